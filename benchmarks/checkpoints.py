@@ -36,7 +36,7 @@ def model_of(width):
 
 
 class Peers:
-    """FSDP2 with AdamW, after a step."""
+    """Makes FSDP2 with AdamW, after one step."""
 
     def __init__(self, width):
         self.model = model_of(width)
@@ -107,7 +107,7 @@ def verdict(median, fio):
 
 
 def prepare(folder, warm):
-    """Every file is in the page cache, or none is."""
+    """Puts every file into the page cache, or out of it."""
     for path in sorted(folder.rglob("*")):
         if not path.is_file():
             continue
@@ -162,7 +162,7 @@ def main():
         for number in range(options.rounds + 1):
             turn = number % len(saves)  # the order changes, so that none always follows the same other one
             for name, body in saves[turn:] + saves[:turn]:
-                if rank == 0:  # freeing the last round's blocks is nobody's save
+                if rank == 0:  # no save should pay for freeing the last round's blocks
                     for old in {"DCP save": [folder / "dcp"], "torch.save of all, rank 0": [folder / "whole.pt"],
                                 "plain file, written and synced": list(folder.glob("plain*"))}.get(name, []):
                         shutil.rmtree(old) if old.is_dir() else old.unlink(missing_ok=True)

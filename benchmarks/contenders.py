@@ -1,5 +1,5 @@
-"""Who is compared: a row for each contender, with its family, how it is started, and where it applies. Standard library
-only.
+"""Who is compared: a row for each contender, with its family, how it is started, and where it applies. It uses the
+standard library only.
 
 A contender of PyTorch, DeepSpeed or the Python package is an argument of peers/step.py; one of Tessera is a strategy.
 """
@@ -19,9 +19,9 @@ class Contender:
     label: str
     argument: str                   # argument of peers/step.py, or Tessera's strategy
     where: tuple                    # "host", "python" (there, on one Python model), "net", "gpu"
-    group: str                      # who is set beside whom; "alone": it communicates with nobody; "compressed": its
+    group: str                      # who is compared with whom; "alone": it communicates with nobody; "compressed": its
                                     # gradients are not exact, since it sends less
-    more: dict = dataclasses.field(default_factory=dict)  # Tessera's: beside the strategy's name
+    more: dict = dataclasses.field(default_factory=dict)  # keys of Tessera's strategy beside its name
     ranks_per_host: int = 1         # least ranks a host: over a network, the contender is left out if a host has fewer
     ranks: int = 1                  # ranks on one GPU; they divide its batch among them
 

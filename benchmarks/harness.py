@@ -107,7 +107,7 @@ def add_arguments(parser, out, rounds):
 
 
 def chosen(parser, options, names, default=None):
-    """`names` that --only leaves; an error for others."""
+    """Returns the `names` that --only leaves; raises an error for others."""
     if unknown := sorted(set(options.only or []) - set(names)):
         parser.error(f"--only: unknown {', '.join(unknown)}; there are {', '.join(names)}")
     return [name for name in names if name in (options.only or default or names)]

@@ -116,7 +116,7 @@ class Launcher:
                 ranks.run_ranks([python, FOLDER / "peers" / program, *arguments], environments, limit_s, watch)]
 
     def measure_memory(self, contender, work, folder, count):
-        """{"baseline_bytes", "peak_bytes"} of a rank, and Tessera's plan. The baseline is what the same contender uses
+        """Returns {"baseline_bytes", "peak_bytes"} of a rank, and Tessera's plan. The baseline is what the same contender uses
         on a model of next to nothing: libraries, interpreter, threads, and whatever else does not grow with the
         model."""
         tiny = dataclasses.replace(work, model=work.model | {"layers": 1, "width": 8, "heads": 1})
@@ -127,18 +127,18 @@ class Launcher:
 
 
 def metrics(path):
-    """The objects of a metrics file; of a run that was ended, without the line that it was writing."""
+    """Returns the objects of a metrics file; of a run that was ended, without the line that it was writing."""
     return [json.loads(line) for line in path.read_text().split("\n")[:-1]] if path.exists() else []
 
 
 def steps_of(path):
-    """The objects of steps; a header and evaluations stand between them."""
+    """Returns the objects of steps; a header and evaluations stand between them."""
     return [line for line in metrics(path) if "step" in line]
 
 
 def read(folder, work, steps=None):
-    """The Run that left its metrics in `folder`. ContenderFailed unless each rank that reported trained all steps of
-    this model."""
+    """Returns the Run that left its metrics in `folder`. ContenderFailed unless each rank that reported trained all
+    steps of this model."""
     files = sorted(folder.glob("metrics.*.jsonl"))
     if not files:
         raise ranks.ContenderFailed("it left no metrics")

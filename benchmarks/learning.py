@@ -171,7 +171,7 @@ def wire_bytes(binary, name, data):
 
 
 def read(metrics):
-    """{"losses": [each step's, of one replica], "eval_loss"}."""
+    """Returns {"losses": [each step's, of one replica], "eval_loss"}."""
     evaluations = [json.loads(line) for line in metrics.read_text().splitlines() if '"eval_loss"' in line]
     return {"losses": [line["loss"] for line in steps_of(metrics)], "eval_loss": evaluations[0]["eval_loss"]}
 
@@ -203,7 +203,7 @@ def measured(options):
 
 
 def more_than(plain, contender):
-    """{seed: by how much the held-out loss is above the plain run's with this seed}."""
+    """Returns {seed: by how much the held-out loss is above the plain run's with this seed}."""
     of_plain = {run["seed"]: run["eval_loss"] for run in plain["runs"]}
     return {run["seed"]: run["eval_loss"] / of_plain[run["seed"]] - 1 for run in contender["runs"] if run["seed"] in of_plain}
 

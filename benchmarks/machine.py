@@ -39,12 +39,12 @@ def _git(*arguments):
 
 
 def commit():
-    """{"hash", "dirty"}: dirty when a tracked file differs from the commit."""
+    """Returns {"hash", "dirty"}: dirty when a tracked file differs from the commit."""
     return {"hash": _git("rev-parse", "HEAD"), "dirty": bool(_git("status", "--porcelain", "--untracked-files=no"))}
 
 
 def versions(python, packages):
-    """{"python": ..., package: version}, as the interpreter `python` sees them."""
+    """Returns {"python": ..., package: version}, as the interpreter `python` sees them."""
     script = ("import json, platform, sys\nfrom importlib.metadata import version\n"
               "print(json.dumps({'python': platform.python_version()} | {p: version(p) for p in sys.argv[1:]}))")
     return json.loads(_output([python, "-c", script, *packages]))

@@ -23,12 +23,12 @@ def html_table(headings, rows, kind=""):
 
 
 def number(text):
-    """A cell of digits."""
+    """Makes a cell of digits."""
     return text, "number"
 
 
 def of_table(table, names, without=()):
-    """A table of tables.py; columns named in `without` are left out."""
+    """Returns a table of tables.py; columns named in `without` are left out."""
     kept = [place for place, column in enumerate(table["columns"]) if column not in without]
     numeric = {place for place in kept if not any(isinstance(row[place], str) for row in table["rows"])}
 
@@ -47,7 +47,7 @@ def without_empty(table):
 
 
 def anchor(title):
-    """step-time-gpt-of-69-m-parameters-fp32"""
+    """Returns an id such as step-time-gpt-of-69-m-parameters-fp32."""
     return re.sub(r"[^a-z0-9]+", "-", title.lower()).strip("-")
 
 
@@ -86,7 +86,7 @@ def machine_text(run):
 
 
 def this_run(data, more=(), behind=""):
-    """A section."""
+    """Makes the section about this run."""
     table = html_table(("", ""), facts(data, more), "facts")
     return "This run", re.sub("`([^`]*)`", r"<code>\1</code>", table) + behind
 
@@ -109,7 +109,7 @@ def noted(data):
 
 
 def missing(data):
-    """A section."""
+    """Makes the section about what failed or was not run."""
     items = "".join(
         f"<li>{html.escape(what)}: {html.escape(first)}"
         + (f"<details><summary>what it said</summary><pre>{html.escape(chr(10).join(rest))}</pre></details>" if rest else "") + "</li>"

@@ -59,7 +59,7 @@ def _lanes(axes, labels, notes=None):
         behind.set_yticks(range(len(labels)), notes)
         behind.tick_params(right=False, labelsize=11, labelcolor=COLOURS["soft"])
         behind.spines[:].set_visible(False)
-        axes.tick_params(left=False)  # twinx() has turned ticks on again
+        axes.tick_params(left=False)  # twinx() has turned the ticks on again
 
 
 @_styled
@@ -128,7 +128,7 @@ def lines(series, y_label, y_format=lambda y: f"{y:g}", x_label="bytes"):
 
 @_styled
 def curves(series, x_label, y_label, y_limits):
-    """Curves on linear axes."""
+    """Draws curves on linear axes."""
     figure, axes = _figure(420)
     _curves(axes, series, marked=False)
     axes.legend(loc="upper right", handlelength=3.5, labelcolor=COLOURS["soft"], fontsize=11)

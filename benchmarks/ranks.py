@@ -21,14 +21,14 @@ class ContenderFailed(Exception):
 
 
 def free_port():
-    """A TCP port that was free a moment ago."""
+    """Returns a TCP port that was free a moment ago."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return probe.getsockname()[1]
 
 
 def rank_environments(ranks):
-    """The variables torchrun sets, for each of `ranks` ranks of this machine. Gives each rank one thread."""
+    """Returns the variables torchrun sets, for each of `ranks` ranks of this machine. Gives each rank one thread."""
     common = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(ranks),
               "LOCAL_WORLD_SIZE": str(ranks)}
     return [common | {"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(ranks)]

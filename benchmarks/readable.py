@@ -1,4 +1,4 @@
-"""Writes numbers as pages show them, and maps ids of results and CSV files to names. Standard library
+"""Writes numbers as pages show them, and maps ids of results and CSV files to names. It uses the standard library
 only."""
 
 _NAMES = {
@@ -67,7 +67,7 @@ def time_label(seconds):
 
 
 def shown(column, value):
-    """A cell of the page: a few digits, in the unit that the column's name ends in."""
+    """Returns a cell of the page: a few digits, in the unit that the column's name ends in."""
     if value is None:
         return "one a tensor" if column == "bucket_bytes" else ""
     if isinstance(value, str):

@@ -1,5 +1,5 @@
-"""Runs tasks by turns within a budget. A task that fails or no longer fits is noted, and the others go on. Standard library
-only."""
+"""Runs tasks by turns within a budget. A task that fails or no longer fits is noted, and the others go on. It uses the
+standard library only."""
 
 import dataclasses
 import math
@@ -38,7 +38,7 @@ class Budget:
 
 @dataclasses.dataclass(frozen=True)
 class Task:
-    key: str                        # such as "gpt_124m/torch_ddp": a section of --only, and the contender that is measured
+    key: str                        # a section of --only and the measured contender, such as "gpt_124m/torch_ddp"
     what: str                       # name of the task for readers
     run: Callable[[float], None]    # called with the seconds it may take
     estimate_s: float = 0.0         # how long it may take, used until it has run once

@@ -4,7 +4,7 @@ import math
 
 
 def percentile(samples, percent):
-    """The `percent`-th percentile, interpolated linearly between the two samples it falls between.
+    """Returns the `percent`-th percentile, interpolated linearly between the two samples it falls between.
 
     REQUIRES: at least one sample; 0 <= percent <= 100 (else ValueError).
     """
@@ -24,7 +24,7 @@ def median(samples):
 
 
 def summary(samples):
-    """{"n", "p10", "median", "p90"}, in the samples' unit."""
+    """Returns {"n", "p10", "median", "p90"}, in the samples' unit."""
     return {"n": len(samples), "p10": percentile(samples, 10), "median": median(samples),
             "p90": percentile(samples, 90)}
 

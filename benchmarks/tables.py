@@ -12,7 +12,7 @@ TIMES = ["samples", "median_s", "p10_s", "p90_s"]
 
 
 def times(samples, scale=1.0):
-    """The cells of TIMES; `scale`: of the seconds."""
+    """Returns the cells of TIMES; `scale`: of the seconds."""
     of = stats.summary(samples)
     return [of["n"], scale * of["median"], scale * of["p10"], scale * of["p90"]]
 
@@ -23,7 +23,7 @@ def ratio(theirs, ours):
 
 
 def reached(measured, target):
-    """"yes", "no", or None where nothing is judged."""
+    """Returns "yes", "no", or None where nothing is judged."""
     return None if target is None or measured is None else "yes" if measured >= target else "no"
 
 

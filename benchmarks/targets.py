@@ -4,7 +4,7 @@ own, over a network its own over the peer's.
 A target of None is reported and not judged. Nothing fails for missing one: results are bits, not timings.
 """
 
-# {where: (work, or None for every work; peer; Tessera's contender; target)} of step times. "alone" is a step without
+# This is {where: (work, or None for every work; peer; Tessera's contender; target)} of step times. "alone" is a step without
 # communication: 1 / 1.05 means that sharding may add 5 % to it. A GPU's rank alone has nothing to send: a strategy may
 # add 1 % to the plain module's step.
 STEPS = {
@@ -55,7 +55,7 @@ MEMORY = (
     ("python", "deepspeed_zero3", "python_full_shard", None),
 )
 
-# {where: (peer, Tessera's kernel of `tessera bench optimizer`, target)}; "limit" is the kernel's own limit over its
+# This is {where: (peer, Tessera's kernel of `tessera bench optimizer`, target)}; "limit" is the kernel's own limit over its
 # time, on a GPU a copy of as many bytes, timed between the steps.
 OPTIMIZER = {
     "host": (
@@ -76,7 +76,7 @@ OPTIMIZER = {
     ),
 }
 
-# (contender, Tessera's kernel, target), all with AVX2 only. Narrow moments are compared with Tessera's own fp32.
+# Each entry is (contender, Tessera's kernel, target), all with AVX2 only. Narrow moments are compared with Tessera's own fp32.
 OPTIMIZER_AVX2 = (
     ("deepspeed_fp32", "tessera fp32", 1.0),
     ("fused_fp32", "tessera fp32", 1.1),
@@ -84,7 +84,7 @@ OPTIMIZER_AVX2 = (
     ("tessera fp32", "tessera fp32_8bit_moments", 1.0),
 )
 
-# (collective, bytes or None for the largest, target over Gloo), fp32. The largest in the group's memory, where the
+# Each entry is (collective, bytes or None for the largest, target over Gloo), fp32. The largest in the group's memory, where the
 # Engine has its buffers (what is gathered lands in a private copy); few bytes, and none, in any memory.
 COLLECTIVES = (
     ("barrier", 0, 500.0),
@@ -104,7 +104,7 @@ DISK = 0.98
 DISK_DEFAULTS = 1.2
 DISK_SLOW = 0.8
 DISK_CPU = 2.0
-# (Tessera's kernel, target over DeepSpeed's swapper), a step a parameter with the state on disk; and the longer of the
+# Each entry is (Tessera's kernel, target over DeepSpeed's swapper), a step a parameter with the state on disk; and the longer of the
 # two parts of such a step, the disk's and the update's, over the step.
 DISK_STEPS = {"fp32": 1.5, "mixed_bf16_moments": 2.5, "mixed_8bit_moments": 3.5}
 DISK_STEPS_OF_LIMIT = 0.95
@@ -117,7 +117,7 @@ BUCKETS = 1.2
 UNIT_US = 20
 
 GBIT = 10**9
-# (Tessera's contender, its peer, {bits a second: target}) of step times over a network, its own over the peer's.
+# Each entry is (Tessera's contender, its peer, {bits a second: target}) of step times over a network, its own over the peer's.
 NET_STEPS = (
     ("tessera_no_shard", "torch_ddp", {10 * GBIT: 1.0, 2 * GBIT: 1.0, GBIT: 0.95}),
     ("tessera_lossless", "torch_ddp", {10 * GBIT: 1.0, 2 * GBIT: 1.0, GBIT: 0.95}),
@@ -126,7 +126,7 @@ NET_STEPS = (
     ("tessera_int8", "torch_ddp_power_sgd", {GBIT // 5: 1.0}),
     ("tessera_power_sgd", "torch_ddp_power_sgd", {GBIT // 5: 1.0}),
 )
-# Likewise for the time of a step beyond the computation of one rank alone.
+# The same rows for the time of a step beyond the computation of one rank alone.
 NET_EXPOSED = (
     ("tessera_int8", "tessera_no_shard", {GBIT // 5: 0.35}),
     ("tessera_power_sgd", "tessera_no_shard", {GBIT // 5: 0.10}),

@@ -49,7 +49,7 @@ constexpr int kMostGenerations = 1000;
 
 constexpr std::size_t kNamedCheckpoints = 10;
 
-/// The step in "step-000000000100" or "step-000000000100.2"; nothing for other names.
+/// Returns the step in "step-000000000100" or "step-000000000100.2"; nothing for other names.
 std::optional<std::int64_t> step_of(std::string_view name) {
   if (!name.starts_with(kPrefix) || !is_plain_name(name)) return std::nullopt;
   name.remove_prefix(kPrefix.size());
@@ -116,7 +116,7 @@ absl::Status remove_tree(const std::string& path, const std::string& who) {
   }
   note(retried([&] { return file_calls::unlink(path + "/manifest.json"); }), path + "/manifest.json");
   const absl::StatusOr<std::vector<std::string>> names = names_in(path, who);
-  if (!names.ok()) return is_there(path) ? names.status() : status;  // another process has removed it
+  if (!names.ok()) return is_there(path) ? names.status() : status;  // another process has removed this file
   for (const std::string& name : *names)
     note(retried([&] { return file_calls::unlink(path + "/" + name); }), path + "/" + name);
   note(retried([&] { return file_calls::remove_folder(path); }), path);
@@ -248,13 +248,13 @@ absl::Status UnfinishedCheckpoint::remove_leftovers() const {
 UnfinishedCheckpoint::~UnfinishedCheckpoint() {
   if (exists_) {
     absl::Status status = remove_tree(path_, who_);
-    if (!status.ok()) status = remove_tree(path_, who_);  // a fault plan may have made the first one fail
+    if (!status.ok()) status = remove_tree(path_, who_);  // a fault plan may have made the first attempt fail
     if (!status.ok()) log_warning(message_of(status));
   }
 }
 
 absl::StatusOr<std::string> UnfinishedCheckpoint::commit(const std::string& manifest, bool is_best) {
-  // This syncs the folder too, and thereby the names of all its files.
+  // This write syncs the folder too, and thereby the names of all its files.
   TESSERA_RETURN_IF_ERROR(write_file_atomically(path_ + "/manifest.json", std::as_bytes(std::span(manifest)), who_));
   const std::string committed = committed_path();
   const int got = retried([&] { return file_calls::rename(path_, committed); });

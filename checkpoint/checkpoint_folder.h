@@ -64,7 +64,7 @@ class UnfinishedCheckpoint {
 
   /// Returns the folder in which the files of the checkpoint are written before `commit`.
   const std::string& path() const { return path_; }
-  /// The folder that they will be in after it.
+  /// Returns the folder that they will be in after it.
   std::string committed_path() const { return folder_ + "/" + name_; }
 
   /// Writes the manifest, syncs and renames. Then it makes `latest`, and if `is_best` also `best`, name the new

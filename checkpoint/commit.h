@@ -32,7 +32,7 @@ absl::StatusOr<Commit> read_commit(const std::string& file, std::string_view byt
 
 /// Returns the bytes of parts alone, for a part that itself has parts: their number, and then each part as in a commit.
 std::string write_parts(const CommitParts& parts);
-/// Reads such bytes. False for any other bytes.
+/// Reads such bytes. Returns false for any other bytes.
 bool read_parts(std::string_view bytes, CommitParts& parts);
 
 }  // namespace tessera

@@ -37,7 +37,7 @@ constexpr std::string_view kKept = "kept-";
 /// The lock file stays when its run ends.
 std::string lock_file(const std::string& stem) { return stem + ".lock"; }
 
-/// This file is empty.
+/// This marker file is empty.
 std::string begun_file(const std::string& stem) { return stem + ".begun"; }
 
 absl::Status log_failure(const std::string& who, const char* operation, const std::string& path, int error) {

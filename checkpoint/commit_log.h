@@ -39,7 +39,7 @@ class CommitLog {
   absl::StatusOr<std::vector<Commit>> read() const;
   /// Removes what a killed process left of a commit that it was writing.
   absl::Status remove_leftovers() const;
-  /// Whether all ranks have had a commit.
+  /// Returns whether all ranks have had a commit.
   bool has_begun() const;
   /// Notes that all ranks have a commit. REQUIRES: called before the second one is written.
   absl::Status begin() const;
@@ -56,10 +56,10 @@ class CommitLog {
   /// Removes everything that was kept except `hash`, which may be empty.
   absl::Status remove_kept_but(const std::string& hash) const;
 
-  /// Calls FolderLock::forget.
+  /// Forgets the lock in a forked process (FolderLock::forget).
   void forget_lock() { lock_.forget(); }
 
-  /// The begin of this rank's file names: "/scratch/durable/rank-00000".
+  /// Returns the begin of this rank's file names: "/scratch/durable/rank-00000".
   const std::string& stem() const { return stem_; }
 
  private:

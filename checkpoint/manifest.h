@@ -37,11 +37,11 @@ struct SavedParameter {
   std::string dtype;                  ///< type in safetensors' words, as the run computed with it: "F32", "BF16", ...
   /// true: it has pieces "master" (F32) and one for each state; false: "value" in `dtype` (see keeps_states)
   bool trains = false;
-  std::int64_t updates = 0;  ///< steps that it took part in
+  std::int64_t updates = 0;  ///< number of steps in which it took part
   /// Its noise depends on these where states are rounded stochastically: numbers of its unit and of its group there,
   /// and its first element in that group's flat buffer.
   std::int64_t unit = 0, group = 0, first_element = 0;
-  std::int64_t numel = 0;  ///< made from `shape`
+  std::int64_t numel = 0;  ///< number of elements, computed from `shape`
   /// Names of the states it has. Empty: all states of the manifest, or none for a frozen parameter.
   std::optional<std::vector<std::string>> states = {};
   /// Shapes, by name, of states that are kept for the whole parameter and not for each element.
@@ -50,9 +50,9 @@ struct SavedParameter {
   /// A frozen parameter also has its "master" (F32), which was rounded to the "value".
   bool keeps_master = false;
 
-  /// Whether it has the state of this name.
+  /// Returns whether it has the state of this name.
   bool has_state(const std::string& state) const;
-  /// Whether it trains, or is frozen and will go on with its states when it trains again.
+  /// Returns whether it trains, or is frozen and will go on with its states when it trains again.
   bool keeps_states() const { return trains || (states && !states->empty()); }
   bool has_master() const { return trains || keeps_master; }
   /// Shape of the whole state, or of the parameter if the state is kept for each element; and the number of its
@@ -113,7 +113,7 @@ struct SavedFile {
   std::int64_t chunks() const { return (data_bytes() + kChunkBytes - 1) / kChunkBytes; }
 };
 
-/// "tessera ", and the version that the root's CMakeLists.txt says.
+/// Returns "tessera ", and the version that the root's CMakeLists.txt says.
 std::string this_program();
 
 /// Everything that manifest.json says. Rank 0 fills it when it saves; every rank reads it when it loads.
@@ -147,7 +147,7 @@ struct Manifest {
   std::optional<SavedNoiseScale> noise_scale = {};  ///< set for runs with noise_scale
   std::optional<SavedResiduals> residuals = {};     ///< set for runs whose compression keeps some
 
-  /// The version that its text has.
+  /// Returns the version that its text has.
   std::int64_t version() const;
 };
 
@@ -160,8 +160,8 @@ std::string write_manifest(const Manifest& manifest);
 /// that are given twice or are no plain file names.
 absl::StatusOr<Manifest> read_manifest(const std::string& file, std::string_view text);
 
-/// Whether nothing outside of a folder can be opened with the name: letters, digits, '.', '_' and '-', and no '.' in
-/// front.
+/// Returns whether nothing outside of a folder can be opened with the name: letters, digits, '.', '_' and '-', and no
+/// '.' in front.
 bool is_plain_name(std::string_view name);
 
 }  // namespace tessera

@@ -295,7 +295,7 @@ absl::StatusOr<std::span<const std::byte>> SavedCheckpoint::chunk_of(std::size_t
   return std::span<const std::byte>(chunks_.front().bytes);
 }
 
-/// "master of \"a\" (elements 0 to 4095), ... and 3 more".
+/// Returns a text such as "master of \"a\" (elements 0 to 4095), ... and 3 more".
 std::string SavedCheckpoint::describe(std::size_t file, std::int64_t begin, std::int64_t end) const {
   std::vector<const Piece*> found;
   for (const auto& [key, places] : tensors_) {

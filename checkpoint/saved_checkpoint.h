@@ -39,13 +39,13 @@ inline constexpr const char* kKeptOfRanks[] = {kResidual, kReplicaResidual, kSum
 /// F32, for parameters that train, if at all: the momentum of outer steps ("sync" diloco).
 inline constexpr char kOuterMomentum[] = "outer_momentum";
 std::string of_rank(const std::string& what, std::int64_t rank);  ///< "residual.rank3"
-inline constexpr char kScales[] = ".scales";                      ///< it follows a state's name
+inline constexpr char kScales[] = ".scales";                      ///< this follows a state's name
 std::string buffer_of_rank(std::int64_t rank);                    ///< "buffer.rank3"
 /// Number of elements of an "8bit" state that share a scale, counted from the parameter's first element.
 inline constexpr std::int64_t kScaledElements = 256;
-/// Whether a state may have this name: in a checkpoint it stands beside the words above, "ema", and ".scales".
+/// Returns whether a state may have this name: in a checkpoint it stands beside the words above, "ema", and ".scales".
 bool is_name_of_state(std::string_view name);
-/// The type of a state's numbers: "F32", "BF16", "U8".
+/// Returns the type of a state's numbers: "F32", "BF16", "U8".
 std::string dtype_of_state(const SavedState& state);
 
 /// A committed checkpoint, opened for reading. `open` checks the manifest, the sizes of all files and their headers:
@@ -65,10 +65,10 @@ class SavedCheckpoint {
 
   const std::string& folder() const { return folder_; }
   const Manifest& manifest() const { return manifest_; }
-  /// Hash of the manifest's text: the same for all ranks that read the same checkpoint.
+  /// Returns the hash of the manifest's text: the same for all ranks that read the same checkpoint.
   std::uint64_t hash() const { return hash_; }
 
-  /// All pieces of a tensor, by offset. It is empty if the tensor has no elements, or does not exist.
+  /// Returns all pieces of a tensor, by offset. It is empty if the tensor has no elements, or does not exist.
   std::span<const Place> pieces(const std::string& what, const std::string& name) const;
   /// Reads elements of a tensor from `first` on, as many as `bytes` has room for. Whole chunks are not copied.
   /// REQUIRES: they are there.
@@ -78,7 +78,7 @@ class SavedCheckpoint {
   absl::StatusOr<std::span<const std::byte>> view(const std::string& what, const std::string& name, std::int64_t first,
                                                   std::size_t bytes);
 
-  /// Number of chunks in all files.
+  /// Returns the number of chunks in all files.
   std::int64_t chunks() const;
   /// Reads and checks chunk `number`, counted over all files. It is fastest in the order of numbers.
   absl::Status verify(std::int64_t number);

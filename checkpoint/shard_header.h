@@ -11,8 +11,8 @@
 
 namespace tessera {
 
-/// Bytes of an element of a safetensors type: "F32", "BF16", "F16", "F64", "I64", "I32", "I16", "I8", "U8", "BOOL". 0
-/// for any other word.
+/// Returns the bytes of an element of a safetensors type: "F32", "BF16", "F16", "F64", "I64", "I32", "I16", "I8", "U8",
+/// "BOOL". Returns 0 for any other word.
 std::int64_t element_bytes(std::string_view dtype);
 
 /// A run of elements of one tensor of the training state, as it lies in a file.
@@ -20,8 +20,8 @@ struct Piece {
   std::string what;         ///< which tensor of the parameter, such as "master" or "exp_avg" (checkpoint/manifest.h)
   std::string name;         ///< name of the parameter, buffer or item
   std::string dtype;        ///< type in safetensors' words: "F32"
-  std::int64_t offset = 0;  ///< its first element, counted in the tensor's own memory order
-  std::int64_t numel = 0;   ///< more than 0
+  std::int64_t offset = 0;  ///< first element of the piece, counted in the tensor's own memory order
+  std::int64_t numel = 0;   ///< number of elements, more than 0
   std::int64_t begin = 0;   ///< first byte in the file's data, counted from the data's begin
 
   std::int64_t bytes() const { return numel * element_bytes(dtype); }
@@ -47,8 +47,8 @@ struct ShardHeader {
 /// element's size; otherwise in the order given.
 void place_pieces(std::vector<Piece>& pieces);
 
-/// The length and the JSON, filled up with spaces to a multiple of 4096 bytes, so that the data may be written past the
-/// page cache.
+/// Returns the length and the JSON, filled up with spaces to a multiple of 4096 bytes, so that the data may be written
+/// past the page cache.
 std::string write_header(const ShardHeader& header);
 
 /// Reads what write_header wrote; `bytes` is the whole head. Errors (65), naming `file` and the key: anything that is

@@ -36,7 +36,7 @@ class ShardReader {
   /// Reads a chunk of the data into `bytes` [chunk_bytes(chunk)], and checks it; the bytes of a damaged chunk are
   /// written there too. `describe` is called if it is damaged. Reading is fastest in the order of the file.
   absl::Status read_chunk(std::int64_t chunk, std::span<std::byte> bytes, const Describe& describe);
-  /// Bytes of a chunk; the last one may be shorter than SavedFile::kChunkBytes.
+  /// Returns the bytes of a chunk; the last one may be shorter than SavedFile::kChunkBytes.
   std::size_t chunk_bytes(std::int64_t chunk) const;
   /// Checks a chunk without returning its bytes.
   absl::Status verify_chunk(std::int64_t chunk, const Describe& describe);

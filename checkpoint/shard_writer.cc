@@ -95,7 +95,7 @@ absl::Status ShardWriter::hand_over_block() {
   filled_ = hashed_ = 0;
   try {
     under_way_ = std::async(std::launch::async, [this, bytes, offset] { return write(bytes, offset); });
-  } catch (const std::system_error&) {  // no more threads
+  } catch (const std::system_error&) {  // the system has no more threads
     return write(bytes, offset);
   }
   return absl::OkStatus();
@@ -143,7 +143,7 @@ absl::StatusOr<SavedFile> ShardWriter::finish() {
   if (appended_ != wanted_) return other_size();
   TESSERA_RETURN_IF_ERROR(end_write());
   if (filled_ > hashed_) hash_chunk();
-  if (filled_ > 0) {  // they do not fill the disk's last block
+  if (filled_ > 0) {  // the remaining bytes do not fill the disk's last block
     set_direct(false);
     TESSERA_RETURN_IF_ERROR(write(std::span<const std::byte>(blocks_[block_].span()).first(filled_), file_bytes_));
     file_bytes_ += static_cast<std::int64_t>(filled_);

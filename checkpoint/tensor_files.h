@@ -41,7 +41,7 @@ class TensorFiles {
     std::size_t file = 0;
     FileTensor tensor;
   };
-  /// The tensors by their names.
+  /// Returns the tensors by their names.
   const std::map<std::string, Place>& tensors() const { return tensors_; }
 
   /// Reads bytes of a tensor from byte `first` on, as many as `bytes` has room for. REQUIRES: they are there.
@@ -67,9 +67,9 @@ inline constexpr char kModelFile[] = "model.safetensors";
 inline constexpr char kIndexFile[] = "model.safetensors.index.json";
 inline constexpr char kIndexSuffix[] = ".index.json";
 
-/// The index of a model in several files: names of tensors, each with the file in the index's folder that it is in. The
-/// names of files may not lead out of the folder. Errors, with `who` in front: 65 no such index, or one that names a
-/// file elsewhere; those of RegularFile.
+/// Returns the index of a model in several files: names of tensors, each with the file in the index's folder that it is
+/// in. The names of files may not lead out of the folder. Errors, with `who` in front: 65 no such index, or one that
+/// names a file elsewhere; those of RegularFile.
 absl::StatusOr<std::map<std::string, std::string>> read_model_index(const std::string& path, const std::string& who);
 
 }  // namespace tessera

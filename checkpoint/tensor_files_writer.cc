@@ -19,7 +19,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// Whether the file is "model.safetensors", a part of a model, or the index.
+/// Returns whether the file is "model.safetensors", a part of a model, or the index.
 bool is_model_file(const std::string& name) {
   static const std::regex kPart(R"(model-\d{5,}-of-\d{5,}\.safetensors)");
   return name == kModelFile || name == kIndexFile || std::regex_match(name, kPart);
@@ -113,7 +113,7 @@ absl::Status TensorFilesWriter::write_index() {
 }
 
 absl::Status TensorFilesWriter::finish() {
-  // These are tensors without elements.
+  // The files that begin here have only tensors without elements.
   while (left_ == 0 && files_.size() < parts_.size()) TESSERA_RETURN_IF_ERROR(open_next());
   if (left_ != 0)
     return make_error(ExitCode::kInternal, who_ + ": " + folder_ + " got fewer bytes than its tensors have");

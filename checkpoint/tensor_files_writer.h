@@ -53,7 +53,7 @@ class TensorFilesWriter {
   static std::vector<Part> parts_of(const std::vector<FileTensor>& tensors, std::int64_t most_bytes);
   absl::Status open_next();
   absl::Status write_index();
-  /// Names of files of an earlier model, with which the new one would be mixed up.
+  /// Returns the names of files of an earlier model, with which the new one would be mixed up.
   absl::StatusOr<std::vector<std::string>> model_files() const;
 
   std::string folder_, who_;

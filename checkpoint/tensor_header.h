@@ -13,7 +13,7 @@ namespace tessera {
 struct FileTensor {
   std::string name;
   std::string dtype;                ///< type in safetensors' words: "F32"
-  std::vector<std::int64_t> shape;  ///< empty: one element
+  std::vector<std::int64_t> shape;  ///< sizes of the dimensions; empty: one element
   std::int64_t begin = 0;           ///< first byte in the file's data, counted from the data's begin
   std::int64_t bytes = 0;
 
@@ -33,7 +33,7 @@ struct TensorHeader {
 
 /// Bits of an element of a safetensors type, including types that Tessera computes nothing with; 0 for any other word.
 std::int64_t element_bits(std::string_view dtype);
-/// The product of a shape's sizes; -1 where it does not fit 2^62 or a size is negative.
+/// Returns the product of a shape's sizes; -1 where it does not fit 2^62 or a size is negative.
 std::int64_t numel_of(const std::vector<std::int64_t>& shape);
 /// "[2, 3]".
 std::string text_of_shape(const std::vector<std::int64_t>& shape);

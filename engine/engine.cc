@@ -139,16 +139,16 @@ StepResult Engine::step(bool partial) {
   bool saved = false;
   const StepResult result = job.or_abort("step", [&, &job = job, &training = training, &saving = saving] {
     StepResult taken = training.take_step();
-    // The step to go back from is known before another one begins, though a GPU's host would run ahead.
+    // Before another step begins, it is known whether to go back; a GPU's host would otherwise run ahead.
     if (job.strategy.on_spike.action == SpikeAction::kRollback) taken.wait();
     saved = saving.ends_in_step && saving.save_has_ended();
     return taken;
   });
   if (result.spike && job.strategy.on_spike.action == SpikeAction::kRollback) {
     EngineCheckpoints(*this).go_back(result.step);
-    saved = saving.ends_in_step;  // go_back has waited for it
+    saved = saving.ends_in_step;  // go_back has waited for the save
   }
-  if (saved) EngineCheckpoints(*this).finish();  // may throw; the step is taken
+  if (saved) EngineCheckpoints(*this).finish();  // this may throw, but the step was made
   State::follow_sync(state_, training.times.attempts);
   return result;
 }
@@ -336,7 +336,7 @@ MemoryPlan plan_in_detail(torch::nn::Module& module, const Strategy& strategy, c
   const CompressedParts compressed = would_compress(shape, topology, transport);
   scene.shard_compressed_part = compressed.shard;
   scene.replicate_compressed_part = compressed.replicate;
-  if (strategy.sync.makes_outer_steps()) {  // between outer steps a replica is alone
+  if (strategy.sync.makes_outer_steps()) {  // between outer steps, each replica trains by itself
     scene.replicate_compressed_part = 0;
     const bool is_on_a_host = topology.local_world_size % shape.shard == 0;
     scene.reduces_in_background =

@@ -17,7 +17,7 @@ class EngineCheckpoints {
   Training& training() { return training_; }
 
   std::string save(const std::string& folder, const CheckpointItems& items, const SaveOptions& options);
-  /// No EngineCheckpoints of `engine` may be used after it, since the Engine may plan anew (SyncConfig::start_step).
+  /// Loads a checkpoint. No EngineCheckpoints may be used afterwards, since the Engine may plan anew (start_step).
   static LoadedCheckpoint load(Engine& engine, const std::string& path);
   void finish();
   /// Goes back after step number `step`, which was skipped for its loss: parameters and all that updates them get the
@@ -27,7 +27,7 @@ class EngineCheckpoints {
   void go_back(std::int64_t step);
   /// The caller will call finish() when all ranks' saves have ended, and a step does not look.
   void finish_by_hand() { saving_.ends_in_step = false; }
-  /// Whether this rank's part of the save under way has ended, well or not.
+  /// Returns whether this rank's part of the save under way has ended, well or not.
   bool save_has_ended() const;
   std::optional<CheckpointProgress> progress() const;
   bool commit(const CheckpointItems& items);

@@ -36,10 +36,10 @@ struct Saving {
 
   explicit Saving(Job& job_given) : job(job_given) {}
 
-  /// Whether every rank's thread has ended, where a save goes on. Collective then.
+  /// Returns whether every rank's thread has ended, where a save goes on. Collective then.
   bool save_has_ended() const;
-  /// Is called before training state changes. It waits for the commit under way, which then counts, or is taken back on
-  /// all ranks. The next commit reports a failure. Collective where there is one.
+  /// This is called before training state changes. It waits for the commit under way, which then counts, or is taken
+  /// back on all ranks. The next commit reports a failure. Collective where there is one.
   void settle_commit();
   /// Waits for the commit under way when the Engine is destroyed, without the other ranks. A failure that was not
   /// reported is logged, and ends tessera::run with its exit code.
@@ -47,7 +47,7 @@ struct Saving {
 
   Job& job;
   std::shared_ptr<Collectives> group;       ///< group of the saving thread; null unless CheckpointConfig::async
-  std::unique_ptr<SaveUnderWay> under_way;  ///< on all ranks or on none
+  std::unique_ptr<SaveUnderWay> under_way;  ///< all ranks have it, or none has
   std::jthread removal;                     ///< rank 0 removes old checkpoints beside training
   bool ends_in_step = true;                 ///< a step that sees the end of a save throws its error
   LastCheckpoint last_checkpoint;

@@ -17,7 +17,7 @@ namespace tessera {
 /// and neither knows the other.
 struct Engine::State {
   /// `continues_after`: for planned_anew, the steps that training has made. They say whether outer steps are in effect
-  /// (SyncConfig::start_step), and buffers stay as they are on each rank. Null: an Engine begins.
+  /// (SyncConfig::start_step), and buffers stay as they are on each rank. It has no value where an Engine begins.
   State(std::shared_ptr<torch::nn::Module> module, std::shared_ptr<Strategy> strategy, const Mesh& mesh,
         OwnRules own_rules, std::optional<std::int64_t> continues_after);
   /// Calls `change`, and returns a new plan: a State over the same module, which goes on with the values, optimizer
@@ -31,7 +31,7 @@ struct Engine::State {
   /// It is collective if it plans anew.
   static bool follow_sync(std::unique_ptr<State>& state, std::int64_t steps);
 
-  /// Does all of a backward apart from the backward itself.
+  /// Does everything that belongs to a backward, except the backward itself.
   static std::vector<at::Tensor> factors_of(const std::vector<Engine*>& engines, const LossSeed& first);
   static void run_backward(const at::Tensor& loss, const std::vector<Engine*>& engines, const MicrobatchInfo& info);
 

@@ -16,7 +16,7 @@ namespace {
 /// What each rank tells the others before a round of evaluation.
 struct EvaluationRound {
   std::int64_t has_next = 0, batches = 0;
-  double loss = 0.0, weight = 0.0;  ///< summed so far; losses by weight
+  double loss = 0.0, weight = 0.0;  ///< sums so far, with losses multiplied by weights
   std::int64_t has_wrong_weight = 0;
 };
 
@@ -30,7 +30,7 @@ Engine::Evaluation Engine::evaluate_batches(const std::function<bool()>& has_nex
     const at::NoGradGuard no_grad;
     const FlopCounter::Pause no_flop(training.times.flops ? &*training.times.flops : nullptr);
     if (training.gathering.publication)
-      training.gathering.publication->finish();  // compiled code reads without operators
+      training.gathering.publication->finish();  // compiled code reads parameters without operators
     Collectives& control = *training.job.axes.control;
     std::vector<EvaluationRound> rounds(static_cast<std::size_t>(control.size()));
     EvaluationRound own;
@@ -50,7 +50,7 @@ Engine::Evaluation Engine::evaluate_batches(const std::function<bool()>& has_nex
       ++own.batches;
     }
     training.window.rounds.forget();
-    // throws if queued work of a GPU has failed, since the losses are then worthless
+    // This throws if queued work of a GPU has failed, since the losses are then worthless.
     throw_if_error(training.axes.status());
     Evaluation result;
     for (const EvaluationRound& round : rounds) {

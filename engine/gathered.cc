@@ -35,7 +35,7 @@ class PrivateCopies {
   /// Nobody writes parts before all have copied.
   void meet() { throw_if_error(sharers_.barrier("Gathered").wait()); }
 
-  /// Is called after all ranks have written their parts. It puts the shared memory back in place.
+  /// This is called after all ranks have written their parts. It puts the shared memory back in place.
   void close() {
     throw_if_error(sharers_.barrier("Gathered").wait());
     give_up();

@@ -12,7 +12,7 @@
 namespace tessera {
 namespace {
 
-/// "layers.0.weight" -> {"layers", "0", "weight"}.
+/// Returns {"layers", "0", "weight"} for "layers.0.weight".
 std::vector<std::string> words_of_path(std::string_view path) {
   std::vector<std::string> words;
   for (std::size_t begin = 0; begin <= path.size();) {
@@ -65,7 +65,7 @@ ModuleView::Spot ModuleView::make_way(const std::string& what, const std::string
         !word.empty(), what,
         ": the name has an empty part. [T0244] hint: a name is words with dots between them, such as layers.0.weight");
   }
-  // All is looked at before anything is made.
+  // All names are checked before anything is made.
   ModuleView* owner = this;
   std::size_t known = 0;
   for (; known + 1 < words.size(); ++known) {

@@ -85,8 +85,8 @@ class WithoutCachedCasts {
 /// catches those lets it pass.
 struct NothingIsMissing {};
 
-/// Whether a tensor lives anyway and is not computed again, as parameters do. A unit's storages are released and filled
-/// by others.
+/// Returns whether a tensor lives anyway and is not computed again, as parameters do. A unit's storages are released
+/// and filled by others.
 bool is_to_be_kept(const at::Tensor& tensor) {
   return (tensor.is_leaf() && tensor.requires_grad()) || unit_of(tensor) != nullptr;
 }
@@ -151,13 +151,13 @@ class Call : public SavedTensorHooks, public std::enable_shared_from_this<Call> 
   const at::ThreadLocalState thread_state_;
   RandomStates random_states_;
   std::vector<autograd::SavedVariable> inputs_;
-  std::vector<char> requires_grad_, is_leaf_;  ///< [input]
+  std::vector<char> requires_grad_, is_leaf_;  ///< one for each input
   std::vector<Saved> saved_;
   std::size_t last_ = 0;  ///< the last of `saved_` that was not kept
 
   Mutex mutex_;
   std::vector<Again> again_ ABSL_GUARDED_BY(mutex_);  ///< [saved], from the second run until they are taken
-  int graph_task_ ABSL_GUARDED_BY(mutex_) = -1;       ///< the backward that it was for
+  int graph_task_ ABSL_GUARDED_BY(mutex_) = -1;       ///< the backward for which the second run was made
 };
 
 /// Packs and unpacks one tensor that the first run saves.
@@ -233,7 +233,7 @@ class Call::SecondRun final : public SavedTensorHooks {
     if (!saved.is_kept) call_.again_[i] = {without_graph, SavedVersion(tensor)};
     if (i != call_.last_) return;
     is_complete_ = true;
-    // Through an autograd engine that the function itself started no exception of another kind may pass.
+    // No exception of another kind may pass through an autograd engine that the function itself started.
     if (autograd::get_current_graph_task_id() == graph_task_) throw NothingIsMissing();
   }
 
@@ -272,7 +272,7 @@ void Call::run_again() {
               "that it changes");
 }
 
-/// Each backward has a second run; a tensor that is wanted twice in one, for which it is made again, is rare.
+/// Each backward has one second run. A tensor that is wanted twice in a backward needs one more, which is rare.
 at::Tensor Call::take(std::size_t i) {
   const MutexLock lock(mutex_);
   const int graph_task = autograd::get_current_graph_task_id();

@@ -18,10 +18,10 @@ namespace {
 
 struct Named {
   std::vector<at::Tensor> tensors;
-  bool replans = false;  ///< whether the set of parameters that have gradients and states would change
+  bool replans = false;  ///< whether the set of parameters with gradients and states would change
 };
 
-/// The parameters that `patterns` name.
+/// Returns the parameters that `patterns` name.
 Named named(const std::vector<std::unique_ptr<Unit>>& units, std::span<const std::string> patterns, bool trainable) {
   Named found;
   std::vector<std::string> names;
@@ -76,7 +76,7 @@ void Engine::set_trainable(const std::string& pattern, bool trainable) { set_tra
 
 void Engine::set_trainable(std::span<const std::string> patterns, bool trainable) {
   State& s = *state_;
-  std::unique_ptr<State> replaced;  // goes when nothing refers to it any more
+  std::unique_ptr<State> replaced;  // the last reference frees it
   s.expect_may_plan_anew("set_trainable");
   auto [tensors, replans] = named(s.training.units, patterns, trainable);
   EngineCheckpoints(*this).finish();

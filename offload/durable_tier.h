@@ -33,7 +33,7 @@ class DurableTier {
   /// Syncs the files, so that all writes are on the disk itself. It may run on another thread while records are read.
   /// Errors: 74 the disk failed.
   virtual absl::Status sync() = 0;
-  /// A text that says where the latest values are, with their checksums. It covers records on disk only (see
+  /// Returns a text that says where the latest values are, with their checksums. It covers records on disk only (see
   /// `in_memory`).
   virtual std::string where() const = 0;
   /// Makes the records of the last `where` the commit.

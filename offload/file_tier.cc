@@ -228,7 +228,7 @@ bool FileTier::fetch(std::int64_t record) {
     ++fetched_;
     return true;
   }
-  if (written_[on_disk(record)] == 0) return true;  // zeros need no disk
+  if (written_[on_disk(record)] == 0) return true;  // a record of zeros needs no disk
   if (!has_room) return false;
   failure_.Update(end_writes_that_are_done());
   const std::optional<std::size_t> next = next_slot();
@@ -313,7 +313,7 @@ absl::Status FileTier::start_copy(std::int64_t record, std::span<std::byte> memo
 absl::Status FileTier::end_copies(std::uint64_t tag) {
   absl::Status result = failure_;
   for (Copy& copy : copies_) {
-    if (copy.tag == tag) result.Update(end_copy(copy));  // copies after one that failed are ended too
+    if (copy.tag == tag) result.Update(end_copy(copy));  // copies that follow a failed one are ended too
   }
   std::erase_if(copies_, [&](const Copy& copy) { return copy.tag == tag; });
   return result;
@@ -444,7 +444,7 @@ IoRequest FileTier::request(IoKind kind, std::size_t slot) const {
   return request;
 }
 
-// A read without its destination and its tag, which the caller sets.
+// Returns a read without its destination and its tag, which the caller sets.
 IoRequest FileTier::request_of(std::int64_t record) const {
   const std::size_t which = on_disk(record), file = as_size(places_[which].file);
   const bool is_second = !options_.durable.empty() && two_places_.place(which) == 1;

@@ -30,7 +30,7 @@ struct FileTierOptions {
   /// 1 or more; a record takes whole blocks of 4096 bytes on disk. 2 to 6 MiB are fastest
   std::size_t record_bytes = 0;
   /// Bytes of each record, 1 to record_bytes, where they differ: a record takes no more blocks on disk than it needs,
-  /// but record_bytes in memory. Empty: all have record_bytes.
+  /// but record_bytes in memory. If it is empty, all have record_bytes.
   std::vector<std::size_t> sizes = {};
   std::string who = {};  ///< text in front of errors: "rank 0 optimizer state"
   /// Returns the name of a record for errors, such as "layers.3.weight". It is called for an error only. Null: the
@@ -85,10 +85,10 @@ struct FileTierOptions {
 /// slot.
 class FileTier final : public RecordTier, public DurableTier {
  public:
-  /// Bytes of memory that `create` will take: exact, except for io_uring's rings (some KiB) or the threads' stacks.
-  /// Errors: 70 options that make no sense.
+  /// Returns the bytes of memory that `create` will take: exact, except for io_uring's rings (some KiB) or the threads'
+  /// stacks. Errors: 70 options that make no sense.
   static absl::StatusOr<std::size_t> memory_bytes(const FileTierOptions& options);
-  /// Bytes that `create` will take in each of `options.paths`: exact. Errors: 70.
+  /// Returns the bytes that `create` will take in each of `options.paths`: exact. Errors: 70.
   static absl::StatusOr<std::vector<std::int64_t>> file_bytes(const FileTierOptions& options);
   /// Takes all memory and all room on disk. Errors: 70 options that make no sense; those of `BlockFile::create` and
   /// `IoRing::make`; 71 no memory.
@@ -105,7 +105,7 @@ class FileTier final : public RecordTier, public DurableTier {
   absl::StatusOr<std::span<std::byte>> get(std::int64_t record) override;
   absl::Status put(std::int64_t record) override;
   absl::Status release(std::int64_t record) override;
-  /// Does what `get` does, for a caller that writes all of the record: nothing is read.
+  /// Returns the record's memory to a caller that writes all of it, so nothing is read.
   absl::StatusOr<std::span<std::byte>> get_to_overwrite(std::int64_t record);
   /// Does what `put` does, unless the record's latest value has these bytes already: then nothing is written. REQUIRES:
   /// checksums.
@@ -128,7 +128,7 @@ class FileTier final : public RecordTier, public DurableTier {
   absl::Status return_to(std::string_view where) override;
   std::span<std::byte> in_memory() override { return resident_memory_.span(); }
 
-  /// Number of records that are always in memory.
+  /// Returns the number of records that are always in memory.
   std::int64_t resident_records() const { return sizes_.resident; }
 
  private:
@@ -175,7 +175,7 @@ class FileTier final : public RecordTier, public DurableTier {
   bool is_on_disk(std::int64_t record) const {
     return record >= 0 && record < options_.records && !resident_.has(record);
   }
-  /// Index of the record in the tables of records on disk.
+  /// Returns the index of the record in the tables of records on disk.
   std::size_t on_disk(std::int64_t record) const { return static_cast<std::size_t>(resident_.index(record)); }
   bool holds(std::int64_t record) const;
   static std::size_t size_of(const FileTierOptions& options, std::int64_t record) {

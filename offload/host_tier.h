@@ -15,8 +15,8 @@ namespace tessera {
 struct HostTierOptions {
   std::int64_t records = 0;      ///< number of records, 1 or more
   std::size_t record_bytes = 0;  ///< 1 or more
-  /// Bytes of each record, 1 to record_bytes, where they differ; each record begins at a multiple of 64. Empty: all
-  /// have record_bytes.
+  /// Bytes of each record, 1 to record_bytes, where they differ; each record begins at a multiple of 64. If it is
+  /// empty, all have record_bytes.
   std::vector<std::size_t> sizes = {};
   std::string who = {};  ///< text in front of errors
   /// Memory to use: enough for all records, at a multiple of 64; it is zeroed, and must outlive the tier. Empty: the
@@ -30,9 +30,9 @@ struct HostTierOptions {
 /// may be held. A record stays at its place, so a device may go on copying a record that was put.
 class HostTier final : public RecordTier {
  public:
-  /// Bytes that `create` will take from the system: exact, tables of some bytes a record included.
+  /// Returns the bytes that `create` will take from the system: exact, tables of some bytes a record included.
   static std::size_t memory_bytes(const HostTierOptions& options);
-  /// Bytes of the records themselves.
+  /// Returns the bytes of the records themselves.
   static std::size_t all_bytes(const HostTierOptions& options);
   /// Errors: 70 options that make no sense, 71 no memory.
   static absl::StatusOr<std::unique_ptr<HostTier>> create(const HostTierOptions& options);

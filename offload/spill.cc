@@ -172,7 +172,7 @@ void Spill::drop(Id id) {
       Slot& slot = slots_[static_cast<std::size_t>(piece.slot)];
       const bool is_moving = slot.state == SlotState::kWriting || slot.state == SlotState::kReading;
       slot.id = kNone;
-      if (is_moving) continue;  // end_transfer gives its room back
+      if (is_moving) continue;  // end_transfer gives the room back later
       slot = {};
     }
     room_of(piece.room).give_back(piece.room);
@@ -191,7 +191,7 @@ bool Spill::is_needed_later(const Slot& a, const Slot& b) const {
 }
 
 /// Returns a slot without a transfer: a free one, else the one that is needed last, if that is later than `needed`
-/// (null: at any time). -1: there is none.
+/// (null: at any time). Returns -1 if there is none.
 int Spill::slot_to_empty(const Slot* needed) const {
   int best = -1;
   for (std::size_t i = 0; i < slots_.size(); ++i) {

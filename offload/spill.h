@@ -54,7 +54,7 @@ class Spill {
  public:
   using Id = std::int64_t;
 
-  /// Bytes of memory that `create` takes: exact, except for io_uring's rings or the threads' stacks.
+  /// Returns the bytes of memory that `create` takes: exact, except for io_uring's rings or the threads' stacks.
   static constexpr std::size_t memory_bytes(std::size_t piece_bytes, int queue_depth) {
     return slots_of(queue_depth) * whole_sectors(piece_bytes);
   }
@@ -75,7 +75,7 @@ class Spill {
 
   TierCounters counters() const;
   std::size_t memory_bytes() const { return memory_.bytes(); }
-  /// Bytes on the disk: those of all files, and those of the values in them.
+  /// Returns the bytes on the disk: those of all files, and those of the values in them.
   std::int64_t file_bytes() const;
   std::int64_t taken_bytes() const;
   std::string describe() const { return ring_->describe(); }
@@ -121,7 +121,7 @@ class Spill {
 
   const SpillOptions options_;
   AlignedMemory memory_;
-  std::vector<ScratchRoom> rooms_;  ///< [directory]
+  std::vector<ScratchRoom> rooms_;  ///< one for each directory
   std::vector<Slot> slots_;
   std::map<Id, std::vector<Piece>> values_;
   Id next_ = 0;

@@ -29,7 +29,7 @@ class Table {
     table.size_ = size;
     return table;
   }
-  /// Bytes that `make(size)` occupies.
+  /// Returns the bytes that `make(size)` occupies.
   static constexpr std::size_t occupied_bytes(std::size_t size) {
     return AlignedMemory::occupied_bytes(size * sizeof(T));
   }

@@ -53,7 +53,7 @@ class RecordTier {
   virtual ~RecordTier() = default;
 
   virtual std::int64_t num_records() const = 0;
-  /// Bytes of the largest record.
+  /// Returns the bytes of the largest record.
   virtual std::size_t record_bytes() const = 0;
   /// Records that may be held at once; the size of `num_records` where there is no limit.
   virtual std::int64_t most_held() const = 0;
@@ -62,7 +62,7 @@ class RecordTier {
   /// memory. False: there is no room for it yet, because enough records are being read ahead, or because records that
   /// are being written hold the memory; call again later. An error shows at the record's `get`.
   virtual bool fetch(std::int64_t record) = 0;
-  /// Whether the record always stays in memory, and is never read. REQUIRES: 0 <= record < num_records.
+  /// Returns whether the record always stays in memory, and is never read. REQUIRES: 0 <= record < num_records.
   virtual bool stays_in_memory(std::int64_t record) const = 0;
   /// Returns the record's memory, which is held until `put` or `release`. It waits until the record is in memory. A
   /// record that is held already is returned again.
@@ -82,9 +82,9 @@ class RecordTier {
   virtual absl::Status flush() = 0;
 
   virtual TierCounters counters() const = 0;
-  /// Bytes of memory that hold records: those that stay, and slots for the others.
+  /// Returns the bytes of memory that hold records: those that stay, and slots for the others.
   virtual std::size_t record_memory_bytes() const = 0;
-  /// Bytes of memory that the tier has taken: the same, and tables with some bytes a record.
+  /// Returns the bytes of memory that the tier has taken: the same, and tables with some bytes a record.
   virtual std::size_t allocated_bytes() const = 0;
   /// Says where the records are, for logs.
   virtual std::string describe() const = 0;

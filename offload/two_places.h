@@ -37,7 +37,7 @@ class TwoPlaces {
   /// `text` comes from a commit, whose places are not written before the next one. It does not change the latest
   /// values.
   absl::Status protect(std::string_view text);
-  /// The text of the latest values. `written`, `checksums`: [record].
+  /// Returns the text of the latest values. `written`, `checksums`: [record].
   std::string text(const Table<std::uint8_t>& written, const Table<std::uint64_t>& checksums) const;
   /// Makes the latest values those of the commit that `text` comes from.
   absl::Status return_to(std::string_view text, const Table<std::uint8_t>& written,

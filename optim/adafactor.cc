@@ -39,7 +39,7 @@ double joined(Lanes& lanes) {
   return lanes[0];
 }
 
-/// The sum over no more values than lanes. Lanes that would be zero are left out, which changes no sum.
+/// Returns the sum over no more values than lanes. Lanes that would be zero are left out, which changes no sum.
 template <class Term>
 double sum_of_few(std::span<const float> values, const Term& term) {
   Lanes lanes;
@@ -73,7 +73,7 @@ double sum_of_squares(std::span<const float> values) {
   return sum_over_lanes(values, [](float value) { return adafactor_square(value); });
 }
 
-/// The sum of squares over a whole tensor.
+/// Returns the sum of squares over a whole tensor.
 double sum_of_blocks(std::span<const float> values) {
   Lanes lanes{};
   std::size_t next = 0;

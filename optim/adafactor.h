@@ -12,11 +12,11 @@ namespace tessera {
 /// row by row.
 struct AdafactorTensor {
   std::int64_t matrices = 1, rows = 1, columns = 0;
-  std::span<float> parameter;  ///< [matrices * rows * columns]
+  std::span<float> parameter;  ///< it has matrices * rows * columns elements
   std::span<float> gradient;   ///< [matrices * rows * columns]; overwritten
   /// States, zeros before the first step: running means of the squares of each row and of each column ...
-  std::span<float> row_var;  ///< [matrices * rows]
-  std::span<float> col_var;  ///< [matrices * columns]
+  std::span<float> row_var;  ///< it has matrices * rows elements
+  std::span<float> col_var;  ///< it has matrices * columns elements
   /// ... or, for tensors of fewer than two dimensions, of each element. Then `row_var` and `col_var` are empty.
   std::span<float> variance;
 };
@@ -45,7 +45,7 @@ struct AdafactorStep {
 /// It takes nothing from the heap. Many threads may call it at once, for different tensors.
 void step_adafactor(const AdafactorConfig& config, const AdafactorStep& numbers, const AdafactorTensor& tensor);
 
-/// How many doubles of scratch memory a GPU needs for the tensor (DeviceKernels::adafactor).
+/// Returns how many doubles of scratch memory a GPU needs for the tensor (DeviceKernels::adafactor).
 std::size_t adafactor_scratch(const AdafactorTensor& tensor);
 
 }  // namespace tessera

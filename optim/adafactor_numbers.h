@@ -18,7 +18,7 @@ struct AdafactorNumbers {
   double rate, min_rms, clip_threshold;
   float weight, kept;
 };
-/// Computes them, on the host.
+/// Computes these numbers, on the host.
 AdafactorNumbers adafactor_numbers(const AdafactorConfig& config, const AdafactorStep& numbers);
 
 /// The numbers of doubles that a GPU keeps between its kernels, by kind.
@@ -37,7 +37,7 @@ struct AdafactorSums {
 
 // The arithmetic below is shared with GPUs.
 
-/// Does what std::max does, for NaNs too.
+/// Returns what std::max returns, for NaNs too.
 template <class Float>
 TESSERA_ALWAYS_INLINE Float adafactor_larger(Float a, Float b) {
   return a < b ? b : a;
@@ -54,7 +54,7 @@ TESSERA_ALWAYS_INLINE void adafactor_move(float& mean, float value, float weight
 
 constexpr float kAdafactorEps = 0x1p-23F;
 
-/// The mean of a matrix's `row_var`, made from their sum.
+/// Returns the mean of a matrix's `row_var`, made from their sum.
 TESSERA_ALWAYS_INLINE float adafactor_mean_of_rows(double sum, std::size_t rows) {
   return adafactor_larger(adafactor_mean(sum, rows), kAdafactorEps);
 }
@@ -69,7 +69,7 @@ TESSERA_ALWAYS_INLINE float adafactor_divided(float g, float v) {
   return g / ScalarLane::sqrt(adafactor_larger(v, kAdafactorEps * kAdafactorEps));
 }
 
-/// The factor of updates, from the sums of squares of parameter and updates, which have `numel` numbers each.
+/// Returns the factor of updates, from the sums of squares of parameter and updates, which have `numel` numbers each.
 TESSERA_ALWAYS_INLINE float adafactor_moved(const AdafactorNumbers& numbers, double of_parameter, double of_updates,
                                             std::size_t numel) {
   const auto count = static_cast<double>(numel);

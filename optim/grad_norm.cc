@@ -21,8 +21,8 @@ TESSERA_ALWAYS_INLINE double sum_lanes(double* lanes) {
   return lanes[0];
 }
 
-// The sum of squares of one block. A shorter last block counts as filled up with zeros: x + 0.0 == x, so the tail needs
-// no order of its own.
+// Returns the sum of squares of one block. A shorter last block counts as filled up with zeros: x + 0.0 == x, so the
+// tail needs no order of its own.
 TESSERA_ALWAYS_INLINE double block_sum(const float* block, std::size_t numel) {
   // This loop is apart from the sums because the compiler makes no vectors of a loop that also prefetches.
   for (std::size_t line = 0; line < numel; line += kLanes) __builtin_prefetch(block + kAhead + line);
@@ -150,7 +150,7 @@ void NormSums::add_blocks(const float* values, std::uint64_t numel) {
   for (std::uint64_t begin = 0; begin < numel; begin += kNormBlock) {
     double sum = block_sum_(values + begin, std::min(kNormBlock, numel - begin));
     ++end, ++done;
-    // It merges as long as the node that ends here is a right child, and its left sibling is in the run.
+    // Nodes are merged as long as the node that ends here is a right child, and its left sibling is in the run.
     for (std::uint64_t blocks = 2; (end & (blocks - 1)) == 0 && blocks <= done; blocks *= 2) sum = stack[--depth] + sum;
     stack[depth++] = sum;
   }
@@ -190,7 +190,7 @@ NormTotals::NormTotals(std::span<const std::uint64_t> numels, std::span<const st
                                                 norm_blocks_of(numels[run.tensor])));
       }
       for_each_norm_node(run, [&](std::uint32_t, std::uint64_t index) {
-        // All blocks before it are there, so every right child finds its left sibling.
+        // All blocks before this one are there, so every right child finds its left sibling.
         const auto merges = static_cast<std::uint32_t>(std::countr_zero(index + 1));
         nodes.push_back({run.tensor, {part, slot++, merges}});
         ++count[run.tensor];

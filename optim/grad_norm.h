@@ -41,12 +41,12 @@ class NormSums {
   /// `std::invalid_argument` if `begin` lies before what has been added, or inside a tensor.
   void skip_to(std::uint64_t begin);
 
-  /// One sum for each node: the nodes of each run in order, run by run. Throws `std::logic_error` before all runs have
-  /// been added.
+  /// Returns one sum for each node: the nodes of each run in order, run by run. Throws `std::logic_error` before all
+  /// runs have been added.
   std::span<const double> sums() const;
   /// Returns the number of sums.
   std::size_t count() const { return count_; }
-  /// Whether all sums are finite, which is so if all elements are: fp64 holds the squares of fp32 numbers.
+  /// Returns whether all sums are finite, which is so if all elements are: fp64 holds the squares of fp32 numbers.
   bool finite() const;
 
  private:
@@ -74,7 +74,7 @@ class NormTotals {
   NormTotals(std::span<const std::uint64_t> numels, std::span<const std::vector<NormRun>> parts);
 
   std::size_t tensors() const { return first_link_.size() - 1; }
-  /// The most sums that a part sends.
+  /// Returns the most sums that a part sends.
   std::size_t most_sums() const { return most_sums_; }
 
   /// Writes each tensor's sum of squares to `squares` [tensors], and returns their sum, in order of the numbers.

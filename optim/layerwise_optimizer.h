@@ -49,9 +49,9 @@ class LayerwiseOptimizer final : public Optimizer {
   /// The second pass, over a run of one tensor. `scalars.lr` already has its ratio. lamb: `slice.gradient` has the
   /// directions; they are neither scaled nor clipped.
   void step(const StepScalars& scalars, const OptimizerSlice& slice) const override;
-  /// Does the same for the slice's elements [begin, begin + count), which belong to one tensor.
+  /// Makes the second pass for the slice's elements [begin, begin + count), which belong to one tensor.
   void step(const StepScalars& scalars, const OptimizerSlice& slice, std::size_t begin, std::size_t count) const;
-  /// The optimizer of single elements, which has states and the numbers of formulas.
+  /// Returns the optimizer of single elements, which has states and the numbers of formulas.
   const RuleOptimizer& elements() const { return elements_; }
 
   void average(const OptimizerSlice& slice) const override { elements_.average(slice); }

@@ -22,7 +22,7 @@ class LossScaler {
   explicit LossScaler(const LossScaleConfig& config);
 
   float scale() const { return state_.scale; }
-  /// Called once a step. `overflow`: the step was skipped because a gradient was not finite.
+  /// This is called once a step. `overflow`: the step was skipped because a gradient was not finite.
   void update(bool overflow) { next_loss_scale(rule_, state_, overflow); }
 
   const LossScaleRule& rule() const { return rule_; }

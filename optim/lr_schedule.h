@@ -7,7 +7,7 @@
 
 namespace tessera {
 
-/// The learning rate of update number `step`, counted from 0. `base_lr` is the strategy's optimizer.lr;
+/// Returns the learning rate of update number `step`, counted from 0. `base_lr` is the strategy's optimizer.lr;
 /// `global_batch` is samples per update over all ranks and microbatches.
 ///
 /// The peak is base_lr, or with base_batch_size > 0 base_lr * global_batch / base_batch_size (linear scaling rule,

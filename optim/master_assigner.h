@@ -16,9 +16,9 @@ class MasterAssigner final : public Optimizer {
   explicit MasterAssigner(const OptimizerConfig& config, const EmaConfig& ema = {},
                           InstructionSet set = best_instruction_set());
 
-  /// The average, where weights are averaged; else none.
+  /// Returns the average, where weights are averaged; else none.
   const std::vector<StateInfo>& states() const override { return elements_.states(); }
-  /// The slice in the form that loops and kernels take.
+  /// Returns the slice in the form that loops and kernels take.
   StepArguments arguments(const OptimizerSlice& slice) const { return elements_.arguments(slice); }
   const RuleOptimizer& elements() const { return elements_; }
   /// Writes the masters of `count` elements of the slice, from its `begin`th on, to `masters` [count].

@@ -39,7 +39,7 @@ StepArguments MuonOptimizer::step_arguments(const OptimizerSlice& slice) const {
   return a;
 }
 
-/// They are the same in all steps.
+/// Muon's constants are the same in all steps.
 MuonMomentumConstants MuonOptimizer::momentum_constants() const {
   return MuonMomentumRule::constants(momentum_, /*step=*/1, /*lr=*/0);
 }

@@ -16,7 +16,7 @@ class MuonOptimizer final : public Optimizer {
   explicit MuonOptimizer(const OptimizerConfig& config, const EmaConfig& ema = {},
                          InstructionSet set = best_instruction_set());
 
-  /// The momentum; then the average, where weights are averaged.
+  /// Returns the momentum; then the average, where weights are averaged.
   const std::vector<StateInfo>& states() const override { return elements_.states(); }
   /// Moves the momentum, and writes to `direction` [n] the values that will be made orthogonal (MuonMomentumRule).
   /// `direction` may be the memory of the slice's gradient. Masters and parameters are not touched.
@@ -29,7 +29,7 @@ class MuonOptimizer final : public Optimizer {
   StepArguments direction_arguments(const OptimizerSlice& slice, std::span<float> direction) const;
   StepArguments step_arguments(const OptimizerSlice& slice) const;
   MuonMomentumConstants momentum_constants() const;
-  /// The numbers of `step`, which are SGD's.
+  /// Returns the numbers of `step`, which are SGD's.
   const RuleNumbers& step_numbers() const { return step_; }
 
   void average(const OptimizerSlice& slice) const override { elements_.average(slice); }

@@ -12,7 +12,7 @@ namespace tessera {
 struct OwnGradients {
   double squares = 0.0;         ///< sum of the squared norms; NaN: not known
   double weights = 0.0;         ///< sum of the weights
-  double weight_squares = 0.0;  ///< sum of their squares
+  double weight_squares = 0.0;  ///< sum of the weights' squares
 
   void add(double square, double weight) { add({square, weight, weight * weight}); }
   void add(const OwnGradients& other) {
@@ -30,9 +30,9 @@ class NoiseScale {
  public:
   /// One step.
   struct Step {
-    OwnGradients own;         ///< all ranks'
+    OwnGradients own;         ///< the sums of all ranks
     double square = 0.0;      ///< squared norm of the sum of all gradients
-    double weight = 0.0;      ///< that sum's
+    double weight = 0.0;      ///< weight of that sum
     double batch = 0.0;       ///< samples of the step, or its weight: the unit of all results
     double loss_scale = 1.0;  ///< all gradients are multiplied by it
   };

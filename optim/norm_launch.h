@@ -35,8 +35,8 @@ struct NormSpan {
 /// The tables as kernels get them; all pointers are to device memory.
 struct NormTables {
   const NormTileNode* nodes = nullptr;        ///< ordered by tile
-  const std::uint32_t* first_node = nullptr;  ///< [tiles + 1]
-  const NormSpan* spans = nullptr;            ///< [span_count]
+  const std::uint32_t* first_node = nullptr;  ///< it has tiles + 1 elements
+  const NormSpan* spans = nullptr;            ///< it has span_count elements
   std::uint32_t tiles = 0, span_count = 0;
   std::ptrdiff_t shift = 0;  ///< elements from where the nodes say that the values are to where they are
   // These are set where values are masters split in two (WeightFormat::kSplitBF16): the first one's halves, and where
@@ -59,7 +59,7 @@ struct NormLaunch {
   std::vector<NormSpan> spans;
 };
 
-/// How many numbers of scratch are needed: one for each tile that is not a node by itself.
+/// Returns how many numbers of scratch are needed: one for each tile that is not a node by itself.
 std::size_t norm_scratch_count(std::span<const NormBuffer> buffers);
 
 /// Tables for adding up the nodes of all buffers, in order, into `sums`, which has as many numbers as the NormSums of

@@ -22,7 +22,7 @@ struct StepScalars {
   float clip_value = 0.0f;      ///< limit at which each scaled gradient is cut off, on both sides; 0: none
   float lr = 0.0f;
   std::int64_t step = 1;         ///< number among the applied steps, from 1: bias correction
-  bool is_first_of_run = false;  ///< no step was applied before, to any parameter: average_start
+  bool is_first_of_run = false;  ///< whether no step was applied before, to any parameter (average_start)
 };
 
 /// A state that an optimizer keeps for each element.
@@ -66,10 +66,10 @@ struct OptimizerSlice {
 class Optimizer {
  public:
   virtual ~Optimizer() = default;
-  /// The states beside the master, at most kMostStates. All begin with zeros. The average comes last, where weights are
-  /// averaged.
+  /// Returns the states beside the master, at most kMostStates. All begin with zeros. The average comes last, where
+  /// weights are averaged.
   virtual const std::vector<StateInfo>& states() const = 0;
-  /// The dtypes of `states`.
+  /// Returns the dtypes of `states`.
   StateFormats state_formats() const;
   /// Throws `std::invalid_argument` if the slice's parts do not fit each other or this optimizer.
   virtual void step(const StepScalars& scalars, const OptimizerSlice& slice) const = 0;

@@ -49,14 +49,14 @@ StepRule rule_of(OptimizerType type) {
   switch (type) {
     case OptimizerType::kAdamW:
     case OptimizerType::kAdam:
-    case OptimizerType::kMuon:       // parameters that are no matrices
-    case OptimizerType::kOwnMatrix:  // parameters that are no matrices
+    case OptimizerType::kMuon:       // for parameters that are no matrices
+    case OptimizerType::kOwnMatrix:  // for parameters that are no matrices
       return StepRule::kAdam;
     case OptimizerType::kSgd:
       return StepRule::kSgd;
-    case OptimizerType::kLamb:  // layerwise_optimizer.h
+    case OptimizerType::kLamb:  // layerwise_optimizer.h makes their steps
       return StepRule::kLamb;
-    case OptimizerType::kLars:  // layerwise_optimizer.h
+    case OptimizerType::kLars:  // layerwise_optimizer.h makes their steps
       return StepRule::kLars;
     case OptimizerType::kLion:
       return StepRule::kLion;
@@ -66,7 +66,7 @@ StepRule rule_of(OptimizerType type) {
       return StepRule::kRmsprop;
     case OptimizerType::kAdafactor:
     case OptimizerType::kOwn:
-      break;  // see engine/step/rules/own_optimizer.h
+      break;  // engine/step/rules/own_optimizer.h makes the steps
   }
   throw std::invalid_argument("make_optimizer: unknown optimizer type");
 }

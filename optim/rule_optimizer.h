@@ -8,7 +8,7 @@
 
 namespace tessera {
 
-/// The numbers that rules read from `config`.
+/// Returns the numbers that rules read from `config`.
 RuleNumbers rule_numbers(const OptimizerConfig& config);
 
 /// An optimizer whose rule is a formula for one element (optim/rules), in one pass on the CPU. It keeps no state. Many
@@ -28,11 +28,11 @@ class RuleOptimizer final : public Optimizer {
 
   StepRule rule() const { return rule_; }
   const RuleNumbers& numbers() const { return numbers_; }
-  /// The slice in the form that loops and kernels take, without the scalars of a step. Throws `std::invalid_argument`
-  /// that names the optimizer, the part, the wanted and the given, unless every part of the slice has the length that
-  /// it must have, the parameter's dtype is one that the master's kind can be written to, and a run with 8-bit states
-  /// begins at a block. A mismatch is a bug of the caller; checking costs nothing beside the loop, and writing past a
-  /// shard would corrupt a neighbour silently.
+  /// Returns the slice in the form that loops and kernels take, without the scalars of a step. Throws
+  /// `std::invalid_argument` that names the optimizer, the part, the wanted and the given, unless every part of the
+  /// slice has the length that it must have, the parameter's dtype is one that the master's kind can be written to, and
+  /// a run with 8-bit states begins at a block. A mismatch is a bug of the caller; checking costs nothing beside the
+  /// loop, and writing past a shard would corrupt a neighbour silently.
   StepArguments arguments(const OptimizerSlice& slice) const;
 
  private:

@@ -54,7 +54,7 @@ struct DeviceDecision {
   SpikeState spikes;              ///< state after this step
 };
 
-/// Whether the step that is applied now is the first one (average_start).
+/// Returns whether the step that is applied now is the first one (average_start).
 TESSERA_ALWAYS_INLINE bool is_first_of_run(const DeviceDecision& decision, bool updates_in_backward) {
   return decision.applied == (updates_in_backward ? 0 : 1);  // a step with updates in backward is not counted yet
 }
@@ -65,8 +65,8 @@ struct StepRequest {
   RuleNumbers numbers;             ///< numbers for parameters in no group
   RuleNumbers of_matrices;         ///< muon only: SGD's numbers, for parameters that are matrices
   double microbatches = 1.0;       ///< ranks * microbatches of a step
-  double max_norm = 0.0;           ///< gradient_clipping; 0: none
-  double trust_coefficient = 0.0;  ///< lars only (trust_ratio.h)
+  double max_norm = 0.0;           ///< gradient_clipping; 0 means none
+  double trust_coefficient = 0.0;  ///< only lars reads it (trust_ratio.h)
   LossScaleRule loss_scale;
   SpikeRule spikes;
   double base_lr = 0.0;  ///< argument of scaled_lr (scaled_lr.h)
@@ -98,7 +98,7 @@ struct StepGroup {
 struct GroupNumbers {
   RuleNumbers numbers;
   double lr_ratio = 1.0;         ///< factor of the rate without a group
-  double lr = 0.0;               ///< its own rate, set by hand; NaN: none
+  double lr = 0.0;               ///< the group's own rate, set by hand; NaN: none
   RuleNumbers of_matrices = {};  ///< StepRequest::of_matrices
   bool adapts_layers = true;     ///< lamb and lars only: rates are multiplied by trust ratios
 };
@@ -112,24 +112,24 @@ struct StepTables {
   bool updates_in_backward = false;
   std::size_t message_bytes = 0, sums_offset = 0;
   // These are written once.
-  const StepGroup* group = nullptr;           ///< [groups]
+  const StepGroup* group = nullptr;           ///< one for each group
   const std::int32_t* part_ranks = nullptr;   ///< ranks whose gradient parts make up the whole, in the parts' order
   const NormLink* links = nullptr;            ///< NormTotals
-  const std::uint32_t* first_link = nullptr;  ///< [tensors + 1]
+  const std::uint32_t* first_link = nullptr;  ///< it has tensors + 1 elements
   /// [parameters]: its parameter group, from 1; 0: none. null: the numbers of all groups
   const std::uint32_t* group_number = nullptr;
   /// [parameters]: updated with the matrix that muon made orthogonal. null: no parameter is a matrix
   const std::uint8_t* is_matrix = nullptr;
   // These are written for each step.
-  const GroupNumbers* group_numbers = nullptr;  ///< [parameter groups]
-  const std::byte* messages = nullptr;          ///< [ranks][message_bytes]
-  double* link_scratch = nullptr;               ///< [number of links]
+  const GroupNumbers* group_numbers = nullptr;  ///< one for each parameter group
+  const std::byte* messages = nullptr;          ///< for each rank, message_bytes bytes
+  double* link_scratch = nullptr;               ///< one for each link
   double* squares = nullptr;                    ///< [tensors]: squared norm of the summed, unscaled gradient
   double* sum_of_squares = nullptr;             ///< [1]
   std::uint8_t* used = nullptr;                 ///< [parameters]: any rank used it
   /// [groups]: whether all parameters are used and have the same number of steps and the same options
   std::uint8_t* is_uniform = nullptr;
-  RuleConstants* constants = nullptr;  ///< [parameters]
+  RuleConstants* constants = nullptr;  ///< one for each parameter
   // These tables keep their values from step to step.
   std::int64_t* steps = nullptr;       ///< [parameters]: steps applied
   DeviceDecision* decision = nullptr;  ///< [1]
@@ -143,7 +143,7 @@ struct LayerTables {
   std::size_t most_sums = 0;  ///< the most sums of a kind that a rank sends
   const std::int32_t* part_ranks = nullptr;
   const NormLink* links = nullptr;
-  const std::uint32_t* first_link = nullptr;  ///< [StepTables::tensors + 1]
+  const std::uint32_t* first_link = nullptr;  ///< it has StepTables::tensors + 1 elements
   const std::uint32_t* tensor = nullptr;      ///< [StepTables::parameters]: the number of each among the norm's tensors
   const double* messages = nullptr;           ///< [StepTables::ranks][kinds][most_sums]
   double* link_scratch = nullptr;

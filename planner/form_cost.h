@@ -17,8 +17,8 @@ std::int64_t bytes_on_wire(WireForm form, DType dtype, std::int64_t numel);
 /// narrow dtype takes as long as one of fp32. It is 0 if `dtype` is sent unchanged.
 double coding_seconds(const CodingFit& coding, WireForm form, DType dtype, std::int64_t numel);
 
-/// The cost of a call whose messages a core of the rank writes and reads for `coding_s` seconds while others are on the
-/// wire, piece by piece. It takes as long as the longer of the two.
+/// Returns the cost of a call whose messages a core of the rank writes and reads for `coding_s` seconds while others
+/// are on the wire, piece by piece. It takes as long as the longer of the two.
 CallCost with_coding(CallCost cost, double coding_s);
 
 /// Returns the cost of an all-gather in `form`, in which each of `ranks` ranks sends `numel` elements.

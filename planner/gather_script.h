@@ -21,11 +21,11 @@ class GatherScript {
 
   /// Uses unit `index`: waits for it, and gathers ahead what follows it.
   void use(int index, ScriptWriter& writer);
-  /// Called at the end of a round (forward and backward of one microbatch).
+  /// This is called at the end of a round (forward and backward of one microbatch).
   void end_round();
   /// Begins the first gathers of the next step at the end of this one, where the transport carries gathers by itself.
   void gather_ahead(ScriptWriter& writer);
-  /// Called when the step's update has changed the parameters.
+  /// This is called when the step's update has changed the parameters.
   void release_all(ScriptWriter& writer);
 
  private:

@@ -19,7 +19,7 @@ void add(PredictedWire& wire, const CallCost& cost) {
   wire.transfer_s += cost.transfer_s;
 }
 
-/// The mean over steps, if `every` steps together have `wire`.
+/// Returns the mean over steps, if `every` steps together have `wire`.
 PredictedWire mean_of(const PredictedWire& wire, std::int64_t every) {
   const auto steps = static_cast<double>(every);
   const auto rounded_up = [&](std::int64_t count) { return (count + every - 1) / every; };
@@ -27,7 +27,7 @@ PredictedWire mean_of(const PredictedWire& wire, std::int64_t every) {
           wire.transfer_s / steps};
 }
 
-/// The cost of an all-reduce of `numel` fp32 elements over the replicas.
+/// Returns the cost of an all-reduce of `numel` fp32 elements over the replicas.
 CallCost sum_cost(const PlanInput& input, std::int64_t numel, const Links& links) {
   const bool compresses = input.outer.has_outer_optimizer() && links.reduces_in_background;
   const std::int64_t others = input.replicas - 1, part = (numel + others) / input.replicas;

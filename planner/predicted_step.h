@@ -14,7 +14,7 @@ namespace tessera {
 
 /// Which of these takes longest by itself: a step takes at least as long as that, however well they go on side by side.
 enum class StepBound { kCompute, kShardWire, kReplicateWire, kAgreement };
-/// "compute", "the wire on the shard axis", "the wire on the replicate axis", "the agreement of all ranks".
+/// Returns "compute", "the wire on the shard axis", "the wire on the replicate axis", "the agreement of all ranks".
 std::string name_of(StepBound bound);
 
 /// The use of a group's wire in a step.
@@ -47,7 +47,7 @@ struct PredictedStep {
   std::vector<std::string> left_out;  ///< sentences about parts of the plan for which there is no time
 
   std::int64_t sent_bytes() const { return shard.sent_bytes + replicate.sent_bytes; }
-  /// Seconds in which the rank neither computes nor updates.
+  /// Returns the seconds in which the rank neither computes nor updates.
   double communication_s() const {
     return exposed_gather_s + exposed_reduction_s + exposed_publish_s + agreement_s + exposed_outer_s;
   }

@@ -10,7 +10,7 @@ namespace {
 
 constexpr std::int64_t kF32Bytes = 4;
 
-/// The part of `numel` elements that each of `ranks` ranks owns.
+/// Returns the part of `numel` elements that each of `ranks` ranks owns.
 std::int64_t part_of(std::int64_t numel, int ranks) { return (numel + ranks - 1) / ranks; }
 
 struct SentAs {

@@ -9,8 +9,8 @@
 
 namespace tessera {
 
-/// The cost of a reduction of a trainable group's gradients over the shard axis: a reduce-scatter where gradients are
-/// cut, else an all-reduce.
+/// Returns the cost of a reduction of a trainable group's gradients over the shard axis: a reduce-scatter where
+/// gradients are cut, else an all-reduce.
 ///
 /// A rank sends to another one its contribution to that one's part, in the bucket's dtype or in fewer bits; in an
 /// all-reduce also the sum of its own part, in fp32 (on a GPU in the bucket's dtype), or in fewer bits. A method of
@@ -18,7 +18,7 @@ namespace tessera {
 /// selection, encoding), but has the time of codecs of fewer bits (form_cost.h).
 CallCost shard_reduction_cost(const MemoryPlan& plan, const GroupShape& group, const Links& links);
 
-/// The cost of reducing the result of that, in fp32, over the replicate axis.
+/// Returns the cost of reducing the result of that, in fp32, over the replicate axis.
 CallCost replicate_reduction_cost(const MemoryPlan& plan, const GroupShape& group, const Links& links);
 
 /// Returns the cost of the notes about a unit that is updated in backward, over an axis of `ranks` ranks.

@@ -28,13 +28,13 @@ class ReductionScript {
   /// Called when a unit's gradients are summed: it is updated before backward goes on (optimizer.in_backward).
   using OnSummed = std::function<void(int unit)>;
 
-  /// All arguments must outlive this object.
+  /// Makes a writer of sums. All arguments must outlive this object.
   ReductionScript(const MemoryPlan& plan, ScriptWriter& writer, OnSummed on_summed)
       : plan_(plan), writer_(writer), on_summed_(std::move(on_summed)), is_reduced_(plan.input().units.size(), 0) {}
 
-  /// Called when the unit has all its gradients of this round.
+  /// This is called when the unit has all its gradients of this round.
   void complete(int unit);
-  /// Called when a round's backward has ended. Units without gradients take part with zeros.
+  /// This is called when a round's backward has ended. Units without gradients take part with zeros.
   void finish(bool is_last_round);
 
  private:
@@ -45,7 +45,7 @@ class ReductionScript {
     int unit = 0;
     /// The call, or the barrier at which ranks say that their gradients are there.
     int started = ScriptWriter::kNoCall;
-    /// In shared memory only: the barrier at which ranks say that their shares are done.
+    /// The barrier, in shared memory only, at which ranks say that their shares are done.
     int finished = ScriptWriter::kNoCall;
   };
   struct GroupSums {

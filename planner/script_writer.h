@@ -11,12 +11,12 @@ class ScriptWriter {
  public:
   static constexpr int kNoUnit = -1, kNoCall = -1;
 
-  /// All arguments must outlive this object.
+  /// Makes a writer. All arguments must outlive this object.
   ScriptWriter(const MemoryPlan& plan, const MeshLinks& links, StepScript& script)
       : plan_(plan), links_(links), script_(script) {}
 
   const Links& links(Axis axis) const { return axis == Axis::kShard ? links_.shard : links_.replicate; }
-  /// Number of ranks on the axis.
+  /// Returns the number of ranks on the axis.
   int ranks(Axis axis) const;
 
   /// The rank works for `seconds`. `what` and `unit` name the work in a trace.

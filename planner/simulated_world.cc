@@ -57,7 +57,7 @@ class WorkFactors {
 
   double operator()(std::int64_t step, int rank, std::size_t instruction) const {
     const Spending spending = script_.instructions[instruction].spending;
-    if (spending == Spending::kReduction) return 1;  // it is a share of a sum, which memory bounds
+    if (spending == Spending::kReduction) return 1;  // this work is a share of a sum, which memory bounds
     const double factor = of_rank_[static_cast<std::size_t>(rank)];
     return spending == Spending::kCompute ? factor * jitter_.factor(step, rank, instruction) : factor;
   }
@@ -68,13 +68,13 @@ class WorkFactors {
   std::vector<double> of_rank_;
 };
 
-/// The smallest number of seconds that the share `p` of all do not exceed. REQUIRES: sorted, not empty.
+/// Returns the smallest number of seconds that the share `p` of all do not exceed. REQUIRES: sorted, not empty.
 double quantile(const std::vector<double>& sorted, double p) {
   const auto count = static_cast<double>(sorted.size());
   return sorted[static_cast<std::size_t>(std::max(std::ceil(p * count) - 1, 0.0))];
 }
 
-/// The mean. If all are equal, it is that number to the last bit.
+/// Returns the mean. If all are equal, it is that number to the last bit.
 double mean_of(const std::vector<double>& seconds) {
   double more = 0;
   for (const double each : seconds) more += each - seconds[0];

@@ -171,7 +171,7 @@ double StepClock::speed_of(int rank) const {
   return std::max(0.0, 1.0 - load);
 }
 
-/// Called when the wire's load has changed: the rank's speed follows.
+/// This is called when the wire's load has changed: the rank's speed follows.
 void StepClock::settle_rank(int number) {
   Rank& rank = ranks_[index(number)];
   const double speed = speed_of(number);

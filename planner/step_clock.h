@@ -87,7 +87,7 @@ class StepClock {
     Channel channel = Channel::kGather;
     std::vector<int> members;
     int wire = -1;
-    std::vector<int> arrived;  ///< [position of the call in the channel]
+    std::vector<int> arrived;  ///< one for each call, by its position in the channel
     std::size_t next = 0;      ///< position of the next call; those before it are over
     bool is_active = false, is_moving = false;
     double left_s = 0, speed = 1, since_s = 0, began_s = 0;

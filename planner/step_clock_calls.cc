@@ -43,7 +43,7 @@ void StepClock::move_on(int number) {
   line.left_s = transfer_s;
   line.since_s = now_s_;
   if (line.wire < 0) return push_line(number);
-  line.speed = 0;  // it has no share yet
+  line.speed = 0;  // the call has no share yet
   share(wires_[index_of(line.wire)]);
 }
 

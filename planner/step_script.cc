@@ -43,7 +43,7 @@ std::vector<std::string> what_is_left_out(const MemoryPlan& plan) {
   return left_out;
 }
 
-/// The updates in unit order, as if no pass went backward and groups of matrices did not wait for the others.
+/// Returns the updates in unit order, as if no pass went backward and groups of matrices did not wait for the others.
 std::vector<Visit> updates_of(const StepProgram& program) {
   std::vector<Visit> updates;
   std::ranges::copy_if(program.visits, std::back_inserter(updates),
@@ -81,7 +81,7 @@ class WholeStep {
     const auto first = input_.publishes_behind ? std::ranges::find_if(ops, publishes) : ops.begin();
     for (auto op = first; op != ops.end(); ++op) write(*op, pen);
     for (auto op = ops.begin(); op != first; ++op) write(*op, pen);
-    update.wait_for_published();  // waits for published values that no operator has read
+    update.wait_for_published();  // This waits for published values that no operator has read.
     gathers_.release_all(writer);
   }
 
@@ -121,7 +121,7 @@ class WholeStep {
       case StepOpKind::kDecide:
       case StepOpKind::kExchange:
       case StepOpKind::kEndPass:
-        return;  // what_is_left_out names these
+        return;  // what_is_left_out names such parts
     }
   }
 
@@ -150,7 +150,7 @@ class WholeStep {
   void update_in_backward(int unit, UpdateScript& update) const {
     for (const StepOp& op : program_.unit_ops[static_cast<std::size_t>(unit)]) {
       if (op.kind == StepOpKind::kAgreeOnNorms) update.agree_on_norms(unit);
-      if (op.kind != StepOpKind::kVisit) continue;  // the program's other operations are without time here too
+      if (op.kind != StepOpKind::kVisit) continue;  // the program's other operations take no time here either
       for (const Visit& visit : program_.visits_of(op)) {
         if (visit.work == VisitWork::kUpdate) update.update(visit);
       }

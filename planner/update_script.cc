@@ -19,8 +19,8 @@ UpdateScript::UpdateScript(const MemoryPlan& plan, const StepProfile& profile, b
   }
 }
 
-/// The approximate bytes of an agreement: the numbers of engine/step/agree/step_agreement.cc, and for each trainable
-/// parameter a flag and a sum of squares.
+/// Returns the approximate bytes of an agreement: the numbers of engine/step/agree/step_agreement.cc, and for each
+/// trainable parameter a flag and a sum of squares.
 std::int64_t UpdateScript::agreement_bytes() const {
   constexpr std::int64_t kHeader = 72, kEach = 9;
   std::int64_t parameters = 0;

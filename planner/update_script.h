@@ -28,7 +28,7 @@ class UpdateScript {
   void agree_on_norms(int unit);
   /// A group's turn: it is updated, and published too.
   void update(const Visit& visit);
-  /// Is called when an operator reads `unit`. It waits for the published values of the unit.
+  /// This is called when an operator reads `unit`. It waits for the published values of the unit.
   void use(int unit);
   /// Waits for everything that was published.
   void wait_for_published();

@@ -46,7 +46,7 @@ class Refusal(Exception):
 
 
 def load(path):
-    """A pickle's tensors and plain data."""
+    """Returns a pickle's tensors and plain data."""
     if not path.is_file():
         raise Refusal(66, f"{path} is missing")
     try:
@@ -60,7 +60,7 @@ def is_state(value):
 
 
 def from_file(path, key):
-    """The dictionary of tensors in a file of torch.save."""
+    """Returns the dictionary of tensors in a file of torch.save."""
     whole = load(path)
     if not isinstance(whole, dict):
         raise Refusal(65, f"{path} holds a {type(whole).__name__}, wanted a dictionary of tensors")
@@ -88,7 +88,7 @@ def bits(tensor):
 
 
 def plain_name(folder, name):
-    """A file of this folder, and of no other."""
+    """Returns a file of this folder, and of no other."""
     if not isinstance(name, str) or pathlib.PurePath(name).name != name:
         raise Refusal(65, f"{folder}: {name!r} is no name of a file of this folder")
     return folder / name
@@ -208,7 +208,7 @@ def from_deepspeed(folder):
 
 
 def deepspeed_stage_2(groups, partitions, folder):
-    """Each group is one flat tensor, cut between the ranks."""
+    """Joins stages 1 and 2, where each group is one flat tensor, cut between the ranks."""
     tensors = {}
     for number, group in enumerate(groups):
         flat = torch.cat([partition[number].flatten() for partition in partitions])
@@ -223,7 +223,7 @@ def deepspeed_stage_2(groups, partitions, folder):
 
 
 def deepspeed_stage_3(groups, flats, world):
-    """Each parameter is cut between the ranks, all parts of a rank being one flat tensor."""
+    """Joins stage 3, where each parameter is cut between the ranks; the parts of a rank are one flat tensor."""
     ranks = [torch.cat([flat.flatten() for flat in flat_groups]) for flat_groups in flats]
     tensors, offset = {}, 0
     for name, shape in (pair for group in groups for pair in group):

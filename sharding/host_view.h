@@ -15,7 +15,7 @@ struct MemoryPlace {
   MemoryPlace(c10::Device device_given, bool in_record_given = false)  // NOLINT: a device is a place
       : device(device_given), in_record(in_record_given) {}
   c10::Device device;      ///< the device that trains
-  bool in_record = false;  ///< it is host memory, whatever trains (FlatGroup::below)
+  bool in_record = false;  ///< the memory is the host's, whatever device trains (FlatGroup::below)
 };
 
 /// Gives host code access to memory of training state: the memory itself if it is the host's, else a copy. A copy

@@ -6,7 +6,7 @@
 
 namespace tessera {
 
-/// A tensor over memory of `device` that it does not own. The memory must outlive the tensor.
+/// Returns a tensor over memory of `device` that it does not own. The memory must outlive the tensor.
 inline at::Tensor memory_view(void* memory, DType dtype, at::IntArrayRef sizes, at::OptionalIntArrayRef strides,
                               c10::Device device) {
   const auto options = at::TensorOptions(scalar_type_of(dtype)).device(device);
@@ -14,7 +14,7 @@ inline at::Tensor memory_view(void* memory, DType dtype, at::IntArrayRef sizes, 
   return at::for_blob(memory, sizes).strides(strides).options(options).target_device(device).make_tensor();
 }
 
-/// Does the same for `numel` elements, as [numel].
+/// Views `numel` elements, as a tensor [numel].
 inline at::Tensor flat_view(void* memory, DType dtype, std::int64_t numel, c10::Device device) {
   return memory_view(memory, dtype, {numel}, std::nullopt, device);
 }

@@ -25,7 +25,7 @@ using torch::nn::Module;
 // walk). If units are buckets, the one claim is cut by size instead (`cut_into_buckets`). Then each claim becomes a
 // Unit with flat groups and their layouts (`make_groups`).
 
-/// "tessera::models::BlockImpl" -> "Block".
+/// Returns "Block" for "tessera::models::BlockImpl".
 std::string class_of(const Module& module) {
   std::string name = module.name();
   // Templates keep their arguments, so only the namespace in front of the first '<' is cut off.
@@ -49,7 +49,7 @@ std::int64_t own_numel(const Module& module) {
   return numel;
 }
 
-/// Chooses the modules that `min_numel` makes units, bottom-up. Returns how many elements under `module` no unit has
+/// Chooses, bottom-up, the modules that `min_numel` makes units. Returns how many elements under `module` no unit has
 /// claimed.
 std::int64_t choose_by_size(const Module& module, const std::string& path, std::int64_t min_numel,
                             std::set<std::string>& chosen) {
@@ -214,7 +214,7 @@ MatrixShape matrix_shape(const FlatParameter& parameter) {
 /// Makes GroupShape::factored.
 MatrixShape factored_shape(const FlatParameter& parameter) {
   if (parameter.sizes.size() < 2 || parameter.numel == 0) return {};
-  std::int64_t rows = 1, stride = 0;  // those of the outermost dimension with more than one element
+  std::int64_t rows = 1, stride = 0;  // rows: the outermost dimension with more than one element
   for (std::size_t i = 0; i < parameter.sizes.size(); ++i) {
     if (parameter.sizes[i] == 1 || parameter.strides[i] <= stride) continue;
     rows = parameter.sizes[i];
@@ -250,7 +250,7 @@ void make_groups(Unit& unit, Claim claim, const Packing& packing, bool sends_fac
       if (as_matrix) group->matrices.push_back(matrix_shape(claim.parameters[i]));
       if (sends_factors) group->factored.push_back(factored_shape(claim.parameters[i]));
       group->parameters.push_back(std::move(claim.parameters[i]));
-      claim.parameters[i].tensor = group->parameters.back().tensor;  // its requires_grad is read again later
+      claim.parameters[i].tensor = group->parameters.back().tensor;  // later code reads its requires_grad again
     }
   }
   for (auto& group : unit.groups) {

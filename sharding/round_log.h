@@ -33,14 +33,14 @@ class RoundLog {
   /// If ranks meet at each event, `told` hears of events before they happen, until the microbatch ends; null: no
   /// function does.
   void tell(std::function<void(int event)> told) { told_ = std::move(told); }
-  /// Is called before this rank performs the event. Nothing is announced between the announcement of an end
+  /// This is called before this rank performs the event. Nothing is announced between the announcement of an end
   /// and end_round, since all ranks do that alike.
   void announce(int event) {
     if (!told_ || ending_ != kGoesOn) return;
     told_(event);
     if (event == kEnd || event == kEndOfLoss) ending_ = event;
   }
-  /// Is called when a backward has ended, with all that it began.
+  /// This is called when a backward has ended, with all that it began.
   void end_round() {
     if (std::exchange(ending_, kGoesOn) == kEnd) told_ = nullptr;
   }
@@ -50,12 +50,12 @@ class RoundLog {
     announce(event);
     add(event);
   }
-  /// Records the event.
+  /// Appends the event to the record.
   void add(int event) {
     if (running_.size() == kMost) running_.erase(running_.begin(), running_.begin() + kMost / 2);
     running_.push_back(event);
   }
-  /// Called when the microbatch has ended; its latest event was the last.
+  /// This is called when the microbatch has ended; its latest event was the last.
   void end_microbatch() {
     const bool same_end = !last_.empty() && running_.size() >= last_.size() &&
                           std::equal(last_.rbegin(), last_.rend(), running_.rbegin());
@@ -66,7 +66,7 @@ class RoundLog {
   /// Forgets the events since the last microbatch: they belong to none.
   void forget() { running_.clear(); }
 
-  /// The events of the latest microbatch; empty before the first has ended.
+  /// Returns the events of the latest microbatch; empty before the first has ended.
   std::span<const int> last() const { return last_; }
 
  private:

@@ -13,7 +13,7 @@ namespace tessera {
 DType dtype_of(c10::ScalarType type, const std::string& who);
 c10::ScalarType scalar_type_of(DType dtype);
 
-/// Whether the dtype can be trained: fp32, bf16 or fp16.
+/// Returns whether the dtype can be trained: fp32, bf16 or fp16.
 bool is_trainable(DType dtype);
 
 }  // namespace tessera

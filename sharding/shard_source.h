@@ -23,9 +23,9 @@ class ShardSource {
   /// came back with other bytes.
   virtual void finish(const Unit& unit) = 0;
 
-  /// Bytes copied to a GPU so far.
+  /// Returns the bytes copied to a GPU so far.
   virtual std::int64_t uploaded_bytes() const { return 0; }
-  /// Bytes of pinned host memory for those copies.
+  /// Returns the bytes of pinned host memory for those copies.
   virtual std::int64_t pinned_bytes() const { return 0; }
 };
 

@@ -94,14 +94,14 @@ struct FlatGroup {
   TensorStates tensor_states;                    ///< GroupShape::tensor_states
   std::vector<TensorState> tensor_state_shapes;  ///< shape of each state of the layout
   Extent tensor_state_part;                      ///< extent of their buffer
-  float* tensor_state = nullptr;                 ///< null while it is offloaded
+  float* tensor_state = nullptr;                 ///< null while the states are offloaded
   std::int64_t tensor_state_record = -1;         ///< the record with all of this rank's part; -1: it is in memory
   std::shared_ptr<StateRecords> tensor_states_below;
 
-  /// A copy with the parts and memory only: nothing in it refers to the module or to a unit.
+  /// Returns a copy with the parts and memory only: nothing in it refers to the module or to a unit.
   FlatGroup without_module() const;
 
-  /// Where `element` of the tensor states lies; it must be in this rank's part.
+  /// Returns where `element` of the tensor states lies; it must be in this rank's part.
   float* tensor_state_at(std::int64_t element) const { return tensor_state + (element - tensor_state_part.offset); }
 
   std::int64_t element_bytes() const { return static_cast<std::int64_t>(size_of(dtype)); }
@@ -113,10 +113,10 @@ struct FlatGroup {
   /// Lets the parameters' storage give out its pointer, or makes it refuse with a c10::Error that says why, as
   /// Unit::lets_read decides.
   void set_access();
-  void point_at(std::byte* memory);  ///< points only the storage
+  void point_at(std::byte* memory);  ///< this points only the storage
   /// Makes the storage of all parameters of this group, without memory yet.
   void make_storage();
-  /// The part of `shard` that the optimizer updates, in the parameters' dtype; null where there is no shard.
+  /// Returns the part of `shard` that the optimizer updates, in the parameters' dtype; null where there is no shard.
   std::byte* updated() const;
   std::string refusal;  ///< text of the error for who reads a parameter that is not gathered
 };
@@ -149,7 +149,7 @@ class Unit {
   /// Changes the state; nothing else does. Throws if the table above does not have the step.
   void become(State next);
 
-  /// The unit as plans see it.
+  /// Returns the unit as plans see it.
   UnitShape shape() const;
   std::int64_t gathered_bytes() const;
 
@@ -168,16 +168,16 @@ class Unit {
   /// Called when this rank has read the unit's trainable parameters for the last time before they are updated
   /// (optimizer.in_backward): who reads them until `reopen` gets a c10::Error that says so, wherever their values are.
   void close();
-  /// Ends `close`.
+  /// Ends the effect of `close`.
   void reopen();
   bool is_closed() const { return is_closed_; }
 
-  /// How many running operators and Gathered guards use this unit.
+  /// Returns how many running operators and Gathered guards use this unit.
   int pins() const { return pins_; }
   /// Keeps the unit's values in place until the same number of `unpin` calls has followed.
   void pin();
   void unpin();
-  /// Whether a storage of this unit may give out a pointer to its values now.
+  /// Returns whether a storage of this unit may give out a pointer to its values now.
   bool lets_read(const FlatGroup& group) const {
     return group.full && (pins_ > 0 || !lends_) && !(is_closed_ && group.trainable);
   }
@@ -189,7 +189,7 @@ class Unit {
   bool lends_ = false;
   State state_ = State::kReleased;
   bool is_closed_ = false;
-  std::string closed_text_;  ///< made when it is first needed
+  std::string closed_text_;  ///< the text is made when it is first needed
   UnitKeeper* keeper_ = nullptr;
 };
 
@@ -225,18 +225,18 @@ void for_each_parameter(const Unit& unit, const Visit& visit) {
   }
 }
 
-/// Does the same for every unit, in order.
+/// Calls `visit` for the parameters of every unit, in order.
 template <class Visit>
 void for_each_parameter(const std::vector<std::unique_ptr<Unit>>& units, const Visit& visit) {
   for (const auto& unit : units) for_each_parameter(*unit, visit);
 }
 
-/// The unit that `tensor`'s storage belongs to, whose Engine must live; null if there is none. It compares a pointer:
-/// no look-up, no lock.
+/// Returns the unit that `tensor`'s storage belongs to, whose Engine must live; null if there is none. It compares a
+/// pointer: no look-up, no lock.
 Unit* unit_of(const at::TensorBase& tensor);
 Unit* unit_of(c10::StorageImpl& storage);
 
-/// Whether parameter `i` still lies where it belongs in its group's buffer.
+/// Returns whether parameter `i` still lies where it belongs in its group's buffer.
 bool is_in_place(const FlatGroup& group, std::size_t i);
 /// Throws tessera::Error (64), naming the parameter, if it does not.
 void expect_in_place(const FlatGroup& group, std::size_t i);

@@ -24,7 +24,7 @@ class ValueHash {
   std::uint64_t value_ = 0;
 };
 
-/// The hash of all gathered values of a unit; never 0. REQUIRES: it is gathered. `device`: where they lie.
+/// Returns the hash of all gathered values of a unit; never 0. REQUIRES: it is gathered. `device` is where they lie.
 std::uint64_t hash_of_gathered(const Unit& unit, c10::Device device);
 
 /// Returns the hash of this rank's part of parameter `i`, as far as it lies on `device`. If the rank has no part of it,

@@ -18,7 +18,7 @@ using NamedTensors = torch::OrderedDict<std::string, at::Tensor>;
 /// units under all of its names if one of them fits. Throws tessera::Error (78) for a pattern that fits no parameter.
 NamedTensors ignored_parameters(const torch::nn::Module& module, const UnitsConfig& units);
 
-/// The tensors that every rank has whole: the module's buffers that are defined, and behind them the ignored
+/// Returns the tensors that every rank has whole: the module's buffers that are defined, and behind them the ignored
 /// parameters.
 NamedTensors whole_tensors(const torch::nn::Module& module, const UnitsConfig& units);
 

@@ -13,7 +13,7 @@ def chosen():
 
 
 def facts(gpu):
-    """{"name", "uuid", "memory_bytes", "driver", "compute_capability", "power_limit_w"}. Raises OSError or CalledProcessError if there is
+    """Returns {"name", "uuid", "memory_bytes", "driver", "compute_capability", "power_limit_w"}. Raises OSError or CalledProcessError if there is
     no nvidia-smi or no such GPU."""
     line = subprocess.run(["nvidia-smi", "-i", gpu, f"--query-gpu={','.join(_FIELDS)}",
                            "--format=csv,noheader,nounits"], check=True, capture_output=True, text=True).stdout

@@ -8,7 +8,7 @@
 
 A round is every task once, the most important first: the GPU's limits, the optimizer's step, training steps of each
 model by each contender; every one in a process of its own. Rounds follow until all are done or the time is spent. What
-fails or does not fit is listed with its reason. Exit code 1 if something failed, 69 without a GPU. It writes
+fails or does not fit is listed with its reason. It exits with 1 if something failed, 69 without a GPU. It writes
 <gpu>.json.xz, after every task, and <gpu>.md.
 
 Sections of the results:
@@ -86,18 +86,18 @@ def commit(name):
 
 
 def memory_meter(gpu):
-    """The function that says how much memory of the GPU is in use; None where nobody knows."""
+    """Returns the function that says how much memory of the GPU is in use; None where nobody knows."""
     if gpu is None:
         return None
     try:
         return device.MemoryMeter(gpu["uuid"]).used_bytes
-    except (OSError, AttributeError) as error:  # the timings do not need it
+    except (OSError, AttributeError) as error:  # the timings are good without this check
         say(f"memory of the GPU is not measured: {error}")
         return None
 
 
 def train(launcher, contender, work, folder, limit_s, used_bytes):
-    """The Run, and "device_bytes" among its facts. `used_bytes`: a function such as memory_meter."""
+    """Returns the Run, and "device_bytes" among its facts. `used_bytes`: a function such as memory_meter."""
     sampler, before = PeakSampler(used_bytes, MEMORY_SAMPLE_SECONDS), used_bytes() if used_bytes else 0
     run = launcher.train(contender, work, folder, contender.ranks, limit_s, watch=used_bytes and (lambda pids: sampler))
     run.facts["device_bytes"] = sampler.peak - before if used_bytes else None

@@ -22,8 +22,8 @@ class GpuResults(Results):
 
 
 def _table(title, first, columns, rows):
-    """`rows`: (cells before the times, samples, function of the median for the cells behind them, why there are no
-    samples)."""
+    """`rows`: (cells before the times, samples, function that makes the cells behind them of the median, why there are
+    no samples)."""
     cells = []
     for before, samples, behind, reason in rows:
         if samples:

@@ -52,7 +52,7 @@ BENCH_SECTIONS = tuple(f"tessera:{section}" for section in tessera_bench.SECTION
 SECTIONS = ("python", "optimizer", "collectives", "crowded", "disk", *BENCH_SECTIONS)
 ALSO = {"tessera": BENCH_SECTIONS,  # sections that --only adds to those it names, since they are compared with the peers' results
         "optimizer": ("tessera:optimizer",), "collectives": ("tessera:collectives",)}
-MOST_SAMPLES = 500  # kept of a round of one collective; the smallest are called tens of thousands of times
+MOST_SAMPLES = 500  # samples kept of a round of one collective; small ones are called tens of thousands of times
 CROWDED_RANKS = (2, 4, 8)
 DISK_CACHE = 96 << 20  # memory of the cache in a step with a cache: a quarter of the state with bf16 moments
 OPTIMIZERS = {"torch": ("fused_fp32", "chain_bf16"), "deepspeed": ("deepspeed_fp32", "deepspeed_chain_bf16")}
@@ -106,7 +106,7 @@ class HostBenchmark(harness.Benchmark):
             self.note("not_run", "python/package", "one Python model", "this build does not have the Python package")
 
     def those(self, options, work):
-        """The contenders of a work that take part."""
+        """Returns the contenders of a work that take part."""
         some = {"some": QUICK_IN_PYTHON if work.name == "python" else QUICK}.get(options.quick, work.contenders)
         return [contender for contender in named(work.contenders) if contender.family in self.families and contender.name in some]
 
@@ -156,7 +156,7 @@ class HostBenchmark(harness.Benchmark):
                 of_ranks = self.entry("steps", work=work.name, contender=contender.name)["losses"]
                 losses[contender.label] = [rank[:CHECK_STEPS] for rank in of_ranks]
                 if contender.family == "python":
-                    ours[contender.label] = list(zip(*of_ranks, strict=True))  # for each step, the losses of all ranks
+                    ours[contender.label] = list(zip(*of_ranks, strict=True))  # the losses of all ranks, step by step
         self.check(work.name, "", lambda: checks.peers_train_alike(losses, *LOSS_TOLERANCES[work.dtype]))
         if ours:
             self.check(work.name, "", lambda: checks.same_losses(ours))
@@ -181,7 +181,7 @@ class HostBenchmark(harness.Benchmark):
             return
         try:
             measured = self.launcher.measure_memory(contender, work, self._folder(work), RANKS)
-        except ContenderFailed as failure:  # the timings are kept
+        except ContenderFailed as failure:  # the timings are kept all the same
             say(f"memory, {work.name}, {contender.label}: {failure}")
             return self.note("not_run", f"{work.name}/memory/{contender.name}", f"memory of {contender.label}, {work.title}",
                              str(failure).splitlines()[0])
@@ -282,7 +282,7 @@ def run(options):
         except (checks.CheckFailed, ContenderFailed, tessera_bench.BenchFailed) as failure:
             say(f"stopped: {failure}")
             return EXIT_STOPPED
-    from host import page  # imports matplotlib
+    from host import page  # this imports matplotlib
     page.write(written, options.out)
     say(f"wrote results.json.xz, tables and index.html to {options.out}")
     return 0

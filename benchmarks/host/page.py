@@ -14,7 +14,7 @@ from readable import Names, listed, shown, size_label, time_label
 HAS_PICTURES = True
 _FAMILIES = {"tessera": "Tessera", "torch": "PyTorch", "deepspeed": "DeepSpeed"}
 _IN_PYTHON = {"python": "Tessera in Python", "torch": "PyTorch", "deepspeed": "DeepSpeed"}
-# (contender, memory) of a collective: the name of its curve.
+# Maps (contender, memory) of a collective to the name of its curve.
 _CURVES = {("tessera", "private"): "Tessera, private memory", ("tessera", "group"): "Tessera, the group's memory",
            ("tessera", "common"): "Tessera, common memory", ("gloo", "private"): "Gloo",
            ("limit", "private"): "memory limit"}
@@ -140,7 +140,7 @@ class Page:
         return "Ratios", "".join(parts) if len(parts) > 1 else ""
 
     def _step_bars(self, title, work, families):
-        """All who trained the work; dashed: without communication."""
+        """Draws all contenders that trained the work; those without communication are dashed."""
         rows, references = [], []
         for entry in self.results.entries("steps", work=work):
             contender = self.results.contenders[entry["contender"]]
@@ -218,7 +218,7 @@ class Page:
         table = tables.collectives(self.results)
         parts = []
         for collective in ("all_reduce", "reduce_scatter", "all_gather"):
-            # In this order, so that a name has the same line in every chart.
+            # The order is fixed, so that a name has the same line in every chart.
             series = {label: [] for label in _CURVES.values()}
             for contender, name, memory, dtype, size, *_, rate, _ in table["rows"]:
                 if name == collective and dtype not in ("bf16", "fp16") and size > 0:

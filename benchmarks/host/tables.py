@@ -20,8 +20,8 @@ class HostResults(Results):
         return self.samples("steps", work=work, contender=contender)
 
     def alone_seconds(self, work, contender):
-        """Median step without communication: Tessera's own for Tessera, PyTorch's for the others (DeepSpeed and Python
-        run on it). None if it was not run, or is the contender's own."""
+        """Returns the median step without communication: Tessera's own for Tessera, PyTorch's for the others (DeepSpeed
+        and Python run on it). Returns None if it was not run, or is the contender's own."""
         if self.is_alone(contender):
             return None
         family = self.contenders[contender]["family"]
@@ -47,7 +47,7 @@ def _flat(rounds):
 
 
 def _a_parameter(entry, what="rounds_s"):
-    """The samples of an entry with "numel", so that the numbers of parameters need not be the same."""
+    """Returns the samples of an entry with "numel", so that the numbers of parameters need not be the same."""
     return [sample / entry["numel"] for sample in _flat(entry.get(what, []))]
 
 
@@ -218,7 +218,7 @@ def inference(results):
 
 
 def of_bench(results, section):
-    """The tables that `tessera bench` makes itself: step, memory, overhead."""
+    """Returns the tables that `tessera bench` makes itself: step, memory, overhead."""
     data = results.data["tessera_bench"].get(section, {"columns": [], "rows": []})
     return {"title": f"tessera bench {section}", "columns": data["columns"], "rows": data["rows"]}
 

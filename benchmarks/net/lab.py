@@ -48,7 +48,7 @@ def lab(hosts, ranks_per_host, rate, timeout_s, command, more=None):
         raise Failed(f"the hosts were not removed {timeout_s + 60:.0f} s after they were asked for") from None
     finally:
         if process.poll() is None:
-            process.terminate()  # it then ends its ranks and removes its hosts
+            process.terminate()  # the lab then ends its ranks and removes its hosts
             process.wait(60)
     if process.returncode == SKIPPED:
         raise Skipped(said.strip())
@@ -56,7 +56,7 @@ def lab(hosts, ranks_per_host, rate, timeout_s, command, more=None):
 
 
 def wire_speed(hosts, rate, seconds):
-    """{"one_way", "both_ways"}: bytes a second that one TCP connection carries between two hosts."""
+    """Returns {"one_way", "both_ways"}: bytes a second that one TCP connection carries between two hosts."""
     code, output, said = lab(hosts, 1, rate, 60 + 3 * seconds,
                              [sys.executable, FOLDER / "net/wire.py", "--seconds", seconds])
     if code != 0:
@@ -84,7 +84,7 @@ class LabLauncher(Launcher):
         return 90 + steps * (5 * max(busy, 1) + 4 * self.ranks_per_host * wire)
 
     def measure(self, contender, rate):
-        """{"samples_s", "losses", "link_bytes"}: seconds of the timed steps, losses of all, and {"sent", "received"} of
+        """Returns {"samples_s", "losses", "link_bytes"}: seconds of the timed steps, losses of all, and {"sent", "received"} of
         the busiest host in a timed step; null alone."""
         self.rate = rate
         with _folder() as folder:

@@ -11,7 +11,7 @@ the timed ones; rounds begin with another contender each. What fails or does not
 and the rest goes on; a contender that failed twice at a rate is not tried there again. Results are written after every
 round. The binary is build/release/app/tessera, or TESSERA_BIN.
 
-Exit code 1 if something failed, 69 without the binary, 77 where this machine cannot make hosts.
+It exits with 1 if something failed, 69 without the binary, 77 where this machine cannot make hosts.
 
 Sections of the results:
 
@@ -87,7 +87,7 @@ def processor(binary):
 
 
 def pythons(binary):
-    """{family: interpreter}. DeepSpeed is where benchmarks/setup has put it."""
+    """Returns {family: interpreter}. DeepSpeed is where benchmarks/setup has put it."""
     found = {"torch": harness.REPOSITORY / ".venv/bin/python"}
     if has_package(found["torch"], binary):
         found["python"] = found["torch"]
@@ -167,7 +167,7 @@ class NetBenchmark(harness.Benchmark):
 
 
 def run(options):
-    for number in (signal.SIGTERM, signal.SIGHUP):  # so that the present hosts are removed
+    for number in (signal.SIGTERM, signal.SIGHUP):  # the present hosts are then removed
         signal.signal(number, lambda signum, _: sys.exit(128 + signum))
     binary = harness.binary()
     try:
@@ -180,7 +180,7 @@ def run(options):
     except Skipped as skipped:
         say(f"skipped: {str(skipped).strip().splitlines()[0]}")
         return EXIT_SKIPPED
-    from net import page  # imports matplotlib
+    from net import page  # this imports matplotlib
     page.write(results, options.out)
     say(f"wrote results.json.xz, net.csv and index.html to {options.out}, {len(results['failed'])} runs failed")
     return EXIT_FAILED if results["failed"] else 0

@@ -15,7 +15,7 @@ from stats import median
 
 HAS_PICTURES = True
 _FAMILIES = {"tessera": "Tessera", "python": "Tessera in Python", "torch": "PyTorch", "deepspeed": "DeepSpeed"}
-# (group, further contenders it is compared with, title): a chart each.
+# Each entry is (group, further contenders it is compared with, title): a chart each.
 _CHARTS = (("replicated", ("torch_alone", "tessera_alone"), "Parameters on every rank"),
            ("sharded", (), "Parameters sharded"),
            ("python", ("torch_alone", "torch_ddp", "torch_fsdp2", "deepspeed_zero3"), "One Python model"),
@@ -37,7 +37,7 @@ _NETWORK = (
 
 
 class Page:
-    """The sections of index.html, in order."""
+    """Returns the sections of index.html, in order."""
 
     def __init__(self, data):
         self.data = data

@@ -25,7 +25,7 @@ POLL_S = 0.02  # a step takes a fraction of a second, and no transfer is under w
 
 
 def link_bytes(link):
-    """{"sent", "received"} of this host since the link was made."""
+    """Returns {"sent", "received"} of this host since the link was made."""
     for line in pathlib.Path("/proc/self/net/dev").read_text().splitlines():
         name, _, numbers = line.partition(":")
         if name.strip() == link:

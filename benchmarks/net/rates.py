@@ -4,7 +4,7 @@ import re
 
 
 def bits_per_s(rate):
-    """None for "unlimited"."""
+    """Returns bits a second; None for "unlimited"."""
     if rate == "unlimited":
         return None
     number, factor = re.fullmatch(r"([1-9][0-9]*)([kmg]?)bit", rate).groups()

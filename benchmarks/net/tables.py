@@ -27,26 +27,26 @@ class NetResults(Results):
         return (self.entry("steps", rate=rate, contender=name) or {"rounds": []})["rounds"]
 
     def seconds(self, rate, name):
-        """{round: seconds of a step}."""
+        """Returns {round: seconds of a step}."""
         return {run["round"]: stats.median(run["samples_s"]) for run in self.rounds(rate, name)}
 
     def alone(self, rate, name):
-        """{round: seconds} of the contender whose rank alone computes the same. DeepSpeed and a Python model run on
+        """Returns {round: seconds} of the contender whose rank alone computes the same. DeepSpeed and a Python model run on
         PyTorch."""
         return self.seconds(rate, "tessera_alone" if CONTENDERS[name].family == "tessera" else "torch_alone")
 
     def exposed(self, rate, name):
-        """{round: seconds that a step takes beyond the computation of one rank alone}."""
+        """Returns {round: seconds that a step takes beyond the computation of one rank alone}."""
         alone = self.alone(rate, name)
         return {number: seconds - alone[number] for number, seconds in self.seconds(rate, name).items() if number in alone}
 
     def predicted(self, rate, name):
-        """Seconds of a step that `tessera plan` predicts; None if nobody asked it."""
+        """Returns the seconds of a step that `tessera plan` predicts; None if nobody asked it."""
         return _median(entry["seconds"] for entry in self.entries("predicted", rate=rate, contender=name))
 
     def wire_bytes_per_s(self, rate):
-        """Returns the bytes a second that a connection carried in each direction, with both directions at once. None if that was not
-        measured."""
+        """Returns the bytes a second that a connection carried in each direction, with both directions at once. Returns
+        None if that was not measured."""
         return _median(entry["both_ways"] for entry in self.entries("wire", rate=rate))
 
     def link_bytes(self, rate, name):
@@ -54,7 +54,7 @@ class NetResults(Results):
         return _median(max(run["link_bytes"].values()) for run in self.rounds(rate, name) if run["link_bytes"])
 
     def row(self, rate, name):
-        """A line of net.csv as {column: value}; None if the contender has no sample."""
+        """Returns a line of net.csv as {column: value}; None if the contender has no sample."""
         samples = self.seconds(rate, name)
         if not samples:
             return None

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""How many bytes a second one TCP connection carries between the first two hosts of scripts/net_lab. Standard library
-only. Started once a host; the first two ranks print a JSON line each, the others nothing:
+"""How many bytes a second one TCP connection carries between the first two hosts of scripts/net_lab. It uses the
+standard library only. Started once a host; the first two ranks print a JSON line each, the others nothing:
 
     {"rank", "one_way", "both_ways"}     bytes a second that this rank received; one_way: rank 0's, null for rank 1
 
@@ -77,7 +77,7 @@ def main():
         sender.start()
         both_ways = received_per_s(peer)
         sender.join()
-    # In one piece: the ranks share standard output.
+    # The line is written in one piece, since the ranks share standard output.
     sys.stdout.write(json.dumps({"rank": rank, "one_way": one_way, "both_ways": both_ways}) + "\n")
     return 0
 

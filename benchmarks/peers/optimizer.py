@@ -27,7 +27,7 @@ parser.add_argument("--isa", choices=["avx2"], help="instruction set; the proces
 options = parser.parse_args()
 
 os.environ.setdefault("DS_ACCELERATOR", "cpu")
-if options.isa:  # before torch is imported, which reads it
+if options.isa:  # set before torch is imported, which reads this
     os.environ["ATEN_CPU_CAPABILITY"] = options.isa
     os.environ["TORCH_EXTENSIONS_DIR"] = os.environ.get("TORCH_EXTENSIONS_DIR", "extensions") + f"_{options.isa}"
 
@@ -65,7 +65,7 @@ def chain(device, numel, make_optimizer=torch_adamw):
     gradient = torch.full_like(parameter, 1e-3) if device.on_gpu else (torch.randn(numel) * 1e-3).bfloat16()
     optimizer = make_optimizer(master)
     scaler = torch.amp.GradScaler(device.name, init_scale=1024.0, enabled=device.on_gpu)
-    scaler.scale(torch.zeros((), device=device.name))  # makes the scale's tensor
+    scaler.scale(torch.zeros((), device=device.name))  # this makes the scale's tensor
 
     def step():
         master.grad.copy_(gradient)

@@ -54,7 +54,7 @@ CONTENDERS = ("alone", "eager", *DDP, "fsdp2", "fsdp2_no_reshard", "fsdp2_host",
 def recompute_blocks(model):
     from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
     for number, block in enumerate(model.blocks):
-        model.blocks[number] = checkpoint_wrapper(block, preserve_rng_state=False)  # not needed, since there is no dropout
+        model.blocks[number] = checkpoint_wrapper(block, preserve_rng_state=False)  # not needed without dropout
 
 
 def sharded(model, options, ranks):
@@ -70,7 +70,7 @@ def sharded(model, options, ranks):
     reshard = {"reshard_after_forward": options.contender != "fsdp2_no_reshard"}
     for unit in model.units():
         fully_shard(unit, **arguments, **reshard)
-    # On the CPU the root is gathered again in backward, too, as in all figures so far.
+    # The root is gathered again in backward on the CPU, as for all figures so far.
     fully_shard(model, **arguments, **(reshard if options.device == "cpu" else {}))
     return model
 
@@ -186,7 +186,7 @@ def join(options, ranks, device):
 
 
 def new_step(options, ranks):
-    """(how many parameters, the contender's function that trains one step on (tokens, targets) and returns the
+    """Returns (how many parameters, the contender's function that trains one step on (tokens, targets) and returns the
     loss)."""
     config = json.loads(pathlib.Path(options.model).read_text())
     with torch.device(options.device):
@@ -209,7 +209,7 @@ def batches_of(options, ranks):
 
 
 def profiled(path):
-    """A context in which PyTorch's profiler runs, if there is a path for its Chrome trace."""
+    """Returns a context in which PyTorch's profiler runs, if there is a path for its Chrome trace."""
     if path is None:
         return contextlib.nullcontext()
     return torch.profiler.profile(on_trace_ready=lambda profiler: profiler.export_chrome_trace(path))

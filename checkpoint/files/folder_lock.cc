@@ -24,7 +24,7 @@ namespace {
 constexpr std::size_t kMostHolderBytes = 200;
 constexpr std::chrono::milliseconds kBetweenTries{20};
 
-/// "process 4711 on node-3".
+/// Returns a text such as "process 4711 on node-3".
 std::string this_process() {
   char host[100] = "";
   if (::gethostname(host, sizeof host - 1) != 0) host[0] = '\0';
@@ -41,7 +41,7 @@ std::string holder_of(int fd) {
   return holder.empty() || !is_text ? "another process" : holder;
 }
 
-/// It serves the messages of others only, so it may fail.
+/// This text only serves other processes' messages, so writing it may fail.
 void write_holder(int fd) {
   const std::string line = this_process() + "\n";
   if (::ftruncate(fd, 0) == 0) (void)!::pwrite(fd, line.data(), line.size(), 0);

@@ -9,7 +9,7 @@
 
 namespace tessera {
 
-/// The hash that a checkpoint keeps of bytes, to notice when they change: XXH3 of 64 bits with seed 0
+/// Returns the hash that a checkpoint keeps of bytes, to notice when they change: XXH3 of 64 bits with seed 0
 /// (https://xxhash.com), as `xxhsum -H3` prints it. It finds damage, not forgery.
 std::uint64_t checkpoint_hash(std::span<const std::byte> bytes);
 std::uint64_t checkpoint_hash(std::string_view text);
@@ -24,7 +24,7 @@ class RunningHash {
 
   /// Adds bytes behind those added before.
   void add(std::span<const std::byte> bytes);
-  /// The hash of everything that was added.
+  /// Returns the hash of everything that was added.
   std::uint64_t value() const;
 
  private:
@@ -32,9 +32,9 @@ class RunningHash {
   const std::unique_ptr<State> state_;
 };
 
-/// The hash as text: 16 hexadecimal digits, the most significant first.
+/// Returns the hash as text: 16 hexadecimal digits, the most significant first.
 std::string hash_text(std::uint64_t hash);
-/// Reads such a text. False if `text` is anything else.
+/// Reads such a text. Returns false if `text` is anything else.
 bool read_hash(std::string_view text, std::uint64_t& hash);
 
 }  // namespace tessera

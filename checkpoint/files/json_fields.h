@@ -22,7 +22,7 @@ class JsonFields {
   JsonFields(const JsonNode& node, const std::string& file, std::string place, absl::Status& status);
 
   bool has(std::string_view key) const { return find(key) != nullptr; }
-  /// An integer of [least, most]; `least` where it is wrong.
+  /// Returns an integer of [least, most]; `least` where it is wrong.
   std::int64_t integer(std::string_view key, std::int64_t least, std::int64_t most) const;
   double number(std::string_view key) const;
   bool boolean(std::string_view key) const;

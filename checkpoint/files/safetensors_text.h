@@ -16,7 +16,7 @@ namespace tessera {
 std::string safetensors_member(std::string_view name, std::string_view dtype, std::span<const std::int64_t> shape,
                                std::int64_t begin, std::int64_t end);
 
-/// The length and `json`, filled up with spaces to a multiple of `multiple` bytes.
+/// Returns the length and `json`, filled up with spaces to a multiple of `multiple` bytes.
 std::string safetensors_head(std::string json, std::size_t multiple = 64);
 
 }  // namespace tessera

@@ -55,7 +55,7 @@ class ActivationTier {
   virtual void drop(Id id) = 0;
 
   virtual ActivationCounts counts() const = 0;
-  /// Bytes of host memory that the tier took when it was made, as the plan counts them.
+  /// Returns the bytes of host memory that the tier took when it was made, as the plan counts them.
   virtual std::int64_t memory_bytes() const = 0;
   /// Called when the Engine is destroyed, and with it the kernels that move bytes of a GPU. The values stay; later
   /// calls of `get` bring them back without those kernels.
@@ -67,8 +67,8 @@ inline at::Tensor bytes_on(c10::Device device, std::size_t bytes) {
   return at::empty({static_cast<std::int64_t>(bytes)}, at::TensorOptions(at::kByte).device(device));
 }
 
-/// The distance of `data` from a multiple of 64, in bytes. A value that is brought back has the same distance, so that
-/// operators compute with it as they did before.
+/// Returns the distance of `data` from a multiple of 64, in bytes. A value that is brought back has the same distance,
+/// so that operators compute with it as they did before.
 inline std::size_t phase_of(const void* data) { return reinterpret_cast<std::uintptr_t>(data) % 64; }
 
 }  // namespace tessera

@@ -18,7 +18,7 @@ DeviceNvmeActivations::DeviceNvmeActivations(ComputeDevice device, DeviceKernels
 
 DeviceNvmeActivations::~DeviceNvmeActivations() = default;
 
-/// A block that the host may write now: its last copy is over.
+/// Returns a block that the host may write now: its last copy is over.
 PinnedBlocks::Block DeviceNvmeActivations::idle_block(std::size_t bytes) {
   PinnedBlocks::Block block = idle_.take(bytes);
   if (block.last) std::exchange(block.last, nullptr)->wait();

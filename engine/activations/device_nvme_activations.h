@@ -44,7 +44,7 @@ class DeviceNvmeActivations final : public ActivationTier {
  private:
   struct Value {
     std::size_t bytes = 0, phase = 0;
-    std::optional<Spill::Id> spilled;  ///< its id in the spill; empty while the value is on its way out
+    std::optional<Spill::Id> spilled;  ///< id of the value in the spill; empty while the value is on its way out
     PinnedBlocks::Block block;         ///< the block of a copy that is under way
     StoredBytes leaving;               ///< read by a copy out that the host has not waited for
     StoredBytes coming;                ///< written by a copy back that was not joined yet

@@ -45,7 +45,7 @@ ByteRange range_of(const at::Tensor& tensor) {
   return {begin, begin + static_cast<std::size_t>(last + 1) * element};
 }
 
-/// The storage, or nothing where it was freed.
+/// Returns the storage, or nothing where it was freed.
 std::optional<c10::Storage> living(const WeakStorage& weak) {
   if (auto storage = weak.lock()) return c10::Storage(std::move(storage));
   return std::nullopt;
@@ -75,7 +75,7 @@ class SavedActivations::Store : public std::enable_shared_from_this<SavedActivat
     options_.staying.clear();
   }
 
-  /// Puts the bytes that `tensor` views on the tier. Null where the tensor is to be kept in memory.
+  /// Puts the bytes that `tensor` views on the tier. Returns null where the tensor is to be kept in memory.
   std::shared_ptr<Put> put(const at::Tensor& tensor);
   /// Returns the place of the bytes of `put`, after bringing them back if they are not there.
   StoredBytes get(Put& put);
@@ -215,7 +215,7 @@ std::shared_ptr<SavedActivations::Store::Put> SavedActivations::Store::put(const
 }
 
 StoredBytes SavedActivations::Store::get(Put& put) {
-  Recent goes;  // its storage is freed after the lock was released
+  Recent goes;  // the storage of this is freed after the lock was released
   const MutexLock lock(mutex_);
   TORCH_CHECK(!forked_,
               "activations of the training process are wanted in a process that was forked from it. [T0088] hint: run "
@@ -232,9 +232,9 @@ StoredBytes SavedActivations::Store::get(Put& put) {
   return bytes;
 }
 
-/// Called by destructors, so it does not throw.
+/// This is called by destructors, so it does not throw.
 void SavedActivations::Store::drop(const Put& put) {
-  Recent goes;  // its storage is freed after the lock was released
+  Recent goes;  // the storage of this is freed after the lock was released
   try {
     const MutexLock lock(mutex_);
     for (Recent& recent : recent_) {

@@ -10,7 +10,7 @@ namespace tessera {
 namespace {
 
 thread_local int inner_backwards = 0;
-thread_local std::vector<std::function<void()>> waiting;  // callbacks that wait for the inner backwards to end
+thread_local std::vector<std::function<void()>> waiting;  // callbacks that wait until inner backwards end
 
 void queue(std::function<void()> callback) {
   torch::autograd::Engine::get_default_engine().queue_callback(std::move(callback));

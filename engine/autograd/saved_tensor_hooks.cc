@@ -19,7 +19,7 @@ namespace autograd = torch::autograd;
 thread_local std::vector<std::weak_ptr<SavedTensorHooks>> hooks_of_thread;
 thread_local std::vector<SavedTensorHooks*> scopes_of_thread;
 
-/// The hooks of this thread that were given last and still live, or null.
+/// Returns the hooks of this thread that were given last and still live, or null.
 std::shared_ptr<SavedTensorHooks> current_hooks() {
   while (!hooks_of_thread.empty()) {
     if (auto hooks = hooks_of_thread.back().lock()) return hooks;

@@ -95,7 +95,7 @@ class Matcher {
     for (const SavedState& state : states) {
       const auto found = saved.find(state.name);
       if (found == saved.end() && !needed_.contains(state.name)) {
-        matched_.states.push_back(nullptr);  // only parameters that were frozen have this state, so it begins anew
+        matched_.states.push_back(nullptr);  // the state begins anew, since only parameters that were frozen have it
         continue;
       }
       if (found == saved.end()) {

@@ -19,7 +19,7 @@ namespace tessera {
 /// A parameter of the Engine, and the checkpoint's entry for it.
 struct MatchedParameter {
   FlatGroup* group = nullptr;
-  std::size_t index = 0;  ///< its index in group->parameters
+  std::size_t index = 0;  ///< index in group->parameters
   const SavedParameter* saved = nullptr;
 };
 

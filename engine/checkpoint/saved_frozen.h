@@ -30,8 +30,8 @@ void describe_frozen(const FrozenParameter& kept, SavedParameter& saved, std::ve
 void add_frozen(const FrozenStates& frozen, const std::vector<std::unique_ptr<Unit>>& units, int rank, int ranks,
                 StateWriter& writer);
 
-/// The format in which a frozen parameter keeps the state `state` of the checkpoint. Nothing where the Engine's
-/// optimizer has no such state. `stored`: the Engine's states.
+/// Returns the format in which a frozen parameter keeps the state `state` of the checkpoint. Returns nothing where the
+/// Engine's optimizer has no such state. `stored` are the Engine's states.
 std::optional<StateDType> kept_format(const SavedState& state, const SavedParameter& saved, const StoredStates& stored);
 
 /// Reads this rank's shares of the checkpoint's states and master of a parameter of `group`, which is frozen. REQUIRES:
@@ -39,10 +39,10 @@ std::optional<StateDType> kept_format(const SavedState& state, const SavedParame
 absl::StatusOr<FrozenParameter> read_frozen(SavedCheckpoint& checkpoint, const SavedParameter& saved,
                                             const FlatGroup& group, const StoredStates& stored, int rank, int ranks);
 
-/// All shares of this rank as bytes of a durable commit, which names parameters by their numbers. It is empty if there
-/// are none.
+/// Returns all shares of this rank as bytes of a durable commit, which names parameters by their numbers. It is empty
+/// if there are none.
 std::string write_frozen(const FrozenStates& frozen, const std::vector<std::unique_ptr<Unit>>& units);
-/// Fills `frozen` from such bytes, for the same units. False where the bytes are no such thing.
+/// Fills `frozen` from such bytes, for the same units. Returns false where the bytes are no such thing.
 bool read_frozen(std::string_view bytes, const std::vector<std::unique_ptr<Unit>>& units, FrozenStates& frozen);
 
 }  // namespace tessera

@@ -77,7 +77,7 @@ bool ResidualReader::has_own() const {
   return there == wanted && !has_more();
 }
 
-/// Whether the checkpoint has something for this rank that another compression method kept.
+/// Returns whether the checkpoint has something for this rank that another compression method kept.
 bool ResidualReader::has_more() const {
   using What = KeptGradients::What;
   for (const What what : {What::kSums, What::kMomentum}) {

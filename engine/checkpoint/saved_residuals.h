@@ -32,8 +32,8 @@ class ResidualReader {
                  const SavedResiduals& wanted)
       : checkpoint_(checkpoint), kept_(kept), rank_(rank), ranks_(ranks), wanted_(wanted) {}
 
-  /// Whether the checkpoint has as many ranks, as many microbatches and the same momentum, and holds exactly what this
-  /// rank keeps. Ranks may read residuals as their own only where this is true on all of them.
+  /// Returns whether the checkpoint has as many ranks, as many microbatches and the same momentum, and holds exactly
+  /// what this rank keeps. Ranks may read residuals as their own only where this is true on all of them.
   bool has_own() const;
   /// Reads the residuals: this rank's own if `own`, else its share of the mean. REQUIRES: Manifest::residuals is
   /// set, and `kept` holds zeros; `own` only where has_own() was true on every rank. Errors: those of

@@ -41,14 +41,14 @@ class StateWriter {
   void add(const std::string& what, const std::string& name, std::int64_t first, std::span<const float> values,
            MemoryPlace place = {c10::Device(c10::kCPU), /*in_record=*/true});
 
-  /// Adds the elements of `name` from `first` on, in memory that does not change and is shared. `dtype`: safetensors'
+  /// Adds the elements of `name` from `first` on, in memory that does not change and is shared. `dtype` is safetensors'
   /// word.
   void add(const std::string& what, const std::string& name, const std::string& dtype, std::int64_t first,
            std::shared_ptr<const std::vector<std::byte>> bytes);
 
   /// Copies to `room` all that others may change: parameters, masters, states and kept gradients. The units are not
-  /// read any more after that, so an asynchronous save may write while the Engine trains. Error 70 where `room`
-  /// (MemoryCategory::kCheckpoint) is too small.
+  /// read any more after that, so an asynchronous save may write while the Engine trains. It fails with error 70 where
+  /// `room` (MemoryCategory::kCheckpoint) is too small.
   absl::Status hold(std::span<std::byte> room);
 
   /// Writes everything to the file `folder`/`name`. State on disk is read once for each of its kinds. `wrote` is called
@@ -56,7 +56,7 @@ class StateWriter {
   /// begins messages. Errors: those of ShardWriter.
   absl::StatusOr<SavedFile> write(const std::string& folder, const std::string& name, const std::string& who,
                                   const std::function<absl::Status(std::size_t bytes)>& wrote);
-  /// Bytes of all data that was added, without the file's header.
+  /// Returns the bytes of all data that was added, without the file's header.
   std::int64_t bytes() const;
 
  private:

@@ -20,7 +20,7 @@ class StoredStates {
  public:
   StoredStates(const Strategy& strategy, const OwnRules& own_rules, const std::vector<std::unique_ptr<Unit>>& units);
 
-  /// The states of all groups; each name is there once.
+  /// Returns the states of all groups; each name is there once.
   const std::vector<SavedState>& all() const { return all_; }
   /// Indices into all() of the states that one group keeps of each element: StateView::state[i] is all()[of(group)[i]].
   std::span<const std::size_t> of(const FlatGroup& group) const {
@@ -28,11 +28,11 @@ class StoredStates {
   }
   /// Returns the name of state number `state` of `group`.
   const std::string& name_in(const FlatGroup& group, std::size_t state) const { return all_[of(group)[state]].name; }
-  /// Whether the optimizer may keep states of whole tensors; parameters that are frozen now count too.
+  /// Returns whether the optimizer may keep states of whole tensors; parameters that are frozen now count too.
   bool has_tensor_states() const { return has_tensor_states_; }
   /// Returns the index of a tensor state in all().
   std::size_t place_of(const TensorState& state) const;
-  /// The names of a parameter's states, for SavedParameter::states. Nothing where it has all of all().
+  /// Returns the names of a parameter's states, for SavedParameter::states. Returns nothing where it has all of all().
   std::optional<std::vector<std::string>> names_of(const FlatGroup& group, std::size_t parameter) const;
 
  private:
@@ -44,7 +44,7 @@ class StoredStates {
   bool has_tensor_states_ = false;
 };
 
-/// The bytes that state `index` of a run of `numel` elements of `group` needs.
+/// Returns the bytes that state `index` of a run of `numel` elements of `group` needs.
 StateBytes bytes_of_state(const FlatGroup& group, std::size_t index, std::int64_t numel);
 
 }  // namespace tessera

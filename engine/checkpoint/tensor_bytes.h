@@ -15,7 +15,7 @@ namespace tessera {
 /// checkpoints do not have.
 std::string safetensors_word(c10::ScalarType type, const std::string& who);
 std::string safetensors_word(DType dtype);
-/// The element type of such a word; nothing for other words.
+/// Returns the element type of such a word; nothing for other words.
 std::optional<c10::ScalarType> type_of_word(const std::string& word);
 
 /// Copies a tensor to host memory; the copy is contiguous.

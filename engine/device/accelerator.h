@@ -28,10 +28,10 @@ struct Accelerator {
   std::string name;  ///< "NVIDIA H200"; empty on the CPU
 };
 
-/// An accelerator for a device whose operators are queued, with these kernels.
+/// Returns an accelerator for a device whose operators are queued, with these kernels.
 Accelerator queued_accelerator(c10::Device device, std::unique_ptr<DeviceKernels> kernels);
 
-/// The device whose memory `group` moves. Throws tessera::Error (69) where this build has no kernels for it.
+/// Returns the device whose memory `group` moves. Throws tessera::Error (69) where this build has no kernels for it.
 Accelerator accelerator_of(const Collectives& group);
 
 /// Only tests call this: from now on host memory counts as that of the accelerator that `make` returns, or as the CPU's

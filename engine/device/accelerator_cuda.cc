@@ -12,7 +12,7 @@ Accelerator cuda_accelerator(int gpu) {
   namespace allocator = c10::cuda::CUDACachingAllocator;
   const auto index = static_cast<c10::DeviceIndex>(gpu);
   Accelerator accelerator = queued_accelerator(c10::Device(c10::kCUDA, index), cuda_kernels([index] {
-                                                 c10::cuda::set_device(index);  // any thread may call
+                                                 c10::cuda::set_device(index);  // any thread may call this
                                                  return c10::cuda::getCurrentCUDAStream(index).stream();
                                                }));
   accelerator.allocated = [index] {

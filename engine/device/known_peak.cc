@@ -9,10 +9,10 @@ namespace {
 
 struct KnownPeak {
   std::string_view part_of_name;
-  double of_16_bits, of_fp32;  ///< TFLOP/s
+  double of_16_bits, of_fp32;  ///< in TFLOP/s
 };
 
-/// Whether `name` has `part` as words of their own: "A10" is not in "A100", nor "A100" in "RTX A1000".
+/// Returns whether `name` has `part` as words of their own: "A10" is not in "A100", nor "A100" in "RTX A1000".
 bool has_words(std::string_view name, std::string_view part) {
   const auto is_of_word = [](char c) {
     return (c >= '0' && c <= '9') || (c >= 'A' && c <= 'Z') || (c >= 'a' && c <= 'z');

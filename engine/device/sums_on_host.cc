@@ -134,7 +134,7 @@ class SumsOnHost::Pending final : public Work::State {
   absl::Status advance() override {
     if (std::exchange(is_begun_, true)) return absl::OkStatus();
     downloaded_->wait();
-    const absl::Status there = owner_.group_->status();  // known now, after the wait for the device
+    const absl::Status there = owner_.group_->status();  // a failure is known now, after the wait for the device
     work_ = there.ok() ? begin() : Work(there);
     return there;
   }

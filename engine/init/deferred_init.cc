@@ -36,7 +36,7 @@ DeferredInitScope::DeferredInitScope(Content content) : previous_(current_tape) 
 }
 
 DeferredInitScope::~DeferredInitScope() {
-  if (previous_) return;  // an outer scope goes on
+  if (previous_) return;  // an outer scope goes on deferring
   set_recording(false);
   current_tape.reset();
 }

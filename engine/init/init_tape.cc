@@ -61,7 +61,7 @@ bool gives_tensors(const c10::FunctionSchema& schema) {
   });
 }
 
-/// Whether the operator works in place and fills all of `self` without reading it.
+/// Returns whether the operator works in place and fills all of `self` without reading it.
 bool fills(const c10::OperatorHandle& op) {
   static const std::array<std::string, 8> kFills = {"aten::normal_", "aten::uniform_",     "aten::zero_",
                                                     "aten::fill_",   "aten::exponential_", "aten::random_",
@@ -161,7 +161,7 @@ void InitTape::record(const c10::OperatorHandle& op, Stack* stack) {
   if (!gives_tensors(schema) && node.writes.empty()) return run_with_values(node, stack);
   if (!run_for_shapes(node, stack)) return run_with_values(node, stack);
   note_outputs(node, *stack);
-  if (node.creates.empty() && node.writes.empty()) return;  // a view
+  if (node.creates.empty() && node.writes.empty()) return;  // the result is a view
   if (content_ == Content::kShapesOnly) return;
   if (is_seeded(op)) draw(node);
   append(std::move(node));
@@ -338,8 +338,8 @@ InitTape::Needs InitTape::needed_for(std::unordered_set<StorageId> wanted) const
   return needs;
 }
 
-/// Whether the node replays on the generator that it drew from, because it takes none as an argument (randn, dropout).
-/// All other nodes replay on a clone of their own.
+/// Returns whether the node replays on the generator that it drew from, because it takes none as an argument (randn,
+/// dropout). All other nodes replay on a clone of their own.
 bool InitTape::shares_generator(const Node& node) {
   return node.generator.defined() && index_of_argument(node.op.schema(), "generator") < 0;
 }
@@ -347,7 +347,7 @@ bool InitTape::shares_generator(const Node& node) {
 /// Splits the needed nodes into parts that are independent of each other, each in the order of the tape. The part that
 /// makes most bytes comes first.
 std::vector<InitTape::Part> InitTape::parts_of(const Needs& needs) const {
-  static constexpr StorageId kSharedGenerators = 0;  // no storage has this number
+  static constexpr StorageId kSharedGenerators = 0;  // no real storage has this number
   std::unordered_map<StorageId, StorageId> parent;
   const auto root = [&](StorageId id) {
     parent.try_emplace(id, id);

@@ -39,7 +39,7 @@ class InitTape : public std::enable_shared_from_this<InitTape> {
     std::int64_t offset = 0;
     bool whole() const;       ///< the tensor is all of its storage
     bool contiguous() const;  ///< whether the tensor is its whole storage, with its elements in order
-    /// How many elements of `dtype` the storage holds.
+    /// Returns how many elements of `dtype` the storage holds.
     std::int64_t storage_numel() const { return static_cast<std::int64_t>(storage_bytes / c10::elementSize(dtype)); }
   };
 
@@ -60,7 +60,7 @@ class InitTape : public std::enable_shared_from_this<InitTape> {
     bool overwrites = false;
     at::Generator generator;     ///< undefined for operators that draw nothing
     at::Tensor generator_state;  ///< the generator's state before the operator ran
-    /// The argument with this name, or null.
+    /// Returns the argument with this name, or null.
     const c10::IValue* argument(const char* name) const;
   };
   /// What others need from a node: only memory for its storage, or its values.
@@ -114,7 +114,7 @@ class InitTape : public std::enable_shared_from_this<InitTape> {
   StorageId next_storage_ = 1;
 };
 
-/// The tape that made `tensor`, or null where it is not deferred.
+/// Returns the tape that made `tensor`, or null where it is not deferred.
 std::shared_ptr<InitTape> tape_of(const at::Tensor& tensor);
 /// Returns the place of `tensor` on its tape. REQUIRES: it is deferred.
 InitTape::Place place_of(const at::Tensor& tensor);

@@ -30,7 +30,7 @@ struct KnownDraw {
   void fill(at::Tensor tensor, at::Generator generator) const;
 };
 
-/// The draw of `node` where it is a known one: aten::uniform_ and rand, aten::normal_ and randn.
+/// Returns the draw of `node` where it is a known one: aten::uniform_ and rand, aten::normal_ and randn.
 std::optional<KnownDraw> known_draw(const InitTape::Node& node);
 
 /// Leaves `generator`, a generator of the CPU, as if `words` words had been drawn from it. It takes some milliseconds

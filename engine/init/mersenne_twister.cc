@@ -43,13 +43,13 @@ Exponents product(const Exponents& a, const Exponents& b) {
   return terms;
 }
 
-/// The characteristic polynomial, as section 3.2 of the 1998 paper gives it, with r = 31 and a the bits of kMatrix:
-/// (x^624 + x^397) q^31 + sum over i < 31 of a_i (x^624 + x^397) q^(30 - i) + a_31, where q = x^623 + x^396.
+/// Returns the characteristic polynomial, as section 3.2 of the 1998 paper gives it, with r = 31 and a the bits of
+/// kMatrix: (x^624 + x^397) q^31 + sum over i < 31 of a_i (x^624 + x^397) q^(30 - i) + a_31, where q = x^623 + x^396.
 Exponents characteristic_polynomial() {
   const Exponents first = {kWords, kMiddle}, q = {kWords - 1, kMiddle - 1};
   const auto bit = [](int i) { return (kMatrix >> i & 1u) != 0; };
   Exponents all = bit(31) ? Exponents{0} : Exponents{};
-  Exponents term = first;  // (x^624 + x^397) q^(30 - i)
+  Exponents term = first;  // this is (x^624 + x^397) q^(30 - i)
   for (int i = 30; i >= 0; --i) {
     if (bit(i)) all = sum(all, term);
     term = product(term, q);
@@ -57,7 +57,7 @@ Exponents characteristic_polynomial() {
   return sum(all, term);
 }
 
-/// The terms of the characteristic polynomial but for its first.
+/// Returns the terms of the characteristic polynomial but for its first.
 const Exponents& lower_terms() {
   static const Exponents kTerms = [] {
     Exponents all = characteristic_polynomial();
@@ -67,7 +67,7 @@ const Exponents& lower_terms() {
   return kTerms;
 }
 
-/// The square of a polynomial of 32 coefficients: each moves to twice its exponent.
+/// Returns the square of a polynomial of 32 coefficients: each moves to twice its exponent.
 inline std::uint64_t spread(std::uint32_t bits) {
   std::uint64_t x = bits;
   x = (x | x << 16) & 0x0000ffff0000ffff;

@@ -34,14 +34,14 @@ bool is_one_of(const std::string& name, std::initializer_list<std::string_view> 
   return std::find(names.begin(), names.end(), name) != names.end();
 }
 
-/// Whether the operator makes a tensor whose elements all have one value, or no value.
+/// Returns whether the operator makes a tensor whose elements all have one value, or no value.
 bool is_constant_factory(const Node& node) {
   return node.patches.empty() && node.creates.size() == 1 &&
          is_one_of(node.op.schema().name(), {"aten::empty", "aten::zeros", "aten::ones", "aten::full"});
 }
 
-/// Whether the operator gives an element the same bits wherever it stands, in a SIMD vector or in the rest behind the
-/// last one: conversions, and arithmetic that is rounded once.
+/// Returns whether the operator gives an element the same bits wherever it stands, in a SIMD vector or in the rest
+/// behind the last one: conversions, and arithmetic that is rounded once.
 bool is_element_wise(const Node& node) {
   const bool is_known = is_one_of(
       node.op.schema().name(),
@@ -54,7 +54,7 @@ bool is_element_wise(const Node& node) {
   return is_known && !(alpha && alpha->isScalar() && alpha->toScalar().toDouble() != 1.0) && !(mode && !mode->isNone());
 }
 
-/// Whether every tensor among the arguments has `numel` elements in order, or is a single number.
+/// Returns whether every tensor among the arguments has `numel` elements in order, or is a single number.
 bool is_for_all_alike(const Node& node, std::int64_t numel) {
   const auto fits = [&](const Place& place) { return place.contiguous() && place.storage_numel() == numel; };
   bool numbers = true;
@@ -70,7 +70,7 @@ bool is_for_all_alike(const Node& node, std::int64_t numel) {
          std::all_of(node.creates.begin(), node.creates.end(), [&](const auto& made) { return fits(made.second); });
 }
 
-/// Whether LibTorch's fills can be cut as DrawPieces does. The function tries it once, since another version of
+/// Returns whether LibTorch's fills can be cut as DrawPieces does. The function tries it once, since another version of
 /// LibTorch may make numbers in another way.
 bool draws_can_be_cut() {
   static const bool kCan = [] {

@@ -20,8 +20,8 @@ namespace tessera {
 /// and messages show it. REQUIRES: the tensor is deferred.
 std::string recipe_of(const at::Tensor& tensor);
 
-/// A hash of numbers that LibTorch draws and computes here. It is the same on two ranks whose LibTorch draws the same
-/// numbers from the same state, which depends on the kind of processor too.
+/// Returns a hash of numbers that LibTorch draws and computes here. It is the same on two ranks whose LibTorch draws
+/// the same numbers from the same state, which depends on the kind of processor too.
 std::uint64_t digest_of_arithmetic();
 
 /// Makes any piece of a deferred tensor without the rest of it. A rank that keeps only its part of a parameter uses it
@@ -35,10 +35,10 @@ std::uint64_t digest_of_arithmetic();
 /// One thread at a time uses it; `another` makes one for another thread.
 class PieceMaker {
  public:
-  /// Nothing where the tensor needs other operators, or is not deferred.
+  /// Returns nothing where the tensor needs other operators, or is not deferred.
   static std::optional<PieceMaker> of(const at::Tensor& tensor);
 
-  /// A copy that makes the same values, with generators and buffers of its own.
+  /// Returns a copy that makes the same values, with generators and buffers of its own.
   PieceMaker another() const;
 
   std::int64_t numel() const { return numel_; }
@@ -48,8 +48,8 @@ class PieceMaker {
   /// are the cheapest.
   at::Tensor make(std::int64_t begin, std::int64_t count);
 
-  /// The generators' states before each draw, one after another, as bytes. Ranks that have the same recipe and the same
-  /// states make the same values.
+  /// Returns the generators' states before each draw, one after another, as bytes. Ranks that have the same recipe and
+  /// the same states make the same values.
   std::vector<std::byte> states() const;
   /// Takes another rank's states instead of its own. REQUIRES: as many bytes as `states` returns.
   void set_states(const std::vector<std::byte>& states);

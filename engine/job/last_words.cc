@@ -18,14 +18,14 @@ std::string first_line(const std::string& text) { return text.substr(0, text.fin
 
 std::string memory_story() { return RunScope::current ? RunScope::current->memory_story : std::string(); }
 
-/// The Engine's explanation of its memory, which ends with a hint from its plan; without an Engine it is a general
-/// hint.
+/// Returns the Engine's explanation of its memory, which ends with a hint from its plan; without an Engine it is a
+/// general hint.
 std::string memory_story_with_hint() {
   const std::string story = memory_story();
   return story.empty() ? ". [T0182] hint: take smaller batches, or fewer ranks on this host" : story;
 }
 
-/// The status for an exception of other code: 71 or 74 where the text names a limit of the process, else 70.
+/// Returns the status for an exception of other code: 71 or 74 where the text names a limit of the process, else 70.
 absl::Status foreign_error(const std::string& text) {
   const std::string line = first_line(text);
   const int limit = limit_in(line);

@@ -10,7 +10,7 @@ namespace tessera {
 struct MeshShape {
   int replicate = 1;
   int shard = 1;
-  /// The position of `rank` in a mesh of this shape.
+  /// Returns the position of `rank` in a mesh of this shape.
   MeshPosition position_of(int rank) const { return MeshPosition{replicate, shard}.of(rank); }
 };
 
@@ -19,19 +19,19 @@ struct MeshShape {
 /// fit.
 MeshShape mesh_shape(const Strategy& strategy, const Topology& topology);
 
-/// The position of a rank in the mesh for which memory is planned. If replicas train by themselves (SyncConfig), that
-/// mesh has only the ranks of its replica.
+/// Returns the position of a rank in the mesh for which memory is planned. If replicas train by themselves
+/// (SyncConfig), that mesh has only the ranks of its replica.
 MeshPosition planned_position(const SyncConfig& sync, const MeshPosition& mesh);
 
-/// The number of parts into which the strategy cuts a flat buffer on that mesh.
+/// Returns the number of parts into which the strategy cuts a flat buffer on that mesh.
 int parts_for(const Strategy& strategy, const MeshPosition& mesh);
 
-/// Whether the ranks of a shard group will share memory. Plans of jobs that are not running ask here; an Engine asks
-/// its transport.
+/// Returns whether the ranks of a shard group will share memory. Plans of jobs that are not running ask here; an Engine
+/// asks its transport.
 bool would_share_memory(const MeshShape& shape, const Topology& topology, TransportChoice transport);
 
-/// Whether gradients will be summed over a network on some axis (Collectives::reduces_in_background). Plans call it
-/// too.
+/// Returns whether gradients will be summed over a network on some axis (Collectives::reduces_in_background). Plans
+/// call it too.
 bool would_reduce_in_background(const Topology& topology, TransportChoice transport);
 
 /// The values of Collectives::compressed_part in the groups that sum gradients, by axis.

@@ -17,8 +17,8 @@ class NetworkChoice {
  public:
   explicit NetworkChoice(const CommConfig& comm);
 
-  /// The function that make_process_mesh takes; null where no file is named. It answers "direct" until agree() has
-  /// returned, which is before a collective of several ranks asks it.
+  /// Returns the function that make_process_mesh takes; null where no file is named. It answers "direct" until agree()
+  /// has returned, which is before a collective of several ranks asks it.
   ChooseAlgorithm choose() const;
 
   /// Lets all ranks of the job take the costs that rank 0 reads. Collective over `store`. Errors: 78 where this rank's

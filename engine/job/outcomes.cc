@@ -14,7 +14,7 @@ namespace tessera {
 namespace {
 
 constexpr std::size_t kMostMessageBytes = 16384;
-constexpr char kSeparator = ' ';  // between the exit code and the text
+constexpr char kSeparator = ' ';  // this character stands between the exit code and the text
 
 /// Returns what `body` returns, or the status of what it throws.
 template <class Result>

@@ -22,14 +22,14 @@ void* begin_range(std::string_view what, std::string_view subject) noexcept {
     std::string name(what);
     if (!subject.empty()) name.append(" ").append(subject);
     auto range = std::make_unique<at::RecordFunction>(std::move(*observers));
-    range->before(std::string_view(name));  // it keeps a copy
+    range->before(std::string_view(name));  // `before` keeps a copy
     return range.release();
   } catch (...) {
     return nullptr;
   }
 }
 
-/// Its destructor tells the observers, and catches what they throw.
+/// The destructor of the range tells the observers, and catches what they throw.
 void end_range(void* range) noexcept { delete static_cast<at::RecordFunction*>(range); }
 
 constexpr Trace::Listener kProfilers = {&begin_range, &end_range};

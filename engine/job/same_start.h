@@ -7,7 +7,7 @@
 
 namespace tessera {
 
-/// The versions of Tessera and LibTorch, which must be the same on all ranks.
+/// Returns the versions of Tessera and LibTorch, which must be the same on all ranks.
 nlohmann::json this_build();
 
 /// Makes sure that the ranks that make an Engine together have one strategy and one build. Only folders may differ,

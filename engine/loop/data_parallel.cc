@@ -114,8 +114,8 @@ struct DataParallel::State {
 
   std::shared_ptr<torch::nn::Module> module;
   std::shared_ptr<Collectives> group;
-  std::vector<at::Tensor> parameters;  ///< each once, however many names it has
-  std::vector<std::string> names;      ///< [parameter]
+  std::vector<at::Tensor> parameters;  ///< each parameter once, however many names it has
+  std::vector<std::string> names;      ///< one for each parameter
   std::vector<at::Tensor> hooked;
   std::vector<GradientBucket> buckets;
   at::Tensor memory;  ///< [numel of the largest bucket], fp32, in the group's memory
@@ -132,7 +132,7 @@ struct DataParallel::State::AfterAccumulation : autograd::PostAccumulateGradHook
   State& state;
 };
 
-/// The reason why this rank cannot take part; empty where it can.
+/// Returns the reason why this rank cannot take part; empty where it can.
 std::string DataParallel::State::problem(const DataParallelOptions& options) const {
   if (!(options.bucket_mb > 0))
     return c10::str("DataParallel wants a bucket_mb above 0, got ", options.bucket_mb,

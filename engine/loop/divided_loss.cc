@@ -12,8 +12,8 @@ namespace {
 
 namespace generated = torch::autograd::generated;
 
-/// The value of a number that autograd saved as a tensor without dimensions on the CPU; numbers of C++ and Python may
-/// become such tensors.
+/// Returns the value of a number that autograd saved as a tensor without dimensions on the CPU; numbers of C++ and
+/// Python may become such tensors.
 std::optional<double> number_in(const torch::autograd::SavedVariable& saved) {
   const at::Tensor value = saved.unpack();
   if (!value.defined() || value.dim() != 0 || !value.is_cpu() || value.requires_grad()) return std::nullopt;
@@ -26,7 +26,7 @@ std::optional<double> number_in(const at::Scalar& saved) {
 }
 
 bool is_near(std::optional<double> number, double wanted) {
-  return number && std::abs(*number - wanted) <= 1e-6 * wanted;  // it may have been rounded to the loss's dtype
+  return number && std::abs(*number - wanted) <= 1e-6 * wanted;  // `number` may have been rounded to the loss's dtype
 }
 
 }  // namespace

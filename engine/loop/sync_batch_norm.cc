@@ -28,7 +28,7 @@ NormGroup norm_group_of(const Mesh& mesh) { return value_or_throw(groups_of(mesh
 /// A BatchNorm that was converted.
 struct Converted {
   std::weak_ptr<torch::nn::Module> module;
-  at::Tensor batches;  ///< its num_batches_tracked, or undefined
+  at::Tensor batches;  ///< the module's num_batches_tracked, or undefined
   NormGroup group;
 };
 
@@ -49,7 +49,7 @@ class ConvertedModules {
         key, Entry{c10::weak_intrusive_ptr<at::TensorImpl>(known_by.getIntrusivePtr()), std::move(converted)});
   }
 
-  /// The converted module whose tensors these are, or nothing.
+  /// Returns the converted module whose tensors these are, or nothing.
   std::optional<Converted> find(const std::optional<at::Tensor>& running_mean,
                                 const std::optional<at::Tensor>& weight) {
     const at::Tensor* const known_by = running_mean && running_mean->defined() ? &*running_mean

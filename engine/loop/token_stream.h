@@ -16,15 +16,15 @@ namespace tessera {
 /// at a time uses it.
 class TokenStream {
  public:
-  /// Makes TokenBatches over a dataset that is open already. `sampling.num_samples` is filled in here. Error 65 where
-  /// the data does not fill one step.
+  /// Makes TokenBatches over a dataset that is open already. `sampling.num_samples` is filled in here. It fails with
+  /// error 65 where the data does not fill one step.
   static absl::StatusOr<TokenBatches> batches_of(std::shared_ptr<const TokenDataset> dataset, std::int64_t seq_len,
                                                  std::int64_t vocab_size, SamplerOptions sampling);
   static const TokenStream& of(const TokenBatches& batches) { return *batches.stream_; }
 
-  /// The next batch: inputs and targets [rows, seq_len] of int64 on `device`, and the weight of this rank's mean. It
-  /// begins the next epoch where one is over. Throws tessera::Error where the data cannot be read or holds a token
-  /// outside the vocabulary.
+  /// Returns the next batch: inputs and targets [rows, seq_len] of int64 on `device`, and the weight of this rank's
+  /// mean. It begins the next epoch where one is over. Throws tessera::Error where the data cannot be read or holds a
+  /// token outside the vocabulary.
   TokenBatch next(at::Device device);
   const TokenDataset& dataset() const { return *dataset_; }
   const DistributedSampler& sampler() const { return sampler_; }

@@ -49,7 +49,7 @@ bool can_travel(at::ScalarType type) {
   }
 }
 
-/// The reason why `tensor` cannot be given to `function`, or an empty text.
+/// Returns the reason why `tensor` cannot be given to `function`, or an empty text.
 std::string problem_of(const char* function, const at::Tensor& tensor) {
   if (!tensor.defined())
     return c10::str(function, " was given an undefined tensor. [T0205] hint: give it a value on every rank");
@@ -127,7 +127,7 @@ void broadcast(const Mesh& mesh, const at::Tensor& tensor, int root) {
 }
 
 void barrier(const Mesh& mesh) {
-  expect_same_call(group_of(mesh), "barrier");  // its all-gather returns only when all ranks have called it
+  expect_same_call(group_of(mesh), "barrier");  // this call's all-gather returns when all ranks have called it
 }
 
 std::vector<std::string> all_gather(const Mesh& mesh, const std::string& own) {
@@ -172,7 +172,7 @@ std::vector<double> mean_over_ranks(const Mesh& mesh, const std::vector<double>&
   const at::Tensor sums = reduce_over_ranks(group, row, Reduce::kSum);
   throw_if_error(group.status());
   const double* const sum = sums.const_data_ptr<double>();
-  // Every rank has the same sum, so all ranks throw.
+  // Every rank has the same sum, so either all ranks throw or none.
   if (sum[0] == 0)
     throw Error(ExitCode::kUsage,
                 "mean_over_ranks was given a count of 0 by every rank. [T0211] hint: is the loader empty? A rank "

@@ -280,8 +280,8 @@ void FirstValues::Sources::make_part(FlatGroup& group, std::size_t i, Extent ran
   }
 }
 
-/// The parameter's values [numel] in the order of the flat buffer, on the CPU. Collective if an earlier Engine kept
-/// them.
+/// Returns the parameter's values [numel] in the order of the flat buffer, on the CPU. Collective if an earlier Engine
+/// kept them.
 at::Tensor FirstValues::Sources::in_flat_order(const FlatParameter& parameter) {
   at::Tensor values = materialize({kept_.value_of(parameter.tensor.detach())})[0].cpu();
   if (values.strides() != at::IntArrayRef(parameter.strides)) {
@@ -297,7 +297,7 @@ void FirstValues::Sources::send(FlatGroup& group, std::size_t begin, std::size_t
   const bool is_root = control_.rank() == 0;
   const auto has_part = [&](std::size_t i) { return is_root || kept_of(group.parameters[i].tensor) != nullptr; };
   std::size_t next = begin;  // the first parameter that was perhaps not sent to its end
-  at::Tensor values;         // its values, if this rank helps to make them
+  at::Tensor values;         // values of the parameter, if this rank helps to make them
   for (std::int64_t at = first.offset; at < last.end(); at += kSent) {
     const Extent chunk{at, std::min(kSent, last.end() - at)};
     const at::Tensor buffer = at::zeros({chunk.numel}, dtype);

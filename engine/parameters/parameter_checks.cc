@@ -48,7 +48,7 @@ std::uint32_t version_of(const FlatParameter& parameter) {
 /// A tensor's place in memory, with its name.
 struct MemoryOf {
   const std::byte* begin = nullptr;
-  const std::byte* end = nullptr;  ///< behind its last element
+  const std::byte* end = nullptr;  ///< the place behind the tensor's last element
   const at::Tensor* tensor = nullptr;
   std::string name;
   bool trains = false;

@@ -10,7 +10,7 @@
 
 namespace tessera {
 
-/// Whether `pattern` (`*` and `?` as in file names) fits one of the parameter's names.
+/// Returns whether `pattern` (`*` and `?` as in file names) fits one of the parameter's names.
 bool is_named(const FlatParameter& parameter, const std::string& pattern);
 
 /// Sets FlatParameter::group of every parameter that a group names. Frozen parameters get groups too, so that freezing

@@ -56,7 +56,7 @@ std::uint64_t hash_of_state_of(const FlatGroup& group, std::size_t i) {
   return hash.value();
 }
 
-/// The number of the part that a rank holds; ranks that hold the same part have the same number.
+/// Returns the number of the part that a rank holds; ranks that hold the same part have the same number.
 int part_of_rank(AxisPlacement axes, const MeshPosition& mesh) {
   return (axes.replicate ? mesh.replicate_index : 0) * mesh.shard_size + (axes.shard ? mesh.shard_index : 0);
 }
@@ -69,8 +69,8 @@ class Comparison {
     throw_if_error(control.all_gather("compare replicas", own.data(), all_.data(), own.size_bytes()).wait());
   }
 
-  /// The ranks whose hash number `i` differs from that of most ranks that hold the same part; all of those ranks if no
-  /// hash has a majority.
+  /// Returns the ranks whose hash number `i` differs from that of most ranks that hold the same part; all of those
+  /// ranks if no hash has a majority.
   std::vector<int> odd_ranks(std::size_t i, std::size_t kind) const {
     std::map<int, std::map<std::uint64_t, std::vector<int>>> parts;
     const Placement& placement = plan_.input().placement;
@@ -99,7 +99,7 @@ class Comparison {
  private:
   const MemoryPlan& plan_;
   const std::size_t count_;
-  std::vector<Hashes> all_;  ///< [rank][number]
+  std::vector<Hashes> all_;  ///< each rank has one for each number
 };
 
 }  // namespace

@@ -20,16 +20,16 @@
 
 namespace tessera {
 
-/// What was seen of the microbatch so far, and of the run.
+/// What was seen so far, in this microbatch and in the run.
 struct FindNonfinite::Seen {
   std::optional<NonfiniteResult> first;           ///< NaN or +infinity
   std::optional<NonfiniteResult> first_negative;  ///< -infinity
   bool has_bad_gradient = false;
   std::string last_unit;
-  std::vector<std::string> nodes;                                  ///< the graph's that run now, one inside the other
+  std::vector<std::string> nodes;                                  ///< the graph's nodes that run now, nested
   std::unordered_map<std::int64_t, std::string> unit_of_sequence;  ///< units of operators that autograd recorded
 
-  /// All that live in the process, and the callbacks that feed them.
+  /// All finders of the process, and the callbacks that feed them.
   struct All {
     Mutex mutex;
     std::vector<Seen*> seen ABSL_GUARDED_BY(mutex);
@@ -72,7 +72,7 @@ Finding finding_of(const c10::IValue& value) {
   return worst;
 }
 
-/// The same for parameters too, which nobody computes. Those that were gathered for the operator alone may be gone.
+/// Whether a value is not finite, be it data or a parameter. One that was gathered for an operator alone may be gone.
 bool is_bad(const c10::IValue& value) {
   if (value.isTensorList()) {
     const std::vector<at::Tensor> tensors = value.toTensorVector();
@@ -97,7 +97,7 @@ const Unit* unit_among(at::ArrayRef<const c10::IValue> inputs) {
   return nullptr;
 }
 
-/// Operators whose results nobody has written, and those that return views, which are looked at where they were made.
+/// Operators whose results have no values yet, and operators that return views of results that were looked at before.
 bool has_no_result(const at::RecordFunction& function) {
   const std::string_view name = function.name();
   for (const std::string_view unwritten : {"aten::empty", "aten::new_empty", "aten::resize_", "aten::set_"})
@@ -112,8 +112,8 @@ bool has_no_result(const at::RecordFunction& function) {
 /// What an operator does with an input.
 enum class InputUse : std::uint8_t {
   kRead,     ///< it has the same values before and after
-  kUpdated,  ///< it is overwritten by what is made of it, as div_ does: its values are there only before
-  kWritten,  ///< it is overwritten by something else, and may hold anything before
+  kUpdated,  ///< div_ and the like overwrite it with a result of it, so its values are there only before
+  kWritten,  ///< something else overwrites it, so it may hold anything before
 };
 
 const c10::StorageImpl* storage_of(const c10::IValue& input) {
@@ -142,7 +142,7 @@ std::vector<InputUse> uses_of(const at::RecordFunction& function) {
   return uses;
 }
 
-/// What an operator was given. LibTorch shows inputs before it runs only, and lets go of them then.
+/// What an operator was given. LibTorch shows inputs only before the operator runs, and lets go of them then.
 struct OperatorContext final : at::ObserverContext {
   const Unit* unit = nullptr;
   std::vector<c10::IValue> read;       ///< InputUse::kRead
@@ -238,14 +238,14 @@ FindNonfinite::~FindNonfinite() {
 }
 
 std::optional<NonfiniteResult> FindNonfinite::end_backward(const at::Tensor& loss) {
-  const Unrecorded unrecorded;  // or reading the loss would be seen, under the lock
+  const Unrecorded unrecorded;  // otherwise, reading the loss would be seen under the lock
   const bool is_bad_loss = !std::isfinite(loss.item<double>());
   Seen::All& all = Seen::all();
   const MutexLock lock(all.mutex);
   const bool is_wrong = seen_->has_bad_gradient || is_bad_loss;
   std::optional<NonfiniteResult> result;
   if (is_wrong) result = seen_->first ? seen_->first : seen_->first_negative;
-  if (is_wrong && !result) result.emplace();  // it was made where LibTorch shows no operators
+  if (is_wrong && !result) result.emplace();  // LibTorch shows no operator that made it
   *seen_ = Seen();
   return result;
 }

@@ -17,7 +17,7 @@ struct NonfiniteResult {
   std::string where;  ///< "forward", or the node of the graph: "MulBackward0, in backward"
   std::string unit;   ///< the unit whose parameters it reads, or that was read last before it; empty: none so far
   bool reads_parameters = false;
-  bool had_bad_input = false;  ///< an input was not finite already: data or parameters
+  bool had_bad_input = false;  ///< an input, such as data or parameters, was not finite
 };
 
 /// While one lives, looks at the results of all operators of this process, and finds the first one of a microbatch that
@@ -34,11 +34,11 @@ class FindNonfinite {
   FindNonfinite(const FindNonfinite&) = delete;
   FindNonfinite& operator=(const FindNonfinite&) = delete;
 
-  /// A loss's backward is over. Returns where its first result that is not finite came from, if it went wrong, and
-  /// begins anew.
+  /// Called when a loss's backward is over. Returns where its first result that is not finite came from, if it went
+  /// wrong, and begins anew.
   std::optional<NonfiniteResult> end_backward(const at::Tensor& loss);
 
-  /// The same where nobody asks: what was seen since the last one is forgotten.
+  /// Called in its place where nobody asks: forgets what was seen since the last call.
   void pass_over_backward();
 
   struct Seen;  ///< what the callbacks write

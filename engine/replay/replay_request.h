@@ -23,12 +23,12 @@ struct ReplayRequest {
 
   std::int64_t step = 0;  ///< the last step that is looked at
   std::string hashes;     ///< file that "record_hashes" wrote; empty: nothing is compared
-  /// All ranks', of a step; 0: as `hashes` says of `step`, of the next one that it has, or else of its last one.
+  /// Microbatches of all ranks in a step; 0: as many as `hashes` has for `step`, else for its next or its last step.
   std::int64_t microbatches = 0;
   Find find = Find::kNothing;
 
-  /// The request of this process's environment; empty without TESSERA_REPLAY. Throws tessera::Error (78): it is no such
-  /// object.
+  /// The request of this process's environment; empty without TESSERA_REPLAY. Throws tessera::Error (78) where the
+  /// variable is no such object.
   static std::optional<ReplayRequest> from_environment();
   std::string to_json() const;
 };

@@ -43,14 +43,14 @@ class StepRecorder {
 
   /// A backward of this rank's `round`-th microbatch is over.
   void end_backward(const at::Tensor& loss, std::int64_t round);
-  /// The same where the microbatch counts for nothing, so that it cannot go wrong.
+  /// Called in its place where the microbatch counts for nothing, so that it cannot go wrong.
   void pass_over_backward();
-  /// The step's microbatches until now are dropped (Engine::zero_grad).
+  /// Called when the step's microbatches until now are dropped (Engine::zero_grad).
   void drop_microbatches() { found_.reset(); }
-  /// Between what ranks agree on and the update of step `step`. Collective in a replay that looks for results that are
-  /// not finite, up to the step asked for. Throws tessera::Error (65), on one rank, where it has found one.
+  /// Called after ranks have agreed, before the update of step `step`. Collective in a replay that looks for results
+  /// that are not finite, up to the step asked for. Throws tessera::Error (65), on one rank, where it has found one.
   void begin_update(std::int64_t step);
-  /// The step is over. Collective where it is recorded. Throws tessera::Error (65) in a replay where it differs.
+  /// Ends the step. Collective where it is recorded. Throws tessera::Error (65) where a replay differs.
   void end_step(const StepResult& result);
 
  private:
@@ -72,11 +72,11 @@ class StepRecorder {
   const MicrobatchOrder order_;
   const std::int64_t every_;
   const std::optional<ReplayRequest> replay_;
-  std::optional<StepRecordsFile> file_;   ///< rank 0's, where it records
-  std::vector<StepRecord> recorded_;      ///< in a replay, by step
-  std::optional<FindNonfinite> watch_;    ///< in a replay that looks for such results
-  std::optional<Found> found_;            ///< this rank's first, in the step under way
-  std::vector<std::uint64_t> own_, all_;  ///< [gradients, masters][unit]; the same of every rank
+  std::optional<StepRecordsFile> file_;   ///< on rank 0 alone, where it records
+  std::vector<StepRecord> recorded_;      ///< in a replay, the records by step
+  std::optional<FindNonfinite> watch_;    ///< in a replay that looks for results that are not finite
+  std::optional<Found> found_;            ///< this rank's first microbatch in the step under way
+  std::vector<std::uint64_t> own_, all_;  ///< [gradients, masters][unit]; every rank has the same
 };
 
 }  // namespace tessera

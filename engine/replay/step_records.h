@@ -15,7 +15,7 @@ namespace tessera {
 /// What is kept of a step, to compare another run with: a line of `hashes.jsonl` ("record_hashes").
 struct StepRecord {
   std::int64_t step = 0;           ///< StepResult::step
-  std::int64_t microbatches = 0;   ///< all ranks', of this step
+  std::int64_t microbatches = 0;   ///< microbatches of all ranks in this step
   std::int64_t threads = 0;        ///< rank 0's number of LibTorch's threads, on which operators' bits depend
   double loss = 0, grad_norm = 0;  ///< NaN and infinity are null in the file, and come back as NaN
   std::vector<std::pair<std::string, std::uint64_t>> units;  ///< name and hash, in the Engine's order

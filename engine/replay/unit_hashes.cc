@@ -8,7 +8,7 @@
 namespace tessera {
 namespace {
 
-constexpr std::uint64_t kGolden = 0x9e3779b97f4a7c15u;  // 2^64 over the golden ratio
+constexpr std::uint64_t kGolden = 0x9e3779b97f4a7c15u;  // this is 2^64 over the golden ratio
 
 /// Mixes elements of one parameter. Element and bits fill a word, so no two elements of 2^32 share one.
 class Mixer {

@@ -11,7 +11,7 @@
 
 namespace tessera {
 
-/// What a hash is of.
+/// Says what is hashed.
 enum class HashedKind : std::uint64_t {
   kGradients = 1,  ///< a step's sums of gradients, as `FlatGroup::gradient` has them
   kMasters = 2,    ///< the fp32 values that the optimizer updates, from which parameters are rounded

@@ -36,7 +36,7 @@ class BackgroundSave final : public SaveUnderWay {
 
   const std::unique_ptr<CheckpointSave> save_;
   const std::shared_ptr<Collectives> control_;
-  absl::StatusOr<std::string> result_;  ///< belongs to the thread until it has ended
+  absl::StatusOr<std::string> result_;  ///< the thread owns this until it has ended
   std::atomic<bool> has_ended_ = false;
   bool is_told_ = false;  ///< whether `wait` has returned the result
   std::thread thread_;

@@ -49,12 +49,12 @@ class CheckpointSave {
   /// cannot be reached.
   absl::StatusOr<std::string> end(Collectives& control);
 
-  /// The old checkpoints that SaveOptions::keep has set aside, for remove_old_checkpoints. Called after `end`; empty on
-  /// ranks other than 0.
+  /// Returns the old checkpoints that SaveOptions::keep has set aside, for remove_old_checkpoints. It is called after
+  /// `end`; empty on ranks other than 0.
   std::vector<std::string> take_pruned() { return std::move(pruned_); }
 
   std::int64_t step() const { return manifest_.step; }
-  /// The path that the checkpoint has once it is committed.
+  /// Returns the path that the checkpoint has once it is committed.
   const std::string& path() const { return path_; }
   /// Bytes of this rank's file without its header, and how many of them were given to the system. Any thread may ask.
   std::int64_t bytes() const { return writer_->bytes(); }

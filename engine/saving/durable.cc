@@ -53,7 +53,7 @@ std::string text_of(const at::Tensor& host) {
   return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
 }
 
-/// Fills the tensor, which is in host memory, from `text`. False where `text` has another number of bytes.
+/// Fills the tensor, which is in host memory, from `text`. Returns false where `text` has another number of bytes.
 bool fill(const at::Tensor& host, std::string_view text) {
   const std::span<std::byte> bytes = bytes_of(host);
   if (bytes.size() != text.size()) return false;
@@ -84,7 +84,7 @@ SamplerCursor read_cursor(const json& text) {
           text.at(3).get<std::uint64_t>(), text.at(4).get<bool>()};
 }
 
-/// The program's items as bytes. Throws tessera::Error (64) for an item that cannot be written.
+/// Returns the program's items as bytes. Throws tessera::Error (64) for an item that cannot be written.
 std::string text_of_items(const CheckpointItems& items) {
   CommitParts parts;
   json tensors = json::array();
@@ -281,7 +281,7 @@ absl::Status end_own(DurableFiles& files) {
   return status_from([&] { return files.end(); });
 }
 
-/// Ends the commit under way: it is on every rank's disk after that, or on none.
+/// Ends the commit under way. After that it is on every rank's disk, or on none.
 absl::Status end_commit(Job& job, DurableFiles& files) {
   Collectives& control = *job.axes.control;
   const absl::Status written = share_status(control, "commit written", end_own(files));
@@ -289,8 +289,8 @@ absl::Status end_commit(Job& job, DurableFiles& files) {
     files.committed();
     return written;
   }
-  // Its places are free again: a later commit writes to all places that the last commit does not use. So this one must
-  // be gone from all disks first.
+  // The places of this commit are free again, and a later commit may write to them. So this commit must be gone from
+  // all disks first.
   const absl::Status gone = share_status(control, "commit taken back", status_from([&] { return files.take_back(); }));
   if (gone.ok()) return written;
   job.fail(gone);
@@ -368,7 +368,7 @@ bool EngineCheckpoints::commit(const CheckpointItems& items) {
   expect(!training_.values.half_loaded,
          "commit_durable after a load failed half-way: the values are of no one step. [T0108] hint: load a checkpoint "
          "that is whole, or make the Engine anew");
-  finish_commit();  // ends the commit before this one
+  finish_commit();  // this ends the commit before this one
   const std::int64_t attempts = training_.times.attempts;
   if (attempts == 0 || attempts % job_.strategy.durable.every != 0) return false;
   const Span span("commit");

@@ -57,7 +57,7 @@ struct ModuleTensors {
 /// Makes that list; further names of one tensor become its aliases.
 ModuleTensors wanted_by(const std::vector<std::pair<std::string, at::Tensor>>& named);
 
-/// The parameters and defined buffers of a module, a tied one under each of its names.
+/// Returns the parameters and defined buffers of a module, a tied one under each of its names.
 std::vector<std::pair<std::string, at::Tensor>> named_tensors(const torch::nn::Module& module);
 
 /// Logs how many tensors were loaded, and what of the files was not used.

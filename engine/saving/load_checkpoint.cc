@@ -41,7 +41,7 @@ namespace {
 /// Which values are loaded.
 enum class LoadKind : std::uint8_t {
   kAll,
-  kBackInTime,  ///< steps, generators and rates set by hand stay: the run goes on, with older values
+  kBackInTime,  ///< the run goes on with older values; steps, generators and rates set by hand stay
 };
 
 /// A rank appends this to the checkpoint's hash where it has its own residuals.
@@ -50,7 +50,7 @@ constexpr std::string_view kHasOwnResiduals = " own residuals";
 /// Loads one checkpoint. Every rank makes one, and all do the same steps.
 class Load {
  public:
-  /// `durable`: null without "durable".
+  /// `durable` is null without "durable".
   Load(Training& training, DurableFiles* durable, const std::string& path, LoadKind kind)
       : job_(training.job),
         training_(training),
@@ -87,7 +87,7 @@ class Load {
           message_of(applied.status()) +
               ". The Engine is not as it was: some of its values are the checkpoint's already. [T0183] hint: load a "
               "checkpoint that is whole, or make the Engine anew");
-    training_.sync.adopt();  // after all have read, since asynchronous ranks meet here
+    training_.sync.adopt();  // this comes when all ranks have read, since asynchronous ranks meet here
     finish();
     training_.values.half_loaded = false;
     return std::move(loaded_);

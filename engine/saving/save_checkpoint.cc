@@ -66,7 +66,7 @@ std::string EngineCheckpoints::save(const std::string& folder, const CheckpointI
   if (pruned.empty()) return path;
   try {
     saving_.removal = std::jthread([pruned] { remove_old_checkpoints(pruned); });
-  } catch (const std::system_error&) {  // no more threads
+  } catch (const std::system_error&) {  // the system has no more threads
     remove_old_checkpoints(pruned);
   }
   return path;

@@ -115,7 +115,7 @@ void Training::expect_nothing() const {
          "with the others. [T0133] hint: leave the key out, or set host_sharing to false, which makes copies private");
 }
 
-/// Once, before the first backward: a loop that was ported may still divide its losses.
+/// This is checked once, before the first backward: a loop that was ported may still divide its losses.
 void Training::warn_of_division(const at::Tensor& loss) {
   const std::int64_t microbatches = job.strategy.gradient_accumulation;
   if (std::exchange(window.has_looked_at_loss, true) || microbatches == 1 || activations || job.mesh.rank() != 0)

@@ -27,7 +27,7 @@ std::int64_t of_matrices(Inputs inputs) {
   return of_product(sizes_of(inputs, kA), sizes_of(inputs, kA + 1));
 }
 
-/// The places of a convolution's result, where each meets the whole filter.
+/// Returns the sizes of a convolution's result in space. Each place of the result meets the whole filter.
 Sizes places(Sizes sizes) { return sizes.slice(2); }
 
 std::int64_t of_convolution(Sizes where, std::int64_t batch, Sizes weight) {

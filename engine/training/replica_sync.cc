@@ -68,7 +68,7 @@ bool ReplicaSync::pulls(const std::vector<std::unique_ptr<Unit>>& units, std::fu
   return true;
 }
 
-/// One state stands for all: of the ranks' counts of steps the largest becomes everybody's.
+/// One state stands for all, so the largest of the ranks' counts of steps becomes that of every rank.
 void ReplicaSync::agree_on_steps(Step& step) {
   StepProgress progress = step.progress();
   std::vector<std::int64_t> all(static_cast<std::size_t>(board_->size()));

@@ -39,13 +39,13 @@ class ReplicaSync {
   ReplicaSync(const SyncConfig& config, std::int64_t steps, double timeout_s)
       : later_(config), now_(config.after(steps)), timeout_s_(timeout_s) {}
 
-  /// Whether replicas train apart now.
+  /// Returns whether replicas train apart now.
   bool is_apart() const { return trains_apart(now_); }
-  /// Whether they will only later (SyncConfig::start_step).
+  /// Returns whether they will be so only later (SyncConfig::start_step).
   bool comes_later() const { return trains_apart(later_) && !is_apart(); }
-  /// Whether they begin or end to train separately after `steps` steps. Training is then planned anew.
+  /// Returns whether they begin or end to train separately after `steps` steps. Training is then planned anew.
   bool changes_after(std::int64_t steps) const { return trains_apart(later_.after(steps)) != is_apart(); }
-  /// The configuration that is in effect.
+  /// Returns the configuration that is in effect.
   const SyncConfig& config() const { return now_; }
 
   /// Returns the axes over which training communicates: those of this replica's ranks if it trains separately, or else
@@ -62,18 +62,18 @@ class ReplicaSync {
   /// are to be watched. `on_pulled` is told of units whose values have changed.
   bool pulls(const std::vector<std::unique_ptr<Unit>>& units, std::function<void(Unit&)> on_pulled,
              UnitKeeper::OnFailure on_failure);
-  /// Then counts how long each unit's pulls take (OwnedShards::time_pulls).
+  /// Counts from now on how long each unit's pulls take (OwnedShards::time_pulls).
   void time_pulls(std::span<LatencyHistogram> latencies) {
     if (OwnedShards* const shards = pulled()) shards->time_pulls(latencies);
   }
-  /// No unit is pulled any more.
+  /// Ends the pulling of units.
   void stop_pulls() { pulls_.reset(); }
   /// Copies that are pulled get the newest values once more (OwnedShards::take_newest).
   void take_newest() {
     if (OwnedShards* const shards = pulled()) shards->take_newest();
   }
 
-  // As OuterSteps has them, or CommonParameters:
+  // The next functions are those of OuterSteps, or of CommonParameters.
   void after(std::int64_t step) {
     if (outer_) outer_->after(step);
   }
@@ -105,7 +105,7 @@ class ReplicaSync {
     counts.reduced_bytes += outer_->sent_bytes();
   }
 
-  /// Those of outer steps; a Step has those of asynchronous ranks.
+  /// Returns the seconds of outer steps; a Step has those of asynchronous ranks.
   double communication_seconds() const { return outer_ ? outer_->seconds() : 0; }
 
  private:

@@ -15,7 +15,7 @@
 namespace tessera {
 namespace {
 
-/// For the line about gradients on the wire.
+/// Returns the words for the line about gradients on the wire.
 std::string words_of_compression(const PlanInput& input) {
   const CompressionConfig& compression = input.compression;
   const bool shard = input.compressed_shard_part > 0, replicate = input.compressed_replicate_part > 0;
@@ -28,7 +28,7 @@ std::string words_of_compression(const PlanInput& input) {
                   name_of(compression.sums), compression.error_feedback ? ", with error feedback)" : ")");
 }
 
-/// For the line about parameters' types.
+/// Returns the words for the line about parameters' types.
 std::string words_of_gathers(const PlanInput& input) {
   const WireForm form = input.gathers != WireForm::kPlain ? input.gathers : input.replica_gathers;
   return form == WireForm::kPlain ? "" : " (over the network " + name_of(form) + ")";
@@ -50,7 +50,7 @@ std::string hint_of_queue_depth(const MemoryPlan& plan) {
                   format_bytes(deeper.use().total() - plan.use().total()), " more");
 }
 
-/// Empty where the strategy says all numbers whose defaults another version had otherwise.
+/// Returns an empty text where the strategy says all numbers whose defaults another version had otherwise.
 std::string words_of_changed_defaults(const OptimizerConfig& optimizer) {
   std::string text;
   for (const ChangedDefault& each : changed_defaults(optimizer))

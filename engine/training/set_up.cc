@@ -39,7 +39,7 @@
 namespace tessera {
 namespace {
 
-/// Whether a destroyed Engine left fp32 values of a parameter that it had converted to a narrow dtype.
+/// Returns whether a destroyed Engine left fp32 values of a parameter that it had converted to a narrow dtype.
 bool has_kept_master(const at::Tensor& parameter) {
   const auto kept = kept_of(parameter);
   return kept && kept->group.trainable;
@@ -196,7 +196,7 @@ void Training::set_up(DurableFiles* durable, bool continues) {
   const Strategy& strategy = job.strategy;
   const ComputeDevice device = job.accelerator.device;
   const NamedTensors whole = whole_tensors(*job.module, strategy.units);
-  // This comes before memory. If modules differ, ranks then learn which parameter differs, and not only a size.
+  // This is made before memory. If modules differ, ranks then learn which parameter differs, and not only a size.
   FirstValues first_values(units, *job.axes.control);
   memory = TrainingMemory::allocate(plan, units, axes, job.accelerator, strategy.offload.paths, durable);
   MemoryUse& use = footprint.allocated = memory.allocated();

@@ -33,7 +33,7 @@ MemoryUse Training::allocated(When when) const {
 
 void Training::begin_backward(double weight) {
   const Span span("checks");
-  times.data.end();  // ends the wait for data at the latest here, since a forward on another thread does not end it
+  times.data.end();  // the wait for data ends here at the latest, since a forward on another thread does not end it
   window.rounds.announce(RoundLog::kBackward);
   times.mark(UseTimes::Event::kBackward);
   if (activations) hook_saved_tensors(activations);  // a program may train on another thread than it made the Engine on
@@ -112,7 +112,7 @@ StepResult Training::take_step() {
   if (const std::int64_t every = job.strategy.check.replica_hash_every; every > 0 && times.attempts % every == 0) {
     const Span span("compare replicas");
     if (gathering.publication) gathering.publication->finish();
-    if (job.accelerator.device.is_queued) static_cast<void>(step->progress());  // waits for the steps under way
+    if (job.accelerator.device.is_queued) static_cast<void>(step->progress());  // this waits for the steps under way
     expect_equal_replicas(units, plan, *job.axes.control, times.attempts);
   }
   forget_what_is_skipped(result);

@@ -48,7 +48,7 @@ struct Footprint {
 
 /// Which values parameters have at the moment, and which guards look at them.
 struct ValuesInUse {
-  bool loaded = false;        ///< parameters have their values and places
+  bool loaded = false;        ///< whether parameters have their values and places
   bool half_loaded = false;   ///< a load failed after it had begun to write
   bool are_averages = false;  ///< parameters and their averages have changed places
   int open_guards = 0;        ///< number of living Gathered guards
@@ -57,7 +57,7 @@ struct ValuesInUse {
 
 /// How an operator finds the values of the parameters that it reads. Members are destroyed last to first.
 struct Gathering {
-  std::optional<GatherLog> log;            ///< gathers of this step
+  std::optional<GatherLog> log;            ///< the gathers of this step
   std::optional<Publication> publication;  ///< set if values are published behind the update
   std::unique_ptr<ShardSource> shards;     ///< null where no parameters lie below memory
   std::optional<Residency> residency;      ///< set if parameters are sharded or offloaded
@@ -73,7 +73,7 @@ struct Window {
     weight.reset();
   }
 
-  std::int64_t microbatch = 0;   ///< since the last step
+  std::int64_t microbatch = 0;   ///< number of microbatches since the last step
   std::optional<double> weight;  ///< weight of the microbatch, if it has more losses (MicrobatchInfo::retain_graph)
   LocalStep local;
   RoundLog rounds;
@@ -82,7 +82,7 @@ struct Window {
   std::uint32_t seed = 0;               ///< under "reproducible": of the run's random numbers (Training::take_seed)
 };
 
-/// How long each unit's gathers and reductions were under way [unit].
+/// How long each unit's gathers and reductions were under way, by unit.
 struct CallLatencies {
   explicit CallLatencies(std::size_t units) : gathers(units), reductions(units) {}
   std::vector<LatencyHistogram> gathers, reductions;
@@ -101,7 +101,7 @@ struct TrainingTimes {
   UseTimes* uses = nullptr;  ///< times of a StepProfiler, while one lives
   DataWait data;
   DataSeconds brought;               ///< seconds of this thread when the latest step ended
-  std::optional<FlopCounter> flops;  ///< counts in the first step
+  std::optional<FlopCounter> flops;  ///< this counts operations in the first step
   std::int64_t flop = 0;             ///< operations that it counted
   double peak_tflops = 0;            ///< StepResult::peak_tflops
 };
@@ -119,7 +119,7 @@ struct Training {
   void look_at_module();
   /// `continues`: goes on from another Training over the same module (Engine::State::planned_anew). Collective.
   void make_plan(bool continues);
-  /// `durable`: null without "durable". Collective.
+  /// `durable` is null without "durable". Collective.
   void set_up(DurableFiles* durable, bool continues);
   /// From now on, keys that the strategy leaves out have the defaults of this version
   /// (OptimizerConfig::defaults_version). A run that goes on keeps the defaults with which it began. If a number
@@ -136,8 +136,8 @@ struct Training {
   /// Returns the plan's memory, and what was needed beyond it.
   MemoryUse allocated(When when) const;
 
-  // Checks that a program may make a call now (expect.cc). Each throws tessera::Error (64) where it may not. `what`:
-  // the call.
+  // Checks that a program may make a call now (expect.cc). Each throws tessera::Error (64) where it may not. `what`
+  // names the call.
   void expect_microbatch(const at::Tensor& loss, const MicrobatchInfo& info) const;
   void expect_step(bool partial) const;
   void expect_nothing() const;
@@ -156,12 +156,12 @@ struct Training {
   // Agrees on a seed under "reproducible", and otherwise does nothing (microbatch_seed.cc).
   /// Takes the run's seed from LibTorch's generator: rank 0's for all ranks. Collective.
   void agree_on_seed();
-  /// Does the same if all ranks have the run's generator, as a checkpoint keeps it (generator_to_keep).
+  /// Takes the seed likewise, where all ranks have the run's generator as a checkpoint keeps it (generator_to_keep).
   void take_seed();
   /// Sets LibTorch's generator for the microbatch that comes next.
   void seed_microbatch() const;
-  /// The state of LibTorch's generator that checkpoints and commits hold: under "reproducible" that of the run's seed,
-  /// which is the same on all ranks.
+  /// Returns the state of LibTorch's generator that checkpoints and commits hold: under "reproducible" that of the
+  /// run's seed, which is the same on all ranks.
   at::Tensor generator_to_keep() const;
   bool step_is_due() const { return window.microbatch == job.strategy.gradient_accumulation; }
   /// Releases all units that this rank has gathered, since their values will change.
@@ -174,27 +174,27 @@ struct Training {
   void set_option(const std::string* group, const std::string& name, std::span<const double> numbers);
   /// Returns these numbers by key, for a group, or for parameters in no group (FlatParameter::kNoGroup).
   std::map<std::string, std::vector<double>> options(std::size_t group) const;
-  /// Where the group stands among optimizer.groups. Throws tessera::Error (64) if there is none of this name.
+  /// Returns where the group stands among optimizer.groups. Throws tessera::Error (64) if there is none of this name.
   std::size_t index_of_group(const char* what, const std::string& group) const;
 
   /// `weight`: weight of the microbatch.
   void begin_backward(double weight);
   void end_backward(const at::Tensor& loss, const MicrobatchInfo& info);
-  // Where "noise_scale" measures a step, else nothing (own_gradients.cc).
+  // These measure a step for "noise_scale", and otherwise do nothing (own_gradients.cc).
   bool measures_noise() const;
-  /// A microbatch with a batch is over, of this weight.
+  /// This is called when a microbatch with a batch, of this weight, is over.
   void note_own_microbatch(double weight);
-  /// All microbatches of the step are over.
+  /// This is called when all microbatches of the step are over.
   void note_own_step();
-  /// Backward is over. `ends`: and so is the microbatch. `has_batch`: it was one, with a loss.
+  /// Called when backward is over. `ends`: the microbatch is over too. `has_batch`: it had a batch, with a loss.
   void end_round(bool ends, bool has_batch);
   /// Runs a microbatch on a rank without a batch. It repeats the collectives of the last microbatch here, or makes
   /// those that the other ranks announce.
   void run_nothing();
-  /// Whether ranks do more together in a microbatch than sum gradients in the agreed order.
+  /// Returns whether ranks do more together in a microbatch than sum gradients in the agreed order.
   bool gathers_with_others() const { return gathering.residency && job.mesh.world_size() > 1; }
-  /// Whether any rank has a batch, before a microbatch. If a rank without a batch cannot know what the others will do,
-  /// these tell it (RoundMeeting). Collective.
+  /// Returns whether any rank has a batch, before a microbatch. If a rank without a batch cannot know what the others
+  /// will do, these tell it (RoundMeeting). Collective.
   bool any_rank_has_batch(bool own);
   StepResult take_step();
   /// Engine::time_calls. `known`: what another Training of the same units measured, to go on with; null: begin anew.

@@ -17,11 +17,11 @@ namespace tessera {
 namespace {
 
 constexpr std::size_t kLongestName = 200, kMostUnused = 8;
-constexpr std::size_t kMostNearNames = 8;     ///< near names are looked for where no more tensors are missing,
-constexpr std::size_t kMostCandidates = 500;  ///< provided that no more names of the file are left
+constexpr std::size_t kMostNearNames = 8;     ///< near names are looked for if at most so many tensors are missing,
+constexpr std::size_t kMostCandidates = 500;  ///< and at most so many names of the file are left
 constexpr std::int64_t kComparedElements = std::int64_t{1} << 20;
 
-/// The reason why values of the file's type cannot become `type`; empty where they can.
+/// Returns the reason why values of the file's type cannot become `type`; empty where they can.
 std::string mismatch(const StoredTensor& in_file, c10::ScalarType type) {
   const bool both_floating =
       in_file.scalar_type && c10::isFloatingType(*in_file.scalar_type) && c10::isFloatingType(type);

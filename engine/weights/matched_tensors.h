@@ -29,12 +29,12 @@ struct MatchRules {
   /// `in_file`: those that they have.
   std::function<std::string(const std::vector<std::string>& wanted, const std::vector<std::string>& in_file)> hint = {};
 };
-/// The rules that a program's options ask for.
+/// Returns the rules that a program's options ask for.
 MatchRules rules_of(const ImportOptions& options);
 
 /// The tensor of the files that has a wanted tensor's values.
 struct MatchedTensor {
-  std::string name;  ///< its name in the files
+  std::string name;  ///< name of the tensor in the files
   std::vector<std::int64_t> sizes = {};
   bool transposed = false;  ///< whether the file has the transposed tensor
 };
@@ -45,10 +45,10 @@ struct MatchedTensors {
   std::string unused;                  ///< `2 are not used: "a", "b"`; empty where all are used
 };
 
-/// Finds the file's tensor for each wanted one. Floating types fit each other; any other type fits itself alone. Error
-/// 65 where the files do not fit: it names every tensor that is missing, superfluous, of another shape or type, or
-/// there under two names with different values. Nothing is passed over in silence. Errors of reading, too: a tensor
-/// that is there twice is read and compared.
+/// Finds the file's tensor for each wanted one. Floating types fit each other; any other type fits itself alone. It
+/// fails with error 65 where the files do not fit: it names every tensor that is missing, superfluous, of another shape
+/// or type, or there under two names with different values. Nothing is passed over in silence. Errors of reading, too:
+/// a tensor that is there twice is read and compared.
 absl::StatusOr<MatchedTensors> match_tensors(TensorSource& source, const std::vector<WantedTensor>& wanted,
                                              const MatchRules& rules);
 

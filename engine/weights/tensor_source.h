@@ -31,7 +31,7 @@ class TensorSource {
   TensorSource& operator=(const TensorSource&) = delete;
 
   virtual const std::map<std::string, StoredTensor>& tensors() const = 0;
-  /// The entries beside the tensors that are no tensors, with a description: {"epoch", "a number"}.
+  /// Returns the entries beside the tensors that are no tensors, with a description: {"epoch", "a number"}.
   virtual const std::vector<std::pair<std::string, std::string>>& others() const = 0;
   /// Returns the keys in the files that do not belong to the chosen part, such as "optimizer".
   virtual const std::vector<std::string>& unused() const = 0;

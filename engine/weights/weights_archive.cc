@@ -90,7 +90,7 @@ absl::Status bad_archive(const std::string& what) {
   return make_error(ExitCode::kCorruptData, has_hint(what) ? what : what + ". " + kSaveHint);
 }
 
-/// How many elements of its storage a tensor reaches; nothing where the numbers cannot belong to a tensor.
+/// Returns how many elements of its storage a tensor reaches; nothing where the numbers cannot belong to a tensor.
 std::optional<std::int64_t> reach_of(const PickledTensor& tensor) {
   std::int64_t last = tensor.offset;
   bool is_empty = false;
@@ -127,7 +127,7 @@ absl::StatusOr<Result> without_exceptions(const std::function<absl::StatusOr<Res
     what = error.what();
   }
   if (limit_in(what) == ENOMEM) return no_memory();
-  // LibTorch speaks of itself behind that ("This is an internal miniz error").
+  // LibTorch then adds words about itself ("This is an internal miniz error").
   const std::string first = what.substr(0, std::min(what.find('\n'), what.find(". This is ")));
   return bad_archive("is a damaged archive: " + first + ". [T0315] hint: copy or write it again");
 }
@@ -227,7 +227,7 @@ class ArchiveSource : public TensorSource {
         c10::str("has storages of ", bytes_of_records_, " bytes in all, more than the file, which has ", bytes_));
   }
 
-  /// All elements of a tensor, flat: a view of its storage where they lie there row by row, else a copy.
+  /// Returns all elements of a tensor, flat: a view of its storage where they lie there row by row, else a copy.
   at::Tensor in_rows(const std::string& name) {
     if (copied_name_ == name) return copy_;
     const PickledTensor& pickled = *pickled_by_name_.at(name);

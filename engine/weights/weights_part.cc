@@ -40,7 +40,7 @@ bool holds_tensor(const WeightsNode& node) {
   return node.kind == WeightsNode::Kind::kTensor || std::ranges::any_of(node.entries, holds_tensor);
 }
 
-/// Whether the node holds a number or a text somewhere, and not only modules without weights.
+/// Returns whether the node holds a number or a text somewhere, and not only modules without weights.
 bool holds_other(const WeightsNode& node) {
   return node.kind == WeightsNode::Kind::kOther || std::ranges::any_of(node.entries, holds_other);
 }
@@ -93,7 +93,7 @@ class Search {
     return best;
   }
 
-  /// Whether no candidate beside the chosen one (neither above nor below it) has any of the names.
+  /// Returns whether no candidate beside the chosen one (neither above nor below it) has any of the names.
   bool is_alone(std::size_t chosen) const {
     for (std::size_t i = 0; i < all_.size(); ++i) {
       if (all_[i].found > 0 && !is_above(i, chosen) && !is_above(chosen, i)) return false;
@@ -132,7 +132,7 @@ class Search {
       all_[i].found += is_wanted_(std::string_view(name_).substr(all_[i].name_begin)) ? 1 : 0;
   }
 
-  /// Whether `upper` lies above `lower`, or is the same.
+  /// Returns whether `upper` lies above `lower`, or is the same.
   bool is_above(std::size_t upper, std::size_t lower) const {
     while (lower > upper) lower = all_[lower].above;
     return lower == upper;
@@ -159,7 +159,7 @@ std::vector<const WeightsNode*> only_way(const WeightsNode& root) {
   }
 }
 
-/// Whether the node itself is a set of weights, and not something that holds several sets.
+/// Returns whether the node itself is a set of weights, and not something that holds several sets.
 bool is_one_set(const WeightsNode& node) {
   return node.kind == WeightsNode::Kind::kModule || std::ranges::any_of(node.entries, [](const WeightsNode& entry) {
            return entry.kind == WeightsNode::Kind::kTensor;

@@ -110,8 +110,8 @@ std::optional<std::vector<std::int64_t>> numbers_of(const Value& value) {
   return numbers;
 }
 
-/// The tensor that torch._utils._rebuild_tensor would make. Its arguments are storage, offset, sizes and strides; _v2
-/// has more behind them, and _v3 has the dtype behind two of those. Nothing for other arguments.
+/// Returns the tensor that torch._utils._rebuild_tensor would make. Its arguments are storage, offset, sizes and
+/// strides; _v2 has more behind them, and _v3 has the dtype behind two of those. Returns nothing for other arguments.
 std::optional<Value> rebuilt_tensor(const std::string& function, const std::vector<Value>& arguments) {
   const bool names_type = function.ends_with("_v3");
   if (arguments.size() < (names_type ? 7 : 4) || arguments[0].kind != Value::kStorage ||
@@ -133,7 +133,7 @@ std::optional<Value> rebuilt_tensor(const std::string& function, const std::vect
   return Value{.kind = Value::kTensor, .tensor = std::make_shared<const PickledTensor>(std::move(tensor))};
 }
 
-/// The value that a call of the function would give. A function that is not known gives a value of kind kOther.
+/// Returns the value that a call of the function would give. A function that is not known gives a value of kind kOther.
 absl::StatusOr<Value> called(const Value& function, const Value& arguments, int depth = 0) {
   if (function.kind != Value::kName || arguments.kind != Value::kTuple) return other("another object");
   const std::string& name = function.text;
@@ -193,7 +193,7 @@ class Tree {
     node.kind = value.container->kind;
     const bool is_list = node.kind == WeightsNode::Kind::kList;
     for (const auto& [name, entry] : value.container->items()) {
-      // Each module that was scripted or traced has this flag.
+      // The flag "training" shows that the module was scripted or traced.
       if (node.kind == WeightsNode::Kind::kModule && name == "training") weights_.is_program = true;
       node.entries.push_back({.name = is_list ? std::to_string(node.entries.size()) : name});
       TESSERA_RETURN_IF_ERROR(add(entry, node.entries.back(), depth + 1));

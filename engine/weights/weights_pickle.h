@@ -27,7 +27,7 @@ struct PickledWeights {
   WeightsNode root;  ///< a dictionary, a list or a module
   /// WeightsNode::tensor is an index into these. A tensor that stands at two places is here once.
   std::vector<PickledTensor> tensors;
-  bool is_program = false;  ///< it is TorchScript: modules with code, as torch.jit.save writes them
+  bool is_program = false;  ///< whether it is TorchScript: modules with code, as torch.jit.save writes them
 };
 
 /// Reads an archive's `data.pkl`, written by torch.save in Python (dictionaries and lists, such as

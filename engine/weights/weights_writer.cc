@@ -87,7 +87,7 @@ c10::IValue WeightsWriter::archive_of(const torch::nn::Module& module) {
   std::vector<c10::IValue> constants;
   torch::jit::jitModuleToPythonCodeAndConstants(script, &code, &constants);
   for (const auto& [qualifier, text] : code) write(record_of_code(qualifier), text);
-  write("constants.pkl", "\x80\x02).");  // an empty tuple: classes without methods have none
+  write("constants.pkl", "\x80\x02).");  // this is an empty tuple, since classes without methods have no code
   return script._ivalue();
 }
 

@@ -26,20 +26,20 @@ namespace tessera {
 /// `finish` returns the first error of the file; tensors added after an error are dropped.
 class WeightsWriter {
  public:
-  /// Only names, shapes and dtypes of `module` are read. The same tensor under two names has one record.
+  /// Reads only names, shapes and dtypes of `module`. The same tensor under two names has one record.
   WeightsWriter(OutputFile file, const torch::nn::Module& module, WeightsForm form);
   ~WeightsWriter();
   WeightsWriter(const WeightsWriter&) = delete;
   WeightsWriter& operator=(const WeightsWriter&) = delete;
 
-  /// Writes the values of `tensor`, a parameter or buffer of the module. Called once for each.
+  /// Writes the values of `tensor`, a parameter or buffer of the module. It is called once for each.
   void add(const at::Tensor& tensor);
   /// Ends the file and puts it in place. Errors: the first of `add`'s, and those of OutputFile::finish. REQUIRES: all
   /// values were added.
   absl::Status finish(Existing existing);
 
  private:
-  /// The tensor that is pickled in place of `tensor`: of its shape and dtype, contiguous, and without memory.
+  /// Returns the tensor that is pickled in place of `tensor`: of its shape and dtype, contiguous, and without memory.
   at::Tensor placeholder_for(const at::Tensor& tensor);
   c10::IValue dictionary_of(const torch::nn::Module& module);
   c10::IValue archive_of(const torch::nn::Module& module);

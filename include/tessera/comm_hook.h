@@ -40,7 +40,7 @@ class CommHook {
     /// One parameter's share of a bucket.
     struct Part {
       std::string parameter;  ///< name of the parameter: "blocks.3.attention.weight"
-      at::Tensor gradient;    ///< its gradient, in the parameter's shape; a view of `gradients`
+      at::Tensor gradient;    ///< gradient of the parameter, in the parameter's shape; a view of `gradients`
     };
 
     std::string unit;  ///< unit's path: "blocks.3"
@@ -63,9 +63,9 @@ class CommHook {
     /// The Engine makes it. `label`: name of the bucket, for messages.
     Ranks(Collectives& group, const std::string& label) : group_(group), label_(label) {}
 
-    /// Index of this rank in the group, from 0 to size() - 1.
+    /// Returns the index of this rank in the group, from 0 to size() - 1.
     int rank() const;
-    /// Number of ranks in the group.
+    /// Returns the number of ranks in the group.
     int size() const;
     /// Replaces `tensor`, contiguous and fp32, by the sum over ranks. Sums are made in fp32 in pairwise order, so every
     /// rank has the same bits.

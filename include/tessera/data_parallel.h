@@ -90,7 +90,7 @@ class DataParallel {
   /// Gives every rank rank 0's buffers (such as running statistics of a BatchNorm). Collective.
   void broadcast_buffers();
 
-  /// Number of gradient buckets. Each averaging makes one collective call a bucket, and a small one.
+  /// Returns the number of gradient buckets. Each averaging makes one collective call a bucket, and a small one.
   std::size_t num_buckets() const;
 
  private:

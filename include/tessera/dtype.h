@@ -10,7 +10,7 @@ namespace tessera {
 /// LibTorch need them too.
 enum class DType : std::uint8_t { kF32, kBF16, kF16, kF64, kI64, kI32, kU8 };
 
-/// Bytes of one element.
+/// Returns the bytes of one element.
 constexpr std::size_t size_of(DType dtype) {
   switch (dtype) {
     case DType::kF64:
@@ -28,7 +28,7 @@ constexpr std::size_t size_of(DType dtype) {
   return 0;
 }
 
-/// Name as the strategy file and every message spell it: "fp32", "bf16", "fp16", ...
+/// Returns the name as the strategy file and every message spell it: "fp32", "bf16", "fp16", ...
 constexpr std::string_view name_of(DType dtype) {
   switch (dtype) {
     case DType::kF32:
@@ -59,7 +59,7 @@ enum class WireForm : std::uint8_t {
   kLossless,  ///< "lossless": compressed with all bits kept: gradients take about 0.85 of fp32's bytes, 0.7 of bf16's
 };
 
-/// Whether the codec rounds.
+/// Returns whether the codec rounds.
 constexpr bool is_lossy(WireForm form) { return form == WireForm::kInt8 || form == WireForm::kInt4; }
 
 /// How each state of the optimizer (moment, momentum) is kept.

@@ -77,12 +77,12 @@ struct StepResult {
   /// diloco), it is one of this rank's replica. -1 where it is not known: with one rank, on a GPU, whose steps the host
   /// does not wait for, and with "sync" asynchronous or hogwild, where nobody waits.
   int waited_for_rank = -1;
-  /// Seconds for which they waited for it: how much less than that rank the others were busy, on average. 0 where no
-  /// rank is known.
+  /// Seconds for which they waited for it: how much less than that rank the others were busy, on average. It is 0 where
+  /// no rank is known.
   double waited_for_seconds = 0.0;
   /// Part of `seconds` in which this rank had no data: from the end of a step, or of a microbatch's backward before the
   /// last, to the next operator that reads a parameter. On a GPU it is the host's time, in which the device may still
-  /// work. NaN where the strategy does not watch operators and Engine::time_data was not called.
+  /// work. It is NaN where the strategy does not watch operators and Engine::time_data was not called.
   double data_seconds = 0.0;
   /// Parts of `seconds` that this thread was in TokenBatches::next, and in Engine::upload and Upload::tensors, wherever
   /// the program called them. Neither counts work that other threads do ahead.
@@ -97,12 +97,12 @@ struct StepResult {
   MemoryUse allocated;  ///< largest bytes by category since the last step; above the plan only where an Engine warned
 
   /// s = T_comm / (T_comp + T_comm), the share of this rank's time that it communicates: communication_seconds /
-  /// seconds. 0 where no time was measured. tessera/scaling.h makes a speed-up of it.
+  /// seconds. It is 0 where no time was measured. tessera/scaling.h makes a speed-up of it.
   double communication_share() const { return seconds > 0 ? communication_seconds / seconds : 0.0; }
-  /// TFLOP/s of this rank: flop / seconds / 10^12. 0 where no time was measured.
+  /// TFLOP/s of this rank: flop / seconds / 10^12. It is 0 where no time was measured.
   double tflops() const { return seconds > 0 ? static_cast<double>(flop) / seconds * 1e-12 : 0.0; }
-  /// The share of the device's peak that this rank reached ("model FLOP utilization", except that what is computed
-  /// again counts too); NaN where the peak is not known.
+  /// Returns the share of the device's peak that this rank reached ("model FLOP utilization", except that what is
+  /// computed again counts too); NaN where the peak is not known.
   double mfu() const { return peak_tflops > 0 ? tflops() / peak_tflops : std::numeric_limits<double>::quiet_NaN(); }
   /// False while a GPU still has to tell some of the fields; see `wait`.
   bool is_known() const;
@@ -315,7 +315,7 @@ class Engine {
   /// Call it between steps, with equal arguments on all ranks. Collective. It needs the memory of both plans while it
   /// runs, and waits for steps under way. Throws Error (64) if nothing matches or microbatches were begun.
   void set_trainable(const std::string& pattern, bool trainable);
-  /// Does the same for several patterns, with one new plan. Each pattern has to match something.
+  /// Does this for several patterns, with one new plan. Each pattern has to match something.
   void set_trainable(std::span<const std::string> patterns, bool trainable);
 
   /// Puts the parameters that `group` matches into a new group behind those of optimizer.groups, and makes them
@@ -373,7 +373,7 @@ class Engine {
   /// Returns true if step() is due: `gradient_accumulation` microbatches are complete.
   bool step_is_due() const;
 
-  /// The device of the module's parameters, where its inputs must be too: the CPU, or this rank's GPU with
+  /// Returns the device of the module's parameters, where its inputs must be too: the CPU, or this rank's GPU with
   /// comm.transport "nccl" or "cuda_host".
   at::Device device() const;
 
@@ -381,14 +381,14 @@ class Engine {
   /// trains. `host` may change or go when this returns, except pinned tensors, which are read until the copy is over.
   Upload upload(const std::vector<at::Tensor>& host);
 
-  /// The strategy in use, every default filled in.
+  /// Returns the strategy in use, every default filled in.
   const Strategy& strategy() const;
-  /// The memory plan of this rank, in bytes.
+  /// Returns the memory plan of this rank, in bytes.
   PlannedMemory plan() const;
-  /// Bytes in use now by category, counted where they are allocated. Not collective.
+  /// Returns the bytes in use now by category, counted where they are allocated. It is not collective.
   MemoryUse allocated() const;
-  /// Bytes of LibTorch's allocator that the first step needed beyond what was allocated when the Engine had been made
-  /// (a peak). Empty before the first step, and on the CPU.
+  /// Returns the bytes of LibTorch's allocator that the first step needed beyond what was allocated when the Engine had
+  /// been made (a peak). It is empty before the first step, and on the CPU.
   std::optional<std::int64_t> activation_bytes() const;
   /// Returns what this rank has communicated and moved so far.
   TrafficCounts traffic() const;
@@ -399,7 +399,7 @@ class Engine {
   /// Sets the peak of this rank's device in TFLOP/s, for StepResult::mfu from the next step on. GPUs of data centers
   /// are known already, for products in the parameters' dtype. Throws Error (64) for anything but a number above 0.
   void set_peak_tflops(double tflops);
-  /// The peak as it was set or is known; 0: it is not known.
+  /// Returns the peak as it was set or is known; 0: it is not known.
   double peak_tflops() const;
   /// Begins to keep histograms of how long each unit's gathers and reductions take, until the Engine ends. They have a
   /// fixed size, 5 KiB a unit beside the plan, and a call costs two looks at the clock. Throws Error (64) on a GPU.

@@ -16,9 +16,9 @@ class Error : public c10::Error {
   Error(ExitCode code, const std::string& message)
       : c10::Error(c10::SourceLocation{"", "tessera", 0}, message), code_(code), message_(message) {}
 
-  /// The code that the program should end with (tessera/exit_code.h).
+  /// Returns the code that the program should end with (tessera/exit_code.h).
   ExitCode exit_code() const { return code_; }
-  /// The message alone, without a stack trace.
+  /// Returns the message alone, without a stack trace.
   const std::string& message() const { return message_; }
 
  private:

@@ -33,18 +33,18 @@ enum class MemoryCategory {
 };
 /// Number of categories.
 constexpr std::size_t kMemoryCategories = 12;
-/// Name of a category as tables and logs show it.
+/// Returns the name of a category as tables and logs show it.
 std::string name_of(MemoryCategory category);
 
 /// Bytes by category.
 struct MemoryUse {
   std::array<std::int64_t, kMemoryCategories> bytes{};  ///< bytes, indexed by MemoryCategory
-  /// The bytes of one category.
+  /// Returns the bytes of one category.
   std::int64_t& operator[](MemoryCategory c) { return bytes[static_cast<std::size_t>(c)]; }
   std::int64_t operator[](MemoryCategory c) const { return bytes[static_cast<std::size_t>(c)]; }
-  /// Sum of all categories, kHostRecords included.
+  /// Returns the sum of all categories, kHostRecords included.
   std::int64_t total() const;
-  /// Sum without kHostRecords: the bytes that "memory.limit" limits.
+  /// Returns the sum without kHostRecords: the bytes that "memory.limit" limits.
   std::int64_t limited() const;
   friend bool operator==(const MemoryUse&, const MemoryUse&) = default;
 };

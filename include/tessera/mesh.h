@@ -14,9 +14,9 @@ class Mesh {
  public:
   /// Who this process is in the job, and how the job was started.
   const Topology& topology() const;
-  /// Index of this rank in the job, from 0.
+  /// Returns the index of this rank in the job, from 0.
   int rank() const { return topology().rank; }
-  /// Number of ranks in the job.
+  /// Returns the number of ranks in the job.
   int world_size() const { return topology().world_size; }
   /// Returns true on rank 0. That rank prints and writes whatever only one rank should print and write.
   bool is_main() const { return rank() == 0; }

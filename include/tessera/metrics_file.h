@@ -30,8 +30,8 @@ class MetricsFile {
  public:
   /// What happens to a file that exists already.
   enum class Start {
-    kNew,      ///< it is an error (73)
-    kReplace,  ///< it is removed first
+    kNew,      ///< an existing file is an error (73)
+    kReplace,  ///< an existing file is removed first
     kAppend,   ///< rows are appended to the file, for a run that goes on
   };
   /// Makes missing folders, and the file. Throws tessera::Error: 73 it cannot be created, 77 no permission.
@@ -50,7 +50,7 @@ class MetricsFile {
   void write(std::int64_t step, const std::vector<Metric>& metrics);
   /// Returns false once the file could not be written.
   bool is_open() const;
-  /// The file's path; for TensorBoard the path of the event file.
+  /// Returns the file's path; for TensorBoard the path of the event file.
   const std::filesystem::path& path() const;
 
  private:

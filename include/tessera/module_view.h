@@ -44,9 +44,9 @@ class ModuleView : public torch::nn::Module {
   /// Adds a view that was put together already. It may stand at several places; its parameters are tied then.
   void add_module(const std::string& path, const std::shared_ptr<ModuleView>& module);
 
-  /// Adds a parameter: a dense leaf. It trains if it requires gradients. Error (64) if the tensor is no leaf, not dense
-  /// or undefined, if another added tensor begins at the same place of the same memory, if `path` is taken, or if one
-  /// of the path's modules is a tensor.
+  /// Adds a parameter: a dense leaf. It trains if it requires gradients. It fails with error 64 if the tensor is no
+  /// leaf, not dense or undefined, if another added tensor begins at the same place of the same memory, if `path` is
+  /// taken, or if one of the path's modules is a tensor.
   void add_parameter(const std::string& path, const at::Tensor& tensor);
   /// Adds a buffer, of any dtype. Errors are those of add_parameter.
   void add_buffer(const std::string& path, const at::Tensor& tensor);

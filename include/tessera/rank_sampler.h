@@ -75,7 +75,7 @@ class RankSampler : public torch::data::samplers::Sampler<> {
   /// Returns the number of samples of this rank in the epoch that began last. It is the same on all ranks unless
   /// UnpaddedEpoch made the epoch.
   std::size_t size() const;
-  /// The current epoch, counted from 0.
+  /// Returns the current epoch, counted from 0.
   std::int64_t epoch() const { return epoch_; }
 
   /// Returns the place behind everything that all ranks have taken, if each has taken as many samples as this one.
@@ -92,7 +92,7 @@ class RankSampler : public torch::data::samplers::Sampler<> {
 
  private:
   void expect_enough() const;
-  /// Number of samples that this rank gets of `samples` neighbours in the order.
+  /// Returns the number of samples that this rank gets of `samples` neighbours in the order.
   std::size_t share_of(std::size_t samples) const;
   std::size_t left() const { return share_of(num_samples_ - begin_) - taken_; }
   void go_to(std::int64_t epoch, std::size_t begin, std::size_t taken);

@@ -42,7 +42,7 @@ class ReduceLROnPlateau {
 
   /// Takes the next measure, and returns whether it lowered rates. NaN is no improvement. Throws as Engine::set_lr.
   bool step(double measure);
-  /// The best measure so far; infinite before the first one.
+  /// Returns the best measure so far; infinite before the first one.
   double best() const { return best_; }
 
  private:

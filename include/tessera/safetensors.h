@@ -49,8 +49,8 @@ struct ImportOptions {
 /// step, or under Gathered. Nothing has changed then, unless the message says otherwise.
 void import_safetensors(Engine& engine, const std::filesystem::path& path, const ImportOptions& options = {});
 
-/// Loads into a module without an Engine, whose tensors keep their dtypes. Not collective. After a failed read (74)
-/// some tensors have the file's values.
+/// Loads into a module without an Engine, whose tensors keep their dtypes. It is not collective. After a failed read
+/// (74) some tensors have the file's values.
 void import_safetensors(torch::nn::Module& module, const std::filesystem::path& path,
                         const ImportOptions& options = {});
 

@@ -17,7 +17,7 @@ class Trace {
   static void start();
   /// Stops recording; what was recorded stays.
   static void stop() { on_.store(false, std::memory_order_relaxed); }
-  /// Whether a recording is on.
+  /// Returns whether a recording is on.
   static bool on() { return on_.load(std::memory_order_relaxed); }
   /// Adds a span of this thread, named "what subject". Callers check `on()` first.
   static void record(std::string_view what, std::string_view subject, Clock::time_point begin, Clock::time_point end);
@@ -28,7 +28,7 @@ class Trace {
     void* (*begin)(std::string_view what, std::string_view subject) noexcept;
     void (*end)(void* range) noexcept;
   };
-  /// Spans that begin from now on are told to `listener`, which must live as long as the process. Null: to nobody. An
+  /// Spans that begin from now on are told to `listener`, which must live as long as the process. Null means nobody. An
   /// Engine sets one that makes ranges for LibTorch's profilers.
   static void tell(const Listener* listener) { listener_.store(listener, std::memory_order_release); }
   static const Listener* listener() { return listener_.load(std::memory_order_acquire); }

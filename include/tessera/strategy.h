@@ -495,7 +495,7 @@ struct OuterConfig {
 
 /// How often replicas exchange anything. Nothing goes over the replicate axis between two outer steps.
 struct SyncConfig {
-  SyncType type = SyncType::kEachStep;  ///< the method
+  SyncType type = SyncType::kEachStep;  ///< the method by which replicas stay one model
   std::int64_t every = 0;               ///< steps between two outer steps; not for each_step
   std::int64_t start_step = 0;          ///< steps that are first made as each_step makes them; not for each_step
   OuterConfig outer = {};               ///< used by diloco and streaming_diloco

@@ -54,7 +54,7 @@ TORCH_MODULE(SyncBatchNorm);
 /// it must be written as a SyncBatchNorm.
 std::vector<std::string> convert_sync_batchnorm(const std::shared_ptr<torch::nn::Module>& module, const Mesh& mesh);
 
-/// Does the same for a ModuleHolder, such as one made by TORCH_MODULE.
+/// Converts the module of a ModuleHolder, such as one made by TORCH_MODULE.
 template <class Holder, class = std::enable_if_t<std::is_base_of_v<torch::detail::ModuleHolderIndicator, Holder>>>
 std::vector<std::string> convert_sync_batchnorm(const Holder& holder, const Mesh& mesh) {
   return convert_sync_batchnorm(std::static_pointer_cast<torch::nn::Module>(holder.ptr()), mesh);

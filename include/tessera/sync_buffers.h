@@ -23,7 +23,7 @@ enum class BufferSync {
 /// Collective. Throws tessera::Error (64) on all ranks if their buffers differ in shape or dtype.
 void sync_buffers(torch::nn::Module& module, const Mesh& mesh, BufferSync how = BufferSync::kFromRankZero);
 
-/// Does the same for a ModuleHolder, such as one made by TORCH_MODULE.
+/// Syncs the buffers of a ModuleHolder, such as one made by TORCH_MODULE.
 template <class Holder, class = std::enable_if_t<std::is_base_of_v<torch::detail::ModuleHolderIndicator, Holder>>>
 void sync_buffers(const Holder& holder, const Mesh& mesh, BufferSync how = BufferSync::kFromRankZero) {
   sync_buffers(static_cast<torch::nn::Module&>(*holder.ptr()), mesh, how);

@@ -48,15 +48,15 @@ class TokenBatches {
   /// the cursor's numbers make no sense.
   void resume(const SamplerCursor& cursor);
 
-  /// Tokens in the data set.
+  /// Returns the number of tokens in the data set.
   std::int64_t num_tokens() const;
-  /// The current epoch, counted from 0.
+  /// Returns the current epoch, counted from 0.
   std::int64_t epoch() const;
-  /// Optimizer steps in an epoch.
+  /// Returns the number of optimizer steps in an epoch.
   std::int64_t steps_per_epoch() const;
-  /// Samples that an epoch leaves out (Tail::kDrop); 0 with kPad.
+  /// Returns the samples that an epoch leaves out (Tail::kDrop); 0 with kPad.
   std::int64_t dropped_samples() const;
-  /// Samples that an epoch gives twice to fill its last step (Tail::kPad); 0 with kDrop.
+  /// Returns the samples that an epoch gives twice to fill its last step (Tail::kPad); 0 with kDrop.
   std::int64_t padded_samples() const;
 
  private:

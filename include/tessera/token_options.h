@@ -46,7 +46,7 @@ struct SamplerOptions {
   bool runs = false;
   Tail tail = Tail::kDrop;  ///< what happens to an epoch's last samples
 
-  /// Samples in one step of all ranks.
+  /// Returns the samples in one step of all ranks.
   std::int64_t global_batch() const { return batch * accumulation * world_size; }
 };
 

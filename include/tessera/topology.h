@@ -21,7 +21,7 @@ struct Topology {
   int restart_count = 0;                  ///< number of restarts of the job by the launcher
   bool agent_store = false;  ///< torchrun's agent, or torch.distributed, serves the store: every rank is a client
 
-  /// Number of hosts; every host has the same number of ranks.
+  /// Returns the number of hosts; every host has the same number of ranks.
   int num_hosts() const { return world_size / local_world_size; }
   /// Returns a text such as "rank 0/4 (torchrun), host 0, local rank 0".
   std::string describe() const;

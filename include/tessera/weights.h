@@ -69,9 +69,9 @@ struct LoadOptions {
 /// | safetensors; a `*.index.json`, a folder with one of them | transformers, export_safetensors                |
 /// | `pytorch_model.bin`, its index, a folder with one        | transformers                                    |
 ///
-/// Call it before an Engine is made of the module, or under Gathered(kWrite); all ranks then get rank 0's values. Not
-/// collective. All of the file is used, except what the options leave out; otherwise nothing is changed. Values go into
-/// the memory that the module has if dtypes are the same. The file must be one that you trust (SECURITY.md);
+/// Call it before an Engine is made of the module, or under Gathered(kWrite); all ranks then get rank 0's values. It is
+/// not collective. All of the file is used, except what the options leave out; otherwise nothing is changed. Values go
+/// into the memory that the module has if dtypes are the same. The file must be one that you trust (SECURITY.md);
 /// safetensors need not be.
 ///
 /// Throws tessera::Error: 66 the file is missing; 77 no permission; 65 it is damaged, does not fit the module (the
@@ -79,13 +79,13 @@ struct LoadOptions {
 /// TorchScript program, HDF5, GGUF ...); 64 the module has no memory yet (deferred_init): load into its Engine then.
 void load_weights(torch::nn::Module& module, const std::filesystem::path& path, const LoadOptions& options = {});
 
-/// Does the same for a ModuleHolder, such as one made by TORCH_MODULE.
+/// Loads into a ModuleHolder, such as one made by TORCH_MODULE.
 template <class Holder, class = std::enable_if_t<std::is_base_of_v<torch::detail::ModuleHolderIndicator, Holder>>>
 void load_weights(const Holder& holder, const std::filesystem::path& path, const LoadOptions& options = {}) {
   load_weights(static_cast<torch::nn::Module&>(*holder.ptr()), path, options);
 }
 
-/// Does the same for tensors of a program that has no module, by name. A tensor under two names is tied.
+/// Loads into tensors of a program that has no module, by name. A tensor under two names is tied.
 void load_weights(const std::vector<std::pair<std::string, at::Tensor>>& tensors, const std::filesystem::path& path,
                   const LoadOptions& options = {});
 
@@ -94,8 +94,8 @@ void load_weights(const std::vector<std::pair<std::string, at::Tensor>>& tensors
 ///
 /// Collective; between steps. Rank 0 alone reads, and sends about a MiB at a time to the ranks, so no rank holds more
 /// than that beside its shards; rank 0 holds two storages of the file. Errors are those above, the same on every rank;
-/// nothing has changed then, unless the message says otherwise. Error 64 also means: between backward and step, or
-/// under Gathered.
+/// nothing has changed then, unless the message says otherwise. Error 64 also means that the call came between backward
+/// and step, or under Gathered.
 void load_weights(Engine& engine, const std::filesystem::path& path, const LoadOptions& options = {});
 
 }  // namespace tessera

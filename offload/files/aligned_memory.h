@@ -19,7 +19,7 @@ namespace tessera {
 ///    nothing is left for page faults during a step.
 /// 3. The kernel is asked for huge pages (MADV_HUGEPAGE), and may decline.
 ///
-/// Move-only; the destructor gives it back.
+/// It is move-only; the destructor gives it back.
 ///
 /// Where a device copies from and to it, the device's driver gives the memory (`give`). Then the driver decides about 1
 /// and 3, except that the memory begins at a multiple of 4 KiB.
@@ -37,9 +37,9 @@ class AlignedMemory {
   static absl::StatusOr<AlignedMemory> make(std::size_t bytes, const std::string& who);
   /// Returns `bytes` bytes of memory, zeroed, at a multiple of 4 KiB.
   using Give = std::function<std::shared_ptr<std::byte>(std::size_t bytes)>;
-  /// Does the same with memory from `give`, unless that is null. Exceptions of `give` reach the caller.
+  /// Takes the memory from `give`, unless that is null. Exceptions of `give` reach the caller.
   static absl::StatusOr<AlignedMemory> make(std::size_t bytes, const std::string& who, const Give& give);
-  /// Bytes that `make(bytes)` occupies.
+  /// Returns the bytes that `make(bytes)` occupies.
   static constexpr std::size_t occupied_bytes(std::size_t bytes) {
     return (bytes + kPageBytes - 1) / kPageBytes * kPageBytes;
   }

@@ -69,7 +69,7 @@ class TemporaryFile {
                     : error("write", -got, written, static_cast<std::int64_t>(bytes.size()), written);
   }
 
-  // It is never repeated, not even after EINTR: whether the data is on the disk is unknown then.
+  // A sync is never repeated, not even after EINTR: whether the data is on the disk is unknown then.
   absl::Status sync() {
     const int got = file_calls::fsync(fd_, name_);
     return got == 0 ? absl::OkStatus() : error("fsync", -got, -1, -1, -1);

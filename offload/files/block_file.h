@@ -9,7 +9,7 @@
 
 namespace tessera {
 
-/// See BlockFile.
+/// How a BlockFile is made.
 struct BlockFileOptions {
   std::string directory = {};
   std::int64_t bytes = 0;  ///< a multiple of 4096, more than 0
@@ -49,19 +49,19 @@ class BlockFile {
   BlockFile(const BlockFile&) = delete;
   BlockFile& operator=(const BlockFile&) = delete;
 
-  /// "/scratch/tessera-scratch-4711-2": how messages and the rules of a FaultPlan call it. No such path exists.
+  /// Returns "/scratch/tessera-scratch-4711-2": how messages and the rules of a FaultPlan call it. No such path exists.
   const std::string& name() const { return name_; }
   const std::string& directory() const { return directory_; }
   std::int64_t bytes() const { return bytes_; }
 
   /// True: `fd` reads and writes past the page cache, and offset, size and memory must be multiples of 4096.
   bool direct() const { return direct_; }
-  /// "O_DIRECT", or the reason why not: "page cache, because tmpfs is memory already".
+  /// Returns "O_DIRECT", or the reason why not: "page cache, because tmpfs is memory already".
   const std::string& mode() const { return mode_; }
 
   int fd() const { return fd_; }
-  /// A descriptor through the page cache, for what is left of a transfer that ended inside a block. Equal to `fd`
-  /// unless `direct`.
+  /// Returns a descriptor through the page cache, for what is left of a transfer that ended inside a block. Equal to
+  /// `fd` unless `direct`.
   int buffered_fd() const { return buffered_fd_; }
 
  private:

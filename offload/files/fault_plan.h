@@ -51,13 +51,13 @@ enum class FaultAction {
   kDropUnsynced,  ///< a power loss: undoes what was not synced (UnsyncedFiles), then _exit(137)
 };
 
-/// Whether an action means something at a site. Rules with other pairs are refused.
+/// Returns whether an action means something at a site. Rules with other pairs are refused.
 bool fits_together(FaultSite site, FaultAction action);
 
 /// One fault: the site, the file, the operation, and the action.
 struct FaultRule {
   FaultSite site = FaultSite::kWrite;
-  std::string path = "";   ///< only operations on files whose name contains it; empty: all
+  std::string path = "";   ///< the rule is about files whose name contains this text; empty: all files
   std::int64_t nth = 0;    ///< > 0: the n-th of those, counted from 1
   std::int64_t every = 0;  ///< > 0: each n-th of those. One of `nth` and `every` is set
   FaultAction action = FaultAction::kNone;
@@ -73,7 +73,7 @@ struct Fault {
   std::int64_t number = 0;
 };
 
-/// Rules and counts. Thread-safe.
+/// Rules and counts. It is thread-safe.
 class FaultPlan {
  public:
   explicit FaultPlan(std::vector<FaultRule> rules);
@@ -84,11 +84,11 @@ class FaultPlan {
   /// Operations that a rule changed.
   std::int64_t faults() const;
 
-  /// Counts an operation, and returns what happens to it. May end the process. If several rules apply, the first one
+  /// Counts an operation, and returns what happens to it. It may end the process. If several rules apply, the first one
   /// wins.
   Fault pass(FaultSite site, std::string_view path);
 
-  /// The model of a power loss, which hears of every change to files; null unless a rule needs it.
+  /// Returns the model of a power loss, which hears of every change to files; null unless a rule needs it.
   UnsyncedFiles* unsynced() { return unsynced_.get(); }
 
  private:
@@ -102,7 +102,7 @@ class FaultPlan {
   std::vector<CountedRule> rules_ ABSL_GUARDED_BY(mutex_);
   std::array<std::int64_t, kNumFaultSites> operations_ ABSL_GUARDED_BY(mutex_){};
   std::int64_t faults_ ABSL_GUARDED_BY(mutex_) = 0;
-  std::unique_ptr<UnsyncedFiles> unsynced_;  // set by the constructor alone; it has a mutex of its own
+  std::unique_ptr<UnsyncedFiles> unsynced_;  // only the constructor sets this, and it has a mutex of its own
 };
 
 /// Installs a plan for the whole process while it lives. REQUIRES: no other plan is installed; actions fit their sites;
@@ -124,7 +124,7 @@ class ScopedFaults {
 /// systems and tests know processes, and ranks may be threads of one.
 inline std::atomic<FaultPlan*> installed_fault_plan{nullptr};
 
-/// The installed plan, or null.
+/// Returns the installed plan, or null.
 inline FaultPlan* fault_plan() {
   if (installed_fault_plan.load(std::memory_order_relaxed) == nullptr) return nullptr;
   return installed_fault_plan.load(std::memory_order_acquire);

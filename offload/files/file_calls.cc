@@ -42,7 +42,7 @@ UnsyncedFiles* unsynced() {
   return plan == nullptr ? nullptr : plan->unsynced();
 }
 
-// How many bytes an operation on `bytes` really moves.
+// Returns how many bytes an operation on `bytes` really moves.
 std::size_t moved_bytes(const Fault& fault, std::size_t bytes) {
   if (fault.action == FaultAction::kShort) return std::min(bytes, static_cast<std::size_t>(fault.number));
   if (fault.action == FaultAction::kTorn) return std::min(bytes, static_cast<std::size_t>(fault.number) * kSectorBytes);

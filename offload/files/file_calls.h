@@ -24,7 +24,7 @@ ssize_t pread(int fd, const std::string& name, void* data, std::size_t bytes, of
 ssize_t pwrite(int fd, const std::string& name, const void* data, std::size_t bytes, off_t offset);
 /// Repeats pwrite until everything is written: 0, or the negative errno that ended it. Calls that were interrupted, or
 /// could not be served now, are made again, and so are those that wrote nothing, kMostRetries times at most; EIO after
-/// the last. `done`: bytes written.
+/// the last. `done` is the bytes written.
 int write_all(int fd, const std::string& name, std::span<const std::byte> bytes, off_t offset, std::size_t& done);
 /// Makes room on the disk for [0, bytes).
 int reserve(int fd, const std::string& name, off_t bytes);

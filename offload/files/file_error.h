@@ -6,7 +6,7 @@
 #include <string>
 #include <string_view>
 
-#include "runtime/base/errno_hint.h"  // exit_code_of_errno, errno_text
+#include "runtime/base/errno_hint.h"  // has exit_code_of_errno and errno_text
 
 namespace tessera {
 
@@ -15,7 +15,7 @@ struct FileTrouble {
   std::string_view who;        ///< the part of the program that wanted it: "rank 0 optimizer state"
   std::string_view operation;  ///< "read", "write", "fsync", ...
   std::string_view file;
-  /// Its file system is asked how much room it has, if the disk is full; empty: nothing is asked.
+  /// A folder whose file system is asked for its free room if the disk is full; empty: nothing is asked.
   std::string folder = {};
   std::int64_t offset = -1;  ///< bytes from the file's begin
   std::int64_t wanted = -1;  ///< bytes

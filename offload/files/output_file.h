@@ -12,7 +12,7 @@
 
 namespace tessera {
 
-/// The name that a result at `path` has until it is complete.
+/// Returns the name that a result at `path` has until it is complete.
 std::filesystem::path partial_of(const std::filesystem::path& path);
 
 /// Creates the file `partial` for writing, and returns its descriptor; -1 with errno where that fails. A regular file
@@ -20,8 +20,8 @@ std::filesystem::path partial_of(const std::filesystem::path& path);
 /// followed.
 int create_partial(const std::filesystem::path& partial);
 
-/// The error "<what>: <the system's reason>": 73 cannot be created, 77 where a permission is missing, 71 or 74 where a
-/// limit of the process is the reason (errno_hint.h). `error`: an errno.
+/// Returns the error "<what>: <the system's reason>": 73 cannot be created, 77 where a permission is missing, 71 or 74
+/// where a limit of the process is the reason (errno_hint.h). `error` is an errno.
 absl::Status cannot_create(const std::string& what, int error);
 
 /// A result that is written piece by piece under "<path>.partial" and gets its name when it is complete and on the

@@ -7,7 +7,7 @@ namespace tessera {
 /// How many times a call is made again that was interrupted, or that could not be served now.
 inline constexpr int kMostRetries = 100;
 
-/// `error`: an errno.
+/// `error` is an errno.
 inline bool is_worth_retrying(int error) { return error == EINTR || error == EAGAIN; }
 
 /// Makes a call again while that is worth it. The call returns a negative errno where it fails.

@@ -36,7 +36,7 @@ class ScratchRoom {
   absl::StatusOr<Room> take(std::size_t bytes);
   /// Frees the room of a piece. REQUIRES: `holds(room)`; nothing reads or writes it any more.
   void give_back(const Room& room);
-  /// Whether `take` of this object gave the room out.
+  /// Returns whether `take` of this object gave the room out.
   bool holds(const Room& room) const { return number_of(room) < files_.size(); }
 
   std::int64_t file_bytes() const { return file_bytes_; }

@@ -19,10 +19,10 @@ namespace tessera {
 /// 3. Synced data stays.
 ///
 /// It keeps a link to the file that a rename replaces, beside it (NAME.before-rename), so that the rename can be
-/// undone; the link is removed when the folder is synced. Thread-safe.
+/// undone; the link is removed when the folder is synced. It is thread-safe.
 class UnsyncedFiles {
  public:
-  /// Each tells of a change that was made, or, before_rename, that is about to be made.
+  /// Each function tells of a change that was made; before_rename tells of one that is about to be made.
   void wrote(const std::string& path);
   void synced_file(const std::string& path);
   void synced_folder(const std::string& folder);

@@ -37,7 +37,7 @@ struct Completion {
 class IoBackend {
  public:
   virtual ~IoBackend() = default;
-  /// "io_uring (single issuer; 1 file and 32.00 MiB registered)".
+  /// Returns a text such as "io_uring (single issuer; 1 file and 32.00 MiB registered)".
   virtual std::string describe() const = 0;
   /// Queues a transfer. False: no room; `push` and `collect` make some.
   virtual bool enqueue(const Transfer& transfer) = 0;

@@ -73,7 +73,7 @@ class ThreadBackend final : public IoBackend {
   }
 
   std::string register_resources(std::span<const BlockFile* const>, std::span<const std::span<std::byte>>) override {
-    return "";  // registering would gain nothing here
+    return "";  // here, registering files would gain nothing
   }
 
  private:
@@ -102,7 +102,7 @@ class ThreadBackend final : public IoBackend {
     }
   }
 
-  std::vector<Transfer> queued_;  // used only by the owner thread
+  std::vector<Transfer> queued_;  // only the owner thread uses this
   std::vector<std::thread> threads_;
   Mutex mutex_;
   CondVar has_work_, has_completions_;

@@ -8,9 +8,9 @@ namespace tessera {
 
 /// What a step that updates a parameter does with the average of its weights.
 enum class AverageStart : std::uint8_t {
-  kGoesOn,  ///< it moves on, since an earlier step began it
-  kBefore,  ///< it begins at the weight before the step, and moves
-  kAfter,   ///< it begins as a copy of the weight after the step
+  kGoesOn,  ///< the average moves on, since an earlier step began it
+  kBefore,  ///< the average begins at the weight before the step, and moves
+  kAfter,   ///< the average begins as a copy of the weight after the step
 };
 
 /// All averages begin with the run's first step that updates parameters, as copies of the weights after it;
@@ -22,8 +22,8 @@ TESSERA_ALWAYS_INLINE AverageStart average_start(std::int64_t step, bool is_firs
   return is_first_of_run ? AverageStart::kAfter : AverageStart::kBefore;
 }
 
-/// The exponential moving average of a weight after a step: average += (weight - average) * share, where share is 1 -
-/// decay. It takes one number or a vector of them.
+/// Returns the exponential moving average of a weight after a step: average += (weight - average) * share, where share
+/// is 1 - decay. It takes one number or a vector of them.
 template <class Float>
 TESSERA_ALWAYS_INLINE Float average_element(Float average, Float before, Float after, float share, AverageStart start) {
   if (start == AverageStart::kAfter) return after;

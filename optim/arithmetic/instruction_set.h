@@ -26,10 +26,10 @@ enum class InstructionSet {
   kAvx512,    ///< x86-64-v4
 };
 
-/// Whether this processor (and this architecture) can run the variant.
+/// Returns whether this processor (and this architecture) can run the variant.
 bool supports(InstructionSet set);
 
-/// The widest variant that this processor can run.
+/// Returns the widest variant that this processor can run.
 InstructionSet best_instruction_set();
 
 /// Returns "portable", "avx2" or "avx512".

@@ -58,7 +58,7 @@ void for_each_norm_node(const NormRun& run, const Visit& visit) {
 struct NormLink {
   std::uint32_t part = 0;    ///< index of the part whose rank sends it
   std::uint32_t slot = 0;    ///< index among the sums that the part sends
-  std::uint32_t merges = 0;  ///< how often it is joined with the node before it to their parent
+  std::uint32_t merges = 0;  ///< how often the node is joined with the one before it, to make their parent
 };
 
 /// The sum over a tensor whose nodes are `links[0, count)`: all of them, in block order. `sum_of(link)` is the node's

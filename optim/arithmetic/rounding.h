@@ -68,24 +68,24 @@ TESSERA_ALWAYS_INLINE Bits fp16_nearest(Float value) {
 // even would not do: then 2^16 + 1 masters share one even `high`. Every NaN comes back as the quiet NaN 0x7fc00000, so
 // that `high` is one too.
 
-/// The bit pattern to give to split_high and split_low: the number's own, or the quiet NaN 0x7fc00000.
+/// Returns the bit pattern to give to split_high and split_low: the number's own, or the quiet NaN 0x7fc00000.
 template <class Bits, class Float>
 TESSERA_ALWAYS_INLINE Bits splittable(Float value) {
   const Bits bits = __builtin_bit_cast(Bits, value);
   const Bits quiet_nan = Bits{} + 0x7fc00000u;
   return value != value ? quiet_nan : bits;
 }
-/// The high half, in the low 16 bits.
+/// Returns the high half, in the low 16 bits.
 template <class Bits>
 TESSERA_ALWAYS_INLINE Bits split_high(Bits splittable_bits) {
   return (splittable_bits + 0x8000u) >> 16;
 }
-/// The low half, in the low 16 bits. The bits above them are not defined.
+/// Returns the low half, in the low 16 bits. The bits above them are not defined.
 template <class Bits>
 TESSERA_ALWAYS_INLINE Bits split_low(Bits splittable_bits) {
   return splittable_bits;  // high << 16 has no bits there
 }
-/// The two halves as one fp32 pattern. `low` is sign-extended to 32 bits.
+/// Returns the two halves as one fp32 pattern. `low` is sign-extended to 32 bits.
 template <class Bits>
 TESSERA_ALWAYS_INLINE Bits join_split(Bits high, Bits low) {
   return (high << 16) + low;

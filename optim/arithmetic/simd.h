@@ -51,8 +51,8 @@ struct Simd {
   using Narrow = typename Simd<kLanes * kVectors>::template Of<T>;
   using Words = Narrow<std::uint16_t>;
 
-  /// The first `count` elements from memory of any alignment, the rest zero. If `count` is a constant kWidth, as in
-  /// every loop's body, it is one instruction a register; only a loop's last call has fewer.
+  /// Returns the first `count` elements from memory of any alignment, the rest zero. If `count` is a constant kWidth,
+  /// as in every loop's body, it is one instruction a register; only a loop's last call has fewer.
   static TESSERA_ALWAYS_INLINE FloatGroup load(const float* from, std::size_t count) {
     FloatGroup lanes = {};
     for (int v = 0; v < kVectors; ++v) __builtin_memcpy(&lanes[v], from + v * kLanes, 4 * lanes_of(v, count));
@@ -168,7 +168,7 @@ struct Simd {
 #if defined(__AVX2__)
     if constexpr (kWidth == 16) return Words(_mm256_sign_epi16(__m256i(x), __m256i(tops | 1)));  // 0 would make it 0
 #endif
-    const auto sign = Words(Narrow<std::int16_t>(tops) >> 15);  // 0 or -1
+    const auto sign = Words(Narrow<std::int16_t>(tops) >> 15);  // the sign is 0 or -1
     return (x ^ sign) - sign;
   }
   static TESSERA_ALWAYS_INLINE Words min_word(Words x, std::uint16_t most) {
@@ -199,7 +199,7 @@ struct Simd {
 #endif
     return x + y * factor;
   }
-  /// (x - y) * factor. REQUIRES: both the difference and y * factor are exact.
+  /// Returns (x - y) * factor. REQUIRES: both the difference and y * factor are exact.
   static TESSERA_ALWAYS_INLINE Float scaled_difference(Float x, float y, float factor) {
 #if defined(__AVX512F__)
     if constexpr (kLanes == 16) {

@@ -23,12 +23,12 @@ struct SpikeState {
 enum class SpikeVerdict : std::int32_t {
   kNone,
   kSpike,     ///< the step is to be skipped
-  kChanged,   ///< it would be a spike, but the losses before it were spikes too, so the window begins anew
+  kChanged,   ///< the loss would be a spike, but those before it were too, so the window begins anew
   kNegative,  ///< the loss is below 0, so the median says nothing about it: an error
 };
 
-/// The verdict on a step's loss. A GPU makes it by itself, to the same bits. `median`: the median of the full window;
-/// any number while it is not full.
+/// Returns the verdict on a step's loss. A GPU makes it by itself, to the same bits. `median`: the median of the full
+/// window; any number while it is not full.
 TESSERA_ALWAYS_INLINE SpikeVerdict spike_verdict(const SpikeRule& rule, const SpikeState& state, double median,
                                                  double loss) {
   if (rule.window == 0) return SpikeVerdict::kNone;
@@ -38,7 +38,7 @@ TESSERA_ALWAYS_INLINE SpikeVerdict spike_verdict(const SpikeRule& rule, const Sp
   return state.in_a_row < most ? SpikeVerdict::kSpike : SpikeVerdict::kChanged;
 }
 
-/// Goes on from a step's loss. `losses`: the ring.
+/// Goes on from a step's loss. `losses` is the ring.
 TESSERA_ALWAYS_INLINE void note_loss(const SpikeRule& rule, SpikeState& state, double* losses, SpikeVerdict verdict,
                                      double median, double loss) {
   if (rule.window == 0) return;
@@ -47,13 +47,13 @@ TESSERA_ALWAYS_INLINE void note_loss(const SpikeRule& rule, SpikeState& state, d
   if (verdict == SpikeVerdict::kSpike || verdict == SpikeVerdict::kNegative) return;
   if (verdict == SpikeVerdict::kChanged) state.count = state.next = 0;
   state.in_a_row = 0;
-  if (loss - loss != 0.0) return;  // the loss is not finite
+  if (loss - loss != 0.0) return;  // this loss is not finite
   losses[state.next] = loss;
   state.next = (state.next + 1) % rule.window;
   if (state.count < rule.window) ++state.count;
 }
 
-/// The median of an even number of losses, from the two in the middle.
+/// Returns the median of an even number of losses, from the two in the middle.
 TESSERA_ALWAYS_INLINE double median_between(double below, double above) { return below + (above - below) / 2; }
 
 }  // namespace tessera

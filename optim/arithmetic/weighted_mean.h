@@ -8,14 +8,14 @@ namespace tessera {
 // with the sum of the weights. If each weight is 1, these functions give the bits of a division by the number of
 // microbatches. The CPU and kernels call them.
 
-/// The factor that makes the mean of a sum of gradients, each of which is `scale` times too large. 0 where nothing
-/// counts.
+/// Returns the factor that makes the mean of a sum of gradients, each of which is `scale` times too large. It is 0
+/// where nothing counts.
 TESSERA_ALWAYS_INLINE double mean_factor(double weight, double scale) {
   return weight > 0.0 ? 1.0 / (weight * scale) : 0.0;
 }
 
-/// The mean loss. `loss`: the sum, divided by `microbatches`, the number of a step's microbatches on all ranks. NaN
-/// where nothing counts.
+/// Returns the mean loss. `loss`: the sum, divided by `microbatches`, the number of a step's microbatches on all ranks.
+/// Returns NaN where nothing counts.
 TESSERA_ALWAYS_INLINE double mean_loss(double loss, double microbatches, double weight) {
   return loss * (microbatches / weight);
 }

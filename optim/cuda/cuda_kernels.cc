@@ -25,7 +25,7 @@ void check(cudaError_t error, const char* what) {
 
 constexpr std::size_t kPageBytes = 4096;
 
-/// Bytes from `memory` to the next page's begin.
+/// Returns the bytes from `memory` to the next page's begin.
 std::size_t to_page(const std::byte* memory) {
   return (kPageBytes - reinterpret_cast<std::uintptr_t>(memory) % kPageBytes) % kPageBytes;
 }
@@ -80,7 +80,7 @@ class EventMark : public DeviceKernels::Mark {
   bool passed() override {
     const cudaError_t state = cudaEventQuery(event_);
     if (state == cudaErrorNotReady) {
-      cudaGetLastError();  // clears the state, which is no error that the next launch should find
+      cudaGetLastError();  // this clears the error, which the next launch should not find
       return false;
     }
     check(state, "cudaEventQuery");
@@ -180,7 +180,7 @@ class CudaKernels : public DeviceKernels {
   }
 
   std::shared_ptr<std::byte> pinned_memory(std::size_t bytes) override {
-    stream_();  // selects its device
+    stream_();  // this selects the stream's device
     std::shared_ptr<std::byte> memory = pinned(std::max<std::size_t>(bytes, 1));
     if (to_page(memory.get()) > 0) {
       memory = pinned(bytes + kPageBytes);
@@ -190,7 +190,7 @@ class CudaKernels : public DeviceKernels {
     return memory;
   }
   std::unique_ptr<Mark> upload(std::span<const UploadPiece> pieces, const Mark* after) override {
-    stream_();  // selects its device
+    stream_();  // this selects the stream's device
     const cudaStream_t up = up_.get();
     if (after) static_cast<const EventMark*>(after)->hold_back(up);
     for (const UploadPiece& piece : pieces) {
@@ -208,7 +208,7 @@ class CudaKernels : public DeviceKernels {
   }
   void fetch(std::byte* pinned, const void* device, std::size_t bytes) override {
     const std::lock_guard lock(fetching_);
-    stream_();  // selects its device
+    stream_();  // this selects the stream's device
     const cudaStream_t beside = beside_.get();
     check(cudaMemcpyAsync(pinned, device, bytes, cudaMemcpyDeviceToHost, beside), "cudaMemcpyAsync from the device");
     check(cudaStreamSynchronize(beside), "cudaStreamSynchronize");

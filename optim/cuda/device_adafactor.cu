@@ -1,4 +1,4 @@
-// Adafactor on a GPU. It is compiled without contraction of a * b + c into one rounding, like the CPU's loops.
+// This is Adafactor on a GPU. It is compiled without contraction of a * b + c into one rounding, like the CPU's loops.
 //
 // A step is five launches: rows and then columns of blocks are summed (sum_rows_and_columns), blocks are joined
 // (finish_rows_and_columns), both for tensors of two dimensions or more only; updates are made and their squares summed
@@ -193,7 +193,7 @@ __global__ void __launch_bounds__(kAdafactorThreads) divide(AdafactorMemory m, f
   }
 }
 
-/// One warp runs it.
+/// One warp runs this kernel.
 __global__ void sum_blocks(AdafactorMemory m, AdafactorNumbers numbers) {
   double of_parameter = 0, of_updates = 0;
 #pragma unroll 8
@@ -236,8 +236,8 @@ AdafactorMemory memory_of(const AdafactorTensor& t, const AdafactorSums& sums, d
   return m;
 }
 
-/// The number of thread blocks that have `threads` threads together, or as many as a device runs at once if that is
-/// less.
+/// Returns the number of thread blocks that have `threads` threads together, or as many as a device runs at once if
+/// that is less.
 unsigned blocks_with(std::size_t threads, int processors) {
   const std::size_t most = static_cast<std::size_t>(processors) * kAdafactorResidentBlocks;
   return static_cast<unsigned>(std::min(adafactor_blocks(threads, kAdafactorThreads), most));

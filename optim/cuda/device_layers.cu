@@ -1,4 +1,4 @@
-// It is compiled without contraction of a * b + c into one rounding, like the CPU's loops.
+// This file is compiled without contraction of a * b + c into one rounding, like the CPU's loops.
 
 #include <math.h>
 
@@ -35,7 +35,7 @@ __device__ double trust_ratio_of(const StepRequest& request, const LayerTables& 
   return trust_ratio(request.rule, numbers, request.trust_coefficient, sqrt(l.squares[tensor]), update);
 }
 
-/// One thread block runs it.
+/// One thread block runs this kernel.
 __global__ void adapt(StepRequest request, LayerTables l, StepTables t) {
   add_up_layers(l, t);
   __syncthreads();

@@ -63,7 +63,7 @@ struct Tile {
       : nodes(t.nodes + t.first_node[tile]), count(t.first_node[tile + 1] - t.first_node[tile]) {
     leaves = nodes[count - 1].first_leaf + blocks_of(nodes[count - 1]);
   }
-  /// The node that a leaf belongs to: the last one that does not begin behind it.
+  /// Returns the node that a leaf belongs to: the last one that does not begin behind it.
   __device__ const NormTileNode& node_of(unsigned leaf) const {
     unsigned low = 0, high = count;
     while (high - low > 1) {

@@ -20,7 +20,7 @@ constexpr int kHalf = kPerThread / 2;
 constexpr int kApart = 16;
 static_assert(kWarp * kPerThread == kStateBlock);
 
-/// Where a thread's elements begin, in the 256 of its warp.
+/// Returns where a thread's elements begin, in the 256 of its warp.
 __device__ __forceinline__ std::size_t first_in_warp() {
   const unsigned lane = threadIdx.x % kWarp;
   return lane / 4 * 32 + lane % 4 * kHalf;
@@ -64,7 +64,7 @@ __device__ __forceinline__ Run<T> load_run(const T* from, std::size_t left) {
   return run;
 }
 
-/// The bits of narrow values side by side, the first in the lowest.
+/// Returns the bits of narrow values side by side, the first in the lowest.
 template <class T>
 __device__ __forceinline__ std::uint32_t packed(const T* values, int count) {
   constexpr int kBits = 8 * sizeof(T);

@@ -45,7 +45,7 @@ __device__ const std::uint8_t* flags_of(const StepTables& t, int rank) {
   return reinterpret_cast<const std::uint8_t*>(&header_of(t, rank) + 1);
 }
 
-/// One thread block runs it.
+/// One thread block runs this kernel.
 __global__ void read(StepTables t) {
   for (unsigned p = threadIdx.x; p < static_cast<unsigned>(t.parameters); p += blockDim.x) {
     unsigned used = 0;
@@ -103,7 +103,7 @@ __device__ Verdict verdict_on(const StepRequest& request, const StepTables& t, d
   return v;
 }
 
-/// The parameter's constants, made with the numbers and the rate of its group.
+/// Returns the parameter's constants, made with the numbers and the rate of its group.
 __device__ RuleConstants constants_of(const StepRequest& request, const StepTables& t, unsigned p, double lr) {
   const bool is_matrix = t.is_matrix && t.is_matrix[p] != 0;
   const GroupNumbers* const group = group_of(t, p);
@@ -139,12 +139,12 @@ __device__ void find_uniform(const StepTables& t, unsigned begin, unsigned end) 
   }
 }
 
-/// One thread block runs it.
+/// One thread block runs this kernel.
 __global__ void begin_update(StepRequest request, UnitRequest unit, StepTables t) {
   __shared__ int differs, is_infinite;
   if (threadIdx.x == 0) differs = is_infinite = 0;
   const bool is_over = t.decision->is_skipped != 0;
-  __syncthreads();  // all have read the decision before one writes it
+  __syncthreads();  // all threads have read the decision before one writes it
   for (unsigned i = threadIdx.x; i < unit.digest_bits; i += blockDim.x) {
     if (unit.differ[i] != 0.0f) differs = 1;
   }
@@ -185,7 +185,7 @@ __global__ void decide(StepRequest request, StepTables t) {
   const Verdict v = verdict_on(request, t, median);
   const bool was_over = t.updates_in_backward && t.decision->is_skipped != 0;
   const bool is_skipped = v.is_skipped || was_over;
-  __syncthreads();  // all have read the decision before one writes it
+  __syncthreads();  // all threads have read the decision before one writes it
   if (threadIdx.x == 0) {
     DeviceDecision& d = *t.decision;
     d.loss = v.loss;
@@ -207,7 +207,7 @@ __global__ void decide(StepRequest request, StepTables t) {
   find_uniform(t, 0, static_cast<unsigned>(t.groups));
 }
 
-/// The parameter that element `element` of the group belongs to: the last one that does not begin behind it.
+/// Returns the parameter that element `element` of the group belongs to: the last one that does not begin behind it.
 __device__ std::uint32_t parameter_at(const DeviceRun& run, std::uint64_t element) {
   const std::uint64_t place = element / kParameterAlign;
   std::uint32_t low = 0, high = run.parameters;
@@ -218,7 +218,7 @@ __device__ std::uint32_t parameter_at(const DeviceRun& run, std::uint64_t elemen
   return run.begins[low].parameter;
 }
 
-/// The first element of this warp; it goes on in steps of all_warps().
+/// Returns the first element of this warp; it goes on in steps of all_warps().
 __device__ std::size_t first_of_warp() {
   return (std::size_t{blockIdx.x} * kThreads + threadIdx.x) / kWarp * kStateBlock;
 }
@@ -257,7 +257,7 @@ struct Update {
     const Constants& c;
     const NoiseKey& key;
     std::uint32_t parameter;
-    float scale;  ///< the gradient's
+    float scale;  ///< this is the gradient's
   };
 
   /// Computes this thread's elements of the 256 of its warp. All threads of a warp call together.
@@ -504,8 +504,8 @@ bool aligned(const void* pointer, std::uintptr_t bytes) {
   return reinterpret_cast<std::uintptr_t>(pointer) % bytes == 0;
 }
 
-/// Whether memory is aligned as load_run and store_run need it, and more: only then does a thread's sector lie on its
-/// own.
+/// Returns whether memory is aligned as load_run and store_run need it, and more: only then does a thread's sector lie
+/// on its own.
 bool aligned(const StepArguments& a) {
   for (const StateArgument& state : a.states) {
     if (!aligned(state.data, 16)) return false;

@@ -30,7 +30,7 @@ cudaError_t decide_step(const StepRequest& request, const StepTables& tables, cu
 cudaError_t begin_unit(const StepRequest& request, const UnitRequest& unit, const StepTables& tables,
                        cudaStream_t stream);
 
-/// No limit: a launch has as many thread blocks as are useful.
+/// This sets no limit: a launch has as many thread blocks as are useful.
 inline constexpr unsigned kAnyBlocks = ~0u;
 
 /// The optimizer's pass over one run, in one launch of at most `most_blocks` thread blocks: it reads gradient, weights

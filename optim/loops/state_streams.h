@@ -44,7 +44,7 @@ struct F32State {
 inline constexpr std::size_t kKeptValues = 2 * kStateBlock;
 template <class V>
 struct BlockValues {
-  float* values;  ///< [kKeptValues]
+  float* values;  ///< it has kKeptValues elements
 
   TESSERA_ALWAYS_INLINE void keep(std::size_t i, const typename V::FloatGroup& kept) const {
     V::store(values + i % kKeptValues, V::kWidth, kept);

@@ -83,7 +83,7 @@ class States : public States<V, Rule, kDType, k + 1> {
       for (int v = 0; v < V::kVectors; ++v) noise[v] = V::where_ordered(noise[v], values[v], later[v]);
     }
   }
-  /// The new values of a narrow state; `other` where there is none.
+  /// Returns the new values of a narrow state; `other` where there is none.
   TESSERA_ALWAYS_INLINE FloatGroup narrow_or(std::size_t i, const FloatGroup& other) const {
     if constexpr (Stream::kIsNarrow) {
       if (is_kept()) return stream_.kept(i);

@@ -29,7 +29,7 @@ extern const StepLoops kPortableStepLoops;
 extern const StepLoops kAvx2StepLoops;    ///< exists on x86-64 only
 extern const StepLoops kAvx512StepLoops;  ///< exists on x86-64 only
 
-/// The loops for an instruction set. REQUIRES: supports(set).
+/// Returns the loops for an instruction set. REQUIRES: supports(set).
 const StepLoops& step_loops(InstructionSet set);
 
 }  // namespace tessera

@@ -71,7 +71,7 @@ struct AdamRule {
     return c;
   }
 
-  /// Whether a step is of the usual kind: adamw, and not frozen. Loops have a separate copy for such steps.
+  /// Returns whether a step is of the usual kind: adamw, and not frozen. Loops have a separate copy for such steps.
   static TESSERA_ALWAYS_INLINE bool is_usual(const Constants& c) { return c.decoupled && !c.frozen; }
   static TESSERA_ALWAYS_INLINE void make_usual(Constants& c) {
     c.decoupled = true;

@@ -17,7 +17,7 @@ enum class StepRule {
   kLion,
   kAdagrad,
   kRmsprop,
-  kLamb,  ///< makes directions: kSgd takes the step, when a tensor's rate is known
+  kLamb,  ///< this makes directions; kSgd takes the step when a tensor's rate is known
   kLars,
 };
 inline constexpr int kStepRules = 7;

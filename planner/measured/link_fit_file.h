@@ -19,7 +19,7 @@ namespace tessera {
 absl::StatusOr<LinkFit> parse_link_fit(const std::string& text, const std::string& name);
 /// Reads the file at `path`. Further errors: those of read_input_file.
 absl::StatusOr<LinkFit> read_link_fit(const std::filesystem::path& path);
-/// A text that parse_link_fit reads as an equal fit.
+/// Returns a text that parse_link_fit reads as an equal fit.
 std::string to_json(const LinkFit& fit);
 
 }  // namespace tessera

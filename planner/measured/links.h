@@ -21,7 +21,7 @@ struct CallCost {
   double coding_s = 0;
   /// Seconds that adding up takes from compute on a rank whose cores are busy (Links::sum_s_per_byte).
   double sum_s = 0;
-  /// The same times if ranks compute meanwhile (OperationFit). A value below the one for idle ranks counts as that one.
+  /// The same times while ranks compute (OperationFit). A value below that for idle ranks counts as that one.
   double busy_latency_s = 0, busy_transfer_s = 0;
   double seconds() const { return latency_s + transfer_s; }
   double busy_seconds() const { return std::max(latency_s, busy_latency_s) + std::max(transfer_s, busy_transfer_s); }
@@ -45,8 +45,8 @@ struct CodingFit {
   /// The part of such a second that compute beside it loses: 0 where a core is idle, 1 where all are busy.
   double load = 0;
   /// The part that is left of what ranks would encode and decode if each sent to all others, in a reduction and in an
-  /// all-gather. It is less than 1 where ranks of a host add up and gather in its memory first (Links::of_group). Not
-  /// in the file.
+  /// all-gather. It is less than 1 where ranks of a host add up and gather in its memory first (Links::of_group). It is
+  /// not in the file.
   double of_reductions = 1, of_gathers = 1;
   friend bool operator==(const CodingFit&, const CodingFit&) = default;
 };
@@ -85,12 +85,12 @@ struct Links {
   int ranks = 2, hosts = 1;
   OperationFit all_gather = {}, reduce_scatter = {}, all_reduce = {}, small = {};
   /// Seconds of compute that a byte on the wire takes from a rank whose cores are busy; and that a byte of a peer's
-  /// fp32 takes in addition where it is added up, in however few bits it came. 0 where transport work has a core of its
-  /// own.
+  /// fp32 takes in addition where it is added up, in however few bits it came. It is 0 where transport work has a core
+  /// of its own.
   double cpu_s_per_byte = 0, sum_s_per_byte = 0;
   CodingFit coding = {};
   bool reduces_in_background = true;  ///< Collectives::reduces_in_background
-  /// Collectives::gathers_in_background. False in shared memory: there the call is over when it returns.
+  /// Collectives::gathers_in_background. It is false in shared memory: there the call is over when it returns.
   bool gathers_in_background = true;
 
   /// Returns the cost of a call of `of_ranks` ranks, each of which sends `sent_bytes`. Zeros where there is one rank.
@@ -98,12 +98,12 @@ struct Links {
   /// Returns the cost of an all-gather in which each rank's part has `part_bytes`.
   CallCost all_gather_cost(int of_ranks, std::int64_t part_bytes) const;
 
-  /// The links of a group of `of_ranks` ranks on `of_hosts` hosts, if a host's ranks belong to `groups` such groups
-  /// that make their calls at the same time, and so share its link. Ranks of a host sum and gather in its memory first,
-  /// so a call of N bytes sends groups (of_hosts - 1)/of_hosts N from a host (twice that in an all-reduce). Beta, which
-  /// counts what a rank would send alone, is scaled accordingly, and so is what is written in fewer bits. Links that
-  /// were measured on one host stay as they are, and so do alpha, cpu_s_per_byte and sum_s_per_byte. REQUIRES: of_ranks
-  /// >= of_hosts >= 1, groups >= 1.
+  /// Returns the links of a group of `of_ranks` ranks on `of_hosts` hosts, if a host's ranks belong to `groups` such
+  /// groups that make their calls at the same time, and so share its link. Ranks of a host sum and gather in its memory
+  /// first, so a call of N bytes sends groups (of_hosts - 1)/of_hosts N from a host (twice that in an all-reduce).
+  /// Beta, which counts what a rank would send alone, is scaled accordingly, and so is what is written in fewer bits.
+  /// Links that were measured on one host stay as they are, and so do alpha, cpu_s_per_byte and sum_s_per_byte.
+  /// REQUIRES: of_ranks >= of_hosts >= 1, groups >= 1.
   Links of_group(int of_ranks, int of_hosts, int groups) const;
 
   friend bool operator==(const Links&, const Links&) = default;
@@ -119,7 +119,7 @@ struct MeshLinks {
 absl::StatusOr<Links> parse_links(const std::string& text, const std::string& name);
 /// Reads the file at `path`. Errors also: those of read_input_file.
 absl::StatusOr<Links> read_links(const std::filesystem::path& path);
-/// A text that parse_links reads as equal links.
+/// Returns a text that parse_links reads as equal links.
 std::string to_json(const Links& links);
 
 }  // namespace tessera

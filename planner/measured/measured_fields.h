@@ -29,18 +29,18 @@ class MeasuredFields {
   MeasuredFields(const JsonNode& node, std::string place, Diagnostics& diagnostics)
       : node_(node), place_(std::move(place)), diagnostics_(diagnostics) {}
 
-  /// A number from 0 to kMost; JSON has no infinities.
+  /// Returns a number from 0 to kMost; JSON has no infinities.
   double number(std::string_view key);
   /// Returns an integer of [least, most].
   std::int64_t integer(std::string_view key, std::int64_t least, std::int64_t most);
   bool boolean(std::string_view key);
-  /// A text that is not empty.
+  /// Returns a text that is not empty.
   std::string text(std::string_view key);
   /// Returns one of `allowed`, or "" if the value is another one.
   std::string word(std::string_view key, const std::vector<std::string>& allowed);
-  /// The fields of an object; nothing where it is none.
+  /// Returns the fields of an object; nothing where it is none.
   std::optional<MeasuredFields> object(std::string_view key);
-  /// The elements of a list; null where it is no list.
+  /// Returns the elements of a list; null where it is no list.
   const JsonNode* list(std::string_view key);
 
   /// Reports what is wrong with a member.

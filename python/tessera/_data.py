@@ -105,7 +105,7 @@ class TokenBatches:
 
     @property
     def epoch(self) -> int:
-        """The current epoch, counted from 0."""
+        """Returns the current epoch, counted from 0."""
         return self._native.epoch()
 
     @property
@@ -115,12 +115,12 @@ class TokenBatches:
 
     @property
     def dropped_samples(self) -> int:
-        """Samples that an epoch leaves out with `tail="drop"`; else 0."""
+        """Returns the samples that an epoch leaves out with `tail="drop"`; else 0."""
         return self._native.dropped_samples()
 
     @property
     def padded_samples(self) -> int:
-        """Samples that an epoch gives twice to fill its last step with `tail="pad"`; else 0."""
+        """Returns the samples that an epoch gives twice to fill its last step with `tail="pad"`; else 0."""
         return self._native.padded_samples()
 
 

@@ -398,22 +398,22 @@ class Engine:
 
     @property
     def strategy(self) -> dict[str, Any]:
-        """The strategy in use, every key present."""
+        """Returns the strategy in use, every key present."""
         return json.loads(self._live().strategy())
 
     @property
     def device(self) -> torch.device:
-        """The device of the parameters, where inputs must be too."""
+        """Returns the device of the parameters, where inputs must be too."""
         return self._live().device()
 
     @property
     def plan(self) -> _native.PlannedMemory:
-        """The memory plan of this rank: `use` (bytes by category), `total`, `table`."""
+        """Returns the memory plan of this rank: `use` (bytes by category), `total`, `table`."""
         return self._live().plan()
 
     @property
     def allocated(self) -> dict[str, int]:
-        """Bytes in use now, by category."""
+        """Returns the bytes in use now, by category."""
         return self._live().allocated()
 
     @property
@@ -423,12 +423,12 @@ class Engine:
 
     @property
     def steps_applied(self) -> int:
-        """Number of steps that updated parameters; skipped ones do not count."""
+        """Returns the number of steps that updated parameters; skipped ones do not count."""
         return self._live().steps_applied()
 
     @property
     def loss_scale(self) -> float:
-        """The loss scale of the next backward; 1.0 unless parameters are fp16."""
+        """Returns the loss scale of the next backward; 1.0 unless parameters are fp16."""
         return self._live().loss_scale()
 
     def time_data(self) -> None:
@@ -543,7 +543,7 @@ def _without_padding(loader: Iterable) -> Iterator:
     sampler.total_size, sampler.num_samples = samples, len(range(sampler.rank, samples, sampler.num_replicas))
     try:
         batches = iter(loader)
-        first = list(itertools.islice(batches, 1))  # the sampler has begun then
+        first = list(itertools.islice(batches, 1))  # the sampler has begun by then
     finally:
         sampler.total_size, sampler.num_samples = padded
     return itertools.chain(first, batches)

@@ -75,6 +75,6 @@ def print_all(text: str) -> None:
         sys.stdout.write(text)
         sys.stdout.flush()
     except OSError as error:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python's last flush has nowhere to go
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python's last flush then has nowhere to go
         raise Error(f"standard output could not be written: {error.strerror}. [T0679] hint: what was printed is not complete; --out writes a file",
                     IO) from error

@@ -38,7 +38,7 @@ def read_strategy(strategy: str | os.PathLike | Mapping | None) -> _native.Strat
 
 # This variable tells torch.distributed and Tessera that a store is served at MASTER_PORT already, so that they connect.
 _STORE_IS_SERVED = "TORCHELASTIC_USE_AGENT_STORE"
-_store_of_torch: Any = None  # kept here, so that destroy_process_group does not end a store that Tessera uses
+_store_of_torch: Any = None  # this reference keeps destroy_process_group from ending a store that Tessera uses
 _told: tuple[int, int] | None = None  # rank and world size that the program was told before this process joined its job
 
 
@@ -63,7 +63,7 @@ def _join(strategy: _native.Strategy) -> None:
         _leaves_at_exit = True
         if process.parent_process() is None:
             atexit.register(_leave)
-        else:  # multiprocessing ends it without atexit if it was forked, and after an exception as if there was none
+        else:  # multiprocessing ends a forked process without atexit, and hides an exception at the end of any
             util.Finalize(None, _leave_child, exitpriority=1)
         os.register_at_fork(after_in_child=_after_fork)
 
@@ -184,7 +184,7 @@ def _fail(kind, value, trace) -> None:
     text = str(value) if ours else f"{kind.__name__}: {first_line}"
     code = value.exit_code if ours else _EXCEPTION_OF_THE_PROGRAM
     code = _native.fail(code, text, "".join(traceback.format_exception(kind, value, trace)))
-    if not issubclass(kind, KeyboardInterrupt):  # Python ends by the signal then
+    if not issubclass(kind, KeyboardInterrupt):  # Python then ends by the signal
         _native.set_exit_code(code)
 
 
@@ -193,7 +193,7 @@ _exit_called: tuple[Any, Any] | None = None  # what sys.exit was last called wit
 
 
 def _exit(status: Any = None, /) -> None:
-    """sys.exit, which leaves a note for _leave, because no excepthook hears of SystemExit."""
+    """Replaces sys.exit and leaves a note for _leave, because no excepthook hears of SystemExit."""
     global _exit_called
     frame = sys._getframe()
     while frame.f_back is not None:

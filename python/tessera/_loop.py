@@ -97,7 +97,7 @@ class SyncBatchNorm(_BatchNorm):
 
 def convert_sync_batchnorm(model: torch.nn.Module) -> list[str]:
     """Makes each BatchNorm1d, 2d and 3d in `model`, and `model` itself, a `SyncBatchNorm`, and returns their paths.
-    They stay the same objects, with their parameters, buffers and hooks. Before the Engine is made, or later.
+    They stay the same objects, with their parameters, buffers and hooks. Call it before the Engine is made, or later.
     Collective.
 
     Raises Error (64) on all ranks for a BatchNorm that has a forward of its own, or no sizes yet.
@@ -123,9 +123,9 @@ class DataParallel:
         loss.backward()      # when it returns, every .grad is the mean over the ranks
         optimizer.step()
 
-    For what an Engine does not have: an optimizer of your own, second-order methods. It costs the memory of NO_SHARD
-    and does not overlap communication with backward, so an Engine is smaller and faster. Call the model itself, there
-    is no module around it.
+    Use it for what an Engine does not have: an optimizer of your own, second-order methods. It costs the memory of
+    NO_SHARD and does not overlap communication with backward, so an Engine is smaller and faster. Call the model
+    itself, there is no module around it.
 
     Making one is collective, compares the modules and gives every rank rank 0's values. Each backward that reaches a
     parameter is collective at its end. A parameter that some ranks did not use gets the mean in which they count as
@@ -144,9 +144,9 @@ class DataParallel:
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
-        """`with parallel.no_sync():` backward leaves gradients as this rank made them. They add up; the next backward
-        outside averages the sum.
-        """
+        """Inside `with parallel.no_sync():` backward leaves gradients as this
+        rank made them. They add up; the next backward outside averages the
+        sum. """
         scope = self._live().no_sync()
         try:
             yield
@@ -154,8 +154,8 @@ class DataParallel:
             scope.end()
 
     def set_weight(self, weight: float | torch.Tensor) -> None:
-        """The loss of the next backward that averages is a mean over so many things (samples, tokens), so gradients are
-        means over all of them.
+        """Says over how many things (samples, tokens) the loss of the next averaging backward is a mean. Gradients are
+        then means over all of them.
 
         A SyncBatchNorm adds up ranks' gradients inside backward, before these weights count: with one, give an Engine
         the weight, or multiply the loss.
@@ -169,7 +169,7 @@ class DataParallel:
         self._live().backward_nothing()
 
     def broadcast_buffers(self) -> None:
-        """Rank 0's buffers for every rank. Collective."""
+        """Gives every rank rank 0's buffers. Collective."""
         parallel = self._live()
         self._mirror.refresh()
         parallel.broadcast_buffers()
@@ -180,11 +180,11 @@ class DataParallel:
         return self._live().num_buckets()
 
     def close(self) -> None:
-        """Backward averages no longer."""
+        """Ends the averaging in backward."""
         self._native = self._mirror = None
 
     def enter_forked_process(self) -> None:
-        """Called by itself in a process that is forked from this one, which has no part in it."""
+        """Called automatically in a process that is forked from this one, which takes no part in averaging."""
 
     def _live(self) -> _native.DataParallel:
         if self._native is None:

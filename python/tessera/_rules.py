@@ -16,7 +16,7 @@ from tessera import _native
 from tessera._error import Error
 
 _MODEL = 70  # the exit code of an exception of the program's
-_FRAMES_SHOWN = 4  # of a traceback, the innermost: other ranks get about 1,000 characters of an error
+_FRAMES_SHOWN = 4  # innermost frames of a traceback: other ranks get about 1,000 characters of an error
 
 
 @dataclass(slots=True)
@@ -197,7 +197,7 @@ class _Rule:
         try:
             return getattr(self._rule, function)(*arguments)
         except Error:
-            raise  # of an exchange with other ranks, say
+            raise  # such as a failure of an exchange with other ranks
         except Exception as error:
             said = (str(error).splitlines() or [""])[0]
             trace = "".join(traceback.format_tb(error.__traceback__.tb_next, -_FRAMES_SHOWN)).rstrip()  # without this frame

@@ -13,7 +13,7 @@ namespace tessera {
 /// shorter.
 inline constexpr std::size_t kMessageRun = 256;
 
-/// Number of runs in a message of `numel` elements.
+/// Returns the number of runs in a message of `numel` elements.
 template <std::integral Count>
 constexpr Count message_runs(Count numel) {
   constexpr auto run = static_cast<Count>(kMessageRun);

@@ -23,11 +23,11 @@ void on_threads(std::size_t count, std::size_t threads, const std::function<void
       if (!failure) failure = std::current_exception();
     }
   };
-  constexpr std::size_t kMostThreads = 8;  // each may have LibTorch's threads below it
+  constexpr std::size_t kMostThreads = 8;  // each of these may have LibTorch's threads below it
   std::vector<std::thread> others;
   try {
     for (std::size_t i = 1; i < std::min({count, threads, kMostThreads}); ++i) others.emplace_back(work);
-  } catch (const std::system_error&) {  // no more threads can be had: the existing ones do the rest
+  } catch (const std::system_error&) {  // the system gives no more threads, so the existing ones do the rest
   }
   work();
   for (std::thread& other : others) other.join();

@@ -22,7 +22,7 @@ enum class Operation : std::uint32_t {
   kAllToAll,
   kBarrier,
 };
-/// Name as messages show it: "all_gather".
+/// Returns the name as messages show it: "all_gather".
 std::string_view name_of(Operation operation);
 
 /// The description of a collective that a rank enters. All ranks of a group must say the same: it is the call's
@@ -30,7 +30,7 @@ std::string_view name_of(Operation operation);
 struct CallSignature {
   static constexpr std::size_t kLabelBytes = 64;
 
-  std::uint64_t sequence = 0;  ///< calls made on this group so far, this one included
+  std::uint64_t sequence = 0;  ///< number of calls made on this group so far, this one included
   std::uint64_t count = 0;     ///< elements (reductions) or bytes (all others) per rank
   Operation operation = Operation::kNone;
   DType dtype = DType::kU8;
@@ -38,7 +38,7 @@ struct CallSignature {
   std::uint8_t unused[2] = {};
   std::uint32_t root = 0;
   std::uint32_t unused_too = 0;
-  std::array<char, kLabelBytes> label{};  ///< ends with 0
+  std::array<char, kLabelBytes> label{};  ///< the text ends with 0
 
   std::string_view label_text() const { return label.data(); }
   /// Returns a text such as "reduce_scatter 'blocks.3' of 4096 bf16 (#412)".

@@ -10,7 +10,7 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-/// A wait of a rank.
+/// A rank that waits in a call.
 struct Node {
   const WaitReport* report;
   const WaitReport::Wait* wait;
@@ -23,7 +23,7 @@ bool has_begun(const WaitReport& report, const WaitReport::Wait& wait) {
   return group != report.groups.end() && group->second.begun >= wait.call;
 }
 
-/// Whether `other` occupies the thread that would begin a call of `group` on that rank.
+/// Returns whether `other` occupies the thread that would begin a call of `group` on that rank.
 bool keeps_from(const Node& other, const std::string& group) {
   const auto& groups = other.report->groups;
   const auto known = groups.find(group);

@@ -86,7 +86,7 @@ void GroupCalls::enter(std::uint64_t call) {
 // Remembers a thread that makes calls. The thread that made the group counts until some thread calls it.
 void GroupCalls::note_thread(int thread, bool forget_others) {
   thread_.store(thread, std::memory_order_relaxed);
-  std::size_t place = kThreads - 1;  // with more threads than places, the latest thread takes the last place
+  std::size_t place = kThreads - 1;  // if there are more threads than places, the latest takes the last place
   for (std::size_t i = 0; i < kThreads; ++i) {
     if (forget_others) threads_[i].store(0, std::memory_order_relaxed);
     const int known = threads_[i].load(std::memory_order_relaxed);

@@ -32,7 +32,7 @@ struct GroupRanks {
   int first = 0, count = 1, stride = 1;
 };
 
-/// The reason for which ranks that wait for each other are ended, once it is known. Thread-safe.
+/// The reason for which ranks that wait for each other are ended, once it is known. It is thread-safe.
 class CallVerdict {
  public:
   void set(const absl::Status& verdict) {
@@ -139,8 +139,8 @@ class CallWatch {
 
   static constexpr std::chrono::seconds kLong{3};  ///< length of a wait that ranks communicate about
 
-  /// Whether this rank has waited that long in a watched call, so that another library's calls are of interest. Any
-  /// thread may ask.
+  /// Returns whether this rank has waited that long in a watched call, so that another library's calls are of interest.
+  /// Any thread may ask.
   bool waits() const { return waits_; }
   /// Takes the current state of another library's calls; it counts for two seconds. Any thread may call. REQUIRES: the
   /// groups' state was read while this rank waited.

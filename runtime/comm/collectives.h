@@ -46,7 +46,7 @@ class Work {
   /// Makes a Work of a state that it does not own; it calls State::release when it is done with the state.
   explicit Work(State* state) : state_(state) {}
 
-  /// Whether the operation has ended, so that `wait` returns at once.
+  /// Returns whether the operation has ended, so that `wait` returns at once.
   bool done() const { return state_ == nullptr; }
 
   /// Does what this rank has to do before its peers can finish the operation; blocks until all have started it. `wait`
@@ -98,7 +98,7 @@ class SumVisitor {
 /// When the caller of a reduction means to wait for it.
 enum class Waits {
   kAtOnce,
-  kLater,  ///< after other calls, also of this group, or after computing: the start needs no barrier of the ranks
+  kLater,  ///< it waits after other calls, also of this group, or after computing: the start needs no barrier
 };
 
 class Collectives;
@@ -133,11 +133,11 @@ struct ReduceOptions {
   WireForm sums = WireForm::kPlain;  ///< codec of all_reduce for sums that the rank that made them sends to the others
   /// Error feedback: the rounding error of this rank's earlier contributions is added to this one, and replaced by the
   /// new error (runs that are not finite do not change it). It has as many elements as this rank sends
-  /// (Collectives::compressed_part). Give the same memory at each reduction of the same gradients. Null: none.
+  /// (Collectives::compressed_part). Give the same memory at each reduction of the same gradients. Null means none.
   float* feedback = nullptr;
   /// A compressor that makes the sums of fp32 instead, if compressed_part() is not 0. The codecs and `feedback` then
   /// have no effect, and the whole input of reduce_scatter becomes sums. It must live until the Work is waited for.
-  /// Null: none.
+  /// Null means none.
   SumMethod* method = nullptr;
 };
 
@@ -177,7 +177,7 @@ class Collectives {
   virtual int rank() const = 0;
   virtual int size() const = 0;
   virtual TransportKind kind() const = 0;
-  /// The transport's name for people: "host", "thread", "gloo", "nccl", "fake", "hierarchical(host, gloo)", ...
+  /// Returns the transport's name for people: "host", "thread", "gloo", "nccl", "fake", "hierarchical(host, gloo)", ...
   virtual std::string transport() const = 0;
 
   /// The memory on which calls work: that of the host, or that of the GPU with this index. Calls on a GPU are ordered
@@ -185,12 +185,12 @@ class Collectives {
   static constexpr int kHostMemory = -1;
   virtual int gpu() const { return kHostMemory; }
 
-  /// Whether reductions with Waits::kLater go on by themselves, phase after phase, while the caller computes.
+  /// Returns whether reductions with Waits::kLater go on by themselves, phase after phase, while the caller computes.
   /// Work::advance then does nothing.
   virtual bool reduces_in_background() const { return false; }
 
-  /// Whether all_gather, broadcast and all_to_all go on by themselves between the call and the wait for it, while the
-  /// caller computes.
+  /// Returns whether all_gather, broadcast and all_to_all go on by themselves between the call and the wait for it,
+  /// while the caller computes.
   virtual bool gathers_in_background() const { return false; }
 
   /// How much of a reduction's input this rank rounds if ReduceOptions say so. 1: all of it; L: the L-th part, rounded
@@ -201,7 +201,7 @@ class Collectives {
   /// other calls.
   virtual absl::StatusOr<std::unique_ptr<CommBuffer>> allocate(std::size_t bytes) = 0;
 
-  /// Whether `allocate_common` can succeed: true on `host` and `thread`, and for a group of one rank.
+  /// Returns whether `allocate_common` can succeed: true on `host` and `thread`, and for a group of one rank.
   virtual bool shares_memory() const { return false; }
 
   /// Allocates *common memory*: the same bytes on all ranks, though not at the same address. Peers see what a rank

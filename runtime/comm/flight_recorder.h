@@ -24,7 +24,7 @@ namespace tessera {
 ///          "began_s": 12.031, "ended_s": null}, ...]}, ...]}
 ///
 /// The file has the last kCalls calls of each group. Seconds count from the moment when the rank made its first group;
-/// `ended_s` is null for a call that has not ended. Thread-safe.
+/// `ended_s` is null for a call that has not ended. It is thread-safe.
 class FlightRecorder : public std::enable_shared_from_this<FlightRecorder> {
  public:
   static constexpr std::size_t kCalls = 64;

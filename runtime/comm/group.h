@@ -27,9 +27,9 @@ struct Group {
   int world_rank(int member) const { return world_ranks[member]; }
   /// Returns a text such as "rank 2".
   std::string who(int member) const { return "rank " + std::to_string(world_ranks[member]); }
-  /// This rank, as messages begin: "rank 1/4".
+  /// Names this rank as messages begin: "rank 1/4".
   std::string self() const { return who(rank) + "/" + std::to_string(world_size); }
-  /// Name and ranks, which tell this group from every other: "gather.0[0,1]".
+  /// Returns the name and ranks, which tell this group from every other: "gather.0[0,1]".
   std::string key() const {
     std::string text = name + "[";
     for (std::size_t i = 0; i < world_ranks.size(); ++i) text += (i ? "," : "") + std::to_string(world_ranks[i]);
@@ -37,7 +37,7 @@ struct Group {
   }
 };
 
-/// A key in the job's store that exists once the rank's program has ended well.
+/// Returns a key in the job's store that exists once the rank's program has ended well.
 inline std::string key_of_ended_rank(int world_rank) { return "ended/" + std::to_string(world_rank); }
 
 }  // namespace tessera

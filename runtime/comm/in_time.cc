@@ -29,7 +29,7 @@ bool succeed_in_time(std::vector<std::function<bool()>> tasks, std::chrono::mill
   for (std::function<bool()>& task : tasks) {
     try {
       std::thread([note_end, task = std::move(task)] { note_end(task()); }).detach();
-    } catch (const std::system_error&) {  // no more threads can be had
+    } catch (const std::system_error&) {  // the system gives no more threads
       note_end(false);
     }
   }
@@ -59,7 +59,7 @@ bool ask_in_time(const std::shared_ptr<KeyValueStore>& store, std::function<void
   if (ends_in_time(ask, limit)) return true;
   ++store->unanswered;
   if (question->exchange(Question::kLeftBehind) != Question::kAnswered) return false;
-  --store->unanswered;  // the answer came at this moment
+  --store->unanswered;  // the answer came just now
   return true;
 }
 

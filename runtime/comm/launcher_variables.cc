@@ -186,8 +186,8 @@ absl::Status read_slurm_local_size(const LauncherVariables& variables, Candidate
   return absl::OkStatus();
 }
 
-/// Whether this process is a batch script. A process is a Slurm task if srun started it. An allocation alone (salloc)
-/// sets no SLURM_PROCID; the batch script is rank 0 of a step of its own, which SLURM_NTASKS does not count.
+/// Returns whether this process is a batch script. A process is a Slurm task if srun started it. An allocation alone
+/// (salloc) sets no SLURM_PROCID; the batch script is rank 0 of a step of its own, which SLURM_NTASKS does not count.
 bool is_batch_script(const LauncherVariables& variables) {
   return variables.text("ENVIRONMENT") == "BATCH" && !variables.has("SLURM_STEP_ID") && !variables.has("SLURM_STEPID");
 }
@@ -214,8 +214,8 @@ absl::StatusOr<std::optional<Candidate>> read_slurm(const LauncherVariables& var
 
 // ------------------------------------------------------------------------------------------- which launcher counts
 
-/// Whether two launchers see the same process in the same way. A process group has found out which ranks share a host;
-/// a launcher may say otherwise, as `tessera launch --pretend-hosts 2` does.
+/// Returns whether two launchers see the same process in the same way. A process group has found out which ranks share
+/// a host; a launcher may say otherwise, as `tessera launch --pretend-hosts 2` does.
 bool agree(const Candidate& a, const Candidate& b) {
   const bool of_group = a.dialect == &kProcessGroup || b.dialect == &kProcessGroup;
   const bool locals = of_group || !a.knows_locals() || !b.knows_locals() ||

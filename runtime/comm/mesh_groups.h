@@ -55,7 +55,7 @@ struct HostAxes {
   std::shared_ptr<Collectives> reduce, replicate;
 };
 
-/// The inside of a Mesh, shared by all its copies. It makes groups of ranks and ends them. Thread-safe.
+/// The inside of a Mesh, shared by all its copies. It makes groups of ranks and ends them. It is thread-safe.
 class MeshGroups {
  public:
   static Mesh make_mesh(Topology topology, std::shared_ptr<GroupFactory> factory, std::shared_ptr<KeyValueStore> store);
@@ -84,7 +84,7 @@ class MeshGroups {
   /// Returns the group of the program's own messages (tessera/collectives.h).
   absl::StatusOr<std::shared_ptr<Collectives>> user_group() { return shared_world(kUser); }
 
-  /// The watch that names ranks which wait for each other.
+  /// Returns the watch that names ranks which wait for each other.
   CallWatch& watch() { return watch_; }
 
   /// Tells every rank of every group made through this mesh that this rank gives up, and why. Only the first reason
@@ -132,7 +132,7 @@ class MeshGroups {
   absl::Status aborted_ ABSL_GUARDED_BY(mutex_);
   bool expects_report_ ABSL_GUARDED_BY(mutex_) = false;
   std::vector<MeshAxes> kept_ ABSL_GUARDED_BY(mutex_);
-  CallWatch watch_;  // last member: it may call `abort`
+  CallWatch watch_;  // the last member is destroyed first, since it may call `abort`
 };
 
 /// Makes a mesh; transports and tests call it.

@@ -14,7 +14,7 @@
 namespace tessera {
 namespace {
 
-constexpr int kDefaultPort = 29500;  // torchrun's default
+constexpr int kDefaultPort = 29500;  // this is torchrun's default
 
 /// Returns the first host of a Slurm list: "node[03-05,9],x1" gives "node03"; "a[1-2]b[07-09]c" gives "a1b07c".
 std::string first_host(std::string_view list) {
@@ -96,7 +96,7 @@ void find_run_id(const LauncherVariables& variables, Topology& topology) {
 /// Returns a port that jobs on the same host do not share: 15000 + hash(run id) % 10000, below the ephemeral range.
 int port_of(const std::string& run_id) {
   if (run_id.empty()) return kDefaultPort;
-  std::uint32_t hash = 2166136261u;  // FNV-1a
+  std::uint32_t hash = 2166136261u;  // this is FNV-1a
   for (const unsigned char byte : run_id) hash = (hash ^ byte) * 16777619u;
   return 15000 + static_cast<int>(hash % 10000);
 }

@@ -83,7 +83,7 @@ absl::StatusOr<std::unique_ptr<TokenDataset>> open_llmc(const std::filesystem::p
   TESSERA_ASSIGN_OR_RETURN(const Variant variant, variant_of(file));
   const std::int64_t tokens = load<std::int32_t>(file.bytes().data() + 8);
   if (tokens <= 0) return corrupt(file, 8, fmt::format("want the number of tokens, at least 1, got {}", tokens));
-  // at most 2^31 * 4, which does not overflow
+  // This is at most 2^31 * 4, which does not overflow.
   const std::int64_t wanted = kHeaderBytes + tokens * size_of(variant.type);
   if (file_bytes != wanted)
     return corrupt(file, 8,

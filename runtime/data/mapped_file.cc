@@ -15,7 +15,7 @@ absl::StatusOr<MappedFile> MappedFile::open(const std::filesystem::path& path) {
   MappedFile result;
   result.path_ = path;
   result.size_ = file.size();
-  if (result.size_ == 0) return result;  // mmap refuses zero bytes
+  if (result.size_ == 0) return result;  // mmap refuses a length of 0
   void* data = ::mmap(nullptr, result.size_, PROT_READ, MAP_PRIVATE, file.fd(), 0);
   if (data == MAP_FAILED) {
     const int error = errno;

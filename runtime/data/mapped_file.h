@@ -9,7 +9,7 @@
 namespace tessera {
 
 /// A regular file, mapped read-only and private. It owns the mapping and nothing else: the descriptor is closed, so any
-/// number of files can be open. Move-only.
+/// number of files can be open. It is move-only.
 ///
 /// The size is that at the time of opening. If a file is cut short while it is mapped, the next read beyond its end
 /// kills the process by SIGBUS, as with every mapped file; growing it changes nothing.

@@ -9,7 +9,7 @@
 //             int64 [S] byte offset of each sequence in prefix.bin
 //             int64 [D] first sequence of each document, and the end of the last
 //
-// All of it is little-endian and unaligned.
+// All numbers are little-endian and unaligned.
 
 #include <fmt/format.h>
 
@@ -28,7 +28,7 @@ namespace {
 
 constexpr std::string_view kMagic{"MMIDIDX\0\0", 9};
 constexpr std::int64_t kVersionAt = 9, kTypeAt = 17, kSequencesAt = 18, kDocumentsAt = 26, kIndexHeaderBytes = 34;
-constexpr std::int64_t kMostTokens = std::int64_t{1} << 59;  // bytes then fit 63 bits
+constexpr std::int64_t kMostTokens = std::int64_t{1} << 59;  // the number of bytes then fits 63 bits
 
 /// Codes of the type byte. 6 and 7 are float64 and float32: no tokens.
 constexpr std::optional<TokenType> kTypes[] = {std::nullopt,    TokenType::kU8,  TokenType::kI8,

@@ -45,7 +45,7 @@ class DistributedSampler {
   std::int64_t epoch() const { return epoch_; }
 
   std::int64_t steps_per_epoch() const;
-  /// Samples seen twice (kPad) or not at all (kDrop) in a whole epoch.
+  /// Returns the samples seen twice (kPad) or not at all (kDrop) in a whole epoch.
   std::int64_t padded_samples() const;
   std::int64_t dropped_samples() const;
 
@@ -60,7 +60,7 @@ class DistributedSampler {
  private:
   explicit DistributedSampler(const SamplerOptions& options);
   void start(std::int64_t epoch, std::int64_t consumed);
-  /// The position of this rank's next sample.
+  /// Returns the position of this rank's next sample.
   std::int64_t next_position() const;
 
   SamplerOptions options_;

@@ -16,7 +16,7 @@
 namespace tessera {
 
 /// A long row of tokens on disk, read through mapped memory: opening reads no tokens, and ranks of one host share the
-/// page cache. Immutable and thread-safe.
+/// page cache. It is immutable and thread-safe.
 ///
 /// The factory has checked a dataset against its files' sizes, so `copy` cannot run past a file. Values are *not*
 /// checked: see `check_vocab` in dataset_stats.h.
@@ -28,7 +28,7 @@ class TokenDataset {
   /// Returns the vocabulary that the format implies: 256 for bytes, 50257 for llm.c's GPT-2 files; 0 if it implies
   /// none.
   virtual std::int64_t vocab_size_hint() const = 0;
-  /// Whether its tokens are the bytes of text, from which a tokenizer would make other tokens.
+  /// Returns whether its tokens are the bytes of text, from which a tokenizer would make other tokens.
   virtual bool is_text() const { return false; }
   /// Writes tokens [begin, begin + out.size()) to `out`. Error: 70 for a window outside of [0, num_tokens()], which is
   /// the caller's mistake.

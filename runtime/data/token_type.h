@@ -15,7 +15,7 @@ static_assert(std::endian::native == std::endian::little, "token files are littl
 /// The integer type of a token in a file.
 enum class TokenType : std::uint8_t { kU8, kI8, kI16, kU16, kI32, kU32, kI64 };
 
-/// Bytes of a token.
+/// Returns the bytes of a token.
 constexpr std::int64_t size_of(TokenType type) {
   switch (type) {
     case TokenType::kU8:
@@ -33,7 +33,7 @@ constexpr std::int64_t size_of(TokenType type) {
   return 0;
 }
 
-/// Name as messages show it: "uint16".
+/// Returns the name as messages show it: "uint16".
 constexpr std::string_view name_of(TokenType type) {
   switch (type) {
     case TokenType::kU8:

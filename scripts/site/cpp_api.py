@@ -167,7 +167,7 @@ def of_class(xml, reference, level):
 
 
 def of_header(xml, file):
-    """(line, Markdown) of everything that the header declares in the namespace tessera."""
+    """Returns (line, Markdown) of everything that the header declares in the namespace tessera."""
     path = file.find("location").get("file").removeprefix("include/")
     for inner in file.findall("innerclass"):
         compound = ElementTree.parse(xml / f"{inner.get('refid')}.xml").find("compounddef")

@@ -68,7 +68,7 @@ def links_of(page, text):
 
 
 def title_of(path):
-    """The heading of a page; None where the file is none."""
+    """Returns the heading of a page; None where the file is none."""
     if not path.endswith(".md") or not (ROOT / path).is_file():
         return None
     return next((line[2:] for line in (ROOT / path).read_text(encoding="utf-8").splitlines() if line.startswith("# ")), None)

@@ -100,7 +100,7 @@ def main(site, pictures):
     threading.Thread(target=server.serve_forever, daemon=True).start()
     address = f"http://127.0.0.1:{server.server_port}"
     try:
-        reader = chromium("--remote-debugging-port=0", f"{address}/eye.html")  # stays until it is ended
+        reader = chromium("--remote-debugging-port=0", f"{address}/eye.html")  # Chromium stays until it is ended
         try:
             seen = Server.seen.get(timeout=PATIENCE_S)
         except queue.Empty:

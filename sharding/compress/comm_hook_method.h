@@ -12,7 +12,7 @@ namespace tessera {
 /// The sums that a program's CommHook makes.
 class CommHookMethod final : public GradientMethod {
  public:
-  /// `index`: CommHook::Bucket::index.
+  /// `index` is CommHook::Bucket::index.
   CommHookMethod(const FlatGroup& group, std::shared_ptr<CommHook> hook, std::int64_t index);
 
   void begin_step(std::int64_t step) override { bucket_.step = step; }

@@ -13,7 +13,7 @@ class FirstOfStep {
     if (step != step_) is_next_ = true;
     step_ = step;
   }
-  /// Whether the reduction that begins now is the first of its step; the next one is not.
+  /// Returns whether the reduction that begins now is the first of its step; the next one is not.
   bool take() { return std::exchange(is_next_, false); }
 
  private:

@@ -20,7 +20,7 @@ class GradientMethod : public SumMethod {
   /// The reductions that follow belong to this step, counted from 1. 0: the step is over, or its gradients were
   /// dropped.
   virtual void begin_step(std::int64_t) {}
-  /// How many residuals of one element a reduction keeps, on `ranks` ranks together.
+  /// Returns how many residuals of one element a reduction keeps, on `ranks` ranks together.
   virtual std::int64_t holders(std::int64_t ranks) const { return ranks; }
   /// Adds to `kept` what the method keeps for `group`, whose gradients it sums.
   virtual void add_kept(FlatGroup& group, KeptGradients& kept) const = 0;

@@ -12,7 +12,7 @@ namespace tessera {
 /// value does not change. Ranks gather each other's and add them rank by rank, in fp32. Nothing is kept.
 class LevelMethod final : public GradientMethod {
  public:
-  /// `draws`: this rank's own. `work` [1 + ranks, words of a message].
+  /// `draws` are this rank's own. `work` [1 + ranks, words of a message].
   LevelMethod(std::int64_t numel, LevelForm form, DrawStream draws, float* work);
 
   void begin_step(std::int64_t step) override { draws_.begin_step(step); }

@@ -19,7 +19,7 @@ MajorityVote::MajorityVote(const Layout& layout, int ranks, float* work)
 absl::Status MajorityVote::sum(Collectives& group, std::string_view label, float* data, std::size_t numel) {
   const auto part = [&](int rank) { return owned_by(rank, static_cast<std::int64_t>(numel), ranks_); };
   const std::size_t bytes = words_ * sizeof(std::uint32_t);
-  // clears words behind the message of an owner with fewer elements
+  // This clears the words behind a shorter message.
   std::fill_n(out_, static_cast<std::size_t>(ranks_) * words_, 0u);
   for (int q = 0; q < ranks_; ++q)
     cast_votes(data + part(q).offset, static_cast<std::size_t>(part(q).numel), turn_, out_ + q * words_);

@@ -8,12 +8,12 @@
 namespace tessera {
 
 /// signSGD with majority vote (Bernstein et al., arXiv 1810.05291, algorithm 1): each rank sends the signs of its
-/// contribution, a bit an element, to the rank that counts the votes of it; that one sends the majority's signs to all,
-/// a bit an element again. Nothing is kept. The sum is the number of ranks with that sign, so the mean gradient is 1 or
+/// contribution, a bit an element, to the rank that counts its votes. That rank sends the majority's signs to all, also
+/// a bit an element. Nothing is kept. The sum is the number of ranks with that sign, so the mean gradient is 1 or
 /// -1 everywhere.
 ///
 /// A value of 0 votes, and a tie ends, + and - by turns: + in a step of even number at even places of the flat buffer,
-/// in one of odd number at odd ones. So an element that nobody has a gradient of goes back and forth, and nowhere.
+/// in one of odd number at odd ones. So an element for which no rank has a gradient only goes back and forth.
 class MajorityVote final : public GradientMethod {
  public:
   /// `work` [2 ranks, words of an owner's message].

@@ -35,7 +35,7 @@ absl::Status OneBit::sum(Collectives& group, std::string_view label, float* data
 absl::Status OneBit::sum_values(Collectives& group, std::string_view label, float* data, std::size_t numel) {
   const auto part = [&](int rank) { return owned_by(rank, static_cast<std::int64_t>(numel), ranks_); };
   const std::size_t bytes = words_ * sizeof(std::uint32_t), own_numel = static_cast<std::size_t>(own_.numel);
-  // clears words behind the message of an owner with fewer elements
+  // This clears the words behind a shorter message.
   std::fill_n(out_, static_cast<std::size_t>(ranks_) * words_, 0u);
   for (int q = 0; q < ranks_; ++q)
     encode_signs(kept_.data() + part(q).offset, data + part(q).offset, static_cast<std::size_t>(part(q).numel),
@@ -44,7 +44,7 @@ absl::Status OneBit::sum_values(Collectives& group, std::string_view label, floa
   for (int q = 0; q < ranks_; ++q) add_signs(in_ + q * words_, own_numel, kept_of_sum_);
   std::uint32_t* const own = out_ + static_cast<std::size_t>(group.rank()) * words_;
   std::fill_n(own, words_, 0u);
-  clear_gaps_of_sums();  // elements of no tensor must not change a mean
+  clear_gaps_of_sums();  // elements that belong to no tensor must not change a mean
   encode_signs(kept_of_sum_, nullptr, own_numel, own);
   TESSERA_RETURN_IF_ERROR(group.all_gather(label, own, out_, bytes).wait());
   for (int q = 0; q < ranks_; ++q)

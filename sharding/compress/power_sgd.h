@@ -14,8 +14,8 @@ namespace tessera {
 ///   Q = sum over ranks of M^T P;  the sum is P Q^T;  kept: M - P Q^T / ranks
 ///
 /// Q is kept to begin the next one with; the first is random, but the same on all ranks, as are its columns that became
-/// zeros. All matrices of the group go in two all-reduces, what is no matrix in the first of them, and all of it in
-/// fp32.
+/// zeros. All matrices of the group go in two all-reduces of fp32; elements of no matrix go with the
+/// first.
 class PowerSgd final : public GradientMethod {
  public:
   PowerSgd(const FlatGroup& group, std::int64_t rank, float* kept, float* work);

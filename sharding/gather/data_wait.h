@@ -17,7 +17,7 @@ class DataWait {
   using Clock = std::chrono::steady_clock;
 
   DataWait();
-  /// May run on another thread than `begin` did.
+  /// This may run on another thread than `begin` did.
   ~DataWait();
   DataWait(const DataWait&) = delete;
   DataWait& operator=(const DataWait&) = delete;
@@ -25,7 +25,7 @@ class DataWait {
   /// Measures from now on where no OpWatch lives, too.
   void look();
   bool looks() const;
-  /// This thread is without data from `now` on. Does nothing during a wait.
+  /// Begins a wait: this thread is without data from `now` on. Does nothing during a wait.
   void begin(Clock::time_point now);
   /// Ends the wait, if there is one.
   void end();

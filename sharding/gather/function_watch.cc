@@ -69,7 +69,7 @@ std::unique_ptr<at::ObserverContext> on_backward(const at::RecordFunction& node)
   return pin(applied().units_of({node.forwardThreadId(), node.seqNr()}));
 }
 
-void on_end(const at::RecordFunction&, at::ObserverContext*) {}  // the context's destructor unpins
+void on_end(const at::RecordFunction&, at::ObserverContext*) {}  // the destructor of the context unpins
 
 }  // namespace
 

@@ -50,7 +50,7 @@ enum class Seen : std::uint8_t {
   /// would wait for the other ranks.
   kView,
   kOperator,  ///< an operator that reads its inputs
-  kFunction,  ///< has no schema: an autograd function of Python
+  kFunction,  ///< this is an autograd function of Python, which has no schema
 };
 
 Seen what_is(const at::RecordFunction& function) {
@@ -78,7 +78,7 @@ std::unique_ptr<at::ObserverContext> on_start(const at::RecordFunction& function
   return pin(units);
 }
 
-void on_operator_end(const at::RecordFunction&, at::ObserverContext*) {}  // the context's destructor unpins
+void on_operator_end(const at::RecordFunction&, at::ObserverContext*) {}  // the destructor of the context unpins
 
 Mutex watchers_mutex;
 int watchers ABSL_GUARDED_BY(watchers_mutex) = 0;
@@ -87,7 +87,7 @@ std::atomic<bool> is_watched = false;  // whether there are watchers, for reader
 
 thread_local at::CallbackHandle first_read = at::INVALID_CALLBACK_HANDLE;
 
-/// Is called like on_start, but pins no units, since no keeper gathers them.
+/// This is called like on_start, but pins no units, since no keeper gathers them.
 std::unique_ptr<at::ObserverContext> on_first_read(const at::RecordFunction& function) {
   Units units;
   for (const c10::IValue& input : function.inputs()) find_units(input, units);

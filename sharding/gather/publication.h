@@ -35,7 +35,7 @@ class Publication final : public UnitKeeper {
   void start(FlatGroup& group);
   /// Waits until all started gathers have ended.
   void finish();
-  /// Is called in a forked process. Gathers under way never end there, so their units are poisoned.
+  /// This is called in a forked process. Gathers under way never end there, so their units are poisoned.
   void give_up();
 
   void use(Unit& unit) override;
@@ -46,7 +46,7 @@ class Publication final : public UnitKeeper {
   /// somebody has waited for them. `latencies` [unit] must outlive this object.
   void time_gathers(std::span<LatencyHistogram> latencies) { latencies_ = latencies; }
 
-  /// Seconds spent so far on starting and waiting.
+  /// Returns the seconds spent so far on starting and waiting.
   double seconds() const { return seconds_; }
 
  private:
@@ -54,7 +54,7 @@ class Publication final : public UnitKeeper {
     FlatGroup* group;
     std::byte* memory;
     Work work;
-    std::chrono::steady_clock::time_point begun;  ///< epoch: not timed
+    std::chrono::steady_clock::time_point begun;  ///< the epoch of the clock where gathers are not timed
   };
   void finish(const Unit& unit);
 
@@ -64,7 +64,7 @@ class Publication final : public UnitKeeper {
   std::deque<Coming> coming_;  ///< ordered by their starts
   bool is_forked_ = false;
   double seconds_ = 0;
-  std::span<LatencyHistogram> latencies_;  ///< empty: not timed
+  std::span<LatencyHistogram> latencies_;  ///< empty where gathers are not timed
 };
 
 }  // namespace tessera

@@ -281,7 +281,7 @@ void Residency::spoil(Unit& unit) {
     throw_if_error(group_.barrier(unit.name).wait());  // other ranks may still read the common slot
   const Unrecorded unrecorded;
   tensor_on(device_.device, slot.memory, static_cast<std::size_t>(unit.gathered_bytes()))
-      .fill_(0xff);  // NaN in every floating type
+      .fill_(0xff);  // these bits are NaN in every floating type
 }
 
 /// Goes from the back, so that no slot's number changes while a unit holds it.

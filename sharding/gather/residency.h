@@ -96,15 +96,15 @@ class Residency final : public UnitKeeper {
     last_ = nullptr;  // the first use of the next round then gets its own entry, even for the same unit
   }
   /// Begins the next round's first gathers before the program comes to its forward, where the transport carries gathers
-  /// by itself. Called between rounds, by all ranks.
+  /// by itself. It is called between rounds, by all ranks.
   void gather_ahead() {
     if (group_.gathers_in_background()) prefetch();
   }
   /// The shards have changed: nothing gathered is valid any more. REQUIRES: no unit is pinned.
   void release_all();
-  /// Called when a guard ended that had `unit` pinned. Its memory is filled with NaN where another unit may get it
-  /// (check_values), so that a program notices pointers and arrays that it kept. No-op without check_values, and while
-  /// the unit is pinned.
+  /// This is called when a guard ended that had `unit` pinned. Its memory is filled with NaN where another unit may get
+  /// it (check_values), so that a program notices pointers and arrays that it kept. No-op without check_values, and
+  /// while the unit is pinned.
   void spoil(Unit& unit);
   /// Gives back slots beyond the plan, unless a unit in one is pinned. They stay with check_values: pointers into them
   /// can still be read, and show NaN.
@@ -147,7 +147,7 @@ class Residency final : public UnitKeeper {
   Arena memory_;
   std::vector<Slot> slots_;                 ///< the root's slot, the shared ones, then those beyond the plan
   std::vector<int> free_slots_;             ///< indices of shared slots that hold nothing
-  std::vector<std::vector<Work>> pending_;  ///< [unit index]
+  std::vector<std::vector<Work>> pending_;  ///< one for each unit, by its index
   std::vector<char> is_exact_;              ///< [unit index]: it was gathered for `hold`, and is not rounded
   std::vector<char> is_coming_;             ///< [unit index]: this rank's part is on its way from the source
   Schedule schedule_;

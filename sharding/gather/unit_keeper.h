@@ -28,8 +28,8 @@ class UnitKeeper {
   virtual void hold(Unit& unit) = 0;
   /// Ends a `use` or a `hold`.
   void unpin(Unit& unit);
-  /// Called when the values are about to change, or have changed. Afterwards none of them is on its way, and values
-  /// that this rank has only gathered are released, unless the unit is pinned.
+  /// This is called when the values are about to change, or have changed. Afterwards none of them is on its way, and
+  /// values that this rank has only gathered are released, unless the unit is pinned.
   virtual void drop(Unit& unit) = 0;
 
  protected:

@@ -17,7 +17,7 @@ void write(std::span<float> notes, std::span<const char> used, std::uint64_t dig
 
 std::int64_t place_of_weight(std::int64_t parameters) { return parameters + MemoryPlan::kDigestBits; }
 
-/// Whether all ranks have the same digest: then each bit was set by all of them or by none.
+/// Returns whether all ranks have the same digest: then each bit was set by all of them or by none.
 bool have_one_digest(std::span<const float> sum, std::int64_t parameters, int ranks) {
   const auto bits = sum.subspan(static_cast<std::size_t>(parameters), MemoryPlan::kDigestBits);
   return std::ranges::all_of(bits, [&](float set) { return set == 0.0F || set == static_cast<float>(ranks); });

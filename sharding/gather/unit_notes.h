@@ -17,11 +17,11 @@ namespace unit_notes {
 /// `notes`: [used.size() + 64 + 1] or longer; zeros fill the rest.
 void write(std::span<float> notes, std::span<const char> used, std::uint64_t digest, double weight);
 
-/// The index of the weight in the notes. `parameters`: used.size() of write.
+/// Returns the index of the weight in the notes. `parameters`: used.size() of write.
 std::int64_t place_of_weight(std::int64_t parameters);
 
-/// Whether all ranks gave the same digest, read from the sum of the notes of `ranks` ranks. `parameters`: used.size()
-/// of write.
+/// Returns whether all ranks gave the same digest, read from the sum of the notes of `ranks` ranks. `parameters`:
+/// used.size() of write.
 bool have_one_digest(std::span<const float> sum, std::int64_t parameters, int ranks);
 
 /// Compares digests on a device, without making the host wait. `bits` is the part of the sum behind the parameters.

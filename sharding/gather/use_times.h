@@ -21,12 +21,12 @@ class UseTimes {
     Clock::time_point at;
   };
 
-  /// Called when a unit is used.
+  /// This is called when a unit is used.
   void use(int unit) {
     if (!entries_.empty() && entries_.back().event == Event::kUse && entries_.back().unit == unit) return;
     entries_.push_back({Event::kUse, unit, Clock::now()});
   }
-  /// Called when the program reaches another part of the step.
+  /// This is called when the program reaches another part of the step.
   void mark(Event event) { entries_.push_back({event, -1, Clock::now()}); }
   /// Returns all entries since the last call.
   std::vector<Entry> take() { return std::exchange(entries_, {}); }

@@ -21,15 +21,15 @@ class Chunks {
   std::int64_t numel() const { return numel_; }
   std::int64_t chunks() const { return chunks_; }
   std::int64_t chunk_numel() const { return chunk_numel_; }
-  /// Elements of a chunk, counted from the run's first.
+  /// Returns the elements of a chunk, counted from the run's first.
   Extent chunk(std::int64_t index) const;
-  /// The chunk that holds element `at` of the run.
+  /// Returns the chunk that holds element `at` of the run.
   std::int64_t chunk_of(std::int64_t at) const { return at / chunk_numel_; }
 
-  /// The first chunk that has a record; chunks() if none has.
+  /// Returns the first chunk that has a record; chunks() if none has.
   std::int64_t first_record() const { return first_record_; }
   std::int64_t records() const { return chunks_ - first_record_; }
-  /// Elements in front of the first chunk that has a record.
+  /// Returns the elements in front of the first chunk that has a record.
   std::int64_t before_records() const { return numel_before(first_record_); }
 
   /// Returns the first offloaded chunk if the share `share` of the chunks is offloaded (0 to 1, rounded up).

@@ -10,7 +10,7 @@ namespace tessera {
 
 /// A tensor whose gradient is sent as two factors, with the offsets at which its data begins.
 struct FactoredTensor {
-  std::size_t tensor = 0;  ///< its index in the group
+  std::size_t tensor = 0;  ///< index of the tensor in the group
   MatrixShape shape;       ///< shape of the elements as they lie in memory
   std::int64_t offset = 0, kept = 0;
   std::int64_t left = 0, right = 0;

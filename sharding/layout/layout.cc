@@ -12,7 +12,7 @@ std::int64_t round_up(std::int64_t value, std::int64_t multiple) {
   return (value + multiple - 1) / multiple * multiple;
 }
 
-/// The block size that holds each tensor, if that is less than kBlock.
+/// Returns the block size that holds each tensor, if that is less than kBlock.
 std::int64_t cut_for(std::span<const std::int64_t> numels, SmallTensors small) {
   if (small == SmallTensors::kOwnBlocks) return Layout::kBlock;
   std::int64_t cut = Layout::kLeastCut;

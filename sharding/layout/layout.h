@@ -61,9 +61,9 @@ class Layout {
   std::size_t size() const { return extents_.size(); }
   Extent extent(std::size_t tensor) const { return extents_[tensor]; }
   Extent shard(int part) const { return {part * shard_numel_, shard_numel_}; }
-  /// Elements that belong to no tensor, in order.
+  /// Returns the elements that belong to no tensor, in order.
   std::span<const Extent> gaps() const { return gaps_; }
-  /// Elements in gaps, in all.
+  /// Returns the elements in gaps, in all.
   std::int64_t padding() const;
 
  private:

@@ -63,7 +63,7 @@ class MatrixDeal {
 
   std::span<const DealtMatrix> matrices() const { return matrices_; }
   std::span<const MatrixBatch> batches() const { return batches_; }
-  /// The batch of a unit's matrices; null where it has none. REQUIRES: they were dealt by unit.
+  /// Returns the batch of a unit's matrices; null where it has none. REQUIRES: they were dealt by unit.
   const MatrixBatch* batch_of(std::size_t unit) const;
   std::span<const DealtMatrix> matrices_of(const MatrixBatch& batch) const {
     return matrices().subspan(batch.begin, batch.end - batch.begin);
@@ -76,12 +76,12 @@ class MatrixDeal {
   /// Returns the same for the matrix's states, as extents of the group's tensor states.
   Extent collected_states(const DealtMatrix& matrix, int from) const;
   Extent returned_states(const DealtMatrix& matrix, int to) const;
-  /// How many values owners collect for each element: the gradient or direction, and under rules of whole tensors also
-  /// the master.
+  /// Returns how many values owners collect for each element: the gradient or direction, and under rules of whole
+  /// tensors also the master.
   int collected_values() const { return work_.is_muon ? 1 : 2; }
 
-  /// Elements of each of the two buffers in which a rank exchanges messages: the number of ranks times the longest
-  /// message.
+  /// Returns the elements of each of the two buffers in which a rank exchanges messages: the number of ranks times the
+  /// longest message.
   std::int64_t exchange_numel() const;
   /// fp32 elements that an owner works in: room for everything that comes in for the largest matrix, and for
   /// orthogonalizing it.

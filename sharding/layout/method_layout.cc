@@ -11,12 +11,12 @@ namespace {
 
 std::int64_t in_lines(std::int64_t numel) { return MatrixDeal::in_whole_lines(numel); }
 
-/// Each rank has its own message, and the messages of all ranks.
+/// The layout in which each rank has its own message, and the messages of all ranks.
 MethodLayout gathered(std::int64_t kept, std::int64_t words, int ranks) {
   return {{kept, in_lines((ranks + 1) * words)}, {{Exchange::kAllGather, words}}};
 }
 
-/// Each rank has what it sends to each owner, and what it gets from each rank.
+/// The layout in which each rank has what it sends to each owner, and what it gets from each rank.
 MethodLayout by_owners(std::int64_t kept, std::int64_t words, int ranks) {
   return {{kept, in_lines(2 * ranks * words)}, {{Exchange::kOwners, words}}};
 }

@@ -27,7 +27,7 @@ enum class Exchange {
 };
 struct MethodMessage {
   Exchange exchange = Exchange::kAllReduce;
-  std::int64_t words = 0;  ///< each has 4 bytes
+  std::int64_t words = 0;  ///< number of words; each has 4 bytes
 };
 
 /// A reduction of one group. If `messages` is empty, gradients are sent unchanged.
@@ -44,7 +44,7 @@ MethodLayout method_layout(const CompressionMethod& method, const GroupShape& gr
 /// Returns how many elements each rank sums if one rank makes each sum. Ranks have whole runs, so the last ranks may
 /// have fewer elements or none.
 std::int64_t owned_by_each(std::int64_t numel, int ranks);
-/// The elements that `rank` sums.
+/// Returns the elements that `rank` sums.
 Extent owned_by(int rank, std::int64_t numel, int ranks);
 
 }  // namespace tessera

@@ -46,7 +46,7 @@ struct MeshPosition {
   MeshPosition of(int rank) const { return {replicate_size, shard_size, rank / shard_size, rank % shard_size}; }
 };
 
-/// The number of equal parts that a flat buffer must be divisible into for this placement.
+/// Returns the number of equal parts that a flat buffer must be divisible into for this placement.
 int parts_of(const Placement& placement, const MeshPosition& mesh);
 
 /// The part of a flat buffer of `numel` elements that this rank holds. The shard axis cuts first, the replicate axis

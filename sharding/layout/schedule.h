@@ -45,22 +45,22 @@ class Schedule {
   /// Entries of the round under way that are kept.
   std::size_t seen() const { return seen_.size(); }
 
-  /// How many entries of the record lie between now and the next use of `unit`; kNever if it is not used again this
-  /// round. Before anything is recorded: by last use, so that the least recently used looks farthest.
+  /// Returns how many entries of the record lie between now and the next use of `unit`; kNever if it is not used again
+  /// this round. Before anything is recorded: by last use, so that the least recently used looks farthest.
   std::size_t distance(int unit) const;
 
   /// Tells that `unit` is held from now on, or no more.
   void hold(int unit);
   void give_up(int unit);
 
-  /// The unit to prefetch: the first that is not held among the next `ahead` distinct units that the record says will
-  /// be used; -1 if all are held. `uncounted` counts too, if it is used before the last of them.
+  /// Returns the unit to prefetch: the first that is not held among the next `ahead` distinct units that the record
+  /// says will be used; -1 if all are held. `uncounted` counts too, if it is used before the last of them.
   int next_missing();
   /// The unit to evict: the one that is used last among the held units that `may_go(unit)` allows (the lowest number of
   /// several); -1 if none is used later than `later_than`, a distance. Costs more for every unit that may not go.
   template <class MayGo>
   int farthest_held(std::size_t later_than, const MayGo& may_go);
-  /// Does the same without a limit: the unit may be used at any time.
+  /// Returns the unit to evict without a limit: it may be used at any time.
   template <class MayGo>
   int farthest_held(const MayGo& may_go);
 

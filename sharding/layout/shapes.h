@@ -27,7 +27,7 @@ struct TensorStates {
 
   bool empty() const { return first.empty(); }
   std::int64_t numel() const { return empty() ? 0 : layout.numel(); }
-  /// The extent that all states of a tensor take up, with the gaps between them.
+  /// Returns the extent that all states of a tensor take up, with the gaps between them.
   Extent extent_of(std::size_t tensor) const;
 };
 

@@ -6,13 +6,13 @@
 
 namespace tessera {
 
-/// The part of a flat buffer of `numel` elements that the rank at `mesh` writes to a checkpoint. Each element is
-/// written by one rank: a rank that alone holds a part writes it, and ranks that hold the same part divide it among
+/// Returns the part of a flat buffer of `numel` elements that the rank at `mesh` writes to a checkpoint. Each element
+/// is written by one rank: a rank that alone holds a part writes it, and ranks that hold the same part divide it among
 /// them, between blocks.
 Extent written_part(AxisPlacement axes, const MeshPosition& mesh, std::int64_t numel);
 
-/// An upper bound of the elements that any rank writes of such a buffer, the same for all ranks. It is more than a rank
-/// writes by less than a block and the number of ranks.
+/// Returns an upper bound of the elements that any rank writes of such a buffer, the same for all ranks. It is more
+/// than a rank writes by less than a block and the number of ranks.
 std::int64_t most_written(AxisPlacement axes, const MeshPosition& mesh, std::int64_t numel);
 
 }  // namespace tessera

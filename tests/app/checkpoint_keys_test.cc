@@ -74,7 +74,7 @@ TEST_F(CheckpointKeys, TrainingEndsAfterTheAllowedFailedSaves) {
   EXPECT_EQ(last.code, 74) << "the last save of a run must succeed: " << last.err;
 }
 
-/// A text that is easily learned, except for a few characters.
+/// Returns a text that is easily learned, except for a few characters.
 std::string text_with_a_surprise() {
   std::string text(4000, 'a');
   std::mt19937 random(3);

@@ -27,7 +27,7 @@ using ::testing::Not;
 
 class Checkpoints : public Workplace {
  protected:
-  /// The command of a run of `steps` steps on `ranks` ranks that saves to path(`folder`).
+  /// Returns the command of a run of `steps` steps on `ranks` ranks that saves to path(`folder`).
   Words run_of(int ranks, const std::string& steps, const std::string& folder, const std::string& metrics,
                const Words& more = {}) const {
     const std::string file = strategy("FULL_SHARD", R"(, "lr_schedule": {"type": "cosine", "total_steps": 200},
@@ -65,7 +65,7 @@ class Checkpoints : public Workplace {
       kill(one, SIGKILL);
     } else {
       for (const pid_t pid : processes) kill(pid, SIGKILL);
-      if (processes.empty()) kill(job.pid(), SIGKILL);  // a rank alone, without a launcher
+      if (processes.empty()) kill(job.pid(), SIGKILL);  // this is one rank without a launcher
     }
     const Ended ended = job.wait(30);
     if (ended.code == 0) return false;
@@ -88,9 +88,9 @@ class Checkpoints : public Workplace {
     look({"verify", path("parts")});
     return died;
   }
-  /// The command of a run in fp32 whose steps have 12 samples on any number of ranks. The rate is low, because sums on
-  /// 1, 2 and 3 ranks are made in other orders: at ten times this rate the losses of 400 steps are 20 % apart; at this
-  /// rate 5e-7.
+  /// Returns the command of a run in fp32 whose steps have 12 samples on any number of ranks. The rate is low, because
+  /// sums on 1, 2 and 3 ranks are made in other orders: at ten times this rate the losses of 400 steps are 20 % apart;
+  /// at this rate 5e-7.
   Words elastic_run(int ranks, int steps, const std::string& folder, const std::string& metrics,
                     const Words& more = {}) const {
     const std::string file = path("elastic.json");
@@ -119,7 +119,7 @@ class Checkpoints : public Workplace {
     return steps;
   }
 
-  bool saves_beside_training_ = false;  ///< checkpoint.async of the next run_of
+  bool saves_beside_training_ = false;  ///< the value of checkpoint.async in the next run_of
 };
 
 /// A group of processes (cgroup version 1) with a limit of memory. The destructor waits until processes have left it,
@@ -187,7 +187,7 @@ TEST_F(Checkpoints, ResumedRunGivesTheBitsOfOneRun) {
 
 // The text has few samples, so some runs go on in the next epoch.
 TEST_F(Checkpoints, RunKilledAtAnyMomentResumesWithTheSameBits) {
-  const std::string steps = "400";  // so many steps that every run below is killed before its end
+  const std::string steps = "400";  // there are so many steps that every run below is killed before its end
   run(run_of(2, steps, "whole", "whole.jsonl"));
   ASSERT_GT(by_step("whole.jsonl").size(), 100u);
   int kills = 0;
@@ -195,7 +195,7 @@ TEST_F(Checkpoints, RunKilledAtAnyMomentResumesWithTheSameBits) {
     saves_beside_training_ = !saves_beside_training_;
     Program job(run_of(2, steps, "parts", "parts.jsonl", {"--every-steps", "3", "--keep", "2"}), path("job"));
     wait_for(job, path("parts.jsonl"), "\"step\":" + std::to_string(at) + ",");
-    ASSERT_TRUE(job.wait_for_rank(1)) << job.out() << job.err();  // the run before may have written that step
+    ASSERT_TRUE(job.wait_for_rank(1)) << job.out() << job.err();  // the run before this one may have written that step
     for (const pid_t pid : job.descendants()) {
       if (kill(pid, SIGKILL) == 0) ++kills;
     }
@@ -232,7 +232,7 @@ TEST_F(Checkpoints, RandomKillsChangeNoBits) {
     std::this_thread::sleep_for(std::chrono::milliseconds(200 + up_to(3000)));
     if (kill_some(job, up_to(2) > 0 ? up_to(1) : -1)) {
       ++killed;
-    } else {  // the run had ended before
+    } else {  // in this case, the run had ended before
       look({"diff", path("whole"), path("parts")});
       std::filesystem::remove_all(path("parts"));
     }
@@ -246,7 +246,7 @@ TEST_F(Checkpoints, RandomKillsChangeNoBits) {
 
 // F7: the exit code is 0, or what a scheduler wants.
 TEST_F(Checkpoints, SignalsEndTheStepSaveAndExitWithZero) {
-  const std::string steps = "150";  // so many steps that every run below gets its signal before its end
+  const std::string steps = "150";  // there are so many steps that every run below gets its signal before its end
   run(run_of(2, steps, "whole", "whole.jsonl"));
   for (const int signal : {SIGTERM, SIGUSR1}) {
     const std::string folder = "parts" + std::to_string(signal), metrics = folder + ".jsonl";
@@ -461,7 +461,7 @@ TEST_F(Checkpoints, OtherNumberOfRanksResumesWithTheSameGlobalBatch) {
     const Ended ended = run(elastic_run(ranks, steps += 2, "parts", "parts.jsonl"));
     EXPECT_THAT(ended.out, HasSubstr("12 samples of"));
   }
-  expect_same_losses("parts.jsonl", "whole.jsonl", 1e-4);  // sums are made in another order
+  expect_same_losses("parts.jsonl", "whole.jsonl", 1e-4);  // other ranks make sums in another order
   EXPECT_EQ(steps, 6);
   const Ended uneven = run_program(elastic_run(1, 8, "parts", "parts.jsonl", {"--batch", "5"}), path("run"));
   EXPECT_EQ(uneven.code, 78);
@@ -515,7 +515,7 @@ TEST_F(Checkpoints, BestCheckpointStaysBesideTheNewest) {
               Words{"--steps", steps, "--checkpoint-dir", path("parts")} + evaluate));
   };
   run_to("0.01", "3");
-  run_to("1.0", "6");  // this rate makes it worse
+  run_to("1.0", "6");  // this rate makes the loss worse
   EXPECT_EQ(read_file(path("parts/best")), "step-000000000003\n");
   EXPECT_EQ(read_file(path("parts/latest")), "step-000000000006\n");
   EXPECT_THAT(look({"ls", path("parts")}).out, AllOf(HasSubstr("  best\n"), HasSubstr("  latest\n")));

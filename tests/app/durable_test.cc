@@ -26,8 +26,8 @@ class DurableSteps : public Workplace {
  protected:
   DurableSteps() { fs::create_directory(path("disk")); }
 
-  /// The command of a run on two ranks with some state on disk, which commits every `every` steps; 0: it makes no
-  /// commits.
+  /// Returns the command of a run on two ranks with some state on disk, which commits every `every` steps; 0: it makes
+  /// no commits.
   Words run_of(const std::string& steps, int every, const std::string& metrics, const Words& more = {}) const {
     const std::string offload =
         R"(, "offload": {"masters": {"tier": "nvme", "fraction": 0.5}, "moments": {"tier": "nvme",
@@ -51,7 +51,7 @@ class DurableSteps : public Workplace {
   }
   void wait_for_step(Program& job, int step) const {
     wait_for(job, path("parts.jsonl"), "\"step\":" + std::to_string(step) + ",");
-    ASSERT_TRUE(job.wait_for_rank(1)) << job.out() << job.err();  // the run before may have written that step
+    ASSERT_TRUE(job.wait_for_rank(1)) << job.out() << job.err();  // the run before this one may have written that step
   }
   void kill_all(Program& job) const {
     const std::vector<pid_t> processes = job.descendants();
@@ -123,7 +123,7 @@ TEST_P(DurableStepsDying, DeathAtAnyOperationLosesNoCommit) {
 INSTANTIATE_TEST_SUITE_P(Each, DurableStepsDying, ::testing::Values("open", "write", "fsync", "rename", "read"),
                          [](const auto& info) { return std::string(info.param); });
 
-// TESSERA_SOAK_SEED repeats a test.
+// A test is repeated by setting TESSERA_SOAK_SEED.
 TEST_F(DurableSteps, RandomKillsChangeNoBits) {
   const char* const given = std::getenv("TESSERA_SOAK_SEED");
   const auto seed = given ? static_cast<unsigned>(std::stoul(given)) : std::random_device()();
@@ -145,7 +145,7 @@ TEST_F(DurableSteps, RandomKillsChangeNoBits) {
     }
     const Ended ended = job.wait(30);
     EXPECT_TRUE(ended.code == 0 || ended.code == 137) << ended.err;
-    if (ended.code == 0) break;  // the run had ended before
+    if (ended.code == 0) break;  // in this case, the run had ended before
   }
   expect_the_same_end(all_steps, "");
 }

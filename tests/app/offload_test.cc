@@ -87,7 +87,7 @@ TEST_F(OffloadCommand, MessageNamesAQueueDepthThatHidesTheDisk) {
 
 TEST_F(OffloadCommand, FailedDiskEndsAllRanksAndNamesTheParameter) {
   for (const std::string& variant : {offload(), offload(kParametersToo), offload(kParametersToo) + kNotShared}) {
-    for (const char* nth : {"20", "40", "61", "150"}) {  // set-up, forward, backward, a step
+    for (const char* nth : {"20", "40", "61", "150"}) {  // the run fails in set-up, forward, backward and a step
       const Ended ended = run_program(
           launch(2) + train(strategy("FULL_SHARD", variant), "failed", {"--steps", "6", "--overwrite"}), path("run"),
           /*at_rest_s=*/60, {{"TESSERA_TEST_FAULTS", std::string("cqe nth=") + nth + " errno=EIO"}});
@@ -132,7 +132,7 @@ TEST_F(OffloadCommand, RankThatDiesAnywhereInAStepEndsAllAndRunResumes) {
   const std::string file = strategy("FULL_SHARD", offload(kParametersToo));
   const Words saves = {"--checkpoint-dir", path("parts"), "--every-steps", "1"};
   run(launch(2) + train(file, "whole", {"--steps", "6"}));
-  constexpr const char* kMoments[] = {"40", "61", "150", "20"};  // forward, backward, a step, set-up
+  constexpr const char* kMoments[] = {"40", "61", "150", "20"};  // these lie in forward, backward, a step and set-up
   for (const char* nth : sampled(kMoments, 3)) {
     for (const char* left : {"parts", "died"}) std::filesystem::remove_all(path(left));
     const auto shared_before = shared_memory_names();
@@ -148,7 +148,7 @@ TEST_F(OffloadCommand, RankThatDiesAnywhereInAStepEndsAllAndRunResumes) {
     EXPECT_THAT(shared_memory_left(shared_before), ::testing::IsEmpty());
     EXPECT_TRUE(std::filesystem::is_empty(path("disk0"))) << nth;
     run(launch(2) + train(file, "died", Words{"--steps", "6", "--overwrite"} + saves));
-    std::map<std::string, std::string> last;  // each step's last line: a run that goes on takes some steps again
+    std::map<std::string, std::string> last;  // the last line of each step; some steps are taken again
     for (const std::string& line : losses("died")) last[line.substr(0, line.find(' '))] = line;
     std::vector<std::string> lines;
     for (const auto& [step, line] : last) lines.push_back(line);

@@ -104,7 +104,7 @@ TEST_F(Train, TraceShowsTheSpansOfEveryRank) {
     EXPECT_EQ(of["forward"], 6) << rank;
     EXPECT_EQ(of["backward"], 6) << rank;
     EXPECT_EQ(of["agree"], 3) << rank;
-    EXPECT_EQ(of["update"], 15) << rank;  // one around those of the units
+    EXPECT_EQ(of["update"], 15) << rank;  // each step has one around those of the units
     EXPECT_EQ(of["reduce"], 24) << rank;
     EXPECT_GE(of["all_gather"], 9) << rank;
   }
@@ -120,8 +120,8 @@ TEST_F(Train, OperatorTraceShowsTheLastSteps) {
     embeddings += event.value("name", "") == "aten::embedding";
     if (event.value("cat", "") == "user_annotation") ++ranges[event.at("name")];
   }
-  EXPECT_EQ(attentions, 3 * 2 * 3);  // steps, microbatches, blocks
-  EXPECT_EQ(embeddings, 3 * 2 * 2);  // one of tokens and one of positions
+  EXPECT_EQ(attentions, 3 * 2 * 3);  // 3 steps x 2 microbatches x 3 blocks
+  EXPECT_EQ(embeddings, 3 * 2 * 2);  // the model embeds tokens and positions
   EXPECT_EQ(ranges["backward"], 3 * 2);
   EXPECT_EQ(ranges["agree"], 3);
   for (const char* unit : {"blocks.0", "blocks.2", "(root)"}) {
@@ -219,7 +219,7 @@ TEST_F(Train, TrainingStartsFromLoadedWeights) {
 
 TEST_F(Train, RunDirectoryHoldsAllFilesOfARun) {
   const Words all = train(strategy("FULL_SHARD"), "plain", {"--out", path("runs/a"), "--trace", "trace.json"});
-  Words command;  // no --metrics: --out has a file of metrics of its own
+  Words command;  // without --metrics, --out has its own file of metrics
   for (std::size_t i = 0; i < all.size(); ++i) all[i] == "--metrics" ? void(++i) : command.push_back(all[i]);
   const Ended ended = run(launch(2, {"--no-prefix"}) + command);
   const json config = json::parse(read_file(path("runs/a/config.json")));
@@ -256,7 +256,7 @@ TEST_F(Train, FailedMetricsFileSetsTheExitCodeButTrainingGoesOn) {
   EXPECT_EQ(ended.err.find("training goes on without metrics", at + 1), std::string::npos) << "said once";
 }
 
-/// The cells of a table's lines, which hold no quotes.
+/// Returns the cells of a table's lines, which hold no quotes.
 std::vector<Words> table_of(const std::string& path) {
   std::vector<Words> rows;
   std::istringstream lines(read_file(path));
@@ -268,7 +268,7 @@ std::vector<Words> table_of(const std::string& path) {
   return rows;
 }
 
-/// The cells under `column`, in the order of rows.
+/// Returns the cells under `column`, in the order of rows.
 Words column_of(const std::vector<Words>& table, const std::string& column) {
   const auto at = std::find(table.at(0).begin(), table.at(0).end(), column) - table[0].begin();
   Words cells;
@@ -404,11 +404,11 @@ TEST_F(Train, EvaluationIsTheSameOnAnyRanksAndChangesNothing) {
   std::vector<json> lines;
   for (const json& line : read_lines(path("evaluated")))
     if (line.contains("event") && line.at("event") == "evaluation") lines.push_back(line);
-  ASSERT_EQ(lines.size(), 2u);  // after step 2, and after the last
+  ASSERT_EQ(lines.size(), 2u);  // the evaluations after step 2 and after the last step
   EXPECT_EQ(lines[0].at("after_step"), 2);
   EXPECT_EQ(lines[1].at("after_step"), 3);
   EXPECT_LT(lines[1].at("eval_loss").get<double>(), 5.6);
-  EXPECT_EQ(lines[0].at("eval_tokens").get<int>(), 1999 / 16 * 16);  // each sample once
+  EXPECT_EQ(lines[0].at("eval_tokens").get<int>(), 1999 / 16 * 16);  // each sample comes once
   // A step does not count what the evaluation before it gathered; the step still finds some of those units gathered.
   EXPECT_LE(steps("evaluated")[2].at("bytes_gathered"), steps("plain")[2].at("bytes_gathered"));
 }
@@ -491,7 +491,7 @@ TEST_F(Train, MetricsHaveLatenciesOfEachUnitsCalls) {
   EXPECT_TRUE(latencies("latency").empty());
   run(launch(2) + command + Words{"--overwrite", "--histogram-every", "2"});
   const auto found = latencies("latency");
-  ASSERT_EQ(found.size(), 3u);  // after steps 2 and 4, and at the end
+  ASSERT_EQ(found.size(), 3u);  // the saves after steps 2 and 4, and at the end
   std::map<std::string, std::set<std::string>> units;
   for (const auto& [after, rows] : found) {
     EXPECT_THAT(after, ::testing::AnyOf(2, 4, 5));

@@ -86,7 +86,7 @@ TEST_F(MetricsForms, AppendingToCsvContinuesAfterTheLastWholeRow) {
 TEST_F(MetricsForms, EventFileBeginsWithItsVersionRecord) {
   MetricsWriter writer = open(MetricsFormat::kEvents, Start::kNew);
   const std::string beginning = content();
-  // Length 24 and its CRC; field 1 (wall_time) as 8 bytes; field 3 (file_version) as 13 bytes.
+  // These are length 24 and its CRC, field 1 (wall_time) as 8 bytes, and field 3 (file_version) as 13 bytes.
   EXPECT_EQ(beginning.substr(0, 8), std::string("\x18\0\0\0\0\0\0\0", 8));
   EXPECT_EQ(beginning[12], '\x09');
   EXPECT_EQ(beginning.substr(21, 15),

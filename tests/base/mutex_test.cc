@@ -56,7 +56,7 @@ TEST(CondVar, UnnotifiedWaitEndsAtTheDeadlineHoldingTheMutex) {
     ++counter.count;
   }
   EXPECT_GE(std::chrono::steady_clock::now(), deadline);
-  const MutexLock lock(counter.mutex);  // it was let go, too
+  const MutexLock lock(counter.mutex);  // the wait released the mutex too
   EXPECT_EQ(counter.count, 1);
 }
 

@@ -14,7 +14,7 @@ DECLARATION = re.compile(r"tessera_test\(\s*(\w+)([^)]*)\)")
 
 
 def gpu_tests(text):
-    """{name: its arguments} of the tests with label gpu that a CMakeLists.txt declares."""
+    """Returns {name: its arguments} of the tests with label gpu that a CMakeLists.txt declares."""
     uncommented = re.sub(r"#.*", "", text)
     return {name: arguments.split() for name, arguments in DECLARATION.findall(uncommented)
             if re.search(r"\bLABELS\b[^)]*\bgpu\b", arguments)}

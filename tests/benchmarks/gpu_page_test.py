@@ -11,7 +11,7 @@ from gpu import page, tables
 GPU = {"name": "GPU X", "uuid": "GPU-1", "memory_bytes": 80 * 2**30, "driver": "580", "compute_capability": "9.0",
        "power_limit_w": "700"}
 CONTENDERS = ("torch_eager", "tessera_full_shard", "torch_fsdp2")
-# 1000 tokens a step of 6 * 4000 operations each; the matrix product makes 6e9 operations a second, the copy 1e12 bytes.
+# A step is 1000 tokens of 6 * 4000 operations. A matrix product makes 6e9 of them a second, a copy moves 1e12 bytes.
 WORK = {"name": "gpt_1b5", "title": "GPT of 1.5 B", "model": {"seq_len": 500, "layers": 0, "width": 10, "vocab_size": 400}, "dtype": "bf16",
         "parameters": 10, "batch": 2, "steps": 1, "warm_up": 1, "contenders": list(CONTENDERS)}
 DATA = {
@@ -63,7 +63,7 @@ class Tables(unittest.TestCase):
         table = rows(tables.optimizer(self.results))
         row = table["PyTorch fused_fp32"]  # 28 GB at 1000 GB/s are 28 ms
         self.assertEqual((row["parameters"], row["GB/s"], row["of the copy limit"]), (10**9, 500.0, 0.5))
-        row = table["Tessera fp32"]  # the median of 30 and 50 ms beside that of its own copies, 37 ms
+        row = table["Tessera fp32"]  # the median is 40 ms, and that of its own copies is 37 ms
         self.assertAlmostEqual(row["of the copy limit"], 0.925)
         self.assertIn("3 s of 380 were left", table["PyTorch chain_bf16"]["note"])
 
@@ -96,12 +96,12 @@ class Tables(unittest.TestCase):
         self.assertAlmostEqual(measured, 1.4)
         self.assertEqual((target, reached), (1.05, "yes"))
         self.assertEqual(table["PyTorch chain_bf16", "mixed"],
-                         [1.7, None, None, "not run: it was not asked for"])  # Tessera's half is not there either
+                         [1.7, None, None, "not run: it was not asked for"])  # Tessera's half is missing too
         _, measured, reached, _ = table["torch_eager", "tessera_full_shard"]
         self.assertEqual((measured, reached), (1.25, "yes"))
         self.assertEqual(table["torch_fsdp2", "tessera_full_shard"],
                          [1.03, None, None, "failed: OutOfMemoryError: 90 GiB"])
-        self.assertNotIn(("torch_eager", "tessera_no_shard"), table)  # it takes no part in this work
+        self.assertNotIn(("torch_eager", "tessera_no_shard"), table)  # this work does not time that pair
 
 
     def test_unit_cost_on_the_host_is_over_the_plain_module(self):

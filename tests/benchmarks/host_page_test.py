@@ -22,7 +22,7 @@ def made_up():
 
 
 def csv_of(data):
-    """{file name: text} of the tables of `data`."""
+    """Returns {file name: text} of the tables of `data`."""
     with tempfile.TemporaryDirectory() as folder:
         all_tables.write_csv(tables.all_tables(tables.HostResults(data)), pathlib.Path(folder))
         return {path.name: path.read_text() for path in pathlib.Path(folder).iterdir()}
@@ -114,7 +114,7 @@ class Tables(unittest.TestCase):
     def test_collective_ratio_needs_the_same_bytes_and_dtype(self):
         row = self.row("ratios.csv", measure="collective", subject="barrier", bytes="0")
         self.assertEqual(numbers(row, "measured_ratio"), [200.0])
-        # fp32 with fp32: the bf16 case would give another ratio. 4 bytes were not measured on Tessera's side: no row.
+        # fp32 is compared with fp32; bf16 has another ratio. Tessera measured no 4 bytes, so no row has them.
         self.assertEqual(numbers(self.row("ratios.csv", subject="all_reduce", bytes="1048576", peer="gloo"),
                                  "measured_ratio"), [8.0])
         row = self.row("ratios.csv", subject="all_reduce", bytes="1048576", peer="limit")
@@ -265,7 +265,7 @@ class Page(unittest.TestCase):
         self.assertNotIn("<CPU>", self.page)
 
     def test_page_names_the_best_bucket_and_why(self):
-        # alpha 10 us, 1/beta 10 GB/s: half-way at 100000 bytes.
+        # At alpha = 10 us and 1/beta = 10 GB/s, 100000 bytes reach half of the bandwidth.
         self.assertIn("The best bucket is 4 MiB (12 collectives a step): 1.50 times as fast", self.page)
         self.assertIn("3.00 times in communication alone, which is 20 % of a step", self.page)
         self.assertIn("made-up &lt;images&gt;", self.page)
@@ -347,7 +347,7 @@ class Disk(unittest.TestCase):
         self.assertEqual(numbers(self.ratio("fio", "disk"), "measured_ratio", "target"), [2.0, 0.98])
         defaults = self.ratio("deepspeed_aio", "disk")
         self.assertEqual(numbers(defaults, "measured_ratio"), [1.5])
-        self.assertEqual(defaults["target"], "")  # they were faster than fio
+        self.assertEqual(defaults["target"], "")  # these defaults were faster than fio
         self.assertEqual(numbers(self.ratio("deepspeed_aio", "disk_cpu"), "measured_ratio"), [4.0])
 
     def test_disk_steps_are_compared_per_parameter_and_with_their_limit(self):

@@ -16,7 +16,7 @@ from gpu import junit, measure
 from launch import Launcher
 from works import of_gpu
 
-WORK, = of_gpu(quick=True)  # 2 steps of warm-up, 3 timed
+WORK, = of_gpu(quick=True)  # 2 steps warm up, and 3 are timed
 METRICS = [{"event": "start", "parameters": WORK.parameters()}]
 METRICS += [{"step": step, "seconds": float(step), "loss": 6.0 - step, "bytes_allocated": 96, "bytes_planned": 64,
              "communication_seconds": step / 8} for step in range(1, 6)]

@@ -53,7 +53,7 @@ class File(unittest.TestCase):
         self.assertLessEqual(self.path.stat().st_size, 8000)
         thinned, short = data["optimizer"][0]["rounds_s"]
         self.assertEqual(len(thinned), data["thinned_to"])
-        self.assertGreater(self.path.stat().st_size, 4000)  # no more than has to be
+        self.assertGreater(self.path.stat().st_size, 4000)  # the file is thinned no more than is needed
         self.assertEqual(short, [float(f"{sample:.9g}") for sample in few])
         self.assertNotIn("thinned_to", results.write(self.path, made_up()))
 

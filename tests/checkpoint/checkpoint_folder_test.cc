@@ -78,13 +78,13 @@ std::vector<std::string> listed(const std::string& folder) {
 
 TEST(CheckpointFolder, LatestIsTheLastCommitted) {
   const ScratchFolder scratch;
-  const std::string folder = scratch.file("runs/a");  // is made
+  const std::string folder = scratch.file("runs/a");  // the first save makes this folder
   for (const std::int64_t step : {10, 20, 5}) {
     const auto path = save(folder, step);
     ASSERT_TRUE(path.ok()) << path.status();
     EXPECT_EQ(latest_step(folder), step);
     EXPECT_EQ(step_at(*path), step);
-    ::usleep(20000);  // names are ordered by the time of the commit
+    ::usleep(20000);  // the latest is found by its time of commit
   }
   EXPECT_THAT(listed(folder), ElementsAre("step-000000000010", "step-000000000020", "step-000000000005"));
   EXPECT_EQ(*find_checkpoint(folder + "/step-000000000010", "test"), folder + "/step-000000000010");
@@ -154,10 +154,10 @@ TEST(CheckpointFolder, NextSaveRemovesOnlyWhatAKilledOneLeft) {
     write_content(folder.file(name) + "/rank-00000.safetensors", "x");
   }
   write_content(folder.file("latest.tmp-77-3"), "step-0");
-  // Files of other programs stay.
+  // Files of other programs stay in the folder.
   for (const char* name : {"notes.tmp-1", "step-100", "steps.tmp-5"})
     std::filesystem::create_directory(folder.file(name));
-  EXPECT_EQ(latest_step(folder.path()), 1);  // a load takes no notice
+  EXPECT_EQ(latest_step(folder.path()), 1);  // a load ignores these folders
   EXPECT_THAT(listed(folder.path()), ElementsAre("step-000000000001"));
   ASSERT_TRUE(save(folder.path(), 3).ok());
   EXPECT_THAT(folder.names(), UnorderedElementsAre("latest", "lock", "notes.tmp-1", "step-000000000001",
@@ -281,7 +281,7 @@ TEST(CheckpointFolder, EveryFailedOperationLeavesTheOldCheckpointOrTheNewOne) {
   }
 }
 
-// F2, F26: killed, or without power, at any operation.
+// F2, F26: a save is killed, or loses its power, at any operation.
 TEST(CheckpointFolder, ExceededQuotaIsNamed) {
   for (const FaultSite site : {FaultSite::kMkdir, FaultSite::kWrite}) {
     const ScratchFolder folder;
@@ -327,7 +327,7 @@ TEST(CheckpointFolder, AnyCrashLeavesTheOldCheckpointOrTheNewOne) {
   }
 }
 
-// The test above can fail: if shards are not synced, a power loss destroys the checkpoint.
+// This shows that the test above can fail: if shards are not synced, a power loss destroys the checkpoint.
 TEST(CheckpointFolder, PowerLossDamagesASaveThatWasNotSynced) {
   const ScratchFolder folder;
   const ChildEnd end = in_child([&] {

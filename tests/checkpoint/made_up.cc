@@ -58,7 +58,7 @@ Manifest write_made_up_files(const std::string& folder, std::uint64_t seed) {
                          {"odd|name \"quoted\"", {}, {300}, {}, "F32", true, 9, 1, 0, 256},
                          {"frozen", {}, {5, 3}, {1, 5}, "F16", false, 0, 1, 1, 0},
                          {"none", {}, {0, 4}, {}, "F32", true, 11, 1, 0, 1024}};
-  SavedParameter& frozen = manifest.parameters[2];  // it has trained before
+  SavedParameter& frozen = manifest.parameters[2];  // this parameter trained before it was frozen
   frozen.states = {"exp_avg", "exp_avg_sq"};
   frozen.updates = 7;
   frozen.keeps_master = true;

@@ -39,7 +39,7 @@ std::vector<std::byte> all_of(SavedCheckpoint& checkpoint, const std::string& wh
   return bytes;
 }
 
-/// The pieces of a tensor that need not be whole: first element and bytes of each.
+/// Returns the pieces of a tensor that need not be whole: first element and bytes of each.
 std::vector<std::pair<std::int64_t, std::vector<std::byte>>> parts_of(SavedCheckpoint& checkpoint,
                                                                       const std::string& what,
                                                                       const std::string& name) {
@@ -175,7 +175,7 @@ TEST(Reshard, FailedReshardingLeavesNothing) {
       if (hits == 0) break;
       EXPECT_FALSE(status.ok()) << n;
       const auto there = list_checkpoints(folder.path(), kWho);
-      if (!there->empty()) opened(folder.path() + "/" + (*there)[0].name);  // committed, before the error
+      if (!there->empty()) opened(folder.path() + "/" + (*there)[0].name);  // it was committed before the error
     }
   }
 }

@@ -115,7 +115,7 @@ TEST(SavedCheckpoint, DamagedChunkIsNamedByItsParameter) {
   const ScratchFolder folder;
   write_made_up_checkpoint(folder.path());
   std::string bytes = content_of(folder.file("rank-00001.safetensors"));
-  bytes.back() ^= 1;  // U8 lies at the end
+  bytes.back() ^= 1;  // the data of type U8 lie at the end
   write_content(folder.file("rank-00001.safetensors"), bytes);
   expect_refused(folder.path(), "last byte", AllOf(HasSubstr("exp_avg_sq of \"a.weight\" (elements 51200 to 358399)")));
 }
@@ -167,7 +167,7 @@ TEST(SavedCheckpoint, LinksPipesAndFoldersAreNotOpened) {
   ASSERT_TRUE(read_all(folder.path()).ok());
 }
 
-// The folder of checkpoints itself may be a link, since the user chose it; what lies in it may not.
+// The folder of checkpoints itself may be a link, since the user chose it; nothing in it may be one.
 TEST(SavedCheckpoint, LinksBelowTheCheckpointsFolderAreRefused) {
   const ScratchFolder folder, other;
   const std::string name = "step-000000000004", step = folder.file(name);
@@ -284,7 +284,7 @@ TEST(SavedCheckpoint, EveryFailedWriteIsAnError) {
       for (;; ++n) {
         const ScratchFolder folder;
         ScopedFaults faults({{.site = site, .nth = n, .action = FaultAction::kErrno, .number = error}});
-        ShardHeader header{{{"master", "w", "F32", 0, 3000000}}};  // two blocks, and a piece of one
+        ShardHeader header{{{"master", "w", "F32", 0, 3000000}}};  // the data are two blocks and a piece of one
         auto writer = ShardWriter::create(folder.path(), "a", header, "rank 3");
         absl::Status status = writer.status();
         if (status.ok()) status = (*writer)->append(made_up_bytes(header.pieces[0], 1));

@@ -92,7 +92,7 @@ TEST_F(Background, OtherCallsRunAfterReductionsUnderWay) {
   EXPECT_EQ(slow->thread_of_reductions(), std::this_thread::get_id());
   EXPECT_THAT(slow->calls(), ElementsAre("a", "b", "meet", "at once"));
   EXPECT_TRUE(b.wait().ok());
-  EXPECT_TRUE(a.wait().ok());  // they may be waited for in any order
+  EXPECT_TRUE(a.wait().ok());  // the calls may be waited for in any order
 }
 
 TEST_F(Background, VisitorSeesSumsOnTheCallersThread) {

@@ -32,7 +32,7 @@ class TestMemory {
  public:
   TestMemory(Collectives& group, bool symmetric) : group_(group), symmetric_(symmetric) {}
 
-  /// A buffer that is aligned as sums require.
+  /// Returns a buffer that is aligned as sums require.
   std::byte* of(std::size_t bytes) {
     if (!symmetric_) return plain_.emplace_back(bytes + 1).data();
     auto buffer = group_.allocate(bytes);
@@ -121,7 +121,7 @@ class RecordingVisitor : public SumVisitor {
   std::vector<float> seen_;
 };
 
-/// Whether a visitor sees sums. It cannot see sums in a GPU's memory.
+/// Returns whether a visitor sees sums. It cannot see sums in a GPU's memory.
 inline bool sums_are_seen(const Collectives& group) { return group.transport() != "cuda_host"; }
 
 /// Checks that a visitor sees the output, neither more nor less, and changes nothing.
@@ -190,7 +190,7 @@ inline void check_started_reductions(Collectives& group, std::size_t numel, bool
     require(same_bits({reduction.output, reduction.output + numel}, expected), at(what, reduction.dtype, numel, rank));
     const bool seen = !reduction.visitor || same_bits(reduction.visitor->seen(), expected);
     require(seen, at("visited " + what, reduction.dtype, numel, rank));
-    std::memset(reduction.input, 0xff, reduction.inputs[rank].size());  // it may be overwritten now
+    std::memset(reduction.input, 0xff, reduction.inputs[rank].size());  // the input may be overwritten now
   };
   std::size_t ended = 0;
   for (std::size_t i = 0; i < started.size(); ++i) {

@@ -75,7 +75,7 @@ TEST(ThreadCollectives, MeshAxesJoinTheRightRanks) {
   });
 }
 
-/// The statuses that the ranks' bodies returned.
+/// Returns the statuses that the ranks' bodies returned.
 std::vector<absl::Status> statuses(int ranks, const std::function<absl::Status(const Mesh&)>& body,
                                    double timeout_s = 60) {
   std::vector<absl::Status> results(ranks);
@@ -181,7 +181,7 @@ TEST(ThreadFailures, EndedRankIsNotWaitedForWhileItsGroupsLive) {
     TESSERA_RETURN_IF_ERROR(axes.world->barrier("first").wait());
     if (mesh.rank() != 1) return axes.world->barrier("second").wait();
     groups_of(mesh).leave();
-    return user->barrier("the end").wait();  // the others do not come to it
+    return user->barrier("the end").wait();  // the other ranks never make this call
   });
   for (int rank : {0, 2}) EXPECT_EQ(exit_code_of(results[rank]), ExitCode::kPeerLost);
   EXPECT_THAT(message_of(results[0]) + message_of(results[2]), HasSubstr("rank 1 has left, last in barrier 'first'"));

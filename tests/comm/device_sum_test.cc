@@ -13,7 +13,7 @@
 
 #if defined(TESSERA_CUDA_ON_HOST)
 #include "tests/support/stand_ins/cuda_on_host.h"
-// The kernel's source comes after it.
+// The kernel's source must be included after this header.
 #include "runtime/comm/cuda_host/cuda/device_sum.cu"
 #else
 #include "runtime/comm/cuda_host/cuda/device_sum.h"
@@ -95,7 +95,7 @@ TEST(DeviceSum, GivesTheCpusBits) {
   for (const DType dtype : {DType::kF32, DType::kBF16, DType::kF16}) {
     for (int count = 1; count <= cuda::SumInputs::kMost; ++count) {
       for (const std::size_t numel : {0u, 1u, 4u, 1027u, 4096u}) expect_the_cpus_bits(dtype, count, numel, 0);
-      expect_the_cpus_bits(dtype, count, 1000, 1);  // not aligned for four at a time
+      expect_the_cpus_bits(dtype, count, 1000, 1);  // this run is not aligned for four at a time
     }
   }
 }

@@ -14,7 +14,7 @@ namespace tessera {
 /// A limit in seconds that no test waits out: tests end ranks that hang long before (ForkedRanks::wait).
 constexpr double kNeverPassed = 3600;
 
-/// The group of all of `ranks` forked ranks.
+/// Returns the group of all of `ranks` forked ranks.
 inline Group world_of(int rank, int ranks, double timeout_s = kNeverPassed) {
   Group group;
   group.name = "world";

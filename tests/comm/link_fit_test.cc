@@ -36,7 +36,7 @@ void expect_choices(const LinkFit& fit, const std::vector<Choice>& choices) {
 TEST(LinkFit, CostlyMessagesChooseAlgorithmsWithFewMessages) {
   const LinkFit fit{.round_s = 1e-6, .message_s = 20e-6, .byte_s = 1e-9, .add_s = 1e-10};
   expect_choices(fit, {
-                          {Operation::kAllGather, 2, DType::kU8, 4 * kKiB, Algorithm::kDirect},  // all are the same
+                          {Operation::kAllGather, 2, DType::kU8, 4 * kKiB, Algorithm::kDirect},  // all cost the same
                           {Operation::kAllGather, 16, DType::kU8, 256, Algorithm::kDoubling},
                           {Operation::kAllGather, 3, DType::kU8, 256, Algorithm::kDirect},
                           {Operation::kReduceScatter, 16, DType::kF32, 4 * kKiB, Algorithm::kHalving},
@@ -101,8 +101,8 @@ TEST(CallWork, CountsTheWorkOfTheBusiestRank) {
   expect(Operation::kAllReduce, Algorithm::kDirect, 4, {1, 3, 3 * 4096, 3 * 1024});
   expect(Operation::kAllReduce, Algorithm::kDoubling, 4, {2, 3, 3 * 4096, 3 * 1024});
   expect(Operation::kAllReduce, Algorithm::kHalving, 4, {4, 4, 6 * 1024, 3 * 256});
-  // Rank 2 is a block of its own. It sends two halves and receives two; ranks 0 and 1 also exchange halves, add twice,
-  // and exchange sums.
+  // Rank 2 is a binary block by itself. It sends two halves and receives two; ranks 0 and 1 also exchange halves, add
+  // twice, and exchange sums.
   expect(Operation::kAllReduce, Algorithm::kHalving, 3, {4, 4, 4 * 2048, 2 * 512});
 }
 

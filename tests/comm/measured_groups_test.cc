@@ -15,7 +15,7 @@
 namespace tessera {
 namespace {
 
-/// The choices of `choose` for calls of 4 ranks.
+/// Returns the choices of `choose` for calls of 4 ranks.
 std::vector<Algorithm> choices(const ChooseAlgorithm& choose) {
   std::vector<Algorithm> chosen;
   for (std::size_t bytes = 16; bytes <= 1 << 24; bytes *= 4)
@@ -70,7 +70,7 @@ TEST(MeasuredGroups, FirstGroupsErrorIsReturned) {
 }
 
 TEST(TimedCalls, CoverAllAlgorithmsOfAllCollectives) {
-  // There are 3 + 2 (2 + 3) calls for few bytes, and 3 + 2 (2 + 2) for many, where no all_reduce goes by doubling.
+  // Few bytes have 3 + 2 (2 + 3) calls, and many have 3 + 2 (2 + 2), since no all_reduce of them goes by doubling.
   EXPECT_EQ(calls_to_time(4, 64).size(), 13u);
   const std::vector<TimedCall> calls = calls_to_time(3, 1 << 20);
   EXPECT_EQ(calls.size(), 11u);

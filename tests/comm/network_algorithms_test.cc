@@ -162,7 +162,7 @@ void check_gathers_under_way(Collectives& group, Algorithm& now) {
       require(all[call][i] == byte_of(call, i / kBytes), "gather " + std::to_string(call));
 }
 
-// Calls over Gloo do ask for an algorithm: all there are while a group is measured, and after that what ranks have
+// Calls over Gloo ask for an algorithm. While a group is measured they use all; after that, the one that ranks have
 // found.
 TEST(MeasuredNetwork, EachCallAsksForItsAlgorithmAndSumsStayTheSame) {
   const int port = free_port();
@@ -222,7 +222,7 @@ absl::Status call_once(Collectives& group, Operation operation, void* input, DTy
   }
 }
 
-/// What each rank of a group sends in one call.
+/// Returns what each rank of a group sends in one call.
 std::vector<Sent> sent_by_each(int ranks, Algorithm algorithm, Operation operation, DType dtype, std::size_t numel) {
   const auto mailboxes = std::make_shared<testing::Mailboxes>();
   const auto store = memory_store();
@@ -254,7 +254,7 @@ Sent sent_by_all(int ranks, Algorithm algorithm, Operation operation, DType dtyp
   return sent;
 }
 
-/// The messages of all ranks in the addition by halving (halving_rounds.h).
+/// Returns the messages of all ranks in the addition by halving (halving_rounds.h).
 std::size_t messages_of_addition(std::size_t ranks) {
   std::size_t messages = 0, before = 0;
   for (std::size_t left = ranks; left > 0; left -= before) {
@@ -374,7 +374,7 @@ TEST(SentByNetworkAlgorithms, PackedCallsSendLessAndGiveTheSameBits) {
   }
 }
 
-/// The bytes that ranks send to each other in a gather of `numel` elements from each.
+/// Returns the bytes that ranks send to each other in a gather of `numel` elements from each.
 std::size_t gathered_bytes(int ranks, DType dtype, WireForm form, std::size_t numel) {
   const auto mailboxes = std::make_shared<testing::Mailboxes>();
   const auto store = memory_store();
@@ -442,7 +442,7 @@ TEST(SentByNetworkAlgorithms, MeasuredTrafficEqualsTheModelOfChoices) {
     const bool is_power = std::has_single_bit(static_cast<unsigned>(ranks));
     const std::size_t of_one_piece = 16 * static_cast<std::size_t>(ranks * halving_slices(ranks));
     for (const std::size_t numel : {of_one_piece, 3 * kPieceBytes / 2}) {
-      if (numel > of_one_piece && (!is_power || ranks > 4)) continue;  // pieces are equal, and memory is small
+      if (numel > of_one_piece && (!is_power || ranks > 4)) continue;  // all pieces are alike, and this saves memory
       for (const Algorithm algorithm : {Algorithm::kDirect, Algorithm::kRing})
         check(ranks, algorithm, Operation::kAllGather, numel, true);
       check(ranks, Algorithm::kDoubling, Operation::kAllGather, numel, ranks == 2);

@@ -92,7 +92,7 @@ INSTANTIATE_TEST_SUITE_P(Worlds, ProcessMesh,
                                          World{4, 2, TransportChoice::kAuto, "hierarchical(host, gloo)"},
                                          World{4, 2, TransportChoice::kGloo, "gloo"}));
 
-// This holds between hosts too, where a group consists of one inside each host and one across hosts.
+// Calls between hosts ask too; there a group consists of one group inside each host and one across hosts.
 TEST(ProcessMeshTest, CallsOverGlooAskForTheirAlgorithm) {
   for (const World& world :
        {World{3, 1, TransportChoice::kGloo, "gloo"}, World{4, 2, TransportChoice::kAuto, "hierarchical(host, gloo)"}}) {
@@ -197,7 +197,7 @@ TEST(GathersInForms, BringTheSameValuesToAllRanks) {
           check_gathers_in_forms(*axes.gather, dtype, numel, axes.gather->gathers_in_background());
       }
       check_gathers_in_forms(*axes.gather, DType::kF32, 600'077,
-                             axes.gather->gathers_in_background());  // several pieces
+                             axes.gather->gathers_in_background());  // this makes several pieces
       check_whole_numbers_stay(*axes.gather);
       return axes.world->barrier("end").wait();
     }));
@@ -268,7 +268,7 @@ TEST(CompressedSums, EqualSumsOfTheRoundedContributions) {
       TESSERA_ASSIGN_OR_RETURN(const MeshAxes axes, groups_of(mesh).axes(1, ranks));
       require(axes.reduce->compressed_part() == 1, "all is compressed");
       using enum WireForm;
-      // These calls come first, while the group's own memory is no larger than they need.
+      // The next calls come first, while the group's own memory is no larger than they need.
       for (const DType dtype : {DType::kBF16, DType::kF32}) {
         check_reduce_scatter(*axes.reduce, dtype, 1'800'064, false, false);
         check_compressed_sums(*axes.reduce, {kPlain, kPlain}, Waits::kAtOnce, dtype, 1'800'064);
@@ -426,7 +426,7 @@ TEST(TcpStore, UnknownHostIsAnErrorWithinTheTimeLimit) {
 
 TEST(TcpStore, Ipv6LoopbackServesTheStore) {
   const int port = free_port();
-  const double init_timeout_s = patient_s(5);  // it passes where this machine has no IPv6
+  const double init_timeout_s = patient_s(5);  // a machine without IPv6 waits it out
   const auto ends = fork_ranks(2, [&](int rank, KeyValueStore& outside) -> absl::Status {
     Topology topology = topology_of(rank, 2, 1, port);
     topology.master_addr = "::1";
@@ -468,7 +468,7 @@ TEST(TcpStore, AnotherJobsStoreIsRefused) {
   EXPECT_THAT(ends[1].message, AllOf(HasSubstr("belongs to run 'test'"), HasSubstr("this is run 'another'")));
 }
 
-/// Whether a socket listens on an IPv4 address as /proc/net/tcp writes it, such as "0100007F:7468".
+/// Returns whether a socket listens on an IPv4 address as /proc/net/tcp writes it, such as "0100007F:7468".
 bool listens_on(const std::string& address_and_port) {
   std::ifstream table("/proc/net/tcp");
   for (std::string line; std::getline(table, line);)
@@ -509,7 +509,7 @@ TEST(TcpStore, OneHostsStoreListensOnLoopbackAndSurvivesGarbage) {
 TEST(TcpStore, TorchrunAgentsStoreServesARestartedJob) {
   const int port = free_port();
   expect_all_ok(fork_ranks(3, [&](int process, KeyValueStore& outside) -> absl::Status {
-    if (process == 2) {  // the agent
+    if (process == 2) {  // this process stands for torchrun's agent
       c10d::TCPStoreOptions options;
       options.port = static_cast<std::uint16_t>(port);
       options.isServer = true;
@@ -537,14 +537,14 @@ ForkedRanks::Body sum_until_failure(int ranks, int port, double timeout_s) {
     TESSERA_ASSIGN_OR_RETURN(
         const Mesh mesh, make_process_mesh(topology_of(rank, ranks, 1, port), over(TransportChoice::kGloo, timeout_s)));
     TESSERA_ASSIGN_OR_RETURN(const MeshAxes axes, groups_of(mesh).axes(1, ranks));
-    TESSERA_ASSIGN_OR_RETURN(const MeshAxes more, groups_of(mesh).axes(1, ranks));  // these groups end in time too
+    TESSERA_ASSIGN_OR_RETURN(const MeshAxes more, groups_of(mesh).axes(1, ranks));  // these calls end in time too
     absl::Status status;
     std::vector<float> data(30'000);
     for (int i = 0; status.ok(); ++i) {
       status = axes.world->all_reduce("blocks.3", data.data(), DType::kF32, data.data(), data.size()).wait();
       if (i == 5) TESSERA_RETURN_IF_ERROR(outside.set("working/" + std::to_string(rank), "yes"));
     }
-    groups_of(mesh).abort(status);  // tessera::run does this
+    groups_of(mesh).abort(status);  // in programs, tessera::run does this
     if (rank == 0) told(outside, "end/" + std::to_string(ranks - 1)).status().IgnoreError();
     return status;
   };
@@ -681,10 +681,10 @@ TEST(ProcessMeshTest, StrangersBeyondTheDescriptorLimitEndNoRank) {
     std::vector<float> data(5000, 1);
     TESSERA_RETURN_IF_ERROR(axes.world->all_reduce("sum", data.data(), DType::kF32, data.data(), data.size()).wait());
     require(data[0] == 2 && data.back() == 2, "sums");
-    std::vector<int> opened;  // a save opens files like this
+    std::vector<int> opened;  // a save opens files in this way
     for (int i = 0; i < kDescriptors / 2; ++i) opened.push_back(::open("/dev/null", O_RDONLY));
     require(opened.back() >= 0, "descriptors are left");
-    TESSERA_ASSIGN_OR_RETURN(const MeshAxes again, groups_of(mesh).axes(2, 1));  // needs the store
+    TESSERA_ASSIGN_OR_RETURN(const MeshAxes again, groups_of(mesh).axes(2, 1));  // this call needs the store
     return again.world->barrier("end").wait();
   });
   std::vector<int> strangers;
@@ -728,7 +728,7 @@ TEST(ProcessMeshTest, StrangersHoldingConnectionsDisturbNoRank) {
       require(data[1] == 2 && data.back() == 2, "sums");
       ends = data[0] > 0;
     }
-    TESSERA_ASSIGN_OR_RETURN(const MeshAxes again, groups_of(mesh).axes(2, 1));  // needs the store
+    TESSERA_ASSIGN_OR_RETURN(const MeshAxes again, groups_of(mesh).axes(2, 1));  // this call needs the store
     return again.world->barrier("end").wait();
   });
   std::vector<int> strangers;
@@ -792,7 +792,7 @@ ForkedRanks::Body in_different_groups(const World& world, int port) {
     if (rank != 0)
       return axes.reduce->reduce_scatter("head", full.data(), DType::kF32, full.data(), 100, Waits::kLater).wait();
     absl::Status status = axes.gather->all_gather("blocks.3", full.data(), full.data(), 400).wait();
-    told(outside, "end/1").status().IgnoreError();  // it serves the store
+    told(outside, "end/1").status().IgnoreError();  // rank 0 serves the store until then
     return status;
   };
 }

@@ -68,8 +68,8 @@ void on_queued(int ranks, double timeout_s, const std::function<void(Queued&)>& 
 
 std::string text_of(const absl::Status& status) { return message_of(status); }
 
-/// The seconds that a call may take in tests where it takes too long. They are patient, so that the watch does not find
-/// a call that was merely not scheduled.
+/// Returns the seconds that a call may take in tests where it takes too long. They are patient, so that the watch does
+/// not find a call that was merely not scheduled.
 double little_s() { return patient_s(0.3); }
 
 absl::Status status_in_time(const Collectives& group) {
@@ -159,14 +159,14 @@ TEST(QueuedCollectives, StuckCallEndsTheGroup) {
     EXPECT_EQ(text_of(queued.group->barrier("").wait()), text_of(status));
     EXPECT_EQ(text_of(queued.group->allocate(10).status()), text_of(status));
     queued.group->abort(make_error(ExitCode::kInternal, "later"));
-    queued.group.reset();  // destroyed after the watch
+    queued.group.reset();  // the group is destroyed after the watch
     EXPECT_EQ(queued.records, 1);
     EXPECT_EQ(queued.backend->aborts, 1);
     EXPECT_EQ(queued.backend->shutdowns, 0);
   });
 }
 
-/// Each of these takes less than the time that one may take; together they take more.
+/// Each of these calls takes less than one call's time limit, and all together take more.
 TEST(QueuedCollectives, TimeLimitCountsEachCallByItself) {
   const double timeout_s = patient_s(1);
   on_queued(1, timeout_s, [&](Queued& queued) {
@@ -221,7 +221,7 @@ TEST(QueuedCollectives, StuckCallEndsAllGroupsOfTheRank) {
     const std::string text = text_of(status_in_time(*other));
     EXPECT_THAT(text, ContainsRegex("step barrier #1: late: timed out after [0-9.]+ s"));
     EXPECT_EQ(text_of(other->barrier("").wait()), text);
-    queued.group.reset();  // destroyed after the watch
+    queued.group.reset();  // the group is destroyed after the watch
     EXPECT_EQ(backend->aborts, 1);
     other.reset();
     EXPECT_EQ(backend->shutdowns, 0);
@@ -245,13 +245,13 @@ TEST(QueuedCollectives, CallThatFailsOnTheDeviceEndsTheGroup) {
     require_ok(queued.group->barrier("all").wait());
     if (queued.group->rank() == 0) queued.backend->fault = Fault::kFailsOnTheDevice;
     int data = 0;
-    if (queued.group->rank() == 1) queued.backend->fault = Fault::kStandsStill;  // its peer never joins the call
+    if (queued.group->rank() == 1) queued.backend->fault = Fault::kStandsStill;  // the peer never joins this call
     // the failure may be known already
     queued.group->broadcast("blocks.3", &data, sizeof data, 0).wait().IgnoreError();
     const std::string text = text_of(status_in_time(*queued.group));
     EXPECT_THAT(text, HasSubstr(queued.group->rank() == 0 ? "late: remote process exited" : "another rank has failed"));
     EXPECT_THAT(text, HasSubstr(queued.group->rank() == 0 ? "rank 1" : "rank 0 was in broadcast 'blocks.3'"));
-    queued.group.reset();  // destroyed after the watch
+    queued.group.reset();  // the group is destroyed after the watch
     EXPECT_EQ(queued.backend->aborts, 1);
   });
 }
@@ -293,7 +293,7 @@ TEST(QueuedCollectives, FailedFlightRecordIsReportedWithTheCause) {
   });
 }
 
-/// Both hosts have long gone on. Each device has come to a call that the other rank has not queued.
+/// The hosts of both ranks have long gone on. Each device has come to a call that the other rank has not queued.
 TEST(QueuedCollectives, DevicesStuckInDifferentCallsAreNamed) {
   const std::shared_ptr<KeyValueStore> store = memory_store();
   const auto queue = [&](const std::string& use, std::shared_ptr<Collectives> moves) {

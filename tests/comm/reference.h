@@ -16,7 +16,7 @@ namespace tessera {
 
 using Bytes = std::vector<std::byte>;
 
-/// The value of a 16-bit float from its fields, by the definition of the format.
+/// Returns the value of a 16-bit float from its fields, by the definition of the format.
 inline float widen_slowly(DType dtype, std::uint16_t bits) {
   const int mantissa_bits = dtype == DType::kF16 ? 10 : 7;
   const int exponent_bits = 15 - mantissa_bits;
@@ -71,7 +71,7 @@ inline float tree_of(std::vector<float> values) {
   return values[0];
 }
 
-/// Elements [begin, begin + numel) of the sum of all inputs.
+/// Returns elements [begin, begin + numel) of the sum of all inputs.
 inline std::vector<float> reference_sum(const std::vector<Bytes>& inputs, DType dtype, std::size_t begin,
                                         std::size_t numel) {
   std::vector<float> sums(numel);

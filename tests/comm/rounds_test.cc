@@ -18,7 +18,7 @@ namespace {
 
 constexpr int kMostRanks = 33;
 
-/// "((0+1)+2)", the pairwise tree over ranks [first, first + count).
+/// Returns "((0+1)+2)", the pairwise tree over ranks [first, first + count).
 std::string tree(int first, int count) {
   if (count == 1) return std::to_string(first);
   const int left = static_cast<int>(std::bit_floor(static_cast<unsigned>(count - 1)));
@@ -31,7 +31,7 @@ struct Play {
 
   std::vector<std::vector<std::string>> held;  ///< [rank]: its slices
   std::vector<Rounds> rounds;
-  std::size_t messages = 0, contributions = 0, sums = 0;  ///< counts of sent messages and of slices of each kind
+  std::size_t messages = 0, contributions = 0, sums = 0;  ///< counts of sent messages, and of slices of each kind
 
   struct Sent {
     SliceMessage message;

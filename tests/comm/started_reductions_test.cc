@@ -64,7 +64,7 @@ TEST(StartedReductions, RankWithItsShareDoneKeepsNobodyWaiting) {
     Sums sums(group, 2);
     Work first = sums.start(group, 0);
     TESSERA_RETURN_IF_ERROR(first.advance());
-    while (rank == 1 && !waited) std::this_thread::yield();  // busy with something else
+    while (rank == 1 && !waited) std::this_thread::yield();  // this rank is busy with something else
     TESSERA_RETURN_IF_ERROR(first.wait());
     waited = true;
     return sums.start(group, 1).wait();

@@ -127,7 +127,7 @@ TEST(Topology, SlurmTasksPerNodeAreReadInEachFormOrRefused) {
   }
 }
 
-/// The step's number of tasks goes before the job's: salloc's shell is a step of one task in a job of many.
+/// The step's number of tasks overrides the job's: salloc's shell is a step of one task in a job of many.
 TEST(Topology, SlurmStepsTasksGoBeforeTheJobs) {
   const Variables shell = {
       {"SLURM_PROCID", "0"},         {"SLURM_NTASKS", "4"},          {"SLURM_LOCALID", "0"},
@@ -142,7 +142,7 @@ TEST(Topology, SlurmStepsTasksGoBeforeTheJobs) {
   const auto two = resolve(with(kSlurm, {{"SLURM_NTASKS", "16"}, {"SLURM_STEP_NUM_TASKS", "8"}}));
   ASSERT_TRUE(two.ok()) << two.status();
   EXPECT_EQ(two->world_size, 8);
-  // These ranks are started inside such a shell.
+  // The ranks of MPI are started inside such a shell.
   const auto inside = resolve(with(shell, kOpenMpi));
   ASSERT_TRUE(inside.ok()) << inside.status();
   EXPECT_EQ(inside->launcher, "openmpi");
@@ -150,7 +150,7 @@ TEST(Topology, SlurmStepsTasksGoBeforeTheJobs) {
               HasSubstr("SLURM_STEP_NUM_TASKS=5"));
 }
 
-/// The variables by which Python describes its process group.
+/// Returns the variables by which Python describes its process group.
 Variables group(const std::string& rank, const std::string& size) {
   return {{"torch.distributed.get_rank()", rank}, {"torch.distributed.get_world_size()", size}};
 }
@@ -266,7 +266,7 @@ TEST(Topology, ContradictoryVariablesAreRefusedByName) {
 struct Nesting {
   const char* name;
   Variables inner, outer;
-  const char* launcher;  ///< nullptr: refused
+  const char* launcher;  ///< nullptr means that both are refused
 };
 
 TEST(Topology, NestedLaunchersAreOrderedOrRefused) {
@@ -355,8 +355,8 @@ TEST(Topology, PretendedHostsSplitOneHost) {
   }
   for (const char* wrong : {"3", "8", "0", "two"})
     EXPECT_THAT(message_of(resolve(with(four, {{"TESSERA_HOSTS", wrong}})).status()), HasSubstr("TESSERA_HOSTS"));
-  EXPECT_TRUE(resolve(with(kTorchrun, {{"TESSERA_HOSTS", "2"}})).ok());   // they are two hosts
-  EXPECT_FALSE(resolve(with(kTorchrun, {{"TESSERA_HOSTS", "4"}})).ok());  // no splitting of real ones
+  EXPECT_TRUE(resolve(with(kTorchrun, {{"TESSERA_HOSTS", "2"}})).ok());   // the job has two hosts
+  EXPECT_FALSE(resolve(with(kTorchrun, {{"TESSERA_HOSTS", "4"}})).ok());  // real hosts are not split
 }
 
 /// Every launcher, every rank of every even layout: the ranks tile the world.

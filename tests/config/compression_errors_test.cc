@@ -37,7 +37,7 @@ std::string log_of(const std::string& compression) {
   return ::testing::internal::GetCapturedStderr();
 }
 
-/// The JSON object of each method, apart from "none".
+/// Returns the JSON object of each method, apart from "none".
 std::vector<std::string> methods() {
   std::vector<std::string> all;
   for (const VariantType& type : find_strategy_key("/compression/method")->field.types) {

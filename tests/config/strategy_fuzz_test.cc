@@ -52,7 +52,7 @@ json with_whole_numbers_as_integers(const json& value) {
   return copy;
 }
 
-// True if the text was accepted.
+// Returns true if the text was accepted.
 bool check(const std::string& text) {
   const auto strategy = parse_strategy(text, "f");
   if (!strategy.ok()) {

@@ -25,7 +25,7 @@ TEST(DatasetStats, EntropyOfBytesEqualsTheFormula) {
   EXPECT_DOUBLE_EQ(entropy_of("abab"), std::log(2));
   EXPECT_NEAR(entropy_of("aaab"), 0.75 * std::log(4 / 3.0) + 0.25 * std::log(4), 1e-12);
   std::string all;
-  for (int i = 0; i < 256 * 1000; ++i) all += static_cast<char>(i);  // longer than one run of the scan
+  for (int i = 0; i < 256 * 1000; ++i) all += static_cast<char>(i);  // the data are longer than one run of the scan
   EXPECT_NEAR(entropy_of(all), std::log(256), 1e-12);
 }
 

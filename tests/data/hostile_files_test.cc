@@ -167,7 +167,7 @@ TEST(HostileFiles, RandomHeaderBytesAreRefusedOrReadWhole) {
       }
     }
   }
-  EXPECT_GT(accepted, 0);  // some bytes mean nothing
+  EXPECT_GT(accepted, 0);  // some bytes of a header mean nothing
 }
 
 TEST(HostileFiles, PipesFoldersAndDanglingLinksAreRefused) {

@@ -100,7 +100,7 @@ TEST(Permutation, NeighboursAndPlacesAreUncorrelated) {
     if (i > 0) neighbours += std::abs(static_cast<double>(order[i]) - static_cast<double>(order[i - 1])) == 1;
     sum += (static_cast<double>(i) - mean) * (static_cast<double>(order[i]) - mean);
   }
-  EXPECT_LT(neighbours, 12);  // two expected
+  EXPECT_LT(neighbours, 12);  // two of them are expected
   EXPECT_LT(std::abs(sum / (n * (n * static_cast<double>(n) - 1) / 12)), 4 / std::sqrt(n));
 }
 

@@ -31,7 +31,7 @@ SamplerOptions with_ranks(SamplerOptions options, int rank, int world_size) {
   return options;
 }
 
-/// The samples of all ranks in the order of microbatches, and of ranks within one.
+/// Returns the samples of all ranks in the order of microbatches, and of ranks within one.
 std::vector<Samples> microbatches(const SamplerOptions& options, std::int64_t epoch) {
   std::vector<DistributedSampler> ranks;
   for (int rank = 0; rank < options.world_size; ++rank) {
@@ -47,7 +47,7 @@ std::vector<Samples> microbatches(const SamplerOptions& options, std::int64_t ep
       ++gave;
       all.insert(all.end(), own.begin(), own.end());
     }
-    EXPECT_TRUE(gave == 0 || gave == options.world_size);  // all end together
+    EXPECT_TRUE(gave == 0 || gave == options.world_size);  // all ranks end together
     if (gave == 0) return result;
     result.push_back(all);
   }
@@ -98,7 +98,7 @@ TEST(Sampler, EachSampleComesOnceOverAllRanks) {
               ASSERT_EQ(tail == Tail::kDrop ? sampler.padded_samples() : sampler.dropped_samples(), 0);
               ASSERT_LT(sampler.padded_samples() + sampler.dropped_samples(), options.global_batch());
               ASSERT_TRUE(*distinct.begin() >= 0 && *distinct.rbegin() < samples);
-              // Padding is the epoch's own beginning.
+              // The padding repeats the first samples of the epoch.
               for (std::size_t i = static_cast<std::size_t>(samples); i < all.size(); ++i)
                 ASSERT_EQ(all[i], all[i % static_cast<std::size_t>(samples)]);
             }

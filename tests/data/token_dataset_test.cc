@@ -172,7 +172,7 @@ TEST(TokenDataset, GivenFormatOverridesTheFilesBeginning) {
   options.format = TokenFormat::kLlmc;
   EXPECT_EQ((*open_dataset(path, options))->num_tokens(), 1);
   options.format = TokenFormat::kMegatron;
-  EXPECT_EQ(exit_code_of(open_dataset(path, options).status()), ExitCode::kNoInput);  // no x.idx
+  EXPECT_EQ(exit_code_of(open_dataset(path, options).status()), ExitCode::kNoInput);  // x.idx does not exist
   for (const char* name : {"auto", "text", "llmc", "megatron"}) EXPECT_TRUE(parse_token_format(name).ok());
   EXPECT_EQ(exit_code_of(parse_token_format("parquet").status()), ExitCode::kUsage);
 }

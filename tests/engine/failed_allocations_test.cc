@@ -53,7 +53,7 @@ class FailingHeap final : public c10::Allocator {
 }  // namespace
 }  // namespace tessera::testing
 
-// These operators serve vectors and the like, and training state.
+// These operators allocate vectors and the like, and training state.
 void* operator new(std::size_t bytes) {
   void* const memory = tessera::testing::fails(bytes) ? nullptr : std::malloc(bytes == 0 ? 1 : bytes);
   if (!memory) throw std::bad_alloc();
@@ -73,7 +73,7 @@ extern "C" void* mmap(void* address, std::size_t bytes, int protection, int flag
 namespace tessera::testing {
 namespace {
 
-/// The error of a run of two ranks whose `nth` allocation fails; empty where it has fewer.
+/// Returns the error of a run of two ranks whose `nth` allocation fails; empty where it has fewer.
 std::string failure_of(const Placed& placed, std::int64_t nth, Values* values = nullptr) {
   const TestFolder folder;
   failed = 0;

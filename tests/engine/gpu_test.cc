@@ -46,7 +46,7 @@ const Placed kStrategies[] = {ShardingStrategy::kNoShard, ShardingStrategy::kSha
                               ShardingStrategy::kShardGradients, ShardingStrategy::kShardGradOp,
                               ShardingStrategy::kFullShard};
 
-/// Whether this machine was given any of the host's GPUs.
+/// Returns whether this machine was given any of the host's GPUs.
 bool has_gpu() {
   for (int i = 0; i < 64; ++i) {
     if (access(("/dev/nvidia" + std::to_string(i)).c_str(), F_OK) == 0) return true;
@@ -139,7 +139,7 @@ TEST_F(Gpu, OneRankTrainsAsOnTheCpuUnderEveryStrategy) {
       }
       const Trained on_cpu =
           train_on_threads({.ranks = 1}, strategy_of(kStrategies[0], dtype, TransportChoice::kAuto), options_of());
-      // fp32 differs by the order of sums in products; narrow types round every value besides.
+      // fp32 differs by the order of sums in products; narrow types also round every value.
       const double tolerance = dtype == DType::kF32 ? 1e-4 : 2e-2;
       for (std::size_t i = 0; i < on_cpu.steps.size(); ++i) {
         const double gpu = first->steps[i].loss, cpu = on_cpu.steps[i].loss;
@@ -161,7 +161,7 @@ TEST_F(Gpu, OffloadedMastersAndStatesChangeNoBits) {
         std::ostringstream wrong;
         for (const Placed& placed : kStrategies) {
           Strategy strategy = strategy_of(placed, dtype, TransportChoice::kCudaHost);
-          strategy.mixed_precision.loss_scale.initial = 16777216.0;  // fp16 then skips the first steps
+          strategy.mixed_precision.loss_scale.initial = 16777216.0;  // with this scale, fp16 skips the first steps
           const Trained in_memory = train_on(mesh, strategy, options_of());
           using enum OffloadedStep;
           for (const auto& [tier, step] : {std::pair(Tier::kHost, kGpu), std::pair(Tier::kHost, kCpu),
@@ -192,7 +192,7 @@ TEST_F(Gpu, OffloadedMastersAndStatesChangeNoBits) {
   }
 }
 
-/// Activations lie in files, too.
+/// Activations lie in files, as parameters do.
 TEST_F(Gpu, OffloadedParametersAndGradientsChangeNoBits) {
   struct Lying {
     Tier parameters, gradients, states;
@@ -501,8 +501,8 @@ TEST_F(Gpu, OwnMatrixRuleTrainsAsOnTheCpuUnderEveryStrategy) {
   expect_own_rule_as_on_the_cpu(OptimizerType::kOwnMatrix, OwnRules::of(std::make_shared<OwnMuon>()));
 }
 
-/// These are Muon, LAMB, LARS and Adafactor. cuBLAS makes products of whole matrices, the same on every rank. So
-/// strategies give the same bits, close to the CPU's.
+/// The rules here are Muon, LAMB, LARS and Adafactor. cuBLAS makes products of whole matrices, the same on every rank.
+/// So strategies give the same bits, close to the CPU's.
 TEST_F(Gpu, RulesOfSeveralPassesTrainAsOnTheCpu) {
   const std::pair<const char*, OptimizerConfig> rules[] = {
       {"muon", {.type = OptimizerType::kMuon, .lr = 1e-2, .eps = 1e-3, .weight_decay = 0.1}},

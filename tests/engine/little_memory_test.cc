@@ -70,13 +70,13 @@ std::int64_t allocated_now() {
 /// Ends the process with 0, or with the error's exit code and its text on standard error.
 [[noreturn]] void train_in(std::int64_t bytes, OnDisk on_disk, bool writes_weights = false) {
   torch::set_num_threads(1);
-  at::ones({64, 64}).matmul(at::ones({64, 64}));  // memory that LibTorch allocates once
+  at::ones({64, 64}).matmul(at::ones({64, 64}));  // this takes memory that LibTorch allocates once
   const rlim_t limit = static_cast<rlim_t>(allocated_now() + bytes);
   const rlimit both{limit, limit};
   try {
     if (setrlimit(RLIMIT_DATA, &both) != 0) throw std::runtime_error("setrlimit failed");
     run_ranks({.ranks = 1}, [&](const Mesh& mesh) {
-      torch::set_num_threads(1);  // set for this thread, since stacks of further threads take memory too
+      torch::set_num_threads(1);  // this thread gets one, since the stacks of more threads take memory too
       Layers model = [] {
         const DeferredInitScope deferred;
         return Layers();
@@ -119,7 +119,7 @@ TEST(LittleMemory, ModelWithParametersOfTwiceTheMemoryTrainsAndWritesItsWeights)
   EXPECT_EXIT(train_in(kParameters, OnDisk::kAll, /*writes_weights=*/true), ::testing::ExitedWithCode(0), "");
 }
 
-// This shows that the limits above do limit.
+// This shows that the limits above have an effect.
 TEST(LittleMemory, SameModelsFailByNameWithoutOffload) {
   GTEST_FLAG_SET(death_test_style, "threadsafe");
   const auto fails = ::testing::ExitedWithCode(static_cast<int>(ExitCode::kOsResource));

@@ -47,10 +47,10 @@ TEST(TensorHeap, TensorsAre64ByteAligned) {
 TEST(TensorHeap, FreedPlaceIsReusedForTheSameSize) {
   install_tensor_heap();
   const auto make = [](std::int64_t bytes) { return at::empty({bytes}, at::kByte); };
-  make(20'000'000);  // freed: from here on blocks of up to this size are the heap's, not mappings of their own
+  make(20'000'000);  // freed: from here on, the heap serves blocks of up to this size, and maps none of them separately
   for (std::int64_t bytes : {std::int64_t{200'000}, std::int64_t{5'000'000}}) {
     at::Tensor first = make(bytes);
-    const at::Tensor behind = make(1000);  // keeps the freed block away from the end of the heap
+    const at::Tensor behind = make(1000);  // this keeps the freed block away from the end of the heap
     const void* const place = first.data_ptr();
     first.reset();
     const at::Tensor second = make(bytes);
@@ -78,7 +78,7 @@ TEST(TensorHeap, FreedMemoryOfAStepIsKeptForTheNext) {
     return faults() - before;
   };
   const long first = step(), second = step();
-  EXPECT_GT(first, 8 * 20'000'000 / (2 << 20) / 2);  // pages may be large ones
+  EXPECT_GT(first, 8 * 20'000'000 / (2 << 20) / 2);  // the system may use large pages
   EXPECT_LE(second, first / 10);
 }
 

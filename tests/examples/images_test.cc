@@ -15,7 +15,7 @@ using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::SizeIs;
 
-/// The rows of a table, each by the names of its columns.
+/// Returns the rows of a table, each by the names of its columns.
 std::vector<std::map<std::string, std::string>> rows_of(const std::string& path) {
   std::ifstream file(path);
   const auto cells = [](const std::string& line) {

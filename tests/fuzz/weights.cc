@@ -12,7 +12,7 @@ using namespace tessera;
 
 namespace {
 
-/// The number of nodes in this tree.
+/// Returns the number of nodes in this tree.
 std::size_t count(const WeightsNode& node, std::size_t tensors, int depth) {
   fuzz::expect(depth <= WeightsNode::kDeepest, "a tree is no deeper than kDeepest");
   const bool is_tensor = node.kind == WeightsNode::Kind::kTensor;

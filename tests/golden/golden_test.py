@@ -33,7 +33,7 @@ CHECKPOINTS = ["fp32", "narrow", "compressed"]
 TOLERANCE = {"fp32": 1e-6, "narrow": 3e-4, "compressed": 1e-6, "durable": 1e-6}
 
 
-# Where keys of an earlier version stand now.
+# Says where the keys of an earlier version stand now.
 MOVED = {"/compression/top_k": ("method", "fraction"), "/compression/top_k_momentum": ("method", "momentum")}
 
 
@@ -51,7 +51,7 @@ def given_values(given, resolved, pointer=""):
 
 
 def strategy_of(checkpoint):
-    """The resolved strategy file of the run that saved."""
+    """Returns the resolved strategy file of the run that saved."""
     text = (checkpoint / "manifest.json").read_text()
     return json.loads(json.loads(text)["strategy"])
 
@@ -72,7 +72,7 @@ class Golden(unittest.TestCase):
         for version, copy in cls.copies.items():
             shutil.copytree(version, copy)
             shutil.copytree(version, copy.with_suffix(".damaged"))
-        with concurrent.futures.ThreadPoolExecutor(2) as pool:  # most of a run's time is the start of its processes
+        with concurrent.futures.ThreadPoolExecutor(2) as pool:  # a run mostly waits for its processes to start
             cls.outputs = {(version, name): pool.submit(cls.go_on, copy, name)
                            for version, copy in cls.copies.items() for name in STRATEGIES}
 

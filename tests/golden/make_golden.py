@@ -69,7 +69,7 @@ SUMS = "SHA256SUMS"
 
 
 def some_text():
-    """Words in an order that follows no period."""
+    """Returns words in an order that follows no period."""
     words = ["gather", "wait", "release", "shard", "unit", "mesh", "rank", "plan", "\n", "step"]
     state, text = 1, ""
     for _ in range(500):
@@ -107,13 +107,13 @@ def run(command, folder):
 
 
 def steps_of(metrics):
-    """{step: loss} of a file of metrics. A step that was made twice has its last loss."""
+    """Returns {step: loss} of a file of metrics. A step that was made twice has its last loss."""
     lines = [json.loads(line) for line in metrics.read_text().splitlines()]
     return {line["step"]: line["loss"] for line in lines if "loss" in line}
 
 
 def sums_of(folder):
-    """{name: SHA-256} of all files that a version wrote or read."""
+    """Returns {name: SHA-256} of all files that a version wrote or read."""
     files = sorted(file for file in folder.rglob("*") if file.is_file() and file.name not in (SUMS, "README.md"))
     return {file.relative_to(folder).as_posix(): hashlib.sha256(file.read_bytes()).hexdigest() for file in files}
 
@@ -126,7 +126,7 @@ def main(tessera, folder):
     for name, strategy in STRATEGIES.items():
         (folder / f"{name}.json").write_text(json.dumps(strategy, indent=1) + "\n")
         run(train_command(tessera, name, KEPT, *outputs_of(name)), folder)
-    for lock in [*folder.rglob("*lock")]:  # each names the process that had it
+    for lock in [*folder.rglob("*lock")]:  # each lock names the process that had it
         lock.write_text("")
     expected = {"losses": {}}
     with tempfile.TemporaryDirectory() as scratch:

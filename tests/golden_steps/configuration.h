@@ -24,17 +24,17 @@ enum class Joined {
 /// One of the configurations of configurations.json. Each says what is trained, on which ranks, and under which
 /// strategy.
 struct Configuration {
-  std::string name;  ///< begins with the number of its row, from 01
+  std::string name;  ///< the name begins with the number of its row, from 01
   int ranks = 1;
   Joined joined = Joined::kMemory;
   TinyOptions model;     ///< the model that is trained
   std::string strategy;  ///< strategy as JSON, in which $FOLDER stands for a folder
 
   bool is_on_gpu() const { return joined == Joined::kCudaHost || joined == Joined::kNccl; }
-  /// Rank 0's place among its ranks.
+  /// Returns rank 0's place among its ranks.
   Topology topology() const;
-  /// The strategy with `folder`, for ranks that are threads of this process. An emulated GPU is chosen by EmulatedGpus,
-  /// and not by comm.transport.
+  /// Returns the strategy with `folder`, for ranks that are threads of this process. An emulated GPU is chosen by
+  /// EmulatedGpus, and not by comm.transport.
   Strategy trained(const std::filesystem::path& folder) const;
   /// Returns the strategy with the transport of its GPUs. A plan can be made from it without ranks.
   Strategy planned() const;
@@ -42,14 +42,14 @@ struct Configuration {
   friend std::ostream& operator<<(std::ostream& out, const Configuration& configuration);
 };
 
-/// All configurations, in the order of the file.
+/// Returns all configurations, in the order of the file.
 const std::vector<Configuration>& configurations();
 std::vector<std::string> names_of_configurations();
 
-/// The rules of the program's own that a strategy asks for: OwnAdamW, OwnMuon, and a CommHook that sends bf16.
+/// Returns the rules of the program's own that a strategy asks for: OwnAdamW, OwnMuon, and a CommHook that sends bf16.
 OwnRules own_rules_for(const Strategy& strategy);
 
-/// The name as GoogleTest allows it, for INSTANTIATE_TEST_SUITE_P.
+/// Returns the name as GoogleTest allows it, for INSTANTIATE_TEST_SUITE_P.
 std::string name_of_case(const Configuration& configuration);
 
 }  // namespace tessera::testing

@@ -18,7 +18,7 @@
 namespace tessera::testing {
 namespace {
 
-/// A model with more units than any plan has slots for, each of several records.
+/// Returns a model with more units than any plan has slots for, each of several records.
 TinyOptions deep(TinyOptions options) {
   options.vocab = options.width = 64;
   options.hidden = 192;
@@ -47,7 +47,7 @@ Links in_memory(Links links) {
   return links;
 }
 
-/// The links of a configuration; each byte takes `slower` times as long.
+/// Returns the links of a configuration; each byte takes `slower` times as long.
 MeshLinks links_for(const Configuration& configuration, const Strategy& strategy, double slower) {
   const Links network = links_of(1e-5, 1e-9 * slower), memory = in_memory(links_of(2e-6, 2.5e-10 * slower));
   const Topology topology = configuration.topology();
@@ -55,7 +55,7 @@ MeshLinks links_for(const Configuration& configuration, const Strategy& strategy
   return {is_in_memory ? memory : network, configuration.joined == Joined::kMemory ? memory : network};
 }
 
-/// Returns a profile in which forward uses units in their order and backward in the reverse order. A recomputed unit
+/// Returns a profile in which forward uses units in order, and backward in the reverse order. A recomputed unit
 /// runs forward once more in backward.
 StepProfile profile_for(const MemoryPlan& plan, bool recomputes) {
   StepProfile profile;

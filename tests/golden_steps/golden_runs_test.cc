@@ -4,8 +4,8 @@
 //
 // traffic.txt has this traffic, which is the same on every machine. Bits depend on LibTorch's kernels. So they are
 // stored by the version of LibTorch, the version of the C library, whose exp and log they use, and the kernels'
-// instruction set. That is set to the least one here, so that all processors of a kind have the same bits. If there is
-// no file for this processor, only traffic is compared, and the test counts as skipped.
+// instruction set. This test sets that to the least one, so that all processors of a kind have the same bits. If there
+// is no file for this processor, only traffic is compared, and the test counts as skipped.
 //
 // docs/testing.md says when the files may be written anew.
 
@@ -105,7 +105,7 @@ void fill_with_integers(torch::nn::Module& module) {
   }
 }
 
-/// Returns a text that gives a number exactly. NaN has many forms, and one text.
+/// Returns a text that gives a number exactly. All forms of NaN have one text.
 std::string text_of(double number) {
   if (std::isnan(number)) return "nan";
   char text[40];
@@ -154,7 +154,7 @@ void write_states(const std::string& path, GoldenFile::Lines& lines) {
     }
     if (bytes > 0) lines.push_back(c10::str(kind, ": ", bytes, " bytes, ", hash_text(hash.value())));
   }
-  std::map<std::int64_t, std::int64_t> parameters;  // [updates]: how many parameters
+  std::map<std::int64_t, std::int64_t> parameters;  // [updates]: how many parameters had that many
   for (const SavedParameter& parameter : manifest.parameters) ++parameters[parameter.updates];
   std::string updates = "updates:";
   for (const auto& [times, count] : parameters) updates += c10::str(" ", times, " of ", count);

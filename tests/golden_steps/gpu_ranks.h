@@ -6,7 +6,7 @@
 
 namespace tessera::testing {
 
-/// Whether this build can emulate GPUs (tests/engine/device/emulated_gpu.h).
+/// Returns whether this build can emulate GPUs (tests/engine/device/emulated_gpu.h).
 bool has_emulated_gpus();
 
 /// Does what run_ranks does, on emulated GPUs. If `shared`, ranks share one GPU (transport cuda_host); else each has

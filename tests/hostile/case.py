@@ -20,23 +20,23 @@ class Case:
     kind: str  # the family of `what`, which the sample goes by
     words: list  # words of the command line, without the program
     codes: tuple  # exit codes that are right
-    prepare: Optional[Callable] = None  # gets the folder
+    prepare: Optional[Callable] = None  # a function that is called with the folder
     names: tuple = ()  # the error must name one of these
     writes: tuple = ()  # patterns of files that may be there afterwards and were not before, or be others
     opens_outside: bool = False  # files outside may be opened but not changed: the user named the link
     environment: dict = dataclasses.field(default_factory=dict)
     limits: dict = dataclasses.field(default_factory=dict)  # limits of the process, by names of machine.LIMITS
     disk: int = 0  # bytes of a file system of its own that is mounted at inside/disk; 0: none
-    as_nobody: bool = False  # runs without root's rights, since limits and permissions do not apply to root
+    as_nobody: bool = False  # the case runs without root's rights, since limits and permissions do not bind root
     stdout: str = ""  # a file in place of the pipe
     ranks: int = 0  # number of ranks of a job with a store; 0: a single process
     only: tuple = ()  # ranks that come; empty: all
-    stranger: Optional[Callable] = None  # runs beside the ranks, in a process of its own: stranger(Job)
+    stranger: Optional[Callable] = None  # a function that runs beside the ranks, in a process of its own: stranger(Job)
     late: tuple = ()  # ranks that wait until the stranger has said Job.go_on()
     at_rest: float = 20  # seconds on a machine at rest, after which it hangs
-    says: int = 20_000  # bytes that it says at most
+    says: int = 20_000  # bytes that it prints at most
     memory: int = 256 * MIB  # bytes by which its peak may exceed that of a command that does nothing
-    exec: bool = False  # runs the program `tessera` itself, which finds other programs beside it
+    exec: bool = False  # the case runs the program `tessera` itself, which finds other programs beside it
 
     @property
     def name(self):

@@ -101,7 +101,7 @@ def of_places(place):
 
 
 def of_values(place):
-    """Each key with values that it cannot have. The cases do not say what happens with a value that is allowed."""
+    """Makes a case for each key, with values that it cannot have. No case says what happens with allowed values."""
     def prepare_with(number):
         def prepare(folder):
             file = folder / place.path

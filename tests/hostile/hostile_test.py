@@ -39,7 +39,7 @@ def all_cases():
 
 
 def pairs_of(case):
-    """The pairs that this case shows."""
+    """Returns the pairs that this case shows."""
     return set(itertools.combinations([("group", case.group), ("place", case.place), ("kind", case.kind), ("command", case.command)], 2))
 
 

@@ -20,7 +20,7 @@ def inputs():
     for turn, place in enumerate(PLACES):
         for number, (what, kind, change) in enumerate(mutations.LINKS):
             if (number + turn) % 2 and kind in ("loop", "device", "dangling"):
-                continue  # each of these with every other place
+                continue  # every other place has these
             named = place.path in NAMED
             codes = READ_CODES if kind != "link" or not named else (*READ_CODES, 0)
             if kind in place.harmless or "in place" in place.harmless:

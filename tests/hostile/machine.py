@@ -41,7 +41,7 @@ libc = ctypes.CDLL(None, use_errno=True)
 
 
 class Commands:
-    """The shared library."""
+    """The shared library that holds the commands."""
 
     def __init__(self, path):
         self.library = ctypes.CDLL(path)
@@ -105,7 +105,7 @@ class Job:
         (self.folder.parent / "go-on").touch()
 
     def listening(self, rank):
-        """Ports at which a rank listens."""
+        """Returns the ports at which a rank listens."""
         inodes = set()
         try:
             for link in pathlib.Path(f"/proc/{self.pids[rank]}/fd").iterdir():
@@ -146,7 +146,7 @@ class Process:
         self.data, self.said, self.end = b"", 0, None
 
     def look(self):
-        """Reads the output of the processes. True when it has ended, and its output too."""
+        """Reads the output of the processes. Returns True when they and their output have ended."""
         while self.reads >= 0:
             try:
                 data = os.read(self.reads, 65536)
@@ -175,7 +175,7 @@ class Process:
 
 
 def _become(body, writes, stdout):
-    """In the forked process: a session of its own, ordinary signals, and `body`, which does not return."""
+    """Runs in the forked process: makes a session, resets signals, and calls `body`, which does not return."""
     try:
         os.setsid()
         libc.prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
@@ -200,7 +200,7 @@ def free_port():
 
 
 def listing(folder):
-    """{path below the folder: what tells whether it changed}."""
+    """Returns {path below the folder: what tells whether it changed}."""
     found = {}
     for path in folder.rglob("*"):
         status = path.lstat()
@@ -209,7 +209,7 @@ def listing(folder):
 
 
 class Running:
-    """A case that runs now."""
+    """A case that is running."""
 
     def __init__(self, case, commands, tessera, seeds, folder):
         self.case, self.commands, self.tessera = case, commands, tessera
@@ -266,7 +266,7 @@ class Running:
         self.commands.run_and_exit(case.words)
 
     def look(self):
-        """True when all have ended."""
+        """Returns True when all processes have ended."""
         ended = all([process.look() for process in self.processes])
         if ended or time.monotonic() - self.begun < self.limit:
             return ended

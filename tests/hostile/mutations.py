@@ -17,7 +17,7 @@ def flipped(data, at):
     return bytes(changed)
 
 
-BYTES = [  # (what, family, bytes -> bytes)
+BYTES = [  # Each entry is (what, family, bytes -> bytes)
     ("empty", "cut", lambda data: b""),
     ("one byte", "cut", lambda data: data[:1]),
     ("cut in its first bytes", "cut", lambda data: data[:9]),
@@ -57,7 +57,7 @@ def replaced(make):
 def make_socket(path):
     with socket.socket(socket.AF_UNIX) as one:
         folder, here = os.open(path.parent, os.O_RDONLY), os.getcwd()
-        os.fchdir(folder)  # names of sockets are short
+        os.fchdir(folder)  # a socket's name must be short
         one.bind(path.name)
         os.chdir(here)
         os.close(folder)
@@ -77,7 +77,7 @@ def make_device(path):
     os.mknod(path, 0o666 | 0o020000, os.makedev(1, 5))  # /dev/zero, if the user may make a device
 
 
-IN_PLACE = [  # (what, family, path -> None); no links, which have a table of their own
+IN_PLACE = [  # Each entry is (what, family, path -> None); no links, which have a table of their own
     ("a folder", "in place", replaced(lambda path: path.mkdir())),
     ("a pipe that nobody writes", "in place", replaced(os.mkfifo)),
     ("a socket", "in place", replaced(make_socket)),
@@ -98,7 +98,7 @@ def outside_of(path):
     return outside / path.relative_to(outside.parent / "inside")
 
 
-LINKS = [  # (what, family, path -> None)
+LINKS = [  # Each entry is (what, family, path -> None)
     ("a link to itself", "loop", replaced(lambda path: path.symlink_to(path.name))),
     ("a link to a link to it", "loop", replaced(lambda path: (path.symlink_to(path.name + ".2"), path.with_name(path.name + ".2").symlink_to(path.name)))),
     ("a link to nowhere", "dangling", replaced(lambda path: path.symlink_to("nowhere"))),
@@ -176,7 +176,7 @@ def with_value(document, path, value):
 
 
 def wrong_values(document, count, seed):
-    """(text, changed document): at places all over it, values of all kinds, in an order that the seed draws."""
+    """Yields (text, changed document): at places all over it, values of all kinds, in an order that the seed draws."""
     rng = random.Random(seed)
     paths = [path for path in places_in(document) if path]
     rng.shuffle(paths)
@@ -249,7 +249,7 @@ TENSORS = [
 def zip_of(entries, compression=zipfile.ZIP_STORED):
     file = io.BytesIO()
     with warnings.catch_warnings(), zipfile.ZipFile(file, "w", compression) as archive:
-        warnings.simplefilter("ignore")  # names that come twice
+        warnings.simplefilter("ignore")  # this hides warnings about names that come twice
         for name, content in entries.items() if isinstance(entries, dict) else entries:
             archive.writestr(name, content)
     return file.getvalue()

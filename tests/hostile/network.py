@@ -26,7 +26,7 @@ def send(connection, data):
     try:
         connection.sendall(data)
     except OSError:
-        pass  # it was shut, which is an answer
+        pass  # the listener shut it, which is an answer
 
 
 # Requests to LibTorch's store: one byte for the kind, then texts behind their lengths.
@@ -67,7 +67,7 @@ def takes_no_answer(connection):
 
 
 RANDOM = random.Random(5)
-WAYS = [  # (name, family, action on one connection, number of connections)
+WAYS = [  # Each entry is (name, family, action on one connection, number of connections)
     ("silent connections", "silence", silence, 50),
     ("connections that end at once", "cut", lambda connection: connection.close(), 50),
     ("connections that are reset", "cut", reset, 20),
@@ -107,7 +107,7 @@ def disturb(ports_of, way, count, then=None):
                     pass
         if then:
             then(job)
-        time.sleep(600)  # it ends with the job, and holds its connections until then
+        time.sleep(600)  # the stranger ends with the job, and holds its connections until then
     return stranger
 
 

@@ -20,7 +20,7 @@ DURABLE = [*TRAIN, "--strategy", "durable.json", "--steps", "4"]
 
 
 def tokenizer():
-    """All bytes and two merges."""
+    """Makes a tokenizer with all bytes and two merges."""
     vocabulary, other = {}, 0x100
     for byte in range(256):
         visible = 0x21 <= byte <= 0x7E or (byte >= 0xA1 and byte != 0xAD)

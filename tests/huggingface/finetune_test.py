@@ -81,7 +81,7 @@ class FineTuning(unittest.TestCase):
                        TESSERA=TESSERA, STEPS="60", PROMPT="The cat")
 
     def loss_of(self, folder):
-        """By transformers, on the windows that --eval-batches 4 of two ranks with batches of 8 read: the first 64 of 32 tokens."""
+        """Returns the loss by transformers, on what two ranks read for --eval-batches 4: 64 windows of 32 tokens."""
         model = transformers.AutoModelForCausalLM.from_pretrained(folder).eval()
         ids = torch.tensor(self.tokenizer.encode(self.text).ids)
         windows = torch.stack([ids[32 * i:32 * i + 33] for i in range(64)])

@@ -67,7 +67,7 @@ def make_bytes(seed):
 
 
 def tokenizers(text):
-    """kind -> a tokenizer with 3000 tokens or so."""
+    """Returns kind -> a tokenizer with 3000 tokens or so."""
     def trained(pre_tokenizer, normalizer=None, special=("<|endoftext|>",), **options):
         tokenizer = Tokenizer(models.BPE(**options))
         tokenizer.pre_tokenizer = pre_tokenizer

@@ -43,7 +43,7 @@ def some_state():
 
 
 class RunsAProgram:
-    """Unpickled without care, it writes a file."""
+    """An object that writes a file when it is unpickled without care."""
 
     def __init__(self, path):
         self.path = path
@@ -70,7 +70,7 @@ class ToSafetensors(unittest.TestCase):
         return said if code else load_file(target)
 
     def run_script(self, *arguments):
-        """In this process, since importing torch takes longest."""
+        """Runs in this process, since importing torch takes longest."""
         said = io.StringIO()
         with contextlib.redirect_stderr(said), contextlib.redirect_stdout(io.StringIO()), unittest.mock.patch.object(
                 sys, "argv", [str(SCRIPT), *map(str, arguments)]):

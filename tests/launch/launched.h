@@ -120,7 +120,7 @@ class Folder {
   std::string path_;
 };
 
-/// Whether a process lives: it is neither a zombie nor gone.
+/// Returns whether a process lives: it is neither a zombie nor gone.
 inline bool is_running(pid_t pid) {
   std::ifstream file("/proc/" + std::to_string(pid) + "/stat");
   std::string line;
@@ -136,7 +136,7 @@ inline bool becomes_true(const std::function<bool()>& condition) {
   return true;
 }
 
-/// The numbers that follow `key` in `text`, such as "pid=12".
+/// Returns the numbers that follow `key` in `text`, such as "pid=12".
 inline std::vector<pid_t> numbers_after(const std::string& text, const std::string& key) {
   std::vector<pid_t> found;
   for (auto at = text.find(key); at != std::string::npos; at = text.find(key, at + 1))

@@ -63,7 +63,7 @@ TEST(Launch, LinesOfRanksAreNotTorn) {
     }
     ++count[rank];
   }
-  EXPECT_THAT(count, ::testing::Each(201));  // the last line had no end
+  EXPECT_THAT(count, ::testing::Each(201));  // the last line came without an end
   EXPECT_THAT(launcher.err, HasSubstr("[rank 2] e\n"));
 }
 
@@ -213,7 +213,7 @@ TEST(Launch, OtherRanksReportWithinTheGracePeriod) {
 
 TEST(Launch, StoppedRankIsEndedAndNamed) {
   auto options = shell(2, "echo pid=$$; [ $RANK = 1 ] && kill -STOP $$; sleep 0.3; exit 75");
-  options.grace_s = 60;  // a rank that is stopped alone is not given
+  options.grace_s = 60;  // a stopped rank is not given this time
   options.term_s = 0.3;
   Deadline soon(20s);
   Launcher launcher(options);
@@ -327,7 +327,7 @@ TEST(Launch, LauncherRestoresSignalsAndSubreaper) {
   ::prctl(PR_GET_CHILD_SUBREAPER, &subreaper);
   for (int signal = 1; signal < 32; ++signal) EXPECT_EQ(sigismember(&before, signal), sigismember(&after, signal));
   EXPECT_EQ(subreaper, 0);
-  EXPECT_EQ(::waitpid(-1, nullptr, WNOHANG), -1);  // no child is left
+  EXPECT_EQ(::waitpid(-1, nullptr, WNOHANG), -1);  // no child process is left
   EXPECT_EQ(errno, ECHILD);
 }
 
@@ -402,7 +402,7 @@ TEST(Launch, APortIsHeldForRankZeroWhileTheJobRuns) {
   launcher.wait_for("\n");
   const auto ports = numbers_after(launcher.out, "port=");
   ASSERT_EQ(ports.size(), 1u);
-  // `reuse` is what c10d's store sets; the system chooses ports for programs as it does without.
+  // c10d's store sets `reuse`. Where the system chooses a port for a program, it does so as without `reuse`.
   const auto can_listen = [&](bool reuse) {
     const int socket = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
     const int on = reuse;

@@ -12,7 +12,7 @@
 namespace tessera {
 namespace {
 
-/// The text that a forwarder writes when `body` uses it.
+/// Returns the text that a forwarder writes when `body` uses it.
 template <typename Body>
 std::string written(Body&& body) {
   std::array<int, 2> ends;

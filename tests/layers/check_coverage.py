@@ -29,7 +29,7 @@ KEY = re.compile(r"([a-z][\w.]*)(?:: (\w+))?")
 
 @functools.cache
 def values_of_keys(root):
-    """From each key of the strategy file, "sync.type", to the words that it may be, or to none where it is no choice."""
+    """Maps each key of the strategy file, such as "sync.type", to the words that it allows; none if any is allowed."""
     def keys(schema, before):
         for name, inner in schema.get("properties", {}).items():
             yield before + name, tuple(inner.get("enum", ()))

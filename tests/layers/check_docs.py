@@ -20,9 +20,9 @@ import re
 import sys
 
 PAGES = ["README.md", "CONTRIBUTING.md", "SECURITY.md", "docs/**/*.md", "*/README.md", "*/*/README.md"]
-MOST_BYTES = {"README.md": 8192}  # most bytes of pages outside of docs/
+MOST_BYTES = {"README.md": 8192}  # the most bytes that a page outside of docs/ may have
 MOST_BYTES_OF_A_PAGE = 25 * 1024
-LISTS = ["docs/faults.md"]  # looked up, not read
+LISTS = ["docs/faults.md"]  # these are looked up, and not read
 MADE = "<!-- Made by "  # stands in a page that a program makes
 CODE = ["benchmarks", "checkpoint", "cmake", "engine", "examples", "include", "offload", "optim", "planner", "python", "runtime", "scripts",
         "sharding", "tests", "workshop"]
@@ -51,7 +51,7 @@ def folders_and_programs_in(page):
 
 @functools.cache
 def rows_of(file):
-    """The names of all rows of the odd inputs."""
+    """Returns the names of all rows of the odd inputs."""
     sys.dont_write_bytecode = True
     spec = importlib.util.spec_from_file_location("rows_of_odd_inputs", file)
     module = importlib.util.module_from_spec(spec)
@@ -95,7 +95,7 @@ def dead_links(page):
 
 
 def ours(root):
-    """The files of this project, relative to the root; none of a build, a virtual environment or git."""
+    """Returns the files of this project, relative to the root; none of a build, a virtual environment or git."""
     for top in [root, *(root / folder for folder in [*CODE, "docs"])]:
         for file in top.glob("*") if top == root else top.rglob("*"):
             path = file.relative_to(root)

@@ -17,7 +17,7 @@ import sys
 PAGE = "docs/environment.md"
 PAGES = (PAGE, "docs/guide/slurm.md")
 OF_OTHERS = ("tests/", "benchmarks/", "examples/")
-EXCEPT = ("tests/layers/",)  # has names of its own, which nobody reads
+EXCEPT = ("tests/layers/",)  # this folder has names that nobody reads
 CALL = re.compile(r'(?:getenv|setenv|putenv|\btext|\bhas|\btake)\(\s*"([A-Za-z]\w*)"')
 NUMBER = re.compile(r'number\(\w+, "([A-Za-z]\w*)"')
 ENTRY = re.compile(r"""environ\[["'](\w+)["']\]|["'](\w+)["'] (?:not )?in os\.environ""")
@@ -30,7 +30,7 @@ ON_PAGE = re.compile(r"`([A-Z][A-Z0-9]*(?:_[A-Za-z0-9]+)*_?)`")
 
 
 def names_in(name, text):
-    """The variables that a file reads or sets."""
+    """Returns the variables that a file reads or sets."""
     if name.endswith((".cmake", "CMakeLists.txt")):
         return set(IN_CMAKE.findall(text))
     if text.startswith("#!/usr/bin/env bash"):
@@ -44,7 +44,7 @@ def names_in(name, text):
 
 
 def read_by(root):
-    """{variable: the first file that reads it}"""
+    """Returns {variable: the first file that reads it}"""
     listed = subprocess.run(["git", "-C", root, "ls-files"], capture_output=True, text=True, check=True).stdout.split("\n")
     found = {}
     for name in sorted(filter(None, listed)):

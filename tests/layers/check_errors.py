@@ -60,7 +60,7 @@ def read_sources(root):
 
 
 def read_errors(root):
-    """All errors with a remedy, in the order of paths and lines."""
+    """Returns all errors with a remedy, in the order of paths and lines."""
     cpp, python = read_sources(root)
     return [*error_texts.CppTexts(cpp).errors(), *(error for path, text in python.items() for error in error_texts.python_errors(path, text))]
 
@@ -76,21 +76,21 @@ def room_of(error):
 
 
 def row_of(error, numbers):
-    """(exit codes, text, remedy) as the page shows them."""
+    """Returns (exit codes, text, remedy) as the page shows them."""
     usual = room_of(error)[3]
     codes = sorted({str(numbers.get(code, code)) for code in [*error.codes, usual] if code}) or [numbers[""]]
     return escaped(" or ".join(codes)), escaped(error.text or "{...}"), escaped(error.remedy)
 
 
 def rows_of(root, errors):
-    """[id] = (exit codes, text, remedy) of the sources."""
+    """Returns [id] = (exit codes, text, remedy) of the sources."""
     names = dict(re.findall(r"\b(k\w+) = (\d+),", (root / CODES).read_text(encoding="utf-8")))
     numbers = {**names, "kWarning": "a warning", "kErrno": "71, 73, 74 or 77", "": "–"}
     return {error.id: row_of(error, numbers) for error in errors if error.id}
 
 
 def page_of(root, errors, gone):
-    """The text of the page. `gone`: rows of ids that no source has any more."""
+    """Returns the text of the page. `gone`: rows of ids that no source has any more."""
     rows = rows_of(root, errors)
     sections = collections.defaultdict(dict)
     for error in errors:

@@ -22,13 +22,13 @@ def coined_words(glossary):
 
 
 def words_used(text, coined):
-    """The coined words of the comments, in singular."""
+    """Returns the coined words of the comments, in singular."""
     comments = " ".join(part.strip() for part in COMMENT.findall(LINE.sub("", text))).lower()
     return {word for word in coined if re.search(rf"\b{re.escape(word)}s?\b", comments)}
 
 
 def with_line(text, used):
-    """The header with the line that it should have."""
+    """Returns the header with the line that it should have."""
     text = re.sub(r"^#pragma once\n\n// See docs/glossary\.md: .*\n", HEAD, text, flags=re.M)
     line = f"\n// See {GLOSSARY}: {', '.join(sorted(used))}.\n" if used else ""
     return text.replace(HEAD, HEAD + line, 1)

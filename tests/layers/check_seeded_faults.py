@@ -22,7 +22,7 @@ def in_header(text):
 
 
 def uses(root):
-    """[enumerator] = files that use it."""
+    """Returns [enumerator] = files that use it."""
     found = collections.defaultdict(set)
     for folder in FOLDERS:
         for source in sorted((root / folder).rglob("*")):

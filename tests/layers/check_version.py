@@ -22,7 +22,7 @@ EXCEPT = ["benchmarks/results/", "tests/golden/", "tests/fuzz/corpus/",
 
 
 def version_of(root):
-    """"X.Y.Z", or None."""
+    """Returns "X.Y.Z", or None."""
     found = PROJECT.search((root / "CMakeLists.txt").read_text(encoding="utf-8"))
     return found and found[1]
 

@@ -74,7 +74,7 @@ class Cpp:
         return 0 <= i < len(self.tokens) and self.tokens[i].kind == "name" and (not texts or self.tokens[i].text in texts)
 
     def called(self, bracket):
-        """The first token and the last name of what stands before a bracket: `a.b::c<T>(` gives (a's, "c")."""
+        """Returns the first token and the last name of what stands before a bracket: `a.b::c<T>(` gives (a's, "c")."""
         last = bracket - 1
         if self.is_sign(last, ">"):
             while last > 0 and not self.is_sign(last, "<"):
@@ -88,7 +88,7 @@ class Cpp:
         return first, self.tokens[last].text
 
     def cut(self, low, high, *signs):
-        """[low, high) in pieces between those signs, as far as they stand in no bracket."""
+        """Returns [low, high) in pieces between those signs, as far as they stand in no bracket."""
         pieces, begin, i = [], low, low
         while i < high:
             if self.is_sign(i, *PAIRS):
@@ -100,7 +100,7 @@ class Cpp:
         return [*pieces, (begin, high)]
 
     def argument(self, i):
-        """(low, high) of the argument, element or statement that token i is in."""
+        """Returns (low, high) of the argument, element or statement that token i is in."""
         bracket = self.around[i]
         is_block = bracket < 0 or self.is_sign(bracket, "{") or self.called(bracket)[1] in NO_FUNCTION - {""}
         ends = (",", ";") if is_block else (",",)
@@ -115,7 +115,7 @@ class Cpp:
         return low, high
 
     def expression(self, i):
-        """(low, high, call) of the whole text that token i is a part of. `call`: the bracket of the function that takes it, or -1."""
+        """Returns (low, high, call) of the whole text that token i is a part of. `call`: the bracket of the function that takes it, or -1."""
         low, high = self.argument(i)
         call = self.around[i]
         while self.is_sign(call, "(") and self.called(call)[1] not in NO_FUNCTION - {""}:
@@ -134,7 +134,7 @@ class Cpp:
         return low, high, call
 
     def find_rest(self, name):
-        """The number of the parameter `const Text&... text` of a function of this source, or None."""
+        """Returns the number of the parameter `const Text&... text` of a function of this source, or None."""
         for i, token in enumerate(self.tokens if name else ()):
             if token.kind == "name" and token.text == name and self.body_at(i) and self.is_sign(i + 1, "("):
                 parameters = self.cut(i + 2, self.partner[i + 1], ",")
@@ -143,7 +143,7 @@ class Cpp:
         return None
 
     def function(self, i):
-        """(name, token) of the function or named lambda that token i is in; ("", -1) outside of all."""
+        """Returns (name, token) of the function or named lambda that token i is in; ("", -1) outside of all."""
         bracket = self.around[i]
         while bracket >= 0:
             end = bracket - 1
@@ -159,7 +159,7 @@ class Cpp:
         return "", -1
 
     def body(self, name):
-        """(low, high) of the function or lambda `name` of this source, or None."""
+        """Returns (low, high) of the function or lambda `name` of this source, or None."""
         return next(filter(None, (self.body_at(i) for i, token in enumerate(self.tokens) if token.kind == "name" and token.text == name)), None)
 
     def body_at(self, i):
@@ -173,7 +173,7 @@ class Cpp:
         return (end, self.partner[end]) if self.is_sign(end, "{") and end in self.partner else None
 
     def errnos(self, i):
-        """The cases before a `return` that token i belongs to, as far as they are errnos: ["ENOENT"]."""
+        """Returns the cases before a `return` that token i belongs to, as far as they are errnos: ["ENOENT"]."""
         begin = self.function(i)[1]
         while i > begin and not self.is_name(i, "case", "default"):
             i -= 1

@@ -52,7 +52,7 @@ class CppTexts:
         self.codes = functools.cache(self.find_codes)
 
     def find_places(self, name):
-        """[(source, token)] of all places of a name. A name that many files have is not one thing, and has none."""
+        """Returns [(source, token)] of all places of a name. A name that many files have is not one thing, and has none."""
         paths = [path for path, words in self.words.items() if name in words]
         return [place for path in paths[:MOST_FILES + 1] if len(paths) <= MOST_FILES for place in self.places_in(self.source(path), name)]
 
@@ -107,7 +107,7 @@ class CppTexts:
         return "{" + (re.sub(r"^k(?=[A-Z])|_$", "", names[-1]) if names else "...") + "}"
 
     def choice(self, source, low, high):
-        """Both parts behind a "?" of [low, high), or nothing."""
+        """Returns both parts behind a "?" in [low, high), or nothing."""
         question = source.cut(low, high, "?")[0][1]
         if question == high:
             return ()
@@ -154,7 +154,7 @@ class CppTexts:
         holder = self.holder(source, i)
         if source.is_sign(low - 1, "+="):
             begun = self.first_value(source, low - 2)
-            if begun is None:  # a parameter: what callers give
+            if begun is None:  # this is a parameter, for which callers give the text
                 return [given for other, k in self.uses(source, holder) for given in [self.first_argument(other, k)] if "hint:" not in given]
             text = begun + text
         if re.match(r"[\s.]*[^\s.:;,]", text) or steps >= MOST_STEPS:
@@ -180,16 +180,16 @@ class CppTexts:
         if not source.is_name(holder):
             return []
         name, maker = source.tokens[holder].text, source.function(holder)
-        if source.is_sign(holder - 1, ".", "->"):  # a member that is a lambda
+        if source.is_sign(holder - 1, ".", "->"):  # this is a member that is a lambda
             paths = [path for path, words in self.words.items() if name in words and path.partition("/")[0] == source.path.partition("/")[0]]
             return [(other, k) for other in map(self.source, paths) for _, k in self.places_in(other, name)
                     if other.is_sign(k - 1, ".", "->") and other.is_sign(k + 1, "(")]
         own = [k for _, k in self.places_in(source, name)
                if k != holder and not source.is_sign(k + 1, ".") and source.function(k)[0] not in ("", name)]
-        if maker[0] and not source.is_sign(holder + 1, "("):  # a local variable
+        if maker[0] and not source.is_sign(holder + 1, "("):  # this is a local variable
             return [(source, k) for k in own if k > holder and source.function(k) == maker]
         others = [(other, k) for other, k in self.places(name) if other is not source]
-        if own or any(other.body_at(k) for other, k in others):  # another function of that name
+        if own or any(other.body_at(k) for other, k in others):  # this is another function of that name
             return [(source, k) for k in own]
         return [(other, k) for other, k in others if other.function(k)[0] not in ("", name)]
 
@@ -253,7 +253,7 @@ class CppTexts:
 
     @staticmethod
     def codes_in(source, low, high):
-        """The ExitCodes that are named in [low, high)."""
+        """Returns the ExitCodes that are named in [low, high)."""
         names = [source.tokens[k + 2].text if source.is_name(k, "ExitCode") else "kErrno" for k in range(low, high)
                  if source.is_name(k, "ExitCode") and source.is_sign(k + 1, "::") or source.is_name(k, "exit_code_of_errno")]
         return tuple(dict.fromkeys(names))

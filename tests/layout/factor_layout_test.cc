@@ -53,7 +53,7 @@ TEST(FactorLayout, NeedsNoMemoryWhereNothingIsFactored) {
 }
 
 TEST(FactorLayout, TopKCountIsRoundedUp) {
-  const GroupShape group = some_group();  // 952 elements
+  const GroupShape group = some_group();  // the group has 952 elements
   EXPECT_EQ(count_of(group, 1), 952);
   EXPECT_EQ(count_of(group, 0.01), 10);
   EXPECT_EQ(count_of(group, 1e-9), 1);

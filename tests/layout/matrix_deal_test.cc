@@ -16,7 +16,7 @@ namespace {
 
 using enum ShardingStrategy;
 
-/// The units of a transformer of width `d`: a root without matrices, and blocks.
+/// Returns the units of a transformer of width `d`: a root without matrices, and blocks.
 std::vector<UnitShape> blocks_of(std::int64_t count, std::int64_t d, int parts) {
   const std::vector<MatrixShape> matrices = {{3 * d, d}, {d, d}, {4 * d, d}, {d, 4 * d}};
   std::vector<std::int64_t> numels;
@@ -188,7 +188,7 @@ TEST(MatrixDeal, OwnerWithItsOwnCopyCollectsNothing) {
   EXPECT_EQ(alone.exchange_numel(), 0);
 }
 
-/// The time of the rank that computes longest, divided by the mean.
+/// Returns the time of the rank that computes longest, divided by the mean.
 double unevenness(const MatrixDeal& deal, int ranks) {
   double longest = 0, all = 0;
   for (const MatrixBatch& batch : deal.batches()) {
@@ -258,7 +258,7 @@ TEST(MatrixDeal, LargeBatchOfStatesIsReadAheadUpToTheDisksDepth) {
   input.mesh = {1, 256};
   input.matrix_work = {.is_muon = false, .multiplies = false};
   input.offload.moments = {Tier::kNvme, 0.9};
-  input.states = {};  // no states of elements
+  input.states = {};  // elements have no states
   const MemoryPlan plan(input);
   ASSERT_EQ(plan.matrices().batches().size(), 1U);
   EXPECT_EQ(plan.tensor_states_in_memory(), 8);

@@ -12,7 +12,7 @@ namespace {
 
 constexpr std::int64_t kMiB = 1 << 20;
 
-/// A root and `blocks` units of `numel` fp32 parameters each, in `groups` equal groups.
+/// Returns a root and `blocks` units of `numel` fp32 parameters each, in `groups` equal groups.
 PlanInput input_of(std::int64_t numel, std::int64_t blocks, MeshPosition mesh, int groups = 1) {
   PlanInput input;
   const auto unit = [&](std::int64_t unit_numel) {
@@ -113,7 +113,7 @@ TEST(MemoryPlan, ReproducibleCountsTheSumsThatWaitInTheTree) {
     return with.waiting_bytes();
   };
   constexpr GradientSync kEach = GradientSync::kEachMicrobatch, kLast = GradientSync::kLastMicrobatch;
-  const std::int64_t whole = 4 * (512 + 12 * kMiB), alone = 4 * (256 + 12 * kMiB);  // bytes of all gradients
+  const std::int64_t whole = 4 * (512 + 12 * kMiB), alone = 4 * (256 + 12 * kMiB);  // these are bytes of gradients
   EXPECT_EQ(added({1, 2, 0, 0}, 8, kLast), 3 * whole);
   EXPECT_EQ(added({1, 2, 0, 0}, 8, kEach), 2 * whole / 2);
   EXPECT_EQ(added({1, 2, 0, 0}, 2, kEach), 0);
@@ -145,7 +145,7 @@ TEST(MemoryPlan, BackgroundReductionsLagByTheGivenNumberOfUnits) {
   PlanInput replicated = input_of(64 * kMiB, 12, {1, 2, 0, 0});
   replicated.placement = placement_of(ShardingStrategy::kNoShard, false);
   replicated.reduces_in_background = true;
-  EXPECT_EQ(MemoryPlan(replicated).end_lag(), MemoryPlan::kMostUnderWay - 1);  // it costs nothing
+  EXPECT_EQ(MemoryPlan(replicated).end_lag(), MemoryPlan::kMostUnderWay - 1);  // this costs nothing
 }
 
 TEST(MemoryPlan, ReductionsAheadSetTheLagOnOneHost) {
@@ -224,7 +224,7 @@ PlanInput updated_in_backward(PlanInput input) {
 }
 
 TEST(MemoryPlan, UpdatesInBackwardKeepSumsOfTheUnitsUnderWay) {
-  for (const std::int64_t numel : {1024L, 8L << 20}) {  // small units have a lag, large ones none
+  for (const std::int64_t numel : {1024L, 8L << 20}) {  // small units have a lag, and large ones have none
     for (const int ranks : {1, 2, 4}) {
       const PlanInput input = updated_in_backward(input_of(numel, 30, {1, ranks, 0, 0}));
       const MemoryPlan plan(input);
@@ -320,7 +320,7 @@ TEST(MemoryPlan, GpuMomentsInFilesUseSlotsOnHostAndDevice) {
   const MemoryPlan plan(input);
   const RecordPool& pool = plan.state_records();
   EXPECT_EQ(pool.device_slots, 5);  // one updated, two on their way there, two on their way back
-  EXPECT_EQ(pool.slots, 9);         // those, two read ahead, two written behind
+  EXPECT_EQ(pool.slots, 9);         // the device's five, two read ahead, two written behind
   EXPECT_EQ(plan.use()[MemoryCategory::kRecords], 5 * pool.record_bytes);
   EXPECT_EQ(plan.use()[MemoryCategory::kHostRecords], 9 * pool.record_bytes);
   EXPECT_EQ(plan.use().limited(), plan.use().total() - 9 * pool.record_bytes);
@@ -345,7 +345,7 @@ TEST(MemoryPlan, GpuMomentsOnTheHostAreAllInPinnedMemory) {
   EXPECT_EQ(plan.records_on_disk(), 0);
 }
 
-/// Such a plan has gradients and parameters in pinned memory instead of slots on the GPU.
+/// A plan of updates on the CPU has gradients and parameters in pinned memory instead of slots on the GPU.
 TEST(MemoryPlan, StatesUpdatedByTheCpuNeedNoGpuSlots) {
   PlanInput input = with_moments_on_disk(input_of(kMiB, 4, {1, 2, 0, 0}), 256 << 10, 0, 0.5);
   input.is_queued = true;
@@ -416,7 +416,7 @@ TEST(MemoryPlan, AutoPutsAsLittleOnDiskAsTheLimitAllows) {
     const OffloadConfig chosen = with_tiers_chosen(automatic, limit).offload;
     EXPECT_LE(total(chosen.masters, chosen.moments), limit);
     EXPECT_TRUE(chosen.masters.tier == Tier::kMemory || chosen.moments == disk) << "moments go first";
-    // A step less on disk would not fit.
+    // With a little less on disk, the plan would not fit.
     OffloadedState masters = chosen.masters, moments = chosen.moments;
     OffloadedState& last = masters.tier == Tier::kNvme ? masters : moments;
     if (last.tier == Tier::kMemory) continue;

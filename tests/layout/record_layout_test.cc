@@ -121,7 +121,7 @@ TEST(RecordLayout, ShareOfZeroMeansNoRecord) {
 
 TEST(RecordLayout, OffloadedShareIsRoundedUpToChunks) {
   const RecordLayout layout(100 * 256,
-                            {0, {StateDType::kF32, StateDType::kF32}, 0, 0.25, 4096});  // a chunk of one block
+                            {0, {StateDType::kF32, StateDType::kF32}, 0, 0.25, 4096});  // here a chunk is one block
   ASSERT_EQ(layout.chunks(), 100);
   EXPECT_EQ(layout.records(), 25);
   EXPECT_EQ(layout.states_in_memory(), 75 * 256);

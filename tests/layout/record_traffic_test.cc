@@ -180,7 +180,7 @@ TEST(RecordTraffic, CachedRecordsLeaveTheListAndOthersKeepTheirOwner) {
     for (int i = 0; i < 2 * owner; ++i) records.bytes.push_back(10 * owner + i);
     records.end_owner();
   }
-  records.bytes.push_back(99);  // a record without an owner
+  records.bytes.push_back(99);  // this record has no owner
   const RecordList all = records.without(EvenSpread(7, 0, 0)), half = records.without(EvenSpread(7, 3, 6));
   EXPECT_EQ(all.bytes, (std::vector<std::int64_t>{10, 11, 20, 21, 22, 23}));
   EXPECT_EQ(all.first, records.first);
@@ -188,7 +188,7 @@ TEST(RecordTraffic, CachedRecordsLeaveTheListAndOthersKeepTheirOwner) {
   EXPECT_EQ(half.first, (std::vector<std::size_t>{0, 0, 1, 3}));
 }
 
-/// A model of 70 B parameters has that many records on one rank. Each plan that is made to choose tiers counts them.
+/// A model of 70 B parameters has 400,000 records on one rank. Each plan that is made to choose tiers counts them.
 TEST(RecordTraffic, ManyRecordsAreCountedWithoutVisitingEach) {
   constexpr std::int64_t kRecords = 400'000, kGroups = 160;
   StepInput input;

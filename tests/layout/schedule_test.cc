@@ -30,7 +30,7 @@ TEST(Schedule, RepeatedUsesOfAUnitAreRecordedOnce) {
   EXPECT_THAT(schedule.record(), ElementsAre(0, 1, 2, 1, 0));
 }
 
-/// The units that `next_missing` returns one after the other, where each is held at once.
+/// Returns the units that `next_missing` returns one after the other, where each is held at once.
 std::vector<int> missing(Schedule& schedule) {
   std::vector<int> units;
   for (int unit = schedule.next_missing(); unit >= 0; unit = schedule.next_missing()) {

@@ -61,15 +61,15 @@ const char* word_of(StepOpKind kind) {
   return "";
 }
 
-/// The groups that are visited, each with its direction: "3<" goes backward.
+/// Returns the groups that are visited, each with its direction: "3<" goes backward.
 std::string words_of(std::span<const Visit> visits) {
   std::string text;
   for (const Visit& visit : visits) text += " " + std::to_string(visit.group) + (visit.backward ? "<" : ">");
   return text;
 }
 
-/// The work of visits, and their access to records of parameters and of states. It is the same for all visits of an
-/// operation.
+/// Returns the work of visits, and their access to records of parameters and of states. It is the same for all visits
+/// of an operation.
 std::string work_of(std::span<const Visit> visits) {
   constexpr char kLetters[] = {'-', 'r', 'w'};
   const Visit& first = visits.front();
@@ -92,8 +92,8 @@ std::string words_of(const StepProgram& program, const StepOp& op) {
   return text + words_of(visits) + "\n";
 }
 
-/// The program as text: one line for each operation, from the announcement of the first pass on. Operations of units
-/// follow a line with the unit's number.
+/// Returns the program as text: one line for each operation, from the announcement of the first pass on. Operations of
+/// units follow a line with the unit's number.
 std::string words_of(const StepProgram& program) {
   std::string text = program.ends_when_skipped ? "" : "(skipped steps too)\n";
   for (const StepOp& op : program.ops) {
@@ -251,7 +251,7 @@ TEST(StepProgram, TensorRulesExchangeMastersWhileTheyReadThem) {
   EXPECT_EQ(words_of(step_programs(input)), first + "then\n" + second);
 }
 
-/// Between steps that take turns it is in their direction; an exchange back goes on where it ended.
+/// A swap of averages goes in the direction of the steps around it, and the swap back begins where the first one ended.
 TEST(StepProgram, AveragesAreSwappedInOnePassUnderEveryRule) {
   const std::string forward = "announce 0> 1> 2>\nvisit averages ww: 0> 1> 2>\npublished\nend pass\n";
   const std::string backward = "announce 2< 1< 0<\nvisit averages ww: 2< 1< 0<\npublished\nend pass\n";

@@ -38,7 +38,7 @@ struct WithStatisticsImpl : torch::nn::Module {
 };
 TORCH_MODULE(WithStatistics);
 
-/// Every buffer on this rank after each of some steps. `by_hand`: how sync_buffers is called after a step.
+/// Returns every buffer on this rank after each of some steps. `by_hand`: how sync_buffers is called after a step.
 std::vector<at::Tensor> buffers_of_run(const Mesh& mesh, Strategy strategy, BufferBroadcast how,
                                        std::optional<BufferSync> by_hand = std::nullopt) {
   strategy.units.classes = {"Linear"};
@@ -75,7 +75,7 @@ TEST(BroadcastBuffers, EachStepSyncsBuffersAsSyncBuffersDoes) {
           EXPECT_TRUE(
               all_equal(from_zero, buffers_of_run(mesh, strategy, BufferBroadcast::kNone, BufferSync::kFromRankZero)));
           EXPECT_TRUE(all_equal(mean, buffers_of_run(mesh, strategy, BufferBroadcast::kNone, BufferSync::kMean)));
-          // This has an effect on more than one rank.
+          // The option has an effect only if there is more than one rank.
           EXPECT_EQ(all_equal(none, mean), ranks == 1);
           EXPECT_EQ(all_equal(none, from_zero), mesh.rank() == 0);
         },

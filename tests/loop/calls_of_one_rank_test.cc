@@ -52,7 +52,7 @@ bool train(Training& training, int step) {
   return true;
 }
 
-/// A step before which rank 0 alone also does `alone`, at step kOdd.
+/// Returns a step before which rank 0 alone also does `alone`, at step kOdd.
 Step rank_zero_alone(std::function<void(Training&)> alone) {
   return [alone = std::move(alone)](Training& training, int step) {
     if (training.rank == 0 && step == kOdd) alone(training);
@@ -62,7 +62,7 @@ Step rank_zero_alone(std::function<void(Training&)> alone) {
 
 enum class Setting {
   kShared,   ///< "host_sharing"
-  kStrict,   ///< the same under TESSERA_STRICT
+  kStrict,   ///< kShared under TESSERA_STRICT
   kPrivate,  ///< a copy on each rank
   kGloo,
 };

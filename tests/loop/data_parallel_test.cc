@@ -38,7 +38,7 @@ const std::vector<std::pair<std::string, MakeOptimizer>> kOptimizers = {
        return std::make_unique<torch::optim::LBFGS>(std::move(parameters), torch::optim::LBFGSOptions(0.5).max_iter(4));
      }}};
 
-/// The module's parameters, each once.
+/// Returns the module's parameters, each once.
 std::vector<at::Tensor> parameters_of(const torch::nn::Module& module) {
   std::vector<at::Tensor> once;
   for (const at::Tensor& parameter : module.parameters()) {
@@ -88,13 +88,13 @@ TEST(DataParallel, TrainsLikeOneProcessWithLibTorchOptimizers) {
       const Values wanted = train(plain, make, nullptr);
       for (const int ranks : {1, 2, 3, 4}) {
         for (const double bucket_mb : {25.0, 0.002}) {
-          if (ranks % 2 == (bucket_mb == 25.0 ? 1 : 0) && ranks > 2) continue;  // large buckets on 4 ranks, small on 3
+          if (ranks % 2 == (bucket_mb == 25.0 ? 1 : 0) && ranks > 2) continue;  // 4 ranks: large buckets; 3: small ones
           std::vector<Values> all(static_cast<std::size_t>(ranks));
           run_ranks({.ranks = ranks}, [&](const Mesh& mesh) {
             Tiny model = make_tiny(options, false);
             if (!mesh.is_main()) {
               const at::NoGradGuard no_grad;
-              for (auto& parameter : model->parameters()) parameter.zero_();  // rank 0's values count
+              for (auto& parameter : model->parameters()) parameter.zero_();  // rank 0's values replace these
             }
             const DataParallel parallel(model, mesh, {.bucket_mb = bucket_mb});
             EXPECT_EQ(parallel.num_buckets() == 1, bucket_mb == 25.0);
@@ -134,7 +134,7 @@ TEST(DataParallel, UnsyncedGradientsAddUpAndAreAveragedOnce) {
     }
     (model->forward(at::ones({1, 2})) * 10 * mine).sum().backward();
     EXPECT_DOUBLE_EQ(model->bias.grad().item<double>(), 1.5 + 15);
-    (model->forward(at::ones({1, 2})) * mine).sum().backward();  // adds to an average
+    (model->forward(at::ones({1, 2})) * mine).sum().backward();  // this adds to an average
     EXPECT_DOUBLE_EQ(model->bias.grad().item<double>(), 1.5 + 15 + 1.5);
   });
 }

@@ -99,7 +99,7 @@ TEST(Run, RanksEndTogether) {
       const int code = run([&] {
         const Mesh mesh = init(comm);
         if (!mesh.is_main()) return;
-        std::this_thread::sleep_for(300ms);  // a file is written
+        std::this_thread::sleep_for(300ms);  // this rank writes a file meanwhile
         TORCH_CHECK(told.set("written", "yes").ok());
       });
       TESSERA_ASSIGN_OR_RETURN(const bool written, told.has("written"));

@@ -34,7 +34,7 @@ Samples rest_of_epoch(RankSampler& sampler, std::size_t batch = 3) {
   return all;
 }
 
-/// The samples that each rank gets in epochs 0, 1, ... one after the other: [rank][epoch].
+/// Returns the samples that each rank gets in epochs 0, 1, ... one after the other: [rank][epoch].
 std::vector<std::vector<Samples>> dealt(int ranks, std::size_t samples, const RankSamplerOptions& options, int epochs) {
   std::vector<std::vector<Samples>> all(ranks);
   on_each_rank(ranks, [&](const Mesh& mesh) {
@@ -92,7 +92,7 @@ TEST(RankSampler, SeedDecidesADifferentOrderForEachEpoch) {
   for (std::size_t epoch = 0; epoch < 8; ++epoch)
     for (const auto& [sample, n] : times_of(dropped, epoch)) seen.insert(sample);
   EXPECT_EQ(seen.size(), 7u);
-  // This is a job that goes on.
+  // The job goes on from the middle of an epoch.
   const auto later = dealt(3, 100, {.seed = 5, .epoch = 2}, 1);
   for (std::size_t rank = 0; rank < 3; ++rank) EXPECT_EQ(later[rank][0], all[rank][2]);
 }
@@ -175,7 +175,7 @@ TEST(RankSampler, DataLoaderGivesTheSamplersOrder) {
   }
 }
 
-/// The samples that a loader with batches of 2 gives with `sampler`, epoch by epoch.
+/// Returns the samples that a loader with batches of 2 gives with `sampler`, epoch by epoch.
 std::vector<Samples> epochs_of(const RankSampler& sampler, std::size_t count, int epochs, std::size_t workers) {
   auto loader =
       torch::data::make_data_loader(Numbers(count), sampler, torch::data::DataLoaderOptions(2).workers(workers));
@@ -192,7 +192,7 @@ TEST(RankSampler, DataLoaderGoesOnInTheMiddleOfAnEpoch) {
     on_each_rank(2, [&](const Mesh& mesh) {
       const RankSamplerOptions options{.seed = 4};
       const std::vector<Samples> whole = epochs_of(RankSampler(21, mesh, options), 21, 3, workers);
-      for (const std::size_t taken : {0, 4, 10, 11}) {  // an epoch has 11
+      for (const std::size_t taken : {0, 4, 10, 11}) {  // an epoch has 11 samples
         RankSampler place(21, mesh, options);
         place.reset();
         place.reset();
@@ -214,7 +214,7 @@ TEST(RankSampler, DataLoaderGoesOnInTheMiddleOfAnEpoch) {
         EXPECT_EQ(epochs_of(loaded, 21, epochs, workers), wanted) << taken;
         EXPECT_EQ(epochs_of(resumed, 21, epochs, workers), wanted) << taken;
         EXPECT_EQ(resumed.epoch(), left.empty() ? 2 : 1);
-        // The program's copy keeps count.
+        // The program's copy of the sampler keeps count.
         EXPECT_EQ(rest_of_epoch(resumed, 2), wanted[0]);
         EXPECT_EQ(resumed.cursor(), (SamplerCursor{left.empty() ? 3 : 2, 0, 21, 4, true}));
       }
@@ -288,7 +288,7 @@ TEST(RankSampler, EvaluationCountsEachSampleOnceOnAnyNumberOfRanks) {
 }
 
 TEST(SeedForRank, LowBitsOfSeedsDifferBetweenRanks) {
-  EXPECT_EQ(seed_for_rank(0, 0), 0u);  // the rule is a promise
+  EXPECT_EQ(seed_for_rank(0, 0), 0u);  // users rely on this rule
   EXPECT_EQ(seed_for_rank(1, 2), 0x5692161d100b05e5u + 2);
   for (const std::uint64_t seed : {0u, 1u, 2u, 42u}) {
     std::set<std::uint32_t> low;

@@ -25,7 +25,7 @@ using torch::nn::BatchNormOptions;
 
 constexpr std::int64_t kChannels = 5;
 
-/// The sizes of an input of `rows` rows and `dim` dimensions.
+/// Returns the sizes of an input of `rows` rows and `dim` dimensions.
 std::vector<std::int64_t> sizes_of(std::int64_t rows, std::int64_t dim) {
   std::vector<std::int64_t> sizes = {rows, kChannels, 4, 3, 2};
   sizes.resize(static_cast<std::size_t>(dim));
@@ -37,7 +37,7 @@ struct Problem {
   std::int64_t dim = 2;
   at::ScalarType type = at::kDouble;
   BatchNormOptions options{kChannels};
-  std::vector<std::int64_t> rows;  ///< [rank]
+  std::vector<std::int64_t> rows;  ///< one for each rank
 };
 
 std::int64_t rows_before(const Problem& problem, int rank) {
@@ -58,7 +58,7 @@ struct Left {
   at::Tensor weight_gradient, bias_gradient, mean, variance, batches;
 };
 
-/// A loss that is a sum over rows, in which each element counts differently.
+/// Returns a loss that is a sum over rows, in which each element counts differently.
 at::Tensor loss_of(const at::Tensor& output) { return (output * output * 0.5 + output.sin()).sum(); }
 
 template <class Norm>

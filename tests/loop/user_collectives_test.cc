@@ -25,7 +25,7 @@ void on_ranks(const std::function<void(const Mesh&)>& body) {
   run_ranks({.ranks = 4, .hosts = 2}, body);
 }
 
-/// A tensor of small integers, so that sums are exact in every dtype. Each rank has another one.
+/// Returns a tensor of small integers, so that sums are exact in every dtype. Each rank has another one.
 at::Tensor numbers(int rank, at::IntArrayRef sizes, at::ScalarType type) {
   const std::int64_t numel = c10::multiply_integers(sizes);
   return ((at::arange(numel, at::kLong) * (rank + 1)) % 7).to(type).view(sizes);
@@ -84,7 +84,7 @@ TEST(UserCollectives, FlagsAndStridedTensorsAreReduced) {
 
 TEST(UserCollectives, SumsOfNarrowFloatsAreRoundedOnce) {
   run_ranks({.ranks = 4}, [](const Mesh& mesh) {
-    // Adding 1 to 256 in bf16 gives 256 each time.
+    // Adding 1 to 256 in bf16 gives 256, however often it is done.
     const at::Tensor tensor = at::full({1}, mesh.rank() == 0 ? 256.0 : 1.0, at::kBFloat16);
     all_reduce(mesh, tensor);
     EXPECT_EQ(tensor.item<double>(), at::full({1}, 259.0).to(at::kBFloat16).item<double>());

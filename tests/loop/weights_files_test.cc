@@ -34,7 +34,7 @@ Tiny other_values(const TinyOptions& options = {}) {
 
 class WeightsFiles : public ::testing::Test {
  protected:
-  /// The text of the error of loading a file, which has the code 65 and the file's name.
+  /// Returns the text of the error of loading a file, which has the code 65 and the file's name.
   std::string refusal(const fs::path& path, const LoadOptions& options = {}) {
     Tiny model = make_tiny({}, false);
     const Values before = values_of(*model);

@@ -21,7 +21,7 @@ namespace fs = std::filesystem;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
-/// A number as pickle writes it.
+/// Returns a number as pickle writes it.
 std::string number(std::int64_t value) {
   std::string text = "\x8a\x08";
   for (int i = 0; i < 8; ++i) text += static_cast<char>(static_cast<std::uint64_t>(value) >> (8 * i));
@@ -42,7 +42,7 @@ struct Entry {
   std::string attributes = "";  ///< pickled
 };
 
-/// A dictionary with the tensor "w", whose storage is the record "0".
+/// Returns a dictionary with the tensor "w", whose storage is the record "0".
 std::string pickle_of(const Entry& entry) {
   return "\x80\x02}" + text("w") + "ctorch._utils\n_rebuild_tensor_v2\n((" + text("storage") +
          "ctorch\nFloatStorage\n" + text("0") + text("cpu") + number(entry.storage_numel) + "tQ" +
@@ -147,7 +147,7 @@ TEST_F(WeightsReader, PickleWithoutTensorsIsNamed) {
   EXPECT_THAT(refusal(archive({{"constants.pkl", "x"}})), HasSubstr("zip archive that torch.save did not write"));
 }
 
-/// A pickle of `deep` dictionaries in each other, with a tensor in the innermost.
+/// Returns a pickle of `deep` dictionaries in each other, with a tensor in the innermost.
 std::string nested(int deep) {
   std::string all = "\x80\x02}";
   for (int i = 1; i < deep; ++i) all += text("d") + "}";

@@ -243,7 +243,7 @@ TEST_F(Weights, RankZerosFailedWriteIsAnErrorOnAllRanks) {
   std::ofstream(folder_ / "old.pt") << "old";
   expect_failure(folder_ / "old.pt", Existing::kKept, ExitCode::kCannotCreate, "old.pt.partial");
   EXPECT_EQ(TestFolder::content_of(folder_ / "old.pt"), "old");
-  EXPECT_EQ(dictionary_of(folder_ / "old.pt.partial").size(), 20u);  // nothing is lost
+  EXPECT_EQ(dictionary_of(folder_ / "old.pt.partial").size(), 20u);  // no value is lost
   // The partial file's name is a link to a full disk.
   fs::create_symlink("/dev/full", folder_ / "full.pt.partial");
   expect_failure(folder_ / "full.pt", Existing::kReplaced, ExitCode::kCannotCreate, "full.pt.partial");

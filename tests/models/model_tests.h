@@ -27,7 +27,7 @@ inline LlamaConfig small_llama() {
           .max_position_embeddings = 16};
 }
 
-/// Random tokens of the small models' vocabulary.
+/// Returns random tokens of the small models' vocabulary.
 inline at::Tensor random_tokens(std::int64_t batch, std::int64_t time, std::uint64_t seed = 1) {
   return at::randint(0, 61, {batch, time}, at::detail::createCPUGenerator(seed), at::kLong);
 }
@@ -45,7 +45,7 @@ inline void expect_shapes_and_gradients(LanguageModel& model) {
   EXPECT_EQ(logits.sizes(), (std::vector<std::int64_t>{3, 11, 61}));
   const at::Tensor loss = model.forward(tokens, targets);
   EXPECT_EQ(loss.dim(), 0);
-  EXPECT_NEAR(loss.item<float>(), std::log(61.0f), 0.2f);  // fresh weights know nothing
+  EXPECT_NEAR(loss.item<float>(), std::log(61.0f), 0.2f);  // fresh weights guess evenly
   loss.backward();
   for (const auto& item : model.named_parameters()) {
     ASSERT_TRUE(item.value().grad().defined()) << item.key();

@@ -25,7 +25,7 @@ TEST(AlgorithmsBench, EveryAlgorithmIsTimedWithOneChosenAndOneFastest) {
     ASSERT_TRUE(report.ok()) << report.status();
     EXPECT_EQ(used.size(), 4u);
     EXPECT_EQ(report->ranks, 4);
-    // There are 3 + 2 (2 + 3) calls for few bytes, and 3 + 2 (2 + 2) for many, where no all_reduce goes by doubling.
+    // Few bytes have 3 + 2 (2 + 3) calls, and many have 3 + 2 (2 + 2), since no all_reduce of them goes by doubling.
     EXPECT_EQ(report->timings.size(), 13u + 11u);
     int chosen = 0, fastest = 0;
     for (const TimedAlgorithm& timing : report->timings) {

@@ -26,7 +26,7 @@ Image image_of(const ImageDataset& images, std::int64_t i, std::int64_t label) {
   return pixels;
 }
 
-/// A record of CIFAR-10 as its web page describes it.
+/// Returns a record of CIFAR-10 as its web page describes it.
 std::string record(std::uint8_t label, std::uint8_t red, std::uint8_t green, std::uint8_t blue) {
   Bytes bytes;
   bytes.put(label);
@@ -64,7 +64,7 @@ TEST(Cifar10, RecordsAreReadAcrossFiles) {
 TEST(Cifar10, PixelsKeepTheirPlaces) {
   const TestFolder folder;
   std::string bytes = record(7, 0, 0, 0);
-  bytes[1 + 1024 + 3 * 32 + 5] = static_cast<char>(200);  // green, row 3, column 5
+  bytes[1 + 1024 + 3 * 32 + 5] = static_cast<char>(200);  // this byte is green in row 3, column 5
   folder.write("test_batch.bin", bytes);
   const auto images = open_cifar10(folder.path(), Cifar10Split::kTest);
   ASSERT_TRUE(images.ok()) << images.status();
@@ -115,7 +115,7 @@ TEST(GeneratedImages, ImageDependsOnlyOnSeedAndNumber) {
     EXPECT_EQ(image_of(*all, 40 + i, i % 10), image_of(*later, i, i % 10));
     EXPECT_NE(image_of(*all, i, i % 10), image_of(*other, i, i % 10));
   }
-  EXPECT_NE(image_of(*all, 0, 0), image_of(*all, 10, 0));  // another image of the same class
+  EXPECT_NE(image_of(*all, 0, 0), image_of(*all, 10, 0));  // image 10 is another image of the same class
   EXPECT_THAT(all->describe(), HasSubstr("100 generated images, seed 5"));
 }
 

@@ -34,7 +34,7 @@ TEST(Samples, NoSamplesGiveZero) { EXPECT_EQ(Samples().median_s(), 0); }
 TEST(Samples, RatioByTurnsIgnoresASlowdownOfBoth) {
   const Samples longer{{20, 20, 20, 60, 60, 60, 60, 60, 60}}, shorter{{10, 10, 90, 30, 30, 30, 30, 30, 30}};
   EXPECT_DOUBLE_EQ(ratio_by_turns(longer, shorter, 3), 2.0);
-  const Samples moved{{10, 10, 10, 30, 30, 30}};  // measured in two turns only
+  const Samples moved{{10, 10, 10, 30, 30, 30}};  // the samples come from two turns
   EXPECT_DOUBLE_EQ(ratio_by_turns(longer, moved, 3), 2.0);
   EXPECT_EQ(ratio_by_turns(longer, Samples(), 3), 0);
 }

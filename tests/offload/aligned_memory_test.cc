@@ -16,7 +16,7 @@
 namespace tessera {
 namespace {
 
-// The pages of address space that the process has.
+// Returns the pages of address space that the process has.
 std::size_t mapped_pages() {
   std::size_t pages = 0;
   std::ifstream("/proc/self/statm") >> pages;
@@ -24,7 +24,7 @@ std::size_t mapped_pages() {
 }
 
 TEST(AlignedMemory, IsAlignedZeroAndExact) {
-  (void)mapped_pages();  // lets streams allocate their memory before the count begins
+  (void)mapped_pages();  // this lets streams allocate their memory before the count begins
   for (const std::size_t bytes : {1ul, 4096ul, 5000ul, (2ul << 20) - 1, (2ul << 20), (6ul << 20) + 4097}) {
     const std::size_t before = mapped_pages();
     const auto memory = AlignedMemory::make(bytes, "test").value();

@@ -93,7 +93,7 @@ TEST(AtomicFile, EveryFaultLeavesTheOldFileOrTheNewOne) {
           EXPECT_THAT(message_of(status), AllOf(HasSubstr("rank 0 manifest: "), HasSubstr(path), HasSubstr("hint: "),
                                                 HasSubstr("(errno " + std::to_string(error) + ")")));
           EXPECT_EQ(message_of(status).find(" bytes free)") != std::string::npos, error == ENOSPC);
-          // The new file is there where only the folder was not synced.
+          // If only the sync of the folder failed, the new file is there.
           const bool is_folder = message_of(status).find("of the folder") != std::string::npos;
           EXPECT_EQ(content_of(path), is_folder ? kNew : had_old ? kOld : "");
           EXPECT_EQ(folder.names().size(), had_old || is_folder ? 1u : 0u);
@@ -167,7 +167,7 @@ TEST(AtomicFile, AnyCrashLeavesTheOldFileOrTheNewOne) {
         const int code = write_in_child(folder, rule);
         if (code == 0) break;
         EXPECT_EQ(code, 137);
-        // Nothing that the kill left stands in the way.
+        // What the kill left behind does not hinder the next write.
         EXPECT_TRUE(write(folder.file("manifest.json"), kNew).ok());
         EXPECT_EQ(content_of(folder.file("manifest.json")), kNew);
       }

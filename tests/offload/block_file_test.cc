@@ -103,7 +103,7 @@ TEST(BlockFile, EveryFaultAtCreationIsAnErrorAndLeavesNoName) {
         const absl::Status status = create(folder.path());
         EXPECT_THAT(folder.names(), IsEmpty());
         if (faults.plan().faults() == (named ? 1 : 0)) break;
-        if (named && site == FaultSite::kOpen && n == 1) continue;  // EIO comes first
+        if (named && site == FaultSite::kOpen && n == 1) continue;  // the first open fails with EIO
         EXPECT_EQ(exit_code_of(status), ExitCode::kIo);
         EXPECT_THAT(message_of(status),
                     AllOf(HasSubstr("rank 2 optimizer state: "), HasSubstr(folder.path()), HasSubstr("(errno 5)")));

@@ -50,7 +50,7 @@ void put(FileTier& tier, std::int64_t record, int value) {
   ASSERT_TRUE(tier.put(record).ok());
 }
 
-/// The number that all bytes of a record have; -1 where they are not all the same.
+/// Returns the number that all bytes of a record have; -1 where they are not all the same.
 int value_of(FileTier& tier, std::int64_t record) {
   const auto memory = tier.get(record);
   EXPECT_TRUE(memory.ok()) << memory.status();
@@ -147,7 +147,7 @@ TEST(DurableTier, DamagedRecordsAndWrongTablesAreNoticed) {
   }
   const auto tier = made(options_in(folder));
   EXPECT_EQ(exit_code_of(tier->protect(where.substr(1))), ExitCode::kCorruptData);
-  where[3 * TwoPlaces::kTextBytes + 1] ^= 1;  // record 3's checksum
+  where[3 * TwoPlaces::kTextBytes + 1] ^= 1;  // this damages the checksum of record 3
   ASSERT_TRUE(tier->protect(where).ok());
   ASSERT_TRUE(tier->return_to(where).ok());
   EXPECT_EQ(value_of(*tier, 2), 9);

@@ -33,7 +33,7 @@ TEST(FaultPlan, RulesChooseByPathAndCount) {
     const Fault fault = fault_at(FaultSite::kWrite, path);
     seen += fault.action == FaultAction::kErrno ? 'e' : fault.action == FaultAction::kShort ? 's' : '-';
   }
-  EXPECT_EQ(seen, "--e--s");  // both rules apply at the third, and the first one wins
+  EXPECT_EQ(seen, "--e--s");  // both rules apply to the third call, and the first rule wins
   EXPECT_EQ(fault_at(FaultSite::kRead, "b").action, FaultAction::kNone);
   EXPECT_EQ(faults.plan().operations(FaultSite::kWrite), 6);
   EXPECT_EQ(faults.plan().operations(FaultSite::kRead), 1);
@@ -107,7 +107,7 @@ TEST(FaultText, UnknownWordsAreRefusedWithTheNearest) {
   }
 }
 
-// This is the body of the children below: it writes a file, and exits with the error's exit code.
+// This test is the body of the children below: it writes a file, and exits with the error's exit code.
 TEST(FaultEnvironment, ChildProcessWritesOneFile) {
   const char* const path = std::getenv("TESSERA_TEST_PATH");
   if (path == nullptr) return;

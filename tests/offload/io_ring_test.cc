@@ -139,7 +139,7 @@ TEST_P(IoRingTest, ShortAndInterruptedTransfersAreContinued) {
       ASSERT_TRUE(status.ok()) << status << " fault " << n << " at site " << static_cast<int>(rule.site);
       ASSERT_EQ(hash_of(disk.second()), want) << "fault " << n << " at site " << static_cast<int>(rule.site);
       if (faults.plan().faults() == 0) {
-        EXPECT_GT(n, static_cast<std::int64_t>(kPieces));  // every operation had its turn
+        EXPECT_GT(n, static_cast<std::int64_t>(kPieces));  // each operation failed once
         break;
       }
     }
@@ -241,7 +241,7 @@ TEST_P(IoRingTest, RefusedDirectTransfersAreRepeatedBuffered) {
     ScopedFaults faults({{.site = FaultSite::kCqe, .nth = n, .action = FaultAction::kErrno, .number = EINVAL}});
     const absl::Status status = there_and_back(disk, 4, kSectorBytes);
     ASSERT_EQ(faults.plan().faults(), 1);
-    if (!GetParam().direct) {  // EINVAL means something else there
+    if (!GetParam().direct) {  // EINVAL means something else through the page cache
       EXPECT_EQ(exit_code_of(status), ExitCode::kIo);
       continue;
     }

@@ -23,7 +23,7 @@ class ScratchFolder {
 
   const std::string& path() const { return path_; }
   std::string file(const std::string& name) const { return path_ + "/" + name; }
-  /// The names of the entries in it, sorted.
+  /// Returns the names of the entries in it, sorted.
   std::vector<std::string> names() const;
 
  private:

@@ -156,7 +156,7 @@ TEST_P(SpillTest, EveryFaultIsAnErrorAndNeverWrongBytes) {
     FaultSite site;
     FaultAction action;
     std::int64_t number;
-    const char* text;  ///< null: it is made good
+    const char* text;  ///< the error's text; null where the fault is made good
   };
   const Kind kinds[] = {{FaultSite::kWrite, FaultAction::kErrno, EIO, "Input/output error (errno 5)"},
                         {FaultSite::kRead, FaultAction::kErrno, EIO, "Input/output error (errno 5)"},
@@ -245,7 +245,7 @@ TEST(ScratchRoom, AdjacentFreeStretchesAreJoined) {
   const Room all = room.take(std::size_t{8} * 4096).value();
   EXPECT_EQ(all.offset, 0);
   EXPECT_EQ(room.file_bytes(), 8 * 4096);
-  const Room more = room.take(4096).value();  // a file of its own
+  const Room more = room.take(4096).value();  // this needs a file of its own
   EXPECT_EQ(room.file_bytes(), 16 * 4096);
   EXPECT_TRUE(room.holds(more));
   EXPECT_NE(more.file, all.file);

@@ -163,7 +163,7 @@ TEST_P(TierTest, RecordsKeepTheirBytesInAnyOrderOfCalls) {
         case 1: {
           const absl::Status status = model.look(record);
           ASSERT_TRUE(status.ok()) << status;
-          const std::int64_t other = any();  // two at once
+          const std::int64_t other = any();  // two records are held at once
           if (other != record) {
             ASSERT_TRUE(model.update(other, i).ok());
           }
@@ -212,7 +212,7 @@ TEST_P(TierTest, CopiesReadTheDiskAndTakeNoSlots) {
   EXPECT_EQ((after.reads - before.reads) + (after.hits - before.hits), 24);
   EXPECT_EQ((after.bytes_read - before.bytes_read), (after.reads - before.reads) * static_cast<int>(kBlockBytes));
   EXPECT_EQ(after.bytes_written, before.bytes_written);
-  for (const std::int64_t record : {10, 8}) {  // put among the last
+  for (const std::int64_t record : {10, 8}) {  // this record was put among the last ones
     ASSERT_TRUE(model.look(record).ok());
     ASSERT_TRUE(tier->release(record).ok());
   }
@@ -223,7 +223,7 @@ TEST_P(TierTest, CopiesReadTheDiskAndTakeNoSlots) {
 TEST_P(TierTest, FailedCopyIsAnErrorThatStays) {
   ScratchFolder folder;
   const auto tier = GetParam().make(folder, 12).value();
-  if (tier->most_held() == 12) return;  // records lie in memory
+  if (tier->most_held() == 12) return;  // here, records lie in memory
   Model model(*tier);
   for (std::int64_t record = 0; record < 12; ++record) ASSERT_TRUE(model.update(record, 5).ok());
   ASSERT_TRUE(tier->flush().ok());
@@ -503,7 +503,7 @@ TEST_P(TrafficTest, EachRecordIsReadAndWrittenOncePerStep) {
       EXPECT_EQ(now.reads - before.reads, on_disk);
       EXPECT_EQ(now.bytes_read - before.bytes_read, on_disk * static_cast<std::int64_t>(kBlockBytes));
       EXPECT_EQ(now.bytes_written - before.bytes_written, on_disk * static_cast<std::int64_t>(kBlockBytes));
-      EXPECT_EQ(now.gets - before.gets, 3 * traffic.records);  // `update` gets twice
+      EXPECT_EQ(now.gets - before.gets, 3 * traffic.records);  // `update` gets a record twice
       EXPECT_EQ(now.hits - before.hits, 3 * traffic.records - on_disk);
       before = now;
     }
@@ -542,8 +542,8 @@ std::int64_t fetch_all(RecordTier& tier, std::int64_t next) {
   return next;
 }
 
-// Memory from which nothing is written, and in which nothing is held, serves reading; as much as `read_ahead` says
-// always does.
+// Slots that are neither written from nor held serve reads; as many slots as `read_ahead` says always
+// do.
 TEST_P(TrafficTest, SlotsOfEndedWritesServeReads) {
   ScratchFolder folder;
   FileTierOptions options = small_tier(folder, 40);
@@ -555,7 +555,7 @@ TEST_P(TrafficTest, SlotsOfEndedWritesServeReads) {
   Model model(*tier);
   for (std::int64_t i = 0; i < 40; ++i) ASSERT_TRUE(model.update(i, 1 + static_cast<std::uint64_t>(i)).ok());
   ASSERT_TRUE(tier->flush().ok());
-  // The ring begins no more than this without waiting, beside the writes.
+  // Beside the writes, the ring begins at most this many transfers without waiting.
   const std::int64_t most = std::min(7, std::max(3, GetParam().ring.in_flight - 4));
   EXPECT_EQ(fetch_all(*tier, 0), most);
   for (std::int64_t i = 0; i < 20; ++i) {
@@ -610,7 +610,7 @@ TEST_P(TrafficTest, WrongAdviceCostsOnlyReads) {
   for (std::int64_t i = 29; i >= 0; --i) ASSERT_TRUE(model.update(i, 100 + static_cast<std::uint64_t>(i)).ok());
   ASSERT_TRUE(tier->flush().ok());
   EXPECT_LE(tier->counters().reads, 30 + options.read_ahead + options.write_behind);
-  // After a flush there is room for advice again.
+  // After a flush, records can be fetched ahead again.
   const TierCounters before = tier->counters();
   tier->fetch(29);
   tier->fetch(28);
@@ -652,7 +652,7 @@ TEST_P(TierFaultTest, EveryFailedTransferIsAnErrorThatStays) {
         status = traverse(model, kTraffic, true, step * 100);
       if (faults.plan().faults() == 0) {
         EXPECT_TRUE(status.ok()) << status;
-        EXPECT_GE(n, 24);  // each of two steps' transfers had its turn
+        EXPECT_GE(n, 24);  // each transfer of two steps had its turn
         break;
       }
       ASSERT_EQ(exit_code_of(status), ExitCode::kIo) << n << ": " << status;
@@ -748,7 +748,7 @@ TEST(TierFaults, FullDiskIsAnErrorAtCreation) {
     if (text.find("wanted 1228800 bytes") == std::string::npos ||
         text.find("(262144 bytes free)") == std::string::npos || text.find("errno 28") == std::string::npos)
       return 2;
-    options.records = 20;  // 240 KiB
+    options.records = 20;  // the records have 240 KiB together
     return FileTier::create(options).ok() ? 0 : 3;
   });
   if (end.exit_code == 99) GTEST_SKIP() << "no right to mount here";

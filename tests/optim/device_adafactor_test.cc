@@ -118,7 +118,7 @@ struct Case {
   float parameters = 0.1f, gradients = 1.0f;  ///< scales of the random values
 };
 
-/// Compares three steps of both.
+/// Compares three steps of the kernels and of the loops.
 void compare(const Shape& shape, const Case& c) {
   SCOPED_TRACE(name_of(shape) + ", lr " + std::to_string(c.lr));
   Values values{shape};
@@ -151,7 +151,7 @@ const std::vector<Shape> kShapes = {
     {5, 300, 2}, vector_of(1), vector_of(31), vector_of(4095), vector_of(4096), vector_of(4097), vector_of(140000)};
 
 TEST_F(DeviceAdafactor, StepGivesTheCpusBits) {
-  // 1e-2 is below 1 / sqrt(step); 0.9 is above from step 2 on.
+  // The value 1e-2 is below 1 / sqrt(step), and 0.9 is above it from step 2 on.
   for (const Shape& shape : kShapes) {
     for (const double lr : {1e-2, 0.9}) compare(shape, {.lr = lr});
   }
@@ -160,7 +160,7 @@ TEST_F(DeviceAdafactor, StepGivesTheCpusBits) {
 TEST_F(DeviceAdafactor, StepAtItsBoundsGivesTheCpusBits) {
   for (const Shape& shape : {Shape{1, 257, 33}, Shape{40, 3, 3}, vector_of(4097)}) {
     compare(shape, {.parameters = 0});  // min_rms
-    compare(shape, {.gradients = 0});   // the smallest second moment
+    compare(shape, {.gradients = 0});   // this gives the smallest second moment
     compare(shape, {.parameters = 0, .gradients = 0});
     compare(shape, {.gradients = 1e-20f});
     compare(shape, {.config = {.clip_threshold = 1e-3}});  // clipped
@@ -198,7 +198,7 @@ TEST_F(DeviceAdafactor, SumsRowsAndColumnsInTheCpusOrder) {
   Values values{{1, kSize, kSize}};
   values.gradient = few_small(random, kSize * kSize, 128, 0x1p-27f);
   for (std::size_t r = 0; r < kSize; ++r) {
-    values.gradient[r * kSize + (r * 93 + 7) % kSize] = 1.0f + 0x1p-12f;  // its square is 1 + 2^-11 + 2^-24
+    values.gradient[r * kSize + (r * 93 + 7) % kSize] = 1.0f + 0x1p-12f;  // the square is 1 + 2^-11 + 2^-24
   }
   expect_same_step(values, {}, {.lr = 0.1});
 }
@@ -214,7 +214,7 @@ TEST_F(DeviceAdafactor, SumsWholeTensorsInTheCpusOrder) {
     for (const float x : {1.0f, 0x1p-12f, 0x1p-12f, 0x1p-24f, 0x1p-26f}) {
       values.parameter[random() % (trial % 2 == 0 ? kNumel : kAdafactorBlock)] = x;
     }
-    // These blocks are some lanes apart.
+    // The blocks that get such numbers are some lanes apart.
     for (std::size_t block = 0; trial % 2 != 0 && block < kNumel; block += 16 * kAdafactorBlock) {
       values.parameter[block + random() % kAdafactorBlock] = 0x1p-27f * 1.25f;
     }

@@ -149,7 +149,7 @@ TEST_F(DeviceKernels, NonFiniteNormSkipsTheStepAndCountsIt) {
 }
 
 TEST_F(DeviceKernels, DecisionClipsAndFoldsConstantsAsOnTheCpu) {
-  constexpr int kParameters = 700;  // more than a thread block has threads
+  constexpr int kParameters = 700;  // these are more parameters than a thread block has threads
   QueuedStep step({{0, 3}, {3, kParameters - 3}}, 1024.0f);
   step.used.set(3, 0);
   for (int p = 3; p < kParameters; ++p) step.steps.set(p, p);
@@ -238,9 +238,9 @@ TEST_F(DeviceKernels, NonFiniteOrDifferingUnitStopsAllLaterUpdates) {
     if (std::isfinite(sum)) units.differ.set(2 * UnitsInBackward::kBits - 1, -1.0f);
     units.sums.set(2 * UnitsInBackward::kSums - 1, sum);
     units.begin(request, 1);
-    units.begin(request, 0);  // this step is good
+    units.begin(request, 0);  // this step has no bad gradient
     units.step.sum.set(0, sum);
-    for (int round = 0; round < 2; ++round) {  // a step that is good does not undo it
+    for (int round = 0; round < 2; ++round) {  // a good step does not undo the skip
       units.step.decide(request);
       const DeviceDecision decision = units.step.decision.values()[0];
       EXPECT_EQ(decision.is_skipped, 1) << sum;
@@ -301,7 +301,7 @@ TEST_F(DeviceKernels, LearningRateFollowsTheAppliedSteps) {
   int skipped = 0;
   for (const bool overflow : {false, true, true, false}) {
     step.sum.set(0, overflow ? HUGE_VAL : 1.0);
-    step.decide(request);  // known_skipped stays 0
+    step.decide(request);  // the host's known_skipped stays 0
     EXPECT_EQ(step.decision.values()[0].lr, 0.5 / (1 + skipped));
     skipped += overflow ? 1 : 0;
   }

@@ -25,7 +25,7 @@ std::vector<float> random_values(std::size_t numel, std::uint32_t seed) {
   return StepProblem(numel, seed, false).gradient;
 }
 
-/// The sums of buffers that hold `runs`, as the device makes them.
+/// Returns the sums of buffers that hold `runs`, as the device makes them.
 std::vector<double> device_sums(const std::vector<std::vector<float>>& values,
                                 const std::vector<std::vector<NormRun>>& runs) {
   std::vector<Shared<float>> memory;
@@ -67,7 +67,7 @@ TEST_F(DeviceNorm, SumsGiveTheCpusBitsForEveryRun) {
   struct Case {
     std::uint64_t first, end;  // blocks of the tensor
     bool is_last;
-    std::uint64_t short_by = 0;  // elements of the last one
+    std::uint64_t short_by = 0;  // elements that the tensor's last block lacks
   };
   // Runs have no whole tile of 256 blocks, or some, with blocks before and behind them; or several tiles.
   for (const Case& c :
@@ -105,7 +105,7 @@ TEST_F(DeviceNorm, TensorsOfSeveralBuffersAreSummedTogether) {
   EXPECT_TRUE(same_bits(device_sums(values, runs), wanted));
 }
 
-/// The halves of split masters lie elsewhere than the nodes say.
+/// The halves of split masters lie elsewhere than the tree's nodes say.
 TEST_F(DeviceNorm, SplitMastersAreSummedAsTheirJoinedValues) {
   for (const std::uint64_t numel : {std::uint64_t{100}, 300 * kNormBlock - 5}) {
     std::vector<float> values = random_values(numel, 7);

@@ -17,7 +17,7 @@ namespace {
 
 using DevicePasses = DeviceKernels;
 
-/// The second parameter is unused.
+/// No gradient reaches the second parameter.
 TEST_F(DevicePasses, MuonsPassesGiveTheCpusBits) {
   constexpr std::size_t kUsed = 1280, kEnd = 1500;
   for (const WeightFormat weights : kWeights) {
@@ -26,7 +26,7 @@ TEST_F(DevicePasses, MuonsPassesGiveTheCpusBits) {
                    std::to_string(static_cast<int>(states)));
       OptimizerConfig config{.type = OptimizerType::kMuon, .weight_decay = 0.1, .state_dtype = states};
       const MuonOptimizer cpu(config);
-      config.type = OptimizerType::kSgd;  // it has the same states
+      config.type = OptimizerType::kSgd;  // SGD has the same states
       config.momentum = 0.9;
       const RuleOptimizer like(config);
       StepProblem problem = finite_problem(kEnd, {weights, cpu}), got = problem;

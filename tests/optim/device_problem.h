@@ -31,8 +31,8 @@ inline OptimizerConfig adamw(StateDType states = StateDType::kF32) {
           .state_dtype = states};
 }
 
-/// A problem without gradients that overflow: such a step is skipped, so they never reach these kernels, and NaNs have
-/// other bits on a GPU.
+/// Returns a problem without gradients that overflow: such a step is skipped, so they never reach these kernels, and
+/// NaNs have other bits on a GPU.
 inline StepProblem finite_problem(std::size_t numel, Formats formats) {
   StepProblem problem(numel, 7, /*with_specials=*/true, formats);
   for (float& g : problem.gradient) {
@@ -62,7 +62,7 @@ struct DeviceProblem {
     }
   }
 
-  /// The arguments of a kernel for elements [begin, end) of `problem`, from which this object was made.
+  /// Returns the arguments of a kernel for elements [begin, end) of `problem`, from which this object was made.
   DeviceRun run(const RuleOptimizer& optimizer, StepProblem& problem, std::size_t begin, std::size_t end) const {
     const OptimizerSlice slice = problem.slice(begin, end);
     DeviceRun run;
@@ -103,7 +103,7 @@ struct DeviceProblem {
   std::vector<Shared<float>> scales;
 
  private:
-  /// The place in `to` that `pointer` has in `from`.
+  /// Returns the place in `to` that `pointer` has in `from`.
   template <class T, class U>
   static T* moved(T* pointer, const std::vector<U>& from, const Shared<U>& to) {
     return pointer == nullptr ? nullptr : to.data() + (pointer - from.data());

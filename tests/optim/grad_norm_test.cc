@@ -40,7 +40,7 @@ struct Buffer {
   std::uint64_t blocks() const { return norm_blocks_of(values.size()); }
   std::span<const float> tensor(std::size_t t) const { return std::span(values).subspan(begins[t], numels[t]); }
 
-  /// The runs of tensors in the blocks [first, last).
+  /// Returns the runs of tensors in the blocks [first, last).
   std::vector<NormRun> runs(std::uint64_t first, std::uint64_t last) const {
     const std::uint64_t part = first * kNormBlock, part_end = last * kNormBlock;
     std::vector<NormRun> runs;
@@ -63,8 +63,8 @@ struct Norm {
   friend bool operator==(const Norm&, const Norm&) = default;
 };
 
-/// The norm of a buffer that is cut at the block numbers `cuts`, from 0 to its end; each part is added in pieces of
-/// random length.
+/// Returns the norm of a buffer that is cut at the block numbers `cuts`, from 0 to its end; each part is added in
+/// pieces of random length.
 Norm norm_of(const Buffer& buffer, const std::vector<std::uint64_t>& cuts, std::mt19937& random,
              InstructionSet set = best_instruction_set()) {
   std::vector<std::vector<NormRun>> runs;
@@ -198,7 +198,7 @@ TEST(GradNorm, OneNonFiniteElementMakesTheNormNonFinite) {
     }
   }
   Buffer largest({256 * 4});
-  std::fill(largest.values.begin(), largest.values.end(), 3.4e38f);  // finite, however large
+  std::fill(largest.values.begin(), largest.values.end(), 3.4e38f);  // these numbers are finite, however large
   EXPECT_TRUE(std::isfinite(norm_of(largest).total));
 }
 
@@ -242,7 +242,7 @@ TEST(GradNorm, RefusesPiecesThatCutABlock) {
     EXPECT_THROW(sums.add(first(numel)), std::invalid_argument) << numel;
   }
   NormSums sums(buffer.runs(0, 4));
-  sums.add(first(256 * 3 + 100));  // between two tensors
+  sums.add(first(256 * 3 + 100));  // this cut lies between two tensors
 }
 
 TEST(GradNorm, OmittedTensorsCountAsZeros) {
@@ -259,7 +259,7 @@ TEST(GradNorm, OmittedTensorsCountAsZeros) {
   EXPECT_TRUE(std::ranges::equal(got.sums(), wanted.sums()));
   got.reset();
   got.add(values.first(256));
-  got.skip_to(256);  // nothing is left out
+  got.skip_to(256);  // this skip leaves nothing out
   EXPECT_THROW(got.skip_to(512), std::invalid_argument) << "inside a tensor";
   EXPECT_THROW(got.skip_to(0), std::invalid_argument) << "backward";
   got.reset();

@@ -14,7 +14,7 @@ namespace {
 
 constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
 
-/// A step of sums of these weights, whose squared norms are exactly their means over data.
+/// Returns a step of sums of these weights, whose squared norms are exactly their means over data.
 NoiseScale::Step mean_step(double square, double variance, const std::vector<double>& weights, double batch) {
   NoiseScale::Step step;
   for (const double weight : weights) {
@@ -27,7 +27,7 @@ NoiseScale::Step mean_step(double square, double variance, const std::vector<dou
 }
 
 TEST(NoiseScale, EqualBatchesGiveThePapersEstimates) {
-  const double small_batch = 4, big_batch = 12;  // three ranks of four samples
+  const double small_batch = 4, big_batch = 12;  // the batch is that of three ranks of four samples
   const double squares[] = {5.0, 7.0, 6.5};      // |G_small|^2 of each rank's mean
   const double big = 3.25;                       // |G_big|^2
   const double small = (squares[0] + squares[1] + squares[2]) / 3;
@@ -60,7 +60,7 @@ TEST(NoiseScale, MeansOverDataGiveTheTruthWhateverTheWeights) {
 
 TEST(NoiseScale, SumsOfTheFirstMicrobatchesGiveTheTruthToo) {
   NoiseScale::Step step = mean_step(0.75, 40, {1, 3, 4, 6}, 6);
-  step.weight = 6;  // the whole is the last of them, and not their sum
+  step.weight = 6;  // the whole batch's norm is the last number, and not the sum
   step.square = 6 * 6 * 0.75 + 6 * 40;
   NoiseScale noise(0);
   ASSERT_TRUE(noise.add(step));
@@ -114,7 +114,7 @@ TEST(NoiseScale, StepThatTellsNothingChangesNothing) {
 
 TEST(NoiseScale, EstimateBelowZeroIsNoScale) {
   NoiseScale::Step step = mean_step(1, 8, {1, 1}, 2);
-  step.square = 0;  // the ranks' gradients cancel
+  step.square = 0;  // the ranks' gradients cancel each other
   NoiseScale noise(0);
   ASSERT_TRUE(noise.add(step));
   EXPECT_LT(noise.square(), 0);

@@ -83,7 +83,7 @@ TEST(Rounding, KeepsEveryKindOfNaNAndInfinity) {
   for (const Format& format : kFormats) {
     for (std::uint32_t sign : {0u, 0x80000000u}) {
       EXPECT_EQ(format.round(std::bit_cast<float>(sign | 0x7f800000u)), format.infinity | sign >> 16);
-      for (std::uint32_t bit = 0; bit < 23; ++bit) {  // includes NaN payloads whose bits are all dropped
+      for (std::uint32_t bit = 0; bit < 23; ++bit) {  // these include NaN payloads whose bits are all dropped
         const std::uint16_t half = format.round(std::bit_cast<float>(sign | 0x7f800000u | 1u << bit));
         EXPECT_GT(half & 0x7fff, format.infinity) << format.name << " payload bit " << bit;
         EXPECT_EQ(half & 0x8000, static_cast<int>(sign >> 16));

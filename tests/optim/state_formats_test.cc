@@ -58,7 +58,7 @@ class LogisticProblem {
     }
   }
 
-  /// The mean loss over a batch that changes with `step`, and its gradient.
+  /// Returns the mean loss over a batch that changes with `step`, and its gradient.
   double loss(std::span<const float> weights, std::size_t first, std::size_t count, std::span<float> gradient) const {
     std::fill(gradient.begin(), gradient.end(), 0.0f);
     double total = 0.0;
@@ -92,7 +92,7 @@ TEST(StateFormats, NarrowStatesReachTheLossOfFp32) {
   const LogisticProblem problem;
   const double untrained = std::log(2.0);
   const double wanted = problem.train(adamw(StateDType::kF32), 3e-3f, 300);
-  ASSERT_LT(wanted, 0.5 * untrained);  // it does learn
+  ASSERT_LT(wanted, 0.5 * untrained);  // the fp32 run learns
   for (StateDType dtype : kNarrow) {
     EXPECT_NEAR(problem.train(adamw(dtype), 3e-3f, 300) / wanted, 1.0, 0.03) << name_of(dtype);
   }
@@ -144,7 +144,7 @@ TEST(StateFormats, SecondMomentDecaysBelowItsPrecision) {
   for (StateDType dtype : kNarrow) EXPECT_NEAR(mean_move(dtype) / wanted, 1.0, 0.03) << name_of(dtype);
 }
 
-// One element's gradient is a million times the others': their moments are far below the block's precision.
+// One element's gradient is a million times that of the others, whose moments are far below the block's precision.
 TEST(StateFormats, SmallElementBesideALargeOneTakesNoGiantStep) {
   for (StateDType dtype : {StateDType::kF32, StateDType::kBF16, StateDType::k8Bit}) {
     Trainee run(adamw(dtype), std::vector<float>(256));

@@ -61,7 +61,7 @@ struct StepProblem {
     for (std::size_t i = 0; i < numel; i += 7) gradient[i] = specials[(i / 7) % std::size(specials)];
   }
 
-  /// The slice [begin, end).
+  /// Returns the slice [begin, end).
   OptimizerSlice slice(std::size_t begin, std::size_t end) {
     const std::size_t n = end - begin;
     OptimizerSlice slice{.gradient = {gradient.data() + begin, n}, .first_element = begin, .stream = 5};
@@ -81,7 +81,7 @@ struct StepProblem {
     return slice;
   }
 
-  /// The masters as fp32 numbers, whatever their form.
+  /// Returns the masters as fp32 numbers, whatever their form.
   std::vector<float> masters() const {
     if (formats.weights != WeightFormat::kSplitBF16) return master;
     std::vector<float> joined(master.size());
@@ -106,7 +106,7 @@ struct StepProblem {
       if (dtype == StateDType::kF32) std::memcpy(&state[which][4 * i], &bits, 4);
       const auto upper = static_cast<std::uint16_t>(bits >> 16);
       if (dtype == StateDType::kBF16) std::memcpy(&state[which][2 * i], &upper, 2);
-      if (dtype == StateDType::k8Bit) state[which][i] = std::byte(bits >> 11);  // any code is valid
+      if (dtype == StateDType::k8Bit) state[which][i] = std::byte(bits >> 11);  // every code is valid
     }
     for (std::size_t block = 0; block < scales[which].size(); ++block) {
       scales[which][block] = std::fabs(values[kStateBlock * block]);
@@ -132,7 +132,7 @@ struct StepProblem {
   }
 };
 
-/// An fp32 state that lies in a vector of floats.
+/// Returns an fp32 state that lies in a vector of floats.
 inline StateSlice f32_state(std::vector<float>& values) {
   return {.data = std::as_writable_bytes(std::span(values)), .scales = {}};
 }

@@ -8,7 +8,7 @@
 
 namespace tessera::oracle {
 
-/// Whether the interpreter that CMake chose can import torch; tests are skipped where it cannot.
+/// Returns whether the interpreter that CMake chose can import torch; tests are skipped where it cannot.
 bool python_has_torch();
 
 /// Runs a script of this folder on one thread for each process, waits for it, and returns what it printed. There is an

@@ -78,7 +78,7 @@ def make_optimizer(parameters, options):
 
 
 def local(tensor):
-    """The part of a possibly sharded tensor that lies on this rank."""
+    """Returns the part of a possibly sharded tensor that lies on this rank."""
     return tensor.to_local() if hasattr(tensor, "to_local") else tensor
 
 
@@ -209,7 +209,7 @@ def train(rank, options):
         result["grad_norms"].append(norm)
         result["skipped"].append(skipped)
         result["scales"].append(used_scale)
-    weights = trainee.weights() if options.save else None  # every rank takes part in gathering
+    weights = trainee.weights() if options.save else None  # every rank takes part in gathering the weights
     if rank == 0 and options.save:
         write_tensors(options.save, weights)
     return result

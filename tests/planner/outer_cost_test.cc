@@ -36,7 +36,7 @@ TEST(OuterCost, IsTheCostOfAllSumsDividedByTheStepsBetween) {
     const OuterCost cost = outer_cost(timed.plan(), 1, timed.links);
     EXPECT_NEAR(cost.exposed_s, bytes_of_all(timed, 4) * 1e-6 / 10, 1e-9);
     EXPECT_NEAR(static_cast<double>(cost.replicate.sent_bytes), bytes_of_all(timed, 4) / 10, 1);
-    EXPECT_EQ(cost.replicate.calls, 1);  // five in ten steps
+    EXPECT_EQ(cost.replicate.calls, 1);  // ten steps make five
     EXPECT_EQ(cost.shard.calls, 0);
     const PredictedStep with = timed.predicted();
     timed.input.outer = {};
@@ -51,7 +51,7 @@ TEST(OuterCost, OuterGradientsUseTheBitsOfTheirCompression) {
   timed.input.compression.gradients = timed.input.compression.sums = WireForm::kInt4;
   const double int4 = 0.5 + 4.0 / 256;  // half a byte, and its share of the scale of a run of 256
   EXPECT_NEAR(outer_cost(timed.plan(), 1, timed.links).exposed_s, bytes_of_all(timed, int4) * 1e-6 / 10, 1e-6);
-  timed.links.replicate.reduces_in_background = false;  // as in shared memory, where nothing is compressed
+  timed.links.replicate.reduces_in_background = false;  // this is as in shared memory, where nothing is compressed
   EXPECT_NEAR(outer_cost(timed.plan(), 1, timed.links).exposed_s, bytes_of_all(timed, 4) * 1e-6 / 10, 1e-9);
 }
 

@@ -59,7 +59,7 @@ TEST(PredictedStep, WithoutPrefetchEveryGatherIsExposed) {
   EXPECT_NEAR(timed.predicted().exposed_gather_s, root_s + 4 * 0.5, 1e-12);
 }
 
-// This holds for gathers of units and of updated values, on each axis by itself.
+// The bytes are right for gathers of units and of updated values, on each axis by itself.
 TEST(PredictedStep, GathersSendTheBytesOfTheirWireForm) {
   using enum WireForm;
   for (const ShardingStrategy kind : {ShardingStrategy::kFullShard, ShardingStrategy::kShardOptimizer}) {
@@ -87,7 +87,7 @@ TEST(PredictedStep, PrefetchHidesGathersBehindCompute) {
   for (const ShardingStrategy strategy : {ShardingStrategy::kShardGradOp, ShardingStrategy::kFullShard}) {
     TimedPlan timed = timed_plan(strategy, {1, 4, 0, 0}, 6);
     timed.input.prefetch = 1;
-    timed.profile.rest_seconds = 0;  // the first unit would be gathered beside it
+    timed.profile.rest_seconds = 0;  // else the rest hides the first unit's gather
     const double root_s = 0.5 * timed.input.units[0].trainable_numel() / timed.input.units[1].trainable_numel();
     timed.links.shard = links_for(0.5);
     EXPECT_NEAR(timed.predicted().exposed_gather_s, root_s, 1e-12);  // only the first unit's gather is exposed
@@ -128,7 +128,7 @@ TEST(PredictedStep, AccumulationMultipliesOnlyReductionsOfEachMicrobatch) {
       EXPECT_NEAR(step.agreement_s, one.agreement_s, 1e-12) << strategy.name;
     }
     const Placement& placement = timed.input.placement;
-    if (!placement.parameters.shard && !placement.optimizer.shard) {  // reductions alone
+    if (!placement.parameters.shard && !placement.optimizer.shard) {  // only reductions cost time
       EXPECT_EQ(each.sent_bytes(), 4 * one.sent_bytes()) << strategy.name;
       EXPECT_EQ(last.sent_bytes(), one.sent_bytes()) << strategy.name;
     }
@@ -138,7 +138,7 @@ TEST(PredictedStep, AccumulationMultipliesOnlyReductionsOfEachMicrobatch) {
 
 TEST(PredictedStep, PublishingOverlapsUpdatesAndTheNextForward) {
   TimedPlan timed = timed_plan(ShardingStrategy::kShardOptimizer, {1, 4, 0, 0}, 4);
-  timed.profile.update_seconds = 4 * 4;  // a second a block
+  timed.profile.update_seconds = 4 * 4;  // a block takes a second
   timed.links.shard = links_of(0);
   timed.links.shard.all_gather = links_for(0.75).all_gather;
   EXPECT_NEAR(timed.predicted().exposed_publish_s, 0, 0.01);

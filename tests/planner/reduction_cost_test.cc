@@ -20,11 +20,11 @@ CallCost cost_of(TimedPlan timed) {
 TEST(ReductionCost, RankSendsAllPartsButItsOwn) {
   TimedPlan cut = timed_plan(ShardingStrategy::kFullShard, {1, 4, 0, 0}, 1, kNumel);
   TimedPlan whole = timed_plan(ShardingStrategy::kNoShard, {1, 4, 0, 0}, 1, kNumel);
-  EXPECT_EQ(cost_of(cut).sent_bytes, 3 * kNumel);    // 3/4 of 4 bytes
+  EXPECT_EQ(cost_of(cut).sent_bytes, 3 * kNumel);    // this is 3/4 of 4 bytes
   EXPECT_EQ(cost_of(whole).sent_bytes, 6 * kNumel);  // twice
   cut.input.reduce = whole.input.reduce = DType::kBF16;
   EXPECT_EQ(cost_of(cut).sent_bytes, 3 * kNumel / 2);
-  EXPECT_EQ(cost_of(whole).sent_bytes, 3 * kNumel / 2 + 3 * kNumel);  // contributions in bf16, sums in fp32
+  EXPECT_EQ(cost_of(whole).sent_bytes, 3 * kNumel / 2 + 3 * kNumel);  // contributions are bf16, and sums are fp32
   whole.input.is_queued = true;
   EXPECT_EQ(cost_of(whole).sent_bytes, 3 * kNumel);
 }
@@ -33,7 +33,7 @@ TEST(ReductionCost, CompressedAxesSendFewerBytes) {
   TimedPlan timed = timed_plan(ShardingStrategy::kNoShard, {1, 4, 0, 0}, 1, kNumel);
   timed.input.compression.gradients = WireForm::kInt8;
   timed.input.compression.sums = WireForm::kInt4;
-  EXPECT_EQ(cost_of(timed).sent_bytes, 6 * kNumel);  // a transport that does not compress
+  EXPECT_EQ(cost_of(timed).sent_bytes, 6 * kNumel);  // this transport does not compress
   timed.input.compressed_shard_part = 1;
   const std::int64_t part = kNumel / 4, scales = part / 256 * 4;
   EXPECT_EQ(cost_of(timed).sent_bytes, 3 * (part + scales + part / 2 + scales));
@@ -64,7 +64,7 @@ TEST(ReductionCost, PowerSgdAndTopKSendTheirFactorsAndElements) {
   for (UnitShape& unit : timed.input.units) unit.groups[0].factored = {{1024, unit.groups[0].layout.numel() / 1024}};
   timed.input.compression.method = PowerSgdConfig{.rank = 4};
   const CallCost factors = cost_of(timed);
-  EXPECT_EQ(factors.sent_bytes, 2 * 6 * 1024 * 4);  // two all-reduces of [4, 1024]
+  EXPECT_EQ(factors.sent_bytes, 2 * 6 * 1024 * 4);  // there are two all-reduces of [4, 1024]
   EXPECT_DOUBLE_EQ(factors.latency_s, 2 * 3 * 1e-3);
   timed.input.compression.method = TopKConfig{.fraction = 0.01};
   EXPECT_EQ(cost_of(timed).sent_bytes, 3 * 8 * count_of(timed.input.units[1].groups[0], 0.01));

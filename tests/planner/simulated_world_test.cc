@@ -35,7 +35,7 @@ TEST(SimulatedWorld, EqualRanksTakeExactlyThePredictedTime) {
 
 TEST(SimulatedWorld, StragglerLengthensAComputeBoundStepByItsFactor) {
   for (const StrategyCase& strategy : all_strategies()) {
-    const TimedPlan timed = timed_plan(strategy, 3);  // links that cost nothing
+    const TimedPlan timed = timed_plan(strategy, 3);  // these links cost nothing
     const double seconds = timed.predicted().seconds;
     for (const double factor : {1.5, 4.0}) {
       const int last = timed.input.mesh.world_size() - 1;
@@ -43,7 +43,7 @@ TEST(SimulatedWorld, StragglerLengthensAComputeBoundStepByItsFactor) {
         EXPECT_NEAR(each, factor * seconds, 1e-9) << strategy.name;
     }
     for (const double each : world_of(timed, {.stragglers = {{0, 0.5}}, .steps = 4}).seconds)
-      EXPECT_NEAR(each, seconds, 1e-9) << strategy.name;  // a fast rank helps nobody
+      EXPECT_NEAR(each, seconds, 1e-9) << strategy.name;  // a fast rank speeds up no other
   }
 }
 

@@ -53,7 +53,7 @@ TEST(StepClock, CallsOfOneChannelRunOneAfterTheOther) {
 TEST(StepClock, GathersAndReductionsShareTheWire) {
   const Script both = Script().post(Channel::kGather, 0, 4).post(Channel::kReduce, 0, 2);
   EXPECT_EQ(alone(Script(both).wait(1)).end_s, 4);  // both calls have half the speed
-  EXPECT_EQ(alone(Script(both).wait(0)).end_s, 6);  // the other call then has the full speed
+  EXPECT_EQ(alone(Script(both).wait(0)).end_s, 6);  // the other call then has full speed
   EXPECT_EQ(alone(Script().post(Channel::kGather, 0, 4).post(Channel::kReplicate, 0, 2).wait(1).wait(0)).end_s, 4);
 }
 
@@ -96,7 +96,7 @@ TEST(StepClock, CallsBeginLaterWhileARankWorks) {
 /// A call for which nobody waits goes on behind the step.
 TEST(StepClock, RankMayEndBeforeItsCallDoes) {
   const RankTimes times = alone(Script().post(Channel::kGather, 0, 10, 0.5, 1).work(1));
-  EXPECT_DOUBLE_EQ(times.end_s, 1 / (1 - 0.25));  // half the speed takes half the load
+  EXPECT_DOUBLE_EQ(times.end_s, 1 / (1 - 0.25));  // at half speed a call loads the rank half as much
 }
 
 TEST(StepClock, WireIsBusyWhileAnyCallIsUnderWay) {

@@ -27,7 +27,7 @@ std::string refusal(const std::string& text) {
   EXPECT_EQ(exit_code_of(profile.status()), ExitCode::kCorruptData);
   const std::string message = message_of(profile.status());
   EXPECT_NE(message.find("hint: "), std::string::npos) << message;
-  return message.substr(0, message.rfind('\n'));  // the program that writes such files
+  return message.substr(0, message.rfind('\n'));  // the text names the program that writes such files
 }
 
 TEST(StepProfile, WrittenProfileReadsBackTheSame) {

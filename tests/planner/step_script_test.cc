@@ -19,7 +19,7 @@ StepScript script_of(const TimedPlan& timed) {
   return script.ok() ? *script : StepScript();
 }
 
-/// The number of calls of each unit: [unit].
+/// Returns the number of calls of each unit: [unit].
 std::map<int, std::int64_t> calls_of(const StepScript& script, const std::string& what) {
   std::map<int, std::int64_t> calls;
   for (const WireCall& call : script.calls) {
@@ -97,7 +97,7 @@ TEST(StepScript, GathersAndReductionsComeInTheOrderOfARealRun) {
   EXPECT_EQ(order_of(script_of(timed), timed.plan()), forward + second + backward + ", " + second + backward);
 }
 
-/// The most reductions that the script ever has under way.
+/// Returns the most reductions that the script ever has under way.
 std::int64_t most_under_way(const StepScript& script) {
   std::int64_t under_way = 0, most = 0;
   for (const Instruction& instruction : script.instructions) {
@@ -131,7 +131,7 @@ TEST(StepScript, SharedMemorySumsAreTheRanksOwnWorkAtThePlansLag) {
     most = std::max(most, computed - shares);
   }
   EXPECT_EQ(shares, 13);
-  EXPECT_EQ(most, 4);  // before the fourth unit's share is done, three may be open beside it
+  EXPECT_EQ(most, 4);  // three others may be open before the fourth unit's share is done
   std::int64_t gathers = 0;
   for (std::size_t unit = 0; unit < 13; ++unit) gathers += timed.plan().gathers_in_step(unit);
   EXPECT_EQ(script.shard.calls, 13 + gathers);
@@ -168,7 +168,7 @@ TEST(StepScript, UnitsAreUpdatedInBackwardIfConfigured) {
   const auto first_update = std::ranges::find_if(script.instructions, is("update"));
   EXPECT_NE(std::find_if(first_update, script.instructions.end(), is("backward")), script.instructions.end());
   EXPECT_EQ(std::ranges::count_if(script.instructions, is("update")), 4);
-  EXPECT_EQ(script.shard.calls, 4 + 2 * 4 + 1);  // gathers (one block twice), reductions and what ranks tell each other
+  EXPECT_EQ(script.shard.calls, 4 + 2 * 4 + 1);  // these are gathers (one block twice), reductions and the agreement
 }
 
 TEST(StepScript, RanksAgreeOnAUnitsNormsBeforeItIsUpdatedInBackward) {

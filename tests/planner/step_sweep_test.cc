@@ -59,7 +59,7 @@ double change(const RandomPlan& plan, const TimedPlan& other) {
   return (other.predicted().seconds - before) / before;
 }
 
-/// Whether gathers and reductions can meet on a wire.
+/// Returns whether gathers and reductions can meet on a wire.
 bool shares_the_wire(const TimedPlan& timed) {
   return timed.links.shard.gathers_in_background && (timed.plan().gathers() || timed.input.updates_in_backward);
 }

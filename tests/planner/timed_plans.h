@@ -17,13 +17,13 @@ struct TimedPlan {
   MeshLinks links;
 
   MemoryPlan plan() const { return MemoryPlan(input); }
-  /// The predicted step; the test fails where there is none.
+  /// Returns the predicted step; the test fails where there is none.
   PredictedStep predicted() const;
 };
 
-/// A root unit and `blocks` units of `block_numel` elements of fp32 each, used in their order in forward and the other
-/// way in backward. Nothing takes time but forward (1 s a unit), backward (2 s a unit) and, in an update of all
-/// elements, 3 s; the rest takes half a second.
+/// Returns a root unit and `blocks` units of `block_numel` elements of fp32 each, used in their order in forward and
+/// the other way in backward. Nothing takes time but forward (1 s a unit), backward (2 s a unit) and, in an update of
+/// all elements, 3 s; the rest takes half a second.
 TimedPlan timed_plan(ShardingStrategy strategy, MeshPosition mesh, int blocks, std::int64_t block_numel = 1 << 20);
 
 /// Links on which all operations take so many seconds for each byte, in the background, with latency `alpha_s`.
@@ -38,7 +38,7 @@ struct StrategyCase {
   MeshPosition mesh;
   bool over_world = false;
 };
-/// Every strategy, on the meshes that it is made for.
+/// Returns every strategy, on the meshes that it is made for.
 std::vector<StrategyCase> all_strategies();
 TimedPlan timed_plan(const StrategyCase& strategy, int blocks, std::int64_t block_numel = 1 << 20);
 
@@ -49,7 +49,7 @@ struct RandomPlan {
 };
 RandomPlan random_plan(std::mt19937_64& random);
 
-/// The seconds that calls take if each runs alone.
+/// Returns the seconds that calls take if each runs alone.
 double alone_s(const PredictedWire& wire);
 
 }  // namespace tessera::testing

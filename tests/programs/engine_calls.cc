@@ -62,7 +62,7 @@ TEST(Checks, RawPointerWriteIsRefusedOrFoundByCheckValues) {
   const Mistake write = [](Scene& scene, Trainer& trainer, Tiny& model) {
     try {
       model->head.detach().mutable_data_ptr<float>()[0] += 1.0f;
-    } catch (const c10::Error& refused) {  // sharded: the storage does not give out a pointer
+    } catch (const c10::Error& refused) {  // a sharded storage gives out no pointer
       EXPECT_NE(std::string(refused.what()).find("Gathered"), std::string::npos);
       model->head.data().mul_(0.5);
     }

@@ -67,7 +67,7 @@ TEST(ForeignGradients, GeneratorTrainsInsideTheCriticsStep) {
           const at::Tensor fake = gan.generator->forward(scene.rows(noise(step, 3)));
           const at::Tensor real = gan.critic->forward(scene.rows(noise(step + 100, 2)));
           gan.of_critic->backward(at::softplus(-real).mean() + at::softplus(gan.critic->forward(fake.detach())).mean());
-          std::vector<at::Tensor> kept;  // plain LibTorch needs them put by
+          std::vector<at::Tensor> kept;  // plain LibTorch must put gradients aside
           if (scene.is_plain()) {
             for (at::Tensor& parameter : gan.critic->parameters()) kept.push_back(parameter.grad().clone());
           }
@@ -147,7 +147,7 @@ TEST(ForeignGradients, SameEngineGivenTwiceIsRefusedAndHarmless) {
       {linear_units});
 }
 
-/// The gradient of the summed output by `input`, made by a backward by hand.
+/// Returns the gradient of the summed output by `input`, made by a backward by hand.
 double saliency(Mlp& model, const at::Tensor& input) {
   const at::Tensor x = input.clone().requires_grad_();
   model->forward(x).pow(2).sum().backward();
@@ -251,7 +251,7 @@ TEST(ForeignGradients, GradientsClearedBeforeStepAreNoticed) {
         Mlp model = mlp(5, 9, 3);
         const auto trainer = scene.trainer(model);
         train(scene, *trainer, model, 0, 1);
-        model->zero_grad();  // between steps it means nothing
+        model->zero_grad();  // between steps this call means nothing
         train(scene, *trainer, model, 1, 2);
         trainer->backward(loss_of(scene, model, 2));
         model->zero_grad();
@@ -306,7 +306,7 @@ TEST(ForeignGradients, ClippingByLibTorchIsRefused) {
 
 // ---- warnings ----------------------------------------------------------------------------------------------------
 
-/// How often `program` gets the warning on `cell` that gradients of a backward by hand are dropped.
+/// Returns how often `program` gets the warning on `cell` that gradients of a backward by hand are dropped.
 std::size_t warnings_of(const Cell& cell, const Program& program) {
   const std::string log = stderr_of([&] {
     set_log_level(LogLevel::kWarning);

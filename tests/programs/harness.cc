@@ -50,7 +50,7 @@ void run_cell(const Cell& cell, const Program& program, const ProgramOptions& op
   try {
     run_ranks({.ranks = cell.ranks, .timeout_s = options.timeout_s}, [&](const Mesh& mesh) {
       at::set_num_threads(1);
-      const ::testing::ScopedTrace trace(__FILE__, __LINE__, cell.name());  // a trace is its thread's own
+      const ::testing::ScopedTrace trace(__FILE__, __LINE__, cell.name());  // each thread has its own trace
       Scene scene(strategy, mesh);
       program(scene);
       if (plain) compare(scene, *plain, options);
@@ -71,7 +71,7 @@ bool Scene::is_sharded() const {
 
 bool Scene::shares_parameters() const {
   return !is_plain() && mesh_->world_size() > 1 && strategy_.host_sharing && !is_sharded() &&
-         strategy_.strategy != ShardingStrategy::kNoShard;  // without sharding, the optimizer is not cut
+         strategy_.strategy != ShardingStrategy::kNoShard;  // an unsharded optimizer is not cut
 }
 
 at::Tensor Scene::rows(const at::Tensor& batch, std::int64_t index, std::int64_t count) const {

@@ -24,7 +24,7 @@ class Trainer {
   virtual ~Trainer() = default;
 
   virtual void backward(const at::Tensor& loss, const MicrobatchInfo& info = {}) = 0;
-  /// Does the same, but `others` get their gradients too.
+  /// Runs backward, but `others` get their gradients too.
   virtual void backward_with(const at::Tensor& loss, const std::vector<Trainer*>& others) = 0;
   /// Updates the parameters, notes the step's loss in the scene, and clears the gradients.
   virtual void step() = 0;
@@ -35,13 +35,13 @@ class Trainer {
   /// Makes a new optimizer, or a new Engine over the same module once the old one is gone. `adjust` changes its
   /// strategy.
   virtual void renew(const Adjust& adjust) = 0;
-  /// Null where training is plain.
+  /// Returns null where training is plain.
   virtual Engine* engine() { return nullptr; }
 };
 
 /// The error with which a call must be refused.
 struct Refusal {
-  std::vector<std::string> texts;                   ///< texts that the message must all contain
+  std::vector<std::string> texts;                   ///< the message must contain all of these texts
   std::optional<ExitCode> code = ExitCode::kUsage;  ///< empty: any c10::Error
 };
 
@@ -57,12 +57,12 @@ class Scene {
   const Mesh& mesh() const { return *mesh_; }
   int rank() const { return mesh_ ? mesh_->rank() : 0; }
   const Strategy& strategy() const { return strategy_; }
-  /// Whether parameters have no memory while nobody uses them.
+  /// Returns whether parameters have no memory while nobody uses them.
   bool is_sharded() const;
-  /// Whether the ranks hold one copy of the parameters together.
+  /// Returns whether the ranks hold one copy of the parameters together.
   bool shares_parameters() const;
 
-  /// This rank's rows of microbatch `index` of `count` of a global batch.
+  /// Returns this rank's rows of microbatch `index` of `count` of a global batch.
   at::Tensor rows(const at::Tensor& batch, std::int64_t index = 0, std::int64_t count = 1) const;
   std::unique_ptr<Trainer> trainer(std::shared_ptr<torch::nn::Module> module, const Adjust& adjust = nullptr);
   template <class Module>

@@ -1,4 +1,4 @@
-// Tests files that programs write, read, and read where the Engine cannot follow.
+// Tests files that programs write and read, also where the Engine cannot follow what is read.
 
 #include <ATen/Functions.h>
 #include <gtest/gtest.h>

@@ -31,7 +31,7 @@ struct MlpImpl : torch::nn::Module {
 TORCH_MODULE(Mlp);
 Mlp mlp(std::int64_t in, std::int64_t hidden, std::int64_t out);
 void linear_units(Strategy& strategy);
-void linear_units_in_backward(Strategy& strategy);  ///< makes the same units, each updated in backward
+void linear_units_in_backward(Strategy& strategy);  ///< makes the units of linear_units, each updated in backward
 /// Twelve rows of `width` numbers; equal steps have equal numbers.
 at::Tensor noise(std::int64_t step, std::int64_t width);
 

@@ -40,7 +40,7 @@ TEST(Parameters, EnginesOfTwoModulesThatShareAParameterAreRefused) {
   });
 }
 
-/// An adjustment that places a strategy so.
+/// Returns an adjustment that places a strategy so.
 Adjust placed_as(const Placed& placed) {
   return [=](Strategy& s) { place(s, placed); };
 }

@@ -79,7 +79,7 @@ TEST(Training, LastUnitUnusedForSomeStepsTrainsAgain) {
       EXPECT_EQ(engine.allocated(), engine.plan().use) << "after step " << step;
       const std::int64_t now = engine.traffic().overflow_buckets;
       const bool has_buckets = scene.mesh().world_size() > 1 && scene.strategy().strategy != ShardingStrategy::kNoShard;
-      const bool settled = step % 3 == 2;  // steps 0, 3 and 6 may agree on an order, which holds from the next on
+      const bool settled = step % 3 == 2;  // steps 0, 3 and 6 may agree on an order for later steps
       if (settled) {
         EXPECT_EQ(now, overflows) << "in step " << step;
       } else if (step == 3 && has_buckets) {

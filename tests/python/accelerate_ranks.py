@@ -89,7 +89,7 @@ class Loop:
         optimizer = optimizer(model)
         scheduler = scheduler(optimizer)
         if before_epoch is not None and not isinstance(accelerator, Accelerator):
-            model.requires_grad_(True)  # DDP would never average the others
+            model.requires_grad_(True)  # DDP would never average gradients of the others
         loaders = DataLoader(data, BATCH, shuffle=True, generator=torch.Generator().manual_seed(7)), DataLoader(data, 3)
         if apart:
             self.model = accelerator.prepare_model(model)
@@ -160,7 +160,7 @@ def unfreeze(model, optimizer, number):
         optimizer.add_param_group({"params": list(model.blocks.parameters()), "lr": 0.005})
 
 
-# {name: (options of the loop, keys of the strategy, arguments of both Accelerators, tolerance)}
+# This is {name: (options of the loop, keys of the strategy, arguments of both Accelerators, tolerance)}
 CASES = {
     "adamw": ({"clip": by_norm}, {"gradient_clipping": CLIP}, {"gradient_accumulation_steps": 2}, TOLERANCE),
     "sgd": ({"optimizer": sgd, "accumulation": 1, "clip": by_value, "apart": True}, {"gradient_clip_value": 0.05, "optimizer": {"lr": 0.1}}, {},
@@ -357,7 +357,7 @@ def calls_that_are_refused(folder):
     expect_refused("without zero_grad", loop.optimizer.step)
     for each in (model, loop.optimizer):
         each.zero_grad()
-        loop.optimizer.step()  # without gradients it does nothing, like an optimizer of plain PyTorch
+        loop.optimizer.step()  # this does nothing without gradients, as in plain PyTorch
         accelerator.backward(model(x).sum())
     loop.optimizer.zero_grad()
     assert engine.steps_applied == 1 and accelerator.engine is engine

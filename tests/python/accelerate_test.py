@@ -17,7 +17,7 @@ class AccelerateTest(unittest.TestCase):
         self.assertEqual(output.count("trained like DDP, and refused what it cannot do"), 2, output)
 
     def test_accelerate_launch_trains_on_two_processes(self):
-        """`--multi_gpu` makes it start processes by itself, GPUs or not; on CPUs it else needs MPI."""
+        """With `--multi_gpu`, accelerate starts processes by itself, even without GPUs; else it needs MPI on CPUs."""
         with tempfile.TemporaryDirectory() as folder:
             code, output = run([sys.executable, "-B", "-m", "accelerate.commands.accelerate_cli", "launch", "--multi_gpu",
                                 "--num_machines", "1", "--num_processes", "2", "--main_process_port", "0", "--mixed_precision", "no",

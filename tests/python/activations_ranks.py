@@ -1,4 +1,4 @@
-"""Run on every rank by training_test.py, with a folder for scratch files: activations on disk change nothing but where they lie."""
+"""training_test.py runs this on all ranks, with a folder for scratch files: activations on disk change nothing but where they lie."""
 
 import sys
 
@@ -41,7 +41,7 @@ assert written > 0, "forward saved nothing"
 engine.backward(loss)
 engine.step()
 
-# A program's own hooks go first.
+# A program's own hooks are used before the Engine's.
 seen = []
 
 

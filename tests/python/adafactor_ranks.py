@@ -24,7 +24,7 @@ def batches():
 
 
 def train_plain():
-    """The final parameters. Vectors are without decay, at half the rate."""
+    """Returns the final parameters. Vectors are without decay, at half the rate."""
     model = made()
     groups = [{"params": [p for p in model.parameters() if p.dim() == 1], "lr": LR / 2, "weight_decay": 0.0},
               {"params": [p for p in model.parameters() if p.dim() > 1], "lr": LR, "weight_decay": DECAY}]
@@ -32,7 +32,7 @@ def train_plain():
                                       d=ADAFACTOR["clip_threshold"], foreach=False)
     for batch in batches():
         optimizer.zero_grad()
-        for part in zip(*(tensor.chunk(tessera.world_size()) for tensor in batch)):  # in parts, so that it rounds as ranks do
+        for part in zip(*(tensor.chunk(tessera.world_size()) for tensor in batch)):  # these parts round as ranks do
             (model(*part) / tessera.world_size()).backward()
         optimizer.step()
     return dict(model.named_parameters())

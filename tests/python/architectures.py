@@ -124,7 +124,7 @@ def of_images(make_model, *units):
 
 
 def still(model):
-    """In training, but for batch norms and all that draws random numbers."""
+    """Puts the model into training mode, except batch norms and modules that draw random numbers."""
     model.train()
     for module in model.modules():
         kind = type(module).__name__

@@ -13,7 +13,7 @@ STRATEGIES = {
     "SHARD_GRAD_OP": {"strategy": "SHARD_GRAD_OP"},
     "NO_SHARD": {"strategy": "NO_SHARD"},
 }
-# eps is far above rounding: gradients that are zero but for it, as of attention's key bias, move nothing.
+# eps is far above rounding errors, so gradients that are zero apart from these (attention's key bias) move nothing.
 LR, DECAY, EPS, CLIP = 0.01, 0.01, 1e-5, 0.5
 TOLERANCE = 1e-6
 

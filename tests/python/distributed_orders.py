@@ -1,4 +1,4 @@
-"""Run by programs_test.py: torch.distributed and tessera begin in either order, and agree on who is who or end with an error."""
+"""programs_test.py runs this: torch.distributed and tessera begin in either order, and agree on who is who or end with an error."""
 
 import functools
 import os
@@ -90,7 +90,7 @@ def launched():
 
 
 def trained(model, batches, engine=None):
-    """The weights after SGD of the rate 0.1: of an Engine, or of plain PyTorch."""
+    """Returns the weights after SGD of the rate 0.1: of an Engine, or of plain PyTorch."""
     optimizer = None if engine else torch.optim.SGD(model.parameters(), 0.1)
     for batch in batches:
         loss = model(batch).square().mean()

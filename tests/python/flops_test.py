@@ -62,7 +62,7 @@ class Bilinear(nn.Module):
 
 
 def cases():
-    """[name] = the module with each call, a batch, the loss of both, and classes of units."""
+    """Returns [name] = the module with each call, a batch, the loss of both, and classes of units."""
     made = {name: (ARCHITECTURES[name].make, ARCHITECTURES[name].batches(1)[0], ARCHITECTURES[name].loss_of, ARCHITECTURES[name].units)
             for name in NAMES}
     made["convolutions"] = (Convolutions, torch.randn(2, 3, 12, 12), lambda module, x: module(x), ("Conv2d",))

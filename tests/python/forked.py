@@ -40,7 +40,7 @@ def _free_port():
 
 
 def run_forked(ranks, program):
-    """([exit code or -signal of each rank], what all of them wrote)."""
+    """Returns ([exit code or -signal of each rank], what all of them wrote)."""
     port = _free_port()
     sys.stdout.flush()
     sys.stderr.flush()

@@ -79,7 +79,7 @@ class Model(lightning.LightningModule):
         return [optimizer], [{"scheduler": self.make_scheduler(optimizer), "interval": "step", "monitor": "loss"}]
 
     def lr_scheduler_step(self, scheduler, metric):
-        if hasattr(scheduler, "step_update"):  # a scheduler of timm
+        if hasattr(scheduler, "step_update"):  # this is a scheduler of timm
             scheduler.step_update(self.global_step, metric)
         elif isinstance(scheduler, lr_scheduler.ReduceLROnPlateau):
             scheduler.step(self.global_step % 3)  # a measure that does not differ in the last bit
@@ -219,7 +219,7 @@ CASES = {
 
 
 def fit(case, folder, loader, **more):
-    """The module, and the Trainer that has fitted it."""
+    """Returns the module, and the Trainer that has fitted it."""
     module = Model(**case)
     trainer = lightning.Trainer(max_epochs=case.get("epochs", 2), accelerator="cpu", logger=False, enable_progress_bar=False,
                                 enable_model_summary=False, enable_checkpointing=False, default_root_dir=folder,

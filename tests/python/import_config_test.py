@@ -217,7 +217,7 @@ class DeepSpeedTest(unittest.TestCase):
         self.assertEqual(strategy_of(translated({"train_batch_size": 8}))["strategy"], "NO_SHARD")
 
     def test_the_defaults_of_an_optimizer_are_written_whatever_ours_are(self):
-        """So a strategy keeps its meaning if defaults change."""
+        """A strategy with written defaults keeps its meaning if defaults change."""
         for name, more in [*((name, {}) for name in ("Adam", "AdamW", "SGD", "Lion", "Adagrad", "RMSprop")), ("Adam", {"adam_w_mode": False})]:
             written = json.loads(translated({"optimizer": {"type": name, "params": more}}).strategy)["optimizer"]
             self.assertEqual(written["weight_decay"], 0.0, name)
@@ -233,7 +233,7 @@ class DeepSpeedTest(unittest.TestCase):
 
     def test_schedules_are_equal_from_the_end_of_the_warm_up_on_and_near_before(self):
         def of_deepspeed(name, update, warmup=20, total=100, end=0.1):
-            """Its schedulers take their first step after the first update."""
+            """Tests that DeepSpeed's schedulers take their first step after the first update."""
             iteration = update - 1
             if iteration < warmup:
                 return max(iteration, 0) / warmup
@@ -353,7 +353,7 @@ class DeviceTest(unittest.TestCase):
         fp32 = {name: part for name, part in all_parts.items() if name != "masters"}
         self.assertEqual(self.offload_of({"fsdp": "hybrid_shard offload"}), fp32)
         self.assertEqual(self.offload_of({"fsdp_config": {"cpu_offload": True}}), fp32)
-        for sharding in ("SHARD_GRAD_OP", "NO_SHARD"):  # parameters stay gathered
+        for sharding in ("SHARD_GRAD_OP", "NO_SHARD"):  # under these, parameters stay gathered
             config = {"fsdp_config": {"offload_params": True, "sharding_strategy": sharding}}
             self.assertEqual(self.offload_of(config), {"moments": host, "gradients": host})
             config["fsdp_config"]["mixed_precision_policy"] = "bf16"

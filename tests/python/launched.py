@@ -15,7 +15,7 @@ sys.path.append(str(SUPPORT))
 from patience import patient  # noqa: E402
 
 TESSERA = os.environ.get("TESSERA_BIN", "tessera")
-LONG = bool(os.environ.get("TESSERA_LONG_TESTS"))  # set by scripts/test --long, which runs whole grids; docs/testing.md has a table
+LONG = bool(os.environ.get("TESSERA_LONG_TESTS"))  # scripts/test --long sets this (docs/testing.md)
 AT_ONCE = 2
 
 
@@ -26,14 +26,14 @@ def environment():
 
 
 def run(command, at_rest=300, **variables):
-    """(exit code, stdout and stderr together), within what takes `at_rest` seconds on a machine at rest."""
+    """Returns (exit code, stdout and stderr together), within what takes `at_rest` seconds on a machine at rest."""
     done = subprocess.run([str(word) for word in command], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=patient(at_rest),
                           env={**environment(), **variables})
     return done.returncode, done.stdout
 
 
 def launch(ranks, program, *arguments, at_rest=300, **variables):
-    """`tessera launch` of a file of this folder, or of a program's text."""
+    """Runs `tessera launch` with a file of this folder, or of a program's text."""
     python = [sys.executable, "-B"]
     python += [FOLDER / program] if program.endswith(".py") else ["-c", textwrap.dedent(program)]
     return run([TESSERA, "launch", "-n", ranks, "--", *python, *arguments], at_rest, **variables)
@@ -49,7 +49,7 @@ def _run_case(case):
     case.run(result)
     bad = [*result.failures, *result.errors]
     verdict = "FAILED" if bad else f"skipped: {result.skipped[0][1]}" if result.skipped else "ok"
-    # In one piece, so that what cases say does not mix.
+    # All lines go out in one piece, so that the output of cases does not mix.
     print("\n".join([f"{case.id()}: {verdict}, {time.monotonic() - started:.1f} s", *(f"{each}\n{text}" for each, text in bad)]), flush=True)
     return not bad
 

@@ -1,4 +1,4 @@
-"""Run by lightning_test.py: TesseraStrategy on every rank, beside Lightning without it, which one process ran before.
+"""lightning_test.py runs this: TesseraStrategy on every rank, beside Lightning without it, which one process ran before.
 
 Usage: lightning_ranks.py plain FOLDER   on one process; writes what it found
        lightning_ranks.py FOLDER         on every rank
@@ -173,7 +173,7 @@ def run_ranks(folder):
         best = pathlib.Path(trainer.checkpoint_callback.best_model_path)
         found = sorted(each.name for each in output.iterdir())
         assert rank != 0 or found == [best.name, f"{best.name}.tessera"], found
-        trainer.fit(module, loader(ranks, rank), loader(ranks, rank))  # fits again, with another Engine
+        trainer.fit(module, loader(ranks, rank), loader(ranks, rank))  # this fits again, with another Engine
         trainer.strategy.engine.close()
 
     def refusals():

@@ -73,7 +73,7 @@ def convolutions(**options):
 
 
 def pictures(of):
-    """Ranks have batches of different sizes."""
+    """Tests that ranks may have batches of different sizes."""
     generator = torch.Generator().manual_seed(10 + of)
     return [torch.randn(3 + of, 2, 5, 5, generator=generator) + of for _ in range(3)]
 
@@ -164,7 +164,7 @@ class Branches(nn.Module):
 
     def __init__(self):
         super().__init__()
-        torch.manual_seed(20 + rank)  # rank 0's values count
+        torch.manual_seed(20 + rank)  # rank 0's values replace these
         self.first, self.others, self.never = nn.Linear(4, 8), nn.Linear(8, 8), nn.Linear(2, 2)
         self.norm, self.last = nn.BatchNorm1d(8), nn.Linear(8, 1)
 
@@ -206,7 +206,7 @@ def averaged_gradients():
     expect_error(parallel.backward_nothing, "was closed")
     expect_error(lambda: tessera.DataParallel(nn.Linear(1 + rank, 1)), "weight")
     net.zero_grad()
-    net(rows(9), True).square().mean().backward()  # gradients are not averaged any more
+    net(rows(9), True).square().mean().backward()  # from here on, gradients are not averaged
     if rank == 0:
         net(rows(9), True).square().mean().backward()
 
@@ -248,7 +248,7 @@ def traced():
     file = folder / "trace.json"
     for step in range(3):
         if step == 1:
-            tessera.start_trace()  # the first step is not in it
+            tessera.start_trace()  # the trace lacks the first step
         with tessera.span("load rows"):
             x = rows(step)
         engine.backward(net(x).square().mean())

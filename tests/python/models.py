@@ -78,7 +78,7 @@ class Unused(Classifier):
 
 
 class Nested(Classifier):
-    """Has units inside a unit."""
+    """A module that has units inside a unit."""
 
     def __init__(self):
         super().__init__()

@@ -1,4 +1,4 @@
-"""Run by programs_test.py: the programs of programs_ranks.ENDINGS end each of two ranks with exit code 64 and a text."""
+"""programs_test.py runs this: the programs of programs_ranks.ENDINGS end each of two ranks with exit code 64 and a text."""
 
 import functools
 

@@ -1,4 +1,4 @@
-"""Run on every rank by programs_test.py: what Python programs do to a module around its training is right, or an error that says what to do."""
+"""programs_test.py runs this on every rank: what Python programs do to a module around its training is right, or an error that says what to do."""
 
 import contextlib
 import copy
@@ -142,7 +142,7 @@ def late_hooks_and_parameters(strategy):
     with expected(64, "extra.weight", "after the Engine was made"):
         train(engine, net, [2])
     del net.extra
-    net.plain = Block().requires_grad_(False)  # a module without trainable parameters
+    net.plain = Block().requires_grad_(False)  # this module has no trainable parameters
     train(engine, net, [2])
     engine.close()
 
@@ -220,7 +220,7 @@ def arrays_of_parameters(strategy):
     always = {"clone().numpy()", "tolist"}
     assert "NO_SHARD" in strategy.values() or strategy.get("host_sharing", True) or refused == set(ARRAYS) - always, refused
     assert not refused & always, refused
-    net(*part(3))  # the slots hold other units now
+    net(*part(3))  # after this, the slots hold other units
     for (name, way), array in arrays.items():
         if way not in ("storage", "data_ptr"):
             assert torch.equal(torch.as_tensor(array).flatten(), wanted[name].flatten()[1:] if way == "a view's" else wanted[name].flatten()), (name, way)
@@ -307,7 +307,7 @@ def profiled(strategy):
 
 
 class Running(Classifier):
-    """Its forward gives buffers new tensors."""
+    """A module whose forward gives buffers new tensors."""
 
     def __init__(self):
         super().__init__()
@@ -348,11 +348,11 @@ def assigned_buffers(strategy):
             assert set(weights) == set(full) and "table" not in weights and "blocks.0.late" in weights, set(weights) ^ set(full)
             assert all(torch.equal(weights[name], full[name]) for name in full)
             other = running()
-            other(*batch(1))  # makes the late ones
+            other(*batch(1))  # this makes the late buffers
             other.load_state_dict(weights)
         wanted = train(engine, net, [3, 4])
         assert torch.equal(before, mean), "a tensor that the module had before was written"
-        # Back again in the same Engine, whose module has other tensors by now.
+        # The checkpoint is loaded into the same Engine, whose module has other tensors by now.
         net.table = torch.zeros(3)
         engine.load_checkpoint(path)
         assert torch.equal(net.mean, mean) and torch.equal(net.table, torch.full((3,), 2.0)), (net.mean, mean)
@@ -362,7 +362,7 @@ def assigned_buffers(strategy):
         with expected(None, "scale"):
             engine.load_checkpoint(start)
         engine.close()
-        # In another Engine, before and after it has trained.
+        # The checkpoint is loaded into another Engine, before and after that has trained.
         torch.manual_seed(99)
         net = Running()
         engine = tessera.Engine(net, strategy)
@@ -451,7 +451,7 @@ def files_of_weights(strategy):
                 engine.load_weights(folder / "none.pt")
             train(engine, net, [3])
             engine.close()
-        # torch.compile's names in the module, and none in the file.
+        # The module has torch.compile's names, and the file has none of them.
         compiled = torch.nn.ModuleDict({"_orig_mod": model()})
         tessera.load_weights(compiled, folder / "plain.pt", without=["_orig_mod."])
         assert torch.equal(compiled["_orig_mod"].head.weight, wanted["head.weight"])
@@ -521,7 +521,7 @@ def evaluation_by_numbers(strategy):
 def evaluation(strategy):
     net = model()
     engine = tessera.Engine(net, strategy)
-    mine = [batch(seed) for seed in range(2 + tessera.rank())]  # rank 1 has one more
+    mine = [batch(seed) for seed in range(2 + tessera.rank())]  # rank 1 has one batch more
     found = engine.evaluate(mine, lambda each: net(*each))
     wanted = [model()(*batch(seed)).item() for ranks in range(tessera.world_size()) for seed in range(2 + ranks)]
     assert found.batches == len(wanted)
@@ -744,7 +744,7 @@ def ignored_parameters(strategy):
     engine.close()
 
 
-# Each rule's class in torch.optim, or whose defaults it has.
+# Each rule's class in torch.optim, or the class whose defaults the rule has.
 RULES = {"adamw": torch.optim.AdamW, "adam": torch.optim.Adam, "sgd": torch.optim.SGD, "adagrad": torch.optim.Adagrad,
          "rmsprop": torch.optim.RMSprop, "muon": torch.optim.Muon, "adafactor": torch.optim.Adafactor}
 TIMMS = {"lion": {"lr": 1e-4, "betas": [0.9, 0.99], "weight_decay": 0.0},
@@ -794,7 +794,7 @@ def rules_at_their_defaults(strategy):
             engine.step()
             if optimizer:
                 optimizer.zero_grad()
-                for x, y in parts:  # in parts, so that it rounds as ranks do
+                for x, y in parts:  # these parts round as ranks do
                     ((plain(x) - y).square().mean() / len(parts)).backward()
                 optimizer.step()
         with engine.gathered():
@@ -986,7 +986,7 @@ def written_outside_a_guard(strategy):
     net = model()
     values = {name: value.clone() for name, value in net.state_dict().items()}
     engine = tessera.Engine(net, strategy)
-    net.load_state_dict(values)  # the values that are there already, but nobody can know
+    net.load_state_dict(values)  # these values are there already, which the Engine cannot know
     train(engine, net, [1])
 
 

@@ -1,4 +1,4 @@
-"""Run by rules_test.py: what a function of a program's rule raises, or does wrong, ends each of two ranks with its name and place."""
+"""rules_test.py runs this: what a function of a program's rule raises, or does wrong, ends each of two ranks with its name and place."""
 
 import functools
 import re

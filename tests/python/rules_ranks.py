@@ -1,4 +1,4 @@
-"""Run on every rank by rules_test.py: a Python program's rules train as built-in ones and plain PyTorch do, on one rank and on several.
+"""rules_test.py runs this on every rank: a Python program's rules train as built-in ones and plain PyTorch do, on one rank and on several.
 
 Usage: rules_ranks.py FOLDER: for checkpoints.
 """
@@ -70,7 +70,7 @@ def expect_error(act, *words, kind=tessera.Error):
     raise AssertionError(f"no error with {words}")
 
 
-# Updates of elements
+# The next rules update elements.
 
 class Momentum(tessera.ElementwiseOptimizer):
     def states(self):
@@ -103,9 +103,9 @@ def elements():
 
 
 class Seen(Momentum):
-    """Notes what it is given."""
+    """A rule that notes what it is given."""
 
-    def __init__(self):  # which calls no constructor of its base
+    def __init__(self):  # this calls no constructor of its base
         self.calls, self.kept = [], []
 
     def update(self, e):
@@ -147,7 +147,7 @@ def checkpoints():
             engine.close()
 
 
-# Updates of matrices
+# The next rules update matrices.
 
 class RowScaled(tessera.MatrixOptimizer):
     def states(self, rows, columns):
@@ -181,7 +181,7 @@ def matrices():
         assert farthest(wanted, got) < 2e-5, (name, farthest(wanted, got))
 
 
-# Sums of gradients
+# The next rules sum gradients.
 
 class Plain(tessera.CommHook):
     def __init__(self):
@@ -201,7 +201,7 @@ class InBf16(Plain):
 
 
 class InBf16ByParts(Plain):
-    """Likewise, by the ranks that sum a part each; its result is another tensor."""
+    """Sends bf16 to the ranks that each sum a part; its result is another tensor."""
 
     def sum(self, bucket, ranks):
         numel, part = bucket.gradients.numel(), -(-bucket.gradients.numel() // ranks.size())
@@ -253,7 +253,7 @@ def sums():
         gradients, exchange = hook.kept
         expect_error(lambda: gradients + 1, "lent to CommHook.sum", kind=RuntimeError)
         expect_error(exchange.size, "after the call of CommHook.sum")
-    # Beside a rule for elements.
+    # The hook also works beside a rule for elements.
     both = trained({**MOMENTUM, **HOOK, "strategy": "NO_SHARD"}, Momentum(), Plain())
     expect_bits(trained({**MOMENTUM, "strategy": "NO_SHARD"}, Momentum()), both, "a rule and a hook")
 

@@ -1,4 +1,4 @@
-"""Run on every rank by rules_test.py: TokenBatches deal the windows that C++'s deal, to any number of ranks, and go on from checkpoints.
+"""rules_test.py runs this on every rank: TokenBatches deal the windows that C++'s deal, to any number of ranks, and go on from checkpoints.
 
 Usage: tokens_ranks.py FOLDER: for the data and checkpoints, shared by all ranks.
 """
@@ -54,10 +54,10 @@ def orders():
     assert alone.epoch == 1 and sorted(second) == list(range(10)) and second != ORDER
     straight = tessera.TokenBatches(data, SEQ, batch=5, shuffle=False, rank=0, world_size=1)
     assert samples(straight, 2) == [[0, 1, 2, 3, 4], [5, 6, 7, 8, 9]]
-    # This rank's share, by the job's own numbers: a microbatch of all ranks is a run of the order.
+    # By default, the share is this rank's in the job: a microbatch of all ranks is a run of the order.
     mine = tessera.TokenBatches(data, SEQ, seed=42)
     assert sum(samples(mine, 10 // ranks), []) == ORDER[:10 // ranks * ranks][rank::ranks]
-    # Tails.
+    # The option `tail` decides about the last samples.
     for tail, weights in (("drop", [1, 1]), ("pad", [1, 1, 0.5])):
         batches = tessera.TokenBatches(data, SEQ, batch=4, seed=42, tail=tail, rank=0, world_size=1)
         assert batches.steps_per_epoch == len(weights) and [batches.next().weight for _ in weights] == weights
@@ -89,7 +89,7 @@ class Bigrams(nn.Module):
 
 
 def trained(data, runs, steps, folder=None, saves_at=None, accumulation=4 // ranks):
-    """Losses of steps; where it begins at a checkpoint in `folder`, those after it."""
+    """Returns the losses of steps; those after the checkpoint in `folder`, if it begins at one."""
     net = Bigrams()
     engine = tessera.Engine(net, {"reproducible": True, "gradient_accumulation": accumulation, "strategy": "FULL_SHARD",
                                   "gradient_sync": "last_microbatch" if runs else "each_microbatch", "units": {"classes": ["Linear"]}})

@@ -1,4 +1,4 @@
-"""Run by trainer_test.py: TesseraTrainer on every rank, beside the plain Trainer, which one process ran before.
+"""trainer_test.py runs this: TesseraTrainer on every rank, beside the plain Trainer, which one process ran before.
 
 Usage: trainer_ranks.py plain FOLDER   the plain Trainer, on one process; writes what it found
        trainer_ranks.py FOLDER         on every rank

@@ -9,7 +9,7 @@ from launched import launch, main
 
 class TrainingTest(unittest.TestCase):
     def test_two_ranks_train_like_plain_pytorch(self):
-        # One launch for all that two ranks do: they import torch once.
+        # One launch runs all programs of two ranks, so that they import torch once.
         with tempfile.TemporaryDirectory() as folder:
             code, output = launch(2, "two_ranks.py", pathlib.Path(folder), at_rest=500)
         self.assertEqual(code, 0, output)

@@ -1,4 +1,4 @@
-"""Run on every rank by transformers_test.py: architectures, small and with random weights, beside plain PyTorch.
+"""transformers_test.py runs this on every rank: architectures, small and with random weights, beside plain PyTorch.
 
 Arguments: names of architectures.py or of functions here, or none for the sample that CI trains. With "long" all
 architectures are trained, under every strategy and for ten steps. Over those rounding grows, so that plain PyTorch

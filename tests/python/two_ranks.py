@@ -1,4 +1,4 @@
-"""Run on every rank by training_test.py: one program after another, in one process. Usage: two_ranks.py FOLDER, for scratch files."""
+"""training_test.py runs this on every rank: one program after another, in one process. Usage: two_ranks.py FOLDER, for scratch files."""
 
 import pathlib
 import runpy

@@ -33,7 +33,7 @@ TEST(GatherLog, UseIsNotedOnlyIfTheUnitWasNotUsedRecently) {
   for (const int unit : {1, 1, 2, 1, 2}) log.note_use(unit);
   EXPECT_EQ(entries_of(log), (std::vector<int>{1, 2})) << "both are at hand";
   log.note_use(1);
-  log.note_use(3);  // it takes the place of 2, which was used longest ago
+  log.note_use(3);  // this entry replaces 2, which was used longest ago
   log.note_use(1);
   EXPECT_EQ(entries_of(log), (std::vector<int>{1, 2, 3}));
   log.note_use(2);

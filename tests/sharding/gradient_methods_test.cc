@@ -34,12 +34,12 @@ namespace {
 using Numbers = std::vector<float>;
 constexpr std::int64_t kSteps = 5;
 
-/// A layout of three tensors, of which the first ends within a block, so there are gaps.
+/// Returns a layout of three tensors, of which the first ends within a block, so there are gaps.
 Layout some_layout(int ranks) { return Layout::pack(std::vector<std::int64_t>{1000, 700, 3}, ranks); }
 
 std::size_t size(std::int64_t count) { return static_cast<std::size_t>(count); }
 
-/// The contribution of rank `rank` to a step, with zeros in the gaps.
+/// Returns the contribution of rank `rank` to a step, with zeros in the gaps.
 Numbers contribution(const Layout& layout, int rank, std::int64_t step) {
   std::mt19937 generator(static_cast<unsigned>(100 * rank + step));
   std::normal_distribution<float> normal;
@@ -153,7 +153,7 @@ TEST(RandomK, AllRanksSendTheSamePlacesAndKeepTheRest) {
 /// Sums gradients that are all `value` on one rank alone, and holds what the method keeps.
 struct OneBitAlone {
   static constexpr float kMomentum = 0.5f;
-  static constexpr std::size_t kNumel = 256;  // no gaps
+  static constexpr std::size_t kNumel = 256;  // this layout has no gaps
 
   float reduce(const MeshAxes& axes, std::int64_t step, float value) {
     Numbers data(kNumel, value);
@@ -169,7 +169,7 @@ struct OneBitAlone {
   OneBit method{layout, 0, 1, kMomentum, kept.data(), work.data()};
 };
 
-// Equal numbers lose nothing. Momentum decays once in a step: a step's reductions count together as one of their sum.
+// Equal numbers lose nothing. Momentum decays once in a step, whose reductions count as one of their sum.
 TEST(OneBitMomentum, MomentumDecaysOncePerStepOverSeveralReductions) {
   run_ranks({.ranks = 1}, [&](const Mesh& mesh) {
     const MeshAxes axes = value_or_throw(MeshGroups::of(mesh).axes(1, 1));
@@ -283,7 +283,7 @@ TEST(OneBit, ResidualsOfContributionsAndSumsAreKept) {
       clear_gaps(layout, of_sums);
       EXPECT_EQ(made.sums[size(step - 1)], wanted);
     }
-    // Each owner keeps what its sums lacked, behind what its contributions lacked.
+    // Each owner keeps what its sums lacked; that lies behind what its contributions lacked.
     Made all = made;
     for (int rank = 0; rank < ranks; ++rank) {
       const Extent own = owned_by(rank, layout.numel(), ranks);
@@ -410,7 +410,7 @@ TEST(OneBitMomentum, SumMovesAsTheMomentumOfAllRanks) {
   }
 }
 
-// Two reductions of one step count together as one of their sum, where everything is sent at the end.
+// Where everything is sent at the end, two reductions of a step count together as one reduction of their sum.
 TEST(TopKMomentum, MomentumDecaysOncePerStepOverSeveralReductions) {
   run_ranks({.ranks = 1}, [&](const Mesh& mesh) {
     const MeshAxes axes = value_or_throw(MeshGroups::of(mesh).axes(1, 1));

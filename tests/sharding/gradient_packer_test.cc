@@ -125,7 +125,7 @@ TEST(GradientPacker, BeginForgetsArrivalsAndResetForgetsUses) {
     packed.take(0, packed.gradient(0));
     EXPECT_TRUE(packed.packer.used(packed.group, 0));
     EXPECT_FALSE(packed.packer.used(packed.group, 1));
-    packed.packer.begin();  // another microbatch
+    packed.packer.begin();  // this begins another microbatch
     packed.take(1, packed.gradient(1));
     packed.fill();
     EXPECT_EQ(packed.part(0).count_nonzero().item<std::int64_t>(), 0);
@@ -137,7 +137,7 @@ TEST(GradientPacker, BeginForgetsArrivalsAndResetForgetsUses) {
   });
 }
 
-/// The sum of the squares of what lies in the bucket.
+/// Returns the sum of the squares of what lies in the bucket.
 double square_of(const at::Tensor& bucket) { return bucket.to(at::kDouble).square().sum().item<double>(); }
 
 TEST(GradientPacker, SquaresAreOfWhatLiesInTheBucketWhichStaysTheSame) {
@@ -149,12 +149,12 @@ TEST(GradientPacker, SquaresAreOfWhatLiesInTheBucketWhichStaysTheSame) {
       const at::Tensor rows = at::tensor({1, 4, 1}, at::kLong);
       const at::Tensor sparse = at::sparse_coo_tensor(rows.unsqueeze(0), at::tensor({1.5f, 2.0f, 0.25f}), {5});
       for (Packed* packed : {&plain, &squared}) {
-        packed->take(0, packed->gradient(0).t().contiguous().t());                        // other strides
+        packed->take(0, packed->gradient(0).t().contiguous().t());                        // its strides differ
         packed->take(1, packed->gradient(1).to(scalar_type_of(dtype)));                   // bytes
         packed->take(2, sparse);                                                          // rows that come twice
         for (const std::size_t i : {0u, 1u}) packed->take(i, packed->gradient(i, 3.0f));  // added
         packed->take(1, packed->gradient(1).to(at::kBFloat16));
-        packed->packer.take_zeros(packed->group, 2, packed->memory());  // changes nothing
+        packed->packer.take_zeros(packed->group, 2, packed->memory());  // this changes nothing
         packed->fill();
       }
       EXPECT_TRUE(at::equal(plain.bucket, squared.bucket)) << name_of(dtype);
@@ -170,7 +170,7 @@ TEST(GradientPacker, SquaresAreOfWhatLiesInTheBucketWhichStaysTheSame) {
   });
 }
 
-// Copied by several threads, and in several pieces.
+// The gradient is copied by several threads, and in several pieces.
 TEST(GradientPacker, LargeGradientIsSquaredPieceByPiece) {
   for (const int threads : {1, 2}) {
     alone([&](const Mesh& mesh) {
@@ -260,7 +260,7 @@ TEST(GradientPacker, UnexpectedGradientMakesTheBucketWaitForAll) {
     for (const std::vector<std::size_t>& order : {std::vector<std::size_t>{1, 0, 2}, {0, 1, 2}, {2, 1, 0}}) {
       Packed packed(mesh, DType::kF32);
       packed.packer.expect(std::vector<char>{1, 0, 0});
-      for (int bucket = 0; bucket < 2; ++bucket) {  // the second knows nothing of the first
+      for (int bucket = 0; bucket < 2; ++bucket) {  // the second bucket is independent of the first
         packed.packer.begin();
         for (const std::size_t i : order) {
           packed.take(i, packed.gradient(i));
@@ -285,7 +285,7 @@ TEST(GradientPacker, UnexpectedGradientThatComesTwiceCountsOnce) {
 
 // ---- copies that are started together ----------------------------------------------------------------------------
 
-/// The CPU in place of a GPU: operators count as queued, so copies may wait.
+/// The CPU takes a GPU's place: operators count as queued, so copies may wait.
 const ComputeDevice kQueued{c10::kCPU, /*is_queued=*/true, nullptr};
 
 TEST(GradientPacker, CopiesOfAGpuWaitUntilTheyAreFlushed) {
@@ -333,7 +333,7 @@ TEST(PendingCopies, TensorsOfSeveralDtypesAreCopiedTogether) {
 }
 
 TEST(PendingCopies, ManyBytesAreFlushedAtOnce) {
-  const at::Tensor large = at::ones({9 << 20});  // 36 MiB
+  const at::Tensor large = at::ones({9 << 20});  // this gradient has 36 MiB
   at::Tensor place = at::zeros_like(large);
   PendingCopies copies;
   copies.add(place, large);
@@ -353,7 +353,7 @@ TEST(PendingCopies, DroppedCopiesWriteNothing) {
 
 // ---- sparse gradients --------------------------------------------------------------------------------------------
 
-/// A sparse gradient [7, 11] with rows 5, 2, and 5 again.
+/// Returns a sparse gradient [7, 11] with rows 5, 2, and 5 again.
 at::Tensor some_rows(float scale = 1.0f) {
   const at::Tensor values = (at::arange(33, at::kFloat) * 0.5f + scale).reshape({3, 11});
   return at::sparse_coo_tensor(at::tensor({5, 2, 5}, at::kLong).unsqueeze(0), values, {7, 11});

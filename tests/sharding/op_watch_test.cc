@@ -90,7 +90,7 @@ TEST(OpWatch, BackwardGathersUnitsOfSavedViews) {
   });
 }
 
-/// A value for an argument of an operator that makes views of a matrix; none where this test does not know one.
+/// Returns a value for an argument of an operator that makes views of a matrix; none where this test does not know one.
 std::optional<c10::IValue> argument(const c10::Argument& wanted, const at::Tensor& matrix) {
   const std::string& name = wanted.name();
   const c10::TypePtr& type = wanted.type();
@@ -110,7 +110,7 @@ std::optional<c10::IValue> argument(const c10::Argument& wanted, const at::Tenso
   return c10::IValue(static_cast<std::int64_t>(name == "dim1" || name == "axis1" || name.find("size") == 0 ? 1 : 0));
 }
 
-/// The results of the operator for views of `matrix`, or nothing where it cannot be called like that.
+/// Returns the results of the operator for views of `matrix`, or nothing where it cannot be called like that.
 std::optional<torch::jit::Stack> results_of(const c10::OperatorHandle& op, const at::Tensor& matrix) {
   torch::jit::Stack stack;
   for (const c10::Argument& wanted : op.schema().arguments()) {
@@ -121,7 +121,7 @@ std::optional<torch::jit::Stack> results_of(const c10::OperatorHandle& op, const
   try {
     op.callBoxed(stack);
   } catch (const std::exception&) {
-    return std::nullopt;  // wants another kind of tensor or other numbers
+    return std::nullopt;  // the operator wants other kinds of arguments
   }
   return stack;
 }
@@ -201,7 +201,7 @@ TEST(OpWatch, OperatorsOnOtherTensorsGatherNothing) {
 TEST(OpWatch, NothingIsGatheredWithoutAWatch) {
   run_ranks({.ranks = 2}, [](const Mesh& mesh) {
     Watched w(mesh);
-    // Both ranks' watches are one callback: it goes with the last of them.
+    // The watches of both ranks share one callback, which is removed with the last watch.
     throw_if_error(w.units.axes().control->barrier("both watch").wait());
     w.watch.reset();
     throw_if_error(w.units.axes().control->barrier("neither watches").wait());

@@ -80,7 +80,7 @@ TEST(Reducer, GradientIsTheSumOverRanksAndMicrobatches) {
 
 TEST(Reducer, VisitorSeesEachPartInItsFinalState) {
   for (const Case& c : all_cases()) {
-    if (c.ranks == 1) continue;  // nothing is reduced
+    if (c.ranks == 1) continue;  // one rank reduces nothing
     SCOPED_TRACE(text_of(c));
     run_ranks({.ranks = c.ranks}, [&](const Mesh& mesh) {
       Reduced reduced(mesh, options_of(c));
@@ -132,7 +132,7 @@ TEST(Reducer, LateGradientIsAddedToTheSum) {
     run_ranks({.ranks = 2}, [&](const Mesh& mesh) {
       Reduced reduced(mesh, some_units(5, strategy));
       reduced.round(0);
-      reduced.take(3, 0, /*round=*/1);  // the unit of this gradient is reduced by now
+      reduced.take(3, 0, /*round=*/1);  // this gradient's unit was reduced before
       reduced.reducer.finish(true);
       reduced.expect_sums([&](int rank, std::size_t u, std::size_t i) {
         const auto& sizes = reduced.units.group(u).parameters[i].sizes;
@@ -273,7 +273,7 @@ TEST(Reducer, ReturningUnitNeedsMoreBucketsUntilTheNextAgreement) {
     step(reduced, without);
     EXPECT_EQ(step(reduced, without), 0);
     EXPECT_GT(step(reduced, kAll), 0) << "the last unit's bucket waits for its turn, which comes last";
-    step(reduced, kAll);  // the order is agreed again at its end
+    step(reduced, kAll);  // at the end of this step, ranks agree on the order again
     for (int k = 0; k < 3; ++k) EXPECT_EQ(step(reduced, kAll), 0) << k;
   });
 }
@@ -326,7 +326,7 @@ TEST(Reducer, SumsAreExactForRandomUsesOnEachRank) {
         return (static_cast<std::size_t>(rank) * 6 + u) * 2 + i;
       };
       for (int step = 0; step < 8; ++step) {
-        if (step % 2 == 0) {  // each for two steps
+        if (step % 2 == 0) {  // each choice serves two steps
           for (char& use : uses) use = draw() % 3 != 0;
         }
         std::vector<std::pair<std::size_t, std::size_t>> mine;

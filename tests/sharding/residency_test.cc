@@ -57,7 +57,7 @@ TEST(Residency, UsedUnitHoldsItsValuesInAnyOrder) {
     for (const std::int64_t prefetch : {0, 1, 3}) {
       run_ranks({.ranks = ranks}, [&](const Mesh& mesh) {
         Resident resident(mesh, options_of(7, prefetch));
-        std::mt19937 random(5);  // the same seed on every rank
+        std::mt19937 random(5);  // every rank has the same seed
         for (int round = 0; round < 6; ++round) {
           // Some rounds repeat, others are new.
           std::mt19937 order(round % 3 == 0 ? 77u : random());
@@ -78,7 +78,7 @@ TEST(Residency, UsedUnitHoldsItsValuesInAnyOrder) {
 TEST(Residency, ObservedPointersWorkForUnitsOfAnySize) {
   run_ranks({.ranks = 2}, [](const Mesh& mesh) {
     HandMadeUnits::Options options = options_of(3, 0);
-    options.sizes[2] = {{900, 700}};  // more than is shown of a small one
+    options.sizes[2] = {{900, 700}};  // this is more than a small unit shows
     Resident resident(mesh, options);
     observe_pointers(true);
     for (std::size_t u : {0u, 1u, 2u}) {
@@ -95,7 +95,7 @@ TEST(Residency, ObservedPointersWorkForUnitsOfAnySize) {
 
 TEST(Residency, PinnedUnitsKeepValuesAndOthersGetOverflowSlots) {
   run_ranks({.ranks = 2}, [](const Mesh& mesh) {
-    Resident resident(mesh, options_of(6, 0));  // a slot of the root, and one for all others
+    Resident resident(mesh, options_of(6, 0));  // the root has a slot, and all others share one
     for (const std::size_t u : {1u, 2u, 3u, 0u}) resident.use(u);
     for (const std::size_t u : {0u, 1u, 2u, 3u}) resident.expect_values(u);
     const ResidencyCounts& counts = resident.residency.counts();
@@ -120,7 +120,7 @@ TEST(Residency, KnownOrderIsPrefetchedWithoutExtraGathers) {
       for (const std::size_t u : order) resident.use_once(u);
       resident.residency.end_round();
       const ResidencyCounts& counts = resident.residency.counts();
-      // Root once; forward 4; backward finds 4 and 3, and gathers 2 and 1.
+      // The root is gathered once, and forward gathers 4 units. Backward finds 4 and 3, and gathers 2 and 1.
       EXPECT_EQ(counts.gathers - gathers_before, 1 + 4 + 2) << "step " << step;
       if (step > 0) {
         EXPECT_GT(counts.prefetched, 0);
@@ -193,7 +193,7 @@ TEST(Residency, ReadingAReleasedUnitThrows) {
     Resident resident(mesh, options_of(3, 0));
     EXPECT_THROW(resident.units.parameter(1, 0).const_data_ptr<float>(), c10::Error);
     resident.use_once(1);
-    resident.use_once(2);  // it takes unit 1's slot
+    resident.use_once(2);  // unit 2 takes unit 1's slot
     EXPECT_THROW(resident.units.parameter(1, 0).const_data_ptr<float>(), c10::Error);
   });
 }

@@ -15,7 +15,7 @@ namespace {
 
 using Digests = std::vector<std::uint64_t>;
 
-/// The sum over ranks that write these digests; rank r uses parameter p where r == p.
+/// Returns the sum over ranks that write these digests; rank r uses parameter p where r == p.
 std::vector<float> sum_of_notes(const Digests& digests, std::size_t parameters) {
   std::vector<float> sum(parameters + 64 + 5), notes(sum.size(), 7.0F);
   for (std::size_t rank = 0; rank < digests.size(); ++rank) {
@@ -46,7 +46,7 @@ TEST(UnitNotes, OneDifferingBitInADigestIsNoticed) {
     const auto ranks = static_cast<int>(digests.size());
     const bool do_they = unit_notes::have_one_digest(sum, 3, ranks);
     const at::Tensor bits = flat_view(sum.data() + 3, DType::kF32, MemoryPlan::kDigestBits, at::kCPU);
-    unit_notes::compare_digests(bits, ranks);  // a device does this
+    unit_notes::compare_digests(bits, ranks);  // a device makes this comparison
     EXPECT_EQ(bits.eq(0).all().item<bool>(), do_they);
     EXPECT_LE(bits.max().item<float>(), 0.0F) << "sums of several could be 0";
     return do_they;

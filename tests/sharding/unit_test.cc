@@ -45,7 +45,7 @@ TEST(Unit, OnlyListedStateChangesAreAllowed) {
   }
 }
 
-// With one rank nothing is sharded, so parameters are always in memory.
+// One rank shards nothing, so parameters are always in memory.
 TEST(Unit, ParametersAreViewsOfTheBufferInTheUsersTensors) {
   run_ranks({.ranks = 1}, [](const Mesh& mesh) {
     HandMadeUnits made(mesh, some_units(3));
@@ -82,7 +82,7 @@ TEST(Unit, ViewsFollowTheParametersToOtherMemory) {
   run_ranks({.ranks = 1}, [](const Mesh& mesh) {
     HandMadeUnits made(mesh, some_units(2));
     FlatGroup& group = made.group(1);
-    const at::Tensor view = made.parameter(1, 0).detach().select(0, 3);  // autograd saves such a view
+    const at::Tensor view = made.parameter(1, 0).detach().select(0, 3);  // autograd saves a view such as this
     Arena other = Arena::plain("slot", group.gathered_bytes());
     std::copy_n(group.full, group.gathered_bytes(), other.data());
     reinterpret_cast<float*>(other.data())[3 * 33] = -5.0f;

@@ -159,7 +159,7 @@ absl::StatusOr<std::string> told(KeyValueStore& store, const std::string& key, s
 
 std::vector<RankEnd> fork_ranks(int ranks, const ForkedRanks::Body& body) {
   ForkedRanks forked(ranks, body);
-  Deadline limit(std::chrono::seconds(60));  // one limit for all ranks
+  Deadline limit(std::chrono::seconds(60));  // all ranks share this limit
   std::vector<RankEnd> ends;
   for (int rank = 0; rank < ranks; ++rank) ends.push_back(forked.wait(rank, limit));
   return ends;

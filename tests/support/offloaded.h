@@ -21,7 +21,7 @@ inline constexpr Kept kKept[] = {
     {DType::kBF16, MasterKind::kF32, StateDType::k8Bit},      {DType::kF16, MasterKind::kF32, StateDType::kF32}};
 /// A selection with each type of parameter, of master and of state once.
 inline constexpr Kept kOneOfEachKind[] = {kKept[1], kKept[3], kKept[5]};
-/// The types for large sweeps: all of kKept, or one of each kind where tests are short.
+/// Returns the types for large sweeps: all of kKept, or one of each kind where tests are short.
 inline std::span<const Kept> sampled_kept() {
   return tests_are_long() ? std::span<const Kept>(kKept) : std::span<const Kept>(kOneOfEachKind);
 }
@@ -58,7 +58,7 @@ Values train_and_save(int ranks, const Placed& placed, const std::string& folder
 
 /// A model that is wide enough for several records in each group.
 inline constexpr TinyOptions kWide{.vocab = 32, .width = 32, .hidden = 64};
-/// Such a model with a frozen block, an unused one and a tied head, which cut runs inside records.
+/// The same model with a frozen block, an unused one and a tied head, which cut runs inside records.
 inline constexpr TinyOptions kAwkward{
     .vocab = 32, .width = 32, .hidden = 64, .tied_head = true, .frozen_first_block = true, .unused_block = true};
 

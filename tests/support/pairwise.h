@@ -24,8 +24,8 @@ using GridPoint = std::vector<std::size_t>;
 /// Says whether a case exists; null: all cases exist.
 using GridFilter = std::function<bool(const GridPoint&)>;
 
-/// All points of a grid with `sizes[d]` values in dimension d, in the order of nested loops: the last dimension changes
-/// fastest.
+/// Returns all points of a grid with `sizes[d]` values in dimension d, in the order of nested loops: the last dimension
+/// changes fastest.
 inline std::vector<GridPoint> grid_product(const std::vector<std::size_t>& sizes, const GridFilter& exists = nullptr) {
   std::vector<GridPoint> points;
   const std::size_t count = std::accumulate(sizes.begin(), sizes.end(), std::size_t{1}, std::multiplies<std::size_t>());
@@ -49,7 +49,7 @@ inline std::vector<GridPoint> pairwise_sample(const std::vector<std::size_t>& si
   std::vector<std::vector<bool>> covered(sizes.size() * sizes.size());
   const auto each_pair = [&](const GridPoint& point, const auto& call) {
     for (std::size_t a = 0; a < sizes.size(); ++a) {
-      for (std::size_t b = a; b < sizes.size(); ++b) {  // b == a too: one dimension keeps all points
+      for (std::size_t b = a; b < sizes.size(); ++b) {  // if b == a, one dimension keeps all points
         std::vector<bool>& pairs = covered[a * sizes.size() + b];
         pairs.resize(sizes[a] * sizes[b], false);
         call(pairs, point[a] * sizes[b] + point[b]);
@@ -82,7 +82,7 @@ inline std::vector<GridPoint> pairwise(const std::vector<std::size_t>& sizes, co
   return tests_are_long() ? grid_product(sizes, exists) : pairwise_sample(sizes, exists);
 }
 
-/// The same with the values of each dimension, in place of nested loops; only cases for which `exists(values...)`:
+/// Returns the values of each point, in place of nested loops; only cases for which `exists(values...)`:
 ///     for (const auto& [kind, dtype, ranks] : pairwise_where(exists, kKinds, kDTypes, kRanks))
 template <class Exists, class... Ranges>
 auto pairwise_where(const Exists& exists, const Ranges&... ranges) {
@@ -98,7 +98,7 @@ auto pairwise_where(const Exists& exists, const Ranges&... ranges) {
   return cases;
 }
 
-/// Does the same if all cases exist.
+/// Does what pairwise_where does if all cases exist.
 template <class... Ranges>
 auto pairwise_of(const Ranges&... ranges) {
   return pairwise_where([](const auto&...) { return true; }, ranges...);

@@ -14,7 +14,7 @@ _WORK = "x = 1\nfor _ in range(150_000): x = x * 6364136223846793005 % (1 << 64)
 
 
 def measure_reference():
-    """Seconds that the reference piece of work takes now."""
+    """Returns the seconds that the reference piece of work takes now."""
     begin = time.monotonic()
     processes = [subprocess.Popen([sys.executable, "-I", "-S", "-c", _WORK]) for _ in range(2)]
     for process in processes:
@@ -29,7 +29,7 @@ def slowness():
 
 
 def patient(at_rest):
-    """The limit, in seconds, for what takes `at_rest` seconds on a machine at rest."""
+    """Returns the limit, in seconds, for what takes `at_rest` seconds on a machine at rest."""
     return at_rest * slowness()
 
 

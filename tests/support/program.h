@@ -34,11 +34,11 @@ class Program {
   pid_t pid() const { return pid_; }
   std::string out() const;
   std::string err() const;
-  /// The living process below this one that `tessera launch` started as `rank`; 0 where there is none.
+  /// Returns the living process below this one that `tessera launch` started as `rank`; 0 where there is none.
   pid_t rank_pid(int rank) const;
   /// Waits until that process runs. False where it did not within what takes `at_rest_s` on a machine at rest.
   bool wait_for_rank(int rank, double at_rest_s = 60) const;
-  /// The living processes below this one, at any depth, without this one.
+  /// Returns the living processes below this one, at any depth, without this one.
   std::vector<pid_t> descendants() const;
 
  private:
@@ -52,9 +52,9 @@ Ended run_program(const std::vector<std::string>& command, const std::string& fo
 
 std::string read_file(const std::string& path);
 void write_file(const std::string& path, const std::string& text);
-/// The objects of a file of JSON lines.
+/// Returns the objects of a file of JSON lines.
 std::vector<nlohmann::json> read_lines(const std::string& path);
-/// The names in /dev/shm.
+/// Returns the names in /dev/shm.
 std::vector<std::string> shared_memory_names();
 /// The names in /dev/shm that were not there `before` and stay. Other programs of this machine have some for a while.
 std::vector<std::string> shared_memory_left(const std::vector<std::string>& before);

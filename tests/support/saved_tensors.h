@@ -5,7 +5,7 @@
 
 namespace tessera::testing {
 
-/// Every byte that a checkpoint has of parameters, by "what|name", whichever file has it.
+/// Returns every byte that a checkpoint has of parameters, by "what|name", whichever file has it.
 std::map<std::string, std::string> tensors_of(const std::string& path);
 
 }  // namespace tessera::testing

@@ -34,7 +34,7 @@ Strategy strategy_for(const Placed& placed, const Adjust& adjust = nullptr, DTyp
 /// Lets units be updated in backward, without clipping.
 void update_in_backward(Strategy& strategy);
 
-/// This rank's rows of a global batch.
+/// Returns this rank's rows of a global batch.
 at::Tensor rows_of(const at::Tensor& batch, const Mesh& mesh);
 
 /// Tiny on this rank, and its batches, for tests that write their own loop.
@@ -52,7 +52,7 @@ struct Session {
   std::size_t microbatches;  ///< number of microbatches in a step
 };
 
-/// The values after `steps` steps of a new Session.
+/// Returns the values after `steps` steps of a new Session.
 Values trained(const Mesh& mesh, const Strategy& strategy, std::size_t steps, TinyOptions options = {},
                const OwnRules& own_rules = {});
 
@@ -63,7 +63,7 @@ bool all_same_bits(const Values& a, const Values& b);
 /// The values of the first of several runs that must end alike.
 class FirstValues {
  public:
-  /// True for the first values, and for those that have their bits.
+  /// Returns true for the first values, and for those that have their bits.
   bool same_bits(const Values& values) {
     if (!first_) first_ = values;
     return all_same_bits(values, *first_);
@@ -77,7 +77,7 @@ void expect_close(const Values& got, const Values& wanted, double tolerance, con
 
 /// Returns the text of what `call` throws; empty if it throws nothing.
 std::string error_of(const std::function<void()>& call);
-/// Does the same for a call out of turn, which throws tessera::Error (64).
+/// Returns the text of a call out of turn, which throws tessera::Error (64).
 std::string usage_error_of(const std::function<void()>& call);
 
 /// Runs `body` on `ranks` threads, once under each placement.

@@ -38,7 +38,7 @@ struct TinyOptions {
 /// A small language model: an embedding, blocks, and a head that gives logits.
 struct TinyImpl : torch::nn::Module {
   explicit TinyImpl(const TinyOptions& options);
-  /// Mean cross entropy (fp32) of predicting `targets` [B, T] from `tokens` [B, T].
+  /// Returns the mean cross entropy (fp32) of predicting `targets` [B, T] from `tokens` [B, T].
   at::Tensor forward(const at::Tensor& tokens, const at::Tensor& targets);
   TinyOptions options;
   torch::nn::Embedding embedding{nullptr};
@@ -56,8 +56,8 @@ std::vector<Batch> make_batches(std::int64_t count, std::int64_t batch, std::int
 /// Makes the model from a fixed seed. Ranks are threads and share LibTorch's default generator: this takes a lock.
 Tiny make_tiny(const TinyOptions& options, bool deferred);
 
-/// A strategy's name, whether ranks hold one copy of the parameters together (threads can) or private ones, and whether
-/// parameters lie on disk.
+/// A strategy's name, whether ranks hold one copy of the parameters together (which threads can) or private ones, and
+/// whether parameters lie on disk.
 struct Placed {
   Placed(ShardingStrategy kind_given, bool shared_given = false,
          bool on_disk_given = false)  // NOLINT: a strategy is one
@@ -66,15 +66,15 @@ struct Placed {
   bool shared, on_disk;
 };
 std::string name_of(const Placed& placed);
-/// The error of reading parameters that an Engine under `strategy` left without memory.
+/// Returns the error of reading parameters that an Engine under `strategy` left without memory.
 std::string refusal_after(const Strategy& strategy);
-/// Places the state of `strategy` so; its other offloaded state stays as it is.
+/// Places the state of `strategy` as it says; other offloaded state stays as it is.
 void place(Strategy& strategy, const Placed& placed);
 
-/// A strategy that cuts Tiny into a root and one unit a block.
+/// Returns a strategy that cuts Tiny into a root and one unit a block.
 Strategy tiny_strategy(const Placed& placed, DType dtype = DType::kF32);
 
-/// Name and value of every parameter, in full, as fp32 copies.
+/// Returns the name and value of every parameter, in full, as fp32 copies.
 std::vector<std::pair<std::string, at::Tensor>> values_of(const torch::nn::Module& module);
 
 bool same_bits(const at::Tensor& a, const at::Tensor& b);

@@ -20,7 +20,7 @@ at::Tensor slice_of(const at::Tensor& batch, std::int64_t part, std::int64_t par
   return batch.narrow(0, part * rows, rows);
 }
 
-/// Whether numbers are equal, or both are NaN, which has many forms.
+/// Returns whether numbers are equal, or both are NaN, which has many forms.
 bool same_number(double a, double b) { return a == b || (std::isnan(a) && std::isnan(b)); }
 
 }  // namespace

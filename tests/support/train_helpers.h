@@ -39,7 +39,7 @@ Trained train_on_threads(const ThreadRanks& ranks, const Strategy& strategy, con
 /// Trains without Tessera's Engine: one process with the whole batch, torch::optim::AdamW, and LibTorch's clipping.
 Trained train_plainly(const Strategy& strategy, const TrainOptions& options);
 
-/// Largest |a - b| / (|b| + 1) over all values.
+/// Returns the largest |a - b| / (|b| + 1) over all values.
 double largest_difference(const Trained& a, const Trained& b);
 void expect_same_bits(const Trained& a, const Trained& b, const std::string& what);
 

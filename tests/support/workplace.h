@@ -22,14 +22,14 @@ class Workplace : public ::testing::Test {
   /// Writes a strategy file named `name`: two microbatches in a step, bf16 parameters, and `more` keys, such as
   /// R"(, "prefetch": 2)". Writes a strategy file and returns its path.
   std::string strategy(const std::string& name, const std::string& more = "") const;
-  /// `tessera train` with the model and the text here, 3 steps, metrics in path("<metrics>").
+  /// Returns a command of `tessera train`: model and text of here, 3 steps, metrics in path("<metrics>").
   Words train(const std::string& strategy, const std::string& metrics, const Words& more = {}) const;
   static Words launch(int ranks, const Words& more = {});
   /// Runs a command, and expects success within what takes `at_rest_s` on a machine at rest.
   Ended run(const Words& command, double at_rest_s = 60) const;
   /// Waits until the file holds `text`, which `job` is to write.
   void wait_for(const Program& job, const std::string& file, const std::string& text) const;
-  /// The metrics file's objects of steps, without its header and evaluations.
+  /// Returns the metrics file's objects of steps, without its header and evaluations.
   std::vector<nlohmann::json> steps(const std::string& metrics) const;
   /// Returns "step, loss, norm" of each step, with every bit.
   std::vector<std::string> losses(const std::string& metrics) const;

@@ -173,7 +173,7 @@ Tensors tensors_of(const SavedCheckpoint& checkpoint) {
   return tensors;
 }
 
-/// How two tensors of one type and size differ.
+/// This says how two tensors of one type and size differ.
 struct Difference {
   std::int64_t elements = 0;
   double largest = 0;  ///< largest difference of two elements, for F32

@@ -60,7 +60,7 @@ std::string hint_of_options(const std::string& name, const std::vector<std::stri
          ".";
 }
 
-/// The first option in `words` that `command` does not have.
+/// Returns the first option in `words` that `command` does not have.
 std::string unknown_option(const CLI::App& command, const std::vector<std::string>& words, std::size_t first) {
   for (std::size_t i = first; i < words.size(); ++i) {
     if (!words[i].starts_with("-") || words[i] == "-") continue;

@@ -15,7 +15,7 @@ namespace tessera::app {
 CLI::Validator integer_from(std::int64_t least, std::int64_t most);
 /// Accepts a finite number of [least, most].
 CLI::Validator number_from(double least, double most);
-/// A path or text that is not empty.
+/// Returns a path or text that is not empty.
 CLI::Validator not_empty();
 
 constexpr std::int64_t kMostLaunched = 1024;  ///< ranks on one machine
@@ -34,7 +34,7 @@ struct CommandLine {
   /// Reads the command line into the variables of `app`'s options. Returns an exit code where the program ends here:
   /// after --help or --version, or 64 after a line that says what is wrong.
   std::optional<int> parse(int argc, char** argv);
-  /// Whether `command` was given, and its `section`, if one is named.
+  /// Returns whether `command` was given, and its `section`, if one is named.
   bool got(const char* command, const char* section = nullptr) const;
 
   CLI::App app;
@@ -44,8 +44,8 @@ struct CommandLine {
 CLI::App* add_command(CLI::App& app, const char* command);
 
 /// Returns what is wrong with the words after the program's name, before their values are read: a command that does not
-/// exist, or an option that its command does not have, with the name that was probably meant. Empty: nothing is wrong.
-/// Words after `launch` are not checked, since they belong to the launched program.
+/// exist, or an option that its command does not have, with the name that was probably meant. It is empty if nothing is
+/// wrong. Words after `launch` are not checked, since they belong to the launched program.
 std::string unknown_word(const CLI::App& app, const std::vector<std::string>& words);
 
 }  // namespace tessera::app

@@ -73,7 +73,7 @@ struct TrainCommand {
   std::string profile;  ///< file for the seconds that a rank computes with each unit (plan --profile); empty: none
   /// --predict-links, --predict-profile: the step that they predict is shown beside the measured one.
   TimingOptions predicted_by;
-  std::string save_weights;  ///< empty: not saved
+  std::string save_weights;  ///< file for the weights; empty: they are not saved
   std::string export_hf;     ///< folder for a model of Hugging Face; empty: not written
   bool overwrite = false;    ///< replace existing results
   bool plan = false;         ///< print the whole memory plan (TESSERA_PLAN=table)
@@ -166,7 +166,7 @@ struct BenchCommand {
   std::string transport;   ///< "host" or "gloo"; empty: the best there is
   int ranks = 2;           ///< number of ranks to start, where no launcher has started any
   bool quick = false;
-  std::string fit_file;         ///< gets the fit (collectives); empty: none
+  std::string fit_file;         ///< file for the fit (collectives); empty: none
   bool fit = false;             ///< collectives: measure the algorithms over a network, and fit their costs
   double compute_s = 0.6;       ///< overlap: seconds of compute in a step
   int units = 8;                ///< overlap: units of the model
@@ -214,8 +214,8 @@ struct CheckpointCommand {
   std::string to;              ///< reshard: folder for the new checkpoint
   std::int64_t files = 0;      ///< reshard
 };
-/// These look at checkpoints without a model, and only read files.
-/// Lists the checkpoints of a folder, a line each.
+/// The next commands look at checkpoints without a model. Lists the checkpoints of a folder, a line
+/// each.
 int run_checkpoint_ls(const CheckpointCommand& command);
 /// Prints what one checkpoint holds.
 int run_checkpoint_show(const CheckpointCommand& command);

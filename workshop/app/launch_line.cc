@@ -19,7 +19,7 @@ bool is_number(const std::string& text) {
   return !text.empty() && text.find_first_not_of("0123456789") == std::string::npos;
 }
 
-/// The words of --ssh, between blanks.
+/// Returns the words of --ssh, between blanks.
 std::vector<std::string> words_of(const std::string& text) {
   std::istringstream stream(text);
   std::vector<std::string> words;
@@ -87,7 +87,7 @@ int LaunchLine::run() {
 
 std::string LaunchLine::take_words() {
   const std::vector<std::string> words = command_->remaining();
-  if (is_number(hosts_))  // what the option meant in 0.1
+  if (is_number(hosts_))  // a number is what the option took in 0.1
     return "`tessera launch --hosts " + clipped(hosts_, 80) +
            "`: --hosts takes no number. [T0761] hint: pretended hosts, for "
            "tests, are --pretend-hosts " +

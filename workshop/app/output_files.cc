@@ -33,7 +33,7 @@ const char* kind_of(mode_t mode) {
 
 bool is_same(const struct stat& a, const struct stat& b) { return a.st_dev == b.st_dev && a.st_ino == b.st_ino; }
 
-/// The absolute path with links of its folders resolved, whether the file is there or not.
+/// Returns the absolute path with links of its folders resolved, whether the file is there or not.
 fs::path resolved(const fs::path& path) {
   std::error_code error;
   fs::path folder = fs::weakly_canonical(fs::absolute(path, error).parent_path(), error);
@@ -47,7 +47,7 @@ bool lies_in(const fs::path& path, const fs::path& folder) {
   return !error && end == outside.end();
 }
 
-/// Whether a file of this name would be read as one of the folder's.
+/// Returns whether a file of this name would be read as one of the folder's.
 bool counts_in(const fs::path& path, const NamedPath& folder) {
   return folder.extensions.empty() || std::find(folder.extensions.begin(), folder.extensions.end(),
                                                 path.extension().string()) != folder.extensions.end();

@@ -15,7 +15,7 @@ struct Part {
   const char* module = nullptr;  ///< "tessera.import_config"
 };
 
-/// All parts, in the order of `tessera --help`.
+/// Returns all parts, in the order of `tessera --help`.
 std::span<const Part> parts();
 /// Returns the part that has `command`; null if none has it.
 const Part* part_with(std::string_view command);

@@ -19,8 +19,8 @@ struct AlgorithmsBenchOptions {
   std::vector<std::size_t>
       bytes;       ///< bytes that each rank gives: its shard of all_gather, or its input of a reduction; powers of two
   int rounds = 5;  ///< number of rounds over all calls
-  std::size_t round_bytes = 4 << 20;  ///< a call is made `round_bytes` / its bytes times a round, but
-  int most_calls = 40;                ///< no more than this, and once at least
+  std::size_t round_bytes = 4 << 20;  ///< in a round, a call is made `round_bytes` / its bytes times, but
+  int most_calls = 40;                ///< at least once, and at most this often
 };
 
 /// A call with its times in the report.
@@ -38,7 +38,7 @@ struct AlgorithmsReport {
   LinkFit fit;
   std::vector<TimedAlgorithm> timings;  ///< timings; those of one collective and size are neighbours
 
-  /// How many times as long the fit's choice takes as the fastest one, for each collective of each size.
+  /// Returns how many times as long the fit's choice takes as the fastest one, for each collective of each size.
   std::vector<double> chosen_of_fastest() const;
 };
 
@@ -48,8 +48,8 @@ struct AlgorithmsReport {
 absl::StatusOr<AlgorithmsReport> bench_algorithms(Collectives& group, const std::function<void(Algorithm)>& use,
                                                   const AlgorithmsBenchOptions& options);
 
-/// {"transport", "ranks", "fit": {"round_s", "message_s", "byte_s", "add_s"}, "calls": [{"operation", "dtype", "bytes",
-/// "algorithm", "median_s", "by_fit_s", "is_chosen", "is_fastest", "samples_ns"}]}
+/// Returns {"transport", "ranks", "fit": {"round_s", "message_s", "byte_s", "add_s"}, "calls": [{"operation", "dtype",
+/// "bytes", "algorithm", "median_s", "by_fit_s", "is_chosen", "is_fastest", "samples_ns"}]}
 nlohmann::json to_json(const AlgorithmsReport& report);
 
 }  // namespace tessera

@@ -17,7 +17,7 @@ struct BenchTable {
   std::vector<std::vector<std::variant<std::string, double>>> rows;
 };
 
-/// {"columns": [name, ...], "rows": [[text, number or null, ...], ...]}
+/// Returns {"columns": [name, ...], "rows": [[text, number or null, ...], ...]}
 nlohmann::json to_json(const BenchTable& table);
 /// Shows times in ms, or in ns where a column's largest is below 10 us; bytes in KiB, MiB, ...
 std::string to_text(const BenchTable& table);

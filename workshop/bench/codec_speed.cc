@@ -40,7 +40,7 @@ std::vector<CodecSpeed> measure_codecs() {
   std::vector<CodecSpeed> speeds;
   for (const WireForm form : {WireForm::kLossless, WireForm::kInt8, WireForm::kInt4}) {
     Samples samples;
-    std::size_t bytes = codec.there_and_back(form);  // the call also touches the memory
+    std::size_t bytes = codec.there_and_back(form);  // this call also touches the memory
     for (int round = 0; round < kRounds; ++round) {
       const auto begin = std::chrono::steady_clock::now();
       bytes = codec.there_and_back(form);

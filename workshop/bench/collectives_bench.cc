@@ -86,13 +86,13 @@ class Bench {
                                                ": wrong result of " + text_of(what_));
   }
 
-  /// False where nothing moves, or less than a cache line a rank. It is the same on every rank.
+  /// Returns false where nothing moves, or less than a cache line a rank. It is the same on every rank.
   bool has_limit() const {
     return what_.operation != Operation::kBarrier && what_.memory != BenchMemory::kCommon &&
            what_.bytes >= std::size_t{64} * group_.size();
   }
 
-  /// The traffic that this rank causes when all call. REQUIRES: has_limit().
+  /// Returns the traffic that this rank causes when all call. REQUIRES: has_limit().
   MemoryTraffic traffic() const {
     const int ranks = group_.size(), growth = static_cast<int>(sizeof(float) / size_of(what_.dtype));
     switch (what_.operation) {
@@ -169,7 +169,7 @@ class Bench {
 };
 
 std::vector<CollectiveCase> cases_of(const Collectives& group, const CollectivesBenchOptions& options) {
-  std::vector<CollectiveCase> cases = {{}};  // the barrier
+  std::vector<CollectiveCase> cases = {{}};  // the first case is the barrier
   const auto add = [&](const CollectiveCase& what) {
     if (what.bytes / size_of(what.dtype) / group.size() > 0 || what.operation == Operation::kAllReduce)
       cases.push_back(what);
@@ -223,7 +223,7 @@ absl::Status measure_once(Collectives& group, Bench& bench, const CollectivesBen
   const std::size_t fit = options.round_bytes / std::max<std::size_t>(bytes, 1);
   const int calls = static_cast<int>(std::clamp<std::size_t>(fit, 1, std::max(options.most_calls, 1)));
   const bool in_a_row = bytes <= kInARow;
-  TESSERA_RETURN_IF_ERROR(bench.call());  // warms up
+  TESSERA_RETURN_IF_ERROR(bench.call());  // this warms up
   TESSERA_RETURN_IF_ERROR(time_calls(group, calls, in_a_row, measured.call, [&] { return bench.call(); }));
   if (!bench.has_limit()) return absl::OkStatus();
   for (bool past_caches : {false, true}) {

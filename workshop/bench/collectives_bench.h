@@ -30,7 +30,7 @@ struct CollectivesBenchOptions {
   std::vector<DType> dtypes = {DType::kF32, DType::kBF16};  ///< types of the sums
   int rounds = 7;                                           ///< number of rounds over all cases
   std::size_t round_bytes = 128 << 20;                      ///< a case is called `round_bytes / S` times a round, but
-  int most_calls = 1000;                                    ///< no more than this, and once at least
+  int most_calls = 1000;                                    ///< at least once, and at most this often
 };
 
 /// One measured case. `dtype` is kU8 where bytes are moved; S is `bytes`, 0 for the barrier.
@@ -48,9 +48,9 @@ struct CollectiveTiming {
   CollectiveCase what;
   Samples call, limit;
 
-  /// S / median time, in 1e9 bytes a second.
+  /// Returns S / median time, in 1e9 bytes a second.
   double gigabytes_per_s() const;
-  /// Median time of the limit / median time of the call; 0 without a limit.
+  /// Returns the median time of the limit / median time of the call; 0 without a limit.
   double of_limit() const;
 };
 

@@ -105,7 +105,7 @@ absl::StatusOr<DiskSpeed> measure_disk(const DiskSpeedOptions& options) {
   speed.file_mode = file->mode();
   speed.engine = ring->describe();
   Mover mover(*ring, *file, memory.span(), options);
-  for (int round = -1; round < options.rounds; ++round) {  // the first one warms up
+  for (int round = -1; round < options.rounds; ++round) {  // the first round warms up
     const bool counts = round >= 0;
     TESSERA_RETURN_IF_ERROR(time(speed.write, counts, [&] { return mover.one_way(IoKind::kWrite); }));
     TESSERA_RETURN_IF_ERROR(time(speed.read, counts, [&] { return mover.one_way(IoKind::kRead); }));

@@ -6,7 +6,7 @@
 
 namespace tessera {
 
-/// Small labelled images. Immutable and thread-safe; labels and sizes were checked when it was made.
+/// Small labelled images. The set is immutable and thread-safe; its labels and sizes were checked when it was made.
 class ImageDataset {
  public:
   static constexpr std::int64_t kChannels = 3, kSide = 32;

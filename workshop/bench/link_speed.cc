@@ -33,7 +33,7 @@ constexpr std::int64_t kSmallBytes = 256;  // bytes of a rank in a step's agreem
 
 double since(Clock::time_point begin) { return std::chrono::duration<double>(Clock::now() - begin).count(); }
 
-/// CPU time of the calling thread, in seconds.
+/// Returns the CPU time of the calling thread, in seconds.
 double thread_seconds() {
   timespec time{};
   clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time);
@@ -112,8 +112,8 @@ class LinkMeter {
   }
   float* sums() const { return reinterpret_cast<float*>(sums_->data()); }
 
-  /// Sizes of buffers, ascending. They are as large as units': a small buffer would look fast, since a link takes some
-  /// bytes at once before it slows down.
+  /// Returns the sizes of buffers, ascending. They are as large as units': a small buffer would look fast, since a link
+  /// takes some bytes at once before it slows down.
   std::vector<std::int64_t> sizes() const {
     std::vector<std::int64_t> all;
     for (std::int64_t bytes = std::int64_t{512} << 10; bytes <= options_.most_bytes; bytes *= 8)
@@ -121,7 +121,7 @@ class LinkMeter {
     return all;
   }
 
-  /// The slowest rank's number, so that all ranks report the same.
+  /// Returns the slowest rank's number, so that all ranks report the same.
   absl::StatusOr<double> agreed(double seconds) {
     std::vector<double> all(static_cast<std::size_t>(ranks_));
     TESSERA_RETURN_IF_ERROR(gather_.all_gather("links' times", &seconds, all.data(), sizeof seconds).wait());
@@ -130,7 +130,7 @@ class LinkMeter {
 
   absl::StatusOr<double> median_of(Call call, std::int64_t bytes) {
     constexpr int kFewest = 3, kMost = 200;
-    TESSERA_RETURN_IF_ERROR((this->*call)(bytes));  // warms up
+    TESSERA_RETURN_IF_ERROR((this->*call)(bytes));  // this warms up
     TESSERA_RETURN_IF_ERROR(gather_.barrier("links").wait());
     const auto first = Clock::now();
     TESSERA_RETURN_IF_ERROR((this->*call)(bytes));
@@ -149,7 +149,7 @@ class LinkMeter {
     return samples.median_s();
   }
 
-  /// The median of calls that another thread makes while this one computes. `seconds`: time of a call.
+  /// Returns the median of calls that another thread makes while this one computes. `seconds`: time of a call.
   absl::StatusOr<double> busy_median_of(Call call, std::int64_t bytes, double seconds) {
     constexpr int kFewest = 5, kMost = 100;
     constexpr std::int64_t kShort = 200;
@@ -175,7 +175,7 @@ class LinkMeter {
     operation.name = name;
     for (const std::int64_t bytes : buffers) {
       const std::vector<TimedBytes>& points = operation.points;
-      // The next size would take eight times as long.
+      // The next size would take eight times as long as this one.
       if (points.size() > 1 && points.back().seconds > kLongCall) break;
       TESSERA_ASSIGN_OR_RETURN(const double seconds, median_of(call, bytes));
       const std::int64_t sent = times * (bytes / ranks_ * (ranks_ - 1));
@@ -206,7 +206,7 @@ class LinkMeter {
     return seconds;
   }
 
-  /// The number of rounds of `compute` that take about `seconds` on the slowest rank.
+  /// Returns the number of rounds of `compute` that take about `seconds` on the slowest rank.
   absl::StatusOr<std::int64_t> rounds_of(double seconds) {
     constexpr std::int64_t kTry = 2000;
     TESSERA_ASSIGN_OR_RETURN(const double once, agreed(compute(kTry)));
@@ -229,7 +229,7 @@ class LinkMeter {
     return std::max(0.0, beside.median_s() - alone.median_s());
   }
 
-  /// The seconds that a call takes from compute beside it. `start` begins one; it takes about `seconds`.
+  /// Returns the seconds that a call takes from compute beside it. `start` begins one; it takes about `seconds`.
   template <class Start>
   absl::StatusOr<double> measure_load(double seconds, const Start& start) {
     // Compute takes somewhat longer than the call, so that all of the call is beside compute.
@@ -268,8 +268,8 @@ class LinkMeter {
     return absl::OkStatus();
   }
 
-  /// The share that compute loses to a thread that encodes and decodes int8 beside it, of the seconds that the thread
-  /// has a core.
+  /// Returns the share that compute loses to a thread that encodes and decodes int8 beside it, of the seconds that the
+  /// thread has a core.
   absl::StatusOr<double> measure_coding_load() {
     TESSERA_ASSIGN_OR_RETURN(const std::int64_t rounds, rounds_of(/*seconds=*/0.1));
     CodecRun codec(std::size_t{64} << 10);
@@ -298,7 +298,7 @@ class LinkMeter {
   const LinkSpeedOptions options_;
   const int ranks_;
   std::unique_ptr<CommBuffer> full_, bucket_, sums_;
-  volatile float busy_ = 0;  ///< keeps the compiler from leaving `compute` out
+  volatile float busy_ = 0;  ///< this keeps the compiler from leaving out `compute`
 };
 
 }  // namespace

@@ -16,7 +16,7 @@ namespace tessera {
 struct LinkSpeedOptions {
   int hosts = 1;                                     ///< number of hosts that the groups' ranks are on
   std::int64_t most_bytes = std::int64_t{32} << 20;  ///< size of the largest buffer
-  double seconds = 0.5;  ///< about, for each operation and size; at least three calls are made
+  double seconds = 0.5;  ///< approximate time for each operation and size; at least three calls are made
 };
 
 /// Calls of one operation: bytes that a rank sends, with the median of the seconds that they took; and the same while

@@ -21,8 +21,8 @@ struct OffloadedStepTiming {
   std::size_t numel = 0;
   std::int64_t bytes_moved = 0;  ///< bytes that a step reads and writes
   std::size_t memory_bytes = 0;  ///< bytes of records under way, and of records in the cache
-  Samples step;                  ///< states are on disk
-  Samples in_memory;             ///< the update alone
+  Samples step;                  ///< the whole step, with states on disk
+  Samples in_memory;             ///< the update alone, without a disk
   Samples transfer;              ///< the records alone, read and written back
   /// Returns the least possible time of a step with perfect overlap (the longer of its two parts), divided by the time
   /// of the step.

@@ -17,7 +17,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-/// Zeros on huge pages where the kernel grants them; every page is there already.
+/// Zeros on huge pages where the kernel grants them; every page is present from the start.
 class Memory {
  public:
   explicit Memory(std::size_t bytes) : bytes_(bytes) {
@@ -88,7 +88,7 @@ class Subject {
     for (std::size_t block = 0; what_.mixed() && block < numel_ / kBlock; ++block) read_gradient(block);
     for (std::size_t block = 0; block < numel_ / kBlock; ++block) {
       read_gradient(block);
-      // The written values must depend on the values read, and must not change them.
+      // Each written value must depend on the value that was read, and equal it.
       const std::uint64_t nothing = sum == 1 ? 1 : 0;
       for (const auto& [data, element] : pieces_) {
         const std::size_t bytes = kBlock * element;

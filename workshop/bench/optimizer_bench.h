@@ -45,7 +45,7 @@ struct OptimizerTiming {
 std::vector<OptimizerTiming> bench_optimizer(std::size_t numel, int rounds,
                                              InstructionSet set = best_instruction_set());
 
-/// {"cases": [{"name", "numel", "bytes", "samples_s", "median_s", "limit_s", "of_limit"}]}
+/// Returns {"cases": [{"name", "numel", "bytes", "samples_s", "median_s", "limit_s", "of_limit"}]}
 nlohmann::json to_json(const std::vector<OptimizerTiming>& timings);
 
 }  // namespace tessera

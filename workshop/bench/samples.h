@@ -16,9 +16,9 @@ struct Samples {
   double median_s() const { return quantile_s(0.5); }
 };
 
-/// How many times as long `longer` takes. Both were measured by turns, `a_turn` samples each time; the result is the
-/// median over turns of the ratio of their medians. So other load that lasts longer than a turn slows both. 0
-/// without a whole turn of both. REQUIRES: a_turn > 0.
+/// Returns how many times as long `longer` takes. Both were measured by turns, `a_turn` samples each time; the result
+/// is the median over turns of the ratio of their medians. So other load that lasts longer than a turn slows both. It
+/// is 0 without a whole turn of both. REQUIRES: a_turn > 0.
 double ratio_by_turns(const Samples& longer, const Samples& shorter, std::size_t a_turn);
 
 }  // namespace tessera

@@ -31,10 +31,10 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-constexpr int kLookEveryMs = 1000;  // at the silence, and at ranks that are stopped
+constexpr int kLookEveryMs = 1000;  // how often the agent looks for silence and for stopped ranks
 
-/// Standard input and output, between which and the launcher ssh stands. It notices that the launcher is gone: by the
-/// end of one of them, or by silence. Nothing is read or written after that.
+/// These are standard input and output; ssh stands between them and the launcher. The agent notices that the launcher
+/// is gone by the end of one of them, or by silence. Nothing is read or written after that.
 class Channel {
  public:
   Channel() {
@@ -53,7 +53,7 @@ class Channel {
     return frame;
   }
 
-  /// Reads what is there.
+  /// Reads the bytes that have come.
   void read() {
     std::array<char, 64 << 10> buffer;
     while (!is_gone()) {
@@ -100,7 +100,7 @@ class Channel {
   std::string why_gone_;
 };
 
-/// Tells the launcher.
+/// Sends the launcher a frame.
 class Teller : public RankListener {
  public:
   explicit Teller(Channel& channel) : channel_(channel) {}
@@ -213,7 +213,7 @@ int serve_launch_agent() {
   take_process_limits();
   const SignalScope signals;
   Channel channel;
-  channel.write(fmt::format("\n{}{}\n", kAgentGreeting, own_version()));  // ends what a login shell has begun
+  channel.write(fmt::format("\n{}{}\n", kAgentGreeting, own_version()));  // ends a login shell's unended line
   std::optional<Frame> first;
   while (!channel.is_gone() && !(first = channel.next())) {
     pollfd ready = {0, POLLIN, 0};

@@ -77,7 +77,7 @@ std::string state_of(const RankRecord& record) {
 
 bool lost_a_peer(const RankRecord& record) { return record.exit.code() == static_cast<int>(ExitCode::kPeerLost); }
 
-/// Whether the failure began at another rank, as far as this one knows.
+/// Returns whether the failure began at another rank, as far as this one knows.
 bool follows_another(const RankRecord& record) {
   return record.lost.empty() && (lost_a_peer(record) || record.told_by_peer);
 }

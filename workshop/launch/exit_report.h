@@ -17,10 +17,10 @@ namespace tessera {
 struct RankRecord {
   int rank = 0;
   pid_t pid = 0;
-  std::string host;  ///< where it ran; empty: on this machine, and there is no other host
+  std::string host;  ///< where it ran; empty if this machine is the only host
   RankExit exit;
-  bool ended_by_launcher = false;       ///< it was still running when its time was up
-  bool was_stopped = false;             ///< ... because it was stopped
+  bool ended_by_launcher = false;       ///< whether it was still running when its time was up
+  bool was_stopped = false;             ///< whether it was still running because it was stopped
   std::string lost;                     ///< why nobody knows how it ended; empty: it is known
   std::deque<std::string> last_errors;  ///< last lines of its stderr
   std::string message;                  ///< text of its error file; empty: none
@@ -36,25 +36,25 @@ struct RankRecord {
   std::chrono::system_clock::time_point failure_time() const;
 };
 
-/// The record that explains the others: the earliest failure. "A peer was lost" (75), or a failure that a peer told of,
-/// counts only if there is no other. Ranks that the launcher ended explain nothing. nullptr: nobody failed.
+/// Returns the record that explains the others: the earliest failure. "A peer was lost" (75), or a failure that a peer
+/// told of, counts only if there is no other. Ranks that the launcher ended explain nothing. nullptr: nobody failed.
 const RankRecord* first_cause(const std::vector<RankRecord>& records);
 
 /// "exit code 65 (corrupt data)" where Tessera chose the code and "exit code 65" where the program did; "signal 9
 /// (SIGKILL): killed from outside, perhaps by the out-of-memory killer ...".
 std::string explain(const RankExit& exit, std::optional<int> code_of_tessera);
 
-/// The block that is printed last: ranks in one line each (those that failed, where there are many), then the first
-/// cause with its last words. If the cause is "a peer was lost" and a rank had ended with success before, it says so:
-/// nothing failed, that rank did less than the others.
+/// Returns the block that is printed last: ranks in one line each (those that failed, where there are many), then the
+/// first cause with its last words. If the cause is "a peer was lost" and a rank had ended with success before, it says
+/// so: nothing failed, that rank did less than the others.
 std::string failure_report(const std::vector<RankRecord>& records, const RankRecord& cause);
 
 /// Fills in message, message_time, told_by_peer and code_of_tessera from the file in torchrun's form,
 /// `{"message": {"message": "...", ...}}` or `{"message": "..."}`. A missing or broken file changes nothing.
 void read_error_file(const std::string& path, RankRecord& record);
 
-/// The memory limit of this process's cgroup (version 2 or 1), in which the ranks that it starts are too; nothing if
-/// there is none.
+/// Returns the memory limit of this process's cgroup (version 2 or 1), in which the ranks that it starts are too;
+/// nothing if there is none.
 std::optional<std::int64_t> memory_limit_bytes();
 
 }  // namespace tessera

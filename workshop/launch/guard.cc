@@ -15,18 +15,18 @@
 namespace tessera {
 namespace {
 
-constexpr pid_t kGoHome = 0;  // no group has this number
+constexpr pid_t kGoHome = 0;  // no process group has this number
 
 /// Runs the guard, from fork to _exit. It makes system calls only, since the parent may have had threads.
 [[noreturn]] void keep_guard(int pipe, const char* directory, const std::vector<const char*>& files) {
   static constexpr std::size_t kMostGroups = 4096;
-  static std::array<pid_t, kMostGroups> groups;  // static, since a guard is a process of its own
+  static std::array<pid_t, kMostGroups> groups;  // these are static, since a guard is a process of its own
   std::size_t count = 0;
   pid_t message = 0;
   while (true) {
     const ssize_t got = ::read(pipe, &message, sizeof message);
     if (got < 0 && errno == EINTR) continue;
-    if (got != static_cast<ssize_t>(sizeof message)) break;  // the launcher is gone
+    if (got != static_cast<ssize_t>(sizeof message)) break;  // the pipe's end means that the launcher is gone
     if (message == kGoHome) ::_exit(0);
     if (message > 0 && count < kMostGroups) groups[count++] = message;
     for (std::size_t i = 0; message < 0 && i < count; ++i)
@@ -58,7 +58,7 @@ absl::StatusOr<Guard> Guard::start(const std::string& error_directory, const std
     return make_error(ExitCode::kOsResource, "launch: no pipe: " + reason_of(errno));
   const pid_t pid = ::fork();
   if (pid == 0) {
-    detach(ends[0]);  // closes ends[1] too
+    detach(ends[0]);  // this closes ends[1] too
     keep_guard(ends[0], error_directory.c_str(), files);
   }
   ::close(ends[0]);

@@ -20,12 +20,12 @@ struct HostJob {
   LaunchOptions options;  ///< command, ranks, pretended_hosts (the job's hosts), max_restarts, strict, plan, silence_s
   JobSettings job;        ///< address, port, restarts, run_id
   int first_rank = 0;
-  int ranks = 0;                         ///< how many of them are this host's
+  int ranks = 0;                         ///< number of ranks on this host
   std::string directory;                 ///< working directory
   std::vector<std::string> environment;  ///< "NAME=value", on top of what the host's own shell gave
 };
 
-/// Returns the job of the host that has `ranks` ranks from `first` on. Error 64 if a variable that
+/// Returns the job of the host that has `ranks` ranks from `first` on. It fails with error 64 if a variable that
 /// `options.environment` names is not set here.
 absl::StatusOr<HostJob> make_host_job(const LaunchOptions& options, const JobSettings& job, int first, int ranks);
 
@@ -42,12 +42,12 @@ absl::StatusOr<HostJob> make_host_job(const LaunchOptions& options, const JobSet
 absl::StatusOr<std::vector<std::string>> travelling_environment(const std::vector<std::string>& environment,
                                                                 const std::vector<std::string>& named);
 
-/// The body of a frame that says all of this, and back. Nothing if the body is broken.
+/// Turns all of this into the body of a frame, and back. Returns nothing if the body is broken.
 std::string encode(const HostJob& job);
 std::optional<HostJob> decode_job(std::string_view body);
 
-/// What a host knows of a rank that ended: pid, exit, memory and last words. Times travel as ages, since the clocks of
-/// two hosts differ.
+/// What a host knows of a rank that ended: pid, exit, memory and last words. Times travel as ages, since the
+/// clocks of two hosts differ.
 std::string encode_exit(const RankRecord& record);
 std::optional<RankRecord> decode_exit(int rank, std::string_view body);
 

@@ -19,9 +19,9 @@ class RankListener {
   virtual void on_started(int rank, pid_t pid) = 0;
   virtual void on_output(int rank, std::string_view bytes) = 0;
   virtual void on_errors(int rank, std::string_view bytes) = 0;
-  /// The leader of the rank's process group has ended. `record` is what its host knows of it.
+  /// This is called when the leader of the rank's process group has ended. `record` is what its host knows of it.
   virtual void on_exit(RankRecord record) = 0;
-  /// Nothing of the rank's process group is left, and all of its output was told. It follows on_exit.
+  /// Called after on_exit, when nothing of the rank's process group is left and all of its output was told.
   virtual void on_gone(int rank) = 0;
 };
 
@@ -52,14 +52,14 @@ class HostRanks {
 
   /// Adds the descriptors to wait for.
   virtual void add_watched(std::vector<pollfd>& watched) const = 0;
-  /// For how long to wait for them at most; -1: without end.
+  /// Returns how long to wait for them at most; -1: without end.
   virtual int timeout_ms() const = 0;
   /// Does what is due, and tells the listener. `ready` are the descriptors that the last add_watched added, polled.
   virtual void react(std::span<const pollfd> ready) = 0;
 
   /// Sends `signal` to the rank's process group.
   virtual void send(int rank, int signal) = 0;
-  /// Whether the rank's leader is stopped, as far as its host has told.
+  /// Returns whether the rank's leader is stopped, as far as its host has told.
   virtual bool is_stopped(int rank) const = 0;
 };
 

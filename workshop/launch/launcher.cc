@@ -121,7 +121,7 @@ struct Attempt {
   bool may_be_repeated = false;  ///< another attempt may end better
 };
 
-/// Whether the same program would fail with `code` again, whatever happens to the machine.
+/// Returns whether the same program would fail with `code` again, whatever happens to the machine.
 bool fails_again(int code) {
   for (const ExitCode lasting : {ExitCode::kUsage, ExitCode::kNoInput, ExitCode::kPermission, ExitCode::kConfig})
     if (code == static_cast<int>(lasting)) return true;
@@ -139,7 +139,7 @@ absl::StatusOr<Attempt> run_once(const LaunchOptions& options, const JobSettings
     const int code = cause->exit.code();
     return Attempt{code, supervisor.signals_taken() == 0 && !fails_again(code)};
   }
-  // Nobody failed by itself, but a third signal may have ended some.
+  // No rank failed by itself, but a third signal may have ended some.
   for (const RankRecord& record : records)
     if (record.exit.failed()) return Attempt{record.exit.code()};
   if (const int error = supervisor.output_error(); error != 0)
@@ -174,11 +174,11 @@ absl::StatusOr<int> run(const LaunchOptions& options) {
     TESSERA_ASSIGN_OR_RETURN(const Attempt attempt, run_once(options, job, guard, signals));
     if (!attempt.may_be_repeated || job.restarts == options.max_restarts) return attempt.code;
     ++job.restarts;
-    if (options.port == 0) {  // late ranks of the attempt before must not meet those of this one
+    if (options.port == 0) {  // late ranks of the last attempt must not meet those of this one
       TESSERA_ASSIGN_OR_RETURN(port, HeldPort::take(0, several_hosts));
       job.port = port.number();
     }
-    for (const std::string& file : files) ::unlink(file.c_str());  // removes the last words of ranks that are gone
+    for (const std::string& file : files) ::unlink(file.c_str());  // this removes the last words of ranks that are gone
     write_all(options.stderr_fd, fmt::format("tessera launch: restart {} of {}: all {} ranks begin anew\n",
                                              job.restarts, options.max_restarts, options.ranks));
   }
@@ -191,7 +191,7 @@ int count_hosts(const LaunchOptions& options) {
 }
 
 int launch(const LaunchOptions& options) {
-  take_process_limits();  // ranks inherit the limit of descriptors
+  take_process_limits();  // ranks inherit the raised limit of descriptors
   const auto code = run(options);
   if (code.ok()) return *code;
   write_all(options.stderr_fd, message_of(code.status()) + "\n");

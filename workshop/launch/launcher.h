@@ -14,17 +14,17 @@ struct LaunchOptions {
   std::vector<std::string> command;  ///< program (looked up in PATH) and its arguments
   int ranks = 1;                     ///< all ranks of the job
   int pretended_hosts = 1;  ///< hosts that ranks are told of, for tests, though all are here; must divide `ranks`
-  /// The hosts of a job over ssh, this machine first; their slots add up to `ranks`. Empty: this machine alone.
+  /// The hosts of a job over ssh, this machine first; their slots add up to `ranks`. Empty means this machine alone.
   std::vector<HostSlots> hosts;
   std::vector<std::string> ssh = {"ssh"};  ///< program that runs a command on a host, and its own options
-  std::string address;                     ///< by which all hosts reach this one; empty: it is found
+  std::string address;                     ///< address by which all hosts reach this one; empty: it is found
   std::vector<std::string> environment;    ///< names of variables that go to the other hosts too (host_job.h)
   std::string tessera;    ///< path of the `tessera` command on the other hosts; empty: this program's own
   double connect_s = 60;  ///< time for a host to answer over ssh
   double silence_s = 60;  ///< an agent that hears nothing of the launcher for so long ends its ranks
   int port = 0;           ///< rendezvous port; 0: one that is free on this machine
-  double grace_s = 10;    ///< time after the first failure in which the others may report and end by themselves
-  double term_s = 5;      ///< between SIGTERM and SIGKILL
+  double grace_s = 10;    ///< time after the first failure in which other ranks may report and end by themselves
+  double term_s = 5;      ///< time between SIGTERM and SIGKILL
   int max_restarts = 0;   ///< how often all ranks are started again after a failure that another start may not have
   /// TESSERA_STRICT=1 for the ranks: private copies, as on hosts of their own, and checked values.
   bool strict = false;
@@ -32,17 +32,17 @@ struct LaunchOptions {
   bool plan = false;
   bool prefix = true;  ///< "[rank 2] " before every line
   int stdout_fd = 1;   ///< where the ranks' output goes, line by line
-  int stderr_fd = 2;   ///< their errors, and the launcher's own messages
+  int stderr_fd = 2;   ///< where the ranks' errors go, and the launcher's own messages
 };
 
 /// Starts the ranks with torchrun's variables (rank_environment.h), forwards their output, and waits for all of them.
 ///
 /// Returns 0 if every rank returned 0, else the exit code of the *first cause*: the earliest failure that is neither "a
 /// peer was lost" (75) nor one that a peer told of, or the earliest at all (first_cause); 128 + n for signal n. That
-/// rank, its code and its last words are printed last. 64 for options that make no sense, 66 and 77 for a program that
-/// is missing or not executable, 69 for a port in use and for a host that cannot be reached, 71 where the system
-/// refuses more processes, 74 where all went well except that a full device did not take everything that ranks printed,
-/// 78 for another version of Tessera on a host.
+/// rank, its code and its last words are printed last. Errors: 64 for options that make no sense, 66 and 77 for a
+/// program that is missing or not executable, 69 for a port in use and for a host that cannot be reached, 71 where the
+/// system refuses more processes, 74 where all went well except that a full device did not take everything that ranks
+/// printed, 78 for another version of Tessera on a host.
 ///
 /// | event                               | what happens                                                              |
 /// |-------------------------------------|---------------------------------------------------------------------------|
@@ -69,7 +69,7 @@ struct LaunchOptions {
 /// the same working directory and the environment that host_job.h lists. No rank starts before all hosts have answered.
 int launch(const LaunchOptions& options);
 
-/// Number of hosts that ranks are told of.
+/// Returns the number of hosts that ranks are told of.
 int count_hosts(const LaunchOptions& options);
 
 }  // namespace tessera

@@ -34,7 +34,7 @@ class LineForwarder {
 
   int fd_;
   std::string prefix_;
-  std::string partial_;   ///< no end of line yet
+  std::string partial_;   ///< the last line, which has no end yet
   std::string prefixed_;  ///< whole lines to write
   std::deque<std::string> last_lines_;
   int error_ = 0;

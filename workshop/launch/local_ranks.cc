@@ -12,7 +12,7 @@
 namespace tessera {
 namespace {
 
-constexpr int kCheckEveryMs = 50;  // while groups outlive their leaders, since no descriptor tells of their end
+constexpr int kCheckEveryMs = 50;  // between looks at groups without a leader, whose end no descriptor tells
 
 }  // namespace
 
@@ -24,7 +24,7 @@ LocalRanks::~LocalRanks() {
   for (Rank& rank : ranks_) {
     if (!rank.group_empty) rank.process.send(SIGKILL);
     if (!rank.ended) ::waitpid(rank.process.pid, nullptr, 0);
-    if (!rank.group_empty) rank.process.is_group_empty();  // reaps others that became our children
+    if (!rank.group_empty) rank.process.is_group_empty();  // this reaps other processes that became our children
   }
 }
 
@@ -89,14 +89,14 @@ void LocalRanks::check_end(Rank& rank) {
   if (!rank.group_empty) end_leftovers(rank);
 }
 
-/// Ends what a rank that is gone left behind in its group: nobody will wait for it.
+/// Ends the processes that a rank left in its group when it ended: nobody will wait for them.
 void LocalRanks::end_leftovers(Rank& rank) {
   rank.group_empty = rank.process.is_group_empty();
   if (!rank.group_empty) rank.process.send(SIGKILL);
   if (!rank.group_empty) rank.group_empty = rank.process.is_group_empty();
   if (!rank.group_empty) return;
   guard_.forget(rank.process.pid);
-  // Its pipes hold what it wrote last. A daemon that left the group may keep them open, but nobody waits for it.
+  // The rank's pipes hold what it wrote last. A daemon that left the group may keep them open, but nobody waits for it.
   for (int round = 0; round < 16; ++round)
     for (const bool errors : {false, true}) forward_output(rank, errors);
   rank.process.out.reset();

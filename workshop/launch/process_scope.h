@@ -17,7 +17,7 @@ struct JobSettings;
 /// A folder for the ranks' error files that lives as long as the object.
 class ErrorDirectory {
  public:
-  /// Error 73 if the folder for temporary files takes none.
+  /// It fails with error 73 if the folder for temporary files takes none.
   static absl::StatusOr<ErrorDirectory> make();
   ErrorDirectory(ErrorDirectory&& other) noexcept;
   ~ErrorDirectory();
@@ -29,7 +29,7 @@ class ErrorDirectory {
   std::string path_;
 };
 
-/// The error files of `count` ranks from `first` on.
+/// Returns the error files of `count` ranks from `first` on.
 std::vector<std::string> error_files(const JobSettings& job, int first, int count);
 
 /// The process-wide settings of a process that starts ranks; it restores them. Ranks that lose their parent become its

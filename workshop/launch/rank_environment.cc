@@ -39,7 +39,7 @@ std::vector<std::string> rank_environment(const LaunchOptions& options, const Jo
   }
   if (options.strict) variables.insert_or_assign("TESSERA_STRICT", "1");
   if (options.plan) variables.insert_or_assign("TESSERA_PLAN", "table");
-  if (hosts > 1) variables.erase("TESSERA_HOSTS");  // LOCAL_WORLD_SIZE says the same already
+  if (hosts > 1) variables.erase("TESSERA_HOSTS");  // with several hosts, LOCAL_WORLD_SIZE says the same
   std::vector<std::string> result;
   for (const auto& [name, value] : variables) result.push_back(name + "=" + value);
   return result;

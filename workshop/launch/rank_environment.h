@@ -21,13 +21,13 @@ struct JobSettings {
   std::string error_file(int rank) const { return error_directory + "/rank_" + std::to_string(rank) + ".json"; }
 };
 
-/// The environment of `rank` as "NAME=value" strings: `inherited` with torchrun's names on top, and
+/// Returns the environment of `rank` as "NAME=value" strings: `inherited` with torchrun's names on top, and
 /// TESSERA_LAUNCHER=tessera. Names of other launchers (SLURM_*, OMPI_*, ...) stay: runtime/comm/resolve_topology.h
 /// knows that they belong to whatever started the launcher.
 std::vector<std::string> rank_environment(const LaunchOptions& options, const JobSettings& job, int rank,
                                           const std::vector<std::string>& inherited);
 
-/// The environment of this process, as above.
+/// Returns the environment of this process, as above.
 std::vector<std::string> current_environment();
 
 }  // namespace tessera

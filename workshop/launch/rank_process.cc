@@ -53,7 +53,7 @@ std::optional<RankExit> RankProcess::reap() const {
   rusage usage{};
   const pid_t got = ::wait4(pid, &result.wait_status, WNOHANG, &usage);
   if (got == 0 || (got < 0 && errno == EINTR)) return std::nullopt;
-  if (got < 0) result.wait_status = W_EXITCODE(static_cast<int>(ExitCode::kInternal), 0);  // another process reaped it
+  if (got < 0) result.wait_status = W_EXITCODE(static_cast<int>(ExitCode::kInternal), 0);  // another one reaped it
   result.when = std::chrono::system_clock::now();
   result.peak_resident_bytes = static_cast<std::int64_t>(usage.ru_maxrss) * 1024;
   return result;
@@ -71,7 +71,7 @@ bool RankProcess::is_stopped() const {
   std::ifstream file(fmt::format("/proc/{}/stat", pid));
   std::string line;
   std::getline(file, line);
-  const auto name_end = line.rfind(')');  // the name may hold anything, even ") T"
+  const auto name_end = line.rfind(')');  // the program's name may hold anything, even ") T"
   if (name_end == std::string::npos || name_end + 2 >= line.size()) return false;
   return line[name_end + 2] == 'T' || line[name_end + 2] == 't';
 }
@@ -112,11 +112,11 @@ struct ChildPlan {
 [[noreturn]] void become_program(const ChildPlan& plan) {
   ::setpgid(0, 0);
   ::prctl(PR_SET_PDEATHSIG, SIGKILL);
-  if (::getppid() != plan.launcher) ::_exit(128 + SIGKILL);  // it died before the line above
+  if (::getppid() != plan.launcher) ::_exit(128 + SIGKILL);  // the launcher died before the line above
   ::dup2(plan.in, 0);
   ::dup2(plan.out, 1);
   ::dup2(plan.err, 2);
-  ::signal(SIGPIPE, SIG_DFL);  // the launcher ignores it, and exec would hand that on
+  ::signal(SIGPIPE, SIG_DFL);  // the launcher ignores SIGPIPE, and exec would hand that on
   ::sigprocmask(SIG_SETMASK, plan.mask, nullptr);
   ::execvpe(plan.argv[0], plan.argv, plan.environment);
   const int error = errno;
@@ -124,8 +124,8 @@ struct ChildPlan {
   ::_exit(127);
 }
 
-/// The hint for a program that could not become this process. "No such file" for a script means that its interpreter is
-/// missing.
+/// Returns the hint for a program that could not become this process. "No such file" for a script means that its
+/// interpreter is missing.
 std::string hint_of_start(const std::string& program, int error) {
   std::error_code ignored;
   switch (error) {
@@ -195,7 +195,7 @@ absl::StatusOr<RankProcess> start_rank(const std::vector<std::string>& command,
   rank.pid = ::fork();
   if (rank.pid == 0) become_program(plan);
   if (rank.pid < 0) return os_error("no process", errno);
-  ::setpgid(rank.pid, rank.pid);  // both processes do it, since either may be first
+  ::setpgid(rank.pid, rank.pid);  // both processes make this call, since either may be first
   failure.write.reset();
   if (const int error = wait_for_exec(failure.read.get()); error != 0) {
     ::waitpid(rank.pid, nullptr, 0);

@@ -41,19 +41,19 @@ struct RankExit {
   int wait_status = 0;  ///< status of waitpid
   std::chrono::system_clock::time_point when;
   std::int64_t peak_resident_bytes = 0;
-  std::optional<std::int64_t> memory_limit_bytes;  ///< its cgroup has one, and SIGKILL ended the rank
+  std::optional<std::int64_t> memory_limit_bytes;  ///< the cgroup's limit, if it has one and SIGKILL ended the rank
 
   bool failed() const { return wait_status != 0; }
-  /// The code that a shell reports: the exit code, or 128 + n for signal n.
+  /// Returns the code that a shell reports: the exit code, or 128 + n for signal n.
   int code() const;
-  /// The signal that ended it, if one did.
+  /// Returns the signal that ended it, if one did.
   std::optional<int> signal() const;
 };
 
 /// One started rank: the leader of its own process group, with pipes for its output. It dies with the thread that
 /// started it (PR_SET_PDEATHSIG).
 struct RankProcess {
-  pid_t pid = -1;  ///< also the number of its process group
+  pid_t pid = -1;  ///< this is also the number of its process group
   OwnedFd exited;  ///< a pidfd: readable when the leader ends
   OwnedFd out;     ///< non-blocking
   OwnedFd err;     ///< non-blocking
@@ -66,14 +66,14 @@ struct RankProcess {
   /// Reaps other processes of the group that became the launcher's children; true when nothing of the group is left.
   /// REQUIRES: the leader was reaped. A group that was empty once must not be asked again: numbers are reused.
   bool is_group_empty() const;
-  /// True if the leader is stopped (SIGSTOP, a debugger).
+  /// Returns true if the leader is stopped (SIGSTOP, a debugger).
   bool is_stopped() const;
 };
 
 enum class StandardInput { kNull, kPipe };
 
-/// Starts `command` with `environment`. `mask` is the signal mask the program starts with.
-/// 66 if there is no such program, 77 if it may not be executed, 71 if the system refuses processes or files.
+/// Starts `command` with `environment`. `mask` is the signal mask that the program starts with.
+/// Errors: 66 if there is no such program, 77 if it may not be executed, 71 if the system refuses processes or files.
 absl::StatusOr<RankProcess> start_rank(const std::vector<std::string>& command,
                                        const std::vector<std::string>& environment, const sigset_t& mask,
                                        StandardInput input = StandardInput::kNull);

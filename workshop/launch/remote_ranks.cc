@@ -23,7 +23,7 @@ namespace {
 using namespace std::chrono_literals;
 
 constexpr auto kEndAfterKill = 10s;
-constexpr auto kLastMoment = 2s;  // for ssh to end by itself once it is no longer needed
+constexpr auto kLastMoment = 2s;  // time in which ssh may end by itself once it is no longer needed
 constexpr std::size_t kLongestGreeting = 1 << 20;
 constexpr int kSshFailed = 255, kNoProgram = 127, kNotExecutable = 126;
 
@@ -70,7 +70,7 @@ RemoteRanks::RemoteRanks(Host host, const LaunchOptions& options, Guard& guard, 
 
 RemoteRanks::~RemoteRanks() {
   if (ssh_.pid <= 0) return;
-  close_input();  // tells the agent to kill what it still has
+  close_input();  // this tells the agent to kill the ranks that it still has
   if (!ended_) {
     pollfd end = {ssh_.exited.get(), POLLIN, 0};
     const auto wait = phase_ == Phase::kConnecting ? 0s : kLastMoment;
@@ -78,7 +78,7 @@ RemoteRanks::~RemoteRanks() {
     ssh_.send(SIGKILL);
     ::waitpid(ssh_.pid, nullptr, 0);
   }
-  ssh_.is_group_empty();  // reaps others that became our children
+  ssh_.is_group_empty();  // this reaps other processes that became our children
   guard_.forget(ssh_.pid);
 }
 
@@ -231,12 +231,12 @@ void RemoteRanks::flush() {
     const ssize_t written = ::write(ssh_.in.get(), frame.data(), frame.size());
     if (written < 0 && errno == EINTR) continue;
     if (written < 0 && errno == EAGAIN) return;
-    if (written < 0) return close_input();  // ssh's end tells why
+    if (written < 0) return close_input();  // the end of ssh tells the reason
     frame.erase(0, static_cast<std::size_t>(written));
     if (frame.empty()) to_write_.pop_front();
   }
-  // Only then: a beat must not lie inside the job. Later frames are small (PIPE_BUF), and each is written by itself, so
-  // the pipe takes it whole.
+  // Beats begin only now, since a beat must not lie inside the job. Later frames are small (PIPE_BUF), and each is
+  // written by itself, so the pipe takes it whole.
   if (phase_ >= Phase::kStarting && ssh_.in.is_open() && !std::exchange(beats_, true)) heartbeat_.add(ssh_.in.get());
 }
 
@@ -268,7 +268,7 @@ void RemoteRanks::check_end() {
   if (!exit) return;
   ended_ = true;
   ssh_.exited.reset();
-  for (int round = 0; round < 16; ++round) {  // what the pipes still hold
+  for (int round = 0; round < 16; ++round) {  // this reads what the pipes still hold
     read_output();
     read_errors();
   }
@@ -337,7 +337,7 @@ void RemoteRanks::lose_ranks(const std::string& reason) {
   }
 }
 
-/// ": " and the last line that ssh or the agent wrote; "" if there is none.
+/// Returns ": " and the last line that ssh or the agent wrote; "" if there is none.
 std::string RemoteRanks::last_words() const {
   for (auto line = errors_.last_lines().rbegin(); line != errors_.last_lines().rend(); ++line)
     if (line->find_first_not_of(" \t\r") != std::string::npos)

@@ -68,7 +68,7 @@ class RemoteRanks : public HostRanks {
 
   Rank& rank_of(int number) { return ranks_[static_cast<std::size_t>(number - host_.job.first_rank)]; }
   const Rank& rank_of(int number) const { return ranks_[static_cast<std::size_t>(number - host_.job.first_rank)]; }
-  /// The command line for ssh that starts the agent.
+  /// Returns the command line for ssh that starts the agent.
   std::vector<std::string> agent_command() const;
   void read_output();
   void read_errors();
@@ -97,7 +97,7 @@ class RemoteRanks : public HostRanks {
   absl::Status failure_;
   RankProcess ssh_;
   bool ended_ = false;    ///< ssh was reaped
-  std::string greeting_;  ///< what came before the agent's greeting was whole
+  std::string greeting_;  ///< output that came before the whole greeting of the agent
   FrameReader frames_;
   std::deque<std::string> to_write_;  ///< frames that the pipe has not taken yet; of the first, what is left of it
   bool beats_ = false;                ///< the pipe is the heartbeat's too

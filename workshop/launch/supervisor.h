@@ -45,7 +45,7 @@ class Supervisor : private RankListener {
   std::vector<RankRecord> wait_all();
   /// Why output of ranks was lost, as an errno; 0 if none was.
   int output_error() const;
-  /// Number of signals that were taken.
+  /// Returns the number of signals that were taken.
   int signals_taken() const { return signals_taken_; }
 
  private:

@@ -30,7 +30,7 @@ class ConfigReader final : public ConfigVisitor {
   void boolean(const std::string& key, bool& value, const char* doc) override;
   void word(const std::string& key, std::string& value, const std::vector<std::string>& allowed,
             const char* doc) override;
-  /// A word that is needed; "" if the file gives none of `allowed`.
+  /// Returns a word that is needed; "" if the file gives none of `allowed`.
   std::string needed_word(const std::string& key, const std::vector<std::string>& allowed);
 
   /// Checks a rule between keys: a violation is reported at `key` unless one of `keys` is wrong already.

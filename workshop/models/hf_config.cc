@@ -79,7 +79,7 @@ class RenamedFields final : public ConfigVisitor {
   RenamedFields(ConfigReader& reader, Names names) : reader_(reader), names_(std::move(names)) {}
   void integer(const std::string& key, std::int64_t& value, const IntegerRule& rule, const char* doc) override {
     IntegerRule optional = rule;
-    optional.required = rule.required && value == 0;  // transformers has a default
+    optional.required = rule.required && value == 0;  // transformers has a default for this
     if (const auto name = name_of(key)) reader_.integer(*name, value, optional, doc);
   }
   void number(const std::string& key, double& value, const NumberRule& rule, const char* doc) override {
@@ -167,7 +167,7 @@ class HfReader {
     return config;
   }
 
-  /// The numbers that transformers' class takes where none are given.
+  /// Returns the numbers that transformers' class takes where none are given.
   LlamaConfig standard_llama() const {
     LlamaConfig config{.vocab_size = 32000,
                        .hidden_size = 4096,
@@ -306,7 +306,7 @@ struct Family {
   const char* architecture;
 };
 
-/// The model type that has everything that `c` has.
+/// Returns the model type that has everything that `c` has.
 absl::StatusOr<Family> family_of(const LlamaConfig& c) {
   const auto none = [](const std::string& what) {
     return make_error(ExitCode::kConfig, "model: no model type of Hugging Face that is known here has " + what +

@@ -17,15 +17,15 @@ using CheckpointFn = std::function<at::Tensor(const std::function<at::Tensor(con
 /// What the command, the benchmarks and `generate` need from a language model; otherwise it is a module like any other.
 class LanguageModel : public torch::nn::Module {
  public:
-  /// tokens: [B, T] int64, 0 < T <= seq_len(). Returns [B, T, vocab_size()], in the parameters' dtype.
+  /// `tokens` are [B, T] int64, 0 < T <= seq_len(). Returns [B, T, vocab_size()], in the parameters' dtype.
   virtual at::Tensor logits(const at::Tensor& tokens) = 0;
-  /// Number of tokens, and the longest input.
+  /// The number of tokens, and the longest input.
   virtual std::int64_t vocab_size() const = 0;
   virtual std::int64_t seq_len() const = 0;
 
   at::Tensor forward(const at::Tensor& tokens) { return logits(tokens); }
-  /// targets: [B, T] int64, -100 where a position does not count. Returns the mean cross entropy, a scalar in fp32:
-  /// logits are cast first, since a softmax over a vocabulary in bf16 loses the loss's third digit.
+  /// `targets` are [B, T] int64, -100 where a position does not count. Returns the mean cross entropy, a scalar in
+  /// fp32: logits are cast first, since a softmax over a vocabulary in bf16 loses the loss's third digit.
   at::Tensor forward(const at::Tensor& tokens, const at::Tensor& targets);
 
   /// Sets the hook that blocks run through if the config says "recompute"; without it such a model refuses to run.

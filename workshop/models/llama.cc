@@ -53,8 +53,8 @@ at::Tensor frequencies_of(const LlamaConfig& config, const at::TensorOptions& op
 
 bool has_qkv_bias(const LlamaConfig& config) { return config.attention_bias || config.qkv_bias; }
 
-/// [time, time]: true where row i may see column j, the last `window` positions up to its own. It is undefined if the
-/// window has all positions.
+/// Returns [time, time]: true where row i may see column j, the last `window` positions up to its own. It is undefined
+/// if the window has all positions.
 at::Tensor window_mask(std::int64_t window, std::int64_t time, const at::TensorOptions& options) {
   if (window == 0 || time <= window) return {};
   return at::ones({time, time}, options.dtype(at::kBool)).tril().triu(1 - window);
@@ -97,7 +97,7 @@ at::Tensor LlamaAttentionImpl::split_heads(const at::Tensor& x, std::int64_t hea
   return x.view({x.size(0), x.size(1), heads, config_.head_size()}).transpose(1, 2);
 }
 
-// [B, heads, T, D] -> [B, heads * groups, T, D], each head `groups` times in a row.
+// Makes [B, heads * groups, T, D] from [B, heads, T, D], each head `groups` times in a row.
 static at::Tensor repeat_heads(const at::Tensor& x, std::int64_t groups) {
   if (groups == 1) return x;
   const auto wide = x.unsqueeze(2).expand({x.size(0), x.size(1), groups, x.size(2), x.size(3)});

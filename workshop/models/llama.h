@@ -42,7 +42,7 @@ struct Rotary {
 class LlamaAttentionImpl : public torch::nn::Module {
  public:
   explicit LlamaAttentionImpl(const LlamaConfig& config);
-  /// mask: [T, T] bool, which positions a position sees; undefined: all before it, and itself.
+  /// `mask` [T, T] bool says which positions a position sees; undefined means those up to itself.
   at::Tensor forward(const at::Tensor& x, const Rotary& rotary, const at::Tensor& mask);
 
  private:

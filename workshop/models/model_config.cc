@@ -22,7 +22,7 @@ void check(ConfigReader& reader, const GPTConfig& config) {
 
 void check(ConfigReader& reader, const LlamaConfig& config) {
   const std::int64_t heads = config.num_attention_heads;
-  if (heads == 0) return;  // reported already
+  if (heads == 0) return;  // this was reported already
   reader.require(config.head_dim > 0 || config.hidden_size % heads == 0, "hidden_size",
                  {"hidden_size", "num_attention_heads", "head_dim"},
                  fmt::format("must be a multiple of num_attention_heads where head_dim is not given: {} is not one "
@@ -96,7 +96,7 @@ ModelConfig read_root(const JsonNode& root, Diagnostics& diagnostics) {
   const std::string model = reader.needed_word("model", {"gpt", "llama"});
   if (model == "gpt") return read_fields<GPTConfig>(reader, root, diagnostics);
   if (model == "llama") return read_fields<LlamaConfig>(reader, root, diagnostics);
-  return {};  // it is not known which keys to expect
+  return {};  // nobody knows which keys to expect
 }
 
 /// Writes one member for each key, with the value that the model is built with.

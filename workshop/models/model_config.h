@@ -72,8 +72,8 @@ absl::StatusOr<ModelConfig> read_model_config(const std::filesystem::path& path)
 /// Reads a text; `name` stands for the file in messages.
 absl::StatusOr<ModelConfig> parse_model_config(const std::string& text, const std::string& name = "model");
 
-/// A file with the same meaning and every key in place: a key that was left out has the value that the model is built
-/// with.
+/// Returns a file with the same meaning and every key in place: a key that was left out has the value that the model is
+/// built with.
 std::string to_json(const ModelConfig& config);
 
 /// Number of parameters of the model, a tied weight counted once. It is computed by formula: no tensor is made.

@@ -61,9 +61,9 @@ TORCH_MODULE(Bottleneck);
 class ResNetImpl : public torch::nn::Module {
  public:
   explicit ResNetImpl(const ResNetConfig& config = {});
-  /// images: [B, channels, H, W]. Returns [B, classes].
+  /// `images` are [B, channels, H, W]. Returns [B, classes].
   at::Tensor forward(const at::Tensor& images);
-  /// labels: [B] int64. Returns the mean cross entropy, in fp32.
+  /// `labels` are [B] int64. Returns the mean cross entropy, in fp32.
   at::Tensor forward(const at::Tensor& images, const at::Tensor& labels);
 
  private:

@@ -30,7 +30,7 @@ class AddedTokens {
   const Token* longest_at(std::string_view text) const;
 
   std::vector<Token> tokens_;  ///< ordered by content
-  bool begins_[256] = {};      ///< some content begins with this byte
+  bool begins_[256] = {};      ///< [byte]: whether some content begins with it
 };
 
 }  // namespace tessera

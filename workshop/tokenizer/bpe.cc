@@ -14,7 +14,7 @@ namespace {
 
 constexpr std::size_t kShort = 48;  ///< up to so many bytes, a search over all pairs is faster than a queue of pairs
 
-/// Bytes that no UTF-8 text has.
+/// Returns whether no UTF-8 text has the byte.
 bool is_never_in_utf8(int byte) { return byte == 0xC0 || byte == 0xC1 || byte >= 0xF5; }
 
 }  // namespace

@@ -46,7 +46,7 @@ class BytePairEncoding {
 
   std::array<Id, 256> bytes_{};
   absl::flat_hash_map<std::uint64_t, Merge> merges_;
-  absl::flat_hash_map<std::string, Id> words_;  ///< used with ignore_merges
+  absl::flat_hash_map<std::string, Id> words_;  ///< this is used with ignore_merges
 };
 
 }  // namespace tessera

@@ -18,7 +18,7 @@ constexpr std::size_t kMostExpressionBytes = std::size_t{1} << 14;
 constexpr std::size_t kFirstStack = std::size_t{32} << 10,
                       kMostStack = std::size_t{16} << 20;  // sizes of the compiled matcher's stack
 constexpr std::uint32_t kMostHeapKib = 64 << 10;           // heap of the interpreting matcher
-/// Unicode's White_Space: PCRE2's own \s also has U+180E, which Unicode took out of it.
+/// Unicode's White_Space: PCRE2's own \s also has U+180E, which Unicode has removed from that property.
 constexpr std::string_view kSpace = R"(\p{Z}\t-\r\x{85})";
 
 constexpr const char kExpressionHint[] =
@@ -117,7 +117,7 @@ absl::StatusOr<SplitPattern> SplitPattern::compile(const std::string& expression
 
 namespace {
 
-/// A place in `text` at or before `place` where a character begins.
+/// Returns a place in `text` at or before `place` where a character begins.
 std::size_t begin_of_character(std::string_view text, std::size_t place) {
   while (place < text.size() && (static_cast<unsigned char>(text[place]) & 0xC0) == 0x80) --place;
   return place;
@@ -138,7 +138,7 @@ class SplitPattern::Search {
   struct Match {
     std::size_t begin = 0, end = 0;
   };
-  /// The first match at or behind `from` that is not empty; an empty one if there is none.
+  /// Returns the first match at or behind `from` that is not empty; an empty one if there is none.
   absl::StatusOr<Match> next(std::size_t from) {
     grant_least();
     while (from < text_.size()) {
@@ -152,7 +152,7 @@ class SplitPattern::Search {
         steps_ = std::min(kGrowth * steps_, kMostSteps);
         TESSERA_RETURN_IF_ERROR(take(steps_));
       } else if (found == PCRE2_ERROR_PARTIAL && match.begin > from) {
-        from = match.begin;  // nothing matches before it
+        from = match.begin;  // nothing matches before this place
         grant_least();
       } else if (found == PCRE2_ERROR_PARTIAL) {
         window_ *= kGrowth;
@@ -208,7 +208,7 @@ class SplitPattern::Search {
 absl::Status SplitPattern::split(std::string_view text, StepBudget& budget,
                                  absl::FunctionRef<void(std::string_view, bool)> piece) const {
   Search search(*compiled_, text, budget);
-  std::size_t done = 0;  // text before it was handed out
+  std::size_t done = 0;  // text in front of this place was handed out
   while (true) {
     TESSERA_ASSIGN_OR_RETURN(const Search::Match match, search.next(done));
     if (match.end == 0) break;

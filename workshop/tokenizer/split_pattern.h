@@ -16,7 +16,7 @@ namespace tessera {
 class StepBudget {
  public:
   explicit StepBudget(std::size_t text_bytes) : text_bytes_(text_bytes), left_(kFree + kPerByte * text_bytes) {}
-  /// Takes steps. False if that is more than is left.
+  /// Takes steps. Returns false if that is more than is left.
   bool take(std::size_t steps) {
     if (steps > left_) return false;
     left_ -= steps;

@@ -47,15 +47,15 @@ class Tokenizer {
 
   /// Highest token + 1: what a model's vocabulary must have at least.
   std::int64_t vocab_size() const { return vocab_size_; }
-  /// The id of a token, spelled as in the file; nothing if there is no such token.
+  /// Returns the id of a token, spelled as in the file; nothing if there is no such token.
   std::optional<Id> id_of(const std::string& token) const;
 
   /// Appends the tokens of a text. `add_special`: includes those that the file puts before and behind a text ("[BOS]").
   /// Returns how many parts of the text were no UTF-8. Errors: 65 where a pattern takes too long.
   absl::StatusOr<std::size_t> encode(std::string_view text, bool add_special, std::vector<Id>& ids) const;
 
-  /// The text of tokens, always UTF-8: U+FFFD stands where they end within a character. Ids that are no tokens are left
-  /// out, and special ones too if `skip_special`.
+  /// Returns the text of tokens, always UTF-8: U+FFFD stands where they end within a character. Ids that are no tokens
+  /// are left out, and special ones too if `skip_special`.
   std::string decode(std::span<const std::int64_t> ids, bool skip_special = true) const;
 
  private:

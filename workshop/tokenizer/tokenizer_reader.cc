@@ -46,7 +46,7 @@ std::string text_of(const JsonNode* node) {
 
 std::string type_of(const JsonNode& node) { return text_of(child_of(node, "type")); }
 
-/// An expression that matches the text itself.
+/// Returns an expression that matches the text itself.
 std::string literal(const std::string& text) {
   std::string expression;
   for (const char c : text) {
@@ -271,7 +271,7 @@ class TokenizerReader {
 
   void read_post(const JsonNode& node, const std::string& place) {
     const std::string type = type_of(node);
-    if (type == "ByteLevel") return;  // it sets offsets in the text, which nobody asks for here
+    if (type == "ByteLevel") return;  // ByteLevel sets offsets in the text, which nobody asks for here
     if (type == "Sequence") {
       const JsonNode* parts = child_of(node, "processors");
       if (parts == nullptr || !parts->is_list()) return wrong(node, place, "wants a list \"processors\"");

@@ -246,7 +246,7 @@ def _counts_overflows(session: Session) -> bool:
     """Returns whether overflows are counted before the scale falls. It falls at every overflow without ZeRO."""
     stage = session.find(_ZERO + "stage")
     if stage is None and session.find("accelerate.distributed_type") is not None:
-        return True  # Accelerate's default is stage 2
+        return True  # in Accelerate, the default is stage 2
     return session.is_on("zero_optimization") or (number(stage) or 0) > 0
 
 

@@ -110,7 +110,7 @@ def _warmup_steps(key: Key) -> None:
     if steps is None or steps < 0:
         return key.refused("must be an integer of at least 0")
     late = _SCHEDULERS[_taken_scheduler(key.session)][1]
-    key.put("/lr_schedule/warmup_steps", max(steps, 2) + late,  # DeepSpeed takes 2 at least
+    key.put("/lr_schedule/warmup_steps", max(steps, 2) + late,  # DeepSpeed takes at least 2
             "From the end of the warm-up on every rate is that of DeepSpeed. Difference: in the warm-up Tessera's is up to two updates ahead, as its "
             "first is not 0")
 

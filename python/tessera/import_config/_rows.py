@@ -33,7 +33,7 @@ class Format(NamedTuple):
     heading: str  # heading of its part of the page
     rows: list[Row]
     row_name: Callable[[str], str]  # converts Key.path to Key.name
-    finish: Callable[[Session], None]  # runs after all rows: sets what the file leaves to defaults
+    finish: Callable[[Session], None]  # a function that runs after all rows and sets what the file leaves to defaults
 
     def row_of(self, name: str) -> Row | None:
         """Returns the row of the name, else that of the narrowest section; None for an unknown key."""

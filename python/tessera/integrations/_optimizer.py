@@ -108,7 +108,7 @@ class FollowedOptimizer:
         """Makes the Engine train what requires gradients now. Call it before a forward; collective if something has
         changed.
         """
-        self._watch()  # groups that load_state_dict has made
+        self._watch()  # this watches groups that load_state_dict has made
         groups = self._optimizer.param_groups
         unfrozen = [name for name, value in self._frozen if value.requires_grad]
         is_same = len(groups) == len(self._members) and all(

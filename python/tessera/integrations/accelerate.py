@@ -68,7 +68,7 @@ class Accelerator(accelerate.Accelerator):
         given = inspect.signature(accelerate.Accelerator.__init__).bind(self, *args, **kwargs).arguments
         _expect_possible(given)
         if "cpu" not in given and not torch.cuda.is_available():
-            kwargs["cpu"] = True  # without it, accelerate's processes on CPUs would not know of each other
+            kwargs["cpu"] = True  # without this, accelerate's processes on CPUs would not know of each other
         self.engine: Engine | None = None
         self.result: Any = None
         self._followed: FollowedOptimizer | None = None
@@ -130,7 +130,7 @@ class Accelerator(accelerate.Accelerator):
         return super().prepare_model(model, False, True)  # autocast, but no DDP; the Engine places the shards
 
     def prepare_optimizer(self, optimizer: torch.optim.Optimizer, device_placement: bool | None = None) -> AcceleratedOptimizer:
-        """Does what `prepare` does."""
+        """Prepares one object, as `prepare` does."""
         if not self._is_preparing:
             return self.prepare(optimizer, device_placement=[device_placement])
         if not isinstance(optimizer, PreparedOptimizer):
@@ -180,7 +180,7 @@ class Accelerator(accelerate.Accelerator):
             use_manual_schedule(strategy, "the program's optimizer, with its scheduler,")
             self._followed.add_to(strategy)
         else:
-            strategy["optimizer"] = {"type": "sgd", "weight_decay": 0.0}  # a rule without state
+            strategy["optimizer"] = {"type": "sgd", "weight_decay": 0.0}  # this rule keeps no state
         name_units(strategy, model)
         if self.engine is not None:
             self.engine.close()
@@ -219,7 +219,7 @@ class Accelerator(accelerate.Accelerator):
                         "Accelerator(gradient_accumulation_steps=N) and use accumulate(model), or \"gradient_accumulation\": N in the "
                         "strategy if the loop counts them itself")
         self._has_gradients = True
-        part = microbatches / self.gradient_accumulation_steps  # the Engine takes the mean
+        part = microbatches / self.gradient_accumulation_steps  # the Engine takes the mean itself
         engine.backward(loss if part == 1 else loss * part, **kwargs)
 
     def _expect_zeroed(self, what: str) -> None:
@@ -248,7 +248,7 @@ class Accelerator(accelerate.Accelerator):
         self._forget_window()
         if self.engine is not None:
             self.engine.zero_grad()
-            torch.nn.Module.zero_grad(self.engine.model)  # what stands in .grad says that the Engine has the gradient
+            torch.nn.Module.zero_grad(self.engine.model)  # the tensor in .grad says that the Engine has the gradient
 
     def clip_grad_norm_(self, parameters: Any, max_norm: float, norm_type: float = 2) -> torch.Tensor:
         """Checks that the strategy clips at `max_norm`. The next step clips the gradients. Returns a tensor that gets the norm in
@@ -343,7 +343,7 @@ class PreparedOptimizer(AcceleratedOptimizer):
             raise Error("optimizer.step got a closure, which the Engine cannot call. [T0792] hint: call accelerator.backward, and then step()")
         if self.gradient_state.sync_gradients:
             self._is_overflow = self._accelerator._step()
-            self.optimizer._opt_called = True  # schedulers expect it
+            self.optimizer._opt_called = True  # schedulers expect this
 
     def zero_grad(self, set_to_none: bool | None = None) -> None:
         if self.gradient_state.sync_gradients:

@@ -106,7 +106,7 @@ class TesseraStrategy(DDPStrategy):
             agree(strategy, key, float(trainer.gradient_clip_val), "Trainer(gradient_clip_val)")
         use_manual_schedule(strategy, "the optimizer of configure_optimizers, with its schedulers,")
         self._followed = FollowedOptimizer(self.optimizers[0], self.lightning_module, "TesseraStrategy",
-                                          "configure_optimizers")  # Lightning refuses several optimizers
+                                          "configure_optimizers")  # Lightning itself refuses several optimizers
         self._followed.add_to(strategy)
         return strategy
 
@@ -133,7 +133,7 @@ class TesseraStrategy(DDPStrategy):
         self._followed.hand_on(self.engine)
         with _in_lightning():
             self.result = take_step(self.engine)
-        optimizer._opt_called = True  # schedulers expect it
+        optimizer._opt_called = True  # schedulers expect this
         return loss
 
     def lightning_module_state_dict(self) -> dict[str, Any]:
@@ -170,7 +170,7 @@ class TesseraStrategy(DDPStrategy):
             if isinstance(callback, BaseFinetuning):
                 # The callback adds its groups again, which it knows of only now.
                 callback.on_fit_start(module.trainer, module)
-        super().load_optimizer_state_dict(checkpoint)  # rates, and numbers
+        super().load_optimizer_state_dict(checkpoint)  # rates, and other numbers of the rule
         self._followed.follow(self.engine)
         self.engine.load_checkpoint(_folder_beside(self._checkpoint))
         self._followed.forget_sent()

@@ -82,7 +82,7 @@ class TesseraTrainer(Trainer):
         self.engine.backward(loss * microbatches, weight=weight)
 
     def _clip_grad_norm(self, model: torch.nn.Module) -> None:
-        """Does nothing: Engine.step clips."""
+        """Does nothing, since Engine.step clips."""
 
     def _get_grad_norm(self, model: torch.nn.Module, grad_norm: Any = None) -> torch.Tensor:
         """Returns a tensor that gets its value in the next step. The Trainer reads it after that step, to log it."""
@@ -131,7 +131,7 @@ class EngineOptimizer(torch.optim.Optimizer):
     written.
     """
 
-    _is_accelerate_prepared = True  # so accelerate does not wrap it
+    _is_accelerate_prepared = True  # this keeps accelerate from wrapping it
 
     def __init__(self, engine: Engine, lr: float) -> None:
         self.engine, self.grad_norm, self.step_was_skipped = engine, torch.zeros(()), False
@@ -140,7 +140,7 @@ class EngineOptimizer(torch.optim.Optimizer):
         self._names = [None, *(group["name"] for group in said["groups"])]
         self._numbers = sorted(engine.options())
         ratios = [1.0, *(group["lr_ratio"] for group in said["groups"])]
-        # Parameters are the Engine's.
+        # The groups hold no parameters, since the Engine has them.
         groups = [{"params": [torch.zeros(())], "lr": lr * ratio, **engine.options(name)}
                   for name, ratio in zip(self._names, ratios)]
         self._plain = {**_RULES[said["type"]]([torch.zeros(())]).defaults} if said["type"] in _RULES else {}

@@ -44,7 +44,7 @@ class Run:
     """whether the last line is not whole, as where the process was killed"""
 
     def column(self, key: str) -> list[tuple[int, float]]:
-        """The steps that have the number `key`, with that number."""
+        """Returns the steps that have the number `key`, with that number."""
         return [(step, float(line[key])) for step, line in self.steps.items() if _is_number(line.get(key))]
 
 

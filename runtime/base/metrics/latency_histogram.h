@@ -8,7 +8,7 @@
 namespace tessera {
 
 /// Counts how long calls took, in buckets whose bounds lie 1/16 apart or closer, from a nanosecond to nearly five
-/// hours. Longer calls are in the last bucket. It has a fixed size and allocates nothing. Not thread-safe.
+/// hours. Longer calls are in the last bucket. It has a fixed size and allocates nothing. It is not thread-safe.
 class LatencyHistogram {
  public:
   /// Counts one call. A negative time counts as 0.
@@ -18,7 +18,7 @@ class LatencyHistogram {
   /// The time, in seconds, that at least `percent` % of the calls did not exceed (nearest rank). It is at most 1/16
   /// above a time that was measured, and never above `max`. NaN if nothing was added. REQUIRES: 0 < percent <= 100.
   double percentile(double percent) const;
-  /// The longest time in seconds, exactly; 0 if nothing was added.
+  /// Returns the longest time in seconds, exactly; 0 if nothing was added.
   double max() const { return std::chrono::duration<double>(max_).count(); }
 
  private:

@@ -37,14 +37,14 @@ MetricsFormat metrics_format_of(const std::filesystem::path& path);
 ///  3. NaN and infinities are written as null, since JSON has no word for them. The key stays, so that a plot shows a
 ///     gap. Doubles are written so that they read back to the same bits. Invalid UTF-8 is replaced by U+FFFD.
 ///
-/// Not thread-safe. Move-only; the destructor closes.
+/// It is not thread-safe. It is move-only; the destructor closes.
 class MetricsWriter {
  public:
   /// What happens to a file that exists already.
   enum class Start {
-    kAppend,   ///< lines go behind its own
-    kReplace,  ///< it is removed first
-    kNew,      ///< an error (73)
+    kAppend,   ///< new lines go behind those of the existing file
+    kReplace,  ///< the existing file is removed first
+    kNew,      ///< an existing file is an error (73)
   };
   struct Options {
     Start start = Start::kAppend;
@@ -78,7 +78,7 @@ class MetricsWriter {
   bool begun_ = false;  ///< whether the file has its beginning (header or first event)
 };
 
-/// The last `window` step times in seconds, for medians and tails. Not thread-safe.
+/// The last `window` step times in seconds, for medians and tails. It is not thread-safe.
 class StepTimes {
  public:
   /// REQUIRES: window >= 1 (a smaller one counts as 1).
@@ -88,8 +88,8 @@ class StepTimes {
   std::size_t count() const { return seconds_.size(); }  ///< never more than `window`
   double p50() const { return percentile(50); }
   double p95() const { return percentile(95); }
-  /// The smallest time that at least `percent` % of the window does not exceed (nearest rank): always a time
-  /// that was measured. NaN if nothing was added. REQUIRES: 0 < percent <= 100.
+  /// Returns the smallest time that at least `percent` % of the window does not exceed (nearest rank): always a time
+  /// that was measured. It is NaN if nothing was added. REQUIRES: 0 < percent <= 100.
   double percentile(double percent) const;
 
  private:

@@ -194,7 +194,7 @@ class C10dCollectives : public Collectives {
   Backend left_in_use_ ABSL_GUARDED_BY(mutex_);  ///< dropped while a thread waited for its collective
   absl::Status status_ ABSL_GUARDED_BY(mutex_);
   std::vector<std::weak_ptr<Transfers>> under_way_ ABSL_GUARDED_BY(mutex_);
-  CallThread thread_;  // last member: its calls need the others
+  CallThread thread_;  // the last member is destroyed first, since its calls need the others
 };
 
 /// A call under way. Its buffers are the backend's until it is over, so the destructor waits for it too.
@@ -310,7 +310,7 @@ void C10dCollectives::drop_backend() {
   // Only the backend itself can end its collective. Its destructor may wait for the collective until then.
   try {
     dropped->abort();
-  } catch (const std::exception&) {  // it cannot end it; the caller that aborts this group ends the process (CallWatch)
+  } catch (const std::exception&) {  // no backend call can end it; who aborts the group ends the process (CallWatch)
   }
   const MutexLock lock(mutex_);
   left_in_use_ = std::move(dropped);
@@ -375,7 +375,7 @@ Work C10dCollectives::start_exchange(const CallSignature& call, RankParts<const 
   });
 }
 
-/// Whether a gather sends other elements than it has. Elements that are not floating point are sent unchanged.
+/// Returns whether a gather sends other elements than it has. Elements that are not floating point are sent unchanged.
 bool C10dCollectives::has_form(const GatherOptions& options, std::size_t bytes) const {
   if (!is_compressed(options.form, options.dtype, bytes / size_of(options.dtype))) return false;
   return is_lossy(options.form) ? is_reducible(options.dtype) : means_ == Transfers::Means::kMessages;
@@ -445,7 +445,7 @@ Work C10dCollectives::barrier(std::string_view label) {
 
 std::byte* C10dCollectives::staging(std::size_t bytes) {
   if (staging_.size() < bytes) {
-    staging_ = {};  // frees the old memory first, so that both are never there
+    staging_ = {};  // this frees the old memory first, so that both never exist together
     staging_.resize(bytes);
   }
   return staging_.data();
@@ -596,7 +596,7 @@ absl::Status C10dCollectives::reduce_large(const CallSignature& call, const std:
         write_part(input, call.dtype, first + begin, length, parts + q * bytes, options);
       }
       from = parts;
-    } else if (part * ranks != count) {  // the last piece
+    } else if (part * ranks != count) {  // this is the last piece
       std::memcpy(padded, from, count * element);
       std::memset(padded + count * element, 0, (part * ranks - count) * element);
       from = padded;
@@ -605,7 +605,7 @@ absl::Status C10dCollectives::reduce_large(const CallSignature& call, const std:
     exchanges[turn] =
         start_exchange(call, {from, bytes}, received + turn * received_bytes, bytes, packed_as(form, call.dtype));
   };
-  // First of the elements that rank q sums of the piece at `first`.
+  // Returns the first of the elements that rank q sums of the piece at `first`.
   const auto begin_of = [&](std::size_t first, std::size_t q) {
     return std::min(q * part_of(numel_of(first)), numel_of(first));
   };

@@ -24,7 +24,7 @@ class C10dStore : public KeyValueStore {
   absl::StatusOr<std::int64_t> add(const std::string& key, std::int64_t amount) override;
   std::shared_ptr<KeyValueStore> connected_anew() override;
 
-  /// The store itself, through which c10d's own backends meet.
+  /// Returns the store itself, through which c10d's own backends meet.
   const c10::intrusive_ptr<c10d::Store>& c10d_store() const { return store_; }
   const std::string& server() const { return server_; }
 

@@ -39,7 +39,7 @@ bool ends_with(const std::string& text, const std::string& end) {
 struct FailureReport::Answers {
   struct Answer {
     std::string text;        ///< "": no answer
-    bool has_come = false;   ///< it has begun to connect
+    bool has_come = false;   ///< whether the rank has begun to connect
     bool has_ended = false;  ///< whether its program has ended without an error
   };
   std::vector<Answer> of;
@@ -52,7 +52,7 @@ struct FailureReport::Shared {
 
   Shared(const Group& group, std::shared_ptr<KeyValueStore> store) : group(group), store(std::move(store)) {}
 
-  /// Name of the process that serves the store.
+  /// Returns the name of the process that serves the store.
   std::string server() const {
     const auto* const of_c10d = dynamic_cast<const C10dStore*>(store.get());
     return of_c10d ? of_c10d->server() : "rank 0";
@@ -97,7 +97,7 @@ struct FailureReport::Shared {
     // No answer means that it is late, or that the store has gone, which the next question shows.
     if (const auto text = store->get(key(q), std::max(left, std::chrono::milliseconds(0))); text.ok())
       answer.text = *text;
-    TESSERA_ASSIGN_OR_RETURN(answer.has_come, store->has(arrival_key(q)));  // it may have arrived meanwhile
+    TESSERA_ASSIGN_OR_RETURN(answer.has_come, store->has(arrival_key(q)));  // the rank may have arrived meanwhile
     return absl::OkStatus();
   }
 };

@@ -12,7 +12,7 @@
 namespace tessera {
 
 /// Lets the ranks of a group without shared memory tell each other, through the store, why they failed. Nothing is
-/// written while all goes well, except, once, that a rank has arrived. Thread-safe.
+/// written while all goes well, except, once, that a rank has arrived. It is thread-safe.
 ///
 /// The store may hang with the rank that serves it. A separate thread therefore talks to it, which is left behind after
 /// two seconds without an answer.
@@ -24,8 +24,8 @@ class FailureReport {
   /// Says that this rank connects to the others.
   void publish_arrival();
   /// Returns this rank's error if it could not connect: `why`, and the ranks that have not arrived or that do not say
-  /// that they failed too. Exit code 75. It takes some seconds; the rank that serves the store stays until the others
-  /// have asked.
+  /// that they failed too. The exit code is 75. It takes some seconds; the rank that serves the store stays until the
+  /// others have asked.
   absl::Status explain_arrival(const std::string& why);
 
   /// Says that this rank failed in `call`, or gave up for `reason`. Only the first one is published.
@@ -36,8 +36,8 @@ class FailureReport {
   /// call. No answer from the store is no news: the rank that serves it may have ended before the others.
   std::string news();
 
-  /// Returns the error of this rank's failed `call`: `why`, and what every other rank says within a second or so. Exit
-  /// code 70 if another rank was in a different call of the same number, 65 if one has ended its program
+  /// Returns the error of this rank's failed `call`: `why`, and what every other rank says within a second or so. The
+  /// exit code is 70 if another rank was in a different call of the same number, 65 if one has ended its program
   /// (MeshGroups::leave), or else 75. If the store is gone, the message names its server, and no other rank.
   absl::Status explain(const CallSignature& call, const std::string& why);
 

@@ -22,7 +22,7 @@ struct RoundBuffers {
   /// the same.
   std::byte* results = nullptr;
   DType result_dtype = DType::kF32;
-  /// Scratch of received_bytes().
+  /// Scratch memory of received_bytes().
   std::byte* received = nullptr;
 };
 

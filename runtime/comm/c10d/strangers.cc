@@ -56,7 +56,7 @@ int port_of(int fd) {
   return 0;
 }
 
-/// Whether nothing has come over a connection yet.
+/// Returns whether nothing has come over a connection yet.
 bool has_sent_nothing(int fd) {
   tcp_info info{};
   socklen_t size = sizeof info;
@@ -74,7 +74,7 @@ std::size_t most_unproven() {
 
 class Watch {
  public:
-  /// The watch of this process. It is never destroyed, since its thread uses it to the end.
+  /// Returns the watch of this process. It is never destroyed, since its thread uses it to the end.
   static Watch& of_process() {
     static Watch* const watch = new Watch;
     return *watch;
@@ -92,7 +92,7 @@ class Watch {
   }
 
  private:
-  /// False in a forked process, which has no threads of its parent.
+  /// Returns false in a forked process, which has no threads of its parent.
   bool is_running_in_this_process() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return process_ == ::getpid(); }
 
   void start() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
@@ -121,8 +121,8 @@ class Watch {
     }
   }
 
-  /// Whether few descriptors are open. The next descriptor's number tells, since the lowest free one is taken: two
-  /// system calls, however many are open.
+  /// Returns whether few descriptors are open. The next descriptor's number tells, since the lowest free one is taken:
+  /// two system calls, however many are open.
   static bool are_few_open(std::size_t most) {
     const int next = ::open("/dev/null", O_RDONLY | O_CLOEXEC);
     if (next >= 0) ::close(next);

@@ -109,7 +109,7 @@ absl::StatusOr<c10::intrusive_ptr<c10d::Store>> connect(const Topology& topology
   options.isServer = topology.rank == 0 && !topology.agent_store;
   options.waitWorkers = false;
   if (options.isServer) {
-    // no other host can mean this one by a loopback address
+    // No other host can mean this one by a loopback address.
     const bool loopback_only = is_loopback(topology.master_addr);
     TESSERA_ASSIGN_OR_RETURN(const int fd, bound_socket(topology, known->is_ipv6(), loopback_only));
     watch_for_strangers(fd);

@@ -73,7 +73,7 @@ class Transfers {
   void wait();
   /// Ends messages: no memory is read or written from now on, and waiting threads return. Collectives go on.
   void abort();
-  /// Whether a thread waits for a collective, which `abort` does not end.
+  /// Returns whether a thread waits for a collective, which `abort` does not end.
   bool is_in_collective() const { return is_in_collective_; }
 
  private:
@@ -113,12 +113,12 @@ class Transfers {
   Mutex& in_backend_;  // never taken while mutex_ is held
   PackBuffers& buffers_;
   std::vector<Packed> packed_;                           // messages to this rank, kept until wait() is over
-  std::vector<Rounded> rounded_;                         // gathers, kept until wait() is over
+  std::vector<Rounded> rounded_;                         // rounded gathers, kept until wait() is over
   std::vector<PackBuffer> sent_;                         // messages from this rank, kept until wait() is over
-  std::chrono::steady_clock::time_point deadline_ = {};  // set by the first wait()
+  std::chrono::steady_clock::time_point deadline_ = {};  // the first wait() sets this
   Mutex mutex_;
   absl::InlinedVector<c10::intrusive_ptr<c10d::Work>, 4> messages_ ABSL_GUARDED_BY(mutex_);
-  c10::intrusive_ptr<c10d::Work> collective_;  // used only by the thread that begins and waits
+  c10::intrusive_ptr<c10d::Work> collective_;  // only the thread that begins and waits uses this
   bool is_aborted_ ABSL_GUARDED_BY(mutex_) = false;
   std::atomic<bool> is_in_collective_ = false;
 };

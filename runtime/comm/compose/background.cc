@@ -90,8 +90,8 @@ class BackgroundCollectives final : public Collectives {
 
   const std::shared_ptr<Collectives> group_;
   const bool gathers_;
-  absl::Status failure_;  // used by the thread; all later calls return this first failure
-  CallThread thread_;     // last member: its calls need the others
+  absl::Status failure_;  // the first failure, which all later calls return; only the thread uses it
+  CallThread thread_;     // the last member is destroyed first, since its calls need the others
 };
 
 class BackgroundCollectives::Started final : public Work::State {

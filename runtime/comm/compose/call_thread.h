@@ -13,7 +13,7 @@
 namespace tessera {
 
 /// Runs calls one after the other, in the order in which they are pushed, on a thread that starts with the first of
-/// them. The destructor waits for all pushed calls. Thread-safe.
+/// them. The destructor waits for all pushed calls. It is thread-safe.
 class CallThread {
  public:
   CallThread() = default;
@@ -34,7 +34,7 @@ class CallThread {
   std::deque<std::packaged_task<absl::Status()>> waiting_ ABSL_GUARDED_BY(mutex_);
   std::size_t left_ ABSL_GUARDED_BY(mutex_) = 0;  ///< calls that have not ended
   bool ends_ ABSL_GUARDED_BY(mutex_) = false;
-  std::jthread thread_;  // last member: it is joined first
+  std::jthread thread_;  // the thread is the last member, so it is joined first
 };
 
 }  // namespace tessera

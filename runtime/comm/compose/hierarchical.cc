@@ -68,7 +68,7 @@ class HierarchicalCollectives : public Collectives {
       return Work(ended(all_reduce_by(*this, label, static_cast<float*>(input), output, numel, options)));
     }
     ReduceOptions across = on_wire(options);
-    across.visitor = nullptr;  // it sees the output when all parts are there
+    across.visitor = nullptr;  // the visitor sees the output when all parts are there
     const absl::Status status = ended(reduce(label, static_cast<std::byte*>(input), dtype, output, numel, across));
     if (status.ok()) visit_sums(options.visitor, 0, output, numel);
     return Work(status);

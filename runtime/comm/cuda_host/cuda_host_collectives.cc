@@ -203,7 +203,7 @@ absl::Status CudaHostCollectives::try_start(CallSignature call, const void* inpu
   return queued.ok() ? queued : fail(call, queued);
 }
 
-/// Every rank has recorded `ready` before it comes here, so all of these events may be waited for afterwards.
+/// Every rank has recorded `ready` before it comes to this call, so all of these events may be waited for afterwards.
 absl::Status CudaHostCollectives::exchange(const CallSignature& call, const void* input, Inputs& inputs) {
   Offer own;
   own.call = call;

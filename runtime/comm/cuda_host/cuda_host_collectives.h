@@ -27,8 +27,8 @@ absl::StatusOr<std::shared_ptr<Collectives>> cuda_host_collectives(const Group& 
                                                                    std::shared_ptr<Collectives> host,
                                                                    std::unique_ptr<PeerDevice> device);
 
-/// The GPU `index` of this process (cuda/peer_device_cuda.cc). Error: 69 if this build has no kernels, or the machine
-/// no GPU.
+/// Returns the GPU `index` of this process (cuda/peer_device_cuda.cc). Error: 69 if this build has no kernels, or the
+/// machine no GPU.
 absl::StatusOr<std::unique_ptr<PeerDevice>> cuda_peer_device(int index);
 
 }  // namespace tessera

@@ -40,7 +40,7 @@ class PeerDevice {
 
   virtual ~PeerDevice() = default;
 
-  /// The GPU's number among those of this machine.
+  /// Returns the GPU's number among those of this machine.
   virtual int index() const = 0;
 
   /// Allocates zero-filled memory. It is freed with the last pointer to it, which must not outlive this object.

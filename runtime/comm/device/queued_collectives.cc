@@ -96,7 +96,7 @@ class QueuedCollectives : public Collectives {
   const int exceptions_at_start_ = std::uncaught_exceptions();
   std::uint64_t sequence_ = 0;
   Mutex failing_;                   // one failure is reported at a time
-  std::optional<WorkWatch> watch_;  // last member: its thread uses the others
+  std::optional<WorkWatch> watch_;  // the last member is destroyed first, since its thread uses the others
 };
 
 class QueuedCollectives::Pending : public Work::State {
@@ -105,7 +105,7 @@ class QueuedCollectives::Pending : public Work::State {
       : owner_(owner), call_(call), work_(std::move(work)), finish_(std::move(finish)) {}
 
   absl::Status wait() override try {
-    // This comes first: a wait for a failed call would abort the backend before the reason of its failure is known.
+    // This check is first: a wait for a failed call would abort the backend before the reason of its failure is known.
     if (const std::exception_ptr failure = work_->exception()) std::rethrow_exception(failure);
     work_->wait();
     if (finish_) finish_();

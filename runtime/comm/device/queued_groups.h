@@ -11,12 +11,12 @@
 namespace tessera {
 
 /// The asynchronous groups of one rank. They end together, since a device that hangs in a call of one group never
-/// reaches the calls of another, and aborting one group may wait until the other is aborted too. Thread-safe.
+/// reaches the calls of another, and aborting one group may wait until the other is aborted too. It is thread-safe.
 class QueuedGroups {
  public:
   struct Member {
     c10::intrusive_ptr<c10d::Backend> backend;
-    std::function<void(const absl::Status& failure)> tell;  ///< tells the group's other ranks; owns what it uses
+    std::function<void(const absl::Status& failure)> tell;  ///< tells the group's other ranks; it owns what it uses
   };
   using Place = std::list<Member>::iterator;
   Place add(Member member);

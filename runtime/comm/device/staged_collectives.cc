@@ -88,7 +88,7 @@ class StagedCollectives : public Collectives {
   Work down(const absl::Status& done, const at::Tensor& from, void* to) const {
     if (!done.ok()) return Work(done);
     tensor_on(at::kCPU, to, from.nbytes()).copy_(from);
-    return Work(group_->status());  // known now, after the wait for the device
+    return Work(group_->status());  // a failure is known now, after the wait for the device
   }
 
   const std::shared_ptr<Collectives> group_;

@@ -69,7 +69,7 @@ void WorkWatch::run() {
     CallSignature call;
     {
       const MutexLock lock(mutex_);
-      if (started_.empty()) continue;  // it could not be started, and its caller reports that
+      if (started_.empty()) continue;  // the call could not be started, and its caller reports that
       call = started_.front().call;
     }
     report_(call, why);

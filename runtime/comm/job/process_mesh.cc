@@ -51,8 +51,8 @@ absl::StatusOr<std::string> own_address(const Topology& topology, double init_ti
   return address_towards(topology.master_addr, init_timeout_s);
 }
 
-/// How ranks with GPUs join for the memory of their hosts. Most jobs make no such group, so what Gloo needs is looked
-/// for when one is made.
+/// Says how ranks with GPUs join for the memory of their hosts. Most jobs make no such group, so what Gloo needs is
+/// looked for when one is made.
 JoinGroup gloo_on_hosts(const Topology& topology, const CommConfig& comm, const std::shared_ptr<C10dStore>& store) {
   return [=](const Group& group) -> absl::StatusOr<std::shared_ptr<Collectives>> {
     TESSERA_ASSIGN_OR_RETURN(const std::string address, own_address(topology, comm.init_timeout_s));
@@ -141,7 +141,7 @@ absl::StatusOr<Mesh> make_process_mesh(const Topology& topology, const CommConfi
       break;
     case TransportChoice::kNccl:
     case TransportChoice::kCudaHost:
-      break;  // handled above
+      break;  // this case is handled above
   }
   return make_mesh(topology, std::move(factory), store);
 }

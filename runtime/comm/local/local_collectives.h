@@ -17,8 +17,8 @@ class LocalCollectives : public Collectives {
   explicit LocalCollectives(int rank = 0, int size = 1, bool one_host = true, int compressed_part = 0)
       : rank_(rank), size_(size), one_host_(one_host), compressed_part_(compressed_part) {}
 
-  /// Bytes that this rank would have received from peers so far if each collective used the least traffic: (size - 1)
-  /// parts a gather, scatter or exchange; both halves of an all_reduce.
+  /// Returns the bytes that this rank would have received from peers so far if each collective used the least traffic:
+  /// (size - 1) parts a gather, scatter or exchange; both halves of an all_reduce.
   std::uint64_t bytes_received() const { return bytes_received_; }
 
   int rank() const override { return rank_; }

@@ -26,7 +26,7 @@ class InPool {
   }
   ~InPool() {
     allocator::endAllocateToPool(pool_.device(), pool_.id());
-    // releases the hold that the constructor took; the pool's own remains
+    // This releases the hold that the constructor took; the pool's own hold remains.
     allocator::releasePool(pool_.device(), pool_.id());
   }
 

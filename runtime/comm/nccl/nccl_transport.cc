@@ -47,7 +47,7 @@ void set_environment() {
 
 /// Returns a function that says whether the device has reached the present end of its queue.
 std::function<bool()> mark_on(c10::Device gpu) {
-  // taken from a cache, as c10d's own events are
+  // The event is taken from a cache, as c10d's own events are.
   const auto event = c10d::CUDAEventCache::get(gpu.index())->create(/*timing=*/false);
   event->record(at::cuda::getCurrentCUDAStream(gpu.index()));
   return [event] { return event->query(); };

@@ -15,17 +15,17 @@ enum class Algorithm {
   kDoubling,  ///< all_gather; also all_reduce of at most kDoublingBytes, as such a gather and a sum on every rank
   kHalving,   ///< reduce_scatter and all_reduce: halving_rounds.h
 };
-/// Name as files of costs and messages show it: "ring".
+/// Returns the name as files of costs and messages show it: "ring".
 std::string_view name_of(Algorithm algorithm);
 
 /// Largest input of a rank, in bytes, for which an all_reduce may be a gather and a sum on every rank.
 constexpr std::size_t kDoublingBytes = 64 << 10;
 
-/// Whether `operation` can use `algorithm` if each rank gives `bytes`: its shard of all_gather, its input of a
+/// Returns whether `operation` can use `algorithm` if each rank gives `bytes`: its shard of all_gather, its input of a
 /// reduction.
 bool has_algorithm(Operation operation, Algorithm algorithm, std::size_t bytes);
 
-/// Whether an operation has algorithms to choose from: all_gather, reduce_scatter and all_reduce have.
+/// Returns whether an operation has algorithms to choose from: all_gather, reduce_scatter and all_reduce have.
 bool has_choice(Operation operation);
 
 /// Chooses the algorithm of a call of `ranks` ranks in which each gives `bytes` (as in has_algorithm) of elements of

@@ -26,7 +26,7 @@ bool solve(std::span<const TimedWork> calls, const std::array<bool, kCosts>& use
   std::array<std::array<double, kCosts + 1>, kCosts> equations{};
   for (std::size_t k = 0; k < kCosts; ++k) {
     if (!used[k]) {
-      equations[k][k] = 1;  // makes the cost 0
+      equations[k][k] = 1;  // this makes the cost 0
       continue;
     }
     for (const TimedWork& call : calls) {
@@ -66,8 +66,8 @@ double squares_of(std::span<const TimedWork> calls, const Row& costs) {
 
 }  // namespace
 
-// The best fit among all choices of columns whose solution has no number below 0 is the best fit without negative
-// numbers. Four columns have few choices.
+// Returns the best fit among all choices of columns whose solution has no number below 0 is the best fit without
+// negative numbers. Four columns have few choices.
 LinkFit fit_links(std::span<const TimedWork> calls) {
   if (calls.empty()) throw std::invalid_argument("a fit needs calls");
   for (const TimedWork& call : calls)

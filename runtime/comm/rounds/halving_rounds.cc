@@ -60,11 +60,11 @@ class Halving {
     const StridedSlices::Run run = slices_.run_of(remainder, modulus);
     return {static_cast<int>(peer), run.first, run.count, is_contribution};
   }
-  /// A message to or from the partner at `distance`: the slices that `member` has after that exchange.
+  /// Returns a message to or from the partner at `distance`: the slices that `member` has after that exchange.
   SliceMessage to_partner(std::size_t distance, std::size_t member, bool is_contribution) const {
     return message(own_.first + partner(distance), member % (2 * distance), 2 * distance, is_contribution);
   }
-  /// A message to or from the one rank of the next block that has this rank's slices.
+  /// Returns a message to or from the one rank of the next block that has this rank's slices.
   SliceMessage with_later(bool is_contribution) const {
     return message(after_.first + member_ % after_.size, member_, own_.size, is_contribution);
   }

@@ -17,7 +17,7 @@ void StridedSlices::place(std::size_t remainder, std::size_t modulus) {
 
 StridedSlices::Run StridedSlices::run_of(std::size_t remainder, std::size_t modulus) const {
   if (remainder >= slices_) return {};
-  return {place_of_[remainder], (slices_ - remainder + modulus - 1) / modulus};  // the smallest one comes first
+  return {place_of_[remainder], (slices_ - remainder + modulus - 1) / modulus};  // the smallest slice comes first
 }
 
 }  // namespace tessera

@@ -85,7 +85,7 @@ absl::Status time_calls(Collectives& group, std::span<TimedCall> calls, const st
   TESSERA_ASSIGN_OR_RETURN(Caller caller, Caller::make(group, calls));
   for (TimedCall& call : calls) {
     use(call.algorithm);
-    TESSERA_RETURN_IF_ERROR(caller.call(call));  // warm-up
+    TESSERA_RETURN_IF_ERROR(caller.call(call));  // this is the warm-up
     TESSERA_RETURN_IF_ERROR(group.barrier("fit").wait());
     const std::size_t first = call.ns.size();
     for (int left = times(call); left > 0; --left) {

@@ -22,7 +22,7 @@ struct TimedCall {
   Algorithm algorithm = Algorithm::kDirect;
   std::vector<std::int64_t> ns = {};  ///< time of the slowest rank in each run
 
-  double median_s() const;  ///< 0 without times
+  double median_s() const;  ///< it is 0 without times
 };
 
 /// Replaces each of `ns` by that of the slowest rank. Collective; every rank gives the same number of times.

@@ -49,7 +49,7 @@ enum class RankState : std::uint32_t { kRunning, kFailing, kFailed, kLeft };
 
 /// The kinds of barrier that a group has, each with phases of its own (Meeting).
 enum class Lane : std::uint32_t {
-  kCalls,     ///< calls that block: a phase or more each
+  kCalls,     ///< calls that block; each has one phase or more
   kStarted,   ///< reductions under way: phase k is over when all ranks have started the k-th
   kFinished,  ///< phase k is over when all ranks have done their share of the k-th
 };

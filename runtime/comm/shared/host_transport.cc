@@ -276,7 +276,7 @@ absl::StatusOr<std::shared_ptr<Collectives>> host_collectives(const Group& group
   auto space = std::make_unique<HostSpace>(group, std::move(control));
   space->rank_block(group.rank).process = getpid();
   TESSERA_ASSIGN_OR_RETURN(const auto pids, rendezvous.process_ids());
-  space->control().close_fd();  // all ranks have mapped it
+  space->control().close_fd();  // all ranks have mapped the segment
   for (int q = 0; q < group.size(); ++q)
     if (q != group.rank) space->watch(q, pids[q]);
   return std::shared_ptr<Collectives>(

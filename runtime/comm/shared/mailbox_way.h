@@ -15,11 +15,11 @@ class MailboxWay {
  public:
   using Clock = std::chrono::steady_clock;
 
-  /// A call of `rounds` rounds begins. Every rank counts the same calls, so all try at the same time.
+  /// Called when a call of `rounds` rounds begins. Every rank counts the same calls, so all try at the same time.
   void begin(std::size_t rounds);
-  /// Whether the mailbox of round `round`, from 0, is written past the caches.
+  /// Returns whether the mailbox of round `round`, from 0, is written past the caches.
   bool streams(std::size_t round) const;
-  /// All ranks have used round `round` and loaded the next one.
+  /// This is called when all ranks have used round `round` and loaded the next one.
   void passed(std::size_t round, Clock::time_point now = Clock::now());
 
  private:

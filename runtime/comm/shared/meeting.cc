@@ -94,9 +94,9 @@ absl::Status Meeting::disagreement(std::uint64_t phase) {
                                ". [T0486] hint: every rank must make the same calls in the same order"));
 }
 
-// All of this is sequentially consistent: a rank that stores an arrival and then looks (for sleepers, for a doubt, for
-// the other arrivals), and a rank that looks for arrivals after having said that it sleeps or doubts, cannot both miss
-// each other.
+// Every operation here is sequentially consistent: a rank that stores an arrival and then looks (for sleepers, for a
+// doubt, for the other arrivals), and a rank that looks for arrivals after having said that it sleeps or doubts, cannot
+// both miss each other.
 std::uint64_t Meeting::arrive() {
   ++phase_;
   ranks_[peers_.rank()].arrivals[slot(phase_)].phase.store(phase_);
@@ -114,7 +114,7 @@ absl::Status Meeting::await(std::uint64_t phase) {
     }
   }
   if (group_block_.doubt.load() == 0 || vote(phase, true)) return absl::OkStatus();
-  return peers_.fail(peers_.reason_of_loss());  // all arrived, but one rank had already given up
+  return peers_.fail(peers_.reason_of_loss());  // all ranks arrived, but one of them had already given up
 }
 
 absl::Status Meeting::meet() {

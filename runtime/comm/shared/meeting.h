@@ -46,7 +46,7 @@ class Meeting {
   /// Makes all ranks fail with a message that shows two calls that differ. Returns that failure.
   absl::Status disagreement(std::uint64_t phase);
 
-  /// The last phase that this rank entered.
+  /// Returns the last phase that this rank entered.
   std::uint64_t phase() const { return phase_; }
 
  private:

@@ -13,7 +13,7 @@
 #include "runtime/base/status.h"
 
 #ifndef MADV_POPULATE_WRITE
-#define MADV_POPULATE_WRITE 23  // Linux 5.14
+#define MADV_POPULATE_WRITE 23  // this needs Linux 5.14
 #endif
 
 namespace tessera {

@@ -15,7 +15,7 @@ class PeerBuffers {
 
   /// Views the buffers that ranks published for `phase`. Error: a buffer is a CommBuffer that this rank has freed.
   absl::Status view(const Meeting& meeting, std::uint64_t phase);
-  /// Null if the buffer is unreachable.
+  /// Returns null if the buffer is unreachable.
   const std::byte* input(int rank) const { return inputs_[rank]; }
   bool inputs_reachable() const { return reachable(inputs_); }
   bool outputs_reachable() const { return reachable(outputs_); }

@@ -123,7 +123,7 @@ absl::Status Peers::begin_access() {
   if (group_block_.failed.load() == 0) return absl::OkStatus();
   end_access();
   TESSERA_RETURN_IF_ERROR(status());
-  return fail(wait([this](int q) { return q == rank(); }));  // finds out who failed
+  return fail(wait([this](int q) { return q == rank(); }));  // this finds out who failed
 }
 
 void Peers::end_access() { self().accessing.store(0, std::memory_order_release); }

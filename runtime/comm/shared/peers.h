@@ -61,9 +61,9 @@ class Peers {
 
   int rank() const { return group_.rank; }
   int size() const { return group_.size(); }
-  /// Whether ranks outnumber the cores that this one may use.
+  /// Returns whether ranks outnumber the cores that this one may use.
   bool outnumber_cores() const { return outnumber_cores_; }
-  /// "rank 1/4 blocks.3 reduce_scatter #412: "
+  /// Returns a text such as "rank 1/4 blocks.3 reduce_scatter #412: "
   std::string prefix() const;
   /// Returns a text such as "rank 2 (pid 4711)".
   std::string who(int rank) const;

@@ -66,7 +66,7 @@ void run_ranks(const ThreadRanks& options, const std::function<void(const Mesh&)
     std::shared_ptr<GroupFactory> groups = thread_group_factory(run, topology);
     if (options.wrap_groups) groups = options.wrap_groups(std::move(groups));
     const Mesh mesh = make_mesh(topology, std::move(groups), store);
-    groups_of(mesh).expect_report();  // run->end tells every group
+    groups_of(mesh).expect_report();  // run->end tells every group of a failure
     try {
       body(mesh);
     } catch (...) {

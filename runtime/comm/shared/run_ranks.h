@@ -12,7 +12,7 @@ struct ThreadRanks {
   int ranks = 1;
   int hosts = 1;  ///< pretended hosts: topology().host and local_rank follow, and groups across hosts are hierarchical
   double timeout_s = 60.0;
-  /// If given, a rank makes its groups with the factory that this makes of its own.
+  /// If given, this makes a factory out of each rank's own factory, and the rank makes its groups with the result.
   std::function<std::shared_ptr<GroupFactory>(std::shared_ptr<GroupFactory>)> wrap_groups = {};
 };
 /// Runs `body` once per rank, each on its own thread, and joins them all. A rank that throws aborts the others; the

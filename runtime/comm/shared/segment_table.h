@@ -11,7 +11,7 @@
 namespace tessera {
 
 /// The shared segments of a group as one rank maps them: its own part and its peers' of each segment, or the one part
-/// of common memory. Thread-safe, because a CommBuffer may be freed on any thread.
+/// of common memory. It is thread-safe, because a CommBuffer may be freed on any thread.
 class SegmentTable {
  public:
   explicit SegmentTable(int rank) : rank_(rank) {}

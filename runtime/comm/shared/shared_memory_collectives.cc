@@ -250,7 +250,7 @@ absl::StatusOr<std::unique_ptr<CommBuffer>> SharedMemoryCollectives::open_all(
   auto buffer = (*allocation)->open(offers);
   peers_.end_access();
   if (!buffer.ok()) return give_up(buffer.status());
-  TESSERA_RETURN_IF_ERROR(meeting_.meet());  // all have opened: the offers may be withdrawn
+  TESSERA_RETURN_IF_ERROR(meeting_.meet());  // all ranks have opened the segments, so the offers may be withdrawn
   return buffer;
 }
 

@@ -86,7 +86,7 @@ class SharedMemoryCollectives : public Collectives, private StartedReductions::F
   int next_parity() const { return static_cast<int>((meeting_.phase() + 1) & 1); }
   int peer(int step) const { return (group_.rank + step) % group_.size(); }
   std::size_t peer_count() const { return std::max(1, size() - 1); }
-  /// Index of the piece for `to` in `from`'s mailbox, which holds one piece for each of its peers.
+  /// Returns the index of the piece for `to` in `from`'s mailbox, which holds one piece for each of its peers.
   static std::size_t place_for(int to, int from) { return static_cast<std::size_t>(to < from ? to : to - 1); }
 
   template <typename Access>

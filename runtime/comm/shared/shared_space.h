@@ -33,7 +33,7 @@ class SharedSpace {
 
   /// Returns false once the peer can no longer answer. It may cost a system call.
   virtual bool alive(int peer) const = 0;
-  /// Whether futexes must work between processes.
+  /// Returns whether futexes must work between processes.
   virtual bool between_processes() const = 0;
 
   /// Memory for one CommBuffer. It is made in three steps, each collective. This rank's part is made (rank 0 makes all

@@ -33,7 +33,7 @@ class ThreadGroupMemory {
 
 namespace {
 
-/// The addresses of one rank's common memory. Thread-safe, because a CommBuffer may be freed on any thread.
+/// The addresses of one rank's common memory. It is thread-safe, because a CommBuffer may be freed on any thread.
 class CommonRanges {
  public:
   void add(const PlainBuffer& buffer) {

@@ -17,7 +17,7 @@ namespace tessera {
 class ThreadGroupMemory;  // the control blocks of one group
 
 /// Finds the groups of ranks that are threads of one process, by name and ranks. There is one per run, shared by all
-/// its ranks; it also ends the groups of a rank whose body is over. Thread-safe.
+/// its ranks; it also ends the groups of a rank whose body is over. It is thread-safe.
 class ThreadRun {
  public:
   explicit ThreadRun(const ThreadRanks& options);

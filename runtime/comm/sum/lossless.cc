@@ -27,7 +27,7 @@ enum Kind : std::uint8_t {
 };
 
 constexpr std::size_t kCodeBits = 3, kEscape = 7;
-constexpr std::size_t kCodeWords = 32;  ///< each holds the codes of 8 elements that lie kCodeWords apart
+constexpr std::size_t kCodeWords = 32;  ///< each word holds the codes of 8 elements that lie kCodeWords apart
 constexpr std::size_t kCodeBytes = kBlock * kCodeBits / 8;
 static_assert(kCodeWords * 8 == kBlock && kCodeBytes == 3 * kCodeWords);
 /// Bytes of a packed block's parts: the head (kind, highest exponent, number of exponents in full), codes, signs and

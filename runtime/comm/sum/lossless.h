@@ -18,7 +18,7 @@ namespace tessera {
 /// would not get smaller are copied.
 inline constexpr std::size_t kLosslessBlock = 256;
 
-/// Whether numbers of `dtype` can be packed: fp32 and bf16.
+/// Returns whether numbers of `dtype` can be packed: fp32 and bf16.
 bool can_pack(DType dtype);
 
 /// Returns the largest number of bytes that `pack` writes for `numel` elements: their own bytes, and one for each

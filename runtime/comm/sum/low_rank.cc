@@ -147,7 +147,7 @@ TESSERA_CPU_CLONES void expand(const float* left, const float* right, float shar
 }
 
 void orthonormalize(float* factor, std::size_t rank, std::size_t numel) {
-  constexpr double kNothing = 1e-12;  // share of a column's length
+  constexpr double kNothing = 1e-12;  // share of a column's length that counts as nothing
   for (std::size_t k = 0; k < rank; ++k) {
     float* const column = factor + k * numel;
     const double before = std::sqrt(product(column, column, numel));
@@ -172,7 +172,7 @@ void draw_missing(std::int64_t number, float* factor, std::size_t rank, std::siz
     if (std::any_of(column, column + numel, [](float value) { return value != 0; })) continue;
     const std::uint64_t stream = mixed(mixed(static_cast<std::uint64_t>(number) + 1) + k);
     for (std::size_t i = 0; i < numel; ++i) {
-      const std::uint64_t bits = mixed(stream + (i + 1) * 0x9e3779b97f4a7c15u) >> 40;  // 24 bits
+      const std::uint64_t bits = mixed(stream + (i + 1) * 0x9e3779b97f4a7c15u) >> 40;  // 24 bits fit fp32
       column[i] = (static_cast<float>(bits) + 0.5f) / 8388608.0f - 1.0f;
     }
   }

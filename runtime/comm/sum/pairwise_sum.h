@@ -16,7 +16,7 @@ namespace tessera {
 /// REQUIRES: dtype is fp32, bf16 or fp16; at least one source; pointers aligned to their element.
 void pairwise_sum(std::span<const void* const> sources, DType dtype, float* output, std::size_t numel);
 
-/// Whether `pairwise_sum`, and so every reduction, accepts a dtype.
+/// Returns whether `pairwise_sum`, and so every reduction, accepts a dtype.
 constexpr bool is_reducible(DType dtype) {
   return dtype == DType::kF32 || dtype == DType::kBF16 || dtype == DType::kF16;
 }

@@ -19,7 +19,7 @@ void end_stream();
 /// Copies a little data that was just written, by plain stores, for other cores to read from cache. REQUIRES: no
 /// overlap.
 void keep_bytes(void* to, const void* from, std::size_t bytes);
-/// Copies a part of a larger block, if other work is done between its parts: it prefetches 2 KiB ahead, beyond the end
+/// Copies a part of a larger block, if other work is done between its parts: prefetches 2 KiB ahead, beyond the end
 /// of the part.
 void load_bytes(void* to, const void* from, std::size_t bytes);
 

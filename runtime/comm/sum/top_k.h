@@ -10,7 +10,7 @@ namespace tessera {
 /// <= numel < 2^32.
 void select_largest(const float* values, std::size_t numel, std::size_t count, std::uint32_t* indices);
 
-/// Whether none of `values` is an infinity or a NaN.
+/// Returns whether none of `values` is an infinity or a NaN.
 bool all_finite(const float* values, std::size_t numel);
 
 }  // namespace tessera

@@ -209,7 +209,7 @@ void MemoryPlan::plan_sums() {
       sum_bytes_of(input_.units[0]) + shared_sums_ * sum_bytes_ + units_under_way() * notes_numel_ * 4;
 }
 
-/// How many units after a unit its reduction can still be under way.
+/// Returns how many units after a unit its reduction can still be under way.
 std::int64_t MemoryPlan::most_ahead() const {
   std::int64_t groups = 1;
   for (const UnitShape& unit : input_.units) {
@@ -220,8 +220,8 @@ std::int64_t MemoryPlan::most_ahead() const {
   return std::max(kMostUnderWay / groups, std::int64_t{1}) - 1;
 }
 
-/// Bytes that a unit needs, of memory shared with others, while its reduction is under way and other units are
-/// computed.
+/// Returns the bytes that a unit needs, of memory shared with others, while its reduction is under way and other units
+/// are computed.
 std::int64_t MemoryPlan::bytes_ahead() const {
   const std::int64_t bucket = bucket_mode_ == BucketMode::kShared ? bucket_bytes_ : 0;
   const std::int64_t sum = input_.updates_in_backward || gradients_below() ? sum_bytes_ : 0;
@@ -364,7 +364,7 @@ void MemoryPlan::plan_feedback() {
   use_[MemoryCategory::kHostRecords] += shard_sums_on_host().bytes() + replicate_sums_on_host().bytes();
 }
 
-/// Whether a GPU's host makes sums on some axis: those that are compressed.
+/// Returns whether a GPU's host makes sums on some axis: those that are compressed.
 bool MemoryPlan::sums_on_host() const {
   return input_.is_queued && (input_.compressed_shard_part > 0 || input_.compressed_replicate_part > 0);
 }

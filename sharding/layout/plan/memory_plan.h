@@ -36,7 +36,7 @@ enum class BucketMode {
 /// Everything that decides how much memory a rank needs, and nothing else. The engine fills it from the strategy and
 /// the module.
 struct PlanInput {
-  std::vector<UnitShape> units;  ///< the root unit first
+  std::vector<UnitShape> units;  ///< the root unit comes first
   Placement placement;
   MeshPosition mesh;
   std::int64_t prefetch = 1;
@@ -92,7 +92,7 @@ struct StatePiece {
   std::int64_t data_bytes = 0, scale_bytes = 0;
   std::int64_t bytes() const { return data_bytes + scale_bytes; }
 };
-/// The piece for `numel` elements in the format `dtype`.
+/// Returns the piece for `numel` elements in the format `dtype`.
 StatePiece state_piece(StateDType dtype, std::int64_t numel);
 
 /// fp32 elements that error feedback keeps for a group on each axis: as many as this rank rounds, up to a whole cache
@@ -103,7 +103,7 @@ struct FeedbackNumel {
 
 /// The records (I/O blocks) that one tier of a rank has, those of all its groups.
 struct RecordPool {
-  std::int64_t records = 0;       ///< 0 where all is in memory
+  std::int64_t records = 0;       ///< number of records; 0 where all state is in memory
   std::int64_t record_bytes = 0;  ///< size of the largest record
   std::int64_t cached = 0;        ///< number of records that stay in memory, for which the cache has room
   std::int64_t cached_first = 0;  ///< this many of the first records are cached before the others
@@ -114,20 +114,20 @@ struct RecordPool {
   /// Number of slots in use at once: one on the CPU, or those of a batch for tensor states; on a GPU as many as may be
   /// under way.
   std::int64_t held = 1;
-  /// Pieces of a GPU's memory through which records go from its host's memory and back, one for each record in use. 0
-  /// on the CPU.
+  /// Pieces of a GPU's memory through which records go from its host's memory and back, one for each record in use. It
+  /// is 0 on the CPU.
   std::int64_t device_slots = 0;
   /// Bytes of all records where they lie in pinned memory of the GPU's host (tier "host") and have no slots there.
   std::int64_t pinned_bytes = 0;
   /// Decides which records stay in memory.
   EvenSpread cache() const { return {records, cached, cached_first}; }
-  /// Bytes of memory of this process: the host's where a GPU trains.
+  /// Returns the bytes of memory of this process: the host's where a GPU trains.
   std::int64_t memory_bytes() const { return (cached + slots) * record_bytes + pinned_bytes; }
   std::int64_t device_bytes() const { return device_slots * record_bytes; }
 };
 
 /// The exact memory plan of one rank (every rank's is equal, since shards are). The engine allocates exactly these
-/// sizes, and compares the two. Immutable after construction; any thread may read it.
+/// sizes, and compares the two. It is immutable after construction; any thread may read it.
 class MemoryPlan {
  public:
   /// The number of reductions that a transport can have under way at a time.
@@ -139,17 +139,17 @@ class MemoryPlan {
   const PlanInput& input() const { return input_; }
   const MemoryUse& use() const { return use_; }
   BucketMode bucket_mode() const { return bucket_mode_; }
-  /// Whether some parameters, or all, lie in records. Units are then gathered from there, even where there is one
-  /// rank.
+  /// Returns whether some parameters, or all, lie in records. Units are then gathered from there, even where there is
+  /// one rank.
   bool parameters_below() const;
-  /// Whether those records lie in the memory of a GPU's host, where the GPU's kernels reach them.
+  /// Returns whether those records lie in the memory of a GPU's host, where the GPU's kernels reach them.
   bool parameters_on_host() const { return parameter_records_.pinned_bytes > 0; }
-  /// Whether sums of gradients lie in records from a unit's reduction to its update. They are made in the records' own
-  /// memory, or on a GPU in slots of its memory.
+  /// Returns whether sums of gradients lie in records from a unit's reduction to its update. They are made in the
+  /// records' own memory, or on a GPU in slots of its memory.
   bool gradients_below() const { return input_.offload.gradients != Tier::kMemory; }
-  /// Whether units are gathered before they are used, because some rank does not have all of their parameters.
+  /// Returns whether units are gathered before they are used, because some rank does not have all of their parameters.
   bool gathers() const;
-  /// How often a step gathers unit `index`, from the second step on, where units are used in the order of their
+  /// Returns how often a step gathers unit `index`, from the second step on, where units are used in the order of their
   /// definition. The root unit has a slot of its own and is gathered once. The others take turns in the shared slots:
   /// the units that one direction left in them are found there by the next direction, which begins with them.
   std::int64_t gathers_in_step(std::size_t index) const;
@@ -159,8 +159,8 @@ class MemoryPlan {
   std::int64_t shared_slots() const { return shared_slots_; }
   std::int64_t slot_bytes() const { return slot_bytes_; }
   std::int64_t shared_buckets() const { return shared_buckets_; }
-  /// How many units later a rank does its share of a unit's reduction (Work::advance), and how many units after the
-  /// start it waits for its end. 0: it waits where it starts one.
+  /// Returns how many units later a rank does its share of a unit's reduction (Work::advance), and how many units after
+  /// the start it waits for its end. 0: it waits where it starts one.
   ///
   /// - One host's CPU: the end is twice as late as the share, so that a rank may be that many units ahead of another
   ///   before it waits. If each unit costs two buckets, the lag is what fits 8 MiB, and 3 at most.
@@ -173,8 +173,8 @@ class MemoryPlan {
   /// fp32 elements of scratch for one unit's reduction; every unit whose reduction may be under way has its own.
   std::int64_t scratch_numel() const { return scratch_numel_; }
   std::int64_t units_under_way() const { return end_lag_ + 1; }
-  /// Whether a unit's gradients stay where they are until a microbatch's backward has ended: they accumulate there over
-  /// microbatches, or join a tree (`sums_wait`).
+  /// Returns whether a unit's gradients stay where they are until a microbatch's backward has ended: they accumulate
+  /// there over microbatches, or join a tree (`sums_wait`).
   bool keeps_gradients() const;
   /// Under "reproducible": how many sums of a unit wait for others of the tree at a time, in memory of their own
   /// (SumCounter), and the fp32 elements of one. They are sums of whole gradients where those are kept, else of this
@@ -188,30 +188,30 @@ class MemoryPlan {
   /// sent.
   DType bucket_dtype() const;
 
-  /// Number of places for sums that units share where they are updated in backward, since sums then have no place of
-  /// their own; the root unit has one more. A unit takes its place when its reduction starts (with BucketMode::kInPlace
-  /// when its first gradient comes), and gives it back when it is updated.
+  /// Returns the number of places for sums that units share where they are updated in backward, since sums then have no
+  /// place of their own; the root unit has one more. A unit takes its place when its reduction starts (with
+  /// BucketMode::kInPlace when its first gradient comes), and gives it back when it is updated.
   std::int64_t shared_sums() const { return shared_sums_; }
   std::int64_t sum_bytes() const { return sum_bytes_; }
-  /// This rank's part of a unit's gradients, fp32.
+  /// Returns this rank's part of a unit's gradients, fp32.
   std::int64_t sum_bytes_of(const UnitShape& unit) const;
-  /// Number of fp32 elements of the notes that ranks send about a unit with its reduction. Every unit whose reduction
-  /// may be under way has that many.
+  /// Returns the number of fp32 elements of the notes that ranks send about a unit with its reduction. Every unit whose
+  /// reduction may be under way has that many.
   std::int64_t notes_numel() const { return notes_numel_; }
   /// The digest's bits in those notes, behind a number for each trainable parameter and before a weight.
   static constexpr std::int64_t kDigestBits = 64;
 
   /// Formats of the states that the optimizer keeps for each element of a trainable group.
   const StateFormats& states_of(const GroupShape& group) const;
-  /// The matrices that are updated as such, and the bytes for their exchange: buffers for messages first, then room to
-  /// work in.
+  /// Returns the matrices that are updated as such, and the bytes for their exchange: buffers for messages first, then
+  /// room to work in.
   const MatrixDeal& matrices() const { return matrices_; }
-  /// Bytes for the exchange of matrices.
+  /// Returns the bytes for the exchange of matrices.
   std::int64_t matrix_bytes() const {
     return (2 * matrices_.exchange_numel() + matrices_.work_numel() + own_masters_numel()) * 4;
   }
-  /// The part of those bytes, in fp32 elements, for masters of a batch that are not sent: rules of whole tensors that
-  /// read masters in a first pass need it.
+  /// Returns the part of those bytes, in fp32 elements, for masters of a batch that are not sent: rules of whole
+  /// tensors that read masters in a first pass need it.
   std::int64_t own_masters_numel() const {
     const bool reads_masters = !input_.matrix_work.is_muon && (first_pass_.parameters || first_pass_.states);
     return reads_masters ? matrices_.own_numel() : 0;
@@ -224,21 +224,21 @@ class MemoryPlan {
   };
   const FirstPass& first_pass_of_matrices() const { return first_pass_; }
 
-  /// This rank's part of a group's GroupShape::tensor_states, fp32 elements. The first `tensor_states_in_memory` groups
-  /// that have such states, counted in unit order, keep them in memory; each of the others, the share of
-  /// OffloadConfig::moments, has a record.
+  /// Returns this rank's part of a group's GroupShape::tensor_states, fp32 elements. The first
+  /// `tensor_states_in_memory` groups that have such states, counted in unit order, keep them in memory; each of the
+  /// others, the share of OffloadConfig::moments, has a record.
   Extent tensor_state_part_of(const GroupShape& group) const;
   std::int64_t tensor_states_in_memory() const { return tensor_states_in_memory_; }
   /// Records of tensor states. The records of one batch (MatrixBatch) are in use at once, while those of another are
   /// read ahead or written behind.
   const RecordPool& tensor_state_records() const { return tensor_state_records_; }
-  /// Bytes of a group's record, in whole pages.
+  /// Returns the bytes of a group's record, in whole pages.
   std::int64_t tensor_state_record_bytes_of(const GroupShape& group) const;
-  /// The most such records that one batch has; then how many are read ahead, and how many are written behind.
+  /// Returns the most such records that one batch has; then how many are read ahead, and how many are written behind.
   std::int64_t tensor_states_of_a_batch() const { return tensor_states_of_a_batch_; }
   std::int64_t tensor_states_ahead() const { return std::min(tensor_states_of_a_batch_, kMostQueueDepth); }
 
-  /// Elements of error feedback on each axis; 0 where nothing is kept.
+  /// Returns the elements of error feedback on each axis; 0 where nothing is kept.
   FeedbackNumel feedback_numel_of(const GroupShape& group) const;
   /// Returns the layout of the GradientMethod that makes the sums of a trainable group (its memory is in
   /// MemoryCategory::kFeedback); empty if there is none.
@@ -262,7 +262,7 @@ class MemoryPlan {
   RecordLayout records_of(const GroupShape& group) const;
   /// How this rank's part of a group's parameters is cut; it has no records where they are in memory.
   Chunks parameter_chunks_of(const GroupShape& group) const;
-  /// The most records that one unit's update moves: records of parameters in files, or of masters and states.
+  /// Returns the most records that one unit's update moves: records of parameters in files, or of masters and states.
   std::int64_t most_records_of_a_unit() const;
   /// How many records of parameters, and of masters and states, are read ahead, and how many are written behind. It is
   /// OffloadConfig::queue_depth. If the strategy leaves it out, it is kQueueDepth; with updates in backward it is the
@@ -279,31 +279,31 @@ class MemoryPlan {
   };
   const OuterNumel& outer_numel() const { return outer_numel_; }
   const RecordPool& state_records() const { return state_records_; }
-  /// Bytes of state records and tensor states that a step copies to the GPU, and as many back, in all its passes; 0 on
-  /// the CPU, and where the host's CPU updates them.
+  /// Returns the bytes of state records and tensor states that a step copies to the GPU, and as many back, in all its
+  /// passes; 0 on the CPU, and where the host's CPU updates them.
   std::int64_t streamed_bytes() const { return streamed_bytes_; }
-  /// Whether the CPU of the host updates a GPU's records where they lie (OffloadedStep::kCpu).
+  /// Returns whether the CPU of the host updates a GPU's records where they lie (OffloadedStep::kCpu).
   bool steps_on_host() const { return steps_on_host_; }
   const HostStepBytes& host_step() const { return host_step_; }
-  /// Bytes of pinned host memory for gradients and parameters of groups with records, without those that lie there in
-  /// any case.
+  /// Returns the bytes of pinned host memory for gradients and parameters of groups with records, without those that
+  /// lie there in any case.
   std::int64_t host_copies_bytes() const { return host_copies_bytes_; }
-  /// Whether every record has all that the optimizer keeps of its elements.
+  /// Returns whether every record has all that the optimizer keeps of its elements.
   bool has_whole_records() const;
   /// Whether updates go over all state twice (lamb, lars), or over whole matrices before they update elements of them.
   bool passes_twice() const { return input_.updates_twice || !matrices_.batches().empty(); }
-  /// Whether the host's CPU could: records are whole, no parameters lie in files, and units are updated after backward,
-  /// in one pass.
+  /// Returns whether the host's CPU could update them: records are whole, no parameters lie in files, and units are
+  /// updated after backward, in one pass.
   bool can_step_on_host() const {
     return has_whole_records() && (!parameters_below() || parameters_on_host()) && !input_.updates_in_backward &&
            !passes_twice();
   }
-  /// Whether masters of a group, or some of them, are offloaded, as masters or as parameters.
+  /// Returns whether masters of a group, or some of them, are offloaded, as masters or as parameters.
   bool weights_below(const GroupShape& group) const;
   bool has_masters_in_records(const GroupShape& group) const;
   bool has_masters_in_parameter_records(const GroupShape& group) const;
-  /// Bytes for an fp32 copy of the weights of the largest group that has some of them offloaded: a GPU needs it under
-  /// rules that use norms of weights. It is 0 otherwise.
+  /// Returns the bytes for an fp32 copy of the weights of the largest group that has some of them offloaded: a GPU
+  /// needs it under rules that use norms of weights. It is 0 otherwise.
   std::int64_t weight_copy_bytes() const { return weight_copy_bytes_; }
   /// Records of sums of gradients, one for each unit, and the bytes of one, in whole pages; 0 where a unit has nothing
   /// to train. The root unit's sums stay in memory, since they would need a slot of their own there anyway.
@@ -315,13 +315,13 @@ class MemoryPlan {
   static constexpr std::int64_t kGradientsAhead = 1;
   /// Records of parameters. Records of trainable groups come first, then those of frozen ones, both in unit order.
   const RecordPool& parameter_records() const { return parameter_records_; }
-  /// Bytes of them that a step copies to a GPU for gathers, from the second step on; then the pieces of host memory
-  /// through which those in files go, one for the parts of each unit that may be on its way.
+  /// Returns the bytes of them that a step copies to a GPU for gathers, from the second step on; then the pieces of
+  /// host memory through which those in files go, one for the parts of each unit that may be on its way.
   std::int64_t uploaded_bytes() const { return uploaded_bytes_; }
   std::int64_t upload_pieces() const { return upload_piece_bytes_ > 0 ? shared_slots_ + 1 : 0; }
   std::int64_t upload_piece_bytes() const { return upload_piece_bytes_; }
-  /// Bytes of a GPU's parameters in its host's memory that the kernels of an update write. The second number is the
-  /// bytes that they read of parameters that are masters, or half of a master.
+  /// Returns the bytes of a GPU's parameters in its host's memory that the kernels of an update write. The second
+  /// number is the bytes that they read of parameters that are masters, or half of a master.
   HostStepBytes updated_over_bus() const;
   /// Records of the memory that a commit (DurableConfig) writes: this rank's parts of parameters, masters and states,
   /// one behind the other, then cached records. They are `image_bytes` in all.
@@ -329,13 +329,13 @@ class MemoryPlan {
   std::int64_t image_queue_depth() const { return input_.offload.queue_depth.value_or(kQueueDepth); }
   std::int64_t image_bytes() const { return image_bytes_; }
   const DiskUse& disk() const { return disk_; }
-  /// Number of records in files, of all kinds; records of tier "host" do not count.
+  /// Returns the number of records in files, of all kinds; records of tier "host" do not count.
   std::int64_t records_on_disk() const;
 
-  /// Whether updated values are published asynchronously, behind the update, and the next forward waits for them. That
-  /// is so where ranks hold whole parameters that others update, unless all values are checked after each step, since
-  /// that would have to wait for them. `gathers_in_background`: the shard axis's transport carries gathers by itself
-  /// (Collectives::gathers_in_background).
+  /// Returns whether updated values are published asynchronously, behind the update, and the next forward waits for
+  /// them. That is so where ranks hold whole parameters that others update, unless all values are checked after each
+  /// step, since that would have to wait for them. `gathers_in_background`: the shard axis's transport carries gathers
+  /// by itself (Collectives::gathers_in_background).
   bool publishes_behind(bool gathers_in_background) const;
   /// Returns the inputs that decide the order of this plan's steps (step_programs).
   StepInput step_input(bool gathers_in_background) const;
@@ -378,8 +378,8 @@ class MemoryPlan {
   RecordPool plan_files_of_gpu(const std::vector<std::int64_t>& bytes, Cache cache, std::int64_t held,
                                std::int64_t more);
   void plan_host_step();
-  /// Whether records of masters and states lie in the memory of a GPU's host; and whether the host's CPU updates them
-  /// there.
+  /// Returns whether records of masters and states lie in the memory of a GPU's host; and whether the host's CPU
+  /// updates them there.
   bool states_on_host() const;
   bool states_stay_on_host() const;
   VisitWork first_work() const;

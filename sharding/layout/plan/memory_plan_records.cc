@@ -18,7 +18,7 @@
 namespace tessera {
 namespace {
 
-/// Bytes that `bytes` take up on a disk: whole pages.
+/// Returns the bytes that `bytes` take up on a disk: whole pages.
 std::int64_t in_pages(std::int64_t bytes) { return (bytes + Chunks::kPage - 1) / Chunks::kPage * Chunks::kPage; }
 
 std::int64_t sum(std::span<const std::int64_t> bytes) {
@@ -231,7 +231,7 @@ void MemoryPlan::count(Steps steps, RecordKind kind, const RecordList& records, 
 
 void MemoryPlan::plan_parameter_records(Steps steps) {
   RecordList records;
-  std::vector<std::int64_t> gathers;  // gathers a step, for each record
+  std::vector<std::int64_t> gathers;  // number of gathers in a step, for each record
   for (const bool trains : {true, false}) {
     for (std::size_t i = 0; i < input_.units.size(); ++i) {
       for (const GroupShape& group : input_.units[i].groups) {
@@ -375,7 +375,7 @@ void MemoryPlan::plan_gradient_records(Steps steps) {
   count(steps, RecordKind::kGradients, records, gradient_records_);
 }
 
-/// Whether the device that trains updates a part of the unit. Otherwise its host's CPU updates all of it.
+/// Returns whether the device that trains updates a part of the unit. Otherwise its host's CPU updates all of it.
 bool MemoryPlan::updates_by_device(const UnitShape& unit) const {
   return std::ranges::any_of(unit.groups, [&](const GroupShape& group) {
     return group.trainable && (!steps_on_host() || records_of(group).before_records() > 0);
@@ -403,14 +403,14 @@ void MemoryPlan::plan_image() {
       image_bytes_ += parameter_chunks_of(group).before_records() * static_cast<std::int64_t>(size_of(group.dtype));
     }
   }
-  disk_.durable_bytes = disk_.bytes;  // each record's other place
+  disk_.durable_bytes = disk_.bytes;  // these are the other places of all records
   std::vector<std::int64_t> bytes;
   for (std::int64_t left = image_bytes_; left > 0; left -= bytes.back()) {
     bytes.push_back(in_pages(std::min(left, input_.offload.record_bytes)));
   }
   const std::int64_t before = disk_.bytes;
   image_records_ = plan_pool(bytes, /*cache=*/{}, slots_of(image_queue_depth()));
-  if (input_.is_queued) {  // memory that the GPU copies to
+  if (input_.is_queued) {  // a GPU copies to this memory
     use_[MemoryCategory::kRecords] -= image_records_.memory_bytes();
     use_[MemoryCategory::kHostRecords] += image_records_.memory_bytes();
   }

@@ -11,7 +11,7 @@ std::int64_t round_up(std::int64_t value, std::int64_t multiple) {
   return (value + multiple - 1) / multiple * multiple;
 }
 
-/// The number of elements, in whole blocks, whose record needs at most `state.record_bytes` if everything is
+/// Returns the number of elements, in whole blocks, whose record needs at most `state.record_bytes` if everything is
 /// offloaded.
 std::int64_t elements_of(const TieredState& state) {
   std::int64_t bytes = kStateBlock * state.master_bytes;

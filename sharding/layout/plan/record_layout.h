@@ -30,11 +30,11 @@ class RecordLayout : public Chunks {
   RecordLayout(std::int64_t numel, const TieredState& state);
 
   const TieredState& state() const { return state_; }
-  /// How many elements, counted from the part's first, have their masters and their states in memory.
+  /// Returns how many elements, counted from the part's first, have their masters and their states in memory.
   std::int64_t masters_in_memory() const { return numel_before(first_master_); }
   std::int64_t states_in_memory() const { return numel_before(first_state_); }
 
-  /// Whether each record has all that is kept of its elements.
+  /// Returns whether each record has all that is kept of its elements.
   bool are_whole() const;
 
   /// A piece of a record. `bytes` is 0 if the chunk keeps this state in memory, or does not have it.

@@ -35,7 +35,7 @@ std::int64_t RecordSlots::use(std::size_t record) {
 std::int64_t RecordSlots::go_through(std::span<const Stretch> stretches) {
   std::size_t all = 0, passed = 0;
   for (const Stretch& stretch : stretches) all += stretch.end - stretch.begin;
-  const std::size_t last = all - std::min(all, slots_);  // the slots keep these records to the end
+  const std::size_t last = all - std::min(all, slots_);  // the slots keep these records until the end
   std::int64_t read = 0;
   for (const Stretch& stretch : stretches) {
     const std::size_t length = stretch.end - stretch.begin;
@@ -119,7 +119,7 @@ class StepPlayer {
     moves_.written += bytes_of(states);
   }
 
-  /// A unit's states of whole tensors.
+  /// Returns a unit's states of whole tensors.
   Stretch states_of(std::size_t unit) const {
     return kind_ == RecordKind::kTensorStates ? Stretch{records_.first[unit], records_.first[unit + 1]} : Stretch{};
   }
@@ -130,7 +130,7 @@ class StepPlayer {
     for (const Visit& visit : visits) {
       const Access access = access_of(visit);
       if (access == Access::kNone) continue;
-      if (kind_ == RecordKind::kGradients && std::exchange(unit, visit.unit) == visit.unit) continue;  // open already
+      if (kind_ == RecordKind::kGradients && std::exchange(unit, visit.unit) == visit.unit) continue;  // still open
       const Stretch stretch = stretch_of(visit);
       stretches.push_back(stretch);
       if (access == Access::kWrite) moves_.written += bytes_of(stretch);
@@ -162,7 +162,7 @@ class StepPlayer {
   const RecordKind kind_;
   const RecordList& records_;
   RecordSlots slots_;
-  bool has_sums_ = false;  ///< sums of earlier microbatches exist
+  bool has_sums_ = false;  ///< whether sums of earlier microbatches exist
   RecordMoves moves_;
 };
 

@@ -20,14 +20,14 @@ enum class RecordKind : std::uint8_t { kParameters, kStates, kTensorStates, kGra
 
 /// Records of one kind.
 struct RecordList {
-  std::vector<std::int64_t> bytes;  ///< size of each
+  std::vector<std::int64_t> bytes;  ///< size of each record
   /// [owners + 1]: the first record of each group that trains, for gradients and states of whole tensors that of each
   /// unit. No visit goes beyond the last entry.
   std::vector<std::size_t> first = {0};
 
   /// Ends an owner: it has all records that were added since the owner before.
   void end_owner() { first.push_back(bytes.size()); }
-  /// The list of the records that do not stay in memory.
+  /// Returns the list of the records that do not stay in memory.
   RecordList without(const EvenSpread& cached) const;
 };
 
@@ -47,7 +47,7 @@ class RecordSlots {
   /// slot. Slots can hold only the first records of a pass when it begins, and hold its last ones when it ends. The
   /// search therefore looks at those alone, and at slots^2 numbers at most, however many records there are.
   std::int64_t go_through(std::span<const Stretch> stretches);
-  /// Bytes of the records [begin, end) together.
+  /// Returns the bytes of the records [begin, end) together.
   std::int64_t bytes_of(std::size_t begin, std::size_t end) const { return before_[end] - before_[begin]; }
 
  private:
@@ -63,8 +63,8 @@ struct RecordMoves {
   std::int64_t read = 0, written = 0;  ///< bytes
 };
 
-/// Bytes that two steps in a row move when many steps have gone before. `programs`: those of step_programs. `slots` 0:
-/// nothing is found in memory.
+/// Returns the bytes that two steps in a row move when many steps have gone before. `programs`: those of step_programs.
+/// `slots` 0: nothing is found in memory.
 RecordMoves moves_in_two_steps(std::span<const StepProgram> programs, RecordKind kind, const RecordList& records,
                                std::int64_t slots);
 

@@ -5,9 +5,9 @@
 namespace tessera {
 namespace {
 
-/// Whether a pass goes in the other direction than the one before, whose last records are still in memory. Passes on a
-/// CPU also go there and back where values are waited for in the step; values that are not go in the order in which the
-/// next forward wants them.
+/// Returns whether a pass goes in the other direction than the one before, whose last records are still in memory.
+/// Passes on a CPU also go there and back where values are waited for in the step; values that are not go in the order
+/// in which the next forward wants them.
 bool alternates(const StepInput& input) {
   if (!input.executor.queued) return input.parameters.exist || input.states.exist || !input.publishes_behind;
   return !input.executor.host_updates && !input.gradients_below &&
@@ -177,7 +177,7 @@ class ProgramWriter {
     if (matrices > first) ops.push_back({StepOpKind::kVisit, first, matrices});
     if (second > matrices) ops.push_back({is_muon ? StepOpKind::kVisit : StepOpKind::kExchange, matrices, second});
     ops.push_back({StepOpKind::kEndPass});
-    if (second == matrices) return ops;  // the unit has no matrices
+    if (second == matrices) return ops;  // this unit has no matrices
     ops.push_back({StepOpKind::kAnnounce, second, next()});
     if (is_muon) ops.push_back({StepOpKind::kExchange});
     ops.push_back({StepOpKind::kVisit, second, next()});
@@ -228,9 +228,9 @@ class ProgramWriter {
   StepProgram program_;
 };
 
-/// Whether two programs take turns. Steps that measure always begin forward. Backward leaves the offloaded gradients of
-/// the first units in memory, so steps with such gradients begin there too. Elements and matrices change places in each
-/// step on a CPU, wherever they lie.
+/// Returns whether two programs take turns. Steps that measure always begin forward. Backward leaves the offloaded
+/// gradients of the first units in memory, so steps with such gradients begin there too. Elements and matrices change
+/// places in each step on a CPU, wherever they lie.
 bool takes_turns(const StepInput& input) {
   if (input.updates_in_backward) return false;
   if (has_matrices(input)) return !input.executor.queued || alternates(input);

@@ -18,7 +18,7 @@ namespace tessera {
 
 /// What a visit does with a group.
 enum class VisitWork : std::uint8_t {
-  kMeasure,       ///< lars: it adds up norms of weights
+  kMeasure,       ///< lars: the visit adds up norms of weights
   kLayerUpdates,  ///< lamb: the same, while moments move and each element's update takes the gradient's place
   kDirections,    ///< muon: momenta move, and directions take the gradients' place
   kReadMasters,   ///< rules of whole tensors: the exchange takes masters to their owners
@@ -32,7 +32,7 @@ enum class Access : std::uint8_t { kNone, kRead, kWrite };
 /// One group's turn in a pass.
 struct Visit {
   std::int32_t unit = 0;   ///< MemoryPlan::input().units
-  std::int32_t group = 0;  ///< among the groups that train, in the order of units
+  std::int32_t group = 0;  ///< index among the groups that train, in the order of units
   VisitWork work = VisitWork::kUpdate;
   bool backward = false;         ///< visits records from the last to the first
   bool needs_gradients = false;  ///< sums of gradients that lie below memory are open meanwhile, a unit's at a time
@@ -40,14 +40,14 @@ struct Visit {
   friend bool operator==(const Visit&, const Visit&) = default;
 };
 
-/// The first pass is announced before backward, and by who makes the step once more when it begins: it is known who is
-/// used then.
+/// The first pass is announced before backward. Who makes the step announces it again when it begins, since it is then
+/// known which parameters are used.
 enum class StepOpKind : std::uint8_t {
   kRounds,    ///< `begin` microbatches before the last one: in each all units forward, and then all backward
   kForward,   ///< all units in the last microbatch
   kAnnounce,  ///< records of the visits [begin, end), which are one pass, are read ahead from here on
   kBackward,  ///< all units in the last microbatch, the last one first
-  /// updates in backward: StepProgram::unit_ops, with their visits [begin, end), follow each unit's reduction
+  /// StepProgram::unit_ops, with their visits [begin, end), follow each unit's reduction (updates in backward)
   kUpdateInBackward,
   kAgree,         ///< ranks tell each other loss, norm and which parameters were used
   kDecide,        ///< decides whether the step is made, with which rate, and how gradients are clipped
@@ -116,9 +116,9 @@ struct StepInput {
   Executor executor;
 };
 
-/// The programs of steps that follow each other: one, or two that take turns. A pass goes on where the one before it
-/// ended, at the records that are in memory still, so a step whose passes go in another direction than those of the
-/// step before has a program of its own.
+/// Returns the programs of steps that follow each other: one, or two that take turns. A pass goes on where the one
+/// before it ended, at the records that are in memory still, so a step whose passes go in another direction than those
+/// of the step before has a program of its own.
 std::vector<StepProgram> step_programs(const StepInput& input);
 
 /// Returns the programs of Step::swap_averages, a pass between two steps. There is one, or there are two that take

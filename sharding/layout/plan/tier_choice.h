@@ -8,8 +8,8 @@
 
 namespace tessera {
 
-/// The tier for what tier "auto" finds no room for in memory: files, except for a GPU whose user names no directories
-/// for them.
+/// Returns the tier for what tier "auto" finds no room for in memory: files, except for a GPU whose user names no
+/// directories for them.
 Tier tier_below(const OffloadConfig& offload, bool is_gpu);
 
 /// Returns `input` with every tier "auto" decided, so that its plan needs at most `limit` bytes and as little as

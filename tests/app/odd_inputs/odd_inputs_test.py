@@ -102,7 +102,7 @@ def try_row(tessera, row, work):
         bad, poor = judge(row, code, out, err)
         bad += [f"changed {path.name}" for path in kept if not path.is_file() or path.read_bytes() != before[path]]
         bad += [f"left {path}" for path in row.absent if os.path.lexists(folder / path)]
-        for locked in folder.rglob("*"):  # so that the folder can be removed
+        for locked in folder.rglob("*"):  # this lets the folder be removed
             if locked.is_dir() and not locked.is_symlink():
                 locked.chmod(0o755)
     if poor and not row.poor:

@@ -31,7 +31,7 @@ class Row:
     says: list = dataclasses.field(default_factory=list)  # texts that stderr must contain, or stdout if the exit code is 0
     files: dict = dataclasses.field(default_factory=dict)  # name -> text or bytes
     environment: dict = dataclasses.field(default_factory=dict)
-    prepare: Optional[Callable] = None  # gets the folder
+    prepare: Optional[Callable] = None  # a function that is called with the folder
     keeps: list = dataclasses.field(default_factory=list)  # paths whose contents must be the same afterwards
     absent: list = dataclasses.field(default_factory=list)  # paths that must not exist afterwards
     as_nobody: bool = False  # run without root's privileges, which permissions do not bind
@@ -345,7 +345,7 @@ def device(folder):
     """A character device like /dev/null that a careless program would replace."""
     try:
         os.mknod(folder / "device", 0o666 | stat.S_IFCHR, os.makedev(1, 3))
-    except PermissionError:  # without root's rights any other device serves
+    except PermissionError:  # any other device serves where root's rights are missing
         (folder / "device").symlink_to("/dev/null")
 
 

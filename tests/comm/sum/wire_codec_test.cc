@@ -92,7 +92,7 @@ TEST_P(WireCodec, DecodesIntoTheEncodedDtype) {
   for (DType dtype : {DType::kF32, DType::kBF16, DType::kF16}) {
     for (std::size_t numel : {0, 1, 255, 256, 700, 5001}) {
       Bytes data = random_values(dtype, numel, static_cast<std::uint32_t>(numel));
-      if (numel > 600) write_infinity(dtype, data, 600);  // all values of its run become NaN
+      if (numel > 600) write_infinity(dtype, data, 600);  // all values of this run become NaN
       const std::vector<float> wide = round_trip(GetParam(), data, dtype);
       std::vector<std::uint32_t> wire(encoded_bytes(GetParam(), numel) / 4);
       encode(GetParam(), data.data(), dtype, numel, reinterpret_cast<std::byte*>(wire.data()));

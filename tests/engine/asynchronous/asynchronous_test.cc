@@ -70,7 +70,7 @@ const std::vector<Option>& options() {
 }
 
 struct Ran {
-  std::vector<std::vector<double>> losses;  ///< [rank][step]
+  std::vector<std::vector<double>> losses;  ///< one for each rank and step
   std::vector<std::vector<StepResult>> steps;
   Values values;  ///< the values after all ranks have pushed
 };
@@ -170,7 +170,7 @@ TEST(Asynchronous, AgeIsTheNumberOfUpdatesByOtherRanks) {
   Strategy strategy = asynchronous(sgd);
   strategy.sync.asynchronous.max_staleness = 0;
   const Ran got = run(strategy, 3);
-  for (int rank = 0; rank < kRanks; ++rank) {  // all pull one version, then push in rank order
+  for (int rank = 0; rank < kRanks; ++rank) {  // all ranks pull one version, then push in rank order
     for (const StepResult& step : got.steps[static_cast<std::size_t>(rank)]) {
       EXPECT_EQ(step.staleness_max, rank);
       EXPECT_EQ(step.staleness_mean, rank);
@@ -335,7 +335,7 @@ void hogwild(Strategy& s) {
   s.sync.type = SyncType::kHogwild;
 }
 
-/// A run on processes. `body` trains; an error is the rank's end.
+/// Makes a run on processes. `body` trains, and an error in it ends its rank.
 absl::Status as_process(int rank, int port, double timeout_s, const std::function<void(const Mesh&)>& body) {
   join_as(rank, kRanks, port, 1);
   at::set_num_threads(1);
@@ -344,7 +344,7 @@ absl::Status as_process(int rank, int port, double timeout_s, const std::functio
   const Mesh mesh = init(strategy);
   try {
     body(mesh);
-  } catch (const std::exception& error) {  // an operator's own, where a pull failed in forward
+  } catch (const std::exception& error) {  // an operator throws its own where a pull failed
     const absl::Status told = groups_of(mesh).status();
     return told.ok() ? make_error(ExitCode::kInternal, error.what()) : told;
   }

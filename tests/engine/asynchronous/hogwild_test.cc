@@ -41,7 +41,7 @@ void momentum(Strategy& s) {
 }
 void adagrad(Strategy& s) { s.optimizer = {.type = OptimizerType::kAdagrad, .lr = 0.05, .weight_decay = 0}; }
 
-/// The rules that the design names, each with states of its own and shared.
+/// Returns the rules that the design names, each with states of its own and shared.
 std::vector<std::pair<std::string, Strategy>> all_rules() {
   std::vector<std::pair<std::string, Strategy>> all;
   const std::pair<const char*, Adjust> rules[] = {
@@ -55,8 +55,8 @@ std::vector<std::pair<std::string, Strategy>> all_rules() {
 }
 
 struct Ran {
-  std::vector<std::vector<StepResult>> steps;  ///< [rank]
-  Values values;                               ///< when all have ended
+  std::vector<std::vector<StepResult>> steps;  ///< one for each rank
+  Values values;                               ///< the values when all ranks have ended
 };
 
 Ran run(int ranks, const Strategy& strategy, std::size_t steps) {
@@ -127,7 +127,7 @@ TEST(Hogwild, StepsOfSeveralRanksSpendNoTimeInCommunication) {
   }
 }
 
-/// The mean loss of the last six steps, in which each batch comes once.
+/// Returns the mean loss of the last six steps, in which each batch comes once.
 double last_loss(const Ran& ran) {
   double sum = 0;
   for (const std::vector<StepResult>& steps : ran.steps) {

@@ -101,7 +101,7 @@ class Rank {
   static std::span<float> values_of(const FlatGroup& group) {
     return {reinterpret_cast<float*>(group.full), static_cast<std::size_t>(group.layout.numel())};
   }
-  /// A state of a whole group that this rank has for itself.
+  /// Returns a state of a whole group that this rank has for itself.
   static std::span<float> own_state_of(const FlatGroup& group, std::size_t i) {
     return {reinterpret_cast<float*>(group.state[i].data) - group.optimizer_part.offset,
             static_cast<std::size_t>(group.layout.numel())};
@@ -194,7 +194,7 @@ TEST(HogwildValues, EveryElementThatIsReadWasWrittenBySomebody) {
           bool is_known = value >= 0 && static_cast<float>(whole) == value && whole >> (7 * kRanks) == 0;
           for (int q = 0; q < kRanks; ++q) {
             const std::int64_t count = whole >> (7 * q) & 127;
-            is_known = is_known && count <= rank.board().pushed(q) + 1;  // the one under way is there in part
+            is_known = is_known && count <= rank.board().pushed(q) + 1;  // the update under way is there in part
             sums[static_cast<std::size_t>(q)] += count;
           }
           wrong += is_known ? 0 : 1;

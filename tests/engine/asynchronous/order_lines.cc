@@ -22,7 +22,7 @@ std::vector<OrderLine> read_lines(const std::string& path) {
   std::vector<OrderLine> lines;
   std::ifstream file(path);
   std::string text;
-  std::getline(file, text);  // names the number of ranks
+  std::getline(file, text);  // this line names the number of ranks
   while (std::getline(file, text)) {
     const auto item = nlohmann::json::parse(text);
     lines.push_back({item.at("event"), item.at("step"), item.at("version"), item.at("rank"), item.at("shard"),
@@ -58,7 +58,7 @@ std::vector<OrderLine> shuffled(const std::vector<OrderLine>& lines, int ranks, 
   std::vector<OrderLine> merged;
   while (merged.size() + after.size() < lines.size()) {
     const std::size_t rank = random() % of_rank.size();
-    // A few at a time, so that whole steps pass one another too.
+    // Lines move a few at a time, so that whole steps pass one another too.
     for (std::size_t k = random() % 20; k > 0 && next[rank] < of_rank[rank].size(); --k)
       merged.push_back(of_rank[rank][next[rank]++]);
   }

@@ -6,7 +6,7 @@
 
 namespace tessera::testing {
 
-/// A line of sync.record_order.
+/// A line of the file that sync.record_order names.
 struct OrderLine {
   std::int64_t event = 0, step = 0, version = 0;
   int rank = 0, owner = 0;
@@ -15,7 +15,7 @@ struct OrderLine {
   bool is_push = false;
 };
 
-/// The lines of such a file, by their events.
+/// Returns the lines of such a file, by their events.
 std::vector<OrderLine> read_lines(const std::string& path);
 /// Writes lines as such a file. Events are numbered anew in the order of the lines.
 void write_lines(const std::string& path, int ranks, const std::vector<OrderLine>& lines);

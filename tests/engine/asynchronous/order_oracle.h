@@ -20,21 +20,21 @@ class OrderOracle {
   OrderOracle(const Strategy& strategy, int ranks, TinyOptions options = {});
   void play(const std::vector<OrderLine>& lines);
 
-  /// The owners' values, as values_of has them.
+  /// Returns the owners' values, as values_of has them.
   Values values() const { return values_of(*owners_); }
-  /// Each rank's loss of each step [rank][step].
+  /// Returns each rank's loss of each step [rank][step].
   const std::vector<std::vector<double>>& losses() const { return losses_; }
 
  private:
   struct Piece {
-    std::size_t parameter;  ///< among named_parameters
+    std::size_t parameter;  ///< index into named_parameters
     std::int64_t begin, numel;
   };
   struct Shard {
     std::vector<Piece> pieces;
     std::int64_t version = 0;
-    std::map<int, std::int64_t> pulled;                ///< [rank]
-    std::map<std::size_t, std::int64_t> updates = {};  ///< [parameter]
+    std::map<int, std::int64_t> pulled;                ///< one for each rank
+    std::map<std::size_t, std::int64_t> updates = {};  ///< one for each parameter
   };
   using Key = std::pair<std::string, std::pair<std::size_t, int>>;
 
@@ -46,7 +46,7 @@ class OrderOracle {
   const Strategy strategy_;
   const int ranks_;
   Tiny owners_;
-  std::vector<Tiny> models_;  ///< [rank]
+  std::vector<Tiny> models_;  ///< one for each rank
   /// [rank]: parameters of the rank; the last entry holds those of the owners
   std::vector<std::vector<at::Tensor>> of_;
   std::vector<at::Tensor> first_, second_;  ///< [parameter]: states

@@ -102,7 +102,7 @@ class Rank {
     return shards_->push(rule, {{.gradient_scale = 0.5F, .lr = rates_.everybodys()}, used});
   }
 
-  /// The newest values of all groups, one after the other. Collective.
+  /// Returns the newest values of all groups, one after the other. Collective.
   std::vector<float> values() {
     shards_->bring_together();
     std::vector<float> all;
@@ -131,7 +131,7 @@ class Rank {
   std::int64_t step_ = 0;
 };
 
-/// The square root, rounded to nearest: LibTorch's of fp32 is off by a unit now and then.
+/// Returns the square root rounded to nearest; LibTorch's for fp32 is now and then off by a unit in the last place.
 at::Tensor exact_root(const at::Tensor& x) { return x.to(at::kDouble).sqrt().to(at::kFloat); }
 
 /// Computes the same in plain LibTorch on one thread, with flat tensors of all groups.

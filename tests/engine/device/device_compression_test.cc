@@ -36,8 +36,8 @@ ThreadRanks gloo(int ranks) { return over_gloo({.ranks = ranks}); }
 
 using OnGpus = std::function<void(const ThreadRanks& joined, const std::string& what)>;
 
-/// Runs `body` for ranks with GPUs: as late as they may be, and in one of the other ways by turns (in all of them where
-/// tests are long): on one GPU, over a backend, or with copies that read at once.
+/// Runs `body` for ranks with GPUs that are as late as they may be, and in one of the other ways in turn (in all of
+/// them in long tests): on one GPU, over a backend, or with copies that read at once.
 void on_gpus_over_gloo(int ranks, const OnGpus& body) {
   static int turn = 0;
   ++turn;

@@ -681,7 +681,7 @@ TEST(DeviceEngine, WeightedMicrobatchesGiveTheCpusBits) {
   }
 }
 
-// Such a rank learns from the others what ranks do together, the first time that it is to take part.
+// A rank without any batch learns from the others which calls ranks make together.
 TEST(DeviceEngine, RankWithoutAnyBatchTakesPart) {
   for (const ShardingStrategy kind : kThree) {
     const Strategy strategy = strategy_of(kind, DType::kF32, 1);

@@ -84,12 +84,12 @@ void expect_the_bits_of(const Trained& on_cpu, const ThreadRanks& ranks, const S
 constexpr CopiesRead kReads[] = {CopiesRead::kLate, CopiesRead::kAtOnce};
 
 TEST(DeviceGradients, TrainingGivesTheCpusBits) {
-  const std::pair<int, std::int64_t> kRuns[] = {{1, 3}, {2, 1}, {1, 1}, {2, 3}, {3, 1}};  // ranks, microbatches
+  const std::pair<int, std::int64_t> kRuns[] = {{1, 3}, {2, 1}, {1, 1}, {2, 3}, {3, 1}};  // ranks and microbatches
   MadeOnce<Trained> on_cpu;
   for (const auto& [kept, kind, run, lying, read] : pairwise_of(kOneOfEachKind, kThree, kRuns, kLying, kReads)) {
     Strategy strategy = strategy_of(kept, kind);
     strategy.gradient_accumulation = run.second;
-    strategy.mixed_precision.loss_scale.initial = 16777216.0;  // fp16 then skips the first steps
+    strategy.mixed_precision.loss_scale.initial = 16777216.0;  // with this scale, fp16 skips the first steps
     strategy.mixed_precision.loss_scale.backoff_factor = 0.125;
     const ThreadRanks ranks{.ranks = run.first};
     const TrainOptions options = run_of_four_blocks(kWide);

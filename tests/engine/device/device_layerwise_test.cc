@@ -48,7 +48,7 @@ class DeviceLayerwise : public ::testing::TestWithParam<RuleCase> {};
 
 TEST_P(DeviceLayerwise, GivesTheCpusBitsUnderEveryStrategy) {
   const auto [dtype, ranks, accumulation, states] = GetParam();
-  std::vector<std::pair<Placed, bool>> all;  // true: over the world
+  std::vector<std::pair<Placed, bool>> all;  // true: states are cut over the world
   for (const Placed& placed : kStrategies) all.emplace_back(placed, false);
   if (ranks == 4) {
     for (const bool world : {false, true}) all.emplace_back(ShardingStrategy::kHybridShard, world);

@@ -119,7 +119,7 @@ TEST(DeviceMuon, OptionsOfTheFirstRunAreKeptAfterALoad) {
   std::ofstream(file, std::ios::trunc) << write_manifest(*manifest);
   const auto body = [&](const Mesh& mesh) {
     Session session(mesh, strategy, kTwoBlocks);
-    train(session, 0, 1);  // uses this version's defaults
+    train(session, 0, 1);  // these steps use this version's defaults
     load_checkpoint(session.engine, saved);
     EXPECT_EQ(session.engine.strategy().optimizer.muon.adjust_lr, MuonLrAdjustment::kMatchRmsAdamW);
     return told_by(session, train(session, 2, 6));

@@ -74,7 +74,7 @@ Strategy below(Strategy strategy, const Tiered& tiered) {
   return strategy;
 }
 
-/// A run whose groups have several records each.
+/// Returns a run whose groups have several records each.
 TrainOptions wide_run(const TinyOptions& model = kWide) {
   TrainOptions options = short_run();
   options.model = model;
@@ -140,7 +140,7 @@ TEST_P(DeviceOffload, GivesTheCpusBitsUnderEveryStrategy) {
     strategy.mixed_precision.master = kept.master;
     strategy.optimizer.state_dtype = kept.state;
     if (kept.param != DType::kF16) return strategy;
-    strategy.mixed_precision.loss_scale.initial = 16777216.0;  // the first steps are skipped
+    strategy.mixed_precision.loss_scale.initial = 16777216.0;  // with this scale, the first steps are skipped
     strategy.mixed_precision.loss_scale.backoff_factor = 0.125;
     return strategy;
   };
@@ -148,7 +148,7 @@ TEST_P(DeviceOffload, GivesTheCpusBitsUnderEveryStrategy) {
   std::iota(cases.begin(), cases.end(), std::size_t{0});
   MadeOnce<Trained> on_cpu;
   const auto exists = [](std::size_t, const Placed&, const By& by, double, std::int64_t depth) {
-    return by.step == OffloadedStep::kGpu || depth == 1;  // no record moves
+    return by.step == OffloadedStep::kGpu || depth == 1;  // in these cases, no record moves
   };
   for (const auto& [which, placed, by, share, depth] : pairwise_where(
            exists, cases, kStrategies, kBy, std::array{0.3, 1.0}, std::array{std::int64_t{1}, std::int64_t{4}})) {
@@ -212,7 +212,7 @@ TEST(DeviceOffload, EveryRuleGivesTheCpusBits) {
   }
 }
 
-/// Both use the same streams.
+/// Offloaded activations and offloaded state use the same streams.
 TEST(DeviceOffload, OffloadedActivationsBesideItGiveTheCpusBits) {
   Strategy strategy = strategy_of(ShardingStrategy::kFullShard, DType::kBF16, 2);
   const TrainOptions options = wide_run();
@@ -465,7 +465,7 @@ TEST(DeviceOffload, MemoryLimitCountsOnlyTheDevice) {
   }
 }
 
-/// The bytes of rank 0's plan that memory.limit counts.
+/// Returns the bytes of rank 0's plan that memory.limit counts.
 std::int64_t limited_bytes(const ThreadRanks& ranks, const Strategy& strategy, const TinyOptions& model) {
   std::int64_t bytes = 0;
   run_ranks(ranks, [&](const Mesh& mesh) {
@@ -553,7 +553,7 @@ TEST(DeviceOffload, WeightAveragesGiveTheCpusBits) {
   }
 }
 
-/// A strategy with a limit at which half of what could go to the host has no room on the GPU.
+/// Returns a strategy with a limit at which half of what could go to the host has no room on the GPU.
 Strategy with_too_little_room(const Strategy& strategy) {
   const auto limited = [&](const Strategy& given) { return limited_bytes({.ranks = 2}, given, kWide); };
   Strategy open = below(strategy, kAllOnHost);

@@ -51,7 +51,7 @@ constexpr Case kCases[] = {
 
 TEST(DeviceOwn, GivesTheCpusBitsUnderEveryStrategy) {
   std::vector<std::pair<Placed, bool>> all = {{ShardingStrategy::kHybridShard, false},
-                                              {ShardingStrategy::kHybridShard, true}};  // true: over the world
+                                              {ShardingStrategy::kHybridShard, true}};  // true means over the world
   for (const Placed& placed : kStrategies) all.emplace_back(placed, false);
   const auto is_hybrid = [](const std::pair<Placed, bool>& where) {
     return where.first.kind == ShardingStrategy::kHybridShard;
@@ -97,7 +97,7 @@ TEST(DeviceOwn, CallsAroundStepsGiveTheCpusBits) {
   expect_led_as_on_the_cpu(with_own, "own", OwnRules::of(std::make_shared<OwnAdamW>()));
 }
 
-/// The error that an Engine with `rule` on a GPU throws, when it is made or in a step.
+/// Returns the error that an Engine with `rule` on a GPU throws, when it is made or in a step.
 std::string error_with(std::shared_ptr<const ElementwiseOptimizer> rule) {
   const EmulatedGpus gpus;
   return error_of([&] {

@@ -50,7 +50,7 @@ TEST(DeviceParameters, TrainingGivesTheCpusBits) {
     const ThreadRanks ranks{.ranks = run.first};
     const TrainOptions options = run_of(run.second);
     Strategy strategy = strategy_of(kept, ShardingStrategy::kFullShard);
-    strategy.mixed_precision.loss_scale.initial = 16777216.0;  // fp16 then skips the first steps
+    strategy.mixed_precision.loss_scale.initial = 16777216.0;  // with this scale, fp16 skips the first steps
     strategy.mixed_precision.loss_scale.backoff_factor = 0.125;
     const std::string what = tessera::testing::name_of(kept) + " on " + std::to_string(run.first) + " ranks" +
                              (run.second.unused_block ? ", awkward" : "");

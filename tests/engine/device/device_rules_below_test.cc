@@ -40,7 +40,7 @@ struct Rule {
   const char* name;
   OptimizerConfig config;
   bool is_own() const { return config.type == OptimizerType::kOwn; }
-  /// Whether the rule updates whole tensors: its states are fp32 then.
+  /// Returns whether the rule updates whole tensors: its states are fp32 then.
   bool is_of_tensors() const {
     return config.type == OptimizerType::kAdafactor || config.type == OptimizerType::kOwnMatrix;
   }
@@ -113,7 +113,7 @@ struct Way {
 const Way kWays[] = {{"alone", 1, kWide, CopiesRead::kLate},
                      {"awkward", 2, kAwkward, CopiesRead::kLate},
                      {"awkward, read at once", 2, kAwkward, CopiesRead::kAtOnce},
-                     {"on 3 ranks", 3, kWide, CopiesRead::kLate}};  // only in long tests
+                     {"on 3 ranks", 3, kWide, CopiesRead::kLate}};  // this case runs in long tests alone
 
 TEST_P(DeviceRulesBelow, TrainingGivesTheCpusBits) {
   MadeOnce<Trained> on_cpu;
@@ -124,7 +124,7 @@ TEST_P(DeviceRulesBelow, TrainingGivesTheCpusBits) {
        pairwise_where(exists, kRules, sampled_kept(), sampled(kWays, 3), all_lying())) {
     if (rule != GetParam()) continue;
     Strategy strategy = with_rule(strategy_of(kept, ShardingStrategy::kFullShard), *rule);
-    strategy.mixed_precision.loss_scale.initial = 16777216.0;  // fp16 then skips the first steps
+    strategy.mixed_precision.loss_scale.initial = 16777216.0;  // with this scale, fp16 skips the first steps
     strategy.mixed_precision.loss_scale.backoff_factor = 0.125;
     const ThreadRanks ranks{.ranks = way.ranks};
     const TrainOptions options = run_of(way.model, *rule);
@@ -363,7 +363,7 @@ TEST(DeviceOwnBelow, NonFiniteGradientInBackwardEndsTheRunAndNamesTheUnit) {
 }
 
 TEST(DeviceRulesOnTheHost, CpuUpdatesAreRefusedForRulesOfSeveralPasses) {
-  for (const Kept& kept : {kKept[0], kKept[2]}) {  // fp32 parameters leave adafactor nothing of elements to put there
+  for (const Kept& kept : {kKept[0], kKept[2]}) {  // with fp32 parameters, adafactor has no state to offload
     for (const Rule* rule : {&kMuon, &kLamb, &kLars, &kAdafactor}) {
       const Strategy strategy = below(with_rule(strategy_of(kept, ShardingStrategy::kFullShard), *rule), kByCpu);
       EXPECT_THAT(error_of_engine(strategy),

@@ -15,7 +15,7 @@ namespace tessera::testing {
 
 TrainOptions short_run() {
   TrainOptions options;
-  options.steps = 7;  // more than may be in flight
+  options.steps = 7;  // these are more steps than may be in flight
   options.batch = 12;
   options.model.blocks = 2;
   return options;

@@ -25,13 +25,13 @@ inline constexpr TinyOptions kTwoBlocks{.blocks = 2, .frozen_first_block = true}
 inline constexpr TinyOptions kOfEveryKind{
     .blocks = 3, .tied_head = true, .frozen_first_block = true, .unused_block = true, .recompute = true};
 
-/// A run of more steps than may be in flight.
+/// Returns a run of more steps than may be in flight.
 TrainOptions short_run();
 
-/// A strategy with clipping.
+/// Returns a strategy with clipping.
 Strategy strategy_of(const Placed& placed, DType dtype, std::int64_t accumulation);
 
-/// A strategy with a schedule, whose position matters; fp16 skips some steps.
+/// Returns a strategy with a schedule, whose position matters; fp16 skips some steps.
 Strategy scheduled(ShardingStrategy kind, DType dtype);
 
 /// The values after a run, and the results of its steps.

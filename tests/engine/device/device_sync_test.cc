@@ -41,7 +41,7 @@ constexpr std::array kShapes = {
 constexpr std::array kTypes = {SyncType::kLocalSgd, SyncType::kPostLocalSgd, SyncType::kDiloco,
                                SyncType::kStreamingDiloco};
 
-/// How masters lie.
+/// The form and the place of masters.
 struct Masters {
   DType dtype;
   MasterKind kind = MasterKind::kSplitBF16;
@@ -66,7 +66,7 @@ std::string text_of(const Shape& shape, const Strategy& strategy) {
          std::to_string(static_cast<int>(strategy.mixed_precision.master)) + ", ";
 }
 
-/// The run of one rank. `folder`: the run's own.
+/// The run of one rank. `folder` is the run's own.
 using Body = std::function<Told(const Mesh&, const std::string& folder)>;
 
 /// Returns the result of each rank's `body` [rank].
@@ -108,7 +108,7 @@ TEST(DeviceSync, EveryTypeGivesTheCpusBitsUnderEveryStrategy) {
         shape.ranks(),
         [&](const Mesh& mesh, const std::string&) {
           Session session(mesh, strategy, kTwoBlocks);
-          return told_by(session, train_as_planned(session, 0, 8));  // they meet after 6
+          return told_by(session, train_as_planned(session, 0, 8));  // the replicas meet after 6 steps
         },
         text_of(shape, strategy));
     EXPECT_FALSE(all_same_bits(told.front().values, told.back().values)) << "replicas never trained apart";
@@ -170,8 +170,8 @@ TEST(DeviceSync, RulesOfEveryKindGiveTheCpusBits) {
   }
 }
 
-/// A save averages states over replicas. It is between two outer steps, and with post_local_sgd once on the other side
-/// of its start. The CPU goes on from what a GPU saved, and a GPU from what the CPU saved.
+/// A save averages states over replicas. It comes between two outer steps, and with post_local_sgd once before local
+/// steps begin. The CPU goes on from what a GPU saved, and a GPU from what the CPU saved.
 TEST(DeviceSync, CheckpointsInTheMiddleGoOnAsOnTheCpuAndThere) {
   for (const SyncType type : kTypes) {
     for (const Shape& shape : {kShapes[3], kShapes[6]}) {

@@ -78,7 +78,7 @@ class LateCollectives : public Collectives {
   const std::shared_ptr<Collectives> group_;
 };
 
-/// Wraps each group of more than one rank with `wrap`, but for those whose memory is the hosts'.
+/// Wraps each group of more than one rank with `wrap`, except for groups in the hosts' memory.
 class WrappedGroups : public GroupFactory {
  public:
   using Made = absl::StatusOr<std::shared_ptr<Collectives>>;

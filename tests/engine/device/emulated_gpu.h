@@ -29,8 +29,8 @@ enum class CopiesRead {
 /// Makes the kernels. They are in a file of their own, because CUDA's words mean other things there.
 std::unique_ptr<DeviceKernels> emulated_kernels(CopiesRead read = CopiesRead::kLate);
 
-/// Whether memory is the host's pinned memory, the only host memory that the emulated device copies from and to. All
-/// other memory stands for a device's.
+/// Returns whether memory is the host's pinned memory, the only host memory that the emulated device copies from and
+/// to. All other memory stands for a device's.
 bool is_pinned_memory(const void* memory);
 
 /// Lets Engines of this process train on emulated GPUs while it lives. Host code that takes device memory for host

@@ -52,7 +52,7 @@ inline Strategy below(Strategy strategy, const Lying& lying) {
   return strategy;
 }
 
-/// A run whose groups have several records each.
+/// Returns a run whose groups have several records each.
 inline TrainOptions run_of(const TinyOptions& model) {
   TrainOptions options = short_run();
   options.model = model;

@@ -1,5 +1,5 @@
-// Tests "checkpoint": {"async": true}: a thread writes while training goes on what a save writes while training waits.
-// A save that failed is an error of the next step on all ranks, and training goes on after it.
+// Tests "checkpoint": {"async": true}: while training goes on, a thread writes what other saves write while training
+// waits. A save that failed is an error of the next step on all ranks, and training goes on after it.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -28,7 +28,7 @@ namespace fs = std::filesystem;
 
 void save_beside_training(Strategy& strategy) { strategy.checkpoint.async = true; }
 
-/// The shards' contents by file name.
+/// Returns the shards' contents by file name.
 std::map<std::string, std::string> shards_in(const std::string& checkpoint) {
   std::map<std::string, std::string> shards;
   for (const auto& entry : fs::directory_iterator(checkpoint)) {
@@ -158,7 +158,7 @@ TEST(AsyncCheckpoint, EveryFailedOperationIsAnErrorOfOneStepOnAllRanks) {
         session.train(1);
         if (rank == 0)
           faults = new ScopedFaults({{.site = site, .nth = n, .action = FaultAction::kErrno, .number = ENOSPC}});
-        const Values meet = session.values();  // the plan is installed before any rank saves
+        const Values meet = session.values();  // the plan is installed before any rank begins to save
         told_at[rank] = 2;
         try {
           save_checkpoint(session.engine, folder.path());

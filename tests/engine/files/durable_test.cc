@@ -130,7 +130,7 @@ TEST(Durable, StepMissingOnSomeRanksIsGivenUp) {
 TEST(Durable, FailedCommitIsAnErrorOnAllRanksAndLosesNothing) {
   const Placed placed(ShardingStrategy::kFullShard, /*shared=*/false, /*on_disk=*/true);
   const Strategy strategy = strategy_of(kKept[2], placed, &kSomeBelow);
-  Values wanted;  // all ranks have the same
+  Values wanted;  // all ranks end with the same values
   run_ranks({.ranks = 2}, [&](const Mesh& mesh) {
     const Values own = trained(mesh, strategy, 3);
     if (mesh.rank() == 0) wanted = own;
@@ -151,7 +151,7 @@ TEST(Durable, FailedCommitIsAnErrorOnAllRanksAndLosesNothing) {
           const Values all_have = session.values();  // no rank is in its step any more
           if (rank == 0)
             faults = new ScopedFaults({{.site = site, .nth = n, .action = FaultAction::kErrno, .number = ENOSPC}});
-          const Values meet = session.values();  // the plan is installed before any rank commits
+          const Values meet = session.values();  // the plan is installed before any rank begins to commit
           texts[rank] = error_of([&] {
             commit_durable(session.engine);
             finish_commit(session.engine);
@@ -392,7 +392,7 @@ TEST(Durable, RunWithASingleCommitIsNotOverwritten) {
   for (const char* name : {"rank-00001.commit-0", "rank-00001.commit-1"})
     fs::rename(folder.path() / name, elsewhere / name);
   EXPECT_THAT(refusal_of(2, strategy, folder.path()), AllOf(HasSubstr("rank 1"), HasSubstr("commit-1 are missing")));
-  fs::rename(folder.path() / "rank-00001.begun", elsewhere / "rank-00001.begun");  // stands for another disk
+  fs::rename(folder.path() / "rank-00001.begun", elsewhere / "rank-00001.begun");  // this is as on another disk
   EXPECT_THAT(refusal_of(2, strategy, folder.path()), HasSubstr("there is no step that all ranks hold"));
   fs::rename(folder.path() / "rank-00000.commit-0", elsewhere / "rank-00000.commit-0");
   EXPECT_THAT(refusal_of(2, strategy, folder.path()), HasSubstr("there is no step that all ranks hold"));

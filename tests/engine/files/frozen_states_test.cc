@@ -177,7 +177,7 @@ TEST(FrozenStates, FrozenParameterGetsTheStatesItWasSavedWith) {
   }
 }
 
-// Values that a program writes while parameters are frozen train on.
+// A program writes values while parameters are frozen, and training goes on from them.
 TEST(FrozenStates, ValueWrittenWhileFrozenIsTheMasterAfterALoad) {
   for (const Kept& kept : {kKept[3], kKept[4]}) {
     const TestFolder folder;
@@ -204,7 +204,7 @@ TEST(FrozenStates, ValueWrittenWhileFrozenIsTheMasterAfterALoad) {
 
 // ---- Commits --------------------------------------------------------------------------------------------------------
 
-/// The files that commits share, and when they were written.
+/// Returns the files that commits share, and when they were written.
 std::map<fs::path, fs::file_time_type> kept_files(const fs::path& folder) {
   std::map<fs::path, fs::file_time_type> files;
   for (const auto& entry : fs::directory_iterator(folder)) {

@@ -68,14 +68,14 @@ std::string text_of(const Shape& shape, SyncType type) {
                                              : ", local_sgd");
 }
 
-/// Each rank's values after each of `steps` steps [rank][step].
+/// Returns each rank's values after each of `steps` steps [rank][step].
 std::vector<std::vector<Values>> values_of_steps(const Shape& shape, const Strategy& strategy, std::size_t steps) {
   std::vector<std::vector<Values>> values(static_cast<std::size_t>(shape.ranks()));
   run_ranks({.ranks = shape.ranks()}, [&](const Mesh& mesh) {
     Session session(mesh, strategy);
     for (std::size_t i = 0; i < steps; ++i) {
       const StepResult result = session.train(i);
-      if (i == 0) {  // later the gathers of `values` beyond the plan count
+      if (i == 0) {  // later, `values` has gathered beyond the plan
         EXPECT_EQ(result.planned, result.allocated);
       }
       values[static_cast<std::size_t>(mesh.rank())].push_back(session.values());
@@ -194,7 +194,7 @@ class Reference {
   const std::vector<Batch> batches_ = make_batches(6, 24, 5, TinyOptions().vocab);
   std::vector<Tiny> models_;
   std::vector<std::unique_ptr<torch::optim::SGD>> optimizers_;
-  std::vector<at::Tensor> outer_, moved_, sent_;  // [parameter]
+  std::vector<at::Tensor> outer_, moved_, sent_;  // one for each parameter
   std::vector<std::int64_t> fragment_;
   std::int64_t arrives_ = 0;
 };
@@ -246,7 +246,7 @@ TEST(OuterSteps, StreamBesideComputeGivesTheReferencesValues) {
 
 TEST(OuterSteps, InnerStepsSendNothingAndOuterStepsSendMastersOnce) {
   for (const Shape& shape : kShapes) {
-    if (shape.placed.shared) continue;  // all ranks share one buffer in this case, so it is left out
+    if (shape.placed.shared) continue;  // this case is left out, since all ranks share one buffer
     for (const SyncType type : {SyncType::kLocalSgd, SyncType::kDiloco, SyncType::kStreamingDiloco}) {
       SCOPED_TRACE(text_of(shape, type));
       std::mutex mutex;
@@ -266,7 +266,7 @@ TEST(OuterSteps, InnerStepsSendNothingAndOuterStepsSendMastersOnce) {
         std::int64_t masters = 0;  // elements of this rank's part
         for (const auto& [name, value] : session.values()) masters += value.numel();
         const bool streams = type == SyncType::kStreamingDiloco;
-        std::int64_t sent = 0;    // bytes of a fragment, in this turn of all
+        std::int64_t sent = 0;    // bytes of the first of two fragments
         std::int64_t inner = -1;  // the bytes of a step without an outer step
         for (std::size_t i = 0; i < 6; ++i) {
           const Calls replicate = of("replicate"), world = of("world"), replica = of("replica");
@@ -351,7 +351,7 @@ TEST(OuterSteps, RankThatDiesInAnOuterStepIsNamed) {
 TEST(OuterSteps, CheckpointResumesWithTheSameBits) {
   for (const Shape& shape : kShapes) {
     for (const SyncType type : {SyncType::kLocalSgd, SyncType::kDiloco, SyncType::kStreamingDiloco}) {
-      for (const std::size_t saved_after : {4, 5}) {  // right after an outer step, and between two
+      for (const std::size_t saved_after : {4, 5}) {  // a save right after an outer step, and one between two
         SCOPED_TRACE(text_of(shape, type) + ", saved after " + std::to_string(saved_after));
         const TestFolder folder;
         const Strategy strategy = with_sync(shape, type, 2, [](Strategy& s) { s.ema.decay = 0.9; });
@@ -406,7 +406,7 @@ TEST(OuterSteps, PostLocalSgdSyncsEachStepAndThenLocally) {
       const Strategy& strategy = session.engine.strategy();
       for (std::size_t i = 0; i < 7; ++i) {
         const StepResult result = session.train(i);
-        if (i == 0 || i == 3) {  // the first step of each plan
+        if (i == 0 || i == 3) {  // this is the first step of each plan
           EXPECT_EQ(result.planned, result.allocated) << i;
         }
       }
@@ -611,7 +611,7 @@ TEST(OuterSteps, RefusedCheckpointChangesNothing) {
     Session session(mesh, strategy);
     session.train(0);
     const std::string path = save_checkpoint(session.engine, folder.path());
-    if (mesh.is_main()) {  // a byte of the last chunk
+    if (mesh.is_main()) {  // this changes a byte of the last chunk
       std::fstream file(path + "/rank-00000.safetensors", std::ios::in | std::ios::out);
       file.seekp(-1, std::ios::end);
       file.put('x');

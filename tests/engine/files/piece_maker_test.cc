@@ -28,7 +28,7 @@ namespace piece_maker_test {
 using ::testing::HasSubstr;
 using Make = std::function<at::Tensor()>;
 
-/// Whether `piece` has the bits of the elements of `whole` from `begin` on, in the order of memory.
+/// Returns whether `piece` has the bits of the elements of `whole` from `begin` on, in the order of memory.
 bool same_bits(const at::Tensor& piece, const at::Tensor& whole, std::int64_t begin) {
   const at::Tensor flat = whole.as_strided({whole.numel()}, {1}).narrow(0, begin, piece.numel());
   const at::Tensor dense = piece.contiguous();

@@ -250,7 +250,7 @@ TEST(Publication, ReadingValuesThatNeverArriveIsAnError) {
   }
 }
 
-// Such values would belong to two different steps.
+// Values of which a part is missing would belong to two different steps.
 TEST(Publication, MissingValuesCannotBeReadAfterTheEngine) {
   for (const DType dtype : {DType::kF32, DType::kBF16}) {
     run_ranks(behind(2), [&](const Mesh& mesh) {

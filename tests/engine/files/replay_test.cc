@@ -37,11 +37,11 @@ constexpr std::int64_t kSteps = 4, kAll = 8, kRows = 2, kLength = 5;
 /// What goes wrong in a run, on purpose.
 struct Fault {
   std::int64_t step = -1, microbatch = -1;  ///< step from 0 on
-  bool is_nan = false;                      ///< the loss is multiplied by the root of -1; else the targets are others
+  bool is_nan = false;                      ///< the loss is multiplied by the root of -1; else targets are changed
   bool masks = false;                       ///< all losses go through a mask of -infinity, which is no fault
   bool is_weightless = false;               ///< the microbatch counts for nothing
   bool is_dropped = false;                  ///< zero_grad follows, and the step begins anew without it
-  std::int64_t count = 1;                   ///< microbatches with it, from `microbatch` on
+  std::int64_t count = 1;                   ///< how many microbatches have this fault, from `microbatch` on
 };
 
 /// A part of a run of Tiny.
@@ -51,7 +51,7 @@ struct Part {
   TinyOptions model = {};
 };
 
-/// The loss, masked as attention does: the first column of a matrix is thrown away by softmax.
+/// Returns the loss, masked as attention does: the first column of a matrix is thrown away by softmax.
 at::Tensor masked(const at::Tensor& loss) {
   at::Tensor mask = at::zeros({2});
   mask[0] = -std::numeric_limits<float>::infinity();
@@ -109,14 +109,14 @@ class Hashes : public ::testing::Test {
     strategy.record_hashes = {.every = 1, .file = path(file)};
     return strategy;
   }
-  /// The lines that a run writes.
+  /// Returns the lines that a run writes.
   std::string lines(const ThreadRanks& ranks, const Strategy& strategy, const Part& part = {}) const {
     std::filesystem::remove(strategy.record_hashes.file);
     EXPECT_EQ(end_of(ranks, strategy, part), "");
     return TestFolder::content_of(strategy.record_hashes.file);
   }
   void ask(const std::string& request) const { setenv("TESSERA_REPLAY", request.c_str(), 1); }
-  /// The request to look at `step`, against the file "hashes".
+  /// Returns the request to look at `step`, against the file "hashes".
   std::string request(int step, const std::string& find = "nothing") const {
     return R"({"step": )" + std::to_string(step) + R"(, "hashes": ")" + path("hashes") + R"(", "find": ")" + find +
            "\"}";
@@ -307,7 +307,7 @@ TEST(FindNonfinite, InputsAreThoseBeforeTheOperator) {
     const std::optional<NonfiniteResult> result = watch.end_backward(loss);
     return result ? (result->had_bad_input ? "bad input of " : "finite inputs of ") + result->op : "nothing";
   };
-  // These overwrite their own input. LibTorch makes some of them as mul.out, whose `out` is its input, too.
+  // These operators overwrite their own input. LibTorch makes some of them as mul.out, whose `out` is its input, too.
   EXPECT_THAT(result_of([] { at::ones({2}).div_(at::zeros({2})); }), HasSubstr("finite inputs of aten::div"));
   EXPECT_THAT(result_of([] { at::full({2}, 1e38).mul_(1e38); }), HasSubstr("finite inputs of aten::mul"));
   EXPECT_THAT(result_of([&] { bad.mul_(2); }), HasSubstr("bad input of aten::mul"));
@@ -315,7 +315,7 @@ TEST(FindNonfinite, InputsAreThoseBeforeTheOperator) {
   EXPECT_THAT(result_of([&] { rest.fill_(kInfinity); }), HasSubstr("finite inputs of aten::fill_"));
   EXPECT_THAT(result_of([&] { rest.copy_(bad); }), HasSubstr("bad input of aten::copy_"));
   EXPECT_THAT(result_of([&] { at::cat({at::ones({2}), bad}); }), HasSubstr("bad input of aten::cat"));
-  // Nobody else has a reference to the input.
+  // The operator alone has a reference to the input.
   EXPECT_THAT(result_of([] { at::ones({2}).neg().sqrt(); }), HasSubstr("finite inputs of aten::sqrt"));
 }
 

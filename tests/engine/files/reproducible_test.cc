@@ -189,7 +189,7 @@ TORCH_MODULE(Dropping);
 struct Part {
   std::int64_t begin = 0, end = 6;           ///< steps
   std::filesystem::path from = {}, to = {};  ///< a checkpoint's folder to go on from; where checkpoint or values go
-  bool saves = false;                        ///< saves a checkpoint, and not values
+  bool saves = false;                        ///< the run saves a checkpoint, and not values
   std::uint64_t seed = 7;
 };
 
@@ -234,7 +234,7 @@ std::string bytes_of_file(const std::filesystem::path& path) {
   return {std::istreambuf_iterator<char>(in), std::istreambuf_iterator<char>()};
 }
 
-/// The last loss and all values of that part of a run, as bytes.
+/// Returns the last loss and all values of that part of a run, as bytes.
 std::string dropped(int ranks, int hosts, GradientSync sync, Part part) {
   const TestFolder folder;
   part.to = folder.path() / "values";

@@ -160,7 +160,7 @@ TEST_F(Safetensors, MismatchedFileIsNamedOnAllRanksAndChangesNothing) {
   });
 }
 
-/// The model's two names for a tied tensor, and any third one that a file may have for it.
+/// Returns the model's two names for a tied tensor, and any third one that a file may have for it.
 NameInFile with_a_copy(const std::string& name) {
   NameInFile in_file{{name}};
   if (name == "embedding.weight") in_file.copies = {"old_head"};

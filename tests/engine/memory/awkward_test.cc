@@ -37,7 +37,7 @@ constexpr double kTolerance = 2e-3;  // sums in another order, amplified by Adam
 TrainOptions options_for(TinyOptions model, std::int64_t accumulation = 1) {
   TrainOptions options;
   options.model = model;
-  options.batch = 24 * accumulation;  // divides by every number of ranks
+  options.batch = 24 * accumulation;  // every number of ranks divides this
   return options;
 }
 
@@ -49,7 +49,7 @@ const std::string kDone[] = {"tied head",        "frozen block", "unused block",
                              "every leaf",       "nested",       "nested, outer one empty"};
 
 /// Trains on several numbers of ranks under several placements, and checks that each run has the bits of NO_SHARD on as
-/// many ranks and is close to the unsharded run. `done`: one of kDone. `look` sees each run.
+/// many ranks and is close to the unsharded run. `done` is one of kDone. `look` sees each run.
 void expect_strategies_agree(const std::string& done, const TrainOptions& options, const Adjust& adjust = nullptr,
                              const std::function<void(const Trained&, const Trained& plain)>& look = nullptr) {
   const Trained plain = train_plainly(strategy_for(ShardingStrategy::kNoShard, adjust), options);
@@ -306,7 +306,7 @@ TEST(Awkward, MixedDtypesWithAnFp32BatchNormTrainAlike) {
           strategy.units.classes = {"Linear"};
           Mixed model = make_mixed();
           Engine engine(model, strategy, mesh);
-          EXPECT_EQ(model->norm->weight.scalar_type(), at::kFloat);  // keep_fp32's default
+          EXPECT_EQ(model->norm->weight.scalar_type(), at::kFloat);  // keep_fp32 says so by default
           EXPECT_EQ(model->narrow->weight.scalar_type(), at::kBFloat16);
           EXPECT_EQ(model->head->weight.scalar_type(), dtype == DType::kF32 ? at::kFloat : at::kBFloat16);
           double before = 0, after = 0;
@@ -328,7 +328,7 @@ TEST(Awkward, MixedDtypesWithAnFp32BatchNormTrainAlike) {
   }
 }
 
-/// Tiny's forward without block `skip`.
+/// Runs Tiny's forward without block `skip`.
 at::Tensor forward_without(TinyImpl& model, std::int64_t skip, const at::Tensor& tokens, const at::Tensor& targets) {
   at::Tensor x = model.embedding(tokens);
   for (std::int64_t i = 0; i < model.options.blocks; ++i) {

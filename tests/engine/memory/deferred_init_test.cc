@@ -30,7 +30,7 @@ namespace deferred_init_test {
 using torch::nn::Module;
 using Factory = std::function<std::shared_ptr<Module>()>;
 
-/// Bitwise equality, so that NaN equals NaN and -0 differs from 0.
+/// Compares bits, so that NaN equals NaN and -0 differs from 0.
 bool same_bits(const at::Tensor& a, const at::Tensor& b) {
   if (a.sizes() != b.sizes() || a.scalar_type() != b.scalar_type() || a.strides() != b.strides()) return false;
   const at::Tensor x = a.contiguous(), y = b.contiguous();
@@ -73,7 +73,7 @@ struct OddInit : Module {
     rows.narrow(1, 2, 2).normal_();
     orthogonal = register_parameter("orthogonal", torch::nn::init::orthogonal_(at::zeros({6, 4})));
     truncated = register_parameter("truncated", torch::nn::init::xavier_uniform_(at::zeros({7, 2})));
-    torch::nn::init::normal_(scaled, 0, 1);  // drawn over: the first draw must still move the generator
+    torch::nn::init::normal_(scaled, 0, 1);  // this replaces the first draw, which still moves the generator
     mask = register_buffer("mask", at::zeros({3, 3}).fill_(1).tril());
     constant = register_buffer("constant", at::arange(5).to(at::kFloat).mul(2));
     value = scaled.sum().item<float>();
@@ -168,7 +168,7 @@ TEST(DeferredInit, LargeFillsEqualEagerAtAnyGeneratorState) {
   for (const std::int64_t numel : {4096, 4097, 4111, 5000, 10 * 624, 10 * 624 + 1, 100'003, 1'000'000}) {
     expect_equals_eager([numel]() -> std::shared_ptr<Module> {
       auto module = std::make_shared<Module>();
-      // moves the generator, so that the next draw begins anywhere in its words
+      // this moves the generator, so that the next draw begins anywhere in its words
       module->register_parameter("before", at::randn({numel % 700}));
       module->register_parameter("normal", torch::nn::init::normal_(at::zeros({numel}), 1, 2));
       module->register_parameter("uniform", torch::nn::init::uniform_(at::zeros({numel / 2, 2})));
@@ -236,9 +236,9 @@ TEST(DeferredInit, ReplayWithSeveralThreadsEqualsEager) {
     auto module = std::make_shared<torch::nn::SequentialImpl>(torch::nn::Linear(300, 200), torch::nn::Linear(200, 300));
     for (int i = 0; i < 8; ++i) {
       const std::string name = std::to_string(i);
-      module->register_parameter("randn" + name, at::randn({50, 3}) * 0.5);  // uses the shared generator
+      module->register_parameter("randn" + name, at::randn({50, 3}) * 0.5);  // this draws from the shared generator
       const at::Tensor base = at::zeros({20}).normal_();
-      module->register_parameter("sum" + name, base + at::randn({20}));  // uses both kinds
+      module->register_parameter("sum" + name, base + at::randn({20}));  // this adds draws of both kinds
       module->register_buffer("twice" + name, base * 2);
       const at::Tensor large = at::zeros({1'000'003 + i}).normal_();
       module->register_parameter("unit" + name, large / large.sum());  // a sum whose order depends on threads

@@ -36,7 +36,7 @@ class Recompute : public ::testing::Test {
     p = Parameters();
     input = at::randn({4, 8}).set_requires_grad(true);
   }
-  /// Gradients of the parameters and the input, after `backwards` backwards over one graph.
+  /// Returns the gradients of the parameters and the input, after `backwards` backwards over one graph.
   Tensors gradients_of(const std::function<at::Tensor(const at::Tensor&)>& model, int backwards = 1) {
     for (at::Tensor* tensor : {&p.first, &p.second, &input}) tensor->mutable_grad() = at::Tensor();
     at::manual_seed(7);
@@ -165,7 +165,7 @@ TEST_F(Recompute, WritesInPlaceAreNoticed) {
   }
   EXPECT_THAT(error_of(loss), HasSubstr("modified by an inplace operation"));
   const auto writes = [&](const at::Tensor& y) {
-    at::Tensor h = at::exp(y);  // saves its result
+    at::Tensor h = at::exp(y);  // this operator saves its result
     h.add_(1);
     return at::matmul(h, p.first);
   };

@@ -94,7 +94,7 @@ TEST(ReductionsAhead, ChangeNoBitsAndMemoryEqualsThePlan) {
                       {{.ranks = 3, .hosts = 3}, ShardingStrategy::kShardOptimizer},
                       {{.ranks = 2, .hosts = 2}, ShardingStrategy::kShardGradients},
                       {{.ranks = 3, .hosts = 3}, ShardingStrategy::kFullShard},
-                      {{.ranks = 4, .hosts = 2}, ShardingStrategy::kFullShard},  // inside hosts, then across
+                      {{.ranks = 4, .hosts = 2}, ShardingStrategy::kFullShard},  // sums inside hosts, then across them
                       {{.ranks = 4, .hosts = 2}, ShardingStrategy::kHybridShard},
                       {{.ranks = 4, .hosts = 2}, Placed(ShardingStrategy::kHybridShard, /*shared=*/true)},
                       {{.ranks = 2}, ShardingStrategy::kFullShard}};

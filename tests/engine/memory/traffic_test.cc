@@ -15,15 +15,15 @@
 namespace tessera::testing {
 namespace traffic_test {
 
-// FULL_SHARD, U block units, S = min(prefetch + 1, U) shared slots, and one slot of the root's own.
+// FULL_SHARD, U block units, S = min(prefetch + 1, U) shared slots, and one slot that belongs to the root.
 //
 // Forward reads root, 0, 1, ..., U-1, root: the root is gathered once and stays, each block is gathered once. When
 // backward begins, the slots hold the last S blocks, which are those it reads first (a slot is taken from the unit
-// needed last); the other U - S are gathered again. Prefetching begins the same gathers earlier and never more of them.
-// It may only release units that are needed later than the prefetched one. So the first microbatch of a step gathers 1
-// + U + (U - S). Values stay valid until the step, so the next microbatch begins with the root and blocks 0..S-1 in
-// place, and gathers U - S in each direction. SHARD_GRAD_OP gathers all 1 + U units once a step, and ranks that share
-// one copy none. Each microbatch reduces each of the 1 + U units once.
+// needed last); the other U - S are gathered again. Prefetching begins the same gathers earlier and never adds any. It
+// may only release units that are needed later than the prefetched one. So the first microbatch of a step gathers 1 + U
+// + (U - S). Values stay valid until the step, so the next microbatch begins with the root and blocks 0..S-1 in place,
+// and gathers U - S in each direction. SHARD_GRAD_OP gathers all 1 + U units once a step, and ranks that share one copy
+// gather none. Each microbatch reduces each of the 1 + U units once.
 TEST(Traffic, CountedCollectivesEqualThePlan) {
   const auto expect_counts = [](const Mesh& mesh, Strategy strategy, std::int64_t blocks) {
     Session session(mesh, strategy, {.blocks = blocks});

@@ -219,7 +219,7 @@ TEST(ActivationOffload, OnlyTensorsAboveTheMinimumMove) {
   EXPECT_GT(bytes_written(1), bytes_written(kHidden));
 }
 
-/// This holds for frozen and tied parameters too.
+/// Frozen and tied parameters are never moved either.
 TEST(ActivationOffload, ParametersAreNeverMoved) {
   on_placements(kInMemory, 2, [](const Mesh& mesh, const Strategy& plain) {
     Strategy strategy = plain;
@@ -383,7 +383,7 @@ TEST(SavedActivations, LeavesBuffersAndSmallTensorsStayInMemory) {
 }
 
 TEST(SavedActivations, WritingASavedTensorIsLibTorchsError) {
-  for (const std::size_t min_bytes : {1U, 1U << 30}) {  // put, kept
+  for (const std::size_t min_bytes : {1U, 1U << 30}) {  // the tensor is offloaded, then kept in memory
     const Offloading offloading(min_bytes);
     const at::Tensor input = leaf({64, 64});
     at::Tensor x = input * 2;
@@ -475,7 +475,7 @@ TEST(SavedActivations, LastLivingOffloadTakesTheTensors) {
   const auto save = [] { (leaf({64, 64}) * 2).sin().sum().backward(); };
   {
     const Offloading second;
-    hook_saved_tensors(first.activations);  // it is known already
+    hook_saved_tensors(first.activations);  // this hook is known already
     save();
     EXPECT_EQ(second.counts().values, 1);
     EXPECT_EQ(first.counts().values, 0);
@@ -497,7 +497,7 @@ TEST(ActivationOffload, EveryFaultIsAnErrorAndNeverWrongNumbers) {
     FaultSite site;
     FaultAction action;
     std::int64_t number;
-    const char* text;  ///< null: it is made good
+    const char* text;  ///< the error's text; null where the fault is made good
   };
   const Kind kinds[] = {{FaultSite::kWrite, FaultAction::kErrno, EIO, "Input/output error (errno 5)"},
                         {FaultSite::kRead, FaultAction::kErrno, EIO, "Input/output error (errno 5)"},

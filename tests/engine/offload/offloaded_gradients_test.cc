@@ -56,7 +56,7 @@ TEST(OffloadedGradients, TrainingHasTheBitsOfARunInMemory) {
   }
 }
 
-// These runs clip by norm, skip steps, and have several microbatches, which an update in backward cannot do.
+// The runs here clip by norm, skip steps, and have several microbatches, which an update in backward cannot do.
 TEST(OffloadedGradients, AccumulationAndOverflowsKeepTheBits) {
   for (const DType dtype : {DType::kF32, DType::kF16}) {
     for (const int ranks : {1, 2}) {
@@ -86,7 +86,7 @@ TEST(OffloadedGradients, BytesMovedEqualThePlan) {
        pairwise_of(kBelow, std::array{1, 2}, std::array{0, 1}, std::array{1, 2})) {
     Strategy strategy = strategy_of(kKept[2], ShardingStrategy::kFullShard, below);
     strategy.gradient_accumulation = microbatches;
-    strategy.reductions_ahead = ahead;  // fewer slots than units
+    strategy.reductions_ahead = ahead;  // there are fewer slots than units
     TinyOptions deep = kWide;
     deep.blocks = 6;
     const std::string what = std::to_string(microbatches) + " microbatches on " + std::to_string(ranks) + " ranks";
@@ -97,7 +97,7 @@ TEST(OffloadedGradients, BytesMovedEqualThePlan) {
   }
 }
 
-// Programs do something around steps.
+// Programs make calls around their steps.
 TEST(OffloadedGradients, CallsAroundStepsKeepTheBits) {
   for (const auto& program :
        {written_under_gathered, trained_by_two_engines, trained_with_weights_frozen_for_a_while}) {
@@ -115,7 +115,7 @@ TEST(OffloadedGradients, CallsAroundStepsKeepTheBits) {
   }
 }
 
-// Such a module has one unit, the root.
+// A module without units of its own has one unit, the root.
 TEST(OffloadedGradients, ModuleWithoutUnitsKeepsThemInMemory) {
   for (const int ranks : {1, 2}) {
     FirstValues first;

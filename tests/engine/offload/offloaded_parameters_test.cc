@@ -22,9 +22,9 @@ using ::testing::HasSubstr;
 
 constexpr Below kBelow[] = {{1, 0, 0, 4096, 0, 1},      // parameters alone, in as many records as possible
                             {1, 1, 1, 4096, 0, 2},      // everything
-                            {0.5, 0.3, 1, 8192, 0, 3},  // shards with a part in memory
+                            {0.5, 0.3, 1, 8192, 0, 3},  // shards have a part in memory
                             {1, 1, 1, 8192, 60000, 2},  // some of the parameters cached
-                            {1, 1, 1, 4 << 20, 0, 4}};  // a record a group
+                            {1, 1, 1, 4 << 20, 0, 4}};  // each group has one record
 
 const Placed kPlaced[] = {ShardingStrategy::kFullShard, Placed(ShardingStrategy::kFullShard, /*shared=*/true)};
 
@@ -78,7 +78,7 @@ TEST(OffloadedParameters, PrefetchAccumulationAndOverflowsKeepTheBits) {
       Strategy strategy = strategy_for(std::get<1>(each), nullptr, std::get<0>(each));
       strategy.prefetch = std::get<2>(each);
       strategy.gradient_accumulation = 2;
-      strategy.mixed_precision.loss_scale.initial = 4294967296.0;  // the first steps overflow
+      strategy.mixed_precision.loss_scale.initial = 4294967296.0;  // with this scale, the first steps overflow
       if (offloads) put_below(strategy, kBelow[1]);
       return train_on_threads({.ranks = 2}, strategy, {.model = kWide, .steps = 24});
     };

@@ -18,8 +18,8 @@ using ::testing::HasSubstr;
 
 constexpr Below kBelow[] = {{0, 1, 1, 4096, 0, 1},       // all state, in as many records as possible
                             {0, 1, 1, 16384, 20000, 2},  // a part of the records is cached
-                            {0, 0.5, 0.3, 4096, 0, 3},   // records with masters and without
-                            {0, 0, 1, 4 << 20, 0, 4}};   // a record a group
+                            {0, 0.5, 0.3, 4096, 0, 3},   // some records have masters, others have none
+                            {0, 0, 1, 4 << 20, 0, 4}};   // each group has one record
 
 TEST(Offload, TrainingHasTheBitsOfARunInMemory) {
   for (const Kept& kept : sampled_kept()) {

@@ -57,7 +57,7 @@ void read_ahead(StateRecords& records, std::int64_t reads) {
 TEST(StateRecords, ReadAheadStaysAtItsLimit) {
   ScratchFolder folder;
   const auto records = mostly_in_memory(folder);
-  const std::int64_t not_there = 20;  // the last ones, which are in slots, have made room when the pass comes to them
+  const std::int64_t not_there = 20;  // the last records lie in slots, and have made room when the pass comes to them
   ASSERT_EQ(records->counters().writes, not_there);
   records->begin_pass(forward());
   EXPECT_GE(records->counters().reads, kReadAhead);
@@ -68,7 +68,7 @@ TEST(StateRecords, ReadAheadStaysAtItsLimit) {
     records->visit(record, /*updates=*/false, [&](const std::byte* memory) {
       EXPECT_EQ(memory[4095], static_cast<std::byte>(record + 1)) << record;
     });
-    used += records->counters().hits == before ? 1 : 0;  // it was read
+    used += records->counters().hits == before ? 1 : 0;  // the record was read
     EXPECT_EQ(records->counters().reads, std::min(used + kMostAhead, not_there)) << record;
   }
   records->end_pass();
@@ -80,7 +80,7 @@ TEST(StateRecords, SkippedRecordsMakeRoomForLaterReads) {
   const auto records = mostly_in_memory(folder);
   records->begin_pass(forward());
   read_ahead(*records, kMostAhead);
-  records->pass(40);  // ten of them on disk, of which eight were read ahead
+  records->pass(40);  // ten records are on disk, of which eight were read ahead
   EXPECT_EQ(records->counters().reads, 2 * kMostAhead);
   records->visit(41, /*updates=*/false, [](const std::byte*) {});
   records->end_pass();

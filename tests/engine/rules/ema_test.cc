@@ -215,7 +215,7 @@ TEST(Ema, NeedsFourBytesAParameter) {
       const Session session(mesh, strategy_for(ShardingStrategy::kFullShard, adjust), kWide);
       return session.engine.plan().use[MemoryCategory::kOptimizer];
     };
-    // AdamW's two states need eight.
+    // The average adds four bytes to the eight of AdamW's states.
     EXPECT_EQ(2 * optimizer_bytes(averaged), 3 * optimizer_bytes(nullptr));
   });
 }
@@ -242,7 +242,7 @@ TEST(Ema, CallsOutOfTurnAreRefused) {
           EXPECT_THAT(usage_error_of([&] { engine.set_trainable("*", false); }), HasSubstr("under EmaWeights"));
           EXPECT_THAT(usage_error_of([&] { engine.backward(session.loss(1)); }),
                       HasSubstr("backward under EmaWeights"));
-          const Gathered guard(engine);  // reads them
+          const Gathered guard(engine);  // this guard reads the averages
         }
         session.train(1);
       },

@@ -244,7 +244,7 @@ TEST(InBackwardRules, LayersOfAUnitCostOneSmallMessage) {
   for (const auto& [unit, count] : units) parameters += count;
   for (const Rule& rule : {lamb(), lars()}) {
     for (const Placed& placed : kInMemory) {
-      if (placed.shared) continue;  // all ranks share one buffer in this case, so it is left out
+      if (placed.shared) continue;  // this case is left out, since all ranks share one buffer
       const Adjust adjust = [&](Strategy& s) {
         with_rule(s, rule);
         s.optimizer.in_backward = true;
@@ -252,7 +252,7 @@ TEST(InBackwardRules, LayersOfAUnitCostOneSmallMessage) {
       for (CallsByLabel& calls : calls_of_a_step(strategy_for(placed, adjust), rule, 2)) {
         EXPECT_EQ(calls["layer norms"].calls, std::ssize(units)) << rule.name << ", " << name_of(placed);
         if (placed.kind != ShardingStrategy::kNoShard) continue;
-        // Each rank has whole tensors: the squares of one are a number, of its weights and of its update.
+        // Each rank has whole tensors, and two sums of squares for each: of its weights and of its update.
         EXPECT_EQ(calls["layer norms"].bytes, 2 * 8 * parameters) << rule.name;
       }
     }

@@ -188,7 +188,7 @@ TEST(MatrixOptimizer, StatesAreLoadedOnOtherNumbersOfRanks) {
               HasSubstr("the optimizer keeps [64] of \"left\" for it, and the checkpoint has [64, 64]"));
 }
 
-/// The error of an Engine with `rule` under `adjust`, when it is made or in a step.
+/// Returns the error of an Engine with `rule` under `adjust`, when it is made or in a step.
 std::string error_with(Rule rule, const Adjust& adjust = with_own_matrix) {
   return error_of([&] {
     run_ranks({.ranks = 1}, [&](const Mesh& mesh) {

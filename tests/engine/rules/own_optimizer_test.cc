@@ -170,7 +170,7 @@ TEST(OwnOptimizer, StatesAreLoadedOnOtherNumbersOfRanks) {
   EXPECT_TRUE(all_same_bits(train(3, true, 0, 0), train(1, true, 0, 0)));
 }
 
-/// The error of an Engine with `rule` under `adjust`, when it is made or in a step.
+/// Returns the error of an Engine with `rule` under `adjust`, when it is made or in a step.
 std::string error_with(std::shared_ptr<const ElementwiseOptimizer> rule, const Adjust& adjust = with_own) {
   return error_of([&] {
     run_ranks({.ranks = 1}, [&](const Mesh& mesh) {

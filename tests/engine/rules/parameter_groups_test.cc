@@ -39,7 +39,7 @@ std::vector<ParameterGroup> three_kinds() {
 
 void with_groups(Strategy& s) {
   s.optimizer.groups = three_kinds();
-  s.optimizer.eps = 1e-3;  // large, so that rounding errors of small gradients do not move weights
+  s.optimizer.eps = 1e-3;  // eps is large, so that rounding errors of small gradients move no weight
   s.gradient_clipping = 0;
 }
 
@@ -63,7 +63,7 @@ std::vector<torch::optim::OptimizerParamGroup> plain_groups(const Tiny& model, c
   return groups;
 }
 
-/// 20 steps of torch::optim::AdamW on the whole batch. Calls `adjust(step, optimizer)` before each step.
+/// Makes 20 steps of torch::optim::AdamW on the whole batch. Calls `adjust(step, optimizer)` before each step.
 Values train_plainly(const TinyOptions& options, const Strategy& strategy,
                      const std::function<void(std::size_t, torch::optim::AdamW&)>& adjust = nullptr) {
   Tiny model = make_tiny(options, /*deferred=*/false);
@@ -314,7 +314,7 @@ TEST(SetLr, WrongCallsAreRefusedAndHarmless) {
           EXPECT_THAT(usage_error_of([&] { engine.set_lr(wrong); }), HasSubstr("from 0 to 1000"));
         session.train(0);
         engine.backward(session.loss(1));
-        engine.set_lr(2e-3);  // between backward and step: counts at once
+        engine.set_lr(2e-3);  // a rate set between backward and step counts at once
         EXPECT_EQ(engine.step().lr, 2e-3);
       },
       by_hand);

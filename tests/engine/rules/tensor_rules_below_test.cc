@@ -46,8 +46,8 @@ class TensorRulesBelow : public ::testing::TestWithParam<OptimizerType> {
   }
   Values trained(const Mesh& mesh, Strategy strategy, const std::string& what,
                  const TinyOptions& model = kAwkward) const {
-    strategy.check.replica_hash_every = 2;                     // reads states wherever they lie
-    strategy.mixed_precision.loss_scale.initial = 16777216.0;  // fp16 then skips the first steps
+    strategy.check.replica_hash_every = 2;                     // this reads states wherever they lie
+    strategy.mixed_precision.loss_scale.initial = 16777216.0;  // with this scale, fp16 skips the first steps
     strategy.mixed_precision.loss_scale.backoff_factor = 0.125;
     Session session(mesh, strategy, model, rules());
     for (std::size_t i = 0; i < 6; ++i) {
@@ -211,7 +211,7 @@ TEST_P(TensorRulesBelow, AutoFindsATierThatFitsTheLimit) {
       strategy.offload.masters = strategy.offload.moments = {limit > 0 ? Tier::kAuto : Tier::kMemory, 1};
       strategy.memory.limit_bytes = limit;
       if (limit == 0) strategy.offload = {};
-      TinyOptions model = kWide;  // so many blocks that only a few of the records are in memory at a time
+      TinyOptions model = kWide;  // with so many blocks, only a few records are in memory at a time
       model.blocks = 12;
       Session session(mesh, strategy, model, rules());
       session.train(0);

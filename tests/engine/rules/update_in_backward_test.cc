@@ -138,7 +138,7 @@ TEST(UpdateInBackward, DiskTrafficEqualsThePlan) {
     std::int64_t bytes, queue_depth;
   };
   for (const Records& records :
-       {Records{4096, 1}, Records{4096, 3}, Records{4 << 20, 32}}) {  // the last all fit the slots
+       {Records{4096, 1}, Records{4096, 3}, Records{4 << 20, 32}}) {  // the last case has slots for all records
     run_ranks({.ranks = 2}, [&](const Mesh& mesh) {
       const Adjust adjust = [&](Strategy& s) {
         with({}, true)(s);
@@ -170,7 +170,7 @@ TEST(UpdateInBackward, ChosenQueueDepthMovesThePlansBytes) {
   }
 }
 
-/// The errors that end a run of `body` on two ranks, one for each placement.
+/// Returns the errors that end a run of `body` on two ranks, one for each placement.
 template <class Body>
 std::vector<Error> errors_of(const Body& body, const TinyOptions& model) {
   std::vector<Error> errors;

@@ -246,7 +246,7 @@ TEST(UpdateRules, OptionsChangedAtEachStepEqualPyTorch) {
   }
 }
 
-/// A rule with numbers that are not the defaults, except for those that decide which states there are.
+/// Returns a rule with numbers that are not the defaults, except for those that decide which states there are.
 OptimizerConfig with_other_numbers(OptimizerType type) {
   OptimizerConfig config;
   config.type = type;
@@ -256,7 +256,7 @@ OptimizerConfig with_other_numbers(OptimizerType type) {
   if (has_eps(type)) config.eps = 1e-2;
   if (has_betas(type)) config.beta1 = 0.7, config.beta2 = 0.9;
   if (has_nesterov(type) && type != OptimizerType::kSgd) config.nesterov = true;
-  if (type == OptimizerType::kSgd) config.dampening = 0.25;  // it cannot be combined with nesterov
+  if (type == OptimizerType::kSgd) config.dampening = 0.25;  // dampening excludes nesterov
   if (type == OptimizerType::kRmsprop) config.alpha = 0.8;
   if (type == OptimizerType::kAdagrad) config.lr_decay = 0.1;
   return config;
@@ -348,7 +348,7 @@ TEST(ClipValue, EqualsPyTorchOnTheMeanGradient) {
 
 // ---- ReduceLROnPlateau ----------------------------------------------------------------------------------------------
 
-/// The rates after each measure.
+/// Returns the rates after each measure.
 std::vector<double> rates(const std::vector<double>& measures, const ReduceLROnPlateau::Options& options) {
   std::vector<double> found;
   run_ranks({.ranks = 1}, [&](const Mesh& mesh) {

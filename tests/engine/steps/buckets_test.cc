@@ -27,7 +27,7 @@ Strategy bucket_strategy(double cap_mb, double first_mb = 1 * kKiB, DType dtype 
 
 using Names = std::vector<std::string>;
 
-/// Names of a unit's parameters, in the order of its buffer.
+/// Returns the names of a unit's parameters, in the order of its buffer.
 Names names_in(const Unit& unit) {
   Names names;
   for (const auto& group : unit.groups) {

@@ -63,7 +63,7 @@ TEST(EngineFailures, NaNOnOneRankSkipsTheStepOnAll) {
     EXPECT_EQ(result.step, 2);
     EXPECT_EQ(session.engine.steps_applied(), 1);
     EXPECT_TRUE(all_same_bits(session.values(), before));
-    // The step left nothing: moments, bias corrections and gradients are as if it had not been tried.
+    // The failed step left nothing: moments, bias corrections and gradients are as if it had not been tried.
     EXPECT_FALSE(session.train(2).overflow);
     spared.train(2);
     EXPECT_TRUE(all_same_bits(session.values(), spared.values()));
@@ -97,7 +97,7 @@ TEST(EngineFailures, DifferentStrategiesOnRanksNameAllDifferingKeys) {
   std::vector<std::string> said(3);
   const auto make = [&](const Mesh& mesh) {
     Strategy strategy;
-    strategy.durable.dir = "folder-of-rank-" + std::to_string(mesh.rank());  // folders may differ
+    strategy.durable.dir = "folder-of-rank-" + std::to_string(mesh.rank());  // folders may differ between ranks
     if (mesh.rank() == 2) {
       strategy.optimizer.weight_decay = 0.5;
       strategy.prefetch = 3;
@@ -157,7 +157,7 @@ TEST(EngineFailures, ParametersOutliveTheEngineOrSayWhyNot) {
         strategy.strategy == ShardingStrategy::kShardGradOp || strategy.strategy == ShardingStrategy::kFullShard;
     if (!sharded) {
       EXPECT_TRUE(all_same_bits(values_of(*model), at_the_end));
-      // The parameters are this rank's own now, however they were held before.
+      // The parameters belong to this rank alone now, however they were held before.
       const at::NoGradGuard no_grad;
       for (at::Tensor& parameter : model->parameters()) parameter.fill_(mesh.rank());
       throw_if_error(value_or_throw(groups_of(mesh).axes(1, 2)).world->barrier("filled").wait());
@@ -179,7 +179,7 @@ TEST(EngineFailures, ParametersOutliveTheEngineOrSayWhyNot) {
 TEST(EngineFailures, PlanOverTheLimitIsRefusedWithAStrategyThatFits) {
   Topology topology;
   topology.world_size = topology.local_world_size = 4;
-  const TinyOptions options = {.blocks = 12};  // more than there are buckets, which SHARD_GRADIENTS needs
+  const TinyOptions options = {.blocks = 12};  // these are more units than buckets, which SHARD_GRADIENTS needs
   const auto bytes = [&](ShardingStrategy kind) {
     return plan_memory(*make_tiny(options, true), strategy_for(kind), topology).use.total();
   };

@@ -65,7 +65,7 @@ struct Pieces {
   }
 };
 
-/// Weight times gradient of a microbatch, of all parameters as one vector in fp64, in plain LibTorch.
+/// Returns weight times gradient of a microbatch, of all parameters as one vector in fp64, in plain LibTorch.
 at::Tensor weighted_gradient(std::int64_t index) {
   static std::map<std::int64_t, at::Tensor> known;
   at::Tensor& gradient = known[index];
@@ -80,7 +80,7 @@ at::Tensor weighted_gradient(std::int64_t index) {
 
 double square_of(const at::Tensor& gradient) { return gradient.square().sum().item<double>(); }
 
-/// What a step has to measure by. `adds`: ranks add up their microbatches before they reduce.
+/// Returns what a step should measure. `adds`: ranks add up their microbatches before they reduce.
 NoiseScale::Step plain_step(const Pieces& pieces, std::int64_t step, bool adds) {
   NoiseScale::Step wanted;
   at::Tensor all = at::zeros_like(weighted_gradient(0));
@@ -107,7 +107,7 @@ NoiseScale::Step plain_step(const Pieces& pieces, std::int64_t step, bool adds) 
 void expect_measured(const StepResult& got, const NoiseScale::Step& wanted, double tolerance, const std::string& what) {
   NoiseScale noise(0);
   ASSERT_TRUE(noise.add(wanted));
-  const double norm = wanted.own.squares / wanted.own.weight_squares;  // that of small batches, which estimates cancel
+  const double norm = wanted.own.squares / wanted.own.weight_squares;  // estimates subtract numbers of this size
   EXPECT_NEAR(got.noise_square, noise.square(), tolerance * norm) << what;
   EXPECT_NEAR(got.noise_variance, noise.variance(), tolerance * norm * wanted.batch) << what;
   EXPECT_EQ(got.noise_batch, wanted.batch) << what;
@@ -248,7 +248,7 @@ TEST(NoiseScaleOfSteps, SmoothedScaleOfTenThousandDrawsIsTheExactValue) {
 }
 
 struct CountedRun {
-  CallsOfGroups calls;  ///< rank 0's, of the steps alone
+  CallsOfGroups calls;  ///< the calls of rank 0, in the steps alone
   Values values;
   std::vector<StepResult> steps;
 };
@@ -301,7 +301,7 @@ TEST(NoiseScaleOfSteps, TrainingHasTheSameBitsCallsAndPlan) {
       }
       ASSERT_EQ(with.calls.size(), without.calls.size());
       for (auto [name, calls] : without.calls) {
-        if (name == "world") calls.bytes += 6 * 24;  // with what ranks agree on
+        if (name == "world") calls.bytes += 6 * 24;  // the step's agreement has more bytes
         EXPECT_EQ(with.calls.at(name), calls) << name;
       }
     }
@@ -418,7 +418,7 @@ TEST(NoiseScaleOfSteps, ReplicasThatTrainApartMeasureTheirOwn) {
   });
 }
 
-/// A run that goes on from a checkpoint, or from a commit, tells the same bits as one without a break.
+/// A run that goes on from a checkpoint, or from a commit, reports the same bits as one without a break.
 TEST(NoiseScaleOfSteps, ResumedRunKnowsWhatWasMeasured) {
   constexpr std::size_t kBreak = 4, kEnd = 7;
   const TestFolder folder;

@@ -40,7 +40,7 @@ Decisions decisions_of_python() {
   return {json.at("scales"), json.at("skipped"), json.at("last_scale")};
 }
 
-/// The decisions of an Engine. `x` in the pattern is an infinite loss on one rank, each time on another one.
+/// Returns the decisions of an Engine. `x` in the pattern is an infinite loss on one rank, each time on another one.
 Decisions decisions_of_engine(const Mesh& mesh, ShardingStrategy kind) {
   Strategy strategy = tiny_strategy(kind, DType::kF16);
   strategy.optimizer.lr = 1e-4;

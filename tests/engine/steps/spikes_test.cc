@@ -38,7 +38,7 @@ TEST(LossSpikes, LossAboveTheFullWindowsMedianIsASpike) {
   EXPECT_THAT(verdicts(odd, {9, 1, 2, 4, 4.1, 4.1}), ElementsAre(kNone, kNone, kNone, kNone, kSpike, kChanged));
   LossSpikes even = spikes_of(1.5, 4);
   verdicts(even, {4, 1, 3, 2});
-  EXPECT_EQ(even.add(3.75), kNone);  // 1.5 times 2.5
+  EXPECT_EQ(even.add(3.75), kNone);  // 3.75 is 1.5 times 2.5
   EXPECT_EQ(even.median(), 2.5);
   EXPECT_EQ(even.add(3.76 * 1.1), kSpike);  // the window is 1, 3, 2, 3.75
   EXPECT_EQ(even.median(), 2.5);
@@ -183,7 +183,7 @@ TEST(Spikes, LossScaleDoesNotCountSkippedSteps) {
   const auto body = [&](const Mesh& mesh, const Strategy& strategy) {
     const Course run = train(mesh, strategy, kOneSpike);
     EXPECT_THAT(spikes_in(run), ElementsAre(5));
-    EXPECT_EQ(run.steps.back().loss_scale, 64);  // six finite steps were before it
+    EXPECT_EQ(run.steps.back().loss_scale, 64);  // six finite steps came before the spike
     EXPECT_EQ(run.next_scale, 128);
   };
   on_placements(std::span(kOnePerPlacement).subspan(3, 1), 2, body, adjust, DType::kF16);

@@ -39,10 +39,10 @@ TEST(StepTimes, APauseBeforeForwardIsAWaitForData) {
     EXPECT_GE(waited.data_seconds, kPause);
     EXPECT_LE(waited.data_seconds, waited.seconds);
     const at::Tensor loss = session.loss(3);
-    pause();  // computing with what forward made
+    pause();  // this pause stands for computing with what forward made
     session.engine.backward(loss);
     while (!session.engine.step_is_due()) session.engine.backward(session.loss(3));
-    pause();  // between backward and step
+    pause();  // this pause lies between backward and step
     const StepResult computed = session.engine.step();
     EXPECT_GE(computed.seconds, 2 * kPause);
     EXPECT_LE(computed.data_seconds + 2 * kPause, computed.seconds);
@@ -218,10 +218,10 @@ class Observer {
   at::CallbackHandle handle_;
 };
 
-/// What observers saw of ranges, of all ranks.
+/// This holds what observers saw of the ranges of all ranks.
 struct Seen {
   std::mutex mutex;
-  std::map<std::string, std::int64_t> begun;  ///< [name]
+  std::map<std::string, std::int64_t> begun;  ///< one for each name
   std::int64_t ended = 0, out_of_order = 0;
 };
 Seen seen;
@@ -241,14 +241,14 @@ void note_end(const at::RecordFunction& range, at::ObserverContext*) {
   if (!open_ranges.empty()) open_ranges.pop_back();
 }
 
-/// How many ranges had a name that begins so.
+/// Returns how many ranges had a name that begins so.
 std::int64_t ranges_of(const std::string& beginning) {
   std::int64_t count = 0;
   for (const auto& [name, times] : seen.begun) count += name.starts_with(beginning) ? times : 0;
   return count;
 }
 
-// One for each call that traffic counts, by name of the unit, and each ends before the one around it.
+// Each call that traffic counts has one range with the unit's name, which ends before the range around it.
 TEST(StepTimes, ProfilerSeesARangeForEachGatherReductionAndUpdate) {
   constexpr std::int64_t kRanks = 2, kSteps = 3;
   for (const Placed& placed : kOnePerPlacement) {

@@ -78,7 +78,7 @@ TEST(WaitedFor, NamesTheSlowestRankAndTheMeanWaitOfTheOthers) {
   EXPECT_EQ(waited_for(std::vector{0.5}, /*first_rank=*/4).rank, -1);
 }
 
-/// What is logged while three ranks train, rank `late` coming `milliseconds` late to every step.
+/// Returns the log of three ranks that train. Rank `late` comes `milliseconds` late to every step.
 std::string logged(int late, int milliseconds, const Placed& placed) {
   set_log_level(LogLevel::kWarning);
   ::testing::internal::CaptureStderr();

@@ -96,7 +96,7 @@ void join_as(int rank, int ranks, int port, int hosts = 1) {
   setenv("MASTER_ADDR", "127.0.0.1", 1);
 }
 
-/// The results of a run as text: losses and every bit of the parameters.
+/// Returns the results of a run as text: losses and every bit of the parameters.
 std::string train(const Mesh& mesh, const Strategy& strategy) {
   Session session(mesh, strategy);
   std::string text;
@@ -201,7 +201,7 @@ TEST(Backend, AnotherTransportInTheStrategyIsRefused) {
   }
 }
 
-/// How ranks end whose strategy names a transport, on a mesh over `hosts` hosts that was made without one.
+/// Returns how ranks end whose strategy names a transport, on a mesh over `hosts` hosts that was made without one.
 std::vector<RankEnd> ends_where_the_file_names(TransportChoice transport, int ranks, int hosts) {
   const int port = free_port();
   return fork_ranks(ranks, [=](int rank, KeyValueStore&) -> absl::Status {

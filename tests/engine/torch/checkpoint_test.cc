@@ -46,7 +46,7 @@ std::set<std::string> names_in(const fs::path& folder) {
 
 struct Steps {
   std::vector<StepResult> results;
-  Values values, averages;  ///< the latter where the strategy has "ema"
+  Values values, averages;  ///< averages exist where the strategy has "ema"
 };
 
 Steps train(Session& session, std::size_t begin, std::size_t end) {
@@ -155,7 +155,7 @@ TEST(Checkpoint, ResumedSchedulesScalesAndGroupsHaveTheSameBits) {
   const TestFolder folder;
   run_ranks({.ranks = 2}, [&](const Mesh& mesh) {
     Strategy strategy = strategy_for(ShardingStrategy::kFullShard, nullptr, DType::kF16);
-    strategy.mixed_precision.loss_scale.initial = 4294967296.0;  // steps overflow before and after the save
+    strategy.mixed_precision.loss_scale.initial = 4294967296.0;  // some steps overflow before and after the save
     Session first(mesh, strategy);
     train(first, 0, 3);
     save_checkpoint(first.engine, folder.path());
@@ -335,7 +335,7 @@ void date_back(const std::string& checkpoint) {
   std::ofstream(file, std::ios::trunc) << write_manifest(*manifest);
 }
 
-/// The defaults that every rule had in 0.1.
+/// Returns the defaults that every rule had in 0.1.
 OptimizerConfig of_adamw(OptimizerType type) {
   OptimizerConfig config{
       .type = type, .lr = 1e-3, .beta1 = 0.9, .beta2 = 0.999, .eps = 1e-8, .weight_decay = 0.01, .momentum = 0.0};
@@ -397,7 +397,7 @@ TEST(Checkpoint, NeverTrainedParameterStartsWithZeroStatesAndSaysSo) {
     train(frozen, 0, 3);
     save_checkpoint(frozen.engine, folder.path());
     Session thawed(mesh, strategy_for(ShardingStrategy::kFullShard), kWide);
-    train(thawed, 0, 2);  // has states, which are to be zeros again
+    train(thawed, 0, 2);  // the load must set its states back to zeros
     const LoadedCheckpoint loaded = load_checkpoint(thawed.engine, folder.path());
     ASSERT_EQ(loaded.inexact.size(), 1u);
     EXPECT_THAT(loaded.inexact[0], AllOf(HasSubstr("states of zeros"), HasSubstr("blocks.0.up.weight")));
@@ -442,7 +442,7 @@ TEST(Checkpoint, OnlyTheNewestCheckpointsAreKept) {
             (std::set<std::string>{"latest", "lock", "step-000000000003", "step-000000000004"}));
 }
 
-/// The error that both ranks get when they load. Checks that nothing has changed, and that training goes on.
+/// Returns the error that both ranks get when they load. Checks that nothing has changed, and that training goes on.
 std::string refusal_of(const std::string& path, const TinyOptions& model, const Adjust& adjust, ExitCode code) {
   std::string texts[2];
   run_ranks({.ranks = 2}, [&](const Mesh& mesh) {
@@ -526,7 +526,7 @@ TEST(Checkpoint, ExtraFileInTheFolderIsIgnored) {
     save_checkpoint(session.engine, folder.path(), {}, {.keep = 1});
     EXPECT_FALSE(fs::exists(path));
     finish_checkpoint(session.engine);
-    EXPECT_THAT(names_in(folder.path()), ::testing::SizeIs(3));  // latest, lock, and the new one
+    EXPECT_THAT(names_in(folder.path()), ::testing::SizeIs(3));  // the folder has `latest`, `lock` and the new one
   });
 }
 
@@ -609,7 +609,7 @@ TEST(Checkpoint, EveryFailedOperationOfASaveIsAnErrorOnAllRanks) {
           static std::atomic<ScopedFaults*> faults{nullptr};
           if (mesh.rank() == 0)
             faults = new ScopedFaults({{.site = site, .nth = n, .action = FaultAction::kErrno, .number = ENOSPC}});
-          const Values meet = session.values();  // the plan is installed before any rank saves
+          const Values meet = session.values();  // the plan is installed before any rank begins to save
           try {
             save_checkpoint(session.engine, folder.path());
           } catch (const Error& error) {

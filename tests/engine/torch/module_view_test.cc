@@ -32,7 +32,7 @@ const Placed kScriptPlacements[] = {ShardingStrategy::kNoShard, ShardingStrategy
 
 class ScriptView : public ::testing::Test {
  protected:
-  /// The file of tests/oracle/script_model.py.
+  /// Returns the file that tests/oracle/script_model.py writes.
   std::string saved(const std::vector<std::string>& more = {}) {
     std::vector<std::string> arguments = {(folder_ / "script.pt").string()};
     arguments.insert(arguments.end(), more.begin(), more.end());
@@ -196,7 +196,7 @@ void expect_bits_and_checkpoints_of_the_module(const Mesh& mesh, const Strategy&
   save_checkpoint(engine, place);
   train(1);
   const Values ahead = values();
-  load_checkpoint(session.engine, place);  // loads the view's checkpoint into the module's Engine
+  load_checkpoint(session.engine, place);  // this loads the view's checkpoint into the module's Engine
   session.train(1);
   EXPECT_TRUE(all_same_bits(ahead, session.values()));
 }
@@ -234,7 +234,7 @@ TEST(TensorView, InvalidNamesAndTensorsAreRefused) {
   EXPECT_THAT(usage_error_of([&] { view.add_buffer("net", other); }), HasSubstr("net is a module already"));
   EXPECT_THAT(usage_error_of([&] { view.add_module("net.0", "Block"); }), HasSubstr("0 is a module already"));
   EXPECT_THAT(usage_error_of([&] { view.add_module("b", std::shared_ptr<ModuleView>()); }), HasSubstr("null"));
-  // Nothing was added on the way.
+  // The refused calls added nothing.
   EXPECT_EQ(view.named_parameters().keys(), std::vector<std::string>{"net.0.weight"});
   EXPECT_EQ(view.named_children().keys(), std::vector<std::string>{"net"});
   view.add_parameter("tied.weight", weight);

@@ -193,7 +193,7 @@ void expect_close(const Trained& got, const Trained& wanted) {
   ASSERT_EQ(got.values.size(), wanted.values.size());
   for (std::size_t i = 0; i < got.values.size(); ++i) {
     EXPECT_EQ(got.values[i].first, wanted.values[i].first);
-    // Adam turns the sign of a gradient that is all rounding error into a step of lr: see strategies_test.cc.
+    // Adam makes a step of lr even from a gradient that is all rounding error: see strategies_test.cc.
     EXPECT_LT((got.values[i].second - wanted.values[i].second).abs().max().item<double>(), 5e-3) << got.values[i].first;
   }
 }

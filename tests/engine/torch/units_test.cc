@@ -54,7 +54,7 @@ struct Case {
   std::int64_t accumulation = 1;
 };
 
-/// A model with small tensors, which share a block of 256, and with large ones, which shards cut.
+/// Returns a model with small tensors, which share a block of 256, and with large ones, which shards cut.
 TinyOptions model_of(std::int64_t width, std::int64_t hidden) {
   TinyOptions model;
   model.width = width;

@@ -77,7 +77,7 @@ struct Hooked {
   StepResult last;
 };
 
-/// The values after three steps; `hook` is null for none.
+/// Returns the values after three steps; `hook` is null for none.
 Values trained_by(const Mesh& mesh, Strategy strategy, std::shared_ptr<CommHook> hook, TinyOptions options = {}) {
   if (hook) strategy.compression.method = CommHookConfig();
   const auto run = [&](auto& hooked) {
@@ -108,7 +108,7 @@ TEST(CommHook, PlainSumChangesNoBits) {
       for (const ShardingStrategy kind : kWhole) {
         for (const auto& [name, adjust] : kAdjusts) {
           for (const TinyOptions& options : {TinyOptions{}, unused, recomputed}) {
-            if (options.recompute && std::string(name) == "in backward") continue;  // late gradients
+            if (options.recompute && std::string(name) == "in backward") continue;  // late gradients come there
             const Strategy strategy = strategy_for(kind, [&, &adjust = adjust](Strategy& s) {
               descend(s);
               adjust(s);
@@ -123,7 +123,7 @@ TEST(CommHook, PlainSumChangesNoBits) {
   }
 }
 
-// This holds wherever its sums lie.
+// A lone rank has no sums to make, wherever gradients lie.
 TEST(CommHook, LoneRankDoesNotCallIt) {
   for (const Tier gradients : {Tier::kMemory, Tier::kNvme}) {
     run_ranks({.ranks = 1}, [&](const Mesh& mesh) {
@@ -165,7 +165,7 @@ struct Noting final : Plain {
     for (const Bucket::Part& part : bucket.parts) {
       parameters.insert(part.parameter);
       EXPECT_EQ(part.gradient.storage().data(), bucket.gradients.storage().data());
-      // The hook sums these values.
+      // The hook has to sum the values set here.
       part.gradient.fill_(rank + 1.0);
     }
     Plain::sum(bucket, ranks);

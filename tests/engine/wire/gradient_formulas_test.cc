@@ -14,7 +14,7 @@
 namespace tessera::testing {
 namespace gradient_formulas_test {
 
-/// A rank's gradients [parameter] of Tiny, on its rows of a batch, by LibTorch alone.
+/// Returns a rank's gradients [parameter] of Tiny, on its rows of a batch, by LibTorch alone.
 std::vector<at::Tensor> gradients_of(Tiny& model, const Batch& batch, int rank, int ranks) {
   const std::int64_t rows = batch.tokens.size(0) / ranks;
   const auto part = [&](const at::Tensor& tensor) { return tensor.narrow(0, rank * rows, rows); };
@@ -28,9 +28,9 @@ std::vector<at::Tensor> gradients_of(Tiny& model, const Batch& batch, int rank, 
 /// Returns what takes the place of the sums of `contributions` [rank][parameter].
 using Sums = std::function<std::vector<at::Tensor>(const std::vector<std::vector<at::Tensor>>& contributions)>;
 
-/// The values after kTimes steps in one process, with sums by `sums`.
+/// Returns the values after kTimes steps in one process, with sums by `sums`.
 Values descended(int ranks, const Sums& sums) {
-  at::set_num_threads(1);  // see on_hosts
+  at::set_num_threads(1);  // one thread, as on_hosts says
   Tiny model = make_tiny({}, /*deferred=*/false);
   const auto batches = make_batches(6, 24, 5, TinyOptions().vocab);
   for (std::size_t i = 0; i < kTimes; ++i) {

@@ -105,7 +105,7 @@ TEST(RoundedGathers, TrainingDoesNotDependOnGathersAheadOrLooks) {
   }
 }
 
-// The same holds for everything else that moves parameters, and for two axes over the network.
+// Bits stay the same under all else that moves parameters, and with two axes over the network.
 TEST(RoundedGathers, OtherGatherOptionsBesideThemKeepTheBits) {
   struct Case {
     const char* what;

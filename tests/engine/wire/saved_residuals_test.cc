@@ -61,7 +61,7 @@ void train(Session& session, std::size_t begin, std::size_t end) {
   for (std::size_t i = begin; i < end; ++i) session.train(i);
 }
 
-// The same ranks go on with the same bits. Without the saved residuals they would not.
+// The same ranks go on with the same bits. Without the saved residuals, the bits would differ.
 TEST(SavedResiduals, SameRanksResumeWithTheSameBits) {
   for (const Kind& kind : kKinds) {
     for (const bool beside : {false, true}) {
@@ -140,7 +140,7 @@ TEST(SavedResiduals, OtherRanksGetTheMeanOfResiduals) {
     on_hosts(from.ranks, from.hosts, [&](const Mesh& mesh) {
       Session session(mesh, strategy_for(from.strategy, [&](Strategy& s) {
                         from.adjust(s);
-                        s.optimizer.momentum = kMomentum;  // they all have the same states
+                        s.optimizer.momentum = kMomentum;  // all ranks have the same states
                       }));
       train(session, 0, kSavedAt);
       save_checkpoint(session.engine, one.path());

@@ -5,7 +5,7 @@
 
 namespace tessera::testing {
 
-/// Whether sweeps go over all cases (`scripts/test --long`, which sets TESSERA_LONG_TESTS) instead of a sample.
+/// Returns whether sweeps go over all cases (`scripts/test --long`, which sets TESSERA_LONG_TESTS) instead of a sample.
 inline bool tests_are_long() { return std::getenv("TESSERA_LONG_TESTS") != nullptr; }
 
 /// Returns all of `values` in long tests, or else the first `sample` of them.

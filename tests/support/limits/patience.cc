@@ -17,7 +17,7 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 constexpr int kPieces = 8;
-constexpr int kSteps = 4'000'000;  // steps in a piece: some milliseconds
+constexpr int kSteps = 4'000'000;  // steps in one piece, which takes some milliseconds
 constexpr std::size_t kWritten = 64 << 10;
 
 std::atomic<double> longest_s{0};
@@ -55,7 +55,7 @@ void measure() {
   while (known < took && !longest_s.compare_exchange_weak(known, took)) continue;
 }
 
-/// The slowness that is known so far; 1 where nothing was measured.
+/// Returns the slowness that is known so far; 1 where nothing was measured.
 double known_slowness() { return std::max(1.0, longest_s.load() / kReferenceAtRest); }
 
 }  // namespace
@@ -69,7 +69,7 @@ double measure_reference_s() {
   for (std::size_t i = 0; i < pids.size(); ++i) {
     pids[i] = ::fork();
     if (pids[i] == 0) {
-      ::close(ends[1 - i]);  // so that each process notices when the other ends
+      ::close(ends[1 - i]);  // each process then notices when the other ends
       work(ends[i], i == 0 ? file : -1);
     }
   }

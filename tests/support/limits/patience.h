@@ -20,12 +20,12 @@ constexpr double kReferenceAtRest = 0.06;
 /// Measures the seconds that the reference takes now. Throws std::runtime_error where no process can be started.
 double measure_reference_s();
 
-/// How many times longer than at rest things take, at least 1, by the longest reference that this process has measured.
-/// It measures one where there is none yet.
+/// Returns how many times longer than at rest things take, at least 1, by the longest reference that this process has
+/// measured. It measures one where there is none yet.
 double slowness();
 
-/// The limit for what takes `at_rest` on a machine at rest. It serves calls that want the limit beforehand. A Deadline
-/// measures only where `at_rest` was not enough, so it costs nothing in most runs.
+/// Returns the limit for what takes `at_rest` on a machine at rest. It serves calls that want the limit beforehand. A
+/// Deadline measures only where `at_rest` was not enough, so it costs nothing in most runs.
 inline std::chrono::milliseconds patient(std::chrono::duration<double> at_rest) {
   return std::chrono::duration_cast<std::chrono::milliseconds>(at_rest * slowness());
 }
@@ -38,9 +38,9 @@ class Deadline {
  public:
   explicit Deadline(std::chrono::duration<double> at_rest);
 
-  /// Whether this machine has had enough time. Measures the reference whenever the limit that is known so far is over.
+  /// Whether the machine had enough time. Measures the reference whenever the limit that is known so far is over.
   bool passed();
-  /// The seconds since the limit began.
+  /// Returns the seconds since the limit began.
   double seconds() const;
 
  private:
@@ -49,7 +49,7 @@ class Deadline {
   double limit_s_;
 };
 
-/// Whether something that took `seconds` is done in time, where a machine at rest needs `at_rest_s` at most.
+/// Returns whether something that took `seconds` is done in time, where a machine at rest needs `at_rest_s` at most.
 bool in_time(double seconds, double at_rest_s);
 
 }  // namespace tessera

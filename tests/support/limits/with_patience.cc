@@ -16,14 +16,14 @@
 namespace tessera {
 namespace {
 
-constexpr int kLate = 124;  // timeout(1) has the same code
+constexpr int kLate = 124;  // timeout(1) ends with the same code
 constexpr int kCannotRun = 126;
 
-/// Ends as the command did.
+/// Ends this process as the command ended.
 int end_like(int status) {
   if (WIFEXITED(status)) return WEXITSTATUS(status);
   const int number = WTERMSIG(status);
-  ::prctl(PR_SET_DUMPABLE, 0);  // no core of this program, since the command has written its own
+  ::prctl(PR_SET_DUMPABLE, 0);  // this program writes no core file, since the command has written one
   ::signal(number, SIG_DFL);
   ::raise(number);
   return 128 + number;

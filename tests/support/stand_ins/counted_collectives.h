@@ -11,13 +11,13 @@
 
 namespace tessera::testing {
 
-/// What one rank's groups of one use were asked for.
+/// Counts the calls of one rank's groups of one use.
 struct Calls {
   std::int64_t calls = 0, bytes = 0;
   std::int64_t later = 0;  ///< sums that may be made beside compute
   friend bool operator==(const Calls&, const Calls&) = default;
 };
-using CallsOfGroups = std::map<std::string, Calls>;  ///< [use], see WrapGroup
+using CallsOfGroups = std::map<std::string, Calls>;  ///< [use], as in WrapGroup
 
 /// Passes all calls on, and counts them in `calls`, which must outlive it. The bytes of a reduce_scatter are its whole
 /// input's, those of other calls are this rank's part.

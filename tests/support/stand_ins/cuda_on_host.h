@@ -20,7 +20,7 @@
 // nor what the device's compiler makes of the source.
 
 #undef __shared__
-#define __shared__ static  // one block at a time
+#define __shared__ static  // this mutex lets one block run at a time
 #undef __global__
 #define __global__
 #undef __device__
@@ -71,7 +71,7 @@ class ThreadBlock {
     for (std::size_t i = 0; i < threads; ++i) prepare(fibers_[i], stack(i));
   }
 
-  /// Runs one block.
+  /// Runs one thread block.
   void run() {
     current() = this;
     for (Fiber& fiber : fibers_) fiber.copies.forget();
@@ -137,7 +137,7 @@ class ThreadBlock {
     makecontext(&fiber.beginning, reinterpret_cast<void (*)()>(&ThreadBlock::run_fiber), 0);
   }
 
-  /// The stack of a fiber. Stacks are made once, since launches run one after the other.
+  /// Returns the stack of a fiber. Stacks are made once, since launches run one after the other.
   static char* stack(std::size_t fiber) {
     static std::vector<std::unique_ptr<char[]>> stacks;
     while (stacks.size() <= fiber) stacks.emplace_back(new char[kStackBytes]);

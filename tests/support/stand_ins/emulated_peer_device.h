@@ -28,7 +28,7 @@ class EmulatedPeerDevice : public PeerDevice {
 
   int allocations = 0;  ///< number of allocations so far
 
-  int index() const override { return -1; }  // no index, since its memory is that of the host
+  int index() const override { return -1; }  // there is no index, since its memory is that of the host
   absl::StatusOr<std::shared_ptr<std::byte>> allocate(std::size_t bytes) override {
     ++allocations;
     auto buffer = std::make_shared<PlainBuffer>(bytes);
@@ -125,7 +125,7 @@ class EmulatedPeerDevice : public PeerDevice {
   }
 
   std::deque<std::function<void()>> side_;
-  std::deque<std::shared_ptr<State>> kept_;  ///< stay where they are: handles point to them
+  std::deque<std::shared_ptr<State>> kept_;  ///< elements stay where they are, since handles point to them
 };
 
 }  // namespace tessera

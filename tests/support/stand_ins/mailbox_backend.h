@@ -90,7 +90,7 @@ class MailboxBackend : public c10d::Backend {
     const std::shared_ptr<Mailboxes> mailboxes_;
     const Mailboxes::Key key_;
     const at::Tensor to_;
-    bool is_aborted_ = false;  // guarded by the mailboxes' mutex
+    bool is_aborted_ = false;  // the mailboxes' mutex guards this
   };
 
   const std::shared_ptr<Mailboxes> mailboxes_;

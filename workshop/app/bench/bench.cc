@@ -132,7 +132,7 @@ CollectivesBenchOptions options_of(const BenchCommand& command) {
 int run_table(const std::string& section, const BenchCommand& command,
               const std::function<BenchTable(const Mesh&)>& study) {
   if (starts_ranks(command)) return launch_ranks(section, command);
-  set_log_quiet();  // each row has an Engine, which would print its plan
+  set_log_quiet();  // each row makes an Engine, which would print its plan
   return run([&] {
     const Mesh mesh = join_ranks(command);
     if (mesh.world_size() < 2) {
@@ -167,7 +167,7 @@ std::string table_of(const AlgorithmsReport& report) {
   return table.to_string();
 }
 
-/// The fitted costs, and how good the choices are that follow from them.
+/// Returns the fitted costs, and how good the choices are that follow from them.
 std::string text_of(const AlgorithmsReport& report) {
   std::vector<double> ratios = report.chosen_of_fastest();
   std::sort(ratios.begin(), ratios.end());

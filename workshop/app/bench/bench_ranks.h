@@ -8,7 +8,7 @@
 
 namespace tessera::app {
 
-/// Whether this process is alone though the command wants more ranks; the command then starts them.
+/// Returns whether this process is alone though the command wants more ranks; the command then starts them.
 bool starts_ranks(const BenchCommand& command);
 
 /// Runs `tessera bench <section>` again, with the command's options, as `command.ranks` local processes. Returns what

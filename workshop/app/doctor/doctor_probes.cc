@@ -36,7 +36,7 @@ std::string read_text(const std::string& path) {
 
 std::string error_text() { return std::strerror(errno); }
 
-/// The flags of the first processor, surrounded by blanks.
+/// Returns the flags of the first processor, surrounded by blanks.
 std::string cpu_flags() {
   std::istringstream text(read_text("/proc/cpuinfo"));
   for (std::string line; std::getline(text, line);)

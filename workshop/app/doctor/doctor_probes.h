@@ -6,10 +6,10 @@
 
 namespace tessera::app {
 
-/// How well a thing is that was looked at.
+/// How well a thing works that was probed.
 enum class Health {
   kOk,
-  kWarn,     ///< works, but slower or not everywhere
+  kWarn,     ///< it works, but slower or not everywhere
   kMissing,  ///< Tessera's own CPU training does not work without it
 };
 

@@ -18,7 +18,7 @@ namespace {
 namespace fs = std::filesystem;
 
 /// Returns the link of a device's first port, by the kernel: "InfiniBand", or "Ethernet", over which RDMA is RoCE.
-/// Empty where it says nothing (EFA).
+/// It is empty where it says nothing (EFA).
 std::string link_of(const fs::path& device) {
   std::ifstream file(device / "ports" / "1" / "link_layer");
   std::string word;

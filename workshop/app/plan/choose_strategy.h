@@ -23,7 +23,7 @@ struct TriedStrategy {
   bool fits = true;        ///< bytes are within Strategy::memory.limit_bytes
   PredictedStep step;
 
-  /// The measure by which strategies are compared: a step of more microbatches trains on more data.
+  /// Returns the measure by which strategies are compared: a step of more microbatches trains on more data.
   double seconds_a_microbatch() const { return step.seconds / static_cast<double>(strategy.gradient_accumulation); }
 };
 

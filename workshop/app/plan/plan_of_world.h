@@ -30,7 +30,7 @@ class ModelShapes {
   std::shared_ptr<torch::nn::Module> model_;
 };
 
-/// Throws tessera::Error.
+/// Plans the model for the world. Throws tessera::Error.
 PlannedWorld plan_of_world(const WorldCommand& command);
 Topology topology_of(const WorldCommand& command);
 

@@ -22,7 +22,7 @@ struct ScaledWorld {
   PredictedStep step = {};
   std::optional<double> alone_s = {};  ///< seconds of a step of one rank; empty: the strategy does not allow one rank
 
-  /// By Gustafson's law (tessera/scaling.h), from the share of the step that a rank communicates.
+  /// Returns the speed-up by Gustafson's law (tessera/scaling.h), from the share of the step that a rank communicates.
   double scaled_speedup() const;
   double scaling_efficiency() const;
   /// Returns the efficiency compared with the seconds of one rank's step: the share of its speed that is left. It also
@@ -30,9 +30,9 @@ struct ScaledWorld {
   std::optional<double> efficiency_beside_one() const;
 };
 
-/// The strategy on 1 to kMostRanks ranks: powers of two up to the ranks that `asked` has on a host, then full hosts,
-/// each time twice as many, and `asked` itself. Numbers of ranks that the strategy does not allow are left out. Throws
-/// tessera::Error as predicted_step does.
+/// Returns the strategy on 1 to kMostRanks ranks: powers of two up to the ranks that `asked` has on a host, then full
+/// hosts, each time twice as many, and `asked` itself. Numbers of ranks that the strategy does not allow are left out.
+/// Throws tessera::Error as predicted_step does.
 std::vector<ScaledWorld> scaled_worlds(const ModelShapes& model, const Strategy& strategy, const Topology& asked,
                                        const TimingFiles& files);
 

@@ -20,7 +20,7 @@ struct StepCollective {
   std::int64_t every = 1;  ///< number of steps from one to the next
 };
 
-/// The collectives of one step of a rank that uses its units in the order of their definition, forward and then
+/// Returns the collectives of one step of a rank that uses its units in the order of their definition, forward and then
 /// backward, as the engine runs them from its second step on. A step also agrees on loss and norm, with one all-gather
 /// of a few bytes a unit, which is not among them.
 std::vector<StepCollective> collectives_of_step(const MemoryPlan& plan);

@@ -20,7 +20,7 @@ char printable(std::int64_t token) {
   return control || token == 127 || token >= kBytes ? '?' : static_cast<char>(token);
 }
 
-/// Bytes that the UTF-8 character at `text[i]` would have; 0 if none begins there.
+/// Returns the bytes that the UTF-8 character at `text[i]` would have; 0 if none begins there.
 std::size_t length_at(const std::string& text, std::size_t i) {
   const auto lead = static_cast<unsigned char>(text[i]);
   std::size_t length = 0;
@@ -69,7 +69,7 @@ std::string continue_text(models::LanguageModel& model, const TextSampling& samp
   const at::Tensor all = [&] {
     try {
       return models::generate(model, tokens.to(device), options).cpu();
-    } catch (const c10::ValueError& error) {  // the weights are wrong
+    } catch (const c10::ValueError& error) {  // an infinite or NaN score means that the weights are wrong
       throw Error(ExitCode::kCorruptData, error.what_without_backtrace());
     }
   }();

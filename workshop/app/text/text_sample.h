@@ -10,7 +10,7 @@
 
 namespace tessera::app {
 
-/// Error 78 unless all bytes are tokens of `model`.
+/// It fails with error 78 unless all bytes are tokens of `model`.
 absl::Status check_byte_level(const models::LanguageModel& model);
 
 /// Continues `sampling.prompt`, token by token of `tokenizer`, or byte by byte without one; returns prompt and

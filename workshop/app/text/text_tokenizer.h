@@ -28,7 +28,7 @@ struct ChosenTokenizer {
 /// `folders` that holds one, else bytes. Errors: those of Tokenizer::read.
 absl::StatusOr<ChosenTokenizer> choose_tokenizer(const std::string& option, const std::vector<std::string>& folders);
 
-/// Error 78 unless all tokens are below a model's `vocab_size`.
+/// It fails with error 78 unless all tokens are below a model's `vocab_size`.
 absl::Status check_vocabulary(const Tokenizer& tokenizer, std::int64_t vocab_size);
 
 /// Does what open_dataset does, but reads text with `tokenizer`, if there is one, into memory: 4 bytes a token. Each

@@ -11,8 +11,8 @@
 
 namespace tessera::app {
 
-/// Whether a run with this "durable" was begun before and --resume lets this run go on: from its last commit, or from
-/// the start where it ended before its first one.
+/// Returns whether a run with this "durable" was begun before and --resume lets this run go on: from its last commit,
+/// or from the start where it ended before its first one.
 bool goes_on_durably(const Strategy& strategy, const CheckpointOptions& options, int rank);
 
 /// Goes on from the last commit, if there is one and --resume is auto, and lets `batches` go on behind it. Collective.
@@ -20,8 +20,8 @@ bool goes_on_durably(const Strategy& strategy, const CheckpointOptions& options,
 std::optional<LoadedCheckpoint> resume_durable_steps(const CheckpointOptions& options, Engine& engine,
                                                      TokenBatches& batches, bool speaks);
 
-/// Called after each step. `items.data`: the cursor behind the step's last microbatch. `is_last`: this run makes no
-/// more. Collective. Throws tessera::Error.
+/// This is called after each step. `items.data`: the cursor behind the step's last microbatch. `is_last`: this run
+/// makes no more. Collective. Throws tessera::Error.
 void commit_durable_step(Engine& engine, const CheckpointItems& items, bool is_last);
 
 }  // namespace tessera::app

@@ -18,7 +18,7 @@ absl::StatusOr<TokenBatches> batches_of(const std::shared_ptr<const TokenDataset
   sampling.rank = options.rank;
   sampling.world_size = options.world_size;
   sampling.shuffle = false;
-  sampling.tail = Tail::kPad;  // each sample then counts once on any number of ranks
+  sampling.tail = Tail::kPad;  // with this, each sample counts once on any number of ranks
   return TokenStream::batches_of(dataset, options.seq_len, options.vocab_size, sampling);
 }
 

@@ -37,7 +37,7 @@ struct EvaluationResult {
 /// any number of ranks (with `most_batches`: the first samples only). All ranks have the same number of batches.
 class Evaluation {
  public:
-  /// Error 65 if the data have no sample; otherwise those of open_dataset.
+  /// It fails with error 65 if the data have no sample; otherwise those of open_dataset.
   static absl::StatusOr<Evaluation> open(const EvaluationOptions& options);
 
   /// Collective, between two steps: every rank calls it after the same step. Dropout is off meanwhile; neither the

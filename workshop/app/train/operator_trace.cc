@@ -31,7 +31,7 @@ void OperatorTrace::start() {
 void OperatorTrace::try_to_write(const std::filesystem::path& path) {
   is_on_ = false;
   std::error_code ignored;
-  std::filesystem::remove(path, ignored);  // so a file that is there afterwards is new
+  std::filesystem::remove(path, ignored);  // a file that is there afterwards is thus new
   profiler::disableProfiler()->save(path.string());
   if (!std::filesystem::exists(path, ignored))
     log_warning("--trace-operators: " + path.string() + " could not be written");

@@ -27,8 +27,8 @@ struct RunOutputs {
   std::filesystem::path events = {};  ///< event file of TensorBoard; empty: not written
 };
 
-/// The outputs of a command. `--overwrite` replaces existing files, and so does a job that torchrun or Slurm starts
-/// again (`restart_count`) or that goes on from a checkpoint (`resumes`).
+/// Returns the outputs of a command. `--overwrite` replaces existing files, and so does a job that torchrun or Slurm
+/// starts again (`restart_count`) or that goes on from a checkpoint (`resumes`).
 RunOutputs outputs_of(const TrainCommand& command, int restart_count, bool resumes = false);
 
 /// Checks the outputs before the first step: nothing is written yet (check_outputs).

@@ -61,7 +61,7 @@ struct Prepared {
   std::shared_ptr<models::LanguageModel> model;  ///< deferred
   std::optional<TokenBatches> batches;
   std::optional<Evaluation> evaluation;
-  ChosenTokenizer tokenizer;  ///< set for text
+  ChosenTokenizer tokenizer;  ///< this is set if the data is text
   RunOutputs outputs;
   std::string resumes;  ///< path of a checkpoint; empty: none
   FolderLock lock;      ///< rank 0's lock on the folder for checkpoints
@@ -186,7 +186,7 @@ absl::StatusOr<Evaluation> open_evaluation(const TrainCommand& command, const Me
   return Evaluation::open(options);
 }
 
-/// The path that the model is read from.
+/// Returns the path that the model is read from.
 const std::string& model_of(const TrainCommand& command) {
   return command.model.empty() ? command.init_from : command.model;
 }
@@ -349,14 +349,14 @@ void print_sample(models::LanguageModel& model, const Prepared& run, const TextS
   if (print) std::printf("--- sample\n%s\n---\n", text.c_str());
 }
 
-/// The seconds that a step is predicted to take; 0: there is nothing to predict it from.
+/// Returns the seconds that a step is predicted to take; 0: there is nothing to predict it from.
 double predicted_seconds(const TrainCommand& command, const Prepared& run, const Engine& engine, const Mesh& mesh) {
   if (command.predicted_by.links.empty()) return 0;
   const MemoryPlan plan = ModelShapes(run.config).plan(engine.strategy(), mesh.topology());
   return predicted_step(plan, read_timing(command.predicted_by), mesh.topology().local_world_size).seconds;
 }
 
-/// The metrics file's header, besides run id and time.
+/// Returns the metrics file's header, besides run id and time.
 std::vector<Metric> about(const TrainCommand& command, const Prepared& run, const Engine& engine, const Mesh& mesh,
                           double predicted_s) {
   std::vector<Metric> metrics = {{"tessera", TESSERA_VERSION},

@@ -109,22 +109,22 @@ std::string memory_against_plan(const MemoryUse& allocated, const MemoryUse& pla
 /// scaled speed-up with that share (tessera/scaling.h).
 std::string share_text(double share, int ranks);
 
-/// "data 3.1 % (batches 2.0 %, uploads 0.0 %)": the shares of rank 0's time that it waited for data, and that it was in
-/// TokenBatches and in uploads.
+/// Returns "data 3.1 % (batches 2.0 %, uploads 0.0 %)": the shares of rank 0's time that it waited for data, and that
+/// it was in TokenBatches and in uploads.
 std::string data_text(const StepResult& result);
 
-/// "critical batch about 512 sequences; you use 64: up to 8.0 x as many ranks would pay": what a noise scale that is
-/// known says of the batch that was measured (docs/metrics.md).
+/// Returns "critical batch about 512 sequences; you use 64: up to 8.0 x as many ranks would pay": what a noise scale
+/// that is known says of the batch that was measured (docs/metrics.md).
 std::string batch_advice(double noise_scale, double batch);
 
-/// "0.412 TFLOP/s", or "412.0 TFLOP/s, MFU 41.6 %" where the device's peak is known: of rank 0.
+/// Returns "0.412 TFLOP/s", or "412.0 TFLOP/s, MFU 41.6 %" where the device's peak is known: of rank 0.
 std::string flops_text(const StepResult& result);
 
-/// "waited for rank 3: 12.0 ms (4.1 %)": StepResult::waited_for_rank and its seconds, and their share of the step;
-/// "slowest rank not known" where it is not.
+/// Returns "waited for rank 3: 12.0 ms (4.1 %)": StepResult::waited_for_rank and its seconds, and their share of the
+/// step; "slowest rank not known" where it is not.
 std::string straggler_text(const StepResult& result);
 
-/// "12 s", "5 min 14 s", "3 h 20 min", "2 d 4 h".
+/// Returns a text such as "12 s", "5 min 14 s", "3 h 20 min", "2 d 4 h".
 std::string duration_text(double seconds);
 
 }  // namespace tessera::app

@@ -138,7 +138,7 @@ bool TrainingCheckpoints::after_step(std::int64_t step, std::int64_t steps, cons
   // A loss that is NaN is not less than any other.
   const bool is_less = held_out && (!least_loss_ || *held_out < *least_loss_) && *held_out == *held_out;
   const bool is_best = is_less && keeps_best_;
-  if (is_best) end_save(Failure::kIsWarned);  // if that save was the best one and fails, the least loss changes
+  if (is_best) end_save(Failure::kIsWarned);  // the least loss changes if that save was the best one and fails
   if (is_less) least_before_ = std::exchange(least_loss_, held_out);
   if (is_regular || agreed.minutes_are_over || is_last || is_best) {
     const bool saved = save(step, data, is_best, is_last ? Failure::kEndsTraining : Failure::kIsWarned);
@@ -193,7 +193,7 @@ bool TrainingCheckpoints::save(std::int64_t step, const SamplerCursor& data, boo
       return;
     }
     failed_ = 0;
-    if (rank_ != 0 || path.empty()) return;  // a replay saves none
+    if (rank_ != 0 || path.empty()) return;  // a replay saves no checkpoint
     std::printf("checkpoint after step %lld: %s (%.3f s)\n", static_cast<long long>(step), path.c_str(), seconds());
     std::fflush(stdout);
   });
@@ -207,7 +207,7 @@ bool TrainingCheckpoints::attempt(std::int64_t step, Failure failure, const Body
     body();
     return true;
   } catch (const Error& error) {
-    engine_.check();  // a lost rank is no failed save
+    engine_.check();  // the loss of a rank does not count as a failed save
     if (failure == Failure::kEndsTraining || failed_ >= config_.failures) throw;
     ++failed_;
     if (rank_ == 0) {

@@ -22,8 +22,8 @@ class Collectives;
 
 namespace tessera::app {
 
-/// The path of the checkpoint that a run begins with, by its folder (--checkpoint-dir, or checkpoint.dir) and --resume;
-/// empty: none.
+/// Returns the path of the checkpoint that a run begins with, by its folder (--checkpoint-dir, or checkpoint.dir) and
+/// --resume; empty: none.
 ///
 /// | --resume | begins with                                                                |
 /// |----------|----------------------------------------------------------------------------|
@@ -88,7 +88,7 @@ class TrainingCheckpoints {
   struct Agreed {
     int signal = 0;
     bool minutes_are_over = false;
-    bool save_has_ended = false;  ///< it has ended on all ranks
+    bool save_has_ended = false;  ///< the save has ended on all ranks
   };
   Agreed agree() const;
   /// A save that goes on beside training (checkpoint.async).
@@ -107,7 +107,7 @@ class TrainingCheckpoints {
   Engine& engine_;
   const CheckpointConfig& config_;
   const bool keeps_best_;
-  const std::string model_;  ///< JSON text
+  const std::string model_;  ///< the model as JSON text
   const int rank_;
   std::optional<StopSignals> signals_;
   std::shared_ptr<Collectives> ranks_;

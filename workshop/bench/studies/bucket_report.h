@@ -10,13 +10,13 @@ namespace tessera::app {
 /// How many times as fast the best bucket should be as one parameter a bucket (issue "Sharding for free", 5).
 inline constexpr double kBucketGoal = 1.2;
 
-/// Text for people: a table of the buckets, which one wins, by how much and why, single reductions beside their fit,
-/// inference.
+/// Returns the text for people: a table of the buckets, which one wins, by how much and why, single reductions beside
+/// their fit, inference.
 std::string to_text(const BucketReport& report);
 
-/// A line for each model and bucket: model, bucket_mib (0: one parameter a bucket), collectives, samples, the step's
-/// p50_s, p95_s, p99_s, communication_p50_s, fit_communication_s, and step_gain, communication_gain over one parameter
-/// a bucket.
+/// Returns a line for each model and bucket: model, bucket_mib (0: one parameter a bucket), collectives, samples, the
+/// step's p50_s, p95_s, p99_s, communication_p50_s, fit_communication_s, and step_gain, communication_gain over one
+/// parameter a bucket.
 std::string to_csv(const BucketReport& report);
 
 /// JSON in the form that benchmarks/tessera_bench.py describes.

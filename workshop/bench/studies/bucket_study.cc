@@ -40,7 +40,7 @@ class Values {
     for (at::Tensor& buffer : module.buffers()) buffer.copy_(value++->second);
   }
 
-  /// The name of the first tensor that has other bits; empty: none has.
+  /// Returns the name of the first tensor that has other bits; empty: none has.
   std::string difference(const Values& other) const {
     for (std::size_t i = 0; i < named_.size(); ++i) {
       const at::Tensor &a = named_[i].second, &b = other.named_[i].second;
@@ -150,7 +150,7 @@ class ModelStudy {
     }
     const std::int64_t fit = options_.reduction_round_bytes / reduction.bytes;
     const auto calls = std::clamp<std::int64_t>(fit, 1, options_.most_reductions);
-    for (std::int64_t call = -3; call < calls; ++call) {  // the first calls warm up
+    for (std::int64_t call = -3; call < calls; ++call) {  // the first calls are the warm-up
       auto* const values = reinterpret_cast<float*>(memory_->data() + next_part(reduction.bytes));
       throw_if_error(group_.barrier("start").wait());
       const Clock::time_point begin = Clock::now();
@@ -161,7 +161,7 @@ class ModelStudy {
     }
   }
 
-  /// Where the next reduction of `bytes` works: the memory is gone through in strides of at least 1 MiB.
+  /// Returns where the next reduction of `bytes` works: reductions go through the memory in strides of at least 1 MiB.
   std::int64_t next_part(std::int64_t bytes) {
     if (part_ + bytes > largest_) part_ = 0;
     const std::int64_t part = part_;

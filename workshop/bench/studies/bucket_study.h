@@ -16,14 +16,14 @@ namespace tessera::app {
 /// Options of study_buckets.
 struct BucketStudyOptions {
   std::vector<double> caps_mb = {0.5, 1, 2, 4, 8, 16, 25, 32, 64};  ///< MiB, beside one parameter a bucket
-  int rounds = 12;        ///< number of rounds over all buckets, each time with a new Engine,
-  double budget_s = 105;  ///< less often, once at least, where a model would take longer:
+  int rounds = 12;        ///< number of rounds over all buckets, each time with a new Engine
+  double budget_s = 105;  ///< seconds for a model: rounds that would take longer are left out, except the first
   int warm_up_steps = 1;  ///< steps that come first and are not counted
   int timed_steps = 4;
   std::vector<std::int64_t> reduction_bytes;  ///< single reductions, for the fit
   std::int64_t reduction_round_bytes = 32
                                        << 20;  ///< a size is reduced `reduction_round_bytes / size` times a round, but
-  int most_reductions = 40;                    ///< no more than this, and once at least
+  int most_reductions = 40;                    ///< at least once, and at most this often
   int held_out_batches = 40;
   ImageSource images;
   bool small_models = false;

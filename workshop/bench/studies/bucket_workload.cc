@@ -46,7 +46,7 @@ std::function<LabelledBatch()> dealing(std::shared_ptr<ImageBatches> batches) {
   };
 }
 
-/// Sample `number` of the chain: [1, seq_len] inputs and targets.
+/// Returns sample `number` of the chain: [1, seq_len] inputs and targets.
 LabelledBatch chain_sample(std::uint64_t seed, std::uint64_t number, std::int64_t seq_len) {
   const Permutation successor(kChainTokens, seed, 0);
   std::uint64_t state = mix64(mix64(seed) + number);

@@ -29,7 +29,7 @@ struct BucketWorkload {
   std::function<LabelledBatch()> next;                        ///< this rank's next batch
   std::function<LabelledBatch()> next_held_out;               ///< batches of data on which training never runs
 
-  /// Mean cross entropy, a scalar.
+  /// Returns the mean cross entropy, a scalar.
   at::Tensor loss(const LabelledBatch& batch) const;
 };
 
@@ -39,12 +39,12 @@ struct ImageSource {
   std::uint64_t seed = 1;
 };
 
-/// A ResNet-18 for 32 x 32 images, 4 images a rank; `small`: an eighth of its width. Throws tessera::Error for files
-/// that cannot be used.
+/// Returns a ResNet-18 for 32 x 32 images, 4 images a rank; `small`: an eighth of its width. Throws tessera::Error for
+/// files that cannot be used.
 BucketWorkload resnet_workload(const Mesh& mesh, const ImageSource& source, bool small);
 
-/// A GPT of 10.6 million parameters on 64 tokens a rank, from a chain that can be learnt: each of 64 tokens has one
-/// successor seven times in eight, and any of the 64 otherwise. `small`: 0.2 million.
+/// Returns a GPT of 10.6 million parameters on 64 tokens a rank, from a chain that can be learnt: each of 64 tokens has
+/// one successor seven times in eight, and any of the 64 otherwise. `small`: 0.2 million.
 BucketWorkload gpt_workload(const Mesh& mesh, std::uint64_t seed, bool small);
 
 }  // namespace tessera::app

@@ -9,8 +9,8 @@
 namespace tessera::app {
 
 struct CheckpointStudyOptions {
-  std::filesystem::path folder;          ///< gets a folder of its own, which is removed
-  std::int64_t parameters = 64'000'000;  ///< about this many, with AdamW: 12 bytes each in a checkpoint
+  std::filesystem::path folder;          ///< the study makes a folder in it, and removes that
+  std::int64_t parameters = 64'000'000;  ///< about so many parameters, with AdamW: 12 bytes each in a checkpoint
   int rounds = 5;
 };
 

@@ -21,10 +21,10 @@ struct ImageBatch {
 /// Deals a dataset of images out to the ranks as tensors, epoch after epoch, each in an order of its own.
 class ImageBatches {
  public:
-  /// `sampling.num_samples` is filled in here. Error 65 if the images do not fill one step.
+  /// `sampling.num_samples` is filled in here. It fails with error 65 if the images do not fill one step.
   static absl::StatusOr<ImageBatches> create(std::shared_ptr<const ImageDataset> dataset, SamplerOptions sampling);
 
-  /// The next microbatch of this rank.
+  /// Returns the next microbatch of this rank.
   ImageBatch next();
   const ImageDataset& dataset() const { return *dataset_; }
 

@@ -38,7 +38,7 @@ at::Tensor loss_of(models::GPT& model, const at::Tensor& tokens) {
   return model->forward(tokens.narrow(1, 0, length), tokens.narrow(1, 1, length));
 }
 
-/// The module without an Engine, in bf16 as users would keep it by hand.
+/// Returns the module without an Engine, in bf16 as users would keep it by hand.
 Step plain(const models::GPTConfig& config, const at::Device& device) {
   struct State {
     models::GPT model{nullptr};
@@ -93,7 +93,7 @@ Step under(ShardingStrategy kind, const models::GPTConfig& config, bool on_gpu) 
     const at::Tensor loss = loss_of(s.model, tokens);
     s.engine.backward(loss);
     StepResult result = s.engine.step();
-    if (s.last) s.last->wait();  // a training loop prints a result that is a step old, so that the host runs ahead
+    if (s.last) s.last->wait();  // like a training loop, this reads a result that is a step old, so the host runs ahead
     s.last = std::move(result);
     return loss.detach();
   };
@@ -103,7 +103,7 @@ Step under(ShardingStrategy kind, const models::GPTConfig& config, bool on_gpu) 
 
 BenchTable study_launches(const LaunchStudyOptions& options) {
   const int threads = at::get_num_threads();
-  at::set_num_threads(1);  // so that only the two threads that feed the GPU run
+  at::set_num_threads(1);  // then only the two threads that feed the GPU run
   const models::GPTConfig config = narrow(options.blocks);
   const at::Device device = options.on_gpu ? at::Device(at::kCUDA, 0) : at::Device(at::kCPU);
   struct Contender {
@@ -125,7 +125,7 @@ BenchTable study_launches(const LaunchStudyOptions& options) {
   const auto run = [&](const Step& step, int steps) {
     at::Tensor loss;
     for (int k = 0; k < steps; ++k) loss = step(tokens);
-    return loss.item<float>();  // waits for the device
+    return loss.item<float>();  // this waits for the device
   };
   for (const Contender& contender : contenders) run(contender.step, options.warm_up);
   for (int round = 0; round < options.rounds; ++round) {

@@ -50,7 +50,7 @@ Strategy strategy_of(std::int64_t prefetch, bool host_sharing) {
   return strategy;
 }
 
-/// Nanoseconds of all spans of that name since Trace::start.
+/// Returns the nanoseconds of all spans of that name since Trace::start.
 std::int64_t traced_ns(const std::string& name) {
   double microseconds = 0;
   for (const auto& event : nlohmann::json::parse("[" + Trace::events_as_json(0) + "]")) {

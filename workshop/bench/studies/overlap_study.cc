@@ -76,7 +76,7 @@ Strategy strategy_of(const Case& studied) {
   strategy.strategy = studied.strategy;
   strategy.reductions_ahead = studied.reductions_ahead;
   strategy.units.classes = {"Timed"};
-  strategy.optimizer.type = OptimizerType::kSgd;  // the update then takes little time, alone as well
+  strategy.optimizer.type = OptimizerType::kSgd;  // the update then takes little time, also on a rank alone
   strategy.optimizer.momentum = 0;
   strategy.optimizer.lr = 1e-3;
   return strategy;

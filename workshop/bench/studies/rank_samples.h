@@ -16,7 +16,7 @@ using SampleClock = std::chrono::steady_clock;
 inline std::int64_t nanoseconds_between(SampleClock::time_point begin, SampleClock::time_point end) {
   return std::chrono::duration_cast<std::chrono::nanoseconds>(end - begin).count();
 }
-/// Nanoseconds from `begin` until now.
+/// Returns the nanoseconds from `begin` until now.
 inline std::int64_t nanoseconds_since(SampleClock::time_point begin) {
   return nanoseconds_between(begin, SampleClock::now());
 }

@@ -11,8 +11,8 @@
 
 namespace tessera::app {
 
-/// The model that `bench step`, `bench memory` and `bench buckets` train, with one sequence a rank: a GPT of 10.6
-/// million parameters, or of 0.2 million if `small`.
+/// Returns the model that `bench step`, `bench memory` and `bench buckets` train, with one sequence a rank: a GPT of
+/// 10.6 million parameters, or of 0.2 million if `small`.
 models::GPTConfig studied_gpt(bool small);
 
 /// A contender's name, and the strategy that it trains under. `alone`: each rank trains by itself, all ranks at the
@@ -22,7 +22,7 @@ struct Contender {
   Strategy strategy;
   bool alone = false;
 };
-/// "no communication", every strategy of a mesh of one dimension, and FULL_SHARD without shared memory.
+/// Returns "no communication", every strategy of a mesh of one dimension, and FULL_SHARD without shared memory.
 std::vector<Contender> contenders();
 
 /// Options of study_steps.

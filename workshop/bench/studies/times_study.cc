@@ -17,7 +17,7 @@
 namespace tessera::app {
 namespace {
 
-constexpr int kWarmUp = 2;  ///< steps of a turn that are not counted: the turn before was another Engine's
+constexpr int kWarmUp = 2;  ///< steps of a turn that are not counted, since the turn before was another Engine's
 
 std::atomic<std::int64_t> ranges_seen = 0;
 
@@ -67,7 +67,7 @@ class TimesStudy {
   TimesStudy(const TimesStudy&) = delete;
   TimesStudy& operator=(const TimesStudy&) = delete;
 
-  /// Rounds begin with another turn each, so that none is always behind the same one.
+  /// Rounds begin with another turn each, so that no turn always follows the same one.
   void time(int rounds) {
     for (int round = 0; round < rounds; ++round) {
       for (std::size_t i = 0; i < kTurns.size(); ++i) take((i + static_cast<std::size_t>(round)) % kTurns.size());

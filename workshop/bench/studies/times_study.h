@@ -18,8 +18,8 @@ struct TimesCase {
 /// 24 layers of width 64, whose step is short, and a GPT of 69 million parameters; `small`: two layers of width 64.
 std::vector<TimesCase> times_cases(bool small);
 
-/// What it costs a steady step that a run tells where its time goes. Under FULL_SHARD, with one copy of the parameters
-/// on a host and with private copies, these take turns in every round:
+/// What it costs a steady step that a run tells where its time goes. Under FULL_SHARD, with one copy of the
+/// parameters on a host and with private copies, these take turns in every round:
 ///
 ///   nothing told            no latencies; spans tell nobody; no wait for data, except with private copies, whose
 ///                           operators are watched anyhow

@@ -11,18 +11,18 @@ namespace tessera {
 /// What a launcher and its agent on another host (workshop/launch/agent.h) send each other over ssh's pipes: frames of
 /// a type, a rank and a body. Both are of one version of Tessera, so frames have no version of their own.
 enum class FrameType : std::uint8_t {
-  // Launcher to agent.
-  kJob = 1,  ///< what to start (host_job.h); once, and first
+  // These go from the launcher to the agent.
+  kJob = 1,  ///< body: what to start (host_job.h); sent once, and first
   kSignal,   ///< body: the signal to send to the rank's process group
-  kAlive,    ///< nothing; it shows that the launcher lives
-  // Agent to launcher.
+  kAlive,    ///< no body; this frame shows that the launcher lives
+  // These go from the agent to the launcher.
   kRefused,  ///< body: exit code and text of what is wrong; the ranks could not be started
   kStarted,  ///< body: the rank's pid
-  kOutput,   ///< body: bytes of its stdout
-  kErrors,   ///< body: bytes of its stderr
+  kOutput,   ///< body: bytes of the rank's stdout
+  kErrors,   ///< body: bytes of the rank's stderr
   kStopped,  ///< body: 1 if the rank is stopped from now on (SIGSTOP), 0 if it goes on
-  kExit,     ///< body: how its leader ended (host_job.h)
-  kGone,     ///< nothing of its process group is left, and all of its output was sent
+  kExit,     ///< body: how the rank's leader ended (host_job.h)
+  kGone,     ///< no body; nothing of the rank's process group is left, and all of its output was sent
 };
 
 struct Frame {
@@ -40,7 +40,7 @@ class FrameReader {
   void add(std::string_view bytes) { bytes_ += bytes; }
   /// Returns the next whole frame; nothing if more bytes are needed, or if the stream is broken.
   std::optional<Frame> next();
-  /// Whether the stream holds something that is no frame. Nothing that follows can be read.
+  /// Returns whether the stream holds something that is no frame. Nothing that follows can be read.
   bool is_broken() const { return broken_; }
 
  private:

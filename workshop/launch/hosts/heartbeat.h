@@ -31,9 +31,9 @@ class Heartbeat {
   const std::chrono::milliseconds every_;
   std::mutex mutex_;
   std::condition_variable changed_;
-  std::vector<int> pipes_;  ///< guarded by mutex_
-  bool ends_ = false;       ///< guarded by mutex_
-  std::thread thread_;      ///< starts with the first pipe
+  std::vector<int> pipes_;  ///< mutex_ guards this
+  bool ends_ = false;       ///< mutex_ guards this
+  std::thread thread_;      ///< the thread starts with the first pipe
 };
 
 }  // namespace tessera

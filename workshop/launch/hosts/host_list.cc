@@ -19,7 +19,7 @@ constexpr std::string_view kBlanks = " \t\r\v\f";
 /// A piece of a list of hosts, and where it stands.
 struct Piece {
   std::string_view text;
-  std::size_t column = 1;  ///< where its first character is, from 1
+  std::size_t column = 1;  ///< the column of its first character, from 1
 
   Piece from(std::size_t offset) const { return {text.substr(offset), column + offset}; }
 };

@@ -12,7 +12,7 @@ namespace tessera {
 
 /// A host of a job. `tessera launch --hosts` and host files name such hosts.
 struct HostSlots {
-  std::string name;  ///< as ssh takes it: a name, an address, or one of them behind "user@"
+  std::string name;  ///< the name as ssh takes it: a name, an address, or one of them behind "user@"
   int slots = 1;     ///< ranks that start there
 
   bool operator==(const HostSlots&) const = default;

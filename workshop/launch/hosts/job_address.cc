@@ -37,7 +37,7 @@ struct Address {
   }
 };
 
-/// All addresses of a host, those of IPv4 first; none if nobody knows it.
+/// Returns all addresses of a host, those of IPv4 first; none if nobody knows it.
 std::vector<Address> resolve(const std::string& name) {
   addrinfo wanted{};
   wanted.ai_socktype = SOCK_DGRAM;
@@ -55,7 +55,7 @@ std::vector<Address> resolve(const std::string& name) {
   return addresses;
 }
 
-/// Whether this machine has the address: only then may a socket be bound to it.
+/// Returns whether this machine has the address: only then may a socket be bound to it.
 bool is_ours(Address address) {
   if (address.bytes.ss_family == AF_INET)
     reinterpret_cast<sockaddr_in*>(&address.bytes)->sin_port = 0;
@@ -67,7 +67,7 @@ bool is_ours(Address address) {
   return ours;
 }
 
-/// The address of this machine from which packets to `there` start. Nothing is sent.
+/// Returns the address of this machine from which packets to `there` start. Nothing is sent.
 std::string way_to(const Address& there) {
   const int fd = ::socket(there.bytes.ss_family, SOCK_DGRAM | SOCK_CLOEXEC, 0);
   Address here;

@@ -197,7 +197,7 @@ class CudaPeerDevice : public PeerDevice {
 
  private:
   cudaStream_t stream(Queue queue) const {
-    cudaSetDevice(index_);  // any thread may call
+    cudaSetDevice(index_);  // any thread may call this
     return queue == Queue::kSide ? side_
                                  : c10::cuda::getCurrentCUDAStream(static_cast<c10::DeviceIndex>(index_)).stream();
   }

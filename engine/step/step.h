@@ -50,7 +50,7 @@ class Step {
   /// microbatch, from 0.
   virtual void add_loss(const at::Tensor& loss, double weight, std::int64_t round) = 0;
 
-  /// A loss that counts for nothing, of weight 0, is over: it may be NaN.
+  /// A loss that counts for nothing, of weight 0, is over: it may be NaN. Other values for parameters end so, too.
   virtual void pass_over_loss() {}
 
   /// A step's last backward begins. `order`: indices of the units, in the order in which they will be reduced.

@@ -4,6 +4,7 @@
 #include <charconv>
 #include <cmath>
 #include <cstdio>
+#include <cstring>
 #include <functional>
 #include <optional>
 #include <system_error>
@@ -106,6 +107,16 @@ CLI::Validator number_from(double least, double most) {
 
 CLI::Validator not_empty() {
   return {[](std::string& text) -> std::string { return text.empty() ? "must not be empty" : ""; }, ""};
+}
+
+std::vector<std::string> take_words_behind_dashes(int& argc, char** argv) {
+  for (int i = 1; i < argc; ++i) {
+    if (std::strcmp(argv[i], "--") != 0) continue;
+    std::vector<std::string> words(argv + i + 1, argv + argc);
+    argc = i;
+    return words;
+  }
+  return {};
 }
 
 std::string unknown_word(const CLI::App& app, const std::vector<std::string>& words) {

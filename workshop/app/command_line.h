@@ -18,6 +18,9 @@ CLI::Validator number_from(double least, double most);
 /// Returns a path or text that is not empty.
 CLI::Validator not_empty();
 
+/// Takes what stands behind the first "--" off the command line: it belongs to another program, and is not looked at.
+std::vector<std::string> take_words_behind_dashes(int& argc, char** argv);
+
 constexpr std::int64_t kMostLaunched = 1024;  ///< ranks on one machine
 
 /// Does what each of the programs does; its own main file defines it. entry.cc calls it, and turns success into 74

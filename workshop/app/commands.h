@@ -89,9 +89,24 @@ struct TrainCommand {
   std::vector<std::string> show = {};
   std::int64_t histogram_every = 0;  ///< steps between latencies in the metrics; 0: calls are not timed
   double peak_tflops = 0;            ///< peak of a rank's device; 0: the known one
+  bool replays = false;              ///< steps of another run are made again (run_replay), and nothing is written
 };
 /// Trains a model. Each rank is a process.
 int run_train(const TrainCommand& command);
+
+/// The options of `tessera replay`.
+struct ReplayCommand {
+  std::string from;       ///< a checkpoint, a folder of checkpoints, or "none": the run's first step is the first
+  std::int64_t step = 0;  ///< the last step that is made again, which is the one that is compared
+  int ranks = 1;          ///< processes to start here, where no launcher has started any
+  std::string find;       ///< "nonfinite" or "divergence"; empty: step `step` alone is compared
+  std::string hashes;     ///< file that the run's "record_hashes" wrote; empty: where the run wrote it, if at all
+  std::int64_t microbatches = 0;        ///< all ranks', of a step; 0: as files of the run say
+  TrainCommand run;                     ///< how the run was started
+  std::vector<std::string> words = {};  ///< all words of the command line behind the program's name
+};
+/// Makes steps of a run of `tessera train` again (docs/reproducible.md).
+int run_replay(const ReplayCommand& command);
 
 /// The options of `tessera sample`.
 struct SampleCommand {

@@ -3,8 +3,6 @@
 
 #include <cstdio>
 #include <cstring>
-#include <string>
-#include <vector>
 
 #include "runtime/config/strategy_docs.h"
 #include "workshop/app/command_line.h"
@@ -13,20 +11,6 @@
 #include "workshop/launch/agent.h"
 
 namespace tessera::app {
-namespace {
-
-/// Takes what stands behind the first "--": it belongs to the program to launch, and is not looked at.
-std::vector<std::string> take_program(int& argc, char** argv) {
-  for (int i = 1; i < argc; ++i) {
-    if (std::strcmp(argv[i], "--") != 0) continue;
-    std::vector<std::string> program(argv + i + 1, argv + argc);
-    argc = i;
-    return program;
-  }
-  return {};
-}
-
-}  // namespace
 
 int run_command_line(int argc, char** argv) {
   if (const Part* const part = argc > 1 ? part_with(argv[1]) : nullptr) return run_part(*part, argv);
@@ -36,7 +20,7 @@ int run_command_line(int argc, char** argv) {
   for (const Part& part : parts()) add_command(line.app, part.command);  // --help and the search for slips need them
   launching.add_to(line.app);
   line.app.add_subcommand("schema", "print the JSON schema of the strategy file");
-  launching.options.command = take_program(argc, argv);
+  launching.options.command = take_words_behind_dashes(argc, argv);
   if (const auto code = line.parse(argc, argv)) return *code;
   if (line.got("launch")) return launching.run();
   std::fputs(strategy_schema().c_str(), stdout);

@@ -33,6 +33,7 @@
 #include "workshop/app/train/durable_steps.h"
 #include "workshop/app/train/evaluation.h"
 #include "workshop/app/train/operator_trace.h"
+#include "workshop/app/train/replay.h"
 #include "workshop/app/train/run_outputs.h"
 #include "workshop/app/train/train_report.h"
 #include "workshop/app/train/training_checkpoints.h"
@@ -143,8 +144,10 @@ Strategy with_global_batch(Strategy strategy, const TrainCommand& command, int r
   return strategy;
 }
 
-/// Puts the options for checkpoints in, which win over the strategy file, and the run directory.
+/// Puts the options for checkpoints in, which win over the strategy file, and the run directory. A replay writes none
+/// of it.
 Strategy with_outputs(Strategy strategy, const TrainCommand& command) {
+  if (command.replays) return without_outputs(std::move(strategy));
   const CheckpointOptions& options = command.checkpoints;
   if (strategy.record_hashes.every > 0)
     strategy.record_hashes.file = (std::filesystem::path(command.out) / strategy.record_hashes.file).string();
@@ -216,7 +219,7 @@ absl::StatusOr<Prepared> prepare(const TrainCommand& command, const Strategy& st
   run.outputs = outputs_of(command, mesh.topology().restart_count, goes_on);
   if (mesh.rank() != 0) return run;
   TESSERA_RETURN_IF_ERROR(check_outputs(command, run.outputs));
-  if (!strategy.checkpoint.dir.empty()) {
+  if (!strategy.checkpoint.dir.empty() && !command.replays) {
     TESSERA_ASSIGN_OR_RETURN(run.lock, lock_for_run(strategy.checkpoint.dir, "--checkpoint-dir"));
   }
   return run;
@@ -410,7 +413,7 @@ int train(const TrainCommand& command, const Mesh& mesh, Prepared& run, Engine& 
     throw_if_error(write_config(run.outputs, command, engine.strategy(), run.config, mesh.topology()));
     throw_if_error(report.open(about(command, run, engine, mesh, predicted_s)));
     print_start(command, run, engine, mesh, threads);
-    entropy = entropy_of(TokenStream::of(*run.batches).dataset());
+    if (!command.replays) entropy = entropy_of(TokenStream::of(*run.batches).dataset());
   }
   const auto report_step = [&](FinishedStep& step) {
     step.result.wait();

@@ -6,11 +6,13 @@
 // command that was given.
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <cstdint>
 #include <map>
 #include <string>
 #include <string_view>
 #include <utility>
+#include <vector>
 
 #include "workshop/app/command_line.h"
 #include "workshop/app/commands.h"
@@ -202,6 +204,56 @@ void add_train(CLI::App& app, TrainCommand& train) {
   add_sampling(*command, train.sample, "--sample-tokens");
 }
 
+void add_replay(CLI::App& app, ReplayCommand& replay) {
+  CLI::App* command = add_command(app, "replay");
+  command->footer(
+      "Behind \"--\" stand the arguments of the tessera train that made the run, with or without its first words.");
+  command
+      ->add_option("--from", replay.from,
+                   "a checkpoint of the run before that step, or the folder with them; none: from the run's start on")
+      ->required()
+      ->check(not_empty());
+  command->add_option("--step", replay.step, "the step to make again, and to compare")
+      ->required()
+      ->transform(integer_from(1, kMostSteps));
+  command->add_option("--ranks", replay.ranks, "processes that make it, on this machine")
+      ->transform(integer_from(1, kMostLaunched))
+      ->capture_default_str();
+  command
+      ->add_option(
+          "--find", replay.find,
+          "nonfinite: the first microbatch, operator and unit whose result is NaN or infinite; divergence: the "
+          "first step and unit whose hash is not the recorded one")
+      ->check(CLI::IsMember({"nonfinite", "divergence"}));
+  command
+      ->add_option("--hashes", replay.hashes,
+                   "file that the run's record_hashes wrote; default: where its arguments say, if it is there")
+      ->check(not_empty());
+  command
+      ->add_option("--microbatches", replay.microbatches,
+                   "of a step, over all ranks; default: as the file of hashes, --global-batch or the checkpoint says")
+      ->transform(integer_from(1, kMostSteps));
+}
+
+/// Reads the words behind "--" as a command line of `tessera train`, and makes a step of that run again. A line that
+/// started the run may be given whole: what stands before its word "train" is passed over.
+int replay_run(ReplayCommand& replay, std::vector<std::string> words) {
+  if (words.empty())
+    return refuse(
+        "replay: nothing says how the run was started. hint: give the arguments of its tessera train behind \"--\", as "
+        "in "
+        "tessera replay --from runs/a/checkpoints --step 107 -- --model m.json --strategy s.json ...");
+  const auto command = std::ranges::find(words, "train");
+  if (!words.front().starts_with("-") && command != words.end()) words.erase(words.begin(), command + 1);
+  words.insert(words.begin(), {"tessera", "train"});
+  std::vector<char*> argv;
+  for (std::string& word : words) argv.push_back(word.data());
+  CommandLine line;
+  add_train(line.app, replay.run);
+  if (const auto code = line.parse(static_cast<int>(argv.size()), argv.data())) return *code;
+  return run_replay(replay);
+}
+
 void add_sample(CLI::App& app, SampleCommand& sample) {
   CLI::App* command = add_command(app, "sample");
   command->add_option("--model", sample.model, "model file (JSON), or a folder of Hugging Face")
@@ -354,21 +406,27 @@ void add_checkpoint(CLI::App& app, CheckpointCommand& checkpoint) {
 int run_command_line(int argc, char** argv) {
   CommandLine line;
   TrainCommand train;
+  ReplayCommand replay;
   SampleCommand sample;
   TokenizeCommand tokenize;
   PlanCommand plan;
   SimulateCommand simulate;
   CheckpointCommand checkpoint;
   add_train(line.app, train);
+  add_replay(line.app, replay);
   add_sample(line.app, sample);
   add_tokenize(line.app, tokenize);
   add_plan(line.app, plan);
   add_checkpoint(line.app, checkpoint);
   add_simulate(line.app, simulate);
   train.command_line.assign(argv, argv + argc);
+  replay.words.assign(argv + std::min(argc, 1), argv + argc);
+  std::vector<std::string> run_to_replay;
+  if (argc > 1 && std::string_view(argv[1]) == "replay") run_to_replay = take_words_behind_dashes(argc, argv);
   if (const auto code = line.parse(argc, argv)) return *code;
   train.sample.seed = train.seed;
   if (line.got("train")) return run_train(train);
+  if (line.got("replay")) return replay_run(replay, std::move(run_to_replay));
   if (line.got("sample")) return run_sample(sample);
   if (line.got("tokenize")) return run_tokenize(tokenize);
   if (line.got("plan")) return run_plan(plan);

@@ -1,0 +1,204 @@
+#include "workshop/app/train/replay.h"
+
+#include <absl/status/statusor.h>
+#include <stdlib.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
+#include <system_error>
+#include <utility>
+#include <vector>
+
+#include "checkpoint/checkpoint_folder.h"
+#include "checkpoint/saved_checkpoint.h"
+#include "engine/replay/replay_request.h"
+#include "engine/replay/step_records.h"
+#include "runtime/base/log.h"
+#include "runtime/base/status.h"
+#include "runtime/base/text.h"
+#include "runtime/comm/resolve_topology.h"
+#include "runtime/config/strategy_file.h"
+#include "workshop/app/commands.h"
+#include "workshop/app/exit_code_after.h"
+#include "workshop/launch/launcher.h"
+
+// `tessera replay` finds what a run left of the step: checkpoint, hashes, numbers of microbatches and threads. Then it
+// is that run's `tessera train`, without outputs, and TESSERA_REPLAY is set. Several ranks are this program again, each
+// started by the launcher with the same words.
+
+namespace tessera::app {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr const char* kFromStart = "none";
+
+absl::Status replay_error(ExitCode code, const std::string& what) { return make_error(code, "replay: " + what); }
+
+/// The checkpoint from which the run goes on; no path: it begins at its start.
+struct CheckpointBefore {
+  std::string path;
+  std::int64_t step = 0;
+  std::int64_t microbatches = 0;  ///< all ranks', of a step; 0: the checkpoint does not say
+};
+
+/// The last checkpoint of a folder that holds a step before `step`. A run that went back has several of one step, of
+/// which the one that was committed last counts.
+absl::StatusOr<std::string> last_before(const std::string& folder, std::int64_t step) {
+  TESSERA_ASSIGN_OR_RETURN(const std::vector<ListedCheckpoint> there, list_checkpoints(folder, "--from"));
+  const ListedCheckpoint* last = nullptr;
+  for (const ListedCheckpoint& each : there)
+    if (each.step < step && (!last || each.step >= last->step)) last = &each;
+  if (last) return (fs::path(folder) / last->name).string();
+  std::vector<std::string> names;
+  for (const ListedCheckpoint& each : there) names.push_back(each.name);
+  return replay_error(ExitCode::kNoInput, "--from " + folder + " has no checkpoint of a step before " +
+                                              std::to_string(step) +
+                                              "; there are: " + (names.empty() ? "none" : clipped(joined(names), 400)) +
+                                              ". hint: name a later step; --from none begins where the run began");
+}
+
+absl::StatusOr<CheckpointBefore> checkpoint_before(const ReplayCommand& command) {
+  if (command.from == kFromStart) return CheckpointBefore();
+  std::error_code ignored;
+  const fs::path from = command.from;
+  const bool is_named = fs::exists(from / "manifest.json", ignored) || !fs::is_directory(from, ignored);
+  TESSERA_ASSIGN_OR_RETURN(const std::string path, is_named ? find_checkpoint(command.from, "--from")
+                                                            : last_before(command.from, command.step));
+  TESSERA_ASSIGN_OR_RETURN(const std::unique_ptr<SavedCheckpoint> checkpoint, SavedCheckpoint::open(path, "--from"));
+  const Manifest& manifest = checkpoint->manifest();
+  if (manifest.step >= command.step)
+    return replay_error(ExitCode::kUsage,
+                        "--from " + path + " holds step " + std::to_string(manifest.step) + " already, so step " +
+                            std::to_string(command.step) +
+                            " cannot be made from it. hint: name an earlier checkpoint, or the folder "
+                            "with all of them");
+  const nlohmann::json strategy = nlohmann::json::parse(manifest.strategy, nullptr, /*allow_exceptions=*/false);
+  const auto each = strategy.find("gradient_accumulation");
+  const bool says = each != strategy.end() && each->is_number_integer();
+  return CheckpointBefore{path, manifest.step, says ? manifest.ranks * each->get<std::int64_t>() : 0};
+}
+
+/// The file of hashes: the one that is named, or the one that the run wrote, if it is there. Empty: none.
+std::string hashes_of_run(const ReplayCommand& command, const Strategy& strategy) {
+  if (!command.hashes.empty()) return command.hashes;
+  if (strategy.record_hashes.every == 0) return "";
+  const std::string path = (fs::path(command.run.out) / strategy.record_hashes.file).string();
+  std::error_code ignored;
+  return fs::exists(path, ignored) ? path : "";
+}
+
+/// What is made again, and how.
+struct ReplayedRun {
+  ReplayRequest request;
+  TrainCommand train;
+  std::int64_t threads = 0;  ///< threads of a rank, as they were recorded; 0: nobody recorded them
+  std::string text;          ///< a line that tells of it
+};
+
+/// All ranks' microbatches of a step. 0: the file of hashes says it.
+absl::StatusOr<std::int64_t> microbatches_of_step(const ReplayCommand& command, const std::vector<StepRecord>& records,
+                                                  const CheckpointBefore& before) {
+  if (command.microbatches > 0) return command.microbatches;
+  if (!records.empty()) return 0;
+  const TrainCommand& run = command.run;
+  if (run.global_batch > 0 && run.global_batch % run.batch == 0) return run.global_batch / run.batch;
+  if (before.microbatches > 0) return before.microbatches;
+  return replay_error(
+      ExitCode::kUsage,
+      "nothing says how many microbatches a step has over all ranks. hint: give --microbatches, which is "
+      "the run's number of ranks times gradient_accumulation");
+}
+
+/// The run's own command, up to the step, without whatever it writes or only measures.
+TrainCommand as_made_again(TrainCommand run, const CheckpointBefore& before, std::int64_t step) {
+  run.replays = true;
+  run.steps = step;
+  // Its samples are those of the microbatches, whose number is known.
+  if (run.batch > 0 && run.global_batch % run.batch == 0) run.global_batch = 0;
+  run.checkpoints = {};
+  run.checkpoints.resume = before.path.empty() ? "none" : before.path;
+  for (std::string* const output : {&run.out, &run.metrics, &run.trace, &run.trace_operators, &run.profile,
+                                    &run.save_weights, &run.export_hf, &run.tensorboard, &run.eval_data})
+    output->clear();
+  run.predicted_by = {};
+  run.eval_every = run.eval_batches = 0;
+  run.histogram_every = 0;
+  run.sample.tokens = 0;
+  return run;
+}
+
+absl::StatusOr<ReplayedRun> replayed_run(const ReplayCommand& command) {
+  if (command.step > command.run.steps)
+    return replay_error(ExitCode::kUsage, "--step " + std::to_string(command.step) +
+                                              ", and the run ends with --steps " + std::to_string(command.run.steps) +
+                                              ". hint: name a step that it has made");
+  TESSERA_ASSIGN_OR_RETURN(const Strategy strategy, read_strategy(command.run.strategy));
+  if (!strategy.reproducible)
+    return replay_error(
+        ExitCode::kConfig,
+        command.run.strategy +
+            " has not \"reproducible\": true, without which other ranks make other bits. hint: name the "
+            "strategy of a run that had it, and record one with it");
+  ReplayedRun run;
+  run.request.step = command.step;
+  run.request.hashes = hashes_of_run(command, strategy);
+  if (command.find == "nonfinite") run.request.find = ReplayRequest::Find::kNonfinite;
+  if (command.find == "divergence") run.request.find = ReplayRequest::Find::kDivergence;
+  if (command.find == "divergence" && run.request.hashes.empty())
+    return replay_error(ExitCode::kUsage,
+                        "--find divergence has nothing to compare with. hint: name by --hashes the file that the run's "
+                        "\"record_hashes\" wrote");
+  TESSERA_ASSIGN_OR_RETURN(const CheckpointBefore before, checkpoint_before(command));
+  std::vector<StepRecord> records;
+  if (!run.request.hashes.empty()) {
+    TESSERA_ASSIGN_OR_RETURN(records, read_step_records(run.request.hashes, "replay"));
+  }
+  TESSERA_ASSIGN_OR_RETURN(run.request.microbatches, microbatches_of_step(command, records, before));
+  if (!records.empty()) {
+    const auto next = std::ranges::lower_bound(records, command.step, {}, &StepRecord::step);
+    run.threads = next == records.end() ? records.back().threads : next->threads;
+  }
+  run.train = as_made_again(command.run, before, command.step);
+  const std::string first = std::to_string(before.step + 1), last = std::to_string(command.step);
+  run.text = "replay: " + (first == last ? "step " + last + " is" : "steps " + first + " to " + last + " are") +
+             " made again from " + (before.path.empty() ? "the run's start" : before.path) +
+             (run.request.hashes.empty() ? "; there are no hashes to compare with"
+                                         : ", and compared with " + run.request.hashes);
+  return run;
+}
+
+}  // namespace
+
+Strategy without_outputs(Strategy strategy) {
+  const bool goes_back = strategy.on_spike.action == SpikeAction::kRollback;
+  CheckpointConfig folder;
+  if (goes_back) folder.dir = strategy.checkpoint.dir;
+  strategy.checkpoint = folder;
+  strategy.durable = {};
+  return strategy;
+}
+
+int run_replay(const ReplayCommand& command) {
+  const absl::StatusOr<ReplayedRun> run = replayed_run(command);
+  if (!run.ok()) return exit_code_after(run.status());
+  ::setenv("TESSERA_REPLAY", run->request.to_json().c_str(), /*overwrite=*/1);
+  // LibTorch's operators may give other bits with another number of threads. The caller's own number wins.
+  if (run->threads > 0) ::setenv("OMP_NUM_THREADS", std::to_string(run->threads).c_str(), /*overwrite=*/0);
+  const absl::StatusOr<Topology> topology = resolve_topology();  // run_train says what is wrong with it
+  if (command.ranks > 1 && topology.ok() && topology->launcher == "single") {
+    LaunchOptions launching;
+    launching.ranks = command.ranks;
+    launching.prefix = false;
+    launching.command = {"/proc/self/exe"};
+    launching.command.insert(launching.command.end(), command.words.begin(), command.words.end());
+    return launch(launching);
+  }
+  if (topology.ok() && topology->rank == 0) log_info(run->text);
+  return run_train(run->train);
+}
+
+}  // namespace tessera::app

@@ -121,6 +121,10 @@ absl::Status LaunchLine::take_hosts() {
     return wrong(
         "-n and hosts both say how many ranks there are. [T0838] hint: leave -n out, and give each host its number, as "
         "in --hosts a:2,b:2");
+  if (given("--pretend-hosts"))
+    return wrong(
+        "--pretend-hosts is for ranks that all start here, and hosts are reached over ssh. hint: leave one of them "
+        "out");
   auto hosts = given("--hosts") ? parse_hosts(hosts_) : read_hostfile(hostfile_);
   if (!hosts.ok()) return hosts.status();
   options.hosts = *std::move(hosts);

@@ -177,6 +177,9 @@ def launches():
     yield Row("launch --hosts and -n", [*LAUNCH, "--hosts", "localhost:2", "--", "/bin/true"], USAGE, ["-n and hosts", "hint:"])
     yield Row("launch --hosts that is never reached", ["launch", "--hosts", "localhost,b", "--address", "127.0.0.1", "--ssh", "no-such-ssh", "--",
                                                        "/bin/true"], MISSING, ['host b cannot be reached', '"no-such-ssh"', "hint:"])
+    for number in ["1", "2"]:
+        yield Row(f"launch --hosts and {number} pretended", ["launch", "--hosts", "localhost:2", "--pretend-hosts", number, "--", "/bin/true"], USAGE,
+                  ["--pretend-hosts", "over ssh", "hint:"])
     yield Row("launch --hostfile of a text", ["launch", "--hostfile", "text", "--", "/bin/true"], CONFIG, ["text:1:", "hint:"])
     yield Row("launch --hostfile of nothing", ["launch", "--hostfile", "no-such-file", "--", "/bin/true"], MISSING, ["no-such-file", "hint:"])
     yield Row("launch --env here", [*LAUNCH, "--env", "A", "--", "/bin/true"], USAGE, ["--env says something of several hosts", "hint:"])

@@ -1,5 +1,6 @@
 """Tokens of a data set on disk as batches for each rank. The same as include/tessera/token_batches.h."""
 
+import operator
 import os
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -70,7 +71,7 @@ class TokenBatches:
         sampling.batch, sampling.accumulation = batch, accumulation
         sampling.rank = _job.rank() if rank is None else rank
         sampling.world_size = _job.world_size() if world_size is None else world_size
-        sampling.seed, sampling.shuffle, sampling.runs, sampling.tail = seed, shuffle, runs, _of(_native.Tail, "tail", tail)
+        sampling.seed, sampling.shuffle, sampling.runs, sampling.tail = _seed(seed), shuffle, runs, _of(_native.Tail, "tail", tail)
         self._native = _native.TokenBatches(os.fspath(data), seq_len, vocab_size, sampling, options)
 
     def next(self, device: torch.device | str = "cpu") -> TokenBatch:
@@ -122,6 +123,17 @@ class TokenBatches:
     def padded_samples(self) -> int:
         """Returns the samples that an epoch gives twice to fill its last step with `tail="pad"`; else 0."""
         return self._native.padded_samples()
+
+
+def _seed(seed: Any) -> int:
+    """The seed as C++ has it, in 64 bits without a sign."""
+    try:
+        number = operator.index(seed)
+    except TypeError:
+        number = -1
+    if not 0 <= number < 1 << 64:
+        raise Error(f"TokenBatches: seed is an integer from 0 to 2**64 - 1, got {seed!r:.200}. hint: any number in that range will do, the same on all ranks")
+    return number
 
 
 def _of(words: Any, name: str, word: str) -> Any:

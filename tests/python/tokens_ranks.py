@@ -163,6 +163,9 @@ def cursors():
     expect_error(lambda: tessera.TokenBatches(folder / "nothing", SEQ), 66, "nothing")
     expect_error(lambda: tessera.TokenBatches(data, SEQ, batch=0), 78, "batch must be at least 1")
     expect_error(lambda: tessera.TokenBatches(data, SEQ, batch=99), 65, "fewer than one step's")
+    for seed in (-1, 1 << 64, 0.5, None):
+        expect_error(lambda seed=seed: tessera.TokenBatches(data, SEQ, seed=seed), 64, "seed is an integer from 0 to 2**64 - 1", repr(seed))
+    assert tessera.TokenBatches(data, SEQ, seed=(1 << 64) - 1, rank=0, world_size=1).cursor().seed == (1 << 64) - 1
     expect_error(lambda: tessera.TokenBatches(data, SEQ, tail="cut"), 64, "drop, pad", "'cut'")
     expect_error(lambda: tessera.TokenBatches(data, SEQ, format="numpy"), 64, "megatron")
     expect_error(lambda: tessera.TokenBatches(data, SEQ, vocab_size=4, rank=0, world_size=1, shuffle=False, batch=10).next(), 65, "vocab")

@@ -43,6 +43,17 @@ std::shared_ptr<Strategy> with_defaults(const Strategy& given, const Mesh& mesh)
   return strategy;
 }
 
+/// Throws where the ranks of a plan would not wait for each other and have no memory in common. A run learns it from
+/// its transport (ReplicaSync::axes).
+void expect_one_host(const Strategy& strategy, const Topology& topology) {
+  if (!strategy.sync.is_asynchronous() || topology.num_hosts() == 1) return;
+  throw Error(ExitCode::kConfig,
+              "/sync/type: ranks that do not wait for each other have parameters in memory that they share, and here "
+              "are " +
+                  std::to_string(topology.num_hosts()) +
+                  " hosts. hint: plan for all ranks on one host, or leave \"sync\" out");
+}
+
 PlannedMemory numbers_of(const MemoryPlan& plan) {
   return {plan.use(),       plan.disk(),           plan.streamed_bytes(),
           plan.host_step(), plan.uploaded_bytes(), plan.gradient_copies(),
@@ -323,6 +334,7 @@ std::vector<std::string> Engine::unit_names() const {
 MemoryPlan plan_in_detail(torch::nn::Module& module, const Strategy& strategy, const Topology& topology,
                           const OwnRules& own_rules) {
   expect_comm_hook(strategy.compression, own_rules.comm_hook.get());
+  expect_one_host(strategy, topology);
   const MeshShape shape = mesh_shape(strategy, topology);
   const MeshPosition position = shape.position_of(topology.rank);
   const auto optimizer = make_optimizer(strategy.optimizer, strategy.ema, own_rules);

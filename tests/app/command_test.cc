@@ -114,6 +114,17 @@ TEST_F(Command, PlanAboveTheMemoryLimitIsRefused) {
   EXPECT_THAT(ended.err, HasSubstr("/memory/limit"));
 }
 
+// Such ranks share memory, so a run on several hosts is refused, too.
+TEST_F(Command, PlanOfAsynchronousRanksOnSeveralHostsIsRefused) {
+  write_file(path("asynchronous.json"), R"({"strategy": "SHARD_OPTIMIZER", "sync": {"type": "asynchronous"}})");
+  const Words plan = {TESSERA_PROGRAM,           "plan",         "--model", path("model.json"), "--strategy",
+                      path("asynchronous.json"), "--world-size", "4",       "--hosts"};
+  run(plan + Words{"1"});
+  const Ended ended = run_program(plan + Words{"2"}, path("run"));
+  EXPECT_EQ(ended.code, 78) << ended.out;
+  EXPECT_THAT(ended.err, AllOf(HasSubstr("/sync/type"), HasSubstr("2 hosts"), HasSubstr("hint:")));
+}
+
 TEST_F(Command, EveryExampleConfigIsPlanned) {
   for (const auto& config : std::filesystem::directory_iterator(kExamples + "configs")) {
     const bool llama = config.path().filename().string().find("llama") != std::string::npos;

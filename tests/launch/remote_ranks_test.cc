@@ -271,6 +271,18 @@ TEST(LaunchHosts, HostsThatCannotStartRanksAreNamedBeforeAnyRankStarts) {
   EXPECT_THAT(launcher.out, Not(HasSubstr("started")));
 }
 
+TEST(LaunchHosts, HostThatAnswersAndStartsNothingIsNamedWhenItsTimeIsUp) {
+  const Folder folder;
+  auto options = on_hosts(2, "sleep 1000");
+  // The agent's greeting is all that is ever told.
+  options.tessera = script_file(folder, TESSERA_PROGRAM " launch-agent < /dev/null 2> /dev/null; exec sleep 1000");
+  options.connect_s = 3;
+  Launcher launcher(options);
+  EXPECT_EQ(launcher.wait(), 69);
+  EXPECT_THAT(launcher.err, AllOf(HasSubstr("launch: host 127.0.0.2 has answered, and for 3 s has told nothing"),
+                                  HasSubstr("hint: ")));
+}
+
 /// An agent that does not see what lies in `hidden`: another host, to which that was not copied.
 std::string agent_without(const Folder& folder, const std::string& hidden) {
   return script_file(

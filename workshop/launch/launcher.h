@@ -20,7 +20,7 @@ struct LaunchOptions {
   std::string address;                     ///< address by which all hosts reach this one; empty: it is found
   std::vector<std::string> environment;    ///< names of variables that go to the other hosts too (host_job.h)
   std::string tessera;    ///< path of the `tessera` command on the other hosts; empty: this program's own
-  double connect_s = 60;  ///< time for a host to answer over ssh
+  double connect_s = 60;  ///< time for a host to answer over ssh, and for each word of it while its ranks start
   double silence_s = 60;  ///< an agent that hears nothing of the launcher for so long ends its ranks
   int port = 0;           ///< rendezvous port; 0: one that is free on this machine
   double grace_s = 10;    ///< time after the first failure in which other ranks may report and end by themselves

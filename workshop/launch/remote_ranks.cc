@@ -102,13 +102,19 @@ absl::Status RemoteRanks::connect() {
                     host_.name, quoted_text(options_.ssh.front())));
   ssh_ = *std::move(ssh);
   guard_.watch(ssh_.pid);
-  deadline_ =
-      Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(options_.connect_s));
+  deadline_ = Clock::now() + time_to_answer();
   return absl::OkStatus();
 }
 
+std::chrono::steady_clock::duration RemoteRanks::time_to_answer() const {
+  return std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(options_.connect_s));
+}
+
+void RemoteRanks::give_time_to_start() { start_deadline_ = Clock::now() + time_to_answer(); }
+
 absl::Status RemoteRanks::start() {
   phase_ = Phase::kStarting;
+  give_time_to_start();
   write({FrameType::kJob, host_.job.first_rank, encode(host_.job)});
   return absl::OkStatus();
 }
@@ -121,8 +127,10 @@ void RemoteRanks::add_watched(std::vector<pollfd>& watched) const {
 }
 
 int RemoteRanks::timeout_ms() const {
-  if (!deadline_ || ended_) return -1;
-  const auto left = std::chrono::ceil<std::chrono::milliseconds>(*deadline_ - Clock::now()).count();
+  if (ended_ || (!deadline_ && !start_deadline_)) return -1;
+  const auto next =
+      std::min(deadline_.value_or(Clock::time_point::max()), start_deadline_.value_or(Clock::time_point::max()));
+  const auto left = std::chrono::ceil<std::chrono::milliseconds>(next - Clock::now()).count();
   return static_cast<int>(std::clamp<std::int64_t>(left, 0, 60'000));
 }
 
@@ -177,6 +185,7 @@ void RemoteRanks::take_greeting(std::string_view line) {
 }
 
 void RemoteRanks::take(const Frame& frame) {
+  if (start_deadline_) give_time_to_start();
   if (frame.type == FrameType::kRefused) {
     FieldReader fields(frame.body);
     const auto code = static_cast<ExitCode>(fields.number());
@@ -196,7 +205,9 @@ void RemoteRanks::take_from_rank(const Frame& frame, Rank& rank) {
       rank.started = true;
       rank.pid = static_cast<pid_t>(FieldReader(frame.body).number());
       listener_.on_started(frame.rank, rank.pid);
-      if (phase_ == Phase::kStarting && std::ranges::all_of(ranks_, &Rank::started)) phase_ = Phase::kRunning;
+      if (phase_ != Phase::kStarting || !std::ranges::all_of(ranks_, &Rank::started)) return;
+      phase_ = Phase::kRunning;
+      start_deadline_.reset();
       return;
     case FrameType::kOutput:
       return listener_.on_output(frame.rank, frame.body);
@@ -253,6 +264,15 @@ void RemoteRanks::send(int number, int signal) {
 }
 
 void RemoteRanks::check_deadline() {
+  if (start_deadline_ && !ended_ && Clock::now() >= *start_deadline_) {
+    start_deadline_.reset();
+    fail(ExitCode::kUnavailable,
+         fmt::format(
+             "host {} has answered, and for {:g} s has told nothing of the ranks that it is to start{}. hint: see "
+             "what hangs there: its disks (df), or a folder of the network in which the program lies",
+             host_.name, options_.connect_s, last_words()));
+    ssh_.send(SIGKILL);
+  }
   if (!deadline_ || ended_ || Clock::now() < *deadline_) return;
   if (phase_ == Phase::kConnecting)
     fail(ExitCode::kUnavailable,

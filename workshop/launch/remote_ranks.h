@@ -30,6 +30,7 @@ namespace tessera {
 /// |-------------------------------------------------|------|
 /// | ssh ended with 255: no connection, no key       | 69   |
 /// | no answer within connect_s                      | 69   |
+/// | an answer, and then no word of a rank for that  | 69   |
 /// | there is no `tessera` at its path               | 66   |
 /// | `tessera` there is of another version           | 78   |
 /// | the agent refused: no such program, folder, ... | its  |
@@ -80,6 +81,9 @@ class RemoteRanks : public HostRanks {
   void flush();
   void close_input();
   void check_deadline();
+  Clock::duration time_to_answer() const;
+  /// Begins anew the time that the host has to start its ranks, or to tell something meanwhile.
+  void give_time_to_start();
   void check_end();
   void fail(ExitCode code, const std::string& text);
   void explain_end(const RankExit& exit);
@@ -104,6 +108,8 @@ class RemoteRanks : public HostRanks {
   LineForwarder errors_;              ///< ssh's stderr: its own words, and those of the agent
   std::vector<Rank> ranks_;
   std::optional<Clock::time_point> deadline_;  ///< for the answer, later for the end after SIGKILL
+  /// for the next word of the host while its ranks start
+  std::optional<Clock::time_point> start_deadline_;
 };
 
 }  // namespace tessera

@@ -76,7 +76,8 @@ StepAgreement::StepAgreement(const StepContext& context, GradientNorm& norm)
       ranks_with_parts_(owners_of_parts(context.plan.input().placement.gradients, axes_)),
       totals_(norm_totals(units_, ranks_with_parts_.size())),
       order_(microbatch_order(context.strategy, axes_.world->size())),
-      has_own_(context.strategy.noise_scale.every > 0) {
+      has_own_(context.strategy.noise_scale.every > 0),
+      first_rank_(context.first_rank) {
   std::size_t flags = 0;
   for_each_trainable(units_, [&](const FlatGroup& group) { flags += group.parameters.size(); });
   losses_offset_ = (sizeof(Header) + flags + 7) / 8 * 8;
@@ -188,9 +189,10 @@ void StepAgreement::check_numbers(const LocalStep& own) const {
   const double* const theirs = all.data() + mine.size() * static_cast<std::size_t>(other);
   std::size_t place = 0;
   while (place + 1 < mine.size() && is_same(mine[place], theirs[place])) ++place;
-  throw Error(ExitCode::kUsage, c10::str(words_of(optimizer_, place), " is ", words_of(mine[place]), " on rank ",
-                                         axes_.world->rank(), ", and ", words_of(theirs[place]), " on rank ", other,
-                                         ". [T0294] hint: all ranks call set_lr and set_option alike"));
+  throw Error(ExitCode::kUsage,
+              c10::str(words_of(optimizer_, place), " is ", words_of(mine[place]), " on rank ",
+                       first_rank_ + axes_.world->rank(), ", and ", words_of(theirs[place]), " on rank ",
+                       first_rank_ + other, ". [T0294] hint: all ranks call set_lr and set_option alike"));
 }
 
 }  // namespace tessera

@@ -94,6 +94,7 @@ class StepAgreement {
   NormTotals totals_;
   const MicrobatchOrder order_;
   const bool has_own_;                                                ///< messages have OwnGradients
+  const int first_rank_;                                              ///< StepContext::first_rank
   std::size_t losses_offset_ = 0, own_offset_ = 0, sums_offset_ = 0;  ///< offsets in a message, bytes
   std::vector<std::byte> message_, messages_;
   std::vector<const double*> sums_;  ///< [part]: in its rank's message

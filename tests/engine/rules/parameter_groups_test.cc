@@ -8,7 +8,9 @@
 
 #include <cmath>
 #include <functional>
+#include <latch>
 #include <optional>
+#include <stdexcept>
 #include <string>
 #include <utility>
 #include <vector>
@@ -351,6 +353,39 @@ TEST(SetLr, DifferentRatesOnRanksAreNamedAtTheStep) {
     EXPECT_THAT(told, HasSubstr("set_lr: ranks have different learning rates"));
     EXPECT_THAT(told, HasSubstr("on rank 2"));
   }
+}
+
+// A replica that trains apart compares numbers among its own ranks, which the message counts over the whole job.
+TEST(SetLr, DifferentRatesInAReplicaThatTrainsApartNameTheRanksOfTheJob) {
+  std::string told[4];
+  std::latch second_replica_has_ended(2);
+  try {
+    run_ranks({.ranks = 4}, [&](const Mesh& mesh) {
+      Session session(mesh, strategy_for(ShardingStrategy::kNoShard, [](Strategy& s) {
+                        by_hand(s);
+                        s.mesh = {2, 2};
+                        s.sync.type = SyncType::kLocalSgd;
+                        s.sync.every = 100;
+                      }));
+      session.train(0);
+      if (mesh.rank() < 2) {
+        second_replica_has_ended.wait();
+        throw std::runtime_error("the other replica has ended");
+      }
+      session.engine.set_lr(mesh.rank() == 3 ? 2e-3 : 1e-3);
+      try {
+        session.train(1);
+      } catch (const Error& error) {
+        told[mesh.rank()] = error.message();
+      }
+      second_replica_has_ended.count_down();
+    });
+  } catch (const std::exception&) {  // every rank's end is looked at below
+  }
+  const std::string both = told[2] + told[3];  // one of the two may only be told of the other's end
+  EXPECT_THAT(both, HasSubstr("set_lr: ranks have different learning rates"));
+  EXPECT_THAT(both, HasSubstr("on rank 2"));
+  EXPECT_THAT(both, HasSubstr("on rank 3"));
 }
 
 // ---- Groups that come while training --------------------------------------------------------------------------------

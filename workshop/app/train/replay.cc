@@ -142,7 +142,7 @@ absl::StatusOr<ReplayedRun> replayed_run(const ReplayCommand& command) {
         ExitCode::kConfig,
         command.run.strategy +
             " has not \"reproducible\": true, without which other ranks make other bits. hint: name the "
-            "strategy of a run that had it, and record one with it");
+            "strategy of a run that had it; a run without it cannot be made again");
   ReplayedRun run;
   run.request.step = command.step;
   run.request.hashes = hashes_of_run(command, strategy);

@@ -291,6 +291,8 @@ void Engine::time_calls() {
   state_->training.time_calls();
 }
 
+AgeHistogram Engine::staleness() const { return state_->training.step->ages(); }
+
 std::vector<CallLatency> Engine::latencies() const {
   const Training& training = state_->training;
   std::vector<CallLatency> found;

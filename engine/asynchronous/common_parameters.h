@@ -8,6 +8,7 @@
 #include "engine/asynchronous/peer_board.h"
 #include "engine/step/rules/element_update.h"
 #include "sharding/unit.h"
+#include "tessera/age_histogram.h"
 
 namespace tessera {
 
@@ -21,8 +22,10 @@ struct GradientAges {
     sum += age;
     most = age > most ? age : most;
     ++count;
+    histogram.add(age);
   }
   std::int64_t sum = 0, most = 0, count = 0;
+  AgeHistogram histogram;
 };
 
 /// What a push applies its gradients with.
@@ -31,13 +34,14 @@ struct PushRates {
   std::span<const char> used;  ///< [trainable parameter, in unit, group, layout order]: has a gradient of this rank
 };
 
-/// The parameters that ranks train together while none waits for another, in memory that all of them map. ReplicaSync
-/// owns them, AsynchronousStep pushes gradients to them. The thread that trains calls all of it.
+/// The parameters that ranks train together, each with forward and backward of its own, in memory that all of them map.
+/// ReplicaSync owns them, and a LoneStep uses them. The thread that trains calls all of it.
 ///
-/// | class         | "sync"'s type | a rank computes with         | an update is                        |
-/// |---------------|---------------|------------------------------|-------------------------------------|
-/// | OwnedShards   | asynchronous  | a copy of its own, pulled    | applied under a lock, shard by shard|
-/// | HogwildValues | hogwild       | the values that all write to | merged into them, without a lock    |
+/// | class          | "sync"'s type | a rank computes with         | an update is                                   |
+/// |----------------|---------------|------------------------------|------------------------------------------------|
+/// | OwnedShards    | asynchronous  | a copy of its own, pulled    | one rank's, applied under a lock, shard by shard |
+/// | HogwildValues  | hogwild       | the values that all write to | one rank's, merged into them, without a lock   |
+/// | FirstGradients | backups       | a copy of its own, pulled    | that of the ranks that came first, in their sum |
 class CommonParameters {
  public:
   /// Refers to `board`.
@@ -50,11 +54,6 @@ class CommonParameters {
 
   /// What this rank has of it beside TrainingMemory: MemoryCategory::kOptimizer.
   virtual std::int64_t memory_bytes() const = 0;
-  /// Applies this rank's gradients of all units by `rule`, and ends its step. Throws tessera::Error (75) where another
-  /// rank has ended.
-  virtual GradientAges push(const ElementUpdate& rule, const PushRates& with) = 0;
-  /// Ends this rank's step without a push.
-  virtual void skip() = 0;
   /// This rank's parameters and states were written, the same on all ranks or right in its own part at least: makes
   /// them everybody's. Collective.
   virtual void adopt() = 0;
@@ -72,6 +71,18 @@ class CommonParameters {
   std::int64_t step() const { return board_.pushed(board_.rank()) + 1; }  ///< the number of the one under way
 
   PeerBoard& board_;
+};
+
+/// Common parameters to which each rank applies its gradients by itself, in an AsynchronousStep.
+class PushedParameters : public CommonParameters {
+ public:
+  using CommonParameters::CommonParameters;
+
+  /// Applies this rank's gradients of all units by `rule`, and ends its step. Throws tessera::Error (75) where another
+  /// rank has ended.
+  virtual GradientAges push(const ElementUpdate& rule, const PushRates& with) = 0;
+  /// Ends this rank's step without a push.
+  virtual void skip() = 0;
 };
 
 }  // namespace tessera

@@ -5,16 +5,28 @@
 namespace tessera {
 
 /// Numbers that compensate a gradient g for its delay: g + lambda * g * g * (now - pulled), element by element, after a
-/// Taylor expansion whose Hessian is approximated by g g (DC-ASGD with a constant lambda, arXiv 1609.08326, equation
-/// 10).
+/// Taylor expansion whose Hessian is approximated by g g (DC-ASGD, arXiv 1609.08326, equation 10).
 struct DelayCompensation {
   const float* now;     ///< [n] values that the gradient is applied to
   const float* pulled;  ///< [n] values with which it was made
   float lambda;
 };
 
+/// What makes lambda adaptive (DC-ASGD-a, section 5 of the same paper).
+struct MeanSquares {
+  float* mean;            ///< [n] the running mean of g * g; 0 before the first update
+  float kept, new_share;  ///< shares of what it was and of this g * g; their sum is 1
+};
+
+/// The paper's epsilon, beside a mean square.
+constexpr float kMeanSquareEpsilon = 1e-7F;
+
 /// Scales `gradients` [n] by `scale` and compensates them, in place. No operation is fused with another, so the bits
 /// are those of plain code on every machine.
 void compensate(float* gradients, std::int64_t n, float scale, const DelayCompensation& with);
+
+/// Does the same with lambda / sqrt(mean + kMeanSquareEpsilon) in place of lambda, once the mean has moved.
+void compensate_adaptively(float* gradients, std::int64_t n, float scale, const DelayCompensation& with,
+                           const MeanSquares& squares);
 
 }  // namespace tessera

@@ -11,7 +11,7 @@
 namespace tessera {
 
 HogwildValues::HogwildValues(const std::vector<std::unique_ptr<Unit>>& units, const MemoryPlan& plan, PeerBoard& board)
-    : CommonParameters(board),
+    : PushedParameters(board),
       sharing_(plan.input().outer.asynchronous.states),
       mesh_(plan.input().mesh),
       memory_(Arena::part_of_common("states", plan.use()[MemoryCategory::kOptimizer], board.group())) {

@@ -35,7 +35,7 @@ namespace tessera {
 ///
 /// A rule that leaves an element without a gradient as it is (sgd without momentum, adagrad; no weight decay) writes
 /// none: of an embedding it touches only the rows that a batch has used.
-class HogwildValues final : public CommonParameters {
+class HogwildValues final : public PushedParameters {
  public:
   /// Units have their first values, in memory that all ranks of `board` map. Makes states, zeros, and points each
   /// group's at this rank's own. Refers to all. Collective.

@@ -112,7 +112,7 @@ void make_mutex(pthread_mutex_t& mutex) {
 }  // namespace
 
 OwnedShards::OwnedShards(const std::vector<std::unique_ptr<Unit>>& units, const MemoryPlan& plan, PeerBoard& board)
-    : CommonParameters(board), config_(plan.input().outer.asynchronous), is_fresh_(units.size()) {
+    : PushedParameters(board), config_(plan.input().outer.asynchronous), is_fresh_(units.size()) {
   memory_ = Arena::part_of_common("shards", plan.use()[MemoryCategory::kOptimizer], board.group());
   const auto owners = static_cast<std::size_t>(board.size());
   std::size_t parameters = 0;
@@ -163,6 +163,9 @@ void OwnedShards::read_turns() {
 /// all.
 void OwnedShards::place(FlatGroup& flat, const MemoryPlan& plan) {
   std::byte* const values = memory_.take(flat.optimizer_part.numel * 4);
+  const bool is_adaptive = config_.delay_compensation.adaptive;
+  auto* const mean_squares =
+      is_adaptive ? reinterpret_cast<float*>(memory_.take(flat.optimizer_part.numel * 4)) : nullptr;
   const StateFormats& formats = flat.records.state().states;
   for (std::size_t i = 0; i < formats.size(); ++i)
     flat.state[i].data = memory_.take(state_piece(formats[i], flat.optimizer_part.numel).data_bytes);
@@ -176,6 +179,8 @@ void OwnedShards::place(FlatGroup& flat, const MemoryPlan& plan) {
     view.shard = values + there;
     for (std::size_t i = 0; i < formats.size(); ++i) view.state[i].data += there;
     groups_.back().views.push_back(std::move(view));
+    if (is_adaptive)
+      groups_.back().mean_squares.push_back(mean_squares + there / static_cast<std::int64_t>(sizeof(float)));
   }
 }
 
@@ -313,11 +318,30 @@ void OwnedShards::end_step() {
 void OwnedShards::push_shard(Group& group, int owner, const ElementUpdate& rule, const PushRates& with,
                              GradientAges& ages) {
   await_turn(group, owner, /*is_push=*/true);
-  const FlatGroup& view = group.views[static_cast<std::size_t>(owner)];
   Shard& there = shard(group, owner);
   const Holding holding(there, board_, [&] { return what(group, owner, "push"); });
   const std::int64_t age = there.version - group.pulled[static_cast<std::size_t>(owner)];
   ages.add(age);
+  update_runs(group, owner, rule, with, age);
+  note(group, owner, /*is_push=*/true, there.version);
+  ++there.version;
+}
+
+void OwnedShards::apply(int owner, const ElementUpdate& rule, const PushRates& with) {
+  for (Group& group : groups_) {
+    const auto used = with.used.subspan(group.first_parameter, group.flat->parameters.size());
+    if (std::ranges::find(used, char{1}) == used.end()) continue;
+    Shard& there = shard(group, owner);
+    const Holding holding(there, board_, [&] { return what(group, owner, "update"); });
+    update_runs(group, owner, rule, {with.rates, used}, /*age=*/0);
+    ++there.version;
+  }
+}
+
+/// REQUIRES: this rank holds the shard's lock. `with.used`: of the group's parameters.
+void OwnedShards::update_runs(Group& group, int owner, const ElementUpdate& rule, const PushRates& with,
+                              std::int64_t age) {
+  const FlatGroup& view = group.views[static_cast<std::size_t>(owner)];
   const float younger = config_.scale == AgeScale::kInverse ? 1.0F / static_cast<float>(1 + age) : 1.0F;
   runs_.clear();
   rule.find_runs(*group.flat, view.optimizer_part, with.used, counts_at(group, owner).data(), runs_);
@@ -326,18 +350,25 @@ void OwnedShards::push_shard(Group& group, int owner, const ElementUpdate& rule,
     rates.gradient_scale = compensated(group, owner, run.extent, rates.gradient_scale) * younger;
     rule.update(rule.optimizer_of(run), optimizer_slice(view, states_in_memory(view, run.extent)), rates, run);
   }
-  note(group, owner, /*is_push=*/true, there.version);
-  ++there.version;
 }
 
 /// Returns the scale that the gradients of a run still need.
 float OwnedShards::compensated(const Group& group, int owner, Extent run, float scale) const {
-  const auto lambda = static_cast<float>(config_.delay_compensation);
-  if (lambda == 0) return scale;
+  const DelayCompensationConfig& delay = config_.delay_compensation;
+  if (delay.lambda == 0) return scale;
   const FlatGroup& view = group.views[static_cast<std::size_t>(owner)];
-  compensate(view.gradient + (run.offset - view.gradient_part.offset), run.numel, scale,
-             {reinterpret_cast<const float*>(view.shard) + (run.offset - view.optimizer_part.offset),
-              reinterpret_cast<const float*>(group.flat->full) + run.offset, lambda});
+  const std::int64_t in_shard = run.offset - view.optimizer_part.offset;
+  const DelayCompensation with{reinterpret_cast<const float*>(view.shard) + in_shard,
+                               reinterpret_cast<const float*>(group.flat->full) + run.offset,
+                               static_cast<float>(delay.lambda)};
+  float* const gradients = view.gradient + (run.offset - view.gradient_part.offset);
+  if (delay.adaptive) {
+    compensate_adaptively(gradients, run.numel, scale, with,
+                          {group.mean_squares[static_cast<std::size_t>(owner)] + in_shard,
+                           static_cast<float>(delay.decay), static_cast<float>(1.0 - delay.decay)});
+  } else {
+    compensate(gradients, run.numel, scale, with);
+  }
   return 1.0F;
 }
 

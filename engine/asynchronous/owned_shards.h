@@ -42,7 +42,7 @@ namespace tessera {
 ///
 /// The thread that trains calls all of it. Throws tessera::Error: 75 where a rank that is waited for ends, or holds
 /// a shard for comm.timeout_s, or was killed while it held one; 64 where a program leaves the order that it plays.
-class OwnedShards final : public CommonParameters {
+class OwnedShards final : public PushedParameters {
  public:
   /// Makes the shards, zeros, and points each group's states at this rank's own. Keeps references to the first three
   /// arguments. Collective.
@@ -57,6 +57,11 @@ class OwnedShards final : public CommonParameters {
   /// With max_staleness 0 it waits until all ranks have computed, and for its turn.
   GradientAges push(const ElementUpdate& rule, const PushRates& with) override;
   void skip() override;
+  /// Applies `with` the gradients that lie in this rank's memory to all of an owner's shards, whatever they are: its own,
+  /// or a sum of several ranks' (FirstGradients). It neither waits for a turn nor ends a step.
+  void apply(int owner, const ElementUpdate& rule, const PushRates& with);
+  /// This rank's step is over: it pulls units anew.
+  void end_step();
   void adopt() override;
   /// Every rank pulls the newest values.
   void bring_together() override;
@@ -85,9 +90,11 @@ class OwnedShards final : public CommonParameters {
     FlatGroup* flat = nullptr;
     std::vector<FlatGroup> views;      ///< [owner]: has the owner's values and states, and this rank's gradients
     std::vector<std::int64_t> pulled;  ///< [owner]: the version
-    std::size_t first_shard = 0;       ///< shards are numbered by group, then owner
-    std::size_t first_parameter = 0;   ///< number among all trainable parameters
-    std::int64_t* counts = nullptr;    ///< [owner][parameter]
+    /// [owner]: means of squared gradients, for an adaptive lambda; empty without
+    std::vector<float*> mean_squares = {};
+    std::size_t first_shard = 0;      ///< shards are numbered by group, then owner
+    std::size_t first_parameter = 0;  ///< number among all trainable parameters
+    std::int64_t* counts = nullptr;   ///< [owner][parameter]
   };
 
   void place(FlatGroup& group, const MemoryPlan& plan);
@@ -102,7 +109,7 @@ class OwnedShards final : public CommonParameters {
   void push_shard(Group& group, int owner, const ElementUpdate& rule, const PushRates& with, GradientAges& ages);
   float compensated(const Group& group, int owner, Extent run, float scale) const;
   void note(const Group& group, int owner, bool is_push, std::int64_t version);
-  void end_step();
+  void update_runs(Group& group, int owner, const ElementUpdate& rule, const PushRates& with, std::int64_t age);
   std::string what(const Group& group, int owner, const char* operation) const;
 
   const AsynchronousConfig& config_;

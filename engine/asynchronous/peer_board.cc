@@ -70,18 +70,24 @@ void PeerBoard::end_late(What what, Arrived arrived) {
                   "or waits for its own turn in an order (sync.play_order) of another program");
 }
 
-void PeerBoard::wait(What what, Arrived arrived) {
-  const auto all_but = [&]() {
+/// A rank that ended without an error has been here before, or never comes.
+void PeerBoard::expect_enough(Arrived arrived, std::int64_t spare) {
+  for (int q = 0; q < size(); ++q) {
+    if (entries_[q].state.load() == kLeft && !arrived(q) && spare-- == 0) end_because_of(q);
+  }
+}
+
+void PeerBoard::wait(What what, Arrived arrived, std::int64_t spare) {
+  const auto have_all_arrived = [&] {
     for (int q = 0; q < size(); ++q) {
-      if (!arrived(q)) return q;
+      if (!arrived(q)) return false;
     }
-    return -1;
+    return true;
   };
   const Clock::time_point begin = Clock::now();
   std::chrono::microseconds nap{20};
   for (int looks = 0;; ++looks) {
-    const int missing = all_but();
-    if (missing < 0) return;
+    if (have_all_arrived()) return;
     if (looks < kSpins) {
       std::this_thread::yield();
       continue;
@@ -89,8 +95,7 @@ void PeerBoard::wait(What what, Arrived arrived) {
     std::this_thread::sleep_for(nap);
     nap = std::min<std::chrono::microseconds>(2 * nap, std::chrono::milliseconds(1));
     look();
-    // A rank that ended without an error has been here before, or never comes.
-    if (entries_[missing].state.load() == kLeft && !arrived(missing)) end_because_of(missing);
+    expect_enough(arrived, spare);
     if (is_late(begin)) end_late(what, arrived);
   }
 }

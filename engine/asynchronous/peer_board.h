@@ -54,7 +54,8 @@ class PeerBoard {
   using What = absl::FunctionRef<std::string()>;
   /// Waits until all have arrived: spins, then sleeps at most a millisecond at a time. Throws tessera::Error (75) if a
   /// rank that has not arrived has ended, or does not come in time. The message has what the transport knows about it.
-  void wait(What what, Arrived arrived);
+  /// `spare`: so many ranks that have not arrived may have left without an error, since the others are enough.
+  void wait(What what, Arrived arrived, std::int64_t spare = 0);
   /// Whether a wait that began at `begin` has lasted too long.
   bool is_late(Clock::time_point begin) const;
   /// Says to the others that this rank has failed. An error follows that may leave the Engine where it is.
@@ -77,6 +78,7 @@ class PeerBoard {
   };
 
   bool is_gone(int rank) const;
+  void expect_enough(Arrived arrived, std::int64_t spare);
   [[noreturn]] void end_because_of(int rank);
   [[noreturn]] void end_late(What what, Arrived arrived);
 

@@ -70,9 +70,10 @@ void expect_built_for_device(const Strategy& strategy, bool is_gpu) {
         "/compression/gathers: a GPU gathers values as they are; \"gradients\", \"sums\" and \"method\" are what it "
         "compresses. [T0803] hint: leave it out, or train on the CPU (comm.transport \"gloo\")");
   }
-  if (strategy.sync.is_asynchronous()) {
+  if (strategy.sync.has_common_parameters()) {
     refuse(
-        "/sync/type: asynchronous and hogwild have parameters in memory of the host, and a GPU's gradients are not "
+        "/sync/type: asynchronous, backups and hogwild have parameters in memory of the host, and a GPU's gradients "
+        "are not "
         "brought there yet. [T0825] hint: leave \"sync\" out, or train on the CPU (comm.transport \"host\")");
   }
   if (strategy.sync.makes_outer_steps() && compresses(strategy.compression)) {

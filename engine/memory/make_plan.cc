@@ -21,8 +21,8 @@ namespace {
 /// The placement of the strategy `kind` on these ranks.
 Placement placement_on(ShardingStrategy kind, const Strategy& strategy, const MeshPosition& mesh, bool shares_memory) {
   const Placement placement = placement_of(kind, strategy.optimizer.shard_over_world);
-  // Where ranks are asynchronous, each has values of its own from forward to backward, but for Hogwild.
-  const bool keeps_own = strategy.sync.is_asynchronous() && !strategy.sync.is_hogwild();
+  // Where ranks train common parameters, each has values of its own from forward to backward, but for Hogwild.
+  const bool keeps_own = strategy.sync.has_common_parameters() && !strategy.sync.is_hogwild();
   const bool one_copy = strategy.host_sharing && shares_memory && mesh.shard_size > 1;
   return one_copy && !keeps_own ? share_parameters(placement) : placement;
 }
@@ -65,13 +65,24 @@ void expect_small_batches(const Strategy& strategy, const PlanScene& scene) {
       "gradient_accumulation above 1, or several ranks");
 }
 
-/// Throws where "mesh" makes several replicas of asynchronous ranks. Its shard axis alone can do that.
+/// Throws where "mesh" makes several replicas of ranks with common parameters. Its shard axis alone can do that.
 void expect_one_replica(const PlanScene& scene) {
-  if (!scene.sync.is_asynchronous() || scene.mesh.replicate_size == 1) return;
+  if (!scene.sync.has_common_parameters() || scene.mesh.replicate_size == 1) return;
+  throw Error(
+      ExitCode::kConfig,
+      c10::str(
+          "/mesh/shard: asynchronous and hogwild (\"sync\"), and backups, need a mesh of one replica, since every rank "
+          "is one already and shards lie over all ranks, got ",
+          scene.mesh.replicate_size, " replicas. [T0893] hint: leave \"mesh\" out"));
+}
+
+/// Throws where "sync" backups would leave a step without any rank.
+void expect_enough_ranks(const PlanScene& scene) {
+  const std::int64_t ranks = scene.mesh.world_size();
+  if (scene.sync.type != SyncType::kBackups || scene.sync.backups < ranks) return;
   throw Error(ExitCode::kConfig,
-              c10::str("/mesh/shard: asynchronous and hogwild (\"sync\") need a mesh of one replica, since every rank "
-                       "is one already and shards lie over all ranks, got ",
-                       scene.mesh.replicate_size, " replicas. [T0893] hint: leave \"mesh\" out"));
+              c10::str("/sync/count: a step would wait for none of ", ranks, ranks == 1 ? " rank" : " ranks",
+                       ", since ", scene.sync.backups, " are backups. hint: give a count below the number of ranks"));
 }
 
 /// The number of units that are gathered ahead: PlanInput::prefetch.
@@ -95,6 +106,7 @@ MemoryPlan make_plan(const std::vector<std::unique_ptr<Unit>>& units, const Stra
   if (strategy.reproducible) expect_reproducible(strategy, scene);
   expect_small_batches(strategy, scene);
   expect_one_replica(scene);
+  expect_enough_ranks(scene);
   if (strategy.compression.has_method() && scene.mesh.replicate_size > 1) {
     throw Error(ExitCode::kConfig, c10::str("/compression/method: needs a mesh of one replica, whose ranks sum all "
                                             "gradients at once, got ",
@@ -166,7 +178,7 @@ MemoryPlan make_plan(const std::vector<std::unique_ptr<Unit>>& units, const Stra
 std::string next_cheaper(const MemoryPlan& plan, const Strategy& strategy, bool shares_memory, std::int64_t limit) {
   constexpr ShardingStrategy kFromDearToCheap[] = {ShardingStrategy::kNoShard, ShardingStrategy::kShardOptimizer,
                                                    ShardingStrategy::kShardGradients, ShardingStrategy::kFullShard};
-  if (strategy.sync.is_asynchronous()) return "";  // it goes with SHARD_OPTIMIZER alone
+  if (strategy.sync.has_common_parameters()) return "";  // it goes with SHARD_OPTIMIZER alone
   for (ShardingStrategy cheaper : kFromDearToCheap) {
     PlanInput input = plan.input();
     input.placement = placement_on(cheaper, strategy, input.mesh, shares_memory);

@@ -43,7 +43,7 @@ MemoryPlan make_plan(const std::vector<std::unique_ptr<Unit>>& units, const Stra
 void check_memory_limit(const MemoryPlan& plan, const Strategy& strategy, bool shares_memory);
 
 /// Names the least sharded strategy whose plan needs at most `limit` bytes, as in "SHARD_GRADIENTS with 12.00 MiB";
-/// empty where there is none, and where asynchronous ranks need the strategy that they have.
+/// empty where there is none, and where ranks with common parameters need the strategy that they have.
 std::string next_cheaper(const MemoryPlan& plan, const Strategy& strategy, bool shares_memory, std::int64_t limit);
 
 /// Makes the message for a device that is out of memory: `what`, then the plan, its largest unit, the activations of

@@ -63,7 +63,7 @@ void place_training_state(FlatGroup& group, TrainingMemory& memory, const PlanIn
     group.gradient = reinterpret_cast<float*>(memory.gradients.take(group.gradient_part.numel * 4));
   }
   place_masters(group, input.master, memory.masters);
-  if (input.outer.is_asynchronous()) return;
+  if (input.outer.has_common_parameters()) return;
   const StateFormats& states = group.records.state().states;
   for (std::size_t i = 0; i < states.size(); ++i) {
     const StatePiece piece = state_piece(states[i], group.records.states_in_memory());
@@ -180,14 +180,17 @@ TrainingMemory TrainingMemory::allocate(const MemoryPlan& plan, const std::vecto
   memory.slots = memory.owners_of_slots > 1 ? Arena::common("slots", slots * sharers, *axes.gather)
                  : is_sent_from             ? Arena::shared("slots", slots, *axes.gather)
                                             : Arena::plain("slots", slots, device);
-  memory.gradients = Arena::shared("gradients", use[MemoryCategory::kGradients], *axes.reduce);
+  const std::int64_t gradients = use[MemoryCategory::kGradients];
+  memory.gradients = axes.readers ? Arena::part_of_common("gradients", gradients, *axes.readers)
+                                  : Arena::shared("gradients", gradients, *axes.reduce);
   memory.buckets = Arena::shared("buckets", use[MemoryCategory::kBuckets], *axes.reduce);
   memory.masters = Arena::plain("masters", use[MemoryCategory::kMasters], device);
-  // OuterSteps allocates its own memory, so it is subtracted here. OwnedShards has all states of asynchronous ranks.
+  // OuterSteps allocates its own memory, so it is subtracted here. OwnedShards has all states of ranks with common parameters.
   const MemoryPlan::OuterNumel& outer = plan.outer_numel();
   const std::int64_t scratch =
       use[MemoryCategory::kStaging] - plan.matrix_bytes() - plan.weight_copy_bytes() - 4 * outer.staging();
-  const std::int64_t states = input.outer.is_asynchronous() ? 0 : use[MemoryCategory::kOptimizer] - 4 * outer.states;
+  const std::int64_t states =
+      input.outer.has_common_parameters() ? 0 : use[MemoryCategory::kOptimizer] - 4 * outer.states;
   memory.optimizer = Arena::plain("optimizer", states, device);
   memory.scratch = Arena::plain("scratch", scratch, device);
   memory.matrices = Arena::plain("matrices", plan.matrix_bytes(), device);

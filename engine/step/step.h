@@ -105,6 +105,8 @@ class Step {
 
   /// Seconds spent in the collectives of steps so far, as far as the host knows.
   virtual double communication_seconds() const = 0;
+  /// Ages of this rank's gradients so far (Engine::staleness).
+  virtual AgeHistogram ages() const { return {}; }
   /// Bytes of records that were copied to a GPU so far (TrafficCounts::streamed_bytes).
   virtual std::int64_t streamed_bytes() const { return 0; }
   /// TrafficCounts::host_step.

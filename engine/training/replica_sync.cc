@@ -23,18 +23,20 @@ MeshAxes alone() {
 
 MeshAxes ReplicaSync::axes(const Mesh& mesh, const MeshAxes& whole) {
   if (!is_apart()) return whole;
-  if (!now_.is_asynchronous()) return value_or_throw(groups_of(mesh).within_replica(whole));
-  auto group = value_or_throw(groups_of(mesh).world("asynchronous"));
+  if (!now_.has_common_parameters()) return value_or_throw(groups_of(mesh).within_replica(whole));
+  auto group = value_or_throw(groups_of(mesh).world("common parameters"));
   if (!group->shares_memory()) {
-    throw Error(ExitCode::kConfig,
-                "/sync/type: ranks that do not wait for each other have parameters in memory that they share, and the "
-                "transport " +
-                    group->transport() +
-                    " has none. [T0826] hint: run all ranks on one host, with comm.transport \"auto\" or \"host\"");
+    throw Error(
+        ExitCode::kConfig,
+        "/sync/type: ranks that do not wait for each other, or with backups for some alone, have parameters in memory "
+        "that they share, and the transport " +
+            group->transport() +
+            " has none. [T0826] hint: run all ranks on one host, with comm.transport \"auto\" or \"host\"");
   }
   board_ = std::make_unique<PeerBoard>(std::move(group), timeout_s_);
   MeshAxes axes = alone();
   if (now_.is_hogwild()) axes.gather = value_or_throw(groups_of(mesh).world("hogwild"));  // its parameters are there
+  if (now_.type == SyncType::kBackups) axes.readers = value_or_throw(groups_of(mesh).world("backups"));
   return axes;
 }
 
@@ -43,9 +45,13 @@ void ReplicaSync::begin(const std::vector<std::unique_ptr<Unit>>& units, const M
                         MemoryUse& use) {
   if (board_) {
     if (now_.is_hogwild()) {
-      common_ = std::make_unique<HogwildValues>(units, plan, *board_);
+      push_to(std::make_unique<HogwildValues>(units, plan, *board_));
+    } else if (now_.type == SyncType::kBackups) {
+      auto first = std::make_unique<FirstGradients>(units, plan, *board_);
+      first_ = first.get();
+      common_ = std::move(first);
     } else {
-      common_ = std::make_unique<OwnedShards>(units, plan, *board_);
+      push_to(std::make_unique<OwnedShards>(units, plan, *board_));
     }
     use[MemoryCategory::kOptimizer] += common_->memory_bytes();
   } else if (is_apart()) {
@@ -56,8 +62,14 @@ void ReplicaSync::begin(const std::vector<std::unique_ptr<Unit>>& units, const M
   }
 }
 
+void ReplicaSync::push_to(std::unique_ptr<PushedParameters> parameters) {
+  pushed_ = parameters.get();
+  common_ = std::move(parameters);
+}
+
 std::unique_ptr<Step> ReplicaSync::make_step(const StepContext& context, GradientNorm& norm) const {
-  return common_ ? std::make_unique<AsynchronousStep>(context, norm, *common_) : nullptr;
+  if (first_) return std::make_unique<BackedUpStep>(context, norm, *first_);
+  return pushed_ ? std::make_unique<AsynchronousStep>(context, norm, *pushed_) : nullptr;
 }
 
 bool ReplicaSync::pulls(const std::vector<std::unique_ptr<Unit>>& units, std::function<void(Unit&)> on_pulled,

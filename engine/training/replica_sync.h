@@ -12,7 +12,9 @@
 #include <vector>
 
 #include "engine/asynchronous/asynchronous_step.h"
+#include "engine/asynchronous/backed_up_step.h"
 #include "engine/asynchronous/common_parameters.h"
+#include "engine/asynchronous/first_gradients.h"
 #include "engine/asynchronous/owned_shards.h"
 #include "engine/asynchronous/pulls.h"
 #include "engine/device/accelerator.h"
@@ -29,13 +31,13 @@
 namespace tessera {
 
 /// What "sync" makes of training: replicas that train apart, each over the axes of its own ranks, and meet in outer
-/// steps, or never, where each rank applies its gradients to parameters that all own (asynchronous, hogwild). A
+/// steps, or never, where ranks apply gradients to parameters that all own (asynchronous, hogwild, backups). A
 /// Training has one, tells it of its steps and of what changes masters beside them, and has it meet before others read.
 /// Where replicas do not train apart, all of that does nothing.
 class ReplicaSync {
  public:
-  /// `steps`: number of steps that training has made. `timeout_s`: the longest wait of an asynchronous rank for
-  /// another.
+  /// `steps`: number of steps that training has made. `timeout_s`: the longest wait of a rank with common
+  /// parameters for another.
   ReplicaSync(const SyncConfig& config, std::int64_t steps, double timeout_s)
       : later_(config), now_(config.after(steps)), timeout_s_(timeout_s) {}
 
@@ -49,14 +51,14 @@ class ReplicaSync {
   const SyncConfig& config() const { return now_; }
 
   /// Returns the axes over which training communicates: those of this replica's ranks if it trains separately, or else
-  /// `whole`, those of the mesh. Collective. Throws tessera::Error (78) where ranks are asynchronous and cannot share
-  /// memory.
+  /// `whole`, those of the mesh. Collective. Throws tessera::Error (78) where ranks have common parameters and cannot
+  /// share memory.
   MeshAxes axes(const Mesh& mesh, const MeshAxes& whole);
   /// Units have their first values. Adds the memory needed in addition to TrainingMemory to `use`. It keeps references
   /// to the other arguments.
   void begin(const std::vector<std::unique_ptr<Unit>>& units, const MemoryPlan& plan, const MeshAxes& replica,
              const MeshAxes& whole, const Accelerator& accelerator, MemoryUse& use);
-  /// Makes the step of an asynchronous rank; null if ranks are not asynchronous. Call it after `begin`.
+  /// Makes the step of a rank with common parameters; null if ranks have none. Call it after `begin`.
   std::unique_ptr<Step> make_step(const StepContext& context, GradientNorm& norm) const;
   /// Where ranks have copies that they pull, pulls units from now on when they are read, and returns true: operators
   /// are to be watched. `on_pulled` is told of units whose values have changed.
@@ -77,9 +79,11 @@ class ReplicaSync {
   void after(std::int64_t step) {
     if (outer_) outer_->after(step);
   }
-  /// Asynchronous ranks may have made different numbers of steps, so they always meet.
+  /// Ranks with common parameters may have made different numbers of steps, so they always meet.
   bool is_due() const { return (outer_ && outer_->is_due()) || common_; }
   void step() { outer_ ? outer_->step() : common_->bring_together(); }  ///< REQUIRES: is_due
+  /// The number of steps that this rank has skipped in `step`, since others had made them ("sync" backups).
+  std::int64_t take_skipped() { return first_ ? first_->take_skipped() : 0; }
   void meet(Step& step) {
     if (outer_) outer_->meet(step);
     if (common_) agree_on_steps(step);
@@ -111,14 +115,17 @@ class ReplicaSync {
  private:
   static bool trains_apart(const SyncConfig& config) { return config.type != SyncType::kEachStep; }
   OwnedShards* pulled() const { return common_ ? common_->pulled() : nullptr; }
+  void push_to(std::unique_ptr<PushedParameters> parameters);
   void agree_on_steps(Step& step);
 
   const SyncConfig later_, now_;
   const double timeout_s_;
   std::unique_ptr<OuterSteps> outer_;  ///< null where there are no outer steps
-  // Null where ranks are not asynchronous. Members are destroyed last to first.
+  // Null where ranks have no common parameters. Members are destroyed last to first.
   std::unique_ptr<PeerBoard> board_;
   std::unique_ptr<CommonParameters> common_;
+  PushedParameters* pushed_ = nullptr;  ///< common_, where ranks push
+  FirstGradients* first_ = nullptr;     ///< common_, with "backups"
   std::unique_ptr<Pulls> pulls_;
 };
 

@@ -120,7 +120,7 @@ void expect_forward_meets_nobody(const torch::nn::Module& module) {
   for (const auto& item : module.named_modules()) {
     if (!item.value()->as<SyncBatchNormImpl>()) continue;
     throw Error(ExitCode::kConfig,
-                "/sync/type: asynchronous and hogwild cannot train module " + item.key() +
+                "/sync/type: asynchronous, backups and hogwild cannot train module " + item.key() +
                     ", a SyncBatchNorm, whose forward waits for all ranks. [T0829] hint: take BatchNorm, "
                     "or leave \"sync\" out");
   }
@@ -148,7 +148,7 @@ void Training::look_at_module() {
   throw_if_error(check_strategy(strategy));
   expect_forward_writes_nothing(*job.module);
   expect_no_running_statistics(strategy, *job.module);
-  if (strategy.sync.is_asynchronous()) expect_forward_meets_nobody(*job.module);
+  if (strategy.sync.has_common_parameters()) expect_forward_meets_nobody(*job.module);
   expect_comm_hook(strategy.compression, job.own_rules.comm_hook.get());
   optimizer = make_optimizer(strategy.optimizer, strategy.ema, job.own_rules);
   const int parts = parts_for(strategy, job.shape_of_mesh().position_of(job.mesh.rank()));

@@ -106,8 +106,9 @@ StepResult Training::take_step() {
   const std::chrono::duration<double> since = std::chrono::steady_clock::now() - times.last_end;
   window.local.busy_seconds = since.count() - (communication_seconds() - times.communication_before);
   StepResult result;
-  result.step = ++times.attempts;
+  result.step = times.attempts + 1;
   step->run(window.local, result);
+  times.attempts = result.step;  // a rank that was late has skipped steps ("sync" backups)
   sync.after(times.attempts);
   if (const std::int64_t every = job.strategy.check.replica_hash_every; every > 0 && times.attempts % every == 0) {
     const Span span("compare replicas");
@@ -180,6 +181,7 @@ void Training::bring_replicas_together(const char* what) {
     if (plan.input().placement.shared) throw_if_error(axes.gather->barrier("outer step").wait());
     drop_gathered();
     sync.step();
+    times.attempts += sync.take_skipped();
     accept_new_values();
   });
 }

@@ -19,6 +19,7 @@
 #include <utility>
 #include <vector>
 
+#include "tessera/age_histogram.h"
 #include "tessera/existing.h"
 #include "tessera/memory.h"
 #include "tessera/mesh.h"
@@ -43,7 +44,10 @@ class StepOutcome;
 ///
 /// Between outer steps (Strategy::sync) "ranks" means those of this rank's replica.
 struct StepResult {
-  std::int64_t step = 0;  ///< number of the step, attempts counted, from 1
+  /// Number of the step, attempts counted, from 1. It grows by 1 from one result to the next, but with "sync" backups by
+  /// `missed` where that is not 0. There a loop goes on while `step` is below the number of steps that it wants, and does
+  /// what is due every so many steps when `step` passes a multiple, so that all ranks do it together.
+  std::int64_t step = 0;
   /// Weighted mean (MicrobatchInfo::weight) over ranks and microbatches of the losses given to backward. It is NaN
   /// where all weights are 0.
   double loss = 0.0;
@@ -56,6 +60,12 @@ struct StepResult {
   /// ranks since the values were pulled. With "sync" hogwild, steps of other ranks since this one's last. 0 elsewhere.
   double staleness_mean = 0.0;
   std::int64_t staleness_max = 0;
+  AgeHistogram ages;  ///< those ages of this step, counted; Engine::staleness has all steps'
+  /// With "sync" backups: not 0 if this rank's gradients came after those that the step waited for, and were dropped.
+  /// Then it is the number of steps that other ranks have made since this rank's last, up to `step`, and `loss`,
+  /// `grad_norm` and `tokens` are this rank's alone.
+  std::int64_t missed = 0;
+  std::int64_t dropped = 0;  ///< gradients that all ranks have dropped so far for that ("sync" backups)
   /// The gradient noise scale tr(Sigma) / |G|^2, which is about the batch up to which larger batches save steps
   /// ("noise_scale", arXiv 1812.06162). It is in samples where backward is told of them (MicrobatchInfo::samples), else
   /// in what weights count (MicrobatchInfo::weight), which is microbatches where none were given. As it is known after
@@ -75,7 +85,7 @@ struct StepResult {
   /// The rank for which the others waited: the one that was busy longest with its data, its forward and its backward,
   /// from the end of the step before to the agreement on this one. Where replicas train apart ("sync" local_sgd or
   /// diloco), it is one of this rank's replica. -1 where it is not known: with one rank, on a GPU, whose steps the host
-  /// does not wait for, and with "sync" asynchronous or hogwild, where nobody waits.
+  /// does not wait for, and with "sync" asynchronous, hogwild or backups.
   int waited_for_rank = -1;
   /// Seconds for which they waited for it: how much less than that rank the others were busy, on average. It is 0 where
   /// no rank is known.
@@ -404,7 +414,9 @@ class Engine {
   /// Begins to keep histograms of how long each unit's gathers and reductions take, until the Engine ends. They have a
   /// fixed size, 5 KiB a unit beside the plan, and a call costs two looks at the clock. Throws Error (64) on a GPU.
   void time_calls();
-  /// What they have so far, gathers first, in the order of units; without calls that have not occurred. Empty without
+  /// Ages of this rank's gradients in all steps so far ("sync" asynchronous and hogwild); zeros elsewhere.
+  AgeHistogram staleness() const;
+  /// What time_calls has measured so far, gathers first, in the order of units; without calls that have not occurred. Empty without
   /// time_calls.
   std::vector<CallLatency> latencies() const;
   /// Number of steps that updated parameters; skipped ones do not count. It waits for the latest step on a GPU.

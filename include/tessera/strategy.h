@@ -458,6 +458,7 @@ enum class SyncType {
   kStreamingDiloco,  ///< diloco with one fragment of the model at a time, beside compute (arXiv 2501.18512)
   kAsynchronous,     ///< each rank applies its gradients to parameters that all own together, and waits for nobody
   kHogwild,          ///< the same in one copy of the parameters, which all read meanwhile; no locks (arXiv 1106.5730)
+  kBackups,          ///< a step sums the first gradients alone, and drops those that come late (arXiv 1604.00981)
 };
 
 /// How the age of a gradient changes it. Its age is the number of updates that its shard got from others since this
@@ -473,6 +474,14 @@ enum class StateSharing : std::uint8_t {
   kShared,  ///< one set of states, which every rank's gradients move
 };
 
+/// Mends a gradient g for its delay: g + lambda * g * g * (w now - w when it was pulled) (DC-ASGD, arXiv 1609.08326).
+struct DelayCompensationConfig {
+  double lambda = 0.0;  ///< 0: nothing is mended
+  /// Divides lambda, element by element, by the square root of a running mean of g * g.
+  bool adaptive = false;
+  double decay = 0.95;  ///< share of that mean that an update keeps
+};
+
 /// How ranks train without waiting for each other (SyncConfig::is_asynchronous). Each rank is a replica.
 struct AsynchronousConfig {
   /// Steps by which a rank may be ahead of the slowest one (stale synchronous, arXiv 1312.7869); at 0 the updates of a
@@ -480,8 +489,7 @@ struct AsynchronousConfig {
   std::optional<std::int64_t> max_staleness = {};
   AgeScale scale = AgeScale::kNone;
   StateSharing states = StateSharing::kOwn;  ///< hogwild's
-  /// lambda of g + lambda * g * g * (w now - w when it was pulled) (DC-ASGD, arXiv 1609.08326); 0: none.
-  double delay_compensation = 0.0;
+  DelayCompensationConfig delay_compensation = {};
   std::string record_order = {};  ///< file that gets the order of pushes and pulls; empty: none
   std::string play_order = {};    ///< such a file, whose order this run keeps; empty: none
 };
@@ -506,13 +514,16 @@ struct SyncConfig {
   /// share of a replica's own weights in its new ones; the rest are the outer weights. 0: outer weights alone
   double mix = 0.5;
   AsynchronousConfig asynchronous = {};  ///< used by asynchronous and hogwild
+  std::int64_t backups = 0;              ///< "count", of backups: ranks for whose gradients a step does not wait
 
   /// Returns this config if it is in effect after `steps` steps, otherwise the config of "each_step".
   SyncConfig after(std::int64_t steps) const { return steps >= start_step ? *this : SyncConfig{}; }
   /// Whether replicas exchange weights at outer steps instead of gradients in each step.
-  bool makes_outer_steps() const { return type != SyncType::kEachStep && !is_asynchronous(); }
+  bool makes_outer_steps() const { return type != SyncType::kEachStep && !has_common_parameters(); }
   /// Whether each rank's gradients are applied by themselves, and it waits for nobody.
   bool is_asynchronous() const { return type == SyncType::kAsynchronous || is_hogwild(); }
+  /// Whether ranks train parameters that lie in memory of all of them, and each runs forward and backward by itself.
+  bool has_common_parameters() const { return is_asynchronous() || type == SyncType::kBackups; }
   /// Whether ranks read and write one copy of the parameters at the same time.
   bool is_hogwild() const { return type == SyncType::kHogwild; }
   /// Whether an outer optimizer makes the new weights.

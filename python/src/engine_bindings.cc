@@ -85,6 +85,8 @@ py::dict dict_of(const StepResult& result) {
   fields["loss_scale"] = result.loss_scale;
   fields["staleness_mean"] = result.staleness_mean;
   fields["staleness_max"] = result.staleness_max;
+  fields["missed"] = result.missed;
+  fields["dropped"] = result.dropped;
   fields["noise_scale"] = result.noise_scale;
   fields["noise_batch"] = result.noise_batch;
   fields["noise_square"] = result.noise_square;
@@ -126,6 +128,8 @@ void bind_results(py::module_& module) {
       .def_readonly("loss_scale", &StepResult::loss_scale)
       .def_readonly("staleness_mean", &StepResult::staleness_mean)
       .def_readonly("staleness_max", &StepResult::staleness_max)
+      .def_readonly("missed", &StepResult::missed)
+      .def_readonly("dropped", &StepResult::dropped)
       .def_readonly("noise_scale", &StepResult::noise_scale)
       .def_readonly("noise_batch", &StepResult::noise_batch)
       .def_readonly("noise_square", &StepResult::noise_square)
@@ -294,6 +298,15 @@ Gathered::Mode mode_of(const std::string& name) {
   return name == "ema" ? Gathered::kEma : Gathered::kRead;
 }
 
+/// The buckets with a gradient in them, by name.
+py::dict dict_of(const AgeHistogram& ages) {
+  py::dict counts;
+  for (std::size_t bucket = 0; bucket < AgeHistogram::kBuckets; ++bucket) {
+    if (ages.counts[bucket] > 0) counts[py::str(AgeHistogram::name_of(bucket))] = ages.counts[bucket];
+  }
+  return counts;
+}
+
 py::list list_of(const std::vector<CallLatency>& latencies) {
   py::list all;
   for (const CallLatency& each : latencies) {
@@ -439,6 +452,7 @@ void bind_engine(py::module_& module) {
       .def("time_data", &Engine::time_data)
       .def("set_peak_tflops", &Engine::set_peak_tflops)
       .def("time_calls", &Engine::time_calls)
+      .def("staleness", [](const Engine& engine) { return dict_of(engine.staleness()); })
       .def("latencies", [](const Engine& engine) { return list_of(engine.latencies()); })
       .def("enter_forked_process", &Engine::enter_forked_process)
       .def("gathered",

@@ -453,6 +453,14 @@ class Engine:
         self._live().time_calls()
 
     @property
+    def staleness(self) -> dict[str, int]:
+        """Returns how many of this rank's gradients had each age so far ("sync" asynchronous and hogwild); else nothing.
+
+        The keys are ages: "0" to "7", then "8-15", "16-31", "32-63" and "64+". Ages without a gradient are left out.
+        """
+        return self._live().staleness()
+
+    @property
     def latencies(self) -> list[dict[str, Any]]:
         """Returns what `time_calls` has measured so far: a dict for each unit's gathers, then one for each unit's reductions.
 

@@ -74,6 +74,16 @@ class StepResult:
         """The largest of these ages."""
 
     @property
+    def missed(self) -> int:
+        """With "sync" backups: not 0 if this rank's gradients came too late and were dropped.
+
+        Then it is the number of steps that other ranks have made since this rank's last, up to `step`."""
+
+    @property
+    def dropped(self) -> int:
+        """Gradients that all ranks have dropped so far ("sync" backups)."""
+
+    @property
     def noise_scale(self) -> float:
         """The gradient noise scale ("noise_scale"), about the critical batch, in samples where backward was told of them,
         else in what weights count; 0: not known."""
@@ -327,6 +337,7 @@ class Engine:
     def time_data(self) -> None: ...
     def set_peak_tflops(self, tflops: float) -> None: ...
     def time_calls(self) -> None: ...
+    def staleness(self) -> dict[str, int]: ...
     def latencies(self) -> list[dict[str, Any]]: ...
     def enter_forked_process(self) -> None: ...
     def gathered(self, mode: str, parameters: Sequence[torch.Tensor] = ...) -> Gathered: ...

@@ -44,6 +44,8 @@ struct MeshAxes {
   std::shared_ptr<Collectives> world;      ///< all ranks
   /// All ranks, for host memory: `world` itself, unless it moves a GPU's memory.
   std::shared_ptr<Collectives> control;
+  /// The ranks that read this one's gradients where they lie, in one memory ("sync" backups); null where none do.
+  std::shared_ptr<Collectives> readers = nullptr;
 
   /// Returns OK, or the first failure among the groups (Collectives::status).
   absl::Status status() const;

@@ -10,14 +10,20 @@
 namespace tessera {
 namespace {
 
-/// "asynchronous" or "hogwild"
-std::string word_of(const Strategy& s) { return s.sync.is_hogwild() ? "hogwild" : "asynchronous"; }
+constexpr char kNotTriedTogether[] = "the two have not been tried together";
+constexpr char kUnknownInAStep[] = "no step knows of the other ranks'";
+
+/// "asynchronous", "hogwild" or "backups"
+std::string word_of(const Strategy& s) {
+  if (s.sync.type == SyncType::kBackups) return "backups";
+  return s.sync.is_hogwild() ? "hogwild" : "asynchronous";
+}
 
 StrategyRule placement_rule() {
   return {{"/sync/type", "/strategy"},
-          "sync.type asynchronous and hogwild need strategy SHARD_OPTIMIZER.",
+          "sync.type asynchronous, backups and hogwild need strategy SHARD_OPTIMIZER.",
           [](const Strategy& s) -> std::string {
-            if (!s.sync.is_asynchronous() || s.strategy == ShardingStrategy::kShardOptimizer) return "";
+            if (!s.sync.has_common_parameters() || s.strategy == ShardingStrategy::kShardOptimizer) return "";
             return word_of(s) +
                    " needs \"strategy\" \"SHARD_OPTIMIZER\": a rank has all values and gradients from forward to "
                    "backward, and masters and states are cut over their owners, the ranks. [T0827] hint: take that "
@@ -34,12 +40,24 @@ StrategyRule refusal(std::string other, std::string text, std::string what, std:
           }};
 }
 
-/// Makes a rule for something that asynchronous training excludes, Hogwild's too.
+/// Makes a rule for something that excludes all ways to train common parameters.
 StrategyRule never_with(std::string other, const std::string& what, std::function<bool(const Strategy&)> holds,
                         const char* why) {
   return refusal(
-      std::move(other), fmt::format("sync.type asynchronous and hogwild go without {}: {}.", what, why), what,
-      [holds = std::move(holds)](const Strategy& s) { return s.sync.is_asynchronous() && holds(s); }, why);
+      std::move(other), fmt::format("sync.type asynchronous, backups and hogwild go without {}: {}.", what, why), what,
+      [holds = std::move(holds)](const Strategy& s) { return s.sync.has_common_parameters() && holds(s); }, why);
+}
+
+/// Makes two rules for something that excludes them too: `why` says why asynchronous training does, Hogwild's too, and
+/// backups have not been tried with it.
+void add_untried(std::vector<StrategyRule>& rules, const std::string& other, const std::string& what,
+                 const std::function<bool(const Strategy&)>& holds, const char* why) {
+  rules.push_back(refusal(
+      other, fmt::format("sync.type asynchronous and hogwild go without {}: {}.", what, why), what,
+      [holds](const Strategy& s) { return s.sync.is_asynchronous() && holds(s); }, why));
+  rules.push_back(refusal(
+      other, fmt::format("sync.type backups goes without {}: {}.", what, kNotTriedTogether), what,
+      [holds](const Strategy& s) { return s.sync.type == SyncType::kBackups && holds(s); }, kNotTriedTogether));
 }
 
 /// Makes a rule for something that excludes Hogwild alone.
@@ -62,18 +80,27 @@ StrategyRule orders_rule() {
           }};
 }
 
+StrategyRule lambda_rule() {
+  return {
+      {"/sync/delay_compensation/adaptive", "/sync/delay_compensation/lambda"},
+      "sync.delay_compensation.adaptive needs sync.delay_compensation.lambda above 0.",
+      [](const Strategy& s) -> std::string {
+        const DelayCompensationConfig& delay = s.sync.asynchronous.delay_compensation;
+        if (!delay.adaptive || delay.lambda > 0) return "";
+        return "needs a \"lambda\" above 0, which it divides. hint: give \"lambda\" a number such as 0.04, or leave "
+               "both out";
+      }};
+}
+
 bool compresses_anything(const CompressionConfig& c) {
   return c.gradients != WireForm::kPlain || c.sums != WireForm::kPlain || c.gathers != WireForm::kPlain ||
          c.has_method() || c.error_feedback;
 }
 
-constexpr char kNotTriedTogether[] = "the two have not been tried together";
-constexpr char kUnknownInAStep[] = "no step knows of the other ranks'";
-
 }  // namespace
 
 std::vector<StrategyRule> asynchronous_rules() {
-  return {
+  std::vector<StrategyRule> rules = {
       placement_rule(),
       never_with(
           "/mesh/replicate", "mesh.replicate above 1", [](const Strategy& s) { return s.mesh.replicate > 1; },
@@ -111,15 +138,6 @@ std::vector<StrategyRule> asynchronous_rules() {
           [](const Strategy& s) { return s.mixed_precision.reduce != DType::kF32; },
           "no gradient is sent, so each would only be rounded"),
       never_with(
-          "/ema/decay", "ema", [](const Strategy& s) { return s.ema.decay > 0; },
-          "an average over steps has no meaning where each rank counts its own"),
-      never_with(
-          "/lr_schedule/base_batch_size", "lr_schedule.base_batch_size",
-          [](const Strategy& s) { return s.lr_schedule.base_batch_size > 0; }, kUnknownInAStep),
-      never_with(
-          "/on_spike/action", "on_spike", [](const Strategy& s) { return s.on_spike.action != SpikeAction::kNone; },
-          kUnknownInAStep),
-      never_with(
           "/durable/every", "durable", [](const Strategy& s) { return s.durable.every > 0; },
           "a commit needs a step that all ranks make together"),
       never_with(
@@ -152,7 +170,18 @@ std::vector<StrategyRule> asynchronous_rules() {
           "/optimizer/centered", "optimizer.centered where sync.states is shared",
           [](const Strategy& s) { return s.optimizer.centered && s.sync.asynchronous.states == StateSharing::kShared; },
           "steps are divided by the difference of two states, which may be 0 where two ranks have written one each"),
-      orders_rule()};
+      orders_rule(),
+      lambda_rule()};
+  add_untried(
+      rules, "/ema/decay", "ema", [](const Strategy& s) { return s.ema.decay > 0; },
+      "an average over steps has no meaning where each rank counts its own");
+  add_untried(
+      rules, "/lr_schedule/base_batch_size", "lr_schedule.base_batch_size",
+      [](const Strategy& s) { return s.lr_schedule.base_batch_size > 0; }, kUnknownInAStep);
+  add_untried(
+      rules, "/on_spike/action", "on_spike", [](const Strategy& s) { return s.on_spike.action != SpikeAction::kNone; },
+      kUnknownInAStep);
+  return rules;
 }
 
 }  // namespace tessera

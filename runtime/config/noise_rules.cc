@@ -37,8 +37,9 @@ std::vector<StrategyRule> noise_rules() {
           "/compression/method", "a compression.method", [](const Strategy& s) { return s.compression.has_method(); },
           "what ranks sum is not their gradients, so its norm does not belong to theirs", ""),
       without(
-          "/sync/type", "sync.type asynchronous or hogwild", [](const Strategy& s) { return s.sync.is_asynchronous(); },
-          "no rank knows the mean of all gradients", ""),
+          "/sync/type", "sync.type asynchronous, backups or hogwild",
+          [](const Strategy& s) { return s.sync.has_common_parameters(); }, "no rank knows the mean of all gradients",
+          ""),
       without(
           "/reproducible", "reproducible", [](const Strategy& s) { return s.reproducible; },
           "squares are added up rank by rank, so another number of ranks would have other bits in its results", ""),

@@ -130,9 +130,22 @@ class Renewal {
   JsonNode method_;
 };
 
-}  // namespace
+/// "delay_compensation" of "sync" was a number, its lambda.
+std::optional<std::string> renew_delay_compensation(JsonNode& root, const std::string& file) {
+  const auto sync = std::ranges::find(root.children, std::string("sync"), &JsonNode::key);
+  if (!root.is_object() || sync == root.children.end() || !sync->is_object()) return std::nullopt;
+  const auto found = std::ranges::find(sync->children, std::string("delay_compensation"), &JsonNode::key);
+  if (found == sync->children.end() || !found->value.is_number()) return std::nullopt;
+  JsonNode lambda = member_of(*found, "lambda");
+  found->value = nlohmann::json::object();
+  found->children = {std::move(lambda)};
+  return fmt::format(
+      "{}: /sync/delay_compensation: this version is the last that reads a number. hint: write "
+      "\"delay_compensation\": {}",
+      file, json_of(*found).dump());
+}
 
-std::optional<std::string> renew_old_keys(JsonNode& root, Diagnostics& diagnostics, const std::string& file) {
+std::optional<std::string> renew_compression(JsonNode& root, Diagnostics& diagnostics, const std::string& file) {
   const auto group = std::ranges::find(root.children, std::string(kGroup + 1), &JsonNode::key);
   if (!root.is_object() || group == root.children.end() || !group->is_object()) return std::nullopt;
   const std::vector<std::string> names = Renewal(*group, diagnostics).run();
@@ -141,6 +154,15 @@ std::optional<std::string> renew_old_keys(JsonNode& root, Diagnostics& diagnosti
   return fmt::format(
       "{}: /compression: this version is the last that reads {}. [T0738] hint: write \"compression\": {}", file,
       joined(names), now);
+}
+
+}  // namespace
+
+std::optional<std::string> renew_old_keys(JsonNode& root, Diagnostics& diagnostics, const std::string& file) {
+  const std::optional<std::string> delay = renew_delay_compensation(root, file);
+  const std::optional<std::string> compression = renew_compression(root, diagnostics, file);
+  if (!delay || !compression) return delay ? delay : compression;
+  return *delay + "\n" + *compression;
 }
 
 }  // namespace tessera

@@ -283,7 +283,10 @@ const std::vector<Named<SyncType>>& sync_types() {
        "another"},
       {SyncType::kHogwild, "hogwild",
        "the same in one copy of the parameters, which every rank reads and writes whenever it is ready, without locks "
-       "(arXiv 1106.5730)"}};
+       "(arXiv 1106.5730)"},
+      {SyncType::kBackups, "backups",
+       "a step sums the gradients of the ranks that come first, all but `count` of them; gradients that come later are "
+       "dropped (arXiv 1604.00981)"}};
   return list;
 }
 

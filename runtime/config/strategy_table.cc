@@ -57,6 +57,8 @@ const std::vector<StrategyGroup>& strategy_groups() {
       {"/durable", "Steps that outlive the process, without checkpoints."},
       {"/sync", "How replicas of the mesh stay one model."},
       {"/sync/outer", "The outer optimizer."},
+      {"/sync/delay_compensation",
+       "What mends gradients that were made with older values (DC-ASGD, arXiv 1609.08326)."},
       {"/memory", "What a rank may use."},
       {"/check", "Checks that cost something, for finding mistakes in a program."},
       {"/comm", "How ranks talk."}};

@@ -140,6 +140,22 @@ TEST(OldCompressionKeys, GiveTheStrategyOfTheNewFormInTheWarning) {
   }
 }
 
+TEST(OldKeys, DelayCompensationThatIsANumberIsItsLambda) {
+  const auto read = [](const std::string& delay) {
+    ::testing::internal::CaptureStderr();
+    const auto strategy = parse_strategy(
+        R"({"strategy": "SHARD_OPTIMIZER", "sync": {"type": "asynchronous", "delay_compensation": )" + delay + "}}",
+        "s.json");
+    EXPECT_TRUE(strategy.ok()) << strategy.status();
+    return std::pair(strategy.ok() ? strategy->to_json() : "", ::testing::internal::GetCapturedStderr());
+  };
+  const auto [old, warning] = read("0.25");
+  const auto [now, nothing] = read(R"({"lambda": 0.25})");
+  EXPECT_EQ(old, now);
+  EXPECT_THAT(warning, HasSubstr(R"(hint: write "delay_compensation": {"lambda":0.25})"));
+  EXPECT_EQ(nothing, "");
+}
+
 TEST(OldCompressionKeys, OnlyRankZeroWarns) {
   ::setenv("RANK", "1", 1);
   EXPECT_EQ(log_of(R"({"top_k": 0.1})"), "");

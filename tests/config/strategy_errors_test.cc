@@ -123,7 +123,7 @@ const BadFile kValues[] =
          R"(s.json:1:51: /noise_scale/every: cannot stand beside a compression.method: what ranks sum is not their gradients, so its norm does not belong to theirs. [T0834] hint: leave one of them out)"},
         {"NoiseScaleOfAsynchronousRanks",
          R"({"strategy": "SHARD_OPTIMIZER", "noise_scale": {"every": 50}, "sync": {"type": "asynchronous"}})",
-         R"(s.json:1:58: /noise_scale/every: cannot stand beside sync.type asynchronous or hogwild: no rank knows the mean of all gradients. [T0834] hint: leave one of them out)"},
+         R"(s.json:1:58: /noise_scale/every: cannot stand beside sync.type asynchronous, backups or hogwild: no rank knows the mean of all gradients. [T0834] hint: leave one of them out)"},
         {"NoiseScaleBesideReproducible", R"({"noise_scale": {"every": 50}, "reproducible": true})",
          R"(s.json:1:27: /noise_scale/every: cannot stand beside reproducible: squares are added up rank by rank, so another number of ranks would have other bits in its results. [T0834] hint: leave one of them out)"},
         {"NoiseScaleOfGpus", R"({"noise_scale": {"every": 50}, "comm": {"transport": "nccl"}})",

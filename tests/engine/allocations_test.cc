@@ -133,5 +133,14 @@ TEST(Allocations, AsynchronousPullsAndPushesAllocateNothing) {
   }
 }
 
+TEST(Allocations, StepsWithBackupsAllocateNothing) {
+  Strategy strategy = tiny_strategy(ShardingStrategy::kShardOptimizer);
+  strategy.sync.type = SyncType::kBackups;
+  run_ranks({.ranks = 2}, [&](const Mesh& mesh) {
+    expect_steady_step(mesh, strategy);
+    expect_no_more_than_plain_module(mesh, strategy);
+  });
+}
+
 }  // namespace
 }  // namespace tessera::testing

@@ -15,8 +15,18 @@ Condition when_asynchronous() {
           }};
 }
 
+Condition with_adaptive_lambda() {
+  return {"sync.delay_compensation.adaptive true", {"/sync/delay_compensation/adaptive"}, [](const Strategy& s) {
+            return s.sync.asynchronous.delay_compensation.adaptive;
+          }};
+}
+
 Condition when_hogwild() {
   return {"sync.type hogwild", {"/sync/type"}, [](const Strategy& s) { return s.sync.is_hogwild(); }};
+}
+
+Condition with_backups() {
+  return {"sync.type backups", {"/sync/type"}, [](const Strategy& s) { return s.sync.type == SyncType::kBackups; }};
 }
 
 Condition with_outer_optimizer() {
@@ -40,14 +50,15 @@ std::vector<StrategyKey> sync_keys() {
        .default_json = R"("each_step")",
        .example_json = R"("diloco")",
        .doc =
-           "How replicas stay one model. But with each_step, asynchronous and hogwild nothing goes over the replicate "
-           "axis "
-           "between two outer steps: loss, norm, clipping and skipped steps are a replica's. A save makes an outer "
+           "How replicas stay one model. But with each_step, asynchronous, backups and hogwild nothing goes over the "
+           "replicate axis between two outer steps: loss, norm, clipping and skipped steps are a replica's. A save "
+           "makes an outer "
            "step if one is due, then averages optimizer states over replicas and goes on with those. A GPU does all of "
            "it in its own memory, with the CPU's bits.",
        .cost = "Replicas differ between outer steps, which slows learning. Memory: 4 bytes for each parameter of the "
                "largest unit; with diloco and streaming_diloco 8 more for each of this rank's master weights; with "
-               "asynchronous 4 for each of these, and none for the largest unit; with hogwild what sync.states says."},
+               "asynchronous and backups 4 for each of these, and none for the largest unit; with hogwild what "
+               "sync.states says."},
       {.pointer = "/sync/every",
        .field = integer_field(AT(sync.every)),
        .range = {0, kMany},
@@ -135,17 +146,33 @@ std::vector<StrategyKey> sync_keys() {
               "pulled the values with which the gradient was made.",
        .cost = "With inverse, old gradients move parameters less.",
        .only_if = when_asynchronous()},
-      {.pointer = "/sync/delay_compensation",
-       .field = number_field(AT(sync.asynchronous.delay_compensation)),
+      {.pointer = "/sync/delay_compensation/lambda",
+       .field = number_field(AT(sync.asynchronous.delay_compensation.lambda)),
        .range = {0, 1000},
        .default_json = "0.0",
        .example_json = "0.04",
-       .doc =
-           "lambda: to each gradient g is added lambda * g * g * (the value now - the value that this rank pulled), "
-           "element by element (DC-ASGD with a constant lambda, arXiv 1609.08326). The rank's own parameters are what "
-           "it pulled, so it needs no further memory.",
+       .doc = "To each gradient g is added lambda * g * g * (the value now - the value that this rank pulled), element "
+              "by element. The rank's own parameters are what it pulled, so it needs no further memory. 0: nothing is "
+              "added.",
        .cost = "Another pass over gradients and two values of each parameter.",
        .only_if = when_asynchronous()},
+      {.pointer = "/sync/delay_compensation/adaptive",
+       .field = boolean_field(AT(sync.asynchronous.delay_compensation.adaptive)),
+       .default_json = "false",
+       .example_json = "true",
+       .doc = "Divides lambda by sqrt(m + 1e-7), element by element, where m is a running mean of g * g over all "
+              "updates of the shard (DC-ASGD-a). A checkpoint does not hold m: a run that goes on from one begins it "
+              "at 0.",
+       .cost = "Memory: 4 bytes for each of this rank's master weights. A square root and a division an element.",
+       .only_if = when_asynchronous()},
+      {.pointer = "/sync/delay_compensation/decay",
+       .field = number_field(AT(sync.asynchronous.delay_compensation.decay)),
+       .range = {0, 1, false, true},
+       .default_json = "0.95",
+       .example_json = "0.9",
+       .doc = "m becomes decay * m + (1 - decay) * g * g with each update.",
+       .cost = "Larger: m follows the gradients more slowly.",
+       .only_if = with_adaptive_lambda()},
       {.pointer = "/sync/states",
        .field = choice_field(AT(sync.asynchronous.states), state_sharings()),
        .default_json = R"("own")",
@@ -156,6 +183,17 @@ std::vector<StrategyKey> sync_keys() {
                "state's update is lost where two ranks make one at the same time, and its cache lines go from core to "
                "core.",
        .only_if = when_hogwild()},
+      {.pointer = "/sync/count",
+       .field = integer_field(AT(sync.backups)),
+       .range = {0, 65535},
+       .unit = "ranks",
+       .default_json = "0",
+       .example_json = "1",
+       .doc = "A step waits for the gradients of all ranks but so many (arXiv 1604.00981). What a rank has later than "
+              "the others is dropped and counted, and it goes on with the next step. With 0 a run has the bits of "
+              "each_step with gradient_sync last_microbatch.",
+       .cost = "Larger: fewer waits for slow ranks, and a step that is made of fewer samples.",
+       .only_if = with_backups()},
       {.pointer = "/sync/record_order",
        .field = plain_field<ValueKind::kName, std::string>(AT(sync.asynchronous.record_order)),
        .default_json = R"("")",

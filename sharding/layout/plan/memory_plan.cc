@@ -434,11 +434,13 @@ void MemoryPlan::plan_outer() {
     }
   }
   const bool streams = outer.type == SyncType::kStreamingDiloco;
-  const std::int64_t copies = outer.has_outer_optimizer() ? 2 : outer.type == SyncType::kAsynchronous ? 1 : 0;
+  const bool has_common_values = outer.has_common_parameters() && !outer.is_hogwild();
+  const bool has_mean_squares = has_common_values && outer.asynchronous.delay_compensation.adaptive;
+  const std::int64_t copies = outer.has_outer_optimizer() || has_mean_squares ? 2 : has_common_values ? 1 : 0;
   // A rank of Hogwild that has states of its own has those of the others' parts, too.
   const bool has_all_states = outer.is_hogwild() && outer.asynchronous.states == StateSharing::kOwn;
   const std::int64_t more = has_all_states ? static_cast<std::int64_t>(input_.states.size()) * (all - part) : 0;
-  outer_numel_ = {part, copies * part + more, outer.is_asynchronous() ? 0 : largest,
+  outer_numel_ = {part, copies * part + more, outer.has_common_parameters() ? 0 : largest,
                   streams ? std::ranges::max(fragments) : 0};
   use_[MemoryCategory::kOptimizer] += 4 * outer_numel_.states;
   use_[MemoryCategory::kStaging] += 4 * outer_numel_.staging();

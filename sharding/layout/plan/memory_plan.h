@@ -269,7 +269,8 @@ class MemoryPlan {
   /// number of records of a unit, half of kMostQueueDepth at most: a user who has the memory may set more.
   std::int64_t queue_depth() const { return queue_depth_; }
   /// Elements for outer steps and asynchronous ones (SyncConfig). `part`: this rank's part of all masters. `states`:
-  /// outer weights and momentum, each as many; or the values that asynchronous ranks pull; or what a rank of Hogwild
+  /// outer weights and momentum, each as many; or the values that ranks pull, and with an adaptive lambda the means of
+  /// its squares (DelayCompensationConfig); or what a rank of Hogwild
   /// that has all states for itself has beside its part of them (MemoryCategory::kOptimizer).
   /// `largest`: the largest group, whole, on its way over the replicate axis. `sent`: with streaming_diloco this rank's
   /// part of the outer gradients of the largest fragment. The last two count in kStaging.

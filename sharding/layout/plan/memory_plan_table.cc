@@ -75,6 +75,11 @@ std::string MemoryPlan::to_table() const {
             " for others of the step's tree in scratch, " + format_bytes(waiting_bytes()) + " (" +
             std::to_string(waiting_bytes()) + " bytes)\n";
   }
+  if (input_.outer.type == SyncType::kBackups) {
+    const std::int64_t ranks = input_.mesh.world_size();
+    text += "backups: a step sums the gradients of the first " + std::to_string(ranks - input_.outer.backups) + " of " +
+            std::to_string(ranks) + " ranks, which read them where they lie\n";
+  }
   if (streamed_bytes_ > 0) {
     text += "through the GPU: a step copies " + format_bytes(streamed_bytes_) + " (" + std::to_string(streamed_bytes_) +
             " bytes) of " + std::to_string(state_records_.records + tensor_state_records_.records) +

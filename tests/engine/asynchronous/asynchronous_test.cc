@@ -54,11 +54,11 @@ const std::vector<Option>& options() {
       {"adamw", nullptr},
       {"sgd", sgd},
       {"inverse", [](Strategy& s) { sgd(s), s.sync.asynchronous.scale = AgeScale::kInverse; }},
-      {"compensated", [](Strategy& s) { sgd(s), s.sync.asynchronous.delay_compensation = 2.0; }},
+      {"compensated", [](Strategy& s) { sgd(s), s.sync.asynchronous.delay_compensation.lambda = 2.0; }},
       {"compensated and inverse",
        [](Strategy& s) {
          s.sync.asynchronous.scale = AgeScale::kInverse;
-         s.sync.asynchronous.delay_compensation = 0.5;
+         s.sync.asynchronous.delay_compensation.lambda = 0.5;
        }},
       {"two microbatches", [](Strategy& s) { s.gradient_accumulation = 2; }},
       {"at most one step ahead", [](Strategy& s) { s.sync.asynchronous.max_staleness = 1; }},
@@ -174,7 +174,32 @@ TEST(Asynchronous, AgeIsTheNumberOfUpdatesByOtherRanks) {
     for (const StepResult& step : got.steps[static_cast<std::size_t>(rank)]) {
       EXPECT_EQ(step.staleness_max, rank);
       EXPECT_EQ(step.staleness_mean, rank);
+      EXPECT_GT(step.ages.total(), 0);
+      EXPECT_EQ(step.ages.counts[static_cast<std::size_t>(rank)], step.ages.total());
     }
+  }
+}
+
+TEST(Asynchronous, StalenessOfTheEngineIsThatOfAllItsSteps) {
+  run_ranks({.ranks = kRanks}, [&](const Mesh& mesh) {
+    Session session(mesh, asynchronous(sgd));
+    AgeHistogram all;
+    for (std::size_t i = 0; i < 4; ++i) all.add(session.train(i).ages);
+    EXPECT_GT(all.total(), 0);
+    EXPECT_EQ(session.engine.staleness().counts, all.counts);
+    barrier(mesh);
+  });
+}
+
+TEST(AgeHistogram, AgesFallIntoTheirBuckets) {
+  const std::pair<std::int64_t, const char*> buckets[] = {{0, "0"},      {7, "7"},      {8, "8-15"}, {15, "8-15"},
+                                                          {16, "16-31"}, {63, "32-63"}, {64, "64+"}, {1 << 20, "64+"}};
+  for (const auto& [age, name] : buckets) {
+    AgeHistogram ages;
+    ages.add(age);
+    EXPECT_EQ(ages.total(), 1) << age;
+    for (std::size_t bucket = 0; bucket < AgeHistogram::kBuckets; ++bucket)
+      EXPECT_EQ(ages.counts[bucket], AgeHistogram::name_of(bucket) == name ? 1 : 0) << age << " in " << bucket;
   }
 }
 
@@ -460,6 +485,9 @@ TEST(Asynchronous, UnsupportedKeysBesideAsynchronousAreRefused) {
   const std::string one_file = R"("sync": {"type": "asynchronous", "record_order": "a", "play_order": "a"})";
   EXPECT_THAT(error_of([&] { Strategy::from_json(R"({"strategy": "SHARD_OPTIMIZER", )" + one_file + "}"); }),
               HasSubstr("/sync/record_order: is the file of the other order"));
+  const std::string adaptive = R"("sync": {"type": "asynchronous", "delay_compensation": {"adaptive": true}})";
+  EXPECT_THAT(error_of([&] { Strategy::from_json(R"({"strategy": "SHARD_OPTIMIZER", )" + adaptive + "}"); }),
+              HasSubstr("/sync/delay_compensation/adaptive: needs a \"lambda\" above 0"));
   EXPECT_THAT(error_with(R"("reproducible": true)"), HasSubstr("cannot stand beside a sync.type other than each_step"));
   EXPECT_THAT(error_of([] { Strategy::from_json(R"({"sync": {"type": "asynchronous"}})"); }),
               HasSubstr("SHARD_OPTIMIZER"));

@@ -87,7 +87,7 @@ void OrderOracle::push(const OrderLine& line, Shard& shard) {
   const std::int64_t age = shard.version - shard.pulled[line.rank];
   const auto mean = static_cast<float>(1.0 / static_cast<double>(strategy_.gradient_accumulation));
   const float younger = config.scale == AgeScale::kInverse ? 1.0F / static_cast<float>(1 + age) : 1.0F;
-  const auto lambda = static_cast<float>(config.delay_compensation);
+  const auto lambda = static_cast<float>(config.delay_compensation.lambda);
   for (const Piece& piece : shard.pieces) {
     const at::Tensor& pulled = of_[static_cast<std::size_t>(line.rank)][piece.parameter];
     if (!pulled.grad().defined()) continue;

@@ -149,6 +149,7 @@ class Oracle {
         for (int rank = 0; rank < kRanks; ++rank) added.of.push_back(added.values.clone());
         added.first = at::zeros_like(added.values);
         added.second = at::zeros_like(added.values);
+        added.mean_squares = at::zeros_like(added.values);
         added.versions.resize(kRanks);
         added.pulled.resize(kRanks, std::vector<std::int64_t>(kRanks));
       }
@@ -175,11 +176,11 @@ class Oracle {
       const at::Tensor pulled = cut(group.of[rank]), now = cut(group.values);
       const float younger = config.scale == AgeScale::kInverse ? 1.0F / static_cast<float>(1 + age) : 1.0F;
       at::Tensor g = pulled * 0.25F + made;
-      if (config.delay_compensation == 0) {
+      if (config.delay_compensation.lambda == 0) {
         g = g * (0.5F * younger);
       } else {
         g = g * 0.5F;
-        g = (g + g * static_cast<float>(config.delay_compensation) * g * (now - pulled)) * younger;
+        g = (g + lambdas(cut(group.mean_squares), g) * g * g * (now - pulled)) * younger;
       }
       update(now, cut(group.first), cut(group.second), g, group.versions[owner]);
     }
@@ -197,11 +198,21 @@ class Oracle {
 
  private:
   struct Group {
-    at::Tensor values, first, second;
+    at::Tensor values, first, second, mean_squares;
     std::vector<at::Tensor> of;  ///< [rank]: the values that the rank pulled
     std::vector<std::int64_t> versions;
     std::vector<std::vector<std::int64_t>> pulled;
   };
+
+  /// lambda of each element; an adaptive one moves the mean of squares.
+  at::Tensor lambdas(at::Tensor mean_squares, const at::Tensor& g) const {
+    const DelayCompensationConfig& config = strategy_.sync.asynchronous.delay_compensation;
+    const at::Tensor lambda = at::full_like(g, config.lambda);
+    if (!config.adaptive) return lambda;
+    mean_squares.copy_(mean_squares * static_cast<float>(config.decay) +
+                       g * g * static_cast<float>(1.0 - config.decay));
+    return lambda / exact_root(mean_squares + 1e-7F);
+  }
 
   void update(at::Tensor weight, at::Tensor first, at::Tensor second, const at::Tensor& g, std::int64_t count) const {
     const OptimizerConfig& config = strategy_.optimizer;
@@ -245,8 +256,9 @@ const std::pair<OptimizerType, AsynchronousConfig> kOptions[] = {
     {OptimizerType::kSgd, {}},
     {OptimizerType::kAdamW, {}},
     {OptimizerType::kSgd, {.scale = AgeScale::kInverse}},
-    {OptimizerType::kSgd, {.delay_compensation = 1.5}},
-    {OptimizerType::kAdamW, {.scale = AgeScale::kInverse, .delay_compensation = 0.5}},
+    {OptimizerType::kSgd, {.delay_compensation = {.lambda = 1.5}}},
+    {OptimizerType::kAdamW, {.scale = AgeScale::kInverse, .delay_compensation = {.lambda = 0.5}}},
+    {OptimizerType::kSgd, {.delay_compensation = {.lambda = 0.5, .adaptive = true, .decay = 0.75}}},
     {OptimizerType::kSgd, {.max_staleness = 1}},
     {OptimizerType::kAdamW, {.max_staleness = 0}}};
 
@@ -266,7 +278,7 @@ TEST(OwnedShards, RandomOrdersEqualPlainLibTorch) {
   const TestFolder folder;
   std::int64_t oldest = 0;
   for (std::uint64_t seed = 0; seed < 200; ++seed) {
-    const std::size_t option = seed % 5;
+    const std::size_t option = seed % 6;
     const auto& [type, config] = kOptions[option];
     SCOPED_TRACE("option " + std::to_string(option) + ", seed " + std::to_string(seed));
     Strategy strategy = strategy_of(type, config);
@@ -314,6 +326,10 @@ TEST(OwnedShards, MemoryEqualsThePlan) {
     EXPECT_EQ(rank.shards().memory_bytes(), rank.plan().use()[MemoryCategory::kOptimizer]);
     EXPECT_EQ(rank.plan().outer_numel().states, rank.plan().outer_numel().part);
     rank.values();
+    Rank adaptive(mesh, strategy_of(OptimizerType::kAdamW, {.delay_compensation = {.lambda = 1, .adaptive = true}}));
+    EXPECT_EQ(adaptive.shards().memory_bytes(), adaptive.plan().use()[MemoryCategory::kOptimizer]);
+    EXPECT_EQ(adaptive.plan().outer_numel().states, 2 * adaptive.plan().outer_numel().part);
+    adaptive.values();
   });
 }
 

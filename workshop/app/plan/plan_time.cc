@@ -70,11 +70,11 @@ MeshLinks TimingFiles::links_of(const PlanInput& input, int ranks_per_host) cons
 }
 
 void expect_predictable(const MemoryPlan& plan) {
-  if (!plan.input().outer.is_asynchronous()) return;
+  if (!plan.input().outer.has_common_parameters()) return;
   throw Error(
       ExitCode::kConfig,
-      "/sync/type: the time of asynchronous ranks is not predicted, since each has its own. [T0830] hint: leave "
-      "--links out, or \"sync\" out of the strategy");
+      "/sync/type: the time of asynchronous ranks, and of backups, is not predicted, since each rank has its own. "
+      "[T0830] hint: leave --links out, or \"sync\" out of the strategy");
 }
 
 PredictedStep predicted_step(const MemoryPlan& plan, const TimingFiles& files, int ranks_per_host) {

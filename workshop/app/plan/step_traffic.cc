@@ -22,7 +22,7 @@ class StepTraffic {
         replicate_(input_.mesh.replicate_size > 1) {}
 
   std::vector<StepCollective> all() {
-    if (input_.outer.is_asynchronous()) return {};
+    if (input_.outer.has_common_parameters()) return {};
     gather_parameters();
     reduce_gradients();
     publish_updates();

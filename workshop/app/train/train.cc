@@ -311,6 +311,10 @@ class BatchesAhead {
     cursor_ = now.cursor;
     return {now.upload.tensors()[0], now.upload.tensors()[1], now.weight};
   }
+  /// Leaves out so many batches.
+  void skip(std::int64_t count) {
+    for (; count > 0; --count) next();
+  }
   /// Returns the epoch of the latest `next`.
   std::int64_t epoch() const { return epoch_; }
   /// Returns the cursor behind the latest `next`.
@@ -376,10 +380,9 @@ std::vector<Metric> about(const TrainCommand& command, const Prepared& run, cons
   return metrics;
 }
 
-/// An evaluation is due after every --eval-every steps and after the last.
-bool evaluation_is_due(const TrainCommand& command, const Prepared& run, std::int64_t steps_done) {
-  const bool regular = command.eval_every > 0 && steps_done % command.eval_every == 0;
-  return run.evaluation && (regular || steps_done == command.steps);
+/// An evaluation is due after every --eval-every steps and after the last. `before`: the steps done one result earlier.
+bool evaluation_is_due(const TrainCommand& command, const Prepared& run, std::int64_t before, std::int64_t steps_done) {
+  return run.evaluation && (passes(before, steps_done, command.eval_every) || steps_done == command.steps);
 }
 
 /// Writes a trace. If that cannot be written there is only a warning, since the training it shows is done.
@@ -428,31 +431,37 @@ int train(const TrainCommand& command, const Mesh& mesh, Prepared& run, Engine& 
   std::optional<StepProfiler> profiler;
   if (!run.outputs.profile.empty()) profiler.emplace(engine);
   const auto report_latencies = [&](std::int64_t after_step) {
-    if (speaks && command.histogram_every > 0) report.add(engine.latencies(), after_step);
+    if (!speaks || command.histogram_every == 0) return;
+    report.add(engine.latencies(), after_step);
+    report.add(engine.staleness(), after_step);
   };
-  for (std::int64_t step = done; step < command.steps; ++step) {
-    const bool traces = step == std::max<std::int64_t>(done, command.steps - kTracedSteps);
+  bool is_traced = false;
+  for (std::int64_t step = done; step < command.steps;) {  // the steps that are done
+    const bool traces = !is_traced && step >= command.steps - kTracedSteps;
+    is_traced = is_traced || traces;
     if (traces && !trace.empty()) Trace::start();
     if (traces && traces_operators) operators.start();
     FinishedStep now{train_step(engine, *run.model, batches), batches.epoch(), engine.traffic()};
     if (profiler) profiler->end_step(/*counts=*/step > done);
+    // A rank that was late has skipped steps ("sync" backups), and skips their data.
+    const std::int64_t before = std::exchange(step, step + std::max<std::int64_t>(1, now.result.missed));
+    batches.skip((step - before - 1) * engine.strategy().gradient_accumulation);
     if (unknown) report_step(*unknown);
     unknown.reset();
-    const bool evaluates = evaluation_is_due(command, run, step + 1);
+    const bool evaluates = evaluation_is_due(command, run, before, step);
     now.result.is_known() || evaluates ? report_step(now) : void(unknown = std::move(now));
-    if (command.histogram_every > 0 && (step + 1) % command.histogram_every == 0 && step + 1 < command.steps)
-      report_latencies(step + 1);
+    if (passes(before, step, command.histogram_every) && step < command.steps) report_latencies(step);
     std::optional<double> held_out;
     if (evaluates) {
       const EvaluationResult result = run.evaluation->run(*run.model, engine);
       held_out = result.loss;
-      if (speaks) report.add(result, step + 1, engine.traffic());
+      if (speaks) report.add(result, step, engine.traffic());
     }
-    const bool ends = checkpoints.after_step(step + 1, command.steps, batches.cursor(), held_out);
-    commit_durable_step(engine, checkpoints.items(batches.cursor()), ends || step + 1 == command.steps);
+    const bool ends = checkpoints.after_step({before, step, command.steps}, batches.cursor(), held_out);
+    commit_durable_step(engine, checkpoints.items(batches.cursor()), ends || step == command.steps);
     // A signal came, so the outputs of the end of training are left to the run that goes on.
     if (ends) {
-      report_latencies(step + 1);
+      report_latencies(step);
       return command.checkpoints.signal_exit_code;
     }
   }

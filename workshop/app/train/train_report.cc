@@ -140,6 +140,8 @@ std::vector<Metric> TrainReport::metrics_of(const StepResult& result, std::int64
                                  {"loss_scale", result.loss_scale},
                                  {"staleness_mean", result.staleness_mean},
                                  {"staleness_max", result.staleness_max},
+                                 {"missed", result.missed},
+                                 {"dropped", result.dropped},
                                  {"noise_scale", result.noise_scale},
                                  {"noise_batch", result.noise_batch},
                                  {"noise_square", result.noise_square},
@@ -180,7 +182,9 @@ void TrainReport::add(const StepResult& result, std::int64_t epoch, const Traffi
   times_.add(result.seconds);
   recent_loss_ += result.loss;
   ++recent_steps_;
-  if (result.step % options_.log_every == 0 || result.step == options_.steps) {
+  dropped_ = result.dropped;
+  const std::int64_t before = result.step - std::max<std::int64_t>(1, result.missed);
+  if (passes(before, result.step, options_.log_every) || result.step == options_.steps) {
     last_mean_loss_ = recent_loss_ / static_cast<double>(recent_steps_);
     last_mean_steps_ = recent_steps_;
     recent_loss_ = 0.0;
@@ -207,6 +211,17 @@ void TrainReport::add(std::span<const CallLatency> latencies, std::int64_t after
            {}});
   }
   if (!latencies.empty()) write({{}, {}, event});
+}
+
+void TrainReport::add(const AgeHistogram& ages, std::int64_t after_step) {
+  if (ages.total() == 0) return;
+  std::vector<Metric> line = {{"event", "staleness"}, {"after_step", after_step}};
+  std::vector<Metric> event = {{"step", after_step}};
+  for (std::size_t bucket = 0; bucket < AgeHistogram::kBuckets; ++bucket) {
+    line.push_back({AgeHistogram::name_of(bucket), ages.counts[bucket]});
+    event.push_back({"staleness/" + AgeHistogram::name_of(bucket), ages.counts[bucket]});
+  }
+  write({line, {}, event});
 }
 
 void TrainReport::add(const EvaluationResult& result, std::int64_t after_step, const TrafficCounts& traffic) {
@@ -278,6 +293,7 @@ absl::Status TrainReport::finish(std::optional<double> unigram_entropy) {
                 static_cast<long long>(last_mean_steps_));
   }
   if (unigram_entropy) std::printf("; unigram entropy %.4f", *unigram_entropy);
+  if (dropped_ > 0) std::printf("; %lld gradients came late and were dropped", static_cast<long long>(dropped_));
   std::printf("\n");
   const RunOutputs& outputs = options_.outputs;
   for (File& file : files_) {

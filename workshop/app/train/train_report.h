@@ -19,6 +19,12 @@
 
 namespace tessera::app {
 
+/// Whether a run passes a multiple of `every` on its way from `before` steps to `after`; 0: it has none. A step is one
+/// more than the one before, except on a rank that skips some (StepResult::missed).
+inline bool passes(std::int64_t before, std::int64_t after, std::int64_t every) {
+  return every > 0 && after / every > before / every;
+}
+
 /// What rank 0 reports of a run: a line every `log_every` steps on stdout, an object every step in the metrics file.
 ///
 ///     step   20/300  loss 3.1042  epoch 0.13  norm 1.21  lr 5.00e-04  1830 tok/s  step p50 1.120 s, p95 1.200 s
@@ -35,6 +41,7 @@ namespace tessera::app {
 ///     {"run":"20261122-082250-9f3c","step":1,"epoch":0,"loss":5.54,...}
 ///     {"run":"20261122-082250-9f3c","event":"evaluation","after_step":100,"eval_loss":3.02,...}
 ///     {"run":"20261122-082250-9f3c","event":"latency","after_step":100,"call":"gather",...}
+///     {"run":"20261122-082250-9f3c","event":"staleness","after_step":100,"0":812,"1":96,...}
 ///
 /// docs/metrics.md lists the fields.
 ///
@@ -67,6 +74,8 @@ class TrainReport {
   void add(const EvaluationResult& result, std::int64_t after_step, const TrafficCounts& traffic);
   /// `latencies`: Engine::latencies after the step.
   void add(std::span<const CallLatency> latencies, std::int64_t after_step);
+  /// `ages`: Engine::staleness after the step. Without a gradient in it nothing is written.
+  void add(const AgeHistogram& ages, std::int64_t after_step);
   /// Prints "final loss 1.9 (mean of the last 10 steps); ...", closes the files, and prints their paths. Error 74 where
   /// a metrics file lacks something.
   absl::Status finish(std::optional<double> unigram_entropy);
@@ -99,6 +108,7 @@ class TrainReport {
   std::int64_t recent_steps_ = 0;
   double last_mean_loss_ = 0.0;
   std::int64_t last_mean_steps_ = 0;
+  std::int64_t dropped_ = 0;  ///< StepResult::dropped
   double advised_scale_ = 0;  ///< the noise scale of the last advice
 };
 

@@ -19,6 +19,7 @@
 #include "runtime/border/throw.h"
 #include "runtime/comm/mesh_groups.h"
 #include "tessera/checkpoint.h"
+#include "workshop/app/train/train_report.h"
 
 namespace tessera::app {
 namespace {
@@ -127,13 +128,19 @@ void TrainingCheckpoints::take_best(const CheckpointItems& items) {
   least_loss_ = loss.get<double>();
 }
 
-bool TrainingCheckpoints::after_step(std::int64_t step, std::int64_t steps, const SamplerCursor& data,
-                                     std::optional<double> held_out) {
-  if (!ranks_) return false;
+/// All ranks say the same of the same steps, also those that skip some: they meet where the first of them does.
+bool TrainingCheckpoints::ranks_meet(const Place& at, bool has_measured) const {
+  if (engine_.strategy().sync.type != SyncType::kBackups || has_measured || at.step == at.steps) return true;
+  return passes(at.before, at.step, kStepsBetweenMeetings) || passes(at.before, at.step, config_.every_steps);
+}
+
+bool TrainingCheckpoints::after_step(const Place& at, const SamplerCursor& data, std::optional<double> held_out) {
+  if (!ranks_ || !ranks_meet(at, held_out.has_value())) return false;
+  const auto [before, step, steps] = at;
   const Agreed agreed = agree();
   if (agreed.save_has_ended) end_save(Failure::kIsWarned);
   report_progress();
-  const bool is_regular = config_.every_steps > 0 && step % config_.every_steps == 0;
+  const bool is_regular = passes(before, step, config_.every_steps);
   const bool is_last = agreed.signal != 0 || step == steps;
   // A loss that is NaN is not less than any other.
   const bool is_less = held_out && (!least_loss_ || *held_out < *least_loss_) && *held_out == *held_out;

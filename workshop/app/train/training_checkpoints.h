@@ -53,8 +53,9 @@ class StopSignals {
 /// A checkpoint is made every checkpoint.every_steps steps, every checkpoint.every_minutes minutes by rank 0's clock,
 /// when a signal asks for the end, and after the last step; with --keep-best also when held-out data had their least
 /// loss so far. Up to checkpoint.failures may fail in a row, with a warning each; the last one of a run must
-/// succeed. Ranks agree with an all-gather of one byte a step. If there is no folder nothing happens, and signals keep
-/// their usual effect.
+/// succeed. Ranks agree with an all-gather of one byte a step; with "sync" backups, where nobody waits for the slowest
+/// rank in a step, they do so every kStepsBetweenMeetings steps, and where a checkpoint is due by steps, or held-out
+/// data have been measured. If there is no folder nothing happens, and signals keep their usual effect.
 class TrainingCheckpoints {
  public:
   /// Makes the checkpoints of a training run with `engine`, whose strategy says when. Collective, if there is a folder.
@@ -71,11 +72,14 @@ class TrainingCheckpoints {
   /// microbatch.
   CheckpointItems items(const SamplerCursor& data) const;
 
-  /// Called after step number `step` of `steps`: saves if it is time. `data`: the cursor behind the step's last
-  /// microbatch. `held_out`: the loss on held-out data after this step, the same on every rank, if it was measured.
+  /// Where a run stands: the steps that are done, those that were one result earlier, and all of them.
+  struct Place {
+    std::int64_t before = 0, step = 0, steps = 0;
+  };
+  /// Called after each step: saves if it is time. `data`: the cursor behind the step's last microbatch. `held_out`: the loss on held-out data after this step, the same on every rank, if it was measured.
   /// True: training ends here, since a signal came. Collective; throws tessera::Error where a checkpoint cannot be
   /// written, and training must end for it.
-  bool after_step(std::int64_t step, std::int64_t steps, const SamplerCursor& data, std::optional<double> held_out);
+  bool after_step(const Place& at, const SamplerCursor& data, std::optional<double> held_out);
 
  private:
   enum class Failure : std::uint8_t { kIsWarned, kEndsTraining };
@@ -85,6 +89,8 @@ class TrainingCheckpoints {
   template <class Body>
   bool attempt(std::int64_t step, Failure failure, const Body& body);
   void take_best(const CheckpointItems& items);
+  static constexpr std::int64_t kStepsBetweenMeetings = 10;
+  bool ranks_meet(const Place& at, bool has_measured) const;
   struct Agreed {
     int signal = 0;
     bool minutes_are_over = false;

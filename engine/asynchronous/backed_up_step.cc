@@ -1,0 +1,58 @@
+#include "engine/asynchronous/backed_up_step.h"
+
+#include <string>
+
+#include "runtime/base/log.h"
+
+namespace tessera {
+
+BackedUpStep::BackedUpStep(const StepContext& context, GradientNorm& norm, FirstGradients& gradients)
+    : LoneStep(context, norm, gradients), reducer_(context.reducer), gradients_(gradients) {
+  std::size_t parameters = 0;
+  for_each_trainable(units_, [&](const FlatGroup& group) { parameters += group.parameters.size(); });
+  own_used_.resize(parameters);
+}
+
+void BackedUpStep::note_used() {
+  auto flag = own_used_.begin();
+  for_each_trainable(units_, [&](const FlatGroup& group) {
+    for (std::size_t i = 0; i < group.parameters.size(); ++i) *flag++ = reducer_.used(group, i) ? 1 : 0;
+  });
+}
+
+void BackedUpStep::run(const LocalStep& local, StepResult& result) {
+  const LocalStep told = told_of(local);
+  note_used();
+  gradients_.offer(told, own_used_) ? take_part(told, result) : be_late(told, result);
+  result.dropped = gradients_.dropped();
+}
+
+void BackedUpStep::take_part(const LocalStep& told, StepResult& result) {
+  const AgreedStep& agreed = gradients_.sum(told);
+  used_ = &own_used_;
+  tell(agreed, gradients_.ranks_of_a_step(), result);
+  if (!result.overflow) {
+    gradients_.update(rule(), {rates_for(agreed.weight, result), agreed.used});
+    ++applied_;
+  } else if (gradients_.speaks()) {
+    log_warning("step " + std::to_string(result.step) + ": a gradient is infinite or NaN; the step is skipped");
+  }
+  gradients_.end(applied_);
+}
+
+/// Its numbers are this rank's alone.
+void BackedUpStep::be_late(const LocalStep& told, StepResult& result) {
+  const AgreedStep& own = decide_alone(told);
+  tell(own, /*ranks=*/1, result);
+  result.overflow = false;  // that of a gradient which is dropped skips no step
+  result.missed = gradients_.miss();
+  result.step += result.missed - 1;
+  applied_ = gradients_.applied();
+}
+
+void BackedUpStep::resume(const StepProgress& progress) {
+  gradients_.set_applied(progress.applied);
+  LoneStep::resume(progress);
+}
+
+}  // namespace tessera

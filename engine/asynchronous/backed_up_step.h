@@ -1,0 +1,31 @@
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "engine/asynchronous/first_gradients.h"
+#include "engine/asynchronous/lone_step.h"
+
+namespace tessera {
+
+/// A step that sums the gradients of the ranks that come first ("sync" backups): loss, norm, clipping and skipped steps
+/// are those of these ranks together. A rank that comes later drops its gradients, and goes on behind the newest step.
+class BackedUpStep final : public LoneStep {
+ public:
+  /// As LoneStep. Refers to `gradients`.
+  BackedUpStep(const StepContext& context, GradientNorm& norm, FirstGradients& gradients);
+
+  void run(const LocalStep& local, StepResult& result) override;
+  void resume(const StepProgress& progress) override;
+
+ private:
+  void note_used();
+  void take_part(const LocalStep& told, StepResult& result);
+  void be_late(const LocalStep& told, StepResult& result);
+
+  const Reducer& reducer_;
+  FirstGradients& gradients_;
+  std::vector<char> own_used_;  ///< [trainable parameter]: of this rank
+};
+
+}  // namespace tessera

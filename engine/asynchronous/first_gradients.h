@@ -1,0 +1,130 @@
+#pragma once
+
+// See docs/glossary.md: flat group, unit.
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "engine/asynchronous/common_parameters.h"
+#include "engine/asynchronous/owned_shards.h"
+#include "engine/asynchronous/peer_board.h"
+#include "engine/step/agree/step_agreement.h"
+#include "optim/grad_norm.h"
+#include "sharding/arena.h"
+#include "sharding/layout/plan/memory_plan.h"
+#include "sharding/unit.h"
+
+namespace tessera {
+
+/// Steps that are made of the gradients that come first: all ranks' but SyncConfig::backups (arXiv 1604.00981). Values
+/// and states are OwnedShards, and a rank computes with what it pulled. Gradients lie in memory that all ranks map
+/// (MeshAxes::readers), so nothing is sent: the ranks that take part in a step read each other's gradients where
+/// backward left them.
+///
+/// | call     | what it does                                                                                        |
+/// |----------|-----------------------------------------------------------------------------------------------------|
+/// | `offer`  | this rank takes part, unless enough others do; then it waits until they are enough                  |
+/// | `sum`    | shards are dealt out over the ranks that take part: each sums its shards' gradients, and their squares |
+/// | `update` | each applies the rule to its shards                                                                 |
+/// | `end`    | waits until all have, and opens the next step                                                       |
+/// | `miss`   | in place of the last three, where this rank comes too late                                          |
+///
+/// Invariants:
+///  1. Shards change between the moment at which the last rank that takes part has come and the step's end, and at no
+///     other. So gradients that count were made with the values of one version: a rank that takes part in a step began
+///     behind the one before.
+///  2. Sums go in the pairwise tree over the ranks that take part, in rank order. If all do, a step has the bits of one
+///     that ranks make together.
+///
+/// The thread that trains calls all of it. Throws tessera::Error: 75 where a rank that is waited for ends or does not
+/// come within comm.timeout_s; 64 where ranks were given other learning rates or options.
+class FirstGradients final : public CommonParameters {
+ public:
+  /// Makes the shards. FlatGroup::gradient of all groups is in memory that all ranks of `board` map, one rank's behind
+  /// the other's. Keeps references to the first three arguments. Collective.
+  FirstGradients(const std::vector<std::unique_ptr<Unit>>& units, const MemoryPlan& plan, PeerBoard& board);
+
+  std::int64_t memory_bytes() const override { return shards_.memory_bytes(); }
+  void adopt() override;
+  void bring_together() override;
+  std::span<std::int64_t> counts(const FlatGroup& group) override { return shards_.counts(group); }
+  double communication_seconds() const override { return shards_.communication_seconds() + wait_seconds_; }
+  OwnedShards* pulled() override { return &shards_; }
+
+  /// How many ranks take part in a step.
+  std::int64_t ranks_of_a_step() const { return needed_; }
+  /// Offers this rank's gradients to the step behind the one that it knows. `used`: [trainable parameter] whether they
+  /// have the parameter. Returns false where they come too late; else once the step has enough.
+  bool offer(const LocalStep& own, std::span<const char> used);
+  /// Adds up what the ranks of the step have. The result is the same on all of them, and valid until the next call.
+  const AgreedStep& sum(const LocalStep& own);
+  /// Whether this rank logs for those of the step: it is their first. After `offer`.
+  bool speaks() const { return members_.front() == board_.rank(); }
+  void update(const ElementUpdate& rule, const PushRates& with);
+  /// `applied`: the number of steps that updated parameters, this one included.
+  void end(std::int64_t applied);
+  /// Drops this rank's gradients. Waits until the step for which they came too late is over, and returns the number of
+  /// steps that others have made since this rank's last, that step included.
+  std::int64_t miss();
+
+  /// Gradients that all ranks have dropped so far.
+  std::int64_t dropped() const;
+  /// Steps that updated parameters, as the latest step that this rank knows left them.
+  std::int64_t applied() const;
+  void set_applied(std::int64_t applied);
+  /// Returns the steps that this rank has skipped in `bring_together` since the last call.
+  std::int64_t take_skipped() { return std::exchange(skipped_, 0); }
+
+ private:
+  struct Control;  // in memory that ranks share, as what follows
+  struct Entry;    // what a rank says
+  /// An owner's part of a group.
+  struct Part {
+    FlatGroup* group = nullptr;
+    Extent extent;
+    NormSums sums;
+  };
+
+  Control& control() const { return *reinterpret_cast<Control*>(memory_.data()); }
+  Entry& entry(int rank) const;
+  std::span<char> used_of(int rank) const;
+  double* sums_of(int owner) const { return sums_ + static_cast<std::size_t>(owner) * totals_.most_sums(); }
+  std::int64_t step_under_way() const { return known_ + 1; }
+  std::int64_t completed() const;
+  bool try_to_join();
+  /// Whether a rank takes part in the step under way, or in a later one that this rank does not know yet.
+  bool has_joined(int rank) const;
+  bool is_member(int rank) const;
+  bool is_full() const;
+  /// Whether the sums of the owner's parts are finite.
+  bool sum_parts(int owner);
+  void read(int rank);
+  void check_numbers(const LocalStep& own) const;
+  void open_next();
+  /// Calls `body(owner)` for the owners whose shards are dealt to this rank in the step under way.
+  template <class Body>
+  void for_own_owners(const Body& body) const;
+  template <class Arrived>
+  void wait_for(const Arrived& arrived, std::int64_t spare = 0);
+
+  OwnedShards shards_;
+  const std::int64_t backups_, needed_;
+  const std::int64_t gradient_bytes_;  ///< from one rank's gradients to the next one's
+  NormTotals totals_;
+  std::vector<std::vector<Part>> parts_;  ///< [owner]: in the order of groups
+  std::size_t parameters_ = 0;            ///< trainable ones
+  Arena memory_;                          ///< Control, Entries, flags, sums of squares
+  double* sums_ = nullptr;                ///< [owner][NormTotals::most_sums]
+  std::int64_t known_ = 0;                ///< the latest step that this rank knows; it takes part in the next one
+  std::int64_t skipped_ = 0;
+  std::vector<int> members_;              ///< of the step under way, in rank order
+  std::vector<const void*> sources_;      ///< scratch of sum_parts
+  std::vector<const double*> read_sums_;  ///< [owner]: sums_of
+  AgreedStep agreed_;
+  double wait_seconds_ = 0;
+};
+
+}  // namespace tessera

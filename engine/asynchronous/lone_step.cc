@@ -1,0 +1,107 @@
+#include "engine/asynchronous/lone_step.h"
+
+#include <ATen/ops/full_like.h>
+
+#include <cmath>
+#include <utility>
+
+#include "optim/arithmetic/clip.h"
+#include "optim/arithmetic/weighted_mean.h"
+#include "optim/lr_schedule.h"
+
+namespace tessera {
+
+LoneStep::LoneStep(const StepContext& context, GradientNorm& norm, CommonParameters& common)
+    : strategy_(context.strategy),
+      units_(context.units),
+      common_(common),
+      microbatches_(static_cast<double>(strategy_.gradient_accumulation)),
+      agreement_(context, norm),
+      rates_(strategy_.optimizer),
+      options_(strategy_.optimizer),
+      elements_(strategy_, context.own_rules, rates_) {}
+
+LossSeed LoneStep::seed_of(const at::Tensor& loss, double weight) const {
+  LossSeed result{at::full_like(loss, 1.0), {}};
+  weigh(result, weight);
+  return result;
+}
+
+void LoneStep::add_loss(const at::Tensor& loss, double weight, std::int64_t) {
+  loss_ += weight * loss.item<double>() / microbatches_;
+}
+
+void LoneStep::update(Unit& unit, const UnitAgreement&) {
+  TORCH_INTERNAL_ASSERT(false, "unit ", unit.name,
+                        ": steps of ranks with common parameters update nothing in backward");
+}
+
+void LoneStep::swap_averages() {
+  TORCH_INTERNAL_ASSERT(false, "steps of ranks with common parameters have no averages of weights");
+}
+
+double LoneStep::lr(std::optional<std::size_t> group) const {
+  const double everybodys = lr_at(strategy_.lr_schedule, rates_.everybodys(), applied_, /*samples=*/0);
+  return rates_.of(everybodys, group.value_or(FlatParameter::kNoGroup));
+}
+
+LocalStep LoneStep::told_of(const LocalStep& local) {
+  LocalStep told = local;
+  told.loss = std::exchange(loss_, 0.0);
+  told.rates = rates_.all();
+  told.options = options_.all();
+  return told;
+}
+
+const AgreedStep& LoneStep::decide_alone(const LocalStep& told) {
+  const AgreedStep& own = agreement_.agree(told, {});
+  used_ = &own.used;
+  return own;
+}
+
+void LoneStep::tell(const AgreedStep& agreed, std::int64_t ranks, StepResult& result) const {
+  result.loss = mean_loss(agreed.loss, microbatches_ * static_cast<double>(ranks), agreed.weight);
+  result.tokens = agreed.tokens;
+  result.overflow = !agreed.finite || !std::isfinite(agreed.sum_of_squares);
+  result.lr = lr_at(strategy_.lr_schedule, rates_.everybodys(), applied_, agreed.samples);
+  result.grad_norm = std::sqrt(agreed.sum_of_squares) * mean_factor(agreed.weight, /*scale=*/1.0);
+}
+
+UpdateRates LoneStep::rates_for(double weight, const StepResult& result) const {
+  const double clip = clip_factor(result.grad_norm, strategy_.gradient_clipping);
+  return {static_cast<float>(mean_factor(weight, /*scale=*/1.0) * clip),
+          static_cast<float>(strategy_.gradient_clip_value), result.lr,
+          /*is_first_of_run=*/applied_ == 0};
+}
+
+const ElementUpdate& LoneStep::rule() {
+  if (std::exchange(followed_, options_.version()) != options_.version()) elements_.follow(options_);
+  return elements_;
+}
+
+StepProgress LoneStep::progress() const {
+  StepProgress progress{
+      applied_, {}, {}, {rates_.all().begin(), rates_.all().end()}, {options_.all().begin(), options_.all().end()}};
+  for_each_trainable(units_, [&](const FlatGroup& group) {
+    const std::span<const std::int64_t> counts = common_.counts(group);
+    for (std::size_t i = 0; i < counts.size(); ++i)
+      progress.updates[group.parameters[i].tensor.unsafeGetTensorImpl()] = counts[i];
+  });
+  return progress;
+}
+
+void LoneStep::resume(const StepProgress& progress) {
+  applied_ = progress.applied;
+  for_each_trainable(units_, [&](const FlatGroup& group) {
+    const std::span<std::int64_t> counts = common_.counts(group);
+    for (std::size_t i = 0; i < counts.size(); ++i) {
+      const auto found = progress.updates.find(group.parameters[i].tensor.unsafeGetTensorImpl());
+      counts[i] = found == progress.updates.end() ? 0 : found->second;
+    }
+  });
+  if (!progress.rates.empty()) rates_.restore(progress.rates);
+  if (!progress.options.empty()) options_.restore(progress.options);
+  common_.board().meet("counts of steps");
+}
+
+}  // namespace tessera

@@ -1,0 +1,75 @@
+#pragma once
+
+// See docs/glossary.md: agreement.
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "engine/asynchronous/common_parameters.h"
+#include "engine/step/agree/gradient_norm.h"
+#include "engine/step/agree/learning_rates.h"
+#include "engine/step/agree/step_agreement.h"
+#include "engine/step/agree/step_context.h"
+#include "engine/step/agree/update_options.h"
+#include "engine/step/rules/element_update.h"
+#include "engine/step/step.h"
+
+namespace tessera {
+
+/// What the steps of ranks with common parameters share: each rank has loss, gradients and norm of its own, and the
+/// numbers of the update rule. A derived class says in `run` what becomes of the gradients: AsynchronousStep pushes
+/// them, BackedUpStep offers them to a step of several ranks.
+class LoneStep : public Step {
+ public:
+  LossSeed seed_of(const at::Tensor& loss, double weight) const override;
+  void add_loss(const at::Tensor& loss, double weight, std::int64_t round) override;
+  void expect_update(std::span<const int>) override {}
+  void update(Unit& unit, const UnitAgreement& agreed) override;
+  void set_lr(double lr, std::optional<std::size_t> group) override { rates_.set(lr, group); }
+  double lr(std::optional<std::size_t> group) const override;
+  UpdateOptions& options() override { return options_; }
+  void swap_averages() override;
+  void forget_losses() override { loss_ = 0; }
+  const std::vector<char>* known_used() const override { return used_; }
+  double loss_scale() const override { return 1.0; }
+  std::int64_t applied() const override { return applied_; }
+  StepProgress progress() const override;
+  /// Collective: nobody goes on before all have their counts.
+  void resume(const StepProgress& progress) override;
+  double communication_seconds() const override { return common_.communication_seconds(); }
+
+ protected:
+  /// `context.axes`: of this rank alone. `norm` sees the gradients that `context.reducer` makes.
+  LoneStep(const StepContext& context, GradientNorm& norm, CommonParameters& common);
+
+  /// Returns `local` with the loss so far and the numbers of the rule. The loss begins anew.
+  LocalStep told_of(const LocalStep& local);
+  /// What this rank alone would decide by. It reads all gradients.
+  const AgreedStep& decide_alone(const LocalStep& told);
+  /// Writes loss, norm, rate and whether the gradients are finite. `ranks`: those whose losses are in `agreed`.
+  void tell(const AgreedStep& agreed, std::int64_t ranks, StepResult& result) const;
+  /// The rates of an update by gradients whose sum has this `weight`.
+  UpdateRates rates_for(double weight, const StepResult& result) const;
+  /// The rule with this step's options.
+  const ElementUpdate& rule();
+
+  const Strategy& strategy_;
+  const std::vector<std::unique_ptr<Unit>>& units_;
+  std::int64_t applied_ = 0;
+  const std::vector<char>* used_ = nullptr;  ///< known_used
+
+ private:
+  CommonParameters& common_;
+  const double microbatches_;  ///< a step's, on one rank
+  StepAgreement agreement_;    ///< with nobody: it adds up the norm
+  LearningRates rates_;
+  UpdateOptions options_;
+  std::uint64_t followed_ = 0;  ///< the options' version that `elements_` has
+  ElementUpdate elements_;
+  double loss_ = 0;
+};
+
+}  // namespace tessera

@@ -1,0 +1,51 @@
+#pragma once
+
+// See docs/glossary.md: rank, step.
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+namespace tessera {
+
+/// How many gradients had each age ("sync" asynchronous and hogwild; StepResult::staleness_mean says what an age is).
+/// It has a fixed size. Engine::staleness and StepResult::ages return one.
+///
+/// | bucket | 0 to 7     | 8       | 9        | 10       | 11          |
+/// |--------|------------|---------|----------|----------|-------------|
+/// | ages   | its number | 8 to 15 | 16 to 31 | 32 to 63 | 64 and more |
+struct AgeHistogram {
+  static constexpr std::size_t kBuckets = 12, kExact = 8;  ///< number of buckets; those of one age
+
+  std::array<std::int64_t, kBuckets> counts{};  ///< [bucket]
+
+  /// Counts a gradient. An age below 0 counts as 0.
+  void add(std::int64_t age) {
+    std::size_t bucket = 0;
+    while (bucket + 1 < kBuckets && age >= first_age(bucket + 1)) ++bucket;
+    ++counts[bucket];
+  }
+  /// Adds what another one has counted.
+  void add(const AgeHistogram& other) {
+    for (std::size_t bucket = 0; bucket < kBuckets; ++bucket) counts[bucket] += other.counts[bucket];
+  }
+  /// The number of gradients in all buckets.
+  std::int64_t total() const {
+    std::int64_t sum = 0;
+    for (const std::int64_t count : counts) sum += count;
+    return sum;
+  }
+  /// The least age of a bucket.
+  static constexpr std::int64_t first_age(std::size_t bucket) {
+    return static_cast<std::int64_t>(bucket < kExact ? bucket : kExact << (bucket - kExact));
+  }
+  /// The ages of a bucket for people and files, such as "3", "8-15" or "64+".
+  static std::string name_of(std::size_t bucket) {
+    if (bucket < kExact) return std::to_string(bucket);
+    const std::string first = std::to_string(first_age(bucket));
+    return bucket + 1 == kBuckets ? first + "+" : first + "-" + std::to_string(first_age(bucket + 1) - 1);
+  }
+};
+
+}  // namespace tessera

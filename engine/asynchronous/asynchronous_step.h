@@ -19,7 +19,7 @@ class AsynchronousStep final : public LoneStep {
 
  private:
   PushedParameters& common_;
-  AgeHistogram ages_;  ///< of all steps so far
+  AgeHistogram ages_;  ///< ages in all steps so far
 };
 
 }  // namespace tessera

@@ -195,12 +195,12 @@ void FirstGradients::check_numbers(const LocalStep& own) const {
   const std::uint64_t digest = digest_of_numbers(own.rates, own.options);
   for (const int q : members_) {
     if (entry(q).numbers == digest) continue;
-    throw Error(ExitCode::kUsage,
-                "step " + std::to_string(step_under_way()) + ": rank " + std::to_string(board_.rank()) + " and rank " +
-                    std::to_string(q) +
-                    " have different learning rates or options. hint: with \"sync\" backups call "
-                    "set_lr and set_option by the number of the step (StepResult::step), since a rank "
-                    "that is late skips steps");
+    throw Error(
+        ExitCode::kUsage,
+        "step " + std::to_string(step_under_way()) + ": rank " + std::to_string(board_.rank()) + " and rank " +
+            std::to_string(q) +
+            " have different learning rates or options. hint: with \"sync\" backups change them by the number of the "
+            "step (its result has it), since a rank that is late skips steps");
   }
 }
 

@@ -1,6 +1,6 @@
 #pragma once
 
-// See docs/glossary.md: flat group, unit.
+// See docs/glossary.md: dealt.
 
 #include <cstdint>
 #include <memory>
@@ -24,13 +24,13 @@ namespace tessera {
 /// (MeshAxes::readers), so nothing is sent: the ranks that take part in a step read each other's gradients where
 /// backward left them.
 ///
-/// | call     | what it does                                                                                        |
-/// |----------|-----------------------------------------------------------------------------------------------------|
-/// | `offer`  | this rank takes part, unless enough others do; then it waits until they are enough                  |
-/// | `sum`    | shards are dealt out over the ranks that take part: each sums its shards' gradients, and their squares |
-/// | `update` | each applies the rule to its shards                                                                 |
-/// | `end`    | waits until all have, and opens the next step                                                       |
-/// | `miss`   | in place of the last three, where this rank comes too late                                          |
+/// | call     | what it does                                                                             |
+/// |----------|------------------------------------------------------------------------------------------|
+/// | `offer`  | this rank takes part, unless enough others do; then it waits until they are enough       |
+/// | `sum`    | shards are dealt out over these ranks; each sums its shards' gradients and their squares |
+/// | `update` | each applies the rule to its shards                                                      |
+/// | `end`    | waits until all have, and opens the next step                                            |
+/// | `miss`   | in place of the last three, where this rank comes too late                               |
 ///
 /// Invariants:
 ///  1. Shards change between the moment at which the last rank that takes part has come and the step's end, and at no
@@ -120,7 +120,7 @@ class FirstGradients final : public CommonParameters {
   double* sums_ = nullptr;                ///< [owner][NormTotals::most_sums]
   std::int64_t known_ = 0;                ///< the latest step that this rank knows; it takes part in the next one
   std::int64_t skipped_ = 0;
-  std::vector<int> members_;              ///< of the step under way, in rank order
+  std::vector<int> members_;              ///< ranks of the step under way, in order
   std::vector<const void*> sources_;      ///< scratch of sum_parts
   std::vector<const double*> read_sums_;  ///< [owner]: sums_of
   AgreedStep agreed_;

@@ -1,7 +1,5 @@
 #pragma once
 
-// See docs/glossary.md: agreement.
-
 #include <cstdint>
 #include <memory>
 #include <optional>

@@ -57,8 +57,8 @@ class OwnedShards final : public PushedParameters {
   /// With max_staleness 0 it waits until all ranks have computed, and for its turn.
   GradientAges push(const ElementUpdate& rule, const PushRates& with) override;
   void skip() override;
-  /// Applies `with` the gradients that lie in this rank's memory to all of an owner's shards, whatever they are: its own,
-  /// or a sum of several ranks' (FirstGradients). It neither waits for a turn nor ends a step.
+  /// Applies the gradients that lie in this rank's memory to all of an owner's shards: those of this rank, or the sum
+  /// of several ranks' (FirstGradients). It neither waits for a turn nor ends a step.
   void apply(int owner, const ElementUpdate& rule, const PushRates& with);
   /// This rank's step is over: it pulls units anew.
   void end_step();

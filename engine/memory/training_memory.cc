@@ -185,7 +185,8 @@ TrainingMemory TrainingMemory::allocate(const MemoryPlan& plan, const std::vecto
                                   : Arena::shared("gradients", gradients, *axes.reduce);
   memory.buckets = Arena::shared("buckets", use[MemoryCategory::kBuckets], *axes.reduce);
   memory.masters = Arena::plain("masters", use[MemoryCategory::kMasters], device);
-  // OuterSteps allocates its own memory, so it is subtracted here. OwnedShards has all states of ranks with common parameters.
+  // OuterSteps allocates its own memory, so it is subtracted here. OwnedShards has all states of ranks with common
+  // parameters.
   const MemoryPlan::OuterNumel& outer = plan.outer_numel();
   const std::int64_t scratch =
       use[MemoryCategory::kStaging] - plan.matrix_bytes() - plan.weight_copy_bytes() - 4 * outer.staging();

@@ -1,7 +1,5 @@
 #pragma once
 
-// See docs/glossary.md: rank, step.
-
 #include <array>
 #include <cstddef>
 #include <cstdint>

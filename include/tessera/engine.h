@@ -44,9 +44,9 @@ class StepOutcome;
 ///
 /// Between outer steps (Strategy::sync) "ranks" means those of this rank's replica.
 struct StepResult {
-  /// Number of the step, attempts counted, from 1. It grows by 1 from one result to the next, but with "sync" backups by
-  /// `missed` where that is not 0. There a loop goes on while `step` is below the number of steps that it wants, and does
-  /// what is due every so many steps when `step` passes a multiple, so that all ranks do it together.
+  /// Number of the step, attempts counted, from 1. It grows by 1 from one result to the next, but with "sync" backups
+  /// by `missed` where that is not 0. There a loop goes on while `step` is below the number of steps that it wants, and
+  /// does what is due every so many steps when `step` passes a multiple, so that all ranks do it together.
   std::int64_t step = 0;
   /// Weighted mean (MicrobatchInfo::weight) over ranks and microbatches of the losses given to backward. It is NaN
   /// where all weights are 0.
@@ -416,8 +416,8 @@ class Engine {
   void time_calls();
   /// Ages of this rank's gradients in all steps so far ("sync" asynchronous and hogwild); zeros elsewhere.
   AgeHistogram staleness() const;
-  /// What time_calls has measured so far, gathers first, in the order of units; without calls that have not occurred. Empty without
-  /// time_calls.
+  /// What time_calls has measured so far, gathers first, in the order of units; without calls that have not occurred.
+  /// Empty without time_calls.
   std::vector<CallLatency> latencies() const;
   /// Number of steps that updated parameters; skipped ones do not count. It waits for the latest step on a GPU.
   std::int64_t steps_applied() const;

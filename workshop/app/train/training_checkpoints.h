@@ -76,9 +76,10 @@ class TrainingCheckpoints {
   struct Place {
     std::int64_t before = 0, step = 0, steps = 0;
   };
-  /// Called after each step: saves if it is time. `data`: the cursor behind the step's last microbatch. `held_out`: the loss on held-out data after this step, the same on every rank, if it was measured.
-  /// True: training ends here, since a signal came. Collective; throws tessera::Error where a checkpoint cannot be
-  /// written, and training must end for it.
+  /// Called after each step: saves if it is time. `data`: the cursor behind the step's last microbatch. `held_out`: the
+  /// loss on held-out data after this step, the same on every rank, if it was measured. True: training ends here, since
+  /// a signal came. Collective; throws tessera::Error where a checkpoint cannot be written, and training must end for
+  /// it.
   bool after_step(const Place& at, const SamplerCursor& data, std::optional<double> held_out);
 
  private:

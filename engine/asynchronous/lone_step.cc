@@ -2,9 +2,9 @@
 
 #include <ATen/ops/full_like.h>
 
-#include <cmath>
 #include <utility>
 
+#include "engine/step/agreed_numbers.h"
 #include "optim/arithmetic/clip.h"
 #include "optim/arithmetic/weighted_mean.h"
 #include "optim/lr_schedule.h"
@@ -60,18 +60,13 @@ const AgreedStep& LoneStep::decide_alone(const LocalStep& told) {
 }
 
 void LoneStep::tell(const AgreedStep& agreed, std::int64_t ranks, StepResult& result) const {
-  result.loss = mean_loss(agreed.loss, microbatches_ * static_cast<double>(ranks), agreed.weight);
-  result.tokens = agreed.tokens;
-  result.overflow = !agreed.finite || !std::isfinite(agreed.sum_of_squares);
+  tell_agreed(agreed, microbatches_ * static_cast<double>(ranks), result);
   result.lr = lr_at(strategy_.lr_schedule, rates_.everybodys(), applied_, agreed.samples);
-  result.grad_norm = std::sqrt(agreed.sum_of_squares) * mean_factor(agreed.weight, /*scale=*/1.0);
 }
 
 UpdateRates LoneStep::rates_for(double weight, const StepResult& result) const {
   const double clip = clip_factor(result.grad_norm, strategy_.gradient_clipping);
-  return {static_cast<float>(mean_factor(weight, /*scale=*/1.0) * clip),
-          static_cast<float>(strategy_.gradient_clip_value), result.lr,
-          /*is_first_of_run=*/applied_ == 0};
+  return update_rates(strategy_, mean_factor(weight, /*scale=*/1.0) * clip, result.lr, applied_);
 }
 
 const ElementUpdate& LoneStep::rule() {

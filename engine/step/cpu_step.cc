@@ -7,6 +7,7 @@
 #include <cmath>
 
 #include "engine/step/agree/step_outcome.h"
+#include "engine/step/agreed_numbers.h"
 #include "optim/arithmetic/clip.h"
 #include "optim/arithmetic/weighted_mean.h"
 #include "optim/lr_schedule.h"
@@ -102,8 +103,7 @@ double CpuStep::lr(std::optional<std::size_t> group) const {
 }
 
 Update::Rates CpuStep::rates(double gradient_scale, double lr) const {
-  return {static_cast<float>(gradient_scale), static_cast<float>(strategy_.gradient_clip_value), lr,
-          /*is_first_of_run=*/applied_ == 0};
+  return update_rates(strategy_, gradient_scale, lr, applied_);
 }
 
 void CpuStep::read_ahead() { update_.read_ahead(); }
@@ -130,14 +130,10 @@ void CpuStep::run(const LocalStep& local, StepResult& result) {
   result.waited_for_seconds = waited.seconds;
   const std::string slow = stragglers_.add(agreed.busy_seconds);
   if (speaks_ && !slow.empty()) log_warning("step " + std::to_string(result.step) + ": " + slow);
-  result.loss = mean_loss(agreed.loss, microbatches_, agreed.weight);
-  result.tokens = agreed.tokens;
   result.loss_scale = loss_scale();
-  result.overflow = !agreed.finite || !std::isfinite(agreed.sum_of_squares);
+  const double mean = tell_agreed(agreed, microbatches_, result);
   result.spike = !result.overflow && is_spike(result);
   result.lr = scheduled_lr(agreed.samples);
-  const double mean = mean_factor(agreed.weight, result.loss_scale);
-  result.grad_norm = std::sqrt(agreed.sum_of_squares) * mean;
   measure_noise(agreed, result);
   if (strategy_.optimizer.in_backward) {
     update_.finish();

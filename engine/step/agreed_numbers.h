@@ -1,0 +1,34 @@
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+
+#include "engine/step/agree/step_agreement.h"
+#include "engine/step/rules/element_update.h"
+#include "optim/arithmetic/weighted_mean.h"
+#include "tessera/engine.h"
+#include "tessera/strategy.h"
+
+namespace tessera {
+
+// Numbers of a CPU's step that follow from what its ranks have agreed on: all ranks (CpuStep), the first of them, or
+// one alone (LoneStep).
+
+/// Writes loss, tokens, the norm of the mean gradient, and whether gradients are not finite. `microbatches`: the step's,
+/// on all of these ranks. Returns the factor that makes the mean gradient of the sum. REQUIRES: result.loss_scale.
+inline double tell_agreed(const AgreedStep& agreed, double microbatches, StepResult& result) {
+  result.loss = mean_loss(agreed.loss, microbatches, agreed.weight);
+  result.tokens = agreed.tokens;
+  result.overflow = !agreed.finite || !std::isfinite(agreed.sum_of_squares);
+  const double mean = mean_factor(agreed.weight, result.loss_scale);
+  result.grad_norm = std::sqrt(agreed.sum_of_squares) * mean;
+  return mean;
+}
+
+/// The rates of an update. `applied`: the steps that have updated parameters before.
+inline UpdateRates update_rates(const Strategy& strategy, double gradient_scale, double lr, std::int64_t applied) {
+  return {static_cast<float>(gradient_scale), static_cast<float>(strategy.gradient_clip_value), lr,
+          /*is_first_of_run=*/applied == 0};
+}
+
+}  // namespace tessera

@@ -168,6 +168,37 @@ TEST_F(Train, OneRankNeedsNoLauncher) {
   expect_as_planned("alone", plan(path("FULL_SHARD.json"), 1));
 }
 
+/// A strategy in fp32 of ranks that have whole parameters and gradients, with the further keys `more`.
+std::string whole_gradients(const std::string& more) {
+  return R"({"strategy": "SHARD_OPTIMIZER", "units": {"classes": ["Block"]}, "optimizer": {"lr": 0.01},
+             "gradient_clipping": 1.0, "gradient_accumulation": 2, "gradient_sync": "last_microbatch")" +
+         more + "}";
+}
+
+TEST_F(Train, BackupsOfNoneGiveTheBitsOfTheSynchronousRun) {
+  write_file(path("all.json"), whole_gradients(""));
+  write_file(path("backups.json"), whole_gradients(R"(, "sync": {"type": "backups"})"));
+  run(launch(2) + train(path("all.json"), "all"));
+  run(launch(2) + train(path("backups.json"), "backups"));
+  EXPECT_EQ(losses("all").size(), 3u);
+  EXPECT_EQ(losses("backups"), losses("all"));
+}
+
+TEST_F(Train, RunWithBackupsSavesOnItsWayAndEndsAtItsSteps) {
+  write_file(path("backups.json"), whole_gradients(R"(, "sync": {"type": "backups", "count": 1})"));
+  const Words more = {"--steps", "12", "--checkpoint-dir", path("checkpoints"), "--every-steps", "5"};
+  const Ended ended = run(launch(3, {"--no-prefix"}) + train(path("backups.json"), "metrics", more));
+  std::int64_t before = 0;
+  for (const json& step : steps("metrics")) {
+    const std::int64_t missed = step.at("missed").get<std::int64_t>();
+    EXPECT_EQ(step.at("step").get<std::int64_t>(), before + std::max<std::int64_t>(1, missed));
+    before = step.at("step").get<std::int64_t>();
+  }
+  EXPECT_EQ(before, 12);
+  for (const char* saved : {"checkpoint after step 5:", "checkpoint after step 10:", "checkpoint after step 12:"})
+    EXPECT_THAT(ended.out, HasSubstr(saved));
+}
+
 TEST_F(Train, SameSeedGivesTheSameLosses) {
   const std::string file = strategy("FULL_SHARD");
   run(train(file, "a"));

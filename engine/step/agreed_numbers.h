@@ -14,7 +14,7 @@ namespace tessera {
 // Numbers of a CPU's step that follow from what its ranks have agreed on: all ranks (CpuStep), the first of them, or
 // one alone (LoneStep).
 
-/// Writes loss, tokens, the norm of the mean gradient, and whether gradients are not finite. `microbatches`: the step's,
+/// Writes loss, tokens, the norm of the mean gradient, and whether gradients are not finite. `microbatches`: a step's
 /// on all of these ranks. Returns the factor that makes the mean gradient of the sum. REQUIRES: result.loss_scale.
 inline double tell_agreed(const AgreedStep& agreed, double microbatches, StepResult& result) {
   result.loss = mean_loss(agreed.loss, microbatches, agreed.weight);

@@ -24,7 +24,7 @@ MeshAxes alone() {
 MeshAxes ReplicaSync::axes(const Mesh& mesh, const MeshAxes& whole) {
   if (!is_apart()) return whole;
   if (!now_.has_common_parameters()) return value_or_throw(groups_of(mesh).within_replica(whole));
-  auto group = value_or_throw(groups_of(mesh).world("common parameters"));
+  auto group = value_or_throw(groups_of(mesh).world("asynchronous"));
   if (!group->shares_memory()) {
     throw Error(
         ExitCode::kConfig,

@@ -13,6 +13,7 @@
 #include <string>
 #include <thread>
 #include <tuple>
+#include <utility>
 
 #include "runtime/comm/mesh_groups.h"
 #include "tessera/checkpoint.h"
@@ -360,6 +361,12 @@ void hogwild(Strategy& s) {
   s.sync.type = SyncType::kHogwild;
 }
 
+void one_backup(Strategy& s) {
+  sgd(s);
+  s.sync.type = SyncType::kBackups;
+  s.sync.backups = 1;
+}
+
 /// Makes a run on processes. `body` trains, and an error in it ends its rank.
 absl::Status as_process(int rank, int port, double timeout_s, const std::function<void(const Mesh&)>& body) {
   join_as(rank, kRanks, port, 1);
@@ -377,14 +384,15 @@ absl::Status as_process(int rank, int port, double timeout_s, const std::functio
 }
 
 TEST(Asynchronous, StoppedRankHoldsNobodyUp) {
-  for (const Adjust& adjust : {Adjust(sgd), Adjust(hogwild)}) {
+  for (const Adjust& adjust : {Adjust(sgd), Adjust(hogwild), Adjust(one_backup)}) {
     const int port = free_port();
     ForkedRanks ranks(kRanks, [&](int rank, KeyValueStore& store) {
       return as_process(rank, port, 60, [&](const Mesh& mesh) {
         Session session(mesh, asynchronous(adjust));
-        for (std::size_t i = 0; i < 30; ++i) {
-          if (rank == 2 && i == 3) ::raise(SIGSTOP);
-          session.train(i);
+        bool was_stopped = false;
+        for (std::int64_t step = 0; step < 30;) {
+          if (rank == 2 && step >= 3 && !std::exchange(was_stopped, true)) ::raise(SIGSTOP);
+          step = session.train(static_cast<std::size_t>(step)).step;
         }
         store.set("done " + std::to_string(rank), "").IgnoreError();
         barrier(mesh);
@@ -403,7 +411,7 @@ TEST(Asynchronous, StoppedRankHoldsNobodyUp) {
 
 TEST(Asynchronous, KilledRankEndsTheOthersWithItsName) {
   const Adjust at_most_one_ahead = [](Strategy& s) { sgd(s), s.sync.asynchronous.max_staleness = 1; };
-  for (const Adjust& adjust : {Adjust(sgd), at_most_one_ahead, Adjust(hogwild)}) {
+  for (const Adjust& adjust : {Adjust(sgd), at_most_one_ahead, Adjust(hogwild), Adjust(one_backup)}) {
     const int port = free_port();
     ForkedRanks ranks(kRanks, [&](int rank, KeyValueStore&) {
       return as_process(rank, port, 60, [&](const Mesh& mesh) {

@@ -103,6 +103,7 @@ std::string write_manifest(const Manifest& manifest) {
                {"noise", manifest.noise_version},
                {"defaults", manifest.defaults_version},
                {"generators", manifest.generators}};
+  if (manifest.samples_seen > 0) root["samples_seen"] = manifest.samples_seen;
   if (manifest.loss_scale) {
     root["loss_scale"] = {{"scale", manifest.loss_scale->scale},
                           {"finite_steps", manifest.loss_scale->finite_steps},

@@ -125,6 +125,7 @@ struct Manifest {
   std::string written_by = this_program();
   std::int64_t step = 0;  ///< steps taken, including those skipped for an overflow
   std::int64_t steps_applied = 0;
+  std::int64_t samples_seen = 0;  ///< samples of these steps; 0, which the text leaves out: backward was not told
   std::int64_t ranks = 1, replicate = 1, shard = 1;
   std::string strategy;  ///< JSON, every key present
   std::vector<SavedState> states;

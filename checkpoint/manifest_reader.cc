@@ -131,6 +131,7 @@ class ManifestReader {
   }
 
   void read_progress(Manifest& manifest) {
+    manifest.samples_seen = root_.has("samples_seen") ? root_.integer("samples_seen", 0, kMost) : 0;
     manifest.noise_version = root_.has("noise") ? root_.integer("noise", 1, kMost) : 1;
     manifest.defaults_version = root_.has("defaults") ? root_.integer("defaults", 1, kMost) : 1;
     if (const JsonNode* node = root_.find("loss_scale")) {

@@ -105,7 +105,7 @@ std::vector<at::Tensor> Engine::State::factors_of(const std::vector<Engine*>& en
 void Engine::State::run_backward(const at::Tensor& loss, const std::vector<Engine*>& engines,
                                  const MicrobatchInfo& info) {
   const Span span("backward");
-  for (Engine* engine : engines) engine->state_->training.begin_backward(info.weight);
+  for (Engine* engine : engines) engine->state_->training.begin_backward(info);
   const bool counts = info.weight > 0;
   const LossSeed seed = engines[0]->state_->training.step->seed_of(loss, counts ? info.weight : 1.0);
   const std::vector<at::Tensor> factors = factors_of(engines, seed);
@@ -227,6 +227,10 @@ std::map<std::string, std::vector<double>> Engine::options(const std::string& gr
 }
 
 std::int64_t Engine::steps_applied() const { return state_->training.step->applied(); }
+
+std::int64_t Engine::samples_seen() const { return state_->training.step->samples_seen(); }
+
+void Engine::set_epoch_samples(std::int64_t samples) { state_->training.set_epoch_samples(samples); }
 
 double Engine::loss_scale() const { return state_->training.step->loss_scale(); }
 

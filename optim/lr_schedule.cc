@@ -65,8 +65,15 @@ BatchScale batch_scale(const LrScheduleConfig& config) {
   return {config.base_batch_size, config.batch_scaling == BatchScaling::kSquareRoot};
 }
 
-double lr_at(const LrScheduleConfig& config, double base_lr, std::int64_t step, std::int64_t global_batch) {
-  return scaled_lr(base_lr, batch_scale(config), global_batch, lr_ratio_at(config, step));
+SampleWarmUp sample_warm_up(const LrScheduleConfig& config) {
+  if (config.warmup_epochs <= 0) return {config.warmup_samples, config.warmup_from};
+  return {std::llround(config.warmup_epochs * static_cast<double>(config.epoch_samples)), config.warmup_from};
+}
+
+double lr_at(const LrScheduleConfig& config, double base_lr, std::int64_t step, std::int64_t global_batch,
+             std::int64_t seen) {
+  const double ratio = lr_ratio_at(config, step) * warm_up_ratio(sample_warm_up(config), seen, global_batch);
+  return scaled_lr(base_lr, batch_scale(config), global_batch, ratio);
 }
 
 }  // namespace tessera

@@ -28,12 +28,19 @@ namespace tessera {
 ///                 warmup_share * total_steps - 1, or at update warmup_steps if that is given.
 ///
 /// Beyond total_steps the rate stays where the schedule ended.
-double lr_at(const LrScheduleConfig& config, double base_lr, std::int64_t step, std::int64_t global_batch);
+///
+/// With warmup_samples or warmup_epochs, w is 0 in these formulas, and the result is multiplied by a factor that rises
+/// with `seen`, the samples of all ranks in the updates before this one (warm_up_ratio). Goyal et al. count 5 epochs.
+double lr_at(const LrScheduleConfig& config, double base_lr, std::int64_t step, std::int64_t global_batch,
+             std::int64_t seen = 0);
 
 /// Returns how a larger batch changes the peak.
 BatchScale batch_scale(const LrScheduleConfig& config);
 
-/// Returns lr_at / peak, the factor of the schedule for any peak.
+/// Returns the samples over which the rate rises, of warmup_samples or warmup_epochs, and where it begins.
+SampleWarmUp sample_warm_up(const LrScheduleConfig& config);
+
+/// Returns lr_at / peak, the factor of the schedule for any peak, without that of warm_up_ratio.
 double lr_ratio_at(const LrScheduleConfig& config, std::int64_t step);
 
 }  // namespace tessera

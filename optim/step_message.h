@@ -50,6 +50,7 @@ struct DeviceDecision {
   /// none.
   std::int32_t not_finite_unit;
   std::int64_t applied, skipped;  ///< steps so far, this one included
+  std::int64_t seen;              ///< samples of the applied steps so far, over all replicas
   LossScalerState scaler;         ///< state after this step; its scale is that of the next backward
   SpikeState spikes;              ///< state after this step
 };
@@ -71,6 +72,8 @@ struct StepRequest {
   SpikeRule spikes;
   double base_lr = 0.0;  ///< argument of scaled_lr (scaled_lr.h)
   BatchScale batch_scale;
+  SampleWarmUp warm_up;       ///< argument of warm_up_ratio
+  std::int64_t replicas = 1;  ///< replicas that train apart, each with as many samples as this one
   /// The schedule's ratios if `known_skipped` steps were skipped so far, if one more was, two more, ...
   double lr_ratios[kMostStepsInFlight + 1] = {};
   std::int64_t known_skipped = 0;
@@ -85,6 +88,8 @@ struct UnitRequest {
   /// [sum_count]: the norm's sums over this rank's part of the unit's gradients. device memory, like all pointers here
   const double* sums = nullptr;
   const float* weight = nullptr;  ///< [1]: sum of the weights of all ranks
+  /// [1]: sum of their samples; null: the rate depends on none
+  const float* samples = nullptr;
   const float* used = nullptr;    ///< [parameters]: above 0 where some rank used it
   const float* differ = nullptr;  ///< [digest_bits]: 0 unless ranks gathered units in different orders
 };

@@ -20,6 +20,7 @@ void AsynchronousStep::run(const LocalStep& local, StepResult& result) {
   result.ages = ages.histogram;
   ages_.add(ages.histogram);
   ++applied_;
+  samples_ += own.samples;
 }
 
 }  // namespace tessera

@@ -34,10 +34,11 @@ void BackedUpStep::take_part(const LocalStep& told, StepResult& result) {
   if (!result.overflow) {
     gradients_.update(rule(), {rates_for(agreed.weight, result), agreed.used});
     ++applied_;
+    samples_ += agreed.samples;
   } else if (gradients_.speaks()) {
     log_warning("step " + std::to_string(result.step) + ": a gradient is infinite or NaN; the step is skipped");
   }
-  gradients_.end(applied_);
+  gradients_.end({applied_, samples_});
 }
 
 /// Its numbers are this rank's alone.
@@ -47,11 +48,12 @@ void BackedUpStep::be_late(const LocalStep& told, StepResult& result) {
   result.overflow = false;  // that of a gradient which is dropped skips no step
   result.missed = gradients_.miss();
   result.step += result.missed - 1;
-  applied_ = gradients_.applied();
+  applied_ = gradients_.done().steps;
+  samples_ = gradients_.done().samples;
 }
 
 void BackedUpStep::resume(const StepProgress& progress) {
-  gradients_.set_applied(progress.applied);
+  gradients_.set_done({progress.applied, progress.samples});
   LoneStep::resume(progress);
 }
 

@@ -25,7 +25,7 @@ std::uint64_t turn_of(std::int64_t completed, std::int64_t joined) {
 
 struct alignas(128) FirstGradients::Control {
   std::atomic<std::uint64_t> turn;
-  std::atomic<std::int64_t> dropped, applied;
+  std::atomic<std::int64_t> dropped, applied, samples;
 };
 
 /// The numbers of the first line are the latest steps in which the rank takes part, has summed its shards, and has
@@ -84,9 +84,12 @@ std::int64_t FirstGradients::completed() const { return completed_of(control().t
 
 std::int64_t FirstGradients::dropped() const { return control().dropped.load(); }
 
-std::int64_t FirstGradients::applied() const { return control().applied.load(); }
+FirstGradients::Counts FirstGradients::done() const { return {control().applied.load(), control().samples.load()}; }
 
-void FirstGradients::set_applied(std::int64_t applied) { control().applied.store(applied); }
+void FirstGradients::set_done(const Counts& counts) {
+  control().applied.store(counts.steps);
+  control().samples.store(counts.samples);
+}
 
 bool FirstGradients::has_joined(int rank) const { return entry(rank).joined.load() >= step_under_way(); }
 
@@ -209,9 +212,9 @@ void FirstGradients::update(const ElementUpdate& rule, const PushRates& with) {
   for_own_owners([&](int owner) { shards_.apply(owner, rule, with); });
 }
 
-void FirstGradients::end(std::int64_t applied) {
+void FirstGradients::end(const Counts& counts) {
   const std::int64_t step = step_under_way();
-  set_applied(applied);
+  set_done(counts);
   entry(board_.rank()).updated.store(step);
   wait_for([&](int q) { return !is_member(q) || entry(q).updated.load() >= step; });
   open_next();

@@ -64,17 +64,21 @@ class FirstGradients final : public CommonParameters {
   /// Whether this rank logs for those of the step: it is their first. After `offer`.
   bool speaks() const { return members_.front() == board_.rank(); }
   void update(const ElementUpdate& rule, const PushRates& with);
-  /// `applied`: the number of steps that updated parameters, this one included.
-  void end(std::int64_t applied);
+  /// Steps that updated parameters, and their samples.
+  struct Counts {
+    std::int64_t steps = 0, samples = 0;
+  };
+  /// `counts` have this step too.
+  void end(const Counts& counts);
   /// Drops this rank's gradients. Waits until the step for which they came too late is over, and returns the number of
   /// steps that others have made since this rank's last, that step included.
   std::int64_t miss();
 
   /// Gradients that all ranks have dropped so far.
   std::int64_t dropped() const;
-  /// Steps that updated parameters, as the latest step that this rank knows left them.
-  std::int64_t applied() const;
-  void set_applied(std::int64_t applied);
+  /// Returns what the latest step that this rank knows has left.
+  Counts done() const;
+  void set_done(const Counts& counts);
   /// Returns the steps that this rank has skipped in `bring_together` since the last call.
   std::int64_t take_skipped() { return std::exchange(skipped_, 0); }
 

@@ -77,6 +77,7 @@ const ElementUpdate& LoneStep::rule() {
 StepProgress LoneStep::progress() const {
   StepProgress progress{
       applied_, {}, {}, {rates_.all().begin(), rates_.all().end()}, {options_.all().begin(), options_.all().end()}};
+  progress.samples = samples_;
   for_each_trainable(units_, [&](const FlatGroup& group) {
     const std::span<const std::int64_t> counts = common_.counts(group);
     for (std::size_t i = 0; i < counts.size(); ++i)
@@ -87,6 +88,7 @@ StepProgress LoneStep::progress() const {
 
 void LoneStep::resume(const StepProgress& progress) {
   applied_ = progress.applied;
+  samples_ = progress.samples;
   for_each_trainable(units_, [&](const FlatGroup& group) {
     const std::span<std::int64_t> counts = common_.counts(group);
     for (std::size_t i = 0; i < counts.size(); ++i) {

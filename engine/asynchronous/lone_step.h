@@ -34,6 +34,7 @@ class LoneStep : public Step {
   const std::vector<char>* known_used() const override { return used_; }
   double loss_scale() const override { return 1.0; }
   std::int64_t applied() const override { return applied_; }
+  std::int64_t samples_seen() const override { return samples_; }
   StepProgress progress() const override;
   /// Collective: nobody goes on before all have their counts.
   void resume(const StepProgress& progress) override;
@@ -57,6 +58,7 @@ class LoneStep : public Step {
   const Strategy& strategy_;
   const std::vector<std::unique_ptr<Unit>>& units_;
   std::int64_t applied_ = 0;
+  std::int64_t samples_ = 0;                 ///< samples_seen
   const std::vector<char>* used_ = nullptr;  ///< known_used
 
  private:

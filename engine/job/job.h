@@ -49,7 +49,7 @@ struct Job {
 
   const std::shared_ptr<torch::nn::Module> module;
   const std::shared_ptr<Strategy>
-      given_strategy;  ///< lives as long as the Engine; changed by Training::use_defaults alone
+      given_strategy;  ///< lives as long as the Engine; changed by Training::use_defaults and set_epoch_samples
   const Strategy& strategy;
   Mesh mesh;
   const OwnRules own_rules;

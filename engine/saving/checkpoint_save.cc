@@ -102,6 +102,7 @@ Manifest describe_engine(const Training& training, const StoredStates& states) {
   Manifest manifest;
   manifest.step = training.times.attempts;
   manifest.steps_applied = progress.applied;
+  manifest.samples_seen = progress.samples;
   manifest.ranks = manifest.generators = job.mesh.world_size();
   manifest.replicate = job.position.replicate_size;
   manifest.shard = job.position.shard_size;

@@ -16,6 +16,7 @@
 #include "engine/checkpoint/generators.h"
 #include "engine/checkpoint/saved_frozen.h"
 #include "engine/checkpoint/saved_noise.h"
+#include "engine/checkpoint/saved_samples.h"
 #include "engine/checkpoint/tensor_bytes.h"
 #include "engine/engine_checkpoints.h"
 #include "engine/job/outcomes.h"
@@ -109,6 +110,7 @@ CommitParts parts_of(const Training& training) {
   const Job& job = training.job;
   const StepProgress progress = training.step->progress();
   json engine = {{"applied", progress.applied},
+                 {"samples", progress.samples},
                  {"noise", kNoiseVersion},
                  {"defaults", job.strategy.optimizer.defaults_version},
                  {"scaler", {progress.scaler.scale, progress.scaler.finite_steps, progress.scaler.overflow_steps}},
@@ -168,6 +170,9 @@ class Resume {
     training_.use_defaults(std::min(engine_.value("defaults", std::int64_t{1}), OptimizerConfig::kDefaultsVersion));
     StepProgress progress = training_.step->progress();
     progress.applied = engine_.at("applied").get<std::int64_t>();
+    progress.samples = engine_.value("samples", std::int64_t{0});  // version 0.1 wrote commits without the key
+    if (auto problem = unknown_samples(job_.strategy, progress.applied, progress.samples))
+      loaded_.inexact.push_back(std::move(*problem));
     const json& scaler = engine_.at("scaler");
     if (job_.strategy.mixed_precision.loss_scale.dynamic)
       progress.scaler = {scaler.at(0).get<float>(), scaler.at(1).get<std::int64_t>(), scaler.at(2).get<std::int64_t>()};

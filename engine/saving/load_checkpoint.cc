@@ -14,6 +14,7 @@
 #include "engine/checkpoint/saved_frozen.h"
 #include "engine/checkpoint/saved_noise.h"
 #include "engine/checkpoint/saved_residuals.h"
+#include "engine/checkpoint/saved_samples.h"
 #include "engine/checkpoint/state_reader.h"
 #include "engine/checkpoint/stored_states.h"
 #include "engine/checkpoint/tensor_bytes.h"
@@ -294,6 +295,9 @@ class Load {
   void finish() {
     StepProgress& progress = progress_;
     progress.applied = manifest().steps_applied;
+    progress.samples = manifest().samples_seen;
+    if (auto problem = unknown_samples(job_.strategy, progress.applied, progress.samples))
+      matched_.inexact.push_back(std::move(*problem));
     for (const MatchedParameter& parameter : matched_.parameters) {
       const bool goes_on = parameter.group->trainable && parameter.saved->keeps_states();
       progress.updates[parameter.group->parameters[parameter.index].tensor.unsafeGetTensorImpl()] =

@@ -54,7 +54,8 @@ CpuStep::CpuStep(const StepContext& context, GradientNorm& norm)
       stragglers_(static_cast<std::size_t>(context.axes.world->size()), first_rank_),
       update_(context),
       scaler_(strategy_.mixed_precision.loss_scale),
-      noise_(strategy_.noise_scale.smoothing) {
+      noise_(strategy_.noise_scale.smoothing),
+      replicas_(context.replicas) {
   if (strategy_.on_spike.action != SpikeAction::kNone) spikes_.emplace(strategy_.on_spike);
   if (!strategy_.reproducible) return;
   losses_.resize(static_cast<std::size_t>(strategy_.gradient_accumulation));
@@ -94,11 +95,13 @@ void CpuStep::forget_losses() {
 }
 
 double CpuStep::scheduled_lr(std::int64_t samples) const {
-  return lr_at(strategy_.lr_schedule, update_.learning_rates().everybodys(), applied_, samples);
+  return lr_at(strategy_.lr_schedule, update_.learning_rates().everybodys(), applied_, samples * replicas_, samples_);
 }
 
 double CpuStep::lr(std::optional<std::size_t> group) const {
-  const double everybodys = scheduled_lr(strategy_.lr_schedule.base_batch_size);
+  const LrScheduleConfig& schedule = strategy_.lr_schedule;
+  const double ratio = lr_ratio_at(schedule, applied_) * warm_up_ratio(sample_warm_up(schedule), samples_, batch_);
+  const double everybodys = update_.learning_rates().everybodys() * ratio;
   return update_.learning_rates().of(everybodys, group.value_or(FlatParameter::kNoGroup));
 }
 
@@ -113,7 +116,7 @@ void CpuStep::update(Unit& unit, const UnitAgreement& agreed) {
   for (const auto& group : unit.groups) {
     if (group->trainable && !norm_.sums_of(*group).finite()) throw_not_finite(*group);
   }
-  update_.apply(unit, rates(mean_factor(agreed.weight, 1.0), scheduled_lr(/*samples=*/0)), agreed.used);
+  update_.apply(unit, rates(mean_factor(agreed.weight, 1.0), scheduled_lr(agreed.samples)), agreed.used);
 }
 
 void CpuStep::run(const LocalStep& local, StepResult& result) {
@@ -133,17 +136,18 @@ void CpuStep::run(const LocalStep& local, StepResult& result) {
   result.loss_scale = loss_scale();
   const double mean = tell_agreed(agreed, microbatches_, result);
   result.spike = !result.overflow && is_spike(result);
+  batch_ = agreed.samples * replicas_;
   result.lr = scheduled_lr(agreed.samples);
   measure_noise(agreed, result);
   if (strategy_.optimizer.in_backward) {
     update_.finish();
-    ++applied_;
+    count_step();
   } else if (result.overflow) {
     warn_of_overflow(result.step, result.loss_scale, not_finite(agreed));
   } else if (!result.spike) {
     const double clip = clip_factor(result.grad_norm, strategy_.gradient_clipping);
     update_.apply(rates(mean * clip, result.lr), agreed.used, agreed.squares);
-    ++applied_;
+    count_step();
   }
   if (scales_loss_ && !result.spike) scaler_.update(result.overflow);
   if (recorder_) recorder_->end_step(result);
@@ -190,11 +194,13 @@ StepProgress CpuStep::progress() const {
   update_.write_counts(progress.updates);
   if (spikes_) progress.losses = spikes_->history();
   progress.noise = noise_.state();
+  progress.samples = samples_;
   return progress;
 }
 
 void CpuStep::resume(const StepProgress& progress) {
   applied_ = progress.applied;
+  samples_ = progress.samples;
   scaler_.restore(progress.scaler);
   update_.read_counts(progress.updates);
   if (spikes_) spikes_->restore(progress.losses);

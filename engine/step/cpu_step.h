@@ -36,12 +36,16 @@ class CpuStep final : public Step {
   const std::vector<char>* known_used() const override { return used_; }
   double loss_scale() const override { return scales_loss_ ? scaler_.scale() : 1.0; }
   std::int64_t applied() const override { return applied_; }
+  std::int64_t samples_seen() const override { return samples_; }
   StepProgress progress() const override;
   void resume(const StepProgress& progress) override;
   double communication_seconds() const override;
 
  private:
+  /// The rate of a step with `samples` samples of this replica.
   double scheduled_lr(std::int64_t samples) const;
+  /// Counts a step that was applied.
+  void count_step() { ++applied_, samples_ += batch_; }
   Update::Rates rates(double gradient_scale, double lr) const;
 
   /// Whether a step without an overflow is to be skipped for its loss.
@@ -64,7 +68,10 @@ class CpuStep final : public Step {
   LossScaler scaler_;
   std::optional<LossSpikes> spikes_;  ///< empty without Strategy::on_spike
   NoiseScale noise_;
+  const std::int64_t replicas_;  ///< StepContext::replicas
   std::int64_t applied_ = 0;
+  std::int64_t samples_ = 0;                 ///< samples_seen
+  std::int64_t batch_ = 0;                   ///< samples of the latest step, over all replicas
   const std::vector<char>* used_ = nullptr;  ///< points into the agreement
   double loss_ = 0;                          ///< LocalStep::loss so far
   std::vector<MicrobatchLoss> losses_;       ///< [round], under Strategy::reproducible; else empty

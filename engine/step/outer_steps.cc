@@ -237,13 +237,13 @@ void OuterSteps::divide_by_replicas(float* values, std::int64_t numel) {
 void OuterSteps::meet(Step& inner) {
   if (is_due_) step();
   StepProgress progress = inner.progress();
-  std::vector<std::int64_t*> counts = {&progress.applied};
+  std::vector<std::int64_t*> counts = {&progress.applied, &progress.samples};
   for (const Outer& outer : groups_) {
     for (const FlatParameter& parameter : outer.group->parameters)
       counts.push_back(&progress.updates[parameter.tensor.unsafeGetTensorImpl()]);
   }
   const std::vector<double> shares = agree_on_counts(counts);
-  average_states(std::span(shares).subspan(1));
+  average_states(std::span(shares).subspan(2));
   inner.resume(progress);
 }
 

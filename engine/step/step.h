@@ -30,6 +30,7 @@ struct StepProgress {
   std::vector<double> options;                             ///< UpdateOptions::all
   SpikeHistory losses = {};                                ///< empty without Strategy::on_spike
   NoiseScale::State noise = {};                            ///< zeros without Strategy::noise_scale
+  std::int64_t samples = 0;                                ///< Engine::samples_seen
 };
 
 /// The largest power of two that fp16 holds.
@@ -78,7 +79,8 @@ class Step {
   /// of it.
   virtual void set_lr(double lr, std::optional<std::size_t> group) = 0;
 
-  /// The rate of the next step, of a group or of all parameters, before lr_schedule.base_batch_size scales it.
+  /// The rate of the next step, of a group or of all parameters, before lr_schedule.base_batch_size scales it. While
+  /// the rate rises over samples, the next step is taken to have as many as the latest.
   virtual double lr(std::optional<std::size_t> group) const = 0;
 
   /// The numbers of the update rule. Changes count from the next step on.
@@ -99,6 +101,8 @@ class Step {
   virtual double loss_scale() const = 0;
   /// Steps that updated parameters.
   virtual std::int64_t applied() const = 0;
+  /// Samples of these steps: see Engine::samples_seen.
+  virtual std::int64_t samples_seen() const = 0;
   virtual StepProgress progress() const = 0;
   /// Goes on from `progress`. Parameters without an entry begin anew.
   virtual void resume(const StepProgress& progress) = 0;

@@ -37,6 +37,9 @@ void Training::expect_backward(const char* what) const {
   expect(window.microbatch < job.strategy.gradient_accumulation, what, " was called ", window.microbatch + 1,
          " times in a step, but gradient_accumulation is ", job.strategy.gradient_accumulation,
          ". [T0116] hint: call step() first");
+  expect(job.strategy.lr_schedule.warmup_epochs == 0 || job.strategy.lr_schedule.epoch_samples > 0, what,
+         " with lr_schedule.warmup_epochs, whose length is not known. hint: call set_epoch_samples first, or set "
+         "lr_schedule.epoch_samples");
   expect_weights(what);
   expect(values.open_writes == 0, what, " under ", phrases::kWriteGuard,
          ". [T0117] hint: close that guard first, so that all ranks train the same values");
@@ -70,8 +73,13 @@ void Training::expect_microbatch(const at::Tensor& loss, const MicrobatchInfo& i
   expect(loss.device() == job.accelerator.device.device, "backward wants a loss on ", job.accelerator.device.device,
          ", got one on ", loss.device(), ". [T0123] hint: move the module's inputs there");
   expect_weight(info);
-  expect(job.strategy.lr_schedule.base_batch_size == 0 || info.samples > 0 || info.weight == 0,
+  const LrScheduleConfig& schedule = job.strategy.lr_schedule;
+  expect(schedule.base_batch_size == 0 || info.samples > 0 || info.weight == 0,
          "lr_schedule.base_batch_size needs the number of samples. [T0124] hint: pass ", phrases::kSamples,
+         " to backward");
+  const bool counts_samples = schedule.warmup_samples > 0 || schedule.warmup_epochs > 0;
+  expect(!counts_samples || info.samples > 0 || info.weight == 0,
+         "lr_schedule.warmup_samples and warmup_epochs need the number of samples. hint: pass ", phrases::kSamples,
          " to backward");
 }
 

@@ -11,6 +11,7 @@
 #include "engine/training/training.h"
 #include "runtime/base/text.h"
 #include "runtime/border/expect.h"
+#include "runtime/border/throw.h"
 #include "runtime/config/strategy_names.h"
 #include "runtime/config/strategy_table.h"
 
@@ -80,6 +81,26 @@ void Training::set_lr(const std::string* group, double lr) {
          ". [T0143] hint: look where the program computed it; 0 stops updates");
   expect_not_updated("set_lr");
   step->set_lr(lr, group ? std::optional(index_of_group("set_lr", *group)) : std::nullopt);
+}
+
+void Training::set_epoch_samples(std::int64_t samples) {
+  constexpr std::int64_t kMost = 1'000'000'000'000;  // as the strategy's key has it
+  expect(samples > 0 && samples <= kMost, "set_epoch_samples wants a number from 1 to 1e12, got ", samples,
+         ". hint: give the samples that one epoch has over all ranks");
+  expect(window.microbatch == 0,
+         "set_epoch_samples between backward and step: the step's rate follows from the length of an epoch. hint: call "
+         "it before the first backward");
+  LrScheduleConfig& schedule = job.given_strategy->lr_schedule;
+  if (schedule.warmup_epochs == 0) return;  // nothing depends on it, and the strategy would not allow the key
+  std::vector<std::int64_t> all(static_cast<std::size_t>(job.axes.control->size()));
+  job.or_abort("set_epoch_samples", [&] {
+    throw_if_error(job.axes.control->all_gather("samples of an epoch", &samples, all.data(), sizeof samples).wait());
+  });
+  const auto other = std::ranges::find_if(all, [&](std::int64_t theirs) { return theirs != all[0]; });
+  expect(other == all.end(), "set_epoch_samples: an epoch has ", all[0], " samples on rank 0, and ",
+         other == all.end() ? 0 : *other, " on rank ", other - all.begin(),
+         ". hint: give the samples of all ranks together, which is one number");
+  schedule.epoch_samples = samples;
 }
 
 void Training::set_option(const std::string* group, const std::string& name, std::span<const double> numbers) {

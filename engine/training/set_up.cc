@@ -286,10 +286,11 @@ void Training::set_up_gathering() {
 
 void Training::make_step() {
   const int first_rank = job.mesh.rank() - axes.world->rank();
-  const StepContext context{
-      units,     job.strategy,  plan,     axes,
-      memory,    job.own_rules, *reducer, gathering.publication ? &*gathering.publication : nullptr,
-      first_rank};
+  const StepContext context{units,      job.strategy,
+                            plan,       axes,
+                            memory,     job.own_rules,
+                            *reducer,   gathering.publication ? &*gathering.publication : nullptr,
+                            first_rank, job.mesh.world_size() / axes.world->size()};
   if (job.accelerator.device.is_queued) {
     step = std::make_unique<QueuedStep>(context, *optimizer, job.accelerator);
   } else if (auto asynchronous = sync.make_step(context, *norm)) {

@@ -31,7 +31,7 @@ MemoryUse Training::allocated(When when) const {
   return use;
 }
 
-void Training::begin_backward(double weight) {
+void Training::begin_backward(const MicrobatchInfo& info) {
   const Span span("checks");
   times.data.end();  // the wait for data ends here at the latest, since a forward on another thread does not end it
   window.rounds.announce(RoundLog::kBackward);
@@ -45,7 +45,8 @@ void Training::begin_backward(double weight) {
   reducer->use_methods(plain_steps == 0 || step->applied() >= plain_steps, times.attempts + 1);
   // backward changes memory that the commit reads
   if (updates_in_backward() || kept_gradient_bytes(plan) > 0) settle_commit();
-  if (updates_in_backward()) reducer->begin_round(digest_of_gathers(gathering.log->entries()), weight);
+  if (updates_in_backward())
+    reducer->begin_round(digest_of_gathers(gathering.log->entries()), info.weight, info.samples);
   if (window.microbatch + 1 == job.strategy.gradient_accumulation) step->expect_update(reducer->order());
   window.rounds.add(RoundLog::kBackward);
 }

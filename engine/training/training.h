@@ -172,13 +172,15 @@ struct Training {
   void set_lr(const std::string* group, double lr);
   /// Sets another number of the update rule likewise, by its key in the strategy's "optimizer".
   void set_option(const std::string* group, const std::string& name, std::span<const double> numbers);
+  /// Sets the length of an epoch (Engine::set_epoch_samples). Collective.
+  void set_epoch_samples(std::int64_t samples);
   /// Returns these numbers by key, for a group, or for parameters in no group (FlatParameter::kNoGroup).
   std::map<std::string, std::vector<double>> options(std::size_t group) const;
   /// Returns where the group stands among optimizer.groups. Throws tessera::Error (64) if there is none of this name.
   std::size_t index_of_group(const char* what, const std::string& group) const;
 
-  /// `weight`: weight of the microbatch.
-  void begin_backward(double weight);
+  /// `info`: the microbatch, whose weight is 0 without a batch.
+  void begin_backward(const MicrobatchInfo& info);
   void end_backward(const at::Tensor& loss, const MicrobatchInfo& info);
   // These measure a step for "noise_scale", and otherwise do nothing (own_gradients.cc).
   bool measures_noise() const;

@@ -28,7 +28,7 @@ class Follower {
       training_.gathering.residency->use(unit);
       in_use_.push_back(&unit);
     } else if (event == RoundLog::kBackward) {
-      training_.begin_backward(/*weight=*/0);
+      training_.begin_backward({.weight = 0});
     } else if (event == RoundLog::kReduction) {
       training_.reducer->reduce_nothing();
     } else if (event == RoundLog::kEnd || event == RoundLog::kEndOfLoss) {

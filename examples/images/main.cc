@@ -122,6 +122,7 @@ void train(const Options& options) {
   const fs::path folder = options.out / "checkpoints";
   const bool resumes = fs::exists(folder / "latest");
   if (resumes) place.resume(*tessera::load_checkpoint(engine, folder).items.data);
+  if (strategy.lr_schedule.epoch_samples == 0) engine.set_epoch_samples(data.training->count());
   std::optional<tessera::MetricsFile> rows;
   using Start = tessera::MetricsFile::Start;
   if (mesh.is_main()) rows.emplace(options.out / "epochs.csv", resumes ? Start::kAppend : Start::kNew);

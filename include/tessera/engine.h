@@ -128,8 +128,9 @@ struct StepResult {
 
 /// What the program tells backward about a microbatch, apart from its loss.
 struct MicrobatchInfo {
-  std::int64_t tokens = 0;   ///< tokens of this microbatch on this rank, for tokens_per_second
-  std::int64_t samples = 0;  ///< samples of this microbatch on this rank; lr_schedule.base_batch_size needs them
+  std::int64_t tokens = 0;  ///< tokens of this microbatch on this rank, for tokens_per_second
+  /// Samples of this microbatch on this rank. lr_schedule.base_batch_size, warmup_samples and warmup_epochs need them.
+  std::int64_t samples = 0;
   /// True: more losses of this microbatch follow, so the graph stays. The microbatch ends with the backward that says
   /// false. Losses add up, as the gradients do.
   bool retain_graph = false;
@@ -283,10 +284,17 @@ class Engine {
   void set_lr(const std::string& group, double lr);
 
   /// Returns the learning rate of the next step, for all parameters or for a group, as schedule or set_lr have it. The
-  /// factor of lr_schedule.base_batch_size is not in it. It waits for the latest step on a GPU. Throws Error (64) for
-  /// an unknown group.
+  /// factor of lr_schedule.base_batch_size is not in it. Where the rate rises over samples (warmup_samples), the next
+  /// step is taken to have as many as the latest. It waits for the latest step on a GPU. Throws Error (64) for an
+  /// unknown group.
   double lr() const;
   double lr(const std::string& group) const;
+
+  /// Says how many samples an epoch has over all ranks, for lr_schedule.warmup_epochs, in place of epoch_samples of the
+  /// strategy. Call it before the first backward, and again after a load. Without warmup_epochs nothing depends on it.
+  /// Collective. Throws Error (64) on all ranks where their numbers differ, and for a number below 1, or between
+  /// backward and step.
+  void set_epoch_samples(std::int64_t samples);
 
   /// Sets a number of the update rule from the next step on, by its key in the strategy's "optimizer": weight_decay,
   /// eps, momentum, dampening, nesterov (0 or 1), alpha, lr_decay, muon.momentum, and betas, which are two numbers. The
@@ -421,6 +429,11 @@ class Engine {
   std::vector<CallLatency> latencies() const;
   /// Number of steps that updated parameters; skipped ones do not count. It waits for the latest step on a GPU.
   std::int64_t steps_applied() const;
+  /// Samples of all ranks in those steps, as backward was told of them (MicrobatchInfo::samples). Checkpoints and
+  /// durable commits keep the number. Where replicas train apart ("sync"), each step counts this replica's samples times
+  /// the number of replicas; with "sync" asynchronous and hogwild, only this rank's count. It waits for the latest step
+  /// on a GPU.
+  std::int64_t samples_seen() const;
   /// The loss scale of the next backward; 1 unless parameters are fp16.
   double loss_scale() const;
 

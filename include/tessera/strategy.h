@@ -218,6 +218,10 @@ struct LrScheduleConfig {
   double warmup_from = 0.0;  ///< rate at step 0 as a share of the peak; 0: the first of warmup_steps + 1 equal steps
   std::int64_t base_batch_size = 0;  ///< > 0: the rate grows with the global batch, which has this size at optimizer.lr
   BatchScaling batch_scaling = BatchScaling::kLinear;  ///< how the rate grows with the batch
+  // A rise that counts samples of all ranks instead of steps; the schedule goes on meanwhile. One of the two is given.
+  std::int64_t warmup_samples = 0;  ///< samples in which the rate rises to its peak
+  double warmup_epochs = 0.0;       ///< the same in epochs
+  std::int64_t epoch_samples = 0;   ///< samples of an epoch, over all ranks; 0: Engine::set_epoch_samples says it
 };
 
 /// Limits and kinds of a rank's memory.

@@ -15,6 +15,22 @@ struct BatchScale {
   bool by_root = false;
 };
 
+/// How the rate rises over the first samples of a run (LrScheduleConfig::warmup_samples). `samples` 0: it does not.
+struct SampleWarmUp {
+  std::int64_t samples = 0;
+  double from = 0.0;
+};
+
+/// The factor of a step's rate while it rises, and 1 afterwards. `seen`: samples of the steps before; `batch`: samples
+/// of this step. Where all steps have equal batches, it is what as many warmup_steps give, bit for bit.
+TESSERA_ALWAYS_INLINE double warm_up_ratio(SampleWarmUp warm_up, std::int64_t seen, std::int64_t batch) {
+  if (warm_up.samples <= 0 || seen >= warm_up.samples) return 1.0;
+  const double before = static_cast<double>(seen), all = static_cast<double>(warm_up.samples);
+  if (warm_up.from > 0) return warm_up.from + (1.0 - warm_up.from) * (before / all);
+  const double now = static_cast<double>(batch);
+  return (before + now) / (all + now);
+}
+
 /// The rate that lr_at gives, from its parts. A GPU calls it, since only the device knows `global_batch` in time.
 TESSERA_ALWAYS_INLINE double scaled_lr(double base_lr, BatchScale scale, std::int64_t global_batch, double ratio) {
   double peak = base_lr;

@@ -87,6 +87,12 @@ struct Verdict {
   bool is_overflow, is_skipped;
 };
 
+/// The rate of a step with `samples` samples of this replica.
+__device__ double rate_at(const StepRequest& request, const DeviceDecision& d, double ratio, std::int64_t samples) {
+  const std::int64_t batch = samples * request.replicas;
+  return scaled_lr(request.base_lr, request.batch_scale, batch, ratio * warm_up_ratio(request.warm_up, d.seen, batch));
+}
+
 __device__ Verdict verdict_on(const StepRequest& request, const StepTables& t, double median) {
   const DeviceDecision& d = *t.decision;
   const double mean = mean_factor(d.weight, d.scaler.scale);
@@ -98,8 +104,7 @@ __device__ Verdict verdict_on(const StepRequest& request, const StepTables& t, d
   v.spike = v.is_skipped ? SpikeVerdict::kNone : spike_verdict(request.spikes, d.spikes, median, v.loss);
   v.is_skipped = v.is_skipped || v.spike == SpikeVerdict::kSpike || v.spike == SpikeVerdict::kNegative;
   v.gradient_scale = static_cast<float>(mean * clip_factor(v.norm, request.max_norm));
-  const double ratio = request.lr_ratios[d.skipped - request.known_skipped];
-  v.lr = scaled_lr(request.base_lr, request.batch_scale, d.samples, ratio);
+  v.lr = rate_at(request, d, request.lr_ratios[d.skipped - request.known_skipped], d.samples);
   return v;
 }
 
@@ -153,7 +158,8 @@ __global__ void begin_update(StepRequest request, UnitRequest unit, StepTables t
   }
   __syncthreads();
   DeviceDecision& d = *t.decision;
-  const double lr = scaled_lr(request.base_lr, {}, 0, request.lr_ratios[0]);
+  const std::int64_t samples = unit.samples != nullptr ? llround(static_cast<double>(*unit.samples)) : 0;
+  const double lr = rate_at(request, d, request.lr_ratios[0], samples);
   if (is_over || differs != 0 || is_infinite != 0) {
     if (threadIdx.x > 0 || is_over) return;
     d.is_skipped = 1;
@@ -197,6 +203,7 @@ __global__ void decide(StepRequest request, StepTables t) {
     d.is_overflow = v.is_overflow || (was_over && d.is_overflow != 0) ? 1 : 0;
     d.is_skipped = is_skipped ? 1 : 0;
     d.applied += is_skipped ? 0 : 1;
+    d.seen += is_skipped ? 0 : d.samples * request.replicas;
     d.skipped += is_skipped ? 1 : 0;
     if (v.spike != SpikeVerdict::kSpike) next_loss_scale(request.loss_scale, d.scaler, v.is_overflow);
     if (!v.is_overflow) note_loss(request.spikes, d.spikes, t.losses, v.spike, median, v.loss);

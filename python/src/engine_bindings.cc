@@ -447,6 +447,8 @@ void bind_engine(py::module_& module) {
       .def("allocated", [](const Engine& engine) { return dict_of(engine.allocated()); })
       .def("traffic", [](const Engine& engine) { return dict_of(engine.traffic()); })
       .def("steps_applied", &Engine::steps_applied, Released())
+      .def("samples_seen", &Engine::samples_seen, Released())
+      .def("set_epoch_samples", &Engine::set_epoch_samples, Released())
       .def("loss_scale", &Engine::loss_scale, Released())
       .def("unit_names", &Engine::unit_names)
       .def("time_data", &Engine::time_data)

@@ -102,8 +102,8 @@ class Engine:
 
         Gradients are averaged over ranks and over the `gradient_accumulation` microbatches of a step. Do not divide the
         loss by `gradient_accumulation` as a plain loop does. `tokens` is used for StepResult.tokens_per_second, and
-        `samples` for lr_schedule.base_batch_size. `retain_graph` says that more losses of this microbatch follow; they
-        add up.
+        `samples` for lr_schedule.base_batch_size, warmup_samples and warmup_epochs. `retain_graph` says that more losses
+        of this microbatch follow; they add up.
 
         `weight` is the number of things that the loss is a mean over: tokens with a label, pixels, samples. Give it
         where microbatches differ in it. The step then trains with the mean over all things, and StepResult.loss is that
@@ -425,6 +425,22 @@ class Engine:
     def steps_applied(self) -> int:
         """Returns the number of steps that updated parameters; skipped ones do not count."""
         return self._live().steps_applied()
+
+    @property
+    def samples_seen(self) -> int:
+        """Samples of all ranks in those steps, as `backward` was told of them.
+
+        Where replicas train apart ("sync"), each step counts this replica's samples times the number of replicas; with
+        "sync" asynchronous and hogwild, only this rank's count.
+        """
+        return self._live().samples_seen()
+
+    def set_epoch_samples(self, samples: int) -> None:
+        """Says how many samples an epoch has over all ranks, for lr_schedule.warmup_epochs, in place of epoch_samples.
+
+        Call it before the first backward, and again after a load. Collective.
+        """
+        self._live().set_epoch_samples(samples)
 
     @property
     def loss_scale(self) -> float:

@@ -179,6 +179,10 @@ std::vector<StrategyRule> asynchronous_rules() {
       rules, "/lr_schedule/base_batch_size", "lr_schedule.base_batch_size",
       [](const Strategy& s) { return s.lr_schedule.base_batch_size > 0; }, kUnknownInAStep);
   add_untried(
+      rules, "/lr_schedule/warmup_samples", "lr_schedule.warmup_samples or warmup_epochs",
+      [](const Strategy& s) { return s.lr_schedule.warmup_samples > 0 || s.lr_schedule.warmup_epochs > 0; },
+      kUnknownInAStep);
+  add_untried(
       rules, "/on_spike/action", "on_spike", [](const Strategy& s) { return s.on_spike.action != SpikeAction::kNone; },
       kUnknownInAStep);
   return rules;

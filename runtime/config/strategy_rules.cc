@@ -212,6 +212,19 @@ StrategyRule schedule_length_rule() {
       }};
 }
 
+StrategyRule one_warmup_rule() {
+  return {{"/lr_schedule/warmup_samples", "/lr_schedule/warmup_epochs", "/lr_schedule/warmup_steps"},
+          "Of lr_schedule.warmup_steps, warmup_samples and warmup_epochs one is given.",
+          [](const Strategy& s) -> std::string {
+            const LrScheduleConfig& schedule = s.lr_schedule;
+            const int given = (schedule.warmup_steps > 0 ? 1 : 0) + (schedule.warmup_samples > 0 ? 1 : 0) +
+                              (schedule.warmup_epochs > 0 ? 1 : 0);
+            if (given <= 1) return "";
+            return "the rise is given in more than one of warmup_steps, warmup_samples and warmup_epochs. hint: give "
+                   "one of them";
+          }};
+}
+
 StrategyRule offload_paths_rule() {
   return {{"/offload/paths", "/offload/parameters/tier", "/offload/masters/tier", "/offload/moments/tier",
            "/offload/gradients/tier", "/offload/activations/tier"},
@@ -522,6 +535,7 @@ std::vector<StrategyRule> make_rules() {
       total_steps_rule(),
       decay_steps_rule(),
       schedule_length_rule(),
+      one_warmup_rule(),
       offload_paths_rule(),
       offload_limit_rule(),
       one_state_tier_rule(),
@@ -558,10 +572,6 @@ std::vector<StrategyRule> make_rules() {
           "/mixed_precision/param", "param fp16",
           [](const Strategy& s) { return s.mixed_precision.param == DType::kF16; },
           "loss scaling skips steps that overflow, and an update in backward cannot be taken back"),
-      in_backward_rule(
-          "/lr_schedule/base_batch_size", "lr_schedule.base_batch_size",
-          [](const Strategy& s) { return s.lr_schedule.base_batch_size > 0; },
-          "the number of samples of all ranks is known only when backward has ended"),
       in_backward_rule(
           "/compression/restore_skipped", "compression.restore_skipped",
           [](const Strategy& s) { return s.compression.restore_skipped; },

@@ -104,10 +104,6 @@ std::vector<StrategyRule> sync_rules() {
           [](const Strategy& s) { return s.mixed_precision.param == DType::kF16; },
           "replicas would have loss scales of their own, and bf16 needs none"),
       without(
-          "/lr_schedule/base_batch_size", "lr_schedule.base_batch_size",
-          [](const Strategy& s) { return s.lr_schedule.base_batch_size > 0; },
-          "the number of samples of all ranks is not known in a step"),
-      without(
           "/on_spike/action", "on_spike", [](const Strategy& s) { return s.on_spike.action != SpikeAction::kNone; },
           "the loss of all ranks is not known in a step"),
       without(

@@ -6,16 +6,20 @@
 
 namespace tessera::unit_notes {
 
-void write(std::span<float> notes, std::span<const char> used, std::uint64_t digest, double weight) {
+void write(std::span<float> notes, std::span<const char> used, std::uint64_t digest, double weight,
+           std::int64_t samples) {
   std::ranges::fill(notes, 0.0F);
   for (std::size_t i = 0; i < used.size(); ++i) notes[i] = used[i] ? 1.0F : 0.0F;
   for (std::size_t bit = 0; bit < MemoryPlan::kDigestBits; ++bit) {
     notes[used.size() + bit] = static_cast<float>(digest >> bit & 1);
   }
-  notes[static_cast<std::size_t>(place_of_weight(static_cast<std::int64_t>(used.size())))] = static_cast<float>(weight);
+  const auto parameters = static_cast<std::int64_t>(used.size());
+  notes[static_cast<std::size_t>(place_of_weight(parameters))] = static_cast<float>(weight);
+  notes[static_cast<std::size_t>(place_of_samples(parameters))] = static_cast<float>(samples);
 }
 
 std::int64_t place_of_weight(std::int64_t parameters) { return parameters + MemoryPlan::kDigestBits; }
+std::int64_t place_of_samples(std::int64_t parameters) { return place_of_weight(parameters) + 1; }
 
 /// Returns whether all ranks have the same digest: then each bit was set by all of them or by none.
 bool have_one_digest(std::span<const float> sum, std::int64_t parameters, int ranks) {

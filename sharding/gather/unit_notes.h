@@ -11,14 +11,17 @@ namespace tessera {
 
 /// What ranks tell each other about a unit with its reduction. The numbers are such that their fp32 sum over ranks is
 /// exact: 0 or 1 for each of the unit's trainable parameters, and 0 or 1 for each bit of a digest. A weight follows
-/// them, whose sum is rounded to fp32.
+/// them, and a number of samples. Their sums are rounded to fp32; that of samples is exact up to 2^24.
 namespace unit_notes {
 
-/// `notes`: [used.size() + 64 + 1] or longer; zeros fill the rest.
-void write(std::span<float> notes, std::span<const char> used, std::uint64_t digest, double weight);
+/// `notes`: [used.size() + 64 + 2] or longer; zeros fill the rest.
+void write(std::span<float> notes, std::span<const char> used, std::uint64_t digest, double weight,
+           std::int64_t samples);
 
 /// Returns the index of the weight in the notes. `parameters`: used.size() of write.
 std::int64_t place_of_weight(std::int64_t parameters);
+/// The index of the number of samples, likewise.
+std::int64_t place_of_samples(std::int64_t parameters);
 
 /// Returns whether all ranks gave the same digest, read from the sum of the notes of `ranks` ranks. `parameters`:
 /// used.size() of write.

@@ -6,6 +6,7 @@
 #include <array>
 #include <bit>
 #include <chrono>
+#include <cmath>
 #include <cstring>
 #include <limits>
 #include <utility>
@@ -606,9 +607,9 @@ void Reducer::start_notes(UnitReduction& reduction) {
 }
 
 void Reducer::write_notes(const UnitReduction& reduction) {
-  if (!device_.is_queued) return unit_notes::write(reduction.notes, reduction.used, digest_, weight_);
+  if (!device_.is_queued) return unit_notes::write(reduction.notes, reduction.used, digest_, weight_, samples_);
   std::vector<float> notes(reduction.notes.size());
-  unit_notes::write(notes, reduction.used, digest_, weight_);
+  unit_notes::write(notes, reduction.used, digest_, weight_, samples_);
   const Unrecorded unrecorded;
   const auto numel = static_cast<std::int64_t>(notes.size());
   const at::Tensor there = flat_view(reduction.notes.data(), DType::kF32, numel, device_.device);
@@ -647,6 +648,7 @@ UnitAgreement Reducer::agreement_on(UnitReduction& reduction) {
   if (device_.is_queued) {
     agreed.used_there = reduction.notes.data();
     agreed.weight_there = agreed.used_there + unit_notes::place_of_weight(parameters);
+    agreed.samples_there = agreed.used_there + unit_notes::place_of_samples(parameters);
     agreed.differ_there = agreed.used_there + parameters;
     agreed.digest_bits = MemoryPlan::kDigestBits;
     return agreed;
@@ -654,6 +656,7 @@ UnitAgreement Reducer::agreement_on(UnitReduction& reduction) {
   unit_notes::read_used(reduction.notes, reduction.used);
   agreed.used = reduction.used;
   agreed.weight = reduction.notes[static_cast<std::size_t>(unit_notes::place_of_weight(parameters))];
+  agreed.samples = std::llround(reduction.notes[static_cast<std::size_t>(unit_notes::place_of_samples(parameters))]);
   return agreed;
 }
 

@@ -133,8 +133,10 @@ class Reducer {
   void sum_by(const std::shared_ptr<CommHook>& hook);
 
   /// Called when a backward begins in which units are updated. `digest`: a hash of what ranks must have done alike so
-  /// far; `weight`: the weight of this rank's microbatch (UnitAgreement).
-  void begin_round(std::uint64_t digest, double weight) { digest_ = digest, weight_ = weight; }
+  /// far; `weight` and `samples`: those of this rank's microbatch (UnitAgreement).
+  void begin_round(std::uint64_t digest, double weight, std::int64_t samples) {
+    digest_ = digest, weight_ = weight, samples_ = samples;
+  }
 
   /// Called from the hook when `parameter`'s gradient is in `.grad`; it is taken and reset. A gradient that does not
   /// count is taken as zeros, and makes no parameter a used one.
@@ -283,6 +285,7 @@ class Reducer {
   std::function<void()> on_gradient_;
   std::uint64_t digest_ = 0;
   double weight_ = 0;
+  std::int64_t samples_ = 0;
   std::vector<int> order_;      ///< unit indices
   std::vector<int> completed_;  ///< units completed this round, in this rank's order
   std::vector<char> was_late_;  ///< [unit]: it had a late gradient in the last round with a batch

@@ -50,6 +50,7 @@ Manifest write_made_up_files(const std::string& folder, std::uint64_t seed) {
   manifest.written_by = "tessera 0.0.0";
   manifest.step = 12;
   manifest.steps_applied = 11;
+  manifest.samples_seen = 704;
   manifest.ranks = manifest.shard = 2;
   manifest.strategy = R"({"strategy": "FULL_SHARD"})";
   manifest.states = {{"exp_avg", "bf16"}, {"exp_avg_sq", "8bit"}};

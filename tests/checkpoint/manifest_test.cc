@@ -34,6 +34,7 @@ TEST(Manifest, WrittenManifestReadsBackTheSame) {
   EXPECT_EQ(manifest->options, (std::vector<std::map<std::string, double>>{{{"eps", 0.1 + 0.2}}, {}}));
   EXPECT_EQ(manifest->losses->window, (std::vector<double>{2.5, 0.1 + 0.2, 0}));
   EXPECT_EQ(manifest->losses->spikes_in_a_row, 1);
+  EXPECT_EQ(manifest->samples_seen, 704);
   EXPECT_EQ(manifest->noise_scale->square, -0.1 - 0.2);
   EXPECT_EQ(manifest->noise_scale->variance, 7.5);
   EXPECT_EQ(manifest->noise_scale->weight, 0.875);
@@ -149,6 +150,7 @@ TEST(Manifest, HostileManifestsAreRefused) {
       {"\"step\": 12", "\"step\": -12", "/step"},
       {"\"noise\": " + std::to_string(kNoiseVersion), "\"noise\": 0", "/noise"},
       {"\"step\": 12", "\"step\": 1.2e1", "/step"},
+      {"\"samples_seen\": 704", "\"samples_seen\": -704", "/samples_seen"},
       {"\"step\": 12", "\"step\": 99999999999999999999", "/step"},
       {"\"step\": 12", "\"step\": 12, \"step\": 13", "given twice"},
       {"\"step\": 12", "\"steps\": 12", "/step"},
@@ -191,7 +193,7 @@ TEST(Manifest, EveryRequiredKeyIsNeeded) {
   for (const auto& [key, value] : json.items()) {
     // A checkpoint need not have these keys.
     if (key == "data" || key == "rates" || key == "options" || key == "losses" || key == "loss_scale" ||
-        key == "noise_scale" || key == "noise" || key == "defaults" || key == "residuals" ||
+        key == "noise_scale" || key == "noise" || key == "defaults" || key == "residuals" || key == "samples_seen" ||
         key.starts_with("tessera") || key.starts_with("xxh3"))
       continue;
     const std::string at = "\"" + key + "\": ";

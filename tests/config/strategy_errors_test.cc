@@ -228,8 +228,6 @@ const BadFile kCombinations[] = {
      R"(s.json:1:59: /optimizer/in_backward: cannot stand beside gradient_accumulation above 1: each backward would be a step of its own. [T0561] hint: leave one of them out)"},
     {"InBackwardBesideLossScaling", R"({"optimizer": {"in_backward": true}, "mixed_precision": {"param": "fp16"}})",
      R"(s.json:1:31: /optimizer/in_backward: cannot stand beside param fp16: loss scaling skips steps that overflow, and an update in backward cannot be taken back. [T0561] hint: leave one of them out)"},
-    {"InBackwardBesideBatchSize", R"({"optimizer": {"in_backward": true}, "lr_schedule": {"base_batch_size": 8}})",
-     R"(s.json:1:31: /optimizer/in_backward: cannot stand beside lr_schedule.base_batch_size: the number of samples of all ranks is known only when backward has ended. [T0561] hint: leave one of them out)"},
     {"InBackwardBesideGradientsBelow",
      R"({"optimizer": {"in_backward": true}, "offload": {"gradients": {"tier": "nvme"}, "paths": ["/tmp"]}})",
      R"(s.json:1:31: /optimizer/in_backward: cannot stand beside offload.gradients below memory: gradients that are used when they are summed need no place. [T0561] hint: leave one of them out)"},
@@ -361,6 +359,24 @@ const BadFile kCombinations[] = {
 };
 INSTANTIATE_TEST_SUITE_P(Combinations, StrategyErrors, ::testing::ValuesIn(kCombinations),
                          [](const auto& info) { return std::string(info.param.name); });
+
+TEST(StrategyRise, RiseInSamplesIsGivenOnceAndWhereItHasAnEffect) {
+  const auto error_of = [](const std::string& schedule) {
+    const auto strategy = parse_strategy("{\"lr_schedule\": " + schedule + "}", "s.json");
+    return strategy.ok() ? std::string() : message_of(strategy.status());
+  };
+  using ::testing::AllOf;
+  using ::testing::HasSubstr;
+  EXPECT_THAT(error_of(R"({"warmup_steps": 3, "warmup_samples": 5})"),
+              AllOf(HasSubstr("/lr_schedule/warmup_samples: "), HasSubstr("more than one of warmup_steps"),
+                    HasSubstr("hint: give one of them")));
+  EXPECT_THAT(error_of(R"({"warmup_samples": 3, "warmup_epochs": 0.5})"), HasSubstr("more than one of"));
+  EXPECT_THAT(error_of(R"({"epoch_samples": 3})"), HasSubstr("it needs lr_schedule.warmup_epochs above 0"));
+  EXPECT_THAT(error_of(R"({"type": "inverse_sqrt", "warmup_samples": 3})"),
+              HasSubstr("it needs lr_schedule.type constant, linear, cosine or wsd"));
+  EXPECT_THAT(error_of(R"({"warmup_samples": -1})"), HasSubstr("from 0 to 1e12"));
+  EXPECT_EQ(error_of(R"({"type": "cosine", "total_steps": 9, "warmup_epochs": 5, "warmup_from": 0.1})"), "");
+}
 
 const BadFile kMethods[] = {
     {"AMethodByItsName", R"({"compression": {"method": "top_k"}})",

@@ -62,6 +62,8 @@ const std::vector<std::string>& surroundings() {
       R"({"lr_schedule": {"type": "one_cycle", "total_steps": 5000}})",
       R"({"lr_schedule": {"type": "wsd", "total_steps": 5000, "decay_steps": 10}})",
       R"({"lr_schedule": {"warmup_steps": 10, "base_batch_size": 8}})",
+      R"({"lr_schedule": {"warmup_epochs": 5, "base_batch_size": 8}, "optimizer": {"in_backward": true}})",
+      R"({"lr_schedule": {"warmup_samples": 9, "base_batch_size": 8}, "sync": {"type": "local_sgd", "every": 7}})",
       R"({"mixed_precision": {"param": "bf16"}, "offload": {"paths": ["a"], "masters": {"tier": "nvme"}}})",
       R"({"offload": {"paths": ["a"], "parameters": {"tier": "nvme"}}})",
       R"({"offload": {"paths": ["a"], "moments": {"tier": "nvme"}}, "memory": {"limit": 1}})",

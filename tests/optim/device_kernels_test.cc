@@ -315,6 +315,23 @@ TEST_F(DeviceKernels, LearningRateFollowsTheAppliedSteps) {
   EXPECT_EQ(step.decision.values()[0].lr, 0.5 * 3.0 * (1.0 / 3));
 }
 
+TEST_F(DeviceKernels, RateRisesOverTheSamplesOfAppliedStepsAndAllReplicas) {
+  QueuedStep step;
+  StepRequest request = request_of(RuleOptimizer(adamw()), 0.5);
+  request.warm_up.samples = 96;
+  request.replicas = 2;
+  step.decision.data()->samples = 16;
+  std::int64_t seen = 0;
+  for (const bool overflow : {false, true, false, false, false}) {
+    step.sum.set(0, overflow ? HUGE_VAL : 1.0);
+    request.known_skipped = step.decision.values()[0].skipped;
+    step.decide(request);
+    EXPECT_EQ(step.decision.values()[0].lr, seen >= 96 ? 0.5 : 0.5 * (static_cast<double>(seen + 32) / 128));
+    seen += overflow ? 0 : 32;
+    EXPECT_EQ(step.decision.values()[0].seen, seen);
+  }
+}
+
 TEST_F(DeviceKernels, ParametersOfOneRunMayDifferInTheirStepCounts) {
   // There are four parameters. The second begins inside a warp's block and is left alone, except for its average; the
   // third is a step behind; the fourth was never used.

@@ -99,6 +99,31 @@ TEST(LrSchedule, WarmUpBeginsAtTheGivenShare) {
   expect_rates({.warmup_steps = 2, .warmup_from = 1}, {0.5, 0.5, 0.5});
 }
 
+TEST(LrSchedule, RiseOverSamplesEqualsThatOverStepsOfEqualBatches) {
+  constexpr std::int64_t kBatch = 48;
+  for (const double from : {0.0, 0.3}) {
+    const LrScheduleConfig steps{.warmup_steps = 7, .warmup_from = from};
+    const LrScheduleConfig samples{.warmup_from = from, .warmup_samples = 7 * kBatch};
+    const LrScheduleConfig epochs{.warmup_from = from, .warmup_epochs = 3.5, .epoch_samples = 2 * kBatch};
+    for (std::int64_t step = 0; step < 10; ++step) {
+      const double wanted = lr_at(steps, kPeak, step, kBatch);
+      EXPECT_EQ(lr_at(samples, kPeak, step, kBatch, step * kBatch), wanted) << step;
+      EXPECT_EQ(lr_at(epochs, kPeak, step, kBatch, step * kBatch), wanted) << step;
+    }
+  }
+}
+
+TEST(LrSchedule, RiseOverSamplesFollowsUnequalBatchesBesideTheSchedule) {
+  const LrScheduleConfig cosine{.type = LrScheduleType::kCosine, .total_steps = 10};
+  LrScheduleConfig rising = cosine;
+  rising.warmup_samples = 100;
+  EXPECT_DOUBLE_EQ(lr_at(rising, kPeak, 3, 20, 40), lr_at(cosine, kPeak, 3, 0) * 60 / 120);
+  EXPECT_DOUBLE_EQ(lr_at(rising, kPeak, 3, 60, 40), lr_at(cosine, kPeak, 3, 0) * 100 / 160);
+  EXPECT_EQ(lr_at(rising, kPeak, 3, 20, 100), lr_at(cosine, kPeak, 3, 0));
+  rising.base_batch_size = 10;
+  EXPECT_DOUBLE_EQ(lr_at(rising, kPeak, 3, 20, 40), lr_at(cosine, kPeak, 3, 0));
+}
+
 TEST(LrSchedule, SquareRootScalingFollowsTheBatchRatio) {
   const LrScheduleConfig config{.base_batch_size = 256, .batch_scaling = BatchScaling::kSquareRoot};
   EXPECT_EQ(lr_at(config, 0.1, 5, 256), 0.1);

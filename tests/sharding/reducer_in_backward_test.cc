@@ -119,7 +119,7 @@ TEST(ReducerInBackward, DifferentGatherOrdersAreNoticed) {
       for (const bool differs : {false, true}) {
         Reduced reduced(mesh, options_of(ShardingStrategy::kFullShard));
         HandedOver handed(reduced);
-        reduced.reducer.begin_round(differs && mesh.rank() == 1 ? 0xFFFE : 0xFFFF, 1.0);
+        reduced.reducer.begin_round(differs && mesh.rank() == 1 ? 0xFFFE : 0xFFFF, 1.0, 3);
         reduced.round(0);
         end_step(reduced);
         EXPECT_EQ(handed.agreed, !differs || ranks == 1);

@@ -21,7 +21,8 @@ std::vector<float> sum_of_notes(const Digests& digests, std::size_t parameters) 
   for (std::size_t rank = 0; rank < digests.size(); ++rank) {
     std::vector<char> used(parameters);
     for (std::size_t p = 0; p < parameters; ++p) used[p] = p == rank ? 1 : 0;
-    unit_notes::write(notes, used, digests[rank], 0.5 * static_cast<double>(rank));
+    unit_notes::write(notes, used, digests[rank], 0.5 * static_cast<double>(rank),
+                      static_cast<std::int64_t>(100 + rank));
     for (std::size_t i = 0; i < sum.size(); ++i) sum[i] += notes[i];
   }
   return sum;
@@ -37,6 +38,11 @@ TEST(UnitNotes, SumHoldsTheTotalWeight) {
   const std::vector<float> sum = sum_of_notes({7, 7, 7}, 3);
   EXPECT_EQ(sum[static_cast<std::size_t>(unit_notes::place_of_weight(3))], 1.5F);
   EXPECT_TRUE(unit_notes::have_one_digest(sum, 3, 3));
+}
+
+TEST(UnitNotes, SumHoldsTheSamplesOfAllRanks) {
+  const std::vector<float> sum = sum_of_notes({7, 7, 7}, 3);
+  EXPECT_EQ(sum[static_cast<std::size_t>(unit_notes::place_of_samples(3))], 303.0F);
 }
 
 TEST(UnitNotes, OneDifferingBitInADigestIsNoticed) {

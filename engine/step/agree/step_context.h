@@ -28,6 +28,8 @@ struct StepContext {
   Publication* behind;  ///< the CPU's Publisher uses it; null: values are published before the step returns
   /// World rank of the first rank of `axes.world`: not 0 where replicas train apart, each over axes of its own ranks.
   int first_rank = 0;
+  /// The number of replicas that train apart; 1 where all ranks make one step.
+  int replicas = 1;
 };
 
 }  // namespace tessera

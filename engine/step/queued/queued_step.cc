@@ -60,6 +60,7 @@ QueuedStep::QueuedStep(const StepContext& context, const Optimizer& optimizer, A
   request_.max_norm = strategy_.gradient_clipping;
   if (scales_loss_) request_.loss_scale = scaler.rule();
   request_.batch_scale = batch_scale(strategy_.lr_schedule);
+  request_.replicas = context.replicas;
   tables_.updates_in_backward = strategy_.optimizer.in_backward;
   if (watches_for_spikes()) request_.spikes = LossSpikes(strategy_.on_spike).rule();
   OutcomeContext of_outcomes{axes_, {}, strategy_.on_spike};
@@ -135,7 +136,11 @@ void QueuedStep::add_loss(const at::Tensor& loss, double weight, std::int64_t /*
 }
 
 double QueuedStep::lr(std::optional<std::size_t> group) const {
-  const double everybodys = rates_.everybodys() * lr_ratio_at(strategy_.lr_schedule, applied());
+  const LrScheduleConfig& schedule = strategy_.lr_schedule;
+  const DeviceDecision decision = latest();
+  const double ratio = lr_ratio_at(schedule, decision.applied) *
+                       warm_up_ratio(sample_warm_up(schedule), decision.seen, decision.samples * request_.replicas);
+  const double everybodys = rates_.everybodys() * ratio;
   return rates_.of(everybodys, group.value_or(FlatParameter::kNoGroup));
 }
 
@@ -179,6 +184,7 @@ void QueuedStep::update(Unit& unit, const UnitAgreement& agreed) {
   of_unit.sum_count = static_cast<std::uint32_t>(sums.size());
   of_unit.used = agreed.used_there;
   of_unit.weight = agreed.weight_there;
+  of_unit.samples = agreed.samples_there;
   of_unit.differ = agreed.differ_there;
   of_unit.digest_bits = static_cast<std::uint32_t>(agreed.digest_bits);
   kernels_.begin_unit(request(), of_unit, tables_);
@@ -281,6 +287,7 @@ void QueuedStep::follow_options() {
 StepRequest QueuedStep::request() const {
   StepRequest request = request_;
   request.base_lr = rates_.everybodys();
+  request.warm_up = sample_warm_up(strategy_.lr_schedule);
   for (int more = 0; more <= kMostStepsInFlight; ++more) {
     const std::int64_t applied = std::max<std::int64_t>(0, steps_ - request_.known_skipped - more);
     request.lr_ratios[more] = lr_ratio_at(strategy_.lr_schedule, resumed_at_ + applied);
@@ -302,6 +309,7 @@ StepProgress QueuedStep::progress() const {
     fetch_state(spikes.losses().data(), tables_.losses, bytes_of(spikes.losses()), device_.device);
     progress.losses = spikes.history();
   }
+  progress.samples = decision.seen;
   std::vector<std::int64_t> counts(update_.parameters());
   fetch_state(counts.data(), tables_.steps, bytes_of(std::span(counts)), device_.device);
   auto count = counts.begin();
@@ -324,6 +332,7 @@ void QueuedStep::resume(const StepProgress& progress) {
   }
   DeviceDecision decision{};
   decision.applied = progress.applied;
+  decision.seen = progress.samples;
   decision.scaler = progress.scaler;
   if (watches_for_spikes()) {
     LossSpikes spikes(strategy_.on_spike);

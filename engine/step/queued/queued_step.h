@@ -61,9 +61,10 @@ class QueuedStep final : public Step {
   void forget_losses() override;
   /// Answers for the step kMostStepsInFlight before the latest one, for which the host has waited on every rank.
   const std::vector<char>* known_used() const override { return known_used_.empty() ? nullptr : &known_used_; }
-  /// These two wait for the latest step.
+  /// These three wait for the latest step.
   double loss_scale() const override { return scales_loss_ ? latest().scaler.scale : 1.0; }
   std::int64_t applied() const override { return latest().applied; }
+  std::int64_t samples_seen() const override { return latest().seen; }
   /// These two wait for all steps under way. Throw tessera::Error as StepOutcome::wait.
   StepProgress progress() const override;
   void resume(const StepProgress& progress) override;

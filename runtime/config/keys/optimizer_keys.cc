@@ -55,13 +55,20 @@ Condition with_any_schedule() {
 }
 
 Condition with_warmup() {
-  return {"lr_schedule.warmup_steps above 0, and a type other than manual and one_cycle",
-          {"/lr_schedule/type", "/lr_schedule/warmup_steps"},
-          [](const Strategy& s) {
-            const LrScheduleType type = s.lr_schedule.type;
-            return s.lr_schedule.warmup_steps > 0 && type != LrScheduleType::kManual &&
-                   type != LrScheduleType::kOneCycle;
-          }};
+  return {
+      "lr_schedule.warmup_steps, warmup_samples or warmup_epochs above 0, and a type other than manual and one_cycle",
+      {"/lr_schedule/type", "/lr_schedule/warmup_steps", "/lr_schedule/warmup_samples", "/lr_schedule/warmup_epochs"},
+      [](const Strategy& s) {
+        const LrScheduleConfig& schedule = s.lr_schedule;
+        const bool rises = schedule.warmup_steps > 0 || schedule.warmup_samples > 0 || schedule.warmup_epochs > 0;
+        return rises && schedule.type != LrScheduleType::kManual && schedule.type != LrScheduleType::kOneCycle;
+      }};
+}
+
+/// The others begin to fall where their rise in steps ends.
+Condition with_rise_over_samples() {
+  using enum LrScheduleType;
+  return with_schedule("constant, linear, cosine or wsd", {kConstant, kLinear, kCosine, kWsd});
 }
 
 Condition with_warmup_share() {
@@ -568,12 +575,44 @@ std::vector<StrategyKey> schedule_keys() {
               "one_cycle, from initial_ratio.",
        .cost = "Steps at a low rate.",
        .only_if = with_any_schedule()},
+      {.pointer = "/lr_schedule/warmup_samples",
+       .field = integer_field(AT(lr_schedule.warmup_samples)),
+       .range = {0, kMany},
+       .unit = "samples",
+       .default_json = "0",
+       .example_json = "128000",
+       .doc = "The rate rises over so many samples of all ranks first, whatever the batch: a factor beside that of the "
+              "schedule, which goes on meanwhile. backward takes the number of samples.",
+       .cost = "Steps at a low rate.",
+       .only_if = with_rise_over_samples()},
+      {.pointer = "/lr_schedule/warmup_epochs",
+       .field = number_field(AT(lr_schedule.warmup_epochs)),
+       .range = {0, 1e6},
+       .unit = "epochs",
+       .default_json = "0.0",
+       .example_json = "5.0",
+       .doc = "The same in epochs of epoch_samples.",
+       .cost = "Steps at a low rate.",
+       .only_if = with_rise_over_samples()},
+      {.pointer = "/lr_schedule/epoch_samples",
+       .field = integer_field(AT(lr_schedule.epoch_samples)),
+       .range = {0, kMany},
+       .unit = "samples",
+       .default_json = "0",
+       .example_json = "1281167",
+       .doc = "Samples of an epoch, over all ranks. 0: the program says it (Engine::set_epoch_samples), and "
+              "`tessera train` does.",
+       .cost = "None.",
+       .only_if = {"lr_schedule.warmup_epochs above 0",
+                   {"/lr_schedule/warmup_epochs"},
+                   [](const Strategy& s) { return s.lr_schedule.warmup_epochs > 0; }}},
       {.pointer = "/lr_schedule/warmup_from",
        .field = number_field(AT(lr_schedule.warmup_from)),
        .range = {0, 1},
        .default_json = "0.0",
        .example_json = "0.1",
-       .doc = "Rate at step 0 as a share of the peak. 0: the first of warmup_steps + 1 equal steps up from 0.",
+       .doc = "Rate at step 0 as a share of the peak. 0: the first of warmup_steps + 1 equal steps up from 0, or with "
+              "samples the step's own as a share of them all.",
        .cost = "A rougher start.",
        .only_if = with_warmup()},
       {.pointer = "/lr_schedule/total_steps",
@@ -625,7 +664,8 @@ std::vector<StrategyKey> schedule_keys() {
        .default_json = "0",
        .example_json = "256",
        .doc = "Above 0: optimizer.lr is the rate for a global batch of this size. It grows with the batch, as "
-              "batch_scaling says.",
+              "batch_scaling says. backward takes the number of samples. Between outer steps (sync) the global batch "
+              "is this replica's, times the number of replicas.",
        .cost = "A lower rate.",
        .only_if = with_any_schedule()},
       {.pointer = "/lr_schedule/batch_scaling",

@@ -201,7 +201,7 @@ std::int64_t MemoryPlan::sum_bytes_of(const UnitShape& unit) const {
 
 void MemoryPlan::plan_sums() {
   constexpr std::int64_t kWholeLine = 16;  // fp32 of a cache line
-  notes_numel_ = (notes_numel_ + kDigestBits + 1 + kWholeLine - 1) / kWholeLine * kWholeLine;
+  notes_numel_ = (notes_numel_ + kDigestBits + 2 + kWholeLine - 1) / kWholeLine * kWholeLine;
   const auto others = static_cast<std::int64_t>(input_.units.size()) - 1;
   const std::int64_t filling = bucket_mode_ == BucketMode::kInPlace ? input_.filling_buckets : 1;
   shared_sums_ = std::min(filling + end_lag_, others);

@@ -479,6 +479,7 @@ TEST(Asynchronous, UnsupportedKeysBesideAsynchronousAreRefused) {
       {R"("broadcast_buffers": "mean")", "broadcast_buffers"},
       {R"("compression": {"gradients": "int8"})", "compression"},
       {R"("lr_schedule": {"base_batch_size": 8})", "base_batch_size"},
+      {R"("lr_schedule": {"warmup_samples": 8})", "warmup_samples or warmup_epochs"},
       {R"("comm": {"transport": "gloo"})", "comm.transport gloo"},
       {R"("mesh": {"replicate": 2})", "mesh.replicate above 1"}};
   const auto error_with = [](const std::string& more) {

@@ -174,6 +174,17 @@ TEST(DeviceEngine, SkippedOverflowsGiveTheCpusScheduleAndScale) {
   expect_same_on_gpus({.ranks = 2}, strategy, options, "overflows");
 }
 
+TEST(DeviceEngine, RiseOverSamplesGivesTheCpusRatesAndBits) {
+  Strategy strategy = strategy_of(ShardingStrategy::kFullShard, DType::kF16, 2);
+  strategy.mixed_precision.loss_scale.initial = 16777216.0;  // some steps are skipped
+  strategy.mixed_precision.loss_scale.backoff_factor = 0.125;
+  strategy.lr_schedule = {.base_batch_size = 6, .warmup_samples = 40};
+  const TrainOptions options = short_run();
+  const Trained on_cpu = train_on_threads({.ranks = 2}, strategy, options);
+  EXPECT_LT(on_cpu.steps.front().lr, on_cpu.steps.back().lr);
+  expect_same_on_gpus({.ranks = 2}, strategy, options, "a rise over samples");
+}
+
 /// Several uploads are on their way at a time and used in another order; host memory is used again at once.
 TEST(DeviceEngine, UploadsGiveTheRequestedTensorsInAnyOrder) {
   const EmulatedGpus gpus;

@@ -139,6 +139,14 @@ TEST(DeviceInBackward, EveryStateFormatRuleAndAverageGivesTheCpusBits) {
   }
 }
 
+TEST(DeviceInBackward, RatesThatFollowTheSamplesGiveTheCpusBits) {
+  for (const int ranks : {1, 2}) {
+    Strategy strategy = after_backward(ShardingStrategy::kFullShard, DType::kBF16);
+    strategy.lr_schedule = {.base_batch_size = 5, .batch_scaling = BatchScaling::kSquareRoot, .warmup_samples = 40};
+    expect_the_cpus_bits({.ranks = ranks}, strategy, short_run(), "samples");
+  }
+}
+
 TEST(DeviceInBackward, CallsAroundStepsGiveTheCpusBits) {
   const TestFolder folder;
   int run = 0;

@@ -656,8 +656,7 @@ TEST(OuterSteps, UnsupportedKeysBesideSyncAreRefused) {
       {R"("check": {"replica_hash_every": 1})", "check.replica_hash_every"},
       {R"("broadcast_buffers": "mean")", "broadcast_buffers"},
       {R"("compression": {"gradients": "int8", "error_feedback": true})", "error_feedback"},
-      {R"("compression": {"method": {"type": "random_k"}})", "compression.method"},
-      {R"("lr_schedule": {"base_batch_size": 8})", "base_batch_size"}};
+      {R"("compression": {"method": {"type": "random_k"}})", "compression.method"}};
   for (const auto& [with, named] : refused) {
     const std::string text =
         R"({"strategy": "NO_SHARD", "sync": {"type": "diloco", "every": 4}, )" + std::string(with) + "}";

@@ -395,6 +395,14 @@ void try_to_write_trace(const std::string& path, const Mesh& mesh) {
   }
 }
 
+/// Says how many samples an epoch has, where the rate rises over epochs and the strategy does not say it.
+void set_epoch_samples(const TrainCommand& command, const Mesh& mesh, const TokenBatches& batches, Engine& engine) {
+  const Strategy& strategy = engine.strategy();
+  if (strategy.lr_schedule.warmup_epochs == 0 || strategy.lr_schedule.epoch_samples > 0) return;
+  const std::int64_t of_step = command.batch * strategy.gradient_accumulation * mesh.world_size();
+  engine.set_epoch_samples(batches.steps_per_epoch() * of_step - batches.padded_samples());
+}
+
 /// Returns the exit code.
 int train(const TrainCommand& command, const Mesh& mesh, Prepared& run, Engine& engine, int threads) {
   TrainingCheckpoints checkpoints(engine, command.checkpoints, run.config, mesh);
@@ -405,6 +413,7 @@ int train(const TrainCommand& command, const Mesh& mesh, Prepared& run, Engine& 
   const bool speaks = mesh.rank() == 0;
   const std::int64_t done = checkpoints.resume(
       run.resumes, resume_durable_steps(command.checkpoints, engine, *run.batches, speaks), *run.batches);
+  set_epoch_samples(command, mesh, *run.batches, engine);
   engine.time_data();
   if (command.histogram_every > 0) engine.time_calls();
   if (command.peak_tflops > 0) engine.set_peak_tflops(command.peak_tflops);

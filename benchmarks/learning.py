@@ -17,7 +17,6 @@ It wants the torch whose headers are read, and matplotlib, which draws (benchmar
 """
 
 import argparse
-import importlib.util
 import json
 import os
 import pathlib
@@ -30,6 +29,7 @@ import harness
 import machine
 import plots
 import results
+from demo_text import make_data
 from launch import steps_of
 from works import REPOSITORY
 
@@ -100,21 +100,6 @@ def parse_arguments():
         parser.error(f"--only: unknown {', '.join(unknown)}; there are {', '.join(contenders)}")
     options.only = [name for name in contenders if name == "plain" or name in (options.only or contenders)]
     return options
-
-
-def include_folder():
-    spec = importlib.util.find_spec("torch")
-    if spec is None:
-        sys.exit("learning.py: this Python has no torch, whose headers are the data. hint: .venv/bin/python")
-    return pathlib.Path(spec.submodule_search_locations[0]) / "include"
-
-
-def make_data(folder):
-    """Returns (path of the training data, path of the held-out data)."""
-    include, held_out = include_folder(), folder / "held_out.h"
-    headers = sorted((include / "c10").rglob("*.h"), key=lambda path: str(path).encode())
-    held_out.write_bytes(b"".join(path.read_bytes() for path in headers))
-    return include / "ATen", held_out
 
 
 def command(binary, name, data, more, of=None):

@@ -430,9 +430,9 @@ class Engine {
   /// Number of steps that updated parameters; skipped ones do not count. It waits for the latest step on a GPU.
   std::int64_t steps_applied() const;
   /// Samples of all ranks in those steps, as backward was told of them (MicrobatchInfo::samples). Checkpoints and
-  /// durable commits keep the number. Where replicas train apart ("sync"), each step counts this replica's samples times
-  /// the number of replicas; with "sync" asynchronous and hogwild, only this rank's count. It waits for the latest step
-  /// on a GPU.
+  /// durable commits keep the number. Where replicas train apart ("sync"), each step counts this replica's samples
+  /// times the number of replicas; with "sync" asynchronous and hogwild, only this rank's count. It waits for the
+  /// latest step on a GPU.
   std::int64_t samples_seen() const;
   /// The loss scale of the next backward; 1 unless parameters are fp16.
   double loss_scale() const;

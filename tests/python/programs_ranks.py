@@ -713,6 +713,19 @@ def rates_and_groups(strategy):
     engine.close()
 
 
+def rates_over_samples(strategy):
+    net = model()
+    engine = tessera.Engine(net, {**strategy, "optimizer": {"lr": 0.01}, "lr_schedule": {"warmup_epochs": 2, "base_batch_size": BATCH}})
+    with expected(64, "set_epoch_samples"):
+        engine.backward(net(*part(0)), samples=1)
+    engine.set_epoch_samples(2 * BATCH)
+    for seed in range(5):
+        engine.backward(net(*part(seed)), samples=BATCH // tessera.world_size())
+        assert abs(engine.step().lr - 0.01 * (seed + 1) / 5) < 1e-9, seed
+    assert engine.samples_seen == 5 * BATCH
+    engine.close()
+
+
 def ignored_parameters(strategy):
     """Parameters of units.ignored train with an optimizer of the program, with the result of one Engine that trains all."""
     strategy = {key: value for key, value in strategy.items() if key != "gradient_clipping"}
@@ -1032,6 +1045,7 @@ PROGRAMS = [collectives, state_dicts, arrays_of_parameters, functions_that_read_
 PROGRAMS += [averages_beside_torch, rules_at_their_defaults]
 PROGRAMS += [data_in_the_middle_of_an_epoch]
 PROGRAMS += [files_of_weights]
+PROGRAMS += [rates_over_samples]
 # These end with an Error that nobody may go on after.
 ENDINGS = [written_outside_a_guard, written_through_data, moved_to_other_memory, unfrozen, late_post_accumulate_hook, hook_that_clears_gradients]
 

@@ -1,5 +1,5 @@
-// Tests rates that follow the number of samples: a warm-up over samples or epochs, and the growth with the global batch,
-// where units are updated in backward and between outer steps too.
+// Tests rates that follow the number of samples: a warm-up over samples or epochs, and the growth with the global
+// batch, where units are updated in backward and between outer steps too.
 
 #include <ATen/Functions.h>
 #include <gmock/gmock.h>

@@ -32,14 +32,14 @@ StepResult train_samples(Session& session, std::size_t i) {
   return session.engine.step();
 }
 
-struct Run {
+struct RatedRun {
   std::vector<double> rates;
   Values values;
 };
 
-Run run_of(const Mesh& mesh, const Strategy& strategy, std::size_t steps) {
+RatedRun run_of(const Mesh& mesh, const Strategy& strategy, std::size_t steps) {
   Session session(mesh, strategy);
-  Run run;
+  RatedRun run;
   for (std::size_t i = 0; i < steps; ++i) run.rates.push_back(train_samples(session, i).lr);
   EXPECT_EQ(session.engine.samples_seen(), kRows * static_cast<std::int64_t>(steps));
   run.values = session.values();
@@ -50,10 +50,10 @@ TEST(RisingRates, WarmUpOverSamplesOrEpochsEqualsThatOverSteps) {
   run_ranks({.ranks = 2}, [](const Mesh& mesh) {
     Strategy strategy = strategy_for(ShardingStrategy::kFullShard);
     strategy.lr_schedule.warmup_steps = 4;
-    const Run wanted = run_of(mesh, strategy, 6);
+    const RatedRun wanted = run_of(mesh, strategy, 6);
     EXPECT_LT(wanted.rates[0], wanted.rates[3]);
     strategy.lr_schedule = {.warmup_samples = 4 * kRows};
-    const Run over_samples = run_of(mesh, strategy, 6);
+    const RatedRun over_samples = run_of(mesh, strategy, 6);
     EXPECT_EQ(over_samples.rates, wanted.rates);
     EXPECT_TRUE(all_same_bits(over_samples.values, wanted.values));
     strategy.lr_schedule = {.warmup_epochs = 0.5, .epoch_samples = 8 * kRows};
@@ -66,15 +66,15 @@ TEST(RisingRates, UpdatesInBackwardHaveTheRatesAndBitsOfThoseAfterIt) {
     s.gradient_clipping = 0;
     s.lr_schedule = {.warmup_from = 0.25, .base_batch_size = 8, .warmup_samples = 3 * kRows};
   };
-  on_each_placement(
-      2,
+  on_placements(
+      kInMemory, 2,
       [](const Mesh& mesh, const Strategy& after) {
-        const Run wanted = run_of(mesh, after, 5);
+        const RatedRun wanted = run_of(mesh, after, 5);
         EXPECT_DOUBLE_EQ(wanted.rates[0], 0.25 * 3 * after.optimizer.lr);
         EXPECT_DOUBLE_EQ(wanted.rates[3], 3 * after.optimizer.lr);
         Strategy in_backward = after;
         in_backward.optimizer.in_backward = true;
-        const Run got = run_of(mesh, in_backward, 5);
+        const RatedRun got = run_of(mesh, in_backward, 5);
         EXPECT_EQ(got.rates, wanted.rates);
         EXPECT_TRUE(all_same_bits(got.values, wanted.values));
       },
@@ -96,11 +96,11 @@ TEST(RisingRates, OuterStepOfEachStepHasTheRatesOfPlainTraining) {
     const LrScheduleConfig schedule{.base_batch_size = 6, .batch_scaling = scaling, .warmup_samples = 2 * kRows};
     run_ranks({.ranks = 2}, [&](const Mesh& mesh) {
       Strategy strategy = sgd_of_replicas(schedule);
-      const Run wanted = run_of(mesh, strategy, 4);
+      const RatedRun wanted = run_of(mesh, strategy, 4);
       EXPECT_DOUBLE_EQ(wanted.rates[3], (scaling == BatchScaling::kLinear ? 4 : 2) * 0.02);
       strategy.sync.type = SyncType::kLocalSgd;
       strategy.sync.every = 1;
-      const Run got = run_of(mesh, strategy, 4);
+      const RatedRun got = run_of(mesh, strategy, 4);
       EXPECT_EQ(got.rates, wanted.rates);
       expect_close(got.values, wanted.values, 1e-6, name_of(scaling));
     });
@@ -110,7 +110,7 @@ TEST(RisingRates, OuterStepOfEachStepHasTheRatesOfPlainTraining) {
 TEST(RisingRates, ReplicasThatBeginToTrainApartKeepTheirSamplesAndRates) {
   run_ranks({.ranks = 2}, [](const Mesh& mesh) {
     Strategy strategy = sgd_of_replicas({.base_batch_size = kRows, .warmup_samples = 4 * kRows});
-    const Run wanted = run_of(mesh, strategy, 6);
+    const RatedRun wanted = run_of(mesh, strategy, 6);
     strategy.sync = {.type = SyncType::kPostLocalSgd, .every = 2, .start_step = 2};
     EXPECT_EQ(run_of(mesh, strategy, 6).rates, wanted.rates);
   });

@@ -60,17 +60,23 @@ void UpdateScript::update(const Visit& visit) {
   publish(group, visit.unit);
 }
 
-/// The replicate axis comes first, since its parts lie inside those of the shard axis.
+/// The replicate axis comes first, since its parts lie inside those of the shard axis, or the other way round.
 void UpdateScript::publish(const GroupShape& group, int unit) {
   const PlanInput& input = plan_.input();
   const Placement& placement = input.placement;
   const int shards = writer_.ranks(Axis::kShard), replicas = writer_.ranks(Axis::kReplicate);
+  const std::int64_t own = owned(placement.optimizer, input.mesh, group.layout.numel()).numel;
+  if (placement.optimizer.replicate_first && shards > 1) {
+    const CallCost cost = all_gather_in(input.gathers, group.dtype, own, writer_.links(Axis::kShard), shards);
+    writer_.call(Channel::kGather, cost, Spending::kPublish, "publish", unit);
+  }
   if (placement.optimizer.replicate && replicas > 1) {
-    const std::int64_t numel = owned(placement.optimizer, input.mesh, group.layout.numel()).numel;
+    const std::int64_t numel = placement.optimizer.replicate_first ? own * shards : own;
     const CallCost cost =
         all_gather_in(input.replica_gathers, group.dtype, numel, writer_.links(Axis::kReplicate), replicas);
     writer_.call(Channel::kReplicate, cost, Spending::kPublish, "publish", unit);
   }
+  if (placement.optimizer.replicate_first) return;
   if (!placement.optimizer.shard || placement.parameters.shard || shards == 1) return;
   const Links& links = writer_.links(Axis::kShard);
   const CallCost cost = all_gather_in(input.gathers, group.dtype, group.layout.numel() / shards, links, shards);

@@ -35,9 +35,10 @@ int compressed_part(int first, int count, int stride, const Topology& topology, 
 
 MeshShape mesh_shape(const Strategy& strategy, const Topology& topology) {
   const std::int64_t world = topology.world_size;
-  std::int64_t replicate = strategy.mesh.replicate, shard = strategy.mesh.shard;
-  const bool hybrid = strategy.strategy == ShardingStrategy::kHybridShard;
-  if (replicate == 0 && shard == 0) replicate = hybrid ? topology.num_hosts() : 1;
+  std::int64_t replicate = strategy.mesh.replicas(), shard = strategy.mesh.shards();
+  const bool is_by_axes = strategy.placement.is_given();
+  const bool over_hosts = is_by_axes || strategy.strategy == ShardingStrategy::kHybridShard;
+  if (replicate == 0 && shard == 0) replicate = over_hosts ? topology.num_hosts() : 1;
   if (replicate == 0) replicate = shard > 0 && world % shard == 0 ? world / shard : 1;
   if (shard == 0) shard = world % replicate == 0 ? world / replicate : world;
   if (replicate * shard != world) {
@@ -47,7 +48,7 @@ MeshShape mesh_shape(const Strategy& strategy, const Topology& topology) {
                                        "). [T0239] hint: take a shape that fits (replicate x shard):" +
                                        shapes_that_fit(topology.world_size));
   }
-  if (strategy.strategy == ShardingStrategy::kFullShard && replicate > 1) {
+  if (!is_by_axes && strategy.strategy == ShardingStrategy::kFullShard && replicate > 1) {
     throw Error(ExitCode::kConfig,
                 "/mesh: FULL_SHARD shards over the whole world, but the mesh replicates " + std::to_string(replicate) +
                     " times. [T0240] hint: take \"HYBRID_SHARD\", which does both, or leave replicate out");
@@ -60,9 +61,7 @@ MeshPosition planned_position(const SyncConfig& sync, const MeshPosition& mesh) 
   return {1, mesh.shard_size, 0, mesh.shard_index};
 }
 
-int parts_for(const Strategy& strategy, const MeshPosition& mesh) {
-  return parts_of(placement_of(strategy.strategy, strategy.optimizer.shard_over_world), mesh);
-}
+int parts_for(const Strategy& strategy, const MeshPosition& mesh) { return parts_of(placement_of(strategy), mesh); }
 
 bool would_share_memory(const MeshShape& shape, const Topology& topology, TransportChoice transport) {
   const bool by_memory = transport == TransportChoice::kAuto || transport == TransportChoice::kHost;

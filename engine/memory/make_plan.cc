@@ -12,15 +12,16 @@
 #include "optim/muon_optimizer.h"
 #include "runtime/base/bytes.h"
 #include "runtime/border/throw.h"
+#include "runtime/config/placement_rows.h"
 #include "runtime/config/strategy_names.h"
 #include "sharding/layout/plan/tier_choice.h"
 
 namespace tessera {
 namespace {
 
-/// The placement of the strategy `kind` on these ranks.
-Placement placement_on(ShardingStrategy kind, const Strategy& strategy, const MeshPosition& mesh, bool shares_memory) {
-  const Placement placement = placement_of(kind, strategy.optimizer.shard_over_world);
+/// The placement on these ranks, of which those of a shard group may hold one copy of the parameters together.
+Placement placement_on(Placement placement, const Strategy& strategy, const MeshPosition& mesh, bool shares_memory) {
+  if (mesh.replicate_size == 1) placement.optimizer.replicate_first = false;  // it cuts nothing
   // Where ranks train common parameters, each has values of its own from forward to backward, but for Hogwild.
   const bool keeps_own = strategy.sync.has_common_parameters() && !strategy.sync.is_hogwild();
   const bool one_copy = strategy.host_sharing && shares_memory && mesh.shard_size > 1;
@@ -115,7 +116,7 @@ MemoryPlan make_plan(const std::vector<std::unique_ptr<Unit>>& units, const Stra
   const OptimizerType type = strategy.optimizer.type;
   PlanInput input;
   for (const auto& unit : units) input.units.push_back(unit->shape());
-  input.placement = placement_on(strategy.strategy, strategy, scene.mesh, scene.shares_memory);
+  input.placement = placement_on(placement_of(strategy), strategy, scene.mesh, scene.shares_memory);
   input.mesh = scene.mesh;
   input.outer = scene.sync;
   if (scene.sync.makes_outer_steps()) input.replicas = scene.replicas;
@@ -181,7 +182,8 @@ std::string next_cheaper(const MemoryPlan& plan, const Strategy& strategy, bool 
   if (strategy.sync.has_common_parameters()) return "";  // it goes with SHARD_OPTIMIZER alone
   for (ShardingStrategy cheaper : kFromDearToCheap) {
     PlanInput input = plan.input();
-    input.placement = placement_on(cheaper, strategy, input.mesh, shares_memory);
+    input.placement =
+        placement_on(placement_of(cheaper, strategy.optimizer.shard_over_world), strategy, input.mesh, shares_memory);
     const std::int64_t total = MemoryPlan(std::move(input)).use().limited();
     if (total > limit) continue;
     return name_of(cheaper) + " with " + format_bytes(total);
@@ -205,7 +207,7 @@ void check_memory_limit(const MemoryPlan& plan, const Strategy& strategy, bool s
   const std::string hint = cheaper.empty()
                                ? "[T0231] hint: no strategy fits; take more ranks, a smaller model or bf16 parameters"
                                : "[T0232] hint: the next cheaper strategy that fits is " + cheaper;
-  throw Error(ExitCode::kConfig, "/memory/limit: the plan for " + name_of(strategy.strategy) + " needs " +
+  throw Error(ExitCode::kConfig, "/memory/limit: the plan for " + name_of_placement(strategy) + " needs " +
                                      format_bytes(plan.use().limited()) + " a rank, the limit is " +
                                      format_bytes(limit) + ".\n" + plan.to_table() + hint);
 }
@@ -216,7 +218,7 @@ std::string explain_out_of_memory(const std::string& what, const MemoryPlan& pla
   const auto largest = std::max_element(units.begin(), units.end(), [&](const UnitShape& a, const UnitShape& b) {
     return peak_of(a, plan) < peak_of(b, plan);
   });
-  std::string text = what + "\nthe plan of " + name_of(strategy.strategy) +
+  std::string text = what + "\nthe plan of " + name_of_placement(strategy) +
                      ", beside which activations have to fit:\n" + plan.to_table();
   if (largest != units.end()) {
     text += "the largest unit is " + largest->name + ": " + format_bytes(largest->gathered_bytes()) + " gathered, " +

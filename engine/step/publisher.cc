@@ -12,6 +12,7 @@ void Publisher::publish(FlatGroup& group) {
   const bool over_shards = placement.optimizer.shard && !placement.parameters.shard && axes_.shard_size > 1;
   if (!over_replicas && !over_shards) return;
   const Span span("publish", group.unit->name, &seconds_);
+  if (placement.optimizer.replicate_first) return gather_shards_first(group, over_replicas, over_shards);
   const std::int64_t element = group.element_bytes();
   if (over_replicas) {
     const Extent outer = owned({placement.optimizer.shard, false}, plan_.input().mesh, group.layout.numel());
@@ -30,6 +31,26 @@ void Publisher::publish(FlatGroup& group) {
     if (under_way_.size() <= Collectives::kMostUnderWay) return;
     throw_if_error(under_way_.front().wait());
     under_way_.pop_front();
+  }
+}
+
+/// Each rank holds the whole buffer. A replica's ranks hold the parts of one piece of it, which is gathered first.
+void Publisher::gather_shards_first(FlatGroup& group, bool over_replicas, bool over_shards) {
+  const PlanInput& input = plan_.input();
+  const std::int64_t element = group.element_bytes();
+  const Extent piece = owned({.shard = false, .replicate = true}, input.mesh, group.layout.numel());
+  std::byte* const base = group.full + piece.offset * element;
+  if (over_shards) {
+    throw_if_error(axes_.gather
+                       ->all_gather(group.unit->name, group.updated(), base, group.optimizer_part.numel * element,
+                                    {.dtype = group.dtype, .form = input.gathers})
+                       .wait());
+  }
+  if (over_replicas) {
+    throw_if_error(axes_.replicate
+                       ->all_gather(group.unit->name, base, group.full, piece.numel * element,
+                                    {.dtype = group.dtype, .form = input.replica_gathers})
+                       .wait());
   }
 }
 

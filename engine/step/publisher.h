@@ -29,7 +29,7 @@ class Publisher {
   }
 
   /// Starts to make a group's values known. The replicate axis comes first, since its parts lie inside those of the
-  /// shard axis.
+  /// shard axis, or the other way round (AxisPlacement::replicate_first).
   void publish(FlatGroup& group);
   /// Waits for all started gathers, apart from those that go on behind the update.
   void wait();
@@ -40,6 +40,8 @@ class Publisher {
   double seconds() const { return seconds_; }
 
  private:
+  void gather_shards_first(FlatGroup& group, bool over_replicas, bool over_shards);
+
   const MemoryPlan& plan_;
   const MeshAxes& axes_;
   Publication* const behind_;

@@ -10,6 +10,7 @@
 #include "runtime/base/log.h"
 #include "runtime/base/text.h"
 #include "runtime/config/optimizer_defaults.h"
+#include "runtime/config/placement_rows.h"
 #include "runtime/config/strategy_names.h"
 
 namespace tessera {
@@ -76,11 +77,12 @@ bool wants_table_of_plan() {
 void Training::report_plan(bool continues) const {
   const Strategy& strategy = job.strategy;
   std::ostringstream text;
-  text << "plan of " << name_of(strategy.strategy) << ", mesh " << plan.input().mesh.replicate_size << " x "
-       << plan.input().mesh.shard_size << ", " << units.size() << " units, parameters "
-       << name_of(strategy.mixed_precision.param) << words_of_gathers(plan.input()) << ", gradients on the wire "
-       << name_of(strategy.mixed_precision.reduce) << words_of_compression(plan.input()) << ", optimizer state "
-       << name_of(strategy.optimizer.state_dtype)
+  text << "plan of " << name_of_placement(strategy)
+       << (strategy.placement.is_given() ? ": " + describe_placement(strategy) : "") << ", mesh "
+       << plan.input().mesh.replicate_size << " x " << plan.input().mesh.shard_size << ", " << units.size()
+       << " units, parameters " << name_of(strategy.mixed_precision.param) << words_of_gathers(plan.input())
+       << ", gradients on the wire " << name_of(strategy.mixed_precision.reduce) << words_of_compression(plan.input())
+       << ", optimizer state " << name_of(strategy.optimizer.state_dtype)
        << (plan.input().placement.shared ? ", one copy of the parameters for the ranks of a host" : "");
   if (wants_table_of_plan()) {
     text << "\n" << plan.to_table();

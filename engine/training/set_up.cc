@@ -340,7 +340,7 @@ void Training::detach_parameters() {
   sync.stop_pulls();
   for (auto& unit : units) unit->reopen();
   const bool several = plan.input().mesh.shard_size > 1 || plan.parameters_below();
-  const bool sharded = placement_of(job.strategy.strategy, false).parameters.shard && several;
+  const bool sharded = placement_of(job.strategy).parameters.shard && several;
   if (!values.loaded) {
     for (auto& unit : units) unit->poison("unit " + unit->name + " was being set up by an Engine that failed");
     return;

@@ -44,10 +44,35 @@ enum class BatchScaling {
 };
 
 /// The mesh: replicate x shard = world size. 0 means that Tessera chooses: replicate is the number of hosts for
-/// HYBRID_SHARD, else 1.
+/// HYBRID_SHARD and where placement is said by axes (PlacementConfig), else 1.
 struct MeshConfig {
   std::int64_t replicate = 0;  ///< number of replicas; 0: chosen
   std::int64_t shard = 0;      ///< ranks that share one copy of the state; 0: chosen
+  // The names that PlacementConfig has for the same two axes. A strategy gives each axis one name.
+  std::int64_t host = 0;  ///< `replicate` by its other name; 0: not given
+  std::int64_t rank = 0;  ///< `shard` by its other name; 0: not given
+
+  /// Returns the length of the replicate axis, by whichever name it was given; 0: chosen.
+  std::int64_t replicas() const { return host > 0 ? host : replicate; }
+  /// Returns the length of the shard axis, by whichever name it was given; 0: chosen.
+  std::int64_t shards() const { return rank > 0 ? rank : shard; }
+};
+
+/// The axes of the mesh over which one kind of state is cut. Along the other axes every rank holds a copy.
+struct CutAxes {
+  bool host = false;  ///< "host": the axis of length MeshConfig::replicas()
+  bool rank = false;  ///< "rank": the axis of length MeshConfig::shards()
+  friend bool operator==(const CutAxes&, const CutAxes&) = default;
+};
+
+/// Where state lies, said by axes of the mesh. It takes the place of Strategy::strategy, whose names are rows of
+/// docs/guide/placement.md. All three are given, or none. Each rank must hold its optimizer state's part of the
+/// gradients, and its gradients' part of the parameters, so `optimizer` has all axes of `gradients`, and that has all
+/// of `parameters`. Units are gathered along one axis, so `parameters` are never cut over "host".
+struct PlacementConfig {
+  std::optional<CutAxes> parameters = {}, gradients = {}, optimizer = {};
+  /// Whether the strategy says placement by axes, and not by a name.
+  bool is_given() const { return parameters || gradients || optimizer; }
 };
 
 /// The modules that become units. Parameters that no unit claims belong to the root unit.
@@ -580,6 +605,7 @@ struct Strategy {
   DurableConfig durable = {};             ///< steps that survive a kill
   SyncConfig sync = {};                   ///< how replicas stay one model
   NoiseScaleConfig noise_scale = {};      ///< how often the noise of gradients is measured
+  PlacementConfig placement = {};         ///< where state lies, in place of `strategy`
   RecordHashesConfig record_hashes = {};  ///< goes with `reproducible`
 
   /// Reads and checks a strategy file. Throws tessera::Error: 66 or 77 if the file cannot be read; 78 with *all* errors

@@ -4,6 +4,7 @@
 #include <string>
 #include <utility>
 
+#include "runtime/config/placement_rows.h"
 #include "runtime/config/strategy_keys.h"
 #include "runtime/config/strategy_names.h"
 
@@ -20,10 +21,10 @@ std::string word_of(const Strategy& s) {
 }
 
 StrategyRule placement_rule() {
-  return {{"/sync/type", "/strategy"},
+  return {{"/sync/type", "/strategy", "/placement/optimizer"},
           "sync.type asynchronous, backups and hogwild need strategy SHARD_OPTIMIZER.",
           [](const Strategy& s) -> std::string {
-            if (!s.sync.has_common_parameters() || s.strategy == ShardingStrategy::kShardOptimizer) return "";
+            if (!s.sync.has_common_parameters() || is_placed_as(s, ShardingStrategy::kShardOptimizer)) return "";
             return word_of(s) +
                    " needs \"strategy\" \"SHARD_OPTIMIZER\": a rank has all values and gradients from forward to "
                    "backward, and masters and states are cut over their owners, the ranks. [T0827] hint: take that "
@@ -103,7 +104,7 @@ std::vector<StrategyRule> asynchronous_rules() {
   std::vector<StrategyRule> rules = {
       placement_rule(),
       never_with(
-          "/mesh/replicate", "mesh.replicate above 1", [](const Strategy& s) { return s.mesh.replicate > 1; },
+          "/mesh/replicate", "mesh.replicate above 1", [](const Strategy& s) { return s.mesh.replicas() > 1; },
           "every rank is a replica already, and masters have one owner"),
       never_with(
           "/comm/transport", "comm.transport gloo, nccl or cuda_host",

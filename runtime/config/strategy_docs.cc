@@ -48,6 +48,11 @@ void add_type(Json& schema, const StrategyKey& key) {
     case ValueKind::kOptionalNumber:
       schema["type"] = {"number", "null"};
       return add_range(schema, key.range);
+    case ValueKind::kOptionalAxes:
+      schema["type"] = {"array", "null"};
+      for (const char* const axis : kMeshAxes) schema["items"]["enum"].push_back(axis);
+      schema["uniqueItems"] = true;
+      return;
     case ValueKind::kBoolean:
       schema["type"] = "boolean";
       return;

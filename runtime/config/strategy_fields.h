@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <optional>
 #include <string>
 #include <type_traits>
@@ -62,6 +63,28 @@ StrategyField optional_integer_field(At at) {
 template <typename At>
 StrategyField optional_number_field(At at) {
   return optional_field<ValueKind::kOptionalNumber, double>(at);
+}
+
+/// A `std::optional<CutAxes>`; null stands for empty.
+template <typename At>
+StrategyField axes_field(At at) {
+  return {ValueKind::kOptionalAxes,
+          {},
+          [at](Strategy& s, const nlohmann::json& value) {
+            const auto has = [&](const char* axis) {
+              return std::find(value.begin(), value.end(), nlohmann::json(axis)) != value.end();
+            };
+            at(s) = value.is_null() ? std::nullopt : std::optional(CutAxes{has(kHostAxis), has(kRankAxis)});
+          },
+          [at](const Strategy& s) {
+            if (!at(s)) return nlohmann::ordered_json(nullptr);
+            nlohmann::ordered_json axes = nlohmann::ordered_json::array();
+            if (at(s)->host) axes.push_back(kHostAxis);
+            if (at(s)->rank) axes.push_back(kRankAxis);
+            return axes;
+          },
+          {},
+          {}};
 }
 
 template <typename At>

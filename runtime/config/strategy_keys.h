@@ -28,6 +28,8 @@ std::vector<StrategyRule> sync_rules();
 std::vector<StrategyRule> asynchronous_rules();
 /// What "noise_scale" excludes.
 std::vector<StrategyRule> noise_rules();
+/// What "placement" allows, and what it excludes.
+std::vector<StrategyRule> placement_rules();
 /// What "reproducible" excludes.
 std::vector<StrategyRule> reproducible_rules();
 

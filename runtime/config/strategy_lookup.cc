@@ -88,6 +88,9 @@ std::string describe_allowed(const StrategyKey& key) {
       return "null or an integer " + describe_range(key.range);
     case ValueKind::kOptionalNumber:
       return "null or a number " + describe_range(key.range);
+    case ValueKind::kOptionalAxes:
+      return fmt::format("null or a list of different axes ({})",
+                         joined(std::vector<std::string>(kMeshAxes.begin(), kMeshAxes.end())));
     case ValueKind::kBoolean:
       return "true or false";
     case ValueKind::kBytes:

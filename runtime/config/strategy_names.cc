@@ -2,6 +2,7 @@
 
 #include <variant>
 
+#include "runtime/config/placement_rows.h"
 #include "runtime/config/strategy_table.h"
 
 // The names of all enumerators as the strategy file spells them, each with what it does for the reference page, and
@@ -117,9 +118,9 @@ bool updates_whole_tensors(OptimizerType type) {
 }
 
 bool gets_whole_sums(const Strategy& strategy) {
-  const ShardingStrategy kind = strategy.strategy;
-  return kind == ShardingStrategy::kNoShard || kind == ShardingStrategy::kShardOptimizer ||
-         kind == ShardingStrategy::kHybridShard || strategy.mesh.replicate > 1;
+  const CutAxes gradients = placement_axes(strategy).gradients;
+  if (strategy.placement.is_given()) return !gradients.rank || !gradients.host;
+  return !gradients.rank || strategy.strategy == ShardingStrategy::kHybridShard || strategy.mesh.replicas() > 1;
 }
 
 bool keeps_gradients(const CompressionConfig& compression) {

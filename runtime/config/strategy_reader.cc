@@ -39,6 +39,8 @@ class ValueReader {
         return node.value.is_null() ? node.value : number(node, true);
       case ValueKind::kOptionalNumber:
         return node.value.is_null() ? node.value : number(node, false);
+      case ValueKind::kOptionalAxes:
+        return node.value.is_null() ? node.value : axes(node);
       case ValueKind::kBoolean:
         return node.value.is_boolean() ? node.value : refuse(node);
       case ValueKind::kChoice:
@@ -110,6 +112,22 @@ class ValueReader {
       }
     }
     return list.size() == node.children.size() ? Result(list) : std::nullopt;
+  }
+
+  Result axes(const JsonNode& node) {
+    const Result list = names(node);
+    if (!list) return list;
+    const std::vector<std::string> allowed(kMeshAxes.begin(), kMeshAxes.end());
+    bool all_right = true;
+    for (std::size_t i = 0; i < list->size(); ++i) {
+      const auto& word = (*list)[i].get_ref<const std::string&>();
+      if (std::ranges::find(allowed, word) != allowed.end()) continue;
+      refuse_element(node.children[i], i,
+                     fmt::format("must be one of {}, got {}{}", joined(allowed), describe(node.children[i]),
+                                 did_you_mean(word, allowed)));
+      all_right = false;
+    }
+    return all_right ? list : std::nullopt;
   }
 
   Result number_pair(const JsonNode& node) {

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "runtime/base/seeded_fault.h"
+#include "runtime/config/placement_rows.h"
 #include "runtime/config/strategy_keys.h"
 #include "runtime/config/strategy_names.h"
 #include "runtime/config/strategy_table.h"
@@ -20,17 +21,18 @@ namespace tessera {
 namespace {
 
 StrategyRule replicate_rule() {
-  return {{"/mesh/replicate", "/strategy"},
+  return {{"/mesh/replicate", "/mesh/host", "/strategy", "/placement/parameters"},
           "mesh.replicate above 1 with FULL_SHARD is HYBRID_SHARD, and must be called so. (With the other "
           "strategies "
           "each replica shards what the strategy says within itself.)",
           [](const Strategy& s) -> std::string {
             const int most = seeded_fault(SeededFault::kTwoReplicasOfFullShard) ? 2 : 1;
-            if (s.mesh.replicate <= most || s.strategy != ShardingStrategy::kFullShard) return "";
+            const bool is_named = !s.placement.is_given() && s.strategy == ShardingStrategy::kFullShard;
+            if (s.mesh.replicas() <= most || !is_named) return "";
             return fmt::format(
                 "{} replicas of FULL_SHARD are HYBRID_SHARD. [T0519] hint: write \"strategy\": \"HYBRID_SHARD\", or "
                 "leave replicate out",
-                s.mesh.replicate);
+                s.mesh.replicas());
           }};
 }
 
@@ -46,14 +48,14 @@ StrategyRule min_numel_rule() {
 }
 
 StrategyRule bucket_strategy_rule() {
-  return {{"/units/bucket_cap_mb", "/strategy"},
+  return {{"/units/bucket_cap_mb", "/strategy", "/placement/parameters"},
           "units.bucket_cap_mb needs strategy NO_SHARD: a bucket is of gradients that every rank keeps whole.",
           [](const Strategy& s) -> std::string {
-            if (!s.units.bucket_cap_mb || s.strategy == ShardingStrategy::kNoShard) return "";
+            if (!s.units.bucket_cap_mb || is_placed_as(s, ShardingStrategy::kNoShard)) return "";
             return fmt::format(
                 "buckets need \"strategy\": \"NO_SHARD\", got {}. [T0521] hint: leave bucket_cap_mb out, and name "
                 "units in classes",
-                name_of(s.strategy));
+                name_of_placement(s));
           }};
 }
 
@@ -265,22 +267,22 @@ StrategyRule one_state_tier_rule() {
 }
 
 StrategyRule offloaded_parameters_rule() {
-  return {{"/offload/parameters/tier", "/strategy"},
+  return {{"/offload/parameters/tier", "/strategy", "/placement/parameters"},
           "Parameters below memory go with FULL_SHARD and HYBRID_SHARD: other strategies keep them gathered.",
           [](const Strategy& s) -> std::string {
-            const bool releases =
-                s.strategy == ShardingStrategy::kFullShard || s.strategy == ShardingStrategy::kHybridShard;
-            if (s.offload.parameters.tier == Tier::kMemory || releases) return "";
+            if (s.offload.parameters.tier == Tier::kMemory || releases_parameters(s)) return "";
             return "this strategy keeps all parameters gathered, so they need their memory anyway. [T0537] hint: take "
                    "\"FULL_SHARD\", which gathers units when they are used, on one rank too";
           }};
 }
 
 StrategyRule offloaded_parameters_world_rule() {
-  return {{"/offload/parameters/tier", "/optimizer/shard_over"},
-          "Parameters below memory go without optimizer.shard_over \"world\".",
+  return {{"/offload/parameters/tier", "/optimizer/shard_over", "/placement/optimizer"},
+          "Parameters below memory go without optimizer.shard_over \"world\", and without placement.optimizer over "
+          "host.",
           [](const Strategy& s) -> std::string {
-            if (s.offload.parameters.tier == Tier::kMemory || !s.optimizer.shard_over_world) return "";
+            const bool over_hosts = s.optimizer.shard_over_world || placement_axes(s).optimizer.host;
+            if (s.offload.parameters.tier == Tier::kMemory || !over_hosts) return "";
             return "updated parameters cannot be gathered over replicas below memory yet. [T0538] hint: leave "
                    "shard_over \"shard\"";
           }};
@@ -367,16 +369,14 @@ StrategyRule momentum_rule() {
 
 /// If parameters stayed in memory, the next update would read rounded ones.
 StrategyRule gathers_rule() {
-  return {{"/compression/gathers", "/strategy"},
+  return {{"/compression/gathers", "/strategy", "/placement/parameters"},
           "compression.gathers int8 and int4 go with strategy FULL_SHARD and HYBRID_SHARD.",
           [](const Strategy& s) -> std::string {
-            if (!is_lossy(s.compression.gathers) || s.strategy == ShardingStrategy::kFullShard ||
-                s.strategy == ShardingStrategy::kHybridShard)
-              return "";
+            if (!is_lossy(s.compression.gathers) || releases_parameters(s)) return "";
             return fmt::format(
                 "is {}, and under {} what ranks get from each other stays in memory and is updated there. [T0545] "
                 "hint: take lossless, or FULL_SHARD",
-                name_of(s.compression.gathers), name_of(s.strategy));
+                name_of(s.compression.gathers), name_of_placement(s));
           }};
 }
 
@@ -384,7 +384,7 @@ StrategyRule gathers_rule() {
 StrategyRule method_rule() {
   return {
       {"/compression/method", "/compression/gradients", "/compression/sums", "/mixed_precision/param",
-       "/mixed_precision/reduce", "/mesh/replicate"},
+       "/mixed_precision/reduce", "/mesh/replicate", "/mesh/host"},
       "A compression.method other than none goes with mixed_precision.reduce fp32, without param fp16, on a mesh of "
       "one "
       "replica, and with compression.gradients and compression.sums none.",
@@ -397,10 +397,10 @@ StrategyRule method_rule() {
         if (s.mixed_precision.reduce != DType::kF32)
           return fmt::format("sends fp32, and mixed_precision.reduce is {}. [T0548] hint: leave that out",
                              name_of(s.mixed_precision.reduce));
-        if (s.mesh.replicate > 1)
+        if (s.mesh.replicas() > 1)
           return fmt::format(
               "needs one replica, whose ranks sum all gradients at once, got {}. [T0549] hint: leave replicate out",
-              s.mesh.replicate);
+              s.mesh.replicas());
         return "";
       }};
 }
@@ -576,6 +576,7 @@ std::vector<StrategyRule> make_rules() {
           "/compression/restore_skipped", "compression.restore_skipped",
           [](const Strategy& s) { return s.compression.restore_skipped; },
           "a step whose updates are under way is not skipped")};
+  std::ranges::move(placement_rules(), std::back_inserter(rules));
   std::ranges::move(sync_rules(), std::back_inserter(rules));
   std::ranges::move(asynchronous_rules(), std::back_inserter(rules));
   std::ranges::move(reproducible_rules(), std::back_inserter(rules));

@@ -32,7 +32,10 @@ const std::vector<StrategyKey>& strategy_keys() {
 
 const std::vector<StrategyGroup>& strategy_groups() {
   static const std::vector<StrategyGroup> groups = {
-      {"/mesh", "The ranks as a grid: replicate x shard."},
+      {"/mesh", "The ranks as a grid: replicate x shard, which placement calls host x rank."},
+      {"/placement",
+       "Where state lies, said by axes of the mesh, in place of strategy (docs/guide/placement.md). All three keys "
+       "stand together. null: strategy says it."},
       {"/units", "Which modules are gathered together."},
       {"/mixed_precision", "Types of parameters and gradients."},
       {"/mixed_precision/loss_scale", "Loss scaling, which keeps small fp16 gradients from vanishing."},

@@ -2,6 +2,7 @@
 
 // See docs/glossary.md: unit.
 
+#include <array>
 #include <cstdint>
 #include <functional>
 #include <nlohmann/json.hpp>
@@ -28,9 +29,15 @@ enum class ValueKind {
   kNumberPair,       ///< list of two numbers
   kOptionalInteger,  ///< like kInteger, or null: not given
   kOptionalNumber,   ///< JSON number, or null: not given
+  kOptionalAxes,     ///< list of different names among kMeshAxes, or null: not given
   kObjects,          ///< list of objects, each with some of StrategyField::members
   kVariant,          ///< object whose "type" is one of StrategyField::types, and says which keys it has beside that
 };
+
+/// The names of the mesh's axes, as a value of kind kOptionalAxes has them.
+inline constexpr const char* kHostAxis = "host";
+inline constexpr const char* kRankAxis = "rank";
+inline constexpr std::array kMeshAxes = {kHostAxis, kRankAxis};
 
 /// One word that a key allows, and what it does.
 struct Choice {

@@ -5,6 +5,7 @@
 #include <string>
 #include <utility>
 
+#include "runtime/config/placement_rows.h"
 #include "runtime/config/strategy_keys.h"
 #include "runtime/config/strategy_names.h"
 
@@ -96,6 +97,10 @@ std::vector<StrategyRule> sync_rules() {
       without(
           "/optimizer/shard_over", "optimizer.shard_over world",
           [](const Strategy& s) { return s.optimizer.shard_over_world; }, "each replica needs all masters and states"),
+      without(
+          "/placement/optimizer", "a placement over host",
+          [](const Strategy& s) { return s.placement.is_given() && placement_axes(s).optimizer.host; },
+          "each replica needs all masters and states"),
       without(
           "/optimizer/in_backward", "optimizer.in_backward", [](const Strategy& s) { return s.optimizer.in_backward; },
           "the two have not been tried together"),

@@ -1,30 +1,35 @@
 #include "sharding/layout/placement.h"
 
+#include "runtime/config/placement_rows.h"
+
 namespace tessera {
 
+namespace {
+
+AxisPlacement axis_placement_of(CutAxes axes) { return {.shard = axes.rank, .replicate = axes.host}; }
+
+/// A rank's optimizer part lies inside its gradient part. So if the replicate axis alone cuts gradients, it cuts
+/// optimizer state first, too.
+Placement placement_with(const PlacementAxes& axes, bool keep_gathered) {
+  Placement placement{axis_placement_of(axes.parameters), axis_placement_of(axes.gradients),
+                      axis_placement_of(axes.optimizer), keep_gathered};
+  placement.optimizer.replicate_first = axes.gradients.host && !axes.gradients.rank && axes.optimizer.rank;
+  return placement;
+}
+
+}  // namespace
+
 Placement placement_of(ShardingStrategy strategy, bool optimizer_over_world) {
-  constexpr AxisPlacement kReplicated{};
-  constexpr AxisPlacement kSharded{.shard = true};
-  constexpr AxisPlacement kWorld{.shard = true, .replicate = true};
-  switch (strategy) {
-    case ShardingStrategy::kNoShard:
-      return {kReplicated, kReplicated, kReplicated};
-    case ShardingStrategy::kShardOptimizer:
-      return {kReplicated, kReplicated, kSharded};
-    case ShardingStrategy::kShardGradients:
-      return {kReplicated, kSharded, kSharded};
-    case ShardingStrategy::kShardGradOp:
-      return {kSharded, kSharded, kSharded, /*keep_gathered=*/true};
-    case ShardingStrategy::kFullShard:
-      return {kSharded, kSharded, kSharded};
-    case ShardingStrategy::kHybridShard:
-      return optimizer_over_world ? Placement{kSharded, kWorld, kWorld} : Placement{kSharded, kSharded, kSharded};
-  }
-  return {};
+  const PlacementRow& row = placement_row(strategy, optimizer_over_world);
+  return placement_with(row.axes, row.keeps_gathered);
+}
+
+Placement placement_of(const Strategy& strategy) {
+  return placement_with(placement_axes(strategy), keeps_gathered(strategy));
 }
 
 Placement share_parameters(Placement placement) {
-  if (!placement.optimizer.shard) return placement;
+  if (!placement.optimizer.shard || placement.optimizer.replicate_first) return placement;
   placement.parameters = {.shard = true};
   placement.keep_gathered = false;
   placement.shared = true;
@@ -38,14 +43,13 @@ int parts_of(const Placement& placement, const MeshPosition& mesh) {
 
 Extent owned(AxisPlacement axes, const MeshPosition& mesh, std::int64_t numel) {
   Extent part{0, numel};
-  if (axes.shard) {
-    part.numel /= mesh.shard_size;
-    part.offset += mesh.shard_index * part.numel;
-  }
-  if (axes.replicate) {
-    part.numel /= mesh.replicate_size;
-    part.offset += mesh.replicate_index * part.numel;
-  }
+  const auto cut = [&part](int index, int size) {
+    part.numel /= size;
+    part.offset += index * part.numel;
+  };
+  if (axes.replicate && axes.replicate_first) cut(mesh.replicate_index, mesh.replicate_size);
+  if (axes.shard) cut(mesh.shard_index, mesh.shard_size);
+  if (axes.replicate && !axes.replicate_first) cut(mesh.replicate_index, mesh.replicate_size);
   return part;
 }
 

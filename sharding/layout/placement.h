@@ -12,11 +12,13 @@ namespace tessera {
 /// Says for each mesh axis whether a kind of state is cut over its ranks, or each of them holds a copy.
 struct AxisPlacement {
   bool shard = false;      ///< cut over the shard axis
-  bool replicate = false;  ///< cut over the replicate axis as well
+  bool replicate = false;  ///< cut over the replicate axis
+  /// Where both axes cut: the replicate axis cuts first, and the shard axis what is left; otherwise the reverse.
+  bool replicate_first = false;
 };
 
-/// The rule that a strategy's name stands for. Every stage is a row of `placement_of`; all other code reads these
-/// fields and never asks for the strategy.
+/// What a strategy says about placement, by its name (runtime/config/placement_rows.h) or by axes. All other code reads
+/// these fields and never asks for the strategy.
 struct Placement {
   AxisPlacement parameters;
   AxisPlacement gradients;
@@ -31,10 +33,12 @@ struct Placement {
 /// Returns the placement of a strategy. `optimizer_over_world`: HYBRID_SHARD cuts gradients and optimizer state over
 /// both axes.
 Placement placement_of(ShardingStrategy strategy, bool optimizer_over_world);
+/// Returns the placement that a strategy says, by its name or by axes (PlacementConfig).
+Placement placement_of(const Strategy& strategy);
 
 /// `placement` on a shard axis whose ranks can share memory (Collectives::shares_memory). Where the optimizer is cut
-/// over that axis, one copy of the parameters serves all its ranks; where each rank updates everything, nothing
-/// changes.
+/// over that axis first, one copy of the parameters serves all its ranks. Otherwise nothing changes: each rank updates
+/// everything, or its parts of several replicas' shards, which do not lie beside each other.
 Placement share_parameters(Placement placement);
 
 /// This rank's place in a mesh of replicate x shard ranks.
@@ -50,7 +54,8 @@ struct MeshPosition {
 int parts_of(const Placement& placement, const MeshPosition& mesh);
 
 /// The part of a flat buffer of `numel` elements that this rank holds. The shard axis cuts first, the replicate axis
-/// cuts what is left: a rank's optimizer part lies inside its gradient part, and that inside its parameter part.
+/// cuts what is left, unless AxisPlacement::replicate_first says otherwise: a rank's optimizer part lies inside its
+/// gradient part, and that inside its parameter part.
 Extent owned(AxisPlacement axes, const MeshPosition& mesh, std::int64_t numel);
 
 /// Calls `visit(rank, part)` for every distinct part of a flat buffer, with the first rank that holds it.

@@ -45,6 +45,7 @@ const std::vector<std::string>& surroundings() {
       R"({"optimizer": {"type": "lars", "momentum": 0.9}})",
       R"({"optimizer": {"type": "own"}})",
       R"({"strategy": "HYBRID_SHARD"})",
+      R"({"placement": {"parameters": [], "gradients": ["rank"], "optimizer": ["rank"]}})",
       R"({"strategy": "NO_SHARD", "units": {"bucket_cap_mb": 4}})",
       R"({"compression": {"gradients": "int4"}})",
       R"({"strategy": "NO_SHARD", "compression": {"method": {"type": "top_k", "momentum": 0.5}}})",

@@ -5,6 +5,10 @@
 #include <gtest/gtest.h>
 
 #include <numeric>
+#include <vector>
+
+#include "runtime/config/placement_rows.h"
+#include "tests/support/legal_placements.h"
 
 namespace tessera {
 namespace {
@@ -31,6 +35,39 @@ TEST(Placement, OptimizerPartLiesInsideGradientPart) {
       }
     }
   }
+}
+
+TEST(Placement, PartsOfEveryLegalPlacementLieInsideEachOther) {
+  ASSERT_EQ(testing::legal_placements().size(), 12u);
+  for (const PlacementConfig& axes : testing::legal_placements()) {
+    const Strategy strategy = testing::strategy_placed_as(axes);
+    const Placement placement = placement_of(strategy);
+    for (int rank = 0; rank < 6; ++rank) {
+      const MeshPosition mesh = MeshPosition{2, 3}.of(rank);
+      const std::int64_t numel = parts_of(placement, mesh) * 256;
+      const Extent optimizer = owned(placement.optimizer, mesh, numel),
+                   gradients = owned(placement.gradients, mesh, numel);
+      EXPECT_TRUE(inside(optimizer, gradients)) << describe_placement(strategy) << ", rank " << rank;
+      EXPECT_TRUE(inside(gradients, owned(placement.parameters, mesh, numel))) << describe_placement(strategy);
+      EXPECT_EQ(optimizer.offset % 256, 0) << describe_placement(strategy);
+    }
+  }
+}
+
+TEST(Placement, PartsOfTheReplicateAxisFirstCoverTheBufferOnce) {
+  constexpr AxisPlacement kAxes{.shard = true, .replicate = true, .replicate_first = true};
+  std::vector<std::int64_t> offsets;
+  for (int rank = 0; rank < 6; ++rank) offsets.push_back(owned(kAxes, MeshPosition{2, 3}.of(rank), 12).offset);
+  EXPECT_EQ(offsets, (std::vector<std::int64_t>{0, 2, 4, 6, 8, 10}));
+  EXPECT_EQ(owned(kAxes, MeshPosition{2, 3}.of(4), 12).numel, 2);
+}
+
+TEST(Placement, CopyOfAHostIsNotSharedWhereReplicasCutFirst) {
+  const Strategy strategy =
+      testing::strategy_placed_as({CutAxes{}, CutAxes{.host = true}, CutAxes{.host = true, .rank = true}});
+  EXPECT_FALSE(share_parameters(placement_of(strategy)).shared);
+  const Strategy other = testing::strategy_placed_as({CutAxes{}, CutAxes{}, CutAxes{.host = true, .rank = true}});
+  EXPECT_TRUE(share_parameters(placement_of(other)).shared);
 }
 
 TEST(Placement, PartsCoverTheBufferOncePerReplica) {

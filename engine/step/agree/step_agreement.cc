@@ -57,12 +57,17 @@ std::vector<int> owners_of_parts(const AxisPlacement& placement, const MeshAxes&
   std::vector<int> ranks;
   const int replicas = placement.replicate ? axes.replicate_size : 1;
   const int shards = placement.shard ? axes.shard_size : 1;
-  for (int s = 0; s < shards; ++s) {
-    for (int r = 0; r < replicas; ++r) {
-      const int replicate = placement.replicate ? r : axes.replicate_index;
-      const int shard = placement.shard ? s : axes.shard_index;
-      ranks.push_back(replicate * axes.shard_size + shard);
-    }
+  const auto add = [&](int r, int s) {
+    const int replicate = placement.replicate ? r : axes.replicate_index;
+    const int shard = placement.shard ? s : axes.shard_index;
+    ranks.push_back(replicate * axes.shard_size + shard);
+  };
+  if (placement.replicate_first) {
+    for (int r = 0; r < replicas; ++r)
+      for (int s = 0; s < shards; ++s) add(r, s);
+  } else {
+    for (int s = 0; s < shards; ++s)
+      for (int r = 0; r < replicas; ++r) add(r, s);
   }
   return ranks;
 }

@@ -1,6 +1,7 @@
 #include <string>
 #include <utility>
 
+#include "runtime/config/placement_rows.h"
 #include "runtime/config/strategy_fields.h"
 #include "runtime/config/strategy_keys.h"
 #include "runtime/config/strategy_names.h"
@@ -19,16 +20,15 @@ Condition with_compression() {
 /// Under the others every sum has one owner, on a mesh with one replica.
 Condition with_whole_sums() {
   return {"a strategy under which ranks get whole sums (NO_SHARD, SHARD_OPTIMIZER, HYBRID_SHARD)",
-          {"/strategy", "/mesh/replicate"},
+          {"/strategy", "/mesh/replicate", "/mesh/host", "/placement/gradients"},
           gets_whole_sums};
 }
 
 /// Under these a rank has all gradients of a unit in one place.
 Condition with_whole_gradients() {
-  return {"strategy NO_SHARD, SHARD_OPTIMIZER or SHARD_GRADIENTS", {"/strategy"}, [](const Strategy& s) {
-            return s.strategy == ShardingStrategy::kNoShard || s.strategy == ShardingStrategy::kShardOptimizer ||
-                   s.strategy == ShardingStrategy::kShardGradients;
-          }};
+  return {"strategy NO_SHARD, SHARD_OPTIMIZER or SHARD_GRADIENTS",
+          {"/strategy", "/placement/parameters"},
+          [](const Strategy& s) { return !placement_axes(s).parameters.rank; }};
 }
 
 Condition with_method() {
@@ -228,8 +228,8 @@ std::vector<StrategyKey> compression_keys() {
        .cost = "int8 and int4 round each parameter: by at most 1/254 (int8) or 1/14 (int4) of the largest of its 256 "
                "neighbours; one that is infinite makes them NaN. Processor time: a core packs some 5 GB/s.",
        .only_if = {"a strategy under which ranks send parameters (all but NO_SHARD)",
-                   {"/strategy"},
-                   [](const Strategy& s) { return s.strategy != ShardingStrategy::kNoShard; }}},
+                   {"/strategy", "/placement/optimizer"},
+                   [](const Strategy& s) { return placement_axes(s).optimizer != CutAxes{}; }}},
       {.pointer = "/compression/axes",
        .field = choice_field(AT(compression.axes), compressed_axes()),
        .default_json = R"("both")",

@@ -1,3 +1,4 @@
+#include "runtime/config/placement_rows.h"
 #include "runtime/config/strategy_fields.h"
 #include "runtime/config/strategy_keys.h"
 
@@ -8,10 +9,8 @@ constexpr double kWeekInSeconds = 7 * 24 * 3600;
 
 Condition with_replicas() {
   return {"a strategy under which ranks hold something alike (not FULL_SHARD or SHARD_GRAD_OP)",
-          {"/strategy"},
-          [](const Strategy& s) {
-            return s.strategy != ShardingStrategy::kFullShard && s.strategy != ShardingStrategy::kShardGradOp;
-          }};
+          {"/strategy", "/placement/parameters", "/mesh/replicate", "/mesh/host"},
+          holds_copies};
 }
 
 Condition over_gloo() {

@@ -64,6 +64,7 @@ std::vector<Strategy> candidates_of(const Strategy& like, const Topology& topolo
         for (const std::int64_t prefetch : choices.prefetch) {
           Strategy& candidate = candidates.emplace_back(like);
           candidate.strategy = kind;
+          candidate.placement = {};
           candidate.gradient_accumulation = accumulation;
           candidate.compression = compression;
           const bool is_new = compression.gradients != like.compression.gradients;

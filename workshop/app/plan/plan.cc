@@ -11,6 +11,7 @@
 #include "runtime/base/bytes.h"
 #include "runtime/base/text_table.h"
 #include "runtime/border/throw.h"
+#include "runtime/config/placement_rows.h"
 #include "tessera/engine.h"
 #include "tessera/run.h"
 #include "workshop/app/commands.h"
@@ -126,11 +127,18 @@ std::string to_text(const DiskTime& time) {
          number_text(time.seconds, "%.3f") + " s\n";
 }
 
-nlohmann::ordered_json to_json(const MemoryPlan& plan, std::int64_t parameters) {
+nlohmann::ordered_json to_json(const PlacementAxes& axes) {
+  return {{"parameters", names_of_axes(axes.parameters)},
+          {"gradients", names_of_axes(axes.gradients)},
+          {"optimizer", names_of_axes(axes.optimizer)}};
+}
+
+nlohmann::ordered_json to_json(const MemoryPlan& plan, const Strategy& strategy, std::int64_t parameters) {
   const MeshPosition mesh = whole_mesh(plan);
   nlohmann::ordered_json json = {{"parameters", parameters},
                                  {"world_size", mesh.world_size()},
                                  {"mesh", {{"replicate", mesh.replicate_size}, {"shard", mesh.shard_size}}},
+                                 {"placement", to_json(placement_axes(strategy))},
                                  {"total_bytes", plan.use().total()},
                                  {"limited_bytes", plan.use().limited()}};
   for (std::size_t i = 0; i < kMemoryCategories; ++i)
@@ -168,10 +176,11 @@ nlohmann::ordered_json to_json(const MemoryPlan& plan, std::int64_t parameters) 
 
 std::string to_text(const MemoryPlan& plan, const Strategy& strategy, std::int64_t parameters) {
   const MeshPosition mesh = whole_mesh(plan);
-  std::string text = "plan of " + name_of(strategy.strategy) + " for " + std::to_string(mesh.world_size()) +
+  std::string text = "plan of " + name_of_placement(strategy) + " for " + std::to_string(mesh.world_size()) +
                      " ranks, mesh " + std::to_string(mesh.replicate_size) + " x " + std::to_string(mesh.shard_size) +
                      " (replicate x shard), " + std::to_string(parameters) + " parameters in " +
-                     std::to_string(plan.input().units.size()) + " units\n\n";
+                     std::to_string(plan.input().units.size()) + " units\n";
+  text += "placement: " + describe_placement(strategy) + "\n\n";
   text += "memory of every rank\n" + plan.to_table() + "\nunits\n" + units_table(plan) + "\n";
   const std::string traffic = traffic_table(plan);
   return text + "collectives of a step, whole buffers (" + std::to_string(strategy.gradient_accumulation) +
@@ -187,7 +196,7 @@ absl::Status check_limit(const MemoryPlan& plan, const Strategy& strategy, const
   const bool shares_memory = would_share_memory(mesh_shape(strategy, topology), topology, strategy.comm.transport);
   const std::string cheaper = next_cheaper(plan, strategy, shares_memory, limit);
   return make_error(ExitCode::kConfig,
-                    "/memory/limit: the plan for " + name_of(strategy.strategy) + " needs " +
+                    "/memory/limit: the plan for " + name_of_placement(strategy) + " needs " +
                         format_bytes(plan.use().limited()) + " a rank, the limit is " + format_bytes(limit) +
                         (cheaper.empty() ? ". [T0030] hint: no strategy fits; take more ranks, a smaller "
                                            "model or bf16 parameters"
@@ -265,7 +274,7 @@ int run_plan(const PlanCommand& command) {
       scaled = scaled_worlds(ModelShapes(config), strategy, topology, files);
     }
     if (command.json) {
-      nlohmann::ordered_json json = to_json(plan, parameters);
+      nlohmann::ordered_json json = to_json(plan, strategy, parameters);
       if (disks) json["disk"]["measured"] = {{"bytes_per_s", disks->bytes_per_s}, {"seconds_a_step", disks->seconds}};
       if (step) json["step"] = to_json(*step);
       if (step) json["scaling"] = to_json(scaled);

@@ -6,6 +6,7 @@
 
 #include "planner/simulated_world.h"
 #include "runtime/border/throw.h"
+#include "runtime/config/placement_rows.h"
 #include "tessera/run.h"
 #include "workshop/app/commands.h"
 #include "workshop/app/output_files.h"
@@ -61,7 +62,7 @@ int run_simulate(const SimulateCommand& command) {
         value_or_throw(simulate_world(world.plan, files.profile, links, options_of(command)));
     const PredictedStep alike = predicted_step(world.plan, files, world.topology.local_world_size);
     std::printf("%s, %d ranks, %lld steps: %s s a step (a tenth below %s, a tenth above %s)\n",
-                name_of(world.strategy.strategy).c_str(), command.world.world_size,
+                name_of_placement(world.strategy).c_str(), command.world.world_size,
                 static_cast<long long>(command.steps), number_text(simulated.mean_s, "%.4f").c_str(),
                 number_text(simulated.p10_s, "%.4f").c_str(), number_text(simulated.p90_s, "%.4f").c_str());
     std::printf("ranks that are alike: %s s, bound by %s; a rank alone works for %s s\n",

@@ -77,11 +77,12 @@ class StepTraffic {
       const std::int64_t bytes = trainable_bytes(unit);
       if (placement.optimizer.replicate && replicate_) {
         ++over_replicas.calls;
-        over_replicas.bytes += placement.optimizer.shard ? bytes / input_.mesh.shard_size : bytes;
+        const bool of_a_shard = placement.optimizer.shard && !placement.optimizer.replicate_first;
+        over_replicas.bytes += of_a_shard ? bytes / input_.mesh.shard_size : bytes;
       }
       if (placement.optimizer.shard && !placement.parameters.shard && shard_) {
         ++over_shard.calls;
-        over_shard.bytes += bytes;
+        over_shard.bytes += placement.optimizer.replicate_first ? bytes / input_.mesh.replicate_size : bytes;
       }
     }
     add(std::move(over_replicas));

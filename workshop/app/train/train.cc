@@ -17,6 +17,7 @@
 #include "runtime/base/log.h"
 #include "runtime/border/throw.h"
 #include "runtime/comm/mesh_groups.h"
+#include "runtime/config/placement_rows.h"
 #include "runtime/config/strategy_file.h"
 #include "runtime/data/dataset_stats.h"
 #include "tessera/tessera.h"
@@ -260,7 +261,7 @@ void print_start(const TrainCommand& command, const Prepared& run, const Engine&
   const std::string global = std::to_string(command.batch * mesh.world_size() * strategy.gradient_accumulation);
   std::string text = "model   " + model_of(command) + ": " + std::to_string(models::parameter_count(run.config)) +
                      " parameters in " + counted(static_cast<std::int64_t>(engine.unit_names().size()), "unit") + ", " +
-                     name_of(strategy.strategy) + " over " + counted(mesh.world_size(), "rank") + " of " +
+                     name_of_placement(strategy) + " over " + counted(mesh.world_size(), "rank") + " of " +
                      counted(threads, "thread") + "\n";
   text += "dtypes  parameters " + param + ", gradients on the wire " + reduce + ", master weights fp32, " +
           name_of(strategy.optimizer.type) + " state " + name_of(strategy.optimizer.state_dtype) + "\n";
@@ -369,7 +370,7 @@ std::vector<Metric> about(const TrainCommand& command, const Prepared& run, cons
   std::vector<Metric> metrics = {{"tessera", TESSERA_VERSION},
                                  {"steps", command.steps},
                                  {"ranks", std::int64_t{mesh.world_size()}},
-                                 {"strategy", name_of(engine.strategy().strategy)},
+                                 {"strategy", name_of_placement(engine.strategy())},
                                  {"model", model_of(command)},
                                  {"parameters", models::parameter_count(run.config)},
                                  {"data", command.data},

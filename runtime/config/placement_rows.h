@@ -1,0 +1,63 @@
+#pragma once
+
+// See docs/glossary.md: axis, placement.
+
+#include <string>
+#include <vector>
+
+#include "tessera/strategy.h"
+
+namespace tessera {
+
+/// The axes of the mesh over which each kind of state is cut.
+struct PlacementAxes {
+  CutAxes parameters, gradients, optimizer;
+  friend bool operator==(const PlacementAxes&, const PlacementAxes&) = default;
+};
+
+/// A placement that has a name. HYBRID_SHARD has two rows, one for each value of "shard_over".
+struct PlacementRow {
+  ShardingStrategy strategy;
+  bool over_world = false;  ///< OptimizerConfig::shard_over_world
+  PlacementAxes axes = {};
+  bool keeps_gathered = false;  ///< sharded parameters stay gathered from forward to the end of backward
+};
+
+/// All names of placements. This table alone says what a name means: `placement_of` (sharding/layout/placement.h) and
+/// the rules of the strategy file read it.
+const std::vector<PlacementRow>& placement_rows();
+
+/// Returns the row of a name. `over_world` counts only for HYBRID_SHARD.
+const PlacementRow& placement_row(ShardingStrategy strategy, bool over_world);
+
+/// Returns what a strategy says: its "placement", or else the row of its name. Axes of a "placement" that are not given
+/// count as none.
+PlacementAxes placement_axes(const Strategy& strategy);
+
+/// Returns the names of the axes, as the strategy file has them: "host", "rank".
+std::vector<std::string> names_of_axes(const CutAxes& axes);
+
+/// Whether parameters stay gathered from forward to the end of backward. No "placement" says so.
+bool keeps_gathered(const Strategy& strategy);
+
+/// Whether parameters are cut, and gathered unit by unit into memory that is given up after use.
+bool releases_parameters(const Strategy& strategy);
+
+/// Whether several ranks may hold the same part of some state. A mesh whose "host" axis is left open may have several
+/// hosts.
+bool holds_copies(const Strategy& strategy);
+
+/// Whether the strategy's placement is that of a name, as "strategy" or as "placement".
+bool is_placed_as(const Strategy& strategy, ShardingStrategy name);
+
+/// Returns what is wrong with a "placement", and the remedy; empty if it is legal. REQUIRES: all of it is given.
+std::string problem_of(const PlacementAxes& axes);
+
+/// Returns the strategy's name for messages, or "placement by axes".
+std::string name_of_placement(const Strategy& strategy);
+
+/// Returns a line such as "parameters [], gradients [rank], optimizer [host, rank] (as SHARD_OPTIMIZER)". The names in
+/// parentheses are those of the rows with the same axes, where a "placement" has one.
+std::string describe_placement(const Strategy& strategy);
+
+}  // namespace tessera

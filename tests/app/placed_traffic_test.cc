@@ -1,0 +1,98 @@
+// Tests that the collectives which `tessera plan` lists are those that a step makes, to the byte, under every legal
+// placement of a 2 x 2 mesh.
+
+#include <gtest/gtest.h>
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <ostream>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "engine/detailed_plan.h"
+#include "runtime/comm/shared/run_ranks.h"
+#include "runtime/config/placement_rows.h"
+#include "tests/support/legal_placements.h"
+#include "tests/support/session.h"
+#include "tests/support/stand_ins/counted_collectives.h"
+#include "workshop/app/plan/step_traffic.h"
+
+namespace tessera::app {
+namespace placed_traffic_test {
+
+using testing::CallsOfGroups;
+using testing::CountedCollectives;
+
+constexpr int kRanks = 4, kRanksOfHost = 2;
+
+struct Moved {
+  std::int64_t calls = 0, bytes = 0;
+  friend bool operator==(const Moved&, const Moved&) = default;
+  friend std::ostream& operator<<(std::ostream& out, const Moved& moved) {
+    return out << moved.calls << " calls, " << moved.bytes << " bytes";
+  }
+};
+using MovedByGroup = std::map<std::string, Moved>;  ///< "gather", "reduce", "replicate"
+
+/// Sums up what a plan lists, as CountedCollectives counts it: the bytes of an all-gather are a rank's part.
+MovedByGroup planned_traffic(const MemoryPlan& plan) {
+  MovedByGroup all;
+  for (const StepCollective& each : collectives_of_step(plan)) {
+    const bool gathers = each.operation == "all_gather";
+    const MeshPosition& mesh = plan.input().mesh;
+    const int ranks = each.axis == "shard" ? mesh.shard_size : mesh.replicate_size;
+    Moved& moved = all[each.axis == "replicate" ? "replicate" : gathers ? "gather" : "reduce"];
+    moved.calls += each.calls;
+    moved.bytes += gathers ? each.bytes / ranks : each.bytes;
+  }
+  return all;
+}
+
+/// Returns what rank 0 moves in the third step.
+MovedByGroup counted_traffic(const Strategy& strategy) {
+  std::mutex mutex;
+  std::vector<std::unique_ptr<CallsOfGroups>> counts;
+  thread_local CallsOfGroups* own = nullptr;
+  const auto wrap = [&](std::shared_ptr<GroupFactory> factory) -> std::shared_ptr<GroupFactory> {
+    const std::lock_guard lock(mutex);
+    own = counts.emplace_back(std::make_unique<CallsOfGroups>()).get();
+    return testing::wrapped_groups(std::move(factory), [counted = own](const std::string& use, auto group) {
+      return std::make_shared<CountedCollectives>(std::move(group), (*counted)[use]);
+    });
+  };
+  MovedByGroup moved;
+  run_ranks({.ranks = kRanks, .hosts = kRanks / kRanksOfHost, .wrap_groups = wrap}, [&](const Mesh& mesh) {
+    testing::Session session(mesh, strategy);
+    for (std::size_t i = 0; i < 2; ++i) session.train(i);
+    const CallsOfGroups before = *own;
+    session.train(2);
+    if (mesh.rank() != 0) return;
+    for (const char* const use : {"gather", "reduce", "replicate"}) {
+      const testing::Calls now = (*own)[use];
+      const testing::Calls then = before.contains(use) ? before.at(use) : testing::Calls{};
+      if (now.calls > then.calls) moved[use] = {now.calls - then.calls, now.bytes - then.bytes};
+    }
+  });
+  return moved;
+}
+
+TEST(PlacedTraffic, StepOfEveryLegalPlacementMovesWhatThePlanLists) {
+  const Topology topology{.world_size = kRanks, .local_world_size = kRanksOfHost, .launcher = "thread"};
+  for (const PlacementConfig& placement : testing::legal_placements()) {
+    for (const std::int64_t microbatches : {1, 2}) {
+      Strategy strategy = testing::strategy_for(ShardingStrategy::kFullShard);
+      strategy.gradient_accumulation = microbatches;
+      strategy.placement = placement;
+      testing::Tiny shapes = testing::make_tiny({}, true);
+      const MovedByGroup planned = planned_traffic(plan_in_detail(*shapes, strategy, topology));
+      EXPECT_EQ(counted_traffic(strategy), planned)
+          << describe_placement(strategy) << ", " << microbatches << " microbatches";
+    }
+  }
+}
+
+}  // namespace placed_traffic_test
+}  // namespace tessera::app

@@ -1,0 +1,26 @@
+// Tests that every legal placement trains to the same bits where Gloo joins hosts and memory joins the ranks of each.
+
+#include <gtest/gtest.h>
+
+#include "runtime/config/placement_rows.h"
+#include "tests/engine/on_hosts.h"
+#include "tests/support/legal_placements.h"
+
+namespace tessera::testing {
+namespace placements_on_hosts_test {
+
+TEST(PlacementsOnHosts, EveryLegalOneHasTheSameBits) {
+  on_hosts(4, 2, [](const Mesh& mesh) {
+    FirstValues first;
+    for (const bool shared : {false, true}) {
+      for (const PlacementConfig& placement : legal_placements()) {
+        Strategy strategy = strategy_for(Placed(ShardingStrategy::kFullShard, shared));
+        strategy.placement = placement;
+        require(first.same_bits(trained(mesh, strategy, 2)), describe_placement(strategy) + " has other bits");
+      }
+    }
+  });
+}
+
+}  // namespace placements_on_hosts_test
+}  // namespace tessera::testing

@@ -106,6 +106,27 @@ TEST_F(Command, PlanOf512RanksNeedsNoneOfThem) {
             64);
 }
 
+TEST_F(Command, PlanSaysPlacementByAxes) {
+  const auto plan = [&](const std::string& more) {
+    return Words{TESSERA_PROGRAM, "plan",
+                 "--model",       path("model.json"),
+                 "--strategy",    strategy("FULL_SHARD", more),
+                 "--world-size",  "8",
+                 "--hosts",       "2"};
+  };
+  EXPECT_THAT(run(plan("")).out, AllOf(HasSubstr("plan of FULL_SHARD"),
+                                       HasSubstr("placement: parameters [rank], gradients [rank], optimizer [rank]")));
+  const std::string by_axes =
+      R"(, "placement": {"parameters": [], "gradients": ["rank"], "optimizer": ["host", "rank"]})";
+  EXPECT_THAT(run(plan(by_axes)).out,
+              AllOf(HasSubstr("plan of placement by axes"), HasSubstr("mesh 2 x 4"),
+                    HasSubstr("placement: parameters [], gradients [rank], optimizer [host, rank]")));
+  const auto json = nlohmann::json::parse(run(plan(by_axes) + Words{"--json"}).out, nullptr, false);
+  ASSERT_TRUE(json.is_object());
+  EXPECT_EQ(json.at("placement").at("optimizer"), nlohmann::json::array({"host", "rank"}));
+  EXPECT_EQ(json.at("placement").at("parameters"), nlohmann::json::array());
+}
+
 TEST_F(Command, PlanAboveTheMemoryLimitIsRefused) {
   const Ended ended = run_program({TESSERA_PROGRAM, "plan", "--model", path("model.json"), "--strategy",
                                    strategy("FULL_SHARD", R"(, "memory": {"limit": "1KiB"})"), "--world-size", "4"},

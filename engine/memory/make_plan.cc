@@ -109,9 +109,10 @@ MemoryPlan make_plan(const std::vector<std::unique_ptr<Unit>>& units, const Stra
   expect_one_replica(scene);
   expect_enough_ranks(scene);
   if (strategy.compression.has_method() && scene.mesh.replicate_size > 1) {
-    throw Error(ExitCode::kConfig, c10::str("/compression/method: needs a mesh of one replica, whose ranks sum all "
-                                            "gradients at once, got ",
-                                            scene.mesh.replicate_size, ". [T0230] hint: leave \"mesh\" out"));
+    throw Error(ExitCode::kConfig,
+                c10::str("/compression/method: needs a mesh of one replica, whose ranks sum all "
+                         "gradients at once, got ",
+                         scene.mesh.replicate_size, ". [T0230] hint: leave \"mesh\" out, or give it \"host\": 1"));
   }
   const OptimizerType type = strategy.optimizer.type;
   PlanInput input;

@@ -1,5 +1,7 @@
 #pragma once
 
+// See docs/glossary.md: placement.
+
 #include "sharding/layout/placement.h"
 #include "tessera/strategy.h"
 #include "tessera/topology.h"

@@ -1,6 +1,6 @@
 #pragma once
 
-// See docs/glossary.md: tier, unit.
+// See docs/glossary.md: placement, tier, unit.
 
 #include <cstdint>
 #include <filesystem>

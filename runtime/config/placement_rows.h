@@ -1,6 +1,6 @@
 #pragma once
 
-// See docs/glossary.md: axis, placement.
+// See docs/glossary.md: placement, unit.
 
 #include <string>
 #include <vector>

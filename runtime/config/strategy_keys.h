@@ -1,5 +1,7 @@
 #pragma once
 
+// See docs/glossary.md: placement.
+
 #include <vector>
 
 #include "runtime/config/strategy_table.h"

@@ -29,7 +29,8 @@ PredictedWire mean_of(const PredictedWire& wire, std::int64_t every) {
 
 /// Returns the cost of an all-reduce of `numel` fp32 elements over the replicas.
 CallCost sum_cost(const PlanInput& input, std::int64_t numel, const Links& links) {
-  const bool compresses = input.outer.has_outer_optimizer() && links.reduces_in_background;
+  // The hosts of GPUs make compressed sums over a network, whatever joins the GPUs.
+  const bool compresses = input.outer.has_outer_optimizer() && (links.reduces_in_background || input.is_queued);
   const std::int64_t others = input.replicas - 1, part = (numel + others) / input.replicas;
   const WireForm gradients = compresses ? input.compression.gradients : WireForm::kPlain;
   const CallCost sums =

@@ -76,11 +76,6 @@ void expect_built_for_device(const Strategy& strategy, bool is_gpu) {
         "are not "
         "brought there yet. [T0825] hint: leave \"sync\" out, or train on the CPU (comm.transport \"host\")");
   }
-  if (strategy.sync.makes_outer_steps() && compresses(strategy.compression)) {
-    refuse(
-        "/compression: what replicas of GPUs send in outer steps (\"sync\") is not compressed. [T0804] hint: leave "
-        "\"compression\" out, or train on the CPU (comm.transport \"gloo\")");
-  }
   const OptimizerType type = strategy.optimizer.type;
   if (strategy.optimizer.in_backward && (adapts_layers(type) || updates_whole_tensors(type))) {
     refuse("/optimizer/in_backward: under " + name_of(type) +

@@ -26,11 +26,11 @@ OuterRule rule_of(const SyncConfig& config, int replicas) {
 }  // namespace
 
 OuterSteps::OuterSteps(const std::vector<std::unique_ptr<Unit>>& units, const MemoryPlan& plan, const MeshAxes& replica,
-                       const MeshAxes& whole, std::unique_ptr<OuterPlace> place, QueueClock* waits)
+                       MeshAxes whole, std::unique_ptr<OuterPlace> place, QueueClock* waits)
     : plan_(plan),
       replica_(replica),
-      whole_(whole),
-      replicate_(whole.replicate),
+      whole_(std::move(whole)),
+      replicate_(whole_.replicate),
       config_(plan.input().outer),
       place_(std::move(place)),
       rule_(rule_of(config_, replicate_->size())),
@@ -151,6 +151,10 @@ void OuterSteps::send(std::int64_t fragment, std::int64_t step_number) {
     }
     under_way_.push_back({&outer, at, std::move(work)});
     at += part.numel;
+  }
+  // Where hosts make the sums of GPUs, a sum begins with this call, and then goes on beside the steps that follow.
+  if (waits_ && plan_.outer_sums_on_host().slots > 0) {
+    for (Sent& sent : under_way_) throw_if_error(sent.work.advance());
   }
   arrives_ = step_number + config_.delay;
   if (config_.delay == 0) apply_sent();

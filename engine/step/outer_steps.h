@@ -42,14 +42,16 @@ namespace tessera {
 ///
 /// This class says in which order an outer step does what; an OuterPlace does it where masters lie, to the same bits on
 /// the CPU and on a GPU. On a GPU all of it is queued, and the host waits in `meet` alone: a sum that began goes on
-/// beside the steps that are queued behind it, and waiting for it makes the queue wait.
+/// beside the steps that are queued behind it, and waiting for it makes the queue wait. Compressed sums are made by the
+/// GPUs' hosts, which wait for the contribution before a sum begins, and for the sum before it goes up.
 class OuterSteps {
  public:
-  /// `replica`: the axes that training speaks over; `whole`: the mesh's. `waits`: of a GPU, measures how long its queue
-  /// waits for collectives; else null. Keeps references to all but `place`. REQUIRES: units have their first values,
-  /// the same in all replicas.
+  /// `replica`: the axes that training speaks over; `whole`: the mesh's, whose replicate axis leads a GPU's compressed
+  /// sums over the hosts (sums_on_host.h). `waits`: of a GPU, measures how long its queue waits for collectives; else
+  /// null. Keeps references to all but `whole` and `place`. REQUIRES: units have their first values, the same in all
+  /// replicas.
   OuterSteps(const std::vector<std::unique_ptr<Unit>>& units, const MemoryPlan& plan, const MeshAxes& replica,
-             const MeshAxes& whole, std::unique_ptr<OuterPlace> place, QueueClock* waits);
+             MeshAxes whole, std::unique_ptr<OuterPlace> place, QueueClock* waits);
   ~OuterSteps();
 
   /// Call it after inner step `step`. It makes the outer step, or the part of one, that is due. If one is due, the call
@@ -124,7 +126,8 @@ class OuterSteps {
   float* flat() const { return reinterpret_cast<float*>(flat_.data()); }
 
   const MemoryPlan& plan_;
-  const MeshAxes &replica_, &whole_;
+  const MeshAxes& replica_;
+  const MeshAxes whole_;
   const std::shared_ptr<Collectives> replicate_;
   const SyncConfig config_;
   const std::unique_ptr<OuterPlace> place_;

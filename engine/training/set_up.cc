@@ -94,10 +94,10 @@ void expect_forward_writes_nothing(const torch::nn::Module& module) {
 /// The value of Collectives::compressed_part in the groups that compress a GPU's sums (MeshGroups::on_host).
 constexpr int kPartOnHost = 1;
 
-/// Has the hosts of GPUs make the sums that are compressed, in pinned memory as large as the plan says. Returns its
-/// bytes. Collective.
-std::int64_t compress_on_host(MeshAxes& axes, const MemoryPlan& plan, const Job& job) {
-  const MemoryPlan::SumsOnHost shard = plan.shard_sums_on_host(), replicate = plan.replicate_sums_on_host();
+/// Has the hosts of GPUs make the sums of both axes that are compressed, in pinned memory as large as the plan says.
+/// Returns its bytes. Collective.
+std::int64_t compress_on_host(MeshAxes& axes, const MemoryPlan::SumsOnHost& shard,
+                              const MemoryPlan::SumsOnHost& replicate, const Job& job) {
   if (shard.bytes() + replicate.bytes() == 0) return 0;
   const HostAxes host = value_or_throw(groups_of(job.mesh).on_host(axes));
   DeviceKernels& kernels = *job.accelerator.kernels;
@@ -230,7 +230,8 @@ void Training::set_up_gradients() {
   const Strategy& strategy = job.strategy;
   const ComputeDevice device = job.accelerator.device;
   if (!device.is_queued) norm.emplace(units);
-  footprint.allocated[MemoryCategory::kHostRecords] += compress_on_host(axes, plan, job);
+  footprint.allocated[MemoryCategory::kHostRecords] +=
+      compress_on_host(axes, plan.shard_sums_on_host(), plan.replicate_sums_on_host(), job);
   Reducer::Memory gradient_memory{std::move(memory.buckets), std::move(memory.scratch), {}, std::move(memory.feedback)};
   gradient_memory.store = memory.gradient_store();
   if (updates_in_backward()) gradient_memory.sums = std::move(memory.gradients);
@@ -241,7 +242,9 @@ void Training::set_up_gradients() {
   hooks.emplace(units, *reducer);
   if (plan.publishes_behind(axes.gather->gathers_in_background()))
     gathering.publication.emplace(pointers_to(units), *axes.gather, plan.input().gathers, failing(job));
-  sync.begin(units, plan, axes, job.axes, job.accelerator, footprint.allocated);
+  MeshAxes whole = job.axes;
+  footprint.allocated[MemoryCategory::kHostRecords] += compress_on_host(whole, {}, plan.outer_sums_on_host(), job);
+  sync.begin(units, plan, axes, whole, job.accelerator, footprint.allocated);
   make_step();
   if (plan.steps_on_host() || (device.is_queued && plan.gradients_below()))
     reducer->on_reduced([this](const Unit& unit) { step->reduced(unit); });

@@ -200,6 +200,28 @@ TEST(MemoryPlan, CompressedSumsOfAGpuGoThroughItsHostsMemory) {
   EXPECT_EQ(MemoryPlan(input).shard_sums_on_host().bytes(), 0);
 }
 
+TEST(MemoryPlan, CompressedOuterGradientsOfAGpuHaveASlotForEachSumUnderWay) {
+  PlanInput input = input_of(kMiB, 4, {1, 2, 0, 0});
+  input.is_queued = true;
+  input.replicas = 2;
+  input.outer.type = SyncType::kDiloco;
+  input.outer.every = 4;
+  const MemoryPlan plain(input);
+  EXPECT_EQ(plain.outer_sums_on_host().bytes(), 0);
+  input.compression = {.gradients = WireForm::kInt8, .axes = CompressedAxes::kReplicate};
+  const MemoryPlan plan(input);
+  EXPECT_EQ(plan.outer_sums_on_host().slots, 1);
+  EXPECT_EQ(plan.outer_sums_on_host().slot_bytes, 4 * owned(input.placement.optimizer, input.mesh, kMiB).numel);
+  EXPECT_EQ(plan.use()[MemoryCategory::kHostRecords], plan.outer_sums_on_host().bytes());
+  EXPECT_EQ(plan.use().limited(), plain.use().limited());
+  input.outer.type = SyncType::kStreamingDiloco;
+  input.outer.fragments = 2;
+  EXPECT_EQ(MemoryPlan(input).outer_sums_on_host().slots,
+            static_cast<std::int64_t>((input.units.size() + 1) / 2));  // each unit has one group
+  input.is_queued = false;
+  EXPECT_EQ(MemoryPlan(input).outer_sums_on_host().bytes(), 0);
+}
+
 TEST(MemoryPlan, EveryUnitUnderWayHasItsScratch) {
   PlanInput input = input_of(kMiB / 4, 12, {1, 2, 0, 0});
   input.accumulation = 2;

@@ -444,6 +444,27 @@ void MemoryPlan::plan_outer() {
                   streams ? std::ranges::max(fragments) : 0};
   use_[MemoryCategory::kOptimizer] += 4 * outer_numel_.states;
   use_[MemoryCategory::kStaging] += 4 * outer_numel_.staging();
+  use_[MemoryCategory::kHostRecords] += outer_sums_on_host().bytes();
+}
+
+MemoryPlan::SumsOnHost MemoryPlan::outer_sums_on_host() const {
+  const SyncConfig& outer = input_.outer;
+  const CompressionConfig& compression = input_.compression;
+  const bool compresses = compression.gradients != WireForm::kPlain || compression.sums != WireForm::kPlain;
+  if (!input_.is_queued || !outer.makes_outer_steps() || input_.replicas == 1 || !compresses) return {};
+  SumsOnHost sums;
+  std::vector<std::int64_t> fragments(static_cast<std::size_t>(outer.fragments));
+  for (std::size_t unit = 0; unit < input_.units.size(); ++unit) {
+    for (const GroupShape& group : input_.units[unit].groups) {
+      if (!group.trainable) continue;
+      const std::int64_t own = owned(input_.placement.optimizer, input_.mesh, group.layout.numel()).numel;
+      sums.slot_bytes = std::max(sums.slot_bytes, slot_bytes_of(DType::kF32, own, own));
+      ++fragments[unit % fragments.size()];
+    }
+  }
+  const bool streams = outer.type == SyncType::kStreamingDiloco;
+  sums.slots = streams ? std::ranges::max(fragments) : 1;
+  return sums;
 }
 
 }  // namespace tessera

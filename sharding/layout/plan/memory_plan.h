@@ -257,6 +257,9 @@ class MemoryPlan {
   };
   SumsOnHost shard_sums_on_host() const;
   SumsOnHost replicate_sums_on_host() const;
+  /// The same for outer gradients (SyncConfig) that replicas of GPUs compress: a slot for each group of a fragment that
+  /// is under way, and else one, since the host then waits for each sum.
+  SumsOnHost outer_sums_on_host() const;
 
   /// How a trainable group's optimizer part is cut into records.
   RecordLayout records_of(const GroupShape& group) const;

@@ -35,7 +35,7 @@ struct Sum {
 class SumsOnHost final : public Collectives {
  public:
   SumsOnHost(std::shared_ptr<Collectives> group, std::shared_ptr<Collectives> host, DeviceKernels& kernels,
-             const SumSlots& slots)
+             const HostSlots& slots)
       : group_(std::move(group)),
         host_(std::move(host)),
         kernels_(kernels),
@@ -181,7 +181,7 @@ Work SumsOnHost::start(Sum sum) {
 }  // namespace
 
 std::shared_ptr<Collectives> sums_on_host(std::shared_ptr<Collectives> group, std::shared_ptr<Collectives> host,
-                                          DeviceKernels& kernels, const SumSlots& slots) {
+                                          DeviceKernels& kernels, const HostSlots& slots) {
   return std::make_shared<SumsOnHost>(std::move(group), std::move(host), kernels, slots);
 }
 

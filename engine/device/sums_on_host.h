@@ -11,9 +11,9 @@
 
 namespace tessera {
 
-/// Pinned memory for sums on their way: `slots` pieces of `slot_bytes`, one for each sum that may be under way
-/// (MemoryPlan::SumsOnHost).
-struct SumSlots {
+/// Pinned memory for calls that hosts make: `slots` pieces of `slot_bytes` (MemoryPlan::SlotsOnHost). Each sum that may
+/// be under way has one.
+struct HostSlots {
   std::shared_ptr<std::byte> memory;
   std::int64_t slots = 0, slot_bytes = 0;
 };
@@ -32,6 +32,6 @@ struct SumSlots {
 /// Sums are advanced and waited for in the order in which they were started, on one thread. SumVisitors are refused.
 /// Errors: those of both groups. `kernels` must outlive all calls.
 std::shared_ptr<Collectives> sums_on_host(std::shared_ptr<Collectives> group, std::shared_ptr<Collectives> host,
-                                          DeviceKernels& kernels, const SumSlots& slots);
+                                          DeviceKernels& kernels, const HostSlots& slots);
 
 }  // namespace tessera

@@ -65,11 +65,6 @@ void expect_tiers_of_device(const OffloadConfig& offload, bool is_gpu) {
 void expect_built_for_device(const Strategy& strategy, bool is_gpu) {
   expect_tiers_of_device(strategy.offload, is_gpu);
   if (!is_gpu) return;
-  if (strategy.compression.gathers != WireForm::kPlain) {
-    refuse(
-        "/compression/gathers: a GPU gathers values as they are; \"gradients\", \"sums\" and \"method\" are what it "
-        "compresses. [T0803] hint: leave it out, or train on the CPU (comm.transport \"gloo\")");
-  }
   if (strategy.sync.has_common_parameters()) {
     refuse(
         "/sync/type: asynchronous, backups and hogwild have parameters in memory of the host, and a GPU's gradients "

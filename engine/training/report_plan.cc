@@ -102,7 +102,8 @@ void Training::report_plan(bool continues) const {
         "\"offload.gradients\" has no effect here: no unit but the root trains, whose sums stay in memory. [T0154] "
         "hint: name classes in \"units\"");
   }
-  const bool compresses_outer = input.outer.makes_outer_steps() && job.axes.replicate->compressed_part() > 0;
+  const bool compresses_outer = input.outer.makes_outer_steps() &&
+                                (job.axes.replicate->compressed_part() > 0 || plan.outer_sums_on_host().slots > 0);
   if (compresses(strategy.compression) && !compresses_outer &&
       !std::holds_alternative<CommHookConfig>(strategy.compression.method) &&
       words_of_compression(plan.input()).empty()) {

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "engine/activations/offload_activations.h"
+#include "engine/device/gathers_on_host.h"
 #include "engine/device/known_peak.h"
 #include "engine/device/pinned_memory.h"
 #include "engine/device/sums_on_host.h"
@@ -91,27 +92,46 @@ void expect_forward_writes_nothing(const torch::nn::Module& module) {
   }
 }
 
-/// The value of Collectives::compressed_part in the groups that compress a GPU's sums (MeshGroups::on_host).
+/// The value of Collectives::compressed_part in the groups that compress a GPU's calls (MeshGroups::on_host).
 constexpr int kPartOnHost = 1;
+
+/// sums_on_host or gathers_on_host.
+using LeadsOverHost = std::shared_ptr<Collectives> (*)(std::shared_ptr<Collectives>, std::shared_ptr<Collectives>,
+                                                       DeviceKernels&, const HostSlots&);
+
+/// Leads calls of `axis` over `on_host`, in pinned memory as large as the plan says. `what` lies there, for an error.
+void lead(std::shared_ptr<Collectives>& axis, const std::shared_ptr<Collectives>& on_host, LeadsOverHost leads,
+          const MemoryPlan::SlotsOnHost& slots, const char* what, const Job& job) {
+  if (slots.bytes() == 0) return;
+  TORCH_INTERNAL_ASSERT(on_host->compressed_part() == kPartOnHost, "calls over the host are planned otherwise");
+  DeviceKernels& kernels = *job.accelerator.kernels;
+  const auto give =
+      pinned_memory_of(kernels, job.mesh.rank(), what, "[T0805] hint: smaller modules in \"units\" need less of it");
+  axis = leads(axis, on_host, kernels, {give(static_cast<std::size_t>(slots.bytes())), slots.slots, slots.slot_bytes});
+}
 
 /// Has the hosts of GPUs make the sums of both axes that are compressed, in pinned memory as large as the plan says.
 /// Returns its bytes. Collective.
-std::int64_t compress_on_host(MeshAxes& axes, const MemoryPlan::SumsOnHost& shard,
-                              const MemoryPlan::SumsOnHost& replicate, const Job& job) {
+std::int64_t compress_on_host(MeshAxes& axes, const MemoryPlan::SlotsOnHost& shard,
+                              const MemoryPlan::SlotsOnHost& replicate, const Job& job) {
   if (shard.bytes() + replicate.bytes() == 0) return 0;
-  const HostAxes host = value_or_throw(groups_of(job.mesh).on_host(axes));
-  DeviceKernels& kernels = *job.accelerator.kernels;
-  const auto give = pinned_memory_of(kernels, job.mesh.rank(), "gradients that are compressed",
-                                     "[T0805] hint: smaller modules in \"units\" need less of it");
-  const auto lead = [&](std::shared_ptr<Collectives>& axis, const std::shared_ptr<Collectives>& on_host,
-                        const MemoryPlan::SumsOnHost& sums) {
-    if (sums.bytes() == 0) return;
-    TORCH_INTERNAL_ASSERT(on_host->compressed_part() == kPartOnHost, "sums on the host are planned otherwise");
-    axis = sums_on_host(axis, on_host, kernels,
-                        {give(static_cast<std::size_t>(sums.bytes())), sums.slots, sums.slot_bytes});
-  };
-  lead(axes.reduce, host.reduce, shard);
-  lead(axes.replicate, host.replicate, replicate);
+  const HostAxes host = value_or_throw(groups_of(job.mesh).on_host(axes, shard.bytes() > 0, replicate.bytes() > 0));
+  constexpr char kWhat[] = "gradients that are compressed";
+  lead(axes.reduce, host.reduce, &sums_on_host, shard, kWhat, job);
+  lead(axes.replicate, host.replicate, &sums_on_host, replicate, kWhat, job);
+  return shard.bytes() + replicate.bytes();
+}
+
+/// Has the hosts of GPUs make the all-gathers in another form, in groups of their own. Returns the bytes of pinned
+/// memory. Collective.
+std::int64_t gather_on_host(MeshAxes& axes, const MemoryPlan& plan, const Job& job) {
+  const MemoryPlan::SlotsOnHost shard = plan.gathers_on_host(), replicate = plan.replica_gathers_on_host();
+  if (shard.bytes() + replicate.bytes() == 0) return 0;
+  // The axes of a replica that trains apart do not say which of the replicas it is.
+  const HostAxes host = value_or_throw(groups_of(job.mesh).on_host(job.axes, shard.bytes() > 0, replicate.bytes() > 0));
+  constexpr char kWhat[] = "values that are gathered in another form";
+  lead(axes.gather, host.reduce, &gathers_on_host, shard, kWhat, job);
+  lead(axes.replicate, host.replicate, &gathers_on_host, replicate, kWhat, job);
   return shard.bytes() + replicate.bytes();
 }
 
@@ -168,7 +188,9 @@ void Training::make_plan(bool continues) {
   const Strategy& strategy = job.strategy;
   expect_pairwise_transport(strategy, axes, job.mesh.topology());
   const bool in_background = axes.reduce->reduces_in_background() || axes.replicate->reduces_in_background();
-  const bool compresses_on_host = job.accelerator.device.is_queued && compresses(strategy.compression);
+  const bool compresses_on_host =
+      job.accelerator.device.is_queued &&
+      (compresses(strategy.compression) || strategy.compression.gathers != WireForm::kPlain);
   const auto compressed_part = [&](const Collectives& group) {
     return compresses_on_host && group.size() > 1 ? kPartOnHost : group.compressed_part();
   };
@@ -230,6 +252,7 @@ void Training::set_up_gradients() {
   const Strategy& strategy = job.strategy;
   const ComputeDevice device = job.accelerator.device;
   if (!device.is_queued) norm.emplace(units);
+  footprint.allocated[MemoryCategory::kHostRecords] += gather_on_host(axes, plan, job);
   footprint.allocated[MemoryCategory::kHostRecords] +=
       compress_on_host(axes, plan.shard_sums_on_host(), plan.replicate_sums_on_host(), job);
   Reducer::Memory gradient_memory{std::move(memory.buckets), std::move(memory.scratch), {}, std::move(memory.feedback)};

@@ -105,15 +105,15 @@ absl::StatusOr<MeshAxes> MeshGroups::within_replica(const MeshAxes& axes) {
   return own;
 }
 
-absl::StatusOr<HostAxes> MeshGroups::on_host(const MeshAxes& axes) {
+absl::StatusOr<HostAxes> MeshGroups::on_host(const MeshAxes& axes, bool on_shard, bool on_replicate) {
   HostAxes host;
   const int replicate = axes.replicate_size, shard = axes.shard_size;
   const std::string name = unique_name(replicate, shard);
-  if (shard > 1) {
+  if (on_shard && shard > 1) {
     const int first = axes.replicate_index * shard;
     TESSERA_ASSIGN_OR_RETURN(host.reduce, make_group(name, "reduce", GroupUse::kOnHost, {first, shard, 1}));
   }
-  if (replicate > 1) {
+  if (on_replicate && replicate > 1) {
     TESSERA_ASSIGN_OR_RETURN(host.replicate,
                              make_group(name, "replicate", GroupUse::kOnHost, {axes.shard_index, replicate, shard}));
   }

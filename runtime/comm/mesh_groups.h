@@ -52,7 +52,7 @@ struct MeshAxes {
 };
 
 /// Groups of the axes along which a GPU's ranks sum gradients, for the memory of their hosts; null for an axis of one
-/// rank. They compress (Collectives::compressed_part).
+/// rank, and for one that nobody asked for. They compress (Collectives::compressed_part).
 struct HostAxes {
   std::shared_ptr<Collectives> reduce, replicate;
 };
@@ -74,9 +74,9 @@ class MeshGroups {
   /// the mesh's, and the shard axis is theirs. It is never used for a GPU's memory.
   absl::StatusOr<MeshAxes> within_replica(const MeshAxes& axes);
 
-  /// Makes the groups over which ranks with GPUs compress their sums: Gloo's, whatever joins the GPUs. Collective over
-  /// the world. `axes` are the mesh's. Errors: those of gloo_collectives.
-  absl::StatusOr<HostAxes> on_host(const MeshAxes& axes);
+  /// Makes the groups over which ranks with GPUs compress what they send, on the axes that are asked for: Gloo's,
+  /// whatever joins the GPUs. Collective over the world. `axes` are the mesh's. Errors: those of gloo_collectives.
+  absl::StatusOr<HostAxes> on_host(const MeshAxes& axes, bool on_shard, bool on_replicate);
 
   /// Makes a new group of all ranks, for host memory, which no other code uses. Collective. Its name contains
   /// `purpose`.

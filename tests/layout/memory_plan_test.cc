@@ -200,6 +200,23 @@ TEST(MemoryPlan, CompressedSumsOfAGpuGoThroughItsHostsMemory) {
   EXPECT_EQ(MemoryPlan(input).shard_sums_on_host().bytes(), 0);
 }
 
+TEST(MemoryPlan, GathersOfAGpuInAnotherFormHaveASlotForEachGroupOfTheUnitsAhead) {
+  PlanInput input = input_of(kMiB, 4, {1, 2, 0, 0}, /*groups=*/2);
+  input.is_queued = true;
+  const MemoryPlan plain(input);
+  EXPECT_EQ(plain.gathers_on_host().bytes(), 0);
+  input.gathers = WireForm::kInt8;
+  const MemoryPlan plan(input);
+  EXPECT_EQ(plan.gathers_on_host().slots, 2 * 2);
+  EXPECT_EQ(plan.gathers_on_host().slot_bytes, 4 * kMiB / 2);
+  EXPECT_EQ(plan.use()[MemoryCategory::kHostRecords], plan.gathers_on_host().bytes());
+  EXPECT_EQ(plan.use().limited(), plain.use().limited());
+  input.prefetch = 100;
+  EXPECT_EQ(MemoryPlan(input).gathers_on_host().slots, 5 * 2);
+  input.placement = placement_of(ShardingStrategy::kNoShard, false);  // nothing is gathered
+  EXPECT_EQ(MemoryPlan(input).gathers_on_host().bytes(), 0);
+}
+
 TEST(MemoryPlan, CompressedOuterGradientsOfAGpuHaveASlotForEachSumUnderWay) {
   PlanInput input = input_of(kMiB, 4, {1, 2, 0, 0});
   input.is_queued = true;

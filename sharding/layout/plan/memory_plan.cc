@@ -362,6 +362,7 @@ void MemoryPlan::plan_feedback() {
   const MemoryCategory where = input_.is_queued ? MemoryCategory::kHostRecords : MemoryCategory::kFeedback;
   use_[where] += (method_work_numel_ + copies * kept_gradient_numel_) * 4;
   use_[MemoryCategory::kHostRecords] += shard_sums_on_host().bytes() + replicate_sums_on_host().bytes();
+  use_[MemoryCategory::kHostRecords] += gathers_on_host().bytes() + replica_gathers_on_host().bytes();
 }
 
 /// Returns whether a GPU's host makes sums on some axis: those that are compressed.
@@ -379,20 +380,24 @@ std::int64_t MemoryPlan::reductions_under_way() const {
 
 namespace {
 
+/// Bytes of `numel` elements, in whole cache lines.
+std::int64_t bytes_in_lines(DType dtype, std::int64_t numel) {
+  constexpr std::int64_t kCacheLine = 64;
+  return (numel * static_cast<std::int64_t>(size_of(dtype)) + kCacheLine - 1) / kCacheLine * kCacheLine;
+}
+
 /// The place of a sum that is made of `numel` elements of `dtype`: fp32 takes the place of its own contribution.
 std::int64_t slot_bytes_of(DType dtype, std::int64_t numel, std::int64_t sum_numel) {
-  constexpr std::int64_t kCacheLine = 64;
-  const auto whole_lines = [](std::int64_t bytes) { return (bytes + kCacheLine - 1) / kCacheLine * kCacheLine; };
-  const std::int64_t contribution = whole_lines(numel * static_cast<std::int64_t>(size_of(dtype)));
-  return dtype == DType::kF32 ? contribution : contribution + whole_lines(4 * sum_numel);
+  const std::int64_t contribution = bytes_in_lines(dtype, numel);
+  return dtype == DType::kF32 ? contribution : contribution + bytes_in_lines(DType::kF32, sum_numel);
 }
 
 }  // namespace
 
-MemoryPlan::SumsOnHost MemoryPlan::shard_sums_on_host() const {
+MemoryPlan::SlotsOnHost MemoryPlan::shard_sums_on_host() const {
   if (!input_.is_queued || input_.compressed_shard_part == 0) return {};
   const DType dtype = bucket_mode_ == BucketMode::kInPlace ? DType::kF32 : input_.reduce;
-  SumsOnHost sums{reductions_under_way()};
+  SlotsOnHost sums{reductions_under_way()};
   for (const UnitShape& unit : input_.units) {
     for (const GroupShape& group : unit.groups) {
       if (!group.trainable) continue;
@@ -404,9 +409,9 @@ MemoryPlan::SumsOnHost MemoryPlan::shard_sums_on_host() const {
   return sums;
 }
 
-MemoryPlan::SumsOnHost MemoryPlan::replicate_sums_on_host() const {
+MemoryPlan::SlotsOnHost MemoryPlan::replicate_sums_on_host() const {
   if (!input_.is_queued || input_.compressed_replicate_part == 0) return {};
-  SumsOnHost sums{reductions_under_way()};
+  SlotsOnHost sums{reductions_under_way()};
   for (const UnitShape& unit : input_.units) {
     for (const GroupShape& group : unit.groups) {
       if (!group.trainable) continue;
@@ -416,6 +421,38 @@ MemoryPlan::SumsOnHost MemoryPlan::replicate_sums_on_host() const {
     }
   }
   return sums;
+}
+
+MemoryPlan::SlotsOnHost MemoryPlan::gathers_on_host() const {
+  const Placement& placement = input_.placement;
+  const bool publishes = placement.optimizer.shard && !placement.parameters.shard;
+  if (!input_.is_queued || input_.gathers == WireForm::kPlain || (!gathers() && !publishes)) return {};
+  SlotsOnHost found;
+  std::size_t most = 0;
+  for (const UnitShape& unit : input_.units) {
+    most = std::max(most, unit.groups.size());
+    for (const GroupShape& group : unit.groups) {
+      const DType dtype = input_.outer.makes_outer_steps() ? DType::kF32 : group.dtype;  // those publish masters
+      found.slot_bytes = std::max(found.slot_bytes, bytes_in_lines(dtype, group.layout.numel()));
+    }
+  }
+  const auto units = std::min(input_.prefetch + 1, static_cast<std::int64_t>(input_.units.size()));
+  found.slots = units * static_cast<std::int64_t>(most);
+  return found;
+}
+
+MemoryPlan::SlotsOnHost MemoryPlan::replica_gathers_on_host() const {
+  if (!input_.is_queued || input_.replica_gathers == WireForm::kPlain) return {};
+  SlotsOnHost found{1};
+  for (const UnitShape& unit : input_.units) {
+    for (const GroupShape& group : unit.groups) {
+      if (!group.trainable) continue;
+      const AxisPlacement shards{input_.placement.optimizer.shard, false};
+      const std::int64_t numel = owned(shards, input_.mesh, group.layout.numel()).numel;
+      found.slot_bytes = std::max(found.slot_bytes, bytes_in_lines(group.dtype, numel));
+    }
+  }
+  return found;
 }
 
 void MemoryPlan::plan_outer() {
@@ -447,12 +484,12 @@ void MemoryPlan::plan_outer() {
   use_[MemoryCategory::kHostRecords] += outer_sums_on_host().bytes();
 }
 
-MemoryPlan::SumsOnHost MemoryPlan::outer_sums_on_host() const {
+MemoryPlan::SlotsOnHost MemoryPlan::outer_sums_on_host() const {
   const SyncConfig& outer = input_.outer;
   const CompressionConfig& compression = input_.compression;
   const bool compresses = compression.gradients != WireForm::kPlain || compression.sums != WireForm::kPlain;
   if (!input_.is_queued || !outer.makes_outer_steps() || input_.replicas == 1 || !compresses) return {};
-  SumsOnHost sums;
+  SlotsOnHost sums;
   std::vector<std::int64_t> fragments(static_cast<std::size_t>(outer.fragments));
   for (std::size_t unit = 0; unit < input_.units.size(); ++unit) {
     for (const GroupShape& group : input_.units[unit].groups) {

@@ -166,7 +166,7 @@ class MemoryPlan {
   ///   before it waits. If each unit costs two buckets, the lag is what fits 8 MiB, and 3 at most.
   /// - Network: the end is one unit later, or as late as transports allow where that costs nothing.
   /// - GPU: the share is done at the start, and the end is one unit later. Sums that go on over the replicate axis
-  ///   begin a unit later and end after another one, and so do sums that the host makes (SumsOnHost).
+  ///   begin a unit later and end after another one, and so do sums that the host makes (SlotsOnHost).
   std::int64_t reduction_lag() const { return reduction_lag_; }
   std::int64_t end_lag() const { return end_lag_; }
   std::int64_t bucket_bytes() const { return bucket_bytes_; }
@@ -251,15 +251,19 @@ class MemoryPlan {
   /// Pinned memory through which a GPU's compressed sums go, on one axis, as its host makes them: each reduction of a
   /// group that may be under way has a slot. On a GPU these, feedback and what methods keep count in
   /// MemoryCategory::kHostRecords.
-  struct SumsOnHost {
+  struct SlotsOnHost {
     std::int64_t slots = 0, slot_bytes = 0;
     std::int64_t bytes() const { return slots * slot_bytes; }
   };
-  SumsOnHost shard_sums_on_host() const;
-  SumsOnHost replicate_sums_on_host() const;
+  SlotsOnHost shard_sums_on_host() const;
+  SlotsOnHost replicate_sums_on_host() const;
   /// The same for outer gradients (SyncConfig) that replicas of GPUs compress: a slot for each group of a fragment that
   /// is under way, and else one, since the host then waits for each sum.
-  SumsOnHost outer_sums_on_host() const;
+  SlotsOnHost outer_sums_on_host() const;
+  /// The same for what GPUs gather in another form (PlanInput::gathers, replica_gathers): a slot for each group of the
+  /// units that are gathered ahead, and of the one in use. Where more are under way, the oldest ends first.
+  SlotsOnHost gathers_on_host() const;
+  SlotsOnHost replica_gathers_on_host() const;
 
   /// How a trainable group's optimizer part is cut into records.
   RecordLayout records_of(const GroupShape& group) const;

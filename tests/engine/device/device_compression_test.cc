@@ -365,18 +365,87 @@ TEST(DeviceCompression, APlanWithoutTheGpuIsTheEngines) {
   }
 }
 
-/// Returns the error with which a GPU refuses this strategy.
-std::string refusal_of(const Adjust& adjust) {
-  const EmulatedGpus gpus;
-  return error_of([&] {
-    run_ranks(late(gloo(2)),
-              [&](const Mesh& mesh) { Session(mesh, strategy_for(ShardingStrategy::kFullShard, adjust)); });
-  });
+struct Gathers {
+  const char* name;
+  WireForm form;
+  ShardingStrategy kind;
+  DType dtype;
+  std::int64_t prefetch = 1;
+  Adjust adjust = [](Strategy&) {};
+};
+
+TEST(DeviceCompression, GathersHaveTheCpusBits) {
+  const Adjust with_gradients = [](Strategy& s) {
+    s.compression.gradients = WireForm::kInt8;
+    s.gradient_accumulation = 2;
+  };
+  const Gathers cases[] = {
+      {"int8", WireForm::kInt8, ShardingStrategy::kFullShard, DType::kF32},
+      {"int4, nothing ahead", WireForm::kInt4, ShardingStrategy::kFullShard, DType::kBF16, 0},
+      {"int4, three ahead", WireForm::kInt4, ShardingStrategy::kFullShard, DType::kF32, 3},
+      {"int8, gradients too", WireForm::kInt8, ShardingStrategy::kFullShard, DType::kBF16, 1, with_gradients},
+      {"int8, from the host", WireForm::kInt8, ShardingStrategy::kFullShard, DType::kBF16, 1,
+       [](Strategy& s) {
+         s.offload.parameters = {Tier::kHost, 1};
+       }},
+      {"lossless", WireForm::kLossless, ShardingStrategy::kFullShard, DType::kBF16},
+      {"lossless", WireForm::kLossless, ShardingStrategy::kShardGradOp, DType::kF32},
+      {"lossless", WireForm::kLossless, ShardingStrategy::kShardOptimizer, DType::kBF16},
+      {"lossless", WireForm::kLossless, ShardingStrategy::kShardGradients, DType::kF32, 0, with_gradients}};
+  for (const Gathers& each : cases) {
+    const Strategy strategy = strategy_for(
+        each.kind,
+        [&](Strategy& s) {
+          s.compression.gathers = each.form;
+          s.prefetch = each.prefetch;
+          each.adjust(s);
+        },
+        each.dtype);
+    expect_as_over_gloo(2, strategy, c10::str("gathers ", each.name, ", ", name_of(each.kind)));
+  }
 }
 
-TEST(DeviceCompression, WhatAGpuDoesNotCompressIsRefused) {
-  EXPECT_THAT(refusal_of([](Strategy& s) { s.compression.gathers = WireForm::kInt8; }),
-              HasSubstr("/compression/gathers: a GPU gathers values as they are"));
+/// A second axis: values that are updated go over it too, and where replicas train apart each gathers by itself.
+TEST(DeviceCompression, GathersOfTwoAxesHaveTheCpusBits) {
+  const Method settings[] = {{"int4", [](Strategy& s) { s.compression.gathers = WireForm::kInt4; }},
+                             {"over the world",
+                              [](Strategy& s) {
+                                s.compression.gathers = WireForm::kLossless;
+                                s.optimizer.shard_over_world = true;
+                              }},
+                             {"outer steps", [](Strategy& s) {
+                                s.strategy = ShardingStrategy::kShardOptimizer;
+                                s.compression = {.gradients = WireForm::kInt8,
+                                                 .gathers = WireForm::kLossless,
+                                                 .axes = CompressedAxes::kReplicate};
+                                s.sync = {.type = SyncType::kDiloco, .every = 2};
+                              }}};
+  for (const Method& setting : settings) {
+    const Strategy strategy = strategy_for(
+        ShardingStrategy::kHybridShard,
+        [&](Strategy& s) {
+          s.mesh = {2, 2};
+          setting.adjust(s);
+        },
+        DType::kBF16);
+    expect_as_over_gloo(4, strategy, c10::str("gathers, ", setting.name));
+  }
+}
+
+TEST(DeviceCompression, GatheredValuesAreRoundedOnAGpu) {
+  const auto loss_with = [](WireForm form) {
+    const EmulatedGpus gpus;
+    const Strategy strategy =
+        strategy_for(ShardingStrategy::kFullShard, [&](Strategy& s) { s.compression.gathers = form; });
+    return told_on(late(gloo(2)),
+                   [&](const Mesh& mesh) {
+                     Session session(mesh, strategy, kTwoBlocks);
+                     return told_by(session, train(session, 0, 1));
+                   })
+        .steps.front()
+        .loss;
+  };
+  EXPECT_NE(loss_with(WireForm::kInt4), loss_with(WireForm::kPlain));
 }
 
 /// Fails on one rank, in a step that is not the first.

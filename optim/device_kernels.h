@@ -10,6 +10,7 @@
 #include "optim/adafactor.h"
 #include "optim/arithmetic/outer_rule.h"
 #include "optim/norm_launch.h"
+#include "optim/own_squares.h"
 #include "optim/rules/muon.h"
 #include "optim/step_message.h"
 
@@ -24,6 +25,8 @@ class DeviceKernels {
 
   /// Adds up the norm's nodes of this rank's parts: see optim/cuda/device_norm.h.
   virtual void norm(const NormTables& tables) = 0;
+  /// Adds up the squares of a unit's gradients before ranks sum them: see optim/cuda/device_norm.h.
+  virtual void own_squares(const OwnPieces& pieces) = 0;
   /// Reads all messages and decides the step: see optim/cuda/device_step.h.
   virtual void decide(const StepRequest& request, const StepTables& tables) = 0;
   /// Begins the update of a unit while backward goes on: see optim/cuda/device_step.h.

@@ -2,7 +2,7 @@
 
 // See docs/glossary.md: unit.
 
-#include <cstdint>
+#include "optim/arithmetic/noise_rule.h"
 
 namespace tessera {
 
@@ -25,7 +25,7 @@ struct OwnGradients {
 /// The gradient noise scale (McCandlish et al. 2018, arXiv 1812.06162, appendix A): from the norms of small batches'
 /// gradients (OwnGradients, of all ranks) and of the whole batch's, it estimates |G|^2 and tr(Sigma) without a bias,
 /// smooths each, and divides. Equal batches of n things of N ranks give the paper's equations with B_small = n and
-/// B_big = N n. CpuStep has one; all ranks have the same.
+/// B_big = N n. CpuStep has one, and a GPU makes the same bits (add_noise); all ranks have the same.
 class NoiseScale {
  public:
   /// One step.
@@ -37,13 +37,7 @@ class NoiseScale {
     double loss_scale = 1.0;  ///< all gradients are multiplied by it
   };
 
-  /// What is known after the steps so far; a checkpoint keeps it. Sums are smoothed from 0 on, and so is their weight,
-  /// which is 1 in the end.
-  struct State {
-    double square = 0.0, variance = 0.0;
-    double weight = 0.0;
-    double batch = 0.0;  ///< the latest step's
-  };
+  using State = NoiseState;
 
   /// `smoothing`: of 0 (only the latest step counts) to below 1.
   explicit NoiseScale(double smoothing) : smoothing_(smoothing) {}

@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "optim/arithmetic/loss_scale_rule.h"
+#include "optim/arithmetic/noise_rule.h"
 #include "optim/arithmetic/norm_tree.h"
 #include "optim/arithmetic/scaled_lr.h"
 #include "optim/arithmetic/spike_rule.h"
@@ -24,11 +25,13 @@ constexpr int kMostStepsInFlight = 4;
 /// The header of a message. A flag for each parameter follows (did this rank give it a gradient?), and from
 /// StepTables::sums_offset on the norm's sums over this rank's parts.
 struct StepMessageHeader {
-  double loss = 0.0;    ///< LocalStep::loss; the device writes this field, the host the rest
-  double weight = 0.0;  ///< sum of the weights of this rank's microbatches
+  double loss = 0.0;         ///< LocalStep::loss; the device writes this field and the next one, the host the rest
+  double own_squares = 0.0;  ///< LocalStep::own, in a step that measures noise; else zeros
+  double weight = 0.0;       ///< sum of the weights of this rank's microbatches
   std::int64_t tokens = 0, samples = 0;
   std::uint64_t gathers = 0;  ///< digest of the order in which units were gathered
   std::uint64_t numbers = 0;  ///< digest of rates and options (digest_of_numbers)
+  double own_weights = 0.0, own_weight_squares = 0.0;
 };
 
 /// The device's decision about a step, and the state from earlier steps that it needs. It is all zero before the
@@ -38,14 +41,15 @@ struct DeviceDecision {
   double weight;     ///< sum of weights, added in rank order
   double grad_norm;  ///< norm of the mean gradient, before clipping
   double lr;
-  std::int64_t tokens, samples;  ///< sums over all ranks
-  float gradient_scale;          ///< clip / (weight * loss scale)
-  float loss_scale;              ///< scale that this step's backward used
-  std::int32_t is_overflow;      ///< a gradient is infinite or NaN
-  std::int32_t gathers_differ;   ///< ranks gathered units in different orders
-  std::int32_t numbers_differ;   ///< the first rank whose rates or options are not rank 0's; 0: none
-  SpikeVerdict spike;            ///< the verdict on the loss
-  std::int32_t is_skipped;       ///< overflow, a difference or a spike: this step changes nothing, or nothing more
+  std::int64_t tokens, samples;                         ///< sums over all ranks
+  double own_squares, own_weights, own_weight_squares;  ///< sums over ranks in rank order
+  float gradient_scale;                                 ///< clip / (weight * loss scale)
+  float loss_scale;                                     ///< scale that this step's backward used
+  std::int32_t is_overflow;                             ///< a gradient is infinite or NaN
+  std::int32_t gathers_differ;                          ///< ranks gathered units in different orders
+  std::int32_t numbers_differ;  ///< the first rank whose rates or options are not rank 0's; 0: none
+  SpikeVerdict spike;           ///< the verdict on the loss
+  std::int32_t is_skipped;      ///< overflow, a difference or a spike: this step changes nothing, or nothing more
   /// Number, from 1, of the unit whose gradients on this rank are not finite, where units are updated in backward; 0:
   /// none.
   std::int32_t not_finite_unit;
@@ -53,6 +57,7 @@ struct DeviceDecision {
   std::int64_t seen;              ///< samples of the applied steps so far, over all replicas
   LossScalerState scaler;         ///< state after this step; its scale is that of the next backward
   SpikeState spikes;              ///< state after this step
+  NoiseState noise;               ///< state after this step
 };
 
 /// Returns whether the step that is applied now is the first one (average_start).
@@ -70,7 +75,8 @@ struct StepRequest {
   double trust_coefficient = 0.0;  ///< only lars reads it (trust_ratio.h)
   LossScaleRule loss_scale;
   SpikeRule spikes;
-  double base_lr = 0.0;  ///< argument of scaled_lr (scaled_lr.h)
+  double noise_smoothing = 0.0;  ///< NoiseScaleConfig::smoothing
+  double base_lr = 0.0;          ///< argument of scaled_lr (scaled_lr.h)
   BatchScale batch_scale;
   SampleWarmUp warm_up;       ///< argument of warm_up_ratio
   std::int64_t replicas = 1;  ///< replicas that train apart, each with as many samples as this one

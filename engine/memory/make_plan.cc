@@ -52,12 +52,6 @@ void expect_step_on_host(const MemoryPlan& plan) {
 /// Throws where "noise_scale" has nothing to compare the gradient of a whole step with.
 void expect_small_batches(const Strategy& strategy, const PlanScene& scene) {
   if (strategy.noise_scale.every == 0) return;
-  if (scene.is_queued) {
-    throw Error(
-        ExitCode::kConfig,
-        "/noise_scale/every: a rank's own gradients are squared on the CPU so far, and a GPU trains. [T0832] hint: "
-        "train on the CPU, or leave it out");
-  }
   if (scene.mesh.world_size() * strategy.gradient_accumulation > 1) return;
   throw Error(
       ExitCode::kConfig,

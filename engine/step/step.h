@@ -16,6 +16,7 @@
 #include "engine/step/agree/update_options.h"
 #include "optim/arithmetic/loss_scale_rule.h"
 #include "optim/noise_scale.h"
+#include "sharding/reduce/gradient_squares.h"
 #include "sharding/unit_agreement.h"
 #include "tessera/engine.h"
 
@@ -89,6 +90,9 @@ class Step {
   /// Exchanges parameters and their averages (Strategy::ema) where a step has updated them, and makes the values known
   /// to all ranks. Collective.
   virtual void swap_averages() = 0;
+
+  /// What squares this rank's own gradients on a GPU, with "noise_scale"; else null.
+  virtual GradientSquares* own_squares() { return nullptr; }
 
   /// Drops the losses added since the last `run`.
   virtual void forget_losses() = 0;

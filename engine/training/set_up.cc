@@ -259,7 +259,7 @@ void Training::set_up_gradients() {
   gradient_memory.store = memory.gradient_store();
   if (updates_in_backward()) gradient_memory.sums = std::move(memory.gradients);
   reducer.emplace(plan, pointers_to(units), axes, std::move(gradient_memory), device, norm ? &*norm : nullptr);
-  if (strategy.noise_scale.every > 0) reducer->keep_own_squares();
+  if (strategy.noise_scale.every > 0 && !device.is_queued) reducer->keep_own_squares();
   if (job.own_rules.comm_hook) reducer->sum_by(job.own_rules.comm_hook);
   checks.emplace(units, strategy.check.values, device.device);
   hooks.emplace(units, *reducer);
@@ -324,6 +324,7 @@ void Training::make_step() {
   } else {
     step = std::make_unique<CpuStep>(context, *norm);
   }
+  if (GradientSquares* const squares = step->own_squares()) reducer->square_by(*squares);
 }
 
 bool Training::use_defaults(std::int64_t version) {

@@ -142,6 +142,7 @@ class CudaKernels : public DeviceKernels {
   explicit CudaKernels(CurrentStream current_stream) : stream_(std::move(current_stream)) {}
 
   void norm(const NormTables& tables) override { check(cuda::norm_sums(tables, stream_()), "norm_sums"); }
+  void own_squares(const OwnPieces& pieces) override { check(cuda::own_squares(pieces, stream_()), "own_squares"); }
   void decide(const StepRequest& request, const StepTables& t) override {
     const cudaStream_t stream = stream_();
     check(cuda::read_messages(t, stream), "read_messages");

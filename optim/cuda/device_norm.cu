@@ -1,3 +1,5 @@
+#include <math.h>
+
 #include "optim/arithmetic/rounding.h"
 #include "optim/arithmetic/scalar_lane.h"
 #include "optim/cuda/device_norm.h"
@@ -131,7 +133,80 @@ __global__ void add_up(StepTables t) {
   *t.sum_of_squares = total;
 }
 
+/// Read gradients as fp32.
+struct F32Values {
+  using Element = float;
+  __device__ static float value(float x) { return x; }
+};
+struct BF16Values {
+  using Element = std::uint16_t;
+  __device__ static float value(std::uint16_t x) { return ScalarLane::float_of(static_cast<std::uint32_t>(x) << 16); }
+};
+struct F16Values {
+  using Element = std::uint16_t;
+  __device__ static float value(std::uint16_t x) {
+    const std::uint32_t exponent = x >> 10 & 31u, mantissa = x & 1023u;
+    if (exponent == 0) return static_cast<float>(mantissa) * 0x1p-24f;  // the sign does not count in a square
+    if (exponent == 31) return ScalarLane::float_of(0x7f800000u | mantissa << 13);
+    return ScalarLane::float_of((exponent + 112) << 23 | mantissa << 13);
+  }
+};
+
+/// 16 neighbouring threads take each block of elements.
+template <class Values>
+__global__ void __launch_bounds__(kNormThreads) square_blocks(OwnPieces p) {
+  // The last threads may be beyond the blocks; they take part in the exchange of their warp all the same.
+  const unsigned block = blockIdx.x * kAtOnce + threadIdx.x / kLanes;
+  const bool is_there = block < p.blocks;
+  unsigned i = 0;
+  while (i + 1 < p.count && p.pieces[i + 1].first_block <= block) ++i;
+  const auto* const values = static_cast<const typename Values::Element*>(p.pieces[i].values);
+  const std::uint64_t begin = is_there ? (block - p.pieces[i].first_block) * kSquaredBlock : p.pieces[i].numel;
+  const std::uint64_t left = p.pieces[i].numel - begin;
+  const std::uint64_t count = left < kSquaredBlock ? left : kSquaredBlock;
+  double sum = 0.0;
+  for (std::uint64_t k = threadIdx.x % kLanes; k < count; k += kLanes) {
+    const double x = Values::value(values[begin + k]);
+    sum += x * x;
+  }
+  for (unsigned width = kLanes / 2; width > 0; width /= 2) sum += __shfl_down_sync(0xffffffffu, sum, width, kLanes);
+  if (is_there && threadIdx.x % kLanes == 0) p.block_sums[block] = sum;
+}
+
+/// One thread block runs it; each thread takes a piece.
+__global__ void add_own(OwnPieces p) {
+  __shared__ double sums[OwnPieces::kMost];
+  const unsigned i = threadIdx.x;
+  if (i < p.count) {
+    const unsigned end = i + 1 < p.count ? p.pieces[i + 1].first_block : p.blocks;
+    double sum = 0.0;
+    for (unsigned block = p.pieces[i].first_block; block < end; ++block) sum += p.block_sums[block];
+    sums[i] = sum;
+  }
+  __syncthreads();
+  if (i > 0) return;
+  double unit = p.begins ? 0.0 : *p.unit_sum;
+  for (unsigned k = 0; k < p.count; ++k) unit += sums[k];
+  *p.unit_sum = unit;
+  if (!p.ends || unit == 0.0) return;
+  *p.sum += *p.is_measured != 0 ? static_cast<double>(NAN) : unit;
+  *p.is_measured = 1;
+}
+
 }  // namespace
+
+cudaError_t own_squares(const OwnPieces& pieces, cudaStream_t stream) {
+  if (pieces.count == 0) return cudaSuccess;
+  void (*kernel)(OwnPieces) = square_blocks<F32Values>;
+  if (pieces.dtype == DType::kBF16) kernel = square_blocks<BF16Values>;
+  if (pieces.dtype == DType::kF16) kernel = square_blocks<F16Values>;
+  if (pieces.blocks > 0) {
+    const unsigned blocks = (pieces.blocks + kAtOnce - 1) / kAtOnce;
+    if (const cudaError_t error = launch(kernel, blocks, kNormThreads, stream, pieces); error != cudaSuccess)
+      return error;
+  }
+  return launch(add_own, 1, OwnPieces::kMost, stream, pieces);
+}
 
 cudaError_t norm_sums(const NormTables& tables, cudaStream_t stream) {
   if (tables.tiles == 0) return cudaSuccess;

@@ -56,6 +56,7 @@ __global__ void read(StepTables t) {
   DeviceDecision& d = *t.decision;
   d.loss = d.weight = 0.0;
   d.tokens = d.samples = 0;
+  d.own_squares = d.own_weights = d.own_weight_squares = 0.0;
   if (!t.updates_in_backward) d.gathers_differ = d.numbers_differ = 0;
   for (int rank = 0; rank < t.ranks; ++rank) {
     const StepMessageHeader& header = header_of(t, rank);
@@ -63,6 +64,9 @@ __global__ void read(StepTables t) {
     d.weight += header.weight;
     d.tokens += header.tokens;
     d.samples += header.samples;
+    d.own_squares += header.own_squares;
+    d.own_weights += header.own_weights;
+    d.own_weight_squares += header.own_weight_squares;
     if (header.gathers != header_of(t, rank - rank % t.shard_size).gathers) d.gathers_differ = 1;
     if (header.numbers != header_of(t, 0).numbers && d.numbers_differ == 0) d.numbers_differ = rank;
   }
@@ -180,6 +184,20 @@ __global__ void begin_update(StepRequest request, UnitRequest unit, StepTables t
   find_uniform(t, unit.first_group, unit.first_group + unit.groups);
 }
 
+/// Adds a step that measures noise. A step that is skipped tells nothing.
+__device__ void measure_noise(const StepRequest& request, const StepTables& t, DeviceDecision& d) {
+  if (!(d.own_weights > 0) || d.is_skipped != 0) return;
+  NoiseStep step;
+  step.own_squares = d.own_squares;
+  step.own_weights = d.own_weights;
+  step.own_weight_squares = d.own_weight_squares;
+  step.square = *t.sum_of_squares;
+  step.weight = d.weight;
+  step.batch = d.samples > 0 ? static_cast<double>(d.samples) : d.weight;
+  step.loss_scale = d.loss_scale;
+  add_noise(request.noise_smoothing, step, d.noise);
+}
+
 /// One thread block runs it.
 __global__ void decide(StepRequest request, StepTables t) {
   __shared__ double middle[2];
@@ -205,6 +223,7 @@ __global__ void decide(StepRequest request, StepTables t) {
     d.applied += is_skipped ? 0 : 1;
     d.seen += is_skipped ? 0 : d.samples * request.replicas;
     d.skipped += is_skipped ? 1 : 0;
+    measure_noise(request, t, d);
     if (v.spike != SpikeVerdict::kSpike) next_loss_scale(request.loss_scale, d.scaler, v.is_overflow);
     if (!v.is_overflow) note_loss(request.spikes, d.spikes, t.losses, v.spike, median, v.loss);
   }

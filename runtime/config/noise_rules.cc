@@ -42,13 +42,7 @@ std::vector<StrategyRule> noise_rules() {
           ""),
       without(
           "/reproducible", "reproducible", [](const Strategy& s) { return s.reproducible; },
-          "squares are added up rank by rank, so another number of ranks would have other bits in its results", ""),
-      without(
-          "/comm/transport", "comm.transport nccl or cuda_host",
-          [](const Strategy& s) {
-            return s.comm.transport == TransportChoice::kNccl || s.comm.transport == TransportChoice::kCudaHost;
-          },
-          "a rank's own gradients are squared on the CPU so far", "; it goes with host and gloo")};
+          "squares are added up rank by rank, so another number of ranks would have other bits in its results", "")};
 }
 
 }  // namespace tessera

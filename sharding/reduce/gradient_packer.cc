@@ -113,6 +113,16 @@ double GradientPacker::square() const {
   return sum;
 }
 
+void GradientPacker::add_pieces(const FlatGroup& group, const std::byte* bucket,
+                                std::vector<GradientPiece>& pieces) const {
+  const std::vector<char>& arrived = parts_[group.index].arrived;
+  for (std::size_t i = 0; i < arrived.size(); ++i) {
+    const Extent extent = group.layout.extent(i);
+    if (arrived[i])
+      pieces.push_back({bucket + extent.offset * static_cast<std::int64_t>(size_of(dtype_)), extent.numel});
+  }
+}
+
 void GradientPacker::reset() {
   begin();
   for (Part& part : parts_) std::fill(part.used.begin(), part.used.end(), 0);

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "sharding/compute_device.h"
+#include "sharding/reduce/gradient_squares.h"
 #include "sharding/reduce/pending_copies.h"
 #include "sharding/unit.h"
 
@@ -40,6 +41,8 @@ class GradientPacker {
   void squares(bool on) { squares_ = on; }
   /// The squared norm of the gradients in the bucket, where all of them came while they were squared.
   double square() const;
+  /// Adds to `pieces` where gradients of the group that have come lie in `bucket`.
+  void add_pieces(const FlatGroup& group, const std::byte* bucket, std::vector<GradientPiece>& pieces) const;
 
   /// Called when the unit gets an empty bucket, in which no gradient has arrived.
   void begin();

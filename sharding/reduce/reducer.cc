@@ -438,12 +438,14 @@ void Reducer::start(Entry& entry) {
   UnitReduction& reduction = this->reduction(started_++);
   reduction.entry = &entry;
   if (!latencies_.empty()) reduction.begun = std::chrono::steady_clock::now();
+  // The reductions may change what lies in the bucket.
+  if (squares_own_ && device_squares_ && !is_alone_in_place()) square_there(entry);
   for (auto& group : entry.unit->groups) {
     if (!group->trainable) continue;
     if (!is_filled) entry.gradients.fill_missing(*group, bucket_of(entry, *group), gaps_are_zero);
     start_group(reduction, *group);
   }
-  if (squares_own_ && !accumulates()) note_own(entry);
+  if (squares_own_ && !device_squares_ && !accumulates()) note_own(entry);
   ++counts_.reductions;
   entry.reduced = true;
   entry.has_sum = true;
@@ -459,6 +461,26 @@ void Reducer::note_own(Entry& entry) {
   const double square = entry.gradients.square();
   if (square == 0) return;
   own_square_ += entry.has_own ? std::numeric_limits<double>::quiet_NaN() : square;
+  warn_of_two_parts(entry);
+}
+
+/// Has a GPU square what this rank contributes of a unit, before it goes to other ranks.
+void Reducer::square_there(Entry& entry) {
+  pieces_.clear();
+  for (const auto& group : entry.unit->groups) {
+    if (group->trainable) entry.gradients.add_pieces(*group, bucket_of(entry, *group), pieces_);
+  }
+  if (pieces_.empty()) return;
+  device_squares_->add(*entry.unit, pieces_, bucket_dtype());
+  if (accumulates()) {
+    entry.has_own = true;
+  } else {
+    warn_of_two_parts(entry);
+  }
+}
+
+/// Notes that the unit has gradients of this microbatch, and warns once if it had some before.
+void Reducer::warn_of_two_parts(Entry& entry) {
   if (entry.has_own && !std::exchange(warned_of_own_, true)) {
     log_warning(
         "unit " + entry.unit->name +
@@ -474,11 +496,20 @@ void Reducer::keep_own_squares() {
 }
 
 void Reducer::square_own(bool on) {
-  if (on == std::exchange(squares_own_, on)) return;
+  if (on == std::exchange(squares_own_, on) || device_squares_) return;
   for (Entry& entry : entries_) entry.gradients.squares(on);
 }
 
 double Reducer::take_own_square() {
+  if (device_squares_) {
+    const bool takes_sums = accumulates() && plan_.input().mesh.world_size() == 1;
+    for (const int index : order_) {
+      if (takes_sums && !entries_[index].has_own) square_there(entries_[index]);
+    }
+    for (Entry& entry : entries_) entry.has_own = false;
+    device_squares_->take();
+    return 0;
+  }
   if (!accumulates()) {
     for (Entry& entry : entries_) entry.has_own = false;
     return std::exchange(own_square_, 0.0);
@@ -884,6 +915,7 @@ void Reducer::agree_on_order() {
 void Reducer::reset() {
   copies_.drop();  // a backward that did not end may have left some
   own_square_ = 0;
+  if (device_squares_) device_squares_->forget();
   counts_.overflow_peak = counts_.overflow_bytes;
   has_copy_ = false;
   round_ = 0;

@@ -20,6 +20,7 @@
 #include "sharding/gather/unit_slots.h"
 #include "sharding/layout/plan/sum_counter.h"
 #include "sharding/reduce/gradient_packer.h"
+#include "sharding/reduce/gradient_squares.h"
 #include "sharding/reduce/gradient_store.h"
 #include "sharding/reduce/gradient_visitor.h"
 #include "sharding/round_log.h"
@@ -114,15 +115,18 @@ class Reducer {
 
   /// Makes room to measure this rank's own gradients ("noise_scale"): a number for each parameter. On the CPU.
   void keep_own_squares();
+  /// The same on a GPU, where `squares` adds them up, of what lies in buckets. It must outlive its last use, and may be
+  /// replaced between steps.
+  void square_by(GradientSquares& squares) { device_squares_ = &squares; }
   /// Called when a backward begins, the same in all backwards of a step: whether gradients are squared on their way
-  /// into buckets. After `keep_own_squares`.
+  /// into buckets, or there. After `keep_own_squares` or `square_by`.
   void square_own(bool on);
   /// Whether what this rank contributes is a microbatch's gradients, so that each can be measured; else it is their
   /// sum.
   bool contributes_microbatches() const { return !accumulates(); }
   /// Where it is a microbatch's: the squared norm of what this rank contributed to the sums of ranks since the last
   /// call. NaN if that is not known, since a unit was reduced more than once. Where it is their sum: that of the sum so
-  /// far.
+  /// far. On a GPU it is added to the step's there (GradientSquares::take), and the result is 0.
   double take_own_square();
 
   /// A rank without a batch calls it where the others begin the reduction of a unit, in the agreed order: it takes part
@@ -266,6 +270,8 @@ class Reducer {
   void complete(GroupReduction& reduction);
   void note_latency(UnitReduction& reduction);
   void note_own(Entry& entry);
+  void square_there(Entry& entry);
+  void warn_of_two_parts(Entry& entry);
   void end_reductions();
   Work sum_over_replicas(GroupReduction& reduction);
   float* scratch(UnitReduction& reduction, std::int64_t numel);
@@ -297,7 +303,9 @@ class Reducer {
   bool expects_all_ = true;     ///< a gradient of every trainable parameter is expected
   bool warned_ = false, warned_of_own_ = false;
   bool squares_own_ = false;
-  double own_square_ = 0;  ///< what was contributed since the last take_own_square, squared
+  double own_square_ = 0;                      ///< what was contributed since the last take_own_square, squared
+  GradientSquares* device_squares_ = nullptr;  ///< on a GPU
+  std::vector<GradientPiece> pieces_;          ///< a unit's, while they are handed to `device_squares_`
   bool uses_methods_ = true, has_hook_ = false;
   bool has_copy_ = false;   ///< whether residuals were copied before the step's first reduction
   std::int32_t round_ = 0;  ///< under "reproducible": this rank's microbatches that have joined the tree since `reset`

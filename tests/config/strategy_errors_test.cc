@@ -126,8 +126,6 @@ const BadFile kValues[] =
          R"(s.json:1:58: /noise_scale/every: cannot stand beside sync.type asynchronous, backups or hogwild: no rank knows the mean of all gradients. [T0834] hint: leave one of them out)"},
         {"NoiseScaleBesideReproducible", R"({"noise_scale": {"every": 50}, "reproducible": true})",
          R"(s.json:1:27: /noise_scale/every: cannot stand beside reproducible: squares are added up rank by rank, so another number of ranks would have other bits in its results. [T0834] hint: leave one of them out)"},
-        {"NoiseScaleOfGpus", R"({"noise_scale": {"every": 50}, "comm": {"transport": "nccl"}})",
-         R"(s.json:1:27: /noise_scale/every: cannot stand beside comm.transport nccl or cuda_host: a rank's own gradients are squared on the CPU so far. [T0834] hint: leave one of them out; it goes with host and gloo)"},
         {"NoiseScaleSmoothedWithoutMeasurements", R"({"noise_scale": {"smoothing": 0.5}})",
          R"(s.json:1:31: /noise_scale/smoothing: 0.5 has no effect: it needs noise_scale.every above 0. [T0518] hint: leave it out, or change that)"},
         {"RecordedHashesWithoutReproducible", R"({"record_hashes": {"every": 10}})",

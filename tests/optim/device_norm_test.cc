@@ -6,6 +6,9 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
 #include <cstring>
 #include <random>
 #include <vector>
@@ -186,6 +189,81 @@ TEST_F(DeviceNorm, TotalsGiveTheCpusBits) {
   check(cuda::norm_totals(tables, nullptr));
   EXPECT_TRUE(same_bits(squares.values(), wanted));
   EXPECT_EQ(total.values()[0], wanted_total);
+}
+
+/// Squares of `values` as CPUs add them up: 16 lanes over each block of 4096 elements, blocks one after the other.
+double squares_in_blocks(const std::vector<float>& values) {
+  double sum = 0;
+  for (std::size_t begin = 0; begin < values.size(); begin += kSquaredBlock) {
+    double lanes[16] = {};
+    const std::size_t end = std::min<std::size_t>(values.size(), begin + kSquaredBlock);
+    for (std::size_t i = begin; i < end; ++i) lanes[(i - begin) % 16] += static_cast<double>(values[i]) * values[i];
+    for (std::size_t width = 8; width > 0; width /= 2) {
+      for (std::size_t lane = 0; lane < width; ++lane) lanes[lane] += lanes[lane + width];
+    }
+    sum += lanes[0];
+  }
+  return sum;
+}
+
+/// Numbers that all three types hold: whole multiples of 2^-24, some of which are below fp16's normal numbers.
+std::vector<float> narrow_values(std::size_t numel, std::uint32_t seed) {
+  std::mt19937 generator(seed);
+  std::vector<float> values(numel);
+  for (float& value : values) {
+    const int number = static_cast<int>(generator() % 255) - 127;
+    value = static_cast<float>(number) * (generator() % 2 == 0 ? 0x1p-24f : 0x1p-6f);
+  }
+  return values;
+}
+
+std::vector<std::byte> as_type(DType dtype, const std::vector<float>& values) {
+  std::vector<std::byte> bytes(values.size() * size_of(dtype));
+  for (std::size_t i = 0; i < values.size(); ++i) {
+    if (dtype == DType::kF32) {
+      std::memcpy(bytes.data() + 4 * i, &values[i], 4);
+      continue;
+    }
+    const std::uint32_t bits =
+        dtype == DType::kBF16 ? ScalarLane::bits_of(values[i]) >> 16 : fp16_nearest<std::uint32_t>(values[i]);
+    const auto half = static_cast<std::uint16_t>(bits);
+    std::memcpy(bytes.data() + 2 * i, &half, 2);
+  }
+  return bytes;
+}
+
+TEST_F(DeviceNorm, OwnSquaresHaveTheBitsOfLanesAndBlocks) {
+  for (const DType dtype : {DType::kF32, DType::kBF16, DType::kF16}) {
+    std::vector<Shared<std::byte>> memory;
+    const Shared<double> block_sums{std::vector<double>(100)}, unit_sum({-1.0}), sum({0.0});
+    const Shared<std::uint8_t> is_measured({0});
+    OwnPieces pieces;
+    pieces.dtype = dtype;
+    pieces.block_sums = block_sums.data();
+    pieces.unit_sum = unit_sum.data();
+    pieces.sum = sum.data();
+    pieces.is_measured = is_measured.data();
+    double wanted = 0;
+    const auto launch = [&](const std::vector<std::size_t>& sizes, bool begins, bool ends) {
+      pieces.count = pieces.blocks = 0;
+      pieces.begins = begins;
+      pieces.ends = ends;
+      for (const std::size_t numel : sizes) {
+        const std::vector<float> values = narrow_values(numel, static_cast<std::uint32_t>(numel));
+        pieces.pieces[pieces.count++] = {memory.emplace_back(as_type(dtype, values)).data(), numel, pieces.blocks};
+        pieces.blocks += static_cast<std::uint32_t>((numel + kSquaredBlock - 1) / kSquaredBlock);
+        wanted += squares_in_blocks(values);
+      }
+      check(cuda::own_squares(pieces, nullptr));
+    };
+    launch({1, 4097, 17, 4096, 200000}, true, false);  // more blocks than one thread block takes
+    EXPECT_EQ(sum.values()[0], 0.0) << "the unit is not complete";
+    launch({15, 4095}, false, true);
+    EXPECT_EQ(sum.values()[0], wanted);
+    EXPECT_EQ(is_measured.values()[0], 1);
+    launch({3}, true, true);
+    EXPECT_TRUE(std::isnan(sum.values()[0])) << "the unit came twice";
+  }
 }
 
 }  // namespace

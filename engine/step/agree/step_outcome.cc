@@ -4,6 +4,7 @@
 #include <string>
 
 #include "engine/step/agree/loss_spikes.h"
+#include "optim/noise_scale.h"
 #include "runtime/base/log.h"
 #include "runtime/border/throw.h"
 #include "tessera/engine.h"
@@ -81,6 +82,12 @@ void StepResult::wait() {
   spike = decided.spike == SpikeVerdict::kSpike;
   loss_scale = decided.loss_scale;
   tokens = decided.tokens;
+  NoiseScale noise(/*smoothing=*/0);
+  noise.restore(decided.noise);
+  noise_scale = noise.scale();
+  noise_batch = noise.batch();
+  noise_square = noise.square();
+  noise_variance = noise.variance();
   communication_seconds = outcome_->exposed_seconds();
   tokens_per_second = static_cast<double>(tokens) / seconds;
   outcome_.reset();

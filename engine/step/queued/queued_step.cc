@@ -75,6 +75,8 @@ QueuedStep::QueuedStep(const StepContext& context, const Optimizer& optimizer, A
   for (const DeviceUpdate::Group& g : update_.groups()) flat_groups.push_back(g.group);
   const bool by_unit = context.memory.device_gradients || updates_in_backward();
   norm_.emplace(flat_groups, reinterpret_cast<double*>(message_ + sums_offset_), by_unit, kernels_, device_.device);
+  request_.noise_smoothing = strategy_.noise_scale.smoothing;
+  if (strategy_.noise_scale.every > 0) squares_.emplace(context.units, own_squares_, kernels_, device_.device);
 }
 
 void QueuedStep::plan_message() {
@@ -92,6 +94,7 @@ void QueuedStep::allocate(const LossScalerState& scaler) {
   tables_.decision = memory_.put<DeviceDecision>({&first, 1});
   const auto options = at::TensorOptions().device(device_.device);
   loss_ = at::from_blob(message_ + offsetof(StepMessageHeader, loss), {1}, options.dtype(at::kDouble));
+  own_squares_ = at::from_blob(message_ + offsetof(StepMessageHeader, own_squares), {1}, options.dtype(at::kDouble));
   loss_scale_ = at::from_blob(&tables_.decision->scaler.scale, {}, options.dtype(at::kFloat));
   for (InFlight& slot : ring_) {
     slot.message = kernels_.pinned_memory(sums_offset_);
@@ -160,6 +163,7 @@ void QueuedStep::forget_losses() {
   update_.forget();
   const Unrecorded unrecorded;
   loss_.zero_();
+  if (squares_) own_squares_.zero_();
 }
 
 LossSeed QueuedStep::seed_of(const at::Tensor& loss, double weight) const {
@@ -194,7 +198,9 @@ void QueuedStep::update(Unit& unit, const UnitAgreement& agreed) {
 void QueuedStep::swap_averages() { update_.swap_averages(); }
 
 void QueuedStep::run(const LocalStep& local, StepResult& result) {
-  result.loss = result.grad_norm = result.lr = result.loss_scale = std::numeric_limits<double>::quiet_NaN();
+  constexpr double kUnknown = std::numeric_limits<double>::quiet_NaN();
+  result.loss = result.grad_norm = result.lr = result.loss_scale = kUnknown;
+  if (squares_) result.noise_scale = result.noise_batch = result.noise_square = result.noise_variance = kUnknown;
   result.outcome_ = queue(local, result.step);
 }
 
@@ -240,7 +246,7 @@ QueuedStep::InFlight& QueuedStep::take_slot() {
 }
 
 /// Copies what the host knows into this rank's message, while backward is still computed: counts, and a flag for each
-/// parameter that got a gradient, and numbers of groups. It lies behind the loss, which the device adds up.
+/// parameter that got a gradient, and numbers of groups. It lies behind what the device adds up.
 void QueuedStep::send_host_part(InFlight& slot, const LocalStep& local) {
   StepMessageHeader header;
   header.weight = local.weight;
@@ -248,14 +254,16 @@ void QueuedStep::send_host_part(InFlight& slot, const LocalStep& local) {
   header.samples = local.samples;
   header.gathers = digest_of_gathers(local.gathered);
   header.numbers = digest_of_numbers(rates_.all(), options_.all());
+  header.own_weights = local.own.weights;
+  header.own_weight_squares = local.own.weight_squares;
   std::byte* const message = slot.message.get();
   std::memcpy(message, &header, sizeof header);
   std::byte* flag = message + sizeof header;
   for (const DeviceUpdate::Group& g : update_.groups()) {
     for (std::size_t i = 0; i < g.group->parameters.size(); ++i) *flag++ = std::byte{reducer_.used(*g.group, i)};
   }
-  constexpr std::size_t kBehindLoss = sizeof header.loss;
-  const DeviceKernels::UploadPiece piece{message_ + kBehindLoss, message + kBehindLoss, sums_offset_ - kBehindLoss};
+  constexpr std::size_t kBehind = offsetof(StepMessageHeader, weight);
+  const DeviceKernels::UploadPiece piece{message_ + kBehind, message + kBehind, sums_offset_ - kBehind};
   uploaded_ = kernels_.upload({&piece, 1}, messages_read_.get());
   if (!updates_in_backward()) send_numbers(slot);
 }
@@ -310,6 +318,7 @@ StepProgress QueuedStep::progress() const {
     progress.losses = spikes.history();
   }
   progress.samples = decision.seen;
+  progress.noise = decision.noise;
   std::vector<std::int64_t> counts(update_.parameters());
   fetch_state(counts.data(), tables_.steps, bytes_of(std::span(counts)), device_.device);
   auto count = counts.begin();
@@ -340,6 +349,7 @@ void QueuedStep::resume(const StepProgress& progress) {
     decision.spikes = spikes.state();
     write_state(tables_.losses, spikes.losses().data(), bytes_of(spikes.losses()), device_.device);
   }
+  if (squares_) decision.noise = progress.noise;
   write_state(tables_.steps, counts.data(), bytes_of(std::span(counts)), device_.device);
   update_.resume(counts);
   write_state(tables_.decision, &decision, sizeof decision, device_.device);

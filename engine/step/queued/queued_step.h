@@ -19,6 +19,7 @@
 #include "engine/step/queued/device_tables.h"
 #include "engine/step/queued/device_update.h"
 #include "engine/step/queued/queued_norm.h"
+#include "engine/step/queued/queued_squares.h"
 #include "engine/step/step.h"
 #include "optim/device_kernels.h"
 #include "optim/grad_norm.h"
@@ -58,6 +59,7 @@ class QueuedStep final : public Step {
   double lr(std::optional<std::size_t>) const override;
   UpdateOptions& options() override { return options_; }
   void swap_averages() override;
+  GradientSquares* own_squares() override { return squares_ ? &*squares_ : nullptr; }
   void forget_losses() override;
   /// Answers for the step kMostStepsInFlight before the latest one, for which the host has waited on every rank.
   const std::vector<char>* known_used() const override { return known_used_.empty() ? nullptr : &known_used_; }
@@ -121,12 +123,14 @@ class QueuedStep final : public Step {
   std::byte* messages_ = nullptr;
   StepTables tables_;
   DeviceUpdate update_;
-  StepRequest request_;             ///< the fields that do not change from step to step
-  std::optional<QueuedNorm> norm_;  ///< made with the tables
-  bool is_begun_ = false;           ///< a unit of the step, where units are updated in backward
-  bool sums_are_steps_ = false;     ///< true from the beginning of a step's last backward to its end
-  at::Tensor loss_;                 ///< lies in `message_`
-  at::Tensor loss_scale_;           ///< lies in the decision: a scalar, fp32
+  StepRequest request_;                   ///< the fields that do not change from step to step
+  std::optional<QueuedNorm> norm_;        ///< made with the tables
+  std::optional<QueuedSquares> squares_;  ///< with "noise_scale"
+  at::Tensor own_squares_;                ///< lies in `message_`
+  bool is_begun_ = false;                 ///< a unit of the step, where units are updated in backward
+  bool sums_are_steps_ = false;           ///< true from the beginning of a step's last backward to its end
+  at::Tensor loss_;                       ///< lies in `message_`
+  at::Tensor loss_scale_;                 ///< lies in the decision: a scalar, fp32
   std::array<InFlight, kMostStepsInFlight> ring_;
   /// events: the host's part is on the device; the step before has read the messages
   std::unique_ptr<DeviceKernels::Mark> uploaded_, messages_read_;

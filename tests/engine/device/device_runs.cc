@@ -61,6 +61,10 @@ void expect_same(const Told& got, const Told& wanted, const std::string& what) {
     EXPECT_EQ(a.overflow, b.overflow) << what << ", step " << a.step;
     EXPECT_EQ(a.spike, b.spike) << what << ", step " << a.step;
     EXPECT_EQ(a.loss_scale, b.loss_scale) << what << ", step " << a.step;
+    EXPECT_EQ(a.noise_batch, b.noise_batch) << what << ", step " << a.step;
+    EXPECT_EQ(a.noise_scale, b.noise_scale) << what << ", step " << a.step;
+    EXPECT_EQ(a.noise_square, b.noise_square) << what << ", step " << a.step;
+    EXPECT_EQ(a.noise_variance, b.noise_variance) << what << ", step " << a.step;
   }
   EXPECT_TRUE(all_same_bits(got.values, wanted.values)) << what;
   EXPECT_TRUE(all_same_bits(got.averages, wanted.averages)) << what;

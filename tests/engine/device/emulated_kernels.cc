@@ -92,6 +92,12 @@ class EmulatedKernels : public DeviceKernels {
     const std::lock_guard lock(gpu);
     check(cuda::norm_sums(tables, nullptr));
   }
+  void own_squares(const OwnPieces& pieces) override {
+    for (std::uint32_t i = 0; i < pieces.count; ++i)
+      expect_pinned(pieces.pieces[i].values, false, "a gradient that is squared");
+    const std::lock_guard lock(gpu);
+    check(cuda::own_squares(pieces, nullptr));
+  }
   void decide(const StepRequest& request, const StepTables& t) override {
     const std::lock_guard lock(gpu);
     check(cuda::read_messages(t, nullptr));

@@ -1,0 +1,53 @@
+#pragma once
+
+#include "optim/arithmetic/instruction_set.h"
+
+namespace tessera {
+
+/// What NoiseScale (optim/noise_scale.h) knows after the steps so far, as plain data; a checkpoint keeps it. Sums are
+/// smoothed from 0 on, and so is their weight, which is 1 in the end.
+struct NoiseState {
+  double square = 0.0, variance = 0.0;
+  double weight = 0.0;
+  double batch = 0.0;  ///< the latest step's
+};
+
+/// One step. `own_...`: OwnGradients of all ranks.
+struct NoiseStep {
+  double own_squares = 0.0, own_weights = 0.0, own_weight_squares = 0.0;
+  double square = 0.0;      ///< squared norm of the sum of all gradients
+  double weight = 0.0;      ///< that sum's
+  double batch = 0.0;       ///< samples of the step, or its weight: the unit of all results
+  double loss_scale = 1.0;  ///< all gradients are multiplied by it
+};
+
+/// Where small batches make up less than this of what the whole batch has beside the largest of them, the difference of
+/// their norms is lost in rounding.
+constexpr double kLeastNoiseDifference = 1e-9;
+
+/// Adds a step. Returns false, and changes nothing, where the step tells nothing: there is nothing smaller than the
+/// whole batch, or a number is not finite. A GPU does it by itself, to the same bits.
+///
+/// The two means over data are
+///   own_squares = own_weight_squares |G|^2 + own_weights tr(Sigma)
+///   square      = weight^2           |G|^2 + weight      tr(Sigma)
+/// and this solves them for |G|^2 and tr(Sigma).
+TESSERA_ALWAYS_INLINE bool add_noise(double smoothing, const NoiseStep& step, NoiseState& state) {
+  const double weight = step.weight;
+  const double determinant = step.own_weights * (weight * weight) - step.own_weight_squares * weight;
+  const double unscaled = 1.0 / (step.loss_scale * step.loss_scale);
+  const double small = step.own_squares * unscaled, big = step.square * unscaled;
+  if (!(determinant > kLeastNoiseDifference * step.own_weights * weight * weight) || !(step.batch > 0)) return false;
+  if (small - small != 0.0 || big - big != 0.0) return false;  // one of them is not finite
+  const double square = (step.own_weights * big - weight * small) / determinant;
+  const double variance = (weight * weight * small - step.own_weight_squares * big) / determinant;
+  const double share = 1.0 - smoothing;
+  state.square = smoothing * state.square + share * square;
+  // That of a thing of weight 1, of which a sample has weight / batch.
+  state.variance = smoothing * state.variance + share * variance * step.batch / weight;
+  state.weight = smoothing * state.weight + share;
+  state.batch = step.batch;
+  return true;
+}
+
+}  // namespace tessera

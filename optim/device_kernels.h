@@ -9,8 +9,8 @@
 
 #include "optim/adafactor.h"
 #include "optim/arithmetic/outer_rule.h"
+#include "optim/arithmetic/own_squares.h"
 #include "optim/norm_launch.h"
-#include "optim/own_squares.h"
 #include "optim/rules/muon.h"
 #include "optim/step_message.h"
 

@@ -1,6 +1,6 @@
 #pragma once
 
-// See docs/glossary.md: slot.
+// See docs/glossary.md: residency, slot.
 
 #include <memory>
 

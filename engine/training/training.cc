@@ -110,6 +110,7 @@ StepResult Training::take_step() {
   result.step = times.attempts + 1;
   step->run(window.local, result);
   times.attempts = result.step;  // a rank that was late has skipped steps ("sync" backups)
+  if (latencies && latencies->by_device) latencies->by_device->end_step();
   sync.after(times.attempts);
   if (const std::int64_t every = job.strategy.check.replica_hash_every; every > 0 && times.attempts % every == 0) {
     const Span span("compare replicas");
@@ -162,8 +163,11 @@ void Training::note_times(StepResult& result) {
 void Training::time_calls(std::unique_ptr<CallLatencies> known) {
   if (latencies) return;
   latencies = known ? std::move(known) : std::make_unique<CallLatencies>(units.size());
-  reducer->time_reductions(latencies->reductions);
-  if (gathering.residency) gathering.residency->time_gathers(latencies->gathers);
+  if (job.accelerator.device.is_queued && !latencies->by_device)
+    latencies->by_device = std::make_unique<QueuedCallTimes>(*job.accelerator.kernels);
+  QueueTimes* const queue = latencies->by_device.get();
+  reducer->time_reductions(latencies->reductions, queue);
+  if (gathering.residency) gathering.residency->time_gathers(latencies->gathers, queue);
   if (gathering.publication) gathering.publication->time_gathers(latencies->gathers);
   sync.time_pulls(latencies->gathers);
 }

@@ -14,6 +14,7 @@
 
 #include "engine/activations/saved_activations.h"
 #include "engine/device/data_seconds.h"
+#include "engine/device/queued_call_times.h"
 #include "engine/job/job.h"
 #include "engine/memory/durable_files.h"
 #include "engine/memory/frozen_states.h"
@@ -86,6 +87,7 @@ struct Window {
 struct CallLatencies {
   explicit CallLatencies(std::size_t units) : gathers(units), reductions(units) {}
   std::vector<LatencyHistogram> gathers, reductions;
+  std::unique_ptr<QueuedCallTimes> by_device;  ///< on a GPU, times calls; else null
 };
 
 /// Notes which steps were made, and when.

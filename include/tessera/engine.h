@@ -420,12 +420,13 @@ class Engine {
   /// Returns the peak as it was set or is known; 0: it is not known.
   double peak_tflops() const;
   /// Begins to keep histograms of how long each unit's gathers and reductions take, until the Engine ends. They have a
-  /// fixed size, 5 KiB a unit beside the plan, and a call costs two looks at the clock. Throws Error (64) on a GPU.
+  /// fixed size, 5 KiB a unit beside the plan, and a call costs two looks at the clock. On a GPU it costs two events,
+  /// and its time is the device's: from where the call is queued to where the queue has waited for it.
   void time_calls();
   /// Ages of this rank's gradients in all steps so far ("sync" asynchronous and hogwild); zeros elsewhere.
   AgeHistogram staleness() const;
-  /// What time_calls has measured so far, gathers first, in the order of units; without calls that have not occurred.
-  /// Empty without time_calls.
+  /// Returns what time_calls has measured so far, gathers first, in the order of units; without calls that have not
+  /// occurred. Empty without time_calls. On a GPU it waits for the calls that have ended on the host's side.
   std::vector<CallLatency> latencies() const;
   /// Number of steps that updated parameters; skipped ones do not count. It waits for the latest step on a GPU.
   std::int64_t steps_applied() const;

@@ -1,5 +1,7 @@
 #pragma once
 
+// See docs/glossary.md: unit.
+
 #include "optim/arithmetic/instruction_set.h"
 
 namespace tessera {

@@ -1,9 +1,11 @@
 #pragma once
 
+// See docs/glossary.md: unit.
+
 #include <cuda_runtime_api.h>
 
+#include "optim/arithmetic/own_squares.h"
 #include "optim/norm_launch.h"
-#include "optim/own_squares.h"
 #include "optim/step_message.h"
 
 namespace tessera::cuda {

@@ -132,7 +132,7 @@ void Residency::gather(Unit& unit) {
   unit.become(Unit::State::kGathering);
   schedule_.hold(unit.index);
   const Span span("all_gather", unit.name, &counts_.gather_seconds);
-  if (!latencies_.empty()) begun_[unit.index] = std::chrono::steady_clock::now();
+  if (!latencies_.empty()) begun_[unit.index] = clock_.begin();
   log_.note_gather(unit.index);
   ++counts_.gathers;
   counts_.gathered_bytes += unit.gathered_bytes();
@@ -177,8 +177,7 @@ void Residency::wait(Unit& unit) {
   }
   pending_[unit.index].clear();
   // A gather that was under way when timing began is not counted.
-  if (!latencies_.empty() && begun_[unit.index] != std::chrono::steady_clock::time_point())
-    latencies_[unit.index].add(std::chrono::steady_clock::now() - std::exchange(begun_[unit.index], {}));
+  if (!latencies_.empty()) clock_.end(begun_[unit.index], latencies_[unit.index]);
   unit.become(Unit::State::kGathered);
   for (auto& group : unit.groups) group->attach(group->full);
   if (checks_values_) unit.gathered_hash = hash_of_gathered(unit, device_.device);

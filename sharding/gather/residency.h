@@ -2,7 +2,6 @@
 
 // See docs/glossary.md: placement, residency, slot, unit.
 
-#include <chrono>
 #include <cstdint>
 #include <exception>
 #include <functional>
@@ -16,6 +15,7 @@
 #include "runtime/comm/collectives.h"
 #include "sharding/arena.h"
 #include "sharding/compute_device.h"
+#include "sharding/gather/call_clock.h"
 #include "sharding/gather/gather_log.h"
 #include "sharding/gather/unit_keeper.h"
 #include "sharding/layout/schedule.h"
@@ -84,9 +84,10 @@ class Residency final : public UnitKeeper {
   void tell(RoundLog& rounds) { rounds_ = &rounds; }
 
   /// From now on, notes in `latencies` how long each gather takes from its beginning until it has arrived and somebody
-  /// has waited for it. `latencies` [unit] must outlive this object.
-  void time_gathers(std::span<LatencyHistogram> latencies) {
+  /// has waited for it. `latencies` [unit] must outlive this object. `queue`: of a GPU, times gathers; else null.
+  void time_gathers(std::span<LatencyHistogram> latencies, QueueTimes* queue = nullptr) {
     latencies_ = latencies;
+    clock_.use(queue);
     begun_.assign(latencies.size(), {});
   }
 
@@ -152,8 +153,9 @@ class Residency final : public UnitKeeper {
   std::vector<char> is_coming_;             ///< [unit index]: this rank's part is on its way from the source
   Schedule schedule_;
   RoundLog* rounds_ = nullptr;
-  std::span<LatencyHistogram> latencies_;                     ///< empty: gathers are not timed
-  std::vector<std::chrono::steady_clock::time_point> begun_;  ///< [unit index]: when the gather under way began
+  std::span<LatencyHistogram> latencies_;  ///< empty: gathers are not timed
+  CallClock clock_;
+  std::vector<CallBegin> begun_;  ///< [unit index]: when the gather under way began
   const int exceptions_at_start_ = std::uncaught_exceptions();
   Unit* last_ = nullptr;
   bool warned_ = false;

@@ -5,8 +5,6 @@
 #include <algorithm>
 #include <array>
 #include <bit>
-#include <chrono>
-#include <cmath>
 #include <cstring>
 #include <limits>
 #include <utility>
@@ -104,7 +102,7 @@ struct Reducer::GroupReduction {
 
 struct Reducer::UnitReduction {
   Entry* entry = nullptr;
-  std::chrono::steady_clock::time_point begun;  ///< epoch: not timed
+  CallBegin begun;
   Bucket bucket;
   float* scratch = nullptr;  ///< planned
   std::int64_t scratch_taken = 0;
@@ -437,7 +435,7 @@ void Reducer::start(Entry& entry) {
   if (memory_.store) open_sum(entry);
   UnitReduction& reduction = this->reduction(started_++);
   reduction.entry = &entry;
-  if (!latencies_.empty()) reduction.begun = std::chrono::steady_clock::now();
+  if (!latencies_.empty() && !is_alone_in_place()) reduction.begun = clock_.begin();
   // The reductions may change what lies in the bucket.
   if (squares_own_ && device_squares_ && !is_alone_in_place()) square_there(entry);
   for (auto& group : entry.unit->groups) {
@@ -787,9 +785,8 @@ void Reducer::complete(UnitReduction& reduction) {
 }
 
 void Reducer::note_latency(UnitReduction& reduction) {
-  const auto begun = std::exchange(reduction.begun, {});
-  if (latencies_.empty() || begun == std::chrono::steady_clock::time_point() || is_alone_in_place()) return;
-  latencies_[static_cast<std::size_t>(reduction.entry->unit->index)].add(std::chrono::steady_clock::now() - begun);
+  if (!latencies_.empty())
+    clock_.end(reduction.begun, latencies_[static_cast<std::size_t>(reduction.entry->unit->index)]);
 }
 
 void Reducer::complete(GroupReduction& reduction) {

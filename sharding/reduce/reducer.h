@@ -17,6 +17,7 @@
 #include "sharding/compress/gradient_method.h"
 #include "sharding/compress/kept_gradients.h"
 #include "sharding/compute_device.h"
+#include "sharding/gather/call_clock.h"
 #include "sharding/gather/unit_slots.h"
 #include "sharding/layout/plan/sum_counter.h"
 #include "sharding/reduce/gradient_packer.h"
@@ -111,7 +112,11 @@ class Reducer {
 
   /// From now on, notes in `latencies` how long each unit's reduction takes from its beginning to its end, with the
   /// lags of the plan. Nothing is reduced where there is one rank. `latencies` [unit] must outlive this object.
-  void time_reductions(std::span<LatencyHistogram> latencies) { latencies_ = latencies; }
+  /// `queue`: of a GPU, times reductions; else null.
+  void time_reductions(std::span<LatencyHistogram> latencies, QueueTimes* queue = nullptr) {
+    latencies_ = latencies;
+    clock_.use(queue);
+  }
 
   /// Makes room to measure this rank's own gradients ("noise_scale"): a number for each parameter. On the CPU.
   void keep_own_squares();
@@ -297,7 +302,8 @@ class Reducer {
   std::vector<char> was_late_;  ///< [unit]: it had a late gradient in the last round with a batch
   RoundLog* rounds_ = nullptr;
   std::span<LatencyHistogram> latencies_;  ///< empty: reductions are not timed
-  std::size_t next_ = 0;                   ///< index into order_
+  CallClock clock_;
+  std::size_t next_ = 0;  ///< index into order_
   bool order_agreed_ = false;
   std::vector<char> expected_;  ///< the argument of the last `expect`
   bool expects_all_ = true;     ///< a gradient of every trainable parameter is expected

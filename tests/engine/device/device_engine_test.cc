@@ -9,9 +9,12 @@
 #include <array>
 #include <chrono>
 #include <cmath>
+#include <cstddef>
+#include <cstdint>
 #include <filesystem>
 #include <functional>
 #include <limits>
+#include <map>
 #include <string>
 #include <thread>
 #include <utility>
@@ -303,6 +306,32 @@ TEST(DeviceEngine, ExposedCommunicationIsReported) {
     EXPECT_EQ(result.communication_seconds, static_cast<double>(counts.gathers + counts.reductions + 1));
     EXPECT_EQ(counts.reductions, 3);
   });
+}
+
+/// Each call takes one second on the emulated device.
+TEST(DeviceEngine, EachGatherAndReductionOfAUnitIsTimedByTheDevice) {
+  const EmulatedGpus gpus;
+  for (const ShardingStrategy kind : {ShardingStrategy::kFullShard, ShardingStrategy::kShardGradients}) {
+    run_ranks(late({.ranks = 2}), [&](const Mesh& mesh) {
+      Session session(mesh, strategy_of(kind, DType::kF32, 1), kTwoBlocks);
+      session.train(0);
+      EXPECT_TRUE(session.engine.latencies().empty());
+      const TrafficCounts before = session.engine.traffic();
+      session.engine.time_calls();
+      for (std::size_t i = 1; i < 4; ++i) session.train(i);
+      std::map<std::string, std::int64_t> counts;
+      for (const CallLatency& each : session.engine.latencies()) {
+        counts[each.call] += each.count;
+        EXPECT_EQ(each.p50, 1) << each.call << " " << each.unit;
+        EXPECT_EQ(each.max, 1) << each.call << " " << each.unit;
+      }
+      const TrafficCounts after = session.engine.traffic();
+      EXPECT_EQ(counts["reduce"], after.reductions - before.reductions);
+      EXPECT_EQ(counts["gather"], after.gathers - before.gathers);
+      session.train(4);
+      EXPECT_GT(session.engine.latencies().back().count, 3) << "times of later steps are added";
+    });
+  }
 }
 
 /// A forward without backward gathers units ahead that nobody uses.

@@ -1,0 +1,51 @@
+#pragma once
+
+// See docs/glossary.md: unit.
+
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <memory>
+#include <vector>
+
+#include "optim/device_kernels.h"
+#include "sharding/gather/call_clock.h"
+
+namespace tessera {
+
+/// Times a GPU's calls, for Engine::latencies: from the place in the current stream where a call was queued to the place
+/// where the stream has waited for it. Training owns it, and calls it from the thread that trains.
+class QueuedCallTimes final : public QueueTimes {
+ public:
+  /// `kernels` must outlive this object.
+  explicit QueuedCallTimes(DeviceKernels& kernels) : kernels_(kernels) {}
+
+  std::uint64_t begin() override;
+  void end(std::uint64_t number, LatencyHistogram& latencies) override;
+
+  /// Called when a step is queued. Adds the times of calls whose end the device has reached; it does not wait.
+  void end_step();
+  /// Waits for the device, and adds the times of all calls that have ended.
+  void wait();
+
+ private:
+  struct Ended {
+    std::unique_ptr<DeviceKernels::Interval> time;
+    LatencyHistogram* latencies;
+  };
+  /// Calls that ended before `mark`.
+  struct Batch {
+    std::unique_ptr<DeviceKernels::Mark> mark;
+    std::vector<Ended> calls;
+  };
+  void close_batch();
+  void add_first_batch();
+
+  DeviceKernels& kernels_;
+  std::uint64_t last_ = 0;                                                  ///< the number of the latest call
+  std::map<std::uint64_t, std::unique_ptr<DeviceKernels::Interval>> open_;  ///< [number]
+  std::vector<Ended> ended_;                                                ///< since the latest batch was closed
+  std::deque<Batch> batches_;                                               ///< in the order of their marks
+};
+
+}  // namespace tessera

@@ -134,8 +134,7 @@ class GathersOnHost::Pending final : public Work::State {
     if (uploaded_) return absl::OkStatus();
     if (std::ranges::find(owner_.waiting_, this) != owner_.waiting_.end()) TESSERA_RETURN_IF_ERROR(owner_.begin(this));
     TESSERA_RETURN_IF_ERROR(work_.wait());
-    const DeviceKernels::UploadPiece piece{gather_.full, full_, bytes()};
-    uploaded_ = owner_.kernels_.upload({&piece, 1}, downloaded_.get());
+    uploaded_ = owner_.kernels_.upload(pieces(), downloaded_.get());
     slot_.uploaded = uploaded_;
     slot_.holder = nullptr;
     return absl::OkStatus();
@@ -148,7 +147,20 @@ class GathersOnHost::Pending final : public Work::State {
 
  private:
   std::size_t bytes() const { return gather_.bytes_per_rank * static_cast<std::size_t>(owner_.size()); }
-  std::byte* own_part() const { return full_ + gather_.bytes_per_rank * static_cast<std::size_t>(owner_.rank()); }
+  std::size_t own_offset() const { return gather_.bytes_per_rank * static_cast<std::size_t>(owner_.rank()); }
+  std::byte* own_part() const { return full_ + own_offset(); }
+  /// What goes up: all parts, but for this rank's own where that is in its place as it was. An update that came
+  /// meanwhile may have changed it, if nobody used what was gathered ahead.
+  std::vector<DeviceKernels::UploadPiece> pieces() const {
+    auto* const there = static_cast<std::byte*>(gather_.full);
+    const bool has_own = gather_.shard == there + own_offset() && !is_lossy(gather_.options.form);
+    if (!has_own) return {DeviceKernels::UploadPiece{there, full_, bytes()}};
+    const std::size_t behind = own_offset() + gather_.bytes_per_rank;
+    std::vector<DeviceKernels::UploadPiece> pieces;
+    if (own_offset() > 0) pieces.push_back({there, full_, own_offset()});
+    if (behind < bytes()) pieces.push_back({there + behind, full_ + behind, bytes() - behind});
+    return pieces;
+  }
 
   GathersOnHost& owner_;
   const Gather gather_;

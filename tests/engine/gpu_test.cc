@@ -345,6 +345,34 @@ TEST_F(Gpu, CompressedSumsAreTheSameUnderEveryStrategy) {
   });
 }
 
+/// Hosts make these gathers, over Gloo: packed values have the bits of plain ones, and rounded ones have not. The noise
+/// of gradients is what it is without shards.
+TEST_F(Gpu, GathersInAnotherFormAndTheNoiseOfGradientsAreThoseOfPlainTraining) {
+  on_ranks(2, [&](int rank, int port) {
+    const Mesh mesh = mesh_of(rank, 2, port, TransportChoice::kCudaHost);
+    Strategy strategy = strategy_of(ShardingStrategy::kNoShard, DType::kF32, TransportChoice::kCudaHost);
+    strategy.noise_scale.every = 1;
+    const Trained plain = train_on(mesh, strategy, options_of());
+    std::string wrong;
+    if (!(plain.steps.back().noise_batch > 0)) wrong += "the noise was not measured; ";
+    for (const WireForm form : {WireForm::kLossless, WireForm::kInt8}) {
+      strategy = strategy_of(ShardingStrategy::kFullShard, DType::kF32, TransportChoice::kCudaHost);
+      strategy.noise_scale.every = 1;
+      strategy.compression.gathers = form;
+      const Trained trained = train_on(mesh, strategy, options_of());
+      const std::string found = difference(trained, plain, "gathers");
+      if (is_lossy(form) && found.empty()) wrong += "nothing was rounded; ";
+      if (!is_lossy(form)) wrong += found;
+      if (!is_lossy(form) && trained.steps.back().noise_variance != plain.steps.back().noise_variance)
+        wrong += "shards change the noise; ";
+      for (const StepResult& step : trained.steps) {
+        if (!(step.planned == step.allocated)) wrong += "allocated is not planned; ";
+      }
+    }
+    return wrong;
+  });
+}
+
 /// State lies in the GPU's memory, or all of it is offloaded.
 TEST_F(Gpu, RunResumesFromItsLastCommit) {
   for (const Tier tier : {Tier::kMemory, Tier::kHost, Tier::kNvme}) {

@@ -89,7 +89,7 @@ def _secondary_shards(key: Key) -> None:
                 'optimizer.shard_over "world" keeps gradients and states over all')
 
 
-_WEIGHTS_TRAVEL = ("parameters travel in the type of mixed_precision.param. Use bf16, which is 2 bytes; or, on CPUs, compression.gathers, whose "
+_WEIGHTS_TRAVEL = ("parameters travel in the type of mixed_precision.param. Use bf16, which is 2 bytes; or compression.gathers, whose "
                    "codes are others than DeepSpeed's")
 _GRADIENTS_TRAVEL = ("gradients travel in the type of mixed_precision.reduce. Use bf16; or compression.gradients, whose codes are others than "
                      "DeepSpeed's")

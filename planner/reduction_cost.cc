@@ -38,6 +38,17 @@ CallCost reduction_cost(const Links& links, int ranks, std::int64_t numel, bool 
   return with_sum(with_coding(links.cost(links.all_reduce, ranks, bytes), coding_s));
 }
 
+/// The cost of a group's sums under "reproducible" where ranks send several (BlockSums): an all-to-all over all ranks,
+/// and where they do not keep what they join, an all-gather. An all-to-all costs what a reduce-scatter of its bytes
+/// does.
+CallCost blocks_cost(const MemoryPlan& plan, const GroupShape& group, const Links& links) {
+  const int ranks = plan.input().mesh.world_size();
+  const std::int64_t part = kF32Bytes * part_of(group.layout.numel(), ranks);
+  CallCost cost = links.cost(links.reduce_scatter, ranks, plan.block_sums() * (ranks - 1) * part);
+  cost.sum_s = links.sum_s_per_byte * static_cast<double>(plan.block_sums() * (ranks - 1) * part);
+  return plan.joins_own_parts() ? cost : cost + links.all_gather_cost(ranks, part);
+}
+
 CallCost plain_all_reduce(const Links& links, int ranks, std::int64_t numel) {
   return reduction_cost(links, ranks, numel, /*is_cut=*/false, {}, {});
 }
@@ -67,6 +78,7 @@ CallCost shard_reduction_cost(const MemoryPlan& plan, const GroupShape& group, c
   const PlanInput& input = plan.input();
   const CompressionConfig& compression = input.compression;
   const int ranks = input.mesh.shard_size;
+  if (plan.block_sums() > 0) return blocks_cost(plan, group, links);
   if (const MethodLayout method = plan.method_layout_of(group); !method.messages.empty())
     return method_cost(method, links, ranks);
   const bool is_compressed = input.compressed_shard_part > 0;
@@ -79,6 +91,8 @@ CallCost shard_reduction_cost(const MemoryPlan& plan, const GroupShape& group, c
 CallCost replicate_reduction_cost(const MemoryPlan& plan, const GroupShape& group, const Links& links) {
   const PlanInput& input = plan.input();
   const AxisPlacement gradients = input.placement.gradients;
+  if (plan.block_sums() > 0)  // a sum over all ranks has no second part
+    return input.mesh.shard_size > 1 ? CallCost{} : blocks_cost(plan, group, links);
   const bool is_compressed = input.compressed_replicate_part > 0;
   const std::int64_t numel = owned({gradients.shard, false}, input.mesh, group.layout.numel()).numel;
   const SentAs contribution{is_compressed ? input.compression.gradients : WireForm::kPlain, DType::kF32};

@@ -44,6 +44,7 @@ void ReductionScript::wait(Sum& sum) {
 
 bool ReductionScript::accumulates() const {
   if (plan_.input().updates_in_backward) return false;
+  if (plan_.block_sums() > 0) return true;
   const BucketMode mode = plan_.bucket_mode();
   return plan_.input().mesh.world_size() == 1 || mode == BucketMode::kAccumulator ||
          (mode == BucketMode::kInPlace && plan_.input().accumulation > 1);

@@ -6,6 +6,7 @@
 #include <string>
 
 #include "runtime/comm/collectives.h"
+#include "sharding/layout/plan/microbatch_order.h"
 #include "tessera/error.h"
 
 namespace tessera {
@@ -18,31 +19,25 @@ template <class... Text>
   throw Error(ExitCode::kConfig, c10::str("/reproducible: ", text...));
 }
 
-/// A round of each_microbatch is a whole subtree of `ranks` neighbours, and a rank's run of last_microbatch one of
-/// `each`, where that number is a power of two. Otherwise sums of ranks would cut subtrees.
+/// A round of each_microbatch is a whole subtree of `ranks` neighbours where that number is a power of two. Otherwise
+/// the sums that ranks make in each round would cut subtrees. With last_microbatch they send several (BlockSums).
 void expect_subtrees(const Strategy& strategy, std::int64_t ranks) {
   const std::int64_t each = strategy.gradient_accumulation;
-  if (ranks == 1 || each == 1) return;
-  const bool has_runs = strategy.gradient_sync == GradientSync::kLastMicrobatch;
-  if (is_power_of_two(has_runs ? each : ranks)) return;
-  const std::string step = c10::str(each, " microbatches a step on each of ", ranks, " ranks");
-  if (has_runs) {
-    refuse(
-        "with gradient_sync last_microbatch, ranks that add up several microbatches themselves need a power of two "
-        "of them, got ",
-        step, ". [T0807] hint: ",
-        is_power_of_two(ranks) ? "take \"gradient_sync\": \"each_microbatch\", which goes with any number of them on "
-                                 "a power of two of ranks"
-                               : "take a gradient_accumulation that is a power of two, or a power of two of ranks "
-                                 "with \"gradient_sync\": \"each_microbatch\"");
-  }
+  if (each == 1 || is_power_of_two(ranks) || strategy.gradient_sync == GradientSync::kLastMicrobatch) return;
   refuse(
       "with gradient_sync each_microbatch, ranks that meet for each of several microbatches are a power of two, got ",
-      step, ". [T0808] hint: ",
-      is_power_of_two(each) ? "take \"gradient_sync\": \"last_microbatch\", which goes with any number of ranks here, "
-                              "or a power of two of ranks"
-                            : "take a power of two of ranks; or a gradient_accumulation that is a power of two, with "
-                              "\"gradient_sync\": \"last_microbatch\"");
+      each, " microbatches a step on each of ", ranks,
+      " ranks. [T0808] hint: take \"gradient_sync\": \"last_microbatch\", which goes with any numbers, or a power of "
+      "two of ranks");
+}
+
+/// Partial sums are sent as they are.
+void expect_plain_blocks(const Strategy& strategy) {
+  if (strategy.compression.gradients == WireForm::kPlain && strategy.compression.sums == WireForm::kPlain) return;
+  refuse(
+      "compression.gradients and sums pack what a reduction sends, and here ranks send the sums of several subtrees "
+      "instead, since what a rank or a replica sums is no whole one. hint: leave these keys out, or take a power of "
+      "two as gradient_accumulation");
 }
 
 }  // namespace
@@ -54,19 +49,24 @@ void expect_reproducible(const Strategy& strategy, const PlanScene& scene) {
         "the tree of sums is made on the CPU so far, and a GPU trains. [T0809] hint: train on the CPU, or leave it "
         "out");
   expect_subtrees(strategy, scene.mesh.world_size());
+  if (cuts_subtrees(microbatch_order(strategy, scene.mesh.world_size()), scene.mesh))
+    return expect_plain_blocks(strategy);
   if (scene.mesh.replicate_size > 1 && !is_power_of_two(scene.mesh.shard_size))
     refuse(
         "sums are made inside a replica before they go over replicas, so a replica has a power of two of ranks, got ",
-        scene.mesh.shard_size, ". [T0810] hint: give \"mesh\" such a \"shard\", or a strategy without replicas");
+        scene.mesh.shard_size,
+        ". [T0810] hint: take \"gradient_sync\": \"last_microbatch\", or give \"mesh\" such a \"shard\"");
 }
 
 void expect_pairwise_transport(const Strategy& strategy, const MeshAxes& axes, const Topology& topology) {
   if (!strategy.reproducible) return;
+  const MeshPosition mesh{axes.replicate_size, axes.shard_size, axes.replicate_index, axes.shard_index};
+  const bool sends_blocks = cuts_subtrees(microbatch_order(strategy, axes.world->size()), mesh);
   for (const auto& group : {axes.reduce, axes.replicate}) {
     if (group->kind() == TransportKind::kOwn)
       refuse("a backend of the program's makes sums in an order that nobody knows (", group->transport(),
              "). [T0811] hint: take the transport host or gloo");
-    if (group->kind() == TransportKind::kHierarchical && !is_power_of_two(topology.local_world_size))
+    if (group->kind() == TransportKind::kHierarchical && !sends_blocks && !is_power_of_two(topology.local_world_size))
       refuse("sums are made inside hosts before they go across, so a host has a power of two of ranks, got ",
              topology.local_world_size,
              ". [T0812] hint: start such a number on each host, or take \"comm\": {\"transport\": "

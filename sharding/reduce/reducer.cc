@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <array>
-#include <bit>
 #include <cstring>
 #include <limits>
 #include <utility>
@@ -83,7 +82,7 @@ class Reducer::Accumulation final : public SumVisitor {
   }
 
  private:
-  static constexpr std::size_t kMost = SumCounter::kMostLevels;
+  static constexpr std::size_t kMost = SumCounter::kMostJoined;
   const FlatGroup& group_;
   GradientVisitor* const visitor_;
   float* place_ = nullptr;
@@ -159,6 +158,9 @@ Reducer::Reducer(const MemoryPlan& plan, std::vector<Unit*> units, const MeshAxe
     const std::int64_t bytes = plan_.waiting_sums() * plan_.waiting_numel_of(entry.unit->shape()) * 4;
     if (bytes > 0) entry.waiting = reinterpret_cast<float*>(memory_.scratch.take(bytes));
   }
+  if (plan_.block_sums() > 0)
+    blocks_.emplace(plan_, *axes_.world,
+                    reinterpret_cast<float*>(memory_.scratch.take(plan_.block_exchange_numel() * 4)));
   memory_.scratch.expect_full();
   memory_.sums.expect_full();
 }
@@ -322,13 +324,14 @@ bool Reducer::is_in_place(const Entry& entry) const {
 }
 
 bool Reducer::is_leaf_in_waiting() const {
-  if (!makes_tree() || !accumulates() || round_ >= plan_.input().accumulation) return false;
-  return !counter().is_last(round_) && counter().place(round_) == 0;
+  if (!makes_tree() || !accumulates() || round_ >= counter().rounds()) return false;
+  const SumCounter::Turn turn = counter().turn(round_);
+  return !turn.is_last && turn.joined == 0;
 }
 
-/// The sum of a group that waits on a level. Where ranks have summed it, the highest level is the sum's own place.
-float* Reducer::waiting_of(const Entry& entry, const FlatGroup& group, int level) const {
-  if (level == plan_.waiting_sums()) return group.gradient;
+/// The sum of a group that waits in a place. Where ranks have summed it, the last place is the sum's own.
+float* Reducer::waiting_of(const Entry& entry, const FlatGroup& group, int place) const {
+  if (place == plan_.waiting_sums()) return group.gradient;
   const bool is_whole = accumulates();
   const auto numel_of = [&](const FlatGroup& each) {
     return !each.trainable ? 0 : is_whole ? each.layout.numel() : each.gradient_part.numel;
@@ -338,21 +341,21 @@ float* Reducer::waiting_of(const Entry& entry, const FlatGroup& group, int level
     if (each->index < group.index) before += numel_of(*each);
     all += numel_of(*each);
   }
-  return entry.waiting + level * all + before;
+  return entry.waiting + place * all + before;
 }
 
 /// Returns the place for the sum of this reduction, with all sums that it joins.
 float* Reducer::place_of_sum(const FlatGroup& group) const {
-  if (!makes_tree() || accumulates() || counter().is_last(round_)) return group.gradient;
-  return waiting_of(entries_[group.unit->index], group, counter().place(round_));
+  if (!makes_tree() || accumulates()) return group.gradient;
+  const SumCounter::Turn turn = counter().turn(round_);
+  return turn.is_last ? group.gradient : waiting_of(entries_[group.unit->index], group, turn.place);
 }
 
 void Reducer::end_microbatch() {
   if (!accumulates()) return;
   copies_.flush();
-  const bool is_last = counter().is_last(round_);
-  const std::uint64_t joined = counter().joined(round_);
-  std::array<const float*, SumCounter::kMostLevels> waiting{};
+  const SumCounter::Turn turn = counter().turn(round_);
+  std::array<const float*, SumCounter::kMostJoined> waiting{};
   for (const int index : order_) {
     Entry& entry = entries_[index];
     if (entry.phase == Phase::kIdle) entry.gradients.begin();  // this rank gave it nothing
@@ -362,9 +365,8 @@ void Reducer::end_microbatch() {
       auto* const leaf = reinterpret_cast<float*>(bucket_of(entry, *group));
       entry.gradients.fill_missing(*group, reinterpret_cast<std::byte*>(leaf), /*gaps_are_zero=*/false);
       std::size_t count = 0;
-      for (std::uint64_t left = joined; left != 0; left &= left - 1)
-        waiting[count++] = waiting_of(entry, *group, std::countr_zero(left));
-      float* const to = is_last ? leaf : waiting_of(entry, *group, counter().place(round_));
+      for (int i = turn.joined; i-- > 0;) waiting[count++] = waiting_of(entry, *group, turn.place + i);
+      float* const to = turn.is_last ? leaf : waiting_of(entry, *group, turn.place);
       joined_sum({waiting.data(), count}, leaf, to, static_cast<std::size_t>(group->layout.numel()));
     }
   }
@@ -441,7 +443,10 @@ void Reducer::start(Entry& entry) {
   for (auto& group : entry.unit->groups) {
     if (!group->trainable) continue;
     if (!is_filled) entry.gradients.fill_missing(*group, bucket_of(entry, *group), gaps_are_zero);
-    start_group(reduction, *group);
+    if (blocks_)
+      join_blocks(entry, *group);
+    else
+      start_group(reduction, *group);
   }
   if (squares_own_ && !device_squares_ && !accumulates()) note_own(entry);
   ++counts_.reductions;
@@ -697,8 +702,8 @@ Reducer::Accumulation Reducer::accumulation_of(const Entry& entry, const FlatGro
   if (!makes_tree()) {
     if (entry.has_sum) accumulation.add_onto(group.gradient);
   } else if (!accumulates()) {
-    for (std::uint64_t left = counter().joined(round_); left != 0; left &= left - 1)
-      accumulation.add_onto(waiting_of(entry, group, std::countr_zero(left)));
+    const SumCounter::Turn turn = counter().turn(round_);
+    for (int i = turn.joined; i-- > 0;) accumulation.add_onto(waiting_of(entry, group, turn.place + i));
   }
   return accumulation;
 }
@@ -741,6 +746,18 @@ void Reducer::start_group(UnitReduction& reduction, FlatGroup& group) {
   }
   started.work = placement.shard ? axes_.reduce->reduce_scatter(name, bucket, wire, sum, numel, options)
                                  : axes_.reduce->all_reduce(name, bucket, wire, sum, numel, options);
+}
+
+/// Makes a group's sum of those that ranks have of the nodes of their runs. It has ended when this returns.
+void Reducer::join_blocks(const Entry& entry, FlatGroup& group) {
+  std::array<const float*, SumCounter::kMostWaiting> own{};
+  const int count = counter().blocks();
+  for (int place = 0; place + 1 < count; ++place)
+    own[static_cast<std::size_t>(place)] = waiting_of(entry, group, place);
+  own[static_cast<std::size_t>(count - 1)] = reinterpret_cast<const float*>(bucket_of(entry, group));
+  const std::int64_t before = blocks_->sent_bytes();
+  blocks_->join(group, std::span(own).first(static_cast<std::size_t>(count)), *visitor_);
+  counts_.reduced_bytes += blocks_->sent_bytes() - before;
 }
 
 /// Does this rank's share of all reductions but the last `lag`, and ends all reductions but the last `end_lag`.

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <utility>
 #include <vector>
@@ -20,6 +21,7 @@
 #include "sharding/gather/call_clock.h"
 #include "sharding/gather/unit_slots.h"
 #include "sharding/layout/plan/sum_counter.h"
+#include "sharding/reduce/block_sums.h"
 #include "sharding/reduce/gradient_packer.h"
 #include "sharding/reduce/gradient_squares.h"
 #include "sharding/reduce/gradient_store.h"
@@ -72,8 +74,8 @@ struct ReducerCounts {
 ///
 /// Under "reproducible" (PlanInput::reproducible) a microbatch's gradients are a leaf of the step's tree, and sums join
 /// by a binary counter (SumCounter): sums that a rank keeps until a backward has ended join there (`end_microbatch`),
-/// and sums over ranks join as they come. A gradient that comes after its unit was reduced would be no part of its
-/// leaf, and is an error.
+/// and sums over ranks join as they come. Where a rank's microbatches are no subtree, BlockSums makes the sum of ranks.
+/// A gradient that comes after its unit was reduced would be no part of its leaf, and is an error.
 ///
 /// The thread that runs backward calls all of it. Errors of transports are thrown as tessera::Error.
 class Reducer {
@@ -212,7 +214,7 @@ class Reducer {
     Bucket bucket;
     Bucket sum;                      ///< used if units are updated in backward
     std::vector<Feedback> feedback;  ///< [group]
-    float* waiting = nullptr;        ///< sums that wait in the tree [level, element of the unit]
+    float* waiting = nullptr;        ///< sums that wait in the tree [place, element of the unit]
     bool reduced = false;            ///< this round
     bool has_sum = false;            ///< gradient holds a sum since reset, or will
     bool has_own = false;            ///< its own gradients of this microbatch are in `own_square_`
@@ -231,11 +233,11 @@ class Reducer {
   bool updates_in_backward() const { return plan_.input().updates_in_backward; }
   void expect_not_updated(const Entry& entry, const FlatGroup& group, std::size_t parameter) const;
   void expect_in_leaf(const Entry& entry, const FlatGroup& group, std::size_t parameter) const;
-  SumCounter counter() const { return SumCounter(plan_.input().accumulation); }
+  SumCounter counter() const { return blocks_ ? blocks_->counter() : SumCounter(plan_.input().accumulation); }
   bool makes_tree() const { return plan_.input().reproducible; }
   /// Whether this microbatch's gradients go to where their sum waits: none waits for them there.
   bool is_leaf_in_waiting() const;
-  float* waiting_of(const Entry& entry, const FlatGroup& group, int level) const;
+  float* waiting_of(const Entry& entry, const FlatGroup& group, int place) const;
   float* place_of_sum(const FlatGroup& group) const;
   Accumulation accumulation_of(const Entry& entry, const FlatGroup& group) const;
   void open(Entry& entry);
@@ -268,6 +270,7 @@ class Reducer {
   void start(Entry& entry);
   void open_sum(const Entry& entry);
   void start_group(UnitReduction& reduction, FlatGroup& group);
+  void join_blocks(const Entry& entry, FlatGroup& group);
   void follow(std::int64_t lag, std::int64_t end_lag);
   void advance(GroupReduction& reduction);
   bool replicas_follow() const;
@@ -291,6 +294,7 @@ class Reducer {
   std::vector<Entry> entries_;
   Memory memory_;
   UnitSlots buckets_, sums_;
+  std::optional<BlockSums> blocks_;  ///< set where MemoryPlan::block_sums
   OnSummed on_summed_;
   OnReduced on_reduced_;
   std::function<void()> on_gradient_;

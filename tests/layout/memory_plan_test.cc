@@ -120,6 +120,37 @@ TEST(MemoryPlan, ReproducibleCountsTheSumsThatWaitInTheTree) {
   EXPECT_EQ(added({1, 1, 0, 0}, 8, kEach), 3 * alone);
   EXPECT_EQ(added({1, 1, 0, 0}, 8, kLast), 3 * alone);
   EXPECT_EQ(added({1, 2, 0, 0}, 1, kEach), 0);
+  EXPECT_EQ(added({1, 2, 0, 0}, 5, kEach), 1 * whole / 2);
+}
+
+// Three ranks with four of twelve microbatches each: every run is a node. With six of eighteen, the second rank's are
+// 6 and 7, 8 to 11.
+TEST(MemoryPlan, ReproducibleCountsTheSumsOfSubtreesThatRanksSend) {
+  PlanInput input = input_of(kMiB, 12, {1, 3, 0, 0});
+  input.accumulation = 4;
+  input.sync = GradientSync::kLastMicrobatch;
+  input.reproducible = true;
+  EXPECT_EQ(MemoryPlan(input).block_sums(), 0);
+  EXPECT_EQ(MemoryPlan(input).block_exchange_numel(), 0);
+  input.accumulation = 6;
+  const MemoryPlan plan(input);
+  EXPECT_EQ(plan.block_sums(), 2);
+  EXPECT_EQ(plan.waiting_sums(), 3) << "rank 1 keeps the sum of two while it adds four";
+  EXPECT_EQ(plan.end_lag(), 0);
+  std::int64_t sent = 0, kept = 0;
+  for (const UnitShape& unit : input.units) {
+    sent += 2 * 2 * 4 * unit.trainable_numel() / 3;
+    kept += 3 * 4 * unit.trainable_numel();
+  }
+  EXPECT_EQ(plan.block_bytes_of_step(), sent);
+  EXPECT_EQ(plan.block_exchange_numel(), 2 * 2 * 3 * plan.block_piece_numel()) << "sent and received";
+  EXPECT_EQ(plan.use()[MemoryCategory::kStaging], kept + 4 * plan.block_exchange_numel());
+  EXPECT_EQ(plan.block_piece_numel() % 256, 0);
+  EXPECT_NE(plan.to_table().find("each rank sends 2 sums of each gradient"), std::string::npos) << plan.to_table();
+  input.placement = placement_of(ShardingStrategy::kNoShard, false);
+  const MemoryPlan replicated(input);
+  EXPECT_EQ(replicated.block_bytes_of_step(), sent + sent / 2) << "what was joined is sent on";
+  EXPECT_EQ(replicated.block_exchange_numel(), (2 * 2 + 1) * 3 * replicated.block_piece_numel());
 }
 
 TEST(MemoryPlan, BackgroundReductionsLagByTheGivenNumberOfUnits) {

@@ -154,14 +154,16 @@ void MemoryPlan::plan_gradients() {
   // reduced again over the replicate axis into a smaller part.
   const bool adds = bucket_mode_ == BucketMode::kShared && input_.accumulation > 1;
   const bool narrows = axes.replicate && input_.mesh.replicate_size > 1;
-  if (adds || narrows) scratch_numel_ = largest_part;
+  plan_tree();
+  if (adds || (narrows && block_sums_ == 0)) scratch_numel_ = largest_part;
   plan_lag();
   if (bucket_mode_ == BucketMode::kShared) {
     const auto others = static_cast<std::int64_t>(input_.units.size()) - 1;
     shared_buckets_ = std::min(input_.filling_buckets + end_lag_, others);
     use_[MemoryCategory::kBuckets] = bucket_bytes_of(input_.units[0]) + shared_buckets_ * bucket_bytes_;
   }
-  use_[MemoryCategory::kStaging] = units_under_way() * scratch_numel_ * 4 + waiting_bytes();
+  use_[MemoryCategory::kStaging] =
+      units_under_way() * scratch_numel_ * 4 + waiting_bytes() + block_exchange_numel() * 4;
   if (input_.updates_in_backward) plan_sums();
 }
 
@@ -173,10 +175,51 @@ bool MemoryPlan::keeps_gradients() const {
          (bucket_mode_ == BucketMode::kInPlace && (input_.accumulation > 1 || for_tree));
 }
 
-int MemoryPlan::waiting_sums() const {
-  if (!input_.reproducible) return 0;
-  const int levels = SumCounter(input_.accumulation).levels();
-  return keeps_gradients() ? levels : std::max(levels - 1, 0);
+MicrobatchOrder MemoryPlan::order() const {
+  return {input_.mesh.world_size(), input_.accumulation,
+          input_.reproducible && input_.sync == GradientSync::kLastMicrobatch};
+}
+
+/// Plans the sums of "reproducible" that wait, and those that ranks send where their runs cut subtrees.
+void MemoryPlan::plan_tree() {
+  constexpr std::int64_t kMostSent = 1 << 18, kAlignment = 256;  // fp32 elements; SumVisitor::kAlignment
+  if (!input_.reproducible) return;
+  const MicrobatchOrder order = this->order();
+  const int places = SumCounter(input_.accumulation).places();
+  waiting_sums_ = keeps_gradients() ? places : std::max(places - 1, 0);
+  if (!cuts_subtrees(order, input_.mesh)) return;
+  waiting_sums_ = 0;
+  for (int rank = 0; rank < order.ranks; ++rank) {
+    const SumCounter counter(order.run_of(rank), order.all());
+    waiting_sums_ = std::max(waiting_sums_, counter.places());
+    block_sums_ = std::max(block_sums_, counter.blocks());
+  }
+  std::int64_t largest = 1;
+  for (const UnitShape& unit : input_.units) {
+    for (const GroupShape& group : unit.groups)
+      largest = std::max(largest, group.trainable ? group.layout.numel() : std::int64_t{0});
+  }
+  const auto aligned = [](std::int64_t numel) { return (numel + kAlignment - 1) / kAlignment * kAlignment; };
+  const std::int64_t part = aligned((largest + order.ranks - 1) / order.ranks);
+  const std::int64_t sent = kMostSent / (order.ranks * block_sums_) / kAlignment * kAlignment;
+  block_piece_numel_ = std::clamp(sent, kAlignment, part);
+}
+
+std::int64_t MemoryPlan::block_exchange_numel() const {
+  const std::int64_t pieces = input_.mesh.world_size() * block_piece_numel_;
+  return 2 * block_sums_ * pieces + (joins_own_parts() ? 0 : pieces);
+}
+
+std::int64_t MemoryPlan::block_bytes_of_step() const {
+  const std::int64_t ranks = input_.mesh.world_size(), sums = block_sums_ + (joins_own_parts() ? 0 : 1);
+  std::int64_t bytes = 0;
+  for (const UnitShape& unit : input_.units) {
+    for (const GroupShape& group : unit.groups)
+      bytes += group.trainable && block_sums_ > 0
+                   ? sums * (ranks - 1) * 4 * ((group.layout.numel() + ranks - 1) / ranks)
+                   : 0;
+  }
+  return bytes;
 }
 
 std::int64_t MemoryPlan::waiting_numel_of(const UnitShape& unit) const {
@@ -231,7 +274,7 @@ std::int64_t MemoryPlan::bytes_ahead() const {
 void MemoryPlan::plan_lag() {
   constexpr std::int64_t kMostBought = 3, kRoom = 8 << 20;
   const bool two_axes = input_.mesh.replicate_size > 1;
-  if (input_.mesh.world_size() == 1) return;
+  if (input_.mesh.world_size() == 1 || block_sums_ > 0) return;  // blocks are sent and joined at once
   if (input_.is_queued) {
     reduction_lag_ = two_axes || sums_on_host() ? 1 : 0;
     end_lag_ = reduction_lag_ + 1;

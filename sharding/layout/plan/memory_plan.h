@@ -16,6 +16,7 @@
 #include "sharding/layout/matrix_deal.h"
 #include "sharding/layout/method_layout.h"
 #include "sharding/layout/placement.h"
+#include "sharding/layout/plan/microbatch_order.h"
 #include "sharding/layout/plan/record_layout.h"
 #include "sharding/layout/plan/record_traffic.h"
 #include "sharding/layout/plan/step_program.h"
@@ -177,11 +178,24 @@ class MemoryPlan {
   /// there over microbatches, or join a tree (`sums_wait`).
   bool keeps_gradients() const;
   /// Under "reproducible": how many sums of a unit wait for others of the tree at a time, in memory of their own
-  /// (SumCounter), and the fp32 elements of one. They are sums of whole gradients where those are kept, else of this
-  /// rank's part, whose highest level is the sum's own place.
-  int waiting_sums() const;
+  /// (SumCounter, on the rank with the most), and the fp32 elements of one. They are sums of whole gradients where those
+  /// are kept, else of this rank's part, whose last place is the sum's own.
+  int waiting_sums() const { return waiting_sums_; }
   std::int64_t waiting_numel_of(const UnitShape& unit) const;
   std::int64_t waiting_bytes() const;
+  /// Where runs of microbatches cut subtrees (cuts_subtrees): how many sums each rank sends of each gradient, as many
+  /// as the rank with the most has (blocks_of). 0 elsewhere.
+  int block_sums() const { return block_sums_; }
+  /// Whether each rank then joins what it keeps, and no sum is sent on: gradients are cut over all ranks.
+  bool joins_own_parts() const { return input_.placement.gradients.shard && input_.mesh.replicate_size == 1; }
+  /// These sums go in pieces through memory of their own: the fp32 elements of the piece that one rank joins at a time,
+  /// and of all that memory (BlockSums).
+  std::int64_t block_piece_numel() const { return block_piece_numel_; }
+  std::int64_t block_exchange_numel() const;
+  /// Bytes that a rank sends of these sums in a step, and of what it joined where that is sent on.
+  std::int64_t block_bytes_of_step() const;
+  /// The microbatches of a step.
+  MicrobatchOrder order() const;
   /// Returns the bytes of one unit's whole bucket.
   std::int64_t bucket_bytes_of(const UnitShape& unit) const;
   /// Dtype of gradients in buckets that units share: the wire's dtype; fp32 where there is one rank, since nothing is
@@ -357,6 +371,7 @@ class MemoryPlan {
   std::vector<const RecordPool*> pools_in_files() const;
   void plan_parameters();
   void plan_gradients();
+  void plan_tree();
   void plan_sums();
   void plan_gradient_records(Steps steps);
   void plan_gradient_copies();
@@ -403,6 +418,8 @@ class MemoryPlan {
   std::int64_t shared_slots_ = 0, slot_bytes_ = 0;
   std::int64_t shared_buckets_ = 0, bucket_bytes_ = 0, reduction_lag_ = 0, end_lag_ = 0;
   std::int64_t scratch_numel_ = 0;
+  int waiting_sums_ = 0, block_sums_ = 0;
+  std::int64_t block_piece_numel_ = 0;
   std::int64_t shared_sums_ = 0, sum_bytes_ = 0, notes_numel_ = 0;
   std::int64_t method_work_numel_ = 0, kept_gradient_numel_ = 0;
   MatrixDeal matrices_;

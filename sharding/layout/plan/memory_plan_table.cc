@@ -80,6 +80,12 @@ std::string MemoryPlan::to_table() const {
     text += "backups: a step sums the gradients of the first " + std::to_string(ranks - input_.outer.backups) + " of " +
             std::to_string(ranks) + " ranks, which read them where they lie\n";
   }
+  if (block_sums_ > 0) {
+    text += "reproducible: the microbatches of a rank are no whole subtree, so each rank sends " +
+            std::to_string(block_sums_) + (block_sums_ == 1 ? " sum" : " sums") + " of each gradient, " +
+            format_bytes(block_bytes_of_step()) + " (" + std::to_string(block_bytes_of_step()) +
+            " bytes) a step, through " + format_bytes(4 * block_exchange_numel()) + " of scratch\n";
+  }
   if (streamed_bytes_ > 0) {
     text += "through the GPU: a step copies " + format_bytes(streamed_bytes_) + " (" + std::to_string(streamed_bytes_) +
             " bytes) of " + std::to_string(state_records_.records + tensor_state_records_.records) +

@@ -1,37 +1,91 @@
 #pragma once
 
+#include <algorithm>
 #include <bit>
 #include <cstdint>
+#include <vector>
 
 namespace tessera {
 
-/// How a rank adds up the sums of its `rounds` microbatches as the pairwise tree (collectives.h rule 3) does, while
-/// they come one after the other: a binary counter. Level l holds the sum of 2^l neighbours that waits for the next
-/// 2^l. A new sum joins the levels that a carry goes through, from the lowest on, and waits on the level behind them;
-/// the last one joins all that wait, and is the total. The most sums that wait at a time is the number of binary digits
-/// of `rounds` - 1.
+/// Neighbours [begin, end) among a step's microbatches: a rank's run of them, or a node of the tree over all.
+struct TreeBlock {
+  std::int64_t begin = 0, end = 0;
+  std::int64_t numel() const { return end - begin; }
+  friend bool operator==(const TreeBlock&, const TreeBlock&) = default;
+};
+
+/// Returns the largest node of the pairwise tree over `all` leaves (collectives.h rule 3) that `run` begins with. A node
+/// has 2^k leaves and begins at a multiple of 2^k; the last one of a level may be cut off by the end of the leaves.
+/// REQUIRES: 0 <= run.begin < run.end <= all.
+inline TreeBlock first_block(TreeBlock run, std::int64_t all) {
+  const std::int64_t most = run.begin == 0 ? all : run.begin & -run.begin;
+  if (run.end == all && run.numel() <= most) return run;
+  const auto power = static_cast<std::int64_t>(std::bit_floor(static_cast<std::uint64_t>(run.numel())));
+  return {run.begin, run.begin + std::min(most, power)};
+}
+
+/// Returns the fewest nodes of the tree over `all` leaves that `run` consists of, in order: at most 2 log2(all).
+inline std::vector<TreeBlock> blocks_of(TreeBlock run, std::int64_t all) {
+  std::vector<TreeBlock> blocks;
+  while (run.begin < run.end) run.begin = blocks.emplace_back(first_block(run, all)).end;
+  return blocks;
+}
+
+/// How a rank adds up the sums of its run of microbatches in the pairwise tree (collectives.h rule 3) over all
+/// microbatches of the step, while they come one after the other. Sums wait in places 0, 1, ..., each the sum of one
+/// node, with the earlier nodes in front. A new sum joins the last ones that wait, for as long as the two are one node
+/// together, and waits behind those that are left. After the last one of the run, what waits are the sums of
+/// `blocks_of` the run: a single one, the total, where the run is a node, such as all microbatches of a step.
 ///
-/// MemoryPlan has the memory of the levels, and Reducer adds. REQUIRES: rounds > 0.
+/// MemoryPlan has the memory of the places, and Reducer adds. The last sum of a run stays where its microbatch's
+/// gradients are, so it needs no place. REQUIRES: the run is not empty.
 class SumCounter {
  public:
-  /// `levels` of as many rounds as a strategy may have (gradient_accumulation, at most 10^6).
-  static constexpr int kMostLevels = 20;
+  /// The most sums that one sum joins: a run has as many microbatches as a strategy may have (gradient_accumulation, at
+  /// most 10^6).
+  static constexpr int kMostJoined = 20;
+  /// The most sums that wait at a time.
+  static constexpr int kMostWaiting = 2 * kMostJoined;
 
-  explicit SumCounter(std::int64_t rounds) : rounds_(static_cast<std::uint64_t>(rounds)) {}
+  /// A run that is a whole tree, or a subtree, of so many microbatches.
+  explicit SumCounter(std::int64_t rounds) : SumCounter({0, rounds}, rounds) {}
+  SumCounter(TreeBlock run, std::int64_t all) : run_(run), all_(all) {}
 
-  /// The most sums that wait at a time: 0 for one round, 1 for two, 2 for four.
-  int levels() const { return std::bit_width(rounds_ - 1); }
-  bool is_last(std::int64_t round) const { return static_cast<std::uint64_t>(round) + 1 == rounds_; }
-  /// The levels whose sums join the sum of `round`, as bits. They join from the lowest level upwards.
-  std::uint64_t joined(std::int64_t round) const {
-    const auto digits = static_cast<std::uint64_t>(round);
-    return is_last(round) ? digits : digits & ~(digits + 1);
+  /// What happens to the sum of a microbatch: it joins the sums in the places from `place + joined - 1` down to `place`,
+  /// in this order, and then waits in `place`. If it is the last one, it stays where it is.
+  struct Turn {
+    int place = 0, joined = 0;
+    bool is_last = false;
+  };
+  Turn turn(std::int64_t round) const {
+    const int before = blocks_before(round), after = blocks_before(round + 1);
+    return {after - 1, before + 1 - after, round + 1 == rounds()};
   }
-  /// The level on which the joined sum waits. REQUIRES: !is_last(round).
-  int place(std::int64_t round) const { return std::popcount(joined(round)); }
+  /// Microbatches of the run.
+  std::int64_t rounds() const { return run_.numel(); }
+  /// Nodes that are left when the run is over.
+  int blocks() const { return blocks_before(rounds()); }
+  /// The number of places: 0 for one microbatch, and for a subtree log2 of their number, rounded down.
+  int places() const {
+    int most = 0, index = 0;
+    for (TreeBlock rest = run_; rest.begin < rest.end; ++index) {
+      const TreeBlock block = first_block(rest, all_);
+      most = std::max(most, index + static_cast<int>(std::bit_width(static_cast<std::uint64_t>(block.numel()))) - 1);
+      rest.begin = block.end;
+    }
+    return most;
+  }
 
  private:
-  std::uint64_t rounds_;
+  int blocks_before(std::int64_t round) const {
+    int count = 0;
+    for (TreeBlock rest{run_.begin, run_.begin + round}; rest.begin < rest.end; ++count)
+      rest.begin = first_block(rest, all_).end;
+    return count;
+  }
+
+  TreeBlock run_;
+  std::int64_t all_;
 };
 
 }  // namespace tessera

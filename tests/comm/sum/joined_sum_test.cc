@@ -5,7 +5,9 @@
 #include <gtest/gtest.h>
 
 #include <bit>
+#include <cstdint>
 #include <cstring>
+#include <utility>
 #include <vector>
 
 #include "runtime/comm/sum/pairwise_sum.h"
@@ -22,32 +24,35 @@ std::vector<float> random_floats(std::size_t numel, int seed) {
   return values;
 }
 
-/// Adds up `leaves` by a SumCounter, as Reducer does, and checks that no more sums wait than it says.
-std::vector<float> counted_up(const std::vector<std::vector<float>>& leaves) {
-  const SumCounter counter(static_cast<std::int64_t>(leaves.size()));
+using Leaves = std::vector<std::vector<float>>;
+
+/// Adds up the leaves of a run by a SumCounter, as Reducer does, and checks that no more sums wait than it says. Returns
+/// the sums that are left.
+Leaves counted_up(const Leaves& leaves, TreeBlock run) {
+  const SumCounter counter(run, static_cast<std::int64_t>(leaves.size()));
   const std::size_t numel = leaves[0].size();
-  std::vector<std::vector<float>> levels(static_cast<std::size_t>(counter.levels()), std::vector<float>(numel));
-  std::uint64_t waits = 0;
-  for (std::size_t round = 0; round < leaves.size(); ++round) {
-    const auto number = static_cast<std::int64_t>(round);
-    const std::uint64_t joined = counter.joined(number);
-    EXPECT_EQ(joined & ~waits, 0U) << "a level joins that has no sum";
-    std::vector<const float*> waiting;
-    for (std::uint64_t left = joined; left != 0; left &= left - 1)
-      waiting.push_back(levels[static_cast<std::size_t>(std::countr_zero(left))].data());
-    waits &= ~joined;
-    if (counter.is_last(number)) {
-      EXPECT_EQ(waits, 0U) << "a sum is left over";
-      std::vector<float> total(numel);
-      joined_sum(waiting, leaves[round].data(), total.data(), numel);
-      return total;
-    }
-    const int place = counter.place(number);
-    EXPECT_EQ(waits >> place & 1, 0U) << "a sum would be written over";
-    waits |= std::uint64_t{1} << place;
-    joined_sum(waiting, leaves[round].data(), levels[static_cast<std::size_t>(place)].data(), numel);
+  Leaves waiting;
+  for (std::int64_t round = 0; round < counter.rounds(); ++round) {
+    const SumCounter::Turn turn = counter.turn(round);
+    EXPECT_EQ(static_cast<int>(waiting.size()), turn.place + turn.joined);
+    std::vector<const float*> joined;
+    for (int i = turn.joined; i-- > 0;) joined.push_back(waiting[static_cast<std::size_t>(turn.place + i)].data());
+    std::vector<float> sum(numel);
+    joined_sum(joined, leaves[static_cast<std::size_t>(run.begin + round)].data(), sum.data(), numel);
+    waiting.resize(static_cast<std::size_t>(turn.place));
+    EXPECT_EQ(turn.is_last, round + 1 == run.numel());
+    EXPECT_TRUE(turn.is_last || turn.place < counter.places()) << "a sum has no place";
+    waiting.push_back(std::move(sum));
   }
-  return {};
+  EXPECT_EQ(static_cast<int>(waiting.size()), counter.blocks());
+  return waiting;
+}
+
+/// The sum of all leaves.
+std::vector<float> counted_up(const Leaves& leaves) {
+  Leaves sums = counted_up(leaves, {0, static_cast<std::int64_t>(leaves.size())});
+  EXPECT_EQ(sums.size(), 1U) << "a sum is left over";
+  return std::move(sums[0]);
 }
 
 TEST(JoinedSum, CounterGivesThePairwiseTreeForAnyNumberOfLeaves) {
@@ -95,13 +100,50 @@ TEST(JoinedSum, WritesOverItsLastOrAnyThatWaits) {
   }
 }
 
-TEST(SumCounterTest, KeepsAsManySumsAsItsNumberHasDigits) {
-  EXPECT_EQ(SumCounter(1).levels(), 0);
-  EXPECT_EQ(SumCounter(2).levels(), 1);
-  EXPECT_EQ(SumCounter(4).levels(), 2);
-  EXPECT_EQ(SumCounter(5).levels(), 3);
-  EXPECT_EQ(SumCounter(8).levels(), 3);
-  EXPECT_EQ(SumCounter(1000000).levels(), SumCounter::kMostLevels);
+TEST(SumCounterTest, KeepsAsManySumsAsTheLogarithmOfItsNumber) {
+  EXPECT_EQ(SumCounter(1).places(), 0);
+  EXPECT_EQ(SumCounter(2).places(), 1);
+  EXPECT_EQ(SumCounter(4).places(), 2);
+  EXPECT_EQ(SumCounter(5).places(), 2);
+  EXPECT_EQ(SumCounter(8).places(), 3);
+  EXPECT_EQ(SumCounter(1000000).places(), 19);
+}
+
+/// The sum of a node of the tree over `leaves`, as pairwise_sum makes it.
+std::vector<float> sum_of(const Leaves& leaves, TreeBlock node) {
+  std::vector<const void*> sources;
+  for (std::int64_t i = node.begin; i < node.end; ++i) sources.push_back(leaves[static_cast<std::size_t>(i)].data());
+  std::vector<float> sum(leaves[0].size());
+  pairwise_sum(sources, DType::kF32, sum.data(), sum.size());
+  return sum;
+}
+
+TEST(SumCounterTest, AnyRunLeavesTheSumsOfItsBlocks) {
+  constexpr std::size_t kNumel = 40;
+  for (const std::int64_t all : {1, 2, 7, 8, 12, 24, 37}) {
+    Leaves leaves;
+    for (std::int64_t k = 0; k < all; ++k) leaves.push_back(random_floats(kNumel, static_cast<int>(100 * all + k)));
+    for (std::int64_t begin = 0; begin < all; ++begin) {
+      for (std::int64_t end = begin + 1; end <= all; ++end) {
+        const Leaves sums = counted_up(leaves, {begin, end});
+        const std::vector<TreeBlock> blocks = blocks_of({begin, end}, all);
+        ASSERT_EQ(sums.size(), blocks.size());
+        EXPECT_LE(blocks.size(), static_cast<std::size_t>(2 * std::bit_width(static_cast<std::uint64_t>(all))));
+        for (std::size_t i = 0; i < blocks.size(); ++i)
+          EXPECT_TRUE(same_bits(sums[i], sum_of(leaves, blocks[i]))) << begin << " to " << end << " of " << all;
+      }
+    }
+  }
+}
+
+TEST(SumCounterTest, ABlockIsTheLargestNodeThatARunBeginsWith) {
+  using Blocks = std::vector<TreeBlock>;
+  EXPECT_EQ(blocks_of({0, 3}, 12), (Blocks{{0, 2}, {2, 3}}));
+  EXPECT_EQ(blocks_of({3, 6}, 12), (Blocks{{3, 4}, {4, 6}}));
+  EXPECT_EQ(blocks_of({1, 7}, 8), (Blocks{{1, 2}, {2, 4}, {4, 6}, {6, 7}}));
+  EXPECT_EQ(blocks_of({8, 12}, 12), (Blocks{{8, 12}}));
+  EXPECT_EQ(blocks_of({8, 13}, 13), (Blocks{{8, 13}})) << "the end of the leaves cuts this node off";
+  EXPECT_EQ(blocks_of({0, 13}, 13), (Blocks{{0, 13}}));
 }
 
 }  // namespace

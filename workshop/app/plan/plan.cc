@@ -58,10 +58,12 @@ std::string units_table(const MemoryPlan& plan) {
 }
 
 /// Bytes that one rank sends, and as many that it receives, in a collective over a wire: the part (n - 1)/n of a buffer
-/// that n ranks share for an all-gather or a reduce-scatter, and twice that for an all-reduce, which is both. A
-/// collective that is not in each step counts its share of one step.
+/// that n ranks share for an all-gather, a reduce-scatter or an all-to-all, and twice that for an all-reduce, which is
+/// two of these. A collective that is not in each step counts its share of one step.
 std::int64_t wire_bytes(const StepCollective& each, const MeshPosition& mesh) {
-  const std::int64_t ranks = each.axis == "shard" ? mesh.shard_size : mesh.replicate_size;
+  const std::int64_t ranks = each.axis == "shard"   ? mesh.shard_size
+                             : each.axis == "world" ? mesh.world_size()
+                                                    : mesh.replicate_size;
   const std::int64_t once = each.bytes / ranks * (ranks - 1) + each.bytes % ranks * (ranks - 1) / ranks;
   return (each.operation == "all_reduce" ? 2 * once : once) / each.every;
 }

@@ -1,6 +1,8 @@
 #include "workshop/app/plan/step_traffic.h"
 
 #include <algorithm>
+#include <string>
+#include <utility>
 
 namespace tessera::app {
 namespace {
@@ -50,6 +52,7 @@ class StepTraffic {
 
   void reduce_gradients() {
     if (!shard_ && !replicate_) return;
+    if (plan_.block_sums() > 0) return join_blocks();
     const AxisPlacement axes = input_.placement.gradients;
     const bool each = plan_.bucket_mode() == BucketMode::kShared;
     const DType wire = plan_.bucket_mode() == BucketMode::kInPlace ? DType::kF32 : input_.reduce;
@@ -66,6 +69,23 @@ class StepTraffic {
     }
     if (shard_) add(std::move(over_shard));
     if (replicate_) add(std::move(over_replicas));
+  }
+
+  /// Adds the sums that ranks send where their microbatches are no subtrees ("reproducible").
+  void join_blocks() {
+    const char* const axis = !replicate_ ? "shard" : !shard_ ? "replicate" : "world";
+    StepCollective sums{"all_to_all", axis,
+                        "sums of subtrees, " + std::to_string(plan_.block_sums()) + " of a gradient"};
+    StepCollective joined{"all_gather", axis, "gradients' sums, fp32"};
+    for (const UnitShape& unit : input_.units) {
+      if (unit.trainable_numel() == 0) continue;
+      ++sums.calls;
+      sums.bytes += plan_.block_sums() * unit.trainable_numel() * 4;
+      ++joined.calls;
+      joined.bytes += unit.trainable_numel() * 4;
+    }
+    add(std::move(sums));
+    if (!plan_.joins_own_parts()) add(std::move(joined));
   }
 
   void publish_updates() {

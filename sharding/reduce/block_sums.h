@@ -1,0 +1,72 @@
+#pragma once
+
+// See docs/glossary.md: flat group, unit.
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string_view>
+#include <vector>
+
+#include "runtime/comm/collectives.h"
+#include "sharding/layout/layout.h"
+#include "sharding/layout/plan/memory_plan.h"
+#include "sharding/layout/plan/sum_counter.h"
+#include "sharding/reduce/gradient_visitor.h"
+#include "sharding/unit.h"
+
+namespace tessera {
+
+/// Joins the sums of ranks whose runs of microbatches cut subtrees ("reproducible" with last_microbatch, cuts_subtrees),
+/// so that the sum over all ranks is the tree over all microbatches, bit for bit.
+///
+/// A rank's run consists of nodes of the tree (blocks_of), and the rank has the sum of each. Every rank gets its piece of
+/// all these sums by an all-to-all, and adds them in the order of the tree. Where gradients are cut over all ranks, that
+/// is the part of them that it keeps. Otherwise ranks share the work, and an all-gather follows. It goes piece by piece
+/// (MemoryPlan::block_piece_numel), so that the memory is small.
+///
+/// Reducer owns one, and calls it in `finish`. All ranks call it alike. Errors of transports are thrown as
+/// tessera::Error.
+class BlockSums {
+ public:
+  /// `world` has all ranks, and must outlive this object, as `plan` must. `memory`: MemoryPlan::block_exchange_numel
+  /// elements.
+  BlockSums(const MemoryPlan& plan, Collectives& world, float* memory);
+
+  /// Returns the counter of this rank's run.
+  SumCounter counter() const { return {order_.run_of(world_.rank()), order_.all()}; }
+  /// Makes `group.gradient` of the sums that ranks have of whole gradients, and shows it to `visitor`. `own`: the sums
+  /// of this rank's nodes, in order; the last one may lie in `group.gradient`.
+  void join(const FlatGroup& group, std::span<const float* const> own, GradientVisitor& visitor);
+  /// Bytes that this rank has sent so far.
+  std::int64_t sent_bytes() const { return sent_bytes_; }
+
+ private:
+  /// A node of the tree whose sum comes from a rank, and where it lies among all sums that come.
+  struct Arrival {
+    TreeBlock block;
+    std::int64_t place = 0;
+  };
+  void note_arrivals();
+  void join_own_part(const FlatGroup& group, std::span<const float* const> own, GradientVisitor& visitor);
+  void join_shares(const FlatGroup& group, std::span<const float* const> own);
+  /// The pieces that ranks get: `numel` elements each, from `begin` on for rank 0, and `stride` elements further on for
+  /// the next. Zeros stand for what lies at `end` and behind it.
+  struct Pieces {
+    std::int64_t begin, stride, numel, end;
+  };
+  /// Sends each rank its piece of `own`, and gets this rank's piece of all ranks' sums.
+  void exchange(std::string_view label, std::span<const float* const> own, const Pieces& pieces);
+  /// Adds what came, `numel` elements of each sum, in the order of the tree.
+  const float* joined(std::int64_t numel);
+  float* sum_of(TreeBlock node, std::size_t& next, std::int64_t numel);
+
+  const MemoryPlan& plan_;
+  Collectives& world_;
+  const MicrobatchOrder order_;
+  float *sent_, *received_, *gathered_;
+  std::vector<Arrival> arrivals_;  ///< in the order of their microbatches
+  std::int64_t sent_bytes_ = 0;
+};
+
+}  // namespace tessera

@@ -46,7 +46,7 @@ std::shared_ptr<Strategy> with_defaults(const Strategy& given, const Mesh& mesh)
 /// Throws where the ranks of a plan would not wait for each other and have no memory in common. A run learns it from
 /// its transport (ReplicaSync::axes).
 void expect_one_host(const Strategy& strategy, const Topology& topology) {
-  if (!strategy.sync.is_asynchronous() || topology.num_hosts() == 1) return;
+  if (!strategy.sync.has_common_parameters() || topology.num_hosts() == 1) return;
   throw Error(ExitCode::kConfig,
               "/sync/type: ranks that do not wait for each other have parameters in memory that they share, and here "
               "are " +
@@ -177,6 +177,7 @@ void Engine::zero_grad() {
 }
 
 std::int64_t Engine::microbatch() const { return state_->training.microbatch(); }
+MicrobatchRun Engine::microbatches() const { return state_->training.run_of_step(); }
 
 const Strategy& Engine::strategy() const { return state_->job.strategy; }
 PlannedMemory Engine::plan() const { return numbers_of(state_->training.plan); }

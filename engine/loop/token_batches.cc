@@ -54,6 +54,7 @@ TokenBatch TokenBatches::next(at::Device device) {
   const Span span("batch", {}, &data_seconds_of_this_thread().batches);
   return stream_->next(device);
 }
+void TokenBatches::deal(const MicrobatchRun& run) { throw_if_error(stream_->deal(run)); }
 SamplerCursor TokenBatches::cursor() const { return stream_->sampler().cursor(); }
 void TokenBatches::resume(const SamplerCursor& cursor) { throw_if_error(stream_->resume(cursor)); }
 std::int64_t TokenBatches::num_tokens() const { return stream_->dataset().num_tokens(); }

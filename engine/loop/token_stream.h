@@ -28,6 +28,7 @@ class TokenStream {
   TokenBatch next(at::Device device);
   const TokenDataset& dataset() const { return *dataset_; }
   const DistributedSampler& sampler() const { return sampler_; }
+  absl::Status deal(const MicrobatchRun& run) { return sampler_.deal(run); }
   absl::Status resume(const SamplerCursor& cursor) { return sampler_.resume(cursor); }
 
  private:

@@ -14,6 +14,7 @@
 #include "runtime/border/throw.h"
 #include "runtime/config/placement_rows.h"
 #include "runtime/config/strategy_names.h"
+#include "sharding/layout/plan/microbatch_order.h"
 #include "sharding/layout/plan/tier_choice.h"
 
 namespace tessera {
@@ -80,6 +81,25 @@ void expect_enough_ranks(const PlanScene& scene) {
                        ", since ", scene.sync.backups, " are backups. hint: give a count below the number of ranks"));
 }
 
+/// Throws where "deal" by speed has nothing to deal, or would give ranks different numbers of gathers.
+void expect_dealable(const MemoryPlan& plan) {
+  const bool is_dealt = plan.input().longest_run > 0;
+  if (is_dealt && plan.input().accumulation == 1)
+    throw Error(ExitCode::kConfig,
+                "/deal/by: one microbatch a rank leaves nothing to deal by speed. hint: take more and smaller "
+                "microbatches (gradient_accumulation)");
+  if (is_dealt && plan.input().is_queued)
+    throw Error(ExitCode::kConfig,
+                "/deal/by: ranks' speeds are measured on the CPU so far, and a GPU trains. hint: train on the CPU, or "
+                "take \"even\"");
+  if (!is_dealt || !plan.gathers()) return;
+  throw Error(ExitCode::kConfig,
+              "/deal/by: speed gives ranks different numbers of microbatches, and here each microbatch gathers "
+              "parameters of all ranks, the slow one's too. hint: take a strategy whose ranks have whole parameters, "
+              "such as SHARD_GRADIENTS, or ranks of one host that share them (host_sharing, FULL_SHARD or "
+              "HYBRID_SHARD)");
+}
+
 /// The number of units that are gathered ahead: PlanInput::prefetch.
 std::int64_t units_ahead(const Strategy& strategy, std::span<const UnitShape> units) {
   if (strategy.prefetch_bytes == 0) return strategy.prefetch;
@@ -143,6 +163,7 @@ MemoryPlan make_plan(const std::vector<std::unique_ptr<Unit>>& units, const Stra
   input.copies_checkpoints = strategy.checkpoint.async;
   input.is_durable = strategy.durable.every > 0;
   input.reproducible = strategy.reproducible;
+  input.longest_run = microbatch_order(strategy, scene.mesh.world_size()).longest;
   input.checks_values = strategy.check.values;
   input.compression = strategy.compression;
   const WireForm gathers = strategy.compression.gathers;
@@ -161,6 +182,7 @@ MemoryPlan make_plan(const std::vector<std::unique_ptr<Unit>>& units, const Stra
   const std::int64_t limit = strategy.memory.limit_bytes;
   const Tier below = tier_below(strategy.offload, scene.is_queued);
   MemoryPlan plan(with_tiers_chosen(input, limit, below));
+  expect_dealable(plan);
   const bool has_states_of_tensors = plan.tensor_state_records().pinned_bytes > 0;
   if (plan.steps_on_host() || (plan.input().offload.step == OffloadedStep::kCpu && has_states_of_tensors))
     expect_step_on_host(plan);

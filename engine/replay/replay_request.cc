@@ -116,6 +116,7 @@ Strategy as_replayed(Strategy strategy, int ranks) {
            " ranks cannot share out evenly. [T0888] hint: take a number of ranks that divides it, such as 1");
   strategy.gradient_accumulation = all / ranks;
   strategy.mesh = {};
+  strategy.deal = {};
   return strategy;
 }
 

@@ -41,6 +41,8 @@ class StepRecorder {
   static std::unique_ptr<StepRecorder> make(const Strategy& strategy, const std::vector<std::unique_ptr<Unit>>& units,
                                             Collectives& world, OwnersOfParts owners);
 
+  /// From the next step on, ranks have the microbatches of `order`.
+  void deal(const MicrobatchOrder& order) { order_ = order; }
   /// A backward of this rank's `round`-th microbatch is over.
   void end_backward(const at::Tensor& loss, std::int64_t round);
   /// Called in its place where the microbatch counts for nothing, so that it cannot go wrong.
@@ -69,7 +71,7 @@ class StepRecorder {
   const std::vector<std::unique_ptr<Unit>>& units_;
   Collectives& world_;
   const OwnersOfParts owners_;
-  const MicrobatchOrder order_;
+  MicrobatchOrder order_;
   const std::int64_t every_;
   const std::optional<ReplayRequest> replay_;
   std::optional<StepRecordsFile> file_;   ///< on rank 0 alone, where it records

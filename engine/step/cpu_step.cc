@@ -58,7 +58,8 @@ CpuStep::CpuStep(const StepContext& context, GradientNorm& norm)
       replicas_(context.replicas) {
   if (strategy_.on_spike.action != SpikeAction::kNone) spikes_.emplace(strategy_.on_spike);
   if (!strategy_.reproducible) return;
-  losses_.resize(static_cast<std::size_t>(strategy_.gradient_accumulation));
+  const MicrobatchOrder order = microbatch_order(strategy_, context.axes.world->size());
+  losses_.resize(static_cast<std::size_t>(order.longest_run()));
   const Placement& placement = context.plan.input().placement;
   recorder_ = StepRecorder::make(strategy_, units_, *context.axes.world,
                                  {.gradients = owners_of_parts(placement.gradients, context.axes),
@@ -111,6 +112,11 @@ Update::Rates CpuStep::rates(double gradient_scale, double lr) const {
 
 void CpuStep::read_ahead() { update_.read_ahead(); }
 
+void CpuStep::deal(const MicrobatchOrder& order) {
+  agreement_.deal(order);
+  if (recorder_) recorder_->deal(order);
+}
+
 void CpuStep::update(Unit& unit, const UnitAgreement& agreed) {
   if (!agreed.ranks_agree) throw_disagreement(unit);
   for (const auto& group : unit.groups) {
@@ -128,6 +134,7 @@ void CpuStep::run(const LocalStep& local, StepResult& result) {
   if (recorder_) recorder_->begin_update(result.step);
   forget_losses();
   used_ = &agreed.used;
+  busy_seconds_ = agreed.busy_seconds;
   const WaitedFor waited = waited_for(agreed.busy_seconds, first_rank_);
   result.waited_for_rank = waited.rank;
   result.waited_for_seconds = waited.seconds;

@@ -25,6 +25,8 @@ class CpuStep final : public Step {
   void add_loss(const at::Tensor& loss, double weight, std::int64_t round) override;
   void expect_update(std::span<const int> order) override { update_.expect(order); }
   void read_ahead() override;
+  void deal(const MicrobatchOrder& order) override;
+  std::span<const double> busy_seconds() const override { return busy_seconds_; }
   void update(Unit& unit, const UnitAgreement& agreed) override;
   void run(const LocalStep& local, StepResult& result) override;
   void set_lr(double lr, std::optional<std::size_t> group) override { update_.learning_rates().set(lr, group); }
@@ -73,6 +75,7 @@ class CpuStep final : public Step {
   std::int64_t samples_ = 0;                 ///< samples_seen
   std::int64_t batch_ = 0;                   ///< samples of the latest step, over all replicas
   const std::vector<char>* used_ = nullptr;  ///< points into the agreement
+  std::span<const double> busy_seconds_;     ///< likewise
   double loss_ = 0;                          ///< LocalStep::loss so far
   std::vector<MicrobatchLoss> losses_;       ///< [round], under Strategy::reproducible; else empty
   std::unique_ptr<StepRecorder> recorder_;   ///< null where no hashes are wanted

@@ -52,6 +52,12 @@ class Step {
   /// microbatch, from 0.
   virtual void add_loss(const at::Tensor& loss, double weight, std::int64_t round) = 0;
 
+  /// From the next step on, ranks compute the microbatches of `order` ("deal" by speed).
+  virtual void deal(const MicrobatchOrder&) {}
+  /// How long each rank was busy in the last step, as ranks agreed (LocalStep::busy_seconds) [rank]. It is valid until
+  /// the next step, and empty where the host does not know.
+  virtual std::span<const double> busy_seconds() const { return {}; }
+
   /// A loss that counts for nothing, of weight 0, is over: it may be NaN. Other values for parameters end so, too.
   virtual void pass_over_loss() {}
 

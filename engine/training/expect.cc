@@ -34,8 +34,8 @@ void Training::expect_backward(const char* what) const {
          " after load_checkpoint failed half-way: some parameters are the checkpoint's, others are not. [T0115] hint: "
          "load a "
          "checkpoint that is whole, or make the Engine anew");
-  expect(window.microbatch < job.strategy.gradient_accumulation, what, " was called ", window.microbatch + 1,
-         " times in a step, but gradient_accumulation is ", job.strategy.gradient_accumulation,
+  expect(window.microbatch < microbatches(), what, " was called ", window.microbatch + 1, " times in a step, but ",
+         dealer ? "this rank's microbatches are " : "gradient_accumulation is ", microbatches(),
          ". [T0116] hint: call step() first");
   expect(job.strategy.lr_schedule.warmup_epochs == 0 || job.strategy.lr_schedule.epoch_samples > 0, what,
          " with lr_schedule.warmup_epochs, whose length is not known. hint: call set_epoch_samples first, or set "
@@ -139,13 +139,13 @@ void Training::warn_of_division(const at::Tensor& loss) {
 
 void Training::expect_step(bool partial) const {
   const bool is_due = step_is_due();
-  expect(is_due || window.microbatch > 0, "step wants ", partial ? 1 : job.strategy.gradient_accumulation,
-         partial ? " microbatch or more" : " microbatches",
-         " (gradient_accumulation), backward was called 0 times. [T0139] hint: call backward first; a rank without a "
+  const char* const key = dealer ? " (Engine::microbatches)" : " (gradient_accumulation)";
+  expect(is_due || window.microbatch > 0, "step wants ", partial ? 1 : microbatches(),
+         partial ? " microbatch or more" : " microbatches", key,
+         ", backward was called 0 times. [T0139] hint: call backward first; a rank without a "
          "batch calls backward_nothing()");
-  expect(is_due || partial, "step wants ", job.strategy.gradient_accumulation,
-         " microbatches (gradient_accumulation), backward was called ", window.microbatch,
-         " times. [T0138] hint: where the data end, ", phrases::kPartialStep,
+  expect(is_due || partial, "step wants ", microbatches(), " microbatches", key, ", backward was called ",
+         window.microbatch, " times. [T0138] hint: where the data end, ", phrases::kPartialStep,
          " makes a step of these, and zero_grad() drops them");
 }
 

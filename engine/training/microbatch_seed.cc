@@ -9,6 +9,7 @@
 #include "engine/checkpoint/generators.h"
 #include "engine/training/training.h"
 #include "runtime/base/noise.h"
+#include "runtime/border/expect.h"
 #include "runtime/border/throw.h"
 #include "sharding/layout/plan/microbatch_order.h"
 
@@ -24,7 +25,19 @@ std::uint32_t folded(std::uint64_t seed) { return static_cast<std::uint32_t>(see
 
 std::int64_t Training::microbatch() const {
   const std::int64_t round = step_is_due() ? 0 : window.microbatch;
+  if (dealer) return dealer->order().index(job.mesh.rank(), round);
   return microbatch_order(job.strategy, job.mesh.world_size()).index(job.mesh.rank(), round);
+}
+
+MicrobatchRun Training::run_of_step() const {
+  const MicrobatchOrder even = microbatch_order(job.strategy, job.mesh.world_size());
+  const bool is_run = even.has_runs || even.each == 1 || even.ranks == 1;
+  expect(is_run,
+         "Engine::microbatches: ranks take turns in the microbatches of a step here, so a rank's are no neighbours. "
+         "hint: ask microbatch() before each, or set gradient_sync to \"last_microbatch\" with \"deal\" by speed or "
+         "\"reproducible\"");
+  const TreeBlock run = (dealer ? dealer->order() : even).run_of(job.mesh.rank());
+  return {run.begin, run.end};
 }
 
 void Training::agree_on_seed() {

@@ -135,10 +135,18 @@ std::int64_t gather_on_host(MeshAxes& axes, const MemoryPlan& plan, const Job& j
   return shard.bytes() + replicate.bytes();
 }
 
-/// A layer whose forward meets other ranks would make asynchronous ranks wait for each other in each step.
-void expect_forward_meets_nobody(const torch::nn::Module& module) {
+/// A layer whose forward meets other ranks would make asynchronous ranks wait for each other in each step, and ranks
+/// with different numbers of microbatches for ever.
+void expect_forward_meets_nobody(const torch::nn::Module& module, const Strategy& strategy) {
+  const bool is_dealt = strategy.deal.by == DealBy::kSpeed;
+  if (!is_dealt && !strategy.sync.has_common_parameters()) return;
   for (const auto& item : module.named_modules()) {
     if (!item.value()->as<SyncBatchNormImpl>()) continue;
+    if (is_dealt)
+      throw Error(ExitCode::kConfig,
+                  "/deal/by: speed cannot train module " + item.key() +
+                      ", a SyncBatchNorm, whose forward waits for all ranks in each microbatch. hint: take BatchNorm, "
+                      "or \"even\"");
     throw Error(ExitCode::kConfig,
                 "/sync/type: asynchronous, backups and hogwild cannot train module " + item.key() +
                     ", a SyncBatchNorm, whose forward waits for all ranks. [T0829] hint: take BatchNorm, "
@@ -168,7 +176,7 @@ void Training::look_at_module() {
   throw_if_error(check_strategy(strategy));
   expect_forward_writes_nothing(*job.module);
   expect_no_running_statistics(strategy, *job.module);
-  if (strategy.sync.has_common_parameters()) expect_forward_meets_nobody(*job.module);
+  expect_forward_meets_nobody(*job.module, strategy);
   expect_comm_hook(strategy.compression, job.own_rules.comm_hook.get());
   optimizer = make_optimizer(strategy.optimizer, strategy.ema, job.own_rules);
   const int parts = parts_for(strategy, job.shape_of_mesh().position_of(job.mesh.rank()));
@@ -265,6 +273,7 @@ void Training::set_up_gradients() {
   hooks.emplace(units, *reducer);
   if (plan.publishes_behind(axes.gather->gathers_in_background()))
     gathering.publication.emplace(pointers_to(units), *axes.gather, plan.input().gathers, failing(job));
+  if (plan.input().longest_run > 0) dealer.emplace(strategy, plan.input().mesh.world_size());
   MeshAxes whole = job.axes;
   footprint.allocated[MemoryCategory::kHostRecords] += compress_on_host(whole, {}, plan.outer_sums_on_host(), job);
   sync.begin(units, plan, axes, whole, job.accelerator, footprint.allocated);
@@ -325,6 +334,7 @@ void Training::make_step() {
     step = std::make_unique<CpuStep>(context, *norm);
   }
   if (GradientSquares* const squares = step->own_squares()) reducer->square_by(*squares);
+  if (dealer) step->deal(dealer->order());
 }
 
 bool Training::use_defaults(std::int64_t version) {

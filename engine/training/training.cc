@@ -47,13 +47,13 @@ void Training::begin_backward(const MicrobatchInfo& info) {
   if (updates_in_backward() || kept_gradient_bytes(plan) > 0) settle_commit();
   if (updates_in_backward())
     reducer->begin_round(digest_of_gathers(gathering.log->entries()), info.weight, info.samples);
-  if (window.microbatch + 1 == job.strategy.gradient_accumulation) step->expect_update(reducer->order());
+  if (window.microbatch + 1 == microbatches()) step->expect_update(reducer->order());
   window.rounds.add(RoundLog::kBackward);
 }
 
 void Training::end_round(bool ends, bool has_batch) {
   window.rounds.announce(ends ? RoundLog::kEnd : RoundLog::kEndOfLoss);
-  const bool last = ends && window.microbatch + 1 == job.strategy.gradient_accumulation;
+  const bool last = ends && window.microbatch + 1 == microbatches();
   if (ends && job.strategy.reproducible) reducer->end_microbatch();
   reducer->finish(last || job.strategy.gradient_sync == GradientSync::kEachMicrobatch, has_batch);
   if (gathering.residency) gathering.residency->end_round();
@@ -112,6 +112,7 @@ StepResult Training::take_step() {
   times.attempts = result.step;  // a rank that was late has skipped steps ("sync" backups)
   if (latencies && latencies->by_device) latencies->by_device->end_step();
   sync.after(times.attempts);
+  deal_next_step();
   if (const std::int64_t every = job.strategy.check.replica_hash_every; every > 0 && times.attempts % every == 0) {
     const Span span("compare replicas");
     if (gathering.publication) gathering.publication->finish();
@@ -137,6 +138,20 @@ StepResult Training::take_step() {
   times.mark(UseTimes::Event::kStepEnd);
   times.data.begin(now);
   return result;
+}
+
+/// Decides who computes which microbatches from the next step on. Ranks know alike how long each was busy.
+void Training::deal_next_step() {
+  if (!dealer || step->busy_seconds().empty() || !dealer->add(step->busy_seconds())) return;
+  const MicrobatchOrder& order = dealer->order();
+  step->deal(order);
+  reducer->deal(order);
+  if (job.mesh.rank() != 0) return;
+  std::string counts;
+  for (int rank = 0; rank < order.ranks; ++rank)
+    counts += (rank > 0 ? ", " : "") + std::to_string(order.count_of(rank));
+  log_info("after step " + std::to_string(times.attempts) + " ranks compute " + counts +
+           " microbatches a step, by their speeds");
 }
 
 /// Drops the residuals of dropped gradients. The host of a GPU waits here for the decision, since the next step's

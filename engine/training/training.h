@@ -1,6 +1,6 @@
 #pragma once
 
-// See docs/glossary.md: unit.
+// See docs/glossary.md: dealt, unit.
 
 #include <chrono>
 #include <cstdint>
@@ -25,6 +25,7 @@
 #include "engine/step/agree/gradient_norm.h"
 #include "engine/step/step.h"
 #include "engine/training/flop_counter.h"
+#include "engine/training/microbatch_dealer.h"
 #include "engine/training/replica_sync.h"
 #include "engine/training/round_meeting.h"
 #include "optim/optimizer.h"
@@ -153,6 +154,13 @@ struct Training {
   void expect_parameters(bool may_unfreeze = false);
 
   bool updates_in_backward() const { return plan.input().updates_in_backward; }
+  /// Which microbatches of the step under way this rank computes, where they are neighbours. Throws tessera::Error (64)
+  /// where they are not.
+  MicrobatchRun run_of_step() const;
+  /// How many they are: gradient_accumulation, unless they are dealt.
+  std::int64_t microbatches() const {
+    return dealer ? dealer->order().count_of(job.mesh.rank()) : job.strategy.gradient_accumulation;
+  }
   /// The number, in its step over all ranks, of the microbatch that this rank computes next (MicrobatchOrder).
   std::int64_t microbatch() const;
   // Agrees on a seed under "reproducible", and otherwise does nothing (microbatch_seed.cc).
@@ -165,7 +173,7 @@ struct Training {
   /// Returns the state of LibTorch's generator that checkpoints and commits hold: under "reproducible" that of the
   /// run's seed, which is the same on all ranks.
   at::Tensor generator_to_keep() const;
-  bool step_is_due() const { return window.microbatch == job.strategy.gradient_accumulation; }
+  bool step_is_due() const { return window.microbatch == microbatches(); }
   /// Releases all units that this rank has gathered, since their values will change.
   void drop_gathered();
   /// Parameters have other values than graphs and checks know.
@@ -225,6 +233,7 @@ struct Training {
   std::optional<ParameterChecks> checks;
   std::optional<GradientHooks> hooks;
   std::unique_ptr<Step> step;
+  std::optional<MicrobatchDealer> dealer;  ///< set with "deal" by speed, on several ranks
   ReplicaSync sync;
   Window window;
   Gathering gathering;
@@ -233,6 +242,7 @@ struct Training {
   TrainingTimes times;
 
  private:
+  void deal_next_step();
   void note_times(StepResult& result);
   void report_plan(bool continues) const;
   bool shares_memory() const;

@@ -25,6 +25,7 @@
 #include "tessera/mesh.h"
 #include "tessera/own_rules.h"
 #include "tessera/strategy.h"
+#include "tessera/token_options.h"
 #include "tessera/topology.h"
 #include "tessera/unpadded_epoch.h"
 #include "tessera/upload.h"
@@ -255,8 +256,15 @@ class Engine {
   /// Returns the number of the microbatch that this rank computes next, among those of its step on all ranks: which
   /// data to take so that any number of ranks trains on the same (docs/reproducible.md). It is round * ranks + rank, as
   /// TokenBatches deals samples; with Strategy::reproducible and gradient_sync "last_microbatch", where a rank has
-  /// neighbours (SamplerOptions::runs), it is rank * gradient_accumulation + round.
+  /// neighbours (SamplerOptions::runs), it is rank * gradient_accumulation + round. With "deal" by speed it is
+  /// microbatches().begin + round.
   std::int64_t microbatch() const;
+
+  /// Returns the run of the step's microbatches that this rank computes, among those of all ranks: as many as backward
+  /// is called for before the next step. With "deal" by speed a step may change it, so ask after each one and tell the
+  /// data (TokenBatches::deal). Throws Error (64) where ranks take turns, so that a rank's microbatches are no
+  /// neighbours.
+  MicrobatchRun microbatches() const;
 
   /// Runs a microbatch on a rank that has no batch while other ranks have one. It takes part in collectives and counts
   /// nothing, like a backward with weight 0 whose forward need not be run. It repeats the communication of this rank's

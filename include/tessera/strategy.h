@@ -1,6 +1,6 @@
 #pragma once
 
-// See docs/glossary.md: placement, tier, unit.
+// See docs/glossary.md: dealt, placement, tier, unit.
 
 #include <cstdint>
 #include <filesystem>
@@ -573,6 +573,19 @@ struct RecordHashesConfig {
   std::string file = "hashes.jsonl";  ///< the file that rank 0 writes
 };
 
+/// How the microbatches of a step are shared out to ranks.
+enum class DealBy {
+  kEven,   ///< each rank computes gradient_accumulation of them
+  kSpeed,  ///< a rank computes as many neighbours as it can while the others do, measured
+};
+
+/// Who computes which microbatches (docs/guide/dealing.md).
+struct DealConfig {
+  DealBy by = DealBy::kEven;  ///< what decides
+  std::int64_t window = 10;   ///< steps over which speeds are measured before microbatches are dealt anew
+  std::int64_t longest = 0;   ///< most microbatches of a step that a rank gets; 0: twice gradient_accumulation
+};
+
 /// The strategy file in memory. docs/strategy.md says what each key means and allows. A plain value: copies are
 /// independent.
 struct Strategy {
@@ -607,6 +620,7 @@ struct Strategy {
   NoiseScaleConfig noise_scale = {};      ///< how often the noise of gradients is measured
   PlacementConfig placement = {};         ///< where state lies, in place of `strategy`
   RecordHashesConfig record_hashes = {};  ///< goes with `reproducible`
+  DealConfig deal = {};                   ///< who computes which microbatches
 
   /// Reads and checks a strategy file. Throws tessera::Error: 66 or 77 if the file cannot be read; 78 with *all* errors
   /// in the file, one a line: `file:line:column: /json/pointer: what is wrong, what is allowed, did you mean`.

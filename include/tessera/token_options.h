@@ -50,6 +50,12 @@ struct SamplerOptions {
   std::int64_t global_batch() const { return batch * accumulation * world_size; }
 };
 
+/// Neighbours [begin, end) among the microbatches that all ranks together compute in a step (Engine::microbatches).
+struct MicrobatchRun {
+  std::int64_t begin = 0, end = 0;
+  friend bool operator==(const MicrobatchRun&, const MicrobatchRun&) = default;
+};
+
 /// Where a sampler stands, for a checkpoint. It does not depend on ranks, so any number of them can go on from it.
 /// -
 struct SamplerCursor {

@@ -48,6 +48,10 @@ void bind_data(py::module_& module) {
            }),
            Released())
       .def("next", &next_of, Released())
+      .def("deal",
+           [](TokenBatches& batches, std::int64_t begin, std::int64_t end) {
+             batches.deal({begin, end});
+           })
       .def("cursor", [](const TokenBatches& batches) { return row_of(batches.cursor()); })
       .def("resume", [](TokenBatches& batches, const CursorRow& row) { batches.resume(cursor_of(row)); })
       .def("num_tokens", &TokenBatches::num_tokens)

@@ -441,6 +441,11 @@ void bind_engine(py::module_& module) {
       .def("lr", py::overload_cast<const std::string&>(&Engine::lr, py::const_), Released())
       .def("step_is_due", &Engine::step_is_due)
       .def("microbatch", &Engine::microbatch)
+      .def("microbatches",
+           [](const Engine& engine) {
+             const MicrobatchRun run = engine.microbatches();
+             return std::pair(run.begin, run.end);
+           })
       .def("device", &Engine::device)
       .def("strategy", [](const Engine& engine) { return engine.strategy().to_json(); })
       .def("plan", &Engine::plan)

@@ -81,6 +81,16 @@ class TokenBatches:
         """
         return TokenBatch(*self._native.next(torch.device(device)))
 
+    def deal(self, run: range) -> None:
+        """From the next microbatch on, this rank takes those of `run` in each step: `Engine.microbatches`, with "deal" by speed.
+
+        All ranks call it alike, between two steps. Raises Error (78) for a run that no step has, or within a step, and
+        (64) for anything but a range of neighbours.
+        """
+        if not isinstance(run, range) or run.step != 1:
+            raise Error(f"TokenBatches.deal wants a range of neighbours, got {run!r:.200}. hint: give it what Engine.microbatches() returns")
+        self._native.deal(run.start, run.stop)
+
     def cursor(self) -> SamplerCursor:
         """Returns the place of the next microbatch, for `Engine.save_checkpoint(data=)` or `Engine.commit_durable`.
 

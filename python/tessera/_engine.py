@@ -151,6 +151,14 @@ class Engine:
         """
         return self._live().microbatch()
 
+    def microbatches(self) -> range:
+        """Returns the microbatches of this step that this rank computes, neighbours among those of all ranks.
+
+        With "deal" by speed a step may change them, so ask after each one and tell the data (`TokenBatches.deal`).
+        Raises Error (64) where ranks take turns, so that a rank's microbatches are no neighbours.
+        """
+        return range(*self._live().microbatches())
+
     def zero_grad(self) -> None:
         """Drops the microbatches begun since the last step. All ranks call it at the same place."""
         self._live().zero_grad()

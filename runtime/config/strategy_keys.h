@@ -34,6 +34,7 @@ std::vector<StrategyRule> noise_rules();
 std::vector<StrategyRule> placement_rules();
 /// What "reproducible" excludes.
 std::vector<StrategyRule> reproducible_rules();
+std::vector<StrategyRule> deal_rules();
 
 /// Largest value of a count.
 inline constexpr double kMany = 1e12;

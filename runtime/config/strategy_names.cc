@@ -49,6 +49,14 @@ const std::vector<Named<GradientSync>>& gradient_syncs() {
   return list;
 }
 
+const std::vector<Named<DealBy>>& deals() {
+  using enum DealBy;
+  static const std::vector<Named<DealBy>> list = {
+      {kEven, "even", "each rank computes gradient_accumulation of them"},
+      {kSpeed, "speed", "faster ranks compute more, by what was measured, so that all end together"}};
+  return list;
+}
+
 const std::vector<Named<BufferBroadcast>>& buffer_broadcasts() {
   using enum BufferBroadcast;
   static const std::vector<Named<BufferBroadcast>> list = {

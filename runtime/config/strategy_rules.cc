@@ -581,6 +581,7 @@ std::vector<StrategyRule> make_rules() {
   std::ranges::move(asynchronous_rules(), std::back_inserter(rules));
   std::ranges::move(reproducible_rules(), std::back_inserter(rules));
   std::ranges::move(noise_rules(), std::back_inserter(rules));
+  std::ranges::move(deal_rules(), std::back_inserter(rules));
   return rules;
 }
 

@@ -40,6 +40,7 @@ const std::vector<StrategyGroup>& strategy_groups() {
       {"/mixed_precision", "Types of parameters and gradients."},
       {"/mixed_precision/loss_scale", "Loss scaling, which keeps small fp16 gradients from vanishing."},
       {"/record_hashes", "Hashes of what steps make, to compare other runs with (docs/reproducible.md)."},
+      {"/deal", "Which microbatches of a step a rank computes (docs/guide/dealing.md)."},
       {"/optimizer", "The update of the master weights."},
       {"/optimizer/muon", "Muon's own numbers."},
       {"/optimizer/adafactor", "Adafactor's own numbers."},
@@ -69,7 +70,8 @@ const std::vector<StrategyGroup>& strategy_groups() {
 }
 
 const std::vector<UnavailableKey>& unavailable_keys() {
-  static const std::vector<UnavailableKey> keys = {{"/deal", "microbatches dealt to ranks by their speed"}};
+  static const std::vector<UnavailableKey> keys = {
+      {"/deal/backups", "microbatches of a slow rank that ranks which have ended make again"}};
   return keys;
 }
 

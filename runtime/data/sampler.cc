@@ -66,6 +66,7 @@ void DistributedSampler::start(std::int64_t epoch, std::int64_t consumed) {
   order_ = Permutation(static_cast<std::uint64_t>(options_.num_samples), options_.seed, stream);
   epoch_ = epoch;
   consumed_ = begin_ = consumed;
+  taken_ = 0;
   const std::int64_t left = std::max<std::int64_t>(0, options_.num_samples - consumed);
   const std::int64_t step = options_.global_batch();
   const std::int64_t steps = options_.tail == Tail::kDrop ? left / step : left / step + (left % step != 0);
@@ -77,11 +78,34 @@ bool DistributedSampler::next(std::span<std::int64_t> samples) {
   const std::int64_t first = next_position();
   for (std::size_t i = 0; i < samples.size(); ++i) samples[i] = sample_at(first + static_cast<std::int64_t>(i));
   counted_ = std::clamp<std::int64_t>(options_.num_samples - first, 0, options_.batch);
-  consumed_ += options_.batch * options_.world_size;
+  if (dealt_ == MicrobatchRun()) {
+    consumed_ += options_.batch * options_.world_size;
+  } else if (++taken_ == dealt_.end - dealt_.begin) {
+    taken_ = 0;
+    consumed_ += options_.global_batch();
+  }
   return true;
 }
 
+absl::Status DistributedSampler::deal(const MicrobatchRun& run) {
+  const std::int64_t all = options_.accumulation * options_.world_size;
+  if (run.begin < 0 || run.begin >= run.end || run.end > all)
+    return make_error(
+        ExitCode::kConfig,
+        fmt::format("sampler: a run of the microbatches {} to {} was dealt, and a step has {} (accumulation "
+                    "{} x {} ranks). hint: deal what Engine::microbatches returns, with the strategy's "
+                    "gradient_accumulation as accumulation",
+                    run.begin, run.end, all, options_.accumulation, options_.world_size));
+  if (taken_ > 0 || (consumed_ - begin_) % options_.global_batch() != 0)
+    return make_error(ExitCode::kConfig,
+                      "sampler: microbatches were dealt within a step. hint: deal them when a step is over, before the "
+                      "next microbatch");
+  dealt_ = run;
+  return absl::OkStatus();
+}
+
 std::int64_t DistributedSampler::next_position() const {
+  if (dealt_ != MicrobatchRun()) return consumed_ + (dealt_.begin + taken_) * options_.batch;
   if (!options_.runs) return consumed_ + options_.rank * options_.batch;
   const std::int64_t at_once = options_.batch * options_.world_size;
   const std::int64_t round = (consumed_ - begin_) / at_once % options_.accumulation;

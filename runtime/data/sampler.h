@@ -1,5 +1,7 @@
 #pragma once
 
+// See docs/glossary.md: dealt.
+
 #include <absl/status/status.h>
 #include <absl/status/statusor.h>
 
@@ -23,12 +25,13 @@ std::int64_t num_windows(std::int64_t num_tokens, std::int64_t seq_len);
 /// Invariants:
 ///  1. An epoch has one *global order*: position p holds sample Permutation(num_samples, seed, epoch)(p). It depends on
 ///     nothing but num_samples, seed and epoch.
-///  2. Microbatch m of the epoch takes positions [m * batch * world_size, (m + 1) * batch * world_size); rank r has the
-///     r-th run of `batch` of them. With `runs` rank r has the r-th run of `batch * accumulation` of a step's positions
-///     instead, one microbatch after the other. Step k therefore consumes the positions [k * G, (k + 1) * G) for every
-///     number of ranks and microbatches with the same global batch G, and in the same order if `batch` is the same.
+///  2. Microbatch m of the epoch takes positions [m * batch * world_size, (m + 1) * batch * world_size); rank r has
+///     the r-th run of `batch` of them. With `runs` rank r has the r-th run of `batch * accumulation` of a step's
+///     positions instead, one microbatch after the other, and with `deal` the run that it was dealt. Step k therefore
+///     consumes the positions [k * G, (k + 1) * G) for every number of ranks and microbatches with the same global
+///     batch G, and in the same order if `batch` is the same.
 ///  3. No sample is given twice within an epoch, to one rank or two, except for the `padded_samples()` of Tail::kPad.
-///  4. Every rank gets the same number of microbatches, a multiple of `accumulation`.
+///  4. Every rank gets the same number of microbatches, a multiple of `accumulation`, unless they are dealt.
 class DistributedSampler {
  public:
   /// Errors: 78 for options that make no sense, 65 if the samples do not fill a single step (and Tail::kDrop).
@@ -39,6 +42,11 @@ class DistributedSampler {
   bool next(std::span<std::int64_t> samples);
   /// Returns how many of the samples that `next` wrote last are no repetition (Tail::kPad): the first ones.
   std::int64_t counted() const { return counted_; }
+
+  /// From now on this rank takes the microbatches of `run` in each step, whatever the options say; between two steps.
+  /// `consumed` moves on where a run is over. Errors: 78 for a run that is empty or reaches beyond a step's
+  /// microbatches, or within a step.
+  absl::Status deal(const MicrobatchRun& run);
 
   /// Starts `epoch` from its first sample.
   void set_epoch(std::int64_t epoch);
@@ -69,7 +77,9 @@ class DistributedSampler {
   std::int64_t consumed_ = 0;
   std::int64_t begin_ = 0;  ///< consumed_ when the epoch began, or was gone on with: between two steps
   std::int64_t counted_ = 0;
-  std::int64_t end_ = 0;  ///< end of this epoch's last whole step, counted as consumed_ is
+  MicrobatchRun dealt_;     ///< empty: as the options say
+  std::int64_t taken_ = 0;  ///< microbatches of the dealt run that were taken in this step
+  std::int64_t end_ = 0;    ///< end of this epoch's last whole step, counted as consumed_ is
 };
 
 /// Writes windows of tokens: `tokens[s * (seq_len + 1) ...] = window of samples[s]`. REQUIRES: tokens.size() ==

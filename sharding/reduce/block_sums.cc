@@ -12,16 +12,17 @@
 
 namespace tessera {
 
-BlockSums::BlockSums(const MemoryPlan& plan, Collectives& world, float* memory)
-    : plan_(plan), world_(world), order_(plan.order()) {
+BlockSums::BlockSums(const MemoryPlan& plan, Collectives& world, float* memory) : plan_(plan), world_(world) {
   const std::int64_t pieces = world.size() * plan.block_piece_numel(), sums = plan.block_sums() * pieces;
   sent_ = memory;
   received_ = sent_ + sums;
   gathered_ = received_ + sums;
-  note_arrivals();
+  deal(plan.order());
 }
 
-void BlockSums::note_arrivals() {
+void BlockSums::deal(const MicrobatchOrder& order) {
+  order_ = order;
+  arrivals_.clear();
   for (int rank = 0; rank < order_.ranks; ++rank) {
     std::int64_t place = std::int64_t{rank} * plan_.block_sums();
     for (const TreeBlock block : blocks_of(order_.run_of(rank), order_.all())) arrivals_.push_back({block, place++});

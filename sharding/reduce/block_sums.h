@@ -1,7 +1,5 @@
 #pragma once
 
-// See docs/glossary.md: flat group, unit.
-
 #include <cstddef>
 #include <cstdint>
 #include <span>
@@ -17,13 +15,13 @@
 
 namespace tessera {
 
-/// Joins the sums of ranks whose runs of microbatches cut subtrees ("reproducible" with last_microbatch, cuts_subtrees),
-/// so that the sum over all ranks is the tree over all microbatches, bit for bit.
+/// Joins the sums of ranks whose runs of microbatches cut subtrees ("reproducible" with last_microbatch,
+/// cuts_subtrees), so that the sum over all ranks is the tree over all microbatches, bit for bit.
 ///
-/// A rank's run consists of nodes of the tree (blocks_of), and the rank has the sum of each. Every rank gets its piece of
-/// all these sums by an all-to-all, and adds them in the order of the tree. Where gradients are cut over all ranks, that
-/// is the part of them that it keeps. Otherwise ranks share the work, and an all-gather follows. It goes piece by piece
-/// (MemoryPlan::block_piece_numel), so that the memory is small.
+/// A rank's run consists of nodes of the tree (blocks_of), and the rank has the sum of each. Every rank gets its piece
+/// of all these sums by an all-to-all, and adds them in the order of the tree. Where gradients are cut over all ranks,
+/// that is the part of them that it keeps. Otherwise ranks share the work, and an all-gather follows. It goes piece by
+/// piece (MemoryPlan::block_piece_numel), so that the memory is small.
 ///
 /// Reducer owns one, and calls it in `finish`. All ranks call it alike. Errors of transports are thrown as
 /// tessera::Error.
@@ -33,6 +31,8 @@ class BlockSums {
   /// elements.
   BlockSums(const MemoryPlan& plan, Collectives& world, float* memory);
 
+  /// From the next step on, ranks have the runs of `order`, none longer than the plan's.
+  void deal(const MicrobatchOrder& order);
   /// Returns the counter of this rank's run.
   SumCounter counter() const { return {order_.run_of(world_.rank()), order_.all()}; }
   /// Makes `group.gradient` of the sums that ranks have of whole gradients, and shows it to `visitor`. `own`: the sums
@@ -47,7 +47,6 @@ class BlockSums {
     TreeBlock block;
     std::int64_t place = 0;
   };
-  void note_arrivals();
   void join_own_part(const FlatGroup& group, std::span<const float* const> own, GradientVisitor& visitor);
   void join_shares(const FlatGroup& group, std::span<const float* const> own);
   /// The pieces that ranks get: `numel` elements each, from `begin` on for rank 0, and `stride` elements further on for
@@ -63,7 +62,7 @@ class BlockSums {
 
   const MemoryPlan& plan_;
   Collectives& world_;
-  const MicrobatchOrder order_;
+  MicrobatchOrder order_;
   float *sent_, *received_, *gathered_;
   std::vector<Arrival> arrivals_;  ///< in the order of their microbatches
   std::int64_t sent_bytes_ = 0;

@@ -157,6 +157,12 @@ class Reducer {
   /// and join the tree.
   void end_microbatch();
 
+  /// From the next step on, ranks have the runs of microbatches of `order` ("deal" by speed). Call it between steps,
+  /// alike on all ranks.
+  void deal(const MicrobatchOrder& order) {
+    if (blocks_) blocks_->deal(order);
+  }
+
   /// Ends a microbatch's backward. Gradients stay in their (unsharded) accumulators if `reduce` is false. Afterwards
   /// every unit's gradient is in place. `has_batch` false: this rank did nothing, and it takes part in the late
   /// reductions that were late in the last backward.

@@ -75,7 +75,7 @@ const BadFile kSyntax[] = {
     {"LoneSurrogate", "{\"strategy\": \"\\ud800\"}",
      R"(s.json:1:14: /: not JSON: in value: invalid string: surrogate U+D800..U+DBFF must be followed by U+DC00..U+DFFF. [T0510] hint: repair this place; json.org shows the grammar)"},
     {"NotAnObject", "[1, 2]",
-     R"(s.json:1:1: /: must be an object (keys: strategy, mesh, placement, units, prefetch, prefetch_bytes, reductions_ahead, host_sharing, mixed_precision, gradient_accumulation, gradient_sync, reproducible, record_hashes, gradient_clipping, gradient_clip_value, broadcast_buffers, optimizer, ema, lr_schedule, offload, compression, checkpoint, on_spike, noise_scale, durable, sync, memory, check, comm), got a list of 2)"},
+     R"(s.json:1:1: /: must be an object (keys: strategy, mesh, placement, units, prefetch, prefetch_bytes, reductions_ahead, host_sharing, mixed_precision, gradient_accumulation, gradient_sync, reproducible, record_hashes, deal, gradient_clipping, gradient_clip_value, broadcast_buffers, optimizer, ema, lr_schedule, offload, compression, checkpoint, on_spike, noise_scale, durable, sync, memory, check, comm), got a list of 2)"},
     {"DuplicateKeys", "{\"prefetch\": 1,\n \"optimizer\": {\"lr\": 1, \"lr\": 2},\n \"prefetch\": 1}",
      R"(s.json:2:25: /optimizer/lr: given twice. [T0496] hint: remove one; the first is at 2:16)"
      "\n"
@@ -105,9 +105,9 @@ const BadFile kValues[] =
         {"UnknownKeyWithoutGuess", R"({"memory": {"zzz": 1}})",
          R"(s.json:1:13: /memory/zzz: unknown key. [T0517] hint: known here: limit, tensor_heap)"},
         {"KeysAreEscaped", "{\"a/b~c\\n\": 1}",
-         R"(s.json:1:2: /a~1b~0c\n: unknown key. [T0517] hint: known here: strategy, mesh, placement, units, prefetch, prefetch_bytes, reductions_ahead, host_sharing, mixed_precision, gradient_accumulation, gradient_sync, reproducible, record_hashes, gradient_clipping, gradient_clip_value, broadcast_buffers, optimizer, ema, lr_schedule, offload, compression, checkpoint, on_spike, noise_scale, durable, sync, memory, check, comm)"},
-        {"NotAvailableYet", R"({"prefetch": 1, "deal": {"by": "speed"}})",
-         R"(s.json:1:17: /deal: not available in this version (microbatches dealt to ranks by their speed). [T0515] hint: leave it out)"},
+         R"(s.json:1:2: /a~1b~0c\n: unknown key. [T0517] hint: known here: strategy, mesh, placement, units, prefetch, prefetch_bytes, reductions_ahead, host_sharing, mixed_precision, gradient_accumulation, gradient_sync, reproducible, record_hashes, deal, gradient_clipping, gradient_clip_value, broadcast_buffers, optimizer, ema, lr_schedule, offload, compression, checkpoint, on_spike, noise_scale, durable, sync, memory, check, comm)"},
+        {"NotAvailableYet", R"({"prefetch": 1, "deal": {"backups": 1}})",
+         R"(s.json:1:26: /deal/backups: not available in this version (microbatches of a slow rank that ranks which have ended make again). [T0515] hint: leave it out)"},
         {"ReproducibleBesideRoundedSums", R"({"reproducible": true, "mixed_precision": {"reduce": "bf16"}})",
          R"(s.json:1:18: /reproducible: cannot stand beside mixed_precision.reduce bf16 or fp16: what is rounded before it is sent is a rank's sum, and one rank sends nothing. [T0815] hint: leave one of them out; parameters may be bf16 or fp16)"},
         {"ReproducibleBesideUpdatesInBackward", R"({"reproducible": true, "optimizer": {"in_backward": true}})",
@@ -426,6 +426,24 @@ const BadFile kOffloadedSteps[] = {
 };
 INSTANTIATE_TEST_SUITE_P(OffloadedSteps, StrategyErrors, ::testing::ValuesIn(kOffloadedSteps),
                          [](const auto& info) { return std::string(info.param.name); });
+
+TEST(StrategyErrors, DealBySpeedIsRefusedBesideWhatItDoesNotGoWith) {
+  const std::pair<const char*, const char*> cases[] = {
+      {R"({"deal": {"by": "speed"}})", "/deal/by: speed needs gradient_sync last_microbatch"},
+      {R"({"deal": {"by": "fast"}})", "/deal/by: must be one of even, speed"},
+      {R"({"deal": {"window": 5}})", "/deal/window: 5 has no effect: it needs deal.by speed"},
+      {R"({"gradient_sync": "last_microbatch", "gradient_accumulation": 4, "deal": {"by": "speed", "longest": 3}})",
+       "/deal/longest: is 3, and ranks have 4 microbatches each at first"},
+      {R"({"gradient_sync": "last_microbatch", "deal": {"by": "speed"}, "sync": {"type": "local_sgd", "every": 7}})",
+       "/deal/by: speed cannot stand beside a sync.type other than each_step"},
+      {R"({"gradient_sync": "last_microbatch", "deal": {"by": "speed"}, "noise_scale": {"every": 5}})",
+       "/deal/by: speed cannot stand beside noise_scale"}};
+  for (const auto& [text, wanted] : cases) {
+    const std::string told = message_of(parse_strategy(text, "s.json").status());
+    EXPECT_THAT(told, ::testing::HasSubstr(wanted));
+    EXPECT_THAT(told, ::testing::HasSubstr("hint: "));
+  }
+}
 
 TEST(StrategyErrors, NulByteIsRefusedAsNotATextFile) {
   const auto strategy = parse_strategy(std::string("{}\0{\"offload\": 1}", 17), "s.json");

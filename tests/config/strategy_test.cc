@@ -71,7 +71,9 @@ const std::vector<std::string>& surroundings() {
       R"({"offload": {"paths": ["a"], "activations": {"tier": "nvme"}}})",
       R"({"offload": {"moments": {"tier": "host"}}})",
       R"({"offload": {"activations": {"tier": "host"}}})",
-      R"({"reproducible": true, "record_hashes": {"every": 7}})"};
+      R"({"reproducible": true, "record_hashes": {"every": 7}})",
+      R"({"gradient_sync": "last_microbatch"})",
+      R"({"gradient_sync": "last_microbatch", "gradient_accumulation": 4, "deal": {"by": "speed"}})"};
   return files;
 }
 

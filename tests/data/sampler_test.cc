@@ -263,6 +263,32 @@ TEST(Sampler, WindowsAreCopiedAndBadTokensNamed) {
 
 // The microbatches of a step are the same samples on any number of ranks; a rank has neighbours, and goes on so behind
 // a cursor.
+TEST(Sampler, DealtRunsCoverEachStepOnceAndTheirCursorGoesOnAnywhere) {
+  const SamplerOptions one{.num_samples = 100, .batch = 2, .accumulation = 8, .seed = 5};
+  SamplerOptions two = one;
+  two.accumulation = 4;
+  two.runs = true;
+  DistributedSampler alone = make(one), fast = make(with_ranks(two, 0, 2)), slow = make(with_ranks(two, 1, 2));
+  const std::int64_t cuts[] = {4, 7, 1, 5};  // microbatches of the fast one in each step
+  for (const std::int64_t cut : cuts) {
+    ASSERT_TRUE(fast.deal({0, cut}).ok() && slow.deal({cut, 8}).ok());
+    Samples wanted(2), own(2);
+    for (std::int64_t i = 0; i < 8; ++i) {
+      ASSERT_TRUE(alone.next(wanted));
+      ASSERT_TRUE((i < cut ? fast : slow).next(own));
+      EXPECT_EQ(own, wanted) << i << " of " << cut;
+    }
+    EXPECT_EQ(fast.cursor(), alone.cursor());
+    EXPECT_EQ(slow.cursor(), alone.cursor());
+  }
+  Samples own(2);
+  ASSERT_TRUE(fast.next(own));
+  EXPECT_THAT(message_of(fast.deal({0, 4})), HasSubstr("dealt within a step"));
+  EXPECT_EQ(fast.cursor(), alone.cursor()) << "the step's beginning";
+  for (const MicrobatchRun wrong : {MicrobatchRun{3, 3}, MicrobatchRun{-1, 2}, MicrobatchRun{4, 9}})
+    EXPECT_THAT(message_of(slow.deal(wrong)), HasSubstr("a step has 8")) << wrong.begin;
+}
+
 TEST(Sampler, RunsGiveEachRankNeighboursOfTheSameMicrobatches) {
   constexpr std::int64_t kAll = 12;
   for (const Tail tail : {Tail::kDrop, Tail::kPad}) {

@@ -76,6 +76,16 @@ def dealing():
             for step in range(2):
                 of_step = [parts[m // each][step * each + m % each] if runs else parts[m % size][step * each + m // size] for m in range(4)]
                 assert of_step == whole[4 * step:4 * step + 4], (runs, size, of_step, whole)
+    whole = samples(tessera.TokenBatches(data, SEQ, batch=2, accumulation=4, seed=5, rank=0, world_size=1), 8)
+    fast, slow = [tessera.TokenBatches(data, SEQ, batch=2, accumulation=2, seed=5, rank=r, world_size=2) for r in range(2)]
+    for step, cut in enumerate((3, 1)):  # runs of unequal length, as "deal" by speed makes them
+        fast.deal(range(cut))
+        slow.deal(range(cut, 4))
+        assert samples(fast, cut) + samples(slow, 4 - cut) == whole[4 * step:4 * step + 4], step
+    for wrong in (range(2, 5), range(2, 2)):
+        expect_error(lambda run=wrong: fast.deal(run), 78, "a step has 4")
+    for wrong in (range(0, 4, 2), (0, 4)):
+        expect_error(lambda run=wrong: fast.deal(run), 64, "wants a range of neighbours")
 
 
 class Bigrams(nn.Module):
@@ -99,6 +109,8 @@ def trained(data, runs, steps, folder=None, saves_at=None, accumulation=4 // ran
         assert isinstance(loaded.data, tessera.SamplerCursor), loaded.data
         batches.resume(loaded.data)
     for step in range(steps):
+        if runs:
+            assert engine.microbatches() == range(rank * accumulation, (rank + 1) * accumulation)
         for place in range(accumulation):
             assert engine.microbatch() == (rank * accumulation + place if runs else place * ranks + rank)
             batch = batches.next(engine.device)

@@ -72,6 +72,9 @@ class StepAgreement {
   /// the tree over all microbatches.
   const AgreedStep& agree(const LocalStep& local, std::span<const MicrobatchLoss> losses);
 
+  /// From the next step on, `losses` are those of the microbatches of `order`, whose longest run is the same.
+  void deal(const MicrobatchOrder& order) { order_ = order; }
+
   /// Spent so far on the exchange of messages.
   double exchange_seconds() const { return exchange_seconds_; }
 
@@ -92,7 +95,7 @@ class StepAgreement {
   const OptimizerConfig& optimizer_;
   std::vector<int> ranks_with_parts_;  ///< ranks whose gradient parts together make up the whole, each part once
   NormTotals totals_;
-  const MicrobatchOrder order_;
+  MicrobatchOrder order_;
   const bool has_own_;                                                ///< messages have OwnGradients
   const int first_rank_;                                              ///< StepContext::first_rank
   std::size_t losses_offset_ = 0, own_offset_ = 0, sums_offset_ = 0;  ///< offsets in a message, bytes

@@ -33,6 +33,9 @@ Condition with_recorded_hashes() {
             return s.record_hashes.every > 0;
           }};
 }
+Condition with_deal_by_speed() {
+  return {"deal.by speed", {"/deal/by"}, [](const Strategy& s) { return s.deal.by == DealBy::kSpeed; }};
+}
 Condition with_layers() { return with_optimizer("optimizer.type lamb or lars", adapts_layers); }
 
 Condition with_muon() { return with_type("muon", OptimizerType::kMuon); }
@@ -291,6 +294,33 @@ std::vector<StrategyKey> step_keys() {
            "again. tessera train puts a relative one into its folder of --out.",
        .cost = "Some 30 bytes a unit and line.",
        .only_if = with_recorded_hashes()},
+      {.pointer = "/deal/by",
+       .field = choice_field(AT(deal.by), deals()),
+       .default_json = R"("even")",
+       .example_json = R"("speed")",
+       .doc =
+           "Which microbatches of a step a rank computes. With speed a rank's are a run of neighbours, "
+           "Engine::microbatches, whose length is decided anew after each window of steps. It goes with gradient_sync "
+           "last_microbatch, and where ranks gather nothing: parameters are whole, or shared by the ranks of a host.",
+       .cost = "speed: none between ranks. With reproducible, sums of subtrees for the longest run."},
+      {.pointer = "/deal/window",
+       .field = integer_field(AT(deal.window)),
+       .range = {1, 1e4},
+       .unit = "steps",
+       .default_json = "10",
+       .example_json = "50",
+       .doc = "Steps over which ranks' speeds are measured before microbatches are dealt anew. The median counts.",
+       .cost = "None.",
+       .only_if = with_deal_by_speed()},
+      {.pointer = "/deal/longest",
+       .field = integer_field(AT(deal.longest)),
+       .range = {0, 1e6},
+       .unit = "microbatches",
+       .default_json = "0",
+       .example_json = "12",
+       .doc = "The most microbatches of a step that one rank gets. 0: twice gradient_accumulation.",
+       .cost = "With reproducible, memory for the sums that wait on such a rank, and their bytes between ranks.",
+       .only_if = with_deal_by_speed()},
       {.pointer = "/gradient_clipping",
        .field = number_field(AT(gradient_clipping)),
        .range = {0, 1e30},

@@ -176,8 +176,8 @@ bool MemoryPlan::keeps_gradients() const {
 }
 
 MicrobatchOrder MemoryPlan::order() const {
-  return {input_.mesh.world_size(), input_.accumulation,
-          input_.reproducible && input_.sync == GradientSync::kLastMicrobatch};
+  const bool has_runs = input_.longest_run > 0 || (input_.reproducible && input_.sync == GradientSync::kLastMicrobatch);
+  return {input_.mesh.world_size(), input_.accumulation, has_runs, input_.longest_run};
 }
 
 /// Plans the sums of "reproducible" that wait, and those that ranks send where their runs cut subtrees.
@@ -188,7 +188,9 @@ void MemoryPlan::plan_tree() {
   const int places = SumCounter(input_.accumulation).places();
   waiting_sums_ = keeps_gradients() ? places : std::max(places - 1, 0);
   if (!cuts_subtrees(order, input_.mesh)) return;
-  waiting_sums_ = 0;
+  const bool is_dealt = order.longest > 0;
+  waiting_sums_ = is_dealt ? most_places(order.longest) : 0;
+  block_sums_ = is_dealt ? most_blocks(order.longest) : 0;
   for (int rank = 0; rank < order.ranks; ++rank) {
     const SumCounter counter(order.run_of(rank), order.all());
     waiting_sums_ = std::max(waiting_sums_, counter.places());

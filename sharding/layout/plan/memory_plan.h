@@ -1,6 +1,6 @@
 #pragma once
 
-// See docs/glossary.md: placement, slot, state record, tier, unit.
+// See docs/glossary.md: dealt, placement, slot, state record, tier, unit.
 
 #include <algorithm>
 #include <cstddef>
@@ -70,6 +70,8 @@ struct PlanInput {
   int compressed_shard_part = 0, compressed_replicate_part = 0;
   bool is_durable = false;    ///< DurableConfig
   bool reproducible = false;  ///< Strategy::reproducible
+  /// The most microbatches of a step that a rank may be dealt (MicrobatchOrder::longest); 0: `accumulation` on each.
+  std::int64_t longest_run = 0;
   /// CheckConfig::values: all values are checked after each step. No number of bytes depends on it
   /// (MemoryPlan::publishes_behind).
   bool checks_values = false;
@@ -178,8 +180,8 @@ class MemoryPlan {
   /// there over microbatches, or join a tree (`sums_wait`).
   bool keeps_gradients() const;
   /// Under "reproducible": how many sums of a unit wait for others of the tree at a time, in memory of their own
-  /// (SumCounter, on the rank with the most), and the fp32 elements of one. They are sums of whole gradients where those
-  /// are kept, else of this rank's part, whose last place is the sum's own.
+  /// (SumCounter, on the rank with the most), and the fp32 elements of one. They are sums of whole gradients where
+  /// those are kept, else of this rank's part, whose last place is the sum's own.
   int waiting_sums() const { return waiting_sums_; }
   std::int64_t waiting_numel_of(const UnitShape& unit) const;
   std::int64_t waiting_bytes() const;

@@ -80,8 +80,12 @@ std::string MemoryPlan::to_table() const {
     text += "backups: a step sums the gradients of the first " + std::to_string(ranks - input_.outer.backups) + " of " +
             std::to_string(ranks) + " ranks, which read them where they lie\n";
   }
+  if (input_.longest_run > 0) {
+    text += "deal: a rank computes at most " + std::to_string(input_.longest_run) + " of a step's " +
+            std::to_string(order().all()) + " microbatches, by its speed\n";
+  }
   if (block_sums_ > 0) {
-    text += "reproducible: the microbatches of a rank are no whole subtree, so each rank sends " +
+    text += "reproducible: a rank's microbatches need not be a whole subtree, so each rank sends " +
             std::to_string(block_sums_) + (block_sums_ == 1 ? " sum" : " sums") + " of each gradient, " +
             format_bytes(block_bytes_of_step()) + " (" + std::to_string(block_bytes_of_step()) +
             " bytes) a step, through " + format_bytes(4 * block_exchange_numel()) + " of scratch\n";

@@ -1,7 +1,12 @@
 #pragma once
 
+// See docs/glossary.md: dealt.
+
+#include <algorithm>
 #include <bit>
+#include <cstddef>
 #include <cstdint>
+#include <vector>
 
 #include "sharding/layout/placement.h"
 #include "sharding/layout/plan/sum_counter.h"
@@ -13,21 +18,35 @@ namespace tessera {
 /// and as the tree of "reproducible" has its leaves.
 struct MicrobatchOrder {
   int ranks = 1;
-  std::int64_t each = 1;  ///< microbatches of one rank in a step: gradient_accumulation
-  /// A rank has neighbours: rank r those from r * each on. False: round i of all ranks together has the microbatches
-  /// from i * ranks on.
+  std::int64_t each = 1;  ///< microbatches of a step for each rank, on average: gradient_accumulation
+  /// A rank has neighbours: rank r those from r * each on, or what it was dealt. False: round i of all ranks together
+  /// has the microbatches from i * ranks on.
   bool has_runs = false;
+  std::int64_t longest = 0;               ///< above 0: runs are dealt ("deal" by speed), none of them longer than that
+  std::vector<std::int64_t> begins = {};  ///< [rank]: where dealt runs begin; empty: all have `each`
 
   std::int64_t all() const { return ranks * each; }
+  std::int64_t longest_run() const { return longest > 0 ? longest : each; }
   /// Returns the run of a rank. REQUIRES: has_runs.
-  TreeBlock run_of(int rank) const { return {rank * each, (rank + 1) * each}; }
+  TreeBlock run_of(int rank) const {
+    if (begins.empty()) return {rank * each, (rank + 1) * each};
+    const auto place = static_cast<std::size_t>(rank);
+    return {begins[place], rank + 1 < ranks ? begins[place + 1] : all()};
+  }
+  /// Returns how many microbatches of a step a rank computes.
+  std::int64_t count_of(int rank) const { return begins.empty() ? each : run_of(rank).numel(); }
   /// Returns the number, within the step, of a rank's microbatch `round`.
   std::int64_t index(int rank, std::int64_t round) const {
-    return has_runs ? rank * each + round : round * ranks + rank;
+    return has_runs ? run_of(rank).begin + round : round * ranks + rank;
   }
   /// Returns the rank that computes that microbatch, and in which round.
-  int rank_of(std::int64_t index) const { return static_cast<int>(has_runs ? index / each : index % ranks); }
-  std::int64_t round_of(std::int64_t index) const { return has_runs ? index % each : index / ranks; }
+  int rank_of(std::int64_t index) const {
+    if (begins.empty()) return static_cast<int>(has_runs ? index / each : index % ranks);
+    return static_cast<int>(std::ranges::upper_bound(begins, index) - begins.begin()) - 1;
+  }
+  std::int64_t round_of(std::int64_t index) const {
+    return has_runs ? index - run_of(rank_of(index)).begin : index / ranks;
+  }
 };
 
 /// Whether runs, or the replicas that sum theirs first, cut subtrees of the tree over a step's microbatches. Ranks then
@@ -38,13 +57,18 @@ inline bool cuts_subtrees(const MicrobatchOrder& order, const MeshPosition& mesh
     return std::has_single_bit(static_cast<std::uint64_t>(number));
   };
   if (!order.has_runs || order.ranks == 1) return false;
+  if (order.longest > 0) return true;
   return !is_power_of_two(order.each) || (mesh.replicate_size > 1 && !is_power_of_two(mesh.shard_size));
 }
 
-/// The order under `strategy` on so many ranks.
+/// The order under `strategy` on so many ranks. Where microbatches are dealt, it is the one of the first steps.
 inline MicrobatchOrder microbatch_order(const Strategy& strategy, int ranks) {
-  return {ranks, strategy.gradient_accumulation,
-          strategy.reproducible && strategy.gradient_sync == GradientSync::kLastMicrobatch};
+  const std::int64_t each = strategy.gradient_accumulation;
+  if (strategy.deal.by == DealBy::kSpeed && ranks > 1) {
+    const std::int64_t wanted = strategy.deal.longest > 0 ? strategy.deal.longest : 2 * each;
+    return {ranks, each, /*has_runs=*/true, std::min(wanted, ranks * each - (ranks - 1))};
+  }
+  return {ranks, each, strategy.reproducible && strategy.gradient_sync == GradientSync::kLastMicrobatch};
 }
 
 }  // namespace tessera

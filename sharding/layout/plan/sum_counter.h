@@ -14,9 +14,9 @@ struct TreeBlock {
   friend bool operator==(const TreeBlock&, const TreeBlock&) = default;
 };
 
-/// Returns the largest node of the pairwise tree over `all` leaves (collectives.h rule 3) that `run` begins with. A node
-/// has 2^k leaves and begins at a multiple of 2^k; the last one of a level may be cut off by the end of the leaves.
-/// REQUIRES: 0 <= run.begin < run.end <= all.
+/// Returns the largest node of the pairwise tree over `all` leaves (collectives.h rule 3) that `run` begins with. A
+/// node has 2^k leaves and begins at a multiple of 2^k; the last one of a level may be cut off by the end of the
+/// leaves. REQUIRES: 0 <= run.begin < run.end <= all.
 inline TreeBlock first_block(TreeBlock run, std::int64_t all) {
   const std::int64_t most = run.begin == 0 ? all : run.begin & -run.begin;
   if (run.end == all && run.numel() <= most) return run;
@@ -51,8 +51,8 @@ class SumCounter {
   explicit SumCounter(std::int64_t rounds) : SumCounter({0, rounds}, rounds) {}
   SumCounter(TreeBlock run, std::int64_t all) : run_(run), all_(all) {}
 
-  /// What happens to the sum of a microbatch: it joins the sums in the places from `place + joined - 1` down to `place`,
-  /// in this order, and then waits in `place`. If it is the last one, it stays where it is.
+  /// What happens to the sum of a microbatch: it joins the sums in the places from `place + joined - 1` down to
+  /// `place`, in this order, and then waits in `place`. If it is the last one, it stays where it is.
   struct Turn {
     int place = 0, joined = 0;
     bool is_last = false;
@@ -87,5 +87,26 @@ class SumCounter {
   TreeBlock run_;
   std::int64_t all_;
 };
+
+/// The most nodes (SumCounter::blocks) and places (SumCounter::places) of any run of at most so many microbatches,
+/// wherever it lies in whatever tree. Nodes become larger towards the middle of a run, and smaller again, with at most
+/// two of a size.
+inline int most_blocks(std::int64_t longest) {
+  int sizes = 0;  // run of 1, 2, ..., 2^(sizes - 1) and back, then one of 2^sizes in the middle
+  while (2 * ((std::int64_t{2} << sizes) - 1) <= longest) ++sizes;
+  const bool has_middle = 2 * ((std::int64_t{1} << sizes) - 1) + (std::int64_t{1} << sizes) <= longest;
+  return 2 * sizes + (has_middle ? 1 : 0);
+}
+inline int most_places(std::int64_t longest) {
+  int most = 0;
+  for (int size = 0; (std::int64_t{1} << size) <= longest; ++size) {
+    for (int before = 0; before <= size; ++before) {  // smaller nodes before the largest
+      const std::int64_t numel = (std::int64_t{1} << before) - 1 + (std::int64_t{1} << size);
+      if (numel <= longest) most = std::max(most, before + size);
+      if (numel + (std::int64_t{1} << size) <= longest) most = std::max(most, before + 1 + size);
+    }
+  }
+  return most;
+}
 
 }  // namespace tessera

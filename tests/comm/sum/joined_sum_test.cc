@@ -4,6 +4,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <bit>
 #include <cstdint>
 #include <cstring>
@@ -26,8 +27,8 @@ std::vector<float> random_floats(std::size_t numel, int seed) {
 
 using Leaves = std::vector<std::vector<float>>;
 
-/// Adds up the leaves of a run by a SumCounter, as Reducer does, and checks that no more sums wait than it says. Returns
-/// the sums that are left.
+/// Adds up the leaves of a run by a SumCounter, as Reducer does, and checks that no more sums wait than it says.
+/// Returns the sums that are left.
 Leaves counted_up(const Leaves& leaves, TreeBlock run) {
   const SumCounter counter(run, static_cast<std::int64_t>(leaves.size()));
   const std::size_t numel = leaves[0].size();
@@ -134,6 +135,29 @@ TEST(SumCounterTest, AnyRunLeavesTheSumsOfItsBlocks) {
       }
     }
   }
+}
+
+TEST(SumCounterTest, NoRunHasMoreBlocksOrPlacesThanTheMostOfItsLength) {
+  constexpr std::int64_t kMost = 40;
+  std::vector<int> blocks(kMost + 1), places(kMost + 1);  // [longest run]
+  for (std::int64_t all = 1; all <= 3 * kMost; ++all) {
+    for (std::int64_t begin = 0; begin < all; ++begin) {
+      for (std::int64_t end = begin + 1; end <= std::min(all, begin + kMost); ++end) {
+        const SumCounter counter({begin, end}, all);
+        int& most = blocks[static_cast<std::size_t>(end - begin)];
+        most = std::max(most, counter.blocks());
+        int& most_waiting = places[static_cast<std::size_t>(end - begin)];
+        most_waiting = std::max(most_waiting, counter.places());
+      }
+    }
+  }
+  for (std::size_t longest = 1; longest < blocks.size(); ++longest) {
+    blocks[longest] = std::max(blocks[longest], blocks[longest - 1]);
+    places[longest] = std::max(places[longest], places[longest - 1]);
+    EXPECT_EQ(most_blocks(static_cast<std::int64_t>(longest)), blocks[longest]) << longest;
+    EXPECT_EQ(most_places(static_cast<std::int64_t>(longest)), places[longest]) << longest;
+  }
+  EXPECT_LE(most_blocks(1000000), SumCounter::kMostWaiting);
 }
 
 TEST(SumCounterTest, ABlockIsTheLargestNodeThatARunBeginsWith) {

@@ -6,12 +6,14 @@
 #include <torch/nn/modules/linear.h>
 
 #include <array>
+#include <chrono>
 #include <cmath>
 #include <cstdint>
 #include <filesystem>
 #include <fstream>
 #include <iterator>
 #include <string>
+#include <thread>
 #include <tuple>
 #include <utility>
 #include <vector>
@@ -365,6 +367,81 @@ TEST(Reproducible, SeveralLossesOfAMicrobatchAreOneLeafOrRefused) {
   EXPECT_NE(told.find("backward with retain_graph under \"reproducible\""), std::string::npos) << told;
 }
 
+/// Trains Tiny where rank 1 is slow and microbatches are dealt by speed. `counts` gets how many this rank had in each
+/// step.
+Trained train_dealt(const Mesh& mesh, const Strategy& strategy, std::vector<std::int64_t>& counts) {
+  at::set_num_threads(1);
+  const TinyOptions options;
+  Tiny model = make_tiny(options, /*deferred=*/true);
+  Engine engine(model.ptr(), strategy, mesh);
+  Trained trained;
+  const std::int64_t rows = kBatch / (strategy.gradient_accumulation * mesh.world_size());
+  for (const Batch& batch : make_batches(4, kBatch, kLength, options.vocab)) {
+    const MicrobatchRun run = engine.microbatches();
+    counts.push_back(run.end - run.begin);
+    for (std::int64_t next = run.begin; !engine.step_is_due(); ++next) {
+      EXPECT_EQ(engine.microbatch(), next);
+      const at::Tensor tokens = batch.tokens.narrow(0, next * rows, rows);
+      std::this_thread::sleep_for(std::chrono::milliseconds(mesh.rank() == 1 ? 40 : 4));
+      engine.backward(model->forward(tokens, batch.targets.narrow(0, next * rows, rows)),
+                      {.tokens = tokens.numel(), .samples = rows});
+    }
+    trained.steps.push_back(engine.step());
+    EXPECT_EQ(trained.steps.back().planned, trained.steps.back().allocated);
+  }
+  const Gathered gathered(engine);
+  trained.values = values_of(*model);
+  return trained;
+}
+
+TEST(ReproducibleDeal, MicrobatchesDealtBySpeedGiveTheBitsOfOneRank) {
+  const GradientSync last = GradientSync::kLastMicrobatch;
+  const Placed placed[] = {ShardingStrategy::kNoShard, ShardingStrategy::kShardGradients,
+                           Placed(ShardingStrategy::kFullShard, /*shared=*/true)};
+  std::vector<std::int64_t> alone;
+  Trained wanted;
+  Strategy one = reproducible(ShardingStrategy::kFullShard, DType::kF32, kRules[0], last);
+  one.gradient_accumulation = 12;
+  run_ranks({}, [&](const Mesh& mesh) { wanted = train_dealt(mesh, one, alone); });
+  for (const Placed& place : placed) {
+    Strategy strategy = reproducible(place, DType::kF32, kRules[0], last);
+    strategy.gradient_accumulation = 6;
+    strategy.deal = {.by = DealBy::kSpeed, .window = 1};
+    std::array<std::vector<std::int64_t>, 2> counts;
+    std::array<Trained, 2> trained;
+    run_ranks({.ranks = 2}, [&](const Mesh& mesh) {
+      const auto rank = static_cast<std::size_t>(mesh.rank());
+      trained[rank] = train_dealt(mesh, strategy, counts[rank]);
+    });
+    for (std::size_t rank = 0; rank < 2; ++rank) expect_same_bits(trained[rank], wanted, name_of(place));
+    EXPECT_EQ(counts[0][0], 6) << "even at first";
+    EXPECT_GT(counts[0].back(), counts[1].back()) << "rank 1 is slow";
+    for (std::size_t step = 0; step < 4; ++step) EXPECT_EQ(counts[0][step] + counts[1][step], 12);
+  }
+}
+
+// Without "reproducible" the sum's order depends on the deal, and its value does not.
+TEST(ReproducibleDeal, WithoutReproducibleDealtMicrobatchesGiveTheSameLosses) {
+  Strategy even = tiny_strategy(ShardingStrategy::kShardGradients);
+  even.gradient_accumulation = 6;
+  even.gradient_sync = GradientSync::kLastMicrobatch;
+  even.deal = {.by = DealBy::kSpeed, .window = 1000};  // never dealt anew
+  Strategy dealt = even;
+  dealt.deal.window = 1;
+  std::array<Trained, 2> trained;
+  std::array<std::array<std::vector<std::int64_t>, 2>, 2> counts;
+  for (const std::size_t i : {0, 1}) {
+    run_ranks({.ranks = 2}, [&](const Mesh& mesh) {
+      Trained own = train_dealt(mesh, i == 0 ? even : dealt, counts[i][static_cast<std::size_t>(mesh.rank())]);
+      if (mesh.rank() == 0) trained[i] = std::move(own);
+    });
+  }
+  EXPECT_EQ(counts[0][1].back(), 6);
+  EXPECT_LT(counts[1][1].back(), 6);
+  for (std::size_t step = 0; step < 4; ++step)
+    EXPECT_NEAR(trained[1].steps[step].loss, trained[0].steps[step].loss, 1e-4) << step;
+}
+
 /// Returns the error with which an Engine over this number of ranks ends.
 std::string refusal(const ThreadRanks& ranks, const Strategy& strategy) {
   try {
@@ -400,6 +477,20 @@ TEST(Reproducible, RanksThatWouldCutSubtreesAreRefusedWithWhatWorks) {
   strategy.strategy = ShardingStrategy::kFullShard;
   const std::string hosts = refusal({.ranks = 6, .hosts = 2}, strategy);
   EXPECT_NE(hosts.find("a host has a power of two of ranks, got 3"), std::string::npos) << hosts;
+}
+
+TEST(ReproducibleDeal, PrivateParametersThatAreGatheredAreRefused) {
+  Strategy strategy = tiny_strategy(ShardingStrategy::kFullShard);
+  strategy.gradient_sync = GradientSync::kLastMicrobatch;
+  strategy.gradient_accumulation = 4;
+  strategy.deal.by = DealBy::kSpeed;
+  const std::string told = refusal({.ranks = 2}, strategy);
+  EXPECT_NE(told.find("each microbatch gathers parameters of all ranks"), std::string::npos) << told;
+  strategy.strategy = ShardingStrategy::kShardGradients;
+  EXPECT_EQ(refusal({.ranks = 2}, strategy), "");
+  strategy.gradient_accumulation = 1;
+  const std::string single = refusal({.ranks = 2}, strategy);
+  EXPECT_NE(single.find("one microbatch a rank leaves nothing to deal"), std::string::npos) << single;
 }
 
 TEST(Reproducible, RunningStatisticsAreRefusedByName) {

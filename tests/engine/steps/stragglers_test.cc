@@ -4,6 +4,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <chrono>
 #include <string>
 #include <thread>
@@ -11,6 +12,7 @@
 #include <vector>
 
 #include "engine/step/agree/straggler_watch.h"
+#include "engine/training/microbatch_dealer.h"
 #include "runtime/base/log.h"
 #include "tests/support/limits/patience.h"
 #include "tests/support/session.h"
@@ -27,6 +29,43 @@ std::string said(const std::vector<double>& busy) {
   StragglerWatch watch(busy.size());
   for (std::size_t step = 1; step < StragglerWatch::kWindow; ++step) EXPECT_EQ(watch.add(busy), "");
   return watch.add(busy);
+}
+
+/// Returns how many microbatches each rank computes when a dealer has seen a window of such steps.
+std::vector<std::int64_t> dealt(MicrobatchDealer& dealer, const std::vector<double>& seconds_of_one, int window) {
+  std::vector<std::int64_t> counts;
+  for (int step = 0; step < window; ++step) {
+    std::vector<double> busy;
+    for (std::size_t rank = 0; rank < seconds_of_one.size(); ++rank)
+      busy.push_back(seconds_of_one[rank] * static_cast<double>(dealer.order().count_of(static_cast<int>(rank))));
+    const bool changes = dealer.add(busy);
+    EXPECT_TRUE(!changes || step + 1 == window) << "within a window";
+  }
+  for (std::size_t rank = 0; rank < seconds_of_one.size(); ++rank)
+    counts.push_back(dealer.order().count_of(static_cast<int>(rank)));
+  return counts;
+}
+
+TEST(MicrobatchDealer, RanksGetAsManyMicrobatchesAsTheyAreFast) {
+  using Counts = std::vector<std::int64_t>;
+  Strategy strategy;
+  strategy.gradient_accumulation = 12;
+  strategy.deal = {.by = DealBy::kSpeed, .window = 3};
+  MicrobatchDealer dealer(strategy, 2);
+  EXPECT_EQ(dealer.order().count_of(0), 12);
+  EXPECT_EQ(dealt(dealer, {0.1, 0.2}, 3), (Counts{16, 8}));
+  EXPECT_EQ(dealer.order().run_of(1), (TreeBlock{16, 24}));
+  EXPECT_EQ(dealer.order().rank_of(15), 0);
+  EXPECT_EQ(dealer.order().rank_of(16), 1);
+  EXPECT_EQ(dealer.order().round_of(18), 2);
+  EXPECT_EQ(dealt(dealer, {0.1, 0.201}, 3), (Counts{16, 8})) << "no better deal";
+  EXPECT_EQ(dealt(dealer, {0.1, 0.1}, 3), (Counts{12, 12}));
+  EXPECT_EQ(dealt(dealer, {0.001, 100}, 3), (Counts{23, 1})) << "everybody has one";
+  strategy.deal.longest = 14;
+  MicrobatchDealer bounded(strategy, 2);
+  EXPECT_EQ(dealt(bounded, {0.1, 0.9}, 3), (Counts{14, 10}));
+  MicrobatchDealer four(strategy, 4);
+  EXPECT_EQ(dealt(four, {0.1, 0.1, 0.1, 0.2}, 3), (Counts{14, 14, 14, 6}));
 }
 
 TEST(StragglerWatch, SlowRanksAreNamedWithTheirTimeAndTheMedian) {
@@ -116,6 +155,29 @@ TEST(Stragglers, EveryRanksResultTellsWhomTheOthersWaitedFor) {
       }
     });
   }
+}
+
+// Each of 24 microbatches takes one rank twice as long as the other: they end together with 16 and 8.
+TEST(Stragglers, RanksOfDifferentSpeedsEndTogetherWhereMicrobatchesAreDealt) {
+  const std::chrono::milliseconds each = patient(std::chrono::milliseconds(10));
+  run_ranks({.ranks = 2}, [&](const Mesh& mesh) {
+    Session session(mesh, strategy_for(ShardingStrategy::kShardGradients, [](Strategy& strategy) {
+                      strategy.gradient_accumulation = 12;
+                      strategy.gradient_sync = GradientSync::kLastMicrobatch;
+                      strategy.deal = {.by = DealBy::kSpeed, .window = 3};
+                    }));
+    std::vector<double> seconds;
+    for (int step = 0; step < 5; ++step) {
+      while (!session.engine.step_is_due()) {
+        std::this_thread::sleep_for(mesh.rank() == 1 ? 2 * each : each);
+        session.engine.backward(session.loss(0));
+      }
+      seconds.push_back(session.engine.step().seconds);
+    }
+    EXPECT_LT(std::min(seconds[3], seconds[4]), 0.85 * std::min(seconds[1], seconds[2]));
+    const MicrobatchRun run = session.engine.microbatches();
+    EXPECT_EQ(run.end - run.begin > 12, mesh.rank() == 0) << run.begin << " to " << run.end;
+  });
 }
 
 // Nobody waits for ranks of another replica between two outer steps.

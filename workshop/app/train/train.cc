@@ -297,14 +297,27 @@ struct FinishedStep {
   TrafficCounts traffic;
 };
 
-/// Brings `count` batches to the Engine's device, each while the one before it trains.
+/// Brings `count` batches to the Engine's device, each while the one before it trains. Where microbatches are dealt, a
+/// step's first batch waits until it is known which this rank has.
 class BatchesAhead {
  public:
   BatchesAhead(TokenBatches& batches, Engine& engine, std::int64_t count)
-      : batches_(batches), engine_(engine), left_(count), cursor_(batches.cursor()) {
+      : batches_(batches),
+        engine_(engine),
+        deals_(engine.strategy().deal.by == DealBy::kSpeed),
+        left_(deals_ ? 0 : count),
+        cursor_(batches.cursor()) {
     start();
   }
 
+  /// Called before a step's first batch.
+  void begin_step() {
+    if (!deals_) return;
+    const MicrobatchRun run = engine_.microbatches();
+    batches_.deal(run);
+    left_ = run.end - run.begin;
+    start();
+  }
   TokenBatch next() {
     Ahead now = *std::exchange(ahead_, std::nullopt);
     start();
@@ -336,12 +349,14 @@ class BatchesAhead {
 
   TokenBatches& batches_;
   Engine& engine_;
+  const bool deals_;
   std::int64_t left_, epoch_ = 0;
   SamplerCursor cursor_;
   std::optional<Ahead> ahead_;
 };
 
 StepResult train_step(Engine& engine, models::LanguageModel& model, BatchesAhead& batches) {
+  batches.begin_step();
   while (!engine.step_is_due()) {
     const TokenBatch batch = batches.next();
     const at::Tensor loss = forward(model, batch);

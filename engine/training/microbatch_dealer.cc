@@ -1,0 +1,73 @@
+#include "engine/training/microbatch_dealer.h"
+
+#include <algorithm>
+
+namespace tessera {
+namespace {
+
+/// A step that is this much shorter is worth another deal.
+constexpr double kWorth = 0.97;
+constexpr double kLeastSeconds = 1e-9;  // clocks may show less
+
+/// Returns the median, and may reorder `values`. If two values are in the middle, it is the lower one.
+double median_of(std::vector<double>& values) {
+  const auto middle = values.begin() + static_cast<std::ptrdiff_t>((values.size() - 1) / 2);
+  std::ranges::nth_element(values, middle);
+  return *middle;
+}
+
+}  // namespace
+
+MicrobatchDealer::MicrobatchDealer(const Strategy& strategy, int ranks)
+    : order_(microbatch_order(strategy, ranks)),
+      window_(static_cast<std::size_t>(strategy.deal.window)),
+      busy_(static_cast<std::size_t>(ranks)),
+      seconds_(busy_.size()),
+      counts_(busy_.size(), order_.each),
+      before_(counts_) {
+  for (std::vector<double>& each : busy_) each.reserve(window_);
+  for (int rank = 0; rank < ranks; ++rank) order_.begins.push_back(rank * order_.each);
+}
+
+bool MicrobatchDealer::add(std::span<const double> busy_seconds) {
+  for (std::size_t rank = 0; rank < busy_.size(); ++rank) busy_[rank].push_back(busy_seconds[rank]);
+  if (busy_[0].size() < window_) return false;
+  before_ = counts_;
+  for (std::size_t rank = 0; rank < busy_.size(); ++rank) {
+    seconds_[rank] = std::max(kLeastSeconds, median_of(busy_[rank])) / static_cast<double>(before_[rank]);
+    busy_[rank].clear();
+  }
+  share_out();
+  if (!(seconds_of(counts_) < kWorth * seconds_of(before_))) {
+    counts_ = before_;
+    return false;
+  }
+  std::int64_t begin = 0;
+  for (std::size_t rank = 0; rank < counts_.size(); ++rank) {
+    order_.begins[rank] = begin;
+    begin += counts_[rank];
+  }
+  return true;
+}
+
+/// Gives each microbatch, one after the other, to the rank that would end first with it. No whole deal ends sooner.
+void MicrobatchDealer::share_out() {
+  std::ranges::fill(counts_, 1);
+  for (std::int64_t left = order_.all() - order_.ranks; left > 0; --left) {
+    std::size_t best = counts_.size();
+    const auto end_of = [&](std::size_t rank) { return static_cast<double>(counts_[rank] + 1) * seconds_[rank]; };
+    for (std::size_t rank = 0; rank < counts_.size(); ++rank) {
+      if (counts_[rank] < order_.longest && (best == counts_.size() || end_of(rank) < end_of(best))) best = rank;
+    }
+    ++counts_[best];
+  }
+}
+
+double MicrobatchDealer::seconds_of(std::span<const std::int64_t> counts) const {
+  double longest = 0;
+  for (std::size_t rank = 0; rank < counts.size(); ++rank)
+    longest = std::max(longest, static_cast<double>(counts[rank]) * seconds_[rank]);
+  return longest;
+}
+
+}  // namespace tessera

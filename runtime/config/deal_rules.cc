@@ -1,0 +1,82 @@
+#include <fmt/format.h>
+
+#include <functional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "runtime/config/strategy_keys.h"
+
+// What "deal" by speed needs and excludes. Placements that gather, and steps with one microbatch a rank, are
+// refused where the Engine plans (engine/memory/make_plan.cc).
+
+namespace tessera {
+namespace {
+
+bool by_speed(const Strategy& s) { return s.deal.by == DealBy::kSpeed; }
+
+/// Makes a rule for something that "deal" by speed excludes. `more`: the end of the remedy.
+StrategyRule without(std::string other, std::string what, std::function<bool(const Strategy&)> holds, const char* why,
+                     const char* more) {
+  return {{"/deal/by", std::move(other)},
+          fmt::format("deal.by speed goes without {}: {}.", what, why),
+          [holds, what, why, more](const Strategy& s) -> std::string {
+            if (!by_speed(s) || !holds(s)) return "";
+            return fmt::format("speed cannot stand beside {}: {}. hint: leave one of them out{}", what, why, more);
+          }};
+}
+
+StrategyRule sync_rule() {
+  return {{"/deal/by", "/gradient_sync"},
+          "deal.by speed goes with gradient_sync last_microbatch.",
+          [](const Strategy& s) -> std::string {
+            if (!by_speed(s) || s.gradient_sync == GradientSync::kLastMicrobatch) return "";
+            return "speed needs gradient_sync last_microbatch: with each_microbatch all ranks meet after every "
+                   "microbatch, so they compute equally many. hint: set gradient_sync to \"last_microbatch\"";
+          }};
+}
+
+StrategyRule longest_rule() {
+  return {{"/deal/longest", "/gradient_accumulation"},
+          "deal.longest is 0, or at least gradient_accumulation.",
+          [](const Strategy& s) -> std::string {
+            if (!by_speed(s) || s.deal.longest == 0 || s.deal.longest >= s.gradient_accumulation) return "";
+            return fmt::format(
+                "is {}, and ranks have {} microbatches each at first (gradient_accumulation). hint: take at least that "
+                "many, or leave it out",
+                s.deal.longest, s.gradient_accumulation);
+          }};
+}
+
+}  // namespace
+
+std::vector<StrategyRule> deal_rules() {
+  return {
+      sync_rule(),
+      longest_rule(),
+      without(
+          "/sync/type", "a sync.type other than each_step",
+          [](const Strategy& s) { return s.sync.type != SyncType::kEachStep; },
+          "replicas that do not meet in each step need not wait for each other", ""),
+      without(
+          "/noise_scale/every", "noise_scale", [](const Strategy& s) { return s.noise_scale.every > 0; },
+          "ranks' own gradients would be of batches of different sizes", ""),
+      without(
+          "/compression/method", "a compression.method", [](const Strategy& s) { return s.compression.has_method(); },
+          "what a rank keeps for the next step was left out of a batch of another size", ""),
+      without(
+          "/check/as_across_hosts", "check.as_across_hosts", [](const Strategy& s) { return s.check.as_across_hosts; },
+          "ranks that compute different numbers of microbatches use units in different orders", ""),
+      without(
+          "/broadcast_buffers", "broadcast_buffers from_rank_zero or mean",
+          [](const Strategy& s) { return s.broadcast_buffers != BufferBroadcast::kNone; },
+          "what forward left in buffers depends on how many microbatches a rank had", ""),
+      without(
+          "/comm/transport", "comm.transport nccl or cuda_host",
+          [](const Strategy& s) {
+            return s.comm.transport == TransportChoice::kNccl || s.comm.transport == TransportChoice::kCudaHost;
+          },
+          "ranks' speeds are measured on the CPU so far", "; it goes with host and gloo")};
+}
+
+}  // namespace tessera

@@ -248,7 +248,7 @@ MemoryUse TrainingMemory::allocated() const {
   return use;
 }
 
-GradientStore* TrainingMemory::gradient_store() const {
+Carrier* TrainingMemory::gradient_carrier() const {
   if (device_gradients) return device_gradients.get();
   return gradient_records.get();
 }

@@ -1,6 +1,6 @@
 #pragma once
 
-// See docs/glossary.md: residency, slot, unit.
+// See docs/glossary.md: carrier, residency, slot, unit.
 
 #include <memory>
 #include <optional>
@@ -15,10 +15,10 @@
 
 namespace tessera {
 
+class Carrier;
 class DeviceGradients;
 class DurableFiles;
 class GradientRecords;
-class GradientStore;
 struct Accelerator;
 
 /// All memory of training state: one arena for each category, as large as the plan says, with each piece given to the
@@ -53,8 +53,8 @@ struct TrainingMemory {
                                  const std::vector<std::string>& directories, DurableFiles* durable = nullptr);
   /// The bytes that were allocated, by category.
   MemoryUse allocated() const;
-  /// The store of offloaded gradients, of the GPU or the CPU; null where gradients are in memory.
-  GradientStore* gradient_store() const;
+  /// The carrier of offloaded gradients, of the GPU or the CPU; null where gradients are in memory.
+  Carrier* gradient_carrier() const;
 };
 
 /// Stores the values of a gathered unit after Gathered(kWrite): rank 0's values become those of all ranks, in masters

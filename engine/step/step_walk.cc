@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <functional>
-#include <utility>
 
 #include "tessera/span.h"
 
@@ -31,7 +30,7 @@ StateUse use_of(const Visit& visit) {
 
 StepWalk::StepWalk(const StepContext& context, QueueClock* waits)
     : publisher_(context.plan, context.axes, context.behind, waits),
-      gradients_(context.memory.gradient_store()),
+      gradients_(context.memory.gradient_carrier()),
       programs_(step_programs(input_of(context))),
       averages_(averages_programs(input_of(context))),
       in_backward_(context.plan.input().updates_in_backward) {
@@ -92,6 +91,7 @@ void StepWalk::walk(const std::vector<StepProgram>& programs) {
   publisher_.begin();
   begin_gradients(program);
   for (const StepOp& op : program.ops) follow(program, op);
+  if (gradients_) gradients_->flush();
   turn_ = (turn_ + 1) % programs.size();
 }
 
@@ -133,27 +133,28 @@ void StepWalk::visit_all(std::span<const Visit> visits) {
   let_gradients_go();
 }
 
-/// The store reads sums ahead in this order. Groups of one unit follow each other.
+/// Sums are read ahead in this order. Groups of one unit follow each other.
 void StepWalk::begin_gradients(const StepProgram& program) {
   if (!gradients_) return;
-  std::vector<int> order;
+  std::vector<std::int64_t> order;
   for (const Visit& visit : program.visits) {
     if (visit.needs_gradients && is_updated(visit) && (order.empty() || order.back() != visit.unit))
       order.push_back(visit.unit);
   }
-  gradients_->begin_update(std::move(order));
+  gradients_->announce(order);
 }
 
 void StepWalk::hold_gradients(const Visit& visit) {
   Unit* const unit = flat_of(visit).unit;
   if (!visit.needs_gradients || held_ == unit || !is_updated(visit)) return;
   let_gradients_go();
-  gradients_->open(*unit, /*has_sum=*/true);
+  sums_ = gradients_->acquire(unit->index, LeaseUse::kRead);
   held_ = unit;
 }
 
 void StepWalk::let_gradients_go() {
-  if (Unit* const unit = std::exchange(held_, nullptr)) gradients_->close(*unit, /*changed=*/false);
+  held_ = nullptr;
+  sums_.give_back();
 }
 
 }  // namespace tessera

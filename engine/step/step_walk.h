@@ -10,6 +10,7 @@
 #include "engine/memory/state_views.h"
 #include "engine/step/agree/step_context.h"
 #include "engine/step/publisher.h"
+#include "sharding/carrier.h"
 #include "sharding/compute_device.h"
 #include "sharding/layout/plan/step_program.h"
 #include "sharding/unit.h"
@@ -44,7 +45,8 @@ class StepWalk {
   explicit StepWalk(const StepContext& context, QueueClock* waits = nullptr);
   StepWalk(const StepWalk&) = delete;
   StepWalk& operator=(const StepWalk&) = delete;
-  ~StepWalk() = default;
+  /// After a failure nobody needs the sums that are held.
+  ~StepWalk() { sums_.drop(); }
 
   /// Makes a decided step. After it, the next program has its turn.
   void update_all();
@@ -92,15 +94,16 @@ class StepWalk {
   void let_gradients_go();
 
   Publisher publisher_;
-  GradientStore* const gradients_;  ///< null where none lie below memory
-  std::vector<FlatGroup*> flats_;   ///< trainable groups, in the order of units
+  Carrier* const gradients_;       ///< null where none lie below memory
+  std::vector<FlatGroup*> flats_;  ///< trainable groups, in the order of units
   const std::vector<StepProgram> programs_, averages_;
   const bool in_backward_;
   std::size_t turn_ = 0;         ///< the program that comes next, for steps and for averages
   std::vector<Visit> expected_;  ///< visits in backward, in the order of `expect`
   std::vector<int> order_;       ///< where units announce their records (StepProgram::announces_units): their order,
   std::size_t announced_ = 0;    ///< and how many have
-  Unit* held_ = nullptr;         ///< the unit whose gradients are open
+  Unit* held_ = nullptr;         ///< the unit whose gradients `sums_` holds
+  Lease sums_;                   ///< where gradients lie below memory
 };
 
 inline Direction direction_of(const Visit& visit) {

@@ -264,7 +264,7 @@ void Training::set_up_gradients() {
   footprint.allocated[MemoryCategory::kHostRecords] +=
       compress_on_host(axes, plan.shard_sums_on_host(), plan.replicate_sums_on_host(), job);
   Reducer::Memory gradient_memory{std::move(memory.buckets), std::move(memory.scratch), {}, std::move(memory.feedback)};
-  gradient_memory.store = memory.gradient_store();
+  gradient_memory.sums_below = memory.gradient_carrier();
   if (updates_in_backward()) gradient_memory.sums = std::move(memory.gradients);
   reducer.emplace(plan, pointers_to(units), axes, std::move(gradient_memory), device, norm ? &*norm : nullptr);
   if (strategy.noise_scale.every > 0 && !device.is_queued) reducer->keep_own_squares();

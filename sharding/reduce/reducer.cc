@@ -107,13 +107,17 @@ struct Reducer::UnitReduction {
   std::int64_t scratch_taken = 0;
   std::vector<Arena> overflow_scratch;
   std::vector<GroupReduction> groups;  ///< never more than were reserved, so they do not move
+  Lease sum;                           ///< where sums lie below memory
   // These are used where units are updated in backward.
   std::span<float> notes;  ///< planned
   std::vector<char> used;  ///< [trainable parameter of the unit]
   Work notes_work;         ///< all-reduce of `notes` over the shard axis
 };
 
-Reducer::~Reducer() = default;
+/// After a failure nobody needs the sums of reductions that have not ended.
+Reducer::~Reducer() {
+  for (const auto& reduction : reductions_) reduction->sum.drop();
+}
 
 Reducer::Reducer(const MemoryPlan& plan, std::vector<Unit*> units, const MeshAxes& axes, Memory memory,
                  ComputeDevice device, GradientVisitor* visitor)
@@ -203,7 +207,7 @@ void Reducer::use_methods(bool on, std::int64_t step) {
 bool Reducer::accumulates() const { return plan_.keeps_gradients(); }
 
 /// A single rank takes gradients straight into their sum's place, and nothing is reduced.
-bool Reducer::is_alone_in_place() const { return plan_.input().mesh.world_size() == 1 && !memory_.store; }
+bool Reducer::is_alone_in_place() const { return plan_.input().mesh.world_size() == 1 && !memory_.sums_below; }
 
 DType Reducer::bucket_dtype() const {
   return plan_.bucket_mode() == BucketMode::kShared ? plan_.bucket_dtype() : DType::kF32;
@@ -434,9 +438,10 @@ void Reducer::start(Entry& entry) {
   const bool is_compressed = input.compressed_shard_part > 0 || input.compressed_replicate_part > 0;
   const bool gaps_are_zero = device_.is_queued && is_in_place(entry) && !updates_in_backward() && !is_compressed;
   const bool is_filled = makes_tree() && accumulates();  // end_microbatch has filled it
-  if (memory_.store) open_sum(entry);
+  Lease sum = take_sum(entry);
   UnitReduction& reduction = this->reduction(started_++);
   reduction.entry = &entry;
+  reduction.sum = std::move(sum);
   if (!latencies_.empty() && !is_alone_in_place()) reduction.begun = clock_.begin();
   // The reductions may change what lies in the bucket.
   if (squares_own_ && device_squares_ && !is_alone_in_place()) square_there(entry);
@@ -522,12 +527,16 @@ double Reducer::take_own_square() {
   return sum;
 }
 
-/// Opens the unit's sum. Meanwhile the next unit's sum is read, where something is added to it.
-void Reducer::open_sum(const Entry& entry) {
-  memory_.store->open(*entry.unit, entry.has_sum);
-  if (next_ + 1 >= order_.size()) return;
+/// Gives the unit's sum memory where it lies below. Meanwhile the next unit's sum is read, where something is added to
+/// it.
+Lease Reducer::take_sum(const Entry& entry) {
+  if (!memory_.sums_below) return {};
+  Lease sum = memory_.sums_below->acquire(entry.unit->index, entry.has_sum ? LeaseUse::kChange : LeaseUse::kOverwrite);
+  if (next_ + 1 >= order_.size()) return sum;
   const Entry& next = entries_[order_[next_ + 1]];
-  if (next.has_sum && !next.reduced) memory_.store->expect(*next.unit);
+  const std::int64_t unit = next.unit->index;
+  if (next.has_sum && !next.reduced) memory_.sums_below->announce({&unit, 1});
+  return sum;
 }
 
 /// Null where there is one rank, since it sends nothing.
@@ -793,7 +802,7 @@ void Reducer::complete(UnitReduction& reduction) {
   note_latency(reduction);
   tell(*reduction.entry);
   if (updates_in_backward()) hand_over(reduction);
-  if (memory_.store) memory_.store->close(*reduction.entry->unit, /*changed=*/true);
+  reduction.sum.give_back();
   reduction.groups.clear();
   free(reduction.bucket, buckets_);
   for (const Arena& arena : reduction.overflow_scratch) counts_.overflow_bytes -= arena.bytes();

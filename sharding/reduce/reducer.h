@@ -15,6 +15,7 @@
 #include "runtime/base/metrics/latency_histogram.h"
 #include "runtime/comm/mesh_groups.h"
 #include "sharding/arena.h"
+#include "sharding/carrier.h"
 #include "sharding/compress/gradient_method.h"
 #include "sharding/compress/kept_gradients.h"
 #include "sharding/compute_device.h"
@@ -24,7 +25,6 @@
 #include "sharding/reduce/block_sums.h"
 #include "sharding/reduce/gradient_packer.h"
 #include "sharding/reduce/gradient_squares.h"
-#include "sharding/reduce/gradient_store.h"
 #include "sharding/reduce/gradient_visitor.h"
 #include "sharding/round_log.h"
 #include "sharding/unit.h"
@@ -91,8 +91,8 @@ class Reducer {
   struct Memory {
     Arena buckets, scratch, sums;
     Arena feedback = {};  ///< MemoryCategory::kFeedback; zeros
-    /// Has the sums where MemoryPlan::gradients_below; else null.
-    GradientStore* store = nullptr;
+    /// Brings the sums where MemoryPlan::gradients_below, by the units' indices; else null.
+    Carrier* sums_below = nullptr;
   };
 
   /// `visitor` sees every reduced gradient; where there is one rank, nothing is reduced. It is null if work is queued,
@@ -274,7 +274,7 @@ class Reducer {
   void reduce(Entry& entry);
   UnitReduction& reduction(std::int64_t number);
   void start(Entry& entry);
-  void open_sum(const Entry& entry);
+  Lease take_sum(const Entry& entry);
   void start_group(UnitReduction& reduction, FlatGroup& group);
   void join_blocks(const Entry& entry, FlatGroup& group);
   void follow(std::int64_t lag, std::int64_t end_lag);

@@ -22,6 +22,7 @@ DeviceGradients::DeviceGradients(std::unique_ptr<RecordTier> tier, FileTier* fil
   std::int64_t records = 0;
   for (const auto& unit : units) {
     Entry& own = entry(unit->index);
+    own.unit = unit.get();
     for (const auto& group : unit->groups) {
       if (group->trainable) own.bytes += group->gradient_part.numel * 4;
     }
@@ -54,10 +55,10 @@ void DeviceGradients::take_slot(Entry& entry) {
   if (const auto emptied = std::exchange(emptied_[static_cast<std::size_t>(entry.slot)], nullptr)) emptied->join();
 }
 
-/// Takes a slot back from a unit that was expected and is not open yet.
+/// Takes a slot back from a unit that was announced and has no lease yet.
 void DeviceGradients::give_up_brought() {
   const auto brought =
-      std::ranges::find_if(entries_, [](const Entry& each) { return each.slot >= 0 && each.opened == 0; });
+      std::ranges::find_if(entries_, [](const Entry& each) { return each.slot >= 0 && each.leases == 0; });
   TORCH_INTERNAL_ASSERT(brought != entries_.end(), "more units' gradients are in use than the plan has slots for");
   std::shared_ptr<Mark> came = std::exchange(brought->came, nullptr);
   came->join();
@@ -103,31 +104,29 @@ void DeviceGradients::bring(Entry& entry) {
   copied_.to_gpu += entry.bytes;
 }
 
-void DeviceGradients::expect(const Unit& unit) {
-  Entry& entry = this->entry(unit.index);
-  if (entry.record < 0 || entry.slot >= 0) return;
-  if (!free_.empty()) return bring(entry);
-  tier_->fetch(entry.record);
-}
-
-void DeviceGradients::open(Unit& unit, bool has_sum) {
-  Entry& entry = this->entry(unit.index);
-  if (entry.record < 0 || entry.opened++ > 0) return;
-  if (entry.slot < 0) has_sum ? bring(entry) : take_slot(entry);
+std::span<std::byte> DeviceGradients::take(std::int64_t unit, LeaseUse use) {
+  Entry& entry = this->entry(unit);
+  if (entry.record < 0) return {};
+  const auto memory = [&] {
+    return std::span(slots_.memory + entry.slot * slots_.bytes, static_cast<std::size_t>(entry.bytes));
+  };
+  if (entry.leases++ > 0) return memory();
+  if (entry.slot < 0) use == LeaseUse::kOverwrite ? take_slot(entry) : bring(entry);
   // Later copies are ordered after this one, so they may write the record again, and the record may be let go.
   if (entry.came) entry.came->join();
-  place_gradients(unit, slots_.memory + entry.slot * slots_.bytes);
-  if (order_.empty() || order_.back() != unit.index) return;
+  place_gradients(*entry.unit, memory().data());
+  if (order_.empty() || order_.back() != unit) return memory();
   order_.pop_back();
   bring_next();
+  return memory();
 }
 
-void DeviceGradients::close(Unit& unit, bool changed) {
-  Entry& entry = this->entry(unit.index);
+void DeviceGradients::give_back(std::int64_t unit, bool changed) {
+  Entry& entry = this->entry(unit);
   if (entry.record < 0) return;
   entry.changed = entry.changed || changed;
-  if (--entry.opened > 0) return;
-  take_gradients_away(unit);
+  if (--entry.leases > 0) return;
+  take_gradients_away(*entry.unit);
   const auto slot = static_cast<std::size_t>(entry.slot);
   std::shared_ptr<Mark> came = std::exchange(entry.came, nullptr);
   const bool changes = std::exchange(entry.changed, false);
@@ -142,17 +141,22 @@ void DeviceGradients::close(Unit& unit, bool changed) {
   free_.push_back(std::exchange(entry.slot, -1));
 }
 
-void DeviceGradients::begin_update(std::vector<int> units) {
-  std::erase_if(units, [&](int unit) { return entry(unit).record < 0; });
-  order_ = std::move(units);
+void DeviceGradients::announce(std::span<const std::int64_t> units) {
+  order_.clear();
+  for (const std::int64_t unit : units) {
+    if (entry(unit).record >= 0) order_.push_back(unit);
+  }
   std::ranges::reverse(order_);
   bring_next();
 }
 
+/// Where no slot is free, the record is read ahead at least.
 void DeviceGradients::bring_next() {
   if (order_.empty()) return;
   Entry& next = entry(order_.back());
-  if (next.slot < 0 && !free_.empty()) bring(next);
+  if (next.slot >= 0) return;
+  if (!free_.empty()) return bring(next);
+  tier_->fetch(next.record);
 }
 
 }  // namespace tessera

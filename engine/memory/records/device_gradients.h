@@ -1,18 +1,19 @@
 #pragma once
 
-// See docs/glossary.md: slot, tier, unit.
+// See docs/glossary.md: lease, slot, tier, unit.
 
 #include <cstddef>
 #include <cstdint>
 #include <deque>
 #include <memory>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "offload/file_tier.h"
 #include "optim/device_kernels.h"
-#include "sharding/reduce/gradient_store.h"
+#include "sharding/carrier.h"
 #include "sharding/unit.h"
 #include "tessera/memory.h"
 
@@ -22,14 +23,17 @@ namespace tessera {
 /// root (MemoryPlan::gradient_records). Reductions make sums in slots on the GPU, and updates find them in slots.
 /// TrainingMemory owns it; the thread of the step calls it.
 ///
-/// 1. A slot belongs to a unit from `open` to `close`. Its sum is then copied to the host on a stream of its own. Later
+/// A unit's index is the number of its record. A lease points FlatGroup::gradient of the unit's groups at its slot; the
+/// root's has no memory and changes nothing. A unit may have several leases at once.
+///
+/// 1. A slot belongs to a unit while it has a lease. Its sum is then copied to the host on a stream of its own. Later
 ///    work in the slot waits for that copy; the host waits for nothing.
 /// 2. A sum that is wanted again is copied back to a slot, one unit ahead where the order is known. That copy waits for
 ///    what is on the current stream when it is queued; the stream has waited for the copies out of the record and of
 ///    what the slot held before.
 /// 3. Records in files are held while they are copied, as many as RecordPool::held says. The host waits until a record
 ///    is read. It puts a record once its copy out has passed: when its place is wanted, or at the end.
-class DeviceGradients final : public GradientStore {
+class DeviceGradients final : public Carrier {
  public:
   /// `count` pieces of the GPU's memory, of `bytes` bytes each, one behind the other.
   struct Slots {
@@ -45,18 +49,16 @@ class DeviceGradients final : public GradientStore {
   /// Waits for the copies under way; a failure is logged.
   ~DeviceGradients() override;
 
-  void expect(const Unit& unit) override;
-  void open(Unit& unit, bool has_sum) override;
-  void close(Unit& unit, bool changed) override;
-  void begin_update(std::vector<int> units) override;
+  void announce(std::span<const std::int64_t> units) override;
+  void flush() override { order_.clear(); }
 
   const Slots& slots() const { return slots_; }
-  /// The slot of a unit that is open; -1 where its sums stay on the GPU.
+  /// The slot of a unit that has a lease; -1 where its sums stay on the GPU.
   int slot_of(const Unit& unit) const { return entries_[static_cast<std::size_t>(unit.index)].slot; }
 
   /// Returns a unit's sums in the host's memory, those of its trainable groups one behind the other. It is null if they
-  /// lie in files, and for the root. Once `copied_out` has passed, they are what `close` took last, and the host may
-  /// write them until the next `open`.
+  /// lie in files, and for the root. Once `copied_out` has passed, they are what the last lease left, and the host may
+  /// write them until the next one.
   float* sums_on_host(const Unit& unit) const;
   const std::shared_ptr<DeviceKernels::Mark>& copied_out(const Unit& unit) const {
     return entries_[static_cast<std::size_t>(unit.index)].left;
@@ -72,11 +74,12 @@ class DeviceGradients final : public GradientStore {
   using Mark = DeviceKernels::Mark;
   /// What is known about one unit.
   struct Entry {
-    std::int64_t record = -1;    ///< its record; -1: it trains nothing, or is the root
+    Unit* unit = nullptr;
+    std::int64_t record = -1;    ///< its record in the tier; -1: it trains nothing, or is the root
     std::int64_t bytes = 0;      ///< bytes of its sums
-    int opened = 0;              ///< how often it must still be closed
+    int leases = 0;              ///< how many it has now
     int slot = -1;               ///< its slot, or -1
-    bool changed = false;        ///< whether its sums changed since it was opened
+    bool changed = false;        ///< whether its sums changed since the first of them began
     std::byte* place = nullptr;  ///< the record's memory, where records lie in memory
     std::byte* held = nullptr;   ///< the memory of a record in files, while it is copied to the slot
     std::shared_ptr<Mark> came;  ///< the copy to the slot, which was not joined yet
@@ -89,7 +92,10 @@ class DeviceGradients final : public GradientStore {
     bool changed = false;
   };
 
-  Entry& entry(int unit) { return entries_[static_cast<std::size_t>(unit)]; }
+  std::span<std::byte> take(std::int64_t unit, LeaseUse use) override;
+  void give_back(std::int64_t unit, bool changed) override;
+  void drop(std::int64_t) noexcept override {}  // nothing is copied after a failure
+  Entry& entry(std::int64_t unit) { return entries_[static_cast<std::size_t>(unit)]; }
   void take_slot(Entry& entry);
   void give_up_brought();
   void bring(Entry& entry);
@@ -109,7 +115,8 @@ class DeviceGradients final : public GradientStore {
   std::size_t used_ = 0;         ///< records in files that are held
   std::deque<Leaving> leaving_;  ///< held records that are let go when a copy has passed, oldest first
   std::shared_ptr<Mark> last_;   ///< the latest copy out
-  std::vector<int> order_;       ///< units that the update has still to open; the last one first
+  /// announced units that did not come yet; the last one first
+  std::vector<std::int64_t> order_;
   HostStepBytes copied_;
 };
 

@@ -1,31 +1,34 @@
 #pragma once
 
-// See docs/glossary.md: unit.
+// See docs/glossary.md: lease, unit.
 
+#include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
 #include "offload/file_tier.h"
-#include "sharding/reduce/gradient_store.h"
+#include "sharding/carrier.h"
 #include "sharding/unit.h"
 
 namespace tessera {
 
 /// Offloads the CPU's sums of gradients to disk: one record for each unit but the root (MemoryPlan::gradient_records).
 /// Reductions make sums in the records' own memory, and updates find them there, read ahead. TrainingMemory owns it;
-/// the reducer and the step call it, one thread at a time. Throws tessera::Error (74, 65) where a record cannot be read
-/// or written.
-class GradientRecords final : public GradientStore {
+/// the reducer and the step call it, one thread at a time.
+///
+/// A unit's index is the number of its record. A lease points FlatGroup::gradient of the unit's groups at its sums; the
+/// root's has no memory and changes nothing. A unit may have several leases at once, and the last one that ends gives
+/// the record back.
+class GradientRecords final : public Carrier {
  public:
   /// `files`: one record for each unit that trains, in the order of units, without the root, whose sums stay in memory.
   GradientRecords(std::unique_ptr<FileTier> files, const std::vector<std::unique_ptr<Unit>>& units);
 
-  void expect(const Unit& unit) override;
-  void open(Unit& unit, bool has_sum) override;
-  void close(Unit& unit, bool changed) override;
-  void begin_update(std::vector<int> units) override;
+  void announce(std::span<const std::int64_t> units) override;
+  void flush() override { order_.clear(); }
 
   /// Bytes moved since the records were made, and how long this rank stood still for them.
   TierCounters counters() const { return files_->counters(); }
@@ -35,16 +38,21 @@ class GradientRecords final : public GradientStore {
  private:
   /// What is known about one unit.
   struct Entry {
-    std::int64_t record = -1;  ///< its record; -1: it trains nothing, or is the root
-    int opened = 0;            ///< how often it must still be closed
-    bool changed = false;      ///< whether its sums changed since it was opened
+    Unit* unit = nullptr;
+    std::int64_t record = -1;          ///< its record in files; -1: it trains nothing, or is the root
+    int leases = 0;                    ///< how many it has now
+    bool changed = false;              ///< whether its sums changed since the first of them began
+    std::span<std::byte> memory = {};  ///< its sums, while it has leases
   };
-  Entry& entry(const Unit& unit) { return entries_[static_cast<std::size_t>(unit.index)]; }
+  std::span<std::byte> take(std::int64_t unit, LeaseUse use) override;
+  void give_back(std::int64_t unit, bool changed) override;
+  void drop(std::int64_t) noexcept override {}  // nothing is read or written after a failure
+  Entry& entry(std::int64_t unit) { return entries_[static_cast<std::size_t>(unit)]; }
   void fetch_next();
 
   const std::unique_ptr<FileTier> files_;
-  std::vector<Entry> entries_;  ///< [unit]
-  std::vector<int> order_;      ///< units that the update has still to open; the last one first
+  std::vector<Entry> entries_;       ///< [unit]
+  std::vector<std::int64_t> order_;  ///< announced units that did not come yet; the last one first
 };
 
 }  // namespace tessera

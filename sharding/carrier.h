@@ -1,0 +1,85 @@
+#pragma once
+
+// See docs/glossary.md: carrier, lease.
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+namespace tessera {
+
+class Carrier;
+
+/// What the holder of a lease does with its record.
+enum class LeaseUse : std::uint8_t {
+  kRead,       ///< reads it; the record keeps its values
+  kChange,     ///< reads and changes it
+  kOverwrite,  ///< finds any values there, and changes them
+};
+
+/// A record that is where its holder can use it, until the lease ends. It ends by itself: its destructor gives the
+/// record back, changed or not. A destructor that cannot do so logs why, and the carrier's next call throws. While an
+/// exception passes that the lease has not seen begin, its destructor drops the record. Leases end before their
+/// carrier.
+class Lease {
+ public:
+  Lease() = default;
+  ~Lease() { end(); }
+  Lease(Lease&& other) noexcept;
+  Lease& operator=(Lease&& other) noexcept;
+
+  /// Whether there is a record.
+  explicit operator bool() const { return carrier_ != nullptr; }
+  std::int64_t record() const { return record_; }
+  /// The record's memory; empty where the record has none of the carrier's.
+  std::span<std::byte> bytes() const { return bytes_; }
+
+  /// Gives the record back now; nothing happens if that was done. Throws what Carrier::acquire throws.
+  void give_back();
+  /// Ends the lease after a failure: nobody needs the record's values.
+  void drop() noexcept;
+
+ private:
+  friend class Carrier;
+  Lease(Carrier& carrier, std::int64_t record, bool changes, std::span<std::byte> bytes);
+  void end() noexcept;
+
+  Carrier* carrier_ = nullptr;
+  std::int64_t record_ = -1;
+  bool changes_ = false;
+  int exceptions_at_start_ = 0;
+  std::span<std::byte> bytes_;
+};
+
+/// Brings records of training state from where they lie (in files, in memory of the host, in memory of a GPU) to where
+/// they are used, and takes them back. There is one implementation for each way; each says what its records are and
+/// which thread calls it. `sharding` knows of memory below a rank's own only by this class. Calls throw tessera::Error:
+/// 74 where a record cannot be read, or an earlier one could not be written; 65 where it came back with other bytes.
+class Carrier {
+ public:
+  virtual ~Carrier() = default;
+  Carrier(const Carrier&) = delete;
+  Carrier& operator=(const Carrier&) = delete;
+
+  /// Says which records are acquired next, in this order: the first ones are brought ahead, without waiting. It takes
+  /// the place of what was announced before.
+  virtual void announce(std::span<const std::int64_t> order) = 0;
+  /// Returns the record, and brings it first where it was not announced.
+  Lease acquire(std::int64_t record, LeaseUse use);
+  /// Ends what was announced. Changed records go on to where they lie in the background.
+  virtual void flush() = 0;
+
+ protected:
+  Carrier() = default;
+
+ private:
+  friend class Lease;
+  /// Begins a lease of a record, and returns its memory.
+  virtual std::span<std::byte> take(std::int64_t record, LeaseUse use) = 0;
+  /// Ends a lease. `changed`: the present values are the record's.
+  virtual void give_back(std::int64_t record, bool changed) = 0;
+  /// Ends a lease after a failure.
+  virtual void drop(std::int64_t record) noexcept = 0;
+};
+
+}  // namespace tessera

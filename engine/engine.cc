@@ -268,7 +268,7 @@ TrafficCounts Engine::traffic() const {
   }
   counts.streamed_bytes = t.step ? t.step->streamed_bytes() : 0;
   if (t.step) counts.host_step = t.step->host_step();
-  if (t.gathering.shards) counts.uploaded_bytes = t.gathering.shards->uploaded_bytes();
+  if (t.gathering.parts) counts.uploaded_bytes = t.gathering.parts->uploaded_bytes();
   if (t.activations) {
     const ActivationCounts disk = t.activations->counts();
     counts.disk_bytes_read += disk.disk_bytes_read;

@@ -37,7 +37,7 @@ StepProfiler::StepProfiler(Engine& engine)
   expect(!training.job.accelerator.device.is_queued,
          "a profile of a GPU, whose operators end later than they return, is not built. [T0300] hint: profile on the "
          "CPU (comm.transport \"host\"), or with LibTorch's profiler");
-  auto& [log, publication, shards, residency, watch] = training.gathering;
+  auto& [log, publication, parts, residency, watch] = training.gathering;
   expect(!residency, "a profile with parameters on disk. [T0301] hint: leave \"offload\": {\"parameters\": ...} out");
   for (auto& unit : training.units) unit->use_log = &*log;
   log->time_uses(&times_);

@@ -62,12 +62,17 @@ class Carrier {
   Carrier& operator=(const Carrier&) = delete;
 
   /// Says which records are acquired next, in this order: the first ones are brought ahead, without waiting. It takes
-  /// the place of what was announced before.
+  /// the place of what was announced before, unless the carrier says otherwise.
   virtual void announce(std::span<const std::int64_t> order) = 0;
   /// Returns the record, and brings it first where it was not announced.
   Lease acquire(std::int64_t record, LeaseUse use);
   /// Ends what was announced. Changed records go on to where they lie in the background.
   virtual void flush() = 0;
+
+  /// Bytes that were copied to a GPU so far.
+  virtual std::int64_t uploaded_bytes() const { return 0; }
+  /// Bytes of pinned host memory that it has for those copies.
+  virtual std::int64_t pinned_bytes() const { return 0; }
 
  protected:
   Carrier() = default;

@@ -105,6 +105,8 @@ struct FlatGroup {
   float* tensor_state_at(std::int64_t element) const { return tensor_state + (element - tensor_state_part.offset); }
 
   std::int64_t element_bytes() const { return static_cast<std::int64_t>(size_of(dtype)); }
+  /// Where this rank's part lies in `full`.
+  std::byte* part_in_full() const { return full + parameter_part.offset * element_bytes(); }
   std::int64_t gathered_bytes() const { return layout.numel() * element_bytes(); }
   GroupShape shape() const { return {dtype, trainable, layout, matrices, factored, tensor_states}; }
 

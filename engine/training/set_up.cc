@@ -14,8 +14,8 @@
 #include "engine/device/sums_on_host.h"
 #include "engine/memory/expect_reproducible.h"
 #include "engine/memory/kept_group.h"
-#include "engine/memory/records/device_shards.h"
-#include "engine/memory/records/shard_records.h"
+#include "engine/memory/records/device_part_carrier.h"
+#include "engine/memory/records/part_carrier.h"
 #include "engine/parameters/first_values.h"
 #include "engine/parameters/parameter_groups.h"
 #include "engine/step/agree/step_context.h"
@@ -293,17 +293,17 @@ void Training::set_up_gradients() {
 
 void Training::set_up_gathering() {
   const ComputeDevice device = job.accelerator.device;
-  auto& [log, publication, shards, residency, watch] = gathering;
+  auto& [log, publication, parts, residency, watch] = gathering;
   log.emplace(static_cast<std::size_t>(plan.input().prefetch) + 1);
   if (plan.gathers()) {
     if (memory.parameter_records && device.is_queued) {
-      shards = std::make_unique<DeviceShards>(plan, units, memory.parameter_records, *job.accelerator.kernels,
-                                              job.mesh.rank());
+      parts = std::make_unique<DevicePartCarrier>(plan, units, memory.parameter_records, *job.accelerator.kernels,
+                                                  job.mesh.rank());
     } else if (memory.parameter_records) {
-      shards = std::make_unique<ShardRecords>(memory.parameter_records);
+      parts = std::make_unique<PartCarrier>(units, memory.parameter_records);
     }
-    if (shards) footprint.allocated[MemoryCategory::kHostRecords] += shards->pinned_bytes();
-    residency.emplace(plan, pointers_to(units), *axes.gather, SlotMemory{std::move(memory.slots), device, shards.get()},
+    if (parts) footprint.allocated[MemoryCategory::kHostRecords] += parts->pinned_bytes();
+    residency.emplace(plan, pointers_to(units), *axes.gather, SlotMemory{std::move(memory.slots), device, parts.get()},
                       *log, failing(job));
     residency->tell(window.rounds);
     if (job.strategy.check.values) residency->check_values();

@@ -85,7 +85,7 @@ void Training::end_backward(const at::Tensor& loss, const MicrobatchInfo& info) 
 
 double Training::communication_seconds() const {
   if (job.accelerator.device.is_queued) return 0;  // StepResult::wait asks the device
-  const auto& [log, publication, shards, residency, watch] = gathering;
+  const auto& [log, publication, parts, residency, watch] = gathering;
   const double gathers = residency ? residency->counts().gather_seconds : publication ? publication->seconds() : 0;
   const double sums = axes.world->size() > 1 ? reducer->counts().reduction_seconds : 0;  // a rank alone sends nothing
   return gathers + sums + step->communication_seconds() + sync.communication_seconds();

@@ -61,7 +61,7 @@ struct ValuesInUse {
 struct Gathering {
   std::optional<GatherLog> log;            ///< the gathers of this step
   std::optional<Publication> publication;  ///< set if values are published behind the update
-  std::unique_ptr<ShardSource> shards;     ///< null where no parameters lie below memory
+  std::unique_ptr<Carrier> parts;          ///< null where no parameters lie below memory
   std::optional<Residency> residency;      ///< set if parameters are sharded or offloaded
   std::optional<OpWatch> watch;
 };

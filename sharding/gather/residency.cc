@@ -26,7 +26,7 @@ void expect_values_of(const Unit& unit, c10::Device device) {
 // Gathers units, and releases them.
 //
 // `use` and `hold` gather a released unit (`gather`): they choose a slot for it (`find_slot`; `add_overflow_slot` if
-// none is free), let a ShardSource bring this rank's part if there is one (`bring_part`), and start the all-gathers of
+// none is free), let a Carrier bring this rank's part if there is one (`bring_part`), and start the all-gathers of
 // its groups (`start_all_gather`). `wait` ends them and attaches the parameters. `release` takes the memory away again,
 // which happens when another unit takes the slot, after a step (`release_all`), or where an exact unit must be rounded
 // again. `prefetch` gathers the units that the schedule says come next, if a slot can be had without evicting a unit
@@ -40,7 +40,7 @@ Residency::Residency(const MemoryPlan& plan, std::vector<Unit*> units, Collectiv
       group_(group),
       device_(memory.device),
       log_(log),
-      source_(memory.source),
+      parts_(memory.parts),
       memory_(std::move(memory.slots)),
       pending_(units_.size()),
       is_exact_(units_.size(), 0),
@@ -63,7 +63,7 @@ Residency::~Residency() {
   for (const Unit* unit : units_) {
     if (is_coming_[unit->index] == 0) continue;
     try {
-      source_->finish(*unit);
+      parts_->acquire(unit->index, LeaseUse::kRead).give_back();
     } catch (const std::exception& error) {
       log_error("unit " + unit->name + ": " + error.what());
     }
@@ -141,24 +141,20 @@ void Residency::gather(Unit& unit) {
     group->full = in_place ? group->shard - begin : memory;
     if (!in_place) memory += group->gathered_bytes();
   }
-  source_ ? bring_part(unit) : start_all_gather(unit);
-}
-
-/// Where this rank's part of `group` lies once it is gathered.
-std::byte* Residency::own_part(const FlatGroup& group) {
-  return group.full + group.parameter_part.offset * group.element_bytes();
+  parts_ ? bring_part(unit) : start_all_gather(unit);
 }
 
 void Residency::bring_part(Unit& unit) {
   // Other ranks may still read what the common slot held before.
   if (plan_.input().placement.shared) throw_if_error(group_.barrier(unit.name).wait());
   is_coming_[unit.index] = 1;
-  for (auto& group : unit.groups) source_->start(*group, own_part(*group));
+  const std::int64_t index = unit.index;
+  parts_->announce({&index, 1});
 }
 
 void Residency::start_all_gather(Unit& unit) {
   for (auto& group : unit.groups) {
-    const std::byte* const part = source_ ? own_part(*group) : group->shard;
+    const std::byte* const part = parts_ ? group->part_in_full() : group->shard;
     const std::int64_t bytes = group->parameter_part.numel * group->element_bytes();
     pending_[unit.index].push_back(
         group_.all_gather(unit.name, part, group->full, bytes, {.dtype = group->dtype, .form = form_of(unit)}));
@@ -168,7 +164,7 @@ void Residency::start_all_gather(Unit& unit) {
 void Residency::wait(Unit& unit) {
   const Span span("wait", unit.name, &counts_.gather_seconds);
   if (std::exchange(is_coming_[unit.index], 0) != 0) {
-    source_->finish(unit);
+    parts_->acquire(unit.index, LeaseUse::kRead).give_back();
     start_all_gather(unit);
   }
   {

@@ -1,6 +1,6 @@
 #pragma once
 
-// See docs/glossary.md: placement, residency, slot, unit.
+// See docs/glossary.md: carrier, placement, residency, slot, unit.
 
 #include <cstdint>
 #include <exception>
@@ -14,13 +14,13 @@
 #include "runtime/border/throw.h"
 #include "runtime/comm/collectives.h"
 #include "sharding/arena.h"
+#include "sharding/carrier.h"
 #include "sharding/compute_device.h"
 #include "sharding/gather/call_clock.h"
 #include "sharding/gather/gather_log.h"
 #include "sharding/gather/unit_keeper.h"
 #include "sharding/layout/schedule.h"
 #include "sharding/round_log.h"
-#include "sharding/shard_source.h"
 #include "sharding/unit.h"
 
 namespace tessera {
@@ -41,7 +41,9 @@ struct ResidencyCounts {
 struct SlotMemory {
   Arena slots;  ///< the plan's; empty where units stay in their parameter memory (keep_gathered)
   ComputeDevice device;
-  ShardSource* source = nullptr;  ///< where shards are not in memory; outlives the Residency
+  /// Brings this rank's parts to FlatGroup::full, by the units' indices, where they are not in memory; outlives the
+  /// Residency
+  Carrier* parts = nullptr;
 };
 
 /// Which units are gathered now, and in which slots. The Engine owns it, for strategies that shard parameters.
@@ -50,7 +52,7 @@ struct SlotMemory {
 /// (prefetch). A slot is taken from the unit whose next use is farthest away (which is optimal for a known order:
 /// Belady, 1966); a unit that a running operator reads is pinned and never loses its slot.
 ///
-/// Where parameters are offloaded, a gather first brings this rank's part from a ShardSource to its place in the
+/// Where parameters are offloaded, a gather first brings this rank's part from a Carrier to its place in the
 /// slot. A prefetch begins only that, and the all-gather follows when the unit is used. Ranks that share memory share
 /// the slots too (Placement::shared): each brings its part to the one slot, and the all-gather is only a barrier. They
 /// choose the same slots, since they use units in the same order.
@@ -125,7 +127,6 @@ class Residency final : public UnitKeeper {
 
   void gather(Unit& unit);
   void bring_part(Unit& unit);
-  static std::byte* own_part(const FlatGroup& group);
   void start_all_gather(Unit& unit);
   WireForm form_of(const Unit& unit) const {
     return is_exact_[unit.index] != 0 ? WireForm::kPlain : plan_.input().gathers;
@@ -144,7 +145,7 @@ class Residency final : public UnitKeeper {
   Collectives& group_;
   const ComputeDevice device_;
   GatherLog& log_;
-  ShardSource* const source_;
+  Carrier* const parts_;
   Arena memory_;
   std::vector<Slot> slots_;                 ///< the root's slot, the shared ones, then those beyond the plan
   std::vector<int> free_slots_;             ///< indices of shared slots that hold nothing

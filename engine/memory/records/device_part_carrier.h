@@ -1,17 +1,18 @@
 #pragma once
 
-// See docs/glossary.md: residency, slot, unit.
+// See docs/glossary.md: lease, residency, slot, unit.
 
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <vector>
 
 #include "engine/memory/records/state_records.h"
 #include "offload/files/aligned_memory.h"
 #include "optim/device_kernels.h"
+#include "sharding/carrier.h"
 #include "sharding/layout/plan/memory_plan.h"
-#include "sharding/shard_source.h"
 #include "sharding/unit.h"
 
 namespace tessera {
@@ -19,21 +20,25 @@ namespace tessera {
 /// Brings shards to a GPU: from their records (FlatGroup::parameters_below) in its host's memory or in files, and the
 /// parts that are in the GPU's own memory from there. The residency calls it when it gathers a unit.
 ///
+/// A unit's index is the number of its record. `announce` begins to bring parts to FlatGroup::part_in_full, beside
+/// those that are on their way. `acquire` waits for one unit's, and makes later queued work wait. Its lease has no
+/// memory, since the gathered buffer is the residency's.
+///
 /// Records in the host's memory are copied on a stream of their own as soon as a gather begins; no call waits for the
-/// device. Records in files are read into pinned memory first, one piece for each unit that may be on its way; `finish`
-/// waits for the disk and queues the copy. Either copy waits for what is on the current stream when the
-/// gather begins, because that may read what the slot held, or change the records. Work that is queued after `finish`
+/// device. Records in files are read into pinned memory first, one piece for each unit that may be on its way;
+/// `acquire` waits for the disk and queues the copy. Either copy waits for what is on the current stream when the
+/// gather begins, because that may read what the slot held, or change the records. Work that is queued after `acquire`
 /// waits for the copy.
-class DeviceShards final : public ShardSource {
+class DevicePartCarrier final : public Carrier {
  public:
-  /// `kernels` must outlive this object. `rank` is named in errors.
-  DeviceShards(const MemoryPlan& plan, const std::vector<std::unique_ptr<Unit>>& units,
-               std::shared_ptr<StateRecords> records, DeviceKernels& kernels, int rank);
+  /// `units` and `kernels` must outlive this object. `rank` is named in errors.
+  DevicePartCarrier(const MemoryPlan& plan, const std::vector<std::unique_ptr<Unit>>& units,
+                    std::shared_ptr<StateRecords> records, DeviceKernels& kernels, int rank);
   /// Waits for the copies under way; a failure is logged.
-  ~DeviceShards() override;
+  ~DevicePartCarrier() override;
 
-  void start(const FlatGroup& group, std::byte* memory) override;
-  void finish(const Unit& unit) override;
+  void announce(std::span<const std::int64_t> units) override;
+  void flush() override {}
   std::int64_t uploaded_bytes() const override { return uploaded_bytes_; }
   std::int64_t pinned_bytes() const override { return pinned_bytes_; }
 
@@ -53,11 +58,16 @@ class DeviceShards final : public ShardSource {
     std::size_t piece = 0, used = 0;  ///< index into `pieces_` for `uploads`, and bytes of it that are used
   };
 
+  std::span<std::byte> take(std::int64_t unit, LeaseUse use) override;
+  void give_back(std::int64_t, bool) override {}
+  void drop(std::int64_t) noexcept override {}
   Coming& coming(const Unit& unit) { return coming_[static_cast<std::size_t>(unit.index)]; }
   void settle();
-  void read(const FlatGroup& group, std::byte* memory);
+  void start(const FlatGroup& group);
+  void read(const FlatGroup& group);
   std::size_t take_piece();
 
+  const std::vector<std::unique_ptr<Unit>>& units_;
   const std::shared_ptr<StateRecords> records_;
   DeviceKernels& kernels_;
   const AlignedMemory::Give take_memory_;

@@ -1,12 +1,17 @@
-#include "engine/memory/records/shard_records.h"
+#include "engine/memory/records/part_carrier.h"
 
 #include <cstring>
 
-#include "sharding/unit.h"
-
 namespace tessera {
 
-void ShardRecords::start(const FlatGroup& group, std::byte* memory) {
+void PartCarrier::announce(std::span<const std::int64_t> units) {
+  for (const std::int64_t unit : units) {
+    for (const auto& group : units_[static_cast<std::size_t>(unit)]->groups) start(*group);
+  }
+}
+
+void PartCarrier::start(const FlatGroup& group) {
+  std::byte* const memory = group.part_in_full();
   const Chunks& chunks = group.parameter_chunks;
   const std::int64_t element = group.element_bytes();
   if (group.shard) std::memcpy(memory, group.shard, static_cast<std::size_t>(chunks.before_records() * element));
@@ -18,6 +23,9 @@ void ShardRecords::start(const FlatGroup& group, std::byte* memory) {
   }
 }
 
-void ShardRecords::finish(const Unit& unit) { records_->end_copies(static_cast<std::uint64_t>(unit.index)); }
+std::span<std::byte> PartCarrier::take(std::int64_t unit, LeaseUse /*use*/) {
+  records_->end_copies(static_cast<std::uint64_t>(unit));
+  return {};
+}
 
 }  // namespace tessera

@@ -1,4 +1,4 @@
-#include "engine/memory/records/device_shards.h"
+#include "engine/memory/records/device_part_carrier.h"
 
 #include <algorithm>
 #include <exception>
@@ -13,9 +13,10 @@
 
 namespace tessera {
 
-DeviceShards::DeviceShards(const MemoryPlan& plan, const std::vector<std::unique_ptr<Unit>>& units,
-                           std::shared_ptr<StateRecords> records, DeviceKernels& kernels, int rank)
-    : records_(std::move(records)),
+DevicePartCarrier::DevicePartCarrier(const MemoryPlan& plan, const std::vector<std::unique_ptr<Unit>>& units,
+                                     std::shared_ptr<StateRecords> records, DeviceKernels& kernels, int rank)
+    : units_(units),
+      records_(std::move(records)),
       kernels_(kernels),
       take_memory_(pinned_memory_of(
           kernels, rank, "parameters on their way to the GPU",
@@ -33,14 +34,14 @@ DeviceShards::DeviceShards(const MemoryPlan& plan, const std::vector<std::unique
 }
 
 /// Waits for all copies. Copies end in the order in which they were queued, so waiting for the last one is enough.
-void DeviceShards::settle() {
+void DevicePartCarrier::settle() {
   for (const Coming& unit : coming_) {
     for (const auto& copy : unit.copies) copy->wait();
   }
   if (const auto last = std::exchange(last_, nullptr)) last->wait();
 }
 
-DeviceShards::~DeviceShards() {
+DevicePartCarrier::~DevicePartCarrier() {
   records_->before_visits(this, nullptr);
   try {
     settle();
@@ -49,7 +50,14 @@ DeviceShards::~DeviceShards() {
   }
 }
 
-void DeviceShards::start(const FlatGroup& group, std::byte* memory) {
+void DevicePartCarrier::announce(std::span<const std::int64_t> units) {
+  for (const std::int64_t unit : units) {
+    for (const auto& group : units_[static_cast<std::size_t>(unit)]->groups) start(*group);
+  }
+}
+
+void DevicePartCarrier::start(const FlatGroup& group) {
+  std::byte* const memory = group.part_in_full();
   const Chunks& chunks = group.parameter_chunks;
   const std::int64_t element = group.element_bytes();
   if (const std::int64_t bytes = chunks.before_records() * element; bytes > 0) {
@@ -58,7 +66,7 @@ void DeviceShards::start(const FlatGroup& group, std::byte* memory) {
     tensor_on(group.device, memory, count).copy_(tensor_on(group.device, group.shard, count));
   }
   if (chunks.records() == 0) return;
-  if (are_in_files_) return read(group, memory);
+  if (are_in_files_) return read(group);
   std::vector<DeviceKernels::UploadPiece> uploads;
   for (std::int64_t chunk = chunks.first_record(); chunk < chunks.chunks(); ++chunk) {
     const Extent place = chunks.chunk(chunk);
@@ -75,7 +83,8 @@ void DeviceShards::start(const FlatGroup& group, std::byte* memory) {
 }
 
 /// Begins to read a group's records into the unit's piece.
-void DeviceShards::read(const FlatGroup& group, std::byte* memory) {
+void DevicePartCarrier::read(const FlatGroup& group) {
+  std::byte* const memory = group.part_in_full();
   Coming& unit = coming(*group.unit);
   const Chunks& chunks = group.parameter_chunks;
   if (unit.uploads.empty()) {
@@ -98,7 +107,7 @@ void DeviceShards::read(const FlatGroup& group, std::byte* memory) {
 
 /// Takes a piece that nothing reads any more, or a new one. Units beyond the plan's slots need pieces beyond the plan,
 /// too.
-std::size_t DeviceShards::take_piece() {
+std::size_t DevicePartCarrier::take_piece() {
   auto idle = std::ranges::find_if(pieces_, [](const Piece& piece) { return !piece.is_taken; });
   if (idle == pieces_.end()) {
     pieces_.push_back({take_memory_(piece_bytes_), nullptr});
@@ -110,21 +119,22 @@ std::size_t DeviceShards::take_piece() {
   return static_cast<std::size_t>(idle - pieces_.begin());
 }
 
-void DeviceShards::finish(const Unit& unit) {
-  Coming& parts = coming(unit);
+std::span<std::byte> DevicePartCarrier::take(std::int64_t unit, LeaseUse /*use*/) {
+  Coming& parts = coming_[static_cast<std::size_t>(unit)];
   for (auto& copy : parts.copies) {
     copy->join();
     last_ = std::move(copy);
   }
   parts.copies.clear();
-  if (parts.uploads.empty()) return;
+  if (parts.uploads.empty()) return {};
   Piece& piece = pieces_[parts.piece];
   const std::vector<DeviceKernels::UploadPiece> uploads = std::exchange(parts.uploads, {});
   piece.is_taken = false;
-  records_->end_copies(static_cast<std::uint64_t>(unit.index));
+  records_->end_copies(static_cast<std::uint64_t>(unit));
   piece.copied = last_ = kernels_.upload(uploads, parts.begun.get());
   piece.copied->join();
   for (const DeviceKernels::UploadPiece& each : uploads) uploaded_bytes_ += static_cast<std::int64_t>(each.bytes);
+  return {};
 }
 
 }  // namespace tessera

@@ -1,0 +1,43 @@
+#pragma once
+
+// See docs/glossary.md: lease, residency, unit.
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "engine/memory/records/state_records.h"
+#include "sharding/carrier.h"
+#include "sharding/unit.h"
+
+namespace tessera {
+
+/// Brings this rank's parts of units to the CPU's gathered buffers: from their records on disk
+/// (FlatGroup::parameters_below), and what is in memory from there. The residency calls it when it gathers a unit, on
+/// the thread that runs forward and backward.
+///
+/// A unit's index is the number of its record. `announce` begins to bring parts to FlatGroup::part_in_full, which
+/// begins at a page, beside those that are on their way. `acquire` waits for one unit's. Where it throws, nothing of
+/// the unit is under way any more. Its lease has no memory, since the gathered buffer is the residency's.
+class PartCarrier final : public Carrier {
+ public:
+  /// `units` must outlive this object.
+  PartCarrier(const std::vector<std::unique_ptr<Unit>>& units, std::shared_ptr<StateRecords> records)
+      : units_(units), records_(std::move(records)) {}
+
+  void announce(std::span<const std::int64_t> units) override;
+  void flush() override {}
+
+ private:
+  std::span<std::byte> take(std::int64_t unit, LeaseUse use) override;
+  void give_back(std::int64_t, bool) override {}
+  void drop(std::int64_t) noexcept override {}
+  void start(const FlatGroup& group);
+
+  const std::vector<std::unique_ptr<Unit>>& units_;
+  const std::shared_ptr<StateRecords> records_;
+};
+
+}  // namespace tessera

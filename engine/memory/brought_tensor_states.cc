@@ -11,12 +11,12 @@
 namespace tessera {
 namespace {
 
-std::unique_ptr<StateStream> stream_of(const MemoryPlan& plan, const TrainingMemory& memory, DeviceKernels* kernels) {
+std::unique_ptr<SlotCarrier> stream_of(const MemoryPlan& plan, const TrainingMemory& memory, DeviceKernels* kernels) {
   if (!kernels) return nullptr;
   const RecordPool& pool = plan.tensor_state_records();
   // The slots of the batch that is on the GPU are not free for records ahead.
   const std::int64_t ahead = pool.device_slots - plan.tensor_states_of_a_batch();
-  return make_state_stream(plan, memory.tensor_state_records, pool, memory.tensor_state_slots.data(), ahead, *kernels);
+  return make_slot_carrier(plan, memory.tensor_state_records, pool, memory.tensor_state_slots.data(), ahead, *kernels);
 }
 
 }  // namespace
@@ -28,7 +28,7 @@ BroughtTensorStates::BroughtTensorStates(const std::vector<std::unique_ptr<Unit>
   for (std::int64_t record = 0; record < records_->records(); ++record) order_.push_back(record);
 }
 
-void BroughtTensorStates::begin() { stream_ ? stream_->begin_pass(order_) : records_->begin_pass(order_); }
+void BroughtTensorStates::begin() { stream_ ? stream_->announce(order_) : records_->begin_pass(order_); }
 
 /// Groups in unit order have records that follow each other.
 void BroughtTensorStates::begin(const MatrixBatch& batch) {
@@ -36,10 +36,10 @@ void BroughtTensorStates::begin(const MatrixBatch& batch) {
   if (groups_.empty()) return;
   const auto first = static_cast<std::size_t>(groups_.front()->tensor_state_record);
   const auto records = std::span(order_).subspan(first, groups_.size());
-  stream_ ? stream_->begin_pass(records) : records_->begin_pass(records);
+  stream_ ? stream_->announce(records) : records_->begin_pass(records);
 }
 
-void BroughtTensorStates::end() { stream_ ? stream_->end_pass() : records_->end_pass(); }
+void BroughtTensorStates::end() { stream_ ? stream_->flush() : records_->end_pass(); }
 
 void BroughtTensorStates::find_groups(const MatrixBatch& batch) {
   groups_.clear();
@@ -63,12 +63,13 @@ void BroughtTensorStates::with(const MatrixBatch& batch, c10::function_ref<void(
 }
 
 void BroughtTensorStates::pass_through(c10::function_ref<void()> body) {
-  const auto first = static_cast<std::size_t>(groups_.front()->tensor_state_record);
-  const auto records = std::span(order_).subspan(first, groups_.size());
-  stream_->pass_through(records, /*changes=*/true, [&](std::span<std::byte* const> there) {
-    for (std::size_t i = 0; i < groups_.size(); ++i) groups_[i]->tensor_state = reinterpret_cast<float*>(there[i]);
-    body();
-  });
+  std::vector<Lease> leases;
+  for (FlatGroup* group : groups_) {
+    leases.push_back(stream_->acquire(group->tensor_state_record, LeaseUse::kChange));
+    group->tensor_state = reinterpret_cast<float*>(leases.back().bytes().data());
+  }
+  body();
+  for (Lease& lease : leases) lease.give_back();
 }
 
 void BroughtTensorStates::hold(c10::function_ref<void()> body) {

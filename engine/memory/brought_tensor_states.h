@@ -8,8 +8,8 @@
 #include <memory>
 #include <vector>
 
+#include "engine/memory/records/slot_carrier.h"
 #include "engine/memory/records/state_records.h"
-#include "engine/memory/records/state_stream.h"
 #include "engine/memory/training_memory.h"
 #include "sharding/layout/matrix_deal.h"
 #include "sharding/unit.h"
@@ -38,7 +38,7 @@ class BroughtTensorStates {
   /// Ends the pass over the batches of a step.
   void end();
 
-  std::int64_t streamed_bytes() const { return stream_ ? stream_->streamed_bytes() : 0; }
+  std::int64_t streamed_bytes() const { return stream_ ? stream_->uploaded_bytes() : 0; }
 
  private:
   void find_groups(const MatrixBatch& batch);
@@ -48,7 +48,7 @@ class BroughtTensorStates {
 
   const std::vector<std::unique_ptr<Unit>>& units_;
   const std::shared_ptr<StateRecords> records_;
-  std::unique_ptr<StateStream> stream_;  ///< null on the CPU
+  std::unique_ptr<SlotCarrier> stream_;  ///< null on the CPU
   std::vector<std::int64_t> order_;      ///< the records of a step, in the order in which batches use them
   std::vector<FlatGroup*> groups_;       ///< the groups of the present batch whose states are in records
 };

@@ -15,11 +15,11 @@
 namespace tessera {
 namespace {
 
-std::unique_ptr<StateStream> stream_of(const QueuedContext& context) {
+std::unique_ptr<SlotCarrier> states_of(const QueuedContext& context) {
   const TrainingMemory& memory = context.memory;
   if (!memory.state_records || context.plan.steps_on_host()) return nullptr;
   const RecordPool& pool = context.plan.state_records();
-  return make_state_stream(context.plan, memory.state_records, pool, memory.record_slots.data(), pool.device_slots,
+  return make_slot_carrier(context.plan, memory.state_records, pool, memory.record_slots.data(), pool.device_slots,
                            context.kernels);
 }
 
@@ -42,7 +42,7 @@ DeviceUpdate::DeviceUpdate(const QueuedContext& context, const RuleOptimizer& ru
       context_(context),
       rules_(rules),
       tables_(tables),
-      stream_(stream_of(context)),
+      states_(states_of(context)),
       mapped_(mapped_of(context)) {
   const OptimizerConfig& optimizer = context.strategy.optimizer;
   if (!context.plan.matrices().batches().empty()) {
@@ -69,7 +69,7 @@ DeviceUpdate::DeviceUpdate(const QueuedContext& context, const RuleOptimizer& ru
   fill_matrices(tables, table_memory);
   if (adapts_layers(optimizer.type)) make_layers();
   if (context.plan.steps_on_host()) host_ = std::make_unique<HostUpdate>(context);
-  if (stream_ && !stream_->are_in_files()) report_speed();
+  if (states_ && !states_->are_in_files()) report_speed();
 }
 
 StepRequest DeviceUpdate::request() const {
@@ -84,7 +84,7 @@ StepRequest DeviceUpdate::request() const {
 /// Logs the speed for people who weigh a smaller offloaded fraction against the memory that it takes.
 void DeviceUpdate::report_speed() const {
   constexpr std::int64_t kMeasuredBytes = std::int64_t{64} << 20;
-  const double bytes_per_second = stream_->measure(kMeasuredBytes);  // all ranks at once: they may share the bus
+  const double bytes_per_second = states_->measure(kMeasuredBytes);  // all ranks at once: they may share the bus
   if (context_.axes.world->rank() != 0) return;
   const std::int64_t streamed = context_.plan.streamed_bytes();
   log_info("masters and moments in host memory are streamed at " +
@@ -302,12 +302,12 @@ std::span<const std::int64_t> DeviceUpdate::records_of(std::span<const Visit> vi
 void DeviceUpdate::announce(std::span<const Visit> visits, bool is_decided) {
   if (matrices_ && !is_decided) matrices_->expect();
   if (host_ && !is_decided) host_->expect(/*sums_of_step=*/true);
-  if (stream_) stream_->begin_pass(records_of(visits, StateKind::kMastersAndStates));
+  if (states_) states_->announce(records_of(visits, StateKind::kMastersAndStates));
   if (mapped_) mapped_->begin_pass(records_of(visits, StateKind::kParameters));
 }
 
 void DeviceUpdate::end_pass() {
-  if (stream_) stream_->end_pass();
+  if (states_) states_->flush();
   if (mapped_) mapped_->end_pass();
 }
 
@@ -337,15 +337,16 @@ void DeviceUpdate::visit_memory(const FlatGroup& group, const Visit& visit, cons
 /// Visits the rest record by record, while the device can reach the record.
 template <class Body>
 void DeviceUpdate::visit_records(const FlatGroup& group, const Visit& visit, const Body& body) {
-  if (!stream_) return;
+  if (!states_) return;
   const RecordLayout& records = group.records;
   for (std::int64_t i = 0; i < records.records(); ++i) {
     const std::int64_t nth = visit.backward ? records.records() - 1 - i : i;
     const std::int64_t chunk = records.first_record() + nth;
-    stream_->pass_through(group.first_record + nth, visit.states == Access::kWrite, [&](std::byte* there) {
-      const auto view_of = [&](Extent run) { return states_in_record(group, chunk, run, there); };
-      visit_pieces(group, run_of_chunk(group, chunk), visit, view_of, body);
-    });
+    const LeaseUse use = visit.states == Access::kWrite ? LeaseUse::kChange : LeaseUse::kRead;
+    Lease lease = states_->acquire(group.first_record + nth, use);
+    const auto view_of = [&](Extent run) { return states_in_record(group, chunk, run, lease.bytes().data()); };
+    visit_pieces(group, run_of_chunk(group, chunk), visit, view_of, body);
+    lease.give_back();
   }
 }
 

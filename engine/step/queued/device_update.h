@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "engine/memory/records/mapped_records.h"
-#include "engine/memory/records/state_stream.h"
+#include "engine/memory/records/slot_carrier.h"
 #include "engine/memory/state_views.h"
 #include "engine/step/queued/device_tables.h"
 #include "engine/step/queued/host_update.h"
@@ -29,7 +29,7 @@ namespace tessera {
 /// kernels change nothing. StepWalk has the order, and this class has the work that one visit queues. Update does the
 /// same on the CPU. QueuedStep owns and calls it, from the thread that trains.
 ///
-/// Masters and states in records of the host go through the device (StateStream), where one launch updates each; a step
+/// Masters and states in records of the host go through the device (SlotCarrier), where one launch updates each; a step
 /// that is skipped takes back what it brought. Otherwise the host updates them where they lie (HostUpdate), once it has
 /// waited for the device's decision. Parameters in records of the host are changed there in either case
 /// (MappedRecords).
@@ -94,7 +94,7 @@ class DeviceUpdate final : public StepWalk {
   void resume(std::span<const std::int64_t> steps);
 
   std::int64_t streamed_bytes() const {
-    return (stream_ ? stream_->streamed_bytes() : 0) + (matrices_ ? matrices_->streamed_bytes() : 0);
+    return (states_ ? states_->uploaded_bytes() : 0) + (matrices_ ? matrices_->streamed_bytes() : 0);
   }
   HostStepBytes host_step() const { return host_ ? host_->copied() : HostStepBytes(); }
 
@@ -148,7 +148,7 @@ class DeviceUpdate final : public StepWalk {
   std::unique_ptr<MatrixUpdate> matrices_;  ///< null if no group has matrices
   std::unique_ptr<OwnDeviceUpdate> own_;    ///< null where the program brings no rule
   std::unique_ptr<QueuedLayers> layers_;    ///< under lamb and lars; else null
-  std::unique_ptr<StateStream> stream_;     ///< null where all state is in the device's memory, or updated on the host
+  std::unique_ptr<SlotCarrier> states_;     ///< null where all state is in the device's memory, or updated on the host
   std::unique_ptr<HostUpdate> host_;        ///< null where no state is updated on the host
   std::unique_ptr<MappedRecords> mapped_;   ///< null where all parameters are in the device's memory
   /// decision of this step, if the host waits for it and the step is not skipped

@@ -1,8 +1,6 @@
 #pragma once
 
-// See docs/glossary.md: slot, tier.
-
-#include <c10/util/FunctionRef.h>
+// See docs/glossary.md: carrier, lease, slot, tier.
 
 #include <cstddef>
 #include <cstdint>
@@ -13,25 +11,30 @@
 
 #include "engine/memory/records/state_records.h"
 #include "optim/device_kernels.h"
+#include "sharding/carrier.h"
 #include "sharding/layout/plan/memory_plan.h"
 
 namespace tessera {
 
 /// Brings records of masters and optimizer states from the memory of a GPU's host to the GPU, which updates them, and
 /// takes them back. A record goes through a slot in the GPU's memory; slots take turns (double buffering, with `count`
-/// buffers). The step owns one, and its thread calls it. Copies run on streams of their own beside the computation, and
-/// events (DeviceKernels::Mark) keep them in order:
+/// buffers). The step owns one, and its thread calls it. A lease's memory is the slot: work that is queued on the
+/// current stream while it lasts finds the record there, and the result is copied back. Copies run on streams of their
+/// own beside the computation, and events (DeviceKernels::Mark) keep them in order:
 ///
 /// 1. A copy to a slot waits for the copy back of what the slot held before, and for the copy back of this record's own
 ///    last use. Records in pinned memory whose order is known are copied as soon as their slot is free: while backward
 ///    computes, where the order was announced before it.
 /// 2. Work in a slot waits for the copy to it, and the copy back waits for that work.
-/// 3. Host code that visits a record (StateRecords::visit) waits for all copies back.
+/// 3. Several leases may last at once: besides the slots for records that are brought ahead, there is one slot for
+///    each. Records are copied back in the order in which they were acquired. What is only read is copied back too
+///    (events depend on it), but it is not written to disk. A lease that is dropped leaves the host the old values.
+/// 4. Host code that visits a record (StateRecords::visit) waits for all copies back.
 ///
 /// Records in pinned memory (tier "host") never move, so nothing here stops the host. Records in files are in a slot of
 /// their tier while they are under way: the host waits until one is read, and puts it when its copy back has passed, at
 /// the latest when its slot on the GPU is wanted again.
-class StateStream {
+class SlotCarrier final : public Carrier {
  public:
   /// Slots in the GPU's memory, one behind the other.
   struct Slots {
@@ -43,38 +46,26 @@ class StateStream {
 
   /// `kernels` and the slots must outlive this object. `are_in_files`: records lie in files; then as many may be held
   /// as there are slots (RecordTier::most_held).
-  StateStream(std::shared_ptr<StateRecords> records, DeviceKernels& kernels, const Slots& slots, bool are_in_files);
+  SlotCarrier(std::shared_ptr<StateRecords> records, DeviceKernels& kernels, const Slots& slots, bool are_in_files);
   /// Waits for what is under way; a failure is logged.
-  ~StateStream();
-  StateStream(const StateStream&) = delete;
-  StateStream& operator=(const StateStream&) = delete;
+  ~SlotCarrier() override;
 
-  /// Announces the records that go through next, in this order. The first ones are brought ahead; those in files are
-  /// read ahead. If this order was announced before and none of it has gone through, nothing changes
-  /// (StateRecords::begin_pass).
-  void begin_pass(std::span<const std::int64_t> order);
-  /// Calls `queue` with the record's bytes on the GPU. Work that `queue` queues on the current stream finds the record
-  /// there, and the result is copied back. If not `changes`, the record is copied back too (events depend on it), but
-  /// it is not written to disk. Throws what StateRecords::visit and DeviceKernels throw.
-  void pass_through(std::int64_t record, bool changes, c10::function_ref<void(std::byte*)> queue);
-  /// Does the same for several records that are on the GPU at once. If it throws, the host keeps the old values.
-  /// REQUIRES: besides the slots for records that are brought ahead, there is one slot for each of these records.
-  void pass_through(std::span<const std::int64_t> records, bool changes,
-                    c10::function_ref<void(std::span<std::byte* const>)> queue);
-  /// Ends the pass; records may still be under way.
-  void end_pass();
+  /// The first records are brought ahead; those in files are read ahead. If this order was announced before and none of
+  /// it was acquired, nothing changes (StateRecords::begin_pass).
+  void announce(std::span<const std::int64_t> order) override;
+  /// Records may still be under way after it.
+  void flush() override;
 
-  /// Waits until all records are back. Throws what pass_through throws.
+  /// Waits until all records are back. Throws what `acquire` throws.
   void settle();
 
   /// Measures how fast records in pinned memory go to the GPU while as many come back, in bytes per second in each
   /// direction. It copies records of at least `least_bytes` together, or all, to the GPU and back unchanged, and waits.
-  /// `streamed_bytes` does not count them. REQUIRES: records do not lie in files.
+  /// `uploaded_bytes` does not count them. REQUIRES: records do not lie in files.
   double measure(std::int64_t least_bytes);
 
   bool are_in_files() const { return are_in_files_; }
-  /// Bytes that were copied to the GPU so far.
-  std::int64_t streamed_bytes() const { return streamed_bytes_; }
+  std::int64_t uploaded_bytes() const override { return uploaded_bytes_; }
 
  private:
   /// A record that is being copied to its slot.
@@ -82,7 +73,19 @@ class StateStream {
     std::int64_t record;
     std::unique_ptr<DeviceKernels::Mark> mark;
   };
+  /// A record that has a lease, or had one while an earlier one lasts.
+  struct Here {
+    enum class State : std::uint8_t { kLeased, kDone, kDropped };
+    std::int64_t record;
+    std::span<std::byte> on_host;  ///< its memory there
+    State state = State::kLeased;
+  };
 
+  std::span<std::byte> take(std::int64_t record, LeaseUse use) override;
+  void give_back(std::int64_t record, bool changed) override;
+  void drop(std::int64_t record) noexcept override;
+  Here& leased(std::int64_t record);
+  void end_uses();
   std::size_t slot_of(std::int64_t use) const { return static_cast<std::size_t>(use % slots_.count); }
   std::byte* memory_of(std::int64_t use) const {
     return slots_.memory + static_cast<std::int64_t>(slot_of(use)) * slots_.bytes;
@@ -92,9 +95,9 @@ class StateStream {
   void bring_ahead();
   void give_up_ahead();
   std::span<std::byte> hold(std::int64_t record, bool changes);
-  std::span<std::byte> arrive(std::int64_t record, std::int64_t use, bool changes);
-  void turn_back(std::span<const std::int64_t> records);
+  void arrive(const Here& here, std::int64_t use);
   void let_go_oldest();
+  void wait_for_copies_back();
 
   const std::shared_ptr<StateRecords> records_;
   DeviceKernels& kernels_;
@@ -114,15 +117,15 @@ class StateStream {
   std::vector<std::span<std::byte>> places_;  ///< [record]: its memory; empty for files
   std::vector<std::int64_t> order_;           ///< the records of this pass; empty for files
   std::size_t passed_ = 0;                    ///< number of records of `order_` that have gone through
+  bool has_passed_ = false;                   ///< whether `passed_` has grown since records were brought ahead
   std::deque<Coming> ahead_;                  ///< records that come next: those of `order_` from `passed_` on
-  std::vector<std::span<std::byte>> here_;    ///< the host's memory of the records that are on the GPU now
-  std::vector<std::byte*> there_;             ///< slots of the records that are on the GPU
-  std::int64_t streamed_bytes_ = 0;
+  std::deque<Here> here_;                     ///< records on the GPU: use `uses_` and those that follow
+  std::int64_t uploaded_bytes_ = 0;
 };
 
-/// Makes the stream of the records that `pool` plans, through `slots`. `ahead` slots serve records that are brought
+/// Makes the carrier of the records that `pool` plans, through `slots`. `ahead` slots serve records that are brought
 /// before their turn; fewer do where the plan brings parameters from the host, too.
-std::unique_ptr<StateStream> make_state_stream(const MemoryPlan& plan, std::shared_ptr<StateRecords> records,
+std::unique_ptr<SlotCarrier> make_slot_carrier(const MemoryPlan& plan, std::shared_ptr<StateRecords> records,
                                                const RecordPool& pool, std::byte* slots, std::int64_t ahead,
                                                DeviceKernels& kernels);
 

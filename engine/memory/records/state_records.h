@@ -52,7 +52,7 @@ class StateRecords {
   void visit(std::int64_t record, bool updates, c10::function_ref<void(std::byte*)> body);
 
   /// Lets `settle` be called before the host uses a record. `owner` holds records for a device (SlotCarrier,
-  /// MappedRecords, DevicePartCarrier) and ends that use in `settle`. A null `settle` removes the owner's function.
+  /// MappedCarrier, DevicePartCarrier) and ends that use in `settle`. A null `settle` removes the owner's function.
   void before_visits(const void* owner, std::function<void()> settle);
   /// Waits for the device, as a visit does. The host may use the memory of records that never move after that.
   void settle() {

@@ -23,9 +23,9 @@ std::unique_ptr<SlotCarrier> states_of(const QueuedContext& context) {
                            context.kernels);
 }
 
-std::unique_ptr<MappedRecords> mapped_of(const QueuedContext& context) {
+std::unique_ptr<MappedCarrier> mapped_of(const QueuedContext& context) {
   if (!context.memory.parameter_records) return nullptr;
-  return std::make_unique<MappedRecords>(context.memory.parameter_records, context.kernels,
+  return std::make_unique<MappedCarrier>(context.memory.parameter_records, context.kernels,
                                          context.plan.parameter_records().held, !context.plan.parameters_on_host());
 }
 
@@ -303,12 +303,12 @@ void DeviceUpdate::announce(std::span<const Visit> visits, bool is_decided) {
   if (matrices_ && !is_decided) matrices_->expect();
   if (host_ && !is_decided) host_->expect(/*sums_of_step=*/true);
   if (states_) states_->announce(records_of(visits, StateKind::kMastersAndStates));
-  if (mapped_) mapped_->begin_pass(records_of(visits, StateKind::kParameters));
+  if (mapped_) mapped_->announce(records_of(visits, StateKind::kParameters));
 }
 
 void DeviceUpdate::end_pass() {
   if (states_) states_->flush();
-  if (mapped_) mapped_->end_pass();
+  if (mapped_) mapped_->flush();
 }
 
 /// Calls `body` for the pieces of `run` whose parameters lie in one place, or for the whole run if parameters are not
@@ -317,11 +317,13 @@ template <class ViewOf, class Body>
 void DeviceUpdate::visit_pieces(const FlatGroup& group, Extent run, const Visit& visit, const ViewOf& view_of,
                                 const Body& body) {
   if (!group.parameters_below || visit.parameters == Access::kNone) return body(view_of(run));
+  const LeaseUse use = visit.parameters == Access::kWrite ? LeaseUse::kChange : LeaseUse::kRead;
   for_each_parameter_piece(group, run, direction_of(visit), [&](const ParameterPiece& piece) {
     StateView view = view_of(piece.run);
+    Lease lease;
     if (piece.record != ParameterPiece::kNoRecord) {
-      std::byte* const record = mapped_->use(piece.record, visit.parameters == Access::kWrite);
-      point_at_parameters(view, group, record + piece.offset);
+      lease = mapped_->acquire(piece.record, use);
+      point_at_parameters(view, group, lease.bytes().data() + piece.offset);
     }
     body(view);
   });

@@ -8,7 +8,7 @@
 #include <span>
 #include <vector>
 
-#include "engine/memory/records/mapped_records.h"
+#include "engine/memory/records/mapped_carrier.h"
 #include "engine/memory/records/slot_carrier.h"
 #include "engine/memory/state_views.h"
 #include "engine/step/queued/device_tables.h"
@@ -32,7 +32,7 @@ namespace tessera {
 /// Masters and states in records of the host go through the device (SlotCarrier), where one launch updates each; a step
 /// that is skipped takes back what it brought. Otherwise the host updates them where they lie (HostUpdate), once it has
 /// waited for the device's decision. Parameters in records of the host are changed there in either case
-/// (MappedRecords).
+/// (MappedCarrier).
 ///
 /// Some rules go over state twice. A first visit *prepares* a group: under lamb and muon directions take the place of
 /// its gradients, and under lamb and lars norms of its weights are added up. What follows is an update, under lamb and
@@ -150,7 +150,7 @@ class DeviceUpdate final : public StepWalk {
   std::unique_ptr<QueuedLayers> layers_;    ///< under lamb and lars; else null
   std::unique_ptr<SlotCarrier> states_;     ///< null where all state is in the device's memory, or updated on the host
   std::unique_ptr<HostUpdate> host_;        ///< null where no state is updated on the host
-  std::unique_ptr<MappedRecords> mapped_;   ///< null where all parameters are in the device's memory
+  std::unique_ptr<MappedCarrier> mapped_;   ///< null where all parameters are in the device's memory
   /// decision of this step, if the host waits for it and the step is not skipped
   std::optional<Decided> decided_;
   std::vector<std::int64_t> order_;  ///< the records of one kind that a pass visits

@@ -20,7 +20,7 @@
 #include "engine/job/run_scope.h"
 #include "engine/memory/records/device_gradients.h"
 #include "engine/memory/records/gradient_records.h"
-#include "engine/memory/records/state_records.h"
+#include "engine/memory/records/tier_carrier.h"
 #include "engine/parameters/parameter_groups.h"
 #include "engine/replay/replay_request.h"
 #include "engine/step/rules/own_optimizer.h"

@@ -34,6 +34,8 @@ class Lease {
   /// The record's memory; empty where the record has none of the carrier's.
   std::span<std::byte> bytes() const { return bytes_; }
 
+  /// The holder changes the record after all.
+  void change() { changes_ = true; }
   /// Gives the record back now; nothing happens if that was done. Throws what Carrier::acquire throws.
   void give_back();
   /// Ends the lease after a failure: nobody needs the record's values.

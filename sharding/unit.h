@@ -18,7 +18,7 @@
 namespace tessera {
 
 class GatherLog;
-class StateRecords;
+class TierCarrier;
 class Unit;
 class UnitKeeper;
 
@@ -86,17 +86,17 @@ struct FlatGroup {
   std::array<State, kMostStates> state{};  ///< one entry for each of Optimizer::states
   RecordLayout records;                    ///< how offloaded masters and states are cut into records
   std::int64_t first_record = 0;           ///< number of its first record, counted over all groups
-  std::shared_ptr<StateRecords> below;     ///< holds the records; null where all is in memory
+  std::shared_ptr<TierCarrier> below;      ///< holds the records; null where all is in memory
   Chunks parameter_chunks;                 ///< how `shard` is cut into chunks
   std::int64_t first_parameter_record = 0;
-  std::shared_ptr<StateRecords> parameters_below;  ///< holds the parameters' records; null where all is in memory
+  std::shared_ptr<TierCarrier> parameters_below;  ///< holds the parameters' records; null where all is in memory
   float* gradient = nullptr;
   TensorStates tensor_states;                    ///< GroupShape::tensor_states
   std::vector<TensorState> tensor_state_shapes;  ///< shape of each state of the layout
   Extent tensor_state_part;                      ///< extent of their buffer
   float* tensor_state = nullptr;                 ///< null while the states are offloaded
   std::int64_t tensor_state_record = -1;         ///< the record with all of this rank's part; -1: it is in memory
-  std::shared_ptr<StateRecords> tensor_states_below;
+  std::shared_ptr<TierCarrier> tensor_states_below;
 
   /// Returns a copy with the parts and memory only: nothing in it refers to the module or to a unit.
   FlatGroup without_module() const;

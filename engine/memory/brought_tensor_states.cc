@@ -1,12 +1,8 @@
 #include "engine/memory/brought_tensor_states.h"
 
 #include <cstddef>
-#include <exception>
 #include <span>
-#include <string>
 #include <utility>
-
-#include "runtime/base/log.h"
 
 namespace tessera {
 namespace {
@@ -28,18 +24,17 @@ BroughtTensorStates::BroughtTensorStates(const std::vector<std::unique_ptr<Unit>
   for (std::int64_t record = 0; record < records_->records(); ++record) order_.push_back(record);
 }
 
-void BroughtTensorStates::begin() { stream_ ? stream_->announce(order_) : records_->begin_pass(order_); }
+void BroughtTensorStates::begin() { carrier().announce(order_); }
 
 /// Groups in unit order have records that follow each other.
 void BroughtTensorStates::begin(const MatrixBatch& batch) {
   find_groups(batch);
   if (groups_.empty()) return;
   const auto first = static_cast<std::size_t>(groups_.front()->tensor_state_record);
-  const auto records = std::span(order_).subspan(first, groups_.size());
-  stream_ ? stream_->announce(records) : records_->begin_pass(records);
+  carrier().announce(std::span(order_).subspan(first, groups_.size()));
 }
 
-void BroughtTensorStates::end() { stream_ ? stream_->flush() : records_->end_pass(); }
+void BroughtTensorStates::end() { carrier().flush(); }
 
 void BroughtTensorStates::find_groups(const MatrixBatch& batch) {
   groups_.clear();
@@ -54,7 +49,7 @@ void BroughtTensorStates::with(const MatrixBatch& batch, c10::function_ref<void(
   find_groups(batch);
   if (groups_.empty()) return body();
   try {
-    stream_ ? pass_through(body) : hold(body);
+    hold(body);
   } catch (...) {
     take_away();
     throw;
@@ -62,37 +57,14 @@ void BroughtTensorStates::with(const MatrixBatch& batch, c10::function_ref<void(
   take_away();
 }
 
-void BroughtTensorStates::pass_through(c10::function_ref<void()> body) {
+void BroughtTensorStates::hold(c10::function_ref<void()> body) {
   std::vector<Lease> leases;
   for (FlatGroup* group : groups_) {
-    leases.push_back(stream_->acquire(group->tensor_state_record, LeaseUse::kChange));
+    leases.push_back(carrier().acquire(group->tensor_state_record, LeaseUse::kChange));
     group->tensor_state = reinterpret_cast<float*>(leases.back().bytes().data());
   }
   body();
   for (Lease& lease : leases) lease.give_back();
-}
-
-void BroughtTensorStates::hold(c10::function_ref<void()> body) {
-  std::size_t held = 0;
-  const auto let_go = [&] {  // keeps the order that the plan of transfers assumes
-    for (const FlatGroup* group : std::span(groups_).first(std::exchange(held, 0)))
-      records_->let_go(group->tensor_state_record, /*changed=*/true);
-  };
-  try {
-    for (; held < groups_.size(); ++held) {
-      FlatGroup& group = *groups_[held];
-      group.tensor_state = reinterpret_cast<float*>(records_->hold(group.tensor_state_record).data());
-    }
-    body();
-  } catch (...) {
-    try {
-      let_go();
-    } catch (const std::exception& error) {  // the first exception is thrown, and later ones are dropped
-      log_error(std::string("states of matrices: ") + error.what());
-    }
-    throw;
-  }
-  let_go();
 }
 
 void BroughtTensorStates::take_away() {

@@ -1,6 +1,6 @@
 #pragma once
 
-// See docs/glossary.md: slot, unit.
+// See docs/glossary.md: carrier, slot, unit.
 
 #include <c10/util/FunctionRef.h>
 
@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "engine/memory/records/slot_carrier.h"
-#include "engine/memory/records/state_records.h"
+#include "engine/memory/records/tier_carrier.h"
 #include "engine/memory/training_memory.h"
 #include "sharding/layout/matrix_deal.h"
 #include "sharding/unit.h"
@@ -33,7 +33,7 @@ class BroughtTensorStates {
   /// Does the same for one batch alone, if units are updated in backward.
   void begin(const MatrixBatch& batch);
   /// Calls `body` while the batch's states are in memory, and stores the changed states. Throws what
-  /// StateRecords::visit throws, and what `body` throws.
+  /// Carrier::acquire throws, and what `body` throws.
   void with(const MatrixBatch& batch, c10::function_ref<void()> body);
   /// Ends the pass over the batches of a step.
   void end();
@@ -41,13 +41,13 @@ class BroughtTensorStates {
   std::int64_t streamed_bytes() const { return stream_ ? stream_->uploaded_bytes() : 0; }
 
  private:
+  Carrier& carrier() const { return stream_ ? static_cast<Carrier&>(*stream_) : *records_; }
   void find_groups(const MatrixBatch& batch);
-  void pass_through(c10::function_ref<void()> body);
   void hold(c10::function_ref<void()> body);
   void take_away();
 
   const std::vector<std::unique_ptr<Unit>>& units_;
-  const std::shared_ptr<StateRecords> records_;
+  const std::shared_ptr<TierCarrier> records_;
   std::unique_ptr<SlotCarrier> stream_;  ///< null on the CPU
   std::vector<std::int64_t> order_;      ///< the records of a step, in the order in which batches use them
   std::vector<FlatGroup*> groups_;       ///< the groups of the present batch whose states are in records

@@ -154,7 +154,7 @@ std::optional<std::vector<double>> DurableFiles::weights() const {
 
 void DurableFiles::use_weights(const std::vector<double>& weights) { weights_ = weights; }
 
-void DurableFiles::protect(StateRecords& records, const std::string& kind) const {
+void DurableFiles::protect(TierCarrier& records, const std::string& kind) const {
   if (!last_) return;
   const auto part = last_->parts.find(kind);
   records.between_passes([&](DurableTier& tier) {
@@ -170,7 +170,7 @@ void DurableFiles::add_piece(std::byte* memory, std::int64_t bytes, MemoryPlace 
 
 /// Lets commits hold these records too. Records in files are durable themselves, except for those that stay in memory
 /// (cached); these, and records in pinned memory, belong to the image.
-void DurableFiles::add_records(const std::shared_ptr<StateRecords>& records, const RecordPool& pool, const char* kind) {
+void DurableFiles::add_records(const std::shared_ptr<TierCarrier>& records, const RecordPool& pool, const char* kind) {
   if (!records) return;
   const MemoryPlace on_host(c10::Device(c10::kCPU), /*in_record=*/true);
   if (pool.pinned_bytes == 0) {

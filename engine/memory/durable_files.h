@@ -16,7 +16,7 @@
 
 #include "checkpoint/commit.h"
 #include "checkpoint/commit_log.h"
-#include "engine/memory/records/state_records.h"
+#include "engine/memory/records/tier_carrier.h"
 #include "offload/file_tier.h"
 #include "sharding/host_view.h"
 #include "sharding/layout/plan/memory_plan.h"
@@ -76,7 +76,7 @@ class DurableFiles {
   /// Sets the weights that the next commits note.
   void use_weights(const std::vector<double>& weights);
   /// Protects the records of a kind that the last commit refers to. Called before any record is put.
-  void protect(StateRecords& records, const std::string& kind) const;
+  void protect(TierCarrier& records, const std::string& kind) const;
 
   /// Makes the file for the training state in memory. Called once, when all training state has its place. `kernels`:
   /// those of the GPU that trains, or null. Throws tessera::Error: those of FileTier::create.
@@ -111,7 +111,7 @@ class DurableFiles {
  private:
   struct Kind {
     std::string name;
-    std::shared_ptr<StateRecords> records;
+    std::shared_ptr<TierCarrier> records;
   };
   /// A piece of training state in memory.
   struct Piece {
@@ -119,7 +119,7 @@ class DurableFiles {
     MemoryPlace place;
   };
   void add_piece(std::byte* memory, std::int64_t bytes, MemoryPlace place);
-  void add_records(const std::shared_ptr<StateRecords>& records, const RecordPool& pool, const char* kind);
+  void add_records(const std::shared_ptr<TierCarrier>& records, const RecordPool& pool, const char* kind);
   absl::Status write(Commit& commit);
   absl::Status write_kept();
   absl::Status copy_to(std::span<std::byte> record, std::int64_t index) const;
@@ -146,8 +146,8 @@ class DurableFiles {
   std::unique_ptr<FileTier> image_;
   std::int64_t image_record_bytes_ = 0;
   std::vector<Kind> kinds_;
-  std::vector<std::shared_ptr<StateRecords>> pinned_;  ///< records of the image in pinned memory of a GPU's host
-  std::future<absl::Status> writer_;  ///< its destructor waits for the thread, so it is the last member
+  std::vector<std::shared_ptr<TierCarrier>> pinned_;  ///< records of the image in pinned memory of a GPU's host
+  std::future<absl::Status> writer_;                  ///< its destructor waits for the thread, so it is the last member
 };
 
 }  // namespace tessera

@@ -7,7 +7,7 @@
 #include "engine/memory/durable_files.h"
 #include "engine/memory/records/device_gradients.h"
 #include "engine/memory/records/gradient_records.h"
-#include "engine/memory/records/state_records.h"
+#include "engine/memory/records/tier_carrier.h"
 #include "offload/file_tier.h"
 #include "offload/host_tier.h"
 #include "offload/io/path_speed.h"
@@ -105,7 +105,7 @@ FileTierOptions tier_options(const RecordSources& from, const std::vector<Stripe
   return options;
 }
 
-std::shared_ptr<StateRecords> logged(std::shared_ptr<StateRecords> records, int rank) {
+std::shared_ptr<TierCarrier> logged(std::shared_ptr<TierCarrier> records, int rank) {
   log_info("rank " + std::to_string(rank) + ": " + records->describe());
   return records;
 }
@@ -113,9 +113,9 @@ std::shared_ptr<StateRecords> logged(std::shared_ptr<StateRecords> records, int 
 /// Makes the files that hold `records`, and the tier that reads and writes them. `kind`: DurableFiles' word for this
 /// kind of records. `give` allocates memory that a GPU copies from and to. `ahead`: how many records are read ahead,
 /// and how many are written behind.
-std::shared_ptr<StateRecords> make_tier(const RecordSources& from, const std::vector<StripePath>& paths,
-                                        NewRecords records, const std::string& kind, const AlignedMemory::Give& give,
-                                        std::int64_t ahead) {
+std::shared_ptr<TierCarrier> make_tier(const RecordSources& from, const std::vector<StripePath>& paths,
+                                       NewRecords records, const std::string& kind, const AlignedMemory::Give& give,
+                                       std::int64_t ahead) {
   const DurableFiles* const durable = from.durable;
   const std::int64_t held = records.pool.held;
   FileTierOptions options = tier_options(from, paths, std::move(records));
@@ -126,7 +126,7 @@ std::shared_ptr<StateRecords> make_tier(const RecordSources& from, const std::ve
   options.durable_is_there = durable && durable->last();
   std::unique_ptr<FileTier> files = value_or_throw(FileTier::create(options));
   DurableTier* const durable_files = durable ? files.get() : nullptr;
-  auto tier = std::make_shared<StateRecords>(std::move(files), durable_files);
+  auto tier = std::make_shared<TierCarrier>(std::move(files), durable_files);
   if (durable) durable->protect(*tier, kind);
   return logged(std::move(tier), from.rank());
 }
@@ -152,16 +152,16 @@ constexpr const char kLessCopies[] =
     "[T0236] hint: offload.step \"gpu\" needs none of it, and parameters and gradients on the tier \"host\" need less";
 
 /// Makes the tier of `records` where their pool says: in pinned memory or in files.
-std::shared_ptr<StateRecords> make_state_tier(const RecordSources& from, const std::vector<StripePath>& paths,
-                                              NewRecords records, const std::string& kind, std::int64_t ahead) {
+std::shared_ptr<TierCarrier> make_state_tier(const RecordSources& from, const std::vector<StripePath>& paths,
+                                             NewRecords records, const std::string& kind, std::int64_t ahead) {
   const int rank = from.rank();
   const AlignedMemory::Give give = from.kernels ? pinned_memory_of(*from.kernels, rank, kind, kLessBelow) : nullptr;
   if (records.pool.pinned_bytes > 0)
-    return logged(std::make_shared<StateRecords>(host_tier(std::move(records), rank, give)), rank);
+    return logged(std::make_shared<TierCarrier>(host_tier(std::move(records), rank, give)), rank);
   return make_tier(from, paths, std::move(records), kind, give, ahead);
 }
 
-std::shared_ptr<StateRecords> make_state_records(const RecordSources& from, const std::vector<StripePath>& paths) {
+std::shared_ptr<TierCarrier> make_state_records(const RecordSources& from, const std::vector<StripePath>& paths) {
   NewRecords added{from.plan.state_records()};
   if (added.pool.records == 0) return nullptr;
   for_each_trainable(from.units, [&](FlatGroup& group) {
@@ -176,8 +176,8 @@ std::shared_ptr<StateRecords> make_state_records(const RecordSources& from, cons
 }
 
 /// Makes the records of tensor states, in the order in which place_tensor_states numbered them.
-std::shared_ptr<StateRecords> make_tensor_state_records(const RecordSources& from,
-                                                        const std::vector<StripePath>& paths) {
+std::shared_ptr<TierCarrier> make_tensor_state_records(const RecordSources& from,
+                                                       const std::vector<StripePath>& paths) {
   NewRecords added{from.plan.tensor_state_records()};
   if (added.pool.records == 0) return nullptr;
   std::vector<FlatGroup*> groups;
@@ -194,7 +194,7 @@ std::shared_ptr<StateRecords> make_tensor_state_records(const RecordSources& fro
 
 /// Makes the records of parameters, in the order of MemoryPlan::parameter_records: first trainable groups, then frozen
 /// ones.
-std::shared_ptr<StateRecords> make_parameter_records(const RecordSources& from, const std::vector<StripePath>& paths) {
+std::shared_ptr<TierCarrier> make_parameter_records(const RecordSources& from, const std::vector<StripePath>& paths) {
   NewRecords added{from.plan.parameter_records()};
   if (added.pool.records == 0) return nullptr;
   std::vector<FlatGroup*> groups;

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "engine/memory/records/state_records.h"
+#include "engine/memory/records/tier_carrier.h"
 
 namespace tessera {
 namespace {
@@ -70,7 +70,7 @@ struct Tiered {
   Extent part;
   const Chunks& chunks;
   std::int64_t first_record = 0;
-  StateRecords* records = nullptr;
+  TierCarrier* records = nullptr;
 };
 
 Tiered parameters_of(const FlatGroup& group) {

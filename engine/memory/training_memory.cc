@@ -12,7 +12,7 @@
 #include "engine/memory/master_weights.h"
 #include "engine/memory/records/device_gradients.h"
 #include "engine/memory/records/gradient_records.h"
-#include "engine/memory/records/state_records.h"
+#include "engine/memory/records/tier_carrier.h"
 #include "runtime/border/phrase.h"
 #include "runtime/border/throw.h"
 #include "sharding/scalar_type.h"

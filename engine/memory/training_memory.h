@@ -33,15 +33,15 @@ struct TrainingMemory {
   /// Pinned memory of a GPU's host (MemoryPlan::host_copies_bytes); null where the host updates nothing.
   std::shared_ptr<std::byte> host_copies;
   std::int64_t host_copies_bytes = 0;
-  bool records_are_pinned = false;                     ///< whether a GPU trains, so that records' memory is pinned
-  std::shared_ptr<StateRecords> parameter_records;     ///< null where no parameters are offloaded
-  std::shared_ptr<StateRecords> state_records;         ///< null where no masters and states are offloaded
-  std::shared_ptr<StateRecords> tensor_state_records;  ///< null where no states of whole tensors are offloaded
-  std::shared_ptr<GradientRecords> gradient_records;   ///< null where no gradients of the CPU are offloaded
-  Arena gradient_slots;                                ///< a GPU's slots for offloaded sums (RecordPool::device_slots)
-  std::shared_ptr<DeviceGradients> device_gradients;   ///< null where no gradients of a GPU are offloaded
-  int owners_of_parameters = 1;                        ///< how many ranks hold `parameters` together
-  int owners_of_slots = 1;                             ///< how many ranks hold `slots` together
+  bool records_are_pinned = false;                    ///< whether a GPU trains, so that records' memory is pinned
+  std::shared_ptr<TierCarrier> parameter_records;     ///< null where no parameters are offloaded
+  std::shared_ptr<TierCarrier> state_records;         ///< null where no masters and states are offloaded
+  std::shared_ptr<TierCarrier> tensor_state_records;  ///< null where no states of whole tensors are offloaded
+  std::shared_ptr<GradientRecords> gradient_records;  ///< null where no gradients of the CPU are offloaded
+  Arena gradient_slots;                               ///< a GPU's slots for offloaded sums (RecordPool::device_slots)
+  std::shared_ptr<DeviceGradients> device_gradients;  ///< null where no gradients of a GPU are offloaded
+  int owners_of_parameters = 1;                       ///< how many ranks hold `parameters` together
+  int owners_of_slots = 1;                            ///< how many ranks hold `slots` together
 
   /// Allocates what the plan says and points every group at its parts. The residency and the reducer later take their
   /// memory from slots, buckets and scratch, and from gradients where units are updated in backward. Groups whose

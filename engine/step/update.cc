@@ -119,7 +119,7 @@ void Update::announce(std::span<const Visit> visits, bool is_decided) {
       if (access_of(visit, pass.kind) != Access::kNone) append_to(pass, visit, is_decided);
       pass.ends[static_cast<std::size_t>(visit.group)] = pass.order.size();
     }
-    pass.records->begin_pass(pass.order);
+    pass.records->announce(pass.order);
   }
 }
 
@@ -138,7 +138,7 @@ void Update::append_to(Pass& pass, const Visit& visit, bool is_decided) const {
 
 void Update::end_pass() {
   for (const Pass& pass : passes_) {
-    if (pass.records) pass.records->end_pass();
+    if (pass.records) pass.records->flush();
   }
 }
 
@@ -175,7 +175,8 @@ void Update::make(const Visit& visit) {
 void Update::pass_over_unused(const Visit& visit) {
   if (!updates_in_backward()) return;
   for (const Pass& pass : passes_) {
-    if (pass.records) pass.records->pass(pass.ends[static_cast<std::size_t>(visit.group)]);
+    if (pass.records)
+      pass.records->announce(std::span(pass.order).subspan(pass.ends[static_cast<std::size_t>(visit.group)]));
   }
 }
 

@@ -10,7 +10,7 @@
 #include <span>
 #include <vector>
 
-#include "engine/memory/records/state_records.h"
+#include "engine/memory/records/tier_carrier.h"
 #include "engine/memory/state_views.h"
 #include "engine/step/agree/learning_rates.h"
 #include "engine/step/agree/step_context.h"
@@ -69,7 +69,7 @@ class Update final : public StepWalk {
   /// A pass through the records of one kind.
   struct Pass {
     StateKind kind;
-    StateRecords* records;                 ///< null where there are none
+    TierCarrier* records;                  ///< null where there are none
     std::vector<std::int64_t> order = {};  ///< records in the order announced
     std::vector<std::size_t> ends = {};    ///< [group]: index in `order` behind the group's records
   };

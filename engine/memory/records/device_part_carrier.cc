@@ -14,7 +14,7 @@
 namespace tessera {
 
 DevicePartCarrier::DevicePartCarrier(const MemoryPlan& plan, const std::vector<std::unique_ptr<Unit>>& units,
-                                     std::shared_ptr<StateRecords> records, DeviceKernels& kernels, int rank)
+                                     std::shared_ptr<TierCarrier> records, DeviceKernels& kernels, int rank)
     : units_(units),
       records_(std::move(records)),
       kernels_(kernels),

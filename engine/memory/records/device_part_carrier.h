@@ -8,7 +8,7 @@
 #include <span>
 #include <vector>
 
-#include "engine/memory/records/state_records.h"
+#include "engine/memory/records/tier_carrier.h"
 #include "offload/files/aligned_memory.h"
 #include "optim/device_kernels.h"
 #include "sharding/carrier.h"
@@ -33,7 +33,7 @@ class DevicePartCarrier final : public Carrier {
  public:
   /// `units` and `kernels` must outlive this object. `rank` is named in errors.
   DevicePartCarrier(const MemoryPlan& plan, const std::vector<std::unique_ptr<Unit>>& units,
-                    std::shared_ptr<StateRecords> records, DeviceKernels& kernels, int rank);
+                    std::shared_ptr<TierCarrier> records, DeviceKernels& kernels, int rank);
   /// Waits for the copies under way; a failure is logged.
   ~DevicePartCarrier() override;
 
@@ -68,7 +68,7 @@ class DevicePartCarrier final : public Carrier {
   std::size_t take_piece();
 
   const std::vector<std::unique_ptr<Unit>>& units_;
-  const std::shared_ptr<StateRecords> records_;
+  const std::shared_ptr<TierCarrier> records_;
   DeviceKernels& kernels_;
   const AlignedMemory::Give take_memory_;
   const bool are_in_files_;

@@ -9,7 +9,7 @@
 
 namespace tessera {
 
-MappedCarrier::MappedCarrier(std::shared_ptr<StateRecords> records, DeviceKernels& kernels, std::int64_t held,
+MappedCarrier::MappedCarrier(std::shared_ptr<TierCarrier> records, DeviceKernels& kernels, std::int64_t held,
                              bool are_in_files)
     : records_(std::move(records)),
       kernels_(kernels),
@@ -31,23 +31,22 @@ MappedCarrier::~MappedCarrier() {
 void MappedCarrier::announce(std::span<const std::int64_t> order) {
   if (!are_in_files_) return;
   settle();
-  records_->begin_pass(order);
+  records_->announce(order);
 }
 
 std::span<std::byte> MappedCarrier::take(std::int64_t record, LeaseUse use) {
-  const bool changes = use != LeaseUse::kRead;
   if (!are_in_files_) {
     is_used_ = true;
     return places_[static_cast<std::size_t>(record)];
   }
-  if (!current_.empty() && used_.back().record == record) {
-    used_.back().changed |= changes;
+  if (!current_.empty() && used_.back().lease.record() == record) {
+    if (use != LeaseUse::kRead) used_.back().lease.change();
     return current_;
   }
   close();
   if (used_.size() == held_) let_go_oldest();
-  current_ = records_->hold(record);
-  used_.push_back({record, nullptr, changes});
+  used_.push_back({records_->acquire(record, use), nullptr});
+  current_ = used_.back().lease.bytes();
   return current_;
 }
 
@@ -55,7 +54,7 @@ void MappedCarrier::flush() {
   close();
   passed_ = kernels_.mark();
   is_used_ = false;
-  if (are_in_files_) records_->end_pass();
+  if (are_in_files_) records_->flush();
 }
 
 void MappedCarrier::close() {
@@ -64,9 +63,9 @@ void MappedCarrier::close() {
 
 void MappedCarrier::let_go_oldest() {
   used_.front().done->wait();
-  const auto [record, changed] = std::pair(used_.front().record, used_.front().changed);
+  Lease oldest = std::move(used_.front().lease);
   used_.pop_front();
-  records_->let_go(record, changed);
+  oldest.give_back();
 }
 
 void MappedCarrier::settle() {

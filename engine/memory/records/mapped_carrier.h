@@ -9,7 +9,7 @@
 #include <span>
 #include <vector>
 
-#include "engine/memory/records/state_records.h"
+#include "engine/memory/records/tier_carrier.h"
 #include "optim/device_kernels.h"
 #include "sharding/carrier.h"
 
@@ -23,15 +23,15 @@ namespace tessera {
 ///
 /// Records in files are held from when the pass comes to them until the kernels are done with them, `held` at once;
 /// then they are written to the disk. Other records never move. The host waits for the kernels before a record is
-/// visited (StateRecords::before_visits).
+/// visited (TierCarrier::before_visits).
 class MappedCarrier final : public Carrier {
  public:
   /// `kernels` must outlive this object. `held`: RecordPool::held.
-  MappedCarrier(std::shared_ptr<StateRecords> records, DeviceKernels& kernels, std::int64_t held, bool are_in_files);
+  MappedCarrier(std::shared_ptr<TierCarrier> records, DeviceKernels& kernels, std::int64_t held, bool are_in_files);
   /// Waits for the kernels; a failure is logged.
   ~MappedCarrier() override;
 
-  /// Records in files are read ahead (StateRecords::begin_pass).
+  /// Records in files are read ahead (TierCarrier::announce).
   void announce(std::span<const std::int64_t> order) override;
   /// The work that was queued may still run after it.
   void flush() override;
@@ -43,9 +43,8 @@ class MappedCarrier final : public Carrier {
 
  private:
   struct Used {
-    std::int64_t record;
+    Lease lease;
     std::unique_ptr<DeviceKernels::Mark> done;  ///< null: more may be queued
-    bool changed;
   };
   std::span<std::byte> take(std::int64_t record, LeaseUse use) override;
   void give_back(std::int64_t, bool) override {}  // more of the record may be used
@@ -53,7 +52,7 @@ class MappedCarrier final : public Carrier {
   void close();
   void let_go_oldest();
 
-  const std::shared_ptr<StateRecords> records_;
+  const std::shared_ptr<TierCarrier> records_;
   DeviceKernels& kernels_;
   const std::size_t held_;
   const bool are_in_files_;

@@ -8,7 +8,7 @@
 #include <utility>
 #include <vector>
 
-#include "engine/memory/records/state_records.h"
+#include "engine/memory/records/tier_carrier.h"
 #include "sharding/carrier.h"
 #include "sharding/unit.h"
 
@@ -24,7 +24,7 @@ namespace tessera {
 class PartCarrier final : public Carrier {
  public:
   /// `units` must outlive this object.
-  PartCarrier(const std::vector<std::unique_ptr<Unit>>& units, std::shared_ptr<StateRecords> records)
+  PartCarrier(const std::vector<std::unique_ptr<Unit>>& units, std::shared_ptr<TierCarrier> records)
       : units_(units), records_(std::move(records)) {}
 
   void announce(std::span<const std::int64_t> units) override;
@@ -37,7 +37,7 @@ class PartCarrier final : public Carrier {
   void start(const FlatGroup& group);
 
   const std::vector<std::unique_ptr<Unit>>& units_;
-  const std::shared_ptr<StateRecords> records_;
+  const std::shared_ptr<TierCarrier> records_;
 };
 
 }  // namespace tessera

@@ -14,7 +14,7 @@
 
 namespace tessera {
 
-std::unique_ptr<SlotCarrier> make_slot_carrier(const MemoryPlan& plan, std::shared_ptr<StateRecords> records,
+std::unique_ptr<SlotCarrier> make_slot_carrier(const MemoryPlan& plan, std::shared_ptr<TierCarrier> records,
                                                const RecordPool& pool, std::byte* slots, std::int64_t ahead,
                                                DeviceKernels& kernels) {
   // Copies to the GPU run in one order. Units that come from the host must not wait for records that wait for slots, so
@@ -25,7 +25,7 @@ std::unique_ptr<SlotCarrier> make_slot_carrier(const MemoryPlan& plan, std::shar
                                        pool.pinned_bytes == 0);
 }
 
-SlotCarrier::SlotCarrier(std::shared_ptr<StateRecords> records, DeviceKernels& kernels, const Slots& slots,
+SlotCarrier::SlotCarrier(std::shared_ptr<TierCarrier> records, DeviceKernels& kernels, const Slots& slots,
                          bool are_in_files)
     : records_(std::move(records)),
       kernels_(kernels),
@@ -50,7 +50,7 @@ SlotCarrier::~SlotCarrier() {
 void SlotCarrier::announce(std::span<const std::int64_t> order) {
   if (are_in_files_) {
     settle();
-    return records_->begin_pass(order);
+    return records_->announce(order);
   }
   if (passed_ == 0 && std::ranges::equal(order, order_)) return bring_ahead();
   give_up_ahead();
@@ -80,8 +80,7 @@ SlotCarrier::Coming SlotCarrier::bring(std::int64_t record, std::int64_t use, st
 
 std::span<std::byte> SlotCarrier::take(std::int64_t record, LeaseUse use) {
   const std::int64_t nth = uses_ + static_cast<std::int64_t>(here_.size());
-  const bool changes = use != LeaseUse::kRead;
-  here_.push_back({record, are_in_files_ ? hold(record, changes) : places_[static_cast<std::size_t>(record)]});
+  here_.push_back({record, are_in_files_ ? hold(record, use) : places_[static_cast<std::size_t>(record)]});
   try {
     arrive(here_.back(), nth);
   } catch (...) {
@@ -153,19 +152,17 @@ void SlotCarrier::drop(std::int64_t record) noexcept {
     leased(record).state = Here::State::kDropped;
     end_uses();
   });
-  const auto held = std::find_if(leaving_.rbegin(), leaving_.rend(),
-                                 [&](const Leaving& leaving) { return leaving.record == record; });
+  const auto held =
+      std::find_if(leaving_.rbegin(), leaving_.rend(), [&](const Lease& lease) { return lease.record() == record; });
   if (held == leaving_.rend()) return;
+  held->drop();
   leaving_.erase(std::prev(held.base()));
-  attempt([&] { records_->let_go(record, /*changed=*/false); });
 }
 
 /// Holds a record that lies in files: waits until it is read, and keeps it until its copy back has passed.
-std::span<std::byte> SlotCarrier::hold(std::int64_t record, bool changes) {
+std::span<std::byte> SlotCarrier::hold(std::int64_t record, LeaseUse use) {
   if (static_cast<std::int64_t>(leaving_.size()) == slots_.count) let_go_oldest();
-  const std::span<std::byte> bytes = records_->hold(record);
-  leaving_.push_back({record, changes});
-  return bytes;
+  return leaving_.emplace_back(records_->acquire(record, use)).bytes();
 }
 
 /// The event for which the copy of `record` to the slot of `use` must wait: the copies back of what the slot held, and
@@ -176,21 +173,21 @@ const DeviceKernels::Mark& SlotCarrier::last_before(std::int64_t use, std::int64
 }
 
 void SlotCarrier::flush() {
-  if (are_in_files_) return records_->end_pass();
+  if (are_in_files_) return records_->flush();
   give_up_ahead();
   order_.clear();
   passed_ = 0;
 }
 
 void SlotCarrier::let_go_oldest() {
-  const auto [record, changed] = leaving_.front();
-  const std::int64_t use = last_use_[static_cast<std::size_t>(record)];
+  Lease oldest = std::move(leaving_.front());
   leaving_.pop_front();
+  const std::int64_t use = last_use_[static_cast<std::size_t>(oldest.record())];
   if (use >= 0) {  // otherwise the record was never on the GPU
     back_[slot_of(use)]->wait();
     settled_ = use + 1;
   }
-  records_->let_go(record, changed);
+  oldest.give_back();
 }
 
 void SlotCarrier::settle() {

@@ -9,7 +9,7 @@
 #include <span>
 #include <vector>
 
-#include "engine/memory/records/state_records.h"
+#include "engine/memory/records/tier_carrier.h"
 #include "optim/device_kernels.h"
 #include "sharding/carrier.h"
 #include "sharding/layout/plan/memory_plan.h"
@@ -29,7 +29,7 @@ namespace tessera {
 /// 3. Several leases may last at once: besides the slots for records that are brought ahead, there is one slot for
 ///    each. Records are copied back in the order in which they were acquired. What is only read is copied back too
 ///    (events depend on it), but it is not written to disk. A lease that is dropped leaves the host the old values.
-/// 4. Host code that visits a record (StateRecords::visit) waits for all copies back.
+/// 4. Host code that visits a record (TierCarrier::visit) waits for all copies back.
 ///
 /// Records in pinned memory (tier "host") never move, so nothing here stops the host. Records in files are in a slot of
 /// their tier while they are under way: the host waits until one is read, and puts it when its copy back has passed, at
@@ -46,12 +46,12 @@ class SlotCarrier final : public Carrier {
 
   /// `kernels` and the slots must outlive this object. `are_in_files`: records lie in files; then as many may be held
   /// as there are slots (RecordTier::most_held).
-  SlotCarrier(std::shared_ptr<StateRecords> records, DeviceKernels& kernels, const Slots& slots, bool are_in_files);
+  SlotCarrier(std::shared_ptr<TierCarrier> records, DeviceKernels& kernels, const Slots& slots, bool are_in_files);
   /// Waits for what is under way; a failure is logged.
   ~SlotCarrier() override;
 
   /// The first records are brought ahead; those in files are read ahead. If this order was announced before and none of
-  /// it was acquired, nothing changes (StateRecords::begin_pass).
+  /// it was acquired, nothing changes (TierCarrier::announce).
   void announce(std::span<const std::int64_t> order) override;
   /// Records may still be under way after it.
   void flush() override;
@@ -94,12 +94,12 @@ class SlotCarrier final : public Carrier {
   Coming bring(std::int64_t record, std::int64_t use, std::span<const std::byte> bytes) const;
   void bring_ahead();
   void give_up_ahead();
-  std::span<std::byte> hold(std::int64_t record, bool changes);
+  std::span<std::byte> hold(std::int64_t record, LeaseUse use);
   void arrive(const Here& here, std::int64_t use);
   void let_go_oldest();
   void wait_for_copies_back();
 
-  const std::shared_ptr<StateRecords> records_;
+  const std::shared_ptr<TierCarrier> records_;
   DeviceKernels& kernels_;
   const Slots slots_;
   const bool are_in_files_;
@@ -108,24 +108,19 @@ class SlotCarrier final : public Carrier {
   std::int64_t settled_ = 0;                                ///< uses whose copies back are known to have passed
   std::vector<std::unique_ptr<DeviceKernels::Mark>> back_;  ///< [slot]: the copy back of its last use
   std::vector<std::int64_t> last_use_;                      ///< [record]: its last use; -1: none
-  /// A record in files that is not let go yet.
-  struct Leaving {
-    std::int64_t record;
-    bool changed;
-  };
-  std::deque<Leaving> leaving_;               ///< oldest first
-  std::vector<std::span<std::byte>> places_;  ///< [record]: its memory; empty for files
-  std::vector<std::int64_t> order_;           ///< the records of this pass; empty for files
-  std::size_t passed_ = 0;                    ///< number of records of `order_` that have gone through
-  bool has_passed_ = false;                   ///< whether `passed_` has grown since records were brought ahead
-  std::deque<Coming> ahead_;                  ///< records that come next: those of `order_` from `passed_` on
-  std::deque<Here> here_;                     ///< records on the GPU: use `uses_` and those that follow
+  std::deque<Lease> leaving_;                               ///< leases of records in files, oldest first
+  std::vector<std::span<std::byte>> places_;                ///< [record]: its memory; empty for files
+  std::vector<std::int64_t> order_;                         ///< the records of this pass; empty for files
+  std::size_t passed_ = 0;                                  ///< number of records of `order_` that have gone through
+  bool has_passed_ = false;   ///< whether `passed_` has grown since records were brought ahead
+  std::deque<Coming> ahead_;  ///< records that come next: those of `order_` from `passed_` on
+  std::deque<Here> here_;     ///< records on the GPU: use `uses_` and those that follow
   std::int64_t uploaded_bytes_ = 0;
 };
 
 /// Makes the carrier of the records that `pool` plans, through `slots`. `ahead` slots serve records that are brought
 /// before their turn; fewer do where the plan brings parameters from the host, too.
-std::unique_ptr<SlotCarrier> make_slot_carrier(const MemoryPlan& plan, std::shared_ptr<StateRecords> records,
+std::unique_ptr<SlotCarrier> make_slot_carrier(const MemoryPlan& plan, std::shared_ptr<TierCarrier> records,
                                                const RecordPool& pool, std::byte* slots, std::int64_t ahead,
                                                DeviceKernels& kernels);
 

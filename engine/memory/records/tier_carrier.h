@@ -1,0 +1,109 @@
+#pragma once
+
+// See docs/glossary.md: carrier, lease, tier.
+
+#include <c10/util/FunctionRef.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "offload/durable_tier.h"
+#include "offload/tier.h"
+#include "runtime/base/mutex.h"
+#include "sharding/carrier.h"
+#include "tessera/memory.h"
+
+namespace tessera {
+
+/// Carries the offloaded records of a rank's training state, of all its groups, between their tier and the memory of
+/// the tier: records of masters and optimizer states (RecordLayout), or of parameters (Chunks). TrainingMemory and the
+/// groups share it. Any thread may call it; a mutex lets one in at a time. A lease does not keep others out, so that a
+/// carrier to a device can hold several records at once; `visit` does.
+///
+/// A record that was given back stays where it is until another one is acquired, so that leases of one record that
+/// follow each other move it once. A lease that is dropped leaves what is in the record's memory. Steps announce which
+/// records they will use, and find them read ahead.
+class TierCarrier final : public Carrier {
+ public:
+  /// `tier` holds the records. `durable`: the same tier where its records are durable, else null.
+  explicit TierCarrier(std::unique_ptr<RecordTier> tier, DurableTier* durable = nullptr)
+      : tier_(std::move(tier)), durable_(durable) {}
+
+  /// The first records are read ahead. If `order` is the rest of what was announced before, or all of it, the records
+  /// before it are over, whether they were acquired or not, and reading ahead just continues.
+  void announce(std::span<const std::int64_t> order) override;
+  /// Changed records are written in the background.
+  void flush() override;
+  /// Reads ahead as far as there is room. `acquire` reads ahead too. This call serves the time between leases, when
+  /// ended writes have made room.
+  void read_ahead();
+
+  /// Calls `body` with the record's memory, under a lease; `body` may change it if `updates`. Several threads may call
+  /// it; one enters at a time.
+  void visit(std::int64_t record, bool updates, c10::function_ref<void(std::byte*)> body);
+
+  /// Lets `settle` be called before the host visits a record. `owner` holds records for a device (SlotCarrier,
+  /// MappedCarrier, DevicePartCarrier) and ends that use in `settle`. A null `settle` removes the owner's function.
+  void before_visits(const void* owner, std::function<void()> settle);
+  /// Waits for the device, as a visit does. The host may use the memory of records that never move after that.
+  void settle() {
+    for (const auto& [owner, settle_one] : before_visits_) settle_one();
+  }
+  /// Begins to copy a record to `memory`, which is as large as the record (RecordTier::start_copy). What is
+  /// announced is not affected.
+  void start_copy(std::int64_t record, std::span<std::byte> memory, std::uint64_t tag);
+  /// Waits for the copies of `tag`. None of them is under way after it, even where it throws (as `acquire`).
+  void end_copies(std::uint64_t tag);
+
+  /// Calls `body` with the tier while it holds no record. REQUIRES: records are durable, and none has a lease.
+  void between_passes(c10::function_ref<void(DurableTier&)> body);
+  /// The tier itself, for calls that touch no record: DurableTier::sync and committed. REQUIRES: records are durable.
+  DurableTier& durable() const { return *durable_; }
+
+  /// Bytes moved since the records were made, and how long this rank stood still for them.
+  TierCounters counters() const { return tier_->counters(); }
+  /// Bytes of the memory for records.
+  std::int64_t memory_bytes() const { return static_cast<std::int64_t>(tier_->record_memory_bytes()); }
+  std::string describe() const { return tier_->describe(); }
+  std::int64_t records() const { return tier_->num_records(); }
+
+ private:
+  static constexpr std::int64_t kNone = -1;
+  /// A record that the tier holds for us.
+  struct Held {
+    std::int64_t record = kNone;
+    std::span<std::byte> memory = {};
+    bool changed = false;
+  };
+
+  std::span<std::byte> take(std::int64_t record, LeaseUse use) override;
+  void give_back(std::int64_t record, bool changed) override;
+  void drop(std::int64_t record) noexcept override;
+  std::span<std::byte> get(std::int64_t record) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void close() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  bool is_rest(std::span<const std::int64_t> order) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void fetch_ahead() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void pass_over(std::size_t end) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  /// Goes to the next record of the order.
+  void move_on() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+
+  const std::unique_ptr<RecordTier> tier_;
+  DurableTier* const durable_;
+  std::map<const void*, std::function<void()>> before_visits_;  ///< `settle` of each owner
+  Mutex visits_;                                                ///< lets one visit in at a time; taken before `mutex_`
+  Mutex mutex_;
+  std::vector<Held> leased_ ABSL_GUARDED_BY(mutex_);
+  Held idle_ ABSL_GUARDED_BY(mutex_);                        ///< the record that was given back last
+  std::vector<std::int64_t> order_ ABSL_GUARDED_BY(mutex_);  ///< the records that were announced, in order
+  /// How many records of `order_` were acquired or passed over, and how many were fetched.
+  std::size_t passed_ ABSL_GUARDED_BY(mutex_) = 0, fetched_ ABSL_GUARDED_BY(mutex_) = 0;
+};
+
+}  // namespace tessera

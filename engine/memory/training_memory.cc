@@ -12,6 +12,7 @@
 #include "engine/memory/master_weights.h"
 #include "engine/memory/records/device_gradients.h"
 #include "engine/memory/records/gradient_records.h"
+#include "engine/memory/records/slot_carrier.h"
 #include "engine/memory/records/tier_carrier.h"
 #include "runtime/border/phrase.h"
 #include "runtime/border/throw.h"
@@ -251,6 +252,11 @@ MemoryUse TrainingMemory::allocated() const {
 Carrier* TrainingMemory::gradient_carrier() const {
   if (device_gradients) return device_gradients.get();
   return gradient_records.get();
+}
+
+Carrier* TrainingMemory::tensor_state_carrier() const {
+  if (tensor_states_to_gpu) return tensor_states_to_gpu.get();
+  return tensor_state_records.get();
 }
 
 void store_parameters(Unit& unit, Collectives& control) {

@@ -19,6 +19,7 @@ class Carrier;
 class DeviceGradients;
 class DurableFiles;
 class GradientRecords;
+class SlotCarrier;
 struct Accelerator;
 
 /// All memory of training state: one arena for each category, as large as the plan says, with each piece given to the
@@ -37,6 +38,7 @@ struct TrainingMemory {
   std::shared_ptr<TierCarrier> parameter_records;     ///< null where no parameters are offloaded
   std::shared_ptr<TierCarrier> state_records;         ///< null where no masters and states are offloaded
   std::shared_ptr<TierCarrier> tensor_state_records;  ///< null where no states of whole tensors are offloaded
+  std::shared_ptr<SlotCarrier> tensor_states_to_gpu;  ///< through `tensor_state_slots`; null on the CPU, too
   std::shared_ptr<GradientRecords> gradient_records;  ///< null where no gradients of the CPU are offloaded
   Arena gradient_slots;                               ///< a GPU's slots for offloaded sums (RecordPool::device_slots)
   std::shared_ptr<DeviceGradients> device_gradients;  ///< null where no gradients of a GPU are offloaded
@@ -55,6 +57,8 @@ struct TrainingMemory {
   MemoryUse allocated() const;
   /// The carrier of offloaded gradients, of the GPU or the CPU; null where gradients are in memory.
   Carrier* gradient_carrier() const;
+  /// The carrier of offloaded states of whole tensors to where they are updated; null where all are in memory.
+  Carrier* tensor_state_carrier() const;
 };
 
 /// Stores the values of a gathered unit after Gathered(kWrite): rank 0's values become those of all ranks, in masters

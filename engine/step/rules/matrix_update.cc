@@ -2,7 +2,10 @@
 
 #include <algorithm>
 #include <cmath>
+#include <numeric>
+#include <utility>
 
+#include "engine/memory/records/tier_carrier.h"
 #include "engine/memory/state_views.h"
 #include "engine/step/rules/orthogonalize.h"
 #include "optim/arithmetic/scaled_gradient.h"
@@ -20,6 +23,33 @@ float factor_of(const MuonConfig& muon, const FlatParameter& parameter) {
                                         : 0.2 * std::sqrt(std::max(rows, columns)));
 }
 
+/// Offloaded states of groups, while they are where they are updated: FlatGroup::tensor_state points at them. They lie
+/// in the records' own memory. On a GPU they lie in slots of its memory, and work on them is queued.
+class HeldStates {
+ public:
+  explicit HeldStates(std::vector<FlatGroup*> groups) : groups_(std::move(groups)) {}
+  ~HeldStates() {
+    for (FlatGroup* group : groups_) group->tensor_state = nullptr;
+  }
+  HeldStates(const HeldStates&) = delete;
+  HeldStates& operator=(const HeldStates&) = delete;
+
+  void acquire(Carrier& carrier) {
+    for (FlatGroup* group : groups_) {
+      leases_.push_back(carrier.acquire(group->tensor_state_record, LeaseUse::kChange));
+      group->tensor_state = reinterpret_cast<float*>(leases_.back().bytes().data());
+    }
+  }
+  /// Stores the changed states, in the order that the plan of transfers assumes.
+  void give_back() {
+    for (Lease& lease : leases_) lease.give_back();
+  }
+
+ private:
+  const std::vector<FlatGroup*> groups_;
+  std::vector<Lease> leases_;
+};
+
 }  // namespace
 
 MatrixUpdate::MatrixUpdate(const StepContext& context, std::shared_ptr<const TensorRule> rule, ComputeDevice device,
@@ -28,7 +58,8 @@ MatrixUpdate::MatrixUpdate(const StepContext& context, std::shared_ptr<const Ten
       deal_(context.plan.matrices()),
       muon_(context.strategy.optimizer.muon),
       device_(device),
-      rule_(std::move(rule)) {
+      rule_(std::move(rule)),
+      states_(context.memory.tensor_state_carrier()) {
   const auto add = [&](const OptimizerConfig& config) {
     weight_decays_.push_back(config.weight_decay);
     if (rule_) {
@@ -47,7 +78,9 @@ MatrixUpdate::MatrixUpdate(const StepContext& context, std::shared_ptr<const Ten
     }
   });
   exchange_.emplace(context, rule_ ? assigners_[0].get() : nullptr, device_, kernels);
-  if (context.memory.tensor_state_records) states_.emplace(units_, context.plan, context.memory, kernels);
+  if (!states_) return;
+  records_.resize(static_cast<std::size_t>(context.memory.tensor_state_records->records()));
+  std::iota(records_.begin(), records_.end(), 0);  // in the order of units
 }
 
 void MatrixUpdate::follow(const UpdateOptions& options) {
@@ -59,12 +92,27 @@ void MatrixUpdate::follow(const UpdateOptions& options) {
 }
 
 void MatrixUpdate::expect() {
-  if (states_) states_->begin();
+  if (states_) states_->announce(records_);
 }
 
 void MatrixUpdate::expect(int unit) {
   const MatrixBatch* const batch = deal_.batch_of(static_cast<std::size_t>(unit));
-  if (states_ && batch) states_->begin(*batch);
+  if (!states_ || !batch) return;
+  const std::vector<FlatGroup*> groups = offloaded_in(*batch);
+  if (groups.empty()) return;
+  const auto first = static_cast<std::size_t>(groups.front()->tensor_state_record);
+  states_->announce(std::span(records_).subspan(first, groups.size()));
+}
+
+/// Groups in unit order have records that follow each other.
+std::vector<FlatGroup*> MatrixUpdate::offloaded_in(const MatrixBatch& batch) const {
+  std::vector<FlatGroup*> groups;
+  for (std::size_t unit = batch.begin_unit; unit < batch.end_unit; ++unit) {
+    for (const auto& group : units_[unit]->groups) {
+      if (group->tensor_state_record >= 0) groups.push_back(group.get());
+    }
+  }
+  return groups;
 }
 
 void MatrixUpdate::make_directions(const FlatGroup& group, const OptimizerSlice& slice, const StepScalars& scalars,
@@ -84,22 +132,22 @@ StepArguments MatrixUpdate::step_arguments(const OptimizerSlice& slice) const {
 void MatrixUpdate::exchange(const OfStep* step, VisitMasters visit_masters) {
   expect();
   for (const MatrixBatch& batch : deal_.batches()) exchange_batch(batch, step, visit_masters);
-  if (states_) states_->end();
+  if (states_) states_->flush();
 }
 
 void MatrixUpdate::exchange(int unit, const OfStep& step, VisitMasters visit_masters) {
   expect(unit);
   exchange_batch(*deal_.batch_of(static_cast<std::size_t>(unit)), &step, visit_masters);
-  if (states_) states_->end();
+  if (states_) states_->flush();
 }
 
 void MatrixUpdate::exchange_batch(const MatrixBatch& batch, const OfStep* step, VisitMasters visit_masters) {
-  const auto run = [&] {
-    exchange_->run(batch, visit_masters, [&](const DealtMatrix& matrix, const WholeMatrix& whole) {
-      if (!step || step->used[parameter_of(matrix)]) compute(matrix, whole, step);
-    });
-  };
-  states_ ? states_->with(batch, run) : run();
+  HeldStates states(states_ ? offloaded_in(batch) : std::vector<FlatGroup*>());
+  if (states_) states.acquire(*states_);
+  exchange_->run(batch, visit_masters, [&](const DealtMatrix& matrix, const WholeMatrix& whole) {
+    if (!step || step->used[parameter_of(matrix)]) compute(matrix, whole, step);
+  });
+  states.give_back();
 }
 
 std::size_t MatrixUpdate::parameter_of(const DealtMatrix& matrix) const {

@@ -11,13 +11,13 @@
 #include <span>
 #include <vector>
 
-#include "engine/memory/brought_tensor_states.h"
 #include "engine/step/agree/step_context.h"
 #include "engine/step/rules/element_update.h"
 #include "engine/step/rules/matrix_exchange.h"
 #include "engine/step/rules/tensor_rule.h"
 #include "optim/muon_optimizer.h"
 #include "optim/optimizer.h"
+#include "sharding/carrier.h"
 
 namespace tessera {
 
@@ -67,7 +67,7 @@ class MatrixUpdate {
   /// Spent in exchanges so far.
   double seconds() const { return exchange_->seconds(); }
   /// Bytes of states of whole tensors that were copied to the GPU so far.
-  std::int64_t streamed_bytes() const { return states_ ? states_->streamed_bytes() : 0; }
+  std::int64_t streamed_bytes() const { return states_ ? states_->uploaded_bytes() : 0; }
 
  private:
   void exchange_batch(const MatrixBatch& batch, const OfStep* step, VisitMasters visit_masters);
@@ -76,6 +76,7 @@ class MatrixUpdate {
   void scale(std::span<float> gradient, const UpdateRates& rates) const;
   void apply_rule(const DealtMatrix& matrix, const WholeMatrix& whole, const OfStep& step) const;
   std::size_t parameter_of(const DealtMatrix& matrix) const;
+  std::vector<FlatGroup*> offloaded_in(const MatrixBatch& batch) const;
 
   const std::vector<std::unique_ptr<Unit>>& units_;
   const MatrixDeal& deal_;
@@ -88,7 +89,8 @@ class MatrixUpdate {
   std::vector<double> weight_decays_;
   std::vector<std::size_t> parameters_;  ///< [dealt matrix]: its place among all parameters that train
   std::optional<MatrixExchange> exchange_;
-  std::optional<BroughtTensorStates> states_;  ///< set if some tensor states are offloaded
+  Carrier* const states_;              ///< brings the offloaded states of tensors; null if none are offloaded
+  std::vector<std::int64_t> records_;  ///< their records, in the order in which batches use them
 };
 
 }  // namespace tessera

@@ -7,6 +7,7 @@
 #include "engine/memory/durable_files.h"
 #include "engine/memory/records/device_gradients.h"
 #include "engine/memory/records/gradient_records.h"
+#include "engine/memory/records/mapped_carrier.h"
 #include "engine/memory/records/slot_carrier.h"
 #include "engine/memory/records/tier_carrier.h"
 #include "offload/file_tier.h"
@@ -193,16 +194,6 @@ std::shared_ptr<TierCarrier> make_tensor_state_records(const RecordSources& from
   return records;
 }
 
-/// Makes the way of tensor states from the memory of a GPU's host to the GPU.
-std::shared_ptr<SlotCarrier> tensor_states_to_gpu(const TrainingMemory& memory, const RecordSources& from) {
-  if (!from.kernels || !memory.tensor_state_records) return nullptr;
-  const RecordPool& pool = from.plan.tensor_state_records();
-  // The slots of the batch that is on the GPU are not free for records ahead.
-  const std::int64_t ahead = pool.device_slots - from.plan.tensor_states_of_a_batch();
-  return make_slot_carrier(from.plan, memory.tensor_state_records, pool, memory.tensor_state_slots.data(), ahead,
-                           *from.kernels);
-}
-
 /// Makes the records of parameters, in the order of MemoryPlan::parameter_records: first trainable groups, then frozen
 /// ones.
 std::shared_ptr<TierCarrier> make_parameter_records(const RecordSources& from, const std::vector<StripePath>& paths) {
@@ -227,6 +218,27 @@ std::shared_ptr<TierCarrier> make_parameter_records(const RecordSources& from, c
     if (group->parameter_chunks.records() > 0) group->parameters_below = records;
   }
   return records;
+}
+
+/// Makes the carriers from the memory of a GPU's host to the GPU.
+void make_carriers_to_gpu(TrainingMemory& memory, const RecordSources& from) {
+  const MemoryPlan& plan = from.plan;
+  if (memory.state_records && !plan.steps_on_host()) {
+    const RecordPool& pool = plan.state_records();
+    memory.states_to_gpu = make_slot_carrier(plan, memory.state_records, pool, memory.record_slots.data(),
+                                             pool.device_slots, *from.kernels);
+  }
+  if (memory.tensor_state_records) {
+    const RecordPool& pool = plan.tensor_state_records();
+    // The slots of the batch that is on the GPU are not free for records ahead.
+    const std::int64_t ahead = pool.device_slots - plan.tensor_states_of_a_batch();
+    memory.tensor_states_to_gpu = make_slot_carrier(plan, memory.tensor_state_records, pool,
+                                                    memory.tensor_state_slots.data(), ahead, *from.kernels);
+  }
+  if (memory.parameter_records) {
+    memory.parameters_to_gpu = std::make_shared<MappedCarrier>(
+        memory.parameter_records, *from.kernels, plan.parameter_records().held, !plan.parameters_on_host());
+  }
 }
 
 /// Makes the records of gradients. Their files are scratch files on every path, because no commit needs gradients.
@@ -275,7 +287,7 @@ void make_records(TrainingMemory& memory, const RecordSources& from) {
   memory.parameter_records = make_parameter_records(from, paths);
   memory.state_records = make_state_records(from, paths);
   memory.tensor_state_records = make_tensor_state_records(from, paths);
-  memory.tensor_states_to_gpu = tensor_states_to_gpu(memory, from);
+  if (from.kernels) make_carriers_to_gpu(memory, from);
   memory.records_are_pinned = from.kernels != nullptr;
   memory.host_copies_bytes = from.plan.host_copies_bytes();
   if (from.plan.steps_on_host()) {

@@ -12,6 +12,7 @@
 #include "engine/memory/master_weights.h"
 #include "engine/memory/records/device_gradients.h"
 #include "engine/memory/records/gradient_records.h"
+#include "engine/memory/records/mapped_carrier.h"
 #include "engine/memory/records/slot_carrier.h"
 #include "engine/memory/records/tier_carrier.h"
 #include "runtime/border/phrase.h"

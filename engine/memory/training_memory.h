@@ -19,6 +19,7 @@ class Carrier;
 class DeviceGradients;
 class DurableFiles;
 class GradientRecords;
+class MappedCarrier;
 class SlotCarrier;
 struct Accelerator;
 
@@ -38,7 +39,10 @@ struct TrainingMemory {
   std::shared_ptr<TierCarrier> parameter_records;     ///< null where no parameters are offloaded
   std::shared_ptr<TierCarrier> state_records;         ///< null where no masters and states are offloaded
   std::shared_ptr<TierCarrier> tensor_state_records;  ///< null where no states of whole tensors are offloaded
-  std::shared_ptr<SlotCarrier> tensor_states_to_gpu;  ///< through `tensor_state_slots`; null on the CPU, too
+  // These bring records on to a GPU, and are null on the CPU, too.
+  std::shared_ptr<SlotCarrier> states_to_gpu;         ///< through `record_slots`; null where the host updates them
+  std::shared_ptr<SlotCarrier> tensor_states_to_gpu;  ///< through `tensor_state_slots`
+  std::shared_ptr<MappedCarrier> parameters_to_gpu;   ///< for kernels that use them in place
   std::shared_ptr<GradientRecords> gradient_records;  ///< null where no gradients of the CPU are offloaded
   Arena gradient_slots;                               ///< a GPU's slots for offloaded sums (RecordPool::device_slots)
   std::shared_ptr<DeviceGradients> device_gradients;  ///< null where no gradients of a GPU are offloaded

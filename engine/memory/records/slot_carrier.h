@@ -18,9 +18,9 @@ namespace tessera {
 
 /// Brings records of masters and optimizer states from the memory of a GPU's host to the GPU, which updates them, and
 /// takes them back. A record goes through a slot in the GPU's memory; slots take turns (double buffering, with `count`
-/// buffers). The step owns one, and its thread calls it. A lease's memory is the slot: work that is queued on the
-/// current stream while it lasts finds the record there, and the result is copied back. Copies run on streams of their
-/// own beside the computation, and events (DeviceKernels::Mark) keep them in order:
+/// buffers). TrainingMemory owns it, and the thread of the step calls it. A lease's memory is the slot: work that is
+/// queued on the current stream while it lasts finds the record there, and the result is copied back. Copies run on
+/// streams of their own beside the computation, and events (DeviceKernels::Mark) keep them in order:
 ///
 /// 1. A copy to a slot waits for the copy back of what the slot held before, and for the copy back of this record's own
 ///    last use. Records in pinned memory whose order is known are copied as soon as their slot is free: while backward

@@ -15,20 +15,6 @@
 namespace tessera {
 namespace {
 
-std::unique_ptr<SlotCarrier> states_of(const QueuedContext& context) {
-  const TrainingMemory& memory = context.memory;
-  if (!memory.state_records || context.plan.steps_on_host()) return nullptr;
-  const RecordPool& pool = context.plan.state_records();
-  return make_slot_carrier(context.plan, memory.state_records, pool, memory.record_slots.data(), pool.device_slots,
-                           context.kernels);
-}
-
-std::unique_ptr<MappedCarrier> mapped_of(const QueuedContext& context) {
-  if (!context.memory.parameter_records) return nullptr;
-  return std::make_unique<MappedCarrier>(context.memory.parameter_records, context.kernels,
-                                         context.plan.parameter_records().held, !context.plan.parameters_on_host());
-}
-
 /// Kernels see SGD where the rule is computed elsewhere.
 RuleNumbers numbers_of(const OptimizerConfig& config, bool is_own) {
   return rule_numbers(is_own || config.type == OptimizerType::kAdafactor ? sgd_without_states(config) : config);
@@ -42,8 +28,8 @@ DeviceUpdate::DeviceUpdate(const QueuedContext& context, const RuleOptimizer& ru
       context_(context),
       rules_(rules),
       tables_(tables),
-      states_(states_of(context)),
-      mapped_(mapped_of(context)) {
+      states_(context.memory.states_to_gpu.get()),
+      mapped_(context.memory.parameters_to_gpu.get()) {
   const OptimizerConfig& optimizer = context.strategy.optimizer;
   if (!context.plan.matrices().batches().empty()) {
     matrices_ = std::make_unique<MatrixUpdate>(

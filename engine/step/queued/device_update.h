@@ -148,9 +148,9 @@ class DeviceUpdate final : public StepWalk {
   std::unique_ptr<MatrixUpdate> matrices_;  ///< null if no group has matrices
   std::unique_ptr<OwnDeviceUpdate> own_;    ///< null where the program brings no rule
   std::unique_ptr<QueuedLayers> layers_;    ///< under lamb and lars; else null
-  std::unique_ptr<SlotCarrier> states_;     ///< null where all state is in the device's memory, or updated on the host
+  SlotCarrier* const states_;               ///< null where all state is in the device's memory, or updated on the host
   std::unique_ptr<HostUpdate> host_;        ///< null where no state is updated on the host
-  std::unique_ptr<MappedCarrier> mapped_;   ///< null where all parameters are in the device's memory
+  MappedCarrier* const mapped_;             ///< null where all parameters are in the device's memory
   /// decision of this step, if the host waits for it and the step is not skipped
   std::optional<Decided> decided_;
   std::vector<std::int64_t> order_;  ///< the records of one kind that a pass visits

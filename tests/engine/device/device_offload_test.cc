@@ -7,19 +7,24 @@
 
 #include <array>
 #include <cerrno>
+#include <cstddef>
 #include <cstdint>
 #include <filesystem>
 #include <functional>
 #include <iterator>
 #include <memory>
 #include <numeric>
+#include <stdexcept>
 #include <string>
 #include <vector>
 
 #include "device_runs.h"
 #include "emulated_gpu.h"
+#include "engine/memory/records/slot_carrier.h"
+#include "engine/memory/records/tier_carrier.h"
 #include "engine/step/queued/offloaded_step.h"
 #include "offload/files/fault_plan.h"
+#include "offload/host_tier.h"
 #include "runtime/comm/shared/run_ranks.h"
 #include "tessera/error.h"
 #include "tessera/safetensors.h"
@@ -731,6 +736,76 @@ TEST(DeviceOffload, UnsupportedTiersAreRefusedByName) {
                 s.offload.step = OffloadedStep::kCpu;
               }),
               HasSubstr("/offload/step: \"cpu\" updates a GPU's masters and moments that lie in its host's memory"));
+}
+
+/// Four records in pinned memory of the emulated device's host, and three slots on the device.
+struct Carried {
+  static constexpr std::int64_t kBytes = 64;
+
+  explicit Carried(CopiesRead read) : kernels(emulated_kernels(read)) {
+    HostTierOptions options;
+    options.records = 4;
+    options.record_bytes = kBytes;
+    options.who = "test";
+    options.give = [this](std::size_t bytes) { return kernels->pinned_memory(bytes); };
+    tier = std::make_shared<TierCarrier>(HostTier::create(options).value());
+    carrier = std::make_unique<SlotCarrier>(tier, *kernels, SlotCarrier::Slots{slots.data(), kBytes, 3, 1},
+                                            /*are_in_files=*/false);
+  }
+  std::byte on_host(std::int64_t record) const {
+    std::byte value{};
+    tier->visit(record, /*updates=*/false, [&](const std::byte* memory) { value = memory[0]; });
+    return value;
+  }
+  void change(std::int64_t record, std::byte value, bool fails = false) const {
+    Lease lease = carrier->acquire(record, LeaseUse::kChange);
+    lease.bytes()[0] = value;
+    if (fails) throw std::runtime_error("a rule failed");
+    lease.give_back();
+  }
+
+  const std::unique_ptr<DeviceKernels> kernels;
+  std::vector<std::byte> slots = std::vector<std::byte>(3 * kBytes);
+  std::shared_ptr<TierCarrier> tier;
+  std::unique_ptr<SlotCarrier> carrier;
+};
+
+TEST(SlotCarrier, RecordsGoBackWhicheverLeaseEndsFirst) {
+  for (const CopiesRead read : {CopiesRead::kLate, CopiesRead::kAtOnce}) {
+    const Carried carried(read);
+    const std::array<std::int64_t, 3> order{0, 1, 2};
+    carried.carrier->announce(order);
+    Lease first = carried.carrier->acquire(0, LeaseUse::kChange);
+    Lease second = carried.carrier->acquire(1, LeaseUse::kChange);
+    first.bytes()[0] = std::byte{10};
+    second.bytes()[0] = std::byte{11};
+    second.give_back();
+    first.give_back();
+    carried.change(2, std::byte{12});
+    carried.carrier->flush();
+    EXPECT_EQ(carried.on_host(0), std::byte{10});
+    EXPECT_EQ(carried.on_host(1), std::byte{11});
+    EXPECT_EQ(carried.on_host(2), std::byte{12});
+    EXPECT_EQ(carried.on_host(3), std::byte{0});
+    EXPECT_EQ(carried.carrier->uploaded_bytes(), 3 * Carried::kBytes);
+  }
+}
+
+// A failure while work is queued leaves the host the old values, and slots that later records can take.
+TEST(SlotCarrier, DroppedRecordKeepsItsValuesOnTheHost) {
+  for (const CopiesRead read : {CopiesRead::kLate, CopiesRead::kAtOnce}) {
+    const Carried carried(read);
+    carried.change(1, std::byte{5});
+    EXPECT_THROW(carried.change(1, std::byte{6}, /*fails=*/true), std::runtime_error);
+    EXPECT_THROW(carried.change(2, std::byte{7}, /*fails=*/true), std::runtime_error);
+    EXPECT_EQ(carried.on_host(1), std::byte{5});
+    EXPECT_EQ(carried.on_host(2), std::byte{0});
+    for (unsigned char record = 0; record < 4; ++record)
+      carried.change(record, std::byte{static_cast<unsigned char>(20 + record)});
+    for (unsigned char record = 0; record < 4; ++record)
+      EXPECT_EQ(carried.on_host(record), std::byte{static_cast<unsigned char>(20 + record)}) << int{record};
+    EXPECT_EQ(carried.carrier->uploaded_bytes(), 5 * Carried::kBytes);
+  }
 }
 
 }  // namespace device_offload_test

@@ -1,7 +1,5 @@
 #pragma once
 
-// See docs/glossary.md: unit.
-
 #include <cstdint>
 #include <deque>
 #include <map>
@@ -13,8 +11,8 @@
 
 namespace tessera {
 
-/// Times a GPU's calls, for Engine::latencies: from the place in the current stream where a call was queued to the place
-/// where the stream has waited for it. Training owns it, and calls it from the thread that trains.
+/// Times a GPU's calls, for Engine::latencies: from the place in the current stream where a call was queued to the
+/// place where the stream has waited for it. Training owns it, and calls it from the thread that trains.
 class QueuedCallTimes final : public QueueTimes {
  public:
   /// `kernels` must outlive this object.

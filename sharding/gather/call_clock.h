@@ -1,5 +1,7 @@
 #pragma once
 
+// See docs/glossary.md: residency.
+
 #include <chrono>
 #include <cstdint>
 #include <utility>

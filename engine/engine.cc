@@ -51,7 +51,7 @@ void expect_one_host(const Strategy& strategy, const Topology& topology) {
               "/sync/type: ranks that do not wait for each other have parameters in memory that they share, and here "
               "are " +
                   std::to_string(topology.num_hosts()) +
-                  " hosts. hint: plan for all ranks on one host, or leave \"sync\" out");
+                  " hosts. [T0897] hint: plan for all ranks on one host, or leave \"sync\" out");
 }
 
 PlannedMemory numbers_of(const MemoryPlan& plan) {

@@ -202,7 +202,7 @@ void FirstGradients::check_numbers(const LocalStep& own) const {
         ExitCode::kUsage,
         "step " + std::to_string(step_under_way()) + ": rank " + std::to_string(board_.rank()) + " and rank " +
             std::to_string(q) +
-            " have different learning rates or options. hint: with \"sync\" backups change them by the number of the "
+            " have different learning rates or options. [T0896] hint: with \"sync\" backups change them by the number of the "
             "step (its result has it), since a rank that is late skips steps");
   }
 }

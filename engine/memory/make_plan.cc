@@ -78,7 +78,7 @@ void expect_enough_ranks(const PlanScene& scene) {
   if (scene.sync.type != SyncType::kBackups || scene.sync.backups < ranks) return;
   throw Error(ExitCode::kConfig,
               c10::str("/sync/count: a step would wait for none of ", ranks, ranks == 1 ? " rank" : " ranks",
-                       ", since ", scene.sync.backups, " are backups. hint: give a count below the number of ranks"));
+                       ", since ", scene.sync.backups, " are backups. [T0899] hint: give a count below the number of ranks"));
 }
 
 /// Throws where "deal" by speed has nothing to deal, or would give ranks different numbers of gathers.
@@ -86,16 +86,16 @@ void expect_dealable(const MemoryPlan& plan) {
   const bool is_dealt = plan.input().longest_run > 0;
   if (is_dealt && plan.input().accumulation == 1)
     throw Error(ExitCode::kConfig,
-                "/deal/by: one microbatch a rank leaves nothing to deal by speed. hint: take more and smaller "
+                "/deal/by: one microbatch a rank leaves nothing to deal by speed. [T0900] hint: take more and smaller "
                 "microbatches (gradient_accumulation)");
   if (is_dealt && plan.input().is_queued)
     throw Error(ExitCode::kConfig,
-                "/deal/by: ranks' speeds are measured on the CPU so far, and a GPU trains. hint: train on the CPU, or "
+                "/deal/by: ranks' speeds are measured on the CPU so far, and a GPU trains. [T0901] hint: train on the CPU, or "
                 "take \"even\"");
   if (!is_dealt || !plan.gathers()) return;
   throw Error(ExitCode::kConfig,
               "/deal/by: speed gives ranks different numbers of microbatches, and here each microbatch gathers "
-              "parameters of all ranks, the slow one's too. hint: take a strategy whose ranks have whole parameters, "
+              "parameters of all ranks, the slow one's too. [T0902] hint: take a strategy whose ranks have whole parameters, "
               "such as SHARD_GRADIENTS, or ranks of one host that share them (host_sharing, FULL_SHARD or "
               "HYBRID_SHARD)");
 }

@@ -86,9 +86,9 @@ void Training::set_lr(const std::string* group, double lr) {
 void Training::set_epoch_samples(std::int64_t samples) {
   constexpr std::int64_t kMost = 1'000'000'000'000;  // as the strategy's key has it
   expect(samples > 0 && samples <= kMost, "set_epoch_samples wants a number from 1 to 1e12, got ", samples,
-         ". hint: give the samples that one epoch has over all ranks");
+         ". [T0906] hint: give the samples that one epoch has over all ranks");
   expect(window.microbatch == 0,
-         "set_epoch_samples between backward and step: the step's rate follows from the length of an epoch. hint: call "
+         "set_epoch_samples between backward and step: the step's rate follows from the length of an epoch. [T0907] hint: call "
          "it before the first backward");
   LrScheduleConfig& schedule = job.given_strategy->lr_schedule;
   if (schedule.warmup_epochs == 0) return;  // nothing depends on it, and the strategy would not allow the key
@@ -99,7 +99,7 @@ void Training::set_epoch_samples(std::int64_t samples) {
   const auto other = std::ranges::find_if(all, [&](std::int64_t theirs) { return theirs != all[0]; });
   expect(other == all.end(), "set_epoch_samples: an epoch has ", all[0], " samples on rank 0, and ",
          other == all.end() ? 0 : *other, " on rank ", other - all.begin(),
-         ". hint: give the samples of all ranks together, which is one number");
+         ". [T0908] hint: give the samples of all ranks together, which is one number");
   schedule.epoch_samples = samples;
 }
 

@@ -88,7 +88,7 @@ class TokenBatches:
         (64) for anything but a range of neighbours.
         """
         if not isinstance(run, range) or run.step != 1:
-            raise Error(f"TokenBatches.deal wants a range of neighbours, got {run!r:.200}. hint: give it what Engine.microbatches() returns")
+            raise Error(f"TokenBatches.deal wants a range of neighbours, got {run!r:.200}. [T0935] hint: give it what Engine.microbatches() returns")
         self._native.deal(run.start, run.stop)
 
     def cursor(self) -> SamplerCursor:
@@ -142,7 +142,7 @@ def _seed(seed: Any) -> int:
     except TypeError:
         number = -1
     if not 0 <= number < 1 << 64:
-        raise Error(f"TokenBatches: seed is an integer from 0 to 2**64 - 1, got {seed!r:.200}. hint: any number in that range will do, the same on all ranks")
+        raise Error(f"TokenBatches: seed is an integer from 0 to 2**64 - 1, got {seed!r:.200}. [T0936] hint: any number in that range will do, the same on all ranks")
     return number
 
 

@@ -267,10 +267,10 @@ class Collectives {
   /// without `allocate`; 0 means none.
   virtual std::uint64_t stands_in() const { return 0; }
 
-  /// Ends a call that waits for a rank which has failed meanwhile; the call's caller gets its error (75). CallWatch calls
-  /// it from its own thread once a call takes long: a network library may lose the end of a connection. It returns
-  /// false, and does nothing, where no rank of the group has said that it failed, and on transports that notice a failed
-  /// rank by themselves. It asks the store, for two seconds at most.
+  /// Ends a call that waits for a rank which has failed meanwhile; the call's caller gets its error (75). CallWatch
+  /// calls it from its own thread once a call takes long: a network library may lose the end of a connection. It
+  /// returns false, and does nothing, where no rank of the group has said that it failed, and on transports that notice
+  /// a failed rank by themselves. It asks the store, for two seconds at most.
   virtual bool end_if_left_alone() { return false; }
 
  protected:

@@ -88,7 +88,7 @@ StrategyRule lambda_rule() {
       [](const Strategy& s) -> std::string {
         const DelayCompensationConfig& delay = s.sync.asynchronous.delay_compensation;
         if (!delay.adaptive || delay.lambda > 0) return "";
-        return "needs a \"lambda\" above 0, which it divides. hint: give \"lambda\" a number such as 0.04, or leave "
+        return "needs a \"lambda\" above 0, which it divides. [T0911] hint: give \"lambda\" a number such as 0.04, or leave "
                "both out";
       }};
 }

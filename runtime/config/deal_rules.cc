@@ -16,13 +16,13 @@ namespace {
 bool by_speed(const Strategy& s) { return s.deal.by == DealBy::kSpeed; }
 
 /// Makes a rule for something that "deal" by speed excludes. `more`: the end of the remedy.
-StrategyRule without(std::string other, std::string what, std::function<bool(const Strategy&)> holds, const char* why,
-                     const char* more) {
+StrategyRule never_dealt_with(std::string other, std::string what, std::function<bool(const Strategy&)> holds,
+                              const char* why, const char* more) {
   return {{"/deal/by", std::move(other)},
           fmt::format("deal.by speed goes without {}: {}.", what, why),
           [holds, what, why, more](const Strategy& s) -> std::string {
             if (!by_speed(s) || !holds(s)) return "";
-            return fmt::format("speed cannot stand beside {}: {}. hint: leave one of them out{}", what, why, more);
+            return fmt::format("speed cannot stand beside {}: {}. [T0912] hint: leave one of them out{}", what, why, more);
           }};
 }
 
@@ -32,7 +32,7 @@ StrategyRule sync_rule() {
           [](const Strategy& s) -> std::string {
             if (!by_speed(s) || s.gradient_sync == GradientSync::kLastMicrobatch) return "";
             return "speed needs gradient_sync last_microbatch: with each_microbatch all ranks meet after every "
-                   "microbatch, so they compute equally many. hint: set gradient_sync to \"last_microbatch\"";
+                   "microbatch, so they compute equally many. [T0913] hint: set gradient_sync to \"last_microbatch\"";
           }};
 }
 
@@ -42,7 +42,7 @@ StrategyRule longest_rule() {
           [](const Strategy& s) -> std::string {
             if (!by_speed(s) || s.deal.longest == 0 || s.deal.longest >= s.gradient_accumulation) return "";
             return fmt::format(
-                "is {}, and ranks have {} microbatches each at first (gradient_accumulation). hint: take at least that "
+                "is {}, and ranks have {} microbatches each at first (gradient_accumulation). [T0914] hint: take at least that "
                 "many, or leave it out",
                 s.deal.longest, s.gradient_accumulation);
           }};
@@ -54,24 +54,24 @@ std::vector<StrategyRule> deal_rules() {
   return {
       sync_rule(),
       longest_rule(),
-      without(
+      never_dealt_with(
           "/sync/type", "a sync.type other than each_step",
           [](const Strategy& s) { return s.sync.type != SyncType::kEachStep; },
           "replicas that do not meet in each step need not wait for each other", ""),
-      without(
+      never_dealt_with(
           "/noise_scale/every", "noise_scale", [](const Strategy& s) { return s.noise_scale.every > 0; },
           "ranks' own gradients would be of batches of different sizes", ""),
-      without(
+      never_dealt_with(
           "/compression/method", "a compression.method", [](const Strategy& s) { return s.compression.has_method(); },
           "what a rank keeps for the next step was left out of a batch of another size", ""),
-      without(
+      never_dealt_with(
           "/check/as_across_hosts", "check.as_across_hosts", [](const Strategy& s) { return s.check.as_across_hosts; },
           "ranks that compute different numbers of microbatches use units in different orders", ""),
-      without(
+      never_dealt_with(
           "/broadcast_buffers", "broadcast_buffers from_rank_zero or mean",
           [](const Strategy& s) { return s.broadcast_buffers != BufferBroadcast::kNone; },
           "what forward left in buffers depends on how many microbatches a rank had", ""),
-      without(
+      never_dealt_with(
           "/comm/transport", "comm.transport nccl or cuda_host",
           [](const Strategy& s) {
             return s.comm.transport == TransportChoice::kNccl || s.comm.transport == TransportChoice::kCudaHost;

@@ -140,7 +140,7 @@ std::optional<std::string> renew_delay_compensation(JsonNode& root, const std::s
   found->value = nlohmann::json::object();
   found->children = {std::move(lambda)};
   return fmt::format(
-      "{}: /sync/delay_compensation: this version is the last that reads a number. hint: write "
+      "{}: /sync/delay_compensation: this version is the last that reads a number. [T0915] hint: write "
       "\"delay_compensation\": {}",
       file, json_of(*found).dump());
 }

@@ -86,17 +86,17 @@ bool is_placed_as(const Strategy& strategy, ShardingStrategy name) {
 
 std::string problem_of(const PlacementAxes& axes) {
   if (axes.parameters.host)
-    return "parameters are cut over \"host\", and units are gathered over \"rank\" alone, inside hosts. hint: take "
+    return "parameters are cut over \"host\", and units are gathered over \"rank\" alone, inside hosts. [T0916] hint: take "
            "\"host\" out of parameters; gradients and optimizer may keep it";
   if (!has_all(axes.gradients, axes.parameters))
     return fmt::format(
         "parameters are cut over {} and gradients over {}: a rank would sum gradients of parameters that it does not "
-        "hold. hint: cut gradients over all axes of parameters, or parameters over fewer",
+        "hold. [T0917] hint: cut gradients over all axes of parameters, or parameters over fewer",
         text_of(axes.parameters), text_of(axes.gradients));
   if (!has_all(axes.optimizer, axes.gradients))
     return fmt::format(
         "gradients are cut over {} and optimizer over {}: a rank would update parameters whose gradients it does not "
-        "hold. hint: cut optimizer over all axes of gradients, or gradients over fewer",
+        "hold. [T0918] hint: cut optimizer over all axes of gradients, or gradients over fewer",
         text_of(axes.gradients), text_of(axes.optimizer));
   return "";
 }

@@ -16,7 +16,7 @@ StrategyRule whole_placement_rule() {
           [](const Strategy& s) -> std::string {
             const PlacementConfig& given = s.placement;
             if (!given.is_given() || (given.parameters && given.gradients && given.optimizer)) return "";
-            return fmt::format("\"placement\" lacks {}. hint: give all three, with [] for what every rank holds whole",
+            return fmt::format("\"placement\" lacks {}. [T0919] hint: give all three, with [] for what every rank holds whole",
                                !given.parameters  ? "parameters"
                                : !given.gradients ? "gradients"
                                                   : "optimizer");
@@ -41,7 +41,7 @@ StrategyRule placement_or_name_rule() {
           [](const Strategy& s) -> std::string {
             if (!s.placement.is_given() || s.strategy == ShardingStrategy::kFullShard) return "";
             return fmt::format(
-                "\"placement\" says by axes what \"strategy\" {} says by its name. hint: give one or the other",
+                "\"placement\" says by axes what \"strategy\" {} says by its name. [T0920] hint: give one or the other",
                 name_of(s.strategy));
           }};
 }
@@ -51,7 +51,7 @@ StrategyRule placement_or_shard_over_rule() {
           "placement goes without optimizer.shard_over world.",
           [](const Strategy& s) -> std::string {
             if (!s.placement.is_given() || !s.optimizer.shard_over_world) return "";
-            return "\"placement\" says over which axes the optimizer is cut. hint: leave shard_over out, and give "
+            return "\"placement\" says over which axes the optimizer is cut. [T0921] hint: leave shard_over out, and give "
                    "gradients and optimizer [\"host\", \"rank\"]";
           }};
 }
@@ -62,7 +62,7 @@ StrategyRule one_name_rule(std::string key, std::string other, std::int64_t Mesh
           fmt::format("{} and {} are two names of one axis, of which a file gives one.", dotted(key), dotted(other)),
           [other, by_axis, by_role](const Strategy& s) -> std::string {
             if (s.mesh.*by_axis == 0 || s.mesh.*by_role == 0) return "";
-            return fmt::format("is another name of {}. hint: give one of the two", dotted(other));
+            return fmt::format("is another name of {}. [T0922] hint: give one of the two", dotted(other));
           }};
 }
 

@@ -93,12 +93,12 @@ absl::Status DistributedSampler::deal(const MicrobatchRun& run) {
     return make_error(
         ExitCode::kConfig,
         fmt::format("sampler: a run of the microbatches {} to {} was dealt, and a step has {} (accumulation "
-                    "{} x {} ranks). hint: deal what Engine::microbatches returns, with the strategy's "
+                    "{} x {} ranks). [T0924] hint: deal what Engine::microbatches returns, with the strategy's "
                     "gradient_accumulation as accumulation",
                     run.begin, run.end, all, options_.accumulation, options_.world_size));
   if (taken_ > 0 || (consumed_ - begin_) % options_.global_batch() != 0)
     return make_error(ExitCode::kConfig,
-                      "sampler: microbatches were dealt within a step. hint: deal them when a step is over, before the "
+                      "sampler: microbatches were dealt within a step. [T0925] hint: deal them when a step is over, before the "
                       "next microbatch");
   dealt_ = run;
   return absl::OkStatus();

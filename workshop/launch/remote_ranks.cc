@@ -268,7 +268,7 @@ void RemoteRanks::check_deadline() {
     start_deadline_.reset();
     fail(ExitCode::kUnavailable,
          fmt::format(
-             "host {} has answered, and for {:g} s has told nothing of the ranks that it is to start{}. hint: see "
+             "host {} has answered, and for {:g} s has told nothing of the ranks that it is to start{}. [T0934] hint: see "
              "what hangs there: its disks (df), or a folder of the network in which the program lies",
              host_.name, options_.connect_s, last_words()));
     ssh_.send(SIGKILL);

@@ -58,7 +58,7 @@ absl::StatusOr<std::string> last_before(const std::string& folder, std::int64_t 
   return replay_error(ExitCode::kNoInput, "--from " + folder + " has no checkpoint of a step before " +
                                               std::to_string(step) +
                                               "; there are: " + (names.empty() ? "none" : clipped(joined(names), 400)) +
-                                              ". hint: name a later step; --from none begins where the run began");
+                                              ". [T0927] hint: name a later step; --from none begins where the run began");
 }
 
 absl::StatusOr<CheckpointBefore> checkpoint_before(const ReplayCommand& command) {
@@ -74,7 +74,7 @@ absl::StatusOr<CheckpointBefore> checkpoint_before(const ReplayCommand& command)
     return replay_error(ExitCode::kUsage,
                         "--from " + path + " holds step " + std::to_string(manifest.step) + " already, so step " +
                             std::to_string(command.step) +
-                            " cannot be made from it. hint: name an earlier checkpoint, or the folder "
+                            " cannot be made from it. [T0928] hint: name an earlier checkpoint, or the folder "
                             "with all of them");
   const nlohmann::json strategy = nlohmann::json::parse(manifest.strategy, nullptr, /*allow_exceptions=*/false);
   const auto each = strategy.find("gradient_accumulation");
@@ -109,7 +109,7 @@ absl::StatusOr<std::int64_t> microbatches_of_step(const ReplayCommand& command, 
   if (before.microbatches > 0) return before.microbatches;
   return replay_error(
       ExitCode::kUsage,
-      "nothing says how many microbatches a step has over all ranks. hint: give --microbatches, which is "
+      "nothing says how many microbatches a step has over all ranks. [T0929] hint: give --microbatches, which is "
       "the run's number of ranks times gradient_accumulation");
 }
 
@@ -135,13 +135,13 @@ absl::StatusOr<ReplayedRun> replayed_run(const ReplayCommand& command) {
   if (command.step > command.run.steps)
     return replay_error(ExitCode::kUsage, "--step " + std::to_string(command.step) +
                                               ", and the run ends with --steps " + std::to_string(command.run.steps) +
-                                              ". hint: name a step that it has made");
+                                              ". [T0930] hint: name a step that it has made");
   TESSERA_ASSIGN_OR_RETURN(const Strategy strategy, read_strategy(command.run.strategy));
   if (!strategy.reproducible)
     return replay_error(
         ExitCode::kConfig,
         command.run.strategy +
-            " has not \"reproducible\": true, without which other ranks make other bits. hint: name the "
+            " has not \"reproducible\": true, without which other ranks make other bits. [T0931] hint: name the "
             "strategy of a run that had it; a run without it cannot be made again");
   ReplayedRun run;
   run.request.step = command.step;
@@ -150,7 +150,7 @@ absl::StatusOr<ReplayedRun> replayed_run(const ReplayCommand& command) {
   if (command.find == "divergence") run.request.find = ReplayRequest::Find::kDivergence;
   if (command.find == "divergence" && run.request.hashes.empty())
     return replay_error(ExitCode::kUsage,
-                        "--find divergence has nothing to compare with. hint: name by --hashes the file that the run's "
+                        "--find divergence has nothing to compare with. [T0932] hint: name by --hashes the file that the run's "
                         "\"record_hashes\" wrote");
   TESSERA_ASSIGN_OR_RETURN(const CheckpointBefore before, checkpoint_before(command));
   std::vector<StepRecord> records;

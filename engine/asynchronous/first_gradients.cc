@@ -198,12 +198,11 @@ void FirstGradients::check_numbers(const LocalStep& own) const {
   const std::uint64_t digest = digest_of_numbers(own.rates, own.options);
   for (const int q : members_) {
     if (entry(q).numbers == digest) continue;
-    throw Error(
-        ExitCode::kUsage,
-        "step " + std::to_string(step_under_way()) + ": rank " + std::to_string(board_.rank()) + " and rank " +
-            std::to_string(q) +
-            " have different learning rates or options. [T0896] hint: with \"sync\" backups change them by the number of the "
-            "step (its result has it), since a rank that is late skips steps");
+    throw Error(ExitCode::kUsage, "step " + std::to_string(step_under_way()) + ": rank " +
+                                      std::to_string(board_.rank()) + " and rank " + std::to_string(q) +
+                                      " have different learning rates or options. [T0896] hint: with \"sync\" backups "
+                                      "change them by the number of the "
+                                      "step (its result has it), since a rank that is late skips steps");
   }
 }
 

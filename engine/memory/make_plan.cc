@@ -76,9 +76,9 @@ void expect_one_replica(const PlanScene& scene) {
 void expect_enough_ranks(const PlanScene& scene) {
   const std::int64_t ranks = scene.mesh.world_size();
   if (scene.sync.type != SyncType::kBackups || scene.sync.backups < ranks) return;
-  throw Error(ExitCode::kConfig,
-              c10::str("/sync/count: a step would wait for none of ", ranks, ranks == 1 ? " rank" : " ranks",
-                       ", since ", scene.sync.backups, " are backups. [T0899] hint: give a count below the number of ranks"));
+  throw Error(ExitCode::kConfig, c10::str("/sync/count: a step would wait for none of ", ranks,
+                                          ranks == 1 ? " rank" : " ranks", ", since ", scene.sync.backups,
+                                          " are backups. [T0899] hint: give a count below the number of ranks"));
 }
 
 /// Throws where "deal" by speed has nothing to deal, or would give ranks different numbers of gathers.
@@ -89,15 +89,17 @@ void expect_dealable(const MemoryPlan& plan) {
                 "/deal/by: one microbatch a rank leaves nothing to deal by speed. [T0900] hint: take more and smaller "
                 "microbatches (gradient_accumulation)");
   if (is_dealt && plan.input().is_queued)
-    throw Error(ExitCode::kConfig,
-                "/deal/by: ranks' speeds are measured on the CPU so far, and a GPU trains. [T0901] hint: train on the CPU, or "
-                "take \"even\"");
+    throw Error(
+        ExitCode::kConfig,
+        "/deal/by: ranks' speeds are measured on the CPU so far, and a GPU trains. [T0901] hint: train on the CPU, or "
+        "take \"even\"");
   if (!is_dealt || !plan.gathers()) return;
-  throw Error(ExitCode::kConfig,
-              "/deal/by: speed gives ranks different numbers of microbatches, and here each microbatch gathers "
-              "parameters of all ranks, the slow one's too. [T0902] hint: take a strategy whose ranks have whole parameters, "
-              "such as SHARD_GRADIENTS, or ranks of one host that share them (host_sharing, FULL_SHARD or "
-              "HYBRID_SHARD)");
+  throw Error(
+      ExitCode::kConfig,
+      "/deal/by: speed gives ranks different numbers of microbatches, and here each microbatch gathers "
+      "parameters of all ranks, the slow one's too. [T0902] hint: take a strategy whose ranks have whole parameters, "
+      "such as SHARD_GRADIENTS, or ranks of one host that share them (host_sharing, FULL_SHARD or "
+      "HYBRID_SHARD)");
 }
 
 /// The number of units that are gathered ahead: PlanInput::prefetch.

@@ -37,9 +37,10 @@ void Training::expect_backward(const char* what) const {
   expect(window.microbatch < microbatches(), what, " was called ", window.microbatch + 1, " times in a step, but ",
          dealer ? "this rank's microbatches are " : "gradient_accumulation is ", microbatches(),
          ". [T0116] hint: call step() first");
-  expect(job.strategy.lr_schedule.warmup_epochs == 0 || job.strategy.lr_schedule.epoch_samples > 0, what,
-         " with lr_schedule.warmup_epochs, whose length is not known. [T0903] hint: call set_epoch_samples first, or set "
-         "lr_schedule.epoch_samples");
+  expect(
+      job.strategy.lr_schedule.warmup_epochs == 0 || job.strategy.lr_schedule.epoch_samples > 0, what,
+      " with lr_schedule.warmup_epochs, whose length is not known. [T0903] hint: call set_epoch_samples first, or set "
+      "lr_schedule.epoch_samples");
   expect_weights(what);
   expect(values.open_writes == 0, what, " under ", phrases::kWriteGuard,
          ". [T0117] hint: close that guard first, so that all ranks train the same values");
@@ -79,8 +80,8 @@ void Training::expect_microbatch(const at::Tensor& loss, const MicrobatchInfo& i
          " to backward");
   const bool counts_samples = schedule.warmup_samples > 0 || schedule.warmup_epochs > 0;
   expect(!counts_samples || info.samples > 0 || info.weight == 0,
-         "lr_schedule.warmup_samples and warmup_epochs need the number of samples. [T0904] hint: pass ", phrases::kSamples,
-         " to backward");
+         "lr_schedule.warmup_samples and warmup_epochs need the number of samples. [T0904] hint: pass ",
+         phrases::kSamples, " to backward");
 }
 
 void Training::expect_weight(const MicrobatchInfo& info) const {

@@ -88,7 +88,8 @@ void Training::set_epoch_samples(std::int64_t samples) {
   expect(samples > 0 && samples <= kMost, "set_epoch_samples wants a number from 1 to 1e12, got ", samples,
          ". [T0906] hint: give the samples that one epoch has over all ranks");
   expect(window.microbatch == 0,
-         "set_epoch_samples between backward and step: the step's rate follows from the length of an epoch. [T0907] hint: call "
+         "set_epoch_samples between backward and step: the step's rate follows from the length of an epoch. [T0907] "
+         "hint: call "
          "it before the first backward");
   LrScheduleConfig& schedule = job.given_strategy->lr_schedule;
   if (schedule.warmup_epochs == 0) return;  // nothing depends on it, and the strategy would not allow the key

@@ -143,10 +143,11 @@ void expect_forward_meets_nobody(const torch::nn::Module& module, const Strategy
   for (const auto& item : module.named_modules()) {
     if (!item.value()->as<SyncBatchNormImpl>()) continue;
     if (is_dealt)
-      throw Error(ExitCode::kConfig,
-                  "/deal/by: speed cannot train module " + item.key() +
-                      ", a SyncBatchNorm, whose forward waits for all ranks in each microbatch. [T0909] hint: take BatchNorm, "
-                      "or \"even\"");
+      throw Error(
+          ExitCode::kConfig,
+          "/deal/by: speed cannot train module " + item.key() +
+              ", a SyncBatchNorm, whose forward waits for all ranks in each microbatch. [T0909] hint: take BatchNorm, "
+              "or \"even\"");
     throw Error(ExitCode::kConfig,
                 "/sync/type: asynchronous, backups and hogwild cannot train module " + item.key() +
                     ", a SyncBatchNorm, whose forward waits for all ranks. [T0829] hint: take BatchNorm, "

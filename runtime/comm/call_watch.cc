@@ -301,11 +301,12 @@ void CallWatch::end_lonely_calls() {
     while (waiting.calls->place() == waiting.place) {
       if (!pause(50ms)) return;
       if (Clock::now() < end) continue;
-      exit_with(make_error(ExitCode::kPeerLost,
-                           "rank " + std::to_string(rank_) + "/" + std::to_string(world_size_) + " " +
-                               waiting.calls->describe(waiting.place).text +
-                               ": another rank of the group has failed. [T0895] hint: what that rank printed last, or its "
-                               "launcher, says why"));
+      exit_with(
+          make_error(ExitCode::kPeerLost,
+                     "rank " + std::to_string(rank_) + "/" + std::to_string(world_size_) + " " +
+                         waiting.calls->describe(waiting.place).text +
+                         ": another rank of the group has failed. [T0895] hint: what that rank printed last, or its "
+                         "launcher, says why"));
     }
   }
 }

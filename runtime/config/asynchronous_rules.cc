@@ -82,15 +82,15 @@ StrategyRule orders_rule() {
 }
 
 StrategyRule lambda_rule() {
-  return {
-      {"/sync/delay_compensation/adaptive", "/sync/delay_compensation/lambda"},
-      "sync.delay_compensation.adaptive needs sync.delay_compensation.lambda above 0.",
-      [](const Strategy& s) -> std::string {
-        const DelayCompensationConfig& delay = s.sync.asynchronous.delay_compensation;
-        if (!delay.adaptive || delay.lambda > 0) return "";
-        return "needs a \"lambda\" above 0, which it divides. [T0911] hint: give \"lambda\" a number such as 0.04, or leave "
-               "both out";
-      }};
+  return {{"/sync/delay_compensation/adaptive", "/sync/delay_compensation/lambda"},
+          "sync.delay_compensation.adaptive needs sync.delay_compensation.lambda above 0.",
+          [](const Strategy& s) -> std::string {
+            const DelayCompensationConfig& delay = s.sync.asynchronous.delay_compensation;
+            if (!delay.adaptive || delay.lambda > 0) return "";
+            return "needs a \"lambda\" above 0, which it divides. [T0911] hint: give \"lambda\" a number such as 0.04, "
+                   "or leave "
+                   "both out";
+          }};
 }
 
 bool compresses_anything(const CompressionConfig& c) {

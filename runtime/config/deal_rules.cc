@@ -22,7 +22,8 @@ StrategyRule never_dealt_with(std::string other, std::string what, std::function
           fmt::format("deal.by speed goes without {}: {}.", what, why),
           [holds, what, why, more](const Strategy& s) -> std::string {
             if (!by_speed(s) || !holds(s)) return "";
-            return fmt::format("speed cannot stand beside {}: {}. [T0912] hint: leave one of them out{}", what, why, more);
+            return fmt::format("speed cannot stand beside {}: {}. [T0912] hint: leave one of them out{}", what, why,
+                               more);
           }};
 }
 
@@ -42,7 +43,8 @@ StrategyRule longest_rule() {
           [](const Strategy& s) -> std::string {
             if (!by_speed(s) || s.deal.longest == 0 || s.deal.longest >= s.gradient_accumulation) return "";
             return fmt::format(
-                "is {}, and ranks have {} microbatches each at first (gradient_accumulation). [T0914] hint: take at least that "
+                "is {}, and ranks have {} microbatches each at first (gradient_accumulation). [T0914] hint: take at "
+                "least that "
                 "many, or leave it out",
                 s.deal.longest, s.gradient_accumulation);
           }};

@@ -16,10 +16,11 @@ StrategyRule whole_placement_rule() {
           [](const Strategy& s) -> std::string {
             const PlacementConfig& given = s.placement;
             if (!given.is_given() || (given.parameters && given.gradients && given.optimizer)) return "";
-            return fmt::format("\"placement\" lacks {}. [T0919] hint: give all three, with [] for what every rank holds whole",
-                               !given.parameters  ? "parameters"
-                               : !given.gradients ? "gradients"
-                                                  : "optimizer");
+            return fmt::format(
+                "\"placement\" lacks {}. [T0919] hint: give all three, with [] for what every rank holds whole",
+                !given.parameters  ? "parameters"
+                : !given.gradients ? "gradients"
+                                   : "optimizer");
           }};
 }
 
@@ -47,13 +48,14 @@ StrategyRule placement_or_name_rule() {
 }
 
 StrategyRule placement_or_shard_over_rule() {
-  return {{"/placement/optimizer", "/optimizer/shard_over"},
-          "placement goes without optimizer.shard_over world.",
-          [](const Strategy& s) -> std::string {
-            if (!s.placement.is_given() || !s.optimizer.shard_over_world) return "";
-            return "\"placement\" says over which axes the optimizer is cut. [T0921] hint: leave shard_over out, and give "
-                   "gradients and optimizer [\"host\", \"rank\"]";
-          }};
+  return {
+      {"/placement/optimizer", "/optimizer/shard_over"},
+      "placement goes without optimizer.shard_over world.",
+      [](const Strategy& s) -> std::string {
+        if (!s.placement.is_given() || !s.optimizer.shard_over_world) return "";
+        return "\"placement\" says over which axes the optimizer is cut. [T0921] hint: leave shard_over out, and give "
+               "gradients and optimizer [\"host\", \"rank\"]";
+      }};
 }
 
 StrategyRule one_name_rule(std::string key, std::string other, std::int64_t MeshConfig::*by_axis,

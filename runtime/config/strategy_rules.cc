@@ -222,7 +222,8 @@ StrategyRule one_warmup_rule() {
             const int given = (schedule.warmup_steps > 0 ? 1 : 0) + (schedule.warmup_samples > 0 ? 1 : 0) +
                               (schedule.warmup_epochs > 0 ? 1 : 0);
             if (given <= 1) return "";
-            return "the rise is given in more than one of warmup_steps, warmup_samples and warmup_epochs. [T0923] hint: give "
+            return "the rise is given in more than one of warmup_steps, warmup_samples and warmup_epochs. [T0923] "
+                   "hint: give "
                    "one of them";
           }};
 }

@@ -97,9 +97,10 @@ absl::Status DistributedSampler::deal(const MicrobatchRun& run) {
                     "gradient_accumulation as accumulation",
                     run.begin, run.end, all, options_.accumulation, options_.world_size));
   if (taken_ > 0 || (consumed_ - begin_) % options_.global_batch() != 0)
-    return make_error(ExitCode::kConfig,
-                      "sampler: microbatches were dealt within a step. [T0925] hint: deal them when a step is over, before the "
-                      "next microbatch");
+    return make_error(
+        ExitCode::kConfig,
+        "sampler: microbatches were dealt within a step. [T0925] hint: deal them when a step is over, before the "
+        "next microbatch");
   dealt_ = run;
   return absl::OkStatus();
 }

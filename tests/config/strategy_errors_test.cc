@@ -88,116 +88,115 @@ const BadFile kSyntax[] = {
 INSTANTIATE_TEST_SUITE_P(Syntax, StrategyErrors, ::testing::ValuesIn(kSyntax),
                          [](const auto& info) { return std::string(info.param.name); });
 
-const BadFile kValues[] =
-    {
-        {"UnknownKey", R"({"optimiser": {"lr": 1}})",
-         R"(s.json:1:2: /optimiser: unknown key. [T0426] hint: did you mean "optimizer"?)"},
-        {"UnknownKeyOfAnotherGroup", R"({"lr": 1, "param": "bf16", "type": "sgd"})",
-         R"(s.json:1:2: /lr: unknown key. [T0516] hint: did you mean optimizer.lr or sync.outer.lr?)"
-         "\n"
-         R"(s.json:1:11: /param: unknown key. [T0516] hint: did you mean mixed_precision.param?)"
-         "\n"
-         R"(s.json:1:28: /type: unknown key. [T0516] hint: did you mean optimizer.type or lr_schedule.type or sync.type?)"},
-        {"UnknownKeyThatBelongsToTheTop", R"({"offload": {"durable": {"dir": "d"}}, "memory": {"prefetch": 1}})",
-         R"(s.json:1:14: /offload/durable: unknown key. [T0516] hint: did you mean "durable" at the top level of the file?)"
-         "\n"
-         R"(s.json:1:51: /memory/prefetch: unknown key. [T0516] hint: did you mean "prefetch" at the top level of the file?)"},
-        {"UnknownKeyWithoutGuess", R"({"memory": {"zzz": 1}})",
-         R"(s.json:1:13: /memory/zzz: unknown key. [T0517] hint: known here: limit, tensor_heap)"},
-        {"KeysAreEscaped", "{\"a/b~c\\n\": 1}",
-         R"(s.json:1:2: /a~1b~0c\n: unknown key. [T0517] hint: known here: strategy, mesh, placement, units, prefetch, prefetch_bytes, reductions_ahead, host_sharing, mixed_precision, gradient_accumulation, gradient_sync, reproducible, record_hashes, deal, gradient_clipping, gradient_clip_value, broadcast_buffers, optimizer, ema, lr_schedule, offload, compression, checkpoint, on_spike, noise_scale, durable, sync, memory, check, comm)"},
-        {"NotAvailableYet", R"({"prefetch": 1, "deal": {"backups": 1}})",
-         R"(s.json:1:26: /deal/backups: not available in this version (microbatches of a slow rank that ranks which have ended make again). [T0515] hint: leave it out)"},
-        {"ReproducibleBesideRoundedSums", R"({"reproducible": true, "mixed_precision": {"reduce": "bf16"}})",
-         R"(s.json:1:18: /reproducible: cannot stand beside mixed_precision.reduce bf16 or fp16: what is rounded before it is sent is a rank's sum, and one rank sends nothing. [T0815] hint: leave one of them out; parameters may be bf16 or fp16)"},
-        {"ReproducibleBesideUpdatesInBackward", R"({"reproducible": true, "optimizer": {"in_backward": true}})",
-         R"(s.json:1:18: /reproducible: cannot stand beside optimizer.in_backward: it has one microbatch a step on each rank, so another number of ranks has another number of microbatches. [T0815] hint: leave one of them out)"},
-        {"ReproducibleBesideIgnoredParameters", R"({"reproducible": true, "units": {"ignored": ["a"]}})",
-         R"(s.json:1:18: /reproducible: cannot stand beside units.ignored: the program sums the gradients of these parameters, in an order that the Engine does not know. [T0815] hint: leave one of them out)"},
-        {"ReproducibleBesideOuterSteps", R"({"sync": {"type": "local_sgd", "every": 7}, "reproducible": true})",
-         R"(s.json:1:61: /reproducible: cannot stand beside a sync.type other than each_step: another number of replicas trains another model. [T0815] hint: leave one of them out)"},
-        {"NoiseScaleBesideCompression", R"({"noise_scale": {"every": 50}, "compression": {"gradients": "int8"}})",
-         R"(s.json:1:27: /noise_scale/every: cannot stand beside compression.gradients or sums of int8 or int4: rounding adds noise of its own to the mean of all ranks, which would count as the data's. [T0834] hint: leave one of them out; "lossless" goes with it)"},
-        {"NoiseScaleBesideAMethod",
-         R"({"strategy": "NO_SHARD", "noise_scale": {"every": 50}, "compression": {"method": {"type": "top_k"}}})",
-         R"(s.json:1:51: /noise_scale/every: cannot stand beside a compression.method: what ranks sum is not their gradients, so its norm does not belong to theirs. [T0834] hint: leave one of them out)"},
-        {"NoiseScaleOfAsynchronousRanks",
-         R"({"strategy": "SHARD_OPTIMIZER", "noise_scale": {"every": 50}, "sync": {"type": "asynchronous"}})",
-         R"(s.json:1:58: /noise_scale/every: cannot stand beside sync.type asynchronous, backups or hogwild: no rank knows the mean of all gradients. [T0834] hint: leave one of them out)"},
-        {"NoiseScaleBesideReproducible", R"({"noise_scale": {"every": 50}, "reproducible": true})",
-         R"(s.json:1:27: /noise_scale/every: cannot stand beside reproducible: squares are added up rank by rank, so another number of ranks would have other bits in its results. [T0834] hint: leave one of them out)"},
-        {"NoiseScaleSmoothedWithoutMeasurements", R"({"noise_scale": {"smoothing": 0.5}})",
-         R"(s.json:1:31: /noise_scale/smoothing: 0.5 has no effect: it needs noise_scale.every above 0. [T0518] hint: leave it out, or change that)"},
-        {"RecordedHashesWithoutReproducible", R"({"record_hashes": {"every": 10}})",
-         R"(s.json:1:29: /record_hashes/every: 10 has no effect: it needs reproducible true. [T0518] hint: leave it out, or change that)"},
-        {"RecordedHashesWithoutAFile", R"({"reproducible": true, "record_hashes": {"every": 10, "file": ""}})",
-         R"(s.json:1:63: /record_hashes/file: is empty, and record_hashes.every asks for a file. [T0892] hint: leave it out for "hashes.jsonl")"},
-        {"UnknownChoice", R"({"strategy": "FULL_SHRAD", "comm": {"transport": "mpi"}})",
-         R"(s.json:1:14: /strategy: must be one of NO_SHARD, SHARD_OPTIMIZER, SHARD_GRADIENTS, SHARD_GRAD_OP, FULL_SHARD, HYBRID_SHARD, got the string "FULL_SHRAD". [T0426] hint: did you mean "FULL_SHARD"?)"
-         "\n"
-         R"(s.json:1:50: /comm/transport: must be one of auto, host, gloo, nccl, cuda_host, got the string "mpi")"},
-        {"ChoiceInLowerCase", R"({"strategy": "full_shard"})",
-         R"(s.json:1:14: /strategy: must be one of NO_SHARD, SHARD_OPTIMIZER, SHARD_GRADIENTS, SHARD_GRAD_OP, FULL_SHARD, HYBRID_SHARD, got the string "full_shard". [T0426] hint: did you mean "FULL_SHARD"?)"},
-        {"WrongTypes", R"({"prefetch": "two", "strategy": 3, "optimizer": [], "memory": null,
+const BadFile kValues[] = {
+    {"UnknownKey", R"({"optimiser": {"lr": 1}})",
+     R"(s.json:1:2: /optimiser: unknown key. [T0426] hint: did you mean "optimizer"?)"},
+    {"UnknownKeyOfAnotherGroup", R"({"lr": 1, "param": "bf16", "type": "sgd"})",
+     R"(s.json:1:2: /lr: unknown key. [T0516] hint: did you mean optimizer.lr or sync.outer.lr?)"
+     "\n"
+     R"(s.json:1:11: /param: unknown key. [T0516] hint: did you mean mixed_precision.param?)"
+     "\n"
+     R"(s.json:1:28: /type: unknown key. [T0516] hint: did you mean optimizer.type or lr_schedule.type or sync.type?)"},
+    {"UnknownKeyThatBelongsToTheTop", R"({"offload": {"durable": {"dir": "d"}}, "memory": {"prefetch": 1}})",
+     R"(s.json:1:14: /offload/durable: unknown key. [T0516] hint: did you mean "durable" at the top level of the file?)"
+     "\n"
+     R"(s.json:1:51: /memory/prefetch: unknown key. [T0516] hint: did you mean "prefetch" at the top level of the file?)"},
+    {"UnknownKeyWithoutGuess", R"({"memory": {"zzz": 1}})",
+     R"(s.json:1:13: /memory/zzz: unknown key. [T0517] hint: known here: limit, tensor_heap)"},
+    {"KeysAreEscaped", "{\"a/b~c\\n\": 1}",
+     R"(s.json:1:2: /a~1b~0c\n: unknown key. [T0517] hint: known here: strategy, mesh, placement, units, prefetch, prefetch_bytes, reductions_ahead, host_sharing, mixed_precision, gradient_accumulation, gradient_sync, reproducible, record_hashes, deal, gradient_clipping, gradient_clip_value, broadcast_buffers, optimizer, ema, lr_schedule, offload, compression, checkpoint, on_spike, noise_scale, durable, sync, memory, check, comm)"},
+    {"NotAvailableYet", R"({"prefetch": 1, "deal": {"backups": 1}})",
+     R"(s.json:1:26: /deal/backups: not available in this version (microbatches of a slow rank that ranks which have ended make again). [T0515] hint: leave it out)"},
+    {"ReproducibleBesideRoundedSums", R"({"reproducible": true, "mixed_precision": {"reduce": "bf16"}})",
+     R"(s.json:1:18: /reproducible: cannot stand beside mixed_precision.reduce bf16 or fp16: what is rounded before it is sent is a rank's sum, and one rank sends nothing. [T0815] hint: leave one of them out; parameters may be bf16 or fp16)"},
+    {"ReproducibleBesideUpdatesInBackward", R"({"reproducible": true, "optimizer": {"in_backward": true}})",
+     R"(s.json:1:18: /reproducible: cannot stand beside optimizer.in_backward: it has one microbatch a step on each rank, so another number of ranks has another number of microbatches. [T0815] hint: leave one of them out)"},
+    {"ReproducibleBesideIgnoredParameters", R"({"reproducible": true, "units": {"ignored": ["a"]}})",
+     R"(s.json:1:18: /reproducible: cannot stand beside units.ignored: the program sums the gradients of these parameters, in an order that the Engine does not know. [T0815] hint: leave one of them out)"},
+    {"ReproducibleBesideOuterSteps", R"({"sync": {"type": "local_sgd", "every": 7}, "reproducible": true})",
+     R"(s.json:1:61: /reproducible: cannot stand beside a sync.type other than each_step: another number of replicas trains another model. [T0815] hint: leave one of them out)"},
+    {"NoiseScaleBesideCompression", R"({"noise_scale": {"every": 50}, "compression": {"gradients": "int8"}})",
+     R"(s.json:1:27: /noise_scale/every: cannot stand beside compression.gradients or sums of int8 or int4: rounding adds noise of its own to the mean of all ranks, which would count as the data's. [T0834] hint: leave one of them out; "lossless" goes with it)"},
+    {"NoiseScaleBesideAMethod",
+     R"({"strategy": "NO_SHARD", "noise_scale": {"every": 50}, "compression": {"method": {"type": "top_k"}}})",
+     R"(s.json:1:51: /noise_scale/every: cannot stand beside a compression.method: what ranks sum is not their gradients, so its norm does not belong to theirs. [T0834] hint: leave one of them out)"},
+    {"NoiseScaleOfAsynchronousRanks",
+     R"({"strategy": "SHARD_OPTIMIZER", "noise_scale": {"every": 50}, "sync": {"type": "asynchronous"}})",
+     R"(s.json:1:58: /noise_scale/every: cannot stand beside sync.type asynchronous, backups or hogwild: no rank knows the mean of all gradients. [T0834] hint: leave one of them out)"},
+    {"NoiseScaleBesideReproducible", R"({"noise_scale": {"every": 50}, "reproducible": true})",
+     R"(s.json:1:27: /noise_scale/every: cannot stand beside reproducible: squares are added up rank by rank, so another number of ranks would have other bits in its results. [T0834] hint: leave one of them out)"},
+    {"NoiseScaleSmoothedWithoutMeasurements", R"({"noise_scale": {"smoothing": 0.5}})",
+     R"(s.json:1:31: /noise_scale/smoothing: 0.5 has no effect: it needs noise_scale.every above 0. [T0518] hint: leave it out, or change that)"},
+    {"RecordedHashesWithoutReproducible", R"({"record_hashes": {"every": 10}})",
+     R"(s.json:1:29: /record_hashes/every: 10 has no effect: it needs reproducible true. [T0518] hint: leave it out, or change that)"},
+    {"RecordedHashesWithoutAFile", R"({"reproducible": true, "record_hashes": {"every": 10, "file": ""}})",
+     R"(s.json:1:63: /record_hashes/file: is empty, and record_hashes.every asks for a file. [T0892] hint: leave it out for "hashes.jsonl")"},
+    {"UnknownChoice", R"({"strategy": "FULL_SHRAD", "comm": {"transport": "mpi"}})",
+     R"(s.json:1:14: /strategy: must be one of NO_SHARD, SHARD_OPTIMIZER, SHARD_GRADIENTS, SHARD_GRAD_OP, FULL_SHARD, HYBRID_SHARD, got the string "FULL_SHRAD". [T0426] hint: did you mean "FULL_SHARD"?)"
+     "\n"
+     R"(s.json:1:50: /comm/transport: must be one of auto, host, gloo, nccl, cuda_host, got the string "mpi")"},
+    {"ChoiceInLowerCase", R"({"strategy": "full_shard"})",
+     R"(s.json:1:14: /strategy: must be one of NO_SHARD, SHARD_OPTIMIZER, SHARD_GRADIENTS, SHARD_GRAD_OP, FULL_SHARD, HYBRID_SHARD, got the string "full_shard". [T0426] hint: did you mean "FULL_SHARD"?)"},
+    {"WrongTypes", R"({"prefetch": "two", "strategy": 3, "optimizer": [], "memory": null,
  "units": {"classes": "Block"}, "mesh": {"shard": {}}, "comm": {"timeout_s": true}})",
-         R"(s.json:1:14: /prefetch: must be an integer from 0 to 1024, got the string "two")"
-         "\n"
-         R"(s.json:1:33: /strategy: must be one of NO_SHARD, SHARD_OPTIMIZER, SHARD_GRADIENTS, SHARD_GRAD_OP, FULL_SHARD, HYBRID_SHARD, got 3)"
-         "\n"
-         R"(s.json:1:49: /optimizer: must be an object (keys: type, lr, betas, eps, weight_decay, momentum, dampening, nesterov, trust_coefficient, alpha, centered, lr_decay, freeze_step, muon, adafactor, state_dtype, groups, shard_over, in_backward), got a list of 0)"
-         "\n"
-         R"(s.json:1:63: /memory: must be an object (keys: limit, tensor_heap), got null)"
-         "\n"
-         R"(s.json:2:23: /units/classes: must be a list of different non-empty strings, got the string "Block")"
-         "\n"
-         R"(s.json:2:51: /mesh/shard: must be an integer from 0 to 1000000, got an object)"
-         "\n"
-         R"(s.json:2:78: /comm/timeout_s: must be a number above 0, at most 604800, got true)"},
-        {"OutOfRange", R"({"prefetch": -1, "gradient_accumulation": 0, "gradient_clipping": -0.5,
+     R"(s.json:1:14: /prefetch: must be an integer from 0 to 1024, got the string "two")"
+     "\n"
+     R"(s.json:1:33: /strategy: must be one of NO_SHARD, SHARD_OPTIMIZER, SHARD_GRADIENTS, SHARD_GRAD_OP, FULL_SHARD, HYBRID_SHARD, got 3)"
+     "\n"
+     R"(s.json:1:49: /optimizer: must be an object (keys: type, lr, betas, eps, weight_decay, momentum, dampening, nesterov, trust_coefficient, alpha, centered, lr_decay, freeze_step, muon, adafactor, state_dtype, groups, shard_over, in_backward), got a list of 0)"
+     "\n"
+     R"(s.json:1:63: /memory: must be an object (keys: limit, tensor_heap), got null)"
+     "\n"
+     R"(s.json:2:23: /units/classes: must be a list of different non-empty strings, got the string "Block")"
+     "\n"
+     R"(s.json:2:51: /mesh/shard: must be an integer from 0 to 1000000, got an object)"
+     "\n"
+     R"(s.json:2:78: /comm/timeout_s: must be a number above 0, at most 604800, got true)"},
+    {"OutOfRange", R"({"prefetch": -1, "gradient_accumulation": 0, "gradient_clipping": -0.5,
  "optimizer": {"lr": 1e9, "eps": 0, "weight_decay": -1}, "comm": {"timeout_s": 0}})",
-         R"(s.json:1:14: /prefetch: must be an integer from 0 to 1024, got -1)"
-         "\n"
-         R"(s.json:1:43: /gradient_accumulation: must be an integer from 1 to 1000000, got 0)"
-         "\n"
-         R"(s.json:1:67: /gradient_clipping: must be a number from 0 to 1e30, got -0.5)"
-         "\n"
-         R"(s.json:2:22: /optimizer/lr: must be a number from 0 to 1000, got 1000000000.0)"
-         "\n"
-         R"(s.json:2:34: /optimizer/eps: must be a number from 1e-30 to 1, got 0)"
-         "\n"
-         R"(s.json:2:53: /optimizer/weight_decay: must be a number from 0 to 1000, got -1)"
-         "\n"
-         R"(s.json:2:80: /comm/timeout_s: must be a number above 0, at most 604800, got 0)"},
-        {"FractionForInteger", R"({"prefetch": 1.5, "gradient_accumulation": 1e300})",
-         R"(s.json:1:14: /prefetch: must be an integer from 0 to 1024, got 1.5)"
-         "\n"
-         R"(s.json:1:44: /gradient_accumulation: must be an integer from 1 to 1000000, got 1e+300)"},
-        {"Pairs", R"({"optimizer": {"betas": [0.9, 1.0]}, "optimizer_": 0})",
-         R"(s.json:1:31: /optimizer/betas/1: must be a number from 0 to below 1, got 1.0)"
-         "\n"
-         R"(s.json:1:38: /optimizer_: unknown key. [T0426] hint: did you mean "optimizer"?)"},
-        {"PairOfThree", R"({"optimizer": {"betas": [0.9, 0.99, 0.999]}})",
-         R"(s.json:1:25: /optimizer/betas: must be a list of two numbers, each from 0 to below 1, got a list of 3)"},
-        {"Names", R"({"units": {"classes": ["A", "", "B", "A", 3]}})",
-         R"(s.json:1:29: /units/classes/1: must be a non-empty string, got the string "")"
-         "\n"
-         R"(s.json:1:38: /units/classes/3: the string "A" stands in the list already. [T0514] hint: remove one)"
-         "\n"
-         R"(s.json:1:43: /units/classes/4: must be a non-empty string, got 3)"},
-        {"Bytes", R"({"memory": {"limit": "8gb"}})",
-         R"(s.json:1:22: /memory/limit: "8gb" is not a number of bytes: unknown unit "gb". [T0426] hint: did you mean "GB"?)"},
-        {"BytesTooMany", R"({"memory": {"limit": 18446744073709551615}})",
-         R"(s.json:1:22: /memory/limit: must be a number of bytes (at most 4096.00 PiB), or a string such as "8GiB" or "500MB", got 18446744073709551615)"},
-        {"BytesNegative", R"({"memory": {"limit": "-1GiB"}})",
-         R"(s.json:1:22: /memory/limit: "-1GiB" is not a number of bytes. [T0392] hint: it begins with a digit, such as "8GiB" or "500MB")"},
-        {"Schema", R"({"$schema": 7, "memory": {"$schema": ""}})",
-         R"(s.json:1:13: /$schema: must be a string, the place of the schema; got 7)"
-         "\n"
-         R"(s.json:1:27: /memory/$schema: unknown key. [T0517] hint: known here: limit, tensor_heap)"},
-        {"ColumnsCountCharacters", "{\"units\": {\"classes\": [\"\xC3\xA9t\xC3\xA9\", 1]}}",
-         R"(s.json:1:31: /units/classes/1: must be a non-empty string, got 1)"},
-        {"OneSlipIsOneMessage", R"({"lr_schedule": {"type": "cosine", "total_steps": "many", "warmup_steps": 5}})",
-         R"(s.json:1:51: /lr_schedule/total_steps: must be an integer from 0 to 1e12, got the string "many")"},
+     R"(s.json:1:14: /prefetch: must be an integer from 0 to 1024, got -1)"
+     "\n"
+     R"(s.json:1:43: /gradient_accumulation: must be an integer from 1 to 1000000, got 0)"
+     "\n"
+     R"(s.json:1:67: /gradient_clipping: must be a number from 0 to 1e30, got -0.5)"
+     "\n"
+     R"(s.json:2:22: /optimizer/lr: must be a number from 0 to 1000, got 1000000000.0)"
+     "\n"
+     R"(s.json:2:34: /optimizer/eps: must be a number from 1e-30 to 1, got 0)"
+     "\n"
+     R"(s.json:2:53: /optimizer/weight_decay: must be a number from 0 to 1000, got -1)"
+     "\n"
+     R"(s.json:2:80: /comm/timeout_s: must be a number above 0, at most 604800, got 0)"},
+    {"FractionForInteger", R"({"prefetch": 1.5, "gradient_accumulation": 1e300})",
+     R"(s.json:1:14: /prefetch: must be an integer from 0 to 1024, got 1.5)"
+     "\n"
+     R"(s.json:1:44: /gradient_accumulation: must be an integer from 1 to 1000000, got 1e+300)"},
+    {"Pairs", R"({"optimizer": {"betas": [0.9, 1.0]}, "optimizer_": 0})",
+     R"(s.json:1:31: /optimizer/betas/1: must be a number from 0 to below 1, got 1.0)"
+     "\n"
+     R"(s.json:1:38: /optimizer_: unknown key. [T0426] hint: did you mean "optimizer"?)"},
+    {"PairOfThree", R"({"optimizer": {"betas": [0.9, 0.99, 0.999]}})",
+     R"(s.json:1:25: /optimizer/betas: must be a list of two numbers, each from 0 to below 1, got a list of 3)"},
+    {"Names", R"({"units": {"classes": ["A", "", "B", "A", 3]}})",
+     R"(s.json:1:29: /units/classes/1: must be a non-empty string, got the string "")"
+     "\n"
+     R"(s.json:1:38: /units/classes/3: the string "A" stands in the list already. [T0514] hint: remove one)"
+     "\n"
+     R"(s.json:1:43: /units/classes/4: must be a non-empty string, got 3)"},
+    {"Bytes", R"({"memory": {"limit": "8gb"}})",
+     R"(s.json:1:22: /memory/limit: "8gb" is not a number of bytes: unknown unit "gb". [T0426] hint: did you mean "GB"?)"},
+    {"BytesTooMany", R"({"memory": {"limit": 18446744073709551615}})",
+     R"(s.json:1:22: /memory/limit: must be a number of bytes (at most 4096.00 PiB), or a string such as "8GiB" or "500MB", got 18446744073709551615)"},
+    {"BytesNegative", R"({"memory": {"limit": "-1GiB"}})",
+     R"(s.json:1:22: /memory/limit: "-1GiB" is not a number of bytes. [T0392] hint: it begins with a digit, such as "8GiB" or "500MB")"},
+    {"Schema", R"({"$schema": 7, "memory": {"$schema": ""}})",
+     R"(s.json:1:13: /$schema: must be a string, the place of the schema; got 7)"
+     "\n"
+     R"(s.json:1:27: /memory/$schema: unknown key. [T0517] hint: known here: limit, tensor_heap)"},
+    {"ColumnsCountCharacters", "{\"units\": {\"classes\": [\"\xC3\xA9t\xC3\xA9\", 1]}}",
+     R"(s.json:1:31: /units/classes/1: must be a non-empty string, got 1)"},
+    {"OneSlipIsOneMessage", R"({"lr_schedule": {"type": "cosine", "total_steps": "many", "warmup_steps": 5}})",
+     R"(s.json:1:51: /lr_schedule/total_steps: must be an integer from 0 to 1e12, got the string "many")"},
 };
 INSTANTIATE_TEST_SUITE_P(Values, StrategyErrors, ::testing::ValuesIn(kValues),
                          [](const auto& info) { return std::string(info.param.name); });
@@ -291,9 +290,10 @@ const BadFile kCombinations[] = {
      R"(s.json:1:81: /offload/moments/tier: "nvme" has no effect: it needs an optimizer with states. [T0518] hint: leave it out, or change that)"},
     {"ActivationsOnAuto", R"({"offload": {"activations": {"tier": "auto"}}})",
      R"(s.json:1:38: /offload/activations/tier: must be one of memory, host, nvme, got the string "auto")"},
-    {"MastersAndMomentsOnTwoTiers", R"({"mixed_precision": {"param": "bf16"}, "offload": {"paths": ["a"], "masters": {"tier": "nvme"}, "moments": {"tier": "host"}}})", R"(s.json:1:88: /offload/masters/tier: masters and moments move in one record, so both lie on the tier host or neither. [T0536] hint: give both the same tier, or leave one in "memory")"},
-    {"CacheForMomentsOnTheHost", R"({"offload": {"cache": 1, "moments": {"tier": "host"}}})",
-     R"(s.json:1:23: /offload/cache: 1 has no effect: it needs offload.parameters, masters or moments on tier nvme or auto. [T0518] hint: leave it out, or change that)"},
+    {"MastersAndMomentsOnTwoTiers",
+     R"({"mixed_precision": {"param": "bf16"}, "offload": {"paths": ["a"], "masters": {"tier": "nvme"}, "moments": {"tier": "host"}}})",
+     R"(s.json:1:88: /offload/masters/tier: masters and moments move in one record, so both lie on the tier host or neither. [T0536] hint: give both the same tier, or leave one in "memory")"},
+    {"CacheForMomentsOnTheHost", R"({"offload": {"cache": 1, "moments": {"tier": "host"}}})", R"(s.json:1:23: /offload/cache: 1 has no effect: it needs offload.parameters, masters or moments on tier nvme or auto. [T0518] hint: leave it out, or change that)"},
     {"ActivationsWithoutPaths", R"({"offload": {"activations": {"tier": "nvme"}}})",
      R"(s.json:1:38: /offload/activations/tier: the tier nvme needs "paths". [T0534] hint: name one directory on each local disk, such as ["/mnt/nvme0"])"},
     {"PathsForActivationsOnTheHost", R"({"offload": {"paths": ["a"], "activations": {"tier": "host"}}})",

@@ -123,7 +123,8 @@ absl::Status LaunchLine::take_hosts() {
         "in --hosts a:2,b:2");
   if (given("--pretend-hosts"))
     return wrong(
-        "--pretend-hosts is for ranks that all start here, and hosts are reached over ssh. [T0926] hint: leave one of them "
+        "--pretend-hosts is for ranks that all start here, and hosts are reached over ssh. [T0926] hint: leave one of "
+        "them "
         "out");
   auto hosts = given("--hosts") ? parse_hosts(hosts_) : read_hostfile(hostfile_);
   if (!hosts.ok()) return hosts.status();

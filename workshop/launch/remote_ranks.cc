@@ -267,10 +267,10 @@ void RemoteRanks::check_deadline() {
   if (start_deadline_ && !ended_ && Clock::now() >= *start_deadline_) {
     start_deadline_.reset();
     fail(ExitCode::kUnavailable,
-         fmt::format(
-             "host {} has answered, and for {:g} s has told nothing of the ranks that it is to start{}. [T0934] hint: see "
-             "what hangs there: its disks (df), or a folder of the network in which the program lies",
-             host_.name, options_.connect_s, last_words()));
+         fmt::format("host {} has answered, and for {:g} s has told nothing of the ranks that it is to start{}. "
+                     "[T0934] hint: see "
+                     "what hangs there: its disks (df), or a folder of the network in which the program lies",
+                     host_.name, options_.connect_s, last_words()));
     ssh_.send(SIGKILL);
   }
   if (!deadline_ || ended_ || Clock::now() < *deadline_) return;

@@ -55,10 +55,10 @@ absl::StatusOr<std::string> last_before(const std::string& folder, std::int64_t 
   if (last) return (fs::path(folder) / last->name).string();
   std::vector<std::string> names;
   for (const ListedCheckpoint& each : there) names.push_back(each.name);
-  return replay_error(ExitCode::kNoInput, "--from " + folder + " has no checkpoint of a step before " +
-                                              std::to_string(step) +
-                                              "; there are: " + (names.empty() ? "none" : clipped(joined(names), 400)) +
-                                              ". [T0927] hint: name a later step; --from none begins where the run began");
+  return replay_error(ExitCode::kNoInput,
+                      "--from " + folder + " has no checkpoint of a step before " + std::to_string(step) +
+                          "; there are: " + (names.empty() ? "none" : clipped(joined(names), 400)) +
+                          ". [T0927] hint: name a later step; --from none begins where the run began");
 }
 
 absl::StatusOr<CheckpointBefore> checkpoint_before(const ReplayCommand& command) {
@@ -149,9 +149,10 @@ absl::StatusOr<ReplayedRun> replayed_run(const ReplayCommand& command) {
   if (command.find == "nonfinite") run.request.find = ReplayRequest::Find::kNonfinite;
   if (command.find == "divergence") run.request.find = ReplayRequest::Find::kDivergence;
   if (command.find == "divergence" && run.request.hashes.empty())
-    return replay_error(ExitCode::kUsage,
-                        "--find divergence has nothing to compare with. [T0932] hint: name by --hashes the file that the run's "
-                        "\"record_hashes\" wrote");
+    return replay_error(
+        ExitCode::kUsage,
+        "--find divergence has nothing to compare with. [T0932] hint: name by --hashes the file that the run's "
+        "\"record_hashes\" wrote");
   TESSERA_ASSIGN_OR_RETURN(const CheckpointBefore before, checkpoint_before(command));
   std::vector<StepRecord> records;
   if (!run.request.hashes.empty()) {

@@ -240,7 +240,8 @@ void add_replay(CLI::App& app, ReplayCommand& replay) {
 int replay_run(ReplayCommand& replay, std::vector<std::string> words) {
   if (words.empty())
     return refuse(
-        "replay: nothing says how the run was started. [T0933] hint: give the arguments of its tessera train behind \"--\", as "
+        "replay: nothing says how the run was started. [T0933] hint: give the arguments of its tessera train behind "
+        "\"--\", as "
         "in "
         "tessera replay --from runs/a/checkpoints --step 107 -- --model m.json --strategy s.json ...");
   const auto command = std::ranges::find(words, "train");

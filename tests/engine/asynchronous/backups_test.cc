@@ -11,6 +11,7 @@
 #include <thread>
 #include <vector>
 
+#include "engine/detailed_plan.h"
 #include "tessera/checkpoint.h"
 #include "tessera/collectives.h"
 #include "tessera/error.h"
@@ -253,6 +254,8 @@ TEST(Backups, MemoryEqualsThePlan) {
     const StepResult result = session.train(0);
     EXPECT_EQ(result.planned, result.allocated);
     EXPECT_EQ(plan_memory(*session.model, strategy, mesh.topology()).use, result.planned);
+    EXPECT_THAT(plan_in_detail(*session.model, strategy, mesh.topology(), {}).to_table(),
+                HasSubstr("backups: a step sums the gradients of the first 2 of 3 ranks"));
     barrier(mesh);
   });
 }

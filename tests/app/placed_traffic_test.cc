@@ -80,7 +80,10 @@ MovedByGroup counted_traffic(const Strategy& strategy) {
 }
 
 TEST(PlacedTraffic, StepOfEveryLegalPlacementMovesWhatThePlanLists) {
-  const Topology topology{.world_size = kRanks, .local_world_size = kRanksOfHost, .launcher = "thread"};
+  Topology topology;
+  topology.world_size = kRanks;
+  topology.local_world_size = kRanksOfHost;
+  topology.launcher = "thread";
   for (const PlacementConfig& placement : testing::legal_placements()) {
     for (const std::int64_t microbatches : {1, 2}) {
       Strategy strategy = testing::strategy_for(ShardingStrategy::kFullShard);

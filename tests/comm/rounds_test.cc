@@ -102,7 +102,7 @@ struct Play {
 std::size_t ceil_log2(int ranks) { return static_cast<std::size_t>(std::bit_width(static_cast<unsigned>(ranks - 1))); }
 
 /// Sizes of binary blocks, the largest first.
-std::vector<std::size_t> blocks_of(int ranks) {
+std::vector<std::size_t> block_sizes(int ranks) {
   std::vector<std::size_t> blocks;
   for (auto left = static_cast<std::size_t>(ranks); left > 0; left -= blocks.back())
     blocks.push_back(std::bit_floor(left));
@@ -110,7 +110,7 @@ std::vector<std::size_t> blocks_of(int ranks) {
 }
 
 std::size_t messages_of_addition(int ranks) {
-  const std::vector<std::size_t> blocks = blocks_of(ranks);
+  const std::vector<std::size_t> blocks = block_sizes(ranks);
   std::size_t messages = 0;
   for (std::size_t i = 0; i < blocks.size(); ++i) {
     messages += blocks[i] * static_cast<std::size_t>(std::countr_zero(blocks[i]));

@@ -97,7 +97,10 @@ TEST(Placements, MuonHasTheBitsOfNoShardUnderEveryLegalOne) {
 }
 
 TEST(Placements, PlanWithoutRanksEqualsTheEnginesPlan) {
-  const Topology topology{.world_size = kRanks, .local_world_size = 2, .launcher = "thread"};
+  Topology topology;
+  topology.world_size = kRanks;
+  topology.local_world_size = 2;
+  topology.launcher = "thread";
   for (const PlacementConfig& placement : legal_placements()) {
     const Strategy strategy = placed_by_axes(placement, /*shared=*/false);
     Tiny shapes = make_tiny({}, true);

@@ -15,7 +15,6 @@ import resource
 import select
 import shutil
 import signal
-import socket
 import struct
 import sys
 import time
@@ -23,6 +22,7 @@ import time
 from case import MIB
 
 sys.path.append(str(pathlib.Path(__file__).resolve().parents[1] / "support"))
+from free_port import free_port  # noqa: E402
 from patience import measure_reference, patient, REFERENCE_AT_REST  # noqa: E402
 
 NOBODY = 65534
@@ -191,12 +191,6 @@ def _become(body, writes, stdout):
         os.write(2, f"the test's own process failed: {error!r}\n".encode())
     finally:
         os._exit(199)
-
-
-def free_port():
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return listener.getsockname()[1]
 
 
 def listing(folder):

@@ -2,12 +2,12 @@
 
 import functools
 import os
-import socket
 import tempfile
 import time
 
 import torch
 from forked import run_forked
+from free_port import free_port
 from patience import in_time
 from torch import distributed, multiprocessing
 
@@ -158,24 +158,18 @@ def one_raises(rank, method):
     tessera.barrier()
 
 
-def free_port():
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return str(listener.getsockname()[1])
-
-
 def spawn(program, method):
     """Starts processes as torch.multiprocessing.spawn does, but forks them, since imports take longer than these programs."""
     multiprocessing.start_processes(program, (method,), nprocs=2, start_method="fork")
 
 
 def alone():
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=free_port())
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(free_port()))
     spawn(spawned, "env://")
     for program in (late, asked_too_early):
-        os.environ["MASTER_PORT"] = free_port()
+        os.environ["MASTER_PORT"] = str(free_port())
         spawn(program, "env://")
-    os.environ["MASTER_PORT"] = free_port()
+    os.environ["MASTER_PORT"] = str(free_port())
     begun = time.monotonic()
     try:
         spawn(one_raises, "env://")

@@ -1,12 +1,10 @@
 #include "tests/support/workplace.h"
 
-#include <arpa/inet.h>
-#include <sys/socket.h>
-#include <unistd.h>
-
 #include <chrono>
 #include <cstdio>
 #include <thread>
+
+#include "tests/support/free_port.h"
 
 namespace tessera::testing {
 namespace {
@@ -89,16 +87,6 @@ std::vector<std::string> Workplace::losses(const std::string& metrics) const {
   return texts;
 }
 
-std::string free_port() {
-  const int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-  sockaddr_in address{};
-  address.sin_family = AF_INET;
-  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  socklen_t length = sizeof address;
-  bind(fd, reinterpret_cast<sockaddr*>(&address), length);
-  getsockname(fd, reinterpret_cast<sockaddr*>(&address), &length);
-  close(fd);
-  return std::to_string(ntohs(address.sin_port));
-}
+std::string free_port() { return std::to_string(tessera::free_port()); }
 
 }  // namespace tessera::testing

@@ -37,6 +37,7 @@ class Workplace : public ::testing::Test {
   TestFolder folder_;
 };
 
+/// Returns the number of such a port as text (tests/support/free_port.h).
 std::string free_port();
 
 }  // namespace tessera::testing

@@ -15,7 +15,6 @@ import pathlib
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -24,6 +23,7 @@ import time
 import rows
 
 sys.path.append(str(pathlib.Path(__file__).resolve().parents[2] / "support"))
+from free_port import free_port  # noqa: E402
 from patience import patient  # noqa: E402
 
 FEWEST_ROWS, MOST_POOR = 271, 10
@@ -32,12 +32,6 @@ MOST_BYTES = 20_000
 NOBODY = 65534
 INPUTS = ["model.json", "strategy.json", "text", "held_out", "weights.pt"]
 HINT = re.compile(r"hint:|did you mean|must be|must not|--help|Commands:|--overwrite|want|docs/")
-
-
-def free_port():
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return str(listener.getsockname()[1])
 
 
 def clean_environment():
@@ -96,7 +90,7 @@ def try_row(tessera, row, work):
         folder.chmod(0o777)
         kept = [folder / file for file in INPUTS + row.keeps]
         before = contents(kept)
-        environment = clean_environment() | {key: free_port() if value == "PORT" else value
+        environment = clean_environment() | {key: str(free_port()) if value == "PORT" else value
                                              for key, value in row.environment.items()}
         code, out, err = run([tessera, *row.command], folder, environment, row.as_nobody)
         bad, poor = judge(row, code, out, err)

@@ -64,6 +64,10 @@ class GathersOnHost final : public Collectives {
     return of_group.ok() ? host_->status() : of_group;
   }
   std::uint64_t stands_in() const override { return group_->stands_in(); }
+  bool end_if_left_alone() override {
+    const bool ended_group = group_->end_if_left_alone();
+    return host_->end_if_left_alone() || ended_group;
+  }
 
  protected:
   Work do_all_gather(std::string_view label, const void* shard, void* full, std::size_t bytes_per_rank,

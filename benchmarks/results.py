@@ -151,7 +151,7 @@ class Results:
         return [entry for entry in self.data.get(section, []) if all(entry.get(name) == value for name, value in key.items())]
 
     def entry(self, section, **key):
-        """Returns None if there is none."""
+        """Returns the first entry of the section with these fields; None if there is none."""
         return next(iter(self.entries(section, **key)), None)
 
     def samples(self, section, what="rounds_s", **key):

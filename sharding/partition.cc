@@ -214,7 +214,7 @@ MatrixShape matrix_shape(const FlatParameter& parameter) {
 /// Makes GroupShape::factored.
 MatrixShape factored_shape(const FlatParameter& parameter) {
   if (parameter.sizes.size() < 2 || parameter.numel == 0) return {};
-  std::int64_t rows = 1, stride = 0;  // rows: the outermost dimension with more than one element
+  std::int64_t rows = 1, stride = 0;  // those of the outermost dimension with more than one element
   for (std::size_t i = 0; i < parameter.sizes.size(); ++i) {
     if (parameter.sizes[i] == 1 || parameter.strides[i] <= stride) continue;
     rows = parameter.sizes[i];

@@ -144,9 +144,9 @@ class DataParallel:
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Inside `with parallel.no_sync():` backward leaves gradients as this
-        rank made them. They add up; the next backward outside averages the
-        sum. """
+        """Inside `with parallel.no_sync():` backward leaves gradients as this rank made them. They add up; the next
+        backward outside averages the sum.
+        """
         scope = self._live().no_sync()
         try:
             yield

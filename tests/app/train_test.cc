@@ -522,7 +522,7 @@ TEST_F(Train, MetricsHaveLatenciesOfEachUnitsCalls) {
   EXPECT_TRUE(latencies("latency").empty());
   run(launch(2) + command + Words{"--overwrite", "--histogram-every", "2"});
   const auto found = latencies("latency");
-  ASSERT_EQ(found.size(), 3u);  // the saves after steps 2 and 4, and at the end
+  ASSERT_EQ(found.size(), 3u);  // latencies after steps 2 and 4, and at the end
   std::map<std::string, std::set<std::string>> units;
   for (const auto& [after, rows] : found) {
     EXPECT_THAT(after, ::testing::AnyOf(2, 4, 5));

@@ -84,7 +84,7 @@ TEST(CheckpointFolder, LatestIsTheLastCommitted) {
     ASSERT_TRUE(path.ok()) << path.status();
     EXPECT_EQ(latest_step(folder), step);
     EXPECT_EQ(step_at(*path), step);
-    ::usleep(20000);  // the latest is found by its time of commit
+    ::usleep(20000);  // names are listed by the time of their commit
   }
   EXPECT_THAT(listed(folder), ElementsAre("step-000000000010", "step-000000000020", "step-000000000005"));
   EXPECT_EQ(*find_checkpoint(folder + "/step-000000000010", "test"), folder + "/step-000000000010");

@@ -121,7 +121,7 @@ class LinkMeter {
     return all;
   }
 
-  /// Returns the slowest rank's number, so that all ranks report the same.
+  /// Returns the largest `seconds` of all ranks, so that all report the same.
   absl::StatusOr<double> agreed(double seconds) {
     std::vector<double> all(static_cast<std::size_t>(ranks_));
     TESSERA_RETURN_IF_ERROR(gather_.all_gather("links' times", &seconds, all.data(), sizeof seconds).wait());

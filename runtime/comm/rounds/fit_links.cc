@@ -66,8 +66,8 @@ double squares_of(std::span<const TimedWork> calls, const Row& costs) {
 
 }  // namespace
 
-// Returns the best fit among all choices of columns whose solution has no number below 0 is the best fit without
-// negative numbers. Four columns have few choices.
+// The best fit among all choices of columns whose solution has no number below 0 is the best fit without negative
+// numbers. Four columns have few choices.
 LinkFit fit_links(std::span<const TimedWork> calls) {
   if (calls.empty()) throw std::invalid_argument("a fit needs calls");
   for (const TimedWork& call : calls)

@@ -363,7 +363,7 @@ TEST(DeviceOwnBelow, NonFiniteGradientInBackwardEndsTheRunAndNamesTheUnit) {
 }
 
 TEST(DeviceRulesOnTheHost, CpuUpdatesAreRefusedForRulesOfSeveralPasses) {
-  for (const Kept& kept : {kKept[0], kKept[2]}) {  // with fp32 parameters, adafactor has no state to offload
+  for (const Kept& kept : {kKept[0], kKept[2]}) {  // with fp32 parameters, adafactor has no state of elements
     for (const Rule* rule : {&kMuon, &kLamb, &kLars, &kAdafactor}) {
       const Strategy strategy = below(with_rule(strategy_of(kept, ShardingStrategy::kFullShard), *rule), kByCpu);
       EXPECT_THAT(error_of_engine(strategy),

@@ -140,7 +140,7 @@ TEST(SavedResiduals, OtherRanksGetTheMeanOfResiduals) {
     on_hosts(from.ranks, from.hosts, [&](const Mesh& mesh) {
       Session session(mesh, strategy_for(from.strategy, [&](Strategy& s) {
                         from.adjust(s);
-                        s.optimizer.momentum = kMomentum;  // all ranks have the same states
+                        s.optimizer.momentum = kMomentum;  // runs of all kinds have the same states
                       }));
       train(session, 0, kSavedAt);
       save_checkpoint(session.engine, one.path());

@@ -20,7 +20,7 @@
 // nor what the device's compiler makes of the source.
 
 #undef __shared__
-#define __shared__ static  // this mutex lets one block run at a time
+#define __shared__ static  // all blocks can have the same memory, since one runs at a time
 #undef __global__
 #define __global__
 #undef __device__

@@ -149,6 +149,7 @@ TEST_F(ReplayedRun, RequestsThatCannotBeMetAreRefusedWithWhatToDo) {
   run(train(path("FULL_SHARD.json"), "saved.jsonl", {"--steps", "2", "--checkpoint-dir", path("saved")}));
   refused(replay(path("saved"), 2, {}, of), 66, "there are: step-000000000002");
   refused(replay(saved(2), 2, {}, of), 64, "holds step 2 already");
+  refused(replay("none", 2, {}, of + Words{"--resume", saved(2)}), 64, "--resume " + saved(2) + " holds step 2");
 }
 
 }  // namespace

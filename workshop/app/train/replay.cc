@@ -61,18 +61,29 @@ absl::StatusOr<std::string> last_before(const std::string& folder, std::int64_t 
                           ". [T0927] hint: name a later step; --from none begins where the run began");
 }
 
-absl::StatusOr<CheckpointBefore> checkpoint_before(const ReplayCommand& command) {
-  if (command.from == kFromStart) return CheckpointBefore();
+/// The checkpoint that --from means. A run that was started with --resume and a path began there, and not with fresh
+/// weights.
+absl::StatusOr<std::string> path_before(const ReplayCommand& command) {
+  if (command.from == kFromStart) {
+    const std::string& resume = command.run.checkpoints.resume;
+    if (resume == "auto" || resume == "none") return "";
+    return find_checkpoint(resume, "--resume");
+  }
   std::error_code ignored;
   const fs::path from = command.from;
   const bool is_named = fs::exists(from / "manifest.json", ignored) || !fs::is_directory(from, ignored);
-  TESSERA_ASSIGN_OR_RETURN(const std::string path, is_named ? find_checkpoint(command.from, "--from")
-                                                            : last_before(command.from, command.step));
-  TESSERA_ASSIGN_OR_RETURN(const std::unique_ptr<SavedCheckpoint> checkpoint, SavedCheckpoint::open(path, "--from"));
+  return is_named ? find_checkpoint(command.from, "--from") : last_before(command.from, command.step);
+}
+
+absl::StatusOr<CheckpointBefore> checkpoint_before(const ReplayCommand& command) {
+  TESSERA_ASSIGN_OR_RETURN(const std::string path, path_before(command));
+  if (path.empty()) return CheckpointBefore();
+  const std::string option = command.from == kFromStart ? "--resume" : "--from";
+  TESSERA_ASSIGN_OR_RETURN(const std::unique_ptr<SavedCheckpoint> checkpoint, SavedCheckpoint::open(path, option));
   const Manifest& manifest = checkpoint->manifest();
   if (manifest.step >= command.step)
     return replay_error(ExitCode::kUsage,
-                        "--from " + path + " holds step " + std::to_string(manifest.step) + " already, so step " +
+                        option + " " + path + " holds step " + std::to_string(manifest.step) + " already, so step " +
                             std::to_string(command.step) +
                             " cannot be made from it. [T0928] hint: name an earlier checkpoint, or the folder "
                             "with all of them");

@@ -36,7 +36,7 @@ def model_of(width):
 
 
 class Peers:
-    """Makes FSDP2 with AdamW, after one step."""
+    """A model under FSDP2 with AdamW, after one step."""
 
     def __init__(self, width):
         self.model = model_of(width)

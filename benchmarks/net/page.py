@@ -37,7 +37,7 @@ _NETWORK = (
 
 
 class Page:
-    """Returns the sections of index.html, in order."""
+    """Makes index.html; its sections are methods, in order."""
 
     def __init__(self, data):
         self.data = data

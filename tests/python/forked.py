@@ -3,15 +3,13 @@
 No launcher watches them. The ranks meet as they do under torchrun.
 """
 
-import contextlib
 import os
-import random
-import socket
 import sys
 import tempfile
 import traceback
 
 import torch  # noqa: F401
+from free_port import free_port
 import tessera  # noqa: F401
 
 
@@ -30,18 +28,9 @@ def _child(rank, ranks, port, output, program):
     os._exit(0)
 
 
-def _free_port():
-    """A free port below those that the system gives out by itself, so that nobody is given it before the ranks listen."""
-    while True:
-        port = random.randrange(16384, 32768)
-        with socket.socket() as listener, contextlib.suppress(OSError):
-            listener.bind(("127.0.0.1", port))
-            return port
-
-
 def run_forked(ranks, program):
     """Returns ([exit code or -signal of each rank], what all of them wrote)."""
-    port = _free_port()
+    port = free_port()
     sys.stdout.flush()
     sys.stderr.flush()
     with tempfile.TemporaryFile() as output:

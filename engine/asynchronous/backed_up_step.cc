@@ -23,7 +23,7 @@ void BackedUpStep::note_used() {
 void BackedUpStep::run(const LocalStep& local, StepResult& result) {
   const LocalStep told = told_of(local);
   note_used();
-  gradients_.offer(told, own_used_) ? take_part(told, result) : be_late(told, result);
+  gradients_.offer(result.step, told, own_used_) ? take_part(told, result) : be_late(told, result);
   result.dropped = gradients_.dropped();
 }
 
@@ -31,14 +31,15 @@ void BackedUpStep::take_part(const LocalStep& told, StepResult& result) {
   const AgreedStep& agreed = gradients_.sum(told);
   used_ = &own_used_;
   tell(agreed, gradients_.ranks_of_a_step(), result);
+  FirstGradients::Counts done = gradients_.done();
   if (!result.overflow) {
     gradients_.update(rule(), {rates_for(agreed.weight, result), agreed.used});
-    ++applied_;
-    samples_ += agreed.samples;
+    ++done.steps;
+    done.samples += agreed.samples;
   } else if (gradients_.speaks()) {
     log_warning("step " + std::to_string(result.step) + ": a gradient is infinite or NaN; the step is skipped");
   }
-  gradients_.end({applied_, samples_});
+  gradients_.end(done);
 }
 
 /// Its numbers are this rank's alone.
@@ -48,8 +49,6 @@ void BackedUpStep::be_late(const LocalStep& told, StepResult& result) {
   result.overflow = false;  // that of a gradient which is dropped skips no step
   result.missed = gradients_.miss();
   result.step += result.missed - 1;
-  applied_ = gradients_.done().steps;
-  samples_ = gradients_.done().samples;
 }
 
 void BackedUpStep::resume(const StepProgress& progress) {

@@ -16,6 +16,9 @@ class BackedUpStep final : public LoneStep {
   BackedUpStep(const StepContext& context, GradientNorm& norm, FirstGradients& gradients);
 
   void run(const LocalStep& local, StepResult& result) override;
+  /// Those of the steps that all ranks make, as far as this rank knows them.
+  std::int64_t applied() const override { return gradients_.done().steps; }
+  std::int64_t samples_seen() const override { return gradients_.done().samples; }
   void resume(const StepProgress& progress) override;
 
  private:

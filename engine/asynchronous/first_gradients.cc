@@ -84,9 +84,10 @@ std::int64_t FirstGradients::completed() const { return completed_of(control().t
 
 std::int64_t FirstGradients::dropped() const { return control().dropped.load(); }
 
-FirstGradients::Counts FirstGradients::done() const { return {control().applied.load(), control().samples.load()}; }
+void FirstGradients::read_done() { done_ = {control().applied.load(), control().samples.load()}; }
 
 void FirstGradients::set_done(const Counts& counts) {
+  done_ = counts;
   control().applied.store(counts.steps);
   control().samples.store(counts.samples);
 }
@@ -104,7 +105,7 @@ bool FirstGradients::is_full() const {
 template <class Arrived>
 void FirstGradients::wait_for(const Arrived& arrived, std::int64_t spare) {
   const Span span("wait", {}, &wait_seconds_);
-  board_.wait([&] { return "step " + std::to_string(step_under_way()); }, arrived, spare);
+  board_.wait([&] { return "step " + std::to_string(told_step_); }, arrived, spare);
 }
 
 /// A rank that is killed between the two lines that join it is missed by its process.
@@ -118,7 +119,8 @@ bool FirstGradients::try_to_join() {
   return false;
 }
 
-bool FirstGradients::offer(const LocalStep& own, std::span<const char> used) {
+bool FirstGradients::offer(std::int64_t step, const LocalStep& own, std::span<const char> used) {
+  told_step_ = step;
   board_.look();
   Entry& mine = entry(board_.rank());
   mine.loss = own.loss;
@@ -133,6 +135,7 @@ bool FirstGradients::offer(const LocalStep& own, std::span<const char> used) {
   for (int q = 0; q < board_.size(); ++q) {
     if (has_joined(q)) members_.push_back(q);
   }
+  read_done();  // nobody ends this step before this rank has summed
   return true;
 }
 
@@ -198,8 +201,8 @@ void FirstGradients::check_numbers(const LocalStep& own) const {
   const std::uint64_t digest = digest_of_numbers(own.rates, own.options);
   for (const int q : members_) {
     if (entry(q).numbers == digest) continue;
-    throw Error(ExitCode::kUsage, "step " + std::to_string(step_under_way()) + ": rank " +
-                                      std::to_string(board_.rank()) + " and rank " + std::to_string(q) +
+    throw Error(ExitCode::kUsage, "step " + std::to_string(told_step_) + ": rank " + std::to_string(board_.rank()) +
+                                      " and rank " + std::to_string(q) +
                                       " have different learning rates or options. [T0896] hint: with \"sync\" backups "
                                       "change them by the number of the "
                                       "step (its result has it), since a rank that is late skips steps");
@@ -221,7 +224,7 @@ void FirstGradients::end(const Counts& counts) {
   shards_.end_step();
 }
 
-/// Each rank of the step tries it, and the first one does it.
+/// Each rank that has seen the step's end tries it, and the first one does it.
 void FirstGradients::open_next() {
   std::uint64_t now = turn_of(known_, needed_);
   control().turn.compare_exchange_strong(now, turn_of(known_ + 1, 0));
@@ -230,13 +233,13 @@ void FirstGradients::open_next() {
 std::int64_t FirstGradients::miss() {
   const std::int64_t step = step_under_way();
   control().dropped.fetch_add(1);
-  // It waits for ranks of the step, and for the first of them to open the next one.
-  wait_for([&](int q) {
-    if (completed() >= step) return true;
-    return q != board_.rank() && (!has_joined(q) || entry(q).updated.load() >= step);
-  });
+  // Which ranks take part is known once the step is full.
+  wait_for(
+      [&](int q) { return completed() >= step || (is_full() && (!has_joined(q) || entry(q).updated.load() >= step)); });
+  open_next();
   const std::int64_t missed = completed() - known_;
   known_ += missed;
+  read_done();
   shards_.end_step();
   return missed;
 }
@@ -254,6 +257,7 @@ void FirstGradients::bring_together() {
   const std::int64_t now = completed();
   skipped_ += now - known_;
   known_ = now;
+  read_done();
   shards_.bring_together();
 }
 

@@ -39,6 +39,8 @@ namespace tessera {
 ///  2. Sums go in the pairwise tree over the ranks that take part, in rank order. If all do, a step has the bits of one
 ///     that ranks make together.
 ///
+///  3. From its offer to the end of its step, a rank that takes part has the counts that the step before left.
+///
 /// The thread that trains calls all of it. Throws tessera::Error: 75 where a rank that is waited for ends or does not
 /// come within comm.timeout_s; 64 where ranks were given other learning rates or options.
 class FirstGradients final : public CommonParameters {
@@ -56,9 +58,10 @@ class FirstGradients final : public CommonParameters {
 
   /// How many ranks take part in a step.
   std::int64_t ranks_of_a_step() const { return needed_; }
-  /// Offers this rank's gradients to the step behind the one that it knows. `used`: [trainable parameter] whether they
-  /// have the parameter. Returns false where they come too late; else once the step has enough.
-  bool offer(const LocalStep& own, std::span<const char> used);
+  /// Offers this rank's gradients to the step behind the one that it knows, which messages call `step`. `used`:
+  /// [trainable parameter] whether they have the parameter. Returns false where they come too late; else once the step
+  /// has enough.
+  bool offer(std::int64_t step, const LocalStep& own, std::span<const char> used);
   /// Adds up what the ranks of the step have. The result is the same on all of them, and valid until the next call.
   const AgreedStep& sum(const LocalStep& own);
   /// Whether this rank logs for those of the step: it is their first. After `offer`.
@@ -76,8 +79,8 @@ class FirstGradients final : public CommonParameters {
 
   /// Gradients that all ranks have dropped so far.
   std::int64_t dropped() const;
-  /// Returns what the latest step that this rank knows has left.
-  Counts done() const;
+  /// Returns what the latest step that this rank knows has left. After `miss` a step that is about to end may be in it.
+  const Counts& done() const { return done_; }
   void set_done(const Counts& counts);
   /// Returns the steps that this rank has skipped in `bring_together` since the last call.
   std::int64_t take_skipped() { return std::exchange(skipped_, 0); }
@@ -103,6 +106,7 @@ class FirstGradients final : public CommonParameters {
   bool has_joined(int rank) const;
   bool is_member(int rank) const;
   bool is_full() const;
+  void read_done();
   /// Whether the sums of the owner's parts are finite.
   bool sum_parts(int owner);
   void read(int rank);
@@ -124,6 +128,8 @@ class FirstGradients final : public CommonParameters {
   double* sums_ = nullptr;                ///< [owner][NormTotals::most_sums]
   std::int64_t known_ = 0;                ///< the latest step that this rank knows; it takes part in the next one
   std::int64_t skipped_ = 0;
+  std::int64_t told_step_ = 0;  ///< number of the step under way, for messages
+  Counts done_;
   std::vector<int> members_;              ///< ranks of the step under way, in order
   std::vector<const void*> sources_;      ///< scratch of sum_parts
   std::vector<const double*> read_sums_;  ///< [owner]: sums_of

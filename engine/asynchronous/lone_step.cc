@@ -41,7 +41,7 @@ void LoneStep::swap_averages() {
 }
 
 double LoneStep::lr(std::optional<std::size_t> group) const {
-  const double everybodys = lr_at(strategy_.lr_schedule, rates_.everybodys(), applied_, /*samples=*/0);
+  const double everybodys = lr_at(strategy_.lr_schedule, rates_.everybodys(), applied(), /*samples=*/0);
   return rates_.of(everybodys, group.value_or(FlatParameter::kNoGroup));
 }
 
@@ -61,12 +61,12 @@ const AgreedStep& LoneStep::decide_alone(const LocalStep& told) {
 
 void LoneStep::tell(const AgreedStep& agreed, std::int64_t ranks, StepResult& result) const {
   tell_agreed(agreed, microbatches_ * static_cast<double>(ranks), result);
-  result.lr = lr_at(strategy_.lr_schedule, rates_.everybodys(), applied_, agreed.samples);
+  result.lr = lr_at(strategy_.lr_schedule, rates_.everybodys(), applied(), agreed.samples);
 }
 
 UpdateRates LoneStep::rates_for(double weight, const StepResult& result) const {
   const double clip = clip_factor(result.grad_norm, strategy_.gradient_clipping);
-  return update_rates(strategy_, mean_factor(weight, /*scale=*/1.0) * clip, result.lr, applied_);
+  return update_rates(strategy_, mean_factor(weight, /*scale=*/1.0) * clip, result.lr, applied());
 }
 
 const ElementUpdate& LoneStep::rule() {
@@ -76,8 +76,8 @@ const ElementUpdate& LoneStep::rule() {
 
 StepProgress LoneStep::progress() const {
   StepProgress progress{
-      applied_, {}, {}, {rates_.all().begin(), rates_.all().end()}, {options_.all().begin(), options_.all().end()}};
-  progress.samples = samples_;
+      applied(), {}, {}, {rates_.all().begin(), rates_.all().end()}, {options_.all().begin(), options_.all().end()}};
+  progress.samples = samples_seen();
   for_each_trainable(units_, [&](const FlatGroup& group) {
     const std::span<const std::int64_t> counts = common_.counts(group);
     for (std::size_t i = 0; i < counts.size(); ++i)

@@ -1,6 +1,7 @@
 #include "engine/training/replica_sync.h"
 
 #include <algorithm>
+#include <array>
 #include <cstddef>
 
 #include "engine/asynchronous/hogwild_values.h"
@@ -80,13 +81,17 @@ bool ReplicaSync::pulls(const std::vector<std::unique_ptr<Unit>>& units, std::fu
   return true;
 }
 
-/// One state stands for all, so the largest of the ranks' counts of steps becomes that of every rank.
+/// One state stands for all, so the largest of the ranks' counts of steps becomes that of every rank, and the largest of
+/// samples too.
 void ReplicaSync::agree_on_steps(Step& step) {
   StepProgress progress = step.progress();
-  std::vector<std::int64_t> all(static_cast<std::size_t>(board_->size()));
-  throw_if_error(
-      board_->group().all_gather("steps of ranks", &progress.applied, all.data(), sizeof progress.applied).wait());
-  progress.applied = *std::ranges::max_element(all);
+  const std::array<std::int64_t, 2> own = {progress.applied, progress.samples};
+  std::vector<std::array<std::int64_t, 2>> all(static_cast<std::size_t>(board_->size()));
+  throw_if_error(board_->group().all_gather("steps of ranks", own.data(), all.data(), sizeof own).wait());
+  for (const auto& [applied, samples] : all) {
+    progress.applied = std::max(progress.applied, applied);
+    progress.samples = std::max(progress.samples, samples);
+  }
   step.resume(progress);
 }
 

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <functional>
 #include <map>
 #include <string>
 #include <thread>
@@ -245,6 +246,51 @@ TEST(Backups, SaveBringsALateRankToTheStepOfTheOthers) {
     EXPECT_EQ(session.engine.steps_applied(), 4);
     barrier(mesh);
   });
+}
+
+// The meeting comes where rank 1 has missed steps, and the next step is made of rank 1's gradients and rank 0's.
+TEST(Backups, RankThatWasLateMakesTheNextStepWithTheCountsOfTheOthers) {
+  constexpr std::int64_t kSamples = 8, kSteps = 3;
+  const TestFolder folder;
+  Strategy strategy = with_backups(1);
+  strategy.lr_schedule = {.type = LrScheduleType::kLinear, .total_steps = 10};
+  const std::function<void(Engine&)> meetings[] = {[&](Engine& engine) { save_checkpoint(engine, folder.path()); },
+                                                   [](Engine& engine) { Gathered(engine, Gathered::kWrite).close(); }};
+  for (const auto& meet : meetings) {
+    std::atomic<int> done{0}, ended{0};
+    std::vector<double> rates(kRanks);
+    run_ranks({.ranks = kRanks}, [&](const Mesh& mesh) {
+      Session session(mesh, strategy);
+      const auto train = [&](std::size_t i) {
+        session.engine.backward(session.loss(i), {.samples = kSamples});
+        return session.engine.step();
+      };
+      const auto wait_for = [](const std::atomic<int>& count) {
+        while (count.load() < kRanks - 1) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      };
+      if (mesh.rank() != 1) {
+        for (std::size_t i = 0; i < kSteps; ++i) train(i);
+        ++done;
+      } else {
+        wait_for(done);
+      }
+      meet(session.engine);
+      EXPECT_EQ(session.engine.steps_applied(), kSteps);
+      EXPECT_EQ(session.engine.samples_seen(), kSteps * (kRanks - 1) * kSamples);
+      if (mesh.rank() == 2) wait_for(ended);
+      const StepResult next = train(kSteps);
+      EXPECT_EQ(next.step, kSteps + 1);
+      EXPECT_EQ(next.missed, mesh.rank() == 2 ? 1 : 0);
+      rates[static_cast<std::size_t>(mesh.rank())] = next.lr;
+      ++ended;
+      barrier(mesh);
+      EXPECT_EQ(session.engine.steps_applied(), kSteps + 1);
+      EXPECT_EQ(session.engine.samples_seen(), (kSteps + 1) * (kRanks - 1) * kSamples);
+      barrier(mesh);
+    });
+    EXPECT_EQ(rates[1], rates[0]);
+    EXPECT_LT(rates[1], strategy.optimizer.lr);
+  }
 }
 
 TEST(Backups, MemoryEqualsThePlan) {

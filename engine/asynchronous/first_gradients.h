@@ -38,7 +38,6 @@ namespace tessera {
 ///     behind the one before.
 ///  2. Sums go in the pairwise tree over the ranks that take part, in rank order. If all do, a step has the bits of one
 ///     that ranks make together.
-///
 ///  3. From its offer to the end of its step, a rank that takes part has the counts that the step before left.
 ///
 /// The thread that trains calls all of it. Throws tessera::Error: 75 where a rank that is waited for ends or does not
@@ -128,8 +127,8 @@ class FirstGradients final : public CommonParameters {
   double* sums_ = nullptr;                ///< [owner][NormTotals::most_sums]
   std::int64_t known_ = 0;                ///< the latest step that this rank knows; it takes part in the next one
   std::int64_t skipped_ = 0;
-  std::int64_t told_step_ = 0;  ///< number of the step under way, for messages
-  Counts done_;
+  std::int64_t told_step_ = 0;            ///< number of the step under way, for messages
+  Counts done_;                           ///< done
   std::vector<int> members_;              ///< ranks of the step under way, in order
   std::vector<const void*> sources_;      ///< scratch of sum_parts
   std::vector<const double*> read_sums_;  ///< [owner]: sums_of

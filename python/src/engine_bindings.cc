@@ -61,6 +61,15 @@ py::dict dict_of(const MemoryUse& use) {
   return result;
 }
 
+/// The buckets with a gradient in them, by name.
+py::dict dict_of(const AgeHistogram& ages) {
+  py::dict counts;
+  for (std::size_t bucket = 0; bucket < AgeHistogram::kBuckets; ++bucket) {
+    if (ages.counts[bucket] > 0) counts[py::str(AgeHistogram::name_of(bucket))] = ages.counts[bucket];
+  }
+  return counts;
+}
+
 /// Returns the fields by name, for logs.
 py::object data_seconds_of(const StepResult& result) {
   return std::isnan(result.data_seconds) ? py::object(py::none()) : py::object(py::float_(result.data_seconds));
@@ -85,6 +94,7 @@ py::dict dict_of(const StepResult& result) {
   fields["loss_scale"] = result.loss_scale;
   fields["staleness_mean"] = result.staleness_mean;
   fields["staleness_max"] = result.staleness_max;
+  fields["ages"] = dict_of(result.ages);
   fields["missed"] = result.missed;
   fields["dropped"] = result.dropped;
   fields["noise_scale"] = result.noise_scale;
@@ -128,6 +138,7 @@ void bind_results(py::module_& module) {
       .def_readonly("loss_scale", &StepResult::loss_scale)
       .def_readonly("staleness_mean", &StepResult::staleness_mean)
       .def_readonly("staleness_max", &StepResult::staleness_max)
+      .def_property_readonly("ages", [](const StepResult& result) { return dict_of(result.ages); })
       .def_readonly("missed", &StepResult::missed)
       .def_readonly("dropped", &StepResult::dropped)
       .def_readonly("noise_scale", &StepResult::noise_scale)
@@ -296,15 +307,6 @@ void backward_of(const at::Tensor& loss, const std::vector<EnginePointer>& engin
 Gathered::Mode mode_of(const std::string& name) {
   if (name == "write") return Gathered::kWrite;
   return name == "ema" ? Gathered::kEma : Gathered::kRead;
-}
-
-/// The buckets with a gradient in them, by name.
-py::dict dict_of(const AgeHistogram& ages) {
-  py::dict counts;
-  for (std::size_t bucket = 0; bucket < AgeHistogram::kBuckets; ++bucket) {
-    if (ages.counts[bucket] > 0) counts[py::str(AgeHistogram::name_of(bucket))] = ages.counts[bucket];
-  }
-  return counts;
 }
 
 py::list list_of(const std::vector<CallLatency>& latencies) {

@@ -74,6 +74,10 @@ class StepResult:
         """The largest of these ages."""
 
     @property
+    def ages(self) -> dict[str, int]:
+        """Returns how many gradients of the step had each of these ages, as `Engine.staleness` does."""
+
+    @property
     def missed(self) -> int:
         """With "sync" backups: not 0 if this rank's gradients came too late and were dropped.
 

@@ -197,10 +197,12 @@ void FirstGradients::read(int rank) {
   for (std::size_t i = 0; i < used.size(); ++i) agreed_.used[i] |= used[i];
 }
 
-void FirstGradients::check_numbers(const LocalStep& own) const {
+/// Ranks of the step all throw. One that came too late would wait for them.
+void FirstGradients::check_numbers(const LocalStep& own) {
   const std::uint64_t digest = digest_of_numbers(own.rates, own.options);
   for (const int q : members_) {
     if (entry(q).numbers == digest) continue;
+    board_.note_failed();
     throw Error(ExitCode::kUsage, "step " + std::to_string(told_step_) + ": rank " + std::to_string(board_.rank()) +
                                       " and rank " + std::to_string(q) +
                                       " have different learning rates or options. [T0896] hint: with \"sync\" backups "

@@ -109,7 +109,7 @@ class FirstGradients final : public CommonParameters {
   /// Whether the sums of the owner's parts are finite.
   bool sum_parts(int owner);
   void read(int rank);
-  void check_numbers(const LocalStep& own) const;
+  void check_numbers(const LocalStep& own);
   void open_next();
   /// Calls `body(owner)` for the owners whose shards are dealt to this rank in the step under way.
   template <class Body>

@@ -81,8 +81,8 @@ bool ReplicaSync::pulls(const std::vector<std::unique_ptr<Unit>>& units, std::fu
   return true;
 }
 
-/// One state stands for all, so the largest of the ranks' counts of steps becomes that of every rank, and the largest of
-/// samples too.
+/// One state stands for all, so the largest of the ranks' counts of steps becomes that of every rank, and the largest
+/// count of samples too.
 void ReplicaSync::agree_on_steps(Step& step) {
   StepProgress progress = step.progress();
   const std::array<std::int64_t, 2> own = {progress.applied, progress.samples};

@@ -413,6 +413,14 @@ TEST(DeviceCompression, GathersOfTwoAxesHaveTheCpusBits) {
                                 s.compression.gathers = WireForm::kLossless;
                                 s.optimizer.shard_over_world = true;
                               }},
+                             {"over replicas first",
+                              [](Strategy& s) {
+                                s.compression.gathers = WireForm::kLossless;
+                                s.strategy = ShardingStrategy::kFullShard;  // it counts as left out
+                                s.placement.parameters = CutAxes{};
+                                s.placement.gradients = CutAxes{.host = true};
+                                s.placement.optimizer = CutAxes{.host = true, .rank = true};
+                              }},
                              {"outer steps", [](Strategy& s) {
                                 s.strategy = ShardingStrategy::kShardOptimizer;
                                 s.compression = {.gradients = WireForm::kInt8,

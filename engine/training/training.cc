@@ -178,8 +178,10 @@ void Training::note_times(StepResult& result) {
 void Training::time_calls(std::unique_ptr<CallLatencies> known) {
   if (latencies) return;
   latencies = known ? std::move(known) : std::make_unique<CallLatencies>(units.size());
-  if (job.accelerator.device.is_queued && !latencies->by_device)
+  if (job.accelerator.device.is_queued) {
+    if (latencies->by_device) latencies->by_device->wait();  // its kernels end with the Training that had it
     latencies->by_device = std::make_unique<QueuedCallTimes>(*job.accelerator.kernels);
+  }
   QueueTimes* const queue = latencies->by_device.get();
   reducer->time_reductions(latencies->reductions, queue);
   if (gathering.residency) gathering.residency->time_gathers(latencies->gathers, queue);

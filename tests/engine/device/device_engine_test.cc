@@ -330,6 +330,9 @@ TEST(DeviceEngine, EachGatherAndReductionOfAUnitIsTimedByTheDevice) {
       EXPECT_EQ(counts["gather"], after.gathers - before.gathers);
       session.train(4);
       EXPECT_GT(session.engine.latencies().back().count, 3) << "times of later steps are added";
+      session.engine.set_trainable("blocks.0.*", false);
+      session.train(5);
+      EXPECT_GT(session.engine.latencies().back().count, 4) << "the Engine's next plan goes on timing";
     });
   }
 }

@@ -383,8 +383,10 @@ void Training::detach_parameters() {
     for (auto& unit : units) unit->poison("unit " + unit->name + " was being set up by an Engine that failed");
     return;
   }
+  // On a GPU `axes.gather` may have pinned memory for gathers (gather_on_host), which ends with the Engine.
+  const std::shared_ptr<Collectives>& transport = job.accelerator.device.is_queued ? job.axes.gather : axes.gather;
   for (auto& unit : units) {
-    for (auto& group : unit->groups) keep(*group, plan, job.position, memory, axes.gather, /*is_readable=*/!sharded);
+    for (auto& group : unit->groups) keep(*group, plan, job.position, memory, transport, /*is_readable=*/!sharded);
   }
 }
 

@@ -342,6 +342,7 @@ void QueuedStep::resume(const StepProgress& progress) {
   DeviceDecision decision{};
   decision.applied = progress.applied;
   decision.seen = progress.samples;
+  decision.samples = latest().samples;  // `lr` takes the next step for as large
   decision.scaler = progress.scaler;
   if (watches_for_spikes()) {
     LossSpikes spikes(strategy_.on_spike);

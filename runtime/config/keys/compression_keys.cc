@@ -224,7 +224,7 @@ std::vector<StrategyKey> compression_keys() {
               "forward and backward then use rounded parameters, the same on all ranks, in memory that is given up "
               "after use. "
               "Masters, updates and checkpoints stay exact, and so does what tessera::Gathered shows. Between ranks of "
-              "one host it has no effect, and on a GPU it is refused.",
+              "one host that share memory it has no effect. GPUs send through their hosts.",
        .cost = "int8 and int4 round each parameter: by at most 1/254 (int8) or 1/14 (int4) of the largest of its 256 "
                "neighbours; one that is infinite makes them NaN. Processor time: a core packs some 5 GB/s.",
        .only_if = {"a strategy under which ranks send parameters (all but NO_SHARD)",

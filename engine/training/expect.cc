@@ -75,11 +75,12 @@ void Training::expect_microbatch(const at::Tensor& loss, const MicrobatchInfo& i
          ", got one on ", loss.device(), ". [T0123] hint: move the module's inputs there");
   expect_weight(info);
   const LrScheduleConfig& schedule = job.strategy.lr_schedule;
-  expect(schedule.base_batch_size == 0 || info.samples > 0 || info.weight == 0,
+  const bool has_samples = info.samples > 0 || info.weight == 0 || info.retain_graph;  // the last loss tells them
+  expect(schedule.base_batch_size == 0 || has_samples,
          "lr_schedule.base_batch_size needs the number of samples. [T0124] hint: pass ", phrases::kSamples,
          " to backward");
   const bool counts_samples = schedule.warmup_samples > 0 || schedule.warmup_epochs > 0;
-  expect(!counts_samples || info.samples > 0 || info.weight == 0,
+  expect(!counts_samples || has_samples,
          "lr_schedule.warmup_samples and warmup_epochs need the number of samples. [T0904] hint: pass ",
          phrases::kSamples, " to backward");
 }

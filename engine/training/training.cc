@@ -68,11 +68,11 @@ void Training::end_backward(const at::Tensor& loss, const MicrobatchInfo& info) 
   else
     step->pass_over_loss();
   window.local.tokens += info.tokens;
-  window.local.samples += info.samples;
   if (info.retain_graph) {
     window.weight = info.weight;
   } else {
     ++window.microbatch;
+    window.local.samples += info.samples;  // all losses of a microbatch are of the same samples
     window.local.weight += info.weight;
     note_own_microbatch(info.weight);
     window.weight.reset();

@@ -103,7 +103,7 @@ class Engine:
         Gradients are averaged over ranks and over the `gradient_accumulation` microbatches of a step. Do not divide the
         loss by `gradient_accumulation` as a plain loop does. `tokens` is used for StepResult.tokens_per_second, and
         `samples` for lr_schedule.base_batch_size, warmup_samples and warmup_epochs. `retain_graph` says that more losses
-        of this microbatch follow; they add up.
+        of this microbatch follow; they add up, and the last one tells `samples`.
 
         `weight` is the number of things that the loss is a mean over: tokens with a label, pixels, samples. Give it
         where microbatches differ in it. The step then trains with the mean over all things, and StepResult.loss is that

@@ -181,6 +181,24 @@ TEST(RisingRates, RateOfTheNextStepTakesItForAsLargeAsTheLatest) {
   });
 }
 
+TEST(RisingRates, SamplesOfAMicrobatchWithTwoLossesCountOnce) {
+  run_ranks({.ranks = 1}, [](const Mesh& mesh) {
+    Strategy strategy = strategy_for(ShardingStrategy::kNoShard);
+    strategy.lr_schedule = {.base_batch_size = 4};
+    Session session(mesh, strategy);
+    const at::Tensor loss = session.loss(0);
+    session.engine.backward(loss, {.samples = 8, .retain_graph = true});
+    session.engine.backward(loss, {.samples = 8});
+    EXPECT_DOUBLE_EQ(session.engine.step().lr, 2 * strategy.optimizer.lr);
+    EXPECT_EQ(session.engine.samples_seen(), 8);
+    const at::Tensor other = session.loss(1);
+    session.engine.backward(other, {.retain_graph = true});
+    EXPECT_THAT(usage_error_of([&] { session.engine.backward(other); }), HasSubstr("number of samples"));
+    session.engine.backward(other, {.samples = 4});
+    EXPECT_DOUBLE_EQ(session.engine.step().lr, strategy.optimizer.lr);
+  });
+}
+
 TEST(RisingRates, MissingSamplesAndEpochsAreNamed) {
   run_ranks({.ranks = 2}, [](const Mesh& mesh) {
     Strategy strategy = strategy_for(ShardingStrategy::kFullShard);

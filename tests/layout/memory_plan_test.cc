@@ -248,6 +248,17 @@ TEST(MemoryPlan, GathersOfAGpuInAnotherFormHaveASlotForEachGroupOfTheUnitsAhead)
   EXPECT_EQ(MemoryPlan(input).gathers_on_host().bytes(), 0);
 }
 
+TEST(MemoryPlan, GathersOverReplicasOfAGpuHaveASlotForAllThatIsGathered) {
+  PlanInput input = input_of(kMiB, 4, {2, 2, 0, 0});
+  input.is_queued = true;
+  input.replica_gathers = WireForm::kLossless;
+  input.placement = placement_of(ShardingStrategy::kHybridShard, true);
+  EXPECT_EQ(MemoryPlan(input).replica_gathers_on_host().slot_bytes, 4 * kMiB / 2) << "a shard";
+  constexpr AxisPlacement kOverReplicas{.replicate = true};
+  input.placement = {{}, kOverReplicas, {.shard = true, .replicate = true, .replicate_first = true}};
+  EXPECT_EQ(MemoryPlan(input).replica_gathers_on_host().slot_bytes, 4 * kMiB) << "the whole buffer";
+}
+
 TEST(MemoryPlan, CompressedOuterGradientsOfAGpuHaveASlotForEachSumUnderWay) {
   PlanInput input = input_of(kMiB, 4, {1, 2, 0, 0});
   input.is_queued = true;

@@ -492,7 +492,9 @@ MemoryPlan::SlotsOnHost MemoryPlan::replica_gathers_on_host() const {
   for (const UnitShape& unit : input_.units) {
     for (const GroupShape& group : unit.groups) {
       if (!group.trainable) continue;
-      const AxisPlacement shards{input_.placement.optimizer.shard, false};
+      // Where the replicate axis cuts first, its gather comes last and makes the whole buffer (Publisher).
+      const AxisPlacement optimizer = input_.placement.optimizer;
+      const AxisPlacement shards{optimizer.shard && !optimizer.replicate_first, false};
       const std::int64_t numel = owned(shards, input_.mesh, group.layout.numel()).numel;
       found.slot_bytes = std::max(found.slot_bytes, bytes_in_lines(group.dtype, numel));
     }

@@ -127,7 +127,10 @@ bool updates_whole_tensors(OptimizerType type) {
 
 bool gets_whole_sums(const Strategy& strategy) {
   const CutAxes gradients = placement_axes(strategy).gradients;
-  if (strategy.placement.is_given()) return !gradients.rank || !gradients.host;
+  if (strategy.placement.is_given()) {  // an axis of one rank sums nothing
+    if (!gradients.rank) return !gradients.host || strategy.mesh.shards() != 1;
+    return !gradients.host && strategy.mesh.replicas() != 1;
+  }
   return !gradients.rank || strategy.strategy == ShardingStrategy::kHybridShard || strategy.mesh.replicas() > 1;
 }
 

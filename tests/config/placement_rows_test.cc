@@ -6,11 +6,13 @@
 #include <gtest/gtest.h>
 
 #include <array>
+#include <cstdint>
 #include <string>
 #include <vector>
 
 #include "runtime/base/status.h"
 #include "runtime/config/strategy_file.h"
+#include "runtime/config/strategy_names.h"
 #include "tests/config/strategy_schema.h"
 
 namespace tessera {
@@ -94,6 +96,23 @@ TEST(PlacementRows, OtherKeysAreComparedWithTheAxes) {
   EXPECT_THAT(error_of_file(placement_file("[]", R"(["rank"])", R"(["rank"])", below)), HasSubstr("gathered"));
   EXPECT_THAT(error_of_file(placement_file(R"(["rank"])", R"(["rank"])", R"(["host", "rank"])", below)),
               HasSubstr("over replicas below memory"));
+}
+
+TEST(PlacementRows, SumsAreWholeWhereSeveralRanksHoldTheSamePart) {
+  const auto whole = [](CutAxes gradients, std::int64_t hosts, std::int64_t ranks) {
+    Strategy strategy;
+    strategy.placement = {CutAxes{}, gradients, CutAxes{.host = true, .rank = true}};
+    strategy.mesh.host = hosts;
+    strategy.mesh.rank = ranks;
+    return gets_whole_sums(strategy);
+  };
+  EXPECT_TRUE(whole({}, 2, 2));
+  EXPECT_TRUE(whole({.rank = true}, 2, 2));
+  EXPECT_TRUE(whole({.rank = true}, 0, 0)) << "the mesh may have several hosts";
+  EXPECT_FALSE(whole({.rank = true}, 1, 4)) << "as under FULL_SHARD";
+  EXPECT_TRUE(whole({.host = true}, 1, 4));
+  EXPECT_FALSE(whole({.host = true}, 4, 1));
+  EXPECT_FALSE(whole({.host = true, .rank = true}, 2, 2));
 }
 
 TEST(PlacementRows, MeshAxisHasOneName) {

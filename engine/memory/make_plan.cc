@@ -69,7 +69,7 @@ void expect_one_replica(const PlanScene& scene) {
       c10::str(
           "/mesh/shard: asynchronous and hogwild (\"sync\"), and backups, need a mesh of one replica, since every rank "
           "is one already and shards lie over all ranks, got ",
-          scene.mesh.replicate_size, " replicas. [T0893] hint: leave \"mesh\" out"));
+          scene.mesh.replicate_size, " replicas. [T0893] hint: leave \"mesh\" out, or give it \"host\": 1"));
 }
 
 /// Throws where "sync" backups would leave a step without any rank.

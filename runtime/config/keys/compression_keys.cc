@@ -20,7 +20,7 @@ Condition with_compression() {
 /// Under the others every sum has one owner, on a mesh with one replica.
 Condition with_whole_sums() {
   return {"a strategy under which ranks get whole sums (NO_SHARD, SHARD_OPTIMIZER, HYBRID_SHARD)",
-          {"/strategy", "/mesh/replicate", "/mesh/host", "/placement/gradients"},
+          {"/strategy", "/mesh/replicate", "/mesh/shard", "/mesh/host", "/mesh/rank", "/placement/gradients"},
           gets_whole_sums};
 }
 

@@ -24,9 +24,11 @@
 #include "emulated_gpu.h"
 #include "runtime/border/throw.h"
 #include "runtime/comm/shared/run_ranks.h"
+#include "runtime/config/placement_rows.h"
 #include "tessera/checkpoint.h"
 #include "tessera/safetensors.h"
 #include "tessera/uneven.h"
+#include "tests/support/legal_placements.h"
 #include "tests/support/limits/patience.h"
 #include "tests/support/pairwise.h"
 #include "tests/support/session.h"
@@ -68,6 +70,15 @@ INSTANTIATE_TEST_SUITE_P(All, DeviceEngine,
                                            Case{DType::kBF16, 2, 1}, Case{DType::kF16, 2, 1}, Case{DType::kF32, 3, 1},
                                            Case{DType::kBF16, 4, 3}),
                          name_of_case);
+
+TEST(DeviceEngine, PlacementsOverHostsGiveTheCpusBits) {
+  for (const PlacementConfig& placement : legal_placements()) {
+    if (!placement.optimizer->host) continue;
+    Strategy strategy = strategy_of(ShardingStrategy::kFullShard, DType::kBF16, 2);
+    strategy.placement = placement;
+    expect_same_on_gpus({.ranks = 4, .hosts = 2}, strategy, short_run(), describe_placement(strategy));
+  }
+}
 
 TEST(DeviceEngine, LastMicrobatchSyncGivesTheCpusBits) {
   for (const ShardingStrategy kind : {ShardingStrategy::kNoShard, ShardingStrategy::kFullShard}) {

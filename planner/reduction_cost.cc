@@ -38,15 +38,21 @@ CallCost reduction_cost(const Links& links, int ranks, std::int64_t numel, bool 
   return with_sum(with_coding(links.cost(links.all_reduce, ranks, bytes), coding_s));
 }
 
-/// The cost of a group's sums under "reproducible" where ranks send several (BlockSums): an all-to-all over all ranks,
-/// and where they do not keep what they join, an all-gather. An all-to-all costs what a reduce-scatter of its bytes
-/// does.
-CallCost blocks_cost(const MemoryPlan& plan, const GroupShape& group, const Links& links) {
-  const int ranks = plan.input().mesh.world_size();
-  const std::int64_t part = kF32Bytes * part_of(group.layout.numel(), ranks);
-  CallCost cost = links.cost(links.reduce_scatter, ranks, plan.block_sums() * (ranks - 1) * part);
-  cost.sum_s = links.sum_s_per_byte * static_cast<double>(plan.block_sums() * (ranks - 1) * part);
-  return plan.joins_own_parts() ? cost : cost + links.all_gather_cost(ranks, part);
+/// The cost, over an axis of `ranks` ranks, of a group's sums under "reproducible" where ranks send several (BlockSums):
+/// an all-to-all over the world, and where ranks do not keep what they join, an all-gather. What goes to the ranks of
+/// other hosts goes by a rank at this one's place on its own host. `gathered`: the parts that a rank has when the
+/// all-gather comes to this axis. An all-to-all costs what a reduce-scatter of its bytes does, but that ranks of a host
+/// do not sum before bytes leave it.
+CallCost blocks_cost(const MemoryPlan& plan, const GroupShape& group, const Links& links, int ranks, int gathered) {
+  const int world = plan.input().mesh.world_size();
+  const std::int64_t part = kF32Bytes * part_of(group.layout.numel(), world);
+  OperationFit exchange = links.reduce_scatter;
+  for (double* const beta : {&exchange.beta_s_per_byte, &exchange.busy_beta_s_per_byte})
+    *beta /= links.coding.of_gathers;
+  CallCost cost = links.cost(exchange, ranks, plan.block_sums() * (world / ranks) * (ranks - 1) * part);
+  if (gathered == 1)  // the other axis is over, so all sums are here
+    cost.sum_s = links.sum_s_per_byte * static_cast<double>(plan.block_sums() * (world - 1) * part);
+  return plan.joins_own_parts() ? cost : cost + links.all_gather_cost(ranks, gathered * part);
 }
 
 CallCost plain_all_reduce(const Links& links, int ranks, std::int64_t numel) {
@@ -78,7 +84,7 @@ CallCost shard_reduction_cost(const MemoryPlan& plan, const GroupShape& group, c
   const PlanInput& input = plan.input();
   const CompressionConfig& compression = input.compression;
   const int ranks = input.mesh.shard_size;
-  if (plan.block_sums() > 0) return blocks_cost(plan, group, links);
+  if (plan.block_sums() > 0) return blocks_cost(plan, group, links, ranks, input.mesh.replicate_size);
   if (const MethodLayout method = plan.method_layout_of(group); !method.messages.empty())
     return method_cost(method, links, ranks);
   const bool is_compressed = input.compressed_shard_part > 0;
@@ -91,8 +97,7 @@ CallCost shard_reduction_cost(const MemoryPlan& plan, const GroupShape& group, c
 CallCost replicate_reduction_cost(const MemoryPlan& plan, const GroupShape& group, const Links& links) {
   const PlanInput& input = plan.input();
   const AxisPlacement gradients = input.placement.gradients;
-  if (plan.block_sums() > 0)  // a sum over all ranks has no second part
-    return input.mesh.shard_size > 1 ? CallCost{} : blocks_cost(plan, group, links);
+  if (plan.block_sums() > 0) return blocks_cost(plan, group, links, input.mesh.replicate_size, /*gathered=*/1);
   const bool is_compressed = input.compressed_replicate_part > 0;
   const std::int64_t numel = owned({gradients.shard, false}, input.mesh, group.layout.numel()).numel;
   const SentAs contribution{is_compressed ? input.compression.gradients : WireForm::kPlain, DType::kF32};

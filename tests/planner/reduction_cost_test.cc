@@ -104,5 +104,20 @@ TEST(ReductionCost, ReplicateAxisSendsOnlyTheShardsPart) {
   EXPECT_EQ(cost().sent_bytes, kNumel / 4 * 2);
 }
 
+// Two replicas of four ranks, with three of 24 microbatches each: sums of two subtrees go to all ranks, and what each
+// joins is gathered.
+TEST(ReductionCost, SumsOfSubtreesGoOverBothAxes) {
+  TimedPlan timed = timed_plan(ShardingStrategy::kHybridShard, {2, 4, 0, 0}, 1, kNumel);
+  timed.input.accumulation = 3;
+  timed.input.sync = GradientSync::kLastMicrobatch;
+  timed.input.reproducible = true;
+  const MemoryPlan plan = timed.plan();
+  ASSERT_EQ(plan.block_sums(), 2);
+  const GroupShape& group = plan.input().units[1].groups[0];
+  const std::int64_t part = kNumel / 8 * 4;
+  EXPECT_EQ(shard_reduction_cost(plan, group, timed.links.shard).sent_bytes, 2 * 2 * 3 * part + 3 * 2 * part);
+  EXPECT_EQ(replicate_reduction_cost(plan, group, timed.links.replicate).sent_bytes, 2 * 4 * part + part);
+}
+
 }  // namespace
 }  // namespace tessera::testing

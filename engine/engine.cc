@@ -176,8 +176,14 @@ void Engine::zero_grad() {
   });
 }
 
-std::int64_t Engine::microbatch() const { return state_->training.microbatch(); }
-MicrobatchRun Engine::microbatches() const { return state_->training.run_of_step(); }
+std::int64_t Engine::microbatch() const {
+  state_->training.window.knows_microbatches = true;
+  return state_->training.microbatch();
+}
+MicrobatchRun Engine::microbatches() const {
+  state_->training.window.knows_microbatches = true;
+  return state_->training.run_of_step();
+}
 
 const Strategy& Engine::strategy() const { return state_->job.strategy; }
 PlannedMemory Engine::plan() const { return numbers_of(state_->training.plan); }

@@ -76,6 +76,7 @@ std::unique_ptr<Engine::State> Engine::State::planned_anew(std::int64_t steps, c
   then.times.peak_tflops = t.times.peak_tflops;
   if (t.latencies) then.time_calls(std::move(t.latencies));
   then.window.has_looked_at_loss = t.window.has_looked_at_loss;
+  then.window.knows_microbatches = t.window.knows_microbatches;
   next->job.exceptions_at_start = job.exceptions_at_start;
   next->saving.ends_in_step = saving.ends_in_step;
   return next;

@@ -152,6 +152,16 @@ void Training::deal_next_step() {
     counts += (rank > 0 ? ", " : "") + std::to_string(order.count_of(rank));
   log_info("after step " + std::to_string(times.attempts) + " ranks compute " + counts +
            " microbatches a step, by their speeds");
+  warn_of_data_not_dealt();
+}
+
+/// Data that a program shares out evenly would be given twice, or left out, without a word.
+void Training::warn_of_data_not_dealt() {
+  if (std::exchange(window.knows_microbatches, true)) return;
+  log_warning(
+      "\"deal\" by speed gives ranks different numbers of microbatches, and the program has not asked which are this "
+      "rank's: samples that it shares out evenly are taken twice, or by nobody. hint: before each step give "
+      "Engine::microbatches() to TokenBatches::deal, or take the rows of Engine::microbatch()");
 }
 
 /// Drops the residuals of dropped gradients. The host of a GPU waits here for the decision, since the next step's

@@ -81,6 +81,7 @@ struct Window {
   RoundLog rounds;
   std::optional<RoundMeeting> meeting;  ///< meeting for the next microbatch, on a rank without a batch
   bool has_looked_at_loss = false;      ///< Training::warn_of_division
+  bool knows_microbatches = false;      ///< the program has asked which are this rank's, or was warned
   std::uint32_t seed = 0;               ///< under "reproducible": of the run's random numbers (Training::take_seed)
 };
 
@@ -243,6 +244,7 @@ struct Training {
 
  private:
   void deal_next_step();
+  void warn_of_data_not_dealt();
   void note_times(StepResult& result);
   void report_plan(bool continues) const;
   bool shares_memory() const;

@@ -160,6 +160,8 @@ TEST(Stragglers, EveryRanksResultTellsWhomTheOthersWaitedFor) {
 // Each of 24 microbatches takes one rank twice as long as the other: they end together with 16 and 8.
 TEST(Stragglers, RanksOfDifferentSpeedsEndTogetherWhereMicrobatchesAreDealt) {
   const std::chrono::milliseconds each = patient(std::chrono::milliseconds(10));
+  set_log_level(LogLevel::kWarning);
+  ::testing::internal::CaptureStderr();
   run_ranks({.ranks = 2}, [&](const Mesh& mesh) {
     Session session(mesh, strategy_for(ShardingStrategy::kShardGradients, [](Strategy& strategy) {
                       strategy.gradient_accumulation = 12;
@@ -178,6 +180,7 @@ TEST(Stragglers, RanksOfDifferentSpeedsEndTogetherWhereMicrobatchesAreDealt) {
     const MicrobatchRun run = session.engine.microbatches();
     EXPECT_EQ(run.end - run.begin > 12, mesh.rank() == 0) << run.begin << " to " << run.end;
   });
+  EXPECT_THAT(::testing::internal::GetCapturedStderr(), HasSubstr("the program has not asked which are this rank's"));
 }
 
 // Nobody waits for ranks of another replica between two outer steps.

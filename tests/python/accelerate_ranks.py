@@ -282,6 +282,7 @@ def arguments_that_are_refused():
             ('"param": "fp16"', {"mixed_precision": "bf16", "strategy": {"mixed_precision": {"param": "fp16"}}}),
             ("DistributedDataParallelKwargs", {"kwargs_handlers": [DistributedDataParallelKwargs(find_unused_parameters=True)]}),
             ("save_on_each_node", {"project_config": ProjectConfiguration(save_on_each_node=True)}),
+            ("equally many batches", {"strategy": {"gradient_sync": "last_microbatch", "deal": {"by": "speed"}}}),
             ("unknown key", {"strategy": {"optimiser": {}}})):
         expect_refused(text, lambda: fresh(Accelerator, **arguments))
     for name, text in (("ACCELERATE_USE_FSDP", "ACCELERATE_USE_FSDP=true"), ("ACCELERATE_MIXED_PRECISION", 'mixed_precision="fp16"'),

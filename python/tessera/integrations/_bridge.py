@@ -14,13 +14,18 @@ from tessera._job import read_strategy
 
 def copy_of(strategy: Strategy) -> dict[str, Any]:
     """Returns the keys that a strategy names, so that others can be added. Raises Error with all that is wrong with
-    them.
+    them, and where ranks would have different numbers of batches.
     """
     read_strategy(strategy)
     if isinstance(strategy, (str, os.PathLike)):
         with open(strategy, encoding="utf-8") as file:
-            return json.load(file)
-    return json.loads(json.dumps(strategy))
+            keys = json.load(file)
+    else:
+        keys = json.loads(json.dumps(strategy))
+    if keys.get("deal", {}).get("by") == "speed":
+        raise Error('the strategy says "deal": {"by": "speed"}, but each rank\'s DataLoader gives it equally many batches a step here. '
+                    'hint: leave "deal" out, or write the loop with tessera.Engine and its microbatches()')
+    return keys
 
 
 def agree(keys: dict[str, Any], key: str, value: Any, who: str) -> None:

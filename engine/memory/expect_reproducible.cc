@@ -36,9 +36,8 @@ void expect_plain_blocks(const Strategy& strategy) {
   if (strategy.compression.gradients == WireForm::kPlain && strategy.compression.sums == WireForm::kPlain) return;
   refuse(
       "compression.gradients and sums pack what a reduction sends, and here ranks send the sums of several subtrees "
-      "instead, since what a rank or a replica sums is no whole one. [T0898] hint: leave these keys out, or take a "
-      "power of "
-      "two as gradient_accumulation");
+      "instead, since what a rank or a replica sums is no whole one. [T0898] hint: leave these keys out; or take a "
+      "power of two as gradient_accumulation, without \"deal\", and as many ranks in a replica");
 }
 
 }  // namespace

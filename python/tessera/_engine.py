@@ -19,6 +19,7 @@ from tessera._data import SamplerCursor
 from tessera._error import Error
 from tessera._job import closing, expect_one_truth, join, rank, read_strategy
 from tessera._lists import let_lists_be_read
+from tessera._loop import SyncBatchNorm
 from tessera._mirror import Mirror
 from tessera._rules import CommHook, ElementwiseOptimizer, MatrixOptimizer, own_rules
 
@@ -57,6 +58,19 @@ class Evaluation(_Evaluation):
         return self
 
 
+def _expect_forward_meets_nobody(model: torch.nn.Module, strategy: dict[str, Any]) -> None:
+    """Raises Error (78) for a SyncBatchNorm where ranks do not run forward together. The Engine sees no class of a Python module, and finds
+    those of C++ itself.
+    """
+    key = "/deal/by" if strategy.get("deal", {}).get("by") == "speed" else "/sync/type"
+    if key == "/sync/type" and strategy.get("sync", {}).get("type") not in ("asynchronous", "backups", "hogwild"):
+        return
+    for name, module in model.named_modules():
+        if isinstance(module, (SyncBatchNorm, torch.nn.SyncBatchNorm)):
+            raise Error(f'{key}: module {name or "(root)"} is a SyncBatchNorm, whose forward waits for '
+                        "all ranks, and ranks do not run forward together here. hint: take BatchNorm, or leave the key out", 78)
+
+
 class Engine:
     """Trains a module under a strategy.
 
@@ -86,6 +100,7 @@ class Engine:
     def __init__(self, model: torch.nn.Module, strategy: Strategy, *own: ElementwiseOptimizer | MatrixOptimizer | CommHook) -> None:
         strategy, rules = read_strategy(strategy), own_rules(own)
         mirror = Mirror(model)
+        _expect_forward_meets_nobody(model, json.loads(strategy.to_json()))
         join(strategy)
         let_lists_be_read()
         self.model = model

@@ -153,6 +153,8 @@ def norms_over_ranks():
     expect_error(lambda: alone(torch.ones(2, 4)), "SyncBatchNorm wants", "[2, 4]")
     expect_error(lambda: tessera.SyncBatchNorm(3)(torch.ones(1 - rank, 3)), "more than 1 value a channel")
     expect_error(lambda: tessera.convert_sync_batchnorm(nn.Sequential(nn.LazyBatchNorm1d())), "module 0 is a LazyBatchNorm1d")
+    dealt = {"deal": {"by": "speed"}, "gradient_accumulation": 2, "gradient_sync": "last_microbatch"}
+    expect_error(lambda: tessera.Engine(nn.Sequential(nn.Linear(3, 3), alone), dealt), "/deal/by", "module 1 is a SyncBatchNorm", code=78)
     expect_error(lambda: tessera.convert_sync_batchnorm(nn.Sequential(*[nn.BatchNorm1d(1)] * 1, *[nn.BatchNorm1d(2) for _ in range(rank)])),
                  "convert_sync_batchnorm of 0, 1")
 

@@ -14,8 +14,8 @@ namespace tessera {
 namespace {
 
 /// Makes a rule for something that "noise_scale" excludes. `more`: the end of the remedy.
-StrategyRule without(std::string other, std::string what, std::function<bool(const Strategy&)> holds, const char* why,
-                     const char* more) {
+StrategyRule never_measured_with(std::string other, std::string what, std::function<bool(const Strategy&)> holds,
+                                 const char* why, const char* more) {
   return {{"/noise_scale/every", std::move(other)},
           fmt::format("noise_scale goes without {}: {}.", what, why),
           [holds, what, why, more](const Strategy& s) -> std::string {
@@ -28,19 +28,19 @@ StrategyRule without(std::string other, std::string what, std::function<bool(con
 
 std::vector<StrategyRule> noise_rules() {
   return {
-      without(
+      never_measured_with(
           "/compression/gradients", "compression.gradients or sums of int8 or int4",
           [](const Strategy& s) { return is_lossy(s.compression.gradients) || is_lossy(s.compression.sums); },
           "rounding adds noise of its own to the mean of all ranks, which would count as the data's",
           "; \"lossless\" goes with it"),
-      without(
+      never_measured_with(
           "/compression/method", "a compression.method", [](const Strategy& s) { return s.compression.has_method(); },
           "what ranks sum is not their gradients, so its norm does not belong to theirs", ""),
-      without(
+      never_measured_with(
           "/sync/type", "sync.type asynchronous, backups or hogwild",
           [](const Strategy& s) { return s.sync.has_common_parameters(); }, "no rank knows the mean of all gradients",
           ""),
-      without(
+      never_measured_with(
           "/reproducible", "reproducible", [](const Strategy& s) { return s.reproducible; },
           "squares are added up rank by rank, so another number of ranks would have other bits in its results", "")};
 }

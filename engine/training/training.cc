@@ -160,7 +160,7 @@ void Training::warn_of_data_not_dealt() {
   if (std::exchange(window.knows_microbatches, true)) return;
   log_warning(
       "\"deal\" by speed gives ranks different numbers of microbatches, and the program has not asked which are this "
-      "rank's: samples that it shares out evenly are taken twice, or by nobody. hint: before each step give "
+      "rank's: samples that it shares out evenly are taken twice, or by nobody. [T0937] hint: before each step give "
       "Engine::microbatches() to TokenBatches::deal, or take the rows of Engine::microbatch()");
 }
 

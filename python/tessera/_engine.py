@@ -68,7 +68,7 @@ def _expect_forward_meets_nobody(model: torch.nn.Module, strategy: dict[str, Any
     for name, module in model.named_modules():
         if isinstance(module, (SyncBatchNorm, torch.nn.SyncBatchNorm)):
             raise Error(f'{key}: module {name or "(root)"} is a SyncBatchNorm, whose forward waits for '
-                        "all ranks, and ranks do not run forward together here. hint: take BatchNorm, or leave the key out", 78)
+                        "all ranks, and ranks do not run forward together here. [T0938] hint: take BatchNorm, or leave the key out", 78)
 
 
 class Engine:

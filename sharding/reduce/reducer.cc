@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <cstring>
 #include <limits>
 #include <utility>
@@ -378,8 +379,7 @@ void Reducer::end_microbatch() {
 }
 
 std::byte* Reducer::bucket_of(const Entry& entry, const FlatGroup& group) const {
-  if (is_leaf_in_waiting())
-    return reinterpret_cast<std::byte*>(waiting_of(entry, group, counter().turn(round_).place));
+  if (is_leaf_in_waiting()) return reinterpret_cast<std::byte*>(waiting_of(entry, group, counter().turn(round_).place));
   if (is_in_place(entry)) return reinterpret_cast<std::byte*>(group.gradient);
   std::byte* bucket = entry.bucket.memory;
   for (std::size_t i = 0; i < group.index; ++i) {

@@ -39,10 +39,10 @@ CallCost reduction_cost(const Links& links, int ranks, std::int64_t numel, bool 
 }
 
 /// The cost, over an axis of `ranks` ranks, of a group's sums under "reproducible" where ranks send several
-/// (BlockSums): an all-to-all over the world, and where ranks do not keep what they join, an all-gather. What goes to the ranks of
-/// other hosts goes by a rank at this one's place on its own host. `gathered`: the parts that a rank has when the
-/// all-gather comes to this axis. An all-to-all costs what a reduce-scatter of its bytes does, but that ranks of a host
-/// do not sum before bytes leave it.
+/// (BlockSums): an all-to-all over the world, and where ranks do not keep what they join, an all-gather. What goes to
+/// the ranks of other hosts goes by a rank at this one's place on its own host. `gathered`: the parts that a rank has
+/// when the all-gather comes to this axis. An all-to-all costs what a reduce-scatter of its bytes does, but that ranks
+/// of a host do not sum before bytes leave it.
 CallCost blocks_cost(const MemoryPlan& plan, const GroupShape& group, const Links& links, int ranks, int gathered) {
   const int world = plan.input().mesh.world_size();
   const std::int64_t part = kF32Bytes * part_of(group.layout.numel(), world);

@@ -199,6 +199,19 @@ TEST_F(Train, RunWithBackupsSavesOnItsWayAndEndsAtItsSteps) {
     EXPECT_THAT(ended.out, HasSubstr(saved));
 }
 
+// Ranks end their steps at other times in each step, so that they are dealt other microbatches, with their samples.
+TEST_F(Train, DealtMicrobatchesGiveTheBitsOfEvenOnes) {
+  const std::string keys = R"({"strategy": "SHARD_OPTIMIZER", "units": {"classes": ["Block"]},
+      "optimizer": {"lr": 0.01}, "gradient_sync": "last_microbatch", "reproducible": true)";
+  write_file(path("even.json"), keys + "}");
+  write_file(path("dealt.json"), keys + R"(, "deal": {"by": "speed", "window": 1}})");
+  const Words more = {"--global-batch", "64", "--steps", "6"};
+  run(launch(2) + train(path("even.json"), "even", more));
+  run(launch(2) + train(path("dealt.json"), "dealt", more));
+  EXPECT_EQ(losses("even").size(), 6u);
+  EXPECT_EQ(losses("dealt"), losses("even"));
+}
+
 TEST_F(Train, SameSeedGivesTheSameLosses) {
   const std::string file = strategy("FULL_SHARD");
   run(train(file, "a"));

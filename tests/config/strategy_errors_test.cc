@@ -396,7 +396,7 @@ const BadFile kMethods[] = {
      R"({"strategy": "NO_SHARD", "compression": {"method": {"type": "hook"}, "gradients": "int8"}})",
      R"(s.json:1:52: /compression/method: cannot stand beside "gradients" or "sums" in fewer bits. [T0546] hint: give one or the other)"},
     {"ANumberOfAMethodBesideIt", R"({"compression": {"rank": 4}})",
-     R"(s.json:1:18: /compression/rank: unknown key. [T0516] hint: did you mean compression.method of type power_sgd?)"},
+     R"(s.json:1:18: /compression/rank: unknown key. [T0516] hint: did you mean mesh.rank or compression.method of type power_sgd?)"},
 };
 INSTANTIATE_TEST_SUITE_P(Methods, StrategyErrors, ::testing::ValuesIn(kMethods),
                          [](const auto& info) { return std::string(info.param.name); });

@@ -53,6 +53,7 @@ struct Saving {
   LastCheckpoint last_checkpoint;
   std::unique_ptr<DurableFiles> durable;  ///< null without "durable"
   absl::Status commit_failure;            ///< failure of the latest commit, until the program is told
+  bool commit_ended_job = false;          ///< the job failed with it, so its error is told already
 };
 
 }  // namespace tessera

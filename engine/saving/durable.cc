@@ -281,6 +281,9 @@ absl::Status with_step(const absl::Status& failure, std::int64_t step) {
                     c10::str("the commit of step ", step, " was not made: ", message_of(failure)));
 }
 
+/// Returns the text without its remedy; another one follows.
+std::string without_hint(const std::string& text) { return text.substr(0, text.find(". [T")); }
+
 /// Waits for this rank's writing thread.
 absl::Status end_own(DurableFiles& files) {
   return status_from([&] { return files.end(); });
@@ -289,6 +292,7 @@ absl::Status end_own(DurableFiles& files) {
 /// Ends the commit under way. After that it is on every rank's disk, or on none.
 absl::Status end_commit(Job& job, DurableFiles& files) {
   Collectives& control = *job.axes.control;
+  const std::int64_t step = files.next_step();
   const absl::Status written = share_status(control, "commit written", end_own(files));
   if (written.ok()) {
     files.committed();
@@ -298,9 +302,11 @@ absl::Status end_commit(Job& job, DurableFiles& files) {
   // all disks first.
   const absl::Status gone = share_status(control, "commit taken back", status_from([&] { return files.take_back(); }));
   if (gone.ok()) return written;
-  job.fail(gone);
-  return make_error(exit_code_of(written),
-                    message_of(written) + "; then it could not be taken back: " + message_of(gone));
+  const absl::Status both =
+      make_error(exit_code_of(written),
+                 without_hint(message_of(written)) + "; then it could not be taken back: " + message_of(gone));
+  job.fail(with_step(both, step));
+  return both;
 }
 
 absl::Status begin_commit(const Training& training, DurableFiles& files, const CheckpointItems& items) {
@@ -331,13 +337,15 @@ void Saving::settle_commit() {
   if (!durable || !durable->is_under_way()) return;
   const Span span("end of commit");
   const std::int64_t step = durable->next_step();
+  const bool had_failed = job.failed;
   commit_failure = with_step(end_commit(job, *durable), step);
+  commit_ended_job = job.failed && !had_failed;
 }
 
 void Saving::leave_commit() {
   if (!durable) return;
   if (durable->is_under_way()) commit_failure = with_step(end_own(*durable), durable->next_step());
-  if (commit_failure.ok()) return;
+  if (commit_failure.ok() || commit_ended_job) return;
   log_error(message_of(commit_failure));
   if (RunScope::current) RunScope::current->late_failure.Update(commit_failure);
 }

@@ -90,7 +90,7 @@ constexpr std::array kRows = {
     Row{EIO, ExitCode::kIo, kDisk, kDisk},
     Row{ESTALE, ExitCode::kIo, kDisk, kDisk},
     Row{ENODEV, ExitCode::kIo, kDisk, kDisk},
-    Row{ENXIO, ExitCode::kIo, kDisk, kOther},
+    Row{ENXIO, ExitCode::kCannotCreate, kDisk, kOther},
     Row{EMFILE, ExitCode::kOsResource, nullptr, nullptr, open_files},
     Row{ENFILE, ExitCode::kOsResource, nullptr, nullptr, open_files_of_system},
     Row{EAGAIN, ExitCode::kOsResource, kBusy, kBusy, processes},

@@ -69,8 +69,9 @@ absl::StatusOr<TensorFilesWriter> TensorFilesWriter::create(const std::string& f
   TESSERA_ASSIGN_OR_RETURN(const std::vector<std::string> there, writer.model_files());
   if (existing == Existing::kKept && !there.empty())
     return make_error(ExitCode::kCannotCreate,
-                      fmt::format("{}: {}/{} exists already, and is kept. [T0086] hint: name another folder", who,
-                                  folder, there.front()));
+                      fmt::format("{}: {}/{} exists already, and is kept. [T0086] hint: name another folder, or have "
+                                  "it replaced (--overwrite, ExportOptions::existing)",
+                                  who, folder, there.front()));
   TESSERA_RETURN_IF_ERROR(writer.open_next());
   return writer;
 }

@@ -33,12 +33,18 @@ StepProfiler::StepProfiler(Engine& engine)
     : engine_(engine), had_watch_(EngineCheckpoints(engine).training().gathering.watch.has_value()) {
   Training& training = EngineCheckpoints(engine).training();
   const int ranks = training.job.mesh.world_size();
-  expect(ranks == 1, "a profile of ", ranks, " ranks: it is what a rank alone computes. [T0299] hint: start one rank");
-  expect(!training.job.accelerator.device.is_queued,
-         "a profile of a GPU, whose operators end later than they return, is not built. [T0300] hint: profile on the "
-         "CPU (comm.transport \"host\"), or with LibTorch's profiler");
+  expect(
+      ranks == 1, "a profile of ", ranks,
+      " ranks cannot be made: it times a rank that waits for no other. [T0299] hint: start the program with one rank");
+  expect(
+      !training.job.accelerator.device.is_queued,
+      "a profile of a GPU cannot be made, since its operators end later than they return. [T0300] hint: profile on the "
+      "CPU (comm.transport \"host\"), or with LibTorch's profiler");
   auto& [log, publication, parts, residency, watch] = training.gathering;
-  expect(!residency, "a profile with parameters on disk. [T0301] hint: leave \"offload\": {\"parameters\": ...} out");
+  expect(
+      !residency,
+      "a profile with offloaded parameters cannot be made. [T0301] hint: leave \"offload\": {\"parameters\": ...} out "
+      "while it is made");
   for (auto& unit : training.units) unit->use_log = &*log;
   log->time_uses(&times_);
   training.times.uses = &times_;
@@ -94,7 +100,9 @@ void StepProfiler::end_step(bool counts) {
 }
 
 StepProfile StepProfiler::profile() const {
-  expect(!rounds_.empty(), "a profile of no step. [T0302] hint: train two steps at least");
+  expect(!rounds_.empty(),
+         "a profile wants a step that counts, got none. [T0302] hint: train two steps at least: the first one does "
+         "not count");
   StepProfile profile;
   profile.entries = rounds_.back();
   for (std::size_t i = 0; i < profile.entries.size(); ++i) {

@@ -63,7 +63,9 @@ absl::StatusOr<RegularFile> RegularFile::open(const std::string& path, const std
   const bool is_regular = fd >= 0 && ::fstat(fd, &info) == 0 && S_ISREG(info.st_mode);
   if (is_regular) return RegularFile(path, who, fd, info.st_size);
   if (fd >= 0) ::close(fd);
-  return make_error(ExitCode::kCorruptData, who + ": " + path + " is no regular file. [T0079] hint: name one");
+  return make_error(
+      ExitCode::kCorruptData,
+      who + ": " + path + " is no regular file. [T0079] hint: name a regular file, or put one in its place");
 }
 
 RegularFile::RegularFile(RegularFile&& other) noexcept

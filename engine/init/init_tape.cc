@@ -179,15 +179,16 @@ InitTape::Node InitTape::describe(const c10::OperatorHandle& op, const Stack& st
     c10::IValue& device = node.arguments[static_cast<std::size_t>(i)];
     if (device.isDevice() && device.toDevice().is_meta()) device = at::Device(at::kCPU);
   }
-  for_each_tensor(std::vector<c10::IValue>(node.arguments), [&](std::size_t argument, std::ptrdiff_t element,
-                                                                const at::Tensor& tensor) {
-    const auto tape = tape_of(tensor);
-    if (!tape) return;
-    TORCH_CHECK(tape.get() == this, "deferred_init: ", schema.name(),
-                " meets a tensor of another deferred_init. [T0174] hint: materialise that module first");
-    node.patches.push_back({argument, element, place_of(tensor)});
-    if (writes_argument(schema, argument)) node.writes.push_back(node.patches.back().place.storage);
-  });
+  for_each_tensor(std::vector<c10::IValue>(node.arguments),
+                  [&](std::size_t argument, std::ptrdiff_t element, const at::Tensor& tensor) {
+                    const auto tape = tape_of(tensor);
+                    if (!tape) return;
+                    TORCH_CHECK(tape.get() == this, "deferred_init: ", schema.name(),
+                                " meets a tensor of another deferred_init. [T0174] hint: make both modules "
+                                "under one deferred_init, or give the other one its values first");
+                    node.patches.push_back({argument, element, place_of(tensor)});
+                    if (writes_argument(schema, argument)) node.writes.push_back(node.patches.back().place.storage);
+                  });
   for (const Patch& patch : node.patches) put(node.arguments, patch.argument, patch.element, at::Tensor());
   for_each_tensor(node.arguments, [&](std::size_t argument, std::ptrdiff_t, const at::Tensor&) {
     TORCH_CHECK(node.patches.empty() || !writes_argument(schema, argument), "deferred_init: ", schema.name(),

@@ -20,6 +20,7 @@
 #include "engine/loop/reduce_tensor.h"
 #include "engine/loop/same_call.h"
 #include "runtime/border/expect.h"
+#include "runtime/border/phrase.h"
 #include "runtime/border/throw.h"
 #include "runtime/comm/gather_strings.h"
 #include "runtime/comm/mesh_groups.h"
@@ -34,6 +35,13 @@ namespace autograd = torch::autograd;
 // outermost backward ends, `average` runs once. Ranks first tell each other their weights and which gradients they have
 // (`agree_on_gradients`). Then each bucket is packed into one flat tensor, summed over ranks, divided by the sum of the
 // weights, and copied back into the gradients.
+
+// What errors tell their reader to do, in the language of the program.
+constexpr Phrase kMakeValues = {"call tessera::materialize_module first",
+                                "make the module outside of tessera.deferred_init()"};
+constexpr Phrase kEndOtherOwner = {"destroy that one first", "call close() of that one first"};
+constexpr Phrase kDenseEmbedding = {"EmbeddingOptions::sparse(false)", "sparse=False"};
+constexpr Phrase kNoSyncScope = {"NoSync", "no_sync()"};
 
 /// Whether a rank has a gradient, and in which layout.
 enum class Has : char { kNone, kDense, kSparse };
@@ -139,13 +147,12 @@ std::string DataParallel::State::problem(const DataParallelOptions& options) con
                     ". [T0191] hint: leave it out for the usual size");
   for (const auto& item : module->named_parameters()) {
     if (is_deferred(item.value()))
-      return c10::str(
-          "DataParallel: parameter ", item.key(),
-          " is deferred. [T0192] hint: call tessera::materialize_module first; an Engine needs no such call");
+      return c10::str("DataParallel: parameter ", item.key(), " is deferred. [T0192] hint: ", kMakeValues,
+                      "; an Engine takes it as it is");
     if (autograd::impl::post_acc_grad_hooks(item.value()))
       return c10::str(
           "DataParallel: parameter ", item.key(),
-          " belongs to an Engine or to another DataParallel that still lives. [T0193] hint: destroy that one first");
+          " belongs to an Engine or to another DataParallel that still lives. [T0193] hint: ", kEndOtherOwner);
   }
   return "";
 }
@@ -249,9 +256,8 @@ DataParallel::State::Agreed DataParallel::State::agree_on_gradients() {
     agreed.weight += theirs;
     for (std::size_t i = 0; i < count; ++i) {
       const Has has = static_cast<Has>(message[sizeof weight + i]);
-      expect(
-          has != Has::kSparse, "DataParallel: the gradient of ", names[i], " is sparse on rank ", rank,
-          ", and only dense ones can be averaged. [T0194] hint: make the module with EmbeddingOptions::sparse(false)");
+      expect(has != Has::kSparse, "DataParallel: the gradient of ", names[i], " is sparse on rank ", rank,
+             ", and only dense ones can be averaged. [T0194] hint: make the module with ", kDenseEmbedding);
       if (has == Has::kDense) agreed.on_any_rank[i] = Has::kDense;
     }
   }
@@ -310,14 +316,14 @@ void DataParallel::broadcast_buffers() {
 
 void DataParallel::set_weight(double weight) {
   expect(std::isfinite(weight) && weight >= 0,
-         "DataParallel::set_weight wants a finite number that is not negative, got ", weight,
+         "DataParallel: set_weight wants a finite number that is not negative, got ", weight,
          ". [T0195] hint: give the number of samples or tokens that the loss is a mean over");
   state_->weight = weight;
 }
 
 void DataParallel::backward_nothing() {
-  expect(state_->open_no_syncs == 0,
-         "DataParallel::backward_nothing under NoSync, where nothing is averaged. [T0196] hint: leave it out there");
+  expect(state_->open_no_syncs == 0, "DataParallel: backward_nothing under ", kNoSyncScope,
+         ", where nothing is averaged. [T0196] hint: leave it out there");
   state_->weight = 0;
   state_->average();
 }

@@ -72,8 +72,8 @@ std::string problem_of(Reduce operation, const at::Tensor& tensor) {
     return c10::str("all_reduce (mean) was given a tensor of ", tensor.scalar_type(),
                     ", whose mean is no integer. [T0207] hint: convert it to a floating point type");
   if (operation == Reduce::kSum && tensor.scalar_type() == at::kBool)
-    return "all_reduce (sum) was given a tensor of bool. [T0208] hint: convert it to an integer type, or take kMax or "
-           "kMin";
+    return "all_reduce (sum) was given a tensor of bool. [T0208] hint: convert it to an integer type, or take the "
+           "maximum (any) or the minimum (all)";
   return "";
 }
 

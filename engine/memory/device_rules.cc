@@ -44,10 +44,11 @@ void expect_tiers_of_device(const OffloadConfig& offload, bool is_gpu) {
                 "here. [T0214] hint: leave it out; or where a GPU is meant, say so by comm.transport \"nccl\"");
   }
   if (offload.step == OffloadedStep::kCpu && !on_host) {
-    throw Error(ExitCode::kConfig,
-                "/offload/step: \"cpu\" updates a GPU's masters and moments that lie in its host's memory; those in "
-                "files the GPU updates, and those in its own memory. [T0215] hint: give masters and moments the tier "
-                "\"host\", or leave it out");
+    throw Error(
+        ExitCode::kConfig,
+        "/offload/step: \"cpu\" updates a GPU's masters and moments that lie in its host's memory, and here none do: "
+        "the GPU itself updates those in files and in its own memory. [T0215] hint: give masters and moments "
+        "the tier \"host\", or leave \"step\" out");
   }
   if (!is_gpu) return;
   const bool chooses_host = is_auto_host && (has(Tier::kAuto) || offload.parameters.tier == Tier::kAuto);

@@ -129,10 +129,11 @@ void expect_equal_replicas(const std::vector<std::unique_ptr<Unit>>& units, cons
       if (odd.empty()) continue;
       throw Error(
           ExitCode::kCorruptData,
-          c10::str("after step ", step, " ranks that hold the ", kNames[kind], " of parameter ", names[i],
-                   " alike differ: ", odd.size() == 1 ? "rank " : "ranks ", number_ranges(odd),
-                   ". [T0260] hint: a program that writes parameters on one rank only (check.values finds it), or a "
-                   "machine whose memory or processor is broken; go on from a checkpoint, without that machine"));
+          c10::str(
+              "after step ", step, " ranks that hold the ", kNames[kind], " of parameter ", names[i],
+              " alike differ: ", odd.size() == 1 ? "rank " : "ranks ", number_ranges(odd),
+              ". [T0260] hint: look for code that writes parameters on one rank only (check.values finds it); "
+              "where there is none, a machine's memory or processor is broken: go on from a checkpoint without it"));
     }
   }
 }

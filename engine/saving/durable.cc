@@ -231,11 +231,11 @@ class Resume {
   }
 
   absl::Status other_bytes(const std::string& name, const at::Tensor& wanted) {
-    return make_error(
-        ExitCode::kCorruptData,
-        c10::str(files_.folder(), ": the commit of step ", step_, " holds ", parts_[buffer_part(name)].size(),
-                 " bytes of the buffer \"", name, "\", and ", wanted.nbytes(),
-                 " are wanted. [T0102] hint: a buffer that forward makes must be there before: run a forward first"));
+    return make_error(ExitCode::kCorruptData, c10::str(files_.folder(), ": the commit of step ", step_, " holds ",
+                                                       parts_[buffer_part(name)].size(), " bytes of the buffer \"",
+                                                       name, "\", and ", wanted.nbytes(),
+                                                       " are wanted. [T0102] hint: where forward makes the buffer, or "
+                                                       "gives it this size, run a forward before resume_durable"));
   }
 
   absl::Status read_items() {

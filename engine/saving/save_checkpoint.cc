@@ -32,10 +32,10 @@ std::string EngineCheckpoints::save(const std::string& folder, const CheckpointI
   expect(training_.values.open_guards == 0,
          "save_checkpoint under a Gathered guard. [T0265] hint: close that guard first");
   expect(!training_.values.half_loaded,
-         "save_checkpoint after load_checkpoint failed half-way: the values are of no one step. [T0266] hint: load a "
+         "save_checkpoint after a load failed half-way: the values are of no one step. [T0266] hint: load a "
          "checkpoint that is whole, or make the Engine anew");
-  expect(options.keep >= 0, "save_checkpoint: keep is ", options.keep,
-         ", and wanted is how many checkpoints stay. [T0267] hint: 0 keeps all");
+  expect(options.keep >= 0, "save_checkpoint wants a keep of 0 or more, got ", options.keep,
+         ". [T0267] hint: it is how many checkpoints stay; 0 keeps all");
   if (saving_.under_way && !saving_.under_way->has_ended() && job_.mesh.rank() == 0)
     log_warning("save_checkpoint waits for the checkpoint of step " +
                 std::to_string(saving_.under_way->progress().step) +

@@ -38,9 +38,10 @@ absl::StatusOr<WeightsRequest> request_of(const std::vector<WantedTensor>& wante
     request.wanted.insert(bare);
     const WantedTensor* const owner = owners.emplace(bare, &tensor).first->second;
     if (owner == &tensor) return absl::OkStatus();
-    return make_error(ExitCode::kUsage, "load_weights: " + owner->name + " and " + name + " of the model are both " +
-                                            bare + " then. [T0349] hint: leave fewer pieces of names out by " +
-                                            say(phrases::kWithout));
+    return make_error(ExitCode::kUsage,
+                      "load_weights: " + owner->name + " and " + name + " of the model are both " + bare +
+                          " once those pieces are left out. [T0349] hint: leave fewer pieces of names out by " +
+                          say(phrases::kWithout));
   };
   for (const WantedTensor& tensor : wanted) {
     TESSERA_RETURN_IF_ERROR(add(tensor, tensor.name));

@@ -30,10 +30,10 @@ void Training::expect_parameters(bool may_unfreeze) {
 }
 
 void Training::expect_backward(const char* what) const {
-  expect(!values.half_loaded, what,
-         " after load_checkpoint failed half-way: some parameters are the checkpoint's, others are not. [T0115] hint: "
-         "load a "
-         "checkpoint that is whole, or make the Engine anew");
+  expect(
+      !values.half_loaded, what,
+      " after a load failed half-way: some parameters are loaded, others are not. [T0115] hint: load a checkpoint that "
+      "is whole, or make the Engine anew");
   expect(window.microbatch < microbatches(), what, " was called ", window.microbatch + 1, " times in a step, but ",
          dealer ? "this rank's microbatches are " : "gradient_accumulation is ", microbatches(),
          ". [T0116] hint: call step() first");

@@ -38,11 +38,13 @@ void RoundMeeting::meet(int event) {
   std::int32_t said = event;
   throw_if_error(control_->broadcast("what comes next", &said, sizeof said, leader_).wait());
   if (said == event) return;
-  throw Error(ExitCode::kInternal,
-              "rank " + std::to_string(control_->rank()) + " " + words_of(event) + " where rank " +
-                  std::to_string(leader_) + " " + words_of(said) +
-                  ", in the first microbatch of ranks of which one has no batch, so it cannot know which to follow. "
-                  "[T0261] hint: give every rank one batch at least, if a first one with weight 0");
+  throw Error(
+      ExitCode::kInternal,
+      "rank " + std::to_string(control_->rank()) + " " + words_of(event) + " where rank " + std::to_string(leader_) +
+          " " + words_of(said) +
+          ", in a first microbatch for which some rank has no batch, and that rank cannot know which to follow. "
+          "[T0261] hint: let all ranks use units in one order, or give every rank a first batch, where need be "
+          "with weight 0");
 }
 
 }  // namespace tessera

@@ -16,8 +16,8 @@ namespace {
 
 absl::Status no_memory(const std::string& who, std::size_t bytes, int error) {
   return make_error(ExitCode::kOsResource,
-                    fmt::format("{}: wanted {} ({} bytes) of memory: {}. [T0368] hint: keep more on disk, or let fewer "
-                                "records be in memory at once",
+                    fmt::format("{}: wanted {} ({} bytes) of memory: {}. [T0368] hint: a smaller \"cache\", "
+                                "\"queue_depth\" or \"record\" of \"offload\" needs less",
                                 who, format_bytes(static_cast<std::int64_t>(bytes)), bytes, errno_text(error)));
 }
 

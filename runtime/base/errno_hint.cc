@@ -39,8 +39,8 @@ std::string processes() {
 
 std::string memory() {
   const std::string addresses = which_is(RLIMIT_AS, true);
-  return "[T0397] hint: memory or locked memory is used up (ulimit -l); ask for less, or raise the limit" +
-         (addresses.empty() ? "" : "; so may be the limit of address space (ulimit -v)" + addresses);
+  return "[T0397] hint: ask for less, or raise the limit: memory is used up, or locked memory (ulimit -l)" +
+         (addresses.empty() ? "" : ", or the address space (ulimit -v)" + addresses);
 }
 
 std::string file_size() {
@@ -51,10 +51,11 @@ std::string file_size() {
 
 constexpr const char* kBusy = "[T0400] hint: the device was busy at each try; name a path on another disk";
 constexpr const char* kDisk = "[T0401] hint: the disk or file server failed (see dmesg); try another one";
-constexpr const char* kPart = "[T0402] hint: a part of this path is a file, not a folder";
+constexpr const char* kFileInPath =
+    "[T0402] hint: a part of this path is a file, not a folder: correct the path, or move that file away";
 constexpr const char* kReadable = "[T0403] hint: let this user read it (chmod, chown), and enter the folders above it";
 constexpr const char* kWritable = "[T0404] hint: name a folder that this user may write to";
-constexpr const char* kOther =
+constexpr const char* kSomethingElse =
     "[T0405] hint: something else stands in its place, such as a link or a socket: move it away, or give another name";
 constexpr const char* kLinks =
     "[T0406] hint: links lead in a circle, or one stands where none is followed; remove it, or name another path";
@@ -79,8 +80,8 @@ constexpr std::array kRows = {
         "[T0409] hint: the file system is mounted read-only; name another folder"},
     Row{EISDIR, ExitCode::kCannotCreate, "[T0410] hint: name the file itself",
         "[T0411] hint: a folder has this name; move it away, or name a file"},
-    Row{EEXIST, ExitCode::kCannotCreate, nullptr, kOther},
-    Row{ENOTDIR, ExitCode::kCannotCreate, kPart, kPart},
+    Row{EEXIST, ExitCode::kCannotCreate, nullptr, kSomethingElse},
+    Row{ENOTDIR, ExitCode::kCannotCreate, kFileInPath, kFileInPath},
     Row{ENAMETOOLONG, ExitCode::kCannotCreate, "[T0412] hint: name a shorter path",
         "[T0413] hint: name a shorter path"},
     Row{ELOOP, ExitCode::kCannotCreate, kLinks, kLinks},
@@ -90,7 +91,7 @@ constexpr std::array kRows = {
     Row{EIO, ExitCode::kIo, kDisk, kDisk},
     Row{ESTALE, ExitCode::kIo, kDisk, kDisk},
     Row{ENODEV, ExitCode::kIo, kDisk, kDisk},
-    Row{ENXIO, ExitCode::kCannotCreate, kDisk, kOther},
+    Row{ENXIO, ExitCode::kCannotCreate, kDisk, kSomethingElse},
     Row{EMFILE, ExitCode::kOsResource, nullptr, nullptr, open_files},
     Row{ENFILE, ExitCode::kOsResource, nullptr, nullptr, open_files_of_system},
     Row{EAGAIN, ExitCode::kOsResource, kBusy, kBusy, processes},

@@ -9,7 +9,7 @@ import re
 import sys
 
 FOLDERS = ["engine", "planner", "sharding"]
-# Files whose functions only C++ programs can call.
+# Files whose functions only C++ programs can call, or that have phrases of their own.
 CPP_ALONE = ["engine/job/init.cc", "engine/job/run.cc", "engine/loop/data_parallel.cc", "engine/loop/sync_batch_norm.cc"]
 TEXT = re.compile(r'"((?:[^"\\\n]|\\.)*)"')
 CPP_NAME = re.compile(r"tessera::|torch::|NoGradGuard|= true\)|std::\w+\(|make_unique|\bk(Write|Ema)\b|StepResult::")

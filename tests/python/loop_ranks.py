@@ -203,8 +203,13 @@ def averaged_gradients():
     parallel.broadcast_buffers()
     means = tessera.all_gather(net.norm.running_mean)
     assert all(torch.equal(each, means[0]) for each in means)
-    expect_error(lambda: tessera.DataParallel(net), "belongs to an Engine or to another DataParallel")
+    expect_error(lambda: tessera.DataParallel(net), "belongs to an Engine or to another DataParallel", "call close() of that one")
+    with parallel.no_sync():
+        expect_error(parallel.backward_nothing, "under no_sync()")
     parallel.close()
+    with tessera.deferred_init():
+        deferred = nn.Linear(2, 2)
+    expect_error(lambda: tessera.DataParallel(deferred), "weight is deferred", "outside of tessera.deferred_init()")
     expect_error(parallel.backward_nothing, "was closed")
     expect_error(lambda: tessera.DataParallel(nn.Linear(1 + rank, 1)), "weight")
     net.zero_grad()

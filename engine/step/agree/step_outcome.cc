@@ -57,12 +57,12 @@ void StepOutcome::throw_other_numbers() const {
 }
 
 void throw_not_finite_in_backward(const std::string& when, const std::string& whose) {
-  throw Error(ExitCode::kCorruptData,
-              when + "the gradient of " + whose +
-                  " is infinite or NaN, and with optimizer.in_backward this step cannot be skipped: other units are "
-                  "updated already. What this rank has of it is not. [T0297] hint: take a lower learning rate; with "
-                  "optimizer.in_backward false such "
-                  "steps are skipped, and gradient_clipping is possible");
+  throw Error(
+      ExitCode::kCorruptData,
+      when + "the gradient of " + whose +
+          " is infinite or NaN, and with optimizer.in_backward this step cannot be skipped: other units are "
+          "updated already, and this rank's part of this one is not. [T0297] hint: take a lower learning rate; with "
+          "optimizer.in_backward false such steps are skipped, and gradient_clipping is possible");
 }
 
 void warn_of_overflow(std::int64_t step, double loss_scale, const std::string& parameters) {

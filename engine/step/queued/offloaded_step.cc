@@ -164,8 +164,8 @@ std::optional<OffloadedStep> choose_offloaded_step(const std::vector<std::unique
   };
   if (strategy.optimizer.type == OptimizerType::kOwn) {
     tell(
-        "the GPU, which computes a program's rule there. [T0281] hint: \"cpu\" has the rule called with tensors of the "
-        "host");
+        "the GPU, which computes a program's rule there. [T0281] hint: offload.step \"cpu\" has the rule called with "
+        "tensors of the host");
     return OffloadedStep::kGpu;
   }
   if (!on_gpu.can_step_on_host()) {
@@ -191,8 +191,8 @@ std::optional<OffloadedStep> choose_offloaded_step(const std::vector<std::unique
                        offload.parameters.tier == Tier::kAuto;
   if (chooses && strategy.durable.every > 0) {
     tell(
-        "the GPU: \"durable\" wants what tier auto leaves there to be the same in each run. [T0282] hint: \"cpu\" may "
-        "be faster");
+        "the GPU: \"durable\" wants what tier auto leaves there to be the same in each run. [T0282] hint: "
+        "offload.step \"cpu\" may be faster");
     return OffloadedStep::kGpu;
   }
   OffloadSpeeds speeds;

@@ -48,8 +48,8 @@ absl::StatusOr<std::string> C10dStore::get(const std::string& key, std::chrono::
     if (std::chrono::steady_clock::now() >= end)
       return make_error(ExitCode::kPeerLost, "store: no rank set '" + key + "' within " +
                                                  std::to_string(timeout.count()) +
-                                                 " ms. [T0430] hint: a rank that has met the others stands still, or "
-                                                 "computes for longer than comm.init_timeout_s");
+                                                 " ms. [T0430] hint: look in the ranks' logs for one that stands "
+                                                 "still; where one computes that long, raise comm.init_timeout_s");
     std::this_thread::sleep_for(pause);
   }
   return guarded<absl::StatusOr<std::string>>("get", key, [&] {

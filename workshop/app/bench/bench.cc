@@ -268,7 +268,7 @@ int run_bench_offload(const BenchCommand& command) {
       throw Error(ExitCode::kUsage, "bench offload: --cache " + format_bytes(options.cache_bytes) +
                                         " has no room for a record of " +
                                         format_bytes(static_cast<std::int64_t>(options.record_bytes)) +
-                                        ". [T0008] hint: give more, or none");
+                                        ". [T0008] hint: give --cache at least that, or leave it out");
     }
     const OffloadReport report = value_or_throw(bench_offload(options));
     write_json(to_json(report), command);

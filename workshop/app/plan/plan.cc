@@ -213,7 +213,7 @@ void choose_strategy(const PlanCommand& command) {
   if (command.timing.links.empty())
     throw Error(ExitCode::kUsage,
                 "plan: --strategy auto compares steps by their time, and so needs --links and --profile. [T0032] hint: "
-                "tessera doctor --links writes the one, and tessera train --profile the other");
+                "tessera doctor --links writes the file for --links, and tessera train --profile that for --profile");
   const Existing existing = command.overwrite ? Existing::kReplaced : Existing::kKept;
   throw_if_error(check_outputs(
       {{"--write", command.write, {}}},
@@ -253,7 +253,8 @@ void expect_no_choice(const PlanCommand& command) {
       throw Error(
           ExitCode::kUsage,
           std::string("plan: ") + option +
-              " goes with --strategy auto, which compares strategies. [T0034] hint: leave it out, or give that");
+              " goes with --strategy auto, which compares strategies. [T0034] hint: give --strategy auto, or leave " +
+              option + " out");
   }
 }
 

@@ -37,7 +37,8 @@ int run_sample(const SampleCommand& command) {
                   "sample: --tokens must be 1 or more. [T0036] hint: it is how many tokens to add to the prompt");
     if (command.sample.temperature < 0 || command.sample.top_k < 0)
       throw Error(ExitCode::kUsage,
-                  "sample: --temperature and --top-k cannot be negative. [T0037] hint: 0 is the least of each");
+                  "sample: --temperature and --top-k cannot be negative. [T0037] hint: --temperature 0 takes "
+                  "the likeliest token, and --top-k 0 draws from all of them");
     if (command.weights.path.empty() && !is_folder(command.model))
       throw Error(ExitCode::kUsage,
                   "sample: --weights is required where --model is no folder of Hugging Face. [T0038] hint: name what "

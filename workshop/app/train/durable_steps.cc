@@ -29,9 +29,10 @@ std::optional<LoadedCheckpoint> resume_durable_steps(const CheckpointOptions& op
   std::optional<LoadedCheckpoint> resumed = resume_durable(engine);
   if (!resumed) return std::nullopt;
   if (!resumed->items.data)
-    throw Error(ExitCode::kCorruptData, "durable.dir " + resumed->path +
-                                            " does not say where its data goes on. [T0016] hint: its steps are another "
-                                            "program's; go on with that, or name another folder");
+    throw Error(ExitCode::kCorruptData,
+                "durable.dir " + resumed->path +
+                    " does not say at which sample the data goes on. [T0016] hint: another program "
+                    "wrote it: go on with that one, or name another folder");
   batches.resume(*resumed->items.data);
   if (speaks) {
     std::printf("resumes %s after step %lld (%.3f s)\n", resumed->path.c_str(), static_cast<long long>(resumed->step),

@@ -90,10 +90,12 @@ absl::Status check_numbers(const TrainCommand& command) {
     return refuse(
         "--log-every must be 1 or more. [T0053] hint: it is how many steps there are from one line to the next");
   if (command.eval_data.empty() && (command.eval_every > 0 || command.eval_batches > 0))
-    return refuse("--eval-every and --eval-batches want --eval-data. [T0054] hint: name the file to evaluate on by it");
+    return refuse(
+        "--eval-every and --eval-batches want --eval-data. [T0054] hint: give --eval-data the file to evaluate on");
   if (command.eval_data.empty() && command.checkpoints.keep_best)
     return refuse(
-        "--keep-best wants --eval-data. [T0055] hint: name by it the file by whose loss the best checkpoint is told");
+        "--keep-best wants --eval-data. [T0055] hint: give it a file to evaluate on; the best checkpoint is that with "
+        "the least loss there");
   return absl::OkStatus();
 }
 

@@ -102,10 +102,9 @@ std::int64_t TrainingCheckpoints::resume(const std::string& path, const std::opt
   const auto start = std::chrono::steady_clock::now();
   const LoadedCheckpoint loaded = load_checkpoint(engine_, path);
   if (!loaded.items.data)
-    throw Error(ExitCode::kCorruptData,
-                path +
-                    " does not say where its data goes on. [T0062] hint: it was saved by another program; "
-                    "load it there");
+    throw Error(ExitCode::kCorruptData, path +
+                                            " does not say at which sample the data goes on. [T0062] hint: another "
+                                            "program saved it: go on with that one, or --resume another");
   batches.resume(*loaded.items.data);
   take_best(loaded.items);
   if (rank_ == 0) {

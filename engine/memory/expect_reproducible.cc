@@ -64,8 +64,10 @@ void expect_pairwise_transport(const Strategy& strategy, const MeshAxes& axes, c
   const bool sends_blocks = cuts_subtrees(microbatch_order(strategy, axes.world->size()), mesh);
   for (const auto& group : {axes.reduce, axes.replicate}) {
     if (group->kind() == TransportKind::kOwn)
-      refuse("a backend of the program's makes sums in an order that nobody knows (", group->transport(),
-             "). [T0811] hint: take the transport host or gloo");
+      refuse("the program brings a backend of its own (", group->transport(),
+             "), which makes sums in an order that nobody knows. [T0811] hint: leave it out, for Tessera's transport "
+             "host or "
+             "gloo, or set \"reproducible\" to false");
     if (group->kind() == TransportKind::kHierarchical && !sends_blocks && !is_power_of_two(topology.local_world_size))
       refuse("sums are made inside hosts before they go across, so a host has a power of two of ranks, got ",
              topology.local_world_size,

@@ -26,8 +26,7 @@ std::int64_t count_of(const nlohmann::json& request, const char* key, std::int64
   if (member == request.end()) return otherwise;
   if (!member->is_number_integer() || member->get<std::int64_t>() < 1)
     refuse(std::string("\"") + key + "\" is " + member->dump() +
-           ", and wanted is an integer from 1 on. [T0877] hint: leave "
-           "out the quotes and fractions");
+           ", and wanted is an integer from 1 on. [T0877] hint: write a whole number above 0, without quotes");
   return member->get<std::int64_t>();
 }
 
@@ -47,7 +46,7 @@ ReplayRequest parse(const std::string& text) {
            ". [T0879] hint: write '{\"step\": 120, \"hashes\": \"hashes.jsonl\", \"find\": \"nonfinite\"}'");
   for (const auto& member : json.items()) {
     if (std::ranges::find(kKeys, member.key()) == kKeys.end())
-      refuse("unknown key " + quoted_text(member.key()) + did_you_mean(member.key(), kKeys) +
+      refuse("unknown key " + quoted_text(member.key()) +
              ". [T0880] hint: known are step, hashes, microbatches and find");
   }
   ReplayRequest request;
@@ -59,8 +58,7 @@ ReplayRequest parse(const std::string& text) {
   const std::string find = text_of(json, "find", "nothing");
   const auto found = std::ranges::find(kFinds, find);
   if (found == kFinds.end())
-    refuse("\"find\" is " + quoted_text(find) + did_you_mean(find, kFinds) +
-           ". [T0882] hint: it is \"nonfinite\" or \"divergence\"");
+    refuse("\"find\" is " + quoted_text(find) + ". [T0882] hint: it is \"nonfinite\" or \"divergence\"");
   request.find = static_cast<ReplayRequest::Find>(found - kFinds.begin());
   if (request.find == ReplayRequest::Find::kDivergence && request.hashes.empty())
     refuse(

@@ -246,7 +246,8 @@ class Engine:
         """
         numbers = tuple(float(each) for each in value) if isinstance(value, Sequence) else float(value)
         if isinstance(numbers, tuple) and len(numbers) != 2:
-            raise Error(f"set_option: {name} wants a number, or betas two, got {len(numbers)}. [T0645] hint: give as many as the strategy's key has")
+            raise Error(f"set_option: {name} wants one number, or two for betas, got {len(numbers)}. "
+                        '[T0645] hint: write as in set_option("eps", 1e-8) or set_option("betas", (0.9, 0.95))')
         self._live().set_option(*(() if group is None else (group,)), name, numbers)
 
     def options(self, group: str | None = None) -> dict[str, float | tuple[float, float]]:
@@ -323,7 +324,8 @@ class Engine:
         and `replace` is False (73).
         """
         if form not in ("dictionary", "archive"):
-            raise Error(f"save_weights has the forms dictionary and archive, got {form!r}. [T0646] hint: archive is for torch::load in C++")
+            raise Error(f"save_weights has the forms dictionary and archive, got {form!r}. "
+                        '[T0646] hint: take "dictionary" for torch.load in Python, or "archive" for torch::load in C++')
         engine = self._live()
         self._mirror.refresh_for_weights()
         _native.save_weights(engine, os.fspath(path), replace, form == "archive")
@@ -678,7 +680,7 @@ class Guard:
 
     def __enter__(self) -> None:
         if self._guard is not None:
-            raise Error("this guard has begun already. [T0652] hint: call engine.gathered() anew in each with statement")
+            raise Error("this guard has begun already. [T0652] hint: call engine.gathered() or engine.ema_weights() anew in each with statement")
         self._guard = self._begin()
 
     def __exit__(self, kind, value, trace) -> None:

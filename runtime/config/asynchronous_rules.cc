@@ -76,8 +76,8 @@ StrategyRule orders_rule() {
           [](const Strategy& s) -> std::string {
             const AsynchronousConfig& orders = s.sync.asynchronous;
             if (orders.record_order.empty() || orders.record_order != orders.play_order) return "";
-            return "is the file of the other order, and would be emptied before it is read. [T0894] hint: name another "
-                   "file";
+            return "is the file of play_order too, and would be emptied before it is read. [T0894] hint: name another "
+                   "file in one of the two keys";
           }};
 }
 

@@ -31,7 +31,7 @@ StrategyRule replicate_rule() {
             if (s.mesh.replicas() <= most || !is_named) return "";
             return fmt::format(
                 "{} replicas of FULL_SHARD are HYBRID_SHARD. [T0519] hint: write \"strategy\": \"HYBRID_SHARD\", or "
-                "leave replicate out",
+                "leave \"mesh\" out",
                 s.mesh.replicas());
           }};
 }
@@ -201,17 +201,17 @@ StrategyRule decay_steps_rule() {
 }
 
 StrategyRule schedule_length_rule() {
-  return {
-      {"/lr_schedule/warmup_steps", "/lr_schedule/decay_steps", "/lr_schedule/total_steps", "/lr_schedule/type"},
-      "lr_schedule.warmup_steps + decay_steps are at most total_steps.",
-      [](const Strategy& s) -> std::string {
-        const LrScheduleConfig& schedule = s.lr_schedule;
-        if (!needs_total_steps(schedule.type) || schedule.total_steps == 0) return "";
-        if (schedule.warmup_steps + schedule.decay_steps <= schedule.total_steps) return "";
-        return fmt::format(
-            "warmup_steps {} + decay_steps {} are more than total_steps {}. [T0533] hint: give fewer, or more of those",
-            schedule.warmup_steps, schedule.decay_steps, schedule.total_steps);
-      }};
+  return {{"/lr_schedule/warmup_steps", "/lr_schedule/decay_steps", "/lr_schedule/total_steps", "/lr_schedule/type"},
+          "lr_schedule.warmup_steps + decay_steps are at most total_steps.",
+          [](const Strategy& s) -> std::string {
+            const LrScheduleConfig& schedule = s.lr_schedule;
+            if (!needs_total_steps(schedule.type) || schedule.total_steps == 0) return "";
+            if (schedule.warmup_steps + schedule.decay_steps <= schedule.total_steps) return "";
+            return fmt::format(
+                "warmup_steps {} + decay_steps {} are more than total_steps {}. [T0533] hint: raise total_steps, or "
+                "lower one of the others",
+                schedule.warmup_steps, schedule.decay_steps, schedule.total_steps);
+          }};
 }
 
 StrategyRule one_warmup_rule() {
@@ -268,13 +268,15 @@ StrategyRule one_state_tier_rule() {
 }
 
 StrategyRule offloaded_parameters_rule() {
-  return {{"/offload/parameters/tier", "/strategy", "/placement/parameters"},
-          "Parameters below memory go with FULL_SHARD and HYBRID_SHARD: other strategies keep them gathered.",
-          [](const Strategy& s) -> std::string {
-            if (s.offload.parameters.tier == Tier::kMemory || releases_parameters(s)) return "";
-            return "this strategy keeps all parameters gathered, so they need their memory anyway. [T0537] hint: take "
-                   "\"FULL_SHARD\", which gathers units when they are used, on one rank too";
-          }};
+  return {
+      {"/offload/parameters/tier", "/strategy", "/placement/parameters"},
+      "Parameters below memory go with FULL_SHARD and HYBRID_SHARD: other strategies keep them gathered.",
+      [](const Strategy& s) -> std::string {
+        if (s.offload.parameters.tier == Tier::kMemory || releases_parameters(s)) return "";
+        return "this strategy keeps all parameters gathered, so they need their memory anyway. [T0537] hint: take "
+               "\"FULL_SHARD\" (or by \"placement\" cut parameters over \"rank\"), which gathers units when they are "
+               "used, on one rank too";
+      }};
 }
 
 StrategyRule offloaded_parameters_world_rule() {
@@ -285,7 +287,8 @@ StrategyRule offloaded_parameters_world_rule() {
             const bool over_hosts = s.optimizer.shard_over_world || placement_axes(s).optimizer.host;
             if (s.offload.parameters.tier == Tier::kMemory || !over_hosts) return "";
             return "updated parameters cannot be gathered over replicas below memory yet. [T0538] hint: leave "
-                   "shard_over \"shard\"";
+                   "shard_over \"shard\" (with \"placement\", leave \"host\" out of gradients and optimizer), or "
+                   "parameters in \"memory\"";
           }};
 }
 
@@ -357,8 +360,8 @@ StrategyRule momentum_rule() {
         if (optimizer.type != OptimizerType::kAdamW && optimizer.type != OptimizerType::kAdam) return "";
         if (optimizer.freeze_step == 0)
           return "has momentum, which makes single gradients too wrong to be squared. [T0543] hint: set "
-                 "optimizer.freeze_step and "
-                 "compression.start_step to the steps after which second moments stay and it begins";
+                 "optimizer.freeze_step to the steps after which second moments stay as they are, and "
+                 "compression.start_step to the same number";
         if (s.compression.start_step >= optimizer.freeze_step) return "";
         return fmt::format(
             "has momentum and begins after {} steps, and second moments stay after {}: in between they would square "
@@ -376,7 +379,7 @@ StrategyRule gathers_rule() {
             if (!is_lossy(s.compression.gathers) || releases_parameters(s)) return "";
             return fmt::format(
                 "is {}, and under {} what ranks get from each other stays in memory and is updated there. [T0545] "
-                "hint: take lossless, or FULL_SHARD",
+                "hint: take lossless, or FULL_SHARD (or by \"placement\" cut parameters over \"rank\")",
                 name_of(s.compression.gathers), name_of_placement(s));
           }};
 }
@@ -400,7 +403,7 @@ StrategyRule method_rule() {
                              name_of(s.mixed_precision.reduce));
         if (s.mesh.replicas() > 1)
           return fmt::format(
-              "needs one replica, whose ranks sum all gradients at once, got {}. [T0549] hint: leave replicate out",
+              "needs one replica, whose ranks sum all gradients at once, got {}. [T0549] hint: leave \"mesh\" out",
               s.mesh.replicas());
         return "";
       }};
@@ -436,7 +439,8 @@ StrategyRule groups_rule() {
                 return fmt::format("group {} {}", i, problem);
               }
               if (!group.name.empty() && !names.insert(group.name).second) {
-                return fmt::format("two groups are named \"{}\". [T0554] hint: each name once", group.name);
+                return fmt::format("two groups are named \"{}\". [T0554] hint: give each group a name of its own",
+                                   group.name);
               }
             }
             return "";

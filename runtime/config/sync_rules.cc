@@ -28,8 +28,8 @@ StrategyRule start_step_rule() {
           "sync.type post_local_sgd needs sync.start_step above 0.",
           [](const Strategy& s) -> std::string {
             if (s.sync.type != SyncType::kPostLocalSgd || s.sync.start_step > 0) return "";
-            return "needs \"start_step\" above 0. [T0563] hint: give it the steps that are made as each_step makes "
-                   "them, first";
+            return "needs \"start_step\" above 0. [T0563] hint: give it the number of steps that come first, in "
+                   "which ranks sum gradients as with each_step";
           }};
 }
 

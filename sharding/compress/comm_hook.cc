@@ -29,7 +29,7 @@ void CommHook::Ranks::all_reduce(const at::Tensor& tensor) {
   if (tensor.scalar_type() != at::kFloat || !tensor.is_contiguous())
     throw Error(ExitCode::kUsage,
                 c10::str("CommHook, bucket ", label_, ": all_reduce was given ", tensor.toString(),
-                         ", but takes contiguous tensors of fp32. [T0615] hint: .to(fp32) and .contiguous() make one"));
+                         ", but takes contiguous tensors of fp32. [T0615] hint: .float() and .contiguous() make one"));
   auto* const data = tensor.mutable_data_ptr<float>();
   throw_if_error(group_.all_reduce(label_, data, DType::kF32, data, static_cast<std::size_t>(tensor.numel())).wait());
 }
@@ -47,9 +47,10 @@ std::vector<at::Tensor> CommHook::Ranks::all_gather(const at::Tensor& tensor) {
 at::Tensor CommHook::Ranks::all_to_all(const at::Tensor& tensor) {
   expect_dense("all_to_all", label_, tensor);
   if (tensor.dim() == 0 || tensor.size(0) != size())
-    throw Error(ExitCode::kUsage, c10::str("CommHook, bucket ", label_, ": all_to_all was given a tensor of ",
-                                           tensor.sizes(), ", but takes one of ", size(),
-                                           " rows, one a rank. [T0616] hint: its first dimension is Ranks::size()"));
+    throw Error(ExitCode::kUsage,
+                c10::str("CommHook, bucket ", label_, ": all_to_all was given a tensor of ", tensor.sizes(),
+                         ", but takes one of ", size(),
+                         " rows, one a rank. [T0616] hint: its first dimension is the number of ranks, size()"));
   const at::Tensor own = tensor.contiguous(), came = at::empty_like(own);
   throw_if_error(group_
                      .all_to_all(label_, own.const_data_ptr(), came.mutable_data_ptr(),

@@ -203,7 +203,7 @@ INSTANTIATE_TEST_SUITE_P(Values, StrategyErrors, ::testing::ValuesIn(kValues),
 
 const BadFile kCombinations[] = {
     {"ReplicasOfFullShard", R"({"mesh": {"replicate": 2}})",
-     R"(s.json:1:24: /mesh/replicate: 2 replicas of FULL_SHARD are HYBRID_SHARD. [T0519] hint: write "strategy": "HYBRID_SHARD", or leave replicate out)"},
+     R"(s.json:1:24: /mesh/replicate: 2 replicas of FULL_SHARD are HYBRID_SHARD. [T0519] hint: write "strategy": "HYBRID_SHARD", or leave "mesh" out)"},
     {"InBackwardBesideClipping", R"({"optimizer": {"in_backward": true}, "gradient_clipping": 1})",
      R"(s.json:1:31: /optimizer/in_backward: cannot stand beside gradient_clipping: the norm of all gradients is known only when backward has ended. [T0561] hint: leave one of them out)"},
     {"InBackwardBesideSpikes", R"({"on_spike": {"action": "skip"}, "optimizer": {"in_backward": true}})",
@@ -322,7 +322,7 @@ const BadFile kCombinations[] = {
     {"CosineWithoutTotal", R"({"lr_schedule": {"type": "cosine"}})",
      R"(s.json:1:26: /lr_schedule/type: cosine needs "total_steps" above 0. [T0531] hint: give it how many steps the whole run has)"},
     {"WarmupLongerThanTotal", R"({"lr_schedule": {"type": "linear", "total_steps": 10, "warmup_steps": 11}})",
-     R"(s.json:1:71: /lr_schedule/warmup_steps: warmup_steps 11 + decay_steps 0 are more than total_steps 10. [T0533] hint: give fewer, or more of those)"},
+     R"(s.json:1:71: /lr_schedule/warmup_steps: warmup_steps 11 + decay_steps 0 are more than total_steps 10. [T0533] hint: raise total_steps, or lower one of the others)"},
     {"WsdWithoutDecay", R"({"lr_schedule": {"type": "wsd", "total_steps": 10}})",
      R"(s.json:1:26: /lr_schedule/type: wsd needs "decay_steps" above 0: the length of its final decay. [T0532] hint: give it, such as a tenth of total_steps)"},
     {"FeedbackWithFp16",
@@ -344,9 +344,9 @@ const BadFile kCombinations[] = {
      R"(s.json:1:52: /compression/method: sends fp32, and mixed_precision.reduce is bf16. [T0548] hint: leave that out)"},
     {"FactorsOfReplicas",
      R"({"strategy": "NO_SHARD", "mesh": {"replicate": 2}, "compression": {"method": {"type": "top_k"}}})",
-     R"(s.json:1:78: /compression/method: needs one replica, whose ranks sum all gradients at once, got 2. [T0549] hint: leave replicate out)"},
+     R"(s.json:1:78: /compression/method: needs one replica, whose ranks sum all gradients at once, got 2. [T0549] hint: leave "mesh" out)"},
     {"WsdTooLong", R"({"lr_schedule": {"type": "wsd", "total_steps": 10, "warmup_steps": 5, "decay_steps": 6}})",
-     R"(s.json:1:68: /lr_schedule/warmup_steps: warmup_steps 5 + decay_steps 6 are more than total_steps 10. [T0533] hint: give fewer, or more of those)"},
+     R"(s.json:1:68: /lr_schedule/warmup_steps: warmup_steps 5 + decay_steps 6 are more than total_steps 10. [T0533] hint: raise total_steps, or lower one of the others)"},
     {"StepsOfAConstant", R"({"lr_schedule": {"total_steps": 10, "min_ratio": 0.5}})",
      R"(s.json:1:33: /lr_schedule/total_steps: 10 has no effect: it needs lr_schedule.type linear, cosine, one_cycle or wsd. [T0518] hint: leave it out, or change that)"
      "\n"
@@ -405,7 +405,7 @@ const BadFile kGathers[] = {
     {"GathersWhereNothingIsSent", R"({"strategy": "NO_SHARD", "compression": {"gathers": "lossless"}})",
      R"(s.json:1:53: /compression/gathers: "lossless" has no effect: it needs a strategy under which ranks send parameters (all but NO_SHARD). [T0518] hint: leave it out, or change that)"},
     {"RoundedWhatStays", R"({"strategy": "SHARD_GRAD_OP", "compression": {"gathers": "int8"}})",
-     R"(s.json:1:58: /compression/gathers: is int8, and under SHARD_GRAD_OP what ranks get from each other stays in memory and is updated there. [T0545] hint: take lossless, or FULL_SHARD)"},
+     R"(s.json:1:58: /compression/gathers: is int8, and under SHARD_GRAD_OP what ranks get from each other stays in memory and is updated there. [T0545] hint: take lossless, or FULL_SHARD (or by "placement" cut parameters over "rank"))"},
 };
 INSTANTIATE_TEST_SUITE_P(Gathers, StrategyErrors, ::testing::ValuesIn(kGathers),
                          [](const auto& info) { return std::string(info.param.name); });
@@ -414,7 +414,7 @@ const BadFile kOffloadedSteps[] = {
     {"StepOfStatesInFiles", R"({"offload": {"paths": ["a"], "moments": {"tier": "nvme"}, "step": "cpu"}})",
      R"(s.json:1:67: /offload/step: "cpu" has no effect: it needs offload.masters or moments on tier host or auto. [T0518] hint: leave it out, or change that)"},
     {"ParametersOnHostStay", R"({"strategy": "NO_SHARD", "offload": {"parameters": {"tier": "host"}}})",
-     R"(s.json:1:61: /offload/parameters/tier: this strategy keeps all parameters gathered, so they need their memory anyway. [T0537] hint: take "FULL_SHARD", which gathers units when they are used, on one rank too)"},
+     R"(s.json:1:61: /offload/parameters/tier: this strategy keeps all parameters gathered, so they need their memory anyway. [T0537] hint: take "FULL_SHARD" (or by "placement" cut parameters over "rank"), which gathers units when they are used, on one rank too)"},
     {"GradientsOnAuto", R"({"offload": {"gradients": {"tier": "auto"}}})",
      R"(s.json:1:36: /offload/gradients/tier: must be one of memory, host, nvme, got the string "auto")"},
     {"RecordsOfGradients", R"({"offload": {"gradients": {"tier": "host"}, "record": 1048576}})",

@@ -110,9 +110,10 @@ absl::Status LaunchLine::take_hosts() {
   if (!given("--hosts") && !given("--hostfile")) {
     for (const char* option : {"--ssh", "--address", "--env"})
       if (given(option))
-        return wrong(std::string(option) +
-                     " says something of several hosts, and all ranks start here. [T0836] hint: name the "
-                     "hosts by --hosts or --hostfile");
+        return wrong(
+            std::string(option) +
+            " is for ranks on several hosts, and all ranks start here. [T0836] hint: name the hosts by --hosts "
+            "or --hostfile, or leave it out");
     return absl::OkStatus();
   }
   if (given("--hosts") && given("--hostfile"))

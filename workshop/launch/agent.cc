@@ -207,9 +207,10 @@ int leave(ExitCode code, const std::string& text) {
 
 int serve_launch_agent() {
   if (::isatty(0))
-    return leave(ExitCode::kUsage,
-                 "`tessera launch --hosts` starts it on other hosts. [T0840] hint: write tessera launch --hosts "
-                 "a:2,b:2 -- program");
+    return leave(
+        ExitCode::kUsage,
+        "this command is not for people: `tessera launch --hosts` starts it on other hosts. [T0840] hint: write "
+        "tessera launch --hosts a:2,b:2 -- program");
   take_process_limits();
   const SignalScope signals;
   Channel channel;

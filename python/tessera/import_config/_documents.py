@@ -176,7 +176,8 @@ class _Json:
             text = json.loads(found[0])
             text.encode()
         except ValueError:
-            self.source.fail(self.at, "not JSON: an escape is none, or half of a character. [T0692] hint: a backslash is \\\\", pointer)
+            self.source.fail(self.at, "not JSON: a backslash stands before what it cannot escape, or for half of a character. "
+                             "[T0692] hint: write \\\\ for a backslash, and characters as they are", pointer)
         self.at = found.end()
         return text
 

@@ -63,4 +63,4 @@ def take_step(engine: Engine) -> _native.StepResult:
 def expect_device(engine: Engine, device: torch.device, who: str) -> None:
     if engine.device.type != device.type:
         raise Error(f"the strategy puts parameters on {engine.device}, but {who} puts inputs on {device}. [T0716] hint: choose "
-                    'the CPU there, or "comm": {"transport": "nccl"} in the strategy')
+                    'the same on both sides: "comm": {"transport": "nccl"} in the strategy is for GPUs, "auto", "host" and "gloo" are for the CPU')

@@ -35,8 +35,8 @@ absl::Status check_choice(const Topology& topology, const CommConfig& comm) {
   if (on_one_host && topology.num_hosts() > 1)
     return make_error(ExitCode::kConfig, "comm.transport is \"" + name + "\", but the " +
                                              std::to_string(topology.world_size) + " ranks are on " +
-                                             std::to_string(topology.num_hosts()) +
-                                             " hosts. [T0460] hint: take \"auto\" or \"gloo\"");
+                                             std::to_string(topology.num_hosts()) + " hosts. [T0460] hint: take " +
+                                             (name == "host" ? "\"auto\" or \"gloo\"" : "\"nccl\""));
   return absl::OkStatus();
 }
 

@@ -182,7 +182,7 @@ def launches():
                   ["--pretend-hosts", "over ssh", "hint:"])
     yield Row("launch --hostfile of a text", ["launch", "--hostfile", "text", "--", "/bin/true"], CONFIG, ["text:1:", "hint:"])
     yield Row("launch --hostfile of nothing", ["launch", "--hostfile", "no-such-file", "--", "/bin/true"], MISSING, ["no-such-file", "hint:"])
-    yield Row("launch --env here", [*LAUNCH, "--env", "A", "--", "/bin/true"], USAGE, ["--env says something of several hosts", "hint:"])
+    yield Row("launch --env here", [*LAUNCH, "--env", "A", "--", "/bin/true"], USAGE, ["--env is for ranks on several hosts", "hint:"])
     yield Row("launch of nothing", LAUNCH, USAGE, ["no program given", "hint:"])
     yield Row("launch -- of nothing", [*LAUNCH, "--"], USAGE, ["no program given", "hint:"])
     yield Row("launch of an empty name", [*LAUNCH, "--", ""], USAGE, ["no program given", "hint:"])

@@ -493,7 +493,7 @@ TEST(Asynchronous, UnsupportedKeysBesideAsynchronousAreRefused) {
   }
   const std::string one_file = R"("sync": {"type": "asynchronous", "record_order": "a", "play_order": "a"})";
   EXPECT_THAT(error_of([&] { Strategy::from_json(R"({"strategy": "SHARD_OPTIMIZER", )" + one_file + "}"); }),
-              HasSubstr("/sync/record_order: is the file of the other order"));
+              HasSubstr("/sync/record_order: is the file of play_order too"));
   const std::string adaptive = R"("sync": {"type": "asynchronous", "delay_compensation": {"adaptive": true}})";
   EXPECT_THAT(error_of([&] { Strategy::from_json(R"({"strategy": "SHARD_OPTIMIZER", )" + adaptive + "}"); }),
               HasSubstr("/sync/delay_compensation/adaptive: needs a \"lambda\" above 0"));

@@ -279,10 +279,12 @@ TEST_F(Hashes, RequestsThatCannotBeMetAreRefusedWithWhatToDo) {
   const Strategy strategy = recording(ShardingStrategy::kFullShard, "hashes");
   const std::pair<const char*, const char*> requests[] = {
       {"12", "wanted a JSON object"},
-      {R"({"stepp": 2})", "unknown key \"stepp\""},
+      {R"({"stepp": 2})", "unknown key \"stepp\". [T0880] hint: known are step, hashes"},
       {R"({"find": "nonfinite", "microbatches": 8})", "\"step\" is missing"},
       {R"({"step": "2"})", "wanted is an integer"},
-      {R"({"step": 2, "find": "nonfinit", "microbatches": 8})", "did you mean"},
+      {R"({"step": 0})", "hint: write a whole number above 0"},
+      {R"({"step": 2, "find": "nonfinit", "microbatches": 8})",
+       "\"find\" is \"nonfinit\". [T0882] hint: it is \"nonfinite\""},
       {R"({"step": 2, "find": "divergence", "microbatches": 8})", "nothing to compare with"},
       {R"({"step": 2})", "how many microbatches"},
       {R"({"step": 2, "microbatches": 7})", "7 microbatches, which 2 ranks cannot share out evenly"},

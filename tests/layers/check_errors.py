@@ -8,6 +8,7 @@ is made from the sources, also remembers the ids of errors that are gone. script
 Usage: check_errors.py ROOT
 """
 
+import ast
 import collections
 import pathlib
 import re
@@ -62,7 +63,8 @@ def read_sources(root):
 def read_errors(root):
     """Returns all errors with a remedy, in the order of paths and lines."""
     cpp, python = read_sources(root)
-    return [*error_texts.CppTexts(cpp).errors(), *(error for path, text in python.items() for error in error_texts.python_errors(path, text))]
+    numbers = {name: number for text in python.values() for name, number in error_texts.python_numbers(ast.parse(text)).items()}
+    return [*error_texts.CppTexts(cpp).errors(), *(error for path, text in python.items() for error in error_texts.python_errors(path, text, numbers))]
 
 
 def read_page(root):

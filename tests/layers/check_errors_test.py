@@ -83,6 +83,15 @@ class ErrorTextsTest(unittest.TestCase):
         error = next(said)
         self.assertEqual((error.id, error.text, error.remedy, error.codes, error.line), ("T0003", "{name} is no key", "take another", (78,), 2))
 
+    def test_python_error_has_the_code_that_another_module_names(self):
+        source = 'raise Error("no key is known. [T0003] hint: take another", CONFIG)\n'
+        self.assertEqual([each.codes for each in error_texts.python_errors("python/tessera/a.py", source, {"CONFIG": 78})], [(78,)])
+
+    def test_python_text_that_reaches_its_error_through_a_function_has_the_code_of_its_folder(self):
+        source = 'self.fail(offset, "given twice. [T0003] hint: remove one", pointer)\n'
+        for folder, code in ("python/tessera/import_config", 78), ("python/tessera", 64):
+            self.assertEqual([each.codes for each in error_texts.python_errors(f"{folder}/a.py", source)], [(code,)], folder)
+
 
 class CheckErrorsTest(unittest.TestCase):
     def setUp(self):

@@ -26,6 +26,7 @@ METHODS = ("what", "data", "begin", "empty", "size", "native", "generic_string",
 MARK = "\0"  # in a text: here comes what a constant, a variable or a function brings
 MOST_TEXTS, MOST_CODES, MOST_STEPS, MOST_FILES = 6, 3, 5, 25
 DEFAULT_CODES = {"Error": (64,)}  # exit codes of Python's exceptions
+CODES_OF_FOLDERS = {"python/tessera/import_config": (78,)}  # those of texts there that reach an exception through a function
 CODE_OF_ERRNO = "runtime/base/process_limits.cc"
 
 
@@ -310,7 +311,14 @@ def python_text(node):
     return "".join(parts)
 
 
-def python_errors(path, text):
+def python_numbers(tree):
+    """Returns the names of a module that are assigned an integer: [name] = number."""
+    return {target.id: value.value for node in ast.walk(tree) if isinstance(node, ast.Assign)
+            for target, value in python_assigned(node) if isinstance(value, ast.Constant) and isinstance(value.value, int)}
+
+
+def python_errors(path, text, imported=()):
+    """Yields the errors of a module. `imported`: numbers of others, by name."""
     tree = ast.parse(text)
     starts = [0, *(found.end() for found in re.finditer("\n", text))]
     encoded = [line.encode() for line in text.splitlines(keepends=True)]
@@ -320,8 +328,8 @@ def python_errors(path, text):
     strings = [node for node in ast.walk(tree) if isinstance(node, (ast.JoinedStr, ast.Constant)) and id(node) not in inside | documents
                and isinstance(getattr(node, "value", ""), str)]
     callers = {id(node.args[0]): node for node in ast.walk(tree) if isinstance(node, ast.Call) and node.args}
-    numbers = {target.id: value.value for node in ast.walk(tree) if isinstance(node, ast.Assign)
-               for target, value in python_assigned(node) if isinstance(value, ast.Constant) and isinstance(value.value, int)}
+    numbers = {**dict(imported), **python_numbers(tree)}
+    folder_codes = CODES_OF_FOLDERS.get(path.rpartition("/")[0])
     for node in sorted(strings, key=lambda node: (node.lineno, node.col_offset)):
         begin, end = place(node.lineno, node.col_offset), place(node.end_lineno, node.end_col_offset)
         said = python_text(node)
@@ -332,7 +340,10 @@ def python_errors(path, text):
             if not before.strip(" ."):
                 before = next((python_text(other).rpartition("{")[0] for other in strings if python_text(other).endswith("{hint}")), "")
             offset = begin + at.start()
-            yield Error(path, bisect.bisect_right(starts, offset), offset, found[1] or "", tuple(codes or DEFAULT_CODES.get(getattr(getattr(call, "func", None), "id", "Error"), ())), tidy(before), tidy(remedy))
+            called = getattr(getattr(call, "func", None), "id", None)
+            usual = DEFAULT_CODES.get(called or "Error", ()) if called or not folder_codes else folder_codes
+            codes = tuple(code for code in codes if code is not None) if folder_codes and not called else tuple(codes)
+            yield Error(path, bisect.bisect_right(starts, offset), offset, found[1] or "", codes or usual, tidy(before), tidy(remedy))
 
 
 def python_assigned(node):

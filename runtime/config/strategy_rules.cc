@@ -250,7 +250,8 @@ StrategyRule offload_limit_rule() {
             const bool chooses = offload.parameters.tier == Tier::kAuto || offload.masters.tier == Tier::kAuto ||
                                  offload.moments.tier == Tier::kAuto;
             if (!chooses || s.memory.limit_bytes > 0) return "";
-            return "the tier auto needs a \"limit\" of memory to fit into. [T0535] hint: give it, such as \"8GiB\"";
+            return "the tier auto needs a \"limit\" of memory to fit into. [T0535] hint: give \"memory\": {\"limit\": "
+                   "\"8GiB\"}, say";
           }};
 }
 

@@ -141,7 +141,7 @@ absl::Status DistributedSampler::resume(const SamplerCursor& cursor) {
   const auto differs = [](const char* what, auto saved, auto now) {
     return make_error(ExitCode::kConfig,
                       fmt::format("the data order cannot be resumed: {} was {} and is {} now. [T0579] hint: use the "
-                                  "same data, sequence length and seed, or start anew",
+                                  "same data, sequence length, shuffling and seed, or start anew",
                                   what, saved, now));
   };
   if (cursor.num_samples != options_.num_samples)

@@ -64,7 +64,7 @@ def translate(text: str | bytes, name: str = "configuration", format: str = "", 
     form = FORMATS[format] if format else max(FORMATS.values(), key=lambda each: (_known_keys(each, keys), each is _fsdp.FORMAT))
     if not format and not _known_keys(form, keys):
         raise Error(f"{name}:1:1: no key of this file is one of DeepSpeed's, Accelerate's or FSDP's. "
-                    "[T0671] hint: --format says which kind of file it is",
+                    "[T0671] hint: say which kind of file it is, by --format, or in Python by format=",
                     CONFIG)
     session = Session([(path, form.row_name(path), value) for path, value in keys], device)
     apply_rows(form, session)

@@ -101,7 +101,7 @@ def to_host(key: Key, apply: Rule) -> None:
     elif key.session.device == "cpu":
         key.ignored("it has no effect: the CPU trains, and its memory is the host's already")
     else:
-        key.refused("what it means depends on the device that trains. [T0697] hint: say which, --device cpu or --device gpu")
+        key.refused("what it means depends on the device that trains. [T0697] hint: say which, by --device cpu or --device gpu, or in Python by device=")
 
 
 def apply_rows(form: Format, session: Session) -> None:

@@ -77,7 +77,7 @@ def parse_arguments():
     return options
 
 
-# What is trained.
+# These functions say what is trained.
 
 def strategy(optimizer, rate, batch, way, schedule, rise):
     """`schedule`: keys of lr_schedule that all runs have; `rise`: those of the warm-up."""
@@ -302,7 +302,7 @@ TABLES = {"digits": digits_tables, "text": text_tables, "wire": wire_table}
 
 
 def filled(page, studies):
-    """Returns the page with the tables of these studies between their marks. ValueError where a mark is missing."""
+    """Returns the page with these studies' tables between their marks. Raises ValueError where a mark is missing."""
     for name, study in studies.items():
         begin, end = f"<!-- table: {name} -->\n", f"<!-- end of table: {name} -->\n"
         if page.count(begin) != 1 or page.count(end) != 1:

@@ -137,8 +137,8 @@ def steps_of(path):
 
 
 def read(folder, work, steps=None):
-    """Returns the Run that left its metrics in `folder`. ContenderFailed unless each rank that reported trained all
-    steps of this model."""
+    """Returns the Run that left its metrics in `folder`. Raises ContenderFailed unless each rank that reported
+    trained all steps of this model."""
     files = sorted(folder.glob("metrics.*.jsonl"))
     if not files:
         raise ranks.ContenderFailed("it left no metrics")

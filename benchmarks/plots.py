@@ -92,7 +92,7 @@ def bars(rows, unit, families, references=()):
 
 
 def _curves(axes, series, marked=True):
-    """A series without points is left out, and keeps its line for other charts."""
+    """A series without points is not drawn, and no other series takes its line style, so charts agree."""
     for number, entry in enumerate(series):
         if entry["points"]:
             marker = _MARKERS[number % len(_MARKERS)] if marked else {}

@@ -84,8 +84,8 @@ OPTIMIZER_AVX2 = (
     ("tessera fp32", "tessera fp32_8bit_moments", 1.0),
 )
 
-# Each entry is (collective, bytes or None for the largest, target over Gloo), fp32. The largest in the group's memory, where the
-# Engine has its buffers (what is gathered lands in a private copy); few bytes, and none, in any memory.
+# Each entry is (collective, bytes or None for the largest, target over Gloo), fp32. The largest use the group's memory,
+# where the Engine has its buffers, and gather into a private copy; calls of few bytes, or of none, use any memory.
 COLLECTIVES = (
     ("barrier", 0, 500.0),
     ("all_reduce", 4, 500.0),
@@ -94,7 +94,7 @@ COLLECTIVES = (
     ("all_gather", None, 10.0),
 )
 # Target for the largest collective of each kind, as a share of a loop that only reads and writes the same bytes: (memory, share).
-# A program's own has to go through memory of the group.
+# A call in a program's private memory has to go through memory of the group, so its target is lower.
 COLLECTIVES_OF_LIMIT = (("group", 0.9), ("private", 0.85))
 
 # Targets of passes over a disk. DISK: Tessera's speed over the faster one of fio and of DeepSpeed's sweep.

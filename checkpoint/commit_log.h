@@ -59,7 +59,7 @@ class CommitLog {
   /// Forgets the lock in a forked process (FolderLock::forget).
   void forget_lock() { lock_.forget(); }
 
-  /// Returns the begin of this rank's file names: "/scratch/durable/rank-00000".
+  /// Returns the beginning of this rank's file names: "/scratch/durable/rank-00000".
   const std::string& stem() const { return stem_; }
 
  private:

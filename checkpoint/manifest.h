@@ -125,7 +125,7 @@ struct Manifest {
   std::string written_by = this_program();
   std::int64_t step = 0;  ///< steps taken, including those skipped for an overflow
   std::int64_t steps_applied = 0;
-  std::int64_t samples_seen = 0;  ///< samples of these steps; 0, which the text leaves out: backward was not told
+  std::int64_t samples_seen = 0;  ///< samples of these steps; 0 (not in the text): backward was not told of them
   std::int64_t ranks = 1, replicate = 1, shard = 1;
   std::string strategy;  ///< JSON, every key present
   std::vector<SavedState> states;
@@ -146,7 +146,7 @@ struct Manifest {
   std::vector<SavedFile> files;
   std::optional<SavedLosses> losses = {};           ///< set for runs with on_spike
   std::optional<SavedNoiseScale> noise_scale = {};  ///< set for runs with noise_scale
-  std::optional<SavedResiduals> residuals = {};     ///< set for runs whose compression keeps some
+  std::optional<SavedResiduals> residuals = {};     ///< set for runs whose compression keeps residuals
 
   /// Returns the version that its text has.
   std::int64_t version() const;

@@ -41,7 +41,7 @@ struct FileTierOptions {
   /// Numbers of slots of record_bytes each, in memory: for records that the caller holds, that are read ahead, and that
   /// are being written.
   int most_held = 1;     ///< 1 or more
-  int read_ahead = 4;    ///< 0 or more; each read ahead hides the disk's latency once
+  int read_ahead = 4;    ///< 0 or more; each record that is read ahead hides the latency of one read
   int write_behind = 3;  ///< 0 or more; with 0 `put` waits for its write
   /// Bytes for records that are kept in memory and never read or written, as many as fit: some of the first
   /// `resident_first` ones, then some of the others. They are spread evenly, so that the disk has something to do while

@@ -14,7 +14,7 @@ class Carrier;
 enum class LeaseUse : std::uint8_t {
   kRead,       ///< reads it; the record keeps its values
   kChange,     ///< reads and changes it
-  kOverwrite,  ///< finds any values there, and changes them
+  kOverwrite,  ///< writes it anew; what was there before is undefined
 };
 
 /// A record that is where its holder can use it, until the lease ends. It ends by itself: its destructor gives the

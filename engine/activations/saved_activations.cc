@@ -26,7 +26,7 @@ namespace {
 // SavedActivations share. Store::put decides whether a tensor is offloaded, and which bytes of its storage go to the
 // tier; a Put stands for those bytes, and later tensors in them share it. Store::get looks for the bytes in the
 // original storage, then in the one that the last reading returned, and only then reads the tier. The Store holds
-// storages weakly, so memory goes with its last user; ~Put drops the bytes from the tier.
+// storages weakly, so memory is freed with its last user; ~Put drops the bytes from the tier.
 
 using WeakStorage = c10::weak_intrusive_ptr<c10::StorageImpl>;
 
@@ -155,7 +155,7 @@ class Hooks final : public torch::autograd::SavedVariableHooks {
  private:
   std::shared_ptr<SavedActivations::Store> store_;  ///< null once the tensor is saved
   SavedVersion version_;
-  at::Tensor kept_;  ///< the tensor itself where it was not put
+  at::Tensor kept_;  ///< the tensor itself, if it was not offloaded
   std::shared_ptr<SavedActivations::Store::Put> put_;
   at::TensorOptions options_;
   std::vector<std::int64_t> sizes_, strides_;

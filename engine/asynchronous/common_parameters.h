@@ -28,7 +28,7 @@ struct GradientAges {
   AgeHistogram histogram;
 };
 
-/// What a push applies its gradients with.
+/// The numbers with which a push applies its gradients.
 struct PushRates {
   UpdateRates rates;           ///< gradient_scale: without what age does
   std::span<const char> used;  ///< [trainable parameter, in unit, group, layout order]: has a gradient of this rank

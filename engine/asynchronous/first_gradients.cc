@@ -253,7 +253,7 @@ void FirstGradients::adopt() {
   shards_.adopt();
 }
 
-/// No step is under way between the two meetings: this one, and the last one of the shards'.
+/// No step is under way between the barrier at its beginning and the last barrier of `shards_.bring_together`.
 void FirstGradients::bring_together() {
   board_.meet("ranks with backups come together");
   const std::int64_t now = completed();

@@ -86,7 +86,7 @@ class FirstGradients final : public CommonParameters {
 
  private:
   struct Control;  // in memory that ranks share, as what follows
-  struct Entry;    // what a rank says
+  struct Entry;    // what a rank tells the others about its step
   /// An owner's part of a group.
   struct Part {
     FlatGroup* group = nullptr;

@@ -243,7 +243,7 @@ void InitTape::run_with_values(const Node& node, Stack* stack) const {
   node.op.callBoxed(stack);
 }
 
-/// Gives every storage that the operator made a number and this tape.
+/// Gives a number and this tape to every storage that the operator made.
 void InitTape::note_outputs(Node& node, const Stack& stack) {
   const std::size_t count = node.op.schema().returns().size();
   const std::vector<c10::IValue> outputs(stack.end() - static_cast<std::ptrdiff_t>(count), stack.end());

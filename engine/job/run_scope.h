@@ -24,7 +24,7 @@ struct RunScope {
   /// Waits in a barrier until all ranks have come here. So no rank looks lost to the others, such as the one that
   /// serves the store, or one that still writes a file. Ranks that still need this one for a step are told that it
   /// leaves, and end with that error. Where the mesh has failed and the program dealt with the error, nobody is waited
-  /// for. Throws tessera::Error: the barrier's, and late_failure.
+  /// for. Throws the tessera::Error of the barrier, and late_failure.
   void leave_together() const;
 
   /// Called when an exception ends this rank: tells the other ranks `reason`, writes the error file and the log, and

@@ -20,9 +20,9 @@ struct NonfiniteResult {
   bool had_bad_input = false;  ///< an input, such as data or parameters, was not finite
 };
 
-/// While one lives, looks at the results of all operators of this process, and finds the first one of a microbatch that
-/// is NaN or infinite. It is an at::RecordFunction callback; each operator's results are read once more, so training
-/// takes several times as long. Ranks are processes then: threads of one would be taken for each other.
+/// Looks at the results of all operators of this process as long as it lives, and finds the first one of a microbatch
+/// that is NaN or infinite. It is an at::RecordFunction callback; each operator's results are read once more, so
+/// training takes several times as long. Ranks must be processes, as it cannot tell threads of one process apart.
 ///
 /// An operator is blamed only where its microbatch goes wrong: its loss or a gradient is not finite. So masks of
 /// -infinity, and numbers that a `where` throws away, are passed over. -infinity is blamed only where no NaN and no

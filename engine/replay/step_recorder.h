@@ -36,8 +36,8 @@ struct OwnersOfParts {
 /// In a replay each step prints its line on rank 0's standard output, up to the step asked for.
 class StepRecorder {
  public:
-  /// Null where no hash is wanted. Throws tessera::Error: where the file cannot be made, on rank 0 (73, 77, 71, 74,
-  /// 65); those of read_step_records.
+  /// Returns null where no hash is wanted. Throws tessera::Error where rank 0 cannot make the file (73, 77, 71, 74,
+  /// 65), and the errors of read_step_records.
   static std::unique_ptr<StepRecorder> make(const Strategy& strategy, const std::vector<std::unique_ptr<Unit>>& units,
                                             Collectives& world, OwnersOfParts owners);
 
@@ -52,7 +52,7 @@ class StepRecorder {
   /// Called after ranks have agreed, before the update of step `step`. Collective in a replay that looks for results
   /// that are not finite, up to the step asked for. Throws tessera::Error (65), on one rank, where it has found one.
   void begin_update(std::int64_t step);
-  /// Ends the step. Collective where it is recorded. Throws tessera::Error (65) where a replay differs.
+  /// Ends the step. It is collective where the step is recorded. Throws tessera::Error (65) where a replay differs.
   void end_step(const StepResult& result);
 
  private:

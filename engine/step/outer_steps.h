@@ -141,7 +141,7 @@ class OuterSteps {
   std::int64_t arrives_ = 0;  ///< the step at which what is under way is applied
   QueueClock* const waits_;
   double seconds_ = 0;
-  std::vector<Sent> under_way_;  ///< last: the work uses the others
+  std::vector<Sent> under_way_;  ///< the last member, since this work uses the others
 };
 
 }  // namespace tessera

@@ -46,7 +46,7 @@ class Update final : public StepWalk {
   /// goes on. `squares`: likewise.
   void apply(const Rates& rates, std::span<const char> used, std::span<const double> squares);
 
-  /// Updates one unit in backward. `used`: which of its trainable parameters are used. After the last one: `finish`.
+  /// Updates one unit in backward. `used`: which of its trainable parameters are used. Call `finish` after the last.
   void apply(Unit& unit, const Rates& rates, std::span<const char> used);
 
   /// Step::swap_averages.

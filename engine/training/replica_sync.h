@@ -124,7 +124,7 @@ class ReplicaSync {
   // Null where ranks have no common parameters. Members are destroyed last to first.
   std::unique_ptr<PeerBoard> board_;
   std::unique_ptr<CommonParameters> common_;
-  PushedParameters* pushed_ = nullptr;  ///< common_, where ranks push
+  PushedParameters* pushed_ = nullptr;  ///< common_ if ranks push gradients to it; else null
   FirstGradients* first_ = nullptr;     ///< common_, with "backups"
   std::unique_ptr<Pulls> pulls_;
 };

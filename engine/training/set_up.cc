@@ -95,7 +95,7 @@ void expect_forward_writes_nothing(const torch::nn::Module& module) {
 /// The value of Collectives::compressed_part in the groups that compress a GPU's calls (MeshGroups::on_host).
 constexpr int kPartOnHost = 1;
 
-/// sums_on_host or gathers_on_host.
+/// The type of the functions sums_on_host and gathers_on_host.
 using LeadsOverHost = std::shared_ptr<Collectives> (*)(std::shared_ptr<Collectives>, std::shared_ptr<Collectives>,
                                                        DeviceKernels&, const HostSlots&);
 

@@ -87,7 +87,7 @@ class DataParallel {
   /// NoSync.
   void backward_nothing();
 
-  /// Gives every rank rank 0's buffers (such as running statistics of a BatchNorm). Collective.
+  /// Gives every rank rank 0's buffers (such as running statistics of a BatchNorm). The call is collective.
   void broadcast_buffers();
 
   /// Returns the number of gradient buckets. Each averaging makes one collective call a bucket, and a small one.

@@ -497,7 +497,7 @@ enum class AgeScale {
   kInverse,  ///< the gradient is divided by 1 + its age (arXiv 1511.05950)
 };
 
-/// Whose the optimizer's states are where ranks update one copy of the parameters (SyncType::kHogwild).
+/// Says whether ranks share the optimizer's states where they share one copy of the parameters (SyncType::kHogwild).
 enum class StateSharing : std::uint8_t {
   kOwn,     ///< each rank has all states for itself, made of its own gradients
   kShared,  ///< one set of states, which every rank's gradients move

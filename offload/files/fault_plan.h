@@ -73,7 +73,7 @@ struct Fault {
   std::int64_t number = 0;
 };
 
-/// Rules and counts. It is thread-safe.
+/// The rules by which faults are made, and counts of the operations so far. It is thread-safe.
 class FaultPlan {
  public:
   explicit FaultPlan(std::vector<FaultRule> rules);

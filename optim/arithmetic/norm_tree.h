@@ -27,7 +27,7 @@ TESSERA_ALWAYS_INLINE constexpr std::uint64_t norm_blocks_of(std::uint64_t numel
 /// The part of one tensor that lies in a rank's part of a flat buffer. It begins with a block of the tensor's, and ends
 /// with one.
 struct NormRun {
-  std::uint64_t begin = 0;        ///< elements into the part
+  std::uint64_t begin = 0;        ///< first element, counted from the beginning of the part
   std::uint64_t numel = 0;        ///< above 0
   std::uint64_t first_block = 0;  ///< number in the tensor
   std::uint32_t tensor = 0;       ///< the tensor's number, which its other runs have too

@@ -19,8 +19,8 @@ namespace {
 /// AVX-512. The types are the compiler's vectors, so + - * / & | ^ << >>, comparisons and ?: work lane by lane and
 /// mean what they mean for one number; what has no operator is below.
 ///
-/// A loop takes kWidth elements at a time, a group of kVectors registers. AVX2 takes two registers: they are a cache
-/// line of fp32, and what its instructions that pack and unpack numbers make of one register of 16-bit numbers.
+/// A loop takes kWidth elements at a time, a group of kVectors registers. AVX2 takes two registers: they
+/// are a cache line of fp32, and hold as many numbers as one register of 16-bit numbers, which AVX2 unpacks to them.
 template <int kLanes>
 struct Simd {
   static constexpr int kVectors = kLanes == 8 ? 2 : 1;

@@ -42,7 +42,7 @@ struct OperationFit {
 /// The cost of a codec that takes fewer bits: seconds of a core in which a byte of fp32 is encoded and decoded.
 struct CodingFit {
   double lossless_s_per_byte = 0, int8_s_per_byte = 0, int4_s_per_byte = 0;
-  /// The part of such a second that compute beside it loses: 0 where a core is idle, 1 where all are busy.
+  /// The share of the coding time that computation beside it loses: 0 where a core is idle, 1 where all are busy.
   double load = 0;
   /// The part that is left of what ranks would encode and decode if each sent to all others, in a reduction and in an
   /// all-gather. It is less than 1 where ranks of a host add up and gather in its memory first (Links::of_group). It is

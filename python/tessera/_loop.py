@@ -98,7 +98,7 @@ class SyncBatchNorm(_BatchNorm):
 def convert_sync_batchnorm(model: torch.nn.Module) -> list[str]:
     """Makes each BatchNorm1d, 2d and 3d in `model`, and `model` itself, a `SyncBatchNorm`, and returns their paths.
     They stay the same objects, with their parameters, buffers and hooks. Call it before the Engine is made, or later.
-    Collective.
+    The call is collective.
 
     Raises Error (64) on all ranks for a BatchNorm that has a forward of its own, or no sizes yet.
     """
@@ -184,7 +184,7 @@ class DataParallel:
         self._native = self._mirror = None
 
     def enter_forked_process(self) -> None:
-        """Called automatically in a process that is forked from this one, which takes no part in averaging."""
+        """Is called automatically in a process forked from this one. That process takes no part in averaging."""
 
     def _live(self) -> _native.DataParallel:
         if self._native is None:

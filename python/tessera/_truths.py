@@ -1,8 +1,8 @@
 """Other sources than the launcher's variables for who this process is: torch.distributed's process group, and MPI of
 mpi4py.
 
-`said` and `meet` give their words to the native part. It compares them with the variables and knows the order in which
-they count (docs/start-python.md, "Who is who").
+`said` and `meet` return what these sources say. The native part compares it with the variables, and knows the order in
+which they count (docs/start-python.md, "Who is who").
 """
 
 import datetime

@@ -25,7 +25,7 @@ using namespace std::chrono_literals;
 
 constexpr auto kBetweenLooks = 500ms;
 constexpr auto kOften = 10s;  // time in which ranks exchange at each look
-// time for others to hear the verdict; longer than an exchange every second takes
+// time for others to hear the verdict; it is longer than the time between two exchanges
 constexpr auto kForOthersToHear = 2s;
 constexpr auto kForTheProgram = 4s;                  // time in which the program must leave a call that has failed
 constexpr auto kForOutside = 500ms;                  // time for a call of another library, which has not failed

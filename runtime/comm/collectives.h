@@ -98,7 +98,7 @@ class SumVisitor {
 /// When the caller of a reduction means to wait for it.
 enum class Waits {
   kAtOnce,
-  kLater,  ///< it waits after other calls, also of this group, or after computing: the start needs no barrier
+  kLater,  ///< the caller makes other calls or computes before it waits, so the start needs no barrier
 };
 
 class Collectives;

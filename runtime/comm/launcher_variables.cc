@@ -229,7 +229,7 @@ bool agree(const Candidate& a, const Candidate& b) {
 /// process group need not know its hosts yet: they are as many as agents, in their order.
 bool is_agent_of(const Candidate& outer, const Candidate& inner, bool torchrun_agent) {
   if (outer.dialect->outerness <= inner.dialect->outerness) return false;
-  if (inner.world_size == 1 && outer.world_size > 1) return false;  // such a WORLD_SIZE=1 is a forgotten one
+  if (inner.world_size == 1 && outer.world_size > 1) return false;  // this WORLD_SIZE=1 was left over
   if (outer.world_size == 1) return true;
   if (inner.dialect == &kProcessGroup) {
     const int ranks = inner.world_size / outer.world_size;

@@ -14,7 +14,7 @@ namespace {
 
 constexpr char kGroup[] = "/compression", kMethod[] = "method";
 
-/// A key of "compression" of 0.1, with the new key in its place.
+/// A key that "compression" had in version 0.1, and the new key in its place.
 struct OldKey {
   const char* name;
   bool chooses;        ///< true if the key turned a method on; false if it was a number of a method

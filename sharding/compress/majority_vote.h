@@ -16,7 +16,7 @@ namespace tessera {
 /// in one of odd number at odd ones. So an element for which no rank has a gradient only goes back and forth.
 class MajorityVote final : public GradientMethod {
  public:
-  /// `work` [2 ranks, words of an owner's message].
+  /// `work`: memory for the messages, of the shape [2 * ranks, words of an owner's message].
   MajorityVote(const Layout& layout, int ranks, float* work);
 
   void begin_step(std::int64_t step) override { turn_ = static_cast<std::uint64_t>(step); }

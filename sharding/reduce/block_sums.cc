@@ -46,7 +46,7 @@ void BlockSums::join_own_part(const FlatGroup& group, std::span<const float* con
   }
 }
 
-/// A piece of the last own sum is sent before it is written, where that sum lies in the gradient's own place.
+/// Where this rank's last sum lies in `group.gradient`, each piece of it is sent before the result overwrites it.
 void BlockSums::join_shares(const FlatGroup& group, std::span<const float* const> own) {
   const std::int64_t all = group.layout.numel(), at_once = world_.size() * plan_.block_piece_numel();
   for (std::int64_t begin = 0; begin < all; begin += at_once) {

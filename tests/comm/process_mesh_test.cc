@@ -268,7 +268,7 @@ TEST(CompressedSums, EqualSumsOfTheRoundedContributions) {
       TESSERA_ASSIGN_OR_RETURN(const MeshAxes axes, groups_of(mesh).axes(1, ranks));
       require(axes.reduce->compressed_part() == 1, "all is compressed");
       using enum WireForm;
-      // The next calls come first, while the group's own memory is no larger than they need.
+      // These calls come first, since the group's own memory is then no larger than they need.
       for (const DType dtype : {DType::kBF16, DType::kF32}) {
         check_reduce_scatter(*axes.reduce, dtype, 1'800'064, false, false);
         check_compressed_sums(*axes.reduce, {kPlain, kPlain}, Waits::kAtOnce, dtype, 1'800'064);

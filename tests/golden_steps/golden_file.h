@@ -49,7 +49,7 @@ class Line {
  public:
   explicit Line(std::string what) : text_(std::move(what)) {}
   Line& add(const char* name, std::int64_t number);
-  /// Adds nanoseconds, to the picosecond. More digits would show how sums are rounded.
+  /// Adds `seconds` in nanoseconds, rounded to the picosecond. More digits would show how sums are rounded.
   Line& add_seconds(const char* name, double seconds);
   /// Appends the line to `lines` where it has any number.
   void to(GoldenFile::Lines& lines) const;

@@ -2,9 +2,9 @@
 
     python3 comments_test.py SOURCE COMPILER INCLUDE[:INCLUDE...]
 
-Code is what a comment indents by three spaces or more behind an empty comment line, and no list. Each piece becomes a function of
-one translation unit, beside the names that comments take for granted (prelude.h); one that holds `main` stands for itself. "..." is
-the reader's own code: nothing as a statement, and no arguments in parentheses.
+Code is what a comment indents by three spaces or more behind an empty comment line, unless it is a list. Each piece
+becomes a function of one translation unit, beside the names that comments take for granted (prelude.h); one that holds
+`main` stands for itself. "..." is the reader's own code: nothing as a statement, and no arguments in parentheses.
 """
 
 import pathlib

@@ -18,7 +18,7 @@ class Place:
         self.names = names or (path.rpartition("/")[2],)
         self.absent = absent  # exit codes where it is not there, or no file
         self.bytes_of_it = bytes_of_it  # number of ways to damage the bytes of any file
-        self.harmless = harmless  # families that may go unnoticed: then the command succeeds
+        self.harmless = harmless  # families of mutations that may go unnoticed: the command then succeeds
         self.writes, self.more = writes, more
 
 

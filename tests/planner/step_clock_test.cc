@@ -73,7 +73,7 @@ TEST(StepClock, BytesThatMoveTakeCoresFromWork) {
   EXPECT_EQ(alone(Script().post(Channel::kGather, 0, 4, 1).post(Channel::kReplicate, 0, 4, 1).work(10)).end_s, 14);
 }
 
-/// Half of a second's bytes move in each second of work, also from one piece to the next; then the rest moves.
+/// Bytes move at half speed during work, also where one piece of it follows another, and at full speed afterwards.
 TEST(StepClock, BytesMoveMoreSlowlyWhileARankWorks) {
   const Script script = Script().post(Channel::kGather, 0.25, 2, 0, /*drag=*/1).work(0.75).work(0.5).wait(0);
   EXPECT_DOUBLE_EQ(alone(script).end_s, 1.25 + (2 - 0.5));

@@ -26,7 +26,7 @@ def environment():
 
 
 def run(command, at_rest=300, **variables):
-    """Returns (exit code, stdout and stderr together), within what takes `at_rest` seconds on a machine at rest."""
+    """Returns (exit code, stdout and stderr together). The limit is `at_rest` seconds, and more on a busy machine."""
     done = subprocess.run([str(word) for word in command], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=patient(at_rest),
                           env={**environment(), **variables})
     return done.returncode, done.stdout

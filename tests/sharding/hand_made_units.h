@@ -45,7 +45,7 @@ class HandMadeUnits {
   /// Adds `amount` to every parameter, in this rank's parts.
   void change_shards(float amount);
 
-  Arena slots, buckets, scratch, sums;  ///< the plan's memory that tests give to others
+  Arena slots, buckets, scratch, sums;  ///< the plan's memory, which tests give to other objects
 
  private:
   void make(std::size_t u, const Options& options);

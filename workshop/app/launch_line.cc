@@ -87,7 +87,7 @@ int LaunchLine::run() {
 
 std::string LaunchLine::take_words() {
   const std::vector<std::string> words = command_->remaining();
-  if (is_number(hosts_))  // a number is what the option took in 0.1
+  if (is_number(hosts_))  // in version 0.1 the option took a number
     return "`tessera launch --hosts " + clipped(hosts_, 80) +
            "`: --hosts takes no number. [T0761] hint: pretended hosts, for "
            "tests, are --pretend-hosts " +

@@ -46,8 +46,8 @@ class HostRanks {
   /// Begins to start the ranks. REQUIRES: kConnected.
   virtual absl::Status start() = 0;
   virtual Phase phase() const = 0;
-  /// Why the host cannot be reached, or could not start its ranks. Once they run, a host that is lost is no error:
-  /// its ranks end.
+  /// Returns why the host cannot be reached, or could not start its ranks. Once they run, a host that is lost is no
+  /// error: its ranks end.
   virtual absl::Status failure() const = 0;
 
   /// Adds the descriptors to wait for.

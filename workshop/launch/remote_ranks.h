@@ -108,7 +108,7 @@ class RemoteRanks : public HostRanks {
   LineForwarder errors_;              ///< ssh's stderr: its own words, and those of the agent
   std::vector<Rank> ranks_;
   std::optional<Clock::time_point> deadline_;  ///< for the answer, later for the end after SIGKILL
-  /// for the next word of the host while its ranks start
+  /// the time by which the host must report again while its ranks start
   std::optional<Clock::time_point> start_deadline_;
 };
 

@@ -41,8 +41,8 @@ class TierCarrier final : public Carrier {
   void announce(std::span<const std::int64_t> order) override;
   /// Changed records are written in the background.
   void flush() override;
-  /// Reads ahead as far as there is room. `acquire` reads ahead too. This call serves the time between leases, when
-  /// ended writes have made room.
+  /// Reads ahead as far as there is room. `acquire` reads ahead too. Call it between leases, to use the room that
+  /// finished writes have made.
   void read_ahead();
 
   /// Calls `body` with the record's memory, under a lease; `body` may change it if `updates`. Several threads may call

@@ -188,7 +188,7 @@ bool DeviceUpdate::weights_below(const Group& group) const {
 
 /// Makes the layers of lamb and lars.
 void DeviceUpdate::make_layers() {
-  // The slices of `bare` have weights alone.
+  // The slices of `bare` have only weights.
   const RuleOptimizer bare(sgd_without_states(context_.strategy.optimizer), EmaConfig());
   std::vector<QueuedLayers::Part> parts;
   for (const Group& g : groups_) {

@@ -375,7 +375,7 @@ Work C10dCollectives::start_exchange(const CallSignature& call, RankParts<const 
   });
 }
 
-/// Returns whether a gather sends other elements than it has. Elements that are not floating point are sent unchanged.
+/// Returns whether a gather encodes its elements to send them. Elements that are not floating point are sent unchanged.
 bool C10dCollectives::has_form(const GatherOptions& options, std::size_t bytes) const {
   if (!is_compressed(options.form, options.dtype, bytes / size_of(options.dtype))) return false;
   return is_lossy(options.form) ? is_reducible(options.dtype) : means_ == Transfers::Means::kMessages;

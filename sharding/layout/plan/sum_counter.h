@@ -65,7 +65,7 @@ class SumCounter {
   std::int64_t rounds() const { return run_.numel(); }
   /// Nodes that are left when the run is over.
   int blocks() const { return blocks_before(rounds()); }
-  /// The number of places: 0 for one microbatch, and for a subtree log2 of their number, rounded down.
+  /// The number of places. For a run that is a subtree it is log2 of the microbatches, rounded down: 0 for one.
   int places() const {
     int most = 0, index = 0;
     for (TreeBlock rest = run_; rest.begin < rest.end; ++index) {

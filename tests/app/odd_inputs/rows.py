@@ -35,7 +35,7 @@ class Row:
     keeps: list = dataclasses.field(default_factory=list)  # paths whose contents must be the same afterwards
     absent: list = dataclasses.field(default_factory=list)  # paths that must not exist afterwards
     as_nobody: bool = False  # run without root's privileges, which permissions do not bind
-    poor: bool = False  # the right exit code, and no hint
+    poor: bool = False  # the exit code is right, but the message has no hint
 
 
 long = bool(os.environ.get("TESSERA_LONG_TESTS"))  # if false, some() takes half as many

@@ -92,7 +92,7 @@ void expect_same_on_gpus(const ThreadRanks& ranks, const Trained& on_cpu, const 
   const auto expect = [&](const ThreadRanks& joined, const std::string& how) {
     const Trained trained = train_on_threads(joined, strategy, options);
     expect_same_bits(trained, on_cpu, what + how);
-    // Units that update in backward wait for one that never comes, until the order is agreed on.
+    // Units that update in backward wait for the unused one, until ranks have agreed on the order.
     if (strategy.optimizer.in_backward && options.model.unused_block) return;
     EXPECT_EQ(trained.steps.back().planned, trained.allocated_at_end) << what << how;
   };

@@ -47,7 +47,7 @@ inline bool passes(std::int64_t before, std::int64_t after, std::int64_t every) 
 ///
 /// A table (--metrics NAME.csv) has a row for each step and for each evaluation, with the values of both as columns. An
 /// event file (--tensorboard) has the same numbers by name, and latencies as "latency/gather/blocks.3/p50_seconds". A
-/// table has no latencies. Neither has the header.
+/// table has no latencies. Neither file has the header.
 ///
 /// If a metrics file can no longer be written, training goes on: there is one warning, with the cause, and the file is
 /// left alone from then on. `finish` returns the cause again, for the exit code.

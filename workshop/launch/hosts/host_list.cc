@@ -144,7 +144,7 @@ absl::StatusOr<std::vector<HostSlots>> parse_hosts(std::string_view text) {
 absl::StatusOr<std::vector<HostSlots>> read_hostfile(const std::string& path) {
   errno = 0;
   std::ifstream file(path);
-  if (file) file.peek();  // a folder can be opened, and not read
+  if (file) file.peek();  // a folder can be opened, but not read
   const int error = errno;
   if (!file.is_open() || file.bad())
     return make_error(

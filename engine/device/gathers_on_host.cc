@@ -64,9 +64,9 @@ class GathersOnHost final : public Collectives {
     return of_group.ok() ? host_->status() : of_group;
   }
   std::uint64_t stands_in() const override { return group_->stands_in(); }
-  bool end_if_left_alone() override {
-    const bool ended_group = group_->end_if_left_alone();
-    return host_->end_if_left_alone() || ended_group;
+  bool end_if_left_alone(HasKey has_key) override {
+    const bool ended_group = group_->end_if_left_alone(has_key);
+    return host_->end_if_left_alone(has_key) || ended_group;
   }
 
  protected:

@@ -106,9 +106,9 @@ bool GroupCalls::lives() const {
   return group_ != nullptr;
 }
 
-bool GroupCalls::end_if_left_alone() {
+bool GroupCalls::end_if_left_alone(Collectives::HasKey has_key) {
   const MutexLock lock(mutex_);  // the group lives while its call is ended
-  return group_ && group_->end_if_left_alone();
+  return group_ && group_->end_if_left_alone(has_key);
 }
 
 std::uint64_t GroupCalls::place() const {
@@ -248,7 +248,6 @@ bool CallWatch::look() {
     return true;
   }
   if (!is_due()) return true;
-  end_lonely_calls();
   const WaitReport own = report();
   const auto exchange = std::make_shared<Exchange>();
   exchange->own = own.to_text();
@@ -259,6 +258,7 @@ bool CallWatch::look() {
     for (const std::string& text : exchange->texts)
       if (auto other = WaitReport::from_text(text)) reports.push_back(*std::move(other));
     const std::string found = std::exchange(found_, disagreement_of(reports));
+    if (found_.empty()) end_lonely_calls();
     if (found_.empty() || found_ != found) return true;
     exchange->finding = (has_outside_wait(reports) ? kWithOutside : kOwnAlone) + found_ + kHint;
     if (!ask(exchange) || exchange->verdict.empty()) return true;
@@ -295,8 +295,14 @@ void CallWatch::end_lonely_calls() {
     for (const Watched& watched : watched_)
       if (watched.place != 0 && Clock::now() - watched.since >= kLong) waits.push_back(watched);
   }
+  // The groups' own connection may be in use by the call that waits.
+  const auto has_key = [this](const std::string& key) {
+    const auto found = std::make_shared<bool>(false);
+    const auto question = [key, found](KeyValueStore& store) { *found = store.has(key).value_or(false); };
+    return connect() && ask_in_time(connection_, question) && *found;
+  };
   for (const Watched& waiting : waits) {
-    if (!waiting.calls->end_if_left_alone()) continue;
+    if (!waiting.calls->end_if_left_alone(has_key)) continue;
     const auto end = Clock::now() + kForTheProgram;
     while (waiting.calls->place() == waiting.place) {
       if (!pause(50ms)) return;

@@ -76,7 +76,7 @@ class GroupCalls {
   WaitReport::Group report() const;
   bool lives() const;
   /// Ends the call if a rank of the group has failed (Collectives::end_if_left_alone), and returns whether it did.
-  bool end_if_left_alone();
+  bool end_if_left_alone(Collectives::HasKey has_key);
   const std::string& name() const { return name_; }
 
  private:

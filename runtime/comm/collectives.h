@@ -2,6 +2,7 @@
 
 // See docs/glossary.md: carried, unit.
 
+#include <absl/functional/function_ref.h>
 #include <absl/status/status.h>
 #include <absl/status/statusor.h>
 
@@ -267,11 +268,13 @@ class Collectives {
   /// without `allocate`; 0 means none.
   virtual std::uint64_t stands_in() const { return 0; }
 
+  /// Tells whether the store has this key; false if it does not answer.
+  using HasKey = absl::FunctionRef<bool(const std::string& key)>;
   /// Ends a call that waits for a rank which has failed meanwhile; the call's caller gets its error (75). CallWatch
   /// calls it from its own thread once a call takes long: a network library may lose the end of a connection. It
-  /// returns false, and does nothing, where no rank of the group has said that it failed, and on transports that notice
-  /// a failed rank by themselves. It asks the store, for two seconds at most.
-  virtual bool end_if_left_alone() { return false; }
+  /// returns false, and does nothing, where no rank of the group has said in the store that it failed, and on
+  /// transports that notice a failed rank by themselves.
+  virtual bool end_if_left_alone(HasKey) { return false; }
 
  protected:
   virtual Work do_all_gather(std::string_view label, const void* shard, void* full, std::size_t bytes_per_rank,

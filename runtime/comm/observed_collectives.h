@@ -72,7 +72,7 @@ class ObservedCollectives final : public Collectives {
     return status.ok() ? status : observer_->cause_of(status);
   }
   std::uint64_t stands_in() const override { return group_->stands_in(); }
-  bool end_if_left_alone() override { return group_->end_if_left_alone(); }
+  bool end_if_left_alone(HasKey has_key) override { return group_->end_if_left_alone(has_key); }
 
  protected:
   Work do_all_gather(std::string_view label, const void* shard, void* full, std::size_t bytes,

@@ -54,7 +54,7 @@ class Commands:
         if not path and words and not words[0].startswith("-"):
             return f"tessera has no {words[0]}"
         options = self.help_of(*path)[0]
-        if "--" in words and path == ["launch"]:
+        if "--" in words and path in (["launch"], ["replay"]):
             at = words.index("--")
             wrong = self.wrong(words[at + 1:])
             if wrong:

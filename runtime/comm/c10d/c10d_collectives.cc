@@ -113,8 +113,8 @@ class C10dCollectives : public Collectives {
     drop_backend();
   }
   /// The waiting call finds its transfers aborted, and asks the other ranks why (`fail`).
-  bool end_if_left_alone() override {
-    if (!status().ok() || report_.news().empty()) return false;
+  bool end_if_left_alone(HasKey has_key) override {
+    if (!status().ok() || !has_key(report_.key_of_failures())) return false;
     drop_backend();
     return true;
   }

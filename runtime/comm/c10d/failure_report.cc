@@ -158,6 +158,8 @@ void FailureReport::publish(const std::string& text) {
   ask_in_time(shared_->store, [shared = shared_, text](KeyValueStore&) { shared->publish(text); });
 }
 
+std::string FailureReport::key_of_failures() const { return shared_->any_key(); }
+
 std::string FailureReport::news() {
   const auto news = std::make_shared<std::string>();
   const auto ask = [key = shared_->any_key(), news](KeyValueStore& store) {

@@ -32,6 +32,8 @@ class FailureReport {
   void publish_call(const CallSignature& call);
   void publish_reason(const absl::Status& reason);
 
+  /// Returns the key that the store has once a rank of the group has published a failure.
+  std::string key_of_failures() const;
   /// Returns the news that another rank has published a failure, or "". It asks the store, so do not use it for every
   /// call. No answer from the store is no news: the rank that serves it may have ended before the others.
   std::string news();

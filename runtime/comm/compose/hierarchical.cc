@@ -45,9 +45,9 @@ class HierarchicalCollectives : public Collectives {
     inside_->leave();
     across_->leave();
   }
-  bool end_if_left_alone() override {
-    const bool ended_inside = inside_->end_if_left_alone();
-    return across_->end_if_left_alone() || ended_inside;
+  bool end_if_left_alone(HasKey has_key) override {
+    const bool ended_inside = inside_->end_if_left_alone(has_key);
+    return across_->end_if_left_alone(has_key) || ended_inside;
   }
 
  protected:

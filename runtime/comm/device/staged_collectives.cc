@@ -47,7 +47,7 @@ class StagedCollectives : public Collectives {
   void abort(const absl::Status& reason) override { group_->abort(reason); }
   void leave() override { group_->leave(); }
   absl::Status status() const override { return group_->status(); }
-  bool end_if_left_alone() override { return group_->end_if_left_alone(); }
+  bool end_if_left_alone(HasKey has_key) override { return group_->end_if_left_alone(has_key); }
 
  protected:
   Work do_all_gather(std::string_view label, const void* shard, void* full, std::size_t bytes_per_rank,

@@ -1,13 +1,13 @@
-"""Saves and loads of one model: Tessera beside torch.distributed.checkpoint and torch.save, in turns, on the same ranks.
+"""Times saves and loads of one model: Tessera beside torch.distributed.checkpoint and torch.save, on the same ranks.
 
     tessera launch -n 2 -- python benchmarks/checkpoints.py --dir /mnt/disk [--rounds 5] [--width 2816] [--json FILE]
 
-Every rank holds a model under FSDP2 with AdamW, and the same one under an Engine. A checkpoint has 12 bytes a parameter: values and two
-moments, fp32. Each round makes all of it once, between barriers; seconds are those of rank 0. Where fio is installed, it writes and syncs
-as many bytes
-in each round, a job for each rank, through the page cache and past it; its seconds are those that it reports, without its start. "plain file" is
-the same from this program. The files of the last round are removed before each round, outside of the measured time; Tessera removes old
-checkpoints itself, while it makes the next. Each load is measured twice: with the files in the page cache (warm), and not (cold).
+Every rank holds a model under FSDP2 with AdamW, and the same model under an Engine. A checkpoint has 12 bytes a
+parameter: values and two moments, fp32. Each round makes all of it once, between barriers; seconds are those of rank 0.
+Where fio is installed, it writes and syncs as many bytes in each round, a job for each rank, through the page cache and
+past it; its seconds are those that it reports, without its start. "plain file" is the same from this program. The files
+of the last round are removed before each round, outside of the measured time; Tessera removes old checkpoints itself,
+while it makes the next. Each load is measured twice: with the files in the page cache (warm), and without (cold).
 """
 
 import argparse
@@ -160,7 +160,7 @@ def main():
                  ("Tessera load", lambda: waiting.engine.load_checkpoint(folder / "tessera")),
                  ("torch.load of all, rank 0", lambda: torch.load(folder / "whole.pt", weights_only=True) if rank == 0 else None)]
         for number in range(options.rounds + 1):
-            turn = number % len(saves)  # the order changes, so that none always follows the same other one
+            turn = number % len(saves)  # the order changes, so that no save always follows the same other save
             for name, body in saves[turn:] + saves[:turn]:
                 if rank == 0:  # no save should pay for freeing the last round's blocks
                     for old in {"DCP save": [folder / "dcp"], "torch.save of all, rank 0": [folder / "whole.pt"],

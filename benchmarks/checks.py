@@ -6,7 +6,7 @@ class CheckFailed(Exception):
 
 
 def same_losses(losses):
-    """`losses`: {strategy: [loss of each step]}. All must be equal, bit for bit."""
+    """Checks `losses`: {strategy: [loss of each step]}. All must be equal, bit for bit."""
     (first, wanted), *others = losses.items()
     for name, got in others:
         if len(got) != len(wanted):
@@ -18,7 +18,7 @@ def same_losses(losses):
 
 
 def memory_as_planned(planned):
-    """`planned`: {strategy: {"allocated_bytes", "planned_bytes"}}."""
+    """Checks `planned`: {strategy: {"allocated_bytes", "planned_bytes"}}."""
     for name, bytes_of in planned.items():
         if bytes_of["allocated_bytes"] != bytes_of["planned_bytes"]:
             raise CheckFailed(f"{name} allocated {bytes_of['allocated_bytes']} bytes, its plan says "
@@ -27,10 +27,10 @@ def memory_as_planned(planned):
 
 
 def peers_train_alike(losses, first, later):
-    """`losses`: {peer: [[loss of each step] of each rank]}, for the first steps. The peers start from the same weights
-    and read the same samples: a rank's first loss must be the first peer's within `first` (relative), the others within
-    `later`. That one is wider, since Adam's first steps are lr * sign(gradient): where a gradient is nothing but
-    rounding, a peer's other order of summation decides the sign."""
+    """Checks `losses`: {peer: [[loss of each step] of each rank]}, for the first steps. The peers start from the same
+    weights and read the same samples: a rank's first loss must be the first peer's within `first` (relative), the later
+    losses within `later`. `later` is wider, since Adam's first steps are lr * sign(gradient): where a gradient is
+    nothing but rounding, a peer's other order of summation decides the sign."""
     (reference, wanted), *others = losses.items()
     for name, got in others:
         for rank, (a_steps, b_steps) in enumerate(zip(wanted, got, strict=True)):

@@ -1,5 +1,5 @@
-"""Who is compared: a row for each contender, with its family, how it is started, and where it applies. It uses the
-standard library only.
+"""The contenders of the comparison: a row for each, with its family, how it is started, and where it applies. It uses
+the standard library only.
 
 A contender of PyTorch, DeepSpeed or the Python package is an argument of peers/step.py; one of Tessera is a strategy.
 """
@@ -19,7 +19,7 @@ class Contender:
     label: str
     argument: str                   # argument of peers/step.py, or Tessera's strategy
     where: tuple                    # "host", "python" (there, on one Python model), "net", "gpu"
-    group: str                      # who is compared with whom; "alone": it communicates with nobody; "compressed": its
+    group: str                      # the group of comparison; "alone": it communicates with nobody; "compressed": its
                                     # gradients are not exact, since it sends less
     more: dict = dataclasses.field(default_factory=dict)  # keys of Tessera's strategy beside its name
     ranks_per_host: int = 1         # least ranks a host: over a network, the contender is left out if a host has fewer
@@ -147,7 +147,7 @@ def named(names):
 
 
 def those_of(where):
-    """Returns the names of the contenders that run there, in the order of the list."""
+    """Returns the names of the contenders that run at `where`, in the order of the list."""
     return tuple(name for name, contender in CONTENDERS.items() if where in contender.where)
 
 

@@ -6,7 +6,7 @@ import sys
 
 
 def include_folder():
-    """Returns the folder of the headers of this Python's torch. Raises SystemExit where there is none."""
+    """Returns the folder of the headers of this Python's torch. Raises SystemExit if there is none."""
     spec = importlib.util.find_spec("torch")
     if spec is None:
         program = pathlib.Path(sys.argv[0]).name

@@ -25,7 +25,7 @@ def say(text):
 
 
 def without_paths(text):
-    """Files by their names: results are shown on other machines."""
+    """Returns the text with files by their names, since results are shown on other machines."""
     return re.sub(r"(?<![\w./:])/(?:[\w.+@-]+/)*([\w.+@-]+)", r"\1", text)
 
 
@@ -43,7 +43,7 @@ class Benchmark:
     results to which it adds them."""
 
     def __init__(self, options, path, sections, works, names, versions, budget_s=None, commit=None, **of_run):
-        """`path`: of the results; `names`: of the contenders that take part; `of_run`: more facts of this run."""
+        """`path`: the file of results; `names`: the contenders that take part; `of_run`: more facts of this run."""
         self.options = options
         self.path = path
         self.sections = sections
@@ -87,11 +87,11 @@ class Benchmark:
         self.results["checks"].append({"work": work, "result": result})
 
     def note(self, section, key, what, why):
-        """`section`: "failed" or "not_run", outside of the rounds."""
+        """Notes a task outside of the rounds. `section`: "failed" or "not_run"."""
         self._noted[section].append({"key": key, "what": what, "round": None, "why": why})
 
     def save(self):
-        """Writes the results, and returns them with those that they are added to."""
+        """Writes the results, and returns them with the results to which they are added."""
         self.results["runs"][-1]["seconds"] = self.schedule.budget.spent()
         for name, entries in (("failed", self.schedule.failed), ("not_run", self.schedule.not_run)):
             self.results[name] = [entry | {"why": without_paths(entry["why"])} for entry in self._noted[name] + entries]

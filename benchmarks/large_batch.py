@@ -48,7 +48,7 @@ WHOLE = {"epochs": 40, "seeds": [1, 2, 3], "batches": [32, 64, 128, 256], "text_
          "text_batches": [32, 128, 512, 1024], "tuning_samples": 8192, "wire_batch": 512, "wire_steps": 65, "wire_seeds": [1, 2, 3]}
 SMALL = WHOLE | {"epochs": 15, "text_samples": 8192, "text_seeds": [1], "text_batches": [32, 1024], "tuning_samples": 1024,
                  "wire_batch": 128, "wire_steps": 17, "wire_seeds": [1]}
-# Contender of the study of the wire: its label, and what its strategy has beside the plain one's.
+# Contender of the study of the wire: its label, and the keys that its strategy has beside the plain one's.
 OUTER = {"mesh": {"replicate": 2, "shard": 1}}
 WIRE = {
     "plain": ("gradients in every step, fp32", {}),
@@ -80,7 +80,7 @@ def parse_arguments():
 # These functions say what is trained.
 
 def strategy(optimizer, rate, batch, way, schedule, rise):
-    """`schedule`: keys of lr_schedule that all runs have; `rise`: those of the warm-up."""
+    """Returns a strategy. `schedule`: keys of lr_schedule that all runs have; `rise`: keys of the warm-up."""
     keys, scaling, _ = OPTIMIZERS[optimizer]
     schedule = {"type": "cosine"} | schedule
     if way == SCALED:
@@ -90,7 +90,7 @@ def strategy(optimizer, rate, batch, way, schedule, rise):
 
 
 def ways(batch):
-    """At the base batch both are the same."""
+    """Returns the ways to choose the rate. At the base batch both are the same."""
     return (PLAIN,) if batch == BASE else (PLAIN, SCALED)
 
 
@@ -118,7 +118,7 @@ def wire_run(size, contender, rate, seed):
 
 
 class Runs:
-    """What runs gave, by their names; a line of FOLDER/runs.jsonl each."""
+    """Results of runs, by their names; each is a line of FOLDER/runs.jsonl."""
 
     def __init__(self, options, size):
         self.options, self.size = options, size
@@ -136,7 +136,7 @@ class Runs:
         return {run["name"]: run for run in map(json.loads, lines)}
 
     def of_digits(self, wanted):
-        """Trains those that are not known, in one process, and returns all."""
+        """Trains the runs that are not known, in one process, and returns all runs."""
         left = [run for run in wanted if run["name"] not in self.known]
         if left:
             plan = self.options.runs / "digits_runs.json"
@@ -179,7 +179,7 @@ def best_rate(rates, losses):
 
 
 def rate_of(runs, study, optimizer):
-    """The rate at the base batch: the best of the list, by training loss, with a seed that is none of the study's."""
+    """Returns the base batch's best rate of the list, by training loss, with a seed that is not among the study's."""
     rates = OPTIMIZERS[optimizer][2][study]
     if study == "digits":
         found = runs.of_digits([digits_run(runs.size, optimizer, rate, BASE, PLAIN, TUNING_SEED) for rate in rates])
@@ -189,7 +189,7 @@ def rate_of(runs, study, optimizer):
 
 
 def grown(runs, study):
-    """The study of batches. Returns a row for each optimizer and way: {optimizer, way, rate, cells: [{batch, runs}]}."""
+    """Makes the study. Returns a row for each optimizer and way: {optimizer, way, rate, cells: [{batch, runs}]}."""
     size, rows = runs.size, []
     batches, seeds = (size["batches"], size["seeds"]) if study == "digits" else (size["text_batches"], size["text_seeds"])
     for optimizer in OPTIMIZERS:
@@ -223,10 +223,10 @@ def measured(options, path):
     return {"schema": results.SCHEMA, "where": "large_batch", "studies": earlier | studies}
 
 
-# The page.
+# These functions make the page.
 
 def spread(values, form):
-    """The mean over seeds, and half of what lies between the least and the most."""
+    """Returns the mean over seeds, and half of the difference between the least and the most."""
     values = [value for value in values if value is not None and math.isfinite(value)]
     if not values:
         return "diverged"
@@ -247,7 +247,7 @@ def count(value):
 
 
 def table_of(rows, of_run, form, unknown=None):
-    """A table of batches: a row for each optimizer and way. `unknown`: what a cell without a number says."""
+    """Returns a table of batches: a row for each optimizer and way. `unknown`: the text of a cell without a number."""
     batches = [cell["batch"] for cell in rows[0]["cells"]]
     lines = ["| optimizer | way | rate at 32 | " + " | ".join(map(str, batches)) + " |", "|---|---|---:|" + "---:|" * len(batches)]
     for row in rows:
@@ -258,7 +258,7 @@ def table_of(rows, of_run, form, unknown=None):
 
 
 def how(study):
-    """Says in a line how a study was made."""
+    """Returns a line that says how a study was made."""
     form = "The small form, whose runs are short: it shows the way, and its numbers say little." if study["small"] else "The whole form."
     changed = ", with changes" if study["commit"]["dirty"] else ""
     return f"{form} Commit {study['commit']['hash'][:7]}{changed}, {study['machine']['cpu']}, {study['machine']['cores']} cores."

@@ -3,7 +3,7 @@
     large_batch_digits.py DIGITS RUNS OUT
 
 DIGITS is what `examples/images/digits.py` writes: 64 numbers from 0 to 16 and the class in a line. RUNS is a JSON list of runs: name,
-strategy, batch, seed, epochs. OUT gets a JSON line for each run that has ended: its name, and what `trained` returns.
+strategy, batch, seed, epochs. OUT gets a JSON line for each run that has ended: its name, and the result of `trained`.
 """
 
 import json
@@ -20,7 +20,7 @@ HELD_OUT, SPLIT_SEED = 360, 0
 
 
 def split(path):
-    """Returns (pictures, classes) to train on, and the same held out. The split is the same for all runs."""
+    """Returns (pictures, classes) for training, and held-out ones. The split is the same for all runs."""
     rows = [[float(number) for number in line.split(",")] for line in pathlib.Path(path).read_text().split()]
     table = torch.tensor(rows)
     table = table[torch.randperm(len(table), generator=torch.Generator().manual_seed(SPLIT_SEED))]

@@ -47,7 +47,7 @@ def trained(binary, folder, data, job):
 
 
 def outcome(lines, steps):
-    """Returns what the lines of a metrics file say about the run."""
+    """Returns the facts about the run from the lines of a metrics file."""
     last = steps[-max(1, len(steps) // 10):]
     second_half = steps[len(steps) // 2:]
     square, variance = (sum(step.get(field) or 0.0 for step in second_half) for field in ("noise_square", "noise_variance"))
@@ -58,20 +58,20 @@ def outcome(lines, steps):
 
 
 def number(value):
-    """Metrics have null for what is not finite."""
+    """Returns a number of the metrics, which have null for numbers that are not finite."""
     return float("nan") if value is None else value
 
 
 @functools.cache
 def can_count():
-    """Whether the user may make a network namespace, whose loopback counts bytes."""
+    """Returns whether the user may make a network namespace, whose loopback counts bytes."""
     if not shutil.which("unshare") or not shutil.which("ip"):
         return False
     return subprocess.run(["unshare", "-n", "true"], capture_output=True).returncode == 0
 
 
 def counted(words):
-    """Runs the command in a network of its own. Returns the bytes over its loopback; None where there can be no such network."""
+    """Runs the command in its own network. Returns the bytes over its loopback; None if no such network can be made."""
     if not can_count():
         run(words)
         return None

@@ -51,7 +51,7 @@ def has_package(python, binary):
 
 
 class Launcher:
-    """`pythons`: {family: interpreter}; `device`: "cpu", or "cuda" for contenders of a GPU."""
+    """Starts contenders. `pythons`: {family: interpreter}; `device`: "cpu", or "cuda" for contenders of a GPU."""
 
     def __init__(self, binary, pythons, device="cpu"):
         self.binary = binary
@@ -59,8 +59,8 @@ class Launcher:
         self.device = device
 
     def train(self, contender, work, folder, count=1, limit_s=TIMEOUT_S, steps=None, memory=False, more=(), watch=None):
-        """`steps`: only so many, and none is timed (for checks); `more`: arguments; `watch`: as ranks.run_ranks has it.
-        ranks.ContenderFailed where it does not end in time, or not as it should."""
+        """Trains a contender. `steps`: only so many are made, and none is timed; `more`: arguments; `watch`: as in
+        ranks.run_ranks. Raises ranks.ContenderFailed if it fails or does not end in time."""
         for old in folder.glob("metrics.*"):
             old.unlink()
         sampler = None
@@ -83,7 +83,7 @@ class Launcher:
         ranks.run_ranks(command, self.environments(contender, count), limit_s, watch)
 
     def command(self, contender, work, folder, steps=None):
-        """`steps`: how many steps Tessera makes, if not as many as the work says."""
+        """Returns the command. `steps`: the number of steps that Tessera makes, if not that of the work."""
         model, tokens = folder / "model.json", folder / "tokens.bin"
         model.write_text(json.dumps(work.model))
         if not tokens.exists():
@@ -109,15 +109,15 @@ class Launcher:
         return [of_rank | own for of_rank in ([{}] * count if strangers else ranks.rank_environments(count))]
 
     def peer_lines(self, program, arguments, python, count=1, limit_s=TIMEOUT_S, watch=None):
-        """Runs another program of peers/ on `count` ranks; returns the JSON line that each prints."""
+        """Runs another program of peers/ on `count` ranks; returns the JSON line that each rank prints."""
         environments = [of_rank | {"TORCH_EXTENSIONS_DIR": str(FOLDER / ".venv/extensions"), "PYTHONDONTWRITEBYTECODE": "1"}
                         for of_rank in ranks.rank_environments(count)]
         return [json.loads(text) for text in
                 ranks.run_ranks([python, FOLDER / "peers" / program, *arguments], environments, limit_s, watch)]
 
     def measure_memory(self, contender, work, folder, count):
-        """Returns {"baseline_bytes", "peak_bytes"} of a rank, and Tessera's plan. The baseline is what the same contender uses
-        on a model of next to nothing: libraries, interpreter, threads, and whatever else does not grow with the
+        """Returns {"baseline_bytes", "peak_bytes"} of a rank, and Tessera's plan. The baseline is the memory of the
+        same contender with a tiny model: libraries, interpreter, threads, and whatever else does not grow with the
         model."""
         tiny = dataclasses.replace(work, model=work.model | {"layers": 1, "width": 8, "heads": 1})
         baseline = self.train(contender, tiny, folder, count, memory=True).peak_bytes
@@ -127,7 +127,7 @@ class Launcher:
 
 
 def metrics(path):
-    """Returns the objects of a metrics file; of a run that was ended, without the line that it was writing."""
+    """Returns the objects of a metrics file. If the run was ended, the line that it was writing is left out."""
     return [json.loads(line) for line in path.read_text().split("\n")[:-1]] if path.exists() else []
 
 

@@ -12,8 +12,8 @@ bytes, a cosine), trained on LibTorch's headers in ATen/, and evaluated on those
 meet before step 400 (a checkpoint), so what is evaluated are the outer weights, one step later. Runs that the results
 have already, of the same strategy and seed, are kept.
 
-If the user may make a network namespace (root), bytes are counted: those that go over its loopback in two periods of steps.
-It wants the torch whose headers are read, and matplotlib, which draws (benchmarks/setup).
+If the user may make a network namespace (root), the bytes are counted that go over its loopback in two periods of
+steps. It needs the torch whose headers are read, and matplotlib, which draws (benchmarks/setup).
 """
 
 import argparse
@@ -214,7 +214,7 @@ def curve(losses):
 
 
 def picture(data, title):
-    """Training losses by step, a mean over the last steps and over seeds."""
+    """Draws training losses by step: a mean over the last steps and over seeds."""
     series = [{"label": contender["label"],
                "points": [(FIRST + at, statistics.mean(of_seeds))
                           for at, of_seeds in enumerate(zip(*(curve(run["losses"]) for run in contender["runs"])))]}

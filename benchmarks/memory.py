@@ -1,10 +1,10 @@
 """Tells how much memory a process uses, and how much its strategy must use.
 
-The peak of a rank is the largest *anonymous + shared* memory seen while it trains, less what the same program needs for
-a model of next to nothing. Anonymous memory is the process's own; of memory that several ranks map, each is charged its
+The peak of a rank is the largest *anonymous + shared* memory seen while it trains, less the memory of the same program
+with a tiny model. Anonymous memory belongs to one process; for memory that several ranks map, each rank is charged its
 share (PSS, the "proportional set size" of proc_pid_smaps(5)), so the ranks' numbers add up to what the machine lost.
 Pages of files, such as the libraries' code, do not count: they can be dropped. The kernel walks all pages for this, so
-memory is measured in a run of its own and never in one that is timed.
+memory is measured in a separate run and never in a run that is timed.
 """
 
 import pathlib
@@ -15,7 +15,7 @@ _COUNTED = ("Pss_Anon", "Pss_Shmem")
 
 
 def used_bytes(pid="self"):
-    """Anonymous memory plus this process's share of shared memory, in bytes. Raises OSError if the process has ended."""
+    """Returns anonymous memory plus this process's share of shared memory. Raises OSError if the process has ended."""
     total = 0
     for line in pathlib.Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
         name, _, rest = line.partition(":")
@@ -27,8 +27,8 @@ def used_bytes(pid="self"):
 class PeakSampler:
     """Samples `measure()` (a number, or None for "not now") on a thread of its own for as long as the context is open.
 
-    `peak` is the largest value, 0 before the first; once the context has closed it does not change. The context's last
-    act is one more sample, so `peak` is never below what was in use at the end.
+    `peak` is the largest value, 0 before the first value; once the context has closed it does not change. The context's
+    last act is one more sample, so `peak` is never below what was in use at the end.
     """
 
     def __init__(self, measure=used_bytes, seconds=SAMPLE_SECONDS):
@@ -63,7 +63,7 @@ def formula_bytes(stage, parameters, ranks, dtype):
 
     With bf16 parameters, P of them over N ranks: 16P, 4P + 12P/N, 2P + 14P/N, 16P/N for stages 0 to 3. (2 bytes each
     for the parameter and its gradient; 12 for the fp32 master and two moments.) With fp32 parameters there is no second
-    copy: 4 + 4 + 8 bytes. Activations are not in it.
+    copy: 4 + 4 + 8 bytes. Activations do not count.
     """
     parameter, gradient, state = {"fp32": (4, 4, 8), "bf16": (2, 2, 12)}[dtype]
     sharded = {0: 0, 1: state, 2: state + gradient, 3: state + gradient + parameter}[stage]

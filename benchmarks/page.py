@@ -13,7 +13,7 @@ _TEMPLATE = string.Template(pathlib.Path(__file__).with_name("page.html").read_t
 
 
 def html_table(headings, rows, kind=""):
-    """Headings and cells are text, or (text, class of the cell)."""
+    """Returns a table. Headings and cells are text, or (text, class of the cell)."""
     def cell(tag, value):
         text, of = value if isinstance(value, tuple) else (value, "")
         return f'<{tag} class="{of}">{html.escape(text)}</{tag}>' if of else f"<{tag}>{html.escape(text)}</{tag}>"

@@ -64,7 +64,7 @@ def _lanes(axes, labels, notes=None):
 
 @_styled
 def bars(rows, unit, families, references=()):
-    """Horizontal bars from 0.
+    """Draws horizontal bars from 0.
 
     rows: dicts of "label", "family", "value" (in `unit`), "note" (written behind the bar), and if known "low" and
     "high" (whiskers) and "mark" (a line across the bar, such as a formula's value). families: {family: label}, for the
@@ -74,7 +74,7 @@ def bars(rows, unit, families, references=()):
     _lanes(axes, [row["label"] for row in rows], [row["note"] for row in rows])
     for place, row in enumerate(rows):
         axes.barh(place, row["value"], height=0.62, edgecolor=COLOURS["edge"], **_FILLS[row["family"]])
-        # A halo in the page's colour: seen on bars of any brightness, and beside them.
+        # A halo in the page's colour makes the line visible on bars of any brightness, and beside them.
         if "low" in row:
             axes.errorbar(row["value"], place, xerr=[[row["value"] - row["low"]], [row["high"] - row["value"]]], fmt="none",
                           color=COLOURS["ink"], elinewidth=1.4, capsize=3, path_effects=_HALO)
@@ -92,7 +92,7 @@ def bars(rows, unit, families, references=()):
 
 
 def _curves(axes, series, marked=True):
-    """A series without points is not drawn, and no other series takes its line style, so charts agree."""
+    """Draws curves. A series without points is left out, and no other series takes its line style, so charts agree."""
     for number, entry in enumerate(series):
         if entry["points"]:
             marker = _MARKERS[number % len(_MARKERS)] if marked else {}
@@ -103,15 +103,15 @@ def _curves(axes, series, marked=True):
 
 @_styled
 def lines(series, y_label, y_format=lambda y: f"{y:g}", x_label="bytes"):
-    """Curves on logarithmic axes. series: dicts of "label" and "points" [(bytes, y)], both above 0. REQUIRES: one point
-    at least."""
+    """Draws curves on logarithmic axes. series: dicts of "label" and "points" [(bytes, y)], both above 0. REQUIRES: at
+    least one point."""
     figure, axes = _figure(340)
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
     _curves(axes, series)
     figure.legend(loc="outside right upper", handlelength=3.5, labelcolor=COLOURS["soft"], fontsize=11)
     values = [y for entry in series for _, y in entry["points"]]
-    # Values lie between two ticks: powers of 10, or 1, 2, 5 and their tens where the range is narrow.
+    # Values lie between two ticks: powers of 10, or 1, 2, 5 and their tens if the range is narrow.
     factors = (1, 2, 5) if max(values) < 30 * min(values) else (1,)
     decades = range(math.floor(math.log10(min(values))) - 1, math.ceil(math.log10(max(values))) + 2)
     ticks = [factor * 10.0**decade for decade in decades for factor in factors]
@@ -140,7 +140,7 @@ def curves(series, x_label, y_label, y_limits):
 
 @_styled
 def histograms(rows):
-    """One histogram under the other over the same logarithmic time axis.
+    """Draws histograms, one under the other, over the same logarithmic time axis.
 
     rows: dicts of "label", "note" and "bins" [(low s, high s, count)]. Heights are shares of the row's largest bin.
     """
@@ -159,8 +159,8 @@ def histograms(rows):
 
 @_styled
 def timeline(events):
-    """Spans over time, one lane a track. events: dicts of "track", "name", "start_us", "duration_us"; times from 0.
-    Events whose names begin with the same word ("reduce blocks.0") have one shade."""
+    """Draws spans over time, one lane a track. events: dicts of "track", "name", "start_us", "duration_us"; times from
+    0. Events whose names begin with the same word ("reduce blocks.0") have one shade."""
     tracks = sorted({event["track"] for event in events})
     kinds = sorted({event["name"].partition(" ")[0] for event in events})
     figure, axes = _figure(80 + 34 * len(tracks))
@@ -176,8 +176,8 @@ def timeline(events):
 
 
 def svg(figure, title, inline=True):
-    """`title`: the picture's title, which must be unique on the page. Inline, the page has the colours and the font, and
-    nothing is cut off at the axes."""
+    """Writes a picture. `title`: its title, which must be unique on the page. Inline, the page has the colours and the
+    font, and nothing is cut off at the axes."""
     file = io.StringIO()
     figure.patch.set_alpha(0 if inline else 1)
     for axes in figure.axes:

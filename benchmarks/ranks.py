@@ -17,7 +17,7 @@ def _command_of(arguments):
 
 
 class ContenderFailed(Exception):
-    """A rank ended with an error, or not in time. The message has the command and the end of its output."""
+    """Says that a rank ended with an error, or not in time. The message has the command and the end of its output."""
 
 
 def free_port():
@@ -35,10 +35,10 @@ def rank_environments(ranks):
 
 
 def run_ranks(command, environments, timeout_s, watch=None):
-    """Runs `command` once for each of `environments`, all at once; returns what each wrote to standard output.
+    """Runs `command` once for each of `environments`, all at once; returns the standard output of each.
 
     `watch(pids)` is a context manager that is open while they run. `{rank}` in an argument becomes the place in the
-    list. ContenderFailed once a rank fails or the time is up; the others are then ended.
+    list. Raises ContenderFailed once a rank fails or the time is up; the other ranks are then ended.
     """
     with tempfile.TemporaryDirectory() as folder:
         folder = pathlib.Path(folder)

@@ -1,4 +1,4 @@
-"""Writes numbers as pages show them, and maps ids of results and CSV files to names. It uses the standard library
+"""Writes numbers in the form of the pages, and maps ids of results and CSV files to names. It uses the standard library
 only."""
 
 _NAMES = {
@@ -32,7 +32,7 @@ _NAMES = {
     "all_reduce": "all-reduce", "reduce_scatter": "reduce-scatter", "all_gather": "all-gather",
     "all_to_all": "all-to-all", "broadcast": "broadcast", "private": "private", "group": "the group's",
     "common": "common",
-    # Peers that are no contender, and models of `tessera bench buckets`
+    # Peers that are not contenders, and models of `tessera bench buckets`
     "plan": "Tessera's plan", "per_tensor": "one collective a tensor", "resnet18": "ResNet-18", "gpt": "GPT",
     "resnet18 over Gloo": "ResNet-18 over Gloo", "gpt over Gloo": "GPT over Gloo",
     # Groups of ratios
@@ -50,7 +50,7 @@ _NAMES = {
 
 
 def size_label(size):
-    """4 B, 64 KiB, 1 MiB: bytes in powers of 1024, with at most one decimal."""
+    """Returns bytes in powers of 1024, with at most one decimal: 4 B, 64 KiB, 1 MiB."""
     for factor, unit in ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB")):
         if size >= factor:
             return f"{size / factor:.1f}".removesuffix(".0") + f" {unit}"
@@ -67,7 +67,7 @@ def time_label(seconds):
 
 
 def shown(column, value):
-    """Returns a cell of the page: a few digits, in the unit that the column's name ends in."""
+    """Returns a cell of the page: a few digits, in the unit with which the column's name ends."""
     if value is None:
         return "one a tensor" if column == "bucket_bytes" else ""
     if isinstance(value, str):
@@ -95,7 +95,7 @@ class Names:
 
 
 def heading(column):
-    """Returns a column's readable name. The unit is left out where the cells carry it."""
+    """Returns a column's readable name. The unit is left out if the cells have it."""
     if column in _NAMES:
         return _NAMES[column]
     if column.endswith("_s") and not column.endswith("_per_s"):

@@ -11,8 +11,8 @@ One object:
     works        [{name, title, model, dtype, parameters, batch, steps, warm_up, contenders}]
     checks       [{work, result}]                           what was verified
     failed, not_run  [{key: "section/what", what, round, why}]    round: in which it failed, from which on it was not
-                         run; null for what comes before the rounds, or after. What is of no section has a key without
-                         a stroke
+                         run; null for what comes before the rounds, or after. What belongs to no section
+                         has a key without a stroke
     thinned_to   how many samples of each long list are left, where the file would have been too large
 
 and the entries of sections, which the measure.py of each place lists. Samples are seconds, and lists of nothing but
@@ -30,7 +30,7 @@ import stats
 SCHEMA = 3
 MOST_BYTES = 200_000
 LONG, DIGITS = 100, 9
-# The section of --only that the entries of a list belong to; None: the work that each names.
+# The section of --only to which the entries of a list belong; None: the work that each entry names.
 SECTIONS = {"steps": None, "memory": None, "checks": None, "optimizer": "optimizer", "optimizer_avx2": "optimizer",
             "collectives": "collectives", "disk": "disk", "disk_steps": "disk", "limits": "limits", "launches": "launches"}
 
@@ -89,7 +89,7 @@ def write(path, data, most_bytes=MOST_BYTES):
 
 
 def read(path):
-    """ValueError for results of another form."""
+    """Reads results. Raises ValueError for results of another form."""
     data = json.loads(lzma.decompress(path.read_bytes()), object_hook=_unpacked)
     if data.get("schema") != SCHEMA:
         raise ValueError(f"{path.name} has results of schema {data.get('schema')!r}; this is for {SCHEMA}")
@@ -132,7 +132,7 @@ def added(earlier, new, names):
 
 
 class Results:
-    """Results, with look-ups. A work or contender that the run has not goes by its name."""
+    """Results, with look-ups. A work or contender that the run does not have is shown by its name."""
 
     def __init__(self, data):
         self.data = data
@@ -143,7 +143,7 @@ class Results:
         return self.contenders.get(contender, {}).get("label", contender)
 
     def is_alone(self, contender):
-        """Returns whether it communicates with nobody."""
+        """Returns whether the contender communicates with nobody."""
         return self.contenders[contender]["group"] == "alone"
 
     def entries(self, section, **key):

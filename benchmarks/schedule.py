@@ -11,7 +11,7 @@ from ranks import ContenderFailed
 
 
 def last_line(text):
-    """Returns the last line of a program's text. A program that fails says there why."""
+    """Returns the last line of a program's text. A program that fails gives the reason there."""
     return (text.strip().splitlines() or [""])[-1]
 
 
@@ -30,7 +30,7 @@ class Budget:
         return max(self.seconds - self.spent(), 0.0)
 
     def refusal(self, wanted_s):
-        """Why something that takes about so long is not begun; None if it fits."""
+        """Returns why something that takes about `wanted_s` is not begun; None if it fits."""
         if wanted_s <= self.left():
             return None
         return f"{self.left():.0f} s of {self.seconds:.0f} were left, and it takes about {wanted_s:.0f}"
@@ -46,10 +46,10 @@ class Task:
 
 
 class Schedule:
-    """`failed` and `not_run`: [{"key", "what", "round", "why"}]. Rounds count from 1. The round is that in which the task failed, or the
-    first one in which it was not run.
+    """`failed` and `not_run`: [{"key", "what", "round", "why"}]. Rounds count from 1. The round is the one in which the
+    task failed, or the first one in which it was not run.
 
-    `most_failures`: a task that failed so often is not tried again.
+    `most_failures`: a task that failed this often is not tried again.
     """
 
     def __init__(self, say, budget=None, most_failures=1):
@@ -67,7 +67,7 @@ class Schedule:
             self.run_round(tasks, number, after_each)
 
     def run_round(self, tasks, number, after_each=lambda: None):
-        """A task that did not fit is not tried again: the time left only becomes less."""
+        """Runs a round. A task that did not fit is not tried again, since the time left only becomes less."""
         self.round = number
         for task in tasks:
             failures = sum(entry["key"] == task.key for entry in self.failed)
@@ -86,7 +86,7 @@ class Schedule:
         begin, left = self.budget.spent(), self.budget.left()
         try:
             task.run(min(task.limit_s, left))
-        except Exception as failure:  # results of the other tasks are not lost, whatever fails
+        except Exception as failure:  # a failure must not lose results of other tasks
             if isinstance(failure, subprocess.TimeoutExpired) and left < task.limit_s:
                 self._note(self.not_run, task.key, task.what, f"it did not end in the {left:.0f} s that were left")
             else:

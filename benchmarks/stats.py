@@ -4,7 +4,7 @@ import math
 
 
 def percentile(samples, percent):
-    """Returns the `percent`-th percentile, interpolated linearly between the two samples it falls between.
+    """Returns the `percent`-th percentile, interpolated linearly between the two neighbouring samples.
 
     REQUIRES: at least one sample; 0 <= percent <= 100 (else ValueError).
     """
@@ -37,8 +37,8 @@ def thinned(samples, most):
 
 
 def sample_of(samples, most):
-    """Returns at most `most` samples in order of size, for lists whose order in time does not matter. They then need a third of the space
-    in a file."""
+    """Returns at most `most` samples in order of size, for lists whose order in time does not matter. In this order
+    they need a third of the space in a file."""
     return sorted(thinned(samples, most))
 
 
@@ -89,11 +89,11 @@ def log_histogram(samples, bins_a_decade=10):
 
 
 def communication(step_seconds, alone_seconds):
-    """Returns how much longer a step takes with communication than without, as the results page names it.
+    """Returns how much longer a step takes with communication than without, by the names of the results page.
 
     exposed_s: step - alone. fraction: exposed / step. gustafson: every rank brings its own batch, so N ranks do N times
-    the work of one: scaled speed-up N * alone / step (Gustafson 1988), and over N, alone / step. A strategy that shards
-    the optimizer does less work a rank than a rank alone: then exposed_s may be negative and gustafson above 1.
+    the work of one: scaled speed-up N * alone / step (Gustafson 1988), and divided by N, alone / step. With a strategy
+    that shards the optimizer a rank does less work than a rank alone: exposed_s may be negative and gustafson above 1.
     """
     return {"exposed_s": step_seconds - alone_seconds, "fraction": (step_seconds - alone_seconds) / step_seconds,
             "gustafson": alone_seconds / step_seconds}

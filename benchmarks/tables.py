@@ -1,7 +1,7 @@
-"""Makes what the tables of all places share. It uses the standard library only.
+"""Makes the parts that the tables of all places share. It uses the standard library only.
 
-A table is {"title", "columns", "rows"}: a row holds text, numbers, and None for what was not measured. Units are in the
-columns' names. Every number is computed from samples.
+A table is {"title", "columns", "rows"}: a row holds text, numbers, and None for a number that was not measured. Units
+are in the columns' names. Every number is computed from samples.
 """
 
 import csv
@@ -12,7 +12,7 @@ TIMES = ["samples", "median_s", "p10_s", "p90_s"]
 
 
 def times(samples, scale=1.0):
-    """Returns the cells of TIMES; `scale`: of the seconds."""
+    """Returns the cells of TIMES; `scale`: a factor for the seconds."""
     of = stats.summary(samples)
     return [of["n"], scale * of["median"], scale * of["p10"], scale * of["p90"]]
 
@@ -23,7 +23,7 @@ def ratio(theirs, ours):
 
 
 def reached(measured, target):
-    """Returns "yes", "no", or None where nothing is judged."""
+    """Returns "yes", "no", or None if nothing is judged."""
     return None if target is None or measured is None else "yes" if measured >= target else "no"
 
 
@@ -32,9 +32,9 @@ def column(table, name):
 
 
 def write_csv(tables, folder):
-    """`tables`: {file stem: table}; those without rows are left out."""
+    """Writes `tables`: {file stem: table}; tables without rows are left out."""
     for name, table in tables.items():
         if table["rows"]:
             with open(folder / f"{name}.csv", "w", newline="") as file:
-                # Lines end as the rest of the repository's do; numbers read back to the same bits.
+                # Lines end as in the rest of the repository; numbers that are read back have the same bits.
                 csv.writer(file, lineterminator="\n").writerows([table["columns"], *table["rows"]])

@@ -1,12 +1,12 @@
-"""The ratios that Tessera sets out to reach, in the same run: on a host and a GPU the peer's time (or bytes) over its
-own, over a network its own over the peer's.
+"""The ratios that Tessera sets out to reach, in the same run: on a host and a GPU the peer's time (or bytes) divided by
+Tessera's, over a network Tessera's divided by the peer's.
 
 A target of None is reported and not judged. Nothing fails for missing one: results are bits, not timings.
 """
 
 # This is {where: (work, or None for every work; peer; Tessera's contender; target)} of step times. "alone" is a step without
-# communication: 1 / 1.05 means that sharding may add 5 % to it. A GPU's rank alone has nothing to send: a strategy may
-# add 1 % to the plain module's step.
+# communication: 1 / 1.05 means that sharding may add 5 % to it. A single rank on a GPU has nothing to send: a strategy
+# may add 1 % to the plain module's step.
 STEPS = {
     "host": (
         ("gpt_69m_fp32", "tessera_alone", "tessera_full_shard", 1.0),
@@ -55,8 +55,8 @@ MEMORY = (
     ("python", "deepspeed_zero3", "python_full_shard", None),
 )
 
-# This is {where: (peer, Tessera's kernel of `tessera bench optimizer`, target)}; "limit" is the kernel's own limit over its
-# time, on a GPU a copy of as many bytes, timed between the steps.
+# This is {where: (peer, Tessera's kernel of `tessera bench optimizer`, target)}; "limit" is the kernel's own limit
+# divided by its time; on a GPU it is a copy of as many bytes, timed between the steps.
 OPTIMIZER = {
     "host": (
         ("limit", "fp32", 0.95),
@@ -104,8 +104,8 @@ DISK = 0.98
 DISK_DEFAULTS = 1.2
 DISK_SLOW = 0.8
 DISK_CPU = 2.0
-# Each entry is (Tessera's kernel, target over DeepSpeed's swapper), a step a parameter with the state on disk; and the longer of the
-# two parts of such a step, the disk's and the update's, over the step.
+# Each entry is (Tessera's kernel, target over DeepSpeed's swapper), for a step a parameter with the state on disk. The
+# last number is the longer of the step's two parts (disk and update) divided by the step.
 DISK_STEPS = {"fp32": 1.5, "mixed_bf16_moments": 2.5, "mixed_8bit_moments": 3.5}
 DISK_STEPS_OF_LIMIT = 0.95
 
@@ -131,7 +131,7 @@ NET_EXPOSED = (
     ("tessera_int8", "tessera_no_shard", {GBIT // 5: 0.35}),
     ("tessera_power_sgd", "tessera_no_shard", {GBIT // 5: 0.10}),
 )
-# Limits of |predicted / measured - 1| over all rates and contenders: for the largest one, and for the median.
+# Limits of |predicted / measured - 1| over all rates and contenders: for the largest, and for the median.
 PREDICTED_WITHIN, PREDICTED_MEDIAN = 0.10, 0.05
 
 # Columns of the summary on a host's page, for every work: (heading, measure of the ratios, peer, Tessera's contender).

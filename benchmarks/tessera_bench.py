@@ -1,4 +1,4 @@
-"""Runs `tessera bench SECTION --json FILE [--quick]` where the command has it, and checks the form of what it writes.
+"""Runs `tessera bench SECTION --json FILE [--quick]` if the command has it, and checks the form of the file.
 
     collectives  {"cases": [{"operation", "memory": "private" | "group" | "common", "dtype", "bytes",
                              "samples_ns": [...], "limit_s": seconds or null}]}
@@ -67,7 +67,7 @@ def _help(binary, *arguments):
 
 
 def offered_sections(binary):
-    """The sections this binary has. A command without `bench` prints its general help for it: that is asked first."""
+    """Returns this binary's sections. A command without `bench` prints its general help, so that is asked first."""
     if not re.search(r"^\s+bench\b", _help(binary), re.MULTILINE):
         return []
     text = _help(binary, "bench")
@@ -75,7 +75,7 @@ def offered_sections(binary):
 
 
 def run_section(binary, section, quick, more=(), timeout_s=TIMEOUT_S):
-    """Runs a section and returns what it wrote. Raises BenchFailed if it ends with an error or writes something else."""
+    """Runs a section and returns its result. Raises BenchFailed if it ends with an error or writes something else."""
     with tempfile.TemporaryDirectory() as folder:
         file = pathlib.Path(folder) / "bench.json"
         command = [binary, "bench", section, "--json", str(file), *more] + (["--quick"] if quick else [])
@@ -86,14 +86,14 @@ def run_section(binary, section, quick, more=(), timeout_s=TIMEOUT_S):
 
 
 def run_buckets(binary, quick):
-    """The buckets section over shared memory, where starting a reduction costs next to nothing, and over Gloo."""
+    """Runs "buckets" over shared memory, where starting a reduction costs next to nothing, and over Gloo."""
     written, over_gloo = (run_section(binary, "buckets", quick, more) for more in ((), ("--transport", "gloo")))
     written["models"] += [model | {"model": model["model"] + " over Gloo"} for model in over_gloo["models"]]
     return written
 
 
 def checked(section, data):
-    """`data` if it has the form above, in the peers' names and units."""
+    """Returns `data` in the peers' names and units, if it has the form above."""
     _check(section, data, _FORMS.get(section, _TABLE))
     if section == "collectives":
         return {"cases": [_in_peers_terms(case) for case in data["cases"]]}

@@ -1,4 +1,4 @@
-"""The works that contenders are timed on, and the tokens they read. It uses the standard library only."""
+"""The works on which contenders are timed, and the tokens that they read. It uses the standard library only."""
 
 import array
 import dataclasses
@@ -31,7 +31,7 @@ class Work:
     batch: int = 1
     reduce: str = "bf16"        # in which gradients travel where parameters are bf16
     estimate_s: float = 0.0     # time of a contender's turn with the start of its process, for works of a GPU
-    limit_s: float = 600.0      # time after which it is stopped
+    limit_s: float = 600.0      # time after which a contender is stopped
     needs_per_parameter: int = 20
 
     def parameters(self):
@@ -54,7 +54,7 @@ class Work:
 
 
 def parameter_count(model):
-    """Parameters of a GPT of workshop/models/gpt.h with biases."""
+    """Returns the number of parameters of a GPT of workshop/models/gpt.h with biases."""
     width, layers = model["width"], model["layers"]
     block = 12 * width * width + 13 * width
     matrices = 1 if model.get("tie_head") else 2  # matrices with vocab_size rows: the token embedding, and the head unless it is tied
@@ -123,7 +123,7 @@ _STATES_ON_HOST = ("tessera_host_backward", "torch_fsdp2_host", "tessera_host_gp
 
 
 def _of_gpu(name, title, model, batch, steps, warm_up, estimate_s, limit_s, contenders=_ON_GPU, **more):
-    """bf16 parameters and fp32 masters; gradients are reduced in fp32, as FSDP2's are."""
+    """Returns a work with bf16 parameters and fp32 masters; gradients are reduced in fp32, as in FSDP2."""
     return Work(name, title, model, "bf16", steps, warm_up, contenders, batch=batch, reduce="fp32", estimate_s=estimate_s,
                 limit_s=limit_s, **more)
 
@@ -158,7 +158,7 @@ def of_gpu(quick):
 
 
 def write_tokens(path, vocab_size):
-    """Writes TOKENS tokens below vocab_size in llm.c's format: each is the one before times 5, plus noise."""
+    """Writes TOKENS tokens below vocab_size in llm.c's format: each is 5 times its predecessor plus noise."""
     noise = random.Random(1)
     tokens = array.array("H", [0])
     while len(tokens) < TOKENS:

@@ -39,7 +39,7 @@ constexpr const char* kLatest = "latest";
 constexpr const char* kBest = "best";
 constexpr std::int64_t kMostLatestBytes = 4096;
 constexpr int kMostGenerations = 1000;
-// How a checkpoint is committed, found and pruned.
+// This file commits, finds and prunes checkpoints.
 //
 // A save begins in a folder "step-N.tmp-PID-NUMBER" under the folder's lock (`begin`, which first removes what killed
 // saves left). `commit` writes the manifest there, syncs, renames the folder to its final name, and then replaces the

@@ -15,7 +15,7 @@ namespace tessera {
 /// A folder of checkpoints:
 ///
 ///   latest                         one line: the name of the checkpoint that was committed last
-///   best                           the same for the best one, by whatever the program measures; not in every folder
+///   best                           one line: the name of the best one by the program's measure; not in every folder
 ///   step-000000000100/             a committed checkpoint, which nobody writes any more
 ///     manifest.json
 ///     rank-00000.safetensors ...
@@ -64,7 +64,7 @@ class UnfinishedCheckpoint {
 
   /// Returns the folder in which the files of the checkpoint are written before `commit`.
   const std::string& path() const { return path_; }
-  /// Returns the folder that they will be in after it.
+  /// Returns the folder in which the files will be after `commit`.
   std::string committed_path() const { return folder_ + "/" + name_; }
 
   /// Writes the manifest, syncs and renames. Then it makes `latest`, and if `is_best` also `best`, name the new
@@ -73,7 +73,7 @@ class UnfinishedCheckpoint {
   absl::StatusOr<std::string> commit(const std::string& manifest, bool is_best = false);
 
   /// Sets the oldest checkpoints aside until `keep` are left, or 1 if `keep` is less; call it after `commit`. It keeps
-  /// those that `latest` and `best` name, and does not count the best one. Adds the paths to `pruned`, for
+  /// the checkpoints that `latest` and `best` name, and does not count the best one. Adds the paths to `pruned`, for
   /// remove_pruned, even if it fails; the next `begin` removes what is left of them.
   absl::Status prune(std::int64_t keep, std::vector<std::string>& pruned) const;
 

@@ -12,12 +12,12 @@ namespace tessera {
 /// Bytes by name.
 using CommitParts = std::map<std::string, std::string>;
 
-/// What one rank writes, apart from the records, when its part of a step is on the disk (DurableConfig).
+/// The data that one rank writes, apart from the records, when its part of a step is on the disk (DurableConfig).
 struct Commit {
   std::int64_t generation = 0;  ///< counts a folder's commits, from 1
   std::uint64_t run = 0;        ///< drawn by rank 0 of the run that made it
   std::int64_t step = 0;        ///< StepResult::step
-  /// Hash of everything that says which bytes are whose; a commit with another hash cannot be used.
+  /// Hash of the layout, which says to what each byte belongs; a commit with another hash cannot be used.
   std::uint64_t layout = 0;
   CommitParts parts = {};
 };

@@ -73,8 +73,8 @@ absl::Status CommitLog::begin() const {
   return has_begun() ? absl::OkStatus() : write_file_atomically(begun_file(stem_), {}, who_);
 }
 
-/// Removes this rank's files for which `is_meant` returns true. It gets the part of the name behind the stem and a
-/// point.
+/// Removes this rank's files for which `is_meant` returns true. `is_meant` gets the part of a name behind the stem and
+/// a point.
 absl::Status CommitLog::remove_files(const std::function<bool(std::string_view end)>& is_meant) const {
   const std::string begin = fs::path(stem_).filename().string() + ".";
   std::error_code error;

@@ -31,19 +31,19 @@ class CommitLog {
   /// Errors: 69 another process has it; 73, 77, 71, 74.
   static absl::StatusOr<std::unique_ptr<CommitLog>> open(const std::string& folder, int rank, const std::string& who);
 
-  /// Whether the rank's commits in the folder were ever opened, by a run that may have ended before its first one.
+  /// Returns whether a run, which may have ended before its first commit, ever opened the rank's commits there.
   static bool was_opened(const std::string& folder, int rank);
-  /// Returns the whole commits that are there, the older one first; none before the first. A damaged file beside a
-  /// whole commit does not count, and a warning says so. It changes nothing. Errors: 65 there were commits, and none is
-  /// whole.
+  /// Returns the whole commits that are there, the older one first; there is none before the first commit. A damaged
+  /// file beside a whole commit does not count, and a warning says so. It changes nothing. Errors: 65 there were
+  /// commits, and none is whole.
   absl::StatusOr<std::vector<Commit>> read() const;
   /// Removes what a killed process left of a commit that it was writing.
   absl::Status remove_leftovers() const;
   /// Returns whether all ranks have had a commit.
   bool has_begun() const;
-  /// Notes that all ranks have a commit. REQUIRES: called before the second one is written.
+  /// Notes that all ranks have a commit. REQUIRES: the second commit was not written yet.
   absl::Status begin() const;
-  /// Writes a commit over the one of two generations before. At any moment the file is the old one or the new one,
+  /// Writes a commit over the one two generations before it. At any moment the file is the old one or the new one,
   /// through errors, kills and power loss. After an error the commit may be the old or the new one (see `remove`).
   absl::Status write(const Commit& commit) const;
   /// Removes the commit of this generation from the disk, if it is there. Errors: 74, ...
@@ -53,7 +53,7 @@ class CommitLog {
   absl::StatusOr<std::string> keep(std::string_view bytes) const;
   /// Reads the bytes with this hash. Errors: 65 they are missing or damaged.
   absl::StatusOr<std::string> kept(const std::string& hash) const;
-  /// Removes everything that was kept except `hash`, which may be empty.
+  /// Removes everything that was kept except the bytes with `hash`, which may be empty.
   absl::Status remove_kept_but(const std::string& hash) const;
 
   /// Forgets the lock in a forked process (FolderLock::forget).

@@ -17,13 +17,13 @@
 
 namespace tessera {
 
-/// What a checkpoint holds, and how to tell that it is whole. The names here are the keys of `manifest.json`.
+/// The content of a checkpoint, and hashes that show it to be whole. Names here are the keys of `manifest.json`.
 
 /// A state that the optimizer keeps for each element of a trainable parameter, or for the whole parameter
 /// (state_shapes).
 struct SavedState {
   std::string name;  ///< "exp_avg": the `what` of its pieces
-  /// "fp32", "bf16", or "8bit": then a second kind of pieces, "exp_avg.scales", has one F32 for 256 elements.
+  /// "fp32", "bf16" or "8bit". States of "8bit" also have pieces "exp_avg.scales", with one F32 for 256 elements.
   std::string format;
   friend bool operator==(const SavedState&, const SavedState&) = default;
 };
@@ -38,8 +38,8 @@ struct SavedParameter {
   /// true: it has pieces "master" (F32) and one for each state; false: "value" in `dtype` (see keeps_states)
   bool trains = false;
   std::int64_t updates = 0;  ///< number of steps in which it took part
-  /// Its noise depends on these where states are rounded stochastically: numbers of its unit and of its group there,
-  /// and its first element in that group's flat buffer.
+  /// The number of its unit, the number of its group there, and its first element in that group's flat buffer. Its
+  /// noise depends on these where states are rounded stochastically.
   std::int64_t unit = 0, group = 0, first_element = 0;
   std::int64_t numel = 0;  ///< number of elements, computed from `shape`
   /// Names of the states it has. Empty: all states of the manifest, or none for a frozen parameter.
@@ -47,7 +47,7 @@ struct SavedParameter {
   /// Shapes, by name, of states that are kept for the whole parameter and not for each element.
   std::map<std::string, std::vector<std::int64_t>> state_shapes = {};
 
-  /// A frozen parameter also has its "master" (F32), which was rounded to the "value".
+  /// Says that a frozen parameter also has its "master" (F32), which was rounded to the "value".
   bool keeps_master = false;
 
   /// Returns whether it has the state of this name.
@@ -84,13 +84,13 @@ struct SavedLosses {
   std::int64_t spikes_in_a_row = 0;
 };
 
-/// What is known of the noise of gradients (NoiseScale::State of optim/noise_scale.h, with these names).
+/// The state of the estimate of gradient noise (NoiseScale::State of optim/noise_scale.h, with these names).
 struct SavedNoiseScale {
   double square = 0.0, variance = 0.0, weight = 0.0, batch = 0.0;
 };
 
-/// What compression took from gradients and must be added to later ones (error feedback): pieces "residual.rank3" and
-/// "replica_residual.rank3" of parameters that train, in fp32, as sums over the microbatches of a step.
+/// The residuals that compression took from gradients and adds to later ones (error feedback): pieces "residual.rank3"
+/// and "replica_residual.rank3" of parameters that train, in fp32, as sums over the microbatches of a step.
 struct SavedResiduals {
   std::int64_t microbatches = 1;  ///< number of microbatches in a step
   /// The factor b, if they belong to the momentum b m + (1 - b) g and not to gradients g (OneBitConfig::momentum); 0:
@@ -106,7 +106,7 @@ struct SavedFile {
   std::string name;
   std::int64_t bytes = 0, header_bytes = 0;
   std::uint64_t header_hash = 0;
-  /// Hashes of the data behind the header, for each kChunkBytes; the last may be shorter.
+  /// Hashes of the data behind the header, one for each kChunkBytes; the last chunk may be shorter.
   std::vector<std::uint64_t> chunk_hashes;
 
   std::int64_t data_bytes() const { return bytes - header_bytes; }
@@ -116,10 +116,10 @@ struct SavedFile {
 /// Returns "tessera ", and the version that the root's CMakeLists.txt says.
 std::string this_program();
 
-/// Everything that manifest.json says. Rank 0 fills it when it saves; every rank reads it when it loads.
+/// The content of manifest.json. Rank 0 fills it when it saves; every rank reads it when it loads.
 struct Manifest {
-  /// The newest version that is read. 2: a frozen parameter may have states and a master. Other manifests are still
-  /// written as 1.
+  /// The newest version that is read. In version 2, a frozen parameter may have states and a master. Other manifests
+  /// are still written as version 1.
   static constexpr std::int64_t kVersion = 2;
 
   std::string written_by = this_program();
@@ -138,9 +138,9 @@ struct Manifest {
   std::int64_t defaults_version = 1;  ///< "defaults": OptimizerConfig::defaults_version; 1 where the text has none
   std::int64_t generators = 0;  ///< ranks 0 ... generators - 1 have a piece "generator" of type U8, named by the rank
   std::optional<SavedLossScale> loss_scale;
-  /// Learning rates set by hand: the common one, then those of groups that have one of their own.
+  /// Learning rates set by hand: the common one, then those of groups that have a rate of their own.
   std::vector<std::optional<double>> rates;
-  /// Numbers of the update rule set by hand, by name: the common ones, then each group's. Empty if there are none.
+  /// Numbers of the update rule set by hand, by name: the common ones, then each group's; empty if there are none.
   std::vector<std::map<std::string, double>> options = {};
   std::optional<SamplerCursor> data;
   std::vector<SavedFile> files;

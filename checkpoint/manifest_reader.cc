@@ -28,7 +28,7 @@ absl::Status corrupt_manifest(const std::string& file, const std::string& what) 
   return make_error(ExitCode::kCorruptData, file + ": " + what + (has_hint(what) ? "" : kDamagedCheckpointHint));
 }
 
-/// Multiplies sizes; false if the product is more than any file holds.
+/// Multiplies sizes. Returns false if the product is more than any file holds.
 bool multiply(const std::vector<std::int64_t>& shape, std::int64_t& numel) {
   numel = 1;
   for (const std::int64_t size : shape) {

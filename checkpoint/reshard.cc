@@ -52,7 +52,7 @@ void add_parameter(const SavedCheckpoint& from, const SavedParameter& parameter,
   }
 }
 
-/// Adds what belongs to one rank of the run to one file, without cutting it anew.
+/// Adds everything that belongs to one rank of the run to one file, without cutting it anew.
 void add_residuals(const SavedCheckpoint& from, std::vector<std::vector<Piece>>& pieces) {
   const Manifest& manifest = from.manifest();
   if (!manifest.residuals) return;

@@ -9,7 +9,7 @@
 
 namespace tessera {
 
-/// The most files that a checkpoint is cut into.
+/// The largest number of files into which a checkpoint is cut.
 inline constexpr std::int64_t kMostShards = 65536;
 
 /// Writes what `from` holds to a new checkpoint in `folder`, cut into `files` files of about as many elements each, and

@@ -15,13 +15,13 @@
 namespace tessera {
 namespace {
 
-// How a checkpoint is opened and read.
+// This file opens and reads checkpoints.
 //
 // `open` reads the manifest, then the headers of all files, and puts every piece under "what|name" (`tensors_`). It
 // then checks that each tensor that the manifest names is there, once and whole, and that there are no others. A read
 // goes over the pieces of a tensor part by part (`for_each_part`), and a part lies in one chunk of one file. Chunks are
-// the unit of hashing: a whole chunk is read straight to the caller, others stay in `chunks_`, the kMostChunks that
-// were used last. `readers_` keeps kMostOpenFiles files open in the same way.
+// the unit of hashing: a whole chunk is read straight to the caller; other chunks stay in `chunks_`, up to the
+// kMostChunks that were used last. `readers_` keeps kMostOpenFiles files open in the same way.
 
 constexpr std::int64_t kMostManifestBytes = std::int64_t{256} << 20;
 constexpr std::size_t kMostOpenFiles = 16;

@@ -32,11 +32,11 @@ inline constexpr char kFactors[] = "factors";
 /// the sum over the shard axis, of contributions to the sum over the replicate axis, and of the sums that a rank made.
 inline constexpr char kResidual[] = "residual", kReplicaResidual[] = "replica_residual",
                       kSumResidual[] = "sum_residual";
-/// Likewise for the momentum of a rank's own gradients (TopKConfig::momentum), or its share of the common momentum
+/// Likewise F32: the momentum of a rank's own gradients (TopKConfig::momentum), or its share of the common momentum
 /// (OneBitConfig::momentum).
 inline constexpr char kGradientMomentum[] = "gradient_momentum";
 inline constexpr const char* kKeptOfRanks[] = {kResidual, kReplicaResidual, kSumResidual, kGradientMomentum};
-/// F32, for parameters that train, if at all: the momentum of outer steps ("sync" diloco).
+/// F32, for parameters that train: the momentum of outer steps, if the run made any ("sync" diloco).
 inline constexpr char kOuterMomentum[] = "outer_momentum";
 std::string of_rank(const std::string& what, std::int64_t rank);  ///< "residual.rank3"
 inline constexpr char kScales[] = ".scales";                      ///< this follows a state's name

@@ -22,7 +22,7 @@ struct Piece {
   std::string dtype;        ///< type in safetensors' words: "F32"
   std::int64_t offset = 0;  ///< first element of the piece, counted in the tensor's own memory order
   std::int64_t numel = 0;   ///< number of elements, more than 0
-  std::int64_t begin = 0;   ///< first byte in the file's data, counted from the data's begin
+  std::int64_t begin = 0;   ///< first byte in the file's data, counted from the beginning of the data
 
   std::int64_t bytes() const { return numel * element_bytes(dtype); }
   std::int64_t end() const { return begin + bytes(); }

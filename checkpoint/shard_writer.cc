@@ -103,7 +103,7 @@ absl::Status ShardWriter::hand_over_block() {
 
 absl::Status ShardWriter::end_write() { return under_way_.valid() ? under_way_.get() : absl::OkStatus(); }
 
-/// Switches O_DIRECT; a file system that cannot do it is written through the page cache.
+/// Turns O_DIRECT on or off; where the file system lacks it, the file is written through the page cache.
 void ShardWriter::set_direct(bool direct) {
   const int flags = ::fcntl(fd_, F_GETFL);
   is_direct_ = flags >= 0 && ::fcntl(fd_, F_SETFL, direct ? flags | O_DIRECT : flags & ~O_DIRECT) == 0 && direct;

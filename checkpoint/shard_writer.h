@@ -26,7 +26,7 @@ namespace tessera {
 /// through the page cache, and asks the disk to begin early.
 ///
 /// Errors, with `who` in front: 73 where the file cannot be created, 77, 71, and 74 for a full disk (bytes wanted and
-/// free), a failed write or fsync. Nothing but the destructor may be called after one. A failed fsync is not tried
+/// free), a failed write or fsync. Nothing but the destructor may be called after an error. A failed fsync is not tried
 /// again.
 class ShardWriter {
  public:

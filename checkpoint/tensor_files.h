@@ -50,7 +50,7 @@ class TensorFiles {
  private:
   struct File {
     std::string path;
-    std::int64_t data_begin = 0;  ///< bytes from the file's begin
+    std::int64_t data_begin = 0;  ///< bytes from the beginning of the file
     std::int64_t bytes = 0;
   };
   explicit TensorFiles(std::string who) : who_(std::move(who)) {}

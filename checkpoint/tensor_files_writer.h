@@ -18,18 +18,18 @@ namespace tessera {
 
 /// Writes a model as safetensors files into a folder, which is made: `model.safetensors` alone, or, where that would
 /// have more than `most_bytes` of data, `model-00001-of-00003.safetensors`, ... and `model.safetensors.index.json`.
-/// Each file is written as "<name>.partial", and gets its name when all are complete and on the disk; the index is the
-/// last.
+/// Each file is written as "<name>.partial", and gets its name when all files are complete and on the disk; the index
+/// gets its name last.
 ///
 ///   TESSERA_ASSIGN_OR_RETURN(auto writer, TensorFilesWriter::create(folder, tensors, options, who));
 ///   for each tensor, in the order of `tensors`: writer.append(its bytes), in any portions
 ///   writer.finish(existing)
 ///
-/// Errors, with `who` in front: 73 where the folder or a file cannot be created, or a model is there and to be kept;
-/// 74, 77. After one, nothing but the destructor may be called.
+/// Errors, with `who` in front: 73 where the folder or a file cannot be created, or a model is there and is to be kept;
+/// 74, 77. After an error, nothing but the destructor may be called.
 class TensorFilesWriter {
  public:
-  /// Limit of a file's data, the one by which transformers splits models.
+  /// Limit of a file's data in bytes; transformers splits models by the same limit.
   static constexpr std::int64_t kMostBytes = 5'000'000'000;
 
   /// `tensors`: name, dtype and shape. A tensor is never cut: one that is larger than `most_bytes` has a file of its

@@ -14,7 +14,7 @@ struct FileTensor {
   std::string name;
   std::string dtype;                ///< type in safetensors' words: "F32"
   std::vector<std::int64_t> shape;  ///< sizes of the dimensions; empty: one element
-  std::int64_t begin = 0;           ///< first byte in the file's data, counted from the data's begin
+  std::int64_t begin = 0;           ///< first byte in the file's data, counted from the beginning of the data
   std::int64_t bytes = 0;
 
   std::int64_t end() const { return begin + bytes; }
@@ -31,11 +31,11 @@ struct TensorHeader {
   std::vector<FileTensor> tensors;  ///< ordered by `begin`
 };
 
-/// Bits of an element of a safetensors type, including types that Tessera computes nothing with; 0 for any other word.
+/// Returns the bits of an element of any safetensors type, also of types that Tessera lacks; 0 for any other word.
 std::int64_t element_bits(std::string_view dtype);
-/// Returns the product of a shape's sizes; -1 where it does not fit 2^62 or a size is negative.
+/// Returns the product of a shape's sizes; -1 where it is above 2^62 or a size is negative.
 std::int64_t numel_of(const std::vector<std::int64_t>& shape);
-/// "[2, 3]".
+/// Returns a text such as "[2, 3]".
 std::string text_of_shape(const std::vector<std::int64_t>& shape);
 
 /// Reads the JSON of a head. Errors (65), naming `file` and the tensor: anything that is no such object; a type, shape
@@ -44,8 +44,8 @@ std::string text_of_shape(const std::vector<std::int64_t>& shape);
 absl::StatusOr<TensorHeader> read_tensor_header(const std::string& file, std::string_view json,
                                                 std::int64_t data_bytes);
 
-/// The length and the JSON, filled up with spaces to a multiple of 64 bytes. The metadata says {"format": "pt"}, which
-/// `transformers` wants to see. REQUIRES: `begin` and `bytes` are set (place_tensors).
+/// Returns the length and the JSON, filled up with spaces to a multiple of 64 bytes. The metadata says {"format":
+/// "pt"}, which `transformers` wants to see. REQUIRES: `begin` and `bytes` are set (place_tensors).
 std::string write_tensor_header(const std::vector<FileTensor>& tensors);
 
 /// Sets `begin` and `bytes`: one tensor behind the other.

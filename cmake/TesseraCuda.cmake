@@ -20,7 +20,7 @@ if(NOT TESSERA_CUDA STREQUAL "OFF")
   endif()
   if(TESSERA_HAVE_CUDA AND TESSERA_NVCC AND TARGET tessera::cudart)
     set(CMAKE_CUDA_COMPILER ${TESSERA_NVCC})
-    # Ampere, Hopper, Blackwell, and what comes after from the last one's PTX.
+    # The kernels run on Ampere, Hopper and Blackwell, and on later GPUs by the last one's PTX.
     if(NOT DEFINED CMAKE_CUDA_ARCHITECTURES)
       set(CMAKE_CUDA_ARCHITECTURES 80-real 90-real 100)
     endif()

@@ -7,7 +7,7 @@ set(CMAKE_CXX_VISIBILITY_PRESET default)
 if(NOT CMAKE_BUILD_TYPE)
   set(CMAKE_BUILD_TYPE RelWithDebInfo)
 endif()
-# -O2 and frame information, but assertions of the standard library only where one debugs.
+# RelWithDebInfo has -O2 and frame information; only Debug has assertions of the standard library.
 set(CMAKE_CXX_FLAGS_RELWITHDEBINFO "-O2 -g1")
 set(CMAKE_CXX_FLAGS_DEBUG "-Og -g1 -D_GLIBCXX_ASSERTIONS")
 

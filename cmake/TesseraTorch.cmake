@@ -61,7 +61,7 @@ function(tessera_use_torch_pch)
       <torch/csrc/distributed/c10d/Backend.hpp> <memory> <string> <vector>)
   endif()
   foreach(target ${ARGN})
-    # In place of the one without LibTorch, where a layer has that.
+    # This takes the place of the header without LibTorch, where a layer has that one.
     set_target_properties(${target} PROPERTIES PRECOMPILE_HEADERS_REUSE_FROM tessera_torch_pch)
     tessera_compile_in_batches(${target})
   endforeach()

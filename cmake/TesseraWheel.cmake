@@ -20,7 +20,7 @@ if(TARGET tessera::cudart)
   endif()
 endif()
 
-# A wheel has no symbolic links, so that the file has its SONAME as name.
+# A wheel has no symbolic links, so the file has its SONAME as its name.
 tessera_shared_library(tessera_wheel_library)
 set_target_properties(tessera_wheel_library PROPERTIES EXCLUDE_FROM_ALL ON VERSION ${tessera_minor} INSTALL_RPATH "${tessera_wheel_rpath}"
   BUILD_WITH_INSTALL_RPATH ON LIBRARY_OUTPUT_DIRECTORY ${tessera_wheel_build}/lib)
@@ -56,7 +56,7 @@ foreach(program tessera ${tessera_parts})
 endforeach()
 add_custom_target(tessera_wheel DEPENDS tessera_wheel_library tessera_wheel_module ${tessera_wheel_programs})
 
-# What builds with CMake and with pkg-config find.
+# The files that builds with CMake and with pkg-config look for.
 include(${PROJECT_SOURCE_DIR}/python/TorchVersion.cmake)
 tessera_version_of_torch(${TESSERA_TORCH_ROOT} tessera_torch_version)
 tessera_minor_of_torch(${tessera_torch_version} tessera_torch_minor)

@@ -88,7 +88,7 @@ void Engine::backward_nothing() {
   training.job.or_abort("backward_nothing", [&] { training.run_nothing(); });
 }
 
-/// The gradients of all engines begin with the first one's loss scale; another's own scale is made up for by a factor.
+/// The gradients of all engines begin with the first one's loss scale; a factor corrects another engine's scale.
 std::vector<at::Tensor> Engine::State::factors_of(const std::vector<Engine*>& engines, const LossSeed& first) {
   const double scale = engines[0]->loss_scale();
   std::vector<at::Tensor> factors = {first.factor};
@@ -150,7 +150,7 @@ StepResult Engine::step(bool partial) {
   bool saved = false;
   const StepResult result = job.or_abort("step", [&, &job = job, &training = training, &saving = saving] {
     StepResult taken = training.take_step();
-    // Before another step begins, it is known whether to go back; a GPU's host would otherwise run ahead.
+    // The host waits here to know whether to go back before another step begins; otherwise it would run ahead of a GPU.
     if (job.strategy.on_spike.action == SpikeAction::kRollback) taken.wait();
     saved = saving.ends_in_step && saving.save_has_ended();
     return taken;

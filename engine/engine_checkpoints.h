@@ -8,24 +8,24 @@
 
 namespace tessera {
 
-/// Implements save_checkpoint, load_checkpoint, commit_durable and resume_durable, with access to the Engine's inside.
+/// Implements save_checkpoint, load_checkpoint, commit_durable and resume_durable, inside the Engine.
 class EngineCheckpoints {
  public:
   explicit EngineCheckpoints(Engine& engine)
       : job_(engine.state_->job), training_(engine.state_->training), saving_(engine.state_->saving) {}
-  /// Is used by classes beside the Engine in this layer.
+  /// Classes beside the Engine in this layer use it.
   Training& training() { return training_; }
 
   std::string save(const std::string& folder, const CheckpointItems& items, const SaveOptions& options);
   /// Loads a checkpoint. No EngineCheckpoints may be used afterwards, since the Engine may plan anew (start_step).
   static LoadedCheckpoint load(Engine& engine, const std::string& path);
   void finish();
-  /// Goes back after step number `step`, which was skipped for its loss: parameters and all that updates them get the
+  /// Goes back after step number `step`, which was skipped for its loss. Parameters and all that updates them get the
   /// values of the last checkpoint that was saved or loaded; step numbers, generators and rates set by hand go on. It
   /// warns. It waits for a save under way, whose error finish() throws. Nothing changes if there is no checkpoint, or
-  /// if spikes went back to the same one too often. Collective.
+  /// if spikes went back to the same one too often. It is collective.
   void go_back(std::int64_t step);
-  /// The caller will call finish() when all ranks' saves have ended, and a step does not look.
+  /// Says that the caller will call finish() when all ranks' saves have ended, so that no step looks for their end.
   void finish_by_hand() { saving_.ends_in_step = false; }
   /// Returns whether this rank's part of the save under way has ended, well or not.
   bool save_has_ended() const;

@@ -36,10 +36,10 @@ struct Saving {
 
   explicit Saving(Job& job_given) : job(job_given) {}
 
-  /// Returns whether every rank's thread has ended, where a save goes on. Collective then.
+  /// Returns whether every rank's thread has ended, where a save goes on. It is collective then.
   bool save_has_ended() const;
   /// This is called before training state changes. It waits for the commit under way, which then counts, or is taken
-  /// back on all ranks. The next commit reports a failure. Collective where there is one.
+  /// back on all ranks. The next commit reports a failure. It is collective where there is a commit.
   void settle_commit();
   /// Waits for the commit under way when the Engine is destroyed, without the other ranks. A failure that was not
   /// reported is logged, and ends tessera::run with its exit code.

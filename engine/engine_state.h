@@ -13,7 +13,7 @@
 
 namespace tessera {
 
-/// What an Engine is made of. Code that needs one part gets that part alone. A Training and a Saving know their Job,
+/// The parts of an Engine. Code that needs one part gets that part alone. A Training and a Saving know their Job,
 /// and neither knows the other.
 struct Engine::State {
   /// `continues_after`: for planned_anew, the steps that training has made. They say whether outer steps are in effect
@@ -21,7 +21,7 @@ struct Engine::State {
   State(std::shared_ptr<torch::nn::Module> module, std::shared_ptr<Strategy> strategy, const Mesh& mesh,
         OwnRules own_rules, std::optional<std::int64_t> continues_after);
   /// Calls `change`, and returns a new plan: a State over the same module, which goes on with the values, optimizer
-  /// states and counts of this State. This State must not be used afterwards. Call it between steps. Collective.
+  /// states and counts of this State. This State must not be used afterwards. Call it between steps. It is collective.
   /// `other`: a strategy with more groups of parameters, in place of the Engine's.
   std::unique_ptr<State> planned_anew(std::int64_t steps, const std::function<void()>& change,
                                       std::shared_ptr<Strategy> other = nullptr);

@@ -13,7 +13,7 @@
 namespace tessera {
 namespace {
 
-/// What each rank tells the others before a round of evaluation.
+/// The numbers that each rank tells the others before a round of evaluation.
 struct EvaluationRound {
   std::int64_t has_next = 0, batches = 0;
   double loss = 0.0, weight = 0.0;  ///< sums so far, with losses multiplied by weights

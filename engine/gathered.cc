@@ -14,7 +14,7 @@ namespace tessera {
 namespace {
 
 /// Private copies of units whose ranks share one copy. A write under a guard stays in the rank's own copy until the
-/// guard stores it. Collective over the ranks that share.
+/// guard stores it. It is collective over the ranks that share.
 class PrivateCopies {
  public:
   PrivateCopies(const std::vector<Unit*>& units, Collectives& sharers) : units_(units), sharers_(sharers) {

@@ -8,8 +8,8 @@
 
 namespace tessera {
 
-/// Opens this rank's files and finds the last commit that all ranks hold. Collective. Throws tessera::Error, the same
-/// on every rank: the errors of DurableFiles::look and choose.
+/// Opens this rank's files and finds the last commit that all ranks hold. It is collective. Throws tessera::Error, the
+/// same on every rank: the errors of DurableFiles::look and choose.
 std::unique_ptr<DurableFiles> open_durable(const DurableConfig& config, const MemoryPlan& plan,
                                            const std::string& layout, Collectives& control);
 

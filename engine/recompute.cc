@@ -23,7 +23,7 @@ namespace {
 namespace autograd = torch::autograd;
 
 /// The state of each generator that a function of some inputs may draw from: the CPU's, and those of the inputs'
-/// devices. Reading a GPU's does not wait for it.
+/// devices. Reading the state of a GPU's generator does not wait for the GPU.
 struct RandomStates {
   static RandomStates of(const std::vector<at::Tensor>& inputs) {
     RandomStates states;
@@ -66,8 +66,8 @@ class WithRandomStates {
 };
 
 /// Turns autocast's cache off while it lives. Otherwise code after the optimizer's step would get casts of old
-/// parameters from the cache. The key of the cache is the tensor, it knows no versions, and only the program empties
-/// it, at the end of its autocast region.
+/// parameters from the cache. The cache's key is the tensor without its version, and only the program empties it, at
+/// the end of its autocast region.
 class WithoutCachedCasts {
  public:
   WithoutCachedCasts() : before_(at::autocast::is_autocast_cache_enabled()) {
@@ -81,8 +81,8 @@ class WithoutCachedCasts {
   const bool before_;
 };
 
-/// Ends the second run of a function as soon as backward has what it needs. It is no std::exception, so a program that
-/// catches those lets it pass.
+/// Ends the second run of a function as soon as backward has what it needs. It is not a std::exception, so a program
+/// that catches such exceptions lets it pass.
 struct NothingIsMissing {};
 
 /// Returns whether a tensor lives anyway and is not computed again, as parameters do. A unit's storages are released
@@ -252,7 +252,7 @@ void Call::run_again() {
   }
   const at::ThreadLocalStateGuard as_in_forward(thread_state_);
   const at::AutoGradMode with_grad(true);
-  // An input that was no leaf stays no leaf, since leaves that want gradients count as parameters.
+  // An input that was not a leaf must not become one, since leaves that want gradients count as parameters.
   for (std::size_t i = 0; i < inputs.size(); ++i) {
     if (requires_grad_[i] && !is_leaf_[i]) inputs[i] = inputs[i].view_as(inputs[i]);
   }

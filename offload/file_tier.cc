@@ -19,13 +19,13 @@
 namespace tessera {
 namespace {
 
-// How records move between slots and files.
+// This file moves records between slots and files.
 //
 // A slot is memory for one record. `get` finds the record's slot or takes the one that was put or released first
 // (`take_slot`), begins a read if the slot does not have the record yet, and waits for it (`bring_in`). `fetch` does
 // the first half only, and `put` begins a write that `end_write` ends: when the slot is needed, when `write_behind`
-// others have followed, or in `flush`. The ring's tags are slot numbers; copies, which need no slot, have tags from
-// kCopies on. The first failure is kept in `failure_`, and every call returns it.
+// other writes have followed, or in `flush`. The ring's tags are slot numbers; copies, which need no slot, have tags
+// from kCopies on. The first failure is kept in `failure_`, and every call returns it.
 
 constexpr std::size_t kMostPaths = 64;
 /// tags of copies in the ring; lower tags are those of slots
@@ -570,7 +570,7 @@ absl::Status FileTier::start_write(std::size_t index, std::optional<std::uint64_
   return options_.write_behind == 0 ? end_write(index) : absl::OkStatus();
 }
 
-// Ends writes of records that `write_behind` others have followed, so that at least `read_ahead` slots are there for
+// Ends writes that `write_behind` later writes have followed, so that at least `read_ahead` slots are there for
 // reading.
 absl::Status FileTier::end_writes_behind() {
   const auto behind = static_cast<std::uint64_t>(options_.write_behind);

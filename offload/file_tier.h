@@ -24,7 +24,7 @@ struct StripePath {
   double weight = 1.0;  ///< weight of its share of the records: the bandwidth of the disk, in any unit
 };
 
-/// How a FileTier is made; `check_options` in its source refuses (70) what makes no sense.
+/// The options of a FileTier; `check_options` in its source refuses (70) what makes no sense.
 struct FileTierOptions {
   std::int64_t records = 0;  ///< number of records, 1 or more
   /// 1 or more; a record takes whole blocks of 4096 bytes on disk. 2 to 6 MiB are fastest
@@ -44,8 +44,8 @@ struct FileTierOptions {
   int read_ahead = 4;    ///< 0 or more; each record that is read ahead hides the latency of one read
   int write_behind = 3;  ///< 0 or more; with 0 `put` waits for its write
   /// Bytes for records that are kept in memory and never read or written, as many as fit: some of the first
-  /// `resident_first` ones, then some of the others. They are spread evenly, so that the disk has something to do while
-  /// they are used.
+  /// `resident_first` records, then some of the others. They are spread evenly, so that the disk has something to do
+  /// while they are used.
   std::size_t resident_bytes = 0;
   std::int64_t resident_first = 0;  ///< 0 to records
 
@@ -71,9 +71,9 @@ struct FileTierOptions {
 ///
 /// **Traversals.** A slot keeps its record until the slot is needed for another record. The slot whose record was put
 /// or released first is reused first, whether or not the disk has that record by then. What is read therefore does not
-/// depend on the disk's speed (as long as what is fetched is also got, in that order), and a traversal that begins
-/// where the last one ended (forward, then backward) finds the last records in the slots. The resident set needs no
-/// such luck: it saves the same reads and writes in any order.
+/// depend on the disk's speed (as long as what is fetched is also got, in that order). A traversal that begins where
+/// the last one ended (forward, then backward) finds the last records in the slots. The resident set does not depend on
+/// this: it saves the same reads and writes in any order.
 ///
 /// **A record that is written and wanted again** is not read: its slot still has it. It is given out when the write has
 /// ended. So no read of a record is ever in flight beside a write of it.
@@ -153,7 +153,7 @@ class FileTier final : public RecordTier, public DurableTier {
   };
   struct Sizes {
     std::int64_t resident = 0;
-    std::int64_t on_disk = 0;  ///< records
+    std::int64_t on_disk = 0;  ///< number of records on disk
     std::size_t slots = 0;
     std::size_t stride_bytes = 0;  ///< bytes of a record in a slot
     std::vector<std::int64_t> file_records, file_bytes;
@@ -225,7 +225,7 @@ class FileTier final : public RecordTier, public DurableTier {
   std::vector<Copy> copies_;  ///< copies that have not ended, oldest first
   std::uint64_t copies_begun_ = 0;
   int held_ = 0, fetched_ = 0, writing_ = 0;
-  std::uint64_t order_ = 0;  ///< the last number given
+  std::uint64_t order_ = 0;  ///< the last order number given
   TierCounters counters_;    ///< complete except for wait_seconds
   absl::Status failure_;
   absl::Status sync_failure_;  ///< failure of a sync on any thread; the next end_writes returns it

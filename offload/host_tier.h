@@ -11,7 +11,7 @@
 
 namespace tessera {
 
-/// How a HostTier is made.
+/// The options of a HostTier.
 struct HostTierOptions {
   std::int64_t records = 0;      ///< number of records, 1 or more
   std::size_t record_bytes = 0;  ///< 1 or more
@@ -27,7 +27,7 @@ struct HostTierOptions {
 };
 
 /// All records in memory, one behind the other. Nothing is ever read or written, so every `get` is a hit and any number
-/// may be held. A record stays at its place, so a device may go on copying a record that was put.
+/// of records may be held. A record stays at its place, so a device may go on copying a record that was put.
 class HostTier final : public RecordTier {
  public:
   /// Returns the bytes that `create` will take from the system: exact, tables of some bytes a record included.

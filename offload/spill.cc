@@ -16,7 +16,7 @@
 namespace tessera {
 namespace {
 
-// How values move between slots and scratch files.
+// This file moves values between slots and scratch files.
 //
 // `put` cuts a value into pieces and writes each through a slot (`put_piece`): it takes room on the disk, copies the
 // bytes into an empty slot and begins the write. `get` copies each piece out of its slot, reading it first where no
@@ -183,7 +183,7 @@ void Spill::drop(Id id) {
 // ---- Slots
 // -----------------------------------------------------------------------------------------------------------
 
-/// Whether `a` is needed after `b` in the order of `get`; a piece that was got already comes behind everything else.
+/// Returns whether `get` needs `a` after `b`; a piece that was got already comes behind everything else.
 bool Spill::is_needed_later(const Slot& a, const Slot& b) const {
   if (a.was_got != b.was_got) return a.was_got;
   if (a.id != b.id) return a.id < b.id;

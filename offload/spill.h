@@ -20,10 +20,10 @@
 
 namespace tessera {
 
-/// How a Spill is made.
+/// The options of a Spill.
 struct SpillOptions {
   std::string who = {};  ///< text in front of errors: "rank 0 activations"
-  /// One or more, each on a disk of its own: pieces are written to them by turns.
+  /// One directory or more, each on a disk of its own: pieces are written to them by turns.
   std::vector<std::string> directories = {};
   std::size_t piece_bytes = std::size_t{2} << 20;  ///< 1 or more: the most that one transfer moves
   /// number of pieces read ahead, and of pieces written behind: 1 to 32
@@ -35,7 +35,7 @@ struct SpillOptions {
 
 /// Values of any length that are put once, got any number of times (usually the last one first), and dropped. They lie
 /// in scratch files, written behind and read ahead asynchronously. Unlike a FileTier it need not know beforehand how
-/// many there are, and a value may be larger than its memory. Activations that are offloaded to files lie in one.
+/// many there are, and a value may exceed its memory. Activations that are offloaded to files lie in one.
 ///
 /// **Memory.** It takes `2 x queue_depth + 1` slots of `piece_bytes` when it is made. A value is cut into pieces, and
 /// `put` copies each into a slot. It returns when the last piece has a slot, and the caller's bytes may then go. While

@@ -9,15 +9,15 @@ namespace tessera {
 /// records is spread in nearly the same proportion, so that all disks work at once. It depends on weights and numbers
 /// alone.
 ///
-/// Record r is in the file that is furthest behind its share of the first r + 1 records; the first such file if several
-/// are.
+/// Record r is in the file that is furthest behind its share of the first r + 1 records; it is the first such file if
+/// several are.
 struct StripePlace {
   std::int32_t file = 0;
   std::int64_t index = 0;  ///< the record is the index-th of that file, from 0
 };
 
 /// Fills `places`.
-/// REQUIRES: `weights` are finite and more than 0; `places` has one for each record.
+/// REQUIRES: `weights` are finite and more than 0; `places` has one entry for each record.
 void place_in_stripes(std::span<const double> weights, std::span<StripePlace> places);
 
 }  // namespace tessera

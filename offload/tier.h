@@ -55,21 +55,21 @@ class RecordTier {
   virtual std::int64_t num_records() const = 0;
   /// Returns the bytes of the largest record.
   virtual std::size_t record_bytes() const = 0;
-  /// Records that may be held at once; the size of `num_records` where there is no limit.
+  /// Returns the number of records that may be held at once; `num_records` where there is no limit.
   virtual std::int64_t most_held() const = 0;
 
   /// Advises that `record` is wanted soon (prefetch): begins to read it, without waiting. Does nothing if it is in
-  /// memory. False: there is no room for it yet, because enough records are being read ahead, or because records that
-  /// are being written hold the memory; call again later. An error shows at the record's `get`.
+  /// memory. Returns false if there is no room for it yet, because enough records are being read ahead, or because
+  /// records that are being written hold the memory; call again later. An error shows at the record's `get`.
   virtual bool fetch(std::int64_t record) = 0;
   /// Returns whether the record always stays in memory, and is never read. REQUIRES: 0 <= record < num_records.
   virtual bool stays_in_memory(std::int64_t record) const = 0;
   /// Returns the record's memory, which is held until `put` or `release`. It waits until the record is in memory. A
   /// record that is held already is returned again.
   virtual absl::StatusOr<std::span<std::byte>> get(std::int64_t record) = 0;
-  /// The caller has changed the record and is done with it. REQUIRES: it is held.
+  /// Says that the caller has changed the record and is done with it. REQUIRES: it is held.
   virtual absl::Status put(std::int64_t record) = 0;
-  /// The caller has not changed the record and is done with it; nothing is written. REQUIRES: it is held.
+  /// Says that the caller is done with the record and has not changed it; nothing is written. REQUIRES: it is held.
   virtual absl::Status release(std::int64_t record) = 0;
   /// Begins to copy a record's bytes into `memory`, without waiting and without taking memory of the tier. `memory` is
   /// as large as the record in whole blocks of 4096 bytes, begins at a multiple of that, and belongs to the tier until

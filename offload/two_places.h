@@ -13,8 +13,8 @@
 namespace tessera {
 
 /// Says at which of its two places on disk each record is (double buffering), so that what a commit says is never
-/// overwritten before the next commit: a record that is written for the first time after a commit goes to its other
-/// place, and stays there until the next one.
+/// overwritten before the next commit. A record that is written for the first time after a commit goes to its other
+/// place, and stays there until the next commit.
 ///
 /// `text` is all that one has to know of the records to find them again: for each, one byte (bit 0 its place, bit 1
 /// whether it was ever written) and its checksum in eight bytes, the lowest first.
@@ -27,14 +27,14 @@ class TwoPlaces {
   static absl::StatusOr<TwoPlaces> make(std::size_t records, const std::string& who);
   static constexpr std::size_t occupied_bytes(std::size_t records) { return Table<State>::occupied_bytes(records); }
 
-  /// 0 or 1: where the record's latest value is.
+  /// Returns 0 or 1: where the record's latest value is.
   int place(std::size_t record) const { return states_[record].latest; }
   /// Returns where its next value goes, which is its latest place from then on.
   int place_to_write(std::size_t record);
   /// Makes the latest values those of the commit.
   void commit();
 
-  /// `text` comes from a commit, whose places are not written before the next one. It does not change the latest
+  /// Protects the places of the commit that `text` comes from until the next commit. It does not change the latest
   /// values.
   absl::Status protect(std::string_view text);
   /// Returns the text of the latest values. `written`, `checksums`: [record].

@@ -27,7 +27,7 @@ struct AdafactorStep {
   std::int64_t step = 1;  ///< number of this step, from 1
 };
 
-/// Adafactor (Shazeer and Stern, arXiv 1804.04235), as `torch.optim.Adafactor` has it if its `eps1` is left out:
+/// Adafactor (Shazeer and Stern, arXiv 1804.04235), as `torch.optim.Adafactor` defines it without `eps1`:
 ///
 ///   w = step^beta2_decay
 ///   r = r + w (mean over columns of g^2 - r),   c = c + w (mean over rows of g^2 - c)
@@ -35,14 +35,14 @@ struct AdafactorStep {
 ///   u = g / sqrt(max(v, eps^2)),     eps = 2^-23
 ///   p = (1 - lr weight_decay) p - u max(min_rms, rms(p)) min(lr, 1 / sqrt(step)) / max(1, rms(u) / clip_threshold)
 ///
-/// Sums are made in fp64, in an order that depends on the tensor's shape alone: the same bits on every rank and
-/// machine, and on GPUs.
+/// Sums are made in fp64, in an order that depends on the tensor's shape alone: they have the same bits on every rank
+/// and machine, and on GPUs.
 /// - A row's squares, and a matrix's r, are summed over 32 lanes: lane l adds up values l, l + 32, l + 64, ...; then
 ///   the upper half of the lanes is added to the lower one, down to one lane.
-/// - The squares of a whole tensor (rms) are summed over lanes for each 4096 values, and then these sums over lanes.
-/// - A column is summed over each 256 rows one after the other, and then these sums one after the other.
+/// - The squares of a whole tensor (rms) are summed over lanes for each 4096 values, and then these sums are summed so.
+/// - A column is summed over each 256 rows one after the other, and then these sums are added one after the other.
 ///
-/// It takes nothing from the heap. Many threads may call it at once, for different tensors.
+/// The step takes no memory from the heap. Many threads may call it at once, for different tensors.
 void step_adafactor(const AdafactorConfig& config, const AdafactorStep& numbers, const AdafactorTensor& tensor);
 
 /// Returns how many doubles of scratch memory a GPU needs for the tensor (DeviceKernels::adafactor).

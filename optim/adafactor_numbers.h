@@ -8,7 +8,7 @@
 
 namespace tessera {
 
-/// Sizes in Adafactor's sums (adafactor.h): lanes, values of a block of a whole tensor, rows of a block of a column.
+/// Sizes in Adafactor's sums (adafactor.h): lanes, values in a block of a tensor, and rows in a block of a column.
 constexpr std::size_t kAdafactorLanes = 32, kAdafactorBlock = 4096, kAdafactorRows = 256;
 
 constexpr std::size_t adafactor_blocks(std::size_t count, std::size_t block) { return (count + block - 1) / block; }
@@ -18,7 +18,7 @@ struct AdafactorNumbers {
   double rate, min_rms, clip_threshold;
   float weight, kept;
 };
-/// Computes these numbers, on the host.
+/// Computes the AdafactorNumbers of a step, on the host.
 AdafactorNumbers adafactor_numbers(const AdafactorConfig& config, const AdafactorStep& numbers);
 
 /// The numbers of doubles that a GPU keeps between its kernels, by kind.
@@ -69,7 +69,7 @@ TESSERA_ALWAYS_INLINE float adafactor_divided(float g, float v) {
   return g / ScalarLane::sqrt(adafactor_larger(v, kAdafactorEps * kAdafactorEps));
 }
 
-/// Returns the factor of updates, from the sums of squares of parameter and updates, which have `numel` numbers each.
+/// Returns the factor of updates. It comes from the sums of squares of parameter and updates (`numel` numbers each).
 TESSERA_ALWAYS_INLINE float adafactor_moved(const AdafactorNumbers& numbers, double of_parameter, double of_updates,
                                             std::size_t numel) {
   const auto count = static_cast<double>(numel);

@@ -31,17 +31,17 @@ class DeviceKernels {
   virtual void decide(const StepRequest& request, const StepTables& tables) = 0;
   /// Begins the update of a unit while backward goes on: see optim/cuda/device_step.h.
   virtual void begin_unit(const StepRequest& request, const UnitRequest& unit, const StepTables& tables) = 0;
-  /// The optimizer's pass over one run, in one launch. Nothing happens if the decision is to skip.
+  /// Makes the optimizer's pass over one run, in one launch. Nothing happens if the decision is to skip.
   virtual void update(const DeviceRun& run, const StepTables& tables) = 0;
-  /// Muon's directions of a run: see optim/cuda/device_step.h.
+  /// Makes Muon's directions of a run: see optim/cuda/device_step.h.
   virtual void muon_directions(const DeviceRun& run, const MuonMomentumConstants& constants,
                                const StepTables& tables) = 0;
-  /// LAMB and LARS between their passes: see optim/cuda/device_layers.h.
+  /// Does the work of LAMB and LARS between their passes: see optim/cuda/device_layers.h.
   virtual void adapt_rates(const StepRequest& request, const LayerTables& layers, const StepTables& tables) = 0;
-  /// Read the run's masters, and put new ones in their place: see optim/cuda/device_step.h.
+  /// These read the run's masters, and put new masters in their place: see optim/cuda/device_step.h.
   virtual void read_weights(const DeviceRun& run, float* masters) = 0;
   virtual void assign_weights(const DeviceRun& run, const StepTables& tables) = 0;
-  /// Put masters in the place of weights, and make one pass of an outer step: see optim/cuda/device_outer.h.
+  /// These put masters in the place of weights, and make one pass of an outer step: see optim/cuda/device_outer.h.
   virtual void write_weights(const StepArguments& to, const float* masters) = 0;
   virtual void outer_pass(const OuterRun& run) = 0;
   /// Does what step_adafactor (adafactor.h) does, to the same bits. `scratch` has adafactor_scratch(tensor) numbers.
@@ -50,7 +50,7 @@ class DeviceKernels {
   /// Exchanges a run's masters and averages, for the parameters that some step has updated.
   virtual void swap_averages(const DeviceRun& run, const StepTables& tables) = 0;
 
-  /// An event, which marks a place in a queue of the device. Everything that was queued before it is "before the mark".
+  /// An event, which marks a place in a queue of the device. All work that was queued earlier is "before the mark".
   class Mark {
    public:
     virtual ~Mark() = default;
@@ -71,9 +71,9 @@ class DeviceKernels {
   };
   /// Copies to the device on a queue of its own, while the current stream computes. The copies wait for the mark
   /// `after` if it is given, and for nothing else. The mark that is returned is behind the copies: join it before using
-  /// what they bring, and do not change `pinned` until it is passed.
+  /// the copied values, and do not change `pinned` until it is passed.
   virtual std::unique_ptr<Mark> upload(std::span<const UploadPiece> pieces, const Mark* after) = 0;
-  /// Copies from the device on a queue of its own, after everything that is on the current stream now. The mark that is
+  /// Copies from the device on a queue of its own, after all work that is on the current stream now. The mark that is
   /// returned is behind the copy, and so behind all earlier ones: join it before changing `device`; once it is passed,
   /// `pinned` holds the bytes.
   virtual std::unique_ptr<Mark> download(std::byte* pinned, const void* device, std::size_t bytes) = 0;
@@ -81,13 +81,13 @@ class DeviceKernels {
   /// it at any time.
   virtual void fetch(std::byte* pinned, const void* device, std::size_t bytes) = 0;
 
-  /// A part of the current stream, from the place where the Interval was made to that where `end` was called.
+  /// A part of the current stream, from the place where the Interval was made to the place where `end` was called.
   class Interval {
    public:
     virtual ~Interval() = default;
     virtual void end() noexcept = 0;
-    /// Returns its length by the device's clock. Throws an error that `end`, which is noexcept, had to keep. REQUIRES:
-    /// the device has reached its end.
+    /// Returns the interval's length by the device's clock. Throws an error that `end`, which is noexcept, had to keep.
+    /// REQUIRES: the device has reached its end.
     virtual double seconds() = 0;
   };
   virtual std::unique_ptr<Interval> begin_interval() = 0;

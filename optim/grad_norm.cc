@@ -64,8 +64,8 @@ std::size_t nodes_of(const NormRun& run) {
   return count;
 }
 
-/// Returns the most entries of the stack while a run is added up: two nodes of each level. It can be deeper then than
-/// at the end.
+/// Returns the most entries of the stack while a run is added up: two nodes of each level. The stack can then be deeper
+/// than at the end.
 std::size_t deepest_stack(const NormRun& run) { return 2 * static_cast<std::size_t>(std::bit_width(run.blocks())); }
 
 }  // namespace
@@ -190,7 +190,7 @@ NormTotals::NormTotals(std::span<const std::uint64_t> numels, std::span<const st
                                                 norm_blocks_of(numels[run.tensor])));
       }
       for_each_norm_node(run, [&](std::uint32_t, std::uint64_t index) {
-        // All blocks before this one are there, so every right child finds its left sibling.
+        // All blocks before this one have been added, so every right child finds its left sibling.
         const auto merges = static_cast<std::uint32_t>(std::countr_zero(index + 1));
         nodes.push_back({run.tensor, {part, slot++, merges}});
         ++count[run.tensor];

@@ -15,14 +15,14 @@ namespace tessera {
 //
 // Each tensor has a tree of its own (norm_tree.h). A block's sum runs over 16 lanes (element i of the block goes to
 // lane i mod 16), added in a fixed order; squares of fp32 numbers are exact in fp64. A rank adds up the largest nodes
-// that its part holds completely (NormSums) and sends those. Every rank then adds the nodes above them in the same way
-// (NormTotals), and adds tensors in the order of numbers that do not depend on their places.
+// that its part holds completely (NormSums) and sends their sums. Every rank then adds the nodes above them in the same
+// way (NormTotals), and adds tensors in the order of numbers that do not depend on their places.
 //
-// The nodes that a part has follow from where tensors lie, so every rank knows them beforehand: only sums are sent, as
+// The nodes of a part follow from where tensors lie, so every rank knows them beforehand: only sums are sent, equally
 // many each time. If an element is infinite or NaN, so is the total.
 
-/// Takes one part's elements in order and adds up the nodes of its runs; the same bits wherever the pieces are cut.
-/// Allocates when constructed and never again. One thread at a time may use it.
+/// Takes one part's elements in order and adds up the nodes of its runs. The result has the same bits wherever the
+/// pieces are cut. It allocates only when it is constructed. One thread at a time may use it.
 ///
 ///   sums.reset();  sums.add(piece); ...  sums.sums(), sums.finite()
 class NormSums {
@@ -32,12 +32,12 @@ class NormSums {
 
   std::span<const NormRun> runs() const { return runs_; }
 
-  /// Begins again: the next element is the part's first.
+  /// Begins again: the next element is the first element of the part.
   void reset();
   /// Adds the elements that follow those added so far. Throws `std::invalid_argument` if they end inside a block of a
   /// tensor.
   void add(std::span<const float> piece);
-  /// Skips to element `begin` of the part. Tensors in between, which must be whole, count as zeros. Throws
+  /// Skips to element `begin` of the part. The tensors that are skipped must be whole, and count as zeros. Throws
   /// `std::invalid_argument` if `begin` lies before what has been added, or inside a tensor.
   void skip_to(std::uint64_t begin);
 
@@ -46,7 +46,7 @@ class NormSums {
   std::span<const double> sums() const;
   /// Returns the number of sums.
   std::size_t count() const { return count_; }
-  /// Returns whether all sums are finite, which is so if all elements are: fp64 holds the squares of fp32 numbers.
+  /// Returns whether all sums are finite. They are if all elements are, since fp64 holds the squares of fp32 numbers.
   bool finite() const;
 
  private:
@@ -78,7 +78,7 @@ class NormTotals {
   std::size_t most_sums() const { return most_sums_; }
 
   /// Writes each tensor's sum of squares to `squares` [tensors], and returns their sum, in order of the numbers.
-  /// `sums[k]`: what part k sent, aligned to 8 bytes.
+  /// `sums[k]`: the sums that part k sent, aligned to 8 bytes.
   double add_up(std::span<const double* const> sums, std::span<double> squares) const;
 
   /// Kernels use these: the links of tensor t are links()[k] for first_link()[t] <= k < first_link()[t + 1].

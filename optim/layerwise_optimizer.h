@@ -9,26 +9,26 @@
 
 namespace tessera {
 
-/// Updates by LAMB and LARS. The length of a step depends on the norms of each tensor, which no rank holds as a whole.
-/// A step therefore has two passes, and ranks add up their parts of the norms between them. It works on the CPU. Many
-/// threads may use it at once, on disjoint slices.
+/// Makes updates by LAMB and LARS. The length of a step depends on the norms of each tensor, which no rank holds as a
+/// whole. A step therefore has two passes, and ranks add up their parts of the norms between them. It works on the CPU.
+/// Many threads may use it at once, on disjoint slices.
 class LayerwiseOptimizer final : public Optimizer {
  public:
   /// `config.type`: lamb or lars.
   explicit LayerwiseOptimizer(const OptimizerConfig& config, const EmaConfig& ema = {},
                               InstructionSet set = best_instruction_set());
 
-  /// lamb: exp_avg and exp_avg_sq; lars: momentum_buffer, where there is momentum. The average comes last, where
+  /// lamb has exp_avg and exp_avg_sq; lars has momentum_buffer, where there is momentum. The average comes last, where
   /// weights are averaged.
   const std::vector<StateInfo>& states() const override { return elements_.states(); }
 
-  /// lamb: true, since the update's norm is that of the directions that the first pass makes. lars: false, since it is
-  /// the gradient's.
+  /// Returns true for lamb: the update's norm is that of the directions that the first pass makes. For lars it is
+  /// false, since the norm is that of the gradient.
   bool makes_directions() const { return is_lamb_; }
 
-  /// The first pass. Calls `add(begin, weights, directions)` for the slice's elements in order: [m] fp32 each, for the
-  /// elements from `begin` on. lamb: moves the moments, and writes directions to `direction` [n], which may be the
-  /// memory of the slice's gradient. lars: changes nothing, and there are no directions.
+  /// Makes the first pass. It calls `add(begin, weights, directions)` for the slice's elements in order: [m] fp32 each,
+  /// for the elements from `begin` on. lamb moves the moments, and writes directions to `direction` [n], which may be
+  /// the memory of the slice's gradient. lars changes nothing, and has no directions.
   template <class Add>
   void measure(const StepScalars& scalars, const OptimizerSlice& slice, std::span<float> direction,
                const Add& add) const {
@@ -46,12 +46,12 @@ class LayerwiseOptimizer final : public Optimizer {
   /// Returns the factor of a tensor's rate (trust_ratio.h).
   double trust_ratio(double weights_norm, double update_norm) const;
 
-  /// The second pass, over a run of one tensor. `scalars.lr` already has its ratio. lamb: `slice.gradient` has the
-  /// directions; they are neither scaled nor clipped.
+  /// Makes the second pass, over a run of one tensor. `scalars.lr` already has the tensor's ratio. lamb:
+  /// `slice.gradient` has the directions; they are neither scaled nor clipped.
   void step(const StepScalars& scalars, const OptimizerSlice& slice) const override;
   /// Makes the second pass for the slice's elements [begin, begin + count), which belong to one tensor.
   void step(const StepScalars& scalars, const OptimizerSlice& slice, std::size_t begin, std::size_t count) const;
-  /// Returns the optimizer of single elements, which has states and the numbers of formulas.
+  /// Returns the optimizer of single elements, which has the states and the numbers of the formulas.
   const RuleOptimizer& elements() const { return elements_; }
 
   void average(const OptimizerSlice& slice) const override { elements_.average(slice); }
@@ -59,7 +59,7 @@ class LayerwiseOptimizer final : public Optimizer {
   void set_numbers(const OptimizerConfig& config) override { elements_.set_numbers(config); }
 
  private:
-  /// Elements of a piece, which stay in the first cache while several things are done with them. Pieces end where
+  /// Elements of a piece, which stay in the first cache while several operations use them. Pieces end where
   /// blocks of the norms' trees do.
   static constexpr std::size_t kPiece = 2048;
 

@@ -7,16 +7,16 @@
 
 namespace tessera {
 
-/// The factor that the loss is multiplied by before backward, so that small gradients survive fp16 (Micikevicius et
-/// al., arXiv 1710.03740, section 3.2). It moves as that of `torch.amp.GradScaler`, with two additions:
+/// The factor by which the loss is multiplied before backward, so that small gradients survive fp16 (Micikevicius et
+/// al., arXiv 1710.03740, section 3.2). It moves like the factor of `torch.amp.GradScaler`, with two additions:
 ///
 ///   update(overflow = false)  after growth_interval such steps in a row, scale *= growth_factor, unless that is
 ///                             infinite in fp32
 ///   update(overflow = true)   the step was skipped; from the `hysteresis`-th such step in a row on,
 ///                             scale = max(scale * backoff_factor, minimum)
 ///
-/// It is GradScaler if hysteresis is 1 and the minimum is never reached. A static scale (dynamic = false) never moves.
-/// Every rank holds one and must call update() with the same, agreed flag, so that all scales stay equal.
+/// It does what GradScaler does if hysteresis is 1 and the minimum is never reached. A static scale (dynamic = false)
+/// never moves. Every rank holds one and must call update() with the same, agreed flag, so that all scales stay equal.
 class LossScaler {
  public:
   explicit LossScaler(const LossScaleConfig& config);

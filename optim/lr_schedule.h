@@ -13,8 +13,8 @@ namespace tessera {
 /// The peak is base_lr, or with base_batch_size > 0 base_lr * global_batch / base_batch_size (linear scaling rule,
 /// Goyal et al., arXiv 1706.02677, section 2.1), or base_lr times that ratio's square root (batch_scaling;
 /// Krizhevsky, arXiv 1404.5997, section 5). The first w = warmup_steps updates rise linearly, peak * (step + 1) /
-/// (w + 1): none is zero, and update w is the first at the peak (arXiv 1706.02677, section 2.2). With f = warmup_from
-/// above 0 they rise from peak * f: peak * (f + (1 - f) * step / w). The formulas below follow, with r = min_ratio and
+/// (w + 1): none is zero, and update w is the first at the peak (arXiv 1706.02677, section 2.2). If f = warmup_from is
+/// above 0, they rise from peak * f: peak * (f + (1 - f) * step / w). The formulas below follow, with r = min_ratio and
 /// x = (step - w) / (total_steps - w), at most 1:
 ///
 ///   constant      peak
@@ -34,10 +34,10 @@ namespace tessera {
 double lr_at(const LrScheduleConfig& config, double base_lr, std::int64_t step, std::int64_t global_batch,
              std::int64_t seen = 0);
 
-/// Returns how a larger batch changes the peak.
+/// Returns the rule by which a larger batch changes the peak.
 BatchScale batch_scale(const LrScheduleConfig& config);
 
-/// Returns the samples over which the rate rises, of warmup_samples or warmup_epochs, and where it begins.
+/// Returns the samples over which the rate rises (from warmup_samples or warmup_epochs), and where the rise begins.
 SampleWarmUp sample_warm_up(const LrScheduleConfig& config);
 
 /// Returns lr_at / peak, the factor of the schedule for any peak, without that of warm_up_ratio.

@@ -6,22 +6,22 @@
 
 namespace tessera {
 
-/// SGD without momentum, which keeps no state: for passes over masters, parameters and averages that a rule elsewhere
-/// computed.
+/// Returns SGD without momentum, which keeps no state. It is for passes over masters, parameters and averages that a
+/// rule elsewhere computed.
 OptimizerConfig sgd_without_states(const OptimizerConfig& config);
 
-/// Takes in masters that a rule of whole tensors computed elsewhere, in one pass, with the promises of Optimizer.
+/// Takes in, in one pass, masters that a rule of whole tensors computed elsewhere. It keeps the promises of Optimizer.
 class MasterAssigner final : public Optimizer {
  public:
   explicit MasterAssigner(const OptimizerConfig& config, const EmaConfig& ema = {},
                           InstructionSet set = best_instruction_set());
 
-  /// Returns the average, where weights are averaged; else none.
+  /// Returns the average, where weights are averaged; otherwise there is no state.
   const std::vector<StateInfo>& states() const override { return elements_.states(); }
   /// Returns the slice in the form that loops and kernels take.
   StepArguments arguments(const OptimizerSlice& slice) const { return elements_.arguments(slice); }
   const RuleOptimizer& elements() const { return elements_; }
-  /// Writes the masters of `count` elements of the slice, from its `begin`th on, to `masters` [count].
+  /// Writes the masters of `count` elements of the slice, from element `begin` on, to `masters` [count].
   void read(const OptimizerSlice& slice, std::size_t begin, std::size_t count, float* masters) const;
   /// Takes `slice.gradient` as the new masters. Only `step` counts among the scalars.
   void step(const StepScalars& scalars, const OptimizerSlice& slice) const override;

@@ -9,14 +9,14 @@
 namespace tessera {
 
 /// Makes the part of Muon that updates single elements: before whole matrices are made orthogonal (`direction`), and
-/// after (`step`). Each is one pass, with the promises of Optimizer. Many threads may use it at once, on disjoint
+/// after (`step`). Each is one pass, and keeps the promises of Optimizer. Many threads may use it at once, on disjoint
 /// slices.
 class MuonOptimizer final : public Optimizer {
  public:
   explicit MuonOptimizer(const OptimizerConfig& config, const EmaConfig& ema = {},
                          InstructionSet set = best_instruction_set());
 
-  /// Returns the momentum; then the average, where weights are averaged.
+  /// Returns the momentum, and behind it the average, where weights are averaged.
   const std::vector<StateInfo>& states() const override { return elements_.states(); }
   /// Moves the momentum, and writes to `direction` [n] the values that will be made orthogonal (MuonMomentumRule).
   /// `direction` may be the memory of the slice's gradient. Masters and parameters are not touched.

@@ -6,9 +6,9 @@
 
 namespace tessera {
 
-/// What the squared norms of some sums of gradients tell of their noise. A sum of weight w (MicrobatchInfo::weight, one
-/// microbatch's or several) has the squared norm w^2 |G|^2 + w tr(Sigma) in the mean over data: G is the gradient
-/// without noise, and Sigma the covariance of the gradient of one thing of weight 1. So only three numbers count.
+/// Sums from which the noise of gradients is estimated. A sum with weight w (MicrobatchInfo::weight of one microbatch
+/// or several) has the squared norm w^2 |G|^2 + w tr(Sigma) in the mean over data: G is the gradient without noise, and
+/// Sigma the covariance of the gradient of one thing of weight 1. So only three numbers count.
 struct OwnGradients {
   double squares = 0.0;         ///< sum of the squared norms; NaN: not known
   double weights = 0.0;         ///< sum of the weights
@@ -24,11 +24,11 @@ struct OwnGradients {
 
 /// The gradient noise scale (McCandlish et al. 2018, arXiv 1812.06162, appendix A): from the norms of small batches'
 /// gradients (OwnGradients, of all ranks) and of the whole batch's, it estimates |G|^2 and tr(Sigma) without a bias,
-/// smooths each, and divides. Equal batches of n things of N ranks give the paper's equations with B_small = n and
-/// B_big = N n. CpuStep has one, and a GPU makes the same bits (add_noise); all ranks have the same.
+/// smooths each of them, and divides them. Equal batches of n things of N ranks give the paper's equations with B_small
+/// = n and B_big = N n. CpuStep has one, and a GPU makes the same bits (add_noise); all ranks have the same.
 class NoiseScale {
  public:
-  /// One step.
+  /// The numbers of one step.
   struct Step {
     OwnGradients own;         ///< the sums of all ranks
     double square = 0.0;      ///< squared norm of the sum of all gradients
@@ -39,17 +39,17 @@ class NoiseScale {
 
   using State = NoiseState;
 
-  /// `smoothing`: of 0 (only the latest step counts) to below 1.
+  /// `smoothing`: from 0 (only the latest step counts) to below 1.
   explicit NoiseScale(double smoothing) : smoothing_(smoothing) {}
 
-  /// Returns false, and changes nothing, where the step tells nothing: there is nothing smaller than the whole batch,
-  /// or a number is not finite.
+  /// Adds a step. Returns false, and changes nothing, where the step tells nothing: no batch is smaller than the whole
+  /// batch, or a number is not finite.
   bool add(const Step& step);
 
-  /// Estimates of |G|^2, and of tr(Sigma) of one sample; 0 before the first step. Either may be below 0.
+  /// These return estimates of |G|^2, and of tr(Sigma) of one sample; 0 before the first step. Either may be below 0.
   double square() const { return mean(state_.square); }
   double variance() const { return mean(state_.variance); }
-  /// tr(Sigma) / |G|^2 in samples; 0 where it is not known, since one of the two is not above 0.
+  /// Returns tr(Sigma) / |G|^2 in samples; 0 where it is not known, since one of the two is not above 0.
   double scale() const { return square() > 0 && variance() > 0 ? variance() / square() : 0.0; }
   double batch() const { return state_.batch; }
 

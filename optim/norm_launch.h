@@ -9,8 +9,8 @@
 
 namespace tessera {
 
-// How a GPU adds up the norm's nodes of all buffers in two launches. The nodes do not change from step to step, so
-// tables say for each where its elements are and where its sum goes. It is plain data that host and kernels share.
+// This is how a GPU adds up the norm's nodes of all buffers in two launches. The nodes do not change from step to step,
+// so tables say for each where its elements are and where its sum goes. It is plain data that host and kernels share.
 
 /// A thread block adds up a tile: neighbouring nodes that have at most kNormTile blocks together.
 constexpr std::uint32_t kNormTile = 256;
@@ -24,8 +24,8 @@ struct NormTileNode {
   std::uint32_t first_leaf = 0;  ///< index of its first block in the tile
 };
 
-/// A node that is larger than one tile. It has `tiles` tiles, all of which are whole, except perhaps a tensor's last
-/// one.
+/// A node that is larger than one tile. It has `tiles` tiles. All of them are whole, except perhaps a tensor's last
+/// tile.
 struct NormSpan {
   double* tile_sums = nullptr;  ///< [tiles]; overwritten while they are added up
   double* sum = nullptr;
@@ -39,8 +39,8 @@ struct NormTables {
   const NormSpan* spans = nullptr;            ///< it has span_count elements
   std::uint32_t tiles = 0, span_count = 0;
   std::ptrdiff_t shift = 0;  ///< elements from where the nodes say that the values are to where they are
-  // These are set where values are masters split in two (WeightFormat::kSplitBF16): the first one's halves, and where
-  // nodes say that it is. Otherwise they are null.
+  // These are set if values are masters split in two (WeightFormat::kSplitBF16): the halves of the first master, and
+  // the place where nodes say that it is. Otherwise they are null.
   const std::uint16_t* high = nullptr;
   const std::int16_t* low = nullptr;
   const float* at = nullptr;
@@ -62,9 +62,9 @@ struct NormLaunch {
 /// Returns how many numbers of scratch are needed: one for each tile that is not a node by itself.
 std::size_t norm_scratch_count(std::span<const NormBuffer> buffers);
 
-/// Tables for adding up the nodes of all buffers, in order, into `sums`, which has as many numbers as the NormSums of
-/// all buffers together (NormSums::count). `scratch` has norm_scratch_count numbers. It reads neither of the two
-/// pointers.
+/// Returns tables for adding up the nodes of all buffers, in order, into `sums`, which has as many numbers as the
+/// NormSums of all buffers together (NormSums::count). `scratch` has norm_scratch_count numbers. The function does not
+/// read through the two pointers.
 NormLaunch norm_launch(std::span<const NormBuffer> buffers, double* sums, double* scratch);
 
 }  // namespace tessera

@@ -31,13 +31,13 @@ struct StateInfo {
   StateDType dtype = StateDType::kF32;
 };
 
-/// Memory of one state for a run of parameters; state_bytes (runtime/base/state_dtype.h) says how much.
+/// Memory of one state for a run of parameters; state_bytes (runtime/base/state_dtype.h) gives its size.
 struct StateSlice {
   std::span<std::byte> data = {};  ///< numbers in the optimizer's state dtype; empty where there is no such state
-  std::span<float> scales = {};    ///< k8Bit: one for every 256 elements; else empty
+  std::span<float> scales = {};    ///< k8Bit: one scale for every 256 elements; else empty
 };
 
-/// A contiguous run of `n` parameters of one flat group, with everything the optimizer keeps for them.
+/// A contiguous run of `n` parameters of one flat group, with all that the optimizer keeps for them.
 struct OptimizerSlice {
   std::span<const float> gradient = {};  ///< [n] fp32: sums over ranks and microbatches, not yet scaled; only read
 
@@ -52,7 +52,7 @@ struct OptimizerSlice {
 
   std::array<StateSlice, kMostStates> states = {};  ///< [n] each, ordered as Optimizer::states; the others are empty
 
-  /// Where the run lies. Stochastic rounding may depend on nothing else beside the step: the index of the run's first
+  /// The place of the run. Stochastic rounding may depend on nothing else beside the step: the index of the run's first
   /// element in its group, and a number of the group. k8Bit: first_element is a multiple of 256, and no element of the
   /// run's last block belongs to another run, since they share a scale.
   std::uint64_t first_element = 0;
@@ -62,7 +62,7 @@ struct OptimizerSlice {
 /// Updates a flat run of parameters, in one pass: scales the gradient, updates state and master, rounds into the
 /// parameter's dtype. The result for an element depends on nothing but that element's values, its place in the group
 /// (by stochastic rounding), and the scalars; with 8-bit states, on its block of 256 too. It does not depend on where a
-/// run begins, on the instruction set, nor on threads. So shards may be cut anywhere, or with 8-bit states at blocks.
+/// run begins, on the instruction set, or on threads. So shards may be cut anywhere, or with 8-bit states at blocks.
 class Optimizer {
  public:
   virtual ~Optimizer() = default;
@@ -73,15 +73,15 @@ class Optimizer {
   StateFormats state_formats() const;
   /// Throws `std::invalid_argument` if the slice's parts do not fit each other or this optimizer.
   virtual void step(const StepScalars& scalars, const OptimizerSlice& slice) const = 0;
-  /// A step that leaves these parameters alone, though some step before did not: it moves the average of the masters
-  /// and nothing else. Gradients are not read. Throws as `step` does.
+  /// Makes a step that leaves these parameters alone, though an earlier step did not: it moves the average of the
+  /// masters and nothing else. Gradients are not read. Throws as `step` does.
   virtual void average(const OptimizerSlice& slice) const = 0;
   /// Exchanges the masters and their averages; parameters are then rounded from the new masters. Two exchanges change
   /// no bit, except that a split master's NaNs become one. REQUIRES: there are averages. Throws as `step` does.
   virtual void swap_average(const OptimizerSlice& slice) const = 0;
   /// Uses the numbers of `config` from the next step on: another decay, other betas. The optimizer keeps its states,
-  /// also one that `config` does not use, such as the buffer of a momentum of 0. REQUIRES: no call is under way;
-  /// `config` wants no further state.
+  /// even a state that `config` does not use, such as the buffer of a momentum of 0. REQUIRES: no call is under way;
+  /// `config` needs no further state.
   virtual void set_numbers(const OptimizerConfig& config) = 0;
 };
 
@@ -90,7 +90,7 @@ class Optimizer {
 /// kOwn and kAdafactor, which update no elements by themselves.
 std::unique_ptr<Optimizer> make_optimizer(const OptimizerConfig& config, const EmaConfig& ema = {});
 
-/// `optimizer` with a group's own numbers, but not its rate.
+/// Returns `optimizer` with a group's own numbers, but not its rate.
 OptimizerConfig config_of(const OptimizerConfig& optimizer, const ParameterGroup& group);
 
 }  // namespace tessera

@@ -11,12 +11,12 @@ namespace tessera {
 /// Returns the numbers that rules read from `config`.
 RuleNumbers rule_numbers(const OptimizerConfig& config);
 
-/// An optimizer whose rule is a formula for one element (optim/rules), in one pass on the CPU. It keeps no state. Many
-/// threads may use it at once, on disjoint slices, except for set_numbers.
+/// An optimizer whose rule is a formula for one element (optim/rules). It works in one pass on the CPU. It keeps no
+/// state. Many threads may use it at once, on disjoint slices, except for set_numbers.
 class RuleOptimizer final : public Optimizer {
  public:
   /// Throws `std::invalid_argument` for states that the rule cannot keep in the configured dtype; a strategy file that
-  /// asks for them is refused before.
+  /// asks for them is refused earlier.
   explicit RuleOptimizer(const OptimizerConfig& config, const EmaConfig& ema = {},
                          InstructionSet set = best_instruction_set());
 
@@ -29,10 +29,10 @@ class RuleOptimizer final : public Optimizer {
   StepRule rule() const { return rule_; }
   const RuleNumbers& numbers() const { return numbers_; }
   /// Returns the slice in the form that loops and kernels take, without the scalars of a step. Throws
-  /// `std::invalid_argument` that names the optimizer, the part, the wanted and the given, unless every part of the
-  /// slice has the length that it must have, the parameter's dtype is one that the master's kind can be written to, and
-  /// a run with 8-bit states begins at a block. A mismatch is a bug of the caller; checking costs nothing beside the
-  /// loop, and writing past a shard would corrupt a neighbour silently.
+  /// `std::invalid_argument`, naming the optimizer, the part, and both values, unless every part of the slice has the
+  /// right length, the master's kind can be written to the parameter's dtype, and a run with 8-bit states begins at a
+  /// block. A mismatch is a bug of the caller. Checking costs almost nothing, and writing past a shard would silently
+  /// corrupt its neighbour.
   StepArguments arguments(const OptimizerSlice& slice) const;
 
  private:

@@ -15,15 +15,15 @@
 
 namespace tessera {
 
-// A step on a GPU, where the host does not wait for what the device decides. At the end of backward each rank writes a
-// message in device memory. The ranks gather all messages; the device decides from them and updates. Everything here is
-// plain data that the host and the kernels (optim/cuda) share.
+// The data of a step on a GPU. The host does not wait for the device's decision. At the end of backward each rank
+// writes a message in device memory. The ranks gather all messages; the device decides from them and updates.
+// Everything here is plain data that the host and the kernels (optim/cuda) share.
 
 /// The most steps at a time whose outcome the host does not know yet.
 constexpr int kMostStepsInFlight = 4;
 
-/// The header of a message. A flag for each parameter follows (did this rank give it a gradient?), and from
-/// StepTables::sums_offset on the norm's sums over this rank's parts.
+/// The header of a message. A flag for each parameter follows (did this rank give it a gradient?). The norm's sums over
+/// this rank's parts begin at StepTables::sums_offset.
 struct StepMessageHeader {
   double loss = 0.0;         ///< LocalStep::loss; the device writes this field and the next one, the host the rest
   double own_squares = 0.0;  ///< LocalStep::own, in a step that measures noise; else zeros
@@ -34,8 +34,8 @@ struct StepMessageHeader {
   double own_weights = 0.0, own_weight_squares = 0.0;
 };
 
-/// The device's decision about a step, and the state from earlier steps that it needs. It is all zero before the
-/// first, except for the scaler.
+/// The device's decision about a step, and the state from earlier steps that it needs. It is all zero before the first
+/// step, except for the scaler.
 struct DeviceDecision {
   double loss;       ///< mean over ranks and microbatches (weighted_mean.h), added in rank order
   double weight;     ///< sum of weights, added in rank order
@@ -47,9 +47,9 @@ struct DeviceDecision {
   float loss_scale;                                     ///< scale that this step's backward used
   std::int32_t is_overflow;                             ///< a gradient is infinite or NaN
   std::int32_t gathers_differ;                          ///< ranks gathered units in different orders
-  std::int32_t numbers_differ;  ///< the first rank whose rates or options are not rank 0's; 0: none
+  std::int32_t numbers_differ;  ///< the first rank whose rates or options differ from rank 0's; 0: none
   SpikeVerdict spike;           ///< the verdict on the loss
-  std::int32_t is_skipped;      ///< overflow, a difference or a spike: this step changes nothing, or nothing more
+  std::int32_t is_skipped;      ///< overflow, a difference or a spike: this step changes nothing more
   /// Number, from 1, of the unit whose gradients on this rank are not finite, where units are updated in backward; 0:
   /// none.
   std::int32_t not_finite_unit;
@@ -79,7 +79,7 @@ struct StepRequest {
   double base_lr = 0.0;          ///< argument of scaled_lr (scaled_lr.h)
   BatchScale batch_scale;
   SampleWarmUp warm_up;       ///< argument of warm_up_ratio
-  std::int64_t replicas = 1;  ///< replicas that train apart, each with as many samples as this one
+  std::int64_t replicas = 1;  ///< replicas that train apart, each with as many samples as this replica
   /// The schedule's ratios if `known_skipped` steps were skipped so far, if one more was, two more, ...
   double lr_ratios[kMostStepsInFlight + 1] = {};
   std::int64_t known_skipped = 0;
@@ -91,12 +91,12 @@ struct UnitRequest {
   std::uint32_t first_group = 0, groups = 0;          ///< groups of the unit in StepTables
   std::uint32_t first_parameter = 0, parameters = 0;  ///< parameters of the unit in StepTables
   std::uint32_t sum_count = 0, digest_bits = 0;
-  /// [sum_count]: the norm's sums over this rank's part of the unit's gradients. device memory, like all pointers here
+  /// [sum_count]: the norm's sums over this rank's part of the unit's gradients; all pointers here are to device memory
   const double* sums = nullptr;
   const float* weight = nullptr;  ///< [1]: sum of the weights of all ranks
   /// [1]: sum of their samples; null: the rate depends on none
   const float* samples = nullptr;
-  const float* used = nullptr;    ///< [parameters]: above 0 where some rank used it
+  const float* used = nullptr;    ///< [parameters]: above 0 where some rank used the parameter
   const float* differ = nullptr;  ///< [digest_bits]: 0 unless ranks gathered units in different orders
 };
 
@@ -114,12 +114,12 @@ struct GroupNumbers {
   bool adapts_layers = true;     ///< lamb and lars only: rates are multiplied by trust ratios
 };
 
-/// Where the data of a step is. All pointers are to device memory; [n] is a length.
+/// The places of a step's data. All pointers are to device memory; [n] is a length.
 struct StepTables {
   int ranks = 1, shard_size = 1, parameters = 0, groups = 0;
   int tensors = 0;  ///< the norm's tensors: all parameters of the module, in order of registration
-  /// Parameters count the step with their unit (UnitRequest), and not at its end. A step that is skipped is then the
-  /// last one.
+  /// Parameters count the step with their unit (UnitRequest), and not at the step's end. A step that is skipped is then
+  /// the last step.
   bool updates_in_backward = false;
   std::size_t message_bytes = 0, sums_offset = 0;
   // These are written once.
@@ -137,7 +137,7 @@ struct StepTables {
   double* link_scratch = nullptr;               ///< one for each link
   double* squares = nullptr;                    ///< [tensors]: squared norm of the summed, unscaled gradient
   double* sum_of_squares = nullptr;             ///< [1]
-  std::uint8_t* used = nullptr;                 ///< [parameters]: any rank used it
+  std::uint8_t* used = nullptr;                 ///< [parameters]: whether any rank used it
   /// [groups]: whether all parameters are used and have the same number of steps and the same options
   std::uint8_t* is_uniform = nullptr;
   RuleConstants* constants = nullptr;  ///< one for each parameter
@@ -147,7 +147,7 @@ struct StepTables {
   double* losses = nullptr;            ///< [SpikeRule::window]: the window's ring
 };
 
-/// lamb and lars: the norms that ranks agree on while a step is under way. The fields are those of StepTables, for
+/// lamb and lars: the norms that ranks agree on while a step is under way. The fields are like those of StepTables, for
 /// optimizer parts.
 struct LayerTables {
   int kinds = 1;              ///< kinds of norms: of weights, and under lamb of directions
@@ -161,7 +161,7 @@ struct LayerTables {
   double* squares = nullptr;  ///< [kinds][StepTables::tensors]
 };
 
-/// Where a parameter begins in its group, in units of 32 elements. It has the range up to the begin of the next one.
+/// The beginning of a parameter in its group, in units of 32 elements. It has the range up to the next begin.
 struct ParameterBegin {
   std::uint32_t begin = 0;
   std::uint32_t parameter = 0;  ///< number among the parameters of all groups

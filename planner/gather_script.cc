@@ -23,8 +23,8 @@ void GatherScript::use(int index, ScriptWriter& writer) {
   prefetch(writer);
 }
 
-/// The entry that ends a backward need not read its unit (an embedding's does not), so the next forward's first use is
-/// one of its own.
+/// The entry that ends a backward need not read its unit (an embedding's does not), so the next forward's first use
+/// counts as a new one.
 void GatherScript::end_round() {
   last_ = -1;
   schedule_.end_round();
@@ -102,8 +102,8 @@ void GatherScript::prefetch(ScriptWriter& writer) {
   }
 }
 
-/// Chooses as Residency does: a slot that holds nothing, else that of the unit which is needed last, but never that of
-/// the unit in use. An early gather evicts only a unit that is needed later than its own unit.
+/// Chooses as Residency does: a slot that holds nothing, else the slot of the unit which is needed last, but never that
+/// of the unit in use. An early gather evicts only a unit that is needed later than its own unit.
 int GatherScript::find_slot(int index, bool early) {
   if (index == 0) return holders_[0] < 0 ? 0 : kNoSlot;
   for (std::size_t slot = 1; slot < holders_.size(); ++slot) {

@@ -6,7 +6,7 @@
 namespace tessera {
 
 /// The random factor by which a piece of work takes longer on one rank than on another: lognormal with mean 1, so it is
-/// never negative, and is rather much more than much less, as with work on computers.
+/// never negative, and is far above 1 more often than far below, as with work on computers.
 ///
 /// A factor is a pure function of (seed, step, rank, entry): there is no generator with a state, so it does not depend
 /// on the order in which ranks are visited. The four numbers are mixed by the finaliser of SplitMix64 (Steele, Lea and

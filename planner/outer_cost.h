@@ -11,10 +11,10 @@ struct OuterCost {
   PredictedWire shard, replicate;  ///< calls and bytes of a step, rounded up
 };
 
-/// The cost for a plan with outer steps. local_sgd and diloco wait for all sums of an outer step; streaming_diloco
-/// waits for the part of a fragment's sum that is not over after `delay` steps of `step_s` seconds. Outer gradients
-/// have fewer bits, where compression says so, on a wire that reduces in the background, which is a network.
-/// `links.replicate`: links between ranks of different replicas.
+/// Returns the cost for a plan with outer steps. local_sgd and diloco wait for all sums of an outer step;
+/// streaming_diloco waits for the part of a fragment's sum that is not over after `delay` steps of `step_s` seconds.
+/// Outer gradients have fewer bits, where compression says so, on a wire that reduces in the background, which is a
+/// network. `links.replicate`: links between ranks of different replicas.
 OuterCost outer_cost(const MemoryPlan& plan, double step_s, const MeshLinks& links);
 
 }  // namespace tessera

@@ -12,7 +12,7 @@
 
 namespace tessera {
 
-/// Which of these takes longest by itself: a step takes at least as long as that, however well they go on side by side.
+/// The part of a step that takes longest by itself: a step takes at least as long, however well its parts overlap.
 enum class StepBound { kCompute, kShardWire, kReplicateWire, kAgreement };
 /// Returns "compute", "the wire on the shard axis", "the wire on the replicate axis", "the agreement of all ranks".
 std::string name_of(StepBound bound);
@@ -35,7 +35,7 @@ struct PredictedStep {
   double compute_s = 0;  ///< forward and backward of all microbatches
   double update_s = 0;   ///< the update of this rank's part
   double rest_s = 0;     ///< StepProfile::rest_seconds
-  /// How much longer these three take because transport takes cores (Links::cpu_s_per_byte, CodingFit).
+  /// The seconds by which these three take longer because transport takes cores (Links::cpu_s_per_byte, CodingFit).
   double stretch_s = 0;
   double exposed_gather_s = 0;     ///< waiting for parameters
   double exposed_reduction_s = 0;  ///< waiting for sums of gradients, or making them in shared memory
@@ -51,14 +51,14 @@ struct PredictedStep {
   double communication_s() const {
     return exposed_gather_s + exposed_reduction_s + exposed_publish_s + agreement_s + exposed_outer_s;
   }
-  /// s = T_comm / (T_comp + T_comm), from which tessera/scaling.h computes a speed-up; 0 for a step without time.
+  /// Returns T_comm / (T_comp + T_comm), the s of tessera/scaling.h, which makes a speed-up of it; 0 for an empty step.
   double communication_share() const { return seconds > 0 ? communication_s() / seconds : 0.0; }
-  /// Compute, update and rest, without what transport takes from them.
+  /// Returns the seconds of compute, update and rest, without what transport takes from them.
   double work_s() const { return compute_s + update_s + rest_s; }
 };
 
-/// Plays a step of ranks that are alike (StepClock). `plan` says what is done in which order, `profile` how long a
-/// single rank computes, `links` how long calls take.
+/// Plays a step of ranks that are alike (StepClock). `plan` says what is done in which order, `profile` says how long
+/// one rank computes, and `links` how long calls take.
 ///
 /// **In it**: gathers on demand and ahead of use, with the plan's slots and the choice of which unit loses its slot;
 /// reductions in the background, in shared memory or in the call, with the plan's lags; both on one wire, in fair

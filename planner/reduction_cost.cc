@@ -38,11 +38,11 @@ CallCost reduction_cost(const Links& links, int ranks, std::int64_t numel, bool 
   return with_sum(with_coding(links.cost(links.all_reduce, ranks, bytes), coding_s));
 }
 
-/// The cost, over an axis of `ranks` ranks, of a group's sums under "reproducible" where ranks send several
-/// (BlockSums): an all-to-all over the world, and where ranks do not keep what they join, an all-gather. What goes to
-/// the ranks of other hosts goes by a rank at this one's place on its own host. `gathered`: the parts that a rank has
-/// when the all-gather comes to this axis. An all-to-all costs what a reduce-scatter of its bytes does, but that ranks
-/// of a host do not sum before bytes leave it.
+/// Returns the cost, over an axis of `ranks` ranks, of a group's sums under "reproducible" where a rank sends several
+/// sums (BlockSums): that of an all-to-all over the world, and of an all-gather if ranks do not keep what they join.
+/// Data for other hosts goes by the rank at this rank's place there. `gathered`: the parts that a rank has when the
+/// all-gather comes to this axis. An all-to-all costs what a reduce-scatter of its bytes does, but no sums inside a
+/// host make its bytes fewer.
 CallCost blocks_cost(const MemoryPlan& plan, const GroupShape& group, const Links& links, int ranks, int gathered) {
   const int world = plan.input().mesh.world_size();
   const std::int64_t part = kF32Bytes * part_of(group.layout.numel(), world);

@@ -18,7 +18,7 @@ namespace tessera {
 /// selection, encoding), but has the time of codecs of fewer bits (form_cost.h).
 CallCost shard_reduction_cost(const MemoryPlan& plan, const GroupShape& group, const Links& links);
 
-/// Returns the cost of reducing the result of that, in fp32, over the replicate axis.
+/// Returns the cost of reducing that reduction's result, in fp32, over the replicate axis.
 CallCost replicate_reduction_cost(const MemoryPlan& plan, const GroupShape& group, const Links& links);
 
 /// Returns the cost of the notes about a unit that is updated in backward, over an axis of `ranks` ranks.

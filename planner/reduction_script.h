@@ -18,14 +18,14 @@ namespace tessera {
 /// * In the background: its call begins when it is started, and goes on by itself. The rank waits for its end at the
 ///   plan's `end_lag`.
 /// * In shared memory: the rank says that its gradients are there when it is started. It waits until all have said so
-///   at `reduction_lag`, and does its share of the sum. It waits until all have done theirs at `end_lag`.
+///   at `reduction_lag`, and does its share of the sum. It waits until all have done their shares at `end_lag`.
 /// * In the call (a user's own backend): the rank starts it and waits for its end at once.
 ///
 /// The sum over the replicate axis follows the one over the shard axis. It is started at the lag, in the background,
 /// where the plan has a lag; else it is made at the end, and the rank waits.
 class ReductionScript {
  public:
-  /// Called when a unit's gradients are summed: it is updated before backward goes on (optimizer.in_backward).
+  /// It is called when a unit's gradients are summed, to update it before backward goes on (optimizer.in_backward).
   using OnSummed = std::function<void(int unit)>;
 
   /// Makes a writer of sums. All arguments must outlive this object.

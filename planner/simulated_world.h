@@ -11,13 +11,13 @@
 
 namespace tessera {
 
-/// How ranks differ.
+/// The ways in which ranks differ.
 struct WorldOptions {
   /// The relative standard deviation of each entry's seconds (StepProfile::entries), from step to step and from rank to
   /// rank; 0 to 10.
   double jitter = 0;
   std::uint64_t seed = 1;  ///< seed of the random factors; the same options and seed give the same result
-  /// Rank -> factor by which all of its work takes longer, above 0 to 1e6; 1 for ranks that are not in it.
+  /// The factor by which all of a rank's work takes longer, by rank; above 0 to 1e6; 1 for ranks that are missing.
   std::map<int, double> stragglers = {};
   std::int64_t steps = 10;       ///< 1 to 100000
   std::vector<int> traced = {};  ///< ranks in SimulatedWorld::trace

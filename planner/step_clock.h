@@ -14,7 +14,7 @@
 
 namespace tessera {
 
-/// Is told what happens when a StepScript is played. Seconds count from the step's begin.
+/// A listener that is told what happens when a StepScript is played. Seconds count from the step's begin.
 class StepRecorder {
  public:
   /// Lanes: 0 is the rank's program, 1 + c the calls of its group's Channel c.
@@ -32,24 +32,24 @@ struct RankTimes {
   double spent(Spending spending) const { return spent_s[static_cast<std::size_t>(spending)]; }
 };
 
-/// Plays a StepScript on replicas x shards ranks, in groups like a mesh's. It is an event simulation.
+/// Plays a StepScript on replicas x shards ranks, in groups like those of a mesh. It is an event simulation.
 ///
 /// **The wire** of a group of the shard axis is shared by its two channels: if both have a call whose bytes are moving,
 /// each moves at half the speed. Latencies are not shared. The replicate axis has a wire of its own.
 ///
-/// **Cores.** A rank works at 1 - load of its speed while bytes move (WireCall::load, both wires' added up), at least
+/// **Cores.** A rank works at 1 - load of its speed while bytes move (WireCall::load of both wires, added up), at least
 /// 0. Bytes move at 1 / (1 + drag) of their speed while some rank of the group works (WireCall::drag), and a latency
 ///    passes as CallCost::busy_latency_s says.
 ///
 /// **More time can be less.** A gather and a reduction that meet on a wire slow each other. So a delay of a gather that
 /// nobody waits for yet can speed up a reduction that is waited for, and thereby the step (R. Graham, "Bounds on
-/// Multiprocessing Timing Anomalies", 1969); so can a delay that moves a transfer to where it takes no cores. It is
-/// rare in the sweep of tests/planner/step_sweep_test.cc, and below 5%. More work and slower links never make a step
-/// shorter if neither a wire nor cores are shared.
+/// Multiprocessing Timing Anomalies", 1969); so can a delay that moves a transfer to where it takes no cores. Such
+/// cases are rare in the sweep of tests/planner/step_sweep_test.cc, and below 5%. More work and slower links never make
+/// a step shorter if neither a wire nor cores are shared.
 ///
-/// Ranks that are alike can be played as one: a call then begins when that one has come. The result is that of all of
-/// them to the last bit, since at one moment ranks come before calls, and calls in the order of channels, and nothing
-/// else depends on which came first.
+/// Ranks that are alike can be played as one rank: a call then begins when that rank has come. The result is that of
+/// all ranks to the last bit, since events of one moment have an order: ranks come before calls, and calls in the order
+/// of channels. Nothing else depends on which came first.
 ///
 /// Costs: ranks x instructions events a step; each event costs the logarithm of the number of ranks and groups.
 class StepClock {
@@ -99,8 +99,8 @@ class StepClock {
     int active = 0, working = 0;  ///< number of calls that are under way; number of members that work
     double load = 0, busy_since_s = 0, busy_s = 0;
   };
-  /// An event of a rank, or of a line, whose ids follow the ranks'. It is outdated if the version is not the one it was
-  /// made for.
+  /// An event of a rank, or of a line, whose ids follow the ranks'. It is outdated if the version has changed since it
+  /// was made.
   struct Event {
     double at_s = 0;
     int id = 0;

@@ -12,7 +12,7 @@ std::size_t index_of(int number) { return static_cast<std::size_t>(number); }
 
 }  // namespace
 
-/// A latency that is longer while ranks work passes in that time while some do, and faster while none does.
+/// A latency that is longer while ranks work passes at speed 1 while some rank works, and faster while none does.
 double StepClock::latency_speed(const Line& line) const {
   constexpr double kAtOnce = 1e12;
   const CallCost& cost = call_of(line).cost;
@@ -34,7 +34,7 @@ void StepClock::begin_next(Line& line) {
   push_line(static_cast<int>(&line - lines_.data()));
 }
 
-/// Called when the latency of a line's call has passed, or its bytes have moved.
+/// This is called when the latency of a line's call has passed, or its bytes have moved.
 void StepClock::move_on(int number) {
   Line& line = lines_[index_of(number)];
   const double transfer_s = call_of(line).cost.transfer_s;
@@ -76,8 +76,8 @@ void StepClock::end_call(int number) {
   begin_next(line);
 }
 
-/// Called when a line of the wire begins or ends to move bytes, when the first of its ranks begins to work, or when the
-/// last one ends: speeds and loads follow.
+/// This is called when a line of the wire begins or ends to move bytes, when the first of its ranks begins to work, or
+/// when the last one ends: speeds and loads follow.
 void StepClock::share(Wire& wire) {
   const auto is_moving = [&](int line) { return lines_[index_of(line)].is_moving; };
   const auto moving = std::ranges::count_if(wire.lines, is_moving);

@@ -52,8 +52,8 @@ std::vector<Visit> updates_of(const StepProgram& program) {
   return updates;
 }
 
-/// Writes a step by its program. It goes from the step's first microbatch to the next step's; where values are
-/// published behind the update, from the update of the step before, whether in backward or after it.
+/// Writes a step by its program. It goes from the step's first microbatch to that of the next step. Where values are
+/// published behind the update, it goes from one update to the next, in backward or after it.
 class WholeStep {
  public:
   WholeStep(const MemoryPlan& plan, const StepProfile& profile, const std::vector<int>& units, const MeshLinks& links)

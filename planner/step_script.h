@@ -18,7 +18,7 @@ namespace tessera {
 /// The two axes of the mesh.
 enum class Axis : std::uint8_t { kShard, kReplicate };
 
-/// Where calls follow each other: a channel makes one at a time, in their order. Groups of ranks have channels of their
+/// The queues of calls: a channel makes one call at a time, in their order. Groups of ranks have channels of their
 /// own.
 enum class Channel : std::uint8_t {
   kGather,            ///< all-gathers on the shard axis; they share the wire with kReduce

@@ -20,7 +20,7 @@ class StepTrace final : public StepRecorder {
   StepTrace(const std::vector<int>& ranks, std::vector<std::string> units)
       : ranks_(ranks.begin(), ranks.end()), units_(std::move(units)) {}
 
-  /// Sets how many seconds into the trace the step begins that is recorded from now on.
+  /// Sets the second of the trace at which the step begins that is recorded from now on.
   void begin_step(double offset_s) { offset_s_ = offset_s; }
   void span(int rank, std::size_t lane, const char* what, int unit, double begin_s, double end_s) override;
 

@@ -15,8 +15,8 @@ namespace tessera {
 
 /// The part of a step's program (StepProgram) that is agreement, the update of this rank's part, and publishing updated
 /// values: what CpuStep, Update and Publisher do, without the time it takes. A group is published (all-gathered) when
-/// it is updated, so its all-gather goes on while the next group is updated, and where values are published behind the
-/// update while the next forward begins (Publication).
+/// it is updated, so its all-gather goes on while the next group is updated, or while the next forward begins if values
+/// are published behind the update (Publication).
 class UpdateScript {
  public:
   /// All arguments must outlive this object. `publishes_behind`: StepInput::publishes_behind.
@@ -26,13 +26,13 @@ class UpdateScript {
   void agree();
   /// Ranks tell each other the norms of a unit's layers, in backward.
   void agree_on_norms(int unit);
-  /// A group's turn: it is updated, and published too.
+  /// Takes a group's turn: the group is updated, and published too.
   void update(const Visit& visit);
   /// This is called when an operator reads `unit`. It waits for the published values of the unit.
   void use(int unit);
   /// Waits for everything that was published.
   void wait_for_published();
-  /// A barrier of ranks that share one copy of the parameters.
+  /// Makes a barrier of ranks that share one copy of the parameters.
   void meet();
 
  private:

@@ -10,16 +10,16 @@ namespace tessera {
 
 class Carrier;
 
-/// What the holder of a lease does with its record.
+/// The ways in which the holder of a lease uses its record.
 enum class LeaseUse : std::uint8_t {
   kRead,       ///< reads it; the record keeps its values
   kChange,     ///< reads and changes it
   kOverwrite,  ///< writes it anew; what was there before is undefined
 };
 
-/// A record that is where its holder can use it, until the lease ends. It ends by itself: its destructor gives the
-/// record back, changed or not. A destructor that cannot do so logs why, and the carrier's next call throws. While an
-/// exception passes that the lease has not seen begin, its destructor drops the record. Leases end before their
+/// A record that is where its holder can use it, until the lease ends. The lease ends by itself: its destructor gives
+/// the record back, changed or not. A destructor that fails at that logs why, and the carrier's next call throws. While
+/// an exception passes that the lease has not seen begin, its destructor drops the record. Leases end before their
 /// carrier.
 class Lease {
  public:
@@ -28,13 +28,13 @@ class Lease {
   Lease(Lease&& other) noexcept;
   Lease& operator=(Lease&& other) noexcept;
 
-  /// Whether there is a record.
+  /// Returns whether there is a record.
   explicit operator bool() const { return carrier_ != nullptr; }
   std::int64_t record() const { return record_; }
-  /// The record's memory; empty where the record has none of the carrier's.
+  /// The record's memory; empty where the record has no memory of the carrier.
   std::span<std::byte> bytes() const { return bytes_; }
 
-  /// The holder changes the record after all.
+  /// Tells that the holder changes the record after all.
   void change() { changes_ = true; }
   /// Gives the record back now; nothing happens if that was done. Throws what Carrier::acquire throws.
   void give_back();
@@ -63,17 +63,17 @@ class Carrier {
   Carrier(const Carrier&) = delete;
   Carrier& operator=(const Carrier&) = delete;
 
-  /// Says which records are acquired next, in this order: the first ones are brought ahead, without waiting. It takes
-  /// the place of what was announced before, unless the carrier says otherwise.
+  /// Says which records are acquired next, in this order: the first records are brought ahead, without waiting. The new
+  /// order replaces the one announced before, unless the carrier says otherwise.
   virtual void announce(std::span<const std::int64_t> order) = 0;
-  /// Returns the record, and brings it first where it was not announced.
+  /// Returns the record; if it was not announced, it is brought first.
   Lease acquire(std::int64_t record, LeaseUse use);
-  /// Ends what was announced. Changed records go on to where they lie in the background.
+  /// Ends what was announced. Changed records are written back in the background.
   virtual void flush() = 0;
 
   /// Bytes that were copied to a GPU so far.
   virtual std::int64_t uploaded_bytes() const { return 0; }
-  /// Bytes of pinned host memory that it has for those copies.
+  /// Bytes of pinned host memory that the carrier has for those copies.
   virtual std::int64_t pinned_bytes() const { return 0; }
 
  protected:
@@ -83,7 +83,7 @@ class Carrier {
   friend class Lease;
   /// Begins a lease of a record, and returns its memory.
   virtual std::span<std::byte> take(std::int64_t record, LeaseUse use) = 0;
-  /// Ends a lease. `changed`: the present values are the record's.
+  /// Ends a lease. `changed`: the present values become the record's values.
   virtual void give_back(std::int64_t record, bool changed) = 0;
   /// Ends a lease after a failure.
   virtual void drop(std::int64_t record) noexcept = 0;

@@ -6,13 +6,13 @@ namespace tessera {
 
 class QueueClock;
 
-/// Where training state lives and operators run.
+/// The device on which training state lives and operators run.
 struct ComputeDevice {
   c10::Device device = c10::Device(c10::kCPU);
   /// Operators are queued on the current stream and done later, in order. Host code may then touch memory only through
   /// LibTorch, and waiting for a Work puts the wait into the queue. It is false on the CPU.
   bool is_queued = false;
-  /// Hears of the intervals in which the queue waits for collectives; null if nothing is queued.
+  /// The clock that hears when the queue waits for collectives; null if nothing is queued.
   QueueClock* waits = nullptr;
 };
 

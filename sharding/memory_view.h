@@ -10,11 +10,11 @@ namespace tessera {
 inline at::Tensor memory_view(void* memory, DType dtype, at::IntArrayRef sizes, at::OptionalIntArrayRef strides,
                               c10::Device device) {
   const auto options = at::TensorOptions(scalar_type_of(dtype)).device(device);
-  // LibTorch asks CUDA each time whose memory it is unless target_device says so.
+  // LibTorch asks CUDA each time on which device the memory is, unless target_device says it.
   return at::for_blob(memory, sizes).strides(strides).options(options).target_device(device).make_tensor();
 }
 
-/// Views `numel` elements, as a tensor [numel].
+/// Returns a view of `numel` elements, as a tensor [numel].
 inline at::Tensor flat_view(void* memory, DType dtype, std::int64_t numel, c10::Device device) {
   return memory_view(memory, dtype, {numel}, std::nullopt, device);
 }

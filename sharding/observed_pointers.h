@@ -9,10 +9,10 @@ namespace tessera {
 
 class Unit;
 
-/// How storages and units answer tessera/observe_pointers.h.
+/// This is how storages and units serve tessera/observe_pointers.h.
 ///
-/// The pointer to `bytes` bytes that a storage on the CPU gives out where it refuses its own; null while nobody
-/// observes, and the storage throws then.
+/// Returns the pointer to `bytes` bytes that a storage on the CPU gives out in place of its memory. It is null while
+/// nobody observes, and then the storage throws.
 std::byte* observed_pointer(std::int64_t bytes);
 
 /// Registers and removes units whose access changes with observe_pointers (Unit::watch).

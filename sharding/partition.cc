@@ -18,7 +18,7 @@ namespace {
 
 using torch::nn::Module;
 
-// How a module is cut into units.
+// This file cuts a module into units.
 //
 // A Partitioner walks over the module tree once and gives each parameter to a Claim, which is a unit in the making
 // (`visit`, `claim`); a module begins a unit by its class, its path, or its size (`choose_by_size` is done before the
@@ -180,8 +180,8 @@ BucketLimits limits_of(const UnitsConfig& units) {
           static_cast<std::int64_t>(*units.bucket_cap_mb * kMiB)};
 }
 
-/// Leaves frozen parameters with the root; the others become buckets behind it, the one that is reduced first at the
-/// end.
+/// Leaves frozen parameters with the root. The others become buckets behind it; the bucket that is reduced first is at
+/// the end.
 std::vector<Claim> cut_into_buckets(Claim all, const Strategy& strategy) {
   const auto element_bytes = static_cast<std::int64_t>(size_of(strategy.mixed_precision.reduce));
   std::vector<Claim> claims = {{all.name, {}, {}}};
@@ -214,7 +214,7 @@ MatrixShape matrix_shape(const FlatParameter& parameter) {
 /// Makes GroupShape::factored.
 MatrixShape factored_shape(const FlatParameter& parameter) {
   if (parameter.sizes.size() < 2 || parameter.numel == 0) return {};
-  std::int64_t rows = 1, stride = 0;  // those of the outermost dimension with more than one element
+  std::int64_t rows = 1, stride = 0;  // size and stride of the outermost dimension with more than one element
   for (std::size_t i = 0; i < parameter.sizes.size(); ++i) {
     if (parameter.sizes[i] == 1 || parameter.strides[i] <= stride) continue;
     rows = parameter.sizes[i];
@@ -223,7 +223,7 @@ MatrixShape factored_shape(const FlatParameter& parameter) {
   return {rows, parameter.numel / rows};
 }
 
-/// How the tensors of a group are packed into the parts of its ranks.
+/// Says how the tensors of a group are packed into the parts of its ranks.
 struct Packing {
   int parts;
   SmallTensors small;

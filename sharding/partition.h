@@ -33,8 +33,8 @@ namespace tessera {
 ///
 /// Throws tessera::Error (exit code 78) with all names that match no module, the classes that exist, and the nearest.
 ///
-/// `has_master`: whether a parameter that is narrow now has fp32 values elsewhere, which count as its own. `is_matrix`:
-/// whether a parameter, if it trains, is updated as a matrix or as a whole tensor.
+/// `has_master`: whether a parameter that is narrow now has fp32 values elsewhere, which count as its values.
+/// `is_matrix`: whether a parameter, if it trains, is updated as a matrix or as a whole tensor.
 std::vector<std::unique_ptr<Unit>> partition(torch::nn::Module& module, const Strategy& strategy, int parts,
                                              const std::function<bool(const at::Tensor&)>& has_master = nullptr,
                                              const std::function<bool(const FlatParameter&)>& is_matrix = nullptr);

@@ -15,8 +15,8 @@ namespace tessera {
 /// backward, begin and end of a backward, and begin of a unit's reduction. A rank that has no batch does the same as
 /// the others by following it: all ranks wait for each other in this order (Engine::backward_nothing).
 ///
-/// The latest microbatch that ended is kept. Events before its forward (evaluation) are left out where the microbatch
-/// ends like the one before, and `forget` leaves them out always. Nothing is allocated once microbatches are alike.
+/// The latest microbatch that ended is kept. Events before its forward (evaluation) are left out if the microbatch ends
+/// like the one before; `forget` always leaves them out. Nothing is allocated once microbatches are alike.
 class RoundLog {
  public:
   /// Events that are not the use of a unit; a use is the unit's index.
@@ -25,13 +25,13 @@ class RoundLog {
     kReduction = -2,
     kEnd = -3,
     kBesides = -4,  ///< the next unit is used while the unit before it is still in use
-    /// It is announced in place of kEnd, and not kept, where the microbatch goes on with another loss
+    /// This is announced in place of kEnd, and not kept, if the microbatch goes on with another loss
     /// (MicrobatchInfo::retain_graph).
     kEndOfLoss = -5,
   };
 
-  /// If ranks meet at each event, `told` hears of events before they happen, until the microbatch ends; null: no
-  /// function does.
+  /// Sets the function that hears of events before they happen, until the microbatch ends, where ranks meet at each
+  /// event. null: no function hears.
   void tell(std::function<void(int event)> told) { told_ = std::move(told); }
   /// This is called before this rank performs the event. Nothing is announced between the announcement of an end
   /// and end_round, since all ranks do that alike.
@@ -40,7 +40,7 @@ class RoundLog {
     told_(event);
     if (event == kEnd || event == kEndOfLoss) ending_ = event;
   }
-  /// This is called when a backward has ended, with all that it began.
+  /// This is called when a backward has ended, and everything that it began.
   void end_round() {
     if (std::exchange(ending_, kGoesOn) == kEnd) told_ = nullptr;
   }
@@ -63,7 +63,7 @@ class RoundLog {
     running_.clear();
   }
   bool has_nothing() const { return running_.empty(); }
-  /// Forgets the events since the last microbatch: they belong to none.
+  /// Forgets the events since the last microbatch: they belong to no microbatch.
   void forget() { running_.clear(); }
 
   /// Returns the events of the latest microbatch; empty before the first has ended.

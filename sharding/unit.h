@@ -26,8 +26,8 @@ class UnitKeeper;
 struct FlatParameter {
   static constexpr std::size_t kNoGroup = static_cast<std::size_t>(-1);
 
-  at::Tensor tensor;                         ///< the user's own; keeps its TensorImpl for good
-  std::string name;                          ///< "layers.3.attention.weight": the first name it was found under
+  at::Tensor tensor;                         ///< the user's tensor; it keeps its TensorImpl for good
+  std::string name;                          ///< "layers.3.attention.weight": the first name under which it was found
   std::vector<std::string> aliases;          ///< further names of a tied parameter
   std::vector<std::int64_t> sizes, strides;  ///< strides as the module made them, if dense
   std::int64_t numel = 0;
@@ -35,7 +35,7 @@ struct FlatParameter {
   std::uint32_t version = 0;     ///< version of `tensor` when the Engine last left it
   std::size_t group = kNoGroup;  ///< index among OptimizerConfig::groups
   bool is_embedding = false;     ///< whether a module of class Embedding or EmbeddingBag has it
-  /// Order of registration among all the module's parameters; the same whatever the units are.
+  /// Number in the order of registration of all the module's parameters; it does not depend on the units.
   std::int64_t number = 0;
 };
 
@@ -45,19 +45,19 @@ struct TensorState {
   std::vector<std::int64_t> sizes;
 };
 
-/// Parameters of one unit with one dtype that all train or are all frozen, and are all updated in the same way: one
-/// flat buffer. A field says where this rank's part of each kind of state lies:
+/// Parameters of one unit with one dtype, in one flat buffer. All train or all are frozen, and all are updated in the
+/// same way. A field says where this rank's part of each kind of state lies:
 ///
 ///   full     [numel]              dtype   gathered; the parameters are views of it. Null while released
 ///   shard    [parameter_part]     dtype   this rank's part (inside `full` where that is permanent)
-///   master   [optimizer_part]     fp32    what the optimizer updates; null where dtype is fp32, since `shard` is that,
+///   master [optimizer_part] fp32 what the optimizer updates; null where dtype is fp32 and `shard` is the master,
 ///                                         or split into `shard` and `master_low` where master_kind says so
 ///   state    [optimizer_part]     fp32, bf16 or 8 bits with scales    what the optimizer keeps
 ///   tensor_state [tensor_state_part]  fp32    states of whole tensors, of shapes of their own
 ///   gradient [gradient_part]      fp32    sums over ranks and microbatches
 ///
 /// A part of shard, master and state may be offloaded (`parameter_chunks`, `records`); the pointers are then to the
-/// first elements, which are in memory. The whole tensor_state is offloaded, or nothing of it.
+/// first elements, which are in memory. Either the whole tensor_state is offloaded, or no part of it is.
 /// `engine/memory/state_views.h` reaches both.
 ///
 /// All parts are extents of the same layout. Memory belongs to the engine's arenas.
@@ -105,7 +105,7 @@ struct FlatGroup {
   float* tensor_state_at(std::int64_t element) const { return tensor_state + (element - tensor_state_part.offset); }
 
   std::int64_t element_bytes() const { return static_cast<std::int64_t>(size_of(dtype)); }
-  /// Where this rank's part lies in `full`.
+  /// Returns where this rank's part lies in `full`.
   std::byte* part_in_full() const { return full + parameter_part.offset * element_bytes(); }
   std::int64_t gathered_bytes() const { return layout.numel() * element_bytes(); }
   GroupShape shape() const { return {dtype, trainable, layout, matrices, factored, tensor_states}; }
@@ -115,15 +115,15 @@ struct FlatGroup {
   /// Lets the parameters' storage give out its pointer, or makes it refuse with a c10::Error that says why, as
   /// Unit::lets_read decides.
   void set_access();
-  void point_at(std::byte* memory);  ///< this points only the storage
+  void point_at(std::byte* memory);  ///< points only the storage, not the parameters
   /// Makes the storage of all parameters of this group, without memory yet.
   void make_storage();
   /// Returns the part of `shard` that the optimizer updates, in the parameters' dtype; null where there is no shard.
   std::byte* updated() const;
-  std::string refusal;  ///< text of the error for who reads a parameter that is not gathered
+  std::string refusal;  ///< text of the error for code that reads a parameter that is not gathered
 };
 
-/// The parameters that are gathered together. The Engine owns its units; tensors may outlive them. One thread at a time
+/// Parameters that are gathered together. The Engine owns its units; tensors may outlive them. One thread at a time
 /// uses a unit.
 ///
 /// | state     | full buffers | left by                                   |
@@ -148,27 +148,27 @@ class Unit {
   std::vector<std::unique_ptr<FlatGroup>> groups;
 
   State state() const { return state_; }
-  /// Changes the state; nothing else does. Throws if the table above does not have the step.
+  /// Changes the state; no other code does. Throws if the table above does not have this change.
   void become(State next);
 
   /// Returns the unit as plans see it.
   UnitShape shape() const;
   std::int64_t gathered_bytes() const;
 
-  /// `keeper` brings this unit's values; null: nobody does, since its parameters are always there. If it `lends`,
-  /// another unit gets their memory after use. A pointer to it is then given out only while the unit is pinned, to
-  /// operators and under Gathered guards, since nobody can know how long a program keeps one.
+  /// Sets the keeper that brings this unit's values; null: its parameters are always there. If the keeper `lends`,
+  /// another unit gets their memory after use. A pointer is then given out only while the unit is pinned, to operators
+  /// and under Gathered guards, since nobody can know how long a program keeps a pointer.
   void watch(UnitKeeper* keeper, bool lends = false);
   UnitKeeper* keeper() const { return keeper_; }
-  /// Notes the operators that read this unit, where nobody gathers it; null: nobody notes them.
+  /// The log of operators that read this unit, where nobody gathers it; null: there is no log.
   GatherLog* use_log = nullptr;
   /// Hash of the gathered values, under "check.values"; 0: they may change.
   std::uint64_t gathered_hash = 0;
-  /// Makes the parameters' storages refuse access from now on: who reads them throws `message`.
+  /// Makes the parameters' storages refuse access from now on: code that reads them gets an error with `message`.
   void poison(const std::string& message);
 
-  /// Called when this rank has read the unit's trainable parameters for the last time before they are updated
-  /// (optimizer.in_backward): who reads them until `reopen` gets a c10::Error that says so, wherever their values are.
+  /// This is called when this rank has read the unit's trainable parameters for the last time before they are updated
+  /// (optimizer.in_backward). Code that reads them before `reopen` gets a c10::Error, wherever their values are.
   void close();
   /// Ends the effect of `close`.
   void reopen();
@@ -195,7 +195,7 @@ class Unit {
   UnitKeeper* keeper_ = nullptr;
 };
 
-/// Pointers to the units, in their order.
+/// Returns pointers to the units, in their order.
 std::vector<Unit*> pointers_to(const std::vector<std::unique_ptr<Unit>>& units);
 
 /// Calls `visit(group)` for every trainable group, in unit and group order.
@@ -209,7 +209,7 @@ void for_each_trainable(const std::vector<std::unique_ptr<Unit>>& units, const V
 }
 
 /// Calls `visit(state, place)` for each state that is kept for a parameter as a whole; `place` is an extent of the
-/// tensor states' buffer.
+/// buffer of tensor states.
 template <class Visit>
 void for_each_tensor_state(const FlatGroup& group, std::size_t parameter, const Visit& visit) {
   const TensorStates& states = group.tensor_states;
@@ -233,18 +233,18 @@ void for_each_parameter(const std::vector<std::unique_ptr<Unit>>& units, const V
   for (const auto& unit : units) for_each_parameter(*unit, visit);
 }
 
-/// Returns the unit that `tensor`'s storage belongs to, whose Engine must live; null if there is none. It compares a
-/// pointer: no look-up, no lock.
+/// Returns the unit to which `tensor`'s storage belongs, whose Engine must live; null if there is none. It only
+/// compares a pointer, without a look-up or a lock.
 Unit* unit_of(const at::TensorBase& tensor);
 Unit* unit_of(c10::StorageImpl& storage);
 
 /// Returns whether parameter `i` still lies where it belongs in its group's buffer.
 bool is_in_place(const FlatGroup& group, std::size_t i);
-/// Throws tessera::Error (64), naming the parameter, if it does not.
+/// Throws tessera::Error (64), naming the parameter, if the parameter does not lie there.
 void expect_in_place(const FlatGroup& group, std::size_t i);
 
-/// Moves `parameter` onto its group's storage at `offset` elements. Keeps its TensorImpl and autograd state. The group
-/// must be attached. Values are not copied.
+/// Moves `parameter` onto its group's storage at `offset` elements. It keeps its TensorImpl and autograd state. The
+/// group must be attached. Values are not copied.
 void rebase(FlatParameter& parameter, const FlatGroup& group, std::int64_t offset);
 
 }  // namespace tessera

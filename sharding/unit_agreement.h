@@ -8,14 +8,14 @@
 
 namespace tessera {
 
-/// The notes of all ranks about a unit, which come with the sum of its gradients (unit_notes).
+/// The notes of all ranks about a unit (unit_notes). They come with the sum of its gradients.
 struct UnitAgreement {
-  // These are set where the host has waited for them.
+  // These fields are set where the host has waited for the notes.
   std::span<const char> used;  ///< [trainable parameter of the unit]: whether any rank used it
   double weight = 0.0;         ///< sum of all ranks' weights (Reducer::begin_round)
   std::int64_t samples = 0;    ///< sum of all ranks' samples (Reducer::begin_round)
   bool ranks_agree = true;     ///< all ranks of the shard axis gave the same digest (Reducer::begin_round)
-  // These lie on the device and are set where work is queued; the host does not know their values.
+  // These fields lie on the device and are set where work is queued; the host does not know their values.
   const float* used_there = nullptr;     ///< [trainable parameter of the unit]: above 0 where any rank used it
   const float* weight_there = nullptr;   ///< [1]: sum of all ranks' weights
   const float* samples_there = nullptr;  ///< [1]: sum of all ranks' samples

@@ -7,8 +7,8 @@
 
 namespace tessera {
 
-/// While one lives, Tessera's own tensor operators on this thread are neither recorded for autograd nor checked for
-/// units (sharding/gather/op_watch.h).
+/// While an Unrecorded lives, Tessera's tensor operators on this thread are neither recorded for autograd nor checked
+/// for units (sharding/gather/op_watch.h).
 struct Unrecorded {
   at::NoGradGuard no_grad;
   at::DisableRecordFunctionGuard no_record;

@@ -11,12 +11,12 @@
 
 namespace tessera {
 
-/// A 64-bit hash over portions of memory, one after the other. It differs if values have changed. Ranks that compare
-/// hashes must add the same portions. `add` waits for the device whose memory it gets.
+/// A 64-bit hash over portions of memory, one after the other. The hash differs if values have changed. Ranks that
+/// compare hashes must add the same portions. `add` waits for the device whose memory it gets.
 class ValueHash {
  public:
   void add(MemoryPlace place, const void* memory, std::int64_t bytes);
-  /// Adds bytes that are no training state, in one portion.
+  /// Adds bytes that are not training state, in one portion.
   void add(std::span<const std::byte> bytes);
   std::uint64_t value() const { return value_; }
 

@@ -1,4 +1,4 @@
-"""The GPU as its driver shows it. It uses the standard library only; none of it makes a CUDA context."""
+"""The GPU as its driver shows it. It uses the standard library only; no function makes a CUDA context."""
 
 import ctypes
 import os
@@ -8,7 +8,7 @@ _FIELDS = ("name", "uuid", "memory.total", "driver_version", "compute_cap", "pow
 
 
 def chosen():
-    """The GPU to measure, as nvidia-smi -i takes it: the first of CUDA_VISIBLE_DEVICES, or the machine's first."""
+    """Returns the GPU to measure, as nvidia-smi -i takes it: the first of CUDA_VISIBLE_DEVICES, or of the machine."""
     return os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")[0] or "0"
 
 
@@ -27,7 +27,7 @@ class _Memory(ctypes.Structure):
 
 
 class MemoryMeter:
-    """Bytes in use on a GPU, by all processes, from NVML. OSError where NVML cannot be loaded or refuses."""
+    """Bytes in use on a GPU, by all processes, from NVML. Raises OSError if NVML cannot be loaded or refuses."""
 
     def __init__(self, uuid):
         self._nvml = ctypes.CDLL("libnvidia-ml.so.1")

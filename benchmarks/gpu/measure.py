@@ -1,4 +1,4 @@
-"""On one GPU, within a budget:
+"""Measures on one GPU, within a budget:
 
     scripts/gpu_check                       builds, tests, and runs this
     benchmarks/run_gpu                      with a build that is there: build/gpu/app/tessera, or TESSERA_BIN
@@ -7,7 +7,7 @@
     benchmarks/run_gpu --quick --device cpu the whole path without a GPU, as a smoke test
 
 A round is every task once, the most important first: the GPU's limits, the optimizer's step, training steps of each
-model by each contender; every one in a process of its own. Rounds follow until all are done or the time is spent. What
+model by each contender; each task has its own process. Rounds follow until all are done or the time is spent. What
 fails or does not fit is listed with its reason. It exits with 1 if something failed, 69 without a GPU. It writes
 <gpu>.json.xz, after every task, and <gpu>.md.
 
@@ -45,8 +45,8 @@ from memory import PeakSampler
 from schedule import Task
 
 ROUNDS, SECONDS = 3, 380
-# Relative, of the first step and of the next ones. Attention adds its gradients in any order on a GPU, so losses differ
-# in their last bits from run to run.
+# Relative tolerances of the first step, and of the next ones. Attention adds its gradients in any order on a GPU, so
+# losses differ in their last bits from run to run.
 LOSS_TOLERANCES = (1e-3, 1e-2)
 MEMORY_SAMPLE_SECONDS = 0.1  # allocators keep their memory, so a few samples are enough to see the peak
 SECTIONS = ("limits", "optimizer", "launches")
@@ -86,7 +86,7 @@ def commit(name):
 
 
 def memory_meter(gpu):
-    """Returns the function that says how much memory of the GPU is in use; None where nobody knows."""
+    """Returns the function that says how much memory of the GPU is in use; None if that is unknown."""
     if gpu is None:
         return None
     try:

@@ -22,8 +22,8 @@ class GpuResults(Results):
 
 
 def _table(title, first, columns, rows):
-    """`rows`: (cells before the times, samples, function that makes the cells behind them of the median, why there are
-    no samples)."""
+    """Returns a table. `rows`: (cells before the times, samples, function that makes the cells behind them from the
+    median, why there are no samples)."""
     cells = []
     for before, samples, behind, reason in rows:
         if samples:
@@ -44,8 +44,8 @@ def limits(results):
 
 
 def optimizer(results):
-    """The share of the limit is the time that a copy of the same bytes would take, divided by the time of the step. The rate of the copy
-    is that in Limits; for Tessera it is measured by its bench between the steps."""
+    """The share of the limit is the time that a copy of the same bytes would take, divided by the time of the step. The
+    rate of the copy is the one in Limits; for Tessera it is measured by its bench between the steps."""
     copy = results.rate("copy")
 
     def row(name):
@@ -91,7 +91,7 @@ def _gibibytes(count):
 
 
 def launches(results):
-    """Steps in which the GPU waits for the host. over the plain module: a step's difference, for each unit."""
+    """Steps in which the GPU waits for the host. Over the plain module: a step's difference, for each unit."""
     rows = []
     for entry in results.entries("launches"):
         samples, over = results.samples("launches", contender=entry["contender"]), entry["over_plain_unit_s"]
@@ -108,7 +108,7 @@ def ratios(results):
 
 
 def _ratio_row(results, what, peer, ours, target, theirs_s, ours_s, keys):
-    """`keys`: of the tasks that would have given ours_s and theirs_s."""
+    """Makes a row. `keys`: those of the tasks that would have given ours_s and theirs_s."""
     measured = ratio(theirs_s, ours_s)
     note = "" if measured else results.reason(keys[0] if not ours_s else keys[1])
     return [what, peer, ours, target, measured, reached(measured, target), note]

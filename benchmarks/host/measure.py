@@ -1,4 +1,4 @@
-"""On this host, two ranks of one thread:
+"""Measures on this host, with two ranks of one thread:
 
     benchmarks/run --quick                          a smoke test of the whole path, with some of the contenders
     benchmarks/run --quick all                      a smoke test with all of them, under 3 minutes
@@ -8,8 +8,8 @@
     benchmarks/run --only disk --add                into the results that are there, in place of what they have of it
 
 Each round starts every contender anew, one after the other, with warm-up steps before the timed ones; noise of the
-machine that lasts longer than a contender's turn hits them all. Before anything is timed, Tessera's strategies must
-give the same losses bit for bit, and have allocated what they planned; after the first round the peers must have
+machine that lasts longer than a contender's turn hits all contenders. Before anything is timed, Tessera's strategies
+must give the same losses bit for bit, and have allocated what they planned; after the first round the peers must have
 trained alike, from the same weights on the same samples. A difference ends the run (70), and so does a contender that
 fails. Memory is measured in separate runs. The binary is build/release/app/tessera, or TESSERA_BIN.
 
@@ -47,7 +47,7 @@ from works import REPOSITORY
 
 RANKS = 2
 LOSS_TOLERANCES = {"fp32": (1e-5, 1e-2), "bf16": (1e-3, 1e-2)}  # relative tolerances: first step, later steps
-# Names of what `tessera bench` measures: "tessera" is all of it, and "tessera:optimizer" one section.
+# Names for measurements of `tessera bench`: "tessera" means all, and "tessera:optimizer" means one section.
 BENCH_SECTIONS = tuple(f"tessera:{section}" for section in tessera_bench.SECTIONS)
 SECTIONS = ("python", "optimizer", "collectives", "crowded", "disk", *BENCH_SECTIONS)
 ALSO = {"tessera": BENCH_SECTIONS,  # sections that --only adds to those it names, since they are compared with the peers' results
@@ -56,7 +56,7 @@ MOST_SAMPLES = 500  # samples kept of a round of one collective; small ones are 
 CROWDED_RANKS = (2, 4, 8)
 DISK_CACHE = 96 << 20  # memory of the cache in a step with a cache: a quarter of the state with bf16 moments
 OPTIMIZERS = {"torch": ("fused_fp32", "chain_bf16"), "deepspeed": ("deepspeed_fp32", "deepspeed_chain_bf16")}
-# The contenders that --quick starts. The others go the same ways through this program.
+# The contenders that --quick starts. The other contenders take the same paths through this program.
 QUICK = ("torch_alone", "torch_ddp", "torch_fsdp2", "deepspeed_zero3", "tessera_alone", "tessera_no_shard", "tessera_full_shard",
          "tessera_full_shard_private")
 QUICK_IN_PYTHON = ("torch_fsdp2", "deepspeed_zero3", "python_full_shard", "python_full_shard_private")
@@ -162,7 +162,7 @@ class HostBenchmark(harness.Benchmark):
             self.check(work.name, "", lambda: checks.same_losses(ours))
 
     def _time(self, work, contender, count, more, when):
-        """`more`: further fields of the entry's key."""
+        """Times a contender on a work. `more`: further fields of the entry's key."""
         run = self.launcher.train(contender, work, self._folder(work), count)
         samples = run.all_samples_s()
         entry = self.add("steps", {"work": work.name, "contender": contender.name} | more, rounds_s=samples)
@@ -193,7 +193,7 @@ class HostBenchmark(harness.Benchmark):
         return tessera_bench.run_section(self.launcher.binary, section, bool(self.options.quick), more)
 
     def _time_optimizers(self):
-        """Times them with the best instructions of the processor, and then with AVX2, for Tessera's kernels too."""
+        """Times optimizers with the processor's best instructions, and then with AVX2, for Tessera's kernels too."""
         self._time_peers_optimizers("optimizer", ())
         if not machine.has_avx2():
             return
@@ -220,7 +220,7 @@ class HostBenchmark(harness.Benchmark):
                 self.add("collectives", key, rounds_s=stats.sample_of(case["samples_s"], MOST_SAMPLES))
 
     def _time_disk(self):
-        """Passes over a disk, and optimizer steps whose state lies there; fio only where it is installed."""
+        """Times passes over a disk, and optimizer steps whose state lies there; fio only if it is installed."""
         size, numel, rounds = (2**26, 2**25, 1) if self.options.quick else (2**33, 2**26, 3)
         with_deepspeed = "deepspeed" in self.options.peers
         place = ["--dir", self.options.disk, "--rounds", rounds, "--bytes", size, "--numel", numel]

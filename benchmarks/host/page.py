@@ -98,7 +98,7 @@ class Page:
         return f"{self.names(measure)}, {of}, beside {self.names(peer)}"
 
     def _summary_table(self, rows):
-        """A row a comparison, a column a work; in a cell the ratio, and the target where it has one."""
+        """Makes a row a comparison and a column a work; a cell has the ratio, and the target if there is one."""
         lines = []
         for title, measure, peer, ours in targets.SUMMARY:
             key = [measure, self.results.label(peer), self.results.label(ours)]
@@ -203,7 +203,7 @@ class Page:
                 "Tessera’s bf16 has fp32 masters too.</p>" + "".join(parts) if any(parts) else "")
 
     def _parameter_bars(self, title, table):
-        """Steps that differ in their numbers of parameters, as bars and as the table."""
+        """Shows steps that differ in their numbers of parameters, as bars and as the table."""
         rows = []
         for row in table["rows"]:
             of = dict(zip(table["columns"], row))

@@ -1,4 +1,4 @@
-"""The tables of a host's results: what the CSV files hold and the page shows. It uses the standard library only."""
+"""The tables of a host's results, for the CSV files and the page. It uses the standard library only."""
 
 import stats
 import targets
@@ -33,7 +33,7 @@ class HostResults(Results):
         return work["batch"] * work["model"]["seq_len"] * entry.get("ranks", self.ranks) / median_s
 
     def bench_cases(self, section, **key):
-        """Cases of `tessera bench SECTION` with these fields."""
+        """Returns the cases of `tessera bench SECTION` with these fields."""
         cases = self.data["tessera_bench"].get(section, {}).get("cases", [])
         return [case for case in cases if all(case[name] == value for name, value in key.items())]
 
@@ -98,7 +98,7 @@ def python(results):
 
 
 def crowded(results):
-    """Ranks that outnumber the cores; by contender, fewest ranks first."""
+    """Makes the table of ranks that outnumber the cores; by contender, fewest ranks first."""
     order, rows, fewest = list(results.contenders), [], {}
     for entry in sorted(results.entries("steps", work="crowded"),
                         key=lambda entry: (order.index(entry["contender"]), entry["ranks"])):
@@ -110,7 +110,7 @@ def crowded(results):
 
 
 def _optimizer_table(title, cases):
-    """`cases`: (contender, parameters, samples, seconds of the limit or None)."""
+    """Makes a table. `cases`: (contender, parameters, samples, seconds of the limit or None)."""
     rows = []
     for contender, numel, samples, limit_s in cases:
         of = times(samples)
@@ -171,8 +171,8 @@ def disk_steps(results):
 
 
 def bucket_studies(results):
-    """For each model of `tessera bench buckets`: the best bucket, what it gains over one collective a tensor (in steps,
-    and in communication alone), and the alpha-beta fit of single reductions."""
+    """Returns, for each model of `tessera bench buckets`, the best bucket, its gain over one collective a tensor (in
+    steps, and in communication alone), and the alpha-beta fit of single reductions."""
     studies = []
     for model in results.data["tessera_bench"].get("buckets", {}).get("models", []):
         points = [(entry["bytes"], stats.median(entry["samples_s"])) for entry in model["reductions"]]
@@ -201,7 +201,7 @@ def _quantiles(samples):
 
 
 def buckets(results):
-    """One row a model and bucket; the one without bucket_bytes has one collective a tensor."""
+    """Makes one row a model and bucket; the row without bucket_bytes has one collective a tensor."""
     rows = [[study["model"], entry["bucket_bytes"], entry["collectives"], *_quantiles(entry["samples_s"]),
              stats.median(entry["communication_s"]),
              study["alpha_s"] * entry["collectives"] + study["beta_s_per_byte"] * study["gradient_bytes"],
@@ -218,7 +218,7 @@ def inference(results):
 
 
 def of_bench(results, section):
-    """Returns the tables that `tessera bench` makes itself: step, memory, overhead."""
+    """Returns a table that `tessera bench` makes itself: step, memory, overhead."""
     data = results.data["tessera_bench"].get(section, {"columns": [], "rows": []})
     return {"title": f"tessera bench {section}", "columns": data["columns"], "rows": data["rows"]}
 

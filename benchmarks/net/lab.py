@@ -67,7 +67,7 @@ def wire_speed(hosts, rate, seconds):
 
 
 class LabLauncher(Launcher):
-    """Runs contenders on a work; `hosts`, `ranks_per_host` are those of all but the contenders that train alone."""
+    """Runs contenders on a work; `hosts` and `ranks_per_host` are for all but the contenders that train alone."""
 
     def __init__(self, binary, pythons, work, hosts, ranks_per_host):
         super().__init__(binary, pythons)
@@ -77,15 +77,15 @@ class LabLauncher(Launcher):
         self.rate = "unlimited"
 
     def timeout_s(self):
-        """Several times what the slowest contender should need, with two cores that others use too."""
+        """Returns several times the time that the slowest contender should need, with two cores that others use too."""
         steps = self.work.warm_up + self.work.steps
         busy = self.hosts * self.ranks_per_host / len(os.sched_getaffinity(0))
         wire = 8 * 4 * self.work.parameters() / (bits_per_s(self.rate) or 1e10)
         return 90 + steps * (5 * max(busy, 1) + 4 * self.ranks_per_host * wire)
 
     def measure(self, contender, rate):
-        """Returns {"samples_s", "losses", "link_bytes"}: seconds of the timed steps, losses of all, and {"sent", "received"} of
-        the busiest host in a timed step; null alone."""
+        """Returns {"samples_s", "losses", "link_bytes"}: seconds of the timed steps, losses of all steps, and {"sent",
+        "received"} of the busiest host in a timed step; null for a rank alone."""
         self.rate = rate
         with _folder() as folder:
             run = self.train(contender, self.work, folder, limit_s=self.timeout_s())
@@ -134,7 +134,7 @@ class LabLauncher(Launcher):
             return (folder / "profile.0").read_text()
 
     def predicted(self, contender, links, profile):
-        """Returns the seconds of a step that `tessera plan` predicts. `links`: as the method of that name."""
+        """Returns the seconds of a step that `tessera plan` predicts. `links`: the result of the method `links`."""
         strategy = json.dumps(strategy_file(contender, self.work))
         files = {"model": json.dumps(self.work.model), "strategy": strategy, "profile": profile} | links
         with _folder() as folder:

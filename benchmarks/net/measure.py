@@ -1,4 +1,4 @@
-"""Over a network, hosts of this machine (root, ip and tc):
+"""Measures over a network, with hosts of this machine (root, ip and tc):
 
     benchmarks/run_net                              2 hosts of one rank, five rates, all contenders in three rounds
     benchmarks/run_net --quick                      a smoke test of the whole path, under 90 s
@@ -7,7 +7,7 @@
 
 Hosts and their links are those of scripts/net_lab: Tessera and its peers take each other's ranks for those of other
 machines. Each round starts every contender anew, one after the other, on hosts made for it, with warm-up steps before
-the timed ones; rounds begin with another contender each. What fails or does not end in time is listed with its reason,
+the timed ones; each round begins with another contender. What fails or does not end in time is listed with its reason,
 and the rest goes on; a contender that failed twice at a rate is not tried there again. Results are written after every
 round. The binary is build/release/app/tessera, or TESSERA_BIN.
 
@@ -151,7 +151,7 @@ class NetBenchmark(harness.Benchmark):
         say(f"{rate}, round {number} of {self.options.rounds}, {contender.label}: {stats.median(measured['samples_s']):.4f} s a step")
 
     def _predict(self, rate, number):
-        """Contenders whose units are the same have one profile."""
+        """Predicts steps. Contenders whose units are the same share a profile."""
         links = self.launcher.links(rate)
         profiles = {}
         for contender in filter(lambda each: each.predicted, self.contenders):

@@ -1,7 +1,7 @@
-"""A network run's results as numbers: what net.csv holds and the page shows. It uses the standard library only.
+"""A network run's results as numbers, for net.csv and the page. It uses the standard library only.
 
-A sample is the median of the timed steps of one run of a contender: one a round. A ratio is the median over the rounds
-of the ratios within a round, so that other load during a whole round slows both.
+A sample is the median of the timed steps of one run of a contender; there is one a round. A ratio is the median over
+the rounds of the ratios within a round, so that other load during a whole round slows both.
 """
 
 import stats
@@ -41,7 +41,7 @@ class NetResults(Results):
         return {number: seconds - alone[number] for number, seconds in self.seconds(rate, name).items() if number in alone}
 
     def predicted(self, rate, name):
-        """Returns the seconds of a step that `tessera plan` predicts; None if nobody asked it."""
+        """Returns the seconds of a step that `tessera plan` predicts; None if there is no prediction."""
         return _median(entry["seconds"] for entry in self.entries("predicted", rate=rate, contender=name))
 
     def wire_bytes_per_s(self, rate):
@@ -71,7 +71,7 @@ class NetResults(Results):
         return [row for rate in self.rates for name in self.contenders if (row := self.row(rate, name))]
 
     def predictions_off(self):
-        """|predicted / measured - 1| of all that was predicted."""
+        """Returns |predicted / measured - 1| for all predictions."""
         return [abs(row["predicted_off"]) for row in self.rows() if row["predicted_off"] is not None]
 
 

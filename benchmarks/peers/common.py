@@ -1,4 +1,4 @@
-"""Has what the peers share: their rank, the model, its samples, and the JSON line that most of them print.
+"""Has the parts that the peers share: their rank, the model, its samples, and the JSON line that most peers print.
 
 A peer is started once for each rank, with RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT in the environment, by
 benchmarks/run or by `torchrun --nproc-per-node 2`.
@@ -23,7 +23,7 @@ ADAMW = dict(lr=3e-4, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.01)
 
 
 class Ranks:
-    """This rank's place, from the environment; one rank if that says nothing."""
+    """This rank's place, from the environment. If the environment says nothing, there is one rank."""
 
     def __init__(self):
         self.rank = int(os.environ.get("RANK", "0"))
@@ -54,8 +54,8 @@ def new_model(config):
 
 
 class Batches:
-    """Batch n of a rank has samples (n * ranks + rank) * batch and on of a token file: (tokens, targets), each [batch,
-    T] int64."""
+    """Batches of a token file. Batch n of a rank has samples from (n * ranks + rank) * batch on: (tokens, targets),
+    each [batch, T] int64."""
 
     def __init__(self, path, config, ranks, batch=1):
         self._tokens = numpy.fromfile(path, dtype="<u2", offset=LLMC_HEADER_BYTES)

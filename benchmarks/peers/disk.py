@@ -45,7 +45,7 @@ def measured(work):
 
 
 class Fio:
-    """Runs one process for each pass. The time is that of its own clock, without its start."""
+    """Runs one process for each pass. The time is by fio's own clock, without its start."""
 
     SETTINGS = [{"engine": engine, "block": block, "depth": depth} for engine, block, depth in
                 itertools.product(("io_uring", "libaio"), (MIB, 4 * MIB), (8, 32))]
@@ -97,7 +97,7 @@ class DeepSpeedAio:
         return None
 
     def _mixed(self, pieces):
-        """The next piece is read while this one is written back."""
+        """Reads the next piece while this one is written back."""
         held, offsets = next(pieces), list(self._offsets)
         self._reader.sync_pread(held, self._file, offsets[0])
         for offset, following in itertools.zip_longest(offsets, offsets[1:]):

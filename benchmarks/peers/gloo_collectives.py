@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Times torch.distributed's collectives on Gloo, fp32, and beside them what the memory alone would allow.
+"""Times torch.distributed's collectives on Gloo, fp32, and beside them the limit that the memory alone sets.
 
 A collective's `bytes` are S, the size of the *full* buffer (of what an all-gather leaves, a reduce-scatter starts
 with). The limit of a collective moves, in every rank at once, the bytes that no implementation for ranks in private
@@ -7,7 +7,7 @@ memory can do without, with none of the waiting:
 
     reduce_scatter    each rank reads its slice of all inputs, writes it once        torch.add
     all_gather        each rank reads the others' slices and writes them             copy_
-    all_reduce        the one, then the other
+    all_reduce        first reduce_scatter, then all_gather
 
 Every result is checked before anything is timed. One JSON line a rank:
 
@@ -26,7 +26,7 @@ BATCH = 10  # calls between two readings of the clock that decides whether there
 
 
 class Collectives:
-    """Buffers of the largest size, cut to the size asked for; each method returns the call to time."""
+    """Buffers of the largest size, cut to the wanted size; each method returns the call to time."""
 
     def __init__(self, ranks, most_bytes):
         numel = max(most_bytes // 4, ranks.count)
@@ -119,7 +119,7 @@ def measure(call, seconds, least):
 
 
 def sizes(most_bytes):
-    """4 B, 64 B, 1 KiB, ... by factors of 16 while small and 4 from 64 KiB on; the largest included."""
+    """Returns 4 B, 64 B, 1 KiB, ... by factors of 16 while small and 4 from 64 KiB on, and the largest size."""
     size = 4
     while size < most_bytes:
         yield size

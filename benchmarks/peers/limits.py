@@ -4,7 +4,7 @@
     copy    a copy from device memory to device memory; bytes read and written
     gemm    bf16 matrices of 8192 x 8192, random values; floating-point operations
     h2d     a copy from pinned host memory to the device; bytes
-    d2h     back
+    d2h     a copy from the device to pinned host memory; bytes
 
 Prints one JSON line: {"limits": {name: {"amount", "unit": "B" | "FLOP", "samples_s": [...]}}, "versions": {...}}.
 """

@@ -19,14 +19,14 @@ class Mark:
             self._event.synchronize()
 
     def seconds_since(self, earlier):
-        """REQUIRES: both have been waited for."""
+        """Returns the seconds since `earlier`. REQUIRES: both have been waited for."""
         if self._event:
             return earlier._event.elapsed_time(self._event) * 1e-3
         return self._second - earlier._second
 
 
 class Device:
-    """`name`: "cuda" or "cpu"."""
+    """A device. `name`: "cuda" or "cpu"."""
 
     def __init__(self, name):
         self.name = name
@@ -37,7 +37,7 @@ class Device:
         return Mark(self.on_gpu)
 
     def seconds_of(self, body):
-        """Returns the seconds that an idle device needs for what `body()` queues."""
+        """Returns the seconds that an idle device needs for the work that `body()` queues."""
         begin = self.mark()
         body()
         end = self.mark()
@@ -54,5 +54,5 @@ class Device:
             torch.cuda.reset_peak_memory_stats()
 
     def peak_bytes(self):
-        """Most bytes of tensors since forget_peak(); None on the CPU."""
+        """Returns the most bytes of tensors since forget_peak(); None on the CPU."""
         return torch.cuda.max_memory_allocated() if self.on_gpu else None

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""One thread's optimizer step over one flat tensor, or a GPU's.
+"""Times one thread's optimizer step over one flat tensor, or that of a GPU.
 
     fused_fp32      torch.optim.AdamW(fused=True) on fp32 parameters and gradients
     fused_bf16      the same, all of it in bf16: no masters, so another result

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Training steps of PyTorch, DeepSpeed and Tessera's Python package on one PyTorch model, one process a rank.
+"""Times steps of PyTorch, DeepSpeed and Tessera's Python package on one PyTorch model, one process a rank.
 
     alone               one rank that communicates with nobody; in bf16 without masters, the least work there is
     eager               the same with masters in fp32 beside it where parameters are bf16, as users keep them by hand
@@ -16,8 +16,8 @@
                         path) or installed with pip; private: with a copy of the parameters a rank, so that units are
                         gathered
 
-Everyone has fused AdamW, the same weights and samples, and blocks that are computed again in backward where the model
-file says "recompute". Nothing is compiled (torch.compile): Tessera runs modules as they are, too.
+Every contender has fused AdamW, the same weights and samples, and blocks that are computed again in backward where the
+model file says "recompute". Nothing is compiled (torch.compile): Tessera runs modules as they are, too.
 
 Each rank writes a metrics file in the form of `tessera train --metrics`: a header {"event": "start", "parameters"}, a
 line {"step", "loss", "seconds"} a step, on the CPU as it ends, and {"event": "end", "peak_bytes"?,
@@ -131,7 +131,7 @@ class Trainer:
 
 
 def deepspeed_step(model, options):
-    """DeepSpeed's defaults, but for buckets: 5e8 elements are 2 GB, more than these models have."""
+    """Makes DeepSpeed's step by its defaults, but for buckets: 5e8 elements are 2 GB, more than these models have."""
     import deepspeed
     from deepspeed.ops.adam import DeepSpeedCPUAdam
     bucket = min(sum(parameter.numel() for parameter in model.parameters()), int(5e8))
@@ -154,7 +154,7 @@ def tessera_step(model, options):
 
 
 def engine_step(engine, forward):
-    """A step of an engine that has the backward and the update of PyTorch's loop."""
+    """Makes a step of an engine that has the backward and the update of PyTorch's loop."""
     def step(tokens, targets):
         loss = forward(tokens, targets)
         engine.backward(loss)
@@ -165,9 +165,9 @@ def engine_step(engine, forward):
 
 
 def join(options, ranks, device):
-    """Returns the function in which all ranks meet. Tessera's find each other where they ask for an Engine; a plain
-    module has no use for a group, and on a GPU none for its memory. The rank on a GPU meets nobody: it would have to
-    wait for the GPU."""
+    """Returns the function in which all ranks meet. Tessera's ranks find each other when they ask for an Engine; a
+    plain module needs no group, and on a GPU it does not need the group's memory. The rank on a GPU meets nobody: it
+    would have to wait for the GPU."""
     if options.contender in TESSERA:
         if options.dtype != "fp32":
             raise SystemExit(f"step: --dtype {options.dtype} is not one of {options.contender}'s; it trains in fp32")
@@ -186,7 +186,7 @@ def join(options, ranks, device):
 
 
 def new_step(options, ranks):
-    """Returns (how many parameters, the contender's function that trains one step on (tokens, targets) and returns the
+    """Returns (number of parameters, the contender's function that trains one step on (tokens, targets) and returns the
     loss)."""
     config = json.loads(pathlib.Path(options.model).read_text())
     with torch.device(options.device):

@@ -22,7 +22,7 @@ class JsonFields {
   JsonFields(const JsonNode& node, const std::string& file, std::string place, absl::Status& status);
 
   bool has(std::string_view key) const { return find(key) != nullptr; }
-  /// Returns an integer of [least, most]; `least` where it is wrong.
+  /// Returns an integer of [least, most], or `least` where the member is wrong.
   std::int64_t integer(std::string_view key, std::int64_t least, std::int64_t most) const;
   double number(std::string_view key) const;
   bool boolean(std::string_view key) const;
@@ -32,7 +32,7 @@ class JsonFields {
   std::vector<std::int64_t> integers(std::string_view key, std::int64_t least, std::int64_t most) const;
   std::vector<std::string> texts(std::string_view key) const;
   std::vector<std::uint64_t> hashes(std::string_view key) const;
-  /// Returns the members of an object or the elements of a list; none if it is neither.
+  /// Returns the members of an object or the elements of a list; empty if the value is neither.
   const std::vector<JsonNode>& children(std::string_view key) const;
   const JsonNode* find(std::string_view key) const;
   std::string place_of(std::string_view key) const;
@@ -50,7 +50,7 @@ class JsonFields {
   absl::Status& status_;
 };
 
-/// Reads an integer of [least, most]; false if the value is anything else, such as 1.0.
+/// Reads an integer of [least, most]. Returns false if the value is anything else, such as 1.0.
 bool read_integer(const nlohmann::json& value, std::int64_t least, std::int64_t most, std::int64_t& integer);
 
 /// Parses a text of at most `most_values` values, strictly (runtime/config/json_document.h). Error 65: it is no such

@@ -23,7 +23,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// Returns the last `count` parts of `path`, as "of/them".
+/// Returns the last `count` parts of `path`, such as "b/c" of "a/b/c" for 2.
 fs::path last_parts(const fs::path& path, int count) {
   fs::path parts = path.filename(), above = path.parent_path();
   for (; count > 1; --count, above = above.parent_path()) parts = above.filename() / parts;

@@ -30,7 +30,7 @@ class RegularFile {
   const std::string& path() const { return path_; }
   /// Fills all of `bytes` from byte `offset` on.
   absl::Status read(std::int64_t offset, std::span<std::byte> bytes) const;
-  /// Advises the system that it is read from one end to the other, so that it reads far ahead.
+  /// Tells the system that the file will be read from its beginning to its end, so that it reads far ahead.
   void read_in_order() const;
 
  private:

@@ -12,7 +12,7 @@ namespace tessera {
 /// a JSON object in little endian, and the object.
 
 /// Returns a tensor as a further member of that object, with a comma in front. `begin`, `end`: bytes counted from the
-/// data's begin.
+/// beginning of the data.
 std::string safetensors_member(std::string_view name, std::string_view dtype, std::span<const std::int64_t> shape,
                                std::int64_t begin, std::int64_t end);
 

@@ -24,12 +24,12 @@ namespace tessera {
 /// `queue_depth` further copies have begun, the host waits for it, frees the storage, and puts the value into the
 /// spill, which writes it in the background.
 /// **Back.** `get` takes the value from the spill, which reads ahead, and queues its copy to the device. It then does
-/// the same with the value that was put before it; that one arrives while the device computes with this one.
+/// the same with the value that was put before it; that value arrives while the device computes with this one.
 /// **Host memory**: the spill's slots, which the plan counts; and pinned blocks, like those of HostActivations, for the
 /// values on their way.
 class DeviceNvmeActivations final : public ActivationTier {
  public:
-  /// `kernels` are used until `close`. Throws tessera::Error: those of Spill::create.
+  /// `kernels` are used until `close`. Throws the tessera::Errors of Spill::create.
   DeviceNvmeActivations(ComputeDevice device, DeviceKernels& kernels, const OffloadConfig& offload, int rank);
   ~DeviceNvmeActivations() override;
 

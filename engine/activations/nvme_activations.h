@@ -15,7 +15,7 @@ namespace tessera {
 /// into the spill's slots, so the caller may free its memory when `put` returns.
 class NvmeActivations final : public ActivationTier {
  public:
-  /// Throws tessera::Error: those of Spill::create.
+  /// Throws the tessera::Errors of Spill::create.
   NvmeActivations(const OffloadConfig& offload, int rank);
 
   Id put(const c10::Storage& storage, std::size_t begin, std::size_t bytes) override;

@@ -30,7 +30,7 @@ namespace {
 
 using WeakStorage = c10::weak_intrusive_ptr<c10::StorageImpl>;
 
-/// The bytes of a storage that a tensor views: from the first one to behind the last one.
+/// The bytes of a storage that a tensor views: from the first byte to behind the last byte.
 struct ByteRange {
   std::size_t begin = 0, end = 0;
   std::size_t bytes() const { return end - begin; }
@@ -215,7 +215,7 @@ std::shared_ptr<SavedActivations::Store::Put> SavedActivations::Store::put(const
 }
 
 StoredBytes SavedActivations::Store::get(Put& put) {
-  Recent goes;  // the storage of this is freed after the lock was released
+  Recent goes;  // its storage is freed after the lock is released
   const MutexLock lock(mutex_);
   TORCH_CHECK(!forked_,
               "activations of the training process are wanted in a process that was forked from it. [T0088] hint: run "
@@ -234,7 +234,7 @@ StoredBytes SavedActivations::Store::get(Put& put) {
 
 /// This is called by destructors, so it does not throw.
 void SavedActivations::Store::drop(const Put& put) {
-  Recent goes;  // the storage of this is freed after the lock was released
+  Recent goes;  // its storage is freed after the lock is released
   try {
     const MutexLock lock(mutex_);
     for (Recent& recent : recent_) {

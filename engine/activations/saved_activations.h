@@ -47,7 +47,7 @@ class SavedActivations final : public SavedTensorHooks {
   ~SavedActivations() override;
 
   std::unique_ptr<torch::autograd::SavedVariableHooks> make() override;
-  /// Called in a process that was forked from the one that trains, which shares its transfers. Nothing is put or
+  /// It is called in a process that was forked from the one that trains, which shares its transfers. Nothing is put or
   /// dropped after that, and a backward that wants what was put gets a c10::Error.
   void enter_forked_process();
   ActivationCounts counts() const;

@@ -10,7 +10,7 @@ namespace tessera {
 /// is not divided by the number of ranks, though a round of N ranks makes N updates.
 class AsynchronousStep final : public LoneStep {
  public:
-  /// As LoneStep. Refers to `common`.
+  /// Takes the arguments of LoneStep. Refers to `common`.
   AsynchronousStep(const StepContext& context, GradientNorm& norm, PushedParameters& common)
       : LoneStep(context, norm, common), common_(common) {}
 

@@ -42,11 +42,11 @@ void BackedUpStep::take_part(const LocalStep& told, StepResult& result) {
   gradients_.end(done);
 }
 
-/// Its numbers are this rank's alone.
+/// The numbers in the result are this rank's alone.
 void BackedUpStep::be_late(const LocalStep& told, StepResult& result) {
   const AgreedStep& own = decide_alone(told);
   tell(own, /*ranks=*/1, result);
-  result.overflow = false;  // that of a gradient which is dropped skips no step
+  result.overflow = false;  // an overflow in gradients that are dropped skips no step
   result.missed = gradients_.miss();
   result.step += result.missed - 1;
 }

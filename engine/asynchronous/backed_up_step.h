@@ -12,11 +12,11 @@ namespace tessera {
 /// are those of these ranks together. A rank that comes later drops its gradients, and goes on behind the newest step.
 class BackedUpStep final : public LoneStep {
  public:
-  /// As LoneStep. Refers to `gradients`.
+  /// Takes the arguments of LoneStep. Refers to `gradients`.
   BackedUpStep(const StepContext& context, GradientNorm& norm, FirstGradients& gradients);
 
   void run(const LocalStep& local, StepResult& result) override;
-  /// Those of the steps that all ranks make, as far as this rank knows them.
+  /// Returns how many steps have updated parameters, as far as this rank knows.
   std::int64_t applied() const override { return gradients_.done().steps; }
   std::int64_t samples_seen() const override { return gradients_.done().samples; }
   void resume(const StepProgress& progress) override;
@@ -28,7 +28,7 @@ class BackedUpStep final : public LoneStep {
 
   const Reducer& reducer_;
   FirstGradients& gradients_;
-  std::vector<char> own_used_;  ///< [trainable parameter]: of this rank
+  std::vector<char> own_used_;  ///< [trainable parameter]: whether it has a gradient of this rank
 };
 
 }  // namespace tessera

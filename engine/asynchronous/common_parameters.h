@@ -14,7 +14,7 @@ namespace tessera {
 
 class OwnedShards;
 
-/// How old the gradients of a step were: for each thing that was updated by itself (a shard, or with Hogwild all
+/// The ages of the gradients of a step: for each thing that was updated by itself (a shard, or with Hogwild all
 /// parameters), the updates by other ranks since this rank had its values.
 struct GradientAges {
   double mean() const { return count > 0 ? static_cast<double>(sum) / static_cast<double>(count) : 0.0; }
@@ -30,7 +30,7 @@ struct GradientAges {
 
 /// The numbers with which a push applies its gradients.
 struct PushRates {
-  UpdateRates rates;           ///< gradient_scale: without what age does
+  UpdateRates rates;           ///< its gradient_scale does not take age into account yet
   std::span<const char> used;  ///< [trainable parameter, in unit, group, layout order]: has a gradient of this rank
 };
 
@@ -52,23 +52,23 @@ class CommonParameters {
 
   PeerBoard& board() { return board_; }
 
-  /// What this rank has of it beside TrainingMemory: MemoryCategory::kOptimizer.
+  /// Returns the bytes that this rank has beside TrainingMemory (MemoryCategory::kOptimizer).
   virtual std::int64_t memory_bytes() const = 0;
-  /// This rank's parameters and states were written, the same on all ranks or right in its own part at least: makes
-  /// them everybody's. Collective.
+  /// Shares this rank's parameters and states with all ranks after they were written. They are the same on all ranks,
+  /// or right at least in each rank's own part. It is collective.
   virtual void adopt() = 0;
-  /// Makes one state of all ranks', which each of them sees. Returns once all do. Collective.
+  /// Joins the states of all ranks to one, and returns once each of them sees it. It is collective.
   virtual void bring_together() = 0;
-  /// How often each parameter of a group was updated, as a checkpoint's part of this rank has it. REQUIRES: no rank
-  /// pushes.
+  /// Returns how often each parameter of a group was updated, as this rank's part of a checkpoint has it. REQUIRES: no
+  /// rank pushes.
   virtual std::span<std::int64_t> counts(const FlatGroup& group) = 0;
-  /// Seconds so far in which this rank waited for others or copied from them.
+  /// Returns the seconds so far in which this rank waited for others or copied from them.
   virtual double communication_seconds() const = 0;
-  /// This, where a rank computes with a copy that it pulls; null where it computes with what all write to.
+  /// Returns this where a rank computes with a copy that it pulls; null where it computes with what all write to.
   virtual OwnedShards* pulled() { return nullptr; }
 
  protected:
-  std::int64_t step() const { return board_.pushed(board_.rank()) + 1; }  ///< the number of the one under way
+  std::int64_t step() const { return board_.pushed(board_.rank()) + 1; }  ///< number of the step under way
 
   PeerBoard& board_;
 };

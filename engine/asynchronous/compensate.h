@@ -8,17 +8,17 @@ namespace tessera {
 /// Taylor expansion whose Hessian is approximated by g g (DC-ASGD, arXiv 1609.08326, equation 10).
 struct DelayCompensation {
   const float* now;     ///< [n] values that the gradient is applied to
-  const float* pulled;  ///< [n] values with which it was made
+  const float* pulled;  ///< [n] values with which the gradient was made
   float lambda;
 };
 
-/// What makes lambda adaptive (DC-ASGD-a, section 5 of the same paper).
+/// The running mean that makes lambda adaptive (DC-ASGD-a, section 5 of the same paper).
 struct MeanSquares {
   float* mean;            ///< [n] the running mean of g * g; 0 before the first update
-  float kept, new_share;  ///< shares of what it was and of this g * g; their sum is 1
+  float kept, new_share;  ///< shares of the old mean and of the new g * g; their sum is 1
 };
 
-/// The paper's epsilon, beside a mean square.
+/// The paper's epsilon, which is added to a mean square.
 constexpr float kMeanSquareEpsilon = 1e-7F;
 
 /// Scales `gradients` [n] by `scale` and compensates them, in place. No operation is fused with another, so the bits

@@ -13,7 +13,7 @@
 namespace tessera {
 namespace {
 
-/// A turn: the steps that are over, and behind them in 16 bits how many ranks take part in the next one.
+/// A turn is a number: the steps that are over, and in its lowest 16 bits the ranks that take part in the next step.
 constexpr int kRankBits = 16;
 std::int64_t completed_of(std::uint64_t turn) { return static_cast<std::int64_t>(turn >> kRankBits); }
 std::int64_t joined_of(std::uint64_t turn) { return static_cast<std::int64_t>(turn & ((1U << kRankBits) - 1)); }
@@ -29,13 +29,13 @@ struct alignas(128) FirstGradients::Control {
 };
 
 /// The numbers of the first line are the latest steps in which the rank takes part, has summed its shards, and has
-/// updated them. It writes the others before; ranks of the same step read them behind the number.
+/// updated them. It writes the other fields before a number; ranks of the same step read them after it.
 struct alignas(128) FirstGradients::Entry {
   std::atomic<std::int64_t> joined, summed, updated;
   double loss, weight;
   std::int64_t tokens, samples;
   std::uint64_t numbers;  ///< digest_of_numbers
-  std::int64_t finite;    ///< whether the sums of its shards are
+  std::int64_t finite;    ///< whether the sums of its shards are finite
 };
 
 FirstGradients::FirstGradients(const std::vector<std::unique_ptr<Unit>>& units, const MemoryPlan& plan,
@@ -108,7 +108,7 @@ void FirstGradients::wait_for(const Arrived& arrived, std::int64_t spare) {
   board_.wait([&] { return "step " + std::to_string(told_step_); }, arrived, spare);
 }
 
-/// A rank that is killed between the two lines that join it is missed by its process.
+/// If a rank is killed between the exchange and the store, others notice that its process is gone.
 bool FirstGradients::try_to_join() {
   std::uint64_t seen = control().turn.load();
   while (completed_of(seen) == known_ && joined_of(seen) < needed_) {
@@ -197,7 +197,7 @@ void FirstGradients::read(int rank) {
   for (std::size_t i = 0; i < used.size(); ++i) agreed_.used[i] |= used[i];
 }
 
-/// Ranks of the step all throw. One that came too late would wait for them.
+/// All ranks of the step throw. A rank that came too late would wait for them.
 void FirstGradients::check_numbers(const LocalStep& own) {
   const std::uint64_t digest = digest_of_numbers(own.rates, own.options);
   for (const int q : members_) {
@@ -226,7 +226,7 @@ void FirstGradients::end(const Counts& counts) {
   shards_.end_step();
 }
 
-/// Each rank that has seen the step's end tries it, and the first one does it.
+/// Each rank that has seen the step's end tries to open the next one, and the first rank succeeds.
 void FirstGradients::open_next() {
   std::uint64_t now = turn_of(known_, needed_);
   control().turn.compare_exchange_strong(now, turn_of(known_ + 1, 0));

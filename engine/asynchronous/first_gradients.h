@@ -29,15 +29,15 @@ namespace tessera {
 /// | `offer`  | this rank takes part, unless enough others do; then it waits until they are enough       |
 /// | `sum`    | shards are dealt out over these ranks; each sums its shards' gradients and their squares |
 /// | `update` | each applies the rule to its shards                                                      |
-/// | `end`    | waits until all have, and opens the next step                                            |
-/// | `miss`   | in place of the last three, where this rank comes too late                               |
+/// | `end`    | waits until all have updated their shards, and opens the next step                       |
+/// | `miss`   | replaces the last three calls where this rank comes too late                             |
 ///
 /// Invariants:
 ///  1. Shards change between the moment at which the last rank that takes part has come and the step's end, and at no
-///     other. So gradients that count were made with the values of one version: a rank that takes part in a step began
-///     behind the one before.
-///  2. Sums go in the pairwise tree over the ranks that take part, in rank order. If all do, a step has the bits of one
-///     that ranks make together.
+///     other time. So gradients that count were made with the values of one version: a rank that takes part in a step
+///     began after the step before it.
+///  2. Sums go in the pairwise tree over the ranks that take part, in rank order. If all take part, a step has the bits
+///     of a step that ranks make together.
 ///  3. From its offer to the end of its step, a rank that takes part has the counts that the step before left.
 ///
 /// The thread that trains calls all of it. Throws tessera::Error: 75 where a rank that is waited for ends or does not
@@ -45,7 +45,7 @@ namespace tessera {
 class FirstGradients final : public CommonParameters {
  public:
   /// Makes the shards. FlatGroup::gradient of all groups is in memory that all ranks of `board` map, one rank's behind
-  /// the other's. Keeps references to the first three arguments. Collective.
+  /// the other's. Keeps references to the first three arguments. It is collective.
   FirstGradients(const std::vector<std::unique_ptr<Unit>>& units, const MemoryPlan& plan, PeerBoard& board);
 
   std::int64_t memory_bytes() const override { return shards_.memory_bytes(); }
@@ -55,28 +55,28 @@ class FirstGradients final : public CommonParameters {
   double communication_seconds() const override { return shards_.communication_seconds() + wait_seconds_; }
   OwnedShards* pulled() override { return &shards_; }
 
-  /// How many ranks take part in a step.
+  /// Returns how many ranks take part in a step.
   std::int64_t ranks_of_a_step() const { return needed_; }
   /// Offers this rank's gradients to the step behind the one that it knows, which messages call `step`. `used`:
-  /// [trainable parameter] whether they have the parameter. Returns false where they come too late; else once the step
-  /// has enough.
+  /// [trainable parameter] whether they have the parameter. Returns false where they come too late; else returns true
+  /// once the step has enough.
   bool offer(std::int64_t step, const LocalStep& own, std::span<const char> used);
-  /// Adds up what the ranks of the step have. The result is the same on all of them, and valid until the next call.
+  /// Adds up the data of the step's ranks. The result is the same on all of them, and valid until the next call.
   const AgreedStep& sum(const LocalStep& own);
-  /// Whether this rank logs for those of the step: it is their first. After `offer`.
+  /// Returns whether this rank logs for the ranks of the step, as the first of them. Call it after `offer`.
   bool speaks() const { return members_.front() == board_.rank(); }
   void update(const ElementUpdate& rule, const PushRates& with);
   /// Steps that updated parameters, and their samples.
   struct Counts {
     std::int64_t steps = 0, samples = 0;
   };
-  /// `counts` have this step too.
+  /// Waits until all ranks of the step have updated, and opens the next one. `counts` include this step.
   void end(const Counts& counts);
   /// Drops this rank's gradients. Waits until the step for which they came too late is over, and returns the number of
-  /// steps that others have made since this rank's last, that step included.
+  /// steps that others have made since this rank's last one, including the step that was missed.
   std::int64_t miss();
 
-  /// Gradients that all ranks have dropped so far.
+  /// Returns how many times ranks have dropped their gradients so far, all ranks together.
   std::int64_t dropped() const;
   /// Returns what the latest step that this rank knows has left. After `miss` a step that is about to end may be in it.
   const Counts& done() const { return done_; }
@@ -85,7 +85,7 @@ class FirstGradients final : public CommonParameters {
   std::int64_t take_skipped() { return std::exchange(skipped_, 0); }
 
  private:
-  struct Control;  // in memory that ranks share, as what follows
+  struct Control;  // lies in memory that ranks share, as Entry does
   struct Entry;    // what a rank tells the others about its step
   /// An owner's part of a group.
   struct Part {
@@ -101,12 +101,12 @@ class FirstGradients final : public CommonParameters {
   std::int64_t step_under_way() const { return known_ + 1; }
   std::int64_t completed() const;
   bool try_to_join();
-  /// Whether a rank takes part in the step under way, or in a later one that this rank does not know yet.
+  /// Returns whether a rank takes part in the step under way, or in a later one that this rank does not know yet.
   bool has_joined(int rank) const;
   bool is_member(int rank) const;
   bool is_full() const;
   void read_done();
-  /// Whether the sums of the owner's parts are finite.
+  /// Sums the owner's parts. Returns whether the sums are finite.
   bool sum_parts(int owner);
   void read(int rank);
   void check_numbers(const LocalStep& own);
@@ -119,19 +119,19 @@ class FirstGradients final : public CommonParameters {
 
   OwnedShards shards_;
   const std::int64_t backups_, needed_;
-  const std::int64_t gradient_bytes_;  ///< from one rank's gradients to the next one's
+  const std::int64_t gradient_bytes_;  ///< from one rank's gradients to those of the next
   NormTotals totals_;
   std::vector<std::vector<Part>> parts_;  ///< [owner]: in the order of groups
-  std::size_t parameters_ = 0;            ///< trainable ones
+  std::size_t parameters_ = 0;            ///< number of trainable parameters
   Arena memory_;                          ///< Control, Entries, flags, sums of squares
   double* sums_ = nullptr;                ///< [owner][NormTotals::most_sums]
   std::int64_t known_ = 0;                ///< the latest step that this rank knows; it takes part in the next one
   std::int64_t skipped_ = 0;
   std::int64_t told_step_ = 0;            ///< number of the step under way, for messages
-  Counts done_;                           ///< done
+  Counts done_;                           ///< what `done` returns
   std::vector<int> members_;              ///< ranks of the step under way, in order
   std::vector<const void*> sources_;      ///< scratch of sum_parts
-  std::vector<const double*> read_sums_;  ///< [owner]: sums_of
+  std::vector<const double*> read_sums_;  ///< [owner]: what sums_of returns
   AgreedStep agreed_;
   double wait_seconds_ = 0;
 };

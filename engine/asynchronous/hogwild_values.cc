@@ -139,7 +139,7 @@ void HogwildValues::update_block(const FlatGroup& view, const ElementUpdate& rul
   for (std::size_t i = 0; i < shared; ++i) write_words(states[i], states_before_[i].data(), states_after_[i].data(), n);
 }
 
-/// The states of a whole group that `rank` has for itself.
+/// Returns the memory of a state of a whole group that `rank` has for itself.
 float* HogwildValues::state_of(const Group& group, std::size_t state, int rank) const {
   return reinterpret_cast<float*>(group.pieces[0].view.state[state].data + (rank - board_.rank()) * memory_.bytes());
 }
@@ -147,7 +147,7 @@ float* HogwildValues::state_of(const Group& group, std::size_t state, int rank) 
 void HogwildValues::bring_together() {
   board_.meet("hogwild ranks come together");
   if (has_own_states()) {
-    // Each rank reads and writes its own part of all ranks' states, then the other parts of its own.
+    // Each rank reads and writes its own part of all ranks' states, then the other parts of its own states.
     for (const Group& group : groups_) average_own_part(group);
     board_.meet("hogwild states");
     take_parts_of_others();
@@ -191,7 +191,7 @@ void HogwildValues::take_parts_of_others() {
   }
 }
 
-/// All ranks take the largest of all counts. Only they write what they read, and to the same number, so one that is
+/// All ranks take the largest of all counts. Only they write what they read, and to the same number, so a count that is
 /// read early or late changes nothing.
 void HogwildValues::take_counts() {
   auto* const counts = reinterpret_cast<std::int64_t*>(control_.data());

@@ -19,7 +19,7 @@
 namespace tessera {
 
 /// The one copy of the parameters that all ranks of a host read in forward and backward, and update whenever one of
-/// them has gradients: Hogwild! (arXiv 1106.5730). No rank waits for another, and none has a lock.
+/// them has gradients: Hogwild! (arXiv 1106.5730). No rank waits for another, and none takes a lock.
 ///
 /// | memory                                  | whose                 | read by           | written by               |
 /// |-----------------------------------------|-----------------------|-------------------|--------------------------|
@@ -33,23 +33,23 @@ namespace tessera {
 /// store of one number, and with one rank values have the bits of plain training. Shared states are copied back: of two
 /// updates of one state at the same time the later one stays.
 ///
-/// A rule that leaves an element without a gradient as it is (sgd without momentum, adagrad; no weight decay) writes
-/// none: of an embedding it touches only the rows that a batch has used.
+/// A rule that leaves an element without a gradient as it is (sgd without momentum, adagrad; no weight decay) does not
+/// write that element: in an embedding it touches only the rows that a batch has used.
 class HogwildValues final : public PushedParameters {
  public:
-  /// Units have their first values, in memory that all ranks of `board` map. Makes states, zeros, and points each
-  /// group's at this rank's own. Refers to all. Collective.
+  /// Units have their first values, in memory that all ranks of `board` map. Makes the states, which are zeros, and
+  /// points each group's states at this rank's own. Refers to all arguments. It is collective.
   HogwildValues(const std::vector<std::unique_ptr<Unit>>& units, const MemoryPlan& plan, PeerBoard& board);
 
-  /// This rank's states, or its part of the shared ones.
+  /// Returns the bytes of this rank's states, or of its part of the shared states.
   std::int64_t memory_bytes() const override { return memory_.bytes(); }
   /// The age is the number of steps that other ranks have made since this rank's last one.
   GradientAges push(const ElementUpdate& rule, const PushRates& with) override;
   void skip() override;
-  /// Values are everybody's already. Where each rank has states for itself, everybody gets each rank's part.
+  /// All ranks have the values already. Where each rank has states of its own, all ranks get each rank's part.
   void adopt() override;
-  /// Where each rank has states of its own, makes them the mean over the ranks that have updated the parameter, and the
-  /// largest of each count everybody's.
+  /// Where each rank has states of its own, makes them the mean over the ranks that have updated the parameter, and
+  /// gives all ranks the largest of each count.
   void bring_together() override;
   std::span<std::int64_t> counts(const FlatGroup& group) override;
   double communication_seconds() const override { return 0; }
@@ -65,7 +65,7 @@ class HogwildValues final : public PushedParameters {
   };
   struct Group {
     FlatGroup* flat = nullptr;
-    std::vector<Piece> pieces;  ///< [owner] of shared states, else one
+    std::vector<Piece> pieces;  ///< [owner] where states are shared, else one piece
     std::size_t first_parameter = 0;
   };
 
@@ -85,9 +85,9 @@ class HogwildValues final : public PushedParameters {
   Arena memory_;   ///< states
   Arena control_;  ///< counts: [rank][trainable parameter]
   std::vector<Group> groups_;
-  std::size_t parameters_ = 0;   ///< trainable ones
-  std::int64_t seen_ = 0;        ///< steps of others when this rank's last one ended
-  std::vector<UpdateRun> runs_;  ///< scratch of `update`, as what follows
+  std::size_t parameters_ = 0;   ///< number of trainable parameters
+  std::int64_t seen_ = 0;        ///< steps of other ranks when this rank's last step ended
+  std::vector<UpdateRun> runs_;  ///< scratch of `update`, as are the members below
   std::vector<std::int64_t> before_counts_;
   Block before_{}, after_{};
   std::array<Block, kMostStates> states_before_{}, states_after_{};

@@ -17,9 +17,9 @@
 
 namespace tessera {
 
-/// What the steps of ranks with common parameters share: each rank has loss, gradients and norm of its own, and the
-/// numbers of the update rule. A derived class says in `run` what becomes of the gradients: AsynchronousStep pushes
-/// them, BackedUpStep offers them to a step of several ranks.
+/// The base class of the steps of ranks with common parameters. Each rank has a loss, gradients and a norm of its own,
+/// and the numbers of the update rule. A derived class says in `run` what becomes of the gradients: AsynchronousStep
+/// pushes them, BackedUpStep offers them to a step of several ranks.
 class LoneStep : public Step {
  public:
   LossSeed seed_of(const at::Tensor& loss, double weight) const override;
@@ -36,23 +36,23 @@ class LoneStep : public Step {
   std::int64_t applied() const override { return applied_; }
   std::int64_t samples_seen() const override { return samples_; }
   StepProgress progress() const override;
-  /// Collective: nobody goes on before all have their counts.
+  /// It is collective: no rank goes on before all have their counts.
   void resume(const StepProgress& progress) override;
   double communication_seconds() const override { return common_.communication_seconds(); }
 
  protected:
-  /// `context.axes`: of this rank alone. `norm` sees the gradients that `context.reducer` makes.
+  /// `context.axes` are those of this rank alone. `norm` sees the gradients that `context.reducer` makes.
   LoneStep(const StepContext& context, GradientNorm& norm, CommonParameters& common);
 
   /// Returns `local` with the loss so far and the numbers of the rule. The loss begins anew.
   LocalStep told_of(const LocalStep& local);
-  /// What this rank alone would decide by. It reads all gradients.
+  /// Returns the numbers by which this rank alone would decide. It reads all gradients.
   const AgreedStep& decide_alone(const LocalStep& told);
-  /// Writes loss, norm, rate and whether the gradients are finite. `ranks`: those whose losses are in `agreed`.
+  /// Writes loss, norm, rate and whether the gradients are finite. `ranks`: how many ranks' losses are in `agreed`.
   void tell(const AgreedStep& agreed, std::int64_t ranks, StepResult& result) const;
-  /// The rates of an update by gradients whose sum has this `weight`.
+  /// Returns the rates of an update by gradients whose sum has this `weight`.
   UpdateRates rates_for(double weight, const StepResult& result) const;
-  /// The rule with this step's options.
+  /// Returns the rule with this step's options.
   const ElementUpdate& rule();
 
   const Strategy& strategy_;
@@ -63,8 +63,8 @@ class LoneStep : public Step {
 
  private:
   CommonParameters& common_;
-  const double microbatches_;  ///< a step's, on one rank
-  StepAgreement agreement_;    ///< with nobody: it adds up the norm
+  const double microbatches_;  ///< microbatches of a step on one rank
+  StepAgreement agreement_;    ///< adds up the norm, for this rank alone
   LearningRates rates_;
   UpdateOptions options_;
   std::uint64_t followed_ = 0;  ///< the options' version that `elements_` has

@@ -30,7 +30,7 @@ struct alignas(128) OwnedShards::Shard {
 };
 
 /// Holds a shard's lock, which it waits for no longer than comm.timeout_s. A rank that is killed while it holds one
-/// leaves the shard half-updated: the others end.
+/// leaves the shard half-updated, so the others end.
 class OwnedShards::Holding {
  public:
   /// `what`: this rank's operation. Throws tessera::Error (75).
@@ -48,7 +48,7 @@ class OwnedShards::Holding {
   Holding& operator=(const Holding&) = delete;
 
  private:
-  /// Returns 0, or why the lock cannot be had.
+  /// Returns 0, or the error number that says why the lock cannot be had.
   int wait(PeerBoard::What what) {
     const PeerBoard::Clock::time_point begin = PeerBoard::Clock::now();
     for (;;) {
@@ -70,7 +70,7 @@ class OwnedShards::Holding {
   std::string start_of(PeerBoard::What what) const {
     return "rank " + std::to_string(board_.rank()) + "/" + std::to_string(board_.size()) + " " + what();
   }
-  /// The holder is not known where a rank stopped right behind its lock.
+  /// The holder is not known where a rank stopped right after it took the lock.
   std::string name_of_holder() const {
     const int holder = shard_.holder.load();
     return holder == Shard::kNobody ? "a rank" : board_.name_of(holder - 1);
@@ -245,7 +245,7 @@ bool OwnedShards::pull(const Unit& unit) {
   return true;
 }
 
-/// An order that is played has such waits in it.
+/// An order that is played already contains the effect of such waits.
 void OwnedShards::wait_for_the_slowest(const Unit& unit) {
   if (!config_.max_staleness || !turns_.empty()) return;
   const std::int64_t least = step() - 1 - *config_.max_staleness;
@@ -338,7 +338,7 @@ void OwnedShards::apply(int owner, const ElementUpdate& rule, const PushRates& w
   }
 }
 
-/// REQUIRES: this rank holds the shard's lock. `with.used`: of the group's parameters.
+/// REQUIRES: this rank holds the shard's lock. `with.used` is about the group's parameters.
 void OwnedShards::update_runs(Group& group, int owner, const ElementUpdate& rule, const PushRates& with,
                               std::int64_t age) {
   const FlatGroup& view = group.views[static_cast<std::size_t>(owner)];
@@ -390,7 +390,7 @@ void OwnedShards::await_turn(const Group& group, int owner, bool is_push) {
                                       "parameters (Gathered, evaluate) where it did");
   }
   const Span span("wait", {}, is_push ? &push_wait_seconds_ : nullptr);  // pull_seconds_ contains a pull's wait already
-  // The turn may go from one rank to another while the board asks rank by rank, so it is asked until it is this one's.
+  // The turn may go from one rank to another while the board asks rank by rank, so this asks until it has the turn.
   while (whose() != board_.rank()) board_.wait(operation, [&](int q) { return q == board_.rank() || whose() != q; });
   if (turns[static_cast<std::size_t>(there.played.load())].is_push != is_push) {
     throw Error(ExitCode::kUsage, operation() + ": the order that is played (sync.play_order) has a " +

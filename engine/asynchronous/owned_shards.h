@@ -34,7 +34,7 @@ namespace tessera {
 /// | FlatGroup::gradient                        | this rank's          | backward; `push` compensates it   |
 ///
 /// Invariants:
-///  1. Who holds a shard's lock computes nothing else, waits for nothing, and holds no other one. Turns (max_staleness
+///  1. Who holds a shard's lock computes nothing else, waits for nothing, and holds no other lock. Turns (max_staleness
 ///     0, play_order) are waited for before.
 ///  2. A pull has one version of a shard, and a shard has the updates of whole pushes: nothing is torn. Shards of one
 ///     unit may have different versions.
@@ -44,11 +44,11 @@ namespace tessera {
 /// a shard for comm.timeout_s, or was killed while it held one; 64 where a program leaves the order that it plays.
 class OwnedShards final : public PushedParameters {
  public:
-  /// Makes the shards, zeros, and points each group's states at this rank's own. Keeps references to the first three
-  /// arguments. Collective.
+  /// Makes the shards, which are zeros, and points each group's states at this rank's own. Keeps references to the
+  /// first three arguments. It is collective.
   OwnedShards(const std::vector<std::unique_ptr<Unit>>& units, const MemoryPlan& plan, PeerBoard& board);
 
-  /// Values and states of this rank's shards.
+  /// Returns the bytes of the values and states of this rank's shards.
   std::int64_t memory_bytes() const override { return memory_.bytes(); }
 
   /// Makes the newest values of a unit this rank's own, unless this step has pulled them already. A rank that is
@@ -60,27 +60,27 @@ class OwnedShards final : public PushedParameters {
   /// Applies the gradients that lie in this rank's memory to all of an owner's shards: those of this rank, or the sum
   /// of several ranks' (FirstGradients). It neither waits for a turn nor ends a step.
   void apply(int owner, const ElementUpdate& rule, const PushRates& with);
-  /// This rank's step is over: it pulls units anew.
+  /// Ends this rank's step: the next step pulls units anew.
   void end_step();
   void adopt() override;
   /// Every rank pulls the newest values.
   void bring_together() override;
   /// Makes the newest values of all units this rank's own, for a module that outlives its Engine. It is no pull: no
-  /// order has it, and it waits for nobody but the holders of shards. Others may go on to push.
+  /// recorded order has it, and it waits for nobody but the holders of shards. Others may go on pushing.
   void take_newest();
 
-  /// Units pulled so far, and their bytes.
+  /// Return the number of units pulled so far, and of their bytes.
   std::int64_t pulls() const { return pulls_; }
   std::int64_t pulled_bytes() const { return pulled_bytes_; }
-  /// Seconds so far in pulls, waits for slow ranks and turns included.
+  /// Returns the seconds so far in pulls, including waits for slow ranks and for turns.
   double pull_seconds() const { return pull_seconds_; }
-  /// These, and those in which pushes waited for slow ranks and turns.
+  /// Returns these seconds, and those in which pushes waited for slow ranks and for turns.
   double communication_seconds() const override { return pull_seconds_ + push_wait_seconds_; }
   OwnedShards* pulled() override { return this; }
   /// Counts, from now on, how long each unit's pulls take. `latencies` [unit] must outlive this.
   void time_pulls(std::span<LatencyHistogram> latencies) { latencies_ = latencies; }
 
-  /// At this rank's own shard.
+  /// Returns the counts of this rank's own shard.
   std::span<std::int64_t> counts(const FlatGroup& group) override;
 
  private:
@@ -89,8 +89,8 @@ class OwnedShards final : public PushedParameters {
   struct Group {
     FlatGroup* flat = nullptr;
     std::vector<FlatGroup> views;      ///< [owner]: has the owner's values and states, and this rank's gradients
-    std::vector<std::int64_t> pulled;  ///< [owner]: the version
-    /// [owner]: means of squared gradients, for an adaptive lambda; empty without
+    std::vector<std::int64_t> pulled;  ///< [owner]: the version that was pulled
+    /// [owner]: means of squared gradients, for an adaptive lambda; else empty
     std::vector<float*> mean_squares = {};
     std::size_t first_shard = 0;      ///< shards are numbered by group, then owner
     std::size_t first_parameter = 0;  ///< number among all trainable parameters
@@ -116,7 +116,7 @@ class OwnedShards final : public PushedParameters {
   Arena memory_;   ///< this rank's part of values and states
   Arena control_;  ///< Shards, then counts
   std::vector<Group> groups_;
-  std::vector<std::size_t> first_group_;       ///< [unit]: among groups_; one more for the end
+  std::vector<std::size_t> first_group_;       ///< [unit]: index in groups_; one more for the end
   std::vector<char> is_fresh_;                 ///< [unit]: pulled in this step
   std::vector<ShardName> names_;               ///< [shard]
   std::vector<std::vector<ShardTurn>> turns_;  ///< [shard]; empty where no order is played

@@ -22,13 +22,13 @@ namespace tessera {
 /// ReplicaSync owns one; the thread that trains calls it.
 ///
 /// Ranks make no collective while they train, so nothing of the transport notices that one is gone. `wait` and `look`
-/// do: they read each rank's state here and its process, and what they find they ask the transport about, which says
-/// who ended and why, as after any other collective.
+/// do: they read each rank's state here and its process. They ask the transport about what they find; it says who ended
+/// and why, as after any other collective.
 class PeerBoard {
  public:
   using Clock = std::chrono::steady_clock;
 
-  /// `group`: a group of all ranks that share memory, used for nothing else. `timeout_s`: the longest wait. Collective.
+  /// `group`: a group of all ranks that share memory, for this alone. `timeout_s`: the longest wait. It is collective.
   PeerBoard(std::shared_ptr<Collectives> group, double timeout_s);
   /// Says that this rank has left, or failed where an exception passes.
   ~PeerBoard();
@@ -39,15 +39,15 @@ class PeerBoard {
   int size() const { return group_->size(); }
   Collectives& group() const { return *group_; }
 
-  /// Steps of `rank` whose backward is over, and those whose gradients are applied, or skipped.
+  /// Return the steps of `rank` whose backward is over, and those whose gradients are applied, or skipped.
   std::int64_t computed(int rank) const { return entries_[rank].computed.load(); }
   std::int64_t pushed(int rank) const { return entries_[rank].pushed.load(); }
   void note_computed(std::int64_t steps) { entries_[rank()].computed.store(steps); }
   void note_pushed(std::int64_t steps) { entries_[rank()].pushed.store(steps); }
-  /// The next number of a count that all ranks share, from 0.
+  /// Returns the next number of a count that all ranks share, from 0.
   std::int64_t next_event() { return entries_[0].events.fetch_add(1); }
 
-  /// Whether a rank has come to where this one waits for it.
+  /// A function that says whether a rank has come to the place where this one waits for it.
   using Arrived = absl::FunctionRef<bool(int rank)>;
   /// Makes the unit and operation for a message, such as "blocks.0 pull". Only a wait that fails calls it, so a step
   /// makes no text.
@@ -56,17 +56,17 @@ class PeerBoard {
   /// rank that has not arrived has ended, or does not come in time. The message has what the transport knows about it.
   /// `spare`: so many ranks that have not arrived may have left without an error, since the others are enough.
   void wait(What what, Arrived arrived, std::int64_t spare = 0);
-  /// Whether a wait that began at `begin` has lasted too long.
+  /// Returns whether a wait that began at `begin` has lasted too long.
   bool is_late(Clock::time_point begin) const;
-  /// Says to the others that this rank has failed. An error follows that may leave the Engine where it is.
+  /// Says to the others that this rank has failed. After it comes an error that may leave the Engine alive.
   void note_failed() { entries_[rank()].state.store(kFailed); }
   /// Returns a text such as "rank 2 (pid 4711)".
   std::string name_of(int rank) const;
   /// Throws tessera::Error (75) where a rank has failed or its process is gone. It looks at most every 50 ms.
   void look();
-  /// A rank must have ended, or be about to: looks for a second, and throws as `look` does if it finds it.
+  /// REQUIRES: a rank has ended or is about to. Looks for it for a second, and throws as `look` does if it finds it.
   void look_for_the_dead();
-  /// Returns once all ranks have called it. Collective.
+  /// Returns once all ranks have called it. It is collective.
   void meet(const char* what);
 
  private:

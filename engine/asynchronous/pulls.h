@@ -12,8 +12,8 @@
 
 namespace tessera {
 
-/// Pulls a unit of asynchronous training when an operator of a step reads it first, or a Gathered guard does: where a
-/// unit that is sharded would be gathered. ReplicaSync owns one while an Engine's operators are watched.
+/// Pulls a unit of asynchronous training when an operator of a step or a Gathered guard first reads it: at the place
+/// where a sharded unit would be gathered. ReplicaSync owns one while an Engine's operators are watched.
 class Pulls final : public UnitKeeper {
  public:
   /// `on_pulled` is told of a unit whose values have changed. Refers to `shards`.

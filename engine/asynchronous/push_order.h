@@ -13,7 +13,7 @@
 
 namespace tessera {
 
-/// A shard for files and people: the owner's part of a flat group.
+/// The name of a shard in files and messages: the owner's part of a flat group.
 struct ShardName {
   std::string unit;
   std::size_t group = 0;  ///< number among the unit's groups
@@ -40,7 +40,7 @@ struct ShardEvent {
 /// that is killed loses its latest lines. OwnedShards owns one.
 class OrderWriter {
  public:
-  /// Makes the file anew if `is_first`, which one rank says before the others open it. Errors: as for any output file.
+  /// Makes the file anew if `is_first`: one rank does so before the others open it. Errors: as for any output file.
   static absl::StatusOr<OrderWriter> open(const std::string& path, int ranks, bool is_first);
   OrderWriter(OrderWriter&& other) noexcept;
   OrderWriter& operator=(OrderWriter&&) = delete;

@@ -10,14 +10,14 @@ namespace tessera {
 class SavedTensorHooks {
  public:
   virtual ~SavedTensorHooks() = default;
-  /// Returns the hooks of the tensor that is saved next, whichever it is. Called on the thread whose operator saves it.
+  /// Returns the hooks of the tensor that is saved next, on the thread whose operator saves it.
   virtual std::unique_ptr<torch::autograd::SavedVariableHooks> make() = 0;
 };
 
 /// Lets `hooks` make the hooks of every tensor that an operator on this thread saves for backward, from now on and
-/// while `hooks` lives. Where several were given, the last one makes them; giving one again changes nothing. Tensors
-/// saved inside a backward are not touched: those of recomputation, and those of a backward that is differentiated
-/// itself. Hooks of a Python program (torch.autograd.graph.saved_tensors_hooks) go before ours.
+/// while `hooks` lives. Where several hooks were given, the last of them makes these; giving the same hooks again
+/// changes nothing. Tensors saved inside a backward are not touched: those of recomputation, and those of a backward
+/// that is differentiated itself. Hooks of a Python program (torch.autograd.graph.saved_tensors_hooks) go before ours.
 ///
 /// LibTorch asks its autograd engine for such hooks, so this function calls put_engine_in_place.
 void hook_saved_tensors(const std::shared_ptr<SavedTensorHooks>& hooks);

@@ -22,7 +22,7 @@ namespace tessera {
 namespace {
 
 // This file works as follows. Matcher compares parameters first, then buffers, then states. It does not stop at the
-// first difference: `problems_` collects what forbids to load, and take() reports all of them in one error (at most
+// first difference: `problems_` collects what forbids loading, and take() reports all of them in one error (at most
 // kMostProblems). What loads with a loss (rounded values, states that begin anew or are left out) becomes lines of
 // MatchedCheckpoint::inexact instead. match_parameters notes the states that parameters need (`needed_`) and that
 // frozen ones keep (`kept_`), and match_states reads both.

@@ -81,7 +81,7 @@ json table_row(const FrozenState& state) {
   return row;
 }
 
-/// The state that a row of the table describes; its bytes are the part `name`. Nothing where the format is unknown.
+/// Returns the state of a row of the table, whose bytes are the part `name`; nothing where the format is unknown.
 std::optional<FrozenState> state_of_row(const json& row, CommitParts& parts, const std::string& name) {
   FrozenState state;
   state.name = row.at("name").get<std::string>();

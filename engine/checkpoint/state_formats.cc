@@ -8,7 +8,7 @@
 namespace tessera {
 namespace {
 
-/// Element `i` of memory that need not be aligned.
+/// Returns element `i` of memory that need not be aligned.
 template <class Number>
 Number load(std::span<const std::byte> bytes, std::size_t i) {
   Number number;

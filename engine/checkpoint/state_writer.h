@@ -36,8 +36,8 @@ class StateWriter {
   /// Adds the whole of a tensor that host_copy made. `what` and `name` are those of its Piece, here and below.
   void add(const std::string& what, const std::string& name, const at::Tensor& host);
 
-  /// Adds the elements of `name` from `first` on. The memory of `values`, which is of `place`, is read by `hold` or
-  /// `write`, so it must live until then.
+  /// Adds the elements of `name` from `first` on. The memory of `values` lies at `place`, and `hold` or `write` reads
+  /// it, so it must live until then.
   void add(const std::string& what, const std::string& name, std::int64_t first, std::span<const float> values,
            MemoryPlace place = {c10::Device(c10::kCPU), /*in_record=*/true});
 

@@ -32,7 +32,7 @@ class StoredStates {
   bool has_tensor_states() const { return has_tensor_states_; }
   /// Returns the index of a tensor state in all().
   std::size_t place_of(const TensorState& state) const;
-  /// Returns the names of a parameter's states, for SavedParameter::states. Returns nothing where it has all of all().
+  /// Returns the names of a parameter's states, for SavedParameter::states; nothing where it has all states.
   std::optional<std::vector<std::string>> names_of(const FlatGroup& group, std::size_t parameter) const;
 
  private:

@@ -11,8 +11,8 @@
 
 namespace tessera {
 
-/// safetensors' word for an element type, such as "F32". Throws tessera::Error (64), which names `who`, for types that
-/// checkpoints do not have.
+/// Returns safetensors' word for an element type, such as "F32". Throws tessera::Error (64), which names `who`, for
+/// types that checkpoints do not have.
 std::string safetensors_word(c10::ScalarType type, const std::string& who);
 std::string safetensors_word(DType dtype);
 /// Returns the element type of such a word; nothing for other words.

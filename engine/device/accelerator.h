@@ -38,7 +38,7 @@ Accelerator accelerator_of(const Collectives& group);
 /// again where `make` is null.
 void set_accelerator_of_host(std::function<Accelerator()> make);
 
-/// GPU `gpu`, with the kernels in optim/cuda. A build without CUDA's compiler throws tessera::Error (69)
+/// Returns GPU `gpu`, with the kernels in optim/cuda. A build without CUDA's compiler throws tessera::Error (69)
 /// (accelerator_missing.cc).
 Accelerator cuda_accelerator(int gpu);
 

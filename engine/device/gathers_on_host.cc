@@ -153,8 +153,8 @@ class GathersOnHost::Pending final : public Work::State {
   std::size_t bytes() const { return gather_.bytes_per_rank * static_cast<std::size_t>(owner_.size()); }
   std::size_t own_offset() const { return gather_.bytes_per_rank * static_cast<std::size_t>(owner_.rank()); }
   std::byte* own_part() const { return full_ + own_offset(); }
-  /// What goes up: all parts, but for this rank's own where that is in its place as it was. An update that came
-  /// meanwhile may have changed it, if nobody used what was gathered ahead.
+  /// Returns what goes up: all parts, except this rank's own if it is unchanged in its place. An update may have
+  /// changed it meanwhile, if nobody used what was gathered ahead.
   std::vector<DeviceKernels::UploadPiece> pieces() const {
     auto* const there = static_cast<std::byte*>(gather_.full);
     const bool has_own = gather_.shard == there + own_offset() && !is_lossy(gather_.options.form);

@@ -10,10 +10,10 @@
 
 namespace tessera {
 
-/// Returns a group for the memory of a GPU whose all-gathers in another form (GatherOptions::form) the ranks' hosts
-/// make. All other calls are `group`'s. So a gather has the bits that the CPU's ranks get over `host`, a group of the
-/// same ranks for the memory of their hosts that compresses. An Engine on a GPU makes one for each axis on which
-/// "compression.gathers" has an effect; the Residency and the Publisher call it as any other group.
+/// Returns a group for the memory of a GPU. The ranks' hosts make its all-gathers in another form
+/// (GatherOptions::form). All other calls are `group`'s. So a gather has the bits that the CPU's ranks get over `host`,
+/// a group of the same ranks for the memory of their hosts, which compresses. An Engine on a GPU makes one for each
+/// axis on which "compression.gathers" has an effect; the Residency and the Publisher call it as any other group.
 ///
 /// | call            | what happens                                                                           |
 /// |-----------------|----------------------------------------------------------------------------------------|

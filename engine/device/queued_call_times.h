@@ -21,7 +21,7 @@ class QueuedCallTimes final : public QueueTimes {
   std::uint64_t begin() override;
   void end(std::uint64_t number, LatencyHistogram& latencies) override;
 
-  /// Called when a step is queued. Adds the times of calls whose end the device has reached; it does not wait.
+  /// It is called when a step is queued. Adds the times of calls whose end the device has reached, without a wait.
   void end_step();
   /// Waits for the device, and adds the times of all calls that have ended.
   void wait();

@@ -52,7 +52,7 @@ class InitTape : public std::enable_shared_from_this<InitTape> {
   /// One operator, with its arguments.
   struct Node {
     c10::OperatorHandle op;
-    std::vector<c10::IValue> arguments;  ///< the given ones (original device); undefined where a patch goes
+    std::vector<c10::IValue> arguments;  ///< the given arguments (original device); undefined where a patch goes
     std::vector<Patch> patches;
     std::vector<std::pair<std::size_t, Place>> creates;  ///< output index -> new storage
     std::vector<StorageId> writes;                       ///< existing storages that it changes
@@ -63,7 +63,7 @@ class InitTape : public std::enable_shared_from_this<InitTape> {
     /// Returns the argument with this name, or null.
     const c10::IValue* argument(const char* name) const;
   };
-  /// What others need from a node: only memory for its storage, or its values.
+  /// Says what others need from a node: only memory for its storage, or its values.
   enum class Need : char { kStorageOnly, kYes };
   /// The nodes that storages depend on, by their number, in order.
   using Needs = std::map<std::size_t, Need>;
@@ -124,7 +124,7 @@ void for_each_tensor(c10::ArrayRef<c10::IValue> arguments,
                      const std::function<void(std::size_t, std::ptrdiff_t, const at::Tensor&)>& visit);
 /// Puts `tensor` at the given place of `arguments`. REQUIRES: the caller owns the lists (copy_with_own_lists).
 void put(std::vector<c10::IValue>& arguments, std::size_t argument, std::ptrdiff_t element, at::Tensor tensor);
-/// Copies `arguments`, and the lists of tensors in them too, which IValues share otherwise.
+/// Copies `arguments` and the lists of tensors in them, which IValues otherwise share.
 std::vector<c10::IValue> copy_with_own_lists(const std::vector<c10::IValue>& arguments);
 
 /// Returns a real tensor at `place` of the real storage `storage`.

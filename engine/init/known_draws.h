@@ -23,7 +23,7 @@ struct KnownDraw {
   /// The number of elements in a group. LibTorch makes elements in groups, which must not be cut.
   static constexpr std::int64_t kGroup = 16;
 
-  /// How many words fill `count` elements: one for each element, and for a normal fill 16 more where the last elements
+  /// Returns how many words fill `count` elements: one for each, and for a normal fill 16 more where the last elements
   /// do not end a group (they are drawn again). REQUIRES: count >= kGroup; smaller normal fills draw in another way.
   std::uint64_t words(std::int64_t count) const;
   /// Runs the operator itself, but on `tensor`.

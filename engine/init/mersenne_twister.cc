@@ -26,7 +26,7 @@ inline std::uint32_t twist(std::uint32_t from, std::uint32_t to) {
 using Exponents = std::vector<std::uint64_t>;
 using Limbs = std::array<std::uint64_t, kLimbs>;
 
-/// a + b; equal terms cancel.
+/// Returns a + b; equal terms cancel.
 Exponents sum(const Exponents& a, const Exponents& b) {
   Exponents terms;
   std::set_symmetric_difference(a.begin(), a.end(), b.begin(), b.end(), std::back_inserter(terms), std::greater<>());

@@ -27,10 +27,10 @@ std::uint64_t digest_of_arithmetic();
 /// Makes any piece of a deferred tensor without the rest of it. A rank that keeps only its part of a parameter uses it
 /// (engine/parameters/first_values.h).
 ///
-/// That is possible where every operator on the tensor's way treats each element by itself: it is created (`empty`,
-/// `zeros`, `full`, ...), filled (constants; `uniform_` and `normal_`, whose words are known), and goes through
-/// element-wise operators with numbers or tensors of the same size (`mul_`, `add`, `clamp_`, `to`, ...), each of which
-/// gives the same bits for an element wherever it stands. Values equal those of `materialize` bit for bit.
+/// That is possible where every operator on the tensor's way treats each element by itself. The element is created
+/// (`empty`, `zeros`, `full`, ...), filled (constants; `uniform_` and `normal_`, whose words are known), and put
+/// through element-wise operators with numbers or tensors of the same size (`mul_`, `add`, `clamp_`, `to`, ...), each
+/// of which gives the same bits for an element wherever it stands. Values equal those of `materialize` bit for bit.
 ///
 /// One thread at a time uses it; `another` makes one for another thread.
 class PieceMaker {

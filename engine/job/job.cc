@@ -14,7 +14,7 @@
 namespace tessera {
 namespace {
 
-/// What "comm.transport" requires of a mesh.
+/// The requirements of "comm.transport" for a mesh.
 struct WantedTransport {
   const char* name;
   TransportKind kind;

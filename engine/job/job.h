@@ -28,8 +28,8 @@ struct Job {
   Job(std::shared_ptr<torch::nn::Module> module, std::shared_ptr<Strategy> strategy, const Mesh& mesh,
       OwnRules own_rules);
 
-  /// Makes the groups of the mesh and finds this rank's device. Collective. Throws tessera::Error: 78 where ranks have
-  /// different strategies, or the mesh another transport than the strategy asks for.
+  /// Makes the groups of the mesh and finds this rank's device. It is collective. Throws tessera::Error: 78 where ranks
+  /// have different strategies, or the mesh another transport than the strategy asks for.
   void join();
   MeshShape shape_of_mesh() const { return mesh_shape(strategy, mesh.topology()); }
 

@@ -22,8 +22,8 @@ absl::Status status_of(const std::exception_ptr& failure);
 ///
 /// `told_by_peer`: the report is about another rank's failure (is_told_by_peer), and `tessera launch` looks for that
 /// rank's report instead. `code`: the exit code with which Tessera ends the process; nothing where the program chose
-/// its own. Nothing happens where $TORCHELASTIC_ERROR_FILE is not set or cannot be written: there is an error to report
-/// already.
+/// its own. Nothing happens where $TORCHELASTIC_ERROR_FILE is not set or cannot be written: there already is an error
+/// to report.
 void write_error_file(const std::string& message, const std::string& call_stack, bool told_by_peer,
                       std::optional<ExitCode> code);
 

@@ -16,9 +16,9 @@ struct MeshShape {
   MeshPosition position_of(int rank) const { return MeshPosition{replicate, shard}.of(rank); }
 };
 
-/// The strategy's mesh for this world. Where the strategy leaves it out, HYBRID_SHARD and placements by axes replicate
-/// across hosts, and all others shard over the world. Throws tessera::Error (78) with the numbers, where each came
-/// from, and the shapes that fit.
+/// Returns the strategy's mesh for this world. Where the strategy leaves it out, HYBRID_SHARD and placements by axes
+/// replicate across hosts, and all others shard over the world. Throws tessera::Error (78) with the numbers, where each
+/// came from, and the shapes that fit.
 MeshShape mesh_shape(const Strategy& strategy, const Topology& topology);
 
 /// Returns the position of a rank in the mesh for which memory is planned. If replicas train by themselves

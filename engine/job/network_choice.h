@@ -21,8 +21,8 @@ class NetworkChoice {
   /// has returned, which is before a collective of several ranks asks it.
   ChooseAlgorithm choose() const;
 
-  /// Lets all ranks of the job take the costs that rank 0 reads. Collective over `store`. Errors: 78 where this rank's
-  /// comm.network_fit is not rank 0's; the errors of read_link_fit, which all ranks get.
+  /// Lets all ranks of the job take the costs that rank 0 reads. It is collective over `store`. Errors: 78 where this
+  /// rank's comm.network_fit is not rank 0's; the errors of read_link_fit, which all ranks get.
   absl::Status agree(const Topology& topology, KeyValueStore& store);
 
  private:

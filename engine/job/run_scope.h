@@ -12,7 +12,7 @@
 
 namespace tessera {
 
-/// What a program's outermost call (`tessera::run`, the Python package) knows about its job: the mesh that is told
+/// The data of a program's outermost call (`tessera::run`, the Python package) about its job: the mesh that is told
 /// about an exception, and how the process ends. It lives on the stack of one thread; `init` fills in the mesh of the
 /// scope of its thread.
 struct RunScope {
@@ -27,13 +27,13 @@ struct RunScope {
   /// for. Throws the tessera::Error of the barrier, and late_failure.
   void leave_together() const;
 
-  /// Called when an exception ends this rank: tells the other ranks `reason`, writes the error file and the log, and
-  /// returns the exit code. Where the mesh failed for an earlier reason, that one counts. `call_stack`: another
-  /// language's call stack, for the error file.
+  /// It is called when an exception ends this rank. It tells the other ranks `reason`, writes the error file and the
+  /// log, and returns the exit code. Where the mesh failed for an earlier reason, that one counts. `call_stack`:
+  /// another language's call stack, for the error file.
   ExitCode end_with(const absl::Status& reason, const std::string& call_stack = "none: a C++ program") const;
 
-  /// Called when the program ends itself with an exit code of its own, as Python's sys.exit(3) does. It does the same,
-  /// but the error file names no code of Tessera.
+  /// It is called when the program ends itself with an exit code of its own, as Python's sys.exit(3) does. It does the
+  /// same, but the error file names no code of Tessera.
   void end_with_own_code(int code, const std::string& message) const;
 
   static inline thread_local RunScope* current = nullptr;

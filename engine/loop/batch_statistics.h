@@ -8,9 +8,9 @@
 
 namespace tessera {
 
-/// What a batch norm has beside its weight and bias.
+/// The tensors and numbers of a batch norm beside its weight and bias.
 struct BatchNormState {
-  at::Tensor mean, variance;  ///< [C]: running statistics, updated while it trains; those that are undefined are not
+  at::Tensor mean, variance;  ///< [C]: running statistics, updated while it trains, unless they are undefined
   double momentum = 0.1;      ///< the weight of the new batch
   double eps = 1e-5;          ///< added to the variances
 };

@@ -36,14 +36,14 @@ namespace autograd = torch::autograd;
 // (`agree_on_gradients`). Then each bucket is packed into one flat tensor, summed over ranks, divided by the sum of the
 // weights, and copied back into the gradients.
 
-// What errors tell their reader to do, in the language of the program.
+// The remedies that errors name, in the language of the program.
 constexpr Phrase kMakeValues = {"call tessera::materialize_module first",
                                 "make the module outside of tessera.deferred_init()"};
 constexpr Phrase kEndOtherOwner = {"destroy that one first", "call close() of that one first"};
 constexpr Phrase kDenseEmbedding = {"EmbeddingOptions::sparse(false)", "sparse=False"};
 constexpr Phrase kNoSyncScope = {"NoSync", "no_sync()"};
 
-/// Whether a rank has a gradient, and in which layout.
+/// Says whether a rank has a gradient, and in which layout.
 enum class Has : char { kNone, kDense, kSparse };
 
 /// Parameters whose gradients are sent together.
@@ -130,7 +130,7 @@ struct DataParallel::State {
   std::unique_ptr<CommBuffer> buffer;
   int open_no_syncs = 0;
   double weight = 1;  ///< this rank's weight in the next averaging
-  /// Whether gradients will be averaged when the running backward ends.
+  /// True where gradients will be averaged when the running backward ends.
   std::shared_ptr<bool> will_average = std::make_shared<bool>(false);
 };
 
@@ -235,7 +235,7 @@ void DataParallel::State::average() {
   weight = 1;
 }
 
-/// Collective. Each rank sends its weight, and one byte (Has) for each gradient.
+/// It is collective. Each rank sends its weight, and one byte (Has) for each gradient.
 DataParallel::State::Agreed DataParallel::State::agree_on_gradients() {
   const std::size_t count = parameters.size(), bytes = sizeof weight + count;
   std::vector<std::byte> own(bytes), all(bytes * static_cast<std::size_t>(group->size()));

@@ -7,14 +7,14 @@
 
 namespace tessera {
 
-/// Gathers `part` of every rank: [ranks, numel of `part`] on the CPU. Collective. REQUIRES: `part` is contiguous and on
-/// the CPU, and has one size and dtype on all ranks. Throws tessera::Error: the group's.
+/// Gathers `part` of every rank: [ranks, numel of `part`] on the CPU. It is collective. REQUIRES: `part` is contiguous
+/// and on the CPU, and has one size and dtype on all ranks. Throws the group's tessera::Errors.
 at::Tensor gather_over_ranks(Collectives& group, const at::Tensor& part);
 
-/// Reduces `flat` [numel] over all ranks, in its dtype, on the CPU. The result has the same bits on every rank.
-/// Collective. Sums are made by a tree over neighbours, those of bf16 and fp16 in fp32. Large tensors are cut into one
+/// Reduces `flat` [numel] over all ranks, in its dtype, on the CPU. The result has the same bits on every rank. It is
+/// collective. Sums are made by a tree over neighbours, those of bf16 and fp16 in fp32. Large tensors are cut into one
 /// part for each rank, which reduces that part; this takes two more tensors of the size. REQUIRES: equal sizes and
-/// dtypes on all ranks (expect_same_call). Throws tessera::Error: the group's.
+/// dtypes on all ranks (expect_same_call). Throws the group's tessera::Errors.
 at::Tensor reduce_over_ranks(Collectives& group, const at::Tensor& flat, Reduce operation);
 
 }  // namespace tessera

@@ -11,7 +11,7 @@
 namespace tessera {
 namespace {
 
-/// What a rank sends: the words of its call, or its problem, with zeros behind them.
+/// The message of a rank: the words of its call, or its problem, with zeros behind them.
 struct Announcement {
   char has_problem = 0;
   std::array<char, 255> text{};

@@ -24,7 +24,7 @@ std::unordered_map<const c10::TensorImpl*, ParameterPlace> places_in(const std::
   return places;
 }
 
-/// Whether some step updated the parameter.
+/// Returns whether some step updated the parameter.
 bool has_moved(const at::Tensor& parameter, const CarriedStates::Updates& updates) {
   const auto found = updates.find(parameter.unsafeGetTensorImpl());
   return found != updates.end() && found->second > 0;
@@ -38,7 +38,7 @@ std::optional<std::size_t> state_named(const FlatGroup& group, const std::string
   return std::nullopt;
 }
 
-/// The number of states that a parameter has.
+/// Returns the number of states that a parameter has.
 std::size_t count_of_states(const FlatGroup& group, std::size_t parameter) {
   std::size_t count = group.records.state().states.size();
   for_each_tensor_state(group, parameter, [&](const TensorState&, Extent) { ++count; });

@@ -24,7 +24,7 @@ namespace tessera {
 /// units.
 class CarriedStates {
  public:
-  /// The steps in which each parameter took part: StepProgress::updates.
+  /// The number of steps in which each parameter took part: StepProgress::updates.
   using Updates = std::map<const c10::TensorImpl*, std::int64_t>;
 
   /// Takes the states of the trainable parameters of `units`. `mesh`: this rank's position among all ranks. It shares
@@ -37,7 +37,7 @@ class CarriedStates {
   /// - A parameter that trains in `units` and had no such state begins anew: with zeros, and its `updates` are erased.
   /// - A parameter that trains no longer goes to `frozen`, if `updates` says that some step updated it.
   /// `name_of` answers for groups of before and of now. REQUIRES: the same formats of states, and the same mesh.
-  /// Collective over `control`. Throws tessera::Error: the group's, and those of reading records.
+  /// It is collective over `control`. Throws the tessera::Errors of the group, and of reading records.
   void write_to(const std::vector<std::unique_ptr<Unit>>& units, Collectives& control, NameOfState name_of,
                 FrozenStates& frozen, Updates& updates) const;
 

@@ -24,17 +24,17 @@ namespace {
 
 // This file works as follows. `take_memory` lists the pieces of training state that lie in memory and makes one file
 // for them, the image, which is cut into records. `begin` ends the writes of records that lie in files themselves,
-// notes where they lie, and starts a thread (`write`), which copies the image record by record, syncs all files, writes
-// what is kept, and at last the log's entry. `end` waits for it; `committed` or `take_back` follows, as all ranks have
-// agreed. Starting up, `look`, `choose` and `forget_later` find the last commit that all ranks have, and `bring_back`
-// reads it.
+// notes where they lie, and starts a thread (`write`). The thread copies the image record by record, syncs all files,
+// writes what is kept, and at last writes the log's entry. `end` waits for it; `committed` or `take_back` follows, as
+// all ranks have agreed. Starting up, `look`, `choose` and `forget_later` find the last commit that all ranks have, and
+// `bring_back` reads it.
 
 constexpr const char* kImage = "memory";
 constexpr const char* kWeights = "weights";
 constexpr const char* kAbout = "about";
 constexpr const char* kKept = "kept";
 
-/// Returns a text that tells readers which run it is.
+/// Returns a text that tells readers which run this is.
 std::string about_run(const PlanInput& input) {
   return c10::str(input.mesh.world_size(), input.mesh.world_size() == 1 ? " rank" : " ranks", ", mesh ",
                   input.mesh.replicate_size, " x ", input.mesh.shard_size, ", ", input.units.size(), " units");
@@ -49,7 +49,7 @@ std::string folder_of(const std::string& dir) {
   return (path.has_filename() ? path : path.parent_path()).string();
 }
 
-/// What ranks tell each other about one commit.
+/// Returns what ranks tell each other about one commit.
 nlohmann::json brief(const Commit& commit) { return {commit.generation, commit.run, commit.step, commit.layout}; }
 
 bool is_held(const nlohmann::json& commits, const nlohmann::json& commit) {
@@ -107,7 +107,7 @@ void DurableFiles::choose(const std::vector<std::string>& held) {
   for (const std::string& text : held) ranks.push_back(nlohmann::json::parse(text));
   run_ = ranks[0].at("run").get<std::uint64_t>();
   const nlohmann::json* common = nullptr;
-  // Whether at most the first commit of a folder was under way. Then nothing can be lost, and the run begins anew.
+  // True where at most the first commit of a folder was under way. Then nothing can be lost, and the run begins anew.
   bool is_first = true;
   for (const nlohmann::json& rank : ranks) {
     is_first = is_first && !rank.at("begun").get<bool>();
@@ -287,8 +287,8 @@ void DurableFiles::keep(std::string bytes) { to_keep_ = std::move(bytes); }
 
 absl::StatusOr<std::string> DurableFiles::kept() const { return kept_.empty() ? std::string() : log_->kept(kept_); }
 
-/// Writes what commits keep beside training state; runs on the writing thread. Files of earlier commits stay, because
-/// this commit may be taken back.
+/// Writes what commits keep beside training state; it runs on the writing thread. Files of earlier commits stay,
+/// because this commit may be taken back.
 absl::Status DurableFiles::write_kept() {
   if (!to_keep_) return absl::OkStatus();
   if (to_keep_->empty()) {
@@ -320,7 +320,7 @@ void DurableFiles::begin(std::int64_t step, std::map<std::string, std::string> p
   }
 }
 
-/// Writes the whole commit; runs on the writing thread.
+/// Writes the whole commit; it runs on the writing thread.
 absl::Status DurableFiles::write(Commit& commit) {
   const Span span("write commit");
   TESSERA_RETURN_IF_ERROR(write_image());

@@ -39,8 +39,8 @@ std::string durable_layout(const MemoryPlan& plan, const std::vector<std::unique
 
 /// Writes and reads the files of this rank's durable commits (DurableConfig). The Engine owns one; only its thread
 /// calls it. A commit writes all training state that lies in memory, to its place in `rank-00000.memory`; for offloaded
-/// records it notes where they are. Each has two places, and the last commit uses one of them, so the other may be
-/// written.
+/// records it notes where they are. Each record has two places, and the last commit uses one of them, so the other may
+/// be written.
 ///
 /// A commit counts when the log of every rank has it: all ranks call `begin` and `end`, agree that all succeeded, and
 /// call `committed`. Until then the commit before it is untouched. Between `begin` and `end` a thread writes and reads
@@ -60,26 +60,26 @@ class DurableFiles {
   /// Third: removes later commits, which some ranks lack, and files that killed processes left.
   absl::Status forget_later();
 
-  /// The last commit of this run or, before it has one, of the run before; null where there is none.
+  /// Returns the last commit of this run or, before it has one, of the run before; null where there is none.
   const Commit* last() const { return last_ ? &*last_ : nullptr; }
   const std::string& folder() const { return folder_; }
-  /// Called in a process that was forked from a rank, which owns files and lock. Nothing else may be called after it.
+  /// It is called in a process forked from a rank, which owns files and lock. Nothing else may be called after it.
   void enter_forked_process();
-  /// Whether the run has gone on from the last commit, or there was none.
+  /// Returns whether the run has gone on from the last commit, or there was none.
   bool is_resumed() const { return is_resumed_; }
 
-  /// The name of the files that hold records of a kind, in each directory of offload.paths.
+  /// Returns the name of the files that hold records of a kind, in each directory of offload.paths.
   std::string name_of(const std::string& kind) const { return scratch_stem_ + "." + kind; }
-  /// The weights of those directories (their disks' shares of the records) at the last commit; nothing where there is
-  /// none.
+  /// Returns the weights of those directories (their disks' shares of the records) at the last commit; nothing where
+  /// there is no commit.
   std::optional<std::vector<double>> weights() const;
   /// Sets the weights that the next commits note.
   void use_weights(const std::vector<double>& weights);
-  /// Protects the records of a kind that the last commit refers to. Called before any record is put.
+  /// Protects the records of a kind that the last commit refers to. It is called before any record is put.
   void protect(TierCarrier& records, const std::string& kind) const;
 
-  /// Makes the file for the training state in memory. Called once, when all training state has its place. `kernels`:
-  /// those of the GPU that trains, or null. Throws tessera::Error: those of FileTier::create.
+  /// Makes the file for the training state in memory. It is called once, when all training state has its place.
+  /// `kernels`: those of the GPU that trains, or null. Throws the tessera::Errors of FileTier::create.
   void take_memory(const TrainingMemory& memory, const MemoryPlan& plan,
                    const std::vector<std::unique_ptr<Unit>>& units, c10::Device device, DeviceKernels* kernels);
   std::int64_t memory_bytes() const { return image_ ? static_cast<std::int64_t>(image_->record_memory_bytes()) : 0; }
@@ -94,15 +94,15 @@ class DurableFiles {
   /// state. `end` returns its errors. REQUIRES on a GPU: all steps have ended, and later work does not change training
   /// state before `end`.
   void begin(std::int64_t step, std::map<std::string, std::string> parts);
-  /// Whether `begin` was called, and `end` was not called after it.
+  /// Returns whether `begin` was called, and `end` was not called after it.
   bool is_under_way() const { return writer_.valid(); }
   std::int64_t next_step() const { return next_ ? next_->step : 0; }  ///< the step of the latest `begin`
   /// Waits until the commit is written. Errors, thrown or returned: 74, and those of CommitLog::write. REQUIRES:
   /// is_under_way().
   absl::Status end();
-  /// Removes the commit from this rank's disk. Called on all ranks after `end` failed on one of them.
+  /// Removes the commit from this rank's disk. It is called on all ranks after `end` failed on one of them.
   absl::Status take_back();
-  /// Makes the commit the last one. Called on all ranks after `end` succeeded on all of them.
+  /// Makes the commit the last one. It is called on all ranks after `end` succeeded on all of them.
   void committed();
 
   /// Sets training state to the last commit's. Errors: 65 where a record came back with other bytes; 74.

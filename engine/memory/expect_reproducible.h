@@ -9,12 +9,12 @@
 
 namespace tessera {
 
-// Checks what "reproducible" needs of the mesh, the device, the transport and the module.
-// runtime/config/reproducible_rules.cc has the keys of the strategy that it excludes. Each function throws
-// tessera::Error (78) with what cannot be kept, and does nothing without "reproducible".
+// Checks what "reproducible" needs of the mesh, the device, the transport and the module. Strategy keys that it
+// excludes are in runtime/config/reproducible_rules.cc. Each function throws tessera::Error (78) with what cannot be
+// kept, and does nothing without "reproducible".
 
-/// The sums that ranks make must be those of the tree over all microbatches (SumCounter). make_plan calls it, so that
-/// `tessera plan` refuses what an Engine would.
+/// The sums that ranks make must be those of the tree over all microbatches (SumCounter). The function make_plan calls
+/// it, so that `tessera plan` refuses what an Engine would refuse.
 void expect_reproducible(const Strategy& strategy, const PlanScene& scene);
 
 /// Transports must add in the pairwise tree over ranks, whatever hosts they are on.

@@ -22,7 +22,7 @@ std::vector<std::byte> part_of(const std::vector<std::byte>& bytes, std::int64_t
   return {bytes.begin() + begin, bytes.begin() + begin + count};
 }
 
-/// This rank's share of a state whose values are `values`.
+/// Returns this rank's share of a state whose values are `values`.
 FrozenState shared_out(std::span<const float> values, const Collectives& control) {
   FrozenState state;
   state.numel = static_cast<std::int64_t>(values.size());
@@ -33,7 +33,7 @@ FrozenState shared_out(std::span<const float> values, const Collectives& control
   return state;
 }
 
-/// Joins the whole state from all ranks' shares. Collective.
+/// Joins the whole state from all ranks' shares. It is collective.
 JoinedState join(const FrozenState& state, Collectives& control) {
   const StateBytes whole = state_bytes(state.dtype, state.numel);
   JoinedState joined{std::vector<std::byte>(static_cast<std::size_t>(whole.data)),
@@ -54,7 +54,7 @@ JoinedState join(const FrozenState& state, Collectives& control) {
   return joined;
 }
 
-/// This rank's part of the parameters at `place`, widened to fp32; zeros elsewhere.
+/// Returns this rank's part of the parameters at `place`, widened to fp32, with zeros elsewhere.
 at::Tensor widened_parameters(const FlatGroup& group, Extent place) {
   const at::Tensor values = at::zeros({place.numel});
   for_each_state(group, StateKind::kParameters, intersect(place, group.parameter_part), StateUse::kRead,

@@ -32,7 +32,7 @@ struct FrozenState {
   std::string name;  ///< the optimizer's name for it; empty for masters
   StateDType dtype = StateDType::kF32;
   std::int64_t numel = 0;  ///< elements of the whole state
-  /// The sizes of a state of the whole tensor; nothing where there is a number for each element.
+  /// The sizes of a state of the whole tensor; empty where there is a number for each element.
   std::optional<std::vector<std::int64_t>> sizes;
   std::shared_ptr<const JoinedState> own;  ///< never changes, so that a save may read it beside training
 };
@@ -52,18 +52,18 @@ struct FrozenParameter {
 class FrozenStates {
  public:
   bool empty() const { return kept_.empty(); }
-  /// A line for the log: "the optimizer states of 3 frozen parameters ...". REQUIRES: not empty().
+  /// Returns a line for the log: "the optimizer states of 3 frozen parameters ...". REQUIRES: not empty().
   std::string describe() const;
   /// Returns what is kept for a parameter, or null.
   const FrozenParameter* find(const at::Tensor& parameter) const;
   /// Keeps `kept` for a parameter, in place of what was kept before.
   void put(const at::Tensor& parameter, FrozenParameter kept);
-  /// The elements that a rank keeps of a state of `numel` elements. Borders lie between blocks of 8-bit states, which
-  /// have one scale each.
+  /// Returns the elements that a rank keeps of a state of `numel` elements. Borders lie between blocks of 8-bit states,
+  /// which have one scale each.
   static Extent share_of(std::int64_t numel, int rank, int ranks);
 
   /// Takes this rank's shares of the fp32 masters of parameters that train in `units` in a narrower dtype and do not
-  /// require gradients any more. `placement`: the optimizer's; `mesh`: this rank's position. Collective over `control`.
+  /// require gradients now. `placement`: the optimizer's; `mesh`: this rank's place. It is collective over `control`.
   void keep_masters(const std::vector<std::unique_ptr<Unit>>& units, AxisPlacement placement, const MeshPosition& mesh,
                     Collectives& control);
 
@@ -74,10 +74,10 @@ class FrozenStates {
   void keep_tensor_state(const at::Tensor& parameter, const TensorState& state, std::span<const float> values,
                          const Collectives& control);
 
-  /// Gives the trainable parameters of `units` what is kept for them, and forgets it: writes this rank's parts of the
-  /// states, and of the masters where the parameter is what rounding makes of them (otherwise the program wrote it
+  /// Gives the trainable parameters of `units` what is kept for them, and forgets it. Writes this rank's parts of the
+  /// states, and of the masters if the parameter still equals the rounded master (otherwise the program wrote it
   /// meanwhile). The steps in which they took part go to `updates`. A parameter that lacks a state begins anew, with
-  /// zeros. Collective over `control`.
+  /// zeros. It is collective over `control`.
   void give_back(const std::vector<std::unique_ptr<Unit>>& units, Collectives& control, NameOfState name_of,
                  std::map<const c10::TensorImpl*, std::int64_t>& updates);
   /// Notes from `updates` in how many steps the kept parameters took part.

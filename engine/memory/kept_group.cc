@@ -21,7 +21,7 @@ using KeptPointer = std::shared_ptr<const KeptGroup>;
 /// The deleter of a storage that holds a KeptGroup. Such a storage is recognized by this function's address.
 void drop(void* kept) { delete static_cast<KeptPointer*>(kept); }
 
-/// Joins the group's values on every rank: the first rank that holds a part sends it.
+/// Joins the group's values on every rank. The first rank that holds a part sends it.
 at::Tensor join_parts(const KeptGroup& kept, Collectives& control) {
   const FlatGroup& group = kept.group;
   if (kept.mesh.world_size() != control.size()) {
@@ -42,7 +42,7 @@ at::Tensor join_parts(const KeptGroup& kept, Collectives& control) {
   return flat;
 }
 
-/// Returns the memory of an Engine's parameters that stays. It is freed before the transport that made it.
+/// The memory of an Engine's parameters that stays. It is freed before the transport that made it.
 struct KeptMemory {
   std::shared_ptr<Collectives> transport;
   Arena parameters, masters, copy;

@@ -31,7 +31,7 @@ struct KeptGroup {
 /// Lets `group`'s storage keep this rank's part of the values; the Engine calls it when it is destroyed. If
 /// `is_readable`, parameters stay readable: in their memory, or in a copy where that memory does not belong to this
 /// program alone and a copy can be allocated. Otherwise a read of one throws c10::Error. `mesh`: this rank's position
-/// among all. `transport`: allocated `memory`.
+/// among all. `transport` allocated `memory`.
 void keep(FlatGroup& group, const MemoryPlan& plan, const MeshPosition& mesh, const TrainingMemory& memory,
           const std::shared_ptr<Collectives>& transport, bool is_readable);
 
@@ -45,7 +45,7 @@ class KeptValues {
   explicit KeptValues(Collectives& control) : control_(control) {}
 
   /// Returns the full value of `parameter` on every rank, on the CPU: the master where the parameter is a rounding of
-  /// it, else what the parameter holds now. A tensor that no Engine left is returned as it is. Collective where
+  /// it, else what the parameter holds now. A tensor that no Engine left is returned as it is. It is collective where
   /// `kept_of(parameter)` is not null. Throws tessera::Error (64) where the earlier Engine had another number of ranks.
   at::Tensor value_of(const at::Tensor& parameter);
 

@@ -20,10 +20,10 @@
 namespace tessera {
 namespace {
 
-/// The placement on these ranks, of which those of a shard group may hold one copy of the parameters together.
+/// Returns the placement on these ranks, of which a shard group may together hold one copy of the parameters.
 Placement placement_on(Placement placement, const Strategy& strategy, const MeshPosition& mesh, bool shares_memory) {
   if (mesh.replicate_size == 1) placement.optimizer.replicate_first = false;  // it cuts nothing
-  // Where ranks train common parameters, each has values of its own from forward to backward, but for Hogwild.
+  // Where ranks train common parameters, each has values of its own from forward to backward, except with Hogwild.
   const bool keeps_own = strategy.sync.has_common_parameters() && !strategy.sync.is_hogwild();
   const bool one_copy = strategy.host_sharing && shares_memory && mesh.shard_size > 1;
   return one_copy && !keeps_own ? share_parameters(placement) : placement;
@@ -61,7 +61,7 @@ void expect_small_batches(const Strategy& strategy, const PlanScene& scene) {
       "gradient_accumulation above 1, or several ranks");
 }
 
-/// Throws where "mesh" makes several replicas of ranks with common parameters. Its shard axis alone can do that.
+/// Throws where "mesh" makes several replicas of ranks with common parameters, which need exactly one replica.
 void expect_one_replica(const PlanScene& scene) {
   if (!scene.sync.has_common_parameters() || scene.mesh.replicate_size == 1) return;
   throw Error(
@@ -102,7 +102,7 @@ void expect_dealable(const MemoryPlan& plan) {
       "HYBRID_SHARD)");
 }
 
-/// The number of units that are gathered ahead: PlanInput::prefetch.
+/// Returns the number of units that are gathered ahead: PlanInput::prefetch.
 std::int64_t units_ahead(const Strategy& strategy, std::span<const UnitShape> units) {
   if (strategy.prefetch_bytes == 0) return strategy.prefetch;
   std::int64_t largest = 1;
@@ -212,7 +212,7 @@ std::string next_cheaper(const MemoryPlan& plan, const Strategy& strategy, bool 
 
 namespace {
 
-/// The bytes that a unit needs at once while it is computed: its gathered values and its bucket.
+/// Returns the bytes that a unit needs at once while it is computed: its gathered values and its bucket.
 std::int64_t peak_of(const UnitShape& unit, const MemoryPlan& plan) {
   return unit.gathered_bytes() + plan.bucket_bytes_of(unit);
 }

@@ -23,13 +23,13 @@ struct PlanScene {
   bool reduces_in_background = false;  ///< PlanInput::reduces_in_background
   /// Collectives::compressed_part of each axis's group.
   int shard_compressed_part = 0, replicate_compressed_part = 0;
-  /// outer steps that are in effect; `mesh` is then that of a replica
+  /// the outer steps that are in effect; `mesh` is then the mesh of a replica
   SyncConfig sync = {};
   int replicas = 1;                                  ///< PlanInput::replicas, where there are outer steps
   std::optional<OffloadedStep> offloaded_step = {};  ///< the choice of a measurement for OffloadConfig::step "auto"
 };
 
-/// Whether gradients go over a network in another form than they have (by a codec or a compressor).
+/// Returns whether gradients go over a network in another form than they have (by a codec or a compressor).
 bool compresses(const CompressionConfig& compression);
 
 /// Makes the memory plan of one rank, exact to the byte. It allocates nothing; an Engine calls it before it allocates,
@@ -43,7 +43,7 @@ MemoryPlan make_plan(const std::vector<std::unique_ptr<Unit>>& units, const Stra
 void check_memory_limit(const MemoryPlan& plan, const Strategy& strategy, bool shares_memory);
 
 /// Names the least sharded strategy whose plan needs at most `limit` bytes, as in "SHARD_GRADIENTS with 12.00 MiB";
-/// empty where there is none, and where ranks with common parameters need the strategy that they have.
+/// empty where there is none, or where ranks with common parameters need the strategy that they have.
 std::string next_cheaper(const MemoryPlan& plan, const Strategy& strategy, bool shares_memory, std::int64_t limit);
 
 /// Makes the message for a device that is out of memory: `what`, then the plan, its largest unit, the activations of

@@ -40,7 +40,7 @@ struct NewRecords {
   std::vector<std::string> names = {};
 
   /// Appends the records of a part. `bytes_of(chunk)` says how large each is. Returns the
-  /// number of the first one.
+  /// number of the first record.
   template <class BytesOf>
   std::int64_t add(const FlatGroup& group, Extent part, const Chunks& chunks, const BytesOf& bytes_of) {
     const auto first = static_cast<std::int64_t>(names.size());
@@ -56,7 +56,7 @@ struct NewRecords {
 /// Disks are measured only where a rank has this much on disk; for less, measuring takes longer than it saves.
 constexpr std::int64_t kLeastMeasuredBytes = std::int64_t{256} << 20;
 
-/// The directories with their disks' shares of the records: by measured bandwidth, or equal ones where little is on
+/// Returns the directories with their disks' shares of the records: by measured bandwidth, or equal where little is on
 /// disk.
 std::vector<StripePath> measured_paths(const MemoryPlan& plan, const std::vector<std::string>& directories, int rank) {
   std::vector<StripePath> paths;
@@ -90,7 +90,7 @@ std::vector<StripePath> stripe_paths(const RecordSources& from) {
   return paths;
 }
 
-/// The options that all files of records have in common.
+/// Returns the options that all files of records have in common.
 FileTierOptions tier_options(const RecordSources& from, const std::vector<StripePath>& paths, NewRecords records) {
   const RecordPool& pool = records.pool;
   FileTierOptions options;

@@ -27,7 +27,7 @@ struct RecordSources {
 
 /// Makes the records of all offloaded state, as the plan says: in files, or in pinned memory of a GPU's host. It sets
 /// the records of `memory`, and those of each group. TrainingMemory::allocate calls it once. REQUIRES: groups have
-/// their parts and the numbers of their tensor states. Collective where gradients of a GPU are offloaded. Throws
+/// their parts and the numbers of their tensor states. It is collective where gradients of a GPU are offloaded. Throws
 /// tessera::Error: 73, 74, 77 where a directory cannot be used; 71 where the host has too little pinned memory.
 void make_records(TrainingMemory& memory, const RecordSources& from);
 

@@ -69,7 +69,7 @@ at::Tensor rounded_to_even(const at::Tensor& master, DType dtype) {
   return master.to(scalar_type_of(dtype)).to(at::kFloat);
 }
 
-/// The high halves of split masters, as fp32.
+/// Returns the high halves of split masters, as fp32.
 at::Tensor widened_high(const at::Tensor& master) {
   at::Tensor high = at::empty_like(master, at::MemoryFormat::Contiguous).copy_(master);
   const std::span values(high.mutable_data_ptr<float>(), static_cast<std::size_t>(high.numel()));

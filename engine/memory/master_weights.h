@@ -9,14 +9,14 @@ namespace tessera {
 /// Writes this rank's parts of parameters and masters from `values` [at.numel], the elements `at` of the group's flat
 /// buffer. `values` is in host memory: fp32 where the group trains (the masters), else of the group's dtype. Every rank
 /// gives the same values, so that copies of one parameter are rounded alike. Several threads may call it at once for
-/// pieces that do not overlap. Throws as for_each_state.
+/// pieces that do not overlap. Throws what for_each_state throws.
 void write_values(FlatGroup& group, const at::Tensor& values, Extent at);
 
-/// The dtype of such values: fp32 for parameters that train, else the group's dtype.
+/// Returns the dtype of such values: fp32 for parameters that train, else the group's dtype.
 at::ScalarType flat_type_of(const FlatGroup& group);
 
 /// Reads this rank's parts into `flat` [numel of the group's flat buffer]: the optimizer part where the group trains
-/// (exact masters), else the parameter part. Other elements of `flat` do not change. Throws as for_each_state.
+/// (exact masters), else the parameter part. Other elements of `flat` do not change. Throws what for_each_state throws.
 void read_values(const FlatGroup& group, const at::Tensor& flat);
 
 /// Returns `master` (fp32) as the group's parameters hold it: rounded to their dtype, and widened again.

@@ -23,7 +23,7 @@ void point_at_parameter(StateView& view, const FlatGroup& group, std::byte* para
   view.masters_place = place;
 }
 
-/// The view of `run` by the group's own pointers, without records.
+/// Returns the view of `run` by the group's own pointers, without records.
 StateView view_of_memory(const FlatGroup& group, Extent run) {
   const std::int64_t in_part = run.offset - group.optimizer_part.offset;
   StateView view;

@@ -21,11 +21,11 @@ struct StateView {
   std::int16_t* low = nullptr;     ///< the first element's low half, where masters are split
   /// The states of the first element; scales begin with that of the run's first block.
   std::array<FlatGroup::State, kMostStates> state;
-  /// The places of these: host code reaches them through HostView. `masters_place` is that of `master` and `low`.
+  /// The places of the pointers, for HostView. `masters_place` is that of `master` and `low`.
   MemoryPlace parameter_place = c10::Device(c10::kCPU), masters_place = parameter_place, states_place = parameter_place;
 };
 
-/// What a visit does with state: records that are only read are not written back.
+/// Says what a visit does with state: records that are only read are not written back.
 enum class StateUse : std::uint8_t {
   kRead,
   kUpdateStates,  ///< masters and states change; parameters are only read
@@ -33,14 +33,14 @@ enum class StateUse : std::uint8_t {
 };
 enum class Direction : std::uint8_t { kForward, kBackward };
 
-/// Which state of a run is visited. A view has other state only if that is in memory.
+/// Says which state of a run is visited. A view has other state only if that is in memory.
 enum class StateKind : std::uint8_t {
   kParameters,        ///< runs lie in the group's parameter part
   kMastersAndStates,  ///< runs lie in its optimizer part
   kAll,               ///< runs lie in its optimizer part
 };
 
-/// Calls `visit(view)` for the state `kind` of `run`: once for what is in memory, and record by record for what is
+/// Calls `visit(view)` for the state `kind` of `run`: once for the state in memory, and record by record for what is
 /// offloaded. Several threads may call it at once for runs that do not overlap. Throws tessera::Error: 74 where a
 /// record cannot be read or written, 65 where one came back with other bytes.
 void for_each_state(const FlatGroup& group, StateKind kind, Extent run, StateUse use,
@@ -53,8 +53,8 @@ struct TensorStatesView {
   MemoryPlace place;
   float* at(std::int64_t element) const { return states + (element - part.offset); }
 };
-/// Calls `visit` with this rank's part of the group's tensor states. `use`: kRead or kUpdate. Throws as for_each_state.
-/// REQUIRES: the group has some.
+/// Calls `visit` with this rank's part of the group's tensor states. `use`: kRead or kUpdate. Throws what
+/// for_each_state throws. REQUIRES: the group has tensor states.
 void visit_tensor_states(const FlatGroup& group, StateUse use, c10::function_ref<void(const TensorStatesView&)> visit);
 
 /// Appends to `numbers` the records that `for_each_state` would visit, of parameters or of masters and states, in its
@@ -62,23 +62,23 @@ void visit_tensor_states(const FlatGroup& group, StateUse use, c10::function_ref
 void append_records(const FlatGroup& group, StateKind kind, Extent run, Direction direction,
                     std::vector<std::int64_t>& numbers);
 
-/// The view's run in the form that the optimizer takes.
+/// Returns the view's run in the form that the optimizer takes.
 OptimizerSlice optimizer_slice(const FlatGroup& group, const StateView& view);
 
-/// The gradients of the slice, which its optimizer may overwrite.
+/// Returns the gradients of the slice, which its optimizer may overwrite.
 std::span<float> gradients_of(const FlatGroup& group, const OptimizerSlice& slice);
 
-/// The first elements of a group's optimizer part, whose masters and states lie in memory. These are all elements where
-/// the group has no records.
+/// Returns the first elements of a group's optimizer part, whose masters and states lie in memory. These are all
+/// elements where the group has no records.
 Extent run_in_memory(const FlatGroup& group);
 /// Returns the view of `run`, which is some of those elements.
 StateView states_in_memory(const FlatGroup& group, Extent run);
 
-/// The elements of the optimizer part that are in a chunk, as a run of the flat buffer.
+/// Returns the elements of the optimizer part that are in a chunk, as a run of the flat buffer.
 Extent run_of_chunk(const FlatGroup& group, std::int64_t chunk);
 
-/// The view of `run`, some elements of a chunk that has a record. The record begins at `bytes`: where it lies, or on
-/// the device that trains, if it was brought there. State that is in no record stays where it is. `chunk`: from
+/// Returns the view of `run`, some elements of a chunk that has a record. The record begins at `bytes`: where it lies,
+/// or on the device that trains, if it was brought there. State that is in no record stays where it is. `chunk`: from
 /// RecordLayout::first_record to chunks.
 StateView states_in_record(const FlatGroup& group, std::int64_t chunk, Extent run, std::byte* bytes);
 

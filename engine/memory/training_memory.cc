@@ -118,7 +118,7 @@ bool is_on_own_storage(const FlatGroup& group, const at::Tensor& value) {
   return value.has_storage() && value.storage().unsafeGetStorageImpl() == group.storage.get();
 }
 
-/// The value that a program left in a parameter under Gathered(kWrite), wherever it lies now.
+/// Returns the value that a program left in a parameter under Gathered(kWrite), wherever it lies now.
 at::Tensor value_to_store(const FlatGroup& group, std::size_t i) {
   const FlatParameter& parameter = group.parameters[i];
   const at::Tensor value = parameter.tensor.detach();
@@ -144,7 +144,7 @@ void put_back(FlatGroup& group, std::size_t i) {
   parameter.tensor.detach().copy_(value);
 }
 
-/// Allocates memory for residuals of compression. It is host memory, also if a GPU trains.
+/// Allocates memory for residuals of compression. It is host memory even if a GPU trains.
 Arena allocate_feedback(const MemoryPlan& plan, DeviceKernels* kernels, int rank) {
   const std::int64_t copies = plan.input().compression.restore_skipped ? 2 : 1;
   const std::int64_t bytes = 4 * (plan.method_work_numel() + copies * plan.kept_gradient_numel());
@@ -177,7 +177,7 @@ TrainingMemory TrainingMemory::allocate(const MemoryPlan& plan, const std::vecto
   memory.parameters = memory.owners_of_parameters > 1 ? Arena::common("parameters", parameters * sharers, *axes.gather)
                                                       : Arena::shared("parameters", parameters, *axes.gather);
   // The transport of a GPU fills slots by itself and is fastest in memory that it has registered. If shards are brought
-  // to slots, they are sent from there, so slots are the transport's memory then too.
+  // to slots, they are sent from there, so the slots are the transport's memory in that case too.
   const bool is_sent_from = below || axes.gather->gpu() != Collectives::kHostMemory;
   memory.slots = memory.owners_of_slots > 1 ? Arena::common("slots", slots * sharers, *axes.gather)
                  : is_sent_from             ? Arena::shared("slots", slots, *axes.gather)

@@ -52,27 +52,27 @@ struct TrainingMemory {
   /// Allocates what the plan says and points every group at its parts. The residency and the reducer later take their
   /// memory from slots, buckets and scratch, and from gradients where units are updated in backward. Groups whose
   /// gradients lie in records are pointed at them later. Records lie in files in `directories`, durable ones where
-  /// `durable` is not null, or in pinned memory of a GPU's host. Collective.
-  /// Throws tessera::Error: 71 where there is too little memory; 73, 74, 77 where a directory cannot be used.
+  /// `durable` is not null, or in pinned memory of a GPU's host. It is collective. Throws tessera::Error: 71 where
+  /// there is too little memory; 73, 74, 77 where a directory cannot be used.
   static TrainingMemory allocate(const MemoryPlan& plan, const std::vector<std::unique_ptr<Unit>>& units,
                                  const MeshAxes& axes, const Accelerator& accelerator,
                                  const std::vector<std::string>& directories, DurableFiles* durable = nullptr);
-  /// The bytes that were allocated, by category.
+  /// Returns the bytes that were allocated, by category.
   MemoryUse allocated() const;
-  /// The carrier of offloaded gradients, of the GPU or the CPU; null where gradients are in memory.
+  /// Returns the carrier of offloaded gradients, of the GPU or the CPU; null where gradients are in memory.
   Carrier* gradient_carrier() const;
-  /// The carrier of offloaded states of whole tensors to where they are updated; null where all are in memory.
+  /// Returns the carrier that brings offloaded states of whole tensors to their update; null where all are in memory.
   Carrier* tensor_state_carrier() const;
 };
 
 /// Stores the values of a gathered unit after Gathered(kWrite): rank 0's values become those of all ranks, in masters
 /// and shards. A parameter that was given other memory gives its values and is put back. Throws tessera::Error (64)
-/// where those have other sizes. It needs one unit of fp32 in host memory beyond the plan while it runs. Collective
-/// over `control` (MeshAxes).
+/// where such values have other sizes. It needs one unit of fp32 in host memory beyond the plan while it runs. It is
+/// collective over `control` (MeshAxes).
 void store_parameters(Unit& unit, Collectives& control);
 
 /// Materialises the tensors that every rank has whole (buffers), moves them to `device`, and gives every rank rank 0's
-/// values. Collective over `control`.
+/// values. It is collective over `control`.
 void load_whole_tensors(const NamedTensors& tensors, Collectives& control, c10::Device device);
 
 }  // namespace tessera

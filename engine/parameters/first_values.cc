@@ -28,8 +28,8 @@
 namespace tessera {
 namespace {
 
-// How FirstValues works: the constructor lists for each parameter how this rank would make it (Source), and ranks
-// compare digests of these lists (Summary); only where digests differ do they compare parameter by parameter
+// FirstValues works as follows. The constructor lists for each parameter how this rank would make it (Source), and
+// ranks compare digests of these lists (Summary); only where digests differ do they compare parameter by parameter
 // (`compare_recipes`). `load` then fills one unit: each rank makes its parts of the parameters that have a PieceMaker,
 // on several threads (`make_parts`), and rank 0 sends the others in chunks (`send`). FirstValues::load at last points
 // the module's tensors at the flat buffers.
@@ -40,7 +40,7 @@ constexpr std::int64_t kTask = 1 << 22;   ///< elements that one thread makes be
 
 std::uint64_t digest(const std::string& text) { return XXH3_64bits(text.data(), text.size()); }
 
-/// How this rank would make a parameter.
+/// The way in which this rank would make a parameter.
 struct Source {
   FlatParameter* parameter = nullptr;
   std::optional<PieceMaker> maker;
@@ -66,7 +66,7 @@ std::vector<Source> sources_of(const std::vector<std::unique_ptr<Unit>>& units) 
   return sources;
 }
 
-/// What ranks first tell each other. Usually all members are equal on all ranks, which ends the comparison.
+/// The digests that ranks first tell each other. Usually all members are equal on all ranks, which ends the comparison.
 struct Summary {
   std::uint64_t count = 0;       ///< number of parameters
   std::uint64_t recipes = 0;     ///< digest of how they are made
@@ -150,15 +150,15 @@ void FirstValues::Sources::agree(std::vector<Source>& sources) {
   sends_states_ = !all_have(&Summary::states);
 }
 
-/// Marks parameters that are real on some rank as sent. Every other parameter must have rank 0's recipe on all ranks.
-/// Otherwise all ranks throw.
+/// Marks parameters that are real on some rank as sent. Every other parameter must have rank 0's recipe on all ranks;
+/// otherwise all ranks throw.
 void FirstValues::Sources::compare_recipes(std::vector<Source>& sources) {
   const std::size_t count = sources.size();
   std::vector<std::uint64_t> recipes;
   for (const Source& source : sources) recipes.push_back(source.recipe);
   const std::vector<std::uint64_t> own = recipes;
   throw_if_error(control_.broadcast("first values", recipes.data(), count * sizeof(std::uint64_t), 0).wait());
-  // How many ranks have parameter i real ([i]), and how many make it otherwise than rank 0 ([count + i]).
+  // [i]: how many ranks have parameter i real; [count + i]: how many make it otherwise than rank 0.
   std::vector<float> ranks(2 * count, 0.0F);
   for (std::size_t i = 0; i < count; ++i) {
     ranks[i] = own[i] == 0 ? 1.0F : 0.0F;
@@ -258,7 +258,7 @@ void FirstValues::Sources::make_parts(FlatGroup& group) {
   // Records must be written in order, each once, so one thread makes the elements that lie in records.
   const bool in_records = group.parameters_below || group.below;
   const bool several = !in_records && numel >= kTask;
-  // Each thread has a current stream of its own, but this thread's stream cleared the memory, so all use that one.
+  // Each thread has a current stream of its own, but this thread's stream cleared the memory, so all threads use it.
   std::optional<c10::Stream> stream;
   if (!group.device.is_cpu()) stream = c10::impl::VirtualGuardImpl(group.device.type()).getStream(group.device);
   on_threads(tasks.size(), several ? static_cast<std::size_t>(at::get_num_threads()) : 1, [&](std::size_t t) {
@@ -280,8 +280,8 @@ void FirstValues::Sources::make_part(FlatGroup& group, std::size_t i, Extent ran
   }
 }
 
-/// Returns the parameter's values [numel] in the order of the flat buffer, on the CPU. Collective if an earlier Engine
-/// kept them.
+/// Returns the parameter's values [numel] in the order of the flat buffer, on the CPU. It is collective if an earlier
+/// Engine kept them.
 at::Tensor FirstValues::Sources::in_flat_order(const FlatParameter& parameter) {
   at::Tensor values = materialize({kept_.value_of(parameter.tensor.detach())})[0].cpu();
   if (values.strides() != at::IntArrayRef(parameter.strides)) {

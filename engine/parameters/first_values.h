@@ -28,7 +28,7 @@ namespace tessera {
 ///   throws tessera::Error (64), which names the first difference.
 ///
 /// It needs some MiB of host memory beyond the plan, and memory for a whole parameter where that is made whole.
-/// Collective over `control` (MeshAxes), which must outlive it.
+/// It is collective over `control` (MeshAxes), which must outlive it.
 class FirstValues {
  public:
   /// Compares how ranks make values, in two small exchanges. `units` need no memory yet.

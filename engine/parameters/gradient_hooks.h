@@ -57,11 +57,11 @@ class GradientHooks {
   /// parameter.
   void expect_untouched() const;
 
-  /// Called before a backward: moves hooks to the nodes that accumulate the parameters' gradients now. Throws
+  /// It is called before a backward. It moves hooks to the nodes that accumulate the parameters' gradients now. Throws
   /// tessera::Error (64), which names the first parameter whose post-accumulate hook the program has replaced.
   void follow();
 
-  /// Called when a step is over or its microbatches are dropped: no gradient counts any more.
+  /// It is called when a step is over or its microbatches are dropped: no gradient counts any more.
   void begin_step();
 
  private:

@@ -29,7 +29,7 @@ void expect_own_memory(const std::vector<std::unique_ptr<Unit>>& units, const Na
 /// this rank's part of all of them.
 class ParameterChecks {
  public:
-  /// `device`: where the parameters lie.
+  /// `device`: the device on which the parameters lie.
   ParameterChecks(const std::vector<std::unique_ptr<Unit>>& units, bool checks_values, c10::Device device);
 
   /// Accepts the present parameters. Later checks compare with them.

@@ -61,7 +61,7 @@ int part_of_rank(AxisPlacement axes, const MeshPosition& mesh) {
   return (axes.replicate ? mesh.replicate_index : 0) * mesh.shard_size + (axes.shard ? mesh.shard_index : 0);
 }
 
-/// The hashes of every rank: one for each parameter, or one for all together.
+/// The hashes of every rank: one hash for each parameter, or one for all parameters together.
 class Comparison {
  public:
   Comparison(const MemoryPlan& plan, Collectives& control, std::span<const Hashes> own)

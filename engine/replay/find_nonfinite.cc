@@ -20,7 +20,7 @@
 
 namespace tessera {
 
-/// What was seen so far, in this microbatch and in the run.
+/// The record of what was seen so far, in this microbatch and in the run.
 struct FindNonfinite::Seen {
   std::optional<NonfiniteResult> first;           ///< NaN or +infinity
   std::optional<NonfiniteResult> first_negative;  ///< -infinity
@@ -72,7 +72,7 @@ Finding finding_of(const c10::IValue& value) {
   return worst;
 }
 
-/// Whether a value is not finite, be it data or a parameter. One that was gathered for an operator alone may be gone.
+/// Returns whether a value is not finite, be it data or a parameter. Values gathered for an operator alone may be gone.
 bool is_bad(const c10::IValue& value) {
   if (value.isTensorList()) {
     const std::vector<at::Tensor> tensors = value.toTensorVector();
@@ -97,7 +97,7 @@ const Unit* unit_among(at::ArrayRef<const c10::IValue> inputs) {
   return nullptr;
 }
 
-/// Operators whose results have no values yet, and operators that return views of results that were looked at before.
+/// Returns true for operators whose results have no values yet, or are views of results that were looked at before.
 bool has_no_result(const at::RecordFunction& function) {
   const std::string_view name = function.name();
   for (const std::string_view unwritten : {"aten::empty", "aten::new_empty", "aten::resize_", "aten::set_"})
@@ -109,10 +109,10 @@ bool has_no_result(const at::RecordFunction& function) {
   });
 }
 
-/// What an operator does with an input.
+/// Says what an operator does with an input.
 enum class InputUse : std::uint8_t {
   kRead,     ///< it has the same values before and after
-  kUpdated,  ///< div_ and the like overwrite it with a result of it, so its values are there only before
+  kUpdated,  ///< div_ and the like overwrite it with a result of it, so its values are there only before the call
   kWritten,  ///< something else overwrites it, so it may hold anything before
 };
 
@@ -142,7 +142,7 @@ std::vector<InputUse> uses_of(const at::RecordFunction& function) {
   return uses;
 }
 
-/// What an operator was given. LibTorch shows inputs only before the operator runs, and lets go of them then.
+/// The inputs of an operator. LibTorch shows inputs only before the operator runs, and lets go of them then.
 struct OperatorContext final : at::ObserverContext {
   const Unit* unit = nullptr;
   std::vector<c10::IValue> read;       ///< InputUse::kRead

@@ -11,11 +11,11 @@
 
 namespace tessera {
 
-/// Where a number that is not finite came from.
+/// The place from which a number that is not finite came.
 struct NonfiniteResult {
   std::string op;     ///< "aten::mul"
   std::string where;  ///< "forward", or the node of the graph: "MulBackward0, in backward"
-  std::string unit;   ///< the unit whose parameters it reads, or that was read last before it; empty: none so far
+  std::string unit;   ///< the unit whose parameters it reads, or that was read last before it; empty: no unit so far
   bool reads_parameters = false;
   bool had_bad_input = false;  ///< an input, such as data or parameters, was not finite
 };
@@ -34,11 +34,11 @@ class FindNonfinite {
   FindNonfinite(const FindNonfinite&) = delete;
   FindNonfinite& operator=(const FindNonfinite&) = delete;
 
-  /// Called when a loss's backward is over. Returns where its first result that is not finite came from, if it went
-  /// wrong, and begins anew.
+  /// It is called when a loss's backward is over. Returns where its first result that is not finite came from, if it
+  /// went wrong, and begins anew.
   std::optional<NonfiniteResult> end_backward(const at::Tensor& loss);
 
-  /// Called in its place where nobody asks: forgets what was seen since the last call.
+  /// It is called in place of that where nobody asks: it forgets what was seen since the last call.
   void pass_over_backward();
 
   struct Seen;  ///< what the callbacks write

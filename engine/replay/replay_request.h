@@ -10,8 +10,8 @@
 
 namespace tessera {
 
-/// What TESSERA_REPLAY asks for, as JSON: steps of a run with "reproducible" are made again, with any number of ranks
-/// that goes. A program is started with it by hand (docs/reproducible.md).
+/// The request in TESSERA_REPLAY, as JSON: steps of a run with "reproducible" are made again, with any number of ranks
+/// that fits. A program is started with it by hand (docs/reproducible.md).
 ///
 ///   TESSERA_REPLAY='{"step": 120, "hashes": "runs/a/hashes.jsonl", "find": "nonfinite"}'
 struct ReplayRequest {
@@ -27,15 +27,15 @@ struct ReplayRequest {
   std::int64_t microbatches = 0;
   Find find = Find::kNothing;
 
-  /// The request of this process's environment; empty without TESSERA_REPLAY. Throws tessera::Error (78) where the
-  /// variable is no such object.
+  /// Returns the request of this process's environment; it is empty without TESSERA_REPLAY. Throws tessera::Error (78)
+  /// where the variable is no such object.
   static std::optional<ReplayRequest> from_environment();
   std::string to_json() const;
 };
 
-/// The strategy under which `ranks` ranks make the microbatches of the run that is replayed: gradient_accumulation is
-/// theirs, and "mesh" is left out. The same strategy without TESSERA_REPLAY. Throws tessera::Error: 78 where that
-/// cannot be; those of read_step_records.
+/// Returns the strategy under which `ranks` ranks make the microbatches of the run that is replayed:
+/// gradient_accumulation is theirs, and "mesh" is left out. Returns the same strategy without TESSERA_REPLAY. Throws
+/// tessera::Error (78) where that cannot be, and the errors of read_step_records.
 Strategy as_replayed(Strategy strategy, int ranks);
 
 }  // namespace tessera

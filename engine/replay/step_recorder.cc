@@ -21,10 +21,10 @@ bool is_same(double a, double b) {
   return std::bit_cast<std::uint64_t>(a) == std::bit_cast<std::uint64_t>(b) || (std::isnan(a) && std::isnan(b));
 }
 
-/// What JSON cannot say is NaN in a record that was read.
+/// A number that JSON cannot express is NaN in a record that was read.
 double as_read(double number) { return std::isfinite(number) ? number : std::nan(""); }
 
-/// The units whose hashes differ, or that one of the two does not have.
+/// Returns the units whose hashes differ, or that one of the two does not have.
 std::vector<std::string> different_units(const StepRecord& made, const StepRecord& wanted) {
   std::vector<std::string> names;
   for (const auto& unit : made.units) {
@@ -89,7 +89,7 @@ void StepRecorder::begin_update(std::int64_t step) {
   add_gradient_hashes(units_, std::span(own_).first(units_.size()));
 }
 
-/// Other ranks may have found something, too. The one whose microbatch is the first throws; the others are told.
+/// Other ranks may have found something, too. The rank whose microbatch is the first throws; the others are told.
 void StepRecorder::name_first(const std::optional<Found>& found, std::int64_t step) {
   const std::int64_t own = found ? found->microbatch : order_.all();
   std::vector<std::int64_t> all(static_cast<std::size_t>(world_.size()));

@@ -20,7 +20,7 @@
 
 namespace tessera {
 
-/// The world ranks whose parts make up the whole of something, each part once.
+/// The world ranks whose parts together make up the whole, each part once.
 struct OwnersOfParts {
   std::vector<int> gradients, masters;
 };
@@ -28,10 +28,10 @@ struct OwnersOfParts {
 /// Records a step's hashes ("record_hashes"), or makes steps again and compares them (TESSERA_REPLAY). CpuStep owns one
 /// and calls it from the thread that trains.
 ///
-/// A step that is recorded reads this rank's gradients and masters once more, each in a pass of its own: sums are shown
-/// to the norm in every round, of which only the last counts, and new masters are complete only when the step is over.
-/// Then the step's own exchange is over too, so one more all-gather takes 16 bytes a unit from each rank. Steps in
-/// between cost nothing.
+/// A step that is recorded reads this rank's gradients and masters once more, each in a pass of its own. The norm sees
+/// sums in every round, of which only the last counts, and new masters are complete only when the step is over. Then
+/// the step's own exchange is over too, so one more all-gather takes 16 bytes a unit from each rank. Steps in between
+/// cost nothing.
 ///
 /// In a replay each step prints its line on rank 0's standard output, up to the step asked for.
 class StepRecorder {
@@ -41,16 +41,16 @@ class StepRecorder {
   static std::unique_ptr<StepRecorder> make(const Strategy& strategy, const std::vector<std::unique_ptr<Unit>>& units,
                                             Collectives& world, OwnersOfParts owners);
 
-  /// From the next step on, ranks have the microbatches of `order`.
+  /// Says that ranks have the microbatches of `order` from the next step on.
   void deal(const MicrobatchOrder& order) { order_ = order; }
-  /// A backward of this rank's `round`-th microbatch is over.
+  /// It is called when a backward of this rank's `round`-th microbatch is over.
   void end_backward(const at::Tensor& loss, std::int64_t round);
-  /// Called in its place where the microbatch counts for nothing, so that it cannot go wrong.
+  /// It is called in place of that where the microbatch counts for nothing, so that it cannot go wrong.
   void pass_over_backward();
-  /// Called when the step's microbatches until now are dropped (Engine::zero_grad).
+  /// It is called when the step's microbatches until now are dropped (Engine::zero_grad).
   void drop_microbatches() { found_.reset(); }
-  /// Called after ranks have agreed, before the update of step `step`. Collective in a replay that looks for results
-  /// that are not finite, up to the step asked for. Throws tessera::Error (65), on one rank, where it has found one.
+  /// It is called after ranks have agreed, before the update of step `step`. It is collective in a replay that looks
+  /// for non-finite results, up to the step asked for. Throws tessera::Error (65), on one rank, where it has found one.
   void begin_update(std::int64_t step);
   /// Ends the step. It is collective where the step is recorded. Throws tessera::Error (65) where a replay differs.
   void end_step(const StepResult& result);

@@ -70,7 +70,7 @@ absl::StatusOr<std::string> read_text(const std::string& path, const std::string
   return read_input_file(path, who + ": file of hashes", kMostBytes, ExitCode::kCorruptData);
 }
 
-/// The lines of steps before `step`.
+/// Returns the lines of steps before `step`.
 absl::StatusOr<std::string> lines_before(const std::string& path, std::int64_t step) {
   TESSERA_ASSIGN_OR_RETURN(const std::string text, read_text(path, kWho));
   std::string kept;

@@ -12,7 +12,7 @@
 
 namespace tessera {
 
-/// What is kept of a step, to compare another run with: a line of `hashes.jsonl` ("record_hashes").
+/// The record of a step, with which another run is compared: a line of `hashes.jsonl` ("record_hashes").
 struct StepRecord {
   std::int64_t step = 0;           ///< StepResult::step
   std::int64_t microbatches = 0;   ///< microbatches of all ranks in this step
@@ -21,13 +21,13 @@ struct StepRecord {
   std::vector<std::pair<std::string, std::uint64_t>> units;  ///< name and hash, in the Engine's order
 };
 
-/// The line, with its end:
+/// Returns the line, with its end:
 ///
 ///   {"step":12,"microbatches":8,"threads":2,"loss":3.25,"grad_norm":1.5,"units":{"blocks.0":"91c3e0...",...}}
 std::string to_line(const StepRecord& record);
 
-/// The records of a file, by step. Where a step has two lines, the later counts. A last line without an end was cut by
-/// a kill, and is left out. `who` stands in front of messages. Errors: those of read_input_file; 65 with the line.
+/// Returns a file's records by step. If a step has two lines, the later one counts. A last line without an end was cut
+/// by a kill, and is left out. `who` stands in front of messages. Errors: those of read_input_file; 65 with the line.
 absl::StatusOr<std::vector<StepRecord>> read_step_records(const std::string& path, const std::string& who);
 
 /// The file, while a run writes it. A run that goes on from a checkpoint makes steps that are there already: lines of
@@ -35,7 +35,7 @@ absl::StatusOr<std::vector<StepRecord>> read_step_records(const std::string& pat
 /// that of a whole one.
 class StepRecordsFile {
  public:
-  /// Makes missing folders, and the file where there is none. Errors: 73, 77, 71, 74; 65: it holds something else.
+  /// Makes missing folders, and the file where there is none. Errors: 73, 77, 71, 74; 65 it holds something else.
   static absl::StatusOr<StepRecordsFile> open(const std::string& path);
 
   /// Writes the record behind those of earlier steps. Errors: 74 and the like.

@@ -40,7 +40,7 @@ StateKind kind_of_masters(const FlatGroup& group) {
 std::uint64_t hash_of_view(const FlatParameter& parameter, std::int64_t first, const StateView& view) {
   const auto numel = static_cast<std::size_t>(view.run.numel);
   if (!view.low) return hash_of_run(HashedKind::kMasters, parameter.number, first, {view.master, numel});
-  // A split master's two halves are bits enough, whatever they stand for.
+  // The bits of a split master's two halves are hashed as they are.
   const Mixer mix(HashedKind::kMasters, parameter.number);
   const auto* const high = reinterpret_cast<const std::uint16_t*>(view.parameter);
   std::uint64_t sum = 0;

@@ -17,9 +17,9 @@ enum class HashedKind : std::uint64_t {
   kMasters = 2,    ///< the fp32 values that the optimizer updates, from which parameters are rounded
 };
 
-/// The hash of a run of a parameter's elements: the sum, modulo 2^64, over the elements of mix(kind, parameter,
+/// Returns the hash of a run of a parameter's elements: the sum, modulo 2^64, over the elements of mix(kind, parameter,
 /// element, bits). So hashes of runs add up to that of the whole parameter, however it is cut into shards. `number`:
-/// FlatParameter::number. `first`: the run's first element in the parameter, in memory order. All NaN count as one:
+/// FlatParameter::number. `first`: the run's first element in the parameter, in memory order. All NaN count as equal:
 /// their bits depend on which operand a processor took them from.
 std::uint64_t hash_of_run(HashedKind kind, std::int64_t number, std::int64_t first, std::span<const float> values);
 
@@ -27,8 +27,8 @@ std::uint64_t hash_of_run(HashedKind kind, std::int64_t number, std::int64_t fir
 /// padding. It reads them once. REQUIRES: their sums are complete, on the CPU, and not yet used for an update.
 void add_gradient_hashes(const std::vector<std::unique_ptr<Unit>>& units, std::span<std::uint64_t> hashes);
 
-/// The same for the masters in this rank's optimizer part. It reads them wherever they lie, with the optimizer states
-/// where these share records with them. Throws as for_each_state.
+/// Does the same for the masters in this rank's optimizer part. It reads them wherever they lie, with the optimizer
+/// states where these share records with them. Throws what for_each_state throws.
 void add_master_hashes(const std::vector<std::unique_ptr<Unit>>& units, std::span<std::uint64_t> hashes);
 
 }  // namespace tessera

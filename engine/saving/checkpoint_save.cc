@@ -23,9 +23,9 @@ namespace tessera {
 namespace {
 
 // This file works as follows. `begin` fills the manifest (`describe_engine`), copies buffers and items to host memory,
-// makes the folder on rank 0, and tells all ranks its path and every rank's hashes of buffers, so that a buffer which
-// differs is written by each rank that has it. StateWriter collects what this rank writes. `hold` copies it; `end`
-// writes one file on each rank, and rank 0 commits the manifest that names them all.
+// makes the folder on rank 0, and tells all ranks its path and every rank's hashes of buffers. A buffer which differs
+// is written by each rank that has it. StateWriter collects what this rank writes. `hold` copies it; `end` writes one
+// file on each rank, and rank 0 commits the manifest that names them all.
 
 using Buffers = CheckpointSave::Buffers;
 
@@ -43,7 +43,7 @@ std::string hashes_of(const Buffers& buffers) {
   return text;
 }
 
-/// What one rank knows about a save before anything is written.
+/// The data that one rank has about a save before anything is written.
 struct Start {
   std::string unfinished, path;  ///< rank 0 only: the new folder's path, before and after it is committed
   std::string hashes;            ///< hashes of the buffers
@@ -207,7 +207,7 @@ std::vector<std::int64_t> CheckpointSave::ranks_with_own(std::size_t i) const {
 }
 
 /// Adds buffers, items and generators, which are copies, to the manifest and to what this rank writes; and the momentum
-/// of outer steps and kept gradients, which are not.
+/// of outer steps and kept gradients, which are not copies.
 void CheckpointSave::add_tensors() {
   for (std::size_t i = 0; i < buffers_.size(); ++i) {
     const auto& [name, buffer] = buffers_[i];

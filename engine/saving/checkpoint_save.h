@@ -38,25 +38,25 @@ class CheckpointSave {
 
   CheckpointSave(Training& training, std::string folder, CheckpointItems items, const SaveOptions& options);
 
-  /// Notes everything that the checkpoint holds beside flat buffers, and makes its folder. Collective over the Engine's
-  /// ranks. Errors: 64 for an item that cannot be written; those of making the folder.
+  /// Notes everything that the checkpoint holds beside flat buffers, and makes its folder. It is collective over the
+  /// Engine's ranks. Errors: 64 for an item that cannot be written; those of making the folder.
   absl::Status begin();
-  /// Copies this rank's part of flat buffers to `room`. Nothing of the Engine is read after it. Collective, as
-  /// `begin`.
+  /// Copies this rank's part of flat buffers to `room`. Nothing of the Engine is read after it. It is collective, as
+  /// `begin` is.
   absl::Status hold(std::span<std::byte> room);
-  /// Writes this rank's file; once all ranks have, rank 0 commits the checkpoint. Returns its path. Collective over
-  /// `control`, which has the same ranks. Any thread may call it after `hold`. Throws tessera::Error where the ranks
-  /// cannot be reached.
+  /// Writes this rank's file; once all ranks have done so, rank 0 commits the checkpoint. Returns its path. It is
+  /// collective over `control`, which has the same ranks. Any thread may call it after `hold`. Throws tessera::Error
+  /// where the ranks cannot be reached.
   absl::StatusOr<std::string> end(Collectives& control);
 
   /// Returns the old checkpoints that SaveOptions::keep has set aside, for remove_old_checkpoints. It is called after
-  /// `end`; empty on ranks other than 0.
+  /// `end`, and is empty on ranks other than 0.
   std::vector<std::string> take_pruned() { return std::move(pruned_); }
 
   std::int64_t step() const { return manifest_.step; }
   /// Returns the path that the checkpoint has once it is committed.
   const std::string& path() const { return path_; }
-  /// Bytes of this rank's file without its header, and how many of them were given to the system. Any thread may ask.
+  /// Return the bytes of this rank's file without header, and those given to the system so far. Any thread may ask.
   std::int64_t bytes() const { return writer_->bytes(); }
   std::int64_t written() const { return written_; }
   /// Lets `end`, which runs on another thread, fail soon. Any thread may call it.

@@ -182,7 +182,7 @@ class Resume {
       loaded_.inexact.push_back(std::move(*problem));
     engine_.at("losses").at(0).get_to(progress.losses.losses);
     engine_.at("losses").at(1).get_to(progress.losses.spikes_in_a_row);
-    // A commit without the key is of a run that did not measure noise.
+    // A commit without the key belongs to a run that did not measure noise.
     using Numbers = std::array<double, 4>;
     const auto [square, variance, weight, size] = engine_.value("noise_scale", Numbers{});
     progress.noise = {square, variance, weight, size};
@@ -281,7 +281,7 @@ absl::Status with_step(const absl::Status& failure, std::int64_t step) {
                     c10::str("the commit of step ", step, " was not made: ", message_of(failure)));
 }
 
-/// Returns the text without its remedy; another one follows.
+/// Returns the text without its remedy; another remedy follows.
 std::string without_hint(const std::string& text) { return text.substr(0, text.find(". [T")); }
 
 /// Waits for this rank's writing thread.
@@ -405,7 +405,7 @@ std::optional<LoadedCheckpoint> EngineCheckpoints::resume_durable() {
     training_.expect_parameters();
     Resume resume(training_, files);
     training_.drop_gathered();
-    // A barrier: no rank may still read parts that others write from here on.
+    // This call is a barrier: no rank may still read parts that others write from here on.
     TESSERA_RETURN_IF_ERROR(share_status(*job_.axes.control, "commit found", absl::OkStatus()));
     training_.values.half_loaded = true;
     TESSERA_RETURN_IF_ERROR(

@@ -28,7 +28,7 @@ struct ImportedFiles {
 /// Moves weights into and out of an Engine, whose internals it reaches: the implementation of import_safetensors,
 /// export_safetensors, load_weights and save_weights. All calls are collective over the Engine's ranks, and only the
 /// Engine's thread makes them. Throws tessera::Error, the same on every rank: 64 for a call out of turn, 65 where files
-/// do not fit, and those of reading and writing.
+/// do not fit, and the errors of reading and writing.
 class EngineSafetensors {
  public:
   explicit EngineSafetensors(Engine& engine) : engine_(engine), training_(engine.state_->training) {}
@@ -57,10 +57,10 @@ struct ModuleTensors {
 /// Makes that list; further names of one tensor become its aliases.
 ModuleTensors wanted_by(const std::vector<std::pair<std::string, at::Tensor>>& named);
 
-/// Returns the parameters and defined buffers of a module, a tied one under each of its names.
+/// Returns the parameters and defined buffers of a module, a tied tensor under each of its names.
 std::vector<std::pair<std::string, at::Tensor>> named_tensors(const torch::nn::Module& module);
 
-/// Logs how many tensors were loaded, and what of the files was not used.
+/// Logs how many tensors were loaded, and which tensors of the files were not used.
 void log_import(const std::string& path, std::size_t tensors, const std::string& unused);
 
 }  // namespace tessera

@@ -135,8 +135,8 @@ class ImportToEngine {
     return absl::OkStatus();
   }
 
-  /// Lets rank 0 fill `values`, and sends them to all ranks. Where rank 0 fails, it sends that instead, so that no rank
-  /// waits for values.
+  /// Lets rank 0 fill `values`, and sends them to all ranks. Where rank 0 fails, it sends the failure instead, so that
+  /// no rank waits for values.
   template <class Fill>
   absl::Status send(const std::string& name, const at::Tensor& values, const Fill& fill) {
     absl::Status own = is_reader_ ? status_from(fill) : absl::OkStatus();

@@ -39,7 +39,7 @@ namespace {
 // fail (the Engine is then half loaded, and says so). It waits for no other rank, since one that has failed does not
 // come. `finish` sets what cannot fail. A spike that goes back in time uses the same two phases.
 
-/// Which values are loaded.
+/// Says which values are loaded.
 enum class LoadKind : std::uint8_t {
   kAll,
   kBackInTime,  ///< the run goes on with older values; steps, generators and rates set by hand stay
@@ -63,7 +63,7 @@ class Load {
         states_(job_.strategy, job_.own_rules, training.units),
         kept_(training.reducer->kept()) {}
 
-  /// Finds the checkpoint and checks all of it, but changes nothing. Returns its step. Collective.
+  /// Finds the checkpoint and checks all of it, but changes nothing. Returns its step. It is collective.
   absl::StatusOr<std::int64_t> examine() {
     TESSERA_ASSIGN_OR_RETURN(const std::vector<std::string> paths, share("checkpoint found", [&] { return find(); }));
     path_ = paths[0];
@@ -77,7 +77,7 @@ class Load {
   }
   const std::string& path() const { return path_; }
 
-  /// Loads the examined checkpoint. Collective.
+  /// Loads the examined checkpoint. It is collective.
   absl::StatusOr<LoadedCheckpoint> run() {
     training_.values.half_loaded = true;
     keep_defaults();
@@ -106,7 +106,7 @@ class Load {
   }
 
   /// Checks the checkpoint: nothing is changed before all of it was found to be right. Each rank verifies an equal
-  /// share of the chunks. Returns the manifest's hash, followed by kHasOwnResiduals where that is so.
+  /// share of the chunks. Returns the manifest's hash, with kHasOwnResiduals if this rank has its own.
   absl::StatusOr<std::string> look() {
     progress_ = training_.step->progress();
     TESSERA_ASSIGN_OR_RETURN(checkpoint_, SavedCheckpoint::open(path_, who_));

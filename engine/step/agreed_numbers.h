@@ -14,8 +14,8 @@ namespace tessera {
 // Numbers of a CPU's step that follow from what its ranks have agreed on: all ranks (CpuStep), the first of them, or
 // one alone (LoneStep).
 
-/// Writes loss, tokens, the norm of the mean gradient, and whether gradients are not finite. `microbatches`: a step's
-/// on all of these ranks. Returns the factor that makes the mean gradient of the sum. REQUIRES: result.loss_scale.
+/// Writes loss, tokens, the norm of the mean gradient, and whether gradients are not finite. `microbatches`: those of a
+/// step on all these ranks. Returns the factor that makes the mean gradient of the sum. REQUIRES: result.loss_scale.
 inline double tell_agreed(const AgreedStep& agreed, double microbatches, StepResult& result) {
   result.loss = mean_loss(agreed.loss, microbatches, agreed.weight);
   result.tokens = agreed.tokens;
@@ -25,7 +25,7 @@ inline double tell_agreed(const AgreedStep& agreed, double microbatches, StepRes
   return mean;
 }
 
-/// The rates of an update. `applied`: the steps that have updated parameters before.
+/// Returns the rates of an update. `applied`: the steps that have updated parameters before.
 inline UpdateRates update_rates(const Strategy& strategy, double gradient_scale, double lr, std::int64_t applied) {
   return {static_cast<float>(gradient_scale), static_cast<float>(strategy.gradient_clip_value), lr,
           /*is_first_of_run=*/applied == 0};

@@ -82,7 +82,7 @@ void CpuStep::add_loss(const at::Tensor& loss, double weight, std::int64_t round
   if (losses_.empty()) return;
   MicrobatchLoss& microbatch = losses_[static_cast<std::size_t>(round)];
   microbatch.loss += weighted;
-  microbatch.weight = weight;  // all losses of a microbatch have the same
+  microbatch.weight = weight;  // all losses of a microbatch have the same weight
 }
 
 void CpuStep::pass_over_loss() {
@@ -160,7 +160,7 @@ void CpuStep::run(const LocalStep& local, StepResult& result) {
   if (recorder_) recorder_->end_step(result);
 }
 
-/// A step that is skipped tells nothing either.
+/// A step that is skipped does not measure noise either.
 void CpuStep::measure_noise(const AgreedStep& agreed, StepResult& result) {
   if (agreed.own.weights > 0 && !result.overflow && !result.spike) {
     const double batch = agreed.samples > 0 ? static_cast<double>(agreed.samples) : agreed.weight;

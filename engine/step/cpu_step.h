@@ -44,17 +44,17 @@ class CpuStep final : public Step {
   double communication_seconds() const override;
 
  private:
-  /// The rate of a step with `samples` samples of this replica.
+  /// Returns the rate of a step with `samples` samples of this replica.
   double scheduled_lr(std::int64_t samples) const;
   /// Counts a step that was applied.
   void count_step() { ++applied_, samples_ += batch_; }
   Update::Rates rates(double gradient_scale, double lr) const;
 
-  /// Whether a step without an overflow is to be skipped for its loss.
+  /// Returns whether a step without an overflow is to be skipped for its loss.
   bool is_spike(const StepResult& result);
-  /// Says what is known of the gradients' noise, after this step.
+  /// Writes what is known of the gradients' noise after this step.
   void measure_noise(const AgreedStep& agreed, StepResult& result);
-  /// The parameters whose gradients make a step impossible, for people.
+  /// Returns words for the parameters whose gradients make a step impossible.
   std::string not_finite(const AgreedStep& agreed) const;
 
   const Strategy& strategy_;
@@ -75,7 +75,7 @@ class CpuStep final : public Step {
   std::int64_t samples_ = 0;                 ///< samples_seen
   std::int64_t batch_ = 0;                   ///< samples of the latest step, over all replicas
   const std::vector<char>* used_ = nullptr;  ///< points into the agreement
-  std::span<const double> busy_seconds_;     ///< likewise
+  std::span<const double> busy_seconds_;     ///< points there too
   double loss_ = 0;                          ///< LocalStep::loss so far
   std::vector<MicrobatchLoss> losses_;       ///< [round], under Strategy::reproducible; else empty
   std::unique_ptr<StepRecorder> recorder_;   ///< null where no hashes are wanted

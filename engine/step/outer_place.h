@@ -20,10 +20,10 @@ class OuterPlace {
 
   virtual c10::Device device() const = 0;
   /// Reads this rank's masters of a group that trains into `flat` [numel of the group's flat buffer], fp32: its
-  /// optimizer part. Other elements do not change. Throws as for_each_state.
+  /// optimizer part. Other elements do not change. Throws what for_each_state throws.
   virtual void read(const FlatGroup& group, float* flat) = 0;
   /// Writes this rank's parts of the group's parameters and masters from `values` [at.numel], the elements `at` of its
-  /// flat buffer. Throws as for_each_state.
+  /// flat buffer. Throws what for_each_state throws.
   virtual void write(FlatGroup& group, float* values, Extent at) = 0;
   /// Makes one pass of an outer step (outer_rule.h).
   virtual void pass(const OuterRun& run) = 0;

@@ -192,7 +192,7 @@ void OuterSteps::publish(FlatGroup& group) {
     const Timed timed(waits_);
     throw_if_error(replica_.gather->all_gather(group.unit->name, flat() + part.offset, flat(), bytes, options).wait());
   }
-  const Unrecorded unrecorded;  // not around the gather, whose span is a range for profilers
+  const Unrecorded unrecorded;  // ends before the gather, whose span is a range for profilers
   const Extent written = gathers ? Extent{0, group.layout.numel()} : part;
   place_->write(group, flat() + written.offset, written);
 }

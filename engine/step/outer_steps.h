@@ -41,15 +41,15 @@ namespace tessera {
 /// Optimizer states, averages of the weights among them, are a replica's own until `meet`.
 ///
 /// This class says in which order an outer step does what; an OuterPlace does it where masters lie, to the same bits on
-/// the CPU and on a GPU. On a GPU all of it is queued, and the host waits in `meet` alone: a sum that began goes on
+/// the CPU and on a GPU. On a GPU all of it is queued, and the host waits in `meet` alone. A sum that began goes on
 /// beside the steps that are queued behind it, and waiting for it makes the queue wait. Compressed sums are made by the
 /// GPUs' hosts, which wait for the contribution before a sum begins, and for the sum before it goes up.
 class OuterSteps {
  public:
-  /// `replica`: the axes that training speaks over; `whole`: the mesh's, whose replicate axis leads a GPU's compressed
-  /// sums over the hosts (sums_on_host.h). `waits`: of a GPU, measures how long its queue waits for collectives; else
-  /// null. Keeps references to all but `whole` and `place`. REQUIRES: units have their first values, the same in all
-  /// replicas.
+  /// `replica`: the axes over which training communicates; `whole`: those of the mesh, whose replicate axis leads a
+  /// GPU's compressed sums over the hosts (sums_on_host.h). `waits` measures how long a GPU's queue waits for
+  /// collectives; else null. Keeps references to all but `whole` and `place`. REQUIRES: units have their first values,
+  /// the same in all replicas.
   OuterSteps(const std::vector<std::unique_ptr<Unit>>& units, const MemoryPlan& plan, const MeshAxes& replica,
              MeshAxes whole, std::unique_ptr<OuterPlace> place, QueueClock* waits);
   ~OuterSteps();
@@ -60,11 +60,11 @@ class OuterSteps {
   /// Makes an outer step of all groups now, whatever the number of the last inner step is. A fragment under way is
   /// applied first.
   void step();
-  /// Whether replicas may differ: inner steps were made since the last outer one.
+  /// Returns whether replicas may differ: inner steps were made since the last outer step.
   bool is_due() const { return is_due_; }
-  /// Makes all replicas equal, so that one state stands for all: makes an outer step if one is due, averages optimizer
+  /// Makes all replicas equal, so that one state stands for all. Makes an outer step if one is due, averages optimizer
   /// states over the replicas that have updated the parameter, and gives all replicas the largest of each count of
-  /// updates. Collective over the mesh.
+  /// updates. It is collective over the mesh.
   void meet(Step& step);
   /// Call it after masters were written, the same in all replicas: outer weights become these, and a fragment on its
   /// way is dropped. Momentum does not change.
@@ -78,12 +78,12 @@ class OuterSteps {
       std::function<absl::Status(const FlatGroup& group, std::size_t parameter, Extent run, float* momentum)>;
   absl::Status for_each_momentum(const VisitMomentum& visit) const;
 
-  /// How many sums over replicas have begun so far, and how many bytes this rank gave to them, as the codec packs them
-  /// for a network.
+  /// Return how many sums over replicas have begun so far, and how many bytes this rank gave to them, as the codec
+  /// packs them for a network.
   std::int64_t sums() const { return sums_; }
   std::int64_t sent_bytes() const { return sent_bytes_; }
-  /// Seconds spent so far in the collectives of outer steps, waiting for other replicas included; on a GPU those in
-  /// which the host queued them.
+  /// Returns the seconds spent so far in the collectives of outer steps, including waits for other replicas; on a GPU,
+  /// those in which the host queued them.
   double seconds() const { return seconds_; }
 
   std::int64_t memory_bytes() const;  ///< outer weights and momentum
@@ -106,7 +106,7 @@ class OuterSteps {
   void apply_sent();
   void drop_sent();
   void write_gradients(const Outer& outer, const float* own, float* gradients);
-  /// A pass over this rank's part of a group, whose `values` [optimizer part] are memory of the place.
+  /// Returns a pass over this rank's part of a group, whose `values` [optimizer part] are memory of the place.
   OuterRun run_of(const Outer& outer, OuterWork work, float* values) const;
   /// Reads a group's masters, and returns where this rank's part of them begins in `flat_`.
   float* read_own(const FlatGroup& group);

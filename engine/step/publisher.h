@@ -12,7 +12,7 @@
 namespace tessera {
 
 /// Makes updated values known to the ranks that hold copies of them, by all-gathers. StepWalk owns it and calls it from
-/// the thread that trains. Collective.
+/// the thread that trains. Its calls are collective.
 class Publisher {
  public:
   /// `behind`: carries what is published over the shard axis into the next forward; null: `wait` waits for it.
@@ -33,10 +33,10 @@ class Publisher {
   void publish(FlatGroup& group);
   /// Waits for all started gathers, apart from those that go on behind the update.
   void wait();
-  /// Ranks that share one copy wait for each other.
+  /// Lets ranks that share one copy wait for each other.
   void meet();
 
-  /// Seconds spent here so far, without gathers that go on behind the update.
+  /// Returns the seconds spent here so far, without gathers that go on behind the update.
   double seconds() const { return seconds_; }
 
  private:

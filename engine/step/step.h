@@ -27,7 +27,7 @@ struct StepProgress {
   std::int64_t applied = 0;
   LossScalerState scaler;
   std::map<const c10::TensorImpl*, std::int64_t> updates;  ///< how often each trainable parameter was updated
-  std::vector<double> rates;                               ///< those set by hand: everybody's, then each group's
+  std::vector<double> rates;                               ///< rates set by hand: the common one, then each group's
   std::vector<double> options;                             ///< UpdateOptions::all
   SpikeHistory losses = {};                                ///< empty without Strategy::on_spike
   NoiseScale::State noise = {};                            ///< zeros without Strategy::noise_scale
@@ -44,86 +44,86 @@ class Step {
  public:
   virtual ~Step() = default;
 
-  /// The loss scale times `weight` (weigh), for a loss of one element. Where the loss is fp16, which ends at 65504, the
-  /// scale is split into a seed and a factor.
+  /// Returns the loss scale times `weight` (weigh), for a loss of one element. Where the loss is fp16, which ends at
+  /// 65504, the scale is split into a seed and a factor.
   virtual LossSeed seed_of(const at::Tensor& loss, double weight) const = 0;
 
-  /// Adds `weight` times `loss` to the step's, which is the mean over this rank's microbatches. `round`: number of the
-  /// microbatch, from 0.
+  /// Adds `weight` times `loss` to the step's loss, which is the mean over this rank's microbatches. `round`: number of
+  /// the microbatch, from 0.
   virtual void add_loss(const at::Tensor& loss, double weight, std::int64_t round) = 0;
 
-  /// From the next step on, ranks compute the microbatches of `order` ("deal" by speed).
+  /// Says that ranks compute the microbatches of `order` from the next step on ("deal" by speed).
   virtual void deal(const MicrobatchOrder&) {}
-  /// How long each rank was busy in the last step, as ranks agreed (LocalStep::busy_seconds) [rank]. It is valid until
-  /// the next step, and empty where the host does not know.
+  /// Returns how long each rank was busy in the last step, as ranks agreed (LocalStep::busy_seconds) [rank]. It is
+  /// valid until the next step, and empty where the host does not know.
   virtual std::span<const double> busy_seconds() const { return {}; }
 
-  /// A loss that counts for nothing, of weight 0, is over: it may be NaN. Other values for parameters end so, too.
+  /// It is called after a loss of weight 0, which may be NaN, and after parameters got other values.
   virtual void pass_over_loss() {}
 
-  /// A step's last backward begins. `order`: indices of the units, in the order in which they will be reduced.
+  /// Says that a step's last backward begins. `order`: indices of the units, in the order of their reductions.
   virtual void expect_update(std::span<const int> order) = 0;
 
-  /// Is called between updates in backward. It reads ahead what the next ones need from the disk, as far as there is
+  /// It is called between updates in backward. It reads ahead what the next ones need from the disk, as far as there is
   /// room.
   virtual void read_ahead() {}
 
-  /// Called when the sum of a unit's gradients in this backward is complete, or queued, and again if a gradient came
-  /// later (Reducer::OnReduced).
+  /// It is called when the sum of a unit's gradients in this backward is complete, or queued, and again if a gradient
+  /// came later (Reducer::OnReduced).
   virtual void reduced(const Unit&) {}
 
   /// Updates `unit` in backward, at once after its gradients are summed (Reducer::OnSummed). Throws tessera::Error: 65
   /// if a gradient is not finite, 70 if ranks gathered units in different orders; where that is known later,
-  /// StepResult::wait does.
+  /// StepResult::wait throws.
   virtual void update(Unit& unit, const UnitAgreement& agreed) = 0;
 
   /// Agrees with the other ranks, decides (overflow, spike, clip, learning rate) and updates. Fills in what is known
-  /// when it returns. Collective. Throws tessera::Error: 70 where ranks gathered units in different orders; 78 where a
-  /// loss is negative, with Strategy::on_spike.
+  /// when it returns. It is collective. Throws tessera::Error: 70 where ranks gathered units in different orders; 78
+  /// where a loss is negative, with Strategy::on_spike.
   virtual void run(const LocalStep& local, StepResult& result) = 0;
 
   /// Sets the rate of a group. Without a group it sets the rate of all parameters, and groups again have their shares
   /// of it.
   virtual void set_lr(double lr, std::optional<std::size_t> group) = 0;
 
-  /// The rate of the next step, of a group or of all parameters, before lr_schedule.base_batch_size scales it. While
-  /// the rate rises over samples, the next step is taken to have as many as the latest.
+  /// Returns the rate of the next step, of a group or of all parameters, before lr_schedule.base_batch_size scales it.
+  /// While the rate rises over samples, the next step is taken to have as many as the latest.
   virtual double lr(std::optional<std::size_t> group) const = 0;
 
-  /// The numbers of the update rule. Changes count from the next step on.
+  /// Returns the numbers of the update rule. Changes count from the next step on.
   virtual UpdateOptions& options() = 0;
 
   /// Exchanges parameters and their averages (Strategy::ema) where a step has updated them, and makes the values known
-  /// to all ranks. Collective.
+  /// to all ranks. It is collective.
   virtual void swap_averages() = 0;
 
-  /// What squares this rank's own gradients on a GPU, with "noise_scale"; else null.
+  /// Returns what squares this rank's own gradients on a GPU, with "noise_scale"; else null.
   virtual GradientSquares* own_squares() { return nullptr; }
 
   /// Drops the losses added since the last `run`.
   virtual void forget_losses() = 0;
 
-  /// Which parameters some rank used, in the latest step for which this rank knows it: [trainable parameter, in unit,
-  /// group, layout order]. It is null before the first such step. All ranks have the same answer.
+  /// Returns which parameters some rank used, in the latest step for which this rank knows it: [trainable parameter, in
+  /// unit, group, layout order]. It is null before the first such step. All ranks have the same answer.
   virtual const std::vector<char>* known_used() const = 0;
 
-  /// The loss scale of the next backward.
+  /// Returns the loss scale of the next backward.
   virtual double loss_scale() const = 0;
-  /// Steps that updated parameters.
+  /// Returns the number of steps that updated parameters.
   virtual std::int64_t applied() const = 0;
-  /// Samples of these steps: see Engine::samples_seen.
+  /// Returns the samples of these steps: see Engine::samples_seen.
   virtual std::int64_t samples_seen() const = 0;
   virtual StepProgress progress() const = 0;
   /// Goes on from `progress`. Parameters without an entry begin anew.
   virtual void resume(const StepProgress& progress) = 0;
 
-  /// Seconds spent in the collectives of steps so far, as far as the host knows.
+  /// Returns the seconds spent in the collectives of steps so far, as far as the host knows.
   virtual double communication_seconds() const = 0;
-  /// Ages of this rank's gradients so far (Engine::staleness).
+  /// Returns the ages of this rank's gradients so far (Engine::staleness).
   virtual AgeHistogram ages() const { return {}; }
-  /// Bytes of records that were copied to a GPU so far (TrafficCounts::streamed_bytes).
+  /// Returns the bytes of records that were copied to a GPU so far (TrafficCounts::streamed_bytes).
   virtual std::int64_t streamed_bytes() const { return 0; }
-  /// TrafficCounts::host_step.
+  /// Returns TrafficCounts::host_step.
   virtual HostStepBytes host_step() const { return {}; }
 };
 

@@ -53,7 +53,7 @@ void StepWalk::expect(std::span<const int> order) {
   announce(expected_, /*is_decided=*/false);
 }
 
-/// Its own operations announce it again when its turn comes, since it is then known which parameters are used.
+/// The unit's own operations announce it again when its turn comes, since it is then known which parameters are used.
 void StepWalk::expect_next_unit() {
   if (announced_ == order_.size()) return;
   const StepProgram& program = programs_.front();

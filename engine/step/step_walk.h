@@ -34,14 +34,14 @@ namespace tessera {
 /// | `swap`        | between two steps                         | the program that exchanges averages  |
 class StepWalk {
  public:
-  /// A step's last backward begins, and the update of all units will follow: the first records of it are read ahead.
+  /// Reads ahead the first records when a step's last backward begins, which the update of all units will follow.
   /// `order`: the units' indices in the order in which they are updated, where that is in backward.
   void expect(std::span<const int> order);
-  /// All units are updated in backward. Returns when their values are known to all ranks, or on their way.
+  /// Call it when backward has updated all units. Returns when their values are known to all ranks or on their way.
   void finish();
 
  protected:
-  /// `waits`: of a GPU, measures how long its queue waits for collectives.
+  /// `waits` measures how long a GPU's queue waits for collectives.
   explicit StepWalk(const StepContext& context, QueueClock* waits = nullptr);
   StepWalk(const StepWalk&) = delete;
   StepWalk& operator=(const StepWalk&) = delete;
@@ -55,27 +55,27 @@ class StepWalk {
   /// Exchanges parameters and averages. After it, the next program has its turn.
   void swap();
 
-  /// StepProgram::ends_when_skipped: the decision has to be known before `update_all`, which is not called where it is
-  /// to skip.
+  /// Returns StepProgram::ends_when_skipped: whether the decision has to be known before `update_all`, which is not
+  /// called for a skipped step.
   bool ends_when_skipped() const { return programs_.front().ends_when_skipped; }
   bool updates_in_backward() const { return in_backward_; }
-  /// A unit's visits in backward. REQUIRES: updates_in_backward.
+  /// Returns a unit's visits in backward. REQUIRES: updates_in_backward.
   std::span<const Visit> visits_of(int unit) const;
-  /// Seconds spent so far on making values known.
+  /// Returns the seconds spent so far on making values known.
   double publication_seconds() const { return publisher_.seconds(); }
 
  private:
-  /// Begins a pass, whose records are read ahead. It begins when backward has ended where `is_decided` is
-  /// false, and so does what the step brings beside; all parameters are taken to be used then, which is nearly always
-  /// so.
+  /// Begins a pass, whose records are read ahead. If `is_decided` is false, backward has just ended: what the step
+  /// brings beside begins too, and all parameters are assumed to be used, as they nearly always are. Other passes begin
+  /// when the step is decided.
   virtual void announce(std::span<const Visit> visits, bool is_decided) = 0;
-  /// No record is in use any more.
+  /// It is called when no record is in use any more.
   virtual void end_pass() = 0;
-  /// Whether a group's visit needs its gradients; they are opened then, where Visit::needs_gradients.
+  /// Returns whether a group's visit needs its gradients; they are opened then, where Visit::needs_gradients.
   virtual bool is_updated(const Visit& visit) const = 0;
   /// Does the work of a visit. The updated values are published after it.
   virtual void make(const Visit& visit) = 0;
-  /// Ranks tell each other the norms that visits have measured: of all units, or in backward of the one under way.
+  /// Exchanges the norms that visits have measured: those of all units, or in backward those of the unit under way.
   virtual void agree_on_norms() = 0;
   /// Sends matrices to their owners, and brings results back. `visits`: those whose masters this reads; empty under
   /// muon.
@@ -101,7 +101,7 @@ class StepWalk {
   std::size_t turn_ = 0;         ///< the program that comes next, for steps and for averages
   std::vector<Visit> expected_;  ///< visits in backward, in the order of `expect`
   std::vector<int> order_;       ///< where units announce their records (StepProgram::announces_units): their order,
-  std::size_t announced_ = 0;    ///< and how many have
+  std::size_t announced_ = 0;    ///< and how many of them have done so
   Unit* held_ = nullptr;         ///< the unit whose gradients `sums_` holds
   Lease sums_;                   ///< where gradients lie below memory
 };

@@ -128,7 +128,7 @@ void Update::expect_matrices(std::span<const Visit> visits) {
   updates_in_backward() ? matrices_->expect(visits.front().unit) : matrices_->expect();
 }
 
-/// The masters of all matrices are read, so that the same moves on each rank.
+/// The masters of all matrices are read, so that records move alike on all ranks.
 void Update::append_to(Pass& pass, const Visit& visit, bool is_decided) const {
   const FlatGroup& flat = *group_of(visit).group;
   const auto append = [&](Extent run) { append_records(flat, pass.kind, run, direction_of(visit), pass.order); };

@@ -38,25 +38,25 @@ class Update final : public StepWalk {
   UpdateOptions& options() { return options_; }
   const UpdateOptions& options() const { return options_; }
 
-  /// Is called between updates in backward. It reads ahead what the next ones need, as far as there is room.
+  /// It is called between updates in backward. It reads ahead what the next ones need, as far as there is room.
   void read_ahead();
 
   /// Updates all units. `used`: as in AgreedStep. A parameter that got no gradient on any rank is left alone, moments
   /// and all, and its bias correction counts only the steps it took part in, as in PyTorch. Its average, once begun,
-  /// goes on. `squares`: likewise.
+  /// goes on. `squares`: as there.
   void apply(const Rates& rates, std::span<const char> used, std::span<const double> squares);
 
-  /// Updates one unit in backward. `used`: which of its trainable parameters are used. Call `finish` after the last.
+  /// Updates one unit in backward. `used`: its trainable parameters that are used. Call `finish` after the last unit.
   void apply(Unit& unit, const Rates& rates, std::span<const char> used);
 
-  /// Step::swap_averages.
+  /// Implements Step::swap_averages.
   void swap_averages();
 
-  /// The number of updates of each trainable parameter, which its bias correction uses.
+  /// Writes the number of updates of each trainable parameter, which its bias correction uses.
   void write_counts(std::map<const c10::TensorImpl*, std::int64_t>& counts) const;
   void read_counts(const std::map<const c10::TensorImpl*, std::int64_t>& counts);
 
-  /// Seconds spent so far on making values known, on exchanging matrices, and on agreeing on norms.
+  /// Returns the seconds spent so far on making values known, exchanging matrices, and agreeing on norms.
   double communication_seconds() const;
 
  private:
@@ -104,7 +104,7 @@ class Update final : public StepWalk {
   std::optional<LayerwiseUpdate> layers_;  ///< lamb, lars
   std::array<Pass, 2> passes_;
   std::vector<std::int64_t> steps_;  ///< applied steps of each trainable parameter
-  std::vector<Group> groups_;        ///< trainable, in unit order
+  std::vector<Group> groups_;        ///< trainable groups, in unit order
   // The arguments of this step, and its runs.
   Rates rates_;
   std::span<const char> used_;

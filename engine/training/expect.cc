@@ -15,7 +15,7 @@
 namespace tessera {
 namespace {
 
-/// Each rank has one vote, however much its loss weighs.
+/// Returns whether each rank has one vote, however much its loss weighs.
 bool ranks_vote(const Strategy& strategy) {
   return std::holds_alternative<SignMajorityConfig>(strategy.compression.method);
 }

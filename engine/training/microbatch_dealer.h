@@ -14,27 +14,27 @@ namespace tessera {
 /// together ("deal" by speed). Speeds are those of a window of steps: a rank's median of the seconds for which it was
 /// busy (LocalStep::busy_seconds), divided by its microbatches. Training tells it what ranks agreed on at a step's end,
 /// so all of them decide alike, and no collective is needed. A deal that would make the step less than 3 % shorter is
-/// not worth the change. One thread at a time; all memory is allocated at construction.
+/// not worth the change. One thread at a time uses it; all memory is allocated at construction.
 class MicrobatchDealer {
  public:
   /// Begins with even runs. REQUIRES: deal.by is kSpeed, ranks > 1.
   MicrobatchDealer(const Strategy& strategy, int ranks);
 
-  /// The runs of the next step.
+  /// Returns the runs of the next step.
   const MicrobatchOrder& order() const { return order_; }
   /// Adds a step: `busy_seconds` [rank]. Returns whether `order` has changed.
   bool add(std::span<const double> busy_seconds);
 
  private:
   void share_out();
-  /// The seconds that a step of these runs takes.
+  /// Returns the seconds that a step of these runs takes.
   double seconds_of(std::span<const std::int64_t> counts) const;
 
   MicrobatchOrder order_;
   const std::size_t window_;
   std::vector<std::vector<double>> busy_;      ///< [rank][step of this window]
   std::vector<double> seconds_;                ///< [rank]: of one microbatch
-  std::vector<std::int64_t> counts_, before_;  ///< [rank]: microbatches of the next step; of the last ones
+  std::vector<std::int64_t> counts_, before_;  ///< [rank]: microbatches of the next step, and of the runs before
 };
 
 }  // namespace tessera

@@ -1,7 +1,7 @@
-// What "noise_scale" needs of a step: the squared norms of what this rank contributes to the sums of ranks. Where each
-// microbatch is reduced, those are its microbatches' norms. Where gradients are added up until the last one, it is the
-// norm of this rank's sum. A rank alone knows the sum of its first microbatches too, after each, and that is a smaller
-// batch than all of them.
+// The part of a step that "noise_scale" needs: the squared norms of what this rank contributes to sums of ranks. Where
+// each microbatch is reduced, those are its microbatches' norms. Where gradients are added up until the last one, it is
+// the norm of this rank's sum. A rank alone knows the sum of its first microbatches too, after each, and that is a
+// smaller batch than all of them.
 
 #include "engine/training/training.h"
 

@@ -30,10 +30,10 @@
 
 namespace tessera {
 
-/// What "sync" makes of training: replicas that train apart, each over the axes of its own ranks, and meet in outer
-/// steps, or never, where ranks apply gradients to parameters that all own (asynchronous, hogwild, backups). A
-/// Training has one, tells it of its steps and of what changes masters beside them, and has it meet before others read.
-/// Where replicas do not train apart, all of that does nothing.
+/// The effect of "sync" on training: replicas train apart, each over the axes of its own ranks, and meet in outer
+/// steps, or never if ranks apply gradients to parameters that all own (asynchronous, hogwild, backups). A Training has
+/// one, tells it of steps and of other changes to masters, and makes it meet before others read. Where replicas do not
+/// train apart, all of that does nothing.
 class ReplicaSync {
  public:
   /// `steps`: number of steps that training has made. `timeout_s`: the longest wait of a rank with common
@@ -43,7 +43,7 @@ class ReplicaSync {
 
   /// Returns whether replicas train apart now.
   bool is_apart() const { return trains_apart(now_); }
-  /// Returns whether they will be so only later (SyncConfig::start_step).
+  /// Returns whether they will train apart only later (SyncConfig::start_step).
   bool comes_later() const { return trains_apart(later_) && !is_apart(); }
   /// Returns whether they begin or end to train separately after `steps` steps. Training is then planned anew.
   bool changes_after(std::int64_t steps) const { return trains_apart(later_.after(steps)) != is_apart(); }
@@ -51,11 +51,11 @@ class ReplicaSync {
   const SyncConfig& config() const { return now_; }
 
   /// Returns the axes over which training communicates: those of this replica's ranks if it trains separately, or else
-  /// `whole`, those of the mesh. Collective. Throws tessera::Error (78) where ranks have common parameters and cannot
-  /// share memory.
+  /// `whole`, those of the mesh. It is collective. Throws tessera::Error (78) where ranks have common parameters and
+  /// cannot share memory.
   MeshAxes axes(const Mesh& mesh, const MeshAxes& whole);
-  /// Units have their first values. Adds the memory needed in addition to TrainingMemory to `use`. It keeps references
-  /// to the other arguments.
+  /// REQUIRES: units have their first values. Adds the memory needed in addition to TrainingMemory to `use`. It keeps
+  /// references to the other arguments.
   void begin(const std::vector<std::unique_ptr<Unit>>& units, const MemoryPlan& plan, const MeshAxes& replica,
              const MeshAxes& whole, const Accelerator& accelerator, MemoryUse& use);
   /// Makes the step of a rank with common parameters; null if ranks have none. Call it after `begin`.
@@ -82,7 +82,7 @@ class ReplicaSync {
   /// Ranks with common parameters may have made different numbers of steps, so they always meet.
   bool is_due() const { return (outer_ && outer_->is_due()) || common_; }
   void step() { outer_ ? outer_->step() : common_->bring_together(); }  ///< REQUIRES: is_due
-  /// The number of steps that this rank has skipped in `step`, since others had made them ("sync" backups).
+  /// Returns the number of steps that this rank has skipped in `step`, since others had made them ("sync" backups).
   std::int64_t take_skipped() { return first_ ? first_->take_skipped() : 0; }
   void meet(Step& step) {
     if (outer_) outer_->meet(step);
@@ -121,7 +121,7 @@ class ReplicaSync {
   const SyncConfig later_, now_;
   const double timeout_s_;
   std::unique_ptr<OuterSteps> outer_;  ///< null where there are no outer steps
-  // Null where ranks have no common parameters. Members are destroyed last to first.
+  // These are null where ranks have no common parameters. Members are destroyed last to first.
   std::unique_ptr<PeerBoard> board_;
   std::unique_ptr<CommonParameters> common_;
   PushedParameters* pushed_ = nullptr;  ///< common_ if ranks push gradients to it; else null

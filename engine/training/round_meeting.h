@@ -8,11 +8,11 @@
 namespace tessera {
 
 /// Tells a rank without a batch what ranks with a batch do together, before it has seen a microbatch itself. These
-/// ranks meet it just before every event of their RoundLog, and one of them says which event it is. Collective over all
-/// ranks, at each event, so it is for a first microbatch alone; afterwards the rank knows.
+/// ranks meet it just before every event of their RoundLog, and one of them says which event it is. It is collective
+/// over all ranks, at each event, so it is for a first microbatch alone; afterwards the rank knows.
 class RoundMeeting {
  public:
-  /// `leader`: the rank that says. It has a batch.
+  /// `leader`: the rank that says which event it is; it has a batch.
   RoundMeeting(std::shared_ptr<Collectives> control, int leader) : control_(std::move(control)), leader_(leader) {}
 
   /// A rank with a batch calls it just before it performs `event`. Throws tessera::Error (70) if the

@@ -1,6 +1,6 @@
-// Makes a Training, and ends it. What needs no other rank comes first (look_at_module), then the plan,
-// which all ranks make alike, then memory that is as large as the plan says, the values in it, and at last what moves
-// gradients and values there. Ranks meet at each of these, in one order on all of them.
+// Makes a Training, and ends it. What needs no other rank comes first (look_at_module), then the plan, which all ranks
+// make alike. Then come memory that is as large as the plan says, the values in it, and what moves gradients and values
+// there. Ranks meet at each of these, in one order on all of them.
 
 #include <torch/nn/modules/embedding.h>
 
@@ -46,7 +46,7 @@ bool has_kept_master(const at::Tensor& parameter) {
   return kept && kept->group.trainable;
 }
 
-/// A parameter has values, and operators that train may use it.
+/// Throws unless all parameters have values, and operators that train may use them.
 void expect_trainable_memory(const std::vector<std::unique_ptr<Unit>>& units) {
   for_each_parameter(units, [](const FlatGroup& group, std::size_t i) {
     const at::Tensor& tensor = group.parameters[i].tensor;
@@ -66,7 +66,7 @@ void expect_trainable_memory(const std::vector<std::unique_ptr<Unit>>& units) {
   });
 }
 
-/// A parameter belongs to one Engine at a time.
+/// Throws where a parameter belongs to another Engine.
 void expect_no_owner(const std::vector<std::unique_ptr<Unit>>& units) {
   for_each_parameter(units, [](const FlatGroup& group, std::size_t i) {
     const FlatParameter& parameter = group.parameters[i];
@@ -78,7 +78,7 @@ void expect_no_owner(const std::vector<std::unique_ptr<Unit>>& units) {
   });
 }
 
-/// Embeddings with max_norm rescale rows of their weight while they look them up.
+/// Throws for embeddings with max_norm, which rescale rows of their weight while they look them up.
 void expect_forward_writes_nothing(const torch::nn::Module& module) {
   for (const auto& item : module.named_modules()) {
     const auto* embedding = item.value()->as<torch::nn::EmbeddingImpl>();
@@ -111,7 +111,7 @@ void lead(std::shared_ptr<Collectives>& axis, const std::shared_ptr<Collectives>
 }
 
 /// Has the hosts of GPUs make the sums of both axes that are compressed, in pinned memory as large as the plan says.
-/// Returns its bytes. Collective.
+/// Returns its bytes. It is collective.
 std::int64_t compress_on_host(MeshAxes& axes, const MemoryPlan::SlotsOnHost& shard,
                               const MemoryPlan::SlotsOnHost& replicate, const Job& job) {
   if (shard.bytes() + replicate.bytes() == 0) return 0;
@@ -123,7 +123,7 @@ std::int64_t compress_on_host(MeshAxes& axes, const MemoryPlan::SlotsOnHost& sha
 }
 
 /// Has the hosts of GPUs make the all-gathers in another form, in groups of their own. Returns the bytes of pinned
-/// memory. Collective.
+/// memory. It is collective.
 std::int64_t gather_on_host(MeshAxes& axes, const MemoryPlan& plan, const Job& job) {
   const MemoryPlan::SlotsOnHost shard = plan.gathers_on_host(), replicate = plan.replica_gathers_on_host();
   if (shard.bytes() + replicate.bytes() == 0) return 0;
@@ -135,8 +135,8 @@ std::int64_t gather_on_host(MeshAxes& axes, const MemoryPlan& plan, const Job& j
   return shard.bytes() + replicate.bytes();
 }
 
-/// A layer whose forward meets other ranks would make asynchronous ranks wait for each other in each step, and ranks
-/// with different numbers of microbatches for ever.
+/// A layer whose forward meets other ranks would make asynchronous ranks wait for each other in each step, and with
+/// different numbers of microbatches they would wait for ever.
 void expect_forward_meets_nobody(const torch::nn::Module& module, const Strategy& strategy) {
   const bool is_dealt = strategy.deal.by == DealBy::kSpeed;
   if (!is_dealt && !strategy.sync.has_common_parameters()) return;

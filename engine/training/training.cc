@@ -72,7 +72,7 @@ void Training::end_backward(const at::Tensor& loss, const MicrobatchInfo& info) 
     window.weight = info.weight;
   } else {
     ++window.microbatch;
-    window.local.samples += info.samples;  // all losses of a microbatch are of the same samples
+    window.local.samples += info.samples;  // all losses of a microbatch come from the same samples
     window.local.weight += info.weight;
     note_own_microbatch(info.weight);
     window.weight.reset();
@@ -177,7 +177,7 @@ void Training::forget_what_is_skipped(const StepResult& result) {
 void Training::note_times(StepResult& result) {
   const DataSeconds brought = data_seconds_of_this_thread();
   result.data_seconds = times.data.take();
-  // Another thread than before may drive the Engine, whose sums are others.
+  // Another thread than before may drive the Engine, with other sums of its own.
   result.batch_seconds = std::max(0.0, brought.batches - times.brought.batches);
   result.upload_seconds = std::max(0.0, brought.uploads - times.brought.uploads);
   times.brought = brought;
@@ -209,7 +209,7 @@ void Training::bring_replicas_together(const char* what) {
          " between backward and step makes an outer step (\"sync\"). [T0157] hint: call step() or zero_grad() first");
   job.or_abort(what, [&] {
     expect_parameters();
-    // Others of this replica may still be reading the copy that they share.
+    // Other ranks of this replica may still be reading the copy that they share.
     if (plan.input().placement.shared) throw_if_error(axes.gather->barrier("outer step").wait());
     drop_gathered();
     sync.step();
@@ -273,7 +273,7 @@ void Training::accept_new_values() {
   for_each_trainable(units, [](FlatGroup& group) {
     for (FlatParameter& parameter : group.parameters) parameter.tensor.unsafeGetTensorImpl()->bump_version();
   });
-  step->pass_over_loss();  // what brought the values belongs to no microbatch: a replay must not blame it
+  step->pass_over_loss();  // operators that brought the values belong to no microbatch, so no replay may blame them
   const Span span("checks");
   checks->accept();
 }

@@ -48,7 +48,7 @@ struct Footprint {
   std::optional<std::int64_t> activation_bytes;
 };
 
-/// Which values parameters have at the moment, and which guards look at them.
+/// Says which values parameters have at the moment, and which guards look at them.
 struct ValuesInUse {
   bool loaded = false;        ///< whether parameters have their values and places
   bool half_loaded = false;   ///< a load failed after it had begun to write
@@ -57,7 +57,7 @@ struct ValuesInUse {
   int open_writes = 0;        ///< number of living Gathered(kWrite) guards
 };
 
-/// How an operator finds the values of the parameters that it reads. Members are destroyed last to first.
+/// Finds the values of the parameters that an operator reads. Members are destroyed last to first.
 struct Gathering {
   std::optional<GatherLog> log;            ///< the gathers of this step
   std::optional<Publication> publication;  ///< set if values are published behind the update
@@ -82,10 +82,10 @@ struct Window {
   std::optional<RoundMeeting> meeting;  ///< meeting for the next microbatch, on a rank without a batch
   bool has_looked_at_loss = false;      ///< Training::warn_of_division
   bool knows_microbatches = false;      ///< the program has asked which are this rank's, or was warned
-  std::uint32_t seed = 0;               ///< under "reproducible": of the run's random numbers (Training::take_seed)
+  std::uint32_t seed = 0;               ///< under "reproducible": seed of the run's numbers (Training::take_seed)
 };
 
-/// How long each unit's gathers and reductions were under way, by unit.
+/// The times for which each unit's gathers and reductions were under way, by unit.
 struct CallLatencies {
   explicit CallLatencies(std::size_t units) : gathers(units), reductions(units) {}
   std::vector<LatencyHistogram> gathers, reductions;
@@ -121,9 +121,9 @@ struct Training {
   Training& operator=(const Training&) = delete;
 
   void look_at_module();
-  /// `continues`: goes on from another Training over the same module (Engine::State::planned_anew). Collective.
+  /// `continues`: goes on from another Training over the same module (Engine::State::planned_anew). It is collective.
   void make_plan(bool continues);
-  /// `durable` is null without "durable". Collective.
+  /// `durable` is null without "durable". It is collective.
   void set_up(DurableFiles* durable, bool continues);
   /// From now on, keys that the strategy leaves out have the defaults of this version
   /// (OptimizerConfig::defaults_version). A run that goes on keeps the defaults with which it began. If a number
@@ -155,17 +155,17 @@ struct Training {
   void expect_parameters(bool may_unfreeze = false);
 
   bool updates_in_backward() const { return plan.input().updates_in_backward; }
-  /// Which microbatches of the step under way this rank computes, where they are neighbours. Throws tessera::Error (64)
-  /// where they are not.
+  /// Returns which microbatches of the step under way this rank computes, if they are neighbours. Throws tessera::Error
+  /// (64) where they are not.
   MicrobatchRun run_of_step() const;
-  /// How many they are: gradient_accumulation, unless they are dealt.
+  /// Returns how many they are: gradient_accumulation, unless they are dealt.
   std::int64_t microbatches() const {
     return dealer ? dealer->order().count_of(job.mesh.rank()) : job.strategy.gradient_accumulation;
   }
-  /// The number, in its step over all ranks, of the microbatch that this rank computes next (MicrobatchOrder).
+  /// Returns the number, in its step over all ranks, of the microbatch that this rank computes next (MicrobatchOrder).
   std::int64_t microbatch() const;
   // Agrees on a seed under "reproducible", and otherwise does nothing (microbatch_seed.cc).
-  /// Takes the run's seed from LibTorch's generator: rank 0's for all ranks. Collective.
+  /// Takes the run's seed from LibTorch's generator: rank 0's for all ranks. It is collective.
   void agree_on_seed();
   /// Takes the seed likewise, where all ranks have the run's generator as a checkpoint keeps it (generator_to_keep).
   void take_seed();
@@ -177,13 +177,13 @@ struct Training {
   bool step_is_due() const { return window.microbatch == microbatches(); }
   /// Releases all units that this rank has gathered, since their values will change.
   void drop_gathered();
-  /// Parameters have other values than graphs and checks know.
+  /// It is called when parameters have other values than graphs and checks know.
   void accept_new_values();
-  /// Sets the learning rate of a group; of all, if it is null.
+  /// Sets the learning rate of a group, or of all parameters if it is null.
   void set_lr(const std::string* group, double lr);
   /// Sets another number of the update rule likewise, by its key in the strategy's "optimizer".
   void set_option(const std::string* group, const std::string& name, std::span<const double> numbers);
-  /// Sets the length of an epoch (Engine::set_epoch_samples). Collective.
+  /// Sets the length of an epoch (Engine::set_epoch_samples). It is collective.
   void set_epoch_samples(std::int64_t samples);
   /// Returns these numbers by key, for a group, or for parameters in no group (FlatParameter::kNoGroup).
   std::map<std::string, std::vector<double>> options(std::size_t group) const;
@@ -199,7 +199,7 @@ struct Training {
   void note_own_microbatch(double weight);
   /// This is called when all microbatches of the step are over.
   void note_own_step();
-  /// Called when backward is over. `ends`: the microbatch is over too. `has_batch`: it had a batch, with a loss.
+  /// It is called when backward is over. `ends`: the microbatch is over too. `has_batch`: it had a batch, with a loss.
   void end_round(bool ends, bool has_batch);
   /// Runs a microbatch on a rank without a batch. It repeats the collectives of the last microbatch here, or makes
   /// those that the other ranks announce.
@@ -207,19 +207,19 @@ struct Training {
   /// Returns whether ranks do more together in a microbatch than sum gradients in the agreed order.
   bool gathers_with_others() const { return gathering.residency && job.mesh.world_size() > 1; }
   /// Returns whether any rank has a batch, before a microbatch. If a rank without a batch cannot know what the others
-  /// will do, these tell it (RoundMeeting). Collective.
+  /// will do, these tell it (RoundMeeting). It is collective.
   bool any_rank_has_batch(bool own);
   StepResult take_step();
-  /// Engine::time_calls. `known`: what another Training of the same units measured, to go on with; null: begin anew.
+  /// Implements Engine::time_calls. `known`: what another Training of the same units measured, to go on with, or null.
   void time_calls(std::unique_ptr<CallLatencies> known = nullptr);
   void drop_microbatches();
-  /// Makes an outer step now, if replicas may differ ("sync"). `what`: the call that needs it. Collective over the
-  /// mesh.
+  /// Makes an outer step now, if replicas may differ ("sync"). `what`: the call that needs it. It is collective over
+  /// the mesh.
   void bring_replicas_together(const char* what);
 
   Job& job;
-  /// The room saving sets it. It is called before training state changes, and waits for the commit under way. It is
-  /// collective if there is one.
+  /// The code in engine/saving sets it. It is called before training state changes, and waits for the commit under way.
+  /// It is collective if there is one.
   std::function<void()> settle_commit;
   std::unique_ptr<Optimizer> optimizer;
   MeshAxes axes;  ///< axes of this rank's replica, if replicas train by themselves ("sync"); else axes of the mesh

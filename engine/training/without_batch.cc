@@ -13,7 +13,7 @@
 namespace tessera {
 namespace {
 
-/// Does what ranks with a batch do together, event by event. A unit stays in use until the next one is, or until
+/// Does what ranks with a batch do together, event by event. A unit stays in use until the next one is in use, or until
 /// something else happens.
 class Follower {
  public:

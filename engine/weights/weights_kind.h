@@ -28,7 +28,7 @@ FileKind kind_of_beginning(std::string_view beginning);
 /// Says what a zip archive is, by the names in it.
 FileKind kind_of_zip(const std::vector<std::string>& names);
 
-/// Fills `to` with `bytes` bytes of a file from `place` on; false where the file has no such bytes.
+/// Fills `to` with `bytes` bytes of a file from `place` on; returns false where the file has no such bytes.
 using ReadBytes = std::function<bool(std::uint64_t place, std::size_t bytes, char* to)>;
 
 /// Most names that names_in_zip reads from the directory of a zip archive. It returns nothing if there is no directory,

@@ -31,8 +31,8 @@ struct WeightsPart {
 };
 
 /// Chooses the part that the request names or, where it names none, the part that has the module's names: the smallest
-/// one with the most of them. No part beside it may have any of these names. A part without any of them is taken where
-/// it is the only one that could be meant, so that names can be compared. Errors (65): there is no such part, or
+/// part with the most of these. No part beside it may have any of these names. A part without any of them is taken
+/// where it is the only one that could be meant, so that names can be compared. Errors (65): there is no such part, or
 /// several could be meant (the error lists what the file holds); or a name is there twice.
 absl::StatusOr<WeightsPart> choose_part(const WeightsNode& root, const WeightsRequest& request);
 

@@ -20,7 +20,7 @@ namespace {
 
 // This file works as follows. Reader is a machine for the pickle's instructions (Python's pickletools lists them):
 // `step` runs one. It knows the few that PyTorch writes and refuses all others, and it never calls what the pickle
-// names: `called` knows the functions that rebuild tensors, and makes every other object a Value of kind kOther.
+// names. `called` knows the functions that rebuild tensors, and makes every other object a Value of kind kOther.
 // Containers belong to the Reader, so one may hold itself. When the pickle stops, Tree walks from its value and writes
 // out the WeightsNodes, within bounds on their number and depth.
 

@@ -32,10 +32,10 @@ class WeightsWriter {
   WeightsWriter(const WeightsWriter&) = delete;
   WeightsWriter& operator=(const WeightsWriter&) = delete;
 
-  /// Writes the values of `tensor`, a parameter or buffer of the module. It is called once for each.
+  /// Writes the values of `tensor`, a parameter or buffer of the module. It is called once for each tensor.
   void add(const at::Tensor& tensor);
-  /// Ends the file and puts it in place. Errors: the first of `add`'s, and those of OutputFile::finish. REQUIRES: all
-  /// values were added.
+  /// Ends the file and puts it in place. Errors: the first error of `add`, and those of OutputFile::finish. REQUIRES:
+  /// all values were added.
   absl::Status finish(Existing existing);
 
  private:

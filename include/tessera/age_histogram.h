@@ -7,14 +7,14 @@
 
 namespace tessera {
 
-/// How many gradients had each age ("sync" asynchronous and hogwild; StepResult::staleness_mean says what an age is).
-/// It has a fixed size. Engine::staleness and StepResult::ages return one.
+/// The number of gradients of each age ("sync" asynchronous and hogwild; StepResult::staleness_mean says what an age
+/// is). It has a fixed size. Engine::staleness and StepResult::ages are such counts.
 ///
 /// | bucket | 0 to 7     | 8       | 9        | 10       | 11          |
 /// |--------|------------|---------|----------|----------|-------------|
 /// | ages   | its number | 8 to 15 | 16 to 31 | 32 to 63 | 64 and more |
 struct AgeHistogram {
-  static constexpr std::size_t kBuckets = 12, kExact = 8;  ///< number of buckets; those of one age
+  static constexpr std::size_t kBuckets = 12, kExact = 8;  ///< number of buckets; number of buckets of a single age
 
   std::array<std::int64_t, kBuckets> counts{};  ///< [bucket]
 
@@ -24,21 +24,21 @@ struct AgeHistogram {
     while (bucket + 1 < kBuckets && age >= first_age(bucket + 1)) ++bucket;
     ++counts[bucket];
   }
-  /// Adds what another one has counted.
+  /// Adds what another histogram has counted.
   void add(const AgeHistogram& other) {
     for (std::size_t bucket = 0; bucket < kBuckets; ++bucket) counts[bucket] += other.counts[bucket];
   }
-  /// The number of gradients in all buckets.
+  /// Returns the number of gradients in all buckets.
   std::int64_t total() const {
     std::int64_t sum = 0;
     for (const std::int64_t count : counts) sum += count;
     return sum;
   }
-  /// The least age of a bucket.
+  /// Returns the least age of a bucket.
   static constexpr std::int64_t first_age(std::size_t bucket) {
     return static_cast<std::int64_t>(bucket < kExact ? bucket : kExact << (bucket - kExact));
   }
-  /// The ages of a bucket for people and files, such as "3", "8-15" or "64+".
+  /// Returns the ages of a bucket for people and files, such as "3", "8-15" or "64+".
   static std::string name_of(std::size_t bucket) {
     if (bucket < kExact) return std::to_string(bucket);
     const std::string first = std::to_string(first_age(bucket));

@@ -17,7 +17,7 @@ namespace tessera {
 
 class Engine;
 
-/// What a checkpoint holds beside an Engine. Rank 0's tensors and texts are saved; other ranks' are not looked at.
+/// The content of a checkpoint beside an Engine. Rank 0's tensors and texts are saved; those of other ranks are not.
 struct CheckpointItems {
   /// tensors by name: dense, of numbers or bools, on any device; rank 0's are saved
   std::map<std::string, at::Tensor> tensors;
@@ -26,7 +26,7 @@ struct CheckpointItems {
   std::optional<SamplerCursor> data;
 };
 
-/// How save_checkpoint treats the folder's other checkpoints.
+/// The options of save_checkpoint about the folder's other checkpoints.
 struct SaveOptions {
   /// The number of checkpoints that stay in the folder; the oldest ones are removed. 0 keeps all. Files are removed
   /// while training goes on, and at the latest by the next save or finish_checkpoint.
@@ -35,7 +35,7 @@ struct SaveOptions {
   bool is_best = false;
 };
 
-/// How far an asynchronous save is (`"checkpoint": {"async": true}`), on this rank.
+/// The progress of an asynchronous save (`"checkpoint": {"async": true}`), on this rank.
 struct CheckpointProgress {
   std::string path;          ///< path that the checkpoint has once it is committed
   std::int64_t step = 0;     ///< StepResult::step that the checkpoint holds
@@ -43,7 +43,7 @@ struct CheckpointProgress {
   std::int64_t bytes = 0;    ///< bytes that this rank's file will have, without its head
 };
 
-/// What load_checkpoint found.
+/// The result of load_checkpoint.
 struct LoadedCheckpoint {
   std::string path;       ///< folder of the checkpoint
   std::int64_t step = 0;  ///< StepResult::step of the last step that it holds
@@ -66,11 +66,11 @@ struct LoadedCheckpoint {
 /// that trained before), how often each parameter was updated, the loss scale, rates and options set by hand, the
 /// module's buffers, LibTorch's default generators of each rank, and `items`. docs/checkpoints.md describes the format.
 /// Each rank writes its own shards through 8 MiB of memory. `latest` names a whole checkpoint at any moment, through
-/// errors and kills, if there was one. All ranks must reach `folder`.
+/// errors and kills, if there ever was a whole one. All ranks must reach `folder`.
 ///
 /// The strategy's `"checkpoint": {"async": true}` makes a save asynchronous: the call returns when this rank's shards
-/// are copied (MemoryCategory::kCheckpoint). A thread writes the copy and commits it when all ranks have written
-/// theirs; the returned path is valid from then on. If the save fails, the next step after its end throws the error on
+/// are copied (MemoryCategory::kCheckpoint). A thread writes the copy and commits it when all ranks have written their
+/// copies; the returned path is valid from then on. If the save fails, the next step after its end throws the error on
 /// every rank, after that step itself is done, so a program that catches it can go on. The next save, load_checkpoint
 /// and Engine::set_trainable wait for the end and throw the error likewise. An Engine's destructor waits too, and logs
 /// the error.
@@ -83,7 +83,7 @@ std::string save_checkpoint(Engine& engine, const std::filesystem::path& folder,
                             const SaveOptions& options = {});
 
 /// Waits until the asynchronous save is committed and old checkpoints are removed, and throws the save's error (see
-/// save_checkpoint). It does nothing where no save is under way. Collective.
+/// save_checkpoint). It does nothing where no save is under way. It is collective.
 void finish_checkpoint(Engine& engine);
 
 /// Returns the progress of this rank's asynchronous save, or nothing if none is under way. A save counts as under way
@@ -91,8 +91,8 @@ void finish_checkpoint(Engine& engine);
 std::optional<CheckpointProgress> checkpoint_progress(Engine& engine);
 
 /// Gives an Engine everything that a checkpoint holds. The number of ranks, the strategy, the precision and the place
-/// of state may differ from the save's. If the number of ranks, the units and the strategy are those of the save,
-/// training goes on as if it had not stopped, bit for bit. `path` is a checkpoint, a folder with `latest`, or
+/// of state may differ from those of the save. If the number of ranks, the units and the strategy are those of the
+/// save, training goes on as if it had not stopped, bit for bit. `path` is a checkpoint, a folder with `latest`, or
 /// `folder`/best.
 ///
 /// States of parameters that are frozen in this Engine stay in the host's memory until they train again, as with

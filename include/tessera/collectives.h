@@ -28,9 +28,9 @@ namespace tessera {
 ///
 /// Tensors may lie on any device and need not be contiguous. Tensors of a GPU are copied through the host, which is
 /// fast enough for metrics but not for training. Dtypes: fp64, fp32, bf16, fp16, all signed integers and uint8, bool.
-/// Sparse, quantised and complex tensors are refused. Gradients do not flow through any of this.
+/// Sparse, quantised and complex tensors are refused. Gradients do not flow through these functions.
 
-/// How all_reduce combines the ranks' values, element by element.
+/// The ways in which all_reduce combines the ranks' values, element by element.
 enum class Reduce {
   /// the sum; not for bool. bf16 and fp16 are added in fp32 and rounded once; integers are added in their own dtype
   kSum,
@@ -62,7 +62,7 @@ std::string broadcast(const Mesh& mesh, const std::string& text, int root = 0);
 double all_reduce_number(const Mesh& mesh, double value, Reduce operation);
 std::int64_t all_reduce_number(const Mesh& mesh, std::int64_t value, Reduce operation);
 
-/// all_reduce for one number of any arithmetic type; the result has the type of `value`.
+/// Does what all_reduce does, for one number of any arithmetic type; the result has the type of `value`.
 template <class Number, class = std::enable_if_t<std::is_arithmetic_v<Number>>>
 [[nodiscard]] Number all_reduce(const Mesh& mesh, Number value, Reduce operation = Reduce::kSum) {
   using Wide = std::conditional_t<std::is_floating_point_v<Number>, double, std::int64_t>;

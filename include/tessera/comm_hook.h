@@ -60,7 +60,7 @@ class CommHook {
   /// tessera::Error where it fails (64 for a wrong tensor), which ends training on all ranks.
   class Ranks {
    public:
-    /// The Engine makes it. `label`: name of the bucket, for messages.
+    /// The Engine makes this object. `label`: name of the bucket, for messages.
     Ranks(Collectives& group, const std::string& label) : group_(group), label_(label) {}
 
     /// Returns the index of this rank in the group, from 0 to size() - 1.

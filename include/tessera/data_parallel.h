@@ -10,7 +10,7 @@
 
 namespace tessera {
 
-/// How a DataParallel sends gradients.
+/// The way in which a DataParallel sends gradients.
 struct DataParallelOptions {
   /// MiB of fp32 gradients that are sent together. A larger value makes fewer calls and needs a buffer of this size. A
   /// parameter that is larger than this has a bucket to itself.
@@ -52,10 +52,10 @@ struct DataParallelOptions {
 /// calls.
 class DataParallel {
  public:
-  /// Collective; see above for errors. `module` is kept alive by this object.
+  /// The call is collective; see above for errors. `module` is kept alive by this object.
   DataParallel(std::shared_ptr<torch::nn::Module> module, const Mesh& mesh, const DataParallelOptions& options = {});
 
-  /// Makes one for a ModuleHolder, such as one made by TORCH_MODULE.
+  /// Makes a DataParallel for a ModuleHolder, such as one made by TORCH_MODULE.
   template <class Holder, class = std::enable_if_t<std::is_base_of_v<torch::detail::ModuleHolderIndicator, Holder>>>
   DataParallel(const Holder& holder, const Mesh& mesh, const DataParallelOptions& options = {})
       : DataParallel(std::static_pointer_cast<torch::nn::Module>(holder.ptr()), mesh, options) {}
@@ -83,14 +83,14 @@ class DataParallel {
   void set_weight(double weight);
 
   /// Takes part in the averaging of a rank that has no batch, while other ranks run a backward: this rank counts
-  /// nothing and gets the mean in every `.grad`. Collective with the others' backward. Throws Error (64) under a
+  /// nothing and gets the mean in every `.grad`. It is collective with the others' backward. Throws Error (64) under a
   /// NoSync.
   void backward_nothing();
 
   /// Gives every rank rank 0's buffers (such as running statistics of a BatchNorm). The call is collective.
   void broadcast_buffers();
 
-  /// Returns the number of gradient buckets. Each averaging makes one collective call a bucket, and a small one.
+  /// Returns the number of gradient buckets. An averaging makes one call for each bucket and one small call.
   std::size_t num_buckets() const;
 
  private:

@@ -25,7 +25,7 @@ class InitTape;
 /// `data_ptr()` of a deferred tensor gets a c10::Error that says so.
 class DeferredInitScope {
  public:
-  /// What the tape is recorded for.
+  /// The content of the tape.
   enum class Content {
     kValues,      ///< values, which `materialize` makes
     kShapesOnly,  ///< see `shapes_only`
@@ -59,7 +59,7 @@ auto deferred_init(Make&& make) {
 ///   std::cout << tessera::plan_memory(*model, strategy, topology).table;
 ///
 /// A c10::Error says so if the result is materialised or given to an Engine, or if `make` reads a value (`item()`).
-/// Inside an outer deferred_init the outer one's rules hold.
+/// The rules of an outer deferred_init hold inside it.
 template <class Make>
 auto shapes_only(Make&& make) {
   DeferredInitScope scope(DeferredInitScope::Content::kShapesOnly);

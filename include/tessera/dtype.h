@@ -62,14 +62,14 @@ enum class WireForm : std::uint8_t {
 /// Returns whether the codec rounds.
 constexpr bool is_lossy(WireForm form) { return form == WireForm::kInt8 || form == WireForm::kInt4; }
 
-/// How each state of the optimizer (moment, momentum) is kept.
+/// The form in which each state of the optimizer (moment, momentum) is kept.
 enum class StateDType {
   kF32,   ///< "fp32"
   kBF16,  ///< "bf16", rounded stochastically
   k8Bit,  ///< "8bit": one byte an element and an fp32 scale for every 256 of them
 };
 
-/// How the fp32 master weights of bf16 parameters are kept. An fp32 parameter is its own master; the masters of fp16
+/// The form of the fp32 master weights of bf16 parameters. An fp32 parameter is its own master; the masters of fp16
 /// parameters are always kept in fp32.
 enum class MasterKind {
   kF32,        ///< "fp32": whole, beside the parameter

@@ -47,8 +47,8 @@ class Engine;
 /// tessera::run with its exit code.
 bool commit_durable(Engine& engine, const CheckpointItems& items = {});
 
-/// Waits until the commit under way is on the disk of all ranks, and throws its error (see commit_durable). Collective;
-/// between steps.
+/// Waits until the commit under way is on the disk of all ranks, and throws its error (see commit_durable). The call is
+/// collective and stands between steps.
 void finish_commit(Engine& engine);
 
 /// Goes on from the last commit in D: parameters, optimizer states, step counts, loss scale, rates and options set by

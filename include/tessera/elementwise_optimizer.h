@@ -24,9 +24,9 @@ namespace tessera {
 ///   tessera::Engine engine(model, strategy, mesh, std::make_shared<SignDescent>());
 ///
 /// Parameters, gradients and states are sharded, offloaded, saved in checkpoints and averaged (Strategy::ema) like
-/// those of the built-in rules. The tensors are the GPU's where one trains, wherever its state lies; Engine::step waits
-/// for the device once before it calls the rule. The rule is called unit by unit with optimizer.in_backward, during
-/// Engine::backward: on a GPU by LibTorch's thread for that device, which waits once a unit. The rule gets tensors of
+/// those of the built-in rules. The tensors lie on the GPU if a GPU trains, wherever its state lies; Engine::step waits
+/// for the device once before it calls the rule. The rule is called unit by unit during Engine::backward with
+/// optimizer.in_backward. LibTorch's thread for a GPU calls it there, and waits once a unit. The rule gets tensors of
 /// the host with offload.step "cpu".
 class ElementwiseOptimizer {
  public:

@@ -37,7 +37,7 @@ class EngineSafetensors;
 class QueuedStep;
 class StepOutcome;
 
-/// What one optimizer step did. All ranks have the same values, unless a field says otherwise.
+/// The result of one optimizer step. All ranks have the same values, unless a field says otherwise.
 ///
 /// `step` does not wait for a GPU, unless the program brings a rule of its own or the host updates. Until `wait`,
 /// fields that only the device can tell (loss, grad_norm, lr, overflow, loss_scale, tokens, communication_seconds) are
@@ -46,8 +46,8 @@ class StepOutcome;
 /// Between outer steps (Strategy::sync) "ranks" means those of this rank's replica.
 struct StepResult {
   /// Number of the step, attempts counted, from 1. It grows by 1 from one result to the next, but with "sync" backups
-  /// by `missed` where that is not 0. There a loop goes on while `step` is below the number of steps that it wants, and
-  /// does what is due every so many steps when `step` passes a multiple, so that all ranks do it together.
+  /// by `missed` where that is not 0. A loop then goes on while `step` is below the number of steps that it wants. It
+  /// does what is due every N steps when `step` passes a multiple of N, so that all ranks do that together.
   std::int64_t step = 0;
   /// Weighted mean (MicrobatchInfo::weight) over ranks and microbatches of the losses given to backward. It is NaN
   /// where all weights are 0.
@@ -57,25 +57,25 @@ struct StepResult {
   bool overflow = false;   ///< a gradient was infinite or NaN: the step was skipped on all ranks
   bool spike = false;  ///< the loss was far above those before (Strategy::on_spike): the step was skipped on all ranks
   double loss_scale = 1.0;  ///< loss scale that this step's backward used
-  /// Ages of the gradients that this rank applied in the step, over all shards ("sync" asynchronous): updates by other
-  /// ranks since the values were pulled. With "sync" hogwild, steps of other ranks since this one's last. 0 elsewhere.
+  /// Ages of the gradients that this rank applied in the step, over all shards ("sync" asynchronous): others' updates
+  /// since the values were pulled. "sync" hogwild counts others' steps since this rank's last. Else it is 0.
   double staleness_mean = 0.0;
   std::int64_t staleness_max = 0;
-  AgeHistogram ages;  ///< those ages of this step, counted; Engine::staleness has all steps'
-  /// With "sync" backups: not 0 if this rank's gradients came after those that the step waited for, and were dropped.
-  /// Then it is the number of steps that other ranks have made since this rank's last, up to `step`, and `loss`,
-  /// `grad_norm` and `tokens` are this rank's alone.
+  AgeHistogram ages;  ///< counts of those ages in this step; Engine::staleness has those of all steps
+  /// It is above 0 if, with "sync" backups, this rank's gradients came after those that the step waited for, and were
+  /// dropped. Then it is the number of steps that other ranks have made since this rank's last, up to `step`, and
+  /// `loss`, `grad_norm` and `tokens` are this rank's alone.
   std::int64_t missed = 0;
-  std::int64_t dropped = 0;  ///< gradients that all ranks have dropped so far for that ("sync" backups)
+  std::int64_t dropped = 0;  ///< gradients that all ranks have dropped so far since they came late ("sync" backups)
   /// The gradient noise scale tr(Sigma) / |G|^2, which is about the batch up to which larger batches save steps
   /// ("noise_scale", arXiv 1812.06162). It is in samples where backward is told of them (MicrobatchInfo::samples), else
-  /// in what weights count (MicrobatchInfo::weight), which is microbatches where none were given. As it is known after
-  /// this step; 0: not known.
+  /// in what weights count (MicrobatchInfo::weight), which is microbatches if no weights were given. The value is the
+  /// one known after this step; 0: not known.
   double noise_scale = 0.0;
-  /// The batch of the latest step that was measured, in the same unit; 0: none was.
+  /// The batch of the latest step that was measured, in the same unit; 0: no step was measured.
   double noise_batch = 0.0;
-  /// What noise_scale is made of, smoothed: |G|^2, the square of the gradient's norm without noise, and tr(Sigma), the
-  /// variance of the gradient of one sample. Estimates without a bias, so either may be below 0.
+  /// The two parts of noise_scale, smoothed: |G|^2, the square of the gradient's norm without noise, and tr(Sigma), the
+  /// variance of the gradient of one sample. The estimates have no bias, so either may be below 0.
   double noise_square = 0.0, noise_variance = 0.0;
   std::int64_t tokens = 0;  ///< tokens of all ranks and microbatches, as told to backward
   double seconds = 0.0;     ///< this rank's time since the previous step ended
@@ -85,18 +85,18 @@ struct StepResult {
   double tokens_per_second = 0.0;  ///< tokens of all ranks divided by `seconds`
   /// The rank for which the others waited: the one that was busy longest with its data, its forward and its backward,
   /// from the end of the step before to the agreement on this one. Where replicas train apart ("sync" local_sgd or
-  /// diloco), it is one of this rank's replica. -1 where it is not known: with one rank, on a GPU, whose steps the host
-  /// does not wait for, and with "sync" asynchronous, hogwild or backups.
+  /// diloco), it is one of this rank's replica. It is -1 where it is not known: with one rank, on a GPU, whose steps
+  /// the host does not wait for, and with "sync" asynchronous, hogwild or backups.
   int waited_for_rank = -1;
-  /// Seconds for which they waited for it: how much less than that rank the others were busy, on average. It is 0 where
-  /// no rank is known.
+  /// Mean of the seconds for which the others waited for it: the time by which they were busy less than that rank. It
+  /// is 0 where no rank is known.
   double waited_for_seconds = 0.0;
   /// Part of `seconds` in which this rank had no data: from the end of a step, or of a microbatch's backward before the
   /// last, to the next operator that reads a parameter. On a GPU it is the host's time, in which the device may still
   /// work. It is NaN where the strategy does not watch operators and Engine::time_data was not called.
   double data_seconds = 0.0;
-  /// Parts of `seconds` that this thread was in TokenBatches::next, and in Engine::upload and Upload::tensors, wherever
-  /// the program called them. Neither counts work that other threads do ahead.
+  /// Parts of `seconds` for which this thread was in TokenBatches::next, and in Engine::upload and Upload::tensors,
+  /// wherever the program called them. Neither counts work that other threads do ahead.
   double batch_seconds = 0.0, upload_seconds = 0.0;
   /// Floating-point operations of this rank's operators in a step, forward, backward and what is computed again, as
   /// torch.utils.flop_counter counts them, except that products inside an operator that has no formula there count too
@@ -115,7 +115,7 @@ struct StepResult {
   /// Returns the share of the device's peak that this rank reached ("model FLOP utilization", except that what is
   /// computed again counts too); NaN where the peak is not known.
   double mfu() const { return peak_tflops > 0 ? tflops() / peak_tflops : std::numeric_limits<double>::quiet_NaN(); }
-  /// False while a GPU still has to tell some of the fields; see `wait`.
+  /// Returns false while a GPU still has to tell some of the fields; see `wait`.
   bool is_known() const;
   /// Waits for the device and fills in the missing fields. It returns at once on the CPU, and when called again. Throws
   /// tessera::Error for what a GPU notices only then: (70) ranks gathered units in different orders; (65) with
@@ -127,7 +127,7 @@ struct StepResult {
   std::shared_ptr<StepOutcome> outcome_;  ///< shared with the step on the GPU until the result is known; else empty
 };
 
-/// What the program tells backward about a microbatch, apart from its loss.
+/// The facts that the program tells backward about a microbatch, apart from its loss.
 struct MicrobatchInfo {
   std::int64_t tokens = 0;  ///< tokens of this microbatch on this rank, for tokens_per_second
   /// Samples of this microbatch on this rank. lr_schedule.base_batch_size, warmup_samples and warmup_epochs need them.
@@ -144,13 +144,13 @@ struct MicrobatchInfo {
   double weight = 1.0;
 };
 
-/// A loss (a scalar tensor), and over how many things it is a mean (MicrobatchInfo::weight).
+/// A loss (a scalar tensor), and the number of things over which it is a mean (MicrobatchInfo::weight).
 struct WeightedLoss {
   at::Tensor loss;      ///< [] of a floating-point dtype
   double weight = 1.0;  ///< not negative, finite
 };
 
-/// Counts of what this rank has communicated and moved since the Engine was made. Bytes and seconds are this rank's.
+/// Counts of what this rank has communicated and moved since the Engine was made. They count this rank alone.
 struct TrafficCounts {
   /// All-gathers of units, their bytes, and how many of them were prefetched.
   std::int64_t gathers = 0, gathered_bytes = 0, prefetched_gathers = 0;
@@ -167,9 +167,9 @@ struct TrafficCounts {
   HostStepBytes gradients;          ///< bytes copied of gradients' sums that lie below a GPU's memory
 };
 
-/// How long one unit's calls of one kind were under way on this rank: from a call's beginning to the moment at which
-/// the rank found it ended, whatever it did meanwhile. Times are in seconds; percentiles are at most 1/16 above a time
-/// that was measured.
+/// The time for which one unit's calls of one kind were under way on this rank: from a call's beginning to the moment
+/// at which the rank found it ended, whatever it did meanwhile. Times are in seconds; percentiles are at most 1/16
+/// above a time that was measured.
 struct CallLatency {
   std::string call;  ///< "gather": an all-gather of parameters, or a pull; "reduce": the sum of gradients over ranks
   std::string unit;  ///< Engine::unit_names
@@ -242,7 +242,7 @@ class Engine {
   /// Runs backward of one microbatch. `loss` is a scalar: the mean over this rank's microbatch. Gradients are averaged
   /// over ranks and over the `gradient_accumulation` microbatches of a step, by MicrobatchInfo::weight. Do not divide
   /// the loss by `gradient_accumulation` as a plain loop does. If microbatches are means over different numbers of
-  /// things, say how many. Collective.
+  /// things, say how many. It is collective.
   ///
   ///   engine.backward(loss, {.weight = static_cast<double>(labels.ne(-100).sum().item<std::int64_t>())});
   ///
@@ -253,16 +253,16 @@ class Engine {
   /// whose gradient is not finite updates nothing from there on.
   void backward(const at::Tensor& loss, const MicrobatchInfo& info = {});
 
-  /// Returns the number of the microbatch that this rank computes next, among those of its step on all ranks: which
-  /// data to take so that any number of ranks trains on the same (docs/reproducible.md). It is round * ranks + rank, as
-  /// TokenBatches deals samples; with Strategy::reproducible and gradient_sync "last_microbatch", where a rank has
-  /// neighbours (SamplerOptions::runs), it is rank * gradient_accumulation + round. With "deal" by speed it is
+  /// Returns the number of the microbatch that this rank computes next, among those of its step on all ranks. It says
+  /// which data to take so that any number of ranks trains on the same data (docs/reproducible.md). It is round * ranks
+  /// + rank, as TokenBatches deals samples; with Strategy::reproducible and gradient_sync "last_microbatch", where a
+  /// rank has neighbours (SamplerOptions::runs), it is rank * gradient_accumulation + round. With "deal" by speed it is
   /// microbatches().begin + round.
   std::int64_t microbatch() const;
 
-  /// Returns the run of the step's microbatches that this rank computes, among those of all ranks: as many as backward
-  /// is called for before the next step. With "deal" by speed a step may change it, so ask after each one and tell the
-  /// data (TokenBatches::deal). Throws Error (64) where ranks take turns, so that a rank's microbatches are no
+  /// Returns the run of the step's microbatches that this rank computes, among those of all ranks: as many as there are
+  /// calls of backward before the next step. With "deal" by speed a step may change it, so ask after each one and tell
+  /// the data (TokenBatches::deal). Throws Error (64) where ranks take turns, so that a rank's microbatches are no
   /// neighbours.
   MicrobatchRun microbatches() const;
 
@@ -276,11 +276,11 @@ class Engine {
   void backward_nothing();
 
   /// Makes an optimizer step after `gradient_accumulation` calls of backward: agrees on norm and overflow with the
-  /// other ranks, clips, updates parameters. Collective. Throws Error (64) if called early without `partial`. `partial`
-  /// ends the window with the microbatches that there are, at least one, and the step takes the mean over those. Ranks
-  /// may have begun different numbers of microbatches: each missing one counts as a backward_nothing. A program whose
-  /// epoch ends in the middle of a window may also go on into the next epoch, whose first microbatches fill the window,
-  /// or drop the window with zero_grad.
+  /// other ranks, clips, updates parameters. It is collective. Throws Error (64) if called early without `partial`.
+  /// `partial` ends the window with the microbatches that there are, at least one, and the step takes the mean over
+  /// those. Ranks may have begun different numbers of microbatches: each missing one counts as a backward_nothing. A
+  /// program whose epoch ends in the middle of a window may also go on into the next epoch, whose first microbatches
+  /// fill the window, or drop the window with zero_grad.
   StepResult step(bool partial = false);
 
   /// Sets the learning rate from the next step on, where lr_schedule.type is "manual". A rate without a group is for
@@ -293,23 +293,23 @@ class Engine {
 
   /// Returns the learning rate of the next step, for all parameters or for a group, as schedule or set_lr have it. The
   /// factor of lr_schedule.base_batch_size is not in it. Where the rate rises over samples (warmup_samples), the next
-  /// step is taken to have as many as the latest. It waits for the latest step on a GPU. Throws Error (64) for an
-  /// unknown group.
+  /// step is taken to have as many samples as the latest step. It waits for the latest step on a GPU. Throws Error (64)
+  /// for an unknown group.
   double lr() const;
   double lr(const std::string& group) const;
 
   /// Says how many samples an epoch has over all ranks, for lr_schedule.warmup_epochs, in place of epoch_samples of the
   /// strategy. Call it before the first backward, and again after a load. Without warmup_epochs nothing depends on it.
-  /// Collective. Throws Error (64) on all ranks where their numbers differ, and for a number below 1, or between
-  /// backward and step.
+  /// The call is collective. Throws Error (64) on all ranks where their numbers differ, and for a number below 1, or
+  /// between backward and step.
   void set_epoch_samples(std::int64_t samples);
 
   /// Sets a number of the update rule from the next step on, by its key in the strategy's "optimizer": weight_decay,
   /// eps, momentum, dampening, nesterov (0 or 1), alpha, lr_decay, muon.momentum, and betas, which are two numbers. The
   /// rule must have the key. A number without a group is for all parameters, except for groups of optimizer.groups that
-  /// have their own; a number with a group is that group's. State that a rule keeps stays: a momentum of 0 leaves the
-  /// buffers as they are for a later momentum. Checkpoints and durable commits hold what was set. All ranks call it
-  /// alike.
+  /// have a number of their own; a number with a group is for that group. State that a rule keeps stays: a momentum of
+  /// 0 leaves the buffers as they are for a later momentum. Checkpoints and durable commits hold what was set. All
+  /// ranks call it alike.
   ///
   ///   engine.set_option("weight_decay", 0.04 + 0.36 * progress);
   ///   engine.set_option("head", "betas", {0.9, 0.95});
@@ -338,10 +338,10 @@ class Engine {
   /// parameters train again. Each rank has an equal share of them in the host's memory meanwhile, beside the plan.
   /// Averages ("ema") of frozen parameters do not move. Checkpoints and durable commits hold these states too.
   ///
-  /// Call it between steps, with equal arguments on all ranks. Collective. It needs the memory of both plans while it
-  /// runs, and waits for steps under way. Throws Error (64) if nothing matches or microbatches were begun.
+  /// Call it between steps, with equal arguments on all ranks. It is collective. It needs the memory of both plans
+  /// while it runs, and waits for steps under way. Throws Error (64) if nothing matches or microbatches were begun.
   void set_trainable(const std::string& pattern, bool trainable);
-  /// Does this for several patterns, with one new plan. Each pattern has to match something.
+  /// Does the same for several patterns, with one new plan. Each pattern has to match something.
   void set_trainable(std::span<const std::string> patterns, bool trainable);
 
   /// Puts the parameters that `group` matches into a new group behind those of optimizer.groups, and makes them
@@ -366,11 +366,11 @@ class Engine {
   ///     return tessera::WeightedLoss{loss, static_cast<double>(batch.data.size(0))};
   ///   });
   ///
-  /// Ranks may have different numbers of batches, but each needs at least one. A rank with fewer runs its last batch
-  /// again, uncounted, so that all ranks gather alike. A RankSampler therefore gives each sample once here and pads
-  /// nothing. (A loop of the program's own under NoGradGuard or InferenceMode works too if all ranks make the same
-  /// number of forwards.) Put the module in eval mode first. Collective; between steps. Throws Error (64) on all ranks
-  /// if one has no batch, or a weight is negative or not finite.
+  /// Ranks may have different numbers of batches, but each needs at least one. A rank with fewer batches runs its last
+  /// batch again, uncounted, so that all ranks gather alike. A RankSampler therefore gives each sample once here and
+  /// pads nothing. (A loop of the program's own under NoGradGuard or InferenceMode works too if all ranks make the same
+  /// number of forwards.) Put the module in eval mode first. The call is collective and stands between steps. Throws
+  /// Error (64) on all ranks if one has no batch, or a weight is negative or not finite.
   template <class Loader, class LossOf>
   Evaluation evaluate(Loader&& loader, LossOf&& loss_of) {
     auto next = [&] {
@@ -419,8 +419,8 @@ class Engine {
   /// Returns what this rank has communicated and moved so far.
   TrafficCounts traffic() const;
   /// Measures StepResult::data_seconds from the next step on, whatever the strategy. If an Engine gathers parameters,
-  /// or sends them behind the update, they are measured in any case. Otherwise a step makes LibTorch allocate a few
-  /// times for it.
+  /// or sends them behind the update, they are measured in any case. Otherwise LibTorch allocates a few times in each
+  /// step for it.
   void time_data();
   /// Sets the peak of this rank's device in TFLOP/s, for StepResult::mfu from the next step on. GPUs of data centers
   /// are known already, for products in the parameters' dtype. Throws Error (64) for anything but a number above 0.
@@ -431,19 +431,19 @@ class Engine {
   /// fixed size, 5 KiB a unit beside the plan, and a call costs two looks at the clock. On a GPU it costs two events,
   /// and its time is the device's: from where the call is queued to where the queue has waited for it.
   void time_calls();
-  /// Ages of this rank's gradients in all steps so far ("sync" asynchronous and hogwild); zeros elsewhere.
+  /// Returns the ages of this rank's gradients in all steps so far ("sync" asynchronous and hogwild); zeros elsewhere.
   AgeHistogram staleness() const;
   /// Returns what time_calls has measured so far, gathers first, in the order of units; without calls that have not
-  /// occurred. Empty without time_calls. On a GPU it waits for the calls that have ended on the host's side.
+  /// occurred. It is empty without time_calls. On a GPU it waits for the calls that have ended on the host's side.
   std::vector<CallLatency> latencies() const;
-  /// Number of steps that updated parameters; skipped ones do not count. It waits for the latest step on a GPU.
+  /// Returns the number of steps that updated parameters, not skipped ones. It waits for the latest step on a GPU.
   std::int64_t steps_applied() const;
-  /// Samples of all ranks in those steps, as backward was told of them (MicrobatchInfo::samples). Checkpoints and
-  /// durable commits keep the number. Where replicas train apart ("sync"), each step counts this replica's samples
-  /// times the number of replicas; with "sync" asynchronous and hogwild, only this rank's count. It waits for the
-  /// latest step on a GPU.
+  /// Returns the samples of all ranks in those steps, as backward was told of them (MicrobatchInfo::samples).
+  /// Checkpoints and durable commits keep the number. Where replicas train apart ("sync"), each step counts this
+  /// replica's samples times the number of replicas; with "sync" asynchronous and hogwild, only this rank's samples
+  /// count. It waits for the latest step on a GPU.
   std::int64_t samples_seen() const;
-  /// The loss scale of the next backward; 1 unless parameters are fp16.
+  /// Returns the loss scale of the next backward; 1 unless parameters are fp16.
   double loss_scale() const;
 
   /// Prepares the Engine's copy in a process that was forked from this rank, such as a worker of a data loader.
@@ -451,7 +451,7 @@ class Engine {
   /// first in the fork, call nothing else of this Engine there, and never destroy this copy. The rank itself goes on
   /// untouched.
   void enter_forked_process();
-  /// Paths of the units; the root, "(root)", comes first.
+  /// Returns the paths of the units; the root, "(root)", comes first.
   std::vector<std::string> unit_names() const;
 
  private:
@@ -484,13 +484,13 @@ class Engine {
 
 /// Runs backward of one loss that trains several Engines' modules; each Engine takes its own gradients. Gradients of
 /// other Engines' parameters are dropped: a GAN's generator is trained through its discriminator with
-/// `generator.backward`. Collective. Errors are those of Engine::backward.
+/// `generator.backward`. It is collective. Errors are those of Engine::backward.
 void backward(const at::Tensor& loss, const std::vector<Engine*>& engines, const MicrobatchInfo& info = {});
 
 /// A guard: while it lives, parameters are the averages of their weights ("ema" in the strategy). It is meant for
 /// evaluation, by `evaluate` or any forward. A parameter that no step has updated is its own average. Weights and
-/// averages change places in memory, so the guard needs no memory. Collective, between steps: all ranks make and end it
-/// at the same place.
+/// averages change places in memory, so the guard needs no memory. It is collective and stands between steps: all ranks
+/// make and end it at the same place.
 ///
 ///   { tessera::EmaWeights average(engine); held_out = engine.evaluate(batches, loss_of).loss; }
 ///
@@ -501,9 +501,9 @@ class EmaWeights {
  public:
   /// Changes weights and averages over. `engine` must outlive the guard.
   explicit EmaWeights(Engine& engine);
-  /// Changes back. That is a collective and can fail; a destructor logs the error.
+  /// Changes weights and averages back. That is a collective and can fail; a destructor logs the error.
   ~EmaWeights();
-  /// Changes back, as the destructor does, and throws the error.
+  /// Changes weights and averages back, as the destructor does, and throws the error.
   void close();
   EmaWeights(const EmaWeights&) = delete;
   EmaWeights& operator=(const EmaWeights&) = delete;
@@ -514,8 +514,8 @@ class EmaWeights {
 };
 
 /// A guard: while it lives, parameters have their full values in memory on every rank. It serves code that takes
-/// `data_ptr()` or an accessor, initialisation by hand, and export. Collective: all ranks make and end it at the same
-/// place. Errors are tessera::Error, 64 for a call out of turn.
+/// `data_ptr()` or an accessor, initialisation by hand, and export. It is collective: all ranks make and end it at the
+/// same place. Errors are tessera::Error, 64 for a call out of turn.
 ///
 ///   { tessera::Gathered guard(engine); }                             // read
 ///   { tessera::Gathered guard(engine, tessera::Gathered::kWrite); }  // write
@@ -524,14 +524,14 @@ class EmaWeights {
 /// Changes made under kWrite are kept: rank 0's values become every rank's parameters and master weights.
 class Gathered {
  public:
-  /// What the program does under the guard: reads parameters, writes them, or reads averages.
+  /// The use of the parameters under the guard: the program reads them, writes them, or reads averages.
   enum Mode { kRead, kWrite, kEma };
   /// Gathers all units.
   explicit Gathered(Engine& engine, Mode mode = kRead);
   /// Gathers only the units (Engine::unit_names) that hold `parameters`.
   Gathered(Engine& engine, const std::vector<at::Tensor>& parameters, Mode mode = kRead);
-  /// Writes back under kWrite. That is a collective and can fail, and on a GPU so can what had only been queued; a
-  /// destructor logs the error.
+  /// Writes back under kWrite. That is a collective and can fail, and so can calls that had only been queued on a GPU;
+  /// a destructor logs the error.
   ~Gathered();
   /// Ends the guard as the destructor does, and throws the error. Call it before using what was read under the guard.
   void close();

@@ -2,7 +2,7 @@
 
 namespace tessera {
 
-/// What happens to an existing file that an output would replace.
+/// The fate of an existing file that an output would replace.
 enum class Existing {
   kKept,      ///< the file stays, and an error names it
   kReplaced,  ///< replaced atomically once the new file is complete

@@ -27,7 +27,7 @@ namespace tessera {
 /// can say otherwise (ParameterGroup::type). One rank computes each matrix, and the others send it their parts; all
 /// ranks get about the same amount of work. Parameters, gradients and states are sharded, saved in checkpoints and
 /// averaged (Strategy::ema) like those of the built-in rules, and results have the same bits under every strategy. All
-/// tensors are the GPU's where one trains; what `update` does is queued, and the host waits once a step to learn which
+/// tensors lie on the GPU if a GPU trains; what `update` does is queued, and the host waits once a step to learn which
 /// matrices are used. With optimizer.in_backward, on the CPU, the rule is called during Engine::backward, for the
 /// matrices of one unit after the other.
 class MatrixOptimizer {

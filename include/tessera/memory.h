@@ -9,7 +9,7 @@
 
 namespace tessera {
 
-/// What a rank's memory is used for. Everything that Tessera allocates for training state belongs to one of these.
+/// The uses of a rank's memory. Everything that Tessera allocates for training state belongs to one of these.
 enum class MemoryCategory {
   /// this rank's part of the parameters, in the parameter dtype (all of them where replicated; this rank's share of a
   /// copy that ranks of a host share)
@@ -49,9 +49,9 @@ struct MemoryUse {
   friend bool operator==(const MemoryUse&, const MemoryUse&) = default;
 };
 
-/// What a rank keeps on disk ("offload", "durable"), and what its steps read and write. Steps go through the state
-/// forward and backward by turns, so two steps in a row are counted together. The first two steps differ, since nothing
-/// is in memory yet.
+/// The state that a rank keeps on disk ("offload", "durable"), and the bytes that its steps read and write. Steps go
+/// through the state forward and backward by turns, so two steps in a row are counted together. The first two steps
+/// differ, since nothing is in memory yet.
 struct DiskUse {
   std::int64_t bytes = 0;                 ///< size of the rank's files
   std::int64_t read_in_two_steps = 0;     ///< bytes read in two steps

@@ -12,7 +12,7 @@ class MeshGroups;
 /// and shares everything with the original.
 class Mesh {
  public:
-  /// Who this process is in the job, and how the job was started.
+  /// Returns who this process is in the job, and how the job was started.
   const Topology& topology() const;
   /// Returns the index of this rank in the job, from 0.
   int rank() const { return topology().rank; }

@@ -28,7 +28,7 @@ namespace tessera {
 /// so and training goes on without it.
 class MetricsFile {
  public:
-  /// What happens to a file that exists already.
+  /// The fate of a file that exists already.
   enum class Start {
     kNew,      ///< an existing file is an error (73)
     kReplace,  ///< an existing file is removed first
@@ -37,7 +37,7 @@ class MetricsFile {
   /// Makes missing folders, and the file. Throws tessera::Error: 73 it cannot be created, 77 no permission.
   explicit MetricsFile(const std::filesystem::path& path, Start start = Start::kNew);
   /// Writes TensorBoard events into a new file of `folder`. kAppend makes TensorBoard forget what the folder's other
-  /// files have of the first step that is written and of later steps. Errors are the constructor's.
+  /// files have of the first step that is written and of later steps. Errors are those of the constructor.
   static MetricsFile in_tensorboard(const std::filesystem::path& folder, Start start = Start::kNew);
 
   ~MetricsFile();

@@ -39,7 +39,7 @@ class ModuleView : public torch::nn::Module {
   explicit ModuleView(std::string class_name = kNoClass);
 
   /// Adds a module of class `class_name` at `path`, such as "layers.0". Names of tensors create the modules on their
-  /// way, of class "Module", so add a module before its tensors. Error (64) if something is at `path` already.
+  /// way, of class "Module", so add a module before its tensors. Throws Error (64) if something is at `path` already.
   void add_module(const std::string& path, const std::string& class_name);
   /// Adds a view that was put together already. It may stand at several places; its parameters are tied then.
   void add_module(const std::string& path, const std::shared_ptr<ModuleView>& module);

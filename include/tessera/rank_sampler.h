@@ -12,7 +12,7 @@
 
 namespace tessera {
 
-/// How a RankSampler orders and deals samples.
+/// The way in which a RankSampler orders and deals samples.
 struct RankSamplerOptions {
   std::uint64_t seed = 0;  ///< seed of the shuffle; the same on all ranks
   bool shuffle = true;     ///< false: samples come in the order of the dataset
@@ -34,7 +34,7 @@ struct RankSamplerOptions {
 ///    last ones out.
 /// 2. Every rank gets the same number of samples and so of batches, and the last batches have the same size.
 ///    Engine::evaluate and tessera::uneven go on where ranks differ, so there Tail::kPad gives no sample twice, and
-///    some ranks get one less.
+///    some ranks get one sample less.
 /// 3. The order depends only on the number of samples, the seed and the epoch. Sample number p of it belongs to rank p
 ///    mod world_size.
 ///
@@ -57,8 +57,8 @@ struct RankSamplerOptions {
 ///     place.reset();
 ///   }
 ///
-/// Ranks never talk: all make it with the same numbers. This header is not part of tessera/tessera.h, since LibTorch's
-/// data headers are slow to compile.
+/// Ranks never communicate: all make it with the same numbers. This header is not part of tessera/tessera.h, since
+/// LibTorch's data headers are slow to compile.
 class RankSampler : public torch::data::samplers::Sampler<> {
  public:
   /// Throws tessera::Error (64) if there is no sample, or with Tail::kDrop fewer samples than ranks.
@@ -86,7 +86,7 @@ class RankSampler : public torch::data::samplers::Sampler<> {
   void resume(const SamplerCursor& cursor);
 
   /// Saves or loads the epoch and the place in it. A sampler that loads them gives the samples that would have come
-  /// next, also where a DataLoader takes it (`reset`). Its numbers must be the same; Error (64) if they are not.
+  /// next, also where a DataLoader takes it (`reset`). Its numbers must be the same, or else it throws Error (64).
   void save(torch::serialize::OutputArchive& archive) const override;
   void load(torch::serialize::InputArchive& archive) override;
 

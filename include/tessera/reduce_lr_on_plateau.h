@@ -40,7 +40,7 @@ class ReduceLROnPlateau {
   explicit ReduceLROnPlateau(Engine& engine);
   ReduceLROnPlateau(Engine& engine, const Options& options);
 
-  /// Takes the next measure, and returns whether it lowered rates. NaN is no improvement. Throws as Engine::set_lr.
+  /// Takes the next measure, and returns whether it lowered rates. NaN is no improvement. Errors: those of set_lr.
   bool step(double measure);
   /// Returns the best measure so far; infinite before the first one.
   double best() const { return best_; }

@@ -26,7 +26,7 @@ namespace tessera {
 ///     return tessera::NameInFile{{"model." + name}};
 ///   }});
 
-/// How import_safetensors finds a module's tensors in a file.
+/// The way in which import_safetensors finds a module's tensors in a file.
 struct ImportOptions {
   TensorNames names = {};  ///< name in the file for each tensor; empty: the module's own name
   /// Tensors of the file that the module need not have; `*` and `?` as in file names. The log names those that were not
@@ -36,12 +36,12 @@ struct ImportOptions {
 
 /// Gives an Engine's parameters and buffers the values of a safetensors file, or of a folder with `model.safetensors`
 /// or `model.safetensors.index.json`. Files in F32, BF16, F16 and F64 fit every precision: masters get the file's
-/// values, and parameters get what an update would make of those. Optimizer states stay as they are. The file may have
-/// a tied parameter under one of its names, or under several with the same bits.
+/// values, and parameters get what an update would make of these values. Optimizer states stay as they are. The file
+/// may have a tied parameter under one of its names, or under several names with the same bits.
 ///
-/// Collective; between steps. Rank 0 alone reads, and sends about a MiB at a time to the ranks, so no rank holds more
-/// than that beside its shards. Rank 0 holds a whole tensor where that is transposed. Links are not followed, and
-/// nothing outside the folder is opened.
+/// The call is collective and stands between steps. Rank 0 alone reads, and sends about a MiB at a time to the ranks,
+/// so no rank holds more than that beside its shards. Rank 0 holds a whole tensor where that is transposed. Links are
+/// not followed, and nothing outside the folder is opened.
 ///
 /// Errors (tessera::Error), the same on every rank: 66 no such file or folder; 65 it is damaged, it is no safetensors
 /// (pickles such as .pt are refused with a hint), or it belongs to another model (the message names every tensor that
@@ -54,7 +54,7 @@ void import_safetensors(Engine& engine, const std::filesystem::path& path, const
 void import_safetensors(torch::nn::Module& module, const std::filesystem::path& path,
                         const ImportOptions& options = {});
 
-/// How export_safetensors writes a model.
+/// The way in which export_safetensors writes a model.
 struct ExportOptions {
   /// name in the file for each tensor, as in ImportOptions; a name that occurs twice is an error (64)
   TensorNames names = {};
@@ -70,9 +70,9 @@ struct ExportOptions {
 /// 0's. Parameters in F32 have their exact values in the file; parameters of a narrower type have what forward computes
 /// with.
 ///
-/// Collective; between steps. Units are gathered one after the other, and rank 0 writes them as they come. Files get
-/// their names when all are complete. Errors (tessera::Error) on all ranks: 73 a file cannot be created, 74 a write
-/// failed, 77 no permission (the Engine can go on then); 64 as import_safetensors.
+/// The call is collective and stands between steps. Units are gathered one after the other, and rank 0 writes them as
+/// they come. Files get their names when all are complete. Errors (tessera::Error) on all ranks: 73 a file cannot be
+/// created, 74 a write failed, 77 no permission (the Engine can go on then); 64 as import_safetensors.
 void export_safetensors(Engine& engine, const std::filesystem::path& folder, const ExportOptions& options = {});
 
 }  // namespace tessera

@@ -28,8 +28,8 @@ class Trace {
     void* (*begin)(std::string_view what, std::string_view subject) noexcept;
     void (*end)(void* range) noexcept;
   };
-  /// Spans that begin from now on are told to `listener`, which must live as long as the process. Null means nobody. An
-  /// Engine sets one that makes ranges for LibTorch's profilers.
+  /// Spans that begin from now on are told to `listener`, which must live as long as the process. Null tells nobody. An
+  /// Engine sets a listener that makes ranges for LibTorch's profilers.
   static void tell(const Listener* listener) { listener_.store(listener, std::memory_order_release); }
   static const Listener* listener() { return listener_.load(std::memory_order_acquire); }
 

@@ -14,8 +14,8 @@
 
 namespace tessera {
 
-/// How parameters, gradients and optimizer state are spread over the ranks. docs/design.md has a table of the
-/// strategies.
+/// The ways in which parameters, gradients and optimizer state are spread over the ranks. docs/design.md has a table of
+/// the strategies.
 enum class ShardingStrategy {
   kNoShard,         ///< "NO_SHARD": everything replicated (stage 0, DDP)
   kShardOptimizer,  ///< "SHARD_OPTIMIZER": optimizer state sharded (stage 1)
@@ -33,11 +33,11 @@ enum class OptimizerType {
   kOwnMatrix,  ///< the program's MatrixOptimizer for matrices, adamw for all else
 };
 // clang-format on
-/// How the learning rate moves from step to step; kManual leaves it to Engine::set_lr. docs/strategy.md has the
-/// formulas.
+/// The ways in which the learning rate moves from step to step; kManual leaves it to Engine::set_lr. docs/strategy.md
+/// has the formulas.
 enum class LrScheduleType { kConstant, kLinear, kCosine, kOneCycle, kInverseSqrt, kWsd, kManual };
 
-/// How a larger batch changes the learning rate.
+/// The ways in which a larger batch changes the learning rate.
 enum class BatchScaling {
   kLinear,      ///< "linear": lr x (global batch / base_batch_size) (arXiv 1706.02677)
   kSquareRoot,  ///< "square_root": lr x sqrt(global batch / base_batch_size) (arXiv 1404.5997)
@@ -65,13 +65,13 @@ struct CutAxes {
   friend bool operator==(const CutAxes&, const CutAxes&) = default;
 };
 
-/// Where state lies, said by axes of the mesh. It takes the place of Strategy::strategy, whose names are rows of
+/// The placement of state, said by axes of the mesh. It takes the place of Strategy::strategy, whose names are rows of
 /// docs/guide/placement.md. All three are given, or none. Each rank must hold its optimizer state's part of the
 /// gradients, and its gradients' part of the parameters, so `optimizer` has all axes of `gradients`, and that has all
 /// of `parameters`. Units are gathered along one axis, so `parameters` are never cut over "host".
 struct PlacementConfig {
   std::optional<CutAxes> parameters = {}, gradients = {}, optimizer = {};
-  /// Whether the strategy says placement by axes, and not by a name.
+  /// Returns whether the strategy says placement by axes, and not by a name.
   bool is_given() const { return parameters || gradients || optimizer; }
 };
 
@@ -81,7 +81,7 @@ struct UnitsConfig {
   std::vector<std::string> modules;  ///< module paths such as "layers.0"
   std::int64_t min_numel = 0;        ///< > 0: split bottom-up into units of at least this many elements
   /// Patterns of names of parameters that the Engine leaves to the program. Each rank keeps them whole, in their own
-  /// dtype, and their gradients are LibTorch's, this rank's alone. The Engine treats them like buffers otherwise: they
+  /// dtype, and LibTorch makes their gradients, on this rank alone. The Engine treats them like buffers otherwise: they
   /// get rank 0's values at the start, and checkpoints hold them.
   std::vector<std::string> ignored;
   /// NO_SHARD: units are buckets of at most this many MiB; 0: one bucket a parameter
@@ -110,8 +110,8 @@ struct MixedPrecisionConfig {
 };
 
 /// Parameters that are updated with numbers of their own. A parameter belongs to the group if some pattern of `match`
-/// matches its name or one of its aliases, and it has at most `max_dim` dimensions. Numbers that are left out are
-/// OptimizerConfig's.
+/// matches its name or one of its aliases, and it has at most `max_dim` dimensions. OptimizerConfig's numbers stand for
+/// numbers that are left out.
 struct ParameterGroup {
   std::string name = {};                   ///< name for Engine::set_lr and messages; empty: none
   std::vector<std::string> match = {"*"};  ///< patterns of names such as "layers.3.bias"; `*` and `?` as in file names
@@ -121,8 +121,8 @@ struct ParameterGroup {
   /// the group's own numbers; eps and betas only for types that have them
   std::optional<double> weight_decay = {}, eps = {};
   std::optional<std::pair<double, double>> betas = {};  ///< (beta1, beta2)
-  /// Only with optimizer type muon or own_matrix. kAdamW: AdamW updates the group's matrices. kMuon, kOwnMatrix: that
-  /// rule updates them, embeddings too. Left out: that rule updates the matrices, and AdamW the embeddings.
+  /// Only types muon and own_matrix use it. kAdamW: AdamW updates the group's matrices. kMuon, kOwnMatrix: that rule
+  /// updates them, embeddings too. Left out: that rule updates the matrices, and AdamW the embeddings.
   std::optional<OptimizerType> type = {};
   /// lamb and lars: the norms of a parameter adapt its rate. It is mostly false for biases and the weights of norms.
   bool layer_adaptation = true;
@@ -143,10 +143,10 @@ class OrDefault {
     return result;
   }
 
-  /// Returns the value. If it was left out: the default of the type for which defaults were filled in last, which is
-  /// adamw's at first.
+  /// Returns the value. If it was left out, that is the default of the type for which defaults were filled in last,
+  /// which is adamw's at first.
   constexpr operator T() const { return value_; }  // NOLINT: so that it is read as the value
-  /// Whether the program gave the value.
+  /// Returns whether the program gave the value.
   constexpr bool is_given() const { return is_given_; }
   /// Sets the default of a value that was left out.
   constexpr void fill_in(T value) {
@@ -187,8 +187,8 @@ struct AdafactorConfig {
 };
 
 /// The optimizer and its numbers. A number that is left out has the default of torch.optim's rule of the same name.
-/// PyTorch has no lion, lamb and lars: their defaults are timm's. The types own and own_matrix have adamw's.
-/// docs/strategy.md lists the defaults.
+/// PyTorch has no lion, lamb and lars: they have the defaults of timm. The types own and own_matrix have those of
+/// adamw. docs/strategy.md lists the defaults.
 struct OptimizerConfig {
   static constexpr std::int64_t kDefaultsVersion = 2;  ///< version of this Tessera's defaults; 1 means those of 0.1
 
@@ -199,7 +199,7 @@ struct OptimizerConfig {
   /// decay of second moments; used by the same types as beta1
   OrDefault<double> beta2 = OrDefault<double>::left_out(0.999);
   OrDefault<double> eps = OrDefault<double>::left_out(1e-8);  ///< adamw, adam, adagrad, rmsprop, muon, lamb, lars
-  /// Decoupled for adamw, lion, muon, lamb and adafactor; otherwise added to the gradient.
+  /// It is decoupled for adamw, lion, muon, lamb and adafactor, and otherwise added to the gradient.
   OrDefault<double> weight_decay = OrDefault<double>::left_out(0.01);
   double momentum = 0.0;                      ///< sgd, rmsprop, lars
   double dampening = 0.0;                     ///< sgd
@@ -216,7 +216,7 @@ struct OptimizerConfig {
   bool in_backward = false;       ///< a unit is updated as soon as its gradients are summed, while backward runs
   std::vector<ParameterGroup> groups = {};  ///< groups with numbers of their own; a parameter is in one at most
   /// Version of the defaults that stand for what is left out. The Engine changes it when it loads a checkpoint of a run
-  /// that began with earlier ones.
+  /// that began with earlier defaults.
   std::int64_t defaults_version = kDefaultsVersion;
 };
 
@@ -255,7 +255,7 @@ struct MemoryConfig {
   bool tensor_heap = true;       ///< `init(strategy)` makes LibTorch's CPU tensors come from malloc
 };
 
-/// Where a kind of training state lies.
+/// The place where a kind of training state lies.
 enum class Tier {
   kMemory,  ///< "memory": memory of the device that trains
   kNvme,    ///< "nvme": files on a local disk
@@ -265,14 +265,14 @@ enum class Tier {
   kHost,  ///< "host": pinned memory of the host of the GPU that trains
 };
 
-/// Where a kind of state lies, and how much of it.
+/// The tier of a kind of state, and the share of it that lies there.
 struct OffloadedState {
   Tier tier = Tier::kMemory;  ///< the tier
   double fraction = 1.0;      ///< share of the elements that lie on the tier, 0 to 1; the others stay in memory
   friend bool operator==(const OffloadedState&, const OffloadedState&) = default;
 };
 
-/// Who updates a GPU's masters and moments that lie in its host's memory. Results have the same bits.
+/// The processor that updates a GPU's masters and moments in its host's memory. Results have the same bits.
 enum class OffloadedStep {
   kAuto,  ///< "auto": the place that a measurement finds faster when the Engine is made; the log shows the figures
   /// "cpu": the host's CPU, where the state lies. Sums of gradients are copied there, and new parameters to the GPU
@@ -280,8 +280,8 @@ enum class OffloadedStep {
   kGpu,  ///< "gpu": each step copies the records to the GPU and back
 };
 
-/// Number of records that are read ahead, and written behind, where the strategy leaves it open: the usual number and
-/// the largest.
+/// Number of records that are read ahead, and written behind, if the strategy does not say it: the usual number and the
+/// largest number.
 constexpr std::int64_t kQueueDepth = 8, kMostQueueDepth = 32;
 
 /// Training state on tiers below memory. It is private to the run: files have no name and vanish with the run, unless
@@ -295,21 +295,21 @@ struct OffloadConfig {
   std::vector<std::string> paths;
   std::int64_t record_bytes = 2 << 20;  ///< "record": bytes that one operation reads or writes
   std::int64_t cache_bytes = 0;         ///< "cache": bytes of a rank for records that stay in memory from step to step
-  /// Records that are read ahead, and as many that are written behind. The plan chooses where it is left out
-  /// (MemoryPlan::queue_depth).
+  /// Records that are read ahead, and as many that are written behind. The plan chooses their number where it is left
+  /// out (MemoryPlan::queue_depth).
   std::optional<std::int64_t> queue_depth;
   bool verify = false;                        ///< true: records are hashed when written, and compared when read
   OffloadedStep step = OffloadedStep::kAuto;  ///< the processor that updates masters and moments on tier kHost
-  /// Where tensors lie that forward saves for backward: kMemory, kHost or kNvme.
+  /// The tier of the tensors that forward saves for backward: kMemory, kHost or kNvme.
   Tier activations = Tier::kMemory;
   std::int64_t activations_min_bytes = 1 << 20;  ///< "min": smaller saved tensors stay in memory
 
-  /// Whether some training state lies below memory, or may do so.
+  /// Returns whether some training state lies below memory, or may do so.
   bool is_used() const {
     return parameters.tier != Tier::kMemory || masters.tier != Tier::kMemory || moments.tier != Tier::kMemory ||
            gradients != Tier::kMemory;
   }
-  /// Whether something lies in files, or may do so.
+  /// Returns whether something lies in files, or may do so.
   bool uses_files() const {
     const auto in_files = [](Tier tier) { return tier == Tier::kNvme || tier == Tier::kAuto; };
     return in_files(parameters.tier) || in_files(masters.tier) || in_files(moments.tier) || in_files(gradients) ||
@@ -320,18 +320,18 @@ struct OffloadConfig {
 /// The transport of collectives; kAuto lets Tessera choose. docs/strategy.md says what each one needs.
 enum class TransportChoice { kAuto, kHost, kGloo, kNccl, kCudaHost };
 
-/// The kind of memory that `nccl` gathers from and into: LibTorch's, or memory registered with NCCL.
+/// The kind of memory that `nccl` gathers from and into: memory of LibTorch, or memory registered with NCCL.
 enum class NcclBuffers { kPlain, kRegistered };
 
-/// How ranks communicate, and how long they wait.
+/// The way in which ranks communicate, and the limits of their waits.
 struct CommConfig {
   TransportChoice transport = TransportChoice::kAuto;   ///< the transport
   NcclBuffers nccl_buffers = NcclBuffers::kRegistered;  ///< memory for transport kNccl
   double timeout_s = 600.0;                             ///< a collective that takes longer is an error
   double init_timeout_s = 300.0;                        ///< limit of the rendezvous
-  /// How calls over gloo find their way (ring, doubling, halving). Empty: directly. kMeasuredNetwork: by costs that
-  /// each group measured when it was joined. Otherwise: path of rank 0's file of such costs, which `tessera bench
-  /// collectives --fit-file` writes.
+  /// The way of calls over gloo (ring, doubling, halving). Empty: they go directly. kMeasuredNetwork: they go by costs
+  /// that each group measured when it was joined. Otherwise: the path of rank 0's file of such costs, which `tessera
+  /// bench collectives --fit-file` writes.
   std::string network_fit = {};
   static constexpr const char* kMeasuredNetwork = "measured";  ///< the value of network_fit that makes groups measure
 };
@@ -344,7 +344,7 @@ struct CheckConfig {
   std::int64_t replica_hash_every = 0;
 };
 
-/// What happens when a step's loss is far above those before it.
+/// The reaction to a step whose loss is far above those before it.
 enum class SpikeAction {
   kNone,      ///< the step is made as usual
   kSkip,      ///< "skip": all ranks skip the step
@@ -358,22 +358,22 @@ struct SpikeConfig {
   std::int64_t window = 64;                 ///< steps; there is no spike until this many have been made
 };
 
-/// How often a step measures the noise of gradients (StepResult::noise_scale; docs/metrics.md).
+/// The steps that measure the noise of gradients (StepResult::noise_scale; docs/metrics.md).
 struct NoiseScaleConfig {
   std::int64_t every = 0;  ///< steps between two measurements; 0: none
   double smoothing = 0.9;  ///< share of what is known so far in what is known after one more measurement
 };
 
-/// When gradients are reduced under gradient accumulation.
+/// The times at which gradients are reduced under gradient accumulation.
 enum class GradientSync {
   kEachMicrobatch,  ///< reduced after every microbatch: least memory
   kLastMicrobatch,  ///< accumulated unsharded in fp32, reduced once a step: least communication
 };
 
-/// Where and how checkpoints are saved. save_checkpoint uses `async`; `tessera train` uses the other fields, and a
-/// program's own loop may look them up.
+/// The places and times at which checkpoints are saved. save_checkpoint uses `async`; `tessera train` uses the other
+/// fields, and a program's own loop may look them up.
 struct CheckpointConfig {
-  /// a save copies what this rank writes and returns; a thread writes the copy while training goes on
+  /// a save returns once this rank's data are copied; a thread writes the copy while training goes on
   bool async = false;
   std::string dir = {};          ///< folder of checkpoints; empty: none
   std::int64_t every_steps = 0;  ///< steps between two checkpoints; 0: none by steps
@@ -382,19 +382,19 @@ struct CheckpointConfig {
   std::int64_t failures = 0;  ///< failed saves in a row that are tolerated; one more ends training with the last error
 };
 
-/// Crash consistency without checkpoints: after each `every` steps all that training goes on from is on disk, at its
-/// place in one of two generations of files, and a run that ended at any moment goes on from the last such step, bit
-/// for bit.
+/// Crash consistency without checkpoints: after each `every` steps, everything that training needs to go on is on disk,
+/// at its place in one of two generations of files, and a run that ended at any moment goes on from the last such step,
+/// bit for bit.
 struct DurableConfig {
   std::int64_t every = 0;  ///< steps between two commits; 0: none
   std::string dir = {};    ///< a folder on a local disk, for this run alone
 };
 
-/// Which axes of the mesh send gradients in fewer bits.
+/// The axes of the mesh on which gradients go in fewer bits.
 enum class CompressedAxes { kBoth, kReplicate, kShard };
 
-// Methods of compression (CompressionConfig::method), each with its numbers: how gradients are summed from less than
-// all of them. A method that keeps gradients adds what a rank did not send to its next contribution (error feedback).
+// Methods of compression (CompressionConfig::method), each with its numbers. They sum gradients of which not all are
+// sent. A method that keeps gradients adds what a rank did not send to its next contribution (error feedback).
 
 /// "none": all gradients go, as CompressionConfig::gradients and sums say.
 struct NoMethodConfig {
@@ -416,7 +416,7 @@ struct TopKConfig {
   double momentum = 0;
 };
 
-/// "random_k": ranks send some gradients, others in each step, the same on all ranks.
+/// "random_k": ranks send some of the gradients, which change from step to step and are the same on all ranks.
 struct RandomKConfig {
   static constexpr bool kKeepsGradients = true;
   double fraction = 0.01;  ///< the share of each unit's gradients that is sent
@@ -458,7 +458,7 @@ struct CommHookConfig {
   static constexpr bool kKeepsGradients = false;
 };
 
-/// How ranks sum gradients over a network. New types come last: commits of durable runs have their numbers.
+/// Ways to sum gradients over a network. New types come last: commits of durable runs have their numbers.
 using CompressionMethod = std::variant<NoMethodConfig, PowerSgdConfig, TopKConfig, RandomKConfig, SignMajorityConfig,
                                        SignFeedbackConfig, OneBitConfig, QsgdConfig, TernGradConfig, CommHookConfig>;
 
@@ -469,16 +469,16 @@ struct CompressionConfig {
   WireForm sums = WireForm::kPlain;       ///< sums that ranks get from each other, where gradients are not sharded
   WireForm gathers = WireForm::kPlain;    ///< parameters that ranks get from each other
   CompressedAxes axes = CompressedAxes::kBoth;  ///< axes of the mesh whose gradients are compressed
-  bool error_feedback = false;    ///< whether the rounding error of a contribution is added to that of the next step
+  bool error_feedback = false;    ///< whether a contribution's rounding error is added to the next step's contribution
   CompressionMethod method = {};  ///< how ranks sum gradients
   bool restore_skipped = false;   ///< whether a skipped step restores the residuals from before it
   std::int64_t start_step = 0;    ///< number of steps at the start that are made without `method`
 
-  /// Whether a method other than "none" is set.
+  /// Returns whether a method other than "none" is set.
   bool has_method() const { return !std::holds_alternative<NoMethodConfig>(method); }
 };
 
-/// How the replicas (mesh.replicate of them) stay one model.
+/// The methods by which the replicas (mesh.replicate of them) stay one model.
 enum class SyncType {
   kEachStep,         ///< gradients are summed over replicas in every step
   kLocalSgd,         ///< replicas train by themselves, and their weights are averaged (arXiv 1805.09767)
@@ -490,10 +490,10 @@ enum class SyncType {
   kBackups,          ///< a step sums the first gradients alone, and drops those that come late (arXiv 1604.00981)
 };
 
-/// How the age of a gradient changes it. Its age is the number of updates that its shard got from others since this
-/// rank pulled the values with which the gradient was made.
+/// The ways in which the age of a gradient changes the gradient. Its age is the number of updates that its shard got
+/// from others since this rank pulled the values with which the gradient was made.
 enum class AgeScale {
-  kNone,     ///< nothing
+  kNone,     ///< the age changes nothing
   kInverse,  ///< the gradient is divided by 1 + its age (arXiv 1511.05950)
 };
 
@@ -511,13 +511,13 @@ struct DelayCompensationConfig {
   double decay = 0.95;  ///< share of that mean that an update keeps
 };
 
-/// How ranks train without waiting for each other (SyncConfig::is_asynchronous). Each rank is a replica.
+/// The way in which ranks train without waiting for each other (SyncConfig::is_asynchronous). Each rank is a replica.
 struct AsynchronousConfig {
   /// Steps by which a rank may be ahead of the slowest one (stale synchronous, arXiv 1312.7869); at 0 the updates of a
   /// round are applied in rank order. Empty: no bound.
   std::optional<std::int64_t> max_staleness = {};
   AgeScale scale = AgeScale::kNone;
-  StateSharing states = StateSharing::kOwn;  ///< hogwild's
+  StateSharing states = StateSharing::kOwn;  ///< used by hogwild
   DelayCompensationConfig delay_compensation = {};
   std::string record_order = {};  ///< file that gets the order of pushes and pulls; empty: none
   std::string play_order = {};    ///< such a file, whose order this run keeps; empty: none
@@ -530,41 +530,41 @@ struct OuterConfig {
   double momentum = 0.9;  ///< outer momentum
 };
 
-/// How often replicas exchange anything. Nothing goes over the replicate axis between two outer steps.
+/// The steps at which replicas exchange anything. Nothing goes over the replicate axis between two outer steps.
 struct SyncConfig {
   SyncType type = SyncType::kEachStep;  ///< the method by which replicas stay one model
   std::int64_t every = 0;               ///< steps between two outer steps; not for each_step
   std::int64_t start_step = 0;          ///< steps that are first made as each_step makes them; not for each_step
   OuterConfig outer = {};               ///< used by diloco and streaming_diloco
-  // The remaining fields are streaming_diloco's.
+  // The remaining fields are for streaming_diloco.
   /// unit i belongs to fragment i modulo fragments; each fragment has its own turn once in `every` steps
   std::int64_t fragments = 4;
   std::int64_t delay = 1;  ///< steps from a fragment's outer gradients to its new weights
   /// share of a replica's own weights in its new ones; the rest are the outer weights. 0: outer weights alone
   double mix = 0.5;
   AsynchronousConfig asynchronous = {};  ///< used by asynchronous and hogwild
-  std::int64_t backups = 0;              ///< "count", of backups: ranks for whose gradients a step does not wait
+  std::int64_t backups = 0;              ///< "count" of backups: number of ranks for whose gradients no step waits
 
   /// Returns this config if it is in effect after `steps` steps, otherwise the config of "each_step".
   SyncConfig after(std::int64_t steps) const { return steps >= start_step ? *this : SyncConfig{}; }
-  /// Whether replicas exchange weights at outer steps instead of gradients in each step.
+  /// Returns whether replicas exchange weights at outer steps instead of gradients in each step.
   bool makes_outer_steps() const { return type != SyncType::kEachStep && !has_common_parameters(); }
-  /// Whether each rank's gradients are applied by themselves, and it waits for nobody.
+  /// Returns whether each rank's gradients are applied by themselves, and each rank waits for nobody.
   bool is_asynchronous() const { return type == SyncType::kAsynchronous || is_hogwild(); }
-  /// Whether ranks train parameters that lie in memory of all of them, and each runs forward and backward by itself.
+  /// Returns whether ranks train parameters in memory of all of them, and each runs forward and backward by itself.
   bool has_common_parameters() const { return is_asynchronous() || type == SyncType::kBackups; }
-  /// Whether ranks read and write one copy of the parameters at the same time.
+  /// Returns whether ranks read and write one copy of the parameters at the same time.
   bool is_hogwild() const { return type == SyncType::kHogwild; }
-  /// Whether an outer optimizer makes the new weights.
+  /// Returns whether an outer optimizer makes the new weights.
   bool has_outer_optimizer() const { return type == SyncType::kDiloco || type == SyncType::kStreamingDiloco; }
 };
 
-/// What a step does at its end, before the next forward, with the module's buffers (running statistics and the like),
-/// which each rank's forward writes.
+/// The treatment of the module's buffers at a step's end, before the next forward. Buffers are running statistics and
+/// the like, which each rank's forward writes.
 enum class BufferBroadcast {
-  kNone,          ///< each rank keeps its own
-  kFromRankZero,  ///< every rank gets rank 0's
-  kMean,          ///< floating-point buffers are averaged over the ranks; the others become rank 0's
+  kNone,          ///< each rank keeps its own values
+  kFromRankZero,  ///< every rank gets rank 0's values
+  kMean,          ///< floating-point buffers are averaged over the ranks; the others get rank 0's values
 };
 
 /// Hashes of what steps make, for comparing with the same steps made elsewhere (docs/reproducible.md).
@@ -573,20 +573,20 @@ struct RecordHashesConfig {
   std::string file = "hashes.jsonl";  ///< the file that rank 0 writes
 };
 
-/// How the microbatches of a step are shared out to ranks.
+/// The ways in which the microbatches of a step are shared out to ranks.
 enum class DealBy {
   kEven,   ///< each rank computes gradient_accumulation of them
-  kSpeed,  ///< a rank computes as many neighbours as it can while the others do, measured
+  kSpeed,  ///< a rank computes a run of neighbours whose length follows from its measured speed
 };
 
-/// Who computes which microbatches (docs/guide/dealing.md).
+/// The microbatches that each rank computes (docs/guide/dealing.md).
 struct DealConfig {
   DealBy by = DealBy::kEven;  ///< what decides
   std::int64_t window = 10;   ///< steps over which speeds are measured before microbatches are dealt anew
   std::int64_t longest = 0;   ///< most microbatches of a step that a rank gets; 0: twice gradient_accumulation
 };
 
-/// The strategy file in memory. docs/strategy.md says what each key means and allows. A plain value: copies are
+/// The strategy file in memory. docs/strategy.md says what each key means and allows. It is a plain value: copies are
 /// independent.
 struct Strategy {
   ShardingStrategy strategy = ShardingStrategy::kFullShard;  ///< how state is spread over the ranks
@@ -628,11 +628,11 @@ struct Strategy {
   /// Does the same for text. `name` stands for the file in messages.
   static Strategy from_json(const std::string& text, const std::string& name = "strategy");
 
-  /// The resolved strategy as JSON, every key present: what the run really used.
+  /// Returns the resolved strategy as JSON, every key present: what the run really used.
   std::string to_json() const;
 };
 
-/// Names as the strategy file spells them.
+/// These functions return names as the strategy file spells them.
 std::string name_of(ShardingStrategy strategy);
 std::string name_of(OptimizerType type);
 std::string name_of(StateDType dtype);

@@ -24,14 +24,14 @@ namespace tessera {
 /// * tessera::checkpoint runs forward twice, but running statistics count each batch once.
 ///
 /// The constructor is collective, and so is each forward and backward while training, in a communication group of their
-/// own. The operation is not differentiable twice. Parameters and buffers have the names and shapes of BatchNorm's, so
+/// own. The operation is not differentiable twice. Parameters and buffers have the names and shapes of BatchNorm, so
 /// weights fit both. Errors (tessera::Error): 64 on all ranks if they have one value a channel together, or if a batch
 /// does not fit num_features.
 class SyncBatchNormImpl : public torch::nn::NormImplBase<0, SyncBatchNormImpl, torch::nn::BatchNormOptions> {
  public:
-  /// Collective. `options`: those of LibTorch's BatchNorm.
+  /// The constructor is collective. `options`: those of LibTorch's BatchNorm.
   SyncBatchNormImpl(const torch::nn::BatchNormOptions& options, const Mesh& mesh);
-  /// Returns the normalised input, in its shape and dtype. Collective while training.
+  /// Returns the normalised input, in its shape and dtype. It is collective while training.
   at::Tensor forward(const at::Tensor& input);
   /// Writes the module's description, as LibTorch's modules do.
   void pretty_print(std::ostream& stream) const override;
@@ -49,9 +49,9 @@ TORCH_MODULE(SyncBatchNorm);
 /// (aten::batch_norm) gets the statistics of all ranks. Later clones of them are not converted. Returns the paths of
 /// the converted modules.
 ///
-/// Collective. BatchNorm itself refuses a training batch of one value a channel, before it asks other ranks anything.
-/// Throws tessera::Error (64) for a BatchNorm with neither parameters nor running statistics: nothing identifies it, so
-/// it must be written as a SyncBatchNorm.
+/// The call is collective. BatchNorm itself refuses a training batch of one value a channel, before it asks other ranks
+/// anything. Throws tessera::Error (64) for a BatchNorm with neither parameters nor running statistics: nothing
+/// identifies it, so it must be written as a SyncBatchNorm.
 std::vector<std::string> convert_sync_batchnorm(const std::shared_ptr<torch::nn::Module>& module, const Mesh& mesh);
 
 /// Converts the module of a ModuleHolder, such as one made by TORCH_MODULE.

@@ -9,7 +9,7 @@
 
 namespace tessera {
 
-/// How sync_buffers makes buffers equal.
+/// The ways in which sync_buffers makes buffers equal.
 enum class BufferSync {
   kFromRankZero,  ///< every rank gets rank 0's values
   kMean,          ///< the mean over the ranks; integers and flags, such as num_batches_tracked, become rank 0's
@@ -20,7 +20,7 @@ enum class BufferSync {
 /// before saving weights, which takes rank 0's buffers. "broadcast_buffers" in the strategy makes each step do it, and
 /// convert_sync_batchnorm keeps statistics equal all the time.
 ///
-/// Collective. Throws tessera::Error (64) on all ranks if their buffers differ in shape or dtype.
+/// The call is collective. Throws tessera::Error (64) on all ranks if their buffers differ in shape or dtype.
 void sync_buffers(torch::nn::Module& module, const Mesh& mesh, BufferSync how = BufferSync::kFromRankZero);
 
 /// Syncs the buffers of a ModuleHolder, such as one made by TORCH_MODULE.

@@ -43,8 +43,8 @@ class TokenBatches {
 
   /// From the next microbatch on, this rank takes those of `run` in each step (Engine::microbatches, with "deal" by
   /// speed), and `next` goes on to the next step behind them. All ranks call it alike, between two steps. `cursor` is
-  /// then that of the step's beginning until the run is over. Throws Error (78) for a run that no step has or within a
-  /// step.
+  /// then that of the step's beginning until the run is over. Throws Error (78) for a run that no step has, and for a
+  /// call within a step.
   void deal(const MicrobatchRun& run);
 
   /// Returns the place of the next microbatch, for a checkpoint. A cursor taken between two steps holds for any number

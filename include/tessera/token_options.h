@@ -18,21 +18,21 @@ namespace tessera {
 /// Text is read as bytes, one token each, whatever its encoding.
 enum class TokenFormat { kAuto, kText, kLlmc, kMegatron };
 
-/// How a data set is opened.
+/// The way in which a data set is opened.
 struct DatasetOptions {
   TokenFormat format = TokenFormat::kAuto;  ///< the format
   /// Extensions of the files to take from a directory of text, such as ".txt"; empty: all files.
   std::vector<std::string> extensions;
 };
 
-/// What happens to samples that do not fill the last step of an epoch.
+/// The treatment of samples that do not fill the last step of an epoch.
 enum class Tail {
   kDrop,  ///< they are left out; the next epoch's shuffle leaves out others
   /// the first samples of the epoch fill the step a second time; TokenBatches leaves those out or gives them weight 0
   kPad,
 };
 
-/// How the samples of a data set are dealt out to the ranks.
+/// The way in which the samples of a data set are dealt out to the ranks.
 struct SamplerOptions {
   std::int64_t num_samples = 0;   ///< samples in an epoch; TokenBatches fills it in
   std::int64_t batch = 1;         ///< samples in one rank's microbatch
@@ -41,8 +41,8 @@ struct SamplerOptions {
   int world_size = 1;             ///< number of ranks
   std::uint64_t seed = 0;         ///< seed of the shuffle; the same on all ranks
   bool shuffle = true;            ///< false: samples come in the order of the data set
-  /// A rank's microbatches of a step are neighbours. Else those that all ranks take at a time are. The run of
-  /// Strategy::reproducible with gradient_sync "last_microbatch" needs it.
+  /// True: a rank's microbatches of a step are neighbours. False: the microbatches that all ranks take at a time are.
+  /// Strategy::reproducible with gradient_sync "last_microbatch" needs true.
   bool runs = false;
   Tail tail = Tail::kDrop;  ///< what happens to an epoch's last samples
 
@@ -56,8 +56,8 @@ struct MicrobatchRun {
   friend bool operator==(const MicrobatchRun&, const MicrobatchRun&) = default;
 };
 
-/// Where a sampler stands, for a checkpoint. It does not depend on ranks, so any number of them can go on from it.
-/// -
+/// The place of a sampler in the data, which a checkpoint keeps. It does not depend on ranks, so any number of ranks
+/// can go on from it.
 struct SamplerCursor {
   std::int64_t epoch = 0;     ///< the current epoch, counted from 0
   std::int64_t consumed = 0;  ///< samples of this epoch that all ranks together have taken

@@ -11,20 +11,20 @@
 
 namespace tessera {
 
-/// What all ranks do after a step, such as `set_lr` or a save; it gets the step's result.
+/// The work that all ranks do after a step, such as `set_lr` or a save; it gets the step's result.
 using OnStep = std::function<void(const StepResult&)>;
 
 /// The part of a training loop that deals with ranks having different numbers of batches. `uneven` below uses it, and a
-/// loop of another form may. All ranks make one and call `next` until it returns false.
+/// loop of another form may use it too. All ranks make one and call `next` until it returns false.
 class UnevenLoop {
  public:
   /// `engine` must outlive this object. `on_step` is called with each step that `next` makes.
   explicit UnevenLoop(Engine& engine, OnStep on_step = {}) : engine_(engine), on_step_(std::move(on_step)) {}
 
-  /// Says whether to train with a batch now. `has_batch`: whether this rank has one more. Returns true if the program
-  /// should train with the batch, by one backward, and a step if that is due. False: no rank has a batch left, and the
-  /// last window has ended in a step. A rank without a batch stays in this call meanwhile, and takes part in what the
-  /// others do (Engine::backward_nothing, Engine::step). Collective. Errors are those of Engine::step.
+  /// Says whether to train with a batch now. `has_batch`: whether this rank has another. Returns true if the program
+  /// should train with the batch, by one backward, and a step if that is due. Returns false when no rank has a batch
+  /// left and the last window is over. A rank without a batch stays in this call meanwhile, and takes part in what the
+  /// others do (Engine::backward_nothing, Engine::step). It is collective. Errors are those of Engine::step.
   bool next(bool has_batch);
 
  private:
@@ -58,7 +58,7 @@ class Uneven {
   /// Single-pass iterator; `look` is collective, so each step of the loop is.
   class Iterator {
    public:
-    /// Begins the loop with its first step. Collective.
+    /// Begins the loop with its first step. It is collective.
     explicit Iterator(Uneven& batches)
         : batches_(batches), next_(begin_of(batches.loader_)), end_(std::end(batches.loader_)) {
       look();
@@ -73,14 +73,14 @@ class Uneven {
         return (*made_);
       }
     }
-    /// Goes on to the next step. Collective.
+    /// Goes on to the next step. It is collective.
     Iterator& operator++() {
       made_.reset();
       ++next_;
       look();
       return *this;
     }
-    /// Whether this rank has another batch.
+    /// Returns whether this rank has another batch.
     bool operator!=(End) const { return goes_on_; }
 
    private:
@@ -96,7 +96,7 @@ class Uneven {
     std::optional<std::decay_t<decltype(*std::declval<decltype(std::begin(std::declval<Loader&>()))&>())>> made_;
     bool goes_on_ = false;
   };
-  /// Begins the loop, for a range-based `for`. Collective.
+  /// Begins the loop, for a range-based `for`. It is collective.
   Iterator begin() { return Iterator(*this); }
   End end() const { return {}; }
 

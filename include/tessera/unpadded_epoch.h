@@ -4,7 +4,7 @@ namespace tessera {
 
 /// A guard: while one lives on this thread, an epoch that a RankSampler begins has each sample once, so ranks may get
 /// different numbers of samples and batches. Engine::evaluate and tessera::uneven, which work with different numbers,
-/// make one for the moment in which a loader begins. A loop that makes one itself must do without a batch on some
+/// make one for the moment in which a loader begins. A loop that makes a guard itself must do without a batch on some
 /// ranks.
 class UnpaddedEpoch {
  public:

@@ -34,10 +34,10 @@ enum class WeightsForm {
 /// the weights, not going on with training: parameters have their compute dtype, and the optimizer's state is not in
 /// it. Buffers are rank 0's.
 ///
-/// Collective; between steps. Rank 0 writes. Units are gathered one after the other and written as they come, so memory
-/// holds one unit beside the plan, on every rank and in both forms. A tied parameter is written once. The file appears
-/// when it is complete and on the disk. An earlier file of the same name stays whole until then; "<path>.partial" is
-/// what is being written.
+/// The call is collective and stands between steps. Rank 0 writes. Units are gathered one after the other and written
+/// as they come, so memory holds one unit beside the plan, on every rank and in both forms. A tied parameter is written
+/// once. The file appears when it is complete and on the disk. An earlier file of the same name stays whole until then;
+/// "<path>.partial" is what is being written.
 ///
 /// Throws tessera::Error on all ranks if rank 0 cannot write: 73 the file cannot be created, or a file of the name
 /// exists and is to be kept (the weights then stay in "<path>.partial"); 74 a failed write or a full disk; 77 no
@@ -46,11 +46,11 @@ void save_weights(Engine& engine, const std::filesystem::path& path, Existing ex
 void save_weights(Engine& engine, const std::filesystem::path& path, WeightsForm form,
                   Existing existing = Existing::kReplaced);
 
-/// How load_weights reads a file.
+/// The way in which load_weights reads a file.
 struct LoadOptions {
   /// Selects one of several dictionaries or modules in a file, by its keys with slashes between: "ema",
-  /// "checkpoint/state_dict". Empty: the one that has the module's names. If more than one has them, an error lists
-  /// them.
+  /// "checkpoint/state_dict". Empty: the part that has the module's names. If several parts have them, an error lists
+  /// the parts.
   std::string part = {};
   /// Pieces of names that are ignored, in the file and in the module, wherever a piece begins a name or stands behind a
   /// dot: "module." of DataParallel, "_orig_mod." of torch.compile, or a prefix such as "model.".
@@ -71,8 +71,8 @@ struct LoadOptions {
 ///
 /// Call it before an Engine is made of the module, or under Gathered(kWrite); all ranks then get rank 0's values. It is
 /// not collective. All of the file is used, except what the options leave out; otherwise nothing is changed. Values go
-/// into the memory that the module has if dtypes are the same. The file must be one that you trust (SECURITY.md);
-/// safetensors need not be.
+/// into the memory that the module has if dtypes are the same. The file must be one that you trust (SECURITY.md),
+/// unless it is safetensors.
 ///
 /// Throws tessera::Error: 66 the file is missing; 77 no permission; 65 it is damaged, does not fit the module (the
 /// message has all names), or is of another kind, which is named with its remedy (a pickle of an old PyTorch, a
@@ -92,10 +92,10 @@ void load_weights(const std::vector<std::pair<std::string, at::Tensor>>& tensors
 /// Gives an Engine's parameters and buffers the values of such a file, in the dtypes that the strategy says; masters
 /// get the file's values. Optimizer states stay as they are.
 ///
-/// Collective; between steps. Rank 0 alone reads, and sends about a MiB at a time to the ranks, so no rank holds more
-/// than that beside its shards; rank 0 holds two storages of the file. Errors are those above, the same on every rank;
-/// nothing has changed then, unless the message says otherwise. Error 64 also means that the call came between backward
-/// and step, or under Gathered.
+/// The call is collective and stands between steps. Rank 0 alone reads, and sends about a MiB at a time to the ranks,
+/// so no rank holds more than that beside its shards; rank 0 holds two storages of the file. Errors are those above,
+/// the same on every rank; nothing has changed then, unless the message says otherwise. Error 64 also means that the
+/// call came between backward and step, or under Gathered.
 void load_weights(Engine& engine, const std::filesystem::path& path, const LoadOptions& options = {});
 
 }  // namespace tessera

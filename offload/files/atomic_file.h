@@ -13,14 +13,14 @@ namespace tessera {
 /// name stands for the whole old file (or none) or for the whole new one. It writes, syncs and renames a temporary file
 /// beside it, PATH.tmp-PID-NUMBER, and syncs the folder.
 ///
-/// * On an error the old file is as it was, and the temporary file is gone. The one exception: if only the sync of the
-///   folder failed, the whole new file is there, but after a power loss it might be the old one again.
+/// * On an error the old file is as it was, and the temporary file is gone. There is one exception: if only the sync of
+///   the folder failed, the whole new file is there, but after a power loss it might be the old one again.
 /// * A sync that failed is not tried again: the kernel may have dropped the data it could not write, and would then say
 ///   that all is well.
 /// * Only a kill or a power loss leaves a temporary file behind. Nobody reads it.
 /// * A link at `path` is replaced by the file, not followed. The new file has `mode`, whatever the old one had.
 ///
-/// May be called from any thread; if two calls for one path run at once, one of them wins.
+/// Any thread may call it; if two calls for one path run at once, one of them wins.
 /// Errors, with `who` in front: 73 the folder is missing, no folder or read-only, or `path` is a folder; 77 no
 /// permission; 71 too many open files; 74 a full disk (with bytes wanted and free), a failed write or sync; 78 an empty
 /// path.

@@ -9,7 +9,7 @@
 
 namespace tessera {
 
-/// How a BlockFile is made.
+/// The options of a BlockFile.
 struct BlockFileOptions {
   std::string directory = {};
   std::int64_t bytes = 0;  ///< a multiple of 4096, more than 0
@@ -40,8 +40,8 @@ struct BlockFileOptions {
 class BlockFile {
  public:
   /// Errors: those of `look_at_scratch_directory`; 73 larger than files may be here; 71 too many open files; 74 the
-  /// disk is full (with the bytes wanted and free) or failed; 65 `must_be_there`, and it is not; 70 `bytes` against the
-  /// rule.
+  /// disk is full (with the bytes wanted and free) or failed; 65 `must_be_there`, and the file is not; 70 `bytes`
+  /// against the rule.
   static absl::StatusOr<std::unique_ptr<BlockFile>> create(const BlockFileOptions& options);
   /// Syncs the file, so that its bytes and its name are on the disk itself. Errors: 74.
   absl::Status sync(const std::string& who) const;
@@ -49,19 +49,19 @@ class BlockFile {
   BlockFile(const BlockFile&) = delete;
   BlockFile& operator=(const BlockFile&) = delete;
 
-  /// Returns "/scratch/tessera-scratch-4711-2": how messages and the rules of a FaultPlan call it. No such path exists.
+  /// Returns "/scratch/tessera-scratch-4711-2": the name in messages and in rules of a FaultPlan. No such path exists.
   const std::string& name() const { return name_; }
   const std::string& directory() const { return directory_; }
   std::int64_t bytes() const { return bytes_; }
 
-  /// True: `fd` reads and writes past the page cache, and offset, size and memory must be multiples of 4096.
+  /// Returns whether `fd` goes past the page cache; offset, size and memory must be multiples of 4096 then.
   bool direct() const { return direct_; }
   /// Returns "O_DIRECT", or the reason why not: "page cache, because tmpfs is memory already".
   const std::string& mode() const { return mode_; }
 
   int fd() const { return fd_; }
-  /// Returns a descriptor through the page cache, for what is left of a transfer that ended inside a block. Equal to
-  /// `fd` unless `direct`.
+  /// Returns a descriptor through the page cache, for what is left of a transfer that ended inside a block. It is equal
+  /// to `fd` unless `direct`.
   int buffered_fd() const { return buffered_fd_; }
 
  private:

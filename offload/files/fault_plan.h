@@ -39,7 +39,7 @@ enum class FaultSite {
 };
 inline constexpr int kNumFaultSites = 10;
 
-/// What happens to an operation that a rule applies to.
+/// Says what happens to an operation to which a rule applies.
 enum class FaultAction {
   kNone,     ///< nothing: the operation is only counted
   kErrno,    ///< fails with errno `number`; nothing was done. kSubmit: the queue is full this time
@@ -58,8 +58,8 @@ bool fits_together(FaultSite site, FaultAction action);
 struct FaultRule {
   FaultSite site = FaultSite::kWrite;
   std::string path = "";   ///< the rule is about files whose name contains this text; empty: all files
-  std::int64_t nth = 0;    ///< > 0: the n-th of those, counted from 1
-  std::int64_t every = 0;  ///< > 0: each n-th of those. One of `nth` and `every` is set
+  std::int64_t nth = 0;    ///< > 0: the n-th such operation, counted from 1
+  std::int64_t every = 0;  ///< > 0: each n-th such operation. One of `nth` and `every` is set
   FaultAction action = FaultAction::kNone;
   std::int64_t number = 0;  ///< FaultAction says what it means; for kCrash an exit code
   /// kDropUnsynced: renames that were not synced are kept (the folder reached the disk before the data did), not
@@ -79,9 +79,9 @@ class FaultPlan {
   explicit FaultPlan(std::vector<FaultRule> rules);
   ~FaultPlan();
 
-  /// Operations that passed the site since the plan was made.
+  /// Returns the number of operations that passed the site since the plan was made.
   std::int64_t operations(FaultSite site) const;
-  /// Operations that a rule changed.
+  /// Returns the number of operations that a rule changed.
   std::int64_t faults() const;
 
   /// Counts an operation, and returns what happens to it. It may end the process. If several rules apply, the first one

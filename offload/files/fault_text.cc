@@ -63,7 +63,7 @@ bool read_number(std::string_view text, std::int64_t least, std::int64_t& number
   return error == std::errc() && end == text.data() + text.size() && number >= least;
 }
 
-// Reads "errno=ENOSPC" into action and number. False: the value is missing or wrong.
+// Reads "errno=ENOSPC" into action and number. Returns false if the value is missing or wrong.
 bool read_action(FaultAction action, std::string_view value, FaultRule& rule) {
   rule.action = action;
   switch (action) {

@@ -68,7 +68,7 @@ int open_below(const std::string& folder, const std::filesystem::path& parts, in
   ssize_t result = 0;
   if (fails_at(FaultSite::kOpen, folder + "/" + parts.string(), fault, result)) return static_cast<int>(result);
   // The path is opened part by part, each from the one before, so that the part that is checked is the part that is
-  // opened. openat2 would do it in one call, but containers forbid it.
+  // opened. The call openat2 would do it at once, but containers forbid it.
   int at = negative_errno(::open(folder.c_str(), O_PATH | O_DIRECTORY | O_CLOEXEC));
   for (auto part = parts.begin(); at >= 0 && part != parts.end(); ++part) {
     const bool is_last = std::next(part) == parts.end();

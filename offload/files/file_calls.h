@@ -14,7 +14,7 @@ namespace tessera::file_calls {
 /// `name` is how messages and rules call the file. Any thread may call them.
 
 int open(const std::string& name, int flags, mode_t mode);
-/// Opens `parts`, a path below `folder`. No part of it may be a link: -ELOOP. `folder` itself may be one.
+/// Opens `parts`, a path below `folder`. If a part of it is a link, it returns -ELOOP. `folder` itself may be a link.
 int open_below(const std::string& folder, const std::filesystem::path& parts, int flags, mode_t mode);
 /// Opens a new file in `directory` that has no name (O_TMPFILE); `name` is made up, for messages.
 int open_unnamed(const std::string& directory, const std::string& name, mode_t mode);
@@ -22,9 +22,9 @@ int open_unnamed(const std::string& directory, const std::string& name, mode_t m
 int open_again(int fd, const std::string& name, int flags);
 ssize_t pread(int fd, const std::string& name, void* data, std::size_t bytes, off_t offset);
 ssize_t pwrite(int fd, const std::string& name, const void* data, std::size_t bytes, off_t offset);
-/// Repeats pwrite until everything is written: 0, or the negative errno that ended it. Calls that were interrupted, or
-/// could not be served now, are made again, and so are those that wrote nothing, kMostRetries times at most; EIO after
-/// the last. `done` is the bytes written.
+/// Repeats pwrite until everything is written. Returns 0, or the negative errno that ended it. Calls that were
+/// interrupted, or could not be served now, are made again, and so are those that wrote nothing, kMostRetries times at
+/// most; EIO after the last. `done` is the bytes written.
 int write_all(int fd, const std::string& name, std::span<const std::byte> bytes, off_t offset, std::size_t& done);
 /// Makes room on the disk for [0, bytes).
 int reserve(int fd, const std::string& name, off_t bytes);

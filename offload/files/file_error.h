@@ -17,14 +17,14 @@ struct FileTrouble {
   std::string_view file;
   /// A folder whose file system is asked for its free room if the disk is full; empty: nothing is asked.
   std::string folder = {};
-  std::int64_t offset = -1;  ///< bytes from the file's begin
+  std::int64_t offset = -1;  ///< bytes from the beginning of the file
   std::int64_t wanted = -1;  ///< bytes
   std::int64_t got = -1;     ///< bytes
   int error = 0;             ///< an errno; 0: the file ended where data was wanted
 };
 
-/// "rank 0 optimizer state: write of /scratch (scratch file) at offset 8192: wanted 4096 bytes, got 0: No space left on
-/// device (errno 28). hint: free 4.00 KiB there, or name another folder", with `exit_code_of_errno`.
+/// Returns "rank 0 optimizer state: write of /scratch (scratch file) at offset 8192: wanted 4096 bytes, got 0: No space
+/// left on device (errno 28). hint: free 4.00 KiB there, or name another folder", with `exit_code_of_errno`.
 absl::Status file_error(const FileTrouble& trouble);
 
 }  // namespace tessera

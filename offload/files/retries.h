@@ -4,10 +4,10 @@
 
 namespace tessera {
 
-/// How many times a call is made again that was interrupted, or that could not be served now.
+/// The most times that a call is made again after it was interrupted or could not be served.
 inline constexpr int kMostRetries = 100;
 
-/// `error` is an errno.
+/// Returns whether a call that failed with the errno `error` is made again.
 inline bool is_worth_retrying(int error) { return error == EINTR || error == EAGAIN; }
 
 /// Makes a call again while that is worth it. The call returns a negative errno where it fails.

@@ -24,15 +24,15 @@ struct Room {
 /// files that are added as the need grows, and stay until the object is destroyed.
 ///
 /// A new file is as large as a quarter of all files before it, and no smaller than `least_growth` and the piece that it
-/// is for. Its room is taken on the disk at once. Pieces are put where room is free, from the oldest file's begin on,
-/// so what comes and goes like a stack uses the same room again and again. One thread at a time may use it.
+/// is for. Its room is taken on the disk at once. Pieces are put where room is free, from the beginning of the oldest
+/// file on, so what comes and goes like a stack uses the same room again and again. One thread at a time may use it.
 class ScratchRoom {
  public:
   /// `file`: what all files have in common; its `bytes` are ignored. `least_growth`: a multiple of 4096, more than 0.
   ScratchRoom(BlockFileOptions file, std::int64_t least_growth) : options_(std::move(file)), growth_(least_growth) {}
   ScratchRoom(ScratchRoom&&) = default;
 
-  /// `bytes`: a multiple of 4096, more than 0. Errors: those of BlockFile::create, a full disk among them.
+  /// Takes room. `bytes`: a multiple of 4096, more than 0. Errors: those of BlockFile::create, such as a full disk.
   absl::StatusOr<Room> take(std::size_t bytes);
   /// Frees the room of a piece. REQUIRES: `holds(room)`; nothing reads or writes it any more.
   void give_back(const Room& room);

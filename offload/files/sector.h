@@ -9,7 +9,7 @@ namespace tessera {
 /// 4096, and every one takes 4096.
 inline constexpr std::size_t kSectorBytes = 4096;
 
-/// `bytes`, rounded up to whole sectors.
+/// Returns `bytes` rounded up to whole sectors.
 constexpr std::size_t whole_sectors(std::size_t bytes) {
   return (bytes + kSectorBytes - 1) / kSectorBytes * kSectorBytes;
 }

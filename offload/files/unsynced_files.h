@@ -13,9 +13,9 @@ namespace tessera {
 /// kDropUnsynced is installed.
 ///
 /// 1. A file that was written and not synced since loses all its content.
-/// 2. A rename whose folder was not synced since is undone: the old file is there again under its name. Where renames
-///    are kept, only
-///    the data is lost, as on file systems that order nothing.
+/// 2. A rename whose folder was not synced since is undone: the old file is there again under its name.
+///    Where renames are kept, only the data is lost,
+///    as on file systems that order nothing.
 /// 3. Synced data stays.
 ///
 /// It keeps a link to the file that a rename replaces, beside it (NAME.before-rename), so that the rename can be

@@ -26,7 +26,7 @@ struct Transfer {
   std::uint32_t slot = 0;  ///< a number that comes back with the completion
 };
 
-/// How a transfer ended: bytes moved, or a negative errno.
+/// The end of a transfer: bytes moved, or a negative errno.
 struct Completion {
   std::uint32_t slot = 0;
   std::int32_t result = 0;
@@ -39,12 +39,12 @@ class IoBackend {
   virtual ~IoBackend() = default;
   /// Returns a text such as "io_uring (single issuer; 1 file and 32.00 MiB registered)".
   virtual std::string describe() const = 0;
-  /// Queues a transfer. False: no room; `push` and `collect` make some.
+  /// Queues a transfer. Returns false if there is no room; `push` and `collect` make room.
   virtual bool enqueue(const Transfer& transfer) = 0;
   /// Hands queued transfers over, and waits for nothing. An error means that nothing can be moved any more.
   virtual absl::Status push() = 0;
-  /// Takes completions, as many as there are and `out` holds. `wait`: waits for one at least, after `push`. REQUIRES
-  /// with `wait`: a transfer has not come back yet.
+  /// Takes the completions that are there, as many as `out` holds. `wait`: waits for one at least, after `push`.
+  /// REQUIRES with `wait`: a transfer has not come back yet.
   virtual absl::StatusOr<std::size_t> collect(std::span<Completion> out, bool wait) = 0;
   /// Tells of files and memory that transfers will use, so that each transfer costs less. Returns what could not be
   /// registered and why; "" if all could. Transfers work without this call, too. REQUIRES: it was not called before,

@@ -17,13 +17,13 @@
 namespace tessera {
 namespace {
 
-// How a request becomes transfers.
+// This file turns requests into transfers.
 //
 // A request takes one of the `operations_` until it ends. Its next transfer is queued by `begin` (through the page
 // cache where O_DIRECT cannot be used), handed over by `push`, and comes back in `collect`. `take` decides what a
 // result means: a transfer that moved a part is followed by one for the rest (`go_on`), one that moved nothing is
-// repeated (`retry`), and anything else ends the operation (`end`), which keeps an error until `wait` or `drain` asks
-// for it. `prepare` and `undo_fault` are where a FaultPlan comes in; results that it invents lie in `injected_`.
+// repeated (`retry`). Anything else ends the operation (`end`), which keeps an error until `wait` or `drain` asks for
+// it. `prepare` and `undo_fault` are where a FaultPlan comes in; results that it invents lie in `injected_`.
 
 constexpr int kMostFruitless = 100;
 constexpr int kPatientFruitless = 10;  // retries pause after this many
@@ -204,7 +204,7 @@ void IoRing::prepare(Operation& operation) {
   }
 }
 
-// Queues the operation's next transfer. False: the queue is full.
+// Queues the operation's next transfer. Returns false if the queue is full.
 bool IoRing::begin(std::uint32_t slot) {
   Operation& operation = operations_[slot];
   const std::string& name = operation.request.file->name();
@@ -227,7 +227,7 @@ bool IoRing::begin(std::uint32_t slot) {
   return true;
 }
 
-// Begins all transfers that can. A full queue is emptied by handing it over, or else by taking what has ended.
+// Begins all transfers that can begin. A full queue is emptied by handing it over, or else by taking what has ended.
 absl::Status IoRing::begin_all() {
   while (!to_begin_.empty()) {
     const std::uint32_t slot = to_begin_.front();

@@ -29,7 +29,7 @@ struct IoRequest {
   std::byte* memory = nullptr;
   std::size_t bytes = 0;      ///< a multiple of 4096, more than 0; the piece lies inside the file
   std::string_view who = {};  ///< text in front of errors: "rank 0 parameter layers.3.weight"; outlives the request
-  std::uint64_t tag = 0;      ///< number that `wait` asks for; several requests may have the same
+  std::uint64_t tag = 0;      ///< number that `wait` asks for; several requests may have the same tag
 };
 
 /// The implementation that moves the bytes of an IoRing.
@@ -39,7 +39,7 @@ enum class IoEngine {
   kThreads,  ///< pread and pwrite on threads
 };
 
-/// How an IoRing is made.
+/// The options of an IoRing.
 struct IoRingOptions {
   IoEngine engine = IoEngine::kBest;
   int in_flight = 64;      ///< requests at once, 1 to 64. More would make the kernel wait for tags of the device
@@ -61,16 +61,16 @@ struct IoCounters {
 
 /// Asynchronous reads and writes of one thread.
 ///
-/// 1. The first thread that submits is the owner, and the only one that may use the ring from then on. It also destroys
-///    the
-///    ring, which waits for what is in flight. (But see IoRingOptions::any_thread.)
+/// 1. The first thread that submits is the owner, and the only one that may use the ring from then on.
+///    It also destroys the ring, which waits for what is in flight.
+///    (IoRingOptions::any_thread makes an exception.)
 /// 2. A request ends when all its bytes were moved, or with an error. Transfers that moved a part are continued; those
 ///    that were interrupted, or that the kernel had no room for, are repeated, 100 times at most without progress.
 /// 3. If the page cache is bypassed, a remainder that does not begin at a multiple of 4096 is moved through it all the
 ///    same.
 /// 4. Every result is checked. An error is reported once, by `wait` for its tag or by `drain`.
-/// 5. Requests end in any order. Two that overlap in a file or in memory must not be in flight at once, unless both
-///    read.
+/// 5. Requests end in any order. Two requests that overlap in a file or in memory must not be in flight at once, unless
+///    both read.
 ///
 /// Errors: `file_error` with who, file, offset, bytes wanted and got; 70 a request against the rules, or two threads.
 class IoRing {
@@ -84,8 +84,8 @@ class IoRing {
   IoRing& operator=(const IoRing&) = delete;
 
   /// Registers files and memory that requests will use, which makes each of them cheaper. If locked memory is too small
-  /// the ring works without, and says so in `describe`. REQUIRES: once, before the first request; both outlive the
-  /// ring.
+  /// the ring works without this, and says so in `describe`. REQUIRES: the call comes once, before the first request;
+  /// both outlive the ring.
   void register_resources(std::span<const BlockFile* const> files, std::span<const std::span<std::byte>> memory);
 
   /// Queues a request. Waits only where `in_flight` requests have not ended. The kernel hears of it at the next
@@ -95,12 +95,12 @@ class IoRing {
   absl::Status start();
   /// Takes in what has ended, without waiting.
   absl::Status poll();
-  /// Waits until all requests with this tag have ended. A tag that is unknown has ended.
+  /// Waits until all requests with this tag have ended. An unknown tag counts as ended.
   absl::Status wait(std::uint64_t tag);
   /// Waits for all requests. Returns the first error, if there were several; the others are forgotten.
   absl::Status drain();
 
-  /// True: a request with this tag has not ended, as far as the last call knew.
+  /// Returns whether a request with this tag has not ended, as far as the last call knew.
   bool busy(std::uint64_t tag) const;
   const IoCounters& counters() const { return counters_; }
   /// Returns a text for logs: which implementation moves the bytes, and why.

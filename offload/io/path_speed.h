@@ -10,7 +10,7 @@
 
 namespace tessera {
 
-/// How path_weights measures.
+/// The options of path_weights.
 struct PathSpeedOptions {
   std::string who = {};                ///< text in front of errors: "rank 0"
   std::size_t record_bytes = 4 << 20;  ///< size of a record, which is moved at once; a multiple of 4096

@@ -23,7 +23,7 @@ constexpr std::size_t kMostBufferBytes = std::size_t{1} << 30;  // the kernel's 
 constexpr int kMostRetries = 1000;
 constexpr auto kRetryPause = std::chrono::milliseconds(1);
 
-// Combinations of flags, the best one first; older kernels answer EINVAL.
+// A combination of flags. The best one comes first in kSetups; older kernels answer EINVAL to it.
 struct Setup {
   unsigned flags;
   const char* text;

@@ -11,15 +11,15 @@ namespace {
 //   code(magnitudes, tops)                  the code, from V::words<Code::kNoiseBits> of magnitudes and V::tops of
 //                                           values, with half the registers
 
-/// A block's scale, and the factor that makes half of a value's ratio to it.
+/// A block's scale, and the factor by which a value becomes half of its ratio to the scale.
 struct BlockScale {
   float scale, half_inverse;
 };
 
-/// `most`: the block's largest magnitude. What is computed with a scale needs Code::kOffset times it, and half its
-/// inverse, to be normal numbers, and twice the scale to be finite. So a scale below 2^-112 counts as 0, and so do the
-/// block's values. A block that holds an infinity, a NaN, or a number from 2^125 on has a NaN as its scale, and decodes
-/// to NaNs.
+/// `most`: the block's largest magnitude. The formulas with a scale need Code::kOffset times it, and half its inverse,
+/// to be normal numbers, and twice the scale to be finite. So a scale below 2^-112 counts as 0, and so do the block's
+/// values. A block that holds an infinity, a NaN, or a number from 2^125 on has a NaN as its scale, and decodes to
+/// NaNs.
 template <class Code>
 TESSERA_ALWAYS_INLINE BlockScale block_scale(float most) {
   constexpr float kNaN = __builtin_bit_cast(float, 0x7fc00000u);
@@ -53,7 +53,7 @@ struct SignedBlockCode {
 };
 
 /// The code of a second moment: uint8, its companded square root. A moment above zero never gets the code 0: dividing
-/// by the root of a moment that vanished would blow a step up, while one that is kept too large only makes a step
+/// by the root of a moment that vanished would blow a step up, while a moment that is kept too large only makes a step
 /// smaller.
 template <class V>
 struct RootBlockCode {

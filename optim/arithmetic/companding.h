@@ -31,7 +31,7 @@ struct Companding {
 
   static constexpr float kRootOffset = 2.0f / kSteps;
   static constexpr float kOffset = kRootOffset * kRootOffset;
-  /// The number whose code is kSteps - 1, by the function's last piece, which has slope 1/2.
+  /// The number whose code is kSteps - 1. It follows from the function's last piece, which has slope 1/2.
   static constexpr float kLargest = 1.0f + 2.0f * (kRootOffset - 1.0f / kSteps) - kOffset;
 
   /// The 23 bits of a float's fraction have these parts: the first bit is that of 1.5 * 2^23, the next log2(kSteps)
@@ -39,7 +39,7 @@ struct Companding {
   /// a number is rounded down or up.
   static constexpr int kNoiseBits = 22 - __builtin_ctz(kSteps);
 
-  /// Rounds a number (>= 0): `code` makes its code from the 16 bits that begin at the kNoiseBits-th. `half`: half the
+  /// Rounds a number (>= 0): `code` makes its code from the 16 bits that begin at bit kNoiseBits. `half`: half the
   /// number; `noise`: uniform in [0, 2^kNoiseBits).
   static TESSERA_ALWAYS_INLINE Bits encode(Float half, Bits noise) {
     // Floats from 2^23 on are whole numbers, and their bits count up with them. The sum begins at 1.5 * 2^23 minus two
@@ -48,7 +48,7 @@ struct Companding {
     constexpr std::uint32_t kBegin = kCodeZero - (2u << kNoiseBits);
     return V::bits_of(V::add_multiple(V::float_of(noise | kBegin), root, kCodesOfRoot * (1u << kNoiseBits)));
   }
-  /// A number above kLargest gets kLargest's code, and so does NaN: the 16 bits have the order of the floats, since a
+  /// A number above kLargest gets kLargest's code, and so does NaN: the 16 bits are in the order of the floats, since a
   /// bit above them is set in all floats from 2.0 on.
   template <class Words>
   static TESSERA_ALWAYS_INLINE Words code(Words encoded) {
@@ -56,7 +56,7 @@ struct Companding {
     return V::min_word(encoded, kZero + kSteps - 1) - kZero;
   }
 
-  /// The number that a code stands for, times `scale`, rounded once. REQUIRES: the scale is one that block_scale makes.
+  /// Returns a code's number, times `scale`, rounded once. REQUIRES: the scale is one that block_scale makes.
   static TESSERA_ALWAYS_INLINE Float decode(Int code, float scale) {
     // A float whose last bit counts codes: begin + code. The difference is (code + 2) / kCodesOfRoot.
     constexpr std::uint32_t kBegin = 0x27800000u - (kSteps == 256 ? 1u << 23 : 0);

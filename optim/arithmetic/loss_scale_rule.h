@@ -20,7 +20,7 @@ struct LossScaleRule {
   bool dynamic = false;
 };
 
-/// The step of LossScaler (loss_scaler.h), which a GPU takes by itself, to the same bits.
+/// Makes the step of LossScaler (loss_scaler.h). A GPU makes it by itself, to the same bits.
 TESSERA_ALWAYS_INLINE void next_loss_scale(const LossScaleRule& rule, LossScalerState& state, bool overflow) {
   if (!rule.dynamic) return;
   if (overflow) {

@@ -6,29 +6,29 @@
 
 namespace tessera {
 
-/// What NoiseScale (optim/noise_scale.h) knows after the steps so far, as plain data; a checkpoint keeps it. Sums are
-/// smoothed from 0 on, and so is their weight, which is 1 in the end.
+/// The knowledge of NoiseScale (optim/noise_scale.h) after the steps so far, as plain data; a checkpoint keeps it. Sums
+/// are smoothed from 0 on, and so is their weight, which is 1 in the end.
 struct NoiseState {
   double square = 0.0, variance = 0.0;
   double weight = 0.0;
   double batch = 0.0;  ///< the latest step's
 };
 
-/// One step. `own_...`: OwnGradients of all ranks.
+/// The numbers of one step. `own_...`: OwnGradients of all ranks.
 struct NoiseStep {
   double own_squares = 0.0, own_weights = 0.0, own_weight_squares = 0.0;
   double square = 0.0;      ///< squared norm of the sum of all gradients
-  double weight = 0.0;      ///< that sum's
+  double weight = 0.0;      ///< weight of that sum
   double batch = 0.0;       ///< samples of the step, or its weight: the unit of all results
   double loss_scale = 1.0;  ///< all gradients are multiplied by it
 };
 
-/// Where small batches make up less than this of what the whole batch has beside the largest of them, the difference of
-/// their norms is lost in rounding.
+/// The limit for the share that small batches have in the whole batch beside the largest of them. Below it, the
+/// difference of the norms is lost in rounding.
 constexpr double kLeastNoiseDifference = 1e-9;
 
 /// Adds a step. Returns false, and changes nothing, where the step tells nothing: there is nothing smaller than the
-/// whole batch, or a number is not finite. A GPU does it by itself, to the same bits.
+/// whole batch, or a number is not finite. A GPU adds it by itself, to the same bits.
 ///
 /// The two means over data are
 ///   own_squares = own_weight_squares |G|^2 + own_weights tr(Sigma)
@@ -45,7 +45,7 @@ TESSERA_ALWAYS_INLINE bool add_noise(double smoothing, const NoiseStep& step, No
   const double variance = (weight * weight * small - step.own_weight_squares * big) / determinant;
   const double share = 1.0 - smoothing;
   state.square = smoothing * state.square + share * square;
-  // That of a thing of weight 1, of which a sample has weight / batch.
+  // `variance` is that of a thing of weight 1; a sample has the weight `weight / batch`.
   state.variance = smoothing * state.variance + share * variance * step.batch / weight;
   state.weight = smoothing * state.weight + share;
   state.batch = step.batch;

@@ -9,14 +9,14 @@
 
 namespace tessera {
 
-// The tree by which a tensor's squared norm is added up (grad_norm.h says what for). The CPU and the kernels share this
+// The tree by which a tensor's squared norm is added up (see grad_norm.h). The CPU and the kernels share this
 // code.
 //
 // The tensor is cut into blocks of 256 elements, counted from its own start; the last one may be shorter. Blocks are
 // the leaves of a binary tree over block numbers. A node of level l and number i is the sum over blocks
 // [i * 2^l, (i + 1) * 2^l): the sum of its left child plus that of its right child. A node whose sibling lies behind
-// the tensor's end is carried up unchanged. So every addition has operands that depend on the tensor's elements and
-// their number alone.
+// the tensor's end is carried up unchanged. So the operands of every addition depend only on the tensor's elements and
+// their number.
 
 constexpr std::uint64_t kNormBlock = 256;  ///< elements
 
@@ -24,20 +24,20 @@ TESSERA_ALWAYS_INLINE constexpr std::uint64_t norm_blocks_of(std::uint64_t numel
   return (numel + kNormBlock - 1) / kNormBlock;
 }
 
-/// The part of one tensor that lies in a rank's part of a flat buffer. It begins with a block of the tensor's, and ends
-/// with one.
+/// The part of one tensor that lies in a rank's part of a flat buffer. It begins and ends with a block of the
+/// tensor.
 struct NormRun {
   std::uint64_t begin = 0;        ///< first element, counted from the beginning of the part
   std::uint64_t numel = 0;        ///< above 0
-  std::uint64_t first_block = 0;  ///< number in the tensor
+  std::uint64_t first_block = 0;  ///< the block's number in the tensor
   std::uint32_t tensor = 0;       ///< the tensor's number, which its other runs have too
   bool is_last = true;            ///< whether the tensor's last block is in it
 
   std::uint64_t blocks() const { return norm_blocks_of(numel); }
 };
 
-/// Calls `visit(level, index)` for the largest nodes whose blocks are all in the run, in block order. There is one for
-/// a whole tensor, else at most 2 * ceil(log2(blocks)), and at least 1.
+/// Calls `visit(level, index)` for the largest nodes whose blocks are all in the run, in block order. A whole tensor
+/// has one such node; otherwise there are at most 2 * ceil(log2(blocks)), and at least 1.
 template <class Visit>
 void for_each_norm_node(const NormRun& run, const Visit& visit) {
   const std::uint64_t end = run.first_block + run.blocks();
@@ -61,8 +61,8 @@ struct NormLink {
   std::uint32_t merges = 0;  ///< how often the node is joined with the one before it, to make their parent
 };
 
-/// The sum over a tensor whose nodes are `links[0, count)`: all of them, in block order. `sum_of(link)` is the node's
-/// sum. `stack` has room for kMostNormLevels numbers.
+/// Returns the sum over a tensor whose nodes are `links[0, count)`: all of its nodes, in block order. `sum_of(link)` is
+/// the node's sum. `stack` has room for kMostNormLevels numbers.
 constexpr std::size_t kMostNormLevels = 64;
 template <class SumOf>
 TESSERA_ALWAYS_INLINE double add_up_nodes(const NormLink* links, std::size_t count, double* stack,

@@ -7,10 +7,10 @@
 
 namespace tessera {
 
-// The arithmetic of outer steps ("sync", engine/step/outer_steps.h): what one pass does to one element. Host loops
+// The arithmetic of outer steps ("sync", engine/step/outer_steps.h), for one pass and one element. Host loops
 // (optim/outer_pass.h) and a GPU's kernels (optim/cuda/device_outer.h) read it from here, so both give the same bits.
 
-/// What a pass does with each element; w, m and o are elements of OuterRun's `weights`, `momentum` and `own`.
+/// The kinds of passes; w, m and o are elements of OuterRun's `weights`, `momentum` and `own`.
 enum class OuterWork : std::uint8_t {
   kTake,       ///< w = value
   kGradients,  ///< value = w - o, this replica's outer gradient
@@ -22,7 +22,7 @@ enum class OuterWork : std::uint8_t {
   kScale,  ///< value = factor value; 0 where the factor is 0, whatever the value was
 };
 
-/// SyncConfig's numbers (tessera/strategy.h) as passes take them.
+/// SyncConfig's numbers (tessera/strategy.h) in the form in which passes take them.
 struct OuterRule {
   float lr = 0, momentum = 0, mix = 0;
   float replicas = 1;  ///< number of replicas
@@ -41,7 +41,7 @@ struct OuterRun {
   float factor = 1;  ///< kScale
 };
 
-/// Makes a pass's element `i`. Every operation is rounded by itself: compile it without contraction of a * b + c.
+/// Computes element `i` of a pass. Every operation is rounded by itself: compile it without contraction of a * b + c.
 template <OuterWork kWork>
 TESSERA_ALWAYS_INLINE void outer_element(const OuterRun& run, std::size_t i) {
   const OuterRule& rule = run.rule;
@@ -60,7 +60,7 @@ TESSERA_ALWAYS_INLINE void outer_element(const OuterRun& run, std::size_t i) {
   if constexpr (kWork == OuterWork::kScale) value = run.factor == 0 ? 0 : run.factor * value;
 }
 
-/// Returns `call.template operator()<work>()`: the loop or kernel for a work that is known when the program runs.
+/// Returns `call.template operator()<work>()`: the loop or kernel for a kind of pass that is known only at run time.
 template <class Call>
 auto with_outer_work(OuterWork work, const Call& call) {
   switch (work) {

@@ -7,7 +7,7 @@
 
 namespace tessera {
 
-// How fp32 becomes something narrower. It is integer arithmetic without branches, on the bits of one number (`Bits` =
+// Makes fp32 numbers narrower. It is integer arithmetic without branches, on the bits of one number (`Bits` =
 // std::uint32_t, `Float` = float) or of a vector of them (Simd::Bits, Simd::Float), so that every instruction set gives
 // the same bits. A NaN stays a NaN: dropping the low bits of one whose payload lies there would otherwise leave an
 // infinity, and rounding up one whose payload is all ones would leave zero.
@@ -23,7 +23,7 @@ TESSERA_ALWAYS_INLINE Bits bf16_nearest(Float value) {
   return value != value ? quiet_nan : nearest;
 }
 
-/// Rounds to one of the two bf16 numbers around the value, the nearer one more often: `noise`, uniform in [0, 2^16), is
+/// Rounds to one of the two neighbouring bf16 numbers, more often to the nearer one: `noise`, uniform in [0, 2^16), is
 /// added below the last bit that stays. The mean over all noise is the value itself (up to overflow to infinity). The
 /// result is in the upper 16 bits; those below mean nothing. REQUIRES: a NaN is quiet, as every NaN that arithmetic
 /// made, and its noise is zero.
@@ -32,9 +32,9 @@ TESSERA_ALWAYS_INLINE Bits bf16_stochastic(Float value, Bits noise) {
   return __builtin_bit_cast(Bits, value) + noise;
 }
 
-/// fp16: sign, 5 exponent bits (bias 15), 10 mantissa bits; nearest even. Three ranges, each right only in its own:
-///  - normal results: the exponent is rebiased by 127 - 15 = 112 while 13 mantissa bits are rounded away; what
-///    carries beyond the largest finite number is clamped to infinity;
+/// fp16: sign, 5 exponent bits (bias 15), 10 mantissa bits; rounds to nearest even. Each formula is right in one range:
+///  - normal results: the exponent is rebiased by 127 - 15 = 112 while 13 mantissa bits are rounded away; a result
+///    beyond the largest finite number is clamped to infinity;
 ///  - results below 2^-14: adding 0.5 makes the adder round to the subnormals' spacing of 2^-24, since numbers in
 ///    [0.5, 1) lie 2^-24 apart;
 ///  - NaN.
@@ -65,8 +65,8 @@ TESSERA_ALWAYS_INLINE Bits fp16_nearest(Float value) {
 //   bits = (high << 16) + low
 //
 // Every pattern that is not a NaN comes back bit for bit, also where `high` is rounded up to infinity. Rounding ties to
-// even would not do: then 2^16 + 1 masters share one even `high`. Every NaN comes back as the quiet NaN 0x7fc00000, so
-// that `high` is one too.
+// even would not work: 2^16 + 1 masters would share one even `high`. Every NaN comes back as the quiet NaN 0x7fc00000,
+// so that `high` is a NaN too.
 
 /// Returns the bit pattern to give to split_high and split_low: the number's own, or the quiet NaN 0x7fc00000.
 template <class Bits, class Float>

@@ -8,21 +8,21 @@
 
 namespace tessera {
 
-/// How the rate grows with the global batch (LrScheduleConfig). `base` is the batch that optimizer.lr is for;
-/// 0: the rate does not grow.
+/// The growth of the rate with the global batch (LrScheduleConfig). `base` is the batch for which optimizer.lr is
+/// meant; 0: the rate does not grow.
 struct BatchScale {
   std::int64_t base = 0;
   bool by_root = false;
 };
 
-/// How the rate rises over the first samples of a run (LrScheduleConfig::warmup_samples). `samples` 0: it does not.
+/// The rise of the rate over the first samples of a run (LrScheduleConfig::warmup_samples). `samples` 0: no rise.
 struct SampleWarmUp {
   std::int64_t samples = 0;
   double from = 0.0;
 };
 
-/// The factor of a step's rate while it rises, and 1 afterwards. `seen`: samples of the steps before; `batch`: samples
-/// of this step. Where all steps have equal batches, it is what as many warmup_steps give, bit for bit.
+/// Returns the factor of a step's rate while it rises, and 1 afterwards. `seen`: samples of the steps before; `batch`:
+/// samples of this step. If all steps have equal batches, as many warmup_steps give the same, bit for bit.
 TESSERA_ALWAYS_INLINE double warm_up_ratio(SampleWarmUp warm_up, std::int64_t seen, std::int64_t batch) {
   if (warm_up.samples <= 0 || seen >= warm_up.samples) return 1.0;
   const double before = static_cast<double>(seen), all = static_cast<double>(warm_up.samples);
@@ -31,7 +31,7 @@ TESSERA_ALWAYS_INLINE double warm_up_ratio(SampleWarmUp warm_up, std::int64_t se
   return (before + now) / (all + now);
 }
 
-/// The rate that lr_at gives, from its parts. A GPU calls it, since only the device knows `global_batch` in time.
+/// Returns lr_at's rate, from its parts. A GPU calls it, since only the device knows `global_batch` in time.
 TESSERA_ALWAYS_INLINE double scaled_lr(double base_lr, BatchScale scale, std::int64_t global_batch, double ratio) {
   double peak = base_lr;
   if (scale.base > 0) {

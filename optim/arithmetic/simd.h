@@ -16,8 +16,8 @@ namespace tessera {
 namespace {
 
 /// `kLanes` fp32 numbers, or as many integers, in one register: 4 for SSE2 and other architectures, 8 for AVX2, 16 for
-/// AVX-512. The types are the compiler's vectors, so + - * / & | ^ << >>, comparisons and ?: work lane by lane and
-/// mean what they mean for one number; what has no operator is below.
+/// AVX-512. The types are the compiler's vectors, so + - * / & | ^ << >>, comparisons and ?: work lane by lane and mean
+/// what they mean for one number; operations without an operator are below.
 ///
 /// A loop takes kWidth elements at a time, a group of kVectors registers. AVX2 takes two registers: they
 /// are a cache line of fp32, and hold as many numbers as one register of 16-bit numbers, which AVX2 unpacks to them.
@@ -25,7 +25,7 @@ template <int kLanes>
 struct Simd {
   static constexpr int kVectors = kLanes == 8 ? 2 : 1;
   static constexpr std::size_t kWidth = kLanes * kVectors;
-  static constexpr std::uint16_t kAll = 0xffff;  // the lanes of AVX-512 instructions that are to be computed
+  static constexpr std::uint16_t kAll = 0xffff;  // the lanes that AVX-512 instructions compute
 
   template <class T>
   struct Vector {
@@ -51,8 +51,8 @@ struct Simd {
   using Narrow = typename Simd<kLanes * kVectors>::template Of<T>;
   using Words = Narrow<std::uint16_t>;
 
-  /// Returns the first `count` elements from memory of any alignment, the rest zero. If `count` is a constant kWidth,
-  /// as in every loop's body, it is one instruction a register; only a loop's last call has fewer.
+  /// Returns the first `count` elements from memory of any alignment, and zeros for the rest. If `count` is a constant
+  /// kWidth, as in every loop's body, it is one instruction a register; only a loop's last call has a smaller `count`.
   static TESSERA_ALWAYS_INLINE FloatGroup load(const float* from, std::size_t count) {
     FloatGroup lanes = {};
     for (int v = 0; v < kVectors; ++v) __builtin_memcpy(&lanes[v], from + v * kLanes, 4 * lanes_of(v, count));
@@ -64,10 +64,10 @@ struct Simd {
     __builtin_memcpy(&lanes, from, count * sizeof(T));
     return lanes;
   }
-  /// Loads likewise from a long run of memory that is read once, in order. It also prefetches the memory kAheadBytes
-  /// further on. A loop with divisions fills the processor's window before it sees the next lines; loops over formats
-  /// of 2 and 1 bytes an element lose a third of their speed without this. Narrower formats gain from a longer
-  /// distance, up to 3072 bytes; fp32 becomes slower with a distance of 3072 (AMD, Zen 5).
+  /// Does what `load` does, from a long run of memory that is read once, in order. It also prefetches the memory
+  /// kAheadBytes further on. A loop with divisions fills the processor's window before it sees the next lines; loops
+  /// over formats of 2 and 1 bytes an element lose a third of their speed without this. Narrower formats gain from a
+  /// longer distance, up to 3072 bytes; fp32 becomes slower with a distance of 3072 (AMD, Zen 5).
   template <class T>
   static TESSERA_ALWAYS_INLINE auto stream(const T* from, std::size_t count) {
     ask_ahead(from);
@@ -81,7 +81,7 @@ struct Simd {
     __builtin_memcpy(to, &lanes, count * sizeof(T));
   }
 
-  /// Widens integers of 8 bits to 32, with their sign if they have one. They are read as `stream` reads, register by
+  /// Widens integers of 8 bits to 32, with their sign if they are signed. They are read as `stream` reads, register by
   /// register, since a register's upper half would have to be moved down first.
   template <class T>
   static TESSERA_ALWAYS_INLINE Group<Int> stream_integers(const T* from, std::size_t count) {
@@ -96,8 +96,8 @@ struct Simd {
     return wide;
   }
 
-  /// Joins pairs of 16 bits to 32; `narrow` goes back to 16 and drops the high bits. (The compiler's own conversions
-  /// are right too, but take three instructions for one.)
+  /// Joins pairs of 16 bits to 32; `narrow` goes back to 16 and drops the high bits. (The compiler's conversions are
+  /// right too, but take three instructions instead of one.)
   static TESSERA_ALWAYS_INLINE BitGroup join(Narrow<std::uint16_t> high, Narrow<std::uint16_t> low) {
 #if defined(__AVX512F__)
     if constexpr (kLanes == 16) {
@@ -135,7 +135,7 @@ struct Simd {
 #endif
     return tops(x);
   }
-  /// 16 bits of each element from bit `kFirst` (<= 16) on, in an order that `bytes` undoes.
+  /// Returns 16 bits of each element from bit `kFirst` (<= 16) on, in an order that `bytes` undoes.
   template <int kFirst>
   static TESSERA_ALWAYS_INLINE Words words(const BitGroup& x) {
 #if defined(__AVX2__)
@@ -217,7 +217,7 @@ struct Simd {
   static TESSERA_ALWAYS_INLINE Bits bits_of(Float lanes) { return Bits(lanes); }
   static TESSERA_ALWAYS_INLINE Float float_of(Bits lanes) { return Float(lanes); }
 
-  /// Rounds exactly, as IEEE 754 wants it of a square root.
+  /// Rounds exactly, as IEEE 754 requires of a square root.
   static TESSERA_ALWAYS_INLINE Float sqrt(Float lanes) {
 #if defined(__AVX512F__)
     if constexpr (kLanes == 16) return Float(_mm512_maskz_sqrt_ps(kAll, __m512(lanes)));
@@ -232,7 +232,7 @@ struct Simd {
     return lanes;
   }
 
-  /// Returns `lanes`, with zeros where one of the numbers is a NaN.
+  /// Returns `lanes`, with zeros where one of the two numbers is a NaN.
   static TESSERA_ALWAYS_INLINE Bits where_ordered(Bits lanes, Float a, Float b) {
 #if defined(__AVX512F__)
     if constexpr (kLanes == 16) {
@@ -286,7 +286,7 @@ struct Simd {
     return count <= before ? 0 : count - before < kLanes ? count - before : kLanes;
   }
 #if defined(__AVX2__)
-  /// Puts the numbers of two registers, which come in pairs of one from each, into order, one register behind the
+  /// Puts the numbers of two registers, which come in pairs (one from each), into the order of one register behind the
   /// other: first within each half of the register, then the parts of the halves.
   static TESSERA_ALWAYS_INLINE Words in_order(Words pairs) {
     const __m128i order = _mm_set_epi8(15, 14, 11, 10, 7, 6, 3, 2, 13, 12, 9, 8, 5, 4, 1, 0);

@@ -12,10 +12,10 @@ struct SpikeRule {
   std::int32_t window = 0;  ///< number of losses whose median is taken; 0: spikes are not looked for
 };
 
-/// State that stays from step to step, apart from the losses of the window, which are a ring of `window` numbers.
+/// State that stays from step to step, without the losses of the window, which are a ring of `window` numbers.
 struct SpikeState {
   std::int32_t count = 0;     ///< number of losses in the ring
-  std::int32_t next = 0;      ///< place of the next one
+  std::int32_t next = 0;      ///< place of the next loss
   std::int64_t in_a_row = 0;  ///< spikes up to the latest step
   double median = 0;          ///< median with which the latest loss was compared; 0 while the window is not full
 };
@@ -38,7 +38,7 @@ TESSERA_ALWAYS_INLINE SpikeVerdict spike_verdict(const SpikeRule& rule, const Sp
   return state.in_a_row < most ? SpikeVerdict::kSpike : SpikeVerdict::kChanged;
 }
 
-/// Goes on from a step's loss. `losses` is the ring.
+/// Adds a step's loss to the state. `losses` is the ring.
 TESSERA_ALWAYS_INLINE void note_loss(const SpikeRule& rule, SpikeState& state, double* losses, SpikeVerdict verdict,
                                      double median, double loss) {
   if (rule.window == 0) return;
@@ -53,7 +53,7 @@ TESSERA_ALWAYS_INLINE void note_loss(const SpikeRule& rule, SpikeState& state, d
   if (state.count < rule.window) ++state.count;
 }
 
-/// Returns the median of an even number of losses, from the two in the middle.
+/// Returns the median of an even number of losses, from the two losses in the middle.
 TESSERA_ALWAYS_INLINE double median_between(double below, double above) { return below + (above - below) / 2; }
 
 }  // namespace tessera

@@ -9,7 +9,7 @@
 
 namespace tessera {
 
-/// How a loop keeps the weights of its parameters.
+/// The formats in which a loop keeps the weights of its parameters.
 enum class WeightFormat {
   kF32,         ///< fp32 master, which is the parameter
   kF32AndF32,   ///< fp32 master, with an fp32 copy
@@ -34,8 +34,8 @@ struct AverageArgument {
 /// The most states that a rule has (optim/rules).
 inline constexpr int kMostRuleStates = 3;
 
-/// An OptimizerSlice, checked and taken apart into plain pointers; see there for what each is. It also has the numbers
-/// of the step that loops need for every rule.
+/// An OptimizerSlice, checked and taken apart into plain pointers; OptimizerSlice explains them. It also has the
+/// numbers of the step that loops need for every rule.
 struct StepArguments {
   std::size_t numel = 0;
   const float* gradient = nullptr;
@@ -45,13 +45,13 @@ struct StepArguments {
   StateArgument states[kMostRuleStates];  ///< ordered as the rule's states; null where the rule is configured without
   AverageArgument average;
   WeightFormat weights = WeightFormat::kF32;
-  StateDType state_dtype = StateDType::kF32;       ///< except for states that are StateCode::kExact
+  StateDType state_dtype = StateDType::kF32;       ///< dtype of the states, except those that are StateCode::kExact
   float gradient_scale = 1.0f, clip_value = 0.0f;  ///< scaled_gradient.h
   NoiseKey noise;
   std::uint32_t first_element = 0;  ///< modulo 2^32
 };
 
-/// The elements [begin, begin + count) of `a`. REQUIRES: with 8-bit states, `begin` is a multiple of kStateBlock.
+/// Returns `a` for elements [begin, begin + count). REQUIRES: with 8-bit states, `begin` is a multiple of kStateBlock.
 StepArguments part_of(const StepArguments& a, std::size_t begin, std::size_t count);
 
 }  // namespace tessera

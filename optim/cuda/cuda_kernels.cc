@@ -25,12 +25,12 @@ void check(cudaError_t error, const char* what) {
 
 constexpr std::size_t kPageBytes = 4096;
 
-/// Returns the bytes from `memory` to the next page's begin.
+/// Returns the bytes from `memory` to the beginning of the next page.
 std::size_t to_page(const std::byte* memory) {
   return (kPageBytes - reinterpret_cast<std::uintptr_t>(memory) % kPageBytes) % kPageBytes;
 }
 
-/// Pinned memory. It may begin anywhere if it is small, since CUDA cuts small pieces from larger ones.
+/// Returns pinned memory. It may begin anywhere if it is small, since CUDA cuts small pieces from larger ones.
 std::shared_ptr<std::byte> pinned(std::size_t bytes) {
   void* memory = nullptr;
   check(cudaMallocHost(&memory, bytes), "cudaMallocHost");
@@ -80,7 +80,7 @@ class EventMark : public DeviceKernels::Mark {
   bool passed() override {
     const cudaError_t state = cudaEventQuery(event_);
     if (state == cudaErrorNotReady) {
-      cudaGetLastError();  // this clears the error, which the next launch should not find
+      cudaGetLastError();  // this clears the error, so that the next launch does not find it
       return false;
     }
     check(state, "cudaEventQuery");
@@ -96,7 +96,7 @@ class EventMark : public DeviceKernels::Mark {
   const cudaEvent_t event_;
 };
 
-/// A stream beside those that compute. It is made when it is first used, since the device is known then.
+/// A stream beside those that compute. It is made when it is first used, since the device is known only then.
 class CopyStream {
  public:
   ~CopyStream() {

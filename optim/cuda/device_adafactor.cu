@@ -22,7 +22,7 @@ struct AdafactorPlace {
   std::size_t matrix, row, column;
 };
 
-/// A tensor, and what is known about it between kernels.
+/// A tensor, and the memory that keeps its sums between kernels.
 struct AdafactorMemory {
   std::size_t matrices, rows, columns, numel, blocks, row_blocks;
   AdafactorPlace stride;  ///< kAdafactorThreads elements
@@ -71,7 +71,7 @@ __device__ void move_column(const AdafactorMemory& m, std::size_t column, double
   adafactor_move(m.col_var[column], adafactor_mean(sum, m.rows), weight);
 }
 
-/// A warp takes each row, and then a thread each column of a block of rows.
+/// A warp takes each row, and then a thread takes each column of a block of rows.
 __global__ void __launch_bounds__(kAdafactorThreads) sum_rows_and_columns(AdafactorMemory m, float weight) {
   const std::size_t begin = adafactor_thread(), all = adafactor_threads();
   for (std::size_t r = begin / kAdafactorWarp; r < m.matrices * m.rows; r += all / kAdafactorWarp) {
@@ -94,7 +94,7 @@ __global__ void __launch_bounds__(kAdafactorThreads) sum_rows_and_columns(Adafac
   }
 }
 
-/// A warp takes each matrix, and then a thread each column.
+/// A warp takes each matrix, and then a thread takes each column.
 __global__ void __launch_bounds__(kAdafactorThreads) finish_rows_and_columns(AdafactorMemory m, float weight) {
   const std::size_t begin = adafactor_thread(), all = adafactor_threads();
   for (std::size_t i = begin / kAdafactorWarp; i < m.matrices; i += all / kAdafactorWarp) {
@@ -111,7 +111,7 @@ __global__ void __launch_bounds__(kAdafactorThreads) finish_rows_and_columns(Ada
   }
 }
 
-/// The second moments of every kAdafactorThreads-th element, beginning with `first`.
+/// The second moments of every kAdafactorThreads-th element, beginning with the element `first`.
 class FactoredVariance {
  public:
   __device__ FactoredVariance(const AdafactorMemory& m, std::size_t first, float /*weight*/)
@@ -156,7 +156,7 @@ class VarianceOfElements {
 };
 
 /// A thread block takes each kAdafactorBlock elements: all threads make updates, and then one warp sums up their
-/// squares, and another one the parameter's.
+/// squares, and another warp sums up the parameter's squares.
 template <class Variance>
 __global__ void __launch_bounds__(kAdafactorThreads) divide(AdafactorMemory m, float weight) {
   __shared__ float updates[kAdafactorBlock], parameters[kAdafactorBlock];
@@ -236,8 +236,8 @@ AdafactorMemory memory_of(const AdafactorTensor& t, const AdafactorSums& sums, d
   return m;
 }
 
-/// Returns the number of thread blocks that have `threads` threads together, or as many as a device runs at once if
-/// that is less.
+/// Returns the number of thread blocks that have `threads` threads together, or the number that a device runs at once
+/// if that is less.
 unsigned blocks_with(std::size_t threads, int processors) {
   const std::size_t most = static_cast<std::size_t>(processors) * kAdafactorResidentBlocks;
   return static_cast<unsigned>(std::min(adafactor_blocks(threads, kAdafactorThreads), most));

@@ -12,12 +12,12 @@ namespace {
 
 constexpr int kLayerThreads = 256;
 
-/// One thread block runs it; each thread takes a tensor.
+/// One thread block runs this; each thread takes a tensor.
 __device__ void add_up_layers(const LayerTables& l, const StepTables& t) {
   for (int i = static_cast<int>(threadIdx.x); i < l.kinds * t.tensors; i += kLayerThreads) {
     const int kind = i / t.tensors, tensor = i % t.tensors;
     const std::uint32_t first = l.first_link[tensor];
-    // Each kind has a stack of its own.
+    // Each kind of norm has its own stack.
     double* const stack = l.link_scratch + static_cast<std::size_t>(kind) * l.first_link[t.tensors] + first;
     l.squares[i] = add_up_nodes(l.links + first, l.first_link[tensor + 1] - first, stack, [&](const NormLink& link) {
       const auto message = static_cast<std::size_t>(l.part_ranks[link.part] * l.kinds + kind);

@@ -12,7 +12,7 @@ constexpr unsigned kLanes = 16;  // number of lanes that a block's sum runs over
 constexpr unsigned kNormThreads = 512;
 constexpr unsigned kAtOnce = kNormThreads / kLanes;  // blocks that a thread block takes at once
 
-/// Reads values where the nodes say that they are.
+/// Reads values at the places that the nodes name.
 struct ValuesInPlace {
   const float* block;
   __device__ ValuesInPlace(const NormTables& t, const float* at) : block(at + t.shift) {}
@@ -32,7 +32,7 @@ struct SplitMasters {
 };
 
 /// Returns the sum of squares of one block, computed by 16 neighbouring threads, in the first of them. The node has
-/// `left` elements from the block's begin on. It is block_sum of grad_norm.cc.
+/// `left` elements from the block's begin on. It does what block_sum of grad_norm.cc does.
 template <class Values>
 __device__ double block_sum(const Values& block, unsigned left) {
   const unsigned lane = threadIdx.x % kLanes;
@@ -65,7 +65,7 @@ struct Tile {
       : nodes(t.nodes + t.first_node[tile]), count(t.first_node[tile + 1] - t.first_node[tile]) {
     leaves = nodes[count - 1].first_leaf + blocks_of(nodes[count - 1]);
   }
-  /// Returns the node that a leaf belongs to: the last one that does not begin behind it.
+  /// Returns the node to which a leaf belongs: the last node that does not begin behind the leaf.
   __device__ const NormTileNode& node_of(unsigned leaf) const {
     unsigned low = 0, high = count;
     while (high - low > 1) {
@@ -116,7 +116,7 @@ __global__ void __launch_bounds__(kNormThreads) sum_spans(NormTables t) {
   if (threadIdx.x == 0) *span.sum = span.tile_sums[0];
 }
 
-/// One thread block runs it; each thread takes a tensor.
+/// One thread block runs this kernel; each thread takes a tensor.
 __global__ void add_up(StepTables t) {
   for (unsigned i = threadIdx.x; i < static_cast<unsigned>(t.tensors); i += blockDim.x) {
     const std::uint32_t first = t.first_link[i];
@@ -133,7 +133,7 @@ __global__ void add_up(StepTables t) {
   *t.sum_of_squares = total;
 }
 
-/// Read gradients as fp32.
+/// These read gradients as fp32.
 struct F32Values {
   using Element = float;
   __device__ static float value(float x) { return x; }
@@ -173,7 +173,7 @@ __global__ void __launch_bounds__(kNormThreads) square_blocks(OwnPieces p) {
   if (is_there && threadIdx.x % kLanes == 0) p.block_sums[block] = sum;
 }
 
-/// One thread block runs it; each thread takes a piece.
+/// One thread block runs this kernel; each thread takes a piece.
 __global__ void add_own(OwnPieces p) {
   __shared__ double sums[OwnPieces::kMost];
   const unsigned i = threadIdx.x;

@@ -17,8 +17,8 @@ cudaError_t norm_sums(const NormTables& tables, cudaStream_t stream);
 /// Does on the GPU what NormTotals::add_up does: makes `squares` and `sum_of_squares` from the messages of all ranks.
 cudaError_t norm_totals(const StepTables& tables, cudaStream_t stream);
 
-/// Adds up the squares of some gradients of a unit, and with the unit's last ones adds its sum to `pieces.sum`. Each
-/// piece has the bits of sum_of_squares (sharding/reduce/squared_copy.h).
+/// Adds up the squares of some gradients of a unit. With the unit's last gradients it adds the unit's sum to
+/// `pieces.sum`. Each piece has the bits of sum_of_squares (sharding/reduce/squared_copy.h).
 cudaError_t own_squares(const OwnPieces& pieces, cudaStream_t stream);
 
 }  // namespace tessera::cuda

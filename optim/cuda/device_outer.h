@@ -7,13 +7,13 @@
 
 namespace tessera::cuda {
 
-/// One pass of an outer step, in one launch. It gives the same bits as tessera::outer_pass on the CPU.
+/// Makes one pass of an outer step, in one launch. It gives the same bits as tessera::outer_pass on the CPU.
 cudaError_t outer_pass(const OuterRun& run, cudaStream_t stream);
 
-/// Puts `masters` [to.numel], fp32, in the place of the weights `to`, as to.weights says: the masters themselves, and
-/// parameters that are rounded from them. If to.master and to.low are null beside a parameter, another rank has the
-/// masters, and only the parameter is written. It gives the same bits as write_values on the CPU, but for the payloads
-/// of NaNs. read_weights is the reverse.
+/// Writes `masters` [to.numel], fp32, over the weights `to`, in the format to.weights: the masters themselves, and
+/// parameters that are rounded from them. If to.master and to.low are null and there is a parameter, another rank has
+/// the masters, and only the parameter is written. It gives the same bits as write_values on the CPU, but for the
+/// payloads of NaNs. read_weights is the reverse.
 cudaError_t write_weights(const StepArguments& to, const float* masters, cudaStream_t stream);
 
 }  // namespace tessera::cuda

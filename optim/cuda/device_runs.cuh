@@ -11,8 +11,8 @@
 namespace tessera::cuda {
 
 // A warp computes 256 neighbouring elements, which are one block of an 8-bit state. A thread computes eight of them:
-// four, and the four that come 16 later. So four threads read and write whole sectors of 32 bytes, of fp32 and bf16
-// alike, and all eight elements are among 32 that begin at a multiple of 32 and thus belong to one parameter
+// four, and the four that come 16 elements later. So four threads read and write whole sectors of 32 bytes, of fp32 and
+// bf16 alike, and all eight elements are among 32 that begin at a multiple of 32 and thus belong to one parameter
 // (kParameterAlign).
 constexpr int kPerThread = 8;
 constexpr int kWarp = 32;
@@ -26,7 +26,7 @@ __device__ __forceinline__ std::size_t first_in_warp() {
   return lane / 4 * 32 + lane % 4 * kHalf;
 }
 
-/// Distance of a thread's `k`th element from its first.
+/// Returns the distance of a thread's `k`th element from its first.
 __device__ __forceinline__ constexpr std::size_t offset_of(int k) {
   return static_cast<std::size_t>(k < kHalf ? k : k - kHalf + kApart);
 }
@@ -41,8 +41,8 @@ struct Run {
   T values[kPerThread];
 };
 
-/// Loads a thread's elements, the first of which is at `from`: those that are less than `left` away, the rest zero. It
-/// is aligned to four elements if all are there.
+/// Loads a thread's elements, the first of which is at `from`: elements at `left` or beyond are zero. `from` is aligned
+/// to four elements if all are there.
 template <class T>
 __device__ __forceinline__ Run<T> load_run(const T* from, std::size_t left) {
   Run<T> run = {};
@@ -56,7 +56,7 @@ __device__ __forceinline__ Run<T> load_run(const T* from, std::size_t left) {
     }
     return run;
   }
-  // The loop is unrolled: an index known only at run time would put the run into memory, in the other case too.
+  // The loop is unrolled: an index known only at run time would put the run into memory in both cases.
 #pragma unroll
   for (int k = 0; k < kPerThread; ++k) {
     if (offset_of(k) < left) run.values[k] = from[offset_of(k)];
@@ -64,7 +64,7 @@ __device__ __forceinline__ Run<T> load_run(const T* from, std::size_t left) {
   return run;
 }
 
-/// Returns the bits of narrow values side by side, the first in the lowest.
+/// Returns the bits of narrow values side by side, with the first value in the lowest bits.
 template <class T>
 __device__ __forceinline__ std::uint32_t packed(const T* values, int count) {
   constexpr int kBits = 8 * sizeof(T);
@@ -112,7 +112,7 @@ __device__ __forceinline__ void for_run(const Each& each) {
   for (int k = 0; k < kPerThread; ++k) each(k);
 }
 
-// How weights are read and written, one type for each WeightFormat (weight_streams.h for the CPU).
+// These types read and write weights, one type for each WeightFormat (weight_streams.h does so on the CPU).
 
 template <WeightFormat kFormat>
 struct Weights {
@@ -160,8 +160,8 @@ struct Weights {
   }
 };
 
-// How moments are read and written (state_streams.h for the CPU). `noise`: kNoiseBits<BlockCode> random bits an
-// element. All threads of a warp call together.
+// These types read and write moments (state_streams.h does so on the CPU). `noise`: kNoiseBits<BlockCode> random bits
+// an element. All threads of a warp call together.
 
 template <StateDType kDType>
 struct Moment;
@@ -214,7 +214,7 @@ struct Moment<StateDType::k8Bit> {
     for_run([&](int k) { values.values[k] = BlockCode::decode(codes.values[k], scale); });
     return values;
   }
-  /// `values`: what BlockCode::magnitude takes, which for the second moment is its root.
+  /// `values`: the inputs of BlockCode::magnitude, which for the second moment are its roots.
   template <class BlockCode>
   static __device__ __forceinline__ void store(const StateArgument& a, std::size_t i, std::size_t left,
                                                const Run<float>& values, const Run<std::uint32_t>& noise) {

@@ -2,9 +2,9 @@
 // loops.
 //
 // Three small kernels of one thread block each prepare a step: `read` adds up the ranks' messages, `decide` makes the
-// decision and each parameter's constants, and `begin_update` does that for one unit while backward goes on. The
-// kernels of a run follow, with as many blocks as are useful (launch_over): `update` for a rule, `move_momenta` for
-// Muon, `assign_masters`, `read_masters` and `swap`. All go over the run in blocks of 256 elements, one a warp
+// decision and each parameter's constants, and `begin_update` makes both for one unit while backward goes on. The
+// kernels of a run follow, with as many thread blocks as are useful (launch_over): `update` for a rule, `move_momenta`
+// for Muon, `assign_masters`, `read_masters` and `swap`. All go over the run in blocks of 256 elements, one a warp
 // (device_runs.cuh), and `update` copies 8-bit blocks ahead (staged_blocks.cuh). `Update::elements` is what a rule does
 // to a thread's elements. `kernel_of` chooses the instance by rule, weight format and state dtype, outside the kernels.
 
@@ -28,13 +28,13 @@ namespace tessera::cuda {
 namespace {
 
 constexpr int kThreads = 256;
-// A processor has room for so many blocks, with the registers that an update needs. A large launch has many times as
+// A processor has room for this many blocks, with the registers that an update needs. A large launch has many times as
 // many, so that blocks that run at one time are neighbours in memory, and processors, which are not equally fast, end
 // together.
 constexpr int kResidentBlocks = 3;
 constexpr int kMostRounds = 40;
-// A warp computes at least so many times 256 elements, where there is room: what it sets up then counts for less, and
-// it reads ahead.
+// A warp computes at least this many times 256 elements, where there is room: its set-up then counts for less, and it
+// reads ahead.
 constexpr int kLeastTurns = 8;
 
 __device__ const StepMessageHeader& header_of(const StepTables& t, int rank) {
@@ -83,7 +83,7 @@ __device__ void find_middle(const double* losses, int window, double* middle) {
   }
 }
 
-/// The decision about the step, made from the messages. It is the same for every thread.
+/// The decision about the step, made from the messages. Every thread makes the same decision.
 struct Verdict {
   double norm, lr, loss;
   float gradient_scale;
@@ -91,7 +91,7 @@ struct Verdict {
   bool is_overflow, is_skipped;
 };
 
-/// The rate of a step with `samples` samples of this replica.
+/// Returns the rate of a step with `samples` samples of this replica.
 __device__ double rate_at(const StepRequest& request, const DeviceDecision& d, double ratio, std::int64_t samples) {
   const std::int64_t batch = samples * request.replicas;
   return scaled_lr(request.base_lr, request.batch_scale, batch, ratio * warm_up_ratio(request.warm_up, d.seen, batch));
@@ -125,8 +125,8 @@ __device__ bool is_of_one_kind(const StepTables& t, unsigned p, unsigned q) {
   return t.steps[p] == t.steps[q] && (!t.group_number || t.group_number[p] == t.group_number[q]);
 }
 
-/// One thread block runs it: counts a step of those of the parameters [begin, end) that are used, and folds their
-/// constants.
+/// Counts a step for those of the parameters [begin, end) that are used, and folds their constants. One thread block
+/// runs this.
 __device__ void count_step(const StepRequest& request, const StepTables& t, unsigned begin, unsigned end, double lr) {
   for (unsigned p = begin + threadIdx.x; p < end; p += blockDim.x) {
     if (!t.used[p]) continue;
@@ -135,7 +135,7 @@ __device__ void count_step(const StepRequest& request, const StepTables& t, unsi
   }
 }
 
-/// One thread block runs it, for the groups [begin, end). Call it when all of `count_step` is done.
+/// One thread block runs this, for the groups [begin, end). Call it when all of `count_step` is done.
 __device__ void find_uniform(const StepTables& t, unsigned begin, unsigned end) {
   for (unsigned g = begin + threadIdx.x; g < end; g += blockDim.x) t.is_uniform[g] = 1;
   __syncthreads();
@@ -198,7 +198,7 @@ __device__ void measure_noise(const StepRequest& request, const StepTables& t, D
   add_noise(request.noise_smoothing, step, d.noise);
 }
 
-/// One thread block runs it.
+/// One thread block runs this kernel.
 __global__ void decide(StepRequest request, StepTables t) {
   __shared__ double middle[2];
   const int window = request.spikes.window;
@@ -233,7 +233,7 @@ __global__ void decide(StepRequest request, StepTables t) {
   find_uniform(t, 0, static_cast<unsigned>(t.groups));
 }
 
-/// Returns the parameter that element `element` of the group belongs to: the last one that does not begin behind it.
+/// Returns the parameter to which element `element` of the group belongs: the last one that does not begin behind it.
 __device__ std::uint32_t parameter_at(const DeviceRun& run, std::uint64_t element) {
   const std::uint64_t place = element / kParameterAlign;
   std::uint32_t low = 0, high = run.parameters;
@@ -244,13 +244,13 @@ __device__ std::uint32_t parameter_at(const DeviceRun& run, std::uint64_t elemen
   return run.begins[low].parameter;
 }
 
-/// Returns the first element of this warp; it goes on in steps of all_warps().
+/// Returns the first element of this warp; the warp goes on in steps of all_warps().
 __device__ std::size_t first_of_warp() {
   return (std::size_t{blockIdx.x} * kThreads + threadIdx.x) / kWarp * kStateBlock;
 }
 __device__ std::size_t all_warps() { return std::size_t{gridDim.x} * kThreads / kWarp * kStateBlock; }
 
-/// How the average of a parameter begins that this step updates.
+/// Returns how the average begins of a parameter that this step updates.
 __device__ __forceinline__ AverageStart start_of_average(const StepTables& t, std::uint32_t parameter) {
   return average_start(t.steps[parameter], is_first_of_run(*t.decision, t.updates_in_backward));
 }
@@ -267,23 +267,23 @@ __device__ __forceinline__ void average_run(const AverageArgument& a, std::size_
 
 /// A thread's elements in a run.
 struct Place {
-  std::size_t i;     ///< the first one
+  std::size_t i;     ///< index of the first element
   std::size_t left;  ///< how many the run has from there on
   const StepArguments& from;
   std::size_t at;  ///< the first one's place in `from`, where they are read
 };
 
-/// What one kernel does to a rule's elements.
+/// The work of one kernel on a rule's elements.
 template <class Rule, WeightFormat kWeights, StateDType kStates>
 struct Update {
   using Constants = typename Rule::Constants;
 
-  /// How this step moves a parameter.
+  /// The numbers by which this step moves a parameter.
   struct Move {
     const Constants& c;
     const NoiseKey& key;
     std::uint32_t parameter;
-    float scale;  ///< this is the gradient's
+    float scale;  ///< the gradient's scale
   };
 
   /// Computes this thread's elements of the 256 of its warp. All threads of a warp call together.
@@ -385,7 +385,7 @@ __global__ void __launch_bounds__(kThreads, kResidentBlocks) update(DeviceRun ru
     const std::size_t left = i < a.numel ? a.numel - i : 0;
     blocks.move_on(a, begin + all_warps());
     if (!is_uniform) {
-      // A thread's elements belong to one parameter; with 8-bit states, all of a warp's do.
+      // A thread's elements belong to one parameter; with 8-bit states, all elements of a warp belong to one.
       parameter = parameter_at(run, run.first_element + (kStates == StateDType::k8Bit ? begin : i));
       if (!t.used[parameter]) {
         if (a.average.values == nullptr || t.steps[parameter] == 0) continue;
@@ -396,7 +396,7 @@ __global__ void __launch_bounds__(kThreads, kResidentBlocks) update(DeviceRun ru
       c = constants_for(t.constants[parameter], Rule{});
       key = noise_key(run.stream, t.steps[parameter]);
     }
-    // If all elements are there, `left` is a constant, and nothing asks for each element whether it is there.
+    // If all elements are there, `left` is a constant, and no code checks for each element whether it is there.
     using Elements = Update<Rule, kWeights, kStates>;
     if (a.numel - begin < kStateBlock) {
       Elements::elements(run, t, {c, key, parameter, scale}, {i, left, a, i});
@@ -530,8 +530,8 @@ bool aligned(const void* pointer, std::uintptr_t bytes) {
   return reinterpret_cast<std::uintptr_t>(pointer) % bytes == 0;
 }
 
-/// Returns whether memory is aligned as load_run and store_run need it, and more: only then does a thread's sector lie
-/// on its own.
+/// Returns whether memory is aligned more strictly than load_run and store_run need: only then does a thread's sector
+/// lie on a sector of the memory.
 bool aligned(const StepArguments& a) {
   for (const StateArgument& state : a.states) {
     if (!aligned(state.data, 16)) return false;

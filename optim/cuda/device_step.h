@@ -20,43 +20,43 @@ cudaError_t read_messages(const StepTables& tables, cudaStream_t stream);
 ///   steps[p] += used[p], constants[p] = rule_constants(rule, numbers, steps[p], lr), unless skipped
 /// with mean = 1 / (sum of weights * loss scale) and the lr that belongs to the steps applied so far. A parameter of a
 /// group gets the group's own numbers, and its share of that lr, or its own lr. Then it moves the loss scale. If units
-/// were updated in backward, their parameters are left alone.
+/// were updated in backward, their parameters are not changed.
 cudaError_t decide_step(const StepRequest& request, const StepTables& tables, cudaStream_t stream);
 
 /// Begins the update of a unit whose gradients are summed, while backward goes on:
 ///   steps[p] += used[p], constants[p] = rule_constants(rule, numbers, steps[p], lr) of its parameters
-/// and puts the gradients' scale, 1 / the sum of weights, and lr into the decision. If a gradient of it is not finite,
-/// or ranks differ, this step's updates end instead: the unit is skipped, and so is what follows it.
+/// and puts the gradients' scale, 1 / the sum of weights, and lr into the decision. If a gradient of the unit is not
+/// finite, or ranks differ, this step's updates end instead: the unit is skipped, and so are all later ones.
 cudaError_t begin_unit(const StepRequest& request, const UnitRequest& unit, const StepTables& tables,
                        cudaStream_t stream);
 
 /// This sets no limit: a launch has as many thread blocks as are useful.
 inline constexpr unsigned kAnyBlocks = ~0u;
 
-/// The optimizer's pass over one run, in one launch of at most `most_blocks` thread blocks: it reads gradient, weights
-/// and states once and writes each once. It gives the same bits as RuleOptimizer::step on the CPU. kLamb writes
+/// Makes the optimizer's pass over one run, in one launch of at most `most_blocks` thread blocks: it reads gradient,
+/// weights and states once and writes each once. It gives the same bits as RuleOptimizer::step on the CPU. kLamb writes
 /// directions instead of the weights (DeviceRun::direction). A parameter that is not used is left alone, except for its
 /// average. Nothing happens if the decision is to skip. REQUIRES: what DeviceRun says; the group's buffers are aligned
-/// to 128 bytes: cudaErrorMisalignedAddress else.
+/// to 128 bytes, otherwise it returns cudaErrorMisalignedAddress.
 cudaError_t update_step(const DeviceRun& run, const StepTables& tables, cudaStream_t stream,
                         unsigned most_blocks = kAnyBlocks);
 
-/// What comes before whole matrices are made orthogonal (MuonMomentumRule): it moves the run's momenta and writes
+/// Does the work before whole matrices are made orthogonal (MuonMomentumRule): it moves the run's momenta and writes
 /// directions over its `arguments.master`, which may be the gradient. It gives the same bits as
-/// MuonOptimizer::direction. Parameters that are not used are left alone. REQUIRES: as update_step.
+/// MuonOptimizer::direction. Parameters that are not used are left alone. REQUIRES: what update_step requires.
 cudaError_t muon_directions(const DeviceRun& run, const MuonMomentumConstants& constants, const StepTables& tables,
                             cudaStream_t stream);
 
 /// Writes the run's masters to `masters` [numel], fp32, aligned to 16 bytes.
-/// REQUIRES: as update_step.
+/// REQUIRES: what update_step requires.
 cudaError_t read_weights(const DeviceRun& run, float* masters, cudaStream_t stream);
 
 /// Takes the values in the run's gradient as the new masters of the used parameters, and updates averages. It gives the
-/// same bits as MasterAssigner::step. Nothing happens if the decision is to skip. REQUIRES: as update_step.
+/// same bits as MasterAssigner::step. Nothing happens if the decision is to skip. REQUIRES: what update_step requires.
 cudaError_t assign_weights(const DeviceRun& run, const StepTables& tables, cudaStream_t stream);
 
 /// Exchanges masters and averages of the parameters that some step has updated, as RuleOptimizer::swap_average does.
-/// REQUIRES: as update_step.
+/// REQUIRES: what update_step requires.
 cudaError_t swap_averages(const DeviceRun& run, const StepTables& tables, cudaStream_t stream);
 
 }  // namespace tessera::cuda

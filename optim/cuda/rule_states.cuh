@@ -20,7 +20,7 @@ __device__ __forceinline__ void for_states(const Body& body) {
   }
 }
 
-/// Where and how a rule's states are kept.
+/// The memory and the format of a rule's states.
 template <class Rule, StateDType kStates, int k>
 struct StateOf {
   static constexpr StateCode kCode = Rule::kCodes[k];

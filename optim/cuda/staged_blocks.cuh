@@ -12,12 +12,12 @@
 namespace tessera::cuda {
 namespace {
 
-// An element with 8-bit states is 10 bytes and some 100 instructions, so few warps find room and each computes long:
-// their loads alone would not keep memory busy. A warp therefore copies the block that comes next into shared memory
-// while it computes one (double buffering). Such a copy goes on without the thread and takes no registers.
+// An element with 8-bit states needs 10 bytes and about 100 instructions, so few warps find room and each computes
+// long: their loads alone would not keep memory busy. A warp therefore copies the block that comes next into shared
+// memory while it computes one (double buffering). Such a copy goes on without the thread and takes no registers.
 
-/// The values of a block's 256 elements that the update reads. They are in shared memory, or being copied there. All
-/// states have 8 bits.
+/// The values of a block's 256 elements that the update reads. They are in shared memory, or are being copied there.
+/// All states have 8 bits.
 template <class Rule, WeightFormat kWeights>
 struct StagedBlock {
   static constexpr bool kIsSplit = kWeights == WeightFormat::kSplitBF16;
@@ -72,7 +72,7 @@ struct StagedBlock {
   }
 };
 
-/// A warp's blocks, two of which are in shared memory: the one that is being computed, and the next.
+/// A warp's blocks. Two of them are in shared memory: the block that is being computed, and the next one.
 template <class Rule, WeightFormat kWeights, int kWarps>
 class StagedBlocks {
  public:
@@ -82,7 +82,7 @@ class StagedBlocks {
       : mine_(shared()[threadIdx.x / kWarp]) {
     begin(a, first);
   }
-  /// Waits for the block whose copy was begun last, and begins the copy of the one from `next` on.
+  /// Waits for the block whose copy was begun last, and begins the copy of the block from `next` on.
   __device__ __forceinline__ void move_on(const StepArguments& a, std::size_t next) {
     __syncwarp();  // all threads have read the values that are now overwritten
     begin(a, next);
@@ -106,7 +106,7 @@ class StagedBlocks {
   }
 
   Pair& mine_;
-  int coming_ = 0;  ///< the block that the next copy goes to, which is the older of the two
+  int coming_ = 0;  ///< the block to which the next copy goes, which is the older of the two
 };
 
 /// Blocks that are read where they lie.
@@ -116,7 +116,7 @@ struct BlocksInPlace {
   __device__ __forceinline__ void move_on(const StepArguments&, std::size_t) {}
 };
 
-/// Whether a rule that keeps some of its states in 8 bits keeps all of them in 8 bits.
+/// True if a rule that keeps some of its states in 8 bits keeps all of them in 8 bits.
 template <class Rule>
 constexpr bool kHasCodesOnly = [] {
   for (const StateCode code : Rule::kCodes) {

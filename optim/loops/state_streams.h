@@ -14,7 +14,7 @@
 namespace tessera {
 namespace {
 
-// How a loop's moments are read and written, one type for each StateDType. An object is made from the state's memory
+// These types read and write a loop's moments, one type for each StateDType. An object is made from the state's memory
 // and from room for the values of two blocks. A loop goes through blocks of kStateBlock elements; for each it calls
 //   open(begin, end)           the block's elements
 //   load(i, count)             the values of elements i to i + count
@@ -54,8 +54,8 @@ struct BlockValues {
   }
 };
 
-/// bf16, rounded stochastically: a second moment moves by a thousandth a step, less than bf16 can resolve, and would
-/// stand still if it were rounded to nearest.
+/// bf16, rounded stochastically: a second moment moves by a thousandth of its value a step, which is less than bf16 can
+/// resolve. It would stand still if it were rounded to nearest.
 template <class V>
 struct BF16State : BlockValues<V> {
   static constexpr bool kIsNarrow = true, kKeepsRoot = false;
@@ -85,7 +85,7 @@ struct BF16State : BlockValues<V> {
 };
 
 /// 8 bits, in the code `BlockCode`, with one scale a block. A whole block is decoded before the formula sees it: the
-/// processor's look-ahead then covers several elements' divisions; decoding in between would fill it.
+/// processor's look-ahead then covers several elements' divisions; decoding between them would fill it.
 template <class V, class BlockCode>
 struct BlockState : BlockValues<V> {
   static constexpr bool kIsNarrow = true, kKeepsRoot = BlockCode::kIsOfRoot;
@@ -114,7 +114,7 @@ struct BlockState : BlockValues<V> {
     this->keep(i, values);
     for (int v = 0; v < V::kVectors; ++v) {
       typename V::Bits magnitude = V::bits_of(values[v]);   // NaN > infinity > finite when compared as integers
-      if constexpr (!kKeepsRoot) magnitude &= 0x7fffffffu;  // the only root with a sign is a NaN, then larger still
+      if constexpr (!kKeepsRoot) magnitude &= 0x7fffffffu;  // a root with a sign is a NaN, and larger still
       largest = magnitude > largest ? magnitude : largest;
     }
   }

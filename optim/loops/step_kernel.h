@@ -15,8 +15,8 @@ namespace {
 // each other (except for the scale of an 8-bit block), and each operation is rounded on its own, or fused where that
 // gives the same bits (Simd::add_multiple).
 
-/// The noise of a run's elements, group by group. It counts up from group to group, which costs less than to begin anew
-/// with each group.
+/// The noise of a run's elements, group by group. Its counter goes on from group to group, which costs less than to
+/// begin anew with each group.
 template <class V>
 class NoiseRun {
  public:
@@ -150,12 +150,12 @@ TESSERA_ALWAYS_INLINE typename V::template Group<RuleElement<V, Rule::kStates>> 
   return next;
 }
 
-/// A block is gone through twice if something is narrow: the formula leaves new values in the first cache, and the code
-/// that makes them narrow takes them from there, beside the next block's formula. A processor looks ahead a few hundred
-/// instructions. If each group were made narrow at once, these would be one chain from load to store, with too few
-/// square roots and divisions to keep it busy. There are two chains instead, which do not wait for each other.
+/// The loop goes through a block twice if a format is narrow: the formula leaves new values in the first cache, and the
+/// code that makes them narrow takes them from there, beside the next block's formula. A processor looks ahead a few
+/// hundred instructions. If each group were made narrow at once, they would be one chain from load to store, with too
+/// few square roots and divisions to keep it busy. There are two chains instead, which do not wait for each other.
 ///
-/// `kIsUsual`: the rule's usual step, no clipping by value, no averages; the loops then have no branch on these.
+/// `kIsUsual`: the step is usual, without clipping by value and averages; the loops then have no branch on these.
 template <class V, class Rule, class Weights, StateDType kDType, bool kIsUsual>
 void update_loop(const typename Rule::Constants& constants, const StepArguments& arguments) {
   using FloatGroup = typename V::FloatGroup;

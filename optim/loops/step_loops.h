@@ -7,7 +7,7 @@
 
 namespace tessera {
 
-/// The variants of the loops (step_kernel.h) for one instruction set.
+/// The loops (step_kernel.h) in the variant for one instruction set.
 struct StepLoops {
   /// [StepRule]: the rule's pass over a run. kLamb writes its directions in place of a copy of the weights
   /// (WeightFormat::kF32).
@@ -15,8 +15,8 @@ struct StepLoops {
   /// Moves Muon's momentum, and writes the matrix that will be made orthogonal in place of the weights
   /// (WeightFormat::kF32).
   void (*muon_direction)(const MuonMomentumConstants& constants, const StepArguments& arguments);
-  /// Write the masters to `masters` [numel], and take new ones from StepArguments::gradient, as a rule's pass would:
-  /// averages move along.
+  /// The first writes the masters to `masters` [numel]. The second takes new masters from StepArguments::gradient, as a
+  /// rule's pass would: averages move along.
   void (*read_weights)(const StepArguments& arguments, float* masters);
   void (*assign_weights)(const StepArguments& arguments);
   /// Moves the averages (StepArguments::average) of weights that a step leaves alone.

@@ -10,10 +10,10 @@
 namespace tessera {
 namespace {
 
-// How a loop's weights are read and written, one type for each WeightFormat:
+// These types read and write a loop's weights, one type for each WeightFormat:
 //   kIsNarrow                  whether they are rounded or cut on their way to memory
 //   load(i, count)             the fp32 masters of elements i to i + count
-//   store(i, count, masters)   writes them back, in every form that is kept of them
+//   store(i, count, masters)   writes the masters back, in every form that is kept of them
 
 /// fp32 masters, which are the parameters.
 template <class V>

@@ -6,8 +6,8 @@
 
 namespace tessera {
 
-/// base^exponent by repeated squaring. Unlike `std::pow`, whose last bit depends on the processor that libm detects,
-/// it gives the same bits on every machine, so ranks on different hosts agree on bias corrections.
+/// Returns base^exponent by repeated squaring. Unlike `std::pow`, whose last bit depends on the processor that libm
+/// detects, it gives the same bits on every machine, so ranks on different hosts agree on bias corrections.
 TESSERA_ALWAYS_INLINE double power(double base, std::int64_t exponent) {
   double result = 1.0;
   for (; exponent > 0; exponent >>= 1, base *= base) {
@@ -42,8 +42,8 @@ struct AdamConstants {
 /// and eps' in fp64 beforehand. It is the same formula as PyTorch's, rounded in another order: results agree to a few
 /// units in the last place, not in bits.
 ///
-/// After `freeze_step` steps of a parameter (0: never) its second moments and their bias correction stay, as 1-bit Adam
-/// (Tang et al., arXiv 2102.02888) wants it: sums of compressed gradients are right on average, their squares are not.
+/// After `freeze_step` steps of a parameter (0: never) its second moments and their bias correction stay, as in 1-bit
+/// Adam (Tang et al., arXiv 2102.02888): sums of compressed gradients are right on average, but their squares are not.
 /// A second moment grows to the value that the present gradient alone would give it, v = max(v, (1 - beta2) * g * g).
 /// Otherwise an element that had no gradients before the freeze would move by lr * m / eps.
 struct AdamRule {

@@ -18,7 +18,7 @@ struct LambConstants {
 ///   direction = (m / (1 - beta1^t)) / (sqrt(v / (1 - beta2^t)) + eps) + weight_decay * p
 ///
 /// The direction takes the place of the weight: on the CPU the run that is updated is a copy of the weights, and on a
-/// GPU what would be its weights goes to DeviceRun::direction.
+/// GPU the direction goes to DeviceRun::direction.
 struct LambDirectionRule {
   using Constants = LambConstants;
   static constexpr bool kMakesDirection = true;

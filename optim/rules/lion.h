@@ -13,7 +13,7 @@ struct LionConstants {
 };
 
 /// Lion (Chen et al., arXiv 2302.06675, algorithm 2): every element moves by the learning rate, whatever its gradient's
-/// size. One state.
+/// size. It keeps one state.
 ///
 ///   p *= 1 - lr * weight_decay
 ///   p -= lr * sign(beta1 * m + (1 - beta1) * g)

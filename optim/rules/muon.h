@@ -11,15 +11,15 @@ struct MuonMomentumConstants {
   bool nesterov;
 };
 
-/// The part of Muon (Jordan et al., 2024) that comes before a matrix is made orthogonal, as `torch.optim.Muon` has it.
-/// SgdRule with decoupled weight decay is what comes after.
+/// The part of Muon (Jordan et al., 2024) that comes before a matrix is made orthogonal, as `torch.optim.Muon` defines
+/// it. Afterwards comes SgdRule with decoupled weight decay.
 ///
 ///   m = m + (1 - momentum) * (g - m)
 ///   direction = nesterov ? g + momentum * (m - g) : m
 ///
 /// Without momentum the direction is g, and there is no state.
 ///
-/// The direction takes the place of the weight: the run that is updated is the one that receives it.
+/// The direction takes the place of the weight: the run that is updated receives the direction.
 struct MuonMomentumRule {
   using Constants = MuonMomentumConstants;
   static constexpr int kStates = 1;

@@ -6,18 +6,18 @@
 
 namespace tessera {
 
-// An update rule is a formula for one element. Each has a file here, which says what it keeps of an element (its
-// states), what it is configured with, what of that is folded once a step into constants, and the formula itself, which
-// CPUs and GPUs share.
+// An update rule is a formula for one element. Each has a file here, which has its states (what it keeps of an
+// element), its configuration, the constants that are folded from it once a step, and the formula itself, which CPUs
+// and GPUs share.
 
-/// How a state's numbers are coded where optimizer.state_dtype is narrow.
+/// The codes of a state's numbers where optimizer.state_dtype is narrow.
 enum class StateCode {
   kSigned,  ///< numbers of both signs
   kRoot,    ///< numbers that are not negative; 8 bits hold their square root, which the formula has anyway
   kExact,   ///< fp32, whatever the others are
 };
 
-/// The numbers that rules are configured with (OptimizerConfig), in fp64. A rule reads those it knows.
+/// The numbers that rules are configured with (OptimizerConfig), in fp64. A rule reads the numbers that it knows.
 struct RuleNumbers {
   double beta1 = 0, beta2 = 0, eps = 0, weight_decay = 0, momentum = 0, dampening = 0, alpha = 0, lr_decay = 0;
   std::int64_t freeze_step = 0;
@@ -31,7 +31,7 @@ template <class V, int kStates>
 struct RuleElement {
   typename V::Float weight;
   typename V::Float states[kStates];
-  typename V::Float root;  ///< square root of the state that is coded as one; nothing where none is
+  typename V::Float root;  ///< square root of the kRoot state; unused without one
 };
 
 }  // namespace tessera

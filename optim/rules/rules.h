@@ -41,9 +41,9 @@ TESSERA_ALWAYS_INLINE const RmspropConstants& constants_for(const RuleConstants&
 TESSERA_ALWAYS_INLINE const LambConstants& constants_for(const RuleConstants& c, LambDirectionRule) { return c.lamb; }
 TESSERA_ALWAYS_INLINE const LarsConstants& constants_for(const RuleConstants& c, LarsRule) { return c.lars; }
 
-/// Folds what a rule is configured with into the constants of a parameter's step `step` (from 1). It computes in fp64
-/// and without contraction, so that all ranks, and a GPU, which alone knows how many steps were applied, get the same
-/// bits.
+/// Folds a rule's configuration into the constants of a parameter's step `step` (from 1). It computes in fp64 and
+/// without contraction, so that all ranks get the same bits, and so does a GPU, which alone knows how many steps were
+/// applied.
 TESSERA_ALWAYS_INLINE RuleConstants rule_constants(StepRule rule, const RuleNumbers& numbers, std::int64_t step,
                                                    float lr) {
   RuleConstants c{};

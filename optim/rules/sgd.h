@@ -23,7 +23,7 @@ struct SgdConstants {
 ///   buffer = g at the first step (t = 1), afterwards momentum * buffer + (1 - dampening) * g
 ///   p -= lr * (nesterov ? g + momentum * buffer : buffer)
 ///
-/// There is no buffer without momentum, or it stays as it is (Optimizer::set_numbers): p -= lr * g. If weight decay is
+/// Without momentum p -= lr * g: there is no buffer, or it stays as it is (Optimizer::set_numbers). If weight decay is
 /// decoupled, p *= 1 - lr * weight_decay comes first, and g stays.
 struct SgdRule {
   using Constants = SgdConstants;

@@ -21,7 +21,7 @@ struct CallCost {
   double coding_s = 0;
   /// Seconds that adding up takes from compute on a rank whose cores are busy (Links::sum_s_per_byte).
   double sum_s = 0;
-  /// The same times while ranks compute (OperationFit). A value below that for idle ranks counts as that one.
+  /// The same times while ranks compute (OperationFit). A value below that for idle ranks counts as the latter.
   double busy_latency_s = 0, busy_transfer_s = 0;
   double seconds() const { return latency_s + transfer_s; }
   double busy_seconds() const { return std::max(latency_s, busy_latency_s) + std::max(transfer_s, busy_transfer_s); }
@@ -34,7 +34,7 @@ struct OperationFit {
   double alpha_s = 0;
   double beta_s_per_byte = 0;
   /// The same numbers while ranks compute. If no core is idle, the code that moves the bytes waits for one. A value
-  /// below the one for idle ranks counts as that one.
+  /// below that for idle ranks counts as the latter.
   double busy_alpha_s = 0, busy_beta_s_per_byte = 0;
   friend bool operator==(const OperationFit&, const OperationFit&) = default;
 };
@@ -44,9 +44,9 @@ struct CodingFit {
   double lossless_s_per_byte = 0, int8_s_per_byte = 0, int4_s_per_byte = 0;
   /// The share of the coding time that computation beside it loses: 0 where a core is idle, 1 where all are busy.
   double load = 0;
-  /// The part that is left of what ranks would encode and decode if each sent to all others, in a reduction and in an
-  /// all-gather. It is less than 1 where ranks of a host add up and gather in its memory first (Links::of_group). It is
-  /// not in the file.
+  /// The coding work as a share of the work if each rank sent to all others, in a reduction and in an all-gather. It
+  /// is less than 1 where ranks of a host add up and gather in its memory first (Links::of_group). It is not in the
+  /// file.
   double of_reductions = 1, of_gathers = 1;
   friend bool operator==(const CodingFit&, const CodingFit&) = default;
 };
@@ -84,16 +84,16 @@ struct Links {
   std::string transport = {};
   int ranks = 2, hosts = 1;
   OperationFit all_gather = {}, reduce_scatter = {}, all_reduce = {}, small = {};
-  /// Seconds of compute that a byte on the wire takes from a rank whose cores are busy; and that a byte of a peer's
-  /// fp32 takes in addition where it is added up, in however few bits it came. It is 0 where transport work has a core
-  /// of its own.
+  /// Seconds of compute that a byte on the wire takes from a rank whose cores are busy, and that a byte of a peer's
+  /// fp32 takes where it is added up, whatever codec it came in. Both are 0 where transport work has a core of its
+  /// own.
   double cpu_s_per_byte = 0, sum_s_per_byte = 0;
   CodingFit coding = {};
   bool reduces_in_background = true;  ///< Collectives::reduces_in_background
   /// Collectives::gathers_in_background. It is false in shared memory: there the call is over when it returns.
   bool gathers_in_background = true;
 
-  /// Returns the cost of a call of `of_ranks` ranks, each of which sends `sent_bytes`. Zeros where there is one rank.
+  /// Returns the cost of a call of `of_ranks` ranks, each of which sends `sent_bytes`. One rank alone costs nothing.
   CallCost cost(const OperationFit& fit, int of_ranks, std::int64_t sent_bytes) const;
   /// Returns the cost of an all-gather in which each rank's part has `part_bytes`.
   CallCost all_gather_cost(int of_ranks, std::int64_t part_bytes) const;
@@ -117,7 +117,7 @@ struct MeshLinks {
 /// Errors: 65 with everything that is wrong in the text, one a line: file, line, key, wanted, got. `name` stands for
 /// the file.
 absl::StatusOr<Links> parse_links(const std::string& text, const std::string& name);
-/// Reads the file at `path`. Errors also: those of read_input_file.
+/// Reads the file at `path`. Further errors: those of read_input_file.
 absl::StatusOr<Links> read_links(const std::filesystem::path& path);
 /// Returns a text that parse_links reads as equal links.
 std::string to_json(const Links& links);

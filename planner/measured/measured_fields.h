@@ -16,8 +16,8 @@ namespace tessera {
 
 /// The members of one JSON object of a file of measurements, read with one call a key. All of them are needed. Whatever
 /// is wrong goes to Diagnostics with the file, the line, the key, what was wanted and what is there, and the call
-/// returns a default. So code reads all it wants, calls `finish` for keys that nobody asked for, and checks the
-/// Diagnostics once.
+/// returns a default. Code therefore reads all that it wants, calls `finish` for keys that nobody asked for, and checks
+/// the Diagnostics once.
 class MeasuredFields {
  public:
   /// The largest number of seconds, or seconds a byte: a larger one is a slip, and smaller ones can be added up without
@@ -38,9 +38,9 @@ class MeasuredFields {
   std::string text(std::string_view key);
   /// Returns one of `allowed`, or "" if the value is another one.
   std::string word(std::string_view key, const std::vector<std::string>& allowed);
-  /// Returns the fields of an object; nothing where it is none.
+  /// Returns the fields of an object, or nothing if the value is no object.
   std::optional<MeasuredFields> object(std::string_view key);
-  /// Returns the elements of a list; null where it is no list.
+  /// Returns the elements of a list, or null if the value is no list.
   const JsonNode* list(std::string_view key);
 
   /// Reports what is wrong with a member.
@@ -59,12 +59,12 @@ class MeasuredFields {
   std::vector<std::string> known_;
 };
 
-/// Reads `text` as a JSON object of at most `most_values` values; nothing where it is none, and `diagnostics` say why
-/// then.
+/// Reads `text` as a JSON object of at most `most_values` values. Returns nothing if it is none, and `diagnostics` then
+/// say why.
 std::optional<JsonNode> parse_measurements(std::string_view text, Diagnostics& diagnostics, std::size_t most_values);
 
-/// OK, or everything that `diagnostics` hold, as the error of a file with wrong content (65).
-/// `hint`: what writes such files.
+/// Returns OK, or everything that `diagnostics` hold, as the error of a file with wrong content (65). `hint`: what
+/// writes such files.
 absl::Status status_of(const Diagnostics& diagnostics, const std::string& hint);
 
 }  // namespace tessera

@@ -17,7 +17,7 @@ namespace tessera {
 /// A part of a round: forward and backward of one microbatch.
 enum class RoundPass { kForward, kBackward };
 
-/// A use of a unit: from the first operator that reads it to the first one that reads another unit.
+/// A use of a unit: from the first operator that reads it to the first operator that reads another unit.
 struct ProfileEntry {
   std::string unit;  ///< UnitShape::name
   RoundPass pass = RoundPass::kForward;

@@ -7,7 +7,7 @@
 
 namespace tessera::python {
 
-/// A SamplerCursor in the order of python/tessera/_data.py's: epoch, consumed, num_samples, seed, shuffle.
+/// A SamplerCursor as a row, in the order of python/tessera/_data.py: epoch, consumed, num_samples, seed, shuffle.
 using CursorRow = std::tuple<std::int64_t, std::int64_t, std::int64_t, std::uint64_t, bool>;
 
 inline CursorRow row_of(const SamplerCursor& cursor) {

@@ -26,8 +26,8 @@ using Released = py::call_guard<py::gil_scoped_release>;
 
 using NamedTensors = std::vector<std::pair<std::string, at::Tensor>>;
 
-/// Replaces the buffers of `view`. A module of LibTorch takes buffers but cannot give one up, so another module is put
-/// together of the same parameters and children, and assigned.
+/// Replaces the buffers of `view`. A module of LibTorch takes buffers but cannot give one up. So another module is made
+/// of the same parameters and children, and assigned.
 void set_buffers(ModuleView& view, const NamedTensors& buffers) {
   torch::nn::Module changed(view.name());
   changed.train(view.is_training());
@@ -40,8 +40,8 @@ void set_buffers(ModuleView& view, const NamedTensors& buffers) {
 }
 
 /// Binds the C++ side of a Python module: its class name, its parameters and buffers, its children. It shares the
-/// TensorImpls of the Python parameters, so the Python module sees what an Engine does to its parameters, and the other
-/// way round.
+/// TensorImpls of the Python parameters, so the Python module sees what an Engine does to its parameters, and an Engine
+/// sees what the module does.
 void bind_mirror(py::module_& module) {
   py::class_<ModuleView, std::shared_ptr<ModuleView>>(module, "Mirror", py::module_local())
       .def(py::init<std::string>())
@@ -61,7 +61,7 @@ py::dict dict_of(const MemoryUse& use) {
   return result;
 }
 
-/// The buckets with a gradient in them, by name.
+/// Returns the buckets with a gradient in them, by name.
 py::dict dict_of(const AgeHistogram& ages) {
   py::dict counts;
   for (std::size_t bucket = 0; bucket < AgeHistogram::kBuckets; ++bucket) {
@@ -179,7 +179,7 @@ void bind_results(py::module_& module) {
       .def("__str__", [](const PlannedMemory& plan) { return plan.table; });
 }
 
-/// Destroys an Engine, except a copy that a fork has made: the rank's own is still at work.
+/// Destroys an Engine, except a copy that a fork has made: the Engine of the rank itself is still at work.
 void destroy(Engine* engine, pid_t owner) {
   if (owner != getpid()) return;
   const py::gil_scoped_release released;
@@ -214,7 +214,7 @@ void abandon(std::unique_ptr<Guard> guard) {
   }
 }
 
-/// Holds a Gathered or an EmaWeights for a `with` statement. It keeps the Engine.
+/// Holds a Gathered or an EmaWeights for a `with` statement. It keeps the Engine alive.
 template <class Guard>
 class Guarding {
  public:
@@ -348,7 +348,7 @@ py::dict dict_of(const TrafficCounts& counts) {
   return result;
 }
 
-/// An UnevenLoop that keeps the Engine. `on_step`: a function, or None.
+/// An UnevenLoop that keeps the Engine alive. `on_step`: a function, or None.
 class UnevenLooping {
  public:
   UnevenLooping(EnginePointer engine, py::object on_step)

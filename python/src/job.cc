@@ -21,7 +21,7 @@ struct Place {
   RunScope scope;
   pid_t pid = getpid();
 };
-/// The C++ runtime never destroys it: `forget` does so while Python still runs, or nobody does.
+/// The C++ runtime never destroys the place. `forget` destroys it while Python still runs; otherwise no code does.
 Place* place = nullptr;
 
 int exit_code = 0;
@@ -84,8 +84,8 @@ void Job::tell(OutsideCalls calls) {
 }
 
 void set_exit_code(int code) {
-  // Launchers should see the reason, whatever Python ends with. The interpreter has written its streams and is gone by
-  // then.
+  // Launchers should see the reason, whatever Python ends with. By then the interpreter has written its streams and is
+  // gone.
   const auto end = [] {
     if (exit_code == 0 || exiting != getpid()) return;
     std::fflush(nullptr);

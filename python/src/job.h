@@ -10,17 +10,17 @@
 
 namespace tessera::python {
 
-/// What Python knows about the identity of this process (_truths.py), under the names of
+/// Python's knowledge of the identity of this process (_truths.py), under the names of
 /// runtime/comm/launcher_variables.h.
 using Said = std::map<std::string, std::string>;
 
-/// This process's place in its job: joined once, by the first call that needs other ranks, and left when the
-/// interpreter ends. It is the counterpart of tessera::run, whose body is the whole Python program. One thread calls
-/// it, with the GIL released.
+/// This process's place in its job. The first call that needs other ranks joins the job, once; the process leaves it
+/// when the interpreter ends. It is the counterpart of tessera::run, whose body is the whole Python program. One thread
+/// calls it, with the GIL released.
 class Job {
  public:
-  /// Returns the mesh of this process. The first call joins the job, with what `strategy` asks of a process. Throws
-  /// tessera::Error (64) in a forked process.
+  /// Returns the mesh of this process. The first call joins the job, with the settings of `strategy` for a process.
+  /// Throws tessera::Error (64) in a forked process.
   static const Mesh& join(const Strategy& strategy, const Said& said = {});
   static bool is_joined();
   /// Returns who this process is. If it has not joined, the launcher's variables and `said` tell.
@@ -31,15 +31,15 @@ class Job {
   /// Reports an exception that ends the program to the other ranks, the error file and the log. Returns the exit code
   /// with which the process will end (see set_exit_code). If no job was joined, it does nothing else.
   static int fail(int code, const std::string& message, const std::string& call_stack);
-  /// Reports that the program ends itself with an exit code of its own to the other ranks, the error file and the log.
+  /// Reports to the other ranks, the error file and the log that the program ends itself with an exit code of its own.
   static void end(int code, const std::string& message);
   /// Waits for the other ranks after a program that has ended without an exception. Throws tessera::Error.
   static void leave();
-  /// Gives the mesh back. REQUIRES: Engines are gone, so that nothing of it is used any more.
+  /// Gives the mesh back. REQUIRES: Engines are gone, so that no part of the mesh is used any more.
   static void forget();
 
-  /// These calls are those of this rank's CallWatch (runtime/comm/call_watch.h). Any thread may make them, from when
-  /// the job is joined until `forget`.
+  /// These are calls of this rank's CallWatch (runtime/comm/call_watch.h). Any thread may make them, from the moment
+  /// when the job is joined until `forget`.
   static bool waits_long();
   static void tell(OutsideCalls calls);
 };

@@ -18,12 +18,12 @@ namespace {
 
 using Released = py::call_guard<py::gil_scoped_release>;
 
-/// Rows as python/tessera/_outside.py makes them.
+/// The rows that python/tessera/_outside.py makes.
 using GroupRow = std::tuple<std::string, int, int, int, std::uint64_t, std::vector<std::uint64_t>,
                             std::map<std::uint64_t, std::string>>;
 using WaitRow = std::tuple<std::string, std::uint64_t, std::uint64_t, std::string>;
 
-/// Converts Python's number of a thread, which is the system's.
+/// Converts Python's number of a thread, which is the number in the system.
 int number_of(std::uint64_t thread) { return CallWatch::number_of(static_cast<pthread_t>(thread)); }
 
 void tell_outside(const std::vector<GroupRow>& groups, const std::vector<WaitRow>& waits) {

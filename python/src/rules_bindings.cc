@@ -17,9 +17,9 @@ namespace {
 
 using Released = py::call_guard<py::gil_scoped_release>;
 
-/// Runs `body`, which calls Python, on any thread. A tessera.Error of Python's becomes an Error. What else comes out is
-/// an interrupt or the program's exit (python/tessera/_rules.py), and leaves here as it is. CommHookMethod makes an
-/// Error of it.
+/// Runs `body`, which calls Python, on any thread. A tessera.Error of Python becomes an Error. Any other exception is
+/// an interrupt or the program's exit (python/tessera/_rules.py), and passes unchanged. CommHookMethod makes an Error
+/// of it.
 template <class Body>
 auto in_python(const Body& body) {
   const py::gil_scoped_acquire gil;
@@ -89,7 +89,7 @@ class PythonMatrices final : public MatrixOptimizer {
   const Held rule_;
 };
 
-/// CommHook::Ranks as Python has them, which may keep them longer than they live.
+/// Python's view of CommHook::Ranks. Python may keep the view longer than the Ranks live.
 class LentRanks {
  public:
   explicit LentRanks(CommHook::Ranks& ranks) : ranks_(&ranks) {}

@@ -82,10 +82,10 @@ class TokenBatches:
         return TokenBatch(*self._native.next(torch.device(device)))
 
     def deal(self, run: range) -> None:
-        """From the next microbatch on, this rank takes those of `run` in each step: `Engine.microbatches`, with "deal" by speed.
+        """Gives this rank the microbatches `run` of each step from now on: `Engine.microbatches`, with "deal" by speed.
 
-        All ranks call it alike, between two steps. Raises Error (78) for a run that no step has, or within a step, and
-        (64) for anything but a range of neighbours.
+        All ranks call it alike, between two steps. Raises Error (78) for a run that no step has, or in the middle of a
+        step, and (64) for anything but a range of neighbours.
         """
         if not isinstance(run, range) or run.step != 1:
             raise Error(f"TokenBatches.deal wants a range of neighbours, got {run!r:.200}. [T0935] hint: give it what Engine.microbatches() returns")
@@ -94,12 +94,12 @@ class TokenBatches:
     def cursor(self) -> SamplerCursor:
         """Returns the place of the next microbatch, for `Engine.save_checkpoint(data=)` or `Engine.commit_durable`.
 
-        Taken between two steps it holds for any number of ranks.
+        A cursor that is taken between two steps is valid for any number of ranks.
         """
         return SamplerCursor(*self._native.cursor())
 
     def resume(self, cursor: Sequence[Any]) -> None:
-        """Goes on at `cursor`: that of a LoadedCheckpoint's `data`, of this or another number of ranks.
+        """Goes on at `cursor`: the `data` of a LoadedCheckpoint, which any number of ranks may have written.
 
         Raises Error: 78 if the number of samples, the seed or shuffling differs; 65 if its numbers make no sense; 64 if
         it is no cursor.
@@ -111,7 +111,7 @@ class TokenBatches:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens in the data set."""
+        """Returns the number of tokens in the data set."""
         return self._native.num_tokens()
 
     @property
@@ -121,22 +121,22 @@ class TokenBatches:
 
     @property
     def steps_per_epoch(self) -> int:
-        """Optimizer steps in an epoch."""
+        """Returns the number of optimizer steps in an epoch."""
         return self._native.steps_per_epoch()
 
     @property
     def dropped_samples(self) -> int:
-        """Returns the samples that an epoch leaves out with `tail="drop"`; else 0."""
+        """Returns the number of samples that an epoch leaves out with `tail="drop"`; else 0."""
         return self._native.dropped_samples()
 
     @property
     def padded_samples(self) -> int:
-        """Returns the samples that an epoch gives twice to fill its last step with `tail="pad"`; else 0."""
+        """Returns the number of samples that an epoch gives twice to fill its last step with `tail="pad"`; else 0."""
         return self._native.padded_samples()
 
 
 def _seed(seed: Any) -> int:
-    """The seed as C++ has it, in 64 bits without a sign."""
+    """Returns the seed as C++ has it, in 64 bits without a sign."""
     try:
         number = operator.index(seed)
     except TypeError:

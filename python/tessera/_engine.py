@@ -59,8 +59,8 @@ class Evaluation(_Evaluation):
 
 
 def _expect_forward_meets_nobody(model: torch.nn.Module, strategy: dict[str, Any]) -> None:
-    """Raises Error (78) for a SyncBatchNorm where ranks do not run forward together. The Engine sees no class of a Python module, and finds
-    those of C++ itself.
+    """Raises Error (78) for a SyncBatchNorm where ranks do not run forward together. The Engine does not see the class
+    of a Python module; it finds C++ modules itself.
     """
     key = "/deal/by" if strategy.get("deal", {}).get("by") == "speed" else "/sync/type"
     if key == "/sync/type" and strategy.get("sync", {}).get("type") not in ("asynchronous", "backups", "hogwild"):
@@ -85,12 +85,12 @@ class Engine:
     (numpy(), data_ptr(), torch.save) needs `gathered`. The Engine takes `.grad` as soon as it is made; a parameter's
     dtype is mixed_precision.param.
 
-    Hooks of the program on tensors and modules run as always. A post-accumulate hook sees this rank's own gradient, and
-    must be registered before the Engine is made. Errors are `Error`. An error of the constructor, `backward`, `step` or
-    a gather ends the job on all ranks, except exit code 64: a call out of turn or a wrong argument, and nothing has
-    happened.
+    Hooks of the program on tensors and modules run as always. A post-accumulate hook sees the gradient of this rank
+    alone, and must be registered before the Engine is made. Errors are `Error`. An error of the constructor,
+    `backward`, `step` or a gather ends the job on all ranks, except for exit code 64: it means a call out of turn or a
+    wrong argument, and nothing has happened.
 
-    `own` are rules of the program's own that the strategy asks for: an `ElementwiseOptimizer`, a `MatrixOptimizer`, a
+    `own` are the program's rules for which the strategy asks: an `ElementwiseOptimizer`, a `MatrixOptimizer`, a
     `CommHook`. Each rank gives an object of the same class.
 
     One thread at a time drives an Engine. Worker processes of a DataLoader may be forked while it lives; they take no
@@ -113,7 +113,7 @@ class Engine:
 
     def backward(self, loss: torch.Tensor, *, tokens: int = 0, samples: int = 0, retain_graph: bool = False,
                  weight: float | torch.Tensor = 1.0) -> None:
-        """Runs backward of one microbatch. `loss` is a scalar: the mean over this rank's microbatch. Collective.
+        """Runs backward of one microbatch; it is collective. `loss` is a scalar: the mean over this rank's microbatch.
 
         Gradients are averaged over ranks and over the `gradient_accumulation` microbatches of a step. Do not divide the
         loss by `gradient_accumulation` as a plain loop does. `tokens` is used for StepResult.tokens_per_second, and
@@ -136,19 +136,19 @@ class Engine:
         nothing.
 
         It repeats the communication of this rank's latest microbatch, so a first one must have come before, except in
-        `uneven`, where the other ranks tell what to do. A module whose forward makes collectives of its own needs a
-        batch on every rank. `uneven` calls it for loaders of different lengths. Raises Error (64) if no microbatch came
+        `uneven`, where the other ranks tell what to do. A module whose forward makes its own collectives needs a batch
+        on every rank. `uneven` calls it for loaders of different lengths. Raises Error (64) if no microbatch came
         before.
         """
         self._live().backward_nothing()
 
     def step(self, *, partial: bool = False) -> _native.StepResult:
-        """Makes an optimizer step after `gradient_accumulation` calls of backward, and returns what it did. Collective.
+        """Makes an optimizer step after `gradient_accumulation` calls of backward, and returns what it did.
 
-        It agrees with the other ranks on norm and overflow, clips and updates. `partial` allows it earlier, after one
-        microbatch or more: the step takes the mean over those that there are. A program whose epoch ends in the middle
-        of a window may also go on into the next epoch, whose first microbatches fill the window, or drop the window
-        with zero_grad. Raises Error (64) if called early without `partial`.
+        It is collective: ranks agree on norm and overflow, clip and update. `partial` allows a step earlier, after one
+        microbatch or more: the step takes the mean over the microbatches that there are. A program whose epoch ends in
+        the middle of a window may also go on into the next epoch, whose first microbatches fill the window, or drop the
+        window with zero_grad. Raises Error (64) if called early without `partial`.
         """
         engine = self._live()
         if self._steps_write_buffers:
@@ -162,12 +162,12 @@ class Engine:
     def microbatch(self) -> int:
         """Returns the number of the microbatch that this rank computes next, among those of its step on all ranks.
 
-        It says which data to take so that any number of ranks trains on the same (docs/reproducible.md).
+        It says which data to take so that any number of ranks trains on the same data (docs/reproducible.md).
         """
         return self._live().microbatch()
 
     def microbatches(self) -> range:
-        """Returns the microbatches of this step that this rank computes, neighbours among those of all ranks.
+        """Returns the microbatches of this step that this rank computes. They are neighbours among those of all ranks.
 
         With "deal" by speed a step may change them, so ask after each one and tell the data (`TokenBatches.deal`).
         Raises Error (64) where ranks take turns, so that a rank's microbatches are no neighbours.
@@ -184,8 +184,8 @@ class Engine:
         `parameters` restricts it to the units of these parameters. `write` copies rank 0's values to all ranks at the end. `ema` shows
         the averages of the weights instead.
 
-        Collective; call it between steps. Other ranks do not wait for an exception that leaves the block: nothing is written
-        back. Raises Error (64) for a call out of turn.
+        The call is collective and belongs between steps. Other ranks do not wait for an exception that leaves the
+        block: nothing is written back. Raises Error (64) for a call out of turn.
         """
         if write and ema:
             raise Error("gathered: write and ema exclude each other, since averages are not what is trained. [T0643] hint: write without ema=True")
@@ -197,7 +197,7 @@ class Engine:
         """Returns a guard: inside `with engine.ema_weights():` parameters are the averages of their weights, still
         sharded.
 
-        The strategy needs "ema". Collective; call it between steps. Raises Error (64) without "ema" or out of turn.
+        The strategy needs "ema". The call is collective, between steps. Raises Error (64) without "ema" or out of turn.
         """
         return Guard(lambda: self._live().ema_weights())
 
@@ -205,16 +205,16 @@ class Engine:
         """Returns the mean of `loss_of(batch)` over the batches of all ranks, computed without gradients.
 
         `loss_of` returns a scalar tensor or a number, or a pair (loss, weight), whose loss is a mean over `weight`
-        things. Weights make the result the same for any number of ranks and any batch size:
+        items. Weights make the result the same for any number of ranks and any batch size:
 
             engine.evaluate(loader, lambda batch: (model(batch.x, batch.y), len(batch.x)))
 
-        A DataLoader with a DistributedSampler gives each sample once here, though the sampler would give some ranks one
+        A DataLoader with a DistributedSampler gives each sample once here, though the sampler would give some samples
         twice.
 
-        Ranks may have different numbers of batches, but each needs at least one. Put the module in eval mode first.
-        Collective. Raises Error (64) on a rank where `loss_of` returned anything else; the other ranks find a loss of
-        NaN, and the job can go on.
+        Ranks may have different numbers of batches, but each needs at least one. Put the module in eval mode first. The
+        call is collective. Raises Error (64) on a rank where `loss_of` returned anything else; the other ranks find a
+        loss of NaN, and the job can go on.
         """
         engine = self._live()
         try:
@@ -267,8 +267,8 @@ class Engine:
         frozen.
 
         Memory is planned anew: a frozen parameter has no gradients. Its optimizer states stay in the host's memory and
-        are used when it trains again, as those of a torch.optim optimizer are; checkpoints hold them too. Collective,
-        between steps. Raises Error (64) if a pattern matches nothing or microbatches were begun.
+        are used when it trains again, as those of a torch.optim optimizer are; checkpoints hold them too. The call is
+        collective and belongs between steps. Raises Error (64) if a pattern matches nothing or microbatches were begun.
         """
         self._live().set_trainable([pattern] if isinstance(pattern, str) else list(pattern), trainable)
 
@@ -276,8 +276,8 @@ class Engine:
         """Puts parameters into a group of their own and makes them trainable, as `add_param_group` of torch.optim does.
 
         `group` is an entry as the strategy's "optimizer.groups" would have it: {"name": "backbone", "match":
-        ["backbone.*"], "lr_ratio": 0.1}. Collective; call it between steps. Raises Error (78) if a pattern matches nothing, or
-        a parameter is in another group.
+        ["backbone.*"], "lr_ratio": 0.1}. It is collective; call it between steps. Raises Error (78) if a pattern
+        matches nothing, or a parameter is in another group.
         """
         self._live().add_group(json.dumps(dict(group)))
 
@@ -285,8 +285,8 @@ class Engine:
         """Returns, on rank 0, what `model.state_dict()` would be without Tessera, in memory of its own; {} on other
         ranks.
 
-        Parameters have their compute dtype. One unit is gathered at a time. Collective. `save_weights` needs no memory
-        for a whole model.
+        Parameters have their compute dtype. One unit is gathered at a time. The call is collective. `save_weights`
+        needs no memory for a whole model.
         """
         engine = self._live()
         values = self.model.state_dict(keep_vars=True)
@@ -320,8 +320,8 @@ class Engine:
         `torch::load(module, path)`, where the module's names are the same, and Python by
         `torch.jit.load(path).state_dict()`. `load_weights` reads both.
 
-        Collective; call it between steps. Raises Error on all ranks if rank 0 cannot write (73, 74, 77), or if the file exists
-        and `replace` is False (73).
+        It is collective; call it between steps. Raises Error on all ranks if rank 0 cannot write (73, 74, 77), or if
+        the file exists and `replace` is False (73).
         """
         if form not in ("dictionary", "archive"):
             raise Error(f"save_weights has the forms dictionary and archive, got {form!r}. "
@@ -334,10 +334,10 @@ class Engine:
         """Gives parameters and buffers the values of a file of weights, unit by unit, in the dtypes of the strategy.
 
         fp32 masters get the file's values. Optimizer states stay as they are. `tessera.load_weights` says which files
-        there are, and what the options mean.
+        it reads, and what the options mean.
 
-        Collective; call it between steps; rank 0 alone reads. Raises Error on all ranks: 66 missing; 65 damaged, of another
-        kind, or of another model.
+        It is collective; call it between steps; rank 0 alone reads. Raises Error on all ranks: 66 missing; 65 damaged,
+        of another kind, or of another model.
         """
         engine = self._live()
         self._mirror.refresh_for_weights()
@@ -364,7 +364,7 @@ class Engine:
 
     def finish_checkpoint(self) -> None:
         """Waits until the asynchronous save is committed, and raises its Error. It does nothing if none is under way.
-        Collective.
+        The call is collective.
         """
         _native.finish_checkpoint(self._live())
 
@@ -373,8 +373,8 @@ class Engine:
         return _native.checkpoint_progress(self._live())
 
     def load_checkpoint(self, path: str | os.PathLike) -> "LoadedCheckpoint":
-        """Gives the Engine everything that a checkpoint holds, at any number of ranks and under any strategy.
-        Collective.
+        """Gives the Engine everything that a checkpoint holds, at any number of ranks and under any strategy. The call
+        is collective.
 
         `path` is a checkpoint, a folder with `latest`, or `folder`/best. The module's buffers must exist in the sizes
         that were saved: run a forward first if it makes them. Raises Error on all ranks: 66 no checkpoint; 65 damaged,
@@ -386,7 +386,7 @@ class Engine:
 
     def commit_durable(self, *, tensors: Mapping[str, torch.Tensor] | None = None, json: Mapping[str, Any] | None = None,
                        data: SamplerCursor | None = None) -> bool:
-        """Starts a durable commit after each K-th step, and returns True then. Call it after every step. Collective.
+        """Starts a durable commit after each K-th step, and returns True then. Call it after every step, on all ranks.
 
         The strategy needs `"durable": {"every": K, "dir": D}`. A commit puts everything that training needs to go on
         onto the disk of each host. A run that ended at any moment goes on from there (`resume_durable`), bit for bit,
@@ -406,7 +406,7 @@ class Engine:
 
     def resume_durable(self) -> "LoadedCheckpoint | None":
         """Goes on from the last commit in D; returns None if there is none. Call it in every run, before its first
-        step. Collective.
+        step. It is collective.
         """
         engine = self._live()
         self._mirror.refresh_for_checkpoint()
@@ -423,12 +423,12 @@ class Engine:
 
     @property
     def strategy(self) -> dict[str, Any]:
-        """Returns the strategy in use, every key present."""
+        """Returns the strategy in use, with every key present."""
         return json.loads(self._live().strategy())
 
     @property
     def device(self) -> torch.device:
-        """Returns the device of the parameters, where inputs must be too."""
+        """Returns the device of the parameters, on which inputs must be too."""
         return self._live().device()
 
     @property
@@ -453,17 +453,17 @@ class Engine:
 
     @property
     def samples_seen(self) -> int:
-        """Samples of all ranks in those steps, as `backward` was told of them.
+        """Returns the samples of all ranks in those steps, as given to `backward`.
 
         Where replicas train apart ("sync"), each step counts this replica's samples times the number of replicas; with
-        "sync" asynchronous and hogwild, only this rank's count.
+        "sync" asynchronous and hogwild, only this rank's samples count.
         """
         return self._live().samples_seen()
 
     def set_epoch_samples(self, samples: int) -> None:
         """Says how many samples an epoch has over all ranks, for lr_schedule.warmup_epochs, in place of epoch_samples.
 
-        Call it before the first backward, and again after a load. Collective.
+        Call it before the first backward, and again after a load. It is collective.
         """
         self._live().set_epoch_samples(samples)
 
@@ -475,7 +475,7 @@ class Engine:
     def time_data(self) -> None:
         """Measures StepResult.data_seconds from the next step on, whatever the strategy.
 
-        Where it gathers parameters they are measured anyhow; else a step makes LibTorch allocate a few times for it.
+        If parameters are gathered, the seconds are measured anyhow; else LibTorch allocates a few times a step for it.
         """
         self._live().time_data()
 
@@ -496,7 +496,7 @@ class Engine:
 
     @property
     def staleness(self) -> dict[str, int]:
-        """Returns how many of this rank's gradients had each age so far ("sync" asynchronous and hogwild); else nothing.
+        """Returns how many of this rank's gradients had each age so far ("sync" asynchronous and hogwild); else {}.
 
         The keys are ages: "0" to "7", then "8-15", "16-31", "32-63" and "64+". Ages without a gradient are left out.
         """
@@ -513,7 +513,7 @@ class Engine:
 
     @property
     def unit_names(self) -> list[str]:
-        """Paths of the units; the root, "(root)", comes first."""
+        """Returns the paths of the units; the root, "(root)", comes first."""
         return self._live().unit_names()
 
     def enter_forked_process(self) -> None:
@@ -548,9 +548,9 @@ class Engine:
 
 def backward(loss: torch.Tensor, engines: Sequence[Engine], *, tokens: int = 0, samples: int = 0, retain_graph: bool = False,
              weight: float | torch.Tensor = 1.0) -> None:
-    """Runs backward of one loss that trains several Engines' modules. Collective.
+    """Runs backward of one loss that trains several Engines' modules. The call is collective.
 
-    Each Engine takes its own gradients; those of others are dropped. The arguments are those of `Engine.backward`.
+    Each Engine takes its own gradients; other gradients are dropped. The arguments are those of `Engine.backward`.
     """
     natives = []
     for engine in engines:
@@ -571,8 +571,8 @@ def uneven(loader: Iterable, engine: Engine, on_step: Callable[[_native.StepResu
     takes part in the others' microbatches and steps and counts nothing. When all ranks are out, the microbatches that
     are left make a step. An epoch with weights therefore trains as on one rank. Give `on_step` what all ranks must do
     after a step (set_lr, a save): it is called with the steps that this function makes itself, and the body does the
-    same after its own. A DistributedSampler gives no sample twice here. Each batch costs a small message. Leave the
-    loop on all ranks alike, or on none.
+    same after its own steps. A DistributedSampler gives no sample twice here. Each batch costs a small message. Leave
+    the loop on all ranks alike, or on none.
     """
     batches, loop = _without_padding(loader), _native.UnevenLoop(engine._live(), on_step)
     missing = object()
@@ -584,7 +584,7 @@ def uneven(loader: Iterable, engine: Engine, on_step: Callable[[_native.StepResu
 
 
 def _without_padding(loader: Iterable) -> Iterator:
-    """Yields the batches of one pass, without the samples that a DataLoader's DistributedSampler would give twice."""
+    """Yields the batches of one pass, without samples that a DataLoader's DistributedSampler would give twice."""
     sampler = getattr(loader, "sampler", None)
     if not isinstance(sampler, DistributedSampler) or sampler.drop_last:
         return iter(loader)
@@ -648,8 +648,8 @@ def load_weights(model: torch.nn.Module, path: str | os.PathLike, *, part: str =
     """Gives a module the values and dtypes of a file. Call it before an Engine is made of the module,
     `Engine.load_weights` later.
 
-    The file is one of `torch.save` (a state_dict, also inside other dictionaries), of C++'s `torch::save`, of
-    `Engine.save_weights`, or of safetensors. The index or the folder names a model in several files. Nothing in the
+    The file is written by `torch.save` (a state_dict, also inside other dictionaries), by C++'s `torch::save`, by
+    `Engine.save_weights`, or by safetensors. The index or the folder names a model in several files. Nothing in the
     file is run. All of the file is used, except what the options leave out; otherwise nothing is changed.
 
     `part` selects one of several dictionaries in the file, by its keys with slashes between: "ema",
@@ -672,7 +672,7 @@ def _names(names: str | Sequence[str]) -> list[str]:
 
 
 class Guard:
-    """What `Engine.gathered` and `Engine.ema_weights` return: for a `with` statement."""
+    """The result of `Engine.gathered` and `Engine.ema_weights`, for a `with` statement."""
 
     def __init__(self, begin: Callable[[], Any]) -> None:
         self._begin = begin
@@ -753,11 +753,11 @@ def deferred_init() -> Iterator[None]:
 
 
 class _AsIfReal(TorchFunctionMode):
-    """Answers for deferred tensors the questions that initialising code asks of tensors outside of operators.
+    """Answers, for deferred tensors, the questions that initialising code asks about tensors outside of operators.
 
     Deferred tensors say that they lie on the device "meta". Since PyTorch 2.12 torch.nn.init.trunc_normal_ and other
     functions skip such tensors, so the weights would keep other values. Tensor.tolist reads memory, which deferred
-    tensors do not have, so it asks for their elements.
+    tensors do not have, so here it asks for their elements.
     """
 
     def __torch_function__(self, function, types, args=(), kwargs=None):

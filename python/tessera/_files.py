@@ -1,4 +1,4 @@
-"""Has what modules that are commands share: arguments, and files that are written whole or not at all."""
+"""Has the functions that commands share: arguments, and files that are written whole or not at all."""
 
 import argparse
 import errno
@@ -13,7 +13,7 @@ USAGE, CORRUPT, MISSING, CANNOT_CREATE, IO, DENIED = 64, 65, 66, 73, 74, 77
 
 
 class Parser(argparse.ArgumentParser):
-    """Ends with 64 where the command line is wrong."""
+    """A parser that ends the program with 64 if the command line is wrong."""
 
     def error(self, message: str) -> NoReturn:
         self.exit(USAGE, f"{self.prog}: {message}. [T0673] hint: --help lists the options\n")
@@ -37,7 +37,7 @@ def code_of(error: OSError, without_place: int) -> int:
 
 
 def expect_free(out: str, what: str, inputs: list[str], overwrite: bool) -> None:
-    """Checks, before any work, that no file would be destroyed by mistake. `what` are the inputs in an error."""
+    """Checks, before any work, that no file would be destroyed by mistake. `what` names the inputs in an error."""
     if os.path.lexists(out) and not os.path.islink(out):
         for name in inputs:
             if os.path.exists(name) and os.path.samefile(out, name):
@@ -50,7 +50,7 @@ def expect_free(out: str, what: str, inputs: list[str], overwrite: bool) -> None
 
 
 def write_whole(out: str, text: str) -> None:
-    """Writes the whole file or nothing: it gets its name when it is on the disk."""
+    """Writes the whole file or nothing: the file gets its name when it is on the disk."""
     partial = f"{out}.partial"
     try:
         os.makedirs(os.path.dirname(os.path.abspath(out)), exist_ok=True)
@@ -70,7 +70,7 @@ def write_whole(out: str, text: str) -> None:
 
 
 def print_all(text: str) -> None:
-    """Prints a text, and fails if the text is lost."""
+    """Prints a text, and raises an error if the text is lost."""
     try:
         sys.stdout.write(text)
         sys.stdout.flush()

@@ -63,13 +63,13 @@ def _join(strategy: _native.Strategy) -> None:
         _leaves_at_exit = True
         if process.parent_process() is None:
             atexit.register(_leave)
-        else:  # multiprocessing ends a forked process without atexit, and hides an exception at the end of any
+        else:  # multiprocessing ends a forked process without atexit, and hides an exception at the end of any process
             util.Finalize(None, _leave_child, exitpriority=1)
         os.register_at_fork(after_in_child=_after_fork)
 
 
 def expect_one_truth() -> None:
-    """Raises Error (78) if torch.distributed now disagrees with the job that this process joined about who it is."""
+    """Raises Error (78) if torch.distributed now gives this process another rank than the job that it joined."""
     if _truths.has_group() and _native.is_joined() and not _native.is_forked():
         _truths.expect_unchanged((_native.rank({}), _native.world_size({})), _native.launcher({}))
         _outside.begin()
@@ -124,7 +124,7 @@ def local_rank() -> int:
 
 
 def seed_for_rank(seed: int) -> int:
-    """Returns the seed of this rank's generator for everything that must differ between ranks: dropout, augmentation.
+    """Returns the seed of this rank's generator for all that must differ between ranks: dropout, augmentation.
     """
     return _native.seed_for_rank(seed, rank())
 
@@ -154,7 +154,7 @@ def _leave() -> None:
 def _leave_child() -> None:
     """Runs at the end of a process of multiprocessing, where an exception is still on its way."""
     kind, value, trace = sys.exc_info()
-    # torch.multiprocessing raises SystemExit in place of the exception that happened.
+    # torch.multiprocessing raises SystemExit in place of the exception that was raised.
     if kind is SystemExit and value.code and value.__context__ is not None:
         value = value.__context__
         kind, trace = type(value), value.__traceback__
@@ -189,7 +189,7 @@ def _fail(kind, value, trace) -> None:
 
 
 _exit_of_python = sys.exit
-_exit_called: tuple[Any, Any] | None = None  # what sys.exit was last called with, and the program's outermost frame
+_exit_called: tuple[Any, Any] | None = None  # the latest argument of sys.exit, and the program's outermost frame
 
 
 def _exit(status: Any = None, /) -> None:

@@ -1,6 +1,6 @@
 """Helps a loop of plain PyTorch on many ranks, beside an Engine or without one: equal buffers, batch norms over all ranks, averaged
-gradients, and traces. It has the functions of include/tessera's sync_buffers.h, sync_batch_norm.h,
-data_parallel.h and trace.h.
+gradients, and traces. It has the functions of sync_buffers.h, sync_batch_norm.h, data_parallel.h and trace.h in
+include/tessera.
 """
 
 import os
@@ -22,13 +22,13 @@ _CONVERTED = (torch.nn.BatchNorm1d, torch.nn.BatchNorm2d, torch.nn.BatchNorm3d, 
 
 
 def sync_buffers(model: torch.nn.Module, how: str = "from_rank_zero") -> None:
-    """Makes the buffers of a module alike on all ranks: rank 0's, or with `how="mean"` the mean over the ranks, where
-    integers and flags, such as num_batches_tracked, are still rank 0's.
+    """Makes the buffers of a module alike on all ranks. They get rank 0's values, or with `how="mean"` the mean over
+    ranks; integers and flags, such as num_batches_tracked, always get rank 0's values.
 
-    An Engine does that once, when it is made; afterwards each rank's forward writes its own. Call it before an
+    An Engine does that once, when it is made; afterwards each rank's forward writes its own buffers. Call it before an
     evaluation, or before weights are saved, which takes rank 0's. "broadcast_buffers" in the strategy has each step do
-    it, and `convert_sync_batchnorm` keeps running statistics alike all the time. Collective. Raises Error (64) on all
-    ranks where their buffers have other shapes or dtypes.
+    it, and `convert_sync_batchnorm` keeps running statistics alike all the time. It is collective. Raises Error (64) on
+    all ranks if their buffers have other shapes or dtypes.
     """
     if how not in _SYNCS:
         raise Error(f"sync_buffers: how is one of {', '.join(_SYNCS)}, got {how!r}. [T0762] hint: leave it out for rank 0's values")
@@ -46,7 +46,7 @@ def write_trace(path: str | os.PathLike) -> None:
     or chrome://tracing.
 
     An Engine records "backward", "step", "all_gather UNIT", "reduce UNIT", "agree", "update" and "publish"; `span` adds
-    what the program names. Collective. Raises Error (73) on all ranks where the file cannot be written.
+    what the program names. It is collective. Raises Error (73) on all ranks if the file cannot be written.
     """
     join_if_needed()
     _native.write_trace(os.fspath(path))
@@ -54,7 +54,7 @@ def write_trace(path: str | os.PathLike) -> None:
 
 @contextmanager
 def span(name: str) -> Iterator[None]:
-    """`with tessera.span("load"):` records a span of time in the trace, under a name that the program chooses."""
+    """Records a span of time in the trace, under a name that the program chooses: `with tessera.span("load"):`."""
     begin = time.monotonic_ns()
     try:
         yield
@@ -63,14 +63,14 @@ def span(name: str) -> Iterator[None]:
 
 
 class SyncBatchNorm(_BatchNorm):
-    """Batch normalisation over the samples of all ranks. Input [B, C], [B, C, L], [B, C, H, W] or [B, C, D, H, W]; B
-    may differ between ranks, and be 0 on some. It works on the CPU too, which torch.nn.SyncBatchNorm does not.
+    """Batch normalisation over the samples of all ranks. Inputs are [B, C], [B, C, L], [B, C, H, W] or [B, C, D, H, W];
+    B may differ between ranks, and be 0 on some. It works on the CPU too, which torch.nn.SyncBatchNorm does not.
 
     While training, mean and variance are those of the batches of all ranks together, forward and backward, as if one
     process had the concatenated batch; running statistics are alike on all ranks. In eval mode it is BatchNorm, and
     ranks do not meet. Each forward and backward while training is collective. It cannot be differentiated twice.
     `torch.utils.checkpoint` counts a batch twice in the running statistics, as it does with BatchNorm. Raises Error
-    (64) on all ranks where they have one value a channel together.
+    (64) on all ranks if together they have one value a channel.
     """
 
     class_for_strategies = "BatchNorm"  # "mixed_precision.keep_fp32" means it where it means a BatchNorm
@@ -100,7 +100,7 @@ def convert_sync_batchnorm(model: torch.nn.Module) -> list[str]:
     They stay the same objects, with their parameters, buffers and hooks. Call it before the Engine is made, or later.
     The call is collective.
 
-    Raises Error (64) on all ranks for a BatchNorm that has a forward of its own, or no sizes yet.
+    Raises Error (64) on all ranks for a BatchNorm that has its own forward, or has no sizes yet.
     """
     join_if_needed()
     found = {name: module for name, module in model.named_modules()
@@ -123,15 +123,15 @@ class DataParallel:
         loss.backward()      # when it returns, every .grad is the mean over the ranks
         optimizer.step()
 
-    Use it for what an Engine does not have: an optimizer of your own, second-order methods. It costs the memory of
+    Use it for what an Engine does not have: your own optimizer, or second-order methods. It costs the memory of
     NO_SHARD and does not overlap communication with backward, so an Engine is smaller and faster. Call the model
-    itself, there is no module around it.
+    itself; there is no module around it.
 
     Making one is collective, compares the modules and gives every rank rank 0's values. Each backward that reaches a
     parameter is collective at its end. A parameter that some ranks did not use gets the mean in which they count as
-    zero; one that no rank used keeps no `.grad`. Gradients have the same bits on all ranks. What goes wrong in a
-    backward comes out of it as a RuntimeError with the text of an Error. `bucket_mb`: MiB of fp32 gradients that are
-    sent together.
+    zero; one that no rank used keeps no `.grad`. Gradients have the same bits on all ranks. If a backward fails,
+    it raises a RuntimeError with the text of an Error. `bucket_mb`: MiB of fp32 gradients that are sent
+    together.
     """
 
     def __init__(self, model: torch.nn.Module, *, bucket_mb: float = 25.0) -> None:
@@ -145,7 +145,7 @@ class DataParallel:
     @contextmanager
     def no_sync(self) -> Iterator[None]:
         """Inside `with parallel.no_sync():` backward leaves gradients as this rank made them. They add up; the next
-        backward outside averages the sum.
+        backward outside of it averages the sum.
         """
         scope = self._live().no_sync()
         try:
@@ -154,8 +154,8 @@ class DataParallel:
             scope.end()
 
     def set_weight(self, weight: float | torch.Tensor) -> None:
-        """Says over how many things (samples, tokens) the loss of the next averaging backward is a mean. Gradients are
-        then means over all of them.
+        """Says over how many items (samples, tokens) the loss of the next averaging backward is a mean. Gradients are
+        then means over the items of all ranks.
 
         A SyncBatchNorm adds up ranks' gradients inside backward, before these weights count: with one, give an Engine
         the weight, or multiply the loss.
@@ -163,20 +163,20 @@ class DataParallel:
         self._live().set_weight(float(weight))
 
     def backward_nothing(self) -> None:
-        """Stands for a backward on a rank without a batch, while others run a backward that averages. The rank counts nothing, and gets
-        the mean in every `.grad`.
+        """Stands for a backward on a rank without a batch, while other ranks run a backward that averages. The rank
+        counts nothing, and gets the mean in every `.grad`.
         """
         self._live().backward_nothing()
 
     def broadcast_buffers(self) -> None:
-        """Gives every rank rank 0's buffers. Collective."""
+        """Gives every rank rank 0's buffers. The call is collective."""
         parallel = self._live()
         self._mirror.refresh()
         parallel.broadcast_buffers()
 
     @property
     def num_buckets(self) -> int:
-        """Calls that each averaging takes, beside a small one."""
+        """Returns the number of calls that each averaging takes, besides one small call."""
         return self._live().num_buckets()
 
     def close(self) -> None:
@@ -184,7 +184,7 @@ class DataParallel:
         self._native = self._mirror = None
 
     def enter_forked_process(self) -> None:
-        """Is called automatically in a process forked from this one. That process takes no part in averaging."""
+        """Takes a process that is forked from this one out of averaging. The package calls it there by itself."""
 
     def _live(self) -> _native.DataParallel:
         if self._native is None:

@@ -26,7 +26,7 @@ class Mirror:
         self.native = self._add(model, "", set())
 
     def refresh(self) -> None:
-        """Gives the C++ side all buffers that the modules have now."""
+        """Gives the C++ module all buffers that the modules have now."""
         for module in self._modules.values():
             module.refresh(lambda name: True)
 
@@ -36,7 +36,7 @@ class Mirror:
             module.refresh(module.is_persistent)
 
     def refresh_for_checkpoint(self) -> None:
-        """Gives the C++ side the buffers that the next run's module has when it loads, not the caches that forward
+        """Gives the C++ module the buffers that the next run's module has when it loads, not the caches that forward
         makes.
         """
         for module in self._modules.values():

@@ -4,10 +4,10 @@
 The watch sees Tessera's own calls. A rank in torch.distributed.barrier() would look to it like one that computes, while
 the others wait for that rank in a call of an Engine. A thread therefore looks twice a second where the threads of
 Python are; it takes part in no call. If a thread stays in a call of torch.distributed for 3 s, or this rank waits that
-long in a call of Tessera, it reads torch's flight recorder. The recorder has the calls of each process group: their
-numbers, the threads that made them, and whether they are over.
+long in a call of Tessera, the watching thread reads torch's flight recorder. The recorder has the calls of each process
+group: their numbers, the threads that made them, and whether they are over.
 
-Three kinds of waits are not seen and look like computing: a call with async_op=True (`work.wait()`), point-to-point
+Three kinds of waits are not seen, and look like computation: a call with async_op=True (`work.wait()`), point-to-point
 calls, and backends without the recorder.
 """
 
@@ -58,7 +58,7 @@ class _Watch(threading.Thread):
         self.ends = threading.Event()
         self._maker = threading.get_ident()  # thread that counts as the caller of groups that nobody has called yet
         self._file = distributed.distributed_c10d.__file__
-        self._stays: dict[int, tuple[Any, float]] = {}  # for each thread: its place in a call, and since when it is there
+        self._stays: dict[int, tuple[Any, float]] = {}  # for each thread: its place in a call, and the time of arrival
         self._has_told = False
 
     def run(self) -> None:
@@ -104,7 +104,7 @@ def _calls(stuck: Iterable[int], maker: int) -> tuple[list[_Group], list[_Wait]]
                 name = own[-1]["process_group"][0]
                 waits.append((_name(name), own[-1]["collective_seq_id"], thread, _text(own[-1], name)))
     except (KeyError, IndexError, TypeError, ValueError, RuntimeError):
-        # Another version's recorder, or a group that is ending.
+        # The recorder is of another version, or a group is ending.
         return [], []
     known = {group[0] for group in groups}
     return groups, [wait for wait in waits if wait[0] in known]
@@ -122,7 +122,7 @@ def _text(entry: dict[str, Any], group: str) -> str:
 
 
 def _progression(ranks: list[int]) -> tuple[int, int, int] | None:
-    """Returns (first, count, stride) if the ranks form such a progression, else None."""
+    """Returns (first, count, stride) if the ranks form an arithmetic progression, else None."""
     stride = ranks[1] - ranks[0] if len(ranks) > 1 else 1
     even = all(b - a == stride for a, b in zip(ranks, ranks[1:]))
     return (ranks[0], len(ranks), stride) if even and stride > 0 else None

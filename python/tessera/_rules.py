@@ -1,7 +1,7 @@
 """Rules that a program brings to its Engine: for updates of elements or matrices, and for sums of gradients over ranks.
 
-A program derives from one of the classes and gives the object to the Engine. The same as include/tessera's
-elementwise_optimizer.h, matrix_optimizer.h and comm_hook.h.
+A program derives from one of the classes and gives the object to the Engine. The classes are those of
+elementwise_optimizer.h, matrix_optimizer.h and comm_hook.h in include/tessera.
 """
 
 import traceback
@@ -15,13 +15,13 @@ import torch
 from tessera import _native
 from tessera._error import Error
 
-_MODEL = 70  # the exit code of an exception of the program's
+_MODEL = 70  # the exit code of an exception of the program
 _FRAMES_SHOWN = 4  # innermost frames of a traceback: other ranks get about 1,000 characters of an error
 
 
 @dataclass(slots=True)
 class Elements:
-    """What `ElementwiseOptimizer.update` gets: a run of elements of one parameter or of several neighbours.
+    """The argument of `ElementwiseOptimizer.update`: a run of elements of one parameter or of several neighbours.
 
     It begins and ends anywhere in them. All tensors are fp32 of shape [n], with the same n, a multiple of 32. Padding
     elements do not belong to the program, and their results are not used. `states` are valid during the call only.
@@ -42,7 +42,7 @@ class Elements:
 
 
 class ElementwiseOptimizer(ABC):
-    """An update rule of the program's own that looks at each element by itself.
+    """A program's own update rule that looks at each element by itself.
 
         class SignDescent(tessera.ElementwiseOptimizer):
             def states(self):
@@ -55,7 +55,7 @@ class ElementwiseOptimizer(ABC):
         engine = tessera.Engine(model, {"optimizer": {"type": "own", "lr": 1e-3}}, SignDescent())
 
     Parameters, gradients and states are sharded, offloaded, saved in checkpoints and averaged ("ema") like those of the
-    built-in rules. The tensors are the GPU's where one trains, and the host's with offload.step "cpu". `Engine.step`
+    built-in rules. The tensors are on the GPU if one trains, and on the host with offload.step "cpu". `Engine.step`
     calls the rule, or `Engine.backward` unit by unit with optimizer.in_backward. A call has at most 32,768 elements on
     the CPU and 4,194,304 on a GPU.
     """
@@ -64,7 +64,7 @@ class ElementwiseOptimizer(ABC):
     def states(self) -> Sequence[str]:
         """Returns the names of the states, which checkpoints use: at most 3, all different, none of them "ema".
 
-        The answer stays the same for the object's life.
+        The answer must stay the same for the object's life.
         """
 
     @abstractmethod
@@ -80,7 +80,7 @@ class ElementwiseOptimizer(ABC):
 
 @dataclass(slots=True)
 class Matrix:
-    """What `MatrixOptimizer.update` gets. All tensors are fp32, and valid during the call only."""
+    """The argument of `MatrixOptimizer.update`. All tensors are fp32, and valid during the call only."""
 
     parameter: torch.Tensor
     """[rows, columns]: the fp32 master; its values after the call are the result"""
@@ -97,7 +97,7 @@ class Matrix:
 
 
 class MatrixOptimizer(ABC):
-    """An update rule of the program's own that needs a whole matrix at a time.
+    """A program's own update rule that needs a whole matrix at a time.
 
         class RowScaledDescent(tessera.MatrixOptimizer):
             def states(self, rows, columns):
@@ -112,14 +112,14 @@ class MatrixOptimizer(ABC):
     The rule updates parameters of two dimensions, except those of Embedding modules; AdamW updates all others. Groups
     can say otherwise. One rank computes each matrix, and all ranks get about the same amount of work. Parameters,
     gradients and states are sharded, saved and averaged like those of the built-in rules, with the same bits under
-    every strategy. All tensors are the GPU's where one trains.
+    every strategy. All tensors are on the GPU if one trains.
     """
 
     @abstractmethod
     def states(self, rows: int, columns: int) -> Sequence[tuple[str, Sequence[int]]]:
-        """Returns the states of a matrix of this shape as pairs of name and shape: at most 8, names all different.
+        """Returns the states of a matrix of this shape as pairs of name and shape: at most 8, with different names.
 
-        None is called "ema" or "master". States are fp32. The answer stays the same for the object's life.
+        No state is called "ema" or "master". States are fp32. The answer stays the same for the object's life.
         """
 
     @abstractmethod
@@ -127,14 +127,14 @@ class MatrixOptimizer(ABC):
         """Updates parameter and states.
 
         The result may depend on nothing else: ranks and strategy decide which rank makes the call, and a generator
-        would draw other numbers on each. An exception leaves `Engine.step` as an Error (70) with the traceback, and
-        ends the job on all ranks.
+        would draw other numbers on each rank. An exception leaves `Engine.step` as an Error (70) with the traceback,
+        and ends the job on all ranks.
         """
 
 
 @dataclass(slots=True)
 class Bucket:
-    """What `CommHook.sum` gets: gradients of one unit or one bucket, all of parameters of one dtype.
+    """The argument of `CommHook.sum`: gradients of one unit or one bucket, whose parameters all have one dtype.
 
     Its tensors are valid during the call only.
     """
@@ -154,7 +154,7 @@ class Bucket:
 
 
 class CommHook(ABC):
-    """A rule of the program's own that sums gradients over the ranks: in fewer bits, from some elements only.
+    """A program's own rule that sums gradients over the ranks, in fewer bits or from some elements only.
 
         class InBf16(tessera.CommHook):
             def sum(self, bucket, ranks):
@@ -166,10 +166,10 @@ class CommHook(ABC):
         strategy = {"strategy": "SHARD_GRADIENTS", "compression": {"method": {"type": "hook"}}}
         engine = tessera.Engine(model, strategy, InBf16())
 
-    The Engine calls `sum` for each bucket as soon as backward has completed it, in the same order on every rank. A
-    communication thread makes the call over a network, while backward goes on; otherwise the thread of backward makes
-    it. One call runs at a time. A hook needs NO_SHARD, SHARD_OPTIMIZER or SHARD_GRADIENTS. A job of one rank does not
-    call it.
+    The Engine calls `sum` for each bucket as soon as backward has completed it, in the same order on every rank. Over a
+    network a communication thread makes the call, while backward goes on; otherwise the thread of backward makes it.
+    One call runs at a time. A hook needs NO_SHARD, SHARD_OPTIMIZER or SHARD_GRADIENTS. A job of one rank does not call
+    it.
     """
 
     @abstractmethod
@@ -177,13 +177,13 @@ class CommHook(ABC):
         """Replaces `bucket.gradients` by the *sum* over ranks, or by what the rule uses in its place.
 
         The Engine divides by the number of ranks. The result must have the same bits on every rank, since parameters
-        drift apart otherwise; `check.replica_hash_every` would find that. An exception leaves `Engine.backward` or
+        drift apart otherwise; `check.replica_hash_every` would find the drift. An exception leaves `Engine.backward` or
         `Engine.step` as an Error (70) with the traceback, and ends the job on all ranks. So does an interrupt.
         """
 
 
 class _Rule:
-    """Calls functions of a program's rule, for C++. What comes out is what C++ wants, or an Error with the place."""
+    """Calls functions of a program's rule, for C++. The outcome is what C++ expects, or an Error with the place."""
 
     _place = ""  # before the function's name in an error, where C++ puts no unit or parameter before it
 

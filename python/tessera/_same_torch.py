@@ -1,4 +1,4 @@
-"""Checks that the LibTorch in this process is one that the extension module works with."""
+"""Checks that the extension module works with the LibTorch in this process."""
 
 import pathlib
 import sys
@@ -9,7 +9,7 @@ import torch
 def expect_same_torch() -> None:
     """Raises ImportError unless torch has the build's minor version and CUDA.
 
-    C++ classes differ between minor versions, and nothing else would notice.
+    C++ classes differ between minor versions, and no other check would notice.
     """
     from tessera import _built_with
 

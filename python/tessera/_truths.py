@@ -20,7 +20,7 @@ _KEY = "tessera/hosts/{}"
 
 
 def has_group() -> bool:
-    """Returns True if torch.distributed has a process group."""
+    """Returns whether torch.distributed has a process group."""
     return distributed.is_available() and distributed.is_initialized()
 
 
@@ -39,7 +39,7 @@ def said() -> dict[str, str]:
 def meet(timeout_s: float) -> tuple[dict[str, str], Any]:
     """Returns a pair: the words of `said` with the ranks of this host and a meeting place, and an object to keep alive.
 
-    The object must live as long as ranks may still meet. Collective for the process group's ranks, if there is one.
+    The object must live as long as ranks may still meet. It is collective for a process group's ranks.
     """
     words = said()
     if not has_group() or distributed.get_world_size() == 1:
@@ -85,7 +85,7 @@ def _place_on_host(hosts: list[str]) -> tuple[int, int]:
 
 
 def _meeting_place(store: Any, on_one_host: bool, timeout_s: float) -> tuple[str, str, Any]:
-    """Returns (host, port, server) of the group's store if it is served at a port, else of a store of our own.
+    """Returns (host, port, server) of the group's store if it is served at a port, else of a store that it starts.
 
     It returns none if MASTER_PORT names one.
     """

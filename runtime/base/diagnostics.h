@@ -23,8 +23,8 @@ class Diagnostics {
   /// `name` stands for the file in messages.
   Diagnostics(std::string name, std::string_view text);
 
-  /// `offset` is in bytes from the start of the text; `pointer` a JSON pointer (RFC 6901), "" being the whole
-  /// file. A `related` offset is appended to the message as line:column.
+  /// `offset` is in bytes from the start of the text; `pointer` is a JSON pointer (RFC 6901), and "" is the whole file.
+  /// A `related` offset is appended to the message as line:column.
   void add(std::size_t offset, std::string pointer, std::string message, std::size_t related = kNowhere);
 
   bool empty() const { return problems_.empty(); }

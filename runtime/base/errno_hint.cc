@@ -60,7 +60,7 @@ constexpr const char* kSomethingElse =
 constexpr const char* kLinks =
     "[T0406] hint: links lead in a circle, or one stands where none is followed; remove it, or name another path";
 
-/// What to do if reading or writing fails, and which limit to raise if a limit is the cause. Null: the other column has
+/// The remedy if reading or writing fails, and the limit to raise if a limit is the cause. Null: the other column has
 /// the hint, or the system's text needs none.
 struct Row {
   int error;

@@ -8,8 +8,8 @@
 
 namespace tessera {
 
-/// What an errno means to a user: its text, the exit code, and what to do. errno_hint.cc has a table with one row for
-/// each errno. Any thread may call these functions.
+/// The meaning of an errno for a user: its text, the exit code, and what to do. errno_hint.cc has a table with one row
+/// for each errno. Any thread may call these functions.
 
 /// Returns a text such as "No space left on device (errno 28)".
 std::string errno_text(int error);
@@ -18,16 +18,16 @@ std::string errno_text(int error);
 /// 1024 here". It is empty for every other errno. EAGAIN counts as the limit of processes and threads.
 std::string limit_hint(int error);
 
-/// Returns errno_text(error), and ". " with limit_hint if the errno is a limit's. Use it for failures that concern no
-/// file.
+/// Returns errno_text(error), and ". " with limit_hint if the errno tells of a limit. Use it for failures that concern
+/// no file.
 std::string reason_of(int error);
 
 /// Returns errno_text(error) for a file that could not be opened or read, and ". hint: ..." with what to do if there is
 /// more to say than the system says.
 std::string reason_of_reading(int error);
 
-/// Returns the same for a file or folder that could not be made or written. `wanted`: bytes that were to be written, if
-/// that is known.
+/// Returns the same text for a file or folder that could not be made or written. `wanted`: bytes that were to be
+/// written, if that is known.
 std::string reason_of_writing(int error, std::int64_t wanted = -1);
 
 /// Returns the errno of the limit that another library's text mentions ("accept: Too many open files"); 0 if it

@@ -5,12 +5,12 @@
 namespace tessera {
 
 /// Chooses k of n items in a row, spread evenly: floor(i k / n) of the first i items are chosen. A pass through the
-/// row, in either direction, therefore meets chosen items and others in a steady mix. A plain value.
+/// row, in either direction, therefore meets chosen items and others in a steady mix. It is a plain value.
 class EvenSpread {
  public:
   EvenSpread() = default;
-  /// Chooses `chosen` of `all` items: first from the `first` ones, as many as there are, and the rest from the others.
-  /// Both parts are spread evenly. REQUIRES: 0 <= chosen, first <= all < 2^31.
+  /// Chooses `chosen` of `all` items: first from the first `first` items, as many as there are, and the rest from the
+  /// other items. Both parts are spread evenly. REQUIRES: 0 <= chosen, first <= all < 2^31.
   EvenSpread(std::int64_t all, std::int64_t chosen, std::int64_t first)
       : of_first_{first, chosen < first ? chosen : first},
         of_others_{all - first, chosen < first ? 0 : chosen - first} {}

@@ -37,7 +37,7 @@ class InputFile {
   std::size_t size_;
 };
 
-/// Reads the whole text of a file or pipe of at most `most_bytes`. A larger one is not of this kind and fails with
+/// Reads the whole text of a file or pipe of at most `most_bytes`. A larger file is not of this kind and fails with
 /// `too_large` (78 for files that configure a run, 65 for data). Memory is taken for what is there. Other errors are
 /// those of InputFile::open, and 65 for a pipe that is silent for kPipeSeconds.
 absl::StatusOr<std::string> read_input_file(const std::filesystem::path& path, const std::string& kind,

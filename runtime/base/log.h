@@ -16,21 +16,21 @@ namespace tessera {
 /// Levels of importance; kOff prints nothing.
 enum class LogLevel { kInfo, kWarning, kError, kOff };
 
-/// Print one message of the level, if the current level lets it through.
+/// These functions print one message of their level, if the current level lets it through.
 void log_info(const std::string& message);
 void log_warning(const std::string& message);
 void log_error(const std::string& message);
 
-/// The least important level that is printed. It starts as the environment variable TESSERA_LOG_LEVEL says ("info",
-/// "warning", "error" or "off"; anything else gets a warning), and as kInfo without the variable.
+/// Sets the least important level that is printed. It starts as the environment variable TESSERA_LOG_LEVEL says
+/// ("info", "warning", "error" or "off"; anything else gets a warning), and as kInfo without the variable.
 void set_log_level(LogLevel level);
 LogLevel log_level();
 /// Prints warnings and errors only (`--quiet`). It never makes the log more talkative than it is.
 void set_log_quiet();
 
-/// Who the calling *thread* is, for the prefix of its messages. Ranks may be threads of one process, so each thread has
-/// its own. A thread that works for a rank takes the rank's over: `set_log_rank(rank)` with the result of its parent's
-/// `log_rank()`.
+/// The rank of the calling *thread*, for the prefix of its messages. Ranks may be threads of one process, so each
+/// thread has its own rank. A thread that works for a rank takes over the rank of its parent: `set_log_rank(rank)` with
+/// what `log_rank()` returned there.
 struct LogRank {
   int rank = 0;
   int world_size = 1;  ///< 1: messages have no prefix

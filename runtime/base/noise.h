@@ -21,7 +21,7 @@ struct NoiseKey {
   std::uint32_t start = 0;
 };
 
-/// The version of this function, and of how states are rounded by it. Checkpoints store it, since a run that goes on
+/// The version of this function, and of the rounding of states by it. Checkpoints store it, since a run that goes on
 /// under another version draws other numbers. Version 1 had another factor and two more steps. Version 2 rounded 8-bit
 /// states differently, and kept smaller and larger scales of their blocks.
 inline constexpr std::int64_t kNoiseVersion = 3;

@@ -21,7 +21,7 @@ void turn_pipe_signal_into_error();
 void take_process_limits();
 
 /// Starts `count` threads and ends them. Returns 0, or the errno of the system's refusal. LibTorch's own threads
-/// (libgomp) would otherwise end the process with no message of Tessera's.
+/// (libgomp) would otherwise end the process without a message of Tessera.
 int try_threads(int count);
 
 }  // namespace tessera

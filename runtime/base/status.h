@@ -15,7 +15,7 @@ namespace tessera {
 /// these functions. The status remembers its exit code, so the program's end needs no second table.
 absl::Status make_error(ExitCode code, std::string message);
 
-/// Returns the exit code that a status was made with; for statuses made elsewhere, the nearest one by
+/// Returns the exit code that a status was made with; for a status made elsewhere, it is the nearest one by
 /// `absl::StatusCode`.
 ExitCode exit_code_of(const absl::Status& status);
 

@@ -13,7 +13,7 @@ struct Phrase {
   const char* in_python;
 };
 
-/// Whether the program is Python. The Python package sets it once, when it is imported.
+/// True if the program is Python. The Python package sets it once, when it is imported.
 inline std::atomic<bool> speaks_python = false;
 
 /// Returns the phrase in the language of the program.

@@ -53,7 +53,7 @@ CallSignature make_signature(Operation operation, std::string_view label, DType 
 /// Returns the beginning of every message about a call: "blocks.3 reduce_scatter #412".
 std::string where(const CallSignature& call);
 
-/// Whether all fields are equal, labels included.
+/// Returns whether all fields are equal, labels included.
 bool operator==(const CallSignature& a, const CallSignature& b);
 
 /// Returns 64 bits that differ where signatures do, except for one pair in 2^64.

@@ -9,7 +9,7 @@
 
 namespace tessera {
 
-/// What a rank that waits for others reports: the calls that it waits in, and how far it is in each of its groups.
+/// The report of a rank that waits for others: the calls that it waits in, and its place in each of its groups.
 /// CallWatch writes it to the store and reads other ranks' reports.
 struct WaitReport {
   /// A call of a group that the rank has begun and not finished. Number 0 is the making of the group.
@@ -46,7 +46,7 @@ struct WaitReport {
 /// Returns in words the calls and ranks that prove that ranks do not make the same calls in the same order, or "" if
 /// nothing proves it. There are two proofs:
 ///
-/// 1. One rank waits in a call of a group, and another rank's call of that group and number is a different one.
+/// 1. One rank waits in a call of a group, and another rank's call of that group and number is a different call.
 /// 2. Ranks wait for each other in a ring: each is in a call that the next one has not begun, and the thread that would
 ///    begin it waits too.
 ///

@@ -153,7 +153,7 @@ static bool has_outside_wait(const std::vector<WaitReport>& reports) {
   });
 }
 
-/// The questions of one look to the store, and the answers.
+/// The questions to the store in one look, and the answers.
 struct CallWatch::Exchange {
   std::string key, own;
   bool writes = false;

@@ -100,9 +100,9 @@ class GroupCalls {
   Collectives* group_ ABSL_GUARDED_BY(mutex_) = nullptr;
 };
 
-/// What is known about calls that this process makes through another library, by which the same ranks communicate: how
-/// far it is in that library's groups, and in which calls threads have waited for CallWatch::kLong. The Python package
-/// looks at torch.distributed.
+/// The known facts about calls that this process makes through another library, by which the same ranks communicate:
+/// how far it is in that library's groups, and in which calls threads have waited for CallWatch::kLong. The Python
+/// package looks at torch.distributed.
 struct OutsideCalls {
   std::map<std::string, WaitReport::Group> groups;
   std::vector<WaitReport::Wait> waits;
@@ -113,7 +113,7 @@ struct OutsideCalls {
 ///
 /// A thread of the rank looks twice a second, in this rank's memory, whether the program has been in one call for 3 s.
 /// Only then do ranks communicate, through the store. Each one writes its WaitReport under "waits/RANK" and reads other
-/// ranks' reports: all of them in a small world, those of neighbours in a large one. A rank that finds the same
+/// ranks' reports: all reports in a small world, and those of neighbours in a large world. A rank that finds the same
 /// disagreement twice in a row (disagreement_of) writes it under "waits/verdict". Every waiting rank then ends with it:
 /// `report` is called with the error of this rank. A rank that goes on takes back what it wrote. A rank that computes
 /// reports nothing, and is never accused.

@@ -37,7 +37,7 @@ class Work {
     virtual ~State() = default;
     virtual absl::Status advance() { return absl::OkStatus(); }
     virtual absl::Status wait() = 0;
-    /// Called when the Work no longer needs the state, whether it was waited for or not.
+    /// The Work calls this when it no longer needs the state, whether it was waited for or not.
     virtual void release() { delete this; }
   };
 
@@ -87,7 +87,7 @@ class SumVisitor {
   /// `values[0, numel)` are `output[offset, offset + numel)` of the call, final (but perhaps not at that address). It
   /// is called with consecutive pieces in ascending order that cover the output; each begins at a multiple of
   /// `kAlignment` elements. The calls come between the reduction and the end of its Work::wait, on the thread that
-  /// makes those. If the reduction fails, only some pieces may have come.
+  /// makes these two calls. If the reduction fails, only some pieces may have come.
   virtual void visit(std::size_t offset, const float* values, std::size_t numel) = 0;
 
   static constexpr std::size_t kAlignment = 256;
@@ -96,7 +96,7 @@ class SumVisitor {
   ~SumVisitor() = default;
 };
 
-/// When the caller of a reduction means to wait for it.
+/// The time at which the caller of a reduction means to wait for it.
 enum class Waits {
   kAtOnce,
   kLater,  ///< the caller makes other calls or computes before it waits, so the start needs no barrier
@@ -108,7 +108,7 @@ class Collectives;
 class SumMethod {
  public:
   /// Replaces `data[0, numel)` of this rank by the compressor's sum over the ranks of `group`, with the same bits on
-  /// all of them. Until it returns, the calls of `group` are the compressor's, the same ones on every rank. If
+  /// all of them. Until it returns, the compressor makes the calls of `group`, the same calls on every rank. If
   /// reductions go on in the background, their thread calls it.
   virtual absl::Status sum(Collectives& group, std::string_view label, float* data, std::size_t numel) = 0;
 
@@ -116,7 +116,7 @@ class SumMethod {
   ~SumMethod() = default;
 };
 
-/// How a reduction is made. The caller fills it in for each call; reducers take it from the strategy.
+/// The way in which a reduction is made. The caller fills it in for each call; reducers take it from the strategy.
 struct ReduceOptions {
   ReduceOptions() = default;
   ReduceOptions(Waits waits) : waits(waits) {}  // NOLINT(google-explicit-constructor): most callers say no more
@@ -125,7 +125,7 @@ struct ReduceOptions {
 
   Waits waits = Waits::kAtOnce;
   /// Sees the output, and must live until the Work is waited for. (`nccl` has no sums that the host could see, and
-  /// refuses one.) Null: none.
+  /// refuses a visitor.) Null means none.
   SumVisitor* visitor = nullptr;
   /// Codecs on the wire, for transports that send over a network; other transports ignore them. A lossy codec rounds a
   /// rank's own contribution too, and all_reduce returns the same on all ranks. kLossless changes no bit; only `gloo`
@@ -134,11 +134,11 @@ struct ReduceOptions {
   WireForm sums = WireForm::kPlain;  ///< codec of all_reduce for sums that the rank that made them sends to the others
   /// Error feedback: the rounding error of this rank's earlier contributions is added to this one, and replaced by the
   /// new error (runs that are not finite do not change it). It has as many elements as this rank sends
-  /// (Collectives::compressed_part). Give the same memory at each reduction of the same gradients. Null means none.
+  /// (Collectives::compressed_part). Give the same memory at each reduction of the same gradients. Null: no feedback.
   float* feedback = nullptr;
   /// A compressor that makes the sums of fp32 instead, if compressed_part() is not 0. The codecs and `feedback` then
   /// have no effect, and the whole input of reduce_scatter becomes sums. It must live until the Work is waited for.
-  /// Null means none.
+  /// Null means that there is none.
   SumMethod* method = nullptr;
 };
 
@@ -156,8 +156,8 @@ struct GatherOptions {
 /// These rules hold for all transports:
 ///  1. Every rank of the group makes the same calls in the same order with the same sizes, dtypes and labels. A
 ///     transport that notices a difference fails on all ranks with both calls and both ranks in the message.
-///  2. One call at a time per object, from any thread (advancing a Work and waiting for it are calls too). Two objects
-///     are independent: neither waits behind the other.
+///  2. One call at a time is made per object, from any thread (advancing a Work and waiting for it are calls too). Two
+///     objects are independent: neither waits behind the other.
 ///  3. Sums accumulate in fp32, over ranks in a *pairwise tree*: neighbours are added (0+1, 2+3, ...; an odd last one
 ///     is carried up unchanged), then neighbours of those, until one is left. The order depends on nothing but
 ///     `size()`, so results have the same bits on every transport that adds by itself (all but `nccl`); and sums over
@@ -170,7 +170,7 @@ struct GatherOptions {
 /// `rank 1/4 blocks.3 reduce_scatter #412: rank 2 (pid 4711) is gone`.
 class Collectives {
  public:
-  /// Reductions with Waits::kLater that may be under way at a time.
+  /// Largest number of reductions with Waits::kLater that may be under way at a time.
   static constexpr int kMostUnderWay = 16;
 
   virtual ~Collectives() = default;
@@ -181,8 +181,8 @@ class Collectives {
   /// Returns the transport's name for people: "host", "thread", "gloo", "nccl", "fake", "hierarchical(host, gloo)", ...
   virtual std::string transport() const = 0;
 
-  /// The memory on which calls work: that of the host, or that of the GPU with this index. Calls on a GPU are ordered
-  /// on the current stream, and Work::wait makes the current stream wait, not the host.
+  /// The memory on which calls work: the memory of the host, or that of the GPU with this index. Calls on a GPU are
+  /// ordered on the current stream, and Work::wait makes the current stream wait, not the host.
   static constexpr int kHostMemory = -1;
   virtual int gpu() const { return kHostMemory; }
 
@@ -194,20 +194,20 @@ class Collectives {
   /// while the caller computes.
   virtual bool gathers_in_background() const { return false; }
 
-  /// How much of a reduction's input this rank rounds if ReduceOptions say so. 1: all of it; L: the L-th part, rounded
-  /// up (ranks of a host were summed before); 0: nothing, since the transport ignores these options.
+  /// Returns how much of a reduction's input this rank rounds if ReduceOptions say so. 1: all of it; L: the L-th part,
+  /// rounded up (ranks of a host were summed before); 0: nothing, since the transport ignores these options.
   virtual int compressed_part() const { return 0; }
 
-  /// Allocates zero-filled memory. Collective: every rank calls it with the same `bytes`, in the same order as its
-  /// other calls.
+  /// Allocates zero-filled memory. The call is collective: every rank makes it with the same `bytes`, in the same order
+  /// as its other calls.
   virtual absl::StatusOr<std::unique_ptr<CommBuffer>> allocate(std::size_t bytes) = 0;
 
   /// Returns whether `allocate_common` can succeed: true on `host` and `thread`, and for a group of one rank.
   virtual bool shares_memory() const { return false; }
 
   /// Allocates *common memory*: the same bytes on all ranks, though not at the same address. Peers see what a rank
-  /// wrote after the next collective. The memory vanishes without a trace when the last rank lets go. Collective, like
-  /// `allocate`.
+  /// wrote after the next collective. The memory vanishes without a trace when the last rank lets go. The call is
+  /// collective, like `allocate`.
   ///
   /// Inputs may lie anywhere in it. `all_gather` with `full` and `broadcast` with `data` in it (the same place on every
   /// rank) do not move what is there already: both cost a barrier in place, and no rank writes another's part. All
@@ -256,8 +256,8 @@ class Collectives {
   /// Ends the group: calls under way and to come, on every rank, fail with `reason` and this rank's number.
   virtual void abort(const absl::Status& reason) = 0;
 
-  /// Says that this rank makes no more calls. Peers that need it for one are told so at once, if the transport can tell
-  /// them. The destructor does the same.
+  /// Says that this rank makes no more calls. Peers that need it for a call are told so at once, if the transport can
+  /// tell them. The destructor does the same.
   virtual void leave() {}
 
   /// Returns OK, or the failure of a call that was queued and failed when it ran. Work::wait on a GPU returns before

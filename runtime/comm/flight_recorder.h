@@ -33,7 +33,7 @@ class FlightRecorder : public std::enable_shared_from_this<FlightRecorder> {
   static std::shared_ptr<FlightRecorder> from_environment(int rank, int world_size);
   FlightRecorder(std::string folder, int rank, int world_size);
 
-  /// Returns a group that records its calls and passes them on to `group`. Memory of one is memory of the other.
+  /// Returns a group that records its calls and passes them on to `group`. Memory of one group is memory of the other.
   std::shared_ptr<Collectives> record(const std::string& name, std::shared_ptr<Collectives> group);
 
  private:

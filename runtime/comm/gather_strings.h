@@ -11,12 +11,12 @@
 namespace tessera {
 
 /// Returns what each rank of the group gave, in rank order: any bytes, of lengths that may differ. It makes two
-/// all-gathers, the second one of the longest length. Errors are those of the group.
+/// all-gathers, and the second one has the longest length. Errors are those of the group.
 absl::StatusOr<std::vector<std::string>> gather_strings(Collectives& group, std::string_view label,
                                                         std::string_view own);
 
-/// Returns `own` of rank `root` on every rank of the group: any bytes. It makes two broadcasts, the first one of the
-/// length. Errors are those of the group.
+/// Returns `own` of rank `root` on every rank of the group: any bytes. It makes two broadcasts, and the first one sends
+/// the length. Errors are those of the group.
 absl::StatusOr<std::string> broadcast_string(Collectives& group, std::string_view label, std::string_view own,
                                              int root);
 

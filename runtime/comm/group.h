@@ -5,15 +5,15 @@
 
 namespace tessera {
 
-/// What a group of ranks is used for.
+/// The uses of a group of ranks.
 enum class GroupUse {
   kGather,  ///< all-gathers: ranks gather from and into the same places of their memory of the group
   kOther,   ///< everything else, such as reductions: each rank decides for itself where a bucket waits
   kOnHost,  ///< compressed sums of a GPU's ranks: the group is for the memory of their hosts (MeshGroups::on_host)
 };
 
-/// The ranks of a group, and which of them this one is. Messages name *world* ranks, so that a user need not know
-/// groups. A plain value.
+/// The ranks of a group, and the place of this rank among them. Messages name *world* ranks, so that a user need not
+/// know groups. It is a plain value.
 struct Group {
   std::string name;              ///< name of the group; together with the ranks it is unique in the job
   int rank = 0;                  ///< index of this rank in `world_ranks`

@@ -13,7 +13,7 @@ namespace tessera {
 /// task that is not over by then is left behind, so it must own everything that it uses. Tasks must not throw.
 bool succeed_in_time(std::vector<std::function<bool()>> tasks, std::chrono::milliseconds limit);
 
-/// Does for one task, which cannot fail, what succeed_in_time does for several.
+/// Does for one task, which cannot fail, what succeed_in_time does for several tasks.
 bool ends_in_time(std::function<void()> task, std::chrono::milliseconds limit);
 
 /// Time that the store's server may take to answer a question.

@@ -14,8 +14,8 @@
 
 // Finds the launcher that started this rank. Each launcher is a Dialect, a table of variable names. `read_candidates`
 // reads every dialect whose variables are set, with special rules for Slurm. `choose` then drops candidates that agree
-// with another one, and launchers that only started an agent; what is left must be one, or it is an error that shows
-// the disagreement.
+// with another one, and launchers that only started an agent; one candidate must be left, or else an error shows the
+// disagreement.
 
 namespace tessera {
 
@@ -225,8 +225,8 @@ bool agree(const Candidate& a, const Candidate& b) {
 
 /// Returns true if `outer` only started one agent a host (or one at all), which then started the ranks that `inner`
 /// counts: torchrun, mpirun or `tessera launch` inside an allocation, `mp.spawn` inside any launcher. torchrun may go
-/// on with fewer hosts than Slurm gave it, so its own agent is believed; exported RANK and WORLD_SIZE are not. A
-/// process group need not know its hosts yet: they are as many as agents, in their order.
+/// on with fewer hosts than Slurm gave it, so its own agent is believed; exported RANK and WORLD_SIZE are not believed.
+/// A process group need not know its hosts yet: they are as many as agents, in their order.
 bool is_agent_of(const Candidate& outer, const Candidate& inner, bool torchrun_agent) {
   if (outer.dialect->outerness <= inner.dialect->outerness) return false;
   if (inner.world_size == 1 && outer.world_size > 1) return false;  // this WORLD_SIZE=1 was left over

@@ -35,7 +35,7 @@ extern const Dialect kProcessGroup;
 /// where a variable is absurdly long.
 absl::Status launcher_error(std::string message);
 
-/// What one launcher said about this process.
+/// The facts that one launcher gave about this process.
 struct Candidate {
   const Dialect* dialect = nullptr;
   int rank = 0;
@@ -69,7 +69,7 @@ absl::Status partial_error(const LauncherVariables& variables, const Dialect& di
 /// Returns what the launcher said that started this rank, or nothing if no launcher's variables are set. All sources
 /// are read and compared:
 ///
-/// 1. Sources that agree count as one. The first one that knows the ranks of a host is taken, in the order torchrun,
+/// 1. Sources that agree count as one. The first source that knows the ranks of a host is taken, in the order torchrun,
 ///    Slurm, Open MPI, PMI, MVAPICH2, MPI of mpi4py, torch.distributed.
 /// 2. A launcher that only started one agent a host (Slurm for torchrun, torchrun for `mp.spawn`), or one process in
 ///    all, gives way to the one inside it.

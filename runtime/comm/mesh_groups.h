@@ -22,9 +22,9 @@ namespace tessera {
 class GroupFactory {
  public:
   virtual ~GroupFactory() = default;
-  /// Makes a group. Collective over `world_ranks` (ascending; this rank among them): each member calls with the same
-  /// name, ranks and use. Group rank i is world rank `world_ranks[i]`. Names are used once. Errors are those of the
-  /// transport.
+  /// Makes a group. The call is collective over `world_ranks` (ascending; this rank among them): each member calls with
+  /// the same name, ranks and use. Group rank i is world rank `world_ranks[i]`. Names are used once. Errors are those
+  /// of the transport.
   virtual absl::StatusOr<std::shared_ptr<Collectives>> make(const std::string& name,
                                                             const std::vector<int>& world_ranks, GroupUse use) = 0;
   /// Returns a group for host memory over the ranks of `group`, which `make` made: the group itself, unless it moves a
@@ -44,7 +44,7 @@ struct MeshAxes {
   std::shared_ptr<Collectives> world;      ///< all ranks
   /// All ranks, for host memory: `world` itself, unless it moves a GPU's memory.
   std::shared_ptr<Collectives> control;
-  /// The ranks that read this one's gradients where they lie, in one memory ("sync" backups); null where none do.
+  /// The ranks that read this rank's gradients where they lie, in one memory ("sync" backups); null if no rank does.
   std::shared_ptr<Collectives> readers = nullptr;
 
   /// Returns OK, or the first failure among the groups (Collectives::status).
@@ -52,7 +52,7 @@ struct MeshAxes {
 };
 
 /// Groups of the axes along which a GPU's ranks sum gradients, for the memory of their hosts; null for an axis of one
-/// rank, and for one that nobody asked for. They compress (Collectives::compressed_part).
+/// rank, and for an axis that nobody asked for. These groups compress (Collectives::compressed_part).
 struct HostAxes {
   std::shared_ptr<Collectives> reduce, replicate;
 };
@@ -66,22 +66,22 @@ class MeshGroups {
   const Topology& topology() const { return topology_; }
   KeyValueStore& store() const { return *store_; }
 
-  /// Makes the axes of a mesh shape. Collective over the world. Error: 78 unless `replicate * shard` is the world size.
-  /// A second request for a shape (by a second Engine) gets groups of its own.
+  /// Makes the axes of a mesh shape. It is collective over the world. Error: 78 unless `replicate * shard` is the world
+  /// size. A second request for a shape (by a second Engine) gets groups of its own.
   absl::StatusOr<MeshAxes> axes(int replicate, int shard);
 
-  /// Returns the axes of this rank's replica, as if there were no other replica. Collective over the world. `axes` are
-  /// the mesh's, and the shard axis is theirs. It is never used for a GPU's memory.
+  /// Returns the axes of this rank's replica, as if there were no other replica. It is collective over the world.
+  /// `axes` are those of the mesh; the result has the same shard axis. It is never used for a GPU's memory.
   absl::StatusOr<MeshAxes> within_replica(const MeshAxes& axes);
 
-  /// Makes the groups over which ranks with GPUs compress what they send, on the axes that are asked for: Gloo's,
-  /// whatever joins the GPUs. Collective over the world. `axes` are the mesh's. Errors: those of gloo_collectives.
+  /// Makes the groups over which ranks with GPUs compress what they send, on the axes that are asked for. Gloo joins
+  /// them. The call is collective over the world. `axes` are the mesh's. Errors: those of gloo_collectives.
   absl::StatusOr<HostAxes> on_host(const MeshAxes& axes, bool on_shard, bool on_replicate);
 
-  /// Makes a new group of all ranks, for host memory, which no other code uses. Collective. Its name contains
-  /// `purpose`.
+  /// Makes a new group of all ranks for host memory. No other code uses the group. The call is collective. Its name
+  /// contains `purpose`.
   absl::StatusOr<std::shared_ptr<Collectives>> world(const std::string& purpose);
-  /// Returns the group of a purpose. The first call makes it, which is collective; it is kept as long as the mesh.
+  /// Returns the group of a purpose. The first call makes it and is collective; the group lives as long as the mesh.
   absl::StatusOr<std::shared_ptr<Collectives>> shared_world(const std::string& purpose);
   /// Returns the group of the program's own messages (tessera/collectives.h).
   absl::StatusOr<std::shared_ptr<Collectives>> user_group() { return shared_world(kUser); }
@@ -92,8 +92,8 @@ class MeshGroups {
   /// Tells every rank of every group made through this mesh that this rank gives up, and why. Only the first reason
   /// counts.
   void abort(const absl::Status& reason);
-  /// Says that this rank's program ends well. Ranks that still need it for a call, since their data were longer, are
-  /// told so. The program's own group goes on (user_group), so that ranks can wait for each other.
+  /// Says that this rank's program ends well. Ranks that still need it for a call, since their data were longer, hear
+  /// that. The program's own group goes on (user_group), so that ranks can wait for each other.
   void leave();
   /// Returns OK, or the reason that this rank gave to `abort`.
   absl::Status status() const;

@@ -81,7 +81,7 @@ absl::Status name_launcher(const LauncherVariables& variables, Topology& topolog
   return absl::OkStatus();
 }
 
-/// Finds a number that differs between jobs and is the same on all ranks of one, if the launcher has any.
+/// Finds a number that differs between jobs and is the same on all ranks of a job, if the launcher has one.
 void find_run_id(const LauncherVariables& variables, Topology& topology) {
   const auto take = [&](const char* name) { topology.run_id = variables.text(name).value_or(""); };
   if (topology.launcher == "torchrun" || topology.launcher == "tessera") take("TORCHELASTIC_RUN_ID");

@@ -10,7 +10,7 @@
 
 namespace tessera {
 
-/// Looks up an environment variable; nothing if it is not set.
+/// Looks up an environment variable; returns nothing if it is not set.
 using Environment = std::function<std::optional<std::string>(const std::string&)>;
 /// Looks variables up in this process's environment.
 std::optional<std::string> process_environment(const std::string& name);

@@ -14,7 +14,7 @@ namespace {
 constexpr char kNotTriedTogether[] = "the two have not been tried together";
 constexpr char kUnknownInAStep[] = "no step knows of the other ranks'";
 
-/// "asynchronous", "hogwild" or "backups"
+/// Returns "asynchronous", "hogwild" or "backups".
 std::string word_of(const Strategy& s) {
   if (s.sync.type == SyncType::kBackups) return "backups";
   return s.sync.is_hogwild() ? "hogwild" : "asynchronous";

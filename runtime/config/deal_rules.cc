@@ -7,8 +7,8 @@
 
 #include "runtime/config/strategy_keys.h"
 
-// What "deal" by speed needs and excludes. Placements that gather, and steps with one microbatch a rank, are
-// refused where the Engine plans (engine/memory/make_plan.cc).
+// The rules about what "deal" by speed needs and excludes. Placements that gather, and steps with one microbatch a
+// rank, are refused where the Engine plans (engine/memory/make_plan.cc).
 
 namespace tessera {
 namespace {

@@ -7,7 +7,7 @@
 
 #include "runtime/config/strategy_keys.h"
 
-// What "noise_scale" excludes. The number of microbatches that it needs is known where the Engine plans
+// The rules about what "noise_scale" excludes. The number of microbatches that it needs is known where the Engine plans
 // (engine/memory/make_plan.cc).
 
 namespace tessera {

@@ -8,8 +8,8 @@
 
 namespace tessera {
 
-/// Keys of earlier versions, which this one reads and the next one does not: the methods of "compression" that were a
-/// key each, and the number that "delay_compensation" of "sync" was.
+/// Keys of earlier versions, which this version reads and the next one does not: the methods of "compression", each of
+/// which was a key, and the number that "delay_compensation" of "sync" was.
 
 /// Puts what such keys say into the form of this version, in `root`, each value with its place in the file. What cannot
 /// be said in that form, and an old key beside the new one, goes to `diagnostics`. The result is the warning, with the

@@ -5,7 +5,7 @@
 namespace tessera {
 namespace {
 
-/// Defaults of torch.optim; those of timm for lion, lamb and lars, which PyTorch does not have.
+/// Returns the defaults of torch.optim, or those of timm for lion, lamb and lars, which PyTorch does not have.
 OptimizerDefaults of_libraries(OptimizerType type) {
   using enum OptimizerType;
   switch (type) {

@@ -15,7 +15,7 @@ struct OptimizerDefaults {
 };
 
 /// Returns the defaults of a type. `version`: OptimizerConfig::defaults_version; a version later than this program's
-/// counts as this program's.
+/// version counts as this program's.
 OptimizerDefaults defaults_of(OptimizerType type, std::int64_t version = OptimizerConfig::kDefaultsVersion);
 
 /// A key that a strategy leaves out and that had another default before.

@@ -37,17 +37,17 @@ PlacementAxes placement_axes(const Strategy& strategy);
 /// Returns the names of the axes, as the strategy file has them: "host", "rank".
 std::vector<std::string> names_of_axes(const CutAxes& axes);
 
-/// Whether parameters stay gathered from forward to the end of backward. No "placement" says so.
+/// Returns whether parameters stay gathered from forward to the end of backward. No "placement" asks for that.
 bool keeps_gathered(const Strategy& strategy);
 
-/// Whether parameters are cut, and gathered unit by unit into memory that is given up after use.
+/// Returns whether parameters are cut, and gathered unit by unit into memory that is given up after use.
 bool releases_parameters(const Strategy& strategy);
 
-/// Whether several ranks may hold the same part of some state. A mesh whose "host" axis is left open may have several
-/// hosts.
+/// Returns whether several ranks may hold the same part of some state. A mesh whose "host" axis is left open may have
+/// several hosts.
 bool holds_copies(const Strategy& strategy);
 
-/// Whether the strategy's placement is that of a name, as "strategy" or as "placement".
+/// Returns whether the strategy's placement is that of a name, as "strategy" or as "placement".
 bool is_placed_as(const Strategy& strategy, ShardingStrategy name);
 
 /// Returns what is wrong with a "placement", and the remedy; empty if it is legal. REQUIRES: all of it is given.
@@ -57,7 +57,7 @@ std::string problem_of(const PlacementAxes& axes);
 std::string name_of_placement(const Strategy& strategy);
 
 /// Returns a line such as "parameters [], gradients [rank], optimizer [host, rank] (as SHARD_OPTIMIZER)". The names in
-/// parentheses are those of the rows with the same axes, where a "placement" has one.
+/// parentheses are those of the rows with the same axes, where a "placement" has such rows.
 std::string describe_placement(const Strategy& strategy);
 
 }  // namespace tessera

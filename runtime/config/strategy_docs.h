@@ -4,8 +4,8 @@
 
 namespace tessera {
 
-/// Makes pages from strategy_keys(). They are committed as docs/strategy.schema.json and docs/strategy.md, and a test
-/// compares them with the code. `tessera_strategy_docs docs` writes them.
+/// These functions make pages from strategy_keys(). They are committed as docs/strategy.schema.json and
+/// docs/strategy.md, and a test compares them with the code. `tessera_strategy_docs docs` writes them.
 
 /// Returns the JSON schema (draft 7). It says what each key may hold; it cannot express contradictions between keys
 /// (see the page).

@@ -23,8 +23,8 @@ constexpr const char kStrategyHint[] = "[T0512] hint: docs/strategy.md lists eve
 
 constexpr std::size_t kMaxFileBytes = std::size_t{1} << 20;
 
-/// Whether no launcher says that this process is another rank than 0: all ranks read the same file, and one of them
-/// warns.
+/// Returns whether no launcher says that this process is another rank than 0: all ranks read the same file, and one of
+/// them warns.
 bool is_first_rank() {
   const char* const rank = std::getenv("RANK");
   return !rank || std::string_view(rank) == "0";

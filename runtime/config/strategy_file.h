@@ -19,7 +19,7 @@ absl::Status check_strategy(const Strategy& strategy);
 
 /// Returns `strategy`, changed if the environment variable TESSERA_STRICT is "1" (`tessera launch --strict`): each rank
 /// then has private copies, as on hosts of their own, and "check.values" on the CPU, so the ranks of one machine show
-/// the errors that those of two would. Files are read so, and Engines are made so.
+/// the errors that the ranks of two machines would. Readers of files and makers of Engines call it.
 Strategy as_launched(Strategy strategy);
 
 }  // namespace tessera

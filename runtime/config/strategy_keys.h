@@ -24,15 +24,15 @@ std::vector<StrategyKey> noise_keys();
 std::vector<StrategyKey> durable_keys();
 std::vector<StrategyKey> compression_keys();
 std::vector<StrategyKey> sync_keys();
-/// Rules of "sync" and of keys that it excludes; strategy_rules.cc has all others.
+/// Returns the rules of "sync" and of keys that it excludes; strategy_rules.cc has all others.
 std::vector<StrategyRule> sync_rules();
 /// Returns the rules for an asynchronous "sync".
 std::vector<StrategyRule> asynchronous_rules();
-/// What "noise_scale" excludes.
+/// Returns the rules about what "noise_scale" excludes.
 std::vector<StrategyRule> noise_rules();
-/// What "placement" allows, and what it excludes.
+/// Returns the rules about what "placement" allows and excludes.
 std::vector<StrategyRule> placement_rules();
-/// What "reproducible" excludes.
+/// Returns the rules about what "reproducible" excludes.
 std::vector<StrategyRule> reproducible_rules();
 std::vector<StrategyRule> deal_rules();
 

@@ -51,26 +51,26 @@ std::string name_of(MuonLrAdjustment adjustment);
 /// Returns the name of an entry of optimizer.groups: "group 1" or "group 1 (head)".
 std::string name_of_group(const OptimizerConfig& optimizer, std::size_t index);
 
-/// Whether an update rule has these numbers.
+/// These functions return whether an update rule has these numbers.
 bool has_betas(OptimizerType type);
 bool has_eps(OptimizerType type);
 bool has_momentum(OptimizerType type);
 bool has_nesterov(OptimizerType type);   ///< OptimizerConfig::nesterov
 bool adapts_layers(OptimizerType type);  ///< whether the rule adapts rates by the norms of each parameter
-/// Whether it updates whole matrices, or all tensors whole, each on the rank that it is assigned to.
+/// Returns whether it updates whole matrices, or all tensors whole, each on the rank that it is assigned to.
 bool updates_whole_tensors(OptimizerType type);
-/// Whether the method or error feedback keeps residuals of gradients from step to step.
+/// Returns whether the method or error feedback keeps residuals of gradients from step to step.
 bool keeps_gradients(const CompressionConfig& compression);
-/// Whether the method draws random numbers, so that it has a seed.
+/// Returns whether the method draws random numbers, so that it has a seed.
 bool draws_gradients(const CompressionMethod& method);
 /// Returns b for a method in which ranks send momentum b m + (1 - b) g in place of gradients g, and keep residuals. It
 /// is 0 otherwise.
 double momentum_of_residuals(const CompressionMethod& method);
 /// Returns the method's text for messages, such as "top_k, fraction 0.01, momentum 0.9".
 std::string describe(const CompressionMethod& method);
-/// Whether ranks get whole sums of gradients from each other; otherwise every sum has one owner.
+/// Returns whether ranks get whole sums of gradients from each other; otherwise every sum has one owner.
 bool gets_whole_sums(const Strategy& strategy);
-/// Whether the optimizer keeps states of each element beside the master weight.
+/// Returns whether the optimizer keeps states of each element beside the master weight.
 bool keeps_states(const OptimizerConfig& optimizer);
 
 }  // namespace tessera

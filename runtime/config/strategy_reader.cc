@@ -216,7 +216,7 @@ class ValueReader {
                        : who + hint_of_names(name, own);
   }
 
-  /// Puts one key of an object into `result`; false if something is wrong with it. `unknown` says what, where
+  /// Puts one key of an object into `result`; false if something is wrong with it. `unknown` says what is wrong where
   /// `members` lack it.
   template <typename Unknown>
   bool member(const JsonNode& child, const std::string& pointer, const std::vector<StrategyKey>& members,

@@ -10,7 +10,7 @@
 namespace tessera {
 
 /// Fills a Strategy from a JSON tree by the rows of strategy_keys(); use one object for one tree. Everything that is
-/// wrong goes to `diagnostics`; the strategy is worth using only if nothing did.
+/// wrong goes to `diagnostics`; the strategy is worth using only if nothing was wrong.
 ///
 /// It works in phases: first values one by one (type, range, known key); then, for keys whose values were right,
 /// whether they have an effect together with the others (Condition), and the rules between keys (StrategyRule). A rule

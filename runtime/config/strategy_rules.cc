@@ -134,7 +134,7 @@ StrategyRule state_dtype_rule() {
           }};
 }
 
-/// Whether the rule updates whole tensors and its states are not those of single elements.
+/// Returns whether the rule updates whole tensors and its states are not those of single elements.
 bool has_tensor_rule(OptimizerType type) {
   return type == OptimizerType::kAdafactor || type == OptimizerType::kOwnMatrix;
 }
@@ -325,8 +325,8 @@ std::optional<std::pair<double, const char*>> least_momentum(const OptimizerConf
   }
 }
 
-/// Single gradients are then as wrong as their momentum times 1 / (1 - momentum). The optimizer's momentum takes that
-/// back.
+/// The method's momentum makes single gradients as wrong as their momentum times 1 / (1 - momentum). The optimizer's
+/// momentum takes that back.
 StrategyRule momentum_rule() {
   return {
       {"/compression/method", "/compression/start_step", "/optimizer/type", "/optimizer/freeze_step",
@@ -372,7 +372,7 @@ StrategyRule momentum_rule() {
       }};
 }
 
-/// If parameters stayed in memory, the next update would read rounded ones.
+/// If parameters stayed in memory, the next update would read rounded parameters.
 StrategyRule gathers_rule() {
   return {{"/compression/gathers", "/strategy", "/placement/parameters"},
           "compression.gathers int8 and int4 go with strategy FULL_SHARD and HYBRID_SHARD.",

@@ -78,7 +78,7 @@ struct Range {
   bool contains(double x) const;
 };
 
-/// When a key has an effect. Any value but the default is refused elsewhere: no option is silently ignored.
+/// The condition of a key's effect. Without it, any value but the default is refused: no option is silently ignored.
 struct Condition {
   std::string text;                ///< "optimizer.type sgd"; empty: always
   std::vector<std::string> reads;  ///< pointers of the keys that it reads
@@ -116,7 +116,7 @@ struct StrategyGroup {
 
 /// A rule between keys, which a file can contradict.
 struct StrategyRule {
-  std::vector<std::string> keys;  ///< pointers of all keys that it reads; reported at the first one that the file gives
+  std::vector<std::string> keys;  ///< pointers of all keys that it reads; errors are reported at the first given one
   std::string doc;                ///< the rule, as a sentence
   /// Returns what is wrong and what to do; empty if nothing is wrong.
   std::function<std::string(const Strategy&)> problem;
@@ -142,7 +142,7 @@ const StrategyKey* find_strategy_key(const std::string& pointer);
 bool is_strategy_group(const std::string& pointer);
 /// Returns "/optimizer/lr" as people write it: "optimizer.lr".
 std::string dotted(const std::string& pointer);
-/// The names of Choices or VariantTypes.
+/// Returns the names of Choices or VariantTypes.
 template <typename Named>
 std::vector<std::string> names_of(const std::vector<Named>& list) {
   std::vector<std::string> names;

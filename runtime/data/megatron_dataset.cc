@@ -30,7 +30,7 @@ constexpr std::string_view kMagic{"MMIDIDX\0\0", 9};
 constexpr std::int64_t kVersionAt = 9, kTypeAt = 17, kSequencesAt = 18, kDocumentsAt = 26, kIndexHeaderBytes = 34;
 constexpr std::int64_t kMostTokens = std::int64_t{1} << 59;  // the number of bytes then fits 63 bits
 
-/// Codes of the type byte. 6 and 7 are float64 and float32: no tokens.
+/// Codes of the type byte. 6 and 7 are float64 and float32, which are no tokens.
 constexpr std::optional<TokenType> kTypes[] = {std::nullopt,    TokenType::kU8,  TokenType::kI8,
                                                TokenType::kI16, TokenType::kI32, TokenType::kI64,
                                                std::nullopt,    std::nullopt,    TokenType::kU16};

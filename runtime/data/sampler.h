@@ -40,12 +40,12 @@ class DistributedSampler {
   /// Writes this rank's next samples and moves on. Returns false, and writes nothing, at the end of the epoch.
   /// REQUIRES: samples.size() == batch.
   bool next(std::span<std::int64_t> samples);
-  /// Returns how many of the samples that `next` wrote last are no repetition (Tail::kPad): the first ones.
+  /// Returns how many of the samples that `next` wrote last are no repetition (Tail::kPad); these samples come first.
   std::int64_t counted() const { return counted_; }
 
-  /// From now on this rank takes the microbatches of `run` in each step, whatever the options say; between two steps.
-  /// `consumed` moves on where a run is over. Errors: 78 for a run that is empty or reaches beyond a step's
-  /// microbatches, or within a step.
+  /// This rank takes from now on the microbatches of `run` in each step, whatever the options say. Call it between two
+  /// steps. `consumed` moves on where a run is over. Errors: 78 for a run that is empty or reaches beyond a step's
+  /// microbatches, or for a call within a step.
   absl::Status deal(const MicrobatchRun& run);
 
   /// Starts `epoch` from its first sample.
@@ -75,7 +75,7 @@ class DistributedSampler {
   Permutation order_;
   std::int64_t epoch_ = 0;
   std::int64_t consumed_ = 0;
-  std::int64_t begin_ = 0;  ///< consumed_ when the epoch began, or was gone on with: between two steps
+  std::int64_t begin_ = 0;  ///< consumed_ when the epoch began or was resumed, between two steps
   std::int64_t counted_ = 0;
   MicrobatchRun dealt_;     ///< empty: as the options say
   std::int64_t taken_ = 0;  ///< microbatches of the dealt run that were taken in this step

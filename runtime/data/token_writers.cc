@@ -18,7 +18,7 @@ namespace tessera {
 namespace {
 
 /// A file that is written from front to back under "<path>.partial" and gets its name when `finish` says that all of it
-/// has arrived. An older file of the name therefore keeps its bytes under each other name that it has.
+/// has arrived. An older file of this name therefore keeps its bytes under its other names (hard links).
 class Output {
  public:
   explicit Output(const std::filesystem::path& path) : path_(path), partial_(path) {

@@ -1,7 +1,7 @@
 """Makes a page of each public header from what Doxygen read: cpp_api.py XML OUT.
 
 A page shows the header's classes, enums and functions in the order of the header, each as its declaration and its comment. Private
-members, and names with `detail` in them, are left out. OUT/index.md lists the headers with what each declares.
+members, and names with `detail` in them, are left out. OUT/index.md lists the headers with their declarations.
 """
 
 import itertools
@@ -50,7 +50,7 @@ def table(element):
 
 
 def code_of(element):
-    """A block of code: verbatim, or lines of codeline with <sp/> for spaces."""
+    """Returns a block of code: verbatim, or lines of codeline with <sp/> for spaces."""
     if element.tag in ("verbatim", "preformatted"):
         return element.text or ""
     for space in element.iter("sp"):
@@ -73,7 +73,7 @@ def block(element):
 
 
 def blocks(element):
-    """A description: paragraphs, and blocks among their text."""
+    """Returns a description: paragraphs, and blocks among their text."""
     out = []
     for para in element:
         if para.tag in BLOCKS:
@@ -151,7 +151,7 @@ def table_of(variables):
 
 
 def of_members(members):
-    """Data members that stand together are a table, everything else has a block of code."""
+    """Returns Markdown of members: neighbouring data members are a table, and each other member has a block of code."""
     for is_data, together in itertools.groupby(members, lambda one: one.get("kind") == "variable"):
         yield table_of(list(together)) if is_data else "\n\n".join(map(of_member, together))
 
@@ -171,7 +171,7 @@ def of_header(xml, file):
     path = file.find("location").get("file").removeprefix("include/")
     for inner in file.findall("innerclass"):
         compound = ElementTree.parse(xml / f"{inner.get('refid')}.xml").find("compounddef")
-        # A class is listed with the header that forward-declares it too, and a class in a class comes with that.
+        # A header that only forward-declares a class lists it too, and a nested class comes with its outer class.
         name = words(compound.find("compoundname"))
         if compound.find("location").get("file").endswith(path) and re.fullmatch(r"tessera::\w+", name):
             yield line_of(compound), of_class(xml, inner.get("refid"), 2)

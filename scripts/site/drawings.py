@@ -15,7 +15,7 @@ MODEL = {"model": "gpt", "vocab_size": 256, "seq_len": 64, "layers": 4, "width":
 STRATEGY = {"strategy": "FULL_SHARD", "units": {"classes": ["Block"]}, "mixed_precision": {"param": "bf16"}, "host_sharing": False}
 RANKS, HOSTS = 4, 2
 STRATEGIES = ["NO_SHARD", "SHARD_OPTIMIZER", "SHARD_GRADIENTS", "SHARD_GRAD_OP", "FULL_SHARD", "HYBRID_SHARD"]
-# Categories of the plan that a picture of memory tells apart, and what it calls them.
+# Categories of the plan that a picture of memory tells apart, and their names there.
 CATEGORIES = {"parameters": "parameters", "slots": "slots", "gradients": "gradients", "buckets": "buckets", "masters": "masters",
               "optimizer": "moments"}
 LIGHT = {"a": ("#b6d7ff", "#0969da"), "b": ("#c6ecc9", "#1a7f37"), "c": ("#ffd8b5", "#bc4c00"), "d": ("#e3d4fb", "#8250df"),
@@ -92,7 +92,7 @@ def draw_units(full):
 
 
 def draw_slots(full):
-    """Draws which unit is in which slot while forward computes. The plan's bytes are those of these slots."""
+    """Draws which unit is in which slot while forward computes. The plan's bytes are the bytes of these slots."""
     units = full["units"]
     root, blocks = units[0], units[1:]
     largest = max(unit["gathered_bytes"] for unit in blocks)

@@ -1,4 +1,4 @@
-"""Tells MkDocs what mkdocs.yml cannot say: pages and files outside of docs/, and links to them.
+"""Gives MkDocs what mkdocs.yml cannot express: pages and files outside of docs/, and links to them.
 
 Pages are written for a reader of the repository: a link may lead out of docs/, to SECURITY.md say. On the site
 - a page of Markdown that a link names is a page below project/, and what it links to comes with it,
@@ -68,7 +68,7 @@ def links_of(page, text):
 
 
 def title_of(path):
-    """Returns the heading of a page; None where the file is none."""
+    """Returns the heading of a page; None if the file is no page."""
     if not path.endswith(".md") or not (ROOT / path).is_file():
         return None
     return next((line[2:] for line in (ROOT / path).read_text(encoding="utf-8").splitlines() if line.startswith("# ")), None)

@@ -70,7 +70,7 @@ async function search(word) {
 
 
 class Server(http.server.SimpleHTTPRequestHandler):
-    """Gives pages to Chromium, and takes what it has seen."""
+    """Gives pages to Chromium, and takes its reports."""
 
     seen = queue.Queue()
 

@@ -17,7 +17,7 @@ class CommHookMethod final : public GradientMethod {
 
   void begin_step(std::int64_t step) override { bucket_.step = step; }
   absl::Status sum(Collectives& group, std::string_view label, float* data, std::size_t numel) override;
-  /// The program owns whatever its hook keeps.
+  /// Adds nothing: the program owns whatever its hook keeps.
   void add_kept(FlatGroup&, KeptGradients&) const override {}
 
  private:

@@ -5,7 +5,7 @@
 
 namespace tessera {
 
-/// Tells the first reduction of a step from further ones, for what a method does once a step.
+/// Tells the first reduction of a step from later ones, for work that a method does once a step.
 class FirstOfStep {
  public:
   /// Call it where GradientMethod::begin_step is called.
@@ -13,7 +13,7 @@ class FirstOfStep {
     if (step != step_) is_next_ = true;
     step_ = step;
   }
-  /// Returns whether the reduction that begins now is the first of its step; the next one is not.
+  /// Returns whether the reduction that begins now is the first of its step; the one after it is not.
   bool take() { return std::exchange(is_next_, false); }
 
  private:

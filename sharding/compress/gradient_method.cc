@@ -15,7 +15,7 @@ namespace tessera {
 
 namespace {
 
-/// The inputs from which methods are made.
+/// The inputs from which a method is made.
 struct Site {
   const FlatGroup& group;
   GroupShape shape;

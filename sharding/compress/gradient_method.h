@@ -11,14 +11,14 @@
 
 namespace tessera {
 
-/// Makes the sums of one group's gradients from less than all of them (CompressionConfig). Where a method is not
-/// unbiased, each rank keeps what its contribution lacked, and adds it to the next one (error feedback, arXiv
+/// Makes the sums of one group's gradients from less than all of them (CompressionConfig). Where a method is biased,
+/// each rank keeps what its contribution lacked, and adds it to its next contribution (error feedback, arXiv
 /// 1901.09847).
 class GradientMethod : public SumMethod {
  public:
   virtual ~GradientMethod() = default;
-  /// The reductions that follow belong to this step, counted from 1. 0: the step is over, or its gradients were
-  /// dropped.
+  /// Says that the reductions that follow belong to this step, counted from 1. 0: the step is over, or its gradients
+  /// were dropped.
   virtual void begin_step(std::int64_t) {}
   /// Returns how many residuals of one element a reduction keeps, on `ranks` ranks together.
   virtual std::int64_t holders(std::int64_t ranks) const { return ranks; }
@@ -30,7 +30,7 @@ class GradientMethod : public SumMethod {
 void expect_comm_hook(const CompressionConfig& compression, const CommHook* hook);
 
 /// Returns the plan's method for a trainable group. It is null if gradients are sent unchanged, or by a program's hook.
-/// `kept` (zeros; zeros again begin anew) and `work` are as MemoryPlan::method_layout_of says.
+/// `kept` (all zeros at the start) and `work` are as MemoryPlan::method_layout_of says.
 std::unique_ptr<GradientMethod> make_gradient_method(const MemoryPlan& plan, const FlatGroup& group, float* kept,
                                                      float* work);
 

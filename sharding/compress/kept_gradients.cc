@@ -9,7 +9,7 @@ std::vector<Extent> rounded_runs(int rank, int ranks, int part, std::int64_t num
     const std::int64_t each = numel / part;
     return {{place * each, each}};
   }
-  // The rank rounds, for each host, the part of the rank at its own place there.
+  // For each host, this rank rounds the part that belongs to the rank with the same index on that host.
   const std::int64_t each = numel / ranks;
   if (part == 1) return {{0, each * ranks}};
   std::vector<Extent> runs;

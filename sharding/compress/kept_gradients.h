@@ -34,13 +34,13 @@ struct KeptGradients {
 
   std::vector<Residual> residuals;
   std::vector<Factors> factors;
-  /// How many residuals of one element all ranks together hold.
+  /// The number of residuals of one element that all ranks together hold.
   std::int64_t holders = 0;
 };
 
 /// Returns the runs of a reduction's input that a rank rounds, in order, if it rounds one of `part` parts
-/// (Collectives::compressed_part). `scatters`: the reduction is a reduce_scatter. Nobody rounds the elements, fewer
-/// than `part`, that an all-reduce leaves over.
+/// (Collectives::compressed_part). `scatters`: the reduction is a reduce_scatter. Nobody rounds the last elements
+/// (fewer than `part`), which an all-reduce leaves over.
 std::vector<Extent> rounded_runs(int rank, int ranks, int part, std::int64_t numel, bool scatters);
 
 }  // namespace tessera

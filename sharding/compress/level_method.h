@@ -8,11 +8,11 @@
 
 namespace tessera {
 
-/// QSGD and TernGrad: each rank's contribution in few levels, rounded stochastically (LevelForm), so that its expected
-/// value does not change. Ranks gather each other's and add them rank by rank, in fp32. Nothing is kept.
+/// QSGD and TernGrad: each rank's contribution is rounded stochastically to a few levels (LevelForm), so that its
+/// expected value does not change. Ranks gather all contributions and add them rank by rank, in fp32. Nothing is kept.
 class LevelMethod final : public GradientMethod {
  public:
-  /// `draws` are this rank's own. `work` [1 + ranks, words of a message].
+  /// `draws`: this rank's random numbers. `work` [1 + ranks, words of a message].
   LevelMethod(std::int64_t numel, LevelForm form, DrawStream draws, float* work);
 
   void begin_step(std::int64_t step) override { draws_.begin_step(step); }

@@ -7,15 +7,15 @@
 
 namespace tessera {
 
-/// PowerSGD (Vogels et al., arXiv 1905.13727, algorithms 1 and 2): of each matrix M, with what this rank's last
-/// contribution lacked,
+/// PowerSGD (Vogels et al., arXiv 1905.13727, algorithms 1 and 2), for each matrix M, to which is added what this
+/// rank's last contribution lacked:
 ///
 ///   P = sum over ranks of M Q;  orthonormalize P
 ///   Q = sum over ranks of M^T P;  the sum is P Q^T;  kept: M - P Q^T / ranks
 ///
-/// Q is kept to begin the next one with; the first is random, but the same on all ranks, as are its columns that became
-/// zeros. All matrices of the group go in two all-reduces of fp32; elements of no matrix go with the
-/// first.
+/// Q is kept, and the next reduction begins with it. The first Q is random, and so are columns of Q that became zeros;
+/// they are the same on all ranks. All matrices of the group go in two all-reduces of fp32; elements that are in no
+/// matrix go with the first.
 class PowerSgd final : public GradientMethod {
  public:
   PowerSgd(const FlatGroup& group, std::int64_t rank, float* kept, float* work);

@@ -7,16 +7,16 @@
 
 namespace tessera {
 
-/// Random-k: each rank adds to its contribution what its earlier ones lacked, and sends some elements of that. They are
-/// drawn anew for each reduction, the same on all ranks. So no places travel, and values are summed by an ordinary
+/// Random-k: each rank adds to its contribution what its earlier ones lacked, and sends some elements of the sum. They
+/// are drawn anew for each reduction, the same on all ranks. So no places travel, and values are summed by an ordinary
 /// all-reduce of fp32; the other elements are kept.
 ///
-/// The buffer is cut into as many pieces as elements are sent, with lengths that differ by one at most. One element of
-/// each piece is drawn. An element drawn in a gap is sent as zero. An element waits for 1 / share reductions on
+/// The buffer is cut into as many pieces as elements are sent, with lengths that differ by one at most. One element
+/// of each piece is drawn. If it lies in a gap, it is sent as zero. An element waits for 1 / share reductions on
 /// average.
 class RandomK final : public GradientMethod {
  public:
-  /// `count` elements of a flat buffer of `numel`. `kept` [numel], `work` [2 count].
+  /// Sends `count` elements of a flat buffer of `numel`. `kept` [numel], `work` [2 count].
   RandomK(std::int64_t numel, std::int64_t count, DrawStream draws, float* kept, float* work);
 
   void begin_step(std::int64_t step) override { draws_.begin_step(step); }

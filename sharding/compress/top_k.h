@@ -8,13 +8,13 @@
 namespace tessera {
 
 /// Top-k: each rank adds to its contribution what its last one lacked, and sends the elements of largest magnitude of
-/// that. Ranks gather each other's (indices, then values) and add them rank by rank, in fp32; what a rank did not send
-/// it keeps.
+/// the sum. Ranks gather all messages (indices, then values) and add them rank by rank, in fp32. A rank keeps what it
+/// did not send.
 ///
 /// Ranks also keep the momentum u of their own gradients g where there is a momentum m (Deep Gradient Compression, Lin
-/// et al., arXiv 1712.01887, section 3.2 and equation 4). They add u = m u + g instead of g to what is kept, and what
-/// is sent is 0 in both afterwards (momentum factor masking). m counts once a step: further reductions of a step add
-/// their g to both.
+/// et al., arXiv 1712.01887, section 3.2 and equation 4). They add u = m u + g instead of g to what is kept; elements
+/// that are sent are 0 in both afterwards (momentum factor masking). m counts once a step: further reductions of a step
+/// add their g to both.
 class TopK final : public GradientMethod {
  public:
   /// Sends `count` elements of a flat buffer of `numel`. `kept` has `numel` elements in whole lines, and twice as many

@@ -13,32 +13,32 @@ namespace tessera {
 /// Times calls of a queue by the device's clock, which is read later.
 class QueueTimes {
  public:
-  /// Notes that a call begins here in the queue. Returns its number, above 0.
+  /// Notes that a call begins here in the queue. Returns the call's number, above 0.
   virtual std::uint64_t begin() = 0;
-  /// Notes that the queue has waited here for the end of call `number`. Its time is added to `latencies` once the
-  /// device has come here; `latencies` must live until then.
+  /// Notes that the queue has waited here for the end of call `number`. The call's time is added to `latencies` once
+  /// the device has come to this place; `latencies` must live until then.
   virtual void end(std::uint64_t number, LatencyHistogram& latencies) = 0;
 
  protected:
   ~QueueTimes() = default;
 };
 
-/// Where a call that is timed began. Default-made: that of a call that is not timed.
+/// The beginning of a call that is timed. The default stands for a call that is not timed.
 struct CallBegin {
   std::chrono::steady_clock::time_point time = {};
   std::uint64_t number = 0;  ///< QueueTimes::begin; 0: the host's clock counts
 };
 
-/// Times calls by the host's clock, or by that of a queue. Residency and Reducer have one each.
+/// Times calls by the host's clock, or by a queue's clock. Residency and Reducer have one each.
 class CallClock {
  public:
-  /// From now on `queue` times calls, which must outlive this object's last call; null: the host's clock does.
+  /// Makes `queue` time calls from now on; it must outlive this object's last call. null: the host's clock times them.
   void use(QueueTimes* queue) { queue_ = queue; }
 
   CallBegin begin() const {
     return queue_ ? CallBegin{{}, queue_->begin()} : CallBegin{std::chrono::steady_clock::now(), 0};
   }
-  /// Adds the time since `begun`, which becomes one that is not timed.
+  /// Adds the time since `begun`, which then stands for a call that is not timed.
   void end(CallBegin& begun, LatencyHistogram& latencies) const {
     const CallBegin of = std::exchange(begun, {});
     if (of.number > 0) {

@@ -10,8 +10,8 @@
 
 namespace tessera {
 
-/// Times are counts of Clock. A wait for data. The thread that began it may still see it while another thread drives
-/// the Engine, so members are atomic.
+/// A wait for data. Times are counts of Clock. The thread that began the wait may still see it while another thread
+/// drives the Engine, so members are atomic.
 struct DataWait::Stretch {
   void end(Clock::time_point now) {
     const Clock::rep begin = began.exchange(kNone);

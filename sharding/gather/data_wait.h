@@ -6,7 +6,7 @@
 namespace tessera {
 
 /// Measures how long a program waits for data: from the end of a step, or of a microbatch, to the next operator that
-/// reads a parameter. A Training owns one, and begins a wait at the end of each of these.
+/// reads a parameter. A Training owns one, and begins a wait at the end of each step or microbatch.
 ///
 /// A wait ends with the first operator, on the thread that began it, that reads a parameter of any Engine: a thread
 /// that computes with parameters does not wait for data. OpWatch reports it. Where no OpWatch lives, nothing is
@@ -17,15 +17,15 @@ class DataWait {
   using Clock = std::chrono::steady_clock;
 
   DataWait();
-  /// This may run on another thread than `begin` did.
+  /// The destructor may run on another thread than `begin` did.
   ~DataWait();
   DataWait(const DataWait&) = delete;
   DataWait& operator=(const DataWait&) = delete;
 
-  /// Measures from now on where no OpWatch lives, too.
+  /// From now on, waits are measured even where no OpWatch lives.
   void look();
   bool looks() const;
-  /// Begins a wait: this thread is without data from `now` on. Does nothing during a wait.
+  /// Begins a wait: this thread is without data from `now` on. It does nothing during a wait.
   void begin(Clock::time_point now);
   /// Ends the wait, if there is one.
   void end();

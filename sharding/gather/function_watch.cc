@@ -11,7 +11,7 @@
 namespace tessera {
 namespace {
 
-/// A function of the graph: the thread that applied it, and its number among those of that thread.
+/// A function of the graph: the thread that applied it, and its number among that thread's functions.
 struct Key {
   std::uint64_t thread = 0;
   std::int64_t number = -1;
@@ -24,8 +24,8 @@ struct Applied {
   c10::SmallVector<c10::weak_intrusive_ptr<c10::StorageImpl>, 4> storages;
 };
 
-/// The last functions that were applied. Old functions are forgotten after very many others. A forgotten function pins
-/// nothing, so its reads in backward are refused, and the error names the unit.
+/// The latest functions that were applied. A function is forgotten after very many later ones. A forgotten function
+/// pins nothing, so its reads in backward are refused, and the error names the unit.
 class AppliedFunctions {
  public:
   void add(const Key& key, const Units& units) {

@@ -35,7 +35,7 @@ void find_units(const c10::IValue& value, Units& found) {
   }
 }
 
-/// Whether all results of an operator are memory of its inputs. The schema says so: (a) is a view, and (a!) is written.
+/// Returns whether an operator's results all are memory of its inputs. In schemas, (a) is a view, and (a!) is written.
 bool returns_views(const c10::FunctionSchema& schema) {
   const auto is_view = [](const c10::Argument& result) {
     return result.alias_info() != nullptr && !result.alias_info()->isWrite();
@@ -45,9 +45,9 @@ bool returns_views(const c10::FunctionSchema& schema) {
 
 /// The kinds of functions that RecordFunction shows.
 enum class Seen : std::uint8_t {
-  /// Returns views and reads no memory. Some of these operators (to, contiguous, reshape) copy where they cannot view,
-  /// by calling other operators. Nothing is gathered for a view: else `state_dict()`, which one rank may call alone,
-  /// would wait for the other ranks.
+  /// An operator that returns views and reads no memory. Some of these operators (to, contiguous, reshape) copy where
+  /// they cannot view, by calling other operators. Nothing is gathered for a view: otherwise `state_dict()`, which one
+  /// rank may call alone, would wait for the other ranks.
   kView,
   kOperator,  ///< an operator that reads its inputs
   kFunction,  ///< this is an autograd function of Python, which has no schema
@@ -55,7 +55,7 @@ enum class Seen : std::uint8_t {
 
 Seen what_is(const at::RecordFunction& function) {
   thread_local std::unordered_map<std::string_view, Seen> known;
-  // A name is text of the schema, which lives only as long as its operator, so a copy is kept here.
+  // A name is text of the operator's schema, which lives only as long as the operator, so a copy is kept here.
   thread_local std::deque<std::string> names;
   const std::string_view name = function.name();
   const auto found = known.find(name);

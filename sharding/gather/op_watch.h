@@ -4,16 +4,16 @@
 
 namespace tessera {
 
-/// Gathers on demand: while one lives, every operator of this process has the units among its inputs gathered before it
-/// runs and pinned until it returns. That is what lets any module run sharded, unmodified: `forward` may be called from
-/// anywhere, weights may be tied, indexed, stacked or passed to functions; backward and recomputation are operators
-/// too.
+/// Gathers on demand: while an OpWatch lives, the units among an operator's inputs are gathered before the operator
+/// runs, and are pinned until it returns. That is what lets any module run sharded, unmodified: `forward` may be called
+/// from anywhere, weights may be tied, indexed, stacked or passed to functions; backward and recomputation are
+/// operators too.
 ///
 /// It is an at::RecordFunction callback, called on the thread that runs the operator. It looks at tensors, lists and
 /// tuples among the inputs, and recognises a unit by the deleter of its storage's data pointer. An operator without
 /// units therefore costs a few comparisons, and threads that run other ranks or no rank at all share nothing.
 ///
-/// Operators that by their schemas only return views gather nothing; a view's storage is the parameter's, so the
+/// Operators that only return views (their schemas say so) gather nothing; a view's storage is the parameter's, so the
 /// operator that uses the view gathers. The storage refuses reads that bypass operators (data_ptr, numpy, DLPack,
 /// accessors), unless the unit is pinned (Unit::watch).
 ///
@@ -28,11 +28,11 @@ class OpWatch {
 };
 
 /// Makes sure that DataWait::parameter_is_read is called before the next operator on this thread that reads a
-/// parameter, and returns true. Where an OpWatch lives that is so anyhow. Otherwise, with `looks`, it looks at this
-/// thread's operators until then, which costs some allocations of LibTorch. Without `looks` it does nothing and returns
+/// parameter, and returns true. Where an OpWatch lives, that happens anyhow. Otherwise, if `looks`, it watches this
+/// thread's operators until then, which costs some allocations of LibTorch. If not `looks`, it does nothing and returns
 /// false.
 bool watch_for_first_read(bool looks);
-/// Ends that look, if there is one.
+/// Ends that watch, if there is one.
 void forget_first_read();
 
 }  // namespace tessera

@@ -12,7 +12,7 @@
 
 namespace tessera {
 
-/// Units among the inputs of one operator or function; four need no heap.
+/// The units among the inputs of one operator or function. Up to four units need no heap memory.
 using Units = c10::SmallVector<Unit*, 4>;
 
 /// The units that a running operator or function reads; they are pinned while this lives. Every operator that reads a
@@ -26,7 +26,7 @@ struct PinnedUnits : at::ObserverContext {
 };
 
 /// Gathers and pins those of `units` that have a keeper, and notes the use of the others. Returns null where nothing is
-/// pinned. Does not throw: a gather that fails poisons its unit (UnitKeeper::use_or_poison).
+/// pinned. It does not throw: a gather that fails poisons its unit (UnitKeeper::use_or_poison).
 std::unique_ptr<PinnedUnits> pin(const Units& units);
 
 }  // namespace tessera

@@ -30,12 +30,12 @@ class Publication final : public UnitKeeper {
   Publication(const Publication&) = delete;
   Publication& operator=(const Publication&) = delete;
 
-  /// Sends this rank's part of `group`, and receives the other ranks' parts. Collective. REQUIRES: nothing of the group
-  /// is under way.
+  /// Sends this rank's part of `group`, and receives the other ranks' parts. It is collective. REQUIRES: nothing of the
+  /// group is under way.
   void start(FlatGroup& group);
   /// Waits until all started gathers have ended.
   void finish();
-  /// This is called in a forked process. Gathers under way never end there, so their units are poisoned.
+  /// This is called in a forked process. Gathers under way never end in that process, so their units are poisoned.
   void give_up();
 
   void use(Unit& unit) override;

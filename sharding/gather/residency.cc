@@ -80,8 +80,8 @@ void Residency::use(Unit& unit) {
   const bool is_held = unit.pins() > 0;
   unit.pin();
   if (!is_held && std::exchange(is_exact_[unit.index], 0) != 0 && unit.state() != Unit::State::kReleased) release(unit);
-  // Only some ranks may read a unit that a guard holds. So such reads must not move the schedule, by which all ranks
-  // gather ahead.
+  // It may be that only some ranks read a unit that a guard holds. So such reads must not move the schedule, by which
+  // all ranks gather ahead.
   if ((is_held || &unit == last_) && unit.state() == Unit::State::kGathered) {
     // The unit that an evaluation used last may be the first one of a microbatch.
     if (rounds_ && !is_held && rounds_->has_nothing()) rounds_->announce_and_add(unit.index);
@@ -220,8 +220,8 @@ bool Residency::fits(const Unit& unit, const Slot& slot) const {
   return slot.reserved_for >= 0 ? slot.reserved_for == unit.index : slot.bytes >= unit.gathered_bytes();
 }
 
-/// Returns an empty slot, else the slot whose unit is needed last; -1 if all are pinned. An early gather may
-/// evict only a unit that is needed later than the unit it is for.
+/// Returns an empty slot, else the slot whose unit is needed last; -1 if all are pinned. An early gather may evict only
+/// a unit that is needed later than the unit to be gathered.
 int Residency::find_slot(const Unit& unit, bool early) {
   if (!slots_[0].holder && fits(unit, slots_[0])) return 0;
   if (!free_slots_.empty() && fits(unit, slots_[free_slots_.back()])) return free_slots_.back();
@@ -279,7 +279,7 @@ void Residency::spoil(Unit& unit) {
       .fill_(0xff);  // these bits are NaN in every floating type
 }
 
-/// Goes from the back, so that no slot's number changes while a unit holds it.
+/// The loop goes from the back, so that no slot's number changes while a unit holds it.
 void Residency::give_back_overflow() {
   while (!checks_values_ && !slots_.empty() && slots_.back().overflow.bytes() > 0) {
     Unit* holder = slots_.back().holder;

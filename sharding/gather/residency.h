@@ -37,31 +37,31 @@ struct ResidencyCounts {
   std::int64_t overflow_peak = 0;   ///< largest overflow since `release_all`
 };
 
-/// Where gathered units lie, and where this rank's parts of them come from.
+/// The memory of gathered units, and the source of this rank's parts of them.
 struct SlotMemory {
-  Arena slots;  ///< the plan's; empty where units stay in their parameter memory (keep_gathered)
+  Arena slots;  ///< the plan's slots; empty where units stay in their parameter memory (keep_gathered)
   ComputeDevice device;
-  /// Brings this rank's parts to FlatGroup::full, by the units' indices, where they are not in memory; outlives the
-  /// Residency
+  /// Brings this rank's parts, numbered by unit, to FlatGroup::full where they are not in memory. It outlives the
+  /// Residency.
   Carrier* parts = nullptr;
 };
 
-/// Which units are gathered now, and in which slots. The Engine owns it, for strategies that shard parameters.
+/// Knows which units are gathered now, and in which slots. The Engine owns it, for strategies that shard parameters.
 ///
 /// A unit is gathered by the first operator that reads it (`use`), or earlier where the schedule knows the order
 /// (prefetch). A slot is taken from the unit whose next use is farthest away (which is optimal for a known order:
 /// Belady, 1966); a unit that a running operator reads is pinned and never loses its slot.
 ///
 /// Where parameters are offloaded, a gather first brings this rank's part from a Carrier to its place in the
-/// slot. A prefetch begins only that, and the all-gather follows when the unit is used. Ranks that share memory share
-/// the slots too (Placement::shared): each brings its part to the one slot, and the all-gather is only a barrier. They
-/// choose the same slots, since they use units in the same order.
+/// slot. A prefetch begins only this transfer, and the all-gather follows when the unit is used. Ranks that share
+/// memory share the slots too (Placement::shared): each rank brings its part to the one slot, and the all-gather is
+/// only a barrier. They choose the same slots, since they use units in the same order.
 ///
 /// Where units are rounded on the wire (PlanInput::gathers), every rank has rounded values of all parameters, its own
 /// part included. A unit that `hold` asks for is exact: it is gathered once more, and released when it is used next.
 ///
-/// One thread at a time: the thread that runs forward and backward. Every rank must use units in the same order, since
-/// gathering is a collective; a transport that sees a difference reports both units.
+/// One thread at a time calls it: the thread that runs forward and backward. Every rank must use units in the same
+/// order, since gathering is a collective; a transport that sees a difference reports both units.
 class Residency final : public UnitKeeper {
  public:
   /// `on_failure` hears of a gather that failed inside an operator (see `use_or_poison`). `log` hears of every gather.
@@ -71,29 +71,29 @@ class Residency final : public UnitKeeper {
 
   /// Gathers `unit` if need be, waits for it, pins it, and prefetches what follows. Pair with `unpin`.
   void use(Unit& unit) override;
-  /// Gathers, waits and pins as `use`, but outside the schedule, and in a slot beyond the plan if all planned ones are
-  /// taken.
+  /// Gathers, waits and pins as `use` does, but outside the schedule, and in a slot beyond the plan if all planned ones
+  /// are taken.
   void hold(Unit& unit) override;
   void drop(Unit& unit) override;
 
   /// Checks values from now on: a gathered unit must have the same values when it is released as when it came (unless
-  /// Unit::gathered_hash is 0). Otherwise a tessera::Error (64) is thrown. On a GPU each look waits for the device.
+  /// Unit::gathered_hash is 0). Otherwise a tessera::Error (64) is thrown. On a GPU each check waits for the device.
   void check_values() { checks_values_ = true; }
-  /// Throws that error if a unit that is gathered now has changed. It does nothing without check_values.
+  /// Throws the error of check_values if a gathered unit has changed. It does nothing without check_values.
   void expect_values() const;
 
   /// Tells `rounds`, from now on, of every use that the schedule counts. `rounds` must outlive this object.
   void tell(RoundLog& rounds) { rounds_ = &rounds; }
 
   /// From now on, notes in `latencies` how long each gather takes from its beginning until it has arrived and somebody
-  /// has waited for it. `latencies` [unit] must outlive this object. `queue`: of a GPU, times gathers; else null.
+  /// has waited for it. `latencies` [unit] must outlive this object. `queue`: a GPU's clock for gathers; else null.
   void time_gathers(std::span<LatencyHistogram> latencies, QueueTimes* queue = nullptr) {
     latencies_ = latencies;
     clock_.use(queue);
     begun_.assign(latencies.size(), {});
   }
 
-  /// Ends a round, which is forward and backward of one microbatch.
+  /// Ends a round, which is the forward and backward of one microbatch.
   void end_round() {
     schedule_.end_round();
     last_ = nullptr;  // the first use of the next round then gets its own entry, even for the same unit
@@ -103,13 +103,13 @@ class Residency final : public UnitKeeper {
   void gather_ahead() {
     if (group_.gathers_in_background()) prefetch();
   }
-  /// The shards have changed: nothing gathered is valid any more. REQUIRES: no unit is pinned.
+  /// Releases all units: the shards have changed, so nothing gathered is valid any more. REQUIRES: no unit is pinned.
   void release_all();
-  /// This is called when a guard ended that had `unit` pinned. Its memory is filled with NaN where another unit may get
-  /// it (check_values), so that a program notices pointers and arrays that it kept. No-op without check_values, and
+  /// This is called when a guard ended that had `unit` pinned. The unit's memory is filled with NaN where another unit
+  /// may get it, so that a program notices pointers and arrays that it kept. It does nothing without check_values, or
   /// while the unit is pinned.
   void spoil(Unit& unit);
-  /// Gives back slots beyond the plan, unless a unit in one is pinned. They stay with check_values: pointers into them
+  /// Gives back slots beyond the plan, unless a unit in one is pinned. Under check_values they stay: pointers into them
   /// can still be read, and show NaN.
   void give_back_overflow();
 

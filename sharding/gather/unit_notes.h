@@ -9,18 +9,18 @@
 
 namespace tessera {
 
-/// What ranks tell each other about a unit with its reduction. The numbers are such that their fp32 sum over ranks is
+/// Notes that ranks exchange about a unit with its reduction. The numbers are such that their fp32 sum over ranks is
 /// exact: 0 or 1 for each of the unit's trainable parameters, and 0 or 1 for each bit of a digest. A weight follows
 /// them, and a number of samples. Their sums are rounded to fp32; that of samples is exact up to 2^24.
 namespace unit_notes {
 
-/// `notes`: [used.size() + 64 + 2] or longer; zeros fill the rest.
+/// `notes`: [used.size() + 64 + 2] or longer; the rest is filled with zeros.
 void write(std::span<float> notes, std::span<const char> used, std::uint64_t digest, double weight,
            std::int64_t samples);
 
 /// Returns the index of the weight in the notes. `parameters`: used.size() of write.
 std::int64_t place_of_weight(std::int64_t parameters);
-/// The index of the number of samples, likewise.
+/// Returns the index of the number of samples in the notes.
 std::int64_t place_of_samples(std::int64_t parameters);
 
 /// Returns whether all ranks gave the same digest, read from the sum of the notes of `ranks` ranks. `parameters`:
@@ -28,8 +28,8 @@ std::int64_t place_of_samples(std::int64_t parameters);
 bool have_one_digest(std::span<const float> sum, std::int64_t parameters, int ranks);
 
 /// Compares digests on a device, without making the host wait. `bits` is the part of the sum behind the parameters.
-/// Each of its numbers becomes 0 where the ranks agree, and negative where they do not; sums of such numbers can be
-/// read in the same way.
+/// Each number of it becomes 0 where the ranks agree, and negative where they do not; sums of such numbers are read in
+/// the same way.
 void compare_digests(at::Tensor bits, int ranks);
 
 /// Reads from the sum whether any rank used each parameter.

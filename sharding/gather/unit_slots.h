@@ -9,8 +9,8 @@
 
 namespace tessera {
 
-/// Memory that units take turns in for their gradients: one place that is the root unit's own, since the root is open
-/// from its first gradient to the end of backward, and places that the other units share.
+/// Memory in which units take turns for their gradients. One place is for the root unit alone, since the root is open
+/// from its first gradient to the end of backward; the other units share the other places.
 class UnitSlots {
  public:
   static constexpr int kNone = -1;
@@ -19,7 +19,7 @@ class UnitSlots {
   /// Takes its memory from `arena`.
   UnitSlots(Arena& arena, std::int64_t root_bytes, std::int64_t others, std::int64_t bytes_of_others);
 
-  /// Takes a free place for the root unit, or for another unit; kNone where all are taken.
+  /// Takes a free place for the root unit, or for another unit. Returns its number, or kNone where all are taken.
   int take(bool for_root);
   void give_back(int slot) { slots_[static_cast<std::size_t>(slot)].taken = false; }
   std::byte* memory(int slot) const { return slots_[static_cast<std::size_t>(slot)].memory; }

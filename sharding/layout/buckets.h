@@ -9,17 +9,17 @@
 
 namespace tessera {
 
-/// A gradient on its way into a bucket.
+/// A gradient that will be put into a bucket.
 struct BucketItem {
   std::int64_t bytes = 0;     ///< bytes on the wire, without padding
   DType dtype = DType::kF32;  ///< dtype of the parameter; a bucket is one flat buffer, so it holds one dtype
 };
 
-/// Largest bytes of a bucket. An item that is larger is a bucket by itself.
+/// Largest bytes of a bucket. A larger item is a bucket by itself.
 struct BucketLimits {
   /// limit for the first bucket of each dtype, which is small so that it is complete early
   std::int64_t first_bytes = 0;
-  /// Limit for the other buckets, and for the first where this is less; 0: one item a bucket.
+  /// Limit for the other buckets, and for the first if this is smaller; 0: one item a bucket.
   std::int64_t cap_bytes = 0;
 };
 

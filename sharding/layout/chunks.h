@@ -9,7 +9,7 @@
 namespace tessera {
 
 /// A run of elements, cut into chunks of equal numbers of elements, the last one perhaps smaller. The last chunks are
-/// offloaded, each in a record (I/O block) of its own.
+/// offloaded, each in its own record (I/O block).
 class Chunks {
  public:
   /// The unit in which a disk reads and writes without copies by the kernel.
@@ -47,8 +47,8 @@ class Chunks {
 };
 
 /// Cuts a rank's part of a group's parameters into chunks, where units are gathered from records. The part has `numel`
-/// elements of `element_bytes`, and `share` of it is offloaded. It is whole pages (partition), so its records are
-/// too, and they are read straight to where the unit is gathered.
+/// elements of `element_bytes`, and `share` of it is offloaded. The part is whole pages (partition), so its records are
+/// whole pages too, and are read straight to where the unit is gathered.
 Chunks parameter_chunks(std::int64_t numel, std::int64_t element_bytes, std::int64_t record_bytes, double share);
 
 }  // namespace tessera

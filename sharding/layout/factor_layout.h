@@ -16,8 +16,8 @@ struct FactoredTensor {
   std::int64_t left = 0, right = 0;
 };
 
-/// How PowerSGD (Vogels et al., arXiv 1905.13727) cuts a group's gradients. It consists of integers, which are the same
-/// on every rank.
+/// Says how PowerSGD (Vogels et al., arXiv 1905.13727) cuts a group's gradients. It consists of integers, which are the
+/// same on every rank.
 ///
 /// A tensor of two or more dimensions is a matrix [outermost dimension in memory, all others]. It is sent as factors
 /// where those are shorter than the matrix. All other elements are sent as they are. All elements are fp32; the middle
@@ -47,7 +47,7 @@ class FactorLayout {
   std::int64_t kept_numel_ = 0, left_numel_ = 0, first_numel_ = 0, second_numel_ = 0;
 };
 
-/// Returns how many of a group's gradients a method sends: the given share of them, rounded up.
+/// Returns the number of a group's gradients that a method sends: the given share of them, rounded up.
 std::int64_t count_of(const GroupShape& group, double fraction);
 
 }  // namespace tessera

@@ -18,13 +18,13 @@ struct Extent {
 
 Extent intersect(Extent a, Extent b);  ///< numel is 0 where they do not overlap
 
-/// Whether tensors of less than a block may lie in one block together.
+/// Says whether tensors of less than a block may lie in one block together.
 enum class SmallTensors {
   kShareBlocks,
   kOwnBlocks,  ///< kept data that has one value a block, such as the scales of 8-bit optimizer states, needs it
 };
 
-/// Where each tensor of a flat group lies in its flat buffer, and where the buffer is cut into equal shards.
+/// Says where each tensor of a flat group lies in its flat buffer, and where the buffer is cut into equal shards.
 /// It consists of integers, which are the same on every rank; it has no memory and no dtype.
 ///
 /// The buffer is made of blocks of kBlock elements. A tensor of a block or more begins a block, so its own blocks of
@@ -38,8 +38,8 @@ enum class SmallTensors {
 ///  3. `numel() == parts() * shard_numel()`, and shard_numel() is a multiple of cut() and of `multiple`. No shard
 ///     boundary is inside a tensor's block: it cuts a large tensor at a multiple of kBlock from the tensor's start, and
 ///     a small one never.
-///  4. cut() is kBlock, but a smaller power of two where all tensors are so small: then none of them reaches over a
-///     multiple of cut(), and shards need not be padded to whole blocks.
+///  4. cut() is kBlock, or a smaller power of two if all tensors fit into that: then no tensor reaches over a multiple
+///     of cut(), and shards need not be padded to whole blocks.
 ///  5. Offsets and cut() depend on the tensors alone, not on `parts`.
 ///  6. padding() is less than the sum of kBlock for each tensor that begins a block, max(kAlign, its numel) for each
 ///     other one, and cut() (or `multiple`, if that is more) for each part.
@@ -63,7 +63,7 @@ class Layout {
   Extent shard(int part) const { return {part * shard_numel_, shard_numel_}; }
   /// Returns the elements that belong to no tensor, in order.
   std::span<const Extent> gaps() const { return gaps_; }
-  /// Returns the elements in gaps, in all.
+  /// Returns the number of elements in all gaps.
   std::int64_t padding() const;
 
  private:

@@ -51,7 +51,7 @@ const MatrixBatch* MatrixDeal::batch_of(std::size_t unit) const {
   return batch != batches_.end() && batch->end_unit == unit + 1 ? &*batch : nullptr;
 }
 
-/// Deals the costliest matrix first, and each to the rank that has the least so far.
+/// Deals the costliest matrix first, and deals each matrix to the rank that has the least work so far.
 void MatrixDeal::deal(MatrixBatch& batch) {
   std::vector<std::size_t> order(batch.end - batch.begin);
   std::iota(order.begin(), order.end(), batch.begin);
@@ -78,7 +78,7 @@ Extent MatrixDeal::part_of(Extent extent, std::int64_t buffer_numel, int rank) c
   return intersect(extent, owned(axes_, mesh_.of(rank), buffer_numel));
 }
 
-/// Whether `from` is the rank that sends: along an axis over which state is copied, the owner's own replica does.
+/// Returns whether rank `from` sends: along an axis over which state is copied, the rank in the owner's replica does.
 bool MatrixDeal::is_nearest(const DealtMatrix& matrix, int from) const {
   const MeshPosition sender = mesh_.of(from), owner = mesh_.of(matrix.owner);
   return (axes_.shard || sender.shard_index == owner.shard_index) &&

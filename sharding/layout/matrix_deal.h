@@ -12,7 +12,7 @@
 
 namespace tessera {
 
-/// What the owner of a matrix does with it.
+/// The work that the owner of a matrix does with it.
 struct MatrixWork {
   /// Muon: the owner gets a direction and sends it back orthogonal. False: a rule of whole tensors, which gets
   /// gradient, master and states, and sends master and states back.
@@ -38,8 +38,8 @@ struct DealtMatrix {
 struct MatrixBatch {
   std::size_t begin = 0, end = 0;            ///< indices among the deal's matrices
   std::size_t begin_unit = 0, end_unit = 0;  ///< the units to which these matrices belong
-  /// Elements that the pair of ranks with the most exchanges, on the way to owners and on the way back; all pairs'
-  /// messages are this long. The owner's own part is not sent.
+  /// The most elements that any pair of ranks exchanges, on the way to owners and on the way back; all messages are
+  /// this long. The owner's own part is not sent.
   std::int64_t collected = 0, returned = 0;
 };
 
@@ -47,10 +47,10 @@ struct MatrixBatch {
 /// same on every rank.
 ///
 /// Each rank holds some part of each matrix (its optimizer part), and of its states. A batch is exchanged together:
-/// ranks send owners what they hold of the owners' matrices (where several ranks hold the same, the one in the owner's
-/// own replica sends it), owners compute, and each owner sends each rank what that rank holds of the results. A batch
-/// takes more units until no rank computes more than kMostUneven times the mean, or all units are taken: small batches
-/// need little memory, and large ones are dealt evenly.
+/// ranks send owners what they hold of the owners' matrices (where several ranks hold the same part, the rank in the
+/// owner's replica sends it), owners compute, and each owner sends each rank what that rank holds of the results. A
+/// batch takes more units until no rank computes more than kMostUneven times the mean, or all units are taken: small
+/// batches need little memory, and large ones are dealt evenly.
 class MatrixDeal {
  public:
   static constexpr double kMostUneven = 1.1;
@@ -63,7 +63,7 @@ class MatrixDeal {
 
   std::span<const DealtMatrix> matrices() const { return matrices_; }
   std::span<const MatrixBatch> batches() const { return batches_; }
-  /// Returns the batch of a unit's matrices; null where it has none. REQUIRES: they were dealt by unit.
+  /// Returns the batch of a unit's matrices; null where the unit has no matrices. REQUIRES: they were dealt by unit.
   const MatrixBatch* batch_of(std::size_t unit) const;
   std::span<const DealtMatrix> matrices_of(const MatrixBatch& batch) const {
     return matrices().subspan(batch.begin, batch.end - batch.begin);
@@ -73,7 +73,7 @@ class MatrixDeal {
   Extent collected_piece(const DealtMatrix& matrix, int from) const;
   /// Returns the part of the result that the owner sends `to`, as an extent of the same buffer.
   Extent returned_piece(const DealtMatrix& matrix, int to) const;
-  /// Returns the same for the matrix's states, as extents of the group's tensor states.
+  /// These return the same pieces of the matrix's states, as extents of the group's tensor states.
   Extent collected_states(const DealtMatrix& matrix, int from) const;
   Extent returned_states(const DealtMatrix& matrix, int to) const;
   /// Returns how many values owners collect for each element: the gradient or direction, and under rules of whole
@@ -83,13 +83,13 @@ class MatrixDeal {
   /// Returns the elements of each of the two buffers in which a rank exchanges messages: the number of ranks times the
   /// longest message.
   std::int64_t exchange_numel() const;
-  /// fp32 elements that an owner works in: room for everything that comes in for the largest matrix, and for
+  /// The fp32 elements in which an owner works: room for everything that comes in for the largest matrix, and for
   /// orthogonalizing it.
   std::int64_t work_numel() const;
   /// Returns the most elements that any rank holds of its own matrices in any batch. Each matrix begins on a cache
   /// line.
   std::int64_t own_numel() const;
-  /// fp32 elements that `numel` elements take up where each piece begins on a cache line.
+  /// Returns the fp32 elements that `numel` elements take up where each piece begins on a cache line.
   static std::int64_t in_whole_lines(std::int64_t numel) { return (numel + 15) / 16 * 16; }
   /// Returns the work of an owner, as a number to compare: multiplications of the orthogonalization, or elements.
   static std::int64_t cost_of(MatrixShape shape, MatrixWork work = {});

@@ -49,7 +49,7 @@ MethodLayout layout_of(const SignFeedbackConfig&, const GroupShape& group, int r
   return gathered(in_lines(group.layout.numel()), scaled_sign_words(group.layout.numel()), ranks);
 }
 
-/// Behind the messages are the sums that this rank makes; what they lacked is kept, too.
+/// The sums that this rank makes lie behind the messages; what the sent sums lacked is kept, too.
 MethodLayout layout_of(const OneBitConfig& method, const GroupShape& group, int ranks) {
   const std::int64_t numel = group.layout.numel(), part = owned_by_each(numel, ranks);
   MethodLayout layout =

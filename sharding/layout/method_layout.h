@@ -8,9 +8,9 @@
 
 namespace tessera {
 
-/// How gradients that go over a network in other forms than they are, or in part, lie in messages and in memory. It
-/// consists of integers, which are the same on every rank. method_layout.cc has a row for each type of
-/// CompressionMethod, and the compiler refuses one that is missing.
+/// The layout, in messages and in memory, of gradients that go over a network in another form, or in part. It consists
+/// of integers, which are the same on every rank. method_layout.cc has a row for each type of CompressionMethod, and
+/// the compiler refuses one that is missing.
 
 /// The memory that a reduction needs for a group: fp32 elements, in whole cache lines.
 struct MethodMemory {
@@ -18,7 +18,7 @@ struct MethodMemory {
   std::int64_t work = 0;  ///< needed while the reduction is under way; groups take turns
 };
 
-/// How ranks exchange messages.
+/// The ways in which ranks exchange messages.
 enum class Exchange {
   kAllReduce,  ///< `words` fp32 are summed
   kAllGather,  ///< each rank sends the same number of words to each other rank
@@ -35,14 +35,14 @@ struct MethodLayout {
   MethodMemory memory = {};
   std::vector<MethodMessage> messages = {};
 
-  /// Returns the bytes of its messages that a rank sends.
+  /// Returns the bytes of messages that a rank sends in the reduction.
   std::int64_t wire_bytes(int ranks) const;
 };
 /// The layout of a program's hook has no messages, since the plan does not know what a hook sends.
 MethodLayout method_layout(const CompressionMethod& method, const GroupShape& group, int ranks);
 
-/// Returns how many elements each rank sums if one rank makes each sum. Ranks have whole runs, so the last ranks may
-/// have fewer elements or none.
+/// Returns the number of elements that each rank sums if one rank makes each sum. Ranks have whole runs, so the last
+/// ranks may have fewer elements, or none.
 std::int64_t owned_by_each(std::int64_t numel, int ranks);
 /// Returns the elements that `rank` sums.
 Extent owned_by(int rank, std::int64_t numel, int ranks);

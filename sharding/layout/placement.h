@@ -17,7 +17,7 @@ struct AxisPlacement {
   bool replicate_first = false;
 };
 
-/// What a strategy says about placement, by its name (runtime/config/placement_rows.h) or by axes. All other code reads
+/// The placement of a strategy, by its name (runtime/config/placement_rows.h) or by axes. All other code reads
 /// these fields and never asks for the strategy.
 struct Placement {
   AxisPlacement parameters;
@@ -25,20 +25,20 @@ struct Placement {
   AxisPlacement optimizer;
   /// Sharded parameters stay gathered from their first use in forward to the end of backward.
   bool keep_gathered = false;
-  /// The ranks of the shard axis hold one copy of the parameters together, in memory that all of them map: each updates
-  /// its part in place, and nothing is gathered.
+  /// The ranks of the shard axis hold one copy of the parameters together, in memory that all of them map: each rank
+  /// updates its part in place, and nothing is gathered.
   bool shared = false;
 };
 
 /// Returns the placement of a strategy. `optimizer_over_world`: HYBRID_SHARD cuts gradients and optimizer state over
 /// both axes.
 Placement placement_of(ShardingStrategy strategy, bool optimizer_over_world);
-/// Returns the placement that a strategy says, by its name or by axes (PlacementConfig).
+/// Returns the placement that a strategy gives, by its name or by axes (PlacementConfig).
 Placement placement_of(const Strategy& strategy);
 
-/// `placement` on a shard axis whose ranks can share memory (Collectives::shares_memory). Where the optimizer is cut
-/// over that axis first, one copy of the parameters serves all its ranks. Otherwise nothing changes: each rank updates
-/// everything, or its parts of several replicas' shards, which do not lie beside each other.
+/// Returns `placement` for a shard axis whose ranks can share memory (Collectives::shares_memory). Where the optimizer
+/// is cut over that axis first, one copy of the parameters serves all its ranks. Otherwise nothing changes: each rank
+/// updates everything, or its parts of several replicas' shards, which do not lie beside each other.
 Placement share_parameters(Placement placement);
 
 /// This rank's place in a mesh of replicate x shard ranks.
@@ -46,16 +46,16 @@ struct MeshPosition {
   int replicate_size = 1, shard_size = 1;
   int replicate_index = 0, shard_index = 0;
   int world_size() const { return replicate_size * shard_size; }
-  /// Returns the position of `rank` in the same mesh. Shard groups are runs of ranks.
+  /// Returns the position of `rank` in the same mesh. A shard group is a run of neighbouring ranks.
   MeshPosition of(int rank) const { return {replicate_size, shard_size, rank / shard_size, rank % shard_size}; }
 };
 
 /// Returns the number of equal parts that a flat buffer must be divisible into for this placement.
 int parts_of(const Placement& placement, const MeshPosition& mesh);
 
-/// The part of a flat buffer of `numel` elements that this rank holds. The shard axis cuts first, the replicate axis
-/// cuts what is left, unless AxisPlacement::replicate_first says otherwise: a rank's optimizer part lies inside its
-/// gradient part, and that inside its parameter part.
+/// Returns the part of a flat buffer of `numel` elements that this rank holds. The shard axis cuts first and the
+/// replicate axis cuts what is left, unless AxisPlacement::replicate_first is set: a rank's optimizer part lies inside
+/// its gradient part, and its gradient part inside its parameter part.
 Extent owned(AxisPlacement axes, const MeshPosition& mesh, std::int64_t numel);
 
 /// Calls `visit(rank, part)` for every distinct part of a flat buffer, with the first rank that holds it.

@@ -77,7 +77,7 @@ void Schedule::pass() {
   rank(unit);
 }
 
-/// Goes back to the beginning: no entry is over.
+/// Goes back to the beginning, before all entries.
 void Schedule::rewind() {
   const std::size_t over = cursor_;
   cursor_ = window_end_ = window_units_ = 0;
@@ -90,7 +90,7 @@ std::size_t Schedule::distance(int unit) const {
   return next_[index(unit)] == kNowhere ? kNever : next_[index(unit)] - cursor_;
 }
 
-/// The later a unit is used, the higher the number. Unlike a distance it changes only with what happens to the unit.
+/// Returns a higher number, the later a unit is used. Unlike a distance it changes only with events of the unit.
 std::size_t Schedule::lateness(int unit) const {
   if (!record_.empty()) return next_[index(unit)];
   return last_use_[index(unit)] == 0 ? kNever : kNever - last_use_[index(unit)];

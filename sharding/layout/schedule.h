@@ -14,15 +14,15 @@ namespace tessera {
 
 /// Records the order in which units are used in one round (forward and backward of one microbatch), and predicts the
 /// next round by it. Consecutive uses of one unit are one entry. It is also told which units are *held* (gathered), and
-/// answers what to gather next and what to give up for it. Residency owns it and calls it from one thread.
+/// it says which unit to gather next and which to evict for it. Residency owns it and calls it from one thread.
 ///
 /// The schedule only advises: wrong advice costs a gather, never a result, so a round that departs from the record
 /// (another branch) is simply recorded anew. Passes without a backward (evaluation) belong to the round that follows
 /// them. If that round ends like the record, the record stays.
 ///
-/// Costs: everything is O(log units), `use` and `end_round` amortised over the entries of a round. Nothing is allocated
-/// once rounds are alike. Memory: some words a unit and an entry of the record, and the round under way, of which the
-/// last kLongestRound entries are kept, so that evaluation without end takes no more.
+/// Costs: every call takes O(log units); that of `use` and `end_round` is amortised over the entries of a round.
+/// Nothing is allocated once rounds are alike. Memory: some words for each unit and each entry of the record, and for
+/// the round under way, of which only the last kLongestRound entries are kept.
 class Schedule {
  public:
   static constexpr std::size_t kNever = std::numeric_limits<std::size_t>::max();
@@ -42,22 +42,22 @@ class Schedule {
 
   bool recorded() const { return !record_.empty(); }
   std::span<const int> record() const { return record_; }
-  /// Entries of the round under way that are kept.
+  /// The number of kept entries of the round under way.
   std::size_t seen() const { return seen_.size(); }
 
   /// Returns how many entries of the record lie between now and the next use of `unit`; kNever if it is not used again
-  /// this round. Before anything is recorded: by last use, so that the least recently used looks farthest.
+  /// this round. Before anything is recorded, the least recently used unit counts as farthest.
   std::size_t distance(int unit) const;
 
-  /// Tells that `unit` is held from now on, or no more.
+  /// Tells that `unit` is held from now on, or is not held any more.
   void hold(int unit);
   void give_up(int unit);
 
   /// Returns the unit to prefetch: the first that is not held among the next `ahead` distinct units that the record
   /// says will be used; -1 if all are held. `uncounted` counts too, if it is used before the last of them.
   int next_missing();
-  /// The unit to evict: the one that is used last among the held units that `may_go(unit)` allows (the lowest number of
-  /// several); -1 if none is used later than `later_than`, a distance. Costs more for every unit that may not go.
+  /// Returns the unit to evict: of the held units that `may_go(unit)` allows, the one used last (the lowest number of
+  /// several); -1 if none is used later than `later_than`, a distance. Every unit that may not go adds cost.
   template <class MayGo>
   int farthest_held(std::size_t later_than, const MayGo& may_go);
   /// Returns the unit to evict without a limit: it may be used at any time.

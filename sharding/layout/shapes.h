@@ -31,8 +31,8 @@ struct TensorStates {
   Extent extent_of(std::size_t tensor) const;
 };
 
-/// One flat group of a unit: parameters of one dtype that all train or are all frozen, and are all updated element by
-/// element or all as matrices.
+/// One flat group of a unit: parameters of one dtype. All train or all are frozen, and all are updated element by
+/// element, or all as matrices.
 struct GroupShape {
   DType dtype = DType::kF32;
   bool trainable = true;

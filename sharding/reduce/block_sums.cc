@@ -46,7 +46,7 @@ void BlockSums::join_own_part(const FlatGroup& group, std::span<const float* con
   }
 }
 
-/// Where this rank's last sum lies in `group.gradient`, each piece of it is sent before the result overwrites it.
+/// If this rank's last sum lies in `group.gradient`, each piece of it is sent before the result overwrites it.
 void BlockSums::join_shares(const FlatGroup& group, std::span<const float* const> own) {
   const std::int64_t all = group.layout.numel(), at_once = world_.size() * plan_.block_piece_numel();
   for (std::int64_t begin = 0; begin < all; begin += at_once) {
@@ -89,7 +89,7 @@ const float* BlockSums::joined(std::int64_t numel) {
   return sum;
 }
 
-/// Each sum takes the place of the one on its left.
+/// Each sum is written over its left operand.
 float* BlockSums::sum_of(TreeBlock node, std::size_t& next, std::int64_t numel) {
   TORCH_INTERNAL_ASSERT(next < arrivals_.size() && node.numel() > 0, "a sum is missing");
   const Arrival& arrival = arrivals_[next];

@@ -20,10 +20,10 @@ namespace tessera {
 ///
 /// A rank's run consists of nodes of the tree (blocks_of), and the rank has the sum of each. Every rank gets its piece
 /// of all these sums by an all-to-all, and adds them in the order of the tree. Where gradients are cut over all ranks,
-/// that is the part of them that it keeps. Otherwise ranks share the work, and an all-gather follows. It goes piece by
-/// piece (MemoryPlan::block_piece_numel), so that the memory is small.
+/// that is the part of them that it keeps. Otherwise ranks share the work, and an all-gather follows. The exchange goes
+/// piece by piece (MemoryPlan::block_piece_numel), so that it needs little memory.
 ///
-/// Reducer owns one, and calls it in `finish`. All ranks call it alike. Errors of transports are thrown as
+/// Reducer owns one, and calls it in `finish`. All ranks make the same calls. Errors of transports are thrown as
 /// tessera::Error.
 class BlockSums {
  public:
@@ -31,32 +31,32 @@ class BlockSums {
   /// elements.
   BlockSums(const MemoryPlan& plan, Collectives& world, float* memory);
 
-  /// From the next step on, ranks have the runs of `order`, none longer than the plan's.
+  /// Gives ranks the runs of `order` from the next step on; no run is longer than the plan's longest run.
   void deal(const MicrobatchOrder& order);
   /// Returns the counter of this rank's run.
   SumCounter counter() const { return {order_.run_of(world_.rank()), order_.all()}; }
   /// Makes `group.gradient` of the sums that ranks have of whole gradients, and shows it to `visitor`. `own`: the sums
   /// of this rank's nodes, in order; the last one may lie in `group.gradient`.
   void join(const FlatGroup& group, std::span<const float* const> own, GradientVisitor& visitor);
-  /// Bytes that this rank has sent so far.
+  /// The bytes that this rank has sent so far.
   std::int64_t sent_bytes() const { return sent_bytes_; }
 
  private:
-  /// A node of the tree whose sum comes from a rank, and where it lies among all sums that come.
+  /// A node of the tree whose sum comes from a rank, and the place of that sum among all sums that come.
   struct Arrival {
     TreeBlock block;
     std::int64_t place = 0;
   };
   void join_own_part(const FlatGroup& group, std::span<const float* const> own, GradientVisitor& visitor);
   void join_shares(const FlatGroup& group, std::span<const float* const> own);
-  /// The pieces that ranks get: `numel` elements each, from `begin` on for rank 0, and `stride` elements further on for
-  /// the next. Zeros stand for what lies at `end` and behind it.
+  /// The pieces that ranks get have `numel` elements each. Rank 0's piece begins at `begin`, and that of each further
+  /// rank begins `stride` elements later. Elements at `end` and behind it count as zeros.
   struct Pieces {
     std::int64_t begin, stride, numel, end;
   };
   /// Sends each rank its piece of `own`, and gets this rank's piece of all ranks' sums.
   void exchange(std::string_view label, std::span<const float* const> own, const Pieces& pieces);
-  /// Adds what came, `numel` elements of each sum, in the order of the tree.
+  /// Adds the sums that came, `numel` elements of each, in the order of the tree.
   const float* joined(std::int64_t numel);
   float* sum_of(TreeBlock node, std::size_t& next, std::int64_t numel);
 

@@ -15,19 +15,19 @@
 namespace tessera {
 namespace {
 
-/// Whether the elements of `gradient` lie in memory in the order of those of `flat`, without gaps.
+/// Returns whether the elements of `gradient` lie in memory in the order of the elements of `flat`, without gaps.
 bool lies_alike(const at::Tensor& gradient, const FlatParameter& flat) {
   return gradient.layout() == at::kStrided && gradient.is_non_overlapping_and_dense() &&
          gradient.sizes() == at::IntArrayRef(flat.sizes) && gradient.strides() == at::IntArrayRef(flat.strides);
 }
 
-/// Whether the bytes of `gradient` may be copied. A large one is left to LibTorch, which may copy with several threads.
+/// Returns whether the bytes of `gradient` may be copied. LibTorch copies large ones, perhaps with several threads.
 bool is_copied_bytewise(const at::Tensor& gradient, DType dtype, const FlatParameter& flat) {
   return gradient.scalar_type() == scalar_type_of(dtype) && lies_alike(gradient, flat) &&
          (gradient.numel() < at::internal::GRAIN_SIZE || at::get_num_threads() == 1);
 }
 
-/// Copies `gradient` to `view`, or adds it.
+/// Copies `gradient` to `view`, or adds it to the values there.
 void put(const at::Tensor& view, const at::Tensor& gradient, bool adds) {
   if (gradient.is_sparse()) {  // its rows are added one after the other
     if (!adds) view.zero_();
@@ -39,8 +39,8 @@ void put(const at::Tensor& view, const at::Tensor& gradient, bool adds) {
   }
 }
 
-/// The same in pieces, each of which is squared while it is in cache, where the two lie alike. Returns the sum of the
-/// squares of all of `view`, whose memory of `dtype` is at `place`.
+/// Does what `put` does; where the two lie alike, it works in pieces, and squares each while it is in cache. Returns
+/// the sum of the squares of all of `view`, whose memory of `dtype` is at `place`.
 double put_and_square(const at::Tensor& view, const at::Tensor& gradient, bool adds, const FlatParameter& flat,
                       std::byte* place, DType dtype) {
   const std::int64_t numel = view.numel();
@@ -143,7 +143,7 @@ void GradientPacker::take(const FlatGroup& group, std::size_t parameter, const a
   } else if (!arrived && device_.is_queued && waits(gradient)) {
     copies_.add(view_of(group, parameter, place, is_usual), gradient);
   } else {
-    if (arrived) copies_.flush();  // this gradient may be added to one of them
+    if (arrived) copies_.flush();  // this gradient may be added to one that waits
     const Unrecorded unrecorded;
     const at::Tensor view = view_of(group, parameter, place, is_usual);
     if (square)
@@ -175,8 +175,8 @@ void GradientPacker::note_arrival(Part& part, std::size_t parameter) {
   for (const Part& other : parts_) missing_ -= std::count(other.arrived.begin(), other.arrived.end(), 1);
 }
 
-/// Making a view costs the host as much time as starting a copy, and the guard that it needs takes some time too. Views
-/// of usual places are therefore kept.
+/// Making a view costs the host as much time as starting a copy, and its guard takes time too. Views of the usual
+/// places are therefore kept.
 at::Tensor GradientPacker::view_of(const FlatGroup& group, std::size_t parameter, std::byte* place, bool is_usual) {
   const FlatParameter& flat = group.parameters[parameter];
   const auto make = [&] {

@@ -15,9 +15,9 @@
 
 namespace tessera {
 
-/// Packs the gradients of one unit into its bucket, and knows which have come. `bucket` is where the group's part of
-/// the bucket begins, as elements of `dtype` in the group's layout. Reducer owns one for each unit; the thread that
-/// runs backward calls it.
+/// Packs the gradients of one unit into its bucket, and knows which gradients have come. `bucket` is where the group's
+/// part of the bucket begins, as elements of `dtype` in the group's layout. Reducer owns one for each unit; the thread
+/// that runs backward calls it.
 class GradientPacker {
  public:
   /// `copies`: copies that wait to be started together; it must outlive this object.
@@ -26,36 +26,36 @@ class GradientPacker {
   /// Number of parameters that train.
   std::int64_t trainable() const { return trainable_; }
   /// Sets which parameters are expected to get a gradient each time, from the next `begin` on: those with `used`
-  /// [trainable parameter of the unit, in group order] set. All of them are expected before the first call.
+  /// [trainable parameter of the unit, in group order] set. All are expected before the first call.
   void expect(std::span<const char> used);
   bool expects_any() const { return usually_missing_ > 0; }
-  /// Whether every expected gradient has come since `begin`. Once an unexpected one has come, all are expected, since
-  /// parameters that were unused together are usually used together again.
+  /// Returns whether every expected gradient has come since `begin`. Once an unexpected gradient has come, all are
+  /// expected, since parameters that were unused together are usually used together again.
   bool is_complete() const { return missing_ == 0; }
-  /// Whether this parameter's gradient has come since `reset`.
+  /// Returns whether this parameter's gradient has come since `reset`.
   bool used(const FlatGroup& group, std::size_t parameter) const { return parts_[group.index].used[parameter] != 0; }
 
-  /// Makes room for `square`: a number for each parameter that trains. Called once, before the first gradient.
+  /// Makes room for `square`: a number for each parameter that trains. It is called once, before the first gradient.
   void keep_squares();
-  /// Whether gradients that come from now on are squared. After `keep_squares`.
+  /// Sets whether gradients that come from now on are squared. REQUIRES: `keep_squares` was called.
   void squares(bool on) { squares_ = on; }
-  /// The squared norm of the gradients in the bucket, where all of them came while they were squared.
+  /// Returns the squared norm of the gradients in the bucket, if all of them came while gradients were squared.
   double square() const;
-  /// Adds to `pieces` where gradients of the group that have come lie in `bucket`.
+  /// Appends to `pieces` the places in `bucket` of the group's gradients that have come.
   void add_pieces(const FlatGroup& group, const std::byte* bucket, std::vector<GradientPiece>& pieces) const;
 
-  /// Called when the unit gets an empty bucket, in which no gradient has arrived.
+  /// This is called when the unit gets an empty bucket, in which no gradient has arrived.
   void begin();
-  /// Called at the end of a step: no parameter counts as used.
+  /// This is called at the end of a step. Afterwards no parameter counts as used.
   void reset();
-  /// Copies `gradient` to its place, or adds it to one that came before. Small ones wait among `copies` on a GPU.
-  /// `is_usual`: the bucket is one of the few that this unit gets again and again.
+  /// Copies `gradient` to its place, or adds it to a gradient that came before. Small gradients wait among `copies` on
+  /// a GPU. `is_usual`: the bucket is one of the few that this unit gets again and again.
   void take(const FlatGroup& group, std::size_t parameter, const at::Tensor& gradient, std::byte* bucket,
             bool is_usual);
-  /// Takes a gradient that does not count. It writes zeros, unless a gradient came before, and the parameter does not
-  /// become used.
+  /// Takes a gradient that does not count: writes zeros, unless a gradient came before. The parameter does not become
+  /// used.
   void take_zeros(const FlatGroup& group, std::size_t parameter, std::byte* bucket);
-  /// Writes zeros where no gradient came, and into the layout's gaps unless those are zero already.
+  /// Writes zeros where no gradient came, and into the layout's gaps unless the gaps are zero already.
   void fill_missing(const FlatGroup& group, std::byte* bucket, bool gaps_are_zero) const;
 
  private:
@@ -64,12 +64,12 @@ class GradientPacker {
     std::byte* place;
     at::Tensor view;
   };
-  /// What this object knows about one group.
+  /// The knowledge of this object about one group.
   struct Part {
-    std::vector<char> arrived, used;            ///< [parameter]: one has come since `begin`; since `reset`
+    std::vector<char> arrived, used;            ///< [parameter]: whether it has come since `begin`; since `reset`
     std::vector<char> expected;                 ///< [parameter]: see `expect`
     std::vector<std::vector<PlaceView>> views;  ///< [parameter]: views of its usual places, on a GPU
-    std::vector<double> squares;                ///< [parameter]: of what lies at its place; empty: not kept
+    std::vector<double> squares;                ///< [parameter]: square of the values at its place; empty: not kept
   };
 
   at::Tensor view_of(const FlatGroup& group, std::size_t parameter, std::byte* place, bool is_usual);
@@ -80,7 +80,7 @@ class GradientPacker {
   const ComputeDevice device_;
   PendingCopies& copies_;
   std::int64_t trainable_ = 0;
-  /// Expected gradients: in an empty bucket; those that have not come yet.
+  /// Numbers of gradients that are expected in an empty bucket, and that have not come yet.
   std::int64_t usually_missing_ = 0, missing_ = 0;
   bool expects_all_ = false;  ///< an unexpected gradient has come
   bool squares_ = false;

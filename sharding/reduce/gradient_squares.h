@@ -17,17 +17,17 @@ struct GradientPiece {
   std::int64_t numel = 0;
 };
 
-/// Squares this rank's own gradients on a GPU, for "noise_scale": what is added up is known to the device alone. On the
-/// CPU GradientPacker does it. The step owns one, and the Reducer calls it from the thread that runs backward; all is
+/// Squares this rank's own gradients on a GPU, for "noise_scale": only the device knows the sum. On the CPU,
+/// GradientPacker does this. The step owns one, and the Reducer calls it from the thread that runs backward; all is
 /// queued on the current stream.
 class GradientSquares {
  public:
   /// Adds the squared norm of what this rank contributes of `unit`: `pieces`, of `dtype`, in the order of parameters. A
   /// unit that comes twice between two calls of `take` makes the sum NaN, unless one of the two norms is 0.
   virtual void add(const Unit& unit, std::span<const GradientPiece> pieces, DType dtype) = 0;
-  /// Adds what has come since the last call to the step's.
+  /// Adds the squares that have come since the last call to the step's squares.
   virtual void take() = 0;
-  /// Drops what has come since the last `take`.
+  /// Drops the squares that have come since the last `take`.
   virtual void forget() = 0;
 
  protected:

@@ -7,12 +7,12 @@
 namespace tessera {
 
 /// Sees gradients while the reduction that completes them still has them in cache. Code that needs all gradients would
-/// otherwise have to read them from memory once more. (GradientNorm is one.)
+/// otherwise have to read them from memory once more. GradientNorm is such a visitor.
 class GradientVisitor {
  public:
-  /// Called when a reduction of `group` begins. The visitor must forget earlier elements of its gradient.
+  /// This is called when a reduction of `group` begins. The visitor must forget earlier elements of its gradient.
   virtual void begin(const FlatGroup& group) = 0;
-  /// Gets the next elements of `group.gradient` [gradient_part], in order from its first, as they are now. All runs but
+  /// Gets the next elements of `group.gradient` [gradient_part], in order, with their present values. All runs but
   /// the last have a multiple of SumVisitor::kAlignment elements.
   virtual void visit(const FlatGroup& group, std::span<const float> values) = 0;
 

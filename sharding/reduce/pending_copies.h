@@ -7,8 +7,8 @@
 
 namespace tessera {
 
-/// Copies of gradients to their places in buckets that wait to be started together, on a GPU: starting one costs the
-/// host about as much as starting a hundred. The caller must `flush` before anything reads a place.
+/// Copies of gradients to their places in buckets, which wait on a GPU to be started together: starting one copy costs
+/// the host about as much as starting a hundred. The caller must `flush` before anything reads a place.
 class PendingCopies {
  public:
   /// `place`: a view of a bucket, of any dtype. It must not be the place of a copy that waits already.
@@ -22,7 +22,7 @@ class PendingCopies {
   bool empty() const { return count_ == 0; }
 
  private:
-  /// Tensors of one dtype: LibTorch copies a list by few launches only where all of its tensors have the same.
+  /// Tensors of one dtype: LibTorch copies a list by few launches only if all of its tensors have the same dtype.
   struct Alike {
     at::ScalarType dtype;
     std::vector<at::Tensor> places, gradients;

@@ -25,16 +25,16 @@
 
 namespace tessera {
 namespace {
-// How a unit's gradients become sums.
+// This file turns a unit's gradients into sums.
 //
 // `take` packs a gradient into the unit's bucket. A unit whose gradients are complete is kReady; `launch_ready` goes
 // through `order_` and reduces units for as long as the next one is ready. `reduce` starts the reductions of the unit's
-// groups (`start`, `start_group`) and then lets those before it go on (`follow`): the ones `reduction_lag` units back
-// do this rank's share (`advance`), the ones `end_lag` units back end (`complete`). Reductions under way lie in a ring
+// groups (`start`, `start_group`) and then lets earlier reductions go on (`follow`): those `reduction_lag` units back
+// do this rank's share (`advance`), and those `end_lag` units back end (`complete`). Reductions under way lie in a ring
 // (`reduction(number)`). `finish` reduces the rest at the end of a backward, then late gradients, and ends all
 // reductions. Where gradients accumulate in place, everything happens in `finish`. Under "reproducible" each
-// microbatch's are made anew there, and `end_microbatch` joins them to the sums that wait; elsewhere `start_group`
-// tells Accumulation which sums join what ranks have summed.
+// microbatch's gradients are made anew there, and `end_microbatch` joins them to the sums that wait; elsewhere
+// `start_group` tells Accumulation which sums join the sum over ranks.
 //
 // Where units are updated in backward, notes travel with each reduction (`start_notes`), and a complete unit is handed
 // over (`hand_over`).
@@ -57,16 +57,16 @@ void narrow_in_place(std::byte* memory, DType dtype, std::int64_t numel, Compute
 
 static_assert(MemoryPlan::kMostUnderWay <= Collectives::kMostUnderWay);
 
-/// Adds the last sum's pieces onto what earlier reductions of the step left (or finds them in their place), and shows
-/// the result to `visitor`. It is for sums that the host makes.
+/// Adds the last sum's pieces to the sums that earlier reductions of the step left, if any, and shows the result to
+/// `visitor`. It is for sums that the host makes.
 class Reducer::Accumulation final : public SumVisitor {
  public:
   Accumulation(const FlatGroup& group, GradientVisitor* visitor) : group_(group), visitor_(visitor) {}
 
-  /// The last sum is to be added onto `earlier`; those that were named first are added first.
+  /// Says that the last sum is added onto `earlier`; sums that were named first are added first.
   void add_onto(const float* earlier) { earlier_[count_++] = earlier; }
   bool adds() const { return count_ > 0; }
-  /// Where the result goes.
+  /// Says where the result goes.
   void write_to(float* place) { place_ = place; }
   float* place() const { return place_; }
 
@@ -97,7 +97,7 @@ struct Reducer::GroupReduction {
   std::int64_t numel;      ///< elements of `sum`
   float* total = nullptr;  ///< the sum over both axes; set when the last sum starts
   Accumulation accumulation;
-  Work work, last;  ///< reductions over the shard axis, and over the replicate axis. Last members: they use the others.
+  Work work, last;  ///< reductions over the shard axis, and the replicate axis; last members, as they use the others
 };
 
 struct Reducer::UnitReduction {
@@ -108,7 +108,7 @@ struct Reducer::UnitReduction {
   std::int64_t scratch_taken = 0;
   std::vector<Arena> overflow_scratch;
   std::vector<GroupReduction> groups;  ///< never more than were reserved, so they do not move
-  Lease sum;                           ///< where sums lie below memory
+  Lease sum;                           ///< used where sums are offloaded
   // These are used where units are updated in backward.
   std::span<float> notes;  ///< planned
   std::vector<char> used;  ///< [trainable parameter of the unit]
@@ -239,8 +239,8 @@ void Reducer::take(FlatGroup& group, std::size_t parameter, bool counts) {
   launch_ready();
 }
 
-/// Reports a unit's sum. Where nothing is reduced, that is when as many gradients have come as the unit has
-/// parameters, and again at the end of the round if others have come since.
+/// Reports a unit's sum. Where nothing is reduced, that happens when as many gradients have come as the unit has
+/// parameters, and again at the end of the round if more gradients have come since.
 void Reducer::tell(Entry& entry) {
   if (!on_reduced_) return;
   if (is_alone_in_place()) {
@@ -334,7 +334,7 @@ bool Reducer::is_leaf_in_waiting() const {
   return !turn.is_last && turn.joined == 0;
 }
 
-/// The sum of a group that waits in a place. Where ranks have summed it, the last place is the sum's own.
+/// Returns the sum of a group that waits in a place. If ranks have summed it, the last place is that of the total.
 float* Reducer::waiting_of(const Entry& entry, const FlatGroup& group, int place) const {
   if (place == plan_.waiting_sums()) return group.gradient;
   const bool is_whole = accumulates();
@@ -349,7 +349,7 @@ float* Reducer::waiting_of(const Entry& entry, const FlatGroup& group, int place
   return entry.waiting + place * all + before;
 }
 
-/// Returns the place for the sum of this reduction, with all sums that it joins.
+/// Returns the place for the sum of this reduction and of all sums that it joins.
 float* Reducer::place_of_sum(const FlatGroup& group) const {
   if (!makes_tree() || accumulates()) return group.gradient;
   const SumCounter::Turn turn = counter().turn(round_);
@@ -363,7 +363,7 @@ void Reducer::end_microbatch() {
   std::array<const float*, SumCounter::kMostJoined> waiting{};
   for (const int index : order_) {
     Entry& entry = entries_[index];
-    if (entry.phase == Phase::kIdle) entry.gradients.begin();  // this rank gave it nothing
+    if (entry.phase == Phase::kIdle) entry.gradients.begin();  // this rank gave the unit no gradient
     entry.phase = Phase::kIdle;
     for (const auto& group : entry.unit->groups) {
       if (!group->trainable) continue;
@@ -444,7 +444,7 @@ void Reducer::start(Entry& entry) {
   reduction.entry = &entry;
   reduction.sum = std::move(sum);
   if (!latencies_.empty() && !is_alone_in_place()) reduction.begun = clock_.begin();
-  // The reductions may change what lies in the bucket.
+  // The squares come first, since the reductions may change the values in the bucket.
   if (squares_own_ && device_squares_ && !is_alone_in_place()) square_there(entry);
   for (auto& group : entry.unit->groups) {
     if (!group->trainable) continue;
@@ -465,7 +465,7 @@ void Reducer::start(Entry& entry) {
   entry.unit->close();
 }
 
-/// A unit whose gradients go in two parts has another norm than the two parts tell.
+/// Notes the unit's own square. If its gradients go in two parts, the two norms do not give the norm of the whole.
 void Reducer::note_own(Entry& entry) {
   const double square = entry.gradients.square();
   if (square == 0) return;
@@ -473,7 +473,7 @@ void Reducer::note_own(Entry& entry) {
   warn_of_two_parts(entry);
 }
 
-/// Has a GPU square what this rank contributes of a unit, before it goes to other ranks.
+/// Lets a GPU square this rank's contribution to a unit, before it goes to other ranks.
 void Reducer::square_there(Entry& entry) {
   pieces_.clear();
   for (const auto& group : entry.unit->groups) {
@@ -488,7 +488,7 @@ void Reducer::square_there(Entry& entry) {
   }
 }
 
-/// Notes that the unit has gradients of this microbatch, and warns once if it had some before.
+/// Notes that the unit has gradients of this microbatch, and warns once if it had gradients before.
 void Reducer::warn_of_two_parts(Entry& entry) {
   if (entry.has_own && !std::exchange(warned_of_own_, true)) {
     log_warning(
@@ -528,8 +528,8 @@ double Reducer::take_own_square() {
   return sum;
 }
 
-/// Gives the unit's sum memory where it lies below. Meanwhile the next unit's sum is read, where something is added to
-/// it.
+/// Gives memory to the unit's sum where sums are offloaded. Meanwhile the next unit's sum is read, if something is
+/// added to it.
 Lease Reducer::take_sum(const Entry& entry) {
   if (!memory_.sums_below) return {};
   Lease sum = memory_.sums_below->acquire(entry.unit->index, entry.has_sum ? LeaseUse::kChange : LeaseUse::kOverwrite);
@@ -540,7 +540,7 @@ Lease Reducer::take_sum(const Entry& entry) {
   return sum;
 }
 
-/// Null where there is one rank, since it sends nothing.
+/// Returns null where there is one rank, since it sends nothing.
 GradientMethod* Reducer::method_of(const FlatGroup& group) const {
   return uses_methods_ && plan_.input().mesh.world_size() > 1
              ? entries_[group.unit->index].feedback[group.index].method.get()
@@ -704,7 +704,7 @@ UnitAgreement Reducer::agreement_on(UnitReduction& reduction) {
   return agreed;
 }
 
-/// Returns the sums to which a sum over ranks is added: those of earlier microbatches, or in a tree those that it
+/// Returns the sums to which a sum over ranks is added: those of earlier microbatches, or in a tree the sums that it
 /// joins.
 Reducer::Accumulation Reducer::accumulation_of(const Entry& entry, const FlatGroup& group) const {
   Accumulation accumulation(group, visitor_);
@@ -718,8 +718,8 @@ Reducer::Accumulation Reducer::accumulation_of(const Entry& entry, const FlatGro
   return accumulation;
 }
 
-/// Turns one bucket into this rank's part of the sum: over the shard axis, then over the replicate axis, then onto what
-/// earlier reductions of this step left. Each is a reduce-scatter where the placement says sharded, else an all-reduce.
+/// Turns one bucket into this rank's part of the sum: over the shard axis, then over the replicate axis, then onto the
+/// sums of earlier reductions of this step. Each is a reduce-scatter if the placement says sharded, else an all-reduce.
 void Reducer::start_group(UnitReduction& reduction, FlatGroup& group) {
   const AxisPlacement placement = plan_.input().placement.gradients;
   const MeshPosition& mesh = plan_.input().mesh;
@@ -758,7 +758,7 @@ void Reducer::start_group(UnitReduction& reduction, FlatGroup& group) {
                                  : axes_.reduce->all_reduce(name, bucket, wire, sum, numel, options);
 }
 
-/// Makes a group's sum of those that ranks have of the nodes of their runs. It has ended when this returns.
+/// Makes a group's sum from the sums that ranks have of the nodes of their runs. The sum is there when this returns.
 void Reducer::join_blocks(const Entry& entry, FlatGroup& group) {
   std::array<const float*, SumCounter::kMostWaiting> own{};
   const int count = counter().blocks();
@@ -780,9 +780,9 @@ void Reducer::follow(std::int64_t lag, std::int64_t end_lag) {
   for (; over_ < started_ - end_lag; ++over_) complete(reduction(over_));
 }
 
-/// Whether the sum over the replicate axis is started when the share of a reduction is done, and ends with the
-/// reduction; else it is made at the end. A queue may wait for the shards' sum long before it is there, and over a
-/// network ranks compute meanwhile.
+/// Returns whether the sum over the replicate axis starts when the share of a reduction is done, and ends with the
+/// reduction; otherwise it is made at the end. A queue may wait for the sum over the shard axis long before it is
+/// there, and ranks compute while a network works.
 bool Reducer::replicas_follow() const {
   const PlanInput& input = plan_.input();
   return input.mesh.replicate_size > 1 && (device_.is_queued || plan_.end_lag() > 0);
@@ -895,8 +895,8 @@ void Reducer::finish(bool reduce_now, bool has_batch) {
 }
 
 /// Reduces units once more whose gradients came after their reduction, on all ranks. If every gradient is waited for,
-/// only a module's code makes one late, and that is the same on all ranks. Otherwise ranks that took different branches
-/// may differ, so they exchange this.
+/// only a module's code makes a gradient late, and that code is the same on all ranks. Otherwise ranks that took
+/// different branches may differ, so they exchange which units are late.
 void Reducer::reduce_late(bool has_batch) {
   const bool may_differ = !expects_all_ && axes_.control->size() > 1;
   const std::vector<char> late = may_differ ? late_anywhere() : std::vector<char>();
@@ -937,7 +937,7 @@ void Reducer::agree_on_order() {
 }
 
 void Reducer::reset() {
-  copies_.drop();  // a backward that did not end may have left some
+  copies_.drop();  // a backward that did not end may have left copies
   own_square_ = 0;
   if (device_squares_) device_squares_->forget();
   counts_.overflow_peak = counts_.overflow_bytes;

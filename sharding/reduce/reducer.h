@@ -44,9 +44,9 @@ struct ReducerCounts {
 
 /// Takes each gradient as backward makes it, packs it into its unit's bucket, and reduces a unit when it is complete.
 ///
-/// Units are reduced in one agreed order on all ranks, whatever order their gradients come in: first the reverse of
-/// their definition, from the second step on the order in which rank 0 completed them in the first. A unit that a rank
-/// did not use takes part with zeros, at the latest when backward ends. So ranks may take different branches.
+/// Units are reduced in one agreed order on all ranks, whatever order gradients come in: in the first step the reverse
+/// of their definition, later the order in which rank 0 completed them in the first step. A unit that a rank did not
+/// use takes part with zeros, at the latest when backward ends. So ranks may take different branches.
 ///
 /// Parameters that no rank used in the last step (`expect`) are not waited for, so that their units keep no bucket from
 /// the others. When the set of used parameters changes, the step of the change may need buckets beyond the plan, and
@@ -57,8 +57,8 @@ struct ReducerCounts {
 /// way adds onto earlier microbatches and shows the result to a GradientVisitor, all while it is in cache.
 ///
 /// Where the plan has the buckets for it (MemoryPlan::reduction_lag), a unit that is complete only starts its
-/// reduction. This rank does its share of it some units later, and waits for its end some units after that; both happen
-/// at places that are the same on all ranks (Collectives::reduce_scatter).
+/// reduction. This rank does its share of the reduction some units later, and waits for the end some units after that;
+/// both happen at places that are the same on all ranks (Collectives::reduce_scatter).
 ///
 /// A parameter can get several gradients in one backward, when activation recomputation runs parts of the graph
 /// separately. They are added while the unit's bucket is open. A gradient that comes after that is reduced by itself
@@ -70,28 +70,28 @@ struct ReducerCounts {
 /// that updates it, and the sum's place goes to the next unit. A unit is closed (Unit::close) when its reduction
 /// starts, since this rank has then read it for the last time; so when a sum is there, all ranks have read the unit.
 /// The reduction also carries which parameters a rank used, and in which order it gathered units in forward. A gradient
-/// that comes after that is an error.
+/// that comes after the reduction started is an error.
 ///
 /// Under "reproducible" (PlanInput::reproducible) a microbatch's gradients are a leaf of the step's tree, and sums join
-/// by a binary counter (SumCounter): sums that a rank keeps until a backward has ended join there (`end_microbatch`),
+/// by a binary counter (SumCounter): sums that a rank keeps until a backward has ended join then (`end_microbatch`),
 /// and sums over ranks join as they come. Where a rank's microbatches are no subtree, BlockSums makes the sum of ranks.
 /// A gradient that comes after its unit was reduced would be no part of its leaf, and is an error.
 ///
-/// The thread that runs backward calls all of it. Errors of transports are thrown as tessera::Error.
+/// The thread that runs backward makes all calls. Errors of transports are thrown as tessera::Error.
 class Reducer {
  public:
   /// Gets a unit whose gradients are summed, or will be where work is queued; they stay in place until this returns.
   using OnSummed = std::function<void(Unit& unit, const UnitAgreement& agreed)>;
 
-  /// Gets a unit whose sum of this round is there, or queued where work is: FlatGroup::gradient of its groups. It is
-  /// called once more if a gradient comes after that.
+  /// Gets a unit whose sum of this round is there (FlatGroup::gradient of its groups), or is queued where work is
+  /// queued. It is called once more if a gradient comes after that.
   using OnReduced = std::function<void(const Unit& unit)>;
 
   /// Memory of the plan, on `device`. Peers share the buckets and, where units are updated in backward, the sums.
   struct Memory {
     Arena buckets, scratch, sums;
     Arena feedback = {};  ///< MemoryCategory::kFeedback; zeros
-    /// Brings the sums where MemoryPlan::gradients_below, by the units' indices; else null.
+    /// Brings the sums, numbered by unit, if MemoryPlan::gradients_below; else null.
     Carrier* sums_below = nullptr;
   };
 
@@ -113,27 +113,27 @@ class Reducer {
   void tell(RoundLog& rounds) { rounds_ = &rounds; }
 
   /// From now on, notes in `latencies` how long each unit's reduction takes from its beginning to its end, with the
-  /// lags of the plan. Nothing is reduced where there is one rank. `latencies` [unit] must outlive this object.
-  /// `queue`: of a GPU, times reductions; else null.
+  /// lags of the plan. If there is one rank, nothing is reduced. `latencies` [unit] must outlive this object.
+  /// `queue`: a GPU's clock for reductions; else null.
   void time_reductions(std::span<LatencyHistogram> latencies, QueueTimes* queue = nullptr) {
     latencies_ = latencies;
     clock_.use(queue);
   }
 
-  /// Makes room to measure this rank's own gradients ("noise_scale"): a number for each parameter. On the CPU.
+  /// Makes room to measure this rank's own gradients ("noise_scale") on the CPU: a number for each parameter.
   void keep_own_squares();
-  /// The same on a GPU, where `squares` adds them up, of what lies in buckets. It must outlive its last use, and may be
-  /// replaced between steps.
+  /// Does the same on a GPU, where `squares` adds up the squares of values in buckets. It must outlive its last use,
+  /// and may be replaced between steps.
   void square_by(GradientSquares& squares) { device_squares_ = &squares; }
-  /// Called when a backward begins, the same in all backwards of a step: whether gradients are squared on their way
-  /// into buckets, or there. After `keep_own_squares` or `square_by`.
+  /// Says whether gradients are squared on their way into buckets, or there. It is called when a backward begins, alike
+  /// in all backwards of a step. REQUIRES: `keep_own_squares` or `square_by` was called.
   void square_own(bool on);
-  /// Whether what this rank contributes is a microbatch's gradients, so that each can be measured; else it is their
-  /// sum.
+  /// Returns whether this rank contributes the gradients of each microbatch, so that each can be measured; otherwise it
+  /// contributes their sum.
   bool contributes_microbatches() const { return !accumulates(); }
-  /// Where it is a microbatch's: the squared norm of what this rank contributed to the sums of ranks since the last
-  /// call. NaN if that is not known, since a unit was reduced more than once. Where it is their sum: that of the sum so
-  /// far. On a GPU it is added to the step's there (GradientSquares::take), and the result is 0.
+  /// Returns the squared norm of this rank's contributions since the last call if `contributes_microbatches`; NaN if it
+  /// is not known, since a unit was reduced more than once. Otherwise it is the squared norm of the sum so far. On a
+  /// GPU the norm is added to the step's norm there (GradientSquares::take), and the result is 0.
   double take_own_square();
 
   /// A rank without a batch calls it where the others begin the reduction of a unit, in the agreed order: it takes part
@@ -143,21 +143,21 @@ class Reducer {
   /// Lets a program's rule make the sums of all gradients, over any transport.
   void sum_by(const std::shared_ptr<CommHook>& hook);
 
-  /// Called when a backward begins in which units are updated. `digest`: a hash of what ranks must have done alike so
-  /// far; `weight` and `samples`: those of this rank's microbatch (UnitAgreement).
+  /// This is called when a backward begins in which units are updated. `digest`: a hash of what ranks must have done
+  /// alike so far; `weight` and `samples`: the numbers of this rank's microbatch (UnitAgreement).
   void begin_round(std::uint64_t digest, double weight, std::int64_t samples) {
     digest_ = digest, weight_ = weight, samples_ = samples;
   }
 
-  /// Called from the hook when `parameter`'s gradient is in `.grad`; it is taken and reset. A gradient that does not
-  /// count is taken as zeros, and makes no parameter a used one.
+  /// The hook calls this when `parameter`'s gradient is in `.grad`; the gradient is taken and reset. A gradient that
+  /// does not count is taken as zeros, and makes no parameter a used one.
   void take(FlatGroup& group, std::size_t parameter, bool counts = true);
 
-  /// Under "reproducible", before `finish` of a microbatch's last backward: gradients that were kept are a leaf now,
-  /// and join the tree.
+  /// Makes kept gradients a leaf that joins the tree. Under "reproducible" it is called before `finish` of a
+  /// microbatch's last backward.
   void end_microbatch();
 
-  /// From the next step on, ranks have the runs of microbatches of `order` ("deal" by speed). Call it between steps,
+  /// Gives ranks the runs of microbatches of `order` ("deal" by speed) from the next step on. Call it between steps,
   /// alike on all ranks.
   void deal(const MicrobatchOrder& order) {
     if (blocks_) blocks_->deal(order);
@@ -168,16 +168,16 @@ class Reducer {
   /// reductions that were late in the last backward.
   void finish(bool reduce, bool has_batch = true);
 
-  /// Called after the optimizer has used the gradients: the next gradient taken starts a new sum.
+  /// This is called after the optimizer has used the gradients: the next gradient taken starts a new sum.
   void reset();
 
-  /// Forgets what gradients on the wire lacked so far (CompressionConfig::error_feedback, GradientMethod): later ones
-  /// do not get it.
+  /// Forgets what gradients on the wire lacked so far (CompressionConfig::error_feedback, GradientMethod): later
+  /// gradients do not get it.
   void forget_feedback();
-  /// Called when the step's gradients are dropped: error feedback gets its values from before them, if there is a copy
-  /// (restore_skipped). Otherwise it begins anew.
+  /// This is called when the step's gradients are dropped. Error feedback gets its earlier values back if there is a
+  /// copy (restore_skipped); otherwise it begins anew.
   void restore_feedback();
-  /// The memory that holds error feedback, of every group. Between steps it may be read and written.
+  /// Returns the memory that holds error feedback, for every group. Between steps it may be read and written.
   KeptGradients kept();
 
   /// Turns GradientMethods (compressors), where there are any, on or off from the next reduction on. `step`: the step
@@ -188,10 +188,10 @@ class Reducer {
   /// in unit, group, layout order]. It is the same on all ranks. Call it between steps.
   void expect(const std::vector<char>& used);
 
-  /// Whether this parameter got a gradient on this rank since `reset`.
+  /// Returns whether this parameter got a gradient on this rank since `reset`.
   bool used(const FlatGroup& group, std::size_t parameter) const;
 
-  /// Indices of the units that have gradients, in the order in which they are reduced.
+  /// Returns the indices of the units that have gradients, in the order in which they are reduced.
   std::span<const int> order() const { return order_; }
   const ReducerCounts& counts() const { return counts_; }
 
@@ -221,9 +221,9 @@ class Reducer {
     Bucket sum;                      ///< used if units are updated in backward
     std::vector<Feedback> feedback;  ///< [group]
     float* waiting = nullptr;        ///< sums that wait in the tree [place, element of the unit]
-    bool reduced = false;            ///< this round
-    bool has_sum = false;            ///< gradient holds a sum since reset, or will
-    bool has_own = false;            ///< its own gradients of this microbatch are in `own_square_`
+    bool reduced = false;            ///< whether it was reduced in this round
+    bool has_sum = false;            ///< whether `gradient` holds a sum since `reset`, or will hold it
+    bool has_own = false;            ///< whether its gradients of this microbatch are in `own_square_`
     std::int64_t taken = 0,
                  /// with one rank: gradients taken in this round, and how many of them `on_reduced` has heard of
         told = 0;
@@ -233,7 +233,7 @@ class Reducer {
   struct UnitReduction;
 
   Entry& entry(const Unit& unit) { return entries_[unit.index]; }
-  /// Whether gradients stay in place until `finish`. Otherwise a unit is reduced as soon as it is complete.
+  /// Returns whether gradients stay in place until `finish`. Otherwise a unit is reduced as soon as it is complete.
   bool accumulates() const;
   bool is_alone_in_place() const;
   bool updates_in_backward() const { return plan_.input().updates_in_backward; }
@@ -241,7 +241,7 @@ class Reducer {
   void expect_in_leaf(const Entry& entry, const FlatGroup& group, std::size_t parameter) const;
   SumCounter counter() const { return blocks_ ? blocks_->counter() : SumCounter(plan_.input().accumulation); }
   bool makes_tree() const { return plan_.input().reproducible; }
-  /// Whether this microbatch's gradients go to where their sum waits: none waits for them there.
+  /// Returns whether this microbatch's gradients go to the place where their sum waits, since no other sum waits there.
   bool is_leaf_in_waiting() const;
   float* waiting_of(const Entry& entry, const FlatGroup& group, int place) const;
   float* place_of_sum(const FlatGroup& group) const;
@@ -262,9 +262,9 @@ class Reducer {
   void hand_over(UnitReduction& reduction);
   UnitAgreement agreement_on(UnitReduction& reduction);
   void write_notes(const UnitReduction& reduction);
-  /// Whether the unit's gradients wait in their sum's own place.
+  /// Returns whether the unit's gradients wait in the place of their sum.
   bool is_in_place(const Entry& entry) const;
-  /// Where a group's gradients wait: in their sum's own place, or behind the unit's earlier groups in its bucket.
+  /// Returns where a group's gradients wait: in their sum's place, or behind the unit's earlier groups in its bucket.
   std::byte* bucket_of(const Entry& entry, const FlatGroup& group) const;
   void launch_ready();
   void tell(Entry& entry);
@@ -316,12 +316,12 @@ class Reducer {
   std::size_t next_ = 0;  ///< index into order_
   bool order_agreed_ = false;
   std::vector<char> expected_;  ///< the argument of the last `expect`
-  bool expects_all_ = true;     ///< a gradient of every trainable parameter is expected
+  bool expects_all_ = true;     ///< whether a gradient of every trainable parameter is expected
   bool warned_ = false, warned_of_own_ = false;
   bool squares_own_ = false;
-  double own_square_ = 0;                      ///< what was contributed since the last take_own_square, squared
+  double own_square_ = 0;                      ///< squared norm of the contributions since the last take_own_square
   GradientSquares* device_squares_ = nullptr;  ///< on a GPU
-  std::vector<GradientPiece> pieces_;          ///< a unit's, while they are handed to `device_squares_`
+  std::vector<GradientPiece> pieces_;          ///< pieces of a unit, while they are handed to `device_squares_`
   bool uses_methods_ = true, has_hook_ = false;
   bool has_copy_ = false;   ///< whether residuals were copied before the step's first reduction
   std::int32_t round_ = 0;  ///< under "reproducible": this rank's microbatches that have joined the tree since `reset`

@@ -76,7 +76,7 @@ TEST_F(BenchTables, MemoryTableEqualsThePlan) {
   for (const std::string& name : names(table)) {
     const double planned = cell(table, name, "planned_bytes"), measured = cell(table, name, "measured_bytes");
     EXPECT_EQ(cell(table, name, "allocated_bytes"), planned) << name;
-    // The kernel counts pages, and a small model's libraries still take some of their own: half a MiB.
+    // The kernel counts pages, and a small model's libraries take some pages of their own: half a MiB.
     EXPECT_GE(measured, 0.98 * planned) << name;
     EXPECT_LE(measured, planned + (1 << 19)) << name;
   }

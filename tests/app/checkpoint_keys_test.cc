@@ -15,7 +15,7 @@ using ::testing::Not;
 
 class CheckpointKeys : public Workplace {
  protected:
-  /// `keys` go into the strategy file.
+  /// Runs training. `keys` go into the strategy file.
   Ended run_with(const std::string& keys, const std::string& metrics, const Words& more, int ranks = 1,
                  const std::string& faults = "") const {
     const Words training = train(strategy("FULL_SHARD", ", " + keys), metrics, more);

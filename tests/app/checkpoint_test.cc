@@ -1,5 +1,5 @@
-// Training is interrupted by the end of its steps, by a signal, or by kill -9. The run that goes on ends with the same
-// bits. `tessera checkpoint` is tested here, too.
+// Tests runs that are interrupted by the end of their steps, by a signal, or by kill -9. The run that goes on ends with
+// the same bits. `tessera checkpoint` is tested here, too.
 
 #include <gmock/gmock.h>
 #include <signal.h>
@@ -90,7 +90,7 @@ class Checkpoints : public Workplace {
   }
   /// Returns the command of a run in fp32 whose steps have 12 samples on any number of ranks. The rate is low, because
   /// sums on 1, 2 and 3 ranks are made in other orders: at ten times this rate the losses of 400 steps are 20 % apart;
-  /// at this rate 5e-7.
+  /// at this rate they are 5e-7 apart.
   Words elastic_run(int ranks, int steps, const std::string& folder, const std::string& metrics,
                     const Words& more = {}) const {
     const std::string file = path("elastic.json");
@@ -142,14 +142,14 @@ class MemoryGroup {
 
   bool exists() const { return exists_; }
   std::string file(const std::string& name) const { return folder_ + "/" + name; }
-  /// Words to put before a command, which then runs in the group. The kernel kills processes with a larger score first.
+  /// Returns words before a command that runs it in the group. The kernel kills processes with a larger score first.
   Words enter(int score) const {
     return {"/bin/sh", "-c",
             "echo $$ > " + file("cgroup.procs") + "; echo " + std::to_string(score) +
                 " > /proc/self/oom_score_adj; exec \"$@\"",
             "sh"};
   }
-  /// Sets the limit to what is used now plus `bytes`, and returns it; 0 where the kernel does not take it.
+  /// Sets the limit to what is used now plus `bytes`, and returns it, or 0 if the kernel does not take it.
   std::int64_t leave_room_of(std::int64_t bytes) const {
     for (Deadline deadline(std::chrono::seconds(5)); !deadline.passed();) {
       const std::int64_t limit = number("memory.usage_in_bytes") + bytes;
@@ -244,7 +244,7 @@ TEST_F(Checkpoints, RandomKillsChangeNoBits) {
   look({"diff", path("whole"), path("parts")});
 }
 
-// F7: the exit code is 0, or what a scheduler wants.
+// F7: the exit code is 0, or the one that a scheduler wants.
 TEST_F(Checkpoints, SignalsEndTheStepSaveAndExitWithZero) {
   const std::string steps = "150";  // there are so many steps that every run below gets its signal before its end
   run(run_of(2, steps, "whole", "whole.jsonl"));
@@ -305,7 +305,7 @@ TEST_F(Checkpoints, UnusableFolderIsAnErrorBeforeTraining) {
   EXPECT_EQ(first.wait(30).code, 0) << first.err();
 }
 
-// F22: a file system that is really full, and too small for a second checkpoint.
+// F22: the file system is really full, since it is too small for a second checkpoint.
 TEST_F(Checkpoints, FullFileSystemKeepsTheCheckpointBefore) {
   std::filesystem::create_directory(path("small"));
   std::string train;
@@ -370,7 +370,7 @@ TEST_F(Checkpoints, RankThatDiesInASaveLeavesAWholeCheckpoint) {
   }
 }
 
-// F3: the same for asynchronous saves. Two follow each other, and the first one goes on beside a step.
+// F3: the same holds for asynchronous saves. Two saves follow each other, and the first goes on beside a step.
 TEST_F(Checkpoints, DeathInASaveBesideTrainingLeavesAWholeCheckpoint) {
   run(run_of(2, "2", "before", "before.jsonl"));
   run(run_of(2, "4", "whole", "whole.jsonl"));
@@ -499,7 +499,7 @@ TEST_F(Checkpoints, RandomKillsAndOtherRanksChangeNoLoss) {
   expect_same_losses("parts.jsonl", "whole.jsonl", 1e-4);
 }
 
-// The best one stays beside the newest, also where a later run goes on.
+// The best checkpoint stays beside the newest one, also where a later run goes on.
 TEST_F(Checkpoints, BestCheckpointStaysBesideTheNewest) {
   write_file(path("held_out"), read_file(path("text")).substr(0, 2000));
   const Words evaluate = {"--eval-data", path("held_out"), "--eval-every", "1", "--keep", "1", "--keep-best"};

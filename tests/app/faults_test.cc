@@ -1,5 +1,5 @@
-// Runs fail in many ways. Each ends with its exit code and one message that says who failed and why, and leaves nothing
-// behind.
+// Tests runs that fail in many ways. Each run ends with its exit code and one message that says who failed and why, and
+// leaves nothing behind.
 
 #include <gmock/gmock.h>
 #include <signal.h>

@@ -1,4 +1,4 @@
-// `tessera launch --hosts`: training on hosts that are reached over ssh, for which tests/support/ssh/ssh_stand_in
+// Tests `tessera launch --hosts`: training on hosts that are reached over ssh, for which tests/support/ssh/ssh_stand_in
 // stands in. Hosts are network namespaces (scripts/net_lab), or addresses of the loopback interface where these cannot
 // be made.
 
@@ -29,8 +29,8 @@ class Hosts : public Workplace {
     if (in_namespaces_) run({TESSERA_NET_LAB, "down", "--lab", lab_});
   }
 
-  /// The launcher on the first of two hosts, each with two ranks. Each rank has one thread, since more would change the
-  /// bits of LibTorch's products.
+  /// Returns the launcher's command on the first of two hosts with two ranks each. Each rank has one thread, since more
+  /// would change the bits of LibTorch's products.
   Words on_two_hosts(const Words& hosts_of_loopback, const Words& hosts_of_lab) const {
     const Words ssh = {"--ssh", TESSERA_SSH_STAND_IN, "--"};
     const Words launch = {TESSERA_PROGRAM, "launch"};

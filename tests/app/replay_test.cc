@@ -16,7 +16,7 @@ namespace {
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
-/// Four ranks make four steps of eight microbatches each, which they record. A checkpoint follows each step.
+/// Four ranks make and record four steps of eight microbatches each. A checkpoint follows each step.
 class ReplayedRun : public Workplace {
  protected:
   std::string recording() const {
@@ -27,7 +27,7 @@ class ReplayedRun : public Workplace {
     return train(strategy, "metrics.jsonl",
                  Words{"--steps", "4", "--checkpoint-dir", path("saved"), "--every-steps", "1"} + more);
   }
-  /// The line of `tessera replay` for such a run.
+  /// Returns the command line of `tessera replay` for such a run.
   static Words replay(const std::string& from, int step, const Words& options, const Words& of) {
     return Words{TESSERA_PROGRAM, "replay", "--from", from, "--step", std::to_string(step)} + options + Words{"--"} +
            of;
@@ -40,14 +40,14 @@ class ReplayedRun : public Workplace {
   }
 };
 
-/// The last `count` lines of a text.
+/// Returns the last `count` lines of a text.
 std::string last_lines(const std::string& text, int count) {
   std::size_t begin = text.size();
   for (int i = 0; i < count && begin > 0; ++i) begin = text.rfind('\n', begin - 2) + 1;
   return text.substr(begin);
 }
 
-/// Makes NaN of a token's row of the embedding, in a file of safetensors: 0x7fc07fc0 is one in fp32, and its halves are
+/// Makes NaN of a token's row of the embedding, in a file of safetensors: 0x7fc07fc0 is NaN in fp32, and its halves are
 /// NaN in bf16.
 void plant_nan(const std::string& file, unsigned char token) {
   std::string bytes = read_file(file);
@@ -64,7 +64,7 @@ void plant_nan(const std::string& file, unsigned char token) {
   write_file(file, bytes);
 }
 
-/// "in step 2, microbatch 5 (of 0 to 7)", as an error says it.
+/// Returns the place that an error names, such as "in step 2, microbatch 5 (of 0 to 7)".
 std::string place_in(const std::string& text) {
   const std::size_t begin = text.find("in step "), end = text.find(" is the first that goes wrong");
   return begin < end && end != std::string::npos ? text.substr(begin, end - begin) : "no place in: " + text;
@@ -83,7 +83,7 @@ TEST_F(ReplayedRun, StepOfFourRanksHasTheSameBitsOnOneAndOnTwo) {
   const Ended two = run(replay(saved(2), 4, {"--ranks", "2", "--find", "divergence"}, run_again));
   EXPECT_THAT(two.out, AllOf(HasSubstr(last_lines(recorded, 1)), HasSubstr("\n{\"step\":3,")));
   EXPECT_THAT(two.err, AllOf(HasSubstr("step 3 has the recorded loss"), HasSubstr("step 4 has the recorded loss")));
-  // The arguments alone will do, and the run's start is a place to go on from.
+  // The words `tessera train` may be left out, and replay may begin at the run's start.
   const Ended start = run(replay("none", 1, {}, Words(run_again.begin() + 2, run_again.end())));
   EXPECT_THAT(start.err, HasSubstr("step 1 has the recorded loss"));
   EXPECT_EQ(read_file(path("hashes")), recorded);

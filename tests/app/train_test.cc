@@ -1,4 +1,4 @@
-// `tessera train` by property: every strategy, every launcher, every layout of hosts gives the same bits.
+// Tests `tessera train` by property: every strategy, every launcher, every layout of hosts gives the same bits.
 
 #include <gmock/gmock.h>
 
@@ -104,7 +104,7 @@ TEST_F(Train, TraceShowsTheSpansOfEveryRank) {
     EXPECT_EQ(of["forward"], 6) << rank;
     EXPECT_EQ(of["backward"], 6) << rank;
     EXPECT_EQ(of["agree"], 3) << rank;
-    EXPECT_EQ(of["update"], 15) << rank;  // each step has one around those of the units
+    EXPECT_EQ(of["update"], 15) << rank;  // each step has one span around those of the units
     EXPECT_EQ(of["reduce"], 24) << rank;
     EXPECT_GE(of["all_gather"], 9) << rank;
   }
@@ -168,7 +168,7 @@ TEST_F(Train, OneRankNeedsNoLauncher) {
   expect_as_planned("alone", plan(path("FULL_SHARD.json"), 1));
 }
 
-/// A strategy in fp32 of ranks that have whole parameters and gradients, with the further keys `more`.
+/// Returns a strategy in fp32 for ranks that have whole parameters and gradients, with the further keys `more`.
 std::string whole_gradients(const std::string& more) {
   return R"({"strategy": "SHARD_OPTIMIZER", "units": {"classes": ["Block"]}, "optimizer": {"lr": 0.01},
              "gradient_clipping": 1.0, "gradient_accumulation": 2, "gradient_sync": "last_microbatch")" +
@@ -409,7 +409,7 @@ TEST_F(Train, RestartedJobAppendsToCsvAndAddsAnEventFile) {
 }
 
 TEST_F(Train, FailedCsvAndEventFilesGiveWarningsAndStayWhole) {
-  std::string line = "trap '' XFSZ; ulimit -f 8; exec";  // KiB of a file: a row is some 250 bytes, an event 650
+  std::string line = "trap '' XFSZ; ulimit -f 8; exec";  // KiB of a file: a row takes 250 bytes, an event 650
   for (const std::string& word : train(strategy("FULL_SHARD"), "limited.csv",
                                        {"--steps", "50", "--log-every", "50", "--tensorboard", path("board")}))
     line += " '" + word + "'";
@@ -564,7 +564,7 @@ TEST_F(Train, GptExampleLearns) {
   EXPECT_GT(loss_at(1), 5.0);
   double last_ten = 0;
   for (int step = 91; step <= 100; ++step) last_ten += loss_at(step) / 10;
-  // The entropy of the text's bytes is 2.61. About one start in four is still on that plateau after 100 steps (in plain
+  // The entropy of the text's bytes is 2.61. About one run in four still has such a loss after 100 steps (in plain
   // PyTorch too), so the example sets a seed.
   EXPECT_LT(last_ten, 2.2) << ended.out;
 }

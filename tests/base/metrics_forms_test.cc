@@ -1,4 +1,4 @@
-// Metrics as tables and as event files, written by MetricsWriter.
+// Tests metrics as tables and as event files, which MetricsWriter writes.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -102,8 +102,8 @@ TEST_F(MetricsForms, EventFileBeginsWithItsVersionRecord) {
   EXPECT_NE(event_file_name(), event_file_name());
 }
 
-// A file may grow to a bound only: a row that is cut short is removed, and the file is whole. The limit belongs to the
-// process, so a child process reaches it.
+// A file may grow only up to a bound: a row that is cut short is removed, and the file is whole. The limit belongs to
+// the process, so a child process reaches it.
 TEST_F(MetricsForms, RowCutByAFileLimitIsRemoved) {
   for (const MetricsFormat format : {MetricsFormat::kCsv, MetricsFormat::kEvents}) {
     std::filesystem::remove(path_);

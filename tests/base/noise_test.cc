@@ -71,7 +71,7 @@ TEST(Noise, IsUncorrelatedBetweenElementsHalvesStepsAndStreams) {
 // An element's own noise over the steps is what makes its moments right on average.
 TEST(Noise, OneElementsNoiseIsUniformOverSteps) {
   constexpr int kSteps = 1 << 14;
-  const double limit = 6.0 * 18918.0 / std::sqrt(kSteps);  // 18918: standard deviation of a uniform 16-bit number
+  const double limit = 6.0 * 18918.0 / std::sqrt(kSteps);  // 18918 is the standard deviation of uniform 16-bit numbers
   for (std::uint32_t element : {0u, 1u, 255u, 1u << 20, 0xffffffffu}) {
     double lows = 0.0, highs = 0.0, successive = 0.0;
     for (int step = 1; step <= kSteps; ++step) {

@@ -11,7 +11,7 @@
 namespace tessera {
 namespace {
 
-/// Ends a process of its own, since the variable is read once: with 1 where `which` is switched on, else with 0.
+/// Ends the process with 1 if `which` is switched on, else with 0. The process reads the variable only once.
 [[noreturn]] void end_with(const char* variable, SeededFault which) {
   setenv("TESSERA_SEEDED_FAULT", variable, /*replace=*/1);
   const bool first = seeded_fault(which);

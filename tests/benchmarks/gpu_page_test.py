@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The tables and the page of a made-up GPU run: every number below can be worked out from it by hand."""
+"""Tests the tables and the page of a made-up GPU run: every number below can be worked out from it by hand."""
 
 import copy
 import unittest
@@ -63,7 +63,7 @@ class Tables(unittest.TestCase):
         table = rows(tables.optimizer(self.results))
         row = table["PyTorch fused_fp32"]  # 28 GB at 1000 GB/s are 28 ms
         self.assertEqual((row["parameters"], row["GB/s"], row["of the copy limit"]), (10**9, 500.0, 0.5))
-        row = table["Tessera fp32"]  # the median is 40 ms, and that of its own copies is 37 ms
+        row = table["Tessera fp32"]  # the median is 40 ms, and that of its copies is 37 ms
         self.assertAlmostEqual(row["of the copy limit"], 0.925)
         self.assertIn("3 s of 380 were left", table["PyTorch chain_bf16"]["note"])
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The tables and the page of made_up_results.json: every number below can be worked out from that file by hand."""
+"""Tests the tables and the page of made_up_results.json: every number below follows from that file by hand."""
 
 import csv
 import html.parser
@@ -54,7 +54,7 @@ class Tables(unittest.TestCase):
     def test_step_quantiles_are_over_all_rounds(self):
         row = self.row("steps.csv", contender="PyTorch FSDP2")
         self.assertEqual(numbers(row, "samples", "median_s", "p10_s", "p90_s"), [3, 4.0, 3.2, 4.8])
-        self.assertEqual(numbers(row, "tokens_per_s"), [50.0])  # two ranks of 100 tokens in 4 s
+        self.assertEqual(numbers(row, "tokens_per_s"), [50.0])  # two ranks train 100 tokens each in 4 s
 
     def test_exposed_time_is_over_the_familys_step_without_communication(self):
         row = self.row("steps.csv", contender="PyTorch FSDP2")
@@ -96,7 +96,7 @@ class Tables(unittest.TestCase):
         self.assertEqual((*numbers(row, "measured_ratio"), row["reached"]), (2.0, "yes"))
 
     def test_optimizer_ratio_compares_time_per_parameter(self):
-        # torch 3 us for 1000 parameters, Tessera 4 us for 2000.
+        # torch takes 3 us for 1000 parameters, and Tessera 4 us for 2000.
         row = self.row("ratios.csv", measure="optimizer", peer="fused_fp32")
         self.assertEqual(numbers(row, "measured_ratio"), [1.5])
         self.assertEqual(numbers(self.row("ratios.csv", measure="optimizer", peer="limit"), "measured_ratio"), [0.975])
@@ -114,7 +114,7 @@ class Tables(unittest.TestCase):
     def test_collective_ratio_needs_the_same_bytes_and_dtype(self):
         row = self.row("ratios.csv", measure="collective", subject="barrier", bytes="0")
         self.assertEqual(numbers(row, "measured_ratio"), [200.0])
-        # fp32 is compared with fp32; bf16 has another ratio. Tessera measured no 4 bytes, so no row has them.
+        # fp32 is compared with fp32; bf16 has another ratio. Tessera measured nothing with 4 bytes, so no row has it.
         self.assertEqual(numbers(self.row("ratios.csv", subject="all_reduce", bytes="1048576", peer="gloo"),
                                  "measured_ratio"), [8.0])
         row = self.row("ratios.csv", subject="all_reduce", bytes="1048576", peer="limit")

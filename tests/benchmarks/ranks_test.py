@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Starting ranks: each gets its place and one thread, and none outlives a failure or the time limit."""
+"""Tests the start of ranks: each gets its place and one thread, and none outlives a failure or the time limit."""
 
 import os
 import sys
@@ -24,7 +24,7 @@ def alive(pid):
 
 
 class Watch:
-    """Notes the processes, and whether they ran while it was open."""
+    """Notes the processes, and whether they ran while the watch was open."""
 
     def __call__(self, pids):
         self.pids = pids

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The file of a run: samples come back as they were, it never grows too large, and sections replace those of earlier runs."""
+"""Tests the file of a run: samples come back as they were, it stays small, and sections replace those of earlier runs."""
 
 import pathlib
 import random

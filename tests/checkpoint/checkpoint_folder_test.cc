@@ -50,7 +50,7 @@ absl::StatusOr<std::string> save(const std::string& folder, std::int64_t step, s
   return path;
 }
 
-/// Reads all of the checkpoint at `path` and returns its step; -1 where it is not whole.
+/// Reads all of the checkpoint at `path` and returns its step, or -1 if it is not whole.
 std::int64_t step_at(const std::string& path) {
   auto checkpoint = SavedCheckpoint::open(path, "rank 0");
   if (!checkpoint.ok()) return -1;
@@ -135,7 +135,7 @@ TEST(CheckpointFolder, KeepsTheNewestAndNeverLessThanTheLatest) {
   ASSERT_TRUE(save(folder.path(), 6, 0).ok());
   EXPECT_THAT(listed(folder.path()), ElementsAre("step-000000000006"));
   EXPECT_THAT(folder.names(), UnorderedElementsAre("latest", "lock", "step-000000000006"));
-  // The clock was set back, so the latest checkpoint looks oldest. It stays.
+  // The clock was set back, so the latest checkpoint looks oldest. That checkpoint stays.
   timespec old[2] = {{1, 0}, {1, 0}};
   ASSERT_EQ(::utimensat(AT_FDCWD, folder.file("step-000000000006/manifest.json").c_str(), old, 0), 0);
   auto unfinished = UnfinishedCheckpoint::begin(folder.path(), 7, "rank 0");

@@ -123,7 +123,7 @@ TEST(CommitLog, FilesKeptBesideCommitsComeBackOrAreDamage) {
   EXPECT_THAT(refusal(*hash), AllOf(HasSubstr(*hash), HasSubstr("damaged"), HasSubstr("hint:")));
 }
 
-// A folder without a whole commit belongs to a run before its first commit only if there never was one.
+// A folder without a whole commit belongs to a run before its first commit only if it never had a whole commit.
 TEST(CommitLog, FolderWithLostCommitsIsDamaged) {
   const auto refusal = [](bool begun, bool two, const std::function<void(const std::string& file)>& damage) {
     const ScratchFolder folder;

@@ -10,7 +10,7 @@
 
 namespace tessera {
 
-/// The bytes that a piece of a made-up checkpoint holds. The bytes depend on `what`, on the name and on the element.
+/// Returns the bytes that a piece of a made-up checkpoint holds. They depend on `what`, on the name and on the element.
 std::vector<std::byte> made_up_bytes(const Piece& piece, std::uint64_t seed);
 
 /// Writes a file of a checkpoint with such bytes.

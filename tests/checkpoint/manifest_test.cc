@@ -1,4 +1,4 @@
-// Tests the manifest of a checkpoint: it comes back as it was written, damaged and hostile ones are refused, and
+// Tests the manifest of a checkpoint: it comes back as it was written, damaged and hostile manifests are refused, and
 // versions are told apart.
 
 #include "checkpoint/manifest.h"

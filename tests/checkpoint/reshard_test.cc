@@ -1,4 +1,4 @@
-// A checkpoint cut into another number of files.
+// Tests checkpoints that are cut into another number of files.
 
 #include "checkpoint/reshard.h"
 
@@ -28,7 +28,7 @@ std::unique_ptr<SavedCheckpoint> opened(const std::string& path) {
   return checkpoint.ok() ? *std::move(checkpoint) : nullptr;
 }
 
-/// Returns all elements of a tensor; nothing if it does not exist.
+/// Returns all elements of a tensor, or nothing if the tensor does not exist.
 std::vector<std::byte> all_of(SavedCheckpoint& checkpoint, const std::string& what, const std::string& name) {
   const auto places = checkpoint.pieces(what, name);
   if (places.empty()) return {};
@@ -39,7 +39,7 @@ std::vector<std::byte> all_of(SavedCheckpoint& checkpoint, const std::string& wh
   return bytes;
 }
 
-/// Returns the pieces of a tensor that need not be whole: first element and bytes of each.
+/// Returns the first element and the bytes of each piece of a tensor that need not be whole.
 std::vector<std::pair<std::int64_t, std::vector<std::byte>>> parts_of(SavedCheckpoint& checkpoint,
                                                                       const std::string& what,
                                                                       const std::string& name) {
@@ -100,7 +100,7 @@ TEST(Reshard, AnyNumberOfFilesHoldsTheSameTensors) {
     EXPECT_EQ(static_cast<std::int64_t>(to->manifest().files.size()), files);
     expect_same_tensors(*from, *to);
     for (std::int64_t chunk = 0; chunk < to->chunks(); ++chunk) EXPECT_TRUE(to->verify(chunk).ok());
-    // Nearly all elements belong to one parameter, which has 7.0 bytes for each. The last file takes the rest.
+    // Nearly all elements belong to one parameter, which has 7.0 bytes for each element. The last file takes the rest.
     for (std::size_t file = 0; files < 10 && file + 1 < to->manifest().files.size(); ++file) {
       const double share = static_cast<double>(to->manifest().files[file].data_bytes()) * static_cast<double>(files);
       EXPECT_NEAR(share / (7.0 * 700 * 512), 1, 0.15) << file << " of " << files;
@@ -108,7 +108,7 @@ TEST(Reshard, AnyNumberOfFilesHoldsTheSameTensors) {
   }
 }
 
-// There is a matrix, in the second of many files, and a parameter without elements whose states have some.
+// There is a matrix, in the second of many files, and a parameter without elements whose states have elements.
 TEST(Reshard, StatesOfOtherShapesStayWhole) {
   const ScratchFolder made;
   Manifest manifest;

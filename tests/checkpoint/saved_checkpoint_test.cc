@@ -1,4 +1,4 @@
-// Checkpoints on disk that are whole, damaged or hostile: what is read is right, or there is an error that says where.
+// Tests whole, damaged and hostile checkpoints on disk: what is read is right, or there is an error that says where.
 
 #include "checkpoint/saved_checkpoint.h"
 
@@ -215,7 +215,7 @@ TEST(SavedCheckpoint, PiecesThatMissOrRepeatATensorAreRefused) {
   with({w0, m0, s0, f, {"buffer.rank1", "x", "F32", 0, 1}}, {w1, m1, s1}, "one too many", "the manifest knows nothing");
 }
 
-// Residuals of a rank need not cover a parameter, but must be a part of one that trains.
+// Residuals of a rank need not cover a parameter, but must be a part of a parameter that trains.
 TEST(SavedCheckpoint, ResidualsOutsideTrainedParametersAreRefused) {
   const auto with = [](const std::vector<Piece>& pieces, bool has_residuals, const char* text) {
     const ScratchFolder folder;
@@ -245,7 +245,7 @@ TEST(SavedCheckpoint, ResidualsOutsideTrainedParametersAreRefused) {
   with({{kFactors, "w", "F16", 0, 2}}, true, "as F16");
 }
 
-// F24: a failed read is an error that names file and offset; a short one is continued.
+// F24: a failed read is an error that names file and offset; a short read is continued.
 TEST(SavedCheckpoint, EveryFailedReadIsAnError) {
   const ScratchFolder folder;
   write_made_up_checkpoint(folder.path());
@@ -284,7 +284,7 @@ TEST(SavedCheckpoint, EveryFailedWriteIsAnError) {
       for (;; ++n) {
         const ScratchFolder folder;
         ScopedFaults faults({{.site = site, .nth = n, .action = FaultAction::kErrno, .number = error}});
-        ShardHeader header{{{"master", "w", "F32", 0, 3000000}}};  // the data are two blocks and a piece of one
+        ShardHeader header{{{"master", "w", "F32", 0, 3000000}}};  // the data are two blocks and a piece of a third
         auto writer = ShardWriter::create(folder.path(), "a", header, "rank 3");
         absl::Status status = writer.status();
         if (status.ok()) status = (*writer)->append(made_up_bytes(header.pieces[0], 1));

@@ -46,7 +46,7 @@ TEST(ShardHeader, PiecesAreAligned) {
   }
 }
 
-// F36: each of these headers has enough bytes; only the check refuses it.
+// F36: each of these headers has enough bytes, so only the check of its contents refuses it.
 TEST(ShardHeader, HostileHeadersAreRefused) {
   const auto piece = [](const std::string& key, const std::string& dtype, const std::string& shape,
                         const std::string& place) {

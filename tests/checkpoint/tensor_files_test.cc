@@ -95,7 +95,7 @@ TEST_F(TensorFilesTest, ExistingModelIsKeptOrReplacedWhole) {
   EXPECT_EQ(exit_code_of(short_of->finish()), ExitCode::kInternal);
 }
 
-// Each of these headers has enough bytes; only the check refuses it.
+// Each of these headers has enough bytes, so only the check of its contents refuses it.
 TEST_F(TensorFilesTest, HostileHeadersAreRefused) {
   const std::string good = "{" + entry("a", "F32", "[2]", "[0,8]") + "}", data(8, 'x');
   ASSERT_EQ(refusal(head_of(good) + data), "");

@@ -1,4 +1,4 @@
-// Reductions that a thread makes while the caller goes on.
+// Tests reductions that a thread makes while the caller goes on.
 
 #include "runtime/comm/compose/background.h"
 
@@ -18,7 +18,7 @@ namespace {
 
 using ::testing::ElementsAre;
 
-/// A group of one rank that notes its calls, and whose reductions take until they are let go.
+/// A group of one rank that notes its calls, and whose reductions end when the test lets them go.
 class Slow : public LocalCollectives {
  public:
   Work barrier(std::string_view label) override {

@@ -12,7 +12,7 @@ namespace {
 
 using ::testing::HasSubstr;
 
-/// Returns the report of one rank: how far it has come in each group of an Engine, and in a group of the program's own.
+/// Returns the report of one rank: how far it has come in each group of an Engine, and in a group of the program.
 WaitReport at(int rank, std::uint64_t gathers, std::uint64_t reductions, std::uint64_t barriers = 0, int ranks = 2) {
   WaitReport report;
   report.rank = rank;
@@ -73,7 +73,7 @@ TEST(CallOrder, ThreadsThatShareNoGroupHaveNoCommonOrder) {
   WaitReport a = at(0, 5, 0, 2), b = at(1, 4, 0, 3);
   for (WaitReport* report : {&a, &b}) report->groups["user"].threads = {2};
   EXPECT_EQ(disagreement_of({waiting(a, "gather", 1), waiting(b, "user", 2)}), "");
-  // A thread that has called both groups would have called both in its order.
+  // A thread that has called both groups would have called them in the program's order.
   for (WaitReport* report : {&a, &b}) report->groups["user"].threads = report->groups["gather"].threads = {1, 2};
   EXPECT_NE(disagreement_of({waiting(a, "gather", 1), waiting(b, "user", 2)}), "");
 }

@@ -23,8 +23,8 @@ namespace {
 using namespace std::chrono_literals;
 using ::testing::HasSubstr;
 
-/// What two ranks (or `ranks`) do with an Engine's groups, and how each must end: with an error that has all of
-/// `wanted`, or without one where that is empty.
+/// The calls of two ranks (or `ranks`) in an Engine's groups, and the end that each must have: with an error that has
+/// all of `wanted`, or without one where that is empty.
 struct Scene {
   const char* name;
   std::function<absl::Status(const Mesh& mesh, const MeshAxes& axes)> body;
@@ -43,8 +43,8 @@ absl::Status reduce_later(Collectives& group, const char* label) {
   return work.wait();
 }
 
-/// Reports, while it lives, what an observer of another library would: `begun` calls of a group of both ranks and, if
-/// `waits`, that the thread which made this object waits in the latest of them.
+/// Reports, while it lives, what an observer of another library would report: `begun` calls of a group of both ranks
+/// and, if `waits`, that the thread which made this object waits in the latest of them.
 class Told {
  public:
   Told(const Mesh& mesh, std::uint64_t begun, bool waits)
@@ -82,7 +82,7 @@ absl::Status outside_barrier(const Mesh& mesh, std::chrono::milliseconds most) {
     while (!is_told() && std::chrono::steady_clock::now() < end) std::this_thread::sleep_for(50ms);
   }
   // If the wait of a rank ends before its watch looks, the rank does not hear the verdict. So the rank waits again and
-  // again. In the pauses its watch finds it outside of the call.
+  // again. In the pauses, the rank's watch finds the rank outside of the call.
   while (is_told() && groups_of(mesh).status().ok()) {
     {
       const Told again(mesh, 1, /*waits=*/true);

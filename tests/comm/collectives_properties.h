@@ -233,7 +233,7 @@ inline void check_common_memory(Collectives& group, std::size_t numel) {
   require_ok(group.all_gather("from elsewhere", shard.data(), full, bytes).wait());
   expect_rounds(100, "gather from elsewhere");
 
-  float* sums = full + ranks * numel;  // the second half: a slice for each rank
+  float* sums = full + ranks * numel;  // the second half has a slice for each rank
   require_ok(group.reduce_scatter("sum", full, DType::kF32, sums + rank * numel, numel).wait());
   require_ok(group.barrier("summed").wait());
   // All ranks gave the same addends; sums of few equal integers are exact in any order.

@@ -1,4 +1,4 @@
-// Compares the GPU's sum with the CPU's: bits are the same. The program is built twice, like
+// Compares the GPU's sum with the CPU's: the bits are the same. The program is built twice, like
 // tests/optim/device_kernels_test.cc.
 
 #include <gtest/gtest.h>
@@ -95,7 +95,7 @@ TEST(DeviceSum, GivesTheCpusBits) {
   for (const DType dtype : {DType::kF32, DType::kBF16, DType::kF16}) {
     for (int count = 1; count <= cuda::SumInputs::kMost; ++count) {
       for (const std::size_t numel : {0u, 1u, 4u, 1027u, 4096u}) expect_the_cpus_bits(dtype, count, numel, 0);
-      expect_the_cpus_bits(dtype, count, 1000, 1);  // this run is not aligned for four at a time
+      expect_the_cpus_bits(dtype, count, 1000, 1);  // this run is not aligned for four elements at a time
     }
   }
 }

@@ -52,7 +52,7 @@ TEST(LinkFit, CostlyMessagesChooseAlgorithmsWithFewMessages) {
                       });
 }
 
-// Here rounds take most of the time, as between distant hosts. The direct way has the fewest of them; in all-reduces it
+// Here rounds take most of the time, as between distant hosts. The direct way has the fewest rounds; in all-reduces it
 // sends everything to all.
 TEST(LinkFit, CostlyRoundsChooseAlgorithmsWithFewRounds) {
   const LinkFit fit{.round_s = 1e-3, .message_s = 0, .byte_s = 1e-8, .add_s = 0};

@@ -162,8 +162,8 @@ void check_gathers_under_way(Collectives& group, Algorithm& now) {
       require(all[call][i] == byte_of(call, i / kBytes), "gather " + std::to_string(call));
 }
 
-// Calls over Gloo ask for an algorithm. While a group is measured they use all; after that, the one that ranks have
-// found.
+// Calls over Gloo ask for an algorithm. While a group is measured they use all; after that, they use the one that ranks
+// have found.
 TEST(MeasuredNetwork, EachCallAsksForItsAlgorithmAndSumsStayTheSame) {
   const int port = free_port();
   expect_all_ok(fork_ranks(3, [&](int rank, KeyValueStore&) -> absl::Status {
@@ -278,7 +278,7 @@ TEST(SentByNetworkAlgorithms, MessagesAndBytesEqualTheFormulas) {
     EXPECT_EQ(gather(Algorithm::kRing), (Sent{ranks * (ranks - 1), gathered})) << ranks;
     EXPECT_EQ(gather(Algorithm::kDoubling), (Sent{ranks * rounds + ranks - 1 - rounds, gathered})) << ranks;
 
-    // Contributions in bf16, sums in fp32.
+    // Contributions are bf16, and sums are fp32.
     const std::size_t narrow = ranks * ((ranks + 1) / 2), others = ranks - first_block;
     EXPECT_EQ(sent_by_all(n, Algorithm::kHalving, Operation::kReduceScatter, DType::kBF16, kPart),
               (Sent{messages_of_addition(ranks) + others,
@@ -304,7 +304,7 @@ TEST(SentByNetworkAlgorithms, CallsWithoutTheAlgorithmAreSentDirectly) {
 }
 
 /// Makes a lossless all_reduce and reduce_scatter of `input` on each rank, checks that they have the bits of plain
-/// ones, and returns their bytes on the wire as shares of what plain ones send.
+/// calls, and returns their bytes on the wire as shares of what plain calls send.
 std::pair<double, double> packed_shares(int ranks, DType dtype, const std::vector<float>& input) {
   const auto mailboxes = std::make_shared<testing::Mailboxes>();
   const auto store = memory_store();
@@ -466,7 +466,7 @@ struct Failing {
 
 class FailuresInRounds : public ::testing::TestWithParam<Failing> {
  protected:
-  /// The body of ranks that call until they fail. Rank 0, which serves the store, stays until the last rank has ended.
+  /// Returns the body of ranks that call until they fail. Rank 0 serves the store until the last rank has ended.
   static ForkedRanks::Body call_until_failure(double timeout_s) {
     const int port = free_port();
     return [=, what = GetParam()](int rank, KeyValueStore& outside) -> absl::Status {
@@ -509,8 +509,8 @@ TEST_P(FailuresInRounds, KilledRankIsNamedByTheOthers) { expect_named(kNeverPass
 
 TEST_P(FailuresInRounds, StoppedRankIsNamedAtTheTimeLimit) { expect_named(patient_s(1), SIGSTOP); }
 
-/// Returns how rank 0 ends in `call` after rank 1 has failed while its connections stay open: so they look to a rank
-/// whose network library has lost their end.
+/// Returns how rank 0 ends in `call` after rank 1 has failed while its connections stay open. Connections look like
+/// this to a rank whose network library has lost their end.
 RankEnd end_of_lonely(const std::function<Work(Collectives&)>& call) {
   const int port = free_port();
   ForkedRanks ranks(2, [&](int rank, KeyValueStore& outside) -> absl::Status {

@@ -92,7 +92,7 @@ INSTANTIATE_TEST_SUITE_P(Worlds, ProcessMesh,
                                          World{4, 2, TransportChoice::kAuto, "hierarchical(host, gloo)"},
                                          World{4, 2, TransportChoice::kGloo, "gloo"}));
 
-// Calls between hosts ask too; there a group consists of one group inside each host and one across hosts.
+// Calls between hosts ask too. A group there is made of one group inside each host and one across hosts.
 TEST(ProcessMeshTest, CallsOverGlooAskForTheirAlgorithm) {
   for (const World& world :
        {World{3, 1, TransportChoice::kGloo, "gloo"}, World{4, 2, TransportChoice::kAuto, "hierarchical(host, gloo)"}}) {
@@ -387,7 +387,7 @@ class SilentListener {
 
 TEST(TcpStore, SilentListenerIsNamedInTime) {
   const SilentListener listener;
-  // The rank is a process of its own, which ends with its error, and its thread with it.
+  // The rank is a process of its own. It ends with its error, and its thread ends with it.
   ForkedRanks ranks(
       1, [&](int, KeyValueStore&) { return tcp_store(topology_of(1, 2, 1, listener.port()), 1.0).status(); });
   const RankEnd end = ranks.wait(0);
@@ -426,7 +426,7 @@ TEST(TcpStore, UnknownHostIsAnErrorWithinTheTimeLimit) {
 
 TEST(TcpStore, Ipv6LoopbackServesTheStore) {
   const int port = free_port();
-  const double init_timeout_s = patient_s(5);  // a machine without IPv6 waits it out
+  const double init_timeout_s = patient_s(5);  // a machine without IPv6 waits this long
   const auto ends = fork_ranks(2, [&](int rank, KeyValueStore& outside) -> absl::Status {
     Topology topology = topology_of(rank, 2, 1, port);
     topology.master_addr = "::1";
@@ -434,7 +434,7 @@ TEST(TcpStore, Ipv6LoopbackServesTheStore) {
     if (rank == 1) return outside.set("has come", "yes");
     return told(outside, "has come").status();  // this process serves the store until then
   });
-  // A machine without IPv6 says so at rank 0; then the others find nobody.
+  // On a machine without IPv6, rank 0 says so, and the other ranks find nobody.
   const bool has_ipv6 = ends[0].exit_code != ExitCode::kUnavailable;
   for (const auto& end : ends) EXPECT_TRUE(!has_ipv6 || end.exit_code == ExitCode::kOk) << end.message;
 }
@@ -531,7 +531,7 @@ TEST(TcpStore, TorchrunAgentsStoreServesARestartedJob) {
   }));
 }
 
-/// The body of ranks that sum until they fail. The rank that serves the store does so until the last one has ended.
+/// Returns the body of ranks that sum until they fail. One rank serves the store until the last rank has ended.
 ForkedRanks::Body sum_until_failure(int ranks, int port, double timeout_s) {
   return [=](int rank, KeyValueStore& outside) -> absl::Status {
     TESSERA_ASSIGN_OR_RETURN(
@@ -626,7 +626,7 @@ TEST(ProcessMeshTest, RankThatDiesBeforeTheFirstCallIsMissed) {
   }
 }
 
-/// Ports at which this process listens.
+/// Returns the ports at which this process listens.
 std::vector<int> own_ports() {
   std::vector<std::string> inodes;
   for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd")) {
@@ -770,7 +770,7 @@ TEST(GlooFailures, StoppedRankIsNamedEvenIfItServesTheStore) {
     wait_until_working(ranks, 2);
     Deadline soon(1s + 5s);
     ranks.signal(stopped, SIGSTOP);
-    ASSERT_TRUE(ranks.store().set("end/1", "").ok());  // rank 0 need not wait for the stopped one
+    ASSERT_TRUE(ranks.store().set("end/1", "").ok());  // rank 0 need not wait for the stopped rank
     const RankEnd end = ranks.wait(1 - stopped);
     EXPECT_EQ(end.exit_code, ExitCode::kPeerLost) << end.message;
     EXPECT_THAT(end.message, AllOf(HasSubstr("blocks.3 all_reduce #"),
@@ -780,8 +780,8 @@ TEST(GlooFailures, StoppedRankIsNamedEvenIfItServesTheStore) {
   }
 }
 
-/// The body of ranks that make different calls: rank 0 gathers, and the others reduce. These are different groups, so
-/// no transport can notice it.
+/// Returns the body of ranks that make different calls: rank 0 gathers, and the others reduce. These are different
+/// groups, so no transport can notice it.
 ForkedRanks::Body in_different_groups(const World& world, int port) {
   return [=](int rank, KeyValueStore& outside) -> absl::Status {
     TESSERA_ASSIGN_OR_RETURN(const Mesh mesh,

@@ -77,7 +77,7 @@ absl::Status status_in_time(const Collectives& group) {
   return group.status();
 }
 
-/// Small whole numbers, whose sums are exact in every dtype whatever the order: rank q holds q + i % 5.
+/// Returns small whole numbers, whose sums are exact in every dtype and order: rank q holds q + i % 5.
 std::vector<std::byte> numbers(int rank, DType dtype, std::size_t numel) {
   const at::Tensor wide = at::arange(static_cast<std::int64_t>(numel), at::kFloat).remainder(5).add(rank);
   const at::Tensor narrow = wide.to(sum_type_of(dtype));

@@ -40,7 +40,7 @@ inline float value_at(const Bytes& data, DType dtype, std::size_t i) {
   return widen_slowly(dtype, bits);
 }
 
-/// Finite values of many magnitudes, so that the order of summation shows in the bits.
+/// Returns finite values of many magnitudes, so that the order of summation shows in the bits.
 inline Bytes random_values(DType dtype, std::size_t numel, std::uint32_t seed) {
   std::mt19937 random(seed);
   Bytes data(numel * size_of(dtype));

@@ -101,7 +101,7 @@ struct Play {
 
 std::size_t ceil_log2(int ranks) { return static_cast<std::size_t>(std::bit_width(static_cast<unsigned>(ranks - 1))); }
 
-/// Sizes of binary blocks, the largest first.
+/// Returns the sizes of binary blocks, the largest first.
 std::vector<std::size_t> block_sizes(int ranks) {
   std::vector<std::size_t> blocks;
   for (auto left = static_cast<std::size_t>(ranks); left > 0; left -= blocks.back())

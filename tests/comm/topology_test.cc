@@ -116,7 +116,7 @@ TEST(Topology, SlurmTasksPerNodeAreReadInEachFormOrRefused) {
   const Variables bare = with(kSlurm, {{"SLURM_TASKS_PER_NODE", ""}});
   EXPECT_EQ(resolve(with(bare, {{"SLURM_NTASKS_PER_NODE", "4"}}))->num_hosts(), 2);
   EXPECT_EQ(resolve(with(bare, {{"SLURM_STEP_TASKS_PER_NODE", "4,4"}}))->num_hosts(), 2);
-  // sbatch was given 8 tasks a node, the srun inside it 4.
+  // sbatch was given 8 tasks a node, and the srun inside it was given 4.
   EXPECT_EQ(
       resolve(with(bare, {{"SLURM_TASKS_PER_NODE", "8(x2)"}, {"SLURM_STEP_TASKS_PER_NODE", "4(x2)"}}))->num_hosts(), 2);
   EXPECT_THAT(message_of(resolve(bare).status()), HasSubstr("SLURM_TASKS_PER_NODE"));
@@ -262,7 +262,7 @@ TEST(Topology, ContradictoryVariablesAreRefusedByName) {
   }
 }
 
-/// One launcher inside another, with the launcher that counts; null if both are refused.
+/// One launcher inside another, and the launcher that counts; null if both are refused.
 struct Nesting {
   const char* name;
   Variables inner, outer;
@@ -359,7 +359,7 @@ TEST(Topology, PretendedHostsSplitOneHost) {
   EXPECT_FALSE(resolve(with(kTorchrun, {{"TESSERA_HOSTS", "4"}})).ok());  // real hosts are not split
 }
 
-/// Every launcher, every rank of every even layout: the ranks tile the world.
+/// The ranks tile the world under every launcher and in every even layout.
 TEST(Topology, RanksTileHostsUnderEveryLauncher) {
   for (int hosts = 1; hosts <= 4; ++hosts) {
     for (int local = 1; local <= 4; ++local) {

@@ -131,7 +131,7 @@ constexpr OldAndNew kOldAndNew[] = {
     {R"({"gradients": "int8", "top_k": 0, "hook": false, "sign": "none", "seed": 0})", R"({"gradients":"int8"})"},
 };
 
-// A strategy is all that training depends on.
+// Training depends on the strategy alone, so it is enough to compare strategies.
 TEST(OldCompressionKeys, GiveTheStrategyOfTheNewFormInTheWarning) {
   for (const auto& [old, now] : kOldAndNew) {
     EXPECT_THAT(log_of(old), HasSubstr("hint: write \"compression\": " + std::string(now) + "\n")) << old;

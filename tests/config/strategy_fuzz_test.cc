@@ -17,7 +17,7 @@ namespace {
 
 using nlohmann::json;
 
-// Position of a message line as a sortable pair; fails the test if the line is not in the format.
+// Returns the position of a message line as a sortable pair; fails the test if the line is not in the format.
 std::pair<long, long> position_of(const std::string& line) {
   static const std::regex format(R"(^f:(\d+):(\d+): (/.*?): .+$)");
   std::smatch parts;

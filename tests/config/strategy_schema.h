@@ -5,7 +5,7 @@
 
 namespace tessera {
 
-/// The errors of the validator (valijson) for a document under the generated schema; empty where the schema allows it.
+/// Returns the validator's (valijson) errors for a document under the generated schema; empty if it is allowed.
 std::string schema_errors(const nlohmann::json& document);
 
 }  // namespace tessera

@@ -20,7 +20,7 @@ std::vector<std::uint64_t> all_of(const Permutation& permutation) {
   return result;
 }
 
-/// Chi-square's excess over its mean, in standard deviations, for counts that should all be equal.
+/// Returns chi-square's excess over its mean, in standard deviations, for counts that should all be equal.
 double excess(const std::vector<double>& counts) {
   double total = 0, chi = 0;
   for (const double count : counts) total += count;
@@ -100,7 +100,7 @@ TEST(Permutation, NeighboursAndPlacesAreUncorrelated) {
     if (i > 0) neighbours += std::abs(static_cast<double>(order[i]) - static_cast<double>(order[i - 1])) == 1;
     sum += (static_cast<double>(i) - mean) * (static_cast<double>(order[i]) - mean);
   }
-  EXPECT_LT(neighbours, 12);  // two of them are expected
+  EXPECT_LT(neighbours, 12);  // two are expected by chance
   EXPECT_LT(std::abs(sum / (n * (n * static_cast<double>(n) - 1) / 12)), 4 / std::sqrt(n));
 }
 

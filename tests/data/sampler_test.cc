@@ -261,15 +261,15 @@ TEST(Sampler, WindowsAreCopiedAndBadTokensNamed) {
   EXPECT_THAT(message_of(status), HasSubstr("a.txt at byte 9: token 9 is 106"));
 }
 
-// The microbatches of a step are the same samples on any number of ranks; a rank has neighbours, and goes on so behind
-// a cursor.
+// The microbatches of a step are the same samples on any number of ranks. A rank's microbatches are neighbours, also
+// behind a cursor.
 TEST(Sampler, DealtRunsCoverEachStepOnceAndTheirCursorGoesOnAnywhere) {
   const SamplerOptions one{.num_samples = 100, .batch = 2, .accumulation = 8, .seed = 5};
   SamplerOptions two = one;
   two.accumulation = 4;
   two.runs = true;
   DistributedSampler alone = make(one), fast = make(with_ranks(two, 0, 2)), slow = make(with_ranks(two, 1, 2));
-  const std::int64_t cuts[] = {4, 7, 1, 5};  // microbatches of the fast one in each step
+  const std::int64_t cuts[] = {4, 7, 1, 5};  // microbatches of the fast rank in each step
   for (const std::int64_t cut : cuts) {
     ASSERT_TRUE(fast.deal({0, cut}).ok() && slow.deal({cut, 8}).ok());
     Samples wanted(2), own(2);

@@ -107,7 +107,7 @@ TEST(TokenDataset, EveryMegatronTokenTypeIsRead) {
 TEST(TokenDataset, MegatronSequencesNeedNotLieInOrder) {
   const TestFolder folder;
   folder.write("d.bin", Bytes().all(std::vector<std::uint16_t>{10, 11, 12, 13, 14, 15}));
-  // The sequences are 14 15 | nothing | 11 12 13 | 10, in the order of the index, with a gap and an empty one.
+  // The sequences are 14 15 | nothing | 11 12 13 | 10, in the order of the index, with a gap and an empty sequence.
   folder.write("d.idx", megatron_index(8, {2, 0, 3, 1}, {8, 4, 2, 0}, {0, 2, 4}));
   const auto dataset = open_dataset(folder / "d");
   ASSERT_TRUE(dataset.ok()) << dataset.status();

@@ -1,4 +1,4 @@
-"""Blocks of code in pages, and what is said about them.
+"""Reads blocks of code in pages, and the lines that say how they are tested.
 
 A block begins with its language. A line directly before it may say how it is tested, as `<!-- block: ... -->`:
 

@@ -1,4 +1,4 @@
-"""Checks blocks of code in pages without running them: check_blocks.py ROOT TESSERA.
+"""Checks blocks of code in pages without running them. Usage: check_blocks.py ROOT TESSERA
 
 Each block has a language that readers know. A block that is said to come from a file stands in that file. A diff can be applied, or both
 of its sides can be read. JSON can
@@ -76,7 +76,7 @@ class Commands:
             if not (self.root / script).exists():
                 return f"there is no {script}"
             if script.startswith("benchmarks/") or script.endswith("/"):
-                return None  # options of benchmarks are defined in other files; a folder has none
+                return None  # options of benchmarks are defined in other files; a folder has no options
             text = (self.root / script).read_text(encoding="utf-8")
             return next((f"{script} has no {word}" for word in words[1:] if re.match(r"--[a-z]", word) and word.partition("=")[0] not in text), None)
         return None
@@ -106,7 +106,7 @@ def sides_of(diff):
 
 
 def complaints_of_diff(root, block):
-    if block.text.startswith("diff --git "):  # a patch
+    if block.text.startswith("diff --git "):  # this is a patch
         yield from (f"the patch changes {file}, which is not there" for file in re.findall(r"^--- a/(\S+)$", block.text, re.MULTILINE)
                     if not (root / file).is_file())
         return

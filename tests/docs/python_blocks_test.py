@@ -48,7 +48,7 @@ class Samples(Dataset):
 
 
 def values():
-    """Returns [name] = what makes it and what else it brings. A later name may use an earlier one."""
+    """Returns [name] = the variables for a block that needs this name. A later name may use an earlier one."""
     model, data = Model(), Samples()
     loader = DataLoader(data, 4)
     strategy = {"units": {"classes": ["LlamaDecoderLayer"]}, "lr_schedule": {"type": "manual"},

@@ -84,7 +84,7 @@ TEST(Allocations, SteadyStepAllocatesNothing) {
   on_placements(kInMemory, 2, expect_steady_step, update_whole_tensors);
 }
 
-// A whole step, from the end of the one before: the wait for data begins and ends in it, and calls are timed.
+// This is a whole step, from the end of the step before: the wait for data begins and ends in it, and calls are timed.
 TEST(Allocations, TimedCallsAllocateNothing) {
   const auto body = [](const Mesh& mesh, const Strategy& strategy) {
     const auto of_a_step = [&](bool timed) {
@@ -115,7 +115,7 @@ void expect_no_more_than_plain_module(const Mesh& mesh, const Strategy& strategy
   }
 }
 
-// Gathers, releases, prefetches and reductions are counted with them.
+// The counts include gathers, releases, prefetches and reductions.
 TEST(Allocations, ForwardAndBackwardAllocateNoMoreThanThePlainModule) {
   for (const auto update : kUpdates) on_each_placement(2, expect_no_more_than_plain_module, update);
 }

@@ -27,7 +27,7 @@ namespace {
 /// there is no memory.
 constexpr std::size_t kSmallest = 8192;
 
-/// How many allocations remain until one fails; 0: none will.
+/// The number of allocations that remain until one fails; 0: none will fail.
 std::atomic<std::int64_t> left{0};
 std::atomic<std::int64_t> failed{0};
 

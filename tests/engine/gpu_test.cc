@@ -345,8 +345,8 @@ TEST_F(Gpu, CompressedSumsAreTheSameUnderEveryStrategy) {
   });
 }
 
-/// Hosts make these gathers, over Gloo: packed values have the bits of plain ones, and rounded ones have not. The noise
-/// of gradients is what it is without shards.
+/// Hosts make these gathers, over Gloo: packed values have the bits of plain values, and rounded values have other
+/// bits. The noise of gradients is what it is without shards.
 TEST_F(Gpu, GathersInAnotherFormAndTheNoiseOfGradientsAreThoseOfPlainTraining) {
   on_ranks(2, [&](int rank, int port) {
     const Mesh mesh = mesh_of(rank, 2, port, TransportChoice::kCudaHost);
@@ -423,8 +423,8 @@ TEST_F(Gpu, RanksThatShareAGpuGiveTheSameBitsUnderEveryStrategy) {
   }
 }
 
-/// Two ranks add one gradient each, and one rank adds its two microbatches. Both make one addition, so bits are the
-/// same.
+/// Two ranks add one gradient each, and one rank adds its two microbatches. Both runs make one addition, so the bits
+/// are the same.
 TEST_F(Gpu, TwoRanksGiveTheBitsOfOneThatAccumulates) {
   const int port = free_port();
   const std::vector<RankEnd> ends = fork_ranks(2, [&](int rank, KeyValueStore& store) -> absl::Status {

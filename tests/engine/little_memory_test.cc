@@ -26,7 +26,7 @@ namespace {
 
 constexpr std::int64_t kWidth = 1024, kLayers = 48;
 constexpr std::int64_t kParameters = kLayers * kWidth * (kWidth + 1);
-/// bf16 parameters with fp32 masters, gradients and two moments.
+/// The bytes of bf16 parameters with fp32 masters, gradients and two moments.
 constexpr std::int64_t kStateBytes = 16 * kParameters;
 
 struct LayersImpl : torch::nn::Module {
@@ -76,7 +76,7 @@ std::int64_t allocated_now() {
   try {
     if (setrlimit(RLIMIT_DATA, &both) != 0) throw std::runtime_error("setrlimit failed");
     run_ranks({.ranks = 1}, [&](const Mesh& mesh) {
-      torch::set_num_threads(1);  // this thread gets one, since the stacks of more threads take memory too
+      torch::set_num_threads(1);  // operators use one thread, since stacks of more threads take memory too
       Layers model = [] {
         const DeferredInitScope deferred;
         return Layers();

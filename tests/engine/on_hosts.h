@@ -39,7 +39,7 @@ inline void on_hosts(int ranks, int hosts, const std::function<void(const Mesh&)
   const int port = free_port();
   const auto ends = fork_ranks(ranks, [&](int rank, KeyValueStore&) -> absl::Status {
     join_as(rank, ranks, port, hosts);
-    at::set_num_threads(1);  // ranks have more threads than the machine has cores, and OpenMP's wait by spinning
+    at::set_num_threads(1);  // else there are more threads than cores, and OpenMP's threads wait by spinning
     body(init());
     return absl::OkStatus();
   });

@@ -3,7 +3,7 @@
 The diff of a program is the one behind the last mention of its path in backticks.
 
 A hunk begins with a line of "@@". Its lines of context and those that it takes away must stand in the program, once and
-one below the other; line numbers there are none. More than ten added lines are an error: the page promises few.
+one below the other; there are no line numbers. More than ten added lines are an error: the page promises few.
 
 Usage: apply_diff.py PAGE PROGRAM OUTPUT
 """

@@ -49,7 +49,7 @@ def flags_of(target):
 
 
 def compile_in(copy, source):
-    """Looks only whether the compiler takes it."""
+    """Checks only that the compiler accepts the source."""
     target = "tessera_compress" if source.startswith("sharding/compress/") else "tessera_config"
     flags = [word.replace(f"-I{ROOT}", f"-I{copy}") for word in flags_of(target)]
     return subprocess.run([*flags, "-fsyntax-only", copy / source], capture_output=True, text=True)

@@ -57,7 +57,7 @@ def strategy_of(checkpoint):
 
 
 def kinds_of(trace):
-    """First words of the names of events."""
+    """Returns the first words of the names of events."""
     return {event["name"].partition(" ")[0] for event in trace["traceEvents"]}
 
 

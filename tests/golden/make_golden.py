@@ -21,8 +21,8 @@ from patience import patient  # noqa: E402
 MODEL = {"model": "gpt", "vocab_size": 256, "seq_len": 16, "layers": 2, "width": 6, "heads": 2, "mlp_ratio": 2,
          "tie_head": True}
 
-# The first is trained in fp32 with nothing that rounds, the second keeps everything in few bits, the third keeps what compression left
-# out of gradients, and the fourth goes on from files in its own folder.
+# The first strategy trains in fp32 with nothing that rounds, the second keeps everything in few bits, the third keeps what compression
+# left out of gradients, and the fourth goes on from files in its own folder.
 STRATEGIES = {
     "fp32": {
         "strategy": "FULL_SHARD",
@@ -79,7 +79,7 @@ def some_text():
 
 
 def train_command(tessera, name, steps, *more):
-    """To be run in a folder of golden files, or a copy."""
+    """Returns the command, to be run in a folder of golden files, or a copy."""
     return [tessera, "launch", "-n", "2", "--", tessera, "train", "--model", "model.json", "--strategy", f"{name}.json", "--data",
             "text.txt", "--steps", str(steps), "--batch", "2", "--seed", "7", "--log-every", "1", *more]
 

@@ -83,7 +83,7 @@ class Network {
   std::map<std::string, std::shared_ptr<Mailboxes>> mailboxes_;
 };
 
-/// Returns the rank to which this factory belongs. Collective.
+/// Returns the rank to which this factory belongs. The call is collective.
 int rank_of(GroupFactory& threads, int ranks) {
   std::vector<int> all(static_cast<std::size_t>(ranks));
   std::iota(all.begin(), all.end(), 0);

@@ -56,7 +56,7 @@ void take_least_kernels() {
   at::globalContext().setUserEnabledMkldnn(false);
 }
 
-/// Everything outside this project on which bits depend.
+/// Returns a text with everything outside this project on which bits depend.
 std::string key_of_bits() {
   utsname machine{};
   uname(&machine);
@@ -154,7 +154,7 @@ void write_states(const std::string& path, GoldenFile::Lines& lines) {
     }
     if (bytes > 0) lines.push_back(c10::str(kind, ": ", bytes, " bytes, ", hash_text(hash.value())));
   }
-  std::map<std::int64_t, std::int64_t> parameters;  // [updates]: how many parameters had that many
+  std::map<std::int64_t, std::int64_t> parameters;  // [updates]: number of parameters with so many
   for (const SavedParameter& parameter : manifest.parameters) ++parameters[parameter.updates];
   std::string updates = "updates:";
   for (const auto& [times, count] : parameters) updates += c10::str(" ", times, " of ", count);
@@ -342,7 +342,7 @@ TEST(GoldenRunsFiles, SectionsAreExactlyTheConfigurations) {
   if (golden_bits().is_there()) golden_bits().expect_no_other_sections();
 }
 
-/// Gloo's connections end with a rank, which ends the waits of other ranks for it.
+/// Gloo's connections end when a rank ends, and so do the waits of other ranks for that rank.
 TEST(RanksOverGloo, OneFailedRankEndsAllAtOnce) {
   const auto begin = std::chrono::steady_clock::now();
   const auto body = [](const Mesh& mesh) {

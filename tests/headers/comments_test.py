@@ -1,6 +1,6 @@
 """All code in the comments of the public headers compiles.
 
-    python3 comments_test.py SOURCE COMPILER INCLUDE[:INCLUDE...]
+    Usage: python3 comments_test.py SOURCE COMPILER INCLUDE[:INCLUDE...]
 
 Code is what a comment indents by three spaces or more behind an empty comment line, unless it is a list. Each piece
 becomes a function of one translation unit, beside the names that comments take for granted (prelude.h); one that holds

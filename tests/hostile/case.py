@@ -9,7 +9,7 @@ MIB = 1 << 20
 
 @dataclasses.dataclass
 class Case:
-    """One process of a command; with `ranks`, one of each rank of a job.
+    """One process of a command, or, with `ranks`, one process for each rank of a job.
 
     It runs in the folder `inside`, which holds what seeds.py makes and `prepare` changes. Beside it lies the folder `outside`, with
     copies of the same files: links lead there. Nothing there may be opened or changed.
@@ -17,13 +17,13 @@ class Case:
     group: str  # files, links, limits or network
     place: str  # the file, the port or the limit that is hostile
     what: str  # the way in which the place is hostile
-    kind: str  # the family of `what`, which the sample goes by
+    kind: str  # the family of `what`, by which the sample is drawn
     words: list  # words of the command line, without the program
     codes: tuple  # exit codes that are right
     prepare: Optional[Callable] = None  # a function that is called with the folder
     names: tuple = ()  # the error must name one of these
-    writes: tuple = ()  # patterns of files that may be there afterwards and were not before, or be others
-    opens_outside: bool = False  # files outside may be opened but not changed: the user named the link
+    writes: tuple = ()  # patterns of files that the command may make or change
+    opens_outside: bool = False  # files outside may be opened but not changed, since the user named the link
     environment: dict = dataclasses.field(default_factory=dict)
     limits: dict = dataclasses.field(default_factory=dict)  # limits of the process, by names of machine.LIMITS
     disk: int = 0  # bytes of a file system of its own that is mounted at inside/disk; 0: none
@@ -33,7 +33,7 @@ class Case:
     only: tuple = ()  # ranks that come; empty: all
     stranger: Optional[Callable] = None  # a function that runs beside the ranks, in a process of its own: stranger(Job)
     late: tuple = ()  # ranks that wait until the stranger has said Job.go_on()
-    at_rest: float = 20  # seconds on a machine at rest, after which it hangs
+    at_rest: float = 20  # seconds on a machine at rest, after which it counts as hanging
     says: int = 20_000  # bytes that it prints at most
     memory: int = 256 * MIB  # bytes by which its peak may exceed that of a command that does nothing
     exec: bool = False  # the case runs the program `tessera` itself, which finds other programs beside it

@@ -16,7 +16,7 @@ class Place:
     def __init__(self, path, words, codes, forms, names=None, absent=(MISSING,), bytes_of_it=8, harmless=(), seed_of=None, writes=(), **more):
         self.path, self.words, self.codes, self.forms = path, words, codes, forms
         self.names = names or (path.rpartition("/")[2],)
-        self.absent = absent  # exit codes where it is not there, or no file
+        self.absent = absent  # exit codes where the file is missing, or is no file
         self.bytes_of_it = bytes_of_it  # number of ways to damage the bytes of any file
         self.harmless = harmless  # families of mutations that may go unnoticed: the command then succeeds
         self.writes, self.more = writes, more

@@ -1,7 +1,7 @@
-"""Hostile files, links, limits of the process and strangers on the network: no signal, no hang, no memory without bound, nothing outside
-of the folder of a case.
+"""Tests hostile files, links, limits of the process and strangers on the network: no signal, no hang, no memory without bound, nothing
+outside of the folder of a case.
 
-    python3 hostile_test.py path/to/hostile_commands.so path/to/tessera [--all] [-k PART_OF_A_NAME] [-v] [--list]
+    Usage: python3 hostile_test.py path/to/hostile_commands.so path/to/tessera [--all] [-k PART_OF_A_NAME] [-v] [--list]
 
 Cases come from tables: a place, and a way in which it is hostile. Without --all (or TESSERA_LONG_TESTS) a sample of them runs: in it each
 place, each family of ways and each command meet each other in pairs, as far as SAMPLE cases go; a seed draws which.
@@ -44,7 +44,7 @@ def pairs_of(case):
 
 
 def sample_of(cases):
-    """SAMPLE cases: the next one is always one that shows most pairs, for its cost, which none before it has shown."""
+    """Returns SAMPLE cases. Each next case shows, for its cost, the most pairs that no case before it has shown."""
     rng, shown, chosen, spent = random.Random(SEED), set(), [], 0
     left = [(case, pairs_of(case)) for case in rng.sample(cases, len(cases))]
     groups = collections.Counter(case.group for case in cases)

@@ -1,4 +1,4 @@
-"""Limits of the process, and devices that are full: each is an error that names it, and never a signal."""
+"""Makes cases of limits of the process and of full devices: each is an error that names it, and never a signal."""
 
 from case import CONFIG, CREATE, IO, MIB, RESOURCE, Case
 from seeds import DURABLE, OFFLOAD, PLAN, SAMPLE, TOKENIZE, TRAIN

@@ -72,7 +72,7 @@ def outputs():
                 if (number + turn + len(more)) % 2 or ("--checkpoint-dir" in option and more):
                     continue
                 words = [*command, option, name.partition(".")[0], *more]
-                # A folder that a user names may be a link, and a file that may be overwritten is.
+                # A folder that a user names may be a link. A file that may be overwritten is overwritten.
                 codes = WRITE_CODES
                 if option in ("--checkpoint-dir", "--tensorboard", "--export-hf", "--out") or more:
                     codes = (*codes, 0)

@@ -264,7 +264,7 @@ class Running:
         ended = all([process.look() for process in self.processes])
         if ended or time.monotonic() - self.begun < self.limit:
             return ended
-        # Whether this machine was slow, or the case hangs.
+        # A longer limit shows whether this machine was slow, or the case hangs.
         self.limit = max(self.limit, self.case.at_rest * measure_reference() / REFERENCE_AT_REST)
         if time.monotonic() - self.begun < self.limit:
             return False

@@ -160,7 +160,7 @@ WRONG = [None, True, -1, 0, 1 << 63, 1 << 64, 1e308, 0.5, "", "\x00", "../outsid
 
 
 def places_in(value, path=()):
-    """Paths of all values of a document."""
+    """Yields the paths of all values of a document."""
     yield path
     for key, below in value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ():
         yield from places_in(below, (*path, key))

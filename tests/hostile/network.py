@@ -26,7 +26,7 @@ def send(connection, data):
     try:
         connection.sendall(data)
     except OSError:
-        pass  # the listener shut it, which is an answer
+        pass  # the listener closed the connection, which is an answer
 
 
 # Requests to LibTorch's store: one byte for the kind, then texts behind their lengths.

@@ -63,7 +63,7 @@ def make_seeds(folder, run):
 
 
 def split_safetensors(model, sharded):
-    """A model of Hugging Face in two files and an index."""
+    """Makes a model of Hugging Face in two files and an index."""
     sharded.mkdir()
     (sharded / "config.json").write_bytes((model / "config.json").read_bytes())
     data = (model / "model.safetensors").read_bytes()

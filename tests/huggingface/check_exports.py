@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Loads what Tessera exported with `transformers`, and compares it with the models that make_models.py made.
 
-    check_exports.py FOLDER
+    Usage: check_exports.py FOLDER
 
 FOLDER/<name>/exported must hold the tensors of FOLDER/<name>/model byte for byte, and give the same logits.
 """

@@ -1,4 +1,4 @@
-"""Fine-tuning a model of Hugging Face with the `tessera` command, from end to end, beside `transformers`.
+"""Tests fine-tuning a model of Hugging Face with the `tessera` command, from end to end, beside `transformers`.
 
 Usage: finetune_test.py TESSERA
 

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Makes small random models with `transformers`, and writes what a C++ test compares with.
 
-    make_models.py FOLDER
+    Usage: make_models.py FOLDER
 
 For each model of MODELS, FOLDER/<name>/model is what `save_pretrained` writes, FOLDER/<name>/batch holds `tokens` and `targets`
 ([B, T] int64, in the format of exchange.h), and FOLDER/<name>/wanted `logits`, `loss` and the gradient of every parameter, by the

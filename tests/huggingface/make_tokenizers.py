@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
 """Trains tokenizers with the package `tokenizers`, and writes what a C++ test compares with.
 
-    make_tokenizers.py FOLDER
+    Usage: make_tokenizers.py FOLDER
 
-FOLDER/text is 1 MB of text in many scripts, FOLDER/bytes text with parts that are no UTF-8. For each kind (GPT-2's, Llama 3's, Qwen's and
-others' way to cut text), FOLDER/<kind>/tokenizer.json is the tokenizer, and FOLDER/<kind>/wanted holds `text` and `bytes`, their tokens,
-and `words` with `word_ends`, those of many short texts. FOLDER/<kind>/decoded is what `tokenizers` makes of the text's tokens. Prints how fast it is.
+FOLDER/text is 1 MB of text in many scripts, FOLDER/bytes is text with parts that are no UTF-8. For each kind (GPT-2's, Llama 3's, Qwen's and
+others' way to cut text), FOLDER/<kind>/tokenizer.json is the tokenizer, and FOLDER/<kind>/wanted holds `text` and `bytes`, their tokens, and
+`words` with `word_ends`, those of many short texts. FOLDER/<kind>/decoded is what `tokenizers` makes of the text's tokens. Prints how fast it is.
 """
 
 import pathlib

@@ -1,4 +1,4 @@
-"""Which safetensors files are accepted: Tessera's verdict is that of the package `safetensors`, but for bounds of its own.
+"""Tests verdicts on safetensors files: Tessera's is that of the package `safetensors`, but for bounds of its own.
 
 Usage: safetensors_verdicts_test.py CHECK
 

@@ -1,4 +1,4 @@
-"""scripts/to_safetensors.py beside what it reads: files of torch.save, of transformers, of DCP, and of DeepSpeed's layout.
+"""Tests scripts/to_safetensors.py on files of torch.save, of transformers, of DCP, and of DeepSpeed's layout.
 
 DeepSpeed's files are made here, in the layout that its converter to fp32 reads; DeepSpeed itself is not run.
 """
@@ -127,8 +127,8 @@ class ToSafetensors(unittest.TestCase):
         self.assertIn("note", self.said)
 
     def test_dcp_checkpoint_of_several_ranks_is_converted(self):
-        # It ends by itself once all is saved: PyTorch 2.11's Gloo group aborts now and then ("terminate called without an active
-        # exception", one run in twenty on two cores) when it is taken down.
+        # The process ends by itself once all is saved: PyTorch 2.11's Gloo group aborts now and then ("terminate called without
+        # an active exception", one run in twenty on two cores) when it is taken down.
         program = ("import os, sys, torch, torch.distributed as dist, torch.distributed.checkpoint as dcp\n"
                    "from torch.distributed.tensor import distribute_tensor, init_device_mesh, Shard\n"
                    "dist.init_process_group('gloo')\n"

@@ -41,7 +41,7 @@ class TokenizersPackage : public ::testing::Test {
     if (!is_made_) GTEST_SKIP() << TESSERA_ORACLE_PYTHON " has no tokenizers. hint: scripts/setup --tests";
   }
 
-  /// Expects these to be the same, and says where they are not.
+  /// Expects these tokens to be the same, and says where they differ.
   static void expect_tokens(const std::vector<Tokenizer::Id>& got, const at::Tensor& wanted,
                             const Tokenizer& tokenizer) {
     const auto* const values = wanted.const_data_ptr<std::int64_t>();
@@ -106,7 +106,7 @@ TEST_F(TokenizersPackage, TokensAndTextEqualThePackages) {
   }
 }
 
-/// A tokenizer.json with all bytes and a few merges, and with `more` members and another model where these are given.
+/// Returns a tokenizer.json with all bytes and a few merges, and with `more` members and another model if given.
 std::string tokenizer_json(const std::string& more = "", const std::string& model_members = "",
                            const std::string& merges = R"(["a b","ab c"])") {
   std::string vocabulary;
@@ -247,7 +247,7 @@ TEST(TokenizerFile, PatternCutsLongTextsLikeShortOnes) {
   }
 }
 
-// utf8proc sorts the marks of one letter in time that grows with the square of their number: a day for these.
+// utf8proc sorts the marks of one letter in time that grows with the square of their number; these would take a day.
 TEST(TokenizerFile, ManyMarksOfOneLetterAreNormalizedInTime) {
   const auto tokenizer = Tokenizer::parse(tokenizer_json(std::string(kByteLevel) + R"("normalizer":{"type":"NFC"},)"));
   ASSERT_TRUE(tokenizer.ok()) << message_of(tokenizer.status());

@@ -22,7 +22,7 @@
 #include "tests/support/limits/patience.h"
 #include "workshop/launch/launcher.h"
 
-// What tests of the launcher share: a launcher in a process of its own, and looks at what it started.
+// The helpers that tests of the launcher share: a launcher in a process of its own, and looks at what it started.
 
 namespace tessera {
 
@@ -92,7 +92,7 @@ class Launcher {
   std::array<bool, 2> open_ = {true, true};
 };
 
-/// Options to run `script` on each rank. No test waits these times out: a test in which they pass sets shorter ones.
+/// Returns options to run `script` on each rank. A test that waits for a time-out sets a shorter one.
 inline LaunchOptions shell(int ranks, const std::string& script) {
   LaunchOptions options;
   options.ranks = ranks;

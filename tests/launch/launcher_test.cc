@@ -63,7 +63,7 @@ TEST(Launch, LinesOfRanksAreNotTorn) {
     }
     ++count[rank];
   }
-  EXPECT_THAT(count, ::testing::Each(201));  // the last line came without an end
+  EXPECT_THAT(count, ::testing::Each(201));  // the last line came without a line end
   EXPECT_THAT(launcher.err, HasSubstr("[rank 2] e\n"));
 }
 
@@ -103,7 +103,7 @@ TEST(Launch, FirstFailureSetsTheExitCodeAndIsReportedLast) {
 }
 
 TEST(Launch, LaterFailureGoesBeforePeerLoss) {
-  // The culprit is slow on its way out: those it aborted are gone before it.
+  // The culprit is slow on its way out: the ranks that it aborted are gone before it.
   Launcher launcher(shell(3, "if [ $RANK = 0 ]; then sleep 0.4; exit 70; fi; exit 75"));
   EXPECT_EQ(launcher.wait(), 70);
   EXPECT_THAT(launcher.err, HasSubstr("first cause: rank 0"));
@@ -213,7 +213,7 @@ TEST(Launch, OtherRanksReportWithinTheGracePeriod) {
 
 TEST(Launch, StoppedRankIsEndedAndNamed) {
   auto options = shell(2, "echo pid=$$; [ $RANK = 1 ] && kill -STOP $$; sleep 0.3; exit 75");
-  options.grace_s = 60;  // a stopped rank is not given this time
+  options.grace_s = 60;  // a stopped rank does not get this time
   options.term_s = 0.3;
   Deadline soon(20s);
   Launcher launcher(options);

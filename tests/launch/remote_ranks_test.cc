@@ -14,7 +14,7 @@ using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
-/// Options to run `script` on each rank of hosts of two ranks each.
+/// Returns options to run `script` on each rank of hosts of two ranks each.
 LaunchOptions on_hosts(int hosts, const std::string& script) {
   auto options = shell(2 * hosts, script);
   for (int i = 1; i <= hosts; ++i) options.hosts.push_back({"127.0.0." + std::to_string(i), 2});
@@ -23,7 +23,7 @@ LaunchOptions on_hosts(int hosts, const std::string& script) {
   return options;
 }
 
-/// A program that takes the place of `tessera` on the other hosts.
+/// Makes a program that takes the place of `tessera` on the other hosts.
 std::string script_file(const Folder& folder, const std::string& text) {
   const std::string path = folder / "a program's name";
   std::ofstream(path) << "#!/bin/sh\n" << text << "\n";
@@ -159,7 +159,7 @@ TEST(LaunchHosts, SilentLauncherEndsTheRanksOfOtherHosts) {
 }
 
 TEST(LaunchHosts, LostConnectionEndsTheJobWithThatCause) {
-  // The agent is the parent of the ranks. What ends it ends the connection.
+  // The agent is the parent of the ranks. Whatever ends the agent ends the connection.
   const Folder folder;
   const std::string all = folder / "all";
   auto options = on_hosts(2, "echo pid=$$; echo ready; [ $RANK = 3 ] || exec sleep 1000; until [ -e " + all +
@@ -274,7 +274,7 @@ TEST(LaunchHosts, HostsThatCannotStartRanksAreNamedBeforeAnyRankStarts) {
 TEST(LaunchHosts, HostThatAnswersAndStartsNothingIsNamedWhenItsTimeIsUp) {
   const Folder folder;
   auto options = on_hosts(2, "sleep 1000");
-  // The agent's greeting is all that is ever told.
+  // The agent greets, and then sends nothing more.
   options.tessera = script_file(folder, TESSERA_PROGRAM " launch-agent < /dev/null 2> /dev/null; exec sleep 1000");
   options.connect_s = 3;
   Launcher launcher(options);
@@ -283,7 +283,7 @@ TEST(LaunchHosts, HostThatAnswersAndStartsNothingIsNamedWhenItsTimeIsUp) {
                                   HasSubstr("hint: ")));
 }
 
-/// An agent that does not see what lies in `hidden`: another host, to which that was not copied.
+/// Makes an agent that does not see what lies in `hidden`, like another host to which that was not copied.
 std::string agent_without(const Folder& folder, const std::string& hidden) {
   return script_file(
       folder, "exec unshare -m sh -c 'mount -t tmpfs none \"$0\" && exec " TESSERA_PROGRAM " launch-agent' " + hidden);

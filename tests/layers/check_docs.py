@@ -1,11 +1,11 @@
 """Every file of this project that a page or a comment names is there, and every test that a page names.
 
-A name ends in .h, .cc, .cu, .cuh, .py or .md. In pages those in backticks and those that links lead to are looked at, in
-sources those in comments. With a '/' it is a path from the root, from include/ or docs/, or from the folder that names it. Without
-one it is the name of any file of this project. In pages, folders and programs that begin with a folder of ours count too. A link of a
-page is a path from the page's folder, as a browser follows it.
+A name ends in .h, .cc, .cu, .cuh, .py or .md. In pages, the names in backticks and in links are looked at; in sources, the names in
+comments. With a '/' it is a path from the root, from include/ or docs/, or from the folder that names it. Without one it is the name
+of any file of this project. In pages, folders and programs that begin with a folder of ours count too. A link of a page is a path
+from the page's folder, as a browser follows it.
 
-A page of MOST_BYTES has no more than so many bytes, and neither has one of docs/, but for those that a program makes and LISTS.
+Pages of MOST_BYTES have that limit of bytes. Other pages of docs/ have one too, but for LISTS and pages that a program makes.
 
 A page names a test as `FILE: Suite.Name` (GoogleTest), `FILE: method` (Python), or, of the odd inputs, `FILE: name of a row`.
 
@@ -38,11 +38,11 @@ COMMENTS = {".py": re.compile(r'#.*|"""[\s\S]*?"""')}
 C_COMMENTS = re.compile(r"//.*")
 # Headers and files of other projects: LibTorch, PyTorch, the standard library, the system's, and what a user writes.
 ELSEWHERE = re.compile(r"(ATen|c10|torch|caffe2|absl|nlohmann|gloo|CLI|sys|linux|arpa|netinet)/|(nccl|sysexits)\.h$|main\.cc$")
-EXCEPT = ["tests/layers/", "runtime/comm/c10d/gloo_stubs/"]  # tests make trees of their own, and name files of those
+EXCEPT = ["tests/layers/", "runtime/comm/c10d/gloo_stubs/"]  # tests make trees, and name files of these trees
 
 
 def folders_and_programs_in(page):
-    """`scripts/test`, `workshop/bench/`: what begins with a folder of ours and has no suffix of a source."""
+    """Returns names such as `scripts/test`, which begin with a folder of ours and have no suffix of a source."""
     words = [word.rstrip(".,;:") for code, _ in IN_BACKTICKS.findall(page.read_text(encoding="utf-8"))
              for word in code.split()]
     return [word for word in words if re.fullmatch(r"[\w./-]+", word) and word.partition("/")[0] in CODE

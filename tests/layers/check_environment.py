@@ -1,8 +1,8 @@
 """docs/environment.md names every environment variable that the code reads or sets, and no variable of Tessera that nobody reads. Slurm's
 variables may stand in docs/guide/slurm.md instead.
 
-Looked at are C++ and Python sources, the scripts and the CMake files. A variable counts as read where a call such as getenv("NAME") or
-os.environ["NAME"] names it, where a script writes ${NAME:-...}, and where CMake writes $ENV{NAME}. A file that reads variables through
+The check looks at C++ and Python sources, the scripts and the CMake files. A variable counts as read where a call such as getenv("NAME")
+or os.environ["NAME"] names it, where a script writes ${NAME:-...}, and where CMake writes $ENV{NAME}. A file that reads variables through
 tables has their names as strings, so each string of such a file that looks like a name (capitals and a "_") counts too. Tests, benchmarks
 and examples give variables to programs of others: of these files only names that begin with TESSERA_ count.
 

@@ -1,4 +1,4 @@
-"""check_errors.py reads what errors say, finds ids that are missing, given twice, taken away or given to others, and scripts/errors mends that."""
+"""check_errors.py reads what errors say, and finds ids that are missing, given twice, taken away or given to others; scripts/errors mends that."""
 
 import importlib.machinery
 import importlib.util

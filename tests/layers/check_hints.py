@@ -1,4 +1,4 @@
-"""An error that a user can cause ends in a remedy of its own ("hint: ..."): looks for texts that have none.
+"""An error that a user can cause ends in a remedy of its own ("hint: ..."). The check looks for texts that have none.
 
 An error is a call of make_error, `throw Error`, expect or TORCH_CHECK, in Python `raise` with a call. Its text may come from elsewhere: from another error
 (message_of), from a variable that its function makes, or from a parameter, whose callers then bring the hint. A bug of Tessera
@@ -29,7 +29,7 @@ FUNCTION = re.compile(r"([\w~]+)\s*(?:=\s*\[[^\]]*\]\s*)?\(((?:[^()]|\([^()]*\))
 
 
 def without_comments(text):
-    """`text` with blanks for comments, so that positions stay."""
+    """Returns `text` with blanks for comments, so that positions stay."""
     blank = lambda found: found.group() if found.group().startswith('"') else re.sub(r"[^\n]", " ", found.group())
     return re.sub(r'"(?:[^"\\\n]|\\.)*"|//[^\n]*|/\*.*?\*/', blank, text, flags=re.S)
 

@@ -24,12 +24,12 @@ def sources(root):
 
 
 def follows(cpp, i):
-    """Whether nothing stands between token i and the one before it, as between a type and its `&` or `<` (clang-format)."""
+    """Returns whether token i follows the one before it at once, as `&` or `<` follows a type (clang-format)."""
     return i > 0 and cpp.tokens[i - 1].start + len(cpp.tokens[i - 1].text) == cpp.tokens[i].start
 
 
 def pieces(cpp, bracket):
-    """What stands between the commas of a bracket: lists of the tokens outside of inner brackets and of template arguments."""
+    """Returns what stands between a bracket's commas: lists of the tokens outside of inner brackets and template arguments."""
     found, depth, i = [[]], 0, bracket + 1
     while i < cpp.partner[bracket]:
         if cpp.is_sign(i, "<") and cpp.is_name(i - 1) and follows(cpp, i):
@@ -47,7 +47,7 @@ def pieces(cpp, bracket):
 
 
 def is_declaration(cpp, piece):
-    """Whether it is surely a parameter, as `const T& t = x`, `T* t`, `T t`, `T&`: no expression has its form."""
+    """Returns whether it is surely a parameter, as `const T& t = x`, `T* t`, `T t`, `T&`: no expression is like it."""
     for k, i in enumerate(piece):
         if cpp.is_sign(i, "="):
             piece = piece[:k]

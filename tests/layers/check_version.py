@@ -28,7 +28,7 @@ def version_of(root):
 
 
 def tracked(root):
-    """Git's files; of a tree without git, those outside of builds and of hidden folders."""
+    """Returns Git's files, or, in a tree without git, the files outside of builds and of hidden folders."""
     listed = subprocess.run(["git", "-C", root, "ls-files", "-z", "--cached", "--others", "--exclude-standard"], capture_output=True, text=True)
     if listed.returncode == 0:
         return sorted(path for path in listed.stdout.split("\0") if path)

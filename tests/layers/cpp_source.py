@@ -14,7 +14,7 @@ TOKEN = re.compile(
     r"""|(?P<char>'(?:[^'\\\n]|\\.)+')|(?P<name>[A-Za-z_]\w*)|(?P<number>\d[\w.']*)|(?P<sign>::|->|<<|&&|\|\||[=!<>+-]=|.)""", re.S)
 ESCAPES = {"n": "\n", "t": "\t", "0": "\0"}
 PAIRS = {"(": ")", "[": "]", "{": "}"}
-# What gives its arguments as a text: all of them, or the first.
+# Functions that give their arguments as a text: all of them, or the first.
 SAYS_ALL, SAYS_FIRST = {"str", "StrCat"}, {"format", "string", "move", "say"}
 CHECKS = {"expect": "kUsage", "TORCH_CHECK": "kInternal"}  # functions whose text begins with the second argument
 NO_FUNCTION = {"if", "for", "while", "switch", "catch", "return", ""}
@@ -49,7 +49,7 @@ def tokens_of(source):
 
 
 class Cpp:
-    """A source as tokens. `partner`: of a bracket, the one that belongs to it. `around`: of a token, the bracket that it stands in, or -1."""
+    """A source as tokens. `partner`: the bracket that belongs to a bracket. `around`: the bracket in which a token stands, or -1."""
 
     def __init__(self, path, text):
         self.path, self.tokens = path, tokens_of(text)
@@ -88,7 +88,7 @@ class Cpp:
         return first, self.tokens[last].text
 
     def cut(self, low, high, *signs):
-        """Returns [low, high) in pieces between those signs, as far as they stand in no bracket."""
+        """Returns the pieces of [low, high) between those signs, where the signs stand in no bracket."""
         pieces, begin, i = [], low, low
         while i < high:
             if self.is_sign(i, *PAIRS):

@@ -29,7 +29,7 @@ class Comment:
 
     @property
     def sentences(self):
-        """Whole sentences, or the phrase that stands behind code. Lists, tables and code of a comment count as they are."""
+        """Returns whole sentences, or the phrase behind code. Lists, tables and code of a comment count as they are."""
         return [sentence for sentence in re.split(r"(?<=[.!?])\s+(?=[A-Z`\"])", self.text) if re.search(r"[a-z]", sentence)]
 
 

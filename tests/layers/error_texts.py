@@ -1,4 +1,4 @@
-"""What errors say: reads, from C++ and Python sources, each text with a remedy ("hint: ...") as it would be printed.
+"""Reads what errors say: from C++ and Python sources, each text with a remedy ("hint: ...") as it would be printed.
 
 A value that the program puts into the text is a placeholder, named for what the source calls it: "{path}: {bytes} bytes, want {wanted}".
 Where the remedy comes from a constant, a variable or a function of its own, the text is that of the places that use it.
@@ -26,7 +26,7 @@ METHODS = ("what", "data", "begin", "empty", "size", "native", "generic_string",
 MARK = "\0"  # in a text: here comes what a constant, a variable or a function brings
 MOST_TEXTS, MOST_CODES, MOST_STEPS, MOST_FILES = 6, 3, 5, 25
 DEFAULT_CODES = {"Error": (64,)}  # exit codes of Python's exceptions
-CODES_OF_FOLDERS = {"python/tessera/import_config": (78,)}  # those of texts there that reach an exception through a function
+CODES_OF_FOLDERS = {"python/tessera/import_config": (78,)}  # codes of texts that reach an exception through a function
 CODE_OF_ERRNO = "runtime/base/process_limits.cc"
 
 
@@ -34,9 +34,9 @@ CODE_OF_ERRNO = "runtime/base/process_limits.cc"
 class Error:
     path: str
     line: int
-    offset: int  # offset of its id, or of its "hint: ", in the source
+    offset: int  # offset of the error's id, or of its "hint: ", in the source
     id: str
-    codes: tuple  # names in ExitCode, or "kWarning" of what only warns, or "kErrno" where the system's reason decides; none where that is not seen
+    codes: tuple  # names in ExitCode, or "kWarning" of what only warns, or "kErrno" where the system's reason decides; empty if unknown
     text: str
     remedy: str
 
@@ -62,7 +62,7 @@ class CppTexts:
         return [(source, i) for i, token in enumerate(source.tokens) if token.kind == "name" and token.text == name]
 
     def find_constant(self, name):
-        """Returns the text of the constant kName; for a Phrase, the texts in both languages. None for other names."""
+        """Returns the text of the constant kName; for a Phrase, the texts in both languages; for other names, None."""
         for source, i in self.places(name) if re.match(r"k[A-Z]", name) else ():
             after = source.partner[i + 1] + 1 if source.is_sign(i + 1, "[") else i + 1
             value = source.tokens[after + 1:after + 6]
@@ -318,7 +318,7 @@ def python_numbers(tree):
 
 
 def python_errors(path, text, imported=()):
-    """Yields the errors of a module. `imported`: numbers of others, by name."""
+    """Yields the errors of a module. `imported`: numbers of other modules, by name."""
     tree = ast.parse(text)
     starts = [0, *(found.end() for found in re.finditer("\n", text))]
     encoded = [line.encode() for line in text.splitlines(keepends=True)]

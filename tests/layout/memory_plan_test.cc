@@ -97,7 +97,7 @@ TEST(MemoryPlan, GradientsOnDiskKeepSlotsAndTheRootsGradientsInMemory) {
   EXPECT_EQ(on_disk.disk().durable_bytes, in_memory.disk().durable_bytes) << "no commit needs gradients";
 }
 
-// Eight microbatches: three sums wait at a time. Where ranks have summed them, one of these has the gradient's place.
+// Three sums of eight microbatches wait at a time. Where ranks have summed them, one has the gradient's place.
 TEST(MemoryPlan, ReproducibleCountsTheSumsThatWaitInTheTree) {
   const auto added = [](MeshPosition mesh, std::int64_t accumulation, GradientSync sync) {
     PlanInput input = input_of(kMiB, 12, mesh);
@@ -123,8 +123,8 @@ TEST(MemoryPlan, ReproducibleCountsTheSumsThatWaitInTheTree) {
   EXPECT_EQ(added({1, 2, 0, 0}, 5, kEach), 1 * whole / 2);
 }
 
-// Three ranks with four of twelve microbatches each: every run is a node. With six of eighteen, the second rank's are
-// 6 and 7, 8 to 11.
+// Three ranks with four of twelve microbatches each: every run is a node. With six of eighteen, the second rank's nodes
+// are 6 to 7 and 8 to 11.
 TEST(MemoryPlan, ReproducibleCountsTheSumsOfSubtreesThatRanksSend) {
   PlanInput input = input_of(kMiB, 12, {1, 3, 0, 0});
   input.accumulation = 4;
@@ -198,7 +198,7 @@ TEST(MemoryPlan, GpuReductionsLagByOneUnitWhateverTheirSize) {
     EXPECT_EQ(plan.end_lag(), 1);
     EXPECT_EQ(plan.shared_buckets(), 2);
   }
-  // The second axis begins a unit after the first, and ends a unit after that.
+  // The sum over the second axis begins one unit after that over the first, and ends one unit later.
   PlanInput input = input_of(1024, 12, {2, 2, 0, 0});
   input.is_queued = true;
   EXPECT_EQ(MemoryPlan(input).reduction_lag(), 1);

@@ -136,7 +136,7 @@ StepInput random_input(Random& random) {
   return input;
 }
 
-/// Records of so many owners; each owner has at most `most`.
+/// Returns records of so many owners. Each owner has at most `most` records.
 RecordList random_records(Random& random, std::size_t owners, std::int64_t most) {
   RecordList records;
   for (std::size_t owner = 0; owner < owners; ++owner) {

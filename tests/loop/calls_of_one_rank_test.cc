@@ -43,7 +43,7 @@ struct Training {
   at::Tensor loss(int step) { return model->forward(batch(step)).square().mean(); }
 };
 
-/// What a rank does at a step; returns false where the rank's program ends.
+/// The work of a rank at a step; it returns false where the rank's program ends.
 using Step = std::function<bool(Training&, int step)>;
 
 bool train(Training& training, int step) {
@@ -52,7 +52,7 @@ bool train(Training& training, int step) {
   return true;
 }
 
-/// Returns a step before which rank 0 alone also does `alone`, at step kOdd.
+/// Returns a program's step; at step kOdd, rank 0 alone does `alone` before it.
 Step rank_zero_alone(std::function<void(Training&)> alone) {
   return [alone = std::move(alone)](Training& training, int step) {
     if (training.rank == 0 && step == kOdd) alone(training);
@@ -196,7 +196,7 @@ TEST(CallsOfOneRank, CallOnOneRankSucceedsOrIsNamedOnAllRanks) {
       EXPECT_NE(end.exit_code, ExitCode::kOk);
       // the program of this rank had ended; it learns of the error while ranks leave the job
       if (end.message.empty()) continue;
-      // A rank over Gloo may get the error of a lost peer (75), with the peer's own message or before that has come.
+      // A rank over Gloo may get the error of a lost peer (75), with that peer's message or before it has come.
       EXPECT_THAT(end.exit_code, AnyOf(ExitCode::kInternal, ExitCode::kCorruptData, ExitCode::kPeerLost))
           << end.message;
       EXPECT_THAT(end.message, AnyOf(HasSubstr("ranks disagree: rank"), HasSubstr("has left"), HasSubstr("has ended"),

@@ -134,7 +134,7 @@ TEST(DataParallel, UnsyncedGradientsAddUpAndAreAveragedOnce) {
     }
     (model->forward(at::ones({1, 2})) * 10 * mine).sum().backward();
     EXPECT_DOUBLE_EQ(model->bias.grad().item<double>(), 1.5 + 15);
-    (model->forward(at::ones({1, 2})) * mine).sum().backward();  // this adds to an average
+    (model->forward(at::ones({1, 2})) * mine).sum().backward();  // this adds a gradient to an average
     EXPECT_DOUBLE_EQ(model->bias.grad().item<double>(), 1.5 + 15 + 1.5);
   });
 }
@@ -185,7 +185,7 @@ TEST(DataParallel, GradientsKeepTheirDtype) {
     for (std::size_t i = 0; i < 3; ++i) {
       auto* layer = model->ptr(i)->as<torch::nn::Linear>();
       const at::ScalarType type = layer->bias.scalar_type();
-      // Numbers of fp64 have more digits here than fp32 has.
+      // The numbers in fp64 have more digits here than fp32 can hold.
       const double value = type == at::kDouble ? 1 + 1e-12 * (mesh.rank() + 1) : mesh.rank() + 1.0;
       (layer->forward(at::ones({1, 3}, type)) * value).sum().backward();
       EXPECT_EQ(layer->bias.grad().scalar_type(), type);

@@ -48,7 +48,7 @@ std::int64_t rows_before(const Problem& problem, int rank) {
 
 at::Tensor batch_of(const Problem& problem, int step) {
   const std::int64_t rows = rows_before(problem, static_cast<int>(problem.rows.size()));
-  const at::Generator generator = at::make_generator<at::CPUGeneratorImpl>(7 + step);  // a generator of its own
+  const at::Generator generator = at::make_generator<at::CPUGeneratorImpl>(7 + step);  // a generator for this step
   return (at::randn(sizes_of(rows, problem.dim), generator, at::kDouble) * 3 + 2).to(problem.type);
 }
 

@@ -25,7 +25,7 @@ void on_ranks(const std::function<void(const Mesh&)>& body) {
   run_ranks({.ranks = 4, .hosts = 2}, body);
 }
 
-/// Returns a tensor of small integers, so that sums are exact in every dtype. Each rank has another one.
+/// Returns a tensor of small integers, so that sums are exact in every dtype. Each rank has another tensor.
 at::Tensor numbers(int rank, at::IntArrayRef sizes, at::ScalarType type) {
   const std::int64_t numel = c10::multiply_integers(sizes);
   return ((at::arange(numel, at::kLong) * (rank + 1)) % 7).to(type).view(sizes);
@@ -52,7 +52,7 @@ TEST(UserCollectives, AllReduceEqualsOneProcessInEveryDtype) {
          {at::kDouble, at::kFloat, at::kBFloat16, at::kHalf, at::kLong, at::kInt, at::kShort, at::kChar, at::kByte}) {
       for (const Reduce operation : {Reduce::kSum, Reduce::kMean, Reduce::kMin, Reduce::kMax}) {
         if (operation == Reduce::kMean && !at::isFloatingType(type)) continue;
-        // The last one is large enough to be cut into parts, which do not divide it evenly.
+        // The last tensor is large enough to be cut into parts, which do not divide it evenly.
         for (const auto& sizes : std::vector<std::vector<std::int64_t>>{{}, {0}, {5}, {3, 4}, {70'001}}) {
           const at::Tensor tensor = numbers(mesh.rank(), sizes, type);
           all_reduce(mesh, tensor, operation);

@@ -23,7 +23,7 @@ GPT make_model() {
 TEST(Generate, GreedyTakesTheLikeliestTokenOfACroppedContext) {
   GPT model = make_model();
   const at::Tensor start = random_tokens(3, 10);
-  const at::Tensor got = generate(*model, start, {.new_tokens = 12, .temperature = 0.0});  // goes beyond 16 positions
+  const at::Tensor got = generate(*model, start, {.new_tokens = 12, .temperature = 0.0});  // this passes 16 positions
   EXPECT_TRUE(model->is_training()) << "the mode must be restored";
   const at::NoGradGuard no_grad;
   model->eval();

@@ -162,7 +162,7 @@ TEST_P(IoRingTest, ManyFaultsAtOnceAreContinued) {
   EXPECT_GT(faults.plan().faults(), 200);
 }
 
-// F23, F24: an error ends the request to which it belongs, with a message that says everything, and no other request.
+// F23, F24: an error ends only the request to which it belongs, with a message that says everything.
 TEST_P(IoRingTest, ErrorNamesTheRankAndTheFile) {
   constexpr std::size_t kPieces = 5, kBytes = 2 * kSectorBytes;
   Disk disk(GetParam(), kPieces * kBytes);
@@ -293,7 +293,7 @@ TEST(IoRing, OptionsOutOfRangeAreRefused) {
     EXPECT_EQ(exit_code_of(IoRing::make(options).status()), ExitCode::kInternal);
 }
 
-// F43: a container that forbids io_uring.
+// F43: the child is like a container that forbids io_uring.
 TEST(IoRing, ForbiddenIoUringFallsBackToThreads) {
   for (const int error : {EPERM, ENOSYS}) {
     const ChildEnd end = in_child([&] {

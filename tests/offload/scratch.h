@@ -30,7 +30,7 @@ class ScratchFolder {
   std::string path_;
 };
 
-/// How a forked child ended, and what it wrote to stderr.
+/// The end of a forked child, and the text that it wrote to stderr.
 struct ChildEnd {
   int exit_code = -1;
   int signal = 0;

@@ -111,7 +111,7 @@ TEST_P(SpillTest, ValuesKeepTheirBytesInAnyOrderOfCalls) {
       }
     }
     ASSERT_EQ(model.look_and_drop_all(), absl::OkStatus());
-    EXPECT_LE(spill->taken_bytes(), static_cast<std::int64_t>(spill->memory_bytes()));  // transfers that go on
+    EXPECT_LE(spill->taken_bytes(), static_cast<std::int64_t>(spill->memory_bytes()));  // some transfers go on
   }
 }
 

@@ -57,7 +57,7 @@ struct Model {
     seeds[static_cast<std::size_t>(record)] = seed;
     return tier.put(record);
   }
-  /// Gets a record and looks at its bytes. It stays held.
+  /// Gets a record and looks at its bytes. The record stays held.
   absl::Status look(std::int64_t record) {
     TESSERA_ASSIGN_OR_RETURN(const std::span<std::byte> memory, tier.get(record));
     const auto want = bytes_of(seeds[static_cast<std::size_t>(record)], memory.size());
@@ -212,7 +212,7 @@ TEST_P(TierTest, CopiesReadTheDiskAndTakeNoSlots) {
   EXPECT_EQ((after.reads - before.reads) + (after.hits - before.hits), 24);
   EXPECT_EQ((after.bytes_read - before.bytes_read), (after.reads - before.reads) * static_cast<int>(kBlockBytes));
   EXPECT_EQ(after.bytes_written, before.bytes_written);
-  for (const std::int64_t record : {10, 8}) {  // this record was put among the last ones
+  for (const std::int64_t record : {10, 8}) {  // these records were put among the last ones
     ASSERT_TRUE(model.look(record).ok());
     ASSERT_TRUE(tier->release(record).ok());
   }
@@ -240,7 +240,7 @@ TEST_P(TierTest, FailedCopyIsAnErrorThatStays) {
   EXPECT_FALSE(tier->get(6).ok());
 }
 
-// A record is wanted while a slow write of it goes on: it is what was put, and is not read.
+// A record is wanted while a slow write of it goes on: the tier gives what was put, and reads nothing.
 TEST_P(TierTest, RecordBeingWrittenIsNotReadBack) {
   ScratchFolder folder;
   const auto tier = GetParam().make(folder, 12).value();
@@ -736,7 +736,7 @@ TEST(TierFaults, BytesAreTheSameWithoutIoUring) {
   EXPECT_EQ(end.exit_code, 0) << end.text;
 }
 
-// A full disk is an error when the tier is made, not in the first step; what it had taken is given back.
+// A full disk is an error when the tier is made, not in the first step; the space that it had taken is free again.
 TEST(TierFaults, FullDiskIsAnErrorAtCreation) {
   const ChildEnd end = in_child([] {
     ScratchFolder folder;

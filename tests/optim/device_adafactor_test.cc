@@ -1,4 +1,4 @@
-// Compares Adafactor by CUDA kernels with the CPU's loops: bits are the same. The program is built twice
+// Compares Adafactor by CUDA kernels with the CPU's loops: the bits are the same. The program is built twice
 // (device_problem.h).
 
 #include "optim/cuda/device_adafactor.h"
@@ -170,8 +170,8 @@ TEST_F(DeviceAdafactor, StepAtItsBoundsGivesTheCpusBits) {
 }
 
 // The order of an fp64 sum shows in fp32 where the sum lies between two fp32 numbers, as 1 + 2^-24 does. If small
-// numbers are added to it one by one, they are lost, and it is rounded down; if some are added up before, it is rounded
-// up. The seeds were chosen so that every other order that was tried gives other bits.
+// numbers are added to it one by one, they are lost, and it is rounded down; if some of them are added up before, it is
+// rounded up. The seeds were chosen so that every other order that was tried gives other bits.
 
 /// Returns zeros, among which about one of `every` is a small number. Four of the small numbers add up to an ulp of 1
 /// in fp64. `unit` is the root of 2^-54 where squares are summed, else 2^-54.
@@ -210,11 +210,11 @@ TEST_F(DeviceAdafactor, SumsWholeTensorsInTheCpusOrder) {
     Values values{vector_of(kNumel)};
     values.parameter = few_small(random, kNumel, kNumel / (trial % 2 == 0 ? 4 : 2), 0x1p-27f);
     values.gradient.assign(values.gradient.size(), 1.0f);
-    // Squares add up to that of 1 + 2^-24, and to half an ulp of the root.
+    // Squares add up to the square of 1 + 2^-24, and to half an ulp of the root.
     for (const float x : {1.0f, 0x1p-12f, 0x1p-12f, 0x1p-24f, 0x1p-26f}) {
       values.parameter[random() % (trial % 2 == 0 ? kNumel : kAdafactorBlock)] = x;
     }
-    // The blocks that get such numbers are some lanes apart.
+    // The blocks that get such numbers are 16 blocks apart.
     for (std::size_t block = 0; trial % 2 != 0 && block < kNumel; block += 16 * kAdafactorBlock) {
       values.parameter[block + random() % kAdafactorBlock] = 0x1p-27f * 1.25f;
     }

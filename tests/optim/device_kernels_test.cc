@@ -1,4 +1,4 @@
-// Compares the CUDA kernels with the CPU's loops: bits are the same.
+// Compares the CUDA kernels with the CPU's loops: the bits are the same.
 
 #include <gtest/gtest.h>
 

@@ -1,4 +1,4 @@
-// Compares the norm's sums by CUDA kernels with the CPU's: bits are the same. The program is built twice
+// Compares the norm's sums by CUDA kernels with the CPU's: the bits are the same. The program is built twice
 // (device_problem.h).
 
 #include "optim/cuda/device_norm.h"
@@ -191,7 +191,7 @@ TEST_F(DeviceNorm, TotalsGiveTheCpusBits) {
   EXPECT_EQ(total.values()[0], wanted_total);
 }
 
-/// Squares of `values` as CPUs add them up: 16 lanes over each block of 4096 elements, blocks one after the other.
+/// Returns the squares' sum as CPUs make it: 16 lanes over each block of 4096 elements, one block after the other.
 double squares_in_blocks(const std::vector<float>& values) {
   double sum = 0;
   for (std::size_t begin = 0; begin < values.size(); begin += kSquaredBlock) {
@@ -206,7 +206,7 @@ double squares_in_blocks(const std::vector<float>& values) {
   return sum;
 }
 
-/// Numbers that all three types hold: whole multiples of 2^-24, some of which are below fp16's normal numbers.
+/// Returns numbers that all three types hold: whole multiples of 2^-24, some of which are below fp16's normal numbers.
 std::vector<float> narrow_values(std::size_t numel, std::uint32_t seed) {
   std::mt19937 generator(seed);
   std::vector<float> values(numel);

@@ -1,4 +1,4 @@
-// Compares outer steps ("sync") by CUDA kernels with the CPU's loops: bits are the same.
+// Compares outer steps ("sync") by CUDA kernels with the CPU's loops: the bits are the same.
 
 #include "optim/cuda/device_outer.h"
 
@@ -21,7 +21,7 @@ using DeviceOuter = DeviceKernels;
 constexpr OuterWork kWorks[] = {OuterWork::kTake, OuterWork::kGradients, OuterWork::kMean,
                                 OuterWork::kStep, OuterWork::kMix,       OuterWork::kScale};
 
-/// Numbers of many magnitudes. All results are finite, since NaNs have other bits on a GPU.
+/// Returns numbers of many magnitudes. All results are finite, since NaNs have other bits on a GPU.
 std::vector<float> numbers(std::size_t numel, std::uint32_t seed) {
   std::mt19937 random(seed);
   std::normal_distribution<float> normal;
@@ -67,7 +67,7 @@ TEST_F(DeviceOuter, EveryPassHasTheCpusBits) {
   }
 }
 
-/// Masters that a rule assigns on the CPU are put there on the device, and read again.
+/// Masters that a rule assigns on the CPU are put in place on the device too, and are read again.
 TEST_F(DeviceOuter, MastersArePutInThePlaceOfWeightsAsByTheCpu) {
   constexpr std::size_t kNumel = 20011;
   for (const WeightFormat weights : kWeights) {

@@ -1,4 +1,4 @@
-// Compares rules that make a step in several passes, by CUDA kernels and by the CPU's loops: bits are the same.
+// Compares rules that make a step in several passes, by CUDA kernels and by the CPU's loops: the bits are the same.
 
 #include <gtest/gtest.h>
 

@@ -40,7 +40,7 @@ TEST(AdamRule, FollowsPyTorch) {
                 -0.021382495760917664f});
 }
 
-// The second element has a gradient only after the freeze; the third one's is rarely a thousand times the others'.
+// The second element has a gradient only after the freeze; the third one's gradient is rarely 1000 times larger.
 TEST(AdamRule, FrozenSecondMomentsOnlyGrow) {
   OptimizerConfig c = adam(OptimizerType::kAdamW);
   c.freeze_step = 10;
@@ -93,7 +93,7 @@ TEST(AdamRule, AgreesWithTheTextbookFormInFp64) {
 }
 
 TEST(AdamRule, EpsilonIsFoldedWithTheBiasCorrection) {
-  // If |g| is near eps, a wrongly scaled eps' changes the first step a lot: lr * g / (|g| + eps) is wanted.
+  // If |g| is near eps, a wrongly scaled eps changes the first step a lot. The right step is lr * g / (|g| + eps).
   OptimizerConfig c = adam(OptimizerType::kAdamW);
   c.weight_decay = 0.0;
   c.eps = 1e-3;

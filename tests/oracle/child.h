@@ -11,8 +11,8 @@ namespace tessera::oracle {
 /// Returns whether the interpreter that CMake chose can import torch; tests are skipped where it cannot.
 bool python_has_torch();
 
-/// Runs a script of this folder on one thread for each process, waits for it, and returns what it printed. There is an
-/// error where it fails, or does not end within what takes `at_rest_s` seconds on a machine at rest
+/// Runs a script of this folder on one thread for each process, waits for it, and returns what it printed. Returns an
+/// error where it fails, or does not end within the limit for `at_rest_s` seconds on a machine at rest
 /// (tests/support/limits/patience.h). The message holds the end of what the script wrote to stderr, which is kept in
 /// `folder`.
 absl::StatusOr<std::string> run_python(const std::string& script, const std::vector<std::string>& arguments,

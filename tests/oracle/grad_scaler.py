@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Runs torch.amp.GradScaler over a pattern of overflows, as a reference for Tessera's loss scaling.
 
-    grad_scaler.py --pattern ....x..xx --initial 1024 --growth-interval 3
+    Usage: grad_scaler.py --pattern ....x..xx --initial 1024 --growth-interval 3
 
 `x` is a step whose gradient is infinite, `.` a finite one. Prints one JSON object: for each step the scale it used, and
 whether the optimizer's step was skipped; and the scale after the last.

@@ -55,7 +55,7 @@ class Block(nn.Module):
 
 
 class LanguageModel(nn.Module):
-    """forward(tokens) gives logits, forward(tokens, targets) the mean cross entropy of logits in fp32."""
+    """forward(tokens) gives logits, and forward(tokens, targets) gives the mean cross entropy of logits in fp32."""
 
     def forward(self, tokens, targets=None):
         logits = self.logits(tokens)

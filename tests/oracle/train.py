@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Trains a model of models.py with PyTorch's own DDP or FSDP2 on Gloo ranks, as a reference for Tessera.
 
-    train.py --init weights --batches batches --config model.json --strategy fsdp2 --ranks 2 --steps 20
+    Usage: train.py --init weights --batches batches --config model.json --strategy fsdp2 --ranks 2 --steps 20
 
 `--init` and `--batches` are folders in the format of exchange.h. The first holds every parameter by name; the second
 `tokens` and `targets`, each [batches, global_batch, time] int64. Update s takes `--accumulation` batches beginning with
@@ -11,7 +11,7 @@ Prints one JSON object: per update the global mean loss before it, the norm of t
 whether it was skipped for an overflow, and the loss scale it was computed with. With --save, the final weights are
 written as a folder of the same format.
 
-Precision. fp32 is plain. With bf16 or fp16 the parameters that compute are 16-bit, the optimizer owns fp32 masters,
+Precision: fp32 is plain. With bf16 or fp16 the parameters that compute are 16-bit, the optimizer owns fp32 masters,
 and gradients are reduced in fp32: FSDP2 by its MixedPrecisionPolicy(param_dtype, reduce_dtype=float32); `single` and
 `ddp` by a 16-bit copy of the model, since DDP has no such mode (so there `ddp` is not torch's class: gradients are
 all-reduced one by one). The optimizer is torch.optim with foreach=False and fused=False: one formula, one tensor after

@@ -31,7 +31,7 @@ class TrainTest(unittest.TestCase):
         torch.manual_seed(1)
         (cls.folder / "model.json").write_text(json.dumps(CONFIG))
         write_tensors(cls.folder / "init", dict(make_model(CONFIG).named_parameters()))
-        tokens = (torch.randint(0, 61, (4, 8, 1)) + torch.arange(17)) % 61  # counting: soon learned
+        tokens = (torch.randint(0, 61, (4, 8, 1)) + torch.arange(17)) % 61  # counting is soon learned
         write_tensors(cls.folder / "batches", {"tokens": tokens[..., :-1], "targets": tokens[..., 1:]})
 
     @classmethod

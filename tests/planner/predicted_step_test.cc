@@ -9,7 +9,7 @@
 namespace tessera::testing {
 namespace {
 
-/// Links on which units of 4 MiB take `seconds` to gather, and as long to reduce, on 4 ranks.
+/// Returns links on which units of 4 MiB take `seconds` to gather, and as long to reduce, on 4 ranks.
 Links links_for(double seconds) { return links_of(seconds / (3.0 / 4 * (4 << 20))); }
 
 TEST(PredictedStep, FreeLinksLeaveComputeUpdateAndRest) {
@@ -59,7 +59,7 @@ TEST(PredictedStep, WithoutPrefetchEveryGatherIsExposed) {
   EXPECT_NEAR(timed.predicted().exposed_gather_s, root_s + 4 * 0.5, 1e-12);
 }
 
-// The bytes are right for gathers of units and of updated values, on each axis by itself.
+// The bytes are right for gathers of units and for gathers of updated values, on each axis by itself.
 TEST(PredictedStep, GathersSendTheBytesOfTheirWireForm) {
   using enum WireForm;
   for (const ShardingStrategy kind : {ShardingStrategy::kFullShard, ShardingStrategy::kShardOptimizer}) {
@@ -87,7 +87,7 @@ TEST(PredictedStep, PrefetchHidesGathersBehindCompute) {
   for (const ShardingStrategy strategy : {ShardingStrategy::kShardGradOp, ShardingStrategy::kFullShard}) {
     TimedPlan timed = timed_plan(strategy, {1, 4, 0, 0}, 6);
     timed.input.prefetch = 1;
-    timed.profile.rest_seconds = 0;  // else the rest hides the first unit's gather
+    timed.profile.rest_seconds = 0;  // otherwise the rest would hide the first unit's gather
     const double root_s = 0.5 * timed.input.units[0].trainable_numel() / timed.input.units[1].trainable_numel();
     timed.links.shard = links_for(0.5);
     EXPECT_NEAR(timed.predicted().exposed_gather_s, root_s, 1e-12);  // only the first unit's gather is exposed
@@ -155,7 +155,7 @@ TEST(PredictedStep, ReductionsThatLagAreExposedAtTheEnd) {
   TimedPlan timed = timed_plan(ShardingStrategy::kShardGradients, {1, 4, 0, 0}, 4);
   timed.links.shard.reduce_scatter = links_for(1.5).reduce_scatter;
   EXPECT_NEAR(timed.predicted().exposed_reduction_s, 0,
-              0.01);  // a backward takes 2, so the reduction of the last block ends together with that of the root
+              0.01);  // a backward takes 2 s, so the reduction of the last block ends together with that of the root
   timed.input.reductions_ahead = 0;
   EXPECT_NEAR(timed.predicted().exposed_reduction_s, 4 * 1.5, 0.01);
   timed.input.reductions_ahead = 1;

@@ -104,8 +104,8 @@ TEST(ReductionCost, ReplicateAxisSendsOnlyTheShardsPart) {
   EXPECT_EQ(cost().sent_bytes, kNumel / 4 * 2);
 }
 
-// Two replicas of four ranks, with three of 24 microbatches each: sums of two subtrees go to all ranks, and what each
-// joins is gathered.
+// There are two replicas of four ranks, which have three of 24 microbatches each. Sums of two subtrees go to all ranks,
+// and the joined sums are gathered.
 TEST(ReductionCost, SumsOfSubtreesGoOverBothAxes) {
   TimedPlan timed = timed_plan(ShardingStrategy::kHybridShard, {2, 4, 0, 0}, 1, kNumel);
   timed.input.accumulation = 3;

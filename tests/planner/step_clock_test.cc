@@ -116,7 +116,7 @@ TEST(StepClock, CallBeginsWhenTheLastRankOfItsGroupArrives) {
   ASSERT_TRUE(clock.play(starts, [&](int rank, std::size_t) { return work[static_cast<std::size_t>(rank)]; }).ok());
   for (int rank = 0; rank < 4; ++rank) EXPECT_EQ(clock.times(rank).end_s, 8) << rank;
   EXPECT_EQ(clock.times(0).spent(Spending::kGather),
-            3 - 1 + 5);  // the first ends at 3, the second is waited for until 8
+            3 - 1 + 5);  // the first call ends at 3, and the rank waits for the second one until 8
   EXPECT_EQ(clock.times(3).spent(Spending::kGather), 2);
 }
 

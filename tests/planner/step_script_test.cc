@@ -64,7 +64,7 @@ TEST(StepScript, EveryPostedCallIsWaitedFor) {
   }
 }
 
-/// The order in which gathers begin and are waited for, and reductions begin, with the names of a real run's spans.
+/// Returns the order in which gathers begin and are waited for, and reductions begin, as the names of a run's spans.
 std::string order_of(const StepScript& script, const MemoryPlan& plan) {
   std::string order;
   for (const Instruction& instruction : script.instructions) {

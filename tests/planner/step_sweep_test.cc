@@ -26,7 +26,7 @@ TEST(StepSweep, StepTimeIsTheSumOfItsParts) {
   }
 }
 
-/// Whether transport takes cores. It does so only while they are busy, so it matters what runs at the same time.
+/// Returns whether transport takes cores. It does so while they are busy, so it matters what else runs then.
 bool takes_cores(const TimedPlan& timed) {
   const auto takes = [](const Links& links) {
     return links.cpu_s_per_byte > 0 || links.sum_s_per_byte > 0 || links.coding.load > 0 ||

@@ -26,9 +26,9 @@ struct TimedPlan {
 /// all elements, 3 s; the rest takes half a second.
 TimedPlan timed_plan(ShardingStrategy strategy, MeshPosition mesh, int blocks, std::int64_t block_numel = 1 << 20);
 
-/// Links on which all operations take so many seconds for each byte, in the background, with latency `alpha_s`.
+/// Returns links on which all operations take so many seconds for each byte in the background, with latency `alpha_s`.
 Links links_of(double beta_s_per_byte, double alpha_s = 0);
-/// Links in shared memory of a host.
+/// Returns links in shared memory of a host.
 Links shared_memory_links(double beta_s_per_byte, double alpha_s = 0);
 
 /// A strategy and a mesh on which it is timed.

@@ -147,7 +147,7 @@ TEST(ForeignGradients, SameEngineGivenTwiceIsRefusedAndHarmless) {
       {linear_units});
 }
 
-/// Returns the gradient of the summed output by `input`, made by a backward by hand.
+/// Returns the gradient of the summed output with respect to `input`, from a backward by hand.
 double saliency(Mlp& model, const at::Tensor& input) {
   const at::Tensor x = input.clone().requires_grad_();
   model->forward(x).pow(2).sum().backward();
@@ -182,7 +182,7 @@ TEST(ForeignGradients, SaliencyMapBetweenBackwardAndStepDisturbsNothing) {
           const at::Tensor x = noise(7, 5).requires_grad_();
           const at::Tensor sum = model->forward(x).sum();
           scene.note(torch::autograd::grad({sum}, {x})[0].abs().sum().item<double>());
-          // Slopes by parameters are asked for, too; the parameters get no gradient from this.
+          // Slopes with respect to parameters are asked for, too; the parameters get no gradient from this.
           const at::Tensor again = model->forward(x).sum();
           const auto slopes = torch::autograd::grad({again}, {model->second->weight, model->third->bias});
           scene.note(slopes[0].abs().sum().item<double>());

@@ -92,11 +92,11 @@ struct Cell {
   Placed placed;
   std::string name() const { return name_of(placed) + " on " + std::to_string(ranks) + " ranks"; }
 };
-/// {1, 2, 3} ranks x {shared, private} x {FULL_SHARD with parameters on disk, FULL_SHARD, SHARD_GRAD_OP,
-/// SHARD_GRADIENTS, NO_SHARD}: a pairwise sample of it, 15 of 30, unless tests are long.
+/// Calls `body` for a pairwise sample, 15 of 30 (all in long tests), of {1, 2, 3} ranks x {shared, private} x
+/// {FULL_SHARD with parameters on disk, FULL_SHARD, SHARD_GRAD_OP, SHARD_GRADIENTS, NO_SHARD}.
 void for_each_cell(const std::function<void(const Cell&)>& body);
 
-/// How a program is run on the cells, and how far its results may differ from the plain run's.
+/// The options of a program's runs on the cells, and the tolerance beside the plain run's results.
 struct ProgramOptions {
   Adjust adjust = nullptr;
   DType dtype = DType::kF32;

@@ -31,14 +31,14 @@ struct MlpImpl : torch::nn::Module {
 TORCH_MODULE(Mlp);
 Mlp mlp(std::int64_t in, std::int64_t hidden, std::int64_t out);
 void linear_units(Strategy& strategy);
-void linear_units_in_backward(Strategy& strategy);  ///< makes the units of linear_units, each updated in backward
-/// Twelve rows of `width` numbers; equal steps have equal numbers.
+void linear_units_in_backward(Strategy& strategy);  ///< sets linear_units, with updates in backward
+/// Returns twelve rows of `width` numbers; equal steps have equal numbers.
 at::Tensor noise(std::int64_t step, std::int64_t width);
 
-/// Tiny made at once, or deferred.
+/// Returns Tiny, made at once or deferred.
 Tiny tiny(const TinyOptions& options = {}, bool deferred = false);
 
-/// Text of six batches of 12 rows, which divide by all numbers of ranks and two microbatches.
+/// Returns one of six batches of text. Each has 12 rows, which all numbers of ranks and two microbatches divide.
 const Batch& batch_of(std::int64_t step);
 
 /// Returns the loss of this scene's rows of microbatch `index` of `count` of batch `step`. Mlp's loss is the mean

@@ -40,7 +40,7 @@ TEST(Parameters, EnginesOfTwoModulesThatShareAParameterAreRefused) {
   });
 }
 
-/// Returns an adjustment that places a strategy so.
+/// Returns an adjustment that gives a strategy this placement.
 Adjust placed_as(const Placed& placed) {
   return [=](Strategy& s) { place(s, placed); };
 }
@@ -96,7 +96,7 @@ TEST(Parameters, SuccessiveEnginesKeepMasters) {
                       rounded[i].second.abs().max().item<double>() * 0x1p-7)
                 << masters[i].first;
           }
-          // Halfway between two numbers of 16 bits: masters in one piece and split ones round that differently.
+          // The value is halfway between two numbers of 16 bits, which whole masters and split ones round differently.
           trainer->write([&] { model->head.fill_(1.0 + 0x1p-8); });
           trainer->read([&] { masters = values_of(*model); });
           std::optional<Values> first;

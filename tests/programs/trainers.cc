@@ -11,8 +11,8 @@
 namespace tessera::testing {
 namespace {
 
-/// Returns the module's parameters. A tied one is there once, though Module::parameters lists it under each of its
-/// names. Frozen ones are there too: an optimizer leaves parameters without gradients alone.
+/// Returns the module's parameters. A tied parameter is there once, though Module::parameters lists it under each of
+/// its names. Frozen parameters are there too: an optimizer leaves parameters without gradients alone.
 std::vector<at::Tensor> parameters_of(const torch::nn::Module& module) {
   std::vector<at::Tensor> found;
   for (const at::Tensor& parameter : module.parameters()) {

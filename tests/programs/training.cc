@@ -1,4 +1,4 @@
-// Training loops: those that every user writes, and those that a few write. Each gives plain LibTorch's numbers.
+// Tests training loops: those that every user writes, and those that a few write. Each gives plain LibTorch's numbers.
 
 #include <ATen/Functions.h>
 #include <c10/core/InferenceMode.h>
@@ -42,8 +42,8 @@ TEST(Training, AccumulatedMicrobatchesTrainLikePlainLibTorch) {
 
 // ---- which parameters take part ----------------------------------------------------------------------------------
 
-/// Tiny's forward in which only the rows that `deep` [rows] names run through the last block. If `always`, the block
-/// runs even on no row.
+/// Runs Tiny's forward, in which only the rows that `deep` [rows] names run through the last block. If `always`, the
+/// block runs even on no row.
 at::Tensor forward_with_depth(TinyImpl& model, const at::Tensor& tokens, const at::Tensor& targets,
                               const at::Tensor& deep, bool always) {
   at::Tensor x = model.embedding(tokens);
@@ -56,7 +56,7 @@ at::Tensor forward_with_depth(TinyImpl& model, const at::Tensor& tokens, const a
   return at::cross_entropy_loss(at::linear(x, model.head).flatten(0, 1), targets.flatten());
 }
 
-/// Trains with the last block run by rows `begin` and after of each batch.
+/// Trains so that only the rows from `begin` on of each batch run through the last block.
 void train_from_row(Scene& scene, Trainer& trainer, Tiny& model, std::int64_t step, std::int64_t begin,
                     bool always = false) {
   const Batch& batch = batch_of(step);

@@ -1,4 +1,4 @@
-// Programs whose Engines update units while backward runs ("optimizer.in_backward"). Each gives plain LibTorch's
+// Tests programs whose Engines update units while backward runs ("optimizer.in_backward"). Each gives plain LibTorch's
 // numbers. foreign_gradients.cc has programs with several Engines.
 
 #include <ATen/Functions.h>

@@ -75,8 +75,8 @@ def stairs(optimizer):
 class Loop:
     """The loop of accelerate's examples, whose parts `changed` names. An epoch has five batches a rank, of which the last is filled up.
 
-    optimizer: makes it. accumulation: microbatches of a step, counted by `accumulate`, or by the loop itself with `by_itself`.
-    clip: called with its Accelerator and model. apart: each is prepared by itself. drop: batches whose window makes no step.
+    optimizer: makes the optimizer. accumulation: microbatches of a step, counted by `accumulate`, or by the loop if `by_itself`.
+    clip: called with its Accelerator and model. apart: each is prepared alone. drop: batches whose window makes no step.
     """
 
     def __init__(self, accelerator, optimizer=adamw, scheduler=warm_up, accumulation=2, by_itself=False, clip=None, apart=False,
@@ -89,7 +89,7 @@ class Loop:
         optimizer = optimizer(model)
         scheduler = scheduler(optimizer)
         if before_epoch is not None and not isinstance(accelerator, Accelerator):
-            model.requires_grad_(True)  # DDP would never average gradients of the others
+            model.requires_grad_(True)  # DDP would never average gradients of the parameters that are frozen now
         loaders = DataLoader(data, BATCH, shuffle=True, generator=torch.Generator().manual_seed(7)), DataLoader(data, 3)
         if apart:
             self.model = accelerator.prepare_model(model)
@@ -253,7 +253,7 @@ def like_the_run_before(folder, title):
 
 
 def numbered_checkpoints(folder):
-    """automatic_checkpoint_naming keeps the last ones, with the Engine's folders in them."""
+    """automatic_checkpoint_naming keeps the last checkpoints, with the Engine's folders in them."""
     project = ProjectConfiguration(str(folder / "project"), automatic_checkpoint_naming=True, total_limit=2)
     loop = sharded("adamw", "FULL_SHARD", project_config=project)
     for _ in range(3):
@@ -375,7 +375,7 @@ def calls_that_are_refused(folder):
     evaluated.free_memory()
 
 
-# accelerate's own tests that are about what an Accelerator promises, and not about gradients that a program reads, or DDP
+# Those of accelerate's own tests that check promises of an Accelerator, and not gradients that a program reads, or DDP
 OF_ACCELERATE = {
     "test_script": ["main"],
     "test_ops": ["main"],

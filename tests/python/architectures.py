@@ -1,7 +1,7 @@
 """Architectures of transformers, torchvision and timm: small, with random weights and no dropout.
 
 Each is a case of transformers_ranks.py. A batch is a tuple of tensors that ranks cut by rows, and the loss is a mean
-over the rows. So none is here whose loss compares the rows of a batch, and batch norms keep their statistics.
+over the rows. So no loss here compares the rows of a batch, and batch norms keep their statistics.
 """
 
 from collections.abc import Callable

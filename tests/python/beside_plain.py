@@ -45,7 +45,7 @@ def clip(model):
 
 
 def train_plain(model, batches, loss_of, training=Training()):
-    """Losses, gradient norms and final parameters of AdamW with clipping, on the global batches."""
+    """Returns losses, gradient norms and final parameters of AdamW with clipping, on the global batches."""
     accumulation, parts, lr = training
     optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr, eps=EPS, weight_decay=DECAY)
     losses, norms = [], []
@@ -64,7 +64,7 @@ def train_plain(model, batches, loss_of, training=Training()):
 
 
 def train_sharded(model, batches, loss_of, strategy, training=Training()):
-    """Trains likewise with an Engine. A batch is a tuple of tensors, which are cut by rows. State is there on rank 0."""
+    """Trains likewise with an Engine. A batch is a tuple of tensors, which are cut by rows. Rank 0 has the state."""
     engine = tessera.Engine(model, {"gradient_clipping": CLIP, "gradient_accumulation": training.accumulation,
                                     "optimizer": {"lr": training.lr, "eps": EPS, "weight_decay": DECAY},
                                     "comm": {"timeout_s": 60}, **strategy})

@@ -28,7 +28,7 @@ def both(tessera_first):
 
 
 def of_one_rank_each(tessera_first):
-    """The launcher says two ranks, and the program two groups of one."""
+    """The launcher names two ranks, and the program makes two groups of one rank."""
     if tessera_first:
         tessera.init()
     distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
@@ -48,7 +48,7 @@ def waits_in_torch_distributed(kind):
 
 
 def waits_for_one_that_computes():
-    """Rank 0 waits in torch.distributed while rank 1 computes, and rank 1 in its Engine while rank 0 does. Both are right."""
+    """Rank 0 waits in torch.distributed while rank 1 computes, and rank 1 in its Engine while rank 0 does. Both waits are right."""
     distributed.init_process_group("gloo")
     model = make_model()
     engine = tessera.Engine(model, SGD)
@@ -80,7 +80,7 @@ def launched():
     for tessera_first in (False, True):
         codes, output = run_forked(2, functools.partial(both, tessera_first))
         assert codes == [0, 0] and output.count("both have 2 and 2 ranks") == 2, f"{tessera_first}: ended with {codes}:\n{output}"
-    # One source says rank 0 of 2 and the other rank 0 of 1, so the program is wrong in both orders.
+    # One source says rank 0 of 2, and the other one says rank 0 of 1, so the program is wrong in both orders.
     for tessera_first, text in ((False, "torch.distributed.get_world_size()=1"), (True, "init_process_group before tessera.init")):
         codes, output = run_forked(2, functools.partial(of_one_rank_each, tessera_first))
         assert codes == [78, 78] and text in output, f"{tessera_first}: ended with {codes}:\n{output}"

@@ -32,7 +32,7 @@ MADE = BEGIN + """
 
 class ExitsTest(unittest.TestCase):
     def expect(self, program, code, *texts, ranks=2):
-        # A rank that waits for the limit of "comm", and is not told, does not end before this one.
+        # A rank that waits for the limit of "comm", and is not told, does not end before this limit.
         got, output = launch(ranks, program, at_rest=300)
         self.assertEqual(got, code, output)
         for text in texts:
@@ -44,7 +44,7 @@ class ExitsTest(unittest.TestCase):
         output = self.expect(MADE + """
     try:
         engine.step()
-    except tessera.Error as error:  # a call out of turn, which can be caught
+    except tessera.Error as error:  # this is a call out of turn, which can be caught
         assert error.exit_code == 64, error.exit_code
         assert "microbatches" in str(error), error
     else:
@@ -70,7 +70,7 @@ class ExitsTest(unittest.TestCase):
                 """, 75, "rank 1", "every rank takes as many steps")
 
     def test_sys_exit_code_of_one_rank_is_the_jobs(self):
-        # 65 means something else where Tessera chooses it. An exit that the program catches is none.
+        # 65 means something else where Tessera chooses it. An exit that the program catches does not count.
         for code in (3, 65):
             with self.subTest(code=code):
                 output = self.expect(MADE + f"""
@@ -179,7 +179,7 @@ class ExitsTest(unittest.TestCase):
         if step == 1 and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0" and tessera.rank() == 1: os.kill(os.getpid(), signal.SIGKILL)
     weights = engine.state_dict()
     engine.close()
-    torch.manual_seed(1)  # and once more, with nothing in between
+    torch.manual_seed(1)  # all of it is made once more, with nothing in between
     model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 1))
     engine = tessera.Engine(model, strategy)
     train(engine, 4)

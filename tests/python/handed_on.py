@@ -179,7 +179,7 @@ def momenta_move(module, groups, step):
 
 
 class Freezing(Callback):
-    """The first block is frozen at first, and from the third epoch on for one epoch; the second in the second."""
+    """Freezes the first block in the first epoch and in the third, and the second block in the second epoch."""
 
     def setup(self, trainer, module, stage):
         module.backbone[0].requires_grad_(False)
@@ -190,7 +190,7 @@ class Freezing(Callback):
 
 
 class ByBlocks(BaseFinetuning):
-    """Blocks come one after the other, with numbers of their own."""
+    """Unfreezes blocks one after the other, with numbers of their own."""
 
     def freeze_before_training(self, module):
         self.freeze(module.backbone)

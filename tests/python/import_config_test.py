@@ -1,5 +1,5 @@
-"""Configurations of DeepSpeed, Accelerate and FSDP in the shapes that people have (import_configs/), and beside each what must become of every key of
-it (import_configs/expected/); what single keys become; which files are read, and what the command does with them."""
+"""Tests configurations of DeepSpeed, Accelerate and FSDP in the shapes that people have (import_configs/), and beside each what must become
+of every key of it (import_configs/expected/); what single keys become; which files are read, and what the command does with them."""
 
 import contextlib
 import copy
@@ -46,7 +46,7 @@ def fate_of(config, path):
 
 
 def paths_of(values, path=""):
-    """Paths of all values, as libraries alone read a file."""
+    """Returns the paths of all values, as libraries alone read a file."""
     if not isinstance(values, dict) or not values:
         return [path]
     return [inner for name, value in values.items() for inner in paths_of(value, f"{path}.{name}" if path else name)]
@@ -311,7 +311,7 @@ class FsdpTest(unittest.TestCase):
 
 
 class DeviceTest(unittest.TestCase):
-    """Tests offloading to the CPU. It means nothing if the CPU trains, and the host's memory if a GPU trains."""
+    """Tests offloading to the CPU: no offloading if the CPU trains, and the host's memory if a GPU trains."""
 
     DEEPSPEED = {"zero_optimization": {"stage": 3, "offload_optimizer": {"device": "cpu", "ratio": 0.3}, "offload_param": {"device": "cpu"}},
                  "bf16": {"enabled": True}, "activation_checkpointing": {"cpu_checkpointing": True}}

@@ -165,7 +165,7 @@ def run_ranks(folder):
         tester.strategy.engine.close()
 
     def best_checkpoint():
-        """Checkpoints that are not the best go, with the folders beside them."""
+        """Checkpoints that are not the best are removed, with the folders beside them."""
         output = folder / "best"
         module, trainer = sharded("sgd", {}, output, max_epochs=4, enable_checkpointing=True,
                                   callbacks=[ModelCheckpoint(output, monitor="val", save_top_k=1)])

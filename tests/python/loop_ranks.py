@@ -162,7 +162,7 @@ def norms_over_ranks():
 # DataParallel
 
 class Branches(nn.Module):
-    """`others` is used where `uses` says so, `never` nowhere."""
+    """`others` is used where `uses` says so, and `never` is used nowhere."""
 
     def __init__(self):
         super().__init__()

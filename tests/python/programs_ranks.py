@@ -43,7 +43,7 @@ def train(engine, net, seeds):
 
 @contextlib.contextmanager
 def expected(code, *texts, kind=RuntimeError):
-    """An exception of `kind` with all texts; of tessera.Error with this exit code, where one is given."""
+    """Expects an exception of `kind` with all texts; a tessera.Error has this exit code, where one is given."""
     try:
         yield
     except kind as error:
@@ -65,7 +65,7 @@ def state_dicts(strategy):
         assert list(full) == list(by_hand)
         assert all(torch.equal(full[name], by_hand[name]) for name in full)
         assert all(full[name].untyped_storage().nbytes() == full[name].nbytes for name in full), "a state holds a whole unit"
-    # torch.save and numpy take memory, not operators.
+    # torch.save and numpy read memory by its address, and call no operators.
     with engine.gathered():
         stream = io.BytesIO()
         torch.save(net.state_dict(), stream)
@@ -74,7 +74,7 @@ def state_dicts(strategy):
         net.head.weight.detach().numpy()
         again = pickle.loads(pickle.dumps(net))
         assert torch.equal(again.head.weight, by_hand["head.weight"])
-    # Loading back gives the values back, and training goes on from them as a new Engine over a copy does.
+    # A load gives the saved values back, and training goes on from them as a new Engine over a copy does.
     losses = train(engine, net, [7, 8])
     with engine.gathered(write=True):
         net.load_state_dict(by_hand)
@@ -203,7 +203,7 @@ ARRAYS = {
 
 
 def arrays_of_parameters(strategy):
-    """An array over a parameter's values, or an error that names the guard: never another parameter's values."""
+    """Gives an array over a parameter's values, or an error that names the guard: never another parameter's values."""
     net = model()
     engine = tessera.Engine(net, {"strategy": "FULL_SHARD", **strategy})
     train(engine, net, [1, 2])
@@ -358,11 +358,11 @@ def assigned_buffers(strategy):
         assert torch.equal(net.mean, mean) and torch.equal(net.table, torch.full((3,), 2.0)), (net.mean, mean)
         assert torch.equal(before, mean)
         assert train(engine, net, [3, 4]) == wanted
-        # A checkpoint of before the first forward knows no buffer that was made since.
+        # A checkpoint from before the first forward has no buffer that was made since.
         with expected(None, "scale"):
             engine.load_checkpoint(start)
         engine.close()
-        # The checkpoint is loaded into another Engine, before and after that has trained.
+        # The checkpoint is loaded into another Engine, before and after that Engine has trained.
         torch.manual_seed(99)
         net = Running()
         engine = tessera.Engine(net, strategy)
@@ -1046,7 +1046,7 @@ PROGRAMS += [averages_beside_torch, rules_at_their_defaults]
 PROGRAMS += [data_in_the_middle_of_an_epoch]
 PROGRAMS += [files_of_weights]
 PROGRAMS += [rates_over_samples]
-# These end with an Error that nobody may go on after.
+# These programs end with an Error after which no program may go on.
 ENDINGS = [written_outside_a_guard, written_through_data, moved_to_other_memory, unfrozen, late_post_accumulate_hook, hook_that_clears_gradients]
 
 

@@ -66,7 +66,7 @@ class ReportTest(unittest.TestCase):
         self.folder = pathlib.Path(folder.name)
 
     def run_of(self, *lines, name="a", end="\n"):
-        """A run directory with these lines."""
+        """Makes a run directory with these lines."""
         (self.folder / name).mkdir(exist_ok=True)
         texts = [line if isinstance(line, str) else json.dumps(line) for line in lines]
         (self.folder / name / "metrics.jsonl").write_text("\n".join(texts) + end)

@@ -121,7 +121,7 @@ def what_rules_get():
     lrs = {call[3] for call in rule.calls}
     assert len(lrs) == 2 and abs(max(lrs) - 2 * min(lrs)) < 1e-6 and {call[5] for call in rule.calls} == {1, 2}, rule.calls
     assert all(call[0] == call[2] and call[0][0] % 32 == 0 and call[1] == torch.float32 and call[4] == 0.01 for call in rule.calls)
-    # What was lent for a call is no memory after it.
+    # A tensor that was lent for a call has no memory after the call.
     expect_error(lambda: rule.kept[0] + 1, "lent to ElementwiseOptimizer.update", ".clone()", kind=RuntimeError)
     engine.close()
     # A plan knows the states of a rule.

@@ -26,7 +26,7 @@ def expect_error(act, code, *words):
 
 
 def written(name, tokens):
-    """A file of text whose bytes are the tokens."""
+    """Makes a file of text whose bytes are the tokens."""
     path = folder / name
     if rank == 0:
         path.write_bytes(bytes(tokens))
@@ -35,7 +35,7 @@ def written(name, tokens):
 
 
 def samples(batches, microbatches, **options):
-    """The number of each window, by microbatch. Token t of the data is t, so that a window begins with its number * SEQ."""
+    """Returns each window's number, by microbatch. Token t of the data is t, so a window begins with its number * SEQ."""
     found = []
     for _ in range(microbatches):
         batch = batches.next(**options)
@@ -54,7 +54,7 @@ def orders():
     assert alone.epoch == 1 and sorted(second) == list(range(10)) and second != ORDER
     straight = tessera.TokenBatches(data, SEQ, batch=5, shuffle=False, rank=0, world_size=1)
     assert samples(straight, 2) == [[0, 1, 2, 3, 4], [5, 6, 7, 8, 9]]
-    # By default, the share is this rank's in the job: a microbatch of all ranks is a run of the order.
+    # The default is this rank's share in the job: all ranks together take a run of the order as a microbatch.
     mine = tessera.TokenBatches(data, SEQ, seed=42)
     assert sum(samples(mine, 10 // ranks), []) == ORDER[:10 // ranks * ranks][rank::ranks]
     # The option `tail` decides about the last samples.
@@ -65,7 +65,7 @@ def orders():
 
 
 def dealing():
-    """Four microbatches of a step, by one rank, two and four; `runs` deals them as gradient_sync "last_microbatch" wants."""
+    """Deals a step's four microbatches to 1, 2 and 4 ranks; `runs` deals as gradient_sync "last_microbatch" wants."""
     data = written("sixteen", range(16 * SEQ + 1))
     for runs in (False, True):
         whole = samples(tessera.TokenBatches(data, SEQ, batch=2, accumulation=4, seed=5, runs=runs, rank=0, world_size=1), 8)
@@ -99,7 +99,7 @@ class Bigrams(nn.Module):
 
 
 def trained(data, runs, steps, folder=None, saves_at=None, accumulation=4 // ranks):
-    """Returns the losses of steps; those after the checkpoint in `folder`, if it begins at one."""
+    """Returns the losses of steps. If `folder` has a checkpoint, the steps are those after it."""
     net = Bigrams()
     engine = tessera.Engine(net, {"reproducible": True, "gradient_accumulation": accumulation, "strategy": "FULL_SHARD",
                                   "gradient_sync": "last_microbatch" if runs else "each_microbatch", "units": {"classes": ["Linear"]}})
@@ -131,7 +131,7 @@ def training():
         here = folder / f"checkpoints {runs} {ranks}"
         wanted = trained(data, runs, 5, here, saves_at=3)
         assert trained(data, runs, 2, here) == wanted[3:], "a run that resumes has other losses"
-        # One rank ran before, in a job of its own: its losses, and its checkpoint, are this job's.
+        # One rank ran before, in a job of its own. This job has its losses, and can go on from its checkpoint.
         if ranks == 1:
             place.write_text(repr(wanted))
         else:

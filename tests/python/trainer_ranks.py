@@ -211,7 +211,7 @@ def run_ranks(folder):
             assert saved and all("lora" in name for name in saved), list(saved)
 
     def best_model():
-        """Trained so fast that the loss gets worse: the weights of the best checkpoint come back."""
+        """The rate is so high that the loss gets worse: the weights of the best checkpoint come back."""
         output = folder / "best"
         trainer, _ = sharded("classifier", {"optimizer": {"type": "sgd"}}, output, learning_rate=20.0, weight_decay=0.0,
                              adam_epsilon=1e-8, lr_scheduler_type="constant", eval_strategy="steps", eval_steps=2,

@@ -49,7 +49,7 @@ def train_all(models, accumulating, strategies):
 
 
 def train_unevenly(strategies, lengths=(5, 3, 1)):
-    """Rank r has lengths[r] batches of r + 1 samples in each of two epochs, and of one padded label each no loss; two microbatches make a
+    """Rank r has lengths[r] batches in each of two epochs, of r + 1 samples and one more whose label is padding; two microbatches make a
     step. Plain PyTorch takes the samples of all ranks at once."""
     ranks, rank = tessera.world_size(), tessera.rank()
 

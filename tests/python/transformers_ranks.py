@@ -1,8 +1,8 @@
 """transformers_test.py runs this on every rank: architectures, small and with random weights, beside plain PyTorch.
 
 Arguments: names of architectures.py or of functions here, or none for the sample that CI trains. With "long" all
-architectures are trained, under every strategy and for ten steps. Over those rounding grows, so that plain PyTorch
-computes parts of batches as ranks do, and the rate is low.
+architectures are trained, under every strategy and for ten steps. Rounding grows over
+ten steps, so plain PyTorch computes parts of batches as ranks do, and the rate is low.
 """
 
 import sys
@@ -34,7 +34,7 @@ def generation():
 
 
 def recomputation():
-    """Gradient checkpointing as transformers has it, in both of torch's ways."""
+    """Trains with the gradient checkpointing of transformers, in both of torch's ways."""
     for reentrant in (False, True):
 
         def make(reentrant=reentrant):

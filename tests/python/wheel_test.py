@@ -47,7 +47,7 @@ class WheelTest(unittest.TestCase):
         cls.bin = cls.folder / "python" / "bin"
         cls.run_ok("wheel", TREE / "scripts" / "wheel", "--python", sys.executable, "--build", os.environ["TESSERA_BUILD"], "--out", cls.folder)
         [cls.wheel] = cls.folder.glob("*.whl")
-        # A new environment with what torch needs, as links, since installing torch takes minutes.
+        # A new environment has what torch needs as links, since installing torch takes minutes.
         cls.run_ok("environment", sys.executable, "-m", "venv", "--without-pip", cls.folder / "python")
         cls.site = cls.folder / "python" / "lib" / f"python{sys.version_info[0]}.{sys.version_info[1]}" / "site-packages"
         for file in SITE.iterdir():

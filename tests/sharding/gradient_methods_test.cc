@@ -169,7 +169,7 @@ struct OneBitAlone {
   OneBit method{layout, 0, 1, kMomentum, kept.data(), work.data()};
 };
 
-// Equal numbers lose nothing. Momentum decays once in a step, whose reductions count as one of their sum.
+// Equal numbers lose nothing. Momentum decays once in a step: all its reductions count as one reduction of their sum.
 TEST(OneBitMomentum, MomentumDecaysOncePerStepOverSeveralReductions) {
   run_ranks({.ranks = 1}, [&](const Mesh& mesh) {
     const MeshAxes axes = value_or_throw(MeshGroups::of(mesh).axes(1, 1));
@@ -283,7 +283,7 @@ TEST(OneBit, ResidualsOfContributionsAndSumsAreKept) {
       clear_gaps(layout, of_sums);
       EXPECT_EQ(made.sums[size(step - 1)], wanted);
     }
-    // Each owner keeps what its sums lacked; that lies behind what its contributions lacked.
+    // Each owner keeps the rest of its sums behind the rest of its contributions.
     Made all = made;
     for (int rank = 0; rank < ranks; ++rank) {
       const Extent own = owned_by(rank, layout.numel(), ranks);

@@ -30,7 +30,7 @@ class HandMadeUnits {
     bool updates_in_backward = false;
   };
 
-  /// Makes the units. Collective over the world.
+  /// Makes the units. The call is collective over the world.
   HandMadeUnits(const Mesh& mesh, const Options& options);
 
   const MeshAxes& axes() const { return axes_; }
@@ -57,7 +57,7 @@ class HandMadeUnits {
   Arena parameters_, gradients_;
 };
 
-/// Options for `count` units of a matrix and a bias; the first unit, the root, is smaller.
+/// Returns options for `count` units of a matrix and a bias; the first unit, the root, is smaller.
 HandMadeUnits::Options some_units(std::size_t count, ShardingStrategy strategy = ShardingStrategy::kFullShard);
 
 }  // namespace tessera::testing

@@ -110,7 +110,7 @@ TEST(Residency, PinnedUnitsKeepValuesAndOthersGetOverflowSlots) {
   });
 }
 
-// Belady's rule: units 1, 2, 3 and 4 take turns in two slots, and the unit that is needed last goes.
+// Belady's rule: units 1, 2, 3 and 4 take turns in two slots, and the unit that is needed last is released.
 TEST(Residency, KnownOrderIsPrefetchedWithoutExtraGathers) {
   run_ranks({.ranks = 2}, [](const Mesh& mesh) {
     Resident resident(mesh, options_of(5, 1));

@@ -15,7 +15,7 @@ namespace {
 
 using ::testing::HasSubstr;
 
-/// The ways in which code asks for memory.
+/// Returns the ways in which code asks for memory.
 std::vector<std::function<void(const at::Tensor&)>> all_reads() {
   return {[](const at::Tensor& t) { (void)t.data_ptr(); },
           [](const at::Tensor& t) { (void)t.const_data_ptr<float>(); },

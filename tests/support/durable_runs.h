@@ -14,8 +14,8 @@ Strategy made_durable(Strategy strategy, const std::filesystem::path& folder, st
 /// Trains steps [begin, end) and offers each for a commit. Returns the number of commits.
 int train_durably(Session& session, std::size_t begin, std::size_t end);
 
-/// Lets a run end two steps behind its last commit and a second run go on from there, and checks that this has the bits
-/// of a run that was not disturbed.
+/// Lets a run end two steps behind its last commit and a second run go on from there, and checks that the second run
+/// has the bits of a run that was not disturbed.
 void expect_goes_on(const Mesh& mesh, const Strategy& strategy, const TinyOptions& model,
                     const std::filesystem::path& folder, const std::string& what, const OwnRules& own_rules = {});
 

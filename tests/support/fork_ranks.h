@@ -17,7 +17,7 @@ namespace tessera {
 /// Makes a store in memory that forked processes share. It must be made before the fork.
 std::shared_ptr<KeyValueStore> forked_store();
 
-/// How a forked rank ended.
+/// The end of a forked rank.
 struct RankEnd {
   ExitCode exit_code = ExitCode::kOk;  ///< the code of the status that its body returned; kInternal if it threw
   int signal = 0;                      ///< the signal that killed it, or 0
@@ -34,8 +34,8 @@ class ForkedRanks {
 
   pid_t pid(int rank) const { return pids_[rank]; }
   void signal(int rank, int number) const;
-  /// Waits until `rank` has ended, at most as long as what takes `at_rest` on a machine at rest (patience.h). After
-  /// that it kills the rank and reports that signal.
+  /// Waits until `rank` has ended, or until the limit for `at_rest` on a machine at rest passes (patience.h). At that
+  /// limit it kills the rank and reports that signal.
   RankEnd wait(int rank, std::chrono::duration<double> at_rest = std::chrono::seconds(30));
   /// Waits for several ranks, with one limit for all.
   RankEnd wait(int rank, Deadline& limit);
@@ -46,8 +46,8 @@ class ForkedRanks {
   std::vector<pid_t> pids_;
 };
 
-/// Waits until a rank has set `key`, and returns its value; an error where none has within what takes `at_rest` on a
-/// machine at rest.
+/// Waits until a rank has set `key`, and returns its value. Returns an error where the limit for `at_rest` on a machine
+/// at rest passes first.
 absl::StatusOr<std::string> told(KeyValueStore& store, const std::string& key,
                                  std::chrono::duration<double> at_rest = std::chrono::seconds(20));
 

@@ -8,7 +8,7 @@
 
 namespace tessera::testing {
 
-/// Every legal placement.
+/// Returns every legal placement.
 inline std::vector<PlacementConfig> legal_placements() {
   constexpr CutAxes kAxes[] = {{}, {.rank = true}, {.host = true}, {.host = true, .rank = true}};
   std::vector<PlacementConfig> legal;
@@ -22,7 +22,7 @@ inline std::vector<PlacementConfig> legal_placements() {
   return legal;
 }
 
-/// A strategy that leaves all else at its default, for messages and for tests of layouts.
+/// Returns a strategy that leaves all else at its default, for messages and for tests of layouts.
 inline Strategy strategy_placed_as(const PlacementConfig& placement) {
   Strategy strategy;
   strategy.placement = placement;

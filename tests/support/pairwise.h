@@ -38,9 +38,9 @@ inline std::vector<GridPoint> grid_product(const std::vector<std::size_t>& sizes
   return points;
 }
 
-/// A pairwise sample of these points, the same ones each time and in the same order. Every two values of two dimensions
-/// that are together in any point are together in one of the sample. The point that adds most pairs is taken first, and
-/// among several such the one with smaller indices, so a test that lists cheap values first has cheap points.
+/// Returns a pairwise sample of these points, the same each time. Every two values of two dimensions that are together
+/// in any point are together in one point of the sample. The point that adds most pairs is taken first, and among
+/// several such the one with smaller indices, so a test that lists cheap values first has cheap points.
 inline std::vector<GridPoint> pairwise_sample(const std::vector<std::size_t>& sizes,
                                               const GridFilter& exists = nullptr) {
   const std::vector<GridPoint> points = grid_product(sizes, exists);

@@ -11,7 +11,7 @@
 
 namespace tessera::testing {
 
-/// How a program ended, and everything that it wrote.
+/// The end of a program, and everything that it wrote.
 struct Ended {
   int code = -1;    ///< exit code; 128 + n for signal n; -1: it was killed after its time was up
   std::string out;  ///< stdout
@@ -29,14 +29,14 @@ class Program {
   Program(const Program&) = delete;
   Program& operator=(const Program&) = delete;
 
-  /// Waits at most as long as what takes `at_rest_s` on a machine at rest (patience.h), then kills the program.
+  /// Waits for the program, and kills it when the limit for `at_rest_s` on a machine at rest passes (patience.h).
   Ended wait(double at_rest_s);
   pid_t pid() const { return pid_; }
   std::string out() const;
   std::string err() const;
   /// Returns the living process below this one that `tessera launch` started as `rank`; 0 where there is none.
   pid_t rank_pid(int rank) const;
-  /// Waits until that process runs. False where it did not within what takes `at_rest_s` on a machine at rest.
+  /// Waits until that process runs. Returns false where the limit for `at_rest_s` on a machine at rest passes first.
   bool wait_for_rank(int rank, double at_rest_s = 60) const;
   /// Returns the living processes below this one, at any depth, without this one.
   std::vector<pid_t> descendants() const;
@@ -56,7 +56,7 @@ void write_file(const std::string& path, const std::string& text);
 std::vector<nlohmann::json> read_lines(const std::string& path);
 /// Returns the names in /dev/shm.
 std::vector<std::string> shared_memory_names();
-/// The names in /dev/shm that were not there `before` and stay. Other programs of this machine have some for a while.
+/// Returns names in /dev/shm that were not there `before` and stay. Other programs have names there for a while.
 std::vector<std::string> shared_memory_left(const std::vector<std::string>& before);
 bool is_alive(pid_t pid);
 

@@ -6,7 +6,7 @@
 
 namespace tessera::testing {
 
-/// fp32 numbers of a normal distribution, the same for the same seed.
+/// Returns fp32 numbers of a normal distribution, the same for the same seed.
 inline std::vector<float> random_numbers(std::size_t numel, unsigned seed) {
   std::mt19937 generator(seed);
   std::normal_distribution<float> normal;

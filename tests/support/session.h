@@ -28,7 +28,7 @@ inline const std::span<const Placed> kInMemory = std::span(kOnePerPlacement).fir
 using Adjust = std::function<void(Strategy&)>;
 using Values = std::vector<std::pair<std::string, at::Tensor>>;
 
-/// tiny_strategy with clipping, and what `adjust` changes.
+/// Returns tiny_strategy with clipping, and with the changes of `adjust`.
 Strategy strategy_for(const Placed& placed, const Adjust& adjust = nullptr, DType dtype = DType::kF32);
 
 /// Lets units be updated in backward, without clipping.

@@ -61,7 +61,7 @@ Trained train_on_threads(const ThreadRanks& ranks, const Strategy& strategy, con
 
 Trained train_plainly(const Strategy& strategy, const TrainOptions& options) {
   Tiny model = make_tiny(options.model, false);
-  std::vector<at::Tensor> trainable;  // a tied parameter once, though Module::parameters lists it under each name
+  std::vector<at::Tensor> trainable;  // a tied parameter comes once, though Module::parameters lists it under each name
   for (const at::Tensor& parameter : model->parameters()) {
     const auto same = [&](const at::Tensor& other) { return other.is_same(parameter); };
     const bool known = std::any_of(trainable.begin(), trainable.end(), same);

@@ -20,12 +20,12 @@ class Workplace : public ::testing::Test {
 
   std::string path(const std::string& name) const { return (folder_ / name).string(); }
   /// Writes a strategy file named `name`: two microbatches in a step, bf16 parameters, and `more` keys, such as
-  /// R"(, "prefetch": 2)". Writes a strategy file and returns its path.
+  /// R"(, "prefetch": 2)". Returns the path of the file.
   std::string strategy(const std::string& name, const std::string& more = "") const;
   /// Returns a command of `tessera train`: model and text of here, 3 steps, metrics in path("<metrics>").
   Words train(const std::string& strategy, const std::string& metrics, const Words& more = {}) const;
   static Words launch(int ranks, const Words& more = {});
-  /// Runs a command, and expects success within what takes `at_rest_s` on a machine at rest.
+  /// Runs a command, and expects success within the limit for `at_rest_s` on a machine at rest.
   Ended run(const Words& command, double at_rest_s = 60) const;
   /// Waits until the file holds `text`, which `job` is to write.
   void wait_for(const Program& job, const std::string& file, const std::string& text) const;
@@ -37,7 +37,7 @@ class Workplace : public ::testing::Test {
   TestFolder folder_;
 };
 
-/// Returns the number of such a port as text (tests/support/free_port.h).
+/// Returns the number of a free port as text (tests/support/free_port.h).
 std::string free_port();
 
 }  // namespace tessera::testing

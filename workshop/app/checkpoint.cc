@@ -76,7 +76,7 @@ absl::StatusOr<int> list(const std::string& folder) {
   return 0;
 }
 
-/// Returns "11 updates" or "frozen", or "frozen after 11 updates" if the parameter has states from before.
+/// Returns "11 updates" or "frozen", or "frozen after 11 updates" if the parameter has earlier states.
 std::string training_of(const SavedParameter& parameter) {
   const std::string updates = c10::str(parameter.updates, " updates");
   if (parameter.trains) return updates;
@@ -145,7 +145,7 @@ absl::StatusOr<int> verify(const std::string& path) {
   return 0;
 }
 
-/// A tensor of a checkpoint. Its key in Tensors is its word ("master", "exp_avg") and name.
+/// A tensor of a checkpoint. Its key in Tensors is its kind ("master", "exp_avg") and its name.
 struct Tensor {
   std::string dtype;
   std::int64_t numel = 0;
@@ -173,7 +173,7 @@ Tensors tensors_of(const SavedCheckpoint& checkpoint) {
   return tensors;
 }
 
-/// This says how two tensors of one type and size differ.
+/// The differences of two tensors of one type and size.
 struct Difference {
   std::int64_t elements = 0;
   double largest = 0;  ///< largest difference of two elements, for F32

@@ -10,21 +10,21 @@ namespace tessera::app {
 
 /// Helpers of Tessera's command lines beyond CLI11: bounds with names in errors, and suggestions for typing errors.
 
-/// Accepts an integer of [least, most], written as 1000, 1000.0 or 1e3, as in the strategy file. Refuses what 64 bits
-/// cannot hold, which CLI11 would cut. Use with `transform`.
+/// Accepts an integer of [least, most], written as 1000, 1000.0 or 1e3, as in the strategy file. Refuses numbers that
+/// 64 bits cannot hold, which CLI11 would cut. Use it with `transform`.
 CLI::Validator integer_from(std::int64_t least, std::int64_t most);
 /// Accepts a finite number of [least, most].
 CLI::Validator number_from(double least, double most);
 /// Returns a path or text that is not empty.
 CLI::Validator not_empty();
 
-/// Takes what stands behind the first "--" off the command line: it belongs to another program, and is not looked at.
+/// Takes the words behind the first "--" off the command line: they belong to another program, and are not read.
 std::vector<std::string> take_words_behind_dashes(int& argc, char** argv);
 
 constexpr std::int64_t kMostLaunched = 1024;  ///< ranks on one machine
 
-/// Does what each of the programs does; its own main file defines it. entry.cc calls it, and turns success into 74
-/// where standard output could not be written.
+/// Does the work of a program; each program's main file defines it. entry.cc calls it, and turns success into 74 if
+/// standard output could not be written.
 int run_command_line(int argc, char** argv);
 
 /// Prints one line on stderr. Returns 64.
@@ -34,8 +34,8 @@ int refuse(const std::string& what);
 struct CommandLine {
   CommandLine();
 
-  /// Reads the command line into the variables of `app`'s options. Returns an exit code where the program ends here:
-  /// after --help or --version, or 64 after a line that says what is wrong.
+  /// Reads the command line into the variables of `app`'s options. Returns an exit code if the program ends here: after
+  /// --help or --version, or 64 after a line that says what is wrong.
   std::optional<int> parse(int argc, char** argv);
   /// Returns whether `command` was given, and its `section`, if one is named.
   bool got(const char* command, const char* section = nullptr) const;
@@ -46,9 +46,9 @@ struct CommandLine {
 /// Adds a command, with its line of help. REQUIRES: parts.h has it.
 CLI::App* add_command(CLI::App& app, const char* command);
 
-/// Returns what is wrong with the words after the program's name, before their values are read: a command that does not
-/// exist, or an option that its command does not have, with the name that was probably meant. It is empty if nothing is
-/// wrong. Words after `launch` are not checked, since they belong to the launched program.
+/// Returns a text that says what is wrong with the words after the program's name, before their values are read: a
+/// command that does not exist, or an option that its command does not have, with the name that was probably meant. It
+/// is empty if nothing is wrong. Words after `launch` are not checked, since they belong to the launched program.
 std::string unknown_word(const CLI::App& app, const std::vector<std::string>& words);
 
 }  // namespace tessera::app

@@ -12,7 +12,7 @@ namespace tessera::app {
 /// The commands of `tessera`, each with the values of its command line. They print, and return the program's exit code
 /// (runtime/base/status.h); only the main files know how a command line is read.
 
-/// How a text is continued, after training and by `tessera sample`.
+/// The way in which a text is continued, after training and by `tessera sample`.
 struct TextSampling {
   std::string prompt;
   std::int64_t tokens = 0;  ///< 0: no sample
@@ -49,10 +49,10 @@ struct WeightsFile {
 
 /// The options of `tessera train`.
 struct TrainCommand {
-  std::string model;  ///< model file, or a folder of Hugging Face; empty: that of init_from
-  /// Safetensors that training starts from: a folder of Hugging Face or a file; empty: fresh weights.
+  std::string model;  ///< model file, or a folder of Hugging Face; empty: the model of init_from
+  /// Safetensors with which training starts: a folder of Hugging Face or a file; empty: fresh weights.
   std::string init_from;
-  WeightsFile load_weights;  ///< weights that training starts from, under Tessera's names; no path: none
+  WeightsFile load_weights;  ///< weights at the start, under Tessera's names; no path: none
   std::string strategy;      ///< strategy file
   std::string data;
   std::string data_format = "auto";
@@ -63,11 +63,11 @@ struct TrainCommand {
   std::int64_t global_batch = 0;
   std::int64_t seq_len = 0;  ///< tokens of a sample; 0: the model's sequence length
   std::uint64_t seed = 0;    ///< seed of the weights and of the order of the data
-  /// Tokenizer of text: tokenizer.json or its folder, or "bytes"; empty: that of init_from or model, else bytes.
+  /// Tokenizer of text: tokenizer.json or its folder, or "bytes"; empty: the one of init_from or model, else bytes.
   std::string tokenizer;
   bool pad_tail = false;        ///< an epoch's last step may be short; else it is dropped
   std::string out;              ///< run directory (run_outputs.h); empty: none
-  std::string metrics;          ///< JSON lines, a step each, or a table (".csv"); empty: none
+  std::string metrics;          ///< JSON lines, one a step, or a table (".csv"); empty: none
   std::string trace;            ///< Chrome trace of the last steps; empty: none
   std::string trace_operators;  ///< file for a trace with LibTorch's operators and a GPU's kernels
   std::string profile;  ///< file for the seconds that a rank computes with each unit (plan --profile); empty: none
@@ -85,7 +85,7 @@ struct TrainCommand {
   TextSampling sample;
   std::vector<std::string> command_line;  ///< all words of the command line, for the run directory
   std::string tensorboard = {};           ///< folder for an event file; empty: none
-  /// What status lines have beside the usual: "share", "data", "flops", "straggler" (share_text ... of train_report.h).
+  /// Further texts of status lines: "share", "data", "flops", "straggler" (share_text ... of train_report.h).
   std::vector<std::string> show = {};
   std::int64_t histogram_every = 0;  ///< steps between latencies in the metrics; 0: calls are not timed
   double peak_tflops = 0;            ///< peak of a rank's device; 0: the known one
@@ -99,10 +99,10 @@ struct ReplayCommand {
   std::string from;       ///< a checkpoint, a folder of checkpoints, or "none": the run's first step is the first
   std::int64_t step = 0;  ///< the last step that is made again, which is the one that is compared
   int ranks = 1;          ///< processes to start here, where no launcher has started any
-  std::string find;       ///< "nonfinite" or "divergence"; empty: step `step` alone is compared
-  std::string hashes;     ///< file that the run's "record_hashes" wrote; empty: where the run wrote it, if at all
-  std::int64_t microbatches = 0;        ///< all ranks', of a step; 0: as files of the run say
-  TrainCommand run;                     ///< how the run was started
+  std::string find;       ///< "nonfinite" or "divergence"; empty: only step `step` is compared
+  std::string hashes;     ///< file of the run's "record_hashes"; empty: the file that the run wrote, if any
+  std::int64_t microbatches = 0;        ///< microbatches of a step on all ranks; 0: as files of the run say
+  TrainCommand run;                     ///< the options with which the run was started
   std::vector<std::string> words = {};  ///< all words of the command line behind the program's name
 };
 /// Makes steps of a run of `tessera train` again (docs/reproducible.md).
@@ -144,9 +144,9 @@ struct PlanCommand {
   WorldCommand world;
   TimingOptions timing;
   bool json = false;
-  /// Measures the disks of offload.paths here and now, to tell what a step's traffic costs.
+  /// Measure the disks of offload.paths here and now, to tell the cost of a step's traffic.
   bool measure_disks = false;
-  // These are for a world.strategy of "auto", where all strategies are compared.
+  // These fields are for a world.strategy of "auto", where all strategies are compared.
   std::string like;  ///< strategy file with the other keys; empty: their defaults
   /// numbers of microbatches of a step that are tried; empty: the number of `like`
   std::vector<std::int64_t> accumulations;
@@ -163,16 +163,16 @@ struct SimulateCommand {
   TimingOptions timing;
   double jitter = 0;  ///< relative standard deviation of the time that ranks compute
   std::uint64_t seed = 1;
-  std::vector<std::string> stragglers;  ///< "7=1.5": a rank, and how many times as long its work takes
+  std::vector<std::string> stragglers;  ///< "7=1.5": a rank, and the factor by which its work is longer
   std::int64_t steps = 10;
   std::string trace;  ///< Chrome trace of some ranks; empty: none
   int traced_ranks = 4;
   bool overwrite = false;
 };
-/// Plays steps of ranks that are not alike.
+/// Simulates steps of ranks that are not alike.
 int run_simulate(const SimulateCommand& command);
 
-/// The options of `tessera bench`; in parentheses or in front the sections that read them.
+/// The options of `tessera bench`. In parentheses or in front are the sections that read them.
 struct BenchCommand {
   std::string json;        ///< file for all samples; empty: none
   std::string csv;         ///< file for the table (buckets); empty: none
@@ -194,22 +194,22 @@ struct BenchCommand {
   std::int64_t queue_depth = 8;                       ///< offload.queue_depth (offload)
   std::int64_t cache_bytes = 0;                       ///< offload.cache; 0: none (offload)
 };
-/// Times every collective in memory of every kind, after checking its result; or, for a fit, every algorithm of those
-/// over Gloo. It starts its ranks itself if it is alone.
+/// Times every collective in memory of every kind, after checking its result; or, for a fit, every algorithm of the
+/// collectives over Gloo. It starts its ranks itself if it is alone.
 int run_bench_collectives(const BenchCommand& command);
 /// Trains a ResNet-18 and a GPT under NO_SHARD with buckets of many sizes, and says which wins and why. It starts its
 /// ranks itself if it is alone.
 int run_bench_buckets(const BenchCommand& command);
-/// Time a step and its parts under every strategy, beside ranks that train alone; put memory beside the plan; measure
-/// what an operator costs the host, and what it costs a step that a run tells where its time goes. They start their
-/// ranks themselves if they are alone.
+/// These time a step and its parts under every strategy, beside ranks that train alone; compare memory with the plan;
+/// measure the cost of an operator for the host, and the cost of timing for a step. They start their ranks themselves
+/// if they are alone.
 int run_bench_step(const BenchCommand& command);
 int run_bench_memory(const BenchCommand& command);
 int run_bench_overhead(const BenchCommand& command);
 int run_bench_times(const BenchCommand& command);
 /// Times saves and loads of a checkpoint of AdamW's state, with training beside them and without, under --dir.
 int run_bench_checkpoint(const BenchCommand& command);
-/// Measures what a unit costs the host that feeds a GPU.
+/// Measures the cost of a unit for the host that feeds a GPU.
 int run_bench_launches(const BenchCommand& command);
 /// Measures how much of the communication is hidden behind compute that is a timed sleep.
 int run_bench_overlap(const BenchCommand& command);
@@ -221,7 +221,7 @@ int run_bench_offload(const BenchCommand& command);
 /// The options of `tessera checkpoint`. Each comment begins with the commands that read the option.
 struct CheckpointCommand {
   std::string path;            ///< a checkpoint, or a folder of checkpoints
-  std::string other;           ///< diff: the second one
+  std::string other;           ///< diff: the second checkpoint
   bool json = false;           ///< show: the manifest itself
   std::string folder;          ///< export: folder for the model
   std::string dtype = "fp32";  ///< export: type of the weights
@@ -229,18 +229,18 @@ struct CheckpointCommand {
   std::string to;              ///< reshard: folder for the new checkpoint
   std::int64_t files = 0;      ///< reshard
 };
-/// The next commands look at checkpoints without a model. Lists the checkpoints of a folder, a line
+/// The next commands look at checkpoints without a model. This one lists the checkpoints of a folder, a line
 /// each.
 int run_checkpoint_ls(const CheckpointCommand& command);
 /// Prints what one checkpoint holds.
 int run_checkpoint_show(const CheckpointCommand& command);
 /// Reads and hashes every byte; names everything that is damaged (65).
 int run_checkpoint_verify(const CheckpointCommand& command);
-/// Lists tensors that differ between two, and by how much. Returns 1 if some do.
+/// Lists tensors that differ between two checkpoints, and by how much. Returns 1 if there are such tensors.
 int run_checkpoint_diff(const CheckpointCommand& command);
-/// Writes one anew, cut into another number of files.
+/// Writes a checkpoint anew, cut into another number of files.
 int run_checkpoint_reshard(const CheckpointCommand& command);
-/// Writes the weights of one that `tessera train` made as a model of Hugging Face.
+/// Writes the weights of a checkpoint of `tessera train` as a model of Hugging Face.
 int run_checkpoint_export(const CheckpointCommand& command);
 
 /// The options of `tessera doctor`.
@@ -253,8 +253,8 @@ struct DoctorCommand {
 /// Measures collectives between the ranks and writes their fit, if `links` is set. Every rank calls it.
 int run_doctor_links(const DoctorCommand& command);
 /// Looks at this machine and says what Tessera finds, what is missing, and how to mend it. Measures the disks of the
-/// directories `disks`, with a private scratch file on each. Returns 0 unless something that Tessera cannot do without
-/// is missing (69).
+/// directories `disks`, with a private scratch file on each. Returns 69 if something that Tessera needs is missing,
+/// else 0.
 int run_doctor(const DoctorCommand& command);
 
 }  // namespace tessera::app

@@ -14,14 +14,14 @@
 
 namespace tessera::app {
 
-/// Gives an Engine's model, or a module, the weights of a folder or file of Hugging Face. Throws what
-/// import_safetensors (tessera/safetensors.h) throws.
+/// Gives an Engine's model, or a module, the weights of a folder or file of Hugging Face. Throws the errors of
+/// import_safetensors (tessera/safetensors.h).
 void import_hf(Engine& engine, const std::filesystem::path& path, const models::ModelConfig& config);
 void import_hf(torch::nn::Module& module, const std::filesystem::path& path, const models::ModelConfig& config);
 
 /// Writes weights and config.json into `folder`, as transformers' `from_pretrained` reads them: the weights in the
-/// types that the Engine computes with. Collective. Throws what export_safetensors throws; 78 where Hugging Face has no
-/// such model.
+/// types that the Engine computes with. It is collective. Throws the errors of export_safetensors, and 78 if Hugging
+/// Face has no such model.
 void export_hf(Engine& engine, const Mesh& mesh, const std::filesystem::path& folder, const models::ModelConfig& config,
                Existing existing);
 

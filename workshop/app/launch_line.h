@@ -23,9 +23,9 @@ class LaunchLine {
  private:
   void add_ranks();
   void add_hosts();
-  /// Returns what is wrong with the words that no option took, the program without "--" among them.
+  /// Takes the words that no option took, such as a program without "--". Returns what is wrong with them.
   std::string take_words();
-  /// Reads --hosts or --hostfile. Errors: those of host_list.h; 64 for options that only go with several hosts.
+  /// Reads --hosts or --hostfile. Errors: those of host_list.h; 64 for options that need several hosts.
   absl::Status take_hosts();
 
   CLI::App* command_ = nullptr;

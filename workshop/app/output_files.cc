@@ -47,7 +47,7 @@ bool lies_in(const fs::path& path, const fs::path& folder) {
   return !error && end == outside.end();
 }
 
-/// Returns whether a file of this name would be read as one of the folder's.
+/// Returns whether a file of this name would be read as a file of the folder.
 bool counts_in(const fs::path& path, const NamedPath& folder) {
   return folder.extensions.empty() || std::find(folder.extensions.begin(), folder.extensions.end(),
                                                 path.extension().string()) != folder.extensions.end();

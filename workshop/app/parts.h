@@ -20,9 +20,9 @@ std::span<const Part> parts();
 /// Returns the part that has `command`; null if none has it.
 const Part* part_with(std::string_view command);
 
-/// Becomes the part's program, which reads the same `argv`. It returns only if that is not there (69) or cannot be run
-/// (77), after a line on stderr that says how to build it; and if a module has the command (64), after a line that says
-/// how to call it.
+/// Becomes the part's program, which reads the same `argv`. It returns only if the program is not there (69) or cannot
+/// be run (77), after a line on stderr that says how to build it; and if a module has the command (64), after a line
+/// that says how to call it.
 int run_part(const Part& part, char** argv);
 
 }  // namespace tessera::app

@@ -31,20 +31,20 @@ struct TimedAlgorithm {
   double by_fit_s = 0;
 };
 
-/// All calls that were timed, and the fit of their costs.
+/// All timed calls, and the fit of their costs.
 struct AlgorithmsReport {
   std::string transport;
   int ranks = 0;
   LinkFit fit;
   std::vector<TimedAlgorithm> timings;  ///< timings; those of one collective and size are neighbours
 
-  /// Returns how many times as long the fit's choice takes as the fastest one, for each collective of each size.
+  /// Returns how many times as long the fit's choice takes as the fastest algorithm, for each collective and size.
   std::vector<double> chosen_of_fastest() const;
 };
 
 /// Times every algorithm of every collective of fp32 and bf16, interleaved, and fits their costs. `use` sets the
-/// algorithm that the calls of `group` take from then on. Collective; every rank returns the same. Errors: those of the
-/// group.
+/// algorithm that the calls of `group` take from then on. It is collective; every rank returns the same. Errors: those
+/// of the group.
 absl::StatusOr<AlgorithmsReport> bench_algorithms(Collectives& group, const std::function<void(Algorithm)>& use,
                                                   const AlgorithmsBenchOptions& options);
 

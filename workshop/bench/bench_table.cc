@@ -17,7 +17,7 @@ double number(const std::variant<std::string, double>& cell) {
   return value ? *value : std::nan("");
 }
 
-/// How the cells of one column are shown.
+/// The form in which the cells of one column are shown.
 struct Form {
   std::string title;
   double factor = 1;
@@ -49,7 +49,7 @@ nlohmann::json to_json(const BenchTable& table) {
   nlohmann::json rows = nlohmann::json::array();
   for (const auto& row : table.rows) {
     nlohmann::json cells = nlohmann::json::array();
-    // NaN is written as null, which is how JSON has "no value".
+    // NaN is written as null, which means "no value" in JSON.
     for (const auto& cell : row) std::visit([&](const auto& value) { cells.push_back(value); }, cell);
     rows.push_back(std::move(cells));
   }

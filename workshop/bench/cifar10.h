@@ -19,7 +19,7 @@ enum class Cifar10Split {
 /// bytes, the red plane of 32 x 32 row by row, then the green, then the blue one. Files are mapped; opening reads the
 /// labels. Pixels are scaled to [0, 1], less the training images' mean per channel, over their standard deviation.
 ///
-/// A file may have any number of records above 0, so that a part of the data will do.
+/// A file may have any number of records above 0, so a part of the data is enough.
 /// Errors name file and offset: 66 missing, 65 empty, not whole records or a label above 9, 77 no permission.
 absl::StatusOr<std::unique_ptr<ImageDataset>> open_cifar10(const std::filesystem::path& folder, Cifar10Split split);
 

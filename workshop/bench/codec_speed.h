@@ -30,7 +30,7 @@ struct CodecSpeed {
   double seconds_per_byte = 0;  ///< seconds for a byte of fp32 that one thread encodes and decodes
 };
 
-/// Measures every codec but kPlain: medians of a few rounds over 16 MiB, in some tenths of a second together.
+/// Measures every codec but kPlain: medians of a few rounds over 16 MiB. All of them take a few tenths of a second.
 std::vector<CodecSpeed> measure_codecs();
 
 }  // namespace tessera

@@ -16,12 +16,12 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// How collectives are timed.
+// This file times collectives.
 //
 // A Bench is one case on one rank: it fills the input, makes the call, checks the result element by element, and knows
 // the memory traffic that the call causes. `bench_collectives` first checks all cases, then goes through them in
-// rounds, so that what slows the machine for a while slows all alike; each round times the call and the loop that only
-// causes its traffic. A sample is the slowest rank's (`timing_of`).
+// rounds, so that a load that slows the machine for a while slows all cases alike; each round times the call and the
+// loop that only causes its traffic. A sample is the time of the slowest rank (`timing_of`).
 
 constexpr std::size_t kInARow = 16 << 10;  // bytes up to which calls follow one another without a barrier
 
@@ -86,13 +86,13 @@ class Bench {
                                                ": wrong result of " + text_of(what_));
   }
 
-  /// Returns false where nothing moves, or less than a cache line a rank. It is the same on every rank.
+  /// Returns whether there is a limit: false if less than a cache line a rank moves. It is the same on every rank.
   bool has_limit() const {
     return what_.operation != Operation::kBarrier && what_.memory != BenchMemory::kCommon &&
            what_.bytes >= std::size_t{64} * group_.size();
   }
 
-  /// Returns the traffic that this rank causes when all call. REQUIRES: has_limit().
+  /// Returns the traffic that this rank causes when all ranks call. REQUIRES: has_limit().
   MemoryTraffic traffic() const {
     const int ranks = group_.size(), growth = static_cast<int>(sizeof(float) / size_of(what_.dtype));
     switch (what_.operation) {

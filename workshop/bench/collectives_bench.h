@@ -13,7 +13,7 @@
 
 namespace tessera {
 
-/// Where a collective's buffers lie.
+/// The kinds of memory in which a collective's buffers lie.
 enum class BenchMemory {
   kPrivate,  ///< memory of the process
   kGroup,    ///< Collectives::allocate
@@ -62,12 +62,12 @@ struct CollectivesReport {
 };
 
 /// Checks the result of every case, then times them, interleaved: rounds over all cases, each call after a barrier (one
-/// right after the other where S is at most 16 KiB). Collective over the mesh; every rank returns the same report.
-/// Errors: 70 for a wrong result, naming the case, or whatever the transport returns.
+/// right after the other where S is at most 16 KiB). All ranks of the mesh call it, and return the same report.
+/// Errors: 70 for a wrong result, naming the case; those of the transport.
 absl::StatusOr<CollectivesReport> bench_collectives(const Mesh& mesh, const CollectivesBenchOptions& options);
 
-/// {"transport", "ranks", "cases": [{"operation", "dtype", "memory", "bytes", "calls", "median_s", "p10_s", "p90_s",
-/// "p95_s", "p99_s", "gb_per_s", "limit_s", "of_limit", "samples_ns"}]}; the limits are null where there is none.
+/// Returns {"transport", "ranks", "cases": [{"operation", "dtype", "memory", "bytes", "calls", "median_s", "p10_s",
+/// "p90_s", "p95_s", "p99_s", "gb_per_s", "limit_s", "of_limit", "samples_ns"}]}; limits are null if there is none.
 nlohmann::json to_json(const CollectivesReport& report);
 
 }  // namespace tessera

@@ -128,7 +128,7 @@ class Subject {
     return absl::OkStatus();
   }
 
-  /// There is one tensor; its message is nothing but the norm's sums.
+  /// Allocates memory for the norm. There is one tensor, and its message consists of the norm's sums.
   absl::Status allocate_norm() {
     TESSERA_ASSIGN_OR_RETURN(message_, DeviceMemory::of(totals_.most_sums() * sizeof(double)));
     const NormBuffer buffers[] = {{gradient_.as<float>(), runs_}};

@@ -36,7 +36,7 @@ class Mover {
     return ring_.drain();
   }
 
-  /// Reads and writes back: half of the pieces are being read while the other half is written.
+  /// Reads records and writes them back: half of the pieces are read while the other half is written.
   absl::Status both_ways() {
     const std::int64_t ahead = options_.in_flight > 1 ? options_.in_flight / 2 : 0;
     for (std::int64_t i = 0; i < records_ + ahead; ++i) {

@@ -11,7 +11,7 @@
 
 namespace tessera {
 
-/// How measure_disk measures.
+/// The options of measure_disk.
 struct DiskSpeedOptions {
   std::string directory;
   std::int64_t bytes = std::int64_t{1} << 30;  ///< size of the scratch file; rounded up to whole records
@@ -21,7 +21,7 @@ struct DiskSpeedOptions {
   IoEngine engine = IoEngine::kBest;
 };
 
-/// Passes over the file, one after the other, each over every record once.
+/// Passes over the file, one after the other. Each pass goes over every record once.
 struct DiskPasses {
   Samples time;
   Samples cpu;  ///< CPU time of all threads of the process, in the kernel and outside
@@ -33,16 +33,16 @@ struct DiskSpeed {
   std::string file_mode;   ///< BlockFile::mode
   std::string engine;      ///< IoRing::describe
   DiskPasses write, read;
-  DiskPasses mixed;  ///< each record is read, and written back where it was, as an update of states does
+  DiskPasses mixed;  ///< each record is read, and written back to its place, as in an update of states
 
-  /// Rates of the median pass; mixed: both ways together.
+  /// These return the rates of the median pass; the mixed rate is both ways together.
   double write_bytes_per_s() const { return static_cast<double>(bytes) / write.time.median_s(); }
   double read_bytes_per_s() const { return static_cast<double>(bytes) / read.time.median_s(); }
   double mixed_bytes_per_s() const { return 2 * static_cast<double>(bytes) / mixed.time.median_s(); }
 };
 
 /// Measures how fast a directory's disk moves records in the way that offload moves them, on a private scratch file
-/// that is gone afterwards. Errors: those of BlockFile::create and IoRing::make.
+/// that is removed afterwards. Errors: those of BlockFile::create and IoRing::make.
 absl::StatusOr<DiskSpeed> measure_disk(const DiskSpeedOptions& options);
 
 }  // namespace tessera

@@ -24,7 +24,7 @@ class Words {
   std::uint64_t next() { return mix64(key_ + ++count_ * 0x9e3779b97f4a7c15u); }
   /// Returns a number in [0, 1).
   float uniform() { return static_cast<float>(next() >> 40) * 0x1p-24f; }
-  /// A number with mean 0 and variance 1: the sum of four uniform ones from one word, which is normal enough for noise.
+  /// Returns a number with mean 0 and variance 1: the sum of four uniform numbers from one word, nearly normal.
   float noise() {
     const std::uint64_t word = next();
     float sum = -2.0f;
@@ -64,7 +64,7 @@ class GeneratedImages : public ImageDataset {
  private:
   using Pattern = std::array<float, kNumel>;
 
-  /// Waves of whole periods over the image, so that a shift is a rotation; together they have kPatternDeviation.
+  /// Returns waves of whole periods over the image, so a shift is a rotation; together they have kPatternDeviation.
   Pattern pattern_of(std::int64_t label) const {
     Words words(seed_, static_cast<std::uint64_t>(label));
     Pattern pattern{};

@@ -7,7 +7,7 @@
 
 namespace tessera {
 
-/// Images that can be learnt, for where there is no data: each class has a pattern of a few waves per channel, and an
+/// Makes images that can be learnt, where there is no data: each class has a pattern of a few waves per channel, and an
 /// image is its class's pattern, shifted by a pixel at most each way, with noise of twice the pattern's variance; the
 /// whole has variance 1. Image i is a function of (seed, i) alone, so it is the same on any number of ranks, and
 /// different ranges of i are different images of the same classes. Classes alternate: image i has label i mod 10.

@@ -19,13 +19,13 @@
 namespace tessera {
 namespace {
 
-// How links are measured.
+// This file measures links.
 //
-// LinkMeter times each operation over buffers of growing size (`measure`), alone and, where the transport goes on by
-// itself, beside compute (`busy_median_of`), and fits alpha and beta to the medians. Every median is the slowest rank's
-// (`agreed`), so all ranks report the same. `measure_loads` and `measure_coding` then compare a loop that computes by
-// itself with the same loop beside a call, or beside a codec (`lost_beside`): the difference is what these take from
-// compute.
+// LinkMeter times each operation over buffers of growing size (`measure`), alone and, if the transport goes on by
+// itself, beside computation (`busy_median_of`), and fits alpha and beta to the medians. Every median is that of the
+// slowest rank (`agreed`), so all ranks report the same. `measure_loads` and `measure_coding` then compare a loop that
+// computes by itself with the same loop beside a call, or beside a codec (`lost_beside`): the difference is the time
+// that these take from computation.
 
 using Clock = std::chrono::steady_clock;
 constexpr double kLongCall = 0.25;         // seconds
@@ -112,8 +112,8 @@ class LinkMeter {
   }
   float* sums() const { return reinterpret_cast<float*>(sums_->data()); }
 
-  /// Returns the sizes of buffers, ascending. They are as large as units': a small buffer would look fast, since a link
-  /// takes some bytes at once before it slows down.
+  /// Returns the sizes of buffers, ascending. They are as large as the buffers of units: a small buffer would look
+  /// fast, since a link takes some bytes at once before it slows down.
   std::vector<std::int64_t> sizes() const {
     std::vector<std::int64_t> all;
     for (std::int64_t bytes = std::int64_t{512} << 10; bytes <= options_.most_bytes; bytes *= 8)
@@ -167,7 +167,7 @@ class LinkMeter {
     return agreed(*median);
   }
 
-  /// Measures an operation. `times`: how often a rank sends the others' share of a buffer. `in_background`: also
+  /// Measures an operation. `times`: how often a rank sends the other ranks' share of a buffer. `in_background`: also
   /// measures it beside compute.
   absl::StatusOr<MeasuredOperation> measure(const char* name, const std::vector<std::int64_t>& buffers, int times,
                                             Call call, bool in_background) {
@@ -239,8 +239,8 @@ class LinkMeter {
     return agreed(lost);
   }
 
-  /// Measures what a byte on the wire takes from compute beside it, by an all-gather; and what a byte that is added up
-  /// takes, by how much more an all-reduce takes.
+  /// Measures the time that a byte on the wire takes from computation beside it, by an all-gather, and the time of a
+  /// byte that is added up, by the extra time of an all-reduce.
   absl::Status measure_loads(Links& links) {
     const std::int64_t bytes = sizes()[1];
     const auto others = static_cast<double>(bytes / ranks_ * (ranks_ - 1));
@@ -268,8 +268,8 @@ class LinkMeter {
     return absl::OkStatus();
   }
 
-  /// Returns the share that compute loses to a thread that encodes and decodes int8 beside it, of the seconds that the
-  /// thread has a core.
+  /// Returns the share that computation loses to a thread that encodes and decodes int8 beside it: lost seconds over
+  /// the seconds in which the thread has a core.
   absl::StatusOr<double> measure_coding_load() {
     TESSERA_ASSIGN_OR_RETURN(const std::int64_t rounds, rounds_of(/*seconds=*/0.1));
     CodecRun codec(std::size_t{64} << 10);

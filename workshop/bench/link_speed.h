@@ -12,15 +12,15 @@
 
 namespace tessera {
 
-/// How measure_links measures.
+/// The options of measure_links.
 struct LinkSpeedOptions {
-  int hosts = 1;                                     ///< number of hosts that the groups' ranks are on
+  int hosts = 1;                                     ///< number of hosts of the groups' ranks
   std::int64_t most_bytes = std::int64_t{32} << 20;  ///< size of the largest buffer
   double seconds = 0.5;  ///< approximate time for each operation and size; at least three calls are made
 };
 
 /// Calls of one operation: bytes that a rank sends, with the median of the seconds that they took; and the same while
-/// all ranks computed, where the transport goes on by itself.
+/// all ranks computed, if the transport goes on by itself.
 struct MeasuredOperation {
   const char* name = "";
   std::vector<TimedBytes> points, busy_points;
@@ -34,9 +34,9 @@ struct LinkSpeed {
   std::vector<CodecSpeed> codecs;  ///< speeds on this rank, for every codec but kPlain
 };
 
-/// Times collectives of fp32 buffers, and fits them; times codecs on the wire, and how much of compute they take.
-/// `gather` and `reduce` are two groups of the same two ranks or more, as an Engine has them. Collective; every rank
-/// gets the times of the slowest one. Errors: those of the groups.
+/// Times collectives of fp32 buffers, and fits them; times codecs on the wire, and the computation that they take.
+/// `gather` and `reduce` are two groups of the same two ranks or more, as an Engine has them. It is collective; every
+/// rank gets the times of the slowest rank. Errors: those of the groups.
 absl::StatusOr<LinkSpeed> measure_links(Collectives& gather, Collectives& reduce, const LinkSpeedOptions& options = {});
 
 }  // namespace tessera

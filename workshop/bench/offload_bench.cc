@@ -22,8 +22,8 @@ TieredState state_of(const OptimizerCase& what, std::size_t record_bytes) {
 }
 
 /// Parameters and gradients in memory, states in records. Steps go forward and backward by turns, as the Engine's do,
-/// and follow each other as in training: the last writes of one pass go on while the next one begins, and only the very
-/// last ones are waited for.
+/// and follow each other as in training: the last writes of one pass go on while the next pass begins, and only the
+/// very last writes are waited for.
 class OffloadedStep {
  public:
   static constexpr int kInARow = 3;
@@ -150,7 +150,7 @@ class OffloadedStep {
   std::int64_t steps_ = 0;
 };
 
-/// Adds the mean time of one of those steps.
+/// Adds the mean time of one of the steps that `body` makes.
 template <class Body>
 absl::Status time(Samples& samples, bool counts, const Body& body) {
   const auto start = std::chrono::steady_clock::now();

@@ -13,9 +13,9 @@
 
 namespace tessera {
 
-/// An AdamW step whose masters (what parameters lack of them) and moments lie on disk, beside the same step with
-/// everything in memory, and beside the same records moved without a step. All times are means of three in a row,
-/// including how the three begin and end.
+/// An AdamW step whose masters (or their low halves) and moments lie on disk, beside the same step with
+/// everything in memory, and beside the same records moved without a step. All times are means of three steps in a row,
+/// including the beginning and the end of the three.
 struct OffloadedStepTiming {
   std::string name;  ///< OptimizerCase::name; with " cached" where there is a cache
   std::size_t numel = 0;
@@ -32,7 +32,7 @@ struct OffloadedStepTiming {
 /// Results of bench_offload.
 struct OffloadReport {
   std::vector<DiskSpeed> disks;            ///< measured with io_uring, and with threads
-  std::vector<OffloadedStepTiming> steps;  ///< steps without a cache, and with one, if there is one
+  std::vector<OffloadedStepTiming> steps;  ///< steps without a cache, and with a cache if there is one
 };
 
 /// Options of bench_offload.
@@ -42,15 +42,15 @@ struct OffloadBenchOptions {
   std::size_t numel = std::size_t{64} << 20;   ///< parameters of a step; rounded up to whole records
   std::size_t record_bytes = 2 << 20;
   int queue_depth = 8;
-  /// > 0: also steps with a cache, which keeps as many bytes of records in memory as offload.cache would.
+  /// If above 0, steps with a cache are timed too; it keeps as many bytes of records in memory as offload.cache would.
   std::int64_t cache_bytes = 0;
   int rounds = 9;
 };
 
-/// Errors: those of measure_disk.
+/// Makes the measurements. Errors: those of measure_disk.
 absl::StatusOr<OffloadReport> bench_offload(const OffloadBenchOptions& options);
 
-/// JSON with all samples, as `tessera bench offload --json` writes it.
+/// Returns JSON with all samples, as `tessera bench offload --json` writes it.
 nlohmann::json to_json(const OffloadReport& report);
 
 }  // namespace tessera

@@ -73,9 +73,9 @@ class Subject {
     optimizer_->step({.gradient_scale = std::min(clip, 1.0f), .lr = 1e-3f, .step = ++steps_}, slice_);
   }
 
-  /// Reads and writes the same bytes in the same memory and in the same order, with next to no arithmetic: the gradient
-  /// once more where a step takes its norm, then blocks of everything that a step reads, and everything but the
-  /// gradient is written back. Memory is prefetched `kAhead` bytes ahead.
+  /// Reads and writes the same bytes in the same memory and in the same order, with next to no arithmetic. It reads the
+  /// gradient once more where a step takes its norm, then blocks of everything that a step reads, and writes back
+  /// everything but the gradient. Memory is prefetched `kAhead` bytes ahead.
   template <std::size_t kAhead>
   void limit() {
     constexpr std::size_t kBlock = 64;  // elements; a cache line of 8-bit ones
@@ -192,7 +192,7 @@ std::vector<OptimizerTiming> bench_optimizer(std::size_t numel, int rounds, Inst
       timings[i].step.ns.push_back(step);
     }
   }
-  // fp32 is fastest with a short prefetch distance, narrow moments with a long one.
+  // fp32 is fastest with a short prefetch distance, and narrow moments are fastest with a long one.
   for (std::size_t i = 0; i < timings.size(); ++i) {
     if (asked_far[i].median_s() < timings[i].limit.median_s()) timings[i].limit = std::move(asked_far[i]);
   }

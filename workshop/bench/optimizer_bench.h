@@ -23,8 +23,8 @@ inline constexpr OptimizerCase kOptimizerCases[] = {{"fp32", DType::kF32, StateD
                                                     {"mixed", DType::kBF16, StateDType::kF32},
                                                     {"mixed_bf16_moments", DType::kBF16, StateDType::kBF16},
                                                     {"mixed_8bit_moments", DType::kBF16, StateDType::k8Bit}};
-/// Cases for the CPU alone, fp32 except for the moments: beside "fp32" they show what narrow moments alone gain and
-/// cost.
+/// Cases for the CPU alone, fp32 except for the moments: compared with "fp32" they show the gain and the cost of narrow
+/// moments alone.
 inline constexpr OptimizerCase kMomentCases[] = {{"fp32_bf16_moments", DType::kF32, StateDType::kBF16},
                                                  {"fp32_8bit_moments", DType::kF32, StateDType::k8Bit}};
 
@@ -32,7 +32,7 @@ inline constexpr OptimizerCase kMomentCases[] = {{"fp32_bf16_moments", DType::kF
 /// the same bytes in place.
 struct OptimizerTiming {
   /// "fp32": AdamW on fp32 parameters; "fp32_bf16_moments" and "fp32_8bit_moments" differ in their moments alone. The
-  /// others take gradients' norm and finite flag first, then unscale, clip, update split masters and write bf16
+  /// others compute the gradients' norm and finite flag first, then unscale, clip, update split masters and write bf16
   /// parameters: "mixed" with fp32 moments, "mixed_bf16_moments", "mixed_8bit_moments".
   std::string name;
   std::size_t numel = 0;
@@ -40,7 +40,7 @@ struct OptimizerTiming {
   Samples step, limit;
 };
 
-/// Times all of them, interleaved, `rounds` times after one warm-up round. `numel` is rounded up to a multiple of 256.
+/// Times all cases, interleaved, `rounds` times after one warm-up round. `numel` is rounded up to a multiple of 256.
 /// `set`: the loops that are used. REQUIRES: supports(set).
 std::vector<OptimizerTiming> bench_optimizer(std::size_t numel, int rounds,
                                              InstructionSet set = best_instruction_set());

@@ -33,15 +33,15 @@ using Clock = std::chrono::steady_clock;
 
 constexpr int kLookEveryMs = 1000;  // how often the agent looks for silence and for stopped ranks
 
-/// These are standard input and output; ssh stands between them and the launcher. The agent notices that the launcher
-/// is gone by the end of one of them, or by silence. Nothing is read or written after that.
+/// The channel is standard input and output; ssh stands between them and the launcher. The agent notices that the
+/// launcher is gone by the end of one of them, or by silence. Nothing is read or written after that.
 class Channel {
  public:
   Channel() {
     for (const int fd : {0, 1}) ::fcntl(fd, F_SETFL, ::fcntl(fd, F_GETFL) | O_NONBLOCK);
   }
 
-  /// The silence counts from now on.
+  /// Limits the launcher's silence, which counts from now on.
   void allow_silence(double s) {
     silence_ = std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(s));
     last_heard_ = Clock::now();
@@ -172,7 +172,7 @@ class Agent {
 
   bool has(int rank) const { return rank >= job_.first_rank && rank < job_.first_rank + job_.ranks; }
 
-  /// Hands a signal to the ranks, as a launcher does; Slurm and others end all processes of a job by one.
+  /// Hands a signal to the ranks, as a launcher does; Slurm and others end all processes of a job by a signal.
   void take_signal(LocalRanks& ranks) {
     signalfd_siginfo info;
     if (::read(signals_.fd(), &info, sizeof info) != static_cast<ssize_t>(sizeof info)) return;

@@ -19,20 +19,20 @@ struct RankRecord {
   pid_t pid = 0;
   std::string host;  ///< where it ran; empty if this machine is the only host
   RankExit exit;
-  bool ended_by_launcher = false;       ///< whether it was still running when its time was up
+  bool ended_by_launcher = false;       ///< whether it still ran when its time was up
   bool was_stopped = false;             ///< whether it was still running because it was stopped
   std::string lost;                     ///< why nobody knows how it ended; empty: it is known
   std::deque<std::string> last_errors;  ///< last lines of its stderr
   std::string message;                  ///< text of its error file; empty: none
   std::optional<std::chrono::system_clock::time_point> message_time;
   bool told_by_peer = false;  ///< whether its error file says that it ended because another rank had failed
-  /// Its error file says that Tessera chose this exit code (tessera/exit_code.h). Another one is the program's own, and
-  /// may mean anything.
+  /// Set if its error file says that Tessera chose this exit code (tessera/exit_code.h). Any other code is the
+  /// program's, and may mean anything.
   std::optional<int> code_of_tessera;
 
   bool failed() const { return exit.failed() && !ended_by_launcher; }
-  /// When it failed. The time in its error file is nearer to the truth, since a rank may take long to end after it was
-  /// written.
+  /// Returns when it failed. The time in its error file is nearer to the truth, since a rank may take long to end after
+  /// it wrote the file.
   std::chrono::system_clock::time_point failure_time() const;
 };
 
@@ -40,13 +40,13 @@ struct RankRecord {
 /// told of, counts only if there is no other. Ranks that the launcher ended explain nothing. nullptr: nobody failed.
 const RankRecord* first_cause(const std::vector<RankRecord>& records);
 
-/// "exit code 65 (corrupt data)" where Tessera chose the code and "exit code 65" where the program did; "signal 9
+/// Returns "exit code 65 (corrupt data)" if Tessera chose the code and "exit code 65" if the program did; "signal 9
 /// (SIGKILL): killed from outside, perhaps by the out-of-memory killer ...".
 std::string explain(const RankExit& exit, std::optional<int> code_of_tessera);
 
-/// Returns the block that is printed last: ranks in one line each (those that failed, where there are many), then the
+/// Returns the block that is printed last: ranks in one line each (only failed ranks, if there are many), then the
 /// first cause with its last words. If the cause is "a peer was lost" and a rank had ended with success before, it says
-/// so: nothing failed, that rank did less than the others.
+/// so: nothing failed, but that rank did less than the other ranks.
 std::string failure_report(const std::vector<RankRecord>& records, const RankRecord& cause);
 
 /// Fills in message, message_time, told_by_peer and code_of_tessera from the file in torchrun's form,

@@ -9,14 +9,14 @@
 namespace tessera {
 
 /// A small process that outlives the launcher for an instant: if the launcher dies in any way, it kills every process
-/// group that it knows and removes the error files. A rank itself would end by its parent-death signal; its own
-/// children (data loaders, shells) would not, and they hold ports and memory after a crash.
+/// group that it knows and removes the error files. A rank itself would end by its parent-death signal. Its children
+/// (data loaders, shells) would not, and would hold ports and memory after a crash.
 ///
 /// It waits for the end of a pipe whose only writer is the launcher, so it takes no time and does not poll, and the
 /// kernel tells it even of a SIGKILL. It leads a session of its own: signals of the terminal do not reach it.
 class Guard {
  public:
-  /// REQUIRES: no file of the launcher's ranks is open yet (the guard would keep it open).
+  /// Starts the guard. REQUIRES: no file of the launcher's ranks is open yet (the guard would keep it open).
   static absl::StatusOr<Guard> start(const std::string& error_directory, const std::vector<std::string>& error_files);
 
   Guard(Guard&& other) noexcept;

@@ -15,7 +15,7 @@
 
 namespace tessera {
 
-/// What the agent of a host must know to start its ranks.
+/// The data with which the agent of a host starts its ranks.
 struct HostJob {
   LaunchOptions options;  ///< command, ranks, pretended_hosts (the job's hosts), max_restarts, strict, plan, silence_s
   JobSettings job;        ///< address, port, restarts, run_id
@@ -29,8 +29,8 @@ struct HostJob {
 /// `options.environment` names is not set here.
 absl::StatusOr<HostJob> make_host_job(const LaunchOptions& options, const JobSettings& job, int first, int ranks);
 
-/// The variables of `environment` ("NAME=value") that go to every host of a job: those that change what a program
-/// computes, how fast it does, or what it finds. `named` are names that go too. Error 64 if one of them is not set.
+/// Returns the variables of `environment` ("NAME=value") that go to every host of a job: those that change a program's
+/// results, its speed, or the files that it finds. `named` are names that go too. Error 64 if one of them is not set.
 ///
 /// | variables                                       | why                                                       |
 /// |-------------------------------------------------|-----------------------------------------------------------|
@@ -42,17 +42,17 @@ absl::StatusOr<HostJob> make_host_job(const LaunchOptions& options, const JobSet
 absl::StatusOr<std::vector<std::string>> travelling_environment(const std::vector<std::string>& environment,
                                                                 const std::vector<std::string>& named);
 
-/// Turns all of this into the body of a frame, and back. Returns nothing if the body is broken.
+/// These turn a HostJob into the body of a frame, and back. Returns nothing if the body is broken.
 std::string encode(const HostJob& job);
 std::optional<HostJob> decode_job(std::string_view body);
 
-/// What a host knows of a rank that ended: pid, exit, memory and last words. Times travel as ages, since the
-/// clocks of two hosts differ.
+/// These encode what a host knows of a rank that ended: pid, exit, memory and last words. Times travel as ages, since
+/// the clocks of two hosts differ.
 std::string encode_exit(const RankRecord& record);
 std::optional<RankRecord> decode_exit(int rank, std::string_view body);
 
-/// The line with which an agent begins, without its ends: a launcher looks for it behind whatever a login shell prints,
-/// which need not end its own line.
+/// The line with which an agent begins, without line ends: a launcher looks for it behind the output of a login shell,
+/// which may lack a line end.
 extern const std::string_view kAgentGreeting;  ///< the version of Tessera follows it
 std::string_view own_version();
 

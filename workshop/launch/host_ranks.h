@@ -12,21 +12,21 @@ namespace tessera {
 
 struct RankRecord;
 
-/// Who is told what the ranks of a host do. `rank` counts over the whole job.
+/// The object that is told what the ranks of a host do. `rank` counts over the whole job.
 class RankListener {
  public:
   virtual ~RankListener() = default;
   virtual void on_started(int rank, pid_t pid) = 0;
   virtual void on_output(int rank, std::string_view bytes) = 0;
   virtual void on_errors(int rank, std::string_view bytes) = 0;
-  /// This is called when the leader of the rank's process group has ended. `record` is what its host knows of it.
+  /// This is called when the leader of the rank's process group has ended. `record` is its host's.
   virtual void on_exit(RankRecord record) = 0;
-  /// Called after on_exit, when nothing of the rank's process group is left and all of its output was told.
+  /// This is called after on_exit, when nothing of the rank's process group is left and all of its output was told.
   virtual void on_gone(int rank) = 0;
 };
 
-/// The ranks that one host starts, in the hands of a Supervisor (this machine's: LocalRanks; another's: RemoteRanks) or
-/// of an agent. One thread calls everything; nothing here waits.
+/// The ranks that one host starts (LocalRanks on this machine, RemoteRanks on another one). A Supervisor or an agent
+/// controls them. One thread makes all calls; no call waits.
 class HostRanks {
  public:
   /// | phase       | what holds                                  |

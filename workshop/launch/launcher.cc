@@ -25,8 +25,8 @@ namespace {
 
 absl::Status refuse(const std::string& what) { return make_error(ExitCode::kUsage, "launch: " + what); }
 
-/// Ranks are counted host by host, and every rank knows the number of ranks of a host and not a list of them
-/// (tessera/topology.h), so hosts have as many ranks each.
+/// Ranks are counted host by host. Every rank knows the number of ranks of a host and not a list of numbers
+/// (tessera/topology.h), so all hosts have the same number of ranks.
 absl::Status check_hosts(const LaunchOptions& options) {
   const std::vector<HostSlots>& hosts = options.hosts;
   if (hosts.empty()) return absl::OkStatus();
@@ -115,10 +115,10 @@ class HeldPort {
   int port_ = 0;
 };
 
-/// One run of all ranks, from their start to the end of all.
+/// One run of all ranks, from their start until all have ended.
 struct Attempt {
   int code = 0;
-  bool may_be_repeated = false;  ///< another attempt may end better
+  bool may_be_repeated = false;  ///< whether another attempt may succeed
 };
 
 /// Returns whether the same program would fail with `code` again, whatever happens to the machine.
@@ -139,7 +139,7 @@ absl::StatusOr<Attempt> run_once(const LaunchOptions& options, const JobSettings
     const int code = cause->exit.code();
     return Attempt{code, supervisor.signals_taken() == 0 && !fails_again(code)};
   }
-  // No rank failed by itself, but a third signal may have ended some.
+  // No rank failed by itself, but a third signal may have ended some ranks.
   for (const RankRecord& record : records)
     if (record.exit.failed()) return Attempt{record.exit.code()};
   if (const int error = supervisor.output_error(); error != 0)
@@ -174,11 +174,11 @@ absl::StatusOr<int> run(const LaunchOptions& options) {
     TESSERA_ASSIGN_OR_RETURN(const Attempt attempt, run_once(options, job, guard, signals));
     if (!attempt.may_be_repeated || job.restarts == options.max_restarts) return attempt.code;
     ++job.restarts;
-    if (options.port == 0) {  // late ranks of the last attempt must not meet those of this one
+    if (options.port == 0) {  // late ranks of the last attempt must not meet ranks of this one
       TESSERA_ASSIGN_OR_RETURN(port, HeldPort::take(0, several_hosts));
       job.port = port.number();
     }
-    for (const std::string& file : files) ::unlink(file.c_str());  // this removes the last words of ranks that are gone
+    for (const std::string& file : files) ::unlink(file.c_str());  // this removes error files of earlier ranks
     write_all(options.stderr_fd, fmt::format("tessera launch: restart {} of {}: all {} ranks begin anew\n",
                                              job.restarts, options.max_restarts, options.ranks));
   }

@@ -13,19 +13,19 @@ namespace tessera {
 struct LaunchOptions {
   std::vector<std::string> command;  ///< program (looked up in PATH) and its arguments
   int ranks = 1;                     ///< all ranks of the job
-  int pretended_hosts = 1;  ///< hosts that ranks are told of, for tests, though all are here; must divide `ranks`
+  int pretended_hosts = 1;           ///< hosts that ranks believe in, for tests; the number must divide `ranks`
   /// The hosts of a job over ssh, this machine first; their slots add up to `ranks`. Empty means this machine alone.
   std::vector<HostSlots> hosts;
   std::vector<std::string> ssh = {"ssh"};  ///< program that runs a command on a host, and its own options
   std::string address;                     ///< address by which all hosts reach this one; empty: it is found
   std::vector<std::string> environment;    ///< names of variables that go to the other hosts too (host_job.h)
-  std::string tessera;    ///< path of the `tessera` command on the other hosts; empty: this program's own
+  std::string tessera;    ///< path of the `tessera` command on the other hosts; empty: that of this program
   double connect_s = 60;  ///< time for a host to answer over ssh, and for each word of it while its ranks start
-  double silence_s = 60;  ///< an agent that hears nothing of the launcher for so long ends its ranks
-  int port = 0;           ///< rendezvous port; 0: one that is free on this machine
+  double silence_s = 60;  ///< an agent that hears nothing of the launcher for this time ends its ranks
+  int port = 0;           ///< rendezvous port; 0: a port that is free on this machine
   double grace_s = 10;    ///< time after the first failure in which other ranks may report and end by themselves
   double term_s = 5;      ///< time between SIGTERM and SIGKILL
-  int max_restarts = 0;   ///< how often all ranks are started again after a failure that another start may not have
+  int max_restarts = 0;   ///< how often all ranks are started again after a failure that may not come again
   /// TESSERA_STRICT=1 for the ranks: private copies, as on hosts of their own, and checked values.
   bool strict = false;
   /// TESSERA_PLAN=table for the ranks: an Engine prints its whole memory plan, and not one line of it.
@@ -69,7 +69,7 @@ struct LaunchOptions {
 /// the same working directory and the environment that host_job.h lists. No rank starts before all hosts have answered.
 int launch(const LaunchOptions& options);
 
-/// Returns the number of hosts that ranks are told of.
+/// Returns the number of hosts that is told to ranks.
 int count_hosts(const LaunchOptions& options);
 
 }  // namespace tessera

@@ -11,7 +11,7 @@ namespace tessera {
 /// so that ranks never tear one another's lines. It keeps the last lines for the report.
 ///
 /// A line longer than 64 KiB is written in parts of that length. A carriage return (a progress bar) ends no line. Lines
-/// are dropped if `fd` takes no more: a broken log does not end the job. `error` tells of it.
+/// are dropped if `fd` takes no more: a broken log does not end the job. `error` then gives the reason.
 class LineForwarder {
  public:
   LineForwarder(int fd, std::string prefix) : fd_(fd), prefix_(std::move(prefix)) {}
@@ -22,7 +22,7 @@ class LineForwarder {
   void finish();
 
   const std::deque<std::string>& last_lines() const { return last_lines_; }
-  /// Why lines were dropped, as an errno; 0 where none were, or where nobody wanted them (a closed pipe).
+  /// Returns why lines were dropped, as an errno; 0 if none were dropped, or if the pipe was closed.
   int error() const { return error_; }
 
  private:
@@ -40,7 +40,7 @@ class LineForwarder {
   int error_ = 0;
 };
 
-/// Writes all of `text`, waiting where the reader is slow. Returns 0, or the errno of what stopped it.
+/// Writes all of `text`, waiting where the reader is slow. Returns 0, or the errno of the failure.
 int write_all(int fd, std::string_view text);
 
 }  // namespace tessera

@@ -12,10 +12,10 @@
 
 namespace tessera {
 
-/// Ranks of this machine: child processes of this one.
+/// Ranks of this machine, which are child processes of this process.
 class LocalRanks : public HostRanks {
  public:
-  /// Which ranks of the job start here.
+  /// The ranks of the job that start here.
   struct Range {
     int first = 0;
     int count = 0;
@@ -27,7 +27,7 @@ class LocalRanks : public HostRanks {
   ~LocalRanks() override;
 
   absl::Status connect() override { return absl::OkStatus(); }
-  /// Errors: those of start_rank.
+  /// Starts the ranks. Errors: those of start_rank.
   absl::Status start() override;
   Phase phase() const override;
   absl::Status failure() const override { return absl::OkStatus(); }

@@ -12,12 +12,12 @@ namespace tessera {
 
 struct JobSettings;
 
-/// What a process that starts ranks needs of the system: the launcher, and its agents on other hosts.
+/// The system settings of a process that starts ranks: the launcher, and its agents on other hosts.
 
 /// A folder for the ranks' error files that lives as long as the object.
 class ErrorDirectory {
  public:
-  /// It fails with error 73 if the folder for temporary files takes none.
+  /// Makes the folder. It fails with error 73 if the folder for temporary files takes none.
   static absl::StatusOr<ErrorDirectory> make();
   ErrorDirectory(ErrorDirectory&& other) noexcept;
   ~ErrorDirectory();
@@ -53,8 +53,8 @@ class SignalScope {
   int was_subreaper_ = 0;
 };
 
-/// Opens /dev/null as 0, 1 and 2 where the caller has closed these: a pipe that took such a number would be lost when
-/// the ranks get theirs.
+/// Opens /dev/null as 0, 1 and 2 if the caller has closed these: a pipe with such a number would be lost when the ranks
+/// get their own streams.
 void fill_standard_descriptors();
 
 }  // namespace tessera

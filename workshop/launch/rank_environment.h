@@ -11,7 +11,7 @@ struct LaunchOptions;
 
 /// Settings that all ranks of one job share.
 struct JobSettings {
-  std::string address = "127.0.0.1";  ///< where ranks meet: an address of the first host
+  std::string address = "127.0.0.1";  ///< address where ranks meet: an address of the first host
   int port = 0;
   int restarts = 0;  ///< number of restarts of this job until now
   std::string run_id;
@@ -27,7 +27,7 @@ struct JobSettings {
 std::vector<std::string> rank_environment(const LaunchOptions& options, const JobSettings& job, int rank,
                                           const std::vector<std::string>& inherited);
 
-/// Returns the environment of this process, as above.
+/// Returns the environment of this process, as "NAME=value" strings.
 std::vector<std::string> current_environment();
 
 }  // namespace tessera

@@ -53,7 +53,7 @@ std::optional<RankExit> RankProcess::reap() const {
   rusage usage{};
   const pid_t got = ::wait4(pid, &result.wait_status, WNOHANG, &usage);
   if (got == 0 || (got < 0 && errno == EINTR)) return std::nullopt;
-  if (got < 0) result.wait_status = W_EXITCODE(static_cast<int>(ExitCode::kInternal), 0);  // another one reaped it
+  if (got < 0) result.wait_status = W_EXITCODE(static_cast<int>(ExitCode::kInternal), 0);  // another process reaped it
   result.when = std::chrono::system_clock::now();
   result.peak_resident_bytes = static_cast<std::int64_t>(usage.ru_maxrss) * 1024;
   return result;
@@ -99,7 +99,7 @@ std::vector<char*> pointers(const std::vector<std::string>& texts) {
   return result;
 }
 
-/// Everything that the child needs, made before fork: the child may only make system calls.
+/// The data that the child needs. It is made before fork, since the child may only make system calls.
 struct ChildPlan {
   char* const* argv;
   char* const* environment;

@@ -25,18 +25,18 @@ class OwnedFd {
   bool is_open() const { return fd_ >= 0; }
   /// Closes the descriptor.
   void reset();
-  /// Gives the descriptor away; the object has none then.
+  /// Gives the descriptor away; the object then has no descriptor.
   int release();
 
  private:
   int fd_;
 };
 
-/// Hands what a non-blocking pipe holds to `take`, a few buffers a call at most, so that a writer that never stops
-/// cannot keep the caller from others. Closes `from` at its end.
+/// Hands the content of a non-blocking pipe to `take`, a few buffers a call at most, so that a writer that never stops
+/// cannot keep the caller from other pipes. Closes `from` at its end.
 void read_some(OwnedFd& from, const std::function<void(std::string_view)>& take);
 
-/// How a rank ended.
+/// The way in which a rank ended.
 struct RankExit {
   int wait_status = 0;  ///< status of waitpid
   std::chrono::system_clock::time_point when;
@@ -46,7 +46,7 @@ struct RankExit {
   bool failed() const { return wait_status != 0; }
   /// Returns the code that a shell reports: the exit code, or 128 + n for signal n.
   int code() const;
-  /// Returns the signal that ended it, if one did.
+  /// Returns the signal that ended the rank, if a signal did.
   std::optional<int> signal() const;
 };
 
@@ -59,11 +59,11 @@ struct RankProcess {
   OwnedFd err;     ///< non-blocking
   OwnedFd in;      ///< non-blocking; closed where it reads /dev/null
 
-  /// Reaps the leader if it has ended.
+  /// Reaps the leader if it has ended, and returns how it ended.
   std::optional<RankExit> reap() const;
   /// Sends `signal` to the whole group.
   void send(int signal) const;
-  /// Reaps other processes of the group that became the launcher's children; true when nothing of the group is left.
+  /// Reaps other processes of the group that became the launcher's children. Returns true if no process of it is left.
   /// REQUIRES: the leader was reaped. A group that was empty once must not be asked again: numbers are reused.
   bool is_group_empty() const;
   /// Returns true if the leader is stopped (SIGSTOP, a debugger).

@@ -27,8 +27,8 @@ constexpr auto kLastMoment = 2s;  // time in which ssh may end by itself once it
 constexpr std::size_t kLongestGreeting = 1 << 20;
 constexpr int kSshFailed = 255, kNoProgram = 127, kNotExecutable = 126;
 
-/// What every ssh is told: to give the agent no terminal, never to ask for anything, and to notice within half a minute
-/// that the network is gone. Options of the user's own come before, and ssh takes the first of two.
+/// Options of every ssh: it gives the agent no terminal, never asks for anything, and notices within half a minute that
+/// the network is gone. The user's own options come before, and ssh takes the first of two.
 constexpr std::array<const char*, 9> kSshOptions = {"-T",
                                                     "-o",
                                                     "BatchMode=yes",
@@ -39,7 +39,7 @@ constexpr std::array<const char*, 9> kSshOptions = {"-T",
                                                     "-o",
                                                     "ServerAliveCountMax=3"};
 
-/// Quotes a word for any shell: nothing is special within single quotes but their end.
+/// Quotes a word for any shell: within single quotes only their end is special.
 std::string quoted_for_shell(const std::string& word) {
   std::string quoted = "'";
   for (const char c : word) quoted += c == '\'' ? "'\\''" : std::string(1, c);
@@ -242,7 +242,7 @@ void RemoteRanks::flush() {
     const ssize_t written = ::write(ssh_.in.get(), frame.data(), frame.size());
     if (written < 0 && errno == EINTR) continue;
     if (written < 0 && errno == EAGAIN) return;
-    if (written < 0) return close_input();  // the end of ssh tells the reason
+    if (written < 0) return close_input();  // the exit of ssh tells the reason
     frame.erase(0, static_cast<std::size_t>(written));
     if (frame.empty()) to_write_.pop_front();
   }
@@ -306,7 +306,7 @@ void RemoteRanks::fail(ExitCode code, const std::string& text) {
   if (failure_.ok()) failure_ = make_error(code, "launch: " + text);
 }
 
-/// Says why the agent is gone before all ranks had started.
+/// Sets the error that says why the agent is gone before all ranks had started.
 void RemoteRanks::explain_end(const RankExit& exit) {
   const std::string path = options_.tessera.empty() ? own_program() : options_.tessera;
   const std::string reach = joined(options_.ssh, " ") + " " + host_.name;

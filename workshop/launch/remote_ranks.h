@@ -19,12 +19,12 @@
 
 namespace tessera {
 
-/// The ranks of another host: ssh runs an agent there (agent.h), which starts them and tells of them.
+/// The ranks of another host: ssh runs an agent there (agent.h), which starts them and reports about them.
 ///
 /// Only the path of `tessera` goes through the shell of the other host. Everything else, the program's arguments too,
 /// goes through ssh's standard input, where no shell looks at it.
 ///
-/// Why a host could not start its ranks (`failure`):
+/// The reasons why a host could not start its ranks (`failure`):
 ///
 /// | what happened                                   | code |
 /// |-------------------------------------------------|------|
@@ -103,11 +103,11 @@ class RemoteRanks : public HostRanks {
   bool ended_ = false;    ///< ssh was reaped
   std::string greeting_;  ///< output that came before the whole greeting of the agent
   FrameReader frames_;
-  std::deque<std::string> to_write_;  ///< frames that the pipe has not taken yet; of the first, what is left of it
+  std::deque<std::string> to_write_;  ///< frames that the pipe has not taken yet; the first may be partly sent
   bool beats_ = false;                ///< the pipe is the heartbeat's too
-  LineForwarder errors_;              ///< ssh's stderr: its own words, and those of the agent
+  LineForwarder errors_;              ///< ssh's stderr, with the agent's output
   std::vector<Rank> ranks_;
-  std::optional<Clock::time_point> deadline_;  ///< for the answer, later for the end after SIGKILL
+  std::optional<Clock::time_point> deadline_;  ///< deadline for the answer, later for the end after SIGKILL
   /// the time by which the host must report again while its ranks start
   std::optional<Clock::time_point> start_deadline_;
 };

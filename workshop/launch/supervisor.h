@@ -20,7 +20,7 @@ namespace tessera {
 
 /// The ranks of one job on all of its hosts, from their start to their end: one thread, one poll loop.
 ///
-/// Its urgency says how hard the job is being ended; it only ever grows:
+/// Its urgency says how hard the job is being ended; it only grows:
 ///
 /// | urgency | entered                                             | leaves after                |
 /// |---------|-----------------------------------------------------|-----------------------------|
@@ -31,19 +31,19 @@ namespace tessera {
 /// | kill    | SIGKILL was sent                                    |                             |
 class Supervisor : private RankListener {
  public:
-  /// `signals` is a signalfd for the signals to forward; `mask` the ranks' signal mask.
+  /// `signals` is a signalfd for the signals to forward; `mask` is the ranks' signal mask.
   Supervisor(const LaunchOptions& options, const JobSettings& job, Guard& guard, int signals, const sigset_t& mask);
   /// Kills and reaps what is still running.
   ~Supervisor() override;
 
   /// Reaches all hosts, then starts all ranks. Errors: those of start_rank, and of hosts that are not reached
-  /// (remote_ranks.h). A signal that comes before all hosts have answered ends it: `interrupted_by` names it then, and
-  /// no rank was started.
+  /// (remote_ranks.h). A signal that comes before all hosts have answered ends the start: `interrupted_by` then names
+  /// the signal, and no rank was started.
   absl::Status start_all();
   std::optional<int> interrupted_by() const { return interrupted_by_; }
-  /// Returns when no process of any rank is left.
+  /// Waits until no process of any rank is left. Returns the records of all ranks.
   std::vector<RankRecord> wait_all();
-  /// Why output of ranks was lost, as an errno; 0 if none was.
+  /// Returns why output of ranks was lost, as an errno; 0 if none was lost.
   int output_error() const;
   /// Returns the number of signals that were taken.
   int signals_taken() const { return signals_taken_; }
@@ -68,7 +68,7 @@ class Supervisor : private RankListener {
 
   absl::Status make_hosts();
   void add_ranks(HostRanks* host, int count, const std::string& host_name);
-  /// Polls until all hosts have reached `phase`, or one has failed.
+  /// Polls until all hosts have reached `phase`, or a host has failed.
   absl::Status wait_for(HostRanks::Phase phase);
   bool is_connecting() const;
   Rank& rank_of(int number) { return ranks_[static_cast<std::size_t>(number)]; }

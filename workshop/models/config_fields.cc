@@ -3,8 +3,8 @@
 namespace tessera::models {
 namespace {
 
-// These are far beyond what is trained today, and small enough that a slip is an error at once rather than a full
-// machine.
+// These limits are far beyond the models that are trained today. They are small enough that a typing error is refused
+// at once and does not fill the machine.
 constexpr std::int64_t kMostTokens = std::int64_t{1} << 27;     // tokens of a vocabulary
 constexpr std::int64_t kMostPositions = std::int64_t{1} << 20;  // positions of an input
 constexpr std::int64_t kMostLayers = 10'000;

@@ -35,11 +35,11 @@ class ConfigVisitor {
                     const char* doc) = 0;
 };
 
-/// Shows each field of a model's configuration to `visitor`, in the order of the reference page.
+/// These show each field of a model's configuration to `visitor`, in the order of the reference page.
 void visit_fields(GPTConfig& config, ConfigVisitor& visitor);
 void visit_fields(LlamaConfig& config, ConfigVisitor& visitor);
 
-/// More parameters than this are a slip; fewer stay within 64 bits wherever bytes are counted.
+/// More parameters than this are a typing error; with fewer, all numbers of bytes fit 64 bits.
 inline constexpr double kMostParameters = 1e14;
 
 }  // namespace tessera::models

@@ -11,7 +11,7 @@
 
 namespace tessera::models {
 
-/// Reads the members of one flat JSON object into variables, one call a key, and collects what is wrong. `finish`,
+/// Reads the members of one flat JSON object into variables, one call a key, and collects the errors. `finish`,
 /// after the last key, reports the keys that nobody asked for.
 ///
 ///     ConfigReader reader(root, diagnostics);
@@ -33,11 +33,11 @@ class ConfigReader final : public ConfigVisitor {
   /// Returns a word that is needed; "" if the file gives none of `allowed`.
   std::string needed_word(const std::string& key, const std::vector<std::string>& allowed);
 
-  /// Checks a rule between keys: a violation is reported at `key` unless one of `keys` is wrong already.
+  /// Checks a rule between keys: a violation is reported at `key` unless one of `keys` already has an error.
   void require(bool holds, const std::string& key, const std::vector<std::string>& keys, const std::string& message);
   /// Reports the keys that nobody asked for.
   void finish();
-  /// Keys that nobody asked for.
+  /// Returns the keys that nobody asked for.
   std::vector<std::string> unknown() const;
 
  private:

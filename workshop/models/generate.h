@@ -8,17 +8,17 @@
 
 namespace tessera::models {
 
-/// How the next token is drawn.
+/// The way in which the next token is drawn.
 struct GenerateOptions {
   std::int64_t new_tokens = 0;
-  double temperature = 1.0;  ///< logits are divided by it; 0: always the likeliest token ("greedy")
+  double temperature = 1.0;  ///< logits are divided by it; 0: the likeliest token is always taken ("greedy")
   std::int64_t top_k = 0;    ///< draw among the k likeliest only; 0: among all
   std::uint64_t seed = 0;    ///< the same seed, options and weights give the same tokens, on every rank
 };
 
 /// Continues each row of tokens, [B, T] int64 with T > 0, by new_tokens tokens; returns [B, T + new_tokens], on the
 /// device of `tokens`. The model sees the last seq_len() tokens only. It runs in evaluation mode without gradients, and
-/// is left in the mode it was in. Tokens are drawn on the CPU in fp32, so that every device draws alike. Throws
+/// keeps its mode afterwards. Tokens are drawn on the CPU in fp32, so that every device draws alike. Throws
 /// c10::ValueError where a score is infinite or NaN.
 at::Tensor generate(LanguageModel& model, const at::Tensor& tokens, const GenerateOptions& options);
 

@@ -28,7 +28,7 @@ namespace {
 
 constexpr std::size_t kMostFileBytes = std::size_t{1} << 20;
 
-/// Keys of config.json that say nothing about what a model computes.
+/// Keys of config.json that do not change what a model computes.
 const char* const kHarmless[] = {"_name_or_path",
                                  "architectures",
                                  "auto_map",
@@ -71,11 +71,11 @@ const JsonNode* child_of(const JsonNode& node, const std::string& key) {
   return found == node.children.end() ? nullptr : &*found;
 }
 
-/// Gives the fields of a model's own visitor (bounds, types, messages) the names that Hugging Face has. Fields that the
+/// Gives the names of Hugging Face to the fields of a model's own visitor (bounds, types, messages). Fields that the
 /// map leaves out are not read.
 class RenamedFields final : public ConfigVisitor {
  public:
-  using Names = std::vector<std::pair<std::string, std::string>>;  ///< ours, theirs
+  using Names = std::vector<std::pair<std::string, std::string>>;  ///< our name, their name
   RenamedFields(ConfigReader& reader, Names names) : reader_(reader), names_(std::move(names)) {}
   void integer(const std::string& key, std::int64_t& value, const IntegerRule& rule, const char* doc) override {
     IntegerRule optional = rule;
@@ -102,10 +102,10 @@ class RenamedFields final : public ConfigVisitor {
   const Names names_;
 };
 
-/// Reads one config.json. Numbers that it leaves out are those of transformers' classes.
+/// Reads one config.json. Numbers that the file leaves out are those of transformers' classes.
 class HfReader {
  public:
-  /// `root` has no null members; `nulls` are the keys of those that were null.
+  /// `root` has no null members; `nulls` are the keys of members that were null.
   HfReader(const JsonNode& root, std::vector<std::string> nulls, Diagnostics& diagnostics)
       : root_(root), nulls_(std::move(nulls)), diagnostics_(diagnostics), reader_(root, diagnostics) {}
 
@@ -122,7 +122,7 @@ class HfReader {
 
  private:
   void refuse(const std::string& key, const std::string& message) { reader_.require(false, key, {key}, message); }
-  /// Checks a switch that the models here have in one position only.
+  /// Checks a switch that has only one position in the models here.
   void must_be(const std::string& key, bool wanted, bool standard) {
     bool value = standard;
     reader_.boolean(key, value, "");
@@ -167,7 +167,7 @@ class HfReader {
     return config;
   }
 
-  /// Returns the numbers that transformers' class takes where none are given.
+  /// Returns the numbers that transformers' class takes if a file gives none.
   LlamaConfig standard_llama() const {
     LlamaConfig config{.vocab_size = 32000,
                        .hidden_size = 4096,
@@ -228,7 +228,7 @@ class HfReader {
 
   bool has_null(const std::string& key) const { return std::ranges::find(nulls_, key) != nulls_.end(); }
 
-  /// Checks that the list, with one word for each layer, says what max_window_layers says.
+  /// Checks that the list, with one word for each layer, agrees with max_window_layers.
   void check_layer_types(const JsonNode& types, const LlamaConfig& config) {
     for (std::size_t layer = 0; layer < types.children.size(); ++layer) {
       const JsonNode& each = types.children[layer];
@@ -306,7 +306,7 @@ struct Family {
   const char* architecture;
 };
 
-/// Returns the model type that has everything that `c` has.
+/// Returns the model type that has all features of `c`.
 absl::StatusOr<Family> family_of(const LlamaConfig& c) {
   const auto none = [](const std::string& what) {
     return make_error(ExitCode::kConfig, "model: no model type of Hugging Face that is known here has " + what +

@@ -28,14 +28,14 @@ struct HfConfig {
   std::vector<std::string> unknown;
 };
 
-/// Reads `folder`/config.json. The status lists all errors if there are some, exit code 78. A file that cannot be read:
-/// 66, 77, 65.
+/// Reads `folder`/config.json. The status lists all errors if there are some, with exit code 78. Errors for a file that
+/// cannot be read: 66, 77, 65.
 absl::StatusOr<ModelConfig> read_hf_config(const std::filesystem::path& folder);
 /// Reads a text; `name` stands for the file in messages.
 absl::StatusOr<HfConfig> parse_hf_config(const std::string& text, const std::string& name = "config.json");
 
 /// Returns the config.json with which `transformers` computes the same as the model. `torch_dtype`: type of the weights
-/// beside it, "float32". It fails with error 78 where none of the five model types can.
+/// beside it, "float32". It fails with error 78 if none of the five model types can do so.
 absl::StatusOr<std::string> to_hf_config(const ModelConfig& config, const std::string& torch_dtype);
 
 }  // namespace tessera::models

@@ -8,7 +8,7 @@ namespace {
 struct Renamed {
   const char* ours;
   const char* theirs;
-  bool is_linear;  ///< linear layer of a block, which is a Conv1D there
+  bool is_linear;  ///< linear layer of a block, which is a Conv1D in the file
 };
 constexpr Renamed kOfModel[] = {{"token_embedding.", "transformer.wte.", false},
                                 {"position_embedding.", "transformer.wpe.", false},
@@ -22,7 +22,7 @@ constexpr Renamed kOfBlock[] = {{"norm1.", "ln_1.", false},
                                 {"mlp.down.", "mlp.c_proj.", true}};
 constexpr std::string_view kBlocks = "blocks.", kPrefix = "transformer.";
 
-/// "blocks.3.mlp.up.weight" is "mlp.c_fc.weight" of block 3 there.
+/// "blocks.3.mlp.up.weight" is "mlp.c_fc.weight" of block 3 in the file.
 NameInFile gpt2_name(const std::string& name) {
   NameInFile result{{name}};
   std::string_view rest = name;

@@ -8,13 +8,13 @@
 
 namespace tessera::models {
 
-/// Returns the names that `transformers` has for a model's tensors. Llama's have its names already. GPT-2's linear
-/// layers are stored with rows and columns exchanged there ("Conv1D"), and older files of it leave out the prefix
-/// "transformer.". A head that the configuration ties to the token embedding is a copy of it: a file that has it with
-/// other values is refused.
+/// Returns the names that `transformers` has for a model's tensors. Llama's tensors have these names already. GPT-2's
+/// linear layers are stored with rows and columns exchanged there ("Conv1D"), and older files of it leave out the
+/// prefix "transformer.". A head that the configuration ties to the token embedding is a copy of it: a file that has it
+/// with other values is refused.
 TensorNames hf_names(const ModelConfig& config);
 
-/// Patterns of tensors that files have and models here do not need: masks and frequencies, which are computed.
+/// Returns patterns of tensors that files have and models here do not need: masks and frequencies, which are computed.
 std::vector<std::string> hf_ignored(const ModelConfig& config);
 
 }  // namespace tessera::models

@@ -14,12 +14,12 @@ namespace tessera::models {
 /// A function that runs `segment(input)` so that autograd keeps only `input`, and runs it once more in backward.
 using CheckpointFn = std::function<at::Tensor(const std::function<at::Tensor(const at::Tensor&)>&, const at::Tensor&)>;
 
-/// What the command, the benchmarks and `generate` need from a language model; otherwise it is a module like any other.
+/// The interface of a language model for the command, the benchmarks and `generate`; otherwise it is a plain module.
 class LanguageModel : public torch::nn::Module {
  public:
   /// `tokens` are [B, T] int64, 0 < T <= seq_len(). Returns [B, T, vocab_size()], in the parameters' dtype.
   virtual at::Tensor logits(const at::Tensor& tokens) = 0;
-  /// The number of tokens, and the longest input.
+  /// These return the number of tokens, and the longest input.
   virtual std::int64_t vocab_size() const = 0;
   virtual std::int64_t seq_len() const = 0;
 
@@ -28,7 +28,7 @@ class LanguageModel : public torch::nn::Module {
   /// fp32: logits are cast first, since a softmax over a vocabulary in bf16 loses the loss's third digit.
   at::Tensor forward(const at::Tensor& tokens, const at::Tensor& targets);
 
-  /// Sets the hook that blocks run through if the config says "recompute"; without it such a model refuses to run.
+  /// Sets the hook through which blocks run if the config says "recompute"; without it such a model refuses to run.
   void set_checkpoint(CheckpointFn checkpoint) { checkpoint_ = std::move(checkpoint); }
 
  protected:

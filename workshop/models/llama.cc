@@ -31,8 +31,8 @@ at::Tensor RMSNormImpl::forward(const at::Tensor& x) {
 namespace {
 
 /// Changes frequencies as "llama3" does, with which Llama 3.1 was trained (arXiv 2407.21783; the formula is that of its
-/// reference code): waves shorter than positions / high stay, those longer than positions / low are divided by the
-/// factor, and between the two it is a mix.
+/// reference code): waves shorter than positions / high stay, waves longer than positions / low are divided by the
+/// factor, and waves between the two are mixed.
 at::Tensor scaled_as_llama3(const at::Tensor& frequencies, const LlamaConfig& config) {
   const auto positions = static_cast<double>(config.rope_original_positions);
   const double low = config.rope_low_freq_factor, high = config.rope_high_freq_factor;
@@ -97,7 +97,7 @@ at::Tensor LlamaAttentionImpl::split_heads(const at::Tensor& x, std::int64_t hea
   return x.view({x.size(0), x.size(1), heads, config_.head_size()}).transpose(1, 2);
 }
 
-// Makes [B, heads * groups, T, D] from [B, heads, T, D], each head `groups` times in a row.
+// Makes [B, heads * groups, T, D] from [B, heads, T, D]: each head comes `groups` times in a row.
 static at::Tensor repeat_heads(const at::Tensor& x, std::int64_t groups) {
   if (groups == 1) return x;
   const auto wide = x.unsqueeze(2).expand({x.size(0), x.size(1), groups, x.size(2), x.size(3)});

@@ -12,8 +12,8 @@
 
 namespace tessera::models {
 
-/// x / sqrt(mean(x^2) + eps) * weight over the last dimension (Zhang and Sennrich, arXiv 1910.07467), the quotient in
-/// fp32 whatever x is.
+/// Computes x / sqrt(mean(x^2) + eps) * weight over the last dimension (Zhang and Sennrich, arXiv 1910.07467). The
+/// quotient is fp32, whatever x is.
 class RMSNormImpl : public torch::nn::Module {
  public:
   RMSNormImpl(std::int64_t width, double eps);
@@ -25,15 +25,15 @@ class RMSNormImpl : public torch::nn::Module {
 };
 TORCH_MODULE(RMSNorm);
 
-/// cos and sin of position * theta^(-2i / head_size), each [T, head_size], the second half repeating the first: the
-/// layout of Hugging Face, where element i is turned with element i + head_size / 2 (Su et al., arXiv 2104.09864).
+/// Tables of cos and sin of position * theta^(-2i / head_size), each [T, head_size]. The second half repeats the first,
+/// which is Hugging Face's layout: element i is turned with element i + head_size / 2 (Su et al., arXiv 2104.09864).
 /// rope_type says how the frequencies theta^(-2i / head_size) are changed.
 struct Rotary {
   at::Tensor cos, sin;
 
   /// Returns the tables for positions 0 to time - 1, in the dtype of `options`.
   static Rotary make(std::int64_t time, const LlamaConfig& config, const at::TensorOptions& options);
-  /// x: [B, heads, T, head_size].
+  /// Returns `x`, rotated. `x`: [B, heads, T, head_size].
   at::Tensor rotate(const at::Tensor& x) const;
 };
 
@@ -42,7 +42,7 @@ struct Rotary {
 class LlamaAttentionImpl : public torch::nn::Module {
  public:
   explicit LlamaAttentionImpl(const LlamaConfig& config);
-  /// `mask` [T, T] bool says which positions a position sees; undefined means those up to itself.
+  /// `mask` [T, T] bool says which positions a position sees; undefined means the positions up to itself.
   at::Tensor forward(const at::Tensor& x, const Rotary& rotary, const at::Tensor& mask);
 
  private:
@@ -66,8 +66,8 @@ class LlamaMLPImpl : public torch::nn::Module {
 };
 TORCH_MODULE(LlamaMLP);
 
-/// Computes x + self_attn(input_layernorm(x)), and then x + mlp(post_attention_layernorm(x)). It is the natural unit of
-/// sharding.
+/// Computes x + self_attn(input_layernorm(x)), and then x + mlp(post_attention_layernorm(x)). A block is the natural
+/// unit of sharding.
 class LlamaBlockImpl : public torch::nn::Module {
  public:
   explicit LlamaBlockImpl(const LlamaConfig& config);

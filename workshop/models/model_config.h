@@ -18,7 +18,7 @@ struct GPTConfig {
   std::int64_t heads = 0;
   std::int64_t mlp_ratio = 4;  ///< the feed-forward layer's width, in widths
   double dropout = 0.0;        ///< applied to embeddings, attention weights and both residual branches
-  bool bias = true;            ///< biases in the linear layers of blocks; layer norms always have one
+  bool bias = true;            ///< biases in the linear layers of blocks; layer norms always have biases
   double norm_eps = 1e-5;      ///< added to the variance in layer norms
   bool tie_head = false;       ///< the output layer uses the token embedding's weight
   bool recompute = false;      ///< blocks keep only their input, and run again in backward
@@ -33,7 +33,7 @@ struct LlamaConfig {
   std::int64_t intermediate_size = 0;
   std::int64_t num_hidden_layers = 0;
   std::int64_t num_attention_heads = 0;
-  std::int64_t num_key_value_heads = 0;         ///< divides num_attention_heads; 0: equal to it
+  std::int64_t num_key_value_heads = 0;         ///< it divides num_attention_heads; 0: equal to that
   std::int64_t head_dim = 0;                    ///< an even number; 0: hidden_size / num_attention_heads
   std::int64_t max_position_embeddings = 2048;  ///< the longest input; rotary embeddings have no parameters
   double rms_norm_eps = 1e-6;
@@ -44,10 +44,10 @@ struct LlamaConfig {
   bool qk_norm = false;         ///< an RMS norm over each head of queries and keys (Qwen3)
   bool mlp_bias = false;
   /// A position sees this many positions, itself among them, in layers from max_window_layers on (Mistral, arXiv
-  /// 2310.06825); 0: it sees all before it.
+  /// 2310.06825); 0: it sees all earlier positions.
   std::int64_t sliding_window = 0;
   std::int64_t max_window_layers = 0;
-  /// How frequencies of rotary embeddings are changed for inputs longer than those of pretraining: "default" (not at
+  /// The change of frequencies of rotary embeddings for inputs longer than those of pretraining: "default" (not at
   /// all), "linear" (all divided by rope_factor) or "llama3" (those of long waves; the other three fields say which).
   std::string rope_type = "default";
   double rope_factor = 1.0;
@@ -66,8 +66,8 @@ using ModelConfig = std::variant<GPTConfig, LlamaConfig>;
 
 /// Reads and checks a model file (docs/models.md), or, where `path` is a folder, the config.json of Hugging Face in it
 /// (hf_config.h). The status lists *all* errors if there are some, with exit code 78: unknown keys, wrong types, values
-/// out of range, sizes that do not divide, more than 1e14 parameters. A file that cannot be read: 66 missing, 77 no
-/// permission, 65 no regular file.
+/// out of range, sizes that do not divide, more than 1e14 parameters. Errors for a file that cannot be read: 66
+/// missing, 77 no permission, 65 no regular file.
 absl::StatusOr<ModelConfig> read_model_config(const std::filesystem::path& path);
 /// Reads a text; `name` stands for the file in messages.
 absl::StatusOr<ModelConfig> parse_model_config(const std::string& text, const std::string& name = "model");
@@ -76,7 +76,7 @@ absl::StatusOr<ModelConfig> parse_model_config(const std::string& text, const st
 /// built with.
 std::string to_json(const ModelConfig& config);
 
-/// Number of parameters of the model, a tied weight counted once. It is computed by formula: no tensor is made.
+/// Returns the number of parameters; a tied weight counts once. It is computed by a formula: no tensor is made.
 std::int64_t parameter_count(const ModelConfig& config);
 
 }  // namespace tessera::models

@@ -8,7 +8,7 @@ namespace tessera::models {
 /// docs/models.md; a test compares the two. `tessera_model_docs docs` writes it.
 std::string model_reference();
 
-/// The model files that the page shows and that a test reads: one of each kind.
+/// These return the model files that the page shows and that a test reads: one of each kind.
 std::string gpt_example();
 std::string llama_example();
 

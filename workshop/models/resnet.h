@@ -20,10 +20,10 @@ struct ResNetConfig {
   std::int64_t width = 64;  ///< channels of the first stage; each further stage doubles it
   /// whether blocks have three convolutions, with 4 times as many channels at their end (ResNet-50)
   bool bottlenecks = false;
-  bool wide_stem = false;  ///< a 7x7 convolution that halves the image, and pooling that does: for 224 x 224
+  bool wide_stem = false;  ///< a 7x7 convolution and pooling, both halving the image: for 224 x 224
 };
 
-/// ResNet-18 and ResNet-50 of the same paper for images of `side` x `side` pixels: from 64 pixels on with a wide stem.
+/// These return that paper's ResNet-18 and ResNet-50 for images of `side` x `side` pixels; from 64 on the stem is wide.
 ResNetConfig resnet18(std::int64_t side, std::int64_t channels, std::int64_t classes);
 ResNetConfig resnet50(std::int64_t side, std::int64_t channels, std::int64_t classes);
 
@@ -41,8 +41,8 @@ class BasicBlockImpl : public torch::nn::Module {
 };
 TORCH_MODULE(BasicBlock);
 
-/// A 1x1 convolution that narrows, a 3x3 one, and a 1x1 one to 4 x `width` channels, with a shortcut around them (the
-/// paper's figure 5 right). The 3x3 convolution has the stride.
+/// A 1x1 convolution that narrows, a 3x3 convolution, and a 1x1 convolution to 4 x `width` channels, with a shortcut
+/// around them (the paper's figure 5 right). The 3x3 convolution has the stride.
 class BottleneckImpl : public torch::nn::Module {
  public:
   BottleneckImpl(std::int64_t in, std::int64_t width, std::int64_t stride);

@@ -11,7 +11,7 @@ void AddedTokens::add(std::string content, std::uint32_t id) {
   tokens_.insert(place, Token{std::move(content), id});
 }
 
-/// Returns the longest token that the text begins with. Contents that begin like the text are neighbours in the list,
+/// Returns the longest token with which the text begins. Contents that begin like the text are neighbours in the list,
 /// and each further byte leaves fewer of them.
 const AddedTokens::Token* AddedTokens::longest_at(std::string_view text) const {
   auto begin = tokens_.begin(), end = tokens_.end();

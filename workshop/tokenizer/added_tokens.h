@@ -10,15 +10,15 @@
 
 namespace tessera {
 
-/// Tokens that are found in text before it is cut into words, such as "[BOS]": the leftmost one, and the longest of
-/// those that begin at one place.
+/// Tokens that are found in text before it is cut into words, such as "[BOS]": the leftmost token, and the longest of
+/// the tokens that begin at one place.
 class AddedTokens {
  public:
-  /// REQUIRES: content is not empty.
+  /// Adds a token. REQUIRES: content is not empty.
   void add(std::string content, std::uint32_t id);
   bool empty() const { return tokens_.empty(); }
 
-  /// Calls `piece(part, token)` for all of `text` in order; `token` is empty for what lies between tokens.
+  /// Calls `piece(part, token)` for all of `text` in order; `token` is empty for text between tokens.
   void split(std::string_view text,
              absl::FunctionRef<void(std::string_view, std::optional<std::uint32_t>)> piece) const;
 

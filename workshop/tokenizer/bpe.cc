@@ -12,7 +12,7 @@
 namespace tessera {
 namespace {
 
-constexpr std::size_t kShort = 48;  ///< up to so many bytes, a search over all pairs is faster than a queue of pairs
+constexpr std::size_t kShort = 48;  ///< up to this many bytes, a search over all pairs is faster than a queue
 
 /// Returns whether no UTF-8 text has the byte.
 bool is_never_in_utf8(int byte) { return byte == 0xC0 || byte == 0xC1 || byte >= 0xF5; }
@@ -84,7 +84,7 @@ void BytePairEncoding::encode_short(std::vector<Id>& symbols) const {
   }
 }
 
-/// Symbols are a linked list, and pairs wait in a queue, where pairs that no longer exist may be too.
+/// Symbols are a linked list, and pairs wait in a queue, which may also hold pairs that no longer exist.
 void BytePairEncoding::encode_long(std::vector<Id>& symbols) const {
   struct Link {
     std::size_t previous, next;
@@ -92,7 +92,7 @@ void BytePairEncoding::encode_long(std::vector<Id>& symbols) const {
   const std::size_t count = symbols.size();
   std::vector<Link> links(count);
   std::vector<bool> is_gone(count, false);
-  using Pair = std::tuple<std::uint32_t, std::size_t, Id>;  // rank, place of the left one, what they become
+  using Pair = std::tuple<std::uint32_t, std::size_t, Id>;  // rank, place of the left symbol, the joined token
   std::priority_queue<Pair, std::vector<Pair>, std::greater<>> queue;
   const auto consider = [&](std::size_t left) {
     if (left >= count || links[left].next >= count) return;

@@ -15,7 +15,7 @@
 namespace tessera {
 
 /// Byte pair encoding (Sennrich et al., arXiv 1508.07909) over bytes: a word's bytes are tokens at first, and the pair
-/// that was learned earliest is joined, the leftmost first, until there is none. Immutable; `encode` is thread-safe.
+/// that was learned earliest is joined, the leftmost first, until there is none. It is immutable and thread-safe.
 class BytePairEncoding {
  public:
   using Id = std::uint32_t;
@@ -24,7 +24,7 @@ class BytePairEncoding {
     std::vector<std::pair<std::string, std::string>> merges;  ///< ordered as learned; the joined bytes must be a token
     bool ignore_merges = false;                               ///< a word that is a token becomes that token
   };
-  /// Errors: 65 a byte of UTF-8 that is no token, or a merge of what is no token, or to what is none.
+  /// Errors: 65 for a byte of UTF-8 that is no token, or a merge of texts that are no tokens, or to such a text.
   static absl::StatusOr<BytePairEncoding> make(const Parts& parts);
 
   /// Appends the tokens of a word. It takes time n log n in its bytes.

@@ -15,7 +15,7 @@ constexpr bool is_visible(int byte) {
   return (byte >= '!' && byte <= '~') || (byte >= 0xA1 && byte <= 0xAC) || (byte >= 0xAE && byte <= 0xFF);
 }
 
-/// [code point]: its byte.
+/// Makes the table [code point]: its byte.
 constexpr std::array<int, kFirstOther + kOthers> make_bytes() {
   std::array<int, kFirstOther + kOthers> bytes{};
   std::size_t other = kFirstOther;

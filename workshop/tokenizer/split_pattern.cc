@@ -18,7 +18,7 @@ constexpr std::size_t kMostExpressionBytes = std::size_t{1} << 14;
 constexpr std::size_t kFirstStack = std::size_t{32} << 10,
                       kMostStack = std::size_t{16} << 20;  // sizes of the compiled matcher's stack
 constexpr std::uint32_t kMostHeapKib = 64 << 10;           // heap of the interpreting matcher
-/// Unicode's White_Space: PCRE2's own \s also has U+180E, which Unicode has removed from that property.
+/// Unicode's White_Space: PCRE2's \s also has U+180E, which Unicode has removed from that property.
 constexpr std::string_view kSpace = R"(\p{Z}\t-\r\x{85})";
 
 constexpr const char kExpressionHint[] =
@@ -105,7 +105,7 @@ absl::StatusOr<SplitPattern> SplitPattern::compile(const std::string& expression
     return refused(expression, fmt::format("is not understood: {} (at byte {} of {})",
                                            reinterpret_cast<const char*>(text), place, quoted_text(ours, 200)));
   }
-  // Patterns are interpreted where there is no compiler for this processor.
+  // Patterns are interpreted if there is no compiler for this processor.
   pcre2_jit_compile(compiled->code, PCRE2_JIT_COMPLETE | PCRE2_JIT_PARTIAL_HARD);
   compiled->match = pcre2_match_data_create_from_pattern(compiled->code, nullptr);
   compiled->context = pcre2_match_context_create(nullptr);
@@ -129,7 +129,7 @@ std::size_t begin_of_character(std::string_view text, std::size_t place) {
 ///
 /// PCRE2 counts steps, but anew at each character where a match may begin, and not those of a repeat of one character
 /// ("\s+"). So a search sees only a window of the text, and gets few steps a character. If these do not suffice (a long
-/// word), characters are tried one by one with more of both, and what is granted is taken from the text's budget.
+/// word), characters are tried one by one with more of both, and the steps are taken from the text's budget.
 class SplitPattern::Search {
  public:
   Search(Compiled& compiled, std::string_view text, StepBudget& budget)
@@ -138,7 +138,7 @@ class SplitPattern::Search {
   struct Match {
     std::size_t begin = 0, end = 0;
   };
-  /// Returns the first match at or behind `from` that is not empty; an empty one if there is none.
+  /// Returns the first match at or behind `from` that is not empty; an empty match if there is none.
   absl::StatusOr<Match> next(std::size_t from) {
     grant_least();
     while (from < text_.size()) {
@@ -171,7 +171,7 @@ class SplitPattern::Search {
   }
 
  private:
-  // Limits for a character where a match may begin.
+  // The smallest limits for a character where a match may begin.
   static constexpr std::size_t kLeastSteps = 128, kLeastWindow = 1024;
   static constexpr std::size_t kMostSteps = 10'000'000, kGrowth = 4;
 

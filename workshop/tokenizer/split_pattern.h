@@ -16,7 +16,7 @@ namespace tessera {
 class StepBudget {
  public:
   explicit StepBudget(std::size_t text_bytes) : text_bytes_(text_bytes), left_(kFree + kPerByte * text_bytes) {}
-  /// Takes steps. Returns false if that is more than is left.
+  /// Takes steps. Returns false if that is more than the steps that are left.
   bool take(std::size_t steps) {
     if (steps > left_) return false;
     left_ -= steps;
@@ -35,15 +35,15 @@ class StepBudget {
 /// use it.
 class SplitPattern {
  public:
-  /// Errors: 65 where PCRE2 does not understand the expression, with the place.
+  /// Compiles the expression. Errors: 65 if PCRE2 does not understand it, with the place.
   static absl::StatusOr<SplitPattern> compile(const std::string& expression);
   SplitPattern(SplitPattern&&) noexcept;
   SplitPattern& operator=(SplitPattern&&) noexcept;
   ~SplitPattern();
 
-  /// Calls `piece(part, is_match)` for the matches and for what lies between them, in order; none is empty. REQUIRES:
-  /// `text` is UTF-8. `budget`: that of the whole text, of which this may be a piece. Errors: 65 where it does not
-  /// suffice.
+  /// Calls `piece(part, is_match)` for the matches and for the parts between them, in order; no part is empty.
+  /// REQUIRES: `text` is UTF-8. `budget`: that of the whole text, of which this may be a piece. Errors: 65 if the
+  /// budget is too small.
   absl::Status split(std::string_view text, StepBudget& budget,
                      absl::FunctionRef<void(std::string_view, bool)> piece) const;
 

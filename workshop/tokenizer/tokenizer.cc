@@ -15,7 +15,7 @@ namespace {
 
 constexpr std::size_t kMostCached = std::size_t{1} << 16;  ///< words
 constexpr std::size_t kLongestCached = 64;                 ///< bytes
-/// Bytes that are normalised at once. Text may be cut before a line feed, which joins with nothing.
+/// The bytes that are normalised at once. Text may be cut before a line feed, which joins with no character.
 constexpr std::size_t kComposedBytes = std::size_t{1} << 20;
 
 /// Characters below U+0300 are in NFC, and do not join with each other.

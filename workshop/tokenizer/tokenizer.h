@@ -26,11 +26,11 @@ struct PieceCutter {
   bool removes_matches = false;  ///< matches are dropped; else they are pieces of their own
 };
 
-/// A tokenizer as `tokenizer.json` of Hugging Face describes it, of the kind "byte-level BPE": that of GPT-2, Llama 3,
-/// Qwen and others. It gives the tokens that the package `tokenizers` gives, with two exceptions:
+/// A tokenizer as `tokenizer.json` of Hugging Face describes it, of the kind "byte-level BPE", which GPT-2, Llama 3,
+/// Qwen and others have. It gives the tokens that the package `tokenizers` gives, with two exceptions:
 ///
 /// * Text that is not UTF-8 is read as if each bad part were U+FFFD (utf8.h), as Python does with errors="replace".
-/// * Letters and digits that Unicode has since version 14 may be cut otherwise: each library has the tables of its
+/// * Letters and digits that Unicode has since version 14 may be cut differently: each library has the tables of its
 ///   release.
 ///
 /// Steps: added tokens are found; the text between is brought to Unicode's form NFC if the file says so; patterns cut
@@ -39,19 +39,19 @@ class Tokenizer {
  public:
   using Id = std::uint32_t;
 
-  /// `path`: a tokenizer.json, or a folder that holds one. Errors: 66, 77; 65 a file that is damaged, or of a kind that
-  /// is not supported, with the place.
+  /// Reads `path`: a tokenizer.json, or a folder that holds one. Errors: 66, 77; 65 for a file that is damaged, or of a
+  /// kind that is not supported, with the place.
   static absl::StatusOr<Tokenizer> read(const std::filesystem::path& path);
   /// Reads a text; `name` stands for the file in messages.
   static absl::StatusOr<Tokenizer> parse(std::string_view json, const std::string& name = "tokenizer.json");
 
-  /// Highest token + 1: what a model's vocabulary must have at least.
+  /// Returns the highest token + 1, which is the least size of a model's vocabulary.
   std::int64_t vocab_size() const { return vocab_size_; }
   /// Returns the id of a token, spelled as in the file; nothing if there is no such token.
   std::optional<Id> id_of(const std::string& token) const;
 
   /// Appends the tokens of a text. `add_special`: includes those that the file puts before and behind a text ("[BOS]").
-  /// Returns how many parts of the text were no UTF-8. Errors: 65 where a pattern takes too long.
+  /// Returns how many parts of the text were no UTF-8. Errors: 65 if a pattern takes too long.
   absl::StatusOr<std::size_t> encode(std::string_view text, bool add_special, std::vector<Id>& ids) const;
 
   /// Returns the text of tokens, always UTF-8: U+FFFD stands where they end within a character. Ids that are no tokens
@@ -75,7 +75,7 @@ class Tokenizer {
   std::vector<PieceCutter> cutters_;
   bool composes_ = false;              ///< text is brought to NFC
   bool adds_prefix_space_ = false;     ///< a space is put before a piece that begins with none
-  std::size_t prefix_space_at_ = 0;    ///< index of the cutter before which that is done
+  std::size_t prefix_space_at_ = 0;    ///< index of the cutter before which the space is put
   AddedTokens as_written_, composed_;  ///< found before and after NFC
   std::vector<Id> before_, behind_;    ///< special tokens before and behind a text (add_special)
   absl::flat_hash_map<Id, Token> tokens_;

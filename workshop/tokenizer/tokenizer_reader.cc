@@ -1,5 +1,5 @@
-// Reads tokenizer.json into a Tokenizer. Options of the file that a Tokenizer cannot do are refused, since other tokens
-// without a warning would be worse.
+// Reads tokenizer.json into a Tokenizer. Options of the file that a Tokenizer does not support are refused, since other
+// tokens without a warning would be worse.
 //
 // TokenizerReader goes over the sections in turn: normalizer, pre-tokenizer (`read_cutters`), model (`read_vocabulary`,
 // `read_merges`), added tokens, post-processor. Each function checks the types of its section and takes over what it
@@ -176,7 +176,7 @@ class TokenizerReader {
   }
 
   void add_token(const std::string& token, Tokenizer::Id id, bool is_special) {
-    // If characters of a token stand for no byte, the token is text as it is; the decoder does the same.
+    // If characters of a token stand for no byte, the token is taken as plain text; the decoder does the same.
     const std::optional<std::string> bytes = bytes_of_characters(token);
     result_.tokens_[id] = {bytes ? *bytes : token, is_special};
     result_.ids_[token] = id;

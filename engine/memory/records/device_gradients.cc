@@ -112,7 +112,7 @@ std::span<std::byte> DeviceGradients::take(std::int64_t unit, LeaseUse use) {
   };
   if (entry.leases++ > 0) return memory();
   if (entry.slot < 0) use == LeaseUse::kOverwrite ? take_slot(entry) : bring(entry);
-  // Later copies are ordered after this one, so they may write the record again, and the record may be let go.
+  // Later copies are ordered after this copy, so they may write the record again, and the record may be let go.
   if (entry.came) entry.came->join();
   place_gradients(*entry.unit, memory().data());
   if (order_.empty() || order_.back() != unit) return memory();
@@ -150,7 +150,7 @@ void DeviceGradients::announce(std::span<const std::int64_t> units) {
   bring_next();
 }
 
-/// Where no slot is free, the record is read ahead at least.
+/// If no slot is free, at least the record is read ahead.
 void DeviceGradients::bring_next() {
   if (order_.empty()) return;
   Entry& next = entry(order_.back());

@@ -53,26 +53,26 @@ class DeviceGradients final : public Carrier {
   void flush() override { order_.clear(); }
 
   const Slots& slots() const { return slots_; }
-  /// The slot of a unit that has a lease; -1 where its sums stay on the GPU.
+  /// Returns the slot of a unit that has a lease; -1 where its sums stay on the GPU.
   int slot_of(const Unit& unit) const { return entries_[static_cast<std::size_t>(unit.index)].slot; }
 
   /// Returns a unit's sums in the host's memory, those of its trainable groups one behind the other. It is null if they
   /// lie in files, and for the root. Once `copied_out` has passed, they are what the last lease left, and the host may
-  /// write them until the next one.
+  /// write them until the next lease.
   float* sums_on_host(const Unit& unit) const;
   const std::shared_ptr<DeviceKernels::Mark>& copied_out(const Unit& unit) const {
     return entries_[static_cast<std::size_t>(unit.index)].left;
   }
 
   TierCounters counters() const { return tier_->counters(); }
-  /// Bytes that were copied so far, in each direction.
+  /// Returns the bytes that were copied so far, in each direction.
   const HostStepBytes& copied() const { return copied_; }
   std::int64_t memory_bytes() const { return static_cast<std::int64_t>(tier_->record_memory_bytes()); }
   std::string describe() const { return tier_->describe(); }
 
  private:
   using Mark = DeviceKernels::Mark;
-  /// What is known about one unit.
+  /// The state of one unit.
   struct Entry {
     Unit* unit = nullptr;
     std::int64_t record = -1;    ///< its record in the tier; -1: it trains nothing, or is the root

@@ -17,12 +17,12 @@
 
 namespace tessera {
 
-/// Brings shards to a GPU: from their records (FlatGroup::parameters_below) in its host's memory or in files, and the
-/// parts that are in the GPU's own memory from there. The residency calls it when it gathers a unit.
+/// Brings shards to a GPU from their records (FlatGroup::parameters_below) in its host's memory or in files; parts that
+/// are in the GPU's own memory are copied from there. The residency calls it when it gathers a unit.
 ///
 /// A unit's index is the number of its record. `announce` begins to bring parts to FlatGroup::part_in_full, beside
-/// those that are on their way. `acquire` waits for one unit's, and makes later queued work wait. Its lease has no
-/// memory, since the gathered buffer is the residency's.
+/// those that are on their way. `acquire` waits for one unit's parts, and makes later queued work wait. Its lease has
+/// no memory, since the gathered buffer is the residency's.
 ///
 /// Records in the host's memory are copied on a stream of their own as soon as a gather begins; no call waits for the
 /// device. Records in files are read into pinned memory first, one piece for each unit that may be on its way;

@@ -30,13 +30,13 @@ class GradientRecords final : public Carrier {
   void announce(std::span<const std::int64_t> units) override;
   void flush() override { order_.clear(); }
 
-  /// Bytes moved since the records were made, and how long this rank stood still for them.
+  /// Returns the bytes moved since the records were made, and how long this rank stood still for them.
   TierCounters counters() const { return files_->counters(); }
   std::int64_t memory_bytes() const { return static_cast<std::int64_t>(files_->record_memory_bytes()); }
   std::string describe() const { return files_->describe(); }
 
  private:
-  /// What is known about one unit.
+  /// The state of one unit.
   struct Entry {
     Unit* unit = nullptr;
     std::int64_t record = -1;          ///< its record in files; -1: it trains nothing, or is the root

@@ -14,13 +14,13 @@
 
 namespace tessera {
 
-/// Brings this rank's parts of units to the CPU's gathered buffers: from their records on disk
-/// (FlatGroup::parameters_below), and what is in memory from there. The residency calls it when it gathers a unit, on
-/// the thread that runs forward and backward.
+/// Brings this rank's parts of units to the CPU's gathered buffers, from their records on disk
+/// (FlatGroup::parameters_below) or from memory. The residency calls it when it gathers a unit, on the thread that runs
+/// forward and backward.
 ///
 /// A unit's index is the number of its record. `announce` begins to bring parts to FlatGroup::part_in_full, which
-/// begins at a page, beside those that are on their way. `acquire` waits for one unit's. Where it throws, nothing of
-/// the unit is under way any more. Its lease has no memory, since the gathered buffer is the residency's.
+/// begins at a page, beside those that are on their way. `acquire` waits for one unit's parts. Where it throws, nothing
+/// of the unit is under way any more. Its lease has no memory, since the gathered buffer is the residency's.
 class PartCarrier final : public Carrier {
  public:
   /// `units` must outlive this object.

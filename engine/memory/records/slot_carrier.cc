@@ -118,7 +118,7 @@ void SlotCarrier::end_uses() {
   while (!here_.empty() && here_.front().state != Here::State::kLeased) {
     const Here here = here_.front();
     const bool goes_back = here.state == Here::State::kDone;
-    // Where a record was dropped, the slot's next one comes after the work on it.
+    // Where a record was dropped, the slot's next record comes after the work on it.
     back_[slot_of(uses_)] =
         goes_back ? kernels_.download(here.on_host.data(), memory_of(uses_), here.on_host.size()) : kernels_.mark();
     here_.pop_front();
@@ -133,7 +133,7 @@ void SlotCarrier::end_uses() {
   if (here_.empty() && std::exchange(has_passed_, false)) bring_ahead();
 }
 
-/// Is called while a failure is thrown. The record does not go back, so the host keeps the old values.
+/// It is called while a failure is thrown. The record does not go back, so the host keeps the old values.
 void SlotCarrier::drop(std::int64_t record) noexcept {
   const auto attempt = [](const auto& body) {
     try {
@@ -165,8 +165,8 @@ std::span<std::byte> SlotCarrier::hold(std::int64_t record, LeaseUse use) {
   return leaving_.emplace_back(records_->acquire(record, use)).bytes();
 }
 
-/// The event for which the copy of `record` to the slot of `use` must wait: the copies back of what the slot held, and
-/// of the record's last use. Copies back run in the order in which they were queued, so the later of the two is enough.
+/// Returns the event for which the copy of `record` to the slot of `use` must wait: the copies back of what the slot
+/// held, and of the record's last use. Copies back run in the order of their queue, so the later one is enough.
 const DeviceKernels::Mark& SlotCarrier::last_before(std::int64_t use, std::int64_t record) const {
   const std::int64_t last = std::max(use - slots_.count, last_use_[static_cast<std::size_t>(record)]);
   return last < 0 ? *made_ : *back_[slot_of(last)];

@@ -77,7 +77,7 @@ class SlotCarrier final : public Carrier {
   struct Here {
     enum class State : std::uint8_t { kLeased, kDone, kDropped };
     std::int64_t record;
-    std::span<std::byte> on_host;  ///< its memory there
+    std::span<std::byte> on_host;  ///< its memory on the host
     State state = State::kLeased;
   };
 

@@ -31,7 +31,7 @@ void TierCarrier::announce(std::span<const std::int64_t> order) {
   fetch_ahead();
 }
 
-/// Whether `order` is the last part of what was announced, and none of it was acquired.
+/// Returns whether `order` is the last part of what was announced, and none of it was acquired.
 bool TierCarrier::is_rest(std::span<const std::int64_t> order) const {
   if (order.size() > order_.size()) return false;
   const std::size_t begin = order_.size() - order.size();

@@ -64,12 +64,12 @@ class TierCarrier final : public Carrier {
 
   /// Calls `body` with the tier while it holds no record. REQUIRES: records are durable, and none has a lease.
   void between_passes(c10::function_ref<void(DurableTier&)> body);
-  /// The tier itself, for calls that touch no record: DurableTier::sync and committed. REQUIRES: records are durable.
+  /// Returns the tier for calls that touch no record: DurableTier::sync and committed. REQUIRES: records are durable.
   DurableTier& durable() const { return *durable_; }
 
-  /// Bytes moved since the records were made, and how long this rank stood still for them.
+  /// Returns the bytes moved since the records were made, and how long this rank stood still for them.
   TierCounters counters() const { return tier_->counters(); }
-  /// Bytes of the memory for records.
+  /// Returns the bytes of the memory for records.
   std::int64_t memory_bytes() const { return static_cast<std::int64_t>(tier_->record_memory_bytes()); }
   std::string describe() const { return tier_->describe(); }
   std::int64_t records() const { return tier_->num_records(); }
@@ -102,7 +102,7 @@ class TierCarrier final : public Carrier {
   std::vector<Held> leased_ ABSL_GUARDED_BY(mutex_);
   Held idle_ ABSL_GUARDED_BY(mutex_);                        ///< the record that was given back last
   std::vector<std::int64_t> order_ ABSL_GUARDED_BY(mutex_);  ///< the records that were announced, in order
-  /// How many records of `order_` were acquired or passed over, and how many were fetched.
+  /// The number of records of `order_` that were acquired or passed over, and of those that were fetched.
   std::size_t passed_ ABSL_GUARDED_BY(mutex_) = 0, fetched_ ABSL_GUARDED_BY(mutex_) = 0;
 };
 

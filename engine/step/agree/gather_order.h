@@ -18,8 +18,8 @@ namespace tessera {
 std::uint64_t digest_of_gathers(std::span<const int> units);
 
 /// Exchanges the orders and throws tessera::Error (70), which names the first two ranks of a shard group that differ,
-/// and where. Ranks whose digests differ call it. Collective over the world. `own`: indices of the units gathered in
-/// this step, in order.
+/// and where. Ranks whose digests differ call it. It is collective over the world. `own`: indices of the units gathered
+/// in this step, in order.
 [[noreturn]] void throw_first_difference(std::span<const int> own, const MeshAxes& axes,
                                          const std::vector<std::unique_ptr<Unit>>& units);
 

@@ -12,7 +12,7 @@
 
 namespace tessera {
 
-/// Returns what `part` of a group's flat buffer holds of each parameter. A run's tensor is FlatParameter::number.
+/// Returns the runs of parameters in `part` of a group's flat buffer. A run's tensor is FlatParameter::number.
 std::vector<NormRun> norm_runs(const FlatGroup& group, Extent part);
 
 /// Describes how the norm is made from sums: each trainable group is cut into `parts` equal parts, and each part has
@@ -27,8 +27,8 @@ class GradientNorm final : public GradientVisitor {
   void begin(const FlatGroup& group) override;
   void visit(const FlatGroup& group, std::span<const float> values) override;
 
-  /// The complete sums of `group`. No reduction shows the gradients where there is one rank, so they are read from
-  /// memory here.
+  /// Returns the complete sums of `group`. No reduction shows the gradients where there is one rank, so they are read
+  /// from memory here.
   const NormSums& sums_of(const FlatGroup& group);
 
   /// Forgets the sums. Call it after the optimizer has used the gradients.
@@ -43,7 +43,7 @@ class GradientNorm final : public GradientVisitor {
   Entry& entry(const FlatGroup& group) { return entries_[first_of_unit_[group.unit->index] + group.index]; }
 
   std::vector<std::size_t> first_of_unit_;
-  std::vector<Entry> entries_;  ///< [group, in unit order]; of frozen ones unused
+  std::vector<Entry> entries_;  ///< [group, in unit order]; unused for frozen groups
 };
 
 }  // namespace tessera

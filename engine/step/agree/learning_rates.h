@@ -11,7 +11,7 @@ namespace tessera {
 
 /// The learning rates of a run before its schedule multiplies them: that of all parameters, and those of the groups
 /// (OptimizerConfig::groups). A group has a share of the common rate unless it was given a rate of its own. Steps and
-/// update rules read it; Step::set_lr changes it between steps.
+/// update rules read the rates; Step::set_lr changes them between steps.
 class LearningRates {
  public:
   explicit LearningRates(const OptimizerConfig& optimizer);
@@ -26,7 +26,7 @@ class LearningRates {
 
   /// Returns the common rate, and then each group's own rate, or NaN.
   std::span<const double> all() const { return rates_; }
-  /// REQUIRES: `all` of rates for the same groups.
+  /// REQUIRES: `all` comes from `all()` of rates for the same groups.
   void restore(std::span<const double> all) { rates_.assign(all.begin(), all.end()); }
 
  private:

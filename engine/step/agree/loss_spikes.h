@@ -12,7 +12,7 @@ namespace tessera {
 /// The part of LossSpikes that a checkpoint keeps.
 struct SpikeHistory {
   std::vector<double> losses;        ///< losses of the window, oldest first
-  std::int64_t spikes_in_a_row = 0;  ///< up to the latest step
+  std::int64_t spikes_in_a_row = 0;  ///< number of spikes in a row up to the latest step
 };
 
 /// Tells the steps whose loss is far above those before them (SpikeConfig). CpuStep asks it in each step; on a GPU the
@@ -22,8 +22,8 @@ struct SpikeHistory {
 /// The window holds the losses of the last `window` steps that were no spikes. A step is a spike if the window is full
 /// and its loss is above `factor` times the window's median; the median of an even number of losses is the mean of the
 /// two in the middle. After window / 2 spikes in a row (at least one) the loss is taken to have changed for good, and
-/// the window begins anew with it. A loss that is no finite number never gets into the window. All memory is allocated
-/// at once.
+/// the window begins anew with it. A loss that is not finite never gets into the window. All memory is allocated when
+/// it is made.
 class LossSpikes {
  public:
   using Verdict = SpikeVerdict;
@@ -32,7 +32,7 @@ class LossSpikes {
 
   /// Adds the loss of the next step and returns the verdict on it.
   Verdict add(double loss);
-  /// The median with which the latest loss was compared; 0 while the window is not full.
+  /// Returns the median with which the latest loss was compared; 0 while the window is not full.
   double median() const { return state_.median; }
 
   SpikeHistory history() const;
@@ -40,7 +40,7 @@ class LossSpikes {
   void restore(const SpikeHistory& history);
 
   const SpikeRule& rule() const { return rule_; }
-  /// The state that a device keeps. The caller may read and write it.
+  /// Returns the state that a device keeps. The caller may read and write it.
   SpikeState& state() { return state_; }
   std::span<double> losses() { return losses_; }
 

@@ -14,8 +14,8 @@ struct MicrobatchLoss {
   double weight = 0.0;  ///< MicrobatchInfo::weight; 0 where this rank had no batch
 };
 
-/// Adds losses up in the tree of a step's sums (SumCounter), whichever ranks computed the microbatches. `of(rank)`: a
-/// rank's microbatches [round]. REQUIRES: begin < end.
+/// Adds losses up in the tree of a step's sums (SumCounter), whichever ranks computed the microbatches. `of(rank)`
+/// returns a rank's microbatches [round]. REQUIRES: begin < end.
 template <class OfRank>
 MicrobatchLoss sum_of_losses(const MicrobatchOrder& order, const OfRank& of, std::int64_t begin, std::int64_t end) {
   if (end - begin == 1) {

@@ -19,14 +19,14 @@
 
 namespace tessera {
 
-/// The world ranks whose parts make up a whole buffer, each part once, in order of the parts.
+/// Returns the world ranks whose parts make up a whole buffer, each part once, in order of the parts.
 std::vector<int> owners_of_parts(const AxisPlacement& placement, const MeshAxes& axes);
 
 /// Returns a digest that is equal on ranks with equal learning rates and options (LearningRates::all,
 /// UpdateOptions::all).
 std::uint64_t digest_of_numbers(std::span<const double> rates, std::span<const double> options);
 
-/// What one rank knows at the end of a step's backward.
+/// The data that one rank has at the end of a step's backward.
 struct LocalStep {
   double loss = 0.0;    ///< sum over this rank's microbatches of weight * loss, divided by their number in a whole step
   double weight = 0.0;  ///< sum of their weights (MicrobatchInfo::weight)
@@ -34,11 +34,11 @@ struct LocalStep {
   std::span<const int> gathered;    ///< units gathered in this step, in order (Residency::gathered)
   std::span<const double> rates;    ///< LearningRates::all
   std::span<const double> options;  ///< UpdateOptions::all
-  double busy_seconds = 0;          ///< since the last step, without waits for other ranks
-  OwnGradients own;                 ///< this rank's, in a step that measures them (Strategy::noise_scale); else zeros
+  double busy_seconds = 0;          ///< seconds since the last step, without waits for other ranks
+  OwnGradients own;                 ///< this rank's squares, if the step measures them (Strategy::noise_scale); else 0
 };
 
-/// What all ranks agree on before the update: the same bits everywhere.
+/// The data on which all ranks agree before the update, with the same bits everywhere.
 struct AgreedStep {
   double loss =
       0.0;  ///< sum over ranks in rank order, divided by their number: see mean_loss (optim/arithmetic/weighted_mean.h)
@@ -47,7 +47,7 @@ struct AgreedStep {
   /// sum of squares of all gradients, after their sum over ranks and without the loss scale
   double sum_of_squares = 0.0;
   bool finite = true;
-  /// [trainable parameter, in unit, group, layout order]: did any rank give it a gradient?
+  /// [trainable parameter, in unit, group, layout order]: whether any rank gave it a gradient.
   std::vector<char> used;
   /// [FlatParameter::number]: each parameter's share of sum_of_squares; 0 for frozen ones.
   std::vector<double> squares;
@@ -60,22 +60,22 @@ struct AgreedStep {
 /// same bits however parameters are put into units and gradients are sharded (optim/grad_norm.h).
 ///
 /// A rank's message is a header, a flag for each trainable parameter, its microbatches' losses under "reproducible",
-/// its OwnGradients with "noise_scale", and the norm's sums over this rank's parts; it is as long as the longest of all
-/// ranks. Its size is fixed, so everything is allocated once.
+/// its OwnGradients with "noise_scale", and the norm's sums over this rank's parts. All messages are as long as the
+/// longest. The size is fixed, so everything is allocated once.
 class StepAgreement {
  public:
   StepAgreement(const StepContext& context, GradientNorm& norm);
 
-  /// Collective. The result is valid until the next call. Throws where ranks gathered units in different orders (70),
-  /// or were given different learning rates or options (64). The message names the first one.
-  /// `losses`: this rank's microbatches [round], under Strategy::reproducible; the loss and the weight are then sums in
-  /// the tree over all microbatches.
+  /// It is collective. The result is valid until the next call. Throws where ranks gathered units in different orders
+  /// (70), or were given different learning rates or options (64). The message names the first difference. `losses`:
+  /// this rank's microbatches [round], under Strategy::reproducible; the loss and the weight are then sums in the tree
+  /// over all microbatches.
   const AgreedStep& agree(const LocalStep& local, std::span<const MicrobatchLoss> losses);
 
-  /// From the next step on, `losses` are those of the microbatches of `order`, whose longest run is the same.
+  /// Says that `losses` are those of the microbatches of `order` from the next step on; the longest run is the same.
   void deal(const MicrobatchOrder& order) { order_ = order; }
 
-  /// Spent so far on the exchange of messages.
+  /// Returns the seconds spent so far on the exchange of messages.
   double exchange_seconds() const { return exchange_seconds_; }
 
  private:
@@ -100,7 +100,7 @@ class StepAgreement {
   const int first_rank_;                                              ///< StepContext::first_rank
   std::size_t losses_offset_ = 0, own_offset_ = 0, sums_offset_ = 0;  ///< offsets in a message, bytes
   std::vector<std::byte> message_, messages_;
-  std::vector<const double*> sums_;  ///< [part]: in its rank's message
+  std::vector<const double*> sums_;  ///< [part]: its sums in its rank's message
   AgreedStep agreed_;
   double exchange_seconds_ = 0;
 };

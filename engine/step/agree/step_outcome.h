@@ -23,7 +23,7 @@ struct OutcomeContext {
   SpikeConfig spikes;
 };
 
-/// What a GPU decided about one step. The host knows it once the device has come to the end of the step.
+/// The decision of a GPU about one step. The host knows it once the device has come to the end of the step.
 class StepOutcome {
  public:
   /// `pinned` receives the decision and is not written again before the outcome is known.
@@ -38,12 +38,12 @@ class StepOutcome {
 
   bool is_known() const { return decision_ || end_->passed(); }
   /// Returns the decision, and waits until it is there. Warns once if the step was skipped. Throws tessera::Error: the
-  /// failure of a group if one of its calls failed on the device (MeshAxes::status); exit code 70 if ranks gathered
-  /// units in different orders, in which case no rank has updated anything, or, where units are updated in backward,
-  /// none from the first one on whose ranks differed; 64 if ranks were given different rates or options, and then
-  /// likewise; 65 if a gradient is not finite there; 78 if the loss is negative where spikes are looked for.
+  /// failure of a group if a call of it failed on the device (MeshAxes::status); exit code 70 if ranks gathered units
+  /// in different orders, in which case no rank has updated anything, or, where units are updated in backward, none
+  /// from the first one on whose ranks differed; 64 if ranks were given different rates or options, and then likewise;
+  /// 65 if a gradient is not finite there; 78 if the loss is negative where spikes are looked for.
   const DeviceDecision& wait();
-  /// Seconds for which the device's computation waited for collectives in this step. REQUIRES: wait() has returned.
+  /// Returns the seconds for which the device waited for collectives in this step. REQUIRES: wait() has returned.
   double exposed_seconds() const { return exposed_seconds_; }
 
  private:
@@ -61,7 +61,7 @@ class StepOutcome {
 };
 
 /// Throws tessera::Error (65) for a gradient that is not finite where units are updated in backward, since the step
-/// cannot be skipped then. `when`: begins the text. `whose`: the unit or parameter that has the gradient.
+/// cannot be skipped then. The text begins with `when`. `whose`: the unit or parameter that has the gradient.
 [[noreturn]] void throw_not_finite_in_backward(const std::string& when, const std::string& whose);
 
 void warn_of_overflow(std::int64_t step, double loss_scale, const std::string& parameters);

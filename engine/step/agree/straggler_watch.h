@@ -10,21 +10,21 @@
 
 namespace tessera {
 
-/// The rank of a step for which the others waited, and how long.
+/// The rank of a step for which the others waited, and the time for which they waited.
 struct WaitedFor {
   int rank = -1;       ///< world rank of the one that was busy longest; -1: there is one rank, and nobody waited
-  double seconds = 0;  ///< how much less than this one the others were busy, on average
+  double seconds = 0;  ///< by how much the others were busy for less time, on average
 };
 
-/// `busy_seconds` [rank] is that of StragglerWatch::add, of `first_rank` and the ranks behind it. Where ranks were busy
-/// equally long, the first one is named.
+/// Returns it for `busy_seconds` [rank] as in StragglerWatch::add, of `first_rank` and the ranks behind it. Where ranks
+/// were busy equally long, the first one is named.
 WaitedFor waited_for(std::span<const double> busy_seconds, int first_rank = 0);
 
 /// Finds ranks that keep the others waiting. CpuStep tells it, after each agreement, how long every rank was busy in
 /// the step: from the end of the rank's last step to this agreement, without the time for which it waited in
 /// collectives. That is the time for its data, its forward and its backward. A rank is slow if its median over a window
 /// of steps is more than 1.5 times the median of all ranks' medians (the lower one of the two in the middle), and at
-/// least 10 ms above it. One thread at a time; all memory is allocated at construction.
+/// least 10 ms above it. One thread at a time uses it; all memory is allocated at construction.
 class StragglerWatch {
  public:
   static constexpr std::size_t kWindow = 50;  ///< steps
@@ -32,8 +32,8 @@ class StragglerWatch {
   /// `first_rank`: world rank of the first of `ranks` ranks; the others follow it.
   explicit StragglerWatch(std::size_t ranks, int first_rank = 0);
 
-  /// Adds one step. `busy_seconds` [rank]. Returns, at the end of a window in which some ranks were slow, a
-  /// message that names them, their times and the median; else an empty one.
+  /// Adds one step with its `busy_seconds` [rank]. At the end of a window in which some ranks were slow, returns a
+  /// message that names them, their times and the median; else returns an empty message.
   std::string add(std::span<const double> busy_seconds);
 
  private:

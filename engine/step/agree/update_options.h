@@ -30,9 +30,9 @@ class UpdateOptions {
   static std::span<const OptionKey> keys();
   /// Returns the name of a number in checkpoints, such as "beta1".
   static const char* name_of(std::size_t number);
-  /// `number` of `kNumbers`, or nothing where none has that name.
+  /// Returns the number of that name, below `kNumbers`, or nothing where none has it.
   static std::optional<std::size_t> number_named(const std::string& name);
-  /// A place in `all` for people: "eps of group 1 (blocks)".
+  /// Returns words for a place in `all`: "eps of group 1 (blocks)".
   static std::string words_of(const OptimizerConfig& optimizer, std::size_t place);
 
   /// Sets a number of a group. Without a group it sets the common number, which is used by the groups that have no such
@@ -45,12 +45,12 @@ class UpdateOptions {
   /// Returns the numbers that `config` has for a key.
   static std::vector<double> numbers_in(const OptimizerConfig& config, const OptionKey& key);
 
-  /// Changes with each change of a number.
+  /// Returns a count that changes with each change of a number.
   std::uint64_t version() const { return version_; }
 
-  /// The numbers set by hand: the common ones [kNumbers], then each group's [kNumbers]. NaN means not set.
+  /// Returns the numbers set by hand: the common ones [kNumbers], then each group's [kNumbers]. NaN means not set.
   std::span<const double> all() const { return values_; }
-  /// REQUIRES: `all` of options for the same groups.
+  /// REQUIRES: `all` comes from `all()` of options for the same groups.
   void restore(std::span<const double> all);
 
  private:
@@ -62,8 +62,8 @@ class UpdateOptions {
   std::uint64_t version_ = 0;
 };
 
-/// Returns UpdateOptions::all as files keep it: for each row the numbers that were set, by name. Empty where none was
-/// set.
+/// Returns UpdateOptions::all as files keep it: for each row the numbers that were set, by name. It is empty where none
+/// was set.
 std::vector<std::map<std::string, double>> options_by_name(std::span<const double> all);
 /// Reads what options_by_name returned into `all`. Returns what is wrong, and changes nothing, where the rows belong to
 /// other groups or a name is unknown.

@@ -121,7 +121,7 @@ DeviceRun DeviceUpdate::directions_of(const Group& group, const StateView& view)
   return run;
 }
 
-/// Where parameters begin.
+/// Writes the tables that say where parameters begin.
 void DeviceUpdate::fill_groups(StepTables& tables, DeviceTables& memory) {
   std::vector<StepGroup> groups;
   for (Group& g : groups_) {
@@ -158,7 +158,7 @@ std::vector<GroupNumbers> DeviceUpdate::group_numbers() const {
   return numbers;
 }
 
-/// The configurations of OptimizerConfig::groups.
+/// Writes which of OptimizerConfig::groups each parameter belongs to.
 void DeviceUpdate::fill_group_of_parameters(StepTables& tables, DeviceTables& memory) const {
   if (context_.strategy.optimizer.groups.empty()) return;
   static_assert(FlatParameter::kNoGroup + 1 == 0);
@@ -179,7 +179,7 @@ void DeviceUpdate::fill_matrices(StepTables& tables, DeviceTables& memory) const
   tables.is_matrix = memory.put<std::uint8_t>(is_matrix);
 }
 
-/// Whether some weights of the group are offloaded. All of them are then copied if their norms are needed.
+/// Returns whether some weights of the group are offloaded. All of them are then copied if their norms are needed.
 bool DeviceUpdate::weights_below(const Group& group) const {
   const FlatGroup& flat = *group.group;
   return context_.plan.weights_below(
@@ -412,7 +412,7 @@ void DeviceUpdate::launch_update(std::size_t index, const StateView& view) {
               : context_.kernels.update(run_of(g, view), tables_);
 }
 
-/// Under muon the host does not know who is used, and matrices without gradients are zeros.
+/// Under muon the host does not know which matrices are used, and those without gradients are zeros.
 void DeviceUpdate::exchange(std::span<const Visit> visits) {
   std::optional<MatrixUpdate::OfStep> step;
   if (decided_) step.emplace(MatrixUpdate::OfStep{context_.rates, decided_->rates, steps_, decided_->used});

@@ -64,31 +64,31 @@ class DeviceUpdate final : public StepWalk {
   DeviceUpdate(const QueuedContext& context, const RuleOptimizer& rules, StepTables& tables,
                DeviceTables& table_memory);
 
-  /// The groups that train, in the order of units.
+  /// Returns the groups that train, in the order of units.
   std::span<const Group> groups() const { return groups_; }
-  /// The number of parameters in all groups.
+  /// Returns the number of parameters in all groups.
   std::size_t parameters() const { return parameters_; }
-  /// The part of a request that stays the same from step to step, until `follow` changes it.
+  /// Returns the part of a request that stays the same from step to step, until `follow` changes it.
   StepRequest request() const;
   /// These numbers count from the next step on.
   void follow(const UpdateOptions& options);
-  /// The numbers of parameter groups (OptimizerConfig::groups), without rates set by hand.
+  /// Returns the numbers of parameter groups (OptimizerConfig::groups), without rates set by hand.
   std::vector<GroupNumbers> group_numbers() const;
   /// Says which groups and parameters a unit has.
   UnitRequest request_for(const Unit& unit) const;
 
-  /// The sum of a unit's gradients is queued: where the host updates, they are copied. `forget`: those to come are no
-  /// step's.
+  /// `fetch` is called when the sum of a unit's gradients is queued; it copies them where the host updates. After
+  /// `forget`, the sums that come belong to no step.
   void fetch(const Unit& unit);
   void forget();
 
   /// Updates one unit in backward, by the decision that is valid at that time. `finish` must follow after the last
   /// unit.
   void update(Unit& unit);
-  /// Updates all units, as the decision is.
+  /// Updates all units as the decision says.
   void update();
 
-  /// Step::swap_averages.
+  /// Implements Step::swap_averages.
   void swap_averages();
   /// Implements Step::resume: [trainable parameter] is the number of steps in which it took part.
   void resume(std::span<const std::int64_t> steps);
@@ -106,7 +106,7 @@ class DeviceUpdate final : public StepWalk {
   bool is_muon() const { return matrices_ && matrices_->makes_directions(); }
   bool makes_lamb_directions() const { return rules_.rule() == StepRule::kLamb; }
   void report_speed() const;
-  /// What the device decided about the step, and which parameters are used: [parameter].
+  /// The decision of the device about the step, and which parameters are used: [parameter].
   struct Decided {
     UpdateRates rates;
     std::vector<char> used;
@@ -144,7 +144,7 @@ class DeviceUpdate final : public StepWalk {
   std::vector<OptimizerConfig> configs_;  ///< numbers of the next step; [0]: for parameters in no group; [1 + group]
   std::vector<Group> groups_;
   std::size_t parameters_ = 0;
-  std::vector<std::int64_t> steps_;         ///< under rules of whole tensors: in how many each parameter took part
+  std::vector<std::int64_t> steps_;         ///< under rules of whole tensors: steps in which each parameter took part
   std::unique_ptr<MatrixUpdate> matrices_;  ///< null if no group has matrices
   std::unique_ptr<OwnDeviceUpdate> own_;    ///< null where the program brings no rule
   std::unique_ptr<QueuedLayers> layers_;    ///< under lamb and lars; else null

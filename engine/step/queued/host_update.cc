@@ -20,7 +20,7 @@ namespace {
 
 bool reads_parameter(const FlatGroup& group) { return holds_masters(group.master_kind, group.dtype); }
 
-/// Where the parameter of the part's first element lies on the GPU.
+/// Returns where the parameter of the part's first element lies on the GPU.
 std::byte* parameter_on_gpu(const FlatGroup& group, Extent part) {
   return group.shard + (part.offset - group.parameter_part.offset) * group.element_bytes();
 }
@@ -67,7 +67,7 @@ HostUpdate::~HostUpdate() {
   }
 }
 
-/// `sums`: of the group, where they lie on the host; moves behind them.
+/// `sums`: the group's sums, where they lie on the host. The function moves it behind them.
 void HostUpdate::take_copies(Group& group, std::byte*& place, float*& sums) const {
   FlatGroup& flat = *group.group;
   if (sums) {

@@ -21,9 +21,9 @@
 namespace tessera {
 
 /// The CPU's update of a GPU's masters and optimizer states where they lie, in records in pinned memory of its host
-/// (OffloadedStep::kCpu), and what goes between the two for it: sums of gradients there, and parameters that are
-/// masters, or half of them; new parameters back. Parameters that lie in the host's memory too are updated there.
-/// Copies run on queues of their own beside what is computed, and marks keep them in order:
+/// (OffloadedStep::kCpu), and the transfers for it: sums of gradients to the host, with parameters that are masters or
+/// halves of masters, and new parameters back. Parameters that lie in the host's memory too are updated there. Copies
+/// run on queues of their own beside what is computed, and marks keep them in order:
 ///
 /// 1. A unit's gradients are copied behind its reduction, in a step's last backward. Those that lie in the host's
 ///    memory anyway (DeviceGradients) are used there. A sum that changes once more is copied once more: copies to the
@@ -46,17 +46,17 @@ class HostUpdate {
   /// Says whether sums of gradients are now those of a whole step, and are fetched. That is so from the beginning of
   /// its last backward to its end.
   void expect(bool sums_of_step) { fetches_ = sums_of_step; }
-  /// The sum of a unit's gradients is on the current stream: they are copied.
+  /// Copies the sum of a unit's gradients, which is on the current stream.
   void fetch(const Unit& unit);
   /// Begins to copy the parameters that updates read, in the order of updates. It happens at the step, since a program
   /// may write them until then.
   void fetch_parameters();
 
-  /// A pass over all groups begins. `used`: which trainable parameters take part in this step, which counts for them.
+  /// Begins a pass over all groups. `used`: which trainable parameters take part in this step, which counts for them.
   /// Work that is already queued on the current stream may still read parameters.
   void begin(std::span<const char> used);
   /// Updates a group's records and begins to copy its new parameters. Work that is queued on the current stream after
-  /// this call finds them. `group`: among all that train, in the order of units.
+  /// this call finds them. `group`: its index among all that train, in the order of units.
   void update(std::size_t group, const UpdateRates& rates);
   /// Exchanges masters and averages, likewise.
   void swap_averages(std::size_t group);
@@ -64,7 +64,7 @@ class HostUpdate {
   /// These numbers count from the next step on.
   void follow(const UpdateOptions& options) { elements_.follow(options); }
 
-  /// Step::resume: of each parameter, in how many steps it took part. [trainable parameter]
+  /// Implements Step::resume. [trainable parameter] is the number of steps in which it took part.
   void resume(std::span<const std::int64_t> steps) { steps_.assign(steps.begin(), steps.end()); }
 
   const HostStepBytes& copied() const { return copied_; }
@@ -103,7 +103,7 @@ class HostUpdate {
   void send(Group& group, bool swaps);
 
   const std::shared_ptr<std::byte> memory_;
-  const std::shared_ptr<DeviceGradients> gradients_;  ///< null where none lie below the GPU's memory
+  const std::shared_ptr<DeviceGradients> gradients_;  ///< null where no gradients lie below the GPU's memory
   DeviceKernels& kernels_;
   ElementUpdate elements_;
   const std::size_t threads_;
@@ -113,17 +113,17 @@ class HostUpdate {
   std::vector<std::size_t> first_of_unit_;  ///< [units + 1]: index into groups_ of the unit's first group
   std::vector<std::int64_t> steps_;         ///< applied steps of each trainable parameter
   bool fetches_ = false;
-  std::unique_ptr<DeviceKernels::Mark> read_;  ///< parameters of this pass have been
+  std::unique_ptr<DeviceKernels::Mark> read_;  ///< mark after which the parameters of this pass are read
   std::vector<Piece> pieces_;
   std::vector<DeviceKernels::UploadPiece> uploads_;
   std::shared_ptr<DeviceKernels::Mark> last_came_, last_sent_;  ///< the latest copies each way
   HostStepBytes copied_;
 };
 
-/// The number of threads with which the CPU updates what lies in the memory of a GPU's host: LibTorch's
-/// (on_threads). A rule of the program's is called by one.
+/// Returns the number of threads with which the CPU updates state in the memory of a GPU's host: LibTorch's number
+/// (on_threads). One thread calls a rule of the program.
 std::size_t host_update_threads();
-/// The most elements that one of them takes at once.
+/// The most elements that one such thread takes at once.
 constexpr std::int64_t kHostPiece = 1 << 16;
 
 }  // namespace tessera

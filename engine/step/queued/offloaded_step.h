@@ -13,11 +13,11 @@
 
 namespace tessera {
 
-/// Where the strategy leaves open who updates a GPU's masters and moments in its host's memory (OffloadedStep::kAuto):
-/// who does. Measured now on all ranks at once, which may share the bus and the processor, on memory that is given
-/// back; the slowest rank counts, so all choose alike. Rank 0 logs the choice with its figures. The GPU, where the plan
-/// has records that the CPU cannot update; the CPU, where only its plan fits memory.limit. Empty where nothing is to be
-/// chosen. `scene`: of the plan that is to be made. Collective over `control`.
+/// Chooses who updates a GPU's masters and moments in its host's memory, if the strategy leaves it open (kAuto). It
+/// measures on all ranks at once, which may share the bus and the processor, in memory that is given back; the slowest
+/// rank counts, so all choose alike. Rank 0 logs the choice with its figures. The choice is the GPU if the plan has
+/// records that the CPU cannot update, the CPU if only its plan fits memory.limit, and empty if nothing is to be
+/// chosen. `scene`: that of the plan to be made. It is collective over `control`.
 std::optional<OffloadedStep> choose_offloaded_step(const std::vector<std::unique_ptr<Unit>>& units,
                                                    const Strategy& strategy, const PlanScene& scene,
                                                    const Optimizer& optimizer, Accelerator& accelerator,
@@ -36,7 +36,7 @@ struct OffloadSeconds {
   double on_cpu = 0;
   double on_gpu = 0;  ///< copies all records to the GPU, and back at the same time
 };
-/// `on_cpu`, `on_gpu`: the plans of the two.
+/// `on_cpu`, `on_gpu`: the plans of the two ways.
 OffloadSeconds seconds_of(const OffloadSpeeds& speeds, const MemoryPlan& on_cpu, const MemoryPlan& on_gpu);
 
 }  // namespace tessera

@@ -16,7 +16,7 @@ constexpr auto kPortion =
     // the number of elements in a call changes no bit
     static_cast<std::size_t>(ElementwiseOptimizer::kMostElementsOnGpu);
 
-/// The elements [begin, begin + count) of `run`.
+/// Returns the elements [begin, begin + count) of `run`.
 DeviceRun part_of(const DeviceRun& run, std::size_t begin, std::size_t count) {
   DeviceRun part = run;
   part.arguments = tessera::part_of(run.arguments, begin, count);

@@ -21,14 +21,14 @@ class OwnDeviceUpdate {
   /// `groups`, `parameters`: how many train.
   OwnDeviceUpdate(const QueuedContext& context, std::size_t groups, std::size_t parameters);
 
-  /// The slice as RuleOptimizer takes it.
+  /// Returns the slice as RuleOptimizer takes it.
   OptimizerSlice without_states(const OptimizerSlice& slice) const { return optimizer_of({}).without_states(slice); }
 
   /// Begins the step of a group. `index`: its number among trainable groups. `first`: the number of its first parameter
-  /// among trainable parameters. `used`: of all parameters that train, who takes part in it, which counts for them.
+  /// among trainable parameters. `used`: which of all trainable parameters take part in it; the step counts for these.
   void begin(std::size_t index, const FlatGroup& group, std::size_t first, std::span<const char> used);
-  /// Queues the update of a piece of the group. `run`: the piece, which the device reaches; `view` the same. Throws as
-  /// OwnOptimizer::step.
+  /// Queues the update of a piece of the group. `run` and `view`: the piece, which the device reaches. Throws what
+  /// OwnOptimizer::step throws.
   void update(std::size_t index, const FlatGroup& group, const DeviceRun& run, const StateView& view,
               const UpdateRates& rates, const StepTables& tables);
   /// These numbers count from the next step on.
@@ -42,7 +42,7 @@ class OwnDeviceUpdate {
   ElementUpdate elements_;
   DeviceKernels& kernels_;
   const c10::Device device_;
-  std::vector<std::int64_t> steps_;           ///< applied, by parameter that trains
+  std::vector<std::int64_t> steps_;           ///< applied steps of each trainable parameter
   std::vector<std::vector<UpdateRun>> runs_;  ///< [group]: runs of this step
 };
 

@@ -17,7 +17,7 @@ NormBuffer buffer_of(const QueuedLayers::Part& part, const float* values) {
 
 std::size_t sums_of(const NormBuffer& buffer) { return NormSums(buffer.runs).count(); }
 
-/// Their sums are at `sums`, in order.
+/// Returns the tables of `buffers`, whose sums are at `sums`, in order.
 NormTables tables_of(std::span<const NormBuffer> buffers, double* sums, DeviceTables& memory) {
   return norm_tables(norm_launch(buffers, sums, memory.take<double>(norm_scratch_count(buffers))), memory);
 }
@@ -79,7 +79,7 @@ void QueuedLayers::add_weights(std::span<const Part> parts) {
       continue;
     }
     add_together();
-    const auto* const at = reinterpret_cast<const float*>(message_);  // anywhere
+    const auto* const at = reinterpret_cast<const float*>(message_);  // any address will do
     const NormBuffer buffer = buffer_of(part, at);
     NormTables& tables = norms_.emplace_back(tables_of({&buffer, 1}, sums, memory_));
     tables.high = static_cast<const std::uint16_t*>(a.parameter);

@@ -28,15 +28,15 @@ class QueuedLayers {
   /// directions, whose norms are added up too.
   QueuedLayers(const QueuedContext& context, std::span<const Part> parts, bool of_directions);
 
-  /// Where the caller copies the weights of a part that is copied, from its first element on. Parts use this place one
-  /// after the other.
+  /// Returns where the caller copies the weights of a part that is copied, from its first element on. Parts use this
+  /// place one after the other.
   float* copy() const { return copy_; }
   /// Adds up the weights that were copied to `copy`; kernels that copy them are queued. `part`: its index among all.
   void add_copied(std::size_t part);
 
-  /// Collective. When it is called, weights have not changed in this step, copied weights are added up, and directions
-  /// are made. `request`, `tables`: those of the decided step, whose constants the second pass then uses. Throws
-  /// tessera::Error.
+  /// It is collective. When it is called, weights have not changed in this step, copied weights are added up, and
+  /// directions are made. `request`, `tables`: those of the decided step, whose constants the second pass then uses.
+  /// Throws tessera::Error.
   void agree(const StepRequest& request, const StepTables& tables);
 
  private:

@@ -27,7 +27,7 @@ class QueuedNorm {
   /// Adds a unit whose sum is complete on the current stream, perhaps once more. FlatGroup::gradient of its groups says
   /// where it lies: one behind the other (place_gradients).
   void add(const Unit& unit);
-  /// The sums of all units are on the current stream.
+  /// It is called when the sums of all units are on the current stream.
   void finish();
 
   /// Returns the sums that `add` fills for a trainable unit. REQUIRES: by unit.

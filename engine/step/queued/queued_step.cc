@@ -268,7 +268,7 @@ void QueuedStep::send_host_part(InFlight& slot, const LocalStep& local) {
   if (!updates_in_backward()) send_numbers(slot);
 }
 
-/// Sends the numbers of parameter groups, where there are some. Kernels that are queued from now on find them.
+/// Sends the numbers of parameter groups, if there are any. Kernels that are queued from now on find them.
 void QueuedStep::send_numbers(InFlight& slot) {
   follow_options();
   if (!numbers_there_) return;
@@ -342,7 +342,7 @@ void QueuedStep::resume(const StepProgress& progress) {
   DeviceDecision decision{};
   decision.applied = progress.applied;
   decision.seen = progress.samples;
-  decision.samples = latest().samples;  // `lr` takes the next step for as large
+  decision.samples = latest().samples;  // `lr` assumes that the next step is as large
   decision.scaler = progress.scaler;
   if (watches_for_spikes()) {
     LossSpikes spikes(strategy_.on_spike);

@@ -61,16 +61,16 @@ class QueuedStep final : public Step {
   void swap_averages() override;
   GradientSquares* own_squares() override { return squares_ ? &*squares_ : nullptr; }
   void forget_losses() override;
-  /// Answers for the step kMostStepsInFlight before the latest one, for which the host has waited on every rank.
+  /// Answers for the step kMostStepsInFlight before the latest step, for which the host has waited on every rank.
   const std::vector<char>* known_used() const override { return known_used_.empty() ? nullptr : &known_used_; }
   /// These three wait for the latest step.
   double loss_scale() const override { return scales_loss_ ? latest().scaler.scale : 1.0; }
   std::int64_t applied() const override { return latest().applied; }
   std::int64_t samples_seen() const override { return latest().seen; }
-  /// These two wait for all steps under way. Throw tessera::Error as StepOutcome::wait.
+  /// These two wait for all steps under way. They throw what StepOutcome::wait throws.
   StepProgress progress() const override;
   void resume(const StepProgress& progress) override;
-  /// Not known here. Only the device knows it, and StepResult::wait asks the device.
+  /// It is not known here. Only the device knows it, and StepResult::wait asks the device.
   double communication_seconds() const override { return 0; }
   std::int64_t streamed_bytes() const override { return update_.streamed_bytes(); }
   HostStepBytes host_step() const override { return update_.host_step(); }
@@ -86,7 +86,7 @@ class QueuedStep final : public Step {
     std::shared_ptr<StepOutcome> outcome;  ///< outcome of the step that last used this slot
   };
 
-  /// The latest step's decision; waits for it.
+  /// Returns the latest step's decision, and waits for it.
   DeviceDecision latest() const;
   void wait_for_all() const;
   std::shared_ptr<StepOutcome> queue(const LocalStep& local, std::int64_t number);
@@ -127,7 +127,7 @@ class QueuedStep final : public Step {
   std::optional<QueuedNorm> norm_;        ///< made with the tables
   std::optional<QueuedSquares> squares_;  ///< with "noise_scale"
   at::Tensor own_squares_;                ///< lies in `message_`
-  bool is_begun_ = false;                 ///< a unit of the step, where units are updated in backward
+  bool is_begun_ = false;                 ///< whether a unit of the step has begun, where units are updated in backward
   bool sums_are_steps_ = false;           ///< true from the beginning of a step's last backward to its end
   at::Tensor loss_;                       ///< lies in `message_`
   at::Tensor loss_scale_;                 ///< lies in the decision: a scalar, fp32

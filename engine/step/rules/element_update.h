@@ -32,8 +32,8 @@ struct UpdateRun {
   bool is_updated = true;
 };
 
-/// The CPU's update of elements, one by one: which of a flat group go together in a step, and the pass over them. Whose
-/// masters and states they are, the CPU's or those of a GPU in its host's memory, makes no difference.
+/// The CPU's update of elements, one by one: it finds which of a flat group go together in a step, and goes over them.
+/// Whose masters and states they are, the CPU's or those of a GPU in its host's memory, makes no difference.
 class ElementUpdate {
  public:
   /// `rates` must outlive this object.
@@ -51,7 +51,7 @@ class ElementUpdate {
 
   StepScalars scalars_of(const UpdateRates& rates, const UpdateRun& run) const;
   const Optimizer& optimizer_of(const UpdateRun& run) const { return *optimizers_[run.group + 1]; }
-  /// `optimizer`: that of the run, or one for groups of matrices.
+  /// Updates `slice`. `optimizer`: that of the run, or one for groups of matrices.
   void update(const Optimizer& optimizer, const OptimizerSlice& slice, const UpdateRates& rates,
               const UpdateRun& run) const;
 

@@ -35,25 +35,25 @@ class LayerNorms {
   /// as zeros.
   void add_weights(const FlatGroup& group, std::int64_t first, std::span<const float> values);
   void add_update(const FlatGroup& group, std::int64_t first, std::span<const float> values);
-  /// Collective. Throws tessera::Error. REQUIRES: not Options::by_unit.
+  /// It is collective. Throws tessera::Error. REQUIRES: not Options::by_unit.
   void agree() { agree_on(meetings_.front()); }
   /// Does the same for one unit. REQUIRES: Options::by_unit.
   void agree(const Unit& unit) { agree_on(meetings_[static_cast<std::size_t>(unit.index)]); }
 
-  /// The norms of the parameter with FlatParameter::number `number`, as the latest `agree` on it found them.
+  /// Return the norms of the parameter with FlatParameter::number `number`, as the latest `agree` on it found them.
   double weights(std::int64_t number) const;
   double update(std::int64_t number) const;
 
-  /// Spent on meeting the other ranks so far.
+  /// Returns the seconds spent on meeting the other ranks so far.
   double seconds() const { return seconds_; }
 
  private:
   /// Norms of one kind.
   struct Kind {
-    std::vector<NormSums> sums;   ///< [group, in unit order]; of frozen ones unused
+    std::vector<NormSums> sums;   ///< [group, in unit order]; unused for frozen groups
     std::vector<double> squares;  ///< [FlatParameter::number]
   };
-  /// What ranks tell each other at a time: the norms of some trainable groups.
+  /// The data that ranks exchange at a time: the norms of some trainable groups.
   struct Meeting {
     std::vector<const FlatGroup*> groups;
     std::vector<std::size_t> numbers;  ///< [tensor of `totals`]: FlatParameter::number
@@ -68,7 +68,7 @@ class LayerNorms {
   const std::vector<int> ranks_with_parts_;
   std::vector<std::size_t> first_of_unit_;
   std::vector<Kind> kinds_;                 ///< weights, and updates where they are added
-  std::vector<Meeting> meetings_;           ///< a single one, or [unit]
+  std::vector<Meeting> meetings_;           ///< a single meeting, or [unit]
   std::vector<double> message_, messages_;  ///< message of this rank; messages of all ranks
   std::vector<double> squares_;             ///< [tensor of a meeting's totals]
   std::vector<const double*> parts_;

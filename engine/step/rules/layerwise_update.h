@@ -28,16 +28,16 @@ class LayerwiseUpdate {
   /// `config`: FlatParameter::group of the slice's parameters. With lamb it replaces gradients by directions.
   void measure(const FlatGroup& group, const OptimizerSlice& slice, const StepScalars& scalars, std::size_t config);
 
-  /// Collective. `squares`: AgreedStep::squares. `gradient_scale`: the factor that makes gradients from sums. Throws
-  /// tessera::Error.
+  /// It is collective. `squares`: AgreedStep::squares. `gradient_scale`: the factor that makes gradients from sums.
+  /// Throws tessera::Error.
   void agree(std::span<const double> squares, double gradient_scale);
   /// Does the same for a unit in backward.
   void agree(const Unit& unit, double gradient_scale);
 
-  /// The second pass. `scalars.lr`: the rate before norms are looked at.
+  /// Makes the second pass. `scalars.lr`: the rate before norms are looked at.
   void step(const FlatGroup& group, const OptimizerSlice& slice, const StepScalars& scalars, std::size_t config) const;
 
-  /// Seconds spent on agreements so far.
+  /// Returns the seconds spent on agreements so far.
   double seconds() const { return norms_.seconds(); }
 
  private:

@@ -34,17 +34,17 @@ using VisitMasters = c10::function_ref<void(const FlatGroup&, c10::function_ref<
 /// back: it takes the place of the gradients, and of the groups' tensor states. MatrixUpdate owns and calls it.
 class MatrixExchange {
  public:
-  /// `masters`: reads the masters that go to owners; null under muon. `device`: where TrainingMemory::matrices are.
-  /// `kernels`: the kernels of a GPU, which read masters there; null on the CPU.
+  /// `masters`: reads the masters that go to owners; null under muon. `device`: the device on which
+  /// TrainingMemory::matrices lie. `kernels`: the kernels of a GPU, which read masters there; null on the CPU.
   MatrixExchange(const StepContext& context, const MasterAssigner* masters, ComputeDevice device,
                  DeviceKernels* kernels);
 
-  /// Calls `compute` for the matrices of this rank. Collective. If work is queued, only `visit_masters` waits. It is
-  /// not called under muon. Throws tessera::Error.
+  /// Calls `compute` for the matrices of this rank. It is collective. If work is queued, only `visit_masters` waits,
+  /// which is not called under muon. Throws tessera::Error.
   void run(const MatrixBatch& batch, VisitMasters visit_masters,
            c10::function_ref<void(const DealtMatrix&, const WholeMatrix&)> compute);
 
-  /// Spent in exchanges so far, waiting for ranks that compute longer included.
+  /// Returns the seconds spent in exchanges so far, including waits for ranks that compute longer.
   double seconds() const { return seconds_; }
 
  private:
@@ -53,7 +53,7 @@ class MatrixExchange {
    public:
     Messages(float* begin, std::int64_t numel, std::vector<std::int64_t>& used)
         : begin_(begin), numel_(numel), used_(used) {}
-    /// The next `numel` elements of the message from or to `rank`.
+    /// Returns the next `numel` elements of the message from or to `rank`.
     float* next(int rank, std::int64_t numel);
 
    private:
@@ -69,7 +69,7 @@ class MatrixExchange {
 
   Held collected_from(const DealtMatrix& matrix, int rank) const;
   Held returned_to(const DealtMatrix& matrix, int rank) const;
-  /// These read from the places where this rank holds them, and write there.
+  /// These functions read a matrix from the places where this rank holds it, and write it there.
   void read_own(const DealtMatrix& matrix, Held own, float* gradient, float* states) const;
   void write_own(const DealtMatrix& matrix, Held own, const float* result, const float* states) const;
   void collect(const MatrixBatch& batch, VisitMasters visit_masters);

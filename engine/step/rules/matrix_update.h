@@ -37,23 +37,23 @@ class MatrixUpdate {
   /// Announces the exchange of one unit, which is updated in backward.
   void expect(int unit);
 
-  /// Whether there is a pass before the exchange: Muon moves momenta, and leaves directions in place of the gradients.
+  /// Says if there is a pass before the exchange: Muon moves momenta, and leaves directions in place of the gradients.
   bool makes_directions() const { return !rule_; }
   void make_directions(const FlatGroup& group, const OptimizerSlice& slice, const StepScalars& scalars,
                        std::size_t config) const;
 
-  /// The inputs of a step's numbers.
+  /// The inputs from which a step's numbers follow.
   struct OfStep {
     const LearningRates& learning_rates;
     const UpdateRates& rates;
-    std::span<const std::int64_t> steps;  ///< [trainable parameter]: how many it took part in, with this one
+    std::span<const std::int64_t> steps;  ///< [trainable parameter]: steps in which it took part, with this one
     std::span<const char> used;           ///< [trainable parameter]: whether it takes part in this step
   };
-  /// Exchanges matrices of all ranks, batch by batch. Results lie in place of the gradients. Collective. `step`: the
-  /// same on all ranks; null under muon where the host does not know it: nothing is left out then. `visit_masters`:
-  /// called for each group in order, but under muon. Throws tessera::Error, and what a program's rule throws.
+  /// Exchanges matrices of all ranks, batch by batch. Results lie in place of the gradients. It is collective. `step`:
+  /// the same on all ranks; null under muon where the host does not know it: nothing is left out then. `visit_masters`
+  /// is called for each group in order, except under muon. Throws tessera::Error, and what a program's rule throws.
   void exchange(const OfStep* step, VisitMasters visit_masters);
-  /// Exchanges the matrices of one unit, in backward. REQUIRES: it has some.
+  /// Exchanges the matrices of one unit, in backward. REQUIRES: it has matrices.
   void exchange(int unit, const OfStep& step, VisitMasters visit_masters);
 
   /// Returns the optimizer of Muon on a GPU, whose directions and updates are kernels.
@@ -64,9 +64,9 @@ class MatrixUpdate {
   /// Returns the optimizer that takes in the results of the owners. `config`: FlatParameter::group.
   const Optimizer& optimizer_of(std::size_t config) const;
 
-  /// Spent in exchanges so far.
+  /// Returns the seconds spent in exchanges so far.
   double seconds() const { return exchange_->seconds(); }
-  /// Bytes of states of whole tensors that were copied to the GPU so far.
+  /// Returns the bytes of states of whole tensors that were copied to the GPU so far.
   std::int64_t streamed_bytes() const { return states_ ? states_->uploaded_bytes() : 0; }
 
  private:

@@ -30,7 +30,7 @@ void orthogonalize(float* matrix, MatrixShape shape, std::int64_t steps, std::sp
     float* const begin = std::exchange(place, place + MatrixDeal::in_whole_lines(rows * columns));
     return memory_view(begin, dtype, {rows, columns}, std::nullopt, device);
   };
-  // A wide one is worked on where it lies, unless in bf16.
+  // A wide matrix is updated in place, unless the computation is in bf16.
   const bool is_in_place = !is_tall && dtype == DType::kF32;
   at::Tensor x = is_in_place ? whole : take(shorter, longer), next = take(shorter, longer);
   at::Tensor gram = take(shorter, shorter), factor = take(shorter, shorter);

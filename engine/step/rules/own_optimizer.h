@@ -27,7 +27,7 @@ class OwnOptimizer final : public Optimizer {
   OwnOptimizer(std::shared_ptr<const ElementwiseOptimizer> rule, const OptimizerConfig& config, const EmaConfig& ema);
 
   const std::vector<StateInfo>& states() const override { return states_; }
-  /// Throws what the rule throws; tessera::Error (64) if it made other tensors of its arguments.
+  /// Throws what the rule throws, and tessera::Error (64) if it made other tensors of its arguments.
   void step(const StepScalars& scalars, const OptimizerSlice& slice) const override;
   void average(const OptimizerSlice& slice) const override;
   void swap_average(const OptimizerSlice& slice) const override;
@@ -35,12 +35,12 @@ class OwnOptimizer final : public Optimizer {
 
   /// Updates masters, parameters and averages. It is SGD without momentum, so it has no states.
   const RuleOptimizer& bare() const { return bare_; }
-  /// The slice as `bare()` takes it.
+  /// Returns the slice as `bare()` takes it.
   OptimizerSlice without_states(const OptimizerSlice& slice) const;
-  /// How many elements the rule gets for `count`: whole vectors.
+  /// Returns how many elements the rule gets for `count`: whole vectors.
   static std::size_t filled_up(std::size_t count);
   /// Calls the rule for `count` elements of the slice from `begin` on, which lie where `parameters` do: their masters
-  /// [filled_up(count)]. Updates their states and returns their new masters. Throws as `step`.
+  /// [filled_up(count)]. Updates their states and returns their new masters. Throws what `step` throws.
   at::Tensor updated(const StepScalars& scalars, const OptimizerSlice& slice, std::size_t begin, std::size_t count,
                      const at::Tensor& parameters) const;
 

@@ -37,8 +37,8 @@ class TensorRule {
   virtual void update(const WholeTensor& tensor) const = 0;
 };
 
-/// Makes the rule of adafactor or own_matrix; null for other types. `kernels`: those of the GPU that is the `device`,
-/// which outlive the rule; null on the CPU.
+/// Makes the rule of adafactor or own_matrix; returns null for other types. `kernels`: those of the GPU that is the
+/// `device`, which outlive the rule; null on the CPU.
 std::shared_ptr<const TensorRule> make_tensor_rule(const OptimizerConfig& optimizer, const OwnRules& own_rules,
                                                    c10::Device device = c10::kCPU, DeviceKernels* kernels = nullptr);
 

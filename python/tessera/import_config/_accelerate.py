@@ -1,7 +1,7 @@
 """Rows of Accelerate: the file of `accelerate config`.
 
-Rows call its own keys "accelerate.num_processes" and those in fsdp_config "fsdp.version". Keys in deepspeed_config have
-the names of DeepSpeed's file.
+Rows call its own keys "accelerate.num_processes", for example, and those in fsdp_config "fsdp.version". Keys in
+deepspeed_config have the names of DeepSpeed's file.
 """
 
 from tessera.import_config import _deepspeed, _fsdp
@@ -44,7 +44,7 @@ def _distributed_type(key: Key) -> None:
 
 
 def _put_precision(key: Key, dtype: str) -> None:
-    """Sets the precision. FSDP and DeepSpeed keep parameters in 16 bits; the word means autocast beside DDP."""
+    """Sets the precision. FSDP and DeepSpeed keep parameters in 16 bits; with DDP the word means autocast."""
     if boolean(key.value) is False or dtype == "fp32":
         key.ignored("parameters are fp32, as in Tessera")
     elif dtype not in ("bf16", "fp16"):
@@ -58,7 +58,7 @@ def _put_precision(key: Key, dtype: str) -> None:
 
 
 def _old_fp16(key: Key) -> None:
-    """Decides "fp16", which files had before mixed_precision."""
+    """Decides "fp16", which older files had in place of mixed_precision."""
     said = boolean(key.value) is not False and key.session.find("accelerate.mixed_precision") is not None
     key.ignored("mixed_precision says the type") if said else _put_precision(key, "fp16")
 
@@ -74,7 +74,7 @@ def _compiler_option(key: Key) -> None:
 
 
 def _empty_only(keys: str, refusal: str) -> list[Row]:
-    """Makes rows for keys that say something only if they are not empty, "", false or 0."""
+    """Makes rows for keys that have a meaning only if they are not empty, "", false or 0."""
     def apply(key: Key) -> None:
         off = key.value in ("", [], {}) or boolean(key.value) is False or number(key.value) == 0
         key.ignored("off") if off else key.refused(refusal)

@@ -309,7 +309,7 @@ def _communication_type(key: Key) -> None:
 
 
 def _bf16(section: str) -> list[Row]:
-    # Older versions of DeepSpeed do not read the last ones, and many files have them.
+    # Older versions of DeepSpeed do not read the last keys, and many files have them.
     return [*_enables(section, "bf16"), *below(
         f"{section}.",
         ignores("immediate_grad_update", "Tessera reduces each unit's gradients as soon as they are there"),

@@ -1,8 +1,8 @@
 """Rows of DeepSpeed's "optimizer" and "scheduler".
 
 DeepSpeed's scheduler takes its first step after the first update. Update k, counted from 0, has the rate of iteration k
-- 1, and the first two have that of the beginning. Tessera's schedules (optim/lr_schedule.h) count updates. The table
-has W = warmup_num_steps and T = total_num_steps of DeepSpeed, and a rise that is linear from 0:
+- 1, and the first two updates have the rate of the beginning. Tessera's schedules (optim/lr_schedule.h) count updates.
+The table has W = warmup_num_steps and T = total_num_steps of DeepSpeed, and a rise that is linear from 0:
 
   scheduler       DeepSpeed, iteration i = k - 1               Tessera, update k                       equal from
   WarmupLR        i / W, then 1                                constant, warmup_steps W + 1            k = W + 1
@@ -38,7 +38,7 @@ _REFUSED_SCHEDULERS = {
     "onecycle": "DeepSpeed's OneCycle rises and falls linearly, moves the momentum against the rate and decays afterwards; Tessera's one_cycle "
                 'follows cosines and leaves the momentum. Set lr_schedule {"type": "one_cycle"}, or {"type": "manual"} and call Engine::set_lr',
     "lrrangetest": 'Tessera has no range test. Set lr_schedule {"type": "manual"} and call Engine::set_lr before each step'}
-# Tessera's type, and the number of updates by which its numbers come later.
+# Tessera's type, and the number of updates by which its schedule comes later.
 _SCHEDULERS = {"warmuplr": ("constant", 1), "warmupdecaylr": ("linear", 1), "warmupcosinelr": ("cosine", 0)}
 _LOGARITHM = ("the warm-up of DeepSpeed rises with the logarithm of the step, which is its default, and Tessera's rises linearly. Say "
               '"warmup_type": "linear" if that is fine')
@@ -81,8 +81,8 @@ def _taken_scheduler(session: Session) -> str:
 
 
 def _peak_of(session: Session) -> float | None:
-    """Returns the peak of the learning rate that the scheduler names in place of the optimizer's; None if it names
-    none.
+    """Returns the peak of the learning rate if the scheduler names one in place of the optimizer's rate; otherwise
+    None.
     """
     name, given = _taken_scheduler(session), session.find(_SCHEDULE + "warmup_max_lr")
     if name in ("", "warmupcosinelr") or word(given) == "auto":

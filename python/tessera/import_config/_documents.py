@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 
 from tessera._error import Error
 
-MOST_BYTES, MOST_VALUES, MOST_DEPTH = 1 << 18, 500, 32  # values: some four times the largest file that people have
+MOST_BYTES, MOST_VALUES, MOST_DEPTH = 1 << 18, 500, 32  # values: about four times the largest file in use
 CONFIG, UNAVAILABLE = 78, 69
 NUMBER = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?", re.ASCII)
 _INTEGER = re.compile(r"[-+]?\d+", re.ASCII)
@@ -28,9 +28,9 @@ def read(data: bytes, name: str) -> dict[str, Any]:
     """Returns the object in a file.
 
     `name` stands for the file in errors, and its end (".json", ".yaml") says how it is read; otherwise the text
-    decides. JSON may have what DeepSpeed takes too: comments (// # /* */), a comma behind the last member or none at
-    the end of a line, keys without quotes, NaN and Infinity. YAML has no aliases and tags, and needs the package
-    PyYAML. Each key stands there once. Raises Error (78).
+    decides. JSON may have what DeepSpeed accepts too: comments (// # /* */), a comma behind the last member or no comma
+    at the end of a line, keys without quotes, NaN and Infinity. YAML may have no aliases or tags, and needs the package
+    PyYAML. Each key may be given once. Raises Error (78).
     """
     source = _Source(data, name)
     start = _BLANKS.match(source.text).end()
@@ -52,7 +52,7 @@ def _number(text: str) -> float:
 
 
 class _Source:
-    """A text, the problems found in it, and how much of it may still be read."""
+    """A text, the problems found in it, and the number of values that may still be read."""
 
     def __init__(self, data: bytes, name: str) -> None:
         self.name, self.text, self.problems, self.values_left = name, "", [], MOST_VALUES
@@ -206,7 +206,7 @@ class _Yaml:
         self.source.fail(min(offset, len(self.source.text)), f"not YAML: {message}", pointer)
 
     def checked(self, events: Iterator[Any]) -> Iterator[Any]:
-        """Yields the events of one document's values, and checks them."""
+        """Checks the events of one document's values, and yields them."""
         documents = 0
         for event in events:
             offset = event.start_mark.index
@@ -245,7 +245,7 @@ class _Yaml:
 
 
 def _plain(text: str) -> Any:
-    """Returns what a word without quotes stands for."""
+    """Returns the value for which a word without quotes stands."""
     if text.lower() in _YAML_WORDS and text in (text.lower(), text.capitalize(), text.upper(), "." + text[1:].capitalize()):
         return _YAML_WORDS[text.lower()]
     return _number(text) if NUMBER.fullmatch(text) else text

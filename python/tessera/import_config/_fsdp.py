@@ -48,7 +48,7 @@ def _put_sharding(key: Key, name: str) -> None:
 
 
 def _reads_reshard(session: Session) -> bool:
-    """Returns which of its two keys FSDP reads; version 2 knows reshard_after_forward only."""
+    """Returns whether FSDP reads the key for resharding; version 2 knows reshard_after_forward only."""
     reshard, version = session.find("fsdp.reshard_after_forward"), session.find("fsdp.version")
     if reshard is None or session.find("fsdp.sharding_strategy") is None:
         return reshard is not None
@@ -100,7 +100,7 @@ def _offload(key: Key) -> None:
 
 
 def _finish_offload(session: Session) -> None:
-    """Sets the rest of what FSDP's CPU offload does, which depends on other keys."""
+    """Sets the other effects of FSDP's CPU offload, which depend on other keys."""
     if session.settings.get("/offload/moments/tier") != "host":
         return
     has_masters = session.settings.get("/mixed_precision/param", "fp32") != "fp32"
@@ -126,7 +126,7 @@ def _least_parameters(session: Session) -> int:
 
 
 def _wrap_policy(session: Session) -> str:
-    """Returns the file's policy, or the one that the other keys imply if it names none."""
+    """Returns the file's policy; if it names none, the policy that the other keys imply."""
     policy = session.find("fsdp.auto_wrap_policy")
     if policy is not None:
         return word(policy)

@@ -14,7 +14,7 @@ Rule = Callable[[Key], None]
 
 
 class Row(NamedTuple):
-    """One key of another program. `apply` decides the key, once; it gets neither null nor "auto"."""
+    """One key of another program. `apply` decides the key, once; it never gets null or "auto"."""
 
     name: str  # Key.name; "amp.*" stands for all keys below "amp" that have no row of their own
     doc: str  # what becomes of the key, as text for the page
@@ -28,7 +28,7 @@ class Row(NamedTuple):
 class Format(NamedTuple):
     """A kind of file."""
 
-    name: str  # name for --format
+    name: str  # the format's name for --format
     title: str
     heading: str  # heading of its part of the page
     rows: list[Row]
@@ -36,7 +36,7 @@ class Format(NamedTuple):
     finish: Callable[[Session], None]  # a function that runs after all rows and sets what the file leaves to defaults
 
     def row_of(self, name: str) -> Row | None:
-        """Returns the row of the name, else that of the narrowest section; None for an unknown key."""
+        """Returns the row of the name, else the row of the narrowest section; None for an unknown key."""
         found = [row for row in self.rows if row.name == name or row.name.endswith(".*") and name.startswith(row.name[:-1])]
         return max(found, key=lambda row: (row.name == name, len(row.name)), default=None)
 
@@ -73,7 +73,7 @@ def flag(name: str, pointer: str) -> list[Row]:
 
 
 def switched_off(section: str, refusal: str) -> list[Row]:
-    """Makes a row for a section that works only if its key "enabled" is true, which is refused."""
+    """Makes a row for a section that works only if its key "enabled" is true; true is refused."""
     def apply(key: Key) -> None:
         if not key.session.is_on(f"{section}.enabled"):
             return key.ignored(f"{section} is not enabled")

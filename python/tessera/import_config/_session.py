@@ -47,7 +47,7 @@ def _problem_of(pointer: str, value: Any) -> str:
 
 
 class Fate(NamedTuple):
-    """Tells what became of a key of the file."""
+    """The outcome for a key of the file."""
 
     path: str
     value: str  # JSON, cut if it is long
@@ -64,7 +64,7 @@ class Implied(NamedTuple):
 
 
 class Key:
-    """A key of the file that holds a value. Objects hold keys and are none; an empty object is one."""
+    """A key of the file that holds a value. An object holds keys and is no key itself, unless it is empty."""
 
     def __init__(self, session: "Session", path: str, name: str, value: Any) -> None:
         self.session = session
@@ -120,7 +120,7 @@ class Session:
         self._values = {key.name: key.value for key in reversed(self.keys) if key.value is not None}
 
     def find(self, name: str) -> Any:
-        """Returns the value of the key that rows call `name`; None if the file has none, or says null."""
+        """Returns the value of the key that rows call `name`; None if the file does not have it, or says null."""
         return self._values.get(name)
 
     def is_on(self, name: str) -> bool:

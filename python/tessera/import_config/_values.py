@@ -58,7 +58,7 @@ def dotted(pointer: str) -> str:
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """Returns ". hint: did you mean ...?" with the nearest name, or one that ends alike; "" if there is none."""
+    """Returns ". hint: did you mean ...?" with the nearest name, or a name that ends alike; "" if there is none."""
     by_lower, name = {each.lower(): each for each in known}, name.lower()[:100]
     near = difflib.get_close_matches(name, by_lower, 1, 0.8) or [each for each in by_lower if each.rpartition(".")[2] == name.rpartition(".")[2]]
     return f'. [T0699] hint: did you mean "{by_lower[near[0]]}"?' if near else ""

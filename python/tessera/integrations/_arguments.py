@@ -34,7 +34,7 @@ _OF_AN_OPTIMIZER = ("optim", "optim_args", "adam_beta1", "adam_beta2", "adam_eps
 
 
 def expect_possible(args: TrainingArguments, trainer: dict[str, Any]) -> None:
-    """Raises Error for an argument of TrainingArguments or of Trainer that would do nothing, or harm."""
+    """Raises Error for an argument of TrainingArguments or of Trainer that would do nothing, or would do harm."""
     for name in ("model_init", "optimizers", "optimizer_cls_and_kwargs"):
         if trainer.get(name) not in (None, (None, None)):
             raise Error(f"TesseraTrainer does not take {name}: the Engine has one model, and updates it itself. "
@@ -45,7 +45,7 @@ def expect_possible(args: TrainingArguments, trainer: dict[str, Any]) -> None:
 
 
 def completed(strategy: Strategy, args: TrainingArguments, model: torch.nn.Module, trainer: Trainer) -> dict[str, Any]:
-    """Returns the strategy with everything that only the arguments say."""
+    """Returns the strategy, completed with the values that only the arguments give."""
     strategy = copy_of(strategy)
     microbatches = args.gradient_accumulation_steps
     agree(strategy, "gradient_accumulation", microbatches, "TrainingArguments.gradient_accumulation_steps")

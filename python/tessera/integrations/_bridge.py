@@ -14,7 +14,7 @@ from tessera._job import read_strategy
 
 def copy_of(strategy: Strategy) -> dict[str, Any]:
     """Returns the keys that a strategy names, so that others can be added. Raises Error with all that is wrong with
-    them, and where ranks would have different numbers of batches.
+    them, and if ranks would have different numbers of batches.
     """
     read_strategy(strategy)
     if isinstance(strategy, (str, os.PathLike)):
@@ -42,7 +42,7 @@ def use_manual_schedule(strategy: dict[str, Any], who: str) -> None:
 
 
 def name_units(strategy: dict[str, Any], model: torch.nn.Module) -> None:
-    """Makes the blocks that a model of transformers names in `_no_split_modules` the units, if the strategy has none.
+    """If the strategy has no units, they become the blocks that a model of transformers names in `_no_split_modules`.
     """
     if "units" not in strategy:
         blocks = set(getattr(model, "_no_split_modules", None) or ())
@@ -50,10 +50,10 @@ def name_units(strategy: dict[str, Any], model: torch.nn.Module) -> None:
 
 
 def take_step(engine: Engine) -> _native.StepResult:
-    """Makes a step of the microbatches that there are, and returns its result.
+    """Makes a step from the microbatches so far, and returns its result.
 
-    The last step of an epoch may lack some. They count as zero, as in Lightning and accelerate, which divide each loss
-    by the number of a whole step.
+    The last step of an epoch may lack microbatches. They count as zero, as in Lightning and accelerate, which divide
+    each loss by the number of microbatches of a whole step.
     """
     while not engine.step_is_due():
         engine.backward(0 * next(each for each in engine.model.parameters() if each.requires_grad).sum())

@@ -1,4 +1,4 @@
-"""Groups of an optimizer's parameters that refuse changes which an Engine cannot follow, where they are written."""
+"""Groups of an optimizer's parameters. They refuse changes that an Engine cannot follow, where these are written."""
 
 import sys
 from collections.abc import Iterable
@@ -43,7 +43,7 @@ class WatchedGroup(dict):
 
 
 def watch(optimizer: torch.optim.Optimizer, defaults: Iterable[str], carried: Iterable[str], who: str) -> None:
-    """Makes all groups WatchedGroups. Call it again after others may have come: add_param_group, load_state_dict."""
+    """Makes all groups WatchedGroups. Call it again when others may have come: add_param_group, load_state_dict."""
     groups = optimizer.param_groups
     for index, group in enumerate(groups):
         if type(group) is not WatchedGroup:
@@ -51,14 +51,14 @@ def watch(optimizer: torch.optim.Optimizer, defaults: Iterable[str], carried: It
 
 
 def plain(value: Any) -> Any:
-    """Returns a number of a group as `Engine.set_option` takes it, and as two can be compared: schedulers may write
-    tensors.
+    """Returns a number of a group in a form that `Engine.set_option` takes and that can be compared: schedulers may
+    write tensors.
     """
     return tuple(float(each) for each in value) if isinstance(value, (tuple, list)) else float(value)
 
 
 def _writer() -> str:
-    """Returns who writes: "OneCycleLR.get_lr", "Classifier.training_step"."""
+    """Returns the name of the writer: "OneCycleLR.get_lr", "Classifier.training_step"."""
     frame = sys._getframe(1)
     while frame.f_back is not None and frame.f_code.co_filename == __file__:
         frame = frame.f_back

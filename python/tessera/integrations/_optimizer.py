@@ -21,8 +21,8 @@ class FollowedOptimizer:
     """Passes on to an Engine what schedulers, callbacks and the program write into an optimizer's groups, and what
     trains.
 
-    The first group is the Engine's own; others are groups "1", "2", ... of the strategy. In errors, `who` trains, and
-    `maker` has made the optimizer.
+    The first group is the Engine's own; others are groups "1", "2", ... of the strategy. Errors name `who`, which
+    trains, and `maker`, which has made the optimizer.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer, module: torch.nn.Module, who: str, maker: str) -> None:
@@ -47,7 +47,7 @@ class FollowedOptimizer:
         groups = self._optimizer.param_groups
         first = {"lr": plain(groups[0].get("initial_lr", groups[0]["lr"])),  # a warm-up may have begun at 0
                  **{key: groups[0][key] for key in self._numbers}}
-        if "momentum" in first:  # there is memory for momentum if some group has one
+        if "momentum" in first:  # there is memory for momentum if some group has a momentum
             first["momentum"] = first["momentum"] or max(group["momentum"] for group in groups)
         for key, value in first.items():
             agree(options, key, list(value) if key == "betas" else value, who)
@@ -105,8 +105,8 @@ class FollowedOptimizer:
             self._sent[index] = numbers
 
     def follow(self, engine: Engine) -> None:
-        """Makes the Engine train what requires gradients now. Call it before a forward; collective if something has
-        changed.
+        """Makes the Engine train the parameters that require gradients now. Call it before a forward; collective if
+        something has changed.
         """
         self._watch()  # this watches groups that load_state_dict has made
         groups = self._optimizer.param_groups
@@ -130,8 +130,8 @@ class FollowedOptimizer:
                             "BaseFinetuning.unfreeze_and_add_param_group does; or requires_grad_(False)")
         if unfrozen:
             engine.set_trainable(unfrozen, True)
-        # The Engine has planned anew for what requires gradients now. Parameters that a callback has frozen have no
-        # memory for gradients.
+        # The Engine has planned anew for the parameters that require gradients now. Parameters that a callback has
+        # frozen have no memory for gradients.
         self._frozen = [item for item in self._module.named_parameters() if not item[1].requires_grad]
 
     def _expect_same_members(self, groups: list[dict[str, Any]]) -> None:

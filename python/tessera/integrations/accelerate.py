@@ -6,7 +6,7 @@
 `tessera launch`, `accelerate launch` or torchrun starts the ranks. The loop stays as it is. The program's AdamW, Adam
 or SGD, with its groups and schedulers, says how parameters are updated, and the Engine does it. The Accelerator says
 how many microbatches a step has. The strategy, a file or a dict, says the rest, clipping too. Values that both name
-have to be the same. All ranks call prepare, backward, the optimizer's step, get_state_dict, save_model, save_state and
+must be the same. All ranks call prepare, backward, the optimizer's step, get_state_dict, save_model, save_state and
 load_state.
 """
 
@@ -55,12 +55,12 @@ _owners: "weakref.WeakKeyDictionary[torch.nn.Module, weakref.ref[Accelerator]]" 
 
 
 class Accelerator(accelerate.Accelerator):
-    """An Accelerator that shards its model. Arguments other than `strategy` are those of accelerate's.
+    """An Accelerator that shards its model. The other arguments are those of accelerate's Accelerator.
 
-    `engine` is the Engine, from the first `prepare` with a model on; `result` is what the last step did. `prepare`
-    returns the model itself, sharded. It takes one model and one optimizer. A model without one can be evaluated, and
-    may get its optimizer in a later call. Where there is no GPU, `cpu=True` is the default. If the strategy has no "units",
-    they are the blocks that the model names in `_no_split_modules`.
+    `engine` is the Engine, from the first `prepare` with a model on; `result` is the result of the last step. `prepare`
+    returns the model itself, sharded. It takes one model and one optimizer. A model without an optimizer can be
+    evaluated, and may get its optimizer in a later call. Where there is no GPU, `cpu=True` is the default. If the
+    strategy has no "units", they are the blocks that the model names in `_no_split_modules`.
     """
 
     def __init__(self, *args: Any, strategy: Strategy | None = None, **kwargs: Any) -> None:
@@ -101,7 +101,7 @@ class Accelerator(accelerate.Accelerator):
                         "the variable out, and call compile() on the model's blocks before prepare")
 
     def prepare(self, *args: Any, device_placement: list[bool] | None = None) -> Any:
-        """Prepares a model, its optimizer, data loaders and schedulers, and returns them in the same order. Collective.
+        """Prepares a model, its optimizer, data loaders and schedulers, and returns them in order. It is collective.
 
         The model comes back as it is, sharded. Raises Error (64) for a second model or optimizer.
         """
@@ -118,7 +118,7 @@ class Accelerator(accelerate.Accelerator):
 
     def prepare_model(self, model: torch.nn.Module, device_placement: bool | None = None,
                       evaluation_mode: bool = False) -> torch.nn.Module:
-        """Does what `prepare` does. With `evaluation_mode`, the model gets autocast and a device, and is not sharded;
+        """Prepares one model. With `evaluation_mode`, the model gets autocast and a device, and is not sharded;
         save_state and load_state leave it out.
         """
         if not self._is_preparing and not evaluation_mode:
@@ -201,11 +201,11 @@ class Accelerator(accelerate.Accelerator):
         return self.engine
 
     def backward(self, loss: torch.Tensor, **kwargs: Any) -> None:
-        """Runs the Engine's backward. Collective.
+        """Runs the Engine's backward. The call is collective.
 
         As in accelerate, the loss is divided by gradient_accumulation_steps and added up until the optimizer steps.
-        `retain_graph=True` says that another loss of the same batch follows. Other arguments of Tensor.backward are an
-        Error.
+        `retain_graph=True` says that another loss of the same batch follows. Other arguments of Tensor.backward raise
+        an Error.
         """
         engine = self._training("backward")
         others = kwargs.keys() - {"retain_graph"}
@@ -228,8 +228,8 @@ class Accelerator(accelerate.Accelerator):
                         "the Engine has used up. [T0785] hint: call optimizer.zero_grad() after each optimizer.step()")
 
     def _step(self) -> bool:
-        """Makes the Engine's step, and returns whether it was skipped. If no backward came before, it does nothing, as an optimizer whose
-        parameters have no gradients. `optimizer.step()` calls it.
+        """Makes the Engine's step, and returns whether it was skipped. If no backward came before, it does nothing,
+        like an optimizer whose parameters have no gradients. `optimizer.step()` calls it.
         """
         engine = self._training("step")
         self._expect_zeroed("step")
@@ -281,14 +281,14 @@ class Accelerator(accelerate.Accelerator):
                     "tessera.Engine, tessera.uneven is a loop for loaders of different lengths")
 
     def get_state_dict(self, model: torch.nn.Module, unwrap: bool = True) -> dict[str, Any]:
-        """Returns the model's whole state_dict on rank 0, and {} on other ranks. Collective."""
+        """Returns the model's whole state_dict on rank 0, and {} on other ranks. The call is collective."""
         if self.engine is None or model is not self.engine.model:
             return super().get_state_dict(model, unwrap)
         return self.engine.state_dict()
 
     def save_state(self, output_dir: str | None = None, safe_serialization: bool = True, **save_model_func_kwargs: Any) -> Any:
-        """Saves accelerate's files, with whole weights, and a folder "tessera" with all that training goes on from.
-        Collective; call it between steps.
+        """Saves accelerate's files, with whole weights, and a folder "tessera" with all that training needs to go on.
+        It is collective; call it between steps.
         """
         location = super().save_state(output_dir, safe_serialization, **save_model_func_kwargs)
         if self.engine is not None:
@@ -296,8 +296,8 @@ class Accelerator(accelerate.Accelerator):
         return location
 
     def load_state(self, input_dir: str | None = None, load_kwargs: dict | None = None, **load_model_func_kwargs: Any) -> None:
-        """Loads what save_state saved, on any number of ranks; all that has generators needs the same number.
-        Collective.
+        """Loads what save_state saved, on any number of ranks; random generators need the same number of ranks. The
+        call is collective.
         """
         # The Engine loads the weights, with the optimizer's states. accelerate passes on the folder that it has found.
         found: list[str] = []
@@ -332,7 +332,7 @@ class Accelerator(accelerate.Accelerator):
 
 
 class PreparedOptimizer(AcceleratedOptimizer):
-    """What `prepare` returns for the program's optimizer, which never steps: the Engine does its work."""
+    """The object that `prepare` returns for the program's optimizer, which never steps: the Engine does its work."""
 
     def __init__(self, optimizer: torch.optim.Optimizer, accelerator: Accelerator) -> None:
         super().__init__(optimizer, device_placement=False)
@@ -351,7 +351,7 @@ class PreparedOptimizer(AcceleratedOptimizer):
 
 
 def _expect_no_gradients(model: torch.nn.Module) -> None:
-    """Raises Error for a gradient of loss.backward(), which the Engine has dropped; it leaves a tensor that cannot be
+    """Raises Error for a gradient of loss.backward(): the Engine has dropped it and left a tensor that cannot be
     read.
     """
     if any(each.grad is not None for each in model.parameters()):
@@ -379,7 +379,7 @@ def _before_forward(model: torch.nn.Module, _: Any) -> None:
 
 
 def _zero_grad(model: torch.nn.Module, set_to_none: bool = True) -> None:
-    """Module.zero_grad of a prepared model, whose gradients the Engine has."""
+    """Replaces Module.zero_grad of a prepared model, whose gradients the Engine has."""
     owner = _owner(model)
     if owner is None:
         torch.nn.Module.zero_grad(model, set_to_none)
@@ -388,7 +388,7 @@ def _zero_grad(model: torch.nn.Module, set_to_none: bool = True) -> None:
 
 
 def _expect_possible(given: dict[str, Any]) -> None:
-    """Raises Error for an argument of accelerate's Accelerator, or a variable, that would do nothing or harm."""
+    """Raises Error for an argument of accelerate's Accelerator, or a variable, that would have no effect or do harm."""
     for name, hint in _REFUSED.items():
         if given.get(name) is not None:
             raise Error(f"Accelerator does not take {name}={given[name]!r:.80}. {hint}")

@@ -8,8 +8,8 @@ says how AdamW, Adam or SGD updates. Schedulers, callbacks and the module may wr
 trains (lr, weight_decay, betas, momentum ...), and the next step uses that, as without Tessera. A change that the
 Engine cannot follow is an Error where it is written. Parameters may be frozen and unfrozen, with groups of their own
 (BackboneFinetuning), and Lightning's callbacks that average weights write them. The Trainer says how many microbatches
-a step has and how gradients are clipped. The strategy, a file or a dict, says the rest. Values that both name have to
-be the same.
+a step has and how gradients are clipped. The strategy, a file or a dict, says the rest. Values that both name must be
+the same.
 """
 
 import os
@@ -36,7 +36,7 @@ from tessera.integrations._optimizer import FollowedOptimizer
 class TesseraStrategy(DDPStrategy):
     """Lightning's strategy with an Engine.
 
-    `engine` is the Engine, from the first fit, validate, test or predict on; `result` is what the last step did.
+    `engine` is the Engine, from the first fit, validate, test or predict on; `result` is the result of the last step.
     """
 
     def __init__(self, strategy: Strategy) -> None:
@@ -66,7 +66,7 @@ class TesseraStrategy(DDPStrategy):
         self.setup_precision_plugin()
 
     def _let_write(self, callback: Any) -> None:
-        """Lets Lightning's callbacks that write weights do so where the Engine takes them."""
+        """Lets Lightning's callbacks write weights at places where the Engine takes them."""
         for name in _WRITERS:
             method = getattr(callback, name, None)
             if method is not None and not isinstance(method, _Writing):
@@ -168,7 +168,7 @@ class TesseraStrategy(DDPStrategy):
         module = self.lightning_module
         for callback in module.trainer.callbacks:
             if isinstance(callback, BaseFinetuning):
-                # The callback adds its groups again, which it knows of only now.
+                # The callback adds its groups again, since it knows of them only now.
                 callback.on_fit_start(module.trainer, module)
         super().load_optimizer_state_dict(checkpoint)  # rates, and other numbers of the rule
         self._followed.follow(self.engine)
@@ -179,7 +179,7 @@ class TesseraStrategy(DDPStrategy):
         """Does nothing: the Engine brings each rank's shards to its device."""
 
     def teardown(self) -> None:
-        """Ends a fit or test. The module stays sharded, and where it is, for the next one."""
+        """Ends a fit or test. The module stays sharded, on its device, for the next fit or test."""
         for part in (self.precision_plugin, self.accelerator, self.checkpoint_io, self.cluster_environment):
             part.teardown()
 

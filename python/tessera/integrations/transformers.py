@@ -6,7 +6,7 @@
 
 `tessera launch` or torchrun starts the ranks. TrainingArguments say how many microbatches a step has, how gradients are
 clipped, what the learning rate is, and what AdamW does, unless the strategy names another update rule. The strategy, a
-file or a dict, says the rest. Values that both name have to be the same. All ranks call train, evaluate, predict and
+file or a dict, says the rest. Values that both name must be the same. All ranks call train, evaluate, predict and
 save_model.
 """
 
@@ -36,7 +36,7 @@ class TesseraTrainer(Trainer):
     If the strategy has no "units", they are the blocks that the model names in `_no_split_modules`.
     """
 
-    _items: Any = None  # num_items_in_batch, of the latest training_step
+    _items: Any = None  # num_items_in_batch of the latest training_step
 
     def __init__(self, model: torch.nn.Module, args: TrainingArguments, *, strategy: Strategy, **trainer: Any) -> None:
         expect_possible(args, trainer)
@@ -111,7 +111,7 @@ class TesseraTrainer(Trainer):
                 _log.warning(text)
 
     def _spread_rates(self) -> None:
-        """Gives all groups the scheduler's one rate, which is all that a checkpoint of 0.1 has."""
+        """Gives all groups the scheduler's one rate: a checkpoint of 0.1 has only this rate."""
         for name in ("base_lrs", "_last_lr"):
             rates = getattr(self.lr_scheduler, name, None)
             if isinstance(rates, list) and len(rates) == 1:
@@ -125,10 +125,10 @@ class TesseraTrainer(Trainer):
 class EngineOptimizer(torch.optim.Optimizer):
     """The object that the Trainer, its scheduler and callbacks see in place of an optimizer.
 
-    Its groups have the numbers of the Engine's update rule, and its step is the Engine's. The first group holds what is
-    in no group of the strategy; the others are the strategy's groups, in their order. A number written there is used
-    from the next step on. A number that torch.optim's rule has and the Engine cannot follow is an Error where it is
-    written.
+    Its groups have the numbers of the Engine's update rule, and its step is the Engine's. The first group holds the
+    parameters that are in no group of the strategy; the others are the strategy's groups, in their order. A number
+    written there is used from the next step on. A number that torch.optim's rule has and the Engine cannot follow is an
+    Error where it is written.
     """
 
     _is_accelerate_prepared = True  # this keeps accelerate from wrapping it

@@ -71,7 +71,7 @@ def _figures():
 
 
 def _thinned(points: Sequence[tuple[int, float]]) -> list[tuple[float, float]]:
-    """Returns at most _MOST_POINTS points. Each is the mean of equally many steps in a row."""
+    """Returns at most _MOST_POINTS points. Each point is the mean of equally many neighbouring steps."""
     width = math.ceil(len(points) / _MOST_POINTS)
     if width <= 1:
         return list(points)
@@ -95,7 +95,7 @@ def _svg(matplotlib: Any, figure: Any) -> str:
 
 
 def _chart(chart: _Chart, runs: Sequence[Run]) -> str:
-    """Returns the chart's section; it is empty if no run has the numbers, or all of them are 0."""
+    """Returns the chart's section; it is empty if no run has the numbers, or all numbers are 0."""
     matplotlib, make = _figures()
     curves = [_finite(run.column(chart.key), chart.scale) for run in runs]
     if not any(value != 0 for points in curves for _, value in points):
@@ -182,7 +182,7 @@ def _summary_rows(runs: Sequence[Run]) -> list[tuple[str, list[str]]]:
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]], words: int) -> str:
-    """`words`: the first columns that are text; others are numbers."""
+    """Returns a table. `words`: the number of first columns that are text; the others are numbers."""
     def row(cells: Sequence[str], tag: str) -> str:
         return "<tr>" + "".join(f'<{tag}{"" if i < words else " class=number"}>{html.escape(cell)}</{tag}>' for i, cell in enumerate(cells)) + "</tr>"
 
@@ -190,7 +190,7 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[str]], words: int) -> st
 
 
 def _stragglers(run: Run) -> str:
-    """A row for each rank that was ever the slowest, the one with the most seconds first; empty where no rank is known."""
+    """Returns a row for each rank that was ever the slowest, most seconds first; it is empty where no rank is known."""
     waits: dict[int, list[float]] = {}
     for (_, rank), (_, seconds) in zip(run.column("waited_for_rank"), run.column("waited_for_seconds")):
         waits.setdefault(int(rank), []).append(seconds)

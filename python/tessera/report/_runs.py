@@ -12,7 +12,7 @@ METRICS = "metrics.jsonl"
 
 
 class Latency(NamedTuple):
-    """How long one kind of call took for one unit, over all calls since the process began."""
+    """The time that one kind of call took for one unit, over all calls since the process began."""
 
     call: str
     """"gather" or "reduce" """
@@ -26,7 +26,7 @@ class Latency(NamedTuple):
 
 @dataclass
 class Run:
-    """One run. Steps that were made twice, since the job was restarted, are there once: the latest."""
+    """One run. Steps that were made twice, since the job was restarted, are there once, in the latest version."""
 
     name: str
     """the path that was given"""
@@ -57,7 +57,7 @@ def _latency(line: dict[str, Any]) -> Latency:
 
 
 def _take(run: Run, line: dict[str, Any], latest: dict[str, int]) -> None:
-    """Adds a line. `latest["step"]` is the step whose latencies are kept."""
+    """Adds a line to the run. `latest["step"]` is the step whose latencies are kept."""
     match line.get("event"):
         case "start":
             run.starts += 1
@@ -88,8 +88,8 @@ def _lines(path: str) -> list[str]:
 
 
 def read_run(path: str) -> Run:
-    """Reads a run directory, or a metrics file of JSON lines. Raises Error: 66 where there is none, 65 where it is
-    damaged (the text names file and line). A last line that is not whole is left out (`Run.is_cut`)."""
+    """Reads a run directory, or a metrics file of JSON lines. Raises Error: 66 if there is none, 65 if it is damaged
+    (the text names file and line). A last line that is not whole is left out (`Run.is_cut`)."""
     name = os.path.join(path, METRICS) if os.path.isdir(path) else path
     run, latest, lines = Run(path), {}, _lines(name)
     for number, text in enumerate(lines, 1):

@@ -40,7 +40,7 @@ MetricsFormat metrics_format_of(const std::filesystem::path& path);
 /// It is not thread-safe. It is move-only; the destructor closes.
 class MetricsWriter {
  public:
-  /// What happens to a file that exists already.
+  /// The fate of a file that exists already.
   enum class Start {
     kAppend,   ///< new lines go behind those of the existing file
     kReplace,  ///< the existing file is removed first
@@ -51,7 +51,7 @@ class MetricsWriter {
     MetricsFormat format = MetricsFormat::kJsonLines;
     std::vector<std::string> columns = {};  ///< columns of a table (csv_form)
   };
-  /// Opens the file. An event file is always a new one; under kAppend its run goes on with that of the files beside it.
+  /// Opens the file. An event file is always a new one; under kAppend it goes on with the run of the files beside it.
   /// Errors name path and errno: exit code 73 (it cannot be created, or its columns differ), 77 (permission), 74 (its
   /// beginning could not be written).
   static absl::StatusOr<MetricsWriter> open(const std::filesystem::path& path, const Options& options);

@@ -137,7 +137,7 @@ class C10dCollectives : public Collectives {
   Algorithm algorithm_of(Operation operation, DType dtype, std::size_t bytes) const;
   absl::StatusOr<std::pair<Backend, std::shared_ptr<Transfers>>> begin_transfers();
   Work start(const CallSignature& call, const Start& start);
-  /// Starts a call likewise, but the group's thread begins it, after the work that it already has.
+  /// Does the same, but the group's thread begins the call, after the work that the thread already has.
   Work start_on_thread(const CallSignature& call, Start start);
   Work on_thread(std::function<absl::Status()> call);
   Work start_gather(const CallSignature& call, const void* shard, void* full, std::size_t bytes,
@@ -145,7 +145,7 @@ class C10dCollectives : public Collectives {
   bool has_form(const GatherOptions& options, std::size_t bytes) const;
   absl::Status gather_in_form(const CallSignature& call, const GatherOptions& options, const std::byte* shard,
                               std::byte* full, std::size_t numel);
-  /// Returns what makes a gather in rounds, all of them before it returns.
+  /// Returns a function that makes a gather in rounds and returns when all rounds are over.
   Start gather_in_rounds(const CallSignature& call, Algorithm algorithm, const void* shard, void* full,
                          std::size_t bytes) const;
   Work start_exchange(const CallSignature& call, RankParts<const void> input, void* output, std::size_t bytes,
@@ -157,7 +157,7 @@ class C10dCollectives : public Collectives {
   /// Returns memory of the group for data on the wire; its old content is lost.
   std::byte* staging(std::size_t bytes);
 
-  /// What the ranks give to a sum, as it is on the wire. This rank's is `own`, not its part of `parts`.
+  /// The ranks' contributions to a sum, as they are on the wire. This rank's is `own`, not its part of `parts`.
   struct Contributions {
     RankParts<const std::byte> parts;
     const std::byte* own;
@@ -493,7 +493,7 @@ Work C10dCollectives::do_all_reduce(std::string_view label, void* input, DType d
                                       : reduce_large(call, from, output, numel, options));
 }
 
-// Scatters piece by piece of every rank's part: exchanges, then adds, while the next piece is on the wire.
+// Scatters every rank's part piece by piece: exchanges a piece, then adds it while the next one is on the wire.
 absl::Status C10dCollectives::scatter(const CallSignature& call, const std::byte* input, float* output,
                                       std::size_t numel, const ReduceOptions& options) {
   const WireForm form = options.contributions;
@@ -605,7 +605,7 @@ absl::Status C10dCollectives::reduce_large(const CallSignature& call, const std:
     exchanges[turn] =
         start_exchange(call, {from, bytes}, received + turn * received_bytes, bytes, packed_as(form, call.dtype));
   };
-  // Returns the first of the elements that rank q sums of the piece at `first`.
+  // Returns the index of the first element that rank q sums in the piece at `first`.
   const auto begin_of = [&](std::size_t first, std::size_t q) {
     return std::min(q * part_of(numel_of(first)), numel_of(first));
   };
@@ -664,7 +664,7 @@ absl::Status C10dCollectives::make_rounds(const CallSignature& call, const Round
       .wait();
 }
 
-// Scatters piece by piece of every rank's part. The contributions lie one slice behind the other, in the order of the
+// Scatters every rank's part piece by piece. The contributions lie one slice behind the other, in the order of the
 // rounds.
 absl::Status C10dCollectives::scatter_in_rounds(const CallSignature& call, const std::byte* input, float* output,
                                                 std::size_t numel, SumVisitor* visitor) {

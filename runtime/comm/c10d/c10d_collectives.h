@@ -11,7 +11,7 @@
 namespace tessera {
 
 /// Returns collectives over a c10d::Backend of CPU tensors that can all-gather, broadcast and exchange: `gloo`, or a
-/// user's own. gloo_collectives and backend groups call it when a group is made.
+/// backend of the user's own. gloo_collectives and backend groups call it when a group is made.
 ///
 /// Tessera makes the sums itself, so that they have the bits of rule 3: the parts are exchanged in the wire's dtype and
 /// added here, in fp32. all_reduce is such a sum, gathered again; up to 64 KiB, every rank gathers and adds everything
@@ -24,7 +24,7 @@ namespace tessera {
 ///
 /// `choose`, unless it is null, decides how each call over Gloo goes over the network. Calls that it does not decide go
 /// directly: compressed reductions, broadcasts (Gloo's own is a binomial tree), all-to-alls, and all calls of a user's
-/// own backend. If `choose` wants an all_gather in rounds, a thread of the group makes it after earlier ones.
+/// own backend. If `choose` wants an all_gather in rounds, a thread of the group makes it after earlier gathers.
 /// Reductions go in pieces of 2 MiB of input.
 ///
 /// A failed backend says little. If a call fails, every rank therefore writes its last call to `store` and reads the

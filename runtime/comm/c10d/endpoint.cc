@@ -34,7 +34,7 @@ std::string numeric(const sockaddr* address, socklen_t length) {
   return text.data();
 }
 
-/// One look-up. `error` is the resolver's, 0 if the name was found.
+/// One look-up. `error` is the error of the resolver, 0 if the name was found.
 struct LookUp {
   int error = EAI_AGAIN;
   HostAddress found;

@@ -28,7 +28,7 @@ class FailureReport {
   /// others have asked.
   absl::Status explain_arrival(const std::string& why);
 
-  /// Says that this rank failed in `call`, or gave up for `reason`. Only the first one is published.
+  /// Says that this rank failed in `call`, or gave up for `reason`. Only the first failure is published.
   void publish_call(const CallSignature& call);
   void publish_reason(const absl::Status& reason);
 

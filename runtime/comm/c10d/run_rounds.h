@@ -15,7 +15,7 @@ struct RoundBuffers {
   /// Index of each slice's first element, and the end of the last slice: one entry more than there are slices. Slices
   /// may be empty.
   std::vector<std::size_t> begins;
-  /// Contributions, elements of `input_dtype` (fp32, bf16, fp16). It is not read if no message is a contribution.
+  /// Contributions, elements of `input_dtype` (fp32, bf16, fp16). They are not read if no message is a contribution.
   const std::byte* input = nullptr;
   DType input_dtype = DType::kF32;
   /// Received data and sums, elements of `result_dtype`, which is fp32 if rounds add. It may be `input` if dtypes are
@@ -30,7 +30,7 @@ struct RoundBuffers {
 std::size_t received_bytes(const Rounds& rounds, const RoundBuffers& buffers);
 
 /// Makes the rounds one after the other, and returns when the last one is over. Messages have `tag`; empty ones are not
-/// sent. Throws as Transfers::wait. REQUIRES: messages as means; a round that adds receives one message.
+/// sent. Throws what Transfers::wait throws. REQUIRES: Means::kMessages; a round that adds receives one message.
 void run_rounds(c10d::Backend& backend, Transfers& transfers, int tag, const Rounds& rounds,
                 const RoundBuffers& buffers);
 

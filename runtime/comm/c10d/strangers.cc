@@ -121,8 +121,8 @@ class Watch {
     }
   }
 
-  /// Returns whether few descriptors are open. The next descriptor's number tells, since the lowest free one is taken:
-  /// two system calls, however many are open.
+  /// Returns whether few descriptors are open. The next descriptor's number tells, since the lowest free number is
+  /// taken: two system calls, however many are open.
   static bool are_few_open(std::size_t most) {
     const int next = ::open("/dev/null", O_RDONLY | O_CLOEXEC);
     if (next >= 0) ::close(next);

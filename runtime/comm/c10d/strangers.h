@@ -12,7 +12,7 @@ namespace tessera {
 /// the limit of descriptors, and at most 4096, may have sent nothing (twice that for a moment). The oldest ones beyond
 /// that are shut down. The code that owns them notices the end and closes them. A rank sends as soon as it is
 /// connected, so no connection of the job is among them. It costs nothing while nobody connects: a thread of this
-/// process waits for connections until the process ends. The socket stays its owner's, who may close it at any time.
+/// process waits for connections until the process ends. The owner of the socket may close it at any time.
 void watch_for_strangers(int listener);
 
 /// Returns the listening sockets of this process, in order. Sockets that a library opened are those that are new after

@@ -37,7 +37,7 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 constexpr int kMostAskedFor = 1024;  // ranks for which an error looks one by one
-/// Time beyond the limit in which a rank that missed others finds out which ones, and tells them (RollCall).
+/// Time beyond the limit in which a rank that missed others finds out who they are, and tells the ranks (RollCall).
 constexpr std::chrono::milliseconds kTimeToReport{2500};
 
 /// The stage of a rank that joins the store. The error names the stage in which the rank waits.
@@ -192,7 +192,7 @@ class RollCall {
   const Clock::time_point deadline_;
 };
 
-// Checks that the store is this job's. A store that rank 0 serves belongs to one job; torchrun's agent may serve
+// Checks that the store belongs to this job. A store that rank 0 serves belongs to one job; torchrun's agent may serve
 // several in turn.
 absl::Status check_owner(const Topology& topology, C10dStore& store, std::chrono::milliseconds timeout) {
   if (topology.agent_store) return absl::OkStatus();

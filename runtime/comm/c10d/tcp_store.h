@@ -9,7 +9,7 @@
 
 namespace tessera {
 
-/// Joins the job's store (c10d::TCPStore at master_addr:master_port) and returns once all ranks have.
+/// Joins the job's store (c10d::TCPStore at master_addr:master_port) and returns once all ranks have joined it.
 ///
 /// Rank 0 serves the store, unless torchrun's agent does (`topology.agent_store`). The server listens on loopback only
 /// if all ranks are on one host and `master_addr` is a loopback address, or else on all interfaces. Keys are prefixed

@@ -45,12 +45,12 @@ class Transfers {
   void gather(c10d::Backend& backend, int tag, const void* shard, void* full, std::size_t bytes) {
     gather_packed(backend, tag, std::nullopt, shard, {full, bytes}, bytes);
   }
-  /// The same into parts of `bytes`. They are packed (packing.h) if `numbers` gives a dtype and they go as messages.
-  /// Collectives need a stride of `bytes`.
+  /// Does the same into parts of `bytes`. The parts are packed (packing.h) if `numbers` gives a dtype and they go as
+  /// messages. Collectives need a stride of `bytes`.
   void gather_packed(c10d::Backend& backend, int tag, std::optional<DType> numbers, const void* shard,
                      RankParts<void> full, std::size_t bytes);
-  /// Gathers `numel` elements of each rank as `options` say, whose codec is a lossy one: `full` of every rank gets the
-  /// rounded elements, its own too.
+  /// Gathers `numel` elements of each rank as `options` say, whose codec is lossy: `full` of every rank gets the
+  /// rounded elements of all ranks.
   void gather_rounded(c10d::Backend& backend, int tag, const GatherOptions& options, const void* shard,
                       RankParts<void> full, std::size_t numel);
   /// Exchanges `bytes` with each other rank: sends rank q its part of `input`. The bytes arrive in its `output` at this
@@ -59,11 +59,11 @@ class Transfers {
   void exchange(c10d::Backend& backend, int tag, RankParts<const void> input, void* output, std::size_t bytes,
                 std::optional<DType> numbers = std::nullopt);
   /// Sends one message to a rank, or receives one; wait() waits for it. The first message sent between two ranks with a
-  /// tag is the first one received. 0 bytes do nothing. REQUIRES: messages as means.
+  /// tag is the first one received. 0 bytes do nothing. REQUIRES: Means::kMessages.
   void send(c10d::Backend& backend, int tag, int to, const void* data, std::size_t bytes);
   void receive(c10d::Backend& backend, int tag, int from, void* data, std::size_t bytes);
-  /// Copies `bytes` of rank `root` into `data` of all, by the backend's own collective, whatever the means. 0 bytes do
-  /// nothing.
+  /// Copies `bytes` of rank `root` into `data` of all ranks, by the backend's own collective, whatever the means. 0
+  /// bytes do nothing.
   void broadcast(c10d::Backend& backend, void* data, std::size_t bytes, int root);
   /// Makes the backend's own barrier.
   void barrier(c10d::Backend& backend);

@@ -36,7 +36,7 @@ std::shared_ptr<GroupFactory> composed_group_factory(const GroupDefaults& defaul
 /// Returns a factory that uses one transport for every group of more than one rank, wherever its ranks are.
 std::shared_ptr<GroupFactory> flat_group_factory(GroupDefaults defaults, JoinGroup join);
 
-/// How to make groups whose calls move a GPU's memory, wherever their ranks are.
+/// The functions that make groups whose calls move a GPU's memory, wherever their ranks are.
 struct DeviceGroups {
   /// joins a group of more than one rank
   JoinGroup join;

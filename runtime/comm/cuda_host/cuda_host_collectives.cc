@@ -22,7 +22,7 @@ namespace {
 
 using Queue = PeerDevice::Queue;
 
-/// What a rank tells the others when a call starts. It is sent as plain bytes.
+/// The message of a rank to the others when a call starts. It is sent as plain bytes.
 struct Offer {
   CallSignature call;
   PeerDevice::Place input;
@@ -62,7 +62,7 @@ class CudaHostCollectives : public Collectives {
     }
   }
 
-  /// Makes this rank's events and opens the others'.
+  /// Makes this rank's events and opens the others' events.
   absl::Status set_up();
 
   int rank() const override { return group_.rank; }

@@ -12,7 +12,7 @@
 namespace tessera {
 
 /// The `cuda_host` transport: ranks in processes of one host that share one GPU, or have one GPU each and can reach
-/// their peers'. They read each other's device memory directly, on a queue beside compute. Sums have the bits of
+/// their peers' GPUs. They read each other's device memory directly, on a queue beside compute. Sums have the bits of
 /// `host`. It serves to run programs for many cards on one card: the order of events is the same.
 ///
 /// `host` is a transport for host memory among the same ranks, which this object has for itself. Hosts make a barrier
@@ -22,7 +22,7 @@ namespace tessera {
 ///   rank's compute queue   ... record ready[k]                                  wait for all done[k] ...
 ///   rank's side queue                wait for all ready[k], read peers, record done[k]
 ///
-/// Collective over the group. Errors of making it: 75 and 70 as `host`; 71 if a GPU gives no handles.
+/// The call is collective over the group. Errors of making it: 75 and 70 as `host`; 71 if a GPU gives no handles.
 absl::StatusOr<std::shared_ptr<Collectives>> cuda_host_collectives(const Group& group,
                                                                    std::shared_ptr<Collectives> host,
                                                                    std::unique_ptr<PeerDevice> device);

@@ -24,7 +24,7 @@ class DeviceBuffer : public CommBuffer {
   const at::Tensor memory_;
 };
 
-/// LibTorch's type for a DType that can be summed.
+/// Returns LibTorch's type for a DType that can be summed.
 at::ScalarType sum_type_of(DType dtype);
 
 }  // namespace tessera

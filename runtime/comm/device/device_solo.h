@@ -8,8 +8,8 @@
 
 namespace tessera {
 
-/// Returns a group of this rank alone whose memory is `device`'s (LocalCollectives works on the host's). Calls are
-/// queued on the current stream and move nothing that is in place already; they refuse a SumVisitor.
+/// Returns a group of this rank alone whose memory is that of `device` (LocalCollectives works on host memory). Calls
+/// are queued on the current stream and move nothing that is in place already; they refuse a SumVisitor.
 std::shared_ptr<Collectives> solo_on_device(c10::Device device);
 
 }  // namespace tessera

@@ -21,8 +21,8 @@ namespace tessera {
 /// over: many steps of computation may be queued before it, and a call that waits behind them does not hang.
 class WorkWatch {
  public:
-  /// Gets what went wrong and in which call. It is called at most once, on the watch's thread; nothing is watched
-  /// afterwards.
+  /// A function that is told what went wrong and in which call. It is called at most once, on the watch's thread;
+  /// nothing is watched afterwards.
   using Report = std::function<void(const CallSignature& call, const std::string& why)>;
 
   /// `timeout` is a call's limit. `news` is asked now and then while a call takes long; it returns "", or what has

@@ -51,8 +51,8 @@ absl::StatusOr<std::string> own_address(const Topology& topology, double init_ti
   return address_towards(topology.master_addr, init_timeout_s);
 }
 
-/// Says how ranks with GPUs join for the memory of their hosts. Most jobs make no such group, so what Gloo needs is
-/// looked for when one is made.
+/// Says how ranks with GPUs join for the memory of their hosts. Most jobs make no such group, so the needs of Gloo are
+/// looked for when such a group is made.
 JoinGroup gloo_on_hosts(const Topology& topology, const CommConfig& comm, const std::shared_ptr<C10dStore>& store) {
   return [=](const Group& group) -> absl::StatusOr<std::shared_ptr<Collectives>> {
     TESSERA_ASSIGN_OR_RETURN(const std::string address, own_address(topology, comm.init_timeout_s));
@@ -60,7 +60,7 @@ JoinGroup gloo_on_hosts(const Topology& topology, const CommConfig& comm, const 
   };
 }
 
-/// How one transport joins ranks on GPUs; `gpu` is this rank's.
+/// The way in which one transport joins ranks on GPUs; `gpu` is this rank's GPU.
 using JoinOnGpu = std::function<JoinGroup(int gpu, const std::shared_ptr<C10dStore>& store)>;
 
 absl::StatusOr<Mesh> make_gpu_mesh(const Topology& topology, const CommConfig& comm, int gpu, const JoinOnGpu& join) {

@@ -8,7 +8,7 @@
 
 namespace tessera {
 
-/// How a collective goes over a network. Results have the same bits with every algorithm (collectives.h rule 3).
+/// The ways of a collective over a network. Results have the same bits with every algorithm (collectives.h rule 3).
 enum class Algorithm {
   kDirect,    ///< every rank sends every other rank what that rank needs
   kRing,      ///< all_gather: gather_rounds.h
@@ -25,7 +25,7 @@ constexpr std::size_t kDoublingBytes = 64 << 10;
 /// reduction.
 bool has_algorithm(Operation operation, Algorithm algorithm, std::size_t bytes);
 
-/// Returns whether an operation has algorithms to choose from: all_gather, reduce_scatter and all_reduce have.
+/// Returns whether an operation has algorithms to choose from, as all_gather, reduce_scatter and all_reduce have.
 bool has_choice(Operation operation);
 
 /// Chooses the algorithm of a call of `ranks` ranks in which each gives `bytes` (as in has_algorithm) of elements of

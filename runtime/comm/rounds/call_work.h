@@ -12,8 +12,8 @@ namespace tessera {
 /// algorithm one piece is summed while the next is on the wire.
 constexpr std::size_t kPieceBytes = 2 << 20;
 
-/// What a call over a network costs the rank that has most to do; each number is the largest of any rank. Work that two
-/// ranks do at the same time counts once.
+/// The costs of a call over a network for the rank that has most to do; each number is the largest of any rank. Work
+/// that two ranks do at the same time counts once.
 struct CallWork {
   double rounds = 0;    ///< rounds that follow each other
   double messages = 0;  ///< messages sent, or received if these are more

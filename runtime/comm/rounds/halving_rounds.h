@@ -16,9 +16,9 @@ namespace tessera {
 /// as the tree carries up what is left over. The first block ends with the sums.
 ///
 /// A rank's first message has its contribution, in the dtype of the input; all others have partial sums, in fp32. If
-/// there are n ranks, S slices and B blocks, the addition moves S (n - 1) slices in all, S ceil(n/2) of them
-/// contributions. A block of 2^b ranks sends b 2^b messages, and each later block as many as the block before it has
-/// ranks.
+/// there are n ranks, S slices and B blocks, the addition moves S (n - 1) slices in all, of which S ceil(n/2) are
+/// contributions. A block of 2^b ranks sends b 2^b messages, and each later block sends as many as the block before it
+/// has ranks.
 
 /// Makes a reduce_scatter of `slices` = `ranks` slices, which lie in the order of StridedSlices; rank q ends with the
 /// sum of slice q in its place. The first block sends the others their sums: one message and one slice for each rank

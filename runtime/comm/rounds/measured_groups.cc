@@ -58,7 +58,7 @@ absl::StatusOr<std::vector<TimedCall>> time_network(Collectives& group, Choice& 
   return timed;
 }
 
-/// Returns the fit of the group's first rank, since processors may differ in the last bits of theirs. Collective.
+/// Returns the fit of the group's first rank, since processors may differ in the last bits. It is collective.
 absl::StatusOr<LinkFit> measure(Collectives& group, Choice& choice) {
   TESSERA_ASSIGN_OR_RETURN(const std::vector<TimedCall> timed, time_network(group, choice));
   LinkFit fit = fit_calls(group.size(), timed);

@@ -25,16 +25,16 @@ struct TimedCall {
   double median_s() const;  ///< it is 0 without times
 };
 
-/// Replaces each of `ns` by that of the slowest rank. Collective; every rank gives the same number of times.
+/// Replaces each of `ns` by that of the slowest rank. It is collective; every rank gives the same number of times.
 absl::Status take_slowest(Collectives& group, std::span<std::int64_t> ns);
 
 /// Returns the all-gathers of `bytes` a rank, and the reductions of fp32 and bf16 of as many bytes or a few more (ranks
-/// get equal parts), by all algorithms that they have. Calls of one collective follow each other.
+/// get equal parts), by all algorithms of these calls. Calls of one collective follow each other.
 std::vector<TimedCall> calls_to_time(int ranks, std::size_t bytes);
 
 /// Makes each of `calls` once, and then `times(call)` times more; the later times are added to `TimedCall::ns`. `use`
-/// sets how the calls of `group` go from then on. Collective; every rank gets the same times. Errors are those of the
-/// group.
+/// sets how the calls of `group` go from then on. It is collective; every rank gets the same times. Errors are those of
+/// the group.
 absl::Status time_calls(Collectives& group, std::span<TimedCall> calls, const std::function<void(Algorithm)>& use,
                         const std::function<int(const TimedCall&)>& times);
 

@@ -19,7 +19,7 @@ struct Location {
   std::uint64_t segment = 0;  ///< 0: peers cannot reach the buffer
   std::uint64_t offset = 0;
   bool reachable() const { return segment != 0; }
-  /// Whether the bytes are the same on every rank (Collectives::allocate_common): equal locations are then one place.
+  /// Returns whether the memory is common (Collectives::allocate_common), so that equal locations are one place.
   bool common() const { return (segment & kCommon) != 0; }
   bool operator==(const Location&) const = default;
 };

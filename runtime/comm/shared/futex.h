@@ -6,8 +6,8 @@
 
 namespace tessera {
 
-/// Sleeps on a word of memory (futex(2)); `shared` if several processes map the word. Returns at once unless `*word ==
-/// seen`, otherwise after a wake, a signal or `timeout`.
+/// Sleeps on a word of memory (futex(2)); `shared` says whether several processes map the word. Returns at once unless
+/// `*word == seen`, otherwise after a wake, a signal or `timeout`.
 void futex_wait(const std::atomic<std::uint32_t>& word, std::uint32_t seen, std::chrono::milliseconds timeout,
                 bool shared);
 /// Wakes all sleepers.

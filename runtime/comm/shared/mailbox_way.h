@@ -15,7 +15,7 @@ class MailboxWay {
  public:
   using Clock = std::chrono::steady_clock;
 
-  /// Called when a call of `rounds` rounds begins. Every rank counts the same calls, so all try at the same time.
+  /// A call of `rounds` rounds calls it at its start. Every rank counts the same calls, so all try at the same time.
   void begin(std::size_t rounds);
   /// Returns whether the mailbox of round `round`, from 0, is written past the caches.
   bool streams(std::size_t round) const;

@@ -11,7 +11,7 @@ namespace tessera {
 
 /// A mapping of memory that other processes can map too (memfd_create(2)). It has no name in any file system, so it
 /// vanishes with the last process that maps it, however that process ends. Its size is sealed: no process can shrink it
-/// under another. It is move-only; the destructor unmaps and closes.
+/// while another uses it. It is move-only; the destructor unmaps and closes.
 class MemorySegment {
  public:
   MemorySegment() = default;

@@ -18,8 +18,8 @@ namespace tessera {
 void mark_failed(GroupBlock& group, RankBlock& rank, const absl::Status& reason, bool between_processes);
 void mark_left(GroupBlock& group, RankBlock& rank, bool between_processes);
 
-/// The other ranks of a shared-memory group as one rank sees them. It waits for them, notices that one is gone or gave
-/// up, and tells them that this one did.
+/// The other ranks of a shared-memory group as one rank sees them. It waits for them, notices that a rank is gone or
+/// gave up, and tells them that this rank gave up.
 ///
 /// One thread at a time calls `start` and `wait`; any thread may call `fail`, `status` and `wake`.
 class Peers {
@@ -39,7 +39,7 @@ class Peers {
   void wake();
   bool anyone_sleeps() const { return group_block_.sleepers.load() > 0; }
 
-  /// Returns why a peer gave up. REQUIRES: a peer did; it has said why, or is about to say it.
+  /// Returns why a peer gave up. REQUIRES: a peer gave up; it has said why, or is about to say so.
   absl::Status reason_of_loss();
 
   /// Allows this rank to read and write its peers' buffers until end_access. A peer that fails meanwhile waits for
@@ -52,7 +52,7 @@ class Peers {
   /// fail with the error that ends this rank.
   void withdraw();
 
-  /// Makes `reason` this rank's end, known to all. Returns the failure that counts, which is the first.
+  /// Ends this rank with `reason`, and lets all ranks know. Returns the failure that counts, which is the first.
   absl::Status fail(const absl::Status& reason);
   absl::Status status() const;
   /// Returns OK, or the failure that counts.

@@ -34,7 +34,7 @@ std::string text_of(const std::exception_ptr& failure) {
   }
 }
 
-// Keeps the exception of the rank that failed first: the others' exceptions mostly say that it did.
+// Keeps the exception of the rank that failed first: the others' exceptions mostly say that this rank failed.
 class FirstFailure {
  public:
   void keep(std::exception_ptr failure) {

@@ -179,9 +179,9 @@ absl::Status SharedMemoryCollectives::access_peers(Access access) {
   return meeting_.meet();
 }
 
-// Makes a call in rounds: `load(round, part)` fills this rank's mailbox, `use(round, part)` reads peers'. What peers
-// loaded stays until the next round's barrier (invariant 2), so a round is used while the next one is loaded, `part`
-// units of one and of the other in turn. REQUIRES: a barrier exchanged the call's descriptors.
+// Makes a call in rounds: `load(round, part)` fills this rank's mailbox, `use(round, part)` reads peers' mailboxes.
+// What peers loaded stays until the next round's barrier (invariant 2), so a round is used while the next one is
+// loaded, `part` units of one and of the other in turn. REQUIRES: a barrier exchanged the call's descriptors.
 template <typename Load, typename Use>
 absl::Status SharedMemoryCollectives::in_rounds(std::size_t total, std::size_t window, std::size_t part, Load load,
                                                 Use use) {
@@ -214,7 +214,7 @@ absl::Status SharedMemoryCollectives::in_one_round(const CallDescriptor& call, s
   return absl::OkStatus();
 }
 
-// Returns a round. REQUIRES: the last barrier before the one that the round is loaded for is over.
+// Returns a round. REQUIRES: the round is loaded for a barrier, and the barrier before that one is over.
 SharedMemoryCollectives::Round SharedMemoryCollectives::round_of(std::size_t number, std::size_t total,
                                                                  std::size_t window) const {
   const std::size_t begin = number * window;
@@ -309,7 +309,7 @@ absl::Status SharedMemoryCollectives::gather(const CallDescriptor& call, const s
 
 // --- Reductions ---
 
-// Returns all ranks' mailboxes from `offset` bytes on; `own` replaces this rank's.
+// Returns all ranks' mailboxes from `offset` bytes on; `own` replaces this rank's mailbox.
 std::span<const void* const> SharedMemoryCollectives::mailboxes_from(const Round& round, std::size_t offset,
                                                                      const std::byte* own) {
   for (int q = 0; q < size(); ++q) sources_[q] = q == rank() ? own : round.mailbox(q) + offset;
@@ -412,8 +412,8 @@ absl::Status SharedMemoryCollectives::reduce(const CallDescriptor& call, const s
   return access_peers([&] { buffers_.sum_slice(dtype, numel); });
 }
 
-// Makes an all-reduce one window at a time: peers' slices of the input go through one mailbox, the own slice's sums
-// through the other. A window's sums are taken while the next one's inputs are loaded.
+// Makes an all-reduce one window at a time: peers' slices of the input go through one mailbox, and the sums of this
+// rank's slice through the other. A window's sums are taken while the next one's inputs are loaded.
 absl::Status SharedMemoryCollectives::reduce_in_rounds(DType dtype, const std::byte* input, float* output,
                                                        std::size_t numel) {
   // A slice's sums fit too: with two or more ranks a slice is half a window at most, and an element has at least 2

@@ -14,7 +14,7 @@
 
 namespace tessera {
 
-/// Value-initialised, so all zero: the state before the first call.
+/// It is value-initialised, so it is all zero: the state before the first call.
 class ThreadGroupMemory {
  public:
   static constexpr std::size_t kMailboxBytes = 16 << 10;

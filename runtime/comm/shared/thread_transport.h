@@ -40,7 +40,7 @@ class ThreadRun {
   std::map<int, absl::Status> ended_ ABSL_GUARDED_BY(mutex_);
 };
 
-/// Returns the factory of the groups of one rank of a run. `topology` is the rank's; pretended hosts are joined
+/// Returns the factory of the groups of one rank of a run. `topology` is that of the rank; pretended hosts are joined
 /// hierarchically.
 std::shared_ptr<GroupFactory> thread_group_factory(std::shared_ptr<ThreadRun> run, const Topology& topology);
 

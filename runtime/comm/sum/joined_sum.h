@@ -7,7 +7,7 @@ namespace tessera {
 
 /// Writes `output[i] = (((last[i] + waiting[0][i]) + waiting[1][i]) + ...)` for i < numel: a sum joins those that wait
 /// for it in a tree, from the smallest on (sharding/layout/plan/sum_counter.h). Each addition is that of pairwise_sum,
-/// so the bits depend on the values alone. Without `waiting` it copies. `output` may be `last` or one of `waiting`.
+/// so the bits depend on the values alone. It copies if `waiting` is empty. `output` may be `last` or one of `waiting`.
 void joined_sum(std::span<const float* const> waiting, const float* last, float* output, std::size_t numel);
 
 }  // namespace tessera

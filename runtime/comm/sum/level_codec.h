@@ -13,8 +13,8 @@ namespace tessera {
 /// A codec that writes gradients as a few levels, rounded stochastically, so that the mean of what is decoded is what
 /// was encoded. A run of kMessageRun elements is a word with the run's norm (fp32), then a code for each element, from
 /// -levels to levels: its value in units of the norm. The last run of a message may be shorter. A run with values that
-/// are not finite has a norm that is not finite, and so has everything decoded of it. Any thread may call these
-/// functions.
+/// are not finite has a norm that is not finite, and all values decoded from it are not finite. Any thread may call
+/// these functions.
 inline constexpr std::int64_t kMostLevels = 127;
 
 /// The norm that is stored with each run.

@@ -69,8 +69,8 @@ TESSERA_INLINE Found split(const std::uint16_t* bits, Split& parts) {
   return {any, 0};
 }
 
-/// Returns the highest of the seven exponents that cover most elements. That is not always the highest of all: one
-/// outlier would force all others to be written in full.
+/// Returns the highest of the seven exponents that cover most elements. The base is not always the highest exponent:
+/// one outlier would force all others to be written in full.
 TESSERA_INLINE std::uint8_t base_of(const std::array<std::uint8_t, kBlock>& exponents) {
   std::uint8_t highest = 0;
   for (const std::uint8_t exponent : exponents) highest = std::max(highest, exponent);

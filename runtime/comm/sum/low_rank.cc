@@ -99,7 +99,7 @@ TESSERA_CPU_CLONES void take_away(double times, const float* other, float* colum
     column[i] = static_cast<float>(static_cast<double>(column[i]) - times * static_cast<double>(other[i]));
 }
 
-/// SplitMix64's finaliser.
+/// Returns `z` as mixed by SplitMix64's finaliser.
 std::uint64_t mixed(std::uint64_t z) {
   z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
   z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;

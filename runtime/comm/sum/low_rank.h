@@ -5,8 +5,8 @@
 
 namespace tessera {
 
-/// A matrix [rows, columns], fp32, row by row, as the product of two factors of `rank` columns each: left [rank, rows]
-/// and right [rank, columns]. Each column of a factor is contiguous. PowerSGD uses these loops.
+/// The shape of a matrix [rows, columns], fp32, row by row, as the product of two factors of `rank` columns each: left
+/// [rank, rows] and right [rank, columns]. Each column of a factor is contiguous. PowerSGD uses these loops.
 ///
 /// No function here fuses multiply and add, and the order of additions depends on the sizes alone, so bits are the same
 /// on all processors.

@@ -107,8 +107,8 @@ SumFew kernel_of(DType dtype) {
   return dtype == DType::kF32 ? sum_few_f32 : dtype == DType::kBF16 ? sum_few_bf16 : sum_few_f16;
 }
 
-// Sums more sources than fit registers: both halves of the tree into blocks of their own, since the output may be a
-// source that the right half still reads.
+// Sums more sources than fit registers: it sums both halves of the tree into blocks of their own, since the output may
+// be a source that the right half still reads.
 void sum_many(SumFew sum_few, const void* const* sources, int count, float* output, std::size_t numel) {
   if (count <= kFused) return sum_few(sources, count, output, numel);
   std::array<float, kBlock> left, right;

@@ -17,7 +17,7 @@ namespace {
 constexpr std::size_t kPiece = 256;  // elements; few, so that memory is read and written at the same time
 static_assert(kPiece % SumVisitor::kAlignment == 0);
 
-// A vector that holds an entry for each of that many ranks without the heap.
+// A vector that holds an entry for each rank, without the heap for up to 16 ranks.
 template <class T>
 using OfRanks = absl::InlinedVector<T, 16>;
 

@@ -106,7 +106,7 @@ TESSERA_CPU_CLONES void subtract(const float* values, const float* decoded, floa
   for (std::size_t i = 0; i < numel; ++i) residual[i] = values[i] - decoded[i];
 }
 
-/// Rounds to the nearest, ties to even. A NaN stays one: all NaNs of a codec have the highest bit of their mantissa.
+/// Rounds to the nearest, ties to even. A NaN stays a NaN: all NaNs of a codec have the highest bit of their mantissa.
 TESSERA_CPU_CLONES void narrow_to_bf16(const float* values, std::byte* output, std::size_t numel) {
   for (std::size_t i = 0; i < numel; ++i) {
     const auto bits = std::bit_cast<std::uint32_t>(values[i]);

@@ -22,8 +22,8 @@ std::size_t wire_bytes(WireForm form, DType dtype, std::size_t numel);
 
 /// Writes `input[0, numel)` of `dtype` (fp32, bf16, fp16) to `wire`, which is encoded_bytes long and aligned to 4.
 ///
-/// `residual` [numel], unless null, holds earlier rounding errors. They are added first, and replaced by the new ones.
-/// Runs that are not finite leave it as it was.
+/// `residual` [numel], unless null, holds earlier rounding errors. They are added first, and replaced by the new
+/// errors. Runs that are not finite leave it as it was.
 void encode(WireForm form, const void* input, DType dtype, std::size_t numel, std::byte* wire,
             float* residual = nullptr);
 

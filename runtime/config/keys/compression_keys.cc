@@ -17,14 +17,14 @@ Condition with_compression() {
           }};
 }
 
-/// Under the others every sum has one owner, on a mesh with one replica.
+/// Every sum has one owner under the other strategies, on a mesh with one replica.
 Condition with_whole_sums() {
   return {"a strategy under which ranks get whole sums (NO_SHARD, SHARD_OPTIMIZER, HYBRID_SHARD)",
           {"/strategy", "/mesh/replicate", "/mesh/shard", "/mesh/host", "/mesh/rank", "/placement/gradients"},
           gets_whole_sums};
 }
 
-/// Under these a rank has all gradients of a unit in one place.
+/// A rank has all gradients of a unit in one place under these strategies.
 Condition with_whole_gradients() {
   return {"strategy NO_SHARD, SHARD_OPTIMIZER or SHARD_GRADIENTS",
           {"/strategy", "/placement/parameters"},

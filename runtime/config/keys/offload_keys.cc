@@ -42,7 +42,7 @@ Condition with_records_of_a_size() {
           [](const Strategy& s) { return has_state_below(s) || s.offload.activations == Tier::kNvme; }};
 }
 
-/// Also true for tier auto, which may choose the host.
+/// Returns true for tier auto too, which may choose the host.
 bool has_state_on_host(const Strategy& s) {
   const auto may_be_on_host = [](const OffloadedState& state) {
     return state.tier == Tier::kHost || state.tier == Tier::kAuto;

@@ -68,7 +68,7 @@ Condition with_warmup() {
       }};
 }
 
-/// The others begin to fall where their rise in steps ends.
+/// The other schedules begin to fall where their rise ends, which they count in steps.
 Condition with_rise_over_samples() {
   using enum LrScheduleType;
   return with_schedule("constant, linear, cosine or wsd", {kConstant, kLinear, kCosine, kWsd});

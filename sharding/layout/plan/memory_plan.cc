@@ -37,11 +37,11 @@ std::int64_t UnitShape::trainable_parameters() const {
   return count;
 }
 
-// Plans the memory of a rank. The constructor goes category by category, and each `plan_...` adds its bytes to `use_`
-// and keeps what the engine needs in order to allocate them: parameters and slots, gradients with buckets and scratch
-// (`plan_gradients`, whose lag `plan_lag` chooses), optimizer state, matrices, then what is kept beside training (a
-// checkpoint's copy, error feedback, activations, outer steps). Offloaded state is planned in memory_plan_records.cc,
-// and so is the image of a commit, which is made of the other categories.
+// Plans the memory of a rank. The constructor goes category by category, and each `plan_...` function adds bytes to
+// `use_` and keeps what the engine needs in order to allocate them: parameters and slots, gradients with buckets and
+// scratch (`plan_gradients`, whose lag `plan_lag` chooses), optimizer state, matrices, then what is kept beside
+// training (a checkpoint's copy, error feedback, activations, outer steps). Offloaded state is planned in
+// memory_plan_records.cc, and so is the image of a commit, which is made of the other categories.
 MemoryPlan::MemoryPlan(PlanInput input) : input_(std::move(input)) {
   // The root unit's gradients are in memory in any case.
   const auto trains = [](const UnitShape& unit) { return unit.trainable_numel() > 0; };
@@ -51,7 +51,7 @@ MemoryPlan::MemoryPlan(PlanInput input) : input_(std::move(input)) {
   plan_first_pass();
   plan_parameters();
   plan_gradients();
-  // Whether values are published behind the update makes no difference to any record.
+  // No record depends on whether values are published behind the update.
   const std::vector<StepProgram> steps = step_programs(step_input(/*gathers_in_background=*/false));
   plan_parameter_records(steps);
   plan_optimizer(steps);
@@ -88,7 +88,7 @@ std::int64_t MemoryPlan::gathers_in_step(std::size_t index) const {
   if (!gathers()) return 0;
   const auto count = static_cast<std::int64_t>(input_.units.size()), i = static_cast<std::int64_t>(index);
   if (i == 0 || input_.placement.keep_gathered || count - 1 <= shared_slots_) return 1;
-  // Forward leaves the last units gathered, backward the first.
+  // Forward leaves the last units gathered, and backward leaves the first ones.
   const bool left_by_forward = i >= count - shared_slots_, left_by_backward = i <= shared_slots_;
   const std::int64_t rounds = input_.accumulation;
   return 1 + (left_by_forward ? 0 : rounds) + (left_by_backward ? 0 : rounds - 1);
@@ -180,9 +180,9 @@ MicrobatchOrder MemoryPlan::order() const {
   return {input_.mesh.world_size(), input_.accumulation, has_runs, input_.longest_run};
 }
 
-/// Plans the sums of "reproducible" that wait, and those that ranks send where their runs cut subtrees.
+/// Plans the sums of "reproducible" that wait, and the sums that ranks send where their runs cut subtrees.
 void MemoryPlan::plan_tree() {
-  constexpr std::int64_t kMostSent = 1 << 18, kAlignment = 256;  // fp32 elements; SumVisitor::kAlignment
+  constexpr std::int64_t kMostSent = 1 << 18, kAlignment = 256;  // fp32 elements; the second is SumVisitor::kAlignment
   if (!input_.reproducible) return;
   const MicrobatchOrder order = this->order();
   const int places = SumCounter(input_.accumulation).places();
@@ -265,8 +265,8 @@ std::int64_t MemoryPlan::most_ahead() const {
   return std::max(kMostUnderWay / groups, std::int64_t{1}) - 1;
 }
 
-/// Returns the bytes that a unit needs, of memory shared with others, while its reduction is under way and other units
-/// are computed.
+/// Returns the bytes of shared memory that a unit needs while its reduction is under way and other units are
+/// computed.
 std::int64_t MemoryPlan::bytes_ahead() const {
   const std::int64_t bucket = bucket_mode_ == BucketMode::kShared ? bucket_bytes_ : 0;
   const std::int64_t sum = input_.updates_in_backward || gradients_below() ? sum_bytes_ : 0;
@@ -366,7 +366,7 @@ void MemoryPlan::plan_checkpoint() {
       bytes += numel * static_cast<std::int64_t>(sizeof(float));
       for (const StateDType dtype : states_of(group)) {
         const StateBytes state = state_bytes(dtype, numel);
-        // Each tensor has its own scales. The last one may be for less than a block.
+        // Each tensor has its own scales. A tensor's last scale may be for less than a block.
         const std::int64_t more_scales = state.scales > 0 ? static_cast<std::int64_t>(group.layout.size()) : 0;
         bytes += state.data + state.scales + more_scales * static_cast<std::int64_t>(sizeof(float));
       }
@@ -410,12 +410,12 @@ void MemoryPlan::plan_feedback() {
   use_[MemoryCategory::kHostRecords] += gathers_on_host().bytes() + replica_gathers_on_host().bytes();
 }
 
-/// Returns whether a GPU's host makes sums on some axis: those that are compressed.
+/// Returns whether a GPU's host makes the sums on some axis. It makes those that are compressed.
 bool MemoryPlan::sums_on_host() const {
   return input_.is_queued && (input_.compressed_shard_part > 0 || input_.compressed_replicate_part > 0);
 }
 
-/// Reductions of groups over one axis.
+/// Returns the most reductions of groups over one axis that are under way at once.
 std::int64_t MemoryPlan::reductions_under_way() const {
   std::int64_t most = 0;
   for (const UnitShape& unit : input_.units)
@@ -425,13 +425,13 @@ std::int64_t MemoryPlan::reductions_under_way() const {
 
 namespace {
 
-/// Bytes of `numel` elements, in whole cache lines.
+/// Returns the bytes of `numel` elements, in whole cache lines.
 std::int64_t bytes_in_lines(DType dtype, std::int64_t numel) {
   constexpr std::int64_t kCacheLine = 64;
   return (numel * static_cast<std::int64_t>(size_of(dtype)) + kCacheLine - 1) / kCacheLine * kCacheLine;
 }
 
-/// The place of a sum that is made of `numel` elements of `dtype`: fp32 takes the place of its own contribution.
+/// Returns the bytes for a sum of `numel` elements of `dtype`. A sum in fp32 takes the place of its contribution.
 std::int64_t slot_bytes_of(DType dtype, std::int64_t numel, std::int64_t sum_numel) {
   const std::int64_t contribution = bytes_in_lines(dtype, numel);
   return dtype == DType::kF32 ? contribution : contribution + bytes_in_lines(DType::kF32, sum_numel);
@@ -477,7 +477,7 @@ MemoryPlan::SlotsOnHost MemoryPlan::gathers_on_host() const {
   for (const UnitShape& unit : input_.units) {
     most = std::max(most, unit.groups.size());
     for (const GroupShape& group : unit.groups) {
-      const DType dtype = input_.outer.makes_outer_steps() ? DType::kF32 : group.dtype;  // those publish masters
+      const DType dtype = input_.outer.makes_outer_steps() ? DType::kF32 : group.dtype;  // outer steps publish masters
       found.slot_bytes = std::max(found.slot_bytes, bytes_in_lines(dtype, group.layout.numel()));
     }
   }
@@ -521,7 +521,7 @@ void MemoryPlan::plan_outer() {
   const bool has_common_values = outer.has_common_parameters() && !outer.is_hogwild();
   const bool has_mean_squares = has_common_values && outer.asynchronous.delay_compensation.adaptive;
   const std::int64_t copies = outer.has_outer_optimizer() || has_mean_squares ? 2 : has_common_values ? 1 : 0;
-  // A rank of Hogwild that has states of its own has those of the others' parts, too.
+  // A rank of Hogwild that has its own states has the states of the other ranks' parts, too.
   const bool has_all_states = outer.is_hogwild() && outer.asynchronous.states == StateSharing::kOwn;
   const std::int64_t more = has_all_states ? static_cast<std::int64_t>(input_.states.size()) * (all - part) : 0;
   outer_numel_ = {part, copies * part + more, outer.has_common_parameters() ? 0 : largest,

@@ -27,11 +27,11 @@
 
 namespace tessera {
 
-/// Where gradients wait for their reduction.
+/// The places where gradients wait for their reduction.
 enum class BucketMode {
   kInPlace,      ///< the gradient buffer itself: replicated fp32 gradients reduced once a step, or one rank
   kAccumulator,  ///< fp32 buffers of full size, one a unit: unsharded accumulation over microbatches
-  kShared,       ///< a few bucket slots that units take turns in
+  kShared,       ///< a few bucket slots, in which units take turns
 };
 
 /// Everything that decides how much memory a rank needs, and nothing else. The engine fills it from the strategy and
@@ -49,7 +49,7 @@ struct PlanInput {
   /// formats of states in groups that are updated as matrices
   StateFormats matrix_states = {};
   MatrixWork matrix_work = {};
-  /// A GPU trains. Reductions then run beside backward: each has one unit's time to end, whatever memory that costs.
+  /// A GPU trains. Reductions then run beside backward: each one may take a unit's time, whatever memory that costs.
   bool is_queued = false;
   /// Reductions over a network on some axis go on by themselves while ranks compute
   /// (Collectives::reduces_in_background).
@@ -58,8 +58,8 @@ struct PlanInput {
   OffloadConfig offload;                         ///< the paths in it are left out
   /// A unit is updated as soon as its gradients are summed (optimizer.in_backward).
   bool updates_in_backward = false;
-  /// An update goes over all state twice (lamb, lars). The first pass only reads parameters, and it only reads states
-  /// too unless they move.
+  /// An update goes over all state twice (lamb, lars). The first pass only reads parameters. It only reads states too,
+  /// unless `first_pass_moves_states`.
   bool updates_twice = false, first_pass_moves_states = false;
   bool copies_checkpoints = false;  ///< CheckpointConfig::async
   CompressionConfig compression = {};
@@ -72,25 +72,25 @@ struct PlanInput {
   bool reproducible = false;  ///< Strategy::reproducible
   /// The most microbatches of a step that a rank may be dealt (MicrobatchOrder::longest); 0: `accumulation` on each.
   std::int64_t longest_run = 0;
-  /// CheckConfig::values: all values are checked after each step. No number of bytes depends on it
-  /// (MemoryPlan::publishes_behind).
+  /// CheckConfig::values: all values are checked after each step. No size depends on it, only
+  /// MemoryPlan::publishes_behind.
   bool checks_values = false;
-  /// Number of replicas that train by themselves, if there are outer steps; `mesh` is then that
-  /// of one replica.
+  /// Number of replicas that train by themselves, if there are outer steps; `mesh` is then the mesh of one
+  /// replica.
   int replicas = 1;
   SyncConfig outer = {};
   /// 2 if units cut modules (units.bucket_cap_mb), since two of them then get gradients by turns
   int filling_buckets = 1;
 };
 
-/// Fraction of a state that is offloaded for certain, 0 to 1; 0 for tier "auto", which is not decided yet.
+/// Returns the fraction of a state that is offloaded for certain, 0 to 1; 0 for tier "auto", which is not decided yet.
 inline double share_below(const OffloadedState& state) {
   return state.tier == Tier::kNvme || state.tier == Tier::kHost ? state.fraction : 0.0;
 }
 
 /// Memory of one optimizer state of `numel` elements: its numbers, then its scales, each ending on a cache line. Large
-/// pieces have such a length that the next one does not begin a multiple of 128 MiB behind them, a distance at which
-/// processors are slow.
+/// pieces have such a length that the next piece does not begin a multiple of 128 MiB behind them: some processors are
+/// slow at that distance.
 struct StatePiece {
   std::int64_t data_bytes = 0, scale_bytes = 0;
   std::int64_t bytes() const { return data_bytes + scale_bytes; }
@@ -104,7 +104,7 @@ struct FeedbackNumel {
   std::int64_t shard = 0, replicate = 0;
 };
 
-/// The records (I/O blocks) that one tier of a rank has, those of all its groups.
+/// The records (I/O blocks) that one tier of a rank has, for all of its groups.
 struct RecordPool {
   std::int64_t records = 0;       ///< number of records; 0 where all state is in memory
   std::int64_t record_bytes = 0;  ///< size of the largest record
@@ -130,7 +130,7 @@ struct RecordPool {
 };
 
 /// The exact memory plan of one rank (every rank's is equal, since shards are). The engine allocates exactly these
-/// sizes, and compares the two. It is immutable after construction; any thread may read it.
+/// sizes, and compares what it allocated with them. It is immutable after construction; any thread may read it.
 class MemoryPlan {
  public:
   /// The number of reductions that a transport can have under way at a time.
@@ -157,13 +157,13 @@ class MemoryPlan {
   /// the units that one direction left in them are found there by the next direction, which begins with them.
   std::int64_t gathers_in_step(std::size_t index) const;
   /// Number of slots that sharded units share; each has `slot_bytes()`. The root unit has a slot of its own, since it
-  /// is used first and last in both directions. There are none where nothing is gathered, or units are gathered in
-  /// parameter memory (Placement::keep_gathered). The ranks of the shard axis share the slots with Placement::shared.
+  /// is used first and last in both directions. There are no slots if nothing is gathered, or units are gathered in
+  /// parameter memory (Placement::keep_gathered). If Placement::shared, the ranks of the shard axis share the slots.
   std::int64_t shared_slots() const { return shared_slots_; }
   std::int64_t slot_bytes() const { return slot_bytes_; }
   std::int64_t shared_buckets() const { return shared_buckets_; }
-  /// Returns how many units later a rank does its share of a unit's reduction (Work::advance), and how many units after
-  /// the start it waits for its end. 0: it waits where it starts one.
+  /// Returns how many units later a rank does its share of a unit's reduction (Work::advance). `end_lag` says how many
+  /// units after the start the rank waits for the end. 0: it waits right after the start.
   ///
   /// - One host's CPU: the end is twice as late as the share, so that a rank may be that many units ahead of another
   ///   before it waits. If each unit costs two buckets, the lag is what fits 8 MiB, and 3 at most.
@@ -179,48 +179,48 @@ class MemoryPlan {
   /// Returns whether a unit's gradients stay where they are until a microbatch's backward has ended: they accumulate
   /// there over microbatches, or join a tree (`sums_wait`).
   bool keeps_gradients() const;
-  /// Under "reproducible": how many sums of a unit wait for others of the tree at a time, in memory of their own
-  /// (SumCounter, on the rank with the most), and the fp32 elements of one. They are sums of whole gradients where
-  /// those are kept, else of this rank's part, whose last place is the sum's own.
+  /// Under "reproducible": the number of a unit's sums that wait at a time for other sums of the tree (SumCounter, on
+  /// the rank with the most), and the fp32 elements of one sum. They are sums of whole gradients where
+  /// `keeps_gradients`, else of this rank's part; the last place is then that of the total.
   int waiting_sums() const { return waiting_sums_; }
   std::int64_t waiting_numel_of(const UnitShape& unit) const;
   std::int64_t waiting_bytes() const;
-  /// Where runs of microbatches cut subtrees (cuts_subtrees): how many sums each rank sends of each gradient, as many
-  /// as the rank with the most has (blocks_of). 0 elsewhere.
+  /// Where runs of microbatches cut subtrees (cuts_subtrees): the number of sums that each rank sends of each gradient,
+  /// as many as the rank with the most has (blocks_of). It is 0 elsewhere.
   int block_sums() const { return block_sums_; }
-  /// Whether each rank then joins what it keeps, and no sum is sent on: gradients are cut over all ranks.
+  /// Returns whether each rank then joins what it keeps, and no sum is sent on, since gradients are cut over all ranks.
   bool joins_own_parts() const { return input_.placement.gradients.shard && input_.mesh.replicate_size == 1; }
-  /// These sums go in pieces through memory of their own: the fp32 elements of the piece that one rank joins at a time,
-  /// and of all that memory (BlockSums).
+  /// These sums go in pieces through extra memory (BlockSums). The first number is the fp32 elements of the piece that
+  /// one rank joins at a time, and the second one is those of all that memory.
   std::int64_t block_piece_numel() const { return block_piece_numel_; }
   std::int64_t block_exchange_numel() const;
-  /// Bytes that a rank sends of these sums in a step, and of what it joined where that is sent on.
+  /// Returns the bytes that a rank sends in a step: of these sums, and of the joined sums where they are sent on.
   std::int64_t block_bytes_of_step() const;
   /// The microbatches of a step.
   MicrobatchOrder order() const;
   /// Returns the bytes of one unit's whole bucket.
   std::int64_t bucket_bytes_of(const UnitShape& unit) const;
-  /// Dtype of gradients in buckets that units share: the wire's dtype; fp32 where there is one rank, since nothing is
-  /// sent.
+  /// Returns the dtype of gradients in buckets that units share: the wire's dtype, or fp32 if there is one rank, since
+  /// nothing is sent then.
   DType bucket_dtype() const;
 
-  /// Returns the number of places for sums that units share where they are updated in backward, since sums then have no
-  /// place of their own; the root unit has one more. A unit takes its place when its reduction starts (with
+  /// Returns the number of places for sums that units share where they are updated in backward, since no sum then has a
+  /// place for itself; the root unit has one more place. A unit takes its place when its reduction starts (with
   /// BucketMode::kInPlace when its first gradient comes), and gives it back when it is updated.
   std::int64_t shared_sums() const { return shared_sums_; }
   std::int64_t sum_bytes() const { return sum_bytes_; }
-  /// Returns this rank's part of a unit's gradients, fp32.
+  /// Returns the bytes of this rank's part of a unit's gradients, in fp32.
   std::int64_t sum_bytes_of(const UnitShape& unit) const;
   /// Returns the number of fp32 elements of the notes that ranks send about a unit with its reduction. Every unit whose
-  /// reduction may be under way has that many.
+  /// reduction may be under way has that many elements.
   std::int64_t notes_numel() const { return notes_numel_; }
   /// The digest's bits in those notes, behind a number for each trainable parameter and before a weight.
   static constexpr std::int64_t kDigestBits = 64;
 
   /// Formats of the states that the optimizer keeps for each element of a trainable group.
   const StateFormats& states_of(const GroupShape& group) const;
-  /// Returns the matrices that are updated as such, and the bytes for their exchange: buffers for messages first, then
-  /// room to work in.
+  /// Returns the parameters that are updated as whole matrices. The memory for their exchange has buffers for messages
+  /// first, then room to work in.
   const MatrixDeal& matrices() const { return matrices_; }
   /// Returns the bytes for the exchange of matrices.
   std::int64_t matrix_bytes() const {
@@ -241,20 +241,20 @@ class MemoryPlan {
   const FirstPass& first_pass_of_matrices() const { return first_pass_; }
 
   /// Returns this rank's part of a group's GroupShape::tensor_states, fp32 elements. The first
-  /// `tensor_states_in_memory` groups that have such states, counted in unit order, keep them in memory; each of the
-  /// others, the share of OffloadConfig::moments, has a record.
+  /// `tensor_states_in_memory` groups that have such states, counted in unit order, keep them in memory; each other one
+  /// (the share of OffloadConfig::moments) has a record.
   Extent tensor_state_part_of(const GroupShape& group) const;
   std::int64_t tensor_states_in_memory() const { return tensor_states_in_memory_; }
-  /// Records of tensor states. The records of one batch (MatrixBatch) are in use at once, while those of another are
-  /// read ahead or written behind.
+  /// Records of tensor states. The records of one batch (MatrixBatch) are in use at once, while those of another batch
+  /// are read ahead or written behind.
   const RecordPool& tensor_state_records() const { return tensor_state_records_; }
   /// Returns the bytes of a group's record, in whole pages.
   std::int64_t tensor_state_record_bytes_of(const GroupShape& group) const;
-  /// Returns the most such records that one batch has; then how many are read ahead, and how many are written behind.
+  /// Returns the most such records that one batch has. The second is the number that are read ahead, or written behind.
   std::int64_t tensor_states_of_a_batch() const { return tensor_states_of_a_batch_; }
   std::int64_t tensor_states_ahead() const { return std::min(tensor_states_of_a_batch_, kMostQueueDepth); }
 
-  /// Returns the elements of error feedback on each axis; 0 where nothing is kept.
+  /// Returns the number of elements of error feedback on each axis; 0 where nothing is kept.
   FeedbackNumel feedback_numel_of(const GroupShape& group) const;
   /// Returns the layout of the GradientMethod that makes the sums of a trainable group (its memory is in
   /// MemoryCategory::kFeedback); empty if there is none.
@@ -273,50 +273,50 @@ class MemoryPlan {
   };
   SlotsOnHost shard_sums_on_host() const;
   SlotsOnHost replicate_sums_on_host() const;
-  /// The same for outer gradients (SyncConfig) that replicas of GPUs compress: a slot for each group of a fragment that
-  /// is under way, and else one, since the host then waits for each sum.
+  /// Returns the same for outer gradients (SyncConfig) that replicas of GPUs compress: a slot for each group of a
+  /// fragment that is under way; otherwise one slot, since the host then waits for each sum.
   SlotsOnHost outer_sums_on_host() const;
-  /// The same for what GPUs gather in another form (PlanInput::gathers, replica_gathers): a slot for each group of the
-  /// units that are gathered ahead, and of the one in use. Where more are under way, the oldest ends first.
+  /// The same for values that GPUs gather in another form (PlanInput::gathers, replica_gathers): a slot for each group
+  /// of the units gathered ahead, and of the unit in use. If more are under way, the oldest ends first.
   SlotsOnHost gathers_on_host() const;
   SlotsOnHost replica_gathers_on_host() const;
 
-  /// How a trainable group's optimizer part is cut into records.
+  /// Returns how a trainable group's optimizer part is cut into records.
   RecordLayout records_of(const GroupShape& group) const;
-  /// How this rank's part of a group's parameters is cut; it has no records where they are in memory.
+  /// Returns how this rank's part of a group's parameters is cut; there are no records where parameters are in memory.
   Chunks parameter_chunks_of(const GroupShape& group) const;
   /// Returns the most records that one unit's update moves: records of parameters in files, or of masters and states.
   std::int64_t most_records_of_a_unit() const;
-  /// How many records of parameters, and of masters and states, are read ahead, and how many are written behind. It is
-  /// OffloadConfig::queue_depth. If the strategy leaves it out, it is kQueueDepth; with updates in backward it is the
-  /// number of records of a unit, half of kMostQueueDepth at most: a user who has the memory may set more.
+  /// The number of records of parameters, and of masters and states, that are read ahead; as many are written behind.
+  /// It is OffloadConfig::queue_depth. If the strategy leaves it out, it is kQueueDepth; with updates in backward it is
+  /// the number of records of a unit, half of kMostQueueDepth at most: a user who has the memory may set more.
   std::int64_t queue_depth() const { return queue_depth_; }
   /// Elements for outer steps and asynchronous ones (SyncConfig). `part`: this rank's part of all masters. `states`:
   /// outer weights and momentum, each as many; or the values that ranks pull, and with an adaptive lambda the means of
-  /// its squares (DelayCompensationConfig); or what a rank of Hogwild
-  /// that has all states for itself has beside its part of them (MemoryCategory::kOptimizer).
-  /// `largest`: the largest group, whole, on its way over the replicate axis. `sent`: with streaming_diloco this rank's
-  /// part of the outer gradients of the largest fragment. The last two count in kStaging.
+  /// its squares (DelayCompensationConfig); or, on a rank of Hogwild that keeps all states itself, the states beside
+  /// its part (MemoryCategory::kOptimizer). `largest`: the largest group, whole, on its way over the replicate axis.
+  /// `sent`: with streaming_diloco this rank's part of the outer gradients of the largest fragment. The last two count
+  /// in kStaging.
   struct OuterNumel {
     std::int64_t part = 0, states = 0, largest = 0, sent = 0;
     std::int64_t staging() const { return largest + sent; }
   };
   const OuterNumel& outer_numel() const { return outer_numel_; }
   const RecordPool& state_records() const { return state_records_; }
-  /// Returns the bytes of state records and tensor states that a step copies to the GPU, and as many back, in all its
-  /// passes; 0 on the CPU, and where the host's CPU updates them.
+  /// Returns the bytes of state records and tensor states that all passes of a step copy to the GPU, and as many are
+  /// copied back. It is 0 on the CPU, and where the host's CPU updates them.
   std::int64_t streamed_bytes() const { return streamed_bytes_; }
   /// Returns whether the CPU of the host updates a GPU's records where they lie (OffloadedStep::kCpu).
   bool steps_on_host() const { return steps_on_host_; }
   const HostStepBytes& host_step() const { return host_step_; }
-  /// Returns the bytes of pinned host memory for gradients and parameters of groups with records, without those that
+  /// Returns the bytes of pinned host memory for gradients and parameters of groups with records, without groups that
   /// lie there in any case.
   std::int64_t host_copies_bytes() const { return host_copies_bytes_; }
   /// Returns whether every record has all that the optimizer keeps of its elements.
   bool has_whole_records() const;
-  /// Whether updates go over all state twice (lamb, lars), or over whole matrices before they update elements of them.
+  /// Returns whether updates go over all state twice (lamb, lars), or over whole matrices before they update elements.
   bool passes_twice() const { return input_.updates_twice || !matrices_.batches().empty(); }
-  /// Returns whether the host's CPU could update them: records are whole, no parameters lie in files, and units are
+  /// Returns whether the host's CPU could update the records: they are whole, no parameters lie in files, and units are
   /// updated after backward, in one pass.
   bool can_step_on_host() const {
     return has_whole_records() && (!parameters_below() || parameters_on_host()) && !input_.updates_in_backward &&
@@ -335,17 +335,17 @@ class MemoryPlan {
   std::int64_t gradient_record_bytes_of(const UnitShape& unit) const;
   /// Bytes that a step copies between a GPU's slots (RecordPool::device_slots) and those records; zeros on the CPU.
   const HostStepBytes& gradient_copies() const { return gradient_copies_; }
-  /// Number of those records that are read ahead of the update, and number that are written behind it.
+  /// The number of those records that are read ahead of the update, and the number that are written behind it.
   static constexpr std::int64_t kGradientsAhead = 1;
   /// Records of parameters. Records of trainable groups come first, then those of frozen ones, both in unit order.
   const RecordPool& parameter_records() const { return parameter_records_; }
-  /// Returns the bytes of them that a step copies to a GPU for gathers, from the second step on; then the pieces of
-  /// host memory through which those in files go, one for the parts of each unit that may be on its way.
+  /// Returns the bytes of those records that a step copies to a GPU for gathers, from the second step on. Records in
+  /// files go through pieces of host memory, one for the parts of each unit that may be on its way.
   std::int64_t uploaded_bytes() const { return uploaded_bytes_; }
   std::int64_t upload_pieces() const { return upload_piece_bytes_ > 0 ? shared_slots_ + 1 : 0; }
   std::int64_t upload_piece_bytes() const { return upload_piece_bytes_; }
   /// Returns the bytes of a GPU's parameters in its host's memory that the kernels of an update write. The second
-  /// number is the bytes that they read of parameters that are masters, or half of a master.
+  /// number is the bytes that the kernels read of parameters that are masters, or half of a master.
   HostStepBytes updated_over_bus() const;
   /// Records of the memory that a commit (DurableConfig) writes: this rank's parts of parameters, masters and states,
   /// one behind the other, then cached records. They are `image_bytes` in all.
@@ -357,9 +357,9 @@ class MemoryPlan {
   std::int64_t records_on_disk() const;
 
   /// Returns whether updated values are published asynchronously, behind the update, and the next forward waits for
-  /// them. That is so where ranks hold whole parameters that others update, unless all values are checked after each
-  /// step, since that would have to wait for them. `gathers_in_background`: the shard axis's transport carries gathers
-  /// by itself (Collectives::gathers_in_background).
+  /// them. That is so where ranks hold whole parameters that others update. It is not so if all values are checked
+  /// after each step, since the check would have to wait for them. `gathers_in_background`: the shard axis's transport
+  /// carries gathers by itself (Collectives::gathers_in_background).
   bool publishes_behind(bool gathers_in_background) const;
   /// Returns the inputs that decide the order of this plan's steps (step_programs).
   StepInput step_input(bool gathers_in_background) const;
@@ -403,8 +403,8 @@ class MemoryPlan {
   RecordPool plan_files_of_gpu(const std::vector<std::int64_t>& bytes, Cache cache, std::int64_t held,
                                std::int64_t more);
   void plan_host_step();
-  /// Returns whether records of masters and states lie in the memory of a GPU's host; and whether the host's CPU
-  /// updates them there.
+  /// The first returns whether records of masters and states lie in the memory of a GPU's host, and the second whether
+  /// the host's CPU updates them there.
   bool states_on_host() const;
   bool states_stay_on_host() const;
   VisitWork first_work() const;

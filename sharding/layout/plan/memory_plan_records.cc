@@ -2,8 +2,8 @@
 // tiers.
 //
 // Each kind of state (parameters, masters and states, tensor states, sums of gradients) becomes a list of records, one
-// for each offloaded chunk. A pool then says how many of them are cached, how many slots the others take turns in, and
-// which of that memory is a GPU's and which its host's. The programs of a step (step_programs) are played on the list
+// for each offloaded chunk. A pool then says how many of them are cached, in how many slots the others take turns, and
+// which of that memory is on a GPU and which on its host. The programs of a step (step_programs) are played on the list
 // (record_traffic.h) to count what is read and written. The image of a commit comes last, since it consists of the
 // state that the others keep in memory.
 
@@ -69,7 +69,7 @@ RecordPool MemoryPlan::plan_pool(const std::vector<std::int64_t>& bytes, Cache c
 
 namespace {
 
-/// Records in pinned memory of a GPU's host.
+/// Makes a pool of records in pinned memory of a GPU's host.
 RecordPool pinned_pool(const std::vector<std::int64_t>& bytes) {
   RecordPool pool;
   pool.records = static_cast<std::int64_t>(bytes.size());
@@ -90,8 +90,8 @@ RecordPool MemoryPlan::plan_files_of_gpu(const std::vector<std::int64_t>& bytes,
   return pool;
 }
 
-/// A pool of records that go through a GPU. They have slots on the GPU for the way from its host's memory and back.
-/// Records in files have slots on the host too: for records that are on the GPU, read ahead, or written behind.
+/// Plans a pool of records that go through a GPU. They have slots on the GPU for the way from its host's memory and
+/// back. Records in files have slots on the host too: for records that are on the GPU, read ahead, or written behind.
 RecordPool MemoryPlan::plan_streamed_pool(const std::vector<std::int64_t>& bytes, Cache cache) {
   if (bytes.empty()) return {};
   const bool on_host = states_on_host(), stays = states_stay_on_host();
@@ -221,7 +221,7 @@ StepInput MemoryPlan::step_input(bool gathers_in_background) const {
   return step;
 }
 
-/// Counts what of `records` moves through the pool's slots; cached records and those in pinned memory do not move.
+/// Counts the bytes of `records` that move through the pool's slots; cached and pinned records do not move.
 void MemoryPlan::count(Steps steps, RecordKind kind, const RecordList& records, const RecordPool& pool) {
   if (records.bytes.empty() || pool.pinned_bytes > 0) return;
   const RecordMoves moves = moves_in_two_steps(steps, kind, records.without(pool.cache()), pool.slots);
@@ -266,7 +266,7 @@ std::int64_t MemoryPlan::tensor_state_record_bytes_of(const GroupShape& group) c
   return in_pages(4 * tensor_state_part_of(group).numel);
 }
 
-/// Tensor states move batch by batch. Each unit is an owner of records, of none where its states stay in memory.
+/// Tensor states move batch by batch. Each unit owns records; it owns none where its states stay in memory.
 void MemoryPlan::plan_tensor_states(Steps steps) {
   std::vector<std::int64_t> bytes;  // bytes for each group that has such states
   RecordList records;
@@ -313,7 +313,7 @@ void MemoryPlan::plan_tensor_states(Steps steps) {
   count(steps, RecordKind::kTensorStates, records, pool);
 }
 
-/// A pool of records that gathers copy to a GPU. Updates change them where they lie, on the host.
+/// Plans a pool of records that gathers copy to a GPU. Updates change them where they lie, on the host.
 RecordPool MemoryPlan::plan_uploaded_pool(const std::vector<std::int64_t>& bytes, Cache cache) {
   if (input_.offload.parameters.tier == Tier::kHost) {
     const RecordPool pool = pinned_pool(bytes);
@@ -382,8 +382,8 @@ bool MemoryPlan::updates_by_device(const UnitShape& unit) const {
   });
 }
 
-/// Each microbatch copies all sums out, and all but the first copy them in before; the update copies in those that it
-/// needs there.
+/// Each microbatch copies all sums out, and each but the first copies them in before. The update copies in the sums
+/// that the GPU needs.
 void MemoryPlan::plan_gradient_copies() {
   for (const UnitShape& unit : std::span(input_.units).subspan(1)) {
     const std::int64_t bytes = sum_bytes_of(unit);
@@ -420,7 +420,7 @@ void MemoryPlan::plan_image() {
 }
 
 /// Plans the slots of activations in files. Activations on a GPU's host take memory as they come, and no plan knows how
-/// much.
+/// much memory.
 void MemoryPlan::plan_activations() {
   const OffloadConfig& offload = input_.offload;
   if (offload.activations != Tier::kNvme) return;

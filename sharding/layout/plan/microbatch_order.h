@@ -14,16 +14,16 @@
 
 namespace tessera {
 
-/// Says which of a step's microbatches a rank computes. They are numbered over all ranks, as TokenBatches deals samples
-/// and as the tree of "reproducible" has its leaves.
+/// Says which of a step's microbatches a rank computes. They are numbered over all ranks, as TokenBatches deals
+/// samples, and in the order of the leaves of "reproducible"'s tree.
 struct MicrobatchOrder {
   int ranks = 1;
   std::int64_t each = 1;  ///< microbatches of a step for each rank, on average: gradient_accumulation
-  /// A rank has neighbours: rank r those from r * each on, or what it was dealt. False: round i of all ranks together
-  /// has the microbatches from i * ranks on.
+  /// A rank has neighbouring microbatches: rank r has those from r * each on, or those it was dealt. False: in round i
+  /// the ranks together have the microbatches from i * ranks on.
   bool has_runs = false;
-  std::int64_t longest = 0;               ///< above 0: runs are dealt ("deal" by speed), none of them longer than that
-  std::vector<std::int64_t> begins = {};  ///< [rank]: where dealt runs begin; empty: all have `each`
+  std::int64_t longest = 0;               ///< above 0: runs are dealt ("deal" by speed), and none is longer than this
+  std::vector<std::int64_t> begins = {};  ///< [rank]: where dealt runs begin; empty: each rank has `each`
 
   std::int64_t all() const { return ranks * each; }
   std::int64_t longest_run() const { return longest > 0 ? longest : each; }
@@ -49,9 +49,9 @@ struct MicrobatchOrder {
   }
 };
 
-/// Whether runs, or the replicas that sum theirs first, cut subtrees of the tree over a step's microbatches. Ranks then
-/// send each other the sums of the nodes that their runs consist of, and otherwise one sum, with which the tree over
-/// ranks goes on.
+/// Returns whether runs, or replicas that add up their runs first, cut subtrees of the tree over a step's microbatches.
+/// If so, ranks send each other the sums of the nodes that their runs consist of; otherwise they send one sum, with
+/// which the tree over ranks goes on.
 inline bool cuts_subtrees(const MicrobatchOrder& order, const MeshPosition& mesh) {
   const auto is_power_of_two = [](std::int64_t number) {
     return std::has_single_bit(static_cast<std::uint64_t>(number));
@@ -61,7 +61,7 @@ inline bool cuts_subtrees(const MicrobatchOrder& order, const MeshPosition& mesh
   return !is_power_of_two(order.each) || (mesh.replicate_size > 1 && !is_power_of_two(mesh.shard_size));
 }
 
-/// The order under `strategy` on so many ranks. Where microbatches are dealt, it is the one of the first steps.
+/// Returns the order under `strategy` on so many ranks. Where microbatches are dealt, it is the one of the first steps.
 inline MicrobatchOrder microbatch_order(const Strategy& strategy, int ranks) {
   const std::int64_t each = strategy.gradient_accumulation;
   if (strategy.deal.by == DealBy::kSpeed && ranks > 1) {

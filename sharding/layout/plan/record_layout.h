@@ -12,12 +12,12 @@ namespace tessera {
 struct TieredState {
   std::int64_t master_bytes = 0;  ///< bytes of an element's master beside the parameter: 0, 2 (low halves) or 4
   StateFormats states = {};       ///< formats of the numbers that the optimizer keeps
-  double masters_below = 0, states_below = 0;  ///< offloaded shares, 0 to 1
+  double masters_below = 0, states_below = 0;  ///< the shares that are offloaded, 0 to 1
   std::int64_t record_bytes = 2 << 20;         ///< a record's upper limit in bytes; at least a page
 };
 
-/// How the masters and optimizer states of one group's optimizer part are cut into records, so that a step reads and
-/// writes each with one operation. It consists of integers.
+/// Says how the masters and optimizer states of one group's optimizer part are cut into records, so that a step reads
+/// and writes each record with one operation. It consists of integers.
 ///
 /// The first chunks of each kind of state are in memory, and the rest are offloaded. An offloaded chunk has the record
 ///

@@ -85,7 +85,7 @@ class StepPlayer {
     }
   }
 
-  /// Where no unit comes back to a record, all units' visits are one pass.
+  /// Where no unit visits a record twice, the visits of all units are one pass.
   void update_in_backward(const StepProgram& program, const StepOp& op) {
     if (!program.announces_units) return visit(program.visits_of(op));
     for (std::size_t unit = program.unit_ops.size(); unit-- > 0;) {
@@ -97,8 +97,8 @@ class StepPlayer {
     }
   }
 
-  /// Goes over sums of gradients, the last unit's first. A step's first microbatch writes them over; the microbatches
-  /// from the second on are all alike.
+  /// Goes over sums of gradients, beginning with the last unit. A step's first microbatch overwrites them; the
+  /// microbatches from the second on are all alike.
   void go_backward(std::int64_t rounds) {
     if (kind_ != RecordKind::kGradients) return;
     for (std::int64_t left = rounds; left > 0;) {

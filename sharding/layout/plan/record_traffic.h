@@ -21,8 +21,8 @@ enum class RecordKind : std::uint8_t { kParameters, kStates, kTensorStates, kGra
 /// Records of one kind.
 struct RecordList {
   std::vector<std::int64_t> bytes;  ///< size of each record
-  /// [owners + 1]: the first record of each group that trains, for gradients and states of whole tensors that of each
-  /// unit. No visit goes beyond the last entry.
+  /// [owners + 1]: the first record of each group that trains; for gradients and tensor states, the first record of
+  /// each unit. No visit goes beyond the last entry.
   std::vector<std::size_t> first = {0};
 
   /// Ends an owner: it has all records that were added since the owner before.
@@ -37,7 +37,7 @@ struct Stretch {
   bool backward = false;
 };
 
-/// Slots that keep the records which were used last, as a FileTier's do.
+/// Slots that keep the records which were used last, as the slots of a FileTier do.
 class RecordSlots {
  public:
   /// `bytes`: the size of each record.
@@ -63,8 +63,8 @@ struct RecordMoves {
   std::int64_t read = 0, written = 0;  ///< bytes
 };
 
-/// Returns the bytes that two steps in a row move when many steps have gone before. `programs`: those of step_programs.
-/// `slots` 0: nothing is found in memory.
+/// Returns the bytes that two steps in a row move when many steps have gone before. `programs`: the result of
+/// step_programs. `slots` 0: nothing is found in memory.
 RecordMoves moves_in_two_steps(std::span<const StepProgram> programs, RecordKind kind, const RecordList& records,
                                std::int64_t slots);
 

@@ -5,9 +5,9 @@
 namespace tessera {
 namespace {
 
-/// Returns whether a pass goes in the other direction than the one before, whose last records are still in memory.
-/// Passes on a CPU also go there and back where values are waited for in the step; values that are not go in the order
-/// in which the next forward wants them.
+/// Returns whether a pass goes in the opposite direction of the pass before, whose last records are still in memory. On
+/// a CPU, passes alternate too where the step waits for published values; otherwise passes go in the order in which the
+/// next forward wants the values.
 bool alternates(const StepInput& input) {
   if (!input.executor.queued) return input.parameters.exist || input.states.exist || !input.publishes_behind;
   return !input.executor.host_updates && !input.gradients_below &&
@@ -21,7 +21,7 @@ bool has_matrices(const StepInput& input) {
 /// Writes the programs of one input.
 class ProgramWriter {
  public:
-  /// `turned`: whether it is the second one of the two programs.
+  /// `turned`: whether this is the second of the two programs.
   ProgramWriter(const StepInput& input, bool turned) : input_(input), turned_(turned) {
     program_.ends_when_skipped = !input.executor.queued || input.first_work == VisitWork::kReadMasters;
   }
@@ -107,7 +107,7 @@ class ProgramWriter {
     finish();
   }
 
-  /// Units come in the order of their gradients. All ranks agree on the order while they train. It is mostly this one.
+  /// Units come in the order of their gradients. Ranks agree on it while they train; usually it is this one.
   void update_in_backward() {
     program_.announces_units = input_.first_work != VisitWork::kUpdate;
     std::int64_t announced = 0;
@@ -200,7 +200,7 @@ class ProgramWriter {
   }
 
   /// The first pass goes forward over elements, and over directions or masters of matrices; the second pass updates
-  /// matrices. The program of the other turn has elements last, in the second pass, and that one goes backward.
+  /// matrices. The program of the other turn has elements last, in the second pass, and goes over them backward.
   void update_with_matrices() {
     const bool queued = input_.executor.queued, is_muon = input_.first_work == VisitWork::kDirections;
     const bool back = !queued || alternates(input_);
@@ -237,7 +237,7 @@ bool takes_turns(const StepInput& input) {
   return input.first_work == VisitWork::kUpdate && !input.gradients_below && alternates(input);
 }
 
-/// The CPU of a GPU's host takes groups as their gradients come.
+/// Returns whether passes begin backward: a GPU host's CPU takes groups as their gradients come.
 bool begins_backward(const StepInput& input) { return input.executor.host_updates && !input.gradients_below; }
 
 }  // namespace

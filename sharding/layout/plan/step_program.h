@@ -9,14 +9,14 @@
 
 namespace tessera {
 
-/// The order of a training step, said once and in integers: which groups its passes visit and in which direction, which
+/// The order of a training step, defined once, in integers: which groups its passes visit and in which direction, which
 /// records they read and write, and when ranks agree, exchange matrices and make values known.
 ///
 /// MemoryPlan counts with it what a step reads and writes (record_traffic.h), the planner writes the script of a
 /// predicted step along it, and StepWalk makes steps by it. A program says what a step *may* visit: the code that makes
 /// the step leaves out parameters that got no gradient.
 
-/// What a visit does with a group.
+/// The kinds of work that a visit does with a group.
 enum class VisitWork : std::uint8_t {
   kMeasure,       ///< lars: the visit adds up norms of weights
   kLayerUpdates,  ///< lamb: the same, while moments move and each element's update takes the gradient's place
@@ -26,7 +26,7 @@ enum class VisitWork : std::uint8_t {
   kSwapAverages,  ///< parameters and their averages change places; then the group is published
 };
 
-/// What a visit does with records of one kind.
+/// The ways in which a visit uses records of one kind.
 enum class Access : std::uint8_t { kNone, kRead, kWrite };
 
 /// One group's turn in a pass.
@@ -40,17 +40,17 @@ struct Visit {
   friend bool operator==(const Visit&, const Visit&) = default;
 };
 
-/// The first pass is announced before backward. Who makes the step announces it again when it begins, since it is then
-/// known which parameters are used.
+/// The first pass is announced before backward. The code that makes the step announces it again when it begins, since
+/// the used parameters are known then.
 enum class StepOpKind : std::uint8_t {
-  kRounds,    ///< `begin` microbatches before the last one: in each all units forward, and then all backward
-  kForward,   ///< all units in the last microbatch
+  kRounds,    ///< `begin` microbatches before the last one; each has a forward and a backward of all units
+  kForward,   ///< the forward of all units in the last microbatch
   kAnnounce,  ///< records of the visits [begin, end), which are one pass, are read ahead from here on
-  kBackward,  ///< all units in the last microbatch, the last one first
+  kBackward,  ///< the backward of the last microbatch: all units, the last one first
   /// StepProgram::unit_ops, with their visits [begin, end), follow each unit's reduction (updates in backward)
   kUpdateInBackward,
   kAgree,         ///< ranks tell each other loss, norm and which parameters were used
-  kDecide,        ///< decides whether the step is made, with which rate, and how gradients are clipped
+  kDecide,        ///< decides whether the step is made, its rate, and the clipping of gradients
   kVisit,         ///< the visits [begin, end), in this order
   kAgreeOnNorms,  ///< ranks tell each other each layer's norms
   /// sends matrices or directions to owners and brings results back; makes the visits [begin, end) itself
@@ -60,7 +60,7 @@ enum class StepOpKind : std::uint8_t {
   kBarrier,    ///< ranks that share one copy of the parameters wait for each other
 };
 
-/// `begin`, `end`: of visits, where the kind says so.
+/// `begin`, `end`: a range of visits, where the kind says so.
 struct StepOp {
   StepOpKind kind = StepOpKind::kForward;
   std::int64_t begin = 0, end = 0;
@@ -71,11 +71,11 @@ struct StepOp {
 struct StepProgram {
   std::vector<Visit> visits;
   std::vector<StepOp> ops;
-  /// [unit]: what follows a unit's own reduction, where units are updated in backward (kUpdateInBackward); else empty,
-  /// as for units that do not train. All in it is about this unit alone: norms that ranks agree on, and matrices.
+  /// [unit]: the operations that follow the unit's reduction, where units are updated in backward (kUpdateInBackward);
+  /// empty otherwise, and for units that do not train. Norms and matrices in them are those of this unit alone.
   std::vector<std::vector<StepOp>> unit_ops;
-  /// Whether each unit's operations announce its records, pass by pass; the next unit's first pass is announced when a
-  /// unit is done. False: all units are announced at once, since each record comes once.
+  /// True: each unit's operations announce its records, pass by pass; when a unit is done, the first pass of the next
+  /// unit is announced. False: all units are announced at once, since each record comes once.
   bool announces_units = false;
   /// A skipped step ends with kDecide, and the next step has this program again. False on a GPU whose host does not
   /// wait for the decision: the operations that follow are made, and change no values.
@@ -85,7 +85,7 @@ struct StepProgram {
   }
 };
 
-/// All that decides the order of a step (MemoryPlan::step_input).
+/// The inputs that decide the order of a step (MemoryPlan::step_input).
 struct StepInput {
   struct Group {
     std::int32_t unit = 0;
@@ -93,19 +93,19 @@ struct StepInput {
     /// whether the device that trains updates a part of the group; otherwise the CPU of a GPU's host updates all of it
     bool by_device = true;
   };
-  /// The device that makes the step. This alone knows of a GPU.
+  /// The device that makes the step. No other part of the input tells of a GPU.
   struct Executor {
     bool queued = false;        ///< true for a GPU, whose host runs ahead of it
     bool host_updates = false;  ///< whether the CPU of its host updates state in the host's memory
   };
-  /// Whether a kind of records is there, and whether its records lie in files.
+  /// Says whether there are records of a kind, and whether they lie in files.
   struct Records {
     bool exist = false, in_files = false;
   };
   std::vector<Group> groups;  ///< trainable groups, in the order of units
   std::int64_t rounds = 1;    ///< microbatches
-  /// The work of the first of two passes. kDirections and kReadMasters go over groups of matrices, others over all
-  /// groups. kUpdate: a step has one pass.
+  /// The work of the first of two passes. kDirections and kReadMasters go over groups of matrices, other work goes over
+  /// all groups. kUpdate: a step has one pass.
   VisitWork first_work = VisitWork::kUpdate;
   bool first_reads_parameters = false, first_reads_states = false;  ///< MemoryPlan::first_pass_of_matrices
   Records parameters, states;
@@ -116,13 +116,13 @@ struct StepInput {
   Executor executor;
 };
 
-/// Returns the programs of steps that follow each other: one, or two that take turns. A pass goes on where the one
-/// before it ended, at the records that are in memory still, so a step whose passes go in another direction than those
-/// of the step before has a program of its own.
+/// Returns the programs of steps that follow each other: one, or two that take turns. A pass begins where the pass
+/// before it ended, at the records that are still in memory. So a step whose passes go in another direction than those
+/// of the step before has its own program.
 std::vector<StepProgram> step_programs(const StepInput& input);
 
-/// Returns the programs of Step::swap_averages, a pass between two steps. There is one, or there are two that take
-/// turns, like those of steps. It goes on where the step before ended.
+/// Returns the programs of Step::swap_averages, a pass between two steps. There is one program, or there are two that
+/// take turns, as for steps. The pass begins where the step before ended.
 std::vector<StepProgram> averages_programs(const StepInput& input);
 
 }  // namespace tessera

@@ -7,15 +7,15 @@
 
 namespace tessera {
 
-/// Neighbours [begin, end) among a step's microbatches: a rank's run of them, or a node of the tree over all.
+/// Neighbours [begin, end) among a step's microbatches: a rank's run, or a node of the tree over all microbatches.
 struct TreeBlock {
   std::int64_t begin = 0, end = 0;
   std::int64_t numel() const { return end - begin; }
   friend bool operator==(const TreeBlock&, const TreeBlock&) = default;
 };
 
-/// Returns the largest node of the pairwise tree over `all` leaves (collectives.h rule 3) that `run` begins with. A
-/// node has 2^k leaves and begins at a multiple of 2^k; the last one of a level may be cut off by the end of the
+/// Returns the largest node, with which `run` begins, of the pairwise tree over `all` leaves (collectives.h rule 3). A
+/// node has 2^k leaves and begins at a multiple of 2^k; the last node of a level may be cut off by the end of the
 /// leaves. REQUIRES: 0 <= run.begin < run.end <= all.
 inline TreeBlock first_block(TreeBlock run, std::int64_t all) {
   const std::int64_t most = run.begin == 0 ? all : run.begin & -run.begin;
@@ -31,13 +31,13 @@ inline std::vector<TreeBlock> blocks_of(TreeBlock run, std::int64_t all) {
   return blocks;
 }
 
-/// How a rank adds up the sums of its run of microbatches in the pairwise tree (collectives.h rule 3) over all
-/// microbatches of the step, while they come one after the other. Sums wait in places 0, 1, ..., each the sum of one
-/// node, with the earlier nodes in front. A new sum joins the last ones that wait, for as long as the two are one node
-/// together, and waits behind those that are left. After the last one of the run, what waits are the sums of
-/// `blocks_of` the run: a single one, the total, where the run is a node, such as all microbatches of a step.
+/// Says how a rank adds up its run of microbatches, which come one after the other, in the pairwise tree (collectives.h
+/// rule 3) over all microbatches of the step. Sums wait in places 0, 1, ..., each the sum of one node, with the earlier
+/// nodes in front. A new sum joins the last sum that waits, as long as the two are one node together, and then waits
+/// behind the sums that are left. After the last microbatch of the run, the sums of `blocks_of` the run wait: only the
+/// total if the run is a node, such as all microbatches of a step.
 ///
-/// MemoryPlan has the memory of the places, and Reducer adds. The last sum of a run stays where its microbatch's
+/// MemoryPlan plans the memory of the places, and Reducer adds. The last sum of a run stays where its microbatch's
 /// gradients are, so it needs no place. REQUIRES: the run is not empty.
 class SumCounter {
  public:
@@ -47,12 +47,12 @@ class SumCounter {
   /// The most sums that wait at a time.
   static constexpr int kMostWaiting = 2 * kMostJoined;
 
-  /// A run that is a whole tree, or a subtree, of so many microbatches.
+  /// Makes the counter of a run that is a whole tree, or a subtree, of so many microbatches.
   explicit SumCounter(std::int64_t rounds) : SumCounter({0, rounds}, rounds) {}
   SumCounter(TreeBlock run, std::int64_t all) : run_(run), all_(all) {}
 
-  /// What happens to the sum of a microbatch: it joins the sums in the places from `place + joined - 1` down to
-  /// `place`, in this order, and then waits in `place`. If it is the last one, it stays where it is.
+  /// The turn of one microbatch's sum: it joins the sums in the places from `place + joined - 1` down to `place`, in
+  /// this order, and then waits in `place`. The last sum stays where it is.
   struct Turn {
     int place = 0, joined = 0;
     bool is_last = false;
@@ -63,9 +63,9 @@ class SumCounter {
   }
   /// Microbatches of the run.
   std::int64_t rounds() const { return run_.numel(); }
-  /// Nodes that are left when the run is over.
+  /// The number of nodes that are left when the run is over.
   int blocks() const { return blocks_before(rounds()); }
-  /// The number of places. For a run that is a subtree it is log2 of the microbatches, rounded down: 0 for one.
+  /// Returns the number of places. For a run that is a subtree it is log2 of the microbatches, rounded down: 0 for one.
   int places() const {
     int most = 0, index = 0;
     for (TreeBlock rest = run_; rest.begin < rest.end; ++index) {

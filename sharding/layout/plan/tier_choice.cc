@@ -10,7 +10,7 @@ constexpr int kSteps = 256;
 
 bool fits(const PlanInput& input, std::int64_t limit) { return MemoryPlan(input).use().limited() <= limit; }
 
-/// Puts the least share of `states`, which are parts of `input`, on `below` with which the plan fits; all of them if no
+/// Offloads to `below` the smallest share of `states` (parts of `input`) with which the plan fits; all of them if no
 /// share is enough.
 void choose(PlanInput& input, std::initializer_list<OffloadedState*> states, std::int64_t limit, Tier below) {
   const auto set = [&](Tier tier, int share) {
@@ -37,7 +37,7 @@ PlanInput with_tiers_chosen(PlanInput input, std::int64_t limit, Tier below) {
   OffloadedState& masters = input.offload.masters;
   OffloadedState& moments = input.offload.moments;
   OffloadedState& parameters = input.offload.parameters;
-  // A state that is chosen later counts as in memory first.
+  // A state whose tier is chosen later counts as in memory at first.
   const auto is_open = [](OffloadedState& state) {
     return std::exchange(state.tier, state.tier == Tier::kAuto ? Tier::kMemory : state.tier) == Tier::kAuto;
   };

@@ -8,7 +8,7 @@
 
 namespace tessera {
 
-/// Returns the tier for what tier "auto" finds no room for in memory: files, except for a GPU whose user names no
+/// Returns the tier for state of tier "auto" that does not fit into memory: files, except for a GPU whose user names no
 /// directories for them.
 Tier tier_below(const OffloadConfig& offload, bool is_gpu);
 

@@ -1,6 +1,6 @@
 """Runs every row of rows.py against the `tessera` command, several at a time.
 
-    python3 odd_inputs_test.py path/to/tessera [--all] [-k PART_OF_A_NAME] [-v]
+    Usage: python3 odd_inputs_test.py path/to/tessera [--all] [-k PART_OF_A_NAME] [-v]
 
 A row is bad if the program crashes, hangs, ends with another exit code, says "internal error", prints without bound,
 does not name what is wrong, or changes a file that it must keep. It is poor if the exit code is right but nothing says

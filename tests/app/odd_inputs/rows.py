@@ -345,7 +345,7 @@ def data_contents():
 # ---------------------------------------------------------------------------------------------------------- outputs
 
 def device(folder):
-    """A character device like /dev/null that a careless program would replace."""
+    """Makes a character device like /dev/null, which a careless program would replace."""
     try:
         os.mknod(folder / "device", 0o666 | stat.S_IFCHR, os.makedev(1, 3))
     except PermissionError:  # any other device serves where root's rights are missing

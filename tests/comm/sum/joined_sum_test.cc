@@ -27,8 +27,8 @@ std::vector<float> random_floats(std::size_t numel, int seed) {
 
 using Leaves = std::vector<std::vector<float>>;
 
-/// Adds up the leaves of a run by a SumCounter, as Reducer does, and checks that no more sums wait than it says.
-/// Returns the sums that are left.
+/// Adds up the leaves of a run by a SumCounter, as Reducer does, and checks that no more sums wait than the counter
+/// says. Returns the sums that are left.
 Leaves counted_up(const Leaves& leaves, TreeBlock run) {
   const SumCounter counter(run, static_cast<std::int64_t>(leaves.size()));
   const std::size_t numel = leaves[0].size();
@@ -49,7 +49,7 @@ Leaves counted_up(const Leaves& leaves, TreeBlock run) {
   return waiting;
 }
 
-/// The sum of all leaves.
+/// Returns the sum of all leaves.
 std::vector<float> counted_up(const Leaves& leaves) {
   Leaves sums = counted_up(leaves, {0, static_cast<std::int64_t>(leaves.size())});
   EXPECT_EQ(sums.size(), 1U) << "a sum is left over";
@@ -110,7 +110,7 @@ TEST(SumCounterTest, KeepsAsManySumsAsTheLogarithmOfItsNumber) {
   EXPECT_EQ(SumCounter(1000000).places(), 19);
 }
 
-/// The sum of a node of the tree over `leaves`, as pairwise_sum makes it.
+/// Returns the sum of a node of the tree over `leaves`, as pairwise_sum makes it.
 std::vector<float> sum_of(const Leaves& leaves, TreeBlock node) {
   std::vector<const void*> sources;
   for (std::int64_t i = node.begin; i < node.end; ++i) sources.push_back(leaves[static_cast<std::size_t>(i)].data());

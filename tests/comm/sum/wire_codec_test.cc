@@ -47,7 +47,7 @@ Bytes bytes_of(const std::vector<float>& values) {
   return data;
 }
 
-/// Returns the value of `dtype` nearest to `value`, which is finite. If two are equally near, it is the even one.
+/// Returns the value of `dtype` nearest to a finite `value`. If two values are equally near, it is the even one.
 float nearest_slowly(float value, DType dtype) {
   if (dtype == DType::kF32) return value;
   const std::uint16_t infinity = dtype == DType::kBF16 ? 0x7f80 : 0x7c00;

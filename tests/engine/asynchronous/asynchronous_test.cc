@@ -171,7 +171,7 @@ TEST(Asynchronous, AgeIsTheNumberOfUpdatesByOtherRanks) {
   Strategy strategy = asynchronous(sgd);
   strategy.sync.asynchronous.max_staleness = 0;
   const Ran got = run(strategy, 3);
-  for (int rank = 0; rank < kRanks; ++rank) {  // all ranks pull one version, then push in rank order
+  for (int rank = 0; rank < kRanks; ++rank) {  // all ranks pull one version, and then push in rank order
     for (const StepResult& step : got.steps[static_cast<std::size_t>(rank)]) {
       EXPECT_EQ(step.staleness_max, rank);
       EXPECT_EQ(step.staleness_mean, rank);
@@ -376,7 +376,7 @@ absl::Status as_process(int rank, int port, double timeout_s, const std::functio
   const Mesh mesh = init(strategy);
   try {
     body(mesh);
-  } catch (const std::exception& error) {  // an operator throws its own where a pull failed
+  } catch (const std::exception& error) {  // an operator throws its own error where a pull failed
     const absl::Status told = groups_of(mesh).status();
     return told.ok() ? make_error(ExitCode::kInternal, error.what()) : told;
   }

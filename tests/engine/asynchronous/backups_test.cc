@@ -46,7 +46,7 @@ Strategy with_backups(std::int64_t count, const Adjust& adjust = nullptr) {
 void sgd(Strategy& s) { s.optimizer = {.type = OptimizerType::kSgd, .lr = 0.1, .weight_decay = 0, .momentum = 0.9}; }
 
 struct Ran {
-  std::vector<StepResult> steps;  ///< rank 0's
+  std::vector<StepResult> steps;  ///< the results of rank 0
   Values values;
 };
 
@@ -94,7 +94,7 @@ TEST(Backups, CountOfZeroHasTheBitsOfASynchronousRun) {
   }
 }
 
-/// Backward of the rows that are rank `rank`'s of kRanks, whatever ranks there are.
+/// Runs backward on the rows that rank `rank` of kRanks has, whatever ranks there are.
 void backward_of(Session& session, std::size_t step, int rank) {
   const Batch& batch = session.batches[step % session.batches.size()];
   const std::int64_t rows = batch.tokens.size(0) / kRanks;
@@ -227,7 +227,7 @@ TEST(Backups, CheckpointResumesWithTheSameBits) {
   });
 }
 
-// The save comes where one rank has missed steps that the others have made.
+// The run saves when one rank has missed steps that the others have made.
 TEST(Backups, SaveBringsALateRankToTheStepOfTheOthers) {
   const TestFolder folder;
   std::atomic<int> done{0};
@@ -248,7 +248,7 @@ TEST(Backups, SaveBringsALateRankToTheStepOfTheOthers) {
   });
 }
 
-// The meeting comes where rank 1 has missed steps, and the next step is made of rank 1's gradients and rank 0's.
+// Ranks meet when rank 1 has missed steps, and the next step sums the gradients of rank 1 and rank 0.
 TEST(Backups, RankThatWasLateMakesTheNextStepWithTheCountsOfTheOthers) {
   constexpr std::int64_t kSamples = 8, kSteps = 3;
   const TestFolder folder;

@@ -55,7 +55,7 @@ std::vector<std::pair<std::string, Strategy>> all_rules() {
 }
 
 struct Ran {
-  std::vector<std::vector<StepResult>> steps;  ///< one for each rank
+  std::vector<std::vector<StepResult>> steps;  ///< the results of each rank
   Values values;                               ///< the values when all ranks have ended
 };
 

@@ -1,5 +1,5 @@
-// Tests HogwildValues without an Engine: ranks that update one copy of parameters at the same time, and the words that
-// they read and write it by.
+// Tests HogwildValues without an Engine: ranks that update one copy of parameters at the same time, and the words in
+// which they read and write it.
 
 #include "engine/asynchronous/hogwild_values.h"
 
@@ -45,7 +45,7 @@ Strategy strategy_of(OptimizerType type, StateSharing states) {
   return strategy;
 }
 
-/// SGD that adds gradients to the values as they are.
+/// Returns a strategy of SGD that adds gradients to the values as they are.
 Strategy adding() {
   Strategy strategy = strategy_of(OptimizerType::kSgd, StateSharing::kOwn);
   strategy.optimizer.lr = 1;
@@ -81,7 +81,7 @@ class Rank {
     values_ = std::make_unique<HogwildValues>(units_, plan_, *board_);
   }
 
-  /// One step in which the gradient of element `i` of a group is `gradient(i)`.
+  /// Makes one step in which the gradient of element `i` of a group is `gradient(i)`.
   template <class Gradient>
   GradientAges step(const Gradient& gradient) {
     std::size_t parameters = 0;
@@ -129,7 +129,7 @@ class Rank {
 
 TEST(WildWords, MergedUpdateHasItsOwnBitsWhereNobodyElseWroteAndIsAddedElsewhere) {
   const std::vector<float> before = {0.1F, 1.0F, 3.0F, -0.0F}, after = {0.3F, 1.5F, 3.0F, 0.0F};
-  std::vector<float> shared = {0.1F, 2.0F, 7.0F, -0.0F};  // others have changed the second and the third
+  std::vector<float> shared = {0.1F, 2.0F, 7.0F, -0.0F};  // others have changed the second value and the third
   merge_words(shared.data(), before.data(), after.data(), 4);
   EXPECT_THAT(shared, ElementsAre(0.3F, 2.5F, 7.0F, 0.0F));
   EXPECT_FALSE(std::signbit(shared[3]));
@@ -194,7 +194,7 @@ TEST(HogwildValues, EveryElementThatIsReadWasWrittenBySomebody) {
           bool is_known = value >= 0 && static_cast<float>(whole) == value && whole >> (7 * kRanks) == 0;
           for (int q = 0; q < kRanks; ++q) {
             const std::int64_t count = whole >> (7 * q) & 127;
-            is_known = is_known && count <= rank.board().pushed(q) + 1;  // the update under way is there in part
+            is_known = is_known && count <= rank.board().pushed(q) + 1;  // a part of the update under way is there
             sums[static_cast<std::size_t>(q)] += count;
           }
           wrong += is_known ? 0 : 1;
@@ -295,7 +295,7 @@ TEST(HogwildValues, StatesOfTheirOwnBecomeTheMeanWhenRanksComeTogether) {
   run_ranks({.ranks = 3}, [](const Mesh& mesh) {
     Rank rank(mesh, with_momentum(StateSharing::kOwn));
     if (mesh.rank() < 2) rank.step([&](std::int64_t i) { return static_cast<float>(i % 5 + 8 * mesh.rank()); });
-    rank.values().bring_together();  // the third rank has no momentum yet, and does not count
+    rank.values().bring_together();  // the third rank has no momentum yet, so it does not count
     for (FlatGroup* group : rank.groups()) {
       const std::span<float> momentum = Rank::own_state_of(*group, 0);
       std::int64_t other = 0;

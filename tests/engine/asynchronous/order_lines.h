@@ -25,7 +25,7 @@ std::vector<OrderLine> shuffled(const std::vector<OrderLine>& lines, int ranks, 
 /// Returns the lines with versions counted anew, as if the events happened in the order of the lines.
 std::vector<OrderLine> counted(std::vector<OrderLine> lines);
 
-/// base^exponent by repeated squaring, as bias corrections are computed.
+/// Returns base^exponent by repeated squaring, as bias corrections are computed.
 double power(double base, std::int64_t exponent);
 
 }  // namespace tessera::testing

@@ -11,7 +11,7 @@
 namespace tessera::testing {
 namespace {
 
-/// Returns the square root rounded to nearest; LibTorch's for fp32 is now and then off by a unit in the last place.
+/// Returns the square root rounded to nearest; LibTorch's root for fp32 is sometimes off by a unit in the last place.
 at::Tensor exact_root(const at::Tensor& x) { return x.to(at::kDouble).sqrt().to(at::kFloat); }
 
 }  // namespace

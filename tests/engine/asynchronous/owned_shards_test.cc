@@ -102,7 +102,7 @@ class Rank {
     return shards_->push(rule, {{.gradient_scale = 0.5F, .lr = rates_.everybodys()}, used});
   }
 
-  /// Returns the newest values of all groups, one after the other. Collective.
+  /// Returns the newest values of all groups, one after the other. The call is collective.
   std::vector<float> values() {
     shards_->bring_together();
     std::vector<float> all;
@@ -131,7 +131,7 @@ class Rank {
   std::int64_t step_ = 0;
 };
 
-/// Returns the square root rounded to nearest; LibTorch's for fp32 is now and then off by a unit in the last place.
+/// Returns the square root rounded to nearest; LibTorch's root for fp32 is sometimes off by a unit in the last place.
 at::Tensor exact_root(const at::Tensor& x) { return x.to(at::kDouble).sqrt().to(at::kFloat); }
 
 /// Computes the same in plain LibTorch on one thread, with flat tensors of all groups.
@@ -204,7 +204,7 @@ class Oracle {
     std::vector<std::vector<std::int64_t>> pulled;
   };
 
-  /// lambda of each element; an adaptive one moves the mean of squares.
+  /// Returns lambda of each element; an adaptive lambda moves the mean of squares.
   at::Tensor lambdas(at::Tensor mean_squares, const at::Tensor& g) const {
     const DelayCompensationConfig& config = strategy_.sync.asynchronous.delay_compensation;
     const at::Tensor lambda = at::full_like(g, config.lambda);

@@ -1,5 +1,5 @@
-// Compression on an emulated GPU, whose host makes the sums that are compressed: training has the bits of the CPU's
-// ranks over Gloo, memory is the plan's, and checkpoints go from one to the other.
+// Tests compression on an emulated GPU, whose host makes the sums that are compressed: training has the bits of the
+// CPU's ranks over Gloo, memory is the plan's, and checkpoints go from one to the other.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -36,8 +36,8 @@ ThreadRanks gloo(int ranks) { return over_gloo({.ranks = ranks}); }
 
 using OnGpus = std::function<void(const ThreadRanks& joined, const std::string& what)>;
 
-/// Runs `body` for ranks with GPUs that are as late as they may be, and in one of the other ways in turn (in all of
-/// them in long tests): on one GPU, over a backend, or with copies that read at once.
+/// Runs `body` for ranks with GPUs that are as late as they may be. Runs it again on one GPU, over a backend, or with
+/// copies that read at once: in turn, or, in long tests, in all of these ways.
 void on_gpus_over_gloo(int ranks, const OnGpus& body) {
   static int turn = 0;
   ++turn;
@@ -83,7 +83,7 @@ void expect_planned(const Engine& engine, const std::string& what) {
   EXPECT_TRUE(!is_gpu || use[MemoryCategory::kFeedback] == 0) << what;
 }
 
-/// Six steps, between them one that is skipped, since its loss is no number, and gradients that are dropped.
+/// Makes six steps. Between them one step is skipped, since its loss is no number, and gradients are dropped.
 Course course(const Mesh& mesh, const Strategy& strategy, const std::string& what) {
   Session session(mesh, strategy, kTwoBlocks);
   std::vector<StepResult> steps = train(session, 0, 2);
@@ -208,7 +208,7 @@ TEST(DeviceCompression, BothAxesHaveTheCpusBits) {
   }
 }
 
-/// Replicas of two ranks, which train by themselves. All of a fragment's sums are under way at once.
+/// There are replicas of two ranks, which train by themselves. All of a fragment's sums are under way at once.
 TEST(DeviceCompression, OuterGradientsHaveTheCpusBits) {
   constexpr Form kOuter[] = {{"int8", WireForm::kInt8, WireForm::kPlain, false},
                              {"int4, sums too", WireForm::kInt4, WireForm::kInt8, false},
@@ -409,7 +409,7 @@ TEST(DeviceCompression, GathersHaveTheCpusBits) {
   }
 }
 
-/// A second axis: values that are updated go over it too, and where replicas train apart each gathers by itself.
+/// Updated values go over a second axis too, and where replicas train apart, each replica gathers by itself.
 TEST(DeviceCompression, GathersOfTwoAxesHaveTheCpusBits) {
   const Method settings[] = {{"int4", [](Strategy& s) { s.compression.gathers = WireForm::kInt4; }},
                              {"over the world",
@@ -420,7 +420,7 @@ TEST(DeviceCompression, GathersOfTwoAxesHaveTheCpusBits) {
                              {"over replicas first",
                               [](Strategy& s) {
                                 s.compression.gathers = WireForm::kLossless;
-                                s.strategy = ShardingStrategy::kFullShard;  // it counts as left out
+                                s.strategy = ShardingStrategy::kFullShard;  // this default counts as left out
                                 s.placement.parameters = CutAxes{};
                                 s.placement.gradients = CutAxes{.host = true};
                                 s.placement.optimizer = CutAxes{.host = true, .rank = true};

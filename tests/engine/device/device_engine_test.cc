@@ -551,7 +551,7 @@ TEST(DeviceEngine, RatesSetByHandStayAfterReplanning) {
   });
 }
 
-/// Three groups of parameters: vectors without decay, the head with other numbers, and the rest.
+/// Returns three groups of parameters: vectors without decay, the head with other numbers, and the rest.
 std::vector<ParameterGroup> three_kinds() {
   ParameterGroup vectors{.name = "vectors", .max_dim = 1, .weight_decay = 0.0};
   ParameterGroup head{.name = "head", .match = {"head*"}, .lr_ratio = 0.1, .weight_decay = 0.3, .eps = 1e-2};
@@ -690,7 +690,7 @@ TEST(DeviceEngine, StatesMissingInACheckpointAreCleared) {
           [&](const ThreadRanks& joined, const std::string& how) { expect_same(told_on(joined, body), wanted, how); });
 }
 
-// Ranks have different weights; a loss counts nothing, a rank has no batch, and a window ends early.
+// Ranks have different weights; one loss counts for nothing, a rank has no batch, and a window ends early.
 TEST(DeviceEngine, WeightedMicrobatchesGiveTheCpusBits) {
   struct How {
     std::int64_t accumulation;

@@ -25,7 +25,7 @@ namespace device_noise_test {
 
 using ::testing::HasSubstr;
 
-/// How a step's microbatches are summed.
+/// The way in which a step's microbatches are summed.
 struct How {
   std::int64_t accumulation = 1;
   GradientSync sync = GradientSync::kEachMicrobatch;
@@ -42,7 +42,7 @@ Strategy measuring(const Placed& placed, DType dtype, const How& how) {
   return strategy;
 }
 
-/// Checks that `body` tells on GPUs what it tells on the CPU.
+/// Checks that `body` returns on GPUs what it returns on the CPU.
 Told expect_as_on_the_cpu(int ranks, const std::function<Told(const Mesh&)>& body, const std::string& what) {
   const Told wanted = told_on({.ranks = ranks}, body);
   on_gpus(ranks, [&](const ThreadRanks& joined, const std::string& how) {
@@ -72,7 +72,7 @@ TEST(DeviceNoise, ResultsAreTheCpusUnderEveryStrategy) {
   }
 }
 
-/// Steps that overflow, microbatches that are dropped, and one that counts for nothing.
+/// Tests steps that overflow, microbatches that are dropped, and a microbatch that counts for nothing.
 TEST(DeviceNoise, SkippedDroppedAndWeightlessMicrobatchesCountAsOnTheCpu) {
   for (const auto& [kind, dtype, sync] :
        pairwise_of(kThree, std::array{DType::kF16, DType::kF32},

@@ -51,7 +51,7 @@ constexpr Case kCases[] = {
 
 TEST(DeviceOwn, GivesTheCpusBitsUnderEveryStrategy) {
   std::vector<std::pair<Placed, bool>> all = {{ShardingStrategy::kHybridShard, false},
-                                              {ShardingStrategy::kHybridShard, true}};  // true means over the world
+                                              {ShardingStrategy::kHybridShard, true}};  // true: cut over the world
   for (const Placed& placed : kStrategies) all.emplace_back(placed, false);
   const auto is_hybrid = [](const std::pair<Placed, bool>& where) {
     return where.first.kind == ShardingStrategy::kHybridShard;

@@ -75,7 +75,7 @@ TrainOptions run_of(const TinyOptions& model, const Rule& rule) {
   return options;
 }
 
-/// Returns all places for state: of a rule's state alone, and of it together with parameters.
+/// Returns all places for state: places of a rule's state alone, and places of that state and of parameters.
 std::vector<Lying> all_lying() {
   constexpr Lying kStatesOnHost{kInDevice, {Tier::kHost, 1}}, kSomeOnHost{kInDevice, {Tier::kHost, 0.4}, 8192, 2},
       kStatesInFiles{kInDevice, {Tier::kNvme, 1}}, kSomeInFiles{kInDevice, {Tier::kNvme, 0.6}, 4096, 2, 8192},
@@ -169,8 +169,8 @@ TEST_P(DeviceRulesBelow, EveryStrategyGivesTheCpusBits) {
   }
 }
 
-/// Two passes move as many bytes as the plan says, and as on the CPU on the disk: records that slots hold where passes
-/// meet are not moved again.
+/// Two passes move as many bytes as the plan says, and on the disk as many as on the CPU. Records that slots hold where
+/// passes meet are not moved again.
 TEST_P(DeviceRulesBelow, MemoryAndTrafficEqualThePlan) {
   const EmulatedGpus gpus;
   const auto exists = [](const Rule* rule, const Kept&, const Lying& lying) {
@@ -301,7 +301,7 @@ TEST(DeviceOwnBelow, UpdatesInBackwardGiveTheCpusBits) {
   }
 }
 
-/// Records are on their way to the GPU when the rule throws, and have not come back once.
+/// Records are on their way to the GPU when the rule throws, and none has come back yet.
 TEST(DeviceMatricesBelow, FirstStepThrowsTheRulesOwnException) {
   struct Throws final : MatrixOptimizer {
     std::vector<State> states(std::int64_t rows, std::int64_t columns) const override {
@@ -344,7 +344,7 @@ TEST(DeviceRulesOnTheHost, OnlyOffloadedWeightsAreCopiedForTheirNorms) {
   EXPECT_GE(scratch(kKept[0], kHostAlone), head / 2 * 4) << "of parameters on the host";
 }
 
-/// The host learns of the gradient at its unit, and calls no rule after that.
+/// The host learns of the bad gradient at its unit, and calls no rule after that.
 TEST(DeviceOwnBelow, NonFiniteGradientInBackwardEndsTheRunAndNamesTheUnit) {
   for (const Lying& lying : {Lying{}, kHostAll, kFilesAll}) {
     const EmulatedGpus gpus;

@@ -84,7 +84,7 @@ TEST(DeviceSpikes, RollbackGivesTheCpusBits) {
   });
 }
 
-/// A factor so small that steps of ordinary training are spikes.
+/// The factor is so small that steps of ordinary training are spikes.
 TEST(DeviceSpikes, CheckpointsHoldTheLossWindow) {
   Strategy strategy = watching(ShardingStrategy::kFullShard, DType::kF32, 3);
   strategy.on_spike.factor = 1.0001;

@@ -66,7 +66,7 @@ std::string text_of(const Shape& shape, const Strategy& strategy) {
          std::to_string(static_cast<int>(strategy.mixed_precision.master)) + ", ";
 }
 
-/// The run of one rank. `folder` is the run's own.
+/// The run of one rank. `folder` belongs to this run alone.
 using Body = std::function<Told(const Mesh&, const std::string& folder)>;
 
 /// Returns the result of each rank's `body` [rank].

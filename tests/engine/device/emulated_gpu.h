@@ -21,8 +21,8 @@ class LateBackend;
 enum class CopiesRead {
   /// A copy reads its source when a thread waits for it. This shows memory that is used again too early.
   kLate,
-  /// It reads when it is queued. This shows copies that were queued before their bytes were there, or that were not
-  /// queued anew when these changed.
+  /// A copy reads its source when it is queued. This shows copies that were queued before their bytes were there, or
+  /// that were not queued anew when these changed.
   kAtOnce
 };
 

@@ -109,7 +109,7 @@ TEST(AsyncCheckpoint, CopyOfTheStateIsInThePlan) {
         const CheckpointProgress progress = *checkpoint_progress(session.engine);
         const MemoryUse use = session.engine.plan().use;
         const std::int64_t room = use[MemoryCategory::kCheckpoint];
-        // A generator's state is 5 KiB. Where ranks divide what they all have, some have a block more than others.
+        // A generator's state is 5 KiB. Where ranks divide common state, some ranks have one block more.
         EXPECT_LE(progress.bytes, room + 8192) << name_of(kept) << ", " << name_of(placed);
         // Parts that are whole pages are padded, and padding is not written.
         EXPECT_GE(progress.bytes, room / (placed.on_disk ? 4 : 2)) << name_of(kept) << ", " << name_of(placed);

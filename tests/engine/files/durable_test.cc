@@ -110,7 +110,7 @@ TEST(Durable, StepMissingOnSomeRanksIsGivenUp) {
         Session session(mesh, durable, kWide);
         train_durably(session, 0, 3);
       }
-      // The first step was committed twice, so the third one is in the file of even numbers.
+      // The first step was committed twice, so the third commit is in the file of even numbers.
       if (mesh.rank() == 1) fs::remove(folder.path() / "rank-00001.commit-0");
       for (int again = 0; again < 2; ++again) {
         Session session(mesh, durable, kWide);
@@ -148,7 +148,7 @@ TEST(Durable, FailedCommitIsAnErrorOnAllRanksAndLosesNothing) {
           Session session(mesh, durable);
           train_durably(session, 0, 1);
           session.train(1);
-          const Values all_have = session.values();  // no rank is in its step any more
+          const Values all_have = session.values();  // then no rank is in its step any more
           if (rank == 0)
             faults = new ScopedFaults({{.site = site, .nth = n, .action = FaultAction::kErrno, .number = ENOSPC}});
           const Values meet = session.values();  // the plan is installed before any rank begins to commit
@@ -252,7 +252,7 @@ TEST(Durable, ChangesOfTrainingStateWaitForTheCommitUnderWay) {
   }
 }
 
-// The step between the commit and that call is made.
+// The step between the failed commit and the call that reports it is made.
 TEST(Durable, FailedCommitIsReportedByTheNextCallAndTrainingGoesOn) {
   const auto is_told = AllOf(HasSubstr("commit of step 2"), HasSubstr("rank 1"), HasSubstr("errno 28"));
   for (const bool finishes : {false, true}) {
@@ -392,7 +392,7 @@ TEST(Durable, RunWithASingleCommitIsNotOverwritten) {
   for (const char* name : {"rank-00001.commit-0", "rank-00001.commit-1"})
     fs::rename(folder.path() / name, elsewhere / name);
   EXPECT_THAT(refusal_of(2, strategy, folder.path()), AllOf(HasSubstr("rank 1"), HasSubstr("commit-1 are missing")));
-  fs::rename(folder.path() / "rank-00001.begun", elsewhere / "rank-00001.begun");  // this is as on another disk
+  fs::rename(folder.path() / "rank-00001.begun", elsewhere / "rank-00001.begun");  // `elsewhere` is another disk
   EXPECT_THAT(refusal_of(2, strategy, folder.path()), HasSubstr("there is no step that all ranks hold"));
   fs::rename(folder.path() / "rank-00000.commit-0", elsewhere / "rank-00000.commit-0");
   EXPECT_THAT(refusal_of(2, strategy, folder.path()), HasSubstr("there is no step that all ranks hold"));
@@ -497,7 +497,7 @@ void flip_a_bit(const fs::path& path, std::streamoff at) {
   file.put(byte);
 }
 
-// One record is damaged in both of its places: the last commit uses one of them.
+// One record is damaged in both of its places, of which the last commit uses one.
 TEST(Durable, DamagedFileIsAnErrorThatNamesIt) {
   const Placed on_disk(ShardingStrategy::kFullShard, /*shared=*/false, /*on_disk=*/true);
   const TestFolder folder;

@@ -1,5 +1,5 @@
-// Tests of "record_hashes" and TESSERA_REPLAY: any number of ranks writes the same lines, and a step of many ranks is
-// made again on one, which names what went wrong.
+// Tests "record_hashes" and TESSERA_REPLAY: any number of ranks writes the same lines, and a step of many ranks is made
+// again on one rank, which names what went wrong.
 
 #include <ATen/ops/cat.h>
 #include <ATen/ops/full.h>
@@ -34,14 +34,14 @@ using ::testing::Not;
 
 constexpr std::int64_t kSteps = 4, kAll = 8, kRows = 2, kLength = 5;
 
-/// What goes wrong in a run, on purpose.
+/// A fault that a run has on purpose.
 struct Fault {
-  std::int64_t step = -1, microbatch = -1;  ///< step from 0 on
+  std::int64_t step = -1, microbatch = -1;  ///< steps count from 0
   bool is_nan = false;                      ///< the loss is multiplied by the root of -1; else targets are changed
   bool masks = false;                       ///< all losses go through a mask of -infinity, which is no fault
   bool is_weightless = false;               ///< the microbatch counts for nothing
   bool is_dropped = false;                  ///< zero_grad follows, and the step begins anew without it
-  std::int64_t count = 1;                   ///< how many microbatches have this fault, from `microbatch` on
+  std::int64_t count = 1;                   ///< number of microbatches with this fault, from `microbatch` on
 };
 
 /// A part of a run of Tiny.
@@ -85,7 +85,7 @@ void train(const Mesh& mesh, const Strategy& strategy, const Part& part, Fault f
   if (!part.to.empty()) save_checkpoint(engine, part.to);
 }
 
-/// A run on threads: the text that it throws; empty where it ends well.
+/// Makes a run on threads, and returns the text that it throws; empty where it ends well.
 std::string end_of(const ThreadRanks& ranks, Strategy strategy, const Part& part = {}, const Fault& fault = {}) {
   strategy.gradient_accumulation = kAll / ranks.ranks;
   try {
@@ -194,7 +194,7 @@ TEST_F(Hashes, StepOfEightRanksIsMadeAgainOnOne) {
   strategy.mesh.shard = 8;
   ::testing::internal::CaptureStdout();
   ::testing::internal::CaptureStderr();
-  // The Engine makes eight microbatches of the one that the strategy says.
+  // The strategy says one microbatch, and the Engine makes eight.
   EXPECT_EQ(end_of({}, strategy, {.begin = 2, .from = folder_ / "saved", .to = folder_ / "again"}), "");
   EXPECT_EQ(::testing::internal::GetCapturedStdout(), all.substr(recorded.size()));
   EXPECT_THAT(::testing::internal::GetCapturedStderr(),

@@ -1,4 +1,4 @@
-// Tests of "reproducible": any number of ranks that make the same microbatches give the same bits.
+// Tests "reproducible": any number of ranks that make the same microbatches give the same bits.
 
 #include <gtest/gtest.h>
 #include <torch/nn/modules/batchnorm.h>
@@ -197,7 +197,7 @@ TEST(Reproducible, AShortStepWithRunsThatCutSubtreesEndsWithFiniteNumbers) {
   EXPECT_EQ(norms[0], norms[1]);
 }
 
-// A parameter that only some microbatches use, one that none uses, and one that forward uses twice.
+// Models have a parameter that only some microbatches use, one that none uses, and one that forward uses twice.
 TEST(Reproducible, UnusedAndSharedParametersGiveTheSameBits) {
   const TinyOptions models[] = {
       {.unused_block = true}, {.shared_block = true}, {.tied_head = true}, {.frozen_first_block = true}};
@@ -367,8 +367,8 @@ TEST(Reproducible, SeveralLossesOfAMicrobatchAreOneLeafOrRefused) {
   EXPECT_NE(told.find("backward with retain_graph under \"reproducible\""), std::string::npos) << told;
 }
 
-/// Trains Tiny where rank 1 is slow and microbatches are dealt by speed. `counts` gets how many this rank had in each
-/// step.
+/// Trains Tiny where rank 1 is slow and microbatches are dealt by speed. `counts` gets the number of microbatches that
+/// this rank had in each step.
 Trained train_dealt(const Mesh& mesh, const Strategy& strategy, std::vector<std::int64_t>& counts) {
   at::set_num_threads(1);
   const TinyOptions options;
@@ -425,7 +425,7 @@ TEST(ReproducibleDeal, WithoutReproducibleDealtMicrobatchesGiveTheSameLosses) {
   Strategy even = tiny_strategy(ShardingStrategy::kShardGradients);
   even.gradient_accumulation = 6;
   even.gradient_sync = GradientSync::kLastMicrobatch;
-  even.deal = {.by = DealBy::kSpeed, .window = 1000};  // never dealt anew
+  even.deal = {.by = DealBy::kSpeed, .window = 1000};  // microbatches are never dealt anew
   Strategy dealt = even;
   dealt.deal.window = 1;
   std::array<Trained, 2> trained;

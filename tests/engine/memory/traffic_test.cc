@@ -15,7 +15,7 @@
 namespace tessera::testing {
 namespace traffic_test {
 
-// FULL_SHARD, U block units, S = min(prefetch + 1, U) shared slots, and one slot that belongs to the root.
+// FULL_SHARD has U block units, S = min(prefetch + 1, U) shared slots, and one slot that belongs to the root.
 //
 // Forward reads root, 0, 1, ..., U-1, root: the root is gathered once and stays, each block is gathered once. When
 // backward begins, the slots hold the last S blocks, which are those it reads first (a slot is taken from the unit

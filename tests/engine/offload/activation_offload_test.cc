@@ -51,8 +51,8 @@ OffloadConfig small_records() {
   return strategy.offload;
 }
 
-/// Counts the bytes of living CPU tensors, and their maximum. There is one for the process, since LibTorch has one
-/// allocator.
+/// Counts the bytes of living CPU tensors, and their maximum. There is one counter for the process, since LibTorch has
+/// one allocator.
 class CountingAllocator final : public c10::Allocator {
  public:
   static CountingAllocator& installed() {

@@ -22,8 +22,8 @@ using ::testing::HasSubstr;
 
 constexpr Below kBelow[] = {{1, 0, 0, 4096, 0, 1},      // parameters alone, in as many records as possible
                             {1, 1, 1, 4096, 0, 2},      // everything
-                            {0.5, 0.3, 1, 8192, 0, 3},  // shards have a part in memory
-                            {1, 1, 1, 8192, 60000, 2},  // some of the parameters cached
+                            {0.5, 0.3, 1, 8192, 0, 3},  // a part of each shard is in memory
+                            {1, 1, 1, 8192, 60000, 2},  // some of the parameters are cached
                             {1, 1, 1, 4 << 20, 0, 4}};  // each group has one record
 
 const Placed kPlaced[] = {ShardingStrategy::kFullShard, Placed(ShardingStrategy::kFullShard, /*shared=*/true)};

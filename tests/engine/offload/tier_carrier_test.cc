@@ -24,7 +24,7 @@ namespace tier_carrier_test {
 
 constexpr std::int64_t kRecords = 80, kReadAhead = 4;
 
-/// Makes records, of which three in four stay in memory. All were put once.
+/// Makes records, of which three in four stay in memory. All records were put once.
 std::unique_ptr<TierCarrier> mostly_in_memory(const ScratchFolder& folder) {
   FileTierOptions options;
   options.records = kRecords;
@@ -61,7 +61,7 @@ void read_ahead(TierCarrier& records, std::int64_t reads) {
 TEST(TierCarrier, ReadAheadStaysAtItsLimit) {
   ScratchFolder folder;
   const auto records = mostly_in_memory(folder);
-  const std::int64_t not_there = 20;  // the last ones, which are in slots, have made room when the pass comes to them
+  const std::int64_t not_there = 20;  // the last records are in slots, and leave them before the pass comes
   ASSERT_EQ(records->counters().writes, not_there);
   records->announce(forward());
   EXPECT_GE(records->counters().reads, kReadAhead);
@@ -72,7 +72,7 @@ TEST(TierCarrier, ReadAheadStaysAtItsLimit) {
     records->visit(record, /*updates=*/false, [&](const std::byte* memory) {
       EXPECT_EQ(memory[4095], static_cast<std::byte>(record + 1)) << record;
     });
-    used += records->counters().hits == before ? 1 : 0;  // it was read
+    used += records->counters().hits == before ? 1 : 0;  // the record was read
     EXPECT_EQ(records->counters().reads, std::min(used + kMostAhead, not_there)) << record;
   }
   records->flush();
@@ -85,7 +85,7 @@ TEST(TierCarrier, SkippedRecordsMakeRoomForLaterReads) {
   const std::vector<std::int64_t> order = forward();
   records->announce(order);
   read_ahead(*records, kMostAhead);
-  records->announce(std::span(order).subspan(40));  // ten of them on disk, of which eight were read ahead
+  records->announce(std::span(order).subspan(40));  // ten are on disk; eight of them were read ahead
   EXPECT_EQ(records->counters().reads, 2 * kMostAhead);
   records->visit(41, /*updates=*/false, [](const std::byte*) {});
   records->flush();

@@ -75,7 +75,7 @@ void with_rule(Strategy& s, const Rule& rule) {
   s.gradient_clipping = 0;
 }
 
-/// How ranks are joined.
+/// The ways in which ranks are joined.
 enum class Joined { kThreads, kGloo };
 ThreadRanks ranks_of(int ranks, Joined joined) {
   return joined == Joined::kGloo ? over_gloo({.ranks = ranks}) : ThreadRanks{.ranks = ranks};

@@ -33,7 +33,7 @@ constexpr std::size_t kSteps = 20;
 using PlainGroups = std::vector<torch::optim::OptimizerParamGroup>;
 
 /// A rule, and PyTorch's optimizer for it. Optimizers are made without defaults of their own: since LibTorch 2.15, an
-/// option of a group that has its type's default value counts as left out, and takes the optimizer's.
+/// option of a group that has its type's default value counts as left out, and takes the optimizer's value.
 struct Rule {
   std::string name;
   OptimizerConfig config;

@@ -1,5 +1,5 @@
-// Tests units.bucket_cap_mb, which makes buckets the units. Training is the same as with any other units; collectives
-// differ.
+// Tests units.bucket_cap_mb, which makes buckets the units. Training is the same as with any other units; only
+// collectives differ.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -158,7 +158,7 @@ TEST(FirstValues, DifferentInitialisationOnARankIsNamed) {
 }
 
 TEST(FirstValues, ParameterOnOneRankOnlyIsAnError) {
-  // The extra parameter belongs to the root, so units differ in nothing else.
+  // The extra parameter belongs to the root, so units differ in that parameter alone.
   const auto all = messages(2, [](int rank) {
     return with_seed(5, [&] { return deferred_init([&] { return Kinds(false, /*extra=*/rank == 1); }); });
   });

@@ -182,7 +182,7 @@ TORCH_MODULE(Quadratic);
 
 constexpr std::int64_t kDraws = 10000, kWidth = 16, kRows = 4;
 constexpr double kMean = 0.5, kDeviation = 1.5;
-/// |G|^2 and tr(Sigma) where all parameters are 0.
+/// The values of |G|^2 and tr(Sigma) where all parameters are 0.
 constexpr double kExactSquare = kWidth * kMean * kMean, kExactVariance = kWidth * kDeviation * kDeviation;
 
 struct Estimate {
@@ -199,7 +199,7 @@ Estimate estimate_of(const std::vector<double>& draws) {
   return found;
 }
 
-/// Every step draws new samples, and the parameters stay. `after` sees each result of rank 0.
+/// Makes steps that draw new samples each, while the parameters stay. `after` sees each result of rank 0.
 void draw(const Strategy& strategy, const std::function<void(const StepResult&)>& after) {
   run_ranks({.ranks = 2}, [&](const Mesh& mesh) {
     Quadratic model;
@@ -327,7 +327,7 @@ TEST(NoiseScaleOfSteps, ResultStaysUntilTheNextMeasurement) {
   });
 }
 
-/// The last rank's loss is `height` times its batch's loss.
+/// Makes a step in which the last rank's loss is `height` times its batch's loss.
 StepResult train_at(Session& session, std::size_t i, double height) {
   const bool is_last = session.mesh.rank() == session.mesh.world_size() - 1;
   session.engine.backward(session.loss(i) * (is_last ? height : 1.0));

@@ -89,7 +89,7 @@ TEST(Replicas, RankWithAFlippedBitIsNamed) {
   const Layout no_shard{{.ranks = 3}, ShardingStrategy::kNoShard};
   expect(told(no_shard, flipped_on(2)), "rank 2");
   expect(told(no_shard, flipped_on(0)), "rank 0");
-  // With two ranks, nobody knows which one is right.
+  // If there are only two ranks, nobody knows which one is right.
   expect(told({{.ranks = 2}, ShardingStrategy::kNoShard}, flipped_on(1)), "ranks 0, 1");
   for (const std::string& text : told(no_shard, [](Session&) {})) EXPECT_EQ(text, "");
 }

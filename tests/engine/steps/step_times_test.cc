@@ -89,8 +89,8 @@ TEST(StepTimes, AnotherThreadsForwardEndsTheWaitWithBackwardAtTheLatest) {
   run_ranks({.ranks = 1}, [&](const Mesh& mesh) { body(mesh, strategy_for(ShardingStrategy::kNoShard)); });
 }
 
-// Blocks of Tiny are two products: width x hidden and hidden x width. The head is one. Forward makes each once, and
-// backward twice.
+// Blocks of Tiny are two products: width x hidden and hidden x width. The head is one product. Forward makes each
+// product once, and backward makes it twice.
 TEST(StepTimes, FlopAreThoseOfTheProductsOfForwardAndBackward) {
   const TinyOptions sizes;
   on_each_placement(2, [&](const Mesh& mesh, const Strategy& strategy) {
@@ -176,7 +176,7 @@ TEST(StepTimes, EachGatherAndReductionOfAUnitIsTimed) {
 
 constexpr SyncType kOuterSteps[] = {SyncType::kLocalSgd, SyncType::kDiloco, SyncType::kStreamingDiloco};
 
-/// Two replicas of one rank, with an outer step after each second step.
+/// Returns a strategy for two replicas of one rank, with an outer step after each second step.
 Strategy with_outer_steps(SyncType type) {
   Strategy strategy = strategy_for(ShardingStrategy::kNoShard);
   strategy.mesh = {2, 1};
@@ -203,7 +203,7 @@ TEST(StepTimes, WaitInAnOuterStepIsCommunication) {
   }
 }
 
-/// Observes ranges of all threads while it lives, as a profiler does that is attached. One at a time.
+/// Observes ranges of all threads while it lives, as an attached profiler does. There is one at a time.
 class Observer {
  public:
   Observer(at::RecordFunctionCallback::StartCallback begin, at::RecordFunctionCallback::EndCallback end) {
@@ -241,7 +241,7 @@ void note_end(const at::RecordFunction& range, at::ObserverContext*) {
   if (!open_ranges.empty()) open_ranges.pop_back();
 }
 
-/// Returns how many ranges had a name that begins so.
+/// Returns how many ranges had a name that begins with `beginning`.
 std::int64_t ranges_of(const std::string& beginning) {
   std::int64_t count = 0;
   for (const auto& [name, times] : seen.begun) count += name.starts_with(beginning) ? times : 0;
@@ -284,7 +284,7 @@ TEST(StepTimes, ProfilerSeesARangeForEachGatherReductionAndUpdate) {
   }
 }
 
-// Sums over replicas are counted as reductions, and each is shown as one.
+// Sums over replicas are counted as reductions, and each is shown as a reduction.
 TEST(StepTimes, ProfilerSeesARangeForEachSumOfAnOuterStep) {
   for (const SyncType type : kOuterSteps) {
     seen.begun.clear();
@@ -321,7 +321,7 @@ TEST(StepTimes, WithoutAProfilerASpanIsNoRange) {
   });
 }
 
-// Gathers are made in an observer of operators, so this one's exceptions pass there too.
+// Gathers are made in an observer of operators, so exceptions of this observer pass there too.
 TEST(StepTimes, ObserverThatThrowsEndsNothing) {
   const auto values = [] {
     Values found;

@@ -178,7 +178,7 @@ TEST(WeightedMeans, RankWithoutABatchTakesPartButDoesNotCount) {
   }
 }
 
-// Every rank has begun another number of the four microbatches, and some ranks have begun all.
+// Each rank has begun a different number of the four microbatches, and some ranks have begun all.
 TEST(WeightedMeans, PartialStepIsTheMeanOverItsMicrobatches) {
   const std::vector<Batch> batches = whole_batches();
   const PlainRun wanted = train_plainly(batches);
@@ -208,7 +208,7 @@ TEST(WeightedMeans, PartialStepIsTheMeanOverItsMicrobatches) {
   }
 }
 
-/// How many batches each of three ranks has in an epoch. Some have none from the very first step on.
+/// The number of batches that each of three ranks has in an epoch. Some ranks have none from the first step on.
 using Lengths = std::array<std::int64_t, 3>;
 constexpr Lengths kLengths[] = {{5, 3, 1}, {0, 5, 2}, {4, 0, 0}, {0, 0, 3}};
 

@@ -130,7 +130,7 @@ TEST(Backend, TrainsLikeTheOtherTransports) {
   }
 }
 
-/// Tiny's loss with its blocks run in another order.
+/// Returns Tiny's loss with its blocks run in another order.
 at::Tensor loss_through(Session& session, std::initializer_list<std::size_t> blocks) {
   const Batch& batch = session.batches[0];
   at::Tensor x = session.model->embedding(rows_of(batch.tokens, session.mesh));

@@ -642,8 +642,8 @@ TEST(Checkpoint, EveryFailedOperationOfASaveIsAnErrorOnAllRanks) {
 /// A model that is larger than what SavedCheckpoint caches.
 constexpr TinyOptions kLarge{.vocab = 40000, .width = 12, .hidden = 31, .blocks = 1};
 
-// F24: every read of a load fails once. The error changes nothing, or it says that it has; then only another load
-// helps.
+// F24: every read of a load fails once. The error changes nothing, or it says that it has changed something; then only
+// another load helps.
 TEST(Checkpoint, EveryFailedReadOfALoadIsAnErrorOnAllRanks) {
   const TestFolder folder;
   run_ranks({.ranks = 2}, [&](const Mesh& mesh) {

@@ -25,7 +25,7 @@ constexpr std::int64_t kSteps = 5, kBatches = 2,
                        kBatch = 6;  // the last step sees the first one's batch again
 
 /// A module, its units, and the task that it learns. Examples are rows of inputs [kBatches][kBatch, ...]; a loss is the
-/// mean over the rows it is given.
+/// mean over the rows that it gets.
 struct Problem {
   const char* name;
   std::vector<std::string> units;
@@ -42,7 +42,7 @@ std::shared_ptr<Module> make_transformer() {
   return Transformer(TransformerOptions(16, 2, 2, 2).dim_feedforward(23).dropout(0)).ptr();
 }
 
-/// rows: [B, 9, 16]; the decoder continues the first 5 vectors by 4.
+/// rows: [B, 9, 16]. The decoder continues the first 5 vectors by 4 more.
 at::Tensor transformer_loss(Module& module, const at::Tensor& rows) {
   const at::Tensor all = rows.transpose(0, 1);
   const at::Tensor made = module.as<TransformerImpl>()->forward(all.narrow(0, 0, 5), all.narrow(0, 5, 4));

@@ -132,7 +132,7 @@ class PlainTopK {
   PlainTopK(int ranks, double share) : share_(share), lacked_(static_cast<std::size_t>(ranks)) {}
 
   std::vector<at::Tensor> operator()(const std::vector<std::vector<at::Tensor>>& contributions) {
-    constexpr std::size_t kOfRoot = 2, kOfBlock = 6;  // parameters; the root's come first
+    constexpr std::size_t kOfRoot = 2, kOfBlock = 6;  // parameters; those of the root come first
     std::vector<at::Tensor> sums;
     for (std::size_t begin = 0; begin < contributions[0].size();) {
       const std::size_t end = begin + (begin == 0 ? kOfRoot : kOfBlock);

@@ -123,7 +123,7 @@ void expect_to_work_with_everything(std::span<const Method> methods, const Adjus
         const ShardingStrategy others[] = {ShardingStrategy::kShardOptimizer, ShardingStrategy::kShardGradients};
         ++turn;
         for (std::size_t k = 0; k < 2; ++k) {
-          if (!tests_are_long() && k != turn % 2) continue;  // short tests take one of the two by turns
+          if (!tests_are_long() && k != turn % 2) continue;  // short tests take one of the two in turn
           require(all_same_bits(run(others[k], method.adjust), values),
                   c10::str(method.name, ", ", what, ": ", name_of(others[k]), " has other bits"));
         }

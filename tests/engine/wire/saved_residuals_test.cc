@@ -211,7 +211,7 @@ std::vector<float> saved_values(SavedCheckpoint& checkpoint, const std::string& 
 }
 
 // The optimizer's momentum is the momentum that ranks sent, so what rounding takes from a single gradient never stays
-// in it. It goes on so when other ranks take it over.
+// in it. The momentum goes on in this way when other ranks take it over.
 TEST(SavedResiduals, OptimizersMomentumIsTheMomentumRanksSent) {
   const TestFolder one, two;
   const auto strategy_of = [](std::int64_t microbatches) {

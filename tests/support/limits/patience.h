@@ -38,7 +38,7 @@ class Deadline {
  public:
   explicit Deadline(std::chrono::duration<double> at_rest);
 
-  /// Whether the machine had enough time. Measures the reference whenever the limit that is known so far is over.
+  /// Returns whether the machine had enough time. Measures the reference whenever the limit known so far is over.
   bool passed();
   /// Returns the seconds since the limit began.
   double seconds() const;

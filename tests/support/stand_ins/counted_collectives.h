@@ -23,7 +23,7 @@ using CallsOfGroups = std::map<std::string, Calls>;  ///< [use], as in WrapGroup
 /// input's, those of other calls are this rank's part.
 class CountedCollectives final : public ForwardingCollectives {
  public:
-  /// `in_background`: what the group says of its reductions; empty: the inner one's own answer.
+  /// `in_background`: what the group says of its reductions; empty: the answer of the inner group.
   CountedCollectives(std::shared_ptr<Collectives> inner, Calls& calls, std::optional<bool> in_background = {})
       : ForwardingCollectives(std::move(inner)), calls_(calls), in_background_(in_background) {}
 

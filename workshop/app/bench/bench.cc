@@ -128,7 +128,7 @@ CollectivesBenchOptions options_of(const BenchCommand& command) {
   return options;
 }
 
-/// Runs a section that is a table of what Engines on several ranks did.
+/// Runs a section whose result is a table about Engines on several ranks.
 int run_table(const std::string& section, const BenchCommand& command,
               const std::function<BenchTable(const Mesh&)>& study) {
   if (starts_ranks(command)) return launch_ranks(section, command);

@@ -11,8 +11,8 @@ namespace tessera::app {
 /// Returns whether this process is alone though the command wants more ranks; the command then starts them.
 bool starts_ranks(const BenchCommand& command);
 
-/// Runs `tessera bench <section>` again, with the command's options, as `command.ranks` local processes. Returns what
-/// launch returns.
+/// Runs `tessera bench <section>` again, with the command's options, as `command.ranks` local processes. Returns the
+/// result of launch.
 int launch_ranks(const std::string& section, const BenchCommand& command);
 
 /// Joins the other ranks, over the transport that the command names ("host", "gloo"; empty: the best one).
@@ -22,7 +22,7 @@ Mesh join_ranks(const BenchCommand& command);
 /// tessera::Error (workshop/app/output_files.h).
 void check_outputs(const BenchCommand& command);
 
-/// Writes `text` to the file `path`, unless it is empty. Throws tessera::Error (73, 74).
+/// Writes `text` to the file `path`, unless `path` is empty. Throws tessera::Error (73, 74).
 void write_text(const std::string& text, const std::string& path, const BenchCommand& command);
 
 }  // namespace tessera::app

@@ -36,8 +36,8 @@ std::string table_of(const LinkSpeed& speed) {
   return table.to_string();
 }
 
-/// Returns a table: the time on the wire that each codec of "compression" saves for a GB of fp32, and the time that it
-/// costs.
+/// Returns a table with the time on the wire that each codec of "compression" saves for a GB of fp32, and the time that
+/// it costs.
 std::string table_of_forms(const LinkSpeed& speed) {
   using Align = TextTable::Align;
   TextTable table({{"compression"},

@@ -6,14 +6,14 @@
 
 namespace tessera::app {
 
-/// How well a thing works that was probed.
+/// The health of a thing that was probed.
 enum class Health {
   kOk,
   kWarn,     ///< it works, but slower or not everywhere
   kMissing,  ///< Tessera's own CPU training does not work without it
 };
 
-/// The result of one probe, and how to mend it if it is not kOk.
+/// The result of one probe, and a remedy if it is not kOk.
 struct Finding {
   std::string name;
   Health health = Health::kOk;
@@ -35,7 +35,7 @@ Finding probe_cuda_toolkit();
 Finding probe_cuda_driver();
 /// The places in which probe_rdma looks.
 struct RdmaPlaces {
-  std::string devices;  ///< a folder that has one for each device, as the kernel's has
+  std::string devices;                                    ///< a folder with a folder for each device, like the kernel's
   std::function<bool(const std::string& library)> loads;  ///< whether the loader finds a library
   std::string net_plugin;                                 ///< NCCL_NET_PLUGIN; empty: not set
 

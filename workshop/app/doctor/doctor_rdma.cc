@@ -17,8 +17,8 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// Returns the link of a device's first port, by the kernel: "InfiniBand", or "Ethernet", over which RDMA is RoCE.
-/// It is empty where it says nothing (EFA).
+/// Returns the link of a device's first port, as the kernel names it: "InfiniBand", or "Ethernet", over which RDMA is
+/// RoCE. It is empty where the kernel names none (EFA).
 std::string link_of(const fs::path& device) {
   std::ifstream file(device / "ports" / "1" / "link_layer");
   std::string word;
@@ -44,7 +44,7 @@ std::string first_of(const std::vector<std::string>& libraries, const RdmaPlaces
   return found == libraries.end() ? "" : *found;
 }
 
-/// NCCL's net plug-in, by the names under which NCCL looks for it.
+/// Returns NCCL's net plug-in, by the names under which NCCL looks for it.
 std::string net_plugin(const RdmaPlaces& places) {
   if (places.net_plugin == "none") return "";
   if (places.net_plugin.empty()) return first_of({"libnccl-net.so"}, places);

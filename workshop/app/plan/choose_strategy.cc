@@ -23,7 +23,7 @@ bool gathers_by_unit(ShardingStrategy strategy) {
   return strategy == ShardingStrategy::kFullShard || strategy == ShardingStrategy::kHybridShard;
 }
 
-/// The values that each key may have beside the one in `like`.
+/// The values that each key may have beside its value in `like`.
 struct Choices {
   std::vector<std::int64_t> prefetch, accumulations;
   std::vector<CompressionConfig> compression;
@@ -42,7 +42,7 @@ Choices choices_of(const Strategy& like, const Topology& topology, std::span<con
   return choices;
 }
 
-/// Keeps the given codec where the strategy allows it; else parameters are packed where gradients are.
+/// Keeps the given codec if the strategy allows it; otherwise parameters are packed if gradients are packed.
 void choose_gathers(Strategy& candidate, bool packs) {
   WireForm& gathers = candidate.compression.gathers;
   if (candidate.strategy == ShardingStrategy::kNoShard || (is_lossy(gathers) && !gathers_by_unit(candidate.strategy))) {

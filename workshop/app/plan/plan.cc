@@ -57,9 +57,9 @@ std::string units_table(const MemoryPlan& plan) {
   return table.to_string();
 }
 
-/// Bytes that one rank sends, and as many that it receives, in a collective over a wire: the part (n - 1)/n of a buffer
-/// that n ranks share for an all-gather, a reduce-scatter or an all-to-all, and twice that for an all-reduce, which is
-/// two of these. A collective that is not in each step counts its share of one step.
+/// Returns the bytes that one rank sends, and also receives, in a collective over a wire: the part (n - 1)/n of a
+/// buffer that n ranks share for an all-gather, a reduce-scatter or an all-to-all, and twice that for an all-reduce,
+/// which is two of these. A collective that is not in each step counts its share of one step.
 std::int64_t wire_bytes(const StepCollective& each, const MeshPosition& mesh) {
   const std::int64_t ranks = each.axis == "shard"   ? mesh.shard_size
                              : each.axis == "world" ? mesh.world_size()
@@ -68,7 +68,7 @@ std::int64_t wire_bytes(const StepCollective& each, const MeshPosition& mesh) {
   return (each.operation == "all_reduce" ? 2 * once : once) / each.every;
 }
 
-/// Returns the mesh of all ranks. If replicas train by themselves, the plan is that of one replica.
+/// Returns the mesh of all ranks. If replicas train by themselves, the plan is for one replica.
 MeshPosition whole_mesh(const MemoryPlan& plan) {
   MeshPosition mesh = plan.input().mesh;
   mesh.replicate_size *= plan.input().replicas;
@@ -105,7 +105,7 @@ struct DiskTime {
 };
 
 absl::StatusOr<DiskTime> measure_disks(const MemoryPlan& plan, const Strategy& strategy, const Topology& topology) {
-  // Records of gradients are not looked at: they are whole units, and a disk is not slower with these.
+  // Records of gradients do not count here: they are whole units, and a disk is not slower with them.
   const std::int64_t largest = std::max(plan.parameter_records().record_bytes, plan.state_records().record_bytes);
   const std::int64_t record_bytes = largest > 0 ? largest : strategy.offload.record_bytes;
   const auto in_flight = static_cast<int>(2 * plan.queue_depth());

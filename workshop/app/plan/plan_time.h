@@ -17,17 +17,17 @@ struct TimingFiles {
   std::optional<Links> links_inside;
 
   /// Returns the links of both axes of the plan that has `input`. An axis whose ranks are all on one host gets
-  /// `links_inside`, if there are some; the other axis gets `links` (Links::of_group).
+  /// `links_inside`, if it is not empty; the other axis gets `links` (Links::of_group).
   MeshLinks links_of(const PlanInput& input, int ranks_per_host) const;
 };
 /// Reads the files. Throws tessera::Error.
 TimingFiles read_timing(const TimingOptions& options);
-/// Throws tessera::Error (78) where no step's time can be told: ranks are asynchronous.
+/// Throws tessera::Error (78) if no step's time can be predicted, since ranks are asynchronous.
 void expect_predictable(const MemoryPlan& plan);
-/// Throws tessera::Error where the measurements are of another model.
+/// Returns the predicted step. Throws tessera::Error if the measurements are of another model.
 PredictedStep predicted_step(const MemoryPlan& plan, const TimingFiles& files, int ranks_per_host);
 
-/// Returns the text for people: seconds of a step and where they go.
+/// Returns a text for readers: the seconds of a step and its parts.
 std::string to_text(const PredictedStep& step);
 nlohmann::ordered_json to_json(const PredictedStep& step);
 

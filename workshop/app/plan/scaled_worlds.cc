@@ -26,7 +26,7 @@ Topology with_ranks(const Topology& asked, int ranks) {
   return topology;
 }
 
-/// Returns nothing where the strategy does not allow the topology.
+/// Returns the plan, or nothing if the strategy does not allow the topology.
 std::optional<MemoryPlan> plan_of(const ModelShapes& model, const Strategy& strategy, const Topology& topology) {
   try {
     return model.plan(strategy, topology);

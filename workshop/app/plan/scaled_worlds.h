@@ -26,13 +26,13 @@ struct ScaledWorld {
   double scaled_speedup() const;
   double scaling_efficiency() const;
   /// Returns the efficiency compared with the seconds of one rank's step: the share of its speed that is left. It also
-  /// sees the cores that transport takes, and updates that are shorter where ranks share them.
+  /// counts the cores that transport takes, and that updates are shorter where ranks share them.
   std::optional<double> efficiency_beside_one() const;
 };
 
 /// Returns the strategy on 1 to kMostRanks ranks: powers of two up to the ranks that `asked` has on a host, then full
-/// hosts, each time twice as many, and `asked` itself. Numbers of ranks that the strategy does not allow are left out.
-/// Throws tessera::Error as predicted_step does.
+/// hosts, whose number doubles each time, and `asked` itself. Numbers of ranks that the strategy does not allow are
+/// left out. Throws tessera::Error as predicted_step does.
 std::vector<ScaledWorld> scaled_worlds(const ModelShapes& model, const Strategy& strategy, const Topology& asked,
                                        const TimingFiles& files);
 

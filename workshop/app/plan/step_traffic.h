@@ -17,7 +17,7 @@ struct StepCollective {
   std::string what;        ///< "parameters before use", ...
   std::int64_t calls = 0;  ///< number of units, however many flat groups they have
   std::int64_t bytes = 0;  ///< sum over calls of the whole buffers: a rank sends less, depending on its transport
-  std::int64_t every = 1;  ///< number of steps from one to the next
+  std::int64_t every = 1;  ///< number of steps from one such collective to the next
 };
 
 /// Returns the collectives of one step of a rank that uses its units in the order of their definition, forward and then

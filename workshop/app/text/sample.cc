@@ -21,8 +21,8 @@
 namespace tessera::app {
 namespace {
 
-/// Returns whether the path is a folder. If that cannot be found out, the answer is false, and the error comes when the
-/// path is opened.
+/// Returns whether the path is a folder. If that is unknown, the answer is false, and the error comes when the path is
+/// opened.
 bool is_folder(const std::string& path) {
   std::error_code error;
   return std::filesystem::is_directory(path, error);

@@ -10,13 +10,13 @@
 
 namespace tessera::app {
 
-/// It fails with error 78 unless all bytes are tokens of `model`.
+/// Checks that all bytes are tokens of `model`. Errors: 78 if one is not.
 absl::Status check_byte_level(const models::LanguageModel& model);
 
-/// Continues `sampling.prompt`, token by token of `tokenizer`, or byte by byte without one; returns prompt and
+/// Continues `sampling.prompt`, token by token of `tokenizer`, or byte by byte if there is none; returns prompt and
 /// continuation. Control characters other than newline and tab, and bytes that are no UTF-8, become '?', since a model
-/// may write anything. Collective where the model is sharded: every rank draws the same. REQUIRES: check_vocabulary or
-/// check_byte_level; the model is on `device`.
+/// may write anything. It is collective where the model is sharded: every rank draws the same tokens. REQUIRES:
+/// check_vocabulary or check_byte_level; the model is on `device`.
 std::string continue_text(models::LanguageModel& model, const TextSampling& sampling, const Tokenizer* tokenizer,
                           at::Device device = at::Device(at::kCPU));
 

@@ -15,7 +15,7 @@
 
 namespace tessera::app {
 
-/// The tokenizer that text is read with.
+/// The tokenizer with which text is read.
 struct ChosenTokenizer {
   std::shared_ptr<const Tokenizer> tokenizer;  ///< null: text is read as bytes
   std::filesystem::path file;                  ///< path of its tokenizer.json
@@ -24,11 +24,11 @@ struct ChosenTokenizer {
   const Tokenizer* get() const { return tokenizer.get(); }
 };
 
-/// Chooses by `option`: a tokenizer.json, a folder that holds one, or "bytes"; if it is empty, the one in the first of
-/// `folders` that holds one, else bytes. Errors: those of Tokenizer::read.
+/// Chooses by `option`: a tokenizer.json, a folder that holds one, or "bytes"; if it is empty, the tokenizer in the
+/// first of `folders` that holds one, else bytes. Errors: those of Tokenizer::read.
 absl::StatusOr<ChosenTokenizer> choose_tokenizer(const std::string& option, const std::vector<std::string>& folders);
 
-/// It fails with error 78 unless all tokens are below a model's `vocab_size`.
+/// Checks that all tokens are below a model's `vocab_size`. Errors: 78 if one is not.
 absl::Status check_vocabulary(const Tokenizer& tokenizer, std::int64_t vocab_size);
 
 /// Does what open_dataset does, but reads text with `tokenizer`, if there is one, into memory: 4 bytes a token. Each

@@ -24,7 +24,7 @@ std::string name_of_rank(int rank, int world_size) {
 /// Returns the answer of a rank: whether it failed or differs, and how. It travels as text: {"failed": "..."}.
 nlohmann::json answer_of(const absl::StatusOr<nlohmann::json>& prepared, const nlohmann::json& reference) {
   if (!prepared.ok()) return {{"failed", message_of(prepared.status())}};
-  if (reference.is_null()) return nlohmann::json::object();  // rank 0 failed: nothing to compare with
+  if (reference.is_null()) return nlohmann::json::object();  // rank 0 failed, so there is nothing to compare with
   const auto differ = differences(*prepared, reference);
   if (differ.empty()) return nlohmann::json::object();
   return {{"differs", joined(differ, "; ")}};
@@ -68,7 +68,7 @@ class Exchange {
     return store_.set(kVerdict, text_of_json(verdict));
   }
 
-  /// Called before ranks go on: rank 0 may be where the store lives, so it leaves last. It waits for a rank that is
+  /// This is called before ranks go on: the store may live on rank 0, so it leaves last. It waits for a rank that is
   /// gone already no longer than kFarewell.
   absl::Status part() {
     if (options_.rank != 0) return store_.set(read_key(options_.rank), "1");

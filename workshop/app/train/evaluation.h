@@ -15,13 +15,13 @@
 
 namespace tessera::app {
 
-/// The data that `--eval-data` names, and how it is cut.
+/// The data that `--eval-data` names, and the way in which they are cut.
 struct EvaluationOptions {
   std::string data, data_format = "auto";
   std::vector<std::string> extensions;
   std::shared_ptr<const Tokenizer> tokenizer;  ///< tokenizer of text; null: bytes
   std::int64_t batch = 1;                      ///< samples that a rank takes at once
-  std::int64_t most_batches = 0;               ///< the most batches of a rank; 0: all that every rank can have
+  std::int64_t most_batches = 0;               ///< the most batches of a rank; 0: as many as every rank can have
   std::int64_t seq_len = 0, vocab_size = 0;
   int rank = 0, world_size = 1;
 };
@@ -37,11 +37,11 @@ struct EvaluationResult {
 /// any number of ranks (with `most_batches`: the first samples only). All ranks have the same number of batches.
 class Evaluation {
  public:
-  /// It fails with error 65 if the data have no sample; otherwise those of open_dataset.
+  /// Opens the data. Errors: 65 if they have no sample; those of open_dataset.
   static absl::StatusOr<Evaluation> open(const EvaluationOptions& options);
 
-  /// Collective, between two steps: every rank calls it after the same step. Dropout is off meanwhile; neither the
-  /// parameters nor the generator change.
+  /// It is collective, between two steps: every rank calls it after the same step. Dropout is off meanwhile; neither
+  /// the parameters nor the generator change.
   EvaluationResult run(models::LanguageModel& model, Engine& engine) const;
 
   std::int64_t batches() const { return batches_; }  ///< number of batches of a rank

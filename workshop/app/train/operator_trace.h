@@ -4,15 +4,15 @@
 
 namespace tessera::app {
 
-/// Runs LibTorch's own profiler (Kineto) around some steps: which operators ran when, and on a GPU which kernels and
-/// copies.
+/// Runs LibTorch's own profiler (Kineto) around some steps. It shows which operators ran when, and on a GPU which
+/// kernels and copies.
 class OperatorTrace {
  public:
-  /// Throws tessera::Error (69) where this LibTorch was built without Kineto.
+  /// Starts the profiler. Throws tessera::Error (69) if this LibTorch was built without Kineto.
   void start();
   bool is_on() const { return is_on_; }
-  /// Ends it, and writes a Chrome trace. If that cannot be written there is only a warning, since the training it shows
-  /// is done.
+  /// Ends it, and writes a Chrome trace. If it cannot be written there is only a warning, since the training that it
+  /// shows is done.
   void try_to_write(const std::filesystem::path& path);
 
  private:

@@ -26,8 +26,8 @@
 #include "workshop/launch/launcher.h"
 
 // `tessera replay` finds what a run left of the step: checkpoint, hashes, numbers of microbatches and threads. Then it
-// is that run's `tessera train`, without outputs, and TESSERA_REPLAY is set. Several ranks are this program again, each
-// started by the launcher with the same words.
+// is that run's `tessera train`, without outputs, and TESSERA_REPLAY is set. For several ranks, the launcher starts
+// this program once for each, with the same words.
 
 namespace tessera::app {
 namespace {
@@ -42,11 +42,11 @@ absl::Status replay_error(ExitCode code, const std::string& what) { return make_
 struct CheckpointBefore {
   std::string path;
   std::int64_t step = 0;
-  std::int64_t microbatches = 0;  ///< all ranks', of a step; 0: the checkpoint does not say
+  std::int64_t microbatches = 0;  ///< microbatches of a step on all ranks; 0: unknown
 };
 
-/// The last checkpoint of a folder that holds a step before `step`. A run that went back has several of one step, of
-/// which the one that was committed last counts.
+/// Returns the last checkpoint of a folder that holds a step before `step`. A run that went back has several
+/// checkpoints of one step; the one that was committed last counts.
 absl::StatusOr<std::string> last_before(const std::string& folder, std::int64_t step) {
   TESSERA_ASSIGN_OR_RETURN(const std::vector<ListedCheckpoint> there, list_checkpoints(folder, "--from"));
   const ListedCheckpoint* last = nullptr;
@@ -61,8 +61,8 @@ absl::StatusOr<std::string> last_before(const std::string& folder, std::int64_t 
                           ". [T0927] hint: name a later step; --from none begins where the run began");
 }
 
-/// The checkpoint that --from means. A run that was started with --resume and a path began there, and not with fresh
-/// weights.
+/// Returns the checkpoint that --from means. A run that was started with --resume and a path began there, and not with
+/// fresh weights.
 absl::StatusOr<std::string> path_before(const ReplayCommand& command) {
   if (command.from == kFromStart) {
     const std::string& resume = command.run.checkpoints.resume;
@@ -93,7 +93,7 @@ absl::StatusOr<CheckpointBefore> checkpoint_before(const ReplayCommand& command)
   return CheckpointBefore{path, manifest.step, says ? manifest.ranks * each->get<std::int64_t>() : 0};
 }
 
-/// The file of hashes: the one that is named, or the one that the run wrote, if it is there. Empty: none.
+/// Returns the file of hashes: the one that is named, or the one that the run wrote, if it is there; empty if not.
 std::string hashes_of_run(const ReplayCommand& command, const Strategy& strategy) {
   if (!command.hashes.empty()) return command.hashes;
   if (strategy.record_hashes.every == 0) return "";
@@ -102,15 +102,15 @@ std::string hashes_of_run(const ReplayCommand& command, const Strategy& strategy
   return fs::exists(path, ignored) ? path : "";
 }
 
-/// What is made again, and how.
+/// The steps that are made again, and how they are made.
 struct ReplayedRun {
   ReplayRequest request;
   TrainCommand train;
   std::int64_t threads = 0;  ///< threads of a rank, as they were recorded; 0: nobody recorded them
-  std::string text;          ///< a line that tells of it
+  std::string text;          ///< a line that describes the replay
 };
 
-/// All ranks' microbatches of a step. 0: the file of hashes says it.
+/// Returns the number of microbatches of a step on all ranks. 0: the file of hashes has it.
 absl::StatusOr<std::int64_t> microbatches_of_step(const ReplayCommand& command, const std::vector<StepRecord>& records,
                                                   const CheckpointBefore& before) {
   if (command.microbatches > 0) return command.microbatches;
@@ -124,11 +124,11 @@ absl::StatusOr<std::int64_t> microbatches_of_step(const ReplayCommand& command, 
       "the run's number of ranks times gradient_accumulation");
 }
 
-/// The run's own command, up to the step, without whatever it writes or only measures.
+/// Returns the run's own command, up to the step, without whatever it writes or only measures.
 TrainCommand as_made_again(TrainCommand run, const CheckpointBefore& before, std::int64_t step) {
   run.replays = true;
   run.steps = step;
-  // Its samples are those of the microbatches, whose number is known.
+  // The samples of a step follow from the number of microbatches, which is known.
   if (run.batch > 0 && run.global_batch % run.batch == 0) run.global_batch = 0;
   run.checkpoints = {};
   run.checkpoints.resume = before.path.empty() ? "none" : before.path;
@@ -200,7 +200,7 @@ int run_replay(const ReplayCommand& command) {
   ::setenv("TESSERA_REPLAY", run->request.to_json().c_str(), /*overwrite=*/1);
   // LibTorch's operators may give other bits with another number of threads. The caller's own number wins.
   if (run->threads > 0) ::setenv("OMP_NUM_THREADS", std::to_string(run->threads).c_str(), /*overwrite=*/0);
-  const absl::StatusOr<Topology> topology = resolve_topology();  // run_train says what is wrong with it
+  const absl::StatusOr<Topology> topology = resolve_topology();  // run_train reports its errors
   if (command.ranks > 1 && topology.ok() && topology->launcher == "single") {
     LaunchOptions launching;
     launching.ranks = command.ranks;

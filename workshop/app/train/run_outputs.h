@@ -15,8 +15,8 @@ namespace tessera::app {
 
 /// The files that `tessera train` writes, and where they are. Rank 0 alone writes.
 ///
-/// `--out DIR` is a run directory: DIR/config.json (what was run), DIR/metrics.jsonl, DIR/weights.pt. The options of
-/// single files go beside it; with --out, a relative one lies in DIR.
+/// `--out DIR` is a run directory: DIR/config.json (what was run), DIR/metrics.jsonl, DIR/weights.pt. The options for
+/// single files may be given too; with --out, a relative path lies in DIR.
 struct RunOutputs {
   std::filesystem::path config, metrics, trace, weights;  ///< empty: not written
   std::filesystem::path profile, operators;               ///< empty: not written

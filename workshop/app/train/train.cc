@@ -147,8 +147,8 @@ Strategy with_global_batch(Strategy strategy, const TrainCommand& command, int r
   return strategy;
 }
 
-/// Puts the options for checkpoints in, which win over the strategy file, and the run directory. A replay writes none
-/// of it.
+/// Puts in the run directory, and the options for checkpoints, which win over the strategy file. A replay writes none
+/// of these outputs.
 Strategy with_outputs(Strategy strategy, const TrainCommand& command) {
   if (command.replays) return without_outputs(std::move(strategy));
   const CheckpointOptions& options = command.checkpoints;
@@ -192,7 +192,7 @@ absl::StatusOr<Evaluation> open_evaluation(const TrainCommand& command, const Me
   return Evaluation::open(options);
 }
 
-/// Returns the path that the model is read from.
+/// Returns the path from which the model is read.
 const std::string& model_of(const TrainCommand& command) {
   return command.model.empty() ? command.init_from : command.model;
 }
@@ -300,7 +300,7 @@ struct FinishedStep {
 };
 
 /// Brings `count` batches to the Engine's device, each while the one before it trains. Where microbatches are dealt, a
-/// step's first batch waits until it is known which this rank has.
+/// step's first batch waits until the rank's microbatches are known.
 class BatchesAhead {
  public:
   BatchesAhead(TokenBatches& batches, Engine& engine, std::int64_t count)
@@ -312,7 +312,7 @@ class BatchesAhead {
     start();
   }
 
-  /// Called before a step's first batch.
+  /// This is called before a step's first batch.
   void begin_step() {
     if (!deals_) return;
     const MicrobatchRun run = engine_.microbatches();
@@ -327,7 +327,7 @@ class BatchesAhead {
     cursor_ = now.cursor;
     return {now.upload.tensors()[0], now.upload.tensors()[1], now.weight};
   }
-  /// Leaves out so many batches.
+  /// Leaves out `count` batches.
   void skip(std::int64_t count) {
     for (; count > 0; --count) next();
   }
@@ -374,7 +374,7 @@ void print_sample(models::LanguageModel& model, const Prepared& run, const TextS
   if (print) std::printf("--- sample\n%s\n---\n", text.c_str());
 }
 
-/// Returns the seconds that a step is predicted to take; 0: there is nothing to predict it from.
+/// Returns the seconds that a step is predicted to take; 0 if there are no measurements for a prediction.
 double predicted_seconds(const TrainCommand& command, const Prepared& run, const Engine& engine, const Mesh& mesh) {
   if (command.predicted_by.links.empty()) return 0;
   const MemoryPlan plan = ModelShapes(run.config).plan(engine.strategy(), mesh.topology());
@@ -398,12 +398,12 @@ std::vector<Metric> about(const TrainCommand& command, const Prepared& run, cons
   return metrics;
 }
 
-/// An evaluation is due after every --eval-every steps and after the last. `before`: the steps done one result earlier.
+/// Returns whether an evaluation is due: every --eval-every steps, and at the end. `before`: steps one result earlier.
 bool evaluation_is_due(const TrainCommand& command, const Prepared& run, std::int64_t before, std::int64_t steps_done) {
   return run.evaluation && (passes(before, steps_done, command.eval_every) || steps_done == command.steps);
 }
 
-/// Writes a trace. If that cannot be written there is only a warning, since the training it shows is done.
+/// Writes a trace. If it cannot be written there is only a warning, since the training is done.
 void try_to_write_trace(const std::string& path, const Mesh& mesh) {
   try {
     write_trace(path, mesh);
@@ -451,7 +451,7 @@ int train(const TrainCommand& command, const Mesh& mesh, Prepared& run, Engine& 
   };
   BatchesAhead batches(*run.batches, engine,
                        std::max<std::int64_t>(0, command.steps - done) * engine.strategy().gradient_accumulation);
-  std::optional<FinishedStep> unknown;  // a GPU's step, whose result is read when the next is under way
+  std::optional<FinishedStep> unknown;  // a GPU's step; its result is read when the next one is under way
   const std::string trace = run.outputs.trace;
   OperatorTrace operators;
   const bool traces_operators = speaks && !run.outputs.operators.empty();
@@ -463,7 +463,7 @@ int train(const TrainCommand& command, const Mesh& mesh, Prepared& run, Engine& 
     report.add(engine.staleness(), after_step);
   };
   bool is_traced = false;
-  for (std::int64_t step = done; step < command.steps;) {  // the steps that are done
+  for (std::int64_t step = done; step < command.steps;) {  // `step` counts the steps that are done
     const bool traces = !is_traced && step >= command.steps - kTracedSteps;
     is_traced = is_traced || traces;
     if (traces && !trace.empty()) Trace::start();
@@ -494,7 +494,7 @@ int train(const TrainCommand& command, const Mesh& mesh, Prepared& run, Engine& 
   }
   if (unknown) report_step(*unknown);
   report_latencies(command.steps);
-  // The result that took longest to make is saved first.
+  // The weights, which took longest to make, are saved first.
   if (!run.outputs.weights.empty()) save_weights(engine, run.outputs.weights, run.outputs.existing);
   if (!run.outputs.hf.empty()) {
     export_hf(engine, mesh, run.outputs.hf, run.config, run.outputs.existing);

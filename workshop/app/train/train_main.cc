@@ -235,8 +235,8 @@ void add_replay(CLI::App& app, ReplayCommand& replay) {
       ->transform(integer_from(1, kMostSteps));
 }
 
-/// Reads the words behind "--" as a command line of `tessera train`, and makes a step of that run again. A line that
-/// started the run may be given whole: what stands before its word "train" is passed over.
+/// Reads the words behind "--" as a command line of `tessera train`, and makes a step of that run again. The whole line
+/// that started the run may be given: words before its word "train" are passed over.
 int replay_run(ReplayCommand& replay, std::vector<std::string> words) {
   if (words.empty())
     return refuse(
@@ -300,7 +300,7 @@ void add_world(CLI::App& command, WorldCommand& world, const char* strategy_is =
       ->capture_default_str();
 }
 
-/// Adds the measurements. Returns --links and --profile.
+/// Adds the options for measurements. Returns --links and --profile.
 std::pair<CLI::Option*, CLI::Option*> add_timing(CLI::App& command, TimingOptions& timing) {
   CLI::Option* const links =
       command.add_option("--links", timing.links, "file of tessera doctor --links, between hosts")->check(not_empty());

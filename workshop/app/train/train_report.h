@@ -19,13 +19,13 @@
 
 namespace tessera::app {
 
-/// Whether a run passes a multiple of `every` on its way from `before` steps to `after`; 0: it has none. A step is one
-/// more than the one before, except on a rank that skips some (StepResult::missed).
+/// Returns whether a run passes a multiple of `every` on its way from `before` steps to `after`; false if `every` is 0.
+/// The number of steps grows by one, except on a rank that skips some (StepResult::missed).
 inline bool passes(std::int64_t before, std::int64_t after, std::int64_t every) {
   return every > 0 && after / every > before / every;
 }
 
-/// What rank 0 reports of a run: a line every `log_every` steps on stdout, an object every step in the metrics file.
+/// The report of a run on rank 0: a line every `log_every` steps on stdout, an object every step in the metrics file.
 ///
 ///     step   20/300  loss 3.1042  epoch 0.13  norm 1.21  lr 5.00e-04  1830 tok/s  step p50 1.120 s, p95 1.200 s
 ///       left 5 min 14 s  44.10 MiB = plan                                              (one line)
@@ -68,16 +68,16 @@ class TrainReport {
 
   /// Creates the metrics files, with a header of run id, start and `about`. Errors: 73, 74, 77.
   absl::Status open(const std::vector<Metric>& about);
-  /// `epoch`: the epoch of the step's last microbatch. `traffic`: the engine's counts after the step.
+  /// Adds a step. `epoch`: the epoch of its last microbatch. `traffic`: the engine's counts after the step.
   void add(const StepResult& result, std::int64_t epoch, const TrafficCounts& traffic);
-  /// `traffic`: the engine's counts after the evaluation, whose gathers belong to no step.
+  /// Adds an evaluation. `traffic`: the engine's counts after it, since its gathers belong to no step.
   void add(const EvaluationResult& result, std::int64_t after_step, const TrafficCounts& traffic);
-  /// `latencies`: Engine::latencies after the step.
+  /// Adds latencies: those of Engine::latencies after the step.
   void add(std::span<const CallLatency> latencies, std::int64_t after_step);
-  /// `ages`: Engine::staleness after the step. Without a gradient in it nothing is written.
+  /// Adds `ages`: Engine::staleness after the step. If it has no gradient, nothing is written.
   void add(const AgeHistogram& ages, std::int64_t after_step);
-  /// Prints "final loss 1.9 (mean of the last 10 steps); ...", closes the files, and prints their paths. Error 74 where
-  /// a metrics file lacks something.
+  /// Prints "final loss 1.9 (mean of the last 10 steps); ...", closes the files, and prints their paths. Error 74 if a
+  /// metrics file is not complete.
   absl::Status finish(std::optional<double> unigram_entropy);
 
  private:
@@ -119,19 +119,19 @@ std::string memory_against_plan(const MemoryUse& allocated, const MemoryUse& pla
 /// scaled speed-up with that share (tessera/scaling.h).
 std::string share_text(double share, int ranks);
 
-/// Returns "data 3.1 % (batches 2.0 %, uploads 0.0 %)": the shares of rank 0's time that it waited for data, and that
-/// it was in TokenBatches and in uploads.
+/// Returns "data 3.1 % (batches 2.0 %, uploads 0.0 %)": the shares of rank 0's time in which it waited for data, and in
+/// which it was in TokenBatches and in uploads.
 std::string data_text(const StepResult& result);
 
-/// Returns "critical batch about 512 sequences; you use 64: up to 8.0 x as many ranks would pay": what a noise scale
-/// that is known says of the batch that was measured (docs/metrics.md).
+/// Returns "critical batch about 512 sequences; you use 64: up to 8.0 x as many ranks would pay": the advice that
+/// follows from a known noise scale for the measured batch (docs/metrics.md).
 std::string batch_advice(double noise_scale, double batch);
 
-/// Returns "0.412 TFLOP/s", or "412.0 TFLOP/s, MFU 41.6 %" where the device's peak is known: of rank 0.
+/// Returns rank 0's "0.412 TFLOP/s", or "412.0 TFLOP/s, MFU 41.6 %" where the device's peak is known.
 std::string flops_text(const StepResult& result);
 
 /// Returns "waited for rank 3: 12.0 ms (4.1 %)": StepResult::waited_for_rank and its seconds, and their share of the
-/// step; "slowest rank not known" where it is not.
+/// step; "slowest rank not known" if it is not known.
 std::string straggler_text(const StepResult& result);
 
 /// Returns a text such as "12 s", "5 min 14 s", "3 h 20 min", "2 d 4 h".

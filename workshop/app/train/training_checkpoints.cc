@@ -32,7 +32,7 @@ std::atomic<int> received_signal{0};
 
 void note_signal(int signal) { received_signal.store(signal, std::memory_order_relaxed); }
 
-/// Returns the step of a checkpoint, by its manifest.
+/// Returns the step of a checkpoint, from its manifest.
 std::int64_t step_of_checkpoint(const std::string& path) {
   return value_or_throw(SavedCheckpoint::open(path, "--resume"))->manifest().step;
 }
@@ -127,7 +127,7 @@ void TrainingCheckpoints::take_best(const CheckpointItems& items) {
   least_loss_ = loss.get<double>();
 }
 
-/// All ranks say the same of the same steps, also those that skip some: they meet where the first of them does.
+/// All ranks give one answer for the same steps, also ranks that skip some: they meet where the first of them does.
 bool TrainingCheckpoints::ranks_meet(const Place& at, bool has_measured) const {
   if (engine_.strategy().sync.type != SyncType::kBackups || has_measured || at.step == at.steps) return true;
   return passes(at.before, at.step, kStepsBetweenMeetings) || passes(at.before, at.step, config_.every_steps);
@@ -141,7 +141,7 @@ bool TrainingCheckpoints::after_step(const Place& at, const SamplerCursor& data,
   report_progress();
   const bool is_regular = passes(before, step, config_.every_steps);
   const bool is_last = agreed.signal != 0 || step == steps;
-  // A loss that is NaN is not less than any other.
+  // A loss that is NaN is not less than any other loss.
   const bool is_less = held_out && (!least_loss_ || *held_out < *least_loss_) && *held_out == *held_out;
   const bool is_best = is_less && keeps_best_;
   if (is_best) end_save(Failure::kIsWarned);  // the least loss changes if that save was the best one and fails

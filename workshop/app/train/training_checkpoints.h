@@ -33,7 +33,7 @@ namespace tessera::app {
 /// | PATH     | that checkpoint, or the latest one of that folder                           |
 ///
 /// Errors: 66 and 65 where PATH is no checkpoint, and where the folder has checkpoints but `latest` is damaged; 64 for
-/// options that need a folder. `config`: that of the strategy, changed by the options.
+/// options that need a folder. `config`: the strategy's settings, changed by the options.
 absl::StatusOr<std::string> checkpoint_to_resume(const CheckpointOptions& options, const CheckpointConfig& config);
 
 /// SIGTERM and SIGUSR1 ask for an end after the current step while one lives. A second signal ends the process at once.
@@ -47,46 +47,46 @@ class StopSignals {
   static int received();
 };
 
-/// The checkpoints of a training run: when they are made, how all ranks agree on that, and what happens to those that
-/// fail.
+/// The checkpoints of a training run: it decides when they are made, lets all ranks agree on that, and handles
+/// failures.
 ///
 /// A checkpoint is made every checkpoint.every_steps steps, every checkpoint.every_minutes minutes by rank 0's clock,
 /// when a signal asks for the end, and after the last step; with --keep-best also when held-out data had their least
-/// loss so far. Up to checkpoint.failures may fail in a row, with a warning each; the last one of a run must
+/// loss so far. Up to checkpoint.failures may fail in a row, with a warning each; the last checkpoint of a run must
 /// succeed. Ranks agree with an all-gather of one byte a step; with "sync" backups, where nobody waits for the slowest
 /// rank in a step, they do so every kStepsBetweenMeetings steps, and where a checkpoint is due by steps, or held-out
 /// data have been measured. If there is no folder nothing happens, and signals keep their usual effect.
 class TrainingCheckpoints {
  public:
-  /// Makes the checkpoints of a training run with `engine`, whose strategy says when. Collective, if there is a folder.
-  /// Throws tessera::Error.
+  /// Makes the checkpoints of a training run with `engine`, whose strategy says when. It is collective if there is a
+  /// folder. Throws tessera::Error.
   TrainingCheckpoints(Engine& engine, const CheckpointOptions& options, const models::ModelConfig& model,
                       const Mesh& mesh);
   ~TrainingCheckpoints();
 
   /// Loads `path`, unless it is empty or no later than the commit that `committed` came from, and lets `batches` go on
-  /// behind it. Returns the steps that are done. Collective.
+  /// behind it. Returns the steps that are done. It is collective.
   std::int64_t resume(const std::string& path, const std::optional<LoadedCheckpoint>& committed, TokenBatches& batches);
 
   /// Returns what a checkpoint or a commit holds in addition to training state. `data`: the cursor behind the last
   /// microbatch.
   CheckpointItems items(const SamplerCursor& data) const;
 
-  /// Where a run stands: the steps that are done, those that were one result earlier, and all of them.
+  /// The place of a run: the steps that are done, the steps that were done one result earlier, and all steps.
   struct Place {
     std::int64_t before = 0, step = 0, steps = 0;
   };
-  /// Called after each step: saves if it is time. `data`: the cursor behind the step's last microbatch. `held_out`: the
-  /// loss on held-out data after this step, the same on every rank, if it was measured. True: training ends here, since
-  /// a signal came. Collective; throws tessera::Error where a checkpoint cannot be written, and training must end for
-  /// it.
+  /// This is called after each step, and saves if it is time. `data`: the cursor behind the step's last microbatch.
+  /// `held_out`: the loss on held-out data after this step, the same on every rank, if it was measured. Returns true if
+  /// training ends here, since a signal came. It is collective. Throws tessera::Error if a checkpoint cannot be
+  /// written, and training must therefore end.
   bool after_step(const Place& at, const SamplerCursor& data, std::optional<double> held_out);
 
  private:
   enum class Failure : std::uint8_t { kIsWarned, kEndsTraining };
-  /// Saves a checkpoint. False: it failed, and training goes on.
+  /// Saves a checkpoint. Returns false if it failed, and training goes on.
   bool save(std::int64_t step, const SamplerCursor& data, bool is_best, Failure failure);
-  /// Runs `body`, which saves the checkpoint of `step` or ends its save. False: it failed, and training goes on.
+  /// Runs `body`, which saves the checkpoint of `step` or ends its save. Returns false if that failed.
   template <class Body>
   bool attempt(std::int64_t step, Failure failure, const Body& body);
   void take_best(const CheckpointItems& items);
@@ -106,7 +106,7 @@ class TrainingCheckpoints {
     double next_report_s = 0;  ///< time of the next report of progress, in seconds after that
     bool is_best = false;
   };
-  /// Rank 0 prints how far it is, once a second.
+  /// Prints on rank 0 how far the save is, once a second.
   void report_progress();
   /// Waits for the save that is under way, if there is one.
   void end_save(Failure failure);
@@ -120,7 +120,7 @@ class TrainingCheckpoints {
   std::shared_ptr<Collectives> ranks_;
   std::chrono::steady_clock::time_point last_save_;
   std::optional<UnderWay> under_way_;
-  std::optional<double> least_loss_;    ///< the least on held-out data, in this run and those that it goes on from
+  std::optional<double> least_loss_;    ///< the least on held-out data, in this run and the runs before it
   std::optional<double> least_before_;  ///< the least loss before the last checkpoint that was the best
   std::int64_t failed_ = 0;             ///< number of failed saves in a row
 };

@@ -7,11 +7,11 @@
 
 namespace tessera::app {
 
-/// How many times as fast the best bucket should be as one parameter a bucket (issue "Sharding for free", 5).
+/// The speed-up that the best bucket should reach over one parameter a bucket (issue "Sharding for free", 5).
 inline constexpr double kBucketGoal = 1.2;
 
-/// Returns the text for people: a table of the buckets, which one wins, by how much and why, single reductions beside
-/// their fit, inference.
+/// Returns a text for readers: a table of the buckets, which one wins, by how much and why, single reductions beside
+/// their fit, and inference.
 std::string to_text(const BucketReport& report);
 
 /// Returns a line for each model and bucket: model, bucket_mib (0: one parameter a bucket), collectives, samples, the
@@ -19,7 +19,7 @@ std::string to_text(const BucketReport& report);
 /// parameter a bucket.
 std::string to_csv(const BucketReport& report);
 
-/// JSON in the form that benchmarks/tessera_bench.py describes.
+/// Returns JSON in the form that benchmarks/tessera_bench.py describes.
 nlohmann::json to_json(const BucketReport& report);
 
 }  // namespace tessera::app

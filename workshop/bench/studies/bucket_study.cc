@@ -40,7 +40,7 @@ class Values {
     for (at::Tensor& buffer : module.buffers()) buffer.copy_(value++->second);
   }
 
-  /// Returns the name of the first tensor that has other bits; empty: none has.
+  /// Returns the name of the first tensor that has other bits; empty if no tensor has.
   std::string difference(const Values& other) const {
     for (std::size_t i = 0; i < named_.size(); ++i) {
       const at::Tensor &a = named_[i].second, &b = other.named_[i].second;
@@ -84,7 +84,7 @@ class ModelStudy {
   }
 
  private:
-  /// Whether another round ends within the budget, if it takes as long as those `done` in `ns` did; rank 0 decides.
+  /// Returns whether another round ends within the budget, if it takes as long as each `done` in `ns`; rank 0 decides.
   bool fits_another(int done, std::int64_t ns) {
     const double seconds = static_cast<double>(ns) * 1e-9;
     std::uint8_t fits = done == 0 || seconds + seconds / done <= options_.budget_s;
@@ -161,7 +161,7 @@ class ModelStudy {
     }
   }
 
-  /// Returns where the next reduction of `bytes` works: reductions go through the memory in strides of at least 1 MiB.
+  /// Returns the place of the next reduction of `bytes`: reductions go through the memory in strides of at least 1 MiB.
   std::int64_t next_part(std::int64_t bytes) {
     if (part_ + bytes > largest_) part_ = 0;
     const std::int64_t part = part_;
@@ -210,7 +210,7 @@ class ModelStudy {
   const BucketStudyOptions& options_;
   BucketWorkload work_;
   BucketModelReport report_;
-  std::vector<BucketTiming*> timings_;  ///< first one parameter for each bucket, then the sweep
+  std::vector<BucketTiming*> timings_;  ///< one parameter for each bucket comes first, then the sweep
   std::vector<double> losses_;
   std::unique_ptr<CommBuffer> memory_;  ///< memory of the single reductions
   std::int64_t largest_ = 0, part_ = 0;

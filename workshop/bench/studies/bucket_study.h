@@ -38,8 +38,8 @@ struct BucketTiming {
   Samples communication;
 };
 
-/// All-reduces of `bytes` of fp32, in place in the group's memory, each in another part of it, so that none finds its
-/// bytes in a cache (as in a step).
+/// All-reduces of `bytes` of fp32, in place in the group's memory, each in another part of it, so that no reduction
+/// finds its bytes in a cache (as in a step).
 struct ReductionTiming {
   std::int64_t bytes = 0;
   Samples call;  ///< time on the slowest rank
@@ -65,8 +65,8 @@ struct BucketModelReport {
   int steps_a_round = 1;  ///< timed steps of each bucket in a round
 
   std::int64_t gradient_bytes() const { return 4 * parameters; }
-  /// Returns how many times faster it is than one parameter for each bucket: the median over rounds, each of which
-  /// measures both.
+  /// Returns how many times faster the bucket is than one parameter for each bucket: the median over rounds, each of
+  /// which measures both.
   double step_gain(const BucketTiming& timing) const;
   double communication_gain(const BucketTiming& timing) const;
   /// Returns the bucket of the sweep with the largest step_gain.
@@ -81,7 +81,7 @@ struct BucketReport {
 };
 
 /// Checks that a step gives the same bits under every bucket, then trains each model under all of them by turns, and
-/// times that. Collective; every rank returns the same report. Throws tessera::Error (70) where bits differ.
+/// times the steps. It is collective; every rank returns the same report. Throws tessera::Error (70) if bits differ.
 BucketReport study_buckets(const Mesh& mesh, const BucketStudyOptions& options);
 
 }  // namespace tessera::app

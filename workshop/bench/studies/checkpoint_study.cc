@@ -153,7 +153,7 @@ class CheckpointStudy {
     note(counts, kCommit, begin);
     time(counts, kOverwrite, [&] { overwritten_->write(); });
     durable_.step();
-    // A commit goes on beside training; nothing else is done meanwhile here.
+    // A commit goes on beside training; here no training runs meanwhile.
     time(counts, kDurable, [&] {
       commit_durable(*durable_.engine);
       finish_commit(*durable_.engine);
@@ -180,7 +180,7 @@ class CheckpointStudy {
     Samples samples = {};
   };
 
-  /// Adds the time from when all ranks are ready to when all have done `body`.
+  /// Adds the time from the moment when all ranks are ready to the moment when all have done `body`.
   void time(bool counts, Number number, const std::function<void()>& body) {
     barrier(mesh_);
     const Clock::time_point begin = Clock::now();

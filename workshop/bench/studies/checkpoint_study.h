@@ -9,16 +9,16 @@
 namespace tessera::app {
 
 struct CheckpointStudyOptions {
-  std::filesystem::path folder;          ///< the study makes a folder in it, and removes that
-  std::int64_t parameters = 64'000'000;  ///< about so many parameters, with AdamW: 12 bytes each in a checkpoint
+  std::filesystem::path folder;          ///< the study makes a folder in it, and removes it
+  std::int64_t parameters = 64'000'000;  ///< approximate number, with AdamW: 12 bytes each in a checkpoint
   int rounds = 5;
 };
 
 /// Measures a save and a load of a checkpoint, and the time that this machine needs for the same number of bytes: a
 /// copy in memory, and a plain file that is written and synced, by all ranks at a time. A save beside training
-/// ("checkpoint.async") is timed twice: what training waits for, and until it is committed while nothing else runs. A
-/// commit ("durable") is compared with a file of as many bytes that is overwritten past the page cache. Rounds take
-/// turns; the folder is in the page cache when it is loaded. Collective; the figures are rank 0's.
+/// ("checkpoint.async") is timed twice: the time for which training waits, and the time until it is committed while
+/// nothing else runs. A commit ("durable") is compared with a file of as many bytes that is overwritten past the page
+/// cache. Rounds take turns; the folder is in the page cache when it is loaded. Collective; the figures are rank 0's.
 BenchTable study_checkpoints(const Mesh& mesh, const CheckpointStudyOptions& options);
 
 }  // namespace tessera::app

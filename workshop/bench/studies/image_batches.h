@@ -13,15 +13,15 @@
 
 namespace tessera::app {
 
-/// [B, 3, 32, 32] fp32, normalised, and [B] int64.
+/// Images [B, 3, 32, 32] fp32, normalised, and labels [B] int64.
 struct ImageBatch {
   at::Tensor images, labels;
 };
 
-/// Deals a dataset of images out to the ranks as tensors, epoch after epoch, each in an order of its own.
+/// Deals a dataset of images out to the ranks as tensors, epoch after epoch, each epoch in another order.
 class ImageBatches {
  public:
-  /// `sampling.num_samples` is filled in here. It fails with error 65 if the images do not fill one step.
+  /// Fills in `sampling.num_samples` itself. It fails with error 65 if the images do not fill one step.
   static absl::StatusOr<ImageBatches> create(std::shared_ptr<const ImageDataset> dataset, SamplerOptions sampling);
 
   /// Returns the next microbatch of this rank.

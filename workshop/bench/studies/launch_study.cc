@@ -30,7 +30,7 @@ models::GPTConfig narrow(std::int64_t blocks) {
   return {.vocab_size = 256, .seq_len = 32, .layers = blocks, .width = 64, .heads = 1};
 }
 
-/// A step on `tokens`, [1, T + 1]; returns the loss, which the device may still be working on.
+/// A step on `tokens`, [1, T + 1]. It returns the loss, which the device may still be computing.
 using Step = std::function<at::Tensor(const at::Tensor& tokens)>;
 
 at::Tensor loss_of(models::GPT& model, const at::Tensor& tokens) {
@@ -38,7 +38,7 @@ at::Tensor loss_of(models::GPT& model, const at::Tensor& tokens) {
   return model->forward(tokens.narrow(1, 0, length), tokens.narrow(1, 1, length));
 }
 
-/// Returns the module without an Engine, in bf16 as users would keep it by hand.
+/// Returns the module without an Engine, in bf16, as users would write it by hand.
 Step plain(const models::GPTConfig& config, const at::Device& device) {
   struct State {
     models::GPT model{nullptr};

@@ -10,11 +10,11 @@ namespace tessera::app {
 
 /// Options of study_launches.
 struct LaunchStudyOptions {
-  bool on_gpu = true;        ///< false: on the CPU, where the figures mean nothing
+  bool on_gpu = true;        ///< false: it runs on the CPU, where the figures mean nothing
   std::int64_t blocks = 48;  ///< number of units, besides the root
   int rounds = 80;           ///< number of rounds; every contender has a turn in each
   int warm_up = 10;          ///< steps of each contender before the first round
-  /// Steps of a turn, which is one sample. Few, so that what slows the machine for a while slows all alike.
+  /// Steps of a turn, which is one sample. They are few, so that a load on the machine slows all contenders alike.
   int steps = 2;
 };
 

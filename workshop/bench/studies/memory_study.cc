@@ -16,7 +16,7 @@
 namespace tessera::app {
 namespace {
 
-/// Anonymous and shared memory that the kernel charges this process for, without what malloc holds for later.
+/// Returns the anonymous and shared memory for which the kernel charges this process, without malloc's free memory.
 std::int64_t charged_bytes() {
   malloc_trim(0);
   std::ifstream file("/proc/self/smaps_rollup");

@@ -50,7 +50,7 @@ Strategy strategy_of(std::int64_t prefetch, bool host_sharing) {
   return strategy;
 }
 
-/// Returns the nanoseconds of all spans of that name since Trace::start.
+/// Returns the nanoseconds of all spans with this name since Trace::start.
 std::int64_t traced_ns(const std::string& name) {
   double microseconds = 0;
   for (const auto& event : nlohmann::json::parse("[" + Trace::events_as_json(0) + "]")) {
@@ -81,8 +81,8 @@ class OverheadStudy {
     rows_.push_back({name, std::move(each), 0});
   }
 
-  /// Times whole steps of a module of so many units: a step sums them. `plain_row`: the row to compare with; its own if
-  /// it is the plain one.
+  /// Times whole steps of a module of so many units: a step sums them. `plain_row`: the row for the comparison; for the
+  /// plain row it is the row itself.
   void time_steps(const std::string& name, int units, const std::optional<Strategy>& strategy, int rounds,
                   std::size_t plain_row) {
     const auto module = std::make_shared<Leaves>(units);
@@ -108,7 +108,7 @@ class OverheadStudy {
   }
 
   /// Times steps of a small GPT, and their checks of what the program did around the step (the trace's spans "checks").
-  /// Two rows: the step, and the checks beside it.
+  /// It makes two rows: the step, and the checks beside it.
   void time_checks(const models::GPTConfig& config, int rounds) {
     at::manual_seed(3);
     models::GPT model = deferred_init([&] { return models::GPT(config); });
@@ -133,8 +133,8 @@ class OverheadStudy {
     rows_.push_back({name + ": checks of the program in a step", std::move(checks), rows_.size()});
   }
 
-  /// Times the updates in steps of a small GPT, without the wait until all ranks have theirs: all parameters in one
-  /// group, and each in one of its own, by turns. Two rows.
+  /// Times the updates in steps of a small GPT, without the wait until all ranks have made theirs: all parameters in
+  /// one group, and each in its own group, by turns. It makes two rows.
   void time_groups(const models::GPTConfig& config, int rounds) {
     struct Session {
       Session(const models::GPTConfig& config, const Mesh& mesh, bool has_groups)

@@ -23,7 +23,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-/// The compute of a unit: returns its input after a while; in backward it takes twice as long.
+/// The computation of a unit: it returns its input after a while; in backward it takes twice as long.
 struct Sleep : torch::autograd::Function<Sleep> {
   static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& x, double seconds) {
     context->saved_data["seconds"] = seconds;
@@ -76,7 +76,7 @@ Strategy strategy_of(const Case& studied) {
   strategy.strategy = studied.strategy;
   strategy.reductions_ahead = studied.reductions_ahead;
   strategy.units.classes = {"Timed"};
-  strategy.optimizer.type = OptimizerType::kSgd;  // the update then takes little time, also on a rank alone
+  strategy.optimizer.type = OptimizerType::kSgd;  // the update then takes little time, even on a single rank
   strategy.optimizer.momentum = 0;
   strategy.optimizer.lr = 1e-3;
   return strategy;

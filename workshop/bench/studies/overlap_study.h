@@ -13,18 +13,18 @@ namespace tessera::app {
 struct OverlapStudyOptions {
   int units = 8;
   std::int64_t unit_numel = 3 << 20;  ///< fp32 parameters of a unit
-  double compute_s = 0.6;  ///< compute in a step: a third in forward, two in backward, in equal parts for the units
+  double compute_s = 0.6;  ///< computation in a step: a third in forward, two thirds in backward, equal for all units
   int rounds = 7;
 };
 
-/// How much of a step's communication is hidden behind compute that is a timed sleep, so that the processors are free
-/// for the transport. Each strategy makes four kinds of steps, by turns: with compute and without, on all ranks and on
-/// this rank alone. There is a row for each strategy:
+/// Measures how much of a step's communication is hidden behind computation that is a timed sleep, so that processors
+/// are free for the transport. Each strategy makes four kinds of steps, by turns: with compute and without, on all
+/// ranks and on this rank alone. There is a row for each strategy:
 ///
 ///   wire_s      communication with nothing to hide it: a step without compute, less such a step of a rank alone
 ///   exposed_s   communication that is seen: a step with compute, less such a step of a rank alone
 ///
-/// and the medians of the steps themselves. Collective; the figures are rank 0's.
+/// and the medians of the steps themselves. It is collective; the figures are rank 0's.
 BenchTable study_overlap(const Mesh& mesh, const OverlapStudyOptions& options);
 
 }  // namespace tessera::app

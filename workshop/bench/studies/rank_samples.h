@@ -21,7 +21,7 @@ inline std::int64_t nanoseconds_since(SampleClock::time_point begin) {
   return nanoseconds_between(begin, SampleClock::now());
 }
 
-/// Replaces every sample by `choose` of all ranks' samples of that number. Collective; all ranks have equally many.
+/// Replaces every sample by `choose` of all ranks' samples of its number. It is collective; all have equally many.
 template <class Choose>
 void agree_on_samples(Collectives& group, Samples& samples, Choose choose) {
   const std::size_t count = samples.ns.size();
@@ -31,7 +31,7 @@ void agree_on_samples(Collectives& group, Samples& samples, Choose choose) {
 }
 /// Chooses the slowest rank's sample.
 inline const std::int64_t& larger(const std::int64_t& a, const std::int64_t& b) { return a < b ? b : a; }
-/// Chooses the sample of the rank that waited least for the others.
+/// Chooses the sample of the rank that waited least for other ranks.
 inline const std::int64_t& smaller(const std::int64_t& a, const std::int64_t& b) { return b < a ? b : a; }
 
 }  // namespace tessera::app

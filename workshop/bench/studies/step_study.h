@@ -15,7 +15,7 @@ namespace tessera::app {
 /// 10.6 million parameters, or of 0.2 million if `small`.
 models::GPTConfig studied_gpt(bool small);
 
-/// A contender's name, and the strategy that it trains under. `alone`: each rank trains by itself, all ranks at the
+/// A contender's name, and the strategy under which it trains. `alone`: each rank trains by itself, all ranks at the
 /// same time.
 struct Contender {
   std::string name;
@@ -41,8 +41,8 @@ struct StepTiming {
   Samples communication;              ///< rank 0's time in collectives, waiting included, within these parts
 };
 
-/// Trains under every contender by turns. Collective; `step` is the same on every rank. All strategies must give the
-/// same losses, bit for bit; otherwise it throws tessera::Error (70).
+/// Trains under every contender by turns. It is collective; `step` is the same on every rank. All strategies must give
+/// the same losses, bit for bit; otherwise it throws tessera::Error (70).
 std::vector<StepTiming> study_steps(const Mesh& mesh, const StepStudyOptions& options);
 
 /// Returns the median, p10 and p90 of the step and its parts; exposed communication (the step less that without

@@ -41,7 +41,7 @@ class Observer {
   at::CallbackHandle handle_;
 };
 
-/// What is on in a turn, and whose Engine makes its steps.
+/// The measurements that are on in a turn, and the Engine that makes its steps.
 struct Turn {
   const char* name;
   int session;
@@ -67,7 +67,7 @@ class TimesStudy {
   TimesStudy(const TimesStudy&) = delete;
   TimesStudy& operator=(const TimesStudy&) = delete;
 
-  /// Rounds begin with another turn each, so that no turn always follows the same one.
+  /// Each round begins with another turn, so that no turn always follows the same one.
   void time(int rounds) {
     for (int round = 0; round < rounds; ++round) {
       for (std::size_t i = 0; i < kTurns.size(); ++i) take((i + static_cast<std::size_t>(round)) % kTurns.size());

@@ -9,28 +9,28 @@
 
 namespace tessera::app {
 
-/// What study_times trains, one sequence a rank.
+/// A model that study_times trains, with one sequence a rank.
 struct TimesCase {
   std::string name;
   models::GPTConfig model;
   int steps = 10;  ///< steps of a turn that are counted
 };
-/// 24 layers of width 64, whose step is short, and a GPT of 69 million parameters; `small`: two layers of width 64.
+/// Returns 24 layers of width 64, with short steps, and a GPT of 69 million parameters; `small`: two such layers.
 std::vector<TimesCase> times_cases(bool small);
 
-/// What it costs a steady step that a run tells where its time goes. Under FULL_SHARD, with one copy of the
+/// Measures the cost of timing for a steady step. Under FULL_SHARD, with one copy of the
 /// parameters on a host and with private copies, these take turns in every round:
 ///
 ///   nothing told            no latencies; spans tell nobody; no wait for data, except with private copies, whose
 ///                           operators are watched anyhow
-///   nothing told, another   the same with an Engine of its own: by how much two Engines differ that do the same
+///   nothing told, another   the same with another Engine: the difference of two Engines that do the same
 ///   ranges                  spans ask for a profiler, and there is none: every program has that
 ///   all                     ranges, the wait for data (Engine::time_data) and latencies (Engine::time_calls)
 ///   all, with a profiler    an observer of LibTorch is attached, which counts ranges
 ///
 /// Floating-point operations are counted in an Engine's first step, which is never among those that are timed.
-/// over_plain_fraction: the median over rounds of how much longer the step takes than that with nothing told in the
-/// same round. Collective; a step is the slowest rank's.
+/// over_plain_fraction: the median over rounds of how much longer the step takes than the step with nothing told in the
+/// same round. It is collective; a step's time is that of the slowest rank.
 BenchTable study_times(const Mesh& mesh, const std::vector<TimesCase>& cases, int rounds);
 
 }  // namespace tessera::app

@@ -8,8 +8,8 @@
 
 namespace tessera {
 
-/// What a launcher and its agent on another host (workshop/launch/agent.h) send each other over ssh's pipes: frames of
-/// a type, a rank and a body. Both are of one version of Tessera, so frames have no version of their own.
+/// Frames that a launcher and its agent on another host (workshop/launch/agent.h) send each other over ssh's pipes. A
+/// frame has a type, a rank and a body. Both are of one version of Tessera, so frames have no version of their own.
 enum class FrameType : std::uint8_t {
   // These go from the launcher to the agent.
   kJob = 1,  ///< body: what to start (host_job.h); sent once, and first
@@ -60,7 +60,7 @@ class FieldWriter {
   std::string bytes_;
 };
 
-/// Reads them in the same order. Past the end, numbers are 0 and texts are empty, and `is_ok` is false.
+/// Reads numbers and texts in the same order. Past the end, numbers are 0 and texts are empty, and `is_ok` is false.
 class FieldReader {
  public:
   explicit FieldReader(std::string_view bytes) : rest_(bytes) {}

@@ -8,8 +8,8 @@
 
 namespace tessera {
 
-/// Tells the agents on other hosts that the launcher lives. A thread of its own writes to each of them, since the
-/// launcher's one waits where nobody reads its output (`| less`), which must not look like its death.
+/// Tells the agents on other hosts that the launcher lives. A separate thread writes to each of them, since the
+/// launcher's thread waits when nobody reads its output (`| less`), which must not look like its death.
 ///
 /// A frame of this size is written whole or not at all, so it never lies inside a frame of the launcher's own.
 class Heartbeat {
@@ -20,7 +20,7 @@ class Heartbeat {
   Heartbeat(const Heartbeat&) = delete;
   Heartbeat& operator=(const Heartbeat&) = delete;
 
-  /// Writes to `pipe` from now on, until `remove`. The pipe must not block; what it does not take is left out.
+  /// Writes to `pipe` from now on, until `remove`. The pipe must not block; bytes that it does not take are left out.
   void add(int pipe);
   /// Returns when nothing is being written to `pipe` any more.
   void remove(int pipe);

@@ -16,7 +16,7 @@ namespace {
 
 constexpr std::string_view kBlanks = " \t\r\v\f";
 
-/// A piece of a list of hosts, and where it stands.
+/// A piece of a list of hosts, and its place.
 struct Piece {
   std::string_view text;
   std::size_t column = 1;  ///< the column of its first character, from 1
@@ -24,7 +24,7 @@ struct Piece {
   Piece from(std::size_t offset) const { return {text.substr(offset), column + offset}; }
 };
 
-/// The list that is read: its hosts, and how its errors begin.
+/// The list that is read: its hosts, and the beginning of its errors.
 struct List {
   std::string name;  ///< "--hosts", or the file
   ExitCode code = ExitCode::kUsage;
@@ -53,7 +53,7 @@ absl::Status read_slots(const List& list, const Piece& piece, int& slots) {
                                  kMostSlots, quoted_text(piece.text)));
 }
 
-/// Takes the name at the front of `piece`: up to a ":", or what stands in brackets.
+/// Takes the name at the front of `piece`: the text up to a ":", or the text in brackets.
 absl::Status take_name(const List& list, Piece& piece, std::string& name) {
   const bool in_brackets = piece.text.starts_with('[');
   const std::size_t end = piece.text.find(in_brackets ? ']' : ':');
@@ -97,7 +97,7 @@ absl::Status add_host(List& list, Piece piece, bool& counted) {
   return absl::OkStatus();
 }
 
-/// Cuts the next word off `rest`; an empty one: there is none.
+/// Cuts the next word off `rest`. The word is empty if there is none.
 Piece take_word(Piece& rest) {
   rest = rest.from(std::min(rest.text.find_first_not_of(kBlanks), rest.text.size()));
   const std::size_t end = std::min(rest.text.find_first_of(kBlanks), rest.text.size());

@@ -12,13 +12,13 @@ namespace tessera {
 
 /// A host of a job. `tessera launch --hosts` and host files name such hosts.
 struct HostSlots {
-  std::string name;  ///< the name as ssh takes it: a name, an address, or one of them behind "user@"
+  std::string name;  ///< the name as ssh takes it: a name or an address, perhaps behind "user@"
   int slots = 1;     ///< ranks that start there
 
   bool operator==(const HostSlots&) const = default;
 };
 
-constexpr int kMostSlots = 1024;  ///< ranks of one host; more is a slip of the finger
+constexpr int kMostSlots = 1024;  ///< ranks of one host; a larger number is a typing error
 
 /// Reads the text of --hosts: "a:2,b:2". A host without a number has one slot. An IPv6 address stands in brackets:
 /// "[fd00::1]:2". Errors (64) name the column: an empty name, a character that no name has, a number of slots

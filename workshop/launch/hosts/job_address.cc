@@ -17,7 +17,7 @@
 namespace tessera {
 namespace {
 
-/// An address of IPv4 or IPv6 with a port that means nothing.
+/// An address of IPv4 or IPv6. Its port means nothing.
 struct Address {
   sockaddr_storage bytes{};
   socklen_t length = sizeof(sockaddr_storage);
@@ -37,7 +37,7 @@ struct Address {
   }
 };
 
-/// Returns all addresses of a host, those of IPv4 first; none if nobody knows it.
+/// Returns all addresses of a host, those of IPv4 first; the result is empty if the name is unknown.
 std::vector<Address> resolve(const std::string& name) {
   addrinfo wanted{};
   wanted.ai_socktype = SOCK_DGRAM;

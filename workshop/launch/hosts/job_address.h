@@ -9,10 +9,10 @@
 
 namespace tessera {
 
-/// Where ranks of several hosts meet: who is the first host, and by which address the others reach it.
+/// These find out where ranks of several hosts meet: the first host, and the address by which the others reach it.
 
 /// Checks that the job's first host is this machine, which starts its ranks without ssh: "localhost", this machine's
-/// name, or what resolves to one of its addresses. Error 64 otherwise.
+/// name, or a name that resolves to one of its addresses. Error 64 otherwise.
 absl::Status check_first_host(const HostSlots& first);
 
 /// Returns the address at which the ranks of all hosts reach rank 0, as a number: the address behind the first host's

@@ -33,8 +33,7 @@ int with_output_checked(int code) {
   errno = 0;
   const bool flushed = std::fflush(stdout) == 0;
   if (flushed && std::ferror(stdout) == 0) return code;
-  if (errno == 0 && ::write(STDOUT_FILENO, "\n", 1) == 1)
-    errno = EIO;  // the error number of an earlier write is lost
+  if (errno == 0 && ::write(STDOUT_FILENO, "\n", 1) == 1) errno = EIO;  // the error number of an earlier write is lost
   std::fprintf(stderr,
                "tessera: standard output could not be written: %s. [T0017] hint: what was printed is not complete%s\n",
                std::strerror(errno), errno == ENOSPC ? "; free some space there, or send it elsewhere" : "");

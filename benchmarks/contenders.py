@@ -18,7 +18,7 @@ class Contender:
     family: str                     # "torch", "deepspeed", "tessera", or "python": Tessera's package on a PyTorch model
     label: str
     argument: str                   # argument of peers/step.py, or Tessera's strategy
-    where: tuple                    # "host", "python" (there, on one Python model), "net", "gpu"
+    where: tuple                    # "host", "net", "gpu"; "python": on the host, with one Python model
     group: str                      # the group of comparison; "alone": it communicates with nobody; "compressed": its
                                     # gradients are not exact, since it sends less
     more: dict = dataclasses.field(default_factory=dict)  # keys of Tessera's strategy beside its name

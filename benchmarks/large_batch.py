@@ -48,7 +48,7 @@ WHOLE = {"epochs": 40, "seeds": [1, 2, 3], "batches": [32, 64, 128, 256], "text_
          "text_batches": [32, 128, 512, 1024], "tuning_samples": 8192, "wire_batch": 512, "wire_steps": 65, "wire_seeds": [1, 2, 3]}
 SMALL = WHOLE | {"epochs": 15, "text_samples": 8192, "text_seeds": [1], "text_batches": [32, 1024], "tuning_samples": 1024,
                  "wire_batch": 128, "wire_steps": 17, "wire_seeds": [1]}
-# Contender of the study of the wire: its label, and the keys that its strategy has beside the plain one's.
+# A contender of the study of the wire: its label, and the keys that its strategy has and that of "plain" lacks.
 OUTER = {"mesh": {"replicate": 2, "shard": 1}}
 WIRE = {
     "plain": ("gradients in every step, fp32", {}),

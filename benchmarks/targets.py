@@ -84,8 +84,8 @@ OPTIMIZER_AVX2 = (
     ("tessera fp32", "tessera fp32_8bit_moments", 1.0),
 )
 
-# Each entry is (collective, bytes or None for the largest, target over Gloo), fp32. The largest use the group's memory,
-# where the Engine has its buffers, and gather into a private copy; calls of few bytes, or of none, use any memory.
+# Each entry is (collective, bytes or None for the largest, target over Gloo), fp32. A call of the largest size uses the
+# group's memory, where the Engine has its buffers, and gathers into a private copy; other calls use any memory.
 COLLECTIVES = (
     ("barrier", 0, 500.0),
     ("all_reduce", 4, 500.0),

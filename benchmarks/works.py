@@ -104,7 +104,7 @@ def of_python(quick):
 
 
 def of_crowd(quick):
-    """Returns the works that more and more ranks train on the same cores."""
+    """Returns a work that is trained several times, each time by more ranks on the same cores."""
     layers, width = (2, 64) if quick else (8, 256)
     steps, warm_up, cool_down = (2, 1, 0) if quick else (12, 3, 2)
     return Work("crowded", f"GPT of {layers} layers of width {width}, fp32", _gpt(layers, width, 4, 4096), "fp32", steps, warm_up,

@@ -32,7 +32,7 @@ class PrivateCopies {
   PrivateCopies(const PrivateCopies&) = delete;
   PrivateCopies& operator=(const PrivateCopies&) = delete;
 
-  /// Nobody writes parts before all have copied.
+  /// Waits until all ranks have copied the parameters, since nobody may write parts before that.
   void meet() { throw_if_error(sharers_.barrier("Gathered").wait()); }
 
   /// This is called after all ranks have written their parts. It puts the shared memory back in place.

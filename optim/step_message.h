@@ -161,7 +161,7 @@ struct LayerTables {
   double* squares = nullptr;  ///< [kinds][StepTables::tensors]
 };
 
-/// The beginning of a parameter in its group, in units of 32 elements. It has the range up to the next begin.
+/// The beginning of a parameter in its group, in units of 32 elements. It ends where the next one begins.
 struct ParameterBegin {
   std::uint32_t begin = 0;
   std::uint32_t parameter = 0;  ///< number among the parameters of all groups

@@ -12,8 +12,8 @@ namespace tessera {
 /// Returns the cost of a reduction of a trainable group's gradients over the shard axis: a reduce-scatter where
 /// gradients are cut, else an all-reduce.
 ///
-/// A rank sends to another one its contribution to that one's part, in the bucket's dtype or in fewer bits; in an
-/// all-reduce also the sum of its own part, in fp32 (on a GPU in the bucket's dtype), or in fewer bits. A method of
+/// A rank sends each other rank a contribution to the part of that rank, in the bucket's dtype or in fewer bits. In an
+/// all-reduce it also sends the sum of its own part, in fp32 (on a GPU: the bucket's dtype) or fewer bits. A method of
 /// compression costs what its messages do (MethodLayout). The cost leaves out what ranks compute for methods (factors,
 /// selection, encoding), but has the time of codecs of fewer bits (form_cost.h).
 CallCost shard_reduction_cost(const MemoryPlan& plan, const GroupShape& group, const Links& links);

@@ -57,7 +57,7 @@ class WorkFactors {
 
   double operator()(std::int64_t step, int rank, std::size_t instruction) const {
     const Spending spending = script_.instructions[instruction].spending;
-    if (spending == Spending::kReduction) return 1;  // this work is a share of a sum, which memory bounds
+    if (spending == Spending::kReduction) return 1;  // memory, not the rank, limits the speed of sums
     const double factor = of_rank_[static_cast<std::size_t>(rank)];
     return spending == Spending::kCompute ? factor * jitter_.factor(step, rank, instruction) : factor;
   }

@@ -42,7 +42,7 @@ from schedule import Task
 
 RATES, QUICK_RATES = "unlimited,10gbit,2gbit,1gbit,200mbit", "unlimited,200mbit"
 MOST_FAILURES = 2
-# Enough for a smoke test of every path.
+# These contenders are enough for a smoke test of every path.
 QUICK = ("torch_alone", "tessera_alone", "torch_ddp", "tessera_no_shard", "torch_fsdp2", "tessera_full_shard",
          "python_full_shard", "torch_ddp_power_sgd", "tessera_int8", "tessera_power_sgd")
 

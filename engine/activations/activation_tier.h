@@ -57,8 +57,8 @@ class ActivationTier {
   virtual ActivationCounts counts() const = 0;
   /// Returns the bytes of host memory that the tier took when it was made, as the plan counts them.
   virtual std::int64_t memory_bytes() const = 0;
-  /// It is called when the Engine is destroyed, and with it the kernels that move bytes of a GPU. The values stay;
-  /// later calls of `get` bring them back without those kernels.
+  /// It is called when the Engine, and the kernels that move bytes of a GPU, are about to be destroyed. The values
+  /// stay; later calls of `get` bring them back without those kernels.
   virtual void close() {}
 };
 

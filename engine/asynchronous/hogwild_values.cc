@@ -191,8 +191,8 @@ void HogwildValues::take_parts_of_others() {
   }
 }
 
-/// All ranks take the largest of all counts. Only they write what they read, and to the same number, so a count that is
-/// read early or late changes nothing.
+/// All ranks take the largest of all counts. Nothing else writes counts meanwhile, and every rank writes this largest
+/// number, so it makes no difference whether a count is read before or after it is written.
 void HogwildValues::take_counts() {
   auto* const counts = reinterpret_cast<std::int64_t*>(control_.data());
   for (std::size_t parameter = 0; parameter < parameters_; ++parameter) {

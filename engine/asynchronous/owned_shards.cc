@@ -159,8 +159,8 @@ void OwnedShards::read_turns() {
   }
 }
 
-/// Takes memory for this rank's part of a group, and makes a view of each owner's: parts lie alike in the memory of
-/// all.
+/// Takes memory for this rank's part of a group, and makes a view of each owner's part. All owners' parts lie at the
+/// same place of their memory.
 void OwnedShards::place(FlatGroup& flat, const MemoryPlan& plan) {
   std::byte* const values = memory_.take(flat.optimizer_part.numel * 4);
   const bool is_adaptive = config_.delay_compensation.adaptive;

@@ -30,7 +30,7 @@ class PeerBoard {
 
   /// `group`: a group of all ranks that share memory, for this alone. `timeout_s`: the longest wait. It is collective.
   PeerBoard(std::shared_ptr<Collectives> group, double timeout_s);
-  /// Says that this rank has left, or failed where an exception passes.
+  /// Tells the others that this rank has left, or that it has failed if an exception destroys this object.
   ~PeerBoard();
   PeerBoard(const PeerBoard&) = delete;
   PeerBoard& operator=(const PeerBoard&) = delete;

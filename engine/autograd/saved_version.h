@@ -16,7 +16,7 @@ class SavedVersion {
   explicit SavedVersion(const at::Tensor& tensor)
       : counter_(torch::autograd::impl::version_counter(tensor)), saved_(counter_.current_version()) {}
 
-  /// Throws LibTorch's own error (c10::Error) where the tensor was written in place since.
+  /// Throws LibTorch's own error (c10::Error) if the tensor was written in place after it was saved.
   void expect_unchanged() const {
     TORCH_CHECK(
         counter_.current_version() == saved_,

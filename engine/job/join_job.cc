@@ -35,7 +35,7 @@ Mesh join_job(const std::function<absl::StatusOr<Mesh>(const Topology&)>& make, 
   if (RunScope* scope = RunScope::current) {
     scope->mesh = mesh;
     groups_of(mesh).expect_report();
-    // The group is made while all ranks are here. At its end, run waits for all ranks in this group.
+    // The group is made while all ranks are here. When `run` ends, it waits for all ranks in this group.
     value_or_throw(groups_of(mesh).user_group());
   }
   return mesh;

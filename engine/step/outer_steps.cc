@@ -221,7 +221,7 @@ void OuterSteps::mean_over_replicas(const std::string& label, float* values, std
 
 Work OuterSteps::sum_over_replicas(const std::string& label, float* values, std::int64_t numel,
                                    const ReduceOptions& options) {
-  const Span span("reduce", label, &seconds_);  // in memory that ranks share it is made here
+  const Span span("reduce", label, &seconds_);  // ranks that share memory make the whole sum here
   const auto count = static_cast<std::size_t>(numel);
   ++sums_;
   sent_bytes_ += static_cast<std::int64_t>(wire_bytes(options.contributions, DType::kF32, count));

@@ -177,7 +177,7 @@ void Training::forget_what_is_skipped(const StepResult& result) {
 void Training::note_times(StepResult& result) {
   const DataSeconds brought = data_seconds_of_this_thread();
   result.data_seconds = times.data.take();
-  // Another thread than before may drive the Engine, with other sums of its own.
+  // The thread that drives the Engine may have changed, and these sums are a thread's, so a difference may be below 0.
   result.batch_seconds = std::max(0.0, brought.batches - times.brought.batches);
   result.upload_seconds = std::max(0.0, brought.uploads - times.brought.uploads);
   times.brought = brought;

@@ -31,8 +31,8 @@ FileKind kind_of_zip(const std::vector<std::string>& names);
 /// Fills `to` with `bytes` bytes of a file from `place` on; returns false where the file has no such bytes.
 using ReadBytes = std::function<bool(std::uint64_t place, std::size_t bytes, char* to)>;
 
-/// Most names that names_in_zip reads from the directory of a zip archive. It returns nothing if there is no directory,
-/// for example if the archive's end is cut off. `bytes` is the file's size.
+/// The largest number of names that names_in_zip reads from the directory of a zip archive. That function returns
+/// nothing if there is no directory, for example if the archive's end is cut off. `bytes` is the file's size.
 inline constexpr std::size_t kMostZipNames = 10'000;
 std::optional<std::vector<std::string>> names_in_zip(const ReadBytes& read, std::uint64_t bytes);
 

@@ -111,7 +111,7 @@ std::optional<std::vector<std::int64_t>> numbers_of(const Value& value) {
 }
 
 /// Returns the tensor that torch._utils._rebuild_tensor would make. Its arguments are storage, offset, sizes and
-/// strides; _v2 has more behind them, and _v3 has the dtype behind two of those. Returns nothing for other arguments.
+/// strides; _v2 has more behind them, and argument 7 of _v3 is the dtype. Returns nothing for other arguments.
 std::optional<Value> rebuilt_tensor(const std::string& function, const std::vector<Value>& arguments) {
   const bool names_type = function.ends_with("_v3");
   if (arguments.size() < (names_type ? 7 : 4) || arguments[0].kind != Value::kStorage ||
@@ -363,8 +363,8 @@ class Reader {
     return append(std::move(items));
   }
 
-  /// Sets attributes of the object below them on the stack: a module's are its tensors and modules; a dictionary's,
-  /// such as the _metadata of a state_dict, are dropped.
+  /// Sets attributes of the object below them on the stack. Attributes of a module are its tensors and modules; those
+  /// of a dictionary, such as the _metadata of a state_dict, are dropped.
   absl::Status build() {
     TESSERA_ASSIGN_OR_RETURN(const Value state, pop());
     TESSERA_ASSIGN_OR_RETURN(const Value* value, top());

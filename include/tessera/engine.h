@@ -255,9 +255,9 @@ class Engine {
 
   /// Returns the number of the microbatch that this rank computes next, among those of its step on all ranks. It says
   /// which data to take so that any number of ranks trains on the same data (docs/reproducible.md). It is round * ranks
-  /// + rank, as TokenBatches deals samples; with Strategy::reproducible and gradient_sync "last_microbatch", where a
-  /// rank has neighbours (SamplerOptions::runs), it is rank * gradient_accumulation + round. With "deal" by speed it is
-  /// microbatches().begin + round.
+  /// + rank, as TokenBatches deals samples. With Strategy::reproducible and gradient_sync "last_microbatch" a rank's
+  /// microbatches follow each other (SamplerOptions::runs), and it is rank * gradient_accumulation + round. With "deal"
+  /// by speed it is microbatches().begin + round.
   std::int64_t microbatch() const;
 
   /// Returns the run of the step's microbatches that this rank computes, among those of all ranks: as many as there are

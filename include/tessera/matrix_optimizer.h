@@ -49,7 +49,7 @@ class MatrixOptimizer {
     at::Tensor gradient;
     std::vector<at::Tensor> states;  ///< one tensor for each entry of `states(rows, columns)`, updated in place
     double lr = 0;                   ///< learning rate of this step and group
-    double weight_decay = 0;         ///< weight decay of this group, or OptimizerConfig's
+    double weight_decay = 0;         ///< the group's weight decay, or OptimizerConfig::weight_decay
     std::int64_t step = 1;           ///< how often this matrix was updated, this update included
   };
 

@@ -68,7 +68,7 @@ struct HostStepBytes {
   friend bool operator==(const HostStepBytes&, const HostStepBytes&) = default;
 };
 
-/// The exact memory plan of one rank. Every rank's plan is equal, since shards are. All numbers are bytes.
+/// The exact memory plan of one rank. All ranks have the same plan, as shards are of equal size. All numbers are bytes.
 struct PlannedMemory {
   MemoryUse use;  ///< planned memory by category
   DiskUse disk;   ///< state on disk

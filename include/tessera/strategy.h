@@ -593,7 +593,7 @@ struct Strategy {
   MeshConfig mesh;                                           ///< replicas and shards
   UnitsConfig units;                                         ///< modules that are gathered together
   std::int64_t prefetch = 1;                                 ///< units gathered ahead of use
-  std::int64_t prefetch_bytes = 0;  ///< above 0, replaces `prefetch`: as many units as hold so many bytes, at least one
+  std::int64_t prefetch_bytes = 0;  ///< above 0: used in place of `prefetch`; most bytes to gather ahead, or one unit
   /// Units whose reductions may be under way while other gradients are made. Empty: as many as the transport can use.
   std::optional<std::int64_t> reductions_ahead;
   bool host_sharing = true;  ///< ranks of one host hold one copy of sharded parameters together, and gather nothing

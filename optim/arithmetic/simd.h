@@ -163,10 +163,10 @@ struct Simd {
 #endif
     if constexpr (kVectors == 1) return __builtin_convertvector(x, Narrow<T>);
   }
-  /// Negates x where the top bit of `tops` is set.
+  /// Negates x where the top bit of `tops` is set. The instruction gives 0 where its second operand is 0, hence `| 1`.
   static TESSERA_ALWAYS_INLINE Words with_sign(Words x, Words tops) {
 #if defined(__AVX2__)
-    if constexpr (kWidth == 16) return Words(_mm256_sign_epi16(__m256i(x), __m256i(tops | 1)));  // 0 would make it 0
+    if constexpr (kWidth == 16) return Words(_mm256_sign_epi16(__m256i(x), __m256i(tops | 1)));
 #endif
     const auto sign = Words(Narrow<std::int16_t>(tops) >> 15);  // the sign is 0 or -1
     return (x ^ sign) - sign;

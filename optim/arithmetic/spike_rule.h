@@ -38,7 +38,7 @@ TESSERA_ALWAYS_INLINE SpikeVerdict spike_verdict(const SpikeRule& rule, const Sp
   return state.in_a_row < most ? SpikeVerdict::kSpike : SpikeVerdict::kChanged;
 }
 
-/// Adds a step's loss to the state. `losses` is the ring.
+/// Adds a step's loss to the state. `losses`: the ring of losses [window].
 TESSERA_ALWAYS_INLINE void note_loss(const SpikeRule& rule, SpikeState& state, double* losses, SpikeVerdict verdict,
                                      double median, double loss) {
   if (rule.window == 0) return;

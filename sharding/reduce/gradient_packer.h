@@ -80,7 +80,7 @@ class GradientPacker {
   const ComputeDevice device_;
   PendingCopies& copies_;
   std::int64_t trainable_ = 0;
-  /// Numbers of gradients that are expected in an empty bucket, and that have not come yet.
+  /// The number of gradients that an empty bucket expects, and the number of them that have not come yet.
   std::int64_t usually_missing_ = 0, missing_ = 0;
   bool expects_all_ = false;  ///< an unexpected gradient has come
   bool squares_ = false;

@@ -150,7 +150,7 @@ class Reducer {
   }
 
   /// The hook calls this when `parameter`'s gradient is in `.grad`; the gradient is taken and reset. A gradient that
-  /// does not count is taken as zeros, and makes no parameter a used one.
+  /// does not count is taken as zeros, and its parameter does not count as used.
   void take(FlatGroup& group, std::size_t parameter, bool counts = true);
 
   /// Makes kept gradients a leaf that joins the tree. Under "reproducible" it is called before `finish` of a

@@ -34,7 +34,7 @@ TEST(LatencyHistogram, SmallTimesAreExact) {
 
 TEST(LatencyHistogram, PercentilesAreWithinASixteenthAboveTheNearestRank) {
   std::mt19937_64 random(7);
-  std::lognormal_distribution<double> times(13, 4);  // medians of 0.4 ms, from nanoseconds to minutes
+  std::lognormal_distribution<double> times(13, 4);  // from nanoseconds to minutes, with a median of 0.4 ms
   LatencyHistogram histogram;
   std::vector<double> all;
   for (int i = 0; i < 20'000; ++i) {

@@ -22,7 +22,7 @@ class Place:
         self.writes, self.more = writes, more
 
 
-# The weights of a model, and values of a file, may be anything; a text may be any text.
+# No command can notice changed numbers among a model's weights or a file's values, nor a changed letter of a text.
 PLACES = [
     Place("strategy.json", PLAN, (CONFIG,), ["json"]),
     Place("model.json", PLAN, (CONFIG,), ["json"]),

@@ -53,7 +53,7 @@ class CppTexts:
         self.codes = functools.cache(self.find_codes)
 
     def find_places(self, name):
-        """Returns [(source, token)] of all places of a name. A name that many files have is not one thing, and has none."""
+        """Returns [(source, token)] of all places of a name. The list is empty for a name in many files, which means several things."""
         paths = [path for path, words in self.words.items() if name in words]
         return [place for path in paths[:MOST_FILES + 1] if len(paths) <= MOST_FILES for place in self.places_in(self.source(path), name)]
 

@@ -95,7 +95,7 @@ TEST_F(DeviceNorm, TensorsOfSeveralBuffersAreSummedTogether) {
     std::uint64_t next = 0;
     auto& of_buffer = runs.emplace_back();
     for (int i = 0; i < 150; ++i) {
-      // Small tensors lie next to each other; large ones begin at blocks.
+      // Small tensors lie next to each other; large ones begin where a block begins.
       const std::uint64_t numel = 1 + random() % (i % 30 == 7 ? 256 * 300 : i % 5 == 0 ? 3000 : 80);
       if (numel >= kNormBlock || next % kNormBlock + numel > kNormBlock) next = norm_blocks_of(next) * kNormBlock;
       of_buffer.push_back({.begin = next, .numel = numel, .first_block = random() % 3, .tensor = tensor++});

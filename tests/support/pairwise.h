@@ -45,11 +45,11 @@ inline std::vector<GridPoint> pairwise_sample(const std::vector<std::size_t>& si
                                               const GridFilter& exists = nullptr) {
   const std::vector<GridPoint> points = grid_product(sizes, exists);
   std::vector<bool> taken(points.size(), false);
-  // The index is both dimensions in one number, then both values in one number.
+  // The first index is a pair of dimensions as one number, and the second one a pair of their values as one number.
   std::vector<std::vector<bool>> covered(sizes.size() * sizes.size());
   const auto each_pair = [&](const GridPoint& point, const auto& call) {
     for (std::size_t a = 0; a < sizes.size(); ++a) {
-      for (std::size_t b = a; b < sizes.size(); ++b) {  // if b == a, one dimension keeps all points
+      for (std::size_t b = a; b < sizes.size(); ++b) {  // b == a: a grid of one dimension keeps all its points
         std::vector<bool>& pairs = covered[a * sizes.size() + b];
         pairs.resize(sizes[a] * sizes[b], false);
         call(pairs, point[a] * sizes[b] + point[b]);

@@ -30,7 +30,7 @@ struct HostJob {
 absl::StatusOr<HostJob> make_host_job(const LaunchOptions& options, const JobSettings& job, int first, int ranks);
 
 /// Returns the variables of `environment` ("NAME=value") that go to every host of a job: those that change a program's
-/// results, its speed, or the files that it finds. `named` are names that go too. Error 64 if one of them is not set.
+/// results, its speed, or the files that it finds. `named`: more names that go. Returns error 64 if one is not set.
 ///
 /// | variables                                       | why                                                       |
 /// |-------------------------------------------------|-----------------------------------------------------------|

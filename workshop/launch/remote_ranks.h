@@ -107,7 +107,7 @@ class RemoteRanks : public HostRanks {
   bool beats_ = false;                ///< the pipe is the heartbeat's too
   LineForwarder errors_;              ///< ssh's stderr, with the agent's output
   std::vector<Rank> ranks_;
-  std::optional<Clock::time_point> deadline_;  ///< deadline for the answer, later for the end after SIGKILL
+  std::optional<Clock::time_point> deadline_;  ///< time by which the host must answer, or must end after SIGKILL
   /// the time by which the host must report again while its ranks start
   std::optional<Clock::time_point> start_deadline_;
 };

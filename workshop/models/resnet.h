@@ -20,7 +20,7 @@ struct ResNetConfig {
   std::int64_t width = 64;  ///< channels of the first stage; each further stage doubles it
   /// whether blocks have three convolutions, with 4 times as many channels at their end (ResNet-50)
   bool bottlenecks = false;
-  bool wide_stem = false;  ///< a 7x7 convolution and pooling, both halving the image: for 224 x 224
+  bool wide_stem = false;  ///< a 7x7 convolution and pooling, which both halve the image (for 224 x 224 pixels)
 };
 
 /// These return that paper's ResNet-18 and ResNet-50 for images of `side` x `side` pixels; from 64 on the stem is wide.

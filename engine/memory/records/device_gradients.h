@@ -112,7 +112,7 @@ class DeviceGradients final : public Carrier {
   std::deque<int> free_;        ///< free slots; the front one was given back first
   /// [slot]: event of the copy out of the slot; null: the copy was joined
   std::vector<std::shared_ptr<Mark>> emptied_;
-  std::size_t used_ = 0;         ///< records in files that are held
+  std::size_t used_ = 0;         ///< number of held records that lie in files
   std::deque<Leaving> leaving_;  ///< held records that are let go when a copy has passed, oldest first
   std::shared_ptr<Mark> last_;   ///< the latest copy out
   /// announced units that did not come yet; the last one first

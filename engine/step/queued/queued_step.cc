@@ -228,7 +228,7 @@ std::shared_ptr<StepOutcome> QueuedStep::queue(const LocalStep& local, std::int6
   return slot.outcome;
 }
 
-/// The last decision and its flags have been fetched before others take their place.
+/// Waits until the last decision and its flags are fetched, before others take their place.
 void QueuedStep::join_downloads() const {
   used_downloaded_->join();
   downloaded_->join();

@@ -170,7 +170,7 @@ void MatrixExchange::collect_masters(std::span<const DealtMatrix> of_group, std:
   });
 }
 
-/// `own_masters`: the next masters of those that are not sent.
+/// `own_masters`: this rank's masters, which are not sent, from the next one on.
 WholeMatrix MatrixExchange::join(const DealtMatrix& matrix, Messages& from, const float*& own_masters) {
   std::span<float> rest = work_;
   const auto take = [&](std::int64_t numel) {

@@ -25,7 +25,7 @@ struct TimedCall {
   double median_s() const;  ///< it is 0 without times
 };
 
-/// Replaces each of `ns` by that of the slowest rank. It is collective; every rank gives the same number of times.
+/// Replaces each of `ns` by that of the slowest rank. It is collective; `ns` has the same size on every rank.
 absl::Status take_slowest(Collectives& group, std::span<std::int64_t> ns);
 
 /// Returns the all-gathers of `bytes` a rank, and the reductions of fp32 and bf16 of as many bytes or a few more (ranks

@@ -27,7 +27,7 @@ bool contains(std::span<const void* const> sources, const void* output) {
 
 /// The memory that a sum is written to.
 struct Outputs {
-  OfRanks<float*> streamed, kept;  ///< past the caches, and through them
+  OfRanks<float*> streamed, kept;  ///< `streamed` is written past the caches, `kept` through them
 };
 
 /// Sums a piece where it stays in cache: in an output, or on the stack if some output is streamed. (An output that

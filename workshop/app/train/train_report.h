@@ -76,8 +76,8 @@ class TrainReport {
   void add(std::span<const CallLatency> latencies, std::int64_t after_step);
   /// Adds `ages`: Engine::staleness after the step. If it has no gradient, nothing is written.
   void add(const AgeHistogram& ages, std::int64_t after_step);
-  /// Prints "final loss 1.9 (mean of the last 10 steps); ...", closes the files, and prints their paths. Error 74 if a
-  /// metrics file is not complete.
+  /// Prints "final loss 1.9 (mean of the last 10 steps); ...", closes the files, and prints their paths. Returns
+  /// error 74 if a metrics file is not complete.
   absl::Status finish(std::optional<double> unigram_entropy);
 
  private:
@@ -101,7 +101,7 @@ class TrainReport {
 
   Options options_;
   std::vector<File> files_;
-  absl::Status lost_;  ///< why a metrics file was given up
+  absl::Status lost_;  ///< the error for which a metrics file was given up
   StepTimes times_;
   TrafficCounts before_;      ///< counts after the step before
   double recent_loss_ = 0.0;  ///< sum since the last line, and its count

@@ -15,7 +15,7 @@ namespace tessera::app {
 
 /// Options of study_buckets.
 struct BucketStudyOptions {
-  std::vector<double> caps_mb = {0.5, 1, 2, 4, 8, 16, 25, 32, 64};  ///< MiB, beside one parameter a bucket
+  std::vector<double> caps_mb = {0.5, 1, 2, 4, 8, 16, 25, 32, 64};  ///< MiB; buckets of one parameter are timed too
   int rounds = 12;        ///< number of rounds over all buckets, each time with a new Engine
   double budget_s = 105;  ///< seconds for a model: rounds that would take longer are left out, except the first
   int warm_up_steps = 1;  ///< steps that come first and are not counted

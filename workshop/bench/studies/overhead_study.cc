@@ -63,7 +63,7 @@ class OverheadStudy {
  public:
   OverheadStudy(const Mesh& mesh, int operators) : mesh_(mesh), operators_(operators) {}
 
-  /// Times one case by itself: while an Engine that gathers lives, all operators of the process are watched.
+  /// Times one case by itself, since an Engine that gathers watches all operators of the process as long as it lives.
   void time(const std::string& name, const std::optional<Strategy>& strategy,
             const std::function<at::Tensor(const Leaves&, const at::Tensor&, int)>& op, int rounds) {
     const auto module = std::make_shared<Leaves>(kUnits);

@@ -189,7 +189,7 @@ TEST(UserCollectives, WrongArgumentOfOneRankIsAnErrorOnAllRanks) {
                  {"ranks 0, 1", "a root from 0 to 1, got 2"});
   expect_refused(2, [](const Mesh& mesh) { all_reduce(mesh, at::zeros({2}, at::kInt), Reduce::kMean); },
                  {"hint: convert it"});
-  expect_refused(2, [](const Mesh& mesh) { all_reduce(mesh, at::zeros({2}, at::kBool)); }, {"kMax"});
+  expect_refused(2, [](const Mesh& mesh) { all_reduce(mesh, at::zeros({2}, at::kBool)); }, {"take the maximum"});
   expect_refused(2, [](const Mesh& mesh) { static_cast<void>(mean_over_ranks(mesh, 1.0, mesh.rank() ? -1 : 1)); },
                  {"rank 1", "got -1"});
   expect_refused(2, [](const Mesh& mesh) { static_cast<void>(mean_over_ranks(mesh, 1.0, 0)); },

@@ -31,7 +31,7 @@ struct EmaWeights::State {
     training.settle_commit();
     if (training.gathering.residency) training.gathering.residency->release_all();
     // Others may still be reading the copy that they share with this rank.
-    if (training.plan.input().placement.shared) throw_if_error(training.axes.gather->barrier("EmaWeights").wait());
+    if (training.plan.placement().shared) throw_if_error(training.axes.gather->barrier("EmaWeights").wait());
     training.step->swap_averages();
     training.accept_new_values();
   }

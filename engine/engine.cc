@@ -325,7 +325,7 @@ void Engine::enter_forked_process() {
   if (training.activations) training.activations->enter_forked_process();
   if (training.gathering.publication) training.gathering.publication->give_up();
   // Private memory was copied by fork.
-  if (!training.gathering.residency && !training.plan.input().placement.shared) return;
+  if (!training.gathering.residency && !training.plan.placement().shared) return;
   for (auto& unit : training.units) {
     unit->poison("unit " + unit->name +
                  " is sharded over ranks, and this process was forked from one: it has no part in their collectives. "

@@ -49,7 +49,7 @@ std::unique_ptr<Engine::State> Engine::State::planned_anew(std::int64_t steps, c
   Training& t = training;
   StepProgress progress = t.step->progress();
   change();
-  t.frozen_states.keep_masters(t.units, t.plan.input().placement.optimizer, job.position, *job.axes.control);
+  t.frozen_states.keep_masters(t.units, t.plan.placement().optimizer, job.position, *job.axes.control);
   const CarriedStates states(t.units, t.plan, job.position, t.memory, t.axes);
   const StoredStates stored(job.strategy, job.own_rules, t.units);
   const auto name_of = [&](const FlatGroup& group, std::size_t state) -> const std::string& {

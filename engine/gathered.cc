@@ -78,7 +78,7 @@ struct Gathered::State {
         training.gathering.log->note_guard(unit->index);
         if (unit->keeper()) unit->keeper()->hold(*unit);  // units without a keeper are always in memory
       }
-      if (mode == kWrite && training.plan.input().placement.shared) {
+      if (mode == kWrite && training.plan.placement().shared) {
         copies.emplace(units, *training.axes.gather);
         copies->meet();
       }

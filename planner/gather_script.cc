@@ -9,10 +9,11 @@ namespace tessera {
 
 GatherScript::GatherScript(const MemoryPlan& plan)
     : plan_(plan),
-      is_needed_(plan.gathers() && plan.input().mesh.shard_size > 1),
-      units_(plan.input().units.size()),
+      is_needed_(plan.gathers() && plan.placement().mesh.shard_size > 1),
+      units_(plan.units().size()),
       holders_(static_cast<std::size_t>(plan.shared_slots()) + 1, -1),
-      schedule_(static_cast<int>(units_.size()), static_cast<std::size_t>(plan.input().prefetch), /*uncounted=*/0) {}
+      schedule_(static_cast<int>(units_.size()), static_cast<std::size_t>(plan.placement().prefetch), /*uncounted=*/0) {
+}
 
 void GatherScript::use(int index, ScriptWriter& writer) {
   if (!is_needed_ || (index == last_ && unit(index).state == State::kGathered)) return;
@@ -31,7 +32,7 @@ void GatherScript::end_round() {
 }
 
 void GatherScript::gather_ahead(ScriptWriter& writer) {
-  if (is_needed_ && writer.links(Axis::kShard).gathers_in_background && !plan_.input().is_queued) prefetch(writer);
+  if (is_needed_ && writer.links(Axis::kShard).gathers_in_background && !plan_.placement().is_queued) prefetch(writer);
 }
 
 void GatherScript::release_all(ScriptWriter& writer) {
@@ -52,7 +53,7 @@ void GatherScript::gather(int index, ScriptWriter& writer) {
   schedule_.hold(index);
   const Links& links = writer.links(Axis::kShard);
   // A slot that ranks share is filled when nobody reads it any more.
-  if (plan_.input().placement.shared)
+  if (plan_.placement().shared)
     writer.call(Channel::kGather, links.cost(links.small, writer.ranks(Axis::kShard), 0), Spending::kGather, "barrier",
                 index);
   // Offloaded parameters are first brought to memory, and sent when the unit is wanted.
@@ -65,10 +66,10 @@ void GatherScript::post(int index, ScriptWriter& writer) {
   Unit& unit = this->unit(index);
   unit.is_posted = true;
   for (const GroupShape& group : shape(index).groups) {
-    const std::int64_t part = owned({.shard = true}, plan_.input().mesh, group.layout.numel()).numel;
-    const CallCost cost = plan_.input().placement.shared
+    const std::int64_t part = owned({.shard = true}, plan_.placement().mesh, group.layout.numel()).numel;
+    const CallCost cost = plan_.placement().shared
                               ? links.cost(links.small, ranks, 0)
-                              : all_gather_in(plan_.input().gathers, group.dtype, part, links, ranks);
+                              : all_gather_in(plan_.wire().gathers, group.dtype, part, links, ranks);
     const int call = writer.post(Channel::kGather, cost, "all_gather", index);
     unit.calls.push_back(call);
     if (!links.gathers_in_background) writer.wait(call, Spending::kGather);

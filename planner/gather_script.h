@@ -39,8 +39,8 @@ class GatherScript {
   };
 
   Unit& unit(int index) { return units_[static_cast<std::size_t>(index)]; }
-  const UnitShape& shape(int index) const { return plan_.input().units[static_cast<std::size_t>(index)]; }
-  bool keeps() const { return plan_.input().placement.keep_gathered; }
+  const UnitShape& shape(int index) const { return plan_.units()[static_cast<std::size_t>(index)]; }
+  bool keeps() const { return plan_.placement().keep_gathered; }
   void gather(int index, ScriptWriter& writer);
   void post(int index, ScriptWriter& writer);
   void wait(int index, ScriptWriter& writer);

@@ -28,38 +28,41 @@ PredictedWire mean_of(const PredictedWire& wire, std::int64_t every) {
 }
 
 /// Returns the cost of an all-reduce of `numel` fp32 elements over the replicas.
-CallCost sum_cost(const PlanInput& input, std::int64_t numel, const Links& links) {
+CallCost sum_cost(const MemoryPlan& plan, std::int64_t numel, const Links& links) {
+  const CompressionConfig& compression = plan.wire().compression;
+  const int replicas = plan.placement().replicas;
   // The hosts of GPUs make compressed sums over a network, whatever joins the GPUs.
-  const bool compresses = input.outer.has_outer_optimizer() && (links.reduces_in_background || input.is_queued);
-  const std::int64_t others = input.replicas - 1, part = (numel + others) / input.replicas;
-  const WireForm gradients = compresses ? input.compression.gradients : WireForm::kPlain;
+  const bool compresses =
+      plan.update().outer.has_outer_optimizer() && (links.reduces_in_background || plan.placement().is_queued);
+  const std::int64_t others = replicas - 1, part = (numel + others) / replicas;
+  const WireForm gradients = compresses ? compression.gradients : WireForm::kPlain;
   const CallCost sums =
-      all_gather_in(compresses ? input.compression.sums : WireForm::kPlain, DType::kF32, part, links, input.replicas);
+      all_gather_in(compresses ? compression.sums : WireForm::kPlain, DType::kF32, part, links, replicas);
   const std::int64_t bytes = others * bytes_on_wire(gradients, DType::kF32, part) + sums.sent_bytes;
-  return with_coding(links.cost(links.all_reduce, input.replicas, bytes),
+  return with_coding(links.cost(links.all_reduce, replicas, bytes),
                      others * coding_seconds(links.coding, gradients, DType::kF32, part) + sums.coding_s);
 }
 
 }  // namespace
 
 OuterCost outer_cost(const MemoryPlan& plan, double step_s, const MeshLinks& links) {
-  const PlanInput& input = plan.input();
-  const SyncConfig& outer = input.outer;
-  if (!outer.makes_outer_steps() || input.replicas == 1) return {};
+  const PlannedPlacement& placement = plan.placement();
+  const SyncConfig& outer = plan.update().outer;
+  if (!outer.makes_outer_steps() || placement.replicas == 1) return {};
   const bool streams = outer.type == SyncType::kStreamingDiloco;
-  const AxisPlacement optimizer = input.placement.optimizer;
-  const bool gathers = optimizer.shard && !input.placement.parameters.shard && input.mesh.shard_size > 1;
+  const AxisPlacement optimizer = placement.optimizer;
+  const bool gathers = optimizer.shard && !placement.parameters.shard && placement.mesh.shard_size > 1;
   std::vector<double> sums_s(static_cast<std::size_t>(streams ? outer.fragments : 1));
   OuterCost all;
-  for (std::size_t unit = 0; unit < input.units.size(); ++unit) {
-    for (const GroupShape& group : input.units[unit].groups) {
+  for (std::size_t unit = 0; unit < plan.units().size(); ++unit) {
+    for (const GroupShape& group : plan.units()[unit].groups) {
       if (!group.trainable) continue;
-      const std::int64_t part = owned(optimizer, input.mesh, group.layout.numel()).numel;
-      const CallCost sum = sum_cost(input, part, links.replicate);
+      const std::int64_t part = owned(optimizer, placement.mesh, group.layout.numel()).numel;
+      const CallCost sum = sum_cost(plan, part, links.replicate);
       add(all.replicate, sum);
       sums_s[unit % sums_s.size()] += streams ? sum.busy_seconds() : sum.seconds();
       if (!gathers) continue;
-      const CallCost gather = links.shard.all_gather_cost(input.mesh.shard_size, kBytesOfF32 * part);
+      const CallCost gather = links.shard.all_gather_cost(placement.mesh.shard_size, kBytesOfF32 * part);
       add(all.shard, gather);
       all.exposed_s += gather.seconds();
     }

@@ -67,7 +67,7 @@ absl::StatusOr<PredictedStep> predict_step(const MemoryPlan& plan, const StepPro
   step.replicate = step.replicate + outer.replicate;
   step.bound = bound_of(step, script);
   step.left_out = script.left_out;
-  if (plan.input().outer.start_step > 0)
+  if (plan.update().outer.start_step > 0)
     step.left_out.push_back("the steps before sync.start_step, which sum gradients over replicas");
   return step;
 }

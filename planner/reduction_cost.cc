@@ -44,7 +44,7 @@ CallCost reduction_cost(const Links& links, int ranks, std::int64_t numel, bool 
 /// all-gather comes to this axis. An all-to-all costs what a reduce-scatter of its bytes does, but no sums inside a
 /// host make its bytes fewer.
 CallCost blocks_cost(const MemoryPlan& plan, const GroupShape& group, const Links& links, int ranks, int gathered) {
-  const int world = plan.input().mesh.world_size();
+  const int world = plan.placement().mesh.world_size();
   const std::int64_t part = kF32Bytes * part_of(group.layout.numel(), world);
   OperationFit exchange = links.reduce_scatter;
   for (double* const beta : {&exchange.beta_s_per_byte, &exchange.busy_beta_s_per_byte})
@@ -81,28 +81,30 @@ CallCost method_cost(const MethodLayout& method, const Links& links, int ranks) 
 }  // namespace
 
 CallCost shard_reduction_cost(const MemoryPlan& plan, const GroupShape& group, const Links& links) {
-  const PlanInput& input = plan.input();
-  const CompressionConfig& compression = input.compression;
-  const int ranks = input.mesh.shard_size;
-  if (plan.block_sums() > 0) return blocks_cost(plan, group, links, ranks, input.mesh.replicate_size);
+  const PlannedPlacement& placement = plan.placement();
+  const PlannedWire& wire = plan.wire();
+  const int ranks = placement.mesh.shard_size;
+  if (plan.block_sums() > 0) return blocks_cost(plan, group, links, ranks, placement.mesh.replicate_size);
   if (const MethodLayout method = plan.method_layout_of(group); !method.messages.empty())
     return method_cost(method, links, ranks);
-  const bool is_compressed = input.compressed_shard_part > 0;
-  const DType dtype = plan.bucket_mode() == BucketMode::kInPlace ? DType::kF32 : input.reduce;
-  const SentAs contribution{is_compressed ? compression.gradients : WireForm::kPlain, dtype};
-  const SentAs sums{is_compressed ? compression.sums : WireForm::kPlain, input.is_queued ? dtype : DType::kF32};
-  return reduction_cost(links, ranks, group.layout.numel(), input.placement.gradients.shard, contribution, sums);
+  const bool is_compressed = wire.compressed_shard_part > 0;
+  const DType dtype = plan.bucket_mode() == BucketMode::kInPlace ? DType::kF32 : wire.reduce;
+  const SentAs contribution{is_compressed ? wire.compression.gradients : WireForm::kPlain, dtype};
+  const SentAs sums{is_compressed ? wire.compression.sums : WireForm::kPlain,
+                    placement.is_queued ? dtype : DType::kF32};
+  return reduction_cost(links, ranks, group.layout.numel(), placement.gradients.shard, contribution, sums);
 }
 
 CallCost replicate_reduction_cost(const MemoryPlan& plan, const GroupShape& group, const Links& links) {
-  const PlanInput& input = plan.input();
-  const AxisPlacement gradients = input.placement.gradients;
-  if (plan.block_sums() > 0) return blocks_cost(plan, group, links, input.mesh.replicate_size, /*gathered=*/1);
-  const bool is_compressed = input.compressed_replicate_part > 0;
-  const std::int64_t numel = owned({gradients.shard, false}, input.mesh, group.layout.numel()).numel;
-  const SentAs contribution{is_compressed ? input.compression.gradients : WireForm::kPlain, DType::kF32};
-  const SentAs sums{is_compressed ? input.compression.sums : WireForm::kPlain, DType::kF32};
-  return reduction_cost(links, input.mesh.replicate_size, numel, gradients.replicate, contribution, sums);
+  const PlannedPlacement& placement = plan.placement();
+  const PlannedWire& wire = plan.wire();
+  const AxisPlacement gradients = placement.gradients;
+  if (plan.block_sums() > 0) return blocks_cost(plan, group, links, placement.mesh.replicate_size, /*gathered=*/1);
+  const bool is_compressed = wire.compressed_replicate_part > 0;
+  const std::int64_t numel = owned({gradients.shard, false}, placement.mesh, group.layout.numel()).numel;
+  const SentAs contribution{is_compressed ? wire.compression.gradients : WireForm::kPlain, DType::kF32};
+  const SentAs sums{is_compressed ? wire.compression.sums : WireForm::kPlain, DType::kF32};
+  return reduction_cost(links, placement.mesh.replicate_size, numel, gradients.replicate, contribution, sums);
 }
 
 CallCost notes_cost(const MemoryPlan& plan, int ranks, const Links& links) {

@@ -43,16 +43,16 @@ void ReductionScript::wait(Sum& sum) {
 // --- Units, as Reducer ---
 
 bool ReductionScript::accumulates() const {
-  if (plan_.input().updates_in_backward) return false;
+  if (plan_.update().in_backward) return false;
   if (plan_.block_sums() > 0) return true;
   const BucketMode mode = plan_.bucket_mode();
-  return plan_.input().mesh.world_size() == 1 || mode == BucketMode::kAccumulator ||
-         (mode == BucketMode::kInPlace && plan_.input().accumulation > 1);
+  return plan_.placement().mesh.world_size() == 1 || mode == BucketMode::kAccumulator ||
+         (mode == BucketMode::kInPlace && plan_.wire().accumulation > 1);
 }
 
 bool ReductionScript::replicas_follow() const {
-  const PlanInput& input = plan_.input();
-  return input.mesh.replicate_size > 1 && (input.is_queued || plan_.end_lag() > 0);
+  const PlannedPlacement& placement = plan_.placement();
+  return placement.mesh.replicate_size > 1 && (placement.is_queued || plan_.end_lag() > 0);
 }
 
 void ReductionScript::complete(int unit) {
@@ -70,7 +70,7 @@ void ReductionScript::finish(bool is_last_round) {
 
 void ReductionScript::reduce(int unit) {
   is_reduced_[static_cast<std::size_t>(unit)] = 1;
-  if (plan_.input().units[static_cast<std::size_t>(unit)].trainable_numel() == 0) return;
+  if (plan_.units()[static_cast<std::size_t>(unit)].trainable_numel() == 0) return;
   start_unit(unit);
   follow(plan_.reduction_lag(), plan_.end_lag());
 }
@@ -79,13 +79,13 @@ void ReductionScript::start_unit(int unit) {
   UnitSums& sums = sums_.emplace_back();
   sums.unit = unit;
   const bool is_sent = writer_.ranks(Axis::kShard) > 1;
-  for (const GroupShape& group : plan_.input().units[static_cast<std::size_t>(unit)].groups) {
+  for (const GroupShape& group : plan_.units()[static_cast<std::size_t>(unit)].groups) {
     if (!group.trainable) continue;
     GroupSums& of_group = sums.groups.emplace_back(GroupSums{&group, {}, {}});
     const Links& links = writer_.links(Axis::kShard);
     if (is_sent) of_group.shard = start(Axis::kShard, shard_reduction_cost(plan_, group, links), unit);
   }
-  if (!plan_.input().updates_in_backward || !is_sent) return;
+  if (!plan_.update().in_backward || !is_sent) return;
   const CallCost notes = notes_cost(plan_, writer_.ranks(Axis::kShard), writer_.links(Axis::kShard));
   sums.notes = start(Axis::kShard, notes, unit);
 }
@@ -113,7 +113,7 @@ void ReductionScript::end(UnitSums& unit) {
     if (!sums.replicate) sums.replicate = start_replicas(sums, unit.unit);
     wait(*sums.replicate);
   }
-  if (!plan_.input().updates_in_backward) return;
+  if (!plan_.update().in_backward) return;
   if (unit.notes) wait(*unit.notes);
   if (const int replicas = writer_.ranks(Axis::kReplicate); replicas > 1) {
     Sum notes = start(Axis::kReplicate, notes_cost(plan_, replicas, writer_.links(Axis::kReplicate)), unit.unit);

@@ -30,7 +30,7 @@ class ReductionScript {
 
   /// Makes a writer of sums. All arguments must outlive this object.
   ReductionScript(const MemoryPlan& plan, ScriptWriter& writer, OnSummed on_summed)
-      : plan_(plan), writer_(writer), on_summed_(std::move(on_summed)), is_reduced_(plan.input().units.size(), 0) {}
+      : plan_(plan), writer_(writer), on_summed_(std::move(on_summed)), is_reduced_(plan.units().size(), 0) {}
 
   /// This is called when the unit has all its gradients of this round.
   void complete(int unit);

@@ -10,7 +10,7 @@ bool is_meeting(Channel channel) { return channel == Channel::kShardMeeting || c
 }  // namespace
 
 int ScriptWriter::ranks(Axis axis) const {
-  const MeshPosition& mesh = plan_.input().mesh;
+  const MeshPosition& mesh = plan_.placement().mesh;
   return axis == Axis::kShard ? mesh.shard_size : mesh.replicate_size;
 }
 

@@ -91,7 +91,7 @@ void summarise(SimulatedWorld& world) {
 
 std::vector<std::string> names_of_units(const MemoryPlan& plan) {
   std::vector<std::string> names;
-  for (const UnitShape& unit : plan.input().units) names.push_back(unit.name);
+  for (const UnitShape& unit : plan.units()) names.push_back(unit.name);
   return names;
 }
 
@@ -99,7 +99,7 @@ std::vector<std::string> names_of_units(const MemoryPlan& plan) {
 
 absl::StatusOr<SimulatedWorld> simulate_world(const MemoryPlan& plan, const StepProfile& profile,
                                               const MeshLinks& links, const WorldOptions& options) {
-  const MeshPosition& mesh = plan.input().mesh;
+  const MeshPosition& mesh = plan.placement().mesh;
   TESSERA_RETURN_IF_ERROR(check(options, mesh.world_size()));
   TESSERA_ASSIGN_OR_RETURN(const StepScript script, script_of_step(plan, profile, links));
   StepClock clock(script, mesh.replicate_size, mesh.shard_size);

@@ -39,7 +39,7 @@ std::vector<std::string> what_is_left_out(const MemoryPlan& plan) {
     left_out.push_back("records of optimizer states that move beside forward and backward");
   if (plan.gradients_below()) left_out.push_back("records of gradients that move beside backward and the update");
   if (!plan.matrices().batches().empty()) left_out.push_back("the exchange of matrices with their owners");
-  if (plan.input().is_durable) left_out.push_back("commits of durable steps");
+  if (plan.tiers().is_durable) left_out.push_back("commits of durable steps");
   return left_out;
 }
 
@@ -60,7 +60,7 @@ class WholeStep {
       : plan_(plan),
         profile_(profile),
         units_(units),
-        completes_(completes_units(profile, units, plan.input().units.size())),
+        completes_(completes_units(profile, units, plan.units().size())),
         input_(plan.step_input(links.shard.gathers_in_background)),
         program_(step_programs(input_).front()),
         updates_(updates_of(program_)),
@@ -172,7 +172,7 @@ class WholeStep {
 
 absl::StatusOr<StepScript> script_of_step(const MemoryPlan& plan, const StepProfile& profile, const MeshLinks& links) {
   constexpr std::int64_t kMostUses = 1 << 21;
-  const std::int64_t rounds = plan.input().accumulation;
+  const std::int64_t rounds = plan.wire().accumulation;
   TESSERA_ASSIGN_OR_RETURN(const std::vector<int> units, units_of(profile, plan));
   if (rounds > kMostUses / static_cast<std::int64_t>(std::max<std::size_t>(units.size(), 1)))
     return make_error(

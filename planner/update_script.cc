@@ -11,8 +11,8 @@ UpdateScript::UpdateScript(const MemoryPlan& plan, const StepProfile& profile, b
       profile_(profile),
       writer_(writer),
       publishes_behind_(publishes_behind),
-      behind_(plan.input().units.size()) {
-  for (const UnitShape& unit : plan.input().units) {
+      behind_(plan.units().size()) {
+  for (const UnitShape& unit : plan.units()) {
     for (const GroupShape& group : unit.groups) {
       if (group.trainable) groups_.push_back(&group);
     }
@@ -24,7 +24,7 @@ UpdateScript::UpdateScript(const MemoryPlan& plan, const StepProfile& profile, b
 std::int64_t UpdateScript::agreement_bytes() const {
   constexpr std::int64_t kHeader = 72, kEach = 9;
   std::int64_t parameters = 0;
-  for (const UnitShape& unit : plan_.input().units) parameters += unit.trainable_parameters();
+  for (const UnitShape& unit : plan_.units()) parameters += unit.trainable_parameters();
   return kHeader + kEach * parameters;
 }
 
@@ -38,22 +38,22 @@ CallCost UpdateScript::world_cost(std::int64_t message_bytes) const {
 }
 
 void UpdateScript::agree() {
-  if (plan_.input().mesh.world_size() == 1) return;
+  if (plan_.placement().mesh.world_size() == 1) return;
   writer_.call(Channel::kWorld, world_cost(agreement_bytes()), Spending::kAgreement, "agree");
 }
 
 /// That message (engine/step/rules/layer_norms.cc) has about two sums of squares for each parameter.
 void UpdateScript::agree_on_norms(int unit) {
   constexpr std::int64_t kEach = 16;
-  if (plan_.input().mesh.world_size() == 1) return;
-  const std::int64_t bytes = kEach * plan_.input().units[static_cast<std::size_t>(unit)].trainable_parameters();
+  if (plan_.placement().mesh.world_size() == 1) return;
+  const std::int64_t bytes = kEach * plan_.units()[static_cast<std::size_t>(unit)].trainable_parameters();
   writer_.call(Channel::kWorld, world_cost(bytes), Spending::kAgreement, "layer norms", unit);
 }
 
 void UpdateScript::update(const Visit& visit) {
-  const PlanInput& input = plan_.input();
+  const PlannedPlacement& placement = plan_.placement();
   const GroupShape& group = *groups_[static_cast<std::size_t>(visit.group)];
-  const auto part = static_cast<double>(owned(input.placement.optimizer, input.mesh, group.layout.numel()).numel);
+  const auto part = static_cast<double>(owned(placement.optimizer, placement.mesh, group.layout.numel()).numel);
   const auto all = static_cast<double>(profile_.updated_elements);
   const double seconds = profile_.update_seconds > 0 ? profile_.update_seconds * (part / all) : 0.0;
   writer_.work(Spending::kUpdate, seconds, "update", visit.unit);
@@ -62,24 +62,23 @@ void UpdateScript::update(const Visit& visit) {
 
 /// The replicate axis comes first, since its parts lie inside those of the shard axis, or the other way round.
 void UpdateScript::publish(const GroupShape& group, int unit) {
-  const PlanInput& input = plan_.input();
-  const Placement& placement = input.placement;
+  const PlannedPlacement& placement = plan_.placement();
   const int shards = writer_.ranks(Axis::kShard), replicas = writer_.ranks(Axis::kReplicate);
-  const std::int64_t own = owned(placement.optimizer, input.mesh, group.layout.numel()).numel;
+  const std::int64_t own = owned(placement.optimizer, placement.mesh, group.layout.numel()).numel;
   if (placement.optimizer.replicate_first && shards > 1) {
-    const CallCost cost = all_gather_in(input.gathers, group.dtype, own, writer_.links(Axis::kShard), shards);
+    const CallCost cost = all_gather_in(plan_.wire().gathers, group.dtype, own, writer_.links(Axis::kShard), shards);
     writer_.call(Channel::kGather, cost, Spending::kPublish, "publish", unit);
   }
   if (placement.optimizer.replicate && replicas > 1) {
     const std::int64_t numel = placement.optimizer.replicate_first ? own * shards : own;
     const CallCost cost =
-        all_gather_in(input.replica_gathers, group.dtype, numel, writer_.links(Axis::kReplicate), replicas);
+        all_gather_in(plan_.wire().replica_gathers, group.dtype, numel, writer_.links(Axis::kReplicate), replicas);
     writer_.call(Channel::kReplicate, cost, Spending::kPublish, "publish", unit);
   }
   if (placement.optimizer.replicate_first) return;
   if (!placement.optimizer.shard || placement.parameters.shard || shards == 1) return;
   const Links& links = writer_.links(Axis::kShard);
-  const CallCost cost = all_gather_in(input.gathers, group.dtype, group.layout.numel() / shards, links, shards);
+  const CallCost cost = all_gather_in(plan_.wire().gathers, group.dtype, group.layout.numel() / shards, links, shards);
   const int call = writer_.post(Channel::kGather, cost, "publish", unit);
   if (publishes_behind_) return behind_[static_cast<std::size_t>(unit)].push_back(call);
   if (!links.gathers_in_background) return writer_.wait(call, Spending::kPublish);

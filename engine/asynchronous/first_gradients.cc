@@ -42,17 +42,17 @@ FirstGradients::FirstGradients(const std::vector<std::unique_ptr<Unit>>& units, 
                                PeerBoard& board)
     : CommonParameters(board),
       shards_(units, plan, board),
-      backups_(plan.input().outer.backups),
+      backups_(plan.update().outer.backups),
       needed_(board.size() - backups_),
       gradient_bytes_(plan.use()[MemoryCategory::kGradients]),
       totals_(norm_totals(units, static_cast<std::size_t>(board.size()))) {
   const auto ranks = static_cast<std::size_t>(board.size());
   parts_.resize(ranks);
-  const PlanInput& input = plan.input();
+  const PlannedPlacement& placement = plan.placement();
   for_each_trainable(units, [&](FlatGroup& group) {
     parameters_ += group.parameters.size();
     for (int owner = 0; owner < board.size(); ++owner) {
-      const Extent extent = owned(input.placement.optimizer, input.mesh.of(owner), group.layout.numel());
+      const Extent extent = owned(placement.optimizer, placement.mesh.of(owner), group.layout.numel());
       parts_[static_cast<std::size_t>(owner)].push_back({&group, extent, NormSums(norm_runs(group, extent))});
     }
   });

@@ -12,8 +12,8 @@ namespace tessera {
 
 HogwildValues::HogwildValues(const std::vector<std::unique_ptr<Unit>>& units, const MemoryPlan& plan, PeerBoard& board)
     : PushedParameters(board),
-      sharing_(plan.input().outer.asynchronous.states),
-      mesh_(plan.input().mesh),
+      sharing_(plan.update().outer.asynchronous.states),
+      mesh_(plan.placement().mesh),
       memory_(Arena::part_of_common("states", plan.use()[MemoryCategory::kOptimizer], board.group())) {
   std::size_t most = 0;
   for_each_trainable(units, [&](FlatGroup& flat) {
@@ -48,8 +48,7 @@ void HogwildValues::place(Group& group, const MemoryPlan& plan) {
     Piece& piece = group.pieces.emplace_back();
     piece.view = flat.without_module();
     piece.view.unit = flat.unit;
-    piece.view.optimizer_part =
-        has_own_states() ? whole : owned(plan.input().placement.optimizer, mesh_.of(i), whole.numel);
+    piece.view.optimizer_part = has_own_states() ? whole : owned(plan.placement().optimizer, mesh_.of(i), whole.numel);
     piece.view.parameter_part = piece.view.optimizer_part;
     piece.view.shard = flat.full + piece.view.optimizer_part.offset * flat.element_bytes();
   }

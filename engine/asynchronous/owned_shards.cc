@@ -112,7 +112,7 @@ void make_mutex(pthread_mutex_t& mutex) {
 }  // namespace
 
 OwnedShards::OwnedShards(const std::vector<std::unique_ptr<Unit>>& units, const MemoryPlan& plan, PeerBoard& board)
-    : PushedParameters(board), config_(plan.input().outer.asynchronous), is_fresh_(units.size()) {
+    : PushedParameters(board), config_(plan.update().outer.asynchronous), is_fresh_(units.size()) {
   memory_ = Arena::part_of_common("shards", plan.use()[MemoryCategory::kOptimizer], board.group());
   const auto owners = static_cast<std::size_t>(board.size());
   std::size_t parameters = 0;
@@ -169,12 +169,12 @@ void OwnedShards::place(FlatGroup& flat, const MemoryPlan& plan) {
   const StateFormats& formats = flat.records.state().states;
   for (std::size_t i = 0; i < formats.size(); ++i)
     flat.state[i].data = memory_.take(state_piece(formats[i], flat.optimizer_part.numel).data_bytes);
-  const PlanInput& input = plan.input();
+  const PlannedPlacement& placement = plan.placement();
   for (int owner = 0; owner < board_.size(); ++owner) {
     FlatGroup view = flat.without_module();
     const std::int64_t there = (owner - board_.rank()) * memory_.bytes();
     view.unit = flat.unit;
-    view.optimizer_part = owned(input.placement.optimizer, input.mesh.of(owner), flat.layout.numel());
+    view.optimizer_part = owned(placement.optimizer, placement.mesh.of(owner), flat.layout.numel());
     view.parameter_part = view.optimizer_part;
     view.shard = values + there;
     for (std::size_t i = 0; i < formats.size(); ++i) view.state[i].data += there;

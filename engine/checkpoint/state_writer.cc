@@ -118,9 +118,9 @@ absl::Status append_tensor_state(const FlatGroup& group, Extent run, const Sink&
 
 StateWriter::StateWriter(const std::vector<std::unique_ptr<Unit>>& units, const MemoryPlan& plan,
                          const MeshPosition& mesh, const StoredStates& states) {
-  const PlanInput& input = plan.input();
+  const Placement& placement = plan.placement();
   for_each_parameter(units, [&](const FlatGroup& group, std::size_t i) {
-    const AxisPlacement axes = group.trainable ? input.placement.optimizer : input.placement.parameters;
+    const AxisPlacement axes = group.trainable ? placement.optimizer : placement.parameters;
     const Extent run = intersect(group.layout.extent(i), written_part(axes, mesh, group.layout.numel()));
     if (run.numel > 0) add_run(group, i, run, states);
     add_tensor_states(group, i, written_part(axes, mesh, group.tensor_states.numel()));

@@ -49,7 +49,7 @@ std::size_t count_of_states(const FlatGroup& group, std::size_t parameter) {
 
 CarriedStates::CarriedStates(const std::vector<std::unique_ptr<Unit>>& units, const MemoryPlan& plan,
                              const MeshPosition& mesh, const TrainingMemory& memory, const MeshAxes& axes)
-    : transport_(axes.reduce), memory_(memory.optimizer), placement_(plan.input().placement.optimizer), mesh_(mesh) {
+    : transport_(axes.reduce), memory_(memory.optimizer), placement_(plan.placement().optimizer), mesh_(mesh) {
   for_each_trainable(units, [&](const FlatGroup& group) {
     FlatGroup& carried = groups_.emplace_back(group.without_module());
     carried.parameters = group.parameters;  // the tensors of the parameters show where each state belongs

@@ -35,9 +35,9 @@ constexpr const char* kAbout = "about";
 constexpr const char* kKept = "kept";
 
 /// Returns a text that tells readers which run this is.
-std::string about_run(const PlanInput& input) {
-  return c10::str(input.mesh.world_size(), input.mesh.world_size() == 1 ? " rank" : " ranks", ", mesh ",
-                  input.mesh.replicate_size, " x ", input.mesh.shard_size, ", ", input.units.size(), " units");
+std::string about_run(const MeshPosition& mesh, std::size_t units) {
+  return c10::str(mesh.world_size(), mesh.world_size() == 1 ? " rank" : " ranks", ", mesh ", mesh.replicate_size, " x ",
+                  mesh.shard_size, ", ", units, " units");
 }
 
 /// Returns the canonical text of a folder's path. Names of files are made from it, so it must not depend on how the
@@ -71,7 +71,7 @@ DurableFiles::DurableFiles(const DurableConfig& config, const MemoryPlan& plan, 
       rank_(rank),
       who_("rank " + std::to_string(rank)),
       layout_(checkpoint_hash(layout)),
-      about_(about_run(plan.input())) {
+      about_(about_run(plan.placement().mesh, plan.units().size())) {
   scratch_stem_ = c10::str("tessera-durable-", hash_text(checkpoint_hash(folder_)), "-rank-", rank);
 }
 

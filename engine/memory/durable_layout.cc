@@ -24,8 +24,11 @@ nlohmann::json layout_of(const FlatGroup& group) {
 
 std::string durable_layout(const MemoryPlan& plan, const std::vector<std::unique_ptr<Unit>>& units,
                            const torch::nn::Module& module, const Strategy& strategy) {
-  const PlanInput& input = plan.input();
-  const auto axes = [](AxisPlacement placement) { return nlohmann::json{placement.shard, placement.replicate}; };
+  const PlannedPlacement& placement = plan.placement();
+  const MeshPosition& mesh = placement.mesh;
+  const PlannedTiers& tiers = plan.tiers();
+  const PlannedUpdate& update = plan.update();
+  const auto axes = [](AxisPlacement cut) { return nlohmann::json{cut.shard, cut.replicate}; };
   const auto share = [](const OffloadedState& state) {
     return nlohmann::json(state.tier == Tier::kNvme ? state.fraction : 0.0);
   };
@@ -35,29 +38,27 @@ std::string durable_layout(const MemoryPlan& plan, const std::vector<std::unique
     return json;
   };
   nlohmann::json json = {
-      {"mesh", {input.mesh.replicate_size, input.mesh.shard_size, input.mesh.replicate_index, input.mesh.shard_index}},
-      {"placement",
-       {axes(input.placement.parameters), axes(input.placement.gradients), axes(input.placement.optimizer)}},
-      {"in_place", {input.placement.keep_gathered, input.placement.shared}},
-      {"master", static_cast<int>(input.master)},
-      {"states", {formats(input.states), formats(input.matrix_states)}},
-      {"below", {share(input.offload.parameters), share(input.offload.masters), share(input.offload.moments)}},
-      {"records", {input.offload.record_bytes, input.offload.cache_bytes}},
+      {"mesh", {mesh.replicate_size, mesh.shard_size, mesh.replicate_index, mesh.shard_index}},
+      {"placement", {axes(placement.parameters), axes(placement.gradients), axes(placement.optimizer)}},
+      {"in_place", {placement.keep_gathered, placement.shared}},
+      {"master", static_cast<int>(update.master)},
+      {"states", {formats(update.states), formats(update.matrix_states)}},
+      {"below", {share(tiers.parameters), share(tiers.masters), share(tiers.moments)}},
+      {"records", {tiers.record_bytes, tiers.cache_bytes}},
       {"optimizer", {name_of(strategy.optimizer.type), strategy.ema.decay > 0}},
       {"directories", strategy.offload.paths}};
   const auto on_host = [](const OffloadedState& state) { return state.tier == Tier::kHost ? state.fraction : 0.0; };
-  const OffloadConfig& offload = input.offload;
-  if (on_host(offload.parameters) + on_host(offload.masters) + on_host(offload.moments) > 0)
-    json["on_host"] = {on_host(offload.parameters), on_host(offload.masters), on_host(offload.moments)};
-  const CompressionMethod& method = input.compression.method;
+  if (on_host(tiers.parameters) + on_host(tiers.masters) + on_host(tiers.moments) > 0)
+    json["on_host"] = {on_host(tiers.parameters), on_host(tiers.masters), on_host(tiers.moments)};
+  const CompressionMethod& method = plan.wire().compression.method;
   if (const double momentum = momentum_of_residuals(method); momentum > 0) json["kept_momentum"] = momentum;
   if (plan.state_records().cached + plan.parameter_records().cached > 0) json["cached"] = "spread evenly";
-  if (input.is_queued) json["gpu"] = true;
+  if (placement.is_queued) json["gpu"] = true;
   if (kept_gradient_bytes(plan) > 0) {
     const auto* const factors = std::get_if<PowerSgdConfig>(&method);
     const auto* const largest = std::get_if<TopKConfig>(&method);
     json["kept_gradients"] = {factors ? factors->rank : 0, method.index(), largest && largest->momentum > 0,
-                              input.compressed_shard_part, input.compressed_replicate_part};
+                              plan.wire().compressed_shard_part, plan.wire().compressed_replicate_part};
   }
   for (const auto& unit : units) {
     for (const auto& group : unit->groups) json["groups"].push_back(layout_of(*group));

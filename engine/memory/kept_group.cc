@@ -69,7 +69,7 @@ void keep(FlatGroup& group, const MemoryPlan& plan, const MeshPosition& mesh, co
   auto owner = std::make_shared<KeptMemory>(KeptMemory{transport, memory.parameters, memory.masters, Arena()});
   auto kept = std::make_shared<KeptGroup>();
   kept->unit_name = group.unit->name;
-  kept->placement = plan.input().placement;
+  kept->placement = plan.placement();
   kept->mesh = mesh;
   kept->group = group.without_module();
   is_readable = is_readable && group.full != nullptr;  // values of other ranks may be missing

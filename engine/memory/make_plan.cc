@@ -83,12 +83,12 @@ void expect_enough_ranks(const PlanScene& scene) {
 
 /// Throws where "deal" by speed has nothing to deal, or would give ranks different numbers of gathers.
 void expect_dealable(const MemoryPlan& plan) {
-  const bool is_dealt = plan.input().longest_run > 0;
-  if (is_dealt && plan.input().accumulation == 1)
+  const bool is_dealt = plan.wire().longest_run > 0;
+  if (is_dealt && plan.wire().accumulation == 1)
     throw Error(ExitCode::kConfig,
                 "/deal/by: one microbatch a rank leaves nothing to deal by speed. [T0900] hint: take more and smaller "
                 "microbatches (gradient_accumulation)");
-  if (is_dealt && plan.input().is_queued)
+  if (is_dealt && plan.placement().is_queued)
     throw Error(
         ExitCode::kConfig,
         "/deal/by: ranks' speeds are measured on the CPU so far, and a GPU trains. [T0901] hint: train on the CPU, or "
@@ -102,7 +102,7 @@ void expect_dealable(const MemoryPlan& plan) {
       "HYBRID_SHARD)");
 }
 
-/// Returns the number of units that are gathered ahead: PlanInput::prefetch.
+/// Returns the number of units that are gathered ahead: PlannedPlacement::prefetch.
 std::int64_t units_ahead(const Strategy& strategy, std::span<const UnitShape> units) {
   if (strategy.prefetch_bytes == 0) return strategy.prefetch;
   std::int64_t largest = 1;
@@ -134,63 +134,63 @@ MemoryPlan make_plan(const std::vector<std::unique_ptr<Unit>>& units, const Stra
   PlanInput input;
   for (const auto& unit : units) input.units.push_back(unit->shape());
   input.placement = placement_on(placement_of(strategy), strategy, scene.mesh, scene.shares_memory);
-  input.mesh = scene.mesh;
-  input.outer = scene.sync;
-  if (scene.sync.makes_outer_steps()) input.replicas = scene.replicas;
-  input.is_queued = scene.is_queued;
-  input.reduces_in_background = scene.reduces_in_background;
-  input.reductions_ahead = strategy.reductions_ahead;
-  input.prefetch = units_ahead(strategy, input.units);
-  input.reduce = strategy.mixed_precision.reduce;
-  input.accumulation = strategy.gradient_accumulation;
-  input.sync = strategy.gradient_sync;
-  input.master = strategy.mixed_precision.master;
-  input.states = optimizer.state_formats();
+  input.placement.mesh = scene.mesh;
+  input.update.outer = scene.sync;
+  if (scene.sync.makes_outer_steps()) input.placement.replicas = scene.replicas;
+  input.placement.is_queued = scene.is_queued;
+  input.wire.reduces_in_background = scene.reduces_in_background;
+  input.wire.reductions_ahead = strategy.reductions_ahead;
+  input.placement.prefetch = units_ahead(strategy, input.units);
+  input.wire.reduce = strategy.mixed_precision.reduce;
+  input.wire.accumulation = strategy.gradient_accumulation;
+  input.wire.sync = strategy.gradient_sync;
+  input.update.master = strategy.mixed_precision.master;
+  input.update.states = optimizer.state_formats();
   if (type == OptimizerType::kMuon) {
-    input.matrix_states = MuonOptimizer(strategy.optimizer, strategy.ema).state_formats();
+    input.update.matrix_states = MuonOptimizer(strategy.optimizer, strategy.ema).state_formats();
   } else {
-    input.matrix_states = MasterAssigner(strategy.optimizer, strategy.ema).state_formats();
+    input.update.matrix_states = MasterAssigner(strategy.optimizer, strategy.ema).state_formats();
   }
-  input.matrix_work = {.is_muon = type == OptimizerType::kMuon, .multiplies = type != OptimizerType::kAdafactor};
-  input.updates_twice = adapts_layers(type);
-  input.first_pass_moves_states = type == OptimizerType::kLamb;
-  input.offload = strategy.offload;
-  input.offload.paths.clear();
-  if (scene.offloaded_step) input.offload.step = *scene.offloaded_step;
+  input.update.matrix_work = {.is_muon = type == OptimizerType::kMuon, .multiplies = type != OptimizerType::kAdafactor};
+  input.update.twice = adapts_layers(type);
+  input.update.first_pass_moves_states = type == OptimizerType::kLamb;
+  input.tiers = strategy.offload;
+  input.tiers.paths.clear();
+  if (scene.offloaded_step) input.tiers.step = *scene.offloaded_step;
   // A program's own rule is called on the device of the model, unless the strategy says something else.
   const bool stays_on_gpu = scene.is_queued && type == OptimizerType::kOwn;
-  if (stays_on_gpu && input.offload.step == OffloadedStep::kAuto) input.offload.step = OffloadedStep::kGpu;
-  input.updates_in_backward = strategy.optimizer.in_backward;
-  if (strategy.memory.limit_bytes > 0 && !input.offload.queue_depth) input.offload.queue_depth = kQueueDepth;
-  input.copies_checkpoints = strategy.checkpoint.async;
-  input.is_durable = strategy.durable.every > 0;
-  input.reproducible = strategy.reproducible;
-  input.longest_run = microbatch_order(strategy, scene.mesh.world_size()).longest;
-  input.checks_values = strategy.check.values;
-  input.compression = strategy.compression;
+  if (stays_on_gpu && input.tiers.step == OffloadedStep::kAuto) input.tiers.step = OffloadedStep::kGpu;
+  input.update.in_backward = strategy.optimizer.in_backward;
+  if (strategy.memory.limit_bytes > 0 && !input.tiers.queue_depth) input.tiers.queue_depth = kQueueDepth;
+  input.tiers.copies_checkpoints = strategy.checkpoint.async;
+  input.tiers.is_durable = strategy.durable.every > 0;
+  input.wire.reproducible = strategy.reproducible;
+  input.wire.longest_run = microbatch_order(strategy, scene.mesh.world_size()).longest;
+  input.update.checks_values = strategy.check.values;
+  input.wire.compression = strategy.compression;
   const WireForm gathers = strategy.compression.gathers;
-  if (scene.shard_compressed_part > 0) input.gathers = gathers;
+  if (scene.shard_compressed_part > 0) input.wire.gathers = gathers;
   if (scene.replicate_compressed_part > 0 && input.placement.optimizer.replicate && !is_lossy(gathers))
-    input.replica_gathers = gathers;
+    input.wire.replica_gathers = gathers;
   if (compresses(strategy.compression)) {
     const CompressedAxes axes = strategy.compression.axes;
     // A program's hook sums over any transport, and for a GPU in its host's memory.
     const bool is_hook = std::holds_alternative<CommHookConfig>(strategy.compression.method);
     if (axes != CompressedAxes::kReplicate || (scene.is_queued && is_hook))
-      input.compressed_shard_part = scene.shard_compressed_part;
-    if (axes != CompressedAxes::kShard) input.compressed_replicate_part = scene.replicate_compressed_part;
+      input.wire.compressed_shard_part = scene.shard_compressed_part;
+    if (axes != CompressedAxes::kShard) input.wire.compressed_replicate_part = scene.replicate_compressed_part;
   }
-  input.filling_buckets = strategy.units.bucket_cap_mb ? 2 : 1;
+  input.wire.filling_buckets = strategy.units.bucket_cap_mb ? 2 : 1;
   const std::int64_t limit = strategy.memory.limit_bytes;
   const Tier below = tier_below(strategy.offload, scene.is_queued);
   MemoryPlan plan(with_tiers_chosen(input, limit, below));
   expect_dealable(plan);
   const bool has_states_of_tensors = plan.tensor_state_records().pinned_bytes > 0;
-  if (plan.steps_on_host() || (plan.input().offload.step == OffloadedStep::kCpu && has_states_of_tensors))
+  if (plan.steps_on_host() || (plan.tiers().step == OffloadedStep::kCpu && has_states_of_tensors))
     expect_step_on_host(plan);
-  const bool is_open = plan.input().offload.step == OffloadedStep::kAuto && plan.state_records().pinned_bytes > 0;
+  const bool is_open = plan.tiers().step == OffloadedStep::kAuto && plan.state_records().pinned_bytes > 0;
   if (!is_open || limit <= 0 || plan.use().limited() <= limit || !plan.can_step_on_host()) return plan;
-  input.offload.step = OffloadedStep::kCpu;  // this needs less memory of the GPU
+  input.tiers.step = OffloadedStep::kCpu;  // this needs less memory of the GPU
   MemoryPlan smaller(with_tiers_chosen(std::move(input), limit, below));
   return smaller.use().limited() <= limit ? smaller : plan;
 }
@@ -201,8 +201,8 @@ std::string next_cheaper(const MemoryPlan& plan, const Strategy& strategy, bool 
   if (strategy.sync.has_common_parameters()) return "";  // it goes with SHARD_OPTIMIZER alone
   for (ShardingStrategy cheaper : kFromDearToCheap) {
     PlanInput input = plan.input();
-    input.placement =
-        placement_on(placement_of(cheaper, strategy.optimizer.shard_over_world), strategy, input.mesh, shares_memory);
+    input.placement = placement_on(placement_of(cheaper, strategy.optimizer.shard_over_world), strategy,
+                                   input.placement.mesh, shares_memory);
     const std::int64_t total = MemoryPlan(std::move(input)).use().limited();
     if (total > limit) continue;
     return name_of(cheaper) + " with " + format_bytes(total);
@@ -233,7 +233,7 @@ void check_memory_limit(const MemoryPlan& plan, const Strategy& strategy, bool s
 
 std::string explain_out_of_memory(const std::string& what, const MemoryPlan& plan, const Strategy& strategy,
                                   bool shares_memory, std::optional<std::int64_t> activation_bytes) {
-  const std::vector<UnitShape>& units = plan.input().units;
+  const std::vector<UnitShape>& units = plan.units();
   const auto largest = std::max_element(units.begin(), units.end(), [&](const UnitShape& a, const UnitShape& b) {
     return peak_of(a, plan) < peak_of(b, plan);
   });

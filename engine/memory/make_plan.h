@@ -19,13 +19,13 @@ namespace tessera {
 struct PlanScene {
   MeshPosition mesh;
   bool shares_memory = false;          ///< whether the ranks of a shard group share memory
-  bool is_queued = false;              ///< PlanInput::is_queued
-  bool reduces_in_background = false;  ///< PlanInput::reduces_in_background
+  bool is_queued = false;              ///< PlannedPlacement::is_queued
+  bool reduces_in_background = false;  ///< PlannedWire::reduces_in_background
   /// Collectives::compressed_part of each axis's group.
   int shard_compressed_part = 0, replicate_compressed_part = 0;
   /// the outer steps that are in effect; `mesh` is then the mesh of a replica
   SyncConfig sync = {};
-  int replicas = 1;                                  ///< PlanInput::replicas, where there are outer steps
+  int replicas = 1;                                  ///< PlannedPlacement::replicas, where there are outer steps
   std::optional<OffloadedStep> offloaded_step = {};  ///< the choice of a measurement for OffloadConfig::step "auto"
 };
 

@@ -102,7 +102,7 @@ FileTierOptions tier_options(const RecordSources& from, const std::vector<Stripe
   options.record_bytes = static_cast<std::size_t>(pool.record_bytes);
   options.resident_bytes = static_cast<std::size_t>(pool.cached * pool.record_bytes);
   options.resident_first = pool.cached_first;
-  options.verify = from.plan.input().offload.verify;
+  options.verify = from.plan.tiers().verify;
   options.io.any_thread = true;  // a program may make an Engine on one thread and train on another
   return options;
 }

@@ -39,7 +39,7 @@ void place_parameters(FlatGroup& group, const MemoryPlan& plan, Arena& arena) {
     if (numel > 0) group.shard = arena.take(numel * group.element_bytes());
     return;
   }
-  const Placement& placement = plan.input().placement;
+  const Placement& placement = plan.placement();
   const bool whole = placement.shared || group.parameter_part.numel == group.layout.numel();
   const bool in_place = placement.keep_gathered || whole;
   const std::int64_t numel = in_place ? group.layout.numel() : group.parameter_part.numel;
@@ -59,13 +59,13 @@ void place_masters(FlatGroup& group, MasterKind wanted, Arena& arena) {
   }
 }
 
-void place_training_state(FlatGroup& group, TrainingMemory& memory, const PlanInput& input) {
-  const bool is_in_memory = input.offload.gradients == Tier::kMemory || group.unit->index == 0;
-  if (!input.updates_in_backward && is_in_memory) {
+void place_training_state(FlatGroup& group, TrainingMemory& memory, const MemoryPlan& plan) {
+  const bool is_in_memory = !plan.gradients_below() || group.unit->index == 0;
+  if (!plan.update().in_backward && is_in_memory) {
     group.gradient = reinterpret_cast<float*>(memory.gradients.take(group.gradient_part.numel * 4));
   }
-  place_masters(group, input.master, memory.masters);
-  if (input.outer.has_common_parameters()) return;
+  place_masters(group, plan.update().master, memory.masters);
+  if (plan.update().outer.has_common_parameters()) return;
   const StateFormats& states = group.records.state().states;
   for (std::size_t i = 0; i < states.size(); ++i) {
     const StatePiece piece = state_piece(states[i], group.records.states_in_memory());
@@ -146,7 +146,7 @@ void put_back(FlatGroup& group, std::size_t i) {
 
 /// Allocates memory for residuals of compression. It is host memory even if a GPU trains.
 Arena allocate_feedback(const MemoryPlan& plan, DeviceKernels* kernels, int rank) {
-  const std::int64_t copies = plan.input().compression.restore_skipped ? 2 : 1;
+  const std::int64_t copies = plan.wire().compression.restore_skipped ? 2 : 1;
   const std::int64_t bytes = 4 * (plan.method_work_numel() + copies * plan.kept_gradient_numel());
   if (!kernels || bytes == 0) return Arena::plain("feedback", bytes);
   const AlignedMemory::Give give = pinned_memory_of(*kernels, rank, "what compression keeps of gradients",
@@ -167,10 +167,10 @@ TrainingMemory TrainingMemory::allocate(const MemoryPlan& plan, const std::vecto
   const c10::Device device = accelerator.device.device;
   DeviceKernels* const kernels = accelerator.kernels.get();
   const MemoryUse& use = plan.use();
-  const PlanInput& input = plan.input();
+  const PlannedPlacement& placement = plan.placement();
   TrainingMemory memory;
   const bool below = plan.parameters_below();
-  const int sharers = input.placement.shared ? input.mesh.shard_size : 1;
+  const int sharers = placement.shared ? placement.mesh.shard_size : 1;
   memory.owners_of_parameters = below ? 1 : sharers;
   memory.owners_of_slots = below ? sharers : 1;
   const std::int64_t parameters = use[MemoryCategory::kParameters], slots = use[MemoryCategory::kSlots];
@@ -193,7 +193,7 @@ TrainingMemory TrainingMemory::allocate(const MemoryPlan& plan, const std::vecto
   const std::int64_t scratch =
       use[MemoryCategory::kStaging] - plan.matrix_bytes() - plan.weight_copy_bytes() - 4 * outer.staging();
   const std::int64_t states =
-      input.outer.has_common_parameters() ? 0 : use[MemoryCategory::kOptimizer] - 4 * outer.states;
+      plan.update().outer.has_common_parameters() ? 0 : use[MemoryCategory::kOptimizer] - 4 * outer.states;
   memory.optimizer = Arena::plain("optimizer", states, device);
   memory.scratch = Arena::plain("scratch", scratch, device);
   memory.matrices = Arena::plain("matrices", plan.matrix_bytes(), device);
@@ -209,21 +209,21 @@ TrainingMemory TrainingMemory::allocate(const MemoryPlan& plan, const std::vecto
     for (const auto& group : unit->groups) {
       const std::int64_t numel = group->layout.numel();
       group->device = device;
-      group->parameter_part = owned(input.placement.parameters, input.mesh, numel);
-      group->gradient_part = owned(input.placement.gradients, input.mesh, numel);
-      group->optimizer_part = owned(input.placement.optimizer, input.mesh, numel);
+      group->parameter_part = owned(placement.parameters, placement.mesh, numel);
+      group->gradient_part = owned(placement.gradients, placement.mesh, numel);
+      group->optimizer_part = owned(placement.optimizer, placement.mesh, numel);
       place_parameters(*group, plan, memory.parameters);
       if (!group->trainable) continue;
       group->records = plan.records_of(group->shape());
       group->tensor_state_part = plan.tensor_state_part_of(group->shape());
-      place_training_state(*group, memory, input);
+      place_training_state(*group, memory, plan);
     }
   }
   place_tensor_states(plan, units, memory.optimizer);
   make_records(memory, {plan, units, axes, directories, kernels, durable});
   if (durable) durable->take_memory(memory, plan, units, device, kernels);
   for (const Arena* arena : {&memory.parameters, &memory.masters, &memory.optimizer}) arena->expect_full();
-  if (!input.updates_in_backward) memory.gradients.expect_full();
+  if (!plan.update().in_backward) memory.gradients.expect_full();
   return memory;
 }
 

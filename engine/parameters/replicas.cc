@@ -73,12 +73,12 @@ class Comparison {
   /// ranks if no hash has a majority.
   std::vector<int> odd_ranks(std::size_t i, std::size_t kind) const {
     std::map<int, std::map<std::uint64_t, std::vector<int>>> parts;
-    const Placement& placement = plan_.input().placement;
+    const Placement& placement = plan_.placement();
     const std::size_t ranks = all_.size() / count_;
     for (std::size_t rank = 0; rank < ranks; ++rank) {
       const auto number = static_cast<int>(rank);
       const int part =
-          part_of_rank(kind == 0 ? placement.parameters : placement.optimizer, plan_.input().mesh.of(number));
+          part_of_rank(kind == 0 ? placement.parameters : placement.optimizer, plan_.placement().mesh.of(number));
       parts[part][all_[rank * count_ + i][kind]].push_back(number);
     }
     std::vector<int> odd;

@@ -232,7 +232,7 @@ void CheckpointSave::add_tensors() {
 
 /// Adds the momentum of outer steps, for the elements whose masters this rank writes.
 void CheckpointSave::add_outer_momentum() {
-  const AxisPlacement axes = training_->plan.input().placement.optimizer;
+  const AxisPlacement axes = training_->plan.placement().optimizer;
   const auto add = [&](const FlatGroup& group, std::size_t i, Extent run, float* momentum) {
     const Extent written = intersect(run, written_part(axes, training_->job.position, group.layout.numel()));
     if (written.numel > 0) {

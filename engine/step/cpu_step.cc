@@ -60,7 +60,7 @@ CpuStep::CpuStep(const StepContext& context, GradientNorm& norm)
   if (!strategy_.reproducible) return;
   const MicrobatchOrder order = microbatch_order(strategy_, context.axes.world->size());
   losses_.resize(static_cast<std::size_t>(order.longest_run()));
-  const Placement& placement = context.plan.input().placement;
+  const Placement& placement = context.plan.placement();
   recorder_ = StepRecorder::make(strategy_, units_, *context.axes.world,
                                  {.gradients = owners_of_parts(placement.gradients, context.axes),
                                   .masters = owners_of_parts(placement.optimizer, context.axes)});

@@ -31,7 +31,7 @@ OuterSteps::OuterSteps(const std::vector<std::unique_ptr<Unit>>& units, const Me
       replica_(replica),
       whole_(std::move(whole)),
       replicate_(whole_.replicate),
-      config_(plan.input().outer),
+      config_(plan.update().outer),
       place_(std::move(place)),
       rule_(rule_of(config_, replicate_->size())),
       waits_(waits) {
@@ -183,11 +183,11 @@ void OuterSteps::write_gradients(const Outer& outer, const float* own, float* gr
 
 void OuterSteps::publish(FlatGroup& group) {
   const Extent part = group.optimizer_part;
-  const Placement& placement = plan_.input().placement;
+  const Placement& placement = plan_.placement();
   const bool gathers = placement.optimizer.shard && !placement.parameters.shard && replica_.shard_size > 1;
   if (gathers) {
     const auto bytes = static_cast<std::size_t>(part.numel) * 4;
-    const GatherOptions options{.dtype = DType::kF32, .form = plan_.input().gathers};
+    const GatherOptions options{.dtype = DType::kF32, .form = plan_.wire().gathers};
     const Span span("publish", group.unit->name, &seconds_);
     const Timed timed(waits_);
     throw_if_error(replica_.gather->all_gather(group.unit->name, flat() + part.offset, flat(), bytes, options).wait());
@@ -198,13 +198,13 @@ void OuterSteps::publish(FlatGroup& group) {
 }
 
 void OuterSteps::wait_until_published() {
-  if (!plan_.input().placement.shared) return;
+  if (!plan_.placement().shared) return;
   const Span span("publish", {}, &seconds_);
   throw_if_error(replica_.gather->barrier("outer step").wait());
 }
 
 ReduceOptions OuterSteps::options() const {
-  const CompressionConfig& compression = plan_.input().compression;
+  const CompressionConfig& compression = plan_.wire().compression;
   ReduceOptions options;
   options.contributions = compression.gradients;
   options.sums = compression.sums;

@@ -33,7 +33,7 @@ StepWalk::StepWalk(const StepContext& context, QueueClock* waits)
       gradients_(context.memory.gradient_carrier()),
       programs_(step_programs(input_of(context))),
       averages_(averages_programs(input_of(context))),
-      in_backward_(context.plan.input().updates_in_backward) {
+      in_backward_(context.plan.update().in_backward) {
   for_each_trainable(context.units, [&](FlatGroup& group) { flats_.push_back(&group); });
 }
 

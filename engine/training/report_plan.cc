@@ -17,11 +17,11 @@ namespace tessera {
 namespace {
 
 /// Returns the words for the line about gradients on the wire.
-std::string words_of_compression(const PlanInput& input) {
-  const CompressionConfig& compression = input.compression;
-  const bool shard = input.compressed_shard_part > 0, replicate = input.compressed_replicate_part > 0;
+std::string words_of_compression(const PlannedWire& wire, int ranks) {
+  const CompressionConfig& compression = wire.compression;
+  const bool shard = wire.compressed_shard_part > 0, replicate = wire.compressed_replicate_part > 0;
   if (std::holds_alternative<CommHookConfig>(compression.method))
-    return input.mesh.world_size() > 1 ? " (summed by the program's CommHook)" : "";
+    return ranks > 1 ? " (summed by the program's CommHook)" : "";
   if (!shard && !replicate) return "";
   if (compression.has_method()) return " (over the network by " + describe(compression.method) + ")";
   const char* const axes = !replicate ? "the shard axis" : !shard ? "the replicate axis" : "both axes";
@@ -30,21 +30,21 @@ std::string words_of_compression(const PlanInput& input) {
 }
 
 /// Returns the words for the line about parameters' types.
-std::string words_of_gathers(const PlanInput& input) {
-  const WireForm form = input.gathers != WireForm::kPlain ? input.gathers : input.replica_gathers;
+std::string words_of_gathers(const PlannedWire& wire) {
+  const WireForm form = wire.gathers != WireForm::kPlain ? wire.gathers : wire.replica_gathers;
   return form == WireForm::kPlain ? "" : " (over the network " + name_of(form) + ")";
 }
 
 /// Returns a hint if units are updated in backward and have more records than are read ahead. It is
 /// empty otherwise.
 std::string hint_of_queue_depth(const MemoryPlan& plan) {
-  const bool gives_way = plan.input().is_queued && plan.parameters_below();  // the rule of MemoryPlan::queue_depth
-  if (!plan.input().updates_in_backward || gives_way) return "";
+  const bool gives_way = plan.placement().is_queued && plan.parameters_below();  // the rule of MemoryPlan::queue_depth
+  if (!plan.update().in_backward || gives_way) return "";
   const std::int64_t depth = plan.queue_depth();
   const std::int64_t records = plan.most_records_of_a_unit(), wanted = std::min(records, kMostQueueDepth);
   if (wanted <= depth) return "";
   PlanInput input = plan.input();
-  input.offload.queue_depth = wanted;
+  input.tiers.queue_depth = wanted;
   const MemoryPlan deeper(std::move(input));
   return c10::str("\"offload.queue_depth\" is ", depth, ", and the update of a unit moves up to ", records,
                   " records: backward waits for those beyond it. [T0149] hint: raise it; ", wanted, " takes ",
@@ -76,14 +76,16 @@ bool wants_table_of_plan() {
 
 void Training::report_plan(bool continues) const {
   const Strategy& strategy = job.strategy;
+  const MeshPosition& mesh = plan.placement().mesh;
+  const std::string compression = words_of_compression(plan.wire(), mesh.world_size());
   std::ostringstream text;
   text << "plan of " << name_of_placement(strategy)
-       << (strategy.placement.is_given() ? ": " + describe_placement(strategy) : "") << ", mesh "
-       << plan.input().mesh.replicate_size << " x " << plan.input().mesh.shard_size << ", " << units.size()
-       << " units, parameters " << name_of(strategy.mixed_precision.param) << words_of_gathers(plan.input())
-       << ", gradients on the wire " << name_of(strategy.mixed_precision.reduce) << words_of_compression(plan.input())
-       << ", optimizer state " << name_of(strategy.optimizer.state_dtype)
-       << (plan.input().placement.shared ? ", one copy of the parameters for the ranks of a host" : "");
+       << (strategy.placement.is_given() ? ": " + describe_placement(strategy) : "") << ", mesh " << mesh.replicate_size
+       << " x " << mesh.shard_size << ", " << units.size() << " units, parameters "
+       << name_of(strategy.mixed_precision.param) << words_of_gathers(plan.wire()) << ", gradients on the wire "
+       << name_of(strategy.mixed_precision.reduce) << compression << ", optimizer state "
+       << name_of(strategy.optimizer.state_dtype)
+       << (plan.placement().shared ? ", one copy of the parameters for the ranks of a host" : "");
   if (wants_table_of_plan()) {
     text << "\n" << plan.to_table();
     if (const std::string groups = table_of_groups(units, strategy.optimizer); !groups.empty()) text << "\n" << groups;
@@ -91,28 +93,27 @@ void Training::report_plan(bool continues) const {
     text << ": " << format_bytes(plan.use().total()) << " a rank beside activations (TESSERA_PLAN=table shows of what)";
   }
   log_info(text.str());
-  const PlanInput& input = plan.input();
-  if (input.outer.makes_outer_steps() && input.replicas == 1) {
+  const SyncConfig& outer = plan.update().outer;
+  if (outer.makes_outer_steps() && plan.placement().replicas == 1) {
     log_warning(
         "\"sync\" has one replica, with which no other meets. [T0153] hint: \"mesh\": {\"replicate\": ...} says how "
         "many there are");
   }
-  if (strategy.offload.gradients != input.offload.gradients) {
+  if (strategy.offload.gradients != plan.tiers().gradients) {
     log_warning(
         "\"offload.gradients\" has no effect here: no unit but the root trains, whose sums stay in memory. [T0154] "
         "hint: name classes in \"units\"");
   }
-  const bool compresses_outer = input.outer.makes_outer_steps() &&
-                                (job.axes.replicate->compressed_part() > 0 || plan.outer_sums_on_host().slots > 0);
+  const bool compresses_outer =
+      outer.makes_outer_steps() && (job.axes.replicate->compressed_part() > 0 || plan.outer_sums_on_host().slots > 0);
   if (compresses(strategy.compression) && !compresses_outer &&
-      !std::holds_alternative<CommHookConfig>(strategy.compression.method) &&
-      words_of_compression(plan.input()).empty()) {
+      !std::holds_alternative<CommHookConfig>(strategy.compression.method) && compression.empty()) {
     log_info(
         "\"compression\" has no effect here: on the axes that it names no gradients go over a network, as the ranks "
         "share "
         "memory");
   }
-  if (strategy.compression.gathers != WireForm::kPlain && words_of_gathers(input).empty())
+  if (strategy.compression.gathers != WireForm::kPlain && words_of_gathers(plan.wire()).empty())
     log_info("\"compression.gathers\" has no effect here: it changes nothing that goes over a network");
   if (const std::string hint = hint_of_queue_depth(plan); !hint.empty()) log_info(hint);
   if (const std::string text = words_of_changed_defaults(strategy.optimizer); !continues && !text.empty())

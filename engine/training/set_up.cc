@@ -235,7 +235,7 @@ void Training::set_up(DurableFiles* durable, bool continues) {
     use[device.is_queued ? MemoryCategory::kHostRecords : MemoryCategory::kRecords] += durable->memory_bytes();
   for (auto& unit : units) first_values.load(*unit);
   // All parts are written before any is read.
-  if (plan.input().placement.shared) throw_if_error(axes.gather->barrier("parameters").wait());
+  if (plan.placement().shared) throw_if_error(axes.gather->barrier("parameters").wait());
   if (!continues) load_whole_tensors(whole, *job.axes.control, device.device);
   values.loaded = true;
   set_up_gradients();
@@ -273,8 +273,8 @@ void Training::set_up_gradients() {
   checks.emplace(units, strategy.check.values, device.device);
   hooks.emplace(units, *reducer);
   if (plan.publishes_behind(axes.gather->gathers_in_background()))
-    gathering.publication.emplace(pointers_to(units), *axes.gather, plan.input().gathers, failing(job));
-  if (plan.input().longest_run > 0) dealer.emplace(strategy, plan.input().mesh.world_size());
+    gathering.publication.emplace(pointers_to(units), *axes.gather, plan.wire().gathers, failing(job));
+  if (plan.wire().longest_run > 0) dealer.emplace(strategy, plan.placement().mesh.world_size());
   MeshAxes whole = job.axes;
   footprint.allocated[MemoryCategory::kHostRecords] += compress_on_host(whole, {}, plan.outer_sums_on_host(), job);
   sync.begin(units, plan, axes, whole, job.accelerator, footprint.allocated);
@@ -295,7 +295,7 @@ void Training::set_up_gradients() {
 void Training::set_up_gathering() {
   const ComputeDevice device = job.accelerator.device;
   auto& [log, publication, parts, residency, watch] = gathering;
-  log.emplace(static_cast<std::size_t>(plan.input().prefetch) + 1);
+  log.emplace(static_cast<std::size_t>(plan.placement().prefetch) + 1);
   if (plan.gathers()) {
     if (memory.parameter_records && device.is_queued) {
       parts = std::make_unique<DevicePartCarrier>(plan, units, memory.parameter_records, *job.accelerator.kernels,
@@ -311,7 +311,7 @@ void Training::set_up_gathering() {
     watch.emplace();
   } else if (publication) {
     watch.emplace();
-  } else if (job.strategy.check.as_across_hosts && plan.input().placement.shared) {
+  } else if (job.strategy.check.as_across_hosts && plan.placement().shared) {
     for (auto& unit : units) unit->use_log = &*log;
     watch.emplace();
   } else if (sync.pulls(
@@ -377,7 +377,7 @@ void Training::detach_parameters() {
   gathering.publication.reset();
   sync.stop_pulls();
   for (auto& unit : units) unit->reopen();
-  const bool several = plan.input().mesh.shard_size > 1 || plan.parameters_below();
+  const bool several = plan.placement().mesh.shard_size > 1 || plan.parameters_below();
   const bool sharded = placement_of(job.strategy).parameters.shard && several;
   if (!values.loaded) {
     for (auto& unit : units) unit->poison("unit " + unit->name + " was being set up by an Engine that failed");

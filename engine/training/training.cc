@@ -210,7 +210,7 @@ void Training::bring_replicas_together(const char* what) {
   job.or_abort(what, [&] {
     expect_parameters();
     // Other ranks of this replica may still be reading the copy that they share.
-    if (plan.input().placement.shared) throw_if_error(axes.gather->barrier("outer step").wait());
+    if (plan.placement().shared) throw_if_error(axes.gather->barrier("outer step").wait());
     drop_gathered();
     sync.step();
     times.attempts += sync.take_skipped();

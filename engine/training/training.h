@@ -154,7 +154,7 @@ struct Training {
   /// may. Waits for values that are on their way. `may_unfreeze`: the call makes memory for frozen parameters.
   void expect_parameters(bool may_unfreeze = false);
 
-  bool updates_in_backward() const { return plan.input().updates_in_backward; }
+  bool updates_in_backward() const { return plan.update().in_backward; }
   /// Returns which microbatches of the step under way this rank computes, if they are neighbours. Throws tessera::Error
   /// (64) where they are not.
   MicrobatchRun run_of_step() const;

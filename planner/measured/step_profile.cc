@@ -66,7 +66,7 @@ StepProfile read(MeasuredFields fields, Diagnostics& diagnostics) {
 
 absl::StatusOr<std::vector<int>> units_of(const StepProfile& profile, const MemoryPlan& plan) {
   std::map<std::string_view, int> index_of;
-  const std::vector<UnitShape>& units = plan.input().units;
+  const std::vector<UnitShape>& units = plan.units();
   for (std::size_t i = 0; i < units.size(); ++i) index_of.emplace(units[i].name, static_cast<int>(i));
   std::vector<int> indices;
   for (const ProfileEntry& entry : profile.entries) {

@@ -80,9 +80,9 @@ void expect_comm_hook(const CompressionConfig& compression, const CommHook* hook
 
 std::unique_ptr<GradientMethod> make_gradient_method(const MemoryPlan& plan, const FlatGroup& group, float* kept,
                                                      float* work) {
-  const Site site{group, group.shape(), plan.input().mesh, kept, work};
+  const Site site{group, group.shape(), plan.placement().mesh, kept, work};
   if (plan.method_layout_of(site.shape).messages.empty()) return nullptr;
-  return std::visit([&](const auto& method) { return make(method, site); }, plan.input().compression.method);
+  return std::visit([&](const auto& method) { return make(method, site); }, plan.wire().compression.method);
 }
 
 }  // namespace tessera

@@ -45,8 +45,8 @@ Residency::Residency(const MemoryPlan& plan, std::vector<Unit*> units, Collectiv
       pending_(units_.size()),
       is_exact_(units_.size(), 0),
       is_coming_(units_.size(), 0),
-      schedule_(static_cast<int>(units_.size()), static_cast<std::size_t>(plan.input().prefetch), /*uncounted=*/0) {
-  if (!plan_.input().placement.keep_gathered) {
+      schedule_(static_cast<int>(units_.size()), static_cast<std::size_t>(plan.placement().prefetch), /*uncounted=*/0) {
+  if (!plan_.placement().keep_gathered) {
     slots_.push_back({memory_.take(units_[0]->gathered_bytes()), units_[0]->gathered_bytes(), nullptr, 0, {}});
     for (std::int64_t i = 0; i < plan_.shared_slots(); ++i) {
       slots_.push_back({memory_.take(plan_.slot_bytes()), plan_.slot_bytes(), nullptr, -1, {}});
@@ -101,7 +101,7 @@ void Residency::use(Unit& unit) {
 }
 
 void Residency::hold(Unit& unit) {
-  if (is_lossy(plan_.input().gathers) && is_exact_[unit.index] == 0) {
+  if (is_lossy(plan_.wire().gathers) && is_exact_[unit.index] == 0) {
     if (unit.pins() > 0) {
       throw Error(ExitCode::kUsage, "unit " + unit.name +
                                         ": an operator reads it, rounded as \"compression.gathers\" says, and exact "
@@ -122,7 +122,7 @@ void Residency::drop(Unit& unit) {
 
 void Residency::gather(Unit& unit) {
   for_each_parameter(unit, &expect_in_place);
-  const bool in_place = plan_.input().placement.keep_gathered;
+  const bool in_place = plan_.placement().keep_gathered;
   std::byte* memory = nullptr;
   if (!in_place) {
     const int slot = find_slot(unit, /*early=*/false);
@@ -146,7 +146,7 @@ void Residency::gather(Unit& unit) {
 
 void Residency::bring_part(Unit& unit) {
   // Other ranks may still read what the common slot held before.
-  if (plan_.input().placement.shared) throw_if_error(group_.barrier(unit.name).wait());
+  if (plan_.placement().shared) throw_if_error(group_.barrier(unit.name).wait());
   is_coming_[unit.index] = 1;
   const std::int64_t index = unit.index;
   parts_->announce({&index, 1});
@@ -210,7 +210,7 @@ void Residency::take(int slot, Unit& unit) {
 void Residency::prefetch() {
   for (int index = schedule_.next_missing(); index >= 0; index = schedule_.next_missing()) {
     Unit& unit = *units_[index];
-    if (!plan_.input().placement.keep_gathered && find_slot(unit, /*early=*/true) < 0) return;
+    if (!plan_.placement().keep_gathered && find_slot(unit, /*early=*/true) < 0) return;
     gather(unit);
     ++counts_.prefetched;
   }
@@ -248,8 +248,8 @@ void Residency::warn_of_overflow(const Unit& unit) {
 int Residency::add_overflow_slot(const Unit& unit) {
   ++counts_.overflow_slots;
   Slot slot{nullptr, unit.gathered_bytes(), nullptr, -1,
-            plan_.input().placement.shared ? Arena::common("overflow slot", unit.gathered_bytes(), group_)
-                                           : Arena::plain("overflow slot", unit.gathered_bytes(), device_.device)};
+            plan_.placement().shared ? Arena::common("overflow slot", unit.gathered_bytes(), group_)
+                                     : Arena::plain("overflow slot", unit.gathered_bytes(), device_.device)};
   slot.memory = slot.overflow.take(slot.bytes);
   counts_.overflow_bytes += slot.bytes;
   counts_.overflow_peak = std::max(counts_.overflow_peak, counts_.overflow_bytes);
@@ -272,7 +272,7 @@ void Residency::spoil(Unit& unit) {
   if (!checks_values_ || unit.slot < 0 || unit.pins() > 0 || unit.state() == Unit::State::kReleased) return;
   const Slot& slot = slots_[unit.slot];
   release(unit);
-  if (plan_.input().placement.shared)
+  if (plan_.placement().shared)
     throw_if_error(group_.barrier(unit.name).wait());  // other ranks may still read the common slot
   const Unrecorded unrecorded;
   tensor_on(device_.device, slot.memory, static_cast<std::size_t>(unit.gathered_bytes()))

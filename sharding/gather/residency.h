@@ -57,7 +57,7 @@ struct SlotMemory {
 /// memory share the slots too (Placement::shared): each rank brings its part to the one slot, and the all-gather is
 /// only a barrier. They choose the same slots, since they use units in the same order.
 ///
-/// Where units are rounded on the wire (PlanInput::gathers), every rank has rounded values of all parameters, its own
+/// Where units are rounded on the wire (PlannedWire::gathers), every rank has rounded values of all parameters, its own
 /// part included. A unit that `hold` asks for is exact: it is gathered once more, and released when it is used next.
 ///
 /// One thread at a time calls it: the thread that runs forward and backward. Every rank must use units in the same
@@ -129,7 +129,7 @@ class Residency final : public UnitKeeper {
   void bring_part(Unit& unit);
   void start_all_gather(Unit& unit);
   WireForm form_of(const Unit& unit) const {
-    return is_exact_[unit.index] != 0 ? WireForm::kPlain : plan_.input().gathers;
+    return is_exact_[unit.index] != 0 ? WireForm::kPlain : plan_.wire().gathers;
   }
   void wait(Unit& unit);
   void release(Unit& unit);

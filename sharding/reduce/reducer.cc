@@ -124,7 +124,7 @@ Reducer::Reducer(const MemoryPlan& plan, std::vector<Unit*> units, const MeshAxe
                  ComputeDevice device, GradientVisitor* visitor)
     : plan_(plan), axes_(axes), device_(device), visitor_(visitor), memory_(std::move(memory)) {
   float* const method_work = reinterpret_cast<float*>(memory_.feedback.take(plan_.method_work_numel() * 4));
-  if (plan_.input().compression.restore_skipped) memory_.feedback.take(plan_.kept_gradient_numel() * 4);
+  if (plan_.wire().compression.restore_skipped) memory_.feedback.take(plan_.kept_gradient_numel() * 4);
   for (Unit* unit : units) {
     Entry& entry = entries_.emplace_back(unit, GradientPacker(*unit, bucket_dtype(), device_, copies_));
     const UnitShape shape = unit->shape();
@@ -178,7 +178,7 @@ Reducer::Feedback Reducer::take_feedback(const FlatGroup& group, float* method_w
   Feedback feedback{take(numel.shard), take(numel.replicate)};
   const MethodLayout layout = plan_.method_layout_of(group.shape());
   feedback.method = make_gradient_method(plan_, group, take(layout.memory.kept), method_work);
-  feedback.wire_bytes = layout.wire_bytes(plan_.input().mesh.shard_size);
+  feedback.wire_bytes = layout.wire_bytes(plan_.placement().mesh.shard_size);
   return feedback;
 }
 
@@ -208,7 +208,7 @@ void Reducer::use_methods(bool on, std::int64_t step) {
 bool Reducer::accumulates() const { return plan_.keeps_gradients(); }
 
 /// A single rank takes gradients straight into their sum's place, and nothing is reduced.
-bool Reducer::is_alone_in_place() const { return plan_.input().mesh.world_size() == 1 && !memory_.sums_below; }
+bool Reducer::is_alone_in_place() const { return plan_.placement().mesh.world_size() == 1 && !memory_.sums_below; }
 
 DType Reducer::bucket_dtype() const {
   return plan_.bucket_mode() == BucketMode::kShared ? plan_.bucket_dtype() : DType::kF32;
@@ -435,8 +435,8 @@ void Reducer::start(Entry& entry) {
   // Gaps stay zero where gradients lie in their sum's own place: no other unit uses it, so nothing but zeros ever came
   // into them. Only compressed reductions may leave values that are not finite there. Such a value makes its neighbours
   // NaN.
-  const PlanInput& input = plan_.input();
-  const bool is_compressed = input.compressed_shard_part > 0 || input.compressed_replicate_part > 0;
+  const PlannedWire& wire = plan_.wire();
+  const bool is_compressed = wire.compressed_shard_part > 0 || wire.compressed_replicate_part > 0;
   const bool gaps_are_zero = device_.is_queued && is_in_place(entry) && !updates_in_backward() && !is_compressed;
   const bool is_filled = makes_tree() && accumulates();  // end_microbatch has filled it
   Lease sum = take_sum(entry);
@@ -511,7 +511,7 @@ void Reducer::square_own(bool on) {
 
 double Reducer::take_own_square() {
   if (device_squares_) {
-    const bool takes_sums = accumulates() && plan_.input().mesh.world_size() == 1;
+    const bool takes_sums = accumulates() && plan_.placement().mesh.world_size() == 1;
     for (const int index : order_) {
       if (takes_sums && !entries_[index].has_own) square_there(entries_[index]);
     }
@@ -542,17 +542,17 @@ Lease Reducer::take_sum(const Entry& entry) {
 
 /// Returns null where there is one rank, since it sends nothing.
 GradientMethod* Reducer::method_of(const FlatGroup& group) const {
-  return uses_methods_ && plan_.input().mesh.world_size() > 1
+  return uses_methods_ && plan_.placement().mesh.world_size() > 1
              ? entries_[group.unit->index].feedback[group.index].method.get()
              : nullptr;
 }
 
 ReduceOptions Reducer::shard_options(const FlatGroup& group) const {
   ReduceOptions options(waits());
-  const PlanInput& input = plan_.input();
-  if (input.compressed_shard_part == 0) return options;
-  options.contributions = input.compression.gradients;
-  options.sums = input.compression.sums;
+  const PlannedWire& wire = plan_.wire();
+  if (wire.compressed_shard_part == 0) return options;
+  options.contributions = wire.compression.gradients;
+  options.sums = wire.compression.sums;
   options.feedback = entries_[group.unit->index].feedback[group.index].shard;
   options.method = method_of(group);
   return options;
@@ -560,10 +560,10 @@ ReduceOptions Reducer::shard_options(const FlatGroup& group) const {
 
 ReduceOptions Reducer::replicate_options(const FlatGroup& group) const {
   ReduceOptions options(replicas_follow() ? Waits::kLater : Waits::kAtOnce);
-  const PlanInput& input = plan_.input();
-  if (input.compressed_replicate_part == 0) return options;
-  options.contributions = input.compression.gradients;
-  options.sums = input.compression.sums;
+  const PlannedWire& wire = plan_.wire();
+  if (wire.compressed_replicate_part == 0) return options;
+  options.contributions = wire.compression.gradients;
+  options.sums = wire.compression.sums;
   options.feedback = entries_[group.unit->index].feedback[group.index].replicate;
   return options;
 }
@@ -576,7 +576,7 @@ void Reducer::forget_feedback() {
 /// The residuals lie at the end of the memory, and their copy in front of them.
 void Reducer::copy_feedback() {
   const std::int64_t bytes = 4 * plan_.kept_gradient_numel();
-  if (!plan_.input().compression.restore_skipped || bytes == 0 || std::exchange(has_copy_, true)) return;
+  if (!plan_.wire().compression.restore_skipped || bytes == 0 || std::exchange(has_copy_, true)) return;
   std::byte* const kept = memory_.feedback.data() + memory_.feedback.bytes() - bytes;
   std::memcpy(kept - bytes, kept, static_cast<std::size_t>(bytes));
 }
@@ -590,8 +590,9 @@ void Reducer::restore_feedback() {
 }
 
 KeptGradients Reducer::kept() {
-  const PlanInput& input = plan_.input();
-  const AxisPlacement placement = input.placement.gradients;
+  const MeshPosition& mesh = plan_.placement().mesh;
+  const PlannedWire& wire = plan_.wire();
+  const AxisPlacement placement = plan_.placement().gradients;
   KeptGradients kept;
   using What = KeptGradients::What;
   const auto add = [&](FlatGroup& group, What what, const std::vector<Extent>& runs, float* values,
@@ -601,22 +602,22 @@ KeptGradients Reducer::kept() {
       values += run.numel;
     }
   };
-  const int ranks = input.mesh.world_size();
+  const int ranks = mesh.world_size();
   std::int64_t method_holders = 0;
   for (Entry& entry : entries_) {
     for (const auto& group : entry.unit->groups) {
       const Feedback& feedback = entry.feedback[group->index];
       const std::int64_t numel = group->layout.numel();
-      const Extent sum = owned({placement.shard, false}, input.mesh, numel);
+      const Extent sum = owned({placement.shard, false}, mesh, numel);
       if (feedback.shard) {
         add(*group, What::kContributions,
-            rounded_runs(axes_.reduce->rank(), axes_.reduce->size(), input.compressed_shard_part, numel,
+            rounded_runs(axes_.reduce->rank(), axes_.reduce->size(), wire.compressed_shard_part, numel,
                          placement.shard),
             feedback.shard, 0);
       }
       if (feedback.replicate) {
         add(*group, What::kReplicaContributions,
-            rounded_runs(axes_.replicate->rank(), axes_.replicate->size(), input.compressed_replicate_part, sum.numel,
+            rounded_runs(axes_.replicate->rank(), axes_.replicate->size(), wire.compressed_replicate_part, sum.numel,
                          placement.replicate),
             feedback.replicate, sum.offset);
       }
@@ -627,8 +628,8 @@ KeptGradients Reducer::kept() {
   }
   const auto holders = [&](int ranks, int part) { return part > 0 ? ranks / part : 0; };
   kept.holders = method_holders > 0 ? method_holders
-                                    : holders(ranks, input.compressed_shard_part) +
-                                          holders(input.mesh.replicate_size, input.compressed_replicate_part);
+                                    : holders(ranks, wire.compressed_shard_part) +
+                                          holders(mesh.replicate_size, wire.compressed_replicate_part);
   return kept;
 }
 
@@ -644,7 +645,7 @@ void Reducer::start_notes(UnitReduction& reduction) {
     }
   }
   write_notes(reduction);
-  if (plan_.input().mesh.world_size() == 1) return;
+  if (plan_.placement().mesh.world_size() == 1) return;
   float* const notes = reduction.notes.data();
   reduction.notes_work =
       axes_.reduce->all_reduce(entry.unit->name, notes, DType::kF32, notes, reduction.notes.size(), waits());
@@ -671,7 +672,7 @@ void Reducer::hand_over(UnitReduction& reduction) {
 
 /// Replicas may gather units in different orders, so digests are compared before the replicas' notes are added up.
 UnitAgreement Reducer::agreement_on(UnitReduction& reduction) {
-  const MeshPosition& mesh = plan_.input().mesh;
+  const MeshPosition& mesh = plan_.placement().mesh;
   const auto parameters = static_cast<std::int64_t>(reduction.used.size());
   throw_if_error(reduction.notes_work.wait());
   UnitAgreement agreed;
@@ -721,15 +722,15 @@ Reducer::Accumulation Reducer::accumulation_of(const Entry& entry, const FlatGro
 /// Turns one bucket into this rank's part of the sum: over the shard axis, then over the replicate axis, then onto the
 /// sums of earlier reductions of this step. Each is a reduce-scatter if the placement says sharded, else an all-reduce.
 void Reducer::start_group(UnitReduction& reduction, FlatGroup& group) {
-  const AxisPlacement placement = plan_.input().placement.gradients;
-  const MeshPosition& mesh = plan_.input().mesh;
+  const AxisPlacement placement = plan_.placement().gradients;
+  const MeshPosition& mesh = plan_.placement().mesh;
   const Entry& entry = this->entry(*group.unit);
   const std::string& name = group.unit->name;
   if (is_alone_in_place()) return;
   std::byte* bucket = bucket_of(entry, group);
   DType wire = bucket_dtype();
-  if (plan_.bucket_mode() == BucketMode::kAccumulator && plan_.input().reduce != DType::kF32) {
-    wire = plan_.input().reduce;
+  if (plan_.bucket_mode() == BucketMode::kAccumulator && plan_.wire().reduce != DType::kF32) {
+    wire = plan_.wire().reduce;
     narrow_in_place(bucket, wire, group.layout.numel(), device_);
   }
   ReduceOptions options = shard_options(group);
@@ -784,8 +785,7 @@ void Reducer::follow(std::int64_t lag, std::int64_t end_lag) {
 /// reduction; otherwise it is made at the end. A queue may wait for the sum over the shard axis long before it is
 /// there, and ranks compute while a network works.
 bool Reducer::replicas_follow() const {
-  const PlanInput& input = plan_.input();
-  return input.mesh.replicate_size > 1 && (device_.is_queued || plan_.end_lag() > 0);
+  return plan_.placement().mesh.replicate_size > 1 && (device_.is_queued || plan_.end_lag() > 0);
 }
 
 void Reducer::advance(GroupReduction& reduction) {
@@ -823,7 +823,7 @@ void Reducer::complete(GroupReduction& reduction) {
     throw_if_error(reduction.last.wait());
   }
   if (!device_.is_queued) {
-    if (plan_.input().mesh.replicate_size > 1 && !replicas_follow())
+    if (plan_.placement().mesh.replicate_size > 1 && !replicas_follow())
       throw_if_error(sum_over_replicas(reduction).wait());
     return;
   }
@@ -840,7 +840,7 @@ Work Reducer::sum_over_replicas(GroupReduction& reduction) {
   float* const sum = reduction.sum;
   ReduceOptions options = replicate_options(group);
   if (!device_.is_queued) options.visitor = &reduction.accumulation;
-  if (!plan_.input().placement.gradients.replicate) {
+  if (!plan_.placement().gradients.replicate) {
     return axes_.replicate->all_reduce(name, sum, DType::kF32, sum, reduction.numel, options);
   }
   const Extent part = group.gradient_part;

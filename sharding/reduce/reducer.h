@@ -66,14 +66,14 @@ struct ReducerCounts {
 ///
 /// Where sums are offloaded, a unit's sum has memory from the start of its reduction to its end.
 ///
-/// If units are updated in backward (PlanInput::updates_in_backward), a unit with a complete sum is handed to the code
+/// If units are updated in backward (PlannedUpdate::in_backward), a unit with a complete sum is handed to the code
 /// that updates it, and the sum's place goes to the next unit. A unit is closed (Unit::close) when its reduction
 /// starts, since this rank has then read it for the last time; so when a sum is there, all ranks have read the unit.
 /// The reduction also carries which parameters a rank used, and in which order it gathered units in forward. A gradient
 /// that comes after the reduction started is an error.
 ///
-/// Under "reproducible" (PlanInput::reproducible) a microbatch's gradients are a leaf of the step's tree, and sums join
-/// by a binary counter (SumCounter): sums that a rank keeps until a backward has ended join then (`end_microbatch`),
+/// Under "reproducible" (PlannedWire::reproducible) a microbatch's gradients are a leaf of the step's tree, and sums
+/// join by a binary counter (SumCounter): sums that a rank keeps until a backward has ended join then (`end_microbatch`),
 /// and sums over ranks join as they come. Where a rank's microbatches are no subtree, BlockSums makes the sum of ranks.
 /// A gradient that comes after its unit was reduced would be no part of its leaf, and is an error.
 ///
@@ -236,11 +236,11 @@ class Reducer {
   /// Returns whether gradients stay in place until `finish`. Otherwise a unit is reduced as soon as it is complete.
   bool accumulates() const;
   bool is_alone_in_place() const;
-  bool updates_in_backward() const { return plan_.input().updates_in_backward; }
+  bool updates_in_backward() const { return plan_.update().in_backward; }
   void expect_not_updated(const Entry& entry, const FlatGroup& group, std::size_t parameter) const;
   void expect_in_leaf(const Entry& entry, const FlatGroup& group, std::size_t parameter) const;
-  SumCounter counter() const { return blocks_ ? blocks_->counter() : SumCounter(plan_.input().accumulation); }
-  bool makes_tree() const { return plan_.input().reproducible; }
+  SumCounter counter() const { return blocks_ ? blocks_->counter() : SumCounter(plan_.wire().accumulation); }
+  bool makes_tree() const { return plan_.wire().reproducible; }
   /// Returns whether this microbatch's gradients go to the place where their sum waits, since no other sum waits there.
   bool is_leaf_in_waiting() const;
   float* waiting_of(const Entry& entry, const FlatGroup& group, int place) const;

@@ -42,7 +42,7 @@ MovedByGroup planned_traffic(const MemoryPlan& plan) {
   MovedByGroup all;
   for (const StepCollective& each : collectives_of_step(plan)) {
     const bool gathers = each.operation == "all_gather";
-    const MeshPosition& mesh = plan.input().mesh;
+    const MeshPosition& mesh = plan.placement().mesh;
     const int ranks = each.axis == "shard" ? mesh.shard_size : mesh.replicate_size;
     Moved& moved = all[each.axis == "replicate" ? "replicate" : gathers ? "gather" : "reduce"];
     moved.calls += each.calls;

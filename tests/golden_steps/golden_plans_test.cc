@@ -59,7 +59,7 @@ MeshLinks links_for(const Configuration& configuration, const Strategy& strategy
 /// runs forward once more in backward.
 StepProfile profile_for(const MemoryPlan& plan, bool recomputes) {
   StepProfile profile;
-  const std::vector<UnitShape>& units = plan.input().units;
+  const std::vector<UnitShape>& units = plan.units();
   const auto seconds = [&](std::size_t unit) { return 1e-4 + 1e-5 * static_cast<double>(unit); };
   for (std::size_t i = 0; i < units.size(); ++i)
     profile.entries.push_back({units[i].name, RoundPass::kForward, seconds(i)});

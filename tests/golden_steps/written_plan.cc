@@ -32,8 +32,8 @@ void write_gathers(const std::string& what, const MemoryPlan& plan, GoldenFile::
       .add("bytes", plan.slot_bytes())
       .to(lines);
   Line gathers(what + "gathers");
-  for (std::size_t unit = 0; unit < plan.input().units.size(); ++unit)
-    gathers.add(plan.input().units[unit].name.c_str(), plan.gathers_in_step(unit));
+  for (std::size_t unit = 0; unit < plan.units().size(); ++unit)
+    gathers.add(plan.units()[unit].name.c_str(), plan.gathers_in_step(unit));
   gathers.to(lines);
   const HostStepBytes over_bus = plan.updated_over_bus();
   Line(what + "parameters below")
@@ -163,7 +163,7 @@ void write_group(const std::string& what, const MemoryPlan& plan, const GroupSha
 /// Writes the groups of all units. A unit with the same plan as the one before it gets no lines.
 void write_groups(const std::string& what, const MemoryPlan& plan, GoldenFile::Lines& lines) {
   GoldenFile::Lines before;
-  for (const UnitShape& unit : plan.input().units) {
+  for (const UnitShape& unit : plan.units()) {
     GoldenFile::Lines groups;
     for (const GroupShape& group : unit.groups)
       write_group(group.trainable ? "group" : "frozen group", plan, group, groups);

@@ -167,7 +167,7 @@ TEST(MatrixDeal, StatesTravelWithTheirMatrices) {
     }
     PlanInput input;
     input.placement = placement;
-    input.mesh = c.mesh;
+    input.placement.mesh = c.mesh;
     input.units = blocks_of(3, 100, parts);
     const std::int64_t without = MemoryPlan(input).use()[MemoryCategory::kOptimizer];
     input.units = units;
@@ -238,9 +238,9 @@ TEST(MatrixDeal, ExchangeBuffersAndStatesAreInTheMemoryPlan) {
   PlanInput input;
   input.units = blocks_of(4, 64, 2);
   input.placement = placement_of(kFullShard, false);
-  input.mesh = {1, 2};
+  input.placement.mesh = {1, 2};
   const MemoryPlan without(input);
-  input.matrix_states = {StateDType::kF32};
+  input.update.matrix_states = {StateDType::kF32};
   const MemoryPlan plan(input);
   EXPECT_EQ(plan.matrix_bytes(), (2 * plan.matrices().exchange_numel() + plan.matrices().work_numel()) * 4);
   EXPECT_GT(plan.use()[MemoryCategory::kStaging], plan.matrix_bytes() - 1);
@@ -255,10 +255,10 @@ TEST(MatrixDeal, LargeBatchOfStatesIsReadAheadUpToTheDisksDepth) {
   input.units = blocks_of(80, 64, 256);
   add_states(input.units, 256);
   input.placement = placement_of(kFullShard, false);
-  input.mesh = {1, 256};
-  input.matrix_work = {.is_muon = false, .multiplies = false};
-  input.offload.moments = {Tier::kNvme, 0.9};
-  input.states = {};  // elements have no states
+  input.placement.mesh = {1, 256};
+  input.update.matrix_work = {.is_muon = false, .multiplies = false};
+  input.tiers.moments = {Tier::kNvme, 0.9};
+  input.update.states = {};  // elements have no states
   const MemoryPlan plan(input);
   ASSERT_EQ(plan.matrices().batches().size(), 1U);
   EXPECT_EQ(plan.tensor_states_in_memory(), 8);

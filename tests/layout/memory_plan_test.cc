@@ -26,7 +26,7 @@ PlanInput input_of(std::int64_t numel, std::int64_t blocks, MeshPosition mesh, i
   input.units.push_back(unit(256L * groups * mesh.world_size()));
   for (std::int64_t i = 0; i < blocks; ++i) input.units.push_back(unit(numel));
   input.placement = placement_of(ShardingStrategy::kFullShard, false);
-  input.mesh = mesh;
+  input.placement.mesh = mesh;
   return input;
 }
 
@@ -39,7 +39,7 @@ TEST(MemoryPlan, SmallUnitsAreReducedWithALagAndLargeOnesAtOnce) {
     const MemoryPlan plan(input_of(c.bucket_bytes / 4, 12, {1, 2, 0, 0}));
     EXPECT_EQ(plan.reduction_lag(), c.lag) << c.bucket_bytes;
     EXPECT_EQ(plan.shared_buckets(), 1 + 2 * c.lag) << c.bucket_bytes;
-    const std::int64_t root = plan.bucket_bytes_of(plan.input().units[0]);
+    const std::int64_t root = plan.bucket_bytes_of(plan.units()[0]);
     EXPECT_EQ(plan.use()[MemoryCategory::kBuckets], root + (1 + 2 * c.lag) * c.bucket_bytes);
   }
 }
@@ -67,27 +67,27 @@ TEST(MemoryPlan, OpenQueueDepthHoldsTheRecordsOfAUnit) {
   };
   for (const Case& c : {Case{3, kQueueDepth}, Case{8, 8}, Case{13, 13}, Case{16, 16}, Case{40, kMostQueueDepth / 2}}) {
     PlanInput input = input_of(c.block_records * 7936 - 1024, 4, {1, 2, 0, 0});
-    input.mesh = {1, 1, 0, 0};
-    input.offload.moments.tier = Tier::kNvme;
-    input.offload.record_bytes = 64 << 10;
+    input.placement.mesh = {1, 1, 0, 0};
+    input.tiers.moments.tier = Tier::kNvme;
+    input.tiers.record_bytes = 64 << 10;
     EXPECT_EQ(MemoryPlan(input).queue_depth(), kQueueDepth) << "all are read ahead behind backward";
-    input.updates_in_backward = true;
+    input.update.in_backward = true;
     const MemoryPlan plan(input);
     EXPECT_EQ(plan.most_records_of_a_unit(), c.block_records);
     EXPECT_EQ(plan.queue_depth(), c.depth);
     const std::int64_t all = plan.state_records().records;
     EXPECT_EQ(plan.state_records().slots, std::min(2 * c.depth + 1, all));
-    input.offload.queue_depth = 5;
+    input.tiers.queue_depth = 5;
     EXPECT_EQ(MemoryPlan(input).queue_depth(), 5);
   }
 }
 
 TEST(MemoryPlan, GradientsOnDiskKeepSlotsAndTheRootsGradientsInMemory) {
   PlanInput input = input_of(kMiB, 12, {1, 2, 0, 0});
-  input.offload.moments.tier = Tier::kNvme;
-  input.is_durable = true;
+  input.tiers.moments.tier = Tier::kNvme;
+  input.tiers.is_durable = true;
   const MemoryPlan in_memory(input);
-  input.offload.gradients = Tier::kNvme;
+  input.tiers.gradients = Tier::kNvme;
   const MemoryPlan on_disk(input);
   const std::int64_t root = on_disk.sum_bytes_of(input.units[0]), unit = on_disk.sum_bytes_of(input.units[1]);
   EXPECT_EQ(in_memory.use()[MemoryCategory::kGradients], root + 12 * unit);
@@ -101,10 +101,10 @@ TEST(MemoryPlan, GradientsOnDiskKeepSlotsAndTheRootsGradientsInMemory) {
 TEST(MemoryPlan, ReproducibleCountsTheSumsThatWaitInTheTree) {
   const auto added = [](MeshPosition mesh, std::int64_t accumulation, GradientSync sync) {
     PlanInput input = input_of(kMiB, 12, mesh);
-    input.accumulation = accumulation;
-    input.sync = sync;
+    input.wire.accumulation = accumulation;
+    input.wire.sync = sync;
     const MemoryPlan without(input);
-    input.reproducible = true;
+    input.wire.reproducible = true;
     const MemoryPlan with(input);
     EXPECT_EQ(with.use().total() - without.use().total(), with.waiting_bytes());
     EXPECT_EQ(with.use()[MemoryCategory::kStaging] - without.use()[MemoryCategory::kStaging], with.waiting_bytes());
@@ -127,12 +127,12 @@ TEST(MemoryPlan, ReproducibleCountsTheSumsThatWaitInTheTree) {
 // are 6 to 7 and 8 to 11.
 TEST(MemoryPlan, ReproducibleCountsTheSumsOfSubtreesThatRanksSend) {
   PlanInput input = input_of(kMiB, 12, {1, 3, 0, 0});
-  input.accumulation = 4;
-  input.sync = GradientSync::kLastMicrobatch;
-  input.reproducible = true;
+  input.wire.accumulation = 4;
+  input.wire.sync = GradientSync::kLastMicrobatch;
+  input.wire.reproducible = true;
   EXPECT_EQ(MemoryPlan(input).block_sums(), 0);
   EXPECT_EQ(MemoryPlan(input).block_exchange_numel(), 0);
-  input.accumulation = 6;
+  input.wire.accumulation = 6;
   const MemoryPlan plan(input);
   EXPECT_EQ(plan.block_sums(), 2);
   EXPECT_EQ(plan.waiting_sums(), 3) << "rank 1 keeps the sum of two while it adds four";
@@ -156,9 +156,9 @@ TEST(MemoryPlan, ReproducibleCountsTheSumsOfSubtreesThatRanksSend) {
 TEST(MemoryPlan, BackgroundReductionsLagByTheGivenNumberOfUnits) {
   const auto plan_of = [](MeshPosition mesh, std::optional<std::int64_t> ahead, bool accumulates = false) {
     PlanInput input = input_of(64 * kMiB, 12, mesh);
-    input.reduces_in_background = true;
-    input.reductions_ahead = ahead;
-    input.accumulation = accumulates ? 2 : 1;
+    input.wire.reduces_in_background = true;
+    input.wire.reductions_ahead = ahead;
+    input.wire.accumulation = accumulates ? 2 : 1;
     return MemoryPlan(std::move(input));
   };
   for (const std::int64_t ahead : {0, 1, 2, 5}) {
@@ -175,14 +175,14 @@ TEST(MemoryPlan, BackgroundReductionsLagByTheGivenNumberOfUnits) {
   EXPECT_EQ(plan_of({1, 1, 0, 0}, 3).end_lag(), 0);
   PlanInput replicated = input_of(64 * kMiB, 12, {1, 2, 0, 0});
   replicated.placement = placement_of(ShardingStrategy::kNoShard, false);
-  replicated.reduces_in_background = true;
+  replicated.wire.reduces_in_background = true;
   EXPECT_EQ(MemoryPlan(replicated).end_lag(), MemoryPlan::kMostUnderWay - 1);  // this costs nothing
 }
 
 TEST(MemoryPlan, ReductionsAheadSetTheLagOnOneHost) {
   for (const std::int64_t ahead : {0, 1, 2, 5}) {
     PlanInput input = input_of(64 * kMiB, 12, {1, 2, 0, 0});
-    input.reductions_ahead = ahead;
+    input.wire.reductions_ahead = ahead;
     const MemoryPlan plan(input);
     EXPECT_EQ(plan.end_lag(), ahead);
     EXPECT_EQ(plan.reduction_lag(), (ahead + 1) / 2);
@@ -192,7 +192,7 @@ TEST(MemoryPlan, ReductionsAheadSetTheLagOnOneHost) {
 TEST(MemoryPlan, GpuReductionsLagByOneUnitWhateverTheirSize) {
   for (const std::int64_t bucket_bytes : {kMiB / 4, 512 * kMiB}) {
     PlanInput input = input_of(bucket_bytes / 4, 12, {1, 2, 0, 0});
-    input.is_queued = true;
+    input.placement.is_queued = true;
     const MemoryPlan plan(input);
     EXPECT_EQ(plan.reduction_lag(), 0);
     EXPECT_EQ(plan.end_lag(), 1);
@@ -200,20 +200,20 @@ TEST(MemoryPlan, GpuReductionsLagByOneUnitWhateverTheirSize) {
   }
   // The sum over the second axis begins one unit after that over the first, and ends one unit later.
   PlanInput input = input_of(1024, 12, {2, 2, 0, 0});
-  input.is_queued = true;
+  input.placement.is_queued = true;
   EXPECT_EQ(MemoryPlan(input).reduction_lag(), 1);
   EXPECT_EQ(MemoryPlan(input).end_lag(), 2);
   EXPECT_EQ(MemoryPlan(input).shared_buckets(), 3);
-  input.mesh = {1, 1, 0, 0};
+  input.placement.mesh = {1, 1, 0, 0};
   EXPECT_EQ(MemoryPlan(input).end_lag(), 0);
 }
 
 TEST(MemoryPlan, CompressedSumsOfAGpuGoThroughItsHostsMemory) {
   PlanInput input = input_of(kMiB, 4, {1, 2, 0, 0});
-  input.is_queued = true;
+  input.placement.is_queued = true;
   const MemoryPlan plain(input);
-  input.compression = {.gradients = WireForm::kInt8, .error_feedback = true};
-  input.compressed_shard_part = 1;
+  input.wire.compression = {.gradients = WireForm::kInt8, .error_feedback = true};
+  input.wire.compressed_shard_part = 1;
   const MemoryPlan plan(input);
   EXPECT_EQ(plan.reduction_lag(), 1);
   EXPECT_EQ(plan.end_lag(), 2);
@@ -225,24 +225,24 @@ TEST(MemoryPlan, CompressedSumsOfAGpuGoThroughItsHostsMemory) {
   EXPECT_EQ(plan.use()[MemoryCategory::kFeedback], 0);
   EXPECT_EQ(plan.use().limited(), plain.use().limited() + 4 * kMiB);  // a bucket for the unit that is under way longer
   // A narrow contribution is summed to fp32 beside it: here this rank's half.
-  input.reduce = DType::kBF16;
+  input.wire.reduce = DType::kBF16;
   EXPECT_EQ(MemoryPlan(input).shard_sums_on_host().slot_bytes, 2 * kMiB + 2 * kMiB);
-  input.is_queued = false;
+  input.placement.is_queued = false;
   EXPECT_EQ(MemoryPlan(input).shard_sums_on_host().bytes(), 0);
 }
 
 TEST(MemoryPlan, GathersOfAGpuInAnotherFormHaveASlotForEachGroupOfTheUnitsAhead) {
   PlanInput input = input_of(kMiB, 4, {1, 2, 0, 0}, /*groups=*/2);
-  input.is_queued = true;
+  input.placement.is_queued = true;
   const MemoryPlan plain(input);
   EXPECT_EQ(plain.gathers_on_host().bytes(), 0);
-  input.gathers = WireForm::kInt8;
+  input.wire.gathers = WireForm::kInt8;
   const MemoryPlan plan(input);
   EXPECT_EQ(plan.gathers_on_host().slots, 2 * 2);
   EXPECT_EQ(plan.gathers_on_host().slot_bytes, 4 * kMiB / 2);
   EXPECT_EQ(plan.use()[MemoryCategory::kHostRecords], plan.gathers_on_host().bytes());
   EXPECT_EQ(plan.use().limited(), plain.use().limited());
-  input.prefetch = 100;
+  input.placement.prefetch = 100;
   EXPECT_EQ(MemoryPlan(input).gathers_on_host().slots, 5 * 2);
   input.placement = placement_of(ShardingStrategy::kNoShard, false);  // nothing is gathered
   EXPECT_EQ(MemoryPlan(input).gathers_on_host().bytes(), 0);
@@ -250,40 +250,41 @@ TEST(MemoryPlan, GathersOfAGpuInAnotherFormHaveASlotForEachGroupOfTheUnitsAhead)
 
 TEST(MemoryPlan, GathersOverReplicasOfAGpuHaveASlotForAllThatIsGathered) {
   PlanInput input = input_of(kMiB, 4, {2, 2, 0, 0});
-  input.is_queued = true;
-  input.replica_gathers = WireForm::kLossless;
+  input.placement.is_queued = true;
+  input.wire.replica_gathers = WireForm::kLossless;
   input.placement = placement_of(ShardingStrategy::kHybridShard, true);
   EXPECT_EQ(MemoryPlan(input).replica_gathers_on_host().slot_bytes, 4 * kMiB / 2) << "a shard";
   constexpr AxisPlacement kOverReplicas{.replicate = true};
-  input.placement = {{}, kOverReplicas, {.shard = true, .replicate = true, .replicate_first = true}};
+  input.placement = Placement{{}, kOverReplicas, {.shard = true, .replicate = true, .replicate_first = true}};
   EXPECT_EQ(MemoryPlan(input).replica_gathers_on_host().slot_bytes, 4 * kMiB) << "the whole buffer";
 }
 
 TEST(MemoryPlan, CompressedOuterGradientsOfAGpuHaveASlotForEachSumUnderWay) {
   PlanInput input = input_of(kMiB, 4, {1, 2, 0, 0});
-  input.is_queued = true;
-  input.replicas = 2;
-  input.outer.type = SyncType::kDiloco;
-  input.outer.every = 4;
+  input.placement.is_queued = true;
+  input.placement.replicas = 2;
+  input.update.outer.type = SyncType::kDiloco;
+  input.update.outer.every = 4;
   const MemoryPlan plain(input);
   EXPECT_EQ(plain.outer_sums_on_host().bytes(), 0);
-  input.compression = {.gradients = WireForm::kInt8, .axes = CompressedAxes::kReplicate};
+  input.wire.compression = {.gradients = WireForm::kInt8, .axes = CompressedAxes::kReplicate};
   const MemoryPlan plan(input);
   EXPECT_EQ(plan.outer_sums_on_host().slots, 1);
-  EXPECT_EQ(plan.outer_sums_on_host().slot_bytes, 4 * owned(input.placement.optimizer, input.mesh, kMiB).numel);
+  EXPECT_EQ(plan.outer_sums_on_host().slot_bytes,
+            4 * owned(input.placement.optimizer, input.placement.mesh, kMiB).numel);
   EXPECT_EQ(plan.use()[MemoryCategory::kHostRecords], plan.outer_sums_on_host().bytes());
   EXPECT_EQ(plan.use().limited(), plain.use().limited());
-  input.outer.type = SyncType::kStreamingDiloco;
-  input.outer.fragments = 2;
+  input.update.outer.type = SyncType::kStreamingDiloco;
+  input.update.outer.fragments = 2;
   EXPECT_EQ(MemoryPlan(input).outer_sums_on_host().slots,
             static_cast<std::int64_t>((input.units.size() + 1) / 2));  // each unit has one group
-  input.is_queued = false;
+  input.placement.is_queued = false;
   EXPECT_EQ(MemoryPlan(input).outer_sums_on_host().bytes(), 0);
 }
 
 TEST(MemoryPlan, EveryUnitUnderWayHasItsScratch) {
   PlanInput input = input_of(kMiB / 4, 12, {1, 2, 0, 0});
-  input.accumulation = 2;
+  input.wire.accumulation = 2;
   const MemoryPlan plan(input);
   // 2 (1 MiB bucket + 1/2 MiB of scratch) a unit of lag
   EXPECT_EQ(plan.reduction_lag(), 2);
@@ -300,7 +301,7 @@ TEST(MemoryPlan, ReplicatedGradientsNeedNoBucketsToBeReducedLater) {
 }
 
 PlanInput updated_in_backward(PlanInput input) {
-  input.updates_in_backward = true;
+  input.update.in_backward = true;
   return input;
 }
 
@@ -327,10 +328,10 @@ TEST(MemoryPlan, UsageNotesCountTowardsReductionsUnderWay) {
 }
 
 PlanInput with_moments_on_disk(PlanInput input, std::int64_t record_bytes, std::int64_t cache_bytes, double fraction) {
-  input.offload.moments = {Tier::kNvme, fraction};
-  input.offload.record_bytes = record_bytes;
-  input.offload.cache_bytes = cache_bytes;
-  input.offload.queue_depth = 2;
+  input.tiers.moments = {Tier::kNvme, fraction};
+  input.tiers.record_bytes = record_bytes;
+  input.tiers.cache_bytes = cache_bytes;
+  input.tiers.queue_depth = 2;
   return input;
 }
 
@@ -377,12 +378,12 @@ TEST(MemoryPlan, StepReadsOnlyRecordsThatCacheAndSlotsLack) {
 TEST(MemoryPlan, ParametersThatTrainAreCachedBeforeFrozenOnes) {
   PlanInput input = input_of(kMiB, 4, {1, 2, 0, 0});
   for (const std::size_t frozen : {1, 3}) input.units[frozen].groups[0].trainable = false;
-  input.offload.parameters = {Tier::kNvme, 1.0};
-  input.offload.record_bytes = 256 << 10;
+  input.tiers.parameters = {Tier::kNvme, 1.0};
+  input.tiers.record_bytes = 256 << 10;
   const MemoryPlan none(input);
   const std::int64_t record_bytes = none.parameter_records().record_bytes, records = none.parameter_records().records;
   for (const std::int64_t cached : {records / 4, records - 3}) {
-    input.offload.cache_bytes = cached * record_bytes;
+    input.tiers.cache_bytes = cached * record_bytes;
     const MemoryPlan plan(input);
     const EvenSpread cache = plan.parameter_records().cache();
     const std::int64_t trains = plan.parameter_records().cached_first;
@@ -397,7 +398,7 @@ TEST(MemoryPlan, ParametersThatTrainAreCachedBeforeFrozenOnes) {
 TEST(MemoryPlan, GpuMomentsInFilesUseSlotsOnHostAndDevice) {
   PlanInput input = with_moments_on_disk(input_of(kMiB, 4, {1, 2, 0, 0}), 256 << 10, 0, 1.0);
   const MemoryPlan of_cpu(input);
-  input.is_queued = true;
+  input.placement.is_queued = true;
   const MemoryPlan plan(input);
   const RecordPool& pool = plan.state_records();
   EXPECT_EQ(pool.device_slots, 5);  // one updated, two on their way there, two on their way back
@@ -415,9 +416,9 @@ TEST(MemoryPlan, GpuMomentsInFilesUseSlotsOnHostAndDevice) {
 
 TEST(MemoryPlan, GpuMomentsOnTheHostAreAllInPinnedMemory) {
   PlanInput input = with_moments_on_disk(input_of(kMiB, 4, {1, 2, 0, 0}), 256 << 10, 0, 0.5);
-  input.is_queued = true;
+  input.placement.is_queued = true;
   const MemoryPlan in_files(input);
-  input.offload.moments.tier = Tier::kHost;
+  input.tiers.moments.tier = Tier::kHost;
   const MemoryPlan plan(input);
   EXPECT_EQ(plan.use()[MemoryCategory::kHostRecords], in_files.disk().bytes);
   EXPECT_EQ(plan.streamed_bytes(), in_files.disk().bytes);
@@ -429,10 +430,10 @@ TEST(MemoryPlan, GpuMomentsOnTheHostAreAllInPinnedMemory) {
 /// A plan of updates on the CPU has gradients and parameters in pinned memory instead of slots on the GPU.
 TEST(MemoryPlan, StatesUpdatedByTheCpuNeedNoGpuSlots) {
   PlanInput input = with_moments_on_disk(input_of(kMiB, 4, {1, 2, 0, 0}), 256 << 10, 0, 0.5);
-  input.is_queued = true;
-  input.offload.moments.tier = Tier::kHost;
+  input.placement.is_queued = true;
+  input.tiers.moments.tier = Tier::kHost;
   const MemoryPlan streamed(input);
-  input.offload.step = OffloadedStep::kCpu;
+  input.tiers.step = OffloadedStep::kCpu;
   const MemoryPlan plan(input);
   std::int64_t elements = 0, parameter_bytes = 0;
   for (const UnitShape& unit : input.units) {
@@ -467,11 +468,11 @@ TEST(MemoryPlan, LatePublicationNeedsWholeParametersUpdatedElsewhere) {
     return MemoryPlan(std::move(input)).publishes_behind(gathers_in_background);
   };
   EXPECT_TRUE(is_behind([](PlanInput&) {}));
-  EXPECT_TRUE(is_behind([](PlanInput& input) { input.updates_in_backward = true; }));
+  EXPECT_TRUE(is_behind([](PlanInput& input) { input.update.in_backward = true; }));
   EXPECT_FALSE(is_behind([](PlanInput&) {}, /*gathers_in_background=*/false));
-  EXPECT_FALSE(is_behind([](PlanInput& input) { input.checks_values = true; }));
-  EXPECT_FALSE(is_behind([](PlanInput& input) { input.is_queued = true; }));
-  EXPECT_FALSE(is_behind([](PlanInput& input) { input.outer.type = SyncType::kDiloco; }));
+  EXPECT_FALSE(is_behind([](PlanInput& input) { input.update.checks_values = true; }));
+  EXPECT_FALSE(is_behind([](PlanInput& input) { input.placement.is_queued = true; }));
+  EXPECT_FALSE(is_behind([](PlanInput& input) { input.update.outer.type = SyncType::kDiloco; }));
   EXPECT_FALSE(is_behind([](PlanInput& input) { input.placement = share_parameters(input.placement); }));
   for (const ShardingStrategy kind : {ShardingStrategy::kNoShard, ShardingStrategy::kFullShard})
     EXPECT_FALSE(is_behind([&](PlanInput& input) { input.placement = placement_of(kind, false); }));
@@ -482,19 +483,19 @@ TEST(MemoryPlan, AutoPutsAsLittleOnDiskAsTheLimitAllows) {
   for (UnitShape& unit : input.units) {
     for (GroupShape& group : unit.groups) group.dtype = DType::kBF16;
   }
-  input.offload.record_bytes = 16 << 10;
-  input.offload.queue_depth = 2;
+  input.tiers.record_bytes = 16 << 10;
+  input.tiers.queue_depth = 2;
   const auto total = [&](OffloadedState masters, OffloadedState moments) {
     PlanInput chosen = input;
-    chosen.offload.masters = masters, chosen.offload.moments = moments;
+    chosen.tiers.masters = masters, chosen.tiers.moments = moments;
     return MemoryPlan(chosen).use().total();
   };
   const OffloadedState memory, disk{Tier::kNvme, 1.0};
   const std::int64_t most = total(memory, memory), least = total(disk, disk);
   PlanInput automatic = input;
-  automatic.offload.masters.tier = automatic.offload.moments.tier = Tier::kAuto;
+  automatic.tiers.masters.tier = automatic.tiers.moments.tier = Tier::kAuto;
   for (std::int64_t limit = least; limit <= most; limit += (most - least) / 16) {
-    const OffloadConfig chosen = with_tiers_chosen(automatic, limit).offload;
+    const OffloadConfig chosen = with_tiers_chosen(automatic, limit).tiers;
     EXPECT_LE(total(chosen.masters, chosen.moments), limit);
     EXPECT_TRUE(chosen.masters.tier == Tier::kMemory || chosen.moments == disk) << "moments go first";
     // With a little less on disk, the plan would not fit.
@@ -505,10 +506,10 @@ TEST(MemoryPlan, AutoPutsAsLittleOnDiskAsTheLimitAllows) {
     if (last.fraction == 0) last = memory;
     EXPECT_GT(total(masters, moments), limit);
   }
-  const OffloadConfig all = with_tiers_chosen(automatic, most).offload;
+  const OffloadConfig all = with_tiers_chosen(automatic, most).tiers;
   EXPECT_EQ(all.masters, memory);
   EXPECT_EQ(all.moments, memory);
-  const OffloadConfig none = with_tiers_chosen(automatic, least - 1).offload;
+  const OffloadConfig none = with_tiers_chosen(automatic, least - 1).tiers;
   EXPECT_EQ(none.masters, disk);
   EXPECT_EQ(none.moments, disk);
 }
@@ -518,30 +519,29 @@ TEST(MemoryPlan, AutoOnAGpuMovesMastersAndMomentsOfTheSameElements) {
   for (UnitShape& unit : input.units) {
     for (GroupShape& group : unit.groups) group.dtype = DType::kBF16;
   }
-  input.is_queued = true;
-  input.offload.record_bytes = 16 << 10;
-  input.offload.queue_depth = 1;
-  input.offload.masters.tier = input.offload.moments.tier = Tier::kAuto;
+  input.placement.is_queued = true;
+  input.tiers.record_bytes = 16 << 10;
+  input.tiers.queue_depth = 1;
+  input.tiers.masters.tier = input.tiers.moments.tier = Tier::kAuto;
   for (const OffloadedStep step : {OffloadedStep::kGpu, OffloadedStep::kCpu}) {
-    input.offload.step = step;
+    input.tiers.step = step;
     const auto plan_of = [&](double share) {
       PlanInput chosen = input;
-      chosen.offload.masters = chosen.offload.moments =
-          share > 0 ? OffloadedState{Tier::kHost, share} : OffloadedState{};
+      chosen.tiers.masters = chosen.tiers.moments = share > 0 ? OffloadedState{Tier::kHost, share} : OffloadedState{};
       return MemoryPlan(chosen);
     };
     const std::int64_t most = plan_of(0).use().limited(), least = plan_of(1).use().limited();
     ASSERT_LT(least, most);
     for (std::int64_t limit = least; limit < most; limit += (most - least) / 8) {
       const PlanInput chosen = with_tiers_chosen(input, limit, Tier::kHost);
-      EXPECT_EQ(chosen.offload.masters, chosen.offload.moments);
-      EXPECT_EQ(chosen.offload.moments.tier, Tier::kHost);
+      EXPECT_EQ(chosen.tiers.masters, chosen.tiers.moments);
+      EXPECT_EQ(chosen.tiers.moments.tier, Tier::kHost);
       const MemoryPlan plan(chosen);
       EXPECT_LE(plan.use().limited(), limit);
       EXPECT_GT(plan.state_records().pinned_bytes, 0);
-      EXPECT_GT(plan_of(chosen.offload.moments.fraction - 1.0 / 256).use().limited(), limit) << "as little as possible";
+      EXPECT_GT(plan_of(chosen.tiers.moments.fraction - 1.0 / 256).use().limited(), limit) << "as little as possible";
     }
-    EXPECT_EQ(with_tiers_chosen(input, most, Tier::kHost).offload.moments.tier, Tier::kMemory);
+    EXPECT_EQ(with_tiers_chosen(input, most, Tier::kHost).tiers.moments.tier, Tier::kMemory);
   }
 }
 
@@ -563,10 +563,10 @@ TEST(MemoryPlan, ActivationsOnDiskTakeSlotsAndNothingElse) {
   PlanInput input = input_of(kMiB, 4, {1, 2, 0, 0});
   const MemoryPlan without(input);
   EXPECT_EQ(without.use()[MemoryCategory::kActivations], 0);
-  input.offload.queue_depth = 3;
-  input.offload.record_bytes = 10000;  // a slot is rounded up to whole pages
+  input.tiers.queue_depth = 3;
+  input.tiers.record_bytes = 10000;  // a slot is rounded up to whole pages
   for (const Tier tier : {Tier::kHost, Tier::kNvme}) {
-    input.offload.activations = tier;
+    input.tiers.activations = tier;
     MemoryUse wanted = without.use();
     wanted[MemoryCategory::kActivations] = tier == Tier::kNvme ? 7 * 12288 : 0;
     const MemoryPlan plan(input);

@@ -15,9 +15,9 @@ constexpr std::int64_t kBlockNumel = 1 << 16;
 TimedPlan with_sync(SyncType type, std::int64_t every, int shards = 1,
                     ShardingStrategy strategy = ShardingStrategy::kNoShard) {
   TimedPlan timed = timed_plan(strategy, {1, shards, 0, 0}, 4, kBlockNumel);
-  timed.input.outer.type = type;
-  timed.input.outer.every = every;
-  timed.input.replicas = 2;
+  timed.input.update.outer.type = type;
+  timed.input.update.outer.every = every;
+  timed.input.placement.replicas = 2;
   timed.links.replicate = links_of(0);
   timed.links.replicate.all_reduce.beta_s_per_byte = 1e-6;
   return timed;
@@ -39,7 +39,7 @@ TEST(OuterCost, IsTheCostOfAllSumsDividedByTheStepsBetween) {
     EXPECT_EQ(cost.replicate.calls, 1);  // ten steps make five calls
     EXPECT_EQ(cost.shard.calls, 0);
     const PredictedStep with = timed.predicted();
-    timed.input.outer = {};
+    timed.input.update.outer = {};
     const PredictedStep without = timed.predicted();
     EXPECT_NEAR(with.seconds, without.seconds + cost.exposed_s, 1e-12);
     EXPECT_EQ(with.exposed_outer_s, cost.exposed_s);
@@ -48,7 +48,7 @@ TEST(OuterCost, IsTheCostOfAllSumsDividedByTheStepsBetween) {
 
 TEST(OuterCost, OuterGradientsUseTheBitsOfTheirCompression) {
   TimedPlan timed = with_sync(SyncType::kDiloco, 10);
-  timed.input.compression.gradients = timed.input.compression.sums = WireForm::kInt4;
+  timed.input.wire.compression.gradients = timed.input.wire.compression.sums = WireForm::kInt4;
   const double int4 = 0.5 + 4.0 / 256;  // half a byte, and its share of the scale of a run of 256
   EXPECT_NEAR(outer_cost(timed.plan(), 1, timed.links).exposed_s, bytes_of_all(timed, int4) * 1e-6 / 10, 1e-6);
   timed.links.replicate.reduces_in_background = false;  // this is as in shared memory, where nothing is compressed
@@ -57,15 +57,15 @@ TEST(OuterCost, OuterGradientsUseTheBitsOfTheirCompression) {
 
 TEST(OuterCost, StreamExposesOnlyTheTimeBeyondItsDelay) {
   TimedPlan timed = with_sync(SyncType::kStreamingDiloco, 20);
-  timed.input.outer.fragments = 4;
-  timed.input.outer.delay = 1;
+  timed.input.update.outer.fragments = 4;
+  timed.input.update.outer.delay = 1;
   const double block_s = 4.0 * kBlockNumel * 1e-6;  // cost of the sum of one fragment, which is a block
   EXPECT_EQ(outer_cost(timed.plan(), 2 * block_s, timed.links).exposed_s, 0);
   // Units are root and four blocks, so fragment 0 has the root and the last block.
   const double root_s = 4e-6 * static_cast<double>(timed.input.units[0].trainable_numel());
   EXPECT_NEAR(outer_cost(timed.plan(), 0.75 * block_s, timed.links).exposed_s, (4 * 0.25 * block_s + root_s) / 20,
               1e-9);
-  timed.input.outer.delay = 2;
+  timed.input.update.outer.delay = 2;
   EXPECT_EQ(outer_cost(timed.plan(), 0.75 * block_s, timed.links).exposed_s, 0);
 }
 
@@ -80,7 +80,7 @@ TEST(OuterCost, ShardedReplicaAddsAGatherOnTheShardAxis) {
 
 TEST(OuterCost, OneReplicaCostsNothing) {
   TimedPlan timed = with_sync(SyncType::kDiloco, 10);
-  timed.input.replicas = 1;
+  timed.input.placement.replicas = 1;
   EXPECT_EQ(outer_cost(timed.plan(), 1, timed.links).exposed_s, 0);
   EXPECT_EQ(timed.predicted().exposed_outer_s, 0);
 }
@@ -88,7 +88,7 @@ TEST(OuterCost, OneReplicaCostsNothing) {
 TEST(OuterCost, StartStepIsNamedAmongWhatIsLeftOut) {
   TimedPlan timed = with_sync(SyncType::kDiloco, 10);
   EXPECT_TRUE(timed.predicted().left_out.empty());
-  timed.input.outer.start_step = 100;
+  timed.input.update.outer.start_step = 100;
   EXPECT_EQ(timed.predicted().left_out.size(), 1u);
 }
 

@@ -16,7 +16,7 @@ TEST(PredictedStep, FreeLinksLeaveComputeUpdateAndRest) {
   for (const StrategyCase& strategy : all_strategies()) {
     for (const std::int64_t accumulation : {1, 2}) {
       TimedPlan timed = timed_plan(strategy, 3);
-      timed.input.accumulation = accumulation;
+      timed.input.wire.accumulation = accumulation;
       const PredictedStep step = timed.predicted();
       EXPECT_EQ(step.compute_s, 12.0 * static_cast<double>(accumulation)) << strategy.name;
       EXPECT_EQ(step.rest_s, 0.5) << strategy.name;
@@ -53,7 +53,7 @@ TEST(PredictedStep, StepWithoutComputeTakesTheWiresTime) {
 
 TEST(PredictedStep, WithoutPrefetchEveryGatherIsExposed) {
   TimedPlan timed = timed_plan(ShardingStrategy::kShardGradOp, {1, 4, 0, 0}, 4);
-  timed.input.prefetch = 0;
+  timed.input.placement.prefetch = 0;
   timed.links.shard = links_for(0.5);
   const double root_s = 0.5 * timed.input.units[0].trainable_numel() / timed.input.units[1].trainable_numel();
   EXPECT_NEAR(timed.predicted().exposed_gather_s, root_s + 4 * 0.5, 1e-12);
@@ -65,7 +65,7 @@ TEST(PredictedStep, GathersSendTheBytesOfTheirWireForm) {
   for (const ShardingStrategy kind : {ShardingStrategy::kFullShard, ShardingStrategy::kShardOptimizer}) {
     TimedPlan timed = timed_plan(kind, {1, 4, 0, 0}, 3);
     const auto sent_in = [&](WireForm form) {
-      timed.input.gathers = form;
+      timed.input.wire.gathers = form;
       return static_cast<double>(timed.predicted().shard.sent_bytes);
     };
     const double plain = sent_in(kPlain), saved = plain - sent_in(kLossless);
@@ -75,7 +75,7 @@ TEST(PredictedStep, GathersSendTheBytesOfTheirWireForm) {
   for (const StrategyCase& strategy : all_strategies()) {
     TimedPlan timed = timed_plan(strategy, 3);
     const PredictedStep plain = timed.predicted();
-    timed.input.replica_gathers = kLossless;
+    timed.input.wire.replica_gathers = kLossless;
     const PredictedStep packed = timed.predicted();
     EXPECT_EQ(packed.shard.sent_bytes, plain.shard.sent_bytes) << strategy.name;
     const bool publishes = timed.input.placement.optimizer.replicate && strategy.mesh.replicate_size > 1;
@@ -86,7 +86,7 @@ TEST(PredictedStep, GathersSendTheBytesOfTheirWireForm) {
 TEST(PredictedStep, PrefetchHidesGathersBehindCompute) {
   for (const ShardingStrategy strategy : {ShardingStrategy::kShardGradOp, ShardingStrategy::kFullShard}) {
     TimedPlan timed = timed_plan(strategy, {1, 4, 0, 0}, 6);
-    timed.input.prefetch = 1;
+    timed.input.placement.prefetch = 1;
     timed.profile.rest_seconds = 0;  // otherwise the rest would hide the first unit's gather
     const double root_s = 0.5 * timed.input.units[0].trainable_numel() / timed.input.units[1].trainable_numel();
     timed.links.shard = links_for(0.5);
@@ -103,9 +103,9 @@ TEST(PredictedStep, PrefetchHidesGathersBehindCompute) {
 
 TEST(PredictedStep, MoreSlotsSaveGathers) {
   TimedPlan timed = timed_plan(ShardingStrategy::kFullShard, {1, 4, 0, 0}, 6);
-  timed.input.prefetch = 1;
+  timed.input.placement.prefetch = 1;
   const PredictedStep few = timed.predicted();
-  timed.input.prefetch = 6;
+  timed.input.placement.prefetch = 6;
   const PredictedStep all = timed.predicted();
   EXPECT_EQ(few.shard.calls - all.shard.calls, 4);
 }
@@ -115,8 +115,8 @@ TEST(PredictedStep, AccumulationMultipliesOnlyReductionsOfEachMicrobatch) {
     TimedPlan timed = timed_plan(strategy, 3);
     timed.links = {links_of(1e-9), links_of(1e-9)};
     const auto with = [&](std::int64_t accumulation, GradientSync sync) {
-      timed.input.accumulation = accumulation;
-      timed.input.sync = sync;
+      timed.input.wire.accumulation = accumulation;
+      timed.input.wire.sync = sync;
       return timed.predicted();
     };
     const PredictedStep one = with(1, GradientSync::kEachMicrobatch);
@@ -156,9 +156,9 @@ TEST(PredictedStep, ReductionsThatLagAreExposedAtTheEnd) {
   timed.links.shard.reduce_scatter = links_for(1.5).reduce_scatter;
   EXPECT_NEAR(timed.predicted().exposed_reduction_s, 0,
               0.01);  // a backward takes 2 s, so the reduction of the last block ends together with that of the root
-  timed.input.reductions_ahead = 0;
+  timed.input.wire.reductions_ahead = 0;
   EXPECT_NEAR(timed.predicted().exposed_reduction_s, 4 * 1.5, 0.01);
-  timed.input.reductions_ahead = 1;
+  timed.input.wire.reductions_ahead = 1;
   timed.links.shard.reduce_scatter = links_for(3).reduce_scatter;
   EXPECT_NEAR(timed.predicted().exposed_reduction_s, 4 * 3 - 4 * 2, 0.02);
 }
@@ -194,12 +194,12 @@ TEST(PredictedStep, TransportTakesCoresFromCompute) {
 TEST(PredictedStep, BytesMoveMoreSlowlyBesideCompute) {
   TimedPlan timed = timed_plan(ShardingStrategy::kFullShard, {1, 4, 0, 0}, 4);
   timed.links.shard = links_for(1);
-  timed.input.prefetch = 0;
+  timed.input.placement.prefetch = 0;
   const PredictedStep waited = timed.predicted();
   timed.links.shard.all_gather.busy_beta_s_per_byte = 3 * timed.links.shard.all_gather.beta_s_per_byte;
   EXPECT_EQ(timed.predicted().seconds, waited.seconds) << "nobody computes beside a gather";
   timed.links.shard = links_for(1);
-  timed.input.prefetch = 1;
+  timed.input.placement.prefetch = 1;
   const PredictedStep hidden = timed.predicted();
   timed.links.shard.all_gather.busy_beta_s_per_byte = 3 * timed.links.shard.all_gather.beta_s_per_byte;
   const PredictedStep dragged = timed.predicted();
@@ -211,7 +211,7 @@ TEST(PredictedStep, BytesMoveMoreSlowlyBesideCompute) {
 TEST(PredictedStep, PackingTakesCoresFromCompute) {
   TimedPlan timed = timed_plan(ShardingStrategy::kFullShard, {1, 4, 0, 0}, 4);
   timed.links.shard = links_for(0.5);
-  timed.input.gathers = WireForm::kLossless;
+  timed.input.wire.gathers = WireForm::kLossless;
   const PredictedStep unmeasured = timed.predicted();
   timed.links.shard.coding.lossless_s_per_byte = 0.2 * timed.links.shard.all_gather.beta_s_per_byte;
   EXPECT_EQ(timed.predicted().seconds, unmeasured.seconds) << "a core is idle";
@@ -225,9 +225,9 @@ TEST(PredictedStep, PackingTakesCoresFromCompute) {
 TEST(PredictedStep, CompressionSavesTheWiresTime) {
   TimedPlan timed = timed_plan(ShardingStrategy::kNoShard, {1, 4, 0, 0}, 4);
   timed.links.shard = links_for(3);
-  timed.input.compressed_shard_part = 1;
+  timed.input.wire.compressed_shard_part = 1;
   const PredictedStep plain = timed.predicted();
-  timed.input.compression = {WireForm::kInt8, WireForm::kInt8};
+  timed.input.wire.compression = {WireForm::kInt8, WireForm::kInt8};
   const PredictedStep narrow = timed.predicted();
   EXPECT_NEAR(narrow.shard.transfer_s / plain.shard.transfer_s, 0.254, 0.001);
   EXPECT_LT(narrow.seconds, plain.seconds);

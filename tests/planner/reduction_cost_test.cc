@@ -14,7 +14,7 @@ constexpr std::int64_t kNumel = 1 << 20;
 
 CallCost cost_of(TimedPlan timed) {
   const MemoryPlan plan = timed.plan();
-  return shard_reduction_cost(plan, plan.input().units[1].groups[0], timed.links.shard);
+  return shard_reduction_cost(plan, plan.units()[1].groups[0], timed.links.shard);
 }
 
 TEST(ReductionCost, RankSendsAllPartsButItsOwn) {
@@ -22,19 +22,19 @@ TEST(ReductionCost, RankSendsAllPartsButItsOwn) {
   TimedPlan whole = timed_plan(ShardingStrategy::kNoShard, {1, 4, 0, 0}, 1, kNumel);
   EXPECT_EQ(cost_of(cut).sent_bytes, 3 * kNumel);    // this is 3/4 of 4 bytes
   EXPECT_EQ(cost_of(whole).sent_bytes, 6 * kNumel);  // twice
-  cut.input.reduce = whole.input.reduce = DType::kBF16;
+  cut.input.wire.reduce = whole.input.wire.reduce = DType::kBF16;
   EXPECT_EQ(cost_of(cut).sent_bytes, 3 * kNumel / 2);
   EXPECT_EQ(cost_of(whole).sent_bytes, 3 * kNumel / 2 + 3 * kNumel);  // contributions are bf16, and sums are fp32
-  whole.input.is_queued = true;
+  whole.input.placement.is_queued = true;
   EXPECT_EQ(cost_of(whole).sent_bytes, 3 * kNumel);
 }
 
 TEST(ReductionCost, CompressedAxesSendFewerBytes) {
   TimedPlan timed = timed_plan(ShardingStrategy::kNoShard, {1, 4, 0, 0}, 1, kNumel);
-  timed.input.compression.gradients = WireForm::kInt8;
-  timed.input.compression.sums = WireForm::kInt4;
+  timed.input.wire.compression.gradients = WireForm::kInt8;
+  timed.input.wire.compression.sums = WireForm::kInt4;
   EXPECT_EQ(cost_of(timed).sent_bytes, 6 * kNumel);  // this transport does not compress
-  timed.input.compressed_shard_part = 1;
+  timed.input.wire.compressed_shard_part = 1;
   const std::int64_t part = kNumel / 4, scales = part / 256 * 4;
   EXPECT_EQ(cost_of(timed).sent_bytes, 3 * (part + scales + part / 2 + scales));
 }
@@ -43,8 +43,8 @@ TEST(ReductionCost, CompressedAxesSendFewerBytes) {
 /// those of the others.
 TEST(ReductionCost, CompressionCostsEncodingAndDecodingTime) {
   TimedPlan timed = timed_plan(ShardingStrategy::kNoShard, {1, 4, 0, 0}, 1, kNumel);
-  timed.input.compressed_shard_part = 1;
-  timed.input.compression = {.gradients = WireForm::kInt8, .sums = WireForm::kLossless};
+  timed.input.wire.compressed_shard_part = 1;
+  timed.input.wire.compression = {.gradients = WireForm::kInt8, .sums = WireForm::kLossless};
   timed.links.shard = links_of(1e-12);
   timed.links.shard.coding = {.lossless_s_per_byte = 3e-10, .int8_s_per_byte = 1e-10};
   const CallCost cost = cost_of(timed);
@@ -59,24 +59,24 @@ TEST(ReductionCost, CompressionCostsEncodingAndDecodingTime) {
 
 TEST(ReductionCost, PowerSgdAndTopKSendTheirFactorsAndElements) {
   TimedPlan timed = timed_plan(ShardingStrategy::kNoShard, {1, 4, 0, 0}, 1, kNumel);
-  timed.input.compressed_shard_part = 1;
+  timed.input.wire.compressed_shard_part = 1;
   timed.links.shard = links_of(1e-9, 1e-3);
   for (UnitShape& unit : timed.input.units) unit.groups[0].factored = {{1024, unit.groups[0].layout.numel() / 1024}};
-  timed.input.compression.method = PowerSgdConfig{.rank = 4};
+  timed.input.wire.compression.method = PowerSgdConfig{.rank = 4};
   const CallCost factors = cost_of(timed);
   EXPECT_EQ(factors.sent_bytes, 2 * 6 * 1024 * 4);  // there are two all-reduces of [4, 1024]
   EXPECT_DOUBLE_EQ(factors.latency_s, 2 * 3 * 1e-3);
-  timed.input.compression.method = TopKConfig{.fraction = 0.01};
+  timed.input.wire.compression.method = TopKConfig{.fraction = 0.01};
   EXPECT_EQ(cost_of(timed).sent_bytes, 3 * 8 * count_of(timed.input.units[1].groups[0], 0.01));
 }
 
 TEST(ReductionCost, EachMethodSendsTheBytesOfItsMessages) {
   TimedPlan timed = timed_plan(ShardingStrategy::kNoShard, {1, 4, 0, 0}, 1, kNumel);
-  timed.input.compressed_shard_part = 1;
+  timed.input.wire.compressed_shard_part = 1;
   timed.links.shard = links_of(1e-9, 1e-3);
   const std::int64_t runs = kNumel / 256;
   const auto expect = [&](const CompressionMethod& method, std::int64_t bytes, int messages) {
-    timed.input.compression.method = method;
+    timed.input.wire.compression.method = method;
     const CallCost cost = cost_of(timed);
     EXPECT_EQ(cost.sent_bytes, bytes);
     EXPECT_DOUBLE_EQ(cost.latency_s, messages * 1e-3);
@@ -97,7 +97,7 @@ TEST(ReductionCost, ReplicateAxisSendsOnlyTheShardsPart) {
   TimedPlan timed = timed_plan(ShardingStrategy::kHybridShard, {2, 4, 0, 0}, 1, kNumel);
   const auto cost = [&] {
     const MemoryPlan plan = timed.plan();
-    return replicate_reduction_cost(plan, plan.input().units[1].groups[0], timed.links.replicate);
+    return replicate_reduction_cost(plan, plan.units()[1].groups[0], timed.links.replicate);
   };
   EXPECT_EQ(cost().sent_bytes, kNumel / 4 * 4);  // an all-reduce of a quarter: twice 1/2 of it
   timed.input.placement = placement_of(ShardingStrategy::kHybridShard, true);
@@ -108,12 +108,12 @@ TEST(ReductionCost, ReplicateAxisSendsOnlyTheShardsPart) {
 // and the joined sums are gathered.
 TEST(ReductionCost, SumsOfSubtreesGoOverBothAxes) {
   TimedPlan timed = timed_plan(ShardingStrategy::kHybridShard, {2, 4, 0, 0}, 1, kNumel);
-  timed.input.accumulation = 3;
-  timed.input.sync = GradientSync::kLastMicrobatch;
-  timed.input.reproducible = true;
+  timed.input.wire.accumulation = 3;
+  timed.input.wire.sync = GradientSync::kLastMicrobatch;
+  timed.input.wire.reproducible = true;
   const MemoryPlan plan = timed.plan();
   ASSERT_EQ(plan.block_sums(), 2);
-  const GroupShape& group = plan.input().units[1].groups[0];
+  const GroupShape& group = plan.units()[1].groups[0];
   const std::int64_t part = kNumel / 8 * 4;
   EXPECT_EQ(shard_reduction_cost(plan, group, timed.links.shard).sent_bytes, 2 * 2 * 3 * part + 3 * 2 * part);
   EXPECT_EQ(replicate_reduction_cost(plan, group, timed.links.replicate).sent_bytes, 2 * 4 * part + part);

@@ -38,7 +38,7 @@ TEST(SimulatedWorld, StragglerLengthensAComputeBoundStepByItsFactor) {
     const TimedPlan timed = timed_plan(strategy, 3);  // these links cost nothing
     const double seconds = timed.predicted().seconds;
     for (const double factor : {1.5, 4.0}) {
-      const int last = timed.input.mesh.world_size() - 1;
+      const int last = timed.input.placement.mesh.world_size() - 1;
       for (const double each : world_of(timed, {.stragglers = {{last, factor}}, .steps = 4}).seconds)
         EXPECT_NEAR(each, factor * seconds, 1e-9) << strategy.name;
     }
@@ -64,10 +64,10 @@ TEST(SimulatedWorld, JitterCostsTimeAndIsTheSameForTheSameSeed) {
 
 TEST(SimulatedWorld, LongerLagHidesMoreJitter) {
   TimedPlan timed = timed_plan(ShardingStrategy::kShardGradients, {1, 8, 0, 0}, 12, 1 << 16);
-  timed.input.reduces_in_background = false;
+  timed.input.wire.reduces_in_background = false;
   timed.links.shard = shared_memory_links(1e-12);
   const auto mean = [&](std::int64_t ahead) {
-    timed.input.reductions_ahead = ahead;
+    timed.input.wire.reductions_ahead = ahead;
     return world_of(timed, {.jitter = 0.3, .steps = 20}).mean_s;
   };
   EXPECT_LT(mean(2), mean(0));

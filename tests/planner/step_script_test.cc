@@ -34,8 +34,8 @@ TEST(StepScript, UnitsAreGatheredAsOftenAsThePlanSays) {
       for (const std::int64_t prefetch : {0, 1, 2, 4}) {
         for (const std::int64_t accumulation : {1, 2, 3}) {
           TimedPlan timed = timed_plan(strategy, {1, 4, 0, 0}, blocks);
-          timed.input.prefetch = prefetch;
-          timed.input.accumulation = accumulation;
+          timed.input.placement.prefetch = prefetch;
+          timed.input.wire.accumulation = accumulation;
           const MemoryPlan plan = timed.plan();
           std::map<int, std::int64_t> gathers = calls_of(script_of(timed), "all_gather");
           for (int unit = 0; unit <= blocks; ++unit)
@@ -71,7 +71,7 @@ std::string order_of(const StepScript& script, const MemoryPlan& plan) {
     const std::string what = instruction.what;
     const bool is_span = what == "all_gather" || what == "reduce";
     if (!is_span && (what != "wait" || instruction.spending != Spending::kGather)) continue;
-    const std::string& unit = plan.input().units[static_cast<std::size_t>(instruction.unit)].name;
+    const std::string& unit = plan.units()[static_cast<std::size_t>(instruction.unit)].name;
     order += (order.empty() ? "" : ", ") + what + " " + unit;
   }
   return order;
@@ -82,8 +82,8 @@ std::string order_of(const StepScript& script, const MemoryPlan& plan) {
 // FULL_SHARD, prefetch 1, two microbatches, two reductions ahead.
 TEST(StepScript, GathersAndReductionsComeInTheOrderOfARealRun) {
   TimedPlan timed = timed_plan(ShardingStrategy::kFullShard, {1, 2, 0, 0}, 4);
-  timed.input.accumulation = 2;
-  timed.input.reductions_ahead = 2;
+  timed.input.wire.accumulation = 2;
+  timed.input.wire.reductions_ahead = 2;
   std::vector<ProfileEntry>& entries = timed.profile.entries;
   const std::vector<ProfileEntry> head = {{"(root)", RoundPass::kForward, 1}, {"(root)", RoundPass::kBackward, 2}};
   entries.insert(entries.begin() + 5, head.begin(), head.end());
@@ -112,14 +112,14 @@ std::int64_t most_under_way(const StepScript& script) {
 TEST(StepScript, ReductionsUnderWayNeverExceedThePlansBuckets) {
   for (const std::int64_t ahead : {0, 1, 2, 5}) {
     TimedPlan timed = timed_plan(ShardingStrategy::kFullShard, {1, 4, 0, 0}, 9);
-    timed.input.reductions_ahead = ahead;
+    timed.input.wire.reductions_ahead = ahead;
     EXPECT_EQ(most_under_way(script_of(timed)), 1 + ahead);
   }
 }
 
 TEST(StepScript, SharedMemorySumsAreTheRanksOwnWorkAtThePlansLag) {
   TimedPlan timed = timed_plan(ShardingStrategy::kFullShard, {1, 4, 0, 0}, 12, 1 << 16);
-  timed.input.reduces_in_background = false;
+  timed.input.wire.reduces_in_background = false;
   timed.links.shard = shared_memory_links(1e-9);
   ASSERT_EQ(timed.plan().reduction_lag(), 3);
   std::int64_t computed = 0, shares = 0, most = 0;
@@ -162,7 +162,7 @@ TEST(StepScript, UpdatedValuesArePublishedWhereCopiesAreHeld) {
 
 TEST(StepScript, UnitsAreUpdatedInBackwardIfConfigured) {
   TimedPlan timed = timed_plan(ShardingStrategy::kFullShard, {1, 4, 0, 0}, 3);
-  timed.input.updates_in_backward = true;
+  timed.input.update.in_backward = true;
   const StepScript script = script_of(timed);
   const auto is = [&](const char* what) { return [=](const Instruction& i) { return i.what == std::string(what); }; };
   const auto first_update = std::ranges::find_if(script.instructions, is("update"));
@@ -173,7 +173,7 @@ TEST(StepScript, UnitsAreUpdatedInBackwardIfConfigured) {
 
 TEST(StepScript, RanksAgreeOnAUnitsNormsBeforeItIsUpdatedInBackward) {
   TimedPlan timed = timed_plan(ShardingStrategy::kFullShard, {1, 4, 0, 0}, 3);
-  timed.input.updates_in_backward = timed.input.updates_twice = true;
+  timed.input.update.in_backward = timed.input.update.twice = true;
   const StepScript script = script_of(timed);
   const auto of_unit = [&](const char* what, int unit) {
     return std::ranges::find_if(script.instructions,
@@ -209,13 +209,13 @@ TEST(StepScript, TransportTakesNoMoreThanAllOfTheCores) {
 TEST(StepScript, CostsWithoutATimeAreListed) {
   TimedPlan timed = timed_plan(ShardingStrategy::kFullShard, {1, 4, 0, 0}, 3);
   EXPECT_TRUE(script_of(timed).left_out.empty());
-  timed.input.offload.parameters.tier = Tier::kNvme;
+  timed.input.tiers.parameters.tier = Tier::kNvme;
   EXPECT_EQ(script_of(timed).left_out.size(), 1u);
 }
 
 TEST(StepScript, StepOfTooManyCallsIsRefused) {
   TimedPlan timed = timed_plan(ShardingStrategy::kFullShard, {1, 4, 0, 0}, 3);
-  timed.input.accumulation = std::int64_t{1} << 40;
+  timed.input.wire.accumulation = std::int64_t{1} << 40;
   EXPECT_EQ(exit_code_of(script_of_step(timed.plan(), timed.profile, timed.links).status()), ExitCode::kUsage);
 }
 

@@ -61,7 +61,7 @@ double change(const RandomPlan& plan, const TimedPlan& other) {
 
 /// Returns whether gathers and reductions can meet on a wire.
 bool shares_the_wire(const TimedPlan& timed) {
-  return timed.links.shard.gathers_in_background && (timed.plan().gathers() || timed.input.updates_in_backward);
+  return timed.links.shard.gathers_in_background && (timed.plan().gathers() || timed.input.update.in_backward);
 }
 
 /// Checks that `slower` is not faster. If not `is_exact`, it may be a little faster (StepClock says why).
@@ -119,7 +119,7 @@ TEST(StepSweep, StragglerNeverMakesTheWorldFaster) {
   for (int i = 0; i < kPlans / 5; ++i) {
     const RandomPlan plan = random_plan(random);
     if (takes_cores(plan.timed) || shares_the_wire(plan.timed)) continue;
-    const int ranks = plan.timed.input.mesh.world_size();
+    const int ranks = plan.timed.input.placement.mesh.world_size();
     const WorldOptions options{.stragglers = {{static_cast<int>(random() % ranks), any_factor(random)}}, .steps = 3};
     const auto world = simulate_world(plan.timed.plan(), plan.timed.profile, plan.timed.links, options);
     ASSERT_TRUE(world.ok()) << world.status();

@@ -48,11 +48,11 @@ void any_times(std::mt19937_64& random, StepProfile& profile) {
 
 void any_compression(std::mt19937_64& random, PlanInput& input) {
   const auto form = [&] { return static_cast<WireForm>(any(random, 0, 3)); };
-  input.compression.gradients = form();
-  input.compression.sums = form();
-  input.compressed_shard_part = input.compressed_replicate_part = 1;
-  input.gathers = form();
-  input.replica_gathers = form();
+  input.wire.compression.gradients = form();
+  input.wire.compression.sums = form();
+  input.wire.compressed_shard_part = input.wire.compressed_replicate_part = 1;
+  input.wire.gathers = form();
+  input.wire.replica_gathers = form();
 }
 
 /// Changes a profile as activation recomputation does: a unit is used once more, right before its backward.
@@ -89,8 +89,8 @@ TimedPlan timed_plan(ShardingStrategy strategy, MeshPosition mesh, int blocks, s
   TimedPlan timed;
   PlanInput& input = timed.input;
   input.placement = placement_of(strategy, false);
-  input.mesh = mesh;
-  input.reduces_in_background = true;
+  input.placement.mesh = mesh;
+  input.wire.reduces_in_background = true;
   input.units.push_back(unit_of("(root)", 1024L * mesh.world_size(), mesh.world_size()));
   for (int i = 0; i < blocks; ++i)
     input.units.push_back(unit_of("blocks." + std::to_string(i), block_numel, mesh.world_size()));
@@ -131,27 +131,28 @@ RandomPlan random_plan(std::mt19937_64& random) {
   TimedPlan& timed = result.timed;
   PlanInput& input = timed.input;
   for (std::size_t i = 1; i < input.units.size(); ++i)
-    input.units[i] = unit_of(input.units[i].name, any(random, 256, 1 << 20), input.mesh.world_size());
-  input.prefetch = any(random, 0, 3);
-  input.accumulation = any(random, 1, 3);
-  if (any(random, 0, 1)) input.sync = GradientSync::kLastMicrobatch;
-  if (any(random, 0, 1)) input.reductions_ahead = any(random, 0, 4);
-  if (any(random, 0, 1)) input.reduce = DType::kBF16;
+    input.units[i] = unit_of(input.units[i].name, any(random, 256, 1 << 20), input.placement.mesh.world_size());
+  input.placement.prefetch = any(random, 0, 3);
+  input.wire.accumulation = any(random, 1, 3);
+  if (any(random, 0, 1)) input.wire.sync = GradientSync::kLastMicrobatch;
+  if (any(random, 0, 1)) input.wire.reductions_ahead = any(random, 0, 4);
+  if (any(random, 0, 1)) input.wire.reduce = DType::kBF16;
   if (any(random, 0, 3) == 0) any_compression(random, input);
   timed.links = {any_links(random), any_links(random)};
-  input.reduces_in_background = timed.links.shard.reduces_in_background || timed.links.replicate.reduces_in_background;
+  input.wire.reduces_in_background =
+      timed.links.shard.reduces_in_background || timed.links.replicate.reduces_in_background;
   if (any(random, 0, 4) == 0) input.placement = share_parameters(input.placement);
-  if (any(random, 0, 4) == 0 && input.accumulation == 1) input.updates_in_backward = true;
+  if (any(random, 0, 4) == 0 && input.wire.accumulation == 1) input.update.in_backward = true;
   any_times(random, timed.profile);
   if (any(random, 0, 2) == 0) recompute(timed.profile.entries);
   result.text = fmt::format(
       "{}, {} units, prefetch {}, accumulation {}, sync {}, ahead {}, {}, forms {} {} {} {}, shared {}, in backward "
       "{}\nshard {}replicate {}profile {}",
-      strategy.name, input.units.size(), input.prefetch, input.accumulation, static_cast<int>(input.sync),
-      input.reductions_ahead.value_or(-1), name_of(input.reduce), static_cast<int>(input.compression.gradients),
-      static_cast<int>(input.compression.sums), static_cast<int>(input.gathers),
-      static_cast<int>(input.replica_gathers), input.placement.shared, input.updates_in_backward,
-      to_json(timed.links.shard), to_json(timed.links.replicate), to_json(timed.profile));
+      strategy.name, input.units.size(), input.placement.prefetch, input.wire.accumulation,
+      static_cast<int>(input.wire.sync), input.wire.reductions_ahead.value_or(-1), name_of(input.wire.reduce),
+      static_cast<int>(input.wire.compression.gradients), static_cast<int>(input.wire.compression.sums),
+      static_cast<int>(input.wire.gathers), static_cast<int>(input.wire.replica_gathers), input.placement.shared,
+      input.update.in_backward, to_json(timed.links.shard), to_json(timed.links.replicate), to_json(timed.profile));
   return result;
 }
 

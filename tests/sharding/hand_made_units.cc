@@ -12,12 +12,12 @@ HandMadeUnits::HandMadeUnits(const Mesh& mesh, const Options& options) {
   axes_ = value_or_throw(MeshGroups::of(mesh).axes(options.replicate, shard));
   PlanInput input;
   input.placement = placement_of(options.strategy, /*optimizer_over_world=*/false);
-  input.mesh = {options.replicate, shard, axes_.replicate_index, axes_.shard_index};
-  input.prefetch = options.prefetch;
-  input.accumulation = options.accumulation;
-  input.reduce = options.reduce;
-  input.sync = options.sync;
-  input.updates_in_backward = options.updates_in_backward;
+  input.placement.mesh = {options.replicate, shard, axes_.replicate_index, axes_.shard_index};
+  input.placement.prefetch = options.prefetch;
+  input.wire.accumulation = options.accumulation;
+  input.wire.reduce = options.reduce;
+  input.wire.sync = options.sync;
+  input.update.in_backward = options.updates_in_backward;
   for (std::size_t u = 0; u < options.sizes.size(); ++u) {
     units_.push_back(std::make_unique<Unit>(static_cast<int>(u), "unit " + std::to_string(u)));
     make(u, options);
@@ -56,16 +56,16 @@ void HandMadeUnits::make(std::size_t u, const Options& options) {
 
 void HandMadeUnits::place(FlatGroup& group) {
   const Unrecorded unrecorded;
-  const PlanInput& input = plan_.input();
+  const PlannedPlacement& placement = plan_.placement();
   const std::int64_t numel = group.layout.numel();
-  group.parameter_part = owned(input.placement.parameters, input.mesh, numel);
-  group.gradient_part = owned(input.placement.gradients, input.mesh, numel);
-  group.optimizer_part = owned(input.placement.optimizer, input.mesh, numel);
+  group.parameter_part = owned(placement.parameters, placement.mesh, numel);
+  group.gradient_part = owned(placement.gradients, placement.mesh, numel);
+  group.optimizer_part = owned(placement.optimizer, placement.mesh, numel);
   const bool whole = group.parameter_part.numel == numel;
-  const bool in_place = whole || input.placement.keep_gathered;
+  const bool in_place = whole || placement.keep_gathered;
   std::byte* const memory = parameters_.take((in_place ? numel : group.parameter_part.numel) * 4);
   group.shard = in_place ? memory + group.parameter_part.offset * 4 : memory;
-  if (!input.updates_in_backward) {
+  if (!plan_.update().in_backward) {
     group.gradient = reinterpret_cast<float*>(gradients_.take(group.gradient_part.numel * 4));
   }
   group.make_storage();

@@ -78,7 +78,7 @@ StepAgreement::StepAgreement(const StepContext& context, GradientNorm& norm)
       reducer_(context.reducer),
       norm_(norm),
       optimizer_(context.strategy.optimizer),
-      ranks_with_parts_(owners_of_parts(context.plan.input().placement.gradients, axes_)),
+      ranks_with_parts_(owners_of_parts(context.plan.placement().gradients, axes_)),
       totals_(norm_totals(units_, ranks_with_parts_.size())),
       order_(microbatch_order(context.strategy, axes_.world->size())),
       has_own_(context.strategy.noise_scale.every > 0),

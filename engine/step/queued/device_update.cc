@@ -183,7 +183,7 @@ void DeviceUpdate::fill_matrices(StepTables& tables, DeviceTables& memory) const
 bool DeviceUpdate::weights_below(const Group& group) const {
   const FlatGroup& flat = *group.group;
   return context_.plan.weights_below(
-      context_.plan.input().units[static_cast<std::size_t>(flat.unit->index)].groups[flat.index]);
+      context_.plan.units()[static_cast<std::size_t>(flat.unit->index)].groups[flat.index]);
 }
 
 /// Makes the layers of lamb and lars.

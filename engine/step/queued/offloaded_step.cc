@@ -23,7 +23,7 @@ constexpr std::int64_t kMostCopiedBytes = std::int64_t{64} << 20, kMostElements 
 /// Counts the elements of groups that train whose state a plan keeps in records.
 std::int64_t elements_below(const MemoryPlan& plan) {
   std::int64_t elements = 0;
-  for (const UnitShape& unit : plan.input().units) {
+  for (const UnitShape& unit : plan.units()) {
     for (const GroupShape& group : unit.groups) {
       if (!group.trainable) continue;
       const RecordLayout records = plan.records_of(group);
@@ -170,9 +170,8 @@ std::optional<OffloadedStep> choose_offloaded_step(const std::vector<std::unique
   }
   if (!on_gpu.can_step_on_host()) {
     tell(strategy.optimizer.in_backward ? "the GPU, as units are updated in backward"
-         : on_gpu.passes_twice()
-             ? "the GPU, as " + name_of(strategy.optimizer.type) +
-                   (on_gpu.input().updates_twice ? " goes over them twice" : " looks at whole matrices")
+         : on_gpu.passes_twice()        ? "the GPU, as " + name_of(strategy.optimizer.type) +
+                                       (on_gpu.update().twice ? " goes over them twice" : " looks at whole matrices")
          : on_gpu.has_whole_records() ? "the GPU, since parameters lie in files"
                                       : "the GPU, since some elements have only one of the two there");
     return OffloadedStep::kGpu;

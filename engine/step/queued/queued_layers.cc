@@ -31,7 +31,7 @@ QueuedLayers::QueuedLayers(const QueuedContext& context, std::span<const Part> p
       memory_(device_.device),
       copy_(reinterpret_cast<float*>(context.memory.weight_copy.data())),
       copied_(parts.size()) {
-  const std::vector<int> ranks_with_parts = owners_of_parts(context.plan.input().placement.optimizer, context.axes);
+  const std::vector<int> ranks_with_parts = owners_of_parts(context.plan.placement().optimizer, context.axes);
   const NormTotals totals = norm_totals(context.units, ranks_with_parts.size());
   const auto kinds = static_cast<std::size_t>(of_directions ? 2 : 1), ranks = static_cast<std::size_t>(world_->size());
   tables_.kinds = static_cast<int>(kinds);

@@ -50,7 +50,7 @@ QueuedStep::QueuedStep(const StepContext& context, const Optimizer& optimizer, A
       scales_loss_(strategy_.mixed_precision.param == DType::kF16),
       rates_(strategy_.optimizer),
       options_(strategy_.optimizer),
-      ranks_with_parts_(owners_of_parts(context.plan.input().placement.gradients, *axes_)),
+      ranks_with_parts_(owners_of_parts(context.plan.placement().gradients, *axes_)),
       totals_(norm_totals(context.units, ranks_with_parts_.size())),
       memory_(device_.device),
       update_({context, kernels_, device_, rates_}, rules_of(optimizer), tables_, memory_),

@@ -6,8 +6,8 @@
 namespace tessera {
 
 LayerwiseUpdate::LayerwiseUpdate(const StepContext& context)
-    : in_backward_(context.plan.input().updates_in_backward),
-      norms_(context.units, context.plan.input().placement.optimizer, context.axes,
+    : in_backward_(context.plan.update().in_backward),
+      norms_(context.units, context.plan.placement().optimizer, context.axes,
              {.of_updates = in_backward_ || context.strategy.optimizer.type == OptimizerType::kLamb,
               .by_unit = in_backward_}) {
   const auto add = [&](const OptimizerConfig& config, bool adapts) {

@@ -46,7 +46,7 @@ MemoryPlan::MemoryPlan(PlanInput input) : input_(std::move(input)) {
   // The root unit's gradients are in memory in any case.
   const auto trains = [](const UnitShape& unit) { return unit.trainable_numel() > 0; };
   if (input_.units.empty() || std::none_of(input_.units.begin() + 1, input_.units.end(), trains))
-    input_.offload.gradients = Tier::kMemory;
+    input_.tiers.gradients = Tier::kMemory;
   queue_depth_ = chosen_queue_depth();
   plan_first_pass();
   plan_parameters();
@@ -56,11 +56,11 @@ MemoryPlan::MemoryPlan(PlanInput input) : input_(std::move(input)) {
   plan_parameter_records(steps);
   plan_optimizer(steps);
   plan_weight_copy();
-  matrices_ =
-      MatrixDeal(input_.units, input_.placement.optimizer, input_.mesh, input_.matrix_work, input_.updates_in_backward);
+  matrices_ = MatrixDeal(input_.units, input_.placement.optimizer, input_.placement.mesh, input_.update.matrix_work,
+                         input_.update.in_backward);
   use_[MemoryCategory::kStaging] += matrix_bytes();
   plan_tensor_states(steps);
-  if (input_.copies_checkpoints) plan_checkpoint();
+  if (input_.tiers.copies_checkpoints) plan_checkpoint();
   plan_feedback();
   plan_activations();
   plan_outer();
@@ -69,11 +69,11 @@ MemoryPlan::MemoryPlan(PlanInput input) : input_(std::move(input)) {
 }
 
 const StateFormats& MemoryPlan::states_of(const GroupShape& group) const {
-  return group.matrices.empty() ? input_.states : input_.matrix_states;
+  return group.matrices.empty() ? input_.update.states : input_.update.matrix_states;
 }
 
 bool MemoryPlan::parameters_below() const {
-  const OffloadedState& parameters = input_.offload.parameters;
+  const OffloadedState& parameters = input_.tiers.parameters;
   const bool has_slots = input_.placement.parameters.shard && !input_.placement.keep_gathered;
   const bool is_below = parameters.tier == Tier::kNvme || parameters.tier == Tier::kHost;
   return has_slots && is_below && parameters.fraction > 0;
@@ -81,7 +81,7 @@ bool MemoryPlan::parameters_below() const {
 
 bool MemoryPlan::gathers() const {
   if (!input_.placement.parameters.shard) return false;
-  return parameters_below() || (input_.mesh.shard_size > 1 && !input_.placement.shared);
+  return parameters_below() || (input_.placement.mesh.shard_size > 1 && !input_.placement.shared);
 }
 
 std::int64_t MemoryPlan::gathers_in_step(std::size_t index) const {
@@ -90,7 +90,7 @@ std::int64_t MemoryPlan::gathers_in_step(std::size_t index) const {
   if (i == 0 || input_.placement.keep_gathered || count - 1 <= shared_slots_) return 1;
   // Forward leaves the last units gathered, and backward leaves the first ones.
   const bool left_by_forward = i >= count - shared_slots_, left_by_backward = i <= shared_slots_;
-  const std::int64_t rounds = input_.accumulation;
+  const std::int64_t rounds = input_.wire.accumulation;
   return 1 + (left_by_forward ? 0 : rounds) + (left_by_backward ? 0 : rounds - 1);
 }
 
@@ -108,15 +108,15 @@ void MemoryPlan::plan_parameters() {
     slot_bytes_ = std::max(slot_bytes_, input_.units[i].gathered_bytes());
   }
   const auto others = static_cast<std::int64_t>(input_.units.size()) - 1;
-  shared_slots_ = std::min(input_.prefetch + 1, others);
+  shared_slots_ = std::min(input_.placement.prefetch + 1, others);
   const std::int64_t all_slots = input_.units[0].gathered_bytes() + shared_slots_ * slot_bytes_;
-  use_[MemoryCategory::kSlots] = input_.placement.shared ? all_slots / input_.mesh.shard_size : all_slots;
+  use_[MemoryCategory::kSlots] = input_.placement.shared ? all_slots / input_.placement.mesh.shard_size : all_slots;
 }
 
 Chunks MemoryPlan::parameter_chunks_of(const GroupShape& group) const {
-  return parameter_chunks(owned(input_.placement.parameters, input_.mesh, group.layout.numel()).numel,
-                          static_cast<std::int64_t>(size_of(group.dtype)), input_.offload.record_bytes,
-                          parameters_below() ? input_.offload.parameters.fraction : 0);
+  return parameter_chunks(owned(input_.placement.parameters, input_.placement.mesh, group.layout.numel()).numel,
+                          static_cast<std::int64_t>(size_of(group.dtype)), input_.tiers.record_bytes,
+                          parameters_below() ? input_.tiers.parameters.fraction : 0);
 }
 
 std::int64_t MemoryPlan::bucket_bytes_of(const UnitShape& unit) const {
@@ -126,14 +126,14 @@ std::int64_t MemoryPlan::bucket_bytes_of(const UnitShape& unit) const {
 
 void MemoryPlan::plan_gradients() {
   const AxisPlacement axes = input_.placement.gradients;
-  const int world = input_.mesh.world_size();
-  const bool last = input_.sync == GradientSync::kLastMicrobatch, once = input_.accumulation == 1 || last;
-  const bool replicated =
-      !(axes.shard && input_.mesh.shard_size > 1) && !(axes.replicate && input_.mesh.replicate_size > 1);
+  const int world = input_.placement.mesh.world_size();
+  const bool last = input_.wire.sync == GradientSync::kLastMicrobatch, once = input_.wire.accumulation == 1 || last;
+  const bool replicated = !(axes.shard && input_.placement.mesh.shard_size > 1) &&
+                          !(axes.replicate && input_.placement.mesh.replicate_size > 1);
   const bool has_place = !gradients_below();  // sums have a place of their own, which peers see
-  if (has_place && (world == 1 || (replicated && input_.reduce == DType::kF32 && once))) {
+  if (has_place && (world == 1 || (replicated && input_.wire.reduce == DType::kF32 && once))) {
     bucket_mode_ = BucketMode::kInPlace;
-  } else if ((input_.accumulation > 1 || input_.reproducible) && last) {
+  } else if ((input_.wire.accumulation > 1 || input_.wire.reproducible) && last) {
     bucket_mode_ = BucketMode::kAccumulator;
   }
   std::int64_t largest_part = 0;  // largest part of a unit
@@ -141,7 +141,7 @@ void MemoryPlan::plan_gradients() {
     const UnitShape& unit = input_.units[i];
     std::int64_t part = 0;
     for (const GroupShape& group : unit.groups) {
-      if (group.trainable) part += owned({axes.shard, false}, input_.mesh, group.layout.numel()).numel;
+      if (group.trainable) part += owned({axes.shard, false}, input_.placement.mesh, group.layout.numel()).numel;
     }
     largest_part = std::max(largest_part, part);
     if (has_place || i == 0) use_[MemoryCategory::kGradients] += sum_bytes_of(unit);
@@ -152,42 +152,43 @@ void MemoryPlan::plan_gradients() {
   }
   // The result of a reduction goes to scratch memory first, if it is added to sums of earlier microbatches, or is
   // reduced again over the replicate axis into a smaller part.
-  const bool adds = bucket_mode_ == BucketMode::kShared && input_.accumulation > 1;
-  const bool narrows = axes.replicate && input_.mesh.replicate_size > 1;
+  const bool adds = bucket_mode_ == BucketMode::kShared && input_.wire.accumulation > 1;
+  const bool narrows = axes.replicate && input_.placement.mesh.replicate_size > 1;
   plan_tree();
   if (adds || (narrows && block_sums_ == 0)) scratch_numel_ = largest_part;
   plan_lag();
   if (bucket_mode_ == BucketMode::kShared) {
     const auto others = static_cast<std::int64_t>(input_.units.size()) - 1;
-    shared_buckets_ = std::min(input_.filling_buckets + end_lag_, others);
+    shared_buckets_ = std::min(input_.wire.filling_buckets + end_lag_, others);
     use_[MemoryCategory::kBuckets] = bucket_bytes_of(input_.units[0]) + shared_buckets_ * bucket_bytes_;
   }
   use_[MemoryCategory::kStaging] =
       units_under_way() * scratch_numel_ * 4 + waiting_bytes() + block_exchange_numel() * 4;
-  if (input_.updates_in_backward) plan_sums();
+  if (input_.update.in_backward) plan_sums();
 }
 
 bool MemoryPlan::keeps_gradients() const {
-  if (input_.updates_in_backward) return false;
-  if (input_.mesh.world_size() == 1 && !gradients_below()) return true;
-  const bool for_tree = input_.reproducible && input_.sync == GradientSync::kLastMicrobatch;
+  if (input_.update.in_backward) return false;
+  if (input_.placement.mesh.world_size() == 1 && !gradients_below()) return true;
+  const bool for_tree = input_.wire.reproducible && input_.wire.sync == GradientSync::kLastMicrobatch;
   return bucket_mode_ == BucketMode::kAccumulator ||
-         (bucket_mode_ == BucketMode::kInPlace && (input_.accumulation > 1 || for_tree));
+         (bucket_mode_ == BucketMode::kInPlace && (input_.wire.accumulation > 1 || for_tree));
 }
 
 MicrobatchOrder MemoryPlan::order() const {
-  const bool has_runs = input_.longest_run > 0 || (input_.reproducible && input_.sync == GradientSync::kLastMicrobatch);
-  return {input_.mesh.world_size(), input_.accumulation, has_runs, input_.longest_run};
+  const bool has_runs =
+      input_.wire.longest_run > 0 || (input_.wire.reproducible && input_.wire.sync == GradientSync::kLastMicrobatch);
+  return {input_.placement.mesh.world_size(), input_.wire.accumulation, has_runs, input_.wire.longest_run};
 }
 
 /// Plans the sums of "reproducible" that wait, and the sums that ranks send where their runs cut subtrees.
 void MemoryPlan::plan_tree() {
   constexpr std::int64_t kMostSent = 1 << 18, kAlignment = 256;  // fp32 elements; the second is SumVisitor::kAlignment
-  if (!input_.reproducible) return;
+  if (!input_.wire.reproducible) return;
   const MicrobatchOrder order = this->order();
-  const int places = SumCounter(input_.accumulation).places();
+  const int places = SumCounter(input_.wire.accumulation).places();
   waiting_sums_ = keeps_gradients() ? places : std::max(places - 1, 0);
-  if (!cuts_subtrees(order, input_.mesh)) return;
+  if (!cuts_subtrees(order, input_.placement.mesh)) return;
   const bool is_dealt = order.longest > 0;
   waiting_sums_ = is_dealt ? most_places(order.longest) : 0;
   block_sums_ = is_dealt ? most_blocks(order.longest) : 0;
@@ -208,12 +209,12 @@ void MemoryPlan::plan_tree() {
 }
 
 std::int64_t MemoryPlan::block_exchange_numel() const {
-  const std::int64_t pieces = input_.mesh.world_size() * block_piece_numel_;
+  const std::int64_t pieces = input_.placement.mesh.world_size() * block_piece_numel_;
   return 2 * block_sums_ * pieces + (joins_own_parts() ? 0 : pieces);
 }
 
 std::int64_t MemoryPlan::block_bytes_of_step() const {
-  const std::int64_t ranks = input_.mesh.world_size(), sums = block_sums_ + (joins_own_parts() ? 0 : 1);
+  const std::int64_t ranks = input_.placement.mesh.world_size(), sums = block_sums_ + (joins_own_parts() ? 0 : 1);
   std::int64_t bytes = 0;
   for (const UnitShape& unit : input_.units) {
     for (const GroupShape& group : unit.groups)
@@ -234,12 +235,15 @@ std::int64_t MemoryPlan::waiting_bytes() const {
   return waiting_sums() * numel * 4;
 }
 
-DType MemoryPlan::bucket_dtype() const { return input_.mesh.world_size() == 1 ? DType::kF32 : input_.reduce; }
+DType MemoryPlan::bucket_dtype() const {
+  return input_.placement.mesh.world_size() == 1 ? DType::kF32 : input_.wire.reduce;
+}
 
 std::int64_t MemoryPlan::sum_bytes_of(const UnitShape& unit) const {
   std::int64_t bytes = 0;
   for (const GroupShape& group : unit.groups) {
-    if (group.trainable) bytes += owned(input_.placement.gradients, input_.mesh, group.layout.numel()).numel * 4;
+    if (group.trainable)
+      bytes += owned(input_.placement.gradients, input_.placement.mesh, group.layout.numel()).numel * 4;
   }
   return bytes;
 }
@@ -248,7 +252,7 @@ void MemoryPlan::plan_sums() {
   constexpr std::int64_t kWholeLine = 16;  // fp32 of a cache line
   notes_numel_ = (notes_numel_ + kDigestBits + 2 + kWholeLine - 1) / kWholeLine * kWholeLine;
   const auto others = static_cast<std::int64_t>(input_.units.size()) - 1;
-  const std::int64_t filling = bucket_mode_ == BucketMode::kInPlace ? input_.filling_buckets : 1;
+  const std::int64_t filling = bucket_mode_ == BucketMode::kInPlace ? input_.wire.filling_buckets : 1;
   shared_sums_ = std::min(filling + end_lag_, others);
   use_[MemoryCategory::kGradients] =
       sum_bytes_of(input_.units[0]) + shared_sums_ * sum_bytes_ + units_under_way() * notes_numel_ * 4;
@@ -261,7 +265,7 @@ std::int64_t MemoryPlan::most_ahead() const {
     const auto trains = [](const GroupShape& group) { return group.trainable; };
     groups = std::max<std::int64_t>(groups, std::count_if(unit.groups.begin(), unit.groups.end(), trains));
   }
-  if (input_.updates_in_backward) ++groups;  // the notes of ranks about a unit are a reduction too
+  if (input_.update.in_backward) ++groups;  // the notes of ranks about a unit are a reduction too
   return std::max(kMostUnderWay / groups, std::int64_t{1}) - 1;
 }
 
@@ -269,30 +273,30 @@ std::int64_t MemoryPlan::most_ahead() const {
 /// computed.
 std::int64_t MemoryPlan::bytes_ahead() const {
   const std::int64_t bucket = bucket_mode_ == BucketMode::kShared ? bucket_bytes_ : 0;
-  const std::int64_t sum = input_.updates_in_backward || gradients_below() ? sum_bytes_ : 0;
+  const std::int64_t sum = input_.update.in_backward || gradients_below() ? sum_bytes_ : 0;
   return bucket + sum + scratch_numel_ * 4;
 }
 
 void MemoryPlan::plan_lag() {
   constexpr std::int64_t kMostBought = 3, kRoom = 8 << 20;
-  const bool two_axes = input_.mesh.replicate_size > 1;
-  if (input_.mesh.world_size() == 1 || block_sums_ > 0) return;  // blocks are sent and joined at once
-  if (input_.is_queued) {
+  const bool two_axes = input_.placement.mesh.replicate_size > 1;
+  if (input_.placement.mesh.world_size() == 1 || block_sums_ > 0) return;  // blocks are sent and joined at once
+  if (input_.placement.is_queued) {
     reduction_lag_ = two_axes || sums_on_host() ? 1 : 0;
     end_lag_ = reduction_lag_ + 1;
     return;
   }
   const std::int64_t most = most_ahead(), bytes = bytes_ahead();
-  if (input_.reduces_in_background) {
-    const std::int64_t ahead = std::min(input_.reductions_ahead.value_or(bytes == 0 ? most : 1), most);
+  if (input_.wire.reduces_in_background) {
+    const std::int64_t ahead = std::min(input_.wire.reductions_ahead.value_or(bytes == 0 ? most : 1), most);
     const bool begins_later = two_axes && ahead > 0;  // the sum over the replicate axis begins one unit later
     end_lag_ = std::min(ahead + (begins_later ? 1 : 0), most);
     reduction_lag_ = begins_later ? 1 : end_lag_;
     return;
   }
   if (two_axes) return;  // the sum over the replicate axis follows that over the shard axis at once, so a rank waits
-  if (input_.reductions_ahead) {
-    end_lag_ = std::min(*input_.reductions_ahead, most);
+  if (input_.wire.reductions_ahead) {
+    end_lag_ = std::min(*input_.wire.reductions_ahead, most);
     reduction_lag_ = (end_lag_ + 1) / 2;
     return;
   }
@@ -320,7 +324,7 @@ void MemoryPlan::plan_optimizer(Steps steps) {
     for (const GroupShape& group : unit.groups) {
       if (!group.trainable) continue;
       const RecordLayout layout = records_of(group);
-      use_[MemoryCategory::kMasters] += master_bytes(input_.master, group.dtype, layout.masters_in_memory());
+      use_[MemoryCategory::kMasters] += master_bytes(input_.update.master, group.dtype, layout.masters_in_memory());
       for (const StateDType dtype : states_of(group)) {
         use_[MemoryCategory::kOptimizer] += state_piece(dtype, layout.states_in_memory()).bytes();
       }
@@ -330,26 +334,26 @@ void MemoryPlan::plan_optimizer(Steps steps) {
     }
   }
   // Parameters are read more often than states, so they get the cache first.
-  const Cache cache{input_.offload.cache_bytes - parameter_records_.cached * parameter_records_.record_bytes};
-  state_records_ =
-      input_.is_queued ? plan_streamed_pool(records.bytes, cache) : plan_pool(records.bytes, cache, slots_of_queue());
+  const Cache cache{input_.tiers.cache_bytes - parameter_records_.cached * parameter_records_.record_bytes};
+  state_records_ = input_.placement.is_queued ? plan_streamed_pool(records.bytes, cache)
+                                              : plan_pool(records.bytes, cache, slots_of_queue());
   if (state_records_.device_slots > 0)
     streamed_bytes_ += moves_in_two_steps(steps, RecordKind::kStates, records, /*slots=*/0).read / 2;
   count(steps, RecordKind::kStates, records, state_records_);
 }
 
 Extent MemoryPlan::tensor_state_part_of(const GroupShape& group) const {
-  return owned(input_.placement.optimizer, input_.mesh, group.tensor_states.numel());
+  return owned(input_.placement.optimizer, input_.placement.mesh, group.tensor_states.numel());
 }
 
 RecordLayout MemoryPlan::records_of(const GroupShape& group) const {
   TieredState state;
-  state.master_bytes = master_bytes(input_.master, group.dtype, 1);
+  state.master_bytes = master_bytes(input_.update.master, group.dtype, 1);
   state.states = states_of(group);
-  state.masters_below = share_below(input_.offload.masters);
-  state.states_below = share_below(input_.offload.moments);
-  state.record_bytes = input_.offload.record_bytes;
-  return {owned(input_.placement.optimizer, input_.mesh, group.layout.numel()).numel, state};
+  state.masters_below = share_below(input_.tiers.masters);
+  state.states_below = share_below(input_.tiers.moments);
+  state.record_bytes = input_.tiers.record_bytes;
+  return {owned(input_.placement.optimizer, input_.placement.mesh, group.layout.numel()).numel, state};
 }
 
 void MemoryPlan::plan_checkpoint() {
@@ -358,7 +362,7 @@ void MemoryPlan::plan_checkpoint() {
   for (const UnitShape& unit : input_.units) {
     for (const GroupShape& group : unit.groups) {
       const AxisPlacement axes = group.trainable ? input_.placement.optimizer : input_.placement.parameters;
-      const std::int64_t numel = most_written(axes, input_.mesh, group.layout.numel());
+      const std::int64_t numel = most_written(axes, input_.placement.mesh, group.layout.numel());
       if (!group.trainable) {
         bytes += numel * static_cast<std::int64_t>(size_of(group.dtype));
         continue;
@@ -370,7 +374,7 @@ void MemoryPlan::plan_checkpoint() {
         const std::int64_t more_scales = state.scales > 0 ? static_cast<std::int64_t>(group.layout.size()) : 0;
         bytes += state.data + state.scales + more_scales * static_cast<std::int64_t>(sizeof(float));
       }
-      bytes += 4 * most_written(axes, input_.mesh, group.tensor_states.numel());
+      bytes += 4 * most_written(axes, input_.placement.mesh, group.tensor_states.numel());
       const FeedbackNumel feedback = feedback_numel_of(group);
       bytes += 4 * (feedback.shard + feedback.replicate + method_layout_of(group).memory.kept);
     }
@@ -380,18 +384,19 @@ void MemoryPlan::plan_checkpoint() {
 
 FeedbackNumel MemoryPlan::feedback_numel_of(const GroupShape& group) const {
   constexpr std::int64_t kLine = 16;
-  if (!input_.compression.error_feedback || !is_lossy(input_.compression.gradients) || !group.trainable) return {};
+  if (!input_.wire.compression.error_feedback || !is_lossy(input_.wire.compression.gradients) || !group.trainable)
+    return {};
   const auto part_of = [](std::int64_t numel, int part) {
     return part == 0 ? 0 : (numel + part * kLine - 1) / (part * kLine) * kLine;
   };
   const std::int64_t numel = group.layout.numel();
-  const std::int64_t summed = owned({input_.placement.gradients.shard, false}, input_.mesh, numel).numel;
-  return {part_of(numel, input_.compressed_shard_part), part_of(summed, input_.compressed_replicate_part)};
+  const std::int64_t summed = owned({input_.placement.gradients.shard, false}, input_.placement.mesh, numel).numel;
+  return {part_of(numel, input_.wire.compressed_shard_part), part_of(summed, input_.wire.compressed_replicate_part)};
 }
 
 MethodLayout MemoryPlan::method_layout_of(const GroupShape& group) const {
-  if (!group.trainable || input_.compressed_shard_part == 0) return {};
-  return method_layout(input_.compression.method, group, input_.mesh.shard_size);
+  if (!group.trainable || input_.wire.compressed_shard_part == 0) return {};
+  return method_layout(input_.wire.compression.method, group, input_.placement.mesh.shard_size);
 }
 
 void MemoryPlan::plan_feedback() {
@@ -403,8 +408,8 @@ void MemoryPlan::plan_feedback() {
       method_work_numel_ = std::max(method_work_numel_, method.work);
     }
   }
-  const std::int64_t copies = input_.compression.restore_skipped ? 2 : 1;
-  const MemoryCategory where = input_.is_queued ? MemoryCategory::kHostRecords : MemoryCategory::kFeedback;
+  const std::int64_t copies = input_.wire.compression.restore_skipped ? 2 : 1;
+  const MemoryCategory where = input_.placement.is_queued ? MemoryCategory::kHostRecords : MemoryCategory::kFeedback;
   use_[where] += (method_work_numel_ + copies * kept_gradient_numel_) * 4;
   use_[MemoryCategory::kHostRecords] += shard_sums_on_host().bytes() + replicate_sums_on_host().bytes();
   use_[MemoryCategory::kHostRecords] += gathers_on_host().bytes() + replica_gathers_on_host().bytes();
@@ -412,7 +417,8 @@ void MemoryPlan::plan_feedback() {
 
 /// Returns whether a GPU's host makes the sums on some axis. It makes those that are compressed.
 bool MemoryPlan::sums_on_host() const {
-  return input_.is_queued && (input_.compressed_shard_part > 0 || input_.compressed_replicate_part > 0);
+  return input_.placement.is_queued &&
+         (input_.wire.compressed_shard_part > 0 || input_.wire.compressed_replicate_part > 0);
 }
 
 /// Returns the most reductions of groups over one axis that are under way at once.
@@ -440,14 +446,14 @@ std::int64_t slot_bytes_of(DType dtype, std::int64_t numel, std::int64_t sum_num
 }  // namespace
 
 MemoryPlan::SlotsOnHost MemoryPlan::shard_sums_on_host() const {
-  if (!input_.is_queued || input_.compressed_shard_part == 0) return {};
-  const DType dtype = bucket_mode_ == BucketMode::kInPlace ? DType::kF32 : input_.reduce;
+  if (!input_.placement.is_queued || input_.wire.compressed_shard_part == 0) return {};
+  const DType dtype = bucket_mode_ == BucketMode::kInPlace ? DType::kF32 : input_.wire.reduce;
   SlotsOnHost sums{reductions_under_way()};
   for (const UnitShape& unit : input_.units) {
     for (const GroupShape& group : unit.groups) {
       if (!group.trainable) continue;
       const std::int64_t numel = group.layout.numel();
-      const std::int64_t sum = owned({input_.placement.gradients.shard, false}, input_.mesh, numel).numel;
+      const std::int64_t sum = owned({input_.placement.gradients.shard, false}, input_.placement.mesh, numel).numel;
       sums.slot_bytes = std::max(sums.slot_bytes, slot_bytes_of(dtype, numel, sum));
     }
   }
@@ -455,13 +461,13 @@ MemoryPlan::SlotsOnHost MemoryPlan::shard_sums_on_host() const {
 }
 
 MemoryPlan::SlotsOnHost MemoryPlan::replicate_sums_on_host() const {
-  if (!input_.is_queued || input_.compressed_replicate_part == 0) return {};
+  if (!input_.placement.is_queued || input_.wire.compressed_replicate_part == 0) return {};
   SlotsOnHost sums{reductions_under_way()};
   for (const UnitShape& unit : input_.units) {
     for (const GroupShape& group : unit.groups) {
       if (!group.trainable) continue;
       const AxisPlacement shards{input_.placement.gradients.shard, false};
-      const std::int64_t numel = owned(shards, input_.mesh, group.layout.numel()).numel;
+      const std::int64_t numel = owned(shards, input_.placement.mesh, group.layout.numel()).numel;
       sums.slot_bytes = std::max(sums.slot_bytes, slot_bytes_of(DType::kF32, numel, numel));
     }
   }
@@ -471,23 +477,24 @@ MemoryPlan::SlotsOnHost MemoryPlan::replicate_sums_on_host() const {
 MemoryPlan::SlotsOnHost MemoryPlan::gathers_on_host() const {
   const Placement& placement = input_.placement;
   const bool publishes = placement.optimizer.shard && !placement.parameters.shard;
-  if (!input_.is_queued || input_.gathers == WireForm::kPlain || (!gathers() && !publishes)) return {};
+  if (!input_.placement.is_queued || input_.wire.gathers == WireForm::kPlain || (!gathers() && !publishes)) return {};
   SlotsOnHost found;
   std::size_t most = 0;
   for (const UnitShape& unit : input_.units) {
     most = std::max(most, unit.groups.size());
     for (const GroupShape& group : unit.groups) {
-      const DType dtype = input_.outer.makes_outer_steps() ? DType::kF32 : group.dtype;  // outer steps publish masters
+      const DType dtype =
+          input_.update.outer.makes_outer_steps() ? DType::kF32 : group.dtype;  // outer steps publish masters
       found.slot_bytes = std::max(found.slot_bytes, bytes_in_lines(dtype, group.layout.numel()));
     }
   }
-  const auto units = std::min(input_.prefetch + 1, static_cast<std::int64_t>(input_.units.size()));
+  const auto units = std::min(input_.placement.prefetch + 1, static_cast<std::int64_t>(input_.units.size()));
   found.slots = units * static_cast<std::int64_t>(most);
   return found;
 }
 
 MemoryPlan::SlotsOnHost MemoryPlan::replica_gathers_on_host() const {
-  if (!input_.is_queued || input_.replica_gathers == WireForm::kPlain) return {};
+  if (!input_.placement.is_queued || input_.wire.replica_gathers == WireForm::kPlain) return {};
   SlotsOnHost found{1};
   for (const UnitShape& unit : input_.units) {
     for (const GroupShape& group : unit.groups) {
@@ -495,7 +502,7 @@ MemoryPlan::SlotsOnHost MemoryPlan::replica_gathers_on_host() const {
       // Where the replicate axis cuts first, its gather comes last and makes the whole buffer (Publisher).
       const AxisPlacement optimizer = input_.placement.optimizer;
       const AxisPlacement shards{optimizer.shard && !optimizer.replicate_first, false};
-      const std::int64_t numel = owned(shards, input_.mesh, group.layout.numel()).numel;
+      const std::int64_t numel = owned(shards, input_.placement.mesh, group.layout.numel()).numel;
       found.slot_bytes = std::max(found.slot_bytes, bytes_in_lines(group.dtype, numel));
     }
   }
@@ -503,7 +510,7 @@ MemoryPlan::SlotsOnHost MemoryPlan::replica_gathers_on_host() const {
 }
 
 void MemoryPlan::plan_outer() {
-  const SyncConfig& outer = input_.outer;
+  const SyncConfig& outer = input_.update.outer;
   if (outer.type == SyncType::kEachStep) return;
   std::int64_t largest = 0, part = 0, all = 0;
   std::vector<std::int64_t> fragments(static_cast<std::size_t>(outer.fragments));
@@ -511,7 +518,7 @@ void MemoryPlan::plan_outer() {
     for (const GroupShape& group : input_.units[unit].groups) {
       if (!group.trainable) continue;
       largest = std::max(largest, group.layout.numel());
-      const std::int64_t own = owned(input_.placement.optimizer, input_.mesh, group.layout.numel()).numel;
+      const std::int64_t own = owned(input_.placement.optimizer, input_.placement.mesh, group.layout.numel()).numel;
       part += own;
       all += group.layout.numel();
       fragments[unit % fragments.size()] += own;
@@ -523,7 +530,7 @@ void MemoryPlan::plan_outer() {
   const std::int64_t copies = outer.has_outer_optimizer() || has_mean_squares ? 2 : has_common_values ? 1 : 0;
   // A rank of Hogwild that has its own states has the states of the other ranks' parts, too.
   const bool has_all_states = outer.is_hogwild() && outer.asynchronous.states == StateSharing::kOwn;
-  const std::int64_t more = has_all_states ? static_cast<std::int64_t>(input_.states.size()) * (all - part) : 0;
+  const std::int64_t more = has_all_states ? static_cast<std::int64_t>(input_.update.states.size()) * (all - part) : 0;
   outer_numel_ = {part, copies * part + more, outer.has_common_parameters() ? 0 : largest,
                   streams ? std::ranges::max(fragments) : 0};
   use_[MemoryCategory::kOptimizer] += 4 * outer_numel_.states;
@@ -532,16 +539,17 @@ void MemoryPlan::plan_outer() {
 }
 
 MemoryPlan::SlotsOnHost MemoryPlan::outer_sums_on_host() const {
-  const SyncConfig& outer = input_.outer;
-  const CompressionConfig& compression = input_.compression;
+  const SyncConfig& outer = input_.update.outer;
+  const CompressionConfig& compression = input_.wire.compression;
   const bool compresses = compression.gradients != WireForm::kPlain || compression.sums != WireForm::kPlain;
-  if (!input_.is_queued || !outer.makes_outer_steps() || input_.replicas == 1 || !compresses) return {};
+  if (!input_.placement.is_queued || !outer.makes_outer_steps() || input_.placement.replicas == 1 || !compresses)
+    return {};
   SlotsOnHost sums;
   std::vector<std::int64_t> fragments(static_cast<std::size_t>(outer.fragments));
   for (std::size_t unit = 0; unit < input_.units.size(); ++unit) {
     for (const GroupShape& group : input_.units[unit].groups) {
       if (!group.trainable) continue;
-      const std::int64_t own = owned(input_.placement.optimizer, input_.mesh, group.layout.numel()).numel;
+      const std::int64_t own = owned(input_.placement.optimizer, input_.placement.mesh, group.layout.numel()).numel;
       sums.slot_bytes = std::max(sums.slot_bytes, slot_bytes_of(DType::kF32, own, own));
       ++fragments[unit % fragments.size()];
     }

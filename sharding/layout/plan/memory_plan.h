@@ -34,53 +34,74 @@ enum class BucketMode {
   kShared,       ///< a few bucket slots, in which units take turns
 };
 
-/// Everything that decides how much memory a rank needs, and nothing else. The engine fills it from the strategy and
-/// the module.
-struct PlanInput {
-  std::vector<UnitShape> units;  ///< the root unit comes first
-  Placement placement;
+/// Where parameters, gradients and optimizer state lie: on which axes of which mesh they are cut, on which device, and
+/// how many units are gathered at once.
+struct PlannedPlacement : Placement {
+  using Placement::operator=;  ///< takes the cuts of a strategy (placement_of) and leaves the ranks as they are
   MeshPosition mesh;
+  /// A GPU trains. Reductions then run beside backward: each one may take a unit's time, whatever memory that costs.
+  bool is_queued = false;
   std::int64_t prefetch = 1;
+  /// Number of replicas that train by themselves, if there are outer steps; `mesh` is then the mesh of one
+  /// replica.
+  int replicas = 1;
+};
+
+/// What lies outside of memory, or is copied out of it. OffloadConfig::paths are left out, since no size depends on
+/// them.
+struct PlannedTiers : OffloadConfig {
+  using OffloadConfig::operator=;   ///< takes the tiers of a strategy and leaves the rest as it is
+  bool copies_checkpoints = false;  ///< CheckpointConfig::async
+  bool is_durable = false;          ///< DurableConfig
+};
+
+/// How the gradients of a step's microbatches become sums, and in which form values go between ranks.
+struct PlannedWire {
   DType reduce = DType::kF32;
   std::int64_t accumulation = 1;
   GradientSync sync = GradientSync::kEachMicrobatch;
-  MasterKind master = MasterKind::kSplitBF16;
-  StateFormats states = {StateDType::kF32, StateDType::kF32};  ///< formats of the optimizer's states
-  /// formats of states in groups that are updated as matrices
-  StateFormats matrix_states = {};
-  MatrixWork matrix_work = {};
-  /// A GPU trains. Reductions then run beside backward: each one may take a unit's time, whatever memory that costs.
-  bool is_queued = false;
+  bool reproducible = false;  ///< Strategy::reproducible
+  /// The most microbatches of a step that a rank may be dealt (MicrobatchOrder::longest); 0: `accumulation` on each.
+  std::int64_t longest_run = 0;
+  /// 2 if units cut modules (units.bucket_cap_mb), since two of them then get gradients by turns
+  int filling_buckets = 1;
   /// Reductions over a network on some axis go on by themselves while ranks compute
   /// (Collectives::reduces_in_background).
   bool reduces_in_background = false;
   std::optional<std::int64_t> reductions_ahead;  ///< Strategy::reductions_ahead
-  OffloadConfig offload;                         ///< the paths in it are left out
-  /// A unit is updated as soon as its gradients are summed (optimizer.in_backward).
-  bool updates_in_backward = false;
-  /// An update goes over all state twice (lamb, lars). The first pass only reads parameters. It only reads states too,
-  /// unless `first_pass_moves_states`.
-  bool updates_twice = false, first_pass_moves_states = false;
-  bool copies_checkpoints = false;  ///< CheckpointConfig::async
   CompressionConfig compression = {};
   /// compression.gathers, where parameters go over a network: on the shard axis, and updated ones on the replicate
   /// axis. It may be lossy only for units in slots: what stays in memory is updated there.
   WireForm gathers = WireForm::kPlain, replica_gathers = WireForm::kPlain;
   /// Collectives::compressed_part of each axis's group; also 0 if `compression` does not change the axis.
   int compressed_shard_part = 0, compressed_replicate_part = 0;
-  bool is_durable = false;    ///< DurableConfig
-  bool reproducible = false;  ///< Strategy::reproducible
-  /// The most microbatches of a step that a rank may be dealt (MicrobatchOrder::longest); 0: `accumulation` on each.
-  std::int64_t longest_run = 0;
+};
+
+/// What the optimizer keeps of each element, and what an update does after it has the sums.
+struct PlannedUpdate {
+  MasterKind master = MasterKind::kSplitBF16;
+  StateFormats states = {StateDType::kF32, StateDType::kF32};  ///< formats of the optimizer's states
+  /// formats of states in groups that are updated as matrices
+  StateFormats matrix_states = {};
+  MatrixWork matrix_work = {};
+  bool in_backward = false;  ///< a unit is updated as soon as its gradients are summed (optimizer.in_backward)
+  /// An update goes over all state twice (lamb, lars). The first pass only reads parameters. It only reads states too,
+  /// unless `first_pass_moves_states`.
+  bool twice = false, first_pass_moves_states = false;
   /// CheckConfig::values: all values are checked after each step. No size depends on it, only
   /// MemoryPlan::publishes_behind.
   bool checks_values = false;
-  /// Number of replicas that train by themselves, if there are outer steps; `mesh` is then the mesh of one
-  /// replica.
-  int replicas = 1;
-  SyncConfig outer = {};
-  /// 2 if units cut modules (units.bucket_cap_mb), since two of them then get gradients by turns
-  int filling_buckets = 1;
+  SyncConfig outer = {};  ///< how replicas meet, or ranks that share parameters without waiting
+};
+
+/// Everything that decides how much memory a rank needs, and nothing else. The engine fills it from the strategy and
+/// the module. A function that needs one part takes that part.
+struct PlanInput {
+  std::vector<UnitShape> units;  ///< the root unit comes first
+  PlannedPlacement placement;
+  PlannedTiers tiers;
+  PlannedWire wire;
+  PlannedUpdate update;
 };
 
 /// Returns the fraction of a state that is offloaded for certain, 0 to 1; 0 for tier "auto", which is not decided yet.
@@ -139,7 +160,13 @@ class MemoryPlan {
   MemoryPlan() = default;
   explicit MemoryPlan(PlanInput input);
 
+  /// Returns what the plan was made from; a plan with something else is made from a changed copy of it.
   const PlanInput& input() const { return input_; }
+  const std::vector<UnitShape>& units() const { return input_.units; }
+  const PlannedPlacement& placement() const { return input_.placement; }
+  const PlannedTiers& tiers() const { return input_.tiers; }
+  const PlannedWire& wire() const { return input_.wire; }
+  const PlannedUpdate& update() const { return input_.update; }
   const MemoryUse& use() const { return use_; }
   BucketMode bucket_mode() const { return bucket_mode_; }
   /// Returns whether some parameters, or all, lie in records. Units are then gathered from there, even where there is
@@ -149,7 +176,7 @@ class MemoryPlan {
   bool parameters_on_host() const { return parameter_records_.pinned_bytes > 0; }
   /// Returns whether sums of gradients lie in records from a unit's reduction to its update. They are made in the
   /// records' own memory, or on a GPU in slots of its memory.
-  bool gradients_below() const { return input_.offload.gradients != Tier::kMemory; }
+  bool gradients_below() const { return input_.tiers.gradients != Tier::kMemory; }
   /// Returns whether units are gathered before they are used, because some rank does not have all of their parameters.
   bool gathers() const;
   /// Returns how often a step gathers unit `index`, from the second step on, where units are used in the order of their
@@ -189,7 +216,7 @@ class MemoryPlan {
   /// as many as the rank with the most has (blocks_of). It is 0 elsewhere.
   int block_sums() const { return block_sums_; }
   /// Returns whether each rank then joins what it keeps, and no sum is sent on, since gradients are cut over all ranks.
-  bool joins_own_parts() const { return input_.placement.gradients.shard && input_.mesh.replicate_size == 1; }
+  bool joins_own_parts() const { return input_.placement.gradients.shard && input_.placement.mesh.replicate_size == 1; }
   /// These sums go in pieces through extra memory (BlockSums). The first number is the fp32 elements of the piece that
   /// one rank joins at a time, and the second one is those of all that memory.
   std::int64_t block_piece_numel() const { return block_piece_numel_; }
@@ -229,7 +256,7 @@ class MemoryPlan {
   /// Returns the part of those bytes, in fp32 elements, for masters of a batch that are not sent: rules of whole
   /// tensors that read masters in a first pass need it.
   std::int64_t own_masters_numel() const {
-    const bool reads_masters = !input_.matrix_work.is_muon && (first_pass_.parameters || first_pass_.states);
+    const bool reads_masters = !input_.update.matrix_work.is_muon && (first_pass_.parameters || first_pass_.states);
     return reads_masters ? matrices_.own_numel() : 0;
   }
   /// State that an update reads twice in groups of matrices. The first time comes before the new matrices are known.
@@ -276,8 +303,8 @@ class MemoryPlan {
   /// Returns the same for outer gradients (SyncConfig) that replicas of GPUs compress: a slot for each group of a
   /// fragment that is under way; otherwise one slot, since the host then waits for each sum.
   SlotsOnHost outer_sums_on_host() const;
-  /// The same for values that GPUs gather in another form (PlanInput::gathers, replica_gathers): a slot for each group
-  /// of the units gathered ahead, and of the unit in use. If more are under way, the oldest ends first.
+  /// Returns the same for values that GPUs gather in another form (PlannedWire::gathers, replica_gathers): a slot for
+  /// each group of the units gathered ahead, and of the unit in use. If more are under way, the oldest ends first.
   SlotsOnHost gathers_on_host() const;
   SlotsOnHost replica_gathers_on_host() const;
 
@@ -315,11 +342,11 @@ class MemoryPlan {
   /// Returns whether every record has all that the optimizer keeps of its elements.
   bool has_whole_records() const;
   /// Returns whether updates go over all state twice (lamb, lars), or over whole matrices before they update elements.
-  bool passes_twice() const { return input_.updates_twice || !matrices_.batches().empty(); }
+  bool passes_twice() const { return input_.update.twice || !matrices_.batches().empty(); }
   /// Returns whether the host's CPU could update the records: they are whole, no parameters lie in files, and units are
   /// updated after backward, in one pass.
   bool can_step_on_host() const {
-    return has_whole_records() && (!parameters_below() || parameters_on_host()) && !input_.updates_in_backward &&
+    return has_whole_records() && (!parameters_below() || parameters_on_host()) && !input_.update.in_backward &&
            !passes_twice();
   }
   /// Returns whether masters of a group, or some of them, are offloaded, as masters or as parameters.
@@ -350,7 +377,7 @@ class MemoryPlan {
   /// Records of the memory that a commit (DurableConfig) writes: this rank's parts of parameters, masters and states,
   /// one behind the other, then cached records. They are `image_bytes` in all.
   const RecordPool& image_records() const { return image_records_; }
-  std::int64_t image_queue_depth() const { return input_.offload.queue_depth.value_or(kQueueDepth); }
+  std::int64_t image_queue_depth() const { return input_.tiers.queue_depth.value_or(kQueueDepth); }
   std::int64_t image_bytes() const { return image_bytes_; }
   const DiskUse& disk() const { return disk_; }
   /// Returns the number of records in files, of all kinds; records of tier "host" do not count.

@@ -29,7 +29,7 @@ std::int64_t sum(std::span<const std::int64_t> bytes) {
 
 std::int64_t MemoryPlan::most_records_of_a_unit() const {
   // parameters in pinned memory are updated where they lie
-  const bool has_parameters = input_.offload.parameters.tier == Tier::kNvme;
+  const bool has_parameters = input_.tiers.parameters.tier == Tier::kNvme;
   std::int64_t most = 0;
   for (const UnitShape& unit : input_.units) {
     std::int64_t states = 0, parameters = 0;
@@ -44,10 +44,10 @@ std::int64_t MemoryPlan::most_records_of_a_unit() const {
 }
 
 std::int64_t MemoryPlan::chosen_queue_depth() const {
-  if (input_.offload.queue_depth) return *input_.offload.queue_depth;
+  if (input_.tiers.queue_depth) return *input_.tiers.queue_depth;
   // If units come from a GPU's host, records of states are read two ahead, whatever room there is.
-  const bool gives_way = input_.is_queued && parameters_below();
-  if (!input_.updates_in_backward || gives_way) return kQueueDepth;
+  const bool gives_way = input_.placement.is_queued && parameters_below();
+  if (!input_.update.in_backward || gives_way) return kQueueDepth;
   return std::clamp(most_records_of_a_unit(), kQueueDepth, kMostQueueDepth / 2);
 }
 
@@ -107,20 +107,20 @@ RecordPool MemoryPlan::plan_streamed_pool(const std::vector<std::int64_t>& bytes
 void MemoryPlan::plan_host_step() {
   steps_on_host_ = true;
   for (const UnitShape& unit : input_.units) {
-    const bool has_sums_on_host = input_.offload.gradients == Tier::kHost && &unit != &input_.units[0];
+    const bool has_sums_on_host = input_.tiers.gradients == Tier::kHost && &unit != &input_.units[0];
     for (const GroupShape& group : unit.groups) {
       if (!group.trainable) continue;
       const RecordLayout records = records_of(group);
       const std::int64_t numel = records.numel() - records.before_records();
-      const Extent part = owned(input_.placement.optimizer, input_.mesh, group.layout.numel());
-      const Extent parameters_part = owned(input_.placement.parameters, input_.mesh, group.layout.numel());
+      const Extent part = owned(input_.placement.optimizer, input_.placement.mesh, group.layout.numel());
+      const Extent parameters_part = owned(input_.placement.parameters, input_.placement.mesh, group.layout.numel());
       const std::int64_t on_gpu = intersect({part.offset + records.before_records(), numel},
                                             {parameters_part.offset, parameter_chunks_of(group).before_records()})
                                       .numel;
       const std::int64_t gradients = has_sums_on_host ? 0 : 4 * numel;
       const std::int64_t parameters = on_gpu * static_cast<std::int64_t>(size_of(group.dtype));
       host_copies_bytes_ += gradients + parameters;
-      host_step_.to_host += gradients + (holds_masters(input_.master, group.dtype) ? parameters : 0);
+      host_step_.to_host += gradients + (holds_masters(input_.update.master, group.dtype) ? parameters : 0);
       host_step_.to_gpu += parameters;
     }
   }
@@ -137,14 +137,14 @@ bool MemoryPlan::has_masters_in_records(const GroupShape& group) const {
 }
 
 bool MemoryPlan::has_masters_in_parameter_records(const GroupShape& group) const {
-  return holds_masters(input_.master, group.dtype) && parameter_chunks_of(group).records() > 0;
+  return holds_masters(input_.update.master, group.dtype) && parameter_chunks_of(group).records() > 0;
 }
 
 void MemoryPlan::plan_first_pass() {
   for (const UnitShape& unit : input_.units) {
     for (const GroupShape& group : unit.groups) {
       if (!group.trainable || group.matrices.empty()) continue;
-      const bool reads_masters = !input_.matrix_work.is_muon;
+      const bool reads_masters = !input_.update.matrix_work.is_muon;
       first_pass_.states = first_pass_.states || !reads_masters || has_masters_in_records(group);
       first_pass_.parameters = first_pass_.parameters || (reads_masters && has_masters_in_parameter_records(group));
     }
@@ -152,7 +152,7 @@ void MemoryPlan::plan_first_pass() {
 }
 
 void MemoryPlan::plan_weight_copy() {
-  if (!input_.is_queued || !input_.updates_twice) return;
+  if (!input_.placement.is_queued || !input_.update.twice) return;
   constexpr std::int64_t kLine = 16;
   std::int64_t most = 0;
   for (const UnitShape& unit : input_.units) {
@@ -174,25 +174,27 @@ bool MemoryPlan::has_whole_records() const {
 }
 
 bool MemoryPlan::states_on_host() const {
-  return input_.is_queued && (input_.offload.masters.tier == Tier::kHost || input_.offload.moments.tier == Tier::kHost);
+  return input_.placement.is_queued &&
+         (input_.tiers.masters.tier == Tier::kHost || input_.tiers.moments.tier == Tier::kHost);
 }
 
-bool MemoryPlan::states_stay_on_host() const { return states_on_host() && input_.offload.step == OffloadedStep::kCpu; }
+bool MemoryPlan::states_stay_on_host() const { return states_on_host() && input_.tiers.step == OffloadedStep::kCpu; }
 
 VisitWork MemoryPlan::first_work() const {
-  if (input_.updates_twice) return input_.first_pass_moves_states ? VisitWork::kLayerUpdates : VisitWork::kMeasure;
+  if (input_.update.twice)
+    return input_.update.first_pass_moves_states ? VisitWork::kLayerUpdates : VisitWork::kMeasure;
   const auto is_dealt = [](const GroupShape& group) { return group.trainable && !group.matrices.empty(); };
   const bool has_matrices = std::ranges::any_of(
       input_.units, [&](const UnitShape& unit) { return std::ranges::any_of(unit.groups, is_dealt); });
   if (!has_matrices) return VisitWork::kUpdate;
-  return input_.matrix_work.is_muon ? VisitWork::kDirections : VisitWork::kReadMasters;
+  return input_.update.matrix_work.is_muon ? VisitWork::kDirections : VisitWork::kReadMasters;
 }
 
 bool MemoryPlan::publishes_behind(bool gathers_in_background) const {
   const Placement& placement = input_.placement;
-  return gathers_in_background && input_.mesh.shard_size > 1 && placement.optimizer.shard &&
-         !placement.optimizer.replicate && !placement.parameters.shard && !input_.is_queued &&
-         input_.outer.type == SyncType::kEachStep && !input_.checks_values;
+  return gathers_in_background && input_.placement.mesh.shard_size > 1 && placement.optimizer.shard &&
+         !placement.optimizer.replicate && !placement.parameters.shard && !input_.placement.is_queued &&
+         input_.update.outer.type == SyncType::kEachStep && !input_.update.checks_values;
 }
 
 StepInput MemoryPlan::step_input(bool gathers_in_background) const {
@@ -207,17 +209,17 @@ StepInput MemoryPlan::step_input(bool gathers_in_background) const {
       step.groups.push_back({static_cast<std::int32_t>(unit), !group.matrices.empty(), by_device});
     }
   }
-  step.rounds = input_.accumulation;
+  step.rounds = input_.wire.accumulation;
   step.first_work = first_work();
   step.first_reads_parameters = first_pass_.parameters;
   step.first_reads_states = first_pass_.states;
-  step.parameters.in_files = !(input_.is_queued && input_.offload.parameters.tier == Tier::kHost);
+  step.parameters.in_files = !(input_.placement.is_queued && input_.tiers.parameters.tier == Tier::kHost);
   step.states.in_files = !states_on_host();
   step.gradients_below = gradients_below();
-  step.updates_in_backward = input_.updates_in_backward;
+  step.updates_in_backward = input_.update.in_backward;
   step.publishes_behind = publishes_behind(gathers_in_background);
   step.shares_parameters = input_.placement.shared;
-  step.executor = {input_.is_queued, step.states.exist && states_stay_on_host()};
+  step.executor = {input_.placement.is_queued, step.states.exist && states_stay_on_host()};
   return step;
 }
 
@@ -247,8 +249,8 @@ void MemoryPlan::plan_parameter_records(Steps steps) {
   const std::vector<std::int64_t>& bytes = records.bytes;
   if (bytes.empty()) return;
   // Records of trainable groups come first in the cache, since the update reads and writes them too.
-  const Cache cache{input_.offload.cache_bytes, static_cast<std::int64_t>(records.first.back())};
-  if (input_.is_queued) {
+  const Cache cache{input_.tiers.cache_bytes, static_cast<std::int64_t>(records.first.back())};
+  if (input_.placement.is_queued) {
     for (std::size_t i = 0; i < bytes.size(); ++i) uploaded_bytes_ += gathers[i] * bytes[i];
     parameter_records_ = plan_uploaded_pool(bytes, cache);
     if (parameters_on_host()) return;
@@ -281,7 +283,7 @@ void MemoryPlan::plan_tensor_states(Steps steps) {
     }
   }
   const auto below =
-      static_cast<std::int64_t>(std::ceil(share_below(input_.offload.moments) * static_cast<double>(bytes.size())));
+      static_cast<std::int64_t>(std::ceil(share_below(input_.tiers.moments) * static_cast<double>(bytes.size())));
   tensor_states_in_memory_ = std::ssize(bytes) - below;
   use_[MemoryCategory::kOptimizer] += sum(std::span(bytes).first(static_cast<std::size_t>(tensor_states_in_memory_)));
   if (below == 0) return;
@@ -294,9 +296,9 @@ void MemoryPlan::plan_tensor_states(Steps steps) {
   }
   const std::int64_t most = tensor_states_of_a_batch_, more = 2 * tensor_states_ahead();
   RecordPool& pool = tensor_state_records_;
-  if (input_.is_queued) {
+  if (input_.placement.is_queued) {
     const std::int64_t device_slots = std::min(2 * most, below);
-    const bool on_host = input_.offload.moments.tier == Tier::kHost;
+    const bool on_host = input_.tiers.moments.tier == Tier::kHost;
     pool = on_host ? pinned_pool(records.bytes) : plan_files_of_gpu(records.bytes, /*cache=*/{}, device_slots, more);
     pool.device_slots = device_slots;
     use_[MemoryCategory::kRecords] += pool.device_bytes();
@@ -315,7 +317,7 @@ void MemoryPlan::plan_tensor_states(Steps steps) {
 
 /// Plans a pool of records that gathers copy to a GPU. Updates change them where they lie, on the host.
 RecordPool MemoryPlan::plan_uploaded_pool(const std::vector<std::int64_t>& bytes, Cache cache) {
-  if (input_.offload.parameters.tier == Tier::kHost) {
+  if (input_.tiers.parameters.tier == Tier::kHost) {
     const RecordPool pool = pinned_pool(bytes);
     use_[MemoryCategory::kHostRecords] += pool.memory_bytes();
     return pool;
@@ -338,12 +340,12 @@ HostStepBytes MemoryPlan::updated_over_bus() const {
   HostStepBytes bytes;
   for (const UnitShape& unit : input_.units) {
     for (const GroupShape& group : unit.groups) {
-      if (!input_.is_queued || !group.trainable) continue;
+      if (!input_.placement.is_queued || !group.trainable) continue;
       const Chunks chunks = parameter_chunks_of(group);
       const std::int64_t below =
           (chunks.numel() - chunks.before_records()) * static_cast<std::int64_t>(size_of(group.dtype));
       bytes.to_host += below;
-      if (holds_masters(input_.master, group.dtype)) bytes.to_gpu += below;
+      if (holds_masters(input_.update.master, group.dtype)) bytes.to_gpu += below;
     }
   }
   return bytes;
@@ -359,10 +361,10 @@ void MemoryPlan::plan_gradient_records(Steps steps) {
     records.end_owner();
   }
   const std::vector<std::int64_t>& bytes = records.bytes;
-  if (input_.is_queued) {
+  if (input_.placement.is_queued) {
     const std::int64_t device_slots = std::min(units_under_way() + 1, std::ssize(bytes));
     const std::int64_t held = std::min(device_slots + 1, std::ssize(bytes));
-    gradient_records_ = input_.offload.gradients == Tier::kHost
+    gradient_records_ = input_.tiers.gradients == Tier::kHost
                             ? pinned_pool(bytes)
                             : plan_files_of_gpu(bytes, /*cache=*/{}, held, 2 * kGradientsAhead);
     gradient_records_.device_slots = device_slots;
@@ -387,13 +389,13 @@ bool MemoryPlan::updates_by_device(const UnitShape& unit) const {
 void MemoryPlan::plan_gradient_copies() {
   for (const UnitShape& unit : std::span(input_.units).subspan(1)) {
     const std::int64_t bytes = sum_bytes_of(unit);
-    gradient_copies_.to_host += input_.accumulation * bytes;
-    gradient_copies_.to_gpu += (input_.accumulation - 1 + (updates_by_device(unit) ? 1 : 0)) * bytes;
+    gradient_copies_.to_host += input_.wire.accumulation * bytes;
+    gradient_copies_.to_gpu += (input_.wire.accumulation - 1 + (updates_by_device(unit) ? 1 : 0)) * bytes;
   }
 }
 
 void MemoryPlan::plan_image() {
-  if (!input_.is_durable) return;
+  if (!input_.tiers.is_durable) return;
   image_bytes_ = use_[MemoryCategory::kMasters] + use_[MemoryCategory::kOptimizer];
   image_bytes_ += 4 * kept_gradient_numel_;
   for (const RecordPool& pool : {state_records_, parameter_records_, tensor_state_records_})
@@ -406,11 +408,11 @@ void MemoryPlan::plan_image() {
   disk_.durable_bytes = disk_.bytes;  // these are the other places of all records
   std::vector<std::int64_t> bytes;
   for (std::int64_t left = image_bytes_; left > 0; left -= bytes.back()) {
-    bytes.push_back(in_pages(std::min(left, input_.offload.record_bytes)));
+    bytes.push_back(in_pages(std::min(left, input_.tiers.record_bytes)));
   }
   const std::int64_t before = disk_.bytes;
   image_records_ = plan_pool(bytes, /*cache=*/{}, slots_of(image_queue_depth()));
-  if (input_.is_queued) {  // a GPU copies to this memory
+  if (input_.placement.is_queued) {  // a GPU copies to this memory
     use_[MemoryCategory::kRecords] -= image_records_.memory_bytes();
     use_[MemoryCategory::kHostRecords] += image_records_.memory_bytes();
   }
@@ -422,10 +424,10 @@ void MemoryPlan::plan_image() {
 /// Plans the slots of activations in files. Activations on a GPU's host take memory as they come, and no plan knows how
 /// much memory.
 void MemoryPlan::plan_activations() {
-  const OffloadConfig& offload = input_.offload;
+  const OffloadConfig& offload = input_.tiers;
   if (offload.activations != Tier::kNvme) return;
   const std::int64_t piece = in_pages(offload.record_bytes);
-  use_[input_.is_queued ? MemoryCategory::kHostRecords : MemoryCategory::kActivations] +=
+  use_[input_.placement.is_queued ? MemoryCategory::kHostRecords : MemoryCategory::kActivations] +=
       (2 * offload.queue_depth.value_or(kQueueDepth) + 1) * piece;
 }
 

@@ -75,13 +75,13 @@ std::string MemoryPlan::to_table() const {
             " for others of the step's tree in scratch, " + format_bytes(waiting_bytes()) + " (" +
             std::to_string(waiting_bytes()) + " bytes)\n";
   }
-  if (input_.outer.type == SyncType::kBackups) {
-    const std::int64_t ranks = input_.mesh.world_size();
-    text += "backups: a step sums the gradients of the first " + std::to_string(ranks - input_.outer.backups) + " of " +
-            std::to_string(ranks) + " ranks, which read them where they lie\n";
+  if (input_.update.outer.type == SyncType::kBackups) {
+    const std::int64_t ranks = input_.placement.mesh.world_size();
+    text += "backups: a step sums the gradients of the first " + std::to_string(ranks - input_.update.outer.backups) +
+            " of " + std::to_string(ranks) + " ranks, which read them where they lie\n";
   }
-  if (input_.longest_run > 0) {
-    text += "deal: a rank computes at most " + std::to_string(input_.longest_run) + " of a step's " +
+  if (input_.wire.longest_run > 0) {
+    text += "deal: a rank computes at most " + std::to_string(input_.wire.longest_run) + " of a step's " +
             std::to_string(order().all()) + " microbatches, by its speed\n";
   }
   if (block_sums_ > 0) {
@@ -96,7 +96,7 @@ std::string MemoryPlan::to_table() const {
             " records of at most " +
             format_bytes(std::max(state_records_.record_bytes, tensor_state_records_.record_bytes)) +
             " there, and as much back\n";
-    if (state_records_.pinned_bytes > 0 && input_.offload.step == OffloadedStep::kAuto && can_step_on_host()) {
+    if (state_records_.pinned_bytes > 0 && input_.tiers.step == OffloadedStep::kAuto && can_step_on_host()) {
       text +=
           "offload.step auto: what is measured when the Engine is made may give the update to the CPU of the host, "
           "which needs less memory of the GPU and more of the host\n";
@@ -129,13 +129,13 @@ std::string MemoryPlan::to_table() const {
             format_bytes(disk_.read_in_two_steps / 2) + " and writes " + format_bytes(disk_.written_in_two_steps / 2) +
             "\n";
   }
-  if (input_.is_durable) {
+  if (input_.tiers.is_durable) {
     text += "durable: " + format_bytes(disk_.durable_bytes) + " more on disk; a commit writes at most " +
             format_bytes(disk_.written_in_commit) + " from memory\n";
   }
-  if (input_.offload.activations != Tier::kMemory) {
-    const bool on_disk = input_.offload.activations == Tier::kNvme;
-    text += std::string("activations: tensors of at least ") + format_bytes(input_.offload.activations_min_bytes) +
+  if (input_.tiers.activations != Tier::kMemory) {
+    const bool on_disk = input_.tiers.activations == Tier::kNvme;
+    text += std::string("activations: tensors of at least ") + format_bytes(input_.tiers.activations_min_bytes) +
             " that forward saves go to " + (on_disk ? "the disk" : "pinned memory of the host") +
             "; how many bytes, the log says after the first step\n";
   }

@@ -31,7 +31,7 @@ enum class Access : std::uint8_t { kNone, kRead, kWrite };
 
 /// One group's turn in a pass.
 struct Visit {
-  std::int32_t unit = 0;   ///< MemoryPlan::input().units
+  std::int32_t unit = 0;   ///< MemoryPlan::units()
   std::int32_t group = 0;  ///< index among the groups that train, in the order of units
   VisitWork work = VisitWork::kUpdate;
   bool backward = false;         ///< visits records from the last to the first

@@ -34,9 +34,9 @@ Tier tier_below(const OffloadConfig& offload, bool is_gpu) {
 }
 
 PlanInput with_tiers_chosen(PlanInput input, std::int64_t limit, Tier below) {
-  OffloadedState& masters = input.offload.masters;
-  OffloadedState& moments = input.offload.moments;
-  OffloadedState& parameters = input.offload.parameters;
+  OffloadedState& masters = input.tiers.masters;
+  OffloadedState& moments = input.tiers.moments;
+  OffloadedState& parameters = input.tiers.parameters;
   // A state whose tier is chosen later counts as in memory at first.
   const auto is_open = [](OffloadedState& state) {
     return std::exchange(state.tier, state.tier == Tier::kAuto ? Tier::kMemory : state.tier) == Tier::kAuto;

@@ -431,11 +431,11 @@ TEST(DeviceOffload, EstimatedSecondsCoverTransfersAndUpdates) {
   PlanInput input;
   input.units.push_back({.name = "root", .groups = {{DType::kF32, true, Layout::pack({&kNumel, 1}, 1)}}});
   input.placement = placement_of(ShardingStrategy::kFullShard, false);
-  input.is_queued = true;
-  input.offload.moments = {Tier::kHost, 1.0};
-  input.offload.step = OffloadedStep::kGpu;
+  input.placement.is_queued = true;
+  input.tiers.moments = {Tier::kHost, 1.0};
+  input.tiers.step = OffloadedStep::kGpu;
   const MemoryPlan on_gpu(input);
-  input.offload.step = OffloadedStep::kCpu;
+  input.tiers.step = OffloadedStep::kCpu;
   const MemoryPlan on_cpu(input);
   constexpr double kParameters = 4.0 * kNumel;
   const auto records = static_cast<double>(on_gpu.streamed_bytes());

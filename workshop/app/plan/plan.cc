@@ -50,7 +50,7 @@ std::int64_t numel_of(const UnitShape& unit) {
 std::string units_table(const MemoryPlan& plan) {
   using Align = TextTable::Align;
   TextTable table({{"unit"}, {"parameters", Align::kRight}, {"padding", Align::kRight}, {"gathered", Align::kRight}});
-  for (const UnitShape& unit : plan.input().units) {
+  for (const UnitShape& unit : plan.units()) {
     table.add_row({unit.name, std::to_string(numel_of(unit)), std::to_string(padding_of(unit)),
                    format_bytes(unit.gathered_bytes())});
   }
@@ -70,8 +70,8 @@ std::int64_t wire_bytes(const StepCollective& each, const MeshPosition& mesh) {
 
 /// Returns the mesh of all ranks. If replicas train by themselves, the plan is for one replica.
 MeshPosition whole_mesh(const MemoryPlan& plan) {
-  MeshPosition mesh = plan.input().mesh;
-  mesh.replicate_size *= plan.input().replicas;
+  MeshPosition mesh = plan.placement().mesh;
+  mesh.replicate_size *= plan.placement().replicas;
   return mesh;
 }
 
@@ -156,7 +156,7 @@ nlohmann::ordered_json to_json(const MemoryPlan& plan, const Strategy& strategy,
   json["gradients"] = {{"to_host", plan.gradient_copies().to_host}, {"to_gpu", plan.gradient_copies().to_gpu}};
   json["host_step"] = {{"to_host", plan.host_step().to_host}, {"to_gpu", plan.host_step().to_gpu}};
   json["units"] = nlohmann::ordered_json::array();
-  for (const UnitShape& unit : plan.input().units) {
+  for (const UnitShape& unit : plan.units()) {
     json["units"].push_back({{"name", unit.name},
                              {"parameters", numel_of(unit)},
                              {"padding", padding_of(unit)},
@@ -181,7 +181,7 @@ std::string to_text(const MemoryPlan& plan, const Strategy& strategy, std::int64
   std::string text = "plan of " + name_of_placement(strategy) + " for " + std::to_string(mesh.world_size()) +
                      " ranks, mesh " + std::to_string(mesh.replicate_size) + " x " + std::to_string(mesh.shard_size) +
                      " (replicate x shard), " + std::to_string(parameters) + " parameters in " +
-                     std::to_string(plan.input().units.size()) + " units\n";
+                     std::to_string(plan.units().size()) + " units\n";
   text += "placement: " + describe_placement(strategy) + "\n\n";
   text += "memory of every rank\n" + plan.to_table() + "\nunits\n" + units_table(plan) + "\n";
   const std::string traffic = traffic_table(plan);

@@ -51,8 +51,8 @@ TimingFiles read_timing(const TimingOptions& options) {
 }
 
 // Ranks of a shard group are neighbours; those of a replica group lie a shard group apart.
-MeshLinks TimingFiles::links_of(const PlanInput& input, int ranks_per_host) const {
-  const int shard = input.mesh.shard_size, world = input.mesh.world_size() * input.replicas;
+MeshLinks TimingFiles::links_of(const PlannedPlacement& placement, int ranks_per_host) const {
+  const int shard = placement.mesh.shard_size, world = placement.mesh.world_size() * placement.replicas;
   const int of_shard_on_host = std::min(shard, ranks_per_host);
   MeshLinks of_axes{links, links};
   if (shard > ranks_per_host) {
@@ -70,7 +70,7 @@ MeshLinks TimingFiles::links_of(const PlanInput& input, int ranks_per_host) cons
 }
 
 void expect_predictable(const MemoryPlan& plan) {
-  if (!plan.input().outer.has_common_parameters()) return;
+  if (!plan.update().outer.has_common_parameters()) return;
   throw Error(
       ExitCode::kConfig,
       "/sync/type: the time of asynchronous ranks, and of backups, is not predicted, since each rank has its own. "
@@ -79,7 +79,7 @@ void expect_predictable(const MemoryPlan& plan) {
 
 PredictedStep predicted_step(const MemoryPlan& plan, const TimingFiles& files, int ranks_per_host) {
   expect_predictable(plan);
-  return value_or_throw(predict_step(plan, files.profile, files.links_of(plan.input(), ranks_per_host)));
+  return value_or_throw(predict_step(plan, files.profile, files.links_of(plan.placement(), ranks_per_host)));
 }
 
 std::string to_text(const PredictedStep& step) {

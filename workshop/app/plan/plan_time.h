@@ -18,7 +18,7 @@ struct TimingFiles {
 
   /// Returns the links of both axes of the plan that has `input`. An axis whose ranks are all on one host gets
   /// `links_inside`, if it is not empty; the other axis gets `links` (Links::of_group).
-  MeshLinks links_of(const PlanInput& input, int ranks_per_host) const;
+  MeshLinks links_of(const PlannedPlacement& placement, int ranks_per_host) const;
 };
 /// Reads the files. Throws tessera::Error.
 TimingFiles read_timing(const TimingOptions& options);

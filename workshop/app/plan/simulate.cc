@@ -57,7 +57,7 @@ int run_simulate(const SimulateCommand& command) {
                   "--links predicts the mean of their steps; or leave \"sync\" out of the strategy");
     expect_predictable(world.plan);
     const TimingFiles files = read_timing(command.timing);
-    const MeshLinks links = files.links_of(world.plan.input(), world.topology.local_world_size);
+    const MeshLinks links = files.links_of(world.plan.placement(), world.topology.local_world_size);
     const SimulatedWorld simulated =
         value_or_throw(simulate_world(world.plan, files.profile, links, options_of(command)));
     const PredictedStep alike = predicted_step(world.plan, files, world.topology.local_world_size);

@@ -19,12 +19,12 @@ class StepTraffic {
  public:
   explicit StepTraffic(const MemoryPlan& plan)
       : plan_(plan),
-        input_(plan.input()),
-        shard_(input_.mesh.shard_size > 1),
-        replicate_(input_.mesh.replicate_size > 1) {}
+        placement_(plan.placement()),
+        shard_(placement_.mesh.shard_size > 1),
+        replicate_(placement_.mesh.replicate_size > 1) {}
 
   std::vector<StepCollective> all() {
-    if (input_.outer.has_common_parameters()) return {};
+    if (plan_.update().outer.has_common_parameters()) return {};
     gather_parameters();
     reduce_gradients();
     publish_updates();
@@ -40,32 +40,32 @@ class StepTraffic {
   void gather_parameters() {
     if (!plan_.gathers() || !shard_) return;
     StepCollective gathers{"all_gather", "shard", "parameters before use"};
-    for (std::size_t i = 0; i < input_.units.size(); ++i) {
+    for (std::size_t i = 0; i < plan_.units().size(); ++i) {
       const std::int64_t times = plan_.gathers_in_step(i);
       gathers.calls += times;
-      gathers.bytes += times * input_.units[i].gathered_bytes();
+      gathers.bytes += times * plan_.units()[i].gathered_bytes();
     }
     // Ranks that share slots read their parts into them, and only have barriers: before the slot is filled, and after.
-    if (input_.placement.shared) gathers = {"barrier", "shard", "slots of units", 2 * gathers.calls, 0};
+    if (placement_.shared) gathers = {"barrier", "shard", "slots of units", 2 * gathers.calls, 0};
     add(std::move(gathers));
   }
 
   void reduce_gradients() {
     if (!shard_ && !replicate_) return;
     if (plan_.block_sums() > 0) return join_blocks();
-    const AxisPlacement axes = input_.placement.gradients;
+    const AxisPlacement axes = placement_.gradients;
     const bool each = plan_.bucket_mode() == BucketMode::kShared;
-    const DType wire = plan_.bucket_mode() == BucketMode::kInPlace ? DType::kF32 : input_.reduce;
-    const std::int64_t rounds = each ? input_.accumulation : 1;
+    const DType wire = plan_.bucket_mode() == BucketMode::kInPlace ? DType::kF32 : plan_.wire().reduce;
+    const std::int64_t rounds = each ? plan_.wire().accumulation : 1;
     StepCollective over_shard{axes.shard ? "reduce_scatter" : "all_reduce", "shard", "gradients"};
     StepCollective over_replicas{axes.replicate ? "reduce_scatter" : "all_reduce", "replicate",
                                  "gradients' sums, fp32"};
-    for (const UnitShape& unit : input_.units) {
+    for (const UnitShape& unit : plan_.units()) {
       if (unit.trainable_numel() == 0) continue;
       over_shard.calls += rounds;
       over_shard.bytes += rounds * unit.trainable_numel() * element_bytes(wire);
       over_replicas.calls += rounds;
-      over_replicas.bytes += rounds * owned({axes.shard, false}, input_.mesh, unit.trainable_numel()).numel * 4;
+      over_replicas.bytes += rounds * owned({axes.shard, false}, placement_.mesh, unit.trainable_numel()).numel * 4;
     }
     if (shard_) add(std::move(over_shard));
     if (replicate_) add(std::move(over_replicas));
@@ -77,7 +77,7 @@ class StepTraffic {
     StepCollective sums{"all_to_all", axis,
                         "sums of subtrees, " + std::to_string(plan_.block_sums()) + " of a gradient"};
     StepCollective joined{"all_gather", axis, "gradients' sums, fp32"};
-    for (const UnitShape& unit : input_.units) {
+    for (const UnitShape& unit : plan_.units()) {
       if (unit.trainable_numel() == 0) continue;
       ++sums.calls;
       sums.bytes += plan_.block_sums() * unit.trainable_numel() * 4;
@@ -89,41 +89,40 @@ class StepTraffic {
   }
 
   void publish_updates() {
-    const Placement& placement = input_.placement;
     StepCollective over_replicas{"all_gather", "replicate", "updated parameters"};
     StepCollective over_shard{"all_gather", "shard", "updated parameters"};
-    for (const UnitShape& unit : input_.units) {
+    for (const UnitShape& unit : plan_.units()) {
       if (unit.trainable_numel() == 0) continue;
       const std::int64_t bytes = trainable_bytes(unit);
-      if (placement.optimizer.replicate && replicate_) {
+      if (placement_.optimizer.replicate && replicate_) {
         ++over_replicas.calls;
-        const bool of_a_shard = placement.optimizer.shard && !placement.optimizer.replicate_first;
-        over_replicas.bytes += of_a_shard ? bytes / input_.mesh.shard_size : bytes;
+        const bool of_a_shard = placement_.optimizer.shard && !placement_.optimizer.replicate_first;
+        over_replicas.bytes += of_a_shard ? bytes / placement_.mesh.shard_size : bytes;
       }
-      if (placement.optimizer.shard && !placement.parameters.shard && shard_) {
+      if (placement_.optimizer.shard && !placement_.parameters.shard && shard_) {
         ++over_shard.calls;
-        over_shard.bytes += placement.optimizer.replicate_first ? bytes / input_.mesh.replicate_size : bytes;
+        over_shard.bytes += placement_.optimizer.replicate_first ? bytes / placement_.mesh.replicate_size : bytes;
       }
     }
     add(std::move(over_replicas));
     add(std::move(over_shard));
-    if (placement.shared) add({"barrier", "shard", "updated parameters", 1, 0});
+    if (placement_.shared) add({"barrier", "shard", "updated parameters", 1, 0});
   }
 
   /// Adds the collectives of outer steps.
   void meet_replicas() {
-    const SyncConfig& outer = input_.outer;
-    if (!outer.makes_outer_steps() || input_.replicas == 1) return;
+    const SyncConfig& outer = plan_.update().outer;
+    if (!outer.makes_outer_steps() || placement_.replicas == 1) return;
     const char* const what = outer.has_outer_optimizer() ? "outer gradients" : "masters";
     StepCollective over_replicas{"all_reduce", "replicate", what};
     StepCollective over_shard{"all_gather", "shard", "masters after outer steps"};
     over_replicas.every = over_shard.every = outer.every;
-    for (const UnitShape& unit : input_.units) {
+    for (const UnitShape& unit : plan_.units()) {
       for (const GroupShape& group : unit.groups) {
         if (!group.trainable) continue;
         ++over_replicas.calls;
-        over_replicas.bytes += 4 * owned(input_.placement.optimizer, input_.mesh, group.layout.numel()).numel;
-        if (!input_.placement.optimizer.shard || input_.placement.parameters.shard || !shard_) continue;
+        over_replicas.bytes += 4 * owned(placement_.optimizer, placement_.mesh, group.layout.numel()).numel;
+        if (!placement_.optimizer.shard || placement_.parameters.shard || !shard_) continue;
         ++over_shard.calls;
         over_shard.bytes += 4 * group.layout.numel();
       }
@@ -133,7 +132,7 @@ class StepTraffic {
   }
 
   const MemoryPlan& plan_;
-  const PlanInput& input_;
+  const PlannedPlacement& placement_;
   const bool shard_, replicate_;
   std::vector<StepCollective> collectives_;
 };

@@ -72,8 +72,8 @@ struct ReducerCounts {
 /// The reduction also carries which parameters a rank used, and in which order it gathered units in forward. A gradient
 /// that comes after the reduction started is an error.
 ///
-/// Under "reproducible" (PlannedWire::reproducible) a microbatch's gradients are a leaf of the step's tree, and sums
-/// join by a binary counter (SumCounter): sums that a rank keeps until a backward has ended join then (`end_microbatch`),
+/// Under "reproducible" (PlannedWire) a microbatch's gradients are a leaf of the step's tree, and sums join
+/// by a binary counter (SumCounter): sums that a rank keeps until a backward has ended join then (`end_microbatch`),
 /// and sums over ranks join as they come. Where a rank's microbatches are no subtree, BlockSums makes the sum of ranks.
 /// A gradient that comes after its unit was reduced would be no part of its leaf, and is an error.
 ///

@@ -123,8 +123,8 @@ Reducer::~Reducer() {
 Reducer::Reducer(const MemoryPlan& plan, std::vector<Unit*> units, const MeshAxes& axes, Memory memory,
                  ComputeDevice device, GradientVisitor* visitor)
     : plan_(plan), axes_(axes), device_(device), visitor_(visitor), memory_(std::move(memory)) {
-  float* const method_work = reinterpret_cast<float*>(memory_.feedback.take(plan_.method_work_numel() * 4));
-  if (plan_.wire().compression.restore_skipped) memory_.feedback.take(plan_.kept_gradient_numel() * 4);
+  float* const method_work = reinterpret_cast<float*>(memory_.feedback.take(plan_.sums().method_work_numel * 4));
+  if (plan_.wire().compression.restore_skipped) memory_.feedback.take(plan_.sums().kept_gradient_numel * 4);
   for (Unit* unit : units) {
     Entry& entry = entries_.emplace_back(unit, GradientPacker(*unit, bucket_dtype(), device_, copies_));
     const UnitShape shape = unit->shape();
@@ -132,38 +132,38 @@ Reducer::Reducer(const MemoryPlan& plan, std::vector<Unit*> units, const MeshAxe
     entry.sum_bytes = plan_.sum_bytes_of(shape);
     for (const auto& group : unit->groups) entry.feedback.push_back(take_feedback(*group, method_work));
     if (entry.gradients.trainable() > 0) order_.insert(order_.begin(), unit->index);
-    if (plan_.bucket_mode() == BucketMode::kAccumulator) {
+    if (plan_.sums().bucket_mode == BucketMode::kAccumulator) {
       entry.bucket.memory = memory_.buckets.take(entry.bucket_bytes);
     }
   }
   was_late_.resize(entries_.size());
   const Entry& root = entries_[0];
-  if (plan_.bucket_mode() == BucketMode::kShared) {
-    buckets_ = UnitSlots(memory_.buckets, root.bucket_bytes, plan_.shared_buckets(), plan_.bucket_bytes());
+  if (plan_.sums().bucket_mode == BucketMode::kShared) {
+    buckets_ = UnitSlots(memory_.buckets, root.bucket_bytes, plan_.sums().shared_buckets, plan_.sums().bucket_bytes);
   }
   memory_.buckets.expect_full();
   memory_.feedback.expect_full();
   if (updates_in_backward()) {
-    sums_ = UnitSlots(memory_.sums, root.sum_bytes, plan_.shared_sums(), plan_.sum_bytes());
+    sums_ = UnitSlots(memory_.sums, root.sum_bytes, plan_.sums().shared_sums, plan_.sums().sum_bytes);
   }
   std::size_t most_groups = 0;
   for (Unit* unit : units) most_groups = std::max(most_groups, unit->groups.size());
-  for (std::int64_t i = 0; i < plan_.units_under_way(); ++i) {
+  for (std::int64_t i = 0; i < plan_.sums().units_under_way(); ++i) {
     auto reduction = std::make_unique<UnitReduction>();
-    reduction->scratch = reinterpret_cast<float*>(memory_.scratch.take(plan_.scratch_numel() * 4));
+    reduction->scratch = reinterpret_cast<float*>(memory_.scratch.take(plan_.sums().scratch_numel * 4));
     reduction->groups.reserve(most_groups);
     if (updates_in_backward()) {
-      const auto notes = static_cast<std::size_t>(plan_.notes_numel());
-      reduction->notes = {reinterpret_cast<float*>(memory_.sums.take(plan_.notes_numel() * 4)), notes};
+      const auto notes = static_cast<std::size_t>(plan_.sums().notes_numel);
+      reduction->notes = {reinterpret_cast<float*>(memory_.sums.take(plan_.sums().notes_numel * 4)), notes};
       reduction->used.reserve(notes);
     }
     reductions_.push_back(std::move(reduction));
   }
   for (Entry& entry : entries_) {
-    const std::int64_t bytes = plan_.waiting_sums() * plan_.waiting_numel_of(entry.unit->shape()) * 4;
+    const std::int64_t bytes = plan_.sums().waiting_sums * plan_.waiting_numel_of(entry.unit->shape()) * 4;
     if (bytes > 0) entry.waiting = reinterpret_cast<float*>(memory_.scratch.take(bytes));
   }
-  if (plan_.block_sums() > 0)
+  if (plan_.sums().block_sums > 0)
     blocks_.emplace(plan_, *axes_.world,
                     reinterpret_cast<float*>(memory_.scratch.take(plan_.block_exchange_numel() * 4)));
   memory_.scratch.expect_full();
@@ -211,7 +211,7 @@ bool Reducer::accumulates() const { return plan_.keeps_gradients(); }
 bool Reducer::is_alone_in_place() const { return plan_.placement().mesh.world_size() == 1 && !memory_.sums_below; }
 
 DType Reducer::bucket_dtype() const {
-  return plan_.bucket_mode() == BucketMode::kShared ? plan_.bucket_dtype() : DType::kF32;
+  return plan_.sums().bucket_mode == BucketMode::kShared ? plan_.bucket_dtype() : DType::kF32;
 }
 
 void Reducer::take(FlatGroup& group, std::size_t parameter, bool counts) {
@@ -279,7 +279,7 @@ void Reducer::open(Entry& entry) {
     return;  // otherwise gradients that have arrived count until `reset`
   }
   entry.gradients.begin();
-  if (plan_.bucket_mode() == BucketMode::kShared) {
+  if (plan_.sums().bucket_mode == BucketMode::kShared) {
     take_place(entry.bucket, buckets_, *entry.unit, entry.bucket_bytes);
   } else if (updates_in_backward()) {
     place_sum(entry);
@@ -325,7 +325,7 @@ void Reducer::free(Bucket& bucket, UnitSlots& slots) {
 }
 
 bool Reducer::is_in_place(const Entry& entry) const {
-  return plan_.bucket_mode() == BucketMode::kInPlace && entry.bucket.overflow.bytes() == 0;
+  return plan_.sums().bucket_mode == BucketMode::kInPlace && entry.bucket.overflow.bytes() == 0;
 }
 
 bool Reducer::is_leaf_in_waiting() const {
@@ -336,7 +336,7 @@ bool Reducer::is_leaf_in_waiting() const {
 
 /// Returns the sum of a group that waits in a place. If ranks have summed it, the last place is that of the total.
 float* Reducer::waiting_of(const Entry& entry, const FlatGroup& group, int place) const {
-  if (place == plan_.waiting_sums()) return group.gradient;
+  if (place == plan_.sums().waiting_sums) return group.gradient;
   const bool is_whole = accumulates();
   const auto numel_of = [&](const FlatGroup& each) {
     return !each.trainable ? 0 : is_whole ? each.layout.numel() : each.gradient_part.numel;
@@ -422,7 +422,7 @@ void Reducer::reduce(Entry& entry) {
   const Span span("reduce", entry.unit->name, &counts_.reduction_seconds);
   if (rounds_) rounds_->announce_and_add(RoundLog::kReduction);
   start(entry);
-  follow(plan_.reduction_lag(), plan_.end_lag());
+  follow(plan_.sums().reduction_lag, plan_.sums().end_lag);
 }
 
 Reducer::UnitReduction& Reducer::reduction(std::int64_t number) {
@@ -575,7 +575,7 @@ void Reducer::forget_feedback() {
 
 /// The residuals lie at the end of the memory, and their copy in front of them.
 void Reducer::copy_feedback() {
-  const std::int64_t bytes = 4 * plan_.kept_gradient_numel();
+  const std::int64_t bytes = 4 * plan_.sums().kept_gradient_numel;
   if (!plan_.wire().compression.restore_skipped || bytes == 0 || std::exchange(has_copy_, true)) return;
   std::byte* const kept = memory_.feedback.data() + memory_.feedback.bytes() - bytes;
   std::memcpy(kept - bytes, kept, static_cast<std::size_t>(bytes));
@@ -583,7 +583,7 @@ void Reducer::copy_feedback() {
 
 void Reducer::restore_feedback() {
   if (!has_copy_) return forget_feedback();
-  const std::int64_t bytes = 4 * plan_.kept_gradient_numel();
+  const std::int64_t bytes = 4 * plan_.sums().kept_gradient_numel;
   std::byte* const kept = memory_.feedback.data() + memory_.feedback.bytes() - bytes;
   std::memcpy(kept, kept - bytes, static_cast<std::size_t>(bytes));
   has_copy_ = false;
@@ -633,7 +633,7 @@ KeptGradients Reducer::kept() {
   return kept;
 }
 
-Waits Reducer::waits() const { return plan_.end_lag() == 0 ? Waits::kAtOnce : Waits::kLater; }
+Waits Reducer::waits() const { return plan_.sums().end_lag == 0 ? Waits::kAtOnce : Waits::kLater; }
 
 void Reducer::start_notes(UnitReduction& reduction) {
   const Entry& entry = *reduction.entry;
@@ -729,7 +729,7 @@ void Reducer::start_group(UnitReduction& reduction, FlatGroup& group) {
   if (is_alone_in_place()) return;
   std::byte* bucket = bucket_of(entry, group);
   DType wire = bucket_dtype();
-  if (plan_.bucket_mode() == BucketMode::kAccumulator && plan_.wire().reduce != DType::kF32) {
+  if (plan_.sums().bucket_mode == BucketMode::kAccumulator && plan_.wire().reduce != DType::kF32) {
     wire = plan_.wire().reduce;
     narrow_in_place(bucket, wire, group.layout.numel(), device_);
   }
@@ -785,7 +785,7 @@ void Reducer::follow(std::int64_t lag, std::int64_t end_lag) {
 /// reduction; otherwise it is made at the end. A queue may wait for the sum over the shard axis long before it is
 /// there, and ranks compute while a network works.
 bool Reducer::replicas_follow() const {
-  return plan_.placement().mesh.replicate_size > 1 && (device_.is_queued || plan_.end_lag() > 0);
+  return plan_.placement().mesh.replicate_size > 1 && (device_.is_queued || plan_.sums().end_lag > 0);
 }
 
 void Reducer::advance(GroupReduction& reduction) {
@@ -850,7 +850,7 @@ Work Reducer::sum_over_replicas(GroupReduction& reduction) {
 }
 
 float* Reducer::scratch(UnitReduction& reduction, std::int64_t numel) {
-  if (reduction.scratch_taken + numel <= plan_.scratch_numel()) {
+  if (reduction.scratch_taken + numel <= plan_.sums().scratch_numel) {
     float* const memory = reduction.scratch + reduction.scratch_taken;
     reduction.scratch_taken += numel;
     return memory;

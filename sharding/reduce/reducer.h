@@ -56,7 +56,7 @@ struct ReducerCounts {
 /// `FlatGroup::gradient`. Sums are plain: 1/N, loss scale and clip enter in the optimizer's pass. The last sum of the
 /// way adds onto earlier microbatches and shows the result to a GradientVisitor, all while it is in cache.
 ///
-/// Where the plan has the buckets for it (MemoryPlan::reduction_lag), a unit that is complete only starts its
+/// Where the plan has the buckets for it (SumPlan::reduction_lag), a unit that is complete only starts its
 /// reduction. This rank does its share of the reduction some units later, and waits for the end some units after that;
 /// both happen at places that are the same on all ranks (Collectives::reduce_scatter).
 ///
@@ -300,7 +300,7 @@ class Reducer {
   std::vector<Entry> entries_;
   Memory memory_;
   UnitSlots buckets_, sums_;
-  std::optional<BlockSums> blocks_;  ///< set where MemoryPlan::block_sums
+  std::optional<BlockSums> blocks_;  ///< set where SumPlan::block_sums
   OnSummed on_summed_;
   OnReduced on_reduced_;
   std::function<void()> on_gradient_;

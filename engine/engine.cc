@@ -273,9 +273,9 @@ TrafficCounts Engine::traffic() const {
   if (memory.state_records) add(memory.state_records->counters());
   if (memory.tensor_state_records) add(memory.tensor_state_records->counters());
   if (memory.gradient_records) add(memory.gradient_records->counters());
-  if (memory.device_gradients) {
-    add(memory.device_gradients->counters());
-    counts.gradients = memory.device_gradients->copied();
+  if (memory.gpu.gradients) {
+    add(memory.gpu.gradients->counters());
+    counts.gradients = memory.gpu.gradients->copied();
   }
   counts.streamed_bytes = t.step ? t.step->streamed_bytes() : 0;
   if (t.step) counts.host_step = t.step->host_step();

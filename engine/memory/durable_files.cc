@@ -165,7 +165,7 @@ void DurableFiles::protect(TierCarrier& records, const std::string& kind) const 
 std::int64_t kept_gradient_bytes(const MemoryPlan& plan) { return 4 * plan.sums().kept_gradient_numel; }
 
 void DurableFiles::add_piece(std::byte* memory, std::int64_t bytes, MemoryPlace place) {
-  if (bytes > 0) pieces_.push_back({{memory, static_cast<std::size_t>(bytes)}, place});
+  if (bytes > 0) image_.pieces.push_back({{memory, static_cast<std::size_t>(bytes)}, place});
 }
 
 /// Lets commits hold these records too. Records in files are durable themselves, except for those that stay in memory
@@ -201,7 +201,7 @@ void DurableFiles::take_memory(const TrainingMemory& memory, const MemoryPlan& p
   add_records(memory.state_records, plan.records().states, "states");
   add_records(memory.tensor_state_records, plan.records().tensor_states, "tensor_states");
   std::int64_t bytes = 0;
-  for (const Piece& piece : pieces_) bytes += static_cast<std::int64_t>(piece.bytes.size());
+  for (const Piece& piece : image_.pieces) bytes += static_cast<std::int64_t>(piece.bytes.size());
   TORCH_INTERNAL_ASSERT(bytes == plan.records().image_bytes, "what a commit writes departs from the plan");
   const RecordPool& pool = plan.records().image;
   if (pool.records == 0) return;  // all training state is in records
@@ -220,9 +220,9 @@ void DurableFiles::take_memory(const TrainingMemory& memory, const MemoryPlan& p
     options.memory =
         pinned_memory_of(*kernels, rank_, "commits",
                          "[T0224] hint: a smaller \"record\" or \"queue_depth\" in \"offload\" needs less of it");
-  image_record_bytes_ = pool.record_bytes;
-  image_ = value_or_throw(FileTier::create(options));
-  if (last_) throw_if_error(image_->protect(last_->parts[kImage]));
+  image_.record_bytes = pool.record_bytes;
+  image_.files = value_or_throw(FileTier::create(options));
+  if (last_) throw_if_error(image_.files->protect(last_->parts[kImage]));
 }
 
 /// Calls `copy(address in the record, address in a piece, bytes, place of the piece)` for the part of the image that a
@@ -231,7 +231,7 @@ template <class Copy>
 void DurableFiles::copy_piecewise(std::int64_t offset, std::span<std::byte> record, const Copy& copy) const {
   auto skip = static_cast<std::size_t>(offset);
   std::size_t done = 0;
-  for (const auto& [piece, place] : pieces_) {
+  for (const auto& [piece, place] : image_.pieces) {
     if (skip >= piece.size()) {
       skip -= piece.size();
       continue;
@@ -247,7 +247,7 @@ void DurableFiles::copy_piecewise(std::int64_t offset, std::span<std::byte> reco
 /// Fills the image's record `index` from memory. An exception of a GPU's driver becomes an error.
 absl::Status DurableFiles::copy_to(std::span<std::byte> record, std::int64_t index) const {
   try {
-    copy_piecewise(index * image_record_bytes_, record,
+    copy_piecewise(index * image_.record_bytes, record,
                    [&](std::byte* in_record, const std::byte* in_piece, std::size_t bytes, MemoryPlace place) {
                      const bool on_gpu = kernels_ && !place.in_record;
                      if (on_gpu) return kernels_->fetch(in_record, in_piece, bytes);
@@ -260,10 +260,11 @@ absl::Status DurableFiles::copy_to(std::span<std::byte> record, std::int64_t ind
 }
 
 absl::Status DurableFiles::write_image() {
-  for (std::int64_t i = 0; image_ && i < image_->num_records(); ++i) {
-    TESSERA_ASSIGN_OR_RETURN(const std::span<std::byte> record, image_->get_to_overwrite(i));
+  for (std::int64_t i = 0; image_.files && i < image_.files->num_records(); ++i) {
+    TESSERA_ASSIGN_OR_RETURN(const std::span<std::byte> record, image_.files->get_to_overwrite(i));
     const absl::Status copied = copy_to(record, i);
-    const absl::Status put = copied.ok() ? image_->put_if_changed(i) : image_->put(i);  // a later commit tries again
+    const absl::Status put =
+        copied.ok() ? image_.files->put_if_changed(i) : image_.files->put(i);  // a later commit tries again
     TESSERA_RETURN_IF_ERROR(copied);
     TESSERA_RETURN_IF_ERROR(put);
   }
@@ -271,14 +272,15 @@ absl::Status DurableFiles::write_image() {
 }
 
 absl::Status DurableFiles::read_image() {
-  for (std::int64_t i = 0; image_ && i < image_->num_records(); ++i) {
-    TESSERA_ASSIGN_OR_RETURN(const std::span<std::byte> record, image_->get(i));
-    for (std::int64_t ahead = i + 1; ahead < image_->num_records() && ahead <= i + 4; ++ahead) image_->fetch(ahead);
-    copy_piecewise(i * image_record_bytes_, record,
+  for (std::int64_t i = 0; image_.files && i < image_.files->num_records(); ++i) {
+    TESSERA_ASSIGN_OR_RETURN(const std::span<std::byte> record, image_.files->get(i));
+    for (std::int64_t ahead = i + 1; ahead < image_.files->num_records() && ahead <= i + 4; ++ahead)
+      image_.files->fetch(ahead);
+    copy_piecewise(i * image_.record_bytes, record,
                    [](const std::byte* in_record, std::byte* in_piece, std::size_t bytes, MemoryPlace place) {
                      write_state(in_piece, in_record, static_cast<std::int64_t>(bytes), place);
                    });
-    TESSERA_RETURN_IF_ERROR(image_->release(i));
+    TESSERA_RETURN_IF_ERROR(image_.files->release(i));
   }
   return absl::OkStatus();
 }
@@ -324,10 +326,10 @@ void DurableFiles::begin(std::int64_t step, std::map<std::string, std::string> p
 absl::Status DurableFiles::write(Commit& commit) {
   const Span span("write commit");
   TESSERA_RETURN_IF_ERROR(write_image());
-  if (image_) {
-    TESSERA_RETURN_IF_ERROR(image_->end_writes());
-    commit.parts[kImage] = image_->where();
-    TESSERA_RETURN_IF_ERROR(image_->sync());
+  if (image_.files) {
+    TESSERA_RETURN_IF_ERROR(image_.files->end_writes());
+    commit.parts[kImage] = image_.files->where();
+    TESSERA_RETURN_IF_ERROR(image_.files->sync());
   }
   for (const Kind& kind : kinds_) TESSERA_RETURN_IF_ERROR(kind.records->durable().sync());
   TESSERA_RETURN_IF_ERROR(write_kept());
@@ -345,7 +347,7 @@ void DurableFiles::enter_forked_process() {
 }
 
 void DurableFiles::committed() {
-  if (image_) image_->committed();
+  if (image_.files) image_.files->committed();
   for (const Kind& kind : kinds_) kind.records->durable().committed();
   last_ = std::move(next_);
   next_.reset();
@@ -356,7 +358,7 @@ void DurableFiles::committed() {
 
 absl::Status DurableFiles::bring_back() {
   for (const auto& records : pinned_) records->settle();
-  if (image_) TESSERA_RETURN_IF_ERROR(image_->return_to(last_->parts[kImage]));
+  if (image_.files) TESSERA_RETURN_IF_ERROR(image_.files->return_to(last_->parts[kImage]));
   for (const Kind& kind : kinds_) {
     kind.records->between_passes([&](DurableTier& tier) { throw_if_error(tier.return_to(last_->parts[kind.name])); });
   }

@@ -82,7 +82,9 @@ class DurableFiles {
   /// `kernels`: those of the GPU that trains, or null. Throws the tessera::Errors of FileTier::create.
   void take_memory(const TrainingMemory& memory, const MemoryPlan& plan,
                    const std::vector<std::unique_ptr<Unit>>& units, c10::Device device, DeviceKernels* kernels);
-  std::int64_t memory_bytes() const { return image_ ? static_cast<std::int64_t>(image_->record_memory_bytes()) : 0; }
+  std::int64_t memory_bytes() const {
+    return image_.files ? static_cast<std::int64_t>(image_.files->record_memory_bytes()) : 0;
+  }
 
   /// Sets the bytes that commits hold beside training state and parts, from the next commit on and until the next call;
   /// empty bytes mean nothing. They are written once, not with each commit.
@@ -118,6 +120,12 @@ class DurableFiles {
     std::span<std::byte> bytes;
     MemoryPlace place;
   };
+  /// The memory that a commit writes (RecordPlan::image).
+  struct Image {
+    std::vector<Piece> pieces;  ///< they lie one behind the other
+    std::unique_ptr<FileTier> files;
+    std::int64_t record_bytes = 0;
+  };
   void add_piece(std::byte* memory, std::int64_t bytes, MemoryPlace place);
   void add_records(const std::shared_ptr<TierCarrier>& records, const RecordPool& pool, const char* kind);
   absl::Status write(Commit& commit);
@@ -141,10 +149,8 @@ class DurableFiles {
   std::string scratch_stem_, about_;
   std::optional<std::string> to_keep_;  ///< bytes of `keep` that are not written yet
   std::string kept_;                    ///< the hash of the bytes that are written (CommitLog::keep); empty: none
-  std::vector<Piece> pieces_;           ///< the image's pieces, one behind the other
   DeviceKernels* kernels_ = nullptr;
-  std::unique_ptr<FileTier> image_;
-  std::int64_t image_record_bytes_ = 0;
+  Image image_;
   std::vector<Kind> kinds_;
   std::vector<std::shared_ptr<TierCarrier>> pinned_;  ///< records of the image in pinned memory of a GPU's host
   std::future<absl::Status> writer_;                  ///< its destructor waits for the thread, so it is the last member

@@ -226,19 +226,19 @@ void make_carriers_to_gpu(TrainingMemory& memory, const RecordSources& from) {
   const MemoryPlan& plan = from.plan;
   if (memory.state_records && !plan.passes().steps_on_host) {
     const RecordPool& pool = plan.records().states;
-    memory.states_to_gpu = make_slot_carrier(plan, memory.state_records, pool, memory.record_slots.data(),
-                                             pool.device_slots, *from.kernels);
+    memory.gpu.states = make_slot_carrier(plan, memory.state_records, pool, memory.gpu.state_slots.data(),
+                                          pool.device_slots, *from.kernels);
   }
   if (memory.tensor_state_records) {
     const RecordPool& pool = plan.records().tensor_states;
     // The slots of the batch that is on the GPU are not free for records ahead.
     const std::int64_t ahead = pool.device_slots - plan.records().tensor_states_of_a_batch;
-    memory.tensor_states_to_gpu = make_slot_carrier(plan, memory.tensor_state_records, pool,
-                                                    memory.tensor_state_slots.data(), ahead, *from.kernels);
+    memory.gpu.tensor_states = make_slot_carrier(plan, memory.tensor_state_records, pool,
+                                                 memory.gpu.tensor_state_slots.data(), ahead, *from.kernels);
   }
   if (memory.parameter_records) {
-    memory.parameters_to_gpu = std::make_shared<MappedCarrier>(
-        memory.parameter_records, *from.kernels, plan.records().parameters.held, !plan.parameters_on_host());
+    memory.gpu.parameters = std::make_shared<MappedCarrier>(memory.parameter_records, *from.kernels,
+                                                            plan.records().parameters.held, !plan.parameters_on_host());
   }
 }
 
@@ -260,12 +260,12 @@ void make_gradient_records(TrainingMemory& memory, const RecordSources& from, co
   };
   const AlignedMemory::Give give = kernels ? pinned_memory_of(*kernels, rank, "gradients", kLessGradients) : nullptr;
   const auto in_slots = [&](std::unique_ptr<RecordTier> tier, FileTier* files) {
-    memory.gradient_slots = Arena::shared("gradients on the device", pool.device_bytes(), *from.axes.reduce);
-    std::byte* const slots = memory.gradient_slots.take(pool.device_bytes());
-    memory.device_gradients =
+    memory.gpu.gradient_slots = Arena::shared("gradients on the device", pool.device_bytes(), *from.axes.reduce);
+    std::byte* const slots = memory.gpu.gradient_slots.take(pool.device_bytes());
+    memory.gpu.gradients =
         std::make_shared<DeviceGradients>(std::move(tier), files, pool.held, from.units, *kernels,
                                           DeviceGradients::Slots{slots, pool.record_bytes, pool.device_slots});
-    tell(memory.device_gradients->describe());
+    tell(memory.gpu.gradients->describe());
   };
   if (pool.pinned_bytes > 0) return in_slots(host_tier(std::move(added), rank, give), nullptr);
   FileTierOptions options = tier_options(from, paths, std::move(added));
@@ -290,10 +290,10 @@ void make_records(TrainingMemory& memory, const RecordSources& from) {
   memory.tensor_state_records = make_tensor_state_records(from, paths);
   if (from.kernels) make_carriers_to_gpu(memory, from);
   memory.records_are_pinned = from.kernels != nullptr;
-  memory.host_copies_bytes = from.plan.passes().host_copies_bytes;
+  memory.gpu.host_copies_bytes = from.plan.passes().host_copies_bytes;
   if (from.plan.passes().steps_on_host) {
-    memory.host_copies = pinned_memory_of(*from.kernels, from.rank(), "copies of gradients and parameters",
-                                          kLessCopies)(static_cast<std::size_t>(memory.host_copies_bytes));
+    memory.gpu.host_copies = pinned_memory_of(*from.kernels, from.rank(), "copies of gradients and parameters",
+                                              kLessCopies)(static_cast<std::size_t>(memory.gpu.host_copies_bytes));
   }
   make_gradient_records(memory, from, paths);
 }

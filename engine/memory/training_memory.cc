@@ -199,8 +199,8 @@ TrainingMemory TrainingMemory::allocate(const MemoryPlan& plan, const std::vecto
   memory.matrices = Arena::plain("matrices", plan.matrix_bytes(), device);
   memory.weight_copy = Arena::plain("a copy of weights", plan.passes().weight_copy_bytes, device);
   memory.feedback = allocate_feedback(plan, kernels, axes.world->rank());
-  memory.record_slots = Arena::plain("records on the device", plan.records().states.device_bytes(), device);
-  memory.tensor_state_slots =
+  memory.gpu.state_slots = Arena::plain("records on the device", plan.records().states.device_bytes(), device);
+  memory.gpu.tensor_state_slots =
       Arena::plain("states of matrices on the device", plan.records().tensor_states.device_bytes(), device);
   memory.checkpoint = Arena::plain("checkpoint", use[MemoryCategory::kCheckpoint]);
   // Writing makes the kernel find the pages now, and not while training waits for the copy.
@@ -238,25 +238,25 @@ MemoryUse TrainingMemory::allocated() const {
   use[MemoryCategory::kStaging] = scratch.bytes() + matrices.bytes() + weight_copy.bytes();
   use[MemoryCategory::kCheckpoint] = checkpoint.bytes();
   use[records_are_pinned ? MemoryCategory::kHostRecords : MemoryCategory::kFeedback] += feedback.bytes();
-  use[MemoryCategory::kRecords] = record_slots.bytes() + tensor_state_slots.bytes();
+  use[MemoryCategory::kRecords] = gpu.state_slots.bytes() + gpu.tensor_state_slots.bytes();
   for (const auto& records : {parameter_records, state_records, tensor_state_records}) {
     if (!records) continue;
     use[records_are_pinned ? MemoryCategory::kHostRecords : MemoryCategory::kRecords] += records->memory_bytes();
   }
-  use[MemoryCategory::kHostRecords] += host_copies_bytes;
+  use[MemoryCategory::kHostRecords] += gpu.host_copies_bytes;
   if (gradient_records) use[MemoryCategory::kRecords] += gradient_records->memory_bytes();
-  use[MemoryCategory::kRecords] += gradient_slots.bytes();
-  if (device_gradients) use[MemoryCategory::kHostRecords] += device_gradients->memory_bytes();
+  use[MemoryCategory::kRecords] += gpu.gradient_slots.bytes();
+  if (gpu.gradients) use[MemoryCategory::kHostRecords] += gpu.gradients->memory_bytes();
   return use;
 }
 
 Carrier* TrainingMemory::gradient_carrier() const {
-  if (device_gradients) return device_gradients.get();
+  if (gpu.gradients) return gpu.gradients.get();
   return gradient_records.get();
 }
 
 Carrier* TrainingMemory::tensor_state_carrier() const {
-  if (tensor_states_to_gpu) return tensor_states_to_gpu.get();
+  if (gpu.tensor_states) return gpu.tensor_states.get();
   return tensor_state_records.get();
 }
 

@@ -23,31 +23,35 @@ class MappedCarrier;
 class SlotCarrier;
 struct Accelerator;
 
+/// What brings records on to a GPU from its host, with the GPU's slots for them (RecordPool::device_slots). It is empty
+/// on the CPU.
+struct GpuRecords {
+  Arena state_slots, tensor_state_slots, gradient_slots;
+  /// Pinned memory of the host (PassPlan::host_copies_bytes); null where the host updates nothing.
+  std::shared_ptr<std::byte> host_copies;
+  std::int64_t host_copies_bytes = 0;
+  std::shared_ptr<SlotCarrier> states;         ///< through `state_slots`; null where the host updates them
+  std::shared_ptr<SlotCarrier> tensor_states;  ///< through `tensor_state_slots`
+  std::shared_ptr<MappedCarrier> parameters;   ///< for kernels that use them in place
+  std::shared_ptr<DeviceGradients> gradients;  ///< through `gradient_slots`; null where none are offloaded
+};
+
 /// All memory of training state: one arena for each category, as large as the plan says, with each piece given to the
 /// group it is for. The Engine allocates one when it is made, and owns it.
 struct TrainingMemory {
   Arena parameters, slots, gradients, buckets, masters, optimizer, scratch;
-  Arena matrices;                          ///< buffers in which matrices are exchanged (PassPlan::matrices)
-  Arena weight_copy;                       ///< PassPlan::weight_copy_bytes
-  Arena feedback;                          ///< MemoryCategory::kFeedback
-  Arena checkpoint;                        ///< host memory for the copy that an asynchronous save writes
-  Arena record_slots, tensor_state_slots;  ///< a GPU's slots for records of its host (RecordPool::device_slots)
-  /// Pinned memory of a GPU's host (PassPlan::host_copies_bytes); null where the host updates nothing.
-  std::shared_ptr<std::byte> host_copies;
-  std::int64_t host_copies_bytes = 0;
+  Arena matrices;                                     ///< buffers in which matrices are exchanged (PassPlan::matrices)
+  Arena weight_copy;                                  ///< PassPlan::weight_copy_bytes
+  Arena feedback;                                     ///< MemoryCategory::kFeedback
+  Arena checkpoint;                                   ///< host memory for the copy that an asynchronous save writes
   bool records_are_pinned = false;                    ///< whether a GPU trains, so that records' memory is pinned
   std::shared_ptr<TierCarrier> parameter_records;     ///< null where no parameters are offloaded
   std::shared_ptr<TierCarrier> state_records;         ///< null where no masters and states are offloaded
   std::shared_ptr<TierCarrier> tensor_state_records;  ///< null where no states of whole tensors are offloaded
-  // These bring records on to a GPU, and are null on the CPU, too.
-  std::shared_ptr<SlotCarrier> states_to_gpu;         ///< through `record_slots`; null where the host updates them
-  std::shared_ptr<SlotCarrier> tensor_states_to_gpu;  ///< through `tensor_state_slots`
-  std::shared_ptr<MappedCarrier> parameters_to_gpu;   ///< for kernels that use them in place
   std::shared_ptr<GradientRecords> gradient_records;  ///< null where no gradients of the CPU are offloaded
-  Arena gradient_slots;                               ///< a GPU's slots for offloaded sums (RecordPool::device_slots)
-  std::shared_ptr<DeviceGradients> device_gradients;  ///< null where no gradients of a GPU are offloaded
   int owners_of_parameters = 1;                       ///< how many ranks hold `parameters` together
   int owners_of_slots = 1;                            ///< how many ranks hold `slots` together
+  GpuRecords gpu;
 
   /// Allocates what the plan says and points every group at its parts. The residency and the reducer later take their
   /// memory from slots, buckets and scratch, and from gradients where units are updated in backward. Groups whose

@@ -28,8 +28,8 @@ DeviceUpdate::DeviceUpdate(const QueuedContext& context, const RuleOptimizer& ru
       context_(context),
       rules_(rules),
       tables_(tables),
-      states_(context.memory.states_to_gpu.get()),
-      mapped_(context.memory.parameters_to_gpu.get()) {
+      states_(context.memory.gpu.states.get()),
+      mapped_(context.memory.gpu.parameters.get()) {
   const OptimizerConfig& optimizer = context.strategy.optimizer;
   if (!context.plan.passes().matrices.batches().empty()) {
     matrices_ = std::make_unique<MatrixUpdate>(

@@ -30,8 +30,8 @@ std::byte* parameter_on_gpu(const FlatGroup& group, Extent part) {
 std::size_t host_update_threads() { return static_cast<std::size_t>(at::get_num_threads()); }
 
 HostUpdate::HostUpdate(const QueuedContext& context)
-    : memory_(context.memory.host_copies),
-      gradients_(context.memory.device_gradients),
+    : memory_(context.memory.gpu.host_copies),
+      gradients_(context.memory.gpu.gradients),
       kernels_(context.kernels),
       elements_(context.strategy, context.own_rules, context.rates),
       threads_(context.own_rules.elements ? 1 : host_update_threads()),
@@ -55,7 +55,7 @@ HostUpdate::HostUpdate(const QueuedContext& context)
     }
     first_of_unit_.push_back(groups_.size());
   }
-  TORCH_INTERNAL_ASSERT(place == memory_.get() + context.memory.host_copies_bytes);
+  TORCH_INTERNAL_ASSERT(place == memory_.get() + context.memory.gpu.host_copies_bytes);
 }
 
 HostUpdate::~HostUpdate() {

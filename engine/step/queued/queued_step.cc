@@ -73,7 +73,7 @@ QueuedStep::QueuedStep(const StepContext& context, const Optimizer& optimizer, A
   fill_tables();
   std::vector<FlatGroup*> flat_groups;
   for (const DeviceUpdate::Group& g : update_.groups()) flat_groups.push_back(g.group);
-  const bool by_unit = context.memory.device_gradients || updates_in_backward();
+  const bool by_unit = context.memory.gpu.gradients || updates_in_backward();
   norm_.emplace(flat_groups, reinterpret_cast<double*>(message_ + sums_offset_), by_unit, kernels_, device_.device);
   request_.noise_smoothing = strategy_.noise_scale.smoothing;
   if (strategy_.noise_scale.every > 0) squares_.emplace(context.units, own_squares_, kernels_, device_.device);

@@ -91,7 +91,7 @@ struct PlannedUpdate {
   /// CheckConfig::values: all values are checked after each step. No size depends on it, only
   /// MemoryPlan::publishes_behind.
   bool checks_values = false;
-  SyncConfig outer = {};  ///< how replicas meet, or ranks that share parameters without waiting
+  SyncConfig outer = {};  ///< outer steps of replicas, or the rules of asynchronous ranks
 };
 
 /// Everything that decides how much memory a rank needs, and nothing else. The engine fills it from the strategy and
@@ -156,11 +156,11 @@ struct SlotPlan {
   /// both directions. There are no slots if nothing is gathered, or units are gathered in parameter memory
   /// (Placement::keep_gathered). If Placement::shared, the ranks of the shard axis share the slots.
   std::int64_t shared_slots = 0;
-  std::int64_t slot_bytes = 0;  ///< bytes of each of them
+  std::int64_t slot_bytes = 0;  ///< bytes of a shared slot
   /// Bytes of records of parameters that a step copies to a GPU for gathers, from the second step on. Records in files
   /// go through pieces of host memory, one for the parts of each unit that may be on its way.
   std::int64_t uploaded_bytes = 0;
-  std::int64_t upload_piece_bytes = 0;  ///< bytes of such a piece
+  std::int64_t upload_piece_bytes = 0;  ///< bytes of a piece
   std::int64_t upload_pieces() const { return upload_piece_bytes > 0 ? shared_slots + 1 : 0; }
 };
 
@@ -168,7 +168,7 @@ struct SlotPlan {
 struct SumPlan {
   BucketMode bucket_mode = BucketMode::kShared;
   std::int64_t shared_buckets = 0;  ///< number of buckets in which units take turns; the root unit has one more
-  std::int64_t bucket_bytes = 0;    ///< bytes of each of them
+  std::int64_t bucket_bytes = 0;    ///< bytes of a shared bucket
   /// How many units later a rank does its share of a unit's reduction (Work::advance). `end_lag` says how many
   /// units after the start the rank waits for the end. 0: it waits right after the start.
   ///
@@ -189,14 +189,14 @@ struct SumPlan {
   /// Where runs of microbatches cut subtrees (cuts_subtrees): the number of sums that each rank sends of each gradient,
   /// as many as the rank with the most has (blocks_of). It is 0 elsewhere.
   int block_sums = 0;
-  /// These sums go in pieces through extra memory (BlockSums): the fp32 elements of the piece that one rank joins at a
-  /// time.
+  /// Sums of blocks go in pieces through extra memory (BlockSums). A piece that one rank joins at a time has this many
+  /// fp32 elements.
   std::int64_t block_piece_numel = 0;
   /// Number of places for sums that units share where they are updated in backward, since no sum then has a place for
   /// itself; the root unit has one more place. A unit takes its place when its reduction starts (with
   /// BucketMode::kInPlace when its first gradient comes), and gives it back when it is updated.
   std::int64_t shared_sums = 0;
-  std::int64_t sum_bytes = 0;  ///< bytes of each of them
+  std::int64_t sum_bytes = 0;  ///< bytes of a shared place
   /// Number of fp32 elements of the notes that ranks send about a unit with its reduction. Every unit whose reduction
   /// may be under way has that many elements.
   std::int64_t notes_numel = 0;
@@ -224,7 +224,7 @@ struct OuterNumel {
   std::int64_t staging() const { return largest + sent; }
 };
 
-/// The memory with which the passes of an update work, and what a GPU's host does of them.
+/// The memory with which the passes of an update work, and the part of an update that a GPU's host makes.
 struct PassPlan {
   /// The parameters that are updated as whole matrices. The memory for their exchange (MemoryPlan::matrix_bytes) has
   /// buffers for messages first, then room to work in.
@@ -235,7 +235,7 @@ struct PassPlan {
   /// rules that use norms of weights. It is 0 otherwise.
   std::int64_t weight_copy_bytes = 0;
   bool steps_on_host = false;  ///< the CPU of the host updates a GPU's records where they lie (OffloadedStep::kCpu)
-  HostStepBytes host_step;     ///< bytes that a step then copies
+  HostStepBytes host_step;     ///< bytes that a step of that CPU copies
   /// Bytes of pinned host memory for gradients and parameters of groups with records, without groups that lie there in
   /// any case.
   std::int64_t host_copies_bytes = 0;
@@ -249,8 +249,8 @@ struct RecordPlan {
   /// Records of tensor states. The records of one batch (MatrixBatch) are in use at once, while those of another batch
   /// are read ahead or written behind.
   RecordPool tensor_states;
-  /// Records of sums of gradients, one for each unit, in whole pages; 0 where a unit has nothing to train. The root
-  /// unit's sums stay in memory, since they would need a slot of their own there anyway.
+  /// Records of sums of gradients, one for each unit that trains, in whole pages. The root unit's sums stay in memory,
+  /// since they would need a slot of their own there anyway.
   RecordPool gradients;
   /// Records of the memory that a commit (DurableConfig) writes: this rank's parts of parameters, masters and states,
   /// one behind the other, then cached records. They are `image_bytes` in all.
@@ -272,7 +272,7 @@ struct RecordPlan {
   /// Bytes that a step copies between a GPU's slots (RecordPool::device_slots) and records of gradients; zeros on the
   /// CPU.
   HostStepBytes gradient_copies;
-  DiskUse disk;  ///< what lies in files, and the bytes that steps move there
+  DiskUse disk;  ///< bytes of the files, and bytes that steps move to and from them
 };
 
 /// The exact memory plan of one rank (every rank's is equal, since shards are). The engine allocates exactly these

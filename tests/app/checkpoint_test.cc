@@ -5,6 +5,7 @@
 #include <signal.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cstdint>
 #include <cstdio>
@@ -12,6 +13,7 @@
 #include <filesystem>
 #include <fstream>
 #include <random>
+#include <sstream>
 #include <thread>
 #include <utility>
 
@@ -496,6 +498,60 @@ TEST_F(Checkpoints, RandomKillsAndOtherRanksChangeNoLoss) {
   }
   if (!std::filesystem::exists(path("parts/latest"))) std::filesystem::remove(path("parts.jsonl"));
   run(elastic_run(1 + up_to(2), all, "parts", "parts.jsonl"), 600);
+  expect_same_losses("parts.jsonl", "whole.jsonl", 1e-4);
+}
+
+// A host of torchrun. The destructor ends it at once, and its ranks, which have process groups of their own.
+struct KilledHost {
+  const Program& agent;
+  ~KilledHost() {
+    const std::vector<pid_t> ranks = agent.descendants();
+    kill(agent.pid(), SIGKILL);
+    for (const pid_t pid : ranks) kill(pid, SIGKILL);
+  }
+};
+
+// Two hosts of one rank each. torchrun starts all ranks again when a host comes, and when one is gone.
+TEST_F(Checkpoints, HostsThatComeAndGoUnderTorchrunChangeNoLoss) {
+  const std::string torchrun = TESSERA_SOURCE "/.venv/bin/torchrun";
+  if (!std::filesystem::exists(torchrun)) GTEST_SKIP() << "torchrun is not installed";
+  // torchrun of PyTorch 2.15 waits for ever when a host comes, unless each start gets a store of its own.
+  const Words host =
+      Words{"/usr/bin/env", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1"} +
+      Words{torchrun, "--no-python", "--nnodes", "1:2", "--nproc-per-node", "1", "--max-restarts", "9"} +
+      Words{"--monitor-interval", "0.2", "--local-addr", "127.0.0.1", "--rdzv-backend", "c10d", "--rdzv-id", "e"} +
+      Words{"--rdzv-endpoint", "127.0.0.1:" + free_port(), "--rdzv-conf"} +
+      Words{"last_call_timeout=1,keep_alive_interval=1,keep_alive_max_attempt=3"} +
+      elastic_run(1, 1'000'000, "parts", "parts.jsonl", {"--every-steps", "1", "--keep", "2"});
+  // Lines of steps that `ranks` ranks made: only a line of several ranks names the one that the others waited for.
+  const auto made_by = [&](int ranks) {
+    std::istringstream lines(read_file(path("parts.jsonl")));
+    int count = 0;
+    for (std::string line; std::getline(lines, line);)
+      count += (line.find("waited_for_rank") != std::string::npos) == (ranks > 1);
+    return count;
+  };
+  const auto wait_for_steps = [&](int ranks, const Program& job) {
+    const int before = made_by(ranks);
+    for (Deadline limit(std::chrono::seconds(60)); made_by(ranks) < before + 3;) {
+      ASSERT_FALSE(limit.passed()) << ranks << " ranks\n" << job.out() << job.err();
+      std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    }
+  };
+  Program stays(host, path("stays"));
+  const KilledHost until_the_end{stays};
+  ASSERT_NO_FATAL_FAILURE(wait_for_steps(1, stays));
+  {
+    Program comes(host, path("comes"));
+    const KilledHost soon{comes};
+    ASSERT_NO_FATAL_FAILURE(wait_for_steps(2, stays));
+  }
+  ASSERT_NO_FATAL_FAILURE(wait_for_steps(1, stays));
+  for (const pid_t pid : stays.descendants()) kill(pid, SIGTERM);  // the rank saves, and ends with 0
+  EXPECT_EQ(stays.wait(60).code, 0) << stays.err();
+  std::int64_t last = 0;
+  for (const nlohmann::json& step : steps("parts.jsonl")) last = std::max<std::int64_t>(last, step.at("step"));
+  run(elastic_run(2, static_cast<int>(last), "whole", "whole.jsonl"), 600);
   expect_same_losses("parts.jsonl", "whole.jsonl", 1e-4);
 }
 

@@ -1,7 +1,5 @@
 #pragma once
 
-// See docs/glossary.md: unit.
-
 #include <algorithm>
 #include <array>
 #include <cstddef>

@@ -37,8 +37,8 @@ class GradientWire {
   /// Returns the method that makes a group's sums over the shard axis. It is null where gradients are sent as they are,
   /// and where there is one rank, which sends nothing.
   GradientMethod* method_of(const FlatGroup& group) const;
-  /// Returns the bytes that this rank sends in a reduction of the group over the shard axis, by `options`; `dtype`: that
-  /// of its bucket.
+  /// Returns the bytes that this rank sends in a reduction of the group over the shard axis. `dtype` is that of the
+  /// bucket, and `options` are those of the reduction.
   std::int64_t bytes_of(const FlatGroup& group, DType dtype, const ReduceOptions& options) const;
 
   /// Forgets error feedback: later gradients do not get it.

@@ -1,6 +1,6 @@
 #pragma once
 
-// See docs/glossary.md: bucket, unit.
+// See docs/glossary.md: unit.
 
 #include <span>
 #include <vector>

@@ -1,6 +1,6 @@
 #pragma once
 
-// See docs/glossary.md: bucket, unit.
+// See docs/glossary.md: slot, unit.
 
 #include <cstddef>
 #include <cstdint>

@@ -1,6 +1,6 @@
 #pragma once
 
-// See docs/glossary.md: bucket, lease, unit.
+// See docs/glossary.md: lease, unit.
 
 #include <cstddef>
 #include <cstdint>

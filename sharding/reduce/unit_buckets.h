@@ -1,6 +1,6 @@
 #pragma once
 
-// See docs/glossary.md: bucket, unit.
+// See docs/glossary.md: slot, unit.
 
 #include <cstddef>
 #include <cstdint>
@@ -16,8 +16,9 @@
 namespace tessera {
 
 /// Gives units the memory in which their gradients wait for a reduction, and sums for an update in backward. A unit
-/// that finds no slot gets memory beyond the plan, which is counted. Reducer owns one, and the thread that runs backward
-/// calls it.
+/// that finds no slot gets memory beyond the plan, which is counted.
+///
+/// Reducer owns one, and the thread that runs backward calls it.
 class UnitBuckets {
  public:
   /// `tree` and `counts` must outlive this object.
@@ -39,6 +40,7 @@ class UnitBuckets {
   bool is_in_place(const ReducedUnit& unit) const;
   /// Returns where a group's gradients wait: in their sum's place, or behind the unit's earlier groups in its bucket.
   std::byte* of(const ReducedUnit& unit, const FlatGroup& group) const;
+  /// Returns the dtype of gradients in buckets.
   DType dtype() const;
 
  private:

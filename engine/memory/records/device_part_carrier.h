@@ -1,6 +1,6 @@
 #pragma once
 
-// See docs/glossary.md: lease, residency, slot, unit.
+// See docs/glossary.md: residency, slot, unit.
 
 #include <cstddef>
 #include <cstdint>

@@ -27,11 +27,11 @@
 #include "runtime/comm/sum/visited_sum.h"
 #include "runtime/comm/sum/wire_codec.h"
 
-// Collectives over a c10d backend. C10dCalls makes single calls; or the group's thread makes a whole one
-// (PendingOnThread). Reductions go in pieces of kPieceBytes, so that one piece is summed while the next one is on the
-// wire; the staging memory holds two pieces. There are four ways to make a reduction: `scatter` (reduce-scatter,
-// direct), `reduce_small` (all-reduce by gathering everything), `reduce_large` (all-reduce by exchange, sum and gather),
-// and the two `..._in_rounds`, which run the halving algorithm.
+// Collectives over a c10d backend. C10dCalls begins each call and waits for it, or the group's thread makes the whole
+// call (PendingOnThread). Reductions go in pieces of kPieceBytes, so that one piece is summed while the next one is on
+// the wire; the staging memory holds two pieces. There are four ways to make a reduction: `scatter` (reduce-scatter,
+// direct), `reduce_small` (all-reduce by gathering everything), `reduce_large` (all-reduce by exchange, sum and
+// gather), and the two `..._in_rounds`, which run the halving algorithm.
 
 namespace tessera {
 namespace {

@@ -1,5 +1,7 @@
 #pragma once
 
+// See docs/glossary.md: agreement.
+
 #include <absl/status/statusor.h>
 
 #include <cstdint>

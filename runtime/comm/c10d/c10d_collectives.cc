@@ -123,7 +123,8 @@ class C10dCollectives : public Collectives, private C10dCalls {
   /// Returns memory of the group for data on the wire; its old content is lost.
   std::byte* staging(std::size_t bytes);
 
-  /// The ranks' contributions to a sum, as they are on the wire. This rank's is `own`, not its part of `parts`.
+  /// The ranks' contributions to a sum, as they are on the wire. This rank's contribution is `own`, not its part of
+  /// `parts`.
   struct Contributions {
     RankParts<const std::byte> parts;
     const std::byte* own;

@@ -3,11 +3,13 @@
 #include <ATen/Functions.h>
 
 #include <algorithm>
+#include <array>
 #include <string>
 #include <utility>
 
 #include "runtime/border/throw.h"
 #include "runtime/comm/mesh_groups.h"
+#include "runtime/comm/sum/joined_sum.h"
 #include "runtime/comm/sum/visited_sum.h"
 #include "sharding/memory_view.h"
 #include "sharding/unrecorded.h"
@@ -33,6 +35,43 @@ void narrow_in_place(std::byte* memory, DType dtype, std::int64_t numel, Compute
 }  // namespace
 
 static_assert(MemoryPlan::kMostUnderWay <= Collectives::kMostUnderWay);
+
+/// Adds the last sum's pieces to the sums that earlier reductions of the step left, if any, and shows the result to
+/// `visitor`. It is for sums that the host makes.
+class Reductions::Accumulation final : public SumVisitor {
+ public:
+  /// The result goes to `place`. `visitor` is null where no piece is visited.
+  Accumulation(const FlatGroup& group, GradientVisitor* visitor, float* place)
+      : group_(group), visitor_(visitor), place_(place) {}
+
+  /// Says that the last sum is added onto `earlier`; sums that were named first are added first.
+  void add_onto(const float* earlier) { earlier_[count_++] = earlier; }
+  void add_onto(std::span<const float* const> earlier) {
+    for (const float* each : earlier) add_onto(each);
+  }
+  bool adds() const { return count_ > 0; }
+  float* place() const { return place_; }
+
+  void visit(std::size_t offset, const float* values, std::size_t numel) override {
+    if (offset == 0) visitor_->begin(group_);
+    if (count_ > 0) {
+      std::array<const float*, kMost> earlier{};
+      std::transform(earlier_.begin(), earlier_.begin() + count_, earlier.begin(),
+                     [&](const float* sum) { return sum + offset; });
+      joined_sum({earlier.data(), count_}, values, place_ + offset, numel);
+      values = place_ + offset;
+    }
+    visitor_->visit(group_, {values, numel});
+  }
+
+ private:
+  static constexpr std::size_t kMost = SumCounter::kMostJoined;
+  const FlatGroup& group_;
+  GradientVisitor* const visitor_;
+  float* const place_;
+  std::size_t count_ = 0;
+  std::array<const float*, kMost> earlier_{};
+};
 
 struct Reductions::GroupReduction {
   FlatGroup* group;
@@ -97,7 +136,7 @@ void Reductions::post() {
 
 /// Returns the sums to which a sum over ranks is added: those of earlier microbatches, or in a tree the sums that it
 /// joins.
-Accumulation Reductions::accumulation_of(const ReducedUnit& unit, const FlatGroup& group) const {
+Reductions::Accumulation Reductions::accumulation_of(const ReducedUnit& unit, const FlatGroup& group) const {
   Accumulation accumulation(group, visitor_, parts_.tree.place_of_sum(group));
   if (!setup_.makes_tree()) {
     if (unit.has_sum) accumulation.add_onto(group.gradient);

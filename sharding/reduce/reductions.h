@@ -12,7 +12,6 @@
 #include "sharding/arena.h"
 #include "sharding/carrier.h"
 #include "sharding/gather/call_clock.h"
-#include "sharding/reduce/accumulation.h"
 #include "sharding/reduce/gradient_visitor.h"
 #include "sharding/reduce/gradient_wire.h"
 #include "sharding/reduce/microbatch_tree.h"
@@ -76,6 +75,7 @@ class Reductions {
   void end();
 
  private:
+  class Accumulation;
   struct GroupReduction;
   struct UnitReduction;
 

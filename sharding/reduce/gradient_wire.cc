@@ -13,8 +13,8 @@ namespace tessera {
 GradientWire::GradientWire(const ReduceSetup& setup, std::vector<Unit*> units, Arena feedback)
     : setup_(setup), units_(std::move(units)), memory_(std::move(feedback)) {
   const MemoryPlan& plan = setup_.plan;
-  float* const method_work = reinterpret_cast<float*>(memory_.take(plan.method_work_numel() * 4));
-  if (plan.wire().compression.restore_skipped) memory_.take(plan.kept_gradient_numel() * 4);
+  float* const method_work = reinterpret_cast<float*>(memory_.take(plan.sums().method_work_numel * 4));
+  if (plan.wire().compression.restore_skipped) memory_.take(plan.sums().kept_gradient_numel * 4);
   for (const Unit* unit : units_) {
     std::vector<Feedback>& groups = feedback_.emplace_back();
     for (const auto& group : unit->groups) groups.push_back(take_feedback(*group, method_work));
@@ -109,7 +109,7 @@ void GradientWire::forget() {
 
 /// The residuals lie at the end of the memory, and their copy in front of them.
 void GradientWire::copy() {
-  const std::int64_t bytes = 4 * setup_.plan.kept_gradient_numel();
+  const std::int64_t bytes = 4 * setup_.plan.sums().kept_gradient_numel;
   if (!setup_.plan.wire().compression.restore_skipped || bytes == 0 || std::exchange(has_copy_, true)) return;
   std::byte* const kept = memory_.data() + memory_.bytes() - bytes;
   std::memcpy(kept - bytes, kept, static_cast<std::size_t>(bytes));
@@ -117,7 +117,7 @@ void GradientWire::copy() {
 
 void GradientWire::restore() {
   if (!has_copy_) return forget();
-  const std::int64_t bytes = 4 * setup_.plan.kept_gradient_numel();
+  const std::int64_t bytes = 4 * setup_.plan.sums().kept_gradient_numel;
   std::byte* const kept = memory_.data() + memory_.bytes() - bytes;
   std::memcpy(kept, kept - bytes, static_cast<std::size_t>(bytes));
   has_copy_ = false;

@@ -8,16 +8,16 @@ namespace tessera {
 void MicrobatchTree::take_memory(const std::vector<Unit*>& units, Arena& scratch) {
   const MemoryPlan& plan = setup_.plan;
   for (const Unit* unit : units) {
-    const std::int64_t bytes = plan.waiting_sums() * plan.waiting_numel_of(unit->shape()) * 4;
+    const std::int64_t bytes = plan.sums().waiting_sums * plan.waiting_numel_of(unit->shape()) * 4;
     waiting_.push_back(bytes > 0 ? reinterpret_cast<float*>(scratch.take(bytes)) : nullptr);
   }
-  if (plan.block_sums() > 0)
+  if (plan.sums().block_sums > 0)
     blocks_.emplace(plan, *setup_.axes.world, reinterpret_cast<float*>(scratch.take(plan.block_exchange_numel() * 4)));
 }
 
 /// Returns the sum of a group that waits in a place. If ranks have summed it, the last place is that of the total.
 float* MicrobatchTree::waiting_of(const FlatGroup& group, int place) const {
-  if (place == setup_.plan.waiting_sums()) return group.gradient;
+  if (place == setup_.plan.sums().waiting_sums) return group.gradient;
   const bool is_whole = setup_.accumulates();
   const auto numel_of = [&](const FlatGroup& each) {
     return !each.trainable ? 0 : is_whole ? each.layout.numel() : each.gradient_part.numel;

@@ -67,7 +67,7 @@ class MicrobatchTree {
 
   const ReduceSetup setup_;
   std::vector<float*> waiting_;      ///< [unit]: sums that wait [place, element of the unit]; null: none wait
-  std::optional<BlockSums> blocks_;  ///< set where MemoryPlan::block_sums
+  std::optional<BlockSums> blocks_;  ///< set where SumPlan::block_sums
   std::int32_t round_ = 0;           ///< this rank's microbatches that have joined the tree since `reset`
 };
 

@@ -21,7 +21,7 @@ class NotesExchange {
  public:
   /// Notes of one unit, on their way over the shard axis.
   struct Notes {
-    std::span<float> values;  ///< MemoryPlan::notes_numel numbers of the plan
+    std::span<float> values;  ///< SumPlan::notes_numel numbers of the plan
     std::vector<char> used;   ///< [trainable parameter of the unit]
     Work work;
   };

@@ -103,13 +103,13 @@ Reductions::~Reductions() {
 
 void Reductions::take_memory(std::size_t most_groups, Arena& scratch, Arena& sums) {
   const MemoryPlan& plan = setup_.plan;
-  for (std::int64_t i = 0; i < plan.units_under_way(); ++i) {
+  for (std::int64_t i = 0; i < plan.sums().units_under_way(); ++i) {
     auto reduction = std::make_unique<UnitReduction>();
-    reduction->scratch = reinterpret_cast<float*>(scratch.take(plan.scratch_numel() * 4));
+    reduction->scratch = reinterpret_cast<float*>(scratch.take(plan.sums().scratch_numel * 4));
     reduction->groups.reserve(most_groups);
     if (setup_.updates_in_backward()) {
-      const auto numel = static_cast<std::size_t>(plan.notes_numel());
-      reduction->notes.values = {reinterpret_cast<float*>(sums.take(plan.notes_numel() * 4)), numel};
+      const auto numel = static_cast<std::size_t>(plan.sums().notes_numel);
+      reduction->notes.values = {reinterpret_cast<float*>(sums.take(plan.sums().notes_numel * 4)), numel};
       reduction->notes.used.reserve(numel);
     }
     reductions_.push_back(std::move(reduction));
@@ -162,7 +162,7 @@ void Reductions::add(FlatGroup& group) {
   const MeshPosition& mesh = setup_.mesh();
   const std::string& name = unit.unit->name;
   DType wire = parts_.buckets.dtype();
-  if (setup_.plan.bucket_mode() == BucketMode::kAccumulator && setup_.plan.wire().reduce != DType::kF32) {
+  if (setup_.plan.sums().bucket_mode == BucketMode::kAccumulator && setup_.plan.wire().reduce != DType::kF32) {
     wire = setup_.plan.wire().reduce;
     narrow_in_place(bucket, wire, group.layout.numel(), setup_.device);
   }
@@ -209,7 +209,7 @@ void Reductions::end() {
 /// reduction; otherwise it is made at the end. A queue may wait for the sum over the shard axis long before it is
 /// there, and ranks compute while a network works.
 bool Reductions::replicas_follow() const {
-  return setup_.mesh().replicate_size > 1 && (setup_.device.is_queued || setup_.plan.end_lag() > 0);
+  return setup_.mesh().replicate_size > 1 && (setup_.device.is_queued || setup_.plan.sums().end_lag > 0);
 }
 
 void Reductions::advance(GroupReduction& reduction) {
@@ -270,7 +270,7 @@ Work Reductions::sum_over_replicas(GroupReduction& reduction) {
 }
 
 float* Reductions::scratch(UnitReduction& reduction, std::int64_t numel) {
-  if (reduction.scratch_taken + numel <= setup_.plan.scratch_numel()) {
+  if (reduction.scratch_taken + numel <= setup_.plan.sums().scratch_numel) {
     float* const memory = reduction.scratch + reduction.scratch_taken;
     reduction.scratch_taken += numel;
     return memory;

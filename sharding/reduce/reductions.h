@@ -36,7 +36,7 @@ class ReductionEnds {
 };
 
 /// Makes a unit's buckets into sums over ranks. Each reduction is started, then this rank does its share of it some
-/// units later, and waits for its end some units after that (MemoryPlan::reduction_lag and end_lag), at places that are
+/// units later, and waits for its end some units after that (SumPlan::reduction_lag and end_lag), at places that are
 /// the same on all ranks.
 ///
 /// Reducer owns one, and the thread that runs backward calls it: `begin`, then `add` for each trainable group, then
@@ -70,7 +70,7 @@ class Reductions {
   /// sent if it is updated in backward.
   void post();
   /// Lets earlier reductions go on and end, with the lags of the plan.
-  void follow() { follow(setup_.plan.reduction_lag(), setup_.plan.end_lag()); }
+  void follow() { follow(setup_.plan.sums().reduction_lag, setup_.plan.sums().end_lag); }
   /// Ends all reductions.
   void end();
 
@@ -91,7 +91,7 @@ class Reductions {
   void complete(GroupReduction& reduction);
   Work sum_over_replicas(GroupReduction& reduction);
   float* scratch(UnitReduction& reduction, std::int64_t numel);
-  Waits waits() const { return setup_.plan.end_lag() == 0 ? Waits::kAtOnce : Waits::kLater; }
+  Waits waits() const { return setup_.plan.sums().end_lag == 0 ? Waits::kAtOnce : Waits::kLater; }
 
   const ReduceSetup setup_;
   const Parts parts_;

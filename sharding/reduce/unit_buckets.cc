@@ -11,20 +11,21 @@ void UnitBuckets::take_memory(std::vector<ReducedUnit>& units, Arena& buckets, A
     const UnitShape shape = unit.unit->shape();
     unit.bucket_bytes = plan.bucket_bytes_of(shape);
     unit.sum_bytes = plan.sum_bytes_of(shape);
-    if (plan.bucket_mode() == BucketMode::kAccumulator) unit.bucket.memory = buckets.take(unit.bucket_bytes);
+    if (plan.sums().bucket_mode == BucketMode::kAccumulator) unit.bucket.memory = buckets.take(unit.bucket_bytes);
   }
   const ReducedUnit& root = units[0];
-  if (plan.bucket_mode() == BucketMode::kShared)
-    buckets_ = UnitSlots(buckets, root.bucket_bytes, plan.shared_buckets(), plan.bucket_bytes());
-  if (setup_.updates_in_backward()) sums_ = UnitSlots(sums, root.sum_bytes, plan.shared_sums(), plan.sum_bytes());
+  if (plan.sums().bucket_mode == BucketMode::kShared)
+    buckets_ = UnitSlots(buckets, root.bucket_bytes, plan.sums().shared_buckets, plan.sums().bucket_bytes);
+  if (setup_.updates_in_backward())
+    sums_ = UnitSlots(sums, root.sum_bytes, plan.sums().shared_sums, plan.sums().sum_bytes);
 }
 
 DType UnitBuckets::dtype() const {
-  return setup_.plan.bucket_mode() == BucketMode::kShared ? setup_.plan.bucket_dtype() : DType::kF32;
+  return setup_.plan.sums().bucket_mode == BucketMode::kShared ? setup_.plan.bucket_dtype() : DType::kF32;
 }
 
 void UnitBuckets::open(ReducedUnit& unit) {
-  if (setup_.plan.bucket_mode() == BucketMode::kShared) {
+  if (setup_.plan.sums().bucket_mode == BucketMode::kShared) {
     take_place(unit.bucket, buckets_, *unit.unit, unit.bucket_bytes);
   } else if (setup_.updates_in_backward()) {
     place_sum(unit);
@@ -66,7 +67,7 @@ void UnitBuckets::free(ReducedUnit::Memory& place, UnitSlots& slots) {
 }
 
 bool UnitBuckets::is_in_place(const ReducedUnit& unit) const {
-  return setup_.plan.bucket_mode() == BucketMode::kInPlace && unit.bucket.overflow.bytes() == 0;
+  return setup_.plan.sums().bucket_mode == BucketMode::kInPlace && unit.bucket.overflow.bytes() == 0;
 }
 
 std::byte* UnitBuckets::of(const ReducedUnit& unit, const FlatGroup& group) const {

@@ -18,13 +18,13 @@ DevicePartCarrier::DevicePartCarrier(const MemoryPlan& plan, const std::vector<s
           kernels, rank, "parameters on their way to the GPU",
           "[T0221] hint: units of fewer parameters (\"units\"), or a smaller \"prefetch\", need less of it")),
       are_in_files_(!plan.parameters_on_host()),
-      piece_bytes_(static_cast<std::size_t>(plan.upload_piece_bytes())),
+      piece_bytes_(static_cast<std::size_t>(plan.slots().upload_piece_bytes)),
       coming_(units.size()),
       ends_(
           records_, "parameters on their way to the GPU", [this] { settle(); }, /*visits=*/!are_in_files_) {
-  for (std::int64_t i = 0; i < plan.upload_pieces(); ++i) {
+  for (std::int64_t i = 0; i < plan.slots().upload_pieces(); ++i) {
     pieces_.push_back({take_memory_(piece_bytes_), nullptr});
-    pinned_bytes_ += plan.upload_piece_bytes();
+    pinned_bytes_ += plan.slots().upload_piece_bytes;
   }
   if (are_in_files_) return;  // copies read pieces then, not records
   for (const std::span<std::byte> place : places_of(*records_)) places_.push_back(place.data());

@@ -440,7 +440,7 @@ TEST(DeviceOffload, EstimatedSecondsCoverTransfersAndUpdates) {
   input.tiers.step = OffloadedStep::kCpu;
   const MemoryPlan on_cpu(input);
   constexpr double kParameters = 4.0 * kNumel;
-  const auto records = static_cast<double>(on_gpu.streamed_bytes());
+  const auto records = static_cast<double>(on_gpu.records().streamed_bytes);
   OffloadSpeeds speeds{.to_gpu = 2e9, .to_host = 1e9, .both_ways = 4e9, .updated = 1e9};
   EXPECT_EQ(seconds_of(speeds, on_cpu, on_gpu).on_gpu, records / 4e9);
   EXPECT_EQ(seconds_of(speeds, on_cpu, on_gpu).on_cpu, 2 * kParameters / 1e9 + kParameters / 2e9);

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "tessera/dtype.h"
+#include "tessera/optimizer_types.h"
 
 namespace tessera {
 
@@ -25,14 +26,6 @@ enum class ShardingStrategy {
   kHybridShard,     ///< "HYBRID_SHARD": FULL_SHARD on the mesh's shard axis, replicated on the other
 };
 
-// clang-format off
-/// The update rule. docs/guide/optimizers.md describes each one.
-enum class OptimizerType {
-  kAdamW, kAdam, kSgd, kLion, kAdagrad, kRmsprop, kMuon, kLamb, kLars, kAdafactor,
-  kOwn,        ///< the program's ElementwiseOptimizer
-  kOwnMatrix,  ///< the program's MatrixOptimizer for matrices, adamw for all else
-};
-// clang-format on
 /// The ways in which the learning rate moves from step to step; kManual leaves it to Engine::set_lr. docs/strategy.md
 /// has the formulas.
 enum class LrScheduleType { kConstant, kLinear, kCosine, kOneCycle, kInverseSqrt, kWsd, kManual };

@@ -12,6 +12,7 @@
 
 #include "tessera/dtype.h"
 #include "tessera/optimizer_types.h"
+#include "tessera/transports.h"
 
 namespace tessera {
 
@@ -309,9 +310,6 @@ struct OffloadConfig {
            in_files(activations);
   }
 };
-
-/// The transport of collectives; kAuto lets Tessera choose. docs/strategy.md says what each one needs.
-enum class TransportChoice { kAuto, kHost, kGloo, kNccl, kCudaHost };
 
 /// The kind of memory that `nccl` gathers from and into: memory of LibTorch, or memory registered with NCCL.
 enum class NcclBuffers { kPlain, kRegistered };

@@ -32,10 +32,7 @@ std::string types_with(unsigned traits) {
   for (const OptimizerRow& row : optimizer_rows()) {
     if ((row.traits & traits) != 0) words.push_back(row.word);
   }
-  if (words.size() < 2) return joined(words);
-  const std::string last = words.back();
-  words.pop_back();
-  return joined(words) + " or " + last;
+  return either(words);
 }
 
 OptimizerDefaults defaults_of(OptimizerType type, std::int64_t version) {

@@ -5,6 +5,7 @@
 #include "runtime/config/optimizer_rows.h"
 #include "runtime/config/placement_rows.h"
 #include "runtime/config/strategy_table.h"
+#include "runtime/config/transport_rows.h"
 
 // The names of all enumerators as the strategy file spells them, each with what it does for the reference page, and
 // small questions about an update rule or a strategy. The lists are the only place where these names are.
@@ -313,14 +314,12 @@ const std::vector<Named<OffloadedStep>>& offloaded_steps() {
 }
 
 const std::vector<Named<TransportChoice>>& transport_choices() {
-  using enum TransportChoice;
-  static const std::vector<Named<TransportChoice>> list = {
-      {kAuto, "auto", "on the CPU: host inside a host, gloo across hosts"},
-      {kHost, "host", "shared memory: all ranks on one host"},
-      {kGloo, "gloo", "TCP"},
-      {kNccl, "nccl", "NVIDIA GPUs, one a rank: the module is trained there"},
-      {kCudaHost, "cuda_host",
-       "NVIDIA GPUs of one host, which ranks may share: to run on one card what is made for many"}};
+  static const std::vector<Named<TransportChoice>> list = [] {
+    std::vector<Named<TransportChoice>> names = {
+        {TransportChoice::kAuto, "auto", "on the CPU: host inside a host, gloo across hosts"}};
+    for (const TransportRow& row : transport_rows()) names.push_back({row.choice, row.word, row.text});
+    return names;
+  }();
   return list;
 }
 

@@ -178,7 +178,7 @@ TEST(OptimizerRows, EachTypeHasItsOwnRowAndWord) {
     EXPECT_EQ(name_of(row.type), row.word);
   }
   EXPECT_EQ(types_with(optimizer_traits::kCentered), "rmsprop");
-  EXPECT_EQ(types_with(optimizer_traits::kMomentum), "sgd, rmsprop or lars");
+  EXPECT_EQ(types_with(optimizer_traits::kNesterov), "sgd or lars");
 }
 
 TEST(Strategy, EmptyObjectIsAllDefaults) {

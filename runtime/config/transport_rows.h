@@ -7,8 +7,8 @@
 
 namespace tessera {
 
-/// The words with which a row of TESSERA_TRANSPORTS (tessera/transports.h) says where its ranks are, and what its groups
-/// can do.
+/// The words with which a row of TESSERA_TRANSPORTS (tessera/transports.h) says where its ranks are, and what its
+/// groups can do.
 namespace transport_traits {
 
 enum TransportTrait : unsigned {

@@ -12,16 +12,14 @@
 namespace tessera {
 namespace {
 
-using namespace optimizer_traits;
-
 Condition with_optimizer(std::string text, std::function<bool(OptimizerType)> holds) {
   return {std::move(text), {"/optimizer/type"}, [holds](const Strategy& s) { return holds(s.optimizer.type); }};
 }
 Condition with_type(const std::string& name, OptimizerType wanted) {
   return with_optimizer("optimizer.type " + name, [wanted](OptimizerType type) { return type == wanted; });
 }
-/// With a type that has one of the traits.
-Condition with(unsigned traits) {
+/// Holds for types that have one of the traits.
+Condition with_traits(unsigned traits) {
   return with_optimizer("optimizer.type " + types_with(traits),
                         [traits](OptimizerType type) { return has(type, traits); });
 }
@@ -100,6 +98,7 @@ constexpr Range kDecayRange = {0, 1000}, kEpsRange = {1e-30, 1}, kBetaRange = {0
 
 /// Keys of one ParameterGroup.
 std::vector<StrategyKey> parameter_group_keys() {
+  using namespace optimizer_traits;
   const auto member = [](const char* name) { return "/optimizer/groups/" + std::string(name); };
   const auto of_kind = [](ValueKind kind) { return StrategyField{kind, {}, nullptr, nullptr, {}, {}}; };
   return {
@@ -145,7 +144,7 @@ std::vector<StrategyKey> parameter_group_keys() {
        .example_json = "1e-6",
        .doc = "As optimizer.eps, whose value is the default.",
        .cost = "Smaller steps where gradients are small.",
-       .only_if = with(kEps),
+       .only_if = with_traits(kEps),
        .rules_default = eps_of_rules()},
       {.pointer = member("betas"),
        .field = of_kind(ValueKind::kNumberPair),
@@ -154,7 +153,7 @@ std::vector<StrategyKey> parameter_group_keys() {
        .example_json = "[0.9, 0.95]",
        .doc = "As optimizer.betas, whose value is the default.",
        .cost = "A longer memory: slower to follow a change.",
-       .only_if = with(kBetas),
+       .only_if = with_traits(kBetas),
        .rules_default = betas_of_rules()},
       {.pointer = member("type"),
        .field = StrategyField{ValueKind::kChoice,
@@ -170,7 +169,7 @@ std::vector<StrategyKey> parameter_group_keys() {
        .doc = "Which rule updates the group's matrices: adamw, or that of optimizer.type. Left out: the latter, but "
               "adamw for those of embeddings.",
        .cost = "As optimizer.type.",
-       .only_if = with(kMatrices)},
+       .only_if = with_traits(kMatrices)},
       {.pointer = member("layer_adaptation"),
        .field = of_kind(ValueKind::kBoolean),
        .default_json = "true",
@@ -178,7 +177,7 @@ std::vector<StrategyKey> parameter_group_keys() {
        .doc = "Whether the norms of each of the group's parameters adapt its rate. Mostly false for biases and the "
               "weights of norms.",
        .cost = "None.",
-       .only_if = with(kLayers)}};
+       .only_if = with_traits(kLayers)}};
 }
 
 ParameterGroup group_from(const nlohmann::json& object) {
@@ -340,6 +339,7 @@ std::vector<StrategyKey> step_keys() {
 }
 
 std::vector<StrategyKey> optimizer_keys() {
+  using namespace optimizer_traits;
   return {
       {.pointer = "/optimizer/type",
        .field = choice_field(AT(optimizer.type), optimizer_types()),
@@ -370,7 +370,7 @@ std::vector<StrategyKey> optimizer_keys() {
            "Decay of the running mean of gradients, and of their squares. lion: of the mean in its direction, and of "
            "the mean that it keeps.",
        .cost = "A longer memory: slower to follow a change.",
-       .only_if = with(kBetas),
+       .only_if = with_traits(kBetas),
        .rules_default = betas_of_rules()},
       {.pointer = "/optimizer/eps",
        .field = number_field(AT(optimizer.eps)),
@@ -379,7 +379,7 @@ std::vector<StrategyKey> optimizer_keys() {
        .example_json = "1e-6",
        .doc = "Added to the root of the mean, or of the sum, of squares; lars: to the norms that it divides by.",
        .cost = "Smaller steps where gradients are small.",
-       .only_if = with(kEps),
+       .only_if = with_traits(kEps),
        .rules_default = eps_of_rules()},
       {.pointer = "/optimizer/weight_decay",
        .field = number_field(AT(optimizer.weight_decay)),
@@ -397,7 +397,7 @@ std::vector<StrategyKey> optimizer_keys() {
        .example_json = "0.9",
        .doc = "Decay of the running sum of gradients; rmsprop: of its steps.",
        .cost = "Above 0: one number of state_dtype a parameter, sharded as the strategy says.",
-       .only_if = with(kMomentum)},
+       .only_if = with_traits(kMomentum)},
       {.pointer = "/optimizer/dampening",
        .field = number_field(AT(optimizer.dampening)),
        .range = {0, 1},
@@ -405,14 +405,14 @@ std::vector<StrategyKey> optimizer_keys() {
        .example_json = "0.1",
        .doc = "The gradient enters the momentum times (1 - dampening).",
        .cost = "Smaller steps.",
-       .only_if = with(kDampening)},
+       .only_if = with_traits(kDampening)},
       {.pointer = "/optimizer/nesterov",
        .field = boolean_field(AT(optimizer.nesterov)),
        .default_json = "false",
        .example_json = "true",
        .doc = "Nesterov's momentum: step along the gradient plus the momentum to come.",
        .cost = "None.",
-       .only_if = with(kNesterov)},
+       .only_if = with_traits(kNesterov)},
       {.pointer = "/optimizer/trust_coefficient",
        .field = number_field(AT(optimizer.trust_coefficient)),
        .range = {0, 1000},
@@ -422,7 +422,7 @@ std::vector<StrategyKey> optimizer_keys() {
            "A parameter's rate is multiplied by this, times the norm of its weights, divided by that of its gradient "
            "and its weight decay together.",
        .cost = "Too high: the loss diverges.",
-       .only_if = with(kTrustCoefficient)},
+       .only_if = with_traits(kTrustCoefficient)},
       {.pointer = "/optimizer/alpha",
        .field = number_field(AT(optimizer.alpha)),
        .range = kBetaRange,
@@ -430,14 +430,14 @@ std::vector<StrategyKey> optimizer_keys() {
        .example_json = "0.9",
        .doc = "Decay of the running mean of squared gradients.",
        .cost = "A longer memory: slower to follow a change.",
-       .only_if = with(kAlpha)},
+       .only_if = with_traits(kAlpha)},
       {.pointer = "/optimizer/centered",
        .field = boolean_field(AT(optimizer.centered)),
        .default_json = "false",
        .example_json = "true",
        .doc = "Gradients are divided by their spread around a running mean of them, not around zero.",
        .cost = "4 bytes a parameter, sharded as the strategy says.",
-       .only_if = with(kCentered)},
+       .only_if = with_traits(kCentered)},
       {.pointer = "/optimizer/lr_decay",
        .field = number_field(AT(optimizer.lr_decay)),
        .range = {0, 1000},
@@ -445,7 +445,7 @@ std::vector<StrategyKey> optimizer_keys() {
        .example_json = "1e-4",
        .doc = "The rate of a parameter's step t is divided by 1 + (t - 1) * lr_decay.",
        .cost = "Smaller steps.",
-       .only_if = with(kLrDecay)},
+       .only_if = with_traits(kLrDecay)},
       {.pointer = "/optimizer/freeze_step",
        .field = integer_field(AT(optimizer.freeze_step)),
        .range = {0, 1e12},
@@ -456,7 +456,7 @@ std::vector<StrategyKey> optimizer_keys() {
               "with compression.method one_bit; one that is less than a single gradient would make it takes that.",
        .cost = "Elements whose gradients were small until then are moved by up to 1 / sqrt(1 - beta2) times the rate: "
                "so many steps that training has settled, and several times 1 / (1 - beta2).",
-       .only_if = with(kFreezeStep)},
+       .only_if = with_traits(kFreezeStep)},
       {.pointer = "/optimizer/muon/momentum",
        .field = number_field(AT(optimizer.muon.momentum)),
        .range = kBetaRange,

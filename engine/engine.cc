@@ -30,6 +30,7 @@
 #include "runtime/border/throw.h"
 #include "runtime/comm/mesh_groups.h"
 #include "runtime/config/strategy_file.h"
+#include "runtime/config/transport_rows.h"
 #include "sharding/compress/gradient_method.h"
 #include "sharding/partition.h"
 #include "tessera/span.h"
@@ -356,7 +357,7 @@ MemoryPlan plan_in_detail(torch::nn::Module& module, const Strategy& strategy, c
   scene.replicas = shape.replicate;
   scene.shares_memory = would_share_memory(shape, topology, strategy.comm.transport);
   const TransportChoice transport = strategy.comm.transport;
-  scene.is_queued = transport == TransportChoice::kNccl || transport == TransportChoice::kCudaHost;
+  scene.is_queued = has(transport, transport_traits::kOnGpu);
   scene.reduces_in_background = would_reduce_in_background(topology, transport);
   const CompressedParts compressed = would_compress(shape, topology, transport);
   scene.shard_compressed_part = compressed.shard;
@@ -364,8 +365,8 @@ MemoryPlan plan_in_detail(torch::nn::Module& module, const Strategy& strategy, c
   if (strategy.sync.makes_outer_steps()) {  // between outer steps, each replica trains by itself
     scene.replicate_compressed_part = 0;
     const bool is_on_a_host = topology.local_world_size % shape.shard == 0;
-    scene.reduces_in_background =
-        shape.shard > 1 && scene.reduces_in_background && (transport == TransportChoice::kGloo || !is_on_a_host);
+    scene.reduces_in_background = shape.shard > 1 && scene.reduces_in_background &&
+                                  (has(transport, transport_traits::kBackground) || !is_on_a_host);
   }
   const int parts = parts_for(strategy, position);
   const auto units = partition(module, strategy, parts, nullptr, matrices_of(strategy.optimizer));

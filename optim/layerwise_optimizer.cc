@@ -5,10 +5,7 @@
 namespace tessera {
 
 LayerwiseOptimizer::LayerwiseOptimizer(const OptimizerConfig& config, const EmaConfig& ema, InstructionSet set)
-    : is_lamb_(config.type == OptimizerType::kLamb),
-      elements_(config, ema, set),
-      trust_coefficient_(config.trust_coefficient),
-      loops_(step_loops(set)) {}
+    : elements_(config, ema, set), trust_coefficient_(config.trust_coefficient), loops_(step_loops(set)) {}
 
 StepArguments LayerwiseOptimizer::arguments(const StepScalars& scalars, const OptimizerSlice& slice) const {
   StepArguments a = elements_.arguments(slice);
@@ -22,7 +19,7 @@ StepArguments LayerwiseOptimizer::arguments(const StepScalars& scalars, const Op
 void LayerwiseOptimizer::read(const StepScalars& scalars, StepArguments piece, float* weights,
                               float* directions) const {
   loops_.read_weights(piece, weights);
-  if (!is_lamb_) return;
+  if (!makes_directions()) return;
   std::copy_n(weights, piece.numel, directions);
   piece.weights = WeightFormat::kF32;
   piece.master = directions;
@@ -41,7 +38,7 @@ void LayerwiseOptimizer::step(const StepScalars& scalars, const OptimizerSlice& 
 void LayerwiseOptimizer::step(const StepScalars& scalars, const OptimizerSlice& slice, std::size_t begin,
                               std::size_t count) const {
   StepArguments a = part_of(arguments(scalars, slice), begin, count);
-  if (!is_lamb_) return update_by(elements_.rule(), elements_.numbers(), scalars, a);
+  if (!makes_directions()) return update_by(elements_.rule(), elements_.numbers(), scalars, a);
   a.gradient_scale = 1;
   a.clip_value = 0;
   for (StateArgument& state : a.states) state = {};

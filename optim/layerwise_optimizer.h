@@ -24,7 +24,7 @@ class LayerwiseOptimizer final : public Optimizer {
 
   /// Returns true for lamb: the update's norm is that of the directions that the first pass makes. For lars it is
   /// false, since the norm is that of the gradient.
-  bool makes_directions() const { return is_lamb_; }
+  bool makes_directions() const { return makes_direction(elements_.rule()); }
 
   /// Makes the first pass. It calls `add(begin, weights, directions)` for the slice's elements in order: [m] fp32 each,
   /// for the elements from `begin` on. lamb moves the moments, and writes directions to `direction` [n], which may be
@@ -37,9 +37,9 @@ class LayerwiseOptimizer final : public Optimizer {
     for (std::size_t begin = 0, count = 0; begin < whole.numel; begin += count) {
       count = std::min<std::size_t>(kPiece - (slice.first_element + begin) % kPiece, whole.numel - begin);
       read(scalars, part_of(whole, begin, count), weights, directions);
-      if (is_lamb_) std::copy_n(directions, count, direction.data() + begin);
+      if (makes_directions()) std::copy_n(directions, count, direction.data() + begin);
       add(begin, std::span<const float>(weights, count),
-          std::span<const float>(directions, is_lamb_ ? count : std::size_t{0}));
+          std::span<const float>(directions, makes_directions() ? count : std::size_t{0}));
     }
   }
 
@@ -67,7 +67,6 @@ class LayerwiseOptimizer final : public Optimizer {
   void read(const StepScalars& scalars, StepArguments piece, float* weights, float* directions) const;
   void update_by(StepRule rule, const RuleNumbers& numbers, const StepScalars& scalars, const StepArguments& a) const;
 
-  const bool is_lamb_;
   RuleOptimizer elements_;
   const double trust_coefficient_;
   const StepLoops& loops_;

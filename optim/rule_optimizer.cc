@@ -5,6 +5,7 @@
 #include <stdexcept>
 
 #include "runtime/base/seeded_fault.h"
+#include "runtime/config/optimizer_rows.h"
 
 namespace tessera {
 namespace {
@@ -45,66 +46,45 @@ WeightFormat weight_format(std::string_view optimizer, const OptimizerSlice& sli
   refuse(optimizer, fmt::format("parameters can be fp32, bf16 or fp16, got {}", name_of(dtype)));
 }
 
-StepRule rule_of(OptimizerType type) {
-  switch (type) {
-    case OptimizerType::kAdamW:
-    case OptimizerType::kAdam:
-    case OptimizerType::kMuon:       // for parameters that are no matrices
-    case OptimizerType::kOwnMatrix:  // for parameters that are no matrices
-      return StepRule::kAdam;
-    case OptimizerType::kSgd:
-      return StepRule::kSgd;
-    case OptimizerType::kLamb:  // layerwise_optimizer.h makes their steps
-      return StepRule::kLamb;
-    case OptimizerType::kLars:  // layerwise_optimizer.h makes their steps
-      return StepRule::kLars;
-    case OptimizerType::kLion:
-      return StepRule::kLion;
-    case OptimizerType::kAdagrad:
-      return StepRule::kAdagrad;
-    case OptimizerType::kRmsprop:
-      return StepRule::kRmsprop;
-    case OptimizerType::kAdafactor:
-    case OptimizerType::kOwn:
-      break;  // engine/step/rules/own_optimizer.h makes the steps
-  }
-  throw std::invalid_argument("make_optimizer: unknown optimizer type");
-}
-
 bool is_decoupled(OptimizerType type) {
   return type == OptimizerType::kAdamW || type == OptimizerType::kMuon || type == OptimizerType::kOwnMatrix ||
          type == OptimizerType::kLamb;
 }
 
-/// One state of a rule: its index, and its name in PyTorch.
+/// One state of a rule: its index, its name, and its code.
 struct Kept {
   int place;
   const char* name;
+  StateCode code;
 };
 
 std::vector<Kept> kept_by(StepRule rule, const RuleNumbers& numbers) {
-  switch (rule) {
-    case StepRule::kAdam:
-    case StepRule::kLamb:
-      return {{0, "exp_avg"}, {1, "exp_avg_sq"}};
-    case StepRule::kSgd:
-    case StepRule::kLars:
-      if (numbers.momentum == 0.0) return {};
-      return {{0, "momentum_buffer"}};
-    case StepRule::kLion:
-      return {{0, "exp_avg"}};
-    case StepRule::kAdagrad:
-      return {{0, "sum"}};
-    case StepRule::kRmsprop:
-      break;
-  }
-  std::vector<Kept> kept = {{0, "square_avg"}};
-  if (numbers.momentum != 0.0) kept.push_back({1, "momentum_buffer"});
-  if (numbers.is_centered) kept.push_back({2, "grad_avg"});
-  return kept;
+  return with_rule(rule, [&]<class Rule>() {
+    std::vector<Kept> kept;
+    for (int place = 0; place < Rule::kStates; ++place) {
+      if constexpr (requires { &Rule::keeps; }) {
+        if (Rule::kOptional[place] && !Rule::keeps(numbers, place)) continue;
+      }
+      kept.push_back({place, Rule::kNames[place], Rule::kCodes[place]});
+    }
+    return kept;
+  });
 }
 
 }  // namespace
+
+StepRule rule_of(OptimizerType type) {
+  if (type == OptimizerType::kAdamW || has(type, optimizer_traits::kMatrices)) return StepRule::kAdam;
+  switch (type) {
+#define TESSERA_CASE(enumerator, Rule) \
+  case OptimizerType::enumerator:      \
+    return StepRule::enumerator;
+    TESSERA_STEP_RULES(TESSERA_CASE)
+#undef TESSERA_CASE
+    default:
+      throw std::invalid_argument("make_optimizer: unknown optimizer type");
+  }
+}
 
 RuleNumbers rule_numbers(const OptimizerConfig& config) {
   return {.beta1 = config.beta1,
@@ -128,10 +108,10 @@ RuleOptimizer::RuleOptimizer(const OptimizerConfig& config, const EmaConfig& ema
       state_dtype_(config.state_dtype),
       average_share_(ema.decay > 0.0 ? static_cast<float>(1.0 - ema.decay) : 0.0f),
       loops_(&step_loops(set)) {
-  if (rule_ == StepRule::kRmsprop && numbers_.is_centered && state_dtype_ != StateDType::kF32) {
-    refuse(name_, "centered needs states in fp32");
-  }
   for (const Kept& kept : kept_by(rule_, numbers_)) {
+    if (kept.code == StateCode::kExact && state_dtype_ != StateDType::kF32) {
+      refuse(name_, fmt::format("{} needs states in fp32", kept.name));
+    }
     states_.push_back({kept.name, state_dtype_});
     places_.push_back(kept.place);
   }
@@ -169,7 +149,7 @@ StepArguments RuleOptimizer::arguments(const OptimizerSlice& slice) const {
 }
 
 void RuleOptimizer::step(const StepScalars& scalars, const OptimizerSlice& slice) const {
-  if (rule_ == StepRule::kLamb) refuse(name_, "a step has two passes (LayerwiseOptimizer)");
+  if (makes_direction(rule_)) refuse(name_, "a step has two passes (LayerwiseOptimizer)");
   StepArguments a = arguments(slice);
   a.gradient_scale = scalars.gradient_scale;
   a.clip_value = scalars.clip_value;

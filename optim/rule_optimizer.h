@@ -8,6 +8,10 @@
 
 namespace tessera {
 
+/// Returns the rule that updates elements under a type: the one of its name; adamw's under muon and own_matrix. Throws
+/// `std::invalid_argument` for kOwn and kAdafactor, which update no elements by themselves.
+StepRule rule_of(OptimizerType type);
+
 /// Returns the numbers that rules read from `config`.
 RuleNumbers rule_numbers(const OptimizerConfig& config);
 

@@ -5,6 +5,17 @@
 
 namespace tessera {
 
+/// Returns what the rule says about a ratio, and 1 for a rule that adapts no rates.
+template <class Rule>
+TESSERA_ALWAYS_INLINE double ratio_of(const RuleNumbers& numbers, double trust_coefficient, double weights_norm,
+                                      double update_norm) {
+  if constexpr (requires { &Rule::trust_ratio; }) {
+    return Rule::trust_ratio(numbers, trust_coefficient, weights_norm, update_norm);
+  } else {
+    return 1;
+  }
+}
+
 /// Returns the factor by which LAMB and LARS multiply a tensor's rate. Norms are those of its weights, and of its
 /// directions (lamb) or its scaled gradient (lars):
 ///
@@ -15,8 +26,14 @@ namespace tessera {
 TESSERA_ALWAYS_INLINE double trust_ratio(StepRule rule, const RuleNumbers& numbers, double trust_coefficient,
                                          double weights_norm, double update_norm) {
   if (!(weights_norm > 0) || !(update_norm > 0)) return 1;
-  if (rule == StepRule::kLamb) return weights_norm / update_norm;
-  return trust_coefficient * weights_norm / (update_norm + numbers.weight_decay * weights_norm + numbers.eps);
+  switch (rule) {
+#define TESSERA_CASE(enumerator, Rule) \
+  case StepRule::enumerator:           \
+    return ratio_of<Rule>(numbers, trust_coefficient, weights_norm, update_norm);
+    TESSERA_STEP_RULES(TESSERA_CASE)
+#undef TESSERA_CASE
+  }
+  return 1;
 }
 
 }  // namespace tessera

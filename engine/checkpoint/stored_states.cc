@@ -5,14 +5,14 @@
 #include "engine/step/rules/own_optimizer.h"
 #include "optim/master_assigner.h"
 #include "optim/muon_optimizer.h"
+#include "runtime/config/optimizer_rows.h"
 #include "tessera/strategy.h"
 
 namespace tessera {
 
 StoredStates::StoredStates(const Strategy& strategy, const OwnRules& own_rules,
                            const std::vector<std::unique_ptr<Unit>>& units)
-    : has_tensor_states_(strategy.optimizer.type == OptimizerType::kAdafactor ||
-                         strategy.optimizer.type == OptimizerType::kOwnMatrix) {
+    : has_tensor_states_(has(strategy.optimizer.type, optimizer_traits::kTensorStates)) {
   of_elements_ = add(*make_optimizer(strategy.optimizer, strategy.ema, own_rules));
   of_matrices_ = strategy.optimizer.type == OptimizerType::kMuon
                      ? add(MuonOptimizer(strategy.optimizer, strategy.ema))

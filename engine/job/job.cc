@@ -9,33 +9,11 @@
 #include "engine/memory/tensor_heap.h"
 #include "runtime/border/phrase.h"
 #include "runtime/border/throw.h"
+#include "runtime/config/transport_rows.h"
 #include "tessera/error.h"
 
 namespace tessera {
 namespace {
-
-/// The requirements of "comm.transport" for a mesh.
-struct WantedTransport {
-  const char* name;
-  TransportKind kind;
-  bool on_gpu;
-};
-
-WantedTransport wanted_transport(TransportChoice choice) {
-  switch (choice) {
-    case TransportChoice::kHost:
-      return {"host", TransportKind::kHost, false};
-    case TransportChoice::kGloo:
-      return {"gloo", TransportKind::kGloo, false};
-    case TransportChoice::kNccl:
-      return {"nccl", TransportKind::kNccl, true};
-    case TransportChoice::kCudaHost:
-      return {"cuda_host", TransportKind::kCudaHost, true};
-    case TransportChoice::kAuto:
-      break;  // any transport serves
-  }
-  TORCH_INTERNAL_ASSERT(false, "no transport was asked for");
-}
 
 /// c10::Error puts its stack below the first line.
 std::string without_stack(const std::string& text) { return text.substr(0, text.find('\n')); }
@@ -71,14 +49,14 @@ void Job::join() {
 /// names.
 void Job::check_transport() const {
   if (strategy.comm.transport == TransportChoice::kAuto) return;
-  const WantedTransport wanted = wanted_transport(strategy.comm.transport);
+  const TransportChoice wanted = strategy.comm.transport;
+  const bool on_gpu = has(wanted, transport_traits::kOnGpu);
   // A rank alone has no transport, but it has a device.
-  const bool right_device = wanted.on_gpu == (axes.world->gpu() != Collectives::kHostMemory);
-  const bool right_transport = mesh.world_size() == 1 || axes.world->kind() == wanted.kind;
+  const bool right_device = on_gpu == (axes.world->gpu() != Collectives::kHostMemory);
+  const bool right_transport = mesh.world_size() == 1 || axes.world->kind() == kind_of(wanted);
   if (right_device && right_transport) return;
-  throw Error(ExitCode::kConfig, std::string("/comm/transport is \"") + wanted.name +
-                                     "\", but the mesh was made with " + axes.world->transport() +
-                                     ". [T0152] hint: call " + say(phrases::kInit));
+  throw Error(ExitCode::kConfig, "/comm/transport is \"" + row_of(wanted).word + "\", but the mesh was made with " +
+                                     axes.world->transport() + ". [T0152] hint: call " + say(phrases::kInit));
 }
 
 void Job::fail(const absl::Status& reason) {

@@ -5,6 +5,7 @@
 #include <string>
 
 #include "runtime/border/throw.h"
+#include "runtime/config/transport_rows.h"
 
 namespace tessera {
 namespace {
@@ -21,7 +22,7 @@ std::string shapes_that_fit(int world_size) {
 /// so on. This is composed_group_factory's rule; sums of GPUs that are compressed go over Gloo, whatever else does.
 int compressed_part(int first, int count, int stride, const Topology& topology, TransportChoice transport) {
   if (count == 1) return 0;
-  if (transport == TransportChoice::kHost) return 0;
+  if (has(transport, transport_traits::kSharedMemory)) return 0;
   if (transport != TransportChoice::kAuto) return 1;
   std::map<int, int> ranks_of_host;
   for (int i = 0; i < count; ++i) ++ranks_of_host[(first + i * stride) / topology.local_world_size];
@@ -64,7 +65,7 @@ MeshPosition planned_position(const SyncConfig& sync, const MeshPosition& mesh) 
 int parts_for(const Strategy& strategy, const MeshPosition& mesh) { return parts_of(placement_of(strategy), mesh); }
 
 bool would_share_memory(const MeshShape& shape, const Topology& topology, TransportChoice transport) {
-  const bool by_memory = transport == TransportChoice::kAuto || transport == TransportChoice::kHost;
+  const bool by_memory = transport == TransportChoice::kAuto || has(transport, transport_traits::kSharedMemory);
   return by_memory && topology.local_world_size % shape.shard == 0;  // shard groups are runs of ranks
 }
 
@@ -76,7 +77,8 @@ CompressedParts would_compress(const MeshShape& shape, const Topology& topology,
 
 bool would_reduce_in_background(const Topology& topology, TransportChoice transport) {
   if (topology.world_size == 1) return false;
-  return transport == TransportChoice::kGloo || (transport == TransportChoice::kAuto && topology.num_hosts() > 1);
+  return has(transport, transport_traits::kBackground) ||
+         (transport == TransportChoice::kAuto && topology.num_hosts() > 1);
 }
 
 }  // namespace tessera

@@ -11,7 +11,7 @@
 #include "runtime/border/throw.h"
 #include "runtime/comm/gather_strings.h"
 #include "runtime/config/json_differences.h"
-#include "runtime/config/optimizer_defaults.h"
+#include "runtime/config/optimizer_rows.h"
 
 namespace tessera {
 namespace {

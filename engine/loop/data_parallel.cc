@@ -287,7 +287,7 @@ void DataParallel::State::average(const GradientBucket& bucket, const Agreed& ag
   });
   if (weight != 1 && weight > 0) flat.mul_(weight);
   // Groups of a GPU sum no memory of the host; reduce_over_ranks sends such tensors through GPU memory.
-  const bool sums = group->kind() != TransportKind::kNccl && group->kind() != TransportKind::kCudaHost;
+  const bool sums = !is_of_gpus(group->kind());
   if (in_memory && sums) {
     float* const data = flat.mutable_data_ptr<float>();
     throw_if_error(group->all_reduce("gradients", data, DType::kF32, data, static_cast<std::size_t>(numel)).wait());

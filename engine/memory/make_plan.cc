@@ -12,6 +12,7 @@
 #include "optim/muon_optimizer.h"
 #include "runtime/base/bytes.h"
 #include "runtime/border/throw.h"
+#include "runtime/config/optimizer_rows.h"
 #include "runtime/config/placement_rows.h"
 #include "runtime/config/strategy_names.h"
 #include "sharding/layout/plan/microbatch_order.h"
@@ -151,9 +152,10 @@ MemoryPlan make_plan(const std::vector<std::unique_ptr<Unit>>& units, const Stra
   } else {
     input.update.matrix_states = MasterAssigner(strategy.optimizer, strategy.ema).state_formats();
   }
-  input.update.matrix_work = {.is_muon = type == OptimizerType::kMuon, .multiplies = type != OptimizerType::kAdafactor};
+  input.update.matrix_work = {.is_muon = type == OptimizerType::kMuon,
+                              .multiplies = !has(type, optimizer_traits::kTensors)};
   input.update.twice = adapts_layers(type);
-  input.update.first_pass_moves_states = type == OptimizerType::kLamb;
+  input.update.first_pass_moves_states = input.update.twice && makes_direction(rule_of(type));
   input.tiers = strategy.offload;
   input.tiers.paths.clear();
   if (scene.offloaded_step) input.tiers.step = *scene.offloaded_step;

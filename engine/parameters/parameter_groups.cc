@@ -8,6 +8,7 @@
 #include "optim/optimizer.h"
 #include "runtime/base/text.h"
 #include "runtime/base/text_table.h"
+#include "runtime/config/optimizer_rows.h"
 #include "runtime/config/strategy_names.h"
 #include "tessera/error.h"
 
@@ -59,7 +60,7 @@ void assign_groups(const std::vector<std::unique_ptr<Unit>>& units, const Optimi
 }
 
 std::function<bool(const FlatParameter&)> matrices_of(const OptimizerConfig& optimizer) {
-  if (optimizer.type == OptimizerType::kAdafactor) return [](const FlatParameter&) { return true; };
+  if (has(optimizer.type, optimizer_traits::kTensors)) return [](const FlatParameter&) { return true; };
   if (!updates_whole_tensors(optimizer.type)) return nullptr;
   return [type = optimizer.type, groups = optimizer.groups](const FlatParameter& parameter) {
     if (parameter.sizes.size() != 2 || parameter.numel == 0) return false;
@@ -92,11 +93,12 @@ std::string table_of_groups(const std::vector<std::unique_ptr<Unit>>& units, con
       elements += group.parameters[i].numel;
       if (!group.matrices.empty()) in_matrices += group.parameters[i].numel;
     });
-    table.add_row({name, std::to_string(parameters), std::to_string(elements),
-                   has_matrices ? std::to_string(in_matrices) : std::string("-"), c10::str(lr_ratio),
-                   c10::str(config.weight_decay),
-                   has_betas(config.type) ? c10::str(config.beta1, ", ", config.beta2) : std::string(),
-                   has_eps(config.type) ? c10::str(config.eps) : std::string()});
+    table.add_row(
+        {name, std::to_string(parameters), std::to_string(elements),
+         has_matrices ? std::to_string(in_matrices) : std::string("-"), c10::str(lr_ratio),
+         c10::str(config.weight_decay),
+         has(config.type, optimizer_traits::kBetas) ? c10::str(config.beta1, ", ", config.beta2) : std::string(),
+         has(config.type, optimizer_traits::kEps) ? c10::str(config.eps) : std::string()});
   };
   for (std::size_t index = 0; index < optimizer.groups.size(); ++index) {
     const ParameterGroup& group = optimizer.groups[index];

@@ -9,7 +9,7 @@
 #include "runtime/base/bytes.h"
 #include "runtime/base/log.h"
 #include "runtime/base/text.h"
-#include "runtime/config/optimizer_defaults.h"
+#include "runtime/config/optimizer_rows.h"
 #include "runtime/config/placement_rows.h"
 #include "runtime/config/strategy_names.h"
 

@@ -28,7 +28,7 @@
 #include "runtime/base/log.h"
 #include "runtime/border/phrase.h"
 #include "runtime/border/throw.h"
-#include "runtime/config/optimizer_defaults.h"
+#include "runtime/config/optimizer_rows.h"
 #include "runtime/config/strategy_file.h"
 #include "sharding/compress/gradient_method.h"
 #include "sharding/partition.h"

@@ -11,6 +11,8 @@
 #include <vector>
 
 #include "tessera/dtype.h"
+#include "tessera/optimizer_types.h"
+#include "tessera/transports.h"
 
 namespace tessera {
 
@@ -25,14 +27,6 @@ enum class ShardingStrategy {
   kHybridShard,     ///< "HYBRID_SHARD": FULL_SHARD on the mesh's shard axis, replicated on the other
 };
 
-// clang-format off
-/// The update rule. docs/guide/optimizers.md describes each one.
-enum class OptimizerType {
-  kAdamW, kAdam, kSgd, kLion, kAdagrad, kRmsprop, kMuon, kLamb, kLars, kAdafactor,
-  kOwn,        ///< the program's ElementwiseOptimizer
-  kOwnMatrix,  ///< the program's MatrixOptimizer for matrices, adamw for all else
-};
-// clang-format on
 /// The ways in which the learning rate moves from step to step; kManual leaves it to Engine::set_lr. docs/strategy.md
 /// has the formulas.
 enum class LrScheduleType { kConstant, kLinear, kCosine, kOneCycle, kInverseSqrt, kWsd, kManual };
@@ -316,9 +310,6 @@ struct OffloadConfig {
            in_files(activations);
   }
 };
-
-/// The transport of collectives; kAuto lets Tessera choose. docs/strategy.md says what each one needs.
-enum class TransportChoice { kAuto, kHost, kGloo, kNccl, kCudaHost };
 
 /// The kind of memory that `nccl` gathers from and into: memory of LibTorch, or memory registered with NCCL.
 enum class NcclBuffers { kPlain, kRegistered };

@@ -29,7 +29,7 @@ __device__ void add_up_layers(const LayerTables& l, const StepTables& t) {
 __device__ double trust_ratio_of(const StepRequest& request, const LayerTables& l, const StepTables& t, unsigned p,
                                  const RuleNumbers& numbers) {
   const std::uint32_t tensor = l.tensor[p];
-  const double update = request.rule == StepRule::kLamb
+  const double update = makes_direction(request.rule)
                             ? sqrt(l.squares[static_cast<std::size_t>(t.tensors) + tensor])
                             : sqrt(t.squares[tensor]) * static_cast<double>(t.decision->gradient_scale);
   return trust_ratio(request.rule, numbers, request.trust_coefficient, sqrt(l.squares[tensor]), update);
@@ -40,7 +40,7 @@ __global__ void adapt(StepRequest request, LayerTables l, StepTables t) {
   add_up_layers(l, t);
   __syncthreads();
   if (t.decision->is_skipped) return;
-  const bool is_lamb = request.rule == StepRule::kLamb;
+  const bool has_direction = makes_direction(request.rule);
   for (unsigned p = threadIdx.x; p < static_cast<unsigned>(t.parameters); p += kLayerThreads) {
     if (!t.used[p]) continue;
     const GroupNumbers* const group = group_of(t, p);
@@ -49,8 +49,8 @@ __global__ void adapt(StepRequest request, LayerTables l, StepTables t) {
     if (!group || group->adapts_layers) {
       rate = static_cast<float>(rate * trust_ratio_of(request, l, t, p, numbers));
     }
-    t.constants[p] = is_lamb ? rule_constants(StepRule::kSgd, RuleNumbers{}, t.steps[p], rate)
-                             : rule_constants(StepRule::kLars, numbers, t.steps[p], rate);
+    t.constants[p] = has_direction ? rule_constants(StepRule::kSgd, RuleNumbers{}, t.steps[p], rate)
+                                   : rule_constants(request.rule, numbers, t.steps[p], rate);
   }
   for (unsigned g = threadIdx.x; g < static_cast<unsigned>(t.groups); g += kLayerThreads) {
     if (t.group[g].parameters > 1) t.is_uniform[g] = 0;

@@ -330,7 +330,7 @@ struct Update {
         });
       }
     });
-    if constexpr (requires { Rule::kMakesDirection; }) {
+    if constexpr (kIsOfDirections<Rule>) {
       store_run(run.direction + i, left, next_weight);
     } else {
       Weights<kWeights>::store(a, i, left, next_weight);
@@ -507,23 +507,7 @@ Kernel kernel_on(const StepArguments& a) {
 }
 
 Kernel kernel_of(StepRule rule, const StepArguments& a) {
-  switch (rule) {
-    case StepRule::kAdam:
-      return kernel_on<AdamRule>(a);
-    case StepRule::kSgd:
-      return kernel_on<SgdRule>(a);
-    case StepRule::kLion:
-      return kernel_on<LionRule>(a);
-    case StepRule::kAdagrad:
-      return kernel_on<AdagradRule>(a);
-    case StepRule::kRmsprop:
-      return kernel_on<RmspropRule>(a);
-    case StepRule::kLamb:
-      return kernel_on<LambDirectionRule>(a);
-    case StepRule::kLars:
-      return kernel_on<LarsRule>(a);
-  }
-  return nullptr;
+  return with_rule(rule, [&]<class Rule>() { return kernel_on<Rule>(a); });
 }
 
 bool aligned(const void* pointer, std::uintptr_t bytes) {
@@ -592,7 +576,7 @@ cudaError_t muon_directions(const DeviceRun& run, const MuonMomentumConstants& c
 }
 
 cudaError_t update_step(const DeviceRun& run, const StepTables& tables, cudaStream_t stream, unsigned most_blocks) {
-  if (run.rule == StepRule::kLamb && !aligned(run.direction, 16)) return cudaErrorMisalignedAddress;
+  if (makes_direction(run.rule) && !aligned(run.direction, 16)) return cudaErrorMisalignedAddress;
   return launch_over(kernel_of(run.rule, run.arguments), run, tables, stream, most_blocks);
 }
 

@@ -309,13 +309,13 @@ TESSERA_ALWAYS_INLINE void with_weights(const StepArguments& a, const Body& body
 
 template <class V, class Rule>
 void update(const RuleConstants& constants, const StepArguments& a) {
-  with_weights<V>(
-      a, [&]<class Weights>(const Weights&) { update_states<V, Rule, Weights>(constants_for(constants, Rule{}), a); });
-}
-
-template <class V, class Rule>
-void make_directions(const RuleConstants& constants, const StepArguments& a) {
-  update_states<V, Rule, F32Weights<V>>(constants_for(constants, Rule{}), a);
+  if constexpr (kIsOfDirections<Rule>) {
+    update_states<V, Rule, F32Weights<V>>(constants_for(constants, Rule{}), a);
+  } else {
+    with_weights<V>(a, [&]<class Weights>(const Weights&) {
+      update_states<V, Rule, Weights>(constants_for(constants, Rule{}), a);
+    });
+  }
 }
 
 template <class V>
@@ -338,15 +338,15 @@ void swap_weights(const StepArguments& a) {
   with_weights<V>(a, [&]<class Weights>(const Weights&) { swap_loop<V, Weights>(a); });
 }
 
+#define TESSERA_UPDATE(enumerator, Rule) update<V, Rule>,
 template <class V>
-inline constexpr StepLoops kStepLoops = {
-    {update<V, AdamRule>, update<V, SgdRule>, update<V, LionRule>, update<V, AdagradRule>, update<V, RmspropRule>,
-     make_directions<V, LambDirectionRule>, update<V, LarsRule>},
-    update_states<V, MuonMomentumRule, F32Weights<V>>,
-    read_weights<V>,
-    assign_weights<V>,
-    average_weights<V>,
-    swap_weights<V>};
+inline constexpr StepLoops kStepLoops = {{TESSERA_STEP_RULES(TESSERA_UPDATE)},
+                                         update_states<V, MuonMomentumRule, F32Weights<V>>,
+                                         read_weights<V>,
+                                         assign_weights<V>,
+                                         average_weights<V>,
+                                         swap_weights<V>};
+#undef TESSERA_UPDATE
 
 }  // namespace
 }  // namespace tessera

@@ -9,7 +9,7 @@ namespace tessera {
 
 /// The loops (step_kernel.h) in the variant for one instruction set.
 struct StepLoops {
-  /// [StepRule]: the rule's pass over a run. kLamb writes its directions in place of a copy of the weights
+  /// [StepRule]: the rule's pass over a run. A rule that makes directions writes them in place of a copy of the weights
   /// (WeightFormat::kF32).
   void (*update[kStepRules])(const RuleConstants& constants, const StepArguments& arguments);
   /// Moves Muon's momentum, and writes the matrix that will be made orthogonal in place of the weights

@@ -22,6 +22,7 @@ struct AdagradRule {
   static constexpr int kStates = 1;
   static constexpr StateCode kCodes[] = {StateCode::kRoot};
   static constexpr bool kOptional[] = {false};
+  static constexpr const char* kNames[] = {"sum"};
 
   static TESSERA_ALWAYS_INLINE Constants constants(const RuleNumbers& n, std::int64_t step, float lr) {
     Constants c{};

@@ -51,6 +51,7 @@ struct AdamRule {
   static constexpr int kStates = 2;
   static constexpr StateCode kCodes[] = {StateCode::kSigned, StateCode::kRoot};
   static constexpr bool kOptional[] = {false, false};
+  static constexpr const char* kNames[] = {"exp_avg", "exp_avg_sq"};
 
   /// `step` counts the steps applied to the parameter, from 1.
   static TESSERA_ALWAYS_INLINE Constants constants(const RuleNumbers& n, std::int64_t step, float lr) {

@@ -25,9 +25,14 @@ struct LambDirectionRule {
   static constexpr int kStates = AdamRule::kStates;
   static constexpr StateCode kCodes[] = {AdamRule::kCodes[0], AdamRule::kCodes[1]};
   static constexpr bool kOptional[] = {false, false};
+  static constexpr const char* kNames[] = {AdamRule::kNames[0], AdamRule::kNames[1]};
 
   static TESSERA_ALWAYS_INLINE Constants constants(const RuleNumbers& n, std::int64_t step, float) {
     return {AdamRule::constants(n, step, /*lr=*/1.0f), static_cast<float>(n.weight_decay)};
+  }
+
+  static TESSERA_ALWAYS_INLINE double trust_ratio(const RuleNumbers&, double, double weights_norm, double update_norm) {
+    return weights_norm / update_norm;
   }
 
   template <class V, class Float = typename V::Float>

@@ -24,6 +24,8 @@ struct LarsRule {
   static constexpr int kStates = 1;
   static constexpr StateCode kCodes[] = {StateCode::kSigned};
   static constexpr bool kOptional[] = {true};
+  static constexpr const char* kNames[] = {"momentum_buffer"};
+  static constexpr bool keeps(const RuleNumbers& n, int) { return n.momentum != 0.0; }
 
   static TESSERA_ALWAYS_INLINE Constants constants(const RuleNumbers& n, std::int64_t, float rate) {
     Constants c{};
@@ -32,6 +34,11 @@ struct LarsRule {
     c.rate = rate;
     c.nesterov = n.is_nesterov;
     return c;
+  }
+
+  static TESSERA_ALWAYS_INLINE double trust_ratio(const RuleNumbers& n, double trust_coefficient, double weights_norm,
+                                                  double update_norm) {
+    return trust_coefficient * weights_norm / (update_norm + n.weight_decay * weights_norm + n.eps);
   }
 
   template <class V, class Float = typename V::Float>

@@ -25,6 +25,7 @@ struct LionRule {
   static constexpr int kStates = 1;
   static constexpr StateCode kCodes[] = {StateCode::kSigned};
   static constexpr bool kOptional[] = {false};
+  static constexpr const char* kNames[] = {"exp_avg"};
 
   static TESSERA_ALWAYS_INLINE Constants constants(const RuleNumbers& n, std::int64_t, float lr) {
     Constants c{};

@@ -30,6 +30,10 @@ struct RmspropRule {
   static constexpr int kStates = 3;  ///< square, buffer, mean
   static constexpr StateCode kCodes[] = {StateCode::kRoot, StateCode::kSigned, StateCode::kExact};
   static constexpr bool kOptional[] = {false, true, true};
+  static constexpr const char* kNames[] = {"square_avg", "momentum_buffer", "grad_avg"};
+  static constexpr bool keeps(const RuleNumbers& n, int state) {
+    return state == 1 ? n.momentum != 0.0 : n.is_centered;
+  }
 
   static TESSERA_ALWAYS_INLINE Constants constants(const RuleNumbers& n, std::int64_t, float lr) {
     Constants c{};

@@ -6,9 +6,22 @@
 
 namespace tessera {
 
-// An update rule is a formula for one element. Each has a file here, which has its states (what it keeps of an
-// element), its configuration, the constants that are folded from it once a step, and the formula itself, which CPUs
-// and GPUs share.
+// An update rule is a formula for one element. Each has a file here, and a line in rules.h. The file has its states
+// (what it keeps of an element), the constants that are folded from its configuration once a step, and the formula
+// itself, which CPUs and GPUs share. A rule is a struct with
+//
+//   Constants                    the type of its constants
+//   kStates                      how many states it has; then for each state
+//   kCodes, kNames               its code, and its name in checkpoints, which is PyTorch's where PyTorch has the rule
+//   kOptional                    whether some configurations go without it
+//   keeps(numbers, state)        whether this one has it; only a rule with optional states has the function
+//   constants(numbers, step, lr) folds the constants of a parameter's step, which counts from 1
+//   element(c, g, weight, old)   the formula
+//   kMakesDirection              true: `element` returns a direction in place of the weight, and SgdRule takes the step
+//   trust_ratio(numbers, trust_coefficient, weights_norm, update_norm)
+//                                the factor of a parameter's rate (trust_ratio.h)
+//
+// Only rules whose type has optimizer_traits::kLayers have the last two.
 
 /// The codes of a state's numbers where optimizer.state_dtype is narrow.
 enum class StateCode {

@@ -10,36 +10,39 @@
 
 namespace tessera {
 
-/// The rules that update elements, each with a file in this folder.
-enum class StepRule {
-  kAdam,
-  kSgd,
-  kLion,
-  kAdagrad,
-  kRmsprop,
-  kLamb,  ///< this makes directions; kSgd takes the step when a tensor's rate is known
-  kLars,
-};
-inline constexpr int kStepRules = 7;
+// clang-format off
+/// The rules that update elements: RULE(enumerator, struct). Enumerators are those of OptimizerType: a type's rule is
+/// the one with its name. All that has a case for each rule is made from this list.
+#define TESSERA_STEP_RULES(RULE) \
+  RULE(kAdam, AdamRule)          \
+  RULE(kSgd, SgdRule)            \
+  RULE(kLion, LionRule)          \
+  RULE(kAdagrad, AdagradRule)    \
+  RULE(kRmsprop, RmspropRule)    \
+  RULE(kLamb, LambDirectionRule) \
+  RULE(kLars, LarsRule)
+// clang-format on
+
+#define TESSERA_ENUMERATOR(enumerator, Rule) enumerator,
+enum class StepRule { TESSERA_STEP_RULES(TESSERA_ENUMERATOR) };
+#undef TESSERA_ENUMERATOR
+
+#define TESSERA_ONE(enumerator, Rule) +1
+inline constexpr int kStepRules = TESSERA_STEP_RULES(TESSERA_ONE);
+#undef TESSERA_ONE
 
 /// The constants of one rule, for one parameter in one step. The code that reads them must know the rule.
 union RuleConstants {
-  AdamConstants adam;
-  SgdConstants sgd;
-  LionConstants lion;
-  AdagradConstants adagrad;
-  RmspropConstants rmsprop;
-  LambConstants lamb;
-  LarsConstants lars;
+#define TESSERA_MEMBER(enumerator, Rule) Rule::Constants of_##Rule;
+  TESSERA_STEP_RULES(TESSERA_MEMBER)
+#undef TESSERA_MEMBER
 };
 
-TESSERA_ALWAYS_INLINE const AdamConstants& constants_for(const RuleConstants& c, AdamRule) { return c.adam; }
-TESSERA_ALWAYS_INLINE const SgdConstants& constants_for(const RuleConstants& c, SgdRule) { return c.sgd; }
-TESSERA_ALWAYS_INLINE const LionConstants& constants_for(const RuleConstants& c, LionRule) { return c.lion; }
-TESSERA_ALWAYS_INLINE const AdagradConstants& constants_for(const RuleConstants& c, AdagradRule) { return c.adagrad; }
-TESSERA_ALWAYS_INLINE const RmspropConstants& constants_for(const RuleConstants& c, RmspropRule) { return c.rmsprop; }
-TESSERA_ALWAYS_INLINE const LambConstants& constants_for(const RuleConstants& c, LambDirectionRule) { return c.lamb; }
-TESSERA_ALWAYS_INLINE const LarsConstants& constants_for(const RuleConstants& c, LarsRule) { return c.lars; }
+/// Returns the constants of the rule.
+#define TESSERA_CONSTANTS_FOR(enumerator, Rule) \
+  TESSERA_ALWAYS_INLINE const Rule::Constants& constants_for(const RuleConstants& c, Rule) { return c.of_##Rule; }
+TESSERA_STEP_RULES(TESSERA_CONSTANTS_FOR)
+#undef TESSERA_CONSTANTS_FOR
 
 /// Folds a rule's configuration into the constants of a parameter's step `step` (from 1). It computes in fp64 and
 /// without contraction, so that all ranks get the same bits, and so does a GPU, which alone knows how many steps were
@@ -48,29 +51,45 @@ TESSERA_ALWAYS_INLINE RuleConstants rule_constants(StepRule rule, const RuleNumb
                                                    float lr) {
   RuleConstants c{};
   switch (rule) {
-    case StepRule::kAdam:
-      c.adam = AdamRule::constants(numbers, step, lr);
-      break;
-    case StepRule::kSgd:
-      c.sgd = SgdRule::constants(numbers, step, lr);
-      break;
-    case StepRule::kLion:
-      c.lion = LionRule::constants(numbers, step, lr);
-      break;
-    case StepRule::kAdagrad:
-      c.adagrad = AdagradRule::constants(numbers, step, lr);
-      break;
-    case StepRule::kRmsprop:
-      c.rmsprop = RmspropRule::constants(numbers, step, lr);
-      break;
-    case StepRule::kLamb:
-      c.lamb = LambDirectionRule::constants(numbers, step, lr);
-      break;
-    case StepRule::kLars:
-      c.lars = LarsRule::constants(numbers, step, lr);
-      break;
+#define TESSERA_CASE(enumerator, Rule)                \
+  case StepRule::enumerator:                          \
+    c.of_##Rule = Rule::constants(numbers, step, lr); \
+    break;
+    TESSERA_STEP_RULES(TESSERA_CASE)
+#undef TESSERA_CASE
   }
   return c;
+}
+
+/// Tells whether the rule's formula returns directions.
+template <class Rule>
+inline constexpr bool kIsOfDirections = requires {
+  Rule::kMakesDirection;
+};
+
+/// Returns whether the rule's pass makes directions: SgdRule takes the step when a parameter's rate is known.
+TESSERA_ALWAYS_INLINE bool makes_direction(StepRule rule) {
+  switch (rule) {
+#define TESSERA_CASE(enumerator, Rule) \
+  case StepRule::enumerator:           \
+    return kIsOfDirections<Rule>;
+    TESSERA_STEP_RULES(TESSERA_CASE)
+#undef TESSERA_CASE
+  }
+  return false;
+}
+
+/// Calls `body.template operator()<Rule>()` for the rule, and returns what it returns. The host calls it.
+template <class Body>
+auto with_rule(StepRule rule, const Body& body) -> decltype(body.template operator()<AdamRule>()) {
+  switch (rule) {
+#define TESSERA_CASE(enumerator, Rule) \
+  case StepRule::enumerator:           \
+    return body.template operator()<Rule>();
+    TESSERA_STEP_RULES(TESSERA_CASE)
+#undef TESSERA_CASE
+  }
+  return {};
 }
 
 }  // namespace tessera

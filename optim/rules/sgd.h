@@ -30,6 +30,8 @@ struct SgdRule {
   static constexpr int kStates = 1;
   static constexpr StateCode kCodes[] = {StateCode::kSigned};
   static constexpr bool kOptional[] = {true};
+  static constexpr const char* kNames[] = {"momentum_buffer"};
+  static constexpr bool keeps(const RuleNumbers& n, int) { return n.momentum != 0.0; }
 
   static TESSERA_ALWAYS_INLINE Constants constants(const RuleNumbers& n, std::int64_t step, float lr) {
     Constants c{};

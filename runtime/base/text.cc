@@ -33,6 +33,11 @@ std::string joined(const std::vector<std::string>& words, std::string_view separ
   return text;
 }
 
+std::string either(const std::vector<std::string>& words) {
+  if (words.size() < 2) return joined(words);
+  return joined({words.begin(), words.end() - 1}) + " or " + words.back();
+}
+
 std::string quoted_text(std::string_view text, std::size_t max_length) {
   std::size_t end = 0, characters = 0;
   while (end < text.size() && characters < max_length) {

@@ -13,6 +13,9 @@ namespace tessera {
 /// Joins words: "a, b, c".
 std::string joined(const std::vector<std::string>& words, std::string_view separator = ", ");
 
+/// Joins alternatives: "a, b or c".
+std::string either(const std::vector<std::string>& words);
+
 /// Returns the text in double quotes as JSON spells it, control characters escaped, invalid UTF-8 replaced, and cut to
 /// `max_length` characters ("..." marks the cut). The result is safe to print whatever a file holds.
 std::string quoted_text(std::string_view text, std::size_t max_length = 60);

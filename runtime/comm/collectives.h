@@ -13,6 +13,7 @@
 #include <string_view>
 
 #include "tessera/dtype.h"
+#include "tessera/transports.h"
 
 namespace tessera {
 
@@ -21,13 +22,19 @@ enum class TransportKind {
   kSolo,          ///< a group of one rank: nothing is moved
   kFake,          ///< one rank of a fake world, for plans
   kThread,        ///< ranks that are threads of this process
-  kHost,          ///< shared memory of one host
-  kGloo,          ///< Gloo, for all pairs of ranks
   kHierarchical,  ///< one transport inside hosts, another between them
-  kNccl,
-  kCudaHost,  ///< ranks that share GPUs of one host
-  kOwn,       ///< the user's own c10d::Backend
+  kOwn,           ///< the user's own c10d::Backend
+// All transports that comm.transport can name follow.
+#define TESSERA_ENUMERATOR(enumerator, ...) enumerator,
+  TESSERA_TRANSPORTS(TESSERA_ENUMERATOR)
+#undef TESSERA_ENUMERATOR
 };
+
+/// Returns the kind of the groups of a transport. REQUIRES: it is not kAuto, which takes what there is.
+TransportKind kind_of(TransportChoice choice);
+
+/// Returns whether groups of this kind move the memory of GPUs, and not that of the host.
+bool is_of_gpus(TransportKind kind);
 
 /// An operation that was started and can be waited for. A default-made Work is done and succeeded. Waiting twice
 /// returns the same status. One thread at a time uses a Work.

@@ -7,6 +7,7 @@
 #include "runtime/config/placement_rows.h"
 #include "runtime/config/strategy_keys.h"
 #include "runtime/config/strategy_names.h"
+#include "runtime/config/transport_rows.h"
 
 namespace tessera {
 namespace {
@@ -107,10 +108,10 @@ std::vector<StrategyRule> asynchronous_rules() {
           "/mesh/replicate", "mesh.replicate above 1", [](const Strategy& s) { return s.mesh.replicas() > 1; },
           "every rank is a replica already, and masters have one owner"),
       never_with(
-          "/comm/transport", "comm.transport gloo, nccl or cuda_host",
+          "/comm/transport", "comm.transport " + transports_without(transport_traits::kSharedMemory),
           [](const Strategy& s) {
-            return s.comm.transport == TransportChoice::kGloo || s.comm.transport == TransportChoice::kNccl ||
-                   s.comm.transport == TransportChoice::kCudaHost;
+            const TransportChoice transport = s.comm.transport;
+            return transport != TransportChoice::kAuto && !has(transport, transport_traits::kSharedMemory);
           },
           "parameters are in memory of the CPU that the ranks of one host share"),
       never_with(

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "runtime/config/strategy_keys.h"
+#include "runtime/config/transport_rows.h"
 
 // The rules about what "deal" by speed needs and excludes. Placements that gather, and steps with one microbatch a
 // rank, are refused where the Engine plans (engine/memory/make_plan.cc).
@@ -74,10 +75,8 @@ std::vector<StrategyRule> deal_rules() {
           [](const Strategy& s) { return s.broadcast_buffers != BufferBroadcast::kNone; },
           "what forward left in buffers depends on how many microbatches a rank had", ""),
       never_dealt_with(
-          "/comm/transport", "comm.transport nccl or cuda_host",
-          [](const Strategy& s) {
-            return s.comm.transport == TransportChoice::kNccl || s.comm.transport == TransportChoice::kCudaHost;
-          },
+          "/comm/transport", "comm.transport " + transports_with(transport_traits::kOnGpu),
+          [](const Strategy& s) { return has(s.comm.transport, transport_traits::kOnGpu); },
           "ranks' speeds are measured on the CPU so far", "; it goes with host and gloo")};
 }
 

@@ -14,6 +14,7 @@
 #include "runtime/config/old_keys.h"
 #include "runtime/config/strategy_reader.h"
 #include "runtime/config/strategy_table.h"
+#include "runtime/config/transport_rows.h"
 
 namespace tessera {
 namespace {
@@ -62,9 +63,7 @@ Strategy as_launched(Strategy strategy) {
   const char* const strict = std::getenv("TESSERA_STRICT");
   if (!strict || std::string_view(strict) != "1") return strategy;
   strategy.host_sharing = false;
-  const TransportChoice transport = strategy.comm.transport;
-  const bool is_on_gpus = transport == TransportChoice::kNccl || transport == TransportChoice::kCudaHost;
-  strategy.check.values = strategy.check.values || !is_on_gpus;
+  strategy.check.values = strategy.check.values || !has(strategy.comm.transport, transport_traits::kOnGpu);
   return strategy;
 }
 

@@ -2,8 +2,10 @@
 
 #include <variant>
 
+#include "runtime/config/optimizer_rows.h"
 #include "runtime/config/placement_rows.h"
 #include "runtime/config/strategy_table.h"
+#include "runtime/config/transport_rows.h"
 
 // The names of all enumerators as the strategy file spells them, each with what it does for the reference page, and
 // small questions about an update rule or a strategy. The lists are the only place where these names are.
@@ -75,23 +77,11 @@ const std::vector<Named<MasterKind>>& master_kinds() {
 }
 
 const std::vector<Named<OptimizerType>>& optimizer_types() {
-  using enum OptimizerType;
-  static const std::vector<Named<OptimizerType>> list = {
-      {kAdamW, "adamw", "Adam with decoupled weight decay (arXiv 1711.05101)"},
-      {kAdam, "adam", "Adam (arXiv 1412.6980), weight decay added to the gradient"},
-      {kSgd, "sgd", "stochastic gradient descent, with momentum if wanted"},
-      {kLion, "lion", "Lion (arXiv 2302.06675); lr is a third to a tenth of adamw's"},
-      {kAdagrad, "adagrad", "Adagrad (JMLR 2011), as PyTorch has it"},
-      {kRmsprop, "rmsprop", "RMSprop, as PyTorch has it"},
-      {kMuon, "muon", "Muon (Jordan et al., 2024) for matrices but those of embeddings, adamw for all else"},
-      {kLamb, "lamb", "LAMB (arXiv 1904.00962): adamw, with steps as long as each tensor's weights say"},
-      {kLars, "lars", "LARS (arXiv 1708.03888): sgd, with steps as long as each tensor's weights say"},
-      {kAdafactor, "adafactor",
-       "Adafactor (arXiv 1804.04235), as PyTorch has it; lr is an upper limit of relative steps"},
-      {kOwn, "own", "a rule of the program's, which it gives the Engine (tessera/elementwise_optimizer.h)"},
-      {kOwnMatrix, "own_matrix",
-       "a rule of the program's for matrices but those of embeddings (tessera/matrix_optimizer.h), adamw for all "
-       "else"}};
+  static const std::vector<Named<OptimizerType>> list = [] {
+    std::vector<Named<OptimizerType>> names;
+    for (const OptimizerRow& row : optimizer_rows()) names.push_back({row.type, row.word, row.text});
+    return names;
+  }();
   return list;
 }
 
@@ -100,30 +90,15 @@ std::string name_of_group(const OptimizerConfig& optimizer, std::size_t index) {
   return "group " + std::to_string(index) + (name.empty() ? "" : " (" + name + ")");
 }
 
-bool has_betas(OptimizerType type) {
-  return type == OptimizerType::kAdamW || type == OptimizerType::kAdam || type == OptimizerType::kLion ||
-         type == OptimizerType::kMuon || type == OptimizerType::kLamb || type == OptimizerType::kOwnMatrix;
-}
-
-bool has_eps(OptimizerType type) {
-  return type != OptimizerType::kSgd && type != OptimizerType::kLion && type != OptimizerType::kAdafactor &&
-         type != OptimizerType::kOwn;
-}
-
-bool has_momentum(OptimizerType type) {
-  return type == OptimizerType::kSgd || type == OptimizerType::kRmsprop || type == OptimizerType::kLars;
-}
-
-bool has_nesterov(OptimizerType type) { return type == OptimizerType::kSgd || type == OptimizerType::kLars; }
-
 bool keeps_states(const OptimizerConfig& optimizer) {
-  const bool keeps_momentum_alone = optimizer.type == OptimizerType::kSgd || optimizer.type == OptimizerType::kLars;
-  return !keeps_momentum_alone || optimizer.momentum > 0;
+  return !has(optimizer.type, optimizer_traits::kOnlyMomentum) || optimizer.momentum > 0;
 }
 
 bool updates_whole_tensors(OptimizerType type) {
-  return type == OptimizerType::kMuon || type == OptimizerType::kAdafactor || type == OptimizerType::kOwnMatrix;
+  return has(type, optimizer_traits::kMatrices | optimizer_traits::kTensors);
 }
+
+bool adapts_layers(OptimizerType type) { return has(type, optimizer_traits::kLayers); }
 
 bool gets_whole_sums(const Strategy& strategy) {
   const CutAxes gradients = placement_axes(strategy).gradients;
@@ -162,8 +137,6 @@ std::string describe(const CompressionMethod& method) {
   }
   return text;
 }
-
-bool adapts_layers(OptimizerType type) { return type == OptimizerType::kLamb || type == OptimizerType::kLars; }
 
 const std::vector<Named<MuonLrAdjustment>>& muon_lr_adjustments() {
   using enum MuonLrAdjustment;
@@ -341,14 +314,12 @@ const std::vector<Named<OffloadedStep>>& offloaded_steps() {
 }
 
 const std::vector<Named<TransportChoice>>& transport_choices() {
-  using enum TransportChoice;
-  static const std::vector<Named<TransportChoice>> list = {
-      {kAuto, "auto", "on the CPU: host inside a host, gloo across hosts"},
-      {kHost, "host", "shared memory: all ranks on one host"},
-      {kGloo, "gloo", "TCP"},
-      {kNccl, "nccl", "NVIDIA GPUs, one a rank: the module is trained there"},
-      {kCudaHost, "cuda_host",
-       "NVIDIA GPUs of one host, which ranks may share: to run on one card what is made for many"}};
+  static const std::vector<Named<TransportChoice>> list = [] {
+    std::vector<Named<TransportChoice>> names = {
+        {TransportChoice::kAuto, "auto", "on the CPU: host inside a host, gloo across hosts"}};
+    for (const TransportRow& row : transport_rows()) names.push_back({row.choice, row.word, row.text});
+    return names;
+  }();
   return list;
 }
 

@@ -51,12 +51,8 @@ std::string name_of(MuonLrAdjustment adjustment);
 /// Returns the name of an entry of optimizer.groups: "group 1" or "group 1 (head)".
 std::string name_of_group(const OptimizerConfig& optimizer, std::size_t index);
 
-/// These functions return whether an update rule has these numbers.
-bool has_betas(OptimizerType type);
-bool has_eps(OptimizerType type);
-bool has_momentum(OptimizerType type);
-bool has_nesterov(OptimizerType type);   ///< OptimizerConfig::nesterov
-bool adapts_layers(OptimizerType type);  ///< whether the rule adapts rates by the norms of each parameter
+/// Returns whether the rule adapts rates by the norms of each parameter.
+bool adapts_layers(OptimizerType type);
 /// Returns whether it updates whole matrices, or all tensors whole, each on the rank that it is assigned to.
 bool updates_whole_tensors(OptimizerType type);
 /// Returns whether the method or error feedback keeps residuals of gradients from step to step.

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "runtime/base/seeded_fault.h"
+#include "runtime/config/optimizer_rows.h"
 #include "runtime/config/placement_rows.h"
 #include "runtime/config/strategy_keys.h"
 #include "runtime/config/strategy_names.h"
@@ -103,7 +104,7 @@ StrategyRule momentum_rule(const char* name, std::function<bool(const OptimizerC
           fmt::format("optimizer.{} needs momentum above 0.", name),
           [is_given](const Strategy& s) -> std::string {
             const OptimizerConfig& optimizer = s.optimizer;
-            const bool applies = has_nesterov(optimizer.type) && is_given(optimizer);
+            const bool applies = has(optimizer.type, optimizer_traits::kNesterov) && is_given(optimizer);
             return applies && optimizer.momentum == 0
                        ? "goes with momentum. [T0525] hint: give \"momentum\" above 0, such as 0.9"
                        : "";
@@ -115,7 +116,8 @@ StrategyRule nesterov_rule() {
           "optimizer.nesterov needs dampening 0.",
           [](const Strategy& s) -> std::string {
             const OptimizerConfig& optimizer = s.optimizer;
-            if (optimizer.type != OptimizerType::kSgd || !optimizer.nesterov || optimizer.dampening == 0) return "";
+            const bool applies = has(optimizer.type, optimizer_traits::kDampening) && optimizer.nesterov;
+            if (!applies || optimizer.dampening == 0) return "";
             return fmt::format("goes without dampening, which is {}. [T0526] hint: leave \"dampening\" out",
                                optimizer.dampening);
           }};
@@ -132,11 +134,6 @@ StrategyRule state_dtype_rule() {
           }};
 }
 
-/// Returns whether the rule updates whole tensors and its states are not those of single elements.
-bool has_tensor_rule(OptimizerType type) {
-  return type == OptimizerType::kAdafactor || type == OptimizerType::kOwnMatrix;
-}
-
 StrategyRule own_state_dtype_rule() {
   return {
       {"/optimizer/state_dtype", "/optimizer/type"},
@@ -144,7 +141,7 @@ StrategyRule own_state_dtype_rule() {
       "are kept.",
       [](const Strategy& s) -> std::string {
         const OptimizerType type = s.optimizer.type;
-        const bool needs = type == OptimizerType::kOwn || has_tensor_rule(type);
+        const bool needs = type == OptimizerType::kOwn || has(type, optimizer_traits::kTensorStates);
         if (!needs || s.optimizer.state_dtype == StateDType::kF32) return "";
         return fmt::format("{} needs \"state_dtype\": \"fp32\", got {}. [T0528] hint: leave state_dtype out",
                            name_of(type), name_of(s.optimizer.state_dtype));
@@ -156,7 +153,7 @@ StrategyRule centered_rule() {
           "optimizer.centered needs state_dtype fp32: it subtracts two numbers that are nearly equal.",
           [](const Strategy& s) -> std::string {
             const OptimizerConfig& optimizer = s.optimizer;
-            const bool applies = optimizer.type == OptimizerType::kRmsprop && optimizer.centered;
+            const bool applies = has(optimizer.type, optimizer_traits::kCentered) && optimizer.centered;
             if (!applies || optimizer.state_dtype == StateDType::kF32) return "";
             return fmt::format("needs \"state_dtype\": \"fp32\", got {}. [T0529] hint: leave state_dtype out",
                                name_of(optimizer.state_dtype));
@@ -297,10 +294,9 @@ std::string problem_of_group(const ParameterGroup& group, const Strategy& s) {
   const auto missing = [&](const char* name) {
     return fmt::format("has {}, which {} does not have. [T0552] hint: leave it out", name, name_of(s.optimizer.type));
   };
-  if (group.eps && !has_eps(s.optimizer.type)) return missing("eps");
-  if (group.betas && !has_betas(s.optimizer.type)) return missing("betas");
-  const bool has_types = s.optimizer.type == OptimizerType::kMuon || s.optimizer.type == OptimizerType::kOwnMatrix;
-  if (group.type && !has_types) return missing("type");
+  if (group.eps && !has(s.optimizer.type, optimizer_traits::kEps)) return missing("eps");
+  if (group.betas && !has(s.optimizer.type, optimizer_traits::kBetas)) return missing("betas");
+  if (group.type && !has(s.optimizer.type, optimizer_traits::kMatrices)) return missing("type");
   if (group.type && *group.type != OptimizerType::kAdamW && *group.type != s.optimizer.type) {
     return fmt::format("has type {}, where optimizer.type is {}. [T0553] hint: give it that or adamw",
                        name_of(*group.type), name_of(s.optimizer.type));
@@ -331,11 +327,14 @@ StrategyRule groups_rule() {
 
 StrategyRule lars_clip_rule() {
   return {{"/gradient_clip_value", "/optimizer/type"},
-          "gradient_clip_value goes without optimizer.type lars.",
+          "gradient_clip_value goes without optimizer.type " + types_with(optimizer_traits::kGradientNorms) + ".",
           [](const Strategy& s) -> std::string {
-            if (s.gradient_clip_value == 0 || s.optimizer.type != OptimizerType::kLars) return "";
-            return "lars divides by the gradient's norm, which is not known after clipping by value. [T0555] hint: "
-                   "take gradient_clipping";
+            const OptimizerType type = s.optimizer.type;
+            if (s.gradient_clip_value == 0 || !has(type, optimizer_traits::kGradientNorms)) return "";
+            return fmt::format(
+                "{} divides by the gradient's norm, which is not known after clipping by value. [T0555] hint: take "
+                "gradient_clipping",
+                name_of(type));
           }};
 }
 

@@ -18,6 +18,7 @@
 #include "runtime/comm/flight_recorder.h"
 #include "runtime/comm/mesh_groups.h"
 #include "runtime/comm/shared/run_ranks.h"
+#include "runtime/config/transport_rows.h"
 #include "tests/comm/collectives_properties.h"
 #include "tests/support/limits/patience.h"
 
@@ -33,6 +34,17 @@ MeshAxes world_axes(const Mesh& mesh) {
   auto axes = groups_of(mesh).axes(1, mesh.world_size());
   require_ok(axes.status());
   return *std::move(axes);
+}
+
+TEST(Transports, GroupsOfGpusAreOfTheKindsWhoseRowSaysSo) {
+  for (const TransportRow& row : transport_rows()) {
+    EXPECT_EQ(is_of_gpus(kind_of(row.choice)), has(row.choice, transport_traits::kOnGpu)) << row.word;
+    EXPECT_FALSE(has(TransportChoice::kAuto, row.traits)) << row.word;
+  }
+  EXPECT_EQ(kind_of(TransportChoice::kGloo), TransportKind::kGloo);
+  EXPECT_EQ(transports_with(transport_traits::kOnGpu), "nccl or cuda_host");
+  for (const TransportKind kind : {TransportKind::kSolo, TransportKind::kThread, TransportKind::kOwn})
+    EXPECT_FALSE(is_of_gpus(kind));
 }
 
 class ThreadCollectives : public ::testing::TestWithParam<int> {};

@@ -13,7 +13,7 @@
 
 #include "runtime/base/status.h"
 #include "runtime/base/text.h"
-#include "runtime/config/optimizer_defaults.h"
+#include "runtime/config/optimizer_rows.h"
 #include "runtime/config/strategy_file.h"
 #include "runtime/config/strategy_names.h"
 #include "runtime/config/strategy_table.h"
@@ -168,6 +168,17 @@ TEST(StrategyTable, EveryChoiceIsReadAndPrinted) {
       EXPECT_EQ(key.field.get(strategy), choice.name) << key.pointer;
     }
   }
+}
+
+TEST(OptimizerRows, EachTypeHasItsOwnRowAndWord) {
+  std::set<std::string> words;
+  for (const OptimizerRow& row : optimizer_rows()) {
+    EXPECT_EQ(static_cast<std::size_t>(row.type), words.size()) << row.word;
+    EXPECT_TRUE(words.insert(row.word).second) << row.word;
+    EXPECT_EQ(name_of(row.type), row.word);
+  }
+  EXPECT_EQ(types_with(optimizer_traits::kCentered), "rmsprop");
+  EXPECT_EQ(types_with(optimizer_traits::kNesterov), "sgd or lars");
 }
 
 TEST(Strategy, EmptyObjectIsAllDefaults) {

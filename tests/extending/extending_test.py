@@ -1,8 +1,8 @@
-"""The patches of docs/extending.md fit the tree, and what they add builds and passes its tests.
+"""The patches of docs/extending*.md fit the tree, touch few files, and what they add builds and passes its tests.
 
 With TESSERA_LONG_TESTS, each patch is applied to a copy of the tree. The targets without LibTorch that it concerns are built and run there.
-Sources with LibTorch are compiled, and not linked: a struct of the strategy is in nearly every one, so that would be a whole build. At last,
-one table after the other lacks the new row, which the compiler must refuse.
+Sources with LibTorch are compiled, and not linked: a header that nearly every one includes has changed, so that would be a whole build. At
+last, one table after the other lacks the new row, which the compiler must refuse.
 
 Usage: extending_test.py ROOT BUILD
 """
@@ -21,14 +21,32 @@ import unittest
 ROOT, BUILD = (pathlib.Path(path).resolve() for path in sys.argv[1:3])
 LONG = bool(os.environ.get("TESSERA_LONG_TESTS"))
 PATCH = re.compile(r"^```diff\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+SECTION = re.compile(r"^## (.*)$", re.MULTILINE)
 NEW_OR_CHANGED = re.compile(r"^\+\+\+ b/(.*)$", re.MULTILINE)
 LEFT_OUT = shutil.ignore_patterns(".*", "build", "results", "pictures", "__pycache__")
-# Tables of docs/extending.md that have a row for each method of compression.
-TABLES = ["runtime/config/keys/compression_keys.cc", "sharding/layout/method_layout.cc", "sharding/compress/gradient_method.cc"]
+# Tables of these pages that have a row for each method of compression, or for each transport.
+TABLES = ["runtime/config/keys/compression_keys.cc", "sharding/layout/method_layout.cc", "sharding/compress/gradient_method.cc",
+          "runtime/comm/job/process_mesh.cc"]
+# The most files of each section's patch, apart from tests. A header and its source count as one.
+MOST_FILES = {"A method of compression": 6, "An update rule": 3, "An update rule with norms": 3, "A transport": 4}
+# Folders whose sources include LibTorch, and a target that has the flags for them.
+TARGETS = {"sharding/compress/": "tessera_compress", "runtime/comm/c10d/": "tessera_comm_c10d", "runtime/comm/job/": "tessera_comm_torch"}
+
+
+def sections():
+    """Returns the patches of the pages, by the headings of their sections."""
+    text = "".join(page.read_text(encoding="utf-8") for page in sorted(ROOT.glob("docs/extending*.md")))
+    parts = SECTION.split(text)[1:]
+    return {name: patch for name, body in zip(parts[::2], parts[1::2]) for patch in PATCH.findall(body)}
 
 
 def patches():
-    return PATCH.findall((ROOT / "docs/extending.md").read_text(encoding="utf-8"))
+    return list(sections().values())
+
+
+def counted_files(patch):
+    """Returns the files that a patch touches, without tests and without suffixes."""
+    return {str(pathlib.PurePosixPath(path).with_suffix("")) for path in NEW_OR_CHANGED.findall(patch) if not path.startswith("tests/")}
 
 
 def run(command, folder, **options):
@@ -50,7 +68,7 @@ def flags_of(target):
 
 def compile_in(copy, source):
     """Checks only that the compiler accepts the source."""
-    target = "tessera_compress" if source.startswith("sharding/compress/") else "tessera_config"
+    target = next((target for folder, target in TARGETS.items() if source.startswith(folder)), "tessera_config")
     flags = [word.replace(f"-I{ROOT}", f"-I{copy}") for word in flags_of(target)]
     return subprocess.run([*flags, "-fsyntax-only", copy / source], capture_output=True, text=True)
 
@@ -61,6 +79,11 @@ class Extending(unittest.TestCase):
         for patch in patches():
             with self.subTest(NEW_OR_CHANGED.search(patch).group(1)):
                 run(["git", "apply", "--check", "-"], ROOT, input=patch)
+
+    def test_each_patch_touches_few_files(self):
+        self.assertEqual(sections().keys(), MOST_FILES.keys())
+        for name, patch in sections().items():
+            self.assertLessEqual(len(counted_files(patch)), MOST_FILES[name], f"{name}: {sorted(counted_files(patch))}")
 
     def test_a_patch_that_does_not_fit_is_noticed(self):
         with self.assertRaises(AssertionError):
@@ -74,12 +97,13 @@ class Extending(unittest.TestCase):
                 shutil.copytree(ROOT, copy, ignore=LEFT_OUT)
                 run(["git", "apply", "-"], copy, input=patch)
                 run(["cmake", "-G", "Ninja", "-S", ".", "-B", "build", "-DTESSERA_TORCH=OFF", "-DCMAKE_BUILD_TYPE=Release"], copy)
-                run(["cmake", "--build", "build", "--target", "tessera_strategy_docs", "config_test", "layout_test"], copy)
+                tests = ["config", "optim" if "+++ b/optim/" in patch else "layout"]
+                run(["cmake", "--build", "build", "--target", "tessera_strategy_docs", *(f"{test}_test" for test in tests)], copy)
                 run(["build/runtime/config/tessera_strategy_docs", "docs"], copy)
-                for test in "config", "layout":
+                for test in tests:
                     run([f"build/tests/{test}/{test}_test"], copy)
                 for source in NEW_OR_CHANGED.findall(patch):
-                    if source.startswith("sharding/compress/") and source.endswith(".cc"):
+                    if source.startswith(tuple(TARGETS)) and source.endswith(".cc"):
                         compiled = compile_in(copy, source)
                         self.assertEqual(compiled.returncode, 0, compiled.stderr)
                 for table in set(TABLES) & set(NEW_OR_CHANGED.findall(patch)):

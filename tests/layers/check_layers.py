@@ -13,7 +13,7 @@ import sys
 #
 # Public headers that are free of LibTorch, and that layers below it share with users.
 PUBLIC_BASE = ["include/tessera/dtype.h", "include/tessera/exit_code.h", "include/tessera/metric.h", "include/tessera/span.h"]
-PUBLIC_CONFIG = [*PUBLIC_BASE, "include/tessera/strategy.h"]
+PUBLIC_CONFIG = [*PUBLIC_BASE, "include/tessera/optimizer_types.h", "include/tessera/strategy.h", "include/tessera/transports.h"]
 PUBLIC_COMM = ["include/tessera/mesh.h", "include/tessera/topology.h"]
 PUBLIC_DATA = ["include/tessera/token_options.h"]
 PUBLIC_LAYOUT = ["include/tessera/memory.h"]

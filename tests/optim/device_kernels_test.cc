@@ -167,7 +167,7 @@ TEST_F(DeviceKernels, DecisionClipsAndFoldsConstantsAsOnTheCpu) {
     const std::int64_t steps = p < 3 ? 1 : p == 3 ? 3 : p + 1;
     EXPECT_EQ(step.steps.values()[p], steps);
     const AdamConstants wanted = p == 3 ? AdamConstants{} : AdamRule::constants(optimizer.numbers(), steps, 3e-4f);
-    const AdamConstants got = step.constants.values()[p].adam;
+    const AdamConstants got = constants_for(step.constants.values()[p], AdamRule{});
     EXPECT_EQ(std::memcmp(&got, &wanted, offsetof(AdamConstants, decoupled)), 0) << p;
   }
   EXPECT_EQ(step.uniform.values()[0], 1);
@@ -222,7 +222,7 @@ TEST_F(DeviceKernels, UnitInBackwardSetsConstantsOfItsParametersAlone) {
       EXPECT_EQ(units.step.used.values()[p], is_used ? 1 : 0) << p;
       EXPECT_EQ(units.step.steps.values()[p], is_used ? round : 0) << p;
       const AdamConstants wanted = is_used ? AdamRule::constants(optimizer.numbers(), round, 3e-4f) : AdamConstants{};
-      const AdamConstants got = units.step.constants.values()[p].adam;
+      const AdamConstants got = constants_for(units.step.constants.values()[p], AdamRule{});
       EXPECT_EQ(std::memcmp(&got, &wanted, offsetof(AdamConstants, decoupled)), 0) << p;
     }
     EXPECT_EQ(units.step.uniform.values()[0], 0);
@@ -269,7 +269,8 @@ TEST_F(DeviceKernels, ParameterGroupsHaveNumbersAndRatesOfTheirOwn) {
   for (std::size_t p = 0; p < step.count; ++p) {
     const RuleNumbers& own = number.values()[p] == 1 ? others.numbers() : optimizer.numbers();
     const float lr = p == 0 ? 3e-4f : p == 3 ? 0.25f : static_cast<float>(3e-4 * 0.5);
-    const AdamConstants wanted = AdamRule::constants(own, 1, lr), got = step.constants.values()[p].adam;
+    const AdamConstants wanted = AdamRule::constants(own, 1, lr),
+                        got = constants_for(step.constants.values()[p], AdamRule{});
     EXPECT_EQ(std::memcmp(&got, &wanted, offsetof(AdamConstants, decoupled)), 0) << p;
   }
   EXPECT_EQ(step.uniform.values()[0], 0);

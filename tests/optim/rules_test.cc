@@ -31,6 +31,16 @@ OptimizerConfig adam(OptimizerType type) {
   return {.type = type, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .weight_decay = 0.1};
 }
 
+TEST(StepRules, EachRuleBelongsToTheTypeOfItsName) {
+#define TESSERA_EXPECT(enumerator, Rule) EXPECT_EQ(rule_of(OptimizerType::enumerator), StepRule::enumerator);
+  TESSERA_STEP_RULES(TESSERA_EXPECT)
+#undef TESSERA_EXPECT
+  for (const OptimizerType type : {OptimizerType::kAdamW, OptimizerType::kMuon, OptimizerType::kOwnMatrix})
+    EXPECT_EQ(rule_of(type), StepRule::kAdam) << name_of(type);
+  for (const OptimizerType type : {OptimizerType::kAdafactor, OptimizerType::kOwn})
+    EXPECT_THROW(rule_of(type), std::invalid_argument) << name_of(type);
+}
+
 TEST(AdamRule, FollowsPyTorch) {
   expect_torch(
       adam(OptimizerType::kAdamW), 0.01f,

@@ -8,6 +8,7 @@
 #include "runtime/base/bytes.h"
 #include "runtime/base/log.h"
 #include "runtime/border/throw.h"
+#include "runtime/config/optimizer_rows.h"
 #include "runtime/config/strategy_names.h"
 #include "sharding/host_view.h"
 #include "tessera/span.h"
@@ -17,7 +18,7 @@ namespace {
 
 /// Kernels see SGD where the rule is computed elsewhere.
 RuleNumbers numbers_of(const OptimizerConfig& config, bool is_own) {
-  return rule_numbers(is_own || config.type == OptimizerType::kAdafactor ? sgd_without_states(config) : config);
+  return rule_numbers(is_own || has(config.type, optimizer_traits::kTensors) ? sgd_without_states(config) : config);
 }
 
 }  // namespace
@@ -110,7 +111,6 @@ DeviceRun DeviceUpdate::directions_of(const Group& group, const StateView& view)
   if (is_muon()) {
     run.arguments = matrices_->muon_of(FlatParameter::kNoGroup).direction_arguments(slice, place);
   } else {
-    run.rule = StepRule::kLamb;
     run.direction = place.data();
     run.arguments = rules_.arguments(slice);
     run.arguments.average = {};

@@ -104,7 +104,7 @@ class DeviceUpdate final : public StepWalk {
   void fill_matrices(StepTables& tables, DeviceTables& memory) const;
   void make_layers();
   bool is_muon() const { return matrices_ && matrices_->makes_directions(); }
-  bool makes_lamb_directions() const { return rules_.rule() == StepRule::kLamb; }
+  bool makes_lamb_directions() const { return makes_direction(rules_.rule()); }
   void report_speed() const;
   /// The decision of the device about the step, and which parameters are used: [parameter].
   struct Decided {

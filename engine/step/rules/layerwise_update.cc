@@ -8,7 +8,7 @@ namespace tessera {
 LayerwiseUpdate::LayerwiseUpdate(const StepContext& context)
     : in_backward_(context.plan.update().in_backward),
       norms_(context.units, context.plan.placement().optimizer, context.axes,
-             {.of_updates = in_backward_ || context.strategy.optimizer.type == OptimizerType::kLamb,
+             {.of_updates = in_backward_ || makes_direction(rule_of(context.strategy.optimizer.type)),
               .by_unit = in_backward_}) {
   const auto add = [&](const OptimizerConfig& config, bool adapts) {
     optimizers_.push_back(std::make_unique<LayerwiseOptimizer>(config, context.strategy.ema));

@@ -12,6 +12,7 @@
 #include "checkpoint/saved_checkpoint.h"
 #include "optim/master_assigner.h"
 #include "runtime/border/phrase.h"
+#include "runtime/config/optimizer_rows.h"
 #include "sharding/unrecorded.h"
 #include "tessera/error.h"
 
@@ -43,7 +44,7 @@ std::unique_ptr<Optimizer> make_optimizer(const OptimizerConfig& config, const E
   };
   expect_rule(OptimizerType::kOwn, own_rules.elements != nullptr, phrases::kBringElements);
   expect_rule(OptimizerType::kOwnMatrix, own_rules.matrices != nullptr, phrases::kBringMatrices);
-  if (config.type == OptimizerType::kAdafactor) return std::make_unique<MasterAssigner>(config, ema);
+  if (has(config.type, optimizer_traits::kTensors)) return std::make_unique<MasterAssigner>(config, ema);
   if (config.type != OptimizerType::kOwn) return make_optimizer(config, ema);
   return std::make_unique<OwnOptimizer>(own_rules.elements, config, ema);
 }

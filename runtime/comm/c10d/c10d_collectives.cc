@@ -568,7 +568,7 @@ std::shared_ptr<Collectives> c10d_collectives(const Group& group, TransportKind 
                                               std::shared_ptr<KeyValueStore> store, ChooseAlgorithm choose) {
   auto collectives =
       std::make_shared<C10dCollectives>(group, kind, std::move(backend), std::move(store), std::move(choose));
-  if (kind == TransportKind::kOwn) return collectives;  // a user's backend may expect all its calls on one thread
+  if (kind != TransportKind::kGloo) return collectives;  // another backend may expect all its calls on one thread
   return reducing_in_background(std::move(collectives));
 }
 

@@ -1,5 +1,6 @@
 #include "runtime/comm/job/process_mesh.h"
 
+#include <algorithm>
 #include <cstdlib>
 #include <utility>
 
@@ -14,6 +15,7 @@
 #include "runtime/comm/nccl/nccl_transport.h"
 #include "runtime/comm/rounds/measured_groups.h"
 #include "runtime/comm/shared/host_transport.h"
+#include "runtime/config/transport_rows.h"
 
 namespace tessera {
 namespace {
@@ -28,21 +30,13 @@ GroupDefaults defaults_of(const Topology& topology, const CommConfig& comm) {
   return defaults;
 }
 
-absl::Status check_choice(const Topology& topology, const CommConfig& comm) {
-  if (comm.transport == TransportChoice::kNccl) return gpu_count().status();
-  const bool on_one_host = comm.transport == TransportChoice::kHost || comm.transport == TransportChoice::kCudaHost;
-  const std::string name = comm.transport == TransportChoice::kHost ? "host" : "cuda_host";
-  if (on_one_host && topology.num_hosts() > 1)
-    return make_error(ExitCode::kConfig, "comm.transport is \"" + name + "\", but the " +
-                                             std::to_string(topology.world_size) + " ranks are on " +
-                                             std::to_string(topology.num_hosts()) + " hosts. [T0460] hint: take " +
-                                             (name == "host" ? "\"auto\" or \"gloo\"" : "\"nccl\""));
-  return absl::OkStatus();
-}
-
-bool needs_gloo(const Topology& topology, const CommConfig& comm) {
-  return comm.transport == TransportChoice::kGloo ||
-         (comm.transport == TransportChoice::kAuto && topology.num_hosts() > 1);
+absl::Status check_hosts(const Topology& topology, TransportChoice transport) {
+  if (!has(transport, transport_traits::kOneHost) || topology.num_hosts() == 1) return absl::OkStatus();
+  const bool on_gpu = has(transport, transport_traits::kOnGpu);
+  return make_error(ExitCode::kConfig, "comm.transport is \"" + row_of(transport).word + "\", but the " +
+                                           std::to_string(topology.world_size) + " ranks are on " +
+                                           std::to_string(topology.num_hosts()) + " hosts. [T0460] hint: take " +
+                                           (on_gpu ? "\"nccl\"" : "\"auto\" or \"gloo\""));
 }
 
 // Returns this host's address for gloo: loopback if all ranks are on this host.
@@ -80,7 +74,8 @@ absl::StatusOr<Mesh> make_gpu_mesh(const Topology& topology, const CommConfig& c
 }
 
 // Makes a mesh with one GPU for each rank, by local rank.
-absl::StatusOr<Mesh> make_nccl_mesh(const Topology& topology, const CommConfig& comm) {
+absl::StatusOr<Mesh> make_nccl_mesh(const Topology& topology, const CommConfig& comm, const ChooseAlgorithm&) {
+  TESSERA_RETURN_IF_ERROR(gpu_count().status());
   TESSERA_RETURN_IF_ERROR(use_gpu(topology.local_rank));
   const NcclBuffers buffers = comm.nccl_buffers;
   return make_gpu_mesh(topology, comm, topology.local_rank,
@@ -93,7 +88,7 @@ absl::StatusOr<Mesh> make_nccl_mesh(const Topology& topology, const CommConfig& 
 }
 
 // Makes a mesh whose ranks share the existing GPUs in turn.
-absl::StatusOr<Mesh> make_cuda_host_mesh(const Topology& topology, const CommConfig& comm) {
+absl::StatusOr<Mesh> make_cuda_host_mesh(const Topology& topology, const CommConfig& comm, const ChooseAlgorithm&) {
   TESSERA_ASSIGN_OR_RETURN(const int count, gpu_count());
   const int own = topology.local_rank % count;
   TESSERA_RETURN_IF_ERROR(use_gpu(own));
@@ -106,44 +101,79 @@ absl::StatusOr<Mesh> make_cuda_host_mesh(const Topology& topology, const CommCon
   });
 }
 
+using Store = std::shared_ptr<C10dStore>;
+/// Makes the factory of a mesh on the CPU, when the job's store is joined.
+using MakeFactory = std::function<std::shared_ptr<GroupFactory>(const GroupDefaults&, const Store&)>;
+
+/// Makes a mesh of ranks that train on the CPU.
+absl::StatusOr<Mesh> make_cpu_mesh(const Topology& topology, const CommConfig& comm, const MakeFactory& make_factory) {
+  const GroupDefaults defaults = defaults_of(topology, comm);
+  if (topology.world_size == 1)
+    return make_mesh(topology, composed_group_factory(defaults, nullptr, nullptr), memory_store());
+  TESSERA_ASSIGN_OR_RETURN(Store store, tcp_store(topology, comm.init_timeout_s));
+  return make_mesh(topology, make_factory(defaults, store), store);
+}
+
+JoinGroup join_host(const Store& store) {
+  return [store](const Group& group) { return host_collectives(group, *store); };
+}
+
+/// Joins by Gloo, as comm.network_fit says. `address`: this host's own.
+JoinGroup join_gloo(const CommConfig& comm, const std::string& address, const ChooseAlgorithm& choose,
+                    const Store& store) {
+  const JoinAndChoose join = [store, address](const Group& group, ChooseAlgorithm by) {
+    return gloo_collectives(group, address, store, std::move(by));
+  };
+  if (comm.network_fit == CommConfig::kMeasuredNetwork) return measured_groups(join);
+  return [join, choose](const Group& group) { return join(group, choose); };
+}
+
+absl::StatusOr<Mesh> make_auto_mesh(const Topology& topology, const CommConfig& comm, const ChooseAlgorithm& choose) {
+  std::string address;  // only groups across hosts need it
+  if (topology.num_hosts() > 1) {
+    TESSERA_ASSIGN_OR_RETURN(address, own_address(topology, comm.init_timeout_s));
+  }
+  return make_cpu_mesh(topology, comm, [&](const GroupDefaults& defaults, const Store& store) {
+    return composed_group_factory(defaults, join_host(store), join_gloo(comm, address, choose, store));
+  });
+}
+
+absl::StatusOr<Mesh> make_host_mesh(const Topology& topology, const CommConfig& comm, const ChooseAlgorithm&) {
+  return make_cpu_mesh(topology, comm, [](const GroupDefaults& defaults, const Store& store) {
+    return composed_group_factory(defaults, join_host(store), join_host(store));
+  });
+}
+
+absl::StatusOr<Mesh> make_gloo_mesh(const Topology& topology, const CommConfig& comm, const ChooseAlgorithm& choose) {
+  TESSERA_ASSIGN_OR_RETURN(const std::string address, own_address(topology, comm.init_timeout_s));
+  return make_cpu_mesh(topology, comm, [&](const GroupDefaults& defaults, const Store& store) {
+    return flat_group_factory(defaults, join_gloo(comm, address, choose, store));
+  });
+}
+
+/// The function that makes the mesh of a transport.
+struct MeshRow {
+  TransportChoice choice;
+  absl::StatusOr<Mesh> (*make)(const Topology& topology, const CommConfig& comm, const ChooseAlgorithm& choose);
+};
+
+constexpr MeshRow kMeshRows[] = {{TransportChoice::kAuto, make_auto_mesh},
+                                 {TransportChoice::kHost, make_host_mesh},
+                                 {TransportChoice::kGloo, make_gloo_mesh},
+                                 {TransportChoice::kNccl, make_nccl_mesh},
+                                 {TransportChoice::kCudaHost, make_cuda_host_mesh}};
+
+#define TESSERA_IS_MADE(enumerator, ...) \
+  &&std::ranges::count(kMeshRows, TransportChoice::enumerator, &MeshRow::choice) == 1
+static_assert(true TESSERA_TRANSPORTS(TESSERA_IS_MADE), "each transport has one row here");
+#undef TESSERA_IS_MADE
+
 }  // namespace
 
 absl::StatusOr<Mesh> make_process_mesh(const Topology& topology, const CommConfig& comm,
                                        const ChooseAlgorithm& choose) {
-  TESSERA_RETURN_IF_ERROR(check_choice(topology, comm));
-  const GroupDefaults defaults = defaults_of(topology, comm);
-  if (comm.transport == TransportChoice::kNccl) return make_nccl_mesh(topology, comm);
-  if (comm.transport == TransportChoice::kCudaHost) return make_cuda_host_mesh(topology, comm);
-  if (topology.world_size == 1)
-    return make_mesh(topology, composed_group_factory(defaults, nullptr, nullptr), memory_store());
-  std::string address;
-  if (needs_gloo(topology, comm)) {
-    TESSERA_ASSIGN_OR_RETURN(address, own_address(topology, comm.init_timeout_s));
-  }
-  TESSERA_ASSIGN_OR_RETURN(std::shared_ptr<C10dStore> store, tcp_store(topology, comm.init_timeout_s));
-  const JoinGroup host = [store](const Group& group) { return host_collectives(group, *store); };
-  const JoinAndChoose join_gloo = [store, address](const Group& group, ChooseAlgorithm by) {
-    return gloo_collectives(group, address, store, std::move(by));
-  };
-  const JoinGroup gloo = comm.network_fit == CommConfig::kMeasuredNetwork
-                             ? measured_groups(join_gloo)
-                             : [join_gloo, choose](const Group& group) { return join_gloo(group, choose); };
-  std::shared_ptr<GroupFactory> factory;
-  switch (comm.transport) {
-    case TransportChoice::kAuto:
-      factory = composed_group_factory(defaults, host, gloo);
-      break;
-    case TransportChoice::kHost:
-      factory = composed_group_factory(defaults, host, host);
-      break;
-    case TransportChoice::kGloo:
-      factory = flat_group_factory(defaults, gloo);
-      break;
-    case TransportChoice::kNccl:
-    case TransportChoice::kCudaHost:
-      break;  // this case is handled above
-  }
-  return make_mesh(topology, std::move(factory), store);
+  TESSERA_RETURN_IF_ERROR(check_hosts(topology, comm.transport));
+  return std::ranges::find(kMeshRows, comm.transport, &MeshRow::choice)->make(topology, comm, choose);
 }
 
 absl::StatusOr<Mesh> make_process_mesh(const Topology& topology, const CommConfig& comm, const JoinGroupOnStore& join) {

@@ -16,6 +16,8 @@ namespace tessera {
 /// Makes the mesh of ranks that are processes: joins the job's store (tcp_store.h) and returns when all ranks have done
 /// so. `init` calls it once.
 ///
+/// Each transport has a row in a table of process_mesh.cc: the function that makes its mesh.
+///
 /// | comm.transport | ranks of one host | ranks of several hosts               |
 /// |----------------|-------------------|--------------------------------------|
 /// | auto           | host              | gloo, or host inside and gloo across |

@@ -1,6 +1,6 @@
 #include <algorithm>
 
-#include "runtime/config/optimizer_defaults.h"
+#include "runtime/config/optimizer_rows.h"
 #include "runtime/config/strategy_fields.h"
 #include "runtime/config/strategy_keys.h"
 #include "runtime/config/strategy_names.h"
@@ -18,13 +18,11 @@ Condition with_optimizer(std::string text, std::function<bool(OptimizerType)> ho
 Condition with_type(const std::string& name, OptimizerType wanted) {
   return with_optimizer("optimizer.type " + name, [wanted](OptimizerType type) { return type == wanted; });
 }
-Condition with_betas() {
-  return with_optimizer("optimizer.type adamw, adam, lion, muon, lamb or own_matrix", has_betas);
+/// Holds for types that have one of the traits.
+Condition with_traits(unsigned traits) {
+  return with_optimizer("optimizer.type " + types_with(traits),
+                        [traits](OptimizerType type) { return has(type, traits); });
 }
-Condition with_eps() {
-  return with_optimizer("optimizer.type adamw, adam, adagrad, rmsprop, muon, lamb, lars or own_matrix", has_eps);
-}
-Condition with_momentum() { return with_optimizer("optimizer.type sgd, rmsprop or lars", has_momentum); }
 Condition with_reproducible() {
   return {"reproducible true", {"/reproducible"}, [](const Strategy& s) { return s.reproducible; }};
 }
@@ -36,15 +34,8 @@ Condition with_recorded_hashes() {
 Condition with_deal_by_speed() {
   return {"deal.by speed", {"/deal/by"}, [](const Strategy& s) { return s.deal.by == DealBy::kSpeed; }};
 }
-Condition with_layers() { return with_optimizer("optimizer.type lamb or lars", adapts_layers); }
-
 Condition with_muon() { return with_type("muon", OptimizerType::kMuon); }
 Condition with_adafactor() { return with_type("adafactor", OptimizerType::kAdafactor); }
-Condition with_matrix_groups() {
-  return with_optimizer("optimizer.type muon or own_matrix", [](OptimizerType type) {
-    return type == OptimizerType::kMuon || type == OptimizerType::kOwnMatrix;
-  });
-}
 
 Condition with_schedule(std::string text, std::vector<LrScheduleType> types) {
   return {"lr_schedule.type " + std::move(text), {"/lr_schedule/type"}, [types](const Strategy& s) {
@@ -107,6 +98,7 @@ constexpr Range kDecayRange = {0, 1000}, kEpsRange = {1e-30, 1}, kBetaRange = {0
 
 /// Keys of one ParameterGroup.
 std::vector<StrategyKey> parameter_group_keys() {
+  using namespace optimizer_traits;
   const auto member = [](const char* name) { return "/optimizer/groups/" + std::string(name); };
   const auto of_kind = [](ValueKind kind) { return StrategyField{kind, {}, nullptr, nullptr, {}, {}}; };
   return {
@@ -152,7 +144,7 @@ std::vector<StrategyKey> parameter_group_keys() {
        .example_json = "1e-6",
        .doc = "As optimizer.eps, whose value is the default.",
        .cost = "Smaller steps where gradients are small.",
-       .only_if = with_eps(),
+       .only_if = with_traits(kEps),
        .rules_default = eps_of_rules()},
       {.pointer = member("betas"),
        .field = of_kind(ValueKind::kNumberPair),
@@ -161,7 +153,7 @@ std::vector<StrategyKey> parameter_group_keys() {
        .example_json = "[0.9, 0.95]",
        .doc = "As optimizer.betas, whose value is the default.",
        .cost = "A longer memory: slower to follow a change.",
-       .only_if = with_betas(),
+       .only_if = with_traits(kBetas),
        .rules_default = betas_of_rules()},
       {.pointer = member("type"),
        .field = StrategyField{ValueKind::kChoice,
@@ -177,7 +169,7 @@ std::vector<StrategyKey> parameter_group_keys() {
        .doc = "Which rule updates the group's matrices: adamw, or that of optimizer.type. Left out: the latter, but "
               "adamw for those of embeddings.",
        .cost = "As optimizer.type.",
-       .only_if = with_matrix_groups()},
+       .only_if = with_traits(kMatrices)},
       {.pointer = member("layer_adaptation"),
        .field = of_kind(ValueKind::kBoolean),
        .default_json = "true",
@@ -185,7 +177,7 @@ std::vector<StrategyKey> parameter_group_keys() {
        .doc = "Whether the norms of each of the group's parameters adapt its rate. Mostly false for biases and the "
               "weights of norms.",
        .cost = "None.",
-       .only_if = with_layers()}};
+       .only_if = with_traits(kLayers)}};
 }
 
 ParameterGroup group_from(const nlohmann::json& object) {
@@ -205,9 +197,8 @@ ParameterGroup group_from(const nlohmann::json& object) {
   take_optional("betas", group.betas);
   if (object.contains("type")) {
     const std::string type = object.at("type").get<std::string>();
-    group.type = type == "muon"         ? OptimizerType::kMuon
-                 : type == "own_matrix" ? OptimizerType::kOwnMatrix
-                                        : OptimizerType::kAdamW;
+    const auto row = std::ranges::find(optimizer_rows(), type, &OptimizerRow::word);
+    if (row != optimizer_rows().end()) group.type = row->type;
   }
   take("layer_adaptation", group.layer_adaptation);
   return group;
@@ -348,6 +339,7 @@ std::vector<StrategyKey> step_keys() {
 }
 
 std::vector<StrategyKey> optimizer_keys() {
+  using namespace optimizer_traits;
   return {
       {.pointer = "/optimizer/type",
        .field = choice_field(AT(optimizer.type), optimizer_types()),
@@ -378,7 +370,7 @@ std::vector<StrategyKey> optimizer_keys() {
            "Decay of the running mean of gradients, and of their squares. lion: of the mean in its direction, and of "
            "the mean that it keeps.",
        .cost = "A longer memory: slower to follow a change.",
-       .only_if = with_betas(),
+       .only_if = with_traits(kBetas),
        .rules_default = betas_of_rules()},
       {.pointer = "/optimizer/eps",
        .field = number_field(AT(optimizer.eps)),
@@ -387,7 +379,7 @@ std::vector<StrategyKey> optimizer_keys() {
        .example_json = "1e-6",
        .doc = "Added to the root of the mean, or of the sum, of squares; lars: to the norms that it divides by.",
        .cost = "Smaller steps where gradients are small.",
-       .only_if = with_eps(),
+       .only_if = with_traits(kEps),
        .rules_default = eps_of_rules()},
       {.pointer = "/optimizer/weight_decay",
        .field = number_field(AT(optimizer.weight_decay)),
@@ -405,7 +397,7 @@ std::vector<StrategyKey> optimizer_keys() {
        .example_json = "0.9",
        .doc = "Decay of the running sum of gradients; rmsprop: of its steps.",
        .cost = "Above 0: one number of state_dtype a parameter, sharded as the strategy says.",
-       .only_if = with_momentum()},
+       .only_if = with_traits(kMomentum)},
       {.pointer = "/optimizer/dampening",
        .field = number_field(AT(optimizer.dampening)),
        .range = {0, 1},
@@ -413,14 +405,14 @@ std::vector<StrategyKey> optimizer_keys() {
        .example_json = "0.1",
        .doc = "The gradient enters the momentum times (1 - dampening).",
        .cost = "Smaller steps.",
-       .only_if = with_type("sgd", OptimizerType::kSgd)},
+       .only_if = with_traits(kDampening)},
       {.pointer = "/optimizer/nesterov",
        .field = boolean_field(AT(optimizer.nesterov)),
        .default_json = "false",
        .example_json = "true",
        .doc = "Nesterov's momentum: step along the gradient plus the momentum to come.",
        .cost = "None.",
-       .only_if = with_optimizer("optimizer.type sgd or lars", has_nesterov)},
+       .only_if = with_traits(kNesterov)},
       {.pointer = "/optimizer/trust_coefficient",
        .field = number_field(AT(optimizer.trust_coefficient)),
        .range = {0, 1000},
@@ -430,7 +422,7 @@ std::vector<StrategyKey> optimizer_keys() {
            "A parameter's rate is multiplied by this, times the norm of its weights, divided by that of its gradient "
            "and its weight decay together.",
        .cost = "Too high: the loss diverges.",
-       .only_if = with_type("lars", OptimizerType::kLars)},
+       .only_if = with_traits(kTrustCoefficient)},
       {.pointer = "/optimizer/alpha",
        .field = number_field(AT(optimizer.alpha)),
        .range = kBetaRange,
@@ -438,14 +430,14 @@ std::vector<StrategyKey> optimizer_keys() {
        .example_json = "0.9",
        .doc = "Decay of the running mean of squared gradients.",
        .cost = "A longer memory: slower to follow a change.",
-       .only_if = with_type("rmsprop", OptimizerType::kRmsprop)},
+       .only_if = with_traits(kAlpha)},
       {.pointer = "/optimizer/centered",
        .field = boolean_field(AT(optimizer.centered)),
        .default_json = "false",
        .example_json = "true",
        .doc = "Gradients are divided by their spread around a running mean of them, not around zero.",
        .cost = "4 bytes a parameter, sharded as the strategy says.",
-       .only_if = with_type("rmsprop", OptimizerType::kRmsprop)},
+       .only_if = with_traits(kCentered)},
       {.pointer = "/optimizer/lr_decay",
        .field = number_field(AT(optimizer.lr_decay)),
        .range = {0, 1000},
@@ -453,7 +445,7 @@ std::vector<StrategyKey> optimizer_keys() {
        .example_json = "1e-4",
        .doc = "The rate of a parameter's step t is divided by 1 + (t - 1) * lr_decay.",
        .cost = "Smaller steps.",
-       .only_if = with_type("adagrad", OptimizerType::kAdagrad)},
+       .only_if = with_traits(kLrDecay)},
       {.pointer = "/optimizer/freeze_step",
        .field = integer_field(AT(optimizer.freeze_step)),
        .range = {0, 1e12},
@@ -464,9 +456,7 @@ std::vector<StrategyKey> optimizer_keys() {
               "with compression.method one_bit; one that is less than a single gradient would make it takes that.",
        .cost = "Elements whose gradients were small until then are moved by up to 1 / sqrt(1 - beta2) times the rate: "
                "so many steps that training has settled, and several times 1 / (1 - beta2).",
-       .only_if = with_optimizer(
-           "optimizer.type adamw or adam",
-           [](OptimizerType type) { return type == OptimizerType::kAdamW || type == OptimizerType::kAdam; })},
+       .only_if = with_traits(kFreezeStep)},
       {.pointer = "/optimizer/muon/momentum",
        .field = number_field(AT(optimizer.muon.momentum)),
        .range = kBetaRange,

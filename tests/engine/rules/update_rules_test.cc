@@ -15,6 +15,7 @@
 #include <tuple>
 #include <vector>
 
+#include "runtime/config/optimizer_rows.h"
 #include "runtime/config/strategy_names.h"
 #include "tessera/error.h"
 #include "tessera/reduce_lr_on_plateau.h"
@@ -251,11 +252,11 @@ OptimizerConfig with_other_numbers(OptimizerType type) {
   OptimizerConfig config;
   config.type = type;
   config.weight_decay = 0.2;
-  if (has_momentum(type)) config.momentum = 0.5;
+  if (has(type, optimizer_traits::kMomentum)) config.momentum = 0.5;
   if (type == OptimizerType::kMuon) config.muon.momentum = 0.5;
-  if (has_eps(type)) config.eps = 1e-2;
-  if (has_betas(type)) config.beta1 = 0.7, config.beta2 = 0.9;
-  if (has_nesterov(type) && type != OptimizerType::kSgd) config.nesterov = true;
+  if (has(type, optimizer_traits::kEps)) config.eps = 1e-2;
+  if (has(type, optimizer_traits::kBetas)) config.beta1 = 0.7, config.beta2 = 0.9;
+  if (has(type, optimizer_traits::kNesterov) && type != OptimizerType::kSgd) config.nesterov = true;
   if (type == OptimizerType::kSgd) config.dampening = 0.25;  // dampening excludes nesterov
   if (type == OptimizerType::kRmsprop) config.alpha = 0.8;
   if (type == OptimizerType::kAdagrad) config.lr_decay = 0.1;
@@ -275,7 +276,7 @@ TEST(UpdateRules, OptionsSetBeforeTheFirstStepEqualTheStrategys) {
         });
         if (by_hand) {
           strategy.optimizer = {.type = type, .lr = other.lr};
-          if (has_momentum(type)) strategy.optimizer.momentum = 0.9;
+          if (has(type, optimizer_traits::kMomentum)) strategy.optimizer.momentum = 0.9;
         }
         Session session(mesh, strategy);
         if (by_hand) {

@@ -11,6 +11,7 @@
 #include "runtime/base/bytes.h"
 #include "runtime/border/throw.h"
 #include "runtime/config/strategy_file.h"
+#include "runtime/config/transport_rows.h"
 #include "tessera/tessera.h"
 #include "workshop/app/text/text_sample.h"
 #include "workshop/app/train/durable_steps.h"
@@ -49,8 +50,7 @@ absl::Status check_numbers(const TrainCommand& command) {
 /// Refuses a model that is too large before anything is built: the ranks of a host hold at least this share of all
 /// parameters between them, whatever the strategy.
 absl::Status check_size(const models::ModelConfig& config, const Strategy& strategy, const Topology& topology) {
-  const bool on_gpus =
-      strategy.comm.transport == TransportChoice::kNccl || strategy.comm.transport == TransportChoice::kCudaHost;
+  const bool on_gpus = has(strategy.comm.transport, transport_traits::kOnGpu);
   const double memory = static_cast<double>(::sysconf(_SC_PHYS_PAGES)) * static_cast<double>(::sysconf(_SC_PAGESIZE));
   const double wanted = static_cast<double>(models::parameter_count(config)) *
                         static_cast<double>(size_of(strategy.mixed_precision.param)) / topology.num_hosts();

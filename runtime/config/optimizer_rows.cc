@@ -1,43 +1,43 @@
-#include "runtime/config/optimizer_defaults.h"
+#include "runtime/config/optimizer_rows.h"
 
+#include "runtime/base/text.h"
 #include "runtime/config/strategy_table.h"
 
 namespace tessera {
 namespace {
 
-/// Returns the defaults of torch.optim, or those of timm for lion, lamb and lars, which PyTorch does not have.
-OptimizerDefaults of_libraries(OptimizerType type) {
-  using enum OptimizerType;
-  switch (type) {
-    case kAdamW:
-    case kOwn:
-    case kOwnMatrix:
-      return {};
-    case kAdam:
-    case kSgd:
-      return {.weight_decay = 0};
-    case kAdagrad:
-      return {.lr = 1e-2, .eps = 1e-10, .weight_decay = 0};
-    case kRmsprop:
-    case kAdafactor:
-      return {.lr = 1e-2, .weight_decay = 0};
-    case kMuon:
-      return {.weight_decay = 0.1};
-    case kLion:
-      return {.lr = 1e-4, .beta2 = 0.99, .weight_decay = 0};
-    case kLamb:
-      return {.eps = 1e-6};
-    case kLars:
-      return {.lr = 1.0, .weight_decay = 0};
+/// Returns the type's row. A type that is none has the first one.
+const OptimizerRow& row_of(OptimizerType type) {
+  for (const OptimizerRow& row : optimizer_rows()) {
+    if (row.type == type) return row;
   }
-  return {};
+  return optimizer_rows().front();
 }
 
 }  // namespace
 
+const std::vector<OptimizerRow>& optimizer_rows() {
+  using namespace optimizer_traits;
+#define TESSERA_ROW(enumerator, word, text, traits, ...) \
+  {OptimizerType::enumerator, word, text, traits, OptimizerDefaults{__VA_ARGS__}},
+  static const std::vector<OptimizerRow> rows = {TESSERA_OPTIMIZER_TYPES(TESSERA_ROW)};
+#undef TESSERA_ROW
+  return rows;
+}
+
+bool has(OptimizerType type, unsigned traits) { return (row_of(type).traits & traits) != 0; }
+
+std::string types_with(unsigned traits) {
+  std::vector<std::string> words;
+  for (const OptimizerRow& row : optimizer_rows()) {
+    if ((row.traits & traits) != 0) words.push_back(row.word);
+  }
+  return either(words);
+}
+
 OptimizerDefaults defaults_of(OptimizerType type, std::int64_t version) {
   if (version == 1) return {.adjust_lr = MuonLrAdjustment::kMatchRmsAdamW};  // 0.1 used adamw's defaults for every rule
-  return of_libraries(type);
+  return row_of(type).defaults;
 }
 
 void fill_in_defaults(OptimizerConfig& optimizer) {

@@ -1,0 +1,76 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "tessera/strategy.h"
+
+namespace tessera {
+
+/// The words with which a row of TESSERA_OPTIMIZER_TYPES (tessera/optimizer_types.h) says what a rule reads of
+/// OptimizerConfig, and how it updates.
+namespace optimizer_traits {
+
+enum OptimizerTrait : unsigned {
+  kNothing = 0,
+  // The numbers that the rule reads.
+  kBetas = 1u << 0,
+  kEps = 1u << 1,
+  kMomentum = 1u << 2,
+  kDampening = 1u << 3,
+  kNesterov = 1u << 4,
+  kAlpha = 1u << 5,
+  kCentered = 1u << 6,
+  kLrDecay = 1u << 7,
+  kFreezeStep = 1u << 8,
+  kTrustCoefficient = 1u << 9,
+  // How the rule updates.
+  kOnlyMomentum = 1u << 10,   ///< without momentum it keeps no state
+  kLayers = 1u << 11,         ///< the norms of each parameter adapt its rate
+  kGradientNorms = 1u << 12,  ///< kLayers: they are norms of the gradient, not of a direction
+  kMatrices = 1u << 13,       ///< it updates matrices but those of embeddings, and adamw updates all else
+  kTensors = 1u << 14,        ///< it updates every parameter as a whole tensor
+  kTensorStates = 1u << 15,   ///< kMatrices, kTensors: its states are of whole tensors (TensorRule::states_of)
+};
+
+}  // namespace optimizer_traits
+
+/// The values of a rule that a strategy may leave out, and that differ between rules or between versions of Tessera.
+struct OptimizerDefaults {
+  double lr = 1e-3, beta1 = 0.9, beta2 = 0.999, eps = 1e-8, weight_decay = 0.01;
+  MuonLrAdjustment adjust_lr = MuonLrAdjustment::kOriginal;
+};
+
+/// A row of TESSERA_OPTIMIZER_TYPES.
+struct OptimizerRow {
+  OptimizerType type;
+  std::string word;  ///< "adamw"
+  std::string text;  ///< what docs/strategy.md says about it
+  unsigned traits;
+  OptimizerDefaults defaults;  ///< those of torch.optim, or of timm for rules that PyTorch does not have
+};
+
+/// Returns all rows, in their order.
+const std::vector<OptimizerRow>& optimizer_rows();
+
+/// Returns whether the rule has one of `traits` (optimizer_traits, joined by |).
+bool has(OptimizerType type, unsigned traits);
+
+/// Returns the words of all types that have one of `traits`: "sgd, rmsprop or lars".
+std::string types_with(unsigned traits);
+
+/// Returns the defaults of a type. `version`: OptimizerConfig::defaults_version; a version later than this program's
+/// version counts as this program's.
+OptimizerDefaults defaults_of(OptimizerType type, std::int64_t version = OptimizerConfig::kDefaultsVersion);
+
+/// A key that a strategy leaves out and that had another default before.
+struct ChangedDefault {
+  std::string key;          ///< "optimizer.weight_decay"
+  std::string now, before;  ///< default values as JSON, of this version and of version 1
+};
+
+/// Returns the changed keys that the optimizer's rule reads, in the order of docs/strategy.md.
+std::vector<ChangedDefault> changed_defaults(const OptimizerConfig& optimizer);
+
+}  // namespace tessera

@@ -145,7 +145,7 @@ TEST_F(DurableSteps, RandomKillsChangeNoBits) {
     }
     const Ended ended = job.wait(30);
     EXPECT_TRUE(ended.code == 0 || ended.code == 137) << ended.err;
-    if (ended.code == 0) break;  // in this case, the run had ended before
+    if (ended.code == 0) break;  // this run had ended before
   }
   expect_the_same_end(all_steps, "");
 }

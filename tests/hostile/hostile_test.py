@@ -1,5 +1,5 @@
-"""Tests hostile files, links, limits of the process and strangers on the network: no signal, no hang, no memory without bound, nothing
-outside of the folder of a case.
+"""Tests hostile files, links, limits of the process and strangers on the network. None of them may cause a signal, a
+hang, memory without bound, or a change outside of the folder of a case.
 
     Usage: python3 hostile_test.py path/to/hostile_commands.so path/to/tessera [--all] [-k PART_OF_A_NAME] [-v] [--list]
 

@@ -156,7 +156,7 @@ TEST_P(SpillTest, EveryFaultIsAnErrorAndNeverWrongBytes) {
     FaultSite site;
     FaultAction action;
     std::int64_t number;
-    const char* text;  ///< the error's text; null where the fault is made good
+    const char* text;  ///< the error's text; null if the transfer is continued
   };
   const Kind kinds[] = {{FaultSite::kWrite, FaultAction::kErrno, EIO, "Input/output error (errno 5)"},
                         {FaultSite::kRead, FaultAction::kErrno, EIO, "Input/output error (errno 5)"},

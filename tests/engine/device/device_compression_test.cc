@@ -110,7 +110,7 @@ void expect_as_over_gloo(int ranks, const Strategy& strategy, const std::string&
   in_memory.offload = {};
   const Course wanted =
       course_on(gloo(ranks), [&](const Mesh& mesh) { return course(mesh, in_memory, what + ", CPU"); });
-  // Parameters in records are padded to whole records, which travel too.
+  // Parameters in records are padded to whole records, and the padding travels too.
   const bool has_records = strategy.offload.parameters.tier != Tier::kMemory;
   on_gpus_over_gloo(ranks, [&](const ThreadRanks& joined, const std::string& how) {
     Course got = course_on(joined, body(what + how));
@@ -420,7 +420,7 @@ TEST(DeviceCompression, GathersOfTwoAxesHaveTheCpusBits) {
                              {"over replicas first",
                               [](Strategy& s) {
                                 s.compression.gathers = WireForm::kLossless;
-                                s.strategy = ShardingStrategy::kFullShard;  // this default counts as left out
+                                s.strategy = ShardingStrategy::kFullShard;  // a default counts as left out
                                 s.placement.parameters = CutAxes{};
                                 s.placement.gradients = CutAxes{.host = true};
                                 s.placement.optimizer = CutAxes{.host = true, .rank = true};
@@ -460,7 +460,7 @@ TEST(DeviceCompression, GatheredValuesAreRoundedOnAGpu) {
   EXPECT_NE(loss_with(WireForm::kInt4), loss_with(WireForm::kPlain));
 }
 
-/// Fails on one rank, in a step that is not the first.
+/// A hook that fails on one rank, in a step that is not the first.
 struct Failing final : CommHook {
   explicit Failing(int rank) : rank(rank) {}
   void sum(Bucket& bucket, Ranks& ranks) override {

@@ -293,7 +293,7 @@ TEST(FrozenStates, DamagedFileBesideCommitsIsAnErrorThatNamesIt) {
 
 // ---- Another rule ---------------------------------------------------------------------------------------------------
 
-// Muon has one state for a matrix, and AdamW two for each element, so neither can use the other's.
+// Muon has one state for a matrix, and AdamW has two for each element, so neither rule can use the states of the other.
 TEST(FrozenStates, ParameterThatGetsAnotherRuleStartsWithNewStates) {
   for (const bool frozen_meanwhile : {false, true}) {
     const TestFolder folder;

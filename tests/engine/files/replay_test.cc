@@ -317,7 +317,7 @@ TEST(FindNonfinite, InputsAreThoseBeforeTheOperator) {
   EXPECT_THAT(result_of([&] { rest.fill_(kInfinity); }), HasSubstr("finite inputs of aten::fill_"));
   EXPECT_THAT(result_of([&] { rest.copy_(bad); }), HasSubstr("bad input of aten::copy_"));
   EXPECT_THAT(result_of([&] { at::cat({at::ones({2}), bad}); }), HasSubstr("bad input of aten::cat"));
-  // The operator alone has a reference to the input.
+  // Only the operator has a reference to the input.
   EXPECT_THAT(result_of([] { at::ones({2}).neg().sqrt(); }), HasSubstr("finite inputs of aten::sqrt"));
 }
 

@@ -355,7 +355,8 @@ TEST(SetLr, DifferentRatesOnRanksAreNamedAtTheStep) {
   }
 }
 
-// A replica that trains apart compares numbers among its own ranks, which the message counts over the whole job.
+// A replica that trains apart compares numbers among its own ranks, and the message names these ranks by their numbers
+// in the job.
 TEST(SetLr, DifferentRatesInAReplicaThatTrainsApartNameTheRanksOfTheJob) {
   std::string told[4];
   std::latch second_replica_has_ended(2);

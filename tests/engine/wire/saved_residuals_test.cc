@@ -202,7 +202,7 @@ TEST(SavedResiduals, SameRanksResumeFromACommitWithTheSameBits) {
   }
 }
 
-/// Returns all values that a checkpoint has for a parameter under this word.
+/// Returns all values of the kind `word` that a checkpoint has for a parameter.
 std::vector<float> saved_values(SavedCheckpoint& checkpoint, const std::string& word, const SavedParameter& parameter) {
   std::vector<float> values(static_cast<std::size_t>(parameter.numel));
   const absl::Status read = checkpoint.read(word, parameter.name, 0, std::as_writable_bytes(std::span(values)));

@@ -75,7 +75,7 @@ const JsonNode* child_of(const JsonNode& node, const std::string& key) {
 /// map leaves out are not read.
 class RenamedFields final : public ConfigVisitor {
  public:
-  using Names = std::vector<std::pair<std::string, std::string>>;  ///< our name, their name
+  using Names = std::vector<std::pair<std::string, std::string>>;  ///< name in Tessera, name in transformers
   RenamedFields(ConfigReader& reader, Names names) : reader_(reader), names_(std::move(names)) {}
   void integer(const std::string& key, std::int64_t& value, const IntegerRule& rule, const char* doc) override {
     IntegerRule optional = rule;

@@ -59,7 +59,8 @@ class PeakSampler:
 
 
 def formula_bytes(stage, parameters, ranks, dtype):
-    """Bytes a rank needs for parameters, gradients and AdamW's state under ZeRO (arXiv 1910.02054, figure 1).
+    """Returns the bytes that a rank needs for parameters, gradients and AdamW's state under ZeRO (arXiv 1910.02054,
+    figure 1).
 
     With bf16 parameters, P of them over N ranks: 16P, 4P + 12P/N, 2P + 14P/N, 16P/N for stages 0 to 3. (2 bytes each
     for the parameter and its gradient; 12 for the fp32 master and two moments.) With fp32 parameters there is no second

@@ -29,7 +29,7 @@ class Work:
     # Number of steps after the timed ones. Ranks that train alone drift apart, and their timed steps must overlap.
     cool_down: int = 0
     batch: int = 1
-    reduce: str = "bf16"        # in which gradients travel where parameters are bf16
+    reduce: str = "bf16"        # dtype in which gradients travel where parameters are bf16
     estimate_s: float = 0.0     # time of a contender's turn with the start of its process, for works of a GPU
     limit_s: float = 600.0      # time after which a contender is stopped
     needs_per_parameter: int = 20

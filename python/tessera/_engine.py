@@ -351,7 +351,8 @@ class Engine:
         `folder`/latest names it from then on. `tensors` and `json` (values that the json module writes) are rank 0's,
         and come back from `load_checkpoint`, as does `data`, the place in the data: `TokenBatches.cursor()`. The last `keep` checkpoints stay in the folder; 0 keeps all. `best=True`
         makes `folder`/best name this one, and it stays until another one is the best. Python's and numpy's generators
-        are not saved, nor are buffers of `persistent=False` that were made after the Engine. Collective; call it between steps.
+        are not saved, nor are buffers of `persistent=False` that were made after the Engine. It is collective; call it
+        between steps.
 
         `"checkpoint": {"async": true}` in the strategy makes the call return when the state is copied; a thread writes
         the copy while training goes on. If that save fails, the next step, save or load raises its Error on every rank.
@@ -400,7 +401,8 @@ class Engine:
         return _native.commit_durable(engine, items)
 
     def finish_commit(self) -> None:
-        """Waits until the commit under way is on the disk of all ranks, and raises its Error. Call it last. Collective.
+        """Waits until the commit under way is on the disk of all ranks, and raises its Error. Call it last. It is
+        collective.
         """
         _native.finish_commit(self._live())
 

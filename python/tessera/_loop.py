@@ -73,7 +73,7 @@ class SyncBatchNorm(_BatchNorm):
     (64) on all ranks if together they have one value a channel.
     """
 
-    class_for_strategies = "BatchNorm"  # "mixed_precision.keep_fp32" means it where it means a BatchNorm
+    class_for_strategies = "BatchNorm"  # "mixed_precision.keep_fp32" means this class too if it names BatchNorm
 
     def _check_input_dim(self, input: torch.Tensor) -> None:
         if not (2 <= input.dim() <= 5 and input.size(1) == self.num_features and input.is_floating_point()):

@@ -93,8 +93,8 @@ struct SavedNoiseScale {
 /// and "replica_residual.rank3" of parameters that train, in fp32, as sums over the microbatches of a step.
 struct SavedResiduals {
   std::int64_t microbatches = 1;  ///< number of microbatches in a step
-  /// The factor b, if they belong to the momentum b m + (1 - b) g and not to gradients g (OneBitConfig::momentum); 0:
-  /// gradients.
+  /// The factor b, if the residuals belong to the momentum b m + (1 - b) g and not to gradients g
+  /// (OneBitConfig::momentum); 0: gradients.
   double momentum = 0;
   friend bool operator==(const SavedResiduals&, const SavedResiduals&) = default;
 };

@@ -36,7 +36,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-constexpr int kMostAskedFor = 1024;  // ranks for which an error looks one by one
+constexpr int kMostAskedFor = 1024;  // limit of ranks that an error looks up one by one
 /// Time beyond the limit in which a rank that missed others finds out who they are, and tells the ranks (RollCall).
 constexpr std::chrono::milliseconds kTimeToReport{2500};
 

@@ -22,7 +22,7 @@ void visited_sum(std::span<const void* const> sources, DType dtype, std::span<fl
 /// A second place that sums are written to, for other ranks to read; null for none.
 struct ShownSums {
   float* to = nullptr;
-  bool streams = false;  ///< written past the caches
+  bool streams = false;  ///< whether it is written past the caches
 };
 
 /// A window of an output: `numel` of its `whole` elements, from element `offset` on, which a visitor is told.

@@ -105,7 +105,7 @@ class DurableFiles {
   /// Makes the commit the last one. It is called on all ranks after `end` succeeded on all of them.
   void committed();
 
-  /// Sets training state to the last commit's. Errors: 65 where a record came back with other bytes; 74.
+  /// Sets training state to that of the last commit. Errors: 65 where a record came back with other bytes; 74.
   absl::Status bring_back();
 
  private:

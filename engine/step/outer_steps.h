@@ -78,8 +78,8 @@ class OuterSteps {
       std::function<absl::Status(const FlatGroup& group, std::size_t parameter, Extent run, float* momentum)>;
   absl::Status for_each_momentum(const VisitMomentum& visit) const;
 
-  /// Return how many sums over replicas have begun so far, and how many bytes this rank gave to them, as the codec
-  /// packs them for a network.
+  /// These return how many sums over replicas have begun so far, and how many bytes this rank gave to them, as the
+  /// codec packs them for a network.
   std::int64_t sums() const { return sums_; }
   std::int64_t sent_bytes() const { return sent_bytes_; }
   /// Returns the seconds spent so far in the collectives of outer steps, including waits for other replicas; on a GPU,

@@ -16,8 +16,8 @@ struct WaitedFor {
   double seconds = 0;  ///< by how much the others were busy for less time, on average
 };
 
-/// Returns it for `busy_seconds` [rank] as in StragglerWatch::add, of `first_rank` and the ranks behind it. Where ranks
-/// were busy equally long, the first one is named.
+/// Returns the rank and the time for `busy_seconds` [rank] as in StragglerWatch::add, of `first_rank` and the ranks
+/// behind it. Where ranks were busy equally long, the first one is named.
 WaitedFor waited_for(std::span<const double> busy_seconds, int first_rank = 0);
 
 /// Finds ranks that keep the others waiting. CpuStep tells it, after each agreement, how long every rank was busy in

@@ -40,7 +40,8 @@ class LayerNorms {
   /// Does the same for one unit. REQUIRES: Options::by_unit.
   void agree(const Unit& unit) { agree_on(meetings_[static_cast<std::size_t>(unit.index)]); }
 
-  /// Return the norms of the parameter with FlatParameter::number `number`, as the latest `agree` on it found them.
+  /// These return the norms of the parameter with FlatParameter::number `number`, as the latest `agree` on it found
+  /// them.
   double weights(std::int64_t number) const;
   double update(std::int64_t number) const;
 

@@ -44,7 +44,7 @@ class Work:
     def needs_bytes(self):
         """Returns the bytes that a GPU needs. PyTorch with masters by hand needs most: 2 bytes each for a bf16 parameter and its
         gradient, 4 each
-        for the fp32 master, its gradient and two moments; and 4 GiB for activations, logits and libraries."""
+        for the fp32 master, its gradient and two moments. It needs 4 GiB more for activations, logits and libraries."""
         return self.needs_per_parameter * self.parameters() + 2**32
 
     def facts(self):

@@ -156,9 +156,9 @@ struct Manifest {
 /// never accepted.
 std::string write_manifest(const Manifest& manifest);
 
-/// Reads such a text. `file` stands in front of messages. Errors (65): a first line that is not this format's, another
-/// hash, a version that this program does not read (both versions are named), anything missing or out of range, names
-/// that are given twice or are no plain file names.
+/// Reads a manifest's text. `file` stands in front of messages. Errors (65): a first line that is not this format's,
+/// another hash, a version that this program does not read (both versions are named), anything missing or out of range,
+/// names that are given twice or are no plain file names.
 absl::StatusOr<Manifest> read_manifest(const std::string& file, std::string_view text);
 
 /// Returns whether nothing outside of a folder can be opened with the name: letters, digits, '.', '_' and '-', and no

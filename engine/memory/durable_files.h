@@ -87,7 +87,8 @@ class DurableFiles {
   /// Sets the bytes that commits hold beside training state and parts, from the next commit on and until the next call;
   /// empty bytes mean nothing. They are written once, not with each commit.
   void keep(std::string bytes);
-  /// Returns those bytes as the last commit of the run before holds them. Errors: those of CommitLog::kept.
+  /// Returns the bytes that `keep` was given, as the last commit of the run before holds them. Errors: those of
+  /// CommitLog::kept.
   absl::StatusOr<std::string> kept() const;
 
   /// Begins to write a commit of `step` in the background. `parts`: what the commit holds in addition to training

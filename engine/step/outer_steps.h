@@ -33,7 +33,7 @@ namespace tessera {
 /// | streaming_diloco | the same, where all fragments step at once, which `step` does                        |
 ///
 /// With streaming_diloco, fragment f of F has its turn where the step's number modulo `every` is (f + 1) every / F: its
-/// outer gradients are sent then, beside compute where a group reduces in the background, and `delay` steps later each
+/// outer gradients are sent then, beside compute where a group reduces in the background. `delay` steps later each
 /// replica has mix * its own weights + (1 - mix) * outer weights. A fragment is applied before the next one is sent.
 ///
 /// Outer gradients go over a network in the forms that CompressionConfig says.

@@ -17,7 +17,7 @@
 
 namespace tessera {
 
-/// Makes steps in the order of the plan's programs (StepProgram), from a step's last backward on: it announces records,
+/// Makes steps in the order of the plan's programs (StepProgram), from a step's last backward on. It announces records,
 /// goes from visit to visit, opens and closes sums of gradients that lie below memory, exchanges, and makes values
 /// known to the ranks that hold copies of them. Two programs take turns; which one comes next is known here alone.
 ///

@@ -99,9 +99,9 @@ struct StepResult {
   /// wherever the program called them. Neither counts work that other threads do ahead.
   double batch_seconds = 0.0, upload_seconds = 0.0;
   /// Floating-point operations of this rank's operators in a step, forward, backward and what is computed again, as
-  /// torch.utils.flop_counter counts them, except that products inside an operator that has no formula there count too
-  /// (bilinear and recurrent layers, grouped products on the CPU). They are counted once, in the first step of an
-  /// Engine, or after set_trainable. Operations of `evaluate` do not count.
+  /// torch.utils.flop_counter counts them. Products inside an operator that has no formula there count too (bilinear
+  /// and recurrent layers, grouped products on the CPU). They are counted once, in the first step of an Engine, or
+  /// after set_trainable. Operations of `evaluate` do not count.
   std::int64_t flop = 0;
   double peak_tflops = 0.0;  ///< the device's peak (Engine::set_peak_tflops); 0: not known
   MemoryUse planned;         ///< planned bytes by category
@@ -146,7 +146,7 @@ struct MicrobatchInfo {
 
 /// A loss (a scalar tensor), and the number of things over which it is a mean (MicrobatchInfo::weight).
 struct WeightedLoss {
-  at::Tensor loss;      ///< [] of a floating-point dtype
+  at::Tensor loss;      ///< a scalar of a floating-point dtype
   double weight = 1.0;  ///< not negative, finite
 };
 
@@ -249,7 +249,7 @@ class Engine {
   /// With "optimizer.in_backward" it also updates each unit's parameters as soon as the unit's gradients are summed.
   /// Parameters cannot be read between that and `step`: a forward throws c10::Error; zero_grad, evaluate and Gathered
   /// throw Error (64). An infinite or NaN gradient is an Error (65), since the step cannot be skipped any more. The
-  /// error comes on a GPU with StepResult::wait of this or a later step, or with a call some steps later, and the rank
+  /// error comes on a GPU with StepResult::wait of this or a later step, or with a call some steps later. The rank
   /// whose gradient is not finite updates nothing from there on.
   void backward(const at::Tensor& loss, const MicrobatchInfo& info = {});
 
@@ -280,7 +280,7 @@ class Engine {
   /// `partial` ends the window with the microbatches that there are, at least one, and the step takes the mean over
   /// those. Ranks may have begun different numbers of microbatches: each missing one counts as a backward_nothing. A
   /// program whose epoch ends in the middle of a window may also go on into the next epoch, whose first microbatches
-  /// fill the window, or drop the window with zero_grad.
+  /// fill the window. It may also drop the window with zero_grad.
   StepResult step(bool partial = false);
 
   /// Sets the learning rate from the next step on, where lr_schedule.type is "manual". A rate without a group is for

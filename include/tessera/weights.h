@@ -32,7 +32,7 @@ enum class WeightsForm {
 
 /// Writes the full weights of the Engine's module into one file: parameters and buffers by name. The file serves using
 /// the weights, not going on with training: parameters have their compute dtype, and the optimizer's state is not in
-/// it. Buffers are rank 0's.
+/// it. Buffers come from rank 0.
 ///
 /// The call is collective and stands between steps. Rank 0 writes. Units are gathered one after the other and written
 /// as they come, so memory holds one unit beside the plan, on every rank and in both forms. A tied parameter is written

@@ -18,7 +18,7 @@ struct BlockFileOptions {
   /// holds a second copy.
   bool direct = true;
   /// Writes zeros over the whole file once. Overwriting blocks that were written before is about a quarter faster on
-  /// ext4 than writing into blocks that were only reserved; it costs one write of the whole file, before training.
+  /// ext4 than writing into blocks that were only reserved. It costs one write of the whole file, before training.
   bool write_zeros = true;
   /// A name for the file in the directory: it stays when the process ends. If a file of that name is there already and
   /// has `bytes` bytes, it is opened with its content; a file of another size is replaced. Empty: a scratch file.

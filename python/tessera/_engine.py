@@ -87,8 +87,8 @@ class Engine:
 
     Hooks of the program on tensors and modules run as always. A post-accumulate hook sees the gradient of this rank
     alone, and must be registered before the Engine is made. Errors are `Error`. An error of the constructor,
-    `backward`, `step` or a gather ends the job on all ranks, except for exit code 64: it means a call out of turn or a
-    wrong argument, and nothing has happened.
+    `backward`, `step` or a gather ends the job on all ranks, except for exit code 64. That code means a call out of
+    turn or a wrong argument, and nothing has happened.
 
     `own` are the program's rules for which the strategy asks: an `ElementwiseOptimizer`, a `MatrixOptimizer`, a
     `CommHook`. Each rank gives an object of the same class.
@@ -147,8 +147,8 @@ class Engine:
 
         It is collective: ranks agree on norm and overflow, clip and update. `partial` allows a step earlier, after one
         microbatch or more: the step takes the mean over the microbatches that there are. A program whose epoch ends in
-        the middle of a window may also go on into the next epoch, whose first microbatches fill the window, or drop the
-        window with zero_grad. Raises Error (64) if called early without `partial`.
+        the middle of a window may also go on into the next epoch, whose first microbatches fill the window. It may also
+        drop the window with zero_grad. Raises Error (64) if called early without `partial`.
         """
         engine = self._live()
         if self._steps_write_buffers:
@@ -315,8 +315,8 @@ class Engine:
     def save_weights(self, path: str | os.PathLike, *, replace: bool = True, form: str = "dictionary") -> None:
         """Writes full parameters and buffers into one file as torch.save does, unit by unit.
 
-        `torch.load(path, weights_only=True)` reads the file, and `load_state_dict` takes the result. Buffers are rank
-        0's, as they are now, without those of `persistent=False`. `form="archive"` writes a file that C++ reads by
+        `torch.load(path, weights_only=True)` reads the file, and `load_state_dict` takes the result. Buffers come from
+        rank 0, as they are now, without those of `persistent=False`. `form="archive"` writes a file that C++ reads by
         `torch::load(module, path)`, where the module's names are the same, and Python by
         `torch.jit.load(path).state_dict()`. `load_weights` reads both.
 

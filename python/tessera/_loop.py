@@ -67,7 +67,7 @@ class SyncBatchNorm(_BatchNorm):
     B may differ between ranks, and be 0 on some. It works on the CPU too, which torch.nn.SyncBatchNorm does not.
 
     While training, mean and variance are those of the batches of all ranks together, forward and backward, as if one
-    process had the concatenated batch; running statistics are alike on all ranks. In eval mode it is BatchNorm, and
+    process had the concatenated batch. Running statistics are alike on all ranks. In eval mode it is BatchNorm, and
     ranks do not meet. Each forward and backward while training is collective. It cannot be differentiated twice.
     `torch.utils.checkpoint` counts a batch twice in the running statistics, as it does with BatchNorm. Raises Error
     (64) on all ranks if together they have one value a channel.

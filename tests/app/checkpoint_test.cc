@@ -89,8 +89,8 @@ class Checkpoints : public Workplace {
     return died;
   }
   /// Returns the command of a run in fp32 whose steps have 12 samples on any number of ranks. The rate is low, because
-  /// sums on 1, 2 and 3 ranks are made in other orders: at ten times this rate the losses of 400 steps are 20 % apart;
-  /// at this rate they are 5e-7 apart.
+  /// sums on 1, 2 and 3 ranks are made in other orders. At ten times this rate the losses of 400 steps are 20 % apart,
+  /// and at this rate they are 5e-7 apart.
   Words elastic_run(int ranks, int steps, const std::string& folder, const std::string& metrics,
                     const Words& more = {}) const {
     const std::string file = path("elastic.json");

@@ -1,5 +1,5 @@
-// Tests "durable" in the strategy of `tessera train`: processes die at any moment of a commit or between two commits,
-// and the run that goes on ends with the bits of a run that was not disturbed.
+// Tests "durable" in the strategy of `tessera train`: processes die at any moment of a commit or between two commits.
+// The run that goes on ends with the bits of a run that was not disturbed.
 
 #include <gmock/gmock.h>
 #include <signal.h>

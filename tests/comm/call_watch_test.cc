@@ -24,7 +24,7 @@ using namespace std::chrono_literals;
 using ::testing::HasSubstr;
 
 /// The calls of two ranks (or `ranks`) in an Engine's groups, and the end that each must have: with an error that has
-/// all of `wanted`, or without one where that is empty.
+/// all of `wanted`, or without one where `wanted` is empty.
 struct Scene {
   const char* name;
   std::function<absl::Status(const Mesh& mesh, const MeshAxes& axes)> body;

@@ -42,7 +42,7 @@ struct CollectiveCase {
 };
 
 /// One case's times. A sample is the time of the slowest rank. `limit` is a loop in the same buffers that only reads
-/// and writes as much, on all ranks at once (memory_traffic.h); it is empty where a collective moves nothing, or less
+/// and writes as much, on all ranks at once (memory_traffic.h). It is empty where a collective moves nothing, or less
 /// than a cache line a rank.
 struct CollectiveTiming {
   CollectiveCase what;

@@ -31,8 +31,8 @@ struct RankRecord {
   std::optional<int> code_of_tessera;
 
   bool failed() const { return exit.failed() && !ended_by_launcher; }
-  /// Returns when it failed. The time in its error file is nearer to the truth, since a rank may take long to end after
-  /// it wrote the file.
+  /// Returns when the rank failed. The time in its error file is nearer to the truth, since a rank may take long to end
+  /// after it wrote the file.
   std::chrono::system_clock::time_point failure_time() const;
 };
 

@@ -42,7 +42,7 @@ namespace tessera {
 /// step is skipped. The step's end exchanges messages as ever, and finds out for all ranks whether it was good.
 ///
 /// Where nothing is updated by the host's CPU or by a rule of the program's, the host may be kMostStepsInFlight steps
-/// ahead of the device; then it waits for the oldest one.
+/// ahead of the device. Then it waits for the oldest step.
 class QueuedStep final : public Step {
  public:
   QueuedStep(const StepContext& context, const Optimizer& optimizer, Accelerator& accelerator);

@@ -28,8 +28,8 @@ struct RankParts {
 ///
 /// Messages keep both directions of a connection busy, and Gloo's collectives do not. Gloo sends a buffer only when its
 /// receiver has said that it is ready, and it says so on the connection that carries the data. Its collectives begin to
-/// send before they are ready to receive, so these words wait behind the data, and the two directions take turns:
-/// measured at 1 Gbit/s, all-to-alls of 16 MiB carry 60 MB/s each way as collectives and 116 as messages. This class
+/// send before they are ready to receive, so these words wait behind the data, and the two directions take turns.
+/// Measured at 1 Gbit/s, all-to-alls of 16 MiB carry 60 MB/s each way as collectives and 116 as messages. This class
 /// therefore begins every receive before the first send, and two calls may be under way.
 class Transfers {
  public:

@@ -13,7 +13,7 @@ constexpr std::uint32_t kMagnitudeBits = 0x7fffffffu;
 
 TESSERA_INLINE std::uint32_t magnitude(float value) { return std::bit_cast<std::uint32_t>(value) & kMagnitudeBits; }
 
-/// Finds the smallest selected magnitude from its highest bits downwards: each pass counts the magnitudes that share
+/// Finds the smallest selected magnitude from its highest bits downwards. Each pass counts the magnitudes that share
 /// the bits found so far by their next bits, and finds the next bits.
 struct Threshold {
   std::uint32_t bits = 0;  ///< bits of the smallest selected magnitude; zeros where they are not known yet

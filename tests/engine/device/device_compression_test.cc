@@ -1,5 +1,5 @@
-// Tests compression on an emulated GPU, whose host makes the sums that are compressed: training has the bits of the
-// CPU's ranks over Gloo, memory is the plan's, and checkpoints go from one to the other.
+// Tests compression on an emulated GPU, whose host makes the sums that are compressed. Training has the bits of the
+// CPU's ranks over Gloo, memory is as planned, and checkpoints go from one to the other.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -88,8 +88,8 @@ std::vector<StepResult> train(Session& session, std::size_t begin, std::size_t e
 /// Trains, and saves after 6 steps.
 Told saved_and_trained_on(const Mesh& mesh, const Strategy& strategy, const std::string& folder,
                           const OwnRules& own_rules = {});
-/// Loads that checkpoint in an Engine that has trained something else, and goes on. `inexact`: rank 0's
-/// LoadedCheckpoint::inexact.
+/// Loads the checkpoint of saved_and_trained_on in an Engine that has trained something else, and goes on. `inexact`:
+/// rank 0's LoadedCheckpoint::inexact.
 Told loaded_and_trained_on(const Mesh& mesh, const Strategy& strategy, const std::string& folder,
                            std::vector<std::string>& inexact, const OwnRules& own_rules = {});
 /// Checks that GPUs go on from checkpoints of the CPU, and the CPU from those of GPUs.

@@ -1,4 +1,4 @@
-// Tests the states of frozen parameters in checkpoints and commits: a run that is saved while parameters are frozen
+// Tests the states of frozen parameters in checkpoints and commits. A run that is saved while parameters are frozen
 // goes on, when they train again, like a run that was not interrupted.
 
 #include "engine/memory/frozen_states.h"

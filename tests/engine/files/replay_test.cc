@@ -40,7 +40,7 @@ struct Fault {
   bool is_nan = false;                      ///< the loss is multiplied by the root of -1; else targets are changed
   bool masks = false;                       ///< all losses go through a mask of -infinity, which is no fault
   bool is_weightless = false;               ///< the microbatch counts for nothing
-  bool is_dropped = false;                  ///< zero_grad follows, and the step begins anew without it
+  bool is_dropped = false;                  ///< zero_grad follows the microbatch, and the step begins anew without it
   std::int64_t count = 1;                   ///< number of microbatches with this fault, from `microbatch` on
 };
 

@@ -1,5 +1,5 @@
 // Tests sums of gradients that are offloaded to disk between their reduction and the update: training has the bits of
-// the run without offloading; memory and traffic are the plan's.
+// the run without offloading; memory and traffic are as planned.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -96,8 +96,8 @@ bool is_told(const LoadedCheckpoint& loaded, const std::string& text) {
   return std::ranges::any_of(loaded.inexact, [&](const std::string& line) { return line.find(text) != line.npos; });
 }
 
-/// Returns, for each element of each parameter, the sum of all residuals in a checkpoint, as it moves the mean
-/// gradient.
+/// Returns by how much all residuals in a checkpoint together move each element of the mean gradient, for each
+/// parameter.
 std::map<std::string, std::vector<double>> residuals_of(const std::string& path) {
   const auto checkpoint = SavedCheckpoint::open(path, "test");
   EXPECT_TRUE(checkpoint.ok()) << checkpoint.status();

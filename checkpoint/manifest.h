@@ -38,7 +38,7 @@ struct SavedParameter {
   /// true: it has pieces "master" (F32) and one for each state; false: "value" in `dtype` (see keeps_states)
   bool trains = false;
   std::int64_t updates = 0;  ///< number of steps in which it took part
-  /// The number of its unit, the number of its group there, and its first element in that group's flat buffer. Its
+  /// Its unit's number, the number of its group in the unit, and its first element in that group's flat buffer. Its
   /// noise depends on these where states are rounded stochastically.
   std::int64_t unit = 0, group = 0, first_element = 0;
   std::int64_t numel = 0;  ///< number of elements, computed from `shape`

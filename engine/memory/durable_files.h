@@ -70,8 +70,8 @@ class DurableFiles {
 
   /// Returns the name of the files that hold records of a kind, in each directory of offload.paths.
   std::string name_of(const std::string& kind) const { return scratch_stem_ + "." + kind; }
-  /// Returns the weights of those directories (their disks' shares of the records) at the last commit; nothing where
-  /// there is no commit.
+  /// Returns the weights of offload.paths (their disks' shares of the records) at the last commit; nothing where there
+  /// is no commit.
   std::optional<std::vector<double>> weights() const;
   /// Sets the weights that the next commits note.
   void use_weights(const std::vector<double>& weights);

@@ -438,10 +438,10 @@ class Engine {
   std::vector<CallLatency> latencies() const;
   /// Returns the number of steps that updated parameters, not skipped ones. It waits for the latest step on a GPU.
   std::int64_t steps_applied() const;
-  /// Returns the samples of all ranks in those steps, as backward was told of them (MicrobatchInfo::samples).
-  /// Checkpoints and durable commits keep the number. Where replicas train apart ("sync"), each step counts this
-  /// replica's samples times the number of replicas; with "sync" asynchronous and hogwild, only this rank's samples
-  /// count. It waits for the latest step on a GPU.
+  /// Returns the samples of all ranks in the steps that updated parameters, as backward was told of them
+  /// (MicrobatchInfo::samples). Checkpoints and durable commits keep the number. Where replicas train apart ("sync"),
+  /// each step counts this replica's samples times the number of replicas; with "sync" asynchronous and hogwild, only
+  /// this rank's samples count. It waits for the latest step on a GPU.
   std::int64_t samples_seen() const;
   /// Returns the loss scale of the next backward; 1 unless parameters are fp16.
   double loss_scale() const;

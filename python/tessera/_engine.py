@@ -455,7 +455,7 @@ class Engine:
 
     @property
     def samples_seen(self) -> int:
-        """Returns the samples of all ranks in those steps, as given to `backward`.
+        """Returns the samples of all ranks in the steps that updated parameters, as given to `backward`.
 
         Where replicas train apart ("sync"), each step counts this replica's samples times the number of replicas; with
         "sync" asynchronous and hogwild, only this rank's samples count.

@@ -158,7 +158,7 @@ TEST_F(DurableSteps, LastCommitIsAwaitedAndItsFailureReported) {
               AllOf(HasSubstr("the commit of step 2 was not made"), HasSubstr("rank 1"), HasSubstr("errno 28")));
 }
 
-// A run saves such a checkpoint at its end, or after a signal.
+// A run saves a checkpoint later than its last commit at its end, or after a signal.
 TEST_F(DurableSteps, CheckpointLaterThanTheCommitIsResumed) {
   run_whole("7");
   run(run_of("5", 3, "parts.jsonl", {"--checkpoint-dir", path("parts")}));

@@ -45,7 +45,7 @@ class Transfers {
   void gather(c10d::Backend& backend, int tag, const void* shard, void* full, std::size_t bytes) {
     gather_packed(backend, tag, std::nullopt, shard, {full, bytes}, bytes);
   }
-  /// Does the same into parts of `bytes`. The parts are packed (packing.h) if `numbers` gives a dtype and they go as
+  /// Gathers into parts of `bytes`. The parts are packed (packing.h) if `numbers` gives a dtype and they go as
   /// messages. Collectives need a stride of `bytes`.
   void gather_packed(c10d::Backend& backend, int tag, std::optional<DType> numbers, const void* shard,
                      RankParts<void> full, std::size_t bytes);

@@ -62,9 +62,9 @@ struct StepResult {
   double staleness_mean = 0.0;
   std::int64_t staleness_max = 0;
   AgeHistogram ages;  ///< counts of those ages in this step; Engine::staleness has those of all steps
-  /// It is above 0 if, with "sync" backups, this rank's gradients came after those that the step waited for, and were
-  /// dropped. Then it is the number of steps that other ranks have made since this rank's last, up to `step`, and
-  /// `loss`, `grad_norm` and `tokens` are this rank's alone.
+  /// This number is above 0 if, with "sync" backups, this rank's gradients came after those that the step waited for,
+  /// and were dropped. Then it is the number of steps that other ranks have made since this rank's last, up to `step`,
+  /// and `loss`, `grad_norm` and `tokens` are this rank's alone.
   std::int64_t missed = 0;
   std::int64_t dropped = 0;  ///< gradients that all ranks have dropped so far since they came late ("sync" backups)
   /// The gradient noise scale tr(Sigma) / |G|^2, which is about the batch up to which larger batches save steps

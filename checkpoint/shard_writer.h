@@ -42,8 +42,8 @@ class ShardWriter {
   /// Returns the bytes of data given so far.
   std::int64_t written() const { return appended_; }
 
-  /// Writes the rest, syncs and closes the file, and returns its entry in the manifest. Error 70: the data is not
-  /// as long as the header says.
+  /// Writes the rest, syncs and closes the file, and returns its entry in the manifest. It fails with error 70 where
+  /// the data is not as long as the header says.
   absl::StatusOr<SavedFile> finish();
 
  private:

@@ -26,7 +26,7 @@ class StateReader {
       : checkpoint_(checkpoint), matched_(matched), states_(states), rank_(rank), ranks_(ranks) {}
 
   /// Reads the values and states of all parameters, and returns the states of those that are frozen. Errors: those of
-  /// SavedCheckpoint::read. After an error some values are the checkpoint's and others are not.
+  /// SavedCheckpoint::read. After an error some values come from the checkpoint and others do not.
   absl::StatusOr<FrozenStates> read();
 
  private:

@@ -64,7 +64,7 @@ struct StepResult {
   AgeHistogram ages;  ///< counts of those ages in this step; Engine::staleness has those of all steps
   /// This number is above 0 if, with "sync" backups, this rank's gradients came after those that the step waited for,
   /// and were dropped. Then it is the number of steps that other ranks have made since this rank's last, up to `step`,
-  /// and `loss`, `grad_norm` and `tokens` are this rank's alone.
+  /// and `loss`, `grad_norm` and `tokens` are those of this rank alone.
   std::int64_t missed = 0;
   std::int64_t dropped = 0;  ///< gradients that all ranks have dropped so far since they came late ("sync" backups)
   /// The gradient noise scale tr(Sigma) / |G|^2, which is about the batch up to which larger batches save steps
@@ -429,7 +429,8 @@ class Engine {
   double peak_tflops() const;
   /// Begins to keep histograms of how long each unit's gathers and reductions take, until the Engine ends. They have a
   /// fixed size, 5 KiB a unit beside the plan, and a call costs two looks at the clock. On a GPU it costs two events,
-  /// and its time is the device's: from where the call is queued to where the queue has waited for it.
+  /// and its time is measured by the device's clock: from where the call is queued to where the queue has waited for
+  /// it.
   void time_calls();
   /// Returns the ages of this rank's gradients in all steps so far ("sync" asynchronous and hogwild); zeros elsewhere.
   AgeHistogram staleness() const;

@@ -491,8 +491,8 @@ class Engine:
     def time_calls(self) -> None:
         """Begins to keep histograms of how long each unit's gathers and reductions take, until the Engine ends.
 
-        They have a fixed size, 5 KiB a unit beside the plan. On a GPU a call's time is the device's: from where the call is
-        queued to where the queue has waited for it.
+        They have a fixed size, 5 KiB a unit beside the plan. On a GPU a call's time is measured by the device's clock:
+        from where the call is queued to where the queue has waited for it.
         """
         self._live().time_calls()
 

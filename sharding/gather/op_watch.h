@@ -13,8 +13,8 @@ namespace tessera {
 /// tuples among the inputs, and recognises a unit by the deleter of its storage's data pointer. An operator without
 /// units therefore costs a few comparisons, and threads that run other ranks or no rank at all share nothing.
 ///
-/// Operators that only return views (their schemas say so) gather nothing; a view's storage is the parameter's, so the
-/// operator that uses the view gathers. The storage refuses reads that bypass operators (data_ptr, numpy, DLPack,
+/// Operators that only return views (their schemas say so) gather nothing; a view has the storage of the parameter, so
+/// the operator that uses the view gathers. The storage refuses reads that bypass operators (data_ptr, numpy, DLPack,
 /// accessors), unless the unit is pinned (Unit::watch).
 ///
 /// A callback must not throw: a failed gather poisons the unit (Residency::use_or_poison), and the operator itself

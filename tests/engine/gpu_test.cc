@@ -531,7 +531,7 @@ TEST_F(Gpu, OwnMatrixRuleTrainsAsOnTheCpuUnderEveryStrategy) {
 }
 
 /// The rules here are Muon, LAMB, LARS and Adafactor. cuBLAS makes products of whole matrices, the same on every rank.
-/// So strategies give the same bits, close to the CPU's.
+/// So strategies give the same bits, close to those of the CPU.
 TEST_F(Gpu, RulesOfSeveralPassesTrainAsOnTheCpu) {
   const std::pair<const char*, OptimizerConfig> rules[] = {
       {"muon", {.type = OptimizerType::kMuon, .lr = 1e-2, .eps = 1e-3, .weight_decay = 0.1}},

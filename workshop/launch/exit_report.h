@@ -26,8 +26,8 @@ struct RankRecord {
   std::string message;                  ///< text of its error file; empty: none
   std::optional<std::chrono::system_clock::time_point> message_time;
   bool told_by_peer = false;  ///< whether its error file says that it ended because another rank had failed
-  /// It is set if the rank's error file says that Tessera chose this exit code (tessera/exit_code.h). Any other code is
-  /// the program's, and may mean anything.
+  /// It is set if the rank's error file says that Tessera chose this exit code (tessera/exit_code.h). Any other code
+  /// comes from the program, and may mean anything.
   std::optional<int> code_of_tessera;
 
   bool failed() const { return exit.failed() && !ended_by_launcher; }

@@ -75,7 +75,7 @@ void expect_same_course(const Course& got, const Course& wanted, const std::stri
   EXPECT_EQ(got.reduced_bytes, wanted.reduced_bytes) << what;
 }
 
-/// Checks that memory is the plan's, to the byte, and that a GPU has what compression needs in its host's memory alone.
+/// Checks that memory is as planned, to the byte, and that a GPU has what compression needs in its host's memory alone.
 void expect_planned(const Engine& engine, const std::string& what) {
   const MemoryUse use = engine.allocated();
   EXPECT_EQ(use, engine.plan().use) << what;

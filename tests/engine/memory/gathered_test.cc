@@ -21,7 +21,7 @@ TEST(Gathered, GuardGivesPointersAndKeepsWrites) {
     {
       Gathered guard(session.engine, Gathered::kWrite);
       auto* values = weight.mutable_data_ptr<float>();
-      // Only rank 0's changes count; the others' are overwritten.
+      // Only changes by rank 0 count; those by other ranks are overwritten.
       for (std::int64_t i = 0; i < numel; ++i) values[i] = static_cast<float>(mesh.rank() == 0 ? i : -1);
       guard.close();
     }

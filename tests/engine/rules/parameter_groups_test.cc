@@ -1,5 +1,5 @@
-// Tests parameter groups and learning rates that are set by hand: numbers are PyTorch's, and all strategies give the
-// same bits.
+// Tests parameter groups and learning rates that are set by hand: numbers are those of PyTorch, and all strategies give
+// the same bits.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -64,8 +64,7 @@ class CommonParameters {
   virtual std::span<std::int64_t> counts(const FlatGroup& group) = 0;
   /// Returns the seconds so far in which this rank waited for others or copied from them.
   virtual double communication_seconds() const = 0;
-  /// Returns this object where a rank computes with a copy that it pulls; null where it computes with what all write
-  /// to.
+  /// Returns this where a rank computes with a copy that it pulls; null where it computes with what all write to.
   virtual OwnedShards* pulled() { return nullptr; }
 
  protected:

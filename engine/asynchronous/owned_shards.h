@@ -69,7 +69,7 @@ class OwnedShards final : public PushedParameters {
   /// recorded order has it, and it waits for nobody but the holders of shards. Others may go on pushing.
   void take_newest();
 
-  /// These return the number of units pulled so far, and of their bytes.
+  /// Return the number of units pulled so far, and of their bytes.
   std::int64_t pulls() const { return pulls_; }
   std::int64_t pulled_bytes() const { return pulled_bytes_; }
   /// Returns the seconds so far in pulls, including waits for slow ranks and for turns.

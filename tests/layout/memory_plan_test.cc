@@ -97,7 +97,7 @@ TEST(MemoryPlan, GradientsOnDiskKeepSlotsAndTheRootsGradientsInMemory) {
   EXPECT_EQ(on_disk.disk().durable_bytes, in_memory.disk().durable_bytes) << "no commit needs gradients";
 }
 
-// Three sums of eight microbatches wait at a time. When ranks have added them up, one sum lies in the gradient's place.
+// Three sums of eight microbatches wait at a time. Where ranks have summed them, one has the gradient's place.
 TEST(MemoryPlan, ReproducibleCountsTheSumsThatWaitInTheTree) {
   const auto added = [](MeshPosition mesh, std::int64_t accumulation, GradientSync sync) {
     PlanInput input = input_of(kMiB, 12, mesh);
@@ -286,7 +286,7 @@ TEST(MemoryPlan, EveryUnitUnderWayHasItsScratch) {
   PlanInput input = input_of(kMiB / 4, 12, {1, 2, 0, 0});
   input.wire.accumulation = 2;
   const MemoryPlan plan(input);
-  // each unit of lag takes 2 (1 MiB bucket + 1/2 MiB of scratch)
+  // 2 (1 MiB bucket + 1/2 MiB of scratch) a unit of lag
   EXPECT_EQ(plan.reduction_lag(), 2);
   EXPECT_EQ(plan.use()[MemoryCategory::kStaging], 5 * kMiB / 2);
 }

@@ -195,7 +195,7 @@ std::optional<OffloadedStep> choose_offloaded_step(const std::vector<std::unique
     return OffloadedStep::kGpu;
   }
   OffloadSpeeds speeds;
-  throw_if_error(control.barrier("offload.step").wait());  // all ranks then measure at the same time
+  throw_if_error(control.barrier("offload.step").wait());  // so that all ranks measure at the same time
   measure_copies(*accelerator.kernels, accelerator.device.device, std::min(on_gpu.streamed_bytes(), kMostCopiedBytes),
                  speeds);
   speeds.updated = measure_update(optimizer, strategy, std::min(elements_below(on_cpu), kMostElements));

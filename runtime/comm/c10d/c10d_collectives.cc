@@ -157,8 +157,7 @@ class C10dCollectives : public Collectives {
   /// Returns memory of the group for data on the wire; its old content is lost.
   std::byte* staging(std::size_t bytes);
 
-  /// The ranks' contributions to a sum, as they are on the wire. This rank's contribution is `own`, not its part of
-  /// `parts`.
+  /// The ranks' contributions to a sum, as they are on the wire. This rank's is `own`, not its part of `parts`.
   struct Contributions {
     RankParts<const std::byte> parts;
     const std::byte* own;
@@ -192,7 +191,7 @@ class C10dCollectives : public Collectives {
   PackBuffers pack_buffers_;  // buffers for Transfers
   mutable Mutex mutex_;
   Backend backend_ ABSL_GUARDED_BY(mutex_);
-  Backend left_in_use_ ABSL_GUARDED_BY(mutex_);  ///< it was dropped while a thread waited for its collective
+  Backend left_in_use_ ABSL_GUARDED_BY(mutex_);  ///< dropped while a thread waited for its collective
   absl::Status status_ ABSL_GUARDED_BY(mutex_);
   std::vector<std::weak_ptr<Transfers>> under_way_ ABSL_GUARDED_BY(mutex_);
   CallThread thread_;  // the last member is destroyed first, since its calls need the others

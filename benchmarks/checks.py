@@ -35,7 +35,7 @@ def peers_train_alike(losses, first, later):
     for name, got in others:
         for rank, (a_steps, b_steps) in enumerate(zip(wanted, got, strict=True)):
             for step, (a, b) in enumerate(zip(a_steps, b_steps, strict=True), start=1):
-                # The comparison is written so that a NaN fails.
+                # The comparison is written in such a way that NaN fails.
                 if not abs(a - b) <= (first if step == 1 else later) * abs(a):
                     raise CheckFailed(f"losses of rank {rank}, step {step} differ: {reference} {a}, {name} {b}")
     return (f"{len(losses)} peers: first losses equal within {first:g}, "

@@ -19,8 +19,7 @@ class Contender:
     label: str
     argument: str                   # argument of peers/step.py, or Tessera's strategy
     where: tuple                    # "host", "net", "gpu"; "python": on the host, with one Python model
-    group: str                      # the group of comparison; "alone": it communicates with nobody; "compressed": its
-                                    # gradients are not exact, since it sends less
+    group: str                      # group of comparison; "alone": no communication; "compressed": inexact gradients
     more: dict = dataclasses.field(default_factory=dict)  # keys of Tessera's strategy beside its name
     ranks_per_host: int = 1         # least ranks a host: over a network, the contender is left out if a host has fewer
     ranks: int = 1                  # ranks on one GPU; they divide its batch among them

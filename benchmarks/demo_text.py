@@ -1,4 +1,5 @@
-"""The text that studies of learning train on: LibTorch's headers, which are wherever LibTorch is. Standard library only."""
+"""The text that studies of learning train on: LibTorch's headers, which are wherever LibTorch is. It uses the standard
+library only."""
 
 import importlib.util
 import pathlib

@@ -80,7 +80,8 @@ def counted(words):
 
 
 def bytes_of_steps(sent, binary, folder, data, job):
-    """Returns bytes a step, without those of the start and of the evaluation. A run of one step, which is smaller, tells these."""
+    """Returns bytes a step, without those of the start and of the evaluation. A run of one step with a batch of 1 shows
+    the bytes of the start and of the evaluation."""
     first = command(binary, folder, data, job, [
         "--steps", 1, "--batch", 1, "--log-every", 1, "--eval-data", data[1], "--eval-batches", max(1, EVAL_SEQUENCES // job["batch"])])
     return (sent - counted(first)) / (job["steps"] - 1)

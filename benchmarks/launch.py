@@ -23,7 +23,8 @@ TIMEOUT_S = 600
 
 @dataclasses.dataclass
 class Run:
-    """One run of a contender. Lists hold one entry a rank that reported; losses are each rank's, or the global ones."""
+    """One run of a contender. Lists hold one entry a rank that reported; losses are those of each rank, or the global
+    ones."""
 
     samples_s: list                 # [[seconds of a timed step]]
     losses: list                    # [[loss of a step, from the first]]

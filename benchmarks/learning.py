@@ -8,9 +8,9 @@ compressed gradients. Both are compared with gradients that are summed uncompres
     benchmarks/learning.py --redraw                           draws what the results have
 
 The model is `scripts/demo`'s GPT of 10.9 million parameters (fp32, AdamW, 400 steps of 2 ranks with 4 samples of 128
-bytes, a cosine), trained on LibTorch's headers in ATen/, and evaluated on those in c10/. Ranks are two hosts. Replicas
-meet before step 400 (a checkpoint), so what is evaluated are the outer weights, one step later. Runs that the results
-have already, of the same strategy and seed, are kept.
+bytes, a cosine). It is trained on LibTorch's headers in ATen/, and evaluated on those in c10/. Ranks are two hosts.
+Replicas meet before step 400 (a checkpoint), so what is evaluated are the outer weights, one step later. Runs that the
+results have already, of the same strategy and seed, are kept.
 
 If the user may make a network namespace (root), the bytes are counted that go over its loopback in two periods of
 steps. It needs the torch whose headers are read, and matplotlib, which draws (benchmarks/setup).

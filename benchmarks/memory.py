@@ -1,7 +1,7 @@
 """Tells how much memory a process uses, and how much its strategy must use.
 
 The peak of a rank is the largest *anonymous + shared* memory seen while it trains, less the memory of the same program
-with a tiny model. Anonymous memory belongs to one process; for memory that several ranks map, each rank is charged its
+with a tiny model. Anonymous memory belongs to one process. For memory that several ranks map, each rank is charged its
 share (PSS, the "proportional set size" of proc_pid_smaps(5)), so the ranks' numbers add up to what the machine lost.
 Pages of files, such as the libraries' code, do not count: they can be dropped. The kernel walks all pages for this, so
 memory is measured in a separate run and never in a run that is timed.
@@ -59,7 +59,8 @@ class PeakSampler:
 
 
 def formula_bytes(stage, parameters, ranks, dtype):
-    """Bytes a rank needs for parameters, gradients and AdamW's state under ZeRO (arXiv 1910.02054, figure 1).
+    """Returns the bytes that a rank needs for parameters, gradients and AdamW's state under ZeRO (arXiv 1910.02054,
+    figure 1).
 
     With bf16 parameters, P of them over N ranks: 16P, 4P + 12P/N, 2P + 14P/N, 16P/N for stages 0 to 3. (2 bytes each
     for the parameter and its gradient; 12 for the fp32 master and two moments.) With fp32 parameters there is no second

@@ -19,7 +19,7 @@ from matplotlib.ticker import FixedLocator, NullFormatter, NullLocator
 from readable import size_label, time_label
 
 WIDTH = 900  # width of all pictures, in units of the SVG
-# Each colour differs, so that it can be found in the output of matplotlib.
+# Each colour differs from all others, so that it can be found in the output of matplotlib.
 COLOURS = {"page": "#ffffff", "ink": "#111111", "soft": "#444444", "edge": "#333333", "grid": "#dddddd", "mark": "#c0392b",
            "tessera": "#1f3a5f", "python": "#7989a0", "torch": "#d9d9d9", "hatch": "#777777",
            "line-1": "#a03a2c", "line-2": "#5d7f3a", "line-3": "#787878", "line-4": "#8a6d1f", "line-5": "#6b4a8a", "line-6": "#0a8f8f",

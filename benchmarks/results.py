@@ -102,8 +102,8 @@ def section_of(key):
 
 
 def added(earlier, new, names):
-    """Returns `new`, which has measured the sections `names`, with the other sections of `earlier`. Tests are the new run's if it
-    has any."""
+    """Returns `new`, which has measured the sections `names`, with the other sections of `earlier`. Tests come from the
+    new run if it has any."""
     def kept(name, section):
         return [entry for entry in earlier.get(name, []) if section(entry) not in names]
 

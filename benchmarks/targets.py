@@ -117,7 +117,8 @@ BUCKETS = 1.2
 UNIT_US = 20
 
 GBIT = 10**9
-# Each entry is (Tessera's contender, its peer, {bits a second: target}) of step times over a network, its own over the peer's.
+# Each entry is (Tessera's contender, its peer, {bits a second: target}): step times over a network, the contender's
+# divided by the peer's.
 NET_STEPS = (
     ("tessera_no_shard", "torch_ddp", {10 * GBIT: 1.0, 2 * GBIT: 1.0, GBIT: 0.95}),
     ("tessera_lossless", "torch_ddp", {10 * GBIT: 1.0, 2 * GBIT: 1.0, GBIT: 0.95}),

@@ -23,7 +23,8 @@
     offload      {"disks": [{"bytes", "engine", "write", "read", "mixed"}], "steps": [{"name", "numel", "bytes_moved",
                  "step_s": [...], "in_memory_s": [...], "transfer_s": [...]}]}, one thread; needs --dir
                  disks: by io_uring, then by threads; each pass {"samples_s": [...], "cpu_s": [...]}, bytes: one way.
-                 Names of steps are the optimizer's. in_memory_s: the update alone; transfer_s: the records alone.
+                 Names of steps are those of the optimizer. in_memory_s: the update alone; transfer_s: the records
+                 alone.
     step, memory, overhead, launches
                  {"columns": [name, ...], "rows": [[text or number, ...], ...]}, shown as they are.
 

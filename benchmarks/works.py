@@ -29,7 +29,7 @@ class Work:
     # Number of steps after the timed ones. Ranks that train alone drift apart, and their timed steps must overlap.
     cool_down: int = 0
     batch: int = 1
-    reduce: str = "bf16"        # in which gradients travel where parameters are bf16
+    reduce: str = "bf16"        # dtype in which gradients travel where parameters are bf16
     estimate_s: float = 0.0     # time of a contender's turn with the start of its process, for works of a GPU
     limit_s: float = 600.0      # time after which a contender is stopped
     needs_per_parameter: int = 20
@@ -44,7 +44,7 @@ class Work:
     def needs_bytes(self):
         """Returns the bytes that a GPU needs. PyTorch with masters by hand needs most: 2 bytes each for a bf16 parameter and its
         gradient, 4 each
-        for the fp32 master, its gradient and two moments; and 4 GiB for activations, logits and libraries."""
+        for the fp32 master, its gradient and two moments. It needs 4 GiB more for activations, logits and libraries."""
         return self.needs_per_parameter * self.parameters() + 2**32
 
     def facts(self):

@@ -145,8 +145,8 @@ absl::StatusOr<std::vector<ListedCheckpoint>> list_checkpoints(const std::string
   for (const std::string& name : names) {
     const std::optional<std::int64_t> step = step_of(name);
     struct stat info {};
-    // The manifest is the last file that is written, and nothing in a committed checkpoint changes, so its time orders
-    // them.
+    // The manifest is the last file that is written, and nothing in a committed checkpoint changes, so the time of
+    // manifests orders checkpoints.
     if (!step || ::lstat((folder + "/" + name + "/manifest.json").c_str(), &info) != 0) continue;
     found.push_back({info.st_mtim.tv_sec, info.st_mtim.tv_nsec, {name, *step}});
   }

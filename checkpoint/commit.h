@@ -27,12 +27,12 @@ struct Commit {
 /// the XXH3 of everything before (checkpoint_hash).
 std::string write_commit(const Commit& commit);
 
-/// Reads such bytes. `file` stands in front of messages. Error: 65 for any other bytes.
+/// Reads the bytes of a commit's file. `file` stands in front of messages. Error: 65 for any other bytes.
 absl::StatusOr<Commit> read_commit(const std::string& file, std::string_view bytes);
 
 /// Returns the bytes of parts alone, for a part that itself has parts: their number, and then each part as in a commit.
 std::string write_parts(const CommitParts& parts);
-/// Reads such bytes. Returns false for any other bytes.
+/// Reads what `write_parts` returned. Returns false for any other bytes.
 bool read_parts(std::string_view bytes, CommitParts& parts);
 
 }  // namespace tessera

@@ -38,7 +38,7 @@ struct SavedParameter {
   /// true: it has pieces "master" (F32) and one for each state; false: "value" in `dtype` (see keeps_states)
   bool trains = false;
   std::int64_t updates = 0;  ///< number of steps in which it took part
-  /// The number of its unit, the number of its group there, and its first element in that group's flat buffer. Its
+  /// Its unit's number, the number of its group in the unit, and its first element in that group's flat buffer. Its
   /// noise depends on these where states are rounded stochastically.
   std::int64_t unit = 0, group = 0, first_element = 0;
   std::int64_t numel = 0;  ///< number of elements, computed from `shape`
@@ -93,8 +93,8 @@ struct SavedNoiseScale {
 /// and "replica_residual.rank3" of parameters that train, in fp32, as sums over the microbatches of a step.
 struct SavedResiduals {
   std::int64_t microbatches = 1;  ///< number of microbatches in a step
-  /// The factor b, if they belong to the momentum b m + (1 - b) g and not to gradients g (OneBitConfig::momentum); 0:
-  /// gradients.
+  /// The factor b, if the residuals belong to the momentum b m + (1 - b) g and not to gradients g
+  /// (OneBitConfig::momentum); 0: gradients.
   double momentum = 0;
   friend bool operator==(const SavedResiduals&, const SavedResiduals&) = default;
 };
@@ -156,9 +156,9 @@ struct Manifest {
 /// never accepted.
 std::string write_manifest(const Manifest& manifest);
 
-/// Reads such a text. `file` stands in front of messages. Errors (65): a first line that is not this format's, another
-/// hash, a version that this program does not read (both versions are named), anything missing or out of range, names
-/// that are given twice or are no plain file names.
+/// Reads a manifest's text. `file` stands in front of messages. Errors (65): a first line that is not this format's,
+/// another hash, a version that this program does not read (both versions are named), anything missing or out of range,
+/// names that are given twice or are no plain file names.
 absl::StatusOr<Manifest> read_manifest(const std::string& file, std::string_view text);
 
 /// Returns whether nothing outside of a folder can be opened with the name: letters, digits, '.', '_' and '-', and no

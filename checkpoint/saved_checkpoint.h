@@ -71,7 +71,7 @@ class SavedCheckpoint {
   /// Returns all pieces of a tensor, by offset. It is empty if the tensor has no elements, or does not exist.
   std::span<const Place> pieces(const std::string& what, const std::string& name) const;
   /// Reads elements of a tensor from `first` on, as many as `bytes` has room for. Whole chunks are not copied.
-  /// REQUIRES: they are there.
+  /// REQUIRES: these elements are there.
   absl::Status read(const std::string& what, const std::string& name, std::int64_t first, std::span<std::byte> bytes);
   /// Returns a view of `bytes` bytes, without a copy if they lie in one chunk. It is valid until the next call
   /// that reads.

@@ -57,7 +57,7 @@ absl::Status ShardWriter::error(const char* operation, int error, std::int64_t o
                      .error = error});
 }
 
-/// Takes a smaller block for little data, and no second block that would never be filled.
+/// Takes a smaller block for little data, and a second block only if there is data to fill it.
 absl::Status ShardWriter::take_blocks() {
   const auto bytes = static_cast<std::size_t>(std::min(kBlockBytes, wanted_));
   TESSERA_ASSIGN_OR_RETURN(blocks_[0], AlignedMemory::make(bytes, who_));

@@ -20,10 +20,10 @@ namespace tessera {
 /// Writes one file of a checkpoint: the head first, then the data, given in the order of the pieces in any portions,
 /// and hashed in chunks of SavedFile::kChunkBytes.
 ///
-/// It collects data in one of two blocks (double buffering), which is all the memory that it takes, while a thread
-/// writes the other one past the page cache (O_DIRECT) where the file system can. So nothing is copied once more, no
-/// memory of the host is filled with a file that is seldom read, and little is left for the fsync. Otherwise it writes
-/// through the page cache, and asks the disk to begin early.
+/// It collects data in one of two blocks (double buffering) while a thread writes the other one past the page cache
+/// (O_DIRECT) where the file system can. It takes no other memory. So nothing is copied once more, no memory of the
+/// host is filled with a file that is seldom read, and little is left for the fsync. Otherwise it writes through the
+/// page cache, and asks the disk to begin early.
 ///
 /// Errors, with `who` in front: 73 where the file cannot be created, 77, 71, and 74 for a full disk (bytes wanted and
 /// free), a failed write or fsync. Nothing but the destructor may be called after an error. A failed fsync is not tried
@@ -42,8 +42,8 @@ class ShardWriter {
   /// Returns the bytes of data given so far.
   std::int64_t written() const { return appended_; }
 
-  /// Writes the rest, syncs and closes the file, and returns its entry in the manifest. Error 70: the data is not
-  /// as long as the header says.
+  /// Writes the rest, syncs and closes the file, and returns its entry in the manifest. It fails with error 70 where
+  /// the data is not as long as the header says.
   absl::StatusOr<SavedFile> finish();
 
  private:

@@ -39,7 +39,7 @@ class TensorFilesWriter {
 
   /// Writes the next bytes of the data: those of the tensors, one behind the other.
   absl::Status append(std::span<const std::byte> bytes);
-  /// Completes all files. Error 70: the data is not as long as the tensors say.
+  /// Completes all files. It fails with error 70 where the data is not as long as the tensors say.
   absl::Status finish();
 
  private:

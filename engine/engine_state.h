@@ -22,7 +22,7 @@ struct Engine::State {
         OwnRules own_rules, std::optional<std::int64_t> continues_after);
   /// Calls `change`, and returns a new plan: a State over the same module, which goes on with the values, optimizer
   /// states and counts of this State. This State must not be used afterwards. Call it between steps. It is collective.
-  /// `other`: a strategy with more groups of parameters, in place of the Engine's.
+  /// `other`: a strategy with more groups of parameters, in place of the strategy that the Engine has.
   std::unique_ptr<State> planned_anew(std::int64_t steps, const std::function<void()>& change,
                                       std::shared_ptr<Strategy> other = nullptr);
   /// Throws tessera::Error (64) where a program may not plan anew now. `what`: the name of the call.

@@ -502,7 +502,7 @@ absl::Status FileTier::wrong_use(const std::string& what) {
   return failure_;
 }
 
-// Keeps the first error. `record` < 0: it belongs to no record in particular.
+// Keeps the first error. `record` < 0: the error belongs to no record in particular.
 absl::Status FileTier::fail(std::int64_t record, const absl::Status& status) {
   const std::string prefix = record < 0 ? std::string() : name_of(record) + ": ";
   if (failure_.ok()) failure_ = make_error(exit_code_of(status), prefix + message_of(status));

@@ -119,7 +119,7 @@ class FileTier final : public RecordTier, public DurableTier {
   std::size_t allocated_bytes() const override;
   std::string describe() const override;
 
-  /// REQUIRES, as all functions of DurableTier: FileTierOptions::durable.
+  /// REQUIRES: FileTierOptions::durable, as for all functions of DurableTier.
   absl::Status end_writes() override;
   absl::Status sync() override;
   std::string where() const override { return two_places_.text(written_, checksums_); }

@@ -16,8 +16,8 @@ namespace tessera {
 /// overwritten before the next commit. A record that is written for the first time after a commit goes to its other
 /// place, and stays there until the next commit.
 ///
-/// `text` is all that one has to know of the records to find them again: for each, one byte (bit 0 its place, bit 1
-/// whether it was ever written) and its checksum in eight bytes, the lowest first.
+/// `text` is all that one has to know of the records to find them again. It has, for each record, one byte (bit 0 its
+/// place, bit 1 whether it was ever written) and its checksum in eight bytes, the lowest first.
 class TwoPlaces {
  public:
   static constexpr std::size_t kTextBytes = 9;  ///< bytes for a record

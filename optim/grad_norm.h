@@ -14,7 +14,7 @@ namespace tessera {
 // cut into parts.
 //
 // Each tensor has a tree of its own (norm_tree.h). A block's sum runs over 16 lanes (element i of the block goes to
-// lane i mod 16), added in a fixed order; squares of fp32 numbers are exact in fp64. A rank adds up the largest nodes
+// lane i mod 16), added in a fixed order. Squares of fp32 numbers are exact in fp64. A rank adds up the largest nodes
 // that its part holds completely (NormSums) and sends their sums. Every rank then adds the nodes above them in the same
 // way (NormTotals), and adds tensors in the order of numbers that do not depend on their places.
 //

@@ -29,8 +29,8 @@ namespace tessera {
 ///
 /// Beyond total_steps the rate stays where the schedule ended.
 ///
-/// With warmup_samples or warmup_epochs, w is 0 in these formulas, and the result is multiplied by a factor that rises
-/// with `seen`, the samples of all ranks in the updates before this one (warm_up_ratio). Goyal et al. count 5 epochs.
+/// With warmup_samples or warmup_epochs, w is 0 in these formulas. The result is multiplied by a factor that rises with
+/// `seen`, the samples of all ranks in the updates before this one (warm_up_ratio). Goyal et al. count 5 epochs.
 double lr_at(const LrScheduleConfig& config, double base_lr, std::int64_t step, std::int64_t global_batch,
              std::int64_t seen = 0);
 

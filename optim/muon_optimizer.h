@@ -29,7 +29,7 @@ class MuonOptimizer final : public Optimizer {
   StepArguments direction_arguments(const OptimizerSlice& slice, std::span<float> direction) const;
   StepArguments step_arguments(const OptimizerSlice& slice) const;
   MuonMomentumConstants momentum_constants() const;
-  /// Returns the numbers of `step`, which are SGD's.
+  /// Returns the numbers of `step`, which are those of SGD.
   const RuleNumbers& step_numbers() const { return step_; }
 
   void average(const OptimizerSlice& slice) const override { elements_.average(slice); }

@@ -37,7 +37,7 @@ struct SimulatedWorld {
 };
 
 /// Plays what predict_step does for each rank of the plan's mesh by itself. A call begins when its last rank has come,
-/// and ends for all of them at once; in shared memory each rank does its share of a sum when all have started it. A
+/// and ends for all of them at once. In shared memory each rank does its share of a sum when all have started it. A
 /// rank that has ended a step begins the next one without waiting for others. If ranks are alike, a step takes what
 /// predict_step says, to the last bit.
 ///

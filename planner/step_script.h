@@ -68,7 +68,7 @@ struct AxisUse {
   std::int64_t calls = 0;
   std::int64_t sent_bytes = 0;
   double latency_s = 0, transfer_s = 0;  ///< sum over all calls, as if each were alone
-  /// The seconds among them in which the rank itself makes sums in shared memory.
+  /// Seconds in which the rank itself makes sums in shared memory; they are part of the sums above.
   double own_work_s = 0;
 };
 

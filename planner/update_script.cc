@@ -42,7 +42,7 @@ void UpdateScript::agree() {
   writer_.call(Channel::kWorld, world_cost(agreement_bytes()), Spending::kAgreement, "agree");
 }
 
-/// That message (engine/step/rules/layer_norms.cc) has about two sums of squares for each parameter.
+/// The message (engine/step/rules/layer_norms.cc) has about two sums of squares for each parameter.
 void UpdateScript::agree_on_norms(int unit) {
   constexpr std::int64_t kEach = 16;
   if (plan_.placement().mesh.world_size() == 1) return;

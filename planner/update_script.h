@@ -15,7 +15,7 @@ namespace tessera {
 
 /// The part of a step's program (StepProgram) that is agreement, the update of this rank's part, and publishing updated
 /// values: what CpuStep, Update and Publisher do, without the time it takes. A group is published (all-gathered) when
-/// it is updated, so its all-gather goes on while the next group is updated, or while the next forward begins if values
+/// it is updated. So its all-gather goes on while the next group is updated, or while the next forward begins if values
 /// are published behind the update (Publication).
 class UpdateScript {
  public:

@@ -267,7 +267,7 @@ def convert(options):
     result = {}
     for name, tensor in tensors.items():
         convert_type = options.dtype and tensor.is_floating_point()
-        # A copy, since safetensors has no tensors that share memory.
+        # This is a copy, since safetensors has no tensors that share memory.
         result[name.removeprefix(options.prefix)] = tensor.detach().to(DTYPES[options.dtype] if convert_type else tensor.dtype).contiguous().clone()
     target.parent.mkdir(parents=True, exist_ok=True)
     save_file(result, target, metadata={"format": "pt"})

@@ -73,7 +73,7 @@ class Carrier {
 
   /// Bytes that were copied to a GPU so far.
   virtual std::int64_t uploaded_bytes() const { return 0; }
-  /// Bytes of pinned host memory that the carrier has for those copies.
+  /// Bytes of pinned host memory that the carrier has for copies to a GPU.
   virtual std::int64_t pinned_bytes() const { return 0; }
 
  protected:

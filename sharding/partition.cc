@@ -21,7 +21,7 @@ using torch::nn::Module;
 // This file cuts a module into units.
 //
 // A Partitioner walks over the module tree once and gives each parameter to a Claim, which is a unit in the making
-// (`visit`, `claim`); a module begins a unit by its class, its path, or its size (`choose_by_size` is done before the
+// (`visit`, `claim`). A module begins a unit by its class, its path, or its size (`choose_by_size` is done before the
 // walk). If units are buckets, the one claim is cut by size instead (`cut_into_buckets`). Then each claim becomes a
 // Unit with flat groups and their layouts (`make_groups`).
 

@@ -23,9 +23,9 @@ namespace tessera {
 /// elements not claimed inside them. A parameter belongs to the innermost unit around it; a tied one to the first.
 ///
 /// Units are buckets instead if `units.bucket_cap_mb` is set: trainable parameters (a tied one once, by its first
-/// name), the last registered first, fill the first bucket up to `units.first_bucket_mb` and the others up to the cap,
-/// in bytes of the reduce dtype (sharding/layout/buckets.h). The root has the frozen parameters; "bucket.0", which
-/// backward completes first, is the last unit, since units are reduced in reverse.
+/// name), the last registered first, fill the first bucket up to `units.first_bucket_mb` and the others up to the cap.
+/// Sizes are in bytes of the reduce dtype (sharding/layout/buckets.h). The root has the frozen parameters; "bucket.0",
+/// which backward completes first, is the last unit, since units are reduced in reverse.
 ///
 /// Parameters get their dtype from `mixed_precision` (floating ones, outside keep_fp32 classes) and their flat groups
 /// by dtype, requires_grad and `is_matrix`. Layouts are packed for `parts` equal parts, which are whole pages where

@@ -27,7 +27,8 @@ class _Memory(ctypes.Structure):
 
 
 class MemoryMeter:
-    """Bytes in use on a GPU, by all processes, from NVML. Raises OSError if NVML cannot be loaded or refuses."""
+    """Returns the bytes in use on a GPU by all processes, as NVML tells them. Raises OSError if NVML cannot be loaded
+    or refuses."""
 
     def __init__(self, uuid):
         self._nvml = ctypes.CDLL("libnvidia-ml.so.1")

@@ -7,9 +7,9 @@
     benchmarks/run --disk /mnt/nvme0                the section "disk" on that disk in place of this folder's
     benchmarks/run --only disk --add                into the results that are there, in place of what they have of it
 
-Each round starts every contender anew, one after the other, with warm-up steps before the timed ones; noise of the
+Each round starts every contender anew, one after the other, with warm-up steps before the timed ones. Noise of the
 machine that lasts longer than a contender's turn hits all contenders. Before anything is timed, Tessera's strategies
-must give the same losses bit for bit, and have allocated what they planned; after the first round the peers must have
+must give the same losses bit for bit, and have allocated what they planned. After the first round the peers must have
 trained alike, from the same weights on the same samples. A difference ends the run (70), and so does a contender that
 fails. Memory is measured in separate runs. The binary is build/release/app/tessera, or TESSERA_BIN.
 

@@ -29,7 +29,8 @@ _SHARING = ("With ranks of one host sharing one copy of the parameters nothing i
 
 
 def _family_of(contender):
-    """Returns the family of a contender outside the steps of training. All that are not DeepSpeed's are drawn as PyTorch's."""
+    """Returns the family of a contender outside the steps of training. All contenders but those of DeepSpeed are drawn
+    as those of PyTorch."""
     return next((family for family in ("tessera", "deepspeed") if contender.startswith(family)), "torch")
 
 

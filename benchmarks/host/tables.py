@@ -21,7 +21,7 @@ class HostResults(Results):
 
     def alone_seconds(self, work, contender):
         """Returns the median step without communication: Tessera's own for Tessera, PyTorch's for the others (DeepSpeed
-        and Python run on it). Returns None if it was not run, or is the contender's own."""
+        and Python run on it). Returns None if it was not run, or if the contender is that step itself."""
         if self.is_alone(contender):
             return None
         family = self.contenders[contender]["family"]

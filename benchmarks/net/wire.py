@@ -4,7 +4,7 @@ standard library only. Started once a host; the first two ranks print a JSON lin
 
     {"rank", "one_way", "both_ways"}     bytes a second that this rank received; one_way: rank 0's, null for rank 1
 
-It measures one way, then both ways at once: collectives send and receive together. The clock is the receiver's, from
+It measures one way, then both ways at once: collectives send and receive together. The receiver's clock counts, from
 the first bytes on, so what sockets and queues hold when the sender stops is counted.
 """
 

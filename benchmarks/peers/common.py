@@ -34,7 +34,7 @@ class Ranks:
         dist.init_process_group(backend, rank=self.rank, world_size=self.count)
 
     def leave(self):
-        # Gloo's worker threads need the interpreter to free tensors: they are ended before it is.
+        # Gloo's worker threads need the interpreter to free tensors, so they end before the interpreter ends.
         dist.barrier()
         dist.destroy_process_group()
 

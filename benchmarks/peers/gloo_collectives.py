@@ -69,7 +69,8 @@ class Collectives:
 
 
 class Limits:
-    """Moves the same bytes without waiting. Slice r is this rank's; local memory stands for the inputs of other ranks."""
+    """Moves the same bytes without waiting. Slice r belongs to this rank; local memory stands for the inputs of other
+    ranks."""
 
     def __init__(self, collectives):
         self.buffers = collectives

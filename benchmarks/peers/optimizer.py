@@ -27,7 +27,7 @@ parser.add_argument("--isa", choices=["avx2"], help="instruction set; the proces
 options = parser.parse_args()
 
 os.environ.setdefault("DS_ACCELERATOR", "cpu")
-if options.isa:  # set before torch is imported, which reads this
+if options.isa:  # this must be set before torch is imported, which reads it
     os.environ["ATEN_CPU_CAPABILITY"] = options.isa
     os.environ["TORCH_EXTENSIONS_DIR"] = os.environ.get("TORCH_EXTENSIONS_DIR", "extensions") + f"_{options.isa}"
 
@@ -36,7 +36,7 @@ from common import ADAMW, standard_output  # noqa: E402
 from on_device import Device  # noqa: E402
 
 CLIP = 1.0
-FUSED_PASS = 7  # reads parameter, gradient and two moments, writes all but the gradient
+FUSED_PASS = 7  # reads of parameter, gradient and two moments, and writes of all but the gradient
 
 
 def torch_adamw(parameter):

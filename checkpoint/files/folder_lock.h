@@ -25,8 +25,8 @@ class FolderLock {
   }
   ~FolderLock();
 
-  /// Call it in a process that was forked from the holder: the lock stays the holder's alone, whatever becomes of this
-  /// process.
+  /// Call it in a process that was forked from the holder: the lock then belongs to the holder alone, whatever becomes
+  /// of this process.
   void forget();
 
  private:

@@ -34,7 +34,7 @@ class RunningHash {
 
 /// Returns the hash as text: 16 hexadecimal digits, the most significant first.
 std::string hash_text(std::uint64_t hash);
-/// Reads such a text. Returns false if `text` is anything else.
+/// Reads a text that `hash_text` made. Returns false if `text` is anything else.
 bool read_hash(std::string_view text, std::uint64_t& hash);
 
 }  // namespace tessera

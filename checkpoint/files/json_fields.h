@@ -53,8 +53,8 @@ class JsonFields {
 /// Reads an integer of [least, most]. Returns false if the value is anything else, such as 1.0.
 bool read_integer(const nlohmann::json& value, std::int64_t least, std::int64_t most, std::int64_t& integer);
 
-/// Parses a text of at most `most_values` values, strictly (runtime/config/json_document.h). Error 65: it is no such
-/// text.
+/// Parses a text of at most `most_values` values, strictly (runtime/config/json_document.h). It fails with error 65
+/// where the text is anything else.
 absl::StatusOr<JsonNode> parse_checkpoint_json(const std::string& file, std::string_view text, std::size_t most_values);
 
 }  // namespace tessera

@@ -11,8 +11,8 @@
 namespace tessera {
 
 /// A file that may be damaged or hostile, open for reading. Only a regular file is opened; a link, a folder, a pipe or
-/// a device is an error at once. The user vouches for the folder that was named, which may be a link or lie behind one;
-/// none of the `parts` of the path below it may be a link. It is move-only.
+/// a device is an error at once. The user vouches for the folder that was named, which may be a link or lie behind one.
+/// None of the `parts` of the path below it may be a link. It is move-only.
 ///
 /// Errors, with `who` and the file in front: 66 missing, 77, 71; 65 a link or no regular file; 74 a failed read, or an
 /// end before the bytes that were wanted.

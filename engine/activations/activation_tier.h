@@ -21,7 +21,7 @@ struct StoredBytes {
 struct ActivationCounts {
   std::int64_t values = 0, bytes_put = 0;  ///< calls of `put`, and the bytes that they were given
   std::int64_t bytes_got = 0;
-  std::int64_t live_bytes = 0;  ///< bytes of the values that were not dropped, now
+  std::int64_t live_bytes = 0;  ///< present bytes of the values that were not dropped
   std::int64_t peak_bytes = 0;  ///< the largest value that `live_bytes` had
   std::int64_t disk_bytes_read = 0, disk_bytes_written = 0;
   double disk_wait_seconds = 0;  ///< time that the caller waited for the disk

@@ -6,8 +6,8 @@
 namespace tessera {
 
 /// The step of a rank that waits for nobody: it decides by its own loss and norm, and pushes its gradients to the
-/// parameters that all ranks own. Norm, clipping, schedule and skipped steps are this rank's alone; the learning rate
-/// is not divided by the number of ranks, though a round of N ranks makes N updates.
+/// parameters that all ranks own. Norm, clipping, schedule and skipped steps are those of this rank alone; the learning
+/// rate is not divided by the number of ranks, though a round of N ranks makes N updates.
 class AsynchronousStep final : public LoneStep {
  public:
   /// Takes the arguments of LoneStep. Refers to `common`.

@@ -25,7 +25,8 @@ constexpr float kMeanSquareEpsilon = 1e-7F;
 /// are those of plain code on every machine.
 void compensate(float* gradients, std::int64_t n, float scale, const DelayCompensation& with);
 
-/// Does the same with lambda / sqrt(mean + kMeanSquareEpsilon) in place of lambda, once the mean has moved.
+/// Compensates as `compensate` does, but with lambda / sqrt(mean + kMeanSquareEpsilon) in place of lambda, once the
+/// mean has moved.
 void compensate_adaptively(float* gradients, std::int64_t n, float scale, const DelayCompensation& with,
                            const MeanSquares& squares);
 

@@ -30,7 +30,7 @@ namespace tessera {
 ///
 /// A push takes a block of elements at a time: it copies their values, lets the rule update the copy, and merges what
 /// has changed into the common ones. So an update by another rank is lost only where it falls between the load and the
-/// store of one number, and with one rank values have the bits of plain training. Shared states are copied back: of two
+/// store of one number. With one rank values have the bits of plain training. Shared states are copied back: of two
 /// updates of one state at the same time the later one stays.
 ///
 /// A rule that leaves an element without a gradient as it is (sgd without momentum, adagrad; no weight decay) does not

@@ -39,7 +39,7 @@ class PeerBoard {
   int size() const { return group_->size(); }
   Collectives& group() const { return *group_; }
 
-  /// Return the steps of `rank` whose backward is over, and those whose gradients are applied, or skipped.
+  /// These return the steps of `rank` whose backward is over, and those whose gradients are applied, or skipped.
   std::int64_t computed(int rank) const { return entries_[rank].computed.load(); }
   std::int64_t pushed(int rank) const { return entries_[rank].pushed.load(); }
   void note_computed(std::int64_t steps) { entries_[rank()].computed.store(steps); }

@@ -9,8 +9,8 @@ namespace tessera {
 /// commits hold it. The generator's mutex is held meanwhile.
 at::Tensor state_of_generator(c10::Device device);
 
-/// Sets that generator to `state`, which state_of_generator returned. Throws c10::Error where `state` belongs to
-/// another kind of generator.
+/// Sets the generator of `device` to `state`, which state_of_generator returned. Throws c10::Error where `state`
+/// belongs to another kind of generator.
 void set_generator(c10::Device device, const at::Tensor& state);
 
 }  // namespace tessera

@@ -31,9 +31,10 @@ struct MatchedCheckpoint {
 };
 
 /// Finds the counterpart of every parameter, buffer and state by name. Loading a checkpoint calls it on every rank,
-/// before anything is changed. `whole`: the module's buffers; `states`: the Engine's. The result refers to `manifest`
-/// and the units. Errors (65), which name all faults at once: a parameter or buffer that only one side has; other
-/// shapes, types, strides or aliases; states that the checkpoint lacks or has in a format that cannot be converted.
+/// before anything is changed. `whole`: the module's buffers; `states`: those of the Engine. The result refers to
+/// `manifest` and the units. Errors (65), which name all faults at once: a parameter or buffer that only one side has;
+/// other shapes, types, strides or aliases; states that the checkpoint lacks or has in a format that cannot be
+/// converted.
 absl::StatusOr<MatchedCheckpoint> match_checkpoint(const std::vector<std::unique_ptr<Unit>>& units,
                                                    const NamedTensors& whole, const StoredStates& states,
                                                    const Manifest& manifest);

@@ -42,7 +42,8 @@ absl::StatusOr<FrozenParameter> read_frozen(SavedCheckpoint& checkpoint, const S
 /// Returns all shares of this rank as bytes of a durable commit, which names parameters by their numbers. It is empty
 /// if there are none.
 std::string write_frozen(const FrozenStates& frozen, const std::vector<std::unique_ptr<Unit>>& units);
-/// Fills `frozen` from such bytes, for the same units. Returns false where the bytes are no such thing.
+/// Fills `frozen` from the bytes that write_frozen returned, for the same units. Returns false where the bytes are
+/// anything else.
 bool read_frozen(std::string_view bytes, const std::vector<std::unique_ptr<Unit>>& units, FrozenStates& frozen);
 
 }  // namespace tessera

@@ -16,8 +16,8 @@ namespace tessera {
 /// Writes residuals of compressed reductions to checkpoints, and reads them (Manifest::residuals).
 ///
 /// Residuals belong to ranks. If the job has the same ranks, units and kind of compression as the one that saved, every
-/// rank gets back what it had. Otherwise each rank gets a share of the mean. All residuals of an element are added, and
-/// the sum is divided so that it moves the mean gradient of a later step as much as it would have in the run that was
+/// rank gets back what it had. Otherwise each rank gets a share of the mean. All residuals of an element are added. The
+/// sum is divided so that it moves the mean gradient of a later step as much as it would have in the run that was
 /// saved.
 
 /// Gives all of `kept` to `writer`, for `rank`. Only rank 0 writes factors, which are the same on all ranks.

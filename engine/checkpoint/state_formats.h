@@ -10,7 +10,7 @@ namespace tessera {
 /// Returns whether states of the format `from` (SavedState::format) can be loaded as states of the format `to`: equal
 /// formats, and "fp32" and "bf16" both ways. A checkpoint of a run with another /optimizer/state_dtype needs it.
 bool can_convert(const std::string& from, const std::string& to);
-/// Returns whether that conversion keeps each number exactly.
+/// Returns whether `convert_state` keeps each number exactly.
 bool is_exact(const std::string& from, const std::string& to);
 
 /// Converts the numbers of `from` to the format of `to`; bf16 is rounded to nearest. REQUIRES: can_convert is true, and

@@ -19,14 +19,14 @@ namespace tessera {
 /// other. load_checkpoint makes one on each rank and calls `read` once.
 class StateReader {
  public:
-  /// `states` are the Engine's. `rank`, `ranks`: this rank and the number of ranks that load. The references must
-  /// outlive it.
+  /// `states` are those of the Engine. `rank`, `ranks`: this rank and the number of ranks that load. The references
+  /// must outlive it.
   StateReader(SavedCheckpoint& checkpoint, const MatchedCheckpoint& matched, const StoredStates& states, int rank,
               int ranks)
       : checkpoint_(checkpoint), matched_(matched), states_(states), rank_(rank), ranks_(ranks) {}
 
   /// Reads the values and states of all parameters, and returns the states of those that are frozen. Errors: those of
-  /// SavedCheckpoint::read. After an error some values are the checkpoint's and others are not.
+  /// SavedCheckpoint::read. After an error some values come from the checkpoint and others do not.
   absl::StatusOr<FrozenStates> read();
 
  private:

@@ -15,12 +15,12 @@ namespace tessera {
 /// types that checkpoints do not have.
 std::string safetensors_word(c10::ScalarType type, const std::string& who);
 std::string safetensors_word(DType dtype);
-/// Returns the element type of such a word; nothing for other words.
+/// Returns the element type of a word of safetensors; nothing for other words.
 std::optional<c10::ScalarType> type_of_word(const std::string& word);
 
 /// Copies a tensor to host memory; the copy is contiguous.
 at::Tensor host_copy(const at::Tensor& tensor);
-/// Returns the memory of such a copy.
+/// Returns the memory of a tensor that host_copy returned.
 std::span<std::byte> bytes_of(const at::Tensor& host);
 
 }  // namespace tessera

@@ -11,7 +11,7 @@
 namespace tessera {
 
 /// Returns a group for the memory of a GPU. The ranks' hosts make its all-gathers in another form
-/// (GatherOptions::form). All other calls are `group`'s. So a gather has the bits that the CPU's ranks get over `host`,
+/// (GatherOptions::form). `group` makes all other calls. So a gather has the bits that the CPU's ranks get over `host`,
 /// a group of the same ranks for the memory of their hosts, which compresses. An Engine on a GPU makes one for each
 /// axis on which "compression.gathers" has an effect; the Residency and the Publisher call it as any other group.
 ///

@@ -19,7 +19,7 @@ struct HostSlots {
 };
 
 /// Returns a group for the memory of a GPU. The ranks' hosts make its compressed sums: those whose ReduceOptions have a
-/// method or a codec. All other calls are `group`'s. So a sum has the bits that the CPU's ranks get over `host`, a
+/// method or a codec. `group` makes all other calls. So a sum has the bits that the CPU's ranks get over `host`, a
 /// group of the same ranks for the memory of their hosts, which compresses. An Engine on a GPU makes one for each axis
 /// that "compression" names; the Reducer calls it as any other group.
 ///

@@ -37,7 +37,7 @@ class InitTape : public std::enable_shared_from_this<InitTape> {
     at::ScalarType dtype = at::kFloat;
     std::vector<std::int64_t> sizes, strides;
     std::int64_t offset = 0;
-    bool whole() const;       ///< the tensor is all of its storage
+    bool whole() const;       ///< whether the tensor is all of its storage
     bool contiguous() const;  ///< whether the tensor is its whole storage, with its elements in order
     /// Returns how many elements of `dtype` the storage holds.
     std::int64_t storage_numel() const { return static_cast<std::int64_t>(storage_bytes / c10::elementSize(dtype)); }

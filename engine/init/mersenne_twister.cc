@@ -21,8 +21,8 @@ inline std::uint32_t twist(std::uint32_t from, std::uint32_t to) {
   return (mixed >> 1) ^ (-(to & 1u) & kMatrix);
 }
 
-// Polynomials over the field of two elements. A sparse one is the list of its exponents in descending order; any other
-// is an array of bits, with the coefficient of x^k in bit k % 64 of limb k / 64.
+// Polynomials over the field of two elements. A sparse one is the list of its exponents in descending order. Any other
+// one is an array of bits, with the coefficient of x^k in bit k % 64 of limb k / 64.
 using Exponents = std::vector<std::uint64_t>;
 using Limbs = std::array<std::uint64_t, kLimbs>;
 
@@ -145,7 +145,7 @@ void next_block(Block& block) {
 }
 
 void jump(Block& block, std::uint64_t blocks) {
-  // Every bit of the words behind word 0 follows the recurrence that the characteristic polynomial stands for: where
+  // Every bit of the words behind word 0 follows the recurrence that the characteristic polynomial stands for. Where
   // x^e is the sum of c_i x^i, word 1 + m + e is the sum of c_i times word 1 + m + i. (Only the highest bit of word 0
   // belongs to the state.) Word `blocks * kWords` is word 1 + e.
   const Limbs power = power_of_x(blocks * kWords - (seeded_fault(SeededFault::kJumpOneWordFar) ? 0 : 1));

@@ -22,8 +22,8 @@ namespace {
 using Node = InitTape::Node;
 using Place = InitTape::Place;
 
-// This file works as follows. `of` asks the tape for the nodes that the tensor needs and turns each into a Step, or
-// gives up where one of them does not treat each element by itself. `make` widens the piece to whole groups of
+// This file works as follows. `of` asks the tape for the nodes that the tensor needs, and turns each one into a Step.
+// It gives up where a node does not treat each element by itself. `make` widens the piece to whole groups of
 // KnownDraw::kGroup elements, runs every step on buffers of that length alone, and cuts the piece out of the last
 // buffer.
 

@@ -55,7 +55,7 @@ struct Job {
   const OwnRules own_rules;
   int exceptions_at_start = std::uncaught_exceptions();
   bool failed = false;
-  /// Training sets it. Returns `what`, then the plan, and a strategy that would need less memory.
+  /// Training sets this function. It returns `what`, then the plan, and a strategy that would need less memory.
   std::function<std::string(const std::string& what)> memory_story;
 
   Accelerator accelerator;

@@ -40,7 +40,7 @@ bool would_reduce_in_background(const Topology& topology, TransportChoice transp
 struct CompressedParts {
   int shard = 0, replicate = 0;
 };
-/// Predicts them for the rank of `topology`; plans ask it, too.
+/// Predicts CompressedParts for the rank of `topology`; plans use this function, too.
 CompressedParts would_compress(const MeshShape& shape, const Topology& topology, TransportChoice transport);
 
 }  // namespace tessera

@@ -70,8 +70,8 @@ class DurableFiles {
 
   /// Returns the name of the files that hold records of a kind, in each directory of offload.paths.
   std::string name_of(const std::string& kind) const { return scratch_stem_ + "." + kind; }
-  /// Returns the weights of those directories (their disks' shares of the records) at the last commit; nothing where
-  /// there is no commit.
+  /// Returns the weights of offload.paths (their disks' shares of the records) at the last commit; nothing where there
+  /// is no commit.
   std::optional<std::vector<double>> weights() const;
   /// Sets the weights that the next commits note.
   void use_weights(const std::vector<double>& weights);
@@ -89,7 +89,8 @@ class DurableFiles {
   /// Sets the bytes that commits hold beside training state and parts, from the next commit on and until the next call;
   /// empty bytes mean nothing. They are written once, not with each commit.
   void keep(std::string bytes);
-  /// Returns those bytes as the last commit of the run before holds them. Errors: those of CommitLog::kept.
+  /// Returns the bytes that `keep` was given, as the last commit of the run before holds them. Errors: those of
+  /// CommitLog::kept.
   absl::StatusOr<std::string> kept() const;
 
   /// Begins to write a commit of `step` in the background. `parts`: what the commit holds in addition to training
@@ -107,7 +108,7 @@ class DurableFiles {
   /// Makes the commit the last one. It is called on all ranks after `end` succeeded on all of them.
   void committed();
 
-  /// Sets training state to the last commit's. Errors: 65 where a record came back with other bytes; 74.
+  /// Sets training state to that of the last commit. Errors: 65 where a record came back with other bytes; 74.
   absl::Status bring_back();
 
  private:

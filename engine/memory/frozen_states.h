@@ -63,7 +63,8 @@ class FrozenStates {
   static Extent share_of(std::int64_t numel, int rank, int ranks);
 
   /// Takes this rank's shares of the fp32 masters of parameters that train in `units` in a narrower dtype and do not
-  /// require gradients now. `placement`: the optimizer's; `mesh`: this rank's place. It is collective over `control`.
+  /// require gradients now. `placement`: that of the optimizer; `mesh`: this rank's place. It is collective over
+  /// `control`.
   void keep_masters(const std::vector<std::unique_ptr<Unit>>& units, AxisPlacement placement, const MeshPosition& mesh,
                     Collectives& control);
 

@@ -12,7 +12,7 @@ namespace tessera {
 /// pieces that do not overlap. Throws what for_each_state throws.
 void write_values(FlatGroup& group, const at::Tensor& values, Extent at);
 
-/// Returns the dtype of such values: fp32 for parameters that train, else the group's dtype.
+/// Returns the dtype of a group's values in a flat tensor: fp32 for parameters that train, else the group's dtype.
 at::ScalarType flat_type_of(const FlatGroup& group);
 
 /// Reads this rank's parts into `flat` [numel of the group's flat buffer]: the optimizer part where the group trains

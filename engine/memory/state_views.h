@@ -71,7 +71,7 @@ std::span<float> gradients_of(const FlatGroup& group, const OptimizerSlice& slic
 /// Returns the first elements of a group's optimizer part, whose masters and states lie in memory. These are all
 /// elements where the group has no records.
 Extent run_in_memory(const FlatGroup& group);
-/// Returns the view of `run`, which is some of those elements.
+/// Returns the view of `run`, which is a part of run_in_memory(group).
 StateView states_in_memory(const FlatGroup& group, Extent run);
 
 /// Returns the elements of the optimizer part that are in a chunk, as a run of the flat buffer.

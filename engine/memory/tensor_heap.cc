@@ -46,7 +46,7 @@ void keep_freed_memory() {
   }
   const char* const tunables = std::getenv("GLIBC_TUNABLES");
   if (tunables && std::string_view(tunables).find("glibc.malloc.") != std::string_view::npos) return;
-  constexpr int kNever = -1, kLargestMmapThreshold = 32 << 20;  // malloc itself would raise it so far, step by step
+  constexpr int kNever = -1, kLargestMmapThreshold = 32 << 20;  // malloc would raise the threshold so far, in steps
   mallopt(M_MMAP_THRESHOLD, kLargestMmapThreshold);
   mallopt(M_TRIM_THRESHOLD, kNever);
 #endif

@@ -10,7 +10,7 @@ namespace tessera {
 /// come from malloc, a step's tensors lie where the last step's lay.
 ///
 /// Memory that a step freed also stays with the process for the next step. Otherwise the heap's end goes back to the
-/// system whenever more than some 32 MiB of it are free, and the system clears its pages one by one when they are used
+/// system whenever more than some 32 MiB of it are free. The system then clears its pages one by one when they are used
 /// again. That took about 20 ms of a step of 510 ms (benchmarks/README.md, over a network). Settings of malloc in the
 /// environment (MALLOC_*, GLIBC_TUNABLES) are respected. Blocks above 32 MiB are still mappings of their own.
 ///

@@ -29,7 +29,7 @@ namespace tessera {
 namespace {
 
 // FirstValues works as follows. The constructor lists for each parameter how this rank would make it (Source), and
-// ranks compare digests of these lists (Summary); only where digests differ do they compare parameter by parameter
+// ranks compare digests of these lists (Summary). Only where digests differ do they compare parameter by parameter
 // (`compare_recipes`). `load` then fills one unit: each rank makes its parts of the parameters that have a PieceMaker,
 // on several threads (`make_parts`), and rank 0 sends the others in chunks (`send`). FirstValues::load at last points
 // the module's tensors at the flat buffers.

@@ -80,7 +80,7 @@ struct GradientHooks::AfterAccumulation : autograd::PostAccumulateGradHook {
 
   GradientHooks& hooks;
   Watched& watched;
-  /// the program's own hook from before, since a tensor can have only one
+  /// the program's earlier hook, since a tensor can have only one
   std::unique_ptr<PostAccumulateGradHook> programs;
 };
 

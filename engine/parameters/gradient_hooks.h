@@ -21,8 +21,8 @@ namespace tessera {
 
 /// Takes the gradients of trainable parameters for the Engine, which owns one, while it lives. A gradient that the
 /// Engine's own backward makes goes to the reducer as soon as it is complete (autograd's post-accumulate hook). A
-/// gradient that any other backward makes is dropped. Hooks run on autograd's threads; all other calls are the
-/// Engine's.
+/// gradient that any other backward makes is dropped. Hooks run on autograd's threads; the Engine makes all other
+/// calls.
 ///
 /// `.grad` then holds a *stand-in*: a tensor of the gradient's shape without memory. Code that only asks whether there
 /// is a gradient gets the same answer as in plain LibTorch. Code that reads or writes it (a torch::optim step,
@@ -30,7 +30,7 @@ namespace tessera {
 /// so that a further backward does not add to it.
 ///
 /// Hooks of the program keep their meaning. A tensor's hooks change its gradient before it is accumulated. A tensor has
-/// one post-accumulate hook; the program's runs before the Engine's and sees this rank's own gradient.
+/// one post-accumulate hook; the hook of the program runs before that of the Engine and sees this rank's own gradient.
 class GradientHooks {
  public:
   GradientHooks(const std::vector<std::unique_ptr<Unit>>& units, Reducer& reducer);

@@ -38,7 +38,8 @@ class FindNonfinite {
   /// went wrong, and begins anew.
   std::optional<NonfiniteResult> end_backward(const at::Tensor& loss);
 
-  /// It is called in place of that where nobody asks: it forgets what was seen since the last call.
+  /// It is called in place of `end_backward` where nobody asks for a result. It forgets what was seen since the last
+  /// call.
   void pass_over_backward();
 
   struct Seen;  ///< what the callbacks write

@@ -45,7 +45,7 @@ class StepRecorder {
   void deal(const MicrobatchOrder& order) { order_ = order; }
   /// It is called when a backward of this rank's `round`-th microbatch is over.
   void end_backward(const at::Tensor& loss, std::int64_t round);
-  /// It is called in place of that where the microbatch counts for nothing, so that it cannot go wrong.
+  /// It is called in place of `end_backward` where the microbatch counts for nothing, so that it cannot go wrong.
   void pass_over_backward();
   /// It is called when the step's microbatches until now are dropped (Engine::zero_grad).
   void drop_microbatches() { found_.reset(); }
@@ -74,7 +74,7 @@ class StepRecorder {
   MicrobatchOrder order_;
   const std::int64_t every_;
   const std::optional<ReplayRequest> replay_;
-  std::optional<StepRecordsFile> file_;   ///< on rank 0 alone, where it records
+  std::optional<StepRecordsFile> file_;   ///< it is there on rank 0 alone, if it records
   std::vector<StepRecord> recorded_;      ///< in a replay, the records by step
   std::optional<FindNonfinite> watch_;    ///< in a replay that looks for results that are not finite
   std::optional<Found> found_;            ///< this rank's first microbatch in the step under way

@@ -56,7 +56,8 @@ class CheckpointSave {
   std::int64_t step() const { return manifest_.step; }
   /// Returns the path that the checkpoint has once it is committed.
   const std::string& path() const { return path_; }
-  /// Return the bytes of this rank's file without header, and those given to the system so far. Any thread may ask.
+  /// These return the bytes of this rank's file without header, and those given to the system so far. Any thread may
+  /// ask.
   std::int64_t bytes() const { return writer_->bytes(); }
   std::int64_t written() const { return written_; }
   /// Lets `end`, which runs on another thread, fail soon. Any thread may call it.

@@ -54,7 +54,7 @@ struct ModuleTensors {
   std::vector<at::Tensor> tensors;
   std::vector<WantedTensor> wanted;
 };
-/// Makes that list; further names of one tensor become its aliases.
+/// Makes such a list from named tensors; further names of one tensor become its aliases.
 ModuleTensors wanted_by(const std::vector<std::pair<std::string, at::Tensor>>& named);
 
 /// Returns the parameters and defined buffers of a module, a tied tensor under each of its names.

@@ -75,7 +75,7 @@ class CpuStep final : public Step {
   std::int64_t samples_ = 0;                 ///< samples_seen
   std::int64_t batch_ = 0;                   ///< samples of the latest step, over all replicas
   const std::vector<char>* used_ = nullptr;  ///< points into the agreement
-  std::span<const double> busy_seconds_;     ///< points there too
+  std::span<const double> busy_seconds_;     ///< points into the agreement, too
   double loss_ = 0;                          ///< LocalStep::loss so far
   std::vector<MicrobatchLoss> losses_;       ///< [round], under Strategy::reproducible; else empty
   std::unique_ptr<StepRecorder> recorder_;   ///< null where no hashes are wanted

@@ -44,7 +44,7 @@ class GpuPlace final : public OuterPlace {
   void pass(const OuterRun& run) override { kernels_.outer_pass(run); }
 
  private:
-  /// Returns the weights of `run`, a run of the group's parameter part, with masters where they are this rank's.
+  /// Returns the weights of `run`, a run of the group's parameter part, with masters where this rank has them.
   static StepArguments weights_of(const FlatGroup& group, Extent run) {
     StepArguments weights;
     weights.numel = static_cast<std::size_t>(run.numel);

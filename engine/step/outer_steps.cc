@@ -61,7 +61,7 @@ OuterSteps::OuterSteps(const std::vector<std::unique_ptr<Unit>>& units, const Me
 }
 
 OuterSteps::~OuterSteps() {
-  for (Sent& sent : under_way_) static_cast<void>(sent.work.wait());  // it writes to this object's memory
+  for (Sent& sent : under_way_) static_cast<void>(sent.work.wait());  // the work writes to this object's memory
 }
 
 void OuterSteps::drop_sent() {

@@ -33,7 +33,7 @@ namespace tessera {
 /// | streaming_diloco | the same, where all fragments step at once, which `step` does                        |
 ///
 /// With streaming_diloco, fragment f of F has its turn where the step's number modulo `every` is (f + 1) every / F: its
-/// outer gradients are sent then, beside compute where a group reduces in the background, and `delay` steps later each
+/// outer gradients are sent then, beside compute where a group reduces in the background. `delay` steps later each
 /// replica has mix * its own weights + (1 - mix) * outer weights. A fragment is applied before the next one is sent.
 ///
 /// Outer gradients go over a network in the forms that CompressionConfig says.
@@ -78,8 +78,8 @@ class OuterSteps {
       std::function<absl::Status(const FlatGroup& group, std::size_t parameter, Extent run, float* momentum)>;
   absl::Status for_each_momentum(const VisitMomentum& visit) const;
 
-  /// Return how many sums over replicas have begun so far, and how many bytes this rank gave to them, as the codec
-  /// packs them for a network.
+  /// These return how many sums over replicas have begun so far, and how many bytes this rank gave to them, as the
+  /// codec packs them for a network.
   std::int64_t sums() const { return sums_; }
   std::int64_t sent_bytes() const { return sent_bytes_; }
   /// Returns the seconds spent so far in the collectives of outer steps, including waits for other replicas; on a GPU,

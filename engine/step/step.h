@@ -27,7 +27,7 @@ struct StepProgress {
   std::int64_t applied = 0;
   LossScalerState scaler;
   std::map<const c10::TensorImpl*, std::int64_t> updates;  ///< how often each trainable parameter was updated
-  std::vector<double> rates;                               ///< rates set by hand: the common one, then each group's
+  std::vector<double> rates;                               ///< rates set by hand: the common one, then those of groups
   std::vector<double> options;                             ///< UpdateOptions::all
   SpikeHistory losses = {};                                ///< empty without Strategy::on_spike
   NoiseScale::State noise = {};                            ///< zeros without Strategy::noise_scale

@@ -17,7 +17,7 @@
 
 namespace tessera {
 
-/// Makes steps in the order of the plan's programs (StepProgram), from a step's last backward on: it announces records,
+/// Makes steps in the order of the plan's programs (StepProgram), from a step's last backward on. It announces records,
 /// goes from visit to visit, opens and closes sums of gradients that lie below memory, exchanges, and makes values
 /// known to the ranks that hold copies of them. Two programs take turns; which one comes next is known here alone.
 ///
@@ -100,8 +100,8 @@ class StepWalk {
   const bool in_backward_;
   std::size_t turn_ = 0;         ///< the program that comes next, for steps and for averages
   std::vector<Visit> expected_;  ///< visits in backward, in the order of `expect`
-  std::vector<int> order_;       ///< where units announce their records (StepProgram::announces_units): their order,
-  std::size_t announced_ = 0;    ///< and how many of them have done so
+  std::vector<int> order_;       ///< where units announce their records (StepProgram::announces_units): their order
+  std::size_t announced_ = 0;    ///< how many of these units have announced their records
   Unit* held_ = nullptr;         ///< the unit whose gradients `sums_` holds
   Lease sums_;                   ///< where gradients lie below memory
 };

@@ -101,7 +101,7 @@ class Update final : public StepWalk {
   std::uint64_t followed_ = 0;  ///< the options' version that optimizers have
   ElementUpdate elements_;
   std::optional<MatrixUpdate> matrices_;   ///< set if there are groups of matrices
-  std::optional<LayerwiseUpdate> layers_;  ///< lamb, lars
+  std::optional<LayerwiseUpdate> layers_;  ///< set under lamb and lars
   std::array<Pass, 2> passes_;
   std::vector<std::int64_t> steps_;  ///< applied steps of each trainable parameter
   std::vector<Group> groups_;        ///< trainable groups, in unit order

@@ -10,8 +10,8 @@ namespace tessera {
 /// nothing.
 ///
 /// It is an at::RecordFunction callback. It counts operators of the thread that made it, and of threads that never made
-/// one, such as autograd's threads for a GPU. So ranks that are threads of one process do not count each other's. An
-/// operator inside a counted one is part of it. Tessera's own operators (Unrecorded) are not seen.
+/// one, such as autograd's threads for a GPU. So ranks that are threads of one process do not count operations of each
+/// other. An operator inside a counted one is part of it. Tessera's own operators (Unrecorded) are not seen.
 class FlopCounter {
  public:
   FlopCounter();

@@ -58,8 +58,8 @@ std::int64_t convolution(Inputs inputs) {
 }
 
 /// convolution_backward(grad_output, input, weight, bias_sizes, stride, padding, dilation, transposed, output_padding,
-/// groups, output_mask). The gradient of the input is a convolution that is transposed where the other is not; that of
-/// the weight is one of the input with the gradient.
+/// groups, output_mask). The gradient of the input is a convolution that is transposed where the operator is not. The
+/// gradient of the weight is a convolution of the input with the gradient of the output.
 std::int64_t convolution_backward(Inputs inputs) {
   const Sizes gradient = sizes_of(inputs, 0), input = sizes_of(inputs, 1), weight = sizes_of(inputs, 2);
   const bool transposed = inputs[7].toBool();

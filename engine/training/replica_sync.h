@@ -30,10 +30,10 @@
 
 namespace tessera {
 
-/// The effect of "sync" on training: replicas train apart, each over the axes of its own ranks, and meet in outer
-/// steps, or never if ranks apply gradients to parameters that all own (asynchronous, hogwild, backups). A Training has
-/// one, tells it of steps and of other changes to masters, and makes it meet before others read masters. Where replicas
-/// do not train apart, all of that does nothing.
+/// The effect of "sync" on training. Replicas train apart, each over the axes of its own ranks, and meet in outer
+/// steps. They never meet if ranks apply gradients to parameters that all own (asynchronous, hogwild, backups). A
+/// Training has one, tells it of steps and of other changes to masters, and makes it meet before others read masters.
+/// Where replicas do not train apart, all of that does nothing.
 class ReplicaSync {
  public:
   /// `steps`: number of steps that training has made. `timeout_s`: the longest wait of a rank with common

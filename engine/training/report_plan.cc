@@ -51,7 +51,7 @@ std::string hint_of_queue_depth(const MemoryPlan& plan) {
                   format_bytes(deeper.use().total() - plan.use().total()), " more");
 }
 
-/// Returns an empty text where the strategy says all numbers whose defaults another version had otherwise.
+/// Returns an empty text where the strategy names all numbers whose defaults differ in another version.
 std::string words_of_changed_defaults(const OptimizerConfig& optimizer) {
   std::string text;
   for (const ChangedDefault& each : changed_defaults(optimizer))

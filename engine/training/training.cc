@@ -155,7 +155,7 @@ void Training::deal_next_step() {
   warn_of_data_not_dealt();
 }
 
-/// Data that a program shares out evenly would be given twice, or left out, without a word.
+/// Data that a program shares out evenly would be given twice, or left out, without an error.
 void Training::warn_of_data_not_dealt() {
   if (std::exchange(window.knows_microbatches, true)) return;
   log_warning(

@@ -46,9 +46,9 @@ struct MatchedTensors {
 };
 
 /// Finds the file's tensor for each wanted one. Floating types fit each other; any other type fits itself alone. It
-/// fails with error 65 where the files do not fit: it names every tensor that is missing, superfluous, of another shape
-/// or type, or there under two names with different values. Nothing is passed over in silence. It returns errors of
-/// reading, too: a tensor that is there twice is read and compared.
+/// fails with error 65 where the files do not fit. The error names every tensor that is missing, superfluous, of
+/// another shape or type, or there under two names with different values. Nothing is passed over in silence. It returns
+/// errors of reading, too: a tensor that is there twice is read and compared.
 absl::StatusOr<MatchedTensors> match_tensors(TensorSource& source, const std::vector<WantedTensor>& wanted,
                                              const MatchRules& rules);
 

@@ -16,8 +16,9 @@ namespace {
 // This file works as follows. A file is a tree of dictionaries, lists and modules with tensors as leaves (WeightsNode).
 // choose_part looks for the node that is meant. A request that names it is followed key by key (`find_way`). Otherwise
 // Search counts for every node how many of the module's names it has, first exactly, then up to a prefix
-// (`way_by_names`); where none has any, the only set of weights is taken (`only_way`). Listing then names the part's
-// tensors, and what lies beside it. hint_of_pieces finds out which pieces of names a program should leave out.
+// (`way_by_names`). Where no node has any of them, the only set of weights is taken (`only_way`). Listing then names
+// the part's tensors, and what lies beside it. hint_of_pieces finds out which pieces of names a program should leave
+// out.
 
 constexpr std::size_t kMostListed = 8;
 constexpr std::size_t kLongestEntry = 200;  ///< characters of a name that messages repeat

@@ -17,7 +17,7 @@ namespace tessera {
 struct WeightsRequest {
   std::string part = {};                  ///< LoadOptions::part
   std::vector<std::string> without = {};  ///< LoadOptions::without
-  std::set<std::string> wanted = {};      ///< the module's names, without those pieces
+  std::set<std::string> wanted = {};      ///< the module's names, without the pieces of `without`
 };
 
 /// The part of a file that was chosen: a dictionary, list or module. Names in it are joined by dots, without the

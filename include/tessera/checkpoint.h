@@ -71,7 +71,7 @@ struct LoadedCheckpoint {
 /// The strategy's `"checkpoint": {"async": true}` makes a save asynchronous: the call returns when this rank's shards
 /// are copied (MemoryCategory::kCheckpoint). A thread writes the copy and commits it when all ranks have written their
 /// copies; the returned path is valid from then on. If the save fails, the next step after its end throws the error on
-/// every rank, after that step itself is done, so a program that catches it can go on. The next save, load_checkpoint
+/// every rank, after that step itself is done. So a program that catches it can go on. The next save, load_checkpoint
 /// and Engine::set_trainable wait for the end and throw the error likewise. An Engine's destructor waits too, and logs
 /// the error.
 ///

@@ -70,7 +70,8 @@ template <class Number, class = std::enable_if_t<std::is_arithmetic_v<Number>>>
 }
 
 /// Returns the mean of a metric over the samples of all ranks. `mean` is this rank's mean over `count` samples. A rank
-/// with a count of 0 does not count, whatever its mean is. Error (64) on all ranks if a count is negative or all are 0.
+/// with a count of 0 does not count, whatever its mean is. Throws tessera::Error (64) on all ranks if a count is
+/// negative or all are 0.
 [[nodiscard]] double mean_over_ranks(const Mesh& mesh, double mean, std::int64_t count = 1);
 /// Returns the means of several metrics of the same samples in one call. `means` has the same length on every rank.
 [[nodiscard]] std::vector<double> mean_over_ranks(const Mesh& mesh, const std::vector<double>& means,

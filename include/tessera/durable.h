@@ -21,7 +21,7 @@ class Engine;
 ///   }
 ///   tessera::finish_commit(engine);
 ///
-/// State that lies on disk anyway (`"offload"`) is not written again: a commit records where it is, and that place is
+/// State that lies on disk anyway (`"offload"`) is not written again. A commit records where it is, and that place is
 /// not overwritten until the next commit, since the state has a second place. State in memory is written to D. A commit
 /// holds what a checkpoint holds (save_checkpoint), in the form in which training has it. It therefore serves the same
 /// model, strategy and number of ranks, on the same hosts. A checkpoint loads anywhere.

@@ -45,7 +45,7 @@ class ElementwiseOptimizer {
     /// one tensor for each name of `states()`; zeros before the first update, updated in place
     std::vector<at::Tensor> states;
     double lr = 0;            ///< learning rate of this step and group
-    double weight_decay = 0;  ///< weight decay of this group, or OptimizerConfig's
+    double weight_decay = 0;  ///< weight decay of this group, or that of OptimizerConfig
     std::int64_t step = 1;    ///< how often these elements were updated, this update included
   };
 

@@ -62,9 +62,9 @@ struct StepResult {
   double staleness_mean = 0.0;
   std::int64_t staleness_max = 0;
   AgeHistogram ages;  ///< counts of those ages in this step; Engine::staleness has those of all steps
-  /// It is above 0 if, with "sync" backups, this rank's gradients came after those that the step waited for, and were
-  /// dropped. Then it is the number of steps that other ranks have made since this rank's last, up to `step`, and
-  /// `loss`, `grad_norm` and `tokens` are this rank's alone.
+  /// This number is above 0 if, with "sync" backups, this rank's gradients came after those that the step waited for,
+  /// and were dropped. Then it is the number of steps that other ranks have made since this rank's last, up to `step`,
+  /// and `loss`, `grad_norm` and `tokens` are those of this rank alone.
   std::int64_t missed = 0;
   std::int64_t dropped = 0;  ///< gradients that all ranks have dropped so far since they came late ("sync" backups)
   /// The gradient noise scale tr(Sigma) / |G|^2, which is about the batch up to which larger batches save steps
@@ -99,9 +99,9 @@ struct StepResult {
   /// wherever the program called them. Neither counts work that other threads do ahead.
   double batch_seconds = 0.0, upload_seconds = 0.0;
   /// Floating-point operations of this rank's operators in a step, forward, backward and what is computed again, as
-  /// torch.utils.flop_counter counts them, except that products inside an operator that has no formula there count too
-  /// (bilinear and recurrent layers, grouped products on the CPU). They are counted once, in the first step of an
-  /// Engine, or after set_trainable. Operations of `evaluate` do not count.
+  /// torch.utils.flop_counter counts them. Products inside an operator that has no formula there count too (bilinear
+  /// and recurrent layers, grouped products on the CPU). They are counted once, in the first step of an Engine, or
+  /// after set_trainable. Operations of `evaluate` do not count.
   std::int64_t flop = 0;
   double peak_tflops = 0.0;  ///< the device's peak (Engine::set_peak_tflops); 0: not known
   MemoryUse planned;         ///< planned bytes by category
@@ -146,7 +146,7 @@ struct MicrobatchInfo {
 
 /// A loss (a scalar tensor), and the number of things over which it is a mean (MicrobatchInfo::weight).
 struct WeightedLoss {
-  at::Tensor loss;      ///< [] of a floating-point dtype
+  at::Tensor loss;      ///< a scalar of a floating-point dtype
   double weight = 1.0;  ///< not negative, finite
 };
 
@@ -249,7 +249,7 @@ class Engine {
   /// With "optimizer.in_backward" it also updates each unit's parameters as soon as the unit's gradients are summed.
   /// Parameters cannot be read between that and `step`: a forward throws c10::Error; zero_grad, evaluate and Gathered
   /// throw Error (64). An infinite or NaN gradient is an Error (65), since the step cannot be skipped any more. The
-  /// error comes on a GPU with StepResult::wait of this or a later step, or with a call some steps later, and the rank
+  /// error comes on a GPU with StepResult::wait of this or a later step, or with a call some steps later. The rank
   /// whose gradient is not finite updates nothing from there on.
   void backward(const at::Tensor& loss, const MicrobatchInfo& info = {});
 
@@ -280,7 +280,7 @@ class Engine {
   /// `partial` ends the window with the microbatches that there are, at least one, and the step takes the mean over
   /// those. Ranks may have begun different numbers of microbatches: each missing one counts as a backward_nothing. A
   /// program whose epoch ends in the middle of a window may also go on into the next epoch, whose first microbatches
-  /// fill the window, or drop the window with zero_grad.
+  /// fill the window. It may also drop the window with zero_grad.
   StepResult step(bool partial = false);
 
   /// Sets the learning rate from the next step on, where lr_schedule.type is "manual". A rate without a group is for
@@ -429,7 +429,8 @@ class Engine {
   double peak_tflops() const;
   /// Begins to keep histograms of how long each unit's gathers and reductions take, until the Engine ends. They have a
   /// fixed size, 5 KiB a unit beside the plan, and a call costs two looks at the clock. On a GPU it costs two events,
-  /// and its time is the device's: from where the call is queued to where the queue has waited for it.
+  /// and its time is measured by the device's clock: from where the call is queued to where the queue has waited for
+  /// it.
   void time_calls();
   /// Returns the ages of this rank's gradients in all steps so far ("sync" asynchronous and hogwild); zeros elsewhere.
   AgeHistogram staleness() const;
@@ -438,10 +439,10 @@ class Engine {
   std::vector<CallLatency> latencies() const;
   /// Returns the number of steps that updated parameters, not skipped ones. It waits for the latest step on a GPU.
   std::int64_t steps_applied() const;
-  /// Returns the samples of all ranks in those steps, as backward was told of them (MicrobatchInfo::samples).
-  /// Checkpoints and durable commits keep the number. Where replicas train apart ("sync"), each step counts this
-  /// replica's samples times the number of replicas; with "sync" asynchronous and hogwild, only this rank's samples
-  /// count. It waits for the latest step on a GPU.
+  /// Returns the samples of all ranks in the steps that updated parameters, as backward was told of them
+  /// (MicrobatchInfo::samples). Checkpoints and durable commits keep the number. Where replicas train apart ("sync"),
+  /// each step counts this replica's samples times the number of replicas; with "sync" asynchronous and hogwild, only
+  /// this rank's samples count. It waits for the latest step on a GPU.
   std::int64_t samples_seen() const;
   /// Returns the loss scale of the next backward; 1 unless parameters are fp16.
   double loss_scale() const;

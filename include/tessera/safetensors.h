@@ -66,9 +66,9 @@ struct ExportOptions {
 };
 
 /// Writes the full weights of the Engine's module into `folder`, which it creates: `model.safetensors`, or several
-/// files and `model.safetensors.index.json`. A tied parameter is written once, under its first name. Buffers are rank
-/// 0's. Parameters in F32 have their exact values in the file; parameters of a narrower type have what forward computes
-/// with.
+/// files and `model.safetensors.index.json`. A tied parameter is written once, under its first name. Buffers come from
+/// rank 0. Parameters in F32 have their exact values in the file; parameters of a narrower type have what forward
+/// computes with.
 ///
 /// The call is collective and stands between steps. Units are gathered one after the other, and rank 0 writes them as
 /// they come. Files get their names when all are complete. Errors (tessera::Error) on all ranks: 73 a file cannot be

@@ -32,7 +32,7 @@ enum class WeightsForm {
 
 /// Writes the full weights of the Engine's module into one file: parameters and buffers by name. The file serves using
 /// the weights, not going on with training: parameters have their compute dtype, and the optimizer's state is not in
-/// it. Buffers are rank 0's.
+/// it. Buffers come from rank 0.
 ///
 /// The call is collective and stands between steps. Rank 0 writes. Units are gathered one after the other and written
 /// as they come, so memory holds one unit beside the plan, on every rank and in both forms. A tied parameter is written
@@ -89,8 +89,8 @@ void load_weights(const Holder& holder, const std::filesystem::path& path, const
 void load_weights(const std::vector<std::pair<std::string, at::Tensor>>& tensors, const std::filesystem::path& path,
                   const LoadOptions& options = {});
 
-/// Gives an Engine's parameters and buffers the values of such a file, in the dtypes that the strategy says; masters
-/// get the file's values. Optimizer states stay as they are.
+/// Gives an Engine's parameters and buffers the values of a file of weights, in the dtypes that the strategy says;
+/// masters get the file's values. Optimizer states stay as they are.
 ///
 /// The call is collective and stands between steps. Rank 0 alone reads, and sends about a MiB at a time to the ranks,
 /// so no rank holds more than that beside its shards; rank 0 holds two storages of the file. Errors are those above,

@@ -51,7 +51,7 @@ class AlignedMemory {
  private:
   std::byte* data_ = nullptr;
   std::size_t bytes_ = 0;
-  std::shared_ptr<std::byte> given_;  ///< owns it, where it was given
+  std::shared_ptr<std::byte> given_;  ///< owns the memory, where it was given
 };
 
 }  // namespace tessera

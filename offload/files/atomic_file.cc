@@ -37,7 +37,7 @@ class TemporaryFile {
   ~TemporaryFile() {
     if (fd_ >= 0) ::close(fd_);
     if (!exists_) return;
-    // A fault plan may make this fail too; it must not be a reason to leave rubbish behind.
+    // A fault plan may make this fail too; that must be no reason to leave the file behind.
     if (file_calls::unlink(name_) < 0 && ::unlink(name_.c_str()) < 0)
       log_warning(fmt::format("{}: the temporary file {} could not be removed: {}", who_, name_, errno_text(errno)));
   }

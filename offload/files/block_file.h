@@ -18,7 +18,7 @@ struct BlockFileOptions {
   /// holds a second copy.
   bool direct = true;
   /// Writes zeros over the whole file once. Overwriting blocks that were written before is about a quarter faster on
-  /// ext4 than writing into blocks that were only reserved; it costs one write of the whole file, before training.
+  /// ext4 than writing into blocks that were only reserved. It costs one write of the whole file, before training.
   bool write_zeros = true;
   /// A name for the file in the directory: it stays when the process ends. If a file of that name is there already and
   /// has `bytes` bytes, it is opened with its content; a file of another size is replaced. Empty: a scratch file.
@@ -40,8 +40,8 @@ struct BlockFileOptions {
 class BlockFile {
  public:
   /// Errors: those of `look_at_scratch_directory`; 73 larger than files may be here; 71 too many open files; 74 the
-  /// disk is full (with the bytes wanted and free) or failed; 65 `must_be_there`, and the file is not; 70 `bytes`
-  /// against the rule.
+  /// disk is full (with the bytes wanted and free) or failed; 65 the file is missing though it `must_be_there`; 70
+  /// `bytes` breaks the rule.
   static absl::StatusOr<std::unique_ptr<BlockFile>> create(const BlockFileOptions& options);
   /// Syncs the file, so that its bytes and its name are on the disk itself. Errors: 74.
   absl::Status sync(const std::string& who) const;

@@ -38,7 +38,7 @@ class OutputFile {
   OutputFile& operator=(OutputFile&&) = delete;
   ~OutputFile();
 
-  /// Appends bytes to the file. Error 74.
+  /// Appends bytes to the file. It fails with error 74.
   absl::Status append(std::string_view bytes);
 
   /// Syncs, closes and renames. A file that appeared meanwhile is left alone if `existing` is Existing::kKept: the

@@ -20,8 +20,8 @@ struct Room {
   std::size_t bytes = 0;    ///< a multiple of 4096
 };
 
-/// Room on the disk of one directory for pieces of any size, where nobody knows beforehand how much is needed: scratch
-/// files that are added as the need grows, and stay until the object is destroyed.
+/// Room on the disk of one directory for pieces of any size, where nobody knows beforehand how much is needed. It lies
+/// in scratch files, which are added as the need grows, and stay until the object is destroyed.
 ///
 /// A new file is as large as a quarter of all files before it, and no smaller than `least_growth` and the piece that it
 /// is for. Its room is taken on the disk at once. Pieces are put where room is free, from the beginning of the oldest

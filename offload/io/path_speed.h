@@ -22,8 +22,8 @@ struct PathSpeedOptions {
 /// nothing is left of it.
 ///
 /// The result is 1 for the fastest, and for all others their share of its bandwidth in steps of an eighth, from 1/8 on.
-/// Those that reach 0.85 of it count as equal, since a measurement of 64 MiB is not more exact than that. A single
-/// directory is not measured. Errors: those of BlockFile::create and IoRing.
+/// Disks that reach 0.85 of the fastest one's bandwidth count as equal to it, since a measurement of 64 MiB is not more
+/// exact than that. A single directory is not measured. Errors: those of BlockFile::create and IoRing.
 absl::StatusOr<std::vector<double>> path_weights(std::span<const std::string> directories,
                                                  const PathSpeedOptions& options);
 

@@ -53,7 +53,7 @@ struct SignedBlockCode {
 };
 
 /// The code of a second moment: uint8, its companded square root. A moment above zero never gets the code 0: dividing
-/// by the root of a moment that vanished would blow a step up, while a moment that is kept too large only makes a step
+/// by the root of a moment that vanished would blow a step up. A moment that is kept too large only makes a step
 /// smaller.
 template <class V>
 struct RootBlockCode {

@@ -12,8 +12,8 @@ namespace {
 /// number, as in telephony's A-law (ITU-T G.711).
 ///
 /// Halving the bits of a positive fp32 number halves its exponent: phi(x) = float(bits(x) / 2 + bits(1.0) / 2) is a
-/// piecewise linear function within 6 % of sqrt(x) that integers compute and invert exactly; phi(1) = 1, and its knots
-/// are where phi = 2^-k or 1.5 * 2^-k. The code of x, which is relative to the block's scale, is
+/// piecewise linear function within 6 % of sqrt(x) that integers compute and invert exactly. It has phi(1) = 1, and its
+/// knots are where phi = 2^-k or 1.5 * 2^-k. The code of x, which is relative to the block's scale, is
 ///
 ///   code(x) = kSteps * (phi(x + kOffset) - kRootOffset),   kRootOffset = 2 / kSteps, kOffset = kRootOffset^2
 ///

@@ -11,7 +11,7 @@ namespace tessera {
 struct NoiseState {
   double square = 0.0, variance = 0.0;
   double weight = 0.0;
-  double batch = 0.0;  ///< the latest step's
+  double batch = 0.0;  ///< the batch of the latest step
 };
 
 /// The numbers of one step. `own_...`: OwnGradients of all ranks.

@@ -10,7 +10,7 @@ namespace tessera {
 // Makes fp32 numbers narrower. It is integer arithmetic without branches, on the bits of one number (`Bits` =
 // std::uint32_t, `Float` = float) or of a vector of them (Simd::Bits, Simd::Float), so that every instruction set gives
 // the same bits. A NaN stays a NaN: dropping the low bits of one whose payload lies there would otherwise leave an
-// infinity, and rounding up one whose payload is all ones would leave zero.
+// infinity. Rounding up one whose payload is all ones would leave zero.
 
 /// bf16 is the upper half of fp32: sign, 8 exponent bits, 7 mantissa bits. Rounds to nearest, ties to even, as IEEE 754
 /// and LibTorch do; values too large become infinity; subnormals are rounded, not flushed. A NaN keeps its sign and

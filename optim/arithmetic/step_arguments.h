@@ -42,7 +42,7 @@ struct StepArguments {
   float* master = nullptr;
   std::int16_t* low = nullptr;
   void* parameter = nullptr;
-  StateArgument states[kMostRuleStates];  ///< ordered as the rule's states; null where the rule is configured without
+  StateArgument states[kMostRuleStates];  ///< in order of the rule's states; null where the rule needs fewer
   AverageArgument average;
   WeightFormat weights = WeightFormat::kF32;
   StateDType state_dtype = StateDType::kF32;       ///< dtype of the states, except those that are StateCode::kExact

@@ -19,7 +19,7 @@ struct ValuesInPlace {
   __device__ float operator()(unsigned i) const { return block[i]; }
 };
 
-/// Reads masters, whose two halves lie elsewhere.
+/// Reads split masters, whose halves lie in two places.
 struct SplitMasters {
   const std::uint16_t* high;
   const std::int16_t* low;

@@ -12,7 +12,7 @@ namespace tessera::cuda {
 
 // A warp computes 256 neighbouring elements, which are one block of an 8-bit state. A thread computes eight of them:
 // four, and the four that come 16 elements later. So four threads read and write whole sectors of 32 bytes, of fp32 and
-// bf16 alike, and all eight elements are among 32 that begin at a multiple of 32 and thus belong to one parameter
+// bf16 alike. All eight elements are among 32 that begin at a multiple of 32 and thus belong to one parameter
 // (kParameterAlign).
 constexpr int kPerThread = 8;
 constexpr int kWarp = 32;

@@ -250,7 +250,7 @@ __device__ std::size_t first_of_warp() {
 }
 __device__ std::size_t all_warps() { return std::size_t{gridDim.x} * kThreads / kWarp * kStateBlock; }
 
-/// Returns how the average begins of a parameter that this step updates.
+/// Returns the way in which a parameter's average begins, if this step updates the parameter.
 __device__ __forceinline__ AverageStart start_of_average(const StepTables& t, std::uint32_t parameter) {
   return average_start(t.steps[parameter], is_first_of_run(*t.decision, t.updates_in_backward));
 }
@@ -268,7 +268,7 @@ __device__ __forceinline__ void average_run(const AverageArgument& a, std::size_
 /// A thread's elements in a run.
 struct Place {
   std::size_t i;     ///< index of the first element
-  std::size_t left;  ///< how many the run has from there on
+  std::size_t left;  ///< number of elements that the run has from there on
   const StepArguments& from;
   std::size_t at;  ///< the first one's place in `from`, where they are read
 };

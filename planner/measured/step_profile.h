@@ -29,7 +29,7 @@ struct ProfileEntry {
 ///
 /// Entries are in the order of a round. Consecutive uses of a unit are one entry. A unit that is recomputed in backward
 /// has an entry for that too, if other units come between it and the unit's backward. After the last "backward" entry
-/// of a unit its gradients are complete and it is reduced; so what a backward ends with, such as the root's embedding,
+/// of a unit its gradients are complete and it is reduced. So what a backward ends with, such as the root's embedding,
 /// needs an entry, whether or not an operator reads parameters there.
 ///
 /// The file, profile.json. Every key is needed; numbers are finite and from 0 to 1e9:

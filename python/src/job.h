@@ -23,7 +23,7 @@ class Job {
   /// Throws tessera::Error (64) in a forked process.
   static const Mesh& join(const Strategy& strategy, const Said& said = {});
   static bool is_joined();
-  /// Returns who this process is. If it has not joined, the launcher's variables and `said` tell.
+  /// Returns who this process is. If it has not joined, the launcher's variables and `said` tell it.
   static Topology topology(const Said& said);
   /// Returns whether this process was forked from the one that joined.
   static bool is_forked();

@@ -87,8 +87,8 @@ class Engine:
 
     Hooks of the program on tensors and modules run as always. A post-accumulate hook sees the gradient of this rank
     alone, and must be registered before the Engine is made. Errors are `Error`. An error of the constructor,
-    `backward`, `step` or a gather ends the job on all ranks, except for exit code 64: it means a call out of turn or a
-    wrong argument, and nothing has happened.
+    `backward`, `step` or a gather ends the job on all ranks, except for exit code 64. That code means a call out of
+    turn or a wrong argument, and nothing has happened.
 
     `own` are the program's rules for which the strategy asks: an `ElementwiseOptimizer`, a `MatrixOptimizer`, a
     `CommHook`. Each rank gives an object of the same class.
@@ -147,8 +147,8 @@ class Engine:
 
         It is collective: ranks agree on norm and overflow, clip and update. `partial` allows a step earlier, after one
         microbatch or more: the step takes the mean over the microbatches that there are. A program whose epoch ends in
-        the middle of a window may also go on into the next epoch, whose first microbatches fill the window, or drop the
-        window with zero_grad. Raises Error (64) if called early without `partial`.
+        the middle of a window may also go on into the next epoch, whose first microbatches fill the window. It may also
+        drop the window with zero_grad. Raises Error (64) if called early without `partial`.
         """
         engine = self._live()
         if self._steps_write_buffers:
@@ -315,8 +315,8 @@ class Engine:
     def save_weights(self, path: str | os.PathLike, *, replace: bool = True, form: str = "dictionary") -> None:
         """Writes full parameters and buffers into one file as torch.save does, unit by unit.
 
-        `torch.load(path, weights_only=True)` reads the file, and `load_state_dict` takes the result. Buffers are rank
-        0's, as they are now, without those of `persistent=False`. `form="archive"` writes a file that C++ reads by
+        `torch.load(path, weights_only=True)` reads the file, and `load_state_dict` takes the result. Buffers come from
+        rank 0, as they are now, without those of `persistent=False`. `form="archive"` writes a file that C++ reads by
         `torch::load(module, path)`, where the module's names are the same, and Python by
         `torch.jit.load(path).state_dict()`. `load_weights` reads both.
 
@@ -351,7 +351,8 @@ class Engine:
         `folder`/latest names it from then on. `tensors` and `json` (values that the json module writes) are rank 0's,
         and come back from `load_checkpoint`, as does `data`, the place in the data: `TokenBatches.cursor()`. The last `keep` checkpoints stay in the folder; 0 keeps all. `best=True`
         makes `folder`/best name this one, and it stays until another one is the best. Python's and numpy's generators
-        are not saved, nor are buffers of `persistent=False` that were made after the Engine. Collective; call it between steps.
+        are not saved, nor are buffers of `persistent=False` that were made after the Engine. It is collective; call it
+        between steps.
 
         `"checkpoint": {"async": true}` in the strategy makes the call return when the state is copied; a thread writes
         the copy while training goes on. If that save fails, the next step, save or load raises its Error on every rank.
@@ -400,7 +401,8 @@ class Engine:
         return _native.commit_durable(engine, items)
 
     def finish_commit(self) -> None:
-        """Waits until the commit under way is on the disk of all ranks, and raises its Error. Call it last. Collective.
+        """Waits until the commit under way is on the disk of all ranks, and raises its Error. Call it last. It is
+        collective.
         """
         _native.finish_commit(self._live())
 
@@ -453,7 +455,7 @@ class Engine:
 
     @property
     def samples_seen(self) -> int:
-        """Returns the samples of all ranks in those steps, as given to `backward`.
+        """Returns the samples of all ranks in the steps that updated parameters, as given to `backward`.
 
         Where replicas train apart ("sync"), each step counts this replica's samples times the number of replicas; with
         "sync" asynchronous and hogwild, only this rank's samples count.
@@ -489,8 +491,8 @@ class Engine:
     def time_calls(self) -> None:
         """Begins to keep histograms of how long each unit's gathers and reductions take, until the Engine ends.
 
-        They have a fixed size, 5 KiB a unit beside the plan. On a GPU a call's time is the device's: from where the call is
-        queued to where the queue has waited for it.
+        They have a fixed size, 5 KiB a unit beside the plan. On a GPU a call's time is measured by the device's clock:
+        from where the call is queued to where the queue has waited for it.
         """
         self._live().time_calls()
 

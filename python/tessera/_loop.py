@@ -67,13 +67,13 @@ class SyncBatchNorm(_BatchNorm):
     B may differ between ranks, and be 0 on some. It works on the CPU too, which torch.nn.SyncBatchNorm does not.
 
     While training, mean and variance are those of the batches of all ranks together, forward and backward, as if one
-    process had the concatenated batch; running statistics are alike on all ranks. In eval mode it is BatchNorm, and
+    process had the concatenated batch. Running statistics are alike on all ranks. In eval mode it is BatchNorm, and
     ranks do not meet. Each forward and backward while training is collective. It cannot be differentiated twice.
     `torch.utils.checkpoint` counts a batch twice in the running statistics, as it does with BatchNorm. Raises Error
     (64) on all ranks if together they have one value a channel.
     """
 
-    class_for_strategies = "BatchNorm"  # "mixed_precision.keep_fp32" means it where it means a BatchNorm
+    class_for_strategies = "BatchNorm"  # "mixed_precision.keep_fp32" means this class too if it names BatchNorm
 
     def _check_input_dim(self, input: torch.Tensor) -> None:
         if not (2 <= input.dim() <= 5 and input.size(1) == self.num_features and input.is_floating_point()):

@@ -66,7 +66,7 @@ def _of_all_ranks(store: Any, value: str, timeout_s: float) -> list[str]:
 
 
 def _this_host() -> str:
-    """Returns the same text in processes that can share memory."""
+    """Returns a text that is the same in processes which can share memory."""
     try:
         with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
             return f"{file.read().strip()} {os.stat('/dev/shm').st_dev}"

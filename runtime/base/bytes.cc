@@ -65,7 +65,7 @@ std::string format_bytes(std::int64_t bytes) {
   const double magnitude = std::abs(static_cast<double>(bytes));
   if (magnitude < kKi) return fmt::format("{} B", bytes);
   std::size_t unit = 1;
-  // 0.005 below the next unit prints as "1024.00", so that value takes the next unit already.
+  // A value 0.005 below the next unit would print as "1024.00", so it takes the next unit already.
   while (unit + 1 < kBinaryUnits && magnitude / static_cast<double>(kUnits[unit].bytes) >= 1023.995) ++unit;
   const double value = static_cast<double>(bytes) / static_cast<double>(kUnits[unit].bytes);
   return fmt::format("{:.2f} {}", value, kUnits[unit].name);

@@ -26,8 +26,8 @@ std::string reason_of(int error);
 /// more to say than the system says.
 std::string reason_of_reading(int error);
 
-/// Returns the same text for a file or folder that could not be made or written. `wanted`: bytes that were to be
-/// written, if that is known.
+/// Returns the text of reason_of_reading for a file or folder that could not be made or written. `wanted`: bytes that
+/// were to be written, if that is known.
 std::string reason_of_writing(int error, std::int64_t wanted = -1);
 
 /// Returns the errno of the limit that another library's text mentions ("accept: Too many open files"); 0 if it

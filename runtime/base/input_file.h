@@ -11,7 +11,7 @@
 
 namespace tessera {
 
-/// Reads what a user named as an input, and never waits for ever: a directory or an endless device is an error at once,
+/// Reads what a user named as an input, and never waits for ever. A directory or an endless device is an error at once,
 /// and a pipe that nobody writes to is one after kPipeSeconds. Readers of strategy, model, data and weights use it.
 
 /// Seconds for which a reader waits for a silent pipe.

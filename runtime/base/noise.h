@@ -9,12 +9,12 @@
 namespace tessera {
 
 /// Random bits for stochastic rounding, of optimizer states and of gradients on the wire. They are a pure function of
-/// (group, step, element): no generator has a state, so results do not depend on threads, on how a group is cut into
+/// (group, step, element). No generator has a state, so results do not depend on threads, on how a group is cut into
 /// shards, or on the number of ranks. The function uses integer operations of 32 bits only, which give the same on CPU
 /// vectors and on a GPU.
 ///
 /// Group and step are mixed into one word, once a call. A multiple of an odd constant is added to that word for each
-/// element (Weyl's sequence), and the sum goes through one shift, xor and multiplication: a rounding loop spends as
+/// element (Weyl's sequence), and the sum goes through one shift, xor and multiplication. A rounding loop spends as
 /// much on its noise as on what it rounds. All keys read one cycle of 2^32 numbers from different places. Keys whose
 /// ranges overlap share numbers for different elements or steps, whose errors have nothing to do with each other.
 struct NoiseKey {

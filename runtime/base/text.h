@@ -43,8 +43,8 @@ std::string nearest(std::string_view word, const std::vector<std::string>& candi
 /// Returns ". hint: did you mean \"lr\"?", or "" if nothing is near.
 std::string did_you_mean(std::string_view word, const std::vector<std::string>& candidates);
 
-/// Returns the same text; if no name is near, ". hint: known here: lr, type" with as many candidates as fit into a
-/// line.
+/// Returns the text of did_you_mean, or if no name is near, ". hint: known here: lr, type" with as many candidates as
+/// fit into a line.
 std::string hint_of_names(std::string_view word, const std::vector<std::string>& candidates);
 
 }  // namespace tessera

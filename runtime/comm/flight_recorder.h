@@ -12,7 +12,7 @@
 
 namespace tessera {
 
-/// Records the latest calls of a rank's groups, for use after a failure: when a rank of a job hangs, the files of all
+/// Records the latest calls of a rank's groups, for use after a failure. When a rank of a job hangs, the files of all
 /// ranks say which call each one was in, in every group. It is on if the environment variable TESSERA_FLIGHT_RECORDS
 /// names a folder; a call then costs one lock and one allocation more. Groups of GPUs have c10d's recorder instead.
 ///

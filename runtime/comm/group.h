@@ -8,7 +8,7 @@ namespace tessera {
 /// The uses of a group of ranks.
 enum class GroupUse {
   kGather,  ///< all-gathers: ranks gather from and into the same places of their memory of the group
-  kOther,   ///< everything else, such as reductions: each rank decides for itself where a bucket waits
+  kOther,   ///< all other calls, such as reductions: each rank decides for itself where a bucket waits
   kOnHost,  ///< compressed sums of a GPU's ranks: the group is for the memory of their hosts (MeshGroups::on_host)
 };
 

@@ -25,9 +25,9 @@ class KeyValueStore {
   /// Adds to a counter (an absent one counts as 0) and returns the new value.
   virtual absl::StatusOr<std::int64_t> add(const std::string& key, std::int64_t amount) = 0;
 
-  /// Returns the same store over another connection, if one connection answers one question after another: a caller
-  /// that waits on it is then in nobody's way here. Null means that this connection is no worse, or that no other can
-  /// be had. It asks the server.
+  /// Returns the same store over another connection, if one connection answers one question after another. A caller
+  /// that waits on the new one then holds up nobody here. Null means that this connection is no worse, or that no other
+  /// can be had. It asks the server.
   virtual std::shared_ptr<KeyValueStore> connected_anew() { return nullptr; }
 
   /// Number of questions that nobody waits for any more, since the server did not answer in time (ask_in_time).

@@ -17,8 +17,8 @@ absl::StatusOr<Strategy> parse_strategy(const std::string& text, const std::stri
 /// code 78) lists everything that it does not keep to, each by its JSON pointer.
 absl::Status check_strategy(const Strategy& strategy);
 
-/// Returns `strategy`, changed if the environment variable TESSERA_STRICT is "1" (`tessera launch --strict`): each rank
-/// then has private copies, as on hosts of their own, and "check.values" on the CPU, so the ranks of one machine show
+/// Returns `strategy`, changed if the environment variable TESSERA_STRICT is "1" (`tessera launch --strict`). Each rank
+/// then has private copies, as on hosts of their own, and "check.values" on the CPU. So the ranks of one machine show
 /// the errors that the ranks of two machines would. Readers of files and makers of Engines call it.
 Strategy as_launched(Strategy strategy);
 

@@ -19,7 +19,7 @@ absl::Status check_tokens(const TokenDataset& dataset, std::int64_t begin, std::
 absl::Status check_vocab(const TokenDataset& dataset, std::int64_t vocab_size);
 
 /// Returns the entropy of the tokens' frequencies, in nats a token: -sum p ln p. It is the loss of the best model that
-/// knows how often each token occurs and nothing of its neighbours, so a model whose loss falls below it has learnt
+/// knows how often each token occurs and nothing of its neighbours. So a model whose loss falls below it has learnt
 /// from context. It reads the whole dataset once.
 absl::StatusOr<double> unigram_entropy(const TokenDataset& dataset);
 

@@ -7,7 +7,7 @@
 #include <vector>
 
 /// Calls of c10d::Backend that LibTorch 2.14 gave new names; it keeps the old ones as deprecated aliases. Each name
-/// forwards to the other, so a backend of the user's may override either. Tessera calls them through these functions.
+/// forwards to the other, so a backend of the user may override either one. Tessera calls them through these functions.
 ///
 /// The macro is 1 if c10d::Backend has the new names.
 #define TESSERA_TORCH_HAS_SINGLE_NAMES \

@@ -6,7 +6,7 @@
 
 namespace tessera {
 
-/// The random numbers that a GradientMethod draws for one group: each reduction has a key of its own, made of the seed,
+/// The random numbers that a GradientMethod draws for one group. Each reduction has a key of its own, made of the seed,
 /// the group, the step and how many reductions the step had before. So a run draws the same numbers again, even if it
 /// goes on from a checkpoint of the same kNoiseVersion.
 class DrawStream {

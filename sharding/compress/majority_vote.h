@@ -12,8 +12,8 @@ namespace tessera {
 /// a bit an element. Nothing is kept. The sum is the number of ranks with that sign, so the mean gradient is 1 or
 /// -1 everywhere.
 ///
-/// A value of 0 votes + and - by turns, and a tie is decided so: + in an even step at even places of the flat buffer,
-/// and in an odd step at odd places. So an element for which no rank has a gradient only goes back and forth.
+/// A value of 0 votes + and - by turns. A tie is decided so: + in an even step at even places of the flat buffer, and
+/// in an odd step at odd places. So an element for which no rank has a gradient only goes back and forth.
 class MajorityVote final : public GradientMethod {
  public:
   /// `work`: memory for the messages, of the shape [2 * ranks, words of an owner's message].

@@ -8,8 +8,8 @@
 
 namespace tessera {
 
-/// EF-signSGD (Karimireddy et al., arXiv 1901.09847, algorithm 1): each rank adds to its contribution what its earlier
-/// ones lacked, and sends the signs of the sum times the mean magnitude of each run of 256 elements; it keeps what the
+/// EF-signSGD (Karimireddy et al., arXiv 1901.09847, algorithm 1). Each rank adds to its contribution what its earlier
+/// ones lacked, and sends the signs of the sum times the mean magnitude of each run of 256 elements. It keeps what the
 /// message lacks. Ranks gather all messages and add them rank by rank, in fp32.
 class SignFeedback final : public GradientMethod {
  public:

@@ -8,7 +8,7 @@ namespace tessera {
 /// Measures how long a program waits for data: from the end of a step, or of a microbatch, to the next operator that
 /// reads a parameter. A Training owns one, and begins a wait at the end of each step or microbatch.
 ///
-/// A wait ends with the first operator, on the thread that began it, that reads a parameter of any Engine: a thread
+/// A wait ends with the first operator, on the thread that began it, that reads a parameter of any Engine. A thread
 /// that computes with parameters does not wait for data. OpWatch reports it. Where no OpWatch lives, nothing is
 /// measured unless `look` was called: then the thread looks at its operators' inputs from the beginning of a wait to
 /// its end, and not beyond. LibTorch then allocates a few times. Otherwise only the first wait of a thread allocates.

@@ -5,16 +5,16 @@
 namespace tessera {
 
 /// Gathers on demand: while an OpWatch lives, the units among an operator's inputs are gathered before the operator
-/// runs, and are pinned until it returns. That is what lets any module run sharded, unmodified: `forward` may be called
-/// from anywhere, weights may be tied, indexed, stacked or passed to functions; backward and recomputation are
-/// operators too.
+/// runs, and are pinned until it returns. So any module can run sharded, unmodified: `forward` may be called from
+/// anywhere, weights may be tied, indexed, stacked or passed to functions; backward and recomputation are operators
+/// too.
 ///
 /// It is an at::RecordFunction callback, called on the thread that runs the operator. It looks at tensors, lists and
 /// tuples among the inputs, and recognises a unit by the deleter of its storage's data pointer. An operator without
 /// units therefore costs a few comparisons, and threads that run other ranks or no rank at all share nothing.
 ///
-/// Operators that only return views (their schemas say so) gather nothing; a view's storage is the parameter's, so the
-/// operator that uses the view gathers. The storage refuses reads that bypass operators (data_ptr, numpy, DLPack,
+/// Operators that only return views (their schemas say so) gather nothing; a view has the storage of the parameter, so
+/// the operator that uses the view gathers. The storage refuses reads that bypass operators (data_ptr, numpy, DLPack,
 /// accessors), unless the unit is pinned (Unit::watch).
 ///
 /// A callback must not throw: a failed gather poisons the unit (Residency::use_or_poison), and the operator itself
@@ -32,7 +32,7 @@ class OpWatch {
 /// thread's operators until then, which costs some allocations of LibTorch. If not `looks`, it does nothing and returns
 /// false.
 bool watch_for_first_read(bool looks);
-/// Ends that watch, if there is one.
+/// Ends the watch for a first read, if there is one.
 void forget_first_read();
 
 }  // namespace tessera

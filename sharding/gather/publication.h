@@ -14,7 +14,7 @@
 
 namespace tessera {
 
-/// An asynchronous all-gather of updated values: it sends them to the ranks of the shard axis that hold copies of them,
+/// An asynchronous all-gather of updated values. It sends them to the ranks of the shard axis that hold copies of them,
 /// while the rest of the update and the next forward go on. It needs a transport that carries gathers by itself
 /// (Collectives::gathers_in_background).
 ///

@@ -33,7 +33,7 @@ class UnitKeeper {
   virtual void drop(Unit& unit) = 0;
 
  protected:
-  /// `on_failure` hears of values that did not come, inside an operator.
+  /// `on_failure` is called inside an operator, for values that did not come.
   explicit UnitKeeper(OnFailure on_failure) : on_failure_(std::move(on_failure)) {}
   ~UnitKeeper() = default;
 

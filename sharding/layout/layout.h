@@ -38,7 +38,7 @@ enum class SmallTensors {
 ///  3. `numel() == parts() * shard_numel()`, and shard_numel() is a multiple of cut() and of `multiple`. No shard
 ///     boundary is inside a tensor's block: it cuts a large tensor at a multiple of kBlock from the tensor's start, and
 ///     a small one never.
-///  4. cut() is kBlock, or a smaller power of two if all tensors fit into that: then no tensor reaches over a multiple
+///  4. cut() is kBlock, or a smaller power of two if all tensors fit into that. Then no tensor reaches over a multiple
 ///     of cut(), and shards need not be padded to whole blocks.
 ///  5. Offsets and cut() depend on the tensors alone, not on `parts`.
 ///  6. padding() is less than the sum of kBlock for each tensor that begins a block, max(kAlign, its numel) for each

@@ -47,10 +47,10 @@ struct MatrixBatch {
 /// same on every rank.
 ///
 /// Each rank holds some part of each matrix (its optimizer part), and of its states. A batch is exchanged together:
-/// ranks send owners what they hold of the owners' matrices (where several ranks hold the same part, the rank in the
-/// owner's replica sends it), owners compute, and each owner sends each rank what that rank holds of the results. A
-/// batch takes more units until no rank computes more than kMostUneven times the mean, or all units are taken: small
-/// batches need little memory, and large ones are dealt evenly.
+/// ranks send owners what they hold of the owners' matrices, owners compute, and each owner sends each rank what that
+/// rank holds of the results. Where several ranks hold the same part, the rank in the owner's replica sends it. A batch
+/// takes more units until no rank computes more than kMostUneven times the mean, or all units are taken. Small batches
+/// need little memory, and large ones are dealt evenly.
 class MatrixDeal {
  public:
   static constexpr double kMostUneven = 1.1;

@@ -25,7 +25,7 @@ struct Placement {
   AxisPlacement optimizer;
   /// Sharded parameters stay gathered from their first use in forward to the end of backward.
   bool keep_gathered = false;
-  /// The ranks of the shard axis hold one copy of the parameters together, in memory that all of them map: each rank
+  /// The ranks of the shard axis hold one copy of the parameters together, in memory that all of them map. Each rank
   /// updates its part in place, and nothing is gathered.
   bool shared = false;
 };
@@ -54,7 +54,7 @@ struct MeshPosition {
 int parts_of(const Placement& placement, const MeshPosition& mesh);
 
 /// Returns the part of a flat buffer of `numel` elements that this rank holds. The shard axis cuts first and the
-/// replicate axis cuts what is left, unless AxisPlacement::replicate_first is set: a rank's optimizer part lies inside
+/// replicate axis cuts what is left, unless AxisPlacement::replicate_first is set. A rank's optimizer part lies inside
 /// its gradient part, and its gradient part inside its parameter part.
 Extent owned(AxisPlacement axes, const MeshPosition& mesh, std::int64_t numel);
 

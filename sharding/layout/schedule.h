@@ -56,8 +56,9 @@ class Schedule {
   /// Returns the unit to prefetch: the first that is not held among the next `ahead` distinct units that the record
   /// says will be used; -1 if all are held. `uncounted` counts too, if it is used before the last of them.
   int next_missing();
-  /// Returns the unit to evict: of the held units that `may_go(unit)` allows, the one used last (the lowest number of
-  /// several); -1 if none is used later than `later_than`, a distance. Every unit that may not go adds cost.
+  /// Returns the unit to evict: of the held units that `may_go(unit)` allows, the one that is used last. Where several
+  /// are, the lowest number is taken. Returns -1 if none is used later than `later_than`, a distance. Every unit that
+  /// may not go adds cost.
   template <class MayGo>
   int farthest_held(std::size_t later_than, const MayGo& may_go);
   /// Returns the unit to evict without a limit: it may be used at any time.

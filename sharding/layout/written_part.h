@@ -11,8 +11,8 @@ namespace tessera {
 /// them, between blocks.
 Extent written_part(AxisPlacement axes, const MeshPosition& mesh, std::int64_t numel);
 
-/// Returns an upper bound of the elements that any rank writes of such a buffer, the same for all ranks. It exceeds
-/// what a rank writes by less than a block plus the number of ranks.
+/// Returns an upper bound of the elements that any rank writes of a buffer, the same for all ranks. It exceeds what a
+/// rank writes by less than a block plus the number of ranks.
 std::int64_t most_written(AxisPlacement axes, const MeshPosition& mesh, std::int64_t numel);
 
 }  // namespace tessera

@@ -15,7 +15,7 @@ class PendingCopies {
   void add(const at::Tensor& place, const at::Tensor& gradient);
   /// Starts all copies.
   void flush();
-  /// Starts them if there are many, or if the gradients that wait take much memory.
+  /// Starts all copies if there are many, or if the gradients that wait take much memory.
   void flush_if_many();
   /// Drops all copies without starting them.
   void drop();

@@ -65,7 +65,7 @@ TEST_F(BenchTables, LaunchesTableComparesStrategiesWithThePlainModule) {
   EXPECT_TRUE(cell(table, "plain module", "over_plain_s").is_null());
   const double over = cell(table, "FULL_SHARD", "over_plain_s"),
                of_unit = cell(table, "FULL_SHARD", "over_plain_unit_s");
-  EXPECT_DOUBLE_EQ(of_unit, over / 3);  // the model has two blocks and the root
+  EXPECT_DOUBLE_EQ(of_unit, over / 3);  // the model has three units: two blocks and the root
   EXPECT_LE(cell(table, "FULL_SHARD", "over_plain_unit_p10_s").get<double>(), of_unit);
   EXPECT_GE(cell(table, "FULL_SHARD", "over_plain_unit_p90_s").get<double>(), of_unit);
 }

@@ -91,8 +91,8 @@ class Checkpoints : public Workplace {
     return died;
   }
   /// Returns the command of a run in fp32 whose steps have 12 samples on any number of ranks. The rate is low, because
-  /// sums on 1, 2 and 3 ranks are made in other orders: at ten times this rate the losses of 400 steps are 20 % apart;
-  /// at this rate they are 5e-7 apart.
+  /// sums on 1, 2 and 3 ranks are made in other orders. At ten times this rate the losses of 400 steps are 20 % apart,
+  /// and at this rate they are 5e-7 apart.
   Words elastic_run(int ranks, int steps, const std::string& folder, const std::string& metrics,
                     const Words& more = {}) const {
     const std::string file = path("elastic.json");
@@ -144,7 +144,8 @@ class MemoryGroup {
 
   bool exists() const { return exists_; }
   std::string file(const std::string& name) const { return folder_ + "/" + name; }
-  /// Returns words before a command that runs it in the group. The kernel kills processes with a larger score first.
+  /// Returns the words that, put before a command, run it in the group. The kernel kills processes with a larger score
+  /// first.
   Words enter(int score) const {
     return {"/bin/sh", "-c",
             "echo $$ > " + file("cgroup.procs") + "; echo " + std::to_string(score) +
@@ -234,7 +235,7 @@ TEST_F(Checkpoints, RandomKillsChangeNoBits) {
     std::this_thread::sleep_for(std::chrono::milliseconds(200 + up_to(3000)));
     if (kill_some(job, up_to(2) > 0 ? up_to(1) : -1)) {
       ++killed;
-    } else {  // in this case, the run had ended before
+    } else {  // this run had ended before
       look({"diff", path("whole"), path("parts")});
       std::filesystem::remove_all(path("parts"));
     }
@@ -555,7 +556,7 @@ TEST_F(Checkpoints, HostsThatComeAndGoUnderTorchrunChangeNoLoss) {
   expect_same_losses("parts.jsonl", "whole.jsonl", 1e-4);
 }
 
-// The best checkpoint stays beside the newest one, also where a later run goes on.
+// The best checkpoint stays beside the newest one, also after a later run has gone on.
 TEST_F(Checkpoints, BestCheckpointStaysBesideTheNewest) {
   write_file(path("held_out"), read_file(path("text")).substr(0, 2000));
   const Words evaluate = {"--eval-data", path("held_out"), "--eval-every", "1", "--keep", "1", "--keep-best"};

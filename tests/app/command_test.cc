@@ -43,7 +43,7 @@ TEST_F(Command, CommandsOfThePythonPackageAreExplainedInOneLine) {
             "--help\n");
 }
 
-// A full device takes nothing, and only programs that check their output notice.
+// A device that is full takes no output, and only programs that check what they write notice it.
 TEST_F(Command, FailedOutputExitsWith74InEveryProgram) {
   const std::string checkpoints = path("checkpoints");
   run(train(strategy("NO_SHARD"), "metrics", {"--checkpoint-dir", checkpoints}));
@@ -135,7 +135,7 @@ TEST_F(Command, PlanAboveTheMemoryLimitIsRefused) {
   EXPECT_THAT(ended.err, HasSubstr("/memory/limit"));
 }
 
-// Such ranks share memory, so a run on several hosts is refused, too.
+// Asynchronous ranks share memory, so a run on several hosts is refused, too.
 TEST_F(Command, PlanOfAsynchronousRanksOnSeveralHostsIsRefused) {
   write_file(path("asynchronous.json"), R"({"strategy": "SHARD_OPTIMIZER", "sync": {"type": "asynchronous"}})");
   const Words plan = {TESSERA_PROGRAM,           "plan",         "--model", path("model.json"), "--strategy",

@@ -1,4 +1,4 @@
-// Tests what `tessera doctor` says about RDMA. A machine is a folder of devices and a list of libraries.
+// Tests what `tessera doctor` says about RDMA. A folder of devices and a list of libraries stand for a machine.
 
 #include <gmock/gmock.h>
 

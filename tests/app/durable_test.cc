@@ -1,5 +1,5 @@
-// Tests "durable" in the strategy of `tessera train`: processes die at any moment of a commit or between two commits,
-// and the run that goes on ends with the bits of a run that was not disturbed.
+// Tests "durable" in the strategy of `tessera train`: processes die at any moment of a commit or between two commits.
+// The run that goes on ends with the bits of a run that was not disturbed.
 
 #include <gmock/gmock.h>
 #include <signal.h>
@@ -145,7 +145,7 @@ TEST_F(DurableSteps, RandomKillsChangeNoBits) {
     }
     const Ended ended = job.wait(30);
     EXPECT_TRUE(ended.code == 0 || ended.code == 137) << ended.err;
-    if (ended.code == 0) break;  // in this case, the run had ended before
+    if (ended.code == 0) break;  // this run had ended before
   }
   expect_the_same_end(all_steps, "");
 }
@@ -158,7 +158,7 @@ TEST_F(DurableSteps, LastCommitIsAwaitedAndItsFailureReported) {
               AllOf(HasSubstr("the commit of step 2 was not made"), HasSubstr("rank 1"), HasSubstr("errno 28")));
 }
 
-// A run saves such a checkpoint at its end, or after a signal.
+// A run saves a checkpoint later than its last commit at its end, or after a signal.
 TEST_F(DurableSteps, CheckpointLaterThanTheCommitIsResumed) {
   run_whole("7");
   run(run_of("5", 3, "parts.jsonl", {"--checkpoint-dir", path("parts")}));

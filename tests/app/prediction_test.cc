@@ -27,7 +27,7 @@ class Prediction : public Workplace {
     run(train(strategy("FULL_SHARD"), "alone.jsonl", {"--profile", path("profile.json"), "--steps", "4"}));
     const Ended links =
         run(launch(2) + Words{TESSERA_PROGRAM, "doctor", "--links", path("links.json"), "--transport", "gloo"});
-    // Each form stands beside its share of fp32's bytes.
+    // The table has each form beside its share of the bytes of fp32.
     EXPECT_THAT(links.out,
                 AllOf(ContainsRegex("lossless +0.85"), ContainsRegex("int8 +0.254"), ContainsRegex("int4 +0.129")));
   }

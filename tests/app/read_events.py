@@ -1,4 +1,5 @@
-"""Reads an event file of TensorBoard strictly, with nothing but the standard library, and prints an object a scalar.
+"""Reads an event file of TensorBoard strictly, with nothing but the standard library, and prints one JSON object for
+each scalar.
 
 Usage: read_events.py FILE
 Ends with 1 where a length, a checksum or a message is not as the format wants it.

@@ -47,8 +47,8 @@ std::string last_lines(const std::string& text, int count) {
   return text.substr(begin);
 }
 
-/// Makes NaN of a token's row of the embedding, in a file of safetensors: 0x7fc07fc0 is NaN in fp32, and its halves are
-/// NaN in bf16.
+/// Replaces a token's row of the embedding by NaN, in a file of safetensors: 0x7fc07fc0 is NaN in fp32, and its halves
+/// are NaN in bf16.
 void plant_nan(const std::string& file, unsigned char token) {
   std::string bytes = read_file(file);
   std::uint64_t length = 0;

@@ -199,7 +199,7 @@ TEST_F(Train, RunWithBackupsSavesOnItsWayAndEndsAtItsSteps) {
     EXPECT_THAT(ended.out, HasSubstr(saved));
 }
 
-// Ranks end their steps at other times in each step, so that they are dealt other microbatches, with their samples.
+// The speeds of ranks differ from step to step, so ranks are dealt other microbatches, with the samples of these.
 TEST_F(Train, DealtMicrobatchesGiveTheBitsOfEvenOnes) {
   const std::string keys = R"({"strategy": "SHARD_OPTIMIZER", "units": {"classes": ["Block"]},
       "optimizer": {"lr": 0.01}, "gradient_sync": "last_microbatch", "reproducible": true)";
@@ -263,7 +263,7 @@ TEST_F(Train, TrainingStartsFromLoadedWeights) {
 
 TEST_F(Train, RunDirectoryHoldsAllFilesOfARun) {
   const Words all = train(strategy("FULL_SHARD"), "plain", {"--out", path("runs/a"), "--trace", "trace.json"});
-  Words command;  // without --metrics, --out has its own file of metrics
+  Words command;  // if --metrics is not given, --out has its own file of metrics
   for (std::size_t i = 0; i < all.size(); ++i) all[i] == "--metrics" ? void(++i) : command.push_back(all[i]);
   const Ended ended = run(launch(2, {"--no-prefix"}) + command);
   const json config = json::parse(read_file(path("runs/a/config.json")));
@@ -409,7 +409,7 @@ TEST_F(Train, RestartedJobAppendsToCsvAndAddsAnEventFile) {
 }
 
 TEST_F(Train, FailedCsvAndEventFilesGiveWarningsAndStayWhole) {
-  std::string line = "trap '' XFSZ; ulimit -f 8; exec";  // KiB of a file: a row takes 250 bytes, an event 650
+  std::string line = "trap '' XFSZ; ulimit -f 8; exec";  // 8 KiB a file: a row takes 250 bytes, an event 650
   for (const std::string& word : train(strategy("FULL_SHARD"), "limited.csv",
                                        {"--steps", "50", "--log-every", "50", "--tensorboard", path("board")}))
     line += " '" + word + "'";

@@ -44,7 +44,7 @@ TEST(EvenSpread, ChosenAndOthersAreNumberedInOrder) {
   });
 }
 
-// Any run of a part has its share of the chosen elements, up to less than one.
+// A run that lies in one part has its share of the chosen elements, but for less than one element.
 TEST(EvenSpread, EveryRunHasItsShareUpToOneElement) {
   for_all_spreads([](std::int64_t all, std::int64_t chosen, std::int64_t first) {
     const EvenSpread spread(all, chosen, first);

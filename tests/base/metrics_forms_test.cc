@@ -86,7 +86,7 @@ TEST_F(MetricsForms, AppendingToCsvContinuesAfterTheLastWholeRow) {
 TEST_F(MetricsForms, EventFileBeginsWithItsVersionRecord) {
   MetricsWriter writer = open(MetricsFormat::kEvents, Start::kNew);
   const std::string beginning = content();
-  // These are length 24 and its CRC, field 1 (wall_time) as 8 bytes, and field 3 (file_version) as 13 bytes.
+  // The bytes are length 24 and its CRC, field 1 (wall_time) as 8 bytes, and field 3 (file_version) as 13 bytes.
   EXPECT_EQ(beginning.substr(0, 8), std::string("\x18\0\0\0\0\0\0\0", 8));
   EXPECT_EQ(beginning[12], '\x09');
   EXPECT_EQ(beginning.substr(21, 15),
@@ -96,7 +96,7 @@ TEST_F(MetricsForms, EventFileBeginsWithItsVersionRecord) {
   EXPECT_EQ(exit_code_of(MetricsWriter::open(path_, {Start::kAppend, MetricsFormat::kEvents}).status()),
             ExitCode::kCannotCreate);
   ASSERT_TRUE(writer.write({{"step", 300}, {"loss", 0.5}, {"note", "words are left out"}}).ok());
-  // Field 2 (step) is 300; field 5 (summary) a value of tag "loss" and of the float 0.5.
+  // Field 2 (step) is 300; field 5 (summary) has a value with the tag "loss" and the float 0.5.
   EXPECT_THAT(content().substr(beginning.size() + 12 + 9),
               StartsWith(std::string("\x10\xAC\x02\x2A\x0D\x0A\x0B\x0A\x04loss\x15\0\0\0\x3F", 18)));
   EXPECT_NE(event_file_name(), event_file_name());

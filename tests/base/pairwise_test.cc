@@ -13,7 +13,7 @@
 namespace tessera::testing {
 namespace {
 
-/// Two dimensions, and a value in each.
+/// A pair of dimensions, and a value in each of them.
 using Pair = std::array<std::size_t, 4>;
 
 std::set<Pair> pairs_of(const std::vector<GridPoint>& points) {

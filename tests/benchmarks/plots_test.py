@@ -31,7 +31,7 @@ class Charts(unittest.TestCase):
         self.assertEqual(whiskers, [[value / 2, value * 2] for value in values])
         self.assertIn([0.75, 0.75], [list(line.get_xdata()) for line in axes.lines])
         self.assertEqual(sum(list(line.get_xdata()) == [3.0, 3.0] for line in axes.lines), 4)
-        # Families can be told apart without colours.
+        # The families of contenders can be told apart without colours.
         self.assertEqual([patch.get_hatch() for patch in axes.patches], [None, None, "////", None])
 
     def test_values_of_a_chart_with_logarithmic_axes_lie_between_ticks(self):

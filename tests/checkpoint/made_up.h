@@ -13,7 +13,7 @@ namespace tessera {
 /// Returns the bytes that a piece of a made-up checkpoint holds. They depend on `what`, on the name and on the element.
 std::vector<std::byte> made_up_bytes(const Piece& piece, std::uint64_t seed);
 
-/// Writes a file of a checkpoint with such bytes.
+/// Writes a file of a checkpoint with made_up_bytes.
 SavedFile write_made_up(const std::string& folder, const std::string& name, std::vector<Piece> pieces,
                         std::uint64_t seed);
 

@@ -63,7 +63,7 @@ TEST(Manifest, MissingDefaultsKeyMeansTheFirstDefaults) {
   EXPECT_EQ(version_in("\"defaults\"", "\"old\""), 1);
 }
 
-// Another program reads it without knowing Tessera.
+// Another program reads the manifest without knowing Tessera.
 TEST(Manifest, ManifestIsPlainJson) {
   const auto json = nlohmann::json::parse(some_text());
   EXPECT_EQ(json.at("tessera_checkpoint"), 2);

@@ -24,7 +24,7 @@ using namespace std::chrono_literals;
 using ::testing::HasSubstr;
 
 /// The calls of two ranks (or `ranks`) in an Engine's groups, and the end that each must have: with an error that has
-/// all of `wanted`, or without one where that is empty.
+/// all of `wanted`, or without one where `wanted` is empty.
 struct Scene {
   const char* name;
   std::function<absl::Status(const Mesh& mesh, const MeshAxes& axes)> body;
@@ -72,8 +72,8 @@ class Told {
   std::jthread teller_;
 };
 
-/// Stands for a call of that library. It ends after `most`, or when the ranks have a verdict, since the process would
-/// end otherwise. Returns the mesh's status at that time.
+/// Stands for a call of the other library. It ends after `most`, or when the ranks have a verdict, since the process
+/// would end otherwise. Returns the mesh's status at that time.
 absl::Status outside_barrier(const Mesh& mesh, std::chrono::milliseconds most) {
   const auto is_told = [&] { return groups_of(mesh).store().get("waits/verdict", 0ms).ok(); };
   {

@@ -70,7 +70,8 @@ TEST(MeasuredGroups, FirstGroupsErrorIsReturned) {
 }
 
 TEST(TimedCalls, CoverAllAlgorithmsOfAllCollectives) {
-  // Few bytes have 3 + 2 (2 + 3) calls, and many have 3 + 2 (2 + 2), since no all_reduce of them goes by doubling.
+  // Calls of few bytes are measured 3 + 2 (2 + 3) times, and calls of many bytes 3 + 2 (2 + 2) times, since no
+  // all_reduce of many bytes goes by doubling.
   EXPECT_EQ(calls_to_time(4, 64).size(), 13u);
   const std::vector<TimedCall> calls = calls_to_time(3, 1 << 20);
   EXPECT_EQ(calls.size(), 11u);

@@ -296,7 +296,7 @@ TEST(SentByNetworkAlgorithms, MessagesAndBytesEqualTheFormulas) {
   }
 }
 
-// A call for which there is no such algorithm goes directly.
+// A call takes the direct way if there is no such algorithm for it.
 TEST(SentByNetworkAlgorithms, CallsWithoutTheAlgorithmAreSentDirectly) {
   EXPECT_EQ(sent_by_all(4, Algorithm::kRing, Operation::kAllReduce, DType::kF32, 10), (Sent{12, 12 * 40}));
   EXPECT_EQ(sent_by_all(4, Algorithm::kHalving, Operation::kAllGather, DType::kF32, 10), (Sent{12, 12 * 40}));

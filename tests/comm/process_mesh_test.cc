@@ -92,7 +92,8 @@ INSTANTIATE_TEST_SUITE_P(Worlds, ProcessMesh,
                                          World{4, 2, TransportChoice::kAuto, "hierarchical(host, gloo)"},
                                          World{4, 2, TransportChoice::kGloo, "gloo"}));
 
-// Calls between hosts ask too. A group there is made of one group inside each host and one across hosts.
+// Calls between hosts ask for their algorithm, too. A group there is made of one group inside each host and one across
+// hosts.
 TEST(ProcessMeshTest, CallsOverGlooAskForTheirAlgorithm) {
   for (const World& world :
        {World{3, 1, TransportChoice::kGloo, "gloo"}, World{4, 2, TransportChoice::kAuto, "hierarchical(host, gloo)"}}) {
@@ -197,7 +198,7 @@ TEST(GathersInForms, BringTheSameValuesToAllRanks) {
           check_gathers_in_forms(*axes.gather, dtype, numel, axes.gather->gathers_in_background());
       }
       check_gathers_in_forms(*axes.gather, DType::kF32, 600'077,
-                             axes.gather->gathers_in_background());  // this makes several pieces
+                             axes.gather->gathers_in_background());  // background gathers have several pieces
       check_whole_numbers_stay(*axes.gather);
       return axes.world->barrier("end").wait();
     }));

@@ -24,7 +24,7 @@ TEST(JsonDocument, EveryKeyAndValueHasItsOffsetInTheText) {
   collect(*root, text, found);
   const std::vector<std::string> wanted = {
       "value [",    "value 1", "value -20", "value \"x\"", "value {",   "key \"a\"", "value null", "key \"b\"",
-      "value [ ",  // the place of an empty list; two characters are compared, as it is dumped
+      "value [ ",  // an empty list: as many characters of the text as "[]" has
       "value true", "value {", "key \"c\"", "value {",     "key \"d\"", "value 1.5", "value {}",   "value [",
       "value [",    "value 7", "value 8"};
   EXPECT_EQ(found, wanted);

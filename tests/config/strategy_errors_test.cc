@@ -26,7 +26,7 @@ TEST_P(StrategyErrors, WrongFileGivesItsListedErrors) {
   ASSERT_FALSE(strategy.ok());
   EXPECT_EQ(exit_code_of(strategy.status()), ExitCode::kConfig);
   const std::string errors = GetParam().errors;
-  // There is one last line where no error has a hint of its own.
+  // If no error has a hint of its own, the message ends with one general hint.
   const bool has_hint = errors.find("hint: ") != std::string::npos;
   EXPECT_EQ(message_of(strategy.status()),
             has_hint ? errors : errors + "\n[T0512] hint: docs/strategy.md lists every key and what it may be");

@@ -1,5 +1,5 @@
-// Tests which samples each rank gets: each sample comes once, whatever the number of ranks, and a run that was stopped
-// goes on with the next sample, even on another number of ranks.
+// Tests which samples each rank gets: each sample comes once, whatever the number of ranks. A run that was stopped goes
+// on with the next sample, even on another number of ranks.
 
 #include "runtime/data/sampler.h"
 

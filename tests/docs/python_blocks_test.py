@@ -48,7 +48,8 @@ class Samples(Dataset):
 
 
 def values():
-    """Returns [name] = the variables for a block that needs this name. A later name may use an earlier one."""
+    """Returns a dictionary from each name to the variables that a block with this name needs. A later name may use an
+    earlier one."""
     model, data = Model(), Samples()
     loader = DataLoader(data, 4)
     strategy = {"units": {"classes": ["LlamaDecoderLayer"]}, "lr_schedule": {"type": "manual"},

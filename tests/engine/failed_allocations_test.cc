@@ -1,5 +1,6 @@
-// Lets the n-th allocation above some size fail, for every n in a run of two ranks: set-up, steps, a checkpoint. Both
-// ranks end with an error that says so each time, and nothing is left behind that the next run would notice.
+// Lets the n-th allocation above some size fail, for every n in a run of two ranks: set-up, steps, a checkpoint. Each
+// time, both ranks end with an error that names the lack of memory, and nothing is left behind that the next run would
+// notice.
 
 #include <c10/core/CPUAllocator.h>
 #include <gmock/gmock.h>

@@ -346,7 +346,7 @@ TEST_F(Gpu, CompressedSumsAreTheSameUnderEveryStrategy) {
 }
 
 /// Hosts make these gathers, over Gloo: packed values have the bits of plain values, and rounded values have other
-/// bits. The noise of gradients is what it is without shards.
+/// bits. The noise scale of gradients is the same as without shards.
 TEST_F(Gpu, GathersInAnotherFormAndTheNoiseOfGradientsAreThoseOfPlainTraining) {
   on_ranks(2, [&](int rank, int port) {
     const Mesh mesh = mesh_of(rank, 2, port, TransportChoice::kCudaHost);
@@ -442,7 +442,8 @@ TEST_F(Gpu, TwoRanksGiveTheBitsOfOneThatAccumulates) {
   for (const RankEnd& end : ends) EXPECT_TRUE(end.exit_code == ExitCode::kOk && end.signal == 0) << end.message;
 }
 
-/// NCCL needs one GPU for each rank, so one rank is tested here: communicators, memory of each kind, calls, the end.
+/// NCCL needs one GPU for each rank, so one rank is tested here: its communicators, memory of each kind, its calls, and
+/// its end.
 TEST_F(Gpu, NcclRunsEveryCallOfOneRankFromEachKindOfMemory) {
   for (const NcclBuffers kind : {NcclBuffers::kPlain, NcclBuffers::kRegistered}) {
     on_ranks(1, [&](int, int port) -> std::string {
@@ -530,7 +531,7 @@ TEST_F(Gpu, OwnMatrixRuleTrainsAsOnTheCpuUnderEveryStrategy) {
 }
 
 /// The rules here are Muon, LAMB, LARS and Adafactor. cuBLAS makes products of whole matrices, the same on every rank.
-/// So strategies give the same bits, close to the CPU's.
+/// So strategies give the same bits, close to those of the CPU.
 TEST_F(Gpu, RulesOfSeveralPassesTrainAsOnTheCpu) {
   const std::pair<const char*, OptimizerConfig> rules[] = {
       {"muon", {.type = OptimizerType::kMuon, .lr = 1e-2, .eps = 1e-3, .weight_decay = 0.1}},

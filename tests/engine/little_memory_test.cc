@@ -1,6 +1,6 @@
-// A model trains whose training state is many times what the process may allocate, with masters and moments on disk and
-// updates in backward; and so does one whose parameters alone are twice that, with these on disk too. That one also
-// writes its weights, in both forms.
+// A model trains with masters and moments on disk and updates in backward, though its training state is many times what
+// the process may allocate. A second model, whose parameters alone are twice that, trains with its parameters on disk
+// too. The second model also writes its weights, in both forms.
 
 #include <gtest/gtest.h>
 #include <sys/resource.h>
@@ -66,8 +66,8 @@ std::int64_t allocated_now() {
   return -1;
 }
 
-/// Trains in a process that may allocate `bytes` beside what it has now, and then writes files of weights if it is to.
-/// Ends the process with 0, or with the error's exit code and its text on standard error.
+/// Trains in a process that may allocate `bytes` beside what it has now, and then, if it is asked to, writes files of
+/// weights. Ends the process with 0, or with the error's exit code and its text on standard error.
 [[noreturn]] void train_in(std::int64_t bytes, OnDisk on_disk, bool writes_weights = false) {
   torch::set_num_threads(1);
   at::ones({64, 64}).matmul(at::ones({64, 64}));  // this takes memory that LibTorch allocates once

@@ -33,8 +33,8 @@ inline void require(bool holds, const std::string& what) {
 }
 
 /// Runs `body` in `ranks` processes on `hosts` hosts: gloo joins hosts, and shared memory joins the ranks of one host.
-/// Code that computes with LibTorch before must use one thread: OpenMP's other threads do not live in a forked process,
-/// which would wait for them forever.
+/// A test that computes with LibTorch before the fork must use one thread: OpenMP's other threads do not live in a
+/// forked process, which would wait for them forever.
 inline void on_hosts(int ranks, int hosts, const std::function<void(const Mesh&)>& body) {
   const int port = free_port();
   const auto ends = fork_ranks(ranks, [&](int rank, KeyValueStore&) -> absl::Status {

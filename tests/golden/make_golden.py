@@ -79,7 +79,7 @@ def some_text():
 
 
 def train_command(tessera, name, steps, *more):
-    """Returns the command, to be run in a folder of golden files, or a copy."""
+    """Returns the command, to be run in a folder of golden files, or in a copy of one."""
     return [tessera, "launch", "-n", "2", "--", tessera, "train", "--model", "model.json", "--strategy", f"{name}.json", "--data",
             "text.txt", "--steps", str(steps), "--batch", "2", "--seed", "7", "--log-every", "1", *more]
 

@@ -128,8 +128,8 @@ std::string hash_of(const torch::nn::Module& module) {
   return hash_text(hash.value());
 }
 
-/// Writes everything that a checkpoint holds but LibTorch's generators, as one hash for each kind of pieces. The text
-/// does not depend on how states are cut over ranks.
+/// Writes everything that a checkpoint holds except LibTorch's generators, as one hash for each kind of pieces. The
+/// text does not depend on how states are cut over ranks.
 void write_states(const std::string& path, GoldenFile::Lines& lines) {
   const auto saved = value_or_throw(SavedCheckpoint::open(path, "rank 0"));
   const Manifest& manifest = saved->manifest();

@@ -4,7 +4,7 @@
 
 Code is what a comment indents by three spaces or more behind an empty comment line, unless it is a list. Each piece
 becomes a function of one translation unit, beside the names that comments take for granted (prelude.h); one that holds
-`main` stands for itself. "..." is the reader's own code: nothing as a statement, and no arguments in parentheses.
+`main` stands for itself. "..." stands for the reader's own code: for no statement, or for no arguments in parentheses.
 """
 
 import pathlib

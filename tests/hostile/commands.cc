@@ -1,4 +1,4 @@
-// The commands of tessera-train as a library, for tests that fork a process for each case, because starting LibTorch
+// Makes the commands of tessera-train a library, for tests that fork a process for each case, because starting LibTorch
 // takes longer than most cases. tests/hostile/machine.py loads it.
 
 /// This is `main` of tessera-train, under the name that CMakeLists.txt gives it.

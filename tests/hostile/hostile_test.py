@@ -1,10 +1,11 @@
-"""Tests hostile files, links, limits of the process and strangers on the network: no signal, no hang, no memory without bound, nothing
-outside of the folder of a case.
+"""Tests hostile files, links, limits of the process and strangers on the network. None of them may cause a signal, a
+hang, memory without bound, or a change outside of the folder of a case.
 
     Usage: python3 hostile_test.py path/to/hostile_commands.so path/to/tessera [--all] [-k PART_OF_A_NAME] [-v] [--list]
 
-Cases come from tables: a place, and a way in which it is hostile. Without --all (or TESSERA_LONG_TESTS) a sample of them runs: in it each
-place, each family of ways and each command meet each other in pairs, as far as SAMPLE cases go; a seed draws which.
+Cases come from tables: a place, and a way in which it is hostile. Without --all (or TESSERA_LONG_TESTS) a sample of
+them runs. In it each place, each family of ways and each command meet each other in pairs, as far as SAMPLE cases go. A
+seed draws which cases.
 """
 
 import argparse

@@ -20,7 +20,7 @@ def inputs():
     for turn, place in enumerate(PLACES):
         for number, (what, kind, change) in enumerate(mutations.LINKS):
             if (number + turn) % 2 and kind in ("loop", "device", "dangling"):
-                continue  # every other place has these
+                continue  # every other place has cases of these kinds
             named = place.path in NAMED
             codes = READ_CODES if kind != "link" or not named else (*READ_CODES, 0)
             if kind in place.harmless or "in place" in place.harmless:
@@ -30,12 +30,12 @@ def inputs():
 
 
 def to_outside(path):
-    """A part of a path is a link to its copy outside."""
+    """Returns a function that makes a part of a path a link to its copy outside."""
     return in_place(path, mutations.replaced(lambda at: at.symlink_to(os.path.relpath(mutations.outside_of(at), at.parent))))
 
 
 def on_the_way():
-    """A folder on the way to a file is a link."""
+    """Yields cases in which a folder on the way to a file is a link."""
     def row(path, words, codes, names=(), writes=()):
         return Case("links", path, "a folder that is a link to its copy outside", "way", words, codes, to_outside(path), names, (*writes, path + ".away*"))
     resume = [*TRAIN, "--checkpoint-dir", "saved", "--steps", "3"]
@@ -55,7 +55,8 @@ OUTPUTS = [("--metrics", TRAIN, "out"), ("--trace", TRAIN, "out"), ("--save-weig
 
 
 def outputs():
-    """Returns cases in which something exists at the path of an output. Neither it nor its target is changed."""
+    """Returns cases in which something exists at the path of an output. The command changes neither that nor its
+    target."""
     def made(path):
         path.write_text("results")
     ways = [("a link to a file outside", "link", lambda at: at.symlink_to(os.path.relpath(mutations.outside_of(at.with_name("text")), at.parent))),

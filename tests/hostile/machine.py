@@ -194,7 +194,7 @@ def _become(body, writes, stdout):
 
 
 def listing(folder):
-    """Returns {path below the folder: what tells whether it changed}."""
+    """Returns {path below the folder: a value that differs if the path changed}."""
     found = {}
     for path in folder.rglob("*"):
         status = path.lstat()

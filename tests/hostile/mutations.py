@@ -93,7 +93,7 @@ def outside_folder(path):
 
 
 def outside_of(path):
-    """Returns the path of this file's copy there."""
+    """Returns the path of this file's copy in the folder outside."""
     outside = outside_folder(path)
     return outside / path.relative_to(outside.parent / "inside")
 

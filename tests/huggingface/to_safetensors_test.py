@@ -127,8 +127,8 @@ class ToSafetensors(unittest.TestCase):
         self.assertIn("note", self.said)
 
     def test_dcp_checkpoint_of_several_ranks_is_converted(self):
-        # The process ends by itself once all is saved: PyTorch 2.11's Gloo group aborts now and then ("terminate called without
-        # an active exception", one run in twenty on two cores) when it is taken down.
+        # The process ends by itself once all is saved. PyTorch 2.11's Gloo group aborts now and then when it is taken
+        # down ("terminate called without an active exception", one run in twenty on two cores).
         program = ("import os, sys, torch, torch.distributed as dist, torch.distributed.checkpoint as dcp\n"
                    "from torch.distributed.tensor import distribute_tensor, init_device_mesh, Shard\n"
                    "dist.init_process_group('gloo')\n"

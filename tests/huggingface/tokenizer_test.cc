@@ -221,7 +221,7 @@ TEST(TokenizerFile, EndlessPatternIsAnError) {
   }
 }
 
-// A search sees only a part of the text at a time, which must not change the result: words may be longer than a part
+// A search sees only a part of the text at a time, which must not change the result. Words may be longer than a part
 // and end where one ends, and a pattern may look ahead into the next part.
 TEST(TokenizerFile, PatternCutsLongTextsLikeShortOnes) {
   const auto tokenizer = with_pattern("(?:c\\\\S)+|\\\\s+(?!\\\\S)|^ab|ab$");
@@ -247,7 +247,8 @@ TEST(TokenizerFile, PatternCutsLongTextsLikeShortOnes) {
   }
 }
 
-// utf8proc sorts the marks of one letter in time that grows with the square of their number; these would take a day.
+// utf8proc sorts the marks of one letter in time that grows with the square of their number; the marks in this text
+// would take a day.
 TEST(TokenizerFile, ManyMarksOfOneLetterAreNormalizedInTime) {
   const auto tokenizer = Tokenizer::parse(tokenizer_json(std::string(kByteLevel) + R"("normalizer":{"type":"NFC"},)"));
   ASSERT_TRUE(tokenizer.ok()) << message_of(tokenizer.status());

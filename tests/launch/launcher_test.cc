@@ -103,7 +103,7 @@ TEST(Launch, FirstFailureSetsTheExitCodeAndIsReportedLast) {
 }
 
 TEST(Launch, LaterFailureGoesBeforePeerLoss) {
-  // The culprit is slow on its way out: the ranks that it aborted are gone before it.
+  // The rank whose failure is the cause ends slowly: the ranks that it aborted are gone before it.
   Launcher launcher(shell(3, "if [ $RANK = 0 ]; then sleep 0.4; exit 70; fi; exit 75"));
   EXPECT_EQ(launcher.wait(), 70);
   EXPECT_THAT(launcher.err, HasSubstr("first cause: rank 0"));
@@ -402,7 +402,8 @@ TEST(Launch, APortIsHeldForRankZeroWhileTheJobRuns) {
   launcher.wait_for("\n");
   const auto ports = numbers_after(launcher.out, "port=");
   ASSERT_EQ(ports.size(), 1u);
-  // c10d's store sets `reuse`. Where the system chooses a port for a program, it does so as without `reuse`.
+  // c10d's store sets `reuse`. When the system chooses a port for a program, it looks for one that is free without
+  // `reuse`.
   const auto can_listen = [&](bool reuse) {
     const int socket = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
     const int on = reuse;

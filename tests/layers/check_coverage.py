@@ -1,7 +1,8 @@
 """docs/coverage.md claims nothing that cannot be looked up: whatever it has in backticks exists in this tree.
 
-That is a test (`FILE: Suite.Name`, or `FILE: method` in Python), a path from the root or from include/, a command of `tessera` with its
-options, or a key of the strategy file, with one of its values or without (`sync.type: diloco`).
+Such a name is that of a test (`FILE: Suite.Name`, or `FILE: method` in Python), a path from the root or from include/,
+a command of `tessera` with its options, or a key of the strategy file, with one of its values or without (`sync.type:
+diloco`).
 
 Each row has a technique that no other row has, one of the VERDICTS, and a remark. A row that says "yes" names what shows it, and a row
 that says "in part" or "no" says what is missing.

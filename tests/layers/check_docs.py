@@ -22,7 +22,7 @@ import sys
 PAGES = ["README.md", "CONTRIBUTING.md", "SECURITY.md", "docs/**/*.md", "*/README.md", "*/*/README.md"]
 MOST_BYTES = {"README.md": 8192}  # the most bytes that a page outside of docs/ may have
 MOST_BYTES_OF_A_PAGE = 25 * 1024
-LISTS = ["docs/faults.md"]  # these are looked up, and not read
+LISTS = ["docs/faults.md"]  # these pages are looked up, and not read from top to bottom
 MADE = "<!-- Made by "  # stands in a page that a program makes
 CODE = ["benchmarks", "checkpoint", "cmake", "engine", "examples", "include", "offload", "optim", "planner", "python", "runtime", "scripts",
         "sharding", "tests", "workshop"]

@@ -18,7 +18,8 @@ import error_texts
 
 PAGE, CODES = "docs/errors.md", "include/tessera/exit_code.h"
 GONE = "retired"
-# Heading, what comes before each text of these files, folders, and the exit code where the sources do not show it. The first fit counts.
+# Each entry has a heading, a remark about the texts of these files, their folders, and the exit code if the sources do
+# not show it. The first entry that fits counts.
 ROOMS = [("Strategy files and configurations", "File, line, column and key come before each.", ["runtime/config"], "kConfig"),
          ("Start of a job", "The launcher, its variables, and how ranks meet and miss each other.", ["workshop/launch", "runtime/comm"], ""),
          ("Files, disks and limits of the system", "", ["runtime/base", "offload"], ""),

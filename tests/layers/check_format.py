@@ -18,7 +18,7 @@ def main(root, clang_format):
     root = pathlib.Path(root)
     sources = [source for folder in FOLDERS for source in sorted((root / folder).rglob("*"))
                if source.suffix in (".h", ".cc", ".cu", ".cuh")
-               and not any(part.startswith(".") for part in source.relative_to(root).parts)  # benchmarks/.venv
+               and not any(part.startswith(".") for part in source.relative_to(root).parts)  # such as benchmarks/.venv
                and not any(source.relative_to(root).as_posix().startswith(name) for name in EXCEPT)]
 
     def check(files):

@@ -19,7 +19,8 @@ ERROR = re.compile(r"\b(make_error|throw (?:tessera::)?Error|expect|TORCH_CHECK(
 # was made.
 BRINGS_HINT = re.compile(r"[Hh]int|reason_of(?:_\w+)?\(|message_of\(|[.>]message\(\)")
 INTERNAL = re.compile(r"^\s*ExitCode::kInternal\s*,")
-# The text of an error that was made elsewhere; what is said of memory is put below where it is caught (engine/job/last_words.cc).
+# The text of an error that was made elsewhere. The code that catches it adds what is said of memory
+# (engine/job/last_words.cc).
 PASSED_ON = re.compile(r"^\s*(static_cast<ExitCode>\(|OutOfMemoryError,)")
 LITERAL = re.compile(r'"(?:[^"\\\n]|\\.){12,}"')
 # Parameters that hold the text of an error; the others hold names of a file, a rank or a call.

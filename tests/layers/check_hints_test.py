@@ -1,4 +1,5 @@
-"""check_hints.py finds an error without a remedy, wherever its text is made, and lets errors of Tessera's own be."""
+"""check_hints.py finds an error without a remedy, wherever its text is made, and accepts errors that are bugs of
+Tessera."""
 
 import unittest
 

@@ -14,7 +14,7 @@ TOKEN = re.compile(
     r"""|(?P<char>'(?:[^'\\\n]|\\.)+')|(?P<name>[A-Za-z_]\w*)|(?P<number>\d[\w.']*)|(?P<sign>::|->|<<|&&|\|\||[=!<>+-]=|.)""", re.S)
 ESCAPES = {"n": "\n", "t": "\t", "0": "\0"}
 PAIRS = {"(": ")", "[": "]", "{": "}"}
-# Functions that give their arguments as a text: all of them, or the first.
+# Functions that make one text of their arguments: of all of them, or of the first.
 SAYS_ALL, SAYS_FIRST = {"str", "StrCat"}, {"format", "string", "move", "say"}
 CHECKS = {"expect": "kUsage", "TORCH_CHECK": "kInternal"}  # functions whose text begins with the second argument
 NO_FUNCTION = {"if", "for", "while", "switch", "catch", "return", ""}

@@ -150,7 +150,8 @@ class CppTexts:
     # ------------------------------------------------------------------------------------------------------------------- one error
 
     def texts_before(self, source, i, text, steps=0):
-        """Returns the text of an error before its hint, whose token is i: `text`, and before it the texts of the functions that use it."""
+        """Returns the text of the error whose hint is token i: `text`, behind the texts of the functions that use
+        it."""
         low, _, call = source.expression(i)
         holder = self.holder(source, i)
         if source.is_sign(low - 1, "+="):
@@ -177,7 +178,7 @@ class CppTexts:
         return source.function(i)[1]
 
     def uses(self, source, holder):
-        """Returns the places where that constant, variable or function is used."""
+        """Returns the places where the constant, variable or function at token `holder` is used."""
         if not source.is_name(holder):
             return []
         name, maker = source.tokens[holder].text, source.function(holder)
@@ -214,7 +215,7 @@ class CppTexts:
             if name in CODES:
                 return (CODES[name],)
             found = self.codes_in(source, call, source.partner[call])
-            if not found and name in MAKERS:  # `code`, which was chosen before
+            if not found and name in MAKERS:  # this is `code`, which was chosen before
                 return self.codes_in(source, max(source.function(i)[1], 0), call)
             if found:
                 return found

@@ -249,8 +249,8 @@ TEST(MatrixDeal, ExchangeBuffersAndStatesAreInTheMemoryPlan) {
   EXPECT_EQ(plan.use()[MemoryCategory::kOptimizer] - without.use()[MemoryCategory::kOptimizer], 4 * numel / 2 * 4);
 }
 
-// Such a number of ranks cannot share few units evenly, so all units are one batch. No more records are read ahead than
-// disks take.
+// So many ranks cannot share few units evenly, so all units are one batch. No more records are read ahead than disks
+// take.
 TEST(MatrixDeal, LargeBatchOfStatesIsReadAheadUpToTheDisksDepth) {
   PlanInput input;
   input.units = blocks_of(80, 64, 256);

@@ -123,7 +123,7 @@ TEST(Run, RankWaitingAtItsEndLearnsOfAnotherRanksFailure) {
   }
 }
 
-// The disk is found full after the program has ended its work, but its exit code says so nevertheless.
+// The disk is found full after the program has ended its work, and the exit code still says so.
 TEST(Run, SaveThatFailsAfterTheProgramsEndSetsTheExitCode) {
   const TestFolder folder;
   const auto ends = run_on({2}, [&](const Mesh& mesh, KeyValueStore&) {

@@ -1,5 +1,5 @@
-// Tests files that people have. Each way in which PyTorch's programs write weights gives the module the same bits; a
-// file that is no weights file is named as what it is, with its own remedy; and names that do not fit are explained.
+// Tests files that people have. Each way in which PyTorch's programs write weights gives the module the same bits. A
+// file that is no weights file is named as what it is, with its own remedy, and names that do not fit are explained.
 
 #include <ATen/Functions.h>
 #include <gmock/gmock.h>

@@ -1,5 +1,5 @@
-// Tests weights in files: they are the module's under every strategy and in both forms; LibTorch and Python can read
-// them; what LibTorch writes can be loaded; and a file that cannot be written is an error on all ranks.
+// Tests weights in files. They are the module's weights under every strategy and in both forms. LibTorch and Python can
+// read them, and what LibTorch writes can be loaded. A file that cannot be written is an error on all ranks.
 
 #include "tessera/weights.h"
 

@@ -25,7 +25,8 @@ TEST(AlgorithmsBench, EveryAlgorithmIsTimedWithOneChosenAndOneFastest) {
     ASSERT_TRUE(report.ok()) << report.status();
     EXPECT_EQ(used.size(), 4u);
     EXPECT_EQ(report->ranks, 4);
-    // Few bytes have 3 + 2 (2 + 3) calls, and many have 3 + 2 (2 + 2), since no all_reduce of them goes by doubling.
+    // Calls of few bytes are measured 3 + 2 (2 + 3) times, and calls of many bytes 3 + 2 (2 + 2) times, since no
+    // all_reduce of many bytes goes by doubling.
     EXPECT_EQ(report->timings.size(), 13u + 11u);
     int chosen = 0, fastest = 0;
     for (const TimedAlgorithm& timing : report->timings) {

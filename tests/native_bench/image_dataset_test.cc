@@ -130,7 +130,7 @@ TEST(GeneratedImages, PixelsHaveMeanZeroAndVarianceOne) {
   EXPECT_NEAR(squares / count, 1, 0.05);
 }
 
-/// Images of a class resemble each other more than those of others do: there is something to learn.
+/// Images of a class resemble each other more than images of different classes do, so there is something to learn.
 TEST(GeneratedImages, ImagesOfOneClassAreAlike) {
   const auto images = generate_images(1, 0, 400);
   const auto mean_of = [&](std::int64_t label) {

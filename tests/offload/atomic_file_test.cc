@@ -135,7 +135,8 @@ TEST(AtomicFile, ShortAndInterruptedCallsAreContinued) {
   EXPECT_EQ(content_of(folder.file("x")), kNew);
 }
 
-/// Writes the new file in a child with one rule, over the old file. Returns the child's exit code; the file is whole.
+/// Writes the new file in a child with one rule, over the old file. Checks that the file is whole, and returns the
+/// child's exit code.
 int write_in_child(const ScratchFolder& folder, const FaultRule& rule) {
   const std::string path = folder.file("manifest.json");
   EXPECT_TRUE(write(path, kOld).ok());

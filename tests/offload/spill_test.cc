@@ -156,7 +156,7 @@ TEST_P(SpillTest, EveryFaultIsAnErrorAndNeverWrongBytes) {
     FaultSite site;
     FaultAction action;
     std::int64_t number;
-    const char* text;  ///< the error's text; null where the fault is made good
+    const char* text;  ///< the error's text; null if the transfer is continued
   };
   const Kind kinds[] = {{FaultSite::kWrite, FaultAction::kErrno, EIO, "Input/output error (errno 5)"},
                         {FaultSite::kRead, FaultAction::kErrno, EIO, "Input/output error (errno 5)"},
@@ -196,7 +196,7 @@ TEST_P(SpillTest, EveryFaultIsAnErrorAndNeverWrongBytes) {
     for (std::int64_t nth = 1; nth <= operations; ++nth) {
       ScopedFaults failing({{.site = kind.site, .nth = nth, .action = kind.action, .number = kind.number}});
       const absl::Status status = run();
-      if (status.ok()) continue;  // the ring's own retries, O_DIRECT's first write, or a read that nobody needed
+      if (status.ok()) continue;  // the ring or O_DIRECT's first write tried again, or nobody needed the read
       ++failed;
       ASSERT_NE(kind.text, nullptr) << status;
       EXPECT_THAT(message_of(status), AllOf(HasSubstr("rank 1 activations"), HasSubstr(kind.text))) << nth;

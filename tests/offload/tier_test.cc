@@ -542,8 +542,8 @@ std::int64_t fetch_all(RecordTier& tier, std::int64_t next) {
   return next;
 }
 
-// Slots that are neither written from nor held serve reads; as many slots as `read_ahead` says always
-// do.
+// A slot serves reads unless it is held or written from. At least as many slots as `read_ahead` says always serve
+// reads.
 TEST_P(TrafficTest, SlotsOfEndedWritesServeReads) {
   ScratchFolder folder;
   FileTierOptions options = small_tier(folder, 40);

@@ -214,7 +214,7 @@ TEST_F(DeviceAdafactor, SumsWholeTensorsInTheCpusOrder) {
     for (const float x : {1.0f, 0x1p-12f, 0x1p-12f, 0x1p-24f, 0x1p-26f}) {
       values.parameter[random() % (trial % 2 == 0 ? kNumel : kAdafactorBlock)] = x;
     }
-    // The blocks that get such numbers are 16 blocks apart.
+    // The blocks that get a tiny number are 16 blocks apart.
     for (std::size_t block = 0; trial % 2 != 0 && block < kNumel; block += 16 * kAdafactorBlock) {
       values.parameter[block + random() % kAdafactorBlock] = 0x1p-27f * 1.25f;
     }

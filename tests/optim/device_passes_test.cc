@@ -110,7 +110,7 @@ TEST_F(DevicePasses, ReadingAndAssigningMastersGivesTheCpusBits) {
   }
 }
 
-/// What two ranks sent of four tensors' norms: one rank each sent the first and the second, both sent a half of the
+/// The norms of four tensors that two ranks sent. One rank each sent the first and the second, both sent a half of the
 /// third, and the fourth has nothing but zeros.
 struct SentNorms {
   static constexpr int kTensors = 4;

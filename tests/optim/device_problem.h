@@ -31,8 +31,8 @@ inline OptimizerConfig adamw(StateDType states = StateDType::kF32) {
           .state_dtype = states};
 }
 
-/// Returns a problem without gradients that overflow: such a step is skipped, so they never reach these kernels, and
-/// NaNs have other bits on a GPU.
+/// Returns a problem without gradients that overflow: a step with such gradients is skipped, so these kernels never get
+/// them, and NaNs have other bits on a GPU.
 inline StepProblem finite_problem(std::size_t numel, Formats formats) {
   StepProblem problem(numel, 7, /*with_specials=*/true, formats);
   for (float& g : problem.gradient) {

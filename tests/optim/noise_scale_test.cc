@@ -14,7 +14,8 @@ namespace {
 
 constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
 
-/// Returns a step of sums of these weights, whose squared norms are exactly their means over data.
+/// Returns a step whose sums have these weights. Their squared norms are exactly what the formulas expect on average
+/// over data.
 NoiseScale::Step mean_step(double square, double variance, const std::vector<double>& weights, double batch) {
   NoiseScale::Step step;
   for (const double weight : weights) {

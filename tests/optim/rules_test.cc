@@ -186,7 +186,7 @@ TEST(RmspropRule, FollowsPyTorch) {
 }
 
 TEST(RmspropRule, CenteredSpreadNeverFallsBelowZero) {
-  // A constant gradient has no variance, so two numbers are subtracted that are equal apart from rounding.
+  // A constant gradient has no variance, so the formula subtracts two numbers that are equal apart from rounding.
   const auto optimizer =
       make_optimizer({.type = OptimizerType::kRmsprop, .eps = 1e-3, .weight_decay = 0.0, .centered = true});
   Trained run{*optimizer, {0.0f}};

@@ -4,8 +4,9 @@
     Usage: train.py --init weights --batches batches --config model.json --strategy fsdp2 --ranks 2 --steps 20
 
 `--init` and `--batches` are folders in the format of exchange.h. The first holds every parameter by name; the second
-`tokens` and `targets`, each [batches, global_batch, time] int64. Update s takes `--accumulation` batches beginning with
-number s * accumulation (around the end to the start); rank r of N takes rows r * B / N to (r + 1) * B / N of each.
+holds `tokens` and `targets`, each [batches, global_batch, time] int64. Update s takes `--accumulation` batches
+beginning with number s * accumulation (around the end to the start); rank r of N takes rows r * B / N to (r + 1) * B /
+N of each.
 
 Prints one JSON object: per update the global mean loss before it, the norm of the averaged gradient before clipping,
 whether it was skipped for an overflow, and the loss scale it was computed with. With --save, the final weights are
@@ -168,7 +169,7 @@ class LossScale:
 
 
 def clip(parameters, limit):
-    """Clips to `limit` if that is above 0; returns the norm before."""
+    """Clips to `limit` if that is above 0, and returns the norm before clipping."""
     norm = torch.nn.utils.clip_grad_norm_(parameters, limit if limit > 0 else float("inf"), foreach=False)
     return float(norm.full_tensor() if hasattr(norm, "full_tensor") else norm)
 
@@ -225,7 +226,7 @@ def run_rank(rank, options, port, result_file):
     # The group's worker threads hold Python objects (the tensors of finished work) and need the interpreter to let go of
     # them. At the end of the process they now and then ask for it after it is gone, are made to exit in the middle of a
     # destructor, and take the process with them (SIGABRT, "terminate called without an active exception"); destroying the
-    # group before makes that rarer only. So the process ends here, once all ranks are done with the group.
+    # group first only makes that rarer. So the process ends here, once all ranks are done with the group.
     dist.barrier()
     sys.stdout.flush()
     os._exit(0)

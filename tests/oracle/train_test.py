@@ -87,7 +87,8 @@ class TrainTest(unittest.TestCase):
                 self.assert_same_story(wanted, got, 0.05)
 
     def test_overflow_skips_and_halves_everywhere(self):
-        # 2^127 overflows fp32 in backward; the scale must come down by halves, and training then go on.
+        # A loss scale of 2^127 overflows fp32 in backward. The scale must come down by halves, and then training must
+        # go on.
         arguments = ("--loss-scale", str(2.0**127), "--growth-interval", "2")
         wanted = self.run_train(*arguments)
         self.assertTrue(wanted["skipped"][0])

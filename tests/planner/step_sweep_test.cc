@@ -26,7 +26,8 @@ TEST(StepSweep, StepTimeIsTheSumOfItsParts) {
   }
 }
 
-/// Returns whether transport takes cores. It does so while they are busy, so it matters what else runs then.
+/// Returns whether transport takes cores. Transport takes them while they are busy, so its time depends on what else
+/// runs.
 bool takes_cores(const TimedPlan& timed) {
   const auto takes = [](const Links& links) {
     return links.cpu_s_per_byte > 0 || links.sum_s_per_byte > 0 || links.coding.load > 0 ||

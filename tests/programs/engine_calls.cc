@@ -86,7 +86,7 @@ TEST(Checks, ValueChecksChangeNothing) {
                     }});
 }
 
-// ---- ranks that share one copy of the parameters, watched as if they did not -------------------------------------
+// ---- ranks that share one copy of the parameters, watched as if each had its own ---------------------------------
 
 /// Lets Tiny train a step and rank `at` make `mistake`, on the cells where `check.as_across_hosts` looks. The next step
 /// must be refused by a text that names the mistake.

@@ -1,5 +1,5 @@
-// Tests backwards that are not this Engine's: those of another Engine, those by hand, and those of code that is left
-// over from plain LibTorch.
+// Tests backwards that this Engine does not make: those of another Engine, those by hand, and those of code that is
+// left over from plain LibTorch.
 
 #include <ATen/Functions.h>
 #include <gtest/gtest.h>

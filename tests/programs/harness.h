@@ -35,7 +35,7 @@ class Trainer {
   /// Makes a new optimizer, or a new Engine over the same module once the old one is gone. `adjust` changes its
   /// strategy.
   virtual void renew(const Adjust& adjust) = 0;
-  /// Returns null where training is plain.
+  /// Returns null where no Engine trains.
   virtual Engine* engine() { return nullptr; }
 };
 

@@ -50,7 +50,8 @@ TEST(Parameters, LoadBetweenBackwardAndStepCounts) {
   });
 }
 
-// torch::load gives a parameter the file's bytes whatever its dtype: plain LibTorch trains noise without a word.
+// torch::load gives a parameter the file's bytes whatever its dtype: plain LibTorch then trains on noise, without an
+// error.
 TEST(Parameters, LoadOfAFileOfAWiderDtypeIsRefused) {
   const Mistake load = [](Scene&, Trainer& trainer, Tiny& model) { trainer.write([&] { load_first_values(model); }); };
   expect_refused(load, {{"BFloat16", "wider dtype", "hint"}}, {.dtype = DType::kBF16});

@@ -61,7 +61,7 @@ TEST(Misuse, UnmatchedPatternsAreRefusedAndHarmless) {
 }
 
 TEST(Misuse, MissingSampleCountsAreRefusedAndHarmless) {
-  // The scaled rate is the strategy's own: 12 samples of 12.
+  // The scaled rate is the strategy's rate, since a step has 12 samples and base_batch_size is 12.
   const Adjust adjust = [](Strategy& s) {
     linear_units(s);
     s.lr_schedule.base_batch_size = 12;

@@ -48,7 +48,7 @@ TEST(UpdateInBackward, EvaluationWritesAndFreezingBetweenStepsCount) {
       {update_in_backward});
 }
 
-// Some ranks use a unit that another rank does not use; ranks tell each other with the unit's reduction.
+// Some ranks use a unit that another rank does not use. Ranks learn of this from the unit's reduction.
 TEST(UpdateInBackward, UnitUsedOnSomeRanksTrainsLikePlainLibTorch) {
   expect_like_plain(
       [](Scene& scene) {

@@ -238,7 +238,7 @@ def like_the_run_before(folder, title):
 
     again = sharded("adamw", title)
     again.epoch(0)  # the program sets the generators of loaders
-    for index in range(2):  # a step more: other weights, states and rates than the saved ones
+    for index in range(2):  # these steps give other weights, states and rates than the saved ones
         with again.accelerator.accumulate(again.model):
             again.batch(torch.ones(BATCH, WIDTH), torch.zeros(BATCH, dtype=torch.long), index)
     again.accelerator.load_state(str(folder / title))
@@ -375,7 +375,7 @@ def calls_that_are_refused(folder):
     evaluated.free_memory()
 
 
-# Those of accelerate's own tests that check promises of an Accelerator, and not gradients that a program reads, or DDP
+# The tests of accelerate that check promises of an Accelerator, but not gradients that a program reads, and not DDP
 OF_ACCELERATE = {
     "test_script": ["main"],
     "test_ops": ["main"],

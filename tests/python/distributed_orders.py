@@ -36,7 +36,7 @@ def of_one_rank_each(tessera_first):
 
 
 def waits_in_torch_distributed(kind):
-    """Rank 0 waits in a call of torch.distributed, and rank 1 in one of its Engine, over a transport of this kind."""
+    """Rank 0 waits in a call of torch.distributed, and rank 1 in one of its Engine, over the transport `kind`."""
     distributed.init_process_group("gloo")
     model = make_model()
     engine = tessera.Engine(model, {**SGD, "comm": {"transport": kind, "timeout_s": 60}})
@@ -86,7 +86,7 @@ def launched():
         assert codes == [78, 78] and text in output, f"{tessera_first}: ended with {codes}:\n{output}"
 
 
-# What follows has no launcher: the program's own processes, as torch.multiprocessing.spawn starts them.
+# The programs from here on have no launcher. They start their own processes, as torch.multiprocessing.spawn does.
 
 
 def trained(model, batches, engine=None):
@@ -145,7 +145,7 @@ def asked_too_early(rank, method):
         tessera.Engine(make_model(), SGD)
     except tessera.Error as error:
         assert error.exit_code == 78 and "before tessera.rank" in str(error), error
-        distributed.barrier()  # rank 0 holds the store, which the other asks
+        distributed.barrier()  # rank 0 holds the store, which the other rank asks
     else:
         raise AssertionError("a sampler has the numbers of one rank")
 

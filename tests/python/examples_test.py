@@ -60,7 +60,7 @@ class OwnRulesTest(unittest.TestCase):
             with self.subTest(program):
                 found = self.losses_of(2, program)
                 self.assertEqual(len(found), 4)
-                self.assertLess(found[-1], 1.0, found)  # a model that always answers 0 has 3.5
+                self.assertLess(found[-1], 1.0, found)  # a model that always answers 0 has a loss of 3.5
 
     def test_program_with_token_batches_goes_on_with_other_ranks(self):
         with tempfile.TemporaryDirectory() as folder:

@@ -32,7 +32,7 @@ MADE = BEGIN + """
 
 class ExitsTest(unittest.TestCase):
     def expect(self, program, code, *texts, ranks=2):
-        # A rank that waits for the limit of "comm", and is not told, does not end before this limit.
+        # A rank that waits until the limit of "comm" and is told nothing does not end before this limit.
         got, output = launch(ranks, program, at_rest=300)
         self.assertEqual(got, code, output)
         for text in texts:
@@ -70,7 +70,7 @@ class ExitsTest(unittest.TestCase):
                 """, 75, "rank 1", "every rank takes as many steps")
 
     def test_sys_exit_code_of_one_rank_is_the_jobs(self):
-        # 65 means something else where Tessera chooses it. An exit that the program catches does not count.
+        # Exit code 65 means something else where Tessera chooses it. An exit that the program catches does not count.
         for code in (3, 65):
             with self.subTest(code=code):
                 output = self.expect(MADE + f"""
@@ -147,7 +147,7 @@ class ExitsTest(unittest.TestCase):
         self.assertEqual(before.count("is training"), 2, output)
         self.assertNotEqual(job.returncode, 0, output)
 
-    # Other tests have torchrun and the error file too, each by itself.
+    # Other tests try torchrun and the error file too, each of them separately.
     @unittest.skipUnless(LONG, "scripts/test --long")
     def test_torchrun_reads_the_error_file_of_a_rank(self):
         with tempfile.TemporaryDirectory() as folder:

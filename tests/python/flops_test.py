@@ -15,7 +15,7 @@ NAMES = ("llama", "gpt2", "gemma", "bert", "t5", "vit", "convnext", "wav2vec2", 
 
 
 class Convolutions(nn.Module):
-    """Strides, padding, dilation, groups and transposition, in one, two and three dimensions."""
+    """Convolutions with strides, padding, dilation, groups and transposition, in one, two and three dimensions."""
 
     def __init__(self):
         super().__init__()
@@ -62,7 +62,8 @@ class Bilinear(nn.Module):
 
 
 def cases():
-    """Returns [name] = the module with each call, a batch, the loss of both, and classes of units."""
+    """Returns a dictionary: for each name the module, a batch, the loss of both, and classes of units. Modules are new
+    with each call."""
     made = {name: (ARCHITECTURES[name].make, ARCHITECTURES[name].batches(1)[0], ARCHITECTURES[name].loss_of, ARCHITECTURES[name].units)
             for name in NAMES}
     made["convolutions"] = (Convolutions, torch.randn(2, 3, 12, 12), lambda module, x: module(x), ("Conv2d",))

@@ -1,5 +1,6 @@
-"""Tests configurations of DeepSpeed, Accelerate and FSDP in the shapes that people have (import_configs/), and beside each what must become
-of every key of it (import_configs/expected/); what single keys become; which files are read, and what the command does with them."""
+"""Tests configurations of DeepSpeed, Accelerate and FSDP in the shapes that people have (import_configs/). Beside each
+lies what must become of each of its keys (import_configs/expected/). Other tests show what single keys become, which
+files are read, and what the command does with them."""
 
 import contextlib
 import copy
@@ -46,7 +47,7 @@ def fate_of(config, path):
 
 
 def paths_of(values, path=""):
-    """Returns the paths of all values, as libraries alone read a file."""
+    """Returns the paths of all values, as the libraries themselves read a file."""
     if not isinstance(values, dict) or not values:
         return [path]
     return [inner for name, value in values.items() for inner in paths_of(value, f"{path}.{name}" if path else name)]

@@ -281,8 +281,8 @@ def arrays_kept_beyond_a_guard(strategy):
 
 
 def profiled(strategy):
-    """Profilers of torch see a step as it is without them, whatever they ask parameters for, and a range for each gather and
-    each reduction."""
+    """Whatever profilers of torch ask of parameters, they see a step as it is without them, and a range for each gather
+    and each reduction."""
     def losses(observer):
         net = model()
         engine = tessera.Engine(net, {"strategy": "FULL_SHARD", **strategy})
@@ -459,7 +459,8 @@ def files_of_weights(strategy):
 
 
 def pruned_modules(strategy):
-    """Buffers that stand for a parameter's mask come after the Engine was made; a parameter's own name is not theirs."""
+    """Buffers that stand for a parameter's mask may come after the Engine was made, but a buffer may not have the name
+    of a parameter."""
     net = model()
     engine = tessera.Engine(net, strategy)
     net.head.register_buffer("weight_mask", torch.ones(2))

@@ -19,7 +19,7 @@ PLACEMENTS = {
     "SHARD_OPTIMIZER": {"strategy": "SHARD_OPTIMIZER"},
     "NO_SHARD": {"strategy": "NO_SHARD"},
 }
-WHOLE = {name: {"strategy": name} for name in ("SHARD_GRADIENTS", "SHARD_OPTIMIZER", "NO_SHARD")}  # where a hook may sum
+WHOLE = {name: {"strategy": name} for name in ("SHARD_GRADIENTS", "SHARD_OPTIMIZER", "NO_SHARD")}  # here a hook may sum
 SHARED = {"units": {"classes": ["Block"]}, "gradient_clipping": 0.5, "comm": {"timeout_s": 60}}
 HOOK = {"compression": {"method": {"type": "hook"}}}
 

@@ -1,4 +1,5 @@
-"""rules_test.py runs this on every rank: TokenBatches deal the windows that C++'s deal, to any number of ranks, and go on from checkpoints.
+"""rules_test.py runs this on every rank: TokenBatches deal the same windows as in C++, to any number of ranks, and go
+on from checkpoints.
 
 Usage: tokens_ranks.py FOLDER: for the data and checkpoints, shared by all ranks.
 """

@@ -1,4 +1,5 @@
-"""Models of transformers, torchvision and timm train as plain PyTorch trains them; generation, peft, deferred init."""
+"""Models of transformers, torchvision and timm train as plain PyTorch trains them; generation, peft and deferred_init
+work, too."""
 
 import importlib.util
 import os

@@ -151,7 +151,7 @@ TEST(GradientPacker, SquaresAreOfWhatLiesInTheBucketWhichStaysTheSame) {
       for (Packed* packed : {&plain, &squared}) {
         packed->take(0, packed->gradient(0).t().contiguous().t());                        // its strides differ
         packed->take(1, packed->gradient(1).to(scalar_type_of(dtype)));                   // bytes
-        packed->take(2, sparse);                                                          // rows that come twice
+        packed->take(2, sparse);                                                          // some rows come twice
         for (const std::size_t i : {0u, 1u}) packed->take(i, packed->gradient(i, 3.0f));  // added
         packed->take(1, packed->gradient(1).to(at::kBFloat16));
         packed->packer.take_zeros(packed->group, 2, packed->memory());  // this changes nothing

@@ -19,7 +19,7 @@ inline at::Tensor gradient_of(int rank, std::int64_t round, std::size_t u, std::
   return gradient + static_cast<float>(rank + 2 * round + static_cast<std::int64_t>(u + i));
 }
 
-/// Records what it sees for each group.
+/// Records the values that it is shown of each group.
 class Recorder final : public GradientVisitor {
  public:
   void begin(const FlatGroup& group) override { seen_of(group).clear(); }

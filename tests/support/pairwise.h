@@ -39,8 +39,8 @@ inline std::vector<GridPoint> grid_product(const std::vector<std::size_t>& sizes
 }
 
 /// Returns a pairwise sample of these points, the same each time. Every two values of two dimensions that are together
-/// in any point are together in one point of the sample. The point that adds most pairs is taken first, and among
-/// several such the one with smaller indices, so a test that lists cheap values first has cheap points.
+/// in any point are together in one point of the sample. The point that adds most pairs is taken first. Among several
+/// such points the one with smaller indices is taken first, so a test that lists cheap values first has cheap points.
 inline std::vector<GridPoint> pairwise_sample(const std::vector<std::size_t>& sizes,
                                               const GridFilter& exists = nullptr) {
   const std::vector<GridPoint> points = grid_product(sizes, exists);

@@ -36,7 +36,8 @@ class Program {
   std::string err() const;
   /// Returns the living process below this one that `tessera launch` started as `rank`; 0 where there is none.
   pid_t rank_pid(int rank) const;
-  /// Waits until that process runs. Returns false where the limit for `at_rest_s` on a machine at rest passes first.
+  /// Waits until the process of `rank` runs. Returns false where the limit for `at_rest_s` on a machine at rest passes
+  /// first.
   bool wait_for_rank(int rank, double at_rest_s = 60) const;
   /// Returns the living processes below this one, at any depth, without this one.
   std::vector<pid_t> descendants() const;

@@ -68,7 +68,7 @@ struct Placed {
 std::string name_of(const Placed& placed);
 /// Returns the error of reading parameters that an Engine under `strategy` left without memory.
 std::string refusal_after(const Strategy& strategy);
-/// Places the state of `strategy` as it says; other offloaded state stays as it is.
+/// Places the state of `strategy` as `placed` says; other offloaded state stays as it is.
 void place(Strategy& strategy, const Placed& placed);
 
 /// Returns a strategy that cuts Tiny into a root and one unit a block.

@@ -35,7 +35,7 @@ bool matches(const std::string& name, const Words& patterns) {
                      [&](const std::string& pattern) { return ::fnmatch(pattern.c_str(), name.c_str(), 0) == 0; });
 }
 
-/// Returns the filter for GoogleTest that lets the tests of these files run which `chosen`, a filter, lets run.
+/// Returns GoogleTest's filter for those tests of these files that `chosen`, a filter, lets run.
 std::string filter_of(const Words& files, const std::string& chosen) {
   const std::size_t minus = std::min(chosen.find('-'), chosen.size());
   const Words wanted = split(chosen.substr(0, minus), ':');

@@ -24,7 +24,7 @@ struct Trained {
 struct TrainOptions {
   TinyOptions model;
   std::int64_t steps = 4;
-  std::int64_t batch = 12;  ///< global, divided over ranks and microbatches
+  std::int64_t batch = 12;  ///< rows of the global batch, which is divided over ranks and microbatches
   std::int64_t length = 5;
   bool deferred = true;
   OwnRules own_rules = {};  ///< rules for optimizer.type own and own_matrix

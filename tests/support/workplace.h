@@ -22,7 +22,8 @@ class Workplace : public ::testing::Test {
   /// Writes a strategy file named `name`: two microbatches in a step, bf16 parameters, and `more` keys, such as
   /// R"(, "prefetch": 2)". Returns the path of the file.
   std::string strategy(const std::string& name, const std::string& more = "") const;
-  /// Returns a command of `tessera train`: model and text of here, 3 steps, metrics in path("<metrics>").
+  /// Returns a command of `tessera train`: it has the model and the text of this folder, 3 steps, metrics in
+  /// path("<metrics>").
   Words train(const std::string& strategy, const std::string& metrics, const Words& more = {}) const;
   static Words launch(int ranks, const Words& more = {});
   /// Runs a command, and expects success within the limit for `at_rest_s` on a machine at rest.

@@ -144,7 +144,7 @@ struct PlanCommand {
   WorldCommand world;
   TimingOptions timing;
   bool json = false;
-  /// Measure the disks of offload.paths here and now, to tell the cost of a step's traffic.
+  /// Whether the disks of offload.paths are measured here and now, to tell the cost of a step's traffic.
   bool measure_disks = false;
   // These fields are for a world.strategy of "auto", where all strategies are compared.
   std::string like;  ///< strategy file with the other keys; empty: their defaults
@@ -172,7 +172,8 @@ struct SimulateCommand {
 /// Simulates steps of ranks that are not alike.
 int run_simulate(const SimulateCommand& command);
 
-/// The options of `tessera bench`. In parentheses or in front are the sections that read them.
+/// The options of `tessera bench`. The sections that read an option stand in front of its meaning, or in parentheses
+/// behind it.
 struct BenchCommand {
   std::string json;        ///< file for all samples; empty: none
   std::string csv;         ///< file for the table (buckets); empty: none
@@ -200,9 +201,9 @@ int run_bench_collectives(const BenchCommand& command);
 /// Trains a ResNet-18 and a GPT under NO_SHARD with buckets of many sizes, and says which wins and why. It starts its
 /// ranks itself if it is alone.
 int run_bench_buckets(const BenchCommand& command);
-/// These time a step and its parts under every strategy, beside ranks that train alone; compare memory with the plan;
-/// measure the cost of an operator for the host, and the cost of timing for a step. They start their ranks themselves
-/// if they are alone.
+/// These functions time a step and its parts under every strategy, beside ranks that train alone. They compare memory
+/// with the plan, and measure the cost of an operator for the host, and the cost of timing for a step. They start their
+/// ranks themselves if they are alone.
 int run_bench_step(const BenchCommand& command);
 int run_bench_memory(const BenchCommand& command);
 int run_bench_overhead(const BenchCommand& command);
@@ -247,7 +248,7 @@ int run_checkpoint_export(const CheckpointCommand& command);
 struct DoctorCommand {
   std::vector<std::string> disks;  ///< directories
   std::string links;               ///< file for measurements between ranks; empty: nothing is measured
-  std::string transport;           ///< transport for them: "host" or "gloo"; empty: the best there is
+  std::string transport;           ///< transport for these measurements: "host" or "gloo"; empty: the best there is
   bool overwrite = false;
 };
 /// Measures collectives between the ranks and writes their fit, if `links` is set. Every rank calls it.

@@ -15,7 +15,7 @@
 namespace tessera::app {
 namespace {
 
-/// Returns the exit code of the command. An exception becomes a sentence, and not the end by a signal.
+/// Returns the exit code of the command. An exception becomes a message, and does not end the process by a signal.
 int run(int argc, char** argv) {
   try {
     return run_command_line(argc, argv);

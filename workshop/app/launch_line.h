@@ -18,7 +18,7 @@ class LaunchLine {
   /// REQUIRES: the line was parsed.
   int run();
 
-  LaunchOptions options;  ///< `command` may be given before parsing: what stands behind the "--"
+  LaunchOptions options;  ///< `command`, which stands behind the "--", may be given before parsing
 
  private:
   void add_ranks();

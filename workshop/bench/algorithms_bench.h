@@ -19,14 +19,14 @@ struct AlgorithmsBenchOptions {
   std::vector<std::size_t>
       bytes;       ///< bytes that each rank gives: its shard of all_gather, or its input of a reduction; powers of two
   int rounds = 5;  ///< number of rounds over all calls
-  std::size_t round_bytes = 4 << 20;  ///< in a round, a call is made `round_bytes` / its bytes times, but
-  int most_calls = 40;                ///< at least once, and at most this often
+  std::size_t round_bytes = 4 << 20;  ///< in a round, a call is made `round_bytes` / its bytes times
+  int most_calls = 40;                ///< most repeats of a call in a round; at least one is made
 };
 
 /// A call with its times in the report.
 struct TimedAlgorithm {
   TimedCall call;
-  bool is_chosen = false;   ///< the fit chooses it
+  bool is_chosen = false;   ///< whether the fit chooses it
   bool is_fastest = false;  ///< whether it is the fastest measured algorithm
   double by_fit_s = 0;
 };

@@ -22,7 +22,7 @@ struct AlphaBeta {
   }
 };
 
-/// Fits a line by least squares of the *relative* error, sum of ((alpha + beta b - t) / t)^2: sizes span powers of ten,
+/// Fits a line by least squares of the *relative* error, sum of ((alpha + beta b - t) / t)^2. Sizes span powers of ten,
 /// and the largest would otherwise decide alone. Throws `std::invalid_argument` for points of fewer than two sizes, or
 /// times that are not above 0.
 AlphaBeta fit_alpha_beta(std::span<const TimedBytes> points);

@@ -9,7 +9,7 @@
 
 namespace tessera {
 
-/// The part of the data set.
+/// The part of the data set to read.
 enum class Cifar10Split {
   kTrain,  ///< data_batch_1.bin to data_batch_5.bin
   kTest,   ///< test_batch.bin

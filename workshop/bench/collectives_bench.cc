@@ -20,7 +20,7 @@ using Clock = std::chrono::steady_clock;
 //
 // A Bench is one case on one rank: it fills the input, makes the call, checks the result element by element, and knows
 // the memory traffic that the call causes. `bench_collectives` first checks all cases, then goes through them in
-// rounds, so that a load that slows the machine for a while slows all cases alike; each round times the call and the
+// rounds, so that a load that slows the machine for a while slows all cases alike. Each round times the call and the
 // loop that only causes its traffic. A sample is the time of the slowest rank (`timing_of`).
 
 constexpr std::size_t kInARow = 16 << 10;  // bytes up to which calls follow one another without a barrier

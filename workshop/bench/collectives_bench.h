@@ -29,8 +29,8 @@ struct CollectivesBenchOptions {
   std::vector<std::size_t> bytes;
   std::vector<DType> dtypes = {DType::kF32, DType::kBF16};  ///< types of the sums
   int rounds = 7;                                           ///< number of rounds over all cases
-  std::size_t round_bytes = 128 << 20;                      ///< a case is called `round_bytes / S` times a round, but
-  int most_calls = 1000;                                    ///< at least once, and at most this often
+  std::size_t round_bytes = 128 << 20;                      ///< a case is called `round_bytes / S` times a round
+  int most_calls = 1000;                                    ///< most calls of a case in a round; at least one is made
 };
 
 /// One measured case. `dtype` is kU8 where bytes are moved; S is `bytes`, 0 for the barrier.
@@ -42,7 +42,7 @@ struct CollectiveCase {
 };
 
 /// One case's times. A sample is the time of the slowest rank. `limit` is a loop in the same buffers that only reads
-/// and writes as much, on all ranks at once (memory_traffic.h); it is empty where a collective moves nothing, or less
+/// and writes as much, on all ranks at once (memory_traffic.h). It is empty where a collective moves nothing, or less
 /// than a cache line a rank.
 struct CollectiveTiming {
   CollectiveCase what;

@@ -24,7 +24,7 @@ namespace {
 // LinkMeter times each operation over buffers of growing size (`measure`), alone and, if the transport goes on by
 // itself, beside computation (`busy_median_of`), and fits alpha and beta to the medians. Every median is that of the
 // slowest rank (`agreed`), so all ranks report the same. `measure_loads` and `measure_coding` then compare a loop that
-// computes by itself with the same loop beside a call, or beside a codec (`lost_beside`): the difference is the time
+// computes by itself with the same loop beside a call, or beside a codec (`lost_beside`). The difference is the time
 // that these take from computation.
 
 using Clock = std::chrono::steady_clock;

@@ -73,9 +73,9 @@ class Subject {
     optimizer_->step({.gradient_scale = std::min(clip, 1.0f), .lr = 1e-3f, .step = ++steps_}, slice_);
   }
 
-  /// Reads and writes the same bytes in the same memory and in the same order, with next to no arithmetic. It reads the
-  /// gradient once more where a step takes its norm, then blocks of everything that a step reads, and writes back
-  /// everything but the gradient. Memory is prefetched `kAhead` bytes ahead.
+  /// Reads and writes the same bytes as a step, in the same memory and in the same order, with next to no arithmetic.
+  /// It reads the gradient once more where a step takes its norm, then blocks of everything that a step reads, and
+  /// writes back everything but the gradient. Memory is prefetched `kAhead` bytes ahead.
   template <std::size_t kAhead>
   void limit() {
     constexpr std::size_t kBlock = 64;  // elements; a cache line of 8-bit ones

@@ -26,13 +26,13 @@ struct RankRecord {
   std::string message;                  ///< text of its error file; empty: none
   std::optional<std::chrono::system_clock::time_point> message_time;
   bool told_by_peer = false;  ///< whether its error file says that it ended because another rank had failed
-  /// Set if its error file says that Tessera chose this exit code (tessera/exit_code.h). Any other code is the
-  /// program's, and may mean anything.
+  /// It is set if the rank's error file says that Tessera chose this exit code (tessera/exit_code.h). Any other code
+  /// comes from the program, and may mean anything.
   std::optional<int> code_of_tessera;
 
   bool failed() const { return exit.failed() && !ended_by_launcher; }
-  /// Returns when it failed. The time in its error file is nearer to the truth, since a rank may take long to end after
-  /// it wrote the file.
+  /// Returns when the rank failed. The time in its error file is nearer to the truth, since a rank may take long to end
+  /// after it wrote the file.
   std::chrono::system_clock::time_point failure_time() const;
 };
 

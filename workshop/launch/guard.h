@@ -12,7 +12,7 @@ namespace tessera {
 /// group that it knows and removes the error files. A rank itself would end by its parent-death signal. Its children
 /// (data loaders, shells) would not, and would hold ports and memory after a crash.
 ///
-/// It waits for the end of a pipe whose only writer is the launcher, so it takes no time and does not poll, and the
+/// It waits for the end of a pipe whose only writer is the launcher. So it takes no time and does not poll, and the
 /// kernel tells it even of a SIGKILL. It leads a session of its own: signals of the terminal do not reach it.
 class Guard {
  public:

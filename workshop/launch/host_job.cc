@@ -24,8 +24,8 @@ constexpr std::array<std::string_view, 16> kPrefixes = {
     "PYTHON", "OMP_",     "GOMP_", "KMP_",  "MKL_",  "OPENBLAS_", "DNNL_", "ONEDNN_",
     "TORCH_", "PYTORCH_", "CUDA_", "NCCL_", "GLOO_", "TESSERA_",  "HF_",   "LC_"};
 
-/// Returns the working directory by the name that the user's shell has for it: it may go through links that other hosts
-/// have too, while the folder behind them has another path there.
+/// Returns the working directory by the name that the user's shell has for it. That path may go through links that
+/// other hosts have too, while the folder behind the links has another path there.
 std::string working_directory() {
   std::error_code ignored;
   const char* const named = ::getenv("PWD");

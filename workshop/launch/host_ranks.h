@@ -19,7 +19,8 @@ class RankListener {
   virtual void on_started(int rank, pid_t pid) = 0;
   virtual void on_output(int rank, std::string_view bytes) = 0;
   virtual void on_errors(int rank, std::string_view bytes) = 0;
-  /// This is called when the leader of the rank's process group has ended. `record` is its host's.
+  /// This is called when the leader of the rank's process group has ended. `record` is what the rank's host knows of
+  /// it.
   virtual void on_exit(RankRecord record) = 0;
   /// This is called after on_exit, when nothing of the rank's process group is left and all of its output was told.
   virtual void on_gone(int rank) = 0;

@@ -55,7 +55,7 @@ struct LaunchOptions {
 /// | the connection to a host ends       | its ranks are killed there, and count as failed (75) with that as cause   |
 ///
 /// All ranks begin anew after a failure, at most `max_restarts` times, with TORCHELASTIC_RESTART_COUNT one higher and,
-/// unless `port` names one, on another port; the program goes on from its last checkpoint (`tessera train --resume
+/// unless `port` names one, on another port. The program goes on from its last checkpoint (`tessera train --resume
 /// auto`). A failure that would come again ends the job at once: 64, 66, 77 and 78, which are wrong options, a missing
 /// file, a missing permission and a wrong strategy. So does a failure after a signal to the launcher.
 ///

@@ -28,7 +28,7 @@ constexpr std::size_t kLongestGreeting = 1 << 20;
 constexpr int kSshFailed = 255, kNoProgram = 127, kNotExecutable = 126;
 
 /// Options of every ssh: it gives the agent no terminal, never asks for anything, and notices within half a minute that
-/// the network is gone. The user's own options come before, and ssh takes the first of two.
+/// the network is gone. The user's own options come before these, and if an option is given twice, ssh takes the first.
 constexpr std::array<const char*, 9> kSshOptions = {"-T",
                                                     "-o",
                                                     "BatchMode=yes",

@@ -104,7 +104,7 @@ class RemoteRanks : public HostRanks {
   std::string greeting_;  ///< output that came before the whole greeting of the agent
   FrameReader frames_;
   std::deque<std::string> to_write_;  ///< frames that the pipe has not taken yet; the first may be partly sent
-  bool beats_ = false;                ///< the pipe is the heartbeat's too
+  bool beats_ = false;                ///< the heartbeat writes to the pipe, too
   LineForwarder errors_;              ///< ssh's stderr, with the agent's output
   std::vector<Rank> ranks_;
   std::optional<Clock::time_point> deadline_;  ///< time by which the host must answer, or must end after SIGKILL

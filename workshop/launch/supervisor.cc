@@ -18,7 +18,7 @@ namespace tessera {
 
 namespace {
 
-constexpr int kLookEveryMs = 200;  // looks for ranks that are stopped, while the others have their time to report
+constexpr int kLookEveryMs = 200;  // time between looks for stopped ranks, while the others have their time to report
 constexpr int kBeatsInSilence = 6;
 
 std::chrono::steady_clock::duration seconds(double s) {

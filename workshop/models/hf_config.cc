@@ -21,7 +21,7 @@ namespace {
 // Translates config.json of Hugging Face to a model's configuration, and back.
 //
 // HfReader reads one config.json. The fields of GPTConfig and LlamaConfig are read by their own visitor under other
-// names (RenamedFields), so bounds and messages are those of model files; keys that have another form there (windows,
+// names (RenamedFields), so bounds and messages are those of model files. Keys that have another form there (windows,
 // rotary embeddings, switches that must have one value) have a function each. A key must be read, be harmless
 // (kHarmless), or end up in `unknown`. The way back chooses the model type that has all of what the configuration has
 // (`family_of`) and writes its keys (`hugging_face_json`).
@@ -75,7 +75,7 @@ const JsonNode* child_of(const JsonNode& node, const std::string& key) {
 /// map leaves out are not read.
 class RenamedFields final : public ConfigVisitor {
  public:
-  using Names = std::vector<std::pair<std::string, std::string>>;  ///< our name, their name
+  using Names = std::vector<std::pair<std::string, std::string>>;  ///< name in Tessera, name in transformers
   RenamedFields(ConfigReader& reader, Names names) : reader_(reader), names_(std::move(names)) {}
   void integer(const std::string& key, std::int64_t& value, const IntegerRule& rule, const char* doc) override {
     IntegerRule optional = rule;

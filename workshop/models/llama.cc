@@ -31,7 +31,7 @@ at::Tensor RMSNormImpl::forward(const at::Tensor& x) {
 namespace {
 
 /// Changes frequencies as "llama3" does, with which Llama 3.1 was trained (arXiv 2407.21783; the formula is that of its
-/// reference code): waves shorter than positions / high stay, waves longer than positions / low are divided by the
+/// reference code). Waves shorter than positions / high stay, waves longer than positions / low are divided by the
 /// factor, and waves between the two are mixed.
 at::Tensor scaled_as_llama3(const at::Tensor& frequencies, const LlamaConfig& config) {
   const auto positions = static_cast<double>(config.rope_original_positions);

@@ -24,9 +24,9 @@ struct GPTConfig {
   bool recompute = false;      ///< blocks keep only their input, and run again in backward
 };
 
-/// Llama's shape (Touvron et al., arXiv 2302.13971), with the names of Hugging Face's config.json. `"model": "llama"`.
-/// Mistral, Qwen2 and Qwen3 are Llama with a sliding window, with biases of queries, keys and values, and with norms of
-/// queries and keys.
+/// Llama's shape (Touvron et al., arXiv 2302.13971), with the names of Hugging Face's config.json. Model files name it
+/// `"model": "llama"`. Mistral, Qwen2 and Qwen3 are Llama with a sliding window, with biases of queries, keys and
+/// values, and with norms of queries and keys.
 struct LlamaConfig {
   std::int64_t vocab_size = 0;
   std::int64_t hidden_size = 0;

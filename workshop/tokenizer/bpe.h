@@ -14,7 +14,7 @@
 
 namespace tessera {
 
-/// Byte pair encoding (Sennrich et al., arXiv 1508.07909) over bytes: a word's bytes are tokens at first, and the pair
+/// Byte pair encoding (Sennrich et al., arXiv 1508.07909) over bytes. A word's bytes are tokens at first, and the pair
 /// that was learned earliest is joined, the leftmost first, until there is none. It is immutable and thread-safe.
 class BytePairEncoding {
  public:

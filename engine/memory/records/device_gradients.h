@@ -77,7 +77,7 @@ class DeviceGradients final : public Carrier {
     Unit* unit = nullptr;
     std::int64_t record = -1;    ///< its record in the tier; -1: it trains nothing, or is the root
     std::int64_t bytes = 0;      ///< bytes of its sums
-    int leases = 0;              ///< how many it has now
+    int leases = 0;              ///< number of leases that it has now
     int slot = -1;               ///< its slot, or -1
     bool changed = false;        ///< whether its sums changed since the first of them began
     std::byte* place = nullptr;  ///< the record's memory, where records lie in memory

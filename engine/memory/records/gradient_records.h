@@ -40,7 +40,7 @@ class GradientRecords final : public Carrier {
   struct Entry {
     Unit* unit = nullptr;
     std::int64_t record = -1;          ///< its record in files; -1: it trains nothing, or is the root
-    int leases = 0;                    ///< how many it has now
+    int leases = 0;                    ///< number of leases that it has now
     bool changed = false;              ///< whether its sums changed since the first of them began
     std::span<std::byte> memory = {};  ///< its sums, while it has leases
   };

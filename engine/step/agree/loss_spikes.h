@@ -15,12 +15,12 @@ struct SpikeHistory {
   std::int64_t spikes_in_a_row = 0;  ///< number of spikes in a row up to the latest step
 };
 
-/// Tells the steps whose loss is far above those before them (SpikeConfig). CpuStep asks it in each step; on a GPU the
-/// device decides by the same rule (optim/arithmetic/spike_rule.h), and the host makes one to read and to write what a
-/// checkpoint keeps.
+/// Tells the steps whose loss is far above those before them (SpikeConfig). CpuStep asks it in each step. On a GPU the
+/// device decides by the same rule (optim/arithmetic/spike_rule.h), and the host makes a LossSpikes to read and to
+/// write what a checkpoint keeps.
 ///
 /// The window holds the losses of the last `window` steps that were no spikes. A step is a spike if the window is full
-/// and its loss is above `factor` times the window's median; the median of an even number of losses is the mean of the
+/// and its loss is above `factor` times the window's median. The median of an even number of losses is the mean of the
 /// two in the middle. After window / 2 spikes in a row (at least one) the loss is taken to have changed for good, and
 /// the window begins anew with it. A loss that is not finite never gets into the window. All memory is allocated when
 /// it is made.

@@ -56,7 +56,7 @@ struct AgreedStep {
 };
 
 /// Makes every rank agree, with one small all-gather a step. CpuStep calls it; QueuedStep does the same on a GPU. The
-/// norm is a tree over each parameter's own blocks, and a sum over parameters in order of registration, so it has the
+/// norm is a tree over each parameter's own blocks, and a sum over parameters in order of registration. So it has the
 /// same bits however parameters are put into units and gradients are sharded (optim/grad_norm.h).
 ///
 /// A rank's message is a header, a flag for each trainable parameter, its microbatches' losses under "reproducible",

@@ -16,15 +16,15 @@ struct WaitedFor {
   double seconds = 0;  ///< by how much the others were busy for less time, on average
 };
 
-/// Returns it for `busy_seconds` [rank] as in StragglerWatch::add, of `first_rank` and the ranks behind it. Where ranks
-/// were busy equally long, the first one is named.
+/// Returns the rank and the time for `busy_seconds` [rank] as in StragglerWatch::add, of `first_rank` and the ranks
+/// behind it. Where ranks were busy equally long, the first one is named.
 WaitedFor waited_for(std::span<const double> busy_seconds, int first_rank = 0);
 
 /// Finds ranks that keep the others waiting. CpuStep tells it, after each agreement, how long every rank was busy in
 /// the step: from the end of the rank's last step to this agreement, without the time for which it waited in
 /// collectives. That is the time for its data, its forward and its backward. A rank is slow if its median over a window
-/// of steps is more than 1.5 times the median of all ranks' medians (the lower one of the two in the middle), and at
-/// least 10 ms above it. One thread at a time uses it; all memory is allocated at construction.
+/// of steps is more than 1.5 times the median of all ranks' medians, and at least 10 ms above it. Where two medians lie
+/// in the middle, the lower one counts. One thread at a time uses it; all memory is allocated at construction.
 class StragglerWatch {
  public:
   static constexpr std::size_t kWindow = 50;  ///< steps

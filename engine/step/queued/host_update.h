@@ -77,7 +77,7 @@ class HostUpdate {
     std::size_t first_parameter = 0;
     Extent on_gpu = {};                ///< the first ones of `part`, whose parameters lie in the GPU's memory
     float* gradient = nullptr;         ///< [part]; pinned memory, like all pointers here
-    bool has_sums_here = false;        ///< they are where DeviceGradients keeps them
+    bool has_sums_here = false;        ///< whether its sums lie where DeviceGradients keeps them
     std::byte* parameter = nullptr;    ///< [on_gpu], of the group's dtype
     std::vector<std::byte*> records;   ///< [chunk - RecordLayout::first_record]
     std::vector<UpdateRun> runs = {};  ///< runs of this step

@@ -13,8 +13,7 @@
 namespace tessera {
 
 /// LAMB's and LARS's norms on a GPU, queued: ranks agree on each parameter's norms between the passes of a step, and
-/// its rate follows. DeviceUpdate owns and calls it. It is what LayerNorms and LayerwiseUpdate are on the CPU, bit for
-/// bit.
+/// its rate follows. DeviceUpdate owns and calls it. It gives the bits of LayerNorms and LayerwiseUpdate on the CPU.
 class QueuedLayers {
  public:
   /// This rank's optimizer part of a group.

@@ -42,7 +42,7 @@ namespace tessera {
 /// step is skipped. The step's end exchanges messages as ever, and finds out for all ranks whether it was good.
 ///
 /// Where nothing is updated by the host's CPU or by a rule of the program's, the host may be kMostStepsInFlight steps
-/// ahead of the device; then it waits for the oldest one.
+/// ahead of the device. Then it waits for the oldest step.
 class QueuedStep final : public Step {
  public:
   QueuedStep(const StepContext& context, const Optimizer& optimizer, Accelerator& accelerator);
@@ -70,7 +70,7 @@ class QueuedStep final : public Step {
   /// These two wait for all steps under way. They throw what StepOutcome::wait throws.
   StepProgress progress() const override;
   void resume(const StepProgress& progress) override;
-  /// It is not known here. Only the device knows it, and StepResult::wait asks the device.
+  /// This time is not known here. Only the device knows it, and StepResult::wait asks the device.
   double communication_seconds() const override { return 0; }
   std::int64_t streamed_bytes() const override { return update_.streamed_bytes(); }
   HostStepBytes host_step() const override { return update_.host_step(); }

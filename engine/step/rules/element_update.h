@@ -33,7 +33,7 @@ struct UpdateRun {
 };
 
 /// The CPU's update of elements, one by one: it finds which of a flat group go together in a step, and goes over them.
-/// Whose masters and states they are, the CPU's or those of a GPU in its host's memory, makes no difference.
+/// It makes no difference whether masters and states are the CPU's or those of a GPU in its host's memory.
 class ElementUpdate {
  public:
   /// `rates` must outlive this object.

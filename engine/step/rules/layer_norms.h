@@ -37,10 +37,11 @@ class LayerNorms {
   void add_update(const FlatGroup& group, std::int64_t first, std::span<const float> values);
   /// It is collective. Throws tessera::Error. REQUIRES: not Options::by_unit.
   void agree() { agree_on(meetings_.front()); }
-  /// Does the same for one unit. REQUIRES: Options::by_unit.
+  /// Agrees on the norms of one unit. REQUIRES: Options::by_unit.
   void agree(const Unit& unit) { agree_on(meetings_[static_cast<std::size_t>(unit.index)]); }
 
-  /// Return the norms of the parameter with FlatParameter::number `number`, as the latest `agree` on it found them.
+  /// These return the norms of the parameter with FlatParameter::number `number`, as the latest `agree` on it found
+  /// them.
   double weights(std::int64_t number) const;
   double update(std::int64_t number) const;
 

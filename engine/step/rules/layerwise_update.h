@@ -31,7 +31,7 @@ class LayerwiseUpdate {
   /// It is collective. `squares`: AgreedStep::squares. `gradient_scale`: the factor that makes gradients from sums.
   /// Throws tessera::Error.
   void agree(std::span<const double> squares, double gradient_scale);
-  /// Does the same for a unit in backward.
+  /// Agrees on the norms of one unit, in backward.
   void agree(const Unit& unit, double gradient_scale);
 
   /// Makes the second pass. `scalars.lr`: the rate before norms are looked at.

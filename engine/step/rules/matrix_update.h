@@ -49,9 +49,10 @@ class MatrixUpdate {
     std::span<const std::int64_t> steps;  ///< [trainable parameter]: steps in which it took part, with this one
     std::span<const char> used;           ///< [trainable parameter]: whether it takes part in this step
   };
-  /// Exchanges matrices of all ranks, batch by batch. Results lie in place of the gradients. It is collective. `step`:
-  /// the same on all ranks; null under muon where the host does not know it: nothing is left out then. `visit_masters`
-  /// is called for each group in order, except under muon. Throws tessera::Error, and what a program's rule throws.
+  /// Exchanges matrices of all ranks, batch by batch. Results lie in place of the gradients. It is collective. `step`
+  /// is the same on all ranks. It is null under muon where the host does not know it; then nothing is left out.
+  /// `visit_masters` is called for each group in order, except under muon. Throws tessera::Error, and what a program's
+  /// rule throws.
   void exchange(const OfStep* step, VisitMasters visit_masters);
   /// Exchanges the matrices of one unit, in backward. REQUIRES: it has matrices.
   void exchange(int unit, const OfStep& step, VisitMasters visit_masters);
@@ -83,7 +84,8 @@ class MatrixUpdate {
   const MuonConfig muon_;
   const ComputeDevice device_;
   const std::shared_ptr<const TensorRule> rule_;
-  // First that for parameters in no group, then that of each group. One of `directions_` and `assigners_` is empty.
+  // The first one is for parameters in no group, and the others are for one group each. One of `directions_` and
+  // `assigners_` is empty.
   std::vector<std::unique_ptr<MuonOptimizer>> directions_;
   std::vector<std::unique_ptr<MasterAssigner>> assigners_;
   std::vector<double> weight_decays_;

@@ -9,7 +9,7 @@
 namespace tessera {
 
 /// Calls a rule of the program's own. An Error that comes out gets a place before its text: "unit blocks.3: ". An
-/// exception of another type is the program's, and stays what it is.
+/// exception of another type comes from the program, and stays what it is.
 template <class Call>
 auto naming(const char* kind, const std::string& name, const Call& call) {
   try {

@@ -21,7 +21,7 @@ namespace {
 
 constexpr std::size_t kWholeVectors = 32;  // elements: LibTorch computes so many at a time, or multiples of fewer
 
-/// Throws the program's mistake, unless `good`.
+/// Throws an Error with ExitCode::kUsage, unless `good`.
 template <class... Text>
 void require(bool good, const Text&... text) {
   if (!good) throw Error(ExitCode::kUsage, c10::str(text...));

@@ -52,7 +52,7 @@ class Fate(NamedTuple):
     path: str
     value: str  # JSON, cut if it is long
     fate: str
-    text: str  # 'strategy = "FULL_SHARD"', or why it was ignored or refused
+    text: str  # 'strategy = "FULL_SHARD"', or the reason why the key was ignored or refused
 
 
 class Implied(NamedTuple):

@@ -42,7 +42,7 @@ def names(value: Any) -> list[str] | None:
     return list(dict.fromkeys(part.strip(" \t") for part in parts if part.strip(" \t")))
 
 
-# Texts. Control characters of a file must not reach a terminal: JSON escapes them.
+# These functions show values as texts. Control characters of a file must not reach a terminal: JSON escapes them.
 
 def dumped(value: Any, most: int = 200) -> str:
     text = json.dumps(value, separators=(",", ":"))

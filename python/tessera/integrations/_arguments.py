@@ -62,7 +62,7 @@ def completed(strategy: Strategy, args: TrainingArguments, model: torch.nn.Modul
     else:
         _add_adamw(optimizer, args, model, trainer)
     for index, group in enumerate(optimizer.get("groups", ())):
-        group["name"] = group.get("name") or f"group {index}"  # so that schedulers and callbacks reach it
+        group["name"] = group.get("name") or f"group {index}"  # schedulers and callbacks reach the group by this name
     return strategy
 
 

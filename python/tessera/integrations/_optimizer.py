@@ -105,8 +105,8 @@ class FollowedOptimizer:
             self._sent[index] = numbers
 
     def follow(self, engine: Engine) -> None:
-        """Makes the Engine train the parameters that require gradients now. Call it before a forward; collective if
-        something has changed.
+        """Makes the Engine train the parameters that require gradients now. Call it before a forward; it is collective
+        if something has changed.
         """
         self._watch()  # this watches groups that load_state_dict has made
         groups = self._optimizer.param_groups

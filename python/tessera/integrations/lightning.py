@@ -170,7 +170,7 @@ class TesseraStrategy(DDPStrategy):
             if isinstance(callback, BaseFinetuning):
                 # The callback adds its groups again, since it knows of them only now.
                 callback.on_fit_start(module.trainer, module)
-        super().load_optimizer_state_dict(checkpoint)  # rates, and other numbers of the rule
+        super().load_optimizer_state_dict(checkpoint)  # this loads rates, and other numbers of the rule
         self._followed.follow(self.engine)
         self.engine.load_checkpoint(_folder_beside(self._checkpoint))
         self._followed.forget_sent()

@@ -24,7 +24,7 @@ from tessera.integrations._arguments import completed, expect_possible
 from tessera.integrations._bridge import expect_device
 from tessera.integrations._groups import plain, watch
 
-_FOLDER = "tessera"  # the Engine's checkpoint, in the folder of the Trainer's
+_FOLDER = "tessera"  # the Engine's checkpoint, in the folder of the Trainer's checkpoint
 _RULES = {"adamw": torch.optim.AdamW, "adam": torch.optim.Adam, "sgd": torch.optim.SGD,
           "rmsprop": torch.optim.RMSprop, "adagrad": torch.optim.Adagrad}
 _log = logging.get_logger(__name__)
@@ -60,7 +60,7 @@ class TesseraTrainer(Trainer):
         """Does nothing: the Engine brings each rank's shards to its device."""
 
     def create_optimizer(self, model: torch.nn.Module | None = None) -> torch.optim.Optimizer:
-        self.engine.zero_grad()  # microbatches of a training that ended between two steps
+        self.engine.zero_grad()  # this drops microbatches of a training that ended between two steps
         self.optimizer = self.optimizer or EngineOptimizer(self.engine, self.args.learning_rate)
         return self.optimizer
 

@@ -28,7 +28,7 @@ namespace tessera {
 /// Reductions go in pieces of 2 MiB of input.
 ///
 /// A failed backend says little. If a call fails, every rank therefore writes its last call to `store` and reads the
-/// others' calls: the message tells what each rank was doing and who does not answer. The backend is then dropped,
+/// others' calls. The message tells what each rank was doing and who does not answer. The backend is then dropped,
 /// which closes its connections and makes the peers fail too.
 std::shared_ptr<Collectives> c10d_collectives(const Group& group, TransportKind kind,
                                               c10::intrusive_ptr<c10d::Backend> backend,

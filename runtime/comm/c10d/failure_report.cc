@@ -94,7 +94,7 @@ struct FailureReport::Shared {
     const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(end - Clock::now());
     TESSERA_ASSIGN_OR_RETURN(answer.has_ended, store->has(key_of_ended_rank(group.world_rank(q))));
     if (answer.has_ended) return absl::OkStatus();
-    // No answer means that it is late, or that the store has gone, which the next question shows.
+    // No answer means that the answer is late, or that the store has gone, which the next question shows.
     if (const auto text = store->get(key(q), std::max(left, std::chrono::milliseconds(0))); text.ok())
       answer.text = *text;
     TESSERA_ASSIGN_OR_RETURN(answer.has_come, store->has(arrival_key(q)));  // the rank may have arrived meanwhile

@@ -168,8 +168,8 @@ class Watch {
     return true;
   }
 
-  /// Shuts a connection down. Its number may be another file's by now, so a copy is checked; if no copy can be had,
-  /// there is no time to lose.
+  /// Shuts a connection down. Its number may stand for another file by now, so a copy is checked; if no copy can be
+  /// had, there is no time to lose.
   static void shut_down(int fd, ino_t socket) {
     const int copy = ::fcntl(fd, F_DUPFD_CLOEXEC, 0);
     struct stat info {};

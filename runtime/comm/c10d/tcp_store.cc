@@ -26,17 +26,17 @@
 #include "runtime/comm/c10d/strangers.h"
 #include "runtime/comm/in_time.h"
 
-// Joins the job's store in three stages, on a thread of its own, because c10d may wait for ever: find the address and
-// wait for the listener (or bind it, on rank 0), connect, and call the roll. The roll call checks that each rank is
-// claimed once and waits until all have come. If a stage does not end in time, the error says which one, and names the
-// missing ranks.
+// Joins the job's store in three stages, on a thread of its own, because c10d may wait for ever. The stages: find the
+// address and wait for the listener (or bind it, on rank 0), connect, and call the roll. The roll call checks that each
+// rank is claimed once and waits until all have come. If a stage does not end in time, the error says which one, and
+// names the missing ranks.
 
 namespace tessera {
 namespace {
 
 using Clock = std::chrono::steady_clock;
 
-constexpr int kMostAskedFor = 1024;  // ranks for which an error looks one by one
+constexpr int kMostAskedFor = 1024;  // limit of ranks that an error looks up one by one
 /// Time beyond the limit in which a rank that missed others finds out who they are, and tells the ranks (RollCall).
 constexpr std::chrono::milliseconds kTimeToReport{2500};
 
@@ -243,7 +243,7 @@ absl::Status silence(const Topology& topology, double init_timeout_s, Stage stag
 absl::StatusOr<std::shared_ptr<C10dStore>> tcp_store(const Topology& topology, double init_timeout_s) {
   turn_pipe_signal_into_error();
   // c10d waits without end if a listener took a connection and then says nothing. A thread of its own therefore does
-  // all of it, and is left behind if it does not end; this process then has nothing more to do than to report that.
+  // all of it, and is left behind if it does not end. This process then has nothing more to do than to report that.
   struct Joining {
     std::atomic<Stage> stage = Stage::kFind;
     absl::StatusOr<std::shared_ptr<C10dStore>> result;

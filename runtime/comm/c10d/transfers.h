@@ -28,8 +28,8 @@ struct RankParts {
 ///
 /// Messages keep both directions of a connection busy, and Gloo's collectives do not. Gloo sends a buffer only when its
 /// receiver has said that it is ready, and it says so on the connection that carries the data. Its collectives begin to
-/// send before they are ready to receive, so these words wait behind the data, and the two directions take turns:
-/// measured at 1 Gbit/s, all-to-alls of 16 MiB carry 60 MB/s each way as collectives and 116 as messages. This class
+/// send before they are ready to receive, so these words wait behind the data, and the two directions take turns.
+/// Measured at 1 Gbit/s, all-to-alls of 16 MiB carry 60 MB/s each way as collectives and 116 as messages. This class
 /// therefore begins every receive before the first send, and two calls may be under way.
 class Transfers {
  public:
@@ -45,7 +45,7 @@ class Transfers {
   void gather(c10d::Backend& backend, int tag, const void* shard, void* full, std::size_t bytes) {
     gather_packed(backend, tag, std::nullopt, shard, {full, bytes}, bytes);
   }
-  /// Does the same into parts of `bytes`. The parts are packed (packing.h) if `numbers` gives a dtype and they go as
+  /// Gathers into parts of `bytes`. The parts are packed (packing.h) if `numbers` gives a dtype and they go as
   /// messages. Collectives need a stride of `bytes`.
   void gather_packed(c10d::Backend& backend, int tag, std::optional<DType> numbers, const void* shard,
                      RankParts<void> full, std::size_t bytes);

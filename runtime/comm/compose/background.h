@@ -17,8 +17,8 @@ namespace tessera {
 /// while the caller waits, on the caller's thread. Bits are those of `group`.
 std::shared_ptr<Collectives> reducing_in_background(std::shared_ptr<Collectives> group);
 
-/// Returns such a group whose thread makes all-gathers too. It is meant for transports whose gathers do not go on by
-/// themselves.
+/// Returns a group as reducing_in_background does, but its thread makes all-gathers too. It is meant for transports
+/// whose gathers do not go on by themselves.
 std::shared_ptr<Collectives> working_in_background(std::shared_ptr<Collectives> group);
 
 }  // namespace tessera

@@ -183,8 +183,8 @@ absl::Status HierarchicalCollectives::exchange(std::string_view label, const std
   return across_->all_to_all(label, parcels, output, host_bytes).wait();
 }
 
-// Makes a barrier of three: after the first, all ranks of this host are here; after the second, all ranks at this
-// place; the third joins the two.
+// Makes three barriers. After the first, all ranks of this host are here, and after the second, all ranks at this
+// place. The third joins the two.
 absl::Status HierarchicalCollectives::meet(std::string_view label) {
   TESSERA_RETURN_IF_ERROR(inside_->barrier(label).wait());
   TESSERA_RETURN_IF_ERROR(across_->barrier(label).wait());

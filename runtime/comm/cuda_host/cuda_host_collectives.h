@@ -16,8 +16,8 @@ namespace tessera {
 /// `host`. It serves to run programs for many cards on one card: the order of events is the same.
 ///
 /// `host` is a transport for host memory among the same ranks, which this object has for itself. Hosts make a barrier
-/// when a call starts (each one says where its buffer is and what it calls, so disagreement is noticed) and again when
-/// the call is waited for. Devices wait for each other by events, and no host waits for a device:
+/// when a call starts, and again when the call is waited for. In the first one each host says where its buffer is and
+/// what it calls, so disagreement is noticed. Devices wait for each other by events, and no host waits for a device:
 ///
 ///   rank's compute queue   ... record ready[k]                                  wait for all done[k] ...
 ///   rank's side queue                wait for all ready[k], read peers, record done[k]

@@ -153,7 +153,7 @@ absl::Status QueuedCollectives::fail(const CallSignature& call, const std::strin
   const std::string recorded = record();
   const absl::Status failure =
       report_->explain(call, transport() + ": " + why + (recorded.empty() ? "" : "; " + recorded));
-  log_error(message_of(failure));  // logged here too, since a program that waits for the device may never ask
+  log_error(message_of(failure));  // also logged here, since a program that waits for the device may never ask
   queued_.groups->end(failure);
   return status();
 }

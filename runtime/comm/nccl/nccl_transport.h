@@ -15,7 +15,7 @@ namespace tessera {
 /// Makes this rank's side of a group with the `nccl` transport: one GPU a rank (c10d::ProcessGroupNCCL); all pointers
 /// are device memory.
 ///
-/// The rules of queued_collectives.h hold here: sums are NCCL's, calls are ordered on the current stream, and
+/// The rules of queued_collectives.h hold here: NCCL makes the sums, calls are ordered on the current stream, and
 /// Work::wait makes that stream wait and does not block the host, except for a barrier. `buffers`: kind of memory that
 /// `allocate` gives (nccl_memory.h). `groups`: this rank's other groups, which end with this one. It sets c10d's and
 /// NCCL's environment variables if they are not set (under torchrun also one that is set, as torchrun sets it for every

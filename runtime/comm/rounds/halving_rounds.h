@@ -10,7 +10,7 @@ namespace tessera {
 /// halving begins with the largest distance, and binary blocks join the other way round: both change the order.)
 ///
 /// Ranks form *binary blocks*, the largest first: 13 ranks are 8, 4 and 1. Ranks of a block at distance 1 exchange
-/// halves of the buffer and add, then those at distance 2 halves of these, and so on: the sums are 0+1, 2+3, then those
+/// halves of the buffer and add, then those at distance 2 halves of these, and so on. The sums are 0+1, 2+3, then those
 /// of four, as in the pairwise tree. The k-th of 2^b ranks then has the block's sums of the slices that are k modulo
 /// 2^b. The last block's sums are now joined to those of the block before it, these to those of the block before that,
 /// as the tree carries up what is left over. The first block ends with the sums.

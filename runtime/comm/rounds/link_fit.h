@@ -29,7 +29,7 @@ std::string text_of(const LinkFit& fit);
 /// Operation, ranks, dtype and bytes are those of ChooseAlgorithm.
 Algorithm choose(Operation operation, int ranks, DType dtype, std::size_t bytes, const LinkFit& fit);
 
-/// Returns that choice as a function to be given to groups, which remembers what it chose. It is thread-safe.
+/// Returns `choose` as a function to be given to groups, which remembers what it chose. It is thread-safe.
 ChooseAlgorithm choose_by(const LinkFit& fit);
 
 }  // namespace tessera

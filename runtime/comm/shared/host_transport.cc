@@ -16,7 +16,7 @@
 #include "runtime/comm/shared/shared_memory_collectives.h"
 
 // The `host` transport. The first rank makes the control segment and writes an Invitation (its pid and descriptor) to
-// the store; the others map the segment, and every rank says in the store that it has done so (Rendezvous). After that
+// the store. The others map the segment, and every rank says in the store that it has done so (Rendezvous). After that
 // the ranks need the store no more: later segments are announced in the control segment. HostSpace finds control
 // blocks, mailboxes and buffers in these segments; SharedMemoryCollectives does the rest.
 

@@ -7,7 +7,7 @@ namespace tessera {
 
 /// Decides how a rank writes its mailboxes in calls of many rounds: into its cache, from where peers' cores take the
 /// lines, or past the caches. Cores under one cache pass lines on faster than memory does. Between cores of two core
-/// complexes or two sockets, a line takes several times as long as from memory: measured on two cores of an AMD Zen 5
+/// complexes or two sockets, a line takes several times as long as from memory. Measured on two cores of an AMD Zen 5
 /// server, the wrong way takes 1.4 to 2.2 times as long as the right one. Nothing says for sure which cores ranks run
 /// on, above all in a virtual machine, so both ways are tried now and then, in rounds of a call. Peers read the same
 /// from either: ranks need not agree.

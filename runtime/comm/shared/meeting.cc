@@ -94,9 +94,9 @@ absl::Status Meeting::disagreement(std::uint64_t phase) {
                                ". [T0486] hint: every rank must make the same calls in the same order"));
 }
 
-// Every operation here is sequentially consistent: a rank that stores an arrival and then looks (for sleepers, for a
-// doubt, for the other arrivals), and a rank that looks for arrivals after having said that it sleeps or doubts, cannot
-// both miss each other.
+// Every operation here is sequentially consistent. One rank stores an arrival and then looks for sleepers, for a doubt,
+// or for the other arrivals. Another says that it sleeps or doubts, and then looks for arrivals. They cannot both miss
+// each other.
 std::uint64_t Meeting::arrive() {
   ++phase_;
   ranks_[peers_.rank()].arrivals[slot(phase_)].phase.store(phase_);

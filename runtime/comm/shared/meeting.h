@@ -19,7 +19,7 @@ namespace tessera {
 /// Each rank writes its own arrival and reads those of its peers; no word is written by two ranks. A phase is over when
 /// all have arrived. That alone would let one rank go on while another gives up, whose patience ended a moment before
 /// the last arrival. A rank that is about to give up therefore raises a doubt first, and the phase is put to the vote
-/// (GroupBlock::verdicts): it is over on all ranks, or on none.
+/// (GroupBlock::verdicts). It is then over on all ranks, or on none.
 ///
 /// Waiting spins for some microseconds, yielding its core now and then (at every look if ranks outnumber cores), then
 /// sleeps (Peers::wait). After the first failure every wait returns it.

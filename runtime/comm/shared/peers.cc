@@ -83,8 +83,8 @@ bool Peers::all(Arrived arrived) const {
 
 void Peers::wake() { ring(group_block_, space_.between_processes()); }
 
-// All of this is sequentially consistent: a rank that stores an arrival and then looks for sleepers, and a rank that
-// looks for arrivals after having said that it sleeps, cannot both miss each other.
+// All of this is sequentially consistent. One rank stores an arrival and then looks for sleepers. Another says that it
+// sleeps, and then looks for arrivals. They cannot both miss each other.
 void Peers::sleep(Arrived arrived) const {
   group_block_.sleepers.fetch_add(1);
   const std::uint32_t seen = group_block_.bell.load();

@@ -180,7 +180,7 @@ absl::Status SharedMemoryCollectives::access_peers(Access access) {
 }
 
 // Makes a call in rounds: `load(round, part)` fills this rank's mailbox, `use(round, part)` reads peers' mailboxes.
-// What peers loaded stays until the next round's barrier (invariant 2), so a round is used while the next one is
+// What peers loaded stays until the next round's barrier (invariant 2). So a round is used while the next one is
 // loaded, `part` units of one and of the other in turn. REQUIRES: a barrier exchanged the call's descriptors.
 template <typename Load, typename Use>
 absl::Status SharedMemoryCollectives::in_rounds(std::size_t total, std::size_t window, std::size_t part, Load load,

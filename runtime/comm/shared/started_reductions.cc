@@ -76,7 +76,7 @@ absl::Status StartedReductions::do_share(const Reduction& reduction) {
   TESSERA_RETURN_IF_ERROR(buffers_.view(started_, reduction.number));
   const bool scatters = call.operation == Operation::kReduceScatter;
   if (buffers_.inputs_reachable() && (scatters || buffers_.outputs_reachable())) return share_directly(reduction);
-  // an all-reduce's visitor sees the sums when they are over
+  // the visitor of an all-reduce sees the sums when the reduction is over
   SumVisitor* const now = scatters ? reduction.visitor : nullptr;
   return fallback_.reduce_blocking(reduction.call, reduction.input, reduction.output, now);
 }

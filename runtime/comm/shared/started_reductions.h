@@ -68,7 +68,7 @@ class StartedReductions {
   PeerBuffers buffers_;
   std::array<Reduction, RankBlock::kReductionSlots> ring_;
   std::uint64_t over_ = 0;     ///< reductions that are over
-  std::uint64_t dropped_ = 0;  ///< the first one whose Work was dropped before it was over, or 0
+  std::uint64_t dropped_ = 0;  ///< first reduction whose Work was dropped before its end, or 0
 };
 
 }  // namespace tessera

@@ -14,7 +14,7 @@
 
 namespace tessera {
 
-/// It is value-initialised, so it is all zero: the state before the first call.
+/// Its memory is value-initialised, so it is all zero: the state before the first call.
 class ThreadGroupMemory {
  public:
   static constexpr std::size_t kMailboxBytes = 16 << 10;

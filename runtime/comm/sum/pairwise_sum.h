@@ -9,7 +9,7 @@ namespace tessera {
 
 /// Computes `output[i] = sum over k of float(sources[k][i])` for i < numel, in the pairwise tree of collectives.h rule
 /// 3: the first 2^j sources, 2^j being the largest power of two below their number, plus the rest, each summed the same
-/// way. It accumulates in fp32 without fused multiply-add, so the bits depend only on the values and the number of
+/// way. It accumulates in fp32 without fused multiply-add. So the bits depend only on the values and the number of
 /// sources, not on the instruction set, nor on where a run of elements is cut.
 ///
 /// It makes one pass: every source is read once, and the output is written once. `output` may be one of the sources.

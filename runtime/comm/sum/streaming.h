@@ -23,7 +23,7 @@ void keep_bytes(void* to, const void* from, std::size_t bytes);
 /// of the part.
 void load_bytes(void* to, const void* from, std::size_t bytes);
 
-/// Copies; it streams if `bytes` is large, and ends the stream before it returns.
+/// Copies bytes. It streams if `bytes` is large, and ends the stream before it returns.
 void copy_large(void* to, const void* from, std::size_t bytes);
 
 }  // namespace tessera

@@ -13,7 +13,7 @@ constexpr std::uint32_t kMagnitudeBits = 0x7fffffffu;
 
 TESSERA_INLINE std::uint32_t magnitude(float value) { return std::bit_cast<std::uint32_t>(value) & kMagnitudeBits; }
 
-/// Finds the smallest selected magnitude from its highest bits downwards: each pass counts the magnitudes that share
+/// Finds the smallest selected magnitude from its highest bits downwards. Each pass counts the magnitudes that share
 /// the bits found so far by their next bits, and finds the next bits.
 struct Threshold {
   std::uint32_t bits = 0;  ///< bits of the smallest selected magnitude; zeros where they are not known yet
@@ -23,7 +23,7 @@ struct Threshold {
 template <int kShift, int kWidth>
 Threshold refine(const float* values, std::size_t numel, Threshold found) {
   constexpr std::size_t kBins = std::size_t{1} << kWidth;
-  // Neighbours have similar magnitudes. Separate counters avoid a wait for the count before.
+  // Neighbours have similar magnitudes. Separate counters avoid a wait for the previous count.
   constexpr std::size_t kApart = 4;
   std::array<std::array<std::uint32_t, kBins>, kApart> counts{};
   constexpr bool kIsFirst = kShift + kWidth == 31;

@@ -22,7 +22,7 @@ void visited_sum(std::span<const void* const> sources, DType dtype, std::span<fl
 /// A second place that sums are written to, for other ranks to read; null for none.
 struct ShownSums {
   float* to = nullptr;
-  bool streams = false;  ///< written past the caches
+  bool streams = false;  ///< whether it is written past the caches
 };
 
 /// A window of an output: `numel` of its `whole` elements, from element `offset` on, which a visitor is told.
@@ -32,8 +32,8 @@ struct SumWindow {
   std::size_t whole;
 };
 
-/// Does the same for a window of a larger call's output; `output` is where the window begins. The size of the whole
-/// decides whether the window is written past the caches. The larger call ends the stream (end_stream).
+/// Makes the sum of visited_sum for a window of a larger call's output; `output` is where the window begins. The size
+/// of the whole decides whether the window is written past the caches. The larger call ends the stream (end_stream).
 void visited_window_sum(std::span<const void* const> sources, DType dtype, float* output, const ShownSums& shown,
                         const SumWindow& window, SumVisitor* visitor = nullptr);
 

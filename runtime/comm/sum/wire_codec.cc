@@ -32,7 +32,7 @@ constexpr std::size_t code_bytes(WireForm form, std::size_t numel) {
 }
 
 TESSERA_INLINE std::uint32_t largest_magnitude(const float* values, std::size_t numel) {
-  std::uint32_t largest = 0;  // a NaN's bits are above an infinity's, and those above all others
+  std::uint32_t largest = 0;  // the bits of a NaN are above those of an infinity, which are above all others
   for (std::size_t i = 0; i < numel; ++i)
     largest = std::max(largest, std::bit_cast<std::uint32_t>(values[i]) & kMagnitude);
   return largest;

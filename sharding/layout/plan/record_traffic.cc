@@ -130,7 +130,8 @@ class StepPlayer {
     for (const Visit& visit : visits) {
       const Access access = access_of(visit);
       if (access == Access::kNone) continue;
-      if (kind_ == RecordKind::kGradients && std::exchange(unit, visit.unit) == visit.unit) continue;  // still open
+      // A unit's gradients stay open from one visit to the next.
+      if (kind_ == RecordKind::kGradients && std::exchange(unit, visit.unit) == visit.unit) continue;
       const Stretch stretch = stretch_of(visit);
       stretches.push_back(stretch);
       if (access == Access::kWrite) moves_.written += bytes_of(stretch);

@@ -58,7 +58,7 @@ float nearest_slowly(float value, DType dtype) {
   }
   const double low = widen_slowly(dtype, below);
   double high = widen_slowly(dtype, above);
-  // Infinity counts as being as far away as a next value would be.
+  // Infinity counts as the number that would follow the largest finite one.
   if (above == infinity) high = 2 * low - widen_slowly(dtype, static_cast<std::uint16_t>(below - 1));
   const double middle = (low + high) / 2;
   const bool goes_up = std::fabs(value) > middle || (std::fabs(value) == middle && below % 2 == 1);

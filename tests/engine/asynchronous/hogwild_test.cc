@@ -137,8 +137,8 @@ double last_loss(const Ran& ran) {
 }
 
 // N ranks make N updates in the time of one synchronous step, each with the gradient of 1 / N of the batch. So what
-// was learned lies between what as many synchronous steps learn and what N times as many do, give or take a half: how
-// ranks take turns depends on the machine, a lost update learns less, and a shared momentum more.
+// was learned lies between what as many synchronous steps learn and what N times as many learn, give or take a half.
+// How ranks take turns depends on the machine, a lost update learns less, and a shared momentum learns more.
 TEST(Hogwild, LossOfSeveralRanksLiesBetweenThatOfFewerAndMoreSynchronousSteps) {
   constexpr int kRanks = 2;
   constexpr std::size_t kSteps = 60;

@@ -194,7 +194,7 @@ TEST(HogwildValues, EveryElementThatIsReadWasWrittenBySomebody) {
           bool is_known = value >= 0 && static_cast<float>(whole) == value && whole >> (7 * kRanks) == 0;
           for (int q = 0; q < kRanks; ++q) {
             const std::int64_t count = whole >> (7 * q) & 127;
-            is_known = is_known && count <= rank.board().pushed(q) + 1;  // a part of the update under way is there
+            is_known = is_known && count <= rank.board().pushed(q) + 1;  // a part of the update under way may be there
             sums[static_cast<std::size_t>(q)] += count;
           }
           wrong += is_known ? 0 : 1;
@@ -295,7 +295,7 @@ TEST(HogwildValues, StatesOfTheirOwnBecomeTheMeanWhenRanksComeTogether) {
   run_ranks({.ranks = 3}, [](const Mesh& mesh) {
     Rank rank(mesh, with_momentum(StateSharing::kOwn));
     if (mesh.rank() < 2) rank.step([&](std::int64_t i) { return static_cast<float>(i % 5 + 8 * mesh.rank()); });
-    rank.values().bring_together();  // the third rank has no momentum yet, so it does not count
+    rank.values().bring_together();  // the third rank has no momentum yet, so it is left out of the mean
     for (FlatGroup* group : rank.groups()) {
       const std::span<float> momentum = Rank::own_state_of(*group, 0);
       std::int64_t other = 0;

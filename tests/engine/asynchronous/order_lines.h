@@ -15,9 +15,9 @@ struct OrderLine {
   bool is_push = false;
 };
 
-/// Returns the lines of such a file, by their events.
+/// Returns the lines of a recorded order, by their events.
 std::vector<OrderLine> read_lines(const std::string& path);
-/// Writes lines as such a file. Events are numbered anew in the order of the lines.
+/// Writes lines as a recorded order. Events are numbered anew in the order of the lines.
 void write_lines(const std::string& path, int ranks, const std::vector<OrderLine>& lines);
 /// Returns the lines in a random order, in which each rank keeps its own order.
 std::vector<OrderLine> shuffled(const std::vector<OrderLine>& lines, int ranks, std::uint64_t seed);

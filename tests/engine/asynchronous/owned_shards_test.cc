@@ -134,7 +134,7 @@ class Rank {
 /// Returns the square root rounded to nearest; LibTorch's root for fp32 is sometimes off by a unit in the last place.
 at::Tensor exact_root(const at::Tensor& x) { return x.to(at::kDouble).sqrt().to(at::kFloat); }
 
-/// Computes the same in plain LibTorch on one thread, with flat tensors of all groups.
+/// Computes what the shards should hold, in plain LibTorch on one thread, with flat tensors of all groups.
 class Oracle {
  public:
   explicit Oracle(const Strategy& strategy) : strategy_(strategy) {

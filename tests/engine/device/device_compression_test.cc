@@ -1,5 +1,5 @@
-// Tests compression on an emulated GPU, whose host makes the sums that are compressed: training has the bits of the
-// CPU's ranks over Gloo, memory is the plan's, and checkpoints go from one to the other.
+// Tests compression on an emulated GPU, whose host makes the sums that are compressed. Training has the bits of the
+// CPU's ranks over Gloo, memory is as planned, and checkpoints go from one to the other.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -75,7 +75,7 @@ void expect_same_course(const Course& got, const Course& wanted, const std::stri
   EXPECT_EQ(got.reduced_bytes, wanted.reduced_bytes) << what;
 }
 
-/// Checks that memory is the plan's, to the byte, and that a GPU has what compression needs in its host's memory alone.
+/// Checks that memory is as planned, to the byte, and that a GPU has what compression needs in its host's memory alone.
 void expect_planned(const Engine& engine, const std::string& what) {
   const MemoryUse use = engine.allocated();
   EXPECT_EQ(use, engine.plan().use) << what;
@@ -110,7 +110,7 @@ void expect_as_over_gloo(int ranks, const Strategy& strategy, const std::string&
   in_memory.offload = {};
   const Course wanted =
       course_on(gloo(ranks), [&](const Mesh& mesh) { return course(mesh, in_memory, what + ", CPU"); });
-  // Parameters in records are padded to whole records, which travel too.
+  // Parameters in records are padded to whole records, and the padding travels too.
   const bool has_records = strategy.offload.parameters.tier != Tier::kMemory;
   on_gpus_over_gloo(ranks, [&](const ThreadRanks& joined, const std::string& how) {
     Course got = course_on(joined, body(what + how));
@@ -420,7 +420,7 @@ TEST(DeviceCompression, GathersOfTwoAxesHaveTheCpusBits) {
                              {"over replicas first",
                               [](Strategy& s) {
                                 s.compression.gathers = WireForm::kLossless;
-                                s.strategy = ShardingStrategy::kFullShard;  // this default counts as left out
+                                s.strategy = ShardingStrategy::kFullShard;  // a default counts as left out
                                 s.placement.parameters = CutAxes{};
                                 s.placement.gradients = CutAxes{.host = true};
                                 s.placement.optimizer = CutAxes{.host = true, .rank = true};
@@ -460,7 +460,7 @@ TEST(DeviceCompression, GatheredValuesAreRoundedOnAGpu) {
   EXPECT_NE(loss_with(WireForm::kInt4), loss_with(WireForm::kPlain));
 }
 
-/// Fails on one rank, in a step that is not the first.
+/// A hook that fails on one rank, in a step that is not the first.
 struct Failing final : CommHook {
   explicit Failing(int rank) : rank(rank) {}
   void sum(Bucket& bucket, Ranks& ranks) override {

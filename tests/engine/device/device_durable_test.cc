@@ -1,4 +1,4 @@
-// Tests "durable" on an emulated GPU: a run that ended goes on from its last commit with the bits of a run that was not
+// Tests "durable" on an emulated GPU. A run that ended goes on from its last commit with the bits of a run that was not
 // disturbed, wherever its state lies; and training goes on beside a commit.
 
 #include <gmock/gmock.h>

@@ -456,7 +456,7 @@ TEST(DeviceEngine, CollectiveThatFailsOnTheDeviceEndsTheStep) {
   }
 }
 
-/// A forward whose backward has no memory left.
+/// A forward for whose backward there is no memory left.
 struct OutOfMemory : torch::autograd::Function<OutOfMemory> {
   static at::Tensor forward(torch::autograd::AutogradContext*, const at::Tensor& loss) { return loss.clone(); }
   static torch::autograd::variable_list backward(torch::autograd::AutogradContext*, torch::autograd::variable_list) {

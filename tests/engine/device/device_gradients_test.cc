@@ -1,5 +1,5 @@
-// Tests offloading the sums of a GPU's gradients to its host's memory and to disk, on an emulated GPU: training has the
-// bits of the CPU with all state in memory, wherever the rest of the state lies; memory and traffic are the plan's.
+// Tests offloading the sums of a GPU's gradients to its host's memory and to disk, on an emulated GPU. Training has the
+// bits of the CPU with all state in memory, wherever the rest of the state lies; memory and traffic are as planned.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

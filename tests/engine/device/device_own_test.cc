@@ -1,4 +1,4 @@
-// Tests a program's own rule for elements on an emulated GPU: it has the CPU's bits, however late the device is,
+// Tests a program's own rule for elements on an emulated GPU. It has the bits of the CPU, however late the device is,
 // because there too its operators are LibTorch's on the CPU.
 
 #include <gmock/gmock.h>

@@ -1,6 +1,6 @@
 // Tests offloading a GPU's parameters to its host's memory and to disk, on an emulated GPU. Training has the bits of
 // the CPU with all state in memory, whichever device updates them and wherever masters and states lie. Memory and
-// traffic are the plan's, and calls around a step find parameters where they lie.
+// traffic are as planned, and calls around a step find parameters where they lie.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -1,6 +1,6 @@
 // Tests rules that go over state twice, rules of whole tensors, and a program's own rules, with a GPU's state offloaded
 // to its host's memory and to disk, on an emulated GPU. Training has the bits of the CPU with all state in memory;
-// memory and traffic are the plan's; and calls around a step find the state where it lies.
+// memory and traffic are as planned; and calls around a step find the state where it lies.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

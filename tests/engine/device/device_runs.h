@@ -48,15 +48,15 @@ Told told_on(const ThreadRanks& ranks, const std::function<Told(const Mesh&)>& b
 /// Runs `body` for ranks with GPUs, in each of the ways in which they can be joined. `what` names the case.
 void on_gpus(int ranks, const std::function<void(const ThreadRanks& joined, const std::string& what)>& body);
 
-/// Checks that training under `strategy` on ranks with GPUs, joined in each of the ways that give its bits, ends as
-/// `on_cpu` did (or as the CPU does under the same strategy) and takes the memory that the plan says.
+/// Checks that training under `strategy` on ranks with GPUs ends as `on_cpu` did (or as the CPU does under the same
+/// strategy), and takes the memory that the plan says. Ranks are joined in each of the ways that give its bits.
 void expect_same_on_gpus(const ThreadRanks& ranks, const Trained& on_cpu, const Strategy& strategy,
                          const TrainOptions& options, const std::string& what);
 void expect_same_on_gpus(const ThreadRanks& ranks, const Strategy& strategy, const TrainOptions& options,
                          const std::string& what);
 
-/// Trains with rates by schedule, or by hand for all groups and for the last one; shows averages, thaws a unit and
-/// freezes another, saves, and loads what was saved in the same Engine some steps later.
+/// Trains with rates by schedule, or by hand for all groups and for the last one. On the way it shows averages, thaws a
+/// unit, freezes another and saves, and some steps later it loads what was saved in the same Engine.
 Told led_through_everything(const Mesh& mesh, const Strategy& strategy, const std::string& folder,
                             const OwnRules& own_rules = {});
 
@@ -88,8 +88,8 @@ std::vector<StepResult> train(Session& session, std::size_t begin, std::size_t e
 /// Trains, and saves after 6 steps.
 Told saved_and_trained_on(const Mesh& mesh, const Strategy& strategy, const std::string& folder,
                           const OwnRules& own_rules = {});
-/// Loads that checkpoint in an Engine that has trained something else, and goes on. `inexact`: rank 0's
-/// LoadedCheckpoint::inexact.
+/// Loads the checkpoint of saved_and_trained_on in an Engine that has trained something else, and goes on. `inexact`:
+/// rank 0's LoadedCheckpoint::inexact.
 Told loaded_and_trained_on(const Mesh& mesh, const Strategy& strategy, const std::string& folder,
                            std::vector<std::string>& inexact, const OwnRules& own_rules = {});
 /// Checks that GPUs go on from checkpoints of the CPU, and the CPU from those of GPUs.

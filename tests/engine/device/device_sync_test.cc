@@ -79,8 +79,8 @@ std::vector<Told> told_by_all(const ThreadRanks& ranks, const Body& body) {
   return told;
 }
 
-/// Checks that `body` returns the same on every rank with a GPU as on the CPU. Returns the results of the CPU. A rank's
-/// replica is its own, so every rank is compared.
+/// Checks that `body` returns the same on every rank with a GPU as on the CPU. Returns the results of the CPU. Each
+/// rank has a replica of its own, so every rank is compared.
 std::vector<Told> expect_as_on_the_cpu(int ranks, const Body& body, const std::string& what) {
   const std::vector<Told> wanted = told_by_all({.ranks = ranks}, body);
   const auto expect = [&](const ThreadRanks& joined, const std::string& how) {
@@ -184,7 +184,7 @@ TEST(DeviceSync, CheckpointsInTheMiddleGoOnAsOnTheCpuAndThere) {
   }
 }
 
-/// Replica 1 skips its steps, so its counts and states say nothing when the others are averaged.
+/// Replica 1 skips its steps, so its counts and states are left out when those of the others are averaged.
 TEST(DeviceSync, AReplicaThatMadeNoUpdatesSaysNothingOfStatesAsOnTheCpu) {
   for (const Shape& shape : {kShapes[0], kShapes[6]}) {
     Strategy strategy = with_sync(shape, SyncType::kLocalSgd);

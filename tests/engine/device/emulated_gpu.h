@@ -30,7 +30,7 @@ enum class CopiesRead {
 std::unique_ptr<DeviceKernels> emulated_kernels(CopiesRead read = CopiesRead::kLate);
 
 /// Returns whether memory is the host's pinned memory, the only host memory that the emulated device copies from and
-/// to. All other memory stands for a device's.
+/// to. All other memory stands for memory of a device.
 bool is_pinned_memory(const void* memory);
 
 /// Lets Engines of this process train on emulated GPUs while it lives. Host code that takes device memory for host

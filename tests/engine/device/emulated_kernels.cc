@@ -1,5 +1,5 @@
 // The kernels of the emulated GPU: those of optim/cuda, compiled for the host, behind the interface by which the engine
-// launches kernels (DeviceKernels). They check that the memory that they are given is the device's.
+// launches kernels (DeviceKernels). They check that the memory that they are given belongs to the device.
 
 #include <algorithm>
 #include <cstring>
@@ -70,8 +70,8 @@ void expect_pinned(const void* host, bool is_wanted, const char* what) {
   }
 }
 
-/// Checks that a kernel's memory is the device's. Kernels reach pinned memory only at the speed of the bus, so only
-/// parameters, which may be the masters, may lie there.
+/// Checks that a kernel's memory belongs to the device. Kernels reach pinned memory only at the speed of the bus, so
+/// only parameters, which may be the masters, may lie there.
 void expect_on_device(const DeviceRun& run) {
   const StepArguments& a = run.arguments;
   if (a.numel == 0) return;

@@ -125,8 +125,8 @@ TEST(Durable, StepMissingOnSomeRanksIsGivenUp) {
   }
 }
 
-// Every operation of a commit fails once. All ranks get the same error, and the next run goes on from the commit before
-// it, or from this one where it was on all disks.
+// Every operation of a commit fails once. All ranks get the same error. The next run goes on from the commit before it,
+// or from this one if it was on all disks.
 TEST(Durable, FailedCommitIsAnErrorOnAllRanksAndLosesNothing) {
   const Placed placed(ShardingStrategy::kFullShard, /*shared=*/false, /*on_disk=*/true);
   const Strategy strategy = strategy_of(kKept[2], placed, &kSomeBelow);
@@ -148,7 +148,7 @@ TEST(Durable, FailedCommitIsAnErrorOnAllRanksAndLosesNothing) {
           Session session(mesh, durable);
           train_durably(session, 0, 1);
           session.train(1);
-          const Values all_have = session.values();  // then no rank is in its step any more
+          const Values all_have = session.values();  // from here on no rank is in its step any more
           if (rank == 0)
             faults = new ScopedFaults({{.site = site, .nth = n, .action = FaultAction::kErrno, .number = ENOSPC}});
           const Values meet = session.values();  // the plan is installed before any rank begins to commit
@@ -206,7 +206,7 @@ struct Change {
   Adjust adjust = nullptr;
 };
 
-// The image is written slowly, record by record, so that a change which did not wait would be in it.
+// The image is written slowly, record by record, so it would show a change that did not wait.
 TEST(Durable, ChangesOfTrainingStateWaitForTheCommitUnderWay) {
   const Change kChanges[] = {
       {"a step", [](Session& s, const fs::path&) { s.train(2); }},
@@ -252,7 +252,7 @@ TEST(Durable, ChangesOfTrainingStateWaitForTheCommitUnderWay) {
   }
 }
 
-// The step between the failed commit and the call that reports it is made.
+// The step that follows a failed commit is made before the next call reports the failure.
 TEST(Durable, FailedCommitIsReportedByTheNextCallAndTrainingGoesOn) {
   const auto is_told = AllOf(HasSubstr("commit of step 2"), HasSubstr("rank 1"), HasSubstr("errno 28"));
   for (const bool finishes : {false, true}) {
@@ -519,7 +519,7 @@ std::map<std::string, std::string> contents_of(const fs::path& folder) {
   return contents;
 }
 
-// A run whose commits are lost is not taken for one before its first commit.
+// A run whose commits are lost is not taken for a run before its first commit.
 TEST(Durable, FolderWithoutAWholeCommitIsAnErrorAndStaysUntouched) {
   const auto emptied = [](const fs::path& file) { fs::resize_file(file, 0); };
   const auto changed = [](const fs::path& file) { flip_a_bit(file, 30); };

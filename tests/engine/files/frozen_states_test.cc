@@ -1,4 +1,4 @@
-// Tests the states of frozen parameters in checkpoints and commits: a run that is saved while parameters are frozen
+// Tests the states of frozen parameters in checkpoints and commits. A run that is saved while parameters are frozen
 // goes on, when they train again, like a run that was not interrupted.
 
 #include "engine/memory/frozen_states.h"
@@ -293,7 +293,7 @@ TEST(FrozenStates, DamagedFileBesideCommitsIsAnErrorThatNamesIt) {
 
 // ---- Another rule ---------------------------------------------------------------------------------------------------
 
-// Muon has one state for a matrix, and AdamW two for each element, so neither can use the other's.
+// Muon has one state for a matrix, and AdamW has two for each element, so neither rule can use the states of the other.
 TEST(FrozenStates, ParameterThatGetsAnotherRuleStartsWithNewStates) {
   for (const bool frozen_meanwhile : {false, true}) {
     const TestFolder folder;

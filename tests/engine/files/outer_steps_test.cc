@@ -75,7 +75,7 @@ std::vector<std::vector<Values>> values_of_steps(const Shape& shape, const Strat
     Session session(mesh, strategy);
     for (std::size_t i = 0; i < steps; ++i) {
       const StepResult result = session.train(i);
-      if (i == 0) {  // later, `values` has gathered beyond the plan
+      if (i == 0) {  // in later steps, `values` has gathered more than the plan counts
         EXPECT_EQ(result.planned, result.allocated);
       }
       values[static_cast<std::size_t>(mesh.rank())].push_back(session.values());
@@ -295,7 +295,7 @@ TEST(OuterSteps, InnerStepsSendNothingAndOuterStepsSendMastersOnce) {
           EXPECT_EQ(of("replicate").later, streams ? of("replicate").calls : 0) << i;
           const bool sharded = shape.placed.kind != ShardingStrategy::kNoShard;
           const std::int64_t parts = sharded ? shape.shards : 1;
-          EXPECT_GE(bytes * parts, masters * 4) << i;  // equal apart from the padding of units
+          EXPECT_GE(bytes * parts, masters * 4) << i;  // the two are equal apart from the padding of units
           EXPECT_LE(bytes * parts, masters * 4 + 16 * 1024) << i;
         }
       });
@@ -406,7 +406,7 @@ TEST(OuterSteps, PostLocalSgdSyncsEachStepAndThenLocally) {
       const Strategy& strategy = session.engine.strategy();
       for (std::size_t i = 0; i < 7; ++i) {
         const StepResult result = session.train(i);
-        if (i == 0 || i == 3) {  // this is the first step of each plan
+        if (i == 0 || i == 3) {  // these are the first steps under a plan
           EXPECT_EQ(result.planned, result.allocated) << i;
         }
       }

@@ -28,7 +28,7 @@ namespace publication_test {
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
-/// The result of gathers that are waited for from now on.
+/// The status with which all gathers end from now on.
 thread_local absl::Status gathers_end_with;
 
 /// Lets all-gathers run in the background: what they bring is there when it is waited for, and not before.
@@ -52,7 +52,7 @@ class GathersBehind final : public ForwardingCollectives {
   struct Coming : Work::State {
     Coming(std::vector<char> all, const char* mine, std::size_t bytes, char* full)
         : all_(std::move(all)), mine_(mine), sent_(mine, mine + bytes), full_(full) {}
-    /// This rank's part is being sent until then, so nobody may write it.
+    /// Until this wait ends, this rank's part is being sent, so nobody may write it.
     absl::Status wait() override {
       if (!gathers_end_with.ok()) return gathers_end_with;
       EXPECT_EQ(std::memcmp(mine_, sent_.data(), sent_.size()), 0) << "written while it was on its way";

@@ -40,7 +40,7 @@ struct Fault {
   bool is_nan = false;                      ///< the loss is multiplied by the root of -1; else targets are changed
   bool masks = false;                       ///< all losses go through a mask of -infinity, which is no fault
   bool is_weightless = false;               ///< the microbatch counts for nothing
-  bool is_dropped = false;                  ///< zero_grad follows, and the step begins anew without it
+  bool is_dropped = false;                  ///< zero_grad follows the microbatch, and the step begins anew without it
   std::int64_t count = 1;                   ///< number of microbatches with this fault, from `microbatch` on
 };
 
@@ -317,7 +317,7 @@ TEST(FindNonfinite, InputsAreThoseBeforeTheOperator) {
   EXPECT_THAT(result_of([&] { rest.fill_(kInfinity); }), HasSubstr("finite inputs of aten::fill_"));
   EXPECT_THAT(result_of([&] { rest.copy_(bad); }), HasSubstr("bad input of aten::copy_"));
   EXPECT_THAT(result_of([&] { at::cat({at::ones({2}), bad}); }), HasSubstr("bad input of aten::cat"));
-  // The operator alone has a reference to the input.
+  // Only the operator has a reference to the input.
   EXPECT_THAT(result_of([] { at::ones({2}).neg().sqrt(); }), HasSubstr("finite inputs of aten::sqrt"));
 }
 

@@ -327,7 +327,7 @@ TEST(Reproducible, SeveralGradientsOfOneBackwardAreOfOneLeafOrRefused) {
   EXPECT_NE(told.find("set gradient_sync to \"last_microbatch\""), std::string::npos) << told;
 }
 
-// Two losses of a microbatch are one leaf where gradients are kept until it ends.
+// Two losses of a microbatch are one leaf where gradients are kept until the microbatch ends.
 TEST(Reproducible, SeveralLossesOfAMicrobatchAreOneLeafOrRefused) {
   const auto train_twice = [](const Mesh& mesh, GradientSync sync) {
     at::set_num_threads(1);

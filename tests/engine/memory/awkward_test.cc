@@ -41,7 +41,8 @@ TrainOptions options_for(TinyOptions model, std::int64_t accumulation = 1) {
   return options;
 }
 
-/// The variants that are tested here. These, numbers of ranks, and placements make a grid (tests/support/pairwise.h).
+/// The variants that are tested here. Variants, numbers of ranks, and placements make a grid
+/// (tests/support/pairwise.h).
 const std::string kDone[] = {"tied head",        "frozen block", "unused block",
                              "block used twice", "few elements", "everything at once",
                              "last microbatch",  "root only",    "by class",
@@ -306,7 +307,7 @@ TEST(Awkward, MixedDtypesWithAnFp32BatchNormTrainAlike) {
           strategy.units.classes = {"Linear"};
           Mixed model = make_mixed();
           Engine engine(model, strategy, mesh);
-          EXPECT_EQ(model->norm->weight.scalar_type(), at::kFloat);  // keep_fp32 says so by default
+          EXPECT_EQ(model->norm->weight.scalar_type(), at::kFloat);  // by default, keep_fp32 keeps batch norms in fp32
           EXPECT_EQ(model->narrow->weight.scalar_type(), at::kBFloat16);
           EXPECT_EQ(model->head->weight.scalar_type(), dtype == DType::kF32 ? at::kFloat : at::kBFloat16);
           double before = 0, after = 0;

@@ -21,7 +21,7 @@ TEST(Gathered, GuardGivesPointersAndKeepsWrites) {
     {
       Gathered guard(session.engine, Gathered::kWrite);
       auto* values = weight.mutable_data_ptr<float>();
-      // Only rank 0's changes count; the others' are overwritten.
+      // Only changes by rank 0 count; those by other ranks are overwritten.
       for (std::int64_t i = 0; i < numel; ++i) values[i] = static_cast<float>(mesh.rank() == 0 ? i : -1);
       guard.close();
     }
@@ -39,8 +39,8 @@ TEST(Gathered, GuardGivesPointersAndKeepsWrites) {
   });
 }
 
-// Head and embedding share a flat buffer of exactly twice the bytes of either. That must not look like a file of a
-// wider dtype.
+// Head and embedding share a flat buffer of exactly twice the bytes of either. Half of the buffer must not look like a
+// load of values in a wider dtype.
 TEST(Gathered, WritesToAParameterOfHalfItsBufferAreKept) {
   on_each_placement(2, [](const Mesh& mesh, const Strategy& strategy) {
     Session session(mesh, strategy, {.vocab = 32, .width = 32});
@@ -80,7 +80,7 @@ TEST(Gathered, OneRankAloneMayReadGuardedParameters) {
 }
 
 // Steps are so small that most bf16 values stay while their masters move. A write that forgot the masters would lose
-// them.
+// these small changes.
 TEST(Gathered, WriteThatChangesNothingKeepsMastersExact) {
   const Adjust small_steps = [](Strategy& s) { s.optimizer.lr = 1e-5; };
   const auto train = [](Session& session, bool write) {

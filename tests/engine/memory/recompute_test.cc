@@ -23,7 +23,7 @@ struct Parameters {
   at::Tensor first = at::randn({8, 8}).set_requires_grad(true), second = at::randn({8, 8}).set_requires_grad(true);
 };
 
-/// Runs two layers with dropout between them. The last operator saves nothing that the one before has not saved.
+/// Runs two layers with dropout between them. The last operator saves only what the one before has saved, too.
 at::Tensor layers(const Parameters& p, const at::Tensor& x) {
   const at::Tensor hidden = at::dropout(at::gelu(at::matmul(x, p.first)), 0.3, /*train=*/true);
   return x + at::matmul(hidden, p.second);

@@ -329,7 +329,7 @@ TEST(SavedActivations, DisjointPartsAreStoredSeparately) {
   EXPECT_EQ(counts.bytes_put, 2 * 4 * 32 * 4);
 }
 
-/// The tensor that the first operator saved may not be used any more; that of the second one may.
+/// The tensor that the first operator saved may not be used any more; the tensor of the second operator may.
 TEST(SavedActivations, EachVersionOfATensorIsStored) {
   const at::Tensor input = leaf({64, 64});
   const auto gradient = [&] {
@@ -497,7 +497,7 @@ TEST(ActivationOffload, EveryFaultIsAnErrorAndNeverWrongNumbers) {
     FaultSite site;
     FaultAction action;
     std::int64_t number;
-    const char* text;  ///< the error's text; null where the fault is made good
+    const char* text;  ///< the error's text; null if the transfer is continued
   };
   const Kind kinds[] = {{FaultSite::kWrite, FaultAction::kErrno, EIO, "Input/output error (errno 5)"},
                         {FaultSite::kRead, FaultAction::kErrno, EIO, "Input/output error (errno 5)"},

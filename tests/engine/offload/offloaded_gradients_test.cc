@@ -1,5 +1,5 @@
 // Tests sums of gradients that are offloaded to disk between their reduction and the update: training has the bits of
-// the run without offloading; memory and traffic are the plan's.
+// the run without offloading; memory and traffic are as planned.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -46,17 +46,18 @@ TEST(OffloadedGradients, TrainingHasTheBitsOfARunInMemory) {
     const Trained& wanted = in_memory(what, [&] { return train_on_threads(ranks, without, options); });
     const Trained trained = train_on_threads(ranks, strategy_of(kept, placed, below), options);
     expect_same_bits(trained, wanted, what);
-    // A first step that waits for a unit which nobody uses may need more than planned; so may gradients that come after
-    // a unit's reduction.
+    // A first step that waits for a unit which nobody uses may need more memory than planned. The same holds for
+    // gradients that come after their unit's reduction.
     for (std::size_t i = model.unused_block ? 1 : 0; i < trained.steps.size() && !model.recompute; ++i)
       EXPECT_EQ(trained.steps[i].planned, trained.steps[i].allocated) << what;
-    // The gradients that stay in memory are the root unit's.
+    // The gradients that stay in memory are those of the root unit.
     EXPECT_LT(trained.steps[0].planned[MemoryCategory::kGradients], wanted.steps[0].planned[MemoryCategory::kGradients])
         << what;
   }
 }
 
-// The runs here clip by norm, skip steps, and have several microbatches, which an update in backward cannot do.
+// The runs here clip by norm, skip steps, and have several microbatches, none of which is possible with an update in
+// backward.
 TEST(OffloadedGradients, AccumulationAndOverflowsKeepTheBits) {
   for (const DType dtype : {DType::kF32, DType::kF16}) {
     for (const int ranks : {1, 2}) {

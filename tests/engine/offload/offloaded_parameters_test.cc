@@ -1,5 +1,5 @@
-// Tests offloading parameters to disk: training has the bits of the run with all of them in memory, whether each rank
-// gathers units for itself or the ranks of a host share slots. Memory and traffic are the plan's, and what a program
+// Tests offloading parameters to disk. Training has the bits of the run with all of them in memory, whether each rank
+// gathers units for itself or the ranks of a host share slots. Memory and traffic are as planned, and what a program
 // does around a step reaches the disk too.
 
 #include <gmock/gmock.h>

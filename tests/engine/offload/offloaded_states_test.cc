@@ -1,5 +1,5 @@
 // Tests offloading masters and optimizer states to disk: training has the bits of the run without it; memory and
-// traffic are the plan's; and what a program does around a step (write parameters, freeze, end the Engine) reaches the
+// traffic are as planned; and what a program does around a step (write parameters, freeze, end the Engine) reaches the
 // disk too.
 
 #include <gmock/gmock.h>

@@ -1,4 +1,4 @@
-// Tests masters and optimizer state in fewer bytes: bits are the same under every strategy, bytes are the plan's, and
+// Tests masters and optimizer state in fewer bytes: bits are the same under every strategy, bytes are as planned, and
 // training follows the run with everything in fp32.
 
 #include <gtest/gtest.h>

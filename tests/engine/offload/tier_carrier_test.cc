@@ -61,7 +61,7 @@ void read_ahead(TierCarrier& records, std::int64_t reads) {
 TEST(TierCarrier, ReadAheadStaysAtItsLimit) {
   ScratchFolder folder;
   const auto records = mostly_in_memory(folder);
-  const std::int64_t not_there = 20;  // the last records are in slots, and leave them before the pass comes
+  const std::int64_t not_there = 20;  // the last records are in slots, and leave them before the pass reaches them
   ASSERT_EQ(records->counters().writes, not_there);
   records->announce(forward());
   EXPECT_GE(records->counters().reads, kReadAhead);
@@ -140,7 +140,7 @@ TEST(TierCarrier, SeveralLeasesLastAtOnceAndOnlyChangedRecordsAreWritten) {
   }
 }
 
-// A visit that fails halfway leaves a record with what it has written, as it leaves state in memory.
+// A visit that fails halfway leaves its changes in the record, as it would in state that is in memory.
 TEST(TierCarrier, DroppedLeaseLeavesWhatIsInMemory) {
   ScratchFolder folder;
   const auto carrier = on_disk(folder);

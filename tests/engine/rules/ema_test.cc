@@ -1,5 +1,5 @@
-// Tests the average of the weights: it is what a program would compute by hand, under every strategy, in memory and on
-// disk; and training goes on as if nobody had looked at it.
+// Tests the average of the weights. It is what a program would compute by hand, under every strategy, in memory and on
+// disk. Training goes on as if nobody had looked at the average.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

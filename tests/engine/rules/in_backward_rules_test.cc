@@ -1,6 +1,6 @@
 // Tests "optimizer.in_backward" under rules that need more of a unit than its elements one by one: norms of its layers,
-// or whole matrices. Training has the bits of the run that updates after backward; ranks meet as often as there are
-// units; and memory and what moves to and from the disk are the plan's.
+// or whole matrices. Training has the bits of the run that updates after backward. Ranks meet as often as there are
+// units, and memory and traffic of the disk are as planned.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

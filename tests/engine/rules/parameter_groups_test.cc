@@ -1,5 +1,5 @@
-// Tests parameter groups and learning rates that are set by hand: numbers are PyTorch's, and all strategies give the
-// same bits.
+// Tests parameter groups and learning rates that are set by hand: numbers are those of PyTorch, and all strategies give
+// the same bits.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -355,7 +355,8 @@ TEST(SetLr, DifferentRatesOnRanksAreNamedAtTheStep) {
   }
 }
 
-// A replica that trains apart compares numbers among its own ranks, which the message counts over the whole job.
+// A replica that trains apart compares numbers among its own ranks, and the message names these ranks by their numbers
+// in the job.
 TEST(SetLr, DifferentRatesInAReplicaThatTrainsApartNameTheRanksOfTheJob) {
   std::string told[4];
   std::latch second_replica_has_ended(2);

@@ -1,5 +1,5 @@
-// Tests rules of whole tensors, Adafactor and a program's own, with parameters, masters and states offloaded to disk:
-// training has the bits of a run with all state in memory, and the memory and traffic of the plan.
+// Tests rules of whole tensors, Adafactor and a program's own, with parameters, masters and states offloaded to disk.
+// Training has the bits of a run with all state in memory, and the memory and traffic of the plan.
 // device_rules_below_test.cc has the same for GPUs.
 
 #include <gmock/gmock.h>

@@ -148,7 +148,7 @@ TEST(Buckets, TrainingHasTheBitsOfOtherUnits) {
       strategy.gradient_clipping = 0.5;
       return strategy;
     };
-    // A block that runs twice under recomputation is not tested: it gives two gradients in one backward, and the second
+    // A block that runs twice under recomputation is not tested. It gives two gradients in one backward, and the second
     // may come before or after its bucket is reduced, so the order of the sum depends on the bucket.
     const std::vector<TinyOptions> models = {
         {}, {.tied_head = true, .frozen_first_block = true}, {.unused_block = true}};

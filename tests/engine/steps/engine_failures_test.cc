@@ -63,7 +63,7 @@ TEST(EngineFailures, NaNOnOneRankSkipsTheStepOnAll) {
     EXPECT_EQ(result.step, 2);
     EXPECT_EQ(session.engine.steps_applied(), 1);
     EXPECT_TRUE(all_same_bits(session.values(), before));
-    // The failed step left nothing: moments, bias corrections and gradients are as if it had not been tried.
+    // The failed step left no trace: moments, bias corrections and gradients are as if it had not been tried.
     EXPECT_FALSE(session.train(2).overflow);
     spared.train(2);
     EXPECT_TRUE(all_same_bits(session.values(), spared.values()));

@@ -1,4 +1,4 @@
-// Tests units.ignored: parameters that stay the program's, under an Engine that trains the others.
+// Tests units.ignored: parameters that stay with the program, under an Engine that trains the others.
 
 #include <ATen/core/grad_mode.h>
 #include <gmock/gmock.h>

@@ -1,5 +1,5 @@
 // Tests the gradient noise scale that steps measure: against the same formula over each rank's gradients in plain
-// LibTorch, and against the exact value of a model whose noise is known; and that training is the same with it.
+// LibTorch, and against the exact value of a model whose noise is known. Training must be the same with it.
 
 #include "optim/noise_scale.h"
 

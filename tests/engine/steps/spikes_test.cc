@@ -87,7 +87,7 @@ struct Course {
   std::int64_t applied = 0;
 };
 
-/// Makes such a run. `after_step` gets each step's number.
+/// Makes a run whose losses have such heights. `after_step` gets each step's number.
 Course train(const Mesh& mesh, const Strategy& strategy, const std::vector<double>& heights,
              const std::function<void(Engine&, std::size_t)>& after_step = nullptr) {
   Session session(mesh, strategy);

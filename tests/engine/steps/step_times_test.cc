@@ -321,7 +321,7 @@ TEST(StepTimes, WithoutAProfilerASpanIsNoRange) {
   });
 }
 
-// Gathers are made in an observer of operators, so exceptions of this observer pass there too.
+// Gathers run inside an observer of operators, so the exceptions of the test's observer pass through that one, too.
 TEST(StepTimes, ObserverThatThrowsEndsNothing) {
   const auto values = [] {
     Values found;

@@ -31,7 +31,7 @@ std::string said(const std::vector<double>& busy) {
   return watch.add(busy);
 }
 
-/// Returns how many microbatches each rank computes when a dealer has seen a window of such steps.
+/// Returns how many microbatches each rank computes when a dealer has seen `window` such steps.
 std::vector<std::int64_t> dealt(MicrobatchDealer& dealer, const std::vector<double>& seconds_of_one, int window) {
   std::vector<std::int64_t> counts;
   for (int step = 0; step < window; ++step) {

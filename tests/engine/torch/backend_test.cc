@@ -178,7 +178,7 @@ TEST(Backend, ExceptionOfItsMakerIsReported) {
     join_as(rank, 2, port);
     const Mesh mesh = init(
         {}, [](const BackendRequest&) -> c10::intrusive_ptr<c10d::Backend> { throw std::runtime_error("no cable"); });
-    // Rank 0 serves the rendezvous store: it stays until the other has joined.
+    // Rank 0 serves the rendezvous store: it stays until the other rank has joined.
     if (rank == 0) TESSERA_RETURN_IF_ERROR(tessera::told(told, "joined").status());
     if (rank == 1) TESSERA_RETURN_IF_ERROR(told.set("joined", "yes"));
     return groups_of(mesh).axes(1, 2).status();
@@ -201,7 +201,7 @@ TEST(Backend, AnotherTransportInTheStrategyIsRefused) {
   }
 }
 
-/// Returns how ranks end whose strategy names a transport, on a mesh over `hosts` hosts that was made without one.
+/// Returns how ranks end if their strategy names a transport, and their mesh over `hosts` hosts was made without one.
 std::vector<RankEnd> ends_where_the_file_names(TransportChoice transport, int ranks, int hosts) {
   const int port = free_port();
   return fork_ranks(ranks, [=](int rank, KeyValueStore&) -> absl::Status {

@@ -22,7 +22,7 @@ namespace modules_test {
 
 using namespace torch::nn;
 constexpr std::int64_t kSteps = 5, kBatches = 2,
-                       kBatch = 6;  // the last step sees the first one's batch again
+                       kBatch = 6;  // the last step sees the first step's batch again
 
 /// A module, its units, and the task that it learns. Examples are rows of inputs [kBatches][kBatch, ...]; a loss is the
 /// mean over the rows that it gets.
@@ -193,7 +193,7 @@ void expect_close(const Trained& got, const Trained& wanted) {
   ASSERT_EQ(got.values.size(), wanted.values.size());
   for (std::size_t i = 0; i < got.values.size(); ++i) {
     EXPECT_EQ(got.values[i].first, wanted.values[i].first);
-    // Adam makes a step of lr even from a gradient that is all rounding error: see strategies_test.cc.
+    // Adam makes a step of lr even from a gradient that is nothing but rounding errors: see strategies_test.cc.
     EXPECT_LT((got.values[i].second - wanted.values[i].second).abs().max().item<double>(), 5e-3) << got.values[i].first;
   }
 }

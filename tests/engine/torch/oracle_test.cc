@@ -149,7 +149,7 @@ TEST_F(Oracle, LossesAndNormsEqualDdpAndFsdp2InFp32) {
   }
 }
 
-// Both compute in bf16, reduce in fp32 and have fp32 masters. They differ in the last bit of sums and of the
+// Both trainings compute in bf16, reduce in fp32 and have fp32 masters. They differ in the last bit of sums and of the
 // optimizer's fp32 formula. Where that moves a master across a rounding border, one bf16 weight of the next step
 // differs by 2^-8 of itself. A few such weights among 160 000 change the loss by far less than one bf16 rounding
 // (4e-3). They change the norm, which depends on single large gradients, by little more.

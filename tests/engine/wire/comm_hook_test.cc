@@ -108,7 +108,7 @@ TEST(CommHook, PlainSumChangesNoBits) {
       for (const ShardingStrategy kind : kWhole) {
         for (const auto& [name, adjust] : kAdjusts) {
           for (const TinyOptions& options : {TinyOptions{}, unused, recomputed}) {
-            if (options.recompute && std::string(name) == "in backward") continue;  // this has late gradients
+            if (options.recompute && std::string(name) == "in backward") continue;  // such modules have late gradients
             const Strategy strategy = strategy_for(kind, [&, &adjust = adjust](Strategy& s) {
               descend(s);
               adjust(s);

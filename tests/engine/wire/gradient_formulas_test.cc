@@ -25,7 +25,7 @@ std::vector<at::Tensor> gradients_of(Tiny& model, const Batch& batch, int rank, 
   return gradients;
 }
 
-/// Returns what takes the place of the sums of `contributions` [rank][parameter].
+/// Returns the results that take the place of the sums of `contributions` [rank][parameter].
 using Sums = std::function<std::vector<at::Tensor>(const std::vector<std::vector<at::Tensor>>& contributions)>;
 
 /// Returns the values after kTimes steps in one process, with sums by `sums`.
@@ -132,7 +132,7 @@ class PlainTopK {
   PlainTopK(int ranks, double share) : share_(share), lacked_(static_cast<std::size_t>(ranks)) {}
 
   std::vector<at::Tensor> operator()(const std::vector<std::vector<at::Tensor>>& contributions) {
-    constexpr std::size_t kOfRoot = 2, kOfBlock = 6;  // parameters; those of the root come first
+    constexpr std::size_t kOfRoot = 2, kOfBlock = 6;  // numbers of parameters; those of the root come first
     std::vector<at::Tensor> sums;
     for (std::size_t begin = 0; begin < contributions[0].size();) {
       const std::size_t end = begin + (begin == 0 ? kOfRoot : kOfBlock);

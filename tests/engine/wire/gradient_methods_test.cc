@@ -212,7 +212,7 @@ TEST(GradientMethods, MethodsBeginAtTheirStartStep) {
   });
 }
 
-/// Checks that two steps after `happens` leave the values that they leave in a new Engine over the same values.
+/// Checks that two steps after `happens` lead to the same values as two steps of a new Engine over the same parameters.
 void expect_to_begin_anew(const Mesh& mesh, const Adjust& method, const std::function<void(Session&)>& happens,
                           const std::string& what) {
   Session session(mesh, strategy_for(ShardingStrategy::kNoShard, method));

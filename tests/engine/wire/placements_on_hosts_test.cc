@@ -17,7 +17,7 @@ TEST(PlacementsOnHosts, EveryLegalOneHasTheSameBits) {
       Strategy strategy = strategy_for(Placed(ShardingStrategy::kFullShard, shared));
       strategy.placement = placement;
       require(first.same_bits(trained(mesh, strategy, 2)), describe_placement(strategy) + " has other bits");
-      shared = !shared;  // making an Engine's connections takes longer than its steps, so each has one of the two
+      shared = !shared;  // making connections takes longer than steps, so each case has one of the two settings
     }
   });
 }

@@ -96,8 +96,8 @@ bool is_told(const LoadedCheckpoint& loaded, const std::string& text) {
   return std::ranges::any_of(loaded.inexact, [&](const std::string& line) { return line.find(text) != line.npos; });
 }
 
-/// Returns, for each element of each parameter, the sum of all residuals in a checkpoint, as it moves the mean
-/// gradient.
+/// Returns by how much all residuals in a checkpoint together move each element of the mean gradient, for each
+/// parameter.
 std::map<std::string, std::vector<double>> residuals_of(const std::string& path) {
   const auto checkpoint = SavedCheckpoint::open(path, "test");
   EXPECT_TRUE(checkpoint.ok()) << checkpoint.status();
@@ -202,7 +202,7 @@ TEST(SavedResiduals, SameRanksResumeFromACommitWithTheSameBits) {
   }
 }
 
-/// Returns all values that a checkpoint has for a parameter under this word.
+/// Returns all values of the kind `word` that a checkpoint has for a parameter.
 std::vector<float> saved_values(SavedCheckpoint& checkpoint, const std::string& word, const SavedParameter& parameter) {
   std::vector<float> values(static_cast<std::size_t>(parameter.numel));
   const absl::Status read = checkpoint.read(word, parameter.name, 0, std::as_writable_bytes(std::span(values)));

@@ -5,7 +5,7 @@
 namespace tessera {
 
 // Limits of time in tests. A test says how many seconds something takes at most on a machine at rest. The limit scales
-// with a reference piece of work that is measured in the same run: the reference takes longer on a machine with other
+// with a reference piece of work that is measured in the same run. The reference takes longer on a machine with other
 // load, on a slow one and under a sanitizer, and the limit grows with it. It never falls below the seconds that the
 // test says.
 //

@@ -1,6 +1,6 @@
-// with_patience SECONDS COMMAND...: runs a command as a test, and ends it where it does not end by itself within what
-// takes SECONDS on a machine at rest (patience.h). ctest's own limit is in seconds of any machine. The command has a
-// process group of its own, which ends with it; its exit code or signal is this program's.
+// with_patience SECONDS COMMAND...: runs a command as a test, and ends it if it runs longer than work that takes
+// SECONDS on a machine at rest (patience.h). ctest's own limit is in seconds of any machine. The command has a process
+// group of its own, which ends with it; this program ends with its exit code or signal.
 
 #include <signal.h>
 #include <sys/prctl.h>

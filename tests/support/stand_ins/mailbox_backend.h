@@ -28,7 +28,7 @@ struct Mailboxes {
   std::set<int> gone;  ///< ranks that send no more
 };
 
-/// Sends point-to-point messages between threads of this process, as Gloo does: the first message sent is the first one
+/// Sends point-to-point messages between threads of this process, as Gloo does. The first message sent is the first one
 /// received, in memory that may be larger, and a wait for a rank whose backend is gone fails at once. It counts what
 /// its rank sends.
 class MailboxBackend : public c10d::Backend {

@@ -18,7 +18,8 @@ std::set<int> sizes_for(const Topology& asked) {
   return sizes;
 }
 
-/// Returns `asked` with another number of ranks. If they need more than one host, each host has as many as before.
+/// Returns `asked` with another number of ranks. If these ranks need more than one host, each host has as many ranks as
+/// before.
 Topology with_ranks(const Topology& asked, int ranks) {
   Topology topology = asked;
   topology.world_size = ranks;

@@ -32,7 +32,8 @@ absl::StatusOr<ChosenTokenizer> choose_tokenizer(const std::string& option, cons
 absl::Status check_vocabulary(const Tokenizer& tokenizer, std::int64_t vocab_size);
 
 /// Does what open_dataset does, but reads text with `tokenizer`, if there is one, into memory: 4 bytes a token. Each
-/// file gets the special tokens that the tokenizer puts around a text. Error 65 for text of more than kMostTextBytes.
+/// file gets the special tokens that the tokenizer puts around a text. It fails with error 65 for a text of more than
+/// kMostTextBytes.
 absl::StatusOr<std::shared_ptr<const TokenDataset>> open_tokens(const std::filesystem::path& path,
                                                                 const DatasetOptions& options,
                                                                 const std::shared_ptr<const Tokenizer>& tokenizer);

@@ -33,8 +33,8 @@ struct EvaluationResult {
   double seconds = 0.0;
 };
 
-/// The loss on held-out data: always the same samples in the same order, each once, so that it is the same number for
-/// any number of ranks (with `most_batches`: the first samples only). All ranks have the same number of batches.
+/// The loss on held-out data: always over the same samples in the same order, each once (with `most_batches`: the first
+/// samples only). So it is the same number for any number of ranks. All ranks have the same number of batches.
 class Evaluation {
  public:
   /// Opens the data. Errors: 65 if they have no sample; those of open_dataset.

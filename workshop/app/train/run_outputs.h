@@ -23,7 +23,7 @@ struct RunOutputs {
   std::filesystem::path hf;                               ///< folder for a model of Hugging Face; empty: not written
   Existing existing = Existing::kKept;
   bool is_restart = false;            ///< the job goes on, and so do the metrics, from where they stopped
-  std::string run_id;                 ///< "20261122-082250-9f3c": no two runs have the same
+  std::string run_id;                 ///< "20261122-082250-9f3c": no two runs have the same id
   std::filesystem::path events = {};  ///< event file of TensorBoard; empty: not written
 };
 

@@ -195,7 +195,8 @@ std::vector<Metric> about(const TrainCommand& command, const Prepared& run, cons
   return metrics;
 }
 
-/// Returns whether an evaluation is due: every --eval-every steps, and at the end. `before`: steps one result earlier.
+/// Returns whether an evaluation is due: every --eval-every steps, and at the end. `before`: the steps that were done
+/// one result earlier.
 bool evaluation_is_due(const TrainCommand& command, const Prepared& run, std::int64_t before, std::int64_t steps_done) {
   return run.evaluation && (passes(before, steps_done, command.eval_every) || steps_done == command.steps);
 }

@@ -2,7 +2,7 @@
 // else.
 //
 // There is an `add_...` for each command, which declares its options with their bounds and binds them to a struct of
-// commands.h; groups of options that commands share have an `add_...` of their own. `run_command_line` then calls the
+// commands.h. Groups of options that commands share have an `add_...` of their own. `run_command_line` then calls the
 // command that was given.
 
 #include <CLI/CLI.hpp>

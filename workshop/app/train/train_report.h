@@ -127,7 +127,7 @@ std::string data_text(const StepResult& result);
 /// follows from a known noise scale for the measured batch (docs/metrics.md).
 std::string batch_advice(double noise_scale, double batch);
 
-/// Returns rank 0's "0.412 TFLOP/s", or "412.0 TFLOP/s, MFU 41.6 %" where the device's peak is known.
+/// Returns a text for rank 0: "0.412 TFLOP/s", or "412.0 TFLOP/s, MFU 41.6 %" where the device's peak is known.
 std::string flops_text(const StepResult& result);
 
 /// Returns "waited for rank 3: 12.0 ms (4.1 %)": StepResult::waited_for_rank and its seconds, and their share of the

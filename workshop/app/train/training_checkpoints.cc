@@ -213,7 +213,7 @@ bool TrainingCheckpoints::attempt(std::int64_t step, Failure failure, const Body
     body();
     return true;
   } catch (const Error& error) {
-    engine_.check();  // the loss of a rank does not count as a failed save
+    engine_.check();  // a lost rank does not count as a failed save
     if (failure == Failure::kEndsTraining || failed_ >= config_.failures) throw;
     ++failed_;
     if (rank_ == 0) {

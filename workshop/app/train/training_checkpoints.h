@@ -51,11 +51,11 @@ class StopSignals {
 /// failures.
 ///
 /// A checkpoint is made every checkpoint.every_steps steps, every checkpoint.every_minutes minutes by rank 0's clock,
-/// when a signal asks for the end, and after the last step; with --keep-best also when held-out data had their least
-/// loss so far. Up to checkpoint.failures may fail in a row, with a warning each; the last checkpoint of a run must
-/// succeed. Ranks agree with an all-gather of one byte a step; with "sync" backups, where nobody waits for the slowest
-/// rank in a step, they do so every kStepsBetweenMeetings steps, and where a checkpoint is due by steps, or held-out
-/// data have been measured. If there is no folder nothing happens, and signals keep their usual effect.
+/// when a signal asks for the end, and after the last step. With --keep-best one is also made when held-out data had
+/// their least loss so far. Up to checkpoint.failures may fail in a row, with a warning each; the last checkpoint of a
+/// run must succeed. Ranks agree with an all-gather of one byte a step. With "sync" backups, where nobody waits for the
+/// slowest rank in a step, they do so every kStepsBetweenMeetings steps, and where a checkpoint is due by steps, or
+/// held-out data have been measured. If there is no folder nothing happens, and signals keep their usual effect.
 class TrainingCheckpoints {
  public:
   /// Makes the checkpoints of a training run with `engine`, whose strategy says when. It is collective if there is a

@@ -20,10 +20,9 @@ struct BucketStudyOptions {
   double budget_s = 105;  ///< seconds for a model: rounds that would take longer are left out, except the first
   int warm_up_steps = 1;  ///< steps that come first and are not counted
   int timed_steps = 4;
-  std::vector<std::int64_t> reduction_bytes;  ///< single reductions, for the fit
-  std::int64_t reduction_round_bytes = 32
-                                       << 20;  ///< a size is reduced `reduction_round_bytes / size` times a round, but
-  int most_reductions = 40;                    ///< at least once, and at most this often
+  std::vector<std::int64_t> reduction_bytes;      ///< single reductions, for the fit
+  std::int64_t reduction_round_bytes = 32 << 20;  ///< a size is reduced `reduction_round_bytes / size` times a round
+  int most_reductions = 40;                       ///< most reductions of a size in a round; at least one is made
   int held_out_batches = 40;
   ImageSource images;
   bool small_models = false;

@@ -103,7 +103,7 @@ Step under(ShardingStrategy kind, const models::GPTConfig& config, bool on_gpu) 
 
 BenchTable study_launches(const LaunchStudyOptions& options) {
   const int threads = at::get_num_threads();
-  at::set_num_threads(1);  // so that no thread is busy except the two that feed the GPU
+  at::set_num_threads(1);  // no thread is busy except the two that feed the GPU
   const models::GPTConfig config = narrow(options.blocks);
   const at::Device device = options.on_gpu ? at::Device(at::kCUDA, 0) : at::Device(at::kCPU);
   struct Contender {

@@ -24,7 +24,7 @@ struct OverlapStudyOptions {
 ///   wire_s      communication with nothing to hide it: a step without compute, less such a step of a rank alone
 ///   exposed_s   communication that is seen: a step with compute, less such a step of a rank alone
 ///
-/// and the medians of the steps themselves. It is collective; the figures are rank 0's.
+/// and the medians of the steps themselves. It is collective, and the figures are those of rank 0.
 BenchTable study_overlap(const Mesh& mesh, const OverlapStudyOptions& options);
 
 }  // namespace tessera::app

@@ -17,7 +17,7 @@
 namespace tessera::app {
 namespace {
 
-constexpr int kWarmUp = 2;  ///< steps of a turn that are not counted, since the turn before was another Engine's
+constexpr int kWarmUp = 2;  ///< steps of a turn that are not counted, since another Engine had the turn before
 
 std::atomic<std::int64_t> ranges_seen = 0;
 

@@ -12,7 +12,7 @@ namespace tessera {
 /// These find out where ranks of several hosts meet: the first host, and the address by which the others reach it.
 
 /// Checks that the job's first host is this machine, which starts its ranks without ssh: "localhost", this machine's
-/// name, or a name that resolves to one of its addresses. Error 64 otherwise.
+/// name, or a name that resolves to one of its addresses. It fails with error 64 for any other host.
 absl::Status check_first_host(const HostSlots& first);
 
 /// Returns the address at which the ranks of all hosts reach rank 0, as a number: the address behind the first host's

@@ -114,7 +114,7 @@ class C10dCollectives : public Collectives {
   }
   /// The waiting call finds its transfers aborted, and asks the other ranks why (`fail`).
   bool end_if_left_alone(HasKey has_key) override {
-    if (!status().ok() || !has_key(report_.key_of_failures())) return false;
+    if (!status().ok() || !report_.is_left_alone(has_key)) return false;
     drop_backend();
     return true;
   }

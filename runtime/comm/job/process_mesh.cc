@@ -51,6 +51,13 @@ absl::StatusOr<std::string> own_address(const Topology& topology, double init_ti
   return address_towards(topology.master_addr, init_timeout_s);
 }
 
+// Returns the address at which CallWatch lets other ranks watch this process: Gloo's, but where GLOO_SOCKET_IFNAME
+// chooses Gloo's, the one towards rank 0's host. It is "" if that is not known, and then nobody watches.
+std::string watched_address(const Topology& topology, const std::string& of_gloo, double init_timeout_s) {
+  if (topology.num_hosts() == 1 || !std::getenv("GLOO_SOCKET_IFNAME")) return of_gloo;
+  return address_towards(topology.master_addr, init_timeout_s).value_or("");
+}
+
 /// Says how ranks with GPUs join for the memory of their hosts. Most jobs make no such group, so the needs of Gloo are
 /// looked for when such a group is made.
 JoinGroup gloo_on_hosts(const Topology& topology, const CommConfig& comm, const std::shared_ptr<C10dStore>& store) {
@@ -121,6 +128,7 @@ absl::StatusOr<Mesh> make_process_mesh(const Topology& topology, const CommConfi
     TESSERA_ASSIGN_OR_RETURN(address, own_address(topology, comm.init_timeout_s));
   }
   TESSERA_ASSIGN_OR_RETURN(std::shared_ptr<C10dStore> store, tcp_store(topology, comm.init_timeout_s));
+  if (needs_gloo(topology, comm)) store->set_own_address(watched_address(topology, address, comm.init_timeout_s));
   const JoinGroup host = [store](const Group& group) { return host_collectives(group, *store); };
   const JoinAndChoose join_gloo = [store, address](const Group& group, ChooseAlgorithm by) {
     return gloo_collectives(group, address, store, std::move(by));

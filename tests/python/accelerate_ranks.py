@@ -116,7 +116,8 @@ class Loop:
             if (index + 1) % self.accumulation == 0 or index + 1 == len(self.training):
                 self.step(index)
         else:
-            self.accelerator.backward(loss)
+            told = {"samples": len(x)} if isinstance(self.accelerator, Accelerator) else {}
+            self.accelerator.backward(loss, **told)
             self.step(index)
 
     def epoch(self, number):
@@ -212,6 +213,9 @@ def like_ddp(case, title):
     for epoch, scores in enumerate(got.scores):
         assert len(scores) == SAMPLES, f"{name}: {len(scores)} scores"
         expect_close(f"{name}: scores of epoch {epoch}", wanted.scores[epoch], scores, tolerance)
+    if not got.by_itself and not got.drop:
+        batches = len(got.training) * BATCH * tessera.world_size()
+        assert got.accelerator.engine.samples_seen == 2 * batches, f"{name}: {got.accelerator.engine.samples_seen} samples"
     found = got.state()
     if tessera.rank() != 0:
         assert found == {}, name

@@ -326,6 +326,20 @@ def preparations_that_are_refused():
             strategy={"gradient_accumulation": 3})
     prepare("the program says 0.01", lambda model: (model, adamw(model)), strategy={"optimizer": {"lr": 1.0}})
     prepare("leave lr_schedule out", lambda model: (model, adamw(model)), strategy={"lr_schedule": {"type": "linear", "total_steps": 3}})
+    def trained(model):
+        optimizer = adamw(model)
+        model(torch.ones(1, WIDTH)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return model, optimizer
+
+    def hooked(model):
+        optimizer = adamw(model)
+        optimizer.register_step_post_hook(lambda *_: None)
+        return model, optimizer
+
+    prepare("has states of an earlier training", trained)
+    prepare("has a hook of its step", hooked)
     prepare('says "adamw"', lambda model: (model, adamw(model)), strategy={"optimizer": {"type": "lamb"}})
 
 

@@ -17,7 +17,7 @@ from torch.utils.data import DistributedSampler
 from tessera import _native
 from tessera._data import SamplerCursor
 from tessera._error import Error
-from tessera._job import closing, expect_one_truth, join, rank, read_strategy
+from tessera._job import closing, expect_one_truth, join, plain_values, rank, read_strategy
 from tessera._lists import let_lists_be_read
 from tessera._loop import SyncBatchNorm
 from tessera._mirror import Mirror
@@ -279,7 +279,7 @@ class Engine:
         ["backbone.*"], "lr_ratio": 0.1}. It is collective; call it between steps. Raises Error (78) if a pattern
         matches nothing, or a parameter is in another group.
         """
-        self._live().add_group(json.dumps(dict(group)))
+        self._live().add_group(json.dumps(plain_values(group)))
 
     def state_dict(self) -> dict[str, Any]:
         """Returns, on rank 0, what `model.state_dict()` would be without Tessera, in memory of its own; {} on other

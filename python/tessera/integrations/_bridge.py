@@ -10,7 +10,7 @@ import torch
 from tessera import _native
 from tessera._engine import Engine, Strategy
 from tessera._error import Error
-from tessera._job import read_strategy
+from tessera._job import plain_values, read_strategy
 
 
 def copy_of(strategy: Strategy) -> dict[str, Any]:
@@ -22,7 +22,7 @@ def copy_of(strategy: Strategy) -> dict[str, Any]:
         with open(strategy, encoding="utf-8") as file:
             keys = json.load(file)
     else:
-        keys = json.loads(json.dumps(strategy))
+        keys = plain_values(strategy)
     if keys.get("deal", {}).get("by") == "speed":
         raise Error('the strategy says "deal": {"by": "speed"}, but each rank\'s DataLoader gives it equally many batches a step here. '
                     '[T0939] hint: leave "deal" out, or write the loop with tessera.Engine and its microbatches()')

@@ -254,11 +254,10 @@ void CallWatch::look_after_next() {
   if (next_->is_connected()) {
     if (!next_ended_ && next_->has_ended()) next_ended_ = Clock::now();
     if (!next_ended_ || Clock::now() - *next_ended_ < kForLastCalls) return;
-    ask_in_time(connection_, [key = key_of_gone_rank(next_->rank())](KeyValueStore& store) {
+    is_done_with_next_ = ask_in_time(connection_, [key = key_of_gone_rank(next_->rank())](KeyValueStore& store) {
       store.set(key, "").IgnoreError();
       store.set(kAnyGoneRank, "").IgnoreError();
     });
-    is_done_with_next_ = true;
     return;
   }
   const auto places = std::make_shared<NextRank::Places>(next_->places());

@@ -585,8 +585,9 @@ def uneven(loader: Iterable, engine: Engine, on_step: Callable[[_native.StepResu
 
 def _without_padding(loader: Iterable) -> Iterator:
     """Yields the batches of one pass, without samples that a DataLoader's DistributedSampler would give twice."""
-    sampler = getattr(loader, "sampler", None)
-    if not isinstance(sampler, DistributedSampler) or sampler.drop_last:
+    samplers = (getattr(loader, "sampler", None), getattr(getattr(loader, "batch_sampler", None), "sampler", None))
+    sampler = next((each for each in samplers if isinstance(each, DistributedSampler)), None)
+    if sampler is None or sampler.drop_last:
         return iter(loader)
     padded = sampler.total_size, sampler.num_samples
     samples = len(sampler.dataset)

@@ -15,7 +15,7 @@ import torch
 from beside_plain import rows_of_rank, train_plain
 from launched import LONG
 from models import BATCH, CLASSES, WIDTH, Block, Classifier
-from torch.utils.data import BatchSampler, DataLoader, Dataset, DistributedSampler
+from torch.utils.data import BatchSampler, DataLoader, Dataset, DistributedSampler, TensorDataset
 
 import tessera
 from tessera._job import plain_values
@@ -527,6 +527,11 @@ def evaluation(strategy):
     wanted = [model()(*batch(seed)).item() for ranks in range(tessera.world_size()) for seed in range(2 + ranks)]
     assert found.batches == len(wanted)
     assert abs(found.loss - sum(wanted) / len(wanted)) < 1e-6
+    data = TensorDataset(torch.arange(7.0))
+    sampler = DistributedSampler(data, tessera.world_size(), tessera.rank(), shuffle=False)  # it gives one sample twice
+    for loader in (DataLoader(data, 2, sampler=sampler), DataLoader(data, batch_sampler=BatchSampler(sampler, 2, drop_last=False))):
+        found = engine.evaluate(loader, lambda each: (each[0].mean(), len(each[0])))
+        assert abs(found.loss - 3) < 1e-6 and found.weight == 7, found
     with torch.no_grad(), torch.inference_mode():
         net(*batch(1))
     train(engine, net, [1])

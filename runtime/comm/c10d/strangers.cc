@@ -31,7 +31,7 @@ namespace {
 constexpr int kMostGap = 256;  // numbers without a descriptor after which the search ends
 constexpr std::chrono::microseconds kTimeToAccept{200}, kLongPause{100'000};
 constexpr int kMostInARow = 10'000;
-constexpr int kBetweenLooksMs = 5;  // pause between looks while nobody is let in
+constexpr int kBetweenLooksMs = 5;  // pause between looks while connections are shut down
 /// Time in which the owners of sockets close the connections that were shut down.
 constexpr std::chrono::seconds kMostClosed{1};
 
@@ -145,7 +145,7 @@ class Watch {
   enum class Found {
     kFew,    ///< few descriptors are open, so there is nothing to look for
     kMany,   ///< many are open, and no more than may be belong to strangers
-    kFlood,  ///< strangers' connections were shut down, and nobody is let in
+    kFlood,  ///< strangers' connections were shut down, so the next look comes soon
   };
 
   Found look() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {

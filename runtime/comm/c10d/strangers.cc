@@ -171,7 +171,8 @@ class Watch {
       mutex_.expect_held();
       return !is_listening(fd) || ports_.count(port_of(fd)) == 0;
     });
-    for (const int listener : listeners_) ::listen(listener, static_cast<int>(std::min<std::size_t>(most, SOMAXCONN)));
+    const auto longest = static_cast<int>(std::clamp<std::size_t>(most, 16, SOMAXCONN));
+    for (const int listener : listeners_) ::listen(listener, longest);
   }
 
   void let_in_all(bool open) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {

@@ -156,6 +156,15 @@ absl::StatusOr<std::vector<ListedCheckpoint>> list_checkpoints(const std::string
   return checkpoints;
 }
 
+absl::StatusOr<std::vector<std::string>> damaged_checkpoints(const std::string& folder, const std::string& who) {
+  TESSERA_ASSIGN_OR_RETURN(std::vector<std::string> names, names_in(folder, who));
+  std::erase_if(names, [&](const std::string& name) {
+    return !step_of(name) || is_there(folder + "/" + name + "/manifest.json");
+  });
+  std::ranges::sort(names);
+  return names;
+}
+
 namespace {
 
 /// Returns the checkpoint that the single line of `folder`/`pointer` names.

@@ -35,6 +35,10 @@ struct ListedCheckpoint {
 /// folder; 77, 74.
 absl::StatusOr<std::vector<ListedCheckpoint>> list_checkpoints(const std::string& folder, const std::string& who);
 
+/// Returns the names of a folder's checkpoints that have no manifest. A save gives a folder such a name once all of it
+/// is there, so these are damaged. Errors: as above.
+absl::StatusOr<std::vector<std::string>> damaged_checkpoints(const std::string& folder, const std::string& who);
+
 /// Returns the name in `latest`. Errors: 66 if there is no such file, or no such checkpoint (the text lists the
 /// checkpoints); 65 if it is not the name of a checkpoint.
 absl::StatusOr<std::string> latest_checkpoint(const std::string& folder, const std::string& who);

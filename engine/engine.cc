@@ -133,7 +133,7 @@ void backward(const at::Tensor& loss, const std::vector<Engine*>& engines, const
            " was given an Engine twice. [T0137] hint: list each Engine once, whatever the loss does with its module");
     (*engine)->state_->training.expect_microbatch(loss, info);
   }
-  for (Engine* engine : engines) engine->state_->training.warn_of_division(loss);
+  for (Engine* engine : engines) engine->state_->training.warn_of_factor(loss);
   try {
     engines[0]->state_->job.or_abort("backward", [&] { Engine::State::run_backward(loss, engines, info); });
   } catch (...) {

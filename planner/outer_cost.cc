@@ -9,8 +9,6 @@
 namespace tessera {
 namespace {
 
-constexpr std::int64_t kBytesOfF32 = 4;
-
 void add(PredictedWire& wire, const CallCost& cost) {
   wire.busy_s += cost.seconds();
   ++wire.calls;
@@ -62,7 +60,8 @@ OuterCost outer_cost(const MemoryPlan& plan, double step_s, const MeshLinks& lin
       add(all.replicate, sum);
       sums_s[unit % sums_s.size()] += streams ? sum.busy_seconds() : sum.seconds();
       if (!gathers) continue;
-      const CallCost gather = links.shard.all_gather_cost(placement.mesh.shard_size, kBytesOfF32 * part);
+      const CallCost gather =
+          all_gather_in(plan.wire().gathers, DType::kF32, part, links.shard, placement.mesh.shard_size);
       add(all.shard, gather);
       all.exposed_s += gather.seconds();
     }

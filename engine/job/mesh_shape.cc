@@ -50,9 +50,11 @@ MeshShape mesh_shape(const Strategy& strategy, const Topology& topology) {
                                        shapes_that_fit(topology.world_size));
   }
   if (!is_by_axes && strategy.strategy == ShardingStrategy::kFullShard && replicate > 1) {
-    throw Error(ExitCode::kConfig,
-                "/mesh: FULL_SHARD shards over the whole world, but the mesh replicates " + std::to_string(replicate) +
-                    " times. [T0240] hint: take \"HYBRID_SHARD\", which does both, or leave replicate out");
+    throw Error(
+        ExitCode::kConfig,
+        "/mesh: FULL_SHARD shards over the whole world, but the mesh replicates " + std::to_string(replicate) +
+            " times. [T0240] hint: take \"HYBRID_SHARD\" or a \"placement\" over [\"rank\"], which do both, or leave "
+            "replicate out");
   }
   return {static_cast<int>(replicate), static_cast<int>(shard)};
 }

@@ -46,4 +46,18 @@ bool is_divided_by(const at::Tensor& loss, std::int64_t number) {
   return false;
 }
 
+double scaler_factor_of(const at::Tensor& loss) {
+  const Unrecorded unrecorded;
+  const torch::autograd::Node* const made_by = loss.grad_fn().get();
+  std::optional<double> factor;
+  if (const auto* const product = dynamic_cast<const generated::MulBackward0*>(made_by))
+    factor = number_in(product->other_);
+  if (const auto* const product = dynamic_cast<const generated::MulBackward1*>(made_by))
+    factor = number_in(product->other);
+  constexpr double kLeast = 1 << 10, kMost = 1 << 24;
+  int exponent = 0;
+  const bool may_be = factor && *factor >= kLeast && *factor <= kMost && std::frexp(*factor, &exponent) == 0.5;
+  return may_be ? *factor : 0;
+}
+
 }  // namespace tessera

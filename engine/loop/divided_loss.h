@@ -11,4 +11,8 @@ namespace tessera {
 /// at the graph and reads no value but that one number.
 bool is_divided_by(const at::Tensor& loss, std::int64_t number);
 
+/// Returns the factor with which the last operator that made `loss` multiplied it, if that may be a GradScaler's: a
+/// power of two from 1024 to 2^24. Returns 0 otherwise. It looks where is_divided_by does.
+double scaler_factor_of(const at::Tensor& loss);
+
 }  // namespace tessera

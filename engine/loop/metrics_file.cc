@@ -51,8 +51,7 @@ void MetricsFile::write(std::int64_t step, const std::vector<Metric>& metrics) {
   row.insert(row.end(), metrics.begin(), metrics.end());
   const absl::Status status = state_->writer->write(row);
   if (status.ok()) return;
-  const bool is_callers_mistake = exit_code_of(status) == ExitCode::kInternal;
-  expect(!is_callers_mistake, "MetricsFile::write: ", message_of(status));
+  expect(exit_code_of(status) != ExitCode::kUsage, "MetricsFile::write: ", message_of(status));
   log_warning(message_of(status) + "; training goes on without metrics from here");
   state_->writer.reset();
 }

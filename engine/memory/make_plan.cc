@@ -100,7 +100,7 @@ void expect_dealable(const MemoryPlan& plan) {
       "/deal/by: speed gives ranks different numbers of microbatches, and here each microbatch gathers "
       "parameters of all ranks, the slow one's too. [T0902] hint: take a strategy whose ranks have whole parameters, "
       "such as SHARD_GRADIENTS, or ranks of one host that share them (host_sharing, FULL_SHARD or "
-      "HYBRID_SHARD)");
+      "HYBRID_SHARD) and keep them in memory, without offload.parameters");
 }
 
 /// Returns the number of units that are gathered ahead: PlannedPlacement::prefetch.

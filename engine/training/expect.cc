@@ -125,12 +125,17 @@ void Training::expect_nothing() const {
          "with the others. [T0133] hint: leave the key out, or set host_sharing to false, which makes copies private");
 }
 
-/// This is checked once, before the first backward: a loop that was ported may still divide its losses.
-void Training::warn_of_division(const at::Tensor& loss) {
+/// This is checked once, before the first backward: a loop that was ported may still divide or scale its losses.
+void Training::warn_of_factor(const at::Tensor& loss) {
   const std::int64_t microbatches = job.strategy.gradient_accumulation;
-  if (std::exchange(window.has_looked_at_loss, true) || microbatches == 1 || activations || job.mesh.rank() != 0)
-    return;
-  if (!is_divided_by(loss, microbatches)) return;
+  if (std::exchange(window.has_looked_at_loss, true) || activations || job.mesh.rank() != 0) return;
+  if (const double factor = scaler_factor_of(loss); factor > 0)
+    log_warning(
+        c10::str("backward: the loss was multiplied by ", static_cast<std::int64_t>(factor),
+                 ", as GradScaler.scale does, and nobody divides gradients by it. hint: leave the scaler out, since "
+                 "the Engine scales losses itself where mixed_precision.param is fp16; if the factor has another "
+                 "reason, nothing is wrong"));
+  if (microbatches == 1 || !is_divided_by(loss, microbatches)) return;
   log_warning(
       c10::str("backward: the loss was divided by ", microbatches, ", and gradient_accumulation is ", microbatches,
                ". The Engine takes the mean over the microbatches of a step itself, so gradients and the loss that "

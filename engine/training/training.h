@@ -80,7 +80,7 @@ struct Window {
   LocalStep local;
   RoundLog rounds;
   std::optional<RoundMeeting> meeting;  ///< meeting for the next microbatch, on a rank without a batch
-  bool has_looked_at_loss = false;      ///< Training::warn_of_division
+  bool has_looked_at_loss = false;      ///< Training::warn_of_factor
   bool knows_microbatches = false;      ///< the program has asked which are this rank's, or was warned
   std::uint32_t seed = 0;               ///< under "reproducible": seed of the run's numbers (Training::take_seed)
 };
@@ -149,7 +149,7 @@ struct Training {
   void expect_not_updated(const char* what) const;
   /// Throws while parameters are averages.
   void expect_weights(const char* what) const;
-  void warn_of_division(const at::Tensor& loss);
+  void warn_of_factor(const at::Tensor& loss);
   /// Throws if a program changed parameters in a way that is not allowed (ParameterChecks). Under Gathered(kWrite) it
   /// may. Waits for values that are on their way. `may_unfreeze`: the call makes memory for frozen parameters.
   void expect_parameters(bool may_unfreeze = false);

@@ -17,7 +17,7 @@ from torch.utils.data import DistributedSampler
 from tessera import _native
 from tessera._data import SamplerCursor
 from tessera._error import Error
-from tessera._job import closing, expect_one_truth, join, rank, read_strategy
+from tessera._job import closing, expect_one_truth, join, plain_values, rank, read_strategy
 from tessera._lists import let_lists_be_read
 from tessera._loop import SyncBatchNorm
 from tessera._mirror import Mirror
@@ -279,7 +279,7 @@ class Engine:
         ["backbone.*"], "lr_ratio": 0.1}. It is collective; call it between steps. Raises Error (78) if a pattern
         matches nothing, or a parameter is in another group.
         """
-        self._live().add_group(json.dumps(dict(group)))
+        self._live().add_group(json.dumps(plain_values(group)))
 
     def state_dict(self) -> dict[str, Any]:
         """Returns, on rank 0, what `model.state_dict()` would be without Tessera, in memory of its own; {} on other
@@ -587,8 +587,9 @@ def uneven(loader: Iterable, engine: Engine, on_step: Callable[[_native.StepResu
 
 def _without_padding(loader: Iterable) -> Iterator:
     """Yields the batches of one pass, without samples that a DataLoader's DistributedSampler would give twice."""
-    sampler = getattr(loader, "sampler", None)
-    if not isinstance(sampler, DistributedSampler) or sampler.drop_last:
+    samplers = (getattr(loader, "sampler", None), getattr(getattr(loader, "batch_sampler", None), "sampler", None))
+    sampler = next((each for each in samplers if isinstance(each, DistributedSampler)), None)
+    if sampler is None or sampler.drop_last:
         return iter(loader)
     padded = sampler.total_size, sampler.num_samples
     samples = len(sampler.dataset)

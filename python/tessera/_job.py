@@ -30,10 +30,28 @@ def read_strategy(strategy: str | os.PathLike | Mapping | None) -> _native.Strat
     if strategy is None:
         strategy = {}
     if isinstance(strategy, Mapping):
-        return _native.Strategy.from_json(json.dumps(strategy), "strategy")
+        return _native.Strategy.from_json(json.dumps(plain_values(strategy)), "strategy")
     if isinstance(strategy, (str, os.PathLike)):
         return _native.Strategy.from_file(os.fspath(strategy))
     raise Error(f"a strategy of type {type(strategy).__name__} was given. [T0654] hint: it is a dict, or the path of a JSON file")
+
+
+def plain_values(value: Any, pointer: str = "") -> Any:
+    """Returns a strategy, or a value in it, in the types of JSON: numbers of numpy and torch become Python's, and paths
+    become texts. Raises Error (78), which names the key, for a value of another type.
+    """
+    if isinstance(value, Mapping):
+        return {str(key): plain_values(each, f"{pointer}/{key}") for key, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain_values(each, f"{pointer}/{index}") for index, each in enumerate(value)]
+    if value is None or isinstance(value, (str, int, float)):  # bool is an int
+        return value
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    if hasattr(value, "tolist"):
+        return plain_values(value.tolist(), pointer)
+    raise Error(f"{pointer or 'the strategy'}: a value of type {type(value).__name__} was given. hint: write a number, a text, true "
+                "or false, a list or a dict, as in a JSON file", 78)
 
 
 # This variable tells torch.distributed and Tessera that a store is served at MASTER_PORT already, so that they connect.

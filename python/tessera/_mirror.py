@@ -1,5 +1,6 @@
 """The C++ module tree that stands for a Python module: names and classes only, around the same tensors."""
 
+import sys
 from collections.abc import Callable
 
 import torch
@@ -18,10 +19,6 @@ class Mirror:
         """Raises Error (64), naming the parameter or module, for a model that an Engine cannot train."""
         if not isinstance(model, torch.nn.Module):
             raise Error(f"an Engine wants a torch.nn.Module, got {type(model).__name__}. [T0656] hint: give it the model itself")
-        if isinstance(model, (torch.nn.parallel.DistributedDataParallel, torch.nn.DataParallel)):
-            raise Error(f"an Engine averages gradients itself, and cannot train a module inside {type(model).__name__}. "
-                        "[T0657] hint: give the Engine the "
-                        "module inside, which is .module of it")
         self._modules: dict[torch.nn.Module, _MirroredModule] = {}
         self.native = self._add(model, "", set())
 
@@ -45,6 +42,7 @@ class Mirror:
     def _add(self, module: torch.nn.Module, path: str, above: set) -> _native.Mirror:
         if module in self._modules:
             return self._modules[module].native
+        _expect_no_wrapper(module, path)
         _expect_forward_writes_nothing(module, path)
         mirrored = self._modules[module] = _MirroredModule(module, path)
         for name, child in module._modules.items():
@@ -117,6 +115,18 @@ def _expect_plain_tensor(tensor: torch.Tensor, what: str, name: str) -> None:
     if type(tensor.data) is not torch.Tensor:
         raise Error(f"{what} {name} is a {type(tensor.data).__name__}, not a plain tensor. [T0663] hint: give the Engine the module before any other "
                     "library shards or quantises it")
+
+
+def _expect_no_wrapper(module: torch.nn.Module, path: str) -> None:
+    """Raises Error for a module that averages or shards by itself, at the top or further down."""
+    fsdp = sys.modules.get("torch.distributed.fsdp")  # a program that has not imported it has no such module
+    wrappers = (torch.nn.parallel.DistributedDataParallel, torch.nn.DataParallel,
+                *([fsdp.FullyShardedDataParallel] if hasattr(fsdp, "FullyShardedDataParallel") else []))
+    if isinstance(module, wrappers):
+        where = f", here {path.rstrip('.')}" if path else ""
+        raise Error(f"an Engine averages gradients itself, and cannot train a module inside {type(module).__name__}{where}. "
+                    "[T0657] hint: give the Engine the "
+                    "module inside, which is .module of it")
 
 
 def _expect_forward_writes_nothing(module: torch.nn.Module, path: str) -> None:

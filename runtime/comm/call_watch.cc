@@ -33,6 +33,9 @@ constexpr char kWithOutside = '+', kOwnAlone = '-';  // the first character of a
 // age at which news of other libraries' calls is stale; less than kLong
 constexpr auto kFresh = 2s;
 constexpr int kManyRanks = 16, kNeighbours = 4;
+constexpr int kMostTries = 600;  // looks in which a rank waits for the next one's port
+// A process that ends well may end while others are in their last call with it. They have this time to return.
+constexpr auto kForLastCalls = CallWatch::kLong;
 constexpr std::size_t kGoneGroups = 32;
 
 constexpr const char* kVerdict = "waits/verdict";
@@ -173,7 +176,10 @@ struct CallWatch::Exchange {
 };
 
 CallWatch::CallWatch(int rank, int world_size, std::shared_ptr<KeyValueStore> store, Report report)
-    : rank_(rank), world_size_(world_size), store_(std::move(store)), report_(std::move(report)), process_(getpid()) {}
+    : rank_(rank), world_size_(world_size), store_(std::move(store)), report_(std::move(report)), process_(getpid()) {
+  if (const std::string address = store_->own_address(); world_size > 1 && !address.empty())
+    next_ = std::make_unique<NextRank>(rank, world_size, address);
+}
 
 CallWatch::~CallWatch() {
   if (!thread_.joinable()) return;
@@ -239,7 +245,35 @@ bool CallWatch::pause(std::chrono::milliseconds time) {
 }
 
 void CallWatch::run() {
-  while (pause(kBetweenLooks) && look()) continue;
+  do look_after_next();
+  while (pause(kBetweenLooks) && look());
+}
+
+void CallWatch::look_after_next() {
+  if (!next_ || is_done_with_next_ || !connect()) return;
+  if (next_->is_connected()) {
+    if (!next_ended_ && next_->has_ended()) next_ended_ = Clock::now();
+    if (!next_ended_ || Clock::now() - *next_ended_ < kForLastCalls) return;
+    is_done_with_next_ = ask_in_time(connection_, [key = key_of_gone_rank(next_->rank())](KeyValueStore& store) {
+      store.set(key, "").IgnoreError();
+      store.set(kAnyGoneRank, "").IgnoreError();
+    });
+    return;
+  }
+  const auto places = std::make_shared<NextRank::Places>(next_->places());
+  const bool is_answered = ask_in_time(connection_, [places](KeyValueStore& store) { places->exchange(store); });
+  const bool is_known = is_answered && !places->next.empty();
+  is_done_with_next_ = is_known ? !next_->connect(places->next) : ++tries_ > kMostTries;
+}
+
+absl::StatusOr<bool> CallWatch::has_key(const std::string& key) {
+  const auto found = std::make_shared<absl::StatusOr<bool>>(false);
+  const auto question = [key, found](KeyValueStore& store) { *found = store.has(key); };
+  // The groups' own connection may be in use by the call that waits.
+  if (!connect() || !ask_in_time(connection_, question)) return false;
+  if (found->ok()) return *found;
+  if (!store_ended_) store_ended_ = Clock::now();
+  return Clock::now() - *store_ended_ < kForLastCalls ? absl::StatusOr<bool>(false) : *found;
 }
 
 bool CallWatch::look() {
@@ -295,14 +329,8 @@ void CallWatch::end_lonely_calls() {
     for (const Watched& watched : watched_)
       if (watched.place != 0 && Clock::now() - watched.since >= kLong) waits.push_back(watched);
   }
-  // The groups' own connection may be in use by the call that waits.
-  const auto has_key = [this](const std::string& key) {
-    const auto found = std::make_shared<bool>(false);
-    const auto question = [key, found](KeyValueStore& store) { *found = store.has(key).value_or(false); };
-    return connect() && ask_in_time(connection_, question) && *found;
-  };
   for (const Watched& waiting : waits) {
-    if (!waiting.calls->end_if_left_alone(has_key)) continue;
+    if (!waiting.calls->end_if_left_alone([this](const std::string& key) { return has_key(key); })) continue;
     const auto end = Clock::now() + kForTheProgram;
     while (waiting.calls->place() == waiting.place) {
       if (!pause(50ms)) return;

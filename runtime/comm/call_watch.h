@@ -23,6 +23,7 @@
 #include "runtime/comm/call_order.h"
 #include "runtime/comm/collectives.h"
 #include "runtime/comm/key_value_store.h"
+#include "runtime/comm/next_rank.h"
 #include "runtime/comm/published_call.h"
 
 namespace tessera {
@@ -122,7 +123,9 @@ struct OutsideCalls {
 /// does not leave its call after `report`, because its transport cannot be ended, the process ends with the error.
 ///
 /// A call may also take long because a rank has failed and the network library has lost the end of its connection. A
-/// group whose rank has said in the store that it failed is therefore ended (Collectives::end_if_left_alone).
+/// group is therefore ended whose rank has said in the store that it failed (Collectives::end_if_left_alone). A rank
+/// that was killed says nothing: where ranks talk over Gloo, the rank before it sees the end of its process (NextRank)
+/// and says so in the store; and if it served the store, the end of the store is the news.
 class CallWatch {
  public:
   using Report = std::function<void(const absl::Status& reason)>;
@@ -162,6 +165,10 @@ class CallWatch {
   bool look();
   bool waits_long();
   bool hears_of_outside() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  /// Connects to the next rank once it listens, and tells the store when its process has ended.
+  void look_after_next();
+  /// Asks the store for `key` over the watch's connection, as Collectives::HasKey says.
+  absl::StatusOr<bool> has_key(const std::string& key);
   /// Ends calls that have taken long and that a failed rank has left alone.
   void end_lonely_calls();
   void forget_old_groups() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -193,6 +200,10 @@ class CallWatch {
   // The members below are used by the watch's thread only.
   /// connection to the store, on which the thread may wait; null until one is needed
   std::shared_ptr<KeyValueStore> connection_;
+  std::unique_ptr<NextRank> next_;  ///< null where the network library is not known to lose ends of connections
+  bool is_done_with_next_ = false;  ///< true: the next rank's end was told, or it cannot be watched
+  int tries_ = 0;                   ///< how often the watch has asked where the next rank listens
+  std::optional<Clock::time_point> next_ended_, store_ended_;
   std::string published_, found_;
   std::optional<Clock::time_point> exchanging_since_;
   Clock::time_point last_exchange_ = {};

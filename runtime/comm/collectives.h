@@ -275,12 +275,13 @@ class Collectives {
   /// without `allocate`; 0 means none.
   virtual std::uint64_t stands_in() const { return 0; }
 
-  /// Tells whether the store has this key; false if it does not answer.
-  using HasKey = absl::FunctionRef<bool(const std::string& key)>;
+  /// Tells whether the store has this key; false if it does not answer in time. An error means that the process which
+  /// serves the store has been gone for some seconds.
+  using HasKey = absl::FunctionRef<absl::StatusOr<bool>(const std::string& key)>;
   /// Ends a call that waits for a rank which has failed meanwhile; the call's caller gets its error (75). CallWatch
   /// calls it from its own thread once a call takes long: a network library may lose the end of a connection. It
-  /// returns false, and does nothing, where no rank of the group has said in the store that it failed, and on
-  /// transports that notice a failed rank by themselves.
+  /// returns false, and does nothing, where no rank of the group has said in the store that it failed or was seen to be
+  /// gone (NextRank), and on transports that notice a failed rank by themselves.
   virtual bool end_if_left_alone(HasKey) { return false; }
 
  protected:

@@ -30,6 +30,10 @@ class KeyValueStore {
   /// can be had. It asks the server.
   virtual std::shared_ptr<KeyValueStore> connected_anew() { return nullptr; }
 
+  /// Returns the numeric address at which users of the store on other hosts reach this host; "" if none is known, or if
+  /// all are in one process.
+  virtual std::string own_address() const { return ""; }
+
   /// Number of questions that nobody waits for any more, since the server did not answer in time (ask_in_time).
   std::atomic<int> unanswered = 0;
 };

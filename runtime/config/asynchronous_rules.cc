@@ -22,15 +22,16 @@ std::string word_of(const Strategy& s) {
 }
 
 StrategyRule placement_rule() {
-  return {{"/sync/type", "/strategy", "/placement/optimizer"},
-          "sync.type asynchronous, backups and hogwild need strategy SHARD_OPTIMIZER.",
-          [](const Strategy& s) -> std::string {
-            if (!s.sync.has_common_parameters() || is_placed_as(s, ShardingStrategy::kShardOptimizer)) return "";
-            return word_of(s) +
-                   " needs \"strategy\" \"SHARD_OPTIMIZER\": a rank has all values and gradients from forward to "
-                   "backward, and masters and states are cut over their owners, the ranks. [T0827] hint: take that "
-                   "strategy";
-          }};
+  return {
+      {"/sync/type", "/strategy", "/placement/optimizer"},
+      "sync.type asynchronous, backups and hogwild need strategy SHARD_OPTIMIZER.",
+      [](const Strategy& s) -> std::string {
+        if (!s.sync.has_common_parameters() || is_placed_as(s, ShardingStrategy::kShardOptimizer)) return "";
+        return word_of(s) +
+               " needs \"strategy\" \"SHARD_OPTIMIZER\", or \"placement\" {\"optimizer\": [\"rank\"]}: a rank has all "
+               "values and gradients from forward to backward, and masters and states are cut over their owners, "
+               "the ranks. [T0827] hint: take one of the two";
+      }};
 }
 
 StrategyRule refusal(std::string other, std::string text, std::string what, std::function<bool(const Strategy&)> holds,

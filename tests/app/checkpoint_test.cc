@@ -609,6 +609,17 @@ TEST_F(Checkpoints, UnresumableCheckpointIsAnError) {
   const Ended verified = look({"verify", path("parts")}, 65);
   EXPECT_THAT(verified.err, AllOf(HasSubstr("They hold"), HasSubstr("1 of ")));
   EXPECT_EQ(run_program(run_of(1, "5", "parts", "new.jsonl", {"--resume", "none"}), path("run")).code, 0);
+  // Checkpoints without their manifests are no absence of a run.
+  const std::string pointer = read_file(path("parts/latest"));
+  std::filesystem::remove(path("parts/latest"));
+  for (const auto& entry : std::filesystem::directory_iterator(path("parts"))) {
+    std::error_code is_file;
+    std::filesystem::remove(entry.path() / "manifest.json", is_file);
+  }
+  const Ended lost = run_program(run_of(1, "5", "parts", "lost.jsonl"), path("run"));
+  EXPECT_EQ(lost.code, 65) << lost.err;
+  EXPECT_THAT(lost.err, HasSubstr("without a manifest, and no whole checkpoint"));
+  write_file(path("parts/latest"), pointer);
   // A missing checkpoint is an error too.
   for (const auto& entry : std::filesystem::directory_iterator(path("parts"))) {
     if (entry.is_directory()) std::filesystem::remove_all(entry.path());

@@ -51,7 +51,7 @@ TEST_F(MetricsForms, CsvColumnsAreTheFirstRowsNames) {
   ASSERT_TRUE(writer.write({{"step", 3}, {"loss", -HUGE_VAL}}).ok());
   EXPECT_THAT(content(), ::testing::EndsWith("\n2,nan,,\n3,-inf,,\n"));
   const absl::Status other = writer.write({{"step", 4}, {"accuracy", 0.5}});
-  EXPECT_EQ(exit_code_of(other), ExitCode::kInternal);
+  EXPECT_EQ(exit_code_of(other), ExitCode::kUsage);
   EXPECT_THAT(message_of(other), HasSubstr("has no column \"accuracy\""));
   EXPECT_THAT(content(), ::testing::EndsWith("\n3,-inf,,\n"));
 }

@@ -79,8 +79,8 @@ TEST_F(MetricsWriterTest, AppendingEndsTheLineThatACrashCut) {
 
 TEST_F(MetricsWriterTest, EmptyAndRepeatedNamesAreRefused) {
   MetricsWriter writer = open();
-  EXPECT_EQ(exit_code_of(writer.write({{"a", 1}, {"a", 2}})), ExitCode::kInternal);
-  EXPECT_EQ(exit_code_of(writer.write({{"", 1}})), ExitCode::kInternal);
+  EXPECT_EQ(exit_code_of(writer.write({{"a", 1}, {"a", 2}})), ExitCode::kUsage);
+  EXPECT_EQ(exit_code_of(writer.write({{"", 1}})), ExitCode::kUsage);
   EXPECT_EQ(content(), "");
 }
 

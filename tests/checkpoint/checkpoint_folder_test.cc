@@ -224,6 +224,17 @@ TEST(CheckpointFolder, BadFoldersAreNamed) {
   EXPECT_EQ(exit_code_of(find_checkpoint(folder.path(), "x").status()), ExitCode::kCorruptData);
 }
 
+TEST(CheckpointFolder, CheckpointWithoutManifestIsDamaged) {
+  const ScratchFolder folder;
+  for (const std::int64_t step : {1, 2}) ASSERT_TRUE(save(folder.path(), step).ok());
+  EXPECT_THAT(*damaged_checkpoints(folder.path(), "x"), IsEmpty());
+  std::filesystem::remove(folder.file("step-000000000002/manifest.json"));
+  std::filesystem::create_directory(folder.file("step-000000000003.tmp-1-0"));  // a killed save left this
+  EXPECT_THAT(*damaged_checkpoints(folder.path(), "x"), ElementsAre("step-000000000002"));
+  EXPECT_THAT(listed(folder.path()), ElementsAre("step-000000000001"));
+  EXPECT_EQ(exit_code_of(damaged_checkpoints(folder.file("none"), "x").status()), ExitCode::kNoInput);
+}
+
 // Something stands where a save writes: the error names it and says what to do.
 TEST(CheckpointFolder, ObstacleOfASaveIsNamed) {
   const ScratchFolder folder, other;

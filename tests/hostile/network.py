@@ -118,9 +118,9 @@ def store(job):
 def gloo(job):
     """Returns the ports of both ranks, apart from that of the store, once they listen."""
     for _ in range(500):
-        found = [port for rank in (0, 1) for port in job.listening(rank) if port != job.port]
-        if len(found) >= 2:
-            return found
+        found = [[port for port in job.listening(rank) if port != job.port] for rank in (0, 1)]
+        if all(len(ports) >= 2 for ports in found):  # one is that of the rank before, which only looks for this rank's end
+            return found[0] + found[1]
         time.sleep(0.02)
     return []
 

@@ -78,6 +78,19 @@ TEST(OuterCost, ShardedReplicaAddsAGatherOnTheShardAxis) {
   EXPECT_NEAR(cost.exposed_s, cost.shard.busy_s + cost.replicate.busy_s, 1e-12);
 }
 
+TEST(OuterCost, CompressedGatherHasTheBytesThatAreSent) {
+  TimedPlan timed = with_sync(SyncType::kLocalSgd, 1, 4, ShardingStrategy::kShardOptimizer);
+  timed.links.shard = links_of(1e-9);
+  const OuterCost plain = outer_cost(timed.plan(), 1, timed.links);
+  timed.input.wire.gathers = WireForm::kInt8;
+  const OuterCost int8 = outer_cost(timed.plan(), 1, timed.links);
+  const double share = (1 + 4.0 / 256) / 4;  // a byte, and its share of the scale of a run of 256, against fp32
+  EXPECT_NEAR(static_cast<double>(int8.shard.sent_bytes), share * static_cast<double>(plain.shard.sent_bytes),
+              1e-3 * static_cast<double>(plain.shard.sent_bytes));
+  EXPECT_LT(int8.exposed_s, plain.exposed_s);
+  EXPECT_EQ(int8.replicate.sent_bytes, plain.replicate.sent_bytes);
+}
+
 TEST(OuterCost, OneReplicaCostsNothing) {
   TimedPlan timed = with_sync(SyncType::kDiloco, 10);
   timed.input.placement.replicas = 1;

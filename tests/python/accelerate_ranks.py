@@ -116,7 +116,8 @@ class Loop:
             if (index + 1) % self.accumulation == 0 or index + 1 == len(self.training):
                 self.step(index)
         else:
-            self.accelerator.backward(loss)
+            told = {"samples": len(x)} if isinstance(self.accelerator, Accelerator) else {}
+            self.accelerator.backward(loss, **told)
             self.step(index)
 
     def epoch(self, number):
@@ -212,6 +213,9 @@ def like_ddp(case, title):
     for epoch, scores in enumerate(got.scores):
         assert len(scores) == SAMPLES, f"{name}: {len(scores)} scores"
         expect_close(f"{name}: scores of epoch {epoch}", wanted.scores[epoch], scores, tolerance)
+    if not got.by_itself and not got.drop:
+        batches = len(got.training) * BATCH * tessera.world_size()
+        assert got.accelerator.engine.samples_seen == 2 * batches, f"{name}: {got.accelerator.engine.samples_seen} samples"
     found = got.state()
     if tessera.rank() != 0:
         assert found == {}, name
@@ -322,6 +326,20 @@ def preparations_that_are_refused():
             strategy={"gradient_accumulation": 3})
     prepare("the program says 0.01", lambda model: (model, adamw(model)), strategy={"optimizer": {"lr": 1.0}})
     prepare("leave lr_schedule out", lambda model: (model, adamw(model)), strategy={"lr_schedule": {"type": "linear", "total_steps": 3}})
+    def trained(model):
+        optimizer = adamw(model)
+        model(torch.ones(1, WIDTH)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return model, optimizer
+
+    def hooked(model):
+        optimizer = adamw(model)
+        optimizer.register_step_post_hook(lambda *_: None)
+        return model, optimizer
+
+    prepare("has states of an earlier training", trained)
+    prepare("has a hook of its step", hooked)
     prepare('says "adamw"', lambda model: (model, adamw(model)), strategy={"optimizer": {"type": "lamb"}})
 
 

@@ -137,6 +137,8 @@ def run_ranks(folder):
         keep = ModelCheckpoint(output, "{epoch}", save_top_k=-1)
         module, trainer = sharded(case, strategy, output, enable_checkpointing=True, callbacks=[keep])
         trainer.fit(module, loader(ranks, rank), loader(ranks, rank))
+        seen = trainer.strategy.engine.samples_seen
+        assert seen == 2 * SAMPLES, f"{name}: {seen} samples"
         wanted, got = torch.load(folder / f"{case}.pt"), results(trainer, module)
         expect_close(name, wanted, got, tolerance)
         state = trainer.strategy.engine.state_dict()

@@ -15,9 +15,10 @@ import torch
 from beside_plain import rows_of_rank, train_plain
 from launched import LONG
 from models import BATCH, CLASSES, WIDTH, Block, Classifier
-from torch.utils.data import BatchSampler, DataLoader, Dataset, DistributedSampler
+from torch.utils.data import BatchSampler, DataLoader, Dataset, DistributedSampler, TensorDataset
 
 import tessera
+from tessera._job import plain_values
 
 STRATEGIES = {"private": {"host_sharing": False}, "shared": {}, "replicated": {"strategy": "NO_SHARD"}}
 STRATEGY = {"units": {"classes": ["Block"]}, "optimizer": {"lr": 0.01, "eps": 1e-5}, "gradient_clipping": 0.5, "comm": {"timeout_s": 60}}
@@ -527,6 +528,11 @@ def evaluation(strategy):
     wanted = [model()(*batch(seed)).item() for ranks in range(tessera.world_size()) for seed in range(2 + ranks)]
     assert found.batches == len(wanted)
     assert abs(found.loss - sum(wanted) / len(wanted)) < 1e-6
+    data = TensorDataset(torch.arange(7.0))
+    sampler = DistributedSampler(data, tessera.world_size(), tessera.rank(), shuffle=False)  # it gives one sample twice
+    for loader in (DataLoader(data, 2, sampler=sampler), DataLoader(data, batch_sampler=BatchSampler(sampler, 2, drop_last=False))):
+        found = engine.evaluate(loader, lambda each: (each[0].mean(), len(each[0])))
+        assert abs(found.loss - 3) < 1e-6 and found.weight == 7, found
     with torch.no_grad(), torch.inference_mode():
         net(*batch(1))
     train(engine, net, [1])
@@ -712,6 +718,20 @@ def rates_and_groups(strategy):
     with expected(64, "group"):
         engine.set_lr(0.1, "tail")
     engine.close()
+
+
+def strategies_of_other_types(strategy):
+    """Numbers of numpy and torch, and paths, are taken; values of other types are an error with their key."""
+    of_numpy = {**strategy, "optimizer": {"lr": np.float32(0.5), "betas": np.array([0.5, 0.75])},
+                "gradient_accumulation": np.int64(2), "gradient_clipping": torch.tensor(0.25)}
+    engine = tessera.Engine(model(), of_numpy)
+    said = engine.strategy
+    assert (said["optimizer"]["lr"], said["optimizer"]["betas"], said["gradient_accumulation"]) == (0.5, [0.5, 0.75], 2), said
+    assert said["gradient_clipping"] == 0.25, said
+    engine.close()
+    assert plain_values({"dir": pathlib.Path("x"), "keep": (1, None, True)}) == {"dir": "x", "keep": [1, None, True]}
+    with expected(78, "/mixed_precision/param: a value of type dtype", "hint: "):
+        tessera.Engine(model(), {**strategy, "mixed_precision": {"param": torch.bfloat16}})
 
 
 def rates_over_samples(strategy):
@@ -928,6 +948,8 @@ def refused_modules(strategy):
         (lambda: torch.nn.Linear(2, 3, device="meta"), "parameter weight is on the meta device"),
         (under_inference_mode, "parameter weight was made under torch.inference_mode()"),
         (lambda: torch.nn.DataParallel(model()), "give the Engine the module inside"),
+        (lambda: torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Sequential(torch.nn.DataParallel(torch.nn.Linear(3, 3)))),
+         "inside DataParallel, here 1.0"),
         (lambda: torch.nn.ParameterList([torch.nn.Parameter(torch.eye(3).to_sparse())]), "layout"),
     ):
         with expected(64, text):
@@ -1046,7 +1068,7 @@ PROGRAMS = [collectives, state_dicts, arrays_of_parameters, functions_that_read_
 PROGRAMS += [averages_beside_torch, rules_at_their_defaults]
 PROGRAMS += [data_in_the_middle_of_an_epoch]
 PROGRAMS += [files_of_weights]
-PROGRAMS += [rates_over_samples]
+PROGRAMS += [rates_over_samples, strategies_of_other_types]
 # These programs end with an Error after which no program may go on.
 ENDINGS = [written_outside_a_guard, written_through_data, moved_to_other_memory, unfrozen, late_post_accumulate_hook, hook_that_clears_gradients]
 

@@ -135,6 +135,7 @@ def run_ranks(folder):
         name, output = f"{case}, {title}", folder / f"{case}, {title}"
         trainer, data = sharded(case, strategy, output)
         trainer.train()
+        assert trainer.engine.samples_seen == 2 * SAMPLES, f"{name}: {trainer.engine.samples_seen} samples"
         wanted, got, state = torch.load(folder / f"{case}.pt"), results(trainer, data), trainer.engine.state_dict()
         expect_close(name, wanted, got, 1e-5)
         expect_weights(name, wanted["weights"], state, 1e-5)

@@ -335,7 +335,7 @@ void RemoteRanks::explain_end(const RankExit& exit) {
       return fail(
           ExitCode::kUnavailable,
           fmt::format("what ssh started on host {} ended before its ranks had started, with {}{}. [T0865] hint: see "
-                      "what `{} {} launch-agent` says",
+                      "what `{} {} launch-agent < /dev/null` says",
                       host_.name, end_of(exit), last_words(), reach, clipped(path, 200)));
   }
 }

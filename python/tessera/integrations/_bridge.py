@@ -2,6 +2,7 @@
 
 import json
 import os
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -9,7 +10,7 @@ import torch
 from tessera import _native
 from tessera._engine import Engine, Strategy
 from tessera._error import Error
-from tessera._job import read_strategy
+from tessera._job import plain_values, read_strategy
 
 
 def copy_of(strategy: Strategy) -> dict[str, Any]:
@@ -21,7 +22,7 @@ def copy_of(strategy: Strategy) -> dict[str, Any]:
         with open(strategy, encoding="utf-8") as file:
             keys = json.load(file)
     else:
-        keys = json.loads(json.dumps(strategy))
+        keys = plain_values(strategy)
     if keys.get("deal", {}).get("by") == "speed":
         raise Error('the strategy says "deal": {"by": "speed"}, but each rank\'s DataLoader gives it equally many batches a step here. '
                     '[T0939] hint: leave "deal" out, or write the loop with tessera.Engine and its microbatches()')
@@ -38,7 +39,17 @@ def agree(keys: dict[str, Any], key: str, value: Any, who: str) -> None:
 def use_manual_schedule(strategy: dict[str, Any], who: str) -> None:
     if strategy.setdefault("lr_schedule", {"type": "manual"}) != {"type": "manual"}:
         raise Error(f'the strategy has an "lr_schedule", but {who} sets the learning rate. [T0715] hint: leave lr_schedule out '
-                    "of the strategy")
+                    "of the strategy; that scheduler warms up, and a factor of base_batch_size belongs to the rate that it begins with")
+
+
+def samples_of(batch: Any) -> int:
+    """Returns the number of samples of a batch: the first dimension of the first tensor in it, or 0 if that is not
+    known. The Engine counts them (samples_seen), and measures "noise_scale" in them.
+    """
+    if isinstance(batch, torch.Tensor):
+        return batch.shape[0] if batch.dim() > 0 else 0
+    parts = batch.values() if isinstance(batch, Mapping) else batch if isinstance(batch, (list, tuple)) else ()
+    return next(filter(None, map(samples_of, parts)), 0)
 
 
 def name_units(strategy: dict[str, Any], model: torch.nn.Module) -> None:

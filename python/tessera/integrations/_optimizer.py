@@ -41,6 +41,7 @@ class FollowedOptimizer:
 
     def add_to(self, strategy: dict[str, Any]) -> None:
         """Sets the strategy's "optimizer"."""
+        self._expect_nothing_of_its_own()
         options, who = strategy.setdefault("optimizer", {}), self._maker
         agree(options, "type", self._rule, who)
         names = {value: name for name, value in self._module.named_parameters()}
@@ -72,6 +73,17 @@ class FollowedOptimizer:
         own = {key: group[key] for key in _OF_A_GROUP if key in self._numbers}
         return {"name": str(index), "match": names, **{k: list(v) if k == "betas" else v for k, v in own.items()}}
 
+    def _expect_nothing_of_its_own(self) -> None:
+        """Raises Error for what the optimizer's own step would use: the Engine steps in its place."""
+        name = self._kind.__name__
+        if any(self._optimizer.state.values()):
+            raise Error(f"{name}, which {self._maker} made, has states of an earlier training, such as moments, which the Engine would "
+                        "leave out. hint: load a checkpoint that was saved with Tessera, which has the Engine's; or begin with new "
+                        "states: optimizer.state.clear()")
+        if any(getattr(self._optimizer, f"_optimizer_step_{when}_hooks", None) for when in ("pre", "post")):
+            raise Error(f"{name}, which {self._maker} made, has a hook of its step, which would never run: the Engine steps in its place. "
+                        "hint: remove the hook, and call its function around the step")
+
     def _watch(self) -> None:
         """Watches all groups, and finds what was written before the watch began."""
         for group in self._optimizer.param_groups:
@@ -89,6 +101,7 @@ class FollowedOptimizer:
 
     def hand_on(self, engine: Engine) -> None:
         """Gives the Engine the rates and numbers that the groups have now, for the next step."""
+        self._expect_nothing_of_its_own()
         groups = self._optimizer.param_groups
         for index, group in enumerate(groups):
             name = str(index) if index > 0 else None

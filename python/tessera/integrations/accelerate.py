@@ -204,11 +204,11 @@ class Accelerator(accelerate.Accelerator):
         """Runs the Engine's backward. The call is collective.
 
         As in accelerate, the loss is divided by gradient_accumulation_steps and added up until the optimizer steps.
-        `retain_graph=True` says that another loss of the same batch follows. Other arguments of Tensor.backward raise
-        an Error.
+        `retain_graph=True` says that another loss of the same batch follows. `samples` says how many samples this
+        rank's batch has, for engine.samples_seen and "noise_scale". Other arguments of Tensor.backward raise an Error.
         """
         engine = self._training("backward")
-        others = kwargs.keys() - {"retain_graph"}
+        others = kwargs.keys() - {"retain_graph", "samples"}
         if others:
             raise Error(f"backward got {', '.join(sorted(others))}, which the Engine does not take. [T0783] hint: give a scalar loss, and "
                         "retain_graph where more losses of the batch follow")

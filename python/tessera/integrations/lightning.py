@@ -29,7 +29,8 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 from tessera._engine import Engine, Strategy
 from tessera._error import Error
 from tessera._job import world_size
-from tessera.integrations._bridge import agree, copy_of, expect_device, take_step, use_manual_schedule
+from tessera.integrations._bridge import (agree, copy_of, expect_device, samples_of, take_step,
+                                          use_manual_schedule)
 from tessera.integrations._optimizer import FollowedOptimizer
 
 
@@ -43,6 +44,7 @@ class TesseraStrategy(DDPStrategy):
         super().__init__()
         self._given = copy_of(strategy)
         self._checkpoint = ""
+        self._samples = 0  # samples of the latest batch
         self._followed: FollowedOptimizer | None = None
         self.engine: Engine | None = None
         self.result: Any = None
@@ -112,6 +114,7 @@ class TesseraStrategy(DDPStrategy):
 
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
         self._followed.follow(self.engine)
+        self._samples = samples_of(args)
         return super().training_step(*args, **kwargs)
 
     def backward(self, closure_loss: torch.Tensor, optimizer: torch.optim.Optimizer | None) -> torch.Tensor:
@@ -120,7 +123,7 @@ class TesseraStrategy(DDPStrategy):
         """
         loss = self.precision_plugin.pre_backward(closure_loss, self.lightning_module)
         with _in_lightning():
-            self.engine.backward(loss * self.lightning_module.trainer.accumulate_grad_batches)
+            self.engine.backward(loss * self.lightning_module.trainer.accumulate_grad_batches, samples=self._samples)
         return self.precision_plugin.post_backward(loss, self.lightning_module)
 
     def optimizer_step(self, optimizer: Any, closure: Callable[[], Any], model: Any = None) -> Any:

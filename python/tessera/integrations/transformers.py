@@ -21,7 +21,7 @@ from tessera._engine import Engine, Strategy
 from tessera._error import Error
 from tessera._job import join, read_strategy, world_size
 from tessera.integrations._arguments import completed, expect_possible
-from tessera.integrations._bridge import expect_device
+from tessera.integrations._bridge import expect_device, samples_of
 from tessera.integrations._groups import plain, watch
 
 _FOLDER = "tessera"  # the Engine's checkpoint, in the folder of the Trainer's checkpoint
@@ -37,6 +37,7 @@ class TesseraTrainer(Trainer):
     """
 
     _items: Any = None  # num_items_in_batch of the latest training_step
+    _samples = 0  # samples of its batch
 
     def __init__(self, model: torch.nn.Module, args: TrainingArguments, *, strategy: Strategy, **trainer: Any) -> None:
         expect_possible(args, trainer)
@@ -65,7 +66,7 @@ class TesseraTrainer(Trainer):
         return self.optimizer
 
     def training_step(self, model: torch.nn.Module, inputs: dict, num_items_in_batch: Any = None) -> torch.Tensor:
-        self._items = num_items_in_batch
+        self._items, self._samples = num_items_in_batch, samples_of(inputs)
         return super().training_step(model, inputs, num_items_in_batch)
 
     def _backward(self, loss: torch.Tensor, **_: Any) -> None:
@@ -79,7 +80,7 @@ class TesseraTrainer(Trainer):
         is_by_items = self.model_accepts_loss_kwargs or self.compute_loss_func is not None
         if self._items is not None and is_by_items and not self.args.average_tokens_across_devices:
             weight = float(self._items) / microbatches
-        self.engine.backward(loss * microbatches, weight=weight)
+        self.engine.backward(loss * microbatches, samples=self._samples, weight=weight)
 
     def _clip_grad_norm(self, model: torch.nn.Module) -> None:
         """Does nothing, since Engine.step clips."""

@@ -154,7 +154,7 @@ absl::Status MetricsWriter::write(const std::vector<Metric>& metrics) {
   std::set<std::string_view> names;
   for (const Metric& metric : metrics) {
     if (metric.name.empty() || !names.insert(metric.name).second) {
-      return make_error(ExitCode::kInternal,
+      return make_error(ExitCode::kUsage,
                         fmt::format("metrics file {}: name {} is {}", path_.string(), quoted_text(metric.name),
                                     metric.name.empty()
                                         ? "empty. [T0421] hint: name each metric"

@@ -60,7 +60,7 @@ class MetricsWriter {
   MetricsWriter(MetricsWriter&& other) noexcept;
   MetricsWriter& operator=(MetricsWriter&& other) noexcept;
 
-  /// Appends one row. Errors: 74 with errno (such as a full disk), after which the writer stays usable; 70 for an empty
+  /// Appends one row. Errors: 74 with errno (such as a full disk), after which the writer stays usable; 64 for an empty
   /// name, one given twice, and one that a table has no column for.
   absl::Status write(const std::vector<Metric>& metrics);
   /// Closes the file. Error: 74 if the system could not keep what was written. Later writes fail.

@@ -57,9 +57,9 @@ class Csv final : public MetricsForm {
     for (const Metric& metric : metrics) {
       const auto column = std::find(columns_.begin(), columns_.end(), metric.name);
       if (column == columns_.end()) {
-        return make_error(ExitCode::kInternal, "the table has no column " + quoted_text(metric.name) +
-                                                   ". [T0424] hint: write all names in the first row; columns are " +
-                                                   joined(columns_));
+        return make_error(ExitCode::kUsage, "the table has no column " + quoted_text(metric.name) +
+                                                ". [T0424] hint: write all names in the first row; columns are " +
+                                                joined(columns_));
       }
       row[static_cast<std::size_t>(column - columns_.begin())] = csv_text(metric);
     }

@@ -12,7 +12,7 @@
 namespace tessera {
 
 /// Turns metrics into the bytes of a file. One object belongs to one file and may remember what was written before.
-/// MetricsWriter is its only caller. Errors have exit code 70, without the file's name.
+/// MetricsWriter is its only caller. Errors have exit code 64, without the file's name.
 class MetricsForm {
  public:
   virtual ~MetricsForm() = default;
@@ -34,7 +34,7 @@ std::unique_ptr<MetricsForm> json_lines_form();
 
 /// Returns the form of a table (RFC 4180, lines end with "\n") whose first line names `columns`. If `columns` is empty,
 /// they are those of the file that is appended to, or else those of the first row. A row may lack columns, whose cells
-/// are then empty, but may not have others (70). Numbers read back to the same bits, "nan" and "inf" among them; flags
+/// are then empty, but may not have others (64). Numbers read back to the same bits, "nan" and "inf" among them; flags
 /// are true and false.
 std::unique_ptr<MetricsForm> csv_form(std::vector<std::string> columns);
 

@@ -136,7 +136,7 @@ void C10dCalls::leave() {
 
 /// The waiting call finds its transfers aborted, and asks the other ranks why (`fail`).
 bool C10dCalls::end_if_left_alone(Collectives::HasKey has_key) {
-  if (!status().ok() || !has_key(report_.key_of_failures())) return false;
+  if (!status().ok() || !report_.is_left_alone(has_key)) return false;
   drop_backend();
   return true;
 }

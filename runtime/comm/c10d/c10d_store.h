@@ -24,6 +24,10 @@ class C10dStore : public KeyValueStore {
   absl::StatusOr<std::int64_t> add(const std::string& key, std::int64_t amount) override;
   std::shared_ptr<KeyValueStore> connected_anew() override;
 
+  /// Says at which address the other ranks reach this host. Call it before the store is shared.
+  void set_own_address(std::string address) { own_address_ = std::move(address); }
+  std::string own_address() const override { return own_address_; }
+
   /// Returns the store itself, through which c10d's own backends meet.
   const c10::intrusive_ptr<c10d::Store>& c10d_store() const { return store_; }
   const std::string& server() const { return server_; }
@@ -34,6 +38,7 @@ class C10dStore : public KeyValueStore {
 
   const c10::intrusive_ptr<c10d::Store> store_;
   const std::string server_;
+  std::string own_address_;
 };
 
 /// Returns the text of an exception for a user, without c10's stack trace.

@@ -9,6 +9,7 @@
 #include "runtime/base/text.h"
 #include "runtime/comm/c10d/c10d_store.h"
 #include "runtime/comm/in_time.h"
+#include "runtime/comm/next_rank.h"
 
 namespace tessera {
 namespace {
@@ -158,7 +159,16 @@ void FailureReport::publish(const std::string& text) {
   ask_in_time(shared_->store, [shared = shared_, text](KeyValueStore&) { shared->publish(text); });
 }
 
-std::string FailureReport::key_of_failures() const { return shared_->any_key(); }
+bool FailureReport::is_left_alone(Collectives::HasKey has_key) const {
+  const Group& group = shared_->group;
+  const absl::StatusOr<bool> has_failed = has_key(shared_->any_key());
+  if (!has_failed.ok()) return shared_->server() == "rank 0" && group.rank != 0 && group.world_rank(0) == 0;
+  if (*has_failed) return true;
+  if (!has_key(kAnyGoneRank).value_or(false)) return false;
+  for (int q = 0; q < group.size(); ++q)
+    if (q != group.rank && has_key(key_of_gone_rank(group.world_rank(q))).value_or(false)) return true;
+  return false;
+}
 
 std::string FailureReport::news() {
   const auto news = std::make_shared<std::string>();

@@ -6,6 +6,7 @@
 #include <string>
 
 #include "runtime/comm/call.h"
+#include "runtime/comm/collectives.h"
 #include "runtime/comm/group.h"
 #include "runtime/comm/key_value_store.h"
 
@@ -32,8 +33,9 @@ class FailureReport {
   void publish_call(const CallSignature& call);
   void publish_reason(const absl::Status& reason);
 
-  /// Returns the key that the store has once a rank of the group has published a failure.
-  std::string key_of_failures() const;
+  /// Returns whether another rank of the group has published a failure, or whether its process is gone: it was seen to
+  /// be, or it served the store, which is gone.
+  bool is_left_alone(Collectives::HasKey has_key) const;
   /// Returns the news that another rank has published a failure, or "". It asks the store, so do not use it for every
   /// call. No answer from the store is no news: the rank that serves it may have ended before the others.
   std::string news();

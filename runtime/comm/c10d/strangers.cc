@@ -1,6 +1,7 @@
 #include "runtime/comm/c10d/strangers.h"
 
 #include <fcntl.h>
+#include <linux/filter.h>
 #include <linux/tcp.h>
 #include <netinet/in.h>
 #include <sys/epoll.h>
@@ -30,6 +31,9 @@ namespace {
 constexpr int kMostGap = 256;  // numbers without a descriptor after which the search ends
 constexpr std::chrono::microseconds kTimeToAccept{200}, kLongPause{100'000};
 constexpr int kMostInARow = 10'000;
+constexpr int kBetweenLooksMs = 5;  // pause between looks while connections are shut down
+/// Time in which the owners of sockets close the connections that were shut down.
+constexpr std::chrono::seconds kMostClosed{1};
 
 /// Calls `look(fd)` for each descriptor of this process, number by number, since reading /proc would take a descriptor.
 template <class Look>
@@ -72,6 +76,17 @@ std::size_t most_unproven() {
   return std::min<std::size_t>(kMost, limit.rlim_cur / 8);
 }
 
+/// Makes the kernel drop requests for new connections to a listening socket, or take them again. Who asked meanwhile
+/// asks again after a second. All other packets pass, since sockets of connections have their listener's filter too.
+void let_in(int listener, bool open) {
+  constexpr unsigned kFlags = 13, kSynAndAck = 0x12, kSyn = 0x02, kWhole = 0xffffffff;  // a byte of TCP's header
+  sock_filter program[] = {BPF_STMT(BPF_LD | BPF_B | BPF_ABS, kFlags), BPF_STMT(BPF_ALU | BPF_AND | BPF_K, kSynAndAck),
+                           BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, kSyn, 0, 1), BPF_STMT(BPF_RET | BPF_K, 0),
+                           BPF_STMT(BPF_RET | BPF_K, kWhole)};
+  const sock_fprog filter{static_cast<unsigned short>(std::size(program)), program};
+  ::setsockopt(listener, SOL_SOCKET, open ? SO_DETACH_FILTER : SO_ATTACH_FILTER, &filter, sizeof filter);
+}
+
 class Watch {
  public:
   /// Returns the watch of this process. It is never destroyed, since its thread uses it to the end.
@@ -85,6 +100,7 @@ class Watch {
     if (!is_running_in_this_process()) start();
     if (epoll_ < 0) return;
     ports_.insert(port_of(listener));
+    listeners_.push_back(listener);
     epoll_event event{};
     event.events = EPOLLIN;
     // epoll does not keep a socket open: the socket leaves the set when its owner closes it.
@@ -98,6 +114,8 @@ class Watch {
   void start() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     process_ = ::getpid();
     ports_.clear();
+    listeners_.clear();
+    is_open_ = true;
     epoll_ = ::epoll_create1(EPOLL_CLOEXEC);
     if (epoll_ < 0) return;
     try {
@@ -110,15 +128,57 @@ class Watch {
   void run(int epoll) {
     epoll_event event{};
     int in_a_row = 0;
+    Found found = Found::kFew;
     while (true) {
       const int ready = ::epoll_wait(epoll, &event, 1, 0);
       if (ready == 0) in_a_row = 0;
-      if ((ready == 0 ? ::epoll_wait(epoll, &event, 1, -1) : ready) < 0 && errno != EINTR) return;
+      const int most_ms = found == Found::kFlood ? kBetweenLooksMs : -1;
+      if ((ready == 0 ? ::epoll_wait(epoll, &event, 1, most_ms) : ready) < 0 && errno != EINTR) return;
       // A connection that nobody accepts (on a forked process's copy of a socket) is no reason to be busy.
       std::this_thread::sleep_for(in_a_row < kMostInARow ? kTimeToAccept : kLongPause);
       const MutexLock lock(mutex_);
-      in_a_row = shut_down_oldest() ? 0 : in_a_row + 1;
+      found = look();
+      in_a_row = found == Found::kFew ? in_a_row + 1 : 0;
     }
+  }
+
+  enum class Found {
+    kFew,    ///< few descriptors are open, so there is nothing to look for
+    kMany,   ///< many are open, and no more than may be belong to strangers
+    kFlood,  ///< strangers' connections were shut down, so the next look comes soon
+  };
+
+  Found look() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    const std::size_t most = most_unproven();
+    bound_queues(most);
+    if (are_few_open(most)) {
+      let_in_all(true);
+      return Found::kFew;
+    }
+    // Shutting down takes longer than connecting. What waits in the queues by now is bounded.
+    if (!are_few_open(2 * most)) let_in_all(false);
+    const auto now = std::chrono::steady_clock::now();
+    if (shut_down_oldest(most)) shut_down_at_ = now;
+    // The owners of those connections need a moment to close them.
+    if (shut_down_at_ == now || (now - shut_down_at_ < kMostClosed && !are_few_open(2 * most))) return Found::kFlood;
+    let_in_all(true);
+    return Found::kMany;
+  }
+
+  /// Bounds how many connections wait to be accepted. The owner of a socket may have said another number meanwhile.
+  void bound_queues(std::size_t most) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    std::erase_if(listeners_, [&](int fd) {
+      mutex_.expect_held();
+      return !is_listening(fd) || ports_.count(port_of(fd)) == 0;
+    });
+    const auto longest = static_cast<int>(std::clamp<std::size_t>(most, 16, SOMAXCONN));
+    for (const int listener : listeners_) ::listen(listener, longest);
+  }
+
+  void let_in_all(bool open) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    if (open == is_open_) return;
+    is_open_ = open;
+    for (const int listener : listeners_) let_in(listener, open);
   }
 
   /// Returns whether few descriptors are open. The next descriptor's number tells, since the lowest free number is
@@ -129,10 +189,8 @@ class Watch {
     return next >= 0 && static_cast<std::size_t>(next) < most;
   }
 
-  /// Returns false if so few are open that there is nothing to look for.
-  bool shut_down_oldest() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
-    const std::size_t most = most_unproven();
-    if (are_few_open(most)) return false;
+  /// Returns whether it shut any down.
+  bool shut_down_oldest(std::size_t most) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     struct Unproven {
       std::uint64_t order;
       int fd;
@@ -157,7 +215,7 @@ class Watch {
     });
     order_ = std::move(still_there);
     ports_ = std::move(listening);
-    if (unproven.size() <= most) return true;
+    if (unproven.size() <= most) return false;
     std::ranges::sort(unproven, {}, &Unproven::order);
     unproven.resize(unproven.size() - most);
     if (!std::exchange(has_warned_, true))
@@ -182,6 +240,9 @@ class Watch {
   pid_t process_ ABSL_GUARDED_BY(mutex_) = -1;
   int epoll_ ABSL_GUARDED_BY(mutex_) = -1;
   std::set<int> ports_ ABSL_GUARDED_BY(mutex_);  ///< ports of the watched sockets
+  std::vector<int> listeners_ ABSL_GUARDED_BY(mutex_);
+  bool is_open_ ABSL_GUARDED_BY(mutex_) = true;  ///< whether the watched sockets take requests
+  std::chrono::steady_clock::time_point shut_down_at_ ABSL_GUARDED_BY(mutex_) = {};
   /// order in which idle connections were first seen, by socket
   std::map<ino_t, std::uint64_t> order_ ABSL_GUARDED_BY(mutex_);
   std::uint64_t next_order_ ABSL_GUARDED_BY(mutex_) = 0;

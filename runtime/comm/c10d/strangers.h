@@ -10,7 +10,8 @@ namespace tessera {
 ///
 /// Limits, from now on, the silent connections of `listener`, a listening socket of this process: at most an eighth of
 /// the limit of descriptors, and at most 4096, may have sent nothing (twice that for a moment). The oldest ones beyond
-/// that are shut down. The code that owns them notices the end and closes them. A rank sends as soon as it is
+/// that are shut down. The code that owns them notices the end and closes them. While a burst fills a quarter of the
+/// limit, the kernel lets nobody in; who asked meanwhile asks again after a second. A rank sends as soon as it is
 /// connected, so no connection of the job is among them. It costs nothing while nobody connects: a thread of this
 /// process waits for connections until the process ends. The owner of the socket may close it at any time.
 void watch_for_strangers(int listener);

@@ -45,6 +45,13 @@ absl::StatusOr<std::string> own_address(const Topology& topology, double init_ti
   return address_towards(topology.master_addr, init_timeout_s);
 }
 
+// Returns the address at which CallWatch lets other ranks watch this process: Gloo's, but where GLOO_SOCKET_IFNAME
+// chooses Gloo's, the one towards rank 0's host. It is "" if that is not known, and then nobody watches.
+std::string watched_address(const Topology& topology, const std::string& of_gloo, double init_timeout_s) {
+  if (topology.num_hosts() == 1 || !std::getenv("GLOO_SOCKET_IFNAME")) return of_gloo;
+  return address_towards(topology.master_addr, init_timeout_s).value_or("");
+}
+
 /// Says how ranks with GPUs join for the memory of their hosts. Most jobs make no such group, so the needs of Gloo are
 /// looked for when such a group is made.
 JoinGroup gloo_on_hosts(const Topology& topology, const CommConfig& comm, const std::shared_ptr<C10dStore>& store) {
@@ -118,9 +125,10 @@ JoinGroup join_host(const Store& store) {
   return [store](const Group& group) { return host_collectives(group, *store); };
 }
 
-/// Joins by Gloo, as comm.network_fit says. `address`: this host's own.
-JoinGroup join_gloo(const CommConfig& comm, const std::string& address, const ChooseAlgorithm& choose,
-                    const Store& store) {
+/// Joins by Gloo, as comm.network_fit says. `address`: this host's own, or empty where no group needs Gloo.
+JoinGroup join_gloo(const Topology& topology, const CommConfig& comm, const std::string& address,
+                    const ChooseAlgorithm& choose, const Store& store) {
+  if (!address.empty()) store->set_own_address(watched_address(topology, address, comm.init_timeout_s));
   const JoinAndChoose join = [store, address](const Group& group, ChooseAlgorithm by) {
     return gloo_collectives(group, address, store, std::move(by));
   };
@@ -134,7 +142,7 @@ absl::StatusOr<Mesh> make_auto_mesh(const Topology& topology, const CommConfig& 
     TESSERA_ASSIGN_OR_RETURN(address, own_address(topology, comm.init_timeout_s));
   }
   return make_cpu_mesh(topology, comm, [&](const GroupDefaults& defaults, const Store& store) {
-    return composed_group_factory(defaults, join_host(store), join_gloo(comm, address, choose, store));
+    return composed_group_factory(defaults, join_host(store), join_gloo(topology, comm, address, choose, store));
   });
 }
 
@@ -145,9 +153,12 @@ absl::StatusOr<Mesh> make_host_mesh(const Topology& topology, const CommConfig& 
 }
 
 absl::StatusOr<Mesh> make_gloo_mesh(const Topology& topology, const CommConfig& comm, const ChooseAlgorithm& choose) {
-  TESSERA_ASSIGN_OR_RETURN(const std::string address, own_address(topology, comm.init_timeout_s));
+  std::string address;  // one rank needs none
+  if (topology.world_size > 1) {
+    TESSERA_ASSIGN_OR_RETURN(address, own_address(topology, comm.init_timeout_s));
+  }
   return make_cpu_mesh(topology, comm, [&](const GroupDefaults& defaults, const Store& store) {
-    return flat_group_factory(defaults, join_gloo(comm, address, choose, store));
+    return flat_group_factory(defaults, join_gloo(topology, comm, address, choose, store));
   });
 }
 

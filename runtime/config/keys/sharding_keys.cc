@@ -150,7 +150,8 @@ std::vector<StrategyKey> sharding_keys() {
            "Gradients of at most so many units are summed over the ranks while those of the next ones are computed. "
            "null: over "
            "a network one, on one host what fits 8 MiB, and as many as possible where it costs no memory. Ranks of one "
-           "host that reduce over two axes wait for each sum, and a GPU has one or two, whatever is said here.",
+           "host that reduce over two axes wait for each sum, and a GPU has one or two, whatever is said here. Under "
+           "reproducible, ranks wait for each unit where they send sums of subtrees, as plan then says.",
        .cost = "Memory: a bucket each, of the largest unit's gradients in the reduce type."},
       {.pointer = "/host_sharing",
        .field = boolean_field(AT(host_sharing)),

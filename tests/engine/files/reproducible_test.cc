@@ -22,6 +22,7 @@
 #include "tessera/checkpoint.h"
 #include "tests/engine/on_hosts.h"
 #include "tests/support/pairwise.h"
+#include "tests/support/stderr_of.h"
 #include "tests/support/test_folder.h"
 #include "tests/support/train_helpers.h"
 
@@ -477,6 +478,21 @@ TEST(Reproducible, RanksThatWouldCutSubtreesAreRefusedWithWhatWorks) {
   strategy.strategy = ShardingStrategy::kFullShard;
   const std::string hosts = refusal({.ranks = 6, .hosts = 2}, strategy);
   EXPECT_NE(hosts.find("a host has a power of two of ranks, got 3"), std::string::npos) << hosts;
+}
+
+TEST(Reproducible, ReductionsAheadAreSaidToHaveNoEffectOnSumsOfSubtrees) {
+  const GradientSync last = GradientSync::kLastMicrobatch;
+  Strategy strategy = reproducible(ShardingStrategy::kShardGradients, DType::kF32, kRules[0], last);
+  strategy.reductions_ahead = 2;
+  for (const std::int64_t microbatches : {3, 4}) {
+    strategy.gradient_accumulation = microbatches;
+    const std::string said = stderr_of([&] {
+      set_log_level(LogLevel::kInfo);
+      EXPECT_EQ(refusal({.ranks = 2}, strategy), "");
+    });
+    const bool has_no_effect = said.find("\"reductions_ahead\" has no effect here") != std::string::npos;
+    EXPECT_EQ(has_no_effect, microbatches == 3) << said;
+  }
 }
 
 TEST(ReproducibleDeal, PrivateParametersThatAreGatheredAreRefused) {

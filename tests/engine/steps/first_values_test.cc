@@ -2,6 +2,7 @@
 
 #include "engine/parameters/first_values.h"
 
+#include <ATen/Parallel.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/ones.h>
@@ -51,6 +52,17 @@ struct KindsImpl : torch::nn::Module {
   }
 };
 TORCH_MODULE(Kinds);
+
+/// Runs each test with one thread. The bits of a QR decomposition, which `orthogonal_` makes, depend on the number of
+/// threads that MKL takes, and MKL chooses it anew for each call.
+class FirstValues : public ::testing::Test {
+ protected:
+  FirstValues() : threads_(at::get_num_threads()) { at::set_num_threads(1); }
+  ~FirstValues() override { at::set_num_threads(threads_); }
+
+ private:
+  const int threads_;
+};
 
 /// Ranks are threads and share LibTorch's default generator.
 std::mutex generator_mutex;
@@ -105,7 +117,7 @@ Kinds deferred_kinds(std::uint64_t seed) {
   return with_seed(seed, [] { return deferred_init([] { return Kinds(); }); });
 }
 
-TEST(FirstValues, DeferredOnAllRanksEqualEager) {
+TEST_F(FirstValues, DeferredOnAllRanksEqualEager) {
   const Values expected = eager_values(5);
   for (const int ranks : {1, 2, 3, 4}) {
     expect_values(
@@ -113,7 +125,7 @@ TEST(FirstValues, DeferredOnAllRanksEqualEager) {
   }
 }
 
-TEST(FirstValues, RanksWithOtherSeedsGetRankZerosValues) {
+TEST_F(FirstValues, RanksWithOtherSeedsGetRankZerosValues) {
   const Values expected = eager_values(5);
   for (const int ranks : {2, 3}) {
     expect_values(
@@ -121,7 +133,7 @@ TEST(FirstValues, RanksWithOtherSeedsGetRankZerosValues) {
   }
 }
 
-TEST(FirstValues, EagerModulesOnSomeRanksGetRankZerosValues) {
+TEST_F(FirstValues, EagerModulesOnSomeRanksGetRankZerosValues) {
   const Values expected = eager_values(5);
   const auto eager = [](std::uint64_t seed) { return with_seed(seed, [] { return Kinds(); }); };
   for (const int real : {0, 1}) {
@@ -147,7 +159,7 @@ std::vector<std::string> messages(int ranks, const BuildOnRank& build) {
   return all;
 }
 
-TEST(FirstValues, DifferentInitialisationOnARankIsNamed) {
+TEST_F(FirstValues, DifferentInitialisationOnARankIsNamed) {
   const auto all = messages(3, [](int rank) {
     return with_seed(5, [&] { return deferred_init([&] { return Kinds(/*uniform=*/rank == 2); }); });
   });
@@ -157,7 +169,7 @@ TEST(FirstValues, DifferentInitialisationOnARankIsNamed) {
   }
 }
 
-TEST(FirstValues, ParameterOnOneRankOnlyIsAnError) {
+TEST_F(FirstValues, ParameterOnOneRankOnlyIsAnError) {
   // The extra parameter belongs to the root, so units differ in that parameter alone.
   const auto all = messages(2, [](int rank) {
     return with_seed(5, [&] { return deferred_init([&] { return Kinds(false, /*extra=*/rank == 1); }); });
@@ -167,7 +179,7 @@ TEST(FirstValues, ParameterOnOneRankOnlyIsAnError) {
   }
 }
 
-TEST(FirstValues, ModuleMadeForShapesOnlyCannotTrain) {
+TEST_F(FirstValues, ModuleMadeForShapesOnlyCannotTrain) {
   EXPECT_THROW(
       {
         try {

@@ -396,7 +396,7 @@ TEST(WeightedMeans, ShortLastStepCountsEachTokenOnceOnAnyRanks) {
   }
 }
 
-TEST(WeightedMeans, LossDividedByTheMicrobatchesGivesAWarning) {
+TEST(WeightedMeans, LossWithAFactorOfItsOwnGivesAWarning) {
   const auto warned = [](const std::function<at::Tensor(const at::Tensor&)>& change, std::int64_t accumulation) {
     return stderr_of([&] {
       run_ranks({.ranks = 1}, [&](const Mesh& mesh) {
@@ -412,6 +412,10 @@ TEST(WeightedMeans, LossDividedByTheMicrobatchesGivesAWarning) {
   EXPECT_THAT(warned([](const at::Tensor& loss) { return loss / 4; }, 2), ::testing::Not(HasSubstr("divided")));
   EXPECT_THAT(warned([](const at::Tensor& loss) { return loss / 4; }, 1), ::testing::Not(HasSubstr("divided")));
   EXPECT_THAT(warned([](const at::Tensor& loss) { return loss; }, 4), ::testing::Not(HasSubstr("divided")));
+  const auto is_scaled = AllOf(HasSubstr("multiplied by 65536"), HasSubstr("leave the scaler out"));
+  EXPECT_THAT(warned([](const at::Tensor& loss) { return loss * 65536; }, 1), is_scaled);
+  EXPECT_THAT(warned([](const at::Tensor& loss) { return loss * at::full({}, 65536.0F); }, 4), is_scaled);
+  EXPECT_THAT(warned([](const at::Tensor& loss) { return loss * 3000; }, 1), ::testing::Not(HasSubstr("multiplied")));
 }
 
 }  // namespace weighted_means_test

@@ -60,8 +60,16 @@ absl::StatusOr<std::string> checkpoint_to_resume(const CheckpointOptions& option
         ExitCode::kCannotCreate,
         "--checkpoint-dir: " + config.dir + " is a file, and no folder. [T0061] hint: name a folder, or move it away");
   TESSERA_ASSIGN_OR_RETURN(const auto there, list_checkpoints(config.dir, "--checkpoint-dir"));
-  if (there.empty() && !std::filesystem::exists(config.dir + "/latest", error)) return "";
-  return find_checkpoint(config.dir, "--checkpoint-dir");
+  if (std::filesystem::symlink_status(config.dir + "/latest", error).type() != std::filesystem::file_type::not_found)
+    return find_checkpoint(config.dir, "--checkpoint-dir");
+  if (!there.empty())
+    return config.dir + "/" + there.back().name;  // the first save was killed before it wrote `latest`
+  TESSERA_ASSIGN_OR_RETURN(const std::vector<std::string> damaged, damaged_checkpoints(config.dir, "--checkpoint-dir"));
+  if (damaged.empty()) return "";
+  return make_error(ExitCode::kCorruptData,
+                    "--checkpoint-dir: " + config.dir + " has " + damaged.back() +
+                        " without a manifest, and no whole checkpoint. hint: bring its files back; or begin anew, with "
+                        "another folder or --resume none");
 }
 
 StopSignals::StopSignals() {

@@ -1,0 +1,54 @@
+#pragma once
+
+#include <string>
+
+#include "runtime/comm/key_value_store.h"
+
+namespace tessera {
+
+/// Notices that the process of the next rank (the rank after the own one; after the last comes 0) has ended, however it
+/// ended and whatever its other connections say: an idle TCP connection leads there, and the kernel of that host ends
+/// it with the process. Each rank therefore listens at a port, and nothing is ever sent or accepted there. Connections
+/// wait in the kernel's queue, which costs no descriptor.
+///
+/// CallWatch makes one where ranks talk over Gloo, which may lose the end of a connection. Only the end of a connection
+/// that was once made counts, so a network that refuses the port means that nobody is watched, and never that a rank is
+/// gone. A host that vanishes ends no connection. A child process that was forked from the rank, and that runs no other
+/// program, keeps the port open as long as it lives. It is not thread-safe.
+class NextRank {
+ public:
+  /// Opens this rank's port. `address`: the numeric address at which the other ranks reach this host.
+  NextRank(int rank, int world_size, std::string address);
+  ~NextRank();
+  NextRank(const NextRank&) = delete;
+  NextRank& operator=(const NextRank&) = delete;
+
+  /// Returns the number of the rank that is watched.
+  int rank() const { return next_; }
+
+  /// The places that ranks tell each other through the store. A thread that may be left behind asks, so this owns all.
+  struct Places {
+    std::string own_key, own;  ///< this rank's address and port
+    std::string next_key, next;
+    void exchange(KeyValueStore& store);
+  };
+  /// Returns what to exchange with the other ranks. `own` is "" if this rank has no port.
+  Places places() const;
+
+  /// Connects to `place`, the next rank's address and port. It takes a second at most. Returns false if that failed.
+  bool connect(const std::string& place);
+  bool is_connected() const { return connection_ >= 0; }
+  /// Returns whether the connection has ended. REQUIRES: is_connected().
+  bool has_ended() const;
+
+ private:
+  const int rank_, next_;
+  const std::string address_;
+  int listener_ = -1, port_ = 0, connection_ = -1;
+};
+
+/// Returns the key that the store has once a rank's process was seen to be gone, and the key that it has once any was.
+std::string key_of_gone_rank(int world_rank);
+inline constexpr const char* kAnyGoneRank = "gone";
+
+}  // namespace tessera

@@ -165,7 +165,9 @@ MemoryPlan make_plan(const std::vector<std::unique_ptr<Unit>>& units, const Stra
   input.tiers.copies_checkpoints = strategy.checkpoint.async;
   input.tiers.is_durable = strategy.durable.every > 0;
   input.wire.reproducible = strategy.reproducible;
-  input.wire.longest_run = microbatch_order(strategy, scene.mesh.world_size()).longest;
+  const MicrobatchOrder order = microbatch_order(strategy, scene.mesh.world_size());
+  input.wire.longest_run = order.longest;
+  input.wire.backups = order.backups;
   input.update.checks_values = strategy.check.values;
   input.wire.compression = strategy.compression;
   const WireForm gathers = strategy.compression.gathers;

@@ -59,7 +59,7 @@ CpuStep::CpuStep(const StepContext& context, GradientNorm& norm)
   if (strategy_.on_spike.action != SpikeAction::kNone) spikes_.emplace(strategy_.on_spike);
   if (!strategy_.reproducible) return;
   const MicrobatchOrder order = microbatch_order(strategy_, context.axes.world->size());
-  losses_.resize(static_cast<std::size_t>(order.longest_run()));
+  losses_.resize(static_cast<std::size_t>(order.most_rounds()));
   const Placement& placement = context.plan.placement();
   recorder_ = StepRecorder::make(strategy_, units_, *context.axes.world,
                                  {.gradients = owners_of_parts(placement.gradients, context.axes),

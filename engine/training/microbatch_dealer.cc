@@ -29,12 +29,15 @@ MicrobatchDealer::MicrobatchDealer(const Strategy& strategy, int ranks)
   for (int rank = 0; rank < ranks; ++rank) order_.begins.push_back(rank * order_.each);
 }
 
-bool MicrobatchDealer::add(std::span<const double> busy_seconds) {
-  for (std::size_t rank = 0; rank < busy_.size(); ++rank) busy_[rank].push_back(busy_seconds[rank]);
+bool MicrobatchDealer::add(std::span<const double> busy_seconds, std::span<const std::int64_t> computed) {
+  for (std::size_t rank = 0; rank < busy_.size(); ++rank) {
+    const std::int64_t count = computed.empty() ? counts_[rank] : std::max<std::int64_t>(computed[rank], 1);
+    busy_[rank].push_back(std::max(kLeastSeconds, busy_seconds[rank]) / static_cast<double>(count));
+  }
   if (busy_[0].size() < window_) return false;
   before_ = counts_;
   for (std::size_t rank = 0; rank < busy_.size(); ++rank) {
-    seconds_[rank] = std::max(kLeastSeconds, median_of(busy_[rank])) / static_cast<double>(before_[rank]);
+    seconds_[rank] = median_of(busy_[rank]);
     busy_[rank].clear();
   }
   share_out();

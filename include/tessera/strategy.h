@@ -584,6 +584,7 @@ struct DealConfig {
   DealBy by = DealBy::kEven;  ///< what decides
   std::int64_t window = 10;   ///< steps over which speeds are measured before microbatches are dealt anew
   std::int64_t longest = 0;   ///< most microbatches of a step that a rank gets; 0: twice gradient_accumulation
+  std::int64_t backups = 0;   ///< most microbatches of slower ranks that a rank makes again in a step
 };
 
 /// The strategy file in memory. docs/strategy.md says what each key means and allows. It is a plain value: copies are

@@ -18,6 +18,12 @@ std::tuple<at::Tensor, at::Tensor, double> next_of(TokenBatches& batches, at::De
   return {batch.input, batch.target, batch.weight};
 }
 
+std::tuple<at::Tensor, at::Tensor, double> microbatch_of(TokenBatches& batches, std::int64_t microbatch,
+                                                         at::Device device) {
+  const TokenBatch batch = batches.of(microbatch, device);
+  return {batch.input, batch.target, batch.weight};
+}
+
 }  // namespace
 
 void bind_data(py::module_& module) {
@@ -48,6 +54,8 @@ void bind_data(py::module_& module) {
            }),
            Released())
       .def("next", &next_of, Released())
+      .def("of", &microbatch_of, Released())
+      .def("end_step", &TokenBatches::end_step)
       .def("deal",
            [](TokenBatches& batches, std::int64_t begin, std::int64_t end) {
              batches.deal({begin, end});

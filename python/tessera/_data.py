@@ -81,6 +81,18 @@ class TokenBatches:
         """
         return TokenBatch(*self._native.next(torch.device(device)))
 
+    def of(self, microbatch: int, device: torch.device | str = "cpu") -> TokenBatch:
+        """Returns the microbatch with this number among those of the step under way on all ranks, on `device`.
+
+        It is that of `Engine.microbatch`, where ranks make each other's ("deal.backups"). The step stays under way
+        until `end_step`. Raises Error (78) for a number that no step has, and within a step that `next` has begun.
+        """
+        return TokenBatch(*self._native.of(microbatch, torch.device(device)))
+
+    def end_step(self) -> None:
+        """Goes on to the next step. All ranks call it behind `Engine.step`, where `of` gave them the step's batches."""
+        self._native.end_step()
+
     def deal(self, run: range) -> None:
         """Gives this rank the microbatches `run` of each step from now on: `Engine.microbatches`, with "deal" by speed.
 

@@ -75,9 +75,7 @@ void DistributedSampler::start(std::int64_t epoch, std::int64_t consumed) {
 
 bool DistributedSampler::next(std::span<std::int64_t> samples) {
   if (consumed_ >= end_) return false;
-  const std::int64_t first = next_position();
-  for (std::size_t i = 0; i < samples.size(); ++i) samples[i] = sample_at(first + static_cast<std::int64_t>(i));
-  counted_ = std::clamp<std::int64_t>(options_.num_samples - first, 0, options_.batch);
+  write(next_position(), samples);
   if (dealt_ == MicrobatchRun()) {
     consumed_ += options_.batch * options_.world_size;
   } else if (++taken_ == dealt_.end - dealt_.begin) {
@@ -85,6 +83,34 @@ bool DistributedSampler::next(std::span<std::int64_t> samples) {
     consumed_ += options_.global_batch();
   }
   return true;
+}
+
+/// Writes the samples of a microbatch that begins at position `first`.
+void DistributedSampler::write(std::int64_t first, std::span<std::int64_t> samples) {
+  for (std::size_t i = 0; i < samples.size(); ++i) samples[i] = sample_at(first + static_cast<std::int64_t>(i));
+  counted_ = std::clamp<std::int64_t>(options_.num_samples - first, 0, options_.batch);
+}
+
+absl::StatusOr<bool> DistributedSampler::take(std::int64_t microbatch, std::span<std::int64_t> samples) {
+  const std::int64_t all = options_.accumulation * options_.world_size;
+  if (microbatch < 0 || microbatch >= all)
+    return make_error(ExitCode::kConfig,
+                      fmt::format("sampler: microbatch {} was asked for, and a step has 0 to {} (accumulation {} x {} "
+                                  "ranks). hint: ask for what Engine::microbatch returns, with the strategy's "
+                                  "gradient_accumulation as accumulation",
+                                  microbatch, all - 1, options_.accumulation, options_.world_size));
+  if (!is_between_steps())
+    return make_error(ExitCode::kConfig,
+                      "sampler: a microbatch was asked for by its number within a step whose samples come one after "
+                      "the other. hint: take all microbatches by their numbers, and end each step, or none");
+  if (consumed_ >= end_) return false;
+  write(consumed_ + microbatch * options_.batch, samples);
+  return true;
+}
+
+void DistributedSampler::end_step() {
+  if (consumed_ >= end_) start(epoch_ + 1, 0);
+  consumed_ += options_.global_batch();
 }
 
 absl::Status DistributedSampler::deal(const MicrobatchRun& run) {
@@ -96,7 +122,7 @@ absl::Status DistributedSampler::deal(const MicrobatchRun& run) {
                     "{} x {} ranks). [T0924] hint: deal what Engine::microbatches returns, with the strategy's "
                     "gradient_accumulation as accumulation",
                     run.begin, run.end, all, options_.accumulation, options_.world_size));
-  if (taken_ > 0 || (consumed_ - begin_) % options_.global_batch() != 0)
+  if (!is_between_steps())
     return make_error(
         ExitCode::kConfig,
         "sampler: microbatches were dealt within a step. [T0925] hint: deal them when a step is over, before the "

@@ -329,6 +329,7 @@ bool Reducer::is_in_place(const Entry& entry) const {
 }
 
 bool Reducer::is_leaf_in_waiting() const {
+  if (backup_) return true;
   if (!makes_tree() || !accumulates() || round_ >= counter().rounds()) return false;
   const SumCounter::Turn turn = counter().turn(round_);
   return !turn.is_last && turn.joined == 0;
@@ -356,15 +357,16 @@ float* Reducer::place_of_sum(const FlatGroup& group) const {
   return turn.is_last ? group.gradient : waiting_of(entries_[group.unit->index], group, turn.place);
 }
 
-void Reducer::end_microbatch() {
+void Reducer::end_microbatch(bool counts) {
   if (!accumulates()) return;
   copies_.flush();
-  const SumCounter::Turn turn = counter().turn(round_);
+  const SumCounter::Turn turn = backup_ ? SumCounter::Turn{place_of_leaf()} : counter().turn(round_);
   std::array<const float*, SumCounter::kMostJoined> waiting{};
   for (const int index : order_) {
     Entry& entry = entries_[index];
     if (entry.phase == Phase::kIdle) entry.gradients.begin();  // this rank gave the unit no gradient
     entry.phase = Phase::kIdle;
+    if (!counts) continue;
     for (const auto& group : entry.unit->groups) {
       if (!group->trainable) continue;
       auto* const leaf = reinterpret_cast<float*>(bucket_of(entry, *group));
@@ -375,11 +377,11 @@ void Reducer::end_microbatch() {
       joined_sum({waiting.data(), count}, leaf, to, static_cast<std::size_t>(group->layout.numel()));
     }
   }
-  ++round_;
+  if (counts && !backup_) ++round_;
 }
 
 std::byte* Reducer::bucket_of(const Entry& entry, const FlatGroup& group) const {
-  if (is_leaf_in_waiting()) return reinterpret_cast<std::byte*>(waiting_of(entry, group, counter().turn(round_).place));
+  if (is_leaf_in_waiting()) return reinterpret_cast<std::byte*>(waiting_of(entry, group, place_of_leaf()));
   if (is_in_place(entry)) return reinterpret_cast<std::byte*>(group.gradient);
   std::byte* bucket = entry.bucket.memory;
   for (std::size_t i = 0; i < group.index; ++i) {
@@ -761,13 +763,13 @@ void Reducer::start_group(UnitReduction& reduction, FlatGroup& group) {
 
 /// Makes a group's sum from the sums that ranks have of the nodes of their runs. The sum is there when this returns.
 void Reducer::join_blocks(const Entry& entry, FlatGroup& group) {
-  std::array<const float*, SumCounter::kMostWaiting> own{};
-  const int count = counter().blocks();
-  for (int place = 0; place + 1 < count; ++place)
-    own[static_cast<std::size_t>(place)] = waiting_of(entry, group, place);
-  own[static_cast<std::size_t>(count - 1)] = reinterpret_cast<const float*>(bucket_of(entry, group));
+  std::vector<const float*> own;
+  for (int place = 0; place < blocks_->own_blocks(); ++place) own.push_back(waiting_of(entry, group, place));
+  if (blocks_->has_whole_run()) own.back() = reinterpret_cast<const float*>(bucket_of(entry, group));
+  for (int turn = 0; turn < blocks_->made_again(); ++turn)
+    own.push_back(waiting_of(entry, group, plan_.first_backup() + turn));
   const std::int64_t before = blocks_->sent_bytes();
-  blocks_->join(group, std::span(own).first(static_cast<std::size_t>(count)), *visitor_);
+  blocks_->join(group, own, *visitor_);
   counts_.reduced_bytes += blocks_->sent_bytes() - before;
 }
 
@@ -943,6 +945,7 @@ void Reducer::reset() {
   counts_.overflow_peak = counts_.overflow_bytes;
   has_copy_ = false;
   round_ = 0;
+  backup_.reset();
   for (Entry& entry : entries_) {
     for (Feedback& feedback : entry.feedback) {
       if (feedback.method)

@@ -153,12 +153,17 @@ class Reducer {
   /// does not count is taken as zeros, and its parameter does not count as used.
   void take(FlatGroup& group, std::size_t parameter, bool counts = true);
 
-  /// Makes kept gradients a leaf that joins the tree. Under "reproducible" it is called before `finish` of a
-  /// microbatch's last backward.
-  void end_microbatch();
+  /// Makes kept gradients a leaf that joins the tree, unless the leaf does not `count`. Under "reproducible" it is
+  /// called before `finish` of a microbatch's last backward.
+  void end_microbatch(bool counts = true);
+
+  /// Says that the microbatch that comes next is another rank's, and the how-manieth of those that this rank has made
+  /// again in the step, from 0. Its gradients are a leaf of their own ("deal.backups"). Without a `turn` it is one of
+  /// this rank's run, which is so at the beginning of each step.
+  void begin_backup(std::optional<int> turn) { backup_ = turn; }
 
   /// Gives ranks the runs of microbatches of `order` ("deal" by speed) from the next step on. Call it between steps,
-  /// alike on all ranks.
+  /// alike on all ranks; before the last `finish` of a step, too, where ranks made microbatches again.
   void deal(const MicrobatchOrder& order) {
     if (blocks_) blocks_->deal(order);
   }
@@ -243,6 +248,8 @@ class Reducer {
   bool makes_tree() const { return plan_.wire().reproducible; }
   /// Returns whether this microbatch's gradients go to the place where their sum waits, since no other sum waits there.
   bool is_leaf_in_waiting() const;
+  /// Returns that place.
+  int place_of_leaf() const { return backup_ ? plan_.first_backup() + *backup_ : counter().turn(round_).place; }
   float* waiting_of(const Entry& entry, const FlatGroup& group, int place) const;
   float* place_of_sum(const FlatGroup& group) const;
   Accumulation accumulation_of(const Entry& entry, const FlatGroup& group) const;
@@ -325,6 +332,7 @@ class Reducer {
   bool uses_methods_ = true, has_hook_ = false;
   bool has_copy_ = false;   ///< whether residuals were copied before the step's first reduction
   std::int32_t round_ = 0;  ///< under "reproducible": this rank's microbatches that have joined the tree since `reset`
+  std::optional<int> backup_;  ///< the argument of the last `begin_backup` since `reset`
   /// Reductions are numbered from 0; the k-th is in [k % size] until it is over.
   std::vector<std::unique_ptr<UnitReduction>> reductions_;
   std::int64_t started_ = 0, advanced_ = 0, over_ = 0;  ///< numbers of reductions

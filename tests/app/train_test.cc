@@ -210,6 +210,9 @@ TEST_F(Train, DealtMicrobatchesGiveTheBitsOfEvenOnes) {
   run(launch(2) + train(path("dealt.json"), "dealt", more));
   EXPECT_EQ(losses("even").size(), 6u);
   EXPECT_EQ(losses("dealt"), losses("even"));
+  write_file(path("backed_up.json"), keys + R"(, "deal": {"by": "speed", "window": 1, "backups": 2}})");
+  run(launch(2) + train(path("backed_up.json"), "backed_up", more));
+  EXPECT_EQ(losses("backed_up"), losses("even"));
 }
 
 TEST_F(Train, SameSeedGivesTheSameLosses) {

@@ -63,6 +63,7 @@ struct PlannedWire {
   bool reproducible = false;  ///< Strategy::reproducible
   /// The most microbatches of a step that a rank may be dealt (MicrobatchOrder::longest); 0: `accumulation` on each.
   std::int64_t longest_run = 0;
+  std::int64_t backups = 0;  ///< MicrobatchOrder::backups
   /// 2 if units cut modules (units.bucket_cap_mb), since two of them then get gradients by turns
   int filling_buckets = 1;
   /// Reductions over a network on some axis go on by themselves while ranks compute
@@ -211,6 +212,9 @@ class MemoryPlan {
   /// `keeps_gradients`, else of this rank's part; the last place is then that of the total.
   int waiting_sums() const { return waiting_sums_; }
   std::int64_t waiting_numel_of(const UnitShape& unit) const;
+  /// The first place for whole gradients of a microbatch that a rank makes again, behind those of its own run. There is
+  /// a place for each (MicrobatchOrder::backups).
+  int first_backup() const { return waiting_sums_ - static_cast<int>(input_.wire.backups); }
   std::int64_t waiting_bytes() const;
   /// Where runs of microbatches cut subtrees (cuts_subtrees): the number of sums that each rank sends of each gradient,
   /// as many as the rank with the most has (blocks_of). It is 0 elsewhere.

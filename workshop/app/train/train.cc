@@ -300,13 +300,15 @@ struct FinishedStep {
 };
 
 /// Brings `count` batches to the Engine's device, each while the one before it trains. Where microbatches are dealt, a
-/// step's first batch waits until the rank's microbatches are known.
+/// step's first batch waits until the rank's microbatches are known. Where ranks make each other's, a batch is brought
+/// when it is known which comes next.
 class BatchesAhead {
  public:
   BatchesAhead(TokenBatches& batches, Engine& engine, std::int64_t count)
       : batches_(batches),
         engine_(engine),
         deals_(engine.strategy().deal.by == DealBy::kSpeed),
+        backs_up_(engine.strategy().deal.backups > 0),
         left_(deals_ ? 0 : count),
         cursor_(batches.cursor()) {
     start();
@@ -314,13 +316,24 @@ class BatchesAhead {
 
   /// This is called before a step's first batch.
   void begin_step() {
-    if (!deals_) return;
+    if (!deals_ || backs_up_) return;
     const MicrobatchRun run = engine_.microbatches();
     batches_.deal(run);
     left_ = run.end - run.begin;
     start();
   }
+  /// This is called behind a step's last batch.
+  void end_step() {
+    if (!backs_up_) return;
+    batches_.end_step();
+    cursor_ = batches_.cursor();
+  }
   TokenBatch next() {
+    if (backs_up_) {
+      const TokenBatch batch = batches_.of(engine_.microbatch(), engine_.device());
+      epoch_ = batches_.epoch();
+      return batch;
+    }
     Ahead now = *std::exchange(ahead_, std::nullopt);
     start();
     epoch_ = now.epoch;
@@ -351,7 +364,7 @@ class BatchesAhead {
 
   TokenBatches& batches_;
   Engine& engine_;
-  const bool deals_;
+  const bool deals_, backs_up_;
   std::int64_t left_, epoch_ = 0;
   SamplerCursor cursor_;
   std::optional<Ahead> ahead_;
@@ -365,7 +378,9 @@ StepResult train_step(Engine& engine, models::LanguageModel& model, BatchesAhead
     const std::int64_t rows = batch.weight > 0 ? batch.input.size(0) : 0;
     engine.backward(loss, {.tokens = rows * batch.input.size(1), .samples = rows, .weight = batch.weight});
   }
-  return engine.step();
+  StepResult result = engine.step();
+  batches.end_step();
+  return result;
 }
 
 void print_sample(models::LanguageModel& model, const Prepared& run, const TextSampling& sampling, at::Device device,

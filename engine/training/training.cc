@@ -66,6 +66,7 @@ void Training::follow_claims() {
 bool Training::passes_over_microbatch() {
   if (!claims || !claims->is_overtaken()) return false;
   times.data.end();
+  times.mark(UseTimes::Event::kBackward);
   expect_parameters();
   claims->pass_over();
   follow_claims();
@@ -76,6 +77,7 @@ bool Training::passes_over_microbatch() {
     seed_microbatch();
     times.data.begin(std::chrono::steady_clock::now());
   }
+  times.mark(UseTimes::Event::kBackwardEnd);
   return true;
 }
 

@@ -162,7 +162,7 @@ struct Training {
   MicrobatchRun run_of_step() const;
   /// Returns how many they are: gradient_accumulation, unless they are dealt.
   std::int64_t microbatches() const {
-    return dealer ? dealer->order().count_of(job.mesh.rank()) : job.strategy.gradient_accumulation;
+    return dealer ? dealer->order().count_of(job.mesh.rank()) : plan.wire().accumulation;
   }
   /// Returns the number, in its step over all ranks, of the microbatch that this rank computes next (MicrobatchOrder).
   std::int64_t microbatch() const;

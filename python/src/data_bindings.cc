@@ -41,6 +41,7 @@ void bind_data(py::module_& module) {
       .def(py::init<>())
       .def_readwrite("batch", &SamplerOptions::batch)
       .def_readwrite("accumulation", &SamplerOptions::accumulation)
+      .def_readwrite("microbatches", &SamplerOptions::microbatches)
       .def_readwrite("rank", &SamplerOptions::rank)
       .def_readwrite("world_size", &SamplerOptions::world_size)
       .def_readwrite("seed", &SamplerOptions::seed)

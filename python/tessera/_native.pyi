@@ -445,6 +445,7 @@ class DatasetOptions:
 class SamplerOptions:
     batch: int
     accumulation: int
+    microbatches: int
     rank: int
     world_size: int
     seed: int

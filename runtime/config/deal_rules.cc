@@ -59,6 +59,18 @@ StrategyRule backups_rule() {
       }};
 }
 
+StrategyRule microbatches_rule() {
+  return {{"/deal/microbatches", "/gradient_accumulation"},
+          "deal.microbatches goes without gradient_accumulation.",
+          [](const Strategy& s) -> std::string {
+            if (!by_speed(s) || s.deal.microbatches == 0 || s.gradient_accumulation == 1) return "";
+            return fmt::format(
+                "is {}, and gradient_accumulation, {}, says how many microbatches a step has, too. hint: leave one of "
+                "them out",
+                s.deal.microbatches, s.gradient_accumulation);
+          }};
+}
+
 }  // namespace
 
 std::vector<StrategyRule> deal_rules() {
@@ -66,6 +78,7 @@ std::vector<StrategyRule> deal_rules() {
       sync_rule(),
       longest_rule(),
       backups_rule(),
+      microbatches_rule(),
       never_dealt_with(
           "/sync/type", "a sync.type other than each_step",
           [](const Strategy& s) { return s.sync.type != SyncType::kEachStep; },

@@ -34,6 +34,12 @@ absl::Status check(const SamplerOptions& options) {
   if (options.batch > kMostSamples / options.world_size / options.accumulation)
     return refuse(fmt::format("batch {} x accumulation {} x {} ranks is too large. [T0577] hint: take a smaller batch",
                               options.batch, options.accumulation, options.world_size));
+  if (options.microbatches != 0 &&
+      (options.microbatches < options.world_size || options.microbatches > kMostSamples / options.batch))
+    return refuse(
+        fmt::format("want 0 microbatches, or at least one for each of {} ranks, got {}. hint: it is the strategy's "
+                    "deal.microbatches",
+                    options.world_size, options.microbatches));
   const bool too_few =
       options.tail == Tail::kDrop ? options.num_samples < options.global_batch() : options.num_samples < 1;
   if (too_few)
@@ -58,6 +64,8 @@ absl::StatusOr<DistributedSampler> DistributedSampler::create(const SamplerOptio
 }
 
 DistributedSampler::DistributedSampler(const SamplerOptions& options) : options_(options), order_(0, 0, 0) {
+  if (const std::int64_t all = options.microbatches; all > 0)
+    dealt_ = {options.rank * all / options.world_size, (options.rank + 1) * all / options.world_size};
   start(0, 0);
 }
 
@@ -92,7 +100,7 @@ void DistributedSampler::write(std::int64_t first, std::span<std::int64_t> sampl
 }
 
 absl::StatusOr<bool> DistributedSampler::take(std::int64_t microbatch, std::span<std::int64_t> samples) {
-  const std::int64_t all = options_.accumulation * options_.world_size;
+  const std::int64_t all = options_.of_step();
   if (microbatch < 0 || microbatch >= all)
     return make_error(ExitCode::kConfig,
                       fmt::format("sampler: microbatch {} was asked for, and a step has 0 to {} (accumulation {} x {} "
@@ -114,7 +122,7 @@ void DistributedSampler::end_step() {
 }
 
 absl::Status DistributedSampler::deal(const MicrobatchRun& run) {
-  const std::int64_t all = options_.accumulation * options_.world_size;
+  const std::int64_t all = options_.of_step();
   if (run.begin < 0 || run.begin >= run.end || run.end > all)
     return make_error(
         ExitCode::kConfig,

@@ -432,6 +432,8 @@ TEST(StrategyErrors, DealBySpeedIsRefusedBesideWhatItDoesNotGoWith) {
       {R"({"deal": {"window": 5}})", "/deal/window: 5 has no effect: it needs deal.by speed"},
       {R"({"gradient_sync": "last_microbatch", "gradient_accumulation": 4, "deal": {"by": "speed", "longest": 3}})",
        "/deal/longest: is 3, and ranks have 4 microbatches each at first"},
+      {R"({"gradient_sync": "last_microbatch", "gradient_accumulation": 4, "deal": {"by": "speed", "microbatches": 25}})",
+       "/deal/microbatches: is 25, and gradient_accumulation, 4, says how many microbatches a step has, too"},
       {R"({"deal": {"backups": 2}})", "/deal/backups: 2 has no effect: it needs deal.by speed"},
       {R"({"gradient_sync": "last_microbatch", "deal": {"by": "speed", "backups": 2}})",
        "/deal/backups: needs reproducible: the sum of a step would depend on which rank made a microbatch"},

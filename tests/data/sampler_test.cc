@@ -289,6 +289,24 @@ TEST(Sampler, DealtRunsCoverEachStepOnceAndTheirCursorGoesOnAnywhere) {
     EXPECT_THAT(message_of(slow.deal(wrong)), HasSubstr("a step has 8")) << wrong.begin;
 }
 
+TEST(Sampler, MicrobatchesThatTheRanksDoNotDivideAreDealtInRuns) {
+  SamplerOptions options{.num_samples = 30, .batch = 2, .accumulation = 7, .seed = 5};
+  DistributedSampler one = make(options);
+  options.accumulation = 1;
+  options.microbatches = 7;
+  std::vector<DistributedSampler> three;
+  for (int rank = 0; rank < 3; ++rank) three.push_back(make(with_ranks(options, rank, 3)));
+  Samples wanted(2), own(2);
+  for (const std::size_t rank : {0, 0, 1, 1, 2, 2, 2, 0, 0}) {
+    ASSERT_TRUE(one.next(wanted));
+    ASSERT_TRUE(three[rank].next(own));
+    EXPECT_EQ(own, wanted);
+  }
+  options.microbatches = 2;
+  const auto too_few = DistributedSampler::create(with_ranks(options, 0, 3));
+  EXPECT_THAT(message_of(too_few.status()), HasSubstr("at least one for each of 3 ranks"));
+}
+
 TEST(Sampler, MicrobatchesByTheirNumberAreThoseOfTheStepUnderWay) {
   SamplerOptions options{.num_samples = 30, .batch = 2, .accumulation = 4, .seed = 5, .tail = Tail::kPad};
   DistributedSampler one = make(options);

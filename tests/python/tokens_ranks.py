@@ -86,9 +86,11 @@ def dealing():
     by_number = tessera.TokenBatches(data, SEQ, batch=2, accumulation=2, seed=5, rank=1, world_size=2)
     for step in range(2):  # rank 1 makes a microbatch of rank 0 again, as "deal.backups" has it
         for m in (2, 3, 1):
-            assert by_number.of(m).input.tolist() == whole[4 * step + m], (step, m)
+            assert (by_number.of(m).input[:, 0] // SEQ).tolist() == whole[4 * step + m], (step, m)
         by_number.end_step()
     expect_error(lambda: by_number.of(4), 78, "a step has 0 to 3")
+    runs = [tessera.TokenBatches(data, SEQ, batch=2, microbatches=3, seed=5, rank=r, world_size=2) for r in range(2)]
+    assert samples(runs[0], 1) + samples(runs[1], 2) + samples(runs[0], 1) == whole[:4], "one and two of three microbatches"
     for wrong in (range(2, 5), range(2, 2)):
         expect_error(lambda run=wrong: fast.deal(run), 78, "a step has 4")
     for wrong in (range(0, 4, 2), (0, 4)):

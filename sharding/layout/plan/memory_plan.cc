@@ -181,6 +181,7 @@ MicrobatchOrder MemoryPlan::order() const {
   MicrobatchOrder order{input_.placement.mesh.world_size(), input_.wire.accumulation, has_runs,
                         input_.wire.longest_run};
   order.backups = input_.wire.backups;
+  order.total = input_.wire.microbatches;
   return order;
 }
 

@@ -58,12 +58,12 @@ struct PlannedTiers : OffloadConfig {
 /// How the gradients of a step's microbatches become sums, and in which form values go between ranks.
 struct PlannedWire {
   DType reduce = DType::kF32;
-  std::int64_t accumulation = 1;
+  std::int64_t accumulation = 1;  ///< MicrobatchOrder::each
   GradientSync sync = GradientSync::kEachMicrobatch;
   bool reproducible = false;  ///< Strategy::reproducible
   /// The most microbatches of a step that a rank may be dealt (MicrobatchOrder::longest); 0: `accumulation` on each.
   std::int64_t longest_run = 0;
-  std::int64_t backups = 0;  ///< MicrobatchOrder::backups
+  std::int64_t backups = 0, microbatches = 0;  ///< MicrobatchOrder::backups and total
   /// 2 if units cut modules (units.bucket_cap_mb), since two of them then get gradients by turns
   int filling_buckets = 1;
   /// Reductions over a network on some axis go on by themselves while ranks compute

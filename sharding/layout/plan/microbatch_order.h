@@ -36,14 +36,16 @@ struct MicrobatchOrder {
   /// Those of the step under way that count, in the order of their numbers, once ranks know them. They are the ends of
   /// runs.
   std::vector<MadeAgain> made_again = {};
+  /// Above 0: the microbatches of a step ("deal.microbatches"), which `ranks` need not divide; `each` is rounded up.
+  std::int64_t total = 0;
 
-  std::int64_t all() const { return ranks * each; }
+  std::int64_t all() const { return total > 0 ? total : ranks * each; }
   std::int64_t longest_run() const { return longest > 0 ? longest : each; }
   /// The most rounds of a rank in a step: those of its run, and behind the longest run those that it makes again.
   std::int64_t most_rounds() const { return longest_run() + backups; }
   /// Returns the run of a rank. REQUIRES: has_runs.
   TreeBlock run_of(int rank) const {
-    if (begins.empty()) return {rank * each, (rank + 1) * each};
+    if (begins.empty()) return {rank * all() / ranks, (rank + 1) * all() / ranks};
     const auto place = static_cast<std::size_t>(rank);
     return {begins[place], rank + 1 < ranks ? begins[place + 1] : all()};
   }
@@ -55,7 +57,7 @@ struct MicrobatchOrder {
     return kept;
   }
   /// Returns how many microbatches of a step a rank computes.
-  std::int64_t count_of(int rank) const { return begins.empty() ? each : run_of(rank).numel(); }
+  std::int64_t count_of(int rank) const { return has_runs ? run_of(rank).numel() : each; }
   /// Returns the number, within the step, of a rank's microbatch `round`.
   std::int64_t index(int rank, std::int64_t round) const {
     return has_runs ? run_of(rank).begin + round : round * ranks + rank;
@@ -71,7 +73,7 @@ struct MicrobatchOrder {
   }
   /// Returns the rank that was given that microbatch.
   int owner_of(std::int64_t index) const {
-    if (begins.empty()) return static_cast<int>(has_runs ? index / each : index % ranks);
+    if (begins.empty()) return static_cast<int>(has_runs ? ((index + 1) * ranks - 1) / all() : index % ranks);
     return static_cast<int>(std::ranges::upper_bound(begins, index) - begins.begin()) - 1;
   }
   /// Returns null where the rank that was given the microbatch has made it.
@@ -95,11 +97,14 @@ inline bool cuts_subtrees(const MicrobatchOrder& order, const MeshPosition& mesh
 
 /// Returns the order under `strategy` on so many ranks. Where microbatches are dealt, it is the one of the first steps.
 inline MicrobatchOrder microbatch_order(const Strategy& strategy, int ranks) {
-  const std::int64_t each = strategy.gradient_accumulation;
+  const std::int64_t total = strategy.deal.by == DealBy::kSpeed ? strategy.deal.microbatches : 0;
+  const std::int64_t each = total > 0 ? (total + ranks - 1) / ranks : strategy.gradient_accumulation;
   if (strategy.deal.by == DealBy::kSpeed && ranks > 1) {
-    const std::int64_t wanted = strategy.deal.longest > 0 ? strategy.deal.longest : 2 * each;
-    MicrobatchOrder order{ranks, each, /*has_runs=*/true, std::min(wanted, ranks * each - (ranks - 1))};
+    MicrobatchOrder order{ranks, each, /*has_runs=*/true};
     order.backups = strategy.deal.backups;
+    order.total = total;
+    const std::int64_t wanted = strategy.deal.longest > 0 ? strategy.deal.longest : 2 * each;
+    order.longest = std::clamp<std::int64_t>(order.all() - (ranks - 1), 1, wanted);
     return order;
   }
   return {ranks, each, strategy.reproducible && strategy.gradient_sync == GradientSync::kLastMicrobatch};

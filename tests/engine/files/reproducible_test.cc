@@ -444,7 +444,7 @@ TEST(ReproducibleDeal, WithoutReproducibleDealtMicrobatchesGiveTheSameLosses) {
 }
 
 /// Trains Tiny likewise, where ranks make each other's microbatches again. `wait` is called before each backward with
-/// the step, and how many microbatches this rank has begun in it. Returns these numbers for each step in `begun`.
+/// the step, how many microbatches this rank has begun in it, and the loss. `begun` gets these numbers of each step.
 template <class Wait>
 Trained train_backed_up(const Mesh& mesh, const Strategy& strategy, std::vector<std::int64_t>& begun,
                         const Wait& wait) {
@@ -453,14 +453,15 @@ Trained train_backed_up(const Mesh& mesh, const Strategy& strategy, std::vector<
   Tiny model = make_tiny(options, /*deferred=*/true);
   Engine engine(model.ptr(), strategy, mesh);
   Trained trained;
-  const std::int64_t rows = kBatch / (strategy.gradient_accumulation * mesh.world_size());
+  const std::int64_t even = strategy.gradient_accumulation * mesh.world_size();
+  const std::int64_t rows = kBatch / (strategy.deal.microbatches > 0 ? strategy.deal.microbatches : even);
   for (const Batch& batch : make_batches(kSteps, kBatch, kLength, options.vocab)) {
     std::int64_t count = 0;
     while (!engine.step_is_due()) {
       const std::int64_t begin = engine.microbatch() * rows;
       const at::Tensor tokens = batch.tokens.narrow(0, begin, rows);
       const at::Tensor loss = model->forward(tokens, batch.targets.narrow(0, begin, rows));
-      wait(static_cast<std::int64_t>(begun.size()), ++count);
+      wait(static_cast<std::int64_t>(begun.size()), ++count, loss);
       engine.backward(loss, {.tokens = tokens.numel(), .samples = rows});
     }
     begun.push_back(count);
@@ -505,7 +506,7 @@ TEST(ReproducibleBackups, ARankThatStandsStillIsOvertakenToTheBitsOfOneRank) {
       run_ranks({.ranks = 2}, [&](const Mesh& mesh) {
         const auto rank = static_cast<std::size_t>(mesh.rank());
         trained[rank] = train_backed_up(mesh, backed_up(placed, rule, 4, backups), begun[rank],
-                                        [&](std::int64_t step, std::int64_t count) {
+                                        [&](std::int64_t step, std::int64_t count, const at::Tensor&) {
                                           if (rank == 0 && count == 4 + backups) last = step + 1;
                                           if (rank == 1 && count == 1) wait_until_at_least(last, step + 1);
                                         });
@@ -521,26 +522,32 @@ TEST(ReproducibleBackups, ARankThatStandsStillIsOvertakenToTheBitsOfOneRank) {
   }
 }
 
-// Rank 0 stands still in the first microbatch that it makes again, until rank 1 has begun its last: that one, then.
+// Rank 0 stands still in the first microbatch that it makes again, until rank 1 has made it: before the backward, which
+// is then left out, or within the backward, whose result is dropped.
 TEST(ReproducibleBackups, AResultThatComesSecondChangesNoBit) {
   const Trained wanted = alone(kRules[0], 4);
-  std::atomic<std::int64_t> claimed = 0, reached = 0;  // steps, counted from 1
-  std::array<Trained, 2> trained;
-  run_ranks({.ranks = 2}, [&](const Mesh& mesh) {
-    const auto rank = static_cast<std::size_t>(mesh.rank());
-    std::vector<std::int64_t> begun;
-    trained[rank] = train_backed_up(mesh, backed_up(ShardingStrategy::kShardOptimizer, kRules[0], 2, 1), begun,
-                                    [&](std::int64_t step, std::int64_t count) {
-                                      if (rank == 0 && count == 3) {
-                                        claimed = step + 1;
-                                        wait_until_at_least(reached, step + 1);
-                                        std::this_thread::sleep_for(std::chrono::milliseconds(50));
-                                      }
-                                      if (rank == 1 && count == 1) wait_until_at_least(claimed, step + 1);
-                                      if (rank == 1 && count == 2) reached = step + 1;
-                                    });
-  });
-  for (std::size_t rank = 0; rank < 2; ++rank) expect_same_bits(trained[rank], wanted, std::to_string(rank));
+  for (const bool within : {false, true}) {
+    std::atomic<std::int64_t> claimed = 0, reached = 0;  // steps, counted from 1
+    std::array<Trained, 2> trained;
+    run_ranks({.ranks = 2}, [&](const Mesh& mesh) {
+      const auto rank = static_cast<std::size_t>(mesh.rank());
+      const auto stand_still = [&](std::int64_t step) {
+        claimed = step + 1;
+        wait_until_at_least(reached, step + 1);
+        std::this_thread::sleep_for(std::chrono::milliseconds(50));
+      };
+      const auto wait = [&](std::int64_t step, std::int64_t count, const at::Tensor& loss) {
+        if (rank == 0 && count == 3 && !within) stand_still(step);
+        if (rank == 0 && count == 3 && within)
+          loss.register_hook([stand_still, step](const at::Tensor&) { stand_still(step); });
+        if (rank == 1 && count == 1) wait_until_at_least(claimed, step + 1);
+        if (rank == 1 && count == 2) reached = step + 1;
+      };
+      std::vector<std::int64_t> begun;
+      trained[rank] = train_backed_up(mesh, backed_up(ShardingStrategy::kShardOptimizer, kRules[0], 2, 1), begun, wait);
+    });
+    for (std::size_t rank = 0; rank < 2; ++rank) expect_same_bits(trained[rank], wanted, std::to_string(within));
+  }
 }
 
 TEST(ReproducibleBackups, ThreeRanksThatHelpEachOtherGiveTheBitsOfOne) {
@@ -551,13 +558,44 @@ TEST(ReproducibleBackups, ThreeRanksThatHelpEachOtherGiveTheBitsOfOne) {
   std::array<Trained, 3> trained;
   run_ranks({.ranks = 3}, [&](const Mesh& mesh) {
     const auto rank = static_cast<std::size_t>(mesh.rank());
-    trained[rank] = train_backed_up(mesh, strategy, begun[rank], [&](std::int64_t step, std::int64_t) {
-      const bool is_slow = static_cast<std::int64_t>(rank) == step % 3;  // each in its turn
-      std::this_thread::sleep_for(std::chrono::milliseconds(is_slow ? 20 : 1));
-    });
+    trained[rank] =
+        train_backed_up(mesh, strategy, begun[rank], [&](std::int64_t step, std::int64_t, const at::Tensor&) {
+          const bool is_slow = static_cast<std::int64_t>(rank) == step % 3;  // each in its turn
+          std::this_thread::sleep_for(std::chrono::milliseconds(is_slow ? 20 : 1));
+        });
   });
   for (std::size_t rank = 0; rank < 3; ++rank) expect_same_bits(trained[rank], wanted, std::to_string(rank));
   for (std::size_t step = 0; step < kSteps; ++step) EXPECT_GE(begun[0][step] + begun[1][step] + begun[2][step], 12);
+}
+
+TEST(ReproducibleDeal, MicrobatchesThatTheRanksDoNotDivideGiveTheBitsOfOneRank) {
+  const Trained wanted = alone(kRules[0], 8);
+  for (const std::int64_t backups : {0, 1}) {
+    Strategy strategy = backed_up(ShardingStrategy::kShardGradients, kRules[0], 1, backups);
+    strategy.deal.window = 1;
+    strategy.deal.microbatches = 8;
+    std::array<Trained, 3> trained;
+    std::array<std::vector<std::int64_t>, 3> begun;
+    const auto slow_first = [](const Mesh& mesh) {
+      return [rank = mesh.rank()](std::int64_t, std::int64_t, const at::Tensor&) {
+        std::this_thread::sleep_for(std::chrono::milliseconds(rank == 0 ? 10 : 1));
+      };
+    };
+    run_ranks({.ranks = 3}, [&](const Mesh& mesh) {
+      const auto rank = static_cast<std::size_t>(mesh.rank());
+      trained[rank] = train_backed_up(mesh, strategy, begun[rank], slow_first(mesh));
+    });
+    for (std::size_t rank = 0; rank < 3; ++rank) expect_same_bits(trained[rank], wanted, std::to_string(rank));
+    if (backups == 0) EXPECT_EQ(begun[0][0] + begun[1][0] + begun[2][0], 8);
+    strategy.reproducible = false;
+    strategy.deal.backups = 0;
+    run_ranks({.ranks = 3}, [&](const Mesh& mesh) {
+      std::vector<std::int64_t> counts;
+      const Trained other = train_backed_up(mesh, strategy, counts, slow_first(mesh));
+      for (std::size_t step = 0; step < kSteps; ++step)
+        EXPECT_NEAR(other.steps[step].loss, wanted.steps[step].loss, 1e-4) << step;
+    });
+  }
 }
 
 /// Returns the error with which an Engine over this number of ranks ends.
@@ -609,6 +647,10 @@ TEST(ReproducibleDeal, PrivateParametersThatAreGatheredAreRefused) {
   strategy.gradient_accumulation = 1;
   const std::string single = refusal({.ranks = 2}, strategy);
   EXPECT_NE(single.find("one microbatch a rank leaves nothing to deal"), std::string::npos) << single;
+  strategy.deal.microbatches = 7;
+  strategy.deal.longest = 3;
+  const std::string short_runs = refusal({.ranks = 2}, strategy);
+  EXPECT_NE(short_runs.find("some ranks have 4 microbatches at first"), std::string::npos) << short_runs;
 }
 
 /// Returns the error with which two ranks end that do `what` under "deal.backups".

@@ -125,10 +125,27 @@ absl::StatusOr<std::shared_ptr<models::LanguageModel>> make_deferred(const model
   return deferred_init([&] { return models::make_language_model(config, recompute); });
 }
 
+/// Returns the microbatches of a step on all ranks.
+std::int64_t microbatches_of_step(const Strategy& strategy, int ranks) {
+  return strategy.deal.microbatches > 0 ? strategy.deal.microbatches : ranks * strategy.gradient_accumulation;
+}
+
 /// Sets the number of microbatches of a step that --global-batch needs on `ranks` ranks.
 Strategy with_global_batch(Strategy strategy, const TrainCommand& command, int ranks) {
   if (command.global_batch == 0) return strategy;
   const std::int64_t at_once = command.batch * ranks;
+  const bool is_dealt = strategy.deal.by == DealBy::kSpeed && command.global_batch % command.batch == 0;
+  if (is_dealt && (strategy.deal.microbatches > 0 || command.global_batch % at_once != 0)) {
+    const std::int64_t all = command.global_batch / command.batch, wanted = strategy.deal.microbatches;
+    if (wanted > 0 && wanted != all)
+      throw Error(ExitCode::kConfig, "deal.microbatches is " + std::to_string(wanted) + ", but --global-batch " +
+                                         std::to_string(command.global_batch) + " with --batch " +
+                                         std::to_string(command.batch) + " makes it " + std::to_string(all) +
+                                         ". hint: leave deal.microbatches out of the strategy file");
+    strategy.deal.microbatches = all;
+    throw_if_error(check_strategy(strategy));
+    return strategy;
+  }
   if (command.global_batch % at_once != 0) {
     throw Error(ExitCode::kConfig, "--global-batch " + std::to_string(command.global_batch) +
                                        " is no multiple of the " + std::to_string(at_once) + " samples that " +
@@ -172,6 +189,7 @@ absl::StatusOr<TokenBatches> open_batches(const TrainCommand& command, const Str
   SamplerOptions sampling;
   sampling.batch = command.batch;
   sampling.accumulation = strategy.gradient_accumulation;
+  sampling.microbatches = strategy.deal.microbatches;
   sampling.rank = mesh.rank();
   sampling.world_size = mesh.world_size();
   sampling.seed = command.seed;
@@ -260,7 +278,7 @@ void print_start(const TrainCommand& command, const Prepared& run, const Engine&
   const Strategy& strategy = engine.strategy();
   const TokenBatches& batches = *run.batches;
   const std::string param(name_of(strategy.mixed_precision.param)), reduce(name_of(strategy.mixed_precision.reduce));
-  const std::string global = std::to_string(command.batch * mesh.world_size() * strategy.gradient_accumulation);
+  const std::string global = std::to_string(command.batch * microbatches_of_step(strategy, mesh.world_size()));
   std::string text = "model   " + model_of(command) + ": " + std::to_string(models::parameter_count(run.config)) +
                      " parameters in " + counted(static_cast<std::int64_t>(engine.unit_names().size()), "unit") + ", " +
                      name_of_placement(strategy) + " over " + counted(mesh.world_size(), "rank") + " of " +
@@ -432,7 +450,7 @@ void try_to_write_trace(const std::string& path, const Mesh& mesh) {
 void set_epoch_samples(const TrainCommand& command, const Mesh& mesh, const TokenBatches& batches, Engine& engine) {
   const Strategy& strategy = engine.strategy();
   if (strategy.lr_schedule.warmup_epochs == 0 || strategy.lr_schedule.epoch_samples > 0) return;
-  const std::int64_t of_step = command.batch * strategy.gradient_accumulation * mesh.world_size();
+  const std::int64_t of_step = command.batch * microbatches_of_step(strategy, mesh.world_size());
   engine.set_epoch_samples(batches.steps_per_epoch() * of_step - batches.padded_samples());
 }
 

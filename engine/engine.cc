@@ -55,8 +55,12 @@ void expect_one_host(const Strategy& strategy, const Topology& topology) {
 }
 
 PlannedMemory numbers_of(const MemoryPlan& plan) {
-  return {plan.use(),       plan.disk(),           plan.streamed_bytes(),
-          plan.host_step(), plan.uploaded_bytes(), plan.gradient_copies(),
+  return {plan.use(),
+          plan.records().disk,
+          plan.records().streamed_bytes,
+          plan.passes().host_step,
+          plan.slots().uploaded_bytes,
+          plan.records().gradient_copies,
           plan.to_table()};
 }
 
@@ -176,7 +180,8 @@ void Engine::zero_grad() {
          "hint: call step() first, or leave deal.backups out");
   training.job.or_abort("zero_grad", [&] {
     // Residuals that compression kept of dropped gradients are dropped too.
-    if (training.window.microbatch > 0 && training.plan.kept_gradient_numel() > 0) training.reducer->restore_feedback();
+    if (training.window.microbatch > 0 && training.plan.sums().kept_gradient_numel > 0)
+      training.reducer->restore_feedback();
     training.drop_microbatches();
     training.step->forget_losses();
     if (training.times.flops) training.times.flops->clear();

@@ -163,6 +163,8 @@ class FileTier final : public RecordTier, public DurableTier {
   static EvenSpread spread_of(const FileTierOptions& options, std::int64_t resident) {
     return {options.records, resident, options.resident_first};
   }
+  static std::size_t as_size(std::int64_t value) { return static_cast<std::size_t>(value); }
+  static std::vector<double> weights_of(const FileTierOptions& options);
   static absl::StatusOr<Sizes> sizes_of(const FileTierOptions& options);
   static std::size_t memory_of(const FileTierOptions& options, const Sizes& sizes);
   FileTier(const FileTierOptions& options, const Sizes& sizes);

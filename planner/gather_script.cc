@@ -11,7 +11,7 @@ GatherScript::GatherScript(const MemoryPlan& plan)
     : plan_(plan),
       is_needed_(plan.gathers() && plan.placement().mesh.shard_size > 1),
       units_(plan.units().size()),
-      holders_(static_cast<std::size_t>(plan.shared_slots()) + 1, -1),
+      holders_(static_cast<std::size_t>(plan.slots().shared_slots) + 1, -1),
       schedule_(static_cast<int>(units_.size()), static_cast<std::size_t>(plan.placement().prefetch), /*uncounted=*/0) {
 }
 

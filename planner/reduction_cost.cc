@@ -49,9 +49,9 @@ CallCost blocks_cost(const MemoryPlan& plan, const GroupShape& group, const Link
   OperationFit exchange = links.reduce_scatter;
   for (double* const beta : {&exchange.beta_s_per_byte, &exchange.busy_beta_s_per_byte})
     *beta /= links.coding.of_gathers;
-  CallCost cost = links.cost(exchange, ranks, plan.block_sums() * (world / ranks) * (ranks - 1) * part);
+  CallCost cost = links.cost(exchange, ranks, plan.sums().block_sums * (world / ranks) * (ranks - 1) * part);
   if (gathered == 1)  // the other axis is over, so all sums are here
-    cost.sum_s = links.sum_s_per_byte * static_cast<double>(plan.block_sums() * (world - 1) * part);
+    cost.sum_s = links.sum_s_per_byte * static_cast<double>(plan.sums().block_sums * (world - 1) * part);
   return plan.joins_own_parts() ? cost : cost + links.all_gather_cost(ranks, gathered * part);
 }
 
@@ -84,11 +84,11 @@ CallCost shard_reduction_cost(const MemoryPlan& plan, const GroupShape& group, c
   const PlannedPlacement& placement = plan.placement();
   const PlannedWire& wire = plan.wire();
   const int ranks = placement.mesh.shard_size;
-  if (plan.block_sums() > 0) return blocks_cost(plan, group, links, ranks, placement.mesh.replicate_size);
+  if (plan.sums().block_sums > 0) return blocks_cost(plan, group, links, ranks, placement.mesh.replicate_size);
   if (const MethodLayout method = plan.method_layout_of(group); !method.messages.empty())
     return method_cost(method, links, ranks);
   const bool is_compressed = wire.compressed_shard_part > 0;
-  const DType dtype = plan.bucket_mode() == BucketMode::kInPlace ? DType::kF32 : wire.reduce;
+  const DType dtype = plan.sums().bucket_mode == BucketMode::kInPlace ? DType::kF32 : wire.reduce;
   const SentAs contribution{is_compressed ? wire.compression.gradients : WireForm::kPlain, dtype};
   const SentAs sums{is_compressed ? wire.compression.sums : WireForm::kPlain,
                     placement.is_queued ? dtype : DType::kF32};
@@ -99,7 +99,7 @@ CallCost replicate_reduction_cost(const MemoryPlan& plan, const GroupShape& grou
   const PlannedPlacement& placement = plan.placement();
   const PlannedWire& wire = plan.wire();
   const AxisPlacement gradients = placement.gradients;
-  if (plan.block_sums() > 0) return blocks_cost(plan, group, links, placement.mesh.replicate_size, /*gathered=*/1);
+  if (plan.sums().block_sums > 0) return blocks_cost(plan, group, links, placement.mesh.replicate_size, /*gathered=*/1);
   const bool is_compressed = wire.compressed_replicate_part > 0;
   const std::int64_t numel = owned({gradients.shard, false}, placement.mesh, group.layout.numel()).numel;
   const SentAs contribution{is_compressed ? wire.compression.gradients : WireForm::kPlain, DType::kF32};
@@ -108,7 +108,7 @@ CallCost replicate_reduction_cost(const MemoryPlan& plan, const GroupShape& grou
 }
 
 CallCost notes_cost(const MemoryPlan& plan, int ranks, const Links& links) {
-  return plain_all_reduce(links, ranks, plan.notes_numel());
+  return plain_all_reduce(links, ranks, plan.sums().notes_numel);
 }
 
 }  // namespace tessera

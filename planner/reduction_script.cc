@@ -44,15 +44,15 @@ void ReductionScript::wait(Sum& sum) {
 
 bool ReductionScript::accumulates() const {
   if (plan_.update().in_backward) return false;
-  if (plan_.block_sums() > 0) return true;
-  const BucketMode mode = plan_.bucket_mode();
+  if (plan_.sums().block_sums > 0) return true;
+  const BucketMode mode = plan_.sums().bucket_mode;
   return plan_.placement().mesh.world_size() == 1 || mode == BucketMode::kAccumulator ||
          (mode == BucketMode::kInPlace && plan_.wire().accumulation > 1);
 }
 
 bool ReductionScript::replicas_follow() const {
   const PlannedPlacement& placement = plan_.placement();
-  return placement.mesh.replicate_size > 1 && (placement.is_queued || plan_.end_lag() > 0);
+  return placement.mesh.replicate_size > 1 && (placement.is_queued || plan_.sums().end_lag > 0);
 }
 
 void ReductionScript::complete(int unit) {
@@ -72,7 +72,7 @@ void ReductionScript::reduce(int unit) {
   is_reduced_[static_cast<std::size_t>(unit)] = 1;
   if (plan_.units()[static_cast<std::size_t>(unit)].trainable_numel() == 0) return;
   start_unit(unit);
-  follow(plan_.reduction_lag(), plan_.end_lag());
+  follow(plan_.sums().reduction_lag, plan_.sums().end_lag);
 }
 
 void ReductionScript::start_unit(int unit) {

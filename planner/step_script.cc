@@ -30,15 +30,15 @@ std::vector<std::string> what_is_left_out(const MemoryPlan& plan) {
   std::vector<std::string> left_out;
   if (plan.parameters_below())
     left_out.push_back("parameters that are brought from below memory before a unit is gathered");
-  if (plan.streamed_bytes() > 0)
+  if (plan.records().streamed_bytes > 0)
     left_out.push_back("records of optimizer states that go through the GPU in the update");
-  if (plan.steps_on_host())
+  if (plan.passes().steps_on_host)
     left_out.push_back("the update of optimizer states by the CPU of a GPU's host, and what is copied for it");
-  const bool has_records = plan.state_records().records + plan.tensor_state_records().records > 0;
-  if (plan.streamed_bytes() == 0 && !plan.steps_on_host() && has_records)
+  const bool has_records = plan.records().states.records + plan.records().tensor_states.records > 0;
+  if (plan.records().streamed_bytes == 0 && !plan.passes().steps_on_host && has_records)
     left_out.push_back("records of optimizer states that move beside forward and backward");
   if (plan.gradients_below()) left_out.push_back("records of gradients that move beside backward and the update");
-  if (!plan.matrices().batches().empty()) left_out.push_back("the exchange of matrices with their owners");
+  if (!plan.passes().matrices.batches().empty()) left_out.push_back("the exchange of matrices with their owners");
   if (plan.tiers().is_durable) left_out.push_back("commits of durable steps");
   return left_out;
 }

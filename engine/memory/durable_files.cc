@@ -162,7 +162,7 @@ void DurableFiles::protect(TierCarrier& records, const std::string& kind) const 
   });
 }
 
-std::int64_t kept_gradient_bytes(const MemoryPlan& plan) { return 4 * plan.kept_gradient_numel(); }
+std::int64_t kept_gradient_bytes(const MemoryPlan& plan) { return 4 * plan.sums().kept_gradient_numel; }
 
 void DurableFiles::add_piece(std::byte* memory, std::int64_t bytes, MemoryPlace place) {
   if (bytes > 0) pieces_.push_back({{memory, static_cast<std::size_t>(bytes)}, place});
@@ -197,13 +197,13 @@ void DurableFiles::take_memory(const TrainingMemory& memory, const MemoryPlan& p
   const std::int64_t kept = kept_gradient_bytes(plan);  // they lie behind the scratch that reductions share
   const MemoryPlace on_host(c10::Device(c10::kCPU), /*in_record=*/true);
   if (kept > 0) add_piece(memory.feedback.data() + memory.feedback.bytes() - kept, kept, on_host);
-  add_records(memory.parameter_records, plan.parameter_records(), "parameters");
-  add_records(memory.state_records, plan.state_records(), "states");
-  add_records(memory.tensor_state_records, plan.tensor_state_records(), "tensor_states");
+  add_records(memory.parameter_records, plan.records().parameters, "parameters");
+  add_records(memory.state_records, plan.records().states, "states");
+  add_records(memory.tensor_state_records, plan.records().tensor_states, "tensor_states");
   std::int64_t bytes = 0;
   for (const Piece& piece : pieces_) bytes += static_cast<std::int64_t>(piece.bytes.size());
-  TORCH_INTERNAL_ASSERT(bytes == plan.image_bytes(), "what a commit writes departs from the plan");
-  const RecordPool& pool = plan.image_records();
+  TORCH_INTERNAL_ASSERT(bytes == plan.records().image_bytes, "what a commit writes departs from the plan");
+  const RecordPool& pool = plan.records().image;
   if (pool.records == 0) return;  // all training state is in records
   FileTierOptions options;
   options.who = who_ + " durable.dir";

@@ -52,7 +52,7 @@ std::string durable_layout(const MemoryPlan& plan, const std::vector<std::unique
     json["on_host"] = {on_host(tiers.parameters), on_host(tiers.masters), on_host(tiers.moments)};
   const CompressionMethod& method = plan.wire().compression.method;
   if (const double momentum = momentum_of_residuals(method); momentum > 0) json["kept_momentum"] = momentum;
-  if (plan.state_records().cached + plan.parameter_records().cached > 0) json["cached"] = "spread evenly";
+  if (plan.records().states.cached + plan.records().parameters.cached > 0) json["cached"] = "spread evenly";
   if (placement.is_queued) json["gpu"] = true;
   if (kept_gradient_bytes(plan) > 0) {
     const auto* const factors = std::get_if<PowerSgdConfig>(&method);

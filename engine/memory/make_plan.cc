@@ -192,10 +192,10 @@ MemoryPlan make_plan(const std::vector<std::unique_ptr<Unit>>& units, const Stra
   const Tier below = tier_below(strategy.offload, scene.is_queued);
   MemoryPlan plan(with_tiers_chosen(input, limit, below));
   expect_dealable(plan, strategy.deal);
-  const bool has_states_of_tensors = plan.tensor_state_records().pinned_bytes > 0;
-  if (plan.steps_on_host() || (plan.tiers().step == OffloadedStep::kCpu && has_states_of_tensors))
+  const bool has_states_of_tensors = plan.records().tensor_states.pinned_bytes > 0;
+  if (plan.passes().steps_on_host || (plan.tiers().step == OffloadedStep::kCpu && has_states_of_tensors))
     expect_step_on_host(plan);
-  const bool is_open = plan.tiers().step == OffloadedStep::kAuto && plan.state_records().pinned_bytes > 0;
+  const bool is_open = plan.tiers().step == OffloadedStep::kAuto && plan.records().states.pinned_bytes > 0;
   if (!is_open || limit <= 0 || plan.use().limited() <= limit || !plan.can_step_on_host()) return plan;
   input.tiers.step = OffloadedStep::kCpu;  // this needs less memory of the GPU
   MemoryPlan smaller(with_tiers_chosen(std::move(input), limit, below));

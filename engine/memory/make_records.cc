@@ -61,7 +61,7 @@ constexpr std::int64_t kLeastMeasuredBytes = std::int64_t{256} << 20;
 std::vector<StripePath> measured_paths(const MemoryPlan& plan, const std::vector<std::string>& directories, int rank) {
   std::vector<StripePath> paths;
   for (const std::string& directory : directories) paths.push_back({directory});
-  if (paths.size() < 2 || plan.disk().bytes < kLeastMeasuredBytes) return paths;
+  if (paths.size() < 2 || plan.records().disk.bytes < kLeastMeasuredBytes) return paths;
   PathSpeedOptions options;
   options.who = "rank " + std::to_string(rank);
   const std::vector<double> weights = value_or_throw(path_weights(directories, options));
@@ -164,13 +164,13 @@ std::shared_ptr<TierCarrier> make_state_tier(const RecordSources& from, const st
 }
 
 std::shared_ptr<TierCarrier> make_state_records(const RecordSources& from, const std::vector<StripePath>& paths) {
-  NewRecords added{from.plan.state_records()};
+  NewRecords added{from.plan.records().states};
   if (added.pool.records == 0) return nullptr;
   for_each_trainable(from.units, [&](FlatGroup& group) {
     group.first_record = added.add(group, group.optimizer_part, group.records,
                                    [&](std::int64_t chunk) { return group.records.record(chunk).bytes; });
   });
-  auto records = make_state_tier(from, paths, std::move(added), "states", from.plan.queue_depth());
+  auto records = make_state_tier(from, paths, std::move(added), "states", from.plan.records().queue_depth);
   for_each_trainable(from.units, [&](FlatGroup& group) {
     if (group.records.records() > 0) group.below = records;
   });
@@ -180,7 +180,7 @@ std::shared_ptr<TierCarrier> make_state_records(const RecordSources& from, const
 /// Makes the records of tensor states, in the order in which place_tensor_states numbered them.
 std::shared_ptr<TierCarrier> make_tensor_state_records(const RecordSources& from,
                                                        const std::vector<StripePath>& paths) {
-  NewRecords added{from.plan.tensor_state_records()};
+  NewRecords added{from.plan.records().tensor_states};
   if (added.pool.records == 0) return nullptr;
   std::vector<FlatGroup*> groups;
   for_each_trainable(from.units, [&](FlatGroup& group) {
@@ -189,15 +189,16 @@ std::shared_ptr<TierCarrier> make_tensor_state_records(const RecordSources& from
     added.sizes.push_back(static_cast<std::size_t>(from.plan.tensor_state_record_bytes_of(group.shape())));
     added.names.push_back("states of matrices of unit " + group.unit->name);
   });
-  auto records = make_state_tier(from, paths, std::move(added), "tensor_states", from.plan.tensor_states_ahead());
+  auto records =
+      make_state_tier(from, paths, std::move(added), "tensor_states", from.plan.records().tensor_states_ahead());
   for (FlatGroup* group : groups) group->tensor_states_below = records;
   return records;
 }
 
-/// Makes the records of parameters, in the order of MemoryPlan::parameter_records: first trainable groups, then frozen
+/// Makes the records of parameters, in the order of RecordPlan::parameters: first trainable groups, then frozen
 /// ones.
 std::shared_ptr<TierCarrier> make_parameter_records(const RecordSources& from, const std::vector<StripePath>& paths) {
-  NewRecords added{from.plan.parameter_records()};
+  NewRecords added{from.plan.records().parameters};
   if (added.pool.records == 0) return nullptr;
   std::vector<FlatGroup*> groups;
   for (const bool trains : {true, false}) {
@@ -213,7 +214,7 @@ std::shared_ptr<TierCarrier> make_parameter_records(const RecordSources& from, c
       return chunks.chunk(chunk).numel * group->element_bytes();
     });
   }
-  auto records = make_state_tier(from, paths, std::move(added), "parameters", from.plan.queue_depth());
+  auto records = make_state_tier(from, paths, std::move(added), "parameters", from.plan.records().queue_depth);
   for (FlatGroup* group : groups) {
     if (group->parameter_chunks.records() > 0) group->parameters_below = records;
   }
@@ -223,27 +224,27 @@ std::shared_ptr<TierCarrier> make_parameter_records(const RecordSources& from, c
 /// Makes the carriers from the memory of a GPU's host to the GPU.
 void make_carriers_to_gpu(TrainingMemory& memory, const RecordSources& from) {
   const MemoryPlan& plan = from.plan;
-  if (memory.state_records && !plan.steps_on_host()) {
-    const RecordPool& pool = plan.state_records();
+  if (memory.state_records && !plan.passes().steps_on_host) {
+    const RecordPool& pool = plan.records().states;
     memory.states_to_gpu = make_slot_carrier(plan, memory.state_records, pool, memory.record_slots.data(),
                                              pool.device_slots, *from.kernels);
   }
   if (memory.tensor_state_records) {
-    const RecordPool& pool = plan.tensor_state_records();
+    const RecordPool& pool = plan.records().tensor_states;
     // The slots of the batch that is on the GPU are not free for records ahead.
-    const std::int64_t ahead = pool.device_slots - plan.tensor_states_of_a_batch();
+    const std::int64_t ahead = pool.device_slots - plan.records().tensor_states_of_a_batch;
     memory.tensor_states_to_gpu = make_slot_carrier(plan, memory.tensor_state_records, pool,
                                                     memory.tensor_state_slots.data(), ahead, *from.kernels);
   }
   if (memory.parameter_records) {
     memory.parameters_to_gpu = std::make_shared<MappedCarrier>(
-        memory.parameter_records, *from.kernels, plan.parameter_records().held, !plan.parameters_on_host());
+        memory.parameter_records, *from.kernels, plan.records().parameters.held, !plan.parameters_on_host());
   }
 }
 
 /// Makes the records of gradients. Their files are scratch files on every path, because no commit needs gradients.
 void make_gradient_records(TrainingMemory& memory, const RecordSources& from, const std::vector<StripePath>& paths) {
-  const RecordPool& pool = from.plan.gradient_records();
+  const RecordPool& pool = from.plan.records().gradients;
   if (pool.records == 0) return;
   const int rank = from.rank();
   DeviceKernels* const kernels = from.kernels;
@@ -269,7 +270,7 @@ void make_gradient_records(TrainingMemory& memory, const RecordSources& from, co
   if (pool.pinned_bytes > 0) return in_slots(host_tier(std::move(added), rank, give), nullptr);
   FileTierOptions options = tier_options(from, paths, std::move(added));
   options.read_ahead = options.write_behind = static_cast<int>(MemoryPlan::kGradientsAhead);
-  options.most_held = static_cast<int>(kernels ? pool.held : from.plan.units_under_way());
+  options.most_held = static_cast<int>(kernels ? pool.held : from.plan.sums().units_under_way());
   options.memory = give;
   std::unique_ptr<FileTier> files = value_or_throw(FileTier::create(options));
   if (kernels) {
@@ -289,8 +290,8 @@ void make_records(TrainingMemory& memory, const RecordSources& from) {
   memory.tensor_state_records = make_tensor_state_records(from, paths);
   if (from.kernels) make_carriers_to_gpu(memory, from);
   memory.records_are_pinned = from.kernels != nullptr;
-  memory.host_copies_bytes = from.plan.host_copies_bytes();
-  if (from.plan.steps_on_host()) {
+  memory.host_copies_bytes = from.plan.passes().host_copies_bytes;
+  if (from.plan.passes().steps_on_host) {
     memory.host_copies = pinned_memory_of(*from.kernels, from.rank(), "copies of gradients and parameters",
                                           kLessCopies)(static_cast<std::size_t>(memory.host_copies_bytes));
   }

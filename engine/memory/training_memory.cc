@@ -81,10 +81,10 @@ void place_tensor_states(const MemoryPlan& plan, const std::vector<std::unique_p
   for_each_trainable(units, [&](FlatGroup& group) {
     const std::int64_t numel = group.tensor_state_part.numel;
     if (numel == 0) return;
-    if (index < plan.tensor_states_in_memory()) {
+    if (index < plan.records().tensor_states_in_memory) {
       group.tensor_state = reinterpret_cast<float*>(arena.take(numel * 4));
     } else {
-      group.tensor_state_record = index - plan.tensor_states_in_memory();
+      group.tensor_state_record = index - plan.records().tensor_states_in_memory;
     }
     ++index;
   });
@@ -147,7 +147,7 @@ void put_back(FlatGroup& group, std::size_t i) {
 /// Allocates memory for residuals of compression. It is host memory even if a GPU trains.
 Arena allocate_feedback(const MemoryPlan& plan, DeviceKernels* kernels, int rank) {
   const std::int64_t copies = plan.wire().compression.restore_skipped ? 2 : 1;
-  const std::int64_t bytes = 4 * (plan.method_work_numel() + copies * plan.kept_gradient_numel());
+  const std::int64_t bytes = 4 * (plan.sums().method_work_numel + copies * plan.sums().kept_gradient_numel);
   if (!kernels || bytes == 0) return Arena::plain("feedback", bytes);
   const AlignedMemory::Give give = pinned_memory_of(*kernels, rank, "what compression keeps of gradients",
                                                     "[T0806] hint: take a \"compression\" that keeps nothing, or leave "
@@ -189,19 +189,19 @@ TrainingMemory TrainingMemory::allocate(const MemoryPlan& plan, const std::vecto
   memory.masters = Arena::plain("masters", use[MemoryCategory::kMasters], device);
   // OuterSteps allocates its own memory, so it is subtracted here. OwnedShards has all states of ranks with common
   // parameters.
-  const MemoryPlan::OuterNumel& outer = plan.outer_numel();
+  const OuterNumel& outer = plan.passes().outer;
   const std::int64_t scratch =
-      use[MemoryCategory::kStaging] - plan.matrix_bytes() - plan.weight_copy_bytes() - 4 * outer.staging();
+      use[MemoryCategory::kStaging] - plan.matrix_bytes() - plan.passes().weight_copy_bytes - 4 * outer.staging();
   const std::int64_t states =
       plan.update().outer.has_common_parameters() ? 0 : use[MemoryCategory::kOptimizer] - 4 * outer.states;
   memory.optimizer = Arena::plain("optimizer", states, device);
   memory.scratch = Arena::plain("scratch", scratch, device);
   memory.matrices = Arena::plain("matrices", plan.matrix_bytes(), device);
-  memory.weight_copy = Arena::plain("a copy of weights", plan.weight_copy_bytes(), device);
+  memory.weight_copy = Arena::plain("a copy of weights", plan.passes().weight_copy_bytes, device);
   memory.feedback = allocate_feedback(plan, kernels, axes.world->rank());
-  memory.record_slots = Arena::plain("records on the device", plan.state_records().device_bytes(), device);
+  memory.record_slots = Arena::plain("records on the device", plan.records().states.device_bytes(), device);
   memory.tensor_state_slots =
-      Arena::plain("states of matrices on the device", plan.tensor_state_records().device_bytes(), device);
+      Arena::plain("states of matrices on the device", plan.records().tensor_states.device_bytes(), device);
   memory.checkpoint = Arena::plain("checkpoint", use[MemoryCategory::kCheckpoint]);
   // Writing makes the kernel find the pages now, and not while training waits for the copy.
   std::fill_n(memory.checkpoint.data(), memory.checkpoint.bytes(), std::byte{1});

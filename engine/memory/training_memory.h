@@ -27,12 +27,12 @@ struct Accelerator;
 /// group it is for. The Engine allocates one when it is made, and owns it.
 struct TrainingMemory {
   Arena parameters, slots, gradients, buckets, masters, optimizer, scratch;
-  Arena matrices;                          ///< buffers in which matrices are exchanged (MemoryPlan::matrices)
-  Arena weight_copy;                       ///< MemoryPlan::weight_copy_bytes
+  Arena matrices;                          ///< buffers in which matrices are exchanged (PassPlan::matrices)
+  Arena weight_copy;                       ///< PassPlan::weight_copy_bytes
   Arena feedback;                          ///< MemoryCategory::kFeedback
   Arena checkpoint;                        ///< host memory for the copy that an asynchronous save writes
   Arena record_slots, tensor_state_slots;  ///< a GPU's slots for records of its host (RecordPool::device_slots)
-  /// Pinned memory of a GPU's host (MemoryPlan::host_copies_bytes); null where the host updates nothing.
+  /// Pinned memory of a GPU's host (PassPlan::host_copies_bytes); null where the host updates nothing.
   std::shared_ptr<std::byte> host_copies;
   std::int64_t host_copies_bytes = 0;
   bool records_are_pinned = false;                    ///< whether a GPU trains, so that records' memory is pinned

@@ -125,7 +125,7 @@ Manifest describe_engine(const Training& training, const StoredStates& states) {
   if (strategy.noise_scale.every > 0)
     manifest.noise_scale =
         SavedNoiseScale{progress.noise.square, progress.noise.variance, progress.noise.weight, progress.noise.batch};
-  if (training.plan.kept_gradient_numel() > 0)
+  if (training.plan.sums().kept_gradient_numel > 0)
     manifest.residuals =
         SavedResiduals{strategy.gradient_accumulation, momentum_of_residuals(strategy.compression.method)};
   manifest.parameters = describe_parameters(training, states, progress, manifest.states);

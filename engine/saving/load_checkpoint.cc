@@ -175,7 +175,7 @@ class Load {
     return tensor;
   }
 
-  bool keeps_residuals() const { return training_.plan.kept_gradient_numel() > 0; }
+  bool keeps_residuals() const { return training_.plan.sums().kept_gradient_numel > 0; }
 
   ResidualReader residuals() {
     const SavedResiduals wanted{job_.strategy.gradient_accumulation,

@@ -35,7 +35,7 @@ OuterSteps::OuterSteps(const std::vector<std::unique_ptr<Unit>>& units, const Me
       place_(std::move(place)),
       rule_(rule_of(config_, replicate_->size())),
       waits_(waits) {
-  const MemoryPlan::OuterNumel& numel = plan.outer_numel();
+  const OuterNumel& numel = plan.passes().outer;
   const c10::Device device = place_->device();
   flat_ = Arena::plain("masters on their way", numel.largest * 4, device);
   sent_ = Arena::plain("outer gradients on their way", numel.sent * 4, device);

@@ -19,7 +19,7 @@ Update::Update(const StepContext& context)
               Pass{StateKind::kMastersAndStates, context.memory.state_records.get()}} {
   const OptimizerConfig& optimizer = context.strategy.optimizer;
   if (adapts_layers(optimizer.type)) layers_.emplace(context);
-  if (!context.plan.matrices().batches().empty())
+  if (!context.plan.passes().matrices.batches().empty())
     matrices_.emplace(context, make_tensor_rule(optimizer, context.own_rules));
   std::size_t count = 0;
   for_each_trainable(units_, [&](FlatGroup& group) {

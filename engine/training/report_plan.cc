@@ -38,9 +38,9 @@ std::string words_of_gathers(const PlannedWire& wire) {
 /// Returns a hint if units are updated in backward and have more records than are read ahead. It is
 /// empty otherwise.
 std::string hint_of_queue_depth(const MemoryPlan& plan) {
-  const bool gives_way = plan.placement().is_queued && plan.parameters_below();  // the rule of MemoryPlan::queue_depth
+  const bool gives_way = plan.placement().is_queued && plan.parameters_below();  // the rule of RecordPlan::queue_depth
   if (!plan.update().in_backward || gives_way) return "";
-  const std::int64_t depth = plan.queue_depth();
+  const std::int64_t depth = plan.records().queue_depth;
   const std::int64_t records = plan.most_records_of_a_unit(), wanted = std::min(records, kMostQueueDepth);
   if (wanted <= depth) return "";
   PlanInput input = plan.input();

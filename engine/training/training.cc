@@ -207,7 +207,7 @@ void Training::warn_of_data_not_dealt() {
 /// Drops the residuals of dropped gradients. The host of a GPU waits here for the decision, since the next step's
 /// reductions add to the residuals.
 void Training::forget_what_is_skipped(const StepResult& result) {
-  if (plan.kept_gradient_numel() == 0) return;
+  if (plan.sums().kept_gradient_numel == 0) return;
   StepResult known = result;
   if (job.accelerator.device.is_queued) known.wait();
   if (known.overflow || known.spike) reducer->restore_feedback();

@@ -296,7 +296,7 @@ struct OffloadConfig {
   std::int64_t record_bytes = 2 << 20;  ///< "record": bytes that one operation reads or writes
   std::int64_t cache_bytes = 0;         ///< "cache": bytes of a rank for records that stay in memory from step to step
   /// Records that are read ahead, and as many that are written behind. The plan chooses their number where it is left
-  /// out (MemoryPlan::queue_depth).
+  /// out (RecordPlan::queue_depth).
   std::optional<std::int64_t> queue_depth;
   bool verify = false;                        ///< true: records are hashed when written, and compared when read
   OffloadedStep step = OffloadedStep::kAuto;  ///< the processor that updates masters and moments on tier kHost

@@ -10,7 +10,7 @@
 #include <utility>
 
 #include "runtime/comm/call.h"
-#include "runtime/comm/collectives.h"
+#include "runtime/comm/forwarding_collectives.h"
 
 namespace tessera {
 
@@ -27,24 +27,14 @@ namespace tessera {
 /// on a GPU's memory come and go before the device has reached them. `allocate` is reported only if ranks share memory,
 /// since it is a barrier only then.
 ///
-/// A call costs what the observer takes, and no allocation if at most kMostStarted are under way. Memory of the group
-/// is memory of this object.
+/// A call costs what the observer takes, and no allocation if at most kMostStarted are under way.
 template <class Observer>
-class ObservedCollectives final : public Collectives {
+class ObservedCollectives final : public ForwardingCollectives {
  public:
   ObservedCollectives(std::shared_ptr<Observer> observer, std::shared_ptr<Collectives> group)
-      : observer_(std::move(observer)), group_(std::move(group)) {}
+      : ForwardingCollectives(std::move(group)), observer_(std::move(observer)) {}
   ~ObservedCollectives() override { observer_->ends(); }
 
-  int rank() const override { return group_->rank(); }
-  int size() const override { return group_->size(); }
-  TransportKind kind() const override { return group_->kind(); }
-  std::string transport() const override { return group_->transport(); }
-  int gpu() const override { return group_->gpu(); }
-  bool reduces_in_background() const override { return group_->reduces_in_background(); }
-  bool gathers_in_background() const override { return group_->gathers_in_background(); }
-  int compressed_part() const override { return group_->compressed_part(); }
-  bool shares_memory() const override { return group_->shares_memory(); }
   absl::StatusOr<std::unique_ptr<CommBuffer>> allocate(std::size_t bytes) override {
     return allocated(Operation::kAllocate, bytes, [&] { return group_->allocate(bytes); });
   }
@@ -66,13 +56,10 @@ class ObservedCollectives final : public Collectives {
     observer_->aborted(reason);
     group_->abort(reason);
   }
-  void leave() override { group_->leave(); }
   absl::Status status() const override {
     const absl::Status status = group_->status();
     return status.ok() ? status : observer_->cause_of(status);
   }
-  std::uint64_t stands_in() const override { return group_->stands_in(); }
-  bool end_if_left_alone(HasKey has_key) override { return group_->end_if_left_alone(has_key); }
 
  protected:
   Work do_all_gather(std::string_view label, const void* shard, void* full, std::size_t bytes,
@@ -191,7 +178,6 @@ class ObservedCollectives final : public Collectives {
   }
 
   const std::shared_ptr<Observer> observer_;
-  const std::shared_ptr<Collectives> group_;
   std::size_t next_ = 0;
   std::array<Started, kMostStarted> started_;
 };

@@ -26,6 +26,8 @@ std::vector<StrategyKey> compression_keys();
 std::vector<StrategyKey> sync_keys();
 /// Returns the rules of "sync" and of keys that it excludes; strategy_rules.cc has all others.
 std::vector<StrategyRule> sync_rules();
+/// Returns the rules about what "compression" needs and excludes.
+std::vector<StrategyRule> compression_rules();
 /// Returns the rules for an asynchronous "sync".
 std::vector<StrategyRule> asynchronous_rules();
 /// Returns the rules about what "noise_scale" excludes.

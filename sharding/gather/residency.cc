@@ -48,10 +48,10 @@ Residency::Residency(const MemoryPlan& plan, std::vector<Unit*> units, Collectiv
       schedule_(static_cast<int>(units_.size()), static_cast<std::size_t>(plan.placement().prefetch), /*uncounted=*/0) {
   if (!plan_.placement().keep_gathered) {
     slots_.push_back({memory_.take(units_[0]->gathered_bytes()), units_[0]->gathered_bytes(), nullptr, 0, {}});
-    for (std::int64_t i = 0; i < plan_.shared_slots(); ++i) {
-      slots_.push_back({memory_.take(plan_.slot_bytes()), plan_.slot_bytes(), nullptr, -1, {}});
+    for (std::int64_t i = 0; i < plan_.slots().shared_slots; ++i) {
+      slots_.push_back({memory_.take(plan_.slots().slot_bytes), plan_.slots().slot_bytes, nullptr, -1, {}});
     }
-    for (std::int64_t i = plan_.shared_slots(); i > 0; --i) free_slots_.push_back(static_cast<int>(i));
+    for (std::int64_t i = plan_.slots().shared_slots; i > 0; --i) free_slots_.push_back(static_cast<int>(i));
     memory_.expect_full();
   }
   for (Unit* unit : units_) unit->watch(this, /*lends=*/true);
@@ -189,7 +189,7 @@ void Residency::release(Unit& unit) {
   ++counts_.releases;
   if (unit.slot < 0) return;
   slots_[unit.slot].holder = nullptr;
-  if (unit.slot > 0 && unit.slot <= plan_.shared_slots()) free_slots_.push_back(unit.slot);
+  if (unit.slot > 0 && unit.slot <= plan_.slots().shared_slots) free_slots_.push_back(unit.slot);
   unit.slot = -1;
 }
 
@@ -225,7 +225,7 @@ bool Residency::fits(const Unit& unit, const Slot& slot) const {
 int Residency::find_slot(const Unit& unit, bool early) {
   if (!slots_[0].holder && fits(unit, slots_[0])) return 0;
   if (!free_slots_.empty() && fits(unit, slots_[free_slots_.back()])) return free_slots_.back();
-  for (std::size_t i = static_cast<std::size_t>(plan_.shared_slots()) + 1; i < slots_.size(); ++i) {
+  for (std::size_t i = static_cast<std::size_t>(plan_.slots().shared_slots) + 1; i < slots_.size(); ++i) {
     if (!slots_[i].holder && fits(unit, slots_[i])) return static_cast<int>(i);
   }
   const auto may_go = [&](int index) {

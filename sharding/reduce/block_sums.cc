@@ -13,7 +13,7 @@
 namespace tessera {
 
 BlockSums::BlockSums(const MemoryPlan& plan, Collectives& world, float* memory) : plan_(plan), world_(world) {
-  const std::int64_t pieces = world.size() * plan.block_piece_numel(), sums = plan.block_sums() * pieces;
+  const std::int64_t pieces = world.size() * plan.sums().block_piece_numel, sums = plan.sums().block_sums * pieces;
   sent_ = memory;
   received_ = sent_ + sums;
   gathered_ = received_ + sums;
@@ -24,7 +24,7 @@ void BlockSums::deal(const MicrobatchOrder& order) {
   order_ = order;
   arrivals_.clear();
   for (int rank = 0; rank < order_.ranks; ++rank) {
-    std::int64_t place = std::int64_t{rank} * plan_.block_sums();
+    std::int64_t place = std::int64_t{rank} * plan_.sums().block_sums;
     for (const TreeBlock block : blocks_of(order_.kept_of(rank), order_.all())) arrivals_.push_back({block, place++});
     for (const MadeAgain& again : order_.made_again) {
       if (again.rank == rank) arrivals_.push_back({{again.microbatch, again.microbatch + 1}, place + again.turn});
@@ -42,8 +42,8 @@ void BlockSums::join(const FlatGroup& group, std::span<const float* const> own, 
 
 void BlockSums::join_own_part(const FlatGroup& group, std::span<const float* const> own, GradientVisitor& visitor) {
   const std::int64_t part = group.gradient_part.numel;
-  for (std::int64_t begin = 0; begin < part; begin += plan_.block_piece_numel()) {
-    const std::int64_t numel = std::min(plan_.block_piece_numel(), part - begin);
+  for (std::int64_t begin = 0; begin < part; begin += plan_.sums().block_piece_numel) {
+    const std::int64_t numel = std::min(plan_.sums().block_piece_numel, part - begin);
     exchange(group.unit->name, own, {begin, part, numel, group.layout.numel()});
     std::memcpy(group.gradient + begin, joined(numel), static_cast<std::size_t>(numel) * sizeof(float));
     visitor.visit(group, {group.gradient + begin, static_cast<std::size_t>(numel)});
@@ -52,7 +52,7 @@ void BlockSums::join_own_part(const FlatGroup& group, std::span<const float* con
 
 /// If one of this rank's sums lies in `group.gradient`, each piece of it is sent before the result overwrites it.
 void BlockSums::join_shares(const FlatGroup& group, std::span<const float* const> own) {
-  const std::int64_t all = group.layout.numel(), at_once = world_.size() * plan_.block_piece_numel();
+  const std::int64_t all = group.layout.numel(), at_once = world_.size() * plan_.sums().block_piece_numel;
   for (std::int64_t begin = 0; begin < all; begin += at_once) {
     const Extent span{begin, std::min(at_once, all - begin)};
     const std::int64_t numel = (span.numel + world_.size() - 1) / world_.size();
@@ -70,7 +70,7 @@ void BlockSums::join_shares(const FlatGroup& group, std::span<const float* const
 }
 
 void BlockSums::exchange(std::string_view label, std::span<const float* const> own, const Pieces& pieces) {
-  const auto sums = static_cast<std::size_t>(plan_.block_sums());
+  const auto sums = static_cast<std::size_t>(plan_.sums().block_sums);
   float* to = sent_;
   for (int rank = 0; rank < world_.size(); ++rank) {
     const std::int64_t begin = pieces.begin + rank * pieces.stride;

@@ -22,7 +22,7 @@ namespace tessera {
 /// A rank's run consists of nodes of the tree (blocks_of), and the rank has the sum of each. Every rank gets its piece
 /// of all these sums by an all-to-all, and adds them in the order of the tree. Where gradients are cut over all ranks,
 /// that is the part of them that it keeps. Otherwise ranks share the work, and an all-gather follows. The exchange goes
-/// piece by piece (MemoryPlan::block_piece_numel), so that it needs little memory.
+/// piece by piece (SumPlan::block_piece_numel), so that it needs little memory.
 ///
 /// Reducer owns one, and calls it in `finish`. All ranks make the same calls. Errors of transports are thrown as
 /// tessera::Error.

@@ -16,11 +16,11 @@ void write_memory(const std::string& what, const MemoryPlan& plan, GoldenFile::L
   }
   memory.add("total", plan.use().total()).add("limited", plan.use().limited()).to(lines);
   Line(what + "disk")
-      .add("bytes", plan.disk().bytes)
-      .add("read in two steps", plan.disk().read_in_two_steps)
-      .add("written in two steps", plan.disk().written_in_two_steps)
-      .add("durable", plan.disk().durable_bytes)
-      .add("written in a commit", plan.disk().written_in_commit)
+      .add("bytes", plan.records().disk.bytes)
+      .add("read in two steps", plan.records().disk.read_in_two_steps)
+      .add("written in two steps", plan.records().disk.written_in_two_steps)
+      .add("durable", plan.records().disk.durable_bytes)
+      .add("written in a commit", plan.records().disk.written_in_commit)
       .add("records", plan.records_on_disk())
       .to(lines);
 }
@@ -28,8 +28,8 @@ void write_memory(const std::string& what, const MemoryPlan& plan, GoldenFile::L
 void write_gathers(const std::string& what, const MemoryPlan& plan, GoldenFile::Lines& lines) {
   Line(what + "slots")
       .add("gathers", plan.gathers())
-      .add("shared", plan.shared_slots())
-      .add("bytes", plan.slot_bytes())
+      .add("shared", plan.slots().shared_slots)
+      .add("bytes", plan.slots().slot_bytes)
       .to(lines);
   Line gathers(what + "gathers");
   for (std::size_t unit = 0; unit < plan.units().size(); ++unit)
@@ -39,9 +39,9 @@ void write_gathers(const std::string& what, const MemoryPlan& plan, GoldenFile::
   Line(what + "parameters below")
       .add("are below", plan.parameters_below())
       .add("on host", plan.parameters_on_host())
-      .add("uploaded", plan.uploaded_bytes())
-      .add("pieces", plan.upload_pieces())
-      .add("bytes of a piece", plan.upload_piece_bytes())
+      .add("uploaded", plan.slots().uploaded_bytes)
+      .add("pieces", plan.slots().upload_pieces())
+      .add("bytes of a piece", plan.slots().upload_piece_bytes)
       .add("written over the bus", over_bus.to_host)
       .add("read over the bus", over_bus.to_gpu)
       .to(lines);
@@ -49,31 +49,31 @@ void write_gathers(const std::string& what, const MemoryPlan& plan, GoldenFile::
 
 void write_reductions(const std::string& what, const MemoryPlan& plan, GoldenFile::Lines& lines) {
   Line(what + "buckets")
-      .add("mode", static_cast<std::int64_t>(plan.bucket_mode()))
-      .add("shared", plan.shared_buckets())
-      .add("bytes", plan.bucket_bytes())
+      .add("mode", static_cast<std::int64_t>(plan.sums().bucket_mode))
+      .add("shared", plan.sums().shared_buckets)
+      .add("bytes", plan.sums().bucket_bytes)
       .add("bytes of an element", static_cast<std::int64_t>(size_of(plan.bucket_dtype())))
-      .add("reduction lag", plan.reduction_lag())
-      .add("end lag", plan.end_lag())
-      .add("units under way", plan.units_under_way())
-      .add("scratch", plan.scratch_numel())
+      .add("reduction lag", plan.sums().reduction_lag)
+      .add("end lag", plan.sums().end_lag)
+      .add("units under way", plan.sums().units_under_way())
+      .add("scratch", plan.sums().scratch_numel)
       .to(lines);
   Line(what + "sums")
-      .add("shared", plan.shared_sums())
-      .add("bytes", plan.sum_bytes())
-      .add("notes", plan.notes_numel())
+      .add("shared", plan.sums().shared_sums)
+      .add("bytes", plan.sums().sum_bytes)
+      .add("notes", plan.sums().notes_numel)
       .add("are below", plan.gradients_below())
-      .add("to host", plan.gradient_copies().to_host)
-      .add("to GPU", plan.gradient_copies().to_gpu)
+      .add("to host", plan.records().gradient_copies.to_host)
+      .add("to GPU", plan.records().gradient_copies.to_gpu)
       .to(lines);
   Line(what + "kept gradients")
-      .add("of all", plan.kept_gradient_numel())
-      .add("work", plan.method_work_numel())
+      .add("of all", plan.sums().kept_gradient_numel)
+      .add("work", plan.sums().method_work_numel)
       .to(lines);
 }
 
 void write_matrices(const std::string& what, const MemoryPlan& plan, GoldenFile::Lines& lines) {
-  const MatrixDeal& deal = plan.matrices();
+  const MatrixDeal& deal = plan.passes().matrices;
   Line(what + "matrices")
       .add("dealt", std::ssize(deal.matrices()))
       .add("batches", std::ssize(deal.batches()))
@@ -81,8 +81,8 @@ void write_matrices(const std::string& what, const MemoryPlan& plan, GoldenFile:
       .add("exchanged", deal.exchange_numel())
       .add("work", deal.work_numel())
       .add("own masters", plan.own_masters_numel())
-      .add("parameters twice", plan.first_pass_of_matrices().parameters)
-      .add("states twice", plan.first_pass_of_matrices().states)
+      .add("parameters twice", plan.passes().first_pass.parameters)
+      .add("states twice", plan.passes().first_pass.states)
       .to(lines);
   for (const MatrixBatch& batch : deal.batches()) {
     Line(what + "batch up to unit " + std::to_string(batch.end_unit))
@@ -96,9 +96,9 @@ void write_matrices(const std::string& what, const MemoryPlan& plan, GoldenFile:
     owners.add((std::to_string(matrix.unit) + "." + std::to_string(matrix.tensor)).c_str(), matrix.owner);
   owners.to(lines);
   Line(what + "tensor states")
-      .add("in memory", plan.tensor_states_in_memory())
-      .add("of a batch", plan.tensor_states_of_a_batch())
-      .add("ahead", plan.tensor_states_ahead())
+      .add("in memory", plan.records().tensor_states_in_memory)
+      .add("of a batch", plan.records().tensor_states_of_a_batch)
+      .add("ahead", plan.records().tensor_states_ahead())
       .to(lines);
 }
 
@@ -106,22 +106,22 @@ void write_update(const std::string& what, const MemoryPlan& plan, GoldenFile::L
   Line(what + "update")
       .add("passes twice", plan.passes_twice())
       .add("whole records", plan.has_whole_records())
-      .add("steps on host", plan.steps_on_host())
+      .add("steps on host", plan.passes().steps_on_host)
       .add("could step on host", plan.can_step_on_host())
-      .add("streamed", plan.streamed_bytes())
-      .add("to host", plan.host_step().to_host)
-      .add("to GPU", plan.host_step().to_gpu)
-      .add("copies of the host", plan.host_copies_bytes())
-      .add("copy of weights", plan.weight_copy_bytes())
-      .add("queue depth", plan.queue_depth())
+      .add("streamed", plan.records().streamed_bytes)
+      .add("to host", plan.passes().host_step.to_host)
+      .add("to GPU", plan.passes().host_step.to_gpu)
+      .add("copies of the host", plan.passes().host_copies_bytes)
+      .add("copy of weights", plan.passes().weight_copy_bytes)
+      .add("queue depth", plan.records().queue_depth)
       .add("most records of a unit", plan.most_records_of_a_unit())
       .to(lines);
   Line(what + "outer steps")
-      .add("part", plan.outer_numel().part)
-      .add("largest", plan.outer_numel().largest)
-      .add("sent", plan.outer_numel().sent)
+      .add("part", plan.passes().outer.part)
+      .add("largest", plan.passes().outer.largest)
+      .add("sent", plan.passes().outer.sent)
       .to(lines);
-  Line(what + "image").add("bytes", plan.image_bytes()).add("queue depth", plan.image_queue_depth()).to(lines);
+  Line(what + "image").add("bytes", plan.records().image_bytes).add("queue depth", plan.image_queue_depth()).to(lines);
 }
 
 void write_pool(const std::string& what, const RecordPool& pool, GoldenFile::Lines& lines) {
@@ -192,11 +192,11 @@ void write_plan(const std::string& what, const MemoryPlan& plan, GoldenFile::Lin
   write_reductions(begin, plan, lines);
   write_matrices(begin, plan, lines);
   write_update(begin, plan, lines);
-  write_pool(begin + "records of parameters", plan.parameter_records(), lines);
-  write_pool(begin + "records of states", plan.state_records(), lines);
-  write_pool(begin + "records of tensor states", plan.tensor_state_records(), lines);
-  write_pool(begin + "records of gradients", plan.gradient_records(), lines);
-  write_pool(begin + "records of the image", plan.image_records(), lines);
+  write_pool(begin + "records of parameters", plan.records().parameters, lines);
+  write_pool(begin + "records of states", plan.records().states, lines);
+  write_pool(begin + "records of tensor states", plan.records().tensor_states, lines);
+  write_pool(begin + "records of gradients", plan.records().gradients, lines);
+  write_pool(begin + "records of the image", plan.records().image, lines);
   write_groups(begin, plan, lines);
 }
 

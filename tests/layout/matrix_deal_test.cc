@@ -242,7 +242,8 @@ TEST(MatrixDeal, ExchangeBuffersAndStatesAreInTheMemoryPlan) {
   const MemoryPlan without(input);
   input.update.matrix_states = {StateDType::kF32};
   const MemoryPlan plan(input);
-  EXPECT_EQ(plan.matrix_bytes(), (2 * plan.matrices().exchange_numel() + plan.matrices().work_numel()) * 4);
+  EXPECT_EQ(plan.matrix_bytes(),
+            (2 * plan.passes().matrices.exchange_numel() + plan.passes().matrices.work_numel()) * 4);
   EXPECT_GT(plan.use()[MemoryCategory::kStaging], plan.matrix_bytes() - 1);
   const std::int64_t numel = input.units[1].groups[1].layout.numel();
   EXPECT_EQ(plan.use()[MemoryCategory::kOptimizer] - without.use()[MemoryCategory::kOptimizer], 4 * numel / 2 * 4);
@@ -260,14 +261,14 @@ TEST(MatrixDeal, LargeBatchOfStatesIsReadAheadUpToTheDisksDepth) {
   input.tiers.moments = {Tier::kNvme, 0.9};
   input.update.states = {};  // elements have no states
   const MemoryPlan plan(input);
-  ASSERT_EQ(plan.matrices().batches().size(), 1U);
-  EXPECT_EQ(plan.tensor_states_in_memory(), 8);
-  EXPECT_EQ(plan.tensor_states_of_a_batch(), 72);
-  EXPECT_EQ(plan.tensor_states_ahead(), kMostQueueDepth);
-  EXPECT_EQ(plan.tensor_state_records().records, 72);
-  EXPECT_EQ(plan.tensor_state_records().held, 72);
-  EXPECT_EQ(plan.tensor_state_records().slots, 72);
-  EXPECT_EQ(plan.disk().read_in_two_steps, 0) << "all have slots";
+  ASSERT_EQ(plan.passes().matrices.batches().size(), 1U);
+  EXPECT_EQ(plan.records().tensor_states_in_memory, 8);
+  EXPECT_EQ(plan.records().tensor_states_of_a_batch, 72);
+  EXPECT_EQ(plan.records().tensor_states_ahead(), kMostQueueDepth);
+  EXPECT_EQ(plan.records().tensor_states.records, 72);
+  EXPECT_EQ(plan.records().tensor_states.held, 72);
+  EXPECT_EQ(plan.records().tensor_states.slots, 72);
+  EXPECT_EQ(plan.records().disk.read_in_two_steps, 0) << "all have slots";
 }
 
 TEST(MatrixDeal, UnitsWithoutMatricesMakeNoBatch) {

@@ -37,27 +37,28 @@ TEST(MemoryPlan, SmallUnitsAreReducedWithALagAndLargeOnesAtOnce) {
   // Each unit of lag takes two buckets; there are at most 8 MiB and 3 units.
   for (const Case& c : {Case{kMiB / 4, 3}, Case{kMiB, 3}, Case{2 * kMiB, 2}, Case{4 * kMiB, 1}, Case{8 * kMiB, 0}}) {
     const MemoryPlan plan(input_of(c.bucket_bytes / 4, 12, {1, 2, 0, 0}));
-    EXPECT_EQ(plan.reduction_lag(), c.lag) << c.bucket_bytes;
-    EXPECT_EQ(plan.shared_buckets(), 1 + 2 * c.lag) << c.bucket_bytes;
+    EXPECT_EQ(plan.sums().reduction_lag, c.lag) << c.bucket_bytes;
+    EXPECT_EQ(plan.sums().shared_buckets, 1 + 2 * c.lag) << c.bucket_bytes;
     const std::int64_t root = plan.bucket_bytes_of(plan.units()[0]);
     EXPECT_EQ(plan.use()[MemoryCategory::kBuckets], root + (1 + 2 * c.lag) * c.bucket_bytes);
   }
 }
 
 TEST(MemoryPlan, BucketsAreNoMoreThanUnits) {
-  EXPECT_EQ(MemoryPlan(input_of(kMiB / 16, 4, {1, 2, 0, 0})).shared_buckets(), 4);
+  EXPECT_EQ(MemoryPlan(input_of(kMiB / 16, 4, {1, 2, 0, 0})).sums().shared_buckets, 4);
 }
 
 TEST(MemoryPlan, ReductionsUnderWayAreNoMoreThanTransportsAllow) {
   for (int groups = 1; groups <= 20; ++groups) {
     const MemoryPlan plan(input_of(groups * 1024L, 30, {1, 2, 0, 0}, groups));
-    EXPECT_LE(groups * plan.units_under_way(), std::max<std::int64_t>(groups, MemoryPlan::kMostUnderWay)) << groups;
+    EXPECT_LE(groups * plan.sums().units_under_way(), std::max<std::int64_t>(groups, MemoryPlan::kMostUnderWay))
+        << groups;
   }
 }
 
 TEST(MemoryPlan, ReductionLagIsZeroOverTwoAxesOrAlone) {
-  EXPECT_EQ(MemoryPlan(input_of(1024, 12, {2, 2, 0, 0})).reduction_lag(), 0);
-  EXPECT_EQ(MemoryPlan(input_of(1024, 12, {1, 1, 0, 0})).reduction_lag(), 0);
+  EXPECT_EQ(MemoryPlan(input_of(1024, 12, {2, 2, 0, 0})).sums().reduction_lag, 0);
+  EXPECT_EQ(MemoryPlan(input_of(1024, 12, {1, 1, 0, 0})).sums().reduction_lag, 0);
 }
 
 // Records have 64 KiB each, with two moments of 31 blocks of 256 elements; the last one has fewer.
@@ -70,15 +71,15 @@ TEST(MemoryPlan, OpenQueueDepthHoldsTheRecordsOfAUnit) {
     input.placement.mesh = {1, 1, 0, 0};
     input.tiers.moments.tier = Tier::kNvme;
     input.tiers.record_bytes = 64 << 10;
-    EXPECT_EQ(MemoryPlan(input).queue_depth(), kQueueDepth) << "all are read ahead behind backward";
+    EXPECT_EQ(MemoryPlan(input).records().queue_depth, kQueueDepth) << "all are read ahead behind backward";
     input.update.in_backward = true;
     const MemoryPlan plan(input);
     EXPECT_EQ(plan.most_records_of_a_unit(), c.block_records);
-    EXPECT_EQ(plan.queue_depth(), c.depth);
-    const std::int64_t all = plan.state_records().records;
-    EXPECT_EQ(plan.state_records().slots, std::min(2 * c.depth + 1, all));
+    EXPECT_EQ(plan.records().queue_depth, c.depth);
+    const std::int64_t all = plan.records().states.records;
+    EXPECT_EQ(plan.records().states.slots, std::min(2 * c.depth + 1, all));
     input.tiers.queue_depth = 5;
-    EXPECT_EQ(MemoryPlan(input).queue_depth(), 5);
+    EXPECT_EQ(MemoryPlan(input).records().queue_depth, 5);
   }
 }
 
@@ -92,9 +93,10 @@ TEST(MemoryPlan, GradientsOnDiskKeepSlotsAndTheRootsGradientsInMemory) {
   const std::int64_t root = on_disk.sum_bytes_of(input.units[0]), unit = on_disk.sum_bytes_of(input.units[1]);
   EXPECT_EQ(in_memory.use()[MemoryCategory::kGradients], root + 12 * unit);
   EXPECT_EQ(on_disk.use()[MemoryCategory::kGradients], root);
-  EXPECT_EQ(on_disk.gradient_records().memory_bytes(), (on_disk.units_under_way() + 2) * unit);
-  EXPECT_EQ(on_disk.disk().bytes - in_memory.disk().bytes, 12 * unit);
-  EXPECT_EQ(on_disk.disk().durable_bytes, in_memory.disk().durable_bytes) << "no commit needs gradients";
+  EXPECT_EQ(on_disk.records().gradients.memory_bytes(), (on_disk.sums().units_under_way() + 2) * unit);
+  EXPECT_EQ(on_disk.records().disk.bytes - in_memory.records().disk.bytes, 12 * unit);
+  EXPECT_EQ(on_disk.records().disk.durable_bytes, in_memory.records().disk.durable_bytes)
+      << "no commit needs gradients";
 }
 
 // Three sums of eight microbatches wait at a time. Where ranks have summed them, one has the gradient's place.
@@ -130,27 +132,27 @@ TEST(MemoryPlan, ReproducibleCountsTheSumsOfSubtreesThatRanksSend) {
   input.wire.accumulation = 4;
   input.wire.sync = GradientSync::kLastMicrobatch;
   input.wire.reproducible = true;
-  EXPECT_EQ(MemoryPlan(input).block_sums(), 0);
+  EXPECT_EQ(MemoryPlan(input).sums().block_sums, 0);
   EXPECT_EQ(MemoryPlan(input).block_exchange_numel(), 0);
   input.wire.accumulation = 6;
   const MemoryPlan plan(input);
-  EXPECT_EQ(plan.block_sums(), 2);
-  EXPECT_EQ(plan.waiting_sums(), 3) << "rank 1 keeps the sum of two while it adds four";
-  EXPECT_EQ(plan.end_lag(), 0);
+  EXPECT_EQ(plan.sums().block_sums, 2);
+  EXPECT_EQ(plan.sums().waiting_sums, 3) << "rank 1 keeps the sum of two while it adds four";
+  EXPECT_EQ(plan.sums().end_lag, 0);
   std::int64_t sent = 0, kept = 0;
   for (const UnitShape& unit : input.units) {
     sent += 2 * 2 * 4 * unit.trainable_numel() / 3;
     kept += 3 * 4 * unit.trainable_numel();
   }
   EXPECT_EQ(plan.block_bytes_of_step(), sent);
-  EXPECT_EQ(plan.block_exchange_numel(), 2 * 2 * 3 * plan.block_piece_numel()) << "sent and received";
+  EXPECT_EQ(plan.block_exchange_numel(), 2 * 2 * 3 * plan.sums().block_piece_numel) << "sent and received";
   EXPECT_EQ(plan.use()[MemoryCategory::kStaging], kept + 4 * plan.block_exchange_numel());
-  EXPECT_EQ(plan.block_piece_numel() % 256, 0);
+  EXPECT_EQ(plan.sums().block_piece_numel % 256, 0);
   EXPECT_NE(plan.to_table().find("each rank sends 2 sums of each gradient"), std::string::npos) << plan.to_table();
   input.placement = placement_of(ShardingStrategy::kNoShard, false);
   const MemoryPlan replicated(input);
   EXPECT_EQ(replicated.block_bytes_of_step(), sent + sent / 2) << "what was joined is sent on";
-  EXPECT_EQ(replicated.block_exchange_numel(), (2 * 2 + 1) * 3 * replicated.block_piece_numel());
+  EXPECT_EQ(replicated.block_exchange_numel(), (2 * 2 + 1) * 3 * replicated.sums().block_piece_numel);
 }
 
 TEST(MemoryPlan, BackupsOfMicrobatchesCountTheirWholeGradientsAndWhatRanksSend) {
@@ -165,8 +167,8 @@ TEST(MemoryPlan, BackupsOfMicrobatchesCountTheirWholeGradientsAndWhatRanksSend) 
   std::int64_t whole = 0;
   for (const UnitShape& unit : input.units) whole += 4 * unit.trainable_numel();
   EXPECT_EQ(with.waiting_bytes() - without.waiting_bytes(), 2 * whole);
-  EXPECT_EQ(with.first_backup(), without.waiting_sums());
-  EXPECT_EQ(with.block_sums(), without.block_sums() + 2);
+  EXPECT_EQ(with.first_backup(), without.sums().waiting_sums);
+  EXPECT_EQ(with.sums().block_sums, without.sums().block_sums + 2);
   EXPECT_EQ(with.order().most_rounds(), 10);
   EXPECT_EQ(with.use()[MemoryCategory::kStaging], with.waiting_bytes() + 4 * with.block_exchange_numel());
   EXPECT_EQ(without.to_table().find("backups: "), std::string::npos);
@@ -184,20 +186,20 @@ TEST(MemoryPlan, BackgroundReductionsLagByTheGivenNumberOfUnits) {
   };
   for (const std::int64_t ahead : {0, 1, 2, 5}) {
     const MemoryPlan plan = plan_of({1, 2, 0, 0}, ahead), adds = plan_of({1, 2, 0, 0}, ahead, true);
-    EXPECT_EQ(plan.end_lag(), ahead);
-    EXPECT_EQ(plan.shared_buckets(), 1 + ahead);
-    EXPECT_EQ(adds.use()[MemoryCategory::kStaging], (1 + ahead) * adds.scratch_numel() * 4);
+    EXPECT_EQ(plan.sums().end_lag, ahead);
+    EXPECT_EQ(plan.sums().shared_buckets, 1 + ahead);
+    EXPECT_EQ(adds.use()[MemoryCategory::kStaging], (1 + ahead) * adds.sums().scratch_numel * 4);
     // The second sum, over the other axis, begins a unit after the first.
     const MemoryPlan two_axes = plan_of({2, 2, 0, 0}, ahead);
-    EXPECT_EQ(two_axes.reduction_lag(), ahead > 0 ? 1 : 0);
-    EXPECT_EQ(two_axes.end_lag(), ahead > 0 ? ahead + 1 : 0);
+    EXPECT_EQ(two_axes.sums().reduction_lag, ahead > 0 ? 1 : 0);
+    EXPECT_EQ(two_axes.sums().end_lag, ahead > 0 ? ahead + 1 : 0);
   }
-  EXPECT_EQ(plan_of({1, 2, 0, 0}, std::nullopt).end_lag(), 1);
-  EXPECT_EQ(plan_of({1, 1, 0, 0}, 3).end_lag(), 0);
+  EXPECT_EQ(plan_of({1, 2, 0, 0}, std::nullopt).sums().end_lag, 1);
+  EXPECT_EQ(plan_of({1, 1, 0, 0}, 3).sums().end_lag, 0);
   PlanInput replicated = input_of(64 * kMiB, 12, {1, 2, 0, 0});
   replicated.placement = placement_of(ShardingStrategy::kNoShard, false);
   replicated.wire.reduces_in_background = true;
-  EXPECT_EQ(MemoryPlan(replicated).end_lag(), MemoryPlan::kMostUnderWay - 1);  // this costs nothing
+  EXPECT_EQ(MemoryPlan(replicated).sums().end_lag, MemoryPlan::kMostUnderWay - 1);  // this costs nothing
 }
 
 TEST(MemoryPlan, ReductionsAheadSetTheLagOnOneHost) {
@@ -205,8 +207,8 @@ TEST(MemoryPlan, ReductionsAheadSetTheLagOnOneHost) {
     PlanInput input = input_of(64 * kMiB, 12, {1, 2, 0, 0});
     input.wire.reductions_ahead = ahead;
     const MemoryPlan plan(input);
-    EXPECT_EQ(plan.end_lag(), ahead);
-    EXPECT_EQ(plan.reduction_lag(), (ahead + 1) / 2);
+    EXPECT_EQ(plan.sums().end_lag, ahead);
+    EXPECT_EQ(plan.sums().reduction_lag, (ahead + 1) / 2);
   }
 }
 
@@ -215,18 +217,18 @@ TEST(MemoryPlan, GpuReductionsLagByOneUnitWhateverTheirSize) {
     PlanInput input = input_of(bucket_bytes / 4, 12, {1, 2, 0, 0});
     input.placement.is_queued = true;
     const MemoryPlan plan(input);
-    EXPECT_EQ(plan.reduction_lag(), 0);
-    EXPECT_EQ(plan.end_lag(), 1);
-    EXPECT_EQ(plan.shared_buckets(), 2);
+    EXPECT_EQ(plan.sums().reduction_lag, 0);
+    EXPECT_EQ(plan.sums().end_lag, 1);
+    EXPECT_EQ(plan.sums().shared_buckets, 2);
   }
   // The sum over the second axis begins one unit after that over the first, and ends one unit later.
   PlanInput input = input_of(1024, 12, {2, 2, 0, 0});
   input.placement.is_queued = true;
-  EXPECT_EQ(MemoryPlan(input).reduction_lag(), 1);
-  EXPECT_EQ(MemoryPlan(input).end_lag(), 2);
-  EXPECT_EQ(MemoryPlan(input).shared_buckets(), 3);
+  EXPECT_EQ(MemoryPlan(input).sums().reduction_lag, 1);
+  EXPECT_EQ(MemoryPlan(input).sums().end_lag, 2);
+  EXPECT_EQ(MemoryPlan(input).sums().shared_buckets, 3);
   input.placement.mesh = {1, 1, 0, 0};
-  EXPECT_EQ(MemoryPlan(input).end_lag(), 0);
+  EXPECT_EQ(MemoryPlan(input).sums().end_lag, 0);
 }
 
 TEST(MemoryPlan, CompressedSumsOfAGpuGoThroughItsHostsMemory) {
@@ -236,11 +238,11 @@ TEST(MemoryPlan, CompressedSumsOfAGpuGoThroughItsHostsMemory) {
   input.wire.compression = {.gradients = WireForm::kInt8, .error_feedback = true};
   input.wire.compressed_shard_part = 1;
   const MemoryPlan plan(input);
-  EXPECT_EQ(plan.reduction_lag(), 1);
-  EXPECT_EQ(plan.end_lag(), 2);
+  EXPECT_EQ(plan.sums().reduction_lag, 1);
+  EXPECT_EQ(plan.sums().end_lag, 2);
   EXPECT_EQ(plan.shard_sums_on_host().bytes(), 3 * 4 * kMiB);  // 3 units are under way at a time
   EXPECT_EQ(plan.replicate_sums_on_host().bytes(), 0);
-  const std::int64_t kept = 4 * plan.kept_gradient_numel();
+  const std::int64_t kept = 4 * plan.sums().kept_gradient_numel;
   EXPECT_GT(kept, 4 * 4 * kMiB);
   EXPECT_EQ(plan.use()[MemoryCategory::kHostRecords], 3 * 4 * kMiB + kept);
   EXPECT_EQ(plan.use()[MemoryCategory::kFeedback], 0);
@@ -308,7 +310,7 @@ TEST(MemoryPlan, EveryUnitUnderWayHasItsScratch) {
   input.wire.accumulation = 2;
   const MemoryPlan plan(input);
   // 2 (1 MiB bucket + 1/2 MiB of scratch) a unit of lag
-  EXPECT_EQ(plan.reduction_lag(), 2);
+  EXPECT_EQ(plan.sums().reduction_lag, 2);
   EXPECT_EQ(plan.use()[MemoryCategory::kStaging], 5 * kMiB / 2);
 }
 
@@ -316,8 +318,8 @@ TEST(MemoryPlan, ReplicatedGradientsNeedNoBucketsToBeReducedLater) {
   PlanInput input = input_of(64 * kMiB, 12, {1, 2, 0, 0});
   input.placement = placement_of(ShardingStrategy::kNoShard, false);
   const MemoryPlan plan(input);
-  EXPECT_EQ(plan.bucket_mode(), BucketMode::kInPlace);
-  EXPECT_EQ(plan.reduction_lag(), 7);
+  EXPECT_EQ(plan.sums().bucket_mode, BucketMode::kInPlace);
+  EXPECT_EQ(plan.sums().reduction_lag, 7);
   EXPECT_EQ(plan.use()[MemoryCategory::kBuckets], 0);
 }
 
@@ -332,11 +334,11 @@ TEST(MemoryPlan, UpdatesInBackwardKeepSumsOfTheUnitsUnderWay) {
       const PlanInput input = updated_in_backward(input_of(numel, 30, {1, ranks, 0, 0}));
       const MemoryPlan plan(input);
       const std::int64_t part = numel / ranks * 4;
-      EXPECT_EQ(plan.sum_bytes(), part);
-      EXPECT_EQ(plan.shared_sums(), 1 + plan.end_lag());
-      const std::int64_t notes = plan.units_under_way() * plan.notes_numel() * 4;
+      EXPECT_EQ(plan.sums().sum_bytes, part);
+      EXPECT_EQ(plan.sums().shared_sums, 1 + plan.sums().end_lag);
+      const std::int64_t notes = plan.sums().units_under_way() * plan.sums().notes_numel * 4;
       EXPECT_EQ(plan.use()[MemoryCategory::kGradients],
-                plan.sum_bytes_of(input.units[0]) + plan.shared_sums() * part + notes);
+                plan.sum_bytes_of(input.units[0]) + plan.sums().shared_sums * part + notes);
     }
   }
 }
@@ -344,7 +346,8 @@ TEST(MemoryPlan, UpdatesInBackwardKeepSumsOfTheUnitsUnderWay) {
 TEST(MemoryPlan, UsageNotesCountTowardsReductionsUnderWay) {
   for (int groups = 1; groups <= 20; ++groups) {
     const MemoryPlan plan(updated_in_backward(input_of(groups * 1024L, 30, {1, 2, 0, 0}, groups)));
-    EXPECT_LE((groups + 1) * plan.units_under_way(), std::max<std::int64_t>(groups + 1, MemoryPlan::kMostUnderWay));
+    EXPECT_LE((groups + 1) * plan.sums().units_under_way(),
+              std::max<std::int64_t>(groups + 1, MemoryPlan::kMostUnderWay));
   }
 }
 
@@ -361,10 +364,11 @@ TEST(MemoryPlan, MomentsOnDiskLeaveOnlySlotsInMemory) {
   const MemoryUse all = MemoryPlan(input).use();
   const MemoryPlan plan(with_moments_on_disk(input, 256 << 10, 0, 1.0));
   EXPECT_EQ(plan.use()[MemoryCategory::kOptimizer], 0);
-  EXPECT_GE(plan.disk().bytes, all[MemoryCategory::kOptimizer]);
-  EXPECT_LT(plan.disk().bytes, all[MemoryCategory::kOptimizer] + plan.state_records().records * RecordLayout::kPage);
-  EXPECT_EQ(plan.state_records().slots, 5);  // one used, two read ahead, two written behind
-  EXPECT_EQ(plan.use()[MemoryCategory::kRecords], 5 * plan.state_records().record_bytes);
+  EXPECT_GE(plan.records().disk.bytes, all[MemoryCategory::kOptimizer]);
+  EXPECT_LT(plan.records().disk.bytes,
+            all[MemoryCategory::kOptimizer] + plan.records().states.records * RecordLayout::kPage);
+  EXPECT_EQ(plan.records().states.slots, 5);  // one used, two read ahead, two written behind
+  EXPECT_EQ(plan.use()[MemoryCategory::kRecords], 5 * plan.records().states.record_bytes);
   for (const MemoryCategory same :
        {MemoryCategory::kParameters, MemoryCategory::kGradients, MemoryCategory::kBuckets}) {
     EXPECT_EQ(plan.use()[same], all[same]);
@@ -384,15 +388,15 @@ TEST(MemoryPlan, FractionOnDiskLeavesTheRestInMemory) {
 TEST(MemoryPlan, StepReadsOnlyRecordsThatCacheAndSlotsLack) {
   const PlanInput input = input_of(kMiB, 4, {1, 2, 0, 0});
   const MemoryPlan without(with_moments_on_disk(input, 256 << 10, 0, 1.0));
-  const MemoryPlan with(with_moments_on_disk(input, 256 << 10, 6 * without.state_records().record_bytes, 1.0));
-  EXPECT_EQ(without.state_records().cached, 0);
-  EXPECT_EQ(with.state_records().cached, 6);
-  EXPECT_EQ(with.use()[MemoryCategory::kRecords], 11 * with.state_records().record_bytes);
+  const MemoryPlan with(with_moments_on_disk(input, 256 << 10, 6 * without.records().states.record_bytes, 1.0));
+  EXPECT_EQ(without.records().states.cached, 0);
+  EXPECT_EQ(with.records().states.cached, 6);
+  EXPECT_EQ(with.use()[MemoryCategory::kRecords], 11 * with.records().states.record_bytes);
   for (const MemoryPlan* plan : {&without, &with}) {
-    EXPECT_EQ(plan->disk().written_in_two_steps, 2 * plan->disk().bytes);
-    EXPECT_LT(plan->disk().read_in_two_steps, plan->disk().written_in_two_steps);
+    EXPECT_EQ(plan->records().disk.written_in_two_steps, 2 * plan->records().disk.bytes);
+    EXPECT_LT(plan->records().disk.read_in_two_steps, plan->records().disk.written_in_two_steps);
   }
-  EXPECT_LT(with.disk().read_in_two_steps, without.disk().read_in_two_steps);
+  EXPECT_LT(with.records().disk.read_in_two_steps, without.records().disk.read_in_two_steps);
 }
 
 // Frozen parameters are read for gathers alone.
@@ -402,17 +406,17 @@ TEST(MemoryPlan, ParametersThatTrainAreCachedBeforeFrozenOnes) {
   input.tiers.parameters = {Tier::kNvme, 1.0};
   input.tiers.record_bytes = 256 << 10;
   const MemoryPlan none(input);
-  const std::int64_t record_bytes = none.parameter_records().record_bytes, records = none.parameter_records().records;
+  const std::int64_t record_bytes = none.records().parameters.record_bytes, records = none.records().parameters.records;
   for (const std::int64_t cached : {records / 4, records - 3}) {
     input.tiers.cache_bytes = cached * record_bytes;
     const MemoryPlan plan(input);
-    const EvenSpread cache = plan.parameter_records().cache();
-    const std::int64_t trains = plan.parameter_records().cached_first;
+    const EvenSpread cache = plan.records().parameters.cache();
+    const std::int64_t trains = plan.records().parameters.cached_first;
     EXPECT_GT(trains, records / 4);
     EXPECT_LT(trains, records - 3);
     EXPECT_EQ(cache.chosen_before(records), cached);
     EXPECT_EQ(cache.chosen_before(trains), std::min(trains, cached));
-    EXPECT_LT(plan.disk().read_in_two_steps, none.disk().read_in_two_steps);
+    EXPECT_LT(plan.records().disk.read_in_two_steps, none.records().disk.read_in_two_steps);
   }
 }
 
@@ -421,16 +425,16 @@ TEST(MemoryPlan, GpuMomentsInFilesUseSlotsOnHostAndDevice) {
   const MemoryPlan of_cpu(input);
   input.placement.is_queued = true;
   const MemoryPlan plan(input);
-  const RecordPool& pool = plan.state_records();
+  const RecordPool& pool = plan.records().states;
   EXPECT_EQ(pool.device_slots, 5);  // one updated, two on their way there, two on their way back
   EXPECT_EQ(pool.slots, 9);         // the device's five, two read ahead, two written behind
   EXPECT_EQ(plan.use()[MemoryCategory::kRecords], 5 * pool.record_bytes);
   EXPECT_EQ(plan.use()[MemoryCategory::kHostRecords], 9 * pool.record_bytes);
   EXPECT_EQ(plan.use().limited(), plan.use().total() - 9 * pool.record_bytes);
   EXPECT_EQ(plan.use()[MemoryCategory::kOptimizer], 0);
-  EXPECT_EQ(plan.disk().bytes, of_cpu.disk().bytes);
-  EXPECT_EQ(plan.streamed_bytes(), plan.disk().bytes);
-  EXPECT_EQ(of_cpu.streamed_bytes(), 0);
+  EXPECT_EQ(plan.records().disk.bytes, of_cpu.records().disk.bytes);
+  EXPECT_EQ(plan.records().streamed_bytes, plan.records().disk.bytes);
+  EXPECT_EQ(of_cpu.records().streamed_bytes, 0);
   EXPECT_EQ(of_cpu.use().limited(), of_cpu.use().total());
   EXPECT_EQ(plan.records_on_disk(), pool.records);
 }
@@ -441,10 +445,10 @@ TEST(MemoryPlan, GpuMomentsOnTheHostAreAllInPinnedMemory) {
   const MemoryPlan in_files(input);
   input.tiers.moments.tier = Tier::kHost;
   const MemoryPlan plan(input);
-  EXPECT_EQ(plan.use()[MemoryCategory::kHostRecords], in_files.disk().bytes);
-  EXPECT_EQ(plan.streamed_bytes(), in_files.disk().bytes);
+  EXPECT_EQ(plan.use()[MemoryCategory::kHostRecords], in_files.records().disk.bytes);
+  EXPECT_EQ(plan.records().streamed_bytes, in_files.records().disk.bytes);
   EXPECT_EQ(plan.use().limited(), in_files.use().limited());
-  EXPECT_EQ(plan.disk(), DiskUse{});
+  EXPECT_EQ(plan.records().disk, DiskUse{});
   EXPECT_EQ(plan.records_on_disk(), 0);
 }
 
@@ -465,20 +469,22 @@ TEST(MemoryPlan, StatesUpdatedByTheCpuNeedNoGpuSlots) {
     }
   }
   EXPECT_GT(elements, 0);
-  EXPECT_TRUE(plan.steps_on_host());
-  EXPECT_EQ(plan.streamed_bytes(), 0);
-  EXPECT_EQ(plan.host_step().to_gpu, parameter_bytes);
-  EXPECT_EQ(plan.host_step().to_host, 4 * elements + parameter_bytes) << "split masters, or fp32 ones, need parameters";
+  EXPECT_TRUE(plan.passes().steps_on_host);
+  EXPECT_EQ(plan.records().streamed_bytes, 0);
+  EXPECT_EQ(plan.passes().host_step.to_gpu, parameter_bytes);
+  EXPECT_EQ(plan.passes().host_step.to_host, 4 * elements + parameter_bytes)
+      << "split masters, or fp32 ones, need parameters";
   EXPECT_EQ(plan.use()[MemoryCategory::kRecords], 0);
-  EXPECT_EQ(plan.use()[MemoryCategory::kHostRecords], streamed.streamed_bytes() + 4 * elements + parameter_bytes);
-  EXPECT_FALSE(streamed.steps_on_host());
-  EXPECT_EQ(streamed.host_step(), HostStepBytes{});
+  EXPECT_EQ(plan.use()[MemoryCategory::kHostRecords],
+            streamed.records().streamed_bytes + 4 * elements + parameter_bytes);
+  EXPECT_FALSE(streamed.passes().steps_on_host);
+  EXPECT_EQ(streamed.passes().host_step, HostStepBytes{});
 }
 
 TEST(MemoryPlan, StatesThatFitTheSlotsAreNotReadAgain) {
   const MemoryPlan plan(with_moments_on_disk(input_of(1024, 1, {1, 2, 0, 0}), 4 << 20, 0, 1.0));
-  EXPECT_EQ(plan.state_records().slots, plan.state_records().records);
-  EXPECT_EQ(plan.disk().read_in_two_steps, 0);
+  EXPECT_EQ(plan.records().states.slots, plan.records().states.records);
+  EXPECT_EQ(plan.records().disk.read_in_two_steps, 0);
 }
 
 TEST(MemoryPlan, LatePublicationNeedsWholeParametersUpdatedElsewhere) {
@@ -559,7 +565,7 @@ TEST(MemoryPlan, AutoOnAGpuMovesMastersAndMomentsOfTheSameElements) {
       EXPECT_EQ(chosen.tiers.moments.tier, Tier::kHost);
       const MemoryPlan plan(chosen);
       EXPECT_LE(plan.use().limited(), limit);
-      EXPECT_GT(plan.state_records().pinned_bytes, 0);
+      EXPECT_GT(plan.records().states.pinned_bytes, 0);
       EXPECT_GT(plan_of(chosen.tiers.moments.fraction - 1.0 / 256).use().limited(), limit) << "as little as possible";
     }
     EXPECT_EQ(with_tiers_chosen(input, most, Tier::kHost).tiers.moments.tier, Tier::kMemory);
@@ -592,7 +598,7 @@ TEST(MemoryPlan, ActivationsOnDiskTakeSlotsAndNothingElse) {
     wanted[MemoryCategory::kActivations] = tier == Tier::kNvme ? 7 * 12288 : 0;
     const MemoryPlan plan(input);
     EXPECT_EQ(plan.use(), wanted);
-    EXPECT_EQ(plan.disk(), without.disk());
+    EXPECT_EQ(plan.records().disk, without.records().disk);
     EXPECT_NE(plan.to_table().find("that forward saves go to"), std::string::npos);
   }
   EXPECT_EQ(without.to_table().find("that forward saves go to"), std::string::npos);

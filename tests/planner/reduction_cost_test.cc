@@ -112,7 +112,7 @@ TEST(ReductionCost, SumsOfSubtreesGoOverBothAxes) {
   timed.input.wire.sync = GradientSync::kLastMicrobatch;
   timed.input.wire.reproducible = true;
   const MemoryPlan plan = timed.plan();
-  ASSERT_EQ(plan.block_sums(), 2);
+  ASSERT_EQ(plan.sums().block_sums, 2);
   const GroupShape& group = plan.units()[1].groups[0];
   const std::int64_t part = kNumel / 8 * 4;
   EXPECT_EQ(shard_reduction_cost(plan, group, timed.links.shard).sent_bytes, 2 * 2 * 3 * part + 3 * 2 * part);

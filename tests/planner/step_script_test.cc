@@ -121,7 +121,7 @@ TEST(StepScript, SharedMemorySumsAreTheRanksOwnWorkAtThePlansLag) {
   TimedPlan timed = timed_plan(ShardingStrategy::kFullShard, {1, 4, 0, 0}, 12, 1 << 16);
   timed.input.wire.reduces_in_background = false;
   timed.links.shard = shared_memory_links(1e-9);
-  ASSERT_EQ(timed.plan().reduction_lag(), 3);
+  ASSERT_EQ(timed.plan().sums().reduction_lag, 3);
   std::int64_t computed = 0, shares = 0, most = 0;
   const StepScript script = script_of(timed);
   for (const Instruction& instruction : script.instructions) {

@@ -236,7 +236,7 @@ template <class Body>
 void on_many_units(const Body& body) {
   run_ranks({.ranks = 2}, [&](const Mesh& mesh) {
     Reduced reduced(mesh, some_units(12));
-    ASSERT_LT(reduced.units.plan().shared_buckets(), 10);
+    ASSERT_LT(reduced.units.plan().sums().shared_buckets, 10);
     body(reduced);
   });
 }

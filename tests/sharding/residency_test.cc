@@ -63,7 +63,7 @@ TEST(Residency, UsedUnitHoldsItsValuesInAnyOrder) {
           std::mt19937 order(round % 3 == 0 ? 77u : random());
           for (int k = 0; k < 30; ++k) {
             resident.use_once(order() % 7);
-            EXPECT_LE(resident.gathered(), 1 + resident.units.plan().shared_slots());
+            EXPECT_LE(resident.gathered(), 1 + resident.units.plan().slots().shared_slots);
           }
           resident.residency.end_round();
           if (round % 2 == 0) resident.residency.release_all();

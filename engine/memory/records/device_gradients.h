@@ -20,7 +20,7 @@
 namespace tessera {
 
 /// Offloads the sums of a GPU's gradients to pinned memory of its host or to files: one record for each unit but the
-/// root (MemoryPlan::gradient_records). Reductions make sums in slots on the GPU, and updates find them in slots.
+/// root (RecordPlan::gradients). Reductions make sums in slots on the GPU, and updates find them in slots.
 /// TrainingMemory owns it; the thread of the step calls it.
 ///
 /// A unit's index is the number of its record. A lease points FlatGroup::gradient of the unit's groups at its slot; the

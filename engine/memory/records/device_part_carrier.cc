@@ -1,13 +1,10 @@
 #include "engine/memory/records/device_part_carrier.h"
 
 #include <algorithm>
-#include <exception>
-#include <string>
 #include <utility>
 
 #include "engine/device/pinned_memory.h"
 #include "engine/memory/records/record_places.h"
-#include "runtime/base/log.h"
 #include "runtime/comm/device/device_memory.h"
 #include "sharding/unrecorded.h"
 
@@ -15,21 +12,21 @@ namespace tessera {
 
 DevicePartCarrier::DevicePartCarrier(const MemoryPlan& plan, const std::vector<std::unique_ptr<Unit>>& units,
                                      std::shared_ptr<TierCarrier> records, DeviceKernels& kernels, int rank)
-    : units_(units),
-      records_(std::move(records)),
+    : PartCarrier(units, std::move(records)),
       kernels_(kernels),
       take_memory_(pinned_memory_of(
           kernels, rank, "parameters on their way to the GPU",
           "[T0221] hint: units of fewer parameters (\"units\"), or a smaller \"prefetch\", need less of it")),
       are_in_files_(!plan.parameters_on_host()),
-      piece_bytes_(static_cast<std::size_t>(plan.upload_piece_bytes())),
-      coming_(units.size()) {
-  for (std::int64_t i = 0; i < plan.upload_pieces(); ++i) {
+      piece_bytes_(static_cast<std::size_t>(plan.slots().upload_piece_bytes)),
+      coming_(units.size()),
+      ends_(
+          records_, "parameters on their way to the GPU", [this] { settle(); }, /*visits=*/!are_in_files_) {
+  for (std::int64_t i = 0; i < plan.slots().upload_pieces(); ++i) {
     pieces_.push_back({take_memory_(piece_bytes_), nullptr});
-    pinned_bytes_ += plan.upload_piece_bytes();
+    pinned_bytes_ += plan.slots().upload_piece_bytes;
   }
   if (are_in_files_) return;  // copies read pieces then, not records
-  records_->before_visits(this, [this] { settle(); });
   for (const std::span<std::byte> place : places_of(*records_)) places_.push_back(place.data());
 }
 
@@ -39,21 +36,6 @@ void DevicePartCarrier::settle() {
     for (const auto& copy : unit.copies) copy->wait();
   }
   if (const auto last = std::exchange(last_, nullptr)) last->wait();
-}
-
-DevicePartCarrier::~DevicePartCarrier() {
-  records_->before_visits(this, nullptr);
-  try {
-    settle();
-  } catch (const std::exception& error) {
-    log_error(std::string("parameters on their way to the GPU: ") + error.what());
-  }
-}
-
-void DevicePartCarrier::announce(std::span<const std::int64_t> units) {
-  for (const std::int64_t unit : units) {
-    for (const auto& group : units_[static_cast<std::size_t>(unit)]->groups) start(*group);
-  }
 }
 
 void DevicePartCarrier::start(const FlatGroup& group) {
@@ -97,12 +79,7 @@ void DevicePartCarrier::read(const FlatGroup& group) {
   const auto bytes = static_cast<std::size_t>((chunks.numel() - before) * element);
   unit.uploads.push_back({memory + before * element, pinned, bytes});
   unit.used += bytes;
-  for (std::int64_t chunk = chunks.first_record(); chunk < chunks.chunks(); ++chunk) {
-    const Extent place = chunks.chunk(chunk);
-    records_->start_copy(group.first_parameter_record + chunk - chunks.first_record(),
-                         {pinned + (place.offset - before) * element, static_cast<std::size_t>(place.numel * element)},
-                         static_cast<std::uint64_t>(group.unit->index));
-  }
+  start_copies(group, pinned);
 }
 
 /// Takes a piece that nothing reads any more, or a new one. Units beyond the plan's slots need pieces beyond the plan,

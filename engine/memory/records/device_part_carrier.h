@@ -1,6 +1,6 @@
 #pragma once
 
-// See docs/glossary.md: lease, residency, slot, unit.
+// See docs/glossary.md: residency, slot, unit.
 
 #include <cstddef>
 #include <cstdint>
@@ -8,6 +8,8 @@
 #include <span>
 #include <vector>
 
+#include "engine/memory/records/device_use.h"
+#include "engine/memory/records/part_carrier.h"
 #include "engine/memory/records/tier_carrier.h"
 #include "offload/files/aligned_memory.h"
 #include "optim/device_kernels.h"
@@ -20,25 +22,20 @@ namespace tessera {
 /// Brings shards to a GPU from their records (FlatGroup::parameters_below) in its host's memory or in files; parts that
 /// are in the GPU's own memory are copied from there. The residency calls it when it gathers a unit.
 ///
-/// A unit's index is the number of its record. `announce` begins to bring parts to FlatGroup::part_in_full, beside
-/// those that are on their way. `acquire` waits for one unit's parts, and makes later queued work wait. Its lease has
-/// no memory, since the gathered buffer is the residency's.
+/// `announce` and `acquire` are those of PartCarrier, and `acquire` makes later queued work wait. The destructor waits
+/// for the copies under way (DeviceUse).
 ///
 /// Records in the host's memory are copied on a stream of their own as soon as a gather begins; no call waits for the
 /// device. Records in files are read into pinned memory first, one piece for each unit that may be on its way;
 /// `acquire` waits for the disk and queues the copy. Either copy waits for what is on the current stream when the
 /// gather begins, because that may read what the slot held, or change the records. Work that is queued after `acquire`
 /// waits for the copy.
-class DevicePartCarrier final : public Carrier {
+class DevicePartCarrier final : public PartCarrier {
  public:
   /// `units` and `kernels` must outlive this object. `rank` is named in errors.
   DevicePartCarrier(const MemoryPlan& plan, const std::vector<std::unique_ptr<Unit>>& units,
                     std::shared_ptr<TierCarrier> records, DeviceKernels& kernels, int rank);
-  /// Waits for the copies under way; a failure is logged.
-  ~DevicePartCarrier() override;
 
-  void announce(std::span<const std::int64_t> units) override;
-  void flush() override {}
   std::int64_t uploaded_bytes() const override { return uploaded_bytes_; }
   std::int64_t pinned_bytes() const override { return pinned_bytes_; }
 
@@ -59,16 +56,12 @@ class DevicePartCarrier final : public Carrier {
   };
 
   std::span<std::byte> take(std::int64_t unit, LeaseUse use) override;
-  void give_back(std::int64_t, bool) override {}
-  void drop(std::int64_t) noexcept override {}
   Coming& coming(const Unit& unit) { return coming_[static_cast<std::size_t>(unit.index)]; }
   void settle();
-  void start(const FlatGroup& group);
+  void start(const FlatGroup& group) override;
   void read(const FlatGroup& group);
   std::size_t take_piece();
 
-  const std::vector<std::unique_ptr<Unit>>& units_;
-  const std::shared_ptr<TierCarrier> records_;
   DeviceKernels& kernels_;
   const AlignedMemory::Give take_memory_;
   const bool are_in_files_;
@@ -78,6 +71,7 @@ class DevicePartCarrier final : public Carrier {
   std::vector<std::byte*> places_;  ///< [record]: its memory; empty for files
   std::shared_ptr<Mark> last_;      ///< the latest copy
   std::int64_t uploaded_bytes_ = 0, pinned_bytes_ = 0;
+  const DeviceUse ends_;
 };
 
 }  // namespace tessera

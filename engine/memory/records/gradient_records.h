@@ -15,7 +15,7 @@
 
 namespace tessera {
 
-/// Offloads the CPU's sums of gradients to disk: one record for each unit but the root (MemoryPlan::gradient_records).
+/// Offloads the CPU's sums of gradients to disk: one record for each unit but the root (RecordPlan::gradients).
 /// Reductions make sums in the records' own memory, and updates find them there, read ahead. TrainingMemory owns it;
 /// the reducer and the step call it, one thread at a time.
 ///

@@ -1,11 +1,9 @@
 #include "engine/memory/records/mapped_carrier.h"
 
-#include <exception>
-#include <string>
+#include <algorithm>
 #include <utility>
 
 #include "engine/memory/records/record_places.h"
-#include "runtime/base/log.h"
 
 namespace tessera {
 
@@ -14,18 +12,9 @@ MappedCarrier::MappedCarrier(std::shared_ptr<TierCarrier> records, DeviceKernels
     : records_(std::move(records)),
       kernels_(kernels),
       held_(static_cast<std::size_t>(held)),
-      are_in_files_(are_in_files) {
-  records_->before_visits(this, [this] { settle(); });
+      are_in_files_(are_in_files),
+      ends_(records_, "records that the GPU changes", [this] { settle(); }) {
   if (!are_in_files_) places_ = places_of(*records_);
-}
-
-MappedCarrier::~MappedCarrier() {
-  records_->before_visits(this, nullptr);
-  try {
-    settle();
-  } catch (const std::exception& error) {
-    log_error(std::string("records that the GPU changes: ") + error.what());
-  }
 }
 
 void MappedCarrier::announce(std::span<const std::int64_t> order) {
@@ -48,6 +37,13 @@ std::span<std::byte> MappedCarrier::take(std::int64_t record, LeaseUse use) {
   used_.push_back({records_->acquire(record, use), nullptr});
   current_ = used_.back().lease.bytes();
   return current_;
+}
+
+/// More of the record may be used, so it stays here.
+void MappedCarrier::give_back(std::int64_t record, bool changed) {
+  const auto is_its = [&](const Used& used) { return used.lease.record() == record; };
+  const auto used = std::find_if(used_.rbegin(), used_.rend(), is_its);
+  if (changed && used != used_.rend()) used->lease.change();
 }
 
 void MappedCarrier::flush() {

@@ -9,6 +9,7 @@
 #include <span>
 #include <vector>
 
+#include "engine/memory/records/device_use.h"
 #include "engine/memory/records/tier_carrier.h"
 #include "optim/device_kernels.h"
 #include "sharding/carrier.h"
@@ -24,13 +25,11 @@ namespace tessera {
 ///
 /// Records in files are held from when the pass comes to them until the kernels are done with them, `held` at once;
 /// then they are written to the disk. Other records never move. The host waits for the kernels before a record is
-/// visited (TierCarrier::before_visits).
+/// visited, and when this object is destroyed (DeviceUse).
 class MappedCarrier final : public Carrier {
  public:
   /// `kernels` must outlive this object. `held`: RecordPool::held.
   MappedCarrier(std::shared_ptr<TierCarrier> records, DeviceKernels& kernels, std::int64_t held, bool are_in_files);
-  /// Waits for the kernels; a failure is logged.
-  ~MappedCarrier() override;
 
   /// Records in files are read ahead (TierCarrier::announce).
   void announce(std::span<const std::int64_t> order) override;
@@ -48,7 +47,7 @@ class MappedCarrier final : public Carrier {
     std::unique_ptr<DeviceKernels::Mark> done;  ///< null: more may be queued
   };
   std::span<std::byte> take(std::int64_t record, LeaseUse use) override;
-  void give_back(std::int64_t, bool) override {}  // more of the record may be used
+  void give_back(std::int64_t record, bool changed) override;
   void drop(std::int64_t) noexcept override {}
   void close();
   void let_go_oldest();
@@ -62,6 +61,7 @@ class MappedCarrier final : public Carrier {
   std::span<std::byte> current_;                 ///< the memory of the last one in `used_`
   bool is_used_ = false;                         ///< whether a record in memory was used since `passed_`
   std::unique_ptr<DeviceKernels::Mark> passed_;  ///< an event behind the last pass; null: nobody need wait for it
+  const DeviceUse ends_;
 };
 
 }  // namespace tessera

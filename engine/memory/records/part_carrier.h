@@ -21,23 +21,29 @@ namespace tessera {
 /// A unit's index is the number of its record. `announce` begins to bring parts to FlatGroup::part_in_full, which
 /// begins at a page, beside those that are on their way. `acquire` waits for one unit's parts. Where it throws, nothing
 /// of the unit is under way any more. Its lease has no memory, since the gathered buffer is the residency's.
-class PartCarrier final : public Carrier {
+class PartCarrier : public Carrier {
  public:
   /// `units` must outlive this object.
   PartCarrier(const std::vector<std::unique_ptr<Unit>>& units, std::shared_ptr<TierCarrier> records)
-      : units_(units), records_(std::move(records)) {}
+      : records_(std::move(records)), units_(units) {}
 
   void announce(std::span<const std::int64_t> units) override;
   void flush() override {}
+
+ protected:
+  /// Begins to copy a group's records to `memory`, the place of the first one's first element.
+  void start_copies(const FlatGroup& group, std::byte* memory) const;
+
+  const std::shared_ptr<TierCarrier> records_;
 
  private:
   std::span<std::byte> take(std::int64_t unit, LeaseUse use) override;
   void give_back(std::int64_t, bool) override {}
   void drop(std::int64_t) noexcept override {}
-  void start(const FlatGroup& group);
+  /// Begins to bring the parts of one group.
+  virtual void start(const FlatGroup& group);
 
   const std::vector<std::unique_ptr<Unit>>& units_;
-  const std::shared_ptr<TierCarrier> records_;
 };
 
 }  // namespace tessera

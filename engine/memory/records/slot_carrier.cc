@@ -33,18 +33,9 @@ SlotCarrier::SlotCarrier(std::shared_ptr<TierCarrier> records, DeviceKernels& ke
       are_in_files_(are_in_files),
       made_(kernels.mark()),
       back_(static_cast<std::size_t>(slots.count)),
-      last_use_(static_cast<std::size_t>(records_->records()), -1) {
-  records_->before_visits(this, [this] { settle(); });
+      last_use_(static_cast<std::size_t>(records_->records()), -1),
+      ends_(records_, "records on their way from the GPU", [this] { settle(); }) {
   if (!are_in_files_) places_ = places_of(*records_);
-}
-
-SlotCarrier::~SlotCarrier() {
-  records_->before_visits(this, nullptr);
-  try {
-    settle();
-  } catch (const std::exception& error) {
-    log_error(std::string("records on their way from the GPU: ") + error.what());
-  }
 }
 
 void SlotCarrier::announce(std::span<const std::int64_t> order) {
@@ -107,8 +98,14 @@ SlotCarrier::Here& SlotCarrier::leased(std::int64_t record) {
   return *found;
 }
 
-void SlotCarrier::give_back(std::int64_t record, bool /*changed*/) {
+/// Returns the latest lease of a record in files that is not let go.
+std::deque<Lease>::reverse_iterator SlotCarrier::leaving(std::int64_t record) {
+  return std::find_if(leaving_.rbegin(), leaving_.rend(), [&](const Lease& lease) { return lease.record() == record; });
+}
+
+void SlotCarrier::give_back(std::int64_t record, bool changed) {
   leased(record).state = Here::State::kDone;
+  if (const auto held = leaving(record); changed && held != leaving_.rend()) held->change();
   end_uses();
 }
 
@@ -152,8 +149,7 @@ void SlotCarrier::drop(std::int64_t record) noexcept {
     leased(record).state = Here::State::kDropped;
     end_uses();
   });
-  const auto held =
-      std::find_if(leaving_.rbegin(), leaving_.rend(), [&](const Lease& lease) { return lease.record() == record; });
+  const auto held = leaving(record);
   if (held == leaving_.rend()) return;
   held->drop();
   leaving_.erase(std::prev(held.base()));

@@ -9,6 +9,7 @@
 #include <span>
 #include <vector>
 
+#include "engine/memory/records/device_use.h"
 #include "engine/memory/records/tier_carrier.h"
 #include "optim/device_kernels.h"
 #include "sharding/carrier.h"
@@ -29,7 +30,8 @@ namespace tessera {
 /// 3. Several leases may last at once: besides the slots for records that are brought ahead, there is one slot for
 ///    each. Records are copied back in the order in which they were acquired. What is only read is copied back too
 ///    (events depend on it), but it is not written to disk. A lease that is dropped leaves the host the old values.
-/// 4. Host code that visits a record (TierCarrier::visit) waits for all copies back.
+/// 4. Host code that visits a record (TierCarrier::visit) waits for all copies back, and so does the destructor
+///    (DeviceUse).
 ///
 /// Records in pinned memory (tier "host") never move, so nothing here stops the host. Records in files are in a slot of
 /// their tier while they are under way: the host waits until one is read, and puts it when its copy back has passed, at
@@ -47,8 +49,6 @@ class SlotCarrier final : public Carrier {
   /// `kernels` and the slots must outlive this object. `are_in_files`: records lie in files; then as many may be held
   /// as there are slots (RecordTier::most_held).
   SlotCarrier(std::shared_ptr<TierCarrier> records, DeviceKernels& kernels, const Slots& slots, bool are_in_files);
-  /// Waits for what is under way; a failure is logged.
-  ~SlotCarrier() override;
 
   /// The first records are brought ahead; those in files are read ahead. If this order was announced before and none of
   /// it was acquired, nothing changes (TierCarrier::announce).
@@ -85,6 +85,7 @@ class SlotCarrier final : public Carrier {
   void give_back(std::int64_t record, bool changed) override;
   void drop(std::int64_t record) noexcept override;
   Here& leased(std::int64_t record);
+  std::deque<Lease>::reverse_iterator leaving(std::int64_t record);
   void end_uses();
   std::size_t slot_of(std::int64_t use) const { return static_cast<std::size_t>(use % slots_.count); }
   std::byte* memory_of(std::int64_t use) const {
@@ -116,6 +117,7 @@ class SlotCarrier final : public Carrier {
   std::deque<Coming> ahead_;  ///< records that come next: those of `order_` from `passed_` on
   std::deque<Here> here_;     ///< records on the GPU: use `uses_` and those that follow
   std::int64_t uploaded_bytes_ = 0;
+  const DeviceUse ends_;
 };
 
 /// Makes the carrier of the records that `pool` plans, through `slots`. `ahead` slots serve records that are brought

@@ -49,8 +49,8 @@ class TierCarrier final : public Carrier {
   /// it; one enters at a time.
   void visit(std::int64_t record, bool updates, c10::function_ref<void(std::byte*)> body);
 
-  /// Lets `settle` be called before the host visits a record. `owner` holds records for a device (SlotCarrier,
-  /// MappedCarrier, DevicePartCarrier) and ends that use in `settle`. A null `settle` removes the owner's function.
+  /// Lets `settle` be called before the host visits a record. `owner` (DeviceUse) ends a device's use of
+  /// records in `settle`. A null `settle` removes the owner's function.
   void before_visits(const void* owner, std::function<void()> settle);
   /// Waits for the device, as a visit does. The host may use the memory of records that never move after that.
   void settle() {

@@ -31,7 +31,7 @@ DeviceUpdate::DeviceUpdate(const QueuedContext& context, const RuleOptimizer& ru
       states_(context.memory.states_to_gpu.get()),
       mapped_(context.memory.parameters_to_gpu.get()) {
   const OptimizerConfig& optimizer = context.strategy.optimizer;
-  if (!context.plan.matrices().batches().empty()) {
+  if (!context.plan.passes().matrices.batches().empty()) {
     matrices_ = std::make_unique<MatrixUpdate>(
         context, make_tensor_rule(optimizer, context.own_rules, context.device.device, &context.kernels),
         context.device, &context.kernels);
@@ -54,7 +54,7 @@ DeviceUpdate::DeviceUpdate(const QueuedContext& context, const RuleOptimizer& ru
   fill_group_of_parameters(tables, table_memory);
   fill_matrices(tables, table_memory);
   if (adapts_layers(optimizer.type)) make_layers();
-  if (context.plan.steps_on_host()) host_ = std::make_unique<HostUpdate>(context);
+  if (context.plan.passes().steps_on_host) host_ = std::make_unique<HostUpdate>(context);
   if (states_ && !states_->are_in_files()) report_speed();
 }
 
@@ -72,7 +72,7 @@ void DeviceUpdate::report_speed() const {
   constexpr std::int64_t kMeasuredBytes = std::int64_t{64} << 20;
   const double bytes_per_second = states_->measure(kMeasuredBytes);  // all ranks at once: they may share the bus
   if (context_.axes.world->rank() != 0) return;
-  const std::int64_t streamed = context_.plan.streamed_bytes();
+  const std::int64_t streamed = context_.plan.records().streamed_bytes;
   log_info("masters and moments in host memory are streamed at " +
            format_bytes(static_cast<std::int64_t>(bytes_per_second)) + "/s each way, measured now: a step takes " +
            std::to_string(static_cast<double>(streamed) / bytes_per_second) + " s for " + format_bytes(streamed));

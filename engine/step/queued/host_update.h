@@ -36,7 +36,7 @@ namespace tessera {
 /// Records are visited by the host alone, so they are whole between steps.
 class HostUpdate {
  public:
-  /// The units' memory outlives this object. REQUIRES: MemoryPlan::steps_on_host.
+  /// The units' memory outlives this object. REQUIRES: PassPlan::steps_on_host.
   explicit HostUpdate(const QueuedContext& context);
   /// Waits for what is under way; a failure is logged.
   ~HostUpdate();

@@ -136,15 +136,15 @@ std::string text_of(const OffloadSpeeds& speeds, const OffloadSeconds& seconds) 
 }  // namespace
 
 OffloadSeconds seconds_of(const OffloadSpeeds& speeds, const MemoryPlan& on_cpu, const MemoryPlan& on_gpu) {
-  const auto to_host = static_cast<double>(on_cpu.host_step().to_host);
-  const auto to_gpu = static_cast<double>(on_cpu.host_step().to_gpu);
+  const auto to_host = static_cast<double>(on_cpu.passes().host_step.to_host);
+  const auto to_gpu = static_cast<double>(on_cpu.passes().host_step.to_gpu);
   const auto elements = static_cast<double>(elements_below(on_cpu));
   const auto sums_back = [&](const MemoryPlan& plan) {
-    return static_cast<double>(plan.gradient_copies().to_gpu) / speeds.to_gpu;
+    return static_cast<double>(plan.records().gradient_copies.to_gpu) / speeds.to_gpu;
   };
   const HostStepBytes parameters = on_gpu.updated_over_bus();
   return {to_host / speeds.to_host + std::max(elements / speeds.updated, to_gpu / speeds.to_gpu) + sums_back(on_cpu),
-          static_cast<double>(on_gpu.streamed_bytes()) / speeds.both_ways + sums_back(on_gpu) +
+          static_cast<double>(on_gpu.records().streamed_bytes) / speeds.both_ways + sums_back(on_gpu) +
               static_cast<double>(parameters.to_host) / speeds.to_host +
               static_cast<double>(parameters.to_gpu) / speeds.to_gpu};
 }
@@ -157,7 +157,7 @@ std::optional<OffloadedStep> choose_offloaded_step(const std::vector<std::unique
   PlanScene with = scene;
   with.offloaded_step = OffloadedStep::kGpu;
   const MemoryPlan on_gpu = make_plan(units, strategy, with, optimizer);
-  if (on_gpu.state_records().pinned_bytes == 0) return std::nullopt;
+  if (on_gpu.records().states.pinned_bytes == 0) return std::nullopt;
   const auto tell = [&](const std::string& choice) {
     if (control.rank() == 0)
       log_info("offload.step auto: masters and moments in the host's memory are updated by " + choice);
@@ -196,8 +196,8 @@ std::optional<OffloadedStep> choose_offloaded_step(const std::vector<std::unique
   }
   OffloadSpeeds speeds;
   throw_if_error(control.barrier("offload.step").wait());  // so that all ranks measure at the same time
-  measure_copies(*accelerator.kernels, accelerator.device.device, std::min(on_gpu.streamed_bytes(), kMostCopiedBytes),
-                 speeds);
+  measure_copies(*accelerator.kernels, accelerator.device.device,
+                 std::min(on_gpu.records().streamed_bytes, kMostCopiedBytes), speeds);
   speeds.updated = measure_update(optimizer, strategy, std::min(elements_below(on_cpu), kMostElements));
   const OffloadSeconds seconds = slowest_of(seconds_of(speeds, on_cpu, on_gpu), control);
   const OffloadedStep chosen = seconds.on_cpu < seconds.on_gpu ? OffloadedStep::kCpu : OffloadedStep::kGpu;

@@ -21,7 +21,7 @@ float* gradients_at(const FlatGroup& group, Extent piece) {
 
 MatrixExchange::MatrixExchange(const StepContext& context, const MasterAssigner* masters, ComputeDevice device,
                                DeviceKernels* kernels)
-    : deal_(context.plan.matrices()),
+    : deal_(context.plan.passes().matrices),
       units_(context.units),
       masters_(masters),
       world_(context.axes.world),

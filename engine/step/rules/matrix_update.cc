@@ -55,7 +55,7 @@ class HeldStates {
 MatrixUpdate::MatrixUpdate(const StepContext& context, std::shared_ptr<const TensorRule> rule, ComputeDevice device,
                            DeviceKernels* kernels)
     : units_(context.units),
-      deal_(context.plan.matrices()),
+      deal_(context.plan.passes().matrices),
       muon_(context.strategy.optimizer.muon),
       device_(device),
       rule_(std::move(rule)),

@@ -4,19 +4,15 @@
 
 #include <algorithm>
 #include <bit>
-#include <chrono>
 #include <cstring>
 #include <functional>
 #include <future>
 #include <optional>
-#include <stdexcept>
 #include <utility>
 #include <vector>
 
-#include "runtime/base/mutex.h"
 #include "runtime/base/status.h"
-#include "runtime/comm/c10d/c10d_store.h"
-#include "runtime/comm/c10d/failure_report.h"
+#include "runtime/comm/c10d/c10d_calls.h"
 #include "runtime/comm/c10d/packing.h"
 #include "runtime/comm/c10d/run_rounds.h"
 #include "runtime/comm/c10d/transfers.h"
@@ -31,18 +27,14 @@
 #include "runtime/comm/sum/visited_sum.h"
 #include "runtime/comm/sum/wire_codec.h"
 
-// Collectives over a c10d backend. A Transfers object has the messages of one call; a Work (Pending) waits for it, or
-// the group's thread makes the whole call (PendingOnThread). Reductions go in pieces of kPieceBytes, so that one piece
-// is summed while the next one is on the wire; the staging memory holds two pieces. There are four ways to make a
-// reduction: `scatter` (reduce-scatter, direct), `reduce_small` (all-reduce by gathering everything), `reduce_large`
-// (all-reduce by exchange, sum and gather), and the two `..._in_rounds`, which run the halving algorithm. A failed call
-// publishes what it was doing, drops the backend so that peers fail too, and makes every later call return the same
-// status.
+// Collectives over a c10d backend. C10dCalls begins each call and waits for it, or the group's thread makes the whole
+// call (PendingOnThread). Reductions go in pieces of kPieceBytes, so that one piece is summed while the next one is on
+// the wire; the staging memory holds two pieces. There are four ways to make a reduction: `scatter` (reduce-scatter,
+// direct), `reduce_small` (all-reduce by gathering everything), `reduce_large` (all-reduce by exchange, sum and
+// gather), and the two `..._in_rounds`, which run the halving algorithm.
 
 namespace tessera {
 namespace {
-
-using Backend = c10::intrusive_ptr<c10d::Backend>;
 
 /// Returns the number of elements in a piece, out of `numel` elements of `element_bytes`: a multiple of `multiple`, and
 /// of what visitors need.
@@ -74,17 +66,14 @@ bool is_compressed(WireForm form, DType dtype, std::size_t numel) {
   return is_lossy(form) || (form == WireForm::kLossless && is_packed(dtype, numel * size_of(dtype)));
 }
 
-class C10dCollectives : public Collectives {
+class C10dCollectives : public Collectives, private C10dCalls {
  public:
   C10dCollectives(const Group& group, TransportKind kind, Backend backend, std::shared_ptr<KeyValueStore> store,
                   ChooseAlgorithm choose)
-      : group_(group),
+      : C10dCalls(group, std::move(backend), std::move(store),
+                  kind == TransportKind::kGloo ? Transfers::Means::kMessages : Transfers::Means::kCollective),
         kind_(kind),
-        name_(backend->getBackendName()),
-        means_(kind == TransportKind::kGloo ? Transfers::Means::kMessages : Transfers::Means::kCollective),
-        choose_(means_ == Transfers::Means::kMessages ? std::move(choose) : nullptr),
-        report_(group, std::move(store)),
-        backend_(std::move(backend)) {}
+        choose_(means_ == Transfers::Means::kMessages ? std::move(choose) : nullptr) {}
 
   int rank() const override { return group_.rank; }
   int size() const override { return group_.size(); }
@@ -100,24 +89,10 @@ class C10dCollectives : public Collectives {
   Work broadcast(std::string_view label, void* data, std::size_t bytes, int root) override;
   Work all_to_all(std::string_view label, const void* input, void* output, std::size_t bytes_per_rank) override;
   Work barrier(std::string_view label) override;
-  void abort(const absl::Status& reason) override;
-  /// Closes the connections. Peers see them end, and find in the store that this rank's program has ended
-  /// (MeshGroups::leave).
-  void leave() override {
-    {
-      const MutexLock lock(mutex_);
-      if (status_.ok())
-        status_ = make_error(ExitCode::kUsage,
-                             group_.self() + " has left the group. [T0428] hint: make no call after the program's end");
-    }
-    drop_backend();
-  }
-  /// The waiting call finds its transfers aborted, and asks the other ranks why (`fail`).
-  bool end_if_left_alone(HasKey has_key) override {
-    if (!status().ok() || !has_key(report_.key_of_failures())) return false;
-    drop_backend();
-    return true;
-  }
+  void abort(const absl::Status& reason) override { C10dCalls::abort(reason); }
+  void leave() override { C10dCalls::leave(); }
+  absl::Status status() const override { return C10dCalls::status(); }
+  bool end_if_left_alone(HasKey has_key) override { return C10dCalls::end_if_left_alone(has_key); }
 
  protected:
   Work do_all_gather(std::string_view label, const void* shard, void* full, std::size_t bytes_per_rank,
@@ -128,16 +103,11 @@ class C10dCollectives : public Collectives {
                      const ReduceOptions& options) override;
 
  private:
-  class Pending;
   class PendingOnThread;
-  using Start = std::function<void(c10d::Backend&, Transfers&)>;
 
-  CallSignature begin(Operation operation, std::string_view label, DType dtype, std::size_t count, int root = 0);
   /// Chooses the algorithm of an uncompressed call in which each rank gives `bytes`.
   Algorithm algorithm_of(Operation operation, DType dtype, std::size_t bytes) const;
-  absl::StatusOr<std::pair<Backend, std::shared_ptr<Transfers>>> begin_transfers();
-  Work start(const CallSignature& call, const Start& start);
-  /// Does the same, but the group's thread begins the call, after the work that the thread already has.
+  /// Does what `start` does, but the group's thread begins the call, after the work that the thread already has.
   Work start_on_thread(const CallSignature& call, Start start);
   Work on_thread(std::function<absl::Status()> call);
   Work start_gather(const CallSignature& call, const void* shard, void* full, std::size_t bytes,
@@ -150,14 +120,11 @@ class C10dCollectives : public Collectives {
                          std::size_t bytes) const;
   Work start_exchange(const CallSignature& call, RankParts<const void> input, void* output, std::size_t bytes,
                       std::optional<DType> packs = std::nullopt);
-  Work refuse(const CallSignature& call, const std::string& why);
-  absl::Status fail(const CallSignature& call, const std::string& why);
-  absl::Status status() const;
-  void drop_backend();
   /// Returns memory of the group for data on the wire; its old content is lost.
   std::byte* staging(std::size_t bytes);
 
-  /// The ranks' contributions to a sum, as they are on the wire. This rank's is `own`, not its part of `parts`.
+  /// The ranks' contributions to a sum, as they are on the wire. This rank's contribution is `own`, not its part of
+  /// `parts`.
   struct Contributions {
     RankParts<const std::byte> parts;
     const std::byte* own;
@@ -178,49 +145,10 @@ class C10dCollectives : public Collectives {
   absl::Status reduce_large(const CallSignature& call, const std::byte* input, float* output, std::size_t numel,
                             const ReduceOptions& options);
 
-  const Group group_;
   const TransportKind kind_;
-  const std::string name_;
-  /// A user's own backend need not have more than collectives.
-  const Transfers::Means means_;
   const ChooseAlgorithm choose_;  ///< null: every call goes directly
-  FailureReport report_;
-  std::uint64_t sequence_ = 0;
   std::vector<std::byte> staging_;
-  Mutex in_backend_;          // mutex for Transfers
-  PackBuffers pack_buffers_;  // buffers for Transfers
-  mutable Mutex mutex_;
-  Backend backend_ ABSL_GUARDED_BY(mutex_);
-  Backend left_in_use_ ABSL_GUARDED_BY(mutex_);  ///< dropped while a thread waited for its collective
-  absl::Status status_ ABSL_GUARDED_BY(mutex_);
-  std::vector<std::weak_ptr<Transfers>> under_way_ ABSL_GUARDED_BY(mutex_);
   CallThread thread_;  // the last member is destroyed first, since its calls need the others
-};
-
-/// A call under way. Its buffers are the backend's until it is over, so the destructor waits for it too.
-class C10dCollectives::Pending : public Work::State {
- public:
-  Pending(C10dCollectives& owner, const CallSignature& call, std::shared_ptr<Transfers> transfers)
-      : owner_(owner), call_(call), transfers_(std::move(transfers)) {}
-  ~Pending() override {
-    if (transfers_) wait().IgnoreError();
-  }
-
-  absl::Status wait() override {
-    const std::shared_ptr<Transfers> transfers = std::exchange(transfers_, nullptr);
-    try {
-      if (transfers) transfers->wait();
-    } catch (const std::exception& error) {
-      transfers->abort();
-      return owner_.fail(call_, text_of_c10_exception(error));
-    }
-    return absl::OkStatus();
-  }
-
- private:
-  C10dCollectives& owner_;
-  const CallSignature call_;
-  std::shared_ptr<Transfers> transfers_;
 };
 
 /// A call that the group's thread makes.
@@ -236,44 +164,10 @@ class C10dCollectives::PendingOnThread : public Work::State {
   std::future<absl::Status> end_;
 };
 
-CallSignature C10dCollectives::begin(Operation operation, std::string_view label, DType dtype, std::size_t count,
-                                     int root) {
-  CallSignature call = make_signature(operation, label, dtype, count, static_cast<std::uint32_t>(root));
-  call.sequence = ++sequence_;
-  return call;
-}
-
 Algorithm C10dCollectives::algorithm_of(Operation operation, DType dtype, std::size_t bytes) const {
   if (!choose_ || size() == 1 || bytes == 0) return Algorithm::kDirect;
   const Algorithm chosen = choose_(operation, size(), dtype, bytes);
   return has_algorithm(operation, chosen, bytes) ? chosen : Algorithm::kDirect;
-}
-
-absl::StatusOr<std::pair<Backend, std::shared_ptr<Transfers>>> C10dCollectives::begin_transfers() {
-  const auto transfers =
-      std::make_shared<Transfers>(means_, std::chrono::milliseconds(static_cast<std::int64_t>(group_.timeout_s * 1000)),
-                                  in_backend_, pack_buffers_);
-  const MutexLock lock(mutex_);
-  if (!status_.ok()) return status_;
-  std::erase_if(under_way_, [](const std::weak_ptr<Transfers>& other) { return other.expired(); });
-  under_way_.push_back(transfers);
-  return std::pair(backend_, transfers);
-}
-
-Work C10dCollectives::start(const CallSignature& call, const Start& start) {
-  auto begun = begin_transfers();
-  if (!begun.ok()) return Work(begun.status());
-  auto& [backend, transfers] = *begun;
-  try {
-    // Another thread's call has failed, and asks the others why.
-    if (!backend) throw std::runtime_error("the group has failed");
-    start(*backend, *transfers);
-    return Work(std::make_unique<Pending>(*this, call, transfers));
-  } catch (const std::exception& error) {
-    backend.reset();
-    transfers->abort();
-    return Work(fail(call, text_of_c10_exception(error)));
-  }
 }
 
 Work C10dCollectives::start_on_thread(const CallSignature& call, Start start) {
@@ -283,62 +177,6 @@ Work C10dCollectives::start_on_thread(const CallSignature& call, Start start) {
 Work C10dCollectives::on_thread(std::function<absl::Status()> call) {
   if (const absl::Status failed = status(); !failed.ok()) return Work(failed);
   return Work(std::make_unique<PendingOnThread>(thread_.push(std::move(call))));
-}
-
-absl::Status C10dCollectives::status() const {
-  const MutexLock lock(mutex_);
-  return status_;
-}
-
-void C10dCollectives::drop_backend() {
-  Backend dropped;
-  std::vector<std::weak_ptr<Transfers>> under_way;
-  {
-    const MutexLock lock(mutex_);
-    std::swap(dropped, backend_);
-    std::swap(under_way, under_way_);
-  }
-  // Transfers under way hold the connections too.
-  bool is_in_use = false;
-  for (const std::weak_ptr<Transfers>& other : under_way) {
-    const std::shared_ptr<Transfers> transfers = other.lock();
-    if (!transfers) continue;
-    transfers->abort();
-    is_in_use = is_in_use || transfers->is_in_collective();
-  }
-  if (!dropped || !is_in_use) return;
-  // Only the backend itself can end its collective. Its destructor may wait for the collective until then.
-  try {
-    dropped->abort();
-  } catch (const std::exception&) {  // no backend call can end it; who aborts the group ends the process (CallWatch)
-  }
-  const MutexLock lock(mutex_);
-  left_in_use_ = std::move(dropped);
-}
-
-absl::Status C10dCollectives::fail(const CallSignature& call, const std::string& why) {
-  TESSERA_RETURN_IF_ERROR(status());
-  report_.publish_call(call);
-  drop_backend();
-  const absl::Status failure = report_.explain(call, name_ + ": " + why);
-  const MutexLock lock(mutex_);
-  if (status_.ok()) status_ = failure;
-  return status_;
-}
-
-Work C10dCollectives::refuse(const CallSignature& call, const std::string& why) {
-  abort(make_error(ExitCode::kInternal, group_.self() + " " + where(call) + ": " + why));
-  return Work(status());
-}
-
-void C10dCollectives::abort(const absl::Status& reason) {
-  {
-    const MutexLock lock(mutex_);
-    if (!status_.ok()) return;
-    status_ = reason;
-  }
-  report_.publish_reason(reason);
-  drop_backend();
 }
 
 // --- Moving bytes ---

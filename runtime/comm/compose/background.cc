@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "runtime/comm/compose/call_thread.h"
+#include "runtime/comm/forwarding_collectives.h"
 #include "runtime/comm/sum/visited_sum.h"
 
 namespace tessera {
@@ -18,20 +19,17 @@ struct Sums {
   std::size_t numel = 0;
 };
 
-class BackgroundCollectives final : public Collectives {
+class BackgroundCollectives final : public ForwardingCollectives {
  public:
   BackgroundCollectives(std::shared_ptr<Collectives> group, bool gathers)
-      : group_(std::move(group)), gathers_(gathers) {}
+      : ForwardingCollectives(std::move(group)), gathers_(gathers) {}
 
-  int rank() const override { return group_->rank(); }
-  int size() const override { return group_->size(); }
-  TransportKind kind() const override { return group_->kind(); }
-  std::string transport() const override { return group_->transport(); }
-  int gpu() const override { return group_->gpu(); }
   bool reduces_in_background() const override { return true; }
   bool gathers_in_background() const override { return gathers_ || group_->gathers_in_background(); }
-  int compressed_part() const override { return group_->compressed_part(); }
-
+  bool shares_memory() const override { return false; }
+  absl::StatusOr<std::unique_ptr<CommBuffer>> allocate_common(std::size_t bytes) override {
+    return Collectives::allocate_common(bytes);
+  }
   absl::StatusOr<std::unique_ptr<CommBuffer>> allocate(std::size_t bytes) override { return idle().allocate(bytes); }
   Work broadcast(std::string_view label, void* data, std::size_t bytes, int root) override {
     return idle().broadcast(label, data, bytes, root);
@@ -40,10 +38,6 @@ class BackgroundCollectives final : public Collectives {
     return idle().all_to_all(label, input, output, bytes_per_rank);
   }
   Work barrier(std::string_view label) override { return idle().barrier(label); }
-  void abort(const absl::Status& reason) override { group_->abort(reason); }
-  void leave() override { group_->leave(); }
-  absl::Status status() const override { return group_->status(); }
-  bool end_if_left_alone(HasKey has_key) override { return group_->end_if_left_alone(has_key); }
 
  protected:
   Work do_all_gather(std::string_view label, const void* shard, void* full, std::size_t bytes_per_rank,
@@ -88,7 +82,6 @@ class BackgroundCollectives final : public Collectives {
     return *group_;
   }
 
-  const std::shared_ptr<Collectives> group_;
   const bool gathers_;
   absl::Status failure_;  // the first failure, which all later calls return; only the thread uses it
   CallThread thread_;     // the last member is destroyed first, since its calls need the others

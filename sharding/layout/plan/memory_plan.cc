@@ -47,7 +47,7 @@ MemoryPlan::MemoryPlan(PlanInput input) : input_(std::move(input)) {
   const auto trains = [](const UnitShape& unit) { return unit.trainable_numel() > 0; };
   if (input_.units.empty() || std::none_of(input_.units.begin() + 1, input_.units.end(), trains))
     input_.tiers.gradients = Tier::kMemory;
-  queue_depth_ = chosen_queue_depth();
+  records_.queue_depth = chosen_queue_depth();
   plan_first_pass();
   plan_parameters();
   plan_gradients();
@@ -56,8 +56,8 @@ MemoryPlan::MemoryPlan(PlanInput input) : input_(std::move(input)) {
   plan_parameter_records(steps);
   plan_optimizer(steps);
   plan_weight_copy();
-  matrices_ = MatrixDeal(input_.units, input_.placement.optimizer, input_.placement.mesh, input_.update.matrix_work,
-                         input_.update.in_backward);
+  passes_.matrices = MatrixDeal(input_.units, input_.placement.optimizer, input_.placement.mesh,
+                                input_.update.matrix_work, input_.update.in_backward);
   use_[MemoryCategory::kStaging] += matrix_bytes();
   plan_tensor_states(steps);
   if (input_.tiers.copies_checkpoints) plan_checkpoint();
@@ -87,9 +87,9 @@ bool MemoryPlan::gathers() const {
 std::int64_t MemoryPlan::gathers_in_step(std::size_t index) const {
   if (!gathers()) return 0;
   const auto count = static_cast<std::int64_t>(input_.units.size()), i = static_cast<std::int64_t>(index);
-  if (i == 0 || input_.placement.keep_gathered || count - 1 <= shared_slots_) return 1;
+  if (i == 0 || input_.placement.keep_gathered || count - 1 <= slots_.shared_slots) return 1;
   // Forward leaves the last units gathered, and backward leaves the first ones.
-  const bool left_by_forward = i >= count - shared_slots_, left_by_backward = i <= shared_slots_;
+  const bool left_by_forward = i >= count - slots_.shared_slots, left_by_backward = i <= slots_.shared_slots;
   const std::int64_t rounds = input_.wire.accumulation;
   return 1 + (left_by_forward ? 0 : rounds) + (left_by_backward ? 0 : rounds - 1);
 }
@@ -105,11 +105,11 @@ void MemoryPlan::plan_parameters() {
   }
   if (!gathers() || input_.placement.keep_gathered) return;
   for (std::size_t i = 1; i < input_.units.size(); ++i) {
-    slot_bytes_ = std::max(slot_bytes_, input_.units[i].gathered_bytes());
+    slots_.slot_bytes = std::max(slots_.slot_bytes, input_.units[i].gathered_bytes());
   }
   const auto others = static_cast<std::int64_t>(input_.units.size()) - 1;
-  shared_slots_ = std::min(input_.placement.prefetch + 1, others);
-  const std::int64_t all_slots = input_.units[0].gathered_bytes() + shared_slots_ * slot_bytes_;
+  slots_.shared_slots = std::min(input_.placement.prefetch + 1, others);
+  const std::int64_t all_slots = input_.units[0].gathered_bytes() + slots_.shared_slots * slots_.slot_bytes;
   use_[MemoryCategory::kSlots] = input_.placement.shared ? all_slots / input_.placement.mesh.shard_size : all_slots;
 }
 
@@ -120,7 +120,7 @@ Chunks MemoryPlan::parameter_chunks_of(const GroupShape& group) const {
 }
 
 std::int64_t MemoryPlan::bucket_bytes_of(const UnitShape& unit) const {
-  const DType dtype = bucket_mode_ == BucketMode::kShared ? bucket_dtype() : DType::kF32;
+  const DType dtype = sums_.bucket_mode == BucketMode::kShared ? bucket_dtype() : DType::kF32;
   return unit.trainable_numel() * static_cast<std::int64_t>(size_of(dtype));
 }
 
@@ -132,9 +132,9 @@ void MemoryPlan::plan_gradients() {
                           !(axes.replicate && input_.placement.mesh.replicate_size > 1);
   const bool has_place = !gradients_below();  // sums have a place of their own, which peers see
   if (has_place && (world == 1 || (replicated && input_.wire.reduce == DType::kF32 && once))) {
-    bucket_mode_ = BucketMode::kInPlace;
+    sums_.bucket_mode = BucketMode::kInPlace;
   } else if ((input_.wire.accumulation > 1 || input_.wire.reproducible) && last) {
-    bucket_mode_ = BucketMode::kAccumulator;
+    sums_.bucket_mode = BucketMode::kAccumulator;
   }
   std::int64_t largest_part = 0;  // largest part of a unit
   for (std::size_t i = 0; i < input_.units.size(); ++i) {
@@ -145,25 +145,25 @@ void MemoryPlan::plan_gradients() {
     }
     largest_part = std::max(largest_part, part);
     if (has_place || i == 0) use_[MemoryCategory::kGradients] += sum_bytes_of(unit);
-    notes_numel_ = std::max(notes_numel_, unit.trainable_parameters());
-    if (i > 0) bucket_bytes_ = std::max(bucket_bytes_, bucket_bytes_of(unit));
-    if (i > 0) sum_bytes_ = std::max(sum_bytes_, sum_bytes_of(unit));
-    if (bucket_mode_ == BucketMode::kAccumulator) use_[MemoryCategory::kBuckets] += bucket_bytes_of(unit);
+    sums_.notes_numel = std::max(sums_.notes_numel, unit.trainable_parameters());
+    if (i > 0) sums_.bucket_bytes = std::max(sums_.bucket_bytes, bucket_bytes_of(unit));
+    if (i > 0) sums_.sum_bytes = std::max(sums_.sum_bytes, sum_bytes_of(unit));
+    if (sums_.bucket_mode == BucketMode::kAccumulator) use_[MemoryCategory::kBuckets] += bucket_bytes_of(unit);
   }
   // The result of a reduction goes to scratch memory first, if it is added to sums of earlier microbatches, or is
   // reduced again over the replicate axis into a smaller part.
-  const bool adds = bucket_mode_ == BucketMode::kShared && input_.wire.accumulation > 1;
+  const bool adds = sums_.bucket_mode == BucketMode::kShared && input_.wire.accumulation > 1;
   const bool narrows = axes.replicate && input_.placement.mesh.replicate_size > 1;
   plan_tree();
-  if (adds || (narrows && block_sums_ == 0)) scratch_numel_ = largest_part;
+  if (adds || (narrows && sums_.block_sums == 0)) sums_.scratch_numel = largest_part;
   plan_lag();
-  if (bucket_mode_ == BucketMode::kShared) {
+  if (sums_.bucket_mode == BucketMode::kShared) {
     const auto others = static_cast<std::int64_t>(input_.units.size()) - 1;
-    shared_buckets_ = std::min(input_.wire.filling_buckets + end_lag_, others);
-    use_[MemoryCategory::kBuckets] = bucket_bytes_of(input_.units[0]) + shared_buckets_ * bucket_bytes_;
+    sums_.shared_buckets = std::min(input_.wire.filling_buckets + sums_.end_lag, others);
+    use_[MemoryCategory::kBuckets] = bucket_bytes_of(input_.units[0]) + sums_.shared_buckets * sums_.bucket_bytes;
   }
   use_[MemoryCategory::kStaging] =
-      units_under_way() * scratch_numel_ * 4 + waiting_bytes() + block_exchange_numel() * 4;
+      sums_.units_under_way() * sums_.scratch_numel * 4 + waiting_bytes() + block_exchange_numel() * 4;
   if (input_.update.in_backward) plan_sums();
 }
 
@@ -171,8 +171,8 @@ bool MemoryPlan::keeps_gradients() const {
   if (input_.update.in_backward) return false;
   if (input_.placement.mesh.world_size() == 1 && !gradients_below()) return true;
   const bool for_tree = input_.wire.reproducible && input_.wire.sync == GradientSync::kLastMicrobatch;
-  return bucket_mode_ == BucketMode::kAccumulator ||
-         (bucket_mode_ == BucketMode::kInPlace && (input_.wire.accumulation > 1 || for_tree));
+  return sums_.bucket_mode == BucketMode::kAccumulator ||
+         (sums_.bucket_mode == BucketMode::kInPlace && (input_.wire.accumulation > 1 || for_tree));
 }
 
 MicrobatchOrder MemoryPlan::order() const {
@@ -191,18 +191,18 @@ void MemoryPlan::plan_tree() {
   if (!input_.wire.reproducible) return;
   const MicrobatchOrder order = this->order();
   const int places = SumCounter(input_.wire.accumulation).places();
-  waiting_sums_ = keeps_gradients() ? places : std::max(places - 1, 0);
+  sums_.waiting_sums = keeps_gradients() ? places : std::max(places - 1, 0);
   if (!cuts_subtrees(order, input_.placement.mesh)) return;
   const bool is_dealt = order.longest > 0;
-  waiting_sums_ = is_dealt ? most_places(order.longest) : 0;
-  block_sums_ = is_dealt ? most_blocks(order.longest) : 0;
+  sums_.waiting_sums = is_dealt ? most_places(order.longest) : 0;
+  sums_.block_sums = is_dealt ? most_blocks(order.longest) : 0;
   for (int rank = 0; rank < order.ranks; ++rank) {
     const SumCounter counter(order.run_of(rank), order.all());
-    waiting_sums_ = std::max(waiting_sums_, counter.places());
-    block_sums_ = std::max(block_sums_, counter.blocks());
+    sums_.waiting_sums = std::max(sums_.waiting_sums, counter.places());
+    sums_.block_sums = std::max(sums_.block_sums, counter.blocks());
   }
-  waiting_sums_ += static_cast<int>(order.backups);
-  block_sums_ += static_cast<int>(order.backups);
+  sums_.waiting_sums += static_cast<int>(order.backups);
+  sums_.block_sums += static_cast<int>(order.backups);
   std::int64_t largest = 1;
   for (const UnitShape& unit : input_.units) {
     for (const GroupShape& group : unit.groups)
@@ -210,21 +210,21 @@ void MemoryPlan::plan_tree() {
   }
   const auto aligned = [](std::int64_t numel) { return (numel + kAlignment - 1) / kAlignment * kAlignment; };
   const std::int64_t part = aligned((largest + order.ranks - 1) / order.ranks);
-  const std::int64_t sent = kMostSent / (order.ranks * block_sums_) / kAlignment * kAlignment;
-  block_piece_numel_ = std::clamp(sent, kAlignment, part);
+  const std::int64_t sent = kMostSent / (order.ranks * sums_.block_sums) / kAlignment * kAlignment;
+  sums_.block_piece_numel = std::clamp(sent, kAlignment, part);
 }
 
 std::int64_t MemoryPlan::block_exchange_numel() const {
-  const std::int64_t pieces = input_.placement.mesh.world_size() * block_piece_numel_;
-  return 2 * block_sums_ * pieces + (joins_own_parts() ? 0 : pieces);
+  const std::int64_t pieces = input_.placement.mesh.world_size() * sums_.block_piece_numel;
+  return 2 * sums_.block_sums * pieces + (joins_own_parts() ? 0 : pieces);
 }
 
 std::int64_t MemoryPlan::block_bytes_of_step() const {
-  const std::int64_t ranks = input_.placement.mesh.world_size(), sums = block_sums_ + (joins_own_parts() ? 0 : 1);
+  const std::int64_t ranks = input_.placement.mesh.world_size(), sums = sums_.block_sums + (joins_own_parts() ? 0 : 1);
   std::int64_t bytes = 0;
   for (const UnitShape& unit : input_.units) {
     for (const GroupShape& group : unit.groups)
-      bytes += group.trainable && block_sums_ > 0
+      bytes += group.trainable && sums_.block_sums > 0
                    ? sums * (ranks - 1) * 4 * ((group.layout.numel() + ranks - 1) / ranks)
                    : 0;
   }
@@ -238,7 +238,7 @@ std::int64_t MemoryPlan::waiting_numel_of(const UnitShape& unit) const {
 std::int64_t MemoryPlan::waiting_bytes() const {
   std::int64_t numel = 0;
   for (const UnitShape& unit : input_.units) numel += waiting_numel_of(unit);
-  return waiting_sums() * numel * 4;
+  return sums_.waiting_sums * numel * 4;
 }
 
 DType MemoryPlan::bucket_dtype() const {
@@ -256,12 +256,12 @@ std::int64_t MemoryPlan::sum_bytes_of(const UnitShape& unit) const {
 
 void MemoryPlan::plan_sums() {
   constexpr std::int64_t kWholeLine = 16;  // fp32 of a cache line
-  notes_numel_ = (notes_numel_ + kDigestBits + 2 + kWholeLine - 1) / kWholeLine * kWholeLine;
+  sums_.notes_numel = (sums_.notes_numel + kDigestBits + 2 + kWholeLine - 1) / kWholeLine * kWholeLine;
   const auto others = static_cast<std::int64_t>(input_.units.size()) - 1;
-  const std::int64_t filling = bucket_mode_ == BucketMode::kInPlace ? input_.wire.filling_buckets : 1;
-  shared_sums_ = std::min(filling + end_lag_, others);
-  use_[MemoryCategory::kGradients] =
-      sum_bytes_of(input_.units[0]) + shared_sums_ * sum_bytes_ + units_under_way() * notes_numel_ * 4;
+  const std::int64_t filling = sums_.bucket_mode == BucketMode::kInPlace ? input_.wire.filling_buckets : 1;
+  sums_.shared_sums = std::min(filling + sums_.end_lag, others);
+  use_[MemoryCategory::kGradients] = sum_bytes_of(input_.units[0]) + sums_.shared_sums * sums_.sum_bytes +
+                                     sums_.units_under_way() * sums_.notes_numel * 4;
 }
 
 /// Returns how many units after a unit its reduction can still be under way.
@@ -278,36 +278,36 @@ std::int64_t MemoryPlan::most_ahead() const {
 /// Returns the bytes of shared memory that a unit needs while its reduction is under way and other units are
 /// computed.
 std::int64_t MemoryPlan::bytes_ahead() const {
-  const std::int64_t bucket = bucket_mode_ == BucketMode::kShared ? bucket_bytes_ : 0;
-  const std::int64_t sum = input_.update.in_backward || gradients_below() ? sum_bytes_ : 0;
-  return bucket + sum + scratch_numel_ * 4;
+  const std::int64_t bucket = sums_.bucket_mode == BucketMode::kShared ? sums_.bucket_bytes : 0;
+  const std::int64_t sum = input_.update.in_backward || gradients_below() ? sums_.sum_bytes : 0;
+  return bucket + sum + sums_.scratch_numel * 4;
 }
 
 void MemoryPlan::plan_lag() {
   constexpr std::int64_t kMostBought = 3, kRoom = 8 << 20;
   const bool two_axes = input_.placement.mesh.replicate_size > 1;
-  if (input_.placement.mesh.world_size() == 1 || block_sums_ > 0) return;  // blocks are sent and joined at once
+  if (input_.placement.mesh.world_size() == 1 || sums_.block_sums > 0) return;  // blocks are sent and joined at once
   if (input_.placement.is_queued) {
-    reduction_lag_ = two_axes || sums_on_host() ? 1 : 0;
-    end_lag_ = reduction_lag_ + 1;
+    sums_.reduction_lag = two_axes || sums_on_host() ? 1 : 0;
+    sums_.end_lag = sums_.reduction_lag + 1;
     return;
   }
   const std::int64_t most = most_ahead(), bytes = bytes_ahead();
   if (input_.wire.reduces_in_background) {
     const std::int64_t ahead = std::min(input_.wire.reductions_ahead.value_or(bytes == 0 ? most : 1), most);
     const bool begins_later = two_axes && ahead > 0;  // the sum over the replicate axis begins one unit later
-    end_lag_ = std::min(ahead + (begins_later ? 1 : 0), most);
-    reduction_lag_ = begins_later ? 1 : end_lag_;
+    sums_.end_lag = std::min(ahead + (begins_later ? 1 : 0), most);
+    sums_.reduction_lag = begins_later ? 1 : sums_.end_lag;
     return;
   }
   if (two_axes) return;  // the sum over the replicate axis follows that over the shard axis at once, so a rank waits
   if (input_.wire.reductions_ahead) {
-    end_lag_ = std::min(*input_.wire.reductions_ahead, most);
-    reduction_lag_ = (end_lag_ + 1) / 2;
+    sums_.end_lag = std::min(*input_.wire.reductions_ahead, most);
+    sums_.reduction_lag = (sums_.end_lag + 1) / 2;
     return;
   }
-  reduction_lag_ = bytes == 0 ? most / 2 : std::min({most / 2, kMostBought, kRoom / (2 * bytes)});
-  end_lag_ = 2 * reduction_lag_;
+  sums_.reduction_lag = bytes == 0 ? most / 2 : std::min({most / 2, kMostBought, kRoom / (2 * bytes)});
+  sums_.end_lag = 2 * sums_.reduction_lag;
 }
 
 // A step reads and writes its states side by side. If three streams lie a multiple of 128 MiB apart, give or take a
@@ -340,12 +340,12 @@ void MemoryPlan::plan_optimizer(Steps steps) {
     }
   }
   // Parameters are read more often than states, so they get the cache first.
-  const Cache cache{input_.tiers.cache_bytes - parameter_records_.cached * parameter_records_.record_bytes};
-  state_records_ = input_.placement.is_queued ? plan_streamed_pool(records.bytes, cache)
-                                              : plan_pool(records.bytes, cache, slots_of_queue());
-  if (state_records_.device_slots > 0)
-    streamed_bytes_ += moves_in_two_steps(steps, RecordKind::kStates, records, /*slots=*/0).read / 2;
-  count(steps, RecordKind::kStates, records, state_records_);
+  const Cache cache{input_.tiers.cache_bytes - records_.parameters.cached * records_.parameters.record_bytes};
+  records_.states = input_.placement.is_queued ? plan_streamed_pool(records.bytes, cache)
+                                               : plan_pool(records.bytes, cache, slots_of_queue());
+  if (records_.states.device_slots > 0)
+    records_.streamed_bytes += moves_in_two_steps(steps, RecordKind::kStates, records, /*slots=*/0).read / 2;
+  count(steps, RecordKind::kStates, records, records_.states);
 }
 
 Extent MemoryPlan::tensor_state_part_of(const GroupShape& group) const {
@@ -410,13 +410,13 @@ void MemoryPlan::plan_feedback() {
     for (const GroupShape& group : unit.groups) {
       const FeedbackNumel kept = feedback_numel_of(group);
       const MethodMemory method = method_layout_of(group).memory;
-      kept_gradient_numel_ += kept.shard + kept.replicate + method.kept;
-      method_work_numel_ = std::max(method_work_numel_, method.work);
+      sums_.kept_gradient_numel += kept.shard + kept.replicate + method.kept;
+      sums_.method_work_numel = std::max(sums_.method_work_numel, method.work);
     }
   }
   const std::int64_t copies = input_.wire.compression.restore_skipped ? 2 : 1;
   const MemoryCategory where = input_.placement.is_queued ? MemoryCategory::kHostRecords : MemoryCategory::kFeedback;
-  use_[where] += (method_work_numel_ + copies * kept_gradient_numel_) * 4;
+  use_[where] += (sums_.method_work_numel + copies * sums_.kept_gradient_numel) * 4;
   use_[MemoryCategory::kHostRecords] += shard_sums_on_host().bytes() + replicate_sums_on_host().bytes();
   use_[MemoryCategory::kHostRecords] += gathers_on_host().bytes() + replica_gathers_on_host().bytes();
 }
@@ -432,7 +432,7 @@ std::int64_t MemoryPlan::reductions_under_way() const {
   std::int64_t most = 0;
   for (const UnitShape& unit : input_.units)
     most = std::max<std::int64_t>(most, std::ranges::count_if(unit.groups, &GroupShape::trainable));
-  return units_under_way() * most;
+  return sums_.units_under_way() * most;
 }
 
 namespace {
@@ -453,7 +453,7 @@ std::int64_t slot_bytes_of(DType dtype, std::int64_t numel, std::int64_t sum_num
 
 MemoryPlan::SlotsOnHost MemoryPlan::shard_sums_on_host() const {
   if (!input_.placement.is_queued || input_.wire.compressed_shard_part == 0) return {};
-  const DType dtype = bucket_mode_ == BucketMode::kInPlace ? DType::kF32 : input_.wire.reduce;
+  const DType dtype = sums_.bucket_mode == BucketMode::kInPlace ? DType::kF32 : input_.wire.reduce;
   SlotsOnHost sums{reductions_under_way()};
   for (const UnitShape& unit : input_.units) {
     for (const GroupShape& group : unit.groups) {
@@ -537,10 +537,10 @@ void MemoryPlan::plan_outer() {
   // A rank of Hogwild that has its own states has the states of the other ranks' parts, too.
   const bool has_all_states = outer.is_hogwild() && outer.asynchronous.states == StateSharing::kOwn;
   const std::int64_t more = has_all_states ? static_cast<std::int64_t>(input_.update.states.size()) * (all - part) : 0;
-  outer_numel_ = {part, copies * part + more, outer.has_common_parameters() ? 0 : largest,
-                  streams ? std::ranges::max(fragments) : 0};
-  use_[MemoryCategory::kOptimizer] += 4 * outer_numel_.states;
-  use_[MemoryCategory::kStaging] += 4 * outer_numel_.staging();
+  passes_.outer = {part, copies * part + more, outer.has_common_parameters() ? 0 : largest,
+                   streams ? std::ranges::max(fragments) : 0};
+  use_[MemoryCategory::kOptimizer] += 4 * passes_.outer.states;
+  use_[MemoryCategory::kStaging] += 4 * passes_.outer.staging();
   use_[MemoryCategory::kHostRecords] += outer_sums_on_host().bytes();
 }
 

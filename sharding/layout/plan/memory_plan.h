@@ -1,6 +1,6 @@
 #pragma once
 
-// See docs/glossary.md: dealt, placement, slot, state record, tier, unit.
+// See docs/glossary.md: dealt, placement, slot, tier, unit.
 
 #include <algorithm>
 #include <cstddef>
@@ -151,8 +151,134 @@ struct RecordPool {
   std::int64_t device_bytes() const { return device_slots * record_bytes; }
 };
 
+/// The slots of units and the pieces of memory through which their parameters come, before units are used.
+struct SlotPlan {
+  /// Number of slots that sharded units share. The root unit has a slot of its own, since it is used first and last in
+  /// both directions. There are no slots if nothing is gathered, or units are gathered in parameter memory
+  /// (Placement::keep_gathered). If Placement::shared, the ranks of the shard axis share the slots.
+  std::int64_t shared_slots = 0;
+  std::int64_t slot_bytes = 0;  ///< bytes of each of them
+  /// Bytes of records of parameters that a step copies to a GPU for gathers, from the second step on. Records in files
+  /// go through pieces of host memory, one for the parts of each unit that may be on its way.
+  std::int64_t uploaded_bytes = 0;
+  std::int64_t upload_piece_bytes = 0;  ///< bytes of such a piece
+  std::int64_t upload_pieces() const { return upload_piece_bytes > 0 ? shared_slots + 1 : 0; }
+};
+
+/// The buffers in which gradients become sums, and how long a unit's reduction is under way.
+struct SumPlan {
+  BucketMode bucket_mode = BucketMode::kShared;
+  std::int64_t shared_buckets = 0;  ///< number of buckets in which units take turns; the root unit has one more
+  std::int64_t bucket_bytes = 0;    ///< bytes of each of them
+  /// How many units later a rank does its share of a unit's reduction (Work::advance). `end_lag` says how many
+  /// units after the start the rank waits for the end. 0: it waits right after the start.
+  ///
+  /// - One host's CPU: the end is twice as late as the share, so that a rank may be that many units ahead of another
+  ///   before it waits. If each unit costs two buckets, the lag is what fits 8 MiB, and 3 at most.
+  /// - Network: the end is one unit later, or as late as transports allow where that costs nothing.
+  /// - GPU: the share is done at the start, and the end is one unit later. Sums that go on over the replicate axis
+  ///   begin a unit later and end after another one, and so do sums that the host makes
+  ///   (MemoryPlan::SlotsOnHost).
+  std::int64_t reduction_lag = 0, end_lag = 0;
+  std::int64_t units_under_way() const { return end_lag + 1; }
+  /// fp32 elements of scratch for one unit's reduction; every unit whose reduction may be under way has its own.
+  std::int64_t scratch_numel = 0;
+  /// Under "reproducible": the number of a unit's sums that wait at a time for other sums of the tree (SumCounter, on
+  /// the rank with the most). They are sums of whole gradients where MemoryPlan::keeps_gradients, else of this rank's
+  /// part; the last place is then that of the total.
+  int waiting_sums = 0;
+  /// Where runs of microbatches cut subtrees (cuts_subtrees): the number of sums that each rank sends of each gradient,
+  /// as many as the rank with the most has (blocks_of). It is 0 elsewhere.
+  int block_sums = 0;
+  /// These sums go in pieces through extra memory (BlockSums): the fp32 elements of the piece that one rank joins at a
+  /// time.
+  std::int64_t block_piece_numel = 0;
+  /// Number of places for sums that units share where they are updated in backward, since no sum then has a place for
+  /// itself; the root unit has one more place. A unit takes its place when its reduction starts (with
+  /// BucketMode::kInPlace when its first gradient comes), and gives it back when it is updated.
+  std::int64_t shared_sums = 0;
+  std::int64_t sum_bytes = 0;  ///< bytes of each of them
+  /// Number of fp32 elements of the notes that ranks send about a unit with its reduction. Every unit whose reduction
+  /// may be under way has that many elements.
+  std::int64_t notes_numel = 0;
+  std::int64_t method_work_numel = 0;  ///< elements of the one scratch buffer of gradient methods for all groups
+  /// fp32 elements that all groups keep from step to step on both axes. CompressionConfig::restore_skipped adds a copy
+  /// of them.
+  std::int64_t kept_gradient_numel = 0;
+};
+
+/// State that an update reads twice in groups of matrices. The first time comes before the new matrices are known.
+/// Muon makes directions from momenta in it. Rules of whole tensors read masters in it: offloaded masters lie in
+/// records of parameters, or of masters and states.
+struct FirstPass {
+  bool parameters = false, states = false;
+};
+
+/// Elements for outer steps and asynchronous ones (SyncConfig). `part`: this rank's part of all masters. `states`:
+/// outer weights and momentum, each as many; or the values that ranks pull, and with an adaptive lambda the means of
+/// its squares (DelayCompensationConfig); or, on a rank of Hogwild that keeps all states itself, the states beside
+/// its part (MemoryCategory::kOptimizer). `largest`: the largest group, whole, on its way over the replicate axis.
+/// `sent`: with streaming_diloco this rank's part of the outer gradients of the largest fragment. The last two count
+/// in kStaging.
+struct OuterNumel {
+  std::int64_t part = 0, states = 0, largest = 0, sent = 0;
+  std::int64_t staging() const { return largest + sent; }
+};
+
+/// The memory with which the passes of an update work, and what a GPU's host does of them.
+struct PassPlan {
+  /// The parameters that are updated as whole matrices. The memory for their exchange (MemoryPlan::matrix_bytes) has
+  /// buffers for messages first, then room to work in.
+  MatrixDeal matrices;
+  FirstPass first_pass;
+  OuterNumel outer;
+  /// Bytes for an fp32 copy of the weights of the largest group that has some of them offloaded: a GPU needs it under
+  /// rules that use norms of weights. It is 0 otherwise.
+  std::int64_t weight_copy_bytes = 0;
+  bool steps_on_host = false;  ///< the CPU of the host updates a GPU's records where they lie (OffloadedStep::kCpu)
+  HostStepBytes host_step;     ///< bytes that a step then copies
+  /// Bytes of pinned host memory for gradients and parameters of groups with records, without groups that lie there in
+  /// any case.
+  std::int64_t host_copies_bytes = 0;
+};
+
+/// The records of everything that lies outside of memory, or is written there.
+struct RecordPlan {
+  RecordPool states;  ///< records of masters and states
+  /// Records of parameters. Records of trainable groups come first, then those of frozen ones, both in unit order.
+  RecordPool parameters;
+  /// Records of tensor states. The records of one batch (MatrixBatch) are in use at once, while those of another batch
+  /// are read ahead or written behind.
+  RecordPool tensor_states;
+  /// Records of sums of gradients, one for each unit, in whole pages; 0 where a unit has nothing to train. The root
+  /// unit's sums stay in memory, since they would need a slot of their own there anyway.
+  RecordPool gradients;
+  /// Records of the memory that a commit (DurableConfig) writes: this rank's parts of parameters, masters and states,
+  /// one behind the other, then cached records. They are `image_bytes` in all.
+  RecordPool image;
+  std::int64_t image_bytes = 0;  ///< bytes of that memory
+  /// The first groups that have tensor states, counted in unit order, keep them in memory: this many. Each other one
+  /// (the share of OffloadConfig::moments) has a record.
+  std::int64_t tensor_states_in_memory = 0;
+  std::int64_t tensor_states_of_a_batch = 0;  ///< the most records of tensor states that one batch has
+  /// Returns the number of such records that are read ahead, or written behind.
+  std::int64_t tensor_states_ahead() const { return std::min(tensor_states_of_a_batch, kMostQueueDepth); }
+  /// The number of records of parameters, and of masters and states, that are read ahead; as many are written behind.
+  /// It is OffloadConfig::queue_depth. If the strategy leaves it out, it is kQueueDepth; with updates in backward it is
+  /// the number of records of a unit, half of kMostQueueDepth at most: a user who has the memory may set more.
+  std::int64_t queue_depth = kQueueDepth;
+  /// Bytes of records of states and tensor states that all passes of a step copy to the GPU, and as many are copied
+  /// back. It is 0 on the CPU, and where the host's CPU updates them.
+  std::int64_t streamed_bytes = 0;
+  /// Bytes that a step copies between a GPU's slots (RecordPool::device_slots) and records of gradients; zeros on the
+  /// CPU.
+  HostStepBytes gradient_copies;
+  DiskUse disk;  ///< what lies in files, and the bytes that steps move there
+};
+
 /// The exact memory plan of one rank (every rank's is equal, since shards are). The engine allocates exactly these
-/// sizes, and compares what it allocated with them. It is immutable after construction; any thread may read it.
+/// sizes, and compares what it allocated with them. It is immutable after construction; any thread may read it. It
+/// consists of four plans: those of slots, sums, passes and records.
 class MemoryPlan {
  public:
   /// The number of reductions that a transport can have under way at a time.
@@ -169,12 +295,15 @@ class MemoryPlan {
   const PlannedWire& wire() const { return input_.wire; }
   const PlannedUpdate& update() const { return input_.update; }
   const MemoryUse& use() const { return use_; }
-  BucketMode bucket_mode() const { return bucket_mode_; }
+  const SlotPlan& slots() const { return slots_; }
+  const SumPlan& sums() const { return sums_; }
+  const PassPlan& passes() const { return passes_; }
+  const RecordPlan& records() const { return records_; }
   /// Returns whether some parameters, or all, lie in records. Units are then gathered from there, even where there is
   /// one rank.
   bool parameters_below() const;
   /// Returns whether those records lie in the memory of a GPU's host, where the GPU's kernels reach them.
-  bool parameters_on_host() const { return parameter_records_.pinned_bytes > 0; }
+  bool parameters_on_host() const { return records_.parameters.pinned_bytes > 0; }
   /// Returns whether sums of gradients lie in records from a unit's reduction to its update. They are made in the
   /// records' own memory, or on a GPU in slots of its memory.
   bool gradients_below() const { return input_.tiers.gradients != Tier::kMemory; }
@@ -184,48 +313,21 @@ class MemoryPlan {
   /// definition. The root unit has a slot of its own and is gathered once. The others take turns in the shared slots:
   /// the units that one direction left in them are found there by the next direction, which begins with them.
   std::int64_t gathers_in_step(std::size_t index) const;
-  /// Number of slots that sharded units share; each has `slot_bytes()`. The root unit has a slot of its own, since it
-  /// is used first and last in both directions. There are no slots if nothing is gathered, or units are gathered in
-  /// parameter memory (Placement::keep_gathered). If Placement::shared, the ranks of the shard axis share the slots.
-  std::int64_t shared_slots() const { return shared_slots_; }
-  std::int64_t slot_bytes() const { return slot_bytes_; }
-  std::int64_t shared_buckets() const { return shared_buckets_; }
-  /// Returns how many units later a rank does its share of a unit's reduction (Work::advance). `end_lag` says how many
-  /// units after the start the rank waits for the end. 0: it waits right after the start.
-  ///
-  /// - One host's CPU: the end is twice as late as the share, so that a rank may be that many units ahead of another
-  ///   before it waits. If each unit costs two buckets, the lag is what fits 8 MiB, and 3 at most.
-  /// - Network: the end is one unit later, or as late as transports allow where that costs nothing.
-  /// - GPU: the share is done at the start, and the end is one unit later. Sums that go on over the replicate axis
-  ///   begin a unit later and end after another one, and so do sums that the host makes (SlotsOnHost).
-  std::int64_t reduction_lag() const { return reduction_lag_; }
-  std::int64_t end_lag() const { return end_lag_; }
-  std::int64_t bucket_bytes() const { return bucket_bytes_; }
-  /// fp32 elements of scratch for one unit's reduction; every unit whose reduction may be under way has its own.
-  std::int64_t scratch_numel() const { return scratch_numel_; }
-  std::int64_t units_under_way() const { return end_lag_ + 1; }
   /// Returns whether a unit's gradients stay where they are until a microbatch's backward has ended: they accumulate
   /// there over microbatches, or join a tree (`sums_wait`).
   bool keeps_gradients() const;
-  /// Under "reproducible": the number of a unit's sums that wait at a time for other sums of the tree (SumCounter, on
-  /// the rank with the most), and the fp32 elements of one sum. They are sums of whole gradients where
-  /// `keeps_gradients`, else of this rank's part; the last place is then that of the total.
-  int waiting_sums() const { return waiting_sums_; }
+  /// Returns the fp32 elements of one of a unit's sums that wait (SumPlan::waiting_sums), and the bytes of all.
   std::int64_t waiting_numel_of(const UnitShape& unit) const;
   /// The first place for whole gradients of a microbatch that a rank makes again, behind those of its own run. There is
   /// a place for each (MicrobatchOrder::backups).
-  int first_backup() const { return waiting_sums_ - static_cast<int>(input_.wire.backups); }
+  int first_backup() const { return sums_.waiting_sums - static_cast<int>(input_.wire.backups); }
   std::int64_t waiting_bytes() const;
-  /// Where runs of microbatches cut subtrees (cuts_subtrees): the number of sums that each rank sends of each gradient,
-  /// as many as the rank with the most has (blocks_of). It is 0 elsewhere.
-  int block_sums() const { return block_sums_; }
-  /// Returns whether each rank then joins what it keeps, and no sum is sent on, since gradients are cut over all ranks.
+  /// Returns whether each rank joins blocks that it keeps (SumPlan::block_sums), and no sum is sent on, since gradients
+  /// are cut over all ranks.
   bool joins_own_parts() const { return input_.placement.gradients.shard && input_.placement.mesh.replicate_size == 1; }
-  /// These sums go in pieces through extra memory (BlockSums). The first number is the fp32 elements of the piece that
-  /// one rank joins at a time, and the second one is those of all that memory.
-  std::int64_t block_piece_numel() const { return block_piece_numel_; }
+  /// Returns the fp32 elements of the memory through which the pieces of blocks go (SumPlan::block_piece_numel).
   std::int64_t block_exchange_numel() const;
-  /// Returns the bytes that a rank sends in a step: of these sums, and of the joined sums where they are sent on.
+  /// Returns the bytes that a rank sends in a step: of blocks, and of the joined sums where they are sent on.
   std::int64_t block_bytes_of_step() const;
   /// The microbatches of a step.
   MicrobatchOrder order() const;
@@ -235,66 +337,36 @@ class MemoryPlan {
   /// nothing is sent then.
   DType bucket_dtype() const;
 
-  /// Returns the number of places for sums that units share where they are updated in backward, since no sum then has a
-  /// place for itself; the root unit has one more place. A unit takes its place when its reduction starts (with
-  /// BucketMode::kInPlace when its first gradient comes), and gives it back when it is updated.
-  std::int64_t shared_sums() const { return shared_sums_; }
-  std::int64_t sum_bytes() const { return sum_bytes_; }
   /// Returns the bytes of this rank's part of a unit's gradients, in fp32.
   std::int64_t sum_bytes_of(const UnitShape& unit) const;
-  /// Returns the number of fp32 elements of the notes that ranks send about a unit with its reduction. Every unit whose
-  /// reduction may be under way has that many elements.
-  std::int64_t notes_numel() const { return notes_numel_; }
-  /// The digest's bits in those notes, behind a number for each trainable parameter and before a weight.
+  /// The digest's bits in the notes about a unit (SumPlan::notes_numel), behind a number for each trainable parameter
+  /// and before a weight.
   static constexpr std::int64_t kDigestBits = 64;
 
   /// Formats of the states that the optimizer keeps for each element of a trainable group.
   const StateFormats& states_of(const GroupShape& group) const;
-  /// Returns the parameters that are updated as whole matrices. The memory for their exchange has buffers for messages
-  /// first, then room to work in.
-  const MatrixDeal& matrices() const { return matrices_; }
   /// Returns the bytes for the exchange of matrices.
   std::int64_t matrix_bytes() const {
-    return (2 * matrices_.exchange_numel() + matrices_.work_numel() + own_masters_numel()) * 4;
+    return (2 * passes_.matrices.exchange_numel() + passes_.matrices.work_numel() + own_masters_numel()) * 4;
   }
   /// Returns the part of those bytes, in fp32 elements, for masters of a batch that are not sent: rules of whole
   /// tensors that read masters in a first pass need it.
   std::int64_t own_masters_numel() const {
-    const bool reads_masters = !input_.update.matrix_work.is_muon && (first_pass_.parameters || first_pass_.states);
-    return reads_masters ? matrices_.own_numel() : 0;
+    const FirstPass& first = passes_.first_pass;
+    const bool reads_masters = !input_.update.matrix_work.is_muon && (first.parameters || first.states);
+    return reads_masters ? passes_.matrices.own_numel() : 0;
   }
-  /// State that an update reads twice in groups of matrices. The first time comes before the new matrices are known.
-  /// Muon makes directions from momenta in it. Rules of whole tensors read masters in it: offloaded masters lie in
-  /// records of parameters, or of masters and states.
-  struct FirstPass {
-    bool parameters = false, states = false;
-  };
-  const FirstPass& first_pass_of_matrices() const { return first_pass_; }
 
-  /// Returns this rank's part of a group's GroupShape::tensor_states, fp32 elements. The first
-  /// `tensor_states_in_memory` groups that have such states, counted in unit order, keep them in memory; each other one
-  /// (the share of OffloadConfig::moments) has a record.
+  /// Returns this rank's part of a group's GroupShape::tensor_states, fp32 elements.
   Extent tensor_state_part_of(const GroupShape& group) const;
-  std::int64_t tensor_states_in_memory() const { return tensor_states_in_memory_; }
-  /// Records of tensor states. The records of one batch (MatrixBatch) are in use at once, while those of another batch
-  /// are read ahead or written behind.
-  const RecordPool& tensor_state_records() const { return tensor_state_records_; }
-  /// Returns the bytes of a group's record, in whole pages.
+  /// Returns the bytes of a group's record of tensor states, in whole pages.
   std::int64_t tensor_state_record_bytes_of(const GroupShape& group) const;
-  /// Returns the most such records that one batch has. The second is the number that are read ahead, or written behind.
-  std::int64_t tensor_states_of_a_batch() const { return tensor_states_of_a_batch_; }
-  std::int64_t tensor_states_ahead() const { return std::min(tensor_states_of_a_batch_, kMostQueueDepth); }
 
   /// Returns the number of elements of error feedback on each axis; 0 where nothing is kept.
   FeedbackNumel feedback_numel_of(const GroupShape& group) const;
   /// Returns the layout of the GradientMethod that makes the sums of a trainable group (its memory is in
   /// MemoryCategory::kFeedback); empty if there is none.
   MethodLayout method_layout_of(const GroupShape& group) const;
-  /// elements of one scratch buffer for all groups
-  std::int64_t method_work_numel() const { return method_work_numel_; }
-  /// fp32 elements that all groups keep from step to step on both axes. CompressionConfig::restore_skipped adds a copy
-  /// of them.
-  std::int64_t kept_gradient_numel() const { return kept_gradient_numel_; }
   /// Pinned memory through which a GPU's compressed sums go, on one axis, as its host makes them: each reduction of a
   /// group that may be under way has a slot. On a GPU these, feedback and what methods keep count in
   /// MemoryCategory::kHostRecords.
@@ -318,35 +390,10 @@ class MemoryPlan {
   Chunks parameter_chunks_of(const GroupShape& group) const;
   /// Returns the most records that one unit's update moves: records of parameters in files, or of masters and states.
   std::int64_t most_records_of_a_unit() const;
-  /// The number of records of parameters, and of masters and states, that are read ahead; as many are written behind.
-  /// It is OffloadConfig::queue_depth. If the strategy leaves it out, it is kQueueDepth; with updates in backward it is
-  /// the number of records of a unit, half of kMostQueueDepth at most: a user who has the memory may set more.
-  std::int64_t queue_depth() const { return queue_depth_; }
-  /// Elements for outer steps and asynchronous ones (SyncConfig). `part`: this rank's part of all masters. `states`:
-  /// outer weights and momentum, each as many; or the values that ranks pull, and with an adaptive lambda the means of
-  /// its squares (DelayCompensationConfig); or, on a rank of Hogwild that keeps all states itself, the states beside
-  /// its part (MemoryCategory::kOptimizer). `largest`: the largest group, whole, on its way over the replicate axis.
-  /// `sent`: with streaming_diloco this rank's part of the outer gradients of the largest fragment. The last two count
-  /// in kStaging.
-  struct OuterNumel {
-    std::int64_t part = 0, states = 0, largest = 0, sent = 0;
-    std::int64_t staging() const { return largest + sent; }
-  };
-  const OuterNumel& outer_numel() const { return outer_numel_; }
-  const RecordPool& state_records() const { return state_records_; }
-  /// Returns the bytes of state records and tensor states that all passes of a step copy to the GPU, and as many are
-  /// copied back. It is 0 on the CPU, and where the host's CPU updates them.
-  std::int64_t streamed_bytes() const { return streamed_bytes_; }
-  /// Returns whether the CPU of the host updates a GPU's records where they lie (OffloadedStep::kCpu).
-  bool steps_on_host() const { return steps_on_host_; }
-  const HostStepBytes& host_step() const { return host_step_; }
-  /// Returns the bytes of pinned host memory for gradients and parameters of groups with records, without groups that
-  /// lie there in any case.
-  std::int64_t host_copies_bytes() const { return host_copies_bytes_; }
   /// Returns whether every record has all that the optimizer keeps of its elements.
   bool has_whole_records() const;
   /// Returns whether updates go over all state twice (lamb, lars), or over whole matrices before they update elements.
-  bool passes_twice() const { return input_.update.twice || !matrices_.batches().empty(); }
+  bool passes_twice() const { return input_.update.twice || !passes_.matrices.batches().empty(); }
   /// Returns whether the host's CPU could update the records: they are whole, no parameters lie in files, and units are
   /// updated after backward, in one pass.
   bool can_step_on_host() const {
@@ -357,33 +404,15 @@ class MemoryPlan {
   bool weights_below(const GroupShape& group) const;
   bool has_masters_in_records(const GroupShape& group) const;
   bool has_masters_in_parameter_records(const GroupShape& group) const;
-  /// Returns the bytes for an fp32 copy of the weights of the largest group that has some of them offloaded: a GPU
-  /// needs it under rules that use norms of weights. It is 0 otherwise.
-  std::int64_t weight_copy_bytes() const { return weight_copy_bytes_; }
-  /// Records of sums of gradients, one for each unit, and the bytes of one, in whole pages; 0 where a unit has nothing
-  /// to train. The root unit's sums stay in memory, since they would need a slot of their own there anyway.
-  const RecordPool& gradient_records() const { return gradient_records_; }
+  /// Returns the bytes of a unit's record of sums of gradients, in whole pages; 0 where a unit has nothing to train.
   std::int64_t gradient_record_bytes_of(const UnitShape& unit) const;
-  /// Bytes that a step copies between a GPU's slots (RecordPool::device_slots) and those records; zeros on the CPU.
-  const HostStepBytes& gradient_copies() const { return gradient_copies_; }
-  /// The number of those records that are read ahead of the update, and the number that are written behind it.
+  /// The number of records of gradients that are read ahead of the update, and the number that are written behind it.
   static constexpr std::int64_t kGradientsAhead = 1;
-  /// Records of parameters. Records of trainable groups come first, then those of frozen ones, both in unit order.
-  const RecordPool& parameter_records() const { return parameter_records_; }
-  /// Returns the bytes of those records that a step copies to a GPU for gathers, from the second step on. Records in
-  /// files go through pieces of host memory, one for the parts of each unit that may be on its way.
-  std::int64_t uploaded_bytes() const { return uploaded_bytes_; }
-  std::int64_t upload_pieces() const { return upload_piece_bytes_ > 0 ? shared_slots_ + 1 : 0; }
-  std::int64_t upload_piece_bytes() const { return upload_piece_bytes_; }
   /// Returns the bytes of a GPU's parameters in its host's memory that the kernels of an update write. The second
   /// number is the bytes that the kernels read of parameters that are masters, or half of a master.
   HostStepBytes updated_over_bus() const;
-  /// Records of the memory that a commit (DurableConfig) writes: this rank's parts of parameters, masters and states,
-  /// one behind the other, then cached records. They are `image_bytes` in all.
-  const RecordPool& image_records() const { return image_records_; }
+  /// Returns how many records of the image of a commit are written at once.
   std::int64_t image_queue_depth() const { return input_.tiers.queue_depth.value_or(kQueueDepth); }
-  std::int64_t image_bytes() const { return image_bytes_; }
-  const DiskUse& disk() const { return disk_; }
   /// Returns the number of records in files, of all kinds; records of tier "host" do not count.
   std::int64_t records_on_disk() const;
 
@@ -441,31 +470,16 @@ class MemoryPlan {
   VisitWork first_work() const;
   /// Slots for one record in use, for those that are read ahead, and for those that are written behind.
   static std::int64_t slots_of(std::int64_t queue_depth) { return 2 * queue_depth + 1; }
-  std::int64_t slots_of_queue() const { return slots_of(queue_depth_); }
+  std::int64_t slots_of_queue() const { return slots_of(records_.queue_depth); }
   std::int64_t chosen_queue_depth() const;
   void count(Steps steps, RecordKind kind, const RecordList& records, const RecordPool& pool);
 
   PlanInput input_;
   MemoryUse use_;
-  BucketMode bucket_mode_ = BucketMode::kShared;
-  std::int64_t shared_slots_ = 0, slot_bytes_ = 0;
-  std::int64_t shared_buckets_ = 0, bucket_bytes_ = 0, reduction_lag_ = 0, end_lag_ = 0;
-  std::int64_t scratch_numel_ = 0;
-  int waiting_sums_ = 0, block_sums_ = 0;
-  std::int64_t block_piece_numel_ = 0;
-  std::int64_t shared_sums_ = 0, sum_bytes_ = 0, notes_numel_ = 0;
-  std::int64_t method_work_numel_ = 0, kept_gradient_numel_ = 0;
-  MatrixDeal matrices_;
-  FirstPass first_pass_;
-  RecordPool state_records_, parameter_records_, tensor_state_records_, gradient_records_, image_records_;
-  std::int64_t tensor_states_in_memory_ = 0, tensor_states_of_a_batch_ = 0;
-  OuterNumel outer_numel_;
-  std::int64_t image_bytes_ = 0, streamed_bytes_ = 0, uploaded_bytes_ = 0, upload_piece_bytes_ = 0;
-  HostStepBytes host_step_, gradient_copies_;
-  std::int64_t host_copies_bytes_ = 0, weight_copy_bytes_ = 0;
-  bool steps_on_host_ = false;
-  std::int64_t queue_depth_ = kQueueDepth;
-  DiskUse disk_;
+  SlotPlan slots_;
+  SumPlan sums_;
+  PassPlan passes_;
+  RecordPlan records_;
 };
 
 }  // namespace tessera

@@ -62,7 +62,7 @@ RecordPool MemoryPlan::plan_pool(const std::vector<std::int64_t>& bytes, Cache c
   use_[MemoryCategory::kRecords] += pool.memory_bytes();
   const EvenSpread cached = pool.cache();
   for (std::int64_t record = 0; record < pool.records; ++record) {
-    if (!cached.has(record)) disk_.bytes += bytes[static_cast<std::size_t>(record)];
+    if (!cached.has(record)) records_.disk.bytes += bytes[static_cast<std::size_t>(record)];
   }
   return pool;
 }
@@ -96,7 +96,7 @@ RecordPool MemoryPlan::plan_streamed_pool(const std::vector<std::int64_t>& bytes
   if (bytes.empty()) return {};
   const bool on_host = states_on_host(), stays = states_stay_on_host();
   const std::int64_t under_way = std::min(slots_of_queue(), std::ssize(bytes));
-  RecordPool pool = on_host ? pinned_pool(bytes) : plan_files_of_gpu(bytes, cache, under_way, 2 * queue_depth_);
+  RecordPool pool = on_host ? pinned_pool(bytes) : plan_files_of_gpu(bytes, cache, under_way, 2 * records_.queue_depth);
   pool.device_slots = stays ? 0 : under_way;
   use_[MemoryCategory::kRecords] += pool.device_bytes();
   use_[MemoryCategory::kHostRecords] += pool.memory_bytes();
@@ -105,7 +105,7 @@ RecordPool MemoryPlan::plan_streamed_pool(const std::vector<std::int64_t>& bytes
 }
 
 void MemoryPlan::plan_host_step() {
-  steps_on_host_ = true;
+  passes_.steps_on_host = true;
   for (const UnitShape& unit : input_.units) {
     const bool has_sums_on_host = input_.tiers.gradients == Tier::kHost && &unit != &input_.units[0];
     for (const GroupShape& group : unit.groups) {
@@ -119,12 +119,12 @@ void MemoryPlan::plan_host_step() {
                                       .numel;
       const std::int64_t gradients = has_sums_on_host ? 0 : 4 * numel;
       const std::int64_t parameters = on_gpu * static_cast<std::int64_t>(size_of(group.dtype));
-      host_copies_bytes_ += gradients + parameters;
-      host_step_.to_host += gradients + (holds_masters(input_.update.master, group.dtype) ? parameters : 0);
-      host_step_.to_gpu += parameters;
+      passes_.host_copies_bytes += gradients + parameters;
+      passes_.host_step.to_host += gradients + (holds_masters(input_.update.master, group.dtype) ? parameters : 0);
+      passes_.host_step.to_gpu += parameters;
     }
   }
-  use_[MemoryCategory::kHostRecords] += host_copies_bytes_;
+  use_[MemoryCategory::kHostRecords] += passes_.host_copies_bytes;
 }
 
 bool MemoryPlan::weights_below(const GroupShape& group) const {
@@ -145,8 +145,9 @@ void MemoryPlan::plan_first_pass() {
     for (const GroupShape& group : unit.groups) {
       if (!group.trainable || group.matrices.empty()) continue;
       const bool reads_masters = !input_.update.matrix_work.is_muon;
-      first_pass_.states = first_pass_.states || !reads_masters || has_masters_in_records(group);
-      first_pass_.parameters = first_pass_.parameters || (reads_masters && has_masters_in_parameter_records(group));
+      passes_.first_pass.states = passes_.first_pass.states || !reads_masters || has_masters_in_records(group);
+      passes_.first_pass.parameters =
+          passes_.first_pass.parameters || (reads_masters && has_masters_in_parameter_records(group));
     }
   }
 }
@@ -160,8 +161,8 @@ void MemoryPlan::plan_weight_copy() {
       if (group.trainable && weights_below(group)) most = std::max(most, records_of(group).numel());
     }
   }
-  weight_copy_bytes_ = (most + kLine - 1) / kLine * kLine * 4;
-  use_[MemoryCategory::kStaging] += weight_copy_bytes_;
+  passes_.weight_copy_bytes = (most + kLine - 1) / kLine * kLine * 4;
+  use_[MemoryCategory::kStaging] += passes_.weight_copy_bytes;
 }
 
 bool MemoryPlan::has_whole_records() const {
@@ -211,8 +212,8 @@ StepInput MemoryPlan::step_input(bool gathers_in_background) const {
   }
   step.rounds = input_.wire.accumulation;
   step.first_work = first_work();
-  step.first_reads_parameters = first_pass_.parameters;
-  step.first_reads_states = first_pass_.states;
+  step.first_reads_parameters = passes_.first_pass.parameters;
+  step.first_reads_states = passes_.first_pass.states;
   step.parameters.in_files = !(input_.placement.is_queued && input_.tiers.parameters.tier == Tier::kHost);
   step.states.in_files = !states_on_host();
   step.gradients_below = gradients_below();
@@ -227,8 +228,8 @@ StepInput MemoryPlan::step_input(bool gathers_in_background) const {
 void MemoryPlan::count(Steps steps, RecordKind kind, const RecordList& records, const RecordPool& pool) {
   if (records.bytes.empty() || pool.pinned_bytes > 0) return;
   const RecordMoves moves = moves_in_two_steps(steps, kind, records.without(pool.cache()), pool.slots);
-  disk_.read_in_two_steps += moves.read;
-  disk_.written_in_two_steps += moves.written;
+  records_.disk.read_in_two_steps += moves.read;
+  records_.disk.written_in_two_steps += moves.written;
 }
 
 void MemoryPlan::plan_parameter_records(Steps steps) {
@@ -251,17 +252,17 @@ void MemoryPlan::plan_parameter_records(Steps steps) {
   // Records of trainable groups come first in the cache, since the update reads and writes them too.
   const Cache cache{input_.tiers.cache_bytes, static_cast<std::int64_t>(records.first.back())};
   if (input_.placement.is_queued) {
-    for (std::size_t i = 0; i < bytes.size(); ++i) uploaded_bytes_ += gathers[i] * bytes[i];
-    parameter_records_ = plan_uploaded_pool(bytes, cache);
+    for (std::size_t i = 0; i < bytes.size(); ++i) slots_.uploaded_bytes += gathers[i] * bytes[i];
+    records_.parameters = plan_uploaded_pool(bytes, cache);
     if (parameters_on_host()) return;
   } else {
-    parameter_records_ = plan_pool(bytes, cache, slots_of_queue());
+    records_.parameters = plan_pool(bytes, cache, slots_of_queue());
   }
-  const EvenSpread cached = parameter_records_.cache();
+  const EvenSpread cached = records_.parameters.cache();
   for (std::size_t i = 0; i < bytes.size(); ++i) {
-    if (!cached.has(static_cast<std::int64_t>(i))) disk_.read_in_two_steps += 2 * gathers[i] * bytes[i];
+    if (!cached.has(static_cast<std::int64_t>(i))) records_.disk.read_in_two_steps += 2 * gathers[i] * bytes[i];
   }
-  count(steps, RecordKind::kParameters, records, parameter_records_);
+  count(steps, RecordKind::kParameters, records, records_.parameters);
 }
 
 std::int64_t MemoryPlan::tensor_state_record_bytes_of(const GroupShape& group) const {
@@ -284,18 +285,19 @@ void MemoryPlan::plan_tensor_states(Steps steps) {
   }
   const auto below =
       static_cast<std::int64_t>(std::ceil(share_below(input_.tiers.moments) * static_cast<double>(bytes.size())));
-  tensor_states_in_memory_ = std::ssize(bytes) - below;
-  use_[MemoryCategory::kOptimizer] += sum(std::span(bytes).first(static_cast<std::size_t>(tensor_states_in_memory_)));
+  records_.tensor_states_in_memory = std::ssize(bytes) - below;
+  use_[MemoryCategory::kOptimizer] +=
+      sum(std::span(bytes).first(static_cast<std::size_t>(records_.tensor_states_in_memory)));
   if (below == 0) return;
-  records.bytes.erase(records.bytes.begin(), records.bytes.begin() + tensor_states_in_memory_);
-  units.erase(units.begin(), units.begin() + tensor_states_in_memory_);
-  for (const MatrixBatch& batch : matrices_.batches()) {
+  records.bytes.erase(records.bytes.begin(), records.bytes.begin() + records_.tensor_states_in_memory);
+  units.erase(units.begin(), units.begin() + records_.tensor_states_in_memory);
+  for (const MatrixBatch& batch : passes_.matrices.batches()) {
     const auto of_batch = std::ranges::count_if(
         units, [&](std::size_t unit) { return batch.begin_unit <= unit && unit < batch.end_unit; });
-    tensor_states_of_a_batch_ = std::max<std::int64_t>(tensor_states_of_a_batch_, of_batch);
+    records_.tensor_states_of_a_batch = std::max<std::int64_t>(records_.tensor_states_of_a_batch, of_batch);
   }
-  const std::int64_t most = tensor_states_of_a_batch_, more = 2 * tensor_states_ahead();
-  RecordPool& pool = tensor_state_records_;
+  const std::int64_t most = records_.tensor_states_of_a_batch, more = 2 * records_.tensor_states_ahead();
+  RecordPool& pool = records_.tensor_states;
   if (input_.placement.is_queued) {
     const std::int64_t device_slots = std::min(2 * most, below);
     const bool on_host = input_.tiers.moments.tier == Tier::kHost;
@@ -303,7 +305,7 @@ void MemoryPlan::plan_tensor_states(Steps steps) {
     pool.device_slots = device_slots;
     use_[MemoryCategory::kRecords] += pool.device_bytes();
     use_[MemoryCategory::kHostRecords] += pool.memory_bytes();
-    streamed_bytes_ += sum(records.bytes);
+    records_.streamed_bytes += sum(records.bytes);
   } else {
     pool = plan_pool(records.bytes, /*cache=*/{}, most + more);
     pool.held = most;
@@ -323,16 +325,16 @@ RecordPool MemoryPlan::plan_uploaded_pool(const std::vector<std::int64_t>& bytes
     return pool;
   }
   const std::int64_t held = std::min(slots_of_queue(), std::ssize(bytes));
-  const RecordPool pool = plan_files_of_gpu(bytes, cache, held, 2 * queue_depth_);
+  const RecordPool pool = plan_files_of_gpu(bytes, cache, held, 2 * records_.queue_depth);
   for (const UnitShape& unit : input_.units) {
     std::int64_t in_files = 0;
     for (const GroupShape& group : unit.groups) {
       const Chunks chunks = parameter_chunks_of(group);
       in_files += (chunks.numel() - chunks.before_records()) * static_cast<std::int64_t>(size_of(group.dtype));
     }
-    upload_piece_bytes_ = std::max(upload_piece_bytes_, in_files);
+    slots_.upload_piece_bytes = std::max(slots_.upload_piece_bytes, in_files);
   }
-  use_[MemoryCategory::kHostRecords] += pool.memory_bytes() + upload_pieces() * upload_piece_bytes_;
+  use_[MemoryCategory::kHostRecords] += pool.memory_bytes() + slots_.upload_pieces() * slots_.upload_piece_bytes;
   return pool;
 }
 
@@ -362,25 +364,25 @@ void MemoryPlan::plan_gradient_records(Steps steps) {
   }
   const std::vector<std::int64_t>& bytes = records.bytes;
   if (input_.placement.is_queued) {
-    const std::int64_t device_slots = std::min(units_under_way() + 1, std::ssize(bytes));
+    const std::int64_t device_slots = std::min(sums_.units_under_way() + 1, std::ssize(bytes));
     const std::int64_t held = std::min(device_slots + 1, std::ssize(bytes));
-    gradient_records_ = input_.tiers.gradients == Tier::kHost
-                            ? pinned_pool(bytes)
-                            : plan_files_of_gpu(bytes, /*cache=*/{}, held, 2 * kGradientsAhead);
-    gradient_records_.device_slots = device_slots;
-    use_[MemoryCategory::kRecords] += gradient_records_.device_bytes();
-    use_[MemoryCategory::kHostRecords] += gradient_records_.memory_bytes();
+    records_.gradients = input_.tiers.gradients == Tier::kHost
+                             ? pinned_pool(bytes)
+                             : plan_files_of_gpu(bytes, /*cache=*/{}, held, 2 * kGradientsAhead);
+    records_.gradients.device_slots = device_slots;
+    use_[MemoryCategory::kRecords] += records_.gradients.device_bytes();
+    use_[MemoryCategory::kHostRecords] += records_.gradients.memory_bytes();
     plan_gradient_copies();
   } else {
-    gradient_records_ = plan_pool(bytes, /*cache=*/{}, units_under_way() + 2 * kGradientsAhead);
+    records_.gradients = plan_pool(bytes, /*cache=*/{}, sums_.units_under_way() + 2 * kGradientsAhead);
   }
-  count(steps, RecordKind::kGradients, records, gradient_records_);
+  count(steps, RecordKind::kGradients, records, records_.gradients);
 }
 
 /// Returns whether the device that trains updates a part of the unit. Otherwise its host's CPU updates all of it.
 bool MemoryPlan::updates_by_device(const UnitShape& unit) const {
   return std::ranges::any_of(unit.groups, [&](const GroupShape& group) {
-    return group.trainable && (!steps_on_host() || records_of(group).before_records() > 0);
+    return group.trainable && (!passes_.steps_on_host || records_of(group).before_records() > 0);
   });
 }
 
@@ -389,36 +391,37 @@ bool MemoryPlan::updates_by_device(const UnitShape& unit) const {
 void MemoryPlan::plan_gradient_copies() {
   for (const UnitShape& unit : std::span(input_.units).subspan(1)) {
     const std::int64_t bytes = sum_bytes_of(unit);
-    gradient_copies_.to_host += input_.wire.accumulation * bytes;
-    gradient_copies_.to_gpu += (input_.wire.accumulation - 1 + (updates_by_device(unit) ? 1 : 0)) * bytes;
+    records_.gradient_copies.to_host += input_.wire.accumulation * bytes;
+    records_.gradient_copies.to_gpu += (input_.wire.accumulation - 1 + (updates_by_device(unit) ? 1 : 0)) * bytes;
   }
 }
 
 void MemoryPlan::plan_image() {
   if (!input_.tiers.is_durable) return;
-  image_bytes_ = use_[MemoryCategory::kMasters] + use_[MemoryCategory::kOptimizer];
-  image_bytes_ += 4 * kept_gradient_numel_;
-  for (const RecordPool& pool : {state_records_, parameter_records_, tensor_state_records_})
-    image_bytes_ += pool.cached * pool.record_bytes + pool.pinned_bytes;
+  records_.image_bytes = use_[MemoryCategory::kMasters] + use_[MemoryCategory::kOptimizer];
+  records_.image_bytes += 4 * sums_.kept_gradient_numel;
+  for (const RecordPool& pool : {records_.states, records_.parameters, records_.tensor_states})
+    records_.image_bytes += pool.cached * pool.record_bytes + pool.pinned_bytes;
   for (const UnitShape& unit : input_.units) {
     for (const GroupShape& group : unit.groups) {
-      image_bytes_ += parameter_chunks_of(group).before_records() * static_cast<std::int64_t>(size_of(group.dtype));
+      records_.image_bytes +=
+          parameter_chunks_of(group).before_records() * static_cast<std::int64_t>(size_of(group.dtype));
     }
   }
-  disk_.durable_bytes = disk_.bytes;  // these are the other places of all records
+  records_.disk.durable_bytes = records_.disk.bytes;  // these are the other places of all records
   std::vector<std::int64_t> bytes;
-  for (std::int64_t left = image_bytes_; left > 0; left -= bytes.back()) {
+  for (std::int64_t left = records_.image_bytes; left > 0; left -= bytes.back()) {
     bytes.push_back(in_pages(std::min(left, input_.tiers.record_bytes)));
   }
-  const std::int64_t before = disk_.bytes;
-  image_records_ = plan_pool(bytes, /*cache=*/{}, slots_of(image_queue_depth()));
+  const std::int64_t before = records_.disk.bytes;
+  records_.image = plan_pool(bytes, /*cache=*/{}, slots_of(image_queue_depth()));
   if (input_.placement.is_queued) {  // a GPU copies to this memory
-    use_[MemoryCategory::kRecords] -= image_records_.memory_bytes();
-    use_[MemoryCategory::kHostRecords] += image_records_.memory_bytes();
+    use_[MemoryCategory::kRecords] -= records_.image.memory_bytes();
+    use_[MemoryCategory::kHostRecords] += records_.image.memory_bytes();
   }
-  disk_.written_in_commit = sum(bytes);
-  disk_.bytes = before;
-  disk_.durable_bytes += 2 * disk_.written_in_commit;
+  records_.disk.written_in_commit = sum(bytes);
+  records_.disk.bytes = before;
+  records_.disk.durable_bytes += 2 * records_.disk.written_in_commit;
 }
 
 /// Plans the slots of activations in files. Activations on a GPU's host take memory as they come, and no plan knows how
@@ -432,8 +435,8 @@ void MemoryPlan::plan_activations() {
 }
 
 std::vector<const RecordPool*> MemoryPlan::pools_in_files() const {
-  std::vector<const RecordPool*> pools = {&parameter_records_, &state_records_, &tensor_state_records_,
-                                          &gradient_records_};
+  std::vector<const RecordPool*> pools = {&records_.parameters, &records_.states, &records_.tensor_states,
+                                          &records_.gradients};
   std::erase_if(pools, [](const RecordPool* pool) { return pool->records == 0 || pool->pinned_bytes > 0; });
   return pools;
 }

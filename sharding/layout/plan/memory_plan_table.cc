@@ -69,7 +69,7 @@ std::string MemoryPlan::to_table() const {
   add("total", use_.total(), "without activations and the module's buffers");
   if (use_.limited() < use_.total()) add("of the GPU", use_.limited(), "the total without host_records");
   std::string text = table.to_string();
-  if (const int waiting = waiting_sums(); waiting > 0) {
+  if (const int waiting = sums_.waiting_sums; waiting > 0) {
     text += "reproducible: " + std::to_string(waiting) + (waiting == 1 ? " sum" : " sums") + " of each unit's " +
             (keeps_gradients() ? "whole gradients wait" : "part of the gradients wait") +
             " for others of the step's tree in scratch, " + format_bytes(waiting_bytes()) + " (" +
@@ -84,61 +84,63 @@ std::string MemoryPlan::to_table() const {
     text += "deal: a rank computes at most " + std::to_string(input_.wire.longest_run) + " of a step's " +
             std::to_string(order().all()) + " microbatches, by its speed\n";
   }
-  if (input_.wire.backups > 0 && waiting_sums() > 0) {
-    const std::int64_t others = order().ranks - 1, bytes = input_.wire.backups * waiting_bytes() / waiting_sums();
+  if (input_.wire.backups > 0 && sums_.waiting_sums > 0) {
+    const std::int64_t others = order().ranks - 1, bytes = input_.wire.backups * waiting_bytes() / sums_.waiting_sums;
     text += "backups: the other ranks make up to " + std::to_string(others * input_.wire.backups) +
             " microbatches of a slow rank again, up to " + std::to_string(input_.wire.backups) +
             " each, and the step waits for so many less; their gradients are " + format_bytes(bytes) + " (" +
             std::to_string(bytes) + " bytes) of those that wait\n";
   }
-  if (block_sums_ > 0) {
+  if (sums_.block_sums > 0) {
     text += "reproducible: a rank's microbatches need not be a whole subtree, so each rank sends " +
-            std::to_string(block_sums_) + (block_sums_ == 1 ? " sum" : " sums") + " of each gradient, " +
+            std::to_string(sums_.block_sums) + (sums_.block_sums == 1 ? " sum" : " sums") + " of each gradient, " +
             format_bytes(block_bytes_of_step()) + " (" + std::to_string(block_bytes_of_step()) +
             " bytes) a step, through " + format_bytes(4 * block_exchange_numel()) + " of scratch\n";
   }
-  if (streamed_bytes_ > 0) {
-    text += "through the GPU: a step copies " + format_bytes(streamed_bytes_) + " (" + std::to_string(streamed_bytes_) +
-            " bytes) of " + std::to_string(state_records_.records + tensor_state_records_.records) +
-            " records of at most " +
-            format_bytes(std::max(state_records_.record_bytes, tensor_state_records_.record_bytes)) +
+  if (records_.streamed_bytes > 0) {
+    text += "through the GPU: a step copies " + format_bytes(records_.streamed_bytes) + " (" +
+            std::to_string(records_.streamed_bytes) + " bytes) of " +
+            std::to_string(records_.states.records + records_.tensor_states.records) + " records of at most " +
+            format_bytes(std::max(records_.states.record_bytes, records_.tensor_states.record_bytes)) +
             " there, and as much back\n";
-    if (state_records_.pinned_bytes > 0 && input_.tiers.step == OffloadedStep::kAuto && can_step_on_host()) {
+    if (records_.states.pinned_bytes > 0 && input_.tiers.step == OffloadedStep::kAuto && can_step_on_host()) {
       text +=
           "offload.step auto: what is measured when the Engine is made may give the update to the CPU of the host, "
           "which needs less memory of the GPU and more of the host\n";
     }
   }
-  if (steps_on_host()) {
-    text += "by the CPU of the host: a step copies " + format_bytes(host_step_.to_host) + " (" +
-            std::to_string(host_step_.to_host) + " bytes) there, updates " + std::to_string(state_records_.records) +
-            " records of at most " + format_bytes(state_records_.record_bytes) + ", and copies " +
-            format_bytes(host_step_.to_gpu) + " (" + std::to_string(host_step_.to_gpu) + " bytes) back\n";
+  if (passes_.steps_on_host) {
+    text += "by the CPU of the host: a step copies " + format_bytes(passes_.host_step.to_host) + " (" +
+            std::to_string(passes_.host_step.to_host) + " bytes) there, updates " +
+            std::to_string(records_.states.records) + " records of at most " +
+            format_bytes(records_.states.record_bytes) + ", and copies " + format_bytes(passes_.host_step.to_gpu) +
+            " (" + std::to_string(passes_.host_step.to_gpu) + " bytes) back\n";
   }
-  if (uploaded_bytes_ > 0) {
-    text += "to the GPU: a step copies " + format_bytes(uploaded_bytes_) + " (" + std::to_string(uploaded_bytes_) +
+  if (slots_.uploaded_bytes > 0) {
+    text += "to the GPU: a step copies " + format_bytes(slots_.uploaded_bytes) + " (" +
+            std::to_string(slots_.uploaded_bytes) +
             " bytes) of parameters there for gathers, and updates them where they lie, in " +
-            std::to_string(parameter_records_.records) + " records of at most " +
-            format_bytes(parameter_records_.record_bytes) + " on the host\n";
+            std::to_string(records_.parameters.records) + " records of at most " +
+            format_bytes(records_.parameters.record_bytes) + " on the host\n";
   }
-  if (gradient_copies_.to_host > 0) {
-    text += "gradients: a step copies " + format_bytes(gradient_copies_.to_host) + " (" +
-            std::to_string(gradient_copies_.to_host) + " bytes) of sums to the host, and " +
-            format_bytes(gradient_copies_.to_gpu) + " (" + std::to_string(gradient_copies_.to_gpu) +
+  if (records_.gradient_copies.to_host > 0) {
+    text += "gradients: a step copies " + format_bytes(records_.gradient_copies.to_host) + " (" +
+            std::to_string(records_.gradient_copies.to_host) + " bytes) of sums to the host, and " +
+            format_bytes(records_.gradient_copies.to_gpu) + " (" + std::to_string(records_.gradient_copies.to_gpu) +
             " bytes) back to the GPU\n";
   }
   const std::int64_t records = records_on_disk();
   if (records > 0) {
     std::int64_t largest = 0;
     for (const RecordPool* pool : pools_in_files()) largest = std::max(largest, pool->record_bytes);
-    text += "on disk: " + format_bytes(disk_.bytes) + " (" + std::to_string(disk_.bytes) + " bytes) in " +
-            std::to_string(records) + " records of at most " + format_bytes(largest) + "; a step reads " +
-            format_bytes(disk_.read_in_two_steps / 2) + " and writes " + format_bytes(disk_.written_in_two_steps / 2) +
-            "\n";
+    text += "on disk: " + format_bytes(records_.disk.bytes) + " (" + std::to_string(records_.disk.bytes) +
+            " bytes) in " + std::to_string(records) + " records of at most " + format_bytes(largest) +
+            "; a step reads " + format_bytes(records_.disk.read_in_two_steps / 2) + " and writes " +
+            format_bytes(records_.disk.written_in_two_steps / 2) + "\n";
   }
   if (input_.tiers.is_durable) {
-    text += "durable: " + format_bytes(disk_.durable_bytes) + " more on disk; a commit writes at most " +
-            format_bytes(disk_.written_in_commit) + " from memory\n";
+    text += "durable: " + format_bytes(records_.disk.durable_bytes) + " more on disk; a commit writes at most " +
+            format_bytes(records_.disk.written_in_commit) + " from memory\n";
   }
   if (input_.tiers.activations != Tier::kMemory) {
     const bool on_disk = input_.tiers.activations == Tier::kNvme;

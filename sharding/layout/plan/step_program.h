@@ -107,7 +107,7 @@ struct StepInput {
   /// The work of the first of two passes. kDirections and kReadMasters go over groups of matrices, other work goes over
   /// all groups. kUpdate: a step has one pass.
   VisitWork first_work = VisitWork::kUpdate;
-  bool first_reads_parameters = false, first_reads_states = false;  ///< MemoryPlan::first_pass_of_matrices
+  bool first_reads_parameters = false, first_reads_states = false;  ///< PassPlan::first_pass
   Records parameters, states;
   bool gradients_below = false;
   bool updates_in_backward = false;

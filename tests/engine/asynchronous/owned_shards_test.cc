@@ -324,11 +324,11 @@ TEST(OwnedShards, MemoryEqualsThePlan) {
   run_ranks({.ranks = kRanks}, [](const Mesh& mesh) {
     Rank rank(mesh, strategy_of(OptimizerType::kAdamW, {}));
     EXPECT_EQ(rank.shards().memory_bytes(), rank.plan().use()[MemoryCategory::kOptimizer]);
-    EXPECT_EQ(rank.plan().outer_numel().states, rank.plan().outer_numel().part);
+    EXPECT_EQ(rank.plan().passes().outer.states, rank.plan().passes().outer.part);
     rank.values();
     Rank adaptive(mesh, strategy_of(OptimizerType::kAdamW, {.delay_compensation = {.lambda = 1, .adaptive = true}}));
     EXPECT_EQ(adaptive.shards().memory_bytes(), adaptive.plan().use()[MemoryCategory::kOptimizer]);
-    EXPECT_EQ(adaptive.plan().outer_numel().states, 2 * adaptive.plan().outer_numel().part);
+    EXPECT_EQ(adaptive.plan().passes().outer.states, 2 * adaptive.plan().passes().outer.part);
     adaptive.values();
   });
 }

@@ -20,9 +20,11 @@
 
 #include "device_runs.h"
 #include "emulated_gpu.h"
+#include "engine/memory/records/mapped_carrier.h"
 #include "engine/memory/records/slot_carrier.h"
 #include "engine/memory/records/tier_carrier.h"
 #include "engine/step/queued/offloaded_step.h"
+#include "offload/file_tier.h"
 #include "offload/files/fault_plan.h"
 #include "offload/host_tier.h"
 #include "runtime/comm/shared/run_ranks.h"
@@ -438,7 +440,7 @@ TEST(DeviceOffload, EstimatedSecondsCoverTransfersAndUpdates) {
   input.tiers.step = OffloadedStep::kCpu;
   const MemoryPlan on_cpu(input);
   constexpr double kParameters = 4.0 * kNumel;
-  const auto records = static_cast<double>(on_gpu.streamed_bytes());
+  const auto records = static_cast<double>(on_gpu.records().streamed_bytes);
   OffloadSpeeds speeds{.to_gpu = 2e9, .to_host = 1e9, .both_ways = 4e9, .updated = 1e9};
   EXPECT_EQ(seconds_of(speeds, on_cpu, on_gpu).on_gpu, records / 4e9);
   EXPECT_EQ(seconds_of(speeds, on_cpu, on_gpu).on_cpu, 2 * kParameters / 1e9 + kParameters / 2e9);
@@ -806,6 +808,49 @@ TEST(SlotCarrier, DroppedRecordKeepsItsValuesOnTheHost) {
       EXPECT_EQ(carried.on_host(record), std::byte{static_cast<unsigned char>(20 + record)}) << int{record};
     EXPECT_EQ(carried.carrier->uploaded_bytes(), 5 * Carried::kBytes);
   }
+}
+
+/// Makes four records in files, of which three may be held, in pinned memory.
+std::shared_ptr<TierCarrier> in_files(const TestFolder& folder, DeviceKernels& kernels) {
+  FileTierOptions options;
+  options.records = 4;
+  options.record_bytes = 4096;
+  options.who = "test";
+  options.paths = {{folder.path().string()}};
+  options.read_ahead = options.write_behind = 1;
+  options.most_held = 3;
+  options.memory = [&kernels](std::size_t bytes) { return kernels.pinned_memory(bytes); };
+  return std::make_shared<TierCarrier>(FileTier::create(options).value());
+}
+
+/// Acquires two records of `carrier` to read them, changes the first one after all, and returns what the tier wrote.
+std::int64_t written_after_late_change(Carrier& carrier, TierCarrier& tier) {
+  Lease changed = carrier.acquire(1, LeaseUse::kRead);
+  Lease read = carrier.acquire(2, LeaseUse::kRead);
+  changed.bytes()[0] = std::byte{7};
+  changed.change();
+  changed.give_back();
+  read.give_back();
+  tier.settle();
+  carrier.flush();
+  tier.visit(1, /*updates=*/false, [](const std::byte* memory) { EXPECT_EQ(memory[0], std::byte{7}); });
+  return tier.counters().writes;
+}
+
+// A lease may be told of a change after it began as one that reads (Lease::change).
+TEST(CarriersToADevice, RecordInAFileThatALeaseChangedAfterAllIsWritten) {
+  const std::unique_ptr<DeviceKernels> kernels = emulated_kernels(CopiesRead::kAtOnce);
+  {
+    const TestFolder folder;
+    const auto tier = in_files(folder, *kernels);
+    std::vector<std::byte> slots(std::size_t{3} * 4096);
+    SlotCarrier carrier(tier, *kernels, {slots.data(), 4096, 3, 1}, /*are_in_files=*/true);
+    EXPECT_EQ(written_after_late_change(carrier, *tier), 1) << "through slots";
+  }
+  const TestFolder folder;
+  const auto tier = in_files(folder, *kernels);
+  MappedCarrier carrier(tier, *kernels, /*held=*/3, /*are_in_files=*/true);
+  EXPECT_EQ(written_after_late_change(carrier, *tier), 1) << "in place";
 }
 
 }  // namespace device_offload_test

@@ -89,7 +89,7 @@ TEST(Traffic, PrefetchBytesCountAsTheLargestUnitsThatFit) {
 }
 
 // Backward completes the last block first. A rank that has not begun backward makes the other rank wait for a reduction
-// only when the other is MemoryPlan::reduction_lag() units ahead.
+// only when the other is SumPlan::reduction_lag units ahead.
 TEST(Traffic, RankMayRunAheadByThePlansLag) {
   for (const Placed& kind : {Placed(ShardingStrategy::kNoShard), Placed(ShardingStrategy::kShardGradients),
                              Placed(ShardingStrategy::kFullShard, /*shared=*/true)}) {

@@ -106,9 +106,9 @@ struct DiskTime {
 
 absl::StatusOr<DiskTime> measure_disks(const MemoryPlan& plan, const Strategy& strategy, const Topology& topology) {
   // Records of gradients do not count here: they are whole units, and a disk is not slower with them.
-  const std::int64_t largest = std::max(plan.parameter_records().record_bytes, plan.state_records().record_bytes);
+  const std::int64_t largest = std::max(plan.records().parameters.record_bytes, plan.records().states.record_bytes);
   const std::int64_t record_bytes = largest > 0 ? largest : strategy.offload.record_bytes;
-  const auto in_flight = static_cast<int>(2 * plan.queue_depth());
+  const auto in_flight = static_cast<int>(2 * plan.records().queue_depth);
   DiskTime time;
   for (const std::string& directory : strategy.offload.paths) {
     TESSERA_ASSIGN_OR_RETURN(const DiskSpeed speed,
@@ -118,7 +118,8 @@ absl::StatusOr<DiskTime> measure_disks(const MemoryPlan& plan, const Strategy& s
                                            .in_flight = in_flight}));
     time.bytes_per_s += speed.mixed_bytes_per_s();
   }
-  const auto of_a_rank = static_cast<double>(plan.disk().read_in_two_steps + plan.disk().written_in_two_steps) / 2;
+  const auto of_a_rank =
+      static_cast<double>(plan.records().disk.read_in_two_steps + plan.records().disk.written_in_two_steps) / 2;
   time.seconds = of_a_rank * topology.local_world_size / time.bytes_per_s;
   return time;
 }
@@ -145,16 +146,17 @@ nlohmann::ordered_json to_json(const MemoryPlan& plan, const Strategy& strategy,
                                  {"limited_bytes", plan.use().limited()}};
   for (std::size_t i = 0; i < kMemoryCategories; ++i)
     json["bytes"][name_of(static_cast<MemoryCategory>(i))] = plan.use().bytes[i];
-  json["disk"] = {{"bytes", plan.disk().bytes},
+  json["disk"] = {{"bytes", plan.records().disk.bytes},
                   {"records", plan.records_on_disk()},
-                  {"read_in_two_steps", plan.disk().read_in_two_steps},
-                  {"written_in_two_steps", plan.disk().written_in_two_steps},
-                  {"durable_bytes", plan.disk().durable_bytes},
-                  {"written_in_commit", plan.disk().written_in_commit}};
-  json["streamed_bytes"] = plan.streamed_bytes();
-  json["uploaded_bytes"] = plan.uploaded_bytes();
-  json["gradients"] = {{"to_host", plan.gradient_copies().to_host}, {"to_gpu", plan.gradient_copies().to_gpu}};
-  json["host_step"] = {{"to_host", plan.host_step().to_host}, {"to_gpu", plan.host_step().to_gpu}};
+                  {"read_in_two_steps", plan.records().disk.read_in_two_steps},
+                  {"written_in_two_steps", plan.records().disk.written_in_two_steps},
+                  {"durable_bytes", plan.records().disk.durable_bytes},
+                  {"written_in_commit", plan.records().disk.written_in_commit}};
+  json["streamed_bytes"] = plan.records().streamed_bytes;
+  json["uploaded_bytes"] = plan.slots().uploaded_bytes;
+  json["gradients"] = {{"to_host", plan.records().gradient_copies.to_host},
+                       {"to_gpu", plan.records().gradient_copies.to_gpu}};
+  json["host_step"] = {{"to_host", plan.passes().host_step.to_host}, {"to_gpu", plan.passes().host_step.to_gpu}};
   json["units"] = nlohmann::ordered_json::array();
   for (const UnitShape& unit : plan.units()) {
     json["units"].push_back({{"name", unit.name},
@@ -268,7 +270,8 @@ int run_plan(const PlanCommand& command) {
     const auto& [strategy, config, topology, plan] = world;
     const std::int64_t parameters = models::parameter_count(config);
     std::optional<DiskTime> disks;
-    if (command.measure_disks && plan.disk().bytes > 0) disks = value_or_throw(measure_disks(plan, strategy, topology));
+    if (command.measure_disks && plan.records().disk.bytes > 0)
+      disks = value_or_throw(measure_disks(plan, strategy, topology));
     std::optional<PredictedStep> step;
     std::vector<ScaledWorld> scaled;
     if (!command.timing.links.empty()) {

@@ -52,10 +52,10 @@ class StepTraffic {
 
   void reduce_gradients() {
     if (!shard_ && !replicate_) return;
-    if (plan_.block_sums() > 0) return join_blocks();
+    if (plan_.sums().block_sums > 0) return join_blocks();
     const AxisPlacement axes = placement_.gradients;
-    const bool each = plan_.bucket_mode() == BucketMode::kShared;
-    const DType wire = plan_.bucket_mode() == BucketMode::kInPlace ? DType::kF32 : plan_.wire().reduce;
+    const bool each = plan_.sums().bucket_mode == BucketMode::kShared;
+    const DType wire = plan_.sums().bucket_mode == BucketMode::kInPlace ? DType::kF32 : plan_.wire().reduce;
     const std::int64_t rounds = each ? plan_.wire().accumulation : 1;
     StepCollective over_shard{axes.shard ? "reduce_scatter" : "all_reduce", "shard", "gradients"};
     StepCollective over_replicas{axes.replicate ? "reduce_scatter" : "all_reduce", "replicate",
@@ -75,12 +75,12 @@ class StepTraffic {
   void join_blocks() {
     const char* const axis = !replicate_ ? "shard" : !shard_ ? "replicate" : "world";
     StepCollective sums{"all_to_all", axis,
-                        "sums of subtrees, " + std::to_string(plan_.block_sums()) + " of a gradient"};
+                        "sums of subtrees, " + std::to_string(plan_.sums().block_sums) + " of a gradient"};
     StepCollective joined{"all_gather", axis, "gradients' sums, fp32"};
     for (const UnitShape& unit : plan_.units()) {
       if (unit.trainable_numel() == 0) continue;
       ++sums.calls;
-      sums.bytes += plan_.block_sums() * unit.trainable_numel() * 4;
+      sums.bytes += plan_.sums().block_sums * unit.trainable_numel() * 4;
       ++joined.calls;
       joined.bytes += unit.trainable_numel() * 4;
     }

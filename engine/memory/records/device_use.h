@@ -1,0 +1,43 @@
+#pragma once
+
+// See docs/glossary.md: carrier.
+
+#include <exception>
+#include <functional>
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "engine/memory/records/tier_carrier.h"
+#include "runtime/base/log.h"
+
+namespace tessera {
+
+/// Ends what a device does with the records of a TierCarrier: before the host visits one, and when this object is
+/// destroyed. A carrier to a device has one as its last member.
+class DeviceUse {
+ public:
+  /// `settle` waits for the device. `what` begins the line that is logged where it fails in the destructor. `visits`:
+  /// the host waits before it visits a record (TierCarrier::before_visits).
+  DeviceUse(std::shared_ptr<TierCarrier> records, std::string what, std::function<void()> settle, bool visits = true)
+      : records_(std::move(records)), what_(std::move(what)), settle_(std::move(settle)) {
+    if (visits) records_->before_visits(this, settle_);
+  }
+  ~DeviceUse() {
+    records_->before_visits(this, nullptr);
+    try {
+      settle_();
+    } catch (const std::exception& error) {
+      log_error(what_ + ": " + error.what());
+    }
+  }
+  DeviceUse(const DeviceUse&) = delete;
+  DeviceUse& operator=(const DeviceUse&) = delete;
+
+ private:
+  const std::shared_ptr<TierCarrier> records_;
+  const std::string what_;
+  const std::function<void()> settle_;
+};
+
+}  // namespace tessera

@@ -1,0 +1,80 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <torch/csrc/distributed/c10d/Backend.hpp>
+#include <utility>
+#include <vector>
+
+#include "runtime/base/mutex.h"
+#include "runtime/comm/c10d/failure_report.h"
+#include "runtime/comm/c10d/packing.h"
+#include "runtime/comm/c10d/transfers.h"
+#include "runtime/comm/call.h"
+#include "runtime/comm/collectives.h"
+#include "runtime/comm/group.h"
+#include "runtime/comm/key_value_store.h"
+
+namespace tessera {
+
+/// The calls of a group over a c10d backend, and how they fail. A Transfers object has the messages of one call, and a
+/// Work waits for it. A failed call publishes what it was doing, drops the backend so that peers fail too, and makes
+/// every later call return the same status.
+///
+/// C10dCollectives derives from it, and says what the calls do. Any thread may call it.
+class C10dCalls {
+ protected:
+  using Backend = c10::intrusive_ptr<c10d::Backend>;
+  using Start = std::function<void(c10d::Backend&, Transfers&)>;
+
+  C10dCalls(const Group& group, Backend backend, std::shared_ptr<KeyValueStore> store, Transfers::Means means)
+      : group_(group),
+        name_(backend->getBackendName()),
+        means_(means),
+        report_(group, std::move(store)),
+        backend_(std::move(backend)) {}
+  ~C10dCalls() = default;
+
+  /// Numbers a call. The thread that makes the group's calls calls it.
+  CallSignature begin(Operation operation, std::string_view label, DType dtype, std::size_t count, int root = 0);
+  /// Begins a call by `start`, whose Work waits for the transfers that it began.
+  Work start(const CallSignature& call, const Start& start);
+  /// Ends the group since the call cannot be made, because of the caller.
+  Work refuse(const CallSignature& call, const std::string& why);
+
+  /// These functions are those of Collectives.
+  absl::Status status() const;
+  void abort(const absl::Status& reason);
+  /// Closes the connections. Peers see them end, and find in the store that this rank's program has ended
+  /// (MeshGroups::leave).
+  void leave();
+  bool end_if_left_alone(Collectives::HasKey has_key);
+
+  const Group group_;
+  const std::string name_;
+  /// A user's own backend need not have more than collectives.
+  const Transfers::Means means_;
+
+ private:
+  class Pending;
+
+  absl::StatusOr<std::pair<Backend, std::shared_ptr<Transfers>>> begin_transfers();
+  absl::Status fail(const CallSignature& call, const std::string& why);
+  void drop_backend();
+
+  FailureReport report_;
+  std::uint64_t sequence_ = 0;
+  Mutex in_backend_;          // mutex for Transfers
+  PackBuffers pack_buffers_;  // buffers for Transfers
+  mutable Mutex mutex_;
+  Backend backend_ ABSL_GUARDED_BY(mutex_);
+  Backend left_in_use_ ABSL_GUARDED_BY(mutex_);  ///< it was dropped while a thread waited for its collective
+  absl::Status status_ ABSL_GUARDED_BY(mutex_);
+  std::vector<std::weak_ptr<Transfers>> under_way_ ABSL_GUARDED_BY(mutex_);
+};
+
+}  // namespace tessera

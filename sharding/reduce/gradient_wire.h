@@ -1,0 +1,71 @@
+#pragma once
+
+// See docs/glossary.md: unit.
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "runtime/comm/collectives.h"
+#include "sharding/arena.h"
+#include "sharding/compress/gradient_method.h"
+#include "sharding/compress/kept_gradients.h"
+#include "sharding/reduce/reduce_setup.h"
+#include "sharding/unit.h"
+
+namespace tessera {
+
+/// Knows in which form each group's gradients go over the wire: as they are, rounded, or as a GradientMethod makes
+/// them. It has the memory of error feedback: what gradients on the wire lacked so far.
+///
+/// Reducer owns one, and the thread that runs backward calls it.
+class GradientWire {
+ public:
+  /// `feedback`: memory of MemoryCategory::kFeedback, of zeros; it becomes full.
+  GradientWire(const ReduceSetup& setup, std::vector<Unit*> units, Arena feedback);
+
+  /// Lets a program's rule make the sums of all gradients (Reducer::sum_by).
+  void sum_by(const std::shared_ptr<CommHook>& hook);
+  /// Turns methods on or off from the next reduction on (Reducer::use_methods).
+  void use_methods(bool on, std::int64_t step);
+  /// Begins the next step. Its first reduction is one even if the step's number stays the same.
+  void reset();
+
+  /// Returns how the sum over the shard axis, or the replicate axis, is made.
+  ReduceOptions shard_options(const FlatGroup& group, Waits waits) const;
+  ReduceOptions replicate_options(const FlatGroup& group, Waits waits) const;
+  /// Returns the method that makes a group's sums over the shard axis. It is null where gradients are sent as they are,
+  /// and where there is one rank, which sends nothing.
+  GradientMethod* method_of(const FlatGroup& group) const;
+  /// Returns the bytes that this rank sends in a reduction of the group over the shard axis. `dtype` is that of the
+  /// bucket, and `options` are those of the reduction.
+  std::int64_t bytes_of(const FlatGroup& group, DType dtype, const ReduceOptions& options) const;
+
+  /// Forgets error feedback: later gradients do not get it.
+  void forget();
+  /// Gives error feedback its values from before the step if there is a copy; otherwise it begins anew.
+  void restore();
+  /// Returns the memory that holds error feedback, for every group (Reducer::kept).
+  KeptGradients kept() const;
+
+ private:
+  /// A group's memory of error feedback, and the compressor that makes its sums; null where there is none.
+  struct Feedback {
+    float* shard = nullptr;
+    float* replicate = nullptr;
+    std::unique_ptr<GradientMethod> method = {};
+    std::int64_t wire_bytes = 0;  ///< bytes that this rank sends in a reduction by `method`
+  };
+  Feedback take_feedback(const FlatGroup& group, float* method_work);
+  const Feedback& feedback_of(const FlatGroup& group) const;
+  void copy();
+
+  const ReduceSetup setup_;
+  const std::vector<Unit*> units_;
+  Arena memory_;
+  std::vector<std::vector<Feedback>> feedback_;  ///< [unit][group]
+  bool uses_methods_ = true;
+  bool has_copy_ = false;  ///< whether residuals were copied before the step's first reduction
+};
+
+}  // namespace tessera

@@ -1,0 +1,49 @@
+#pragma once
+
+// See docs/glossary.md: unit.
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "runtime/comm/collectives.h"
+#include "sharding/reduce/reduce_setup.h"
+#include "sharding/reduce/reduced_unit.h"
+#include "sharding/unit_agreement.h"
+
+namespace tessera {
+
+/// Sends notes of this rank beside each unit's reduction where units are updated in backward: which parameters it used,
+/// what it did so far, and the numbers of its microbatch (unit_notes). Reducer owns one, and the thread that runs
+/// backward calls it.
+class NotesExchange {
+ public:
+  /// Notes of one unit, on their way over the shard axis.
+  struct Notes {
+    std::span<float> values;  ///< SumPlan::notes_numel numbers of the plan
+    std::vector<char> used;   ///< [trainable parameter of the unit]
+    Work work;
+  };
+
+  explicit NotesExchange(const ReduceSetup& setup) : setup_(setup) {}
+
+  /// Sets what all notes of a microbatch say (Reducer::begin_round).
+  void begin_round(std::uint64_t digest, double weight, std::int64_t samples) {
+    digest_ = digest, weight_ = weight, samples_ = samples;
+  }
+  /// Writes the unit's notes and begins their exchange.
+  void start(const ReducedUnit& unit, Notes& notes, Waits waits) const;
+  /// Ends the exchange of the unit of this name. The result refers to `notes`.
+  UnitAgreement end(const std::string& unit, Notes& notes) const;
+
+ private:
+  void write(const Notes& notes) const;
+
+  const ReduceSetup setup_;
+  std::uint64_t digest_ = 0;
+  double weight_ = 0;
+  std::int64_t samples_ = 0;
+};
+
+}  // namespace tessera

@@ -1,0 +1,51 @@
+#pragma once
+
+// See docs/glossary.md: unit.
+
+#include <span>
+#include <vector>
+
+#include "sharding/reduce/gradient_squares.h"
+#include "sharding/reduce/reduce_setup.h"
+#include "sharding/reduce/reduced_unit.h"
+#include "sharding/reduce/unit_buckets.h"
+
+namespace tessera {
+
+/// Measures this rank's own gradients, before they become sums ("noise_scale"): on the CPU on their way into buckets
+/// (GradientPacker), on a GPU in buckets (GradientSquares). Reducer owns one, and the thread that runs backward calls
+/// it; Reducer's functions of the same names say when.
+class OwnSquares {
+ public:
+  /// `units` and `buckets` must outlive this object.
+  OwnSquares(const ReduceSetup& setup, std::vector<ReducedUnit>& units, const UnitBuckets& buckets)
+      : setup_(setup), units_(units), buckets_(buckets), has_own_(units.size()) {}
+
+  void keep();
+  void square_by(GradientSquares& squares) { there_ = &squares; }
+  void square(bool on);
+  double take(std::span<const int> order);
+  /// Begins the next step.
+  void reset();
+
+  /// A unit's reduction begins, and may change the values in its bucket after this.
+  void before_reduction(const ReducedUnit& unit);
+  /// All gradients of a unit have gone into its reduction.
+  void after_reduction(const ReducedUnit& unit);
+
+ private:
+  void square_there(const ReducedUnit& unit);
+  void warn_of_two_parts(const Unit& unit);
+  char& has_own(const ReducedUnit& unit) { return has_own_[static_cast<std::size_t>(unit.unit->index)]; }
+
+  const ReduceSetup setup_;
+  std::vector<ReducedUnit>& units_;
+  const UnitBuckets& buckets_;
+  GradientSquares* there_ = nullptr;   ///< set on a GPU
+  std::vector<GradientPiece> pieces_;  ///< pieces of a unit, while they are handed to `there_`
+  std::vector<char> has_own_;          ///< [unit]: whether its gradients of this microbatch are in `sum_`
+  double sum_ = 0;                     ///< squared norm of the contributions since the last `take`
+  bool is_on_ = false, warned_ = false;
+};
+
+}  // namespace tessera

@@ -1,0 +1,45 @@
+#pragma once
+
+// See docs/glossary.md: unit.
+
+#include <algorithm>
+#include <cstdint>
+
+#include "runtime/comm/mesh_groups.h"
+#include "sharding/compute_device.h"
+#include "sharding/layout/plan/memory_plan.h"
+
+namespace tessera {
+
+/// Counts of what a Reducer has done so far.
+struct ReducerCounts {
+  std::int64_t reductions = 0;        ///< units reduced over the shard axis
+  std::int64_t reduced_bytes = 0;     ///< bytes of gradients sent into reductions
+  double reduction_seconds = 0;       ///< spent in reductions, including waits for other ranks
+  std::int64_t overflow_buckets = 0;  ///< buckets beyond the plan, for gradients that came in another order
+  std::int64_t overflow_bytes = 0;    ///< bytes of buckets and scratch beyond the plan, held now
+  std::int64_t overflow_peak = 0;     ///< largest number since `Reducer::reset`
+
+  /// Adds memory beyond the plan.
+  void hold(std::int64_t bytes) {
+    overflow_bytes += bytes;
+    overflow_peak = std::max(overflow_peak, overflow_bytes);
+  }
+};
+
+/// The parts of a Reducer all work with this plan, these ranks and this device. Plan and axes must outlive the parts.
+struct ReduceSetup {
+  const MemoryPlan& plan;
+  const MeshAxes& axes;
+  ComputeDevice device;
+  bool is_alone = false;  ///< a single rank takes gradients straight into their sum's place; nothing is reduced
+
+  const MeshPosition& mesh() const { return plan.placement().mesh; }
+  /// Returns whether gradients stay in place until `Reducer::finish`. Otherwise a unit is reduced once it is complete.
+  bool accumulates() const { return plan.keeps_gradients(); }
+  bool updates_in_backward() const { return plan.update().in_backward; }
+  /// Returns whether sums are the tree over microbatches ("reproducible").
+  bool makes_tree() const { return plan.wire().reproducible; }
+};
+
+}  // namespace tessera

@@ -1,0 +1,40 @@
+#pragma once
+
+// See docs/glossary.md: slot, unit.
+
+#include <cstddef>
+#include <cstdint>
+#include <utility>
+
+#include "sharding/arena.h"
+#include "sharding/gather/unit_slots.h"
+#include "sharding/reduce/gradient_packer.h"
+#include "sharding/unit.h"
+
+namespace tessera {
+
+/// A unit's gradients between backward and their sum. Reducer has one for each unit, and its parts get it.
+struct ReducedUnit {
+  enum class Phase : std::uint8_t { kIdle, kFilling, kReady };
+  /// Memory for the gradients until they are reduced, or for their sum.
+  struct Memory {
+    std::byte* memory = nullptr;
+    int slot = UnitSlots::kNone;
+    Arena overflow;  ///< memory beyond the plan, used if there was no slot
+  };
+
+  ReducedUnit(Unit* unit, GradientPacker gradients) : unit(unit), gradients(std::move(gradients)) {}
+
+  Unit* unit;
+  GradientPacker gradients;
+  std::int64_t bucket_bytes = 0, sum_bytes = 0;
+  Phase phase = Phase::kIdle;
+  Memory bucket;
+  Memory sum;            ///< used if units are updated in backward
+  bool reduced = false;  ///< whether it was reduced in this round
+  bool has_sum = false;  ///< whether `gradient` holds a sum since `reset`, or will hold it
+  /// Used by one rank alone: gradients taken in this round, and how many of them `Reducer::on_reduced` has heard of.
+  std::int64_t taken = 0, told = 0;
+};
+
+}  // namespace tessera

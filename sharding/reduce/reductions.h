@@ -1,0 +1,107 @@
+#pragma once
+
+// See docs/glossary.md: lease, unit.
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "runtime/base/metrics/latency_histogram.h"
+#include "sharding/arena.h"
+#include "sharding/carrier.h"
+#include "sharding/gather/call_clock.h"
+#include "sharding/reduce/gradient_visitor.h"
+#include "sharding/reduce/gradient_wire.h"
+#include "sharding/reduce/microbatch_tree.h"
+#include "sharding/reduce/notes_exchange.h"
+#include "sharding/reduce/reduce_setup.h"
+#include "sharding/reduce/reduced_unit.h"
+#include "sharding/reduce/unit_buckets.h"
+#include "sharding/unit_agreement.h"
+
+namespace tessera {
+
+/// Hears of the ends of reductions; Reducer does. The unit's gradients of this round are summed in FlatGroup::gradient,
+/// or are queued to be where work is queued.
+class ReductionEnds {
+ public:
+  virtual void summed(ReducedUnit& unit) = 0;
+  /// This is called after `summed` if units are updated in backward, with what came beside the sum.
+  virtual void agreed(ReducedUnit& unit, const UnitAgreement& agreement) = 0;
+
+ protected:
+  ~ReductionEnds() = default;
+};
+
+/// Makes a unit's buckets into sums over ranks. Each reduction is started, then this rank does its share of it some
+/// units later, and waits for its end some units after that (SumPlan::reduction_lag and end_lag), at places that are
+/// the same on all ranks.
+///
+/// Reducer owns one, and the thread that runs backward calls it: `begin`, then `add` for each trainable group, then
+/// `post`, then `follow`. Errors of transports are thrown as tessera::Error.
+class Reductions {
+ public:
+  /// Reducer's other parts, and its counts. They must outlive this object.
+  struct Parts {
+    GradientWire& wire;
+    MicrobatchTree& tree;
+    UnitBuckets& buckets;
+    const NotesExchange& notes;
+    ReducerCounts& counts;
+  };
+  /// `visitor` is Reducer's. `ends` must outlive this object.
+  Reductions(const ReduceSetup& setup, const Parts& parts, GradientVisitor* visitor, ReductionEnds& ends);
+  /// Drops the sums of reductions that have not ended: after a failure nobody needs them.
+  ~Reductions();
+
+  /// Takes the memory of reductions under way: `scratch`, and the notes' part of `sums`. `most_groups`: the most groups
+  /// of a unit. It is called once, before all other calls.
+  void take_memory(std::size_t most_groups, Arena& scratch, Arena& sums);
+  /// Notes from now on in `latencies` how long reductions take (Reducer::time_reductions).
+  void time(std::span<LatencyHistogram> latencies, QueueTimes* queue);
+
+  /// Begins the reduction of a unit. `sum`: the lease of its sum, where sums are offloaded.
+  void begin(ReducedUnit& unit, Lease sum);
+  /// Starts the sum of a group of that unit, whose bucket is filled.
+  void add(FlatGroup& group);
+  /// All groups are added. The unit's bucket goes with the reduction unless gradients accumulate in it; its notes are
+  /// sent if it is updated in backward.
+  void post();
+  /// Lets earlier reductions go on and end, with the lags of the plan.
+  void follow() { follow(setup_.plan.sums().reduction_lag, setup_.plan.sums().end_lag); }
+  /// Ends all reductions.
+  void end();
+
+ private:
+  class Accumulation;
+  struct GroupReduction;
+  struct UnitReduction;
+
+  UnitReduction& reduction(std::int64_t number) {
+    return *reductions_[static_cast<std::size_t>(number) % reductions_.size()];
+  }
+  UnitReduction& newest() { return reduction(started_ - 1); }
+  Accumulation accumulation_of(const ReducedUnit& unit, const FlatGroup& group) const;
+  void follow(std::int64_t lag, std::int64_t end_lag);
+  void advance(GroupReduction& reduction);
+  bool replicas_follow() const;
+  void complete(UnitReduction& reduction);
+  void complete(GroupReduction& reduction);
+  Work sum_over_replicas(GroupReduction& reduction);
+  float* scratch(UnitReduction& reduction, std::int64_t numel);
+  Waits waits() const { return setup_.plan.sums().end_lag == 0 ? Waits::kAtOnce : Waits::kLater; }
+
+  const ReduceSetup setup_;
+  const Parts parts_;
+  GradientVisitor* const visitor_;
+  ReductionEnds& ends_;
+  std::span<LatencyHistogram> latencies_;  ///< empty: reductions are not timed
+  CallClock clock_;
+  /// Reductions are numbered from 0; the k-th is in [k % size] until it is over.
+  std::vector<std::unique_ptr<UnitReduction>> reductions_;
+  std::int64_t started_ = 0, advanced_ = 0, over_ = 0;  ///< numbers of reductions
+};
+
+}  // namespace tessera

@@ -110,6 +110,7 @@ std::vector<at::Tensor> Engine::State::factors_of(const std::vector<Engine*>& en
 void Engine::State::run_backward(const at::Tensor& loss, const std::vector<Engine*>& engines,
                                  const MicrobatchInfo& info) {
   const Span span("backward");
+  if (engines[0]->state_->training.passes_over_microbatch()) return;
   for (Engine* engine : engines) engine->state_->training.begin_backward(info);
   const bool counts = info.weight > 0;
   const LossSeed seed = engines[0]->state_->training.step->seed_of(loss, counts ? info.weight : 1.0);
@@ -132,6 +133,9 @@ void backward(const at::Tensor& loss, const std::vector<Engine*>& engines, const
     expect(std::find(engines.begin(), engine, *engine) == engine, phrases::kBackward,
            " was given an Engine twice. [T0137] hint: list each Engine once, whatever the loss does with its module");
     (*engine)->state_->training.expect_microbatch(loss, info);
+    expect(engines.size() == 1 || !(*engine)->state_->training.claims, phrases::kBackward,
+           " of several Engines under deal.backups: each would claim microbatches by itself. hint: leave deal.backups "
+           "out");
   }
   for (Engine* engine : engines) engine->state_->training.warn_of_factor(loss);
   try {
@@ -172,6 +176,9 @@ StepResult Engine::step(bool partial) {
 void Engine::zero_grad() {
   Training& training = state_->training;
   training.expect_not_updated("zero_grad");
+  expect(!training.claims || training.window.microbatch == 0,
+         "zero_grad between backward and step under deal.backups: other ranks count on the microbatches of this rank. "
+         "hint: call step() first, or leave deal.backups out");
   training.job.or_abort("zero_grad", [&] {
     // Residuals that compression kept of dropped gradients are dropped too.
     if (training.window.microbatch > 0 && training.plan.sums().kept_gradient_numel > 0)
@@ -183,8 +190,10 @@ void Engine::zero_grad() {
 }
 
 std::int64_t Engine::microbatch() const {
-  state_->training.window.knows_microbatches = true;
-  return state_->training.microbatch();
+  Window& window = state_->training.window;
+  window.knows_microbatches = true;
+  window.asked = state_->training.microbatch();
+  return *window.asked;
 }
 MicrobatchRun Engine::microbatches() const {
   state_->training.window.knows_microbatches = true;

@@ -29,6 +29,18 @@ TokenBatch TokenStream::next(at::Device device) {
     sampler_.set_epoch(sampler_.epoch() + 1);
     TORCH_INTERNAL_ASSERT(sampler_.next(samples_), "an epoch has no sample");
   }
+  return read(device);
+}
+
+TokenBatch TokenStream::of(std::int64_t microbatch, at::Device device) {
+  if (!value_or_throw(sampler_.take(microbatch, samples_))) {
+    sampler_.set_epoch(sampler_.epoch() + 1);
+    TORCH_INTERNAL_ASSERT(value_or_throw(sampler_.take(microbatch, samples_)), "an epoch has no sample");
+  }
+  return read(device);
+}
+
+TokenBatch TokenStream::read(at::Device device) {
   const auto batch = static_cast<std::int64_t>(samples_.size());
   const std::int64_t counted = sampler_.counted(), rows = counted > 0 ? counted : batch;
   const double weight = static_cast<double>(counted) / static_cast<double>(batch);
@@ -54,6 +66,11 @@ TokenBatch TokenBatches::next(at::Device device) {
   const Span span("batch", {}, &data_seconds_of_this_thread().batches);
   return stream_->next(device);
 }
+TokenBatch TokenBatches::of(std::int64_t microbatch, at::Device device) {
+  const Span span("batch", {}, &data_seconds_of_this_thread().batches);
+  return stream_->of(microbatch, device);
+}
+void TokenBatches::end_step() { stream_->end_step(); }
 void TokenBatches::deal(const MicrobatchRun& run) { throw_if_error(stream_->deal(run)); }
 SamplerCursor TokenBatches::cursor() const { return stream_->sampler().cursor(); }
 void TokenBatches::resume(const SamplerCursor& cursor) { throw_if_error(stream_->resume(cursor)); }

@@ -26,12 +26,17 @@ class TokenStream {
   /// mean. It begins the next epoch where one is over. Throws tessera::Error where the data cannot be read or holds a
   /// token outside the vocabulary.
   TokenBatch next(at::Device device);
+  /// Returns a microbatch of the step under way likewise, by its number (DistributedSampler::take).
+  TokenBatch of(std::int64_t microbatch, at::Device device);
+  void end_step() { sampler_.end_step(); }
   const TokenDataset& dataset() const { return *dataset_; }
   const DistributedSampler& sampler() const { return sampler_; }
   absl::Status deal(const MicrobatchRun& run) { return sampler_.deal(run); }
   absl::Status resume(const SamplerCursor& cursor) { return sampler_.resume(cursor); }
 
  private:
+  /// Reads the samples that the sampler wrote last.
+  TokenBatch read(at::Device device);
   TokenStream(std::shared_ptr<const TokenDataset> dataset, std::int64_t seq_len, std::int64_t vocab_size,
               std::int64_t batch, DistributedSampler sampler);
 

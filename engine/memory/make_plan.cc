@@ -83,13 +83,17 @@ void expect_enough_ranks(const PlanScene& scene) {
 }
 
 /// Throws where "deal" by speed has nothing to deal, or would give ranks different numbers of gathers.
-void expect_dealable(const MemoryPlan& plan) {
+void expect_dealable(const MemoryPlan& plan, const DealConfig& deal) {
   const bool is_dealt = plan.wire().longest_run > 0;
   if (is_dealt && plan.wire().accumulation == 1)
     throw Error(ExitCode::kConfig,
                 "/deal/by: one microbatch a rank leaves nothing to deal by speed. [T0900] hint: take more and smaller "
-                "microbatches (gradient_accumulation)");
-  if (is_dealt && plan.placement().is_queued)
+                "microbatches (gradient_accumulation, or deal.microbatches)");
+  if (is_dealt && plan.wire().longest_run < plan.wire().accumulation)
+    throw Error(ExitCode::kConfig,
+                c10::str("/deal/longest: is ", deal.longest, ", and some ranks have ", plan.wire().accumulation,
+                         " microbatches at first (deal.microbatches). hint: take at least that many, or leave it out"));
+  if ((is_dealt || deal.microbatches > 0) && plan.placement().is_queued)
     throw Error(
         ExitCode::kConfig,
         "/deal/by: ranks' speeds are measured on the CPU so far, and a GPU trains. [T0901] hint: train on the CPU, or "
@@ -143,7 +147,8 @@ MemoryPlan make_plan(const std::vector<std::unique_ptr<Unit>>& units, const Stra
   input.wire.reductions_ahead = strategy.reductions_ahead;
   input.placement.prefetch = units_ahead(strategy, input.units);
   input.wire.reduce = strategy.mixed_precision.reduce;
-  input.wire.accumulation = strategy.gradient_accumulation;
+  const MicrobatchOrder order = microbatch_order(strategy, scene.mesh.world_size());
+  input.wire.accumulation = order.each;
   input.wire.sync = strategy.gradient_sync;
   input.update.master = strategy.mixed_precision.master;
   input.update.states = optimizer.state_formats();
@@ -167,7 +172,9 @@ MemoryPlan make_plan(const std::vector<std::unique_ptr<Unit>>& units, const Stra
   input.tiers.copies_checkpoints = strategy.checkpoint.async;
   input.tiers.is_durable = strategy.durable.every > 0;
   input.wire.reproducible = strategy.reproducible;
-  input.wire.longest_run = microbatch_order(strategy, scene.mesh.world_size()).longest;
+  input.wire.longest_run = order.longest;
+  input.wire.backups = order.backups;
+  input.wire.microbatches = order.total;
   input.update.checks_values = strategy.check.values;
   input.wire.compression = strategy.compression;
   const WireForm gathers = strategy.compression.gathers;
@@ -186,7 +193,7 @@ MemoryPlan make_plan(const std::vector<std::unique_ptr<Unit>>& units, const Stra
   const std::int64_t limit = strategy.memory.limit_bytes;
   const Tier below = tier_below(strategy.offload, scene.is_queued);
   MemoryPlan plan(with_tiers_chosen(input, limit, below));
-  expect_dealable(plan);
+  expect_dealable(plan, strategy.deal);
   const bool has_states_of_tensors = plan.records().tensor_states.pinned_bytes > 0;
   if (plan.passes().steps_on_host || (plan.tiers().step == OffloadedStep::kCpu && has_states_of_tensors))
     expect_step_on_host(plan);

@@ -48,7 +48,8 @@ CpuStep::CpuStep(const StepContext& context, GradientNorm& norm)
       speaks_(context.axes.world->rank() == 0),
       first_rank_(context.first_rank),
       norm_(norm),
-      microbatches_(static_cast<double>(context.axes.world->size() * strategy_.gradient_accumulation)),
+      microbatches_(static_cast<double>(microbatch_order(strategy_, context.axes.world->size()).all())),
+      each_(microbatches_ / static_cast<double>(context.axes.world->size())),
       scales_loss_(strategy_.mixed_precision.param == DType::kF16),
       agreement_(context, norm),
       stragglers_(static_cast<std::size_t>(context.axes.world->size()), first_rank_),
@@ -59,7 +60,7 @@ CpuStep::CpuStep(const StepContext& context, GradientNorm& norm)
   if (strategy_.on_spike.action != SpikeAction::kNone) spikes_.emplace(strategy_.on_spike);
   if (!strategy_.reproducible) return;
   const MicrobatchOrder order = microbatch_order(strategy_, context.axes.world->size());
-  losses_.resize(static_cast<std::size_t>(order.longest_run()));
+  losses_.resize(static_cast<std::size_t>(order.most_rounds()));
   const Placement& placement = context.plan.placement();
   recorder_ = StepRecorder::make(strategy_, units_, *context.axes.world,
                                  {.gradients = owners_of_parts(placement.gradients, context.axes),
@@ -77,7 +78,7 @@ LossSeed CpuStep::seed_of(const at::Tensor& loss, double weight) const {
 
 void CpuStep::add_loss(const at::Tensor& loss, double weight, std::int64_t round) {
   const double weighted = weight * loss.item<double>();
-  loss_ += weighted / static_cast<double>(strategy_.gradient_accumulation);
+  loss_ += weighted / each_;
   if (recorder_) recorder_->end_backward(loss, round);
   if (losses_.empty()) return;
   MicrobatchLoss& microbatch = losses_[static_cast<std::size_t>(round)];

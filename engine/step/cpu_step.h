@@ -62,7 +62,7 @@ class CpuStep final : public Step {
   const bool speaks_;     ///< whether this rank logs for all ranks
   const int first_rank_;  ///< StepContext::first_rank
   GradientNorm& norm_;
-  const double microbatches_;  ///< microbatches of a step on all ranks
+  const double microbatches_, each_;  ///< microbatches of a step on all ranks, and on each of them on average
   const bool scales_loss_;
   StepAgreement agreement_;
   StragglerWatch stragglers_;

@@ -34,7 +34,7 @@ void Training::expect_backward(const char* what) const {
       !values.half_loaded, what,
       " after a load failed half-way: some parameters are loaded, others are not. [T0115] hint: load a checkpoint that "
       "is whole, or make the Engine anew");
-  expect(window.microbatch < microbatches(), what, " was called ", window.microbatch + 1, " times in a step, but ",
+  expect(!step_is_due(), what, " was called ", window.microbatch + 1, " times in a step, but ",
          dealer ? "this rank's microbatches are " : "gradient_accumulation is ", microbatches(),
          ". [T0116] hint: call step() first");
   expect(
@@ -60,6 +60,14 @@ void Training::expect_microbatch(const at::Tensor& loss, const MicrobatchInfo& i
          "one rank sums those of a microbatch. [T0814] hint: add the losses up before one backward, or set "
          "gradient_sync to "
          "\"last_microbatch\"");
+  expect(!claims || !info.retain_graph,
+         "backward with retain_graph under deal.backups: several losses a microbatch do not go with microbatches that "
+         "other ranks may make at the same time. hint: add the losses up before one backward, or leave deal.backups "
+         "out");
+  expect(!claims || window.asked == claims->next(),
+         "backward under deal.backups, and the program has not asked which microbatch of the step this is: it may be "
+         "another rank's. hint: before each forward take the samples of Engine::microbatch(), as TokenBatches::of "
+         "does, or leave deal.backups out");
   expect(loss.defined(),
          "backward wants a scalar loss, got an undefined tensor. [T0734] hint: pass the loss that forward "
          "returned");
@@ -110,6 +118,9 @@ void Training::expect_not_updated(const char* what) const {
 
 void Training::expect_nothing() const {
   expect_backward("backward_nothing");
+  expect(!claims, "backward_nothing, or ", phrases::kPartialStep,
+         ", under deal.backups: each microbatch of the step has data there, and some rank makes it. hint: take data "
+         "that fill each step (TokenBatches), or leave deal.backups out");
   expect(!window.weight,
          "backward_nothing in the middle of a microbatch that has more losses (retain_graph). [T0130] hint: end it "
          "with a backward that says retain_graph false");

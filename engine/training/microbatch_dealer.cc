@@ -1,6 +1,7 @@
 #include "engine/training/microbatch_dealer.h"
 
 #include <algorithm>
+#include <utility>
 
 namespace tessera {
 namespace {
@@ -23,18 +24,26 @@ MicrobatchDealer::MicrobatchDealer(const Strategy& strategy, int ranks)
       window_(static_cast<std::size_t>(strategy.deal.window)),
       busy_(static_cast<std::size_t>(ranks)),
       seconds_(busy_.size()),
-      counts_(busy_.size(), order_.each),
+      counts_(busy_.size()),
       before_(counts_) {
   for (std::vector<double>& each : busy_) each.reserve(window_);
-  for (int rank = 0; rank < ranks; ++rank) order_.begins.push_back(rank * order_.each);
+  std::vector<std::int64_t> begins;
+  for (int rank = 0; rank < ranks; ++rank) {
+    begins.push_back(order_.run_of(rank).begin);
+    counts_[static_cast<std::size_t>(rank)] = order_.count_of(rank);
+  }
+  order_.begins = std::move(begins);
 }
 
-bool MicrobatchDealer::add(std::span<const double> busy_seconds) {
-  for (std::size_t rank = 0; rank < busy_.size(); ++rank) busy_[rank].push_back(busy_seconds[rank]);
+bool MicrobatchDealer::add(std::span<const double> busy_seconds, std::span<const std::int64_t> computed) {
+  for (std::size_t rank = 0; rank < busy_.size(); ++rank) {
+    const std::int64_t count = computed.empty() ? counts_[rank] : std::max<std::int64_t>(computed[rank], 1);
+    busy_[rank].push_back(std::max(kLeastSeconds, busy_seconds[rank]) / static_cast<double>(count));
+  }
   if (busy_[0].size() < window_) return false;
   before_ = counts_;
   for (std::size_t rank = 0; rank < busy_.size(); ++rank) {
-    seconds_[rank] = std::max(kLeastSeconds, median_of(busy_[rank])) / static_cast<double>(before_[rank]);
+    seconds_[rank] = median_of(busy_[rank]);
     busy_[rank].clear();
   }
   share_out();

@@ -24,6 +24,7 @@ std::uint32_t folded(std::uint64_t seed) { return static_cast<std::uint32_t>(see
 }  // namespace
 
 std::int64_t Training::microbatch() const {
+  if (claims && claims->next()) return *claims->next();
   const std::int64_t round = step_is_due() ? 0 : window.microbatch;
   if (dealer) return dealer->order().index(job.mesh.rank(), round);
   return microbatch_order(job.strategy, job.mesh.world_size()).index(job.mesh.rank(), round);

@@ -47,33 +47,69 @@ void Training::begin_backward(const MicrobatchInfo& info) {
   if (updates_in_backward() || kept_gradient_bytes(plan) > 0) settle_commit();
   if (updates_in_backward())
     reducer->begin_round(digest_of_gathers(gathering.log->entries()), info.weight, info.samples);
-  if (window.microbatch + 1 == microbatches()) step->expect_update(reducer->order());
+  if (!claims && window.microbatch + 1 == microbatches()) step->expect_update(reducer->order());
   window.rounds.add(RoundLog::kBackward);
 }
 
-void Training::end_round(bool ends, bool has_batch) {
+/// Prepares for the microbatch that this rank makes next. If none is left, ranks tell each other who has made which.
+void Training::follow_claims() {
+  if (!claims) return;
+  window.asked.reset();
+  reducer->begin_backup(claims->turn());
+  if (claims->next()) return;
+  const MicrobatchOrder& made = claims->agree();
+  step->deal(made);
+  reducer->deal(made);
+  step->expect_update(reducer->order());
+}
+
+bool Training::passes_over_microbatch() {
+  if (!claims || !claims->is_overtaken()) return false;
+  times.data.end();
+  times.mark(UseTimes::Event::kBackward);
+  expect_parameters();
+  claims->pass_over();
+  follow_claims();
+  step->pass_over_loss();
+  if (step_is_due()) {
+    reducer->finish(/*reduce=*/true);
+  } else {
+    seed_microbatch();
+    times.data.begin(std::chrono::steady_clock::now());
+  }
+  times.mark(UseTimes::Event::kBackwardEnd);
+  return true;
+}
+
+bool Training::end_round(bool ends, bool has_batch) {
   window.rounds.announce(ends ? RoundLog::kEnd : RoundLog::kEndOfLoss);
-  const bool last = ends && window.microbatch + 1 == microbatches();
-  if (ends && job.strategy.reproducible) reducer->end_microbatch();
+  const bool counts = !claims || claims->end();
+  if (ends && job.strategy.reproducible) reducer->end_microbatch(counts);
+  follow_claims();
+  const bool last = ends && (claims ? step_is_due() : window.microbatch + 1 == microbatches());
   reducer->finish(last || job.strategy.gradient_sync == GradientSync::kEachMicrobatch, has_batch);
   if (gathering.residency) gathering.residency->end_round();
   window.rounds.add(RoundLog::kEnd);
   window.rounds.end_round();
+  return counts;
 }
 
 void Training::end_backward(const at::Tensor& loss, const MicrobatchInfo& info) {
-  end_round(/*ends=*/!info.retain_graph, /*has_batch=*/true);
-  if (info.weight > 0)
-    step->add_loss(loss, info.weight, window.microbatch);
+  const std::int64_t round = claims ? claims->round() : window.microbatch;
+  const bool counts = end_round(/*ends=*/!info.retain_graph, /*has_batch=*/true);
+  if (counts && info.weight > 0)
+    step->add_loss(loss, info.weight, round);
   else
     step->pass_over_loss();
-  window.local.tokens += info.tokens;
+  if (counts) window.local.tokens += info.tokens;
   if (info.retain_graph) {
     window.weight = info.weight;
   } else {
     ++window.microbatch;
-    window.local.samples += info.samples;  // all losses of a microbatch come from the same samples
-    window.local.weight += info.weight;
+    if (counts) {
+      window.local.samples += info.samples;  // all losses of a microbatch come from the same samples
+      window.local.weight += info.weight;
+    }
     note_own_microbatch(info.weight);
     window.weight.reset();
     window.rounds.end_microbatch();
@@ -88,7 +124,8 @@ double Training::communication_seconds() const {
   const auto& [log, publication, parts, residency, watch] = gathering;
   const double gathers = residency ? residency->counts().gather_seconds : publication ? publication->seconds() : 0;
   const double sums = axes.world->size() > 1 ? reducer->counts().reduction_seconds : 0;  // a rank alone sends nothing
-  return gathers + sums + step->communication_seconds() + sync.communication_seconds();
+  const double claiming = claims ? claims->communication_seconds() : 0;
+  return gathers + sums + claiming + step->communication_seconds() + sync.communication_seconds();
 }
 
 StepResult Training::take_step() {
@@ -109,6 +146,7 @@ StepResult Training::take_step() {
   StepResult result;
   result.step = times.attempts + 1;
   step->run(window.local, result);
+  if (claims) result.made_again = claims->made_again();
   times.attempts = result.step;  // a rank that was late has skipped steps ("sync" backups)
   if (latencies && latencies->by_device) latencies->by_device->end_step();
   sync.after(times.attempts);
@@ -142,7 +180,9 @@ StepResult Training::take_step() {
 
 /// Decides who computes which microbatches from the next step on. Ranks know alike how long each was busy.
 void Training::deal_next_step() {
-  if (!dealer || step->busy_seconds().empty() || !dealer->add(step->busy_seconds())) return;
+  if (!dealer || step->busy_seconds().empty()) return;
+  const std::span<const std::int64_t> computed = claims ? claims->computed() : std::span<const std::int64_t>();
+  if (!dealer->add(step->busy_seconds(), computed)) return;
   const MicrobatchOrder& order = dealer->order();
   step->deal(order);
   reducer->deal(order);
@@ -249,6 +289,7 @@ void Training::make_buffers_alike() {
 void Training::begin_next_step() {
   if (gathering.residency) gathering.residency->release_all();
   gathering.log->reset();
+  if (claims) claims->begin_step(dealer->order());
   drop_microbatches();
   // Where units are updated in backward, or sums are a tree over microbatches, a unit whose gradients were taken for
   // complete could not take another, so all are waited for. Besides, a step in which no microbatch counted does not

@@ -24,6 +24,7 @@
 #include "engine/parameters/parameter_checks.h"
 #include "engine/step/agree/gradient_norm.h"
 #include "engine/step/step.h"
+#include "engine/training/backup_claims.h"
 #include "engine/training/flop_counter.h"
 #include "engine/training/microbatch_dealer.h"
 #include "engine/training/replica_sync.h"
@@ -82,6 +83,7 @@ struct Window {
   std::optional<RoundMeeting> meeting;  ///< meeting for the next microbatch, on a rank without a batch
   bool has_looked_at_loss = false;      ///< Training::warn_of_factor
   bool knows_microbatches = false;      ///< the program has asked which are this rank's, or was warned
+  std::optional<std::int64_t> asked;    ///< what Engine::microbatch told the program since the last microbatch
   std::uint32_t seed = 0;               ///< under "reproducible": seed of the run's numbers (Training::take_seed)
 };
 
@@ -160,7 +162,7 @@ struct Training {
   MicrobatchRun run_of_step() const;
   /// Returns how many they are: gradient_accumulation, unless they are dealt.
   std::int64_t microbatches() const {
-    return dealer ? dealer->order().count_of(job.mesh.rank()) : job.strategy.gradient_accumulation;
+    return dealer ? dealer->order().count_of(job.mesh.rank()) : plan.wire().accumulation;
   }
   /// Returns the number, in its step over all ranks, of the microbatch that this rank computes next (MicrobatchOrder).
   std::int64_t microbatch() const;
@@ -174,7 +176,7 @@ struct Training {
   /// Returns the state of LibTorch's generator that checkpoints and commits hold: under "reproducible" that of the
   /// run's seed, which is the same on all ranks.
   at::Tensor generator_to_keep() const;
-  bool step_is_due() const { return window.microbatch == microbatches(); }
+  bool step_is_due() const { return claims ? !claims->next() : window.microbatch == microbatches(); }
   /// Releases all units that this rank has gathered, since their values will change.
   void drop_gathered();
   /// It is called when parameters have other values than graphs and checks know.
@@ -193,6 +195,9 @@ struct Training {
   /// `info`: the microbatch, whose weight is 0 without a batch.
   void begin_backward(const MicrobatchInfo& info);
   void end_backward(const at::Tensor& loss, const MicrobatchInfo& info);
+  /// Returns whether another rank has made this microbatch already ("deal.backups"), so that it needs no backward. The
+  /// next one is then chosen; if none is left, the step's sums are made, which is collective.
+  bool passes_over_microbatch();
   // These measure a step for "noise_scale", and otherwise do nothing (own_gradients.cc).
   bool measures_noise() const;
   /// This is called when a microbatch with a batch, of this weight, is over.
@@ -200,7 +205,8 @@ struct Training {
   /// This is called when all microbatches of the step are over.
   void note_own_step();
   /// It is called when backward is over. `ends`: the microbatch is over too. `has_batch`: it had a batch, with a loss.
-  void end_round(bool ends, bool has_batch);
+  /// Returns whether the microbatch counts, which another rank may have made first.
+  bool end_round(bool ends, bool has_batch);
   /// Runs a microbatch on a rank without a batch. It repeats the collectives of the last microbatch here, or makes
   /// those that the other ranks announce.
   void run_nothing();
@@ -235,6 +241,7 @@ struct Training {
   std::optional<GradientHooks> hooks;
   std::unique_ptr<Step> step;
   std::optional<MicrobatchDealer> dealer;  ///< set with "deal" by speed, on several ranks
+  std::optional<BackupClaims> claims;      ///< set with "deal.backups", on several ranks
   ReplicaSync sync;
   Window window;
   Gathering gathering;
@@ -244,6 +251,7 @@ struct Training {
 
  private:
   void deal_next_step();
+  void follow_claims();
   void warn_of_data_not_dealt();
   void note_times(StepResult& result);
   void report_plan(bool continues) const;

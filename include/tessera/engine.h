@@ -66,7 +66,8 @@ struct StepResult {
   /// and were dropped. Then it is the number of steps that other ranks have made since this rank's last, up to `step`,
   /// and `loss`, `grad_norm` and `tokens` are those of this rank alone.
   std::int64_t missed = 0;
-  std::int64_t dropped = 0;  ///< gradients that all ranks have dropped so far since they came late ("sync" backups)
+  std::int64_t dropped = 0;     ///< gradients that all ranks have dropped so far since they came late ("sync" backups)
+  std::int64_t made_again = 0;  ///< microbatches of this step that other ranks made before their own ("deal.backups")
   /// The gradient noise scale tr(Sigma) / |G|^2, which is about the batch up to which larger batches save steps
   /// ("noise_scale", arXiv 1812.06162). It is in samples where backward is told of them (MicrobatchInfo::samples), else
   /// in what weights count (MicrobatchInfo::weight), which is microbatches if no weights were given. The value is the
@@ -257,13 +258,14 @@ class Engine {
   /// which data to take so that any number of ranks trains on the same data (docs/reproducible.md). It is round * ranks
   /// + rank, as TokenBatches deals samples. With Strategy::reproducible and gradient_sync "last_microbatch" a rank's
   /// microbatches follow each other (SamplerOptions::runs), and it is rank * gradient_accumulation + round. With "deal"
-  /// by speed it is microbatches().begin + round.
+  /// by speed it is microbatches().begin + round. With "deal.backups" it may be another rank's after these, so ask
+  /// before each forward.
   std::int64_t microbatch() const;
 
   /// Returns the run of the step's microbatches that this rank computes, among those of all ranks: as many as there are
-  /// calls of backward before the next step. With "deal" by speed a step may change it, so ask after each one and tell
-  /// the data (TokenBatches::deal). Throws Error (64) where ranks take turns, so that a rank's microbatches are no
-  /// neighbours.
+  /// calls of backward before the next step, except with "deal.backups". With "deal" by speed a step may change it, so
+  /// ask after each one and tell the data (TokenBatches::deal). Throws Error (64) where ranks take turns, so that a
+  /// rank's microbatches are no neighbours.
   MicrobatchRun microbatches() const;
 
   /// Runs a microbatch on a rank that has no batch while other ranks have one. It takes part in collectives and counts
@@ -396,7 +398,8 @@ class Engine {
   /// Gathered::close call it. It waits for nothing.
   void check() const;
 
-  /// Returns true if step() is due: `gradient_accumulation` microbatches are complete.
+  /// Returns true if step() is due: this rank has no microbatch of the step left to make. Without "deal" it has made
+  /// `gradient_accumulation` of them.
   bool step_is_due() const;
 
   /// Returns the device of the module's parameters, where its inputs must be too: the CPU, or this rank's GPU with

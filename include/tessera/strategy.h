@@ -572,9 +572,11 @@ enum class DealBy {
 
 /// The microbatches that each rank computes (docs/guide/dealing.md).
 struct DealConfig {
-  DealBy by = DealBy::kEven;  ///< what decides
-  std::int64_t window = 10;   ///< steps over which speeds are measured before microbatches are dealt anew
-  std::int64_t longest = 0;   ///< most microbatches of a step that a rank gets; 0: twice gradient_accumulation
+  DealBy by = DealBy::kEven;      ///< what decides
+  std::int64_t window = 10;       ///< steps over which speeds are measured before microbatches are dealt anew
+  std::int64_t longest = 0;       ///< most microbatches of a step that a rank gets; 0: twice gradient_accumulation
+  std::int64_t backups = 0;       ///< most microbatches of slower ranks that a rank makes again in a step
+  std::int64_t microbatches = 0;  ///< microbatches of a step on all ranks; 0: gradient_accumulation times these
 };
 
 /// The strategy file in memory. docs/strategy.md says what each key means and allows. It is a plain value: copies are

@@ -41,6 +41,20 @@ class TokenBatches {
   /// tessera::Error (65) for a token that the vocabulary does not have.
   TokenBatch next(at::Device device = at::Device(at::kCPU));
 
+  /// Returns the microbatch with this number among those of the step under way on all ranks, whichever rank it is for:
+  /// that of Engine::microbatch, where ranks make each other's ("deal.backups"). The step stays under way until
+  /// `end_step`, which all ranks call behind Engine::step, and `cursor` is that of its beginning until then. Throws
+  /// Error (78) for a number that no step has, and within a step that `next` has begun.
+  ///
+  ///   while (!engine.step_is_due()) {
+  ///     const tessera::TokenBatch batch = batches.of(engine.microbatch());
+  ///     engine.backward(loss_of(batch), {.weight = batch.weight});
+  ///   }
+  ///   engine.step();
+  ///   batches.end_step();
+  TokenBatch of(std::int64_t microbatch, at::Device device = at::Device(at::kCPU));
+  void end_step();
+
   /// From the next microbatch on, this rank takes those of `run` in each step (Engine::microbatches, with "deal" by
   /// speed), and `next` goes on to the next step behind them. All ranks call it alike, between two steps. `cursor` is
   /// then that of the step's beginning until the run is over. Throws Error (78) for a run that no step has, and for a

@@ -45,9 +45,14 @@ struct SamplerOptions {
   /// Strategy::reproducible with gradient_sync "last_microbatch" needs true.
   bool runs = false;
   Tail tail = Tail::kDrop;  ///< what happens to an epoch's last samples
+  /// Microbatches in a step of all ranks, at least one for each ("deal.microbatches"); 0: accumulation * world_size.
+  /// Above 0 a rank's microbatches of a step are neighbours.
+  std::int64_t microbatches = 0;
 
+  /// Returns the microbatches in one step of all ranks.
+  std::int64_t of_step() const { return microbatches > 0 ? microbatches : accumulation * world_size; }
   /// Returns the samples in one step of all ranks.
-  std::int64_t global_batch() const { return batch * accumulation * world_size; }
+  std::int64_t global_batch() const { return batch * of_step(); }
 };
 
 /// Neighbours [begin, end) among the microbatches that all ranks together compute in a step (Engine::microbatches).

@@ -18,6 +18,12 @@ std::tuple<at::Tensor, at::Tensor, double> next_of(TokenBatches& batches, at::De
   return {batch.input, batch.target, batch.weight};
 }
 
+std::tuple<at::Tensor, at::Tensor, double> microbatch_of(TokenBatches& batches, std::int64_t microbatch,
+                                                         at::Device device) {
+  const TokenBatch batch = batches.of(microbatch, device);
+  return {batch.input, batch.target, batch.weight};
+}
+
 }  // namespace
 
 void bind_data(py::module_& module) {
@@ -35,6 +41,7 @@ void bind_data(py::module_& module) {
       .def(py::init<>())
       .def_readwrite("batch", &SamplerOptions::batch)
       .def_readwrite("accumulation", &SamplerOptions::accumulation)
+      .def_readwrite("microbatches", &SamplerOptions::microbatches)
       .def_readwrite("rank", &SamplerOptions::rank)
       .def_readwrite("world_size", &SamplerOptions::world_size)
       .def_readwrite("seed", &SamplerOptions::seed)
@@ -48,6 +55,8 @@ void bind_data(py::module_& module) {
            }),
            Released())
       .def("next", &next_of, Released())
+      .def("of", &microbatch_of, Released())
+      .def("end_step", &TokenBatches::end_step)
       .def("deal",
            [](TokenBatches& batches, std::int64_t begin, std::int64_t end) {
              batches.deal({begin, end});

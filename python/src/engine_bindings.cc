@@ -97,6 +97,7 @@ py::dict dict_of(const StepResult& result) {
   fields["ages"] = dict_of(result.ages);
   fields["missed"] = result.missed;
   fields["dropped"] = result.dropped;
+  fields["made_again"] = result.made_again;
   fields["noise_scale"] = result.noise_scale;
   fields["noise_batch"] = result.noise_batch;
   fields["noise_square"] = result.noise_square;
@@ -141,6 +142,7 @@ void bind_results(py::module_& module) {
       .def_property_readonly("ages", [](const StepResult& result) { return dict_of(result.ages); })
       .def_readonly("missed", &StepResult::missed)
       .def_readonly("dropped", &StepResult::dropped)
+      .def_readonly("made_again", &StepResult::made_again)
       .def_readonly("noise_scale", &StepResult::noise_scale)
       .def_readonly("noise_batch", &StepResult::noise_batch)
       .def_readonly("noise_square", &StepResult::noise_square)

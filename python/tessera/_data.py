@@ -56,19 +56,20 @@ class TokenBatches:
     `format` is "auto", "text", "llmc" or "megatron"; `extensions` selects files of a directory, such as [".txt"].
     Tokens must be below `vocab_size`; 0 allows any. `tail` says what happens to samples that do not fill the last step
     of an epoch: "drop" leaves them out, "pad" fills the step with samples of weight 0. `runs` makes a rank's
-    microbatches of a step neighbours, as "reproducible" wants with gradient_sync "last_microbatch". `rank` and
-    `world_size` are the job's.
+    microbatches of a step neighbours, as "reproducible" wants with gradient_sync "last_microbatch". `microbatches` is
+    the strategy's deal.microbatches, which stands for those of `accumulation` on all ranks. `rank` and `world_size` are
+    the job's.
 
     Raises Error: 66 the data is missing, 77 without permission, 65 its content is wrong or does not fill one step, 78
     for numbers that make no sense, 64 for a word that there is not.
     """
 
     def __init__(self, data: str | os.PathLike, seq_len: int, *, batch: int = 1, accumulation: int = 1, vocab_size: int = 0, seed: int = 0,
-                 shuffle: bool = True, tail: str = "drop", runs: bool = False, format: str = "auto", extensions: Sequence[str] = (),
+                 shuffle: bool = True, tail: str = "drop", runs: bool = False, microbatches: int = 0, format: str = "auto", extensions: Sequence[str] = (),
                  rank: int | None = None, world_size: int | None = None) -> None:
         options, sampling = _native.DatasetOptions(), _native.SamplerOptions()
         options.format, options.extensions = _of(_native.TokenFormat, "format", format), list(extensions)
-        sampling.batch, sampling.accumulation = batch, accumulation
+        sampling.batch, sampling.accumulation, sampling.microbatches = batch, accumulation, microbatches
         sampling.rank = _job.rank() if rank is None else rank
         sampling.world_size = _job.world_size() if world_size is None else world_size
         sampling.seed, sampling.shuffle, sampling.runs, sampling.tail = _seed(seed), shuffle, runs, _of(_native.Tail, "tail", tail)
@@ -80,6 +81,18 @@ class TokenBatches:
         A copy to a GPU runs on the current stream. Raises Error (65) for a token that the vocabulary does not have.
         """
         return TokenBatch(*self._native.next(torch.device(device)))
+
+    def of(self, microbatch: int, device: torch.device | str = "cpu") -> TokenBatch:
+        """Returns the microbatch with this number among those of the step under way on all ranks, on `device`.
+
+        It is that of `Engine.microbatch`, where ranks make each other's ("deal.backups"). The step stays under way
+        until `end_step`. Raises Error (78) for a number that no step has, and within a step that `next` has begun.
+        """
+        return TokenBatch(*self._native.of(microbatch, torch.device(device)))
+
+    def end_step(self) -> None:
+        """Goes on to the next step. All ranks call it behind `Engine.step`, where `of` gave them the step's batches."""
+        self._native.end_step()
 
     def deal(self, run: range) -> None:
         """Gives this rank the microbatches `run` of each step from now on: `Engine.microbatches`, with "deal" by speed.

@@ -162,7 +162,8 @@ class Engine:
     def microbatch(self) -> int:
         """Returns the number of the microbatch that this rank computes next, among those of its step on all ranks.
 
-        It says which data to take so that any number of ranks trains on the same data (docs/reproducible.md).
+        It says which data to take so that any number of ranks trains on the same data (docs/reproducible.md). With
+        "deal.backups" it may be another rank's, so ask before each forward (`TokenBatches.of`).
         """
         return self._live().microbatch()
 

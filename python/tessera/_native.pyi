@@ -88,6 +88,10 @@ class StepResult:
         """Gradients that all ranks have dropped so far ("sync" backups)."""
 
     @property
+    def made_again(self) -> int:
+        """Microbatches of this step that other ranks made before their own ("deal.backups")."""
+
+    @property
     def noise_scale(self) -> float:
         """The gradient noise scale ("noise_scale"), about the critical batch, in samples where backward was told of them,
         else in what weights count; 0: not known."""
@@ -441,6 +445,7 @@ class DatasetOptions:
 class SamplerOptions:
     batch: int
     accumulation: int
+    microbatches: int
     rank: int
     world_size: int
     seed: int
@@ -453,6 +458,8 @@ class TokenBatches:
 
     def __init__(self, data: str, seq_len: int, vocab_size: int, sampling: SamplerOptions, options: DatasetOptions) -> None: ...
     def next(self, device: torch.device) -> tuple[torch.Tensor, torch.Tensor, float]: ...
+    def of(self, microbatch: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor, float]: ...
+    def end_step(self) -> None: ...
     def deal(self, begin: int, end: int) -> None: ...
     def cursor(self) -> tuple[int, int, int, int, bool]: ...
     def resume(self, cursor: tuple[int, int, int, int, bool]) -> None: ...

@@ -51,12 +51,35 @@ StrategyRule longest_rule() {
           }};
 }
 
+StrategyRule backups_rule() {
+  return {
+      {"/deal/backups", "/reproducible"}, "deal.backups goes with reproducible.", [](const Strategy& s) -> std::string {
+        if (!by_speed(s) || s.deal.backups == 0 || s.reproducible) return "";
+        return "needs reproducible: the sum of a step would depend on which rank made a microbatch. hint: set "
+               "reproducible to true, or leave backups out";
+      }};
+}
+
+StrategyRule microbatches_rule() {
+  return {{"/deal/microbatches", "/gradient_accumulation"},
+          "deal.microbatches goes without gradient_accumulation.",
+          [](const Strategy& s) -> std::string {
+            if (!by_speed(s) || s.deal.microbatches == 0 || s.gradient_accumulation == 1) return "";
+            return fmt::format(
+                "is {}, and gradient_accumulation, {}, says how many microbatches a step has, too. hint: leave one of "
+                "them out",
+                s.deal.microbatches, s.gradient_accumulation);
+          }};
+}
+
 }  // namespace
 
 std::vector<StrategyRule> deal_rules() {
   return {
       sync_rule(),
       longest_rule(),
+      backups_rule(),
+      microbatches_rule(),
       never_dealt_with(
           "/sync/type", "a sync.type other than each_step",
           [](const Strategy& s) { return s.sync.type != SyncType::kEachStep; },

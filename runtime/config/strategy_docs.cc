@@ -217,14 +217,6 @@ std::string rules_section() {
   return text + "\n";
 }
 
-std::string unavailable_section() {
-  std::string text = "## Not in this version\n\nThese keys are known and refused:\n\n";
-  for (const UnavailableKey& key : unavailable_keys()) {
-    text += fmt::format("- {}: {}\n", code(dotted(key.pointer)), key.doc);
-  }
-  return text + "\n";
-}
-
 constexpr char kIntroduction[] = R"(# The strategy file
 
 <!-- Made by tessera_strategy_docs from the rows in runtime/config/keys/. Change a row, not this page. -->
@@ -293,7 +285,7 @@ std::string strategy_reference() {
   text += section_of("", "Top level", "Keys that stand in no group.");
   for (const StrategyGroup& group : strategy_groups())
     text += section_of(group.pointer, code(dotted(group.pointer)), group.doc);
-  text += rules_section() + unavailable_section();
+  text += rules_section();
   return text + "## Everything at its default\n\n```json\n" + Strategy{}.to_json() + "\n```\n";
 }
 

@@ -314,12 +314,6 @@ void StrategyReader::read_key(const StrategyKey& key, const JsonNode& node) {
 
 void StrategyReader::refuse_unknown(const JsonNode& member, const std::string& group) {
   const std::string pointer = json_pointer(group, member.key);
-  for (const UnavailableKey& key : unavailable_keys()) {
-    if (key.pointer != pointer) continue;
-    diagnostics_.add(member.key_offset, pointer,
-                     fmt::format("not available in this version ({}). [T0515] hint: leave it out", key.doc));
-    return;
-  }
   const std::vector<std::string> allowed = names_in_group(group);
   std::string hint = did_you_mean(member.key, allowed);
   if (hint.empty()) {

@@ -69,10 +69,4 @@ const std::vector<StrategyGroup>& strategy_groups() {
   return groups;
 }
 
-const std::vector<UnavailableKey>& unavailable_keys() {
-  static const std::vector<UnavailableKey> keys = {
-      {"/deal/backups", "microbatches of a slow rank that ranks which have ended make again"}};
-  return keys;
-}
-
 }  // namespace tessera

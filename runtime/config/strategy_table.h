@@ -15,7 +15,7 @@ namespace tessera {
 
 /// The strategy file as a table: one row a key. Reading a file, printing the resolved strategy, the JSON schema and the
 /// reference page all come from these rows, so a key added here is added everywhere. Rules between several keys
-/// (StrategyRule) and names of other versions (UnavailableKey) are here too.
+/// (StrategyRule) are here too.
 
 /// The kind of JSON value that a key takes.
 enum class ValueKind {
@@ -122,17 +122,10 @@ struct StrategyRule {
   std::function<std::string(const Strategy&)> problem;
 };
 
-/// A key of the file format that this version does not have.
-struct UnavailableKey {
-  std::string pointer;
-  std::string doc;
-};
-
 const std::vector<StrategyKey>& strategy_keys();  ///< order of the page; keys of a group are neighbours
 /// every group except the top; an outer group comes before its inner groups
 const std::vector<StrategyGroup>& strategy_groups();
 const std::vector<StrategyRule>& strategy_rules();
-const std::vector<UnavailableKey>& unavailable_keys();
 
 /// Top-level key that editors read to find the schema. It is an allowed string without any effect on training.
 inline constexpr char kSchemaKey[] = "$schema";

@@ -34,6 +34,12 @@ absl::Status check(const SamplerOptions& options) {
   if (options.batch > kMostSamples / options.world_size / options.accumulation)
     return refuse(fmt::format("batch {} x accumulation {} x {} ranks is too large. [T0577] hint: take a smaller batch",
                               options.batch, options.accumulation, options.world_size));
+  if (options.microbatches != 0 &&
+      (options.microbatches < options.world_size || options.microbatches > kMostSamples / options.batch))
+    return refuse(
+        fmt::format("want 0 microbatches, or at least one for each of {} ranks, got {}. hint: it is the strategy's "
+                    "deal.microbatches",
+                    options.world_size, options.microbatches));
   const bool too_few =
       options.tail == Tail::kDrop ? options.num_samples < options.global_batch() : options.num_samples < 1;
   if (too_few)
@@ -58,6 +64,8 @@ absl::StatusOr<DistributedSampler> DistributedSampler::create(const SamplerOptio
 }
 
 DistributedSampler::DistributedSampler(const SamplerOptions& options) : options_(options), order_(0, 0, 0) {
+  if (const std::int64_t all = options.microbatches; all > 0)
+    dealt_ = {options.rank * all / options.world_size, (options.rank + 1) * all / options.world_size};
   start(0, 0);
 }
 
@@ -75,9 +83,7 @@ void DistributedSampler::start(std::int64_t epoch, std::int64_t consumed) {
 
 bool DistributedSampler::next(std::span<std::int64_t> samples) {
   if (consumed_ >= end_) return false;
-  const std::int64_t first = next_position();
-  for (std::size_t i = 0; i < samples.size(); ++i) samples[i] = sample_at(first + static_cast<std::int64_t>(i));
-  counted_ = std::clamp<std::int64_t>(options_.num_samples - first, 0, options_.batch);
+  write(next_position(), samples);
   if (dealt_ == MicrobatchRun()) {
     consumed_ += options_.batch * options_.world_size;
   } else if (++taken_ == dealt_.end - dealt_.begin) {
@@ -87,8 +93,36 @@ bool DistributedSampler::next(std::span<std::int64_t> samples) {
   return true;
 }
 
+/// Writes the samples of a microbatch that begins at position `first`.
+void DistributedSampler::write(std::int64_t first, std::span<std::int64_t> samples) {
+  for (std::size_t i = 0; i < samples.size(); ++i) samples[i] = sample_at(first + static_cast<std::int64_t>(i));
+  counted_ = std::clamp<std::int64_t>(options_.num_samples - first, 0, options_.batch);
+}
+
+absl::StatusOr<bool> DistributedSampler::take(std::int64_t microbatch, std::span<std::int64_t> samples) {
+  const std::int64_t all = options_.of_step();
+  if (microbatch < 0 || microbatch >= all)
+    return make_error(ExitCode::kConfig,
+                      fmt::format("sampler: microbatch {} was asked for, and a step has 0 to {} (accumulation {} x {} "
+                                  "ranks). hint: ask for what Engine::microbatch returns, with the strategy's "
+                                  "gradient_accumulation as accumulation",
+                                  microbatch, all - 1, options_.accumulation, options_.world_size));
+  if (!is_between_steps())
+    return make_error(ExitCode::kConfig,
+                      "sampler: a microbatch was asked for by its number within a step whose samples come one after "
+                      "the other. hint: take all microbatches by their numbers, and end each step, or none");
+  if (consumed_ >= end_) return false;
+  write(consumed_ + microbatch * options_.batch, samples);
+  return true;
+}
+
+void DistributedSampler::end_step() {
+  if (consumed_ >= end_) start(epoch_ + 1, 0);
+  consumed_ += options_.global_batch();
+}
+
 absl::Status DistributedSampler::deal(const MicrobatchRun& run) {
-  const std::int64_t all = options_.accumulation * options_.world_size;
+  const std::int64_t all = options_.of_step();
   if (run.begin < 0 || run.begin >= run.end || run.end > all)
     return make_error(
         ExitCode::kConfig,
@@ -96,7 +130,7 @@ absl::Status DistributedSampler::deal(const MicrobatchRun& run) {
                     "{} x {} ranks). [T0924] hint: deal what Engine::microbatches returns, with the strategy's "
                     "gradient_accumulation as accumulation",
                     run.begin, run.end, all, options_.accumulation, options_.world_size));
-  if (taken_ > 0 || (consumed_ - begin_) % options_.global_batch() != 0)
+  if (!is_between_steps())
     return make_error(
         ExitCode::kConfig,
         "sampler: microbatches were dealt within a step. [T0925] hint: deal them when a step is over, before the "

@@ -43,6 +43,14 @@ class DistributedSampler {
   /// Returns how many of the samples that `next` wrote last are no repetition (Tail::kPad); these samples come first.
   std::int64_t counted() const { return counted_; }
 
+  /// Writes the samples of the microbatch with this number among those of the step under way, whichever rank it is for.
+  /// The step stays under way until `end_step`. Returns false, and writes nothing, at the end of the epoch. Errors: 78
+  /// for a number that no step has, and where `next` has begun the step. REQUIRES: samples.size() == batch.
+  absl::StatusOr<bool> take(std::int64_t microbatch, std::span<std::int64_t> samples);
+  /// Goes on to the next step, of the next epoch where this one is over. `take` must have given all samples of the step
+  /// under way.
+  void end_step();
+
   /// This rank takes from now on the microbatches of `run` in each step, whatever the options say. Call it between two
   /// steps. `consumed` moves on where a run is over. Errors: 78 for a run that is empty or reaches beyond a step's
   /// microbatches, or for a call within a step.
@@ -68,6 +76,8 @@ class DistributedSampler {
  private:
   explicit DistributedSampler(const SamplerOptions& options);
   void start(std::int64_t epoch, std::int64_t consumed);
+  void write(std::int64_t first, std::span<std::int64_t> samples);
+  bool is_between_steps() const { return taken_ == 0 && (consumed_ - begin_) % options_.global_batch() == 0; }
   /// Returns the position of this rank's next sample.
   std::int64_t next_position() const;
 

@@ -25,8 +25,12 @@ void BlockSums::deal(const MicrobatchOrder& order) {
   arrivals_.clear();
   for (int rank = 0; rank < order_.ranks; ++rank) {
     std::int64_t place = std::int64_t{rank} * plan_.sums().block_sums;
-    for (const TreeBlock block : blocks_of(order_.run_of(rank), order_.all())) arrivals_.push_back({block, place++});
+    for (const TreeBlock block : blocks_of(order_.kept_of(rank), order_.all())) arrivals_.push_back({block, place++});
+    for (const MadeAgain& again : order_.made_again) {
+      if (again.rank == rank) arrivals_.push_back({{again.microbatch, again.microbatch + 1}, place + again.turn});
+    }
   }
+  std::ranges::sort(arrivals_, {}, [](const Arrival& each) { return each.block.begin; });
 }
 
 void BlockSums::join(const FlatGroup& group, std::span<const float* const> own, GradientVisitor& visitor) {
@@ -46,7 +50,7 @@ void BlockSums::join_own_part(const FlatGroup& group, std::span<const float* con
   }
 }
 
-/// If this rank's last sum lies in `group.gradient`, each piece of it is sent before the result overwrites it.
+/// If one of this rank's sums lies in `group.gradient`, each piece of it is sent before the result overwrites it.
 void BlockSums::join_shares(const FlatGroup& group, std::span<const float* const> own) {
   const std::int64_t all = group.layout.numel(), at_once = world_.size() * plan_.sums().block_piece_numel;
   for (std::int64_t begin = 0; begin < all; begin += at_once) {

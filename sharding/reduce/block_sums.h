@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <span>
@@ -31,12 +32,22 @@ class BlockSums {
   /// elements.
   BlockSums(const MemoryPlan& plan, Collectives& world, float* memory);
 
-  /// Gives ranks the runs of `order` from the next step on; no run is longer than the plan's longest run.
+  /// Gives ranks the runs of `order` from the next step on; no run is longer than the plan's longest run. Before
+  /// `join`, it also says which microbatches other ranks made again in this step.
   void deal(const MicrobatchOrder& order);
   /// Returns the counter of this rank's run.
   SumCounter counter() const { return {order_.run_of(world_.rank()), order_.all()}; }
+  /// Returns the nodes of this rank's run, as far as no other rank has made them again.
+  int own_blocks() const { return static_cast<int>(blocks_of(order_.kept_of(world_.rank()), order_.all()).size()); }
+  /// Returns whether this rank's run is its own to the end, so that its last sum stayed where its leaf was.
+  bool has_whole_run() const { return order_.kept_of(world_.rank()) == order_.run_of(world_.rank()); }
+  /// Returns how many microbatches of others, that this rank has made again, count.
+  int made_again() const {
+    return static_cast<int>(std::ranges::count(order_.made_again, world_.rank(), &MadeAgain::rank));
+  }
   /// Makes `group.gradient` of the sums that ranks have of whole gradients, and shows it to `visitor`. `own`: the sums
-  /// of this rank's nodes, in order; the last one may lie in `group.gradient`.
+  /// of this rank's nodes, in order, and then the leaves that it has made again, by their turns; any one of them may
+  /// lie in `group.gradient`.
   void join(const FlatGroup& group, std::span<const float* const> own, GradientVisitor& visitor);
   /// The bytes that this rank has sent so far.
   std::int64_t sent_bytes() const { return sent_bytes_; }

@@ -31,6 +31,7 @@ float* MicrobatchTree::waiting_of(const FlatGroup& group, int place) const {
 }
 
 float* MicrobatchTree::leaf_of(const FlatGroup& group) const {
+  if (backup_) return waiting_of(group, setup_.plan.first_backup() + *backup_);
   if (!setup_.makes_tree() || !setup_.accumulates() || round_ >= counter().rounds()) return nullptr;
   const SumCounter::Turn turn = counter().turn(round_);
   return turn.is_last || turn.joined > 0 ? nullptr : waiting_of(group, turn.place);
@@ -50,18 +51,20 @@ MicrobatchTree::Joined MicrobatchTree::joined_by(const FlatGroup& group) const {
 }
 
 void MicrobatchTree::join_leaf(const FlatGroup& group, float* leaf) const {
+  if (backup_) return;
   const SumCounter::Turn turn = counter().turn(round_);
   float* const to = turn.is_last ? leaf : waiting_of(group, turn.place);
   joined_sum(joined_by(group).span(), leaf, to, static_cast<std::size_t>(group.layout.numel()));
 }
 
 std::int64_t MicrobatchTree::join_blocks(const FlatGroup& group, const float* last, GradientVisitor& visitor) {
-  std::array<const float*, SumCounter::kMostWaiting> own{};
-  const auto count = static_cast<std::size_t>(counter().blocks());
-  for (std::size_t place = 0; place + 1 < count; ++place) own[place] = waiting_of(group, static_cast<int>(place));
-  own[count - 1] = last;
+  std::vector<const float*> own;
+  for (int place = 0; place < blocks_->own_blocks(); ++place) own.push_back(waiting_of(group, place));
+  if (blocks_->has_whole_run()) own.back() = last;
+  for (int turn = 0; turn < blocks_->made_again(); ++turn)
+    own.push_back(waiting_of(group, setup_.plan.first_backup() + turn));
   const std::int64_t before = blocks_->sent_bytes();
-  blocks_->join(group, std::span(own).first(count), visitor);
+  blocks_->join(group, own, visitor);
   return blocks_->sent_bytes() - before;
 }
 

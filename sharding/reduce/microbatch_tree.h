@@ -37,6 +37,9 @@ class MicrobatchTree {
     if (blocks_) blocks_->deal(order);
   }
 
+  /// Says that the microbatch that comes next is another rank's (Reducer::begin_backup).
+  void begin_backup(std::optional<int> turn) { backup_ = turn; }
+
   /// Returns the place where the sum of this microbatch will wait, if its gradients go there themselves, since no other
   /// sum waits there; else null.
   float* leaf_of(const FlatGroup& group) const;
@@ -51,15 +54,16 @@ class MicrobatchTree {
   };
   Joined joined_by(const FlatGroup& group) const;
 
-  /// Joins a leaf, which holds this rank's gradients of the microbatch, to the sums that wait.
+  /// Joins a leaf, which holds this rank's gradients of the microbatch, to the sums that wait. That of another rank's
+  /// microbatch stays in a place of its own.
   void join_leaf(const FlatGroup& group, float* leaf) const;
   /// Makes a group's sum from the sums that ranks have of the nodes of their runs; `last` is this rank's last one. The
   /// sum is there when this returns. Returns the bytes that this rank has sent. REQUIRES: `has_blocks`.
   std::int64_t join_blocks(const FlatGroup& group, const float* last, GradientVisitor& visitor);
   /// This is called when one more of this rank's microbatches has joined the tree.
-  void end_microbatch() { ++round_; }
+  void end_microbatch() { round_ += backup_ ? 0 : 1; }
   /// Begins the next step's tree.
-  void reset() { round_ = 0; }
+  void reset() { round_ = 0, backup_.reset(); }
 
  private:
   SumCounter counter() const { return blocks_ ? blocks_->counter() : SumCounter(setup_.plan.wire().accumulation); }
@@ -69,6 +73,7 @@ class MicrobatchTree {
   std::vector<float*> waiting_;      ///< [unit]: sums that wait [place, element of the unit]; null: none wait
   std::optional<BlockSums> blocks_;  ///< set where SumPlan::block_sums
   std::int32_t round_ = 0;           ///< this rank's microbatches that have joined the tree since `reset`
+  std::optional<int> backup_;        ///< the argument of the last `begin_backup` since `reset`
 };
 
 }  // namespace tessera

@@ -129,13 +129,14 @@ void Reducer::open(ReducedUnit& unit) {
   buckets_.open(unit);
 }
 
-void Reducer::end_microbatch() {
+void Reducer::end_microbatch(bool counts) {
   if (!setup_.accumulates()) return;
   copies_.flush();
   for (const int index : order_.units) {
     ReducedUnit& unit = entry(index);
     if (unit.phase == ReducedUnit::Phase::kIdle) unit.gradients.begin();  // this rank gave the unit no gradient
     unit.phase = ReducedUnit::Phase::kIdle;
+    if (!counts) continue;
     for (const auto& group : unit.unit->groups) {
       if (!group->trainable) continue;
       std::byte* const leaf = buckets_.of(unit, *group);
@@ -143,7 +144,7 @@ void Reducer::end_microbatch() {
       tree_.join_leaf(*group, reinterpret_cast<float*>(leaf));
     }
   }
-  tree_.end_microbatch();
+  if (counts) tree_.end_microbatch();
 }
 
 /// A unit for which no gradient is expected and none has come is ready when its turn comes.

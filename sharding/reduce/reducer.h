@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <utility>
 #include <vector>
@@ -142,12 +143,16 @@ class Reducer final : private ReductionEnds {
   /// does not count is taken as zeros, and its parameter does not count as used.
   void take(FlatGroup& group, std::size_t parameter, bool counts = true);
 
-  /// Makes kept gradients a leaf that joins the tree. Under "reproducible" it is called before `finish` of a
-  /// microbatch's last backward.
-  void end_microbatch();
+  /// Makes kept gradients a leaf that joins the tree, unless the leaf does not count. Under "reproducible" it is called
+  /// before `finish` of a microbatch's last backward.
+  void end_microbatch(bool counts = true);
+
+  /// Says that the microbatch that comes next is another rank's ("deal.backups"). `turn`: how many such microbatches
+  /// this rank has made before it in the step. Without a turn it is one of this rank's run, as at a step's beginning.
+  void begin_backup(std::optional<int> turn) { tree_.begin_backup(turn); }
 
   /// Gives ranks the runs of microbatches of `order` ("deal" by speed) from the next step on. Call it between steps,
-  /// alike on all ranks.
+  /// alike on all ranks; before the last `finish` of a step, too, where ranks made microbatches again.
   void deal(const MicrobatchOrder& order) { tree_.deal(order); }
 
   /// Ends a microbatch's backward. Gradients stay in their (unsharded) accumulators if `reduce` is false. Afterwards

@@ -205,11 +205,16 @@ TEST_F(Train, DealtMicrobatchesGiveTheBitsOfEvenOnes) {
       "optimizer": {"lr": 0.01}, "gradient_sync": "last_microbatch", "reproducible": true)";
   write_file(path("even.json"), keys + "}");
   write_file(path("dealt.json"), keys + R"(, "deal": {"by": "speed", "window": 1}})");
-  const Words more = {"--global-batch", "64", "--steps", "6"};
-  run(launch(2) + train(path("even.json"), "even", more));
-  run(launch(2) + train(path("dealt.json"), "dealt", more));
+  const Words more = {"--global-batch", "64", "--steps", "6"}, one_thread = {"env", "OMP_NUM_THREADS=1"};
+  run(one_thread + launch(2) + train(path("even.json"), "even", more));
+  run(one_thread + launch(2) + train(path("dealt.json"), "dealt", more));
   EXPECT_EQ(losses("even").size(), 6u);
   EXPECT_EQ(losses("dealt"), losses("even"));
+  write_file(path("backed_up.json"), keys + R"(, "deal": {"by": "speed", "window": 1, "backups": 2}})");
+  run(one_thread + launch(2) + train(path("backed_up.json"), "backed_up", more));
+  EXPECT_EQ(losses("backed_up"), losses("even"));
+  run(one_thread + launch(3) + train(path("dealt.json"), "three", more));
+  EXPECT_EQ(losses("three"), losses("even")) << "three ranks do not divide the microbatches";
 }
 
 TEST_F(Train, SameSeedGivesTheSameLosses) {

@@ -289,6 +289,54 @@ TEST(Sampler, DealtRunsCoverEachStepOnceAndTheirCursorGoesOnAnywhere) {
     EXPECT_THAT(message_of(slow.deal(wrong)), HasSubstr("a step has 8")) << wrong.begin;
 }
 
+TEST(Sampler, MicrobatchesThatTheRanksDoNotDivideAreDealtInRuns) {
+  SamplerOptions options{.num_samples = 30, .batch = 2, .accumulation = 7, .seed = 5};
+  DistributedSampler one = make(options);
+  options.accumulation = 1;
+  options.microbatches = 7;
+  std::vector<DistributedSampler> three;
+  for (int rank = 0; rank < 3; ++rank) three.push_back(make(with_ranks(options, rank, 3)));
+  Samples wanted(2), own(2);
+  for (const std::size_t rank : {0, 0, 1, 1, 2, 2, 2, 0, 0}) {
+    ASSERT_TRUE(one.next(wanted));
+    ASSERT_TRUE(three[rank].next(own));
+    EXPECT_EQ(own, wanted);
+  }
+  options.microbatches = 2;
+  const auto too_few = DistributedSampler::create(with_ranks(options, 0, 3));
+  EXPECT_THAT(message_of(too_few.status()), HasSubstr("at least one for each of 3 ranks"));
+}
+
+TEST(Sampler, MicrobatchesByTheirNumberAreThoseOfTheStepUnderWay) {
+  SamplerOptions options{.num_samples = 30, .batch = 2, .accumulation = 4, .seed = 5, .tail = Tail::kPad};
+  DistributedSampler one = make(options);
+  options.accumulation = 2;
+  DistributedSampler slow = make(with_ranks(options, 1, 2));
+  Samples wanted(2), own(2);
+  for (int step = 0; step < 5; ++step) {  // the fifth one is of the second epoch
+    std::vector<Samples> whole;
+    if (step == 4) one.set_epoch(1);
+    for (int i = 0; i < 4; ++i) {
+      ASSERT_TRUE(one.next(wanted));
+      whole.push_back(wanted);
+    }
+    if (step == 4) {
+      EXPECT_FALSE(*slow.take(0, own));
+      slow.set_epoch(1);
+    }
+    for (const std::int64_t i : {2, 3, 1}) {
+      ASSERT_TRUE(*slow.take(i, own));
+      EXPECT_EQ(own, whole[static_cast<std::size_t>(i)]) << step;
+    }
+    slow.end_step();
+    EXPECT_EQ(slow.cursor(), one.cursor());
+  }
+  for (const std::int64_t wrong : {-1, 4})
+    EXPECT_THAT(message_of(slow.take(wrong, own).status()), HasSubstr("has 0 to 3"));
+  ASSERT_TRUE(slow.next(own));
+  EXPECT_THAT(message_of(slow.take(0, own).status()), HasSubstr("asked for by its number within a step"));
+}
+
 TEST(Sampler, RunsGiveEachRankNeighboursOfTheSameMicrobatches) {
   constexpr std::int64_t kAll = 12;
   for (const Tail tail : {Tail::kDrop, Tail::kPad}) {

@@ -155,6 +155,27 @@ TEST(MemoryPlan, ReproducibleCountsTheSumsOfSubtreesThatRanksSend) {
   EXPECT_EQ(replicated.block_exchange_numel(), (2 * 2 + 1) * 3 * replicated.sums().block_piece_numel);
 }
 
+TEST(MemoryPlan, BackupsOfMicrobatchesCountTheirWholeGradientsAndWhatRanksSend) {
+  PlanInput input = input_of(kMiB, 12, {1, 3, 0, 0});
+  input.wire.accumulation = 4;
+  input.wire.sync = GradientSync::kLastMicrobatch;
+  input.wire.reproducible = true;
+  input.wire.longest_run = 8;
+  const MemoryPlan without(input);
+  input.wire.backups = 2;
+  const MemoryPlan with(input);
+  std::int64_t whole = 0;
+  for (const UnitShape& unit : input.units) whole += 4 * unit.trainable_numel();
+  EXPECT_EQ(with.waiting_bytes() - without.waiting_bytes(), 2 * whole);
+  EXPECT_EQ(with.first_backup(), without.sums().waiting_sums);
+  EXPECT_EQ(with.sums().block_sums, without.sums().block_sums + 2);
+  EXPECT_EQ(with.order().most_rounds(), 10);
+  EXPECT_EQ(with.use()[MemoryCategory::kStaging], with.waiting_bytes() + 4 * with.block_exchange_numel());
+  EXPECT_EQ(without.to_table().find("backups: "), std::string::npos);
+  EXPECT_NE(with.to_table().find("make up to 4 microbatches of a slow rank again, up to 2 each"), std::string::npos)
+      << with.to_table();
+}
+
 TEST(MemoryPlan, BackgroundReductionsLagByTheGivenNumberOfUnits) {
   const auto plan_of = [](MeshPosition mesh, std::optional<std::int64_t> ahead, bool accumulates = false) {
     PlanInput input = input_of(64 * kMiB, 12, mesh);

@@ -83,6 +83,15 @@ def dealing():
         fast.deal(range(cut))
         slow.deal(range(cut, 4))
         assert samples(fast, cut) + samples(slow, 4 - cut) == whole[4 * step:4 * step + 4], step
+    whole = samples(tessera.TokenBatches(data, SEQ, batch=2, accumulation=4, seed=5, rank=0, world_size=1), 8)
+    by_number = tessera.TokenBatches(data, SEQ, batch=2, accumulation=2, seed=5, rank=1, world_size=2)
+    for step in range(2):  # rank 1 makes a microbatch of rank 0 again, as "deal.backups" has it
+        for m in (2, 3, 1):
+            assert (by_number.of(m).input[:, 0] // SEQ).tolist() == whole[4 * step + m], (step, m)
+        by_number.end_step()
+    expect_error(lambda: by_number.of(4), 78, "a step has 0 to 3")
+    runs = [tessera.TokenBatches(data, SEQ, batch=2, microbatches=3, seed=5, rank=r, world_size=2) for r in range(2)]
+    assert samples(runs[0], 1) + samples(runs[1], 2) + samples(runs[0], 1) == whole[:4], "one and two of three microbatches"
     for wrong in (range(2, 5), range(2, 2)):
         expect_error(lambda run=wrong: fast.deal(run), 78, "a step has 4")
     for wrong in (range(0, 4, 2), (0, 4)):

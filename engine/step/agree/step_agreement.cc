@@ -86,7 +86,7 @@ StepAgreement::StepAgreement(const StepContext& context, GradientNorm& norm)
   std::size_t flags = 0;
   for_each_trainable(units_, [&](const FlatGroup& group) { flags += group.parameters.size(); });
   losses_offset_ = (sizeof(Header) + flags + 7) / 8 * 8;
-  const std::int64_t losses = context.strategy.reproducible ? order_.longest_run() : 0;
+  const std::int64_t losses = context.strategy.reproducible ? order_.most_rounds() : 0;
   own_offset_ = losses_offset_ + static_cast<std::size_t>(losses) * sizeof(MicrobatchLoss);
   sums_offset_ = own_offset_ + (has_own_ ? sizeof(OwnGradients) : 0);
   message_.resize(sums_offset_ + totals_.most_sums() * sizeof(double));

@@ -312,6 +312,32 @@ std::vector<StrategyKey> step_keys() {
        .doc = "The most microbatches of a step that one rank gets. 0: twice gradient_accumulation.",
        .cost = "With reproducible, memory for the sums that wait on such a rank, and their bytes between ranks.",
        .only_if = with_deal_by_speed()},
+      {.pointer = "/deal/microbatches",
+       .field = integer_field(AT(deal.microbatches)),
+       .range = {0, 1e6},
+       .unit = "microbatches",
+       .default_json = "0",
+       .example_json = "25",
+       .doc =
+           "The microbatches of a step on all ranks together, more than there are ranks. The number of ranks need not "
+           "divide it. 0: gradient_accumulation times the number of ranks.",
+       .cost = "None.",
+       .only_if = with_deal_by_speed()},
+      {.pointer = "/deal/backups",
+       .field = integer_field(AT(deal.backups)),
+       .range = {0, 64},
+       .unit = "microbatches",
+       .default_json = "0",
+       .example_json = "2",
+       .doc =
+           "The most microbatches of slower ranks that a rank makes again in a step when it has ended its own. The "
+           "first "
+           "result counts, and the bits do not depend on whose it is. It goes with reproducible, on the ranks of one "
+           "host, and with a program that asks Engine::microbatch before each microbatch.",
+       .cost =
+           "Memory for the whole gradients of so many microbatches, and their bytes between ranks. An all-gather of "
+           "so many numbers in each step, and sometimes a microbatch that another rank has ended first.",
+       .only_if = with_deal_by_speed()},
       {.pointer = "/gradient_clipping",
        .field = number_field(AT(gradient_clipping)),
        .range = {0, 1e30},

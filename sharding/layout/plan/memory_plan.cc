@@ -178,7 +178,11 @@ bool MemoryPlan::keeps_gradients() const {
 MicrobatchOrder MemoryPlan::order() const {
   const bool has_runs =
       input_.wire.longest_run > 0 || (input_.wire.reproducible && input_.wire.sync == GradientSync::kLastMicrobatch);
-  return {input_.placement.mesh.world_size(), input_.wire.accumulation, has_runs, input_.wire.longest_run};
+  MicrobatchOrder order{input_.placement.mesh.world_size(), input_.wire.accumulation, has_runs,
+                        input_.wire.longest_run};
+  order.backups = input_.wire.backups;
+  order.total = input_.wire.microbatches;
+  return order;
 }
 
 /// Plans the sums of "reproducible" that wait, and the sums that ranks send where their runs cut subtrees.
@@ -197,6 +201,8 @@ void MemoryPlan::plan_tree() {
     sums_.waiting_sums = std::max(sums_.waiting_sums, counter.places());
     sums_.block_sums = std::max(sums_.block_sums, counter.blocks());
   }
+  sums_.waiting_sums += static_cast<int>(order.backups);
+  sums_.block_sums += static_cast<int>(order.backups);
   std::int64_t largest = 1;
   for (const UnitShape& unit : input_.units) {
     for (const GroupShape& group : unit.groups)

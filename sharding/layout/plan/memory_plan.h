@@ -58,11 +58,12 @@ struct PlannedTiers : OffloadConfig {
 /// How the gradients of a step's microbatches become sums, and in which form values go between ranks.
 struct PlannedWire {
   DType reduce = DType::kF32;
-  std::int64_t accumulation = 1;
+  std::int64_t accumulation = 1;  ///< MicrobatchOrder::each
   GradientSync sync = GradientSync::kEachMicrobatch;
   bool reproducible = false;  ///< Strategy::reproducible
   /// The most microbatches of a step that a rank may be dealt (MicrobatchOrder::longest); 0: `accumulation` on each.
   std::int64_t longest_run = 0;
+  std::int64_t backups = 0, microbatches = 0;  ///< MicrobatchOrder::backups and total
   /// 2 if units cut modules (units.bucket_cap_mb), since two of them then get gradients by turns
   int filling_buckets = 1;
   /// Reductions over a network on some axis go on by themselves while ranks compute
@@ -317,6 +318,9 @@ class MemoryPlan {
   bool keeps_gradients() const;
   /// Returns the fp32 elements of one of a unit's sums that wait (SumPlan::waiting_sums), and the bytes of all.
   std::int64_t waiting_numel_of(const UnitShape& unit) const;
+  /// The first place for whole gradients of a microbatch that a rank makes again, behind those of its own run. There is
+  /// a place for each (MicrobatchOrder::backups).
+  int first_backup() const { return sums_.waiting_sums - static_cast<int>(input_.wire.backups); }
   std::int64_t waiting_bytes() const;
   /// Returns whether each rank joins blocks that it keeps (SumPlan::block_sums), and no sum is sent on, since gradients
   /// are cut over all ranks.

@@ -84,6 +84,13 @@ std::string MemoryPlan::to_table() const {
     text += "deal: a rank computes at most " + std::to_string(input_.wire.longest_run) + " of a step's " +
             std::to_string(order().all()) + " microbatches, by its speed\n";
   }
+  if (input_.wire.backups > 0 && sums_.waiting_sums > 0) {
+    const std::int64_t others = order().ranks - 1, bytes = input_.wire.backups * waiting_bytes() / sums_.waiting_sums;
+    text += "backups: the other ranks make up to " + std::to_string(others * input_.wire.backups) +
+            " microbatches of a slow rank again, up to " + std::to_string(input_.wire.backups) +
+            " each, and the step waits for so many less; their gradients are " + format_bytes(bytes) + " (" +
+            std::to_string(bytes) + " bytes) of those that wait\n";
+  }
   if (sums_.block_sums > 0) {
     text += "reproducible: a rank's microbatches need not be a whole subtree, so each rank sends " +
             std::to_string(sums_.block_sums) + (sums_.block_sums == 1 ? " sum" : " sums") + " of each gradient, " +

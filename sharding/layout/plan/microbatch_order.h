@@ -14,6 +14,14 @@
 
 namespace tessera {
 
+/// A microbatch that another rank than its own made again and ended first ("deal.backups"). `turn` counts those of this
+/// rank in the step, from 0.
+struct MadeAgain {
+  std::int64_t microbatch = 0;
+  int rank = 0;
+  std::int64_t turn = 0;
+};
+
 /// Says which of a step's microbatches a rank computes. They are numbered over all ranks, as TokenBatches deals
 /// samples, and in the order of the leaves of "reproducible"'s tree.
 struct MicrobatchOrder {
@@ -24,28 +32,54 @@ struct MicrobatchOrder {
   bool has_runs = false;
   std::int64_t longest = 0;               ///< above 0: runs are dealt ("deal" by speed), and none is longer than this
   std::vector<std::int64_t> begins = {};  ///< [rank]: where dealt runs begin; empty: each rank has `each`
+  std::int64_t backups = 0;               ///< most microbatches of other ranks that a rank makes again
+  /// Those of the step under way that count, in the order of their numbers, once ranks know them. They are the ends of
+  /// runs.
+  std::vector<MadeAgain> made_again = {};
+  /// Above 0: the microbatches of a step ("deal.microbatches"), which `ranks` need not divide; `each` is rounded up.
+  std::int64_t total = 0;
 
-  std::int64_t all() const { return ranks * each; }
+  std::int64_t all() const { return total > 0 ? total : ranks * each; }
   std::int64_t longest_run() const { return longest > 0 ? longest : each; }
+  /// The most rounds of a rank in a step: those of its run, and behind the longest run those that it makes again.
+  std::int64_t most_rounds() const { return longest_run() + backups; }
   /// Returns the run of a rank. REQUIRES: has_runs.
   TreeBlock run_of(int rank) const {
-    if (begins.empty()) return {rank * each, (rank + 1) * each};
+    if (begins.empty()) return {rank * all() / ranks, (rank + 1) * all() / ranks};
     const auto place = static_cast<std::size_t>(rank);
     return {begins[place], rank + 1 < ranks ? begins[place + 1] : all()};
   }
+  /// Returns the part of a rank's run that no other rank has made again.
+  TreeBlock kept_of(int rank) const {
+    TreeBlock kept = run_of(rank);
+    const auto first = std::ranges::lower_bound(made_again, kept.begin, {}, &MadeAgain::microbatch);
+    if (first != made_again.end()) kept.end = std::min(kept.end, first->microbatch);
+    return kept;
+  }
   /// Returns how many microbatches of a step a rank computes.
-  std::int64_t count_of(int rank) const { return begins.empty() ? each : run_of(rank).numel(); }
+  std::int64_t count_of(int rank) const { return has_runs ? run_of(rank).numel() : each; }
   /// Returns the number, within the step, of a rank's microbatch `round`.
   std::int64_t index(int rank, std::int64_t round) const {
     return has_runs ? run_of(rank).begin + round : round * ranks + rank;
   }
   /// Returns the rank that computes that microbatch, and in which round.
   int rank_of(std::int64_t index) const {
-    if (begins.empty()) return static_cast<int>(has_runs ? index / each : index % ranks);
-    return static_cast<int>(std::ranges::upper_bound(begins, index) - begins.begin()) - 1;
+    if (const MadeAgain* const again = again_of(index)) return again->rank;
+    return owner_of(index);
   }
   std::int64_t round_of(std::int64_t index) const {
-    return has_runs ? index - run_of(rank_of(index)).begin : index / ranks;
+    if (const MadeAgain* const again = again_of(index)) return longest_run() + again->turn;
+    return has_runs ? index - run_of(owner_of(index)).begin : index / ranks;
+  }
+  /// Returns the rank that was given that microbatch.
+  int owner_of(std::int64_t index) const {
+    if (begins.empty()) return static_cast<int>(has_runs ? ((index + 1) * ranks - 1) / all() : index % ranks);
+    return static_cast<int>(std::ranges::upper_bound(begins, index) - begins.begin()) - 1;
+  }
+  /// Returns null where the rank that was given the microbatch has made it.
+  const MadeAgain* again_of(std::int64_t index) const {
+    const auto found = std::ranges::lower_bound(made_again, index, {}, &MadeAgain::microbatch);
+    return found != made_again.end() && found->microbatch == index ? &*found : nullptr;
   }
 };
 
@@ -63,10 +97,15 @@ inline bool cuts_subtrees(const MicrobatchOrder& order, const MeshPosition& mesh
 
 /// Returns the order under `strategy` on so many ranks. Where microbatches are dealt, it is the one of the first steps.
 inline MicrobatchOrder microbatch_order(const Strategy& strategy, int ranks) {
-  const std::int64_t each = strategy.gradient_accumulation;
+  const std::int64_t total = strategy.deal.by == DealBy::kSpeed ? strategy.deal.microbatches : 0;
+  const std::int64_t each = total > 0 ? (total + ranks - 1) / ranks : strategy.gradient_accumulation;
   if (strategy.deal.by == DealBy::kSpeed && ranks > 1) {
+    MicrobatchOrder order{ranks, each, /*has_runs=*/true};
+    order.backups = strategy.deal.backups;
+    order.total = total;
     const std::int64_t wanted = strategy.deal.longest > 0 ? strategy.deal.longest : 2 * each;
-    return {ranks, each, /*has_runs=*/true, std::min(wanted, ranks * each - (ranks - 1))};
+    order.longest = std::clamp<std::int64_t>(order.all() - (ranks - 1), 1, wanted);
+    return order;
   }
   return {ranks, each, strategy.reproducible && strategy.gradient_sync == GradientSync::kLastMicrobatch};
 }

@@ -44,8 +44,6 @@ class SumCounter {
   /// The most sums that one sum joins: a run has as many microbatches as a strategy may have (gradient_accumulation, at
   /// most 10^6).
   static constexpr int kMostJoined = 20;
-  /// The most sums that wait at a time.
-  static constexpr int kMostWaiting = 2 * kMostJoined;
 
   /// Makes the counter of a run that is a whole tree, or a subtree, of so many microbatches.
   explicit SumCounter(std::int64_t rounds) : SumCounter({0, rounds}, rounds) {}

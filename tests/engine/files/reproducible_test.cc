@@ -6,6 +6,7 @@
 #include <torch/nn/modules/linear.h>
 
 #include <array>
+#include <atomic>
 #include <chrono>
 #include <cmath>
 #include <cstdint>
@@ -443,6 +444,161 @@ TEST(ReproducibleDeal, WithoutReproducibleDealtMicrobatchesGiveTheSameLosses) {
     EXPECT_NEAR(trained[1].steps[step].loss, trained[0].steps[step].loss, 1e-4) << step;
 }
 
+/// Trains Tiny likewise, where ranks make each other's microbatches again. `wait` is called before each backward with
+/// the step, how many microbatches this rank has begun in it, and the loss. `begun` gets these numbers of each step.
+template <class Wait>
+Trained train_backed_up(const Mesh& mesh, const Strategy& strategy, std::vector<std::int64_t>& begun,
+                        const Wait& wait) {
+  at::set_num_threads(1);
+  const TinyOptions options;
+  Tiny model = make_tiny(options, /*deferred=*/true);
+  Engine engine(model.ptr(), strategy, mesh);
+  Trained trained;
+  const std::int64_t even = strategy.gradient_accumulation * mesh.world_size();
+  const std::int64_t rows = kBatch / (strategy.deal.microbatches > 0 ? strategy.deal.microbatches : even);
+  for (const Batch& batch : make_batches(kSteps, kBatch, kLength, options.vocab)) {
+    std::int64_t count = 0;
+    while (!engine.step_is_due()) {
+      const std::int64_t begin = engine.microbatch() * rows;
+      const at::Tensor tokens = batch.tokens.narrow(0, begin, rows);
+      const at::Tensor loss = model->forward(tokens, batch.targets.narrow(0, begin, rows));
+      wait(static_cast<std::int64_t>(begun.size()), ++count, loss);
+      engine.backward(loss, {.tokens = tokens.numel(), .samples = rows});
+    }
+    begun.push_back(count);
+    trained.steps.push_back(engine.step());
+    EXPECT_EQ(trained.steps.back().planned, trained.steps.back().allocated);
+  }
+  const Gathered gathered(engine);
+  trained.values = values_of(*model);
+  return trained;
+}
+
+Strategy backed_up(const Placed& placed, const Rule& rule, std::int64_t each, std::int64_t backups) {
+  Strategy strategy = reproducible(placed, DType::kF32, rule, GradientSync::kLastMicrobatch);
+  strategy.gradient_accumulation = each;
+  strategy.deal = {.by = DealBy::kSpeed, .window = 1000, .backups = backups};  // runs stay even
+  return strategy;
+}
+
+/// Returns what one rank makes of the same microbatches.
+Trained alone(const Rule& rule, std::int64_t all) {
+  return train({}, reproducible(ShardingStrategy::kFullShard, DType::kF32, rule, GradientSync::kLastMicrobatch), {},
+               all);
+}
+
+void wait_until_at_least(const std::atomic<std::int64_t>& value, std::int64_t wanted) {
+  while (value.load() < wanted) std::this_thread::sleep_for(std::chrono::microseconds(100));
+}
+
+// Rank 1 stands still in the first microbatch of each step until rank 0 is about to end the last that it may take.
+TEST(ReproducibleBackups, ARankThatStandsStillIsOvertakenToTheBitsOfOneRank) {
+  const std::pair<Placed, Rule> cases[] = {{ShardingStrategy::kNoShard, kRules[0]},
+                                           {ShardingStrategy::kShardGradients, kRules[1]},
+                                           {Placed(ShardingStrategy::kFullShard, /*shared=*/true), kRules[0]}};
+  for (const auto& each : cases) {
+    const Placed& placed = each.first;
+    const Rule& rule = each.second;
+    const Trained wanted = alone(rule, 8);
+    for (const std::int64_t backups : {2, 4}) {
+      std::atomic<std::int64_t> last = 0;  // the step whose last microbatch rank 0 has begun, counted from 1
+      std::array<std::vector<std::int64_t>, 2> begun;
+      std::array<Trained, 2> trained;
+      run_ranks({.ranks = 2}, [&](const Mesh& mesh) {
+        const auto rank = static_cast<std::size_t>(mesh.rank());
+        trained[rank] = train_backed_up(mesh, backed_up(placed, rule, 4, backups), begun[rank],
+                                        [&](std::int64_t step, std::int64_t count, const at::Tensor&) {
+                                          if (rank == 0 && count == 4 + backups) last = step + 1;
+                                          if (rank == 1 && count == 1) wait_until_at_least(last, step + 1);
+                                        });
+      });
+      for (std::size_t rank = 0; rank < 2; ++rank) expect_same_bits(trained[rank], wanted, name_of(placed));
+      for (std::size_t step = 0; step < kSteps; ++step) {
+        EXPECT_GE(trained[0].steps[step].made_again, backups - 1) << "the last one may be a tie";
+        EXPECT_LE(trained[0].steps[step].made_again, backups);
+        EXPECT_EQ(begun[0][step], 4 + backups) << "its own, and as many of the slow rank's as it may take";
+        EXPECT_LE(begun[1][step], backups == 4 ? 1 : 3) << "the others were made, or about to be";
+      }
+    }
+  }
+}
+
+// Rank 0 stands still in the first microbatch that it makes again, until rank 1 has made it: before the backward, which
+// is then left out, or within the backward, whose result is dropped.
+TEST(ReproducibleBackups, AResultThatComesSecondChangesNoBit) {
+  const Trained wanted = alone(kRules[0], 4);
+  for (const bool within : {false, true}) {
+    std::atomic<std::int64_t> claimed = 0, reached = 0;  // steps, counted from 1
+    std::array<Trained, 2> trained;
+    run_ranks({.ranks = 2}, [&](const Mesh& mesh) {
+      const auto rank = static_cast<std::size_t>(mesh.rank());
+      const auto stand_still = [&](std::int64_t step) {
+        claimed = step + 1;
+        wait_until_at_least(reached, step + 1);
+        std::this_thread::sleep_for(std::chrono::milliseconds(50));
+      };
+      const auto wait = [&](std::int64_t step, std::int64_t count, const at::Tensor& loss) {
+        if (rank == 0 && count == 3 && !within) stand_still(step);
+        if (rank == 0 && count == 3 && within)
+          loss.register_hook([stand_still, step](const at::Tensor&) { stand_still(step); });
+        if (rank == 1 && count == 1) wait_until_at_least(claimed, step + 1);
+        if (rank == 1 && count == 2) reached = step + 1;
+      };
+      std::vector<std::int64_t> begun;
+      trained[rank] = train_backed_up(mesh, backed_up(ShardingStrategy::kShardOptimizer, kRules[0], 2, 1), begun, wait);
+    });
+    for (std::size_t rank = 0; rank < 2; ++rank) expect_same_bits(trained[rank], wanted, std::to_string(within));
+  }
+}
+
+TEST(ReproducibleBackups, ThreeRanksThatHelpEachOtherGiveTheBitsOfOne) {
+  const Trained wanted = alone(kRules[0], 12);
+  Strategy strategy = backed_up(ShardingStrategy::kShardGradients, kRules[0], 4, 3);
+  strategy.deal.window = 1;
+  std::array<std::vector<std::int64_t>, 3> begun;
+  std::array<Trained, 3> trained;
+  run_ranks({.ranks = 3}, [&](const Mesh& mesh) {
+    const auto rank = static_cast<std::size_t>(mesh.rank());
+    trained[rank] =
+        train_backed_up(mesh, strategy, begun[rank], [&](std::int64_t step, std::int64_t, const at::Tensor&) {
+          const bool is_slow = static_cast<std::int64_t>(rank) == step % 3;  // each in its turn
+          std::this_thread::sleep_for(std::chrono::milliseconds(is_slow ? 20 : 1));
+        });
+  });
+  for (std::size_t rank = 0; rank < 3; ++rank) expect_same_bits(trained[rank], wanted, std::to_string(rank));
+  for (std::size_t step = 0; step < kSteps; ++step) EXPECT_GE(begun[0][step] + begun[1][step] + begun[2][step], 12);
+}
+
+TEST(ReproducibleDeal, MicrobatchesThatTheRanksDoNotDivideGiveTheBitsOfOneRank) {
+  const Trained wanted = alone(kRules[0], 8);
+  for (const std::int64_t backups : {0, 1}) {
+    Strategy strategy = backed_up(ShardingStrategy::kShardGradients, kRules[0], 1, backups);
+    strategy.deal.window = 1;
+    strategy.deal.microbatches = 8;
+    std::array<Trained, 3> trained;
+    std::array<std::vector<std::int64_t>, 3> begun;
+    const auto slow_first = [](const Mesh& mesh) {
+      return [rank = mesh.rank()](std::int64_t, std::int64_t, const at::Tensor&) {
+        std::this_thread::sleep_for(std::chrono::milliseconds(rank == 0 ? 10 : 1));
+      };
+    };
+    run_ranks({.ranks = 3}, [&](const Mesh& mesh) {
+      const auto rank = static_cast<std::size_t>(mesh.rank());
+      trained[rank] = train_backed_up(mesh, strategy, begun[rank], slow_first(mesh));
+    });
+    for (std::size_t rank = 0; rank < 3; ++rank) expect_same_bits(trained[rank], wanted, std::to_string(rank));
+    if (backups == 0) EXPECT_EQ(begun[0][0] + begun[1][0] + begun[2][0], 8);
+    strategy.reproducible = false;
+    strategy.deal.backups = 0;
+    run_ranks({.ranks = 3}, [&](const Mesh& mesh) {
+      std::vector<std::int64_t> counts;
+      const Trained other = train_backed_up(mesh, strategy, counts, slow_first(mesh));
+      for (std::size_t step = 0; step < kSteps; ++step)
+        EXPECT_NEAR(other.steps[step].loss, wanted.steps[step].loss, 1e-4) << step;
+    });
+  }
+}
+
 /// Returns the error with which an Engine over this number of ranks ends.
 std::string refusal(const ThreadRanks& ranks, const Strategy& strategy) {
   try {
@@ -507,6 +663,51 @@ TEST(ReproducibleDeal, PrivateParametersThatAreGatheredAreRefused) {
   strategy.gradient_accumulation = 1;
   const std::string single = refusal({.ranks = 2}, strategy);
   EXPECT_NE(single.find("one microbatch a rank leaves nothing to deal"), std::string::npos) << single;
+  strategy.deal.microbatches = 7;
+  strategy.deal.longest = 3;
+  const std::string short_runs = refusal({.ranks = 2}, strategy);
+  EXPECT_NE(short_runs.find("some ranks have 4 microbatches at first"), std::string::npos) << short_runs;
+}
+
+/// Returns the error with which two ranks end that do `what` under "deal.backups".
+template <class What>
+std::string refusal_of_backups(const What& what) {
+  try {
+    run_ranks({.ranks = 2}, [&](const Mesh& mesh) {
+      const TinyOptions options;
+      Tiny model = make_tiny(options, /*deferred=*/false);
+      Engine engine(model.ptr(), backed_up(ShardingStrategy::kShardGradients, kRules[0], 2, 1), mesh);
+      const Batch batch = make_batches(1, 2, kLength, options.vocab)[0];
+      what(engine, model->forward(batch.tokens, batch.targets));
+    });
+  } catch (const std::exception& error) {
+    return error.what();
+  }
+  return "";
+}
+
+TEST(ReproducibleBackups, WhatDoesNotGoWithThemIsRefusedByName) {
+  const std::string hosts = refusal({.ranks = 4, .hosts = 2}, backed_up(ShardingStrategy::kNoShard, kRules[0], 2, 1));
+  EXPECT_NE(hosts.find("/deal/backups: ranks claim each other's microbatches in memory that they share"),
+            std::string::npos)
+      << hosts;
+  EXPECT_EQ(refusal({.ranks = 2}, backed_up(ShardingStrategy::kNoShard, kRules[0], 2, 1)), "");
+  const std::string unasked = refusal_of_backups([](Engine& engine, const at::Tensor& loss) { engine.backward(loss); });
+  EXPECT_NE(unasked.find("the program has not asked which microbatch of the step this is"), std::string::npos)
+      << unasked;
+  const std::string twice = refusal_of_backups([](Engine& engine, const at::Tensor& loss) {
+    engine.microbatch();
+    engine.backward(loss, {.retain_graph = true});
+  });
+  EXPECT_NE(twice.find("backward with retain_graph under deal.backups"), std::string::npos) << twice;
+  const std::string nothing = refusal_of_backups([](Engine& engine, const at::Tensor&) { engine.backward_nothing(); });
+  EXPECT_NE(nothing.find("each microbatch of the step has data there"), std::string::npos) << nothing;
+  const std::string dropped = refusal_of_backups([](Engine& engine, const at::Tensor& loss) {
+    engine.microbatch();
+    engine.backward(loss);
+    engine.zero_grad();
+  });
+  EXPECT_NE(dropped.find("zero_grad between backward and step under deal.backups"), std::string::npos) << dropped;
 }
 
 TEST(Reproducible, RunningStatisticsAreRefusedByName) {

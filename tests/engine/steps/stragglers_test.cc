@@ -5,15 +5,19 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <barrier>
 #include <chrono>
+#include <optional>
 #include <string>
 #include <thread>
 #include <utility>
 #include <vector>
 
 #include "engine/step/agree/straggler_watch.h"
+#include "engine/training/backup_claims.h"
 #include "engine/training/microbatch_dealer.h"
 #include "runtime/base/log.h"
+#include "runtime/comm/mesh_groups.h"
 #include "tests/support/limits/patience.h"
 #include "tests/support/session.h"
 
@@ -64,8 +68,118 @@ TEST(MicrobatchDealer, RanksGetAsManyMicrobatchesAsTheyAreFast) {
   strategy.deal.longest = 14;
   MicrobatchDealer bounded(strategy, 2);
   EXPECT_EQ(dealt(bounded, {0.1, 0.9}, 3), (Counts{14, 10}));
+  strategy.gradient_accumulation = 1;
+  strategy.deal = {.by = DealBy::kSpeed, .window = 3, .microbatches = 25};
+  MicrobatchDealer odd(strategy, 2);
+  EXPECT_EQ(odd.order().run_of(0), (TreeBlock{0, 12}));
+  EXPECT_EQ(odd.order().run_of(1), (TreeBlock{12, 25}));
+  EXPECT_EQ(dealt(odd, {0.1, 0.2}, 3), (Counts{17, 8}));
+  const MicrobatchOrder even = microbatch_order(strategy, 4);
+  for (std::int64_t i = 0; i < 25; ++i) {
+    const TreeBlock run = even.run_of(even.rank_of(i));
+    EXPECT_TRUE(run.begin <= i && i < run.end && even.index(even.rank_of(i), even.round_of(i)) == i) << i;
+  }
+  strategy.gradient_accumulation = 12;
+  strategy.deal = {.by = DealBy::kSpeed, .window = 3, .longest = 14};
   MicrobatchDealer four(strategy, 4);
   EXPECT_EQ(dealt(four, {0.1, 0.1, 0.1, 0.2}, 3), (Counts{14, 14, 14, 6}));
+}
+
+using Next = std::optional<std::int64_t>;
+
+/// Makes the claims of two ranks with two microbatches each.
+BackupClaims claims_of(const Mesh& mesh) {
+  MicrobatchOrder order{2, 2, /*has_runs=*/true, /*longest=*/3, {0, 2}};
+  order.backups = 1;
+  return {*groups_of(mesh).world("deal"), order};
+}
+
+TEST(BackupClaims, WhoMakesAMicrobatchFirstHasItAndTheOtherResultDoesNotCount) {
+  std::barrier meet(2);
+  run_ranks({.ranks = 2}, [&](const Mesh& mesh) {
+    BackupClaims claims = claims_of(mesh);
+    if (mesh.rank() == 0) {
+      EXPECT_TRUE(claims.end());
+      EXPECT_EQ(claims.next(), Next(1));
+      EXPECT_EQ(claims.round(), 1);
+      EXPECT_TRUE(claims.end());
+      EXPECT_EQ(claims.next(), Next(3)) << "the last one of the rank that has made none";
+      EXPECT_EQ(claims.turn(), std::optional(0));
+      EXPECT_EQ(claims.round(), 3) << "behind the longest run";
+      EXPECT_FALSE(claims.is_overtaken());
+      meet.arrive_and_wait();
+      meet.arrive_and_wait();
+      EXPECT_TRUE(claims.is_overtaken());
+      EXPECT_FALSE(claims.end());
+    } else {
+      meet.arrive_and_wait();
+      EXPECT_TRUE(claims.end());
+      EXPECT_EQ(claims.next(), Next(3)) << "claimed, and not made yet";
+      EXPECT_TRUE(claims.end());
+      meet.arrive_and_wait();
+    }
+    EXPECT_EQ(claims.next(), std::nullopt);
+    const MicrobatchOrder& order = claims.agree();
+    EXPECT_TRUE(order.made_again.empty());
+    EXPECT_EQ(order.kept_of(1), (TreeBlock{2, 4}));
+    EXPECT_EQ(claims.computed()[0], 3);
+    EXPECT_EQ(claims.computed()[1], 2);
+  });
+}
+
+TEST(BackupClaims, MicrobatchesThatWereMadeAgainAreTheEndOfARun) {
+  std::barrier meet(2);
+  run_ranks({.ranks = 2}, [&](const Mesh& mesh) {
+    BackupClaims claims = claims_of(mesh);
+    const MicrobatchOrder runs{2, 2, /*has_runs=*/true, /*longest=*/3, {0, 2}, /*backups=*/1};
+    for (int step = 0; step < 2; ++step) {
+      if (mesh.rank() == 0) {
+        for (int i = 0; i < 3; ++i) EXPECT_TRUE(claims.end()) << i;
+        EXPECT_EQ(claims.next(), std::nullopt) << "it may take one";
+        meet.arrive_and_wait();
+      } else {
+        meet.arrive_and_wait();
+        EXPECT_FALSE(claims.is_overtaken());
+        EXPECT_TRUE(claims.end());
+        EXPECT_EQ(claims.next(), std::nullopt) << "the other one was made";
+      }
+      const MicrobatchOrder& order = claims.agree();
+      EXPECT_EQ(order.made_again.size(), 1U);
+      EXPECT_EQ(order.kept_of(0), (TreeBlock{0, 2}));
+      EXPECT_EQ(order.kept_of(1), (TreeBlock{2, 3}));
+      EXPECT_EQ(std::pair(order.rank_of(3), order.round_of(3)), (std::pair<int, std::int64_t>(0, 3)));
+      EXPECT_EQ(std::pair(order.rank_of(2), order.round_of(2)), (std::pair<int, std::int64_t>(1, 0)));
+      claims.begin_step(runs);
+    }
+  });
+}
+
+// With each microbatch that it has ended, rank 1 is less far behind.
+TEST(BackupClaims, RanksThatAreEquallyFastLeaveEachOthersMicrobatchesAlone) {
+  std::barrier meet(2);
+  run_ranks({.ranks = 2}, [&](const Mesh& mesh) {
+    BackupClaims claims = claims_of(mesh);
+    if (mesh.rank() == 1) EXPECT_TRUE(claims.end());
+    meet.arrive_and_wait();
+    if (mesh.rank() == 0) {
+      EXPECT_TRUE(claims.end());
+      EXPECT_TRUE(claims.end());
+      EXPECT_EQ(claims.next(), std::nullopt);
+    }
+    meet.arrive_and_wait();
+    if (mesh.rank() == 1) EXPECT_TRUE(claims.end());
+    EXPECT_TRUE(claims.agree().made_again.empty());
+  });
+}
+
+TEST(MicrobatchDealer, SpeedsAreThoseOfTheMicrobatchesThatRanksMade) {
+  Strategy strategy;
+  strategy.gradient_accumulation = 6;
+  strategy.deal = {.by = DealBy::kSpeed, .window = 1};
+  MicrobatchDealer dealer(strategy, 2);
+  EXPECT_FALSE(dealer.add(std::vector{0.8, 0.4}, std::vector<std::int64_t>{8, 4})) << "rank 0 made two of rank 1 again";
+  EXPECT_TRUE(dealer.add(std::vector{0.8, 0.8}, std::vector<std::int64_t>{8, 4}));
+  EXPECT_EQ(dealer.order().count_of(0), 8);
 }
 
 TEST(StragglerWatch, SlowRanksAreNamedWithTheirTimeAndTheMedian) {

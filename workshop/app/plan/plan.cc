@@ -187,7 +187,7 @@ std::string to_text(const MemoryPlan& plan, const Strategy& strategy, std::int64
   text += "placement: " + describe_placement(strategy) + "\n\n";
   text += "memory of every rank\n" + plan.to_table() + "\nunits\n" + units_table(plan) + "\n";
   const std::string traffic = traffic_table(plan);
-  return text + "collectives of a step, whole buffers (" + std::to_string(strategy.gradient_accumulation) +
+  return text + "collectives of a step, whole buffers (" + std::to_string(plan.wire().accumulation) +
          " microbatches)\n" + (mesh.world_size() > 1 ? traffic : "none: one rank\n") +
          (compresses(strategy.compression) || strategy.compression.gathers != WireForm::kPlain
               ? "\"compression\" is not in this table: over a network less is sent\n"

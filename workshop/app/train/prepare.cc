@@ -82,6 +82,7 @@ absl::StatusOr<TokenBatches> open_batches(const TrainCommand& command, const Str
   SamplerOptions sampling;
   sampling.batch = command.batch;
   sampling.accumulation = strategy.gradient_accumulation;
+  sampling.microbatches = strategy.deal.microbatches;
   sampling.rank = mesh.rank();
   sampling.world_size = mesh.world_size();
   sampling.seed = command.seed;
@@ -108,9 +109,25 @@ std::string counted(std::int64_t count, const std::string& word) {
   return std::to_string(count) + " " + word + (count == 1 ? "" : "s");
 }
 
+std::int64_t microbatches_of_step(const Strategy& strategy, int ranks) {
+  return strategy.deal.microbatches > 0 ? strategy.deal.microbatches : ranks * strategy.gradient_accumulation;
+}
+
 Strategy with_global_batch(Strategy strategy, const TrainCommand& command, int ranks) {
   if (command.global_batch == 0) return strategy;
   const std::int64_t at_once = command.batch * ranks;
+  const bool is_dealt = strategy.deal.by == DealBy::kSpeed && command.global_batch % command.batch == 0;
+  if (is_dealt && (strategy.deal.microbatches > 0 || command.global_batch % at_once != 0)) {
+    const std::int64_t all = command.global_batch / command.batch, wanted = strategy.deal.microbatches;
+    if (wanted > 0 && wanted != all)
+      throw Error(ExitCode::kConfig, "deal.microbatches is " + std::to_string(wanted) + ", but --global-batch " +
+                                         std::to_string(command.global_batch) + " with --batch " +
+                                         std::to_string(command.batch) + " makes it " + std::to_string(all) +
+                                         ". hint: leave deal.microbatches out of the strategy file");
+    strategy.deal.microbatches = all;
+    throw_if_error(check_strategy(strategy));
+    return strategy;
+  }
   if (command.global_batch % at_once != 0) {
     throw Error(ExitCode::kConfig, "--global-batch " + std::to_string(command.global_batch) +
                                        " is no multiple of the " + std::to_string(at_once) + " samples that " +

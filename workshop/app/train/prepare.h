@@ -46,6 +46,9 @@ const std::string& model_of(const TrainCommand& command);
 /// of these outputs.
 Strategy with_outputs(Strategy strategy, const TrainCommand& command);
 
+/// Returns the microbatches of a step on all ranks.
+std::int64_t microbatches_of_step(const Strategy& strategy, int ranks);
+
 /// Sets the number of microbatches of a step that --global-batch needs on `ranks` ranks. Throws tessera::Error (78) if
 /// there is no such number.
 Strategy with_global_batch(Strategy strategy, const TrainCommand& command, int ranks);

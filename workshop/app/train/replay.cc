@@ -88,9 +88,13 @@ absl::StatusOr<CheckpointBefore> checkpoint_before(const ReplayCommand& command)
                             " cannot be made from it. [T0928] hint: name an earlier checkpoint, or the folder "
                             "with all of them");
   const nlohmann::json strategy = nlohmann::json::parse(manifest.strategy, nullptr, /*allow_exceptions=*/false);
-  const auto each = strategy.find("gradient_accumulation");
-  const bool says = each != strategy.end() && each->is_number_integer();
-  return CheckpointBefore{path, manifest.step, says ? manifest.ranks * each->get<std::int64_t>() : 0};
+  const auto number_at = [&](const char* pointer) {
+    const nlohmann::json::json_pointer place(pointer);
+    const bool says = strategy.contains(place) && strategy.at(place).is_number_integer();
+    return says ? strategy.at(place).get<std::int64_t>() : 0;
+  };
+  const std::int64_t all = number_at("/deal/microbatches");
+  return CheckpointBefore{path, manifest.step, all > 0 ? all : manifest.ranks * number_at("/gradient_accumulation")};
 }
 
 /// Returns the file of hashes: the one that is named, or the one that the run wrote, if it is there; empty if not.

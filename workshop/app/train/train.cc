@@ -57,7 +57,7 @@ void print_start(const TrainCommand& command, const Prepared& run, const Engine&
   const Strategy& strategy = engine.strategy();
   const TokenBatches& batches = *run.batches;
   const std::string param(name_of(strategy.mixed_precision.param)), reduce(name_of(strategy.mixed_precision.reduce));
-  const std::string global = std::to_string(command.batch * mesh.world_size() * strategy.gradient_accumulation);
+  const std::string global = std::to_string(command.batch * microbatches_of_step(strategy, mesh.world_size()));
   std::string text = "model   " + model_of(command) + ": " + std::to_string(models::parameter_count(run.config)) +
                      " parameters in " + counted(static_cast<std::int64_t>(engine.unit_names().size()), "unit") + ", " +
                      name_of_placement(strategy) + " over " + counted(mesh.world_size(), "rank") + " of " +
@@ -97,13 +97,15 @@ struct FinishedStep {
 };
 
 /// Brings `count` batches to the Engine's device, each while the one before it trains. Where microbatches are dealt, a
-/// step's first batch waits until the rank's microbatches are known.
+/// step's first batch waits until the rank's microbatches are known. Where ranks make each other's, a batch is brought
+/// when it is known which comes next.
 class BatchesAhead {
  public:
   BatchesAhead(TokenBatches& batches, Engine& engine, std::int64_t count)
       : batches_(batches),
         engine_(engine),
         deals_(engine.strategy().deal.by == DealBy::kSpeed),
+        backs_up_(engine.strategy().deal.backups > 0),
         left_(deals_ ? 0 : count),
         cursor_(batches.cursor()) {
     start();
@@ -111,13 +113,24 @@ class BatchesAhead {
 
   /// This is called before a step's first batch.
   void begin_step() {
-    if (!deals_) return;
+    if (!deals_ || backs_up_) return;
     const MicrobatchRun run = engine_.microbatches();
     batches_.deal(run);
     left_ = run.end - run.begin;
     start();
   }
+  /// This is called behind a step's last batch.
+  void end_step() {
+    if (!backs_up_) return;
+    batches_.end_step();
+    cursor_ = batches_.cursor();
+  }
   TokenBatch next() {
+    if (backs_up_) {
+      const TokenBatch batch = batches_.of(engine_.microbatch(), engine_.device());
+      epoch_ = batches_.epoch();
+      return batch;
+    }
     Ahead now = *std::exchange(ahead_, std::nullopt);
     start();
     epoch_ = now.epoch;
@@ -148,7 +161,7 @@ class BatchesAhead {
 
   TokenBatches& batches_;
   Engine& engine_;
-  const bool deals_;
+  const bool deals_, backs_up_;
   std::int64_t left_, epoch_ = 0;
   SamplerCursor cursor_;
   std::optional<Ahead> ahead_;
@@ -162,7 +175,9 @@ StepResult train_step(Engine& engine, models::LanguageModel& model, BatchesAhead
     const std::int64_t rows = batch.weight > 0 ? batch.input.size(0) : 0;
     engine.backward(loss, {.tokens = rows * batch.input.size(1), .samples = rows, .weight = batch.weight});
   }
-  return engine.step();
+  StepResult result = engine.step();
+  batches.end_step();
+  return result;
 }
 
 void print_sample(models::LanguageModel& model, const Prepared& run, const TextSampling& sampling, at::Device device,
@@ -215,7 +230,7 @@ void try_to_write_trace(const std::string& path, const Mesh& mesh) {
 void set_epoch_samples(const TrainCommand& command, const Mesh& mesh, const TokenBatches& batches, Engine& engine) {
   const Strategy& strategy = engine.strategy();
   if (strategy.lr_schedule.warmup_epochs == 0 || strategy.lr_schedule.epoch_samples > 0) return;
-  const std::int64_t of_step = command.batch * strategy.gradient_accumulation * mesh.world_size();
+  const std::int64_t of_step = command.batch * microbatches_of_step(strategy, mesh.world_size());
   engine.set_epoch_samples(batches.steps_per_epoch() * of_step - batches.padded_samples());
 }
 

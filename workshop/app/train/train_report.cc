@@ -142,6 +142,7 @@ std::vector<Metric> TrainReport::metrics_of(const StepResult& result, std::int64
                                  {"staleness_max", result.staleness_max},
                                  {"missed", result.missed},
                                  {"dropped", result.dropped},
+                                 {"made_again", result.made_again},
                                  {"noise_scale", result.noise_scale},
                                  {"noise_batch", result.noise_batch},
                                  {"noise_square", result.noise_square},

@@ -15,7 +15,7 @@
 #include <queue>
 
 #include "engine/init/known_draws.h"
-#include "runtime/base/on_threads.h"
+#include "runtime/base/process/on_threads.h"
 
 namespace tessera {
 namespace {

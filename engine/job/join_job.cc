@@ -7,7 +7,7 @@
 #include "engine/job/run_scope.h"
 #include "runtime/base/errno_hint.h"
 #include "runtime/base/log.h"
-#include "runtime/base/process_limits.h"
+#include "runtime/base/process/process_limits.h"
 #include "runtime/border/throw.h"
 #include "runtime/comm/mesh_groups.h"
 

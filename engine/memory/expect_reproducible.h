@@ -10,8 +10,8 @@
 namespace tessera {
 
 // Checks what "reproducible" needs of the mesh, the device, the transport and the module. Strategy keys that it
-// excludes are in runtime/config/reproducible_rules.cc. Each function throws tessera::Error (78) with what cannot be
-// kept, and does nothing without "reproducible".
+// excludes are in runtime/config/rules/reproducible_rules.cc. Each function throws tessera::Error (78) with what cannot
+// be kept, and does nothing without "reproducible".
 
 /// The sums that ranks make must be those of the tree over all microbatches (SumCounter). The function make_plan calls
 /// it, so that `tessera plan` refuses what an Engine would refuse.

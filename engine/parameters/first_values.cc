@@ -17,7 +17,7 @@
 #include "engine/init/piece_maker.h"
 #include "engine/memory/kept_group.h"
 #include "engine/memory/master_weights.h"
-#include "runtime/base/on_threads.h"
+#include "runtime/base/process/on_threads.h"
 #include "runtime/border/throw.h"
 #include "runtime/comm/gather_strings.h"
 #include "sharding/scalar_type.h"

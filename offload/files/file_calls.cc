@@ -17,7 +17,7 @@
 #include "offload/files/retries.h"
 #include "offload/files/sector.h"
 #include "offload/files/unsynced_files.h"
-#include "runtime/base/process_limits.h"
+#include "runtime/base/process/process_limits.h"
 
 namespace tessera::file_calls {
 namespace {

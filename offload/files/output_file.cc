@@ -8,7 +8,7 @@
 #include <cerrno>
 
 #include "runtime/base/errno_hint.h"
-#include "runtime/base/process_limits.h"
+#include "runtime/base/process/process_limits.h"
 #include "runtime/base/status.h"
 
 namespace tessera {

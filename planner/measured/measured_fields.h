@@ -9,7 +9,7 @@
 #include <string_view>
 #include <vector>
 
-#include "runtime/base/diagnostics.h"
+#include "runtime/base/process/diagnostics.h"
 #include "runtime/config/json_document.h"
 
 namespace tessera {

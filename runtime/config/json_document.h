@@ -7,7 +7,7 @@
 #include <string_view>
 #include <vector>
 
-#include "runtime/base/diagnostics.h"
+#include "runtime/base/process/diagnostics.h"
 
 namespace tessera {
 

@@ -3,7 +3,7 @@
 #include <optional>
 #include <string>
 
-#include "runtime/base/diagnostics.h"
+#include "runtime/base/process/diagnostics.h"
 #include "runtime/config/json_document.h"
 
 namespace tessera {

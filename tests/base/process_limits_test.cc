@@ -1,6 +1,6 @@
 // Tests that limits and signals of the process become errors, each in a child process.
 
-#include "runtime/base/process_limits.h"
+#include "runtime/base/process/process_limits.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

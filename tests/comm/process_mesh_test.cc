@@ -18,7 +18,7 @@
 #include <thread>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
-#include "runtime/base/process_limits.h"
+#include "runtime/base/process/process_limits.h"
 #include "runtime/comm/c10d/endpoint.h"
 #include "runtime/comm/c10d/tcp_store.h"
 #include "runtime/comm/sum/pairwise_sum.h"

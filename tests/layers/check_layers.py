@@ -52,6 +52,7 @@ ALLOWED = {
     "runtime/base/metrics": ["runtime/base", *PUBLIC_BASE],
     "runtime/config": ["runtime/base", *PUBLIC_CONFIG],
     "runtime/config/keys": ["runtime/base", "runtime/config", *PUBLIC_CONFIG],
+    "runtime/config/rules": ["runtime/base", "runtime/config", *PUBLIC_CONFIG],
     "runtime/border": ["runtime/base", "include/tessera/error.h"],
     "runtime/torch": [],
     "runtime/comm": INTERFACE,
@@ -120,7 +121,7 @@ ALLOWED = {
     "python": [*GROUND, "runtime/border", "runtime/comm", "engine", "engine/job", "engine/loop", "engine/saving", "include/tessera"],
     "examples": ["include/tessera", "workshop/models"],
 }
-FREE_OF_TORCH = ["runtime/base", "runtime/base/metrics", "runtime/config", "runtime/config/keys", "workshop/launch", "workshop/tokenizer", "runtime/data",
+FREE_OF_TORCH = ["runtime/base", "runtime/base/metrics", "runtime/config", "runtime/config/keys", "runtime/config/rules", "workshop/launch", "workshop/tokenizer", "runtime/data",
                  "sharding/layout", "sharding/layout/plan", *PLANNER, *OPTIM, "optim/rules", "optim/loops", *OFFLOAD, *CHECKPOINT,
                  "runtime/comm/sum", "runtime/comm/local", "runtime/comm/compose", "runtime/comm/rounds", "runtime/comm/shared"]
 PUBLIC = "include/tessera"

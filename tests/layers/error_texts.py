@@ -27,7 +27,7 @@ MARK = "\0"  # in a text: here comes what a constant, a variable or a function b
 MOST_TEXTS, MOST_CODES, MOST_STEPS, MOST_FILES = 6, 3, 5, 25
 DEFAULT_CODES = {"Error": (64,)}  # exit codes of Python's exceptions
 CODES_OF_FOLDERS = {"python/tessera/import_config": (78,)}  # codes of texts that reach an exception through a function
-CODE_OF_ERRNO = "runtime/base/process_limits.cc"
+CODE_OF_ERRNO = "runtime/base/process/process_limits.cc"
 
 
 @dataclasses.dataclass

@@ -1,6 +1,6 @@
 // Tests the reading of CIFAR-10 and the generated images.
 
-#include "workshop/bench/image_dataset.h"
+#include "workshop/bench/images/image_dataset.h"
 
 #include <gmock/gmock.h>
 
@@ -9,8 +9,8 @@
 
 #include "runtime/base/status.h"
 #include "tests/data/test_files.h"
-#include "workshop/bench/cifar10.h"
-#include "workshop/bench/generated_images.h"
+#include "workshop/bench/images/cifar10.h"
+#include "workshop/bench/images/generated_images.h"
 
 namespace tessera {
 namespace {

@@ -5,7 +5,7 @@ import sys
 import tempfile
 import unittest
 
-from launched import FOLDER, launch, main, run
+from launched import RANKS, launch, main, run
 
 
 @unittest.skipUnless(importlib.util.find_spec("accelerate"), "no accelerate: scripts/setup --tests")
@@ -21,7 +21,7 @@ class AccelerateTest(unittest.TestCase):
         with tempfile.TemporaryDirectory() as folder:
             code, output = run([sys.executable, "-B", "-m", "accelerate.commands.accelerate_cli", "launch", "--multi_gpu",
                                 "--num_machines", "1", "--num_processes", "2", "--main_process_port", "0", "--mixed_precision", "no",
-                                "--dynamo_backend", "no", FOLDER / "accelerate_ranks.py", folder, "once"],
+                                "--dynamo_backend", "no", RANKS / "accelerate_ranks.py", folder, "once"],
                                TESSERA_LOG_LEVEL="error", HF_HOME=folder)
         self.assertEqual(code, 0, output)
         self.assertEqual(output.count("trained like DDP"), 2, output)

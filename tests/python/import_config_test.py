@@ -1,5 +1,5 @@
 """Tests configurations of DeepSpeed, Accelerate and FSDP in the shapes that people have (import_configs/). Beside each
-lies what must become of each of its keys (import_configs/expected/). Other tests show what single keys become, which
+lies what must become of each of its keys (import_configs/*/expected/). Other tests show what single keys become, which
 files are read, and what the command does with them."""
 
 import contextlib
@@ -24,7 +24,7 @@ from tessera.import_config import page
 from tessera.import_config.__main__ import main
 
 TREE = pathlib.Path(__file__).resolve().parents[2]
-CONFIGS = sorted(path for path in (pathlib.Path(__file__).parent / "import_configs").iterdir() if path.is_file())
+CONFIGS = sorted(path for path in (pathlib.Path(__file__).parent / "import_configs").glob("*/*") if path.is_file())
 LONG = bool(os.environ.get("TESSERA_LONG_TESTS"))
 READS_YAML = importlib.util.find_spec("yaml") is not None
 needs_yaml = unittest.skipUnless(READS_YAML, "no PyYAML: scripts/setup --tests")

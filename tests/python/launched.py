@@ -10,6 +10,7 @@ import time
 import unittest
 
 FOLDER = pathlib.Path(__file__).resolve().parent
+RANKS = FOLDER / "ranks"  # the programs that every rank runs
 SUPPORT = FOLDER.parent / "support"
 sys.path.append(str(SUPPORT))
 from patience import patient  # noqa: E402
@@ -22,7 +23,7 @@ AT_ONCE = 2
 def environment():
     """Returns the environment: one thread for each rank. PYTHONPATH already has the folder of the package."""
     return {**os.environ, "OMP_NUM_THREADS": "1", "TESSERA_LOG_LEVEL": "warning",
-            "PYTHONPATH": os.pathsep.join([os.environ.get("PYTHONPATH", ""), str(FOLDER), str(SUPPORT)])}
+            "PYTHONPATH": os.pathsep.join([os.environ.get("PYTHONPATH", ""), str(FOLDER), str(RANKS), str(SUPPORT)])}
 
 
 def run(command, at_rest=300, **variables):
@@ -33,9 +34,9 @@ def run(command, at_rest=300, **variables):
 
 
 def launch(ranks, program, *arguments, at_rest=300, **variables):
-    """Runs `tessera launch` with a file of this folder, or of a program's text."""
+    """Runs `tessera launch` with a file of RANKS, or of a program's text."""
     python = [sys.executable, "-B"]
-    python += [FOLDER / program] if program.endswith(".py") else ["-c", textwrap.dedent(program)]
+    python += [RANKS / program] if program.endswith(".py") else ["-c", textwrap.dedent(program)]
     return run([TESSERA, "launch", "-n", ranks, "--", *python, *arguments], at_rest, **variables)
 
 

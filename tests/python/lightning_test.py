@@ -5,14 +5,14 @@ import sys
 import tempfile
 import unittest
 
-from launched import FOLDER, launch, run
+from launched import RANKS, launch, run
 
 
 @unittest.skipUnless(importlib.util.find_spec("lightning"), "no lightning: scripts/setup --tests")
 class LightningTest(unittest.TestCase):
     def test_two_ranks_train_like_lightning_alone(self):
         with tempfile.TemporaryDirectory() as folder:
-            code, output = run([sys.executable, "-B", FOLDER / "lightning_ranks.py", "plain", folder])
+            code, output = run([sys.executable, "-B", RANKS / "lightning_ranks.py", "plain", folder])
             self.assertEqual(code, 0, output)
             code, output = launch(2, "lightning_ranks.py", folder, at_rest=500, TESSERA_LOG_LEVEL="error")
         self.assertEqual(code, 0, output)

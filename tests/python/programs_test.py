@@ -3,7 +3,7 @@
 import sys
 import unittest
 
-from launched import FOLDER, launch, main, run
+from launched import FOLDER, RANKS, launch, main, run
 
 
 class ProgramsTest(unittest.TestCase):
@@ -13,7 +13,7 @@ class ProgramsTest(unittest.TestCase):
         self.assertEqual(output.count("all programs were right"), 2, output)
 
     def test_user_errors_end_all_ranks(self):
-        code, output = run([sys.executable, "-B", FOLDER / "programs_endings.py"])
+        code, output = run([sys.executable, "-B", RANKS / "programs_endings.py"])
         self.assertEqual(code, 0, output)
         self.assertIn("all endings were right", output)
 

@@ -5,7 +5,7 @@ import sys
 import tempfile
 import unittest
 
-from launched import FOLDER, launch, main, run
+from launched import RANKS, launch, main, run
 
 
 class RulesTest(unittest.TestCase):
@@ -17,7 +17,7 @@ class RulesTest(unittest.TestCase):
                 self.assertEqual(output.count("rules trained like built-in ones"), ranks, output)
 
     def test_what_a_rule_raises_ends_all_ranks_with_its_name_and_place(self):
-        code, output = run([sys.executable, "-B", FOLDER / "rules_endings.py"])
+        code, output = run([sys.executable, "-B", RANKS / "rules_endings.py"])
         self.assertEqual(code, 0, output)
         self.assertIn("all endings were right", output)
 

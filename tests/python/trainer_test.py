@@ -5,7 +5,7 @@ import sys
 import tempfile
 import unittest
 
-from launched import FOLDER, launch, main, run
+from launched import RANKS, launch, main, run
 
 
 @unittest.skipUnless(importlib.util.find_spec("transformers") and importlib.util.find_spec("accelerate"),
@@ -13,7 +13,7 @@ from launched import FOLDER, launch, main, run
 class TrainerTest(unittest.TestCase):
     def test_two_ranks_train_like_the_plain_trainer(self):
         with tempfile.TemporaryDirectory() as folder:
-            code, output = run([sys.executable, "-B", FOLDER / "trainer_ranks.py", "plain", folder])
+            code, output = run([sys.executable, "-B", RANKS / "trainer_ranks.py", "plain", folder])
             self.assertEqual(code, 0, output)
             code, output = launch(2, "trainer_ranks.py", folder, at_rest=500, TESSERA_LOG_LEVEL="error")
         self.assertEqual(code, 0, output)

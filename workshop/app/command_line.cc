@@ -9,7 +9,7 @@
 #include <optional>
 #include <system_error>
 
-#include "runtime/base/process_limits.h"
+#include "runtime/base/process/process_limits.h"
 #include "runtime/base/text.h"
 #include "tessera/exit_code.h"
 #include "workshop/app/parts.h"

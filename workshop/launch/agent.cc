@@ -17,7 +17,7 @@
 #include <vector>
 
 #include "runtime/base/errno_hint.h"
-#include "runtime/base/process_limits.h"
+#include "runtime/base/process/process_limits.h"
 #include "runtime/base/status.h"
 #include "runtime/base/text.h"
 #include "workshop/launch/host_job.h"

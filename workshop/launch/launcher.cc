@@ -12,7 +12,7 @@
 #include <thread>
 
 #include "runtime/base/errno_hint.h"
-#include "runtime/base/process_limits.h"
+#include "runtime/base/process/process_limits.h"
 #include "runtime/base/status.h"
 #include "runtime/base/text.h"
 #include "workshop/launch/host_job.h"

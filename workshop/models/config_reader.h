@@ -5,7 +5,7 @@
 #include <utility>
 #include <vector>
 
-#include "runtime/base/diagnostics.h"
+#include "runtime/base/process/diagnostics.h"
 #include "runtime/config/json_document.h"
 #include "workshop/models/config_fields.h"
 

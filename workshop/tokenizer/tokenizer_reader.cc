@@ -14,8 +14,8 @@
 #include <system_error>
 #include <utility>
 
-#include "runtime/base/diagnostics.h"
 #include "runtime/base/input_file.h"
+#include "runtime/base/process/diagnostics.h"
 #include "runtime/base/status.h"
 #include "runtime/base/text.h"
 #include "runtime/config/json_document.h"

@@ -11,7 +11,7 @@
 #include "engine/memory/state_views.h"
 #include "engine/step/rules/naming.h"
 #include "runtime/base/log.h"
-#include "runtime/base/on_threads.h"
+#include "runtime/base/process/on_threads.h"
 #include "runtime/base/state_dtype.h"
 #include "tessera/span.h"
 

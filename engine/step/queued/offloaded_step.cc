@@ -9,7 +9,7 @@
 #include "engine/step/queued/host_update.h"
 #include "runtime/base/bytes.h"
 #include "runtime/base/log.h"
-#include "runtime/base/on_threads.h"
+#include "runtime/base/process/on_threads.h"
 #include "runtime/base/state_dtype.h"
 #include "runtime/border/throw.h"
 #include "runtime/config/strategy_names.h"

@@ -15,7 +15,7 @@
 #include <utility>
 
 #include "runtime/base/errno_hint.h"
-#include "runtime/base/process_limits.h"
+#include "runtime/base/process/process_limits.h"
 #include "runtime/base/status.h"
 #include "runtime/base/text.h"
 

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "runtime/base/errno_hint.h"
-#include "runtime/base/process_limits.h"
+#include "runtime/base/process/process_limits.h"
 #include "runtime/base/status.h"
 #include "runtime/comm/c10d/c10d_collectives.h"
 #include "runtime/comm/c10d/failure_report.h"

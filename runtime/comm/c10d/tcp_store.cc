@@ -19,7 +19,7 @@
 
 #include "runtime/base/errno_hint.h"
 #include "runtime/base/log.h"
-#include "runtime/base/process_limits.h"
+#include "runtime/base/process/process_limits.h"
 #include "runtime/base/status.h"
 #include "runtime/base/text.h"
 #include "runtime/comm/c10d/endpoint.h"

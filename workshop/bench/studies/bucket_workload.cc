@@ -8,8 +8,8 @@
 
 #include "runtime/border/throw.h"
 #include "runtime/data/permutation.h"
-#include "workshop/bench/cifar10.h"
-#include "workshop/bench/generated_images.h"
+#include "workshop/bench/images/cifar10.h"
+#include "workshop/bench/images/generated_images.h"
 #include "workshop/bench/studies/image_batches.h"
 #include "workshop/bench/studies/step_study.h"
 #include "workshop/models/gpt.h"

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "runtime/data/sampler.h"
-#include "workshop/bench/image_dataset.h"
+#include "workshop/bench/images/image_dataset.h"
 
 namespace tessera::app {
 

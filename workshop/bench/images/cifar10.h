@@ -5,7 +5,7 @@
 #include <filesystem>
 #include <memory>
 
-#include "workshop/bench/image_dataset.h"
+#include "workshop/bench/images/image_dataset.h"
 
 namespace tessera {
 

@@ -1,4 +1,4 @@
-#include "runtime/base/process_limits.h"
+#include "runtime/base/process/process_limits.h"
 
 #include <signal.h>
 #include <sys/resource.h>

@@ -1,4 +1,4 @@
-#include "workshop/bench/generated_images.h"
+#include "workshop/bench/images/generated_images.h"
 
 #include <fmt/format.h>
 

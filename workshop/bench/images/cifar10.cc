@@ -1,4 +1,4 @@
-#include "workshop/bench/cifar10.h"
+#include "workshop/bench/images/cifar10.h"
 
 #include <fmt/format.h>
 

@@ -1,4 +1,4 @@
-#include "runtime/base/diagnostics.h"
+#include "runtime/base/process/diagnostics.h"
 
 #include <fmt/format.h>
 

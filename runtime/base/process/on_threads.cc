@@ -1,4 +1,4 @@
-#include "runtime/base/on_threads.h"
+#include "runtime/base/process/on_threads.h"
 
 #include <algorithm>
 #include <atomic>

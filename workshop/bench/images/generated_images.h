@@ -3,7 +3,7 @@
 #include <cstdint>
 #include <memory>
 
-#include "workshop/bench/image_dataset.h"
+#include "workshop/bench/images/image_dataset.h"
 
 namespace tessera {
 

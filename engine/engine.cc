@@ -134,7 +134,7 @@ void backward(const at::Tensor& loss, const std::vector<Engine*>& engines, const
            " was given an Engine twice. [T0137] hint: list each Engine once, whatever the loss does with its module");
     (*engine)->state_->training.expect_microbatch(loss, info);
     expect(engines.size() == 1 || !(*engine)->state_->training.claims, phrases::kBackward,
-           " of several Engines under deal.backups: each would claim microbatches by itself. hint: leave deal.backups "
+           " of several Engines under deal.backups: each would claim microbatches by itself. [T0940] hint: leave deal.backups "
            "out");
   }
   for (Engine* engine : engines) engine->state_->training.warn_of_factor(loss);
@@ -178,7 +178,7 @@ void Engine::zero_grad() {
   training.expect_not_updated("zero_grad");
   expect(!training.claims || training.window.microbatch == 0,
          "zero_grad between backward and step under deal.backups: other ranks count on the microbatches of this rank. "
-         "hint: call step() first, or leave deal.backups out");
+         "[T0941] hint: call step() first, or leave deal.backups out");
   training.job.or_abort("zero_grad", [&] {
     // Residuals that compression kept of dropped gradients are dropped too.
     if (training.window.microbatch > 0 && training.plan.sums().kept_gradient_numel > 0)

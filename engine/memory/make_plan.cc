@@ -92,7 +92,7 @@ void expect_dealable(const MemoryPlan& plan, const DealConfig& deal) {
   if (is_dealt && plan.wire().longest_run < plan.wire().accumulation)
     throw Error(ExitCode::kConfig,
                 c10::str("/deal/longest: is ", deal.longest, ", and some ranks have ", plan.wire().accumulation,
-                         " microbatches at first (deal.microbatches). hint: take at least that many, or leave it out"));
+                         " microbatches at first (deal.microbatches). [T0942] hint: take at least that many, or leave it out"));
   if ((is_dealt || deal.microbatches > 0) && plan.placement().is_queued)
     throw Error(
         ExitCode::kConfig,

@@ -161,7 +161,7 @@ void expect_claimable(const Collectives& all) {
   throw Error(ExitCode::kConfig,
               "/deal/backups: ranks claim each other's microbatches in memory that they share, and the transport " +
                   all.transport() +
-                  " has none. hint: run all ranks on one host, with comm.transport \"auto\" or \"host\", or leave "
+                  " has none. [T0947] hint: run all ranks on one host, with comm.transport \"auto\" or \"host\", or leave "
                   "backups out");
 }
 

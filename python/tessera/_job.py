@@ -50,7 +50,7 @@ def plain_values(value: Any, pointer: str = "") -> Any:
         return os.fspath(value)
     if hasattr(value, "tolist"):
         return plain_values(value.tolist(), pointer)
-    raise Error(f"{pointer or 'the strategy'}: a value of type {type(value).__name__} was given. hint: write a number, a text, true "
+    raise Error(f"{pointer or 'the strategy'}: a value of type {type(value).__name__} was given. [T0955] hint: write a number, a text, true "
                 "or false, a list or a dict, as in a JSON file", 78)
 
 

@@ -37,7 +37,7 @@ absl::Status check(const SamplerOptions& options) {
   if (options.microbatches != 0 &&
       (options.microbatches < options.world_size || options.microbatches > kMostSamples / options.batch))
     return refuse(
-        fmt::format("want 0 microbatches, or at least one for each of {} ranks, got {}. hint: it is the strategy's "
+        fmt::format("want 0 microbatches, or at least one for each of {} ranks, got {}. [T0950] hint: it is the strategy's "
                     "deal.microbatches",
                     options.world_size, options.microbatches));
   const bool too_few =
@@ -104,13 +104,13 @@ absl::StatusOr<bool> DistributedSampler::take(std::int64_t microbatch, std::span
   if (microbatch < 0 || microbatch >= all)
     return make_error(ExitCode::kConfig,
                       fmt::format("sampler: microbatch {} was asked for, and a step has 0 to {} (accumulation {} x {} "
-                                  "ranks). hint: ask for what Engine::microbatch returns, with the strategy's "
+                                  "ranks). [T0951] hint: ask for what Engine::microbatch returns, with the strategy's "
                                   "gradient_accumulation as accumulation",
                                   microbatch, all - 1, options_.accumulation, options_.world_size));
   if (!is_between_steps())
     return make_error(ExitCode::kConfig,
                       "sampler: a microbatch was asked for by its number within a step whose samples come one after "
-                      "the other. hint: take all microbatches by their numbers, and end each step, or none");
+                      "the other. [T0952] hint: take all microbatches by their numbers, and end each step, or none");
   if (consumed_ >= end_) return false;
   write(consumed_ + microbatch * options_.batch, samples);
   return true;

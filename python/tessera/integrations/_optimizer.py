@@ -78,11 +78,11 @@ class FollowedOptimizer:
         name = self._kind.__name__
         if any(self._optimizer.state.values()):
             raise Error(f"{name}, which {self._maker} made, has states of an earlier training, such as moments, which the Engine would "
-                        "leave out. hint: load a checkpoint that was saved with Tessera, which has the Engine's; or begin with new "
+                        "leave out. [T0956] hint: load a checkpoint that was saved with Tessera, which has the Engine's; or begin with new "
                         "states: optimizer.state.clear()")
         if any(getattr(self._optimizer, f"_optimizer_step_{when}_hooks", None) for when in ("pre", "post")):
             raise Error(f"{name}, which {self._maker} made, has a hook of its step, which would never run: the Engine steps in its place. "
-                        "hint: remove the hook, and call its function around the step")
+                        "[T0957] hint: remove the hook, and call its function around the step")
 
     def _watch(self) -> None:
         """Watches all groups, and finds what was written before the watch began."""

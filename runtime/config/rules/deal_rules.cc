@@ -55,7 +55,7 @@ StrategyRule backups_rule() {
   return {
       {"/deal/backups", "/reproducible"}, "deal.backups goes with reproducible.", [](const Strategy& s) -> std::string {
         if (!by_speed(s) || s.deal.backups == 0 || s.reproducible) return "";
-        return "needs reproducible: the sum of a step would depend on which rank made a microbatch. hint: set "
+        return "needs reproducible: the sum of a step would depend on which rank made a microbatch. [T0948] hint: set "
                "reproducible to true, or leave backups out";
       }};
 }
@@ -66,7 +66,7 @@ StrategyRule microbatches_rule() {
           [](const Strategy& s) -> std::string {
             if (!by_speed(s) || s.deal.microbatches == 0 || s.gradient_accumulation == 1) return "";
             return fmt::format(
-                "is {}, and gradient_accumulation, {}, says how many microbatches a step has, too. hint: leave one of "
+                "is {}, and gradient_accumulation, {}, says how many microbatches a step has, too. [T0949] hint: leave one of "
                 "them out",
                 s.deal.microbatches, s.gradient_accumulation);
           }};

@@ -123,7 +123,7 @@ Strategy with_global_batch(Strategy strategy, const TrainCommand& command, int r
       throw Error(ExitCode::kConfig, "deal.microbatches is " + std::to_string(wanted) + ", but --global-batch " +
                                          std::to_string(command.global_batch) + " with --batch " +
                                          std::to_string(command.batch) + " makes it " + std::to_string(all) +
-                                         ". hint: leave deal.microbatches out of the strategy file");
+                                         ". [T0953] hint: leave deal.microbatches out of the strategy file");
     strategy.deal.microbatches = all;
     throw_if_error(check_strategy(strategy));
     return strategy;

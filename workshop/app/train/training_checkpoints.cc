@@ -68,7 +68,7 @@ absl::StatusOr<std::string> checkpoint_to_resume(const CheckpointOptions& option
   if (damaged.empty()) return "";
   return make_error(ExitCode::kCorruptData,
                     "--checkpoint-dir: " + config.dir + " has " + damaged.back() +
-                        " without a manifest, and no whole checkpoint. hint: bring its files back; or begin anew, with "
+                        " without a manifest, and no whole checkpoint. [T0954] hint: bring its files back; or begin anew, with "
                         "another folder or --resume none");
 }
 

@@ -134,7 +134,8 @@ void backward(const at::Tensor& loss, const std::vector<Engine*>& engines, const
            " was given an Engine twice. [T0137] hint: list each Engine once, whatever the loss does with its module");
     (*engine)->state_->training.expect_microbatch(loss, info);
     expect(engines.size() == 1 || !(*engine)->state_->training.claims, phrases::kBackward,
-           " of several Engines under deal.backups: each would claim microbatches by itself. [T0940] hint: leave deal.backups "
+           " of several Engines under deal.backups: each would claim microbatches by itself. [T0940] hint: leave "
+           "deal.backups "
            "out");
   }
   for (Engine* engine : engines) engine->state_->training.warn_of_factor(loss);
@@ -373,7 +374,7 @@ MemoryPlan plan_in_detail(torch::nn::Module& module, const Strategy& strategy, c
   scene.replicate_compressed_part = compressed.replicate;
   if (strategy.sync.makes_outer_steps()) {  // between outer steps, each replica trains by itself
     scene.replicate_compressed_part = 0;
-    const bool is_on_a_host = topology.local_world_size % shape.shard == 0;
+    const bool is_on_a_host = topology.hosts_hold_whole_groups_of(shape.shard);
     scene.reduces_in_background = shape.shard > 1 && scene.reduces_in_background &&
                                   (has(transport, transport_traits::kBackground) || !is_on_a_host);
   }

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <map>
+#include <numeric>
 #include <string>
 
 #include "runtime/border/throw.h"
@@ -25,11 +26,46 @@ int compressed_part(int first, int count, int stride, const Topology& topology, 
   if (has(transport, transport_traits::kSharedMemory)) return 0;
   if (transport != TransportChoice::kAuto) return 1;
   std::map<int, int> ranks_of_host;
-  for (int i = 0; i < count; ++i) ++ranks_of_host[(first + i * stride) / topology.local_world_size];
+  for (int i = 0; i < count; ++i) ++ranks_of_host[topology.host_of(first + i * stride)];
   if (ranks_of_host.size() == 1) return 0;
   const int ranks = ranks_of_host.begin()->second;
   const bool is_even = std::ranges::all_of(ranks_of_host, [&](const auto& host) { return host.second == ranks; });
   return is_even ? ranks : 1;
+}
+
+/// Returns the ranks of each host as text, as in "2, 3".
+std::string ranks_of_hosts(const Topology& topology) {
+  std::string text;
+  for (const int ranks : topology.ranks_of_hosts) text += (text.empty() ? "" : ", ") + std::to_string(ranks);
+  return text;
+}
+
+/// Returns a remedy: the largest shard group that divides every host, or no groups at all.
+std::string mesh_that_fits(const Topology& topology) {
+  int shard = topology.world_size;
+  for (const int ranks : topology.ranks_of_hosts) shard = std::gcd(shard, ranks);
+  if (shard == 1) return "take \"FULL_SHARD\" without \"mesh\", or as many ranks on every host";
+  return "give \"mesh\": {\"shard\": " + std::to_string(shard) +
+         "}, which divides the ranks of every host, or take \"FULL_SHARD\" without \"mesh\"";
+}
+
+/// A mesh that follows hosts makes a replica of each of them, so they must be equal.
+void expect_equal_hosts(const Strategy& strategy, const Topology& topology) {
+  if (topology.has_equal_hosts()) return;
+  const bool is_by_axes = strategy.placement.is_given();
+  throw Error(ExitCode::kConfig, std::string(is_by_axes ? "/placement: the mesh" : "/strategy: HYBRID_SHARD") +
+                                     " makes a replica of each host, so hosts need the same number of ranks, and here "
+                                     "they have " +
+                                     ranks_of_hosts(topology) + ". hint: " + mesh_that_fits(topology));
+}
+
+/// On unequal hosts a shard group is the whole world, or lies on one host: groups of other shapes would share memory on
+/// some hosts and not on others.
+void expect_groups_on_hosts(int shard, const Topology& topology) {
+  if (topology.has_equal_hosts() || shard == topology.world_size || topology.hosts_hold_whole_groups_of(shard)) return;
+  throw Error(ExitCode::kConfig, "/mesh/shard: groups of " + std::to_string(shard) + " ranks do not fill hosts of " +
+                                     ranks_of_hosts(topology) +
+                                     " ranks, so some would lie across hosts. hint: " + mesh_that_fits(topology));
 }
 
 }  // namespace
@@ -39,7 +75,10 @@ MeshShape mesh_shape(const Strategy& strategy, const Topology& topology) {
   std::int64_t replicate = strategy.mesh.replicas(), shard = strategy.mesh.shards();
   const bool is_by_axes = strategy.placement.is_given();
   const bool over_hosts = is_by_axes || strategy.strategy == ShardingStrategy::kHybridShard;
-  if (replicate == 0 && shard == 0) replicate = over_hosts ? topology.num_hosts() : 1;
+  if (replicate == 0 && shard == 0) {
+    if (over_hosts) expect_equal_hosts(strategy, topology);
+    replicate = over_hosts ? topology.num_hosts() : 1;
+  }
   if (replicate == 0) replicate = shard > 0 && world % shard == 0 ? world / shard : 1;
   if (shard == 0) shard = world % replicate == 0 ? world / replicate : world;
   if (replicate * shard != world) {
@@ -56,6 +95,7 @@ MeshShape mesh_shape(const Strategy& strategy, const Topology& topology) {
             " times. [T0240] hint: take \"HYBRID_SHARD\" or a \"placement\" over [\"rank\"], which do both, or leave "
             "replicate out");
   }
+  expect_groups_on_hosts(static_cast<int>(shard), topology);
   return {static_cast<int>(replicate), static_cast<int>(shard)};
 }
 
@@ -68,7 +108,7 @@ int parts_for(const Strategy& strategy, const MeshPosition& mesh) { return parts
 
 bool would_share_memory(const MeshShape& shape, const Topology& topology, TransportChoice transport) {
   const bool by_memory = transport == TransportChoice::kAuto || has(transport, transport_traits::kSharedMemory);
-  return by_memory && topology.local_world_size % shape.shard == 0;  // shard groups are runs of ranks
+  return by_memory && topology.hosts_hold_whole_groups_of(shape.shard);  // shard groups are runs of ranks
 }
 
 CompressedParts would_compress(const MeshShape& shape, const Topology& topology, TransportChoice transport) {

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <string>
+#include <vector>
 
 namespace tessera {
 
@@ -12,6 +13,8 @@ struct Topology {
   int local_rank = 0;        ///< index of this rank on its host
   int local_world_size = 1;  ///< ranks on this host; ranks are numbered host by host
   int host = 0;              ///< index of this host
+  /// Ranks on each host; empty where all hosts hold local_world_size ranks. `put_on_hosts` fills it.
+  std::vector<int> ranks_of_hosts = {};
   /// "torchrun", "slurm", "openmpi", "pmi", "mvapich2", "tessera", "torch.distributed" or "single"
   std::string launcher = "single";
 
@@ -21,8 +24,18 @@ struct Topology {
   int restart_count = 0;                  ///< number of restarts of the job by the launcher
   bool agent_store = false;  ///< torchrun's agent, or torch.distributed, serves the store: every rank is a client
 
-  /// Returns the number of hosts; every host has the same number of ranks.
-  int num_hosts() const { return world_size / local_world_size; }
+  /// Puts the world's ranks on hosts of so many ranks each, and this rank on its place there: sets host, local_rank,
+  /// local_world_size and ranks_of_hosts. REQUIRES: positive numbers whose sum is world_size.
+  void put_on_hosts(const std::vector<int>& ranks);
+  /// Returns the number of hosts.
+  int num_hosts() const;
+  /// Returns the index of the host that holds `rank`.
+  int host_of(int rank) const;
+  /// Returns whether all hosts hold the same number of ranks.
+  bool has_equal_hosts() const { return ranks_of_hosts.empty(); }
+  /// Returns whether `size` divides the number of ranks of every host. Then groups of `size` neighbours, counted from
+  /// rank 0 on, never lie across hosts.
+  bool hosts_hold_whole_groups_of(int size) const;
   /// Returns a text such as "rank 0/4 (torchrun), host 0, local rank 0".
   std::string describe() const;
 };

@@ -6,6 +6,7 @@ which they count (docs/start-python.md, "Who is who").
 """
 
 import datetime
+import itertools
 import os
 import socket
 import sys
@@ -51,8 +52,10 @@ def meet(timeout_s: float) -> tuple[dict[str, str], Any]:
     except RuntimeError as error:  # torch.distributed's store raises this
         raise Error(f"rank {distributed.get_rank()} of torch.distributed's process group waited for the others in tessera.init: {error}. "
                     "[T0667] hint: all ranks of the process group make an Engine", _PEER_LOST) from error
-    local_rank, local_size = _place_on_host(hosts)
-    words |= {"this process among its host's": str(local_rank), "ranks on its host": str(local_size)}
+    local_rank, sizes = _place_on_host(hosts)
+    words |= {"this process among its host's": str(local_rank), "ranks on its host": str(hosts.count(hosts[distributed.get_rank()]))}
+    if len(set(sizes)) > 1:
+        words["ranks of each host of torch.distributed"] = ",".join(map(str, sizes))
     if port:
         words |= {"host of torch.distributed's store": host, "port of torch.distributed's store": port}
     return words, served
@@ -74,14 +77,14 @@ def _this_host() -> str:
         return socket.gethostname()
 
 
-def _place_on_host(hosts: list[str]) -> tuple[int, int]:
-    """Returns (local rank, ranks on this host)."""
-    rank, own = distributed.get_rank(), hosts.count(hosts[distributed.get_rank()])
-    for first in range(0, len(hosts), own):
-        if len(set(hosts[first:first + own])) != 1 or hosts.count(hosts[first]) != own:
-            raise Error("torch.distributed's process group numbers its ranks in another order than host by host, with as many on every "
-                        "host. [T0668] hint: give init_process_group the rank host * ranks_per_host + local_rank", _WRONG_VARIABLES)
-    return rank % own, own
+def _place_on_host(hosts: list[str]) -> tuple[int, list[int]]:
+    """Returns (local rank, ranks on each host)."""
+    groups = [list(ranks) for _, ranks in itertools.groupby(range(len(hosts)), key=hosts.__getitem__)]
+    if len(groups) != len(set(hosts)):
+        raise Error("torch.distributed's process group numbers its ranks in another order than host by host. "
+                    "[T0668] hint: give init_process_group the ranks of one host after those of the other", _WRONG_VARIABLES)
+    own = next(ranks for ranks in groups if distributed.get_rank() in ranks)
+    return own.index(distributed.get_rank()), [len(ranks) for ranks in groups]
 
 
 def _meeting_place(store: Any, on_one_host: bool, timeout_s: float) -> tuple[str, str, Any]:

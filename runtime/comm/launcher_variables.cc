@@ -56,7 +56,62 @@ constexpr Dialect kMpi[] = {
 
 constexpr std::size_t kLongestError = 1000, kLongestValue = 80;
 
+// ------------------------------------------------------------------------------------------------ ranks of each host
+
+/// Reads the ranks of every host from "4(x2),3", which means 4, 4, 3. Returns nothing if the text has another form.
+std::optional<std::vector<int>> parse_ranks_of_hosts(std::string_view text) {
+  std::vector<int> tasks;
+  const auto number = [&](int& value) {
+    const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+    if (error != std::errc() || value < 1 || value > kMostRanks) return false;
+    text.remove_prefix(static_cast<std::size_t>(end - text.data()));
+    return true;
+  };
+  const auto skip = [&](std::string_view token) {
+    if (!text.starts_with(token)) return false;
+    text.remove_prefix(token.size());
+    return true;
+  };
+  do {
+    int count = 0, repeat = 1;
+    if (!number(count)) return std::nullopt;
+    if (skip("(x") && !(number(repeat) && skip(")"))) return std::nullopt;
+    if (repeat > kMostRanks - static_cast<int>(tasks.size())) return std::nullopt;
+    tasks.insert(tasks.end(), static_cast<std::size_t>(repeat), count);
+  } while (skip(","));
+  return text.empty() ? std::optional(tasks) : std::nullopt;
+}
+
 // ---------------------------------------------------------------------------------------------- one launcher's set
+
+/// Puts the candidate's rank on `hosts`, whose ranks add up to its world.
+Topology on_hosts(const Candidate& c, const std::vector<int>& hosts) {
+  Topology topology;
+  topology.rank = c.rank;
+  topology.world_size = c.world_size;
+  topology.put_on_hosts(hosts);
+  return topology;
+}
+
+/// Returns whether `hosts` add up to the world, and its rank lies in it.
+bool fit(const std::vector<int>& hosts, const Candidate& c) {
+  return c.rank < c.world_size &&
+         std::accumulate(hosts.begin(), hosts.end(), std::int64_t{0}) == std::int64_t{c.world_size};
+}
+
+/// Takes the list of each host's ranks that agrees with what the launcher says of this rank, if there is one: most
+/// launchers tell a rank the number of its own host alone.
+absl::Status take_hosts(const LauncherVariables& variables, Candidate& c) {
+  for (const char* name : {kHostsVariable, kProcessGroupHosts}) {
+    TESSERA_ASSIGN_OR_RETURN(const std::vector<int> hosts, variables.ranks_of_hosts(name));
+    if (hosts.empty() || !c.knows_locals() || !fit(hosts, c)) continue;
+    const Topology said = on_hosts(c, hosts);
+    if (said.local_rank != c.local_rank || said.local_world_size != c.local_world_size) continue;
+    c.ranks_of_hosts = said.ranks_of_hosts;
+    return absl::OkStatus();
+  }
+  return absl::OkStatus();
+}
 
 absl::Status check_ranges(const Candidate& c) {
   const Dialect& d = *c.dialect;
@@ -87,6 +142,7 @@ absl::StatusOr<Candidate> read_numbers(const LauncherVariables& variables, const
     TESSERA_ASSIGN_OR_RETURN(c.local_world_size, variables.number(d, d.local_world_size, 1, kMostRanks));
     c.local_origin = d.local_world_size;
   }
+  TESSERA_RETURN_IF_ERROR(take_hosts(variables, c));
   return c;
 }
 
@@ -108,40 +164,18 @@ absl::StatusOr<std::optional<Candidate>> read_torchrun(const LauncherVariables& 
     return partial_error(variables, d, {d.rank, d.world_size, d.local_rank, d.local_world_size});
   if (c && c->knows_locals() && variables.has("GROUP_RANK")) {  // GROUP_RANK is torchrun's index of the host
     TESSERA_ASSIGN_OR_RETURN(const int group, variables.number(d, "GROUP_RANK", 0, kMostRanks));
-    if (group != c->rank / c->local_world_size)
+    const int host = c->topology().host;
+    if (group != host)
       return launcher_error(
           fmt::format("GROUP_RANK={} but RANK={} with LOCAL_WORLD_SIZE={} lies on host {} (torchrun). "
-                      "[T0462] hint: so that ranks count host by host, {}",
-                      group, c->rank, c->local_world_size, c->rank / c->local_world_size, d.order_hint));
+                      "[T0462] hint: so that ranks count host by host, {}; or say the ranks of each host to all ranks, "
+                      "as in {}=2,3",
+                      group, c->rank, c->local_world_size, host, d.order_hint, kHostsVariable));
   }
   return c;
 }
 
 // ------------------------------------------------------------------------------------------------------------ Slurm
-
-/// Reads the tasks of every host from "4(x2),3", which means 4, 4, 3. Returns nothing if the text has another form.
-std::optional<std::vector<int>> parse_tasks_per_node(std::string_view text) {
-  std::vector<int> tasks;
-  const auto number = [&](int& value) {
-    const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-    if (error != std::errc() || value < 1 || value > kMostRanks) return false;
-    text.remove_prefix(static_cast<std::size_t>(end - text.data()));
-    return true;
-  };
-  const auto skip = [&](std::string_view token) {
-    if (!text.starts_with(token)) return false;
-    text.remove_prefix(token.size());
-    return true;
-  };
-  do {
-    int count = 0, repeat = 1;
-    if (!number(count)) return std::nullopt;
-    if (skip("(x") && !(number(repeat) && skip(")"))) return std::nullopt;
-    if (repeat > kMostRanks - static_cast<int>(tasks.size())) return std::nullopt;
-    tasks.insert(tasks.end(), static_cast<std::size_t>(repeat), count);
-  } while (skip(","));
-  return text.empty() ? std::optional(tasks) : std::nullopt;
-}
 
 /// The variable in which srun says how many tasks the step has. SLURM_NTASKS says the same in most steps, but the job's
 /// number in others: the shell that salloc gives is a step of one task in a job of many.
@@ -157,20 +191,19 @@ absl::Status read_slurm_local_size(const LauncherVariables& variables, Candidate
   for (const char* name : {"SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE"}) {
     const auto text = variables.text(name);
     if (!text) continue;
-    const auto tasks = parse_tasks_per_node(*text);
+    const auto tasks = parse_ranks_of_hosts(*text);
     if (!tasks)
       return launcher_error(fmt::format("{}={} (Slurm): want tasks for each node, such as 4(x2)", name, *text));
     if (std::accumulate(tasks->begin(), tasks->end(), std::int64_t{0}) != c.world_size) {
       other = fmt::format("{}={}", name, *text);
       continue;
     }
-    if (std::any_of(tasks->begin(), tasks->end(), [&](int count) { return count != tasks->front(); }))
-      return launcher_error(
-          fmt::format("{}={} (Slurm): every node must hold as many tasks. [T0463] hint: give srun "
-                      "--ntasks-per-node",
-                      name, *text));
     c.local_world_size = tasks->front();
     c.local_origin = name;
+    if (!fit(*tasks, c)) return absl::OkStatus();  // this rank lies beyond its world, which check_ranges refuses
+    const Topology said = on_hosts(c, *tasks);
+    c.local_world_size = said.local_world_size;
+    c.ranks_of_hosts = said.ranks_of_hosts;
     return absl::OkStatus();
   }
   if (c.world_size == 1) {
@@ -203,11 +236,12 @@ absl::StatusOr<std::optional<Candidate>> read_slurm(const LauncherVariables& var
   TESSERA_RETURN_IF_ERROR(check_ranges(c));
   if (c.knows_locals() && variables.has("SLURM_NODEID")) {
     TESSERA_ASSIGN_OR_RETURN(const int node, variables.number(d, "SLURM_NODEID", 0, kMostRanks));
-    if (node != c.rank / c.local_world_size)
+    const int host = c.topology().host;
+    if (node != host)
       return launcher_error(
           fmt::format("SLURM_NODEID={} but SLURM_PROCID={} with {}={} lies on host {} (Slurm): ranks "
                       "count host by host. [T0465] hint: for that {}",
-                      node, c.rank, c.local_origin, c.local_world_size, c.rank / c.local_world_size, d.order_hint));
+                      node, c.rank, c.local_origin, c.local_world_size, host, d.order_hint));
   }
   return std::optional<Candidate>(c);
 }
@@ -238,7 +272,7 @@ bool is_agent_of(const Candidate& outer, const Candidate& inner, bool torchrun_a
   if (outer.local_world_size != 1 || !inner.knows_locals()) return false;
   const bool trusted = inner.dialect == &kTorchrun && torchrun_agent;
   // Open MPI's daemons on the other hosts are a Slurm step that leaves out the first host.
-  const int hosts = inner.world_size / inner.local_world_size;
+  const int hosts = inner.topology().num_hosts();
   return trusted || outer.world_size == hosts || (inner.dialect != &kTorchrun && outer.world_size == hosts - 1);
 }
 
@@ -339,6 +373,29 @@ absl::StatusOr<int> LauncherVariables::number(const Dialect& dialect, const std:
     return launcher_error(fmt::format("{}={} ({}): want a whole number from {} to {}", name,
                                       clipped(value, kLongestValue), dialect.title, low, high));
   return result;
+}
+
+absl::StatusOr<std::vector<int>> LauncherVariables::ranks_of_hosts(const std::string& name) const {
+  const std::string list = text(name).value_or("");
+  if (list.find_first_of(",(") == std::string::npos) return std::vector<int>();
+  if (auto ranks = parse_ranks_of_hosts(list)) return *std::move(ranks);
+  return launcher_error(
+      fmt::format("{}={}: want the ranks of each host, such as 2,3. hint: write a number above 0 for "
+                  "each host, in their order",
+                  name, clipped(list, kLongestValue)));
+}
+
+Topology Candidate::topology() const {
+  Topology topology = ranks_of_hosts.empty() ? Topology() : on_hosts(*this, ranks_of_hosts);
+  if (ranks_of_hosts.empty()) {
+    topology.rank = rank;
+    topology.world_size = world_size;
+    topology.local_world_size = local_world_size;
+    topology.host = rank / local_world_size;
+    topology.local_rank = rank % local_world_size;
+  }
+  topology.launcher = dialect->launcher;
+  return topology;
 }
 
 absl::StatusOr<std::optional<Candidate>> find_launcher(const LauncherVariables& variables) {

@@ -40,12 +40,15 @@ struct Candidate {
   const Dialect* dialect = nullptr;
   int rank = 0;
   int world_size = 1;
-  const char* world_origin = "";  ///< variable that world_size was read from: Slurm has two
-  int local_rank = -1;            ///< -1: unknown
-  int local_world_size = -1;      ///< -1: unknown
-  std::string local_origin;       ///< variable that local_world_size was read from
+  const char* world_origin = "";         ///< variable that world_size was read from: Slurm has two
+  int local_rank = -1;                   ///< -1: unknown
+  int local_world_size = -1;             ///< -1: unknown
+  std::string local_origin;              ///< variable that local_world_size was read from
+  std::vector<int> ranks_of_hosts = {};  ///< ranks on each host; empty where hosts are equal, or unknown
 
   bool knows_locals() const { return local_rank >= 0 && local_world_size > 0; }
+  /// Returns the place of the rank, if hosts hold their ranks one after the other. REQUIRES: knows_locals().
+  Topology topology() const;
 };
 
 /// Reads one environment, remembering nothing. Empty values count as unset, as in `RANK= ./train`.
@@ -57,6 +60,9 @@ class LauncherVariables {
   bool has(const std::string& name) const { return text(name).has_value(); }
   /// Returns the variable as an integer of [low, high]; error 78 otherwise.
   absl::StatusOr<int> number(const Dialect& dialect, const std::string& name, int low, int high) const;
+  /// Returns the variable as a list of each host's ranks, as in "2,3" or "2(x2),3". The list is empty if the variable
+  /// is not set, or is a number alone. Returns error 78 otherwise.
+  absl::StatusOr<std::vector<int>> ranks_of_hosts(const std::string& name) const;
 
  private:
   const Environment& environment_;

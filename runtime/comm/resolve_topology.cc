@@ -2,9 +2,11 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <cstdlib>
 #include <limits>
+#include <numeric>
 #include <string_view>
 #include <utility>
 
@@ -53,21 +55,17 @@ absl::Status place(const LauncherVariables& variables, Candidate c, Topology& to
     const char* local_size = &d == &kSlurm ? "SLURM_TASKS_PER_NODE" : d.local_world_size;
     return partial_error(variables, d, {d.rank, d.world_size, d.local_rank, local_size});
   }
-  if (c.world_size % c.local_world_size != 0)
+  if (c.ranks_of_hosts.empty() && c.world_size % c.local_world_size != 0)
+    return launcher_error(fmt::format(
+        "{}={} does not fill hosts of {}={} evenly ({}). [T0476] hint: for as many ranks on every host, "
+        "{}; or say the ranks of each host to all ranks, as in {}=2,3",
+        c.world_origin, c.world_size, c.local_origin, c.local_world_size, d.title, d.order_hint, kHostsVariable));
+  topology = c.topology();
+  if (topology.local_rank != c.local_rank)
     return launcher_error(
-        fmt::format("{}={} does not fill hosts of {}={} evenly ({}). [T0476] hint: for as many ranks on every host, {}",
-                    c.world_origin, c.world_size, c.local_origin, c.local_world_size, d.title, d.order_hint));
-  if (c.rank % c.local_world_size != c.local_rank)
-    return launcher_error(
-        fmt::format("{}={} but {}={} with {} ranks a host ({}): ranks count host by host. "
+        fmt::format("{}={} but {}={} with {} ranks on its host ({}): ranks count host by host. "
                     "[T0477] hint: for that {}",
                     d.rank, c.rank, d.local_rank, c.local_rank, c.local_world_size, d.title, d.order_hint));
-  topology.rank = c.rank;
-  topology.world_size = c.world_size;
-  topology.local_rank = c.local_rank;
-  topology.local_world_size = c.local_world_size;
-  topology.host = c.rank / c.local_world_size;
-  topology.launcher = d.launcher;
   return absl::OkStatus();
 }
 
@@ -152,28 +150,73 @@ absl::Status read_restarts(const LauncherVariables& variables, const Dialect& d,
   return absl::OkStatus();
 }
 
-/// Makes two hosts out of the ranks of one machine if TESSERA_HOSTS=2 (for tests).
-absl::Status pretend_hosts(const LauncherVariables& variables, Topology& topology) {
-  if (!variables.has("TESSERA_HOSTS")) return absl::OkStatus();
-  Dialect self = kTorchrun;
-  self.title = "a testing aid that pretends hosts";
-  TESSERA_ASSIGN_OR_RETURN(const int hosts, variables.number(self, "TESSERA_HOSTS", 1, kMostRanks));
-  if (hosts == topology.num_hosts()) return absl::OkStatus();
-  if (topology.num_hosts() > 1)
+std::vector<int> ranks_of_hosts(const Topology& topology) {
+  if (!topology.has_equal_hosts()) return topology.ranks_of_hosts;
+  return std::vector<int>(static_cast<std::size_t>(topology.num_hosts()), topology.local_world_size);
+}
+
+/// Reads TESSERA_HOSTS: the ranks of each host. A number of hosts stands for as many ranks on each.
+absl::StatusOr<std::vector<int>> read_hosts(const LauncherVariables& variables, const Topology& topology) {
+  TESSERA_ASSIGN_OR_RETURN(std::vector<int> list, variables.ranks_of_hosts(kHostsVariable));
+  const std::int64_t sum = std::accumulate(list.begin(), list.end(), std::int64_t{0});
+  if (!list.empty() && sum != topology.world_size)
     return launcher_error(
-        fmt::format("TESSERA_HOSTS={}, but the ranks already lie on {} hosts ({}). [T0482] hint: unset it", hosts,
-                    topology.num_hosts(), topology.launcher));
-  if (topology.world_size % hosts != 0)
-    return launcher_error(fmt::format(
-        "TESSERA_HOSTS={} does not divide the {} ranks ({}) evenly. [T0483] hint: give a divisor, or unset it", hosts,
-        topology.world_size, topology.launcher));
-  topology.local_world_size = topology.world_size / hosts;
-  topology.host = topology.rank / topology.local_world_size;
-  topology.local_rank = topology.rank % topology.local_world_size;
+        fmt::format("{}={} says {} ranks, and the job has {} ({}). hint: say the ranks of each host, "
+                    "in their order, or unset it",
+                    kHostsVariable, *variables.text(kHostsVariable), sum, topology.world_size, topology.launcher));
+  if (!list.empty()) return list;
+  Dialect self = kTorchrun;
+  self.title = "a number of hosts, or the ranks of each";
+  TESSERA_ASSIGN_OR_RETURN(const int hosts, variables.number(self, kHostsVariable, 1, kMostRanks));
+  if (hosts == topology.num_hosts()) return ranks_of_hosts(topology);
+  if (topology.num_hosts() == 1 && topology.world_size % hosts != 0)
+    return launcher_error(
+        fmt::format("{}={} does not divide the {} ranks ({}) evenly. [T0483] hint: give a divisor, or the ranks of "
+                    "each host as in 2,3, or unset it",
+                    kHostsVariable, hosts, topology.world_size, topology.launcher));
+  return std::vector<int>(static_cast<std::size_t>(hosts), topology.world_size / hosts);
+}
+
+/// Makes several hosts out of the ranks of one machine if TESSERA_HOSTS says so (for tests).
+absl::Status pretend_hosts(const LauncherVariables& variables, Topology& topology) {
+  if (!variables.has(kHostsVariable)) return absl::OkStatus();
+  TESSERA_ASSIGN_OR_RETURN(const std::vector<int> hosts, read_hosts(variables, topology));
+  if (hosts == ranks_of_hosts(topology)) return absl::OkStatus();
+  if (topology.num_hosts() > 1)
+    return launcher_error(fmt::format("{}={}, but the ranks already lie on {} hosts ({}). [T0482] hint: unset it",
+                                      kHostsVariable, *variables.text(kHostsVariable), topology.num_hosts(),
+                                      topology.launcher));
+  topology.put_on_hosts(hosts);
   return absl::OkStatus();
 }
 
 }  // namespace
+
+void Topology::put_on_hosts(const std::vector<int>& ranks) {
+  const bool are_equal = std::ranges::all_of(ranks, [&](int count) { return count == ranks.front(); });
+  ranks_of_hosts = are_equal ? std::vector<int>() : ranks;
+  local_world_size = ranks.front();
+  host = host_of(rank);
+  local_world_size = ranks[static_cast<std::size_t>(host)];
+  local_rank = rank - std::accumulate(ranks.begin(), ranks.begin() + host, 0);
+}
+
+int Topology::num_hosts() const {
+  return has_equal_hosts() ? world_size / local_world_size : static_cast<int>(ranks_of_hosts.size());
+}
+
+int Topology::host_of(int wanted) const {
+  if (has_equal_hosts()) return wanted / local_world_size;
+  int index = 0;
+  for (int end = ranks_of_hosts.front(); end <= wanted && index + 1 < num_hosts(); ++index)
+    end += ranks_of_hosts[static_cast<std::size_t>(index) + 1];
+  return index;
+}
+
+bool Topology::hosts_hold_whole_groups_of(int size) const {
+  if (has_equal_hosts()) return local_world_size % size == 0;
+  return std::ranges::all_of(ranks_of_hosts, [&](int count) { return count % size == 0; });
+}
 
 std::string Topology::describe() const {
   return fmt::format("rank {}/{} ({}), host {}, local rank {}", rank, world_size, launcher, host, local_rank);

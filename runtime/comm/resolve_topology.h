@@ -20,11 +20,16 @@ std::optional<std::string> process_environment(const std::string& name);
 constexpr const char* kProcessGroupStoreHost = "host of torch.distributed's store";
 constexpr const char* kProcessGroupStorePort = "port of torch.distributed's store";
 
+/// The name under which Python gives the ranks of each host of a process group, as in "2,3", where they are unequal.
+constexpr const char* kProcessGroupHosts = "ranks of each host of torch.distributed";
+/// The variable that says the ranks of each host, as in "2,3". A number alone is one of hosts, for tests.
+constexpr const char* kHostsVariable = "TESSERA_HOSTS";
+
 /// Reads the launcher's variables and every other source that says who this process is, and compares them
 /// (runtime/comm/launcher_variables.h has the order). If no source says anything, the job has one rank. If the hosts of
 /// a process group are unknown, its ranks count as those of one host. Error 78, naming variable, value and launcher:
 /// incomplete sets, texts that are no numbers, rank >= world size, two sources whose values disagree, ranks that do not
-/// fill hosts evenly.
+/// fill hosts evenly where nothing says the ranks of each host: Slurm does, and so does TESSERA_HOSTS=2,3.
 absl::StatusOr<Topology> resolve_topology(const Environment& environment = process_environment);
 
 }  // namespace tessera

@@ -65,6 +65,16 @@ TEST_F(Hosts, RanksStartedOverSshTrainToTheBitsOfPretendedHosts) {
   }
 }
 
+TEST_F(Hosts, UnequalHostsTrainToTheBitsOfOneHost) {
+  const std::string file = strategy("FULL_SHARD");
+  run(Words{"env", "OMP_NUM_THREADS=1"} + launch(3) + train(file, "here"));
+  run(on_two_hosts({"--hosts", "127.0.0.1:1,127.0.0.2:2"}, {"--hosts", "10.77.0.1:1,10.77.0.2:2"}) +
+          train(file, "over ssh"),
+      120);
+  EXPECT_EQ(losses("over ssh"), losses("here"));
+  EXPECT_EQ(losses("over ssh").size(), 3u);
+}
+
 TEST_F(Hosts, KilledRankOfAnotherHostEndsTheJobAndIsTheFirstCause) {
   Program job(on_two_hosts() + train(strategy("FULL_SHARD"), "killed", {"--steps", "1000000"}), path("run"));
   wait_for(job, path("killed"), "\"step\":20,");

@@ -86,6 +86,20 @@ TEST_F(Train, HybridOnTwoHostsEqualsFullShard) {
   EXPECT_EQ(losses("across"), full);
 }
 
+TEST_F(Train, UnequalHostsTrainToTheBitsOfOneHost) {
+  for (const char* name : {"FULL_SHARD", "NO_SHARD"}) {
+    const std::string here = std::string(name) + " here", apart = std::string(name) + " apart";
+    run(launch(3) + train(strategy(name), here));
+    run(launch(3, {"--pretend-hosts", "1,2"}) + train(strategy(name), apart));
+    EXPECT_EQ(losses(apart), losses(here)) << name;
+    EXPECT_EQ(losses(apart).size(), 3u) << name;
+  }
+  const Ended hybrid =
+      run_program(launch(3, {"--pretend-hosts", "1,2"}) + train(strategy("HYBRID_SHARD"), "hybrid"), path("run"));
+  EXPECT_EQ(hybrid.code, 78) << hybrid.err;
+  EXPECT_THAT(hybrid.err, AllOf(HasSubstr("HYBRID_SHARD"), HasSubstr("1, 2"), HasSubstr("take \"FULL_SHARD\"")));
+}
+
 TEST_F(Train, TraceShowsTheSpansOfEveryRank) {
   const std::string file = strategy("FULL_SHARD", R"(, "host_sharing": false)");
   run(launch(2) + train(file, "traced", {"--steps", "5", "--trace", path("trace.json")}));

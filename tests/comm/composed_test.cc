@@ -37,6 +37,26 @@ TEST_P(Hierarchical, EveryOperationGivesTheBitsOfTheFlatGroup) {
 
 INSTANTIATE_TEST_SUITE_P(Hosts, Hierarchical, ::testing::Values(Hosts{4, 2}, Hosts{6, 3}, Hosts{8, 2}, Hosts{3, 3}));
 
+/// Inside such hosts groups have their own memory; the group of all ranks adds in the order of the flat tree.
+TEST(UnequalHosts, EveryOperationGivesTheBitsOfTheFlatGroup) {
+  run_ranks({.ranks = 5, .ranks_of_hosts = {2, 3}}, [](const Mesh& mesh) {
+    require(mesh.topology().host == (mesh.rank() < 2 ? 0 : 1), "hosts");
+    auto axes = groups_of(mesh).axes(1, 5);
+    require_ok(axes.status());
+    require(axes->world->transport() == "thread" && !axes->world->shares_memory(), axes->world->transport());
+    check_all_operations(*axes->world, false, 20001);
+    check_all_operations(*axes->reduce, true, 8200);
+  });
+}
+
+TEST(UnequalHosts, ShardGroupsInsideHostsShareMemory) {
+  run_ranks({.ranks = 6, .ranks_of_hosts = {2, 4}}, [](const Mesh& mesh) {
+    auto axes = groups_of(mesh).axes(3, 2);
+    require_ok(axes.status());
+    require(axes->gather->shares_memory() && !axes->replicate->shares_memory(), "who shares memory");
+  });
+}
+
 TEST(HierarchicalTest, FailureOfOneRankReachesEveryHost) {
   std::vector<absl::Status> results(4);
   run_ranks({.ranks = 4, .hosts = 2}, [&](const Mesh& mesh) {

@@ -91,7 +91,10 @@ TEST(DeviceGroups, GivenGroupsServeRanksOfAnyHosts) {
   };
   groups.alone = [] { return solo_on_device(kCpu); };
   groups.control = [](std::shared_ptr<Collectives> group) { return staged_collectives(std::move(group), kCpu); };
-  const auto factory = device_group_factory({.rank = 1, .world_size = 4, .ranks_per_host = 1}, groups);
+  GroupDefaults defaults;
+  defaults.topology.rank = 1;
+  defaults.topology.world_size = 4;
+  const auto factory = device_group_factory(defaults, groups);
   require_ok(factory->make("alone", {1}, GroupUse::kOther).status());
   EXPECT_EQ(joined, 0);
   const auto pair = factory->make("pair", {1, 3}, GroupUse::kOther);

@@ -120,10 +120,49 @@ TEST(Topology, SlurmTasksPerNodeAreReadInEachFormOrRefused) {
   EXPECT_EQ(
       resolve(with(bare, {{"SLURM_TASKS_PER_NODE", "8(x2)"}, {"SLURM_STEP_TASKS_PER_NODE", "4(x2)"}}))->num_hosts(), 2);
   EXPECT_THAT(message_of(resolve(bare).status()), HasSubstr("SLURM_TASKS_PER_NODE"));
-  for (const char* wrong : {"4(x3)", "5,3", "4(x2", "x", "4(x0)", "4,", "0(x2)", "4(x99999999)"}) {
+  for (const char* wrong : {"4(x3)", "4(x2", "x", "4(x0)", "4,", "0(x2)", "4(x99999999)"}) {
     const auto status = resolve(with(bare, {{"SLURM_TASKS_PER_NODE", wrong}})).status();
     EXPECT_EQ(exit_code_of(status), ExitCode::kConfig) << wrong;
     EXPECT_THAT(message_of(status), HasSubstr(std::string("SLURM_TASKS_PER_NODE=") + wrong));
+  }
+}
+
+TEST(Topology, UnequalHostsAreReadFromSlurmsList) {
+  const Variables unequal = with(kSlurm, {{"SLURM_TASKS_PER_NODE", "2(x2),4"}, {"SLURM_NODEID", "2"}});
+  const auto topology = resolve(unequal);
+  ASSERT_TRUE(topology.ok()) << topology.status();
+  EXPECT_EQ(topology->describe(), "rank 5/8 (slurm), host 2, local rank 1");
+  EXPECT_EQ(topology->local_world_size, 4);
+  EXPECT_EQ(topology->num_hosts(), 3);
+  EXPECT_FALSE(topology->has_equal_hosts());
+  EXPECT_EQ(topology->host_of(3), 1);
+  EXPECT_TRUE(topology->hosts_hold_whole_groups_of(2));
+  EXPECT_FALSE(topology->hosts_hold_whole_groups_of(4));
+  EXPECT_THAT(message_of(resolve(with(unequal, {{"SLURM_TASKS_PER_NODE", "5,3"}})).status()),
+              HasSubstr("count host by host"));
+}
+
+/// torchrun and MPI tell each rank the number of its own host alone.
+TEST(Topology, UnequalHostsOfTorchrunNeedTheirList) {
+  struct Place {
+    const char *rank, *local_rank, *local_world_size, *group;
+  };
+  for (const Place& place : {Place{"1", "1", "2", "0"}, Place{"2", "0", "3", "1"}, Place{"4", "2", "3", "1"}}) {
+    const Variables variables = with(kTorchrun, {{"RANK", place.rank},
+                                                 {"WORLD_SIZE", "5"},
+                                                 {"LOCAL_RANK", place.local_rank},
+                                                 {"LOCAL_WORLD_SIZE", place.local_world_size},
+                                                 {"GROUP_RANK", place.group}});
+    EXPECT_THAT(message_of(resolve(variables).status()), HasSubstr("TESSERA_HOSTS=2,3"));
+    for (const char* name : {"TESSERA_HOSTS", "ranks of each host of torch.distributed"}) {
+      const auto topology = resolve(with(variables, {{name, "2,3"}}));
+      ASSERT_TRUE(topology.ok()) << topology.status();
+      EXPECT_EQ(std::to_string(topology->host), place.group);
+      EXPECT_EQ(std::to_string(topology->local_rank), place.local_rank);
+      EXPECT_EQ(std::to_string(topology->local_world_size), place.local_world_size);
+      EXPECT_EQ(topology->num_hosts(), 2);
+    }
+    EXPECT_FALSE(resolve(with(variables, {{"TESSERA_HOSTS", "3,2"}})).ok()) << place.rank;
   }
 }
 
@@ -353,7 +392,9 @@ TEST(Topology, PretendedHostsSplitOneHost) {
     EXPECT_EQ(topology->num_hosts(), 2);
     EXPECT_EQ(topology->master_addr, "127.0.0.1");
   }
-  for (const char* wrong : {"3", "8", "0", "two"})
+  EXPECT_EQ(resolve(with(four, {{"TESSERA_HOSTS", "1,3"}}))->describe(), "rank 3/4 (torchrun), host 1, local rank 2");
+  EXPECT_TRUE(resolve(with(four, {{"TESSERA_HOSTS", "2,2"}}))->has_equal_hosts());
+  for (const char* wrong : {"3", "8", "0", "two", "2,3", "4,", "2,0,2"})
     EXPECT_THAT(message_of(resolve(with(four, {{"TESSERA_HOSTS", wrong}})).status()), HasSubstr("TESSERA_HOSTS"));
   EXPECT_TRUE(resolve(with(kTorchrun, {{"TESSERA_HOSTS", "2"}})).ok());   // the job has two hosts
   EXPECT_FALSE(resolve(with(kTorchrun, {{"TESSERA_HOSTS", "4"}})).ok());  // real hosts are not split

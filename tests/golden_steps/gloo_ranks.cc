@@ -95,13 +95,13 @@ int rank_of(GroupFactory& threads, int ranks) {
 ThreadRanks over_gloo(ThreadRanks ranks) {
   const auto network = std::make_shared<Network>();
   GroupDefaults defaults;
-  defaults.world_size = ranks.ranks;
-  defaults.ranks_per_host = ranks.ranks / ranks.hosts;
+  defaults.topology.world_size = ranks.ranks;
+  defaults.topology.local_world_size = ranks.ranks / ranks.hosts;
   defaults.timeout_s = ranks.timeout_s;
   const bool has_hosts = ranks.hosts > 1;
   ranks.wrap_groups = [=](const std::shared_ptr<GroupFactory>& threads) {
     GroupDefaults own = defaults;
-    own.rank = rank_of(*threads, defaults.world_size);
+    own.topology.rank = rank_of(*threads, own.topology.world_size);
     const JoinGroup gloo = [network](const Group& group) { return network->join(group); };
     const JoinGroup inside = [threads](const Group& group) {
       return threads->make(group.name, group.world_ranks, group.use);

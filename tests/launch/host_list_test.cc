@@ -131,7 +131,7 @@ TEST(HostJob, JobArrivesAsItWasSent) {
   HostJob job;
   job.options.command = {"./a b", "", "'\"$x\n\\", "\xff"};
   job.options.ranks = 6;
-  job.options.pretended_hosts = 3;
+  job.options.pretended_hosts = {1, 3, 2};
   job.options.max_restarts = 2;
   job.options.plan = true;
   job.options.silence_s = 2.5;

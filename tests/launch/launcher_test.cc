@@ -38,7 +38,7 @@ TEST(Launch, RanksGetTheVariablesOfTorchrun) {
   auto options = shell(4,
                        "echo r=$RANK w=$WORLD_SIZE l=$LOCAL_RANK lw=$LOCAL_WORLD_SIZE g=$GROUP_RANK a=$MASTER_ADDR "
                        "t=$TESSERA_LAUNCHER; test $MASTER_PORT -gt 0 && test -d $(dirname $TORCHELASTIC_ERROR_FILE)");
-  options.pretended_hosts = 2;
+  options.pretended_hosts = {2, 2};
   Launcher launcher(options);
   EXPECT_EQ(launcher.wait(), 0);
   EXPECT_THAT(launcher.out, HasSubstr("[rank 0] r=0 w=4 l=0 lw=2 g=0 a=127.0.0.1 t=tessera\n"));
@@ -363,7 +363,11 @@ TEST(Launch, WrongOptionsAreRefusedBeforeAnyRankStarts) {
       {"no program", [](auto& o) { o.command = {}; }, 64, "no program"},
       {"no ranks", [](auto& o) { o.ranks = 0; }, 64, "got 0"},
       {"too many", [](auto& o) { o.ranks = 100000; }, 64, "100000"},
-      {"hosts", [](auto& o) { o.pretended_hosts = 3; }, 64, "3 pretended hosts"},
+      {"hosts",
+       [](auto& o) {
+         o.pretended_hosts = {1, 1, 1};
+       },
+       64, "3 pretended hosts with 3 ranks"},
       {"port", [](auto& o) { o.port = 70000; }, 64, "70000"},
       {"grace", [](auto& o) { o.grace_s = -1; }, 64, "-1"},
       {"missing", [](auto& o) { o.command = {"no-such-program-here"}; }, 66, "no-such-program-here"},

@@ -6,6 +6,7 @@
 #include <gtest/gtest.h>
 
 #include <map>
+#include <utility>
 
 #include "runtime/comm/resolve_topology.h"
 #include "workshop/launch/launcher.h"
@@ -48,7 +49,7 @@ TEST(RankEnvironment, VariablesAreUnderstoodInsideOtherLaunchers) {
       job.run_id = "x";
       LaunchOptions options;
       options.ranks = 6;
-      options.pretended_hosts = hosts;
+      options.pretended_hosts.assign(static_cast<std::size_t>(hosts), 6 / hosts);
       const bool pretended_around = hosts == 1 && inherited == around.back();
       const int expected_hosts = pretended_around ? 2 : hosts;
       for (int rank = 0; rank < 6; ++rank) {
@@ -65,6 +66,23 @@ TEST(RankEnvironment, VariablesAreUnderstoodInsideOtherLaunchers) {
         EXPECT_FALSE(topology->agent_store);
       }
     }
+  }
+}
+
+TEST(RankEnvironment, UnequalHostsAreUnderstoodByEveryRank) {
+  LaunchOptions options;
+  options.ranks = 6;
+  options.pretended_hosts = {2, 3, 1};
+  JobSettings job;
+  job.port = 4321;
+  const std::vector<std::pair<int, int>> places = {{0, 0}, {0, 1}, {1, 0}, {1, 1}, {1, 2}, {2, 0}};
+  for (int rank = 0; rank < 6; ++rank) {
+    const auto topology = resolve(rank_environment(options, job, rank, {"TESSERA_HOSTS=2"}));
+    ASSERT_TRUE(topology.ok()) << topology.status();
+    EXPECT_EQ(std::pair(topology->host, topology->local_rank), places[static_cast<std::size_t>(rank)]) << rank;
+    EXPECT_EQ(topology->local_world_size, options.pretended_hosts[static_cast<std::size_t>(topology->host)]);
+    EXPECT_EQ(topology->num_hosts(), 3);
+    EXPECT_EQ(topology->ranks_of_hosts, options.pretended_hosts);
   }
 }
 

@@ -238,18 +238,16 @@ TEST(LaunchHosts, HostsThatCannotStartRanksAreNamedBeforeAnyRankStarts) {
        {"has not answered within 0.3 s"}},
       {"broken", [&](auto& o) { o.tessera = broken; }, 69, {"exit code 3: no library"}},
       {"no ssh", [](auto& o) { o.ssh = {"no-such-ssh"}; }, 66, {"no \"no-such-ssh\" that starts", "openssh-client"}},
-      {"unequal",
-       [](auto& o) {
-         o.hosts[1].slots = 1;
-         o.ranks = 3;
-       },
-       64,
-       {"host 127.0.0.2 has slots=1", "host 127.0.0.1 has slots=2", "every host slots=1"}},
       {"not here",
        [](auto& o) { o.hosts[0].name = "192.0.2.1"; },
        64,
        {"the first host, 192.0.2.1, is not this machine"}},
-      {"pretended too", [](auto& o) { o.pretended_hosts = 2; }, 64, {"--pretend-hosts"}},
+      {"pretended too",
+       [](auto& o) {
+         o.pretended_hosts = {2, 2};
+       },
+       64,
+       {"--pretend-hosts"}},
       {"variable", [](auto& o) { o.environment = {"NO_SUCH_VARIABLE_HERE"}; }, 64, {"--env \"NO_SUCH_VARIABLE_HERE\""}},
   };
   for (const Failing& row : table) {

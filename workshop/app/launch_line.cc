@@ -1,10 +1,12 @@
 #include "workshop/app/launch_line.h"
 
+#include <charconv>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
 #include <numeric>
 #include <sstream>
+#include <string_view>
 
 #include "runtime/base/status.h"
 #include "runtime/base/text.h"
@@ -17,6 +19,33 @@ constexpr std::int64_t kMostRestarts = 1000;
 
 bool is_number(const std::string& text) {
   return !text.empty() && text.find_first_not_of("0123456789") == std::string::npos;
+}
+
+/// Reads the text of --pretend-hosts: a number of hosts with as many of the `ranks` on each, or the ranks of each host.
+absl::StatusOr<std::vector<int>> pretended_hosts(const std::string& text, int ranks) {
+  std::vector<int> numbers;
+  std::string_view rest = text;
+  while (true) {
+    int number = 0;
+    const auto [stopped, error] = std::from_chars(rest.data(), rest.data() + rest.size(), number);
+    rest.remove_prefix(static_cast<std::size_t>(stopped - rest.data()));
+    if (error != std::errc() || number < 1 || number > kMostLaunched || !(rest.empty() || rest.front() == ','))
+      return make_error(ExitCode::kUsage, "launch: --pretend-hosts " + quoted_text(text) +
+                                              ": want a number of hosts, or the ranks of each, from 1 to " +
+                                              std::to_string(kMostLaunched) +
+                                              ". hint: write --pretend-hosts 2, or --pretend-hosts 2,3");
+    numbers.push_back(number);
+    if (rest.empty()) break;
+    rest.remove_prefix(1);
+  }
+  if (numbers.size() > 1) return numbers;
+  const int hosts = numbers.front();
+  if (ranks % hosts != 0)
+    return make_error(ExitCode::kUsage, "launch: " + std::to_string(hosts) + " pretended hosts do not divide " +
+                                            std::to_string(ranks) +
+                                            " ranks. [T0593] hint: give -n a multiple of --pretend-hosts, or name the "
+                                            "ranks of each host, as in --pretend-hosts 2,3");
+  return hosts == 1 ? std::vector<int>() : std::vector<int>(static_cast<std::size_t>(hosts), ranks / hosts);
 }
 
 /// Returns the words of --ssh, between blanks.
@@ -41,9 +70,8 @@ void LaunchLine::add_ranks() {
       ->transform(integer_from(1, kMostLaunched))
       ->capture_default_str();
   command_
-      ->add_option("--pretend-hosts", options.pretended_hosts,
-                   "hosts that ranks are told of, for tests: all are started here")
-      ->transform(integer_from(1, kMostLaunched))
+      ->add_option("--pretend-hosts", pretended_,
+                   "hosts that ranks are told of, for tests, or the ranks of each: 2,3; all are started here")
       ->capture_default_str();
   command_->add_option("--port", options.port, "rendezvous port; 0: a free one")
       ->transform(integer_from(0, 65535))
@@ -114,6 +142,7 @@ absl::Status LaunchLine::take_hosts() {
             std::string(option) +
             " is for ranks on several hosts, and all ranks start here. [T0836] hint: name the hosts by --hosts "
             "or --hostfile, or leave it out");
+    TESSERA_ASSIGN_OR_RETURN(options.pretended_hosts, pretended_hosts(pretended_, options.ranks));
     return absl::OkStatus();
   }
   if (given("--hosts") && given("--hostfile"))

@@ -25,11 +25,12 @@ class LaunchLine {
   void add_hosts();
   /// Takes the words that no option took, such as a program without "--". Returns what is wrong with them.
   std::string take_words();
-  /// Reads --hosts or --hostfile. Errors: those of host_list.h; 64 for options that need several hosts.
+  /// Reads --hosts or --hostfile, else --pretend-hosts. Errors: those of host_list.h; 64 for options that need several
+  /// hosts, and for pretended hosts that are no numbers or do not hold the ranks.
   absl::Status take_hosts();
 
   CLI::App* command_ = nullptr;
-  std::string hosts_, hostfile_, ssh_;
+  std::string hosts_, hostfile_, ssh_, pretended_ = "1";
 };
 
 }  // namespace tessera::app

@@ -7,6 +7,7 @@
 #include <array>
 #include <chrono>
 #include <filesystem>
+#include <numeric>
 #include <optional>
 #include <system_error>
 #include <utility>
@@ -75,7 +76,7 @@ absl::StatusOr<std::vector<std::string>> travelling_environment(const std::vecto
 absl::StatusOr<HostJob> make_host_job(const LaunchOptions& options, const JobSettings& job, int first, int ranks) {
   HostJob result;
   result.options = options;
-  result.options.pretended_hosts = count_hosts(options);
+  result.options.pretended_hosts = ranks_of_hosts(options);
   result.options.hosts.clear();
   result.job = job;
   result.first_rank = first;
@@ -89,7 +90,9 @@ absl::StatusOr<HostJob> make_host_job(const LaunchOptions& options, const JobSet
 std::string encode(const HostJob& job) {
   FieldWriter fields;
   const LaunchOptions& options = job.options;
-  fields.texts(options.command).number(options.ranks).number(options.pretended_hosts).number(options.max_restarts);
+  fields.texts(options.command).number(options.ranks).number(options.max_restarts);
+  fields.number(static_cast<std::int64_t>(options.pretended_hosts.size()));
+  for (const int ranks : options.pretended_hosts) fields.number(ranks);
   fields.number(options.strict).number(options.plan).number(static_cast<std::int64_t>(options.silence_s * 1000));
   fields.text(job.job.address).number(job.job.port).number(job.job.restarts).text(job.job.run_id);
   fields.number(job.first_rank).number(job.ranks).text(job.directory).texts(job.environment);
@@ -102,8 +105,9 @@ std::optional<HostJob> decode_job(std::string_view body) {
   const auto number = [&] { return static_cast<int>(fields.number()); };
   job.options.command = fields.texts();
   job.options.ranks = number();
-  job.options.pretended_hosts = number();
   job.options.max_restarts = number();
+  for (std::int64_t hosts = fields.number(); hosts > 0 && fields.is_ok(); --hosts)
+    job.options.pretended_hosts.push_back(number());
   job.options.strict = number() != 0;
   job.options.plan = number() != 0;
   job.options.silence_s = static_cast<double>(fields.number()) / 1000;
@@ -115,7 +119,10 @@ std::optional<HostJob> decode_job(std::string_view body) {
   job.ranks = number();
   job.directory = fields.text();
   job.environment = fields.texts();
-  const bool makes_sense = job.options.pretended_hosts > 0 && job.ranks > 0 && !job.options.command.empty();
+  const std::vector<int>& hosts = job.options.pretended_hosts;
+  const bool are_hosts = std::ranges::all_of(hosts, [](int ranks) { return ranks > 0; }) &&
+                         std::accumulate(hosts.begin(), hosts.end(), std::int64_t{0}) == job.options.ranks;
+  const bool makes_sense = are_hosts && job.ranks > 0 && !job.options.command.empty();
   return fields.is_ok() && makes_sense ? std::optional(std::move(job)) : std::nullopt;
 }
 

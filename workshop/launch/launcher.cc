@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cstdint>
 #include <numeric>
 #include <system_error>
 #include <thread>
@@ -25,20 +26,11 @@ namespace {
 
 absl::Status refuse(const std::string& what) { return make_error(ExitCode::kUsage, "launch: " + what); }
 
-/// Ranks are counted host by host. Every rank knows the number of ranks of a host and not a list of numbers
-/// (tessera/topology.h), so all hosts have the same number of ranks.
 absl::Status check_hosts(const LaunchOptions& options) {
   const std::vector<HostSlots>& hosts = options.hosts;
   if (hosts.empty()) return absl::OkStatus();
-  if (options.pretended_hosts != 1)
+  if (!options.pretended_hosts.empty())
     return refuse("hosts over ssh cannot be pretended ones too. [T0855] hint: give --hosts or --pretend-hosts");
-  const auto least = std::ranges::min_element(hosts, {}, &HostSlots::slots);
-  const auto other = std::ranges::find_if(hosts, [&](const HostSlots& host) { return host.slots != least->slots; });
-  if (other != hosts.end())
-    return refuse(
-        fmt::format("host {} has slots={} and host {} has slots={}: ranks of a job are counted host by host, "
-                    "as many on each. [T0856] hint: give every host slots={}, or name the larger one alone",
-                    clipped(least->name, 80), least->slots, clipped(other->name, 80), other->slots, least->slots));
   const int all =
       std::accumulate(hosts.begin(), hosts.end(), 0, [](int sum, const HostSlots& host) { return sum + host.slots; });
   if (all != options.ranks)
@@ -58,11 +50,14 @@ absl::Status check(const LaunchOptions& options) {
   if (options.ranks < 1 || (options.hosts.empty() && options.ranks > kMostSlots))
     return refuse(fmt::format("the number of ranks must be 1 to {}, got {}. [T0592] hint: -n says how many", kMostSlots,
                               options.ranks));
-  if (options.pretended_hosts < 1 || options.ranks % options.pretended_hosts != 0)
-    return refuse(
-        fmt::format("{} pretended hosts do not divide {} ranks. [T0593] hint: give -n a multiple of "
-                    "--pretend-hosts",
-                    options.pretended_hosts, options.ranks));
+  const std::vector<int>& pretended = options.pretended_hosts;
+  const bool are_hosts = std::ranges::all_of(pretended, [](int ranks) { return ranks > 0; });
+  const auto all = std::accumulate(pretended.begin(), pretended.end(), std::int64_t{0});
+  if (!pretended.empty() && (!are_hosts || all != options.ranks))
+    return refuse(fmt::format(
+        "{} pretended hosts with {} ranks in all cannot hold {} ranks. hint: give -n the sum of the numbers "
+        "of --pretend-hosts, each of them above 0",
+        pretended.size(), all, options.ranks));
   if (options.port < 0 || options.port > 65535)
     return refuse(
         fmt::format("port {} is outside of 0 to 65535. [T0594] hint: --port 0 takes a free one", options.port));
@@ -186,8 +181,10 @@ absl::StatusOr<int> run(const LaunchOptions& options) {
 
 }  // namespace
 
-int count_hosts(const LaunchOptions& options) {
-  return options.hosts.empty() ? options.pretended_hosts : static_cast<int>(options.hosts.size());
+std::vector<int> ranks_of_hosts(const LaunchOptions& options) {
+  std::vector<int> ranks = options.pretended_hosts;
+  for (const HostSlots& host : options.hosts) ranks.push_back(host.slots);
+  return ranks.empty() ? std::vector<int>{options.ranks} : ranks;
 }
 
 int launch(const LaunchOptions& options) {

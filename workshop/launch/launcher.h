@@ -13,7 +13,8 @@ namespace tessera {
 struct LaunchOptions {
   std::vector<std::string> command;  ///< program (looked up in PATH) and its arguments
   int ranks = 1;                     ///< all ranks of the job
-  int pretended_hosts = 1;           ///< hosts that ranks believe in, for tests; the number must divide `ranks`
+  /// Ranks on each of the hosts that ranks believe in, for tests; they add up to `ranks`. Empty means one host.
+  std::vector<int> pretended_hosts = {};
   /// The hosts of a job over ssh, this machine first; their slots add up to `ranks`. Empty means this machine alone.
   std::vector<HostSlots> hosts;
   std::vector<std::string> ssh = {"ssh"};  ///< program that runs a command on a host, and its own options
@@ -69,7 +70,7 @@ struct LaunchOptions {
 /// the same working directory and the environment that host_job.h lists. No rank starts before all hosts have answered.
 int launch(const LaunchOptions& options);
 
-/// Returns the number of hosts that is told to ranks.
-int count_hosts(const LaunchOptions& options);
+/// Returns the ranks of each host that is told to ranks.
+std::vector<int> ranks_of_hosts(const LaunchOptions& options);
 
 }  // namespace tessera

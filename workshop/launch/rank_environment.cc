@@ -2,6 +2,7 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <map>
 #include <string_view>
 
@@ -12,7 +13,10 @@ namespace tessera {
 
 std::vector<std::string> rank_environment(const LaunchOptions& options, const JobSettings& job, int rank,
                                           const std::vector<std::string>& inherited) {
-  const int hosts = count_hosts(options), local_world_size = options.ranks / hosts;
+  const std::vector<int> hosts = ranks_of_hosts(options);
+  std::size_t host = 0;
+  int first = 0;  // this is the first rank of that host
+  while (host + 1 < hosts.size() && first + hosts[host] <= rank) first += hosts[host++];
   const auto text = [](int number) { return std::to_string(number); };
   std::map<std::string, std::string, std::less<>> variables = {{"OMP_NUM_THREADS", text(job.omp_threads)}};
   for (const std::string& entry : inherited) {
@@ -21,10 +25,10 @@ std::vector<std::string> rank_environment(const LaunchOptions& options, const Jo
   }
   const std::map<std::string, std::string> ours = {{"RANK", text(rank)},
                                                    {"WORLD_SIZE", text(options.ranks)},
-                                                   {"LOCAL_RANK", text(rank % local_world_size)},
-                                                   {"LOCAL_WORLD_SIZE", text(local_world_size)},
-                                                   {"GROUP_RANK", text(rank / local_world_size)},
-                                                   {"GROUP_WORLD_SIZE", text(hosts)},
+                                                   {"LOCAL_RANK", text(rank - first)},
+                                                   {"LOCAL_WORLD_SIZE", text(hosts[host])},
+                                                   {"GROUP_RANK", text(static_cast<int>(host))},
+                                                   {"GROUP_WORLD_SIZE", text(static_cast<int>(hosts.size()))},
                                                    {"MASTER_ADDR", job.address},
                                                    {"MASTER_PORT", text(job.port)},
                                                    {"TORCHELASTIC_RUN_ID", job.run_id},
@@ -39,7 +43,12 @@ std::vector<std::string> rank_environment(const LaunchOptions& options, const Jo
   }
   if (options.strict) variables.insert_or_assign("TESSERA_STRICT", "1");
   if (options.plan) variables.insert_or_assign("TESSERA_PLAN", "table");
-  if (hosts > 1) variables.erase("TESSERA_HOSTS");  // with several hosts, LOCAL_WORLD_SIZE says the same
+  if (hosts.size() > 1) variables.erase("TESSERA_HOSTS");  // LOCAL_WORLD_SIZE says the same for equal hosts
+  if (std::ranges::any_of(hosts, [&](int ranks) { return ranks != hosts.front(); })) {
+    std::string list;
+    for (const int ranks : hosts) list += (list.empty() ? "" : ",") + text(ranks);
+    variables.insert_or_assign("TESSERA_HOSTS", list);
+  }
   std::vector<std::string> result;
   for (const auto& [name, value] : variables) result.push_back(name + "=" + value);
   return result;

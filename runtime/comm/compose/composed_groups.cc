@@ -33,20 +33,22 @@ class ComposedGroupFactory : public GroupFactory {
  private:
   absl::Status check(const std::string& name, const std::vector<int>& ranks) const {
     const bool ascending = std::adjacent_find(ranks.begin(), ranks.end(), std::greater_equal<>()) == ranks.end();
-    const bool member = std::find(ranks.begin(), ranks.end(), defaults_.rank) != ranks.end();
-    if (ascending && member && ranks.front() >= 0 && ranks.back() < defaults_.world_size) return absl::OkStatus();
+    const bool member = std::find(ranks.begin(), ranks.end(), defaults_.topology.rank) != ranks.end();
+    if (ascending && member && ranks.front() >= 0 && ranks.back() < defaults_.topology.world_size)
+      return absl::OkStatus();
     return make_error(ExitCode::kInternal, "group " + group_of(name, ranks, GroupUse::kOther).key() +
-                                               " wants ascending ranks below " + std::to_string(defaults_.world_size) +
-                                               " with rank " + std::to_string(defaults_.rank) + " among them");
+                                               " wants ascending ranks below " +
+                                               std::to_string(defaults_.topology.world_size) + " with rank " +
+                                               std::to_string(defaults_.topology.rank) + " among them");
   }
 
   Group group_of(const std::string& name, const std::vector<int>& world_ranks, GroupUse use) const {
     Group group;
     group.name = name;
     group.world_ranks = world_ranks;
-    group.rank =
-        static_cast<int>(std::find(world_ranks.begin(), world_ranks.end(), defaults_.rank) - world_ranks.begin());
-    group.world_size = defaults_.world_size;
+    group.rank = static_cast<int>(std::find(world_ranks.begin(), world_ranks.end(), defaults_.topology.rank) -
+                                  world_ranks.begin());
+    group.world_size = defaults_.topology.world_size;
     group.use = use;
     group.timeout_s = defaults_.timeout_s;
     group.init_timeout_s = defaults_.init_timeout_s;
@@ -55,7 +57,7 @@ class ComposedGroupFactory : public GroupFactory {
 
   std::map<int, std::vector<int>> members_of_hosts(const std::vector<int>& world_ranks) const {
     std::map<int, std::vector<int>> members;
-    for (int rank : world_ranks) members[rank / defaults_.ranks_per_host].push_back(rank);
+    for (int rank : world_ranks) members[defaults_.topology.host_of(rank)].push_back(rank);
     return members;
   }
 
@@ -69,8 +71,8 @@ class ComposedGroupFactory : public GroupFactory {
                                                                  const std::vector<int>& world_ranks,
                                                                  GroupUse use) const {
     const auto members = members_of_hosts(world_ranks);
-    const std::vector<int>& neighbours = members.at(defaults_.rank / defaults_.ranks_per_host);
-    const auto place = std::find(neighbours.begin(), neighbours.end(), defaults_.rank) - neighbours.begin();
+    const std::vector<int>& neighbours = members.at(defaults_.topology.host_of(defaults_.topology.rank));
+    const auto place = std::find(neighbours.begin(), neighbours.end(), defaults_.topology.rank) - neighbours.begin();
     std::vector<int> counterparts;
     for (const auto& [host, ranks] : members) counterparts.push_back(ranks[place]);
     TESSERA_ASSIGN_OR_RETURN(auto inside, inside_(group_of(name + ".inside", neighbours, use)));
@@ -106,7 +108,7 @@ class DeviceGroupFactory : public ComposedGroupFactory {
 
 // Returns defaults that treat all ranks as one host, so that one transport joins all groups, wherever their ranks are.
 GroupDefaults as_one_host(GroupDefaults defaults) {
-  defaults.ranks_per_host = defaults.world_size;
+  defaults.topology.put_on_hosts({defaults.topology.world_size});
   return defaults;
 }
 

@@ -13,9 +13,7 @@ using JoinGroup = std::function<absl::StatusOr<std::shared_ptr<Collectives>>(con
 
 /// The values that all groups of a rank have in common.
 struct GroupDefaults {
-  int rank = 0;  ///< number of the rank in the world
-  int world_size = 1;
-  int ranks_per_host = 1;  ///< ranks are numbered host by host
+  Topology topology;  ///< the rank, and which ranks share a host
   double timeout_s = 600.0;
   double init_timeout_s = 300.0;
 };
@@ -30,7 +28,8 @@ struct GroupDefaults {
 /// | the same number > 1 on each host    | hierarchical(inside, across)               |
 /// | anything else                       | across, for all                            |
 ///
-/// `ranks_per_host` decides what "host" means.
+/// The topology decides what "host" means (Topology::host_of). Where hosts hold unequal numbers of ranks, the group of
+/// all ranks is one of the last row.
 std::shared_ptr<GroupFactory> composed_group_factory(const GroupDefaults& defaults, JoinGroup inside, JoinGroup across);
 
 /// Returns a factory that uses one transport for every group of more than one rank, wherever its ranks are.

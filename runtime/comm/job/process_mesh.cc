@@ -22,9 +22,7 @@ namespace {
 
 GroupDefaults defaults_of(const Topology& topology, const CommConfig& comm) {
   GroupDefaults defaults;
-  defaults.rank = topology.rank;
-  defaults.world_size = topology.world_size;
-  defaults.ranks_per_host = topology.local_world_size;
+  defaults.topology = topology;
   defaults.timeout_s = comm.timeout_s;
   defaults.init_timeout_s = comm.init_timeout_s;
   return defaults;

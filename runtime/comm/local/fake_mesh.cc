@@ -14,12 +14,11 @@ namespace {
 
 class FakeGroupFactory : public GroupFactory {
  public:
-  explicit FakeGroupFactory(const Topology& topology)
-      : rank_(topology.rank), ranks_per_host_(topology.local_world_size) {}
+  explicit FakeGroupFactory(const Topology& topology) : topology_(topology) {}
   absl::StatusOr<std::shared_ptr<Collectives>> make(const std::string&, const std::vector<int>& ranks,
                                                     GroupUse) override {
-    const auto place = std::find(ranks.begin(), ranks.end(), rank_) - ranks.begin();
-    const bool one_host = ranks.front() / ranks_per_host_ == ranks.back() / ranks_per_host_;
+    const auto place = std::find(ranks.begin(), ranks.end(), topology_.rank) - ranks.begin();
+    const bool one_host = topology_.host_of(ranks.front()) == topology_.host_of(ranks.back());
     return std::shared_ptr<Collectives>(std::make_shared<LocalCollectives>(
         static_cast<int>(place), static_cast<int>(ranks.size()), one_host, one_host ? 0 : ranks_of_host(ranks)));
   }
@@ -29,14 +28,14 @@ class FakeGroupFactory : public GroupFactory {
   /// summed first.
   int ranks_of_host(const std::vector<int>& ranks) const {
     std::map<int, int> counts;
-    for (int rank : ranks) ++counts[rank / ranks_per_host_];
+    for (int rank : ranks) ++counts[topology_.host_of(rank)];
     const int count = counts.begin()->second;
     const bool is_even =
         std::all_of(counts.begin(), counts.end(), [&](const auto& host) { return host.second == count; });
     return is_even ? count : 1;
   }
 
-  const int rank_, ranks_per_host_;
+  const Topology topology_;
 };
 
 }  // namespace

@@ -1,6 +1,7 @@
 #include "runtime/comm/shared/run_ranks.h"
 
 #include <exception>
+#include <numeric>
 #include <stdexcept>
 #include <thread>
 #include <vector>
@@ -13,13 +14,17 @@
 namespace tessera {
 namespace {
 
-Topology topology_of(const ThreadRanks& options, int rank) {
+std::vector<int> hosts_of(const ThreadRanks& options) {
+  if (!options.ranks_of_hosts.empty()) return options.ranks_of_hosts;
+  if (options.hosts < 1) return {};
+  return std::vector<int>(static_cast<std::size_t>(options.hosts), options.ranks / options.hosts);
+}
+
+Topology topology_of(int rank, int ranks, const std::vector<int>& hosts) {
   Topology topology;
   topology.rank = rank;
-  topology.world_size = options.ranks;
-  topology.local_world_size = options.ranks / options.hosts;
-  topology.local_rank = rank % topology.local_world_size;
-  topology.host = rank / topology.local_world_size;
+  topology.world_size = ranks;
+  topology.put_on_hosts(hosts);
   topology.launcher = "thread";
   return topology;
 }
@@ -54,15 +59,16 @@ class FirstFailure {
 }  // namespace
 
 void run_ranks(const ThreadRanks& options, const std::function<void(const Mesh&)>& body) {
-  if (options.ranks < 1 || options.hosts < 1 || options.ranks % options.hosts != 0)
+  const std::vector<int> hosts = hosts_of(options);
+  if (options.ranks < 1 || std::accumulate(hosts.begin(), hosts.end(), 0) != options.ranks)
     throw std::invalid_argument("run_ranks: " + std::to_string(options.ranks) + " ranks do not fill " +
-                                std::to_string(options.hosts) + " hosts evenly");
+                                std::to_string(options.hosts) + " hosts, or not evenly");
   const auto run = std::make_shared<ThreadRun>(options);
   const auto store = memory_store();
   FirstFailure first;
   const auto run_one = [&](int rank) {
     absl::Status end;
-    const Topology topology = topology_of(options, rank);
+    const Topology topology = topology_of(rank, options.ranks, hosts);
     std::shared_ptr<GroupFactory> groups = thread_group_factory(run, topology);
     if (options.wrap_groups) groups = options.wrap_groups(std::move(groups));
     const Mesh mesh = make_mesh(topology, std::move(groups), store);

@@ -172,9 +172,7 @@ void ThreadRun::end(int world_rank, const absl::Status& reason) {
 
 std::shared_ptr<GroupFactory> thread_group_factory(std::shared_ptr<ThreadRun> run, const Topology& topology) {
   GroupDefaults defaults;
-  defaults.rank = topology.rank;
-  defaults.world_size = topology.world_size;
-  defaults.ranks_per_host = topology.local_world_size;
+  defaults.topology = topology;
   defaults.timeout_s = run->options().timeout_s;
   const auto join = [run = std::move(run)](const Group& group) { return run->join(group); };
   // Pretended hosts have a network between them, as far as the Engine can tell.

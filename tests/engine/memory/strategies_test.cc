@@ -3,12 +3,15 @@
 #include <gtest/gtest.h>
 
 #include <array>
+#include <numeric>
 #include <optional>
 #include <string>
 #include <tuple>
 #include <vector>
 
+#include "engine/job/mesh_shape.h"
 #include "runtime/comm/shared/run_ranks.h"
+#include "tessera/error.h"
 #include "tests/support/pairwise.h"
 #include "tests/support/train_helpers.h"
 
@@ -82,6 +85,47 @@ TEST_P(Strategies, AllGiveTheSameBitsCloseToTheUnshardedRun) {
       }
     }
   }
+}
+
+// Hosts of 2 and 4 ranks hold whole shard groups of two. The group of all ranks lies across unequal hosts.
+TEST(UnequalHosts, StrategiesTrainToTheBitsOfOneHostInPlannedMemory) {
+  TrainOptions options;
+  options.steps = 3;
+  options.batch = 36;
+  const Trained wanted =
+      train_on_threads({.ranks = 6}, tiny_strategy(ShardingStrategy::kNoShard, DType::kF32), options);
+  for (const Placed& placed : {Placed(ShardingStrategy::kNoShard), Placed(ShardingStrategy::kShardGradients),
+                               Placed(ShardingStrategy::kFullShard), Placed(ShardingStrategy::kHybridShard),
+                               Placed(ShardingStrategy::kHybridShard, /*shared=*/true)}) {
+    Strategy strategy = tiny_strategy(placed, DType::kF32);
+    if (placed.kind == ShardingStrategy::kHybridShard) strategy.mesh.shard = 2;
+    const Trained trained = train_on_threads({.ranks = 6, .ranks_of_hosts = {2, 4}}, strategy, options);
+    expect_same_bits(trained, wanted, name_of(placed));
+    for (const StepResult& step : trained.steps) EXPECT_EQ(step.planned, step.allocated) << name_of(placed);
+  }
+}
+
+TEST(UnequalHosts, MeshThatDoesNotFitIsRefusedWithOneThatDoes) {
+  const auto refusal = [](const std::vector<int>& hosts, std::int64_t shard) -> std::string {
+    Topology topology;
+    topology.world_size = std::accumulate(hosts.begin(), hosts.end(), 0);
+    topology.put_on_hosts(hosts);
+    Strategy strategy = tiny_strategy(ShardingStrategy::kHybridShard, DType::kF32);
+    strategy.mesh.shard = shard;
+    try {
+      mesh_shape(strategy, topology);
+      return "";
+    } catch (const Error& error) {
+      return error.what();
+    }
+  };
+  EXPECT_NE(refusal({2, 3}, 0).find("HYBRID_SHARD makes a replica of each host"), std::string::npos);
+  EXPECT_NE(refusal({2, 3}, 0).find("have 2, 3. hint: take \"FULL_SHARD\""), std::string::npos);
+  EXPECT_NE(refusal({2, 4}, 0).find("hint: give \"mesh\": {\"shard\": 2}"), std::string::npos);
+  EXPECT_NE(refusal({2, 4}, 3).find("/mesh/shard: groups of 3 ranks do not fill hosts of 2, 4"), std::string::npos);
+  EXPECT_EQ(refusal({2, 4}, 2), "");
+  EXPECT_EQ(refusal({2, 4}, 6), "");
+  EXPECT_EQ(refusal({3, 3}, 0), "");
 }
 
 // Threads make sums over a network while the next units are computed.

@@ -53,13 +53,14 @@ absl::Status check_size(const models::ModelConfig& config, const Strategy& strat
   const bool on_gpus = has(strategy.comm.transport, transport_traits::kOnGpu);
   const double memory = static_cast<double>(::sysconf(_SC_PHYS_PAGES)) * static_cast<double>(::sysconf(_SC_PAGESIZE));
   const double wanted = static_cast<double>(models::parameter_count(config)) *
-                        static_cast<double>(size_of(strategy.mixed_precision.param)) / topology.num_hosts();
+                        static_cast<double>(size_of(strategy.mixed_precision.param)) * topology.local_world_size /
+                        topology.world_size;
   if (on_gpus || memory <= 0 || wanted <= memory) return absl::OkStatus();
   return make_error(
       ExitCode::kOsResource,
       "the model has " + std::to_string(models::parameter_count(config)) + " parameters: on " +
-          counted(topology.num_hosts(), "host") + " each holds " + format_bytes(static_cast<std::int64_t>(wanted)) +
-          " of them at least, and this one has " + format_bytes(static_cast<std::int64_t>(memory)) +
+          counted(topology.num_hosts(), "host") + " this one holds " + format_bytes(static_cast<std::int64_t>(wanted)) +
+          " of them at least, and has " + format_bytes(static_cast<std::int64_t>(memory)) +
           " of memory. [T0056] hint: take a smaller model, or more hosts; tessera plan shows what each strategy needs");
 }
 

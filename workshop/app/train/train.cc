@@ -189,6 +189,10 @@ void print_sample(models::LanguageModel& model, const Prepared& run, const TextS
 /// Returns the seconds that a step is predicted to take; 0 if there are no measurements for a prediction.
 double predicted_seconds(const TrainCommand& command, const Prepared& run, const Engine& engine, const Mesh& mesh) {
   if (command.predicted_by.links.empty()) return 0;
+  if (!mesh.topology().has_equal_hosts())
+    throw Error(ExitCode::kUsage,
+                "train: the time of a step is predicted for hosts with the same number of ranks, and here they differ. "
+                "hint: leave --links out");
   const MemoryPlan plan = ModelShapes(run.config).plan(engine.strategy(), mesh.topology());
   return predicted_step(plan, read_timing(command.predicted_by), mesh.topology().local_world_size).seconds;
 }

@@ -5,6 +5,7 @@
 #include <cstddef>
 
 #include "engine/asynchronous/hogwild_values.h"
+#include "engine/asynchronous/owned_shards.h"
 #include "engine/step/outer_place.h"
 #include "runtime/comm/local/local_collectives.h"
 #include "tessera/error.h"
@@ -75,7 +76,7 @@ std::unique_ptr<Step> ReplicaSync::make_step(const StepContext& context, Gradien
 
 bool ReplicaSync::pulls(const std::vector<std::unique_ptr<Unit>>& units, std::function<void(Unit&)> on_pulled,
                         UnitKeeper::OnFailure on_failure) {
-  OwnedShards* const shards = pulled();
+  PulledParameters* const shards = pulled();
   if (!shards) return false;
   pulls_ = std::make_unique<Pulls>(pointers_to(units), *shards, std::move(on_pulled), std::move(on_failure));
   return true;

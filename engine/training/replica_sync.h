@@ -15,7 +15,7 @@
 #include "engine/asynchronous/backed_up_step.h"
 #include "engine/asynchronous/common_parameters.h"
 #include "engine/asynchronous/first_gradients.h"
-#include "engine/asynchronous/owned_shards.h"
+#include "engine/asynchronous/pulled_parameters.h"
 #include "engine/asynchronous/pulls.h"
 #include "engine/device/accelerator.h"
 #include "engine/step/outer_steps.h"
@@ -64,15 +64,15 @@ class ReplicaSync {
   /// are to be watched. `on_pulled` is told of units whose values have changed.
   bool pulls(const std::vector<std::unique_ptr<Unit>>& units, std::function<void(Unit&)> on_pulled,
              UnitKeeper::OnFailure on_failure);
-  /// Counts from now on how long each unit's pulls take (OwnedShards::time_pulls).
+  /// Counts from now on how long each unit's pulls take (PulledParameters::time_pulls).
   void time_pulls(std::span<LatencyHistogram> latencies) {
-    if (OwnedShards* const shards = pulled()) shards->time_pulls(latencies);
+    if (PulledParameters* const shards = pulled()) shards->time_pulls(latencies);
   }
   /// Ends the pulling of units.
   void stop_pulls() { pulls_.reset(); }
-  /// Copies that are pulled get the newest values once more (OwnedShards::take_newest).
+  /// Copies that are pulled get the newest values once more (PulledParameters::take_newest).
   void take_newest() {
-    if (OwnedShards* const shards = pulled()) shards->take_newest();
+    if (PulledParameters* const shards = pulled()) shards->take_newest();
   }
 
   // The next functions are those of OuterSteps, or of CommonParameters.
@@ -99,7 +99,7 @@ class ReplicaSync {
     return outer_ ? outer_->for_each_momentum(visit) : absl::OkStatus();
   }
   void add_to(TrafficCounts& counts) const {
-    if (const OwnedShards* const shards = pulled()) {
+    if (const PulledParameters* const shards = pulled()) {
       counts.gathers += shards->pulls();
       counts.gathered_bytes += shards->pulled_bytes();
       counts.gather_seconds += shards->pull_seconds();
@@ -114,7 +114,7 @@ class ReplicaSync {
 
  private:
   static bool trains_apart(const SyncConfig& config) { return config.type != SyncType::kEachStep; }
-  OwnedShards* pulled() const { return common_ ? common_->pulled() : nullptr; }
+  PulledParameters* pulled() const { return common_ ? common_->pulled() : nullptr; }
   void push_to(std::unique_ptr<PushedParameters> parameters);
   void agree_on_steps(Step& step);
 

@@ -36,10 +36,9 @@ namespace tessera {
 /// do not train apart, all of that does nothing.
 class ReplicaSync {
  public:
-  /// `steps`: number of steps that training has made. `timeout_s`: the longest wait of a rank with common
-  /// parameters for another.
-  ReplicaSync(const SyncConfig& config, std::int64_t steps, double timeout_s)
-      : later_(config), now_(config.after(steps)), timeout_s_(timeout_s) {}
+  /// `steps`: number of steps that training has made. Refers to `strategy`.
+  ReplicaSync(const Strategy& strategy, std::int64_t steps)
+      : strategy_(strategy), later_(strategy.sync), now_(strategy.sync.after(steps)) {}
 
   /// Returns whether replicas train apart now.
   bool is_apart() const { return trains_apart(now_); }
@@ -51,8 +50,8 @@ class ReplicaSync {
   const SyncConfig& config() const { return now_; }
 
   /// Returns the axes over which training communicates: those of this replica's ranks if it trains separately, or else
-  /// `whole`, those of the mesh. It is collective. Throws tessera::Error (78) where ranks have common parameters and
-  /// cannot share memory.
+  /// `whole`, those of the mesh. It is collective. Throws tessera::Error (78) where ranks have common parameters, no
+  /// servers have them, and ranks cannot share memory.
   MeshAxes axes(const Mesh& mesh, const MeshAxes& whole);
   /// REQUIRES: units have their first values. Adds the memory needed in addition to TrainingMemory to `use`. It keeps
   /// references to the other arguments.
@@ -118,8 +117,8 @@ class ReplicaSync {
   void push_to(std::unique_ptr<PushedParameters> parameters);
   void agree_on_steps(Step& step);
 
+  const Strategy& strategy_;
   const SyncConfig later_, now_;
-  const double timeout_s_;
   std::unique_ptr<OuterSteps> outer_;  ///< null where there are no outer steps
   // These are null where ranks have no common parameters. Members are destroyed last to first.
   std::unique_ptr<PeerBoard> board_;

@@ -107,12 +107,15 @@ std::vector<StrategyRule> asynchronous_rules() {
           "/mesh/replicate", "mesh.replicate above 1", [](const Strategy& s) { return s.mesh.replicas() > 1; },
           "every rank is a replica already, and masters have one owner"),
       never_with(
-          "/comm/transport", "comm.transport gloo, nccl or cuda_host",
+          "/comm/transport", "comm.transport nccl or cuda_host",
           [](const Strategy& s) {
-            return s.comm.transport == TransportChoice::kGloo || s.comm.transport == TransportChoice::kNccl ||
-                   s.comm.transport == TransportChoice::kCudaHost;
+            return s.comm.transport == TransportChoice::kNccl || s.comm.transport == TransportChoice::kCudaHost;
           },
-          "parameters are in memory of the CPU that the ranks of one host share"),
+          "parameters are in memory of the CPU"),
+      never_with(
+          "/comm/transport", "comm.transport gloo where sync.owners is not servers",
+          [](const Strategy& s) { return s.comm.transport == TransportChoice::kGloo && !s.sync.has_servers(); },
+          "parameters are in memory that the ranks of one host share"),
       never_with(
           "/optimizer/type", "optimizer.type muon, lamb, lars, adafactor, own or own_matrix",
           [](const Strategy& s) {

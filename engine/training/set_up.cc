@@ -161,8 +161,7 @@ UnitKeeper::OnFailure failing(Job& job) {
 
 }  // namespace
 
-Training::Training(Job& job_given, std::int64_t steps)
-    : job(job_given), sync(job_given.strategy, steps) {
+Training::Training(Job& job_given, std::int64_t steps) : job(job_given), sync(job_given.strategy, steps) {
   job.memory_story = [this](const std::string& what) {
     return explain_out_of_memory(what, plan, job.strategy, shares_memory(), footprint.activation_bytes);
   };

@@ -101,7 +101,8 @@ absl::Status ParameterServer::hear_secret(Connection& connection) {
   ServerLink& link = connection.link;
   TESSERA_ASSIGN_OR_RETURN(const MessageHead head, link.receive_head(kForStrangers));
   if (head.kind != MessageKind::kSecret || head.bytes > static_cast<std::int64_t>(kMostSecret))
-    return make_error(ExitCode::kPeerLost, "a stranger");
+    return make_error(ExitCode::kPeerLost,
+                      "a stranger. hint: only ranks with \"sync\": {\"owners\": \"servers\"} connect here");
   std::string said(static_cast<std::size_t>(head.bytes), '\0');
   TESSERA_RETURN_IF_ERROR(link.receive(std::as_writable_bytes(std::span(said)), kForStrangers));
   if (!is_same(said, secret_)) {
@@ -119,7 +120,7 @@ absl::Status ParameterServer::hear_secret(Connection& connection) {
 absl::StatusOr<std::shared_ptr<ServedJob>> ParameterServer::join(const MessageHead& head, Connection& connection) {
   ServerLink& link = connection.link;
   if (head.kind != MessageKind::kJoin || head.bytes > kMostDefinition)
-    return make_error(ExitCode::kPeerLost, "no definition came");
+    return make_error(ExitCode::kPeerLost, "no definition came. hint: run `tessera serve` of the workers' own version");
   std::string definition(static_cast<std::size_t>(head.bytes), '\0');
   TESSERA_RETURN_IF_ERROR(link.receive(std::as_writable_bytes(std::span(definition)), kStandstill));
   const MutexLock lock(mutex_);

@@ -18,11 +18,14 @@ namespace {
 using nlohmann::json;
 
 constexpr std::chrono::milliseconds kBetweenLooks{200};
-/// A worker whose connection stands still for so long amid a message is lost.
-constexpr std::chrono::milliseconds kStandstill{60'000};
 
-absl::Status broken(const std::string& what) {
-  return make_error(ExitCode::kPeerLost, "a message does not fit the definition: " + what);
+absl::Status broken(const std::string& part) {
+  return make_error(ExitCode::kPeerLost, "a message does not fit the definition: " + part +
+                                             ". hint: run `tessera serve` of the workers' own version");
+}
+
+absl::Status gone() {
+  return make_error(ExitCode::kPeerLost, "the worker has gone. hint: what it printed last says why");
 }
 
 }  // namespace
@@ -32,7 +35,7 @@ absl::StatusOr<std::unique_ptr<ServedJob>> ServedJob::make(const std::string& de
   made->definition_ = definition;
   try {
     const json all = json::parse(definition.substr(std::min(definition.size(), kRunName)));
-    made->timeout_s_ = all.at("timeout_s");
+    made->limit_ = std::chrono::milliseconds(static_cast<std::int64_t>(1000 * all.at("timeout_s").get<double>()));
     TESSERA_ASSIGN_OR_RETURN(made->strategy_, parse_strategy(all.at("strategy"), "a worker's strategy"));
     const int server = all.at("server"), servers = all.at("servers"), ranks = all.at("ranks");
     if (ranks < 1 || servers < 1 || server < 0 || server >= servers) throw std::invalid_argument("numbers of servers");
@@ -95,9 +98,12 @@ void ServedJob::place_all(int server, int servers) {
 absl::Status ServedJob::join(int rank) {
   const MutexLock lock(mutex_);
   if (rank < 0 || static_cast<std::size_t>(rank) >= members_.size())
-    return make_error(ExitCode::kUsage, "the run has no rank " + std::to_string(rank));
+    return make_error(ExitCode::kUsage,
+                      "the run has no rank " + std::to_string(rank) + ". hint: start all ranks of a run alike");
   Member& member = members_[static_cast<std::size_t>(rank)];
-  if (member.is_here) return make_error(ExitCode::kUsage, "rank " + std::to_string(rank) + " is there already");
+  if (member.is_here)
+    return make_error(ExitCode::kUsage,
+                      "rank " + std::to_string(rank) + " is there already. hint: give each process a rank of its own");
   member.is_here = true;
   return absl::OkStatus();
 }
@@ -129,8 +135,7 @@ void ServedJob::note(int rank, std::int64_t computed, std::int64_t pushed) {
 
 absl::Status ServedJob::await(const std::function<bool(int rank, const Member& member)>& has_come, int rank,
                               const std::function<bool()>& is_gone) {
-  const Clock::time_point deadline =
-      Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(timeout_s_));
+  const Clock::time_point deadline = Clock::now() + limit_;
   const MutexLock lock(mutex_);
   for (;;) {
     int missing = -1;
@@ -139,7 +144,7 @@ absl::Status ServedJob::await(const std::function<bool(int rank, const Member& m
       if (q != rank && member.is_here && !has_come(q, member)) missing = q;
     }
     if (missing < 0) return absl::OkStatus();
-    if (is_gone()) return make_error(ExitCode::kPeerLost, "the worker has gone");
+    if (is_gone()) return gone();
     if (Clock::now() > deadline)
       return make_error(ExitCode::kPeerLost, "timed out waiting for rank " + std::to_string(missing) +
                                                  " (comm.timeout_s sets the limit). hint: look for what stops that "
@@ -149,10 +154,9 @@ absl::Status ServedJob::await(const std::function<bool(int rank, const Member& m
 }
 
 absl::Status ServedJob::await_turn(Group& group, std::int64_t turn, const std::function<bool()>& is_gone) const {
-  const Clock::time_point deadline =
-      Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(timeout_s_));
+  const Clock::time_point deadline = Clock::now() + limit_;
   while (turn >= 0 && group.played != turn) {
-    if (is_gone()) return make_error(ExitCode::kPeerLost, "the worker has gone");
+    if (is_gone()) return gone();
     if (Clock::now() > deadline)
       return make_error(ExitCode::kPeerLost,
                         "timed out waiting for a turn of sync.play_order (comm.timeout_s sets the limit). hint: a rank "
@@ -182,7 +186,7 @@ ServedJob::Worker::Worker(ServedJob& job, int rank, std::function<bool()> is_gon
 }
 
 absl::Status ServedJob::Worker::take(std::span<std::byte> bytes, ServerLink& link) {
-  return link.receive(bytes, kStandstill);
+  return link.receive(bytes, job_.limit_);
 }
 
 absl::Status ServedJob::Worker::refuse(const absl::Status& why, ServerLink& link) {
@@ -191,7 +195,7 @@ absl::Status ServedJob::Worker::refuse(const absl::Status& why, ServerLink& link
   head.kind = MessageKind::kRefused;
   head.bytes = static_cast<std::int64_t>(text.size());
   head.first = static_cast<std::int64_t>(exit_code_of(why));
-  return link.send(head, std::as_bytes(std::span(text)), kStandstill);
+  return link.send(head, std::as_bytes(std::span(text)), job_.limit_);
 }
 
 absl::Status ServedJob::Worker::answer(const MessageHead& head, ServerLink& link) {
@@ -235,7 +239,7 @@ absl::Status ServedJob::Worker::do_copies(const MessageHead& head, ServerLink& l
     reply.clock = head.kind == MessageKind::kPull ? job_.tick(head.clock) : head.clock;
     job_.end_turn(group, head.turn);
   }
-  return link.send(reply, {room_.data(), static_cast<std::size_t>(reply.bytes)}, kStandstill);
+  return link.send(reply, {room_.data(), static_cast<std::size_t>(reply.bytes)}, job_.limit_);
 }
 
 absl::Status ServedJob::Worker::do_push(const MessageHead& head, ServerLink& link) {
@@ -284,7 +288,7 @@ absl::Status ServedJob::Worker::do_push(const MessageHead& head, ServerLink& lin
       job_.end_turn(group, head.turn);
     }
   }
-  return status.ok() ? link.send(reply, {}, kStandstill) : refuse(status, link);
+  return status.ok() ? link.send(reply, {}, job_.limit_) : refuse(status, link);
 }
 
 absl::Status ServedJob::Worker::do_wait(const MessageHead& head, ServerLink& link) {
@@ -295,7 +299,7 @@ absl::Status ServedJob::Worker::do_wait(const MessageHead& head, ServerLink& lin
     return member.computed >= head.first && (q > rank_ || member.pushed >= head.first);
   };
   const absl::Status status = job_.await(has_come, rank_, is_gone_);
-  return status.ok() ? link.send(MessageHead{}, {}, kStandstill) : refuse(status, link);
+  return status.ok() ? link.send(MessageHead{}, {}, job_.limit_) : refuse(status, link);
 }
 
 absl::Status ServedJob::Worker::do_counts(const MessageHead& head, ServerLink& link) {
@@ -312,7 +316,7 @@ absl::Status ServedJob::Worker::do_counts(const MessageHead& head, ServerLink& l
   }
   MessageHead reply;
   reply.bytes = writes ? 0 : bytes;
-  return link.send(reply, writes ? std::span<const std::byte>() : std::as_bytes(std::span(counts)), kStandstill);
+  return link.send(reply, writes ? std::span<const std::byte>() : std::as_bytes(std::span(counts)), job_.limit_);
 }
 
 /// Reads or writes a run of elements. Ranks have met, so nobody pushes meanwhile.
@@ -333,13 +337,13 @@ absl::Status ServedJob::Worker::do_range(const MessageHead& head, ServerLink& li
     TESSERA_RETURN_IF_ERROR(take({flat.shard + there, length}, link));
     for (std::size_t i = 0; i < job_.states_; ++i)
       TESSERA_RETURN_IF_ERROR(take({flat.state[i].data + there, length}, link));
-    return link.send(MessageHead{}, {}, kStandstill);
+    return link.send(MessageHead{}, {}, job_.limit_);
   }
   MessageHead reply;
   reply.bytes = bytes * states;
-  TESSERA_RETURN_IF_ERROR(link.send(reply, {}, kStandstill));
+  TESSERA_RETURN_IF_ERROR(link.send(reply, {}, job_.limit_));
   for (std::size_t i = 0; i < job_.states_; ++i)
-    TESSERA_RETURN_IF_ERROR(link.send({flat.state[i].data + there, length}, kStandstill));
+    TESSERA_RETURN_IF_ERROR(link.send({flat.state[i].data + there, length}, job_.limit_));
   return absl::OkStatus();
 }
 

@@ -1,6 +1,6 @@
 #pragma once
 
-// See docs/glossary.md: flat group, unit.
+// See docs/glossary.md: flat group.
 
 #include <absl/status/status.h>
 #include <absl/status/statusor.h>
@@ -116,8 +116,8 @@ class ServedJob {
 
   std::string definition_;
   Strategy strategy_;
-  double timeout_s_ = 0;
-  std::size_t states_ = 0;  ///< number of states of an element
+  std::chrono::milliseconds limit_{0};  ///< comm.timeout_s: the longest wait, and the longest standstill amid a message
+  std::size_t states_ = 0;              ///< number of states of an element
   std::vector<std::unique_ptr<Unit>> units_;
   std::vector<std::unique_ptr<Group>> groups_;
   std::int64_t largest_ = 0;  ///< elements of the largest shard

@@ -124,10 +124,8 @@ void ServedShards::connect(const Strategy& strategy) {
     auto link = ServerLink::connect(addresses[static_cast<std::size_t>(server)], deadline);
     if (!link.ok() && exit_code_of(link.status()) == ExitCode::kConfig) throw_if_error(link.status());
     if (!link.ok())
-      throw Error(ExitCode::kPeerLost, "rank " + std::to_string(board_.rank()) + ": " + there.name + ": " +
-                                           message_of(link.status()) +
-                                           ". hint: start it (`tessera serve`), and see whether this host may reach "
-                                           "that port (comm.init_timeout_s is how long it is tried)");
+      throw Error(ExitCode::kPeerLost,
+                  "rank " + std::to_string(board_.rank()) + ": " + there.name + ": " + message_of(link.status()));
     there.link = *std::move(link);
     MessageHead head;
     head.kind = MessageKind::kSecret;
@@ -185,40 +183,38 @@ std::span<std::int64_t> ServedShards::counts(const FlatGroup& group) {
   return std::ranges::find(groups_, &group, &Group::flat)->counts;
 }
 
-void ServedShards::throw_lost(int server, const absl::Status& status, const char* what) const {
+void ServedShards::throw_lost(int server, const absl::Status& status, const char* operation) const {
   if (status.ok()) return;
-  throw Error(ExitCode::kPeerLost,
-              "rank " + std::to_string(board_.rank()) + "/" + std::to_string(board_.size()) + " " + what + ": " +
-                  servers_[static_cast<std::size_t>(server)].name + " is lost: " + message_of(status) +
-                  ". hint: what it printed last, or its launcher, says why; its shards are gone with it, so go on from "
-                  "a checkpoint");
+  throw Error(ExitCode::kPeerLost, "rank " + std::to_string(board_.rank()) + "/" + std::to_string(board_.size()) + " " +
+                                       operation + ": " + servers_[static_cast<std::size_t>(server)].name +
+                                       " is lost: " + message_of(status));
 }
 
 void ServedShards::ask(int server, MessageHead head, std::initializer_list<std::span<const std::byte>> payload,
-                       const char* what) {
+                       const char* operation) {
   ServerLink& link = *servers_[static_cast<std::size_t>(server)].link;
   for (const auto& part : payload) head.bytes += static_cast<std::int64_t>(part.size());
   head.clock = clock_;
-  throw_lost(server, link.send(bytes_of(head), limit_, /*more=*/head.bytes > 0), what);
-  for (const auto& part : payload) throw_lost(server, link.send(part, limit_), what);
+  throw_lost(server, link.send(bytes_of(head), limit_, /*more=*/head.bytes > 0), operation);
+  for (const auto& part : payload) throw_lost(server, link.send(part, limit_), operation);
 }
 
-MessageHead ServedShards::hear(int server, const char* what) {
+MessageHead ServedShards::hear(int server, const char* operation) {
   auto head = servers_[static_cast<std::size_t>(server)].link->receive_head(limit_);
-  throw_lost(server, head.status(), what);
+  throw_lost(server, head.status(), operation);
   if (head->kind == MessageKind::kRefused) {
-    std::string text(static_cast<std::size_t>(std::min<std::int64_t>(head->bytes, 1 << 20)), '\0');
-    take(server, std::as_writable_bytes(std::span(text)), what);
-    throw Error(static_cast<ExitCode>(head->first), "rank " + std::to_string(board_.rank()) + "/" +
-                                                        std::to_string(board_.size()) + " " + what + ": " +
-                                                        servers_[static_cast<std::size_t>(server)].name + ": " + text);
+    std::string text_with_hint(static_cast<std::size_t>(std::min<std::int64_t>(head->bytes, 1 << 20)), '\0');
+    take(server, std::as_writable_bytes(std::span(text_with_hint)), operation);
+    throw Error(static_cast<ExitCode>(head->first),
+                "rank " + std::to_string(board_.rank()) + "/" + std::to_string(board_.size()) + " " + operation + ": " +
+                    servers_[static_cast<std::size_t>(server)].name + ": " + text_with_hint);
   }
   clock_ = std::max(clock_, head->clock);
   return *head;
 }
 
-void ServedShards::take(int server, std::span<std::byte> bytes, const char* what) {
-  throw_lost(server, servers_[static_cast<std::size_t>(server)].link->receive(bytes, limit_), what);
+void ServedShards::take(int server, std::span<std::byte> bytes, const char* operation) {
+  throw_lost(server, servers_[static_cast<std::size_t>(server)].link->receive(bytes, limit_), operation);
 }
 
 std::int64_t ServedShards::next_turn(std::size_t group, int server, bool is_push) {
@@ -250,7 +246,7 @@ void ServedShards::note(std::size_t group, int server, bool is_push, const Messa
 
 void ServedShards::copy(std::size_t first, std::size_t last, MessageKind kind) {
   const bool is_pull = kind == MessageKind::kPull;
-  const char* const what = is_pull ? "pull" : "copy";
+  const char* const operation = is_pull ? "pull" : "copy";
   for (std::size_t i = first; i < last; ++i) {
     for (int server = 0; server < servers(); ++server) {
       if (groups_[i].parts[static_cast<std::size_t>(server)].numel == 0) continue;
@@ -258,7 +254,7 @@ void ServedShards::copy(std::size_t first, std::size_t last, MessageKind kind) {
       head.kind = kind;
       head.shard = static_cast<std::uint32_t>(i);
       if (is_pull) head.turn = next_turn(i, server, /*is_push=*/false);
-      ask(server, head, {}, what);
+      ask(server, head, {}, operation);
     }
   }
   for (std::size_t i = first; i < last; ++i) {
@@ -266,8 +262,8 @@ void ServedShards::copy(std::size_t first, std::size_t last, MessageKind kind) {
     for (int server = 0; server < servers(); ++server) {
       const Extent part = group.parts[static_cast<std::size_t>(server)];
       if (part.numel == 0) continue;
-      const MessageHead reply = hear(server, what);
-      take(server, {group.flat->full + part.offset * 4, static_cast<std::size_t>(part.numel) * 4}, what);
+      const MessageHead reply = hear(server, operation);
+      take(server, {group.flat->full + part.offset * 4, static_cast<std::size_t>(part.numel) * 4}, operation);
       group.pulled[static_cast<std::size_t>(server)] = reply.first;
       if (is_pull) note(i, server, /*is_push=*/false, reply);
     }

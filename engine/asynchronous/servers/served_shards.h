@@ -86,11 +86,12 @@ class ServedShards final : public PulledParameters {
   void end_step();
 
   /// Sends a question to a server, and the parts of its payload, whose lengths are added up here.
-  void ask(int server, MessageHead head, std::initializer_list<std::span<const std::byte>> payload, const char* what);
+  void ask(int server, MessageHead head, std::initializer_list<std::span<const std::byte>> payload,
+           const char* operation);
   /// Receives the head of an answer. Throws what the server refuses.
-  MessageHead hear(int server, const char* what);
-  void take(int server, std::span<std::byte> bytes, const char* what);
-  void throw_lost(int server, const absl::Status& status, const char* what) const;
+  MessageHead hear(int server, const char* operation);
+  void take(int server, std::span<std::byte> bytes, const char* operation);
+  void throw_lost(int server, const absl::Status& status, const char* operation) const;
 
   const AsynchronousConfig& config_;
   const std::chrono::milliseconds limit_;  ///< time for an answer of a server

@@ -78,7 +78,18 @@ int try_to_connect(const HostAddress& host, int port, milliseconds limit, int& c
   return error;
 }
 
-absl::Status lost(const std::string& why) { return make_error(ExitCode::kPeerLost, why); }
+absl::Status lost(const std::string& why) {
+  return make_error(ExitCode::kPeerLost, why +
+                                             ". hint: what the process at the other end printed last, or its launcher, "
+                                             "says why; shards of a server that has ended are gone, so go on from a "
+                                             "checkpoint");
+}
+
+absl::Status unreached(const std::string& why) {
+  return make_error(ExitCode::kPeerLost, why +
+                                             ". hint: start that server (`tessera serve`), and see whether this host "
+                                             "may reach its port (comm.init_timeout_s is how long it is tried)");
+}
 
 }  // namespace
 
@@ -98,12 +109,12 @@ absl::StatusOr<std::unique_ptr<ServerLink>> ServerLink::connect(const std::strin
                                                                 Clock::time_point deadline) {
   TESSERA_ASSIGN_OR_RETURN(const Place place, place_of(address));
   const auto host = resolve_in_time(place.host, deadline);
-  if (!host.ok()) return lost("no address of its host is known");
+  if (!host.ok()) return unreached("no address of its host is known");
   for (milliseconds pause(20);; pause = std::min(2 * pause, milliseconds(500))) {
     int connected = -1;
     const int error = try_to_connect(*host, place.port, left_until(deadline), connected);
     if (error == 0) return std::make_unique<ServerLink>(connected);
-    if (left_until(deadline) <= pause) return lost("no parameter server answers: " + errno_text(error));
+    if (left_until(deadline) <= pause) return unreached("no parameter server answers: " + errno_text(error));
     std::this_thread::sleep_for(pause);
   }
 }

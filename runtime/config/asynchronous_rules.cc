@@ -140,7 +140,7 @@ std::vector<StrategyRule> asynchronous_rules() {
       never_with(
           "/mixed_precision/reduce", "mixed_precision.reduce bf16 or fp16",
           [](const Strategy& s) { return s.mixed_precision.reduce != DType::kF32; },
-          "no gradient is sent, so each would only be rounded"),
+          "no gradient is sent but to parameter servers, which take fp32"),
       never_with(
           "/durable/every", "durable", [](const Strategy& s) { return s.durable.every > 0; },
           "a commit needs a step that all ranks make together"),
@@ -157,10 +157,10 @@ std::vector<StrategyRule> asynchronous_rules() {
           "that would meet all ranks in every step"),
       never_with(
           "/compression/gradients", "compression", [](const Strategy& s) { return compresses_anything(s.compression); },
-          "nothing goes over a network, where it would have an effect"),
+          "nothing goes over a network but to parameter servers, which take fp32"),
       never_with(
           "/offload/masters/tier", "offload of training state", [](const Strategy& s) { return s.offload.is_used(); },
-          "shards lie in memory that all ranks reach"),
+          "shards lie in memory that all ranks reach, or that servers have"),
       never_wild_with(
           "/host_sharing", "host_sharing false", [](const Strategy& s) { return !s.host_sharing; },
           "ranks train one copy of the parameters"),

@@ -92,7 +92,7 @@ ServedShards::ServedShards(const std::vector<std::unique_ptr<Unit>>& units, cons
 void ServedShards::place(FlatGroup& group, const MemoryPlan& plan) {
   const StateFormats& formats = plan.update().states;
   for (std::size_t i = 0; i < formats.size(); ++i)
-    group.state[i].data = memory_.take(state_bytes(formats[i], group.optimizer_part.numel).data);
+    group.state[i].data = memory_.take(state_piece(formats[i], group.optimizer_part.numel).data_bytes);
 }
 
 void ServedShards::open_orders() {

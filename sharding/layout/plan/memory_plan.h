@@ -217,8 +217,8 @@ struct FirstPass {
 /// outer weights and momentum, each as many; or the values that ranks pull, and with an adaptive lambda the means of
 /// its squares (DelayCompensationConfig); or, on a rank of Hogwild that keeps all states itself, the states beside
 /// its part (MemoryCategory::kOptimizer). `largest`: the largest group, whole, on its way over the replicate axis.
-/// `sent`: with streaming_diloco this rank's part of the outer gradients of the largest fragment. The last two count
-/// in kStaging.
+/// `sent`: with streaming_diloco this rank's part of the outer gradients of the largest fragment. These two count in
+/// kStaging.
 struct OuterNumel {
   std::int64_t part = 0, states = 0, largest = 0, sent = 0;
   std::int64_t served = 0;  ///< elements of all shards that parameter servers own

@@ -7,14 +7,15 @@
 namespace tessera {
 
 void AsynchronousStep::run(const LocalStep& local, StepResult& result) {
-  const AgreedStep& own = decide_alone(told_of(local));
+  const LocalStep told = told_of(local);
+  const AgreedStep& own = decide_alone(told);
   tell(own, /*ranks=*/1, result);
   if (result.overflow) {
     log_warning("step " + std::to_string(result.step) +
                 ": a gradient is infinite or NaN; this rank skips the step, and others go on");
     return common_.skip();
   }
-  const GradientAges ages = common_.push(rule(), {rates_for(own.weight, result), own.used});
+  const GradientAges ages = common_.push(rule(), {rates_for(own.weight, result), own.used, told.rates, told.options});
   result.staleness_mean = ages.mean();
   result.staleness_max = ages.most;
   result.ages = ages.histogram;

@@ -12,7 +12,7 @@
 
 namespace tessera {
 
-class OwnedShards;
+class PulledParameters;
 
 /// The ages of the gradients of a step: for each thing that was updated by itself (a shard, or with Hogwild all
 /// parameters), the updates by other ranks since this rank had its values.
@@ -32,14 +32,19 @@ struct GradientAges {
 struct PushRates {
   UpdateRates rates;           ///< its gradient_scale does not take age into account yet
   std::span<const char> used;  ///< [trainable parameter, in unit, group, layout order]: has a gradient of this rank
+  // A server has no copy of these numbers of the rule; who applies gradients here reads them from the rule itself.
+  std::span<const double> learning_rates = {};  ///< LearningRates::all
+  std::span<const double> options = {};         ///< UpdateOptions::all
 };
 
-/// The parameters that ranks train together, each with forward and backward of its own, in memory that all of them map.
+/// The parameters that ranks train together, each with forward and backward of its own, in memory that all of them map
+/// or that servers have.
 /// ReplicaSync owns them, and a LoneStep uses them. The thread that trains calls all of it.
 ///
 /// | class          | "sync"'s type | a rank computes with         | an update is                                   |
 /// |----------------|---------------|------------------------------|------------------------------------------------|
 /// | OwnedShards    | asynchronous  | a copy of its own, pulled    | one rank's, applied under a lock, shard by shard |
+/// | ServedShards   | the same      | a copy of its own, pulled    | one rank's, which a server applies likewise    |
 /// | HogwildValues  | hogwild       | the values that all write to | one rank's, merged into them, without a lock   |
 /// | FirstGradients | backups       | a copy of its own, pulled    | that of the ranks that came first, in their sum |
 class CommonParameters {
@@ -62,10 +67,12 @@ class CommonParameters {
   /// Returns how often each parameter of a group was updated, as this rank's part of a checkpoint has it. REQUIRES: no
   /// rank pushes.
   virtual std::span<std::int64_t> counts(const FlatGroup& group) = 0;
+  /// Makes what was written into `counts` count, after a checkpoint was loaded. It is collective.
+  virtual void share_counts() { board_.meet("counts of steps"); }
   /// Returns the seconds so far in which this rank waited for others or copied from them.
   virtual double communication_seconds() const = 0;
   /// Returns this where a rank computes with a copy that it pulls; null where it computes with what all write to.
-  virtual OwnedShards* pulled() { return nullptr; }
+  virtual PulledParameters* pulled() { return nullptr; }
 
  protected:
   std::int64_t step() const { return board_.pushed(board_.rank()) + 1; }  ///< number of the step under way

@@ -53,7 +53,7 @@ class FirstGradients final : public CommonParameters {
   void bring_together() override;
   std::span<std::int64_t> counts(const FlatGroup& group) override { return shards_.counts(group); }
   double communication_seconds() const override { return shards_.communication_seconds() + wait_seconds_; }
-  OwnedShards* pulled() override { return &shards_; }
+  PulledParameters* pulled() override { return &shards_; }
 
   /// Returns how many ranks take part in a step.
   std::int64_t ranks_of_a_step() const { return needed_; }

@@ -98,7 +98,7 @@ void LoneStep::resume(const StepProgress& progress) {
   });
   if (!progress.rates.empty()) rates_.restore(progress.rates);
   if (!progress.options.empty()) options_.restore(progress.options);
-  common_.board().meet("counts of steps");
+  common_.share_counts();
 }
 
 }  // namespace tessera

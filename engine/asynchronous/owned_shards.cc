@@ -10,7 +10,6 @@
 #include <new>
 #include <utility>
 
-#include "engine/asynchronous/compensate.h"
 #include "engine/memory/state_views.h"
 #include "runtime/border/throw.h"
 #include "tessera/error.h"
@@ -112,7 +111,7 @@ void make_mutex(pthread_mutex_t& mutex) {
 }  // namespace
 
 OwnedShards::OwnedShards(const std::vector<std::unique_ptr<Unit>>& units, const MemoryPlan& plan, PeerBoard& board)
-    : PushedParameters(board), config_(plan.update().outer.asynchronous), is_fresh_(units.size()) {
+    : PulledParameters(units, board), config_(plan.update().outer.asynchronous), update_(config_) {
   memory_ = Arena::part_of_common("shards", plan.use()[MemoryCategory::kOptimizer], board.group());
   const auto owners = static_cast<std::size_t>(board.size());
   std::size_t parameters = 0;
@@ -218,7 +217,7 @@ void OwnedShards::adopt() {
 void OwnedShards::bring_together() {
   board_.meet("asynchronous ranks come together");
   for (std::size_t unit = 0; unit + 1 < first_group_.size(); ++unit) {
-    is_fresh_[unit] = 1;
+    take_as_fresh(unit);
     for (std::size_t i = first_group_[unit]; i < first_group_[unit + 1]; ++i) {
       for (int owner = 0; owner < board_.size(); ++owner) pull_shard(groups_[i], owner);
     }
@@ -226,23 +225,14 @@ void OwnedShards::bring_together() {
   board_.meet("asynchronous ranks come together");
 }
 
-bool OwnedShards::pull(const Unit& unit) {
+void OwnedShards::pull_unit(const Unit& unit) {
   const auto index = static_cast<std::size_t>(unit.index);
-  if (is_fresh_[index] != 0) return false;
-  const Span span("pull", unit.name, &pull_seconds_);
-  const auto begun = latencies_.empty() ? PeerBoard::Clock::time_point() : PeerBoard::Clock::now();
   board_.look();
   wait_for_the_slowest(unit);
   for (std::size_t i = first_group_[index]; i < first_group_[index + 1]; ++i) {
     // Each rank begins at its own shards, so that they do not all come to the same one.
     for (int k = 0; k < board_.size(); ++k) pull_shard(groups_[i], (board_.rank() + k) % board_.size());
   }
-  is_fresh_[index] = 1;
-  ++pulls_;
-  for (std::size_t i = first_group_[index]; i < first_group_[index + 1]; ++i)
-    pulled_bytes_ += groups_[i].flat->gathered_bytes();
-  if (!latencies_.empty()) latencies_[index].add(PeerBoard::Clock::now() - begun);
-  return true;
 }
 
 /// An order that is played already contains the effect of such waits.
@@ -310,8 +300,7 @@ void OwnedShards::skip() {
 }
 
 void OwnedShards::end_step() {
-  board_.note_pushed(step());
-  std::ranges::fill(is_fresh_, 0);
+  end_step_of_copies();
   if (writer_) throw_if_error(writer_->write_if_many());
 }
 
@@ -341,35 +330,11 @@ void OwnedShards::apply(int owner, const ElementUpdate& rule, const PushRates& w
 /// REQUIRES: this rank holds the shard's lock. `with.used` is about the group's parameters.
 void OwnedShards::update_runs(Group& group, int owner, const ElementUpdate& rule, const PushRates& with,
                               std::int64_t age) {
-  const FlatGroup& view = group.views[static_cast<std::size_t>(owner)];
-  const float younger = config_.scale == AgeScale::kInverse ? 1.0F / static_cast<float>(1 + age) : 1.0F;
-  runs_.clear();
-  rule.find_runs(*group.flat, view.optimizer_part, with.used, counts_at(group, owner).data(), runs_);
-  for (const UpdateRun& run : runs_) {
-    UpdateRates rates = with.rates;
-    rates.gradient_scale = compensated(group, owner, run.extent, rates.gradient_scale) * younger;
-    rule.update(rule.optimizer_of(run), optimizer_slice(view, states_in_memory(view, run.extent)), rates, run);
-  }
-}
-
-/// Returns the scale that the gradients of a run still need.
-float OwnedShards::compensated(const Group& group, int owner, Extent run, float scale) const {
-  const DelayCompensationConfig& delay = config_.delay_compensation;
-  if (delay.lambda == 0) return scale;
-  const FlatGroup& view = group.views[static_cast<std::size_t>(owner)];
-  const std::int64_t in_shard = run.offset - view.optimizer_part.offset;
-  const DelayCompensation with{reinterpret_cast<const float*>(view.shard) + in_shard,
-                               reinterpret_cast<const float*>(group.flat->full) + run.offset,
-                               static_cast<float>(delay.lambda)};
-  float* const gradients = view.gradient + (run.offset - view.gradient_part.offset);
-  if (delay.adaptive) {
-    compensate_adaptively(gradients, run.numel, scale, with,
-                          {group.mean_squares[static_cast<std::size_t>(owner)] + in_shard,
-                           static_cast<float>(delay.decay), static_cast<float>(1.0 - delay.decay)});
-  } else {
-    compensate(gradients, run.numel, scale, with);
-  }
-  return 1.0F;
+  const auto index = static_cast<std::size_t>(owner);
+  const FlatGroup& view = group.views[index];
+  const auto* const pulled = reinterpret_cast<const float*>(group.flat->full) + view.optimizer_part.offset;
+  float* const mean_squares = group.mean_squares.empty() ? nullptr : group.mean_squares[index];
+  update_.apply(*group.flat, {view, counts_at(group, owner).data(), mean_squares, pulled}, rule, with, age);
 }
 
 void OwnedShards::await_turn(const Group& group, int owner, bool is_push) {
@@ -382,21 +347,12 @@ void OwnedShards::await_turn(const Group& group, int owner, bool is_push) {
     const auto played = static_cast<std::size_t>(there.played.load());
     return played < turns.size() ? turns[played].rank : -1;
   };
-  if (static_cast<std::size_t>(there.played.load()) >= own_turns_end_[index]) {
-    throw Error(ExitCode::kUsage, operation() +
-                                      ": the order that is played (sync.play_order) has no more of it by rank " +
-                                      std::to_string(board_.rank()) +
-                                      ". [T0820] hint: make as many steps as the run that recorded the order, and read "
-                                      "parameters (Gathered, evaluate) where it did");
-  }
+  if (static_cast<std::size_t>(there.played.load()) >= own_turns_end_[index])
+    throw_if_error(end_of_turns(operation(), board_.rank()));
   const Span span("wait", {}, is_push ? &push_wait_seconds_ : nullptr);  // pull_seconds_ contains a pull's wait already
   // The turn may go from one rank to another while the board asks rank by rank, so this asks until it has the turn.
   while (whose() != board_.rank()) board_.wait(operation, [&](int q) { return q == board_.rank() || whose() != q; });
-  if (turns[static_cast<std::size_t>(there.played.load())].is_push != is_push) {
-    throw Error(ExitCode::kUsage, operation() + ": the order that is played (sync.play_order) has a " +
-                                      (is_push ? "pull" : "push") + " by rank " + std::to_string(board_.rank()) +
-                                      " here. [T0821] hint: run the program that recorded the order");
-  }
+  throw_if_error(expect_turn(turns[static_cast<std::size_t>(there.played.load())], is_push, operation()));
 }
 
 void OwnedShards::note(const Group& group, int owner, bool is_push, std::int64_t version) {

@@ -10,9 +10,9 @@
 #include <string>
 #include <vector>
 
-#include "engine/asynchronous/common_parameters.h"
+#include "engine/asynchronous/pulled_parameters.h"
 #include "engine/asynchronous/push_order.h"
-#include "runtime/base/metrics/latency_histogram.h"
+#include "engine/asynchronous/shard_update.h"
 #include "sharding/arena.h"
 #include "sharding/layout/plan/memory_plan.h"
 #include "sharding/unit.h"
@@ -42,7 +42,7 @@ namespace tessera {
 ///
 /// The thread that trains calls all of it. Throws tessera::Error: 75 where a rank that is waited for ends, or holds
 /// a shard for comm.timeout_s, or was killed while it held one; 64 where a program leaves the order that it plays.
-class OwnedShards final : public PushedParameters {
+class OwnedShards final : public PulledParameters {
  public:
   /// Makes the shards, which are zeros, and points each group's states at this rank's own. Keeps references to the
   /// first three arguments. It is collective.
@@ -51,9 +51,6 @@ class OwnedShards final : public PushedParameters {
   /// Returns the bytes of the values and states of this rank's shards.
   std::int64_t memory_bytes() const override { return memory_.bytes(); }
 
-  /// Makes the newest values of a unit this rank's own, unless this step has pulled them already. A rank that is
-  /// max_staleness steps ahead waits first. Returns false where there was nothing to do.
-  bool pull(const Unit& unit);
   /// With max_staleness 0 it waits until all ranks have computed, and for its turn.
   GradientAges push(const ElementUpdate& rule, const PushRates& with) override;
   void skip() override;
@@ -65,20 +62,8 @@ class OwnedShards final : public PushedParameters {
   void adopt() override;
   /// Every rank pulls the newest values.
   void bring_together() override;
-  /// Makes the newest values of all units this rank's own, for a module that outlives its Engine. It is no pull: no
-  /// recorded order has it, and it waits for nobody but the holders of shards. Others may go on pushing.
-  void take_newest();
-
-  /// Return the number of units pulled so far, and of their bytes.
-  std::int64_t pulls() const { return pulls_; }
-  std::int64_t pulled_bytes() const { return pulled_bytes_; }
-  /// Returns the seconds so far in pulls, including waits for slow ranks and for turns.
-  double pull_seconds() const { return pull_seconds_; }
-  /// Returns these seconds, and those in which pushes waited for slow ranks and for turns.
-  double communication_seconds() const override { return pull_seconds_ + push_wait_seconds_; }
-  OwnedShards* pulled() override { return this; }
-  /// Counts, from now on, how long each unit's pulls take. `latencies` [unit] must outlive this.
-  void time_pulls(std::span<LatencyHistogram> latencies) { latencies_ = latencies; }
+  /// It waits for nobody but the holders of shards.
+  void take_newest() override;
 
   /// Returns the counts of this rank's own shard.
   std::span<std::int64_t> counts(const FlatGroup& group) override;
@@ -97,6 +82,7 @@ class OwnedShards final : public PushedParameters {
     std::int64_t* counts = nullptr;   ///< [owner][parameter]
   };
 
+  void pull_unit(const Unit& unit) override;
   void place(FlatGroup& group, const MemoryPlan& plan);
   void read_turns();
   Shard& shard(const Group& group, int owner) const;
@@ -107,7 +93,6 @@ class OwnedShards final : public PushedParameters {
   void pull_shard(Group& group, int owner);
   void copy_shard(Group& group, int owner);
   void push_shard(Group& group, int owner, const ElementUpdate& rule, const PushRates& with, GradientAges& ages);
-  float compensated(const Group& group, int owner, Extent run, float scale) const;
   void note(const Group& group, int owner, bool is_push, std::int64_t version);
   void update_runs(Group& group, int owner, const ElementUpdate& rule, const PushRates& with, std::int64_t age);
   std::string what(const Group& group, int owner, const char* operation) const;
@@ -117,15 +102,11 @@ class OwnedShards final : public PushedParameters {
   Arena control_;  ///< Shards, then counts
   std::vector<Group> groups_;
   std::vector<std::size_t> first_group_;       ///< [unit]: index in groups_; one more for the end
-  std::vector<char> is_fresh_;                 ///< [unit]: pulled in this step
   std::vector<ShardName> names_;               ///< [shard]
   std::vector<std::vector<ShardTurn>> turns_;  ///< [shard]; empty where no order is played
   std::vector<std::size_t> own_turns_end_;     ///< [shard]: behind this rank's last turn
   std::optional<OrderWriter> writer_;
-  std::vector<UpdateRun> runs_;
-  std::int64_t pulls_ = 0, pulled_bytes_ = 0;
-  double pull_seconds_ = 0, push_wait_seconds_ = 0;
-  std::span<LatencyHistogram> latencies_;  ///< empty: pulls are not timed
+  ShardUpdate update_;
 };
 
 }  // namespace tessera

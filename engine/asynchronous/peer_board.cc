@@ -18,15 +18,18 @@ constexpr int kSpins = 100;
 
 }  // namespace
 
-PeerBoard::PeerBoard(std::shared_ptr<Collectives> group, double timeout_s)
+PeerBoard::PeerBoard(std::shared_ptr<Collectives> group, double timeout_s, Sees sees)
     : group_(std::move(group)),
       timeout_s_(timeout_s),
       exceptions_at_start_(std::uncaught_exceptions()),
-      memory_(Arena::common("what asynchronous ranks tell each other",
-                            static_cast<std::int64_t>(sizeof(Entry)) * group_->size(), *group_)),
+      memory_(sees == Sees::kOthers
+                  ? Arena::common("what asynchronous ranks tell each other",
+                                  static_cast<std::int64_t>(sizeof(Entry)) * group_->size(), *group_)
+                  : Arena::plain("steps of this rank", static_cast<std::int64_t>(sizeof(Entry)) * group_->size())),
       entries_(reinterpret_cast<Entry*>(memory_.data())) {
   entries_[rank()].process.store(getpid());
   meet("asynchronous ranks");
+  if (sees == Sees::kNothing) return;
   for (int q = 0; q < size(); ++q) processes_.emplace_back(static_cast<pid_t>(entries_[q].process.load()));
   looked_ = Clock::now();
 }

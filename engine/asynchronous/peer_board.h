@@ -28,8 +28,12 @@ class PeerBoard {
  public:
   using Clock = std::chrono::steady_clock;
 
-  /// `group`: a group of all ranks that share memory, for this alone. `timeout_s`: the longest wait. It is collective.
-  PeerBoard(std::shared_ptr<Collectives> group, double timeout_s);
+  /// What ranks know of one another. kNothing: servers own the shards, and the board only counts this rank's steps and
+  /// lets ranks meet; `look` and `wait` are not called.
+  enum class Sees { kOthers, kNothing };
+  /// `group`: a group of all ranks, for this alone; they share memory if they see each other. `timeout_s`: the longest
+  /// wait. It is collective.
+  PeerBoard(std::shared_ptr<Collectives> group, double timeout_s, Sees sees = Sees::kOthers);
   /// Tells the others that this rank has left, or that it has failed if an exception destroys this object.
   ~PeerBoard();
   PeerBoard(const PeerBoard&) = delete;

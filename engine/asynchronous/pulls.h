@@ -6,7 +6,7 @@
 #include <utility>
 #include <vector>
 
-#include "engine/asynchronous/owned_shards.h"
+#include "engine/asynchronous/pulled_parameters.h"
 #include "sharding/gather/unit_keeper.h"
 #include "sharding/unit.h"
 
@@ -17,7 +17,7 @@ namespace tessera {
 class Pulls final : public UnitKeeper {
  public:
   /// `on_pulled` is told of a unit whose values have changed. Refers to `shards`.
-  Pulls(std::vector<Unit*> units, OwnedShards& shards, std::function<void(Unit&)> on_pulled, OnFailure on_failure)
+  Pulls(std::vector<Unit*> units, PulledParameters& shards, std::function<void(Unit&)> on_pulled, OnFailure on_failure)
       : UnitKeeper(std::move(on_failure)), units_(std::move(units)), shards_(shards), on_pulled_(std::move(on_pulled)) {
     for (Unit* unit : units_) unit->watch(this);
   }
@@ -36,7 +36,7 @@ class Pulls final : public UnitKeeper {
 
  private:
   const std::vector<Unit*> units_;
-  OwnedShards& shards_;
+  PulledParameters& shards_;
   const std::function<void(Unit&)> on_pulled_;
 };
 

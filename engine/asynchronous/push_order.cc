@@ -36,6 +36,21 @@ absl::Status bad_line(const std::string& path, std::size_t line, const std::stri
 
 }  // namespace
 
+absl::Status end_of_turns(const std::string& operation, int rank) {
+  return make_error(ExitCode::kUsage, operation +
+                                          ": the order that is played (sync.play_order) has no more of it by rank " +
+                                          std::to_string(rank) +
+                                          ". [T0820] hint: make as many steps as the run that recorded the order, and "
+                                          "read parameters (Gathered, evaluate) where it did");
+}
+
+absl::Status expect_turn(const ShardTurn& turn, bool is_push, const std::string& operation) {
+  if (turn.is_push == is_push) return absl::OkStatus();
+  return make_error(ExitCode::kUsage, operation + ": the order that is played (sync.play_order) has a " +
+                                          (is_push ? "pull" : "push") + " by rank " + std::to_string(turn.rank) +
+                                          " here. [T0821] hint: run the program that recorded the order");
+}
+
 absl::StatusOr<OrderWriter> OrderWriter::open(const std::string& path, int ranks, bool is_first) {
   const int flags = O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC | (is_first ? O_TRUNC : 0);
   const int file = ::open(path.c_str(), flags, 0666);

@@ -66,6 +66,11 @@ struct ShardTurn {
   bool is_push = false;
 };
 
+/// Returns the error (64) of a rank whose program goes on behind its last turn. `operation`: names the shard.
+absl::Status end_of_turns(const std::string& operation, int rank);
+/// Returns an error (64) unless the turn is one for a push, or for a pull if `is_push` is false.
+absl::Status expect_turn(const ShardTurn& turn, bool is_push, const std::string& operation);
+
 /// Reads a file of OrderWriter. Returns the turns of each of `shards`, in order. Errors: 66, 77 where it cannot be
 /// read; 65, which name the line, where it is no such file, is of another number of ranks, or has other shards.
 absl::StatusOr<std::vector<std::vector<ShardTurn>>> read_order(const std::string& path, int ranks,

@@ -5,6 +5,8 @@
 #include <cstddef>
 
 #include "engine/asynchronous/hogwild_values.h"
+#include "engine/asynchronous/owned_shards.h"
+#include "engine/asynchronous/servers/served_shards.h"
 #include "engine/step/outer_place.h"
 #include "runtime/comm/local/local_collectives.h"
 #include "tessera/error.h"
@@ -26,15 +28,20 @@ MeshAxes ReplicaSync::axes(const Mesh& mesh, const MeshAxes& whole) {
   if (!is_apart()) return whole;
   if (!now_.has_common_parameters()) return value_or_throw(groups_of(mesh).within_replica(whole));
   auto group = value_or_throw(groups_of(mesh).world("asynchronous"));
+  if (now_.has_servers()) {
+    board_ = std::make_unique<PeerBoard>(std::move(group), strategy_.comm.timeout_s, PeerBoard::Sees::kNothing);
+    return alone();
+  }
   if (!group->shares_memory()) {
     throw Error(
         ExitCode::kConfig,
         "/sync/type: ranks that do not wait for each other, or with backups for some alone, have parameters in memory "
         "that they share, and the transport " +
             group->transport() +
-            " has none. [T0826] hint: run all ranks on one host, with comm.transport \"auto\" or \"host\"");
+            " has none. [T0826] hint: run all ranks on one host, with comm.transport \"auto\" or \"host\"; with "
+            "sync.type asynchronous and sync.owners \"servers\" they may be on several");
   }
-  board_ = std::make_unique<PeerBoard>(std::move(group), timeout_s_);
+  board_ = std::make_unique<PeerBoard>(std::move(group), strategy_.comm.timeout_s);
   MeshAxes axes = alone();
   if (now_.is_hogwild()) axes.gather = value_or_throw(groups_of(mesh).world("hogwild"));  // its parameters are there
   if (now_.type == SyncType::kBackups) axes.readers = value_or_throw(groups_of(mesh).world("backups"));
@@ -51,6 +58,8 @@ void ReplicaSync::begin(const std::vector<std::unique_ptr<Unit>>& units, const M
       auto first = std::make_unique<FirstGradients>(units, plan, *board_);
       first_ = first.get();
       common_ = std::move(first);
+    } else if (now_.has_servers()) {
+      push_to(std::make_unique<ServedShards>(units, plan, *board_, strategy_));
     } else {
       push_to(std::make_unique<OwnedShards>(units, plan, *board_));
     }
@@ -75,7 +84,7 @@ std::unique_ptr<Step> ReplicaSync::make_step(const StepContext& context, Gradien
 
 bool ReplicaSync::pulls(const std::vector<std::unique_ptr<Unit>>& units, std::function<void(Unit&)> on_pulled,
                         UnitKeeper::OnFailure on_failure) {
-  OwnedShards* const shards = pulled();
+  PulledParameters* const shards = pulled();
   if (!shards) return false;
   pulls_ = std::make_unique<Pulls>(pointers_to(units), *shards, std::move(on_pulled), std::move(on_failure));
   return true;

@@ -15,7 +15,7 @@
 #include "engine/asynchronous/backed_up_step.h"
 #include "engine/asynchronous/common_parameters.h"
 #include "engine/asynchronous/first_gradients.h"
-#include "engine/asynchronous/owned_shards.h"
+#include "engine/asynchronous/pulled_parameters.h"
 #include "engine/asynchronous/pulls.h"
 #include "engine/device/accelerator.h"
 #include "engine/step/outer_steps.h"
@@ -36,10 +36,9 @@ namespace tessera {
 /// Where replicas do not train apart, all of that does nothing.
 class ReplicaSync {
  public:
-  /// `steps`: number of steps that training has made. `timeout_s`: the longest wait of a rank with common
-  /// parameters for another.
-  ReplicaSync(const SyncConfig& config, std::int64_t steps, double timeout_s)
-      : later_(config), now_(config.after(steps)), timeout_s_(timeout_s) {}
+  /// `steps`: number of steps that training has made. Refers to `strategy`.
+  ReplicaSync(const Strategy& strategy, std::int64_t steps)
+      : strategy_(strategy), later_(strategy.sync), now_(strategy.sync.after(steps)) {}
 
   /// Returns whether replicas train apart now.
   bool is_apart() const { return trains_apart(now_); }
@@ -51,8 +50,8 @@ class ReplicaSync {
   const SyncConfig& config() const { return now_; }
 
   /// Returns the axes over which training communicates: those of this replica's ranks if it trains separately, or else
-  /// `whole`, those of the mesh. It is collective. Throws tessera::Error (78) where ranks have common parameters and
-  /// cannot share memory.
+  /// `whole`, those of the mesh. It is collective. Throws tessera::Error (78) where ranks have common parameters, no
+  /// servers have them, and ranks cannot share memory.
   MeshAxes axes(const Mesh& mesh, const MeshAxes& whole);
   /// REQUIRES: units have their first values. Adds the memory needed in addition to TrainingMemory to `use`. It keeps
   /// references to the other arguments.
@@ -64,15 +63,15 @@ class ReplicaSync {
   /// are to be watched. `on_pulled` is told of units whose values have changed.
   bool pulls(const std::vector<std::unique_ptr<Unit>>& units, std::function<void(Unit&)> on_pulled,
              UnitKeeper::OnFailure on_failure);
-  /// Counts from now on how long each unit's pulls take (OwnedShards::time_pulls).
+  /// Counts from now on how long each unit's pulls take (PulledParameters::time_pulls).
   void time_pulls(std::span<LatencyHistogram> latencies) {
-    if (OwnedShards* const shards = pulled()) shards->time_pulls(latencies);
+    if (PulledParameters* const shards = pulled()) shards->time_pulls(latencies);
   }
   /// Ends the pulling of units.
   void stop_pulls() { pulls_.reset(); }
-  /// Copies that are pulled get the newest values once more (OwnedShards::take_newest).
+  /// Copies that are pulled get the newest values once more (PulledParameters::take_newest).
   void take_newest() {
-    if (OwnedShards* const shards = pulled()) shards->take_newest();
+    if (PulledParameters* const shards = pulled()) shards->take_newest();
   }
 
   // The next functions are those of OuterSteps, or of CommonParameters.
@@ -99,7 +98,7 @@ class ReplicaSync {
     return outer_ ? outer_->for_each_momentum(visit) : absl::OkStatus();
   }
   void add_to(TrafficCounts& counts) const {
-    if (const OwnedShards* const shards = pulled()) {
+    if (const PulledParameters* const shards = pulled()) {
       counts.gathers += shards->pulls();
       counts.gathered_bytes += shards->pulled_bytes();
       counts.gather_seconds += shards->pull_seconds();
@@ -114,12 +113,12 @@ class ReplicaSync {
 
  private:
   static bool trains_apart(const SyncConfig& config) { return config.type != SyncType::kEachStep; }
-  OwnedShards* pulled() const { return common_ ? common_->pulled() : nullptr; }
+  PulledParameters* pulled() const { return common_ ? common_->pulled() : nullptr; }
   void push_to(std::unique_ptr<PushedParameters> parameters);
   void agree_on_steps(Step& step);
 
+  const Strategy& strategy_;
   const SyncConfig later_, now_;
-  const double timeout_s_;
   std::unique_ptr<OuterSteps> outer_;  ///< null where there are no outer steps
   // These are null where ranks have no common parameters. Members are destroyed last to first.
   std::unique_ptr<PeerBoard> board_;

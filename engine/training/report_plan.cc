@@ -86,6 +86,8 @@ void Training::report_plan(bool continues) const {
        << name_of(strategy.mixed_precision.reduce) << compression << ", optimizer state "
        << name_of(strategy.optimizer.state_dtype)
        << (plan.placement().shared ? ", one copy of the parameters for the ranks of a host" : "");
+  if (plan.served_bytes().shards > 0)
+    text << ", parameter servers with " << format_bytes(plan.served_bytes().shards) << " in all beside these";
   if (wants_table_of_plan()) {
     text << "\n" << plan.to_table();
     if (const std::string groups = table_of_groups(units, strategy.optimizer); !groups.empty()) text << "\n" << groups;

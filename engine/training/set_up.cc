@@ -171,8 +171,7 @@ UnitKeeper::OnFailure failing(Job& job) {
 
 }  // namespace
 
-Training::Training(Job& job_given, std::int64_t steps)
-    : job(job_given), sync(job_given.strategy.sync, steps, job_given.strategy.comm.timeout_s) {
+Training::Training(Job& job_given, std::int64_t steps) : job(job_given), sync(job_given.strategy, steps) {
   job.memory_story = [this](const std::string& what) {
     return explain_out_of_memory(what, plan, job.strategy, shares_memory(), footprint.activation_bytes);
   };

@@ -494,6 +494,12 @@ enum class StateSharing : std::uint8_t {
   kShared,  ///< one set of states, which every rank's gradients move
 };
 
+/// The processes that own the shards of asynchronous training.
+enum class ShardOwners : std::uint8_t {
+  kRanks,    ///< the ranks of one host, in memory that all of them map
+  kServers,  ///< parameter servers, which compute nothing else (`tessera serve`); ranks may be on several hosts
+};
+
 /// Mends a gradient g for its delay: g + lambda * g * g * (w now - w when it was pulled) (DC-ASGD, arXiv 1609.08326).
 struct DelayCompensationConfig {
   double lambda = 0.0;  ///< 0: nothing is mended
@@ -507,6 +513,7 @@ struct AsynchronousConfig {
   /// Steps by which a rank may be ahead of the slowest one (stale synchronous, arXiv 1312.7869); at 0 the updates of a
   /// round are applied in rank order. Empty: no bound.
   std::optional<std::int64_t> max_staleness = {};
+  ShardOwners owners = ShardOwners::kRanks;  ///< used by asynchronous
   AgeScale scale = AgeScale::kNone;
   StateSharing states = StateSharing::kOwn;  ///< used by hogwild
   DelayCompensationConfig delay_compensation = {};
@@ -544,6 +551,8 @@ struct SyncConfig {
   bool is_asynchronous() const { return type == SyncType::kAsynchronous || is_hogwild(); }
   /// Returns whether ranks train parameters in memory of all of them, and each runs forward and backward by itself.
   bool has_common_parameters() const { return is_asynchronous() || type == SyncType::kBackups; }
+  /// Returns whether parameter servers own the shards.
+  bool has_servers() const { return type == SyncType::kAsynchronous && asynchronous.owners == ShardOwners::kServers; }
   /// Returns whether ranks read and write one copy of the parameters at the same time.
   bool is_hogwild() const { return type == SyncType::kHogwild; }
   /// Returns whether an outer optimizer makes the new weights.

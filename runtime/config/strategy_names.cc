@@ -282,6 +282,14 @@ const std::vector<Named<StateSharing>>& state_sharings() {
   return list;
 }
 
+const std::vector<Named<ShardOwners>>& shard_owners() {
+  static const std::vector<Named<ShardOwners>> list = {
+      {ShardOwners::kRanks, "ranks", "the ranks of one host, in memory that all of them map"},
+      {ShardOwners::kServers, "servers",
+       "parameter servers, processes that compute nothing else (`tessera launch --servers`, `tessera serve`)"}};
+  return list;
+}
+
 const std::vector<Named<AgeScale>>& age_scales() {
   static const std::vector<Named<AgeScale>> list = {
       {AgeScale::kNone, "none", "it is applied as it is"},

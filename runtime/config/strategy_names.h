@@ -43,6 +43,7 @@ const std::vector<Named<SpikeAction>>& spike_actions();
 const std::vector<Named<SyncType>>& sync_types();
 const std::vector<Named<AgeScale>>& age_scales();
 const std::vector<Named<StateSharing>>& state_sharings();
+const std::vector<Named<ShardOwners>>& shard_owners();
 const std::vector<Named<TransportChoice>>& transport_choices();
 const std::vector<Named<NcclBuffers>>& nccl_buffers();
 

@@ -198,6 +198,21 @@ TEST_F(Train, BackupsOfNoneGiveTheBitsOfTheSynchronousRun) {
   EXPECT_EQ(losses("backups"), losses("all"));
 }
 
+TEST_F(Train, ParameterServersGiveTheBitsOfShardsThatRanksOwnOnOneHostAndOnTwo) {
+  const auto in_rounds = [](const std::string& owners) {
+    return whole_gradients(R"(, "sync": {"type": "asynchronous", "max_staleness": 0, "owners": ")" + owners + R"("})");
+  };
+  write_file(path("ranks.json"), in_rounds("ranks"));
+  write_file(path("servers.json"), in_rounds("servers"));
+  run(launch(2) + train(path("ranks.json"), "ranks"));
+  const Ended ended = run(launch(2, {"--servers", "2"}) + train(path("servers.json"), "servers"));
+  EXPECT_THAT(ended.err, HasSubstr("[server 1] parameter server at 127.0.0.1:"));
+  run(launch(2, {"--servers", "1", "--pretend-hosts", "2"}) + train(path("servers.json"), "on two hosts"));
+  EXPECT_EQ(losses("ranks").size(), 3u);
+  EXPECT_EQ(losses("servers"), losses("ranks"));
+  EXPECT_EQ(losses("on two hosts"), losses("ranks"));
+}
+
 TEST_F(Train, RunWithBackupsSavesOnItsWayAndEndsAtItsSteps) {
   write_file(path("backups.json"), whole_gradients(R"(, "sync": {"type": "backups", "count": 1})"));
   const Words more = {"--steps", "12", "--checkpoint-dir", path("checkpoints"), "--every-steps", "5"};

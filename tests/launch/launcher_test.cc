@@ -46,6 +46,49 @@ TEST(Launch, RanksGetTheVariablesOfTorchrun) {
   EXPECT_EQ(launcher.err, "");
 }
 
+/// Returns the path of a script that stands in for `tessera serve`.
+std::string server_script(const Folder& folder, const std::string& text) {
+  const std::string path = folder / "tessera";
+  std::ofstream(path) << "#!/bin/sh\n" << text << "\n";
+  std::filesystem::permissions(path, std::filesystem::perms::owner_all);
+  return path;
+}
+
+TEST(Launch, FailedRankEndsNoOtherBesideServers) {
+  const Folder folder;
+  auto options =
+      shell(3, "test $RANK = 1 && kill -9 $$; sleep 0.3; echo at=$TESSERA_SERVERS ${#TESSERA_SERVERS_SECRET}");
+  options.servers = 2;
+  options.tessera = server_script(folder, "echo serves \"$@\"; exec sleep 1000");
+  Launcher launcher(options);
+  EXPECT_EQ(launcher.wait(), 0);
+  EXPECT_THAT(launcher.err, AllOf(HasSubstr("rank 1 has ended: signal 9"), HasSubstr("the others go on"),
+                                  HasSubstr("[server 0] serves serve --listen 127.0.0.1:"),
+                                  HasSubstr("[server 1] serves serve --listen 127.0.0.1:")));
+  EXPECT_THAT(launcher.out, AllOf(HasSubstr("[rank 0] at=127.0.0.1:"), HasSubstr("[rank 2] at=127.0.0.1:"),
+                                  HasSubstr(" 32\n"), Not(HasSubstr("[rank 1] at="))));
+}
+
+TEST(Launch, ServerThatEndsIsTheFirstCause) {
+  const Folder folder;
+  auto options = shell(2, "exec sleep 1000");
+  options.servers = 1;
+  options.grace_s = 0.1;
+  options.tessera = server_script(folder, "exit 3");
+  Launcher launcher(options);
+  EXPECT_EQ(launcher.wait(), 3);
+  EXPECT_THAT(launcher.err, HasSubstr("parameter server 0"));
+}
+
+TEST(Launch, RanksThatAllFailBesideServersAreAFailure) {
+  const Folder folder;
+  auto options = shell(2, "exit 65");
+  options.servers = 1;
+  options.tessera = server_script(folder, "exec sleep 1000");
+  Launcher launcher(options);
+  EXPECT_EQ(launcher.wait(), 65);
+}
+
 TEST(Launch, LinesOfRanksAreNotTorn) {
   // Each line is written in two halves by each of four ranks at once.
   Launcher launcher(

@@ -115,7 +115,7 @@ ALLOWED = {
     "workshop/app": [*GROUND, "runtime/border", "runtime/base/metrics", "workshop/launch", "runtime/data", *OFFLOAD, *CHECKPOINT, "workshop/models", "include/tessera"],
     "workshop/app/text": COMMAND,
     "workshop/app/plan": COMMAND,
-    "workshop/app/train": [*COMMAND, "engine/loop", "workshop/app/plan", "workshop/app/text"],
+    "workshop/app/train": [*COMMAND, "engine/loop", "engine/asynchronous", "workshop/app/plan", "workshop/app/text"],
     "workshop/app/bench": COMMAND,
     "workshop/app/doctor": COMMAND,
     "python": [*GROUND, "runtime/border", "runtime/comm", "engine", "engine/job", "engine/loop", "engine/saving", "include/tessera"],

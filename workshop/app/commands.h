@@ -108,6 +108,13 @@ struct ReplayCommand {
 /// Makes steps of a run of `tessera train` again (docs/reproducible.md).
 int run_replay(const ReplayCommand& command);
 
+/// The options of `tessera serve`.
+struct ServeCommand {
+  std::string listen = "127.0.0.1:0";  ///< HOST:PORT; port 0: a free one
+};
+/// Serves shards to ranks with "sync": {"owners": "servers"}, until SIGTERM or SIGINT comes. Prints where it listens.
+int run_serve(const ServeCommand& command);
+
 /// The options of `tessera sample`.
 struct SampleCommand {
   std::string model;  ///< model file, or a folder of Hugging Face

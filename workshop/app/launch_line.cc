@@ -16,6 +16,7 @@ namespace tessera::app {
 namespace {
 
 constexpr std::int64_t kMostRestarts = 1000;
+constexpr std::int64_t kMostServers = 64;
 
 bool is_number(const std::string& text) {
   return !text.empty() && text.find_first_not_of("0123456789") == std::string::npos;
@@ -68,6 +69,11 @@ void LaunchLine::add_to(CLI::App& app) {
 void LaunchLine::add_ranks() {
   command_->add_option("-n,--ranks", options.ranks, "ranks to start on this machine")
       ->transform(integer_from(1, kMostLaunched))
+      ->capture_default_str();
+  command_
+      ->add_option("--servers", options.servers,
+                   "parameter servers beside the ranks, on this machine (\"sync\": {\"owners\": \"servers\"})")
+      ->transform(integer_from(0, kMostServers))
       ->capture_default_str();
   command_
       ->add_option("--pretend-hosts", pretended_,

@@ -19,6 +19,8 @@ constexpr Part kParts[] = {
     {"train", "tessera-train", "train a model; one process a rank"},
     {"replay", "tessera-train",
      "make a step of a reproducible run again, on any number of ranks, and find what went wrong"},
+    {"serve", "tessera-train",
+     "own parameters for ranks that train without waiting (\"sync\": {\"owners\": \"servers\"})"},
     {"sample", "tessera-train", "continue a text with saved weights"},
     {"tokenize", "tessera-train", "turn text into tokens on disk, in Megatron's format"},
     {"plan", "tessera-train", "memory, traffic and time of every rank, without running anything"},

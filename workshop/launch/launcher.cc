@@ -2,10 +2,13 @@
 
 #include <arpa/inet.h>
 #include <fmt/format.h>
+#include <stdlib.h>
+#include <sys/random.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <cerrno>
 #include <cstdint>
 #include <numeric>
@@ -23,6 +26,8 @@
 
 namespace tessera {
 namespace {
+
+constexpr int kMostServers = 64;
 
 absl::Status refuse(const std::string& what) { return make_error(ExitCode::kUsage, "launch: " + what); }
 
@@ -64,6 +69,13 @@ absl::Status check(const LaunchOptions& options) {
   if (options.max_restarts < 0)
     return refuse(fmt::format("{} restarts make no sense. [T0595] hint: --max-restarts 0 starts ranks once",
                               options.max_restarts));
+  if (options.servers < 0 || options.servers > kMostServers)
+    return refuse(fmt::format("the number of parameter servers must be 0 to {}, got {}. hint: --servers says how many",
+                              kMostServers, options.servers));
+  if (options.servers > 0 && options.max_restarts > 0)
+    return refuse(
+        "parameter servers keep shards in memory, so a restart would begin with other values. hint: leave "
+        "--max-restarts or --servers out");
   for (const double time : {options.grace_s, options.term_s})
     if (!(time >= 0 && time <= 1e6))
       return refuse(
@@ -110,6 +122,45 @@ class HeldPort {
   int port_ = 0;
 };
 
+/// The ports of a job's parameter servers.
+struct HeldServers {
+  std::vector<HeldPort> ports;
+  std::vector<std::string> addresses;
+};
+
+/// Takes a port for each parameter server, and names servers and secret in this process's environment, which all ranks
+/// inherit, those on other hosts too (host_job.h).
+absl::StatusOr<HeldServers> hold_servers(const LaunchOptions& options, const JobSettings& job, bool several_hosts) {
+  HeldServers held;
+  if (options.servers == 0) return held;
+  std::string all;
+  for (int i = 0; i < options.servers; ++i) {
+    TESSERA_ASSIGN_OR_RETURN(HeldPort port, HeldPort::take(0, several_hosts));
+    const bool is_ipv6 = job.address.find(':') != std::string::npos;
+    held.addresses.push_back(fmt::format("{}:{}", is_ipv6 ? "[" + job.address + "]" : job.address, port.number()));
+    held.ports.push_back(std::move(port));
+    all += (i == 0 ? "" : ",") + held.addresses.back();
+  }
+  std::array<unsigned char, 16> random{};
+  if (::getrandom(random.data(), random.size(), 0) != static_cast<ssize_t>(random.size()))
+    return make_error(ExitCode::kOsResource, "launch: no random bytes for the servers' secret: " + reason_of(errno));
+  std::string secret;
+  for (const unsigned byte : random) secret += fmt::format("{:02x}", byte);
+  ::setenv("TESSERA_SERVERS", all.c_str(), 1);
+  ::setenv("TESSERA_SERVERS_SECRET", secret.c_str(), 1);
+  return held;
+}
+
+/// Returns whether a job with parameter servers did what it could: some rank ended well, and no server failed.
+bool has_trained(const LaunchOptions& options, const std::vector<RankRecord>& records) {
+  if (options.servers == 0) return false;
+  const auto workers = static_cast<std::ptrdiff_t>(options.ranks);
+  return std::any_of(records.begin(), records.begin() + workers,
+                     [](const RankRecord& record) { return !record.exit.failed(); }) &&
+         std::none_of(records.begin() + workers, records.end(),
+                      [](const RankRecord& record) { return record.failed(); });
+}
+
 /// One run of all ranks, from their start until all have ended.
 struct Attempt {
   int code = 0;
@@ -123,20 +174,22 @@ bool fails_again(int code) {
   return false;
 }
 
-absl::StatusOr<Attempt> run_once(const LaunchOptions& options, const JobSettings& job, Guard& guard,
-                                 const SignalScope& signals) {
+absl::StatusOr<Attempt> run_once(const LaunchOptions& options, const JobSettings& job,
+                                 const std::vector<std::string>& servers, Guard& guard, const SignalScope& signals) {
   Supervisor supervisor(options, job, guard, signals.fd(), signals.old_mask());
+  supervisor.serve_at(servers);
   TESSERA_RETURN_IF_ERROR(supervisor.start_all());
   if (const auto signal = supervisor.interrupted_by()) return Attempt{128 + *signal};
   const auto records = supervisor.wait_all();
-  if (const RankRecord* cause = first_cause(records)) {
+  const bool is_good = supervisor.signals_taken() == 0 && has_trained(options, records);
+  if (const RankRecord* cause = is_good ? nullptr : first_cause(records)) {
     write_all(options.stderr_fd, failure_report(records, *cause));
     const int code = cause->exit.code();
     return Attempt{code, supervisor.signals_taken() == 0 && !fails_again(code)};
   }
   // No rank failed by itself, but a third signal may have ended some ranks.
   for (const RankRecord& record : records)
-    if (record.exit.failed()) return Attempt{record.exit.code()};
+    if (!is_good && record.rank < options.ranks && record.exit.failed()) return Attempt{record.exit.code()};
   if (const int error = supervisor.output_error(); error != 0)
     return make_error(ExitCode::kIo, "launch: all ranks ended with success, but some of what they printed is lost: " +
                                          errno_text(error) +
@@ -156,6 +209,7 @@ absl::StatusOr<int> run(const LaunchOptions& options) {
   } else if (several_hosts) {
     TESSERA_ASSIGN_OR_RETURN(job.address, job_address(options.hosts));
   }
+  TESSERA_ASSIGN_OR_RETURN(const HeldServers servers, hold_servers(options, job, several_hosts));
   TESSERA_ASSIGN_OR_RETURN(const ErrorDirectory directory, ErrorDirectory::make());
   job.error_directory = directory.path();
   job.run_id = fmt::format("{}-{}", ::getpid(), job.port);
@@ -166,7 +220,7 @@ absl::StatusOr<int> run(const LaunchOptions& options) {
   const std::vector<std::string> files = error_files(job, 0, here);
   TESSERA_ASSIGN_OR_RETURN(Guard guard, Guard::start(directory.path(), files));
   while (true) {
-    TESSERA_ASSIGN_OR_RETURN(const Attempt attempt, run_once(options, job, guard, signals));
+    TESSERA_ASSIGN_OR_RETURN(const Attempt attempt, run_once(options, job, servers.addresses, guard, signals));
     if (!attempt.may_be_repeated || job.restarts == options.max_restarts) return attempt.code;
     ++job.restarts;
     if (options.port == 0) {  // late ranks of the last attempt must not meet ranks of this one

@@ -13,6 +13,9 @@ namespace tessera {
 struct LaunchOptions {
   std::vector<std::string> command;  ///< program (looked up in PATH) and its arguments
   int ranks = 1;                     ///< all ranks of the job
+  /// Parameter servers that are started beside the ranks, on this machine (`tessera serve`). A rank that fails then
+  /// ends no other one.
+  int servers = 0;
   /// Ranks on each of the hosts that ranks believe in, for tests; they add up to `ranks`. Empty means one host.
   std::vector<int> pretended_hosts = {};
   /// The hosts of a job over ssh, this machine first; their slots add up to `ranks`. Empty means this machine alone.
@@ -59,6 +62,10 @@ struct LaunchOptions {
 /// unless `port` names one, on another port. The program goes on from its last checkpoint (`tessera train --resume
 /// auto`). A failure that would come again ends the job at once: 64, 66, 77 and 78, which are wrong options, a missing
 /// file, a missing permission and a wrong strategy. So does a failure after a signal to the launcher.
+///
+/// With `servers`, TESSERA_SERVERS and TESSERA_SERVERS_SECRET, a random text, are set for all processes of the job. A
+/// rank that fails is named, and the others go on; a server that ends before the ranks have is a failure as above. Once
+/// no rank is left, servers get SIGTERM. The result is 0 if some rank returned 0 and no server failed.
 ///
 /// A stopped rank (SIGSTOP) cannot act on SIGTERM and is continued first; SIGKILL ends it in any case.
 ///

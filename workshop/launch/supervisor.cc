@@ -7,7 +7,10 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <filesystem>
+#include <span>
 #include <string>
+#include <system_error>
 #include <utility>
 
 #include "runtime/base/status.h"
@@ -38,6 +41,15 @@ Supervisor::Supervisor(const LaunchOptions& options, const JobSettings& job, Gua
 
 Supervisor::~Supervisor() = default;
 
+void Supervisor::serve_at(const std::vector<std::string>& addresses) {
+  std::error_code error;
+  const std::string own = std::filesystem::read_symlink("/proc/self/exe", error).string();
+  for (const std::string& address : addresses) {
+    servers_.push_back(options_);
+    servers_.back().command = {options_.tessera.empty() ? own : options_.tessera, "serve", "--listen", address};
+  }
+}
+
 absl::Status Supervisor::start_all() {
   TESSERA_RETURN_IF_ERROR(make_hosts());
   for (const auto& host : hosts_) TESSERA_RETURN_IF_ERROR(host->connect());
@@ -61,7 +73,23 @@ absl::Status Supervisor::make_hosts() {
                                                    heartbeat_, mask_, listener));
     add_ranks(hosts_.back().get(), host.slots, host.name);
   }
+  add_servers();
   return absl::OkStatus();
+}
+
+void Supervisor::add_servers() {
+  for (std::size_t i = 0; i < servers_.size(); ++i) {
+    RankListener& listener = *this;
+    const int number = static_cast<int>(ranks_.size());
+    hosts_.push_back(
+        std::make_unique<LocalRanks>(servers_[i], job_, LocalRanks::Range{number, 1}, guard_, mask_, listener));
+    const std::string prefix = options_.prefix ? fmt::format("[server {}] ", i) : "";
+    Rank server{
+        hosts_.back().get(), LineForwarder(options_.stderr_fd, prefix), LineForwarder(options_.stderr_fd, prefix), {}};
+    server.record.rank = number;
+    server.record.host = fmt::format("parameter server {}", i);
+    ranks_.push_back(std::move(server));
+  }
 }
 
 void Supervisor::add_ranks(HostRanks* host, int count, const std::string& host_name) {
@@ -92,6 +120,8 @@ bool Supervisor::is_connecting() const {
 std::vector<RankRecord> Supervisor::wait_all() {
   while (!std::ranges::all_of(ranks_, [](const Rank& rank) { return rank.gone; })) {
     poll_once();
+    const auto workers = std::span(ranks_).first(static_cast<std::size_t>(options_.ranks));
+    if (!servers_.empty() && std::ranges::all_of(workers, &Rank::gone)) raise_urgency(Urgency::kTerm);
     advance_urgency();
   }
   std::vector<RankRecord> records;
@@ -149,7 +179,12 @@ void Supervisor::on_exit(RankRecord record) {
   record.was_stopped = rank.record.was_stopped;
   rank.record = std::move(record);
   rank.ended = true;
-  if (rank.record.exit.failed()) raise_urgency(Urgency::kGrace);
+  const bool ends_others = servers_.empty() || is_server(rank.record.rank);
+  if (ends_others && (rank.record.exit.failed() || is_server(rank.record.rank))) raise_urgency(Urgency::kGrace);
+  if (!ends_others && rank.record.exit.failed() && urgency_ == Urgency::kNone)
+    write_all(options_.stderr_fd,
+              fmt::format("tessera launch: rank {} has ended: {}; the others go on\n", rank.record.rank,
+                          explain(rank.record.exit, rank.record.code_of_tessera)));
 }
 
 void Supervisor::on_gone(int number) {
@@ -182,7 +217,7 @@ void Supervisor::take_signal() {
                                             : signals_taken_ == 2 ? " again; a third one kills"
                                                                   : ": killing"));
   for (const Rank& rank : ranks_)
-    if (!rank.gone) send(rank, signal);
+    if (!rank.gone && !is_server(rank.record.rank)) send(rank, signal);  // servers end once the ranks have
   if (signals_taken_ == 2) raise_urgency(Urgency::kGrace);
   if (signals_taken_ > 2) raise_urgency(Urgency::kKill);
 }

@@ -36,12 +36,15 @@ class Supervisor : private RankListener {
   /// Kills and reaps what is still running.
   ~Supervisor() override;
 
+  /// Starts a parameter server at each address beside the ranks. Call it before `start_all`.
+  void serve_at(const std::vector<std::string>& addresses);
   /// Reaches all hosts, then starts all ranks. Errors: those of start_rank, and of hosts that are not reached
   /// (remote_ranks.h). A signal that comes before all hosts have answered ends the start: `interrupted_by` then names
   /// the signal, and no rank was started.
   absl::Status start_all();
   std::optional<int> interrupted_by() const { return interrupted_by_; }
-  /// Waits until no process of any rank is left. Returns the records of all ranks.
+  /// Waits until no process of any rank is left. Returns the records of all ranks, and then those of servers, which
+  /// count on behind the ranks.
   std::vector<RankRecord> wait_all();
   /// Returns why output of ranks was lost, as an errno; 0 if none was lost.
   int output_error() const;
@@ -68,6 +71,8 @@ class Supervisor : private RankListener {
 
   absl::Status make_hosts();
   void add_ranks(HostRanks* host, int count, const std::string& host_name);
+  void add_servers();
+  bool is_server(int number) const { return number >= options_.ranks; }
   /// Polls until all hosts have reached `phase`, or a host has failed.
   absl::Status wait_for(HostRanks::Phase phase);
   bool is_connecting() const;
@@ -80,6 +85,7 @@ class Supervisor : private RankListener {
   void advance_urgency();
 
   const LaunchOptions& options_;
+  std::vector<LaunchOptions> servers_;  ///< how each parameter server is started
   const JobSettings& job_;
   Guard& guard_;
   int signals_;

@@ -138,6 +138,17 @@ std::vector<StrategyKey> sync_keys() {
            "0 the updates of a round are applied in rank order, so a run has the same bits each time. null: no bound.",
        .cost = "Smaller: fresher gradients, and more waits for slow ranks.",
        .only_if = when_asynchronous()},
+      {.pointer = "/sync/owners",
+       .field = choice_field(AT(sync.asynchronous.owners), shard_owners()),
+       .default_json = R"("ranks")",
+       .example_json = R"("servers")",
+       .doc =
+           "Whose the shards are: masters and states, to which gradients are applied as they come. With servers ranks "
+           "may be on several hosts, and a rank that is killed stops no other; TESSERA_SERVERS names the servers.",
+       .cost = "ranks: 4 bytes for each of this rank's master weights. servers: a step's gradients and parameters go "
+               "over the network, and nothing hides that; with delay_compensation.lambda parameters go both ways. A "
+               "server has 4 bytes for each of its master weights, and as much a state.",
+       .only_if = when_asynchronous()},
       {.pointer = "/sync/scale",
        .field = choice_field(AT(sync.asynchronous.scale), age_scales()),
        .default_json = R"("none")",

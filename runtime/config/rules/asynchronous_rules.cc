@@ -109,12 +109,13 @@ std::vector<StrategyRule> asynchronous_rules() {
           "/mesh/replicate", "mesh.replicate above 1", [](const Strategy& s) { return s.mesh.replicas() > 1; },
           "every rank is a replica already, and masters have one owner"),
       never_with(
-          "/comm/transport", "comm.transport " + transports_without(transport_traits::kSharedMemory),
-          [](const Strategy& s) {
-            const TransportChoice transport = s.comm.transport;
-            return transport != TransportChoice::kAuto && !has(transport, transport_traits::kSharedMemory);
-          },
-          "parameters are in memory of the CPU that the ranks of one host share"),
+          "/comm/transport", "comm.transport nccl or cuda_host",
+          [](const Strategy& s) { return has(s.comm.transport, transport_traits::kOnGpu); },
+          "parameters are in memory of the CPU"),
+      never_with(
+          "/comm/transport", "comm.transport gloo where sync.owners is not servers",
+          [](const Strategy& s) { return s.comm.transport == TransportChoice::kGloo && !s.sync.has_servers(); },
+          "parameters are in memory that the ranks of one host share"),
       never_with(
           "/optimizer/type", "optimizer.type muon, lamb, lars, adafactor, own or own_matrix",
           [](const Strategy& s) {
@@ -139,7 +140,7 @@ std::vector<StrategyRule> asynchronous_rules() {
       never_with(
           "/mixed_precision/reduce", "mixed_precision.reduce bf16 or fp16",
           [](const Strategy& s) { return s.mixed_precision.reduce != DType::kF32; },
-          "no gradient is sent, so each would only be rounded"),
+          "no gradient is sent but to parameter servers, which take fp32"),
       never_with(
           "/durable/every", "durable", [](const Strategy& s) { return s.durable.every > 0; },
           "a commit needs a step that all ranks make together"),
@@ -156,10 +157,10 @@ std::vector<StrategyRule> asynchronous_rules() {
           "that would meet all ranks in every step"),
       never_with(
           "/compression/gradients", "compression", [](const Strategy& s) { return compresses_anything(s.compression); },
-          "nothing goes over a network, where it would have an effect"),
+          "nothing goes over a network but to parameter servers, which take fp32"),
       never_with(
           "/offload/masters/tier", "offload of training state", [](const Strategy& s) { return s.offload.is_used(); },
-          "shards lie in memory that all ranks reach"),
+          "shards lie in memory that all ranks reach, or that servers have"),
       never_wild_with(
           "/host_sharing", "host_sharing false", [](const Strategy& s) { return !s.host_sharing; },
           "ranks train one copy of the parameters"),

@@ -515,6 +515,13 @@ MemoryPlan::SlotsOnHost MemoryPlan::replica_gathers_on_host() const {
   return found;
 }
 
+MemoryPlan::ServedBytes MemoryPlan::served_bytes() const {
+  const DelayCompensationConfig& delay = input_.update.outer.asynchronous.delay_compensation;
+  const std::int64_t copies = 1 + static_cast<std::int64_t>(input_.update.states.size()) + (delay.adaptive ? 1 : 0);
+  return {4 * passes_.outer.served * copies, 4 * passes_.outer.served * (delay.lambda != 0 ? 2 : 1),
+          4 * passes_.outer.served};
+}
+
 void MemoryPlan::plan_outer() {
   const SyncConfig& outer = input_.update.outer;
   if (outer.type == SyncType::kEachStep) return;
@@ -531,14 +538,14 @@ void MemoryPlan::plan_outer() {
     }
   }
   const bool streams = outer.type == SyncType::kStreamingDiloco;
-  const bool has_common_values = outer.has_common_parameters() && !outer.is_hogwild();
+  const bool has_common_values = outer.has_common_parameters() && !outer.is_hogwild() && !outer.has_servers();
   const bool has_mean_squares = has_common_values && outer.asynchronous.delay_compensation.adaptive;
   const std::int64_t copies = outer.has_outer_optimizer() || has_mean_squares ? 2 : has_common_values ? 1 : 0;
   // A rank of Hogwild that has its own states has the states of the other ranks' parts, too.
   const bool has_all_states = outer.is_hogwild() && outer.asynchronous.states == StateSharing::kOwn;
   const std::int64_t more = has_all_states ? static_cast<std::int64_t>(input_.update.states.size()) * (all - part) : 0;
   passes_.outer = {part, copies * part + more, outer.has_common_parameters() ? 0 : largest,
-                   streams ? std::ranges::max(fragments) : 0};
+                   streams ? std::ranges::max(fragments) : 0, outer.has_servers() ? all : 0};
   use_[MemoryCategory::kOptimizer] += 4 * passes_.outer.states;
   use_[MemoryCategory::kStaging] += 4 * passes_.outer.staging();
   use_[MemoryCategory::kHostRecords] += outer_sums_on_host().bytes();

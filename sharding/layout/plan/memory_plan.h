@@ -218,10 +218,11 @@ struct FirstPass {
 /// outer weights and momentum, each as many; or the values that ranks pull, and with an adaptive lambda the means of
 /// its squares (DelayCompensationConfig); or, on a rank of Hogwild that keeps all states itself, the states beside
 /// its part (MemoryCategory::kOptimizer). `largest`: the largest group, whole, on its way over the replicate axis.
-/// `sent`: with streaming_diloco this rank's part of the outer gradients of the largest fragment. The last two count
-/// in kStaging.
+/// `sent`: with streaming_diloco this rank's part of the outer gradients of the largest fragment. These two count in
+/// kStaging.
 struct OuterNumel {
   std::int64_t part = 0, states = 0, largest = 0, sent = 0;
+  std::int64_t served = 0;  ///< elements of all shards that parameter servers own
   std::int64_t staging() const { return largest + sent; }
 };
 
@@ -390,6 +391,12 @@ class MemoryPlan {
   Chunks parameter_chunks_of(const GroupShape& group) const;
   /// Returns the most records that one unit's update moves: records of parameters in files, or of masters and states.
   std::int64_t most_records_of_a_unit() const;
+  /// The bytes of all parameter servers' shards together, and those that a rank sends to servers and receives from them
+  /// in a step that uses all parameters, without heads of messages. All are 0 where no servers own shards.
+  struct ServedBytes {
+    std::int64_t shards = 0, sent = 0, received = 0;
+  };
+  ServedBytes served_bytes() const;
   /// Returns whether every record has all that the optimizer keeps of its elements.
   bool has_whole_records() const;
   /// Returns whether updates go over all state twice (lamb, lars), or over whole matrices before they update elements.

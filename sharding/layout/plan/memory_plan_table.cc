@@ -80,6 +80,11 @@ std::string MemoryPlan::to_table() const {
     text += "backups: a step sums the gradients of the first " + std::to_string(ranks - input_.update.outer.backups) +
             " of " + std::to_string(ranks) + " ranks, which read them where they lie\n";
   }
+  if (const ServedBytes served = served_bytes(); served.shards > 0) {
+    text += "servers: the shards of all parameter servers have " + format_bytes(served.shards) + " (" +
+            std::to_string(served.shards) + " bytes); a rank sends them " + format_bytes(served.sent) +
+            " a step, and receives " + format_bytes(served.received) + "\n";
+  }
   if (input_.wire.longest_run > 0) {
     text += "deal: a rank computes at most " + std::to_string(input_.wire.longest_run) + " of a step's " +
             std::to_string(order().all()) + " microbatches, by its speed\n";

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "engine/asynchronous/servers/served_part.h"
 #include "sharding/partition.h"
 
 namespace tessera::testing {
@@ -16,7 +17,7 @@ at::Tensor exact_root(const at::Tensor& x) { return x.to(at::kDouble).sqrt().to(
 
 }  // namespace
 
-OrderOracle::OrderOracle(const Strategy& strategy, int ranks, TinyOptions options)
+OrderOracle::OrderOracle(const Strategy& strategy, int ranks, TinyOptions options, int servers)
     : strategy_(strategy),
       ranks_(ranks),
       owners_(make_tiny(options, false)),
@@ -40,10 +41,12 @@ OrderOracle::OrderOracle(const Strategy& strategy, int ranks, TinyOptions option
     for (const auto& group : unit->groups) {
       if (!group->trainable) continue;
       const std::int64_t part = group->layout.numel() / ranks;
-      for (int owner = 0; owner < ranks; ++owner) {
+      for (int owner = 0; owner < (servers > 0 ? servers : ranks); ++owner) {
+        const Extent cut =
+            servers > 0 ? served_part(group->layout.numel(), owner, servers) : Extent{owner * part, part};
         Shard& shard = shards_[{unit->name, {group->index, owner}}];
         for (std::size_t i = 0; i < group->parameters.size(); ++i) {
-          const Extent whole = group->layout.extent(i), own = intersect(whole, {owner * part, part});
+          const Extent whole = group->layout.extent(i), own = intersect(whole, cut);
           if (own.numel <= 0) continue;
           shard.pieces.push_back({number.at(group->parameters[i].name), own.offset - whole.offset, own.numel});
         }

@@ -17,7 +17,8 @@ namespace tessera::testing {
 /// updates by LibTorch's own operators. It plays an order.
 class OrderOracle {
  public:
-  OrderOracle(const Strategy& strategy, int ranks, TinyOptions options = {});
+  /// `servers`: the number of parameter servers that own the shards; 0: the ranks own them.
+  OrderOracle(const Strategy& strategy, int ranks, TinyOptions options = {}, int servers = 0);
   void play(const std::vector<OrderLine>& lines);
 
   /// Returns the owners' values, as values_of has them.

@@ -333,6 +333,24 @@ TEST(OwnedShards, MemoryEqualsThePlan) {
   });
 }
 
+TEST(OwnedShards, PlanWithServersHasTheirShardsAndStatesForCheckpointsAlone) {
+  const Strategy strategy = strategy_of(
+      OptimizerType::kAdamW,
+      {.owners = ShardOwners::kServers, .delay_compensation = {.lambda = 1, .adaptive = true, .decay = 0.75}});
+  torch::nn::Sequential module = make_module();
+  const auto units = partition(*module, strategy, kRanks, nullptr, nullptr);
+  PlanScene scene{MeshPosition{1, kRanks, 0, 0}};
+  scene.sync = strategy.sync;
+  const MemoryPlan plan = make_plan(units, strategy, scene, *make_optimizer(strategy.optimizer));
+  std::int64_t numel = 0;
+  for_each_trainable(units, [&](const FlatGroup& group) { numel += group.layout.numel(); });
+  EXPECT_EQ(plan.served_bytes().shards, 4 * numel * 4);  // values, two states, mean squares
+  EXPECT_EQ(plan.served_bytes().sent, 4 * numel * 2);
+  EXPECT_EQ(plan.served_bytes().received, 4 * numel);
+  EXPECT_EQ(plan.use()[MemoryCategory::kOptimizer], 4 * 2 * numel / kRanks);
+  EXPECT_THAT(plan.to_table(), HasSubstr("servers: the shards of all parameter servers have"));
+}
+
 TEST(OwnedShards, FailedRankIsNamedByThoseWhoWaitForIt) {
   std::string error;
   try {

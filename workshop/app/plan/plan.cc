@@ -157,6 +157,8 @@ nlohmann::ordered_json to_json(const MemoryPlan& plan, const Strategy& strategy,
   json["gradients"] = {{"to_host", plan.records().gradient_copies.to_host},
                        {"to_gpu", plan.records().gradient_copies.to_gpu}};
   json["host_step"] = {{"to_host", plan.passes().host_step.to_host}, {"to_gpu", plan.passes().host_step.to_gpu}};
+  if (const MemoryPlan::ServedBytes served = plan.served_bytes(); served.shards > 0)
+    json["servers"] = {{"bytes", served.shards}, {"sent", served.sent}, {"received", served.received}};
   json["units"] = nlohmann::ordered_json::array();
   for (const UnitShape& unit : plan.units()) {
     json["units"].push_back({{"name", unit.name},

@@ -255,6 +255,16 @@ int replay_run(ReplayCommand& replay, std::vector<std::string> words) {
   return run_replay(replay);
 }
 
+void add_serve(CLI::App& app, ServeCommand& serve) {
+  CLI::App* command = add_command(app, "serve");
+  command
+      ->add_option("--listen", serve.listen,
+                   "HOST:PORT by which ranks reach this server; port 0: a free one. TESSERA_SERVERS_SECRET has the "
+                   "secret that ranks must say")
+      ->check(not_empty())
+      ->capture_default_str();
+}
+
 void add_sample(CLI::App& app, SampleCommand& sample) {
   CLI::App* command = add_command(app, "sample");
   command->add_option("--model", sample.model, "model file (JSON), or a folder of Hugging Face")
@@ -408,6 +418,7 @@ int run_command_line(int argc, char** argv) {
   CommandLine line;
   TrainCommand train;
   ReplayCommand replay;
+  ServeCommand serve;
   SampleCommand sample;
   TokenizeCommand tokenize;
   PlanCommand plan;
@@ -415,6 +426,7 @@ int run_command_line(int argc, char** argv) {
   CheckpointCommand checkpoint;
   add_train(line.app, train);
   add_replay(line.app, replay);
+  add_serve(line.app, serve);
   add_sample(line.app, sample);
   add_tokenize(line.app, tokenize);
   add_plan(line.app, plan);
@@ -428,6 +440,7 @@ int run_command_line(int argc, char** argv) {
   train.sample.seed = train.seed;
   if (line.got("train")) return run_train(train);
   if (line.got("replay")) return replay_run(replay, std::move(run_to_replay));
+  if (line.got("serve")) return run_serve(serve);
   if (line.got("sample")) return run_sample(sample);
   if (line.got("tokenize")) return run_tokenize(tokenize);
   if (line.got("plan")) return run_plan(plan);

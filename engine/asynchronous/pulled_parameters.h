@@ -1,0 +1,57 @@
+#pragma once
+
+// See docs/glossary.md: unit.
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "engine/asynchronous/common_parameters.h"
+#include "runtime/base/metrics/latency_histogram.h"
+#include "sharding/unit.h"
+
+namespace tessera {
+
+/// Common parameters of which each rank has a copy, and computes with that. A rank pulls a unit's newest values at the
+/// first read since its last step, and no more than once a step. Pulls calls `pull`.
+class PulledParameters : public PushedParameters {
+ public:
+  /// Refers to both arguments.
+  PulledParameters(const std::vector<std::unique_ptr<Unit>>& units, PeerBoard& board)
+      : PushedParameters(board), is_fresh_(units.size()) {}
+
+  /// Makes the newest values of a unit this rank's own, unless this step has pulled them already. A rank that is
+  /// max_staleness steps ahead waits first. Returns false where there was nothing to do.
+  bool pull(const Unit& unit);
+  /// Makes the newest values of all units this rank's own, for a module that outlives its Engine. It is no pull: no
+  /// recorded order has it, and it waits for no slow rank. Others may go on pushing.
+  virtual void take_newest() = 0;
+
+  /// Return the number of units pulled so far, and of their bytes.
+  std::int64_t pulls() const { return pulls_; }
+  std::int64_t pulled_bytes() const { return pulled_bytes_; }
+  /// Returns the seconds so far in pulls, including waits for slow ranks and for turns.
+  double pull_seconds() const { return pull_seconds_; }
+  /// Returns these seconds, and those in which pushes waited.
+  double communication_seconds() const override { return pull_seconds_ + push_wait_seconds_; }
+  PulledParameters* pulled() override { return this; }
+  /// Counts, from now on, how long each unit's pulls take. `latencies` [unit] must outlive this.
+  void time_pulls(std::span<LatencyHistogram> latencies) { latencies_ = latencies; }
+
+ protected:
+  /// Copies a unit's newest values.
+  virtual void pull_unit(const Unit& unit) = 0;
+  void take_as_fresh(std::size_t unit) { is_fresh_[unit] = 1; }
+  /// Counts this rank's step: the next step pulls units anew.
+  void end_step_of_copies();
+
+  double pull_seconds_ = 0, push_wait_seconds_ = 0;
+
+ private:
+  std::vector<char> is_fresh_;  ///< [unit]: pulled in this step
+  std::int64_t pulls_ = 0, pulled_bytes_ = 0;
+  std::span<LatencyHistogram> latencies_;  ///< empty: pulls are not timed
+};
+
+}  // namespace tessera

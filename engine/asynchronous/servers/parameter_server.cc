@@ -1,0 +1,192 @@
+#include "engine/asynchronous/servers/parameter_server.h"
+
+#include <poll.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <exception>
+#include <span>
+#include <system_error>
+#include <utility>
+
+#include "runtime/base/log.h"
+#include "runtime/base/status.h"
+
+namespace tessera {
+namespace {
+
+constexpr std::chrono::milliseconds kLook{100};
+constexpr std::chrono::milliseconds kForStrangers{10'000};  // in which a connection has to say the secret
+constexpr std::chrono::milliseconds kStandstill{60'000};
+constexpr int kMostStrangers = 64;
+constexpr std::int64_t kMostDefinition = std::int64_t{256} << 20;
+
+/// Compares all bytes, so that the time tells nothing of the place of the first difference.
+bool is_same(const std::string& said, const std::string& secret) {
+  unsigned difference = said.size() == secret.size() ? 0 : 1;
+  for (std::size_t i = 0; i < said.size() && i < secret.size(); ++i)
+    difference |= static_cast<unsigned char>(said[i]) ^ static_cast<unsigned char>(secret[i]);
+  return difference == 0;
+}
+
+absl::Status send_text(MessageKind kind, ExitCode code, const std::string& text, ServerLink& link) {
+  MessageHead head;
+  head.kind = kind;
+  head.first = static_cast<std::int64_t>(code);
+  head.bytes = static_cast<std::int64_t>(text.size());
+  return link.send(head, std::as_bytes(std::span(text)), kStandstill);
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<ParameterServer>> ParameterServer::start(const std::string& address,
+                                                                        const std::string& secret) {
+  if (secret.size() < kLeastSecret || secret.size() > kMostSecret)
+    return make_error(ExitCode::kConfig, "parameter server: the secret of a job has " + std::to_string(kLeastSecret) +
+                                             " to " + std::to_string(kMostSecret) + " bytes, got " +
+                                             std::to_string(secret.size()) +
+                                             ". hint: set TESSERA_SERVERS_SECRET to a random text, the same for "
+                                             "servers and workers");
+  TESSERA_ASSIGN_OR_RETURN(ServerSocket listener, listen_for_workers(address));
+  return std::unique_ptr<ParameterServer>(new ParameterServer(std::move(listener), secret));
+}
+
+ParameterServer::ParameterServer(ServerSocket listener, std::string secret)
+    : listener_(std::move(listener)), secret_(std::move(secret)), accepting_([this] { accept_all(); }) {}
+
+ParameterServer::~ParameterServer() {
+  is_ending_ = true;
+  accepting_.join();
+  for (Connection& connection : connections_) connection.link.shut();
+  connections_.clear();  // this joins their threads
+  ::close(listener_.socket);
+}
+
+void ParameterServer::accept_all() {
+  while (!is_ending_) {
+    remove_ended();
+    pollfd ready{listener_.socket, POLLIN, 0};
+    if (::poll(&ready, 1, static_cast<int>(kLook.count())) <= 0) continue;
+    const int socket = ::accept4(listener_.socket, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK);
+    if (socket < 0) {
+      std::this_thread::sleep_for(kLook);  // there may be no descriptor left, and the connection waits
+      continue;
+    }
+    const auto strangers = std::ranges::count_if(connections_, [](const Connection& each) { return !each.is_known; });
+    if (strangers >= kMostStrangers) {
+      ::close(socket);
+      continue;
+    }
+    Connection& added = connections_.emplace_back(socket);
+    try {
+      added.thread = std::jthread([this, &added] {
+        serve(added);
+        added.link.shut();
+        added.has_ended = true;
+      });
+    } catch (const std::system_error&) {
+      log_warning("parameter server: the system refuses a thread for another worker");
+      connections_.pop_back();
+    }
+  }
+}
+
+void ParameterServer::remove_ended() {
+  connections_.remove_if([](const Connection& connection) { return connection.has_ended.load(); });
+}
+
+absl::Status ParameterServer::hear_secret(Connection& connection) {
+  ServerLink& link = connection.link;
+  TESSERA_ASSIGN_OR_RETURN(const MessageHead head, link.receive_head(kForStrangers));
+  if (head.kind != MessageKind::kSecret || head.bytes > static_cast<std::int64_t>(kMostSecret))
+    return make_error(ExitCode::kPeerLost,
+                      "a stranger. hint: only ranks with \"sync\": {\"owners\": \"servers\"} connect here");
+  std::string said(static_cast<std::size_t>(head.bytes), '\0');
+  TESSERA_RETURN_IF_ERROR(link.receive(std::as_writable_bytes(std::span(said)), kForStrangers));
+  if (!is_same(said, secret_)) {
+    log_warning("parameter server: a connection with another secret was refused");
+    const std::string text =
+        "the secret is another one. hint: TESSERA_SERVERS_SECRET must be the same for servers and workers of a job";
+    TESSERA_RETURN_IF_ERROR(send_text(MessageKind::kRefused, ExitCode::kPermission, text, link));
+    return make_error(ExitCode::kPermission, text);
+  }
+  connection.is_known = true;
+  return send_text(MessageKind::kDone, ExitCode::kOk, "", link);
+}
+
+/// Returns the job that the worker joins, or null where the worker has to ask again.
+absl::StatusOr<std::shared_ptr<ServedJob>> ParameterServer::join(const MessageHead& head, Connection& connection) {
+  ServerLink& link = connection.link;
+  if (head.kind != MessageKind::kJoin || head.bytes > kMostDefinition)
+    return make_error(ExitCode::kPeerLost, "no definition came. hint: run `tessera serve` of the workers' own version");
+  std::string definition(static_cast<std::size_t>(head.bytes), '\0');
+  TESSERA_RETURN_IF_ERROR(link.receive(std::as_writable_bytes(std::span(definition)), kStandstill));
+  const MutexLock lock(mutex_);
+  if (job_ && ServedJob::run_of(job_->definition()) != ServedJob::run_of(definition)) {
+    if (!job_->is_empty()) return std::shared_ptr<ServedJob>();  // workers of the run before are still leaving
+    job_.reset();
+  }
+  if (!job_) {
+    TESSERA_ASSIGN_OR_RETURN(job_, ServedJob::make(definition));
+    log_info("parameter server " + listener_.address + ": a run begins; its shards have " +
+             std::to_string(job_->bytes()) + " bytes");
+  }
+  if (job_->definition() != definition)
+    return make_error(ExitCode::kConfig,
+                      "another worker of this run has other shards here. hint: all ranks need the same model, strategy "
+                      "and TESSERA_SERVERS, in the same order");
+  TESSERA_RETURN_IF_ERROR(job_->join(static_cast<int>(head.first)));
+  return job_;
+}
+
+void ParameterServer::drop_if_empty(const std::shared_ptr<ServedJob>& job) {
+  const MutexLock lock(mutex_);
+  if (job_ == job && job->is_empty()) job_.reset();
+}
+
+void ParameterServer::serve(Connection& connection) {
+  ServerLink& link = connection.link;
+  if (!hear_secret(connection).ok()) return;
+  std::shared_ptr<ServedJob> job;
+  int rank = 0;
+  while (!job) {
+    const auto head = link.receive_head(std::nullopt);
+    if (!head.ok()) return;
+    rank = static_cast<int>(head->first);
+    try {
+      auto joined = join(*head, connection);
+      if (!joined.ok()) {
+        send_text(MessageKind::kRefused, exit_code_of(joined.status()), message_of(joined.status()), link)
+            .IgnoreError();
+        return;
+      }
+      job = *std::move(joined);
+    } catch (const std::exception& error) {  // there is no memory for the shards
+      send_text(MessageKind::kRefused, ExitCode::kOsResource, error.what(), link).IgnoreError();
+      return;
+    }
+    const MessageKind answer = job ? MessageKind::kDone : MessageKind::kBusy;
+    if (!send_text(answer, ExitCode::kOk, "", link).ok()) break;
+  }
+  if (!job) return;
+  const auto is_gone = [&] { return is_ending_.load() || link.is_closed(); };
+  absl::Status status;
+  try {
+    ServedJob::Worker worker(*job, rank, is_gone);
+    while (status.ok()) {
+      const auto head = link.receive_head(std::nullopt);
+      status = head.ok() ? worker.answer(*head, link) : head.status();
+    }
+  } catch (const std::exception& error) {
+    status = make_error(ExitCode::kInternal, error.what());
+  }
+  if (!is_ending_)
+    log_info("parameter server " + listener_.address + ": rank " + std::to_string(rank) + " has gone (" +
+             message_of(status) + ")");
+  job->leave(rank);
+  drop_if_empty(job);
+}
+
+}  // namespace tessera

@@ -1,0 +1,66 @@
+#pragma once
+
+#include <absl/status/status.h>
+#include <absl/status/statusor.h>
+
+#include <atomic>
+#include <list>
+#include <memory>
+#include <string>
+#include <thread>
+
+#include "engine/asynchronous/servers/served_job.h"
+#include "engine/asynchronous/servers/server_link.h"
+#include "runtime/base/mutex.h"
+
+namespace tessera {
+
+/// A parameter server ("sync": {"owners": "servers"}): a process, or threads of one, that owns shards and computes
+/// nothing but their updates. `tessera serve` makes one. It serves one run after another: a run begins when its first
+/// worker comes, and its shards are dropped when the last worker has gone.
+///
+/// Each worker has a connection and a thread of its own here, so the end of a worker is noticed at once, and touches
+/// nobody else. A push is applied only once all of it has come: a worker that is killed amid one has pushed nothing.
+class ParameterServer {
+ public:
+  /// The fewest and the most bytes of a secret.
+  static constexpr std::size_t kLeastSecret = 16, kMostSecret = 256;
+
+  /// Listens at `address` (listen_for_workers), and serves workers that say `secret` from now on. Errors: those of
+  /// listen_for_workers; 78 for a secret that is too short or too long.
+  static absl::StatusOr<std::unique_ptr<ParameterServer>> start(const std::string& address, const std::string& secret);
+  /// Ends all connections and threads.
+  ~ParameterServer();
+  ParameterServer(const ParameterServer&) = delete;
+  ParameterServer& operator=(const ParameterServer&) = delete;
+
+  /// Returns where it listens, as workers connect to it.
+  const std::string& address() const { return listener_.address; }
+
+ private:
+  struct Connection {
+    explicit Connection(int socket) : link(socket) {}
+    ServerLink link;
+    std::atomic<bool> is_known = false;  ///< the worker has said the secret
+    std::atomic<bool> has_ended = false;
+    std::jthread thread;  // it is destroyed first
+  };
+
+  ParameterServer(ServerSocket listener, std::string secret);
+  void accept_all();
+  void remove_ended();
+  void serve(Connection& connection);
+  absl::Status hear_secret(Connection& connection);
+  absl::StatusOr<std::shared_ptr<ServedJob>> join(const MessageHead& head, Connection& connection);
+  void drop_if_empty(const std::shared_ptr<ServedJob>& job);
+
+  const ServerSocket listener_;
+  const std::string secret_;
+  std::atomic<bool> is_ending_ = false;
+  Mutex mutex_;
+  std::shared_ptr<ServedJob> job_ ABSL_GUARDED_BY(mutex_);
+  std::list<Connection> connections_;  ///< only the accepting thread, and the destructor after it, use this
+  std::jthread accepting_;
+};
+
+}  // namespace tessera

@@ -1,0 +1,350 @@
+#include "engine/asynchronous/servers/served_job.h"
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <exception>
+#include <nlohmann/json.hpp>
+#include <utility>
+
+#include "engine/asynchronous/servers/served_part.h"
+#include "engine/step/rules/own_optimizer.h"
+#include "runtime/base/status.h"
+#include "runtime/config/strategy_file.h"
+
+namespace tessera {
+namespace {
+
+using nlohmann::json;
+
+constexpr std::chrono::milliseconds kBetweenLooks{200};
+
+absl::Status broken(const std::string& part) {
+  return make_error(ExitCode::kPeerLost, "a message does not fit the definition: " + part +
+                                             ". hint: run `tessera serve` of the workers' own version");
+}
+
+absl::Status gone() {
+  return make_error(ExitCode::kPeerLost, "the worker has gone. hint: what it printed last says why");
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<ServedJob>> ServedJob::make(const std::string& definition) {
+  std::unique_ptr<ServedJob> made(new ServedJob());
+  made->definition_ = definition;
+  try {
+    const json all = json::parse(definition.substr(std::min(definition.size(), kRunName)));
+    made->limit_ = std::chrono::milliseconds(static_cast<std::int64_t>(1000 * all.at("timeout_s").get<double>()));
+    TESSERA_ASSIGN_OR_RETURN(made->strategy_, parse_strategy(all.at("strategy"), "a worker's strategy"));
+    const int server = all.at("server"), servers = all.at("servers"), ranks = all.at("ranks");
+    if (ranks < 1 || servers < 1 || server < 0 || server >= servers) throw std::invalid_argument("numbers of servers");
+    {
+      const MutexLock lock(made->mutex_);
+      made->members_.resize(static_cast<std::size_t>(ranks));
+    }
+    for (const json& each : all.at("groups")) {
+      const std::vector<std::int64_t> numels = each.at("numels"), options = each.at("options");
+      if (numels.size() != options.size() || numels.empty()) throw std::invalid_argument("a group's parameters");
+      made->units_.push_back(std::make_unique<Unit>(each.at("unit_index").get<int>(), each.at("unit")));
+      FlatGroup& flat = *made->units_.back()->groups.emplace_back(std::make_unique<FlatGroup>());
+      flat.unit = made->units_.back().get();
+      flat.index = each.at("group");
+      flat.layout = Layout::pack(numels, each.at("parts").get<int>());
+      for (const std::int64_t option : options) {
+        const auto known = static_cast<std::int64_t>(made->strategy_.optimizer.groups.size());
+        if (option < -1 || option >= known) throw std::invalid_argument("a group of the optimizer");
+        flat.parameters.emplace_back().group = option < 0 ? FlatParameter::kNoGroup : static_cast<std::size_t>(option);
+      }
+    }
+    made->place_all(server, servers);
+  } catch (const std::exception& error) {
+    return make_error(ExitCode::kConfig, std::string("the definition of shards cannot be read: ") + error.what() +
+                                             ". hint: run `tessera serve` of the workers' own version");
+  }
+  return made;
+}
+
+void ServedJob::place_all(int server, int servers) {
+  const std::unique_ptr<Optimizer> optimizer = make_optimizer(strategy_.optimizer, strategy_.ema, OwnRules{});
+  const StateFormats formats = optimizer->state_formats();
+  states_ = formats.size();
+  const bool is_adaptive = strategy_.sync.asynchronous.delay_compensation.adaptive;
+  const std::int64_t copies = 1 + static_cast<std::int64_t>(states_) + (is_adaptive ? 1 : 0);
+  std::int64_t all = 0;
+  for (const auto& unit : units_) {
+    Group& group = *groups_.emplace_back(std::make_unique<Group>());
+    group.flat = unit->groups[0].get();
+    group.part = served_part(group.flat->layout.numel(), server, servers);
+    all += group.part.numel;
+    largest_ = std::max(largest_, group.part.numel);
+  }
+  memory_ = Arena::plain("shards", 4 * copies * all);
+  for (const auto& group : groups_) {
+    FlatGroup& flat = *group->flat;
+    flat.parameter_part = flat.optimizer_part = flat.gradient_part = group->part;
+    const std::int64_t bytes = 4 * group->part.numel;
+    flat.shard = memory_.take(bytes);
+    if (is_adaptive) group->mean_squares = reinterpret_cast<float*>(memory_.take(bytes));
+    for (std::size_t i = 0; i < states_; ++i) flat.state[i].data = memory_.take(bytes);
+    TieredState state;
+    state.states = formats;
+    if (bytes > 0) flat.records = RecordLayout(group->part.numel, state);
+    const MutexLock lock(group->mutex);
+    group->counts.resize(flat.parameters.size());
+  }
+}
+
+absl::Status ServedJob::join(int rank) {
+  const MutexLock lock(mutex_);
+  if (rank < 0 || static_cast<std::size_t>(rank) >= members_.size())
+    return make_error(ExitCode::kUsage,
+                      "the run has no rank " + std::to_string(rank) + ". hint: start all ranks of a run alike");
+  Member& member = members_[static_cast<std::size_t>(rank)];
+  if (member.is_here)
+    return make_error(ExitCode::kUsage,
+                      "rank " + std::to_string(rank) + " is there already. hint: give each process a rank of its own");
+  member.is_here = true;
+  return absl::OkStatus();
+}
+
+void ServedJob::leave(int rank) {
+  const MutexLock lock(mutex_);
+  members_[static_cast<std::size_t>(rank)].is_here = false;
+  changed_.notify_all();
+}
+
+bool ServedJob::is_empty() const {
+  const MutexLock lock(mutex_);
+  return std::ranges::none_of(members_, &Member::is_here);
+}
+
+std::int64_t ServedJob::tick(std::int64_t seen) {
+  const MutexLock lock(mutex_);
+  clock_ = std::max(clock_, seen) + 1;
+  return clock_;
+}
+
+void ServedJob::note(int rank, std::int64_t computed, std::int64_t pushed) {
+  const MutexLock lock(mutex_);
+  Member& member = members_[static_cast<std::size_t>(rank)];
+  member.computed = computed;
+  member.pushed = pushed;
+  changed_.notify_all();
+}
+
+absl::Status ServedJob::await(const std::function<bool(int rank, const Member& member)>& has_come, int rank,
+                              const std::function<bool()>& is_gone) {
+  const Clock::time_point deadline = Clock::now() + limit_;
+  const MutexLock lock(mutex_);
+  for (;;) {
+    int missing = -1;
+    for (int q = 0; q < static_cast<int>(members_.size()) && missing < 0; ++q) {
+      const Member& member = members_[static_cast<std::size_t>(q)];
+      if (q != rank && member.is_here && !has_come(q, member)) missing = q;
+    }
+    if (missing < 0) return absl::OkStatus();
+    if (is_gone()) return gone();
+    if (Clock::now() > deadline)
+      return make_error(ExitCode::kPeerLost, "timed out waiting for rank " + std::to_string(missing) +
+                                                 " (comm.timeout_s sets the limit). hint: look for what stops that "
+                                                 "rank, or raise sync.max_staleness");
+    changed_.wait_until(mutex_, Clock::now() + kBetweenLooks);
+  }
+}
+
+absl::Status ServedJob::await_turn(Group& group, std::int64_t turn, const std::function<bool()>& is_gone) const {
+  const Clock::time_point deadline = Clock::now() + limit_;
+  while (turn >= 0 && group.played != turn) {
+    if (is_gone()) return gone();
+    if (Clock::now() > deadline)
+      return make_error(ExitCode::kPeerLost,
+                        "timed out waiting for a turn of sync.play_order (comm.timeout_s sets the limit). hint: a rank "
+                        "that has its turn before this one has ended, or runs another program");
+    group.turned.wait_until(group.mutex, Clock::now() + kBetweenLooks);
+  }
+  return absl::OkStatus();
+}
+
+void ServedJob::end_turn(Group& group, std::int64_t turn) {
+  if (turn < 0) return;
+  ++group.played;
+  group.turned.notify_all();
+}
+
+ServedJob::Worker::Worker(ServedJob& job, int rank, std::function<bool()> is_gone)
+    : job_(job),
+      rank_(rank),
+      is_gone_(std::move(is_gone)),
+      rates_(job.strategy_.optimizer),
+      options_(job.strategy_.optimizer),
+      rule_(job.strategy_, OwnRules{}, rates_),
+      update_(job.strategy_.sync.asynchronous) {
+  known_options_.assign(options_.all().begin(), options_.all().end());
+  numbers_.resize(rates_.all().size() + known_options_.size());
+  room_ = Arena::plain("what a worker sends", 2 * 4 * job.largest_);
+}
+
+absl::Status ServedJob::Worker::take(std::span<std::byte> bytes, ServerLink& link) {
+  return link.receive(bytes, job_.limit_);
+}
+
+absl::Status ServedJob::Worker::refuse(const absl::Status& why, ServerLink& link) {
+  const std::string text = message_of(why);
+  MessageHead head;
+  head.kind = MessageKind::kRefused;
+  head.bytes = static_cast<std::int64_t>(text.size());
+  head.first = static_cast<std::int64_t>(exit_code_of(why));
+  return link.send(head, std::as_bytes(std::span(text)), job_.limit_);
+}
+
+absl::Status ServedJob::Worker::answer(const MessageHead& head, ServerLink& link) {
+  if (head.shard >= job_.groups_.size() && head.shard != 0) return broken("a group");
+  switch (head.kind) {
+    case MessageKind::kPull:
+    case MessageKind::kCopy:
+      return do_copies(head, link);
+    case MessageKind::kPush:
+      return do_push(head, link);
+    case MessageKind::kNote:
+      if (head.bytes != 0) return broken("a note");
+      job_.note(rank_, head.first, head.second);
+      return absl::OkStatus();
+    case MessageKind::kAwaitSlowest:
+    case MessageKind::kAwaitRound:
+      return do_wait(head, link);
+    case MessageKind::kReadCounts:
+    case MessageKind::kWriteCounts:
+      return do_counts(head, link);
+    case MessageKind::kWrite:
+    case MessageKind::kReadStates:
+      return do_range(head, link);
+    default:
+      return broken("its kind");
+  }
+}
+
+/// Answers with the shard's values. They are copied under the mutex, and sent without it.
+absl::Status ServedJob::Worker::do_copies(const MessageHead& head, ServerLink& link) {
+  if (head.bytes != 0 || job_.groups_.empty()) return broken("a pull");
+  Group& group = *job_.groups_[head.shard];
+  MessageHead reply;
+  reply.bytes = 4 * group.part.numel;
+  {
+    const MutexLock lock(group.mutex);
+    if (const absl::Status status = job_.await_turn(group, head.turn, is_gone_); !status.ok())
+      return refuse(status, link);
+    std::memcpy(room_.data(), group.flat->shard, static_cast<std::size_t>(reply.bytes));
+    reply.first = group.version;
+    reply.clock = head.kind == MessageKind::kPull ? job_.tick(head.clock) : head.clock;
+    job_.end_turn(group, head.turn);
+  }
+  return link.send(reply, {room_.data(), static_cast<std::size_t>(reply.bytes)}, job_.limit_);
+}
+
+absl::Status ServedJob::Worker::do_push(const MessageHead& head, ServerLink& link) {
+  if (job_.groups_.empty()) return broken("a push");
+  Group& group = *job_.groups_[head.shard];
+  const auto part_bytes = static_cast<std::size_t>(4 * group.part.numel);
+  const bool has_pulled = job_.strategy_.sync.asynchronous.delay_compensation.lambda != 0;
+  PushedNumbers numbers;
+  used_.resize(group.flat->parameters.size());
+  const std::size_t wanted =
+      sizeof numbers + numbers_.size() * sizeof(double) + used_.size() + part_bytes * (has_pulled ? 2 : 1);
+  if (head.bytes != static_cast<std::int64_t>(wanted)) return broken("a push");
+  std::byte* const gradients = room_.data();
+  std::byte* const pulled = room_.data() + 4 * job_.largest_;
+  TESSERA_RETURN_IF_ERROR(take(std::as_writable_bytes(std::span<PushedNumbers, 1>(&numbers, 1)), link));
+  TESSERA_RETURN_IF_ERROR(take(std::as_writable_bytes(std::span(numbers_)), link));
+  TESSERA_RETURN_IF_ERROR(take(std::as_writable_bytes(std::span(used_)), link));
+  TESSERA_RETURN_IF_ERROR(take({gradients, part_bytes}, link));
+  if (has_pulled) TESSERA_RETURN_IF_ERROR(take({pulled, part_bytes}, link));
+  const std::span<const double> rates = std::span(numbers_).first(rates_.all().size());
+  const std::span<const double> options = std::span(numbers_).subspan(rates.size());
+  rates_.restore(rates);
+  // Numbers that were not set are NaN, which equals nothing, so the bytes are compared.
+  if (std::memcmp(options.data(), known_options_.data(), options.size_bytes()) != 0) {
+    known_options_.assign(options.begin(), options.end());
+    options_.restore(options);
+    rule_.follow(options_);
+  }
+  MessageHead reply;
+  absl::Status status;
+  {
+    const MutexLock lock(group.mutex);
+    status = job_.await_turn(group, head.turn, is_gone_);
+    if (status.ok()) {
+      const UpdateRates with{numbers.gradient_scale, numbers.clip_value, numbers.lr, numbers.is_first_of_run != 0};
+      group.flat->gradient = reinterpret_cast<float*>(gradients);
+      try {
+        update_.apply(*group.flat,
+                      {*group.flat, group.counts.data(), group.mean_squares, reinterpret_cast<const float*>(pulled)},
+                      rule_, {with, used_}, group.version - head.first);
+      } catch (const std::exception& error) {
+        status = make_error(ExitCode::kInternal, error.what());
+      }
+      reply.first = group.version++;
+      reply.clock = job_.tick(head.clock);
+      job_.end_turn(group, head.turn);
+    }
+  }
+  return status.ok() ? link.send(reply, {}, job_.limit_) : refuse(status, link);
+}
+
+absl::Status ServedJob::Worker::do_wait(const MessageHead& head, ServerLink& link) {
+  if (head.bytes != 0) return broken("a wait");
+  const bool is_round = head.kind == MessageKind::kAwaitRound;
+  const auto has_come = [&](int q, const Member& member) {
+    if (!is_round) return member.pushed >= head.first;
+    return member.computed >= head.first && (q > rank_ || member.pushed >= head.first);
+  };
+  const absl::Status status = job_.await(has_come, rank_, is_gone_);
+  return status.ok() ? link.send(MessageHead{}, {}, job_.limit_) : refuse(status, link);
+}
+
+absl::Status ServedJob::Worker::do_counts(const MessageHead& head, ServerLink& link) {
+  if (job_.groups_.empty()) return broken("counts");
+  Group& group = *job_.groups_[head.shard];
+  std::vector<std::int64_t> counts(group.flat->parameters.size());
+  const auto bytes = static_cast<std::int64_t>(counts.size() * sizeof(std::int64_t));
+  const bool writes = head.kind == MessageKind::kWriteCounts;
+  if (head.bytes != (writes ? bytes : 0)) return broken("counts");
+  if (writes) TESSERA_RETURN_IF_ERROR(take(std::as_writable_bytes(std::span(counts)), link));
+  {
+    const MutexLock lock(group.mutex);
+    writes ? group.counts.swap(counts) : counts.assign(group.counts.begin(), group.counts.end());
+  }
+  MessageHead reply;
+  reply.bytes = writes ? 0 : bytes;
+  return link.send(reply, writes ? std::span<const std::byte>() : std::as_bytes(std::span(counts)), job_.limit_);
+}
+
+/// Reads or writes a run of elements. Ranks have met, so nobody pushes meanwhile.
+absl::Status ServedJob::Worker::do_range(const MessageHead& head, ServerLink& link) {
+  if (job_.groups_.empty()) return broken("a range");
+  Group& group = *job_.groups_[head.shard];
+  const bool writes = head.kind == MessageKind::kWrite;
+  const bool is_inside = head.first >= group.part.offset && head.second >= 0 && head.first <= group.part.end() &&
+                         head.second <= group.part.end() - head.first;
+  if (!is_inside) return broken("a range");
+  const std::int64_t bytes = 4 * head.second, there = 4 * (head.first - group.part.offset);
+  const auto states = static_cast<std::int64_t>(job_.states_);
+  if (head.bytes != (writes ? bytes * (1 + states) : 0)) return broken("a range");
+  const MutexLock lock(group.mutex);
+  const FlatGroup& flat = *group.flat;
+  const auto length = static_cast<std::size_t>(bytes);
+  if (writes) {
+    TESSERA_RETURN_IF_ERROR(take({flat.shard + there, length}, link));
+    for (std::size_t i = 0; i < job_.states_; ++i)
+      TESSERA_RETURN_IF_ERROR(take({flat.state[i].data + there, length}, link));
+    return link.send(MessageHead{}, {}, job_.limit_);
+  }
+  MessageHead reply;
+  reply.bytes = bytes * states;
+  TESSERA_RETURN_IF_ERROR(link.send(reply, {}, job_.limit_));
+  for (std::size_t i = 0; i < job_.states_; ++i)
+    TESSERA_RETURN_IF_ERROR(link.send({flat.state[i].data + there, length}, job_.limit_));
+  return absl::OkStatus();
+}
+
+}  // namespace tessera

@@ -1,0 +1,443 @@
+#include "engine/asynchronous/servers/served_shards.h"
+
+#include <algorithm>
+#include <array>
+#include <cstdlib>
+#include <nlohmann/json.hpp>
+#include <random>
+#include <string_view>
+#include <thread>
+#include <utility>
+
+#include "engine/asynchronous/servers/served_job.h"
+#include "engine/asynchronous/servers/served_part.h"
+#include "engine/memory/state_views.h"
+#include "runtime/border/throw.h"
+#include "tessera/error.h"
+#include "tessera/span.h"
+
+namespace tessera {
+namespace {
+
+using std::chrono::milliseconds;
+
+/// A server waits itself for no longer than comm.timeout_s, and then says for whom; so this end waits a little longer.
+constexpr milliseconds kGrace{10'000};
+
+milliseconds from_seconds(double s) { return milliseconds(static_cast<std::int64_t>(s * 1000)); }
+
+/// Returns the words between commas.
+std::vector<std::string> words_of(const std::string& text) {
+  std::vector<std::string> words;
+  for (std::size_t begin = 0; begin < text.size();) {
+    const std::size_t end = std::min(text.find(',', begin), text.size());
+    if (end > begin) words.push_back(text.substr(begin, end - begin));
+    begin = end + 1;
+  }
+  return words;
+}
+
+std::string variable(const char* name) {
+  const char* const value = std::getenv(name);
+  if (value != nullptr && std::string_view(value).find_first_not_of(',') != std::string_view::npos) return value;
+  throw Error(ExitCode::kConfig,
+              std::string("/sync/owners: \"servers\" needs the variable ") + name +
+                  ". hint: start ranks by `tessera launch --servers 2`, or start `tessera serve` and "
+                  "set TESSERA_SERVERS (HOST:PORT,HOST:PORT) and TESSERA_SERVERS_SECRET");
+}
+
+template <class T>
+std::span<const std::byte> part_of(const T* values, std::int64_t offset, std::int64_t numel) {
+  return std::as_bytes(std::span(values + offset, static_cast<std::size_t>(numel)));
+}
+
+}  // namespace
+
+ServedShards::ServedShards(const std::vector<std::unique_ptr<Unit>>& units, const MemoryPlan& plan, PeerBoard& board,
+                           const Strategy& strategy)
+    : PulledParameters(units, board),
+      config_(plan.update().outer.asynchronous),
+      limit_(from_seconds(strategy.comm.timeout_s) + kGrace) {
+  for (const std::string& address : words_of(variable("TESSERA_SERVERS")))
+    servers_.push_back({"server " + std::to_string(servers_.size()) + " (" + address + ")", nullptr});
+  memory_ = Arena::plain("states for checkpoints", plan.use()[MemoryCategory::kOptimizer]);
+  std::size_t parameters = 0;
+  for (const auto& unit : units) {
+    first_group_.push_back(groups_.size());
+    for (const auto& group : unit->groups) {
+      if (!group->trainable) continue;
+      Group& added = groups_.emplace_back();
+      added.flat = group.get();
+      added.pulled.resize(servers_.size());
+      added.counts.resize(group->parameters.size());
+      added.first_parameter = parameters;
+      parameters += group->parameters.size();
+      for (int server = 0; server < servers(); ++server) {
+        added.parts.push_back(served_part(group->layout.numel(), server, servers()));
+        names_.push_back({unit->name, group->index, server});
+      }
+      place(*group, plan);
+    }
+  }
+  first_group_.push_back(groups_.size());
+  memory_.expect_full();
+  connect(strategy);
+  open_orders();
+  adopt();
+  if (!config_.record_order.empty() && board.rank() != 0)
+    writer_.emplace(value_or_throw(OrderWriter::open(config_.record_order, board.size(), /*is_first=*/false)));
+}
+
+/// Takes memory for the states of this rank's part of a group.
+void ServedShards::place(FlatGroup& group, const MemoryPlan& plan) {
+  const StateFormats& formats = plan.update().states;
+  for (std::size_t i = 0; i < formats.size(); ++i)
+    group.state[i].data = memory_.take(state_piece(formats[i], group.optimizer_part.numel).data_bytes);
+}
+
+void ServedShards::open_orders() {
+  if (config_.record_order.empty() && config_.play_order.empty()) return;
+  if (board_.size() > 1 && !board_.group().shares_memory())
+    throw Error(ExitCode::kConfig,
+                "/sync/record_order: ranks on several hosts have no file together, so no order is recorded or played "
+                "there. hint: record and play orders with all ranks on one host");
+  if (!config_.play_order.empty()) {
+    turns_ = value_or_throw(read_order(config_.play_order, board_.size(), names_));
+    next_turns_.resize(turns_.size());
+  }
+  if (!config_.record_order.empty() && board_.rank() == 0)
+    writer_.emplace(value_or_throw(OrderWriter::open(config_.record_order, board_.size(), /*is_first=*/true)));
+}
+
+void ServedShards::connect(const Strategy& strategy) {
+  const std::vector<std::string> addresses = words_of(variable("TESSERA_SERVERS"));
+  const std::string secret = variable("TESSERA_SERVERS_SECRET");
+  std::array<char, ServedJob::kRunName> run{};
+  if (board_.rank() == 0) {
+    std::random_device random;
+    for (char& letter : run) letter = "0123456789abcdef"[random() % 16];
+  }
+  throw_if_error(board_.group().broadcast("a run's name", run.data(), run.size(), 0).wait());
+  const auto deadline = ServerLink::Clock::now() + from_seconds(strategy.comm.init_timeout_s);
+  for (int server = 0; server < servers(); ++server) {
+    Server& there = servers_[static_cast<std::size_t>(server)];
+    auto link = ServerLink::connect(addresses[static_cast<std::size_t>(server)], deadline);
+    if (!link.ok() && exit_code_of(link.status()) == ExitCode::kConfig) throw_if_error(link.status());
+    if (!link.ok())
+      throw Error(ExitCode::kPeerLost,
+                  "rank " + std::to_string(board_.rank()) + ": " + there.name + ": " + message_of(link.status()));
+    there.link = *std::move(link);
+    MessageHead head;
+    head.kind = MessageKind::kSecret;
+    ask(server, head, {std::as_bytes(std::span(secret))}, "secret");
+    hear(server, "secret");
+    join(server, definition_for(server, std::string(run.data(), run.size()), strategy), deadline);
+  }
+}
+
+/// A server is busy while workers of the run before are leaving.
+void ServedShards::join(int server, const std::string& definition, ServerLink::Clock::time_point deadline) {
+  for (;;) {
+    MessageHead head;
+    head.kind = MessageKind::kJoin;
+    head.first = board_.rank();
+    ask(server, head, {std::as_bytes(std::span(definition))}, "start");
+    if (hear(server, "start").kind == MessageKind::kDone) return;
+    if (ServerLink::Clock::now() > deadline)
+      throw Error(ExitCode::kUnavailable, servers_[static_cast<std::size_t>(server)].name +
+                                              " still serves another run. hint: end that run, or start servers of "
+                                              "this run's own");
+    std::this_thread::sleep_for(milliseconds(50));
+  }
+}
+
+std::string ServedShards::definition_for(int server, const std::string& run, const Strategy& strategy) const {
+  using nlohmann::json;
+  json all = {{"ranks", board_.size()},         {"server", server},
+              {"servers", servers()},           {"timeout_s", strategy.comm.timeout_s},
+              {"strategy", strategy.to_json()}, {"groups", json::array()}};
+  for (const Group& group : groups_) {
+    const FlatGroup& flat = *group.flat;
+    std::vector<std::int64_t> numels, options;
+    for (const FlatParameter& parameter : flat.parameters) {
+      numels.push_back(parameter.numel);
+      options.push_back(parameter.group == FlatParameter::kNoGroup ? -1 : static_cast<std::int64_t>(parameter.group));
+    }
+    TORCH_INTERNAL_ASSERT(Layout::pack(numels, flat.layout.parts()).numel() == flat.layout.numel(),
+                          "a server would lay out unit ", flat.unit->name, " in another way");
+    all["groups"].push_back({{"unit", flat.unit->name},
+                             {"unit_index", flat.unit->index},
+                             {"group", flat.index},
+                             {"numels", numels},
+                             {"parts", flat.layout.parts()},
+                             {"options", options}});
+  }
+  return run + all.dump();
+}
+
+std::size_t ServedShards::shard_of(std::size_t group, int server) const {
+  return group * servers_.size() + static_cast<std::size_t>(server);
+}
+
+std::span<std::int64_t> ServedShards::counts(const FlatGroup& group) {
+  return std::ranges::find(groups_, &group, &Group::flat)->counts;
+}
+
+void ServedShards::throw_lost(int server, const absl::Status& status, const char* operation) const {
+  if (status.ok()) return;
+  throw Error(ExitCode::kPeerLost, "rank " + std::to_string(board_.rank()) + "/" + std::to_string(board_.size()) + " " +
+                                       operation + ": " + servers_[static_cast<std::size_t>(server)].name +
+                                       " is lost: " + message_of(status));
+}
+
+void ServedShards::ask(int server, MessageHead head, std::initializer_list<std::span<const std::byte>> payload,
+                       const char* operation) {
+  ServerLink& link = *servers_[static_cast<std::size_t>(server)].link;
+  for (const auto& part : payload) head.bytes += static_cast<std::int64_t>(part.size());
+  head.clock = clock_;
+  throw_lost(server, link.send(bytes_of(head), limit_, /*more=*/head.bytes > 0), operation);
+  for (const auto& part : payload) throw_lost(server, link.send(part, limit_), operation);
+}
+
+MessageHead ServedShards::hear(int server, const char* operation) {
+  auto head = servers_[static_cast<std::size_t>(server)].link->receive_head(limit_);
+  throw_lost(server, head.status(), operation);
+  if (head->kind == MessageKind::kRefused) {
+    std::string text_with_hint(static_cast<std::size_t>(std::min<std::int64_t>(head->bytes, 1 << 20)), '\0');
+    take(server, std::as_writable_bytes(std::span(text_with_hint)), operation);
+    throw Error(static_cast<ExitCode>(head->first),
+                "rank " + std::to_string(board_.rank()) + "/" + std::to_string(board_.size()) + " " + operation + ": " +
+                    servers_[static_cast<std::size_t>(server)].name + ": " + text_with_hint);
+  }
+  clock_ = std::max(clock_, head->clock);
+  return *head;
+}
+
+void ServedShards::take(int server, std::span<std::byte> bytes, const char* operation) {
+  throw_lost(server, servers_[static_cast<std::size_t>(server)].link->receive(bytes, limit_), operation);
+}
+
+std::int64_t ServedShards::next_turn(std::size_t group, int server, bool is_push) {
+  if (turns_.empty()) return MessageHead::kNoTurn;
+  const std::size_t index = shard_of(group, server);
+  const std::vector<ShardTurn>& turns = turns_[index];
+  std::size_t& next = next_turns_[index];
+  while (next < turns.size() && turns[next].rank != board_.rank()) ++next;
+  const std::string operation =
+      names_[index].unit + (is_push ? " push" : " pull") + " of shard " + std::to_string(server);
+  if (next == turns.size()) throw_if_error(end_of_turns(operation, board_.rank()));
+  throw_if_error(expect_turn(turns[next], is_push, operation));
+  return static_cast<std::int64_t>(next++);
+}
+
+/// Servers count events each for itself, above all that a worker has seen. So numbers order the events of a shard, and
+/// those of a rank at one server.
+void ServedShards::note(std::size_t group, int server, bool is_push, const MessageHead& reply) {
+  if (!writer_) return;
+  const std::size_t index = shard_of(group, server);
+  writer_->add({.number = reply.clock * servers() + server,
+                .step = step(),
+                .shard = index,
+                .version = reply.first,
+                .rank = board_.rank(),
+                .is_push = is_push},
+               names_[index]);
+}
+
+void ServedShards::copy(std::size_t first, std::size_t last, MessageKind kind) {
+  const bool is_pull = kind == MessageKind::kPull;
+  const char* const operation = is_pull ? "pull" : "copy";
+  for (std::size_t i = first; i < last; ++i) {
+    for (int server = 0; server < servers(); ++server) {
+      if (groups_[i].parts[static_cast<std::size_t>(server)].numel == 0) continue;
+      MessageHead head;
+      head.kind = kind;
+      head.shard = static_cast<std::uint32_t>(i);
+      if (is_pull) head.turn = next_turn(i, server, /*is_push=*/false);
+      ask(server, head, {}, operation);
+    }
+  }
+  for (std::size_t i = first; i < last; ++i) {
+    Group& group = groups_[i];
+    for (int server = 0; server < servers(); ++server) {
+      const Extent part = group.parts[static_cast<std::size_t>(server)];
+      if (part.numel == 0) continue;
+      const MessageHead reply = hear(server, operation);
+      take(server, {group.flat->full + part.offset * 4, static_cast<std::size_t>(part.numel) * 4}, operation);
+      group.pulled[static_cast<std::size_t>(server)] = reply.first;
+      if (is_pull) note(i, server, /*is_push=*/false, reply);
+    }
+  }
+}
+
+void ServedShards::pull_unit(const Unit& unit) {
+  const auto index = static_cast<std::size_t>(unit.index);
+  if (config_.max_staleness && turns_.empty()) {
+    MessageHead head;
+    head.kind = MessageKind::kAwaitSlowest;
+    head.first = step() - 1 - *config_.max_staleness;
+    ask(0, head, {}, "pull");
+    hear(0, "pull");
+  }
+  copy(first_group_[index], first_group_[index + 1], MessageKind::kPull);
+}
+
+/// Server 0 knows how far each rank is. An order that is played already contains the effect of such waits.
+void ServedShards::wait_for_turn_of_round() {
+  if (!config_.max_staleness || !turns_.empty()) return;
+  MessageHead head;
+  head.kind = MessageKind::kNote;
+  head.first = step();
+  head.second = step() - 1;
+  ask(0, head, {}, "push");
+  if (*config_.max_staleness != 0) return;
+  head.kind = MessageKind::kAwaitRound;
+  ask(0, head, {}, "push");
+  hear(0, "push");
+}
+
+void ServedShards::end_step() {
+  if (config_.max_staleness && turns_.empty()) {
+    MessageHead head;
+    head.kind = MessageKind::kNote;
+    head.first = head.second = step();
+    ask(0, head, {}, "push");
+  }
+  end_step_of_copies();
+  if (writer_) throw_if_error(writer_->write_if_many());
+}
+
+void ServedShards::skip() {
+  wait_for_turn_of_round();
+  end_step();
+}
+
+/// The gradients of a group are sent while servers still apply those of the group before.
+GradientAges ServedShards::push(const ElementUpdate&, const PushRates& with) {
+  const Span span("push", {}, &push_wait_seconds_);
+  wait_for_turn_of_round();
+  GradientAges ages;
+  std::optional<std::size_t> before;
+  for (std::size_t i = 0; i < groups_.size(); ++i) {
+    const Group& group = groups_[i];
+    const auto used = with.used.subspan(group.first_parameter, group.flat->parameters.size());
+    if (std::ranges::find(used, char{1}) == used.end()) continue;
+    send_push(i, {with.rates, used, with.learning_rates, with.options});
+    if (before) end_push(*before, ages);
+    before = i;
+  }
+  if (before) end_push(*before, ages);
+  end_step();
+  return ages;
+}
+
+void ServedShards::send_push(std::size_t index, const PushRates& with) {
+  const Group& group = groups_[index];
+  const FlatGroup& flat = *group.flat;
+  const bool sends_pulled = config_.delay_compensation.lambda != 0;
+  const PushedNumbers numbers{with.rates.gradient_scale, with.rates.clip_value, with.rates.lr,
+                              with.rates.is_first_of_run ? 1 : 0};
+  for (int server = 0; server < servers(); ++server) {
+    const Extent part = group.parts[static_cast<std::size_t>(server)];
+    if (part.numel == 0) continue;
+    MessageHead head;
+    head.kind = MessageKind::kPush;
+    head.shard = static_cast<std::uint32_t>(index);
+    head.first = group.pulled[static_cast<std::size_t>(server)];
+    head.turn = next_turn(index, server, /*is_push=*/true);
+    const auto pulled = part_of(reinterpret_cast<const float*>(flat.full), part.offset, sends_pulled ? part.numel : 0);
+    ask(server, head,
+        {bytes_of(numbers), std::as_bytes(with.learning_rates), std::as_bytes(with.options), std::as_bytes(with.used),
+         part_of(flat.gradient, part.offset - flat.gradient_part.offset, part.numel), pulled},
+        "push");
+  }
+}
+
+void ServedShards::end_push(std::size_t index, GradientAges& ages) {
+  const Group& group = groups_[index];
+  for (int server = 0; server < servers(); ++server) {
+    if (group.parts[static_cast<std::size_t>(server)].numel == 0) continue;
+    const MessageHead reply = hear(server, "push");
+    ages.add(reply.first - group.pulled[static_cast<std::size_t>(server)]);
+    note(index, server, /*is_push=*/true, reply);
+  }
+}
+
+/// Each rank gives the servers its own part, values and states.
+void ServedShards::adopt() {
+  for (std::size_t i = 0; i < groups_.size(); ++i) {
+    const FlatGroup& flat = *groups_[i].flat;
+    for (int server = 0; server < servers(); ++server) {
+      const Extent run = intersect(flat.optimizer_part, groups_[i].parts[static_cast<std::size_t>(server)]);
+      if (run.numel == 0) continue;
+      MessageHead head;
+      head.kind = MessageKind::kWrite;
+      head.shard = static_cast<std::uint32_t>(i);
+      head.first = run.offset;
+      head.second = run.numel;
+      const std::int64_t in_part = run.offset - flat.optimizer_part.offset;
+      const auto state = [&](std::size_t k) {
+        const auto* const data = reinterpret_cast<const float*>(flat.state[k].data);
+        return data ? part_of(data, in_part, run.numel) : std::span<const std::byte>();
+      };
+      static_assert(kMostStates == 4);
+      ask(server, head,
+          {part_of(reinterpret_cast<const float*>(flat.full), run.offset, run.numel), state(0), state(1), state(2),
+           state(3)},
+          "first values");
+      hear(server, "first values");
+    }
+  }
+  board_.meet("asynchronous values");
+  copy(0, groups_.size(), MessageKind::kCopy);
+  board_.meet("asynchronous values");
+}
+
+void ServedShards::bring_together() {
+  board_.meet("asynchronous ranks come together");
+  for (std::size_t unit = 0; unit + 1 < first_group_.size(); ++unit) {
+    take_as_fresh(unit);
+    copy(first_group_[unit], first_group_[unit + 1], MessageKind::kPull);
+  }
+  for (std::size_t i = 0; i < groups_.size(); ++i) {
+    Group& group = groups_[i];
+    const FlatGroup& flat = *group.flat;
+    MessageHead head;
+    head.shard = static_cast<std::uint32_t>(i);
+    for (int server = 0; server < servers(); ++server) {
+      const Extent run = intersect(flat.optimizer_part, group.parts[static_cast<std::size_t>(server)]);
+      if (run.numel == 0) continue;
+      head.kind = MessageKind::kReadStates;
+      head.first = run.offset;
+      head.second = run.numel;
+      ask(server, head, {}, "states");
+      hear(server, "states");
+      const std::int64_t begin = 4 * (run.offset - flat.optimizer_part.offset);
+      for (const FlatGroup::State& state : flat.state)
+        if (state.data) take(server, {state.data + begin, static_cast<std::size_t>(run.numel) * 4}, "states");
+    }
+    // All pushes have ended, so shards of a group have equal counts. The last server has elements of each group.
+    head.kind = MessageKind::kReadCounts;
+    ask(servers() - 1, head, {}, "counts");
+    hear(servers() - 1, "counts");
+    take(servers() - 1, std::as_writable_bytes(std::span(group.counts)), "counts");
+  }
+  board_.meet("asynchronous ranks come together");
+}
+
+void ServedShards::share_counts() {
+  for (std::size_t i = 0; i < groups_.size() && board_.rank() == 0; ++i) {
+    for (int server = 0; server < servers(); ++server) {
+      MessageHead head;
+      head.kind = MessageKind::kWriteCounts;
+      head.shard = static_cast<std::uint32_t>(i);
+      ask(server, head, {std::as_bytes(std::span(groups_[i].counts))}, "counts");
+      hear(server, "counts");
+    }
+  }
+  board_.meet("counts of steps");
+}
+
+void ServedShards::take_newest() { copy(0, groups_.size(), MessageKind::kCopy); }
+
+}  // namespace tessera

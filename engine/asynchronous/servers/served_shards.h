@@ -1,0 +1,109 @@
+#pragma once
+
+// See docs/glossary.md: flat group, unit.
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "engine/asynchronous/pulled_parameters.h"
+#include "engine/asynchronous/push_order.h"
+#include "engine/asynchronous/servers/server_link.h"
+#include "sharding/arena.h"
+#include "sharding/layout/plan/memory_plan.h"
+#include "sharding/unit.h"
+#include "tessera/strategy.h"
+
+namespace tessera {
+
+/// The parameters that asynchronous ranks train together where parameter servers own them (ShardOwners::kServers): this
+/// rank's side. Each server owns a part of each flat group (served_part). The rank pulls from all servers, and pushes
+/// to each the gradients of its part; a server applies them at once (ServedJob). Ranks talk to servers alone while
+/// they train, over a connection each, so they may be on any hosts, and one that is killed touches no other.
+///
+/// | memory                                 | whose         | changed by                                             |
+/// |----------------------------------------|---------------|--------------------------------------------------------|
+/// | shards: values, states, version, counts| the servers'  | pushes                                                 |
+/// | FlatGroup::full, what this rank pulled | this rank's   | `pull`, at most once a step                            |
+/// | states and counts of the rank's part   | this rank's   | `bring_together`, which fetches them for a checkpoint  |
+///
+/// The environment names the servers (TESSERA_SERVERS, TESSERA_SERVERS_SECRET). The thread that trains calls all of it.
+/// Throws tessera::Error: 75 where a server is gone or does not answer in time; 64 where a program leaves the order
+/// that it plays; what a server refuses, with the server's exit code.
+class ServedShards final : public PulledParameters {
+ public:
+  /// Connects to all servers, points each group's states at memory of this rank's own, and gives the servers the units'
+  /// values. Keeps references to `units`, `plan` and `board`. It is collective. Throws tessera::Error (78) where the
+  /// environment names no servers, or where an order is asked for and ranks are on several hosts.
+  ServedShards(const std::vector<std::unique_ptr<Unit>>& units, const MemoryPlan& plan, PeerBoard& board,
+               const Strategy& strategy);
+
+  /// Returns the bytes of this rank's states, which a checkpoint is made of.
+  std::int64_t memory_bytes() const override { return memory_.bytes(); }
+  GradientAges push(const ElementUpdate& rule, const PushRates& with) override;
+  void skip() override;
+  void adopt() override;
+  /// Every rank pulls the newest values, and fetches the states and counts of its own part.
+  void bring_together() override;
+  void share_counts() override;
+  void take_newest() override;
+  std::span<std::int64_t> counts(const FlatGroup& group) override;
+
+ private:
+  struct Server {
+    std::string name;  ///< "server 1 (10.0.0.5:4711)"
+    std::unique_ptr<ServerLink> link;
+  };
+  struct Group {
+    FlatGroup* flat = nullptr;
+    std::vector<Extent> parts;         ///< [server]
+    std::vector<std::int64_t> pulled;  ///< [server]: the version that was pulled
+    std::size_t first_parameter = 0;   ///< number among all trainable parameters
+    std::vector<std::int64_t> counts;  ///< [parameter], as of the last meeting
+  };
+
+  int servers() const { return static_cast<int>(servers_.size()); }
+  void pull_unit(const Unit& unit) override;
+  void connect(const Strategy& strategy);
+  void join(int server, const std::string& definition, ServerLink::Clock::time_point deadline);
+  std::string definition_for(int server, const std::string& run, const Strategy& strategy) const;
+  void place(FlatGroup& group, const MemoryPlan& plan);
+  void open_orders();
+
+  std::size_t shard_of(std::size_t group, int server) const;
+  /// Returns the place of this rank's next event at a shard in the order that is played.
+  std::int64_t next_turn(std::size_t group, int server, bool is_push);
+  void note(std::size_t group, int server, bool is_push, const MessageHead& reply);
+  /// Copies the groups [first, last) from all servers. `kind`: kPull or kCopy.
+  void copy(std::size_t first, std::size_t last, MessageKind kind);
+  void send_push(std::size_t group, const PushRates& with);
+  void end_push(std::size_t group, GradientAges& ages);
+  void wait_for_turn_of_round();
+  void end_step();
+
+  /// Sends a question to a server, and the parts of its payload, whose lengths are added up here.
+  void ask(int server, MessageHead head, std::initializer_list<std::span<const std::byte>> payload,
+           const char* operation);
+  /// Receives the head of an answer. Throws what the server refuses.
+  MessageHead hear(int server, const char* operation);
+  void take(int server, std::span<std::byte> bytes, const char* operation);
+  void throw_lost(int server, const absl::Status& status, const char* operation) const;
+
+  const AsynchronousConfig& config_;
+  const std::chrono::milliseconds limit_;  ///< time for an answer of a server
+  std::vector<Server> servers_;
+  Arena memory_;
+  std::vector<Group> groups_;
+  std::vector<std::size_t> first_group_;       ///< [unit]: index in groups_; one more for the end
+  std::vector<ShardName> names_;               ///< [shard]: by group, then server
+  std::vector<std::vector<ShardTurn>> turns_;  ///< [shard]; empty where no order is played
+  std::vector<std::size_t> next_turns_;        ///< [shard]: where the search for this rank's next turn begins
+  std::optional<OrderWriter> writer_;
+  std::int64_t clock_ = 0;  ///< the largest number of an event that this rank knows
+};
+
+}  // namespace tessera

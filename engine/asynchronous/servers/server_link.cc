@@ -1,0 +1,210 @@
+#include "engine/asynchronous/servers/server_link.h"
+
+#include <fcntl.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <poll.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <charconv>
+#include <string_view>
+#include <thread>
+
+#include "runtime/base/errno_hint.h"
+#include "runtime/base/status.h"
+#include "runtime/comm/c10d/endpoint.h"
+
+namespace tessera {
+namespace {
+
+using std::chrono::milliseconds;
+
+struct Place {
+  std::string host;
+  int port = 0;
+};
+
+absl::StatusOr<Place> place_of(const std::string& address) {
+  const std::size_t colon = address.rfind(':');
+  std::string_view host = std::string_view(address).substr(0, colon == std::string::npos ? 0 : colon);
+  if (host.starts_with('[') && host.ends_with(']')) host = host.substr(1, host.size() - 2);
+  Place place{std::string(host)};
+  const char* const begin = address.data() + (colon == std::string::npos ? 0 : colon + 1);
+  const char* const end = address.data() + address.size();
+  const auto [rest, error] = std::from_chars(begin, end, place.port);
+  if (host.empty() || error != std::errc() || rest != end || place.port < 0 || place.port > 65535)
+    return make_error(ExitCode::kConfig, "\"" + address +
+                                             "\" is no address of a parameter server. hint: write HOST:PORT, as in "
+                                             "10.0.0.5:4711 or [::1]:4711");
+  return place;
+}
+
+sockaddr_storage with_port(const HostAddress& host, int port) {
+  sockaddr_storage address = host.address;
+  const in_port_t number = htons(static_cast<std::uint16_t>(port));
+  if (host.is_ipv6()) {
+    reinterpret_cast<sockaddr_in6&>(address).sin6_port = number;
+  } else {
+    reinterpret_cast<sockaddr_in&>(address).sin_port = number;
+  }
+  return address;
+}
+
+milliseconds left_until(ServerLink::Clock::time_point deadline) {
+  return std::max(milliseconds(0), std::chrono::duration_cast<milliseconds>(deadline - ServerLink::Clock::now()));
+}
+
+/// Returns 0 and the connected socket, or an errno.
+int try_to_connect(const HostAddress& host, int port, milliseconds limit, int& connected) {
+  const sockaddr_storage address = with_port(host, port);
+  const int fd = ::socket(address.ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+  if (fd < 0) return errno;
+  int error = ::connect(fd, reinterpret_cast<const sockaddr*>(&address), host.length) == 0 ? 0 : errno;
+  if (error == EINPROGRESS) {
+    pollfd writable{fd, POLLOUT, 0};
+    socklen_t size = sizeof error;
+    error = ETIMEDOUT;
+    if (::poll(&writable, 1, static_cast<int>(limit.count())) > 0)
+      ::getsockopt(fd, SOL_SOCKET, SO_ERROR, &error, &size);
+  }
+  if (error == 0) {
+    connected = fd;
+  } else {
+    ::close(fd);
+  }
+  return error;
+}
+
+absl::Status lost(const std::string& why) {
+  return make_error(ExitCode::kPeerLost, why +
+                                             ". hint: what the process at the other end printed last, or its launcher, "
+                                             "says why; shards of a server that has ended are gone, so go on from a "
+                                             "checkpoint");
+}
+
+absl::Status unreached(const std::string& why) {
+  return make_error(ExitCode::kPeerLost, why +
+                                             ". hint: start that server (`tessera serve`), and see whether this host "
+                                             "may reach its port (comm.init_timeout_s is how long it is tried)");
+}
+
+}  // namespace
+
+ServerLink::ServerLink(int socket) : socket_(socket) {
+  const int on = 1;
+  ::setsockopt(socket_, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
+  ::setsockopt(socket_, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof on);  // a host without power closes no connection
+  const int idle_s = 30, every_s = 10, tries = 3;
+  ::setsockopt(socket_, IPPROTO_TCP, TCP_KEEPIDLE, &idle_s, sizeof idle_s);
+  ::setsockopt(socket_, IPPROTO_TCP, TCP_KEEPINTVL, &every_s, sizeof every_s);
+  ::setsockopt(socket_, IPPROTO_TCP, TCP_KEEPCNT, &tries, sizeof tries);
+}
+
+ServerLink::~ServerLink() { ::close(socket_); }
+
+absl::StatusOr<std::unique_ptr<ServerLink>> ServerLink::connect(const std::string& address,
+                                                                Clock::time_point deadline) {
+  TESSERA_ASSIGN_OR_RETURN(const Place place, place_of(address));
+  const auto host = resolve_in_time(place.host, deadline);
+  if (!host.ok()) return unreached("no address of its host is known");
+  for (milliseconds pause(20);; pause = std::min(2 * pause, milliseconds(500))) {
+    int connected = -1;
+    const int error = try_to_connect(*host, place.port, left_until(deadline), connected);
+    if (error == 0) return std::make_unique<ServerLink>(connected);
+    if (left_until(deadline) <= pause) return unreached("no parameter server answers: " + errno_text(error));
+    std::this_thread::sleep_for(pause);
+  }
+}
+
+absl::Status ServerLink::wait_for(short event, Limit limit) const {
+  const Clock::time_point deadline = Clock::now() + limit.value_or(milliseconds(0));
+  for (;;) {
+    pollfd ready{socket_, event, 0};
+    const int found = ::poll(&ready, 1, limit ? static_cast<int>(left_until(deadline).count()) : -1);
+    if (found > 0) return absl::OkStatus();
+    if (found == 0) return lost("no answer within " + std::to_string(limit->count() / 1000) + " s");
+    if (errno != EINTR) return lost("poll: " + errno_text(errno));
+  }
+}
+
+absl::Status ServerLink::send(std::span<const std::byte> bytes, Limit limit, bool more) {
+  const int flags = MSG_NOSIGNAL | MSG_DONTWAIT | (more ? MSG_MORE : 0);
+  while (!bytes.empty()) {
+    const ssize_t sent = ::send(socket_, bytes.data(), bytes.size(), flags);
+    if (sent >= 0) {
+      bytes = bytes.subspan(static_cast<std::size_t>(sent));
+    } else if (errno == EAGAIN || errno == EWOULDBLOCK) {
+      TESSERA_RETURN_IF_ERROR(wait_for(POLLOUT, limit));
+    } else if (errno != EINTR) {
+      return lost("the connection is broken: " + errno_text(errno));
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status ServerLink::send(const MessageHead& head, std::span<const std::byte> payload, Limit limit) {
+  TESSERA_RETURN_IF_ERROR(send(bytes_of(head), limit, /*more=*/!payload.empty()));
+  return send(payload, limit);
+}
+
+absl::Status ServerLink::receive(std::span<std::byte> bytes, Limit limit) {
+  while (!bytes.empty()) {
+    const ssize_t got = ::recv(socket_, bytes.data(), bytes.size(), MSG_DONTWAIT);
+    if (got > 0) {
+      bytes = bytes.subspan(static_cast<std::size_t>(got));
+    } else if (got == 0) {
+      return lost("the connection was closed");
+    } else if (errno == EAGAIN || errno == EWOULDBLOCK) {
+      TESSERA_RETURN_IF_ERROR(wait_for(POLLIN, limit));
+    } else if (errno != EINTR) {
+      return lost("the connection is broken: " + errno_text(errno));
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<MessageHead> ServerLink::receive_head(Limit limit) {
+  MessageHead head;
+  TESSERA_RETURN_IF_ERROR(receive(std::as_writable_bytes(std::span<MessageHead, 1>(&head, 1)), limit));
+  if (head.magic != MessageHead::kMagic || head.bytes < 0) return lost("what came is no message of a parameter server");
+  return head;
+}
+
+bool ServerLink::is_closed() const {
+  std::byte next{};
+  const ssize_t got = ::recv(socket_, &next, 1, MSG_PEEK | MSG_DONTWAIT);
+  return got == 0 || (got < 0 && errno != EAGAIN && errno != EWOULDBLOCK && errno != EINTR);
+}
+
+void ServerLink::shut() { ::shutdown(socket_, SHUT_RDWR); }
+
+absl::StatusOr<ServerSocket> listen_for_workers(const std::string& address) {
+  TESSERA_ASSIGN_OR_RETURN(const Place place, place_of(address));
+  const auto host = resolve_in_time(place.host, ServerLink::Clock::now() + std::chrono::seconds(10));
+  if (!host.ok())
+    return make_error(ExitCode::kConfig, "parameter server: the host of " + address +
+                                             " is not known here. hint: listen at an address of this machine");
+  const int fd = ::socket(host->address.ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+  if (fd < 0) return make_error(ExitCode::kOsResource, "parameter server: no socket: " + reason_of(errno));
+  const int on = 1;  // connections of an ended job do not count as a port in use
+  ::setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
+  sockaddr_storage bound = with_port(*host, place.port);
+  socklen_t length = host->length;
+  auto* const raw = reinterpret_cast<sockaddr*>(&bound);
+  if (::bind(fd, raw, length) != 0 || ::listen(fd, SOMAXCONN) != 0 || ::getsockname(fd, raw, &length) != 0) {
+    const int error = errno;
+    ::close(fd);
+    return make_error(ExitCode::kUnavailable, "parameter server: cannot listen at " + address + ": " +
+                                                  errno_text(error) +
+                                                  ". hint: take an address of this machine and a free port");
+  }
+  const in_port_t port = host->is_ipv6() ? reinterpret_cast<const sockaddr_in6&>(bound).sin6_port
+                                         : reinterpret_cast<const sockaddr_in&>(bound).sin_port;
+  const std::string text = host->is_ipv6() ? "[" + host->text + "]" : host->text;
+  return ServerSocket{fd, text + ":" + std::to_string(ntohs(port))};
+}
+
+}  // namespace tessera

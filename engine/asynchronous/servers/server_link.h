@@ -1,0 +1,130 @@
+#pragma once
+
+#include <absl/status/status.h>
+#include <absl/status/statusor.h>
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <type_traits>
+
+namespace tessera {
+
+/// What a message between a worker and a parameter server is for. A worker asks, and a server answers each question
+/// but kNote, in order, with kDone, kBusy or kRefused.
+///
+/// | kind          | first, second           | payload                                | payload of kDone   |
+/// |---------------|-------------------------|----------------------------------------|--------------------|
+/// | kSecret       |                         | the job's secret                       |                    |
+/// | kJoin         | rank                    | definition of the shards (ServedJob)   |                    |
+/// | kWrite        | first element, elements | their values, then each state          |                    |
+/// | kReadStates   | first element, elements |                                        | each state         |
+/// | kWriteCounts  |                         | a count for each parameter             |                    |
+/// | kReadCounts   |                         |                                        | the same           |
+/// | kPull, kCopy  |                         |                                        | the shard's values |
+/// | kPush         | pulled version          | PushedNumbers, rates, options, used,   |                    |
+/// |               |                         | gradients, pulled values (if lambda)   |                    |
+/// | kNote         | steps computed, pushed  |                                        | (no answer)        |
+/// | kAwaitSlowest | steps                   |                                        |                    |
+/// | kAwaitRound   | step                    |                                        |                    |
+///
+/// kDone for a pull, copy or push has the shard's version before it in `first`. kRefused has an exit code in `first`
+/// and a text as its payload. kCopy is a pull that no order has.
+enum class MessageKind : std::uint32_t {
+  kSecret = 1,
+  kJoin,
+  kWrite,
+  kReadStates,
+  kWriteCounts,
+  kReadCounts,
+  kPull,
+  kCopy,
+  kPush,
+  kNote,
+  kAwaitSlowest,
+  kAwaitRound,
+  kDone,
+  kBusy,
+  kRefused
+};
+
+/// The first bytes of each message, as they lie in memory: both ends are little-endian machines of one version.
+struct MessageHead {
+  static constexpr std::uint32_t kMagic = 0x31767354;  ///< "Tsv1"
+  static constexpr std::int64_t kNoTurn = -1;
+
+  std::uint32_t magic = kMagic;
+  MessageKind kind = MessageKind::kDone;
+  std::uint32_t shard = 0;  ///< number of the group, whose part the server has
+  std::uint32_t zero = 0;
+  std::int64_t bytes = 0;  ///< bytes of the payload
+  std::int64_t first = 0, second = 0;
+  std::int64_t turn = kNoTurn;  ///< the place of this pull or push in an order that is played
+  std::int64_t clock = 0;       ///< the largest number of an event that the sender knows
+};
+
+/// The numbers of a push that all elements share; see UpdateRates.
+struct PushedNumbers {
+  float gradient_scale = 1, clip_value = 0;
+  double lr = 0;
+  std::int64_t is_first_of_run = 0;
+};
+
+/// One end of a connection of a worker with a server, over TCP. Errors have exit code 75. One thread at a time sends
+/// and receives; any thread may call `shut`.
+class ServerLink {
+ public:
+  using Clock = std::chrono::steady_clock;
+  /// How long a send or a receive may stand still. Nothing: without end.
+  using Limit = std::optional<std::chrono::milliseconds>;
+
+  /// Takes a connected socket.
+  explicit ServerLink(int socket);
+  ~ServerLink();
+  ServerLink(const ServerLink&) = delete;
+  ServerLink& operator=(const ServerLink&) = delete;
+
+  /// Connects to "HOST:PORT" or "[ADDRESS]:PORT", as often as it takes until `deadline`. Errors: 78 for a text that is
+  /// no such address; 75.
+  static absl::StatusOr<std::unique_ptr<ServerLink>> connect(const std::string& address, Clock::time_point deadline);
+
+  /// Sends bytes. `more`: further bytes of the message follow at once.
+  absl::Status send(std::span<const std::byte> bytes, Limit limit, bool more = false);
+  /// Sends a head and its payload, whose length is head.bytes.
+  absl::Status send(const MessageHead& head, std::span<const std::byte> payload, Limit limit);
+  absl::Status receive(std::span<std::byte> bytes, Limit limit);
+  /// Receives a head. Error 75 for bytes that are none.
+  absl::StatusOr<MessageHead> receive_head(Limit limit);
+
+  /// Returns whether the other end has closed the connection, or this one has shut it.
+  bool is_closed() const;
+  /// Ends the connection: calls under way and to come fail.
+  void shut();
+
+ private:
+  absl::Status wait_for(short event, Limit limit) const;
+
+  const int socket_;
+};
+
+/// A listening socket for parameter servers.
+struct ServerSocket {
+  int socket = -1;
+  std::string address;  ///< "127.0.0.1:41234", with the port that the system chose
+};
+/// Listens at "HOST:PORT"; port 0 takes a free one. Errors: 78 for a text that is no such address, or a host that is
+/// not known here; 69 where the port is in use; 71.
+absl::StatusOr<ServerSocket> listen_for_workers(const std::string& address);
+
+/// Returns the bytes of a value, or of a range of values.
+template <class T>
+std::span<const std::byte> bytes_of(const T& value) {
+  static_assert(std::is_trivially_copyable_v<T>);
+  return std::as_bytes(std::span<const T, 1>(&value, 1));
+}
+
+}  // namespace tessera

@@ -1,0 +1,40 @@
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "engine/asynchronous/common_parameters.h"
+#include "engine/step/rules/element_update.h"
+#include "sharding/unit.h"
+#include "tessera/strategy.h"
+
+namespace tessera {
+
+/// A shard, and what a rank pushes to it.
+struct PushedShard {
+  const FlatGroup& view;          ///< with the shard's values and states, and the rank's gradients
+  std::int64_t* counts;           ///< [parameter of the group]: updates so far
+  float* mean_squares = nullptr;  ///< [element of the shard]: for an adaptive lambda; else null
+  const float* pulled = nullptr;  ///< [element of the shard]: values with which the gradients were made
+};
+
+/// Applies a rank's gradients to a shard, as "sync" says what age and delay do to them. Whoever holds the shard's lock
+/// calls it: a rank (OwnedShards) or a server (ServedJob). One thread at a time uses one.
+class ShardUpdate {
+ public:
+  /// Refers to `config`.
+  explicit ShardUpdate(const AsynchronousConfig& config) : config_(config) {}
+
+  /// Applies the gradients of `shard.view`, which it may overwrite, and counts the update. `group`: has the layout and
+  /// the parameters. `with.used` is about the group's parameters. `pulled` is read where there is a lambda.
+  void apply(const FlatGroup& group, const PushedShard& shard, const ElementUpdate& rule, const PushRates& with,
+             std::int64_t age);
+
+ private:
+  float compensated(const PushedShard& shard, Extent run, float scale) const;
+
+  const AsynchronousConfig& config_;
+  std::vector<UpdateRun> runs_;
+};
+
+}  // namespace tessera

@@ -1,0 +1,327 @@
+// Tests "sync": {"type": "asynchronous", "owners": "servers"}: parameter servers own the shards, and ranks talk to them
+// alone. The servers are threads of this process, and ranks are threads, or processes on hosts of their own.
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <stdlib.h>
+
+#include <algorithm>
+#include <array>
+#include <chrono>
+#include <cstddef>
+#include <memory>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "engine/asynchronous/servers/parameter_server.h"
+#include "engine/asynchronous/servers/server_link.h"
+#include "runtime/border/throw.h"
+#include "runtime/comm/mesh_groups.h"
+#include "tessera/checkpoint.h"
+#include "tessera/collectives.h"
+#include "tessera/error.h"
+#include "tests/engine/asynchronous/order_oracle.h"
+#include "tests/engine/on_hosts.h"
+#include "tests/support/session.h"
+#include "tests/support/test_folder.h"
+
+namespace tessera::testing {
+namespace servers_test {
+
+using ::testing::HasSubstr;
+
+constexpr int kRanks = 3, kServers = 2;
+constexpr char kSecret[] = "a secret of this test";
+
+/// Parameter servers, which the environment names while this object lives.
+class Servers {
+ public:
+  explicit Servers(int count = kServers) {
+    std::string all;
+    for (int i = 0; i < count; ++i) {
+      servers_.push_back(value_or_throw(ParameterServer::start("127.0.0.1:0", kSecret)));
+      all += (i == 0 ? "" : ",") + servers_.back()->address();
+    }
+    setenv("TESSERA_SERVERS", all.c_str(), 1);
+    setenv("TESSERA_SERVERS_SECRET", kSecret, 1);
+  }
+  ~Servers() {
+    unsetenv("TESSERA_SERVERS");
+    unsetenv("TESSERA_SERVERS_SECRET");
+  }
+  Servers(const Servers&) = delete;
+  Servers& operator=(const Servers&) = delete;
+
+  void end(std::size_t server) { servers_[server].reset(); }
+  const std::string& address(std::size_t server) const { return servers_[server]->address(); }
+
+ private:
+  std::vector<std::unique_ptr<ParameterServer>> servers_;
+};
+
+void sgd(Strategy& s) { s.optimizer = {.type = OptimizerType::kSgd, .lr = 0.1, .weight_decay = 0, .momentum = 0.9}; }
+
+Strategy served(const Adjust& adjust = nullptr) {
+  Strategy strategy = tiny_strategy(ShardingStrategy::kShardOptimizer);
+  strategy.host_sharing = true;
+  strategy.gradient_clipping = 0;
+  strategy.sync.type = SyncType::kAsynchronous;
+  strategy.sync.asynchronous.owners = ShardOwners::kServers;
+  if (adjust) adjust(strategy);
+  return strategy;
+}
+
+struct Ran {
+  std::vector<std::vector<double>> losses;  ///< [rank][step]
+  std::int64_t oldest = 0;
+  Values values;  ///< the values after all ranks have pushed
+};
+
+Ran run(const Strategy& strategy, std::size_t steps) {
+  Ran result;
+  result.losses.resize(kRanks);
+  std::array<std::int64_t, kRanks> oldest{};
+  run_ranks({.ranks = kRanks}, [&](const Mesh& mesh) {
+    Session session(mesh, strategy);
+    const auto rank = static_cast<std::size_t>(mesh.rank());
+    for (std::size_t i = 0; i < steps; ++i) {
+      const StepResult step = session.train(i);
+      result.losses[rank].push_back(step.loss);
+      oldest[rank] = std::max(oldest[rank], step.staleness_max);
+    }
+    barrier(mesh);
+    Values values = session.values();
+    if (rank == 0) result.values = std::move(values);
+  });
+  result.oldest = *std::ranges::max_element(oldest);
+  return result;
+}
+
+const Adjust kOptions[] = {nullptr, [](Strategy& s) { sgd(s), s.sync.asynchronous.scale = AgeScale::kInverse; },
+                           [](Strategy& s) {
+                             s.sync.asynchronous.scale = AgeScale::kInverse;
+                             s.sync.asynchronous.delay_compensation.lambda = 0.5;
+                           },
+                           [](Strategy& s) { s.gradient_accumulation = 2, s.sync.asynchronous.max_staleness = 1; },
+                           [](Strategy& s) { sgd(s), s.sync.asynchronous.max_staleness = 0; }};
+
+TEST(Servers, RecordedAndPlayedRunsEqualPlainLibTorchThatPlaysTheirOrder) {
+  at::set_num_threads(1);
+  const Servers servers;
+  for (std::size_t option = 0; option < std::size(kOptions); ++option) {
+    SCOPED_TRACE(option);
+    const TestFolder folder;
+    Strategy strategy = served(kOptions[option]);
+    strategy.sync.asynchronous.record_order = folder / "order.jsonl";
+    const Ran got = run(strategy, 5);
+    OrderOracle oracle(strategy, kRanks, {}, kServers);
+    oracle.play(read_lines(folder / "order.jsonl"));
+    EXPECT_EQ(got.losses, oracle.losses());
+    EXPECT_TRUE(all_same_bits(got.values, oracle.values()));
+
+    strategy.sync.asynchronous.play_order = folder / "order.jsonl";
+    strategy.sync.asynchronous.record_order = folder / "again.jsonl";
+    const Ran again = run(strategy, 5);
+    EXPECT_EQ(got.losses, again.losses);
+    EXPECT_TRUE(all_same_bits(got.values, again.values));
+  }
+}
+
+TEST(Servers, RandomOrdersEqualPlainLibTorch) {
+  at::set_num_threads(1);
+  const Servers servers;
+  const TestFolder folder;
+  std::int64_t oldest = 0;
+  for (std::uint64_t seed = 0; seed < 9; ++seed) {
+    SCOPED_TRACE(seed);
+    const std::size_t option = seed % 3;
+    Strategy strategy = served(kOptions[option]);
+    const std::string recorded = folder / std::to_string(option);
+    if (seed == option) {
+      strategy.sync.asynchronous.record_order = recorded;
+      run(strategy, 4);
+      strategy.sync.asynchronous.record_order.clear();
+    }
+    const auto order = shuffled(read_lines(recorded), kRanks, seed);
+    write_lines(folder / "random.jsonl", kRanks, order);
+    strategy.sync.asynchronous.play_order = folder / "random.jsonl";
+    const Ran got = run(strategy, 4);
+    OrderOracle oracle(strategy, kRanks, {}, kServers);
+    oracle.play(counted(order));
+    EXPECT_EQ(got.losses, oracle.losses());
+    EXPECT_TRUE(all_same_bits(got.values, oracle.values()));
+    oldest = std::max(oldest, got.oldest);
+  }
+  EXPECT_GT(oldest, 0) << "some gradient was old";
+}
+
+TEST(Servers, RoundsWithoutStalenessHaveTheBitsOfShardsThatRanksOwn) {
+  const Servers servers(3);
+  Strategy strategy = served([](Strategy& s) { s.sync.asynchronous.max_staleness = 0; });
+  const Ran by_servers = run(strategy, 5);
+  strategy.sync.asynchronous.owners = ShardOwners::kRanks;
+  const Ran by_ranks = run(strategy, 5);
+  EXPECT_EQ(by_servers.losses, by_ranks.losses);
+  EXPECT_TRUE(all_same_bits(by_servers.values, by_ranks.values));
+}
+
+TEST(Servers, MemoryOfARankEqualsThePlan) {
+  const Servers servers;
+  run_ranks({.ranks = kRanks}, [](const Mesh& mesh) {
+    Session session(mesh, served());
+    const StepResult result = session.train(0);
+    EXPECT_EQ(result.planned, result.allocated);
+    barrier(mesh);
+  });
+}
+
+TEST(Servers, CheckpointResumesWithTheSameBits) {
+  const Servers servers;
+  const TestFolder folder;
+  const Strategy strategy = served([](Strategy& s) { s.sync.asynchronous.max_staleness = 0; });
+  run_ranks({.ranks = kRanks}, [&](const Mesh& mesh) {
+    Values wanted;
+    {
+      Session session(mesh, strategy);
+      for (std::size_t i = 0; i < 3; ++i) session.train(i);
+      save_checkpoint(session.engine, folder.path());
+      for (std::size_t i = 3; i < 6; ++i) session.train(i);
+      barrier(mesh);
+      wanted = session.values();
+      barrier(mesh);
+    }
+    Session session(mesh, strategy);
+    load_checkpoint(session.engine, folder.path());
+    for (std::size_t i = 3; i < 6; ++i) session.train(i);
+    barrier(mesh);
+    EXPECT_TRUE(all_same_bits(session.values(), wanted));
+    barrier(mesh);
+  });
+}
+
+TEST(Servers, WriteUnderAGuardReachesAllRanks) {
+  const Servers servers;
+  run_ranks({.ranks = kRanks}, [](const Mesh& mesh) {
+    Session session(mesh, served(sgd));
+    session.train(0);
+    barrier(mesh);
+    {
+      const Gathered guard(session.engine, Gathered::kWrite);
+      const at::NoGradGuard no_grad;
+      for (auto& parameter : session.model->parameters()) parameter.fill_(0.25);
+    }
+    for (const auto& [name, value] : session.values()) EXPECT_TRUE((value == 0.25).all().item<bool>()) << name;
+    barrier(mesh);
+    session.train(1);
+  });
+}
+
+TEST(Servers, KilledRankOnAnotherHostStopsNobody) {
+  for (const Adjust& adjust : {Adjust(sgd), Adjust([](Strategy& s) { s.sync.asynchronous.max_staleness = 1; })}) {
+    const int port = free_port(), served_at = free_port();
+    const std::string address = "127.0.0.1:" + std::to_string(served_at);
+    setenv("TESSERA_SERVERS", address.c_str(), 1);
+    setenv("TESSERA_SERVERS_SECRET", kSecret, 1);
+    ForkedRanks ranks(kRanks, [&](int rank, KeyValueStore& store) -> absl::Status {
+      join_as(rank, kRanks, port, /*hosts=*/kRanks);
+      at::set_num_threads(1);
+      const Strategy strategy = served(adjust);
+      const Mesh mesh = init(strategy);
+      {
+        Session session(mesh, strategy);
+        for (std::size_t i = 0; i < 20; ++i) {
+          if (rank == 2 && i == 5) ::raise(SIGKILL);
+          session.train(i);
+        }
+        require(session.engine.steps_applied() == 20, "all steps are this rank's own");
+      }
+      // Rank 0 serves the store of the job, so it ends last.
+      if (rank == 1) return store.set("rank 1 has ended", "");
+      return store.get("rank 1 has ended", std::chrono::seconds(60)).status();
+    });
+    const auto server = value_or_throw(ParameterServer::start(address, kSecret));  // ranks wait for it
+    EXPECT_EQ(ranks.wait(2).signal, SIGKILL);
+    for (int rank = 0; rank < 2; ++rank) {
+      const RankEnd end = ranks.wait(rank);
+      EXPECT_EQ(end.signal, 0) << rank;
+      EXPECT_EQ(end.exit_code, ExitCode::kOk) << rank << ": " << end.message;
+    }
+    unsetenv("TESSERA_SERVERS");
+    unsetenv("TESSERA_SERVERS_SECRET");
+  }
+}
+
+TEST(Servers, LostServerIsNamedByRanks) {
+  Servers servers;
+  std::vector<std::string> errors(kRanks);
+  const std::string address = servers.address(1);
+  std::thread ending;
+  error_of([&] {
+    run_ranks({.ranks = kRanks}, [&](const Mesh& mesh) {
+      Session session(mesh, served(sgd));
+      session.train(0);
+      barrier(mesh);
+      if (mesh.rank() == 0) ending = std::thread([&] { servers.end(1); });
+      std::string& error = errors[static_cast<std::size_t>(mesh.rank())];
+      error = error_of([&] {
+        for (std::size_t i = 1; i < 10'000; ++i) session.train(i);
+      });
+      // An operator throws its own error where a pull failed.
+      if (const absl::Status told = groups_of(mesh).status(); !told.ok()) error = message_of(told);
+    });
+  });
+  if (ending.joinable()) ending.join();
+  for (const std::string& error : errors) EXPECT_THAT(error, HasSubstr("server 1 (" + address + ") is lost"));
+}
+
+TEST(Servers, WrongSecretAndStrangeBytesAreRefusedAndTheServerGoesOn) {
+  const Servers servers(1);
+  const auto in = [](int seconds) { return ServerLink::Clock::now() + std::chrono::seconds(seconds); };
+  const std::vector<std::byte> zeros(4096);
+  MessageHead push;
+  push.kind = MessageKind::kPush;
+  for (const std::vector<std::byte>& bytes :
+       {zeros, std::vector<std::byte>(bytes_of(push).begin(), bytes_of(push).end())}) {
+    const auto link = value_or_throw(ServerLink::connect(servers.address(0), in(10)));
+    ASSERT_TRUE(link->send(bytes, std::chrono::seconds(10)).ok());
+    EXPECT_FALSE(link->receive_head(std::chrono::seconds(10)).ok()) << "it answers no stranger";
+  }
+  setenv("TESSERA_SERVERS_SECRET", "another secret of some length", 1);
+  EXPECT_THAT(error_of([] { run(served(sgd), 1); }), HasSubstr("the secret is another one"));
+  setenv("TESSERA_SERVERS_SECRET", kSecret, 1);
+  EXPECT_EQ(run(served(sgd), 1).losses.size(), std::size_t{kRanks});
+}
+
+TEST(Servers, GlooIsTakenWithServersAlone) {
+  const auto error_with = [](const std::string& owners) {
+    return error_of([&] {
+      Strategy::from_json(R"({"strategy": "SHARD_OPTIMIZER", "comm": {"transport": "gloo"}, "sync": {"type": )" +
+                          std::string(R"("asynchronous", "owners": ")") + owners + R"("}})");
+    });
+  };
+  EXPECT_EQ(error_with("servers"), "");
+  EXPECT_THAT(error_with("ranks"), HasSubstr("comm.transport gloo"));
+  EXPECT_THAT(
+      error_of([] {
+        Strategy::from_json(R"({"strategy": "SHARD_OPTIMIZER", "sync": {"type": "hogwild", "owners": "servers"}})");
+      }),
+      HasSubstr("sync.type asynchronous"));
+}
+
+TEST(Servers, MissingServersAndBadAddressesAreNamed) {
+  unsetenv("TESSERA_SERVERS");
+  EXPECT_THAT(error_of([] { run(served(), 1); }), HasSubstr("needs the variable TESSERA_SERVERS"));
+  setenv("TESSERA_SERVERS", "nowhere", 1);
+  setenv("TESSERA_SERVERS_SECRET", kSecret, 1);
+  EXPECT_THAT(error_of([] { run(served(), 1); }), HasSubstr("is no address of a parameter server"));
+  unsetenv("TESSERA_SERVERS");
+  unsetenv("TESSERA_SERVERS_SECRET");
+  EXPECT_THAT(message_of(ParameterServer::start("127.0.0.1:0", "short").status()), HasSubstr("the secret of a job"));
+  EXPECT_THAT(message_of(ParameterServer::start("127.0.0.1:x", kSecret).status()), HasSubstr("is no address"));
+}
+
+}  // namespace servers_test
+}  // namespace tessera::testing

@@ -1,0 +1,36 @@
+#include <pthread.h>
+#include <signal.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <string>
+
+#include "engine/asynchronous/servers/parameter_server.h"
+#include "runtime/base/process_limits.h"
+#include "runtime/base/status.h"
+#include "workshop/app/commands.h"
+
+namespace tessera::app {
+
+// `tessera serve`: a parameter server, which lives until somebody ends it. `tessera launch --servers` starts some.
+
+int run_serve(const ServeCommand& command) {
+  take_process_limits();
+  sigset_t ends;
+  sigemptyset(&ends);
+  for (const int signal : {SIGTERM, SIGINT}) sigaddset(&ends, signal);
+  pthread_sigmask(SIG_BLOCK, &ends, nullptr);  // before there are threads, which inherit it
+  const char* const secret = std::getenv("TESSERA_SERVERS_SECRET");
+  const auto server = ParameterServer::start(command.listen, secret == nullptr ? "" : secret);
+  if (!server.ok()) {
+    std::fprintf(stderr, "%s\n", message_of(server.status()).c_str());
+    return static_cast<int>(exit_code_of(server.status()));
+  }
+  std::printf("parameter server at %s\n", (*server)->address().c_str());
+  std::fflush(stdout);
+  int signal = 0;
+  sigwait(&ends, &signal);
+  return 0;
+}
+
+}  // namespace tessera::app

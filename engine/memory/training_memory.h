@@ -28,6 +28,7 @@ struct Accelerator;
 struct TrainingMemory {
   Arena parameters, slots, gradients, buckets, masters, optimizer, scratch;
   Arena matrices;                          ///< buffers in which matrices are exchanged (MemoryPlan::matrices)
+  Arena secondary, secondary_codes;        ///< memory of SecondaryShards; empty where there is no second copy
   Arena weight_copy;                       ///< MemoryPlan::weight_copy_bytes
   Arena feedback;                          ///< MemoryCategory::kFeedback
   Arena checkpoint;                        ///< host memory for the copy that an asynchronous save writes

@@ -34,6 +34,13 @@ enum class BucketMode {
   kShared,       ///< a few bucket slots, in which units take turns
 };
 
+/// A second copy of sharded parameters (Strategy::secondary), on these ranks.
+struct SecondaryCopy {
+  int ranks = 0;  ///< neighbours on the shard axis that hold one copy together; 0: there is no second copy
+  SecondaryForm form = SecondaryForm::kPlain;
+  bool is_rounded() const { return ranks > 0 && form == SecondaryForm::kInt8; }
+};
+
 /// Where parameters, gradients and optimizer state lie: on which axes of which mesh they are cut, on which device, and
 /// how many units are gathered at once.
 struct PlannedPlacement : Placement {
@@ -45,6 +52,7 @@ struct PlannedPlacement : Placement {
   /// Number of replicas that train by themselves, if there are outer steps; `mesh` is then the mesh of one
   /// replica.
   int replicas = 1;
+  SecondaryCopy secondary = {};
 };
 
 /// What lies outside of memory, or is copied out of it. OffloadConfig::paths are left out, since no size depends on
@@ -188,6 +196,20 @@ class MemoryPlan {
   /// parameter memory (Placement::keep_gathered). If Placement::shared, the ranks of the shard axis share the slots.
   std::int64_t shared_slots() const { return shared_slots_; }
   std::int64_t slot_bytes() const { return slot_bytes_; }
+  /// Returns whether ranks hold a second copy of the parameters (PlannedPlacement::secondary). The first gather of a
+  /// unit in a step is then over the whole shard axis, and the others are between the ranks that hold a copy together.
+  bool has_secondary() const {
+    return input_.placement.secondary.ranks > 0 && gathers() && !input_.placement.keep_gathered &&
+           !input_.placement.shared;
+  }
+  /// Returns whether the second copy holds parameters of this dtype as int8 codes.
+  bool rounds_secondary(DType dtype) const;
+  /// Returns the bytes of this rank's part of a group's second copy, in whole cache lines. The second number is that of
+  /// all groups (they count in MemoryCategory::kParameters), and the third is that of the largest group's codes on
+  /// their way to a slot (in kSlots).
+  std::int64_t secondary_bytes_of(const GroupShape& group) const;
+  std::int64_t secondary_bytes() const;
+  std::int64_t secondary_codes_bytes() const;
   std::int64_t shared_buckets() const { return shared_buckets_; }
   /// Returns how many units later a rank does its share of a unit's reduction (Work::advance). `end_lag` says how many
   /// units after the start the rank waits for the end. 0: it waits right after the start.

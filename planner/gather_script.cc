@@ -89,7 +89,8 @@ void GatherScript::post_inside(int index, ScriptWriter& writer) {
   for (const GroupShape& group : shape(index).groups) {
     const WireForm form = plan_.rounds_secondary(group.dtype) ? WireForm::kInt8 : WireForm::kPlain;
     const CallCost cost = all_gather_in(form, group.dtype, group.layout.numel() / copy.ranks, links, copy.ranks);
-    const int call = writer.post(Channel::kGather, {.latency_s = cost.seconds()}, "all_gather inside", index);
+    const CallCost alone{.latency_s = cost.seconds(), .busy_latency_s = cost.busy_seconds()};
+    const int call = writer.post(Channel::kGather, alone, "all_gather inside", index);
     unit(index).calls.push_back(call);
     if (!links.gathers_in_background) writer.wait(call, Spending::kGather);
   }

@@ -223,9 +223,11 @@ std::string next_cheaper(const MemoryPlan& plan, const Strategy& strategy, bool 
     PlanInput input = plan.input();
     input.placement = placement_on(placement_of(cheaper, strategy.optimizer.shard_over_world), strategy,
                                    input.placement.mesh, shares_memory);
+    input.placement.secondary = {};
     const std::int64_t total = MemoryPlan(std::move(input)).use().limited();
     if (total > limit) continue;
-    return name_of(cheaper) + " with " + format_bytes(total);
+    const bool had_copy = plan.placement().secondary.ranks > 0;
+    return name_of(cheaper) + (had_copy ? " without \"secondary\"" : "") + " with " + format_bytes(total);
   }
   return "";
 }

@@ -40,6 +40,7 @@ void GatherScript::release_all(ScriptWriter& writer) {
   for (std::size_t i = 0; i < units_.size(); ++i) {
     if (units_[i].state != State::kReleased) release(static_cast<int>(i), writer);
   }
+  for (Unit& unit : units_) unit.has_copy = false;
 }
 
 void GatherScript::gather(int index, ScriptWriter& writer) {
@@ -65,6 +66,10 @@ void GatherScript::post(int index, ScriptWriter& writer) {
   const int ranks = writer.ranks(Axis::kShard);
   Unit& unit = this->unit(index);
   unit.is_posted = true;
+  if (unit.has_copy) {  // a rounded copy is gathered when it is waited for
+    if (!plan_.placement().secondary.is_rounded()) post_inside(index, writer);
+    return;
+  }
   for (const GroupShape& group : shape(index).groups) {
     const std::int64_t part = owned({.shard = true}, plan_.placement().mesh, group.layout.numel()).numel;
     const CallCost cost = plan_.placement().shared
@@ -76,13 +81,39 @@ void GatherScript::post(int index, ScriptWriter& writer) {
   }
 }
 
+/// Posts gathers between the ranks that hold a second copy together. They send nothing over the shard axis's network,
+/// so their time is written as latency.
+void GatherScript::post_inside(int index, ScriptWriter& writer) {
+  const SecondaryCopy& copy = plan_.placement().secondary;
+  const Links& links = writer.secondary_links();
+  for (const GroupShape& group : shape(index).groups) {
+    const WireForm form = plan_.rounds_secondary(group.dtype) ? WireForm::kInt8 : WireForm::kPlain;
+    const CallCost cost = all_gather_in(form, group.dtype, group.layout.numel() / copy.ranks, links, copy.ranks);
+    const CallCost alone{.latency_s = cost.seconds(), .busy_latency_s = cost.busy_seconds()};
+    const int call = writer.post(Channel::kGather, alone, "all_gather inside", index);
+    unit(index).calls.push_back(call);
+    if (!links.gathers_in_background) writer.wait(call, Spending::kGather);
+  }
+}
+
+void GatherScript::end_calls(int index, const Links& links, ScriptWriter& writer) {
+  if (links.gathers_in_background) {
+    for (const int call : unit(index).calls) writer.wait(call, Spending::kGather);
+  }
+  unit(index).calls.clear();
+}
+
 void GatherScript::wait(int index, ScriptWriter& writer) {
   Unit& unit = this->unit(index);
   if (!unit.is_posted) post(index, writer);
-  if (writer.links(Axis::kShard).gathers_in_background) {
-    for (const int call : unit.calls) writer.wait(call, Spending::kGather);
+  end_calls(index, unit.has_copy ? writer.secondary_links() : writer.links(Axis::kShard), writer);
+  if (plan_.has_secondary()) {
+    unit.has_copy = true;
+    if (plan_.placement().secondary.is_rounded()) {
+      post_inside(index, writer);
+      end_calls(index, writer.secondary_links(), writer);
+    }
   }
-  unit.calls.clear();
   unit.is_posted = false;
   unit.state = State::kGathered;
 }

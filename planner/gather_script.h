@@ -35,6 +35,7 @@ class GatherScript {
     State state = State::kReleased;
     int slot = kNoSlot;
     bool is_posted = false;
+    bool has_copy = false;        ///< the second copy of the parameters has its values
     std::vector<int> calls = {};  ///< numbers of calls that are not waited for yet
   };
 
@@ -43,6 +44,8 @@ class GatherScript {
   bool keeps() const { return plan_.placement().keep_gathered; }
   void gather(int index, ScriptWriter& writer);
   void post(int index, ScriptWriter& writer);
+  void post_inside(int index, ScriptWriter& writer);
+  void end_calls(int index, const Links& links, ScriptWriter& writer);
   void wait(int index, ScriptWriter& writer);
   void release(int index, ScriptWriter& writer);
   void prefetch(ScriptWriter& writer);

@@ -16,6 +16,7 @@ class ScriptWriter {
       : plan_(plan), links_(links), script_(script) {}
 
   const Links& links(Axis axis) const { return axis == Axis::kShard ? links_.shard : links_.replicate; }
+  const Links& secondary_links() const { return links_.secondary; }
   /// Returns the number of ranks on the axis.
   int ranks(Axis axis) const;
 

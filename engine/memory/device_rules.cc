@@ -72,6 +72,11 @@ void expect_built_for_device(const Strategy& strategy, bool is_gpu) {
         "are not "
         "brought there yet. [T0825] hint: leave \"sync\" out, or train on the CPU (comm.transport \"host\")");
   }
+  if (strategy.secondary.form == SecondaryForm::kInt8) {
+    refuse(
+        "/secondary/form: \"int8\" is rounded by the CPU's codec, and a GPU trains. hint: take \"plain\", or train on "
+        "the CPU (comm.transport \"host\" or \"gloo\")");
+  }
   const OptimizerType type = strategy.optimizer.type;
   if (strategy.optimizer.in_backward && (adapts_layers(type) || updates_whole_tensors(type))) {
     refuse("/optimizer/in_backward: under " + name_of(type) +

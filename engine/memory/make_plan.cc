@@ -82,6 +82,25 @@ void expect_enough_ranks(const PlanScene& scene) {
                                           " are backups. [T0899] hint: give a count below the number of ranks"));
 }
 
+/// Returns the second copy of the parameters that the strategy asks for on these ranks. Throws where it would serve
+/// nobody.
+SecondaryCopy secondary_on(const Strategy& strategy, const PlanScene& scene, const Placement& placement) {
+  if (!strategy.secondary.is_used()) return {};
+  if (placement.shared)
+    throw Error(ExitCode::kConfig,
+                "/secondary/form: the ranks of the shard axis hold one copy of the parameters in memory that they "
+                "share, and gather nothing. hint: leave \"secondary\" out, or set host_sharing to false");
+  const std::int64_t shard = scene.mesh.shard_size, given = strategy.secondary.ranks;
+  const std::int64_t ranks = given > 0 ? given : scene.ranks_of_host;
+  if (ranks > 1 && ranks < shard && shard % ranks == 0) return {static_cast<int>(ranks), strategy.secondary.form};
+  throw Error(ExitCode::kConfig,
+              c10::str("/secondary/ranks: a second copy is held by a number of ranks that divides the shard axis, and "
+                       "is above 1 and below its ",
+                       shard, ", got ", ranks, given > 0 ? "" : ", those of a host",
+                       ". hint: give such a number; where the whole shard axis is inside a host, leave \"secondary\" "
+                       "out; with one rank a host, SHARD_GRAD_OP keeps units gathered"));
+}
+
 /// Throws where "deal" by speed has nothing to deal, or would give ranks different numbers of gathers.
 void expect_dealable(const MemoryPlan& plan, const DealConfig& deal) {
   const bool is_dealt = plan.wire().longest_run > 0;
@@ -140,6 +159,7 @@ MemoryPlan make_plan(const std::vector<std::unique_ptr<Unit>>& units, const Stra
   for (const auto& unit : units) input.units.push_back(unit->shape());
   input.placement = placement_on(placement_of(strategy), strategy, scene.mesh, scene.shares_memory);
   input.placement.mesh = scene.mesh;
+  input.placement.secondary = secondary_on(strategy, scene, input.placement);
   input.update.outer = scene.sync;
   if (scene.sync.makes_outer_steps()) input.placement.replicas = scene.replicas;
   input.placement.is_queued = scene.is_queued;
@@ -212,9 +232,11 @@ std::string next_cheaper(const MemoryPlan& plan, const Strategy& strategy, bool 
     PlanInput input = plan.input();
     input.placement = placement_on(placement_of(cheaper, strategy.optimizer.shard_over_world), strategy,
                                    input.placement.mesh, shares_memory);
+    input.placement.secondary = {};
     const std::int64_t total = MemoryPlan(std::move(input)).use().limited();
     if (total > limit) continue;
-    return name_of(cheaper) + " with " + format_bytes(total);
+    const bool had_copy = plan.placement().secondary.ranks > 0;
+    return name_of(cheaper) + (had_copy ? " without \"secondary\"" : "") + " with " + format_bytes(total);
   }
   return "";
 }

@@ -173,7 +173,10 @@ TrainingMemory TrainingMemory::allocate(const MemoryPlan& plan, const std::vecto
   const int sharers = placement.shared ? placement.mesh.shard_size : 1;
   memory.owners_of_parameters = below ? 1 : sharers;
   memory.owners_of_slots = below ? sharers : 1;
-  const std::int64_t parameters = use[MemoryCategory::kParameters], slots = use[MemoryCategory::kSlots];
+  const std::int64_t parameters = use[MemoryCategory::kParameters] - plan.secondary_bytes();
+  const std::int64_t slots = use[MemoryCategory::kSlots] - plan.secondary_codes_bytes();
+  if (plan.has_secondary()) memory.secondary = Arena::shared("second copy", plan.secondary_bytes(), *axes.secondary);
+  memory.secondary_codes = Arena::plain("codes of the second copy", plan.secondary_codes_bytes(), device);
   memory.parameters = memory.owners_of_parameters > 1 ? Arena::common("parameters", parameters * sharers, *axes.gather)
                                                       : Arena::shared("parameters", parameters, *axes.gather);
   // The transport of a GPU fills slots by itself and is fastest in memory that it has registered. If shards are brought
@@ -229,8 +232,8 @@ TrainingMemory TrainingMemory::allocate(const MemoryPlan& plan, const std::vecto
 
 MemoryUse TrainingMemory::allocated() const {
   MemoryUse use;
-  use[MemoryCategory::kParameters] = parameters.taken() / owners_of_parameters;
-  use[MemoryCategory::kSlots] = slots.bytes() / owners_of_slots;
+  use[MemoryCategory::kParameters] = parameters.taken() / owners_of_parameters + secondary.bytes();
+  use[MemoryCategory::kSlots] = slots.bytes() / owners_of_slots + secondary_codes.bytes();
   use[MemoryCategory::kGradients] = gradients.bytes();
   use[MemoryCategory::kBuckets] = buckets.bytes();
   use[MemoryCategory::kMasters] = masters.taken();

@@ -40,13 +40,14 @@ struct GpuRecords {
 /// group it is for. The Engine allocates one when it is made, and owns it.
 struct TrainingMemory {
   Arena parameters, slots, gradients, buckets, masters, optimizer, scratch;
-  Arena matrices;                                     ///< buffers in which matrices are exchanged (PassPlan::matrices)
-  Arena weight_copy;                                  ///< PassPlan::weight_copy_bytes
-  Arena feedback;                                     ///< MemoryCategory::kFeedback
-  Arena checkpoint;                                   ///< host memory for the copy that an asynchronous save writes
-  bool records_are_pinned = false;                    ///< whether a GPU trains, so that records' memory is pinned
-  std::shared_ptr<TierCarrier> parameter_records;     ///< null where no parameters are offloaded
-  std::shared_ptr<TierCarrier> state_records;         ///< null where no masters and states are offloaded
+  Arena matrices;                                  ///< buffers in which matrices are exchanged (PassPlan::matrices)
+  Arena secondary, secondary_codes;                ///< memory of SecondaryShards; empty where there is no second copy
+  Arena weight_copy;                               ///< PassPlan::weight_copy_bytes
+  Arena feedback;                                  ///< MemoryCategory::kFeedback
+  Arena checkpoint;                                ///< host memory for the copy that an asynchronous save writes
+  bool records_are_pinned = false;                 ///< whether a GPU trains, so that records' memory is pinned
+  std::shared_ptr<TierCarrier> parameter_records;  ///< null where no parameters are offloaded
+  std::shared_ptr<TierCarrier> state_records;      ///< null where no masters and states are offloaded
   std::shared_ptr<TierCarrier> tensor_state_records;  ///< null where no states of whole tensors are offloaded
   std::shared_ptr<GradientRecords> gradient_records;  ///< null where no gradients of the CPU are offloaded
   int owners_of_parameters = 1;                       ///< how many ranks hold `parameters` together

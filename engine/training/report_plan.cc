@@ -62,6 +62,14 @@ std::string words_of_changed_defaults(const OptimizerConfig& optimizer) {
          ". [T0150] hint: write the keys into the strategy";
 }
 
+/// Returns whether a step gathers some unit more than once.
+bool gathers_again(const MemoryPlan& plan) {
+  for (std::size_t i = 0; i < plan.units().size(); ++i) {
+    if (plan.gathers_in_step(i) > 1) return true;
+  }
+  return false;
+}
+
 /// The output belongs to the program, so the whole plan is printed only on request.
 bool wants_table_of_plan() {
   const char* const wish = std::getenv("TESSERA_PLAN");
@@ -119,6 +127,8 @@ void Training::report_plan(bool continues) const {
     log_info("\"compression.gathers\" has no effect here: it changes nothing that goes over a network");
   if (strategy.reductions_ahead.value_or(0) > 0 && plan.sums().block_sums > 0)
     log_info("\"reductions_ahead\" has no effect here: ranks send the sums of subtrees of one unit after the other");
+  if (plan.has_secondary() && !gathers_again(plan))
+    log_info("\"secondary\" saves nothing here: there is a slot for each unit, so a step gathers each only once");
   if (const std::string hint = hint_of_queue_depth(plan); !hint.empty()) log_info(hint);
   if (const std::string text = words_of_changed_defaults(strategy.optimizer); !continues && !text.empty())
     log_warning(text);

@@ -220,6 +220,7 @@ void Training::make_plan(bool continues) {
                   compressed_part(*axes.replicate),
                   sync.config(),
                   job.position.replicate_size};
+  scene.ranks_of_host = job.mesh.topology().local_world_size;
   scene.offloaded_step = choose_offloaded_step(units, strategy, scene, *optimizer, job.accelerator, *job.axes.control);
   plan = tessera::make_plan(units, strategy, scene, *optimizer);
   if (job.mesh.rank() == 0) report_plan(continues);
@@ -238,6 +239,8 @@ void Training::set_up(DurableFiles* durable, bool continues) {
   const NamedTensors whole = whole_tensors(*job.module, strategy.units);
   // This is made before memory. If modules differ, ranks then learn which parameter differs, and not only a size.
   FirstValues first_values(units, *job.axes.control);
+  if (plan.has_secondary())
+    axes.secondary = value_or_throw(groups_of(job.mesh).secondary(axes, plan.placement().secondary.ranks));
   memory = TrainingMemory::allocate(plan, units, axes, job.accelerator, strategy.offload.paths, durable);
   MemoryUse& use = footprint.allocated = memory.allocated();
   if (durable)
@@ -317,8 +320,13 @@ void Training::set_up_gathering() {
       parts = std::make_unique<PartCarrier>(units, memory.parameter_records);
     }
     if (parts) footprint.allocated[MemoryCategory::kHostRecords] += parts->pinned_bytes();
-    residency.emplace(plan, pointers_to(units), *axes.gather, SlotMemory{std::move(memory.slots), device, parts.get()},
-                      *log, failing(job));
+    std::unique_ptr<SecondaryShards> copy;
+    if (plan.has_secondary())
+      copy = std::make_unique<SecondaryShards>(
+          plan, pointers_to(units), *axes.secondary,
+          SecondaryShards::Memory{std::move(memory.secondary), std::move(memory.secondary_codes)});
+    residency.emplace(plan, pointers_to(units), *axes.gather,
+                      SlotMemory{std::move(memory.slots), device, parts.get(), std::move(copy)}, *log, failing(job));
     residency->tell(window.rounds);
     if (job.strategy.check.values) residency->check_values();
     watch.emplace();

@@ -69,6 +69,24 @@ struct PlacementConfig {
   bool is_given() const { return parameters || gradients || optimizer; }
 };
 
+/// The forms in which a second copy of sharded parameters is kept (SecondaryConfig).
+enum class SecondaryForm {
+  kNone,   ///< "none": there is no second copy
+  kPlain,  ///< "plain": in the dtype of the parameters, so nothing changes but where units come from
+  kInt8,   ///< "int8": a byte an element, so a step computes with rounded parameters
+};
+
+/// A second copy of sharded parameters, which the ranks of a host hold together (hpZ of ZeRO++, arXiv 2306.10209; the
+/// integer of FSDP2's reshard_after_forward). The first gather of a unit after an update is over the whole shard axis,
+/// and fills the copy. All later ones of that step are inside the host.
+struct SecondaryConfig {
+  SecondaryForm form = SecondaryForm::kNone;  ///< what an element of the copy is
+  std::int64_t ranks = 0;  ///< neighbouring ranks of the shard axis that hold one copy together; 0: those of a host
+
+  /// Returns whether there is a second copy.
+  bool is_used() const { return form != SecondaryForm::kNone; }
+};
+
 /// The modules that become units. Parameters that no unit claims belong to the root unit.
 struct UnitsConfig {
   std::vector<std::string> classes;  ///< class names without namespace and "Impl", such as "Block"
@@ -623,6 +641,7 @@ struct Strategy {
   PlacementConfig placement = {};         ///< where state lies, in place of `strategy`
   RecordHashesConfig record_hashes = {};  ///< goes with `reproducible`
   DealConfig deal = {};                   ///< who computes which microbatches
+  SecondaryConfig secondary = {};         ///< a second copy of sharded parameters inside a host
 
   /// Reads and checks a strategy file. Throws tessera::Error: 66 or 77 if the file cannot be read; 78 with *all* errors
   /// in the file, one a line: `file:line:column: /json/pointer: what is wrong, what is allowed, did you mean`.

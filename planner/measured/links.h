@@ -109,9 +109,11 @@ struct Links {
   friend bool operator==(const Links&, const Links&) = default;
 };
 
-/// Links of both axes. Links of an axis with one rank are not used. Links that nobody filled cost nothing.
+/// Links of both axes, and of the ranks that hold a second copy of the parameters together (MemoryPlan::has_secondary).
+/// Links of an axis with one rank are not used. Links that nobody filled cost nothing.
 struct MeshLinks {
   Links shard, replicate;
+  Links secondary = {};
 };
 
 /// Errors: 65 with everything that is wrong in the text, one a line: file, line, key, wanted, got. `name` stands for

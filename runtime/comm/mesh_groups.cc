@@ -37,7 +37,7 @@ const Topology& Mesh::topology() const { return groups_->topology(); }
 
 absl::Status MeshAxes::status() const {
   for (const auto* group : {&gather, &reduce, &replicate, &world}) TESSERA_RETURN_IF_ERROR((*group)->status());
-  return absl::OkStatus();
+  return secondary ? secondary->status() : absl::OkStatus();
 }
 
 MeshGroups::MeshGroups(Topology topology, std::shared_ptr<GroupFactory> factory, std::shared_ptr<KeyValueStore> store)
@@ -103,6 +103,13 @@ absl::StatusOr<MeshAxes> MeshGroups::within_replica(const MeshAxes& axes) {
   TESSERA_ASSIGN_OR_RETURN(own.world, make_group(name, "replica", GroupUse::kOther, {first, axes.shard_size, 1}));
   own.control = factory_->control_of(own.world);
   return own;
+}
+
+absl::StatusOr<std::shared_ptr<Collectives>> MeshGroups::secondary(const MeshAxes& axes, int ranks) {
+  // The axes of a replica that trains apart do not say which of the replicas it is.
+  const int first = topology_.rank - axes.shard_index % ranks;
+  return make_group(unique_name(axes.replicate_size, axes.shard_size), "secondary", GroupUse::kGather,
+                    {first, ranks, 1});
 }
 
 absl::StatusOr<HostAxes> MeshGroups::on_host(const MeshAxes& axes, bool on_shard, bool on_replicate) {

@@ -46,6 +46,9 @@ struct MeshAxes {
   std::shared_ptr<Collectives> control;
   /// The ranks that read this rank's gradients where they lie, in one memory ("sync" backups); null if no rank does.
   std::shared_ptr<Collectives> readers = nullptr;
+  /// The neighbours on the shard axis that hold a second copy of the parameters together ("secondary"), for
+  /// all-gathers; null where there is none.
+  std::shared_ptr<Collectives> secondary = nullptr;
 
   /// Returns OK, or the first failure among the groups (Collectives::status).
   absl::Status status() const;
@@ -73,6 +76,10 @@ class MeshGroups {
   /// Returns the axes of this rank's replica, as if there were no other replica. It is collective over the world.
   /// `axes` are those of the mesh; the result has the same shard axis. It is never used for a GPU's memory.
   absl::StatusOr<MeshAxes> within_replica(const MeshAxes& axes);
+
+  /// Makes the group of `ranks` neighbours on the shard axis of `axes` with which this rank holds a second copy of the
+  /// parameters (MeshAxes::secondary). It is collective over the world. REQUIRES: `ranks` divides the shard axis.
+  absl::StatusOr<std::shared_ptr<Collectives>> secondary(const MeshAxes& axes, int ranks);
 
   /// Makes the groups over which ranks with GPUs compress what they send, on the axes that are asked for. Gloo joins
   /// them. The call is collective over the world. `axes` are the mesh's. Errors: those of gloo_collectives.

@@ -32,7 +32,7 @@ std::vector<StrategyRule> compression_rules();
 std::vector<StrategyRule> asynchronous_rules();
 /// Returns the rules about what "noise_scale" excludes.
 std::vector<StrategyRule> noise_rules();
-/// Returns the rules about what "placement" allows and excludes.
+/// Returns the rules about what "placement" allows and excludes, and about placements that go with "secondary".
 std::vector<StrategyRule> placement_rules();
 /// Returns the rules about what "reproducible" excludes.
 std::vector<StrategyRule> reproducible_rules();

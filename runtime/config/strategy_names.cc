@@ -35,6 +35,18 @@ const std::vector<Named<ShardingStrategy>>& sharding_strategies() {
   return list;
 }
 
+const std::vector<Named<SecondaryForm>>& secondary_forms() {
+  using enum SecondaryForm;
+  static const std::vector<Named<SecondaryForm>> list = {
+      {kNone, "none", "there is no second copy; each gather is over the whole shard axis"},
+      {kPlain, "plain", "in the type of the parameters, so training has the bits that it has without"},
+      {kInt8, "int8",
+       "on CPU ranks: one byte an element, and an fp32 scale for every 256 of them; the whole step computes with the "
+       "rounded values, "
+       "each off by at most 1/254 of the largest magnitude among the 256 (and by its type's own rounding)"}};
+  return list;
+}
+
 const std::vector<Named<DType>>& training_dtypes() {
   static const std::vector<Named<DType>> list = {
       {DType::kF32, "fp32", "4 bytes"},

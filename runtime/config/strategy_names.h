@@ -20,6 +20,7 @@ struct Named {
 };
 
 const std::vector<Named<ShardingStrategy>>& sharding_strategies();
+const std::vector<Named<SecondaryForm>>& secondary_forms();
 const std::vector<Named<DType>>& training_dtypes();  ///< dtypes that a strategy may name: fp32, bf16, fp16
 const std::vector<Named<GradientSync>>& gradient_syncs();
 const std::vector<Named<DealBy>>& deals();

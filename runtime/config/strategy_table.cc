@@ -37,6 +37,7 @@ const std::vector<StrategyGroup>& strategy_groups() {
        "Where state lies, said by axes of the mesh, in place of strategy (docs/guide/placement.md). All three keys "
        "stand together. null: strategy says it."},
       {"/units", "Which modules are gathered together."},
+      {"/secondary", "A second copy of sharded parameters, inside a host."},
       {"/mixed_precision", "Types of parameters and gradients."},
       {"/mixed_precision/loss_scale", "Loss scaling, which keeps small fp16 gradients from vanishing."},
       {"/record_hashes", "Hashes of what steps make, to compare other runs with (docs/reproducible.md)."},

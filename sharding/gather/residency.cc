@@ -41,10 +41,12 @@ Residency::Residency(const MemoryPlan& plan, std::vector<Unit*> units, Collectiv
       device_(memory.device),
       log_(log),
       parts_(memory.parts),
+      secondary_(std::move(memory.secondary)),
       memory_(std::move(memory.slots)),
       pending_(units_.size()),
       is_exact_(units_.size(), 0),
       is_coming_(units_.size(), 0),
+      is_from_copy_(units_.size(), 0),
       schedule_(static_cast<int>(units_.size()), static_cast<std::size_t>(plan.placement().prefetch), /*uncounted=*/0) {
   if (!plan_.placement().keep_gathered) {
     slots_.push_back({memory_.take(units_[0]->gathered_bytes()), units_[0]->gathered_bytes(), nullptr, 0, {}});
@@ -101,14 +103,14 @@ void Residency::use(Unit& unit) {
 }
 
 void Residency::hold(Unit& unit) {
-  if (is_lossy(plan_.wire().gathers) && is_exact_[unit.index] == 0) {
+  if (rounds() && is_exact_[unit.index] == 0) {
     if (unit.pins() > 0) {
       throw Error(ExitCode::kUsage, "unit " + unit.name +
-                                        ": an operator reads it, rounded as \"compression.gathers\" says, and exact "
-                                        "values cannot take their place. [T0624] hint: open " +
+                                        ": an operator reads it, rounded as \"compression.gathers\" or \"secondary\" "
+                                        "says, and exact values cannot take their place. [T0624] hint: open " +
                                         say(phrases::kGuard) + " outside of forward and backward");
     }
-    drop(unit);
+    if (unit.state() != Unit::State::kReleased) release(unit);
     is_exact_[unit.index] = 1;
   }
   unit.pin();
@@ -118,6 +120,7 @@ void Residency::hold(Unit& unit) {
 
 void Residency::drop(Unit& unit) {
   if (unit.pins() == 0 && unit.state() != Unit::State::kReleased) release(unit);
+  if (secondary_) secondary_->forget(unit);
 }
 
 void Residency::gather(Unit& unit) {
@@ -153,6 +156,9 @@ void Residency::bring_part(Unit& unit) {
 }
 
 void Residency::start_all_gather(Unit& unit) {
+  const bool from_copy = secondary_ && secondary_->has(unit) && is_exact_[unit.index] == 0;
+  is_from_copy_[unit.index] = from_copy ? 1 : 0;
+  if (from_copy) return secondary_->start(unit, pending_[unit.index]);
   for (auto& group : unit.groups) {
     const std::byte* const part = parts_ ? group->part_in_full() : group->shard;
     const std::int64_t bytes = group->parameter_part.numel * group->element_bytes();
@@ -170,6 +176,7 @@ void Residency::wait(Unit& unit) {
   {
     const Timed timed(device_.waits);
     for (Work& work : pending_[unit.index]) throw_if_error(work.wait());
+    if (secondary_ && is_exact_[unit.index] == 0) fill_from_copy(unit);
   }
   pending_[unit.index].clear();
   // A gather that was under way when timing began is not counted.
@@ -177,6 +184,12 @@ void Residency::wait(Unit& unit) {
   unit.become(Unit::State::kGathered);
   for (auto& group : unit.groups) group->attach(group->full);
   if (checks_values_) unit.gathered_hash = hash_of_gathered(unit, device_.device);
+}
+
+/// Ends a gather that fills the second copy, or is from it.
+void Residency::fill_from_copy(Unit& unit) {
+  if (is_from_copy_[unit.index] == 0) secondary_->keep(unit);
+  secondary_->finish(unit);
 }
 
 void Residency::release(Unit& unit) {
@@ -264,6 +277,7 @@ void Residency::release_all() {
     TORCH_INTERNAL_ASSERT(unit->pins() == 0, "unit ", unit->name, " is still in use at the end of a step");
     if (unit->state() != Unit::State::kReleased) release(*unit);
   }
+  if (secondary_) secondary_->forget_all();
   give_back_overflow();
   counts_.overflow_peak = counts_.overflow_bytes;
 }

@@ -18,6 +18,7 @@
 #include "sharding/compute_device.h"
 #include "sharding/gather/call_clock.h"
 #include "sharding/gather/gather_log.h"
+#include "sharding/gather/secondary_shards.h"
 #include "sharding/gather/unit_keeper.h"
 #include "sharding/layout/schedule.h"
 #include "sharding/round_log.h"
@@ -44,6 +45,7 @@ struct SlotMemory {
   /// Brings this rank's parts, numbered by unit, to FlatGroup::full where they are not in memory. It outlives the
   /// Residency.
   Carrier* parts = nullptr;
+  std::unique_ptr<SecondaryShards> secondary = nullptr;  ///< the second copy of the parameters; null: there is none
 };
 
 /// Knows which units are gathered now, and in which slots. The Engine owns it, for strategies that shard parameters.
@@ -57,8 +59,12 @@ struct SlotMemory {
 /// memory share the slots too (Placement::shared): each rank brings its part to the one slot, and the all-gather is
 /// only a barrier. They choose the same slots, since they use units in the same order.
 ///
-/// Where units are rounded on the wire (PlannedWire::gathers), every rank has rounded values of all parameters, its own
-/// part included. A unit that `hold` asks for is exact: it is gathered once more, and released when it is used next.
+/// Where there is a second copy of the parameters (SecondaryShards), the first gather of a unit fills it. Later gathers
+/// are from it, between the ranks that hold it together, until the values change.
+///
+/// Where units are rounded on the wire (PlannedWire::gathers) or in the second copy, every rank has rounded values of
+/// all parameters, its own part included. A unit that `hold` asks for is exact: it is gathered once more, and released
+/// when it is used next.
 ///
 /// One thread at a time calls it: the thread that runs forward and backward. Every rank must use units in the same
 /// order, since gathering is a collective; a transport that sees a difference reports both units.
@@ -131,6 +137,9 @@ class Residency final : public UnitKeeper {
   WireForm form_of(const Unit& unit) const {
     return is_exact_[unit.index] != 0 ? WireForm::kPlain : plan_.wire().gathers;
   }
+  void fill_from_copy(Unit& unit);
+  /// Returns whether the values that operators read are rounded, so that those of a guard are gathered apart.
+  bool rounds() const { return is_lossy(plan_.wire().gathers) || plan_.placement().secondary.is_rounded(); }
   void wait(Unit& unit);
   void release(Unit& unit);
   void prefetch();
@@ -146,12 +155,14 @@ class Residency final : public UnitKeeper {
   const ComputeDevice device_;
   GatherLog& log_;
   Carrier* const parts_;
+  const std::unique_ptr<SecondaryShards> secondary_;
   Arena memory_;
   std::vector<Slot> slots_;                 ///< the root's slot, the shared ones, then those beyond the plan
   std::vector<int> free_slots_;             ///< indices of shared slots that hold nothing
   std::vector<std::vector<Work>> pending_;  ///< one for each unit, by its index
   std::vector<char> is_exact_;              ///< [unit index]: it was gathered for `hold`, and is not rounded
   std::vector<char> is_coming_;             ///< [unit index]: this rank's part is on its way from the source
+  std::vector<char> is_from_copy_;          ///< [unit index]: its last gather began at the second copy
   Schedule schedule_;
   RoundLog* rounds_ = nullptr;
   std::span<LatencyHistogram> latencies_;  ///< empty: gathers are not timed

@@ -35,7 +35,7 @@ struct Moved {
     return out << moved.calls << " calls, " << moved.bytes << " bytes";
   }
 };
-using MovedByGroup = std::map<std::string, Moved>;  ///< "gather", "reduce", "replicate"
+using MovedByGroup = std::map<std::string, Moved>;  ///< "gather", "reduce", "replicate", "secondary"
 
 /// Sums up what a plan lists, as CountedCollectives counts it: the bytes of an all-gather are a rank's part.
 MovedByGroup planned_traffic(const MemoryPlan& plan) {
@@ -43,8 +43,11 @@ MovedByGroup planned_traffic(const MemoryPlan& plan) {
   for (const StepCollective& each : collectives_of_step(plan)) {
     const bool gathers = each.operation == "all_gather";
     const MeshPosition& mesh = plan.placement().mesh;
-    const int ranks = each.axis == "shard" ? mesh.shard_size : mesh.replicate_size;
-    Moved& moved = all[each.axis == "replicate" ? "replicate" : gathers ? "gather" : "reduce"];
+    const bool of_copy = each.axis == "secondary";
+    const int ranks = of_copy                ? plan.placement().secondary.ranks
+                      : each.axis == "shard" ? mesh.shard_size
+                                             : mesh.replicate_size;
+    Moved& moved = all[of_copy || each.axis == "replicate" ? each.axis : gathers ? "gather" : "reduce"];
     moved.calls += each.calls;
     moved.bytes += gathers ? each.bytes / ranks : each.bytes;
   }
@@ -70,7 +73,7 @@ MovedByGroup counted_traffic(const Strategy& strategy) {
     const CallsOfGroups before = *own;
     session.train(2);
     if (mesh.rank() != 0) return;
-    for (const char* const use : {"gather", "reduce", "replicate"}) {
+    for (const char* const use : {"gather", "reduce", "replicate", "secondary"}) {
       const testing::Calls now = (*own)[use];
       const testing::Calls then = before.contains(use) ? before.at(use) : testing::Calls{};
       if (now.calls > then.calls) moved[use] = {now.calls - then.calls, now.bytes - then.bytes};
@@ -93,6 +96,30 @@ TEST(PlacedTraffic, StepOfEveryLegalPlacementMovesWhatThePlanLists) {
       const MovedByGroup planned = planned_traffic(plan_in_detail(*shapes, strategy, topology));
       EXPECT_EQ(counted_traffic(strategy), planned)
           << describe_placement(strategy) << ", " << microbatches << " microbatches";
+    }
+  }
+}
+
+// All gathers of a step but the first one of each unit stay inside a host.
+TEST(PlacedTraffic, StepWithASecondCopyMovesWhatThePlanLists) {
+  Topology topology;
+  topology.world_size = kRanks;
+  topology.local_world_size = kRanksOfHost;
+  topology.launcher = "thread";
+  for (const SecondaryForm form : {SecondaryForm::kNone, SecondaryForm::kPlain, SecondaryForm::kInt8}) {
+    for (const std::int64_t microbatches : {1, 2}) {
+      Strategy strategy = testing::strategy_for(ShardingStrategy::kFullShard);
+      strategy.gradient_accumulation = microbatches;
+      strategy.prefetch = 0;
+      strategy.secondary.form = form;
+      testing::Tiny shapes = testing::make_tiny({}, true);
+      const MemoryPlan plan = plan_in_detail(*shapes, strategy, topology);
+      const MovedByGroup planned = planned_traffic(plan), counted = counted_traffic(strategy);
+      EXPECT_EQ(counted, planned) << "form " << static_cast<int>(form) << ", " << microbatches << " microbatches";
+      if (form == SecondaryForm::kNone) continue;
+      const auto units = static_cast<std::int64_t>(plan.units().size());
+      EXPECT_EQ(counted.at("gather").calls, units) << "a unit goes over the network once";
+      EXPECT_GT(counted.at("secondary").calls, 0);
     }
   }
 }

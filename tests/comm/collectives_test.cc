@@ -87,6 +87,19 @@ TEST(ThreadCollectives, MeshAxesJoinTheRightRanks) {
   });
 }
 
+TEST(ThreadCollectives, SecondCopyJoinsNeighboursOfTheShardAxis) {
+  run_ranks({.ranks = 8}, [](const Mesh& mesh) {
+    const auto axes = groups_of(mesh).axes(2, 4);
+    require_ok(axes.status());
+    const auto group = groups_of(mesh).secondary(*axes, 2);
+    require_ok(group.status());
+    std::vector<int> members(2);
+    const int mine = mesh.rank(), first = mine / 2 * 2;
+    require_ok((*group)->all_gather("", &mine, members.data(), sizeof mine).wait());
+    require(members == std::vector<int>({first, first + 1}), "neighbours");
+  });
+}
+
 /// Returns the statuses that the ranks' bodies returned.
 std::vector<absl::Status> statuses(int ranks, const std::function<absl::Status(const Mesh&)>& body,
                                    double timeout_s = 60) {

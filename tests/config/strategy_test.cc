@@ -52,6 +52,7 @@ const std::vector<std::string>& surroundings() {
       R"({"strategy": "NO_SHARD", "compression": {"method": {"type": "qsgd", "levels": 1, "seed": 3}}})",
       R"({"on_spike": {"action": "rollback"}, "checkpoint": {"dir": "a"}})",
       R"({"noise_scale": {"every": 50}})",
+      R"({"secondary": {"form": "int8"}})",
       R"({"durable": {"every": 1, "dir": "a"}})",
       R"({"sync": {"type": "local_sgd", "every": 7}})",
       R"({"sync": {"type": "diloco", "every": 7}})",

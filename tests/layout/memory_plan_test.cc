@@ -61,6 +61,28 @@ TEST(MemoryPlan, ReductionLagIsZeroOverTwoAxesOrAlone) {
   EXPECT_EQ(MemoryPlan(input_of(1024, 12, {1, 1, 0, 0})).sums().reduction_lag, 0);
 }
 
+TEST(MemoryPlan, SecondCopyTakesTheParametersOfAHostAndInt8AQuarterOfThem) {
+  constexpr std::int64_t kNumel = 8 * 4096, kBlocks = 5;
+  PlanInput input = input_of(kNumel, kBlocks, {1, 8, 0, 0});
+  const MemoryPlan without(input);
+  input.placement.secondary = {.ranks = 4, .form = SecondaryForm::kPlain};
+  const MemoryPlan plain(input);
+  input.placement.secondary.form = SecondaryForm::kInt8;
+  const MemoryPlan rounded(input);
+  const auto more = [&](const MemoryPlan& plan, MemoryCategory category) {
+    return plan.use()[category] - without.use()[category];
+  };
+  const std::int64_t root = 256 * 8, all = root + kBlocks * kNumel;
+  EXPECT_FALSE(without.has_secondary());
+  EXPECT_EQ(more(plain, MemoryCategory::kParameters), 4 * all / 4);
+  EXPECT_EQ(more(plain, MemoryCategory::kSlots), 0);
+  // Parts of 512 and 8192 elements have 2 and 32 scales of 4 bytes, and end on cache lines.
+  EXPECT_EQ(more(rounded, MemoryCategory::kParameters), (512 + 64) + kBlocks * (8192 + 128));
+  EXPECT_EQ(more(rounded, MemoryCategory::kSlots), 4 * (8192 + 128));
+  input.placement.shared = true;
+  EXPECT_FALSE(MemoryPlan(input).has_secondary()) << "ranks that share one copy gather nothing";
+}
+
 // Records have 64 KiB each, with two moments of 31 blocks of 256 elements; the last one has fewer.
 TEST(MemoryPlan, OpenQueueDepthHoldsTheRecordsOfAUnit) {
   struct Case {

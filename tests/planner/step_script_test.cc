@@ -47,6 +47,29 @@ TEST(StepScript, UnitsAreGatheredAsOftenAsThePlanSays) {
   }
 }
 
+TEST(StepScript, SecondCopyIsGatheredInsideWhereAUnitIsGatheredAgain) {
+  for (const SecondaryForm form : {SecondaryForm::kPlain, SecondaryForm::kInt8}) {
+    for (const std::int64_t accumulation : {1, 3}) {
+      TimedPlan timed = timed_plan(ShardingStrategy::kFullShard, {1, 4, 0, 0}, 5);
+      timed.input.wire.accumulation = accumulation;
+      timed.links.shard.all_gather = links_of(1e-6).all_gather;
+      timed.links.secondary = links_of(1e-12);
+      const double alone = timed.predicted().seconds;
+      timed.input.placement.secondary = {.ranks = 2, .form = form};
+      const MemoryPlan plan = timed.plan();
+      const StepScript script = script_of(timed);
+      std::map<int, std::int64_t> over_axis = calls_of(script, "all_gather");
+      std::map<int, std::int64_t> inside = calls_of(script, "all_gather inside");
+      for (int unit = 0; unit <= 5; ++unit) {
+        const std::int64_t all = plan.gathers_in_step(static_cast<std::size_t>(unit));
+        EXPECT_EQ(over_axis[unit], 1) << "unit " << unit;
+        EXPECT_EQ(inside[unit], form == SecondaryForm::kPlain ? all - 1 : all) << "unit " << unit;
+      }
+      EXPECT_LT(timed.predicted().seconds, alone);
+    }
+  }
+}
+
 TEST(StepScript, EveryPostedCallIsWaitedFor) {
   std::mt19937_64 random(1);
   for (int i = 0; i < 300; ++i) {

@@ -280,6 +280,22 @@ class DeepSpeedTest(unittest.TestCase):
             self.assertEqual((offload["masters"], offload["parameters"]["tier"]), ({"tier": "nvme", "fraction": 0.5}, "nvme"))
 
 
+class SecondCopyTest(unittest.TestCase):
+    HPZ = {"zero_optimization": {"stage": 3, "zero_hpz_partition_size": 4}}
+
+    def test_hpz_and_a_number_of_ranks_of_fsdp_2_become_a_second_copy(self):
+        fsdp = {"fsdp_config": {"fsdp_version": 2, "fsdp_reshard_after_forward": 4}}
+        for config in (translated(self.HPZ), translated(self.HPZ, device="gpu"), translated(fsdp)):
+            strategy = strategy_of(config)
+            self.assertEqual((strategy["strategy"], strategy["secondary"]), ("FULL_SHARD", {"form": "plain", "ranks": 4}))
+
+    def test_where_there_is_none_it_is_refused_or_ignored(self):
+        name = "zero_optimization.zero_hpz_partition_size"
+        offloaded = {"zero_optimization": self.HPZ["zero_optimization"] | {"offload_param": {"device": "nvme", "nvme_path": "/a"}}}
+        self.assertEqual(fate_of(translated(offloaded), name).fate, "refused")
+        self.assertEqual(fate_of(translated({"zero_optimization": {"stage": 2, "zero_hpz_partition_size": 4}}), name).fate, "ignored")
+
+
 class FsdpTest(unittest.TestCase):
     @needs_yaml
     def test_sections_count_with_their_distributed_type_only(self):
@@ -485,7 +501,7 @@ class CommandTest(unittest.TestCase):
             self.assertIn(option, out)
 
     def test_refused_keys_make_it_end_with_78_and_nothing_is_written(self):
-        self.expect(78, ["REFUSED: ", "zero_optimization.zero_hpz_partition_size", "--skip-refused"], self.config("ds_zeropp.json"), "--out", "S.json")
+        self.expect(78, ["REFUSED: ", "zero_optimization.zero_quantized_weights", "--skip-refused"], self.config("ds_zeropp.json"), "--out", "S.json")
         self.assertEqual(list(self.folder.iterdir()), [])
 
     def test_skipped_keys_are_left_out_and_named(self):

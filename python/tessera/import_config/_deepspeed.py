@@ -3,8 +3,8 @@
 from collections.abc import Callable
 
 from tessera.import_config._deepspeed_update import OPTIMIZER, SCHEDULER, finish_optimizer, finish_scheduler
-from tessera.import_config._rows import (OF_THE_DEVICE, Format, Row, Rule, below, expects, guarded, ignores, refuses, rule, sets,
-                                         switched_off, to_host)
+from tessera.import_config._rows import (OF_THE_DEVICE, Format, Row, Rule, below, expects, guarded, ignores, put_second_copy, refuses, rule,
+                                         sets, switched_off, to_host)
 from tessera.import_config._session import Key, Session
 from tessera.import_config._values import boolean, integer, number, word
 
@@ -51,8 +51,12 @@ def _stage(key: Key) -> None:
     stage = integer(key.value)
     if stage not in range(4):
         return key.refused("must be 0, 1, 2 or 3")
-    hybrid = stage == 3 and (integer(key.session.find(_ZERO + "mics_shard_size")) or 0) > 0
-    key.put("/strategy", "HYBRID_SHARD" if hybrid else _STAGES[stage], "mics_shard_size makes it hybrid" if hybrid else "")
+    name = _name_at_stage_3(key.session) if stage == 3 else _STAGES[stage]
+    key.put("/strategy", name, "mics_shard_size makes it hybrid" if name == "HYBRID_SHARD" else "")
+
+
+def _name_at_stage_3(session: Session) -> str:
+    return "HYBRID_SHARD" if (integer(session.find(_ZERO + "mics_shard_size")) or 0) > 0 else "FULL_SHARD"
 
 
 def _mics_shard_size(key: Key) -> None:
@@ -82,11 +86,18 @@ def _prefetch_size(key: Key) -> None:
 
 
 def _secondary_shards(key: Key) -> None:
-    size = integer(key.value)
+    session, size = key.session, integer(key.value)
+    offloaded = word(session.find(_PARAMETERS + "device"))
     if size is not None and size <= 1:
-        return key.ignored("off")
-    key.refused("Tessera keeps no second copy of parameters for backward. HYBRID_SHARD with mesh.shard shards over so many ranks, and with "
-                'optimizer.shard_over "world" keeps gradients and states over all')
+        key.ignored("off")
+    elif size is None:
+        key.refused("must be a number of ranks")
+    elif integer(session.find(_ZERO + "stage")) != 3:
+        key.ignored("DeepSpeed reads it at stage 3 alone")
+    elif offloaded == "nvme" or offloaded == "cpu" and session.device != "cpu":
+        key.refused("a second copy needs more memory than offload_param saves. Leave one of them out")
+    else:
+        put_second_copy(key, size, _name_at_stage_3(session))
 
 
 _WEIGHTS_TRAVEL = ("parameters travel in the type of mixed_precision.param. Use bf16, which is 2 bytes; or compression.gathers, whose "
@@ -117,7 +128,8 @@ _ZERO_ROWS = below(
          _stage),
     rule("mics_shard_size", 'above 0, with stage 3: `strategy` "HYBRID_SHARD" and `mesh.shard`', _mics_shard_size),
     ignores("mics_hierarchical_params_gather", "Tessera chooses how groups that span hosts gather"),
-    rule("zero_hpz_partition_size", "1: ignored; above: refused, as there is no second copy of parameters", _secondary_shards),
+    rule("zero_hpz_partition_size", '1: ignored; above, with stage 3: `secondary.form` "plain" and `secondary.ranks`; refused beside an offload_param',
+         _secondary_shards),
     expects("zero_quantized_weights", False, "off", _WEIGHTS_TRAVEL),
     expects("zero_quantized_gradients", False, "off", _GRADIENTS_TRAVEL),
     expects("zero_quantized_nontrainable_weights", False, "off", "frozen parameters have the type that mixed_precision.param says"),

@@ -5,7 +5,7 @@ or "fsdp_sharding_strategy", alone or in "fsdp_config". Rows call both "fsdp.sha
 """
 
 from tessera.import_config._deepspeed import ACTIVATIONS_DOC, UNITS_NOTE, activations_to_host
-from tessera.import_config._rows import OF_THE_DEVICE, Format, Row, below, expects, ignores, refuses, rule, to_host
+from tessera.import_config._rows import OF_THE_DEVICE, Format, Row, below, expects, ignores, put_second_copy, refuses, rule, to_host
 from tessera.import_config._session import Key, Session, setting_text
 from tessera.import_config._values import boolean, integer, names, quoted, word
 
@@ -65,6 +65,9 @@ def _reshard_after_forward(key: Key) -> None:
     reshard = boolean(key.value)
     if not _reads_reshard(key.session):
         return key.ignored("FSDP 1 reads sharding_strategy in its place")
+    ranks = integer(key.value)
+    if ranks is not None and ranks > 1 and integer(key.session.find("fsdp.version")) == 2:
+        return put_second_copy(key, ranks, "HYBRID_SHARD" if _is_replicated(key.session) else "FULL_SHARD")
     _put_sharding(key, _name_of(key, _SHARDINGS) if reshard is None else "full_shard" if reshard else "shard_grad_op")
 
 
@@ -106,7 +109,7 @@ def _finish_offload(session: Session) -> None:
     has_masters = session.settings.get("/mixed_precision/param", "fp32") != "fp32"
     releases = session.settings.get("/strategy", "FULL_SHARD") in ("FULL_SHARD", "HYBRID_SHARD")
     why = "FSDP's CPU offload keeps a rank's part of all in the host's memory"
-    if releases:
+    if releases and "/secondary/form" not in session.settings:  # a second copy needs parameters in memory
         session.imply("/offload/parameters/tier", "host", why)
     if has_masters:
         session.imply("/offload/masters/tier", "host", why)
@@ -204,7 +207,8 @@ ROWS = below(
     rule("version", "ignored: it says how the other keys are read", _version),
     rule("sharding_strategy", "`strategy`: FULL_SHARD, SHARD_GRAD_OP, NO_SHARD, HYBRID_SHARD, or 1 to 4; HYBRID_SHARD_ZERO2 (5) is refused: "
          "SHARD_GRAD_OP with mesh.replicate is the same", _sharding_strategy),
-    rule("reshard_after_forward", 'true: `strategy` "FULL_SHARD"; false: "SHARD_GRAD_OP"; a name: as sharding_strategy', _reshard_after_forward),
+    rule("reshard_after_forward", 'true: `strategy` "FULL_SHARD"; false: "SHARD_GRAD_OP"; a number of ranks in FSDP 2: `secondary.form` "plain" and '
+         "`secondary.ranks`; a name: as sharding_strategy", _reshard_after_forward),
     rule("auto_wrap_policy", "TRANSFORMER_BASED_WRAP: `units.classes`; SIZE_BASED_WRAP: `units.min_numel`; NO_WRAP: ignored, as the whole model is "
          "then one unit", _auto_wrap_policy),
     rule("transformer_layer_cls_to_wrap", "`units.classes`; transformer_cls_names_to_wrap is the same", _classes_to_wrap),

@@ -104,6 +104,13 @@ def to_host(key: Key, apply: Rule) -> None:
         key.refused("what it means depends on the device that trains. [T0697] hint: say which, by --device cpu or --device gpu, or in Python by device=")
 
 
+def put_second_copy(key: Key, ranks: int, strategy: str) -> None:
+    """Sets a second copy of the parameters that `ranks` neighbours hold together, beside `strategy`."""
+    key.put("/secondary/ranks", ranks, f'secondary.form = "plain", strategy = "{strategy}"')
+    if "/secondary/ranks" in key.session.settings:
+        key.session.settings |= {"/secondary/form": "plain", "/strategy": strategy}
+
+
 def apply_rows(form: Format, session: Session) -> None:
     """Lets each key's row, or the rule for "auto", null and unknown keys, decide every key of the session."""
     seen: dict[str, Key] = {}

@@ -162,6 +162,28 @@ std::vector<StrategyKey> sharding_keys() {
            "parameters together, in memory that all of them map; each updates its part in place, and a barrier a step "
            "takes the place of all gathers.",
        .cost = "None. false: private copies, gathered unit by unit as between hosts."},
+      {.pointer = "/secondary/form",
+       .field = choice_field(AT(secondary.form), secondary_forms()),
+       .default_json = R"("none")",
+       .example_json = R"("plain")",
+       .doc =
+           "How ranks keep a second copy of sharded parameters. The first gather of a unit after an update is over the "
+           "whole shard axis and fills the copy; every later one of that step, backward's among them, is between the "
+           "few ranks that hold the copy together.",
+       .cost =
+           "Memory: parameters divided by secondary.ranks; int8: a byte an element in place of 2 or 4, and the codes "
+           "of the largest unit."},
+      {.pointer = "/secondary/ranks",
+       .field = integer_field(AT(secondary.ranks)),
+       .range = {0, 1e6},
+       .unit = "ranks",
+       .default_json = "0",
+       .example_json = "4",
+       .doc = "How many neighbouring ranks of the shard axis hold one copy together. 0: the ranks of a host.",
+       .cost = "More: less memory, and gathers between more ranks.",
+       .only_if = {"secondary.form other than none",
+                   {"/secondary/form"},
+                   [](const Strategy& s) { return s.secondary.is_used(); }}},
   };
 }
 

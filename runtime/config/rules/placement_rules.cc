@@ -68,6 +68,28 @@ StrategyRule one_name_rule(std::string key, std::string other, std::int64_t Mesh
           }};
 }
 
+StrategyRule secondary_strategy_rule() {
+  return {{"/secondary/form", "/strategy", "/placement/parameters"},
+          "secondary.form other than none goes with strategy FULL_SHARD and HYBRID_SHARD.",
+          [](const Strategy& s) -> std::string {
+            if (!s.secondary.is_used() || releases_parameters(s)) return "";
+            return fmt::format(
+                "under {} no unit is gathered twice in a step, so a second copy would serve nobody. hint: leave "
+                "\"secondary\" out, or take FULL_SHARD (or by \"placement\" cut parameters over \"rank\")",
+                name_of_placement(s));
+          }};
+}
+
+StrategyRule secondary_offload_rule() {
+  return {{"/secondary/form", "/offload/parameters/tier"},
+          "secondary.form other than none needs offload.parameters in memory.",
+          [](const Strategy& s) -> std::string {
+            if (!s.secondary.is_used() || s.offload.parameters.tier == Tier::kMemory) return "";
+            return "a second copy is in memory, and takes more of it than the parts that \"offload\" moves below. "
+                   "hint: leave \"secondary\" out, or parameters in \"memory\"";
+          }};
+}
+
 }  // namespace
 
 std::vector<StrategyRule> placement_rules() {
@@ -76,7 +98,9 @@ std::vector<StrategyRule> placement_rules() {
           placement_or_name_rule(),
           placement_or_shard_over_rule(),
           one_name_rule("/mesh/host", "/mesh/replicate", &MeshConfig::host, &MeshConfig::replicate),
-          one_name_rule("/mesh/rank", "/mesh/shard", &MeshConfig::rank, &MeshConfig::shard)};
+          one_name_rule("/mesh/rank", "/mesh/shard", &MeshConfig::rank, &MeshConfig::shard),
+          secondary_strategy_rule(),
+          secondary_offload_rule()};
 }
 
 }  // namespace tessera

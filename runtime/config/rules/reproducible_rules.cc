@@ -45,6 +45,10 @@ std::vector<StrategyRule> reproducible_rules() {
           [](const Strategy& s) { return is_lossy(s.compression.gathers); },
           "ranks would compute with rounded parameters, and one rank would not", "; \"lossless\" goes with it"),
       without(
+          "/secondary/form", "secondary.form int8",
+          [](const Strategy& s) { return s.secondary.form == SecondaryForm::kInt8; },
+          "ranks would compute with rounded parameters, and one rank would not", "; \"plain\" goes with it"),
+      without(
           "/compression/method", "a compression.method", [](const Strategy& s) { return s.compression.has_method(); },
           "it makes another sum for each number of ranks", ""),
       without(

@@ -111,6 +111,43 @@ void MemoryPlan::plan_parameters() {
   slots_.shared_slots = std::min(input_.placement.prefetch + 1, others);
   const std::int64_t all_slots = input_.units[0].gathered_bytes() + slots_.shared_slots * slots_.slot_bytes;
   use_[MemoryCategory::kSlots] = input_.placement.shared ? all_slots / input_.placement.mesh.shard_size : all_slots;
+  use_[MemoryCategory::kParameters] += secondary_bytes();
+  use_[MemoryCategory::kSlots] += secondary_codes_bytes();
+}
+
+bool MemoryPlan::rounds_secondary(DType dtype) const {
+  const bool is_floating = dtype == DType::kF32 || dtype == DType::kBF16 || dtype == DType::kF16;
+  return input_.placement.secondary.is_rounded() && is_floating;
+}
+
+/// Codes of wire_codec.h: a byte an element, and a scale of fp32 for every 256 of them.
+std::int64_t MemoryPlan::secondary_bytes_of(const GroupShape& group) const {
+  constexpr std::int64_t kBlock = 256, kCacheLine = 64;
+  const std::int64_t numel = group.layout.numel() / input_.placement.secondary.ranks;
+  const std::int64_t bytes = rounds_secondary(group.dtype) ? numel + (numel + kBlock - 1) / kBlock * 4
+                                                           : numel * static_cast<std::int64_t>(size_of(group.dtype));
+  return (bytes + kCacheLine - 1) / kCacheLine * kCacheLine;
+}
+
+std::int64_t MemoryPlan::secondary_bytes() const {
+  std::int64_t bytes = 0;
+  if (!has_secondary()) return bytes;
+  for (const UnitShape& unit : input_.units) {
+    for (const GroupShape& group : unit.groups) bytes += secondary_bytes_of(group);
+  }
+  return bytes;
+}
+
+std::int64_t MemoryPlan::secondary_codes_bytes() const {
+  std::int64_t bytes = 0;
+  if (!has_secondary()) return bytes;
+  for (const UnitShape& unit : input_.units) {
+    for (const GroupShape& group : unit.groups) {
+      if (rounds_secondary(group.dtype))
+        bytes = std::max(bytes, input_.placement.secondary.ranks * secondary_bytes_of(group));
+    }
+  }
+  return bytes;
 }
 
 Chunks MemoryPlan::parameter_chunks_of(const GroupShape& group) const {

@@ -34,6 +34,13 @@ enum class BucketMode {
   kShared,       ///< a few bucket slots, in which units take turns
 };
 
+/// A second copy of sharded parameters (Strategy::secondary), on these ranks.
+struct SecondaryCopy {
+  int ranks = 0;  ///< neighbours on the shard axis that hold one copy together; 0: there is no second copy
+  SecondaryForm form = SecondaryForm::kPlain;
+  bool is_rounded() const { return ranks > 0 && form == SecondaryForm::kInt8; }
+};
+
 /// Where parameters, gradients and optimizer state lie: on which axes of which mesh they are cut, on which device, and
 /// how many units are gathered at once.
 struct PlannedPlacement : Placement {
@@ -45,6 +52,7 @@ struct PlannedPlacement : Placement {
   /// Number of replicas that train by themselves, if there are outer steps; `mesh` is then the mesh of one
   /// replica.
   int replicas = 1;
+  SecondaryCopy secondary = {};
 };
 
 /// What lies outside of memory, or is copied out of it. OffloadConfig::paths are left out, since no size depends on
@@ -314,6 +322,20 @@ class MemoryPlan {
   /// definition. The root unit has a slot of its own and is gathered once. The others take turns in the shared slots:
   /// the units that one direction left in them are found there by the next direction, which begins with them.
   std::int64_t gathers_in_step(std::size_t index) const;
+  /// Returns whether ranks hold a second copy of the parameters (PlannedPlacement::secondary). The first gather of a
+  /// unit in a step is then over the whole shard axis, and the others are between the ranks that hold a copy together.
+  bool has_secondary() const {
+    return input_.placement.secondary.ranks > 0 && gathers() && !input_.placement.keep_gathered &&
+           !input_.placement.shared;
+  }
+  /// Returns whether the second copy holds parameters of this dtype as int8 codes.
+  bool rounds_secondary(DType dtype) const;
+  /// Returns the bytes of this rank's part of a group's second copy, in whole cache lines. The second number is that of
+  /// all groups (they count in MemoryCategory::kParameters), and the third is that of the largest group's codes on
+  /// their way to a slot (in kSlots).
+  std::int64_t secondary_bytes_of(const GroupShape& group) const;
+  std::int64_t secondary_bytes() const;
+  std::int64_t secondary_codes_bytes() const;
   /// Returns whether a unit's gradients stay where they are until a microbatch's backward has ended: they accumulate
   /// there over microbatches, or join a tree (`sums_wait`).
   bool keeps_gradients() const;

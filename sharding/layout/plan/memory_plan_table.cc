@@ -75,6 +75,13 @@ std::string MemoryPlan::to_table() const {
             " for others of the step's tree in scratch, " + format_bytes(waiting_bytes()) + " (" +
             std::to_string(waiting_bytes()) + " bytes)\n";
   }
+  if (has_secondary()) {
+    const std::int64_t bytes = secondary_bytes();
+    text += "secondary: " + format_bytes(bytes) + " (" + std::to_string(bytes) +
+            " bytes) of the parameters are this rank's part of a second copy" +
+            (input_.placement.secondary.is_rounded() ? " in int8" : "") + ", which " +
+            std::to_string(input_.placement.secondary.ranks) + " neighbouring ranks hold together\n";
+  }
   if (input_.update.outer.type == SyncType::kBackups) {
     const std::int64_t ranks = input_.placement.mesh.world_size();
     text += "backups: a step sums the gradients of the first " + std::to_string(ranks - input_.update.outer.backups) +

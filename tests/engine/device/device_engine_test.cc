@@ -80,6 +80,15 @@ TEST(DeviceEngine, PlacementsOverHostsGiveTheCpusBits) {
   }
 }
 
+TEST(DeviceEngine, SecondCopyGivesTheCpusBits) {
+  for (const DType dtype : {DType::kF32, DType::kBF16}) {
+    Strategy strategy = strategy_of(ShardingStrategy::kFullShard, dtype, 2);
+    strategy.secondary.form = SecondaryForm::kPlain;
+    strategy.prefetch = 0;  // with one slot, units are gathered again
+    expect_same_on_gpus({.ranks = 4, .hosts = 2}, strategy, short_run(), "a second copy");
+  }
+}
+
 TEST(DeviceEngine, LastMicrobatchSyncGivesTheCpusBits) {
   for (const ShardingStrategy kind : {ShardingStrategy::kNoShard, ShardingStrategy::kFullShard}) {
     Strategy strategy = strategy_of(kind, DType::kBF16, 2);

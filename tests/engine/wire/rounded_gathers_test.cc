@@ -249,6 +249,29 @@ TEST(RoundedGathers, ForwardRoundsTheValuesAGuardWrote) {
   });
 }
 
+// On two hosts the copy is in shared memory of each; on four hosts two of them hold one copy, and Gloo joins them.
+TEST(SecondCopyOnHosts, PlainHasTheBitsOfFullShardAndInt8IsClose) {
+  for (const int hosts : {2, 4}) {
+    on_hosts(4, hosts, [hosts](const Mesh& mesh) {
+      const auto learnt = [&](SecondaryForm form, WireForm gathers) {
+        const Adjust copy = [&](Strategy& strategy) {
+          strategy.secondary.form = form;
+          strategy.secondary.ranks = form != SecondaryForm::kNone && hosts == 4 ? 2 : 0;
+          strategy.gradient_accumulation = 2;
+        };
+        return trained(mesh, strategy_for(kFull, rounds_gathers(gathers, copy)), kSteps);
+      };
+      const Values exact = learnt(SecondaryForm::kNone, WireForm::kPlain);
+      require(all_same_bits(learnt(SecondaryForm::kPlain, WireForm::kPlain), exact), "plain has other bits");
+      const Values rounded = learnt(SecondaryForm::kNone, WireForm::kInt8);
+      require(all_same_bits(learnt(SecondaryForm::kPlain, WireForm::kInt8), rounded),
+              "rounded gathers have other bits");
+      const double far = distance(learnt(SecondaryForm::kInt8, WireForm::kPlain), exact);
+      require(far > 0 && far < 0.05, "int8 is " + std::to_string(far) + " away");
+    });
+  }
+}
+
 // A guard may stand around forward, which then uses the exact values, since they are there.
 TEST(RoundedGathers, ForwardUnderAGuardUsesExactValues) {
   on_hosts(2, 2, [](const Mesh& mesh) {

@@ -65,6 +65,7 @@ std::vector<Strategy> candidates_of(const Strategy& like, const Topology& topolo
           Strategy& candidate = candidates.emplace_back(like);
           candidate.strategy = kind;
           candidate.placement = {};
+          if (kind != ShardingStrategy::kFullShard) candidate.secondary = {};
           candidate.gradient_accumulation = accumulation;
           candidate.compression = compression;
           const bool is_new = compression.gradients != like.compression.gradients;

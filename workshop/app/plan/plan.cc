@@ -57,17 +57,6 @@ std::string units_table(const MemoryPlan& plan) {
   return table.to_string();
 }
 
-/// Returns the bytes that one rank sends, and also receives, in a collective over a wire: the part (n - 1)/n of a
-/// buffer that n ranks share for an all-gather, a reduce-scatter or an all-to-all, and twice that for an all-reduce,
-/// which is two of these. A collective that is not in each step counts its share of one step.
-std::int64_t wire_bytes(const StepCollective& each, const MeshPosition& mesh) {
-  const std::int64_t ranks = each.axis == "shard"   ? mesh.shard_size
-                             : each.axis == "world" ? mesh.world_size()
-                                                    : mesh.replicate_size;
-  const std::int64_t once = each.bytes / ranks * (ranks - 1) + each.bytes % ranks * (ranks - 1) / ranks;
-  return (each.operation == "all_reduce" ? 2 * once : once) / each.every;
-}
-
 /// Returns the mesh of all ranks. If replicas train by themselves, the plan is for one replica.
 MeshPosition whole_mesh(const MemoryPlan& plan) {
   MeshPosition mesh = plan.placement().mesh;
@@ -75,9 +64,22 @@ MeshPosition whole_mesh(const MemoryPlan& plan) {
   return mesh;
 }
 
+/// Returns the bytes that one rank sends, and also receives, in a collective over a wire: the part (n - 1)/n of a
+/// buffer that n ranks share for an all-gather, a reduce-scatter or an all-to-all, and twice that for an all-reduce,
+/// which is two of these. A collective that is not in each step counts its share of one step.
+std::int64_t wire_bytes(const StepCollective& each, const MemoryPlan& plan) {
+  const MeshPosition mesh = whole_mesh(plan);
+  const std::int64_t ranks = each.axis == "shard"       ? mesh.shard_size
+                             : each.axis == "secondary" ? plan.placement().secondary.ranks
+                             : each.axis == "world"     ? mesh.world_size()
+                                                        : mesh.replicate_size;
+  const std::int64_t once = each.bytes / ranks * (ranks - 1) + each.bytes % ranks * (ranks - 1) / ranks;
+  return (each.operation == "all_reduce" ? 2 * once : once) / each.every;
+}
+
 std::int64_t wire_bytes_of_step(const MemoryPlan& plan) {
   std::int64_t bytes = 0;
-  for (const StepCollective& each : collectives_of_step(plan)) bytes += wire_bytes(each, whole_mesh(plan));
+  for (const StepCollective& each : collectives_of_step(plan)) bytes += wire_bytes(each, plan);
   return bytes;
 }
 
@@ -91,7 +93,7 @@ std::string traffic_table(const MemoryPlan& plan) {
                    {"of"}});
   for (const StepCollective& each : collectives_of_step(plan)) {
     table.add_row({each.operation, each.axis, std::to_string(each.calls), format_bytes(each.bytes),
-                   format_bytes(wire_bytes(each, whole_mesh(plan))),
+                   format_bytes(wire_bytes(each, plan)),
                    each.every == 1 ? each.what : each.what + ", every " + std::to_string(each.every) + " steps"});
   }
   return table.to_string() + "all together: a rank sends " + format_bytes(wire_bytes_of_step(plan)) +
@@ -174,7 +176,7 @@ nlohmann::ordered_json to_json(const MemoryPlan& plan, const Strategy& strategy,
                                    {"every", each.every},
                                    {"calls", each.calls},
                                    {"bytes", each.bytes},
-                                   {"wire_bytes_of_a_rank", wire_bytes(each, mesh)}});
+                                   {"wire_bytes_of_a_rank", wire_bytes(each, plan)}});
   }
   json["wire_bytes_of_a_rank"] = wire_bytes_of_step(plan);
   return json;

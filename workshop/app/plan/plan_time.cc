@@ -55,6 +55,11 @@ MeshLinks TimingFiles::links_of(const PlannedPlacement& placement, int ranks_per
   const int shard = placement.mesh.shard_size, world = placement.mesh.world_size() * placement.replicas;
   const int of_shard_on_host = std::min(shard, ranks_per_host);
   MeshLinks of_axes{links, links};
+  if (const int copy = placement.secondary.ranks; copy > 0 && ranks_per_host % copy != 0) {  // a copy crosses hosts
+    of_axes.secondary = links.of_group(copy, std::max(2, hosts_of(copy, ranks_per_host)), 1);
+  } else {
+    of_axes.secondary = links_inside.value_or(links);
+  }
   if (shard > ranks_per_host) {
     of_axes.shard = links.of_group(shard, hosts_of(shard, ranks_per_host), 1);
   } else if (links_inside) {

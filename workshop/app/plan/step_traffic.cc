@@ -40,14 +40,31 @@ class StepTraffic {
   void gather_parameters() {
     if (!plan_.gathers() || !shard_) return;
     StepCollective gathers{"all_gather", "shard", "parameters before use"};
+    StepCollective inside{"all_gather", "secondary", "parameters of the second copy"};
     for (std::size_t i = 0; i < plan_.units().size(); ++i) {
-      const std::int64_t times = plan_.gathers_in_step(i);
-      gathers.calls += times;
-      gathers.bytes += times * plan_.units()[i].gathered_bytes();
+      const std::int64_t times = plan_.gathers_in_step(i), over_axis = plan_.has_secondary() ? 1 : times;
+      gathers.calls += over_axis;
+      gathers.bytes += over_axis * plan_.units()[i].gathered_bytes();
+      if (plan_.has_secondary()) gather_inside(i, times, inside);
     }
+    add(std::move(inside));
     // Ranks that share slots read their parts into them, and only have barriers: before the slot is filled, and after.
     if (placement_.shared) gathers = {"barrier", "shard", "slots of units", 2 * gathers.calls, 0};
     add(std::move(gathers));
+  }
+
+  /// Counts the gathers of unit `i` from the second copy. The first gather fills it, and is over the shard axis; where
+  /// the copy is rounded, it is followed by one of the codes, so that all uses of a step see the same values.
+  void gather_inside(std::size_t i, std::int64_t times, StepCollective& inside) const {
+    const std::int64_t ranks = placement_.secondary.ranks;
+    bool has_codes = false;
+    for (const GroupShape& group : plan_.units()[i].groups) {
+      const bool is_rounded = plan_.rounds_secondary(group.dtype);
+      has_codes = has_codes || is_rounded;
+      inside.bytes += (is_rounded ? times : times - 1) *
+                      (is_rounded ? ranks * plan_.secondary_bytes_of(group) : group.gathered_bytes());
+    }
+    inside.calls += has_codes ? times : times - 1;
   }
 
   void reduce_gradients() {

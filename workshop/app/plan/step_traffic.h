@@ -12,8 +12,10 @@ namespace tessera::app {
 
 /// One kind of collective in a step.
 struct StepCollective {
-  std::string operation;   ///< "all_gather", "reduce_scatter", "all_reduce", "all_to_all", "barrier"
-  std::string axis;        ///< "shard", "replicate", or "world" for all ranks of a mesh that has both
+  std::string operation;  ///< "all_gather", "reduce_scatter", "all_reduce", "all_to_all", "barrier"
+  /// "shard", "replicate", "world" for all ranks of a mesh that has both, or "secondary" for the ranks that hold a
+  /// second copy of the parameters together (MemoryPlan::has_secondary)
+  std::string axis;
   std::string what;        ///< "parameters before use", ...
   std::int64_t calls = 0;  ///< number of units, however many flat groups they have
   std::int64_t bytes = 0;  ///< sum over calls of the whole buffers: a rank sends less, depending on its transport

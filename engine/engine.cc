@@ -365,7 +365,7 @@ MemoryPlan plan_in_detail(torch::nn::Module& module, const Strategy& strategy, c
   PlanScene scene{planned_position(strategy.sync, position)};
   scene.sync = strategy.sync;
   scene.replicas = shape.replicate;
-  scene.ranks_of_host = topology.local_world_size;
+  scene.ranks_of_host = topology.has_equal_hosts() ? topology.local_world_size : 0;
   scene.shares_memory = would_share_memory(shape, topology, strategy.comm.transport);
   const TransportChoice transport = strategy.comm.transport;
   scene.is_queued = has(transport, transport_traits::kOnGpu);

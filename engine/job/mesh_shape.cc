@@ -44,9 +44,8 @@ std::string ranks_of_hosts(const Topology& topology) {
 std::string mesh_that_fits(const Topology& topology) {
   int shard = topology.world_size;
   for (const int ranks : topology.ranks_of_hosts) shard = std::gcd(shard, ranks);
-  if (shard == 1) return "take \"FULL_SHARD\" without \"mesh\", or as many ranks on every host";
-  return "give \"mesh\": {\"shard\": " + std::to_string(shard) +
-         "}, which divides the ranks of every host, or take \"FULL_SHARD\" without \"mesh\"";
+  if (shard == 1) return ", or start as many ranks on every host";
+  return ", or give \"mesh\": {\"shard\": " + std::to_string(shard) + "}, which divides the ranks of every host";
 }
 
 /// A mesh that follows hosts makes a replica of each of them, so they must be equal.
@@ -56,16 +55,19 @@ void expect_equal_hosts(const Strategy& strategy, const Topology& topology) {
   throw Error(ExitCode::kConfig, std::string(is_by_axes ? "/placement: the mesh" : "/strategy: HYBRID_SHARD") +
                                      " makes a replica of each host, so hosts need the same number of ranks, and here "
                                      "they have " +
-                                     ranks_of_hosts(topology) + ". hint: " + mesh_that_fits(topology));
+                                     ranks_of_hosts(topology) + ". [T0978] hint: take \"FULL_SHARD\" without \"mesh\"" +
+                                     mesh_that_fits(topology));
 }
 
 /// On unequal hosts a shard group is the whole world, or lies on one host: groups of other shapes would share memory on
 /// some hosts and not on others.
 void expect_groups_on_hosts(int shard, const Topology& topology) {
   if (topology.has_equal_hosts() || shard == topology.world_size || topology.hosts_hold_whole_groups_of(shard)) return;
-  throw Error(ExitCode::kConfig, "/mesh/shard: groups of " + std::to_string(shard) + " ranks do not fill hosts of " +
-                                     ranks_of_hosts(topology) +
-                                     " ranks, so some would lie across hosts. hint: " + mesh_that_fits(topology));
+  throw Error(ExitCode::kConfig,
+              "/mesh/shard: groups of " + std::to_string(shard) + " ranks do not fill hosts of " +
+                  ranks_of_hosts(topology) +
+                  " ranks, so some would lie across hosts. [T0979] hint: take \"FULL_SHARD\" without \"mesh\"" +
+                  mesh_that_fits(topology));
 }
 
 }  // namespace

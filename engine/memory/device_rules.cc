@@ -74,7 +74,8 @@ void expect_built_for_device(const Strategy& strategy, bool is_gpu) {
   }
   if (strategy.secondary.form == SecondaryForm::kInt8) {
     refuse(
-        "/secondary/form: \"int8\" is rounded by the CPU's codec, and a GPU trains. hint: take \"plain\", or train on "
+        "/secondary/form: \"int8\" is rounded by the CPU's codec, and a GPU trains. [T0980] hint: take \"plain\", or "
+        "train on "
         "the CPU (comm.transport \"host\" or \"gloo\")");
   }
   const OptimizerType type = strategy.optimizer.type;

@@ -89,16 +89,17 @@ SecondaryCopy secondary_on(const Strategy& strategy, const PlanScene& scene, con
   if (placement.shared)
     throw Error(ExitCode::kConfig,
                 "/secondary/form: the ranks of the shard axis hold one copy of the parameters in memory that they "
-                "share, and gather nothing. hint: leave \"secondary\" out, or set host_sharing to false");
+                "share, and gather nothing. [T0981] hint: leave \"secondary\" out, or set host_sharing to false");
   const std::int64_t shard = scene.mesh.shard_size, given = strategy.secondary.ranks;
   const std::int64_t ranks = given > 0 ? given : scene.ranks_of_host;
   if (ranks > 1 && ranks < shard && shard % ranks == 0) return {static_cast<int>(ranks), strategy.secondary.form};
-  throw Error(ExitCode::kConfig,
-              c10::str("/secondary/ranks: a second copy is held by a number of ranks that divides the shard axis, and "
-                       "is above 1 and below its ",
-                       shard, ", got ", ranks, given > 0 ? "" : ", those of a host",
-                       ". hint: give such a number; where the whole shard axis is inside a host, leave \"secondary\" "
-                       "out; with one rank a host, SHARD_GRAD_OP keeps units gathered"));
+  throw Error(
+      ExitCode::kConfig,
+      c10::str("/secondary/ranks: a second copy is held by a number of ranks that divides the shard axis, and "
+               "is above 1 and below its ",
+               shard, ", got ", ranks, given > 0 ? "" : ", those of a host",
+               ". [T0982] hint: give such a number; where the whole shard axis is inside a host, leave \"secondary\" "
+               "out; with one rank a host, SHARD_GRAD_OP keeps units gathered"));
 }
 
 /// Throws where "deal" by speed has nothing to deal, or would give ranks different numbers of gathers.
@@ -109,9 +110,10 @@ void expect_dealable(const MemoryPlan& plan, const DealConfig& deal) {
                 "/deal/by: one microbatch a rank leaves nothing to deal by speed. [T0900] hint: take more and smaller "
                 "microbatches (gradient_accumulation, or deal.microbatches)");
   if (is_dealt && plan.wire().longest_run < plan.wire().accumulation)
-    throw Error(ExitCode::kConfig,
-                c10::str("/deal/longest: is ", deal.longest, ", and some ranks have ", plan.wire().accumulation,
-                         " microbatches at first (deal.microbatches). [T0942] hint: take at least that many, or leave it out"));
+    throw Error(
+        ExitCode::kConfig,
+        c10::str("/deal/longest: is ", deal.longest, ", and some ranks have ", plan.wire().accumulation,
+                 " microbatches at first (deal.microbatches). [T0942] hint: take at least that many, or leave it out"));
   if ((is_dealt || deal.microbatches > 0) && plan.placement().is_queued)
     throw Error(
         ExitCode::kConfig,

@@ -26,7 +26,7 @@ struct PlanScene {
   /// the outer steps that are in effect; `mesh` is then the mesh of a replica
   SyncConfig sync = {};
   int replicas = 1;                                  ///< PlannedPlacement::replicas, where there are outer steps
-  int ranks_of_host = 1;                             ///< Topology::local_world_size
+  int ranks_of_host = 1;                             ///< Topology::local_world_size; 0 where hosts are unequal
   std::optional<OffloadedStep> offloaded_step = {};  ///< the choice of a measurement for OffloadConfig::step "auto"
 };
 

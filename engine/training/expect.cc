@@ -62,12 +62,14 @@ void Training::expect_microbatch(const at::Tensor& loss, const MicrobatchInfo& i
          "\"last_microbatch\"");
   expect(!claims || !info.retain_graph,
          "backward with retain_graph under deal.backups: several losses a microbatch do not go with microbatches that "
-         "other ranks may make at the same time. [T0943] hint: add the losses up before one backward, or leave deal.backups "
+         "other ranks may make at the same time. [T0943] hint: add the losses up before one backward, or leave "
+         "deal.backups "
          "out");
-  expect(!claims || window.asked == claims->next(),
-         "backward under deal.backups, and the program has not asked which microbatch of the step this is: it may be "
-         "another rank's. [T0944] hint: before each forward take the samples of Engine::microbatch(), as TokenBatches::of "
-         "does, or leave deal.backups out");
+  expect(
+      !claims || window.asked == claims->next(),
+      "backward under deal.backups, and the program has not asked which microbatch of the step this is: it may be "
+      "another rank's. [T0944] hint: before each forward take the samples of Engine::microbatch(), as TokenBatches::of "
+      "does, or leave deal.backups out");
   expect(loss.defined(),
          "backward wants a scalar loss, got an undefined tensor. [T0734] hint: pass the loss that forward "
          "returned");
@@ -119,7 +121,8 @@ void Training::expect_not_updated(const char* what) const {
 void Training::expect_nothing() const {
   expect_backward("backward_nothing");
   expect(!claims, "backward_nothing, or ", phrases::kPartialStep,
-         ", under deal.backups: each microbatch of the step has data there, and some rank makes it. [T0945] hint: take data "
+         ", under deal.backups: each microbatch of the step has data there, and some rank makes it. [T0945] hint: take "
+         "data "
          "that fill each step (TokenBatches), or leave deal.backups out");
   expect(!window.weight,
          "backward_nothing in the middle of a microbatch that has more losses (retain_graph). [T0130] hint: end it "
@@ -141,11 +144,11 @@ void Training::warn_of_factor(const at::Tensor& loss) {
   const std::int64_t microbatches = job.strategy.gradient_accumulation;
   if (std::exchange(window.has_looked_at_loss, true) || activations || job.mesh.rank() != 0) return;
   if (const double factor = scaler_factor_of(loss); factor > 0)
-    log_warning(
-        c10::str("backward: the loss was multiplied by ", static_cast<std::int64_t>(factor),
-                 ", as GradScaler.scale does, and nobody divides gradients by it. [T0946] hint: leave the scaler out, since "
-                 "the Engine scales losses itself where mixed_precision.param is fp16; if the factor has another "
-                 "reason, nothing is wrong"));
+    log_warning(c10::str(
+        "backward: the loss was multiplied by ", static_cast<std::int64_t>(factor),
+        ", as GradScaler.scale does, and nobody divides gradients by it. [T0946] hint: leave the scaler out, since "
+        "the Engine scales losses itself where mixed_precision.param is fp16; if the factor has another "
+        "reason, nothing is wrong"));
   if (microbatches == 1 || !is_divided_by(loss, microbatches)) return;
   log_warning(
       c10::str("backward: the loss was divided by ", microbatches, ", and gradient_accumulation is ", microbatches,

@@ -158,11 +158,12 @@ void expect_forward_meets_nobody(const torch::nn::Module& module, const Strategy
 /// Throws where ranks cannot claim each other's microbatches ("deal.backups"). `all`: the group of all ranks.
 void expect_claimable(const Collectives& all) {
   if (all.shares_memory()) return;
-  throw Error(ExitCode::kConfig,
-              "/deal/backups: ranks claim each other's microbatches in memory that they share, and the transport " +
-                  all.transport() +
-                  " has none. [T0947] hint: run all ranks on one host, with comm.transport \"auto\" or \"host\", or leave "
-                  "backups out");
+  throw Error(
+      ExitCode::kConfig,
+      "/deal/backups: ranks claim each other's microbatches in memory that they share, and the transport " +
+          all.transport() +
+          " has none. [T0947] hint: run all ranks on one host, with comm.transport \"auto\" or \"host\", or leave "
+          "backups out");
 }
 
 UnitKeeper::OnFailure failing(Job& job) {
@@ -220,7 +221,8 @@ void Training::make_plan(bool continues) {
                   compressed_part(*axes.replicate),
                   sync.config(),
                   job.position.replicate_size};
-  scene.ranks_of_host = job.mesh.topology().local_world_size;
+  const Topology& topology = job.mesh.topology();
+  scene.ranks_of_host = topology.has_equal_hosts() ? topology.local_world_size : 0;
   scene.offloaded_step = choose_offloaded_step(units, strategy, scene, *optimizer, job.accelerator, *job.axes.control);
   plan = tessera::make_plan(units, strategy, scene, *optimizer);
   if (job.mesh.rank() == 0) report_plan(continues);

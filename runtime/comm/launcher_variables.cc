@@ -380,7 +380,7 @@ absl::StatusOr<std::vector<int>> LauncherVariables::ranks_of_hosts(const std::st
   if (list.find_first_of(",(") == std::string::npos) return std::vector<int>();
   if (auto ranks = parse_ranks_of_hosts(list)) return *std::move(ranks);
   return launcher_error(
-      fmt::format("{}={}: want the ranks of each host, such as 2,3. hint: write a number above 0 for "
+      fmt::format("{}={}: want the ranks of each host, such as 2,3. [T0983] hint: write a number above 0 for "
                   "each host, in their order",
                   name, clipped(list, kLongestValue)));
 }

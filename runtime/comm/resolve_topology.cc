@@ -161,7 +161,7 @@ absl::StatusOr<std::vector<int>> read_hosts(const LauncherVariables& variables, 
   const std::int64_t sum = std::accumulate(list.begin(), list.end(), std::int64_t{0});
   if (!list.empty() && sum != topology.world_size)
     return launcher_error(
-        fmt::format("{}={} says {} ranks, and the job has {} ({}). hint: say the ranks of each host, "
+        fmt::format("{}={} says {} ranks, and the job has {} ({}). [T0984] hint: say the ranks of each host, "
                     "in their order, or unset it",
                     kHostsVariable, *variables.text(kHostsVariable), sum, topology.world_size, topology.launcher));
   if (!list.empty()) return list;

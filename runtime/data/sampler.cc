@@ -36,10 +36,10 @@ absl::Status check(const SamplerOptions& options) {
                               options.batch, options.accumulation, options.world_size));
   if (options.microbatches != 0 &&
       (options.microbatches < options.world_size || options.microbatches > kMostSamples / options.batch))
-    return refuse(
-        fmt::format("want 0 microbatches, or at least one for each of {} ranks, got {}. [T0950] hint: it is the strategy's "
-                    "deal.microbatches",
-                    options.world_size, options.microbatches));
+    return refuse(fmt::format(
+        "want 0 microbatches, or at least one for each of {} ranks, got {}. [T0950] hint: it is the strategy's "
+        "deal.microbatches",
+        options.world_size, options.microbatches));
   const bool too_few =
       options.tail == Tail::kDrop ? options.num_samples < options.global_batch() : options.num_samples < 1;
   if (too_few)

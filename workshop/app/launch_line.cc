@@ -34,7 +34,7 @@ absl::StatusOr<std::vector<int>> pretended_hosts(const std::string& text, int ra
       return make_error(ExitCode::kUsage, "launch: --pretend-hosts " + quoted_text(text) +
                                               ": want a number of hosts, or the ranks of each, from 1 to " +
                                               std::to_string(kMostLaunched) +
-                                              ". hint: write --pretend-hosts 2, or --pretend-hosts 2,3");
+                                              ". [T0988] hint: write --pretend-hosts 2, or --pretend-hosts 2,3");
     numbers.push_back(number);
     if (rest.empty()) break;
     rest.remove_prefix(1);

@@ -60,7 +60,7 @@ absl::Status check(const LaunchOptions& options) {
   const auto all = std::accumulate(pretended.begin(), pretended.end(), std::int64_t{0});
   if (!pretended.empty() && (!are_hosts || all != options.ranks))
     return refuse(fmt::format(
-        "{} pretended hosts with {} ranks in all cannot hold {} ranks. hint: give -n the sum of the numbers "
+        "{} pretended hosts with {} ranks in all cannot hold {} ranks. [T0990] hint: give -n the sum of the numbers "
         "of --pretend-hosts, each of them above 0",
         pretended.size(), all, options.ranks));
   if (options.port < 0 || options.port > 65535)
@@ -70,11 +70,12 @@ absl::Status check(const LaunchOptions& options) {
     return refuse(fmt::format("{} restarts make no sense. [T0595] hint: --max-restarts 0 starts ranks once",
                               options.max_restarts));
   if (options.servers < 0 || options.servers > kMostServers)
-    return refuse(fmt::format("the number of parameter servers must be 0 to {}, got {}. hint: --servers says how many",
-                              kMostServers, options.servers));
+    return refuse(
+        fmt::format("the number of parameter servers must be 0 to {}, got {}. [T0991] hint: --servers says how many",
+                    kMostServers, options.servers));
   if (options.servers > 0 && options.max_restarts > 0)
     return refuse(
-        "parameter servers keep shards in memory, so a restart would begin with other values. hint: leave "
+        "parameter servers keep shards in memory, so a restart would begin with other values. [T0992] hint: leave "
         "--max-restarts or --servers out");
   for (const double time : {options.grace_s, options.term_s})
     if (!(time >= 0 && time <= 1e6))

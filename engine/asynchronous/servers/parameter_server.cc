@@ -44,11 +44,11 @@ absl::Status send_text(MessageKind kind, ExitCode code, const std::string& text,
 absl::StatusOr<std::unique_ptr<ParameterServer>> ParameterServer::start(const std::string& address,
                                                                         const std::string& secret) {
   if (secret.size() < kLeastSecret || secret.size() > kMostSecret)
-    return make_error(ExitCode::kConfig, "parameter server: the secret of a job has " + std::to_string(kLeastSecret) +
-                                             " to " + std::to_string(kMostSecret) + " bytes, got " +
-                                             std::to_string(secret.size()) +
-                                             ". hint: set TESSERA_SERVERS_SECRET to a random text, the same for "
-                                             "servers and workers");
+    return make_error(ExitCode::kConfig,
+                      "parameter server: the secret of a job has " + std::to_string(kLeastSecret) + " to " +
+                          std::to_string(kMostSecret) + " bytes, got " + std::to_string(secret.size()) +
+                          ". [T0958] hint: set TESSERA_SERVERS_SECRET to a random text, the same for "
+                          "servers and workers");
   TESSERA_ASSIGN_OR_RETURN(ServerSocket listener, listen_for_workers(address));
   return std::unique_ptr<ParameterServer>(new ParameterServer(std::move(listener), secret));
 }
@@ -102,13 +102,14 @@ absl::Status ParameterServer::hear_secret(Connection& connection) {
   TESSERA_ASSIGN_OR_RETURN(const MessageHead head, link.receive_head(kForStrangers));
   if (head.kind != MessageKind::kSecret || head.bytes > static_cast<std::int64_t>(kMostSecret))
     return make_error(ExitCode::kPeerLost,
-                      "a stranger. hint: only ranks with \"sync\": {\"owners\": \"servers\"} connect here");
+                      "a stranger. [T0959] hint: only ranks with \"sync\": {\"owners\": \"servers\"} connect here");
   std::string said(static_cast<std::size_t>(head.bytes), '\0');
   TESSERA_RETURN_IF_ERROR(link.receive(std::as_writable_bytes(std::span(said)), kForStrangers));
   if (!is_same(said, secret_)) {
     log_warning("parameter server: a connection with another secret was refused");
     const std::string text =
-        "the secret is another one. hint: TESSERA_SERVERS_SECRET must be the same for servers and workers of a job";
+        "the secret is another one. [T0960] hint: TESSERA_SERVERS_SECRET must be the same for servers and workers of a "
+        "job";
     TESSERA_RETURN_IF_ERROR(send_text(MessageKind::kRefused, ExitCode::kPermission, text, link));
     return make_error(ExitCode::kPermission, text);
   }
@@ -120,7 +121,8 @@ absl::Status ParameterServer::hear_secret(Connection& connection) {
 absl::StatusOr<std::shared_ptr<ServedJob>> ParameterServer::join(const MessageHead& head, Connection& connection) {
   ServerLink& link = connection.link;
   if (head.kind != MessageKind::kJoin || head.bytes > kMostDefinition)
-    return make_error(ExitCode::kPeerLost, "no definition came. hint: run `tessera serve` of the workers' own version");
+    return make_error(ExitCode::kPeerLost,
+                      "no definition came. [T0961] hint: run `tessera serve` of the workers' own version");
   std::string definition(static_cast<std::size_t>(head.bytes), '\0');
   TESSERA_RETURN_IF_ERROR(link.receive(std::as_writable_bytes(std::span(definition)), kStandstill));
   const MutexLock lock(mutex_);
@@ -134,9 +136,10 @@ absl::StatusOr<std::shared_ptr<ServedJob>> ParameterServer::join(const MessageHe
              std::to_string(job_->bytes()) + " bytes");
   }
   if (job_->definition() != definition)
-    return make_error(ExitCode::kConfig,
-                      "another worker of this run has other shards here. hint: all ranks need the same model, strategy "
-                      "and TESSERA_SERVERS, in the same order");
+    return make_error(
+        ExitCode::kConfig,
+        "another worker of this run has other shards here. [T0962] hint: all ranks need the same model, strategy "
+        "and TESSERA_SERVERS, in the same order");
   TESSERA_RETURN_IF_ERROR(job_->join(static_cast<int>(head.first)));
   return job_;
 }

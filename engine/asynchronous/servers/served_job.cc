@@ -21,11 +21,11 @@ constexpr std::chrono::milliseconds kBetweenLooks{200};
 
 absl::Status broken(const std::string& part) {
   return make_error(ExitCode::kPeerLost, "a message does not fit the definition: " + part +
-                                             ". hint: run `tessera serve` of the workers' own version");
+                                             ". [T0963] hint: run `tessera serve` of the workers' own version");
 }
 
 absl::Status gone() {
-  return make_error(ExitCode::kPeerLost, "the worker has gone. hint: what it printed last says why");
+  return make_error(ExitCode::kPeerLost, "the worker has gone. [T0964] hint: what it printed last says why");
 }
 
 }  // namespace
@@ -60,7 +60,7 @@ absl::StatusOr<std::unique_ptr<ServedJob>> ServedJob::make(const std::string& de
     made->place_all(server, servers);
   } catch (const std::exception& error) {
     return make_error(ExitCode::kConfig, std::string("the definition of shards cannot be read: ") + error.what() +
-                                             ". hint: run `tessera serve` of the workers' own version");
+                                             ". [T0965] hint: run `tessera serve` of the workers' own version");
   }
   return made;
 }
@@ -99,11 +99,11 @@ absl::Status ServedJob::join(int rank) {
   const MutexLock lock(mutex_);
   if (rank < 0 || static_cast<std::size_t>(rank) >= members_.size())
     return make_error(ExitCode::kUsage,
-                      "the run has no rank " + std::to_string(rank) + ". hint: start all ranks of a run alike");
+                      "the run has no rank " + std::to_string(rank) + ". [T0966] hint: start all ranks of a run alike");
   Member& member = members_[static_cast<std::size_t>(rank)];
   if (member.is_here)
-    return make_error(ExitCode::kUsage,
-                      "rank " + std::to_string(rank) + " is there already. hint: give each process a rank of its own");
+    return make_error(ExitCode::kUsage, "rank " + std::to_string(rank) +
+                                            " is there already. [T0967] hint: give each process a rank of its own");
   member.is_here = true;
   return absl::OkStatus();
 }
@@ -146,9 +146,10 @@ absl::Status ServedJob::await(const std::function<bool(int rank, const Member& m
     if (missing < 0) return absl::OkStatus();
     if (is_gone()) return gone();
     if (Clock::now() > deadline)
-      return make_error(ExitCode::kPeerLost, "timed out waiting for rank " + std::to_string(missing) +
-                                                 " (comm.timeout_s sets the limit). hint: look for what stops that "
-                                                 "rank, or raise sync.max_staleness");
+      return make_error(ExitCode::kPeerLost,
+                        "timed out waiting for rank " + std::to_string(missing) +
+                            " (comm.timeout_s sets the limit). [T0968] hint: look for what stops that "
+                            "rank, or raise sync.max_staleness");
     changed_.wait_until(mutex_, Clock::now() + kBetweenLooks);
   }
 }
@@ -158,9 +159,10 @@ absl::Status ServedJob::await_turn(Group& group, std::int64_t turn, const std::f
   while (turn >= 0 && group.played != turn) {
     if (is_gone()) return gone();
     if (Clock::now() > deadline)
-      return make_error(ExitCode::kPeerLost,
-                        "timed out waiting for a turn of sync.play_order (comm.timeout_s sets the limit). hint: a rank "
-                        "that has its turn before this one has ended, or runs another program");
+      return make_error(
+          ExitCode::kPeerLost,
+          "timed out waiting for a turn of sync.play_order (comm.timeout_s sets the limit). [T0969] hint: a rank "
+          "that has its turn before this one has ended, or runs another program");
     group.turned.wait_until(group.mutex, Clock::now() + kBetweenLooks);
   }
   return absl::OkStatus();

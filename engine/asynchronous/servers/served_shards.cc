@@ -42,7 +42,7 @@ std::string variable(const char* name) {
   if (value != nullptr && std::string_view(value).find_first_not_of(',') != std::string_view::npos) return value;
   throw Error(ExitCode::kConfig,
               std::string("/sync/owners: \"servers\" needs the variable ") + name +
-                  ". hint: start ranks by `tessera launch --servers 2`, or start `tessera serve` and "
+                  ". [T0970] hint: start ranks by `tessera launch --servers 2`, or start `tessera serve` and "
                   "set TESSERA_SERVERS (HOST:PORT,HOST:PORT) and TESSERA_SERVERS_SECRET");
 }
 
@@ -100,7 +100,7 @@ void ServedShards::open_orders() {
   if (board_.size() > 1 && !board_.group().shares_memory())
     throw Error(ExitCode::kConfig,
                 "/sync/record_order: ranks on several hosts have no file together, so no order is recorded or played "
-                "there. hint: record and play orders with all ranks on one host");
+                "there. [T0971] hint: record and play orders with all ranks on one host");
   if (!config_.play_order.empty()) {
     turns_ = value_or_throw(read_order(config_.play_order, board_.size(), names_));
     next_turns_.resize(turns_.size());
@@ -144,9 +144,10 @@ void ServedShards::join(int server, const std::string& definition, ServerLink::C
     ask(server, head, {std::as_bytes(std::span(definition))}, "start");
     if (hear(server, "start").kind == MessageKind::kDone) return;
     if (ServerLink::Clock::now() > deadline)
-      throw Error(ExitCode::kUnavailable, servers_[static_cast<std::size_t>(server)].name +
-                                              " still serves another run. hint: end that run, or start servers of "
-                                              "this run's own");
+      throw Error(ExitCode::kUnavailable,
+                  servers_[static_cast<std::size_t>(server)].name +
+                      " still serves another run. [T0972] hint: end that run, or start servers of "
+                      "this run's own");
     std::this_thread::sleep_for(milliseconds(50));
   }
 }

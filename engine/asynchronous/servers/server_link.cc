@@ -36,9 +36,10 @@ absl::StatusOr<Place> place_of(const std::string& address) {
   const char* const end = address.data() + address.size();
   const auto [rest, error] = std::from_chars(begin, end, place.port);
   if (host.empty() || error != std::errc() || rest != end || place.port < 0 || place.port > 65535)
-    return make_error(ExitCode::kConfig, "\"" + address +
-                                             "\" is no address of a parameter server. hint: write HOST:PORT, as in "
-                                             "10.0.0.5:4711 or [::1]:4711");
+    return make_error(ExitCode::kConfig,
+                      "\"" + address +
+                          "\" is no address of a parameter server. [T0973] hint: write HOST:PORT, as in "
+                          "10.0.0.5:4711 or [::1]:4711");
   return place;
 }
 
@@ -79,16 +80,18 @@ int try_to_connect(const HostAddress& host, int port, milliseconds limit, int& c
 }
 
 absl::Status lost(const std::string& why) {
-  return make_error(ExitCode::kPeerLost, why +
-                                             ". hint: what the process at the other end printed last, or its launcher, "
-                                             "says why; shards of a server that has ended are gone, so go on from a "
-                                             "checkpoint");
+  return make_error(ExitCode::kPeerLost,
+                    why +
+                        ". [T0974] hint: what the process at the other end printed last, or its launcher, "
+                        "says why; shards of a server that has ended are gone, so go on from a "
+                        "checkpoint");
 }
 
 absl::Status unreached(const std::string& why) {
-  return make_error(ExitCode::kPeerLost, why +
-                                             ". hint: start that server (`tessera serve`), and see whether this host "
-                                             "may reach its port (comm.init_timeout_s is how long it is tried)");
+  return make_error(ExitCode::kPeerLost,
+                    why +
+                        ". [T0975] hint: start that server (`tessera serve`), and see whether this host "
+                        "may reach its port (comm.init_timeout_s is how long it is tried)");
 }
 
 }  // namespace
@@ -186,7 +189,7 @@ absl::StatusOr<ServerSocket> listen_for_workers(const std::string& address) {
   const auto host = resolve_in_time(place.host, ServerLink::Clock::now() + std::chrono::seconds(10));
   if (!host.ok())
     return make_error(ExitCode::kConfig, "parameter server: the host of " + address +
-                                             " is not known here. hint: listen at an address of this machine");
+                                             " is not known here. [T0976] hint: listen at an address of this machine");
   const int fd = ::socket(host->address.ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
   if (fd < 0) return make_error(ExitCode::kOsResource, "parameter server: no socket: " + reason_of(errno));
   const int on = 1;  // connections of an ended job do not count as a port in use
@@ -199,7 +202,7 @@ absl::StatusOr<ServerSocket> listen_for_workers(const std::string& address) {
     ::close(fd);
     return make_error(ExitCode::kUnavailable, "parameter server: cannot listen at " + address + ": " +
                                                   errno_text(error) +
-                                                  ". hint: take an address of this machine and a free port");
+                                                  ". [T0977] hint: take an address of this machine and a free port");
   }
   const in_port_t port = host->is_ipv6() ? reinterpret_cast<const sockaddr_in6&>(bound).sin6_port
                                          : reinterpret_cast<const sockaddr_in&>(bound).sin_port;

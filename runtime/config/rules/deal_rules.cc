@@ -66,7 +66,8 @@ StrategyRule microbatches_rule() {
           [](const Strategy& s) -> std::string {
             if (!by_speed(s) || s.deal.microbatches == 0 || s.gradient_accumulation == 1) return "";
             return fmt::format(
-                "is {}, and gradient_accumulation, {}, says how many microbatches a step has, too. [T0949] hint: leave one of "
+                "is {}, and gradient_accumulation, {}, says how many microbatches a step has, too. [T0949] hint: leave "
+                "one of "
                 "them out",
                 s.deal.microbatches, s.gradient_accumulation);
           }};

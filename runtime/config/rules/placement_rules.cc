@@ -69,15 +69,16 @@ StrategyRule one_name_rule(std::string key, std::string other, std::int64_t Mesh
 }
 
 StrategyRule secondary_strategy_rule() {
-  return {{"/secondary/form", "/strategy", "/placement/parameters"},
-          "secondary.form other than none goes with strategy FULL_SHARD and HYBRID_SHARD.",
-          [](const Strategy& s) -> std::string {
-            if (!s.secondary.is_used() || releases_parameters(s)) return "";
-            return fmt::format(
-                "under {} no unit is gathered twice in a step, so a second copy would serve nobody. hint: leave "
-                "\"secondary\" out, or take FULL_SHARD (or by \"placement\" cut parameters over \"rank\")",
-                name_of_placement(s));
-          }};
+  return {
+      {"/secondary/form", "/strategy", "/placement/parameters"},
+      "secondary.form other than none goes with strategy FULL_SHARD and HYBRID_SHARD.",
+      [](const Strategy& s) -> std::string {
+        if (!s.secondary.is_used() || releases_parameters(s)) return "";
+        return fmt::format(
+            "under {} no unit is gathered twice in a step, so a second copy would serve nobody. [T0985] hint: leave "
+            "\"secondary\" out, or take FULL_SHARD (or by \"placement\" cut parameters over \"rank\")",
+            name_of_placement(s));
+      }};
 }
 
 StrategyRule secondary_offload_rule() {
@@ -86,7 +87,7 @@ StrategyRule secondary_offload_rule() {
           [](const Strategy& s) -> std::string {
             if (!s.secondary.is_used() || s.offload.parameters.tier == Tier::kMemory) return "";
             return "a second copy is in memory, and takes more of it than the parts that \"offload\" moves below. "
-                   "hint: leave \"secondary\" out, or parameters in \"memory\"";
+                   "[T0986] hint: leave \"secondary\" out, or parameters in \"memory\"";
           }};
 }
 

@@ -80,9 +80,10 @@ int run_doctor_links(const DoctorCommand& command) {
                   "tessera doctor --links " +
                       command.links + ", or start it as training is started, on all hosts");
     if (!mesh.topology().has_equal_hosts())
-      throw Error(ExitCode::kUsage,
-                  "doctor: --links measures between hosts with the same number of ranks, and here they differ. hint: "
-                  "start as many ranks on each host");
+      throw Error(
+          ExitCode::kUsage,
+          "doctor: --links measures between hosts with the same number of ranks, and here they differ. [T0987] hint: "
+          "start as many ranks on each host");
     const bool speaks = mesh.rank() == 0;
     const Existing existing = command.overwrite ? Existing::kReplaced : Existing::kKept;
     if (speaks) throw_if_error(check_outputs({{"--links", command.links, {}}}, {}, existing));

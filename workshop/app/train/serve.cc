@@ -6,7 +6,7 @@
 #include <string>
 
 #include "engine/asynchronous/servers/parameter_server.h"
-#include "runtime/base/process_limits.h"
+#include "runtime/base/process/process_limits.h"
 #include "runtime/base/status.h"
 #include "workshop/app/commands.h"
 

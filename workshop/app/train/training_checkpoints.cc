@@ -66,10 +66,11 @@ absl::StatusOr<std::string> checkpoint_to_resume(const CheckpointOptions& option
     return config.dir + "/" + there.back().name;  // the first save was killed before it wrote `latest`
   TESSERA_ASSIGN_OR_RETURN(const std::vector<std::string> damaged, damaged_checkpoints(config.dir, "--checkpoint-dir"));
   if (damaged.empty()) return "";
-  return make_error(ExitCode::kCorruptData,
-                    "--checkpoint-dir: " + config.dir + " has " + damaged.back() +
-                        " without a manifest, and no whole checkpoint. [T0954] hint: bring its files back; or begin anew, with "
-                        "another folder or --resume none");
+  return make_error(
+      ExitCode::kCorruptData,
+      "--checkpoint-dir: " + config.dir + " has " + damaged.back() +
+          " without a manifest, and no whole checkpoint. [T0954] hint: bring its files back; or begin anew, with "
+          "another folder or --resume none");
 }
 
 StopSignals::StopSignals() {

@@ -120,8 +120,8 @@ TEST(UnequalHosts, MeshThatDoesNotFitIsRefusedWithOneThatDoes) {
     }
   };
   EXPECT_NE(refusal({2, 3}, 0).find("HYBRID_SHARD makes a replica of each host"), std::string::npos);
-  EXPECT_NE(refusal({2, 3}, 0).find("have 2, 3. hint: take \"FULL_SHARD\""), std::string::npos);
-  EXPECT_NE(refusal({2, 4}, 0).find("hint: give \"mesh\": {\"shard\": 2}"), std::string::npos);
+  EXPECT_NE(refusal({2, 3}, 0).find("hint: take \"FULL_SHARD\" without \"mesh\", or start"), std::string::npos);
+  EXPECT_NE(refusal({2, 4}, 0).find("or give \"mesh\": {\"shard\": 2}"), std::string::npos);
   EXPECT_NE(refusal({2, 4}, 3).find("/mesh/shard: groups of 3 ranks do not fill hosts of 2, 4"), std::string::npos);
   EXPECT_EQ(refusal({2, 4}, 2), "");
   EXPECT_EQ(refusal({2, 4}, 6), "");

@@ -17,7 +17,7 @@
 namespace tessera {
 namespace {
 
-constexpr std::chrono::milliseconds kLook{100};
+constexpr std::chrono::milliseconds kLook{100}, kShortLook{5};
 constexpr std::chrono::milliseconds kForStrangers{10'000};  // in which a connection has to say the secret
 constexpr std::chrono::milliseconds kStandstill{60'000};
 constexpr int kMostStrangers = 64;
@@ -66,17 +66,16 @@ ParameterServer::~ParameterServer() {
 
 void ParameterServer::accept_all() {
   while (!is_ending_) {
-    remove_ended();
+    look_at_connections();
+    if (!has_place_for_stranger()) {  // a rank that comes now waits in the socket's queue
+      std::this_thread::sleep_for(kShortLook);
+      continue;
+    }
     pollfd ready{listener_.socket, POLLIN, 0};
     if (::poll(&ready, 1, static_cast<int>(kLook.count())) <= 0) continue;
     const int socket = ::accept4(listener_.socket, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK);
     if (socket < 0) {
       std::this_thread::sleep_for(kLook);  // there may be no descriptor left, and the connection waits
-      continue;
-    }
-    const auto strangers = std::ranges::count_if(connections_, [](const Connection& each) { return !each.is_known; });
-    if (strangers >= kMostStrangers) {
-      ::close(socket);
       continue;
     }
     Connection& added = connections_.emplace_back(socket);
@@ -93,8 +92,15 @@ void ParameterServer::accept_all() {
   }
 }
 
-void ParameterServer::remove_ended() {
+void ParameterServer::look_at_connections() {
   connections_.remove_if([](const Connection& connection) { return connection.has_ended.load(); });
+  const auto now = ServerLink::Clock::now();
+  for (Connection& each : connections_)
+    if (!each.is_known && now - each.since > kForStrangers) each.link.shut();
+}
+
+bool ParameterServer::has_place_for_stranger() const {
+  return std::ranges::count_if(connections_, [](const Connection& each) { return !each.is_known; }) < kMostStrangers;
 }
 
 absl::Status ParameterServer::hear_secret(Connection& connection) {

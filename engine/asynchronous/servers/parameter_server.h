@@ -41,6 +41,7 @@ class ParameterServer {
   struct Connection {
     explicit Connection(int socket) : link(socket) {}
     ServerLink link;
+    const ServerLink::Clock::time_point since = ServerLink::Clock::now();
     std::atomic<bool> is_known = false;  ///< the worker has said the secret
     std::atomic<bool> has_ended = false;
     std::jthread thread;  // it is destroyed first
@@ -48,7 +49,9 @@ class ParameterServer {
 
   ParameterServer(ServerSocket listener, std::string secret);
   void accept_all();
-  void remove_ended();
+  /// Removes connections that have ended, and ends those of strangers whose time is up, however fast they send.
+  void look_at_connections();
+  bool has_place_for_stranger() const;
   void serve(Connection& connection);
   absl::Status hear_secret(Connection& connection);
   absl::StatusOr<std::shared_ptr<ServedJob>> join(const MessageHead& head, Connection& connection);

@@ -11,6 +11,7 @@
 #include <chrono>
 #include <cstddef>
 #include <memory>
+#include <span>
 #include <string>
 #include <thread>
 #include <utility>
@@ -293,6 +294,22 @@ TEST(Servers, WrongSecretAndStrangeBytesAreRefusedAndTheServerGoesOn) {
   EXPECT_THAT(error_of([] { run(served(sgd), 1); }), HasSubstr("the secret is another one"));
   setenv("TESSERA_SERVERS_SECRET", kSecret, 1);
   EXPECT_EQ(run(served(sgd), 1).losses.size(), std::size_t{kRanks});
+}
+
+TEST(Servers, RankThatComesBesideManySilentStrangersWaitsAndIsServed) {
+  const Servers servers(1);
+  const auto deadline = ServerLink::Clock::now() + std::chrono::seconds(10);
+  std::vector<std::unique_ptr<ServerLink>> strangers;
+  for (int i = 0; i < 70; ++i) strangers.push_back(value_or_throw(ServerLink::connect(servers.address(0), deadline)));
+  const auto link = value_or_throw(ServerLink::connect(servers.address(0), deadline));
+  const std::string secret = kSecret;
+  MessageHead head;
+  head.kind = MessageKind::kSecret;
+  head.bytes = static_cast<std::int64_t>(secret.size());
+  ASSERT_TRUE(link->send(head, std::as_bytes(std::span(secret)), std::chrono::seconds(10)).ok());
+  std::this_thread::sleep_for(std::chrono::milliseconds(300));  // the server has looked at all of them meanwhile
+  strangers.clear();
+  EXPECT_EQ(value_or_throw(link->receive_head(std::chrono::seconds(10))).kind, MessageKind::kDone);
 }
 
 TEST(Servers, GlooIsTakenWithServersAlone) {

@@ -23,6 +23,7 @@ using std::chrono::milliseconds;
 
 /// A server waits itself for no longer than comm.timeout_s, and then says for whom; so this end waits a little longer.
 constexpr milliseconds kGrace{10'000};
+constexpr std::size_t kCopiesAhead = 16;
 
 milliseconds from_seconds(double s) { return milliseconds(static_cast<std::int64_t>(s * 1000)); }
 
@@ -245,29 +246,39 @@ void ServedShards::note(std::size_t group, int server, bool is_push, const Messa
                names_[index]);
 }
 
+/// A server that cannot send an answer reads no question. So only a few are asked before their answers are read, which
+/// sockets hold in any case.
 void ServedShards::copy(std::size_t first, std::size_t last, MessageKind kind) {
+  std::size_t asked = first;
+  for (std::size_t i = first; i < last; ++i) {
+    for (; asked < std::min(last, i + kCopiesAhead); ++asked) ask_for_copies(asked, kind);
+    take_copies(i, kind);
+  }
+}
+
+void ServedShards::ask_for_copies(std::size_t group, MessageKind kind) {
+  const bool is_pull = kind == MessageKind::kPull;
+  for (int server = 0; server < servers(); ++server) {
+    if (groups_[group].parts[static_cast<std::size_t>(server)].numel == 0) continue;
+    MessageHead head;
+    head.kind = kind;
+    head.shard = static_cast<std::uint32_t>(group);
+    if (is_pull) head.turn = next_turn(group, server, /*is_push=*/false);
+    ask(server, head, {}, is_pull ? "pull" : "copy");
+  }
+}
+
+void ServedShards::take_copies(std::size_t index, MessageKind kind) {
   const bool is_pull = kind == MessageKind::kPull;
   const char* const operation = is_pull ? "pull" : "copy";
-  for (std::size_t i = first; i < last; ++i) {
-    for (int server = 0; server < servers(); ++server) {
-      if (groups_[i].parts[static_cast<std::size_t>(server)].numel == 0) continue;
-      MessageHead head;
-      head.kind = kind;
-      head.shard = static_cast<std::uint32_t>(i);
-      if (is_pull) head.turn = next_turn(i, server, /*is_push=*/false);
-      ask(server, head, {}, operation);
-    }
-  }
-  for (std::size_t i = first; i < last; ++i) {
-    Group& group = groups_[i];
-    for (int server = 0; server < servers(); ++server) {
-      const Extent part = group.parts[static_cast<std::size_t>(server)];
-      if (part.numel == 0) continue;
-      const MessageHead reply = hear(server, operation);
-      take(server, {group.flat->full + part.offset * 4, static_cast<std::size_t>(part.numel) * 4}, operation);
-      group.pulled[static_cast<std::size_t>(server)] = reply.first;
-      if (is_pull) note(i, server, /*is_push=*/false, reply);
-    }
+  Group& group = groups_[index];
+  for (int server = 0; server < servers(); ++server) {
+    const Extent part = group.parts[static_cast<std::size_t>(server)];
+    if (part.numel == 0) continue;
+    const MessageHead reply = hear(server, operation);
+    take(server, {group.flat->full + part.offset * 4, static_cast<std::size_t>(part.numel) * 4}, operation);
+    group.pulled[static_cast<std::size_t>(server)] = reply.first;
+    if (is_pull) note(index, server, /*is_push=*/false, reply);
   }
 }
 

@@ -80,6 +80,8 @@ class ServedShards final : public PulledParameters {
   void note(std::size_t group, int server, bool is_push, const MessageHead& reply);
   /// Copies the groups [first, last) from all servers. `kind`: kPull or kCopy.
   void copy(std::size_t first, std::size_t last, MessageKind kind);
+  void ask_for_copies(std::size_t group, MessageKind kind);
+  void take_copies(std::size_t index, MessageKind kind);
   void send_push(std::size_t group, const PushRates& with);
   void end_push(std::size_t group, GradientAges& ages);
   void wait_for_turn_of_round();

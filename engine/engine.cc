@@ -44,10 +44,11 @@ std::shared_ptr<Strategy> with_defaults(const Strategy& given, const Mesh& mesh)
   return strategy;
 }
 
-/// Throws where the ranks of a plan would not wait for each other and have no memory in common. A run learns it from
-/// its transport (ReplicaSync::axes).
+/// Throws where the ranks of a plan would not wait for each other, have no memory in common, and no servers. A run
+/// learns it from its transport (ReplicaSync::axes).
 void expect_one_host(const Strategy& strategy, const Topology& topology) {
-  if (!strategy.sync.has_common_parameters() || topology.num_hosts() == 1) return;
+  const bool need_memory = strategy.sync.has_common_parameters() && !strategy.sync.has_servers();
+  if (!need_memory || topology.num_hosts() == 1) return;
   throw Error(ExitCode::kConfig,
               "/sync/type: ranks that do not wait for each other have parameters in memory that they share, and here "
               "are " +
@@ -369,7 +370,9 @@ MemoryPlan plan_in_detail(torch::nn::Module& module, const Strategy& strategy, c
   scene.shares_memory = would_share_memory(shape, topology, strategy.comm.transport);
   const TransportChoice transport = strategy.comm.transport;
   scene.is_queued = has(transport, transport_traits::kOnGpu);
-  scene.reduces_in_background = would_reduce_in_background(topology, transport);
+  // Ranks with common parameters sum no gradients (ReplicaSync::axes).
+  scene.reduces_in_background =
+      !strategy.sync.has_common_parameters() && would_reduce_in_background(topology, transport);
   const CompressedParts compressed = would_compress(shape, topology, transport);
   scene.shard_compressed_part = compressed.shard;
   scene.replicate_compressed_part = compressed.replicate;

@@ -2,6 +2,7 @@
 
 #include <gmock/gmock.h>
 
+#include <cstdint>
 #include <filesystem>
 #include <sstream>
 
@@ -144,6 +145,21 @@ TEST_F(Command, PlanOfAsynchronousRanksOnSeveralHostsIsRefused) {
   const Ended ended = run_program(plan + Words{"2"}, path("run"));
   EXPECT_EQ(ended.code, 78) << ended.out;
   EXPECT_THAT(ended.err, AllOf(HasSubstr("/sync/type"), HasSubstr("2 hosts"), HasSubstr("hint:")));
+}
+
+TEST_F(Command, PlanOfServersIsTheSameOnOneHostAndOnSeveral) {
+  write_file(path("servers.json"),
+             R"({"strategy": "SHARD_OPTIMIZER", "sync": {"type": "asynchronous", "owners": "servers"}})");
+  const auto use = [&](const std::string& hosts) {
+    const Ended ended = run({TESSERA_PROGRAM, "plan", "--model", path("model.json"), "--strategy", path("servers.json"),
+                             "--world-size", "4", "--hosts", hosts, "--json"});
+    return nlohmann::json::parse(ended.out, nullptr, false);
+  };
+  const nlohmann::json one = use("1"), two = use("2");
+  ASSERT_TRUE(one.is_object() && two.is_object());
+  EXPECT_GT(one.at("servers").at("bytes").get<std::int64_t>(), 0);
+  EXPECT_EQ(one.at("servers"), two.at("servers"));
+  EXPECT_EQ(one.at("bytes"), two.at("bytes"));
 }
 
 TEST_F(Command, EveryExampleConfigIsPlanned) {

@@ -175,6 +175,10 @@ TEST(Servers, MemoryOfARankEqualsThePlan) {
     Session session(mesh, served());
     const StepResult result = session.train(0);
     EXPECT_EQ(result.planned, result.allocated);
+    Topology topology = mesh.topology();
+    EXPECT_EQ(plan_memory(*session.model, served(), topology).use, result.planned);
+    topology.put_on_hosts(std::vector<int>(kRanks, 1));
+    EXPECT_EQ(plan_memory(*session.model, served(), topology).use, result.planned) << "on hosts of their own";
     barrier(mesh);
   });
 }

@@ -414,7 +414,8 @@ class MemoryPlan {
   /// Returns the most records that one unit's update moves: records of parameters in files, or of masters and states.
   std::int64_t most_records_of_a_unit() const;
   /// The bytes of all parameter servers' shards together, and those that a rank sends to servers and receives from them
-  /// in a step that uses all parameters, without heads of messages. All are 0 where no servers own shards.
+  /// in a step that uses all parameters, without heads of messages and the numbers behind them. All are 0 where no
+  /// servers own shards.
   struct ServedBytes {
     std::int64_t shards = 0, sent = 0, received = 0;
   };

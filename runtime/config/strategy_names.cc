@@ -8,7 +8,8 @@
 #include "runtime/config/transport_rows.h"
 
 // The names of all enumerators as the strategy file spells them, each with what it does for the reference page, and
-// small questions about an update rule or a strategy. The lists are the only place where these names are.
+// small questions about an update rule or a strategy. These names are only in the lists; those of update rules and
+// transports are in the rows of tessera/optimizer_types.h and tessera/transports.h.
 
 namespace tessera {
 namespace {

@@ -103,18 +103,23 @@ bool compresses_anything(const CompressionConfig& c) {
 }  // namespace
 
 std::vector<StrategyRule> asynchronous_rules() {
+  constexpr unsigned kSharesOrOnGpu = transport_traits::kSharedMemory | transport_traits::kOnGpu;
   std::vector<StrategyRule> rules = {
       placement_rule(),
       never_with(
           "/mesh/replicate", "mesh.replicate above 1", [](const Strategy& s) { return s.mesh.replicas() > 1; },
           "every rank is a replica already, and masters have one owner"),
       never_with(
-          "/comm/transport", "comm.transport nccl or cuda_host",
+          "/comm/transport", "comm.transport " + transports_with(transport_traits::kOnGpu),
           [](const Strategy& s) { return has(s.comm.transport, transport_traits::kOnGpu); },
           "parameters are in memory of the CPU"),
       never_with(
-          "/comm/transport", "comm.transport gloo where sync.owners is not servers",
-          [](const Strategy& s) { return s.comm.transport == TransportChoice::kGloo && !s.sync.has_servers(); },
+          "/comm/transport",
+          "comm.transport " + transports_without(kSharesOrOnGpu) + " where sync.owners is not servers",
+          [](const Strategy& s) {
+            const TransportChoice transport = s.comm.transport;
+            return transport != TransportChoice::kAuto && !has(transport, kSharesOrOnGpu) && !s.sync.has_servers();
+          },
           "parameters are in memory that the ranks of one host share"),
       never_with(
           "/optimizer/type", "optimizer.type muon, lamb, lars, adafactor, own or own_matrix",

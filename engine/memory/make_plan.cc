@@ -92,6 +92,12 @@ SecondaryCopy secondary_on(const Strategy& strategy, const PlanScene& scene, con
                 "share, and gather nothing. [T0981] hint: leave \"secondary\" out, or set host_sharing to false");
   const std::int64_t shard = scene.mesh.shard_size, given = strategy.secondary.ranks;
   const std::int64_t ranks = given > 0 ? given : scene.ranks_of_host;
+  if (ranks == 0)
+    throw Error(
+        ExitCode::kConfig,
+        c10::str("/secondary/ranks: hosts hold unequal numbers of ranks, so a second copy cannot be held by those of a "
+                 "host. hint: give \"ranks\", a number above 1 and below ",
+                 shard, " that divides the shard axis of ", shard, " ranks, or leave \"secondary\" out"));
   if (ranks > 1 && ranks < shard && shard % ranks == 0) return {static_cast<int>(ranks), strategy.secondary.form};
   throw Error(
       ExitCode::kConfig,

@@ -175,5 +175,21 @@ TEST(SecondCopy, RanksThatCannotHoldOneAreRefused) {
               HasSubstr("/secondary/form: \"int8\" is rounded by the CPU"));
 }
 
+TEST(SecondCopy, UnequalHostsNeedTheNumberOfItsRanks) {
+  Topology topology;
+  topology.launcher = "thread";
+  topology.world_size = 8;
+  topology.put_on_hosts({2, 6});
+  const auto refusal = [&](std::int64_t ranks) {
+    Tiny shapes = make_tiny({}, true);
+    const Strategy strategy =
+        strategy_for(kFull, with_copy(SecondaryForm::kPlain, [ranks](Strategy& s) { s.secondary.ranks = ranks; }));
+    return error_of([&] { plan_in_detail(*shapes, strategy, topology); });
+  };
+  EXPECT_THAT(refusal(0), HasSubstr("hosts hold unequal numbers of ranks"));
+  EXPECT_THAT(refusal(0), HasSubstr("hint: give \"ranks\""));
+  EXPECT_EQ(refusal(2), "");
+}
+
 }  // namespace secondary_test
 }  // namespace tessera::testing

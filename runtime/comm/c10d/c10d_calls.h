@@ -58,6 +58,8 @@ class C10dCalls {
   const std::string name_;
   /// A user's own backend need not have more than collectives.
   const Transfers::Means means_;
+  /// Memory for data on the wire. It outlives the backend, whose collective may write there after its call has failed.
+  std::vector<std::byte> staging_;
 
  private:
   class Pending;

@@ -147,7 +147,6 @@ class C10dCollectives : public Collectives, private C10dCalls {
 
   const TransportKind kind_;
   const ChooseAlgorithm choose_;  ///< null: every call goes directly
-  std::vector<std::byte> staging_;
   CallThread thread_;  // the last member is destroyed first, since its calls need the others
 };
 

@@ -192,7 +192,7 @@ double predicted_seconds(const TrainCommand& command, const Prepared& run, const
   if (!mesh.topology().has_equal_hosts())
     throw Error(ExitCode::kUsage,
                 "train: the time of a step is predicted for hosts with the same number of ranks, and here they differ. "
-                "[T0989] hint: leave --links out");
+                "[T0989] hint: leave --predict-links out");
   const MemoryPlan plan = ModelShapes(run.config).plan(engine.strategy(), mesh.topology());
   return predicted_step(plan, read_timing(command.predicted_by), mesh.topology().local_world_size).seconds;
 }

@@ -457,6 +457,18 @@ TEST(TcpStore, RankClaimedTwiceIsRefused) {
   EXPECT_THAT(ends[1].message + ends[2].message, HasSubstr("RANK 1 is claimed by another process"));
 }
 
+/// Open MPI tells each rank the number of its own host alone; the numbers 2, 1 and 1 look like equal hosts to each.
+TEST(TcpStore, RanksThatKnowOtherHostsAreRefused) {
+  const int port = free_port();
+  const auto ends = fork_ranks(4, [&](int rank, KeyValueStore&) -> absl::Status {
+    return tcp_store(topology_of(rank, 4, rank < 2 ? 2 : 4, port), kNeverPassed).status();
+  });
+  for (const auto& end : ends) {
+    EXPECT_EQ(end.exit_code, ExitCode::kConfig);
+    EXPECT_THAT(end.message, AllOf(HasSubstr("on each host; 2 of the others"), HasSubstr("TESSERA_HOSTS=2,3")));
+  }
+}
+
 TEST(TcpStore, AnotherJobsStoreIsRefused) {
   const int port = free_port();
   const double init_timeout_s = patient_s(1);

@@ -135,7 +135,16 @@ absl::StatusOr<c10::intrusive_ptr<c10d::Store>> connect(const Topology& topology
   }
 }
 
-/// Makes sure that the ranks that meet are those of this job, each once, and all of them.
+/// Returns which ranks share a host, as this rank knows it.
+std::string hosts_of(const Topology& topology) {
+  if (topology.has_equal_hosts()) return std::to_string(topology.local_world_size) + " on each host";
+  std::string text;
+  for (const int ranks : topology.ranks_of_hosts) text += (text.empty() ? "" : ",") + std::to_string(ranks);
+  return text;
+}
+
+/// Makes sure that the ranks that meet are those of this job, each once, and all of them, and that they know the same
+/// hosts: with other hosts they would make other groups, and wait for each other in vain.
 class RollCall {
  public:
   RollCall(const Topology& topology, KeyValueStore& store, Clock::time_point deadline)
@@ -149,16 +158,30 @@ class RollCall {
           self(topology_) + ": RANK " + std::to_string(topology_.rank) +
               " is claimed by another process too (launcher: " + topology_.launcher +
               "). [T0443] hint: give each process a RANK of its own, or each job a MASTER_PORT of its own");
+    TESSERA_RETURN_IF_ERROR(store_.add(key_of_hosts(), 1).status());
     TESSERA_RETURN_IF_ERROR(store_.add("present", 1).status());
     for (;; std::this_thread::sleep_for(std::chrono::milliseconds(2))) {
       TESSERA_ASSIGN_OR_RETURN(const auto present, store_.add("present", 0));
-      if (present >= topology_.world_size) return absl::OkStatus();
+      if (present >= topology_.world_size) return check_same_hosts();
       if (Clock::now() >= deadline_) return missing_error(present);
     }
   }
 
  private:
   static std::string key(int rank) { return "present/" + std::to_string(rank); }
+  std::string key_of_hosts() const { return "hosts/" + hosts_of(topology_); }
+
+  /// Every rank counts at the key of its hosts before it is present, so all ranks find the same.
+  absl::Status check_same_hosts() {
+    TESSERA_ASSIGN_OR_RETURN(const auto like_this, store_.add(key_of_hosts(), 0));
+    if (like_this >= topology_.world_size) return absl::OkStatus();
+    TESSERA_RETURN_IF_ERROR(linger(topology_.world_size));
+    return make_error(ExitCode::kConfig,
+                      self(topology_) + " (" + topology_.launcher + ") knows hosts of these numbers of ranks: " +
+                          hosts_of(topology_) + "; " + std::to_string(topology_.world_size - like_this) +
+                          " of the others know other ones. hint: say the ranks of each host, in their order, to all "
+                          "ranks, as in TESSERA_HOSTS=2,3");
+  }
 
   absl::Status missing_error(std::int64_t present) {
     std::vector<int> missing;

@@ -19,7 +19,7 @@ namespace tessera {
 ///
 /// Errors: 69 the port is in use, or the store is another job's; 75 a name that is not known, a store that does not
 /// answer, or ranks that did not come within `init_timeout_s` (by number, even if something keeps silent meanwhile); 78
-/// two processes claim one rank; 71 a limit of this process.
+/// two processes claim one rank, or ranks know other hosts (Topology::ranks_of_hosts); 71 a limit of this process.
 absl::StatusOr<std::shared_ptr<C10dStore>> tcp_store(const Topology& topology, double init_timeout_s);
 
 /// Returns true for "localhost", "::1" and 127.0.0.0/8.

@@ -96,7 +96,7 @@ SecondaryCopy secondary_on(const Strategy& strategy, const PlanScene& scene, con
     throw Error(
         ExitCode::kConfig,
         c10::str("/secondary/ranks: hosts hold unequal numbers of ranks, so a second copy cannot be held by those of a "
-                 "host. hint: give \"ranks\", a number above 1 and below ",
+                 "host. [T0993] hint: give \"ranks\", a number above 1 and below ",
                  shard, " that divides the shard axis of ", shard, " ranks, or leave \"secondary\" out"));
   if (ranks > 1 && ranks < shard && shard % ranks == 0) return {static_cast<int>(ranks), strategy.secondary.form};
   throw Error(

@@ -179,7 +179,7 @@ class RollCall {
     return make_error(ExitCode::kConfig,
                       self(topology_) + " (" + topology_.launcher + ") knows hosts of these numbers of ranks: " +
                           hosts_of(topology_) + "; " + std::to_string(topology_.world_size - like_this) +
-                          " of the others know other ones. hint: say the ranks of each host, in their order, to all "
+                          " of the others know other ones. [T0994] hint: say the ranks of each host, in their order, to all "
                           "ranks, as in TESSERA_HOSTS=2,3");
   }
 

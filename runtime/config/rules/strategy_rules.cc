@@ -19,6 +19,10 @@
 namespace tessera {
 namespace {
 
+/// Returns whether ranks have several microbatches in a step. "deal.microbatches" takes the place of
+/// gradient_accumulation, which is 1 then.
+bool has_microbatches(const Strategy& s) { return s.gradient_accumulation > 1 || s.deal.microbatches > 0; }
+
 StrategyRule replicate_rule() {
   return {{"/mesh/replicate", "/mesh/host", "/strategy", "/placement/parameters"},
           "mesh.replicate above 1 with FULL_SHARD is HYBRID_SHARD, and must be called so. (With the other "
@@ -353,10 +357,10 @@ StrategyRule offloaded_gradients_rule() {
 }
 
 StrategyRule offloaded_gradients_sync_rule() {
-  return {{"/offload/gradients/tier", "/gradient_sync", "/gradient_accumulation"},
+  return {{"/offload/gradients/tier", "/gradient_sync", "/gradient_accumulation", "/deal/microbatches"},
           "Gradients below memory go without gradient_sync last_microbatch.",
           [](const Strategy& s) -> std::string {
-            const bool accumulates = s.gradient_accumulation > 1 && s.gradient_sync == GradientSync::kLastMicrobatch;
+            const bool accumulates = has_microbatches(s) && s.gradient_sync == GradientSync::kLastMicrobatch;
             if (s.offload.gradients == Tier::kMemory || !accumulates) return "";
             return "last_microbatch keeps whole gradients in memory until they are reduced, more than their sums need. "
                    "[T0557] hint: "
@@ -401,6 +405,13 @@ StrategyRule in_backward_rule(std::string other, std::string what, std::function
             if (!s.optimizer.in_backward || !holds(s)) return "";
             return fmt::format("cannot stand beside {}: {}. [T0561] hint: leave one of them out", what, why);
           }};
+}
+
+StrategyRule in_backward_accumulation_rule() {
+  StrategyRule rule = in_backward_rule("/gradient_accumulation", "gradient_accumulation above 1", has_microbatches,
+                                       "each backward would be a step of its own");
+  rule.keys.emplace_back("/deal/microbatches");
+  return rule;
 }
 
 std::vector<StrategyRule> make_rules() {
@@ -449,9 +460,7 @@ std::vector<StrategyRule> make_rules() {
       in_backward_rule(
           "/gradient_clipping", "gradient_clipping", [](const Strategy& s) { return s.gradient_clipping > 0; },
           "the norm of all gradients is known only when backward has ended"),
-      in_backward_rule(
-          "/gradient_accumulation", "gradient_accumulation above 1",
-          [](const Strategy& s) { return s.gradient_accumulation > 1; }, "each backward would be a step of its own"),
+      in_backward_accumulation_rule(),
       in_backward_rule(
           "/mixed_precision/param", "param fp16",
           [](const Strategy& s) { return s.mixed_precision.param == DType::kF16; },

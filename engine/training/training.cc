@@ -69,6 +69,7 @@ bool Training::passes_over_microbatch() {
   times.mark(UseTimes::Event::kBackward);
   expect_parameters();
   claims->pass_over();
+  ++window.microbatch;  // the step has begun, so zero_grad and a save come too late
   follow_claims();
   step->pass_over_loss();
   if (step_is_due()) {

@@ -92,7 +92,7 @@ struct SavedNoiseScale {
 /// The residuals that compression took from gradients and adds to later ones (error feedback): pieces "residual.rank3"
 /// and "replica_residual.rank3" of parameters that train, in fp32, as sums over the microbatches of a step.
 struct SavedResiduals {
-  std::int64_t microbatches = 1;  ///< number of microbatches in a step
+  std::int64_t microbatches = 1;  ///< number of microbatches in a step of a rank, on average and rounded up
   /// The factor b, if the residuals belong to the momentum b m + (1 - b) g and not to gradients g
   /// (OneBitConfig::momentum); 0: gradients.
   double momentum = 0;

@@ -127,7 +127,7 @@ Manifest describe_engine(const Training& training, const StoredStates& states) {
         SavedNoiseScale{progress.noise.square, progress.noise.variance, progress.noise.weight, progress.noise.batch};
   if (training.plan.sums().kept_gradient_numel > 0)
     manifest.residuals =
-        SavedResiduals{strategy.gradient_accumulation, momentum_of_residuals(strategy.compression.method)};
+        SavedResiduals{training.plan.wire().accumulation, momentum_of_residuals(strategy.compression.method)};
   manifest.parameters = describe_parameters(training, states, progress, manifest.states);
   return manifest;
 }

@@ -178,7 +178,7 @@ class Load {
   bool keeps_residuals() const { return training_.plan.sums().kept_gradient_numel > 0; }
 
   ResidualReader residuals() {
-    const SavedResiduals wanted{job_.strategy.gradient_accumulation,
+    const SavedResiduals wanted{training_.plan.wire().accumulation,
                                 momentum_of_residuals(job_.strategy.compression.method)};
     return {*checkpoint_, kept_, rank_, job_.mesh.world_size(), wanted};
   }

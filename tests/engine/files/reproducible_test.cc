@@ -551,6 +551,30 @@ TEST(ReproducibleBackups, AResultThatComesSecondChangesNoBit) {
   }
 }
 
+// Ranks 1 and 2 stand still until rank 0 has made both microbatches of rank 1, which then has no sum to send, and one
+// of rank 2.
+TEST(ReproducibleBackups, ARankWhoseWholeRunAnotherMadeChangesNoBit) {
+  const Trained wanted = alone(kRules[0], 6);
+  for (const ShardingStrategy placed : {ShardingStrategy::kNoShard, ShardingStrategy::kShardGradients}) {
+    std::atomic<std::int64_t> last = 0;  // the step whose last microbatch rank 0 has begun, counted from 1
+    std::array<std::vector<std::int64_t>, 3> begun;
+    std::array<Trained, 3> trained;
+    run_ranks({.ranks = 3}, [&](const Mesh& mesh) {
+      const auto rank = static_cast<std::size_t>(mesh.rank());
+      const auto wait = [&](std::int64_t step, std::int64_t count, const at::Tensor&) {
+        if (rank == 0 && count == 6) last = step + 1;
+        if (rank > 0) wait_until_at_least(last, step + 1);
+      };
+      trained[rank] = train_backed_up(mesh, backed_up(placed, kRules[0], 2, 4), begun[rank], wait);
+    });
+    for (std::size_t rank = 0; rank < 3; ++rank) expect_same_bits(trained[rank], wanted, std::to_string(rank));
+    for (std::size_t step = 0; step < kSteps; ++step) {
+      EXPECT_EQ(begun[1][step], 1) << "its first one was made before its backward, and nothing else is left";
+      EXPECT_GE(trained[1].steps[step].made_again, 3) << "the last one of rank 2 may be a tie";
+    }
+  }
+}
+
 TEST(ReproducibleBackups, ThreeRanksThatHelpEachOtherGiveTheBitsOfOne) {
   const Trained wanted = alone(kRules[0], 12);
   Strategy strategy = backed_up(ShardingStrategy::kShardGradients, kRules[0], 4, 3);
@@ -588,6 +612,12 @@ TEST(ReproducibleDeal, MicrobatchesThatTheRanksDoNotDivideGiveTheBitsOfOneRank) 
     });
     for (std::size_t rank = 0; rank < 3; ++rank) expect_same_bits(trained[rank], wanted, std::to_string(rank));
     if (backups == 0) EXPECT_EQ(begun[0][0] + begun[1][0] + begun[2][0], 8);
+    run_ranks({.ranks = 1}, [&](const Mesh& mesh) {
+      std::vector<std::int64_t> counts;
+      const auto at_once = [](std::int64_t, std::int64_t, const at::Tensor&) {};
+      expect_same_bits(train_backed_up(mesh, strategy, counts, at_once), wanted, "one rank");
+      EXPECT_EQ(counts, std::vector<std::int64_t>(kSteps, 8)) << "nobody else makes them";
+    });
     strategy.reproducible = false;
     strategy.deal.backups = 0;
     run_ranks({.ranks = 3}, [&](const Mesh& mesh) {

@@ -36,6 +36,7 @@ constexpr int kManyRanks = 16, kNeighbours = 4;
 constexpr int kMostTries = 600;  // looks in which a rank waits for the next one's port
 // A process that ends well may end while others are in their last call with it. They have this time to return.
 constexpr auto kForLastCalls = CallWatch::kLong;
+constexpr auto kToReturn = 1s;  // time for the own return, from when this rank hears of an end that others saw long ago
 constexpr std::size_t kGoneGroups = 32;
 
 constexpr const char* kVerdict = "waits/verdict";
@@ -271,7 +272,10 @@ absl::StatusOr<bool> CallWatch::has_key(const std::string& key) {
   const auto question = [key, found](KeyValueStore& store) { *found = store.has(key); };
   // The groups' own connection may be in use by the call that waits.
   if (!connect() || !ask_in_time(connection_, question)) return false;
-  if (found->ok()) return *found;
+  if (found->ok()) {
+    if (!**found || !key.starts_with(std::string(kAnyGoneRank) + "/")) return *found;
+    return Clock::now() - gone_since_.try_emplace(key, Clock::now()).first->second >= kToReturn;
+  }
   if (!store_ended_) store_ended_ = Clock::now();
   return Clock::now() - *store_ended_ < kForLastCalls ? absl::StatusOr<bool>(false) : *found;
 }

@@ -204,6 +204,7 @@ class CallWatch {
   bool is_done_with_next_ = false;  ///< true: the next rank's end was told, or it cannot be watched
   int tries_ = 0;                   ///< how often the watch has asked where the next rank listens
   std::optional<Clock::time_point> next_ended_, store_ended_;
+  std::map<std::string, Clock::time_point> gone_since_;  ///< when this rank heard that others are gone, by key
   std::string published_, found_;
   std::optional<Clock::time_point> exchanging_since_;
   Clock::time_point last_exchange_ = {};

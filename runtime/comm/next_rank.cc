@@ -106,14 +106,16 @@ bool NextRank::connect(const std::string& place) {
     ::close(fd);
     return false;
   }
+  if (connection_ >= 0) ::close(connection_);
   connection_ = fd;
+  place_ = place;
   return true;
 }
 
 // The other end sends nothing, so only an end can be read.
-bool NextRank::has_ended() const {
+bool NextRank::has_ended() {
   pollfd readable{connection_, POLLIN, 0};
-  return ::poll(&readable, 1, 0) > 0;
+  return ::poll(&readable, 1, 0) > 0 && !connect(std::string(place_));
 }
 
 }  // namespace tessera

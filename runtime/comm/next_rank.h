@@ -13,7 +13,8 @@ namespace tessera {
 ///
 /// CallWatch makes one where ranks talk over Gloo, which may lose the end of a connection. Only the end of a connection
 /// that was once made counts, so a network that refuses the port means that nobody is watched, and never that a rank is
-/// gone. A host that vanishes ends no connection. A child process that was forked from the rank, and that runs no other
+/// gone. It counts only if no new connection can be made: a firewall may end an idle one. A host that vanishes ends no
+/// connection. A child process that was forked from the rank, and that runs no other
 /// program, keeps the port open as long as it lives. It is not thread-safe.
 class NextRank {
  public:
@@ -35,15 +36,18 @@ class NextRank {
   /// Returns what to exchange with the other ranks. `own` is "" if this rank has no port.
   Places places() const;
 
-  /// Connects to `place`, the next rank's address and port. It takes a second at most. Returns false if that failed.
+  /// Connects to `place`, the next rank's address and port, also anew. It takes a second at most. Returns false if that
+  /// failed.
   bool connect(const std::string& place);
   bool is_connected() const { return connection_ >= 0; }
-  /// Returns whether the connection has ended. REQUIRES: is_connected().
-  bool has_ended() const;
+  /// Returns whether the connection has ended, and the next rank takes no other. It takes a second at most. REQUIRES:
+  /// is_connected().
+  bool has_ended();
 
  private:
   const int rank_, next_;
   const std::string address_;
+  std::string place_;  ///< address and port of the next rank, once it was connected to
   int listener_ = -1, port_ = 0, connection_ = -1;
 };
 

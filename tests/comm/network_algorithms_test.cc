@@ -626,6 +626,28 @@ TEST(FailureWithOpenConnections, KilledRankIsNamedThoughItSaidNothing) {
   }
 }
 
+// A firewall may end an idle connection. Here its other end is closed, and the process lives on.
+TEST(FailureWithOpenConnections, RankThatTakesAnotherConnectionIsNotGone) {
+  NextRank watching(0, 2, "127.0.0.1");
+  auto watched = std::make_unique<NextRank>(1, 2, "127.0.0.1");
+  ASSERT_TRUE(watching.connect(watched->places().own));
+  EXPECT_FALSE(watching.has_ended());
+  int ended = 0;
+  for (const int listener : listening_sockets()) {
+    pollfd readable{listener, POLLIN, 0};
+    if (poll(&readable, 1, 0) <= 0) continue;
+    close(accept(listener, nullptr, nullptr));
+    ++ended;
+  }
+  EXPECT_EQ(ended, 1);
+  std::this_thread::sleep_for(50ms);
+  EXPECT_FALSE(watching.has_ended());
+  watched.reset();
+  Deadline limit(10s);
+  while (!watching.has_ended() && !limit.passed()) std::this_thread::sleep_for(10ms);
+  EXPECT_FALSE(limit.passed());
+}
+
 // The thread that gathers gets the reason, and the caller must learn it.
 TEST(AbortInRounds, PeersLearnTheReason) {
   const int port = free_port();

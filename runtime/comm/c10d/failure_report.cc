@@ -165,8 +165,12 @@ bool FailureReport::is_left_alone(Collectives::HasKey has_key) const {
   if (!has_failed.ok()) return shared_->server() == "rank 0" && group.rank != 0 && group.world_rank(0) == 0;
   if (*has_failed) return true;
   if (!has_key(kAnyGoneRank).value_or(false)) return false;
-  for (int q = 0; q < group.size(); ++q)
-    if (q != group.rank && has_key(key_of_gone_rank(group.world_rank(q))).value_or(false)) return true;
+  for (int q = 0; q < group.size(); ++q) {
+    const int other = group.world_rank(q);
+    if (q == group.rank || !has_key(key_of_gone_rank(other)).value_or(false)) continue;
+    // A rank whose program ended well has done its part of the call; others may need long for theirs.
+    if (!has_key(key_of_ended_rank(other)).value_or(true)) return true;
+  }
   return false;
 }
 

@@ -34,7 +34,7 @@ class FailureReport {
   void publish_reason(const absl::Status& reason);
 
   /// Returns whether another rank of the group has published a failure, or whether its process is gone: it was seen to
-  /// be, or it served the store, which is gone.
+  /// be, and had not said that its program ends well (MeshGroups::leave), or it served the store, which is gone.
   bool is_left_alone(Collectives::HasKey has_key) const;
   /// Returns the news that another rank has published a failure, or "". It asks the store, so do not use it for every
   /// call. No answer from the store is no news: the rank that serves it may have ended before the others.

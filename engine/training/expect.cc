@@ -143,7 +143,9 @@ void Training::expect_nothing() const {
 void Training::warn_of_factor(const at::Tensor& loss) {
   const std::int64_t microbatches = job.strategy.gradient_accumulation;
   if (std::exchange(window.has_looked_at_loss, true) || activations || job.mesh.rank() != 0) return;
-  if (const double factor = scaler_factor_of(loss); factor > 0)
+  // A program that adds losses up, as the integrations' loops do, multiplies by the number of microbatches.
+  const double factor = scaler_factor_of(loss);
+  if (factor > 0 && factor != static_cast<double>(microbatches))
     log_warning(c10::str(
         "backward: the loss was multiplied by ", static_cast<std::int64_t>(factor),
         ", as GradScaler.scale does, and nobody divides gradients by it. [T0946] hint: leave the scaler out, since "

@@ -13,8 +13,10 @@ namespace {
 namespace generated = torch::autograd::generated;
 
 /// Returns the value of a number that autograd saved as a tensor without dimensions on the CPU; numbers of C++ and
-/// Python may become such tensors.
+/// Python may become such tensors. Where a program's hooks have packed it, it is not asked for: torch.utils.checkpoint
+/// would run a forward again, on this rank alone.
 std::optional<double> number_in(const torch::autograd::SavedVariable& saved) {
+  if (saved.has_hooks()) return std::nullopt;
   const at::Tensor value = saved.unpack();
   if (!value.defined() || value.dim() != 0 || !value.is_cpu() || value.requires_grad()) return std::nullopt;
   return value.item<double>();

@@ -38,6 +38,7 @@ constexpr int kMostTries = 600;  // looks in which a rank waits for the next one
 constexpr auto kForLastCalls = CallWatch::kLong;
 constexpr auto kToReturn = 1s;  // time for the own return, from when this rank hears of an end that others saw long ago
 constexpr std::size_t kGoneGroups = 32;
+constexpr auto kMostIdle = 60s;  // firewalls end connections that are idle for minutes
 
 constexpr const char* kVerdict = "waits/verdict";
 constexpr const char* kHint =
@@ -246,8 +247,16 @@ bool CallWatch::pause(std::chrono::milliseconds time) {
 }
 
 void CallWatch::run() {
-  do look_after_next();
-  while (pause(kBetweenLooks) && look());
+  do {
+    look_after_next();
+    keep_connection();
+  } while (pause(kBetweenLooks) && look());
+}
+
+void CallWatch::keep_connection() {
+  if (!connection_ || Clock::now() - used_ < kMostIdle) return;
+  used_ = Clock::now();
+  ask_in_time(connection_, [](KeyValueStore& store) { store.has(kVerdict).status().IgnoreError(); });
 }
 
 void CallWatch::look_after_next() {
@@ -275,6 +284,10 @@ absl::StatusOr<bool> CallWatch::has_key(const std::string& key) {
   if (found->ok()) {
     if (!**found || !key.starts_with(std::string(kAnyGoneRank) + "/")) return *found;
     return Clock::now() - gone_since_.try_emplace(key, Clock::now()).first->second >= kToReturn;
+  }
+  if (connection_ != store_) {  // the end of one connection is not yet that of the store
+    connection_ = store_;
+    return false;
   }
   if (!store_ended_) store_ended_ = Clock::now();
   return Clock::now() - *store_ended_ < kForLastCalls ? absl::StatusOr<bool>(false) : *found;
@@ -398,6 +411,7 @@ bool CallWatch::connect() {
   const auto made = std::make_shared<std::shared_ptr<KeyValueStore>>();
   if (!ask_in_time(store_, [made](KeyValueStore& store) { *made = store.connected_anew(); })) return false;
   connection_ = *made ? *made : store_;
+  used_ = Clock::now();
   return true;
 }
 

@@ -167,6 +167,8 @@ class CallWatch {
   bool hears_of_outside() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   /// Connects to the next rank once it listens, and tells the store when its process has ended.
   void look_after_next();
+  /// Asks the store something once a minute, so that nothing between the hosts ends the watch's connection as idle.
+  void keep_connection();
   /// Asks the store for `key` over the watch's connection, as Collectives::HasKey says.
   absl::StatusOr<bool> has_key(const std::string& key);
   /// Ends calls that have taken long and that a failed rank has left alone.
@@ -200,6 +202,7 @@ class CallWatch {
   // The members below are used by the watch's thread only.
   /// connection to the store, on which the thread may wait; null until one is needed
   std::shared_ptr<KeyValueStore> connection_;
+  Clock::time_point used_ = {};     ///< when the connection was made, or last kept from being idle
   std::unique_ptr<NextRank> next_;  ///< null where the network library is not known to lose ends of connections
   bool is_done_with_next_ = false;  ///< true: the next rank's end was told, or it cannot be watched
   int tries_ = 0;                   ///< how often the watch has asked where the next rank listens

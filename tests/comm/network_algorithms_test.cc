@@ -626,6 +626,22 @@ TEST(FailureWithOpenConnections, KilledRankIsNamedThoughItSaidNothing) {
   }
 }
 
+// A rank whose program has ended well has done its part of a call that may take others long.
+TEST(FailureWithOpenConnections, RankWhoseProgramEndedWellLeavesNobodyAlone) {
+  const auto store = memory_store();
+  const FailureReport report(world_of(0, 3, kNeverPassed), store);
+  const auto is_left_alone = [&] {
+    return report.is_left_alone([&](const std::string& key) { return store->has(key); });
+  };
+  EXPECT_FALSE(is_left_alone());
+  for (const std::string& key : {std::string(kAnyGoneRank), key_of_gone_rank(1)}) ASSERT_TRUE(store->set(key, "").ok());
+  EXPECT_TRUE(is_left_alone());
+  ASSERT_TRUE(store->set(key_of_ended_rank(1), "").ok());
+  EXPECT_FALSE(is_left_alone());
+  ASSERT_TRUE(store->set(key_of_gone_rank(2), "").ok());
+  EXPECT_TRUE(is_left_alone());
+}
+
 // A firewall may end an idle connection. Here its other end is closed, and the process lives on.
 TEST(FailureWithOpenConnections, RankThatTakesAnotherConnectionIsNotGone) {
   NextRank watching(0, 2, "127.0.0.1");

@@ -18,7 +18,7 @@ std::uint64_t step_of(std::uint64_t word) { return word >> kStateBits; }
 
 /// A microbatch of another rank is worth a claim if that rank would need this many times as long for what it has left
 /// as this rank needs for one.
-constexpr double kWorth = 1.5;
+constexpr double kOvertakes = 1.5;
 
 }  // namespace
 
@@ -95,7 +95,7 @@ std::optional<std::int64_t> BackupClaims::claim() {
 /// together, so the microbatches that they have made since say how fast they are.
 std::optional<std::int64_t> BackupClaims::of_slowest() const {
   std::optional<std::int64_t> found;
-  double longest = kWorth / static_cast<double>(computed_);  // in the time since the step began
+  double longest = kOvertakes / static_cast<double>(computed_);  // in the time since the step began
   for (int rank = 0; rank < order_.ranks; ++rank) {
     if (rank == group_->rank()) continue;
     TreeBlock open = order_.run_of(rank);

@@ -15,9 +15,7 @@
 namespace tessera {
 namespace {
 
-using nlohmann::json;
-
-constexpr std::chrono::milliseconds kBetweenLooks{200};
+constexpr std::chrono::milliseconds kBetweenTurns{200};
 
 absl::Status broken(const std::string& part) {
   return make_error(ExitCode::kPeerLost, "a message does not fit the definition: " + part +
@@ -34,7 +32,7 @@ absl::StatusOr<std::unique_ptr<ServedJob>> ServedJob::make(const std::string& de
   std::unique_ptr<ServedJob> made(new ServedJob());
   made->definition_ = definition;
   try {
-    const json all = json::parse(definition.substr(std::min(definition.size(), kRunName)));
+    const nlohmann::json all = nlohmann::json::parse(definition.substr(std::min(definition.size(), kRunName)));
     made->limit_ = std::chrono::milliseconds(static_cast<std::int64_t>(1000 * all.at("timeout_s").get<double>()));
     TESSERA_ASSIGN_OR_RETURN(made->strategy_, parse_strategy(all.at("strategy"), "a worker's strategy"));
     const int server = all.at("server"), servers = all.at("servers"), ranks = all.at("ranks");
@@ -43,7 +41,7 @@ absl::StatusOr<std::unique_ptr<ServedJob>> ServedJob::make(const std::string& de
       const MutexLock lock(made->mutex_);
       made->members_.resize(static_cast<std::size_t>(ranks));
     }
-    for (const json& each : all.at("groups")) {
+    for (const nlohmann::json& each : all.at("groups")) {
       const std::vector<std::int64_t> numels = each.at("numels"), options = each.at("options");
       if (numels.size() != options.size() || numels.empty()) throw std::invalid_argument("a group's parameters");
       made->units_.push_back(std::make_unique<Unit>(each.at("unit_index").get<int>(), each.at("unit")));
@@ -150,7 +148,7 @@ absl::Status ServedJob::await(const std::function<bool(int rank, const Member& m
                         "timed out waiting for rank " + std::to_string(missing) +
                             " (comm.timeout_s sets the limit). [T0968] hint: look for what stops that "
                             "rank, or raise sync.max_staleness");
-    changed_.wait_until(mutex_, Clock::now() + kBetweenLooks);
+    changed_.wait_until(mutex_, Clock::now() + kBetweenTurns);
   }
 }
 
@@ -163,7 +161,7 @@ absl::Status ServedJob::await_turn(Group& group, std::int64_t turn, const std::f
           ExitCode::kPeerLost,
           "timed out waiting for a turn of sync.play_order (comm.timeout_s sets the limit). [T0969] hint: a rank "
           "that has its turn before this one has ended, or runs another program");
-    group.turned.wait_until(group.mutex, Clock::now() + kBetweenLooks);
+    group.turned.wait_until(group.mutex, Clock::now() + kBetweenTurns);
   }
   return absl::OkStatus();
 }

@@ -611,7 +611,9 @@ TEST(ReproducibleDeal, MicrobatchesThatTheRanksDoNotDivideGiveTheBitsOfOneRank) 
       trained[rank] = train_backed_up(mesh, strategy, begun[rank], slow_first(mesh));
     });
     for (std::size_t rank = 0; rank < 3; ++rank) expect_same_bits(trained[rank], wanted, std::to_string(rank));
-    if (backups == 0) EXPECT_EQ(begun[0][0] + begun[1][0] + begun[2][0], 8);
+    if (backups == 0) {
+      EXPECT_EQ(begun[0][0] + begun[1][0] + begun[2][0], 8);
+    }
     run_ranks({.ranks = 1}, [&](const Mesh& mesh) {
       std::vector<std::int64_t> counts;
       const auto at_once = [](std::int64_t, std::int64_t, const at::Tensor&) {};

@@ -159,7 +159,9 @@ TEST(BackupClaims, RanksThatAreEquallyFastLeaveEachOthersMicrobatchesAlone) {
   std::barrier meet(2);
   run_ranks({.ranks = 2}, [&](const Mesh& mesh) {
     BackupClaims claims = claims_of(mesh);
-    if (mesh.rank() == 1) EXPECT_TRUE(claims.end());
+    if (mesh.rank() == 1) {
+      EXPECT_TRUE(claims.end());
+    }
     meet.arrive_and_wait();
     if (mesh.rank() == 0) {
       EXPECT_TRUE(claims.end());
@@ -167,7 +169,9 @@ TEST(BackupClaims, RanksThatAreEquallyFastLeaveEachOthersMicrobatchesAlone) {
       EXPECT_EQ(claims.next(), std::nullopt);
     }
     meet.arrive_and_wait();
-    if (mesh.rank() == 1) EXPECT_TRUE(claims.end());
+    if (mesh.rank() == 1) {
+      EXPECT_TRUE(claims.end());
+    }
     EXPECT_TRUE(claims.agree().made_again.empty());
   });
 }

@@ -30,6 +30,8 @@ struct MyDataset : torch::data::datasets::Dataset<MyDataset> {
 struct Batches {
   tessera::SamplerCursor cursor() const;
   void resume(const tessera::SamplerCursor& cursor);
+  tessera::TokenBatch of(std::int64_t microbatch);
+  void end_step();
   at::Tensor* begin();
   at::Tensor* end();
 };

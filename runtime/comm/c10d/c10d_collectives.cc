@@ -147,7 +147,7 @@ class C10dCollectives : public Collectives, private C10dCalls {
 
   const TransportKind kind_;
   const ChooseAlgorithm choose_;  ///< null: every call goes directly
-  CallThread thread_;  // the last member is destroyed first, since its calls need the others
+  CallThread thread_;             // the last member is destroyed first, since its calls need the others
 };
 
 /// A call that the group's thread makes.

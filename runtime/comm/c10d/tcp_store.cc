@@ -176,11 +176,12 @@ class RollCall {
     TESSERA_ASSIGN_OR_RETURN(const auto like_this, store_.add(key_of_hosts(), 0));
     if (like_this >= topology_.world_size) return absl::OkStatus();
     TESSERA_RETURN_IF_ERROR(linger(topology_.world_size));
-    return make_error(ExitCode::kConfig,
-                      self(topology_) + " (" + topology_.launcher + ") knows hosts of these numbers of ranks: " +
-                          hosts_of(topology_) + "; " + std::to_string(topology_.world_size - like_this) +
-                          " of the others know other ones. [T0994] hint: say the ranks of each host, in their order, to all "
-                          "ranks, as in TESSERA_HOSTS=2,3");
+    return make_error(
+        ExitCode::kConfig,
+        self(topology_) + " (" + topology_.launcher + ") knows hosts of these numbers of ranks: " +
+            hosts_of(topology_) + "; " + std::to_string(topology_.world_size - like_this) +
+            " of the others know other ones. [T0994] hint: say the ranks of each host, in their order, to all "
+            "ranks, as in TESSERA_HOSTS=2,3");
   }
 
   absl::Status missing_error(std::int64_t present) {

@@ -31,12 +31,10 @@ bool is_same(const std::string& said, const std::string& secret) {
   return difference == 0;
 }
 
-absl::Status send_text(MessageKind kind, ExitCode code, const std::string& text, ServerLink& link) {
+absl::Status send_kind(MessageKind kind, ServerLink& link) {
   MessageHead head;
   head.kind = kind;
-  head.first = static_cast<std::int64_t>(code);
-  head.bytes = static_cast<std::int64_t>(text.size());
-  return link.send(head, std::as_bytes(std::span(text)), kStandstill);
+  return link.send(head, {}, kStandstill);
 }
 
 }  // namespace
@@ -113,14 +111,15 @@ absl::Status ParameterServer::hear_secret(Connection& connection) {
   TESSERA_RETURN_IF_ERROR(link.receive(std::as_writable_bytes(std::span(said)), kForStrangers));
   if (!is_same(said, secret_)) {
     log_warning("parameter server: a connection with another secret was refused");
-    const std::string text =
+    const absl::Status refused = make_error(
+        ExitCode::kPermission,
         "the secret is another one. [T0960] hint: TESSERA_SERVERS_SECRET must be the same for servers and workers of a "
-        "job";
-    TESSERA_RETURN_IF_ERROR(send_text(MessageKind::kRefused, ExitCode::kPermission, text, link));
-    return make_error(ExitCode::kPermission, text);
+        "job");
+    TESSERA_RETURN_IF_ERROR(link.refuse(refused, kStandstill));
+    return refused;
   }
   connection.is_known = true;
-  return send_text(MessageKind::kDone, ExitCode::kOk, "", link);
+  return send_kind(MessageKind::kDone, link);
 }
 
 /// Returns the job that the worker joins, or null where the worker has to ask again.
@@ -167,17 +166,16 @@ void ParameterServer::serve(Connection& connection) {
     try {
       auto joined = join(*head, connection);
       if (!joined.ok()) {
-        send_text(MessageKind::kRefused, exit_code_of(joined.status()), message_of(joined.status()), link)
-            .IgnoreError();
+        link.refuse(joined.status(), kStandstill).IgnoreError();
         return;
       }
       job = *std::move(joined);
     } catch (const std::exception& error) {  // there is no memory for the shards
-      send_text(MessageKind::kRefused, ExitCode::kOsResource, error.what(), link).IgnoreError();
+      link.refuse(ExitCode::kOsResource, error.what(), kStandstill).IgnoreError();
       return;
     }
     const MessageKind answer = job ? MessageKind::kDone : MessageKind::kBusy;
-    if (!send_text(answer, ExitCode::kOk, "", link).ok()) break;
+    if (!send_kind(answer, link).ok()) break;
   }
   if (!job) return;
   const auto is_gone = [&] { return is_ending_.load() || link.is_closed(); };

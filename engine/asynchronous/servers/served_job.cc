@@ -189,15 +189,6 @@ absl::Status ServedJob::Worker::take(std::span<std::byte> bytes, ServerLink& lin
   return link.receive(bytes, job_.limit_);
 }
 
-absl::Status ServedJob::Worker::refuse(const absl::Status& why, ServerLink& link) {
-  const std::string text = message_of(why);
-  MessageHead head;
-  head.kind = MessageKind::kRefused;
-  head.bytes = static_cast<std::int64_t>(text.size());
-  head.first = static_cast<std::int64_t>(exit_code_of(why));
-  return link.send(head, std::as_bytes(std::span(text)), job_.limit_);
-}
-
 absl::Status ServedJob::Worker::answer(const MessageHead& head, ServerLink& link) {
   if (head.shard >= job_.groups_.size() && head.shard != 0) return broken("a group");
   switch (head.kind) {
@@ -233,7 +224,7 @@ absl::Status ServedJob::Worker::do_copies(const MessageHead& head, ServerLink& l
   {
     const MutexLock lock(group.mutex);
     if (const absl::Status status = job_.await_turn(group, head.turn, is_gone_); !status.ok())
-      return refuse(status, link);
+      return link.refuse(status, job_.limit_);
     std::memcpy(room_.data(), group.flat->shard, static_cast<std::size_t>(reply.bytes));
     reply.first = group.version;
     reply.clock = head.kind == MessageKind::kPull ? job_.tick(head.clock) : head.clock;
@@ -288,7 +279,7 @@ absl::Status ServedJob::Worker::do_push(const MessageHead& head, ServerLink& lin
       job_.end_turn(group, head.turn);
     }
   }
-  return status.ok() ? link.send(reply, {}, job_.limit_) : refuse(status, link);
+  return status.ok() ? link.send(reply, {}, job_.limit_) : link.refuse(status, job_.limit_);
 }
 
 absl::Status ServedJob::Worker::do_wait(const MessageHead& head, ServerLink& link) {
@@ -299,7 +290,7 @@ absl::Status ServedJob::Worker::do_wait(const MessageHead& head, ServerLink& lin
     return member.computed >= head.first && (q > rank_ || member.pushed >= head.first);
   };
   const absl::Status status = job_.await(has_come, rank_, is_gone_);
-  return status.ok() ? link.send(MessageHead{}, {}, job_.limit_) : refuse(status, link);
+  return status.ok() ? link.send(MessageHead{}, {}, job_.limit_) : link.refuse(status, job_.limit_);
 }
 
 absl::Status ServedJob::Worker::do_counts(const MessageHead& head, ServerLink& link) {

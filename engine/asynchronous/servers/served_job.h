@@ -71,7 +71,6 @@ class ServedJob {
     absl::Status do_wait(const MessageHead& head, ServerLink& link);
     absl::Status do_counts(const MessageHead& head, ServerLink& link);
     absl::Status do_range(const MessageHead& head, ServerLink& link);
-    absl::Status refuse(const absl::Status& why, ServerLink& link);
 
     ServedJob& job_;
     const int rank_;

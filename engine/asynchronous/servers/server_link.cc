@@ -1,6 +1,5 @@
 #include "engine/asynchronous/servers/server_link.h"
 
-#include <fcntl.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <poll.h>
@@ -43,42 +42,6 @@ absl::StatusOr<Place> place_of(const std::string& address) {
   return place;
 }
 
-sockaddr_storage with_port(const HostAddress& host, int port) {
-  sockaddr_storage address = host.address;
-  const in_port_t number = htons(static_cast<std::uint16_t>(port));
-  if (host.is_ipv6()) {
-    reinterpret_cast<sockaddr_in6&>(address).sin6_port = number;
-  } else {
-    reinterpret_cast<sockaddr_in&>(address).sin_port = number;
-  }
-  return address;
-}
-
-milliseconds left_until(ServerLink::Clock::time_point deadline) {
-  return std::max(milliseconds(0), std::chrono::duration_cast<milliseconds>(deadline - ServerLink::Clock::now()));
-}
-
-/// Returns 0 and the connected socket, or an errno.
-int try_to_connect(const HostAddress& host, int port, milliseconds limit, int& connected) {
-  const sockaddr_storage address = with_port(host, port);
-  const int fd = ::socket(address.ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-  if (fd < 0) return errno;
-  int error = ::connect(fd, reinterpret_cast<const sockaddr*>(&address), host.length) == 0 ? 0 : errno;
-  if (error == EINPROGRESS) {
-    pollfd writable{fd, POLLOUT, 0};
-    socklen_t size = sizeof error;
-    error = ETIMEDOUT;
-    if (::poll(&writable, 1, static_cast<int>(limit.count())) > 0)
-      ::getsockopt(fd, SOL_SOCKET, SO_ERROR, &error, &size);
-  }
-  if (error == 0) {
-    connected = fd;
-  } else {
-    ::close(fd);
-  }
-  return error;
-}
-
 absl::Status lost(const std::string& why) {
   return make_error(ExitCode::kPeerLost,
                     why +
@@ -114,10 +77,9 @@ absl::StatusOr<std::unique_ptr<ServerLink>> ServerLink::connect(const std::strin
   const auto host = resolve_in_time(place.host, deadline);
   if (!host.ok()) return unreached("no address of its host is known");
   for (milliseconds pause(20);; pause = std::min(2 * pause, milliseconds(500))) {
-    int connected = -1;
-    const int error = try_to_connect(*host, place.port, left_until(deadline), connected);
-    if (error == 0) return std::make_unique<ServerLink>(connected);
-    if (left_until(deadline) <= pause) return unreached("no parameter server answers: " + errno_text(error));
+    const Connected tried = connect_in_time(host->with_port(place.port), left_until(deadline));
+    if (tried.error == 0) return std::make_unique<ServerLink>(tried.socket);
+    if (left_until(deadline) <= pause) return unreached("no parameter server answers: " + errno_text(tried.error));
     std::this_thread::sleep_for(pause);
   }
 }
@@ -169,6 +131,18 @@ absl::Status ServerLink::receive(std::span<std::byte> bytes, Limit limit) {
   return absl::OkStatus();
 }
 
+absl::Status ServerLink::refuse(ExitCode code, const std::string& text, Limit limit) {
+  MessageHead head;
+  head.kind = MessageKind::kRefused;
+  head.first = static_cast<std::int64_t>(code);
+  head.bytes = static_cast<std::int64_t>(text.size());
+  return send(head, std::as_bytes(std::span(text)), limit);
+}
+
+absl::Status ServerLink::refuse(const absl::Status& why, Limit limit) {
+  return refuse(exit_code_of(why), message_of(why), limit);
+}
+
 absl::StatusOr<MessageHead> ServerLink::receive_head(Limit limit) {
   MessageHead head;
   TESSERA_RETURN_IF_ERROR(receive(std::as_writable_bytes(std::span<MessageHead, 1>(&head, 1)), limit));
@@ -190,24 +164,21 @@ absl::StatusOr<ServerSocket> listen_for_workers(const std::string& address) {
   if (!host.ok())
     return make_error(ExitCode::kConfig, "parameter server: the host of " + address +
                                              " is not known here. [T0976] hint: listen at an address of this machine");
-  const int fd = ::socket(host->address.ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+  const int fd = ::socket(host->storage.ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
   if (fd < 0) return make_error(ExitCode::kOsResource, "parameter server: no socket: " + reason_of(errno));
   const int on = 1;  // connections of an ended job do not count as a port in use
   ::setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
-  sockaddr_storage bound = with_port(*host, place.port);
-  socklen_t length = host->length;
-  auto* const raw = reinterpret_cast<sockaddr*>(&bound);
-  if (::bind(fd, raw, length) != 0 || ::listen(fd, SOMAXCONN) != 0 || ::getsockname(fd, raw, &length) != 0) {
+  SocketAddress bound = host->with_port(place.port);
+  if (::bind(fd, bound.raw(), bound.length) != 0 || ::listen(fd, SOMAXCONN) != 0 ||
+      ::getsockname(fd, bound.raw(), &bound.length) != 0) {
     const int error = errno;
     ::close(fd);
     return make_error(ExitCode::kUnavailable, "parameter server: cannot listen at " + address + ": " +
                                                   errno_text(error) +
                                                   ". [T0977] hint: take an address of this machine and a free port");
   }
-  const in_port_t port = host->is_ipv6() ? reinterpret_cast<const sockaddr_in6&>(bound).sin6_port
-                                         : reinterpret_cast<const sockaddr_in&>(bound).sin_port;
   const std::string text = host->is_ipv6() ? "[" + host->text + "]" : host->text;
-  return ServerSocket{fd, text + ":" + std::to_string(ntohs(port))};
+  return ServerSocket{fd, text + ":" + std::to_string(bound.port())};
 }
 
 }  // namespace tessera

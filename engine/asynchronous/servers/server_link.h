@@ -12,6 +12,8 @@
 #include <string>
 #include <type_traits>
 
+#include "tessera/exit_code.h"
+
 namespace tessera {
 
 /// What a message between a worker and a parameter server is for. A worker asks, and a server answers each question
@@ -96,6 +98,9 @@ class ServerLink {
   absl::Status send(std::span<const std::byte> bytes, Limit limit, bool more = false);
   /// Sends a head and its payload, whose length is head.bytes.
   absl::Status send(const MessageHead& head, std::span<const std::byte> payload, Limit limit);
+  /// Sends kRefused with the exit code and the text of an error.
+  absl::Status refuse(const absl::Status& why, Limit limit);
+  absl::Status refuse(ExitCode code, const std::string& text, Limit limit);
   absl::Status receive(std::span<std::byte> bytes, Limit limit);
   /// Receives a head. Error 75 for bytes that are none.
   absl::StatusOr<MessageHead> receive_head(Limit limit);

@@ -1,14 +1,10 @@
 #include "runtime/comm/c10d/endpoint.h"
 
-#include <fcntl.h>
 #include <netdb.h>
-#include <netinet/in.h>
-#include <poll.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <array>
-#include <cerrno>
 #include <cstring>
 #include <memory>
 #include <thread>
@@ -23,10 +19,6 @@ using Clock = std::chrono::steady_clock;
 using std::chrono::milliseconds;
 
 constexpr milliseconds kFirstPause{20}, kLongestPause{1000};
-
-milliseconds left_until(Clock::time_point deadline) {
-  return std::max(milliseconds(0), std::chrono::duration_cast<milliseconds>(deadline - Clock::now()));
-}
 
 std::string numeric(const sockaddr* address, socklen_t length) {
   std::array<char, NI_MAXHOST> text{};
@@ -53,33 +45,10 @@ LookUp look_up(const std::string& host) {
     chosen = each;
     break;
   }
-  std::memcpy(&result.found.address, chosen->ai_addr, chosen->ai_addrlen);
+  std::memcpy(&result.found.storage, chosen->ai_addr, chosen->ai_addrlen);
   result.found.length = chosen->ai_addrlen;
   result.found.text = numeric(chosen->ai_addr, chosen->ai_addrlen);
   return result;
-}
-
-/// Returns 0 once connected, else an errno.
-int try_to_connect(const HostAddress& host, int port, milliseconds limit) {
-  sockaddr_storage address = host.address;
-  const in_port_t number = htons(static_cast<std::uint16_t>(port));
-  if (host.is_ipv6()) {
-    reinterpret_cast<sockaddr_in6&>(address).sin6_port = number;
-  } else {
-    reinterpret_cast<sockaddr_in&>(address).sin_port = number;
-  }
-  const int fd = ::socket(address.ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-  if (fd < 0) return errno;
-  int error = ::connect(fd, reinterpret_cast<const sockaddr*>(&address), host.length) == 0 ? 0 : errno;
-  if (error == EINPROGRESS) {
-    pollfd writable{fd, POLLOUT, 0};
-    socklen_t size = sizeof error;
-    error = ETIMEDOUT;
-    if (::poll(&writable, 1, static_cast<int>(limit.count())) > 0)
-      ::getsockopt(fd, SOL_SOCKET, SO_ERROR, &error, &size);
-  }
-  ::close(fd);
-  return error;
 }
 
 }  // namespace
@@ -108,10 +77,13 @@ constexpr const char kListenerHint[] =
 
 absl::Status wait_for_listener(const HostAddress& host, int port, Clock::time_point deadline) {
   for (auto pause = kFirstPause;; pause = std::min(2 * pause, kLongestPause)) {
-    const int error = try_to_connect(host, port, left_until(deadline));
-    if (error == 0) return absl::OkStatus();
+    const Connected tried = connect_in_time(host.with_port(port), left_until(deadline));
+    if (tried.error == 0) {
+      ::close(tried.socket);
+      return absl::OkStatus();
+    }
     if (left_until(deadline) <= pause)
-      return make_error(ExitCode::kPeerLost, std::strerror(error) + std::string(kListenerHint));
+      return make_error(ExitCode::kPeerLost, std::strerror(tried.error) + std::string(kListenerHint));
     std::this_thread::sleep_for(pause);
   }
 }

@@ -1,10 +1,11 @@
 #pragma once
 
 #include <absl/status/statusor.h>
-#include <sys/socket.h>
 
 #include <chrono>
 #include <string>
+
+#include "runtime/comm/socket_address.h"
 
 namespace tessera {
 
@@ -12,12 +13,8 @@ namespace tessera {
 /// every attempt, so Tessera does it itself.
 
 /// One numeric address of a host.
-struct HostAddress {
-  sockaddr_storage address{};
-  socklen_t length = 0;
+struct HostAddress : SocketAddress {
   std::string text;  ///< numeric address: "10.0.0.1", "::1"
-
-  bool is_ipv6() const { return address.ss_family == AF_INET6; }
 };
 
 /// Looks `host` up again and again until it is known, or until `deadline`: names of hosts that are starting appear

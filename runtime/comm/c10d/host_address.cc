@@ -1,6 +1,4 @@
-#include <arpa/inet.h>
 #include <netdb.h>
-#include <netinet/in.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -23,25 +21,19 @@ absl::Status address_error(const std::string& host, const std::string& why) {
 }
 
 // Returns the address that this host would send from, which a connected UDP socket knows.
-absl::StatusOr<std::string> source_address(HostAddress destination, const std::string& host) {
-  const in_port_t any = htons(9);  // a port that nothing is sent to
-  if (destination.is_ipv6()) {
-    reinterpret_cast<sockaddr_in6&>(destination.address).sin6_port = any;
-  } else {
-    reinterpret_cast<sockaddr_in&>(destination.address).sin_port = any;
-  }
-  const auto* towards = reinterpret_cast<const sockaddr*>(&destination.address);
-  const int fd = socket(towards->sa_family, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+absl::StatusOr<std::string> source_address(const HostAddress& destination, const std::string& host) {
+  const SocketAddress towards = destination.with_port(9);  // a port that nothing is sent to
+  const int fd = socket(towards.storage.ss_family, SOCK_DGRAM | SOCK_CLOEXEC, 0);
   if (fd < 0) return address_error(host, std::strerror(errno));
-  sockaddr_storage source{};
-  socklen_t length = sizeof source;
-  const bool known = connect(fd, towards, destination.length) == 0 &&
-                     getsockname(fd, reinterpret_cast<sockaddr*>(&source), &length) == 0;
+  SocketAddress source;
+  source.length = sizeof source.storage;
+  const bool known =
+      connect(fd, towards.raw(), towards.length) == 0 && getsockname(fd, source.raw(), &source.length) == 0;
   const int error = errno;
   close(fd);
   if (!known) return address_error(host, std::strerror(error));
   std::array<char, NI_MAXHOST> text{};
-  if (getnameinfo(reinterpret_cast<sockaddr*>(&source), length, text.data(), text.size(), nullptr, 0, NI_NUMERICHOST))
+  if (getnameinfo(source.raw(), source.length, text.data(), text.size(), nullptr, 0, NI_NUMERICHOST))
     return address_error(host, "getnameinfo failed");
   return std::string(text.data());
 }

@@ -1,0 +1,37 @@
+#pragma once
+
+#include <sys/socket.h>
+
+#include <chrono>
+#include <string>
+
+namespace tessera {
+
+/// An address of IPv4 or IPv6 with a port, as the system takes it. `length` is 0 where there is none.
+struct SocketAddress {
+  sockaddr_storage storage{};
+  socklen_t length = 0;
+
+  sockaddr* raw() { return reinterpret_cast<sockaddr*>(&storage); }
+  const sockaddr* raw() const { return reinterpret_cast<const sockaddr*>(&storage); }
+  bool is_ipv6() const { return storage.ss_family == AF_INET6; }
+  int port() const;
+  /// Returns the address with another port.
+  SocketAddress with_port(int port) const;
+};
+
+/// Returns the address that a number means: "10.0.0.1", "::1". It has no length if the text is no such number.
+SocketAddress numeric_address(const std::string& text, int port);
+
+/// Returns the time that is left, at least 0.
+std::chrono::milliseconds left_until(std::chrono::steady_clock::time_point deadline);
+
+/// A connection that was tried.
+struct Connected {
+  int socket = -1;  ///< the caller closes it; it does not block, and ends with exec
+  int error = 0;    ///< an errno, where there is no connection; ETIMEDOUT after the limit
+};
+/// Connects over TCP within `limit`. Nothing is sent.
+Connected connect_in_time(const SocketAddress& there, std::chrono::milliseconds limit);
+
+}  // namespace tessera

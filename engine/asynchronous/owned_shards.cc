@@ -115,21 +115,16 @@ OwnedShards::OwnedShards(const std::vector<std::unique_ptr<Unit>>& units, const 
   memory_ = Arena::part_of_common("shards", plan.use()[MemoryCategory::kOptimizer], board.group());
   const auto owners = static_cast<std::size_t>(board.size());
   std::size_t parameters = 0;
-  for (const auto& unit : units) {
-    first_group_.push_back(groups_.size());
-    for (const auto& group : unit->groups) {
-      if (!group->trainable) continue;
-      Group& added = groups_.emplace_back();
-      added.flat = group.get();
-      added.pulled.resize(owners);
-      added.first_shard = names_.size();
-      added.first_parameter = parameters;
-      parameters += group->parameters.size();
-      for (int owner = 0; owner < board.size(); ++owner) names_.push_back({unit->name, group->index, owner});
-      place(*group, plan);
-    }
-  }
-  first_group_.push_back(groups_.size());
+  for_each_trainable(units, [&](FlatGroup& flat) {
+    Group& added = groups_.emplace_back();
+    added.flat = &flat;
+    added.pulled.resize(owners);
+    added.first_shard = names_.size();
+    added.first_parameter = parameters;
+    parameters += flat.parameters.size();
+    for (int owner = 0; owner < board.size(); ++owner) names_.push_back({flat.unit->name, flat.index, owner});
+    place(flat, plan);
+  });
   memory_.expect_full();
   const auto shards_bytes = static_cast<std::int64_t>(names_.size() * sizeof(Shard));
   const auto counts_bytes = static_cast<std::int64_t>(parameters * owners * sizeof(std::int64_t));

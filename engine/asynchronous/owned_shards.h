@@ -101,7 +101,6 @@ class OwnedShards final : public PulledParameters {
   Arena memory_;   ///< this rank's part of values and states
   Arena control_;  ///< Shards, then counts
   std::vector<Group> groups_;
-  std::vector<std::size_t> first_group_;       ///< [unit]: index in groups_; one more for the end
   std::vector<ShardName> names_;               ///< [shard]
   std::vector<std::vector<ShardTurn>> turns_;  ///< [shard]; empty where no order is played
   std::vector<std::size_t> own_turns_end_;     ///< [shard]: behind this rank's last turn

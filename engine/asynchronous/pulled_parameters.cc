@@ -6,6 +6,14 @@
 
 namespace tessera {
 
+PulledParameters::PulledParameters(const std::vector<std::unique_ptr<Unit>>& units, PeerBoard& board)
+    : PushedParameters(board), first_group_{0}, is_fresh_(units.size()) {
+  for (const auto& unit : units) {
+    const auto trainable = std::ranges::count_if(unit->groups, [](const auto& group) { return group->trainable; });
+    first_group_.push_back(first_group_.back() + static_cast<std::size_t>(trainable));
+  }
+}
+
 bool PulledParameters::pull(const Unit& unit) {
   const auto index = static_cast<std::size_t>(unit.index);
   if (is_fresh_[index] != 0) return false;

@@ -1,6 +1,6 @@
 #pragma once
 
-// See docs/glossary.md: unit.
+// See docs/glossary.md: flat group, unit.
 
 #include <cstdint>
 #include <memory>
@@ -18,8 +18,7 @@ namespace tessera {
 class PulledParameters : public PushedParameters {
  public:
   /// Refers to both arguments.
-  PulledParameters(const std::vector<std::unique_ptr<Unit>>& units, PeerBoard& board)
-      : PushedParameters(board), is_fresh_(units.size()) {}
+  PulledParameters(const std::vector<std::unique_ptr<Unit>>& units, PeerBoard& board);
 
   /// Makes the newest values of a unit this rank's own, unless this step has pulled them already. A rank that is
   /// max_staleness steps ahead waits first. Returns false where there was nothing to do.
@@ -47,6 +46,7 @@ class PulledParameters : public PushedParameters {
   void end_step_of_copies();
 
   double pull_seconds_ = 0, push_wait_seconds_ = 0;
+  std::vector<std::size_t> first_group_;  ///< [unit]: number among all trainable flat groups; one more for the end
 
  private:
   std::vector<char> is_fresh_;  ///< [unit]: pulled in this step

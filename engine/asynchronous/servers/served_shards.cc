@@ -1,5 +1,7 @@
 #include "engine/asynchronous/servers/served_shards.h"
 
+#include <absl/strings/str_split.h>
+
 #include <algorithm>
 #include <array>
 #include <cstdlib>
@@ -27,17 +29,6 @@ constexpr std::size_t kCopiesAhead = 16;
 
 milliseconds from_seconds(double s) { return milliseconds(static_cast<std::int64_t>(s * 1000)); }
 
-/// Returns the words between commas.
-std::vector<std::string> words_of(const std::string& text) {
-  std::vector<std::string> words;
-  for (std::size_t begin = 0; begin < text.size();) {
-    const std::size_t end = std::min(text.find(',', begin), text.size());
-    if (end > begin) words.push_back(text.substr(begin, end - begin));
-    begin = end + 1;
-  }
-  return words;
-}
-
 std::string variable(const char* name) {
   const char* const value = std::getenv(name);
   if (value != nullptr && std::string_view(value).find_first_not_of(',') != std::string_view::npos) return value;
@@ -59,28 +50,24 @@ ServedShards::ServedShards(const std::vector<std::unique_ptr<Unit>>& units, cons
     : PulledParameters(units, board),
       config_(plan.update().outer.asynchronous),
       limit_(from_seconds(strategy.comm.timeout_s) + kGrace) {
-  for (const std::string& address : words_of(variable("TESSERA_SERVERS")))
-    servers_.push_back({"server " + std::to_string(servers_.size()) + " (" + address + ")", nullptr});
+  const std::vector<std::string> addresses = absl::StrSplit(variable("TESSERA_SERVERS"), ',', absl::SkipEmpty());
+  for (const std::string& address : addresses)
+    servers_.push_back({address, "server " + std::to_string(servers_.size()) + " (" + address + ")", nullptr});
   memory_ = Arena::plain("states for checkpoints", plan.use()[MemoryCategory::kOptimizer]);
   std::size_t parameters = 0;
-  for (const auto& unit : units) {
-    first_group_.push_back(groups_.size());
-    for (const auto& group : unit->groups) {
-      if (!group->trainable) continue;
-      Group& added = groups_.emplace_back();
-      added.flat = group.get();
-      added.pulled.resize(servers_.size());
-      added.counts.resize(group->parameters.size());
-      added.first_parameter = parameters;
-      parameters += group->parameters.size();
-      for (int server = 0; server < servers(); ++server) {
-        added.parts.push_back(served_part(group->layout.numel(), server, servers()));
-        names_.push_back({unit->name, group->index, server});
-      }
-      place(*group, plan);
+  for_each_trainable(units, [&](FlatGroup& flat) {
+    Group& added = groups_.emplace_back();
+    added.flat = &flat;
+    added.pulled.resize(servers_.size());
+    added.counts.resize(flat.parameters.size());
+    added.first_parameter = parameters;
+    parameters += flat.parameters.size();
+    for (int server = 0; server < servers(); ++server) {
+      added.parts.push_back(served_part(flat.layout.numel(), server, servers()));
+      names_.push_back({flat.unit->name, flat.index, server});
     }
-  }
-  first_group_.push_back(groups_.size());
+    place(flat, plan);
+  });
   memory_.expect_full();
   connect(strategy);
   open_orders();
@@ -111,7 +98,6 @@ void ServedShards::open_orders() {
 }
 
 void ServedShards::connect(const Strategy& strategy) {
-  const std::vector<std::string> addresses = words_of(variable("TESSERA_SERVERS"));
   const std::string secret = variable("TESSERA_SERVERS_SECRET");
   std::array<char, ServedJob::kRunName> run{};
   if (board_.rank() == 0) {
@@ -122,7 +108,7 @@ void ServedShards::connect(const Strategy& strategy) {
   const auto deadline = ServerLink::Clock::now() + from_seconds(strategy.comm.init_timeout_s);
   for (int server = 0; server < servers(); ++server) {
     Server& there = servers_[static_cast<std::size_t>(server)];
-    auto link = ServerLink::connect(addresses[static_cast<std::size_t>(server)], deadline);
+    auto link = ServerLink::connect(there.address, deadline);
     if (!link.ok() && exit_code_of(link.status()) == ExitCode::kConfig) throw_if_error(link.status());
     if (!link.ok())
       throw Error(ExitCode::kPeerLost,

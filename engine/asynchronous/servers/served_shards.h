@@ -55,6 +55,7 @@ class ServedShards final : public PulledParameters {
 
  private:
   struct Server {
+    std::string address;
     std::string name;  ///< "server 1 (10.0.0.5:4711)"
     std::unique_ptr<ServerLink> link;
   };
@@ -100,7 +101,6 @@ class ServedShards final : public PulledParameters {
   std::vector<Server> servers_;
   Arena memory_;
   std::vector<Group> groups_;
-  std::vector<std::size_t> first_group_;       ///< [unit]: index in groups_; one more for the end
   std::vector<ShardName> names_;               ///< [shard]: by group, then server
   std::vector<std::vector<ShardTurn>> turns_;  ///< [shard]; empty where no order is played
   std::vector<std::size_t> next_turns_;        ///< [shard]: where the search for this rank's next turn begins

@@ -16,7 +16,6 @@ namespace tessera::app {
 namespace {
 
 constexpr std::int64_t kMostRestarts = 1000;
-constexpr std::int64_t kMostServers = 64;
 
 bool is_number(const std::string& text) {
   return !text.empty() && text.find_first_not_of("0123456789") == std::string::npos;
@@ -73,7 +72,7 @@ void LaunchLine::add_ranks() {
   command_
       ->add_option("--servers", options.servers,
                    "parameter servers beside the ranks, on this machine (\"sync\": {\"owners\": \"servers\"})")
-      ->transform(integer_from(0, kMostServers))
+      ->transform(integer_from(0, kMostLaunchedServers))
       ->capture_default_str();
   command_
       ->add_option("--pretend-hosts", pretended_,

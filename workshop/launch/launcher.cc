@@ -11,6 +11,7 @@
 #include <array>
 #include <cerrno>
 #include <cstdint>
+#include <filesystem>
 #include <numeric>
 #include <system_error>
 #include <thread>
@@ -26,8 +27,6 @@
 
 namespace tessera {
 namespace {
-
-constexpr int kMostServers = 64;
 
 absl::Status refuse(const std::string& what) { return make_error(ExitCode::kUsage, "launch: " + what); }
 
@@ -69,10 +68,10 @@ absl::Status check(const LaunchOptions& options) {
   if (options.max_restarts < 0)
     return refuse(fmt::format("{} restarts make no sense. [T0595] hint: --max-restarts 0 starts ranks once",
                               options.max_restarts));
-  if (options.servers < 0 || options.servers > kMostServers)
+  if (options.servers < 0 || options.servers > kMostLaunchedServers)
     return refuse(
         fmt::format("the number of parameter servers must be 0 to {}, got {}. [T0991] hint: --servers says how many",
-                    kMostServers, options.servers));
+                    kMostLaunchedServers, options.servers));
   if (options.servers > 0 && options.max_restarts > 0)
     return refuse(
         "parameter servers keep shards in memory, so a restart would begin with other values. [T0992] hint: leave "
@@ -235,6 +234,11 @@ absl::StatusOr<int> run(const LaunchOptions& options) {
 }
 
 }  // namespace
+
+std::string tessera_of(const LaunchOptions& options) {
+  std::error_code ignored;
+  return options.tessera.empty() ? std::filesystem::read_symlink("/proc/self/exe", ignored).string() : options.tessera;
+}
 
 std::vector<int> ranks_of_hosts(const LaunchOptions& options) {
   std::vector<int> ranks = options.pretended_hosts;

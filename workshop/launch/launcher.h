@@ -9,6 +9,8 @@
 
 namespace tessera {
 
+inline constexpr int kMostLaunchedServers = 64;
+
 /// `tessera launch -n 4 -- ./train strategy.json`: N ranks of one program on this machine, or on several over ssh.
 struct LaunchOptions {
   std::vector<std::string> command;  ///< program (looked up in PATH) and its arguments
@@ -77,6 +79,8 @@ struct LaunchOptions {
 /// the same working directory and the environment that host_job.h lists. No rank starts before all hosts have answered.
 int launch(const LaunchOptions& options);
 
+/// Returns the path of the `tessera` command: LaunchOptions::tessera, or that of this program.
+std::string tessera_of(const LaunchOptions& options);
 /// Returns the ranks of each host that is told to ranks.
 std::vector<int> ranks_of_hosts(const LaunchOptions& options);
 

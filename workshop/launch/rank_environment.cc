@@ -1,5 +1,6 @@
 #include "workshop/launch/rank_environment.h"
 
+#include <fmt/format.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -45,9 +46,7 @@ std::vector<std::string> rank_environment(const LaunchOptions& options, const Jo
   if (options.plan) variables.insert_or_assign("TESSERA_PLAN", "table");
   if (hosts.size() > 1) variables.erase("TESSERA_HOSTS");  // LOCAL_WORLD_SIZE says the same for equal hosts
   if (std::ranges::any_of(hosts, [&](int ranks) { return ranks != hosts.front(); })) {
-    std::string list;
-    for (const int ranks : hosts) list += (list.empty() ? "" : ",") + text(ranks);
-    variables.insert_or_assign("TESSERA_HOSTS", list);
+    variables.insert_or_assign("TESSERA_HOSTS", fmt::format("{}", fmt::join(hosts, ",")));
   }
   std::vector<std::string> result;
   for (const auto& [name, value] : variables) result.push_back(name + "=" + value);

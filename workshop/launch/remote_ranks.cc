@@ -8,8 +8,6 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
-#include <filesystem>
-#include <system_error>
 #include <utility>
 
 #include "runtime/base/status.h"
@@ -50,11 +48,6 @@ std::string end_of(const RankExit& exit) {
   return exit.signal() ? fmt::format("signal {}", *exit.signal()) : fmt::format("exit code {}", exit.code());
 }
 
-std::string own_program() {
-  std::error_code ignored;
-  return std::filesystem::read_symlink("/proc/self/exe", ignored).string();
-}
-
 }  // namespace
 
 RemoteRanks::RemoteRanks(Host host, const LaunchOptions& options, Guard& guard, Heartbeat& heartbeat,
@@ -86,8 +79,7 @@ std::vector<std::string> RemoteRanks::agent_command() const {
   std::vector<std::string> words = options_.ssh;
   words.insert(words.end(), kSshOptions.begin(), kSshOptions.end());
   words.push_back(host_.name);
-  words.push_back("exec " + quoted_for_shell(options_.tessera.empty() ? own_program() : options_.tessera) +
-                  " launch-agent");
+  words.push_back("exec " + quoted_for_shell(tessera_of(options_)) + " launch-agent");
   return words;
 }
 
@@ -308,7 +300,7 @@ void RemoteRanks::fail(ExitCode code, const std::string& text) {
 
 /// Sets the error that says why the agent is gone before all ranks had started.
 void RemoteRanks::explain_end(const RankExit& exit) {
-  const std::string path = options_.tessera.empty() ? own_program() : options_.tessera;
+  const std::string path = tessera_of(options_);
   const std::string reach = joined(options_.ssh, " ") + " " + host_.name;
   const bool answered = phase_ != Phase::kConnecting;
   switch (exit.signal() || answered ? 0 : exit.code()) {

@@ -7,10 +7,8 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <filesystem>
 #include <span>
 #include <string>
-#include <system_error>
 #include <utility>
 
 #include "runtime/base/status.h"
@@ -42,11 +40,9 @@ Supervisor::Supervisor(const LaunchOptions& options, const JobSettings& job, Gua
 Supervisor::~Supervisor() = default;
 
 void Supervisor::serve_at(const std::vector<std::string>& addresses) {
-  std::error_code error;
-  const std::string own = std::filesystem::read_symlink("/proc/self/exe", error).string();
   for (const std::string& address : addresses) {
     servers_.push_back(options_);
-    servers_.back().command = {options_.tessera.empty() ? own : options_.tessera, "serve", "--listen", address};
+    servers_.back().command = {tessera_of(options_), "serve", "--listen", address};
   }
 }
 

@@ -191,7 +191,7 @@ void DurableFiles::take_memory(const TrainingMemory& memory, const MemoryPlan& p
   kernels_ = kernels;
   for (const auto& unit : units) {
     for (const auto& group : unit->groups)
-      add_piece(group->shard, group->parameter_chunks.before_records() * group->element_bytes(), device);
+      add_piece(group->shard, group->parameters_below.chunks.before_records() * group->element_bytes(), device);
   }
   for (const Arena* arena : {&memory.masters, &memory.optimizer}) add_piece(arena->data(), arena->taken(), device);
   const std::int64_t kept = kept_gradient_bytes(plan);  // they lie behind the scratch that reductions share

@@ -167,12 +167,12 @@ std::shared_ptr<TierCarrier> make_state_records(const RecordSources& from, const
   NewRecords added{from.plan.records().states};
   if (added.pool.records == 0) return nullptr;
   for_each_trainable(from.units, [&](FlatGroup& group) {
-    group.first_record = added.add(group, group.optimizer_part, group.records,
-                                   [&](std::int64_t chunk) { return group.records.record(chunk).bytes; });
+    group.states_below.first_record = added.add(group, group.optimizer_part, group.records,
+                                                [&](std::int64_t chunk) { return group.records.record(chunk).bytes; });
   });
   auto records = make_state_tier(from, paths, std::move(added), "states", from.plan.records().queue_depth);
   for_each_trainable(from.units, [&](FlatGroup& group) {
-    if (group.records.records() > 0) group.below = records;
+    if (group.records.records() > 0) group.states_below.carrier = records;
   });
   return records;
 }
@@ -184,14 +184,14 @@ std::shared_ptr<TierCarrier> make_tensor_state_records(const RecordSources& from
   if (added.pool.records == 0) return nullptr;
   std::vector<FlatGroup*> groups;
   for_each_trainable(from.units, [&](FlatGroup& group) {
-    if (group.tensor_state_record < 0) return;
+    if (group.of_tensors.record < 0) return;
     groups.push_back(&group);
     added.sizes.push_back(static_cast<std::size_t>(from.plan.tensor_state_record_bytes_of(group.shape())));
     added.names.push_back("states of matrices of unit " + group.unit->name);
   });
   auto records =
       make_state_tier(from, paths, std::move(added), "tensor_states", from.plan.records().tensor_states_ahead());
-  for (FlatGroup* group : groups) group->tensor_states_below = records;
+  for (FlatGroup* group : groups) group->of_tensors.below = records;
   return records;
 }
 
@@ -209,14 +209,14 @@ std::shared_ptr<TierCarrier> make_parameter_records(const RecordSources& from, c
     }
   }
   for (FlatGroup* group : groups) {
-    const Chunks& chunks = group->parameter_chunks;
-    group->first_parameter_record = added.add(*group, group->parameter_part, chunks, [&](std::int64_t chunk) {
+    const Chunks& chunks = group->parameters_below.chunks;
+    group->parameters_below.first_record = added.add(*group, group->parameter_part, chunks, [&](std::int64_t chunk) {
       return chunks.chunk(chunk).numel * group->element_bytes();
     });
   }
   auto records = make_state_tier(from, paths, std::move(added), "parameters", from.plan.records().queue_depth);
   for (FlatGroup* group : groups) {
-    if (group->parameter_chunks.records() > 0) group->parameters_below = records;
+    if (group->parameters_below.chunks.records() > 0) group->parameters_below.carrier = records;
   }
   return records;
 }

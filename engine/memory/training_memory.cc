@@ -33,9 +33,9 @@ namespace {
 
 void place_parameters(FlatGroup& group, const MemoryPlan& plan, Arena& arena) {
   group.make_storage();
-  group.parameter_chunks = plan.parameter_chunks_of(group.shape());
+  group.parameters_below.chunks = plan.parameter_chunks_of(group.shape());
   if (plan.parameters_below()) {
-    const std::int64_t numel = group.parameter_chunks.before_records();
+    const std::int64_t numel = group.parameters_below.chunks.before_records();
     if (numel > 0) group.shard = arena.take(numel * group.element_bytes());
     return;
   }
@@ -79,12 +79,12 @@ void place_training_state(FlatGroup& group, TrainingMemory& memory, const Memory
 void place_tensor_states(const MemoryPlan& plan, const std::vector<std::unique_ptr<Unit>>& units, Arena& arena) {
   std::int64_t index = 0;
   for_each_trainable(units, [&](FlatGroup& group) {
-    const std::int64_t numel = group.tensor_state_part.numel;
+    const std::int64_t numel = group.of_tensors.part.numel;
     if (numel == 0) return;
     if (index < plan.records().tensor_states_in_memory) {
-      group.tensor_state = reinterpret_cast<float*>(arena.take(numel * 4));
+      group.of_tensors.data = reinterpret_cast<float*>(arena.take(numel * 4));
     } else {
-      group.tensor_state_record = index - plan.records().tensor_states_in_memory;
+      group.of_tensors.record = index - plan.records().tensor_states_in_memory;
     }
     ++index;
   });
@@ -218,7 +218,7 @@ TrainingMemory TrainingMemory::allocate(const MemoryPlan& plan, const std::vecto
       place_parameters(*group, plan, memory.parameters);
       if (!group->trainable) continue;
       group->records = plan.records_of(group->shape());
-      group->tensor_state_part = plan.tensor_state_part_of(group->shape());
+      group->of_tensors.part = plan.tensor_state_part_of(group->shape());
       place_training_state(*group, memory, plan);
     }
   }

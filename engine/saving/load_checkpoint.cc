@@ -61,7 +61,7 @@ class Load {
         rank_(job_.mesh.rank()),
         who_("rank " + std::to_string(rank_)),
         states_(job_.strategy, job_.own_rules, training.units),
-        kept_(training.reducer->kept()) {}
+        kept_(training.gradients.reducer->kept()) {}
 
   /// Finds the checkpoint and checks all of it, but changes nothing. Returns its step. It is collective.
   absl::StatusOr<std::int64_t> examine() {
@@ -184,7 +184,7 @@ class Load {
   }
 
   absl::Status read_residuals() {
-    training_.reducer->forget_feedback();
+    training_.gradients.reducer->forget_feedback();
     const bool saved = manifest().residuals.has_value();
     if (saved && !keeps_residuals())
       matched_.inexact.push_back(

@@ -1,7 +1,5 @@
 #include "engine/open_durable.h"
 
-#include <vector>
-
 #include "engine/job/outcomes.h"
 #include "runtime/base/log.h"
 #include "runtime/border/throw.h"

@@ -2,7 +2,6 @@
 
 #include <ATen/ops/from_blob.h>
 
-#include <iterator>
 #include <utility>
 
 namespace tessera {

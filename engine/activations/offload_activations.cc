@@ -5,7 +5,6 @@
 #include "engine/activations/device_nvme_activations.h"
 #include "engine/activations/host_activations.h"
 #include "engine/activations/nvme_activations.h"
-#include "sharding/whole_tensors.h"
 
 namespace tessera {
 

@@ -1,6 +1,5 @@
 #include "engine/memory/carried_states.h"
 
-#include <algorithm>
 #include <optional>
 #include <unordered_map>
 

@@ -1,6 +1,5 @@
 #include "engine/memory/make_records.h"
 
-#include <algorithm>
 #include <utility>
 
 #include "engine/device/pinned_memory.h"

@@ -1,7 +1,5 @@
 #include "engine/memory/state_views.h"
 
-#include <algorithm>
-
 #include "engine/memory/records/tier_carrier.h"
 
 namespace tessera {

@@ -3,7 +3,6 @@
 #include <ATen/Functions.h>
 
 #include <algorithm>
-#include <utility>
 
 #include "engine/device/accelerator.h"
 #include "engine/device/pinned_memory.h"
@@ -19,7 +18,6 @@
 #include "runtime/border/throw.h"
 #include "sharding/scalar_type.h"
 #include "sharding/unrecorded.h"
-#include "sharding/whole_tensors.h"
 #include "tessera/deferred_init.h"
 
 namespace tessera {

@@ -281,10 +281,10 @@ TrafficCounts Engine::traffic() const {
     counts.disk_wait_seconds += disk.wait_seconds;
   };
   const TrainingMemory& memory = t.memory;
-  if (memory.parameter_records) add(memory.parameter_records->counters());
-  if (memory.state_records) add(memory.state_records->counters());
-  if (memory.tensor_state_records) add(memory.tensor_state_records->counters());
-  if (memory.gradient_records) add(memory.gradient_records->counters());
+  if (memory.records.parameters) add(memory.records.parameters->counters());
+  if (memory.records.states) add(memory.records.states->counters());
+  if (memory.records.tensor_states) add(memory.records.tensor_states->counters());
+  if (memory.records.gradients) add(memory.records.gradients->counters());
   if (memory.gpu.gradients) {
     add(memory.gpu.gradients->counters());
     counts.gradients = memory.gpu.gradients->copied();

@@ -223,20 +223,20 @@ std::shared_ptr<TierCarrier> make_parameter_records(const RecordSources& from, c
 /// Makes the carriers from the memory of a GPU's host to the GPU.
 void make_carriers_to_gpu(TrainingMemory& memory, const RecordSources& from) {
   const MemoryPlan& plan = from.plan;
-  if (memory.state_records && !plan.passes().steps_on_host) {
+  if (memory.records.states && !plan.passes().steps_on_host) {
     const RecordPool& pool = plan.records().states;
-    memory.gpu.states = make_slot_carrier(plan, memory.state_records, pool, memory.gpu.state_slots.data(),
+    memory.gpu.states = make_slot_carrier(plan, memory.records.states, pool, memory.gpu.state_slots.data(),
                                           pool.device_slots, *from.kernels);
   }
-  if (memory.tensor_state_records) {
+  if (memory.records.tensor_states) {
     const RecordPool& pool = plan.records().tensor_states;
     // The slots of the batch that is on the GPU are not free for records ahead.
     const std::int64_t ahead = pool.device_slots - plan.records().tensor_states_of_a_batch;
-    memory.gpu.tensor_states = make_slot_carrier(plan, memory.tensor_state_records, pool,
+    memory.gpu.tensor_states = make_slot_carrier(plan, memory.records.tensor_states, pool,
                                                  memory.gpu.tensor_state_slots.data(), ahead, *from.kernels);
   }
-  if (memory.parameter_records) {
-    memory.gpu.parameters = std::make_shared<MappedCarrier>(memory.parameter_records, *from.kernels,
+  if (memory.records.parameters) {
+    memory.gpu.parameters = std::make_shared<MappedCarrier>(memory.records.parameters, *from.kernels,
                                                             plan.records().parameters.held, !plan.parameters_on_host());
   }
 }
@@ -276,19 +276,19 @@ void make_gradient_records(TrainingMemory& memory, const RecordSources& from, co
     FileTier* const same = files.get();
     return in_slots(std::move(files), same);
   }
-  memory.gradient_records = std::make_shared<GradientRecords>(std::move(files), from.units);
-  tell(memory.gradient_records->describe());
+  memory.records.gradients = std::make_shared<GradientRecords>(std::move(files), from.units);
+  tell(memory.records.gradients->describe());
 }
 
 }  // namespace
 
 void make_records(TrainingMemory& memory, const RecordSources& from) {
   const std::vector<StripePath> paths = stripe_paths(from);
-  memory.parameter_records = make_parameter_records(from, paths);
-  memory.state_records = make_state_records(from, paths);
-  memory.tensor_state_records = make_tensor_state_records(from, paths);
+  memory.records.parameters = make_parameter_records(from, paths);
+  memory.records.states = make_state_records(from, paths);
+  memory.records.tensor_states = make_tensor_state_records(from, paths);
   if (from.kernels) make_carriers_to_gpu(memory, from);
-  memory.records_are_pinned = from.kernels != nullptr;
+  memory.records.are_pinned = from.kernels != nullptr;
   memory.gpu.host_copies_bytes = from.plan.passes().host_copies_bytes;
   if (from.plan.passes().steps_on_host) {
     memory.gpu.host_copies = pinned_memory_of(*from.kernels, from.rank(), "copies of gradients and parameters",

@@ -238,14 +238,14 @@ MemoryUse TrainingMemory::allocated() const {
   use[MemoryCategory::kOptimizer] = optimizer.taken();
   use[MemoryCategory::kStaging] = scratch.bytes() + matrices.bytes() + weight_copy.bytes();
   use[MemoryCategory::kCheckpoint] = checkpoint.bytes();
-  use[records_are_pinned ? MemoryCategory::kHostRecords : MemoryCategory::kFeedback] += feedback.bytes();
+  use[records.are_pinned ? MemoryCategory::kHostRecords : MemoryCategory::kFeedback] += feedback.bytes();
   use[MemoryCategory::kRecords] = gpu.state_slots.bytes() + gpu.tensor_state_slots.bytes();
-  for (const auto& records : {parameter_records, state_records, tensor_state_records}) {
-    if (!records) continue;
-    use[records_are_pinned ? MemoryCategory::kHostRecords : MemoryCategory::kRecords] += records->memory_bytes();
+  for (const auto& carrier : {records.parameters, records.states, records.tensor_states}) {
+    if (!carrier) continue;
+    use[records.are_pinned ? MemoryCategory::kHostRecords : MemoryCategory::kRecords] += carrier->memory_bytes();
   }
   use[MemoryCategory::kHostRecords] += gpu.host_copies_bytes;
-  if (gradient_records) use[MemoryCategory::kRecords] += gradient_records->memory_bytes();
+  if (records.gradients) use[MemoryCategory::kRecords] += records.gradients->memory_bytes();
   use[MemoryCategory::kRecords] += gpu.gradient_slots.bytes();
   if (gpu.gradients) use[MemoryCategory::kHostRecords] += gpu.gradients->memory_bytes();
   return use;
@@ -253,12 +253,12 @@ MemoryUse TrainingMemory::allocated() const {
 
 Carrier* TrainingMemory::gradient_carrier() const {
   if (gpu.gradients) return gpu.gradients.get();
-  return gradient_records.get();
+  return records.gradients.get();
 }
 
 Carrier* TrainingMemory::tensor_state_carrier() const {
   if (gpu.tensor_states) return gpu.tensor_states.get();
-  return tensor_state_records.get();
+  return records.tensor_states.get();
 }
 
 void store_parameters(Unit& unit, Collectives& control) {

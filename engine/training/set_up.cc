@@ -306,7 +306,7 @@ void Training::set_up_gradients() {
       unit.gathered_hash = 0;  // values of a unit that is gathered in place have changed
       if (job.strategy.check.values) values.checks->accept(unit);
     });
-    if (memory.state_records || memory.parameter_records)
+    if (memory.records.states || memory.records.parameters)
       gradients.reducer->on_gradient([this] { step->read_ahead(); });
   }
   gradients.reducer->tell(window.rounds);
@@ -317,11 +317,11 @@ void Training::set_up_gathering() {
   auto& [log, publication, parts, residency, watch] = gathering;
   log.emplace(static_cast<std::size_t>(plan.placement().prefetch) + 1);
   if (plan.gathers()) {
-    if (memory.parameter_records && device.is_queued) {
-      parts = std::make_unique<DevicePartCarrier>(plan, units, memory.parameter_records, *job.accelerator.kernels,
+    if (memory.records.parameters && device.is_queued) {
+      parts = std::make_unique<DevicePartCarrier>(plan, units, memory.records.parameters, *job.accelerator.kernels,
                                                   job.mesh.rank());
-    } else if (memory.parameter_records) {
-      parts = std::make_unique<PartCarrier>(units, memory.parameter_records);
+    } else if (memory.records.parameters) {
+      parts = std::make_unique<PartCarrier>(units, memory.records.parameters);
     }
     if (parts) footprint.allocated[MemoryCategory::kHostRecords] += parts->pinned_bytes();
     std::unique_ptr<SecondaryShards> copy;

@@ -35,9 +35,9 @@ HostUpdate::HostUpdate(const QueuedContext& context)
       kernels_(context.kernels),
       elements_(context.strategy, context.own_rules, context.rates),
       threads_(context.own_rules.elements ? 1 : host_update_threads()),
-      parameter_records_(context.memory.parameter_records ? places_of(*context.memory.parameter_records)
-                                                          : std::vector<std::span<std::byte>>()) {
-  const std::vector<std::span<std::byte>> places = places_of(*context.memory.state_records);
+      parameter_records_(context.memory.records.parameters ? places_of(*context.memory.records.parameters)
+                                                           : std::vector<std::span<std::byte>>()) {
+  const std::vector<std::span<std::byte>> places = places_of(*context.memory.records.states);
   std::byte* place = memory_.get();
   first_of_unit_.push_back(0);
   for (const auto& unit : context.units) {

@@ -79,7 +79,7 @@ MatrixUpdate::MatrixUpdate(const StepContext& context, std::shared_ptr<const Ten
   });
   exchange_.emplace(context, rule_ ? assigners_[0].get() : nullptr, device_, kernels);
   if (!states_) return;
-  records_.resize(static_cast<std::size_t>(context.memory.tensor_state_records->records()));
+  records_.resize(static_cast<std::size_t>(context.memory.records.tensor_states->records()));
   std::iota(records_.begin(), records_.end(), 0);  // in the order of units
 }
 

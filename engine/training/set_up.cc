@@ -8,10 +8,9 @@
 #include <utility>
 
 #include "engine/activations/offload_activations.h"
-#include "engine/device/gathers_on_host.h"
+#include "engine/device/calls_on_host.h"
 #include "engine/device/known_peak.h"
 #include "engine/device/pinned_memory.h"
-#include "engine/device/sums_on_host.h"
 #include "engine/memory/expect_reproducible.h"
 #include "engine/memory/kept_group.h"
 #include "engine/memory/records/device_part_carrier.h"
@@ -97,7 +96,7 @@ constexpr int kPartOnHost = 1;
 
 /// The type of the functions sums_on_host and gathers_on_host.
 using LeadsOverHost = std::shared_ptr<Collectives> (*)(std::shared_ptr<Collectives>, std::shared_ptr<Collectives>,
-                                                       DeviceKernels&, const HostSlots&);
+                                                       DeviceKernels&, const CallSlots&);
 
 /// Leads calls of `axis` over `on_host`, in pinned memory as large as the plan says. `what` lies there, for an error.
 void lead(std::shared_ptr<Collectives>& axis, const std::shared_ptr<Collectives>& on_host, LeadsOverHost leads,

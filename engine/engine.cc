@@ -119,7 +119,7 @@ void Engine::State::run_backward(const at::Tensor& loss, const std::vector<Engin
   {
     std::list<GradientHooks::Taking> taking;
     for (std::size_t i = 0; i < engines.size(); ++i)
-      taking.emplace_back(*engines[i]->state_->training.hooks, factors[i], counts);
+      taking.emplace_back(*engines[i]->state_->training.gradients.hooks, factors[i], counts);
     torch::autograd::backward({loss}, {seed.seed}, info.retain_graph);
   }
   for (Engine* engine : engines) engine->state_->training.end_backward(loss, info);
@@ -184,7 +184,7 @@ void Engine::zero_grad() {
   training.job.or_abort("zero_grad", [&] {
     // Residuals that compression kept of dropped gradients are dropped too.
     if (training.window.microbatch > 0 && training.plan.sums().kept_gradient_numel > 0)
-      training.reducer->restore_feedback();
+      training.gradients.reducer->restore_feedback();
     training.drop_microbatches();
     training.step->forget_losses();
     if (training.times.flops) training.times.flops->clear();
@@ -269,7 +269,7 @@ TrafficCounts Engine::traffic() const {
     counts.prefetched_gathers = gathers.prefetched;
     counts.overflow_slots = gathers.overflow_slots;
   }
-  const ReducerCounts& reductions = t.reducer->counts();
+  const ReducerCounts& reductions = t.gradients.reducer->counts();
   counts.reductions = reductions.reductions;
   counts.reduced_bytes = reductions.reduced_bytes;
   counts.reduction_seconds = reductions.reduction_seconds;
@@ -281,10 +281,10 @@ TrafficCounts Engine::traffic() const {
     counts.disk_wait_seconds += disk.wait_seconds;
   };
   const TrainingMemory& memory = t.memory;
-  if (memory.parameter_records) add(memory.parameter_records->counters());
-  if (memory.state_records) add(memory.state_records->counters());
-  if (memory.tensor_state_records) add(memory.tensor_state_records->counters());
-  if (memory.gradient_records) add(memory.gradient_records->counters());
+  if (memory.records.parameters) add(memory.records.parameters->counters());
+  if (memory.records.states) add(memory.records.states->counters());
+  if (memory.records.tensor_states) add(memory.records.tensor_states->counters());
+  if (memory.records.gradients) add(memory.records.gradients->counters());
   if (memory.gpu.gradients) {
     add(memory.gpu.gradients->counters());
     counts.gradients = memory.gpu.gradients->copied();

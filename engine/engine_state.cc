@@ -5,14 +5,29 @@
 #include <utility>
 
 #include "engine/checkpoint/stored_states.h"
+#include "engine/job/outcomes.h"
 #include "engine/job/profiler_ranges.h"
 #include "engine/memory/carried_states.h"
-#include "engine/open_durable.h"
 #include "engine/step/agree/update_options.h"
 #include "runtime/base/log.h"
 #include "runtime/border/throw.h"
 
 namespace tessera {
+namespace {
+
+/// Opens this rank's files and finds the last commit that all ranks hold. It is collective. Throws tessera::Error, the
+/// same on every rank: the errors of DurableFiles::look and choose.
+std::unique_ptr<DurableFiles> open_durable(const DurableConfig& config, const MemoryPlan& plan,
+                                           const std::string& layout, Collectives& control) {
+  auto files = std::make_unique<DurableFiles>(config, plan, layout, control.rank());
+  files->choose(value_or_throw(share_outcomes(control, "commits found", [&] { return files->look(); })));
+  throw_if_error(share_status(control, "commits chosen", status_from([&] { return files->forget_later(); })));
+  if (files->last() && control.rank() == 0)
+    log_info(c10::str(files->folder(), " holds step ", files->last()->step, ", from which resume_durable goes on"));
+  return files;
+}
+
+}  // namespace
 
 Engine::State::State(std::shared_ptr<torch::nn::Module> module, std::shared_ptr<Strategy> strategy, const Mesh& mesh,
                      OwnRules own_rules, std::optional<std::int64_t> continues_after)

@@ -143,7 +143,7 @@ void Gathered::State::store() {
     if (unit->keeper()) unit->keeper()->drop(*unit);  // gathered copies on other ranks are out of date
   }
   if (copies) copies->close();
-  for (Unit* unit : units) training.checks->accept(*unit);
+  for (Unit* unit : units) training.values.checks->accept(*unit);
   training.sync.adopt();
 }
 

@@ -74,25 +74,25 @@ absl::Status FileTier::take_memory() {
   TESSERA_ASSIGN_OR_RETURN(resident_held_, Table<std::uint8_t>::make(resident, who));
   TESSERA_ASSIGN_OR_RETURN(slot_memory_, AlignedMemory::make(sizes_.slots * sizes_.stride_bytes, who, options_.memory));
   TESSERA_ASSIGN_OR_RETURN(slots_, Table<Slot>::make(sizes_.slots, who));
-  TESSERA_ASSIGN_OR_RETURN(slot_of_, Table<std::int32_t>::make(records, who));
-  TESSERA_ASSIGN_OR_RETURN(places_, Table<StripePlace>::make(records, who));
-  TESSERA_ASSIGN_OR_RETURN(offsets_, Table<std::int64_t>::make(records, who));
-  TESSERA_ASSIGN_OR_RETURN(written_, Table<std::uint8_t>::make(records, who));
+  TESSERA_ASSIGN_OR_RETURN(disk_.slot_of, Table<std::int32_t>::make(records, who));
+  TESSERA_ASSIGN_OR_RETURN(disk_.places, Table<StripePlace>::make(records, who));
+  TESSERA_ASSIGN_OR_RETURN(disk_.offsets, Table<std::int64_t>::make(records, who));
+  TESSERA_ASSIGN_OR_RETURN(disk_.written, Table<std::uint8_t>::make(records, who));
   if (has_checksums(options_)) {
-    TESSERA_ASSIGN_OR_RETURN(checksums_, Table<std::uint64_t>::make(records, who));
+    TESSERA_ASSIGN_OR_RETURN(disk_.checksums, Table<std::uint64_t>::make(records, who));
   }
   if (!options_.durable.empty()) {
-    TESSERA_ASSIGN_OR_RETURN(two_places_, TwoPlaces::make(records, who));
+    TESSERA_ASSIGN_OR_RETURN(disk_.two_places, TwoPlaces::make(records, who));
   }
   for (Slot& slot : slots_.span()) slot.record = -1;
   if (records == 0) return absl::OkStatus();
-  place_in_stripes(weights_of(options_), places_.span());
+  place_in_stripes(weights_of(options_), disk_.places.span());
   std::vector<std::int64_t> ends(options_.paths.size(), 0);
   for (std::int64_t record = 0; record < options_.records; ++record) {
     if (!is_on_disk(record)) continue;
     const std::size_t which = on_disk(record);
-    std::int64_t& end = ends[as_size(places_[which].file)];
-    offsets_[which] = end;
+    std::int64_t& end = ends[as_size(disk_.places[which].file)];
+    disk_.offsets[which] = end;
     end += static_cast<std::int64_t>(whole_sectors(size_of(options_, record)));
   }
   return absl::OkStatus();
@@ -122,7 +122,7 @@ bool FileTier::fetch(std::int64_t record) {
     ++fetched_;
     return true;
   }
-  if (written_[on_disk(record)] == 0) return true;  // a record of zeros needs no disk
+  if (disk_.written[on_disk(record)] == 0) return true;  // a record of zeros needs no disk
   if (!has_room) return false;
   failure_.Update(end_writes_that_are_done());
   const std::optional<std::size_t> next = next_slot();
@@ -175,7 +175,7 @@ absl::Status FileTier::put_if_changed(std::int64_t record) {
   if (!is_on_disk(record) || !holds(record)) return let_go(record, true);
   const std::size_t which = on_disk(record);
   const std::uint64_t checksum = checksum_of_slot(as_size(slot_of(record) - 1));
-  return let_go(record, written_[which] == 0 || checksums_[which] != checksum, checksum);
+  return let_go(record, disk_.written[which] == 0 || disk_.checksums[which] != checksum, checksum);
 }
 
 absl::Status FileTier::release(std::int64_t record) { return let_go(record, false); }
@@ -189,7 +189,7 @@ absl::Status FileTier::start_copy(std::int64_t record, std::span<std::byte> memo
     return wrong_use(fmt::format("copy of record {} to {} bytes, want {}", record, memory.size(), bytes));
   if (holds(record)) return wrong_use(fmt::format("copy of record {}, which is held", record));
   ++counters_.gets;
-  if (resident_.has(record) || written_[on_disk(record)] == 0) {
+  if (resident_.has(record) || disk_.written[on_disk(record)] == 0) {
     ++counters_.hits;
     std::ranges::fill(memory, std::byte{0});
     if (resident_.has(record)) std::memcpy(memory.data(), resident_memory(record).data(), size_of(options_, record));
@@ -250,7 +250,7 @@ absl::Status FileTier::return_to(std::string_view where) {
     if (slot.record >= 0) slot_of(slot.record) = 0;
     slot.record = -1;
   }
-  return two_places_.return_to(where, written_, checksums_);
+  return disk_.two_places.return_to(where, disk_.written, disk_.checksums);
 }
 
 TierCounters FileTier::counters() const {
@@ -283,7 +283,7 @@ std::span<std::byte> FileTier::resident_memory(std::int64_t record) const {
                                          options_.record_bytes);
 }
 
-std::int32_t& FileTier::slot_of(std::int64_t record) const { return slot_of_[on_disk(record)]; }
+std::int32_t& FileTier::slot_of(std::int64_t record) const { return disk_.slot_of[on_disk(record)]; }
 
 bool FileTier::holds(std::int64_t record) const {
   if (resident_.has(record)) return resident_held_[as_size(resident_.index(record))] != 0;
@@ -324,7 +324,7 @@ void FileTier::reuse_slot(std::size_t index, std::int64_t record) {
               .unverified = false,
               .wanted = false};
   slot_of(record) = static_cast<std::int32_t>(index) + 1;
-  if (written_[on_disk(record)] == 0)
+  if (disk_.written[on_disk(record)] == 0)
     std::ranges::fill(memory_of_slot(index), std::byte{0});
   else
     slot.unverified = true;
@@ -340,11 +340,11 @@ IoRequest FileTier::request(IoKind kind, std::size_t slot) const {
 
 // Returns a read without its destination and its tag, which the caller sets.
 IoRequest FileTier::request_of(std::int64_t record) const {
-  const std::size_t which = on_disk(record), file = as_size(places_[which].file);
-  const bool is_second = !options_.durable.empty() && two_places_.place(which) == 1;
+  const std::size_t which = on_disk(record), file = as_size(disk_.places[which].file);
+  const bool is_second = !options_.durable.empty() && disk_.two_places.place(which) == 1;
   return {.kind = IoKind::kRead,
           .file = files_[file].get(),
-          .offset = offsets_[which] + (is_second ? sizes_.file_bytes[file] / 2 : 0),
+          .offset = disk_.offsets[which] + (is_second ? sizes_.file_bytes[file] / 2 : 0),
           .memory = nullptr,
           .bytes = whole_sectors(size_of(options_, record)),
           .who = options_.who,
@@ -391,7 +391,7 @@ absl::Status FileTier::verify(std::size_t index) {
 absl::Status FileTier::verify(std::int64_t record, std::span<const std::byte> memory) {
   if (!has_checksums(options_)) return absl::OkStatus();
   const std::uint64_t got = XXH3_64bits(memory.data(), memory.size());
-  const std::uint64_t want = checksums_[on_disk(record)];
+  const std::uint64_t want = disk_.checksums[on_disk(record)];
   if (got == want) return absl::OkStatus();
   const IoRequest read = request_of(record);
   return fail(
@@ -442,7 +442,7 @@ absl::Status FileTier::let_go(std::int64_t record, bool changed, std::optional<s
   const std::size_t index = as_size(slot_of(record) - 1);
   slots_[index].order = ++order_;
   TESSERA_RETURN_IF_ERROR(end_writes_behind());
-  if (seeded_fault(SeededFault::kRecordWrittenOnce) && written_[on_disk(record)] != 0) changed = false;
+  if (seeded_fault(SeededFault::kRecordWrittenOnce) && disk_.written[on_disk(record)] != 0) changed = false;
   if (changed) return start_write(index, checksum);
   slots_[index].state = SlotState::kFree;
   return absl::OkStatus();
@@ -454,9 +454,9 @@ absl::Status FileTier::start_write(std::size_t index, std::optional<std::uint64_
   for (Copy& copy : copies_) {
     if (copy.record == slot.record) TESSERA_RETURN_IF_ERROR(end_copy(copy));
   }
-  written_[which] = 1;
-  if (has_checksums(options_)) checksums_[which] = checksum ? *checksum : checksum_of_slot(index);
-  if (!options_.durable.empty()) two_places_.place_to_write(which);
+  disk_.written[which] = 1;
+  if (has_checksums(options_)) disk_.checksums[which] = checksum ? *checksum : checksum_of_slot(index);
+  if (!options_.durable.empty()) disk_.two_places.place_to_write(which);
   slot.state = SlotState::kWriting;
   slot.wanted = false;
   ++writing_;

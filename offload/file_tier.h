@@ -122,9 +122,9 @@ class FileTier final : public RecordTier, public DurableTier {
   /// REQUIRES: FileTierOptions::durable, as for all functions of DurableTier.
   absl::Status end_writes() override;
   absl::Status sync() override;
-  std::string where() const override { return two_places_.text(written_, checksums_); }
-  void committed() override { two_places_.commit(); }
-  absl::Status protect(std::string_view where) override { return two_places_.protect(where); }
+  std::string where() const override { return disk_.two_places.text(disk_.written, disk_.checksums); }
+  void committed() override { disk_.two_places.commit(); }
+  absl::Status protect(std::string_view where) override { return disk_.two_places.protect(where); }
   absl::Status return_to(std::string_view where) override;
   std::span<std::byte> in_memory() override { return resident_memory_.span(); }
 
@@ -157,6 +157,16 @@ class FileTier final : public RecordTier, public DurableTier {
     std::size_t slots = 0;
     std::size_t stride_bytes = 0;  ///< bytes of a record in a slot
     std::vector<std::int64_t> file_records, file_bytes;
+  };
+
+  /// Tables with one entry for each record on disk.
+  struct RecordsOnDisk {
+    Table<std::int32_t> slot_of;  ///< slot of the record, plus 1; 0: none
+    Table<StripePlace> places;
+    Table<std::int64_t> offsets;     ///< offset in its file
+    Table<std::uint8_t> written;     ///< whether the record was ever put
+    Table<std::uint64_t> checksums;  ///< used if has_checksums
+    TwoPlaces two_places;            ///< used if records are durable
   };
 
   static bool has_checksums(const FileTierOptions& options) { return options.verify || !options.durable.empty(); }
@@ -213,13 +223,7 @@ class FileTier final : public RecordTier, public DurableTier {
   const EvenSpread resident_;
   AlignedMemory resident_memory_, slot_memory_;
   Table<Slot> slots_;
-  // These have one entry for each record on disk.
-  Table<std::int32_t> slot_of_;  ///< slot of the record, plus 1; 0: none
-  Table<StripePlace> places_;
-  Table<std::int64_t> offsets_;                    ///< offset in its file
-  Table<std::uint8_t> written_;                    ///< whether the record was ever put
-  Table<std::uint64_t> checksums_;                 ///< used if has_checksums
-  TwoPlaces two_places_;                           ///< used if records are durable
+  RecordsOnDisk disk_;
   Table<std::uint8_t> resident_held_;              ///< whether each resident record is held
   std::vector<std::unique_ptr<BlockFile>> files_;  ///< one file for each path; null if a path has no records
   /// declared behind the memory and files that it uses, so that it is destroyed first

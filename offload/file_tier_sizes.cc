@@ -111,8 +111,9 @@ absl::StatusOr<std::vector<std::int64_t>> FileTier::file_bytes(const FileTierOpt
 }
 
 std::size_t FileTier::allocated_bytes() const {
-  return resident_memory_.bytes() + resident_held_.bytes() + slot_memory_.bytes() + slots_.bytes() + slot_of_.bytes() +
-         places_.bytes() + offsets_.bytes() + written_.bytes() + checksums_.bytes() + two_places_.bytes();
+  return resident_memory_.bytes() + resident_held_.bytes() + slot_memory_.bytes() + slots_.bytes() +
+         disk_.slot_of.bytes() + disk_.places.bytes() + disk_.offsets.bytes() + disk_.written.bytes() +
+         disk_.checksums.bytes() + disk_.two_places.bytes();
 }
 
 }  // namespace tessera

@@ -69,7 +69,7 @@ double StepClock::busy_s(Axis axis, int group) const {
 
 // --- Events ---
 
-absl::Status StepClock::play(std::span<const double> starts_s, const Factor& factor, StepRecorder* recorder) {
+absl::Status StepClock::play(std::span<const double> starts_s, const Factor& factor, PlayRecorder* recorder) {
   reset();
   factor_ = factor ? &factor : nullptr;
   recorder_ = recorder;

@@ -15,13 +15,13 @@
 namespace tessera {
 
 /// A listener that is told what happens when a StepScript is played. Seconds count from the step's begin.
-class StepRecorder {
+class PlayRecorder {
  public:
   /// Lanes: 0 is the rank's program, 1 + c the calls of its group's Channel c.
   virtual void span(int rank, std::size_t lane, const char* what, int unit, double begin_s, double end_s) = 0;
 
  protected:
-  ~StepRecorder() = default;
+  ~PlayRecorder() = default;
 };
 
 /// The times of a rank in a step.
@@ -64,7 +64,7 @@ class StepClock {
 
   /// Plays the script; rank r begins at `starts_s[r]`. `recorder` may be null. Errors: 70 if ranks wait for ever, which
   /// does not happen with scripts of script_of_step.
-  absl::Status play(std::span<const double> starts_s, const Factor& factor = nullptr, StepRecorder* recorder = nullptr);
+  absl::Status play(std::span<const double> starts_s, const Factor& factor = nullptr, PlayRecorder* recorder = nullptr);
 
   const RankTimes& times(int rank) const { return ranks_[static_cast<std::size_t>(rank)].times; }
   /// Returns the seconds in which a call of the axis was under way in a group.
@@ -139,7 +139,7 @@ class StepClock {
   std::array<std::vector<int>, kChannels> calls_;  ///< [channel]: its calls
   std::priority_queue<Event, std::vector<Event>, std::greater<>> events_;
   const Factor* factor_ = nullptr;
-  StepRecorder* recorder_ = nullptr;
+  PlayRecorder* recorder_ = nullptr;
   double now_s_ = 0;
   std::size_t over_ = 0;
 };

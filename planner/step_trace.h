@@ -14,7 +14,7 @@ namespace tessera {
 /// (include/tessera/span.h) gives them for a real run. A rank is a process: thread 0 is its program, 1 the gathers of
 /// its group, 2 the reductions, 3 the replicate axis, 6 the agreement. A name says what was done and to which unit:
 /// "forward blocks.3".
-class StepTrace final : public StepRecorder {
+class StepTrace final : public PlayRecorder {
  public:
   /// `units`: names of the units.
   StepTrace(const std::vector<int>& ranks, std::vector<std::string> units)

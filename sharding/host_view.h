@@ -15,7 +15,7 @@ struct MemoryPlace {
   MemoryPlace(c10::Device device_given, bool in_record_given = false)  // NOLINT: a device is a place
       : device(device_given), in_record(in_record_given) {}
   c10::Device device;      ///< the device that trains
-  bool in_record = false;  ///< the memory is that of the host, whatever device trains (FlatGroup::below)
+  bool in_record = false;  ///< the memory is that of the host, whatever device trains (FlatGroup::states_below)
 };
 
 /// Gives host code access to memory of training state: the memory itself if it is host memory, else a copy. A copy

@@ -12,8 +12,10 @@
 #include <string>
 #include <vector>
 
+#include "sharding/layout/chunks.h"
 #include "sharding/layout/plan/memory_plan.h"
 #include "sharding/layout/plan/record_layout.h"
+#include "sharding/layout/shapes.h"
 
 namespace tessera {
 
@@ -45,6 +47,26 @@ struct TensorState {
   std::vector<std::int64_t> sizes;
 };
 
+/// The records below memory of one kind of state of a group.
+struct RecordsBelow {
+  std::int64_t first_record = 0;         ///< number of its first record, counted over all groups
+  std::shared_ptr<TierCarrier> carrier;  ///< holds the records; null where all is in memory
+};
+
+/// The records of a group's parameters.
+struct ParametersBelow : RecordsBelow {
+  Chunks chunks;  ///< how `shard` is cut into chunks
+};
+
+/// This rank's part of the states of whole tensors (GroupShape::tensor_states). Either all of it is offloaded, or none.
+struct TensorStateMemory {
+  std::vector<TensorState> shapes;  ///< shape of each state of the layout
+  Extent part;                      ///< extent of their buffer
+  float* data = nullptr;            ///< [part], fp32; null while the states are offloaded
+  std::int64_t record = -1;         ///< the record with all of this rank's part; -1: it is in memory
+  std::shared_ptr<TierCarrier> below;
+};
+
 /// Parameters of one unit with one dtype, in one flat buffer. All train or all are frozen, and all are updated in the
 /// same way. A field says where this rank's part of each kind of state lies:
 ///
@@ -53,22 +75,16 @@ struct TensorState {
 ///   master [optimizer_part] fp32 what the optimizer updates; null where dtype is fp32 and `shard` is the master,
 ///                                         or split into `shard` and `master_low` where master_kind says so
 ///   state    [optimizer_part]     fp32, bf16 or 8 bits with scales    what the optimizer keeps
-///   tensor_state [tensor_state_part]  fp32    states of whole tensors, of shapes of their own
+///   of_tensors [of_tensors.part] fp32 states of whole tensors, of shapes of their own
 ///   gradient [gradient_part]      fp32    sums over ranks and microbatches
 ///
-/// A part of shard, master and state may be offloaded (`parameter_chunks`, `records`); the pointers are then to the
-/// first elements, which are in memory. Either the whole tensor_state is offloaded, or no part of it is.
-/// `engine/memory/state_views.h` reaches both.
+/// A part of shard, master and state may be offloaded (`parameters_below`, `records`); the pointers are then to the
+/// first elements, which are in memory. `engine/memory/state_views.h` reaches both.
 ///
 /// All parts are extents of the same layout. Memory belongs to the engine's arenas.
-struct FlatGroup {
+struct FlatGroup : GroupShape {
   Unit* unit = nullptr;
   std::size_t index = 0;  ///< index among the unit's groups
-  Layout layout;
-  DType dtype = DType::kF32;
-  bool trainable = true;
-  std::vector<MatrixShape> matrices;  ///< GroupShape::matrices: shape of each parameter, as its elements lie in memory
-  std::vector<MatrixShape> factored;  ///< GroupShape::factored
   std::vector<FlatParameter> parameters;
   c10::intrusive_ptr<c10::StorageImpl> storage;
   c10::Device device = c10::Device(c10::kCPU);  ///< device of all memory here
@@ -85,30 +101,21 @@ struct FlatGroup {
   };
   std::array<State, kMostStates> state{};  ///< one entry for each of Optimizer::states
   RecordLayout records;                    ///< how offloaded masters and states are cut into records
-  std::int64_t first_record = 0;           ///< number of its first record, counted over all groups
-  std::shared_ptr<TierCarrier> below;      ///< holds the records; null where all is in memory
-  Chunks parameter_chunks;                 ///< how `shard` is cut into chunks
-  std::int64_t first_parameter_record = 0;
-  std::shared_ptr<TierCarrier> parameters_below;  ///< holds the parameters' records; null where all is in memory
+  RecordsBelow states_below;               ///< those records
+  ParametersBelow parameters_below;
   float* gradient = nullptr;
-  TensorStates tensor_states;                    ///< GroupShape::tensor_states
-  std::vector<TensorState> tensor_state_shapes;  ///< shape of each state of the layout
-  Extent tensor_state_part;                      ///< extent of their buffer
-  float* tensor_state = nullptr;                 ///< null while the states are offloaded
-  std::int64_t tensor_state_record = -1;         ///< the record with all of this rank's part; -1: it is in memory
-  std::shared_ptr<TierCarrier> tensor_states_below;
+  TensorStateMemory of_tensors;
 
   /// Returns a copy with the parts and memory only: nothing in it refers to the module or to a unit.
   FlatGroup without_module() const;
 
   /// Returns where `element` of the tensor states lies; it must be in this rank's part.
-  float* tensor_state_at(std::int64_t element) const { return tensor_state + (element - tensor_state_part.offset); }
+  float* tensor_state_at(std::int64_t element) const { return of_tensors.data + (element - of_tensors.part.offset); }
 
   std::int64_t element_bytes() const { return static_cast<std::int64_t>(size_of(dtype)); }
   /// Returns where this rank's part lies in `full`.
   std::byte* part_in_full() const { return full + parameter_part.offset * element_bytes(); }
-  std::int64_t gathered_bytes() const { return layout.numel() * element_bytes(); }
-  GroupShape shape() const { return {dtype, trainable, layout, matrices, factored, tensor_states}; }
+  const GroupShape& shape() const { return *this; }
 
   /// Points the parameters at `memory` [layout.numel()], or at nothing. REQUIRES: `storage` is made (make_storage).
   void attach(std::byte* memory);
@@ -215,7 +222,7 @@ void for_each_tensor_state(const FlatGroup& group, std::size_t parameter, const 
   const TensorStates& states = group.tensor_states;
   if (states.empty()) return;
   for (std::size_t i = states.first[parameter]; i < states.first[parameter + 1]; ++i) {
-    visit(group.tensor_state_shapes[i], states.layout.extent(i));
+    visit(group.of_tensors.shapes[i], states.layout.extent(i));
   }
 }
 

@@ -30,7 +30,7 @@ std::uint64_t hash_of_part(const FlatGroup& group, std::size_t i, c10::Device de
   const Extent own = group.trainable ? group.optimizer_part : group.parameter_part;
   // Nobody else can write what lies in records.
   const std::int64_t in_memory =
-      group.parameters_below ? group.parameter_chunks.before_records() : group.parameter_part.numel;
+      group.parameters_below.carrier ? group.parameters_below.chunks.before_records() : group.parameter_part.numel;
   const Extent part = intersect(intersect(group.layout.extent(i), own), {group.parameter_part.offset, in_memory});
   ValueHash hash;
   if (part.numel > 0) {

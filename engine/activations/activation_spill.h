@@ -11,7 +11,7 @@
 namespace tessera {
 
 /// Creates the scratch files for the activations of rank `rank` in the directories of `offload`. The tiers on disk
-/// (NvmeActivations, DeviceNvmeActivations) call it once, when they are made. Throws the tessera::Errors of
+/// (nvme_activations, device_nvme_activations) call it once, when they are made. Throws the tessera::Errors of
 /// Spill::create.
 std::unique_ptr<Spill> activation_spill(const OffloadConfig& offload, int rank);
 

@@ -2,10 +2,8 @@
 
 #include <utility>
 
-#include "engine/activations/device_nvme_activations.h"
-#include "engine/activations/host_activations.h"
+#include "engine/activations/device_activations.h"
 #include "engine/activations/nvme_activations.h"
-#include "sharding/whole_tensors.h"
 
 namespace tessera {
 
@@ -14,12 +12,10 @@ std::shared_ptr<SavedActivations> offload_activations(const OffloadConfig& offlo
   if (offload.activations == Tier::kMemory) return nullptr;
   std::unique_ptr<ActivationTier> tier;
   if (offload.activations == Tier::kHost) {
-    tier = std::make_unique<HostActivations>(accelerator.device, *accelerator.kernels,
-                                             static_cast<std::size_t>(offload.queue_depth.value_or(kQueueDepth)), rank);
-  } else if (accelerator.device.is_queued) {
-    tier = std::make_unique<DeviceNvmeActivations>(accelerator.device, *accelerator.kernels, offload, rank);
+    tier = host_activations(accelerator, offload, rank);
   } else {
-    tier = std::make_unique<NvmeActivations>(offload, rank);
+    tier = accelerator.device.is_queued ? device_nvme_activations(accelerator, offload, rank)
+                                        : nvme_activations(offload, rank);
   }
   SavedActivationsOptions options;
   options.device = accelerator.device.device;

@@ -7,7 +7,6 @@
 #include <algorithm>
 #include <map>
 #include <set>
-#include <string>
 #include <utility>
 
 #include "engine/checkpoint/saved_frozen.h"
@@ -16,7 +15,6 @@
 #include "runtime/base/status.h"
 #include "runtime/base/text.h"
 #include "sharding/scalar_type.h"
-#include "sharding/whole_tensors.h"
 
 namespace tessera {
 namespace {

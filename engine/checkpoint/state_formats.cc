@@ -1,6 +1,5 @@
 #include "engine/checkpoint/state_formats.h"
 
-#include <bit>
 #include <cstring>
 
 #include "optim/arithmetic/rounding.h"

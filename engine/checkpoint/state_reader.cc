@@ -8,7 +8,6 @@
 
 #include "engine/checkpoint/saved_frozen.h"
 #include "engine/checkpoint/state_formats.h"
-#include "engine/checkpoint/stored_states.h"
 #include "engine/checkpoint/tensor_bytes.h"
 #include "engine/memory/master_weights.h"
 #include "engine/memory/state_views.h"

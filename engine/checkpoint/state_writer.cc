@@ -6,16 +6,13 @@
 #include <array>
 #include <bit>
 #include <cstring>
-#include <span>
 #include <utility>
 
 #include "checkpoint/saved_checkpoint.h"
-#include "engine/checkpoint/stored_states.h"
 #include "engine/checkpoint/tensor_bytes.h"
 #include "engine/memory/state_views.h"
 #include "optim/arithmetic/rounding.h"
 #include "runtime/base/status.h"
-#include "sharding/host_view.h"
 #include "sharding/layout/written_part.h"
 
 namespace tessera {

@@ -18,7 +18,7 @@ StoredStates::StoredStates(const Strategy& strategy, const OwnRules& own_rules,
                      ? add(MuonOptimizer(strategy.optimizer, strategy.ema))
                      : add(MasterAssigner(strategy.optimizer, strategy.ema));
   for_each_trainable(units, [&](const FlatGroup& group) {
-    for (const TensorState& state : group.tensor_state_shapes) add(state.name, StateDType::kF32);
+    for (const TensorState& state : group.of_tensors.shapes) add(state.name, StateDType::kF32);
   });
 }
 

@@ -15,7 +15,7 @@
 namespace tessera {
 
 /// Lists the optimizer states that an Engine keeps for trainable parameters: of each element, and of whole tensors
-/// (FlatGroup::tensor_states). Checkpoints use this list to name states.
+/// (GroupShape::tensor_states). Checkpoints use this list to name states.
 class StoredStates {
  public:
   StoredStates(const Strategy& strategy, const OwnRules& own_rules, const std::vector<std::unique_ptr<Unit>>& units);

@@ -2,7 +2,6 @@
 
 #include <ATen/ops/empty.h>
 
-#include <algorithm>
 #include <cstring>
 #include <exception>
 #include <utility>

@@ -4,7 +4,6 @@
 #include <torch/library.h>
 
 #include <map>
-#include <unordered_map>
 #include <unordered_set>
 
 #include "engine/init/init_tape.h"

@@ -1,6 +1,5 @@
 #include "engine/job/outcomes.h"
 
-#include <algorithm>
 #include <charconv>
 #include <cstddef>
 #include <exception>

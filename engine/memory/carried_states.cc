@@ -1,6 +1,5 @@
 #include "engine/memory/carried_states.h"
 
-#include <algorithm>
 #include <optional>
 #include <unordered_map>
 
@@ -96,7 +95,7 @@ void CarriedStates::write_tensor_states(const std::vector<std::unique_ptr<Unit>>
     const std::int64_t numel = group.tensor_states.numel();
     if (numel == 0) continue;
     std::vector<float> joined(static_cast<std::size_t>(numel));
-    const Extent held = group.tensor_state_part;
+    const Extent held = group.of_tensors.part;
     visit_tensor_states(group, StateUse::kRead, [&](const TensorStatesView& view) {
       fetch_state(joined.data() + held.offset, view.states, held.numel * 4, view.place);
     });

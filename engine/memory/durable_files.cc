@@ -191,15 +191,15 @@ void DurableFiles::take_memory(const TrainingMemory& memory, const MemoryPlan& p
   kernels_ = kernels;
   for (const auto& unit : units) {
     for (const auto& group : unit->groups)
-      add_piece(group->shard, group->parameter_chunks.before_records() * group->element_bytes(), device);
+      add_piece(group->shard, group->parameters_below.chunks.before_records() * group->element_bytes(), device);
   }
   for (const Arena* arena : {&memory.masters, &memory.optimizer}) add_piece(arena->data(), arena->taken(), device);
   const std::int64_t kept = kept_gradient_bytes(plan);  // they lie behind the scratch that reductions share
   const MemoryPlace on_host(c10::Device(c10::kCPU), /*in_record=*/true);
   if (kept > 0) add_piece(memory.feedback.data() + memory.feedback.bytes() - kept, kept, on_host);
-  add_records(memory.parameter_records, plan.records().parameters, "parameters");
-  add_records(memory.state_records, plan.records().states, "states");
-  add_records(memory.tensor_state_records, plan.records().tensor_states, "tensor_states");
+  add_records(memory.records.parameters, plan.records().parameters, "parameters");
+  add_records(memory.records.states, plan.records().states, "states");
+  add_records(memory.records.tensor_states, plan.records().tensor_states, "tensor_states");
   std::int64_t bytes = 0;
   for (const Piece& piece : image_.pieces) bytes += static_cast<std::int64_t>(piece.bytes.size());
   TORCH_INTERNAL_ASSERT(bytes == plan.records().image_bytes, "what a commit writes departs from the plan");

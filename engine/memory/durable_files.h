@@ -47,7 +47,7 @@ std::string durable_layout(const MemoryPlan& plan, const std::vector<std::unique
 /// training state in memory. Nobody may change that state, nor put a record, before the commit counts or is taken back.
 class DurableFiles {
  public:
-  /// Opens nothing yet; open_durable (engine/open_durable.h) does. `layout`: durable_layout's text.
+  /// Opens nothing yet; open_durable (engine/engine_state.cc) does. `layout`: durable_layout's text.
   DurableFiles(const DurableConfig& config, const MemoryPlan& plan, const std::string& layout, int rank);
 
   // Three calls find the last commit; all ranks make them in this order:

@@ -3,7 +3,6 @@
 #include <c10/util/StringUtil.h>
 
 #include <bit>
-#include <string>
 
 #include "runtime/comm/collectives.h"
 #include "sharding/layout/plan/microbatch_order.h"

@@ -18,7 +18,7 @@ void hand_out(const JoinedState& joined, std::int64_t begin, FlatGroup& target, 
 
 void hand_out_tensor_state(const float* values, FlatGroup& target, std::size_t i, std::size_t state) {
   const Extent whole = target.tensor_states.layout.extent(target.tensor_states.first[i] + state);
-  const Extent own = intersect(whole, target.tensor_state_part);
+  const Extent own = intersect(whole, target.of_tensors.part);
   if (own.numel <= 0) return;
   visit_tensor_states(target, StateUse::kUpdate, [&](const TensorStatesView& view) {
     write_state(view.at(own.offset), values + (own.offset - whole.offset), own.numel * 4, view.place);

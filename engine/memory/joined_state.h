@@ -17,7 +17,7 @@ struct JoinedState {
 /// begins at element `begin`.
 void hand_out(const JoinedState& joined, std::int64_t begin, FlatGroup& target, std::size_t i, std::size_t state);
 
-/// Copies this rank's part of a state of the whole tensor (FlatGroup::tensor_states) from `values`, which holds the
+/// Copies this rank's part of a state of the whole tensor (GroupShape::tensor_states) from `values`, which holds the
 /// whole state. `state` is its number for that parameter.
 void hand_out_tensor_state(const float* values, FlatGroup& target, std::size_t i, std::size_t state);
 

@@ -87,9 +87,9 @@ void keep(FlatGroup& group, const MemoryPlan& plan, const MeshPosition& mesh, co
   c10::StorageImpl& storage = *group.storage;
   if (!is_readable) {
     set_refusal(storage, "unit " + kept->unit_name +
-                             (plan.parameters_on_host() ? " was put in its GPU's host's memory"
-                              : group.parameters_below  ? " was put on disk"
-                                                        : " was sharded") +
+                             (plan.parameters_on_host()        ? " was put in its GPU's host's memory"
+                              : group.parameters_below.carrier ? " was put on disk"
+                                                               : " was sharded") +
                              " by an Engine that is gone. [T0226] hint: the next Engine over this module takes the "
                              "values; to read them, make a guard while an Engine lives: " +
                              say(phrases::kGuard));

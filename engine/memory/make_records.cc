@@ -1,6 +1,5 @@
 #include "engine/memory/make_records.h"
 
-#include <algorithm>
 #include <utility>
 
 #include "engine/device/pinned_memory.h"
@@ -167,12 +166,12 @@ std::shared_ptr<TierCarrier> make_state_records(const RecordSources& from, const
   NewRecords added{from.plan.records().states};
   if (added.pool.records == 0) return nullptr;
   for_each_trainable(from.units, [&](FlatGroup& group) {
-    group.first_record = added.add(group, group.optimizer_part, group.records,
-                                   [&](std::int64_t chunk) { return group.records.record(chunk).bytes; });
+    group.states_below.first_record = added.add(group, group.optimizer_part, group.records,
+                                                [&](std::int64_t chunk) { return group.records.record(chunk).bytes; });
   });
   auto records = make_state_tier(from, paths, std::move(added), "states", from.plan.records().queue_depth);
   for_each_trainable(from.units, [&](FlatGroup& group) {
-    if (group.records.records() > 0) group.below = records;
+    if (group.records.records() > 0) group.states_below.carrier = records;
   });
   return records;
 }
@@ -184,14 +183,14 @@ std::shared_ptr<TierCarrier> make_tensor_state_records(const RecordSources& from
   if (added.pool.records == 0) return nullptr;
   std::vector<FlatGroup*> groups;
   for_each_trainable(from.units, [&](FlatGroup& group) {
-    if (group.tensor_state_record < 0) return;
+    if (group.of_tensors.record < 0) return;
     groups.push_back(&group);
     added.sizes.push_back(static_cast<std::size_t>(from.plan.tensor_state_record_bytes_of(group.shape())));
     added.names.push_back("states of matrices of unit " + group.unit->name);
   });
   auto records =
       make_state_tier(from, paths, std::move(added), "tensor_states", from.plan.records().tensor_states_ahead());
-  for (FlatGroup* group : groups) group->tensor_states_below = records;
+  for (FlatGroup* group : groups) group->of_tensors.below = records;
   return records;
 }
 
@@ -209,14 +208,14 @@ std::shared_ptr<TierCarrier> make_parameter_records(const RecordSources& from, c
     }
   }
   for (FlatGroup* group : groups) {
-    const Chunks& chunks = group->parameter_chunks;
-    group->first_parameter_record = added.add(*group, group->parameter_part, chunks, [&](std::int64_t chunk) {
+    const Chunks& chunks = group->parameters_below.chunks;
+    group->parameters_below.first_record = added.add(*group, group->parameter_part, chunks, [&](std::int64_t chunk) {
       return chunks.chunk(chunk).numel * group->element_bytes();
     });
   }
   auto records = make_state_tier(from, paths, std::move(added), "parameters", from.plan.records().queue_depth);
   for (FlatGroup* group : groups) {
-    if (group->parameter_chunks.records() > 0) group->parameters_below = records;
+    if (group->parameters_below.chunks.records() > 0) group->parameters_below.carrier = records;
   }
   return records;
 }
@@ -224,20 +223,20 @@ std::shared_ptr<TierCarrier> make_parameter_records(const RecordSources& from, c
 /// Makes the carriers from the memory of a GPU's host to the GPU.
 void make_carriers_to_gpu(TrainingMemory& memory, const RecordSources& from) {
   const MemoryPlan& plan = from.plan;
-  if (memory.state_records && !plan.passes().steps_on_host) {
+  if (memory.records.states && !plan.passes().steps_on_host) {
     const RecordPool& pool = plan.records().states;
-    memory.gpu.states = make_slot_carrier(plan, memory.state_records, pool, memory.gpu.state_slots.data(),
+    memory.gpu.states = make_slot_carrier(plan, memory.records.states, pool, memory.gpu.state_slots.data(),
                                           pool.device_slots, *from.kernels);
   }
-  if (memory.tensor_state_records) {
+  if (memory.records.tensor_states) {
     const RecordPool& pool = plan.records().tensor_states;
     // The slots of the batch that is on the GPU are not free for records ahead.
     const std::int64_t ahead = pool.device_slots - plan.records().tensor_states_of_a_batch;
-    memory.gpu.tensor_states = make_slot_carrier(plan, memory.tensor_state_records, pool,
+    memory.gpu.tensor_states = make_slot_carrier(plan, memory.records.tensor_states, pool,
                                                  memory.gpu.tensor_state_slots.data(), ahead, *from.kernels);
   }
-  if (memory.parameter_records) {
-    memory.gpu.parameters = std::make_shared<MappedCarrier>(memory.parameter_records, *from.kernels,
+  if (memory.records.parameters) {
+    memory.gpu.parameters = std::make_shared<MappedCarrier>(memory.records.parameters, *from.kernels,
                                                             plan.records().parameters.held, !plan.parameters_on_host());
   }
 }
@@ -277,19 +276,19 @@ void make_gradient_records(TrainingMemory& memory, const RecordSources& from, co
     FileTier* const same = files.get();
     return in_slots(std::move(files), same);
   }
-  memory.gradient_records = std::make_shared<GradientRecords>(std::move(files), from.units);
-  tell(memory.gradient_records->describe());
+  memory.records.gradients = std::make_shared<GradientRecords>(std::move(files), from.units);
+  tell(memory.records.gradients->describe());
 }
 
 }  // namespace
 
 void make_records(TrainingMemory& memory, const RecordSources& from) {
   const std::vector<StripePath> paths = stripe_paths(from);
-  memory.parameter_records = make_parameter_records(from, paths);
-  memory.state_records = make_state_records(from, paths);
-  memory.tensor_state_records = make_tensor_state_records(from, paths);
+  memory.records.parameters = make_parameter_records(from, paths);
+  memory.records.states = make_state_records(from, paths);
+  memory.records.tensor_states = make_tensor_state_records(from, paths);
   if (from.kernels) make_carriers_to_gpu(memory, from);
-  memory.records_are_pinned = from.kernels != nullptr;
+  memory.records.are_pinned = from.kernels != nullptr;
   memory.gpu.host_copies_bytes = from.plan.passes().host_copies_bytes;
   if (from.plan.passes().steps_on_host) {
     memory.gpu.host_copies = pinned_memory_of(*from.kernels, from.rank(), "copies of gradients and parameters",

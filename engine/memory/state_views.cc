@@ -1,7 +1,5 @@
 #include "engine/memory/state_views.h"
 
-#include <algorithm>
-
 #include "engine/memory/records/tier_carrier.h"
 
 namespace tessera {
@@ -74,11 +72,12 @@ struct Tiered {
 };
 
 Tiered parameters_of(const FlatGroup& group) {
-  return {group.parameter_part, group.parameter_chunks, group.first_parameter_record, group.parameters_below.get()};
+  return {group.parameter_part, group.parameters_below.chunks, group.parameters_below.first_record,
+          group.parameters_below.carrier.get()};
 }
 
 Tiered states_of(const FlatGroup& group) {
-  return {group.optimizer_part, group.records, group.first_record, group.below.get()};
+  return {group.optimizer_part, group.records, group.states_below.first_record, group.states_below.carrier.get()};
 }
 
 constexpr std::int64_t kInMemory = -1;
@@ -150,9 +149,9 @@ void for_each_state(const FlatGroup& group, StateKind kind, Extent run, StateUse
 }
 
 void visit_tensor_states(const FlatGroup& group, StateUse use, c10::function_ref<void(const TensorStatesView&)> visit) {
-  if (!group.tensor_states_below) return visit({group.tensor_state_part, group.tensor_state, group.device});
-  group.tensor_states_below->visit(group.tensor_state_record, use != StateUse::kRead, [&](std::byte* bytes) {
-    visit({group.tensor_state_part, reinterpret_cast<float*>(bytes), MemoryPlace(group.device, /*in_record=*/true)});
+  if (!group.of_tensors.below) return visit({group.of_tensors.part, group.of_tensors.data, group.device});
+  group.of_tensors.below->visit(group.of_tensors.record, use != StateUse::kRead, [&](std::byte* bytes) {
+    visit({group.of_tensors.part, reinterpret_cast<float*>(bytes), MemoryPlace(group.device, /*in_record=*/true)});
   });
 }
 

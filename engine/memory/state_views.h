@@ -48,7 +48,7 @@ void for_each_state(const FlatGroup& group, StateKind kind, Extent run, StateUse
 
 /// This rank's part of a group's tensor states. It is in memory only during a visit.
 struct TensorStatesView {
-  Extent part;  ///< FlatGroup::tensor_state_part
+  Extent part;  ///< TensorStateMemory::part
   float* states;
   MemoryPlace place;
   float* at(std::int64_t element) const { return states + (element - part.offset); }

@@ -3,7 +3,6 @@
 #include <ATen/Functions.h>
 
 #include <algorithm>
-#include <utility>
 
 #include "engine/device/accelerator.h"
 #include "engine/device/pinned_memory.h"
@@ -19,7 +18,6 @@
 #include "runtime/border/throw.h"
 #include "sharding/scalar_type.h"
 #include "sharding/unrecorded.h"
-#include "sharding/whole_tensors.h"
 #include "tessera/deferred_init.h"
 
 namespace tessera {
@@ -33,9 +31,9 @@ namespace {
 
 void place_parameters(FlatGroup& group, const MemoryPlan& plan, Arena& arena) {
   group.make_storage();
-  group.parameter_chunks = plan.parameter_chunks_of(group.shape());
+  group.parameters_below.chunks = plan.parameter_chunks_of(group.shape());
   if (plan.parameters_below()) {
-    const std::int64_t numel = group.parameter_chunks.before_records();
+    const std::int64_t numel = group.parameters_below.chunks.before_records();
     if (numel > 0) group.shard = arena.take(numel * group.element_bytes());
     return;
   }
@@ -79,12 +77,12 @@ void place_training_state(FlatGroup& group, TrainingMemory& memory, const Memory
 void place_tensor_states(const MemoryPlan& plan, const std::vector<std::unique_ptr<Unit>>& units, Arena& arena) {
   std::int64_t index = 0;
   for_each_trainable(units, [&](FlatGroup& group) {
-    const std::int64_t numel = group.tensor_state_part.numel;
+    const std::int64_t numel = group.of_tensors.part.numel;
     if (numel == 0) return;
     if (index < plan.records().tensor_states_in_memory) {
-      group.tensor_state = reinterpret_cast<float*>(arena.take(numel * 4));
+      group.of_tensors.data = reinterpret_cast<float*>(arena.take(numel * 4));
     } else {
-      group.tensor_state_record = index - plan.records().tensor_states_in_memory;
+      group.of_tensors.record = index - plan.records().tensor_states_in_memory;
     }
     ++index;
   });
@@ -218,7 +216,7 @@ TrainingMemory TrainingMemory::allocate(const MemoryPlan& plan, const std::vecto
       place_parameters(*group, plan, memory.parameters);
       if (!group->trainable) continue;
       group->records = plan.records_of(group->shape());
-      group->tensor_state_part = plan.tensor_state_part_of(group->shape());
+      group->of_tensors.part = plan.tensor_state_part_of(group->shape());
       place_training_state(*group, memory, plan);
     }
   }
@@ -240,14 +238,14 @@ MemoryUse TrainingMemory::allocated() const {
   use[MemoryCategory::kOptimizer] = optimizer.taken();
   use[MemoryCategory::kStaging] = scratch.bytes() + matrices.bytes() + weight_copy.bytes();
   use[MemoryCategory::kCheckpoint] = checkpoint.bytes();
-  use[records_are_pinned ? MemoryCategory::kHostRecords : MemoryCategory::kFeedback] += feedback.bytes();
+  use[records.are_pinned ? MemoryCategory::kHostRecords : MemoryCategory::kFeedback] += feedback.bytes();
   use[MemoryCategory::kRecords] = gpu.state_slots.bytes() + gpu.tensor_state_slots.bytes();
-  for (const auto& records : {parameter_records, state_records, tensor_state_records}) {
-    if (!records) continue;
-    use[records_are_pinned ? MemoryCategory::kHostRecords : MemoryCategory::kRecords] += records->memory_bytes();
+  for (const auto& carrier : {records.parameters, records.states, records.tensor_states}) {
+    if (!carrier) continue;
+    use[records.are_pinned ? MemoryCategory::kHostRecords : MemoryCategory::kRecords] += carrier->memory_bytes();
   }
   use[MemoryCategory::kHostRecords] += gpu.host_copies_bytes;
-  if (gradient_records) use[MemoryCategory::kRecords] += gradient_records->memory_bytes();
+  if (records.gradients) use[MemoryCategory::kRecords] += records.gradients->memory_bytes();
   use[MemoryCategory::kRecords] += gpu.gradient_slots.bytes();
   if (gpu.gradients) use[MemoryCategory::kHostRecords] += gpu.gradients->memory_bytes();
   return use;
@@ -255,12 +253,12 @@ MemoryUse TrainingMemory::allocated() const {
 
 Carrier* TrainingMemory::gradient_carrier() const {
   if (gpu.gradients) return gpu.gradients.get();
-  return gradient_records.get();
+  return records.gradients.get();
 }
 
 Carrier* TrainingMemory::tensor_state_carrier() const {
   if (gpu.tensor_states) return gpu.tensor_states.get();
-  return tensor_state_records.get();
+  return records.tensor_states.get();
 }
 
 void store_parameters(Unit& unit, Collectives& control) {

@@ -23,6 +23,15 @@ class MappedCarrier;
 class SlotCarrier;
 struct Accelerator;
 
+/// What brings records to memory of the host. A carrier is null where none of its kind are offloaded.
+struct HostRecords {
+  bool are_pinned = false;  ///< whether a GPU trains, so that records' memory is pinned
+  std::shared_ptr<TierCarrier> parameters;
+  std::shared_ptr<TierCarrier> states;         ///< masters and optimizer states
+  std::shared_ptr<TierCarrier> tensor_states;  ///< states of whole tensors
+  std::shared_ptr<GradientRecords> gradients;  ///< gradients of the CPU
+};
+
 /// What brings records on to a GPU from its host, with the GPU's slots for them (RecordPool::device_slots). It is empty
 /// on the CPU.
 struct GpuRecords {
@@ -40,18 +49,14 @@ struct GpuRecords {
 /// group it is for. The Engine allocates one when it is made, and owns it.
 struct TrainingMemory {
   Arena parameters, slots, gradients, buckets, masters, optimizer, scratch;
-  Arena matrices;                                  ///< buffers in which matrices are exchanged (PassPlan::matrices)
-  Arena secondary, secondary_codes;                ///< memory of SecondaryShards; empty where there is no second copy
-  Arena weight_copy;                               ///< PassPlan::weight_copy_bytes
-  Arena feedback;                                  ///< MemoryCategory::kFeedback
-  Arena checkpoint;                                ///< host memory for the copy that an asynchronous save writes
-  bool records_are_pinned = false;                 ///< whether a GPU trains, so that records' memory is pinned
-  std::shared_ptr<TierCarrier> parameter_records;  ///< null where no parameters are offloaded
-  std::shared_ptr<TierCarrier> state_records;      ///< null where no masters and states are offloaded
-  std::shared_ptr<TierCarrier> tensor_state_records;  ///< null where no states of whole tensors are offloaded
-  std::shared_ptr<GradientRecords> gradient_records;  ///< null where no gradients of the CPU are offloaded
-  int owners_of_parameters = 1;                       ///< how many ranks hold `parameters` together
-  int owners_of_slots = 1;                            ///< how many ranks hold `slots` together
+  Arena matrices;                    ///< buffers in which matrices are exchanged (PassPlan::matrices)
+  Arena secondary, secondary_codes;  ///< memory of SecondaryShards; empty where there is no second copy
+  Arena weight_copy;                 ///< PassPlan::weight_copy_bytes
+  Arena feedback;                    ///< MemoryCategory::kFeedback
+  Arena checkpoint;                  ///< host memory for the copy that an asynchronous save writes
+  HostRecords records;
+  int owners_of_parameters = 1;  ///< how many ranks hold `parameters` together
+  int owners_of_slots = 1;       ///< how many ranks hold `slots` together
   GpuRecords gpu;
 
   /// Allocates what the plan says and points every group at its parts. The residency and the reducer later take their

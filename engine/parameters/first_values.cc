@@ -110,7 +110,7 @@ class FirstValues::Sources {
       if (end > i) send(group, i, end);
       i = std::max(end, i + 1);
     }
-    if (group.parameters_below) write_padding(group);
+    if (group.parameters_below.carrier) write_padding(group);
   }
 
  private:
@@ -256,7 +256,7 @@ void FirstValues::Sources::make_parts(FlatGroup& group) {
     numel += own.numel;
   }
   // Records must be written in order, each once, so one thread makes the elements that lie in records.
-  const bool in_records = group.parameters_below || group.below;
+  const bool in_records = group.parameters_below.carrier || group.states_below.carrier;
   const bool several = !in_records && numel >= kTask;
   // Each thread has a current stream of its own, but this thread's stream cleared the memory, so all threads use it.
   std::optional<c10::Stream> stream;

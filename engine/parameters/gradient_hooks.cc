@@ -5,7 +5,6 @@
 #include <torch/csrc/autograd/function_hook.h>
 #include <torch/csrc/autograd/variable.h>
 
-#include <algorithm>
 #include <atomic>
 #include <string>
 #include <utility>

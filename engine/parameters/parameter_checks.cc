@@ -10,9 +10,7 @@
 
 #include "runtime/border/phrase.h"
 #include "runtime/torch/data_version.h"
-#include "sharding/unit.h"
 #include "sharding/value_hash.h"
-#include "sharding/whole_tensors.h"
 #include "tessera/error.h"
 
 namespace tessera {

@@ -35,7 +35,7 @@ std::uint64_t hash_of_values_of(const FlatGroup& group, std::size_t i) {
 std::uint64_t hash_of_state_of(const FlatGroup& group, std::size_t i) {
   ValueHash hash;
   for_each_tensor_state(group, i, [&](const TensorState&, Extent place) {
-    const Extent own = intersect(place, group.tensor_state_part);
+    const Extent own = intersect(place, group.of_tensors.part);
     if (own.numel == 0) return;
     visit_tensor_states(group, StateUse::kRead, [&](const TensorStatesView& view) {
       hash.add(view.place, view.at(own.offset), own.numel * 4);

@@ -1,6 +1,5 @@
 #include "engine/replay/step_records.h"
 
-#include <algorithm>
 #include <cerrno>
 #include <cmath>
 #include <cstdio>

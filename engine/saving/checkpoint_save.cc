@@ -224,7 +224,7 @@ void CheckpointSave::add_tensors() {
   manifest_.json_items = items_.json;
   manifest_.data = items_.data;
   add_outer_momentum();
-  if (manifest_.residuals) add_residuals(training_->reducer->kept(), rank_, *writer_);
+  if (manifest_.residuals) add_residuals(training_->gradients.reducer->kept(), rank_, *writer_);
   writer_->add(kGenerator, std::to_string(rank_), training_->generator_to_keep());
   const ComputeDevice& device = training_->job.accelerator.device;
   if (device.is_queued) writer_->add(kGpuGenerator, std::to_string(rank_), state_of_generator(device.device));

@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
-#include <limits>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <span>
@@ -14,9 +13,8 @@
 #include <vector>
 
 #include "engine/checkpoint/generators.h"
+#include "engine/checkpoint/inexact.h"
 #include "engine/checkpoint/saved_frozen.h"
-#include "engine/checkpoint/saved_noise.h"
-#include "engine/checkpoint/saved_samples.h"
 #include "engine/checkpoint/tensor_bytes.h"
 #include "engine/engine_checkpoints.h"
 #include "engine/job/outcomes.h"
@@ -171,15 +169,16 @@ class Resume {
     StepProgress progress = training_.step->progress();
     progress.applied = engine_.at("applied").get<std::int64_t>();
     progress.samples = engine_.value("samples", std::int64_t{0});  // version 0.1 wrote commits without the key
-    if (auto problem = unknown_samples(job_.strategy, progress.applied, progress.samples))
-      loaded_.inexact.push_back(std::move(*problem));
+    note(unknown_samples(job_.strategy, progress.applied, progress.samples));
     const json& scaler = engine_.at("scaler");
     if (job_.strategy.mixed_precision.loss_scale.dynamic)
       progress.scaler = {scaler.at(0).get<float>(), scaler.at(1).get<std::int64_t>(), scaler.at(2).get<std::int64_t>()};
-    read_rates(progress);
+    std::vector<std::optional<double>> rates;
+    for (const json& rate : engine_.value("rates", json::array()))
+      rates.push_back(rate.is_null() ? std::nullopt : std::optional(rate.get<double>()));
+    note(read_rates(job_.strategy, rates, "commit", progress.rates));
     using Rows = std::vector<std::map<std::string, double>>;
-    if (auto problem = read_options(engine_.value("options", Rows()), progress.options))
-      loaded_.inexact.push_back(std::move(*problem));
+    note(read_options(engine_.value("options", Rows()), progress.options));
     engine_.at("losses").at(0).get_to(progress.losses.losses);
     engine_.at("losses").at(1).get_to(progress.losses.spikes_in_a_row);
     // A commit without the key belongs to a run that did not measure noise.
@@ -199,8 +198,7 @@ class Resume {
     training_.frozen_states = std::move(frozen_);
     training_.accept_new_values();
     // Commits without the key were written before noise had versions.
-    if (const auto noise = other_noise(job_.strategy, engine_.value("noise", std::int64_t{1})))
-      loaded_.inexact.push_back(*noise);
+    note(other_noise(job_.strategy, engine_.value("noise", std::int64_t{1})));
     loaded_.path = files_.folder();
     loaded_.step = step_;
     return std::move(loaded_);
@@ -214,20 +212,9 @@ class Resume {
     set_generator(device, state);
   }
 
-  /// Reads learning rates that were set by hand. Where a schedule sets them, the strategy decides, which may have
-  /// changed.
-  void read_rates(StepProgress& progress) {
-    if (job_.strategy.lr_schedule.type != LrScheduleType::kManual) return;
-    const json& rates = engine_.at("rates");
-    if (rates.size() != progress.rates.size()) {
-      loaded_.inexact.push_back(
-          "the run has other groups of parameters than the commit, so rates set by hand were left out");
-      return;
-    }
-    for (std::size_t i = 0; i < progress.rates.size(); ++i) {
-      const json& rate = rates.at(i);
-      progress.rates[i] = rate.is_null() ? std::numeric_limits<double>::quiet_NaN() : rate.get<double>();
-    }
+  /// Adds a line to what this run cannot have exactly, if there is one.
+  void note(std::optional<std::string> inexact) {
+    if (inexact) loaded_.inexact.push_back(*std::move(inexact));
   }
 
   absl::Status other_bytes(const std::string& name, const at::Tensor& wanted) {

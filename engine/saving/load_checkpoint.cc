@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <filesystem>
-#include <limits>
 #include <string_view>
 #include <utility>
 
@@ -10,11 +9,10 @@
 #include "checkpoint/files/hash.h"
 #include "checkpoint/saved_checkpoint.h"
 #include "engine/checkpoint/generators.h"
+#include "engine/checkpoint/inexact.h"
 #include "engine/checkpoint/matched_checkpoint.h"
 #include "engine/checkpoint/saved_frozen.h"
-#include "engine/checkpoint/saved_noise.h"
 #include "engine/checkpoint/saved_residuals.h"
-#include "engine/checkpoint/saved_samples.h"
 #include "engine/checkpoint/state_reader.h"
 #include "engine/checkpoint/stored_states.h"
 #include "engine/checkpoint/tensor_bytes.h"
@@ -61,7 +59,7 @@ class Load {
         rank_(job_.mesh.rank()),
         who_("rank " + std::to_string(rank_)),
         states_(job_.strategy, job_.own_rules, training.units),
-        kept_(training.reducer->kept()) {}
+        kept_(training.gradients.reducer->kept()) {}
 
   /// Finds the checkpoint and checks all of it, but changes nothing. Returns its step. It is collective.
   absl::StatusOr<std::int64_t> examine() {
@@ -114,8 +112,7 @@ class Load {
         training_.units, whole_tensors(*job_.module, job_.strategy.units), states_, checkpoint_->manifest());
     if (!matched.ok()) return make_error(exit_code_of(matched.status()), path_ + ": " + message_of(matched.status()));
     matched_ = *std::move(matched);
-    if (const auto noise = other_noise(job_.strategy, checkpoint_->manifest().noise_version))
-      matched_.inexact.push_back(*noise);
+    note(other_noise(job_.strategy, checkpoint_->manifest().noise_version));
     const std::int64_t chunks = checkpoint_->chunks(), ranks = job_.mesh.world_size();
     for (std::int64_t chunk = chunks * rank_ / ranks; chunk < chunks * (rank_ + 1) / ranks; ++chunk)
       TESSERA_RETURN_IF_ERROR(checkpoint_->verify(chunk));
@@ -184,7 +181,7 @@ class Load {
   }
 
   absl::Status read_residuals() {
-    training_.reducer->forget_feedback();
+    training_.gradients.reducer->forget_feedback();
     const bool saved = manifest().residuals.has_value();
     if (saved && !keeps_residuals())
       matched_.inexact.push_back(
@@ -296,8 +293,7 @@ class Load {
     StepProgress& progress = progress_;
     progress.applied = manifest().steps_applied;
     progress.samples = manifest().samples_seen;
-    if (auto problem = unknown_samples(job_.strategy, progress.applied, progress.samples))
-      matched_.inexact.push_back(std::move(*problem));
+    note(unknown_samples(job_.strategy, progress.applied, progress.samples));
     for (const MatchedParameter& parameter : matched_.parameters) {
       const bool goes_on = parameter.group->trainable && parameter.saved->keeps_states();
       progress.updates[parameter.group->parameters[parameter.index].tensor.unsafeGetTensorImpl()] =
@@ -317,9 +313,8 @@ class Load {
       progress.noise = {};
     }
     if (kind_ == LoadKind::kAll) {
-      read_rates(progress);
-      if (auto problem = read_options(manifest().options, progress.options))
-        matched_.inexact.push_back(std::move(*problem));
+      note(read_rates(job_.strategy, manifest().rates, "checkpoint", progress.rates));
+      note(read_options(manifest().options, progress.options));
       training_.times.attempts = manifest().step;
       training_.take_seed();
     }
@@ -337,16 +332,9 @@ class Load {
     for (const std::string& text : loaded_.inexact) log_warning("checkpoint " + path_ + ": " + text);
   }
 
-  void read_rates(StepProgress& progress) {
-    if (job_.strategy.lr_schedule.type != LrScheduleType::kManual || manifest().rates.empty()) return;
-    if (manifest().rates.size() != progress.rates.size()) {
-      matched_.inexact.push_back(
-          "the run has other groups of parameters than the checkpoint, so rates set by hand were left out");
-      return;
-    }
-    std::ranges::transform(manifest().rates, progress.rates.begin(), [](const std::optional<double>& rate) {
-      return rate.value_or(std::numeric_limits<double>::quiet_NaN());
-    });
+  /// Adds a line to what this run cannot have exactly, if there is one.
+  void note(std::optional<std::string> inexact) {
+    if (inexact) matched_.inexact.push_back(*std::move(inexact));
   }
 
   Job& job_;

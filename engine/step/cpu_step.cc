@@ -60,7 +60,7 @@ CpuStep::CpuStep(const StepContext& context, GradientNorm& norm)
   if (strategy_.on_spike.action != SpikeAction::kNone) spikes_.emplace(strategy_.on_spike);
   if (!strategy_.reproducible) return;
   const MicrobatchOrder order = microbatch_order(strategy_, context.axes.world->size());
-  losses_.resize(static_cast<std::size_t>(order.most_rounds()));
+  losses_.of_rounds.resize(static_cast<std::size_t>(order.most_rounds()));
   const Placement& placement = context.plan.placement();
   recorder_ = StepRecorder::make(strategy_, units_, *context.axes.world,
                                  {.gradients = owners_of_parts(placement.gradients, context.axes),
@@ -78,10 +78,10 @@ LossSeed CpuStep::seed_of(const at::Tensor& loss, double weight) const {
 
 void CpuStep::add_loss(const at::Tensor& loss, double weight, std::int64_t round) {
   const double weighted = weight * loss.item<double>();
-  loss_ += weighted / each_;
+  losses_.sum += weighted / each_;
   if (recorder_) recorder_->end_backward(loss, round);
-  if (losses_.empty()) return;
-  MicrobatchLoss& microbatch = losses_[static_cast<std::size_t>(round)];
+  if (losses_.of_rounds.empty()) return;
+  MicrobatchLoss& microbatch = losses_.of_rounds[static_cast<std::size_t>(round)];
   microbatch.loss += weighted;
   microbatch.weight = weight;  // all losses of a microbatch have the same weight
 }
@@ -92,23 +92,25 @@ void CpuStep::pass_over_loss() {
 
 void CpuStep::forget_losses() {
   if (recorder_) recorder_->drop_microbatches();
-  loss_ = 0;
-  std::fill(losses_.begin(), losses_.end(), MicrobatchLoss());
+  losses_.sum = 0;
+  std::fill(losses_.of_rounds.begin(), losses_.of_rounds.end(), MicrobatchLoss());
 }
 
 double CpuStep::scheduled_lr(std::int64_t samples) const {
-  return lr_at(strategy_.lr_schedule, update_.learning_rates().everybodys(), applied_, samples * replicas_, samples_);
+  return lr_at(strategy_.lr_schedule, update_.learning_rates().everybodys(), done_.applied, samples * replicas_,
+               done_.samples);
 }
 
 double CpuStep::lr(std::optional<std::size_t> group) const {
   const LrScheduleConfig& schedule = strategy_.lr_schedule;
-  const double ratio = lr_ratio_at(schedule, applied_) * warm_up_ratio(sample_warm_up(schedule), samples_, batch_);
+  const double ratio =
+      lr_ratio_at(schedule, done_.applied) * warm_up_ratio(sample_warm_up(schedule), done_.samples, done_.batch);
   const double everybodys = update_.learning_rates().everybodys() * ratio;
   return update_.learning_rates().of(everybodys, group.value_or(FlatParameter::kNoGroup));
 }
 
 Update::Rates CpuStep::rates(double gradient_scale, double lr) const {
-  return update_rates(strategy_, gradient_scale, lr, applied_);
+  return update_rates(strategy_, gradient_scale, lr, done_.applied);
 }
 
 void CpuStep::read_ahead() { update_.read_ahead(); }
@@ -128,14 +130,14 @@ void CpuStep::update(Unit& unit, const UnitAgreement& agreed) {
 
 void CpuStep::run(const LocalStep& local, StepResult& result) {
   LocalStep told = local;
-  told.loss = loss_;
+  told.loss = losses_.sum;
   told.rates = update_.learning_rates().all();
   told.options = update_.options().all();
-  const AgreedStep& agreed = agreement_.agree(told, losses_);
+  const AgreedStep& agreed = agreement_.agree(told, losses_.of_rounds);
   if (recorder_) recorder_->begin_update(result.step);
   forget_losses();
-  used_ = &agreed.used;
-  busy_seconds_ = agreed.busy_seconds;
+  agreed_.used = &agreed.used;
+  agreed_.busy_seconds = agreed.busy_seconds;
   const WaitedFor waited = waited_for(agreed.busy_seconds, first_rank_);
   result.waited_for_rank = waited.rank;
   result.waited_for_seconds = waited.seconds;
@@ -144,7 +146,7 @@ void CpuStep::run(const LocalStep& local, StepResult& result) {
   result.loss_scale = loss_scale();
   const double mean = tell_agreed(agreed, microbatches_, result);
   result.spike = !result.overflow && is_spike(result);
-  batch_ = agreed.samples * replicas_;
+  done_.batch = agreed.samples * replicas_;
   result.lr = scheduled_lr(agreed.samples);
   measure_noise(agreed, result);
   if (strategy_.optimizer.in_backward) {
@@ -198,17 +200,18 @@ std::string CpuStep::not_finite(const AgreedStep& agreed) const {
 StepProgress CpuStep::progress() const {
   const std::span<const double> rates = update_.learning_rates().all();
   const std::span<const double> options = update_.options().all();
-  StepProgress progress{applied_, scaler_.state(), {}, {rates.begin(), rates.end()}, {options.begin(), options.end()}};
+  StepProgress progress{
+      done_.applied, scaler_.state(), {}, {rates.begin(), rates.end()}, {options.begin(), options.end()}};
   update_.write_counts(progress.updates);
   if (spikes_) progress.losses = spikes_->history();
   progress.noise = noise_.state();
-  progress.samples = samples_;
+  progress.samples = done_.samples;
   return progress;
 }
 
 void CpuStep::resume(const StepProgress& progress) {
-  applied_ = progress.applied;
-  samples_ = progress.samples;
+  done_.applied = progress.applied;
+  done_.samples = progress.samples;
   scaler_.restore(progress.scaler);
   update_.read_counts(progress.updates);
   if (spikes_) spikes_->restore(progress.losses);

@@ -26,7 +26,7 @@ class CpuStep final : public Step {
   void expect_update(std::span<const int> order) override { update_.expect(order); }
   void read_ahead() override;
   void deal(const MicrobatchOrder& order) override;
-  std::span<const double> busy_seconds() const override { return busy_seconds_; }
+  std::span<const double> busy_seconds() const override { return agreed_.busy_seconds; }
   void update(Unit& unit, const UnitAgreement& agreed) override;
   void run(const LocalStep& local, StepResult& result) override;
   void set_lr(double lr, std::optional<std::size_t> group) override { update_.learning_rates().set(lr, group); }
@@ -35,19 +35,36 @@ class CpuStep final : public Step {
   void swap_averages() override { update_.swap_averages(); }
   void pass_over_loss() override;
   void forget_losses() override;
-  const std::vector<char>* known_used() const override { return used_; }
+  const std::vector<char>* known_used() const override { return agreed_.used; }
   double loss_scale() const override { return scales_loss_ ? scaler_.scale() : 1.0; }
-  std::int64_t applied() const override { return applied_; }
-  std::int64_t samples_seen() const override { return samples_; }
+  std::int64_t applied() const override { return done_.applied; }
+  std::int64_t samples_seen() const override { return done_.samples; }
   StepProgress progress() const override;
   void resume(const StepProgress& progress) override;
   double communication_seconds() const override;
 
  private:
+  /// The steps that were made.
+  struct Done {
+    std::int64_t applied = 0;
+    std::int64_t samples = 0;  ///< samples_seen
+    std::int64_t batch = 0;    ///< samples of the latest step, over all replicas
+  };
+  /// Parts of the latest agreement, which owns them.
+  struct Agreed {
+    const std::vector<char>* used = nullptr;
+    std::span<const double> busy_seconds;
+  };
+  /// Losses of the step under way.
+  struct Losses {
+    double sum = 0;                         ///< LocalStep::loss so far
+    std::vector<MicrobatchLoss> of_rounds;  ///< [round], under Strategy::reproducible; else empty
+  };
+
   /// Returns the rate of a step with `samples` samples of this replica.
   double scheduled_lr(std::int64_t samples) const;
   /// Counts a step that was applied.
-  void count_step() { ++applied_, samples_ += batch_; }
+  void count_step() { ++done_.applied, done_.samples += done_.batch; }
   Update::Rates rates(double gradient_scale, double lr) const;
 
   /// Returns whether a step without an overflow is to be skipped for its loss.
@@ -71,14 +88,10 @@ class CpuStep final : public Step {
   std::optional<LossSpikes> spikes_;  ///< empty without Strategy::on_spike
   NoiseScale noise_;
   const std::int64_t replicas_;  ///< StepContext::replicas
-  std::int64_t applied_ = 0;
-  std::int64_t samples_ = 0;                 ///< samples_seen
-  std::int64_t batch_ = 0;                   ///< samples of the latest step, over all replicas
-  const std::vector<char>* used_ = nullptr;  ///< points into the agreement
-  std::span<const double> busy_seconds_;     ///< points into the agreement, too
-  double loss_ = 0;                          ///< LocalStep::loss so far
-  std::vector<MicrobatchLoss> losses_;       ///< [round], under Strategy::reproducible; else empty
-  std::unique_ptr<StepRecorder> recorder_;   ///< null where no hashes are wanted
+  Done done_;
+  Agreed agreed_;
+  Losses losses_;
+  std::unique_ptr<StepRecorder> recorder_;  ///< null where no hashes are wanted
 };
 
 }  // namespace tessera

@@ -47,7 +47,7 @@ namespace tessera {
 class OuterSteps {
  public:
   /// `replica`: the axes over which training communicates; `whole`: those of the mesh, whose replicate axis leads a
-  /// GPU's compressed sums over the hosts (sums_on_host.h). `waits` measures how long a GPU's queue waits for
+  /// GPU's compressed sums over the hosts (calls_on_host.h). `waits` measures how long a GPU's queue waits for
   /// collectives; else null. Keeps references to all but `whole` and `place`. REQUIRES: units have their first values,
   /// the same in all replicas.
   OuterSteps(const std::vector<std::unique_ptr<Unit>>& units, const MemoryPlan& plan, const MeshAxes& replica,

@@ -15,8 +15,8 @@ Update::Update(const StepContext& context)
       learning_rates_(context.strategy.optimizer),
       options_(context.strategy.optimizer),
       elements_(context.strategy, context.own_rules, learning_rates_),
-      passes_{Pass{StateKind::kParameters, context.memory.parameter_records.get()},
-              Pass{StateKind::kMastersAndStates, context.memory.state_records.get()}} {
+      passes_{Pass{StateKind::kParameters, context.memory.records.parameters.get()},
+              Pass{StateKind::kMastersAndStates, context.memory.records.states.get()}} {
   const OptimizerConfig& optimizer = context.strategy.optimizer;
   if (adapts_layers(optimizer.type)) layers_.emplace(context);
   if (!context.plan.passes().matrices.batches().empty())

@@ -26,7 +26,7 @@ void Training::expect_parameters(bool may_unfreeze) {
   if (values.open_writes > 0) return;
   if (gathering.publication) gathering.publication->finish();
   if (gathering.residency) gathering.residency->expect_values();
-  checks->expect_accepted(may_unfreeze);
+  values.checks->expect_accepted(may_unfreeze);
 }
 
 void Training::expect_backward(const char* what) const {

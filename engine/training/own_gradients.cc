@@ -14,15 +14,15 @@ bool Training::measures_noise() const {
 
 void Training::note_own_microbatch(double weight) {
   if (!measures_noise()) return;
-  if (reducer->contributes_microbatches())
-    window.local.own.add(reducer->take_own_square(), weight);
+  if (gradients.reducer->contributes_microbatches())
+    window.local.own.add(gradients.reducer->take_own_square(), weight);
   else if (axes.world->size() == 1)
-    window.local.own.add(reducer->take_own_square(), window.local.weight);
+    window.local.own.add(gradients.reducer->take_own_square(), window.local.weight);
 }
 
 void Training::note_own_step() {
-  if (!measures_noise() || reducer->contributes_microbatches() || axes.world->size() == 1) return;
-  window.local.own.add(reducer->take_own_square(), window.local.weight);
+  if (!measures_noise() || gradients.reducer->contributes_microbatches() || axes.world->size() == 1) return;
+  window.local.own.add(gradients.reducer->take_own_square(), window.local.weight);
 }
 
 }  // namespace tessera

@@ -8,10 +8,9 @@
 #include <utility>
 
 #include "engine/activations/offload_activations.h"
-#include "engine/device/gathers_on_host.h"
+#include "engine/device/calls_on_host.h"
 #include "engine/device/known_peak.h"
 #include "engine/device/pinned_memory.h"
-#include "engine/device/sums_on_host.h"
 #include "engine/memory/expect_reproducible.h"
 #include "engine/memory/kept_group.h"
 #include "engine/memory/records/device_part_carrier.h"
@@ -97,7 +96,7 @@ constexpr int kPartOnHost = 1;
 
 /// The type of the functions sums_on_host and gathers_on_host.
 using LeadsOverHost = std::shared_ptr<Collectives> (*)(std::shared_ptr<Collectives>, std::shared_ptr<Collectives>,
-                                                       DeviceKernels&, const HostSlots&);
+                                                       DeviceKernels&, const CallSlots&);
 
 /// Leads calls of `axis` over `on_host`, in pinned memory as large as the plan says. `what` lies there, for an error.
 void lead(std::shared_ptr<Collectives>& axis, const std::shared_ptr<Collectives>& on_host, LeadsOverHost leads,
@@ -259,7 +258,7 @@ void Training::set_up(DurableFiles* durable, bool continues) {
     use[device.is_queued ? MemoryCategory::kHostRecords : MemoryCategory::kActivations] += activations->memory_bytes();
   // the allocation must equal the plan to the byte
   TORCH_INTERNAL_ASSERT(use == plan.use(), "the allocation departs from the plan");
-  checks->accept();
+  values.checks->accept();
   if (job.accelerator.allocated) footprint.at_start = job.accelerator.allocated().now;
   if (job.accelerator.forget_peak) job.accelerator.forget_peak();
   agree_on_seed();
@@ -274,18 +273,19 @@ void Training::set_up(DurableFiles* durable, bool continues) {
 void Training::set_up_gradients() {
   const Strategy& strategy = job.strategy;
   const ComputeDevice device = job.accelerator.device;
-  if (!device.is_queued) norm.emplace(units);
+  if (!device.is_queued) gradients.norm.emplace(units);
   footprint.allocated[MemoryCategory::kHostRecords] += gather_on_host(axes, plan, job);
   footprint.allocated[MemoryCategory::kHostRecords] +=
       compress_on_host(axes, plan.shard_sums_on_host(), plan.replicate_sums_on_host(), job);
   Reducer::Memory gradient_memory{std::move(memory.buckets), std::move(memory.scratch), {}, std::move(memory.feedback)};
   gradient_memory.sums_below = memory.gradient_carrier();
   if (updates_in_backward()) gradient_memory.sums = std::move(memory.gradients);
-  reducer.emplace(plan, pointers_to(units), axes, std::move(gradient_memory), device, norm ? &*norm : nullptr);
-  if (strategy.noise_scale.every > 0 && !device.is_queued) reducer->keep_own_squares();
-  if (job.own_rules.comm_hook) reducer->sum_by(job.own_rules.comm_hook);
-  checks.emplace(units, strategy.check.values, device.device);
-  hooks.emplace(units, *reducer);
+  gradients.reducer.emplace(plan, pointers_to(units), axes, std::move(gradient_memory), device,
+                            gradients.norm ? &*gradients.norm : nullptr);
+  if (strategy.noise_scale.every > 0 && !device.is_queued) gradients.reducer->keep_own_squares();
+  if (job.own_rules.comm_hook) gradients.reducer->sum_by(job.own_rules.comm_hook);
+  values.checks.emplace(units, strategy.check.values, device.device);
+  gradients.hooks.emplace(units, *gradients.reducer);
   if (plan.publishes_behind(axes.gather->gathers_in_background()))
     gathering.publication.emplace(pointers_to(units), *axes.gather, plan.wire().gathers, failing(job));
   if (plan.wire().longest_run > 0) dealer.emplace(strategy, plan.placement().mesh.world_size());
@@ -298,16 +298,17 @@ void Training::set_up_gradients() {
   sync.begin(units, plan, axes, whole, job.accelerator, footprint.allocated);
   make_step();
   if (plan.passes().steps_on_host || (device.is_queued && plan.gradients_below()))
-    reducer->on_reduced([this](const Unit& unit) { step->reduced(unit); });
+    gradients.reducer->on_reduced([this](const Unit& unit) { step->reduced(unit); });
   if (updates_in_backward()) {
-    reducer->on_summed([this](Unit& unit, const UnitAgreement& agreed) {
+    gradients.reducer->on_summed([this](Unit& unit, const UnitAgreement& agreed) {
       step->update(unit, agreed);
       unit.gathered_hash = 0;  // values of a unit that is gathered in place have changed
-      if (job.strategy.check.values) checks->accept(unit);
+      if (job.strategy.check.values) values.checks->accept(unit);
     });
-    if (memory.state_records || memory.parameter_records) reducer->on_gradient([this] { step->read_ahead(); });
+    if (memory.records.states || memory.records.parameters)
+      gradients.reducer->on_gradient([this] { step->read_ahead(); });
   }
-  reducer->tell(window.rounds);
+  gradients.reducer->tell(window.rounds);
 }
 
 void Training::set_up_gathering() {
@@ -315,11 +316,11 @@ void Training::set_up_gathering() {
   auto& [log, publication, parts, residency, watch] = gathering;
   log.emplace(static_cast<std::size_t>(plan.placement().prefetch) + 1);
   if (plan.gathers()) {
-    if (memory.parameter_records && device.is_queued) {
-      parts = std::make_unique<DevicePartCarrier>(plan, units, memory.parameter_records, *job.accelerator.kernels,
+    if (memory.records.parameters && device.is_queued) {
+      parts = std::make_unique<DevicePartCarrier>(plan, units, memory.records.parameters, *job.accelerator.kernels,
                                                   job.mesh.rank());
-    } else if (memory.parameter_records) {
-      parts = std::make_unique<PartCarrier>(units, memory.parameter_records);
+    } else if (memory.records.parameters) {
+      parts = std::make_unique<PartCarrier>(units, memory.records.parameters);
     }
     if (parts) footprint.allocated[MemoryCategory::kHostRecords] += parts->pinned_bytes();
     std::unique_ptr<SecondaryShards> copy;
@@ -338,26 +339,31 @@ void Training::set_up_gathering() {
     for (auto& unit : units) unit->use_log = &*log;
     watch.emplace();
   } else if (sync.pulls(
-                 units, [this](Unit& unit) { checks->accept(unit); }, failing(job))) {
+                 units, [this](Unit& unit) { values.checks->accept(unit); }, failing(job))) {
     watch.emplace();
   }
 }
 
 void Training::make_step() {
   const int first_rank = job.mesh.rank() - axes.world->rank();
-  const StepContext context{units,      job.strategy,
-                            plan,       axes,
-                            memory,     job.own_rules,
-                            *reducer,   gathering.publication ? &*gathering.publication : nullptr,
-                            first_rank, job.mesh.world_size() / axes.world->size()};
+  const StepContext context{units,
+                            job.strategy,
+                            plan,
+                            axes,
+                            memory,
+                            job.own_rules,
+                            *gradients.reducer,
+                            gathering.publication ? &*gathering.publication : nullptr,
+                            first_rank,
+                            job.mesh.world_size() / axes.world->size()};
   if (job.accelerator.device.is_queued) {
     step = std::make_unique<QueuedStep>(context, *optimizer, job.accelerator);
-  } else if (auto asynchronous = sync.make_step(context, *norm)) {
+  } else if (auto asynchronous = sync.make_step(context, *gradients.norm)) {
     step = std::move(asynchronous);
   } else {
-    step = std::make_unique<CpuStep>(context, *norm);
+    step = std::make_unique<CpuStep>(context, *gradients.norm);
   }
-  if (GradientSquares* const squares = step->own_squares()) reducer->square_by(*squares);
+  if (GradientSquares* const squares = step->own_squares()) gradients.reducer->square_by(*squares);
   if (dealer) step->deal(dealer->order());
 }
 
@@ -394,7 +400,7 @@ void Training::take_newest_values() {
 
 void Training::detach_parameters() {
   activations.reset();
-  hooks.reset();
+  gradients.hooks.reset();
   gathering.watch.reset();
   gathering.residency.reset();
   gathering.publication.reset();

@@ -26,7 +26,7 @@ MemoryUse Training::allocated(When when) const {
     const ResidencyCounts& gathers = gathering.residency->counts();
     use[MemoryCategory::kSlots] += now ? gathers.overflow_bytes : gathers.overflow_peak;
   }
-  const ReducerCounts& reductions = reducer->counts();
+  const ReducerCounts& reductions = gradients.reducer->counts();
   use[MemoryCategory::kBuckets] += now ? reductions.overflow_bytes : reductions.overflow_peak;
   return use;
 }
@@ -38,16 +38,16 @@ void Training::begin_backward(const MicrobatchInfo& info) {
   times.mark(UseTimes::Event::kBackward);
   if (activations) hook_saved_tensors(activations);  // a program may train on another thread than it made the Engine on
   expect_parameters();
-  hooks->follow();
-  if (window.microbatch > 0) hooks->expect_untouched();
+  gradients.hooks->follow();
+  if (window.microbatch > 0) gradients.hooks->expect_untouched();
   const std::int64_t plain_steps = job.strategy.compression.start_step;
-  reducer->square_own(measures_noise());
-  reducer->use_methods(plain_steps == 0 || step->applied() >= plain_steps, times.attempts + 1);
+  gradients.reducer->square_own(measures_noise());
+  gradients.reducer->use_methods(plain_steps == 0 || step->applied() >= plain_steps, times.attempts + 1);
   // backward changes memory that the commit reads
   if (updates_in_backward() || kept_gradient_bytes(plan) > 0) settle_commit();
   if (updates_in_backward())
-    reducer->begin_round(digest_of_gathers(gathering.log->entries()), info.weight, info.samples);
-  if (!claims && window.microbatch + 1 == microbatches()) step->expect_update(reducer->order());
+    gradients.reducer->begin_round(digest_of_gathers(gathering.log->entries()), info.weight, info.samples);
+  if (!claims && window.microbatch + 1 == microbatches()) step->expect_update(gradients.reducer->order());
   window.rounds.add(RoundLog::kBackward);
 }
 
@@ -55,12 +55,12 @@ void Training::begin_backward(const MicrobatchInfo& info) {
 void Training::follow_claims() {
   if (!claims) return;
   window.asked.reset();
-  reducer->begin_backup(claims->turn());
+  gradients.reducer->begin_backup(claims->turn());
   if (claims->next()) return;
   const MicrobatchOrder& made = claims->agree();
   step->deal(made);
-  reducer->deal(made);
-  step->expect_update(reducer->order());
+  gradients.reducer->deal(made);
+  step->expect_update(gradients.reducer->order());
 }
 
 bool Training::passes_over_microbatch() {
@@ -73,7 +73,7 @@ bool Training::passes_over_microbatch() {
   follow_claims();
   step->pass_over_loss();
   if (step_is_due()) {
-    reducer->finish(/*reduce=*/true);
+    gradients.reducer->finish(/*reduce=*/true);
   } else {
     seed_microbatch();
     times.data.begin(std::chrono::steady_clock::now());
@@ -85,10 +85,10 @@ bool Training::passes_over_microbatch() {
 bool Training::end_round(bool ends, bool has_batch) {
   window.rounds.announce(ends ? RoundLog::kEnd : RoundLog::kEndOfLoss);
   const bool counts = !claims || claims->end();
-  if (ends && job.strategy.reproducible) reducer->end_microbatch(counts);
+  if (ends && job.strategy.reproducible) gradients.reducer->end_microbatch(counts);
   follow_claims();
   const bool last = ends && (claims ? step_is_due() : window.microbatch + 1 == microbatches());
-  reducer->finish(last || job.strategy.gradient_sync == GradientSync::kEachMicrobatch, has_batch);
+  gradients.reducer->finish(last || job.strategy.gradient_sync == GradientSync::kEachMicrobatch, has_batch);
   if (gathering.residency) gathering.residency->end_round();
   window.rounds.add(RoundLog::kEnd);
   window.rounds.end_round();
@@ -124,7 +124,8 @@ double Training::communication_seconds() const {
   if (job.accelerator.device.is_queued) return 0;  // StepResult::wait asks the device
   const auto& [log, publication, parts, residency, watch] = gathering;
   const double gathers = residency ? residency->counts().gather_seconds : publication ? publication->seconds() : 0;
-  const double sums = axes.world->size() > 1 ? reducer->counts().reduction_seconds : 0;  // a rank alone sends nothing
+  const double sums =
+      axes.world->size() > 1 ? gradients.reducer->counts().reduction_seconds : 0;  // a rank alone sends nothing
   const double claiming = claims ? claims->communication_seconds() : 0;
   return gathers + sums + claiming + step->communication_seconds() + sync.communication_seconds();
 }
@@ -137,7 +138,7 @@ StepResult Training::take_step() {
   {
     const Span span("checks");
     expect_parameters();
-    hooks->expect_untouched();
+    gradients.hooks->expect_untouched();
   }
   settle_commit();
   window.local.gathered = gathering.log->entries();
@@ -186,7 +187,7 @@ void Training::deal_next_step() {
   if (!dealer->add(step->busy_seconds(), computed)) return;
   const MicrobatchOrder& order = dealer->order();
   step->deal(order);
-  reducer->deal(order);
+  gradients.reducer->deal(order);
   if (job.mesh.rank() != 0) return;
   std::string counts;
   for (int rank = 0; rank < order.ranks; ++rank)
@@ -211,7 +212,7 @@ void Training::forget_what_is_skipped(const StepResult& result) {
   if (plan.sums().kept_gradient_numel == 0) return;
   StepResult known = result;
   if (job.accelerator.device.is_queued) known.wait();
-  if (known.overflow || known.spike) reducer->restore_feedback();
+  if (known.overflow || known.spike) gradients.reducer->restore_feedback();
 }
 
 /// Notes where the step's time went, apart from collectives.
@@ -234,7 +235,7 @@ void Training::time_calls(std::unique_ptr<CallLatencies> known) {
     latencies->by_device = std::make_unique<QueuedCallTimes>(*job.accelerator.kernels);
   }
   QueueTimes* const queue = latencies->by_device.get();
-  reducer->time_reductions(latencies->reductions, queue);
+  gradients.reducer->time_reductions(latencies->reductions, queue);
   if (gathering.residency) gathering.residency->time_gathers(latencies->gathers, queue);
   if (gathering.publication) gathering.publication->time_gathers(latencies->gathers);
   sync.time_pulls(latencies->gathers);
@@ -297,7 +298,7 @@ void Training::begin_next_step() {
   // predict the next one.
   const bool waits_for_all = updates_in_backward() || job.strategy.reproducible;
   const std::vector<char>* const used = waits_for_all ? nullptr : step->known_used();
-  if (used && std::ranges::any_of(*used, [](char each) { return each != 0; })) reducer->expect(*used);
+  if (used && std::ranges::any_of(*used, [](char each) { return each != 0; })) gradients.reducer->expect(*used);
   for (auto& unit : units) unit->reopen();
   accept_new_values();
   if (gathering.residency) gathering.residency->gather_ahead();
@@ -317,13 +318,13 @@ void Training::accept_new_values() {
   });
   step->pass_over_loss();  // operators that brought the values belong to no microbatch, so no replay may blame them
   const Span span("checks");
-  checks->accept();
+  values.checks->accept();
 }
 
 void Training::drop_microbatches() {
-  reducer->reset();
-  if (norm) norm->reset();
-  hooks->begin_step();
+  gradients.reducer->reset();
+  if (gradients.norm) gradients.norm->reset();
+  gradients.hooks->begin_step();
   window.begin();
   seed_microbatch();
 }

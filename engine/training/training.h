@@ -56,6 +56,14 @@ struct ValuesInUse {
   bool are_averages = false;  ///< parameters and their averages have changed places
   int open_guards = 0;        ///< number of living Gathered guards
   int open_writes = 0;        ///< number of living Gathered(kWrite) guards
+  std::optional<ParameterChecks> checks;
+};
+
+/// Brings gradients from backward to the step. Members are destroyed last to first.
+struct Gradients {
+  std::optional<GradientNorm> norm;  ///< set on the CPU; a GPU computes the norm in a pass of its own
+  std::optional<Reducer> reducer;
+  std::optional<GradientHooks> hooks;
 };
 
 /// Finds the values of the parameters that an operator reads. Members are destroyed last to first.
@@ -234,11 +242,8 @@ struct Training {
   Footprint footprint;
   std::vector<std::unique_ptr<Unit>> units;
   ValuesInUse values;
-  std::optional<GradientNorm> norm;          ///< set on the CPU; a GPU computes the norm in a pass of its own
   std::unique_ptr<CallLatencies> latencies;  ///< null: calls are not timed. Reducer and gathering write it
-  std::optional<Reducer> reducer;
-  std::optional<ParameterChecks> checks;
-  std::optional<GradientHooks> hooks;
+  Gradients gradients;
   std::unique_ptr<Step> step;
   std::optional<MicrobatchDealer> dealer;  ///< set with "deal" by speed, on several ranks
   std::optional<BackupClaims> claims;      ///< set with "deal.backups", on several ranks

@@ -31,7 +31,7 @@ class Follower {
     } else if (event == RoundLog::kBackward) {
       training_.begin_backward({.weight = 0});
     } else if (event == RoundLog::kReduction) {
-      training_.reducer->reduce_nothing();
+      training_.gradients.reducer->reduce_nothing();
     } else if (event == RoundLog::kEnd || event == RoundLog::kEndOfLoss) {
       training_.end_round(ends, /*has_batch=*/false);
     }

@@ -43,10 +43,7 @@ Residency::Residency(const MemoryPlan& plan, std::vector<Unit*> units, Collectiv
       parts_(memory.parts),
       secondary_(std::move(memory.secondary)),
       memory_(std::move(memory.slots)),
-      pending_(units_.size()),
-      is_exact_(units_.size(), 0),
-      is_coming_(units_.size(), 0),
-      is_from_copy_(units_.size(), 0),
+      each_(units_.size()),
       schedule_(static_cast<int>(units_.size()), static_cast<std::size_t>(plan.placement().prefetch), /*uncounted=*/0) {
   if (!plan_.placement().keep_gathered) {
     slots_.push_back({memory_.take(units_[0]->gathered_bytes()), units_[0]->gathered_bytes(), nullptr, 0, {}});
@@ -63,7 +60,7 @@ Residency::Residency(const MemoryPlan& plan, std::vector<Unit*> units, Collectiv
 /// it waits only for work that does not depend on other ranks, since they may never make those gathers.
 Residency::~Residency() {
   for (const Unit* unit : units_) {
-    if (is_coming_[unit->index] == 0) continue;
+    if (!of(*unit).is_coming) continue;
     try {
       parts_->acquire(unit->index, LeaseUse::kRead).give_back();
     } catch (const std::exception& error) {
@@ -71,8 +68,8 @@ Residency::~Residency() {
     }
   }
   if (std::uncaught_exceptions() == exceptions_at_start_) {
-    for (std::vector<Work>& works : pending_) {
-      for (Work& work : works) work.wait().IgnoreError();
+    for (OfUnit& each : each_) {
+      for (Work& work : each.pending) work.wait().IgnoreError();
     }
   }
   for (Unit* unit : units_) unit->watch(nullptr);
@@ -81,7 +78,7 @@ Residency::~Residency() {
 void Residency::use(Unit& unit) {
   const bool is_held = unit.pins() > 0;
   unit.pin();
-  if (!is_held && std::exchange(is_exact_[unit.index], 0) != 0 && unit.state() != Unit::State::kReleased) release(unit);
+  if (!is_held && std::exchange(of(unit).is_exact, false) && unit.state() != Unit::State::kReleased) release(unit);
   // It may be that only some ranks read a unit that a guard holds. So such reads must not move the schedule, by which
   // all ranks gather ahead.
   if ((is_held || &unit == last_) && unit.state() == Unit::State::kGathered) {
@@ -103,7 +100,7 @@ void Residency::use(Unit& unit) {
 }
 
 void Residency::hold(Unit& unit) {
-  if (rounds() && is_exact_[unit.index] == 0) {
+  if (rounds() && !of(unit).is_exact) {
     if (unit.pins() > 0) {
       throw Error(ExitCode::kUsage, "unit " + unit.name +
                                         ": an operator reads it, rounded as \"compression.gathers\" or \"secondary\" "
@@ -111,7 +108,7 @@ void Residency::hold(Unit& unit) {
                                         say(phrases::kGuard) + " outside of forward and backward");
     }
     if (unit.state() != Unit::State::kReleased) release(unit);
-    is_exact_[unit.index] = 1;
+    of(unit).is_exact = true;
   }
   unit.pin();
   if (unit.state() == Unit::State::kReleased) gather(unit);
@@ -135,7 +132,7 @@ void Residency::gather(Unit& unit) {
   unit.become(Unit::State::kGathering);
   schedule_.hold(unit.index);
   const Span span("all_gather", unit.name, &counts_.gather_seconds);
-  if (!latencies_.empty()) begun_[unit.index] = clock_.begin();
+  if (!latencies_.empty()) of(unit).begun = clock_.begin();
   log_.note_gather(unit.index);
   ++counts_.gathers;
   counts_.gathered_bytes += unit.gathered_bytes();
@@ -150,37 +147,37 @@ void Residency::gather(Unit& unit) {
 void Residency::bring_part(Unit& unit) {
   // Other ranks may still read what the common slot held before.
   if (plan_.placement().shared) throw_if_error(group_.barrier(unit.name).wait());
-  is_coming_[unit.index] = 1;
+  of(unit).is_coming = true;
   const std::int64_t index = unit.index;
   parts_->announce({&index, 1});
 }
 
 void Residency::start_all_gather(Unit& unit) {
-  const bool from_copy = secondary_ && secondary_->has(unit) && is_exact_[unit.index] == 0;
-  is_from_copy_[unit.index] = from_copy ? 1 : 0;
-  if (from_copy) return secondary_->start(unit, pending_[unit.index]);
+  const bool from_copy = secondary_ && secondary_->has(unit) && !of(unit).is_exact;
+  of(unit).is_from_copy = from_copy;
+  if (from_copy) return secondary_->start(unit, of(unit).pending);
   for (auto& group : unit.groups) {
     const std::byte* const part = parts_ ? group->part_in_full() : group->shard;
     const std::int64_t bytes = group->parameter_part.numel * group->element_bytes();
-    pending_[unit.index].push_back(
+    of(unit).pending.push_back(
         group_.all_gather(unit.name, part, group->full, bytes, {.dtype = group->dtype, .form = form_of(unit)}));
   }
 }
 
 void Residency::wait(Unit& unit) {
   const Span span("wait", unit.name, &counts_.gather_seconds);
-  if (std::exchange(is_coming_[unit.index], 0) != 0) {
+  if (std::exchange(of(unit).is_coming, false)) {
     parts_->acquire(unit.index, LeaseUse::kRead).give_back();
     start_all_gather(unit);
   }
   {
     const Timed timed(device_.waits);
-    for (Work& work : pending_[unit.index]) throw_if_error(work.wait());
-    if (secondary_ && is_exact_[unit.index] == 0) fill_from_copy(unit);
+    for (Work& work : of(unit).pending) throw_if_error(work.wait());
+    if (secondary_ && !of(unit).is_exact) fill_from_copy(unit);
   }
-  pending_[unit.index].clear();
+  of(unit).pending.clear();
   // A gather that was under way when timing began is not counted.
-  if (!latencies_.empty()) clock_.end(begun_[unit.index], latencies_[unit.index]);
+  if (!latencies_.empty()) clock_.end(of(unit).begun, latencies_[unit.index]);
   unit.become(Unit::State::kGathered);
   for (auto& group : unit.groups) group->attach(group->full);
   if (checks_values_) unit.gathered_hash = hash_of_gathered(unit, device_.device);
@@ -188,7 +185,7 @@ void Residency::wait(Unit& unit) {
 
 /// Ends a gather that fills the second copy, or is from it.
 void Residency::fill_from_copy(Unit& unit) {
-  if (is_from_copy_[unit.index] == 0) secondary_->keep(unit);
+  if (!of(unit).is_from_copy) secondary_->keep(unit);
   secondary_->finish(unit);
 }
 
@@ -197,7 +194,7 @@ void Residency::release(Unit& unit) {
   if (checks_values_) expect_values_of(unit, device_.device);
   for (auto& group : unit.groups) group->attach(nullptr);
   unit.become(Unit::State::kReleased);
-  is_exact_[unit.index] = 0;
+  of(unit).is_exact = false;
   schedule_.give_up(unit.index);
   ++counts_.releases;
   if (unit.slot < 0) return;

@@ -96,7 +96,7 @@ class Residency final : public UnitKeeper {
   void time_gathers(std::span<LatencyHistogram> latencies, QueueTimes* queue = nullptr) {
     latencies_ = latencies;
     clock_.use(queue);
-    begun_.assign(latencies.size(), {});
+    for (OfUnit& each : each_) each.begun = {};
   }
 
   /// Ends a round, which is the forward and backward of one microbatch.
@@ -131,12 +131,21 @@ class Residency final : public UnitKeeper {
     Arena overflow;         ///< owns the memory of a slot beyond the plan; given back when the step ends
   };
 
+  /// The gather of one unit that is under way, or the last one.
+  struct OfUnit {
+    std::vector<Work> pending;
+    bool is_exact = false;      ///< it was made for `hold`, and is not rounded
+    bool is_coming = false;     ///< this rank's part is on its way from the source
+    bool is_from_copy = false;  ///< it began at the second copy
+    CallBegin begun;
+  };
+
+  OfUnit& of(const Unit& unit) { return each_[unit.index]; }
+  const OfUnit& of(const Unit& unit) const { return each_[unit.index]; }
   void gather(Unit& unit);
   void bring_part(Unit& unit);
   void start_all_gather(Unit& unit);
-  WireForm form_of(const Unit& unit) const {
-    return is_exact_[unit.index] != 0 ? WireForm::kPlain : plan_.wire().gathers;
-  }
+  WireForm form_of(const Unit& unit) const { return of(unit).is_exact ? WireForm::kPlain : plan_.wire().gathers; }
   void fill_from_copy(Unit& unit);
   /// Returns whether the values that operators read are rounded, so that those of a guard are gathered apart.
   bool rounds() const { return is_lossy(plan_.wire().gathers) || plan_.placement().secondary.is_rounded(); }
@@ -157,17 +166,13 @@ class Residency final : public UnitKeeper {
   Carrier* const parts_;
   const std::unique_ptr<SecondaryShards> secondary_;
   Arena memory_;
-  std::vector<Slot> slots_;                 ///< the root's slot, the shared ones, then those beyond the plan
-  std::vector<int> free_slots_;             ///< indices of shared slots that hold nothing
-  std::vector<std::vector<Work>> pending_;  ///< one for each unit, by its index
-  std::vector<char> is_exact_;              ///< [unit index]: it was gathered for `hold`, and is not rounded
-  std::vector<char> is_coming_;             ///< [unit index]: this rank's part is on its way from the source
-  std::vector<char> is_from_copy_;          ///< [unit index]: its last gather began at the second copy
+  std::vector<Slot> slots_;      ///< the root's slot, the shared ones, then those beyond the plan
+  std::vector<int> free_slots_;  ///< indices of shared slots that hold nothing
+  std::vector<OfUnit> each_;     ///< one for each unit, by its index
   Schedule schedule_;
   RoundLog* rounds_ = nullptr;
   std::span<LatencyHistogram> latencies_;  ///< empty: gathers are not timed
   CallClock clock_;
-  std::vector<CallBegin> begun_;  ///< [unit index]: when the gather under way began
   const int exceptions_at_start_ = std::uncaught_exceptions();
   Unit* last_ = nullptr;
   bool warned_ = false;

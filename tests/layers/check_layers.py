@@ -133,6 +133,8 @@ TORCH = re.compile(r"^(ATen|c10|torch|caffe2)/")
 # Beside LibTorch's headers an include of fmt finds LibTorch's own copy of them.
 WITHOUT_FMT = ["engine", "sharding", "python"]
 INCLUDE = re.compile(r'^\s*#\s*include\s+([<"])([^>"]+)[>"]', re.MULTILINE)
+CLASS = re.compile(r"^(?:struct|class) (\w+)(?: final)?(?: : [^{;]*)?\s*\{", re.M)
+NAMESPACE = re.compile(r"^namespace (\w+) \{", re.M)
 
 
 # The room for code that depends on the version of LibTorch.
@@ -200,9 +202,20 @@ def sources_of(root, layer):
             yield source
 
 
+def twice_named(root, sources):
+    """Classes that two headers define under one name: a linker takes the functions of one of them for both."""
+    first = {}
+    for source in sources:
+        text = source.read_text(encoding="utf-8") if source.suffix == ".h" else ""
+        for name in CLASS.findall(text):
+            other = first.setdefault((*NAMESPACE.findall(text), name), source)
+            if other != source:
+                yield f"{source.relative_to(root)}: defines {name}, which {other.relative_to(root)} defines too"
+
+
 def main(root):
     root = pathlib.Path(root).resolve()
-    found, seen = [], 0
+    found, seen = list(twice_named(root, (source for layer in ALLOWED for source in sources_of(root, layer)))), 0
     for layer in ALLOWED:
         for source in sources_of(root, layer):
             seen += 1

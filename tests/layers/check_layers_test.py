@@ -1,4 +1,4 @@
-"""check_layers.py finds an upward include, and LibTorch where it must not be."""
+"""check_layers.py finds an upward include, LibTorch where it must not be, and two classes of one name."""
 
 import pathlib
 import subprocess
@@ -44,4 +44,10 @@ for text in ("#include <ATen/core/Tensor.h>\n", '#include "tessera/good.h"\n'):
     assert heavy.returncode == 1 and "strategy.h" in heavy.stdout, heavy.stdout
 other = run({"include/tessera/engine.h": "", "runtime/config/bad.h": '#include "tessera/engine.h"\n'})
 assert other.returncode == 1 and "runtime/config may not see include/tessera" in other.stdout, other.stdout
+twice = "namespace tessera {\nclass Twice final : public Other {\n};\n}\n"
+for name, text, code in (("planner/other.h", twice, 1), ("planner/other.h", twice.replace("tessera", "elsewhere"), 0),
+                         ("planner/other.h", "namespace tessera {\nclass Twice;\n}\n", 0), ("planner/other.cc", twice, 0)):
+    named = run({"engine/replay/twice.h": twice, name: text})
+    assert named.returncode == code, named.stdout
+    assert code == 0 or "defines Twice, which" in named.stdout, named.stdout
 print("ok")

@@ -47,6 +47,46 @@ struct WeightsFile {
   std::vector<std::string> without;
 };
 
+/// The text or the tokens that a run trains on.
+struct TrainData {
+  std::string path;  ///< file of tokens, or folder of text
+  std::string format = "auto";
+  std::vector<std::string> extensions;  ///< extensions of a folder's text files that are read; empty: all
+  /// Tokenizer of text: tokenizer.json or its folder, or "bytes"; empty: the one of init_from or model, else bytes.
+  std::string tokenizer;
+  std::int64_t seq_len = 0;  ///< tokens of a sample; 0: the model's sequence length
+};
+
+/// The evaluations of a run.
+struct TrainEvaluation {
+  std::string data;          ///< held-out data, in TrainData::format; empty: no evaluation
+  std::int64_t every = 0;    ///< steps between evaluations; 0: after the last step only
+  std::int64_t batches = 0;  ///< batches of a rank in an evaluation; 0: all
+};
+
+/// The files and folders that a run writes, beside its checkpoints. An empty path is not written.
+struct TrainOutputs {
+  std::string folder;           ///< run directory (run_outputs.h)
+  std::string metrics;          ///< JSON lines, one a step, or a table (".csv")
+  std::string tensorboard;      ///< folder for an event file
+  std::string trace;            ///< Chrome trace of the last steps
+  std::string trace_operators;  ///< file for a trace with LibTorch's operators and a GPU's kernels
+  std::string profile;          ///< file for the seconds that a rank computes with each unit (plan --profile)
+  std::string save_weights;     ///< file for the weights
+  std::string export_hf;        ///< folder for a model of Hugging Face
+  bool overwrite = false;       ///< replace existing results
+};
+
+/// What a run says of itself while it trains.
+struct TrainStatus {
+  bool plan = false;        ///< print the whole memory plan (TESSERA_PLAN=table)
+  std::int64_t every = 10;  ///< steps between status lines
+  /// Further texts of status lines: "share", "data", "flops", "straggler" (share_text ... of train_report.h).
+  std::vector<std::string> show;
+  std::int64_t histogram_every = 0;  ///< steps between latencies in the metrics; 0: calls are not timed
+  double peak_tflops = 0;            ///< peak of a rank's device; 0: the known one
+};
+
 /// The options of `tessera train`.
 struct TrainCommand {
   std::string model;  ///< model file, or a folder of Hugging Face; empty: the model of init_from
@@ -54,42 +94,22 @@ struct TrainCommand {
   std::string init_from;
   WeightsFile load_weights;  ///< weights at the start, under Tessera's names; no path: none
   std::string strategy;      ///< strategy file
-  std::string data;
-  std::string data_format = "auto";
-  std::vector<std::string> extensions;  ///< extensions of a folder's text files that are read; empty: all
+  TrainData data;
   std::int64_t steps = 0;
   std::int64_t batch = 0;  ///< samples of one rank's microbatch
   /// samples of a step over all ranks; 0: the number follows from gradient_accumulation
   std::int64_t global_batch = 0;
-  std::int64_t seq_len = 0;  ///< tokens of a sample; 0: the model's sequence length
-  std::uint64_t seed = 0;    ///< seed of the weights and of the order of the data
-  /// Tokenizer of text: tokenizer.json or its folder, or "bytes"; empty: the one of init_from or model, else bytes.
-  std::string tokenizer;
-  bool pad_tail = false;        ///< an epoch's last step may be short; else it is dropped
-  std::string out;              ///< run directory (run_outputs.h); empty: none
-  std::string metrics;          ///< JSON lines, one a step, or a table (".csv"); empty: none
-  std::string trace;            ///< Chrome trace of the last steps; empty: none
-  std::string trace_operators;  ///< file for a trace with LibTorch's operators and a GPU's kernels
-  std::string profile;  ///< file for the seconds that a rank computes with each unit (plan --profile); empty: none
+  std::uint64_t seed = 0;  ///< seed of the weights and of the order of the data
+  bool pad_tail = false;   ///< an epoch's last step may be short; else it is dropped
+  TrainOutputs outputs;
   /// --predict-links, --predict-profile: the step that they predict is shown beside the measured one.
   TimingOptions predicted_by;
-  std::string save_weights;  ///< file for the weights; empty: they are not saved
-  std::string export_hf;     ///< folder for a model of Hugging Face; empty: not written
-  bool overwrite = false;    ///< replace existing results
-  bool plan = false;         ///< print the whole memory plan (TESSERA_PLAN=table)
-  std::int64_t log_every = 10;
-  std::string eval_data;          ///< held-out data, in data_format; empty: no evaluation
-  std::int64_t eval_every = 0;    ///< steps between evaluations; 0: after the last step only
-  std::int64_t eval_batches = 0;  ///< batches of a rank in an evaluation; 0: all
+  TrainStatus status;
+  TrainEvaluation evaluation;
   CheckpointOptions checkpoints;
   TextSampling sample;
   std::vector<std::string> command_line;  ///< all words of the command line, for the run directory
-  std::string tensorboard = {};           ///< folder for an event file; empty: none
-  /// Further texts of status lines: "share", "data", "flops", "straggler" (share_text ... of train_report.h).
-  std::vector<std::string> show = {};
-  std::int64_t histogram_every = 0;  ///< steps between latencies in the metrics; 0: calls are not timed
-  double peak_tflops = 0;            ///< peak of a rank's device; 0: the known one
-  bool replays = false;              ///< steps of another run are made again (run_replay), and nothing is written
+  bool replays = false;                   ///< steps of another run are made again (run_replay), and nothing is written
 };
 /// Trains a model. Each rank is a process.
 int run_train(const TrainCommand& command);
@@ -120,7 +140,7 @@ struct SampleCommand {
   std::string model;  ///< model file, or a folder of Hugging Face
   /// file that PyTorch or `tessera train` wrote, or safetensors; no path: the weights in the folder `model`
   WeightsFile weights;
-  std::string tokenizer;  ///< see TrainCommand
+  std::string tokenizer;  ///< see TrainData
   TextSampling sample;
 };
 /// Continues a text with saved weights, in one process.

@@ -40,7 +40,7 @@ void DevicePartCarrier::settle() {
 
 void DevicePartCarrier::start(const FlatGroup& group) {
   std::byte* const memory = group.part_in_full();
-  const Chunks& chunks = group.parameter_chunks;
+  const Chunks& chunks = group.parameters_below.chunks;
   const std::int64_t element = group.element_bytes();
   if (const std::int64_t bytes = chunks.before_records() * element; bytes > 0) {
     const Unrecorded unrecorded;
@@ -53,7 +53,7 @@ void DevicePartCarrier::start(const FlatGroup& group) {
   for (std::int64_t chunk = chunks.first_record(); chunk < chunks.chunks(); ++chunk) {
     const Extent place = chunks.chunk(chunk);
     const std::byte* const from =
-        places_[static_cast<std::size_t>(group.first_parameter_record + chunk - chunks.first_record())];
+        places_[static_cast<std::size_t>(group.parameters_below.first_record + chunk - chunks.first_record())];
     const auto bytes = static_cast<std::size_t>(place.numel * element);
     std::byte* const to = memory + place.offset * element;
     uploaded_bytes_ += static_cast<std::int64_t>(bytes);
@@ -68,7 +68,7 @@ void DevicePartCarrier::start(const FlatGroup& group) {
 void DevicePartCarrier::read(const FlatGroup& group) {
   std::byte* const memory = group.part_in_full();
   Coming& unit = coming(*group.unit);
-  const Chunks& chunks = group.parameter_chunks;
+  const Chunks& chunks = group.parameters_below.chunks;
   if (unit.uploads.empty()) {
     unit.piece = take_piece();
     unit.used = 0;

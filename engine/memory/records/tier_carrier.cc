@@ -4,8 +4,6 @@
 
 #include <algorithm>
 #include <exception>
-#include <string>
-#include <utility>
 
 #include "runtime/base/log.h"
 #include "runtime/border/throw.h"

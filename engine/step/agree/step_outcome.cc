@@ -1,7 +1,6 @@
 #include "engine/step/agree/step_outcome.h"
 
 #include <cstring>
-#include <string>
 
 #include "engine/step/agree/loss_spikes.h"
 #include "optim/noise_scale.h"

@@ -302,7 +302,7 @@ void DeviceUpdate::end_pass() {
 template <class ViewOf, class Body>
 void DeviceUpdate::visit_pieces(const FlatGroup& group, Extent run, const Visit& visit, const ViewOf& view_of,
                                 const Body& body) {
-  if (!group.parameters_below || visit.parameters == Access::kNone) return body(view_of(run));
+  if (!group.parameters_below.carrier || visit.parameters == Access::kNone) return body(view_of(run));
   const LeaseUse use = visit.parameters == Access::kWrite ? LeaseUse::kChange : LeaseUse::kRead;
   for_each_parameter_piece(group, run, direction_of(visit), [&](const ParameterPiece& piece) {
     StateView view = view_of(piece.run);
@@ -331,7 +331,7 @@ void DeviceUpdate::visit_records(const FlatGroup& group, const Visit& visit, con
     const std::int64_t nth = visit.backward ? records.records() - 1 - i : i;
     const std::int64_t chunk = records.first_record() + nth;
     const LeaseUse use = visit.states == Access::kWrite ? LeaseUse::kChange : LeaseUse::kRead;
-    Lease lease = states_->acquire(group.first_record + nth, use);
+    Lease lease = states_->acquire(group.states_below.first_record + nth, use);
     const auto view_of = [&](Extent run) { return states_in_record(group, chunk, run, lease.bytes().data()); };
     visit_pieces(group, run_of_chunk(group, chunk), visit, view_of, body);
     lease.give_back();

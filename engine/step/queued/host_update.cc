@@ -35,9 +35,9 @@ HostUpdate::HostUpdate(const QueuedContext& context)
       kernels_(context.kernels),
       elements_(context.strategy, context.own_rules, context.rates),
       threads_(context.own_rules.elements ? 1 : host_update_threads()),
-      parameter_records_(context.memory.parameter_records ? places_of(*context.memory.parameter_records)
-                                                          : std::vector<std::span<std::byte>>()) {
-  const std::vector<std::span<std::byte>> places = places_of(*context.memory.state_records);
+      parameter_records_(context.memory.records.parameters ? places_of(*context.memory.records.parameters)
+                                                           : std::vector<std::span<std::byte>>()) {
+  const std::vector<std::span<std::byte>> places = places_of(*context.memory.records.states);
   std::byte* place = memory_.get();
   first_of_unit_.push_back(0);
   for (const auto& unit : context.units) {
@@ -46,11 +46,13 @@ HostUpdate::HostUpdate(const QueuedContext& context)
       if (!flat->trainable) continue;
       const std::int64_t before = flat->records.before_records();
       const Extent part{flat->optimizer_part.offset + before, flat->optimizer_part.numel - before};
-      const Extent on_gpu = intersect(part, {flat->parameter_part.offset, flat->parameter_chunks.before_records()});
+      const Extent on_gpu =
+          intersect(part, {flat->parameter_part.offset, flat->parameters_below.chunks.before_records()});
       Group& group = groups_.emplace_back(Group{flat.get(), part, steps_.size(), on_gpu, nullptr, false, nullptr, {}});
       steps_.resize(steps_.size() + flat->parameters.size());
       take_copies(group, place, sums);
-      for (std::int64_t record = flat->first_record; record < flat->first_record + flat->records.records(); ++record)
+      for (std::int64_t record = flat->states_below.first_record;
+           record < flat->states_below.first_record + flat->records.records(); ++record)
         group.records.push_back(places[static_cast<std::size_t>(record)].data());
     }
     first_of_unit_.push_back(groups_.size());

@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <cstring>
 #include <limits>
-#include <string>
 #include <utility>
 
 #include "engine/step/agree/gather_order.h"
@@ -47,18 +46,15 @@ QueuedStep::QueuedStep(const StepContext& context, const Optimizer& optimizer, A
       kernels_(*accelerator.kernels),
       exposed_(*accelerator.exposed),
       device_(accelerator.device),
-      scales_loss_(strategy_.mixed_precision.param == DType::kF16),
-      rates_(strategy_.optimizer),
-      options_(strategy_.optimizer),
-      ranks_with_parts_(owners_of_parts(context.plan.placement().gradients, *axes_)),
-      totals_(norm_totals(context.units, ranks_with_parts_.size())),
+      numbers_(strategy_.optimizer),
+      totals_(norm_totals(context.units, owners_of_parts(context.plan.placement().gradients, *axes_).size())),
       memory_(device_.device),
-      update_({context, kernels_, device_, rates_}, rules_of(optimizer), tables_, memory_),
+      update_({context, kernels_, device_, numbers_.rates}, rules_of(optimizer), tables_, memory_),
       request_(update_.request()) {
   const LossScaler scaler(strategy_.mixed_precision.loss_scale);
   request_.microbatches = static_cast<double>(axes_->world->size() * strategy_.gradient_accumulation);
   request_.max_norm = strategy_.gradient_clipping;
-  if (scales_loss_) request_.loss_scale = scaler.rule();
+  if (scales_loss()) request_.loss_scale = scaler.rule();
   request_.batch_scale = batch_scale(strategy_.lr_schedule);
   request_.replicas = context.replicas;
   tables_.updates_in_backward = strategy_.optimizer.in_backward;
@@ -69,58 +65,60 @@ QueuedStep::QueuedStep(const StepContext& context, const Optimizer& optimizer, A
   }
   of_outcomes_ = std::make_shared<const OutcomeContext>(std::move(of_outcomes));
   plan_message();
-  allocate(scales_loss_ ? scaler.state() : LossScalerState{});
-  fill_tables();
+  allocate(scales_loss() ? scaler.state() : LossScalerState{});
+  fill_tables(owners_of_parts(context.plan.placement().gradients, *axes_));
   std::vector<FlatGroup*> flat_groups;
   for (const DeviceUpdate::Group& g : update_.groups()) flat_groups.push_back(g.group);
   const bool by_unit = context.memory.gpu.gradients || updates_in_backward();
-  norm_.emplace(flat_groups, reinterpret_cast<double*>(message_ + sums_offset_), by_unit, kernels_, device_.device);
+  norm_.emplace(flat_groups, reinterpret_cast<double*>(message_.own + message_.sums_offset), by_unit, kernels_,
+                device_.device);
   request_.noise_smoothing = strategy_.noise_scale.smoothing;
-  if (strategy_.noise_scale.every > 0) squares_.emplace(context.units, own_squares_, kernels_, device_.device);
+  if (strategy_.noise_scale.every > 0) squares_.emplace(context.units, views_.own_squares, kernels_, device_.device);
 }
 
 void QueuedStep::plan_message() {
-  sums_offset_ = (sizeof(StepMessageHeader) + update_.parameters() + 7) / 8 * 8;
-  message_bytes_ = sums_offset_ + totals_.most_sums() * sizeof(double);
+  message_.sums_offset = (sizeof(StepMessageHeader) + update_.parameters() + 7) / 8 * 8;
+  message_.bytes = message_.sums_offset + totals_.most_sums() * sizeof(double);
 }
 
 void QueuedStep::allocate(const LossScalerState& scaler) {
-  message_ = memory_.take<std::byte>(message_bytes_);
+  message_.own = memory_.take<std::byte>(message_.bytes);
   const auto ranks = static_cast<std::size_t>(axes_->world->size());
-  messages_ = ranks == 1 ? message_ : memory_.take<std::byte>(ranks * message_bytes_);
+  message_.of_all = ranks == 1 ? message_.own : memory_.take<std::byte>(ranks * message_.bytes);
 
   DeviceDecision first{};
   first.scaler = scaler;
   tables_.decision = memory_.put<DeviceDecision>({&first, 1});
   const auto options = at::TensorOptions().device(device_.device);
-  loss_ = at::from_blob(message_ + offsetof(StepMessageHeader, loss), {1}, options.dtype(at::kDouble));
-  own_squares_ = at::from_blob(message_ + offsetof(StepMessageHeader, own_squares), {1}, options.dtype(at::kDouble));
-  loss_scale_ = at::from_blob(&tables_.decision->scaler.scale, {}, options.dtype(at::kFloat));
-  for (InFlight& slot : ring_) {
-    slot.message = kernels_.pinned_memory(sums_offset_);
+  views_.loss = at::from_blob(message_.own + offsetof(StepMessageHeader, loss), {1}, options.dtype(at::kDouble));
+  views_.own_squares =
+      at::from_blob(message_.own + offsetof(StepMessageHeader, own_squares), {1}, options.dtype(at::kDouble));
+  views_.loss_scale = at::from_blob(&tables_.decision->scaler.scale, {}, options.dtype(at::kFloat));
+  for (InFlight& slot : flight_.ring) {
+    slot.message = kernels_.pinned_memory(message_.sums_offset);
     slot.decision = kernels_.pinned_memory(sizeof(DeviceDecision));
     slot.used = kernels_.pinned_memory(update_.parameters());
   }
-  group_numbers_ = update_.group_numbers();
-  const std::size_t groups = group_numbers_.size();
+  numbers_.of_groups = update_.group_numbers();
+  const std::size_t groups = numbers_.of_groups.size();
   if (groups == 0) return;
-  tables_.group_numbers = numbers_there_ = memory_.take<GroupNumbers>(groups);
-  for (InFlight& slot : ring_) slot.numbers = kernels_.pinned_memory(groups * sizeof(GroupNumbers));
+  tables_.group_numbers = numbers_.there = memory_.take<GroupNumbers>(groups);
+  for (InFlight& slot : flight_.ring) slot.numbers = kernels_.pinned_memory(groups * sizeof(GroupNumbers));
 }
 
 /// Fills all tables except those of groups and their parameters, which DeviceUpdate fills.
-void QueuedStep::fill_tables() {
+void QueuedStep::fill_tables(const std::vector<int>& ranks_with_parts) {
   StepTables& t = tables_;
   const std::size_t parameters = update_.parameters();
   t.ranks = axes_->world->size();
   t.shard_size = axes_->shard_size;
   t.tensors = static_cast<int>(totals_.tensors());
-  t.message_bytes = message_bytes_;
-  t.sums_offset = sums_offset_;
-  t.part_ranks = memory_.put<std::int32_t>(ranks_with_parts_);
+  t.message_bytes = message_.bytes;
+  t.sums_offset = message_.sums_offset;
+  t.part_ranks = memory_.put<std::int32_t>(ranks_with_parts);
   t.links = memory_.put<NormLink>(totals_.links());
   t.first_link = memory_.put<std::uint32_t>(totals_.first_link());
-  t.messages = messages_;
+  t.messages = message_.of_all;
   t.link_scratch = memory_.take<double>(totals_.links().size());
   t.squares = memory_.take<double>(totals_.tensors());
   t.sum_of_squares = memory_.take<double>(1);
@@ -135,7 +133,7 @@ void QueuedStep::add_loss(const at::Tensor& loss, double weight, std::int64_t /*
   const Unrecorded unrecorded;
   at::Tensor counted = loss.detach().reshape({1}).to(at::kDouble);
   if (weight != 1.0) counted = counted.mul(weight);
-  loss_.add_(counted.div(static_cast<double>(strategy_.gradient_accumulation)));
+  views_.loss.add_(counted.div(static_cast<double>(strategy_.gradient_accumulation)));
 }
 
 double QueuedStep::lr(std::optional<std::size_t> group) const {
@@ -143,44 +141,45 @@ double QueuedStep::lr(std::optional<std::size_t> group) const {
   const DeviceDecision decision = latest();
   const double ratio = lr_ratio_at(schedule, decision.applied) *
                        warm_up_ratio(sample_warm_up(schedule), decision.seen, decision.samples * request_.replicas);
-  const double everybodys = rates_.everybodys() * ratio;
-  return rates_.of(everybodys, group.value_or(FlatParameter::kNoGroup));
+  const double everybodys = numbers_.rates.everybodys() * ratio;
+  return numbers_.rates.of(everybodys, group.value_or(FlatParameter::kNoGroup));
 }
 
 void QueuedStep::expect_update(std::span<const int> order) {
-  sums_are_steps_ = !updates_in_backward();
+  backward_.sums_are_steps = !updates_in_backward();
   if (updates_in_backward()) send_numbers(take_slot());  // sent before records, since copies wait for each other
   update_.expect(order);
 }
 
 void QueuedStep::reduced(const Unit& unit) {
-  if (sums_are_steps_) norm_->add(unit);
+  if (backward_.sums_are_steps) norm_->add(unit);
   update_.fetch(unit);
 }
 
 void QueuedStep::forget_losses() {
-  sums_are_steps_ = false;
+  backward_.sums_are_steps = false;
   update_.forget();
   const Unrecorded unrecorded;
-  loss_.zero_();
-  if (squares_) own_squares_.zero_();
+  views_.loss.zero_();
+  if (squares_) views_.own_squares.zero_();
 }
 
 LossSeed QueuedStep::seed_of(const at::Tensor& loss, double weight) const {
   const Unrecorded unrecorded;
   LossSeed result{at::ones_like(loss), {}};
-  if (scales_loss_ && loss.scalar_type() != at::kHalf) {
-    result.seed.mul_(loss_scale_);
-  } else if (scales_loss_) {
-    result.seed.mul_(loss_scale_.clamp_max(kMostFp16Seed));
-    result.factor = loss_scale_.div(kMostFp16Seed).clamp_min(1.0);
+  if (scales_loss() && loss.scalar_type() != at::kHalf) {
+    result.seed.mul_(views_.loss_scale);
+  } else if (scales_loss()) {
+    result.seed.mul_(views_.loss_scale.clamp_max(kMostFp16Seed));
+    result.factor = views_.loss_scale.div(kMostFp16Seed).clamp_min(1.0);
   }
   weigh(result, weight);
   return result;
 }
 
 void QueuedStep::update(Unit& unit, const UnitAgreement& agreed) {
-  if (downloaded_ && !std::exchange(is_begun_, true)) join_downloads();  // waits for copies that the step before queued
+  if (marks_.downloaded && !std::exchange(backward_.is_begun, true))
+    join_downloads();  // waits for copies that the step before queued
   norm_->add(unit);
   const std::span<const double> sums = norm_->sums_of(unit);
   UnitRequest of_unit = update_.request_for(unit);
@@ -209,39 +208,39 @@ std::shared_ptr<StepOutcome> QueuedStep::queue(const LocalStep& local, std::int6
   InFlight& slot = take_slot();
   send_host_part(slot, local);
   norm_->finish();
-  uploaded_->join();
-  if (messages_ != message_) {
+  marks_.uploaded->join();
+  if (message_.of_all != message_.own) {
     const Timed timed(&exposed_);
-    throw_if_error(axes_->world->all_gather("step", message_, messages_, message_bytes_).wait());
+    throw_if_error(axes_->world->all_gather("step", message_.own, message_.of_all, message_.bytes).wait());
   }
-  if (downloaded_) join_downloads();
-  is_begun_ = false;
+  if (marks_.downloaded) join_downloads();
+  backward_.is_begun = false;
   kernels_.decide(request(), tables_);
-  messages_read_ = kernels_.mark();
+  marks_.messages_read = kernels_.mark();
   forget_losses();
   updates_in_backward() ? update_.finish() : update_.update();
-  if (numbers_there_) numbers_read_ = kernels_.mark();
-  slot.used_arrived = used_downloaded_ = kernels_.download(slot.used.get(), tables_.used, update_.parameters());
-  downloaded_ = kernels_.download(slot.decision.get(), tables_.decision, sizeof(DeviceDecision));
-  ++steps_;
-  slot.outcome = std::make_shared<StepOutcome>(number, slot.decision, exposed_.take(), downloaded_, of_outcomes_);
+  if (numbers_.there) marks_.numbers_read = kernels_.mark();
+  slot.used_arrived = marks_.used_downloaded = kernels_.download(slot.used.get(), tables_.used, update_.parameters());
+  marks_.downloaded = kernels_.download(slot.decision.get(), tables_.decision, sizeof(DeviceDecision));
+  ++flight_.steps;
+  slot.outcome = std::make_shared<StepOutcome>(number, slot.decision, exposed_.take(), marks_.downloaded, of_outcomes_);
   return slot.outcome;
 }
 
 /// Waits until the last decision and its flags are fetched, before others take their place.
 void QueuedStep::join_downloads() const {
-  used_downloaded_->join();
-  downloaded_->join();
+  marks_.used_downloaded->join();
+  marks_.downloaded->join();
 }
 
 /// Returns this step's slot. Waits for the step that used the slot last; the host then knows what became of that step.
 QueuedStep::InFlight& QueuedStep::take_slot() {
-  InFlight& slot = ring_[static_cast<std::size_t>(steps_ % kMostStepsInFlight)];
+  InFlight& slot = flight_.ring[static_cast<std::size_t>(flight_.steps % kMostStepsInFlight)];
   if (!slot.outcome) return slot;
   request_.known_skipped = slot.outcome->wait().skipped;
   slot.used_arrived->wait();
   const auto* const used = reinterpret_cast<const char*>(slot.used.get());
-  known_used_.assign(used, used + update_.parameters());
+  flight_.known_used.assign(used, used + update_.parameters());
   return slot;
 }
 
@@ -253,7 +252,7 @@ void QueuedStep::send_host_part(InFlight& slot, const LocalStep& local) {
   header.tokens = local.tokens;
   header.samples = local.samples;
   header.gathers = digest_of_gathers(local.gathered);
-  header.numbers = digest_of_numbers(rates_.all(), options_.all());
+  header.numbers = digest_of_numbers(numbers_.rates.all(), numbers_.options.all());
   header.own_weights = local.own.weights;
   header.own_weight_squares = local.own.weight_squares;
   std::byte* const message = slot.message.get();
@@ -263,42 +262,42 @@ void QueuedStep::send_host_part(InFlight& slot, const LocalStep& local) {
     for (std::size_t i = 0; i < g.group->parameters.size(); ++i) *flag++ = std::byte{reducer_.used(*g.group, i)};
   }
   constexpr std::size_t kBehind = offsetof(StepMessageHeader, weight);
-  const DeviceKernels::UploadPiece piece{message_ + kBehind, message + kBehind, sums_offset_ - kBehind};
-  uploaded_ = kernels_.upload({&piece, 1}, messages_read_.get());
+  const DeviceKernels::UploadPiece piece{message_.own + kBehind, message + kBehind, message_.sums_offset - kBehind};
+  marks_.uploaded = kernels_.upload({&piece, 1}, marks_.messages_read.get());
   if (!updates_in_backward()) send_numbers(slot);
 }
 
 /// Sends the numbers of parameter groups, if there are any. Kernels that are queued from now on find them.
 void QueuedStep::send_numbers(InFlight& slot) {
   follow_options();
-  if (!numbers_there_) return;
-  const std::span<const double> rates = rates_.all().subspan(1);
-  for (std::size_t i = 0; i < rates.size(); ++i) group_numbers_[i].lr = rates[i];
-  const std::size_t bytes = group_numbers_.size() * sizeof(GroupNumbers);
-  std::memcpy(slot.numbers.get(), group_numbers_.data(), bytes);
-  const DeviceKernels::UploadPiece piece{numbers_there_, slot.numbers.get(), bytes};
-  kernels_.upload({&piece, 1}, numbers_read_.get())->join();
+  if (!numbers_.there) return;
+  const std::span<const double> rates = numbers_.rates.all().subspan(1);
+  for (std::size_t i = 0; i < rates.size(); ++i) numbers_.of_groups[i].lr = rates[i];
+  const std::size_t bytes = numbers_.of_groups.size() * sizeof(GroupNumbers);
+  std::memcpy(slot.numbers.get(), numbers_.of_groups.data(), bytes);
+  const DeviceKernels::UploadPiece piece{numbers_.there, slot.numbers.get(), bytes};
+  kernels_.upload({&piece, 1}, marks_.numbers_read.get())->join();
 }
 
 /// Numbers that the host keeps go with each launch, so a change counts for the steps that are queued from now on.
 void QueuedStep::follow_options() {
-  if (std::exchange(followed_, options_.version()) == options_.version()) return;
-  update_.follow(options_);
+  if (std::exchange(numbers_.followed, numbers_.options.version()) == numbers_.options.version()) return;
+  update_.follow(numbers_.options);
   const StepRequest anew = update_.request();
   request_.numbers = anew.numbers;
   request_.of_matrices = anew.of_matrices;
-  group_numbers_ = update_.group_numbers();
+  numbers_.of_groups = update_.group_numbers();
 }
 
 /// The schedule's ratio depends on how many of the steps under way are skipped. The host does not know that yet, so it
 /// sends the ratio for every possible number.
 StepRequest QueuedStep::request() const {
   StepRequest request = request_;
-  request.base_lr = rates_.everybodys();
+  request.base_lr = numbers_.rates.everybodys();
   request.warm_up = sample_warm_up(strategy_.lr_schedule);
   for (int more = 0; more <= kMostStepsInFlight; ++more) {
-    const std::int64_t applied = std::max<std::int64_t>(0, steps_ - request_.known_skipped - more);
-    request.lr_ratios[more] = lr_ratio_at(strategy_.lr_schedule, resumed_at_ + applied);
+    const std::int64_t applied = std::max<std::int64_t>(0, flight_.steps - request_.known_skipped - more);
+    request.lr_ratios[more] = lr_ratio_at(strategy_.lr_schedule, flight_.resumed_at + applied);
   }
   return request;
 }
@@ -309,8 +308,8 @@ StepProgress QueuedStep::progress() const {
   StepProgress progress{decision.applied,
                         decision.scaler,
                         {},
-                        {rates_.all().begin(), rates_.all().end()},
-                        {options_.all().begin(), options_.all().end()}};
+                        {numbers_.rates.all().begin(), numbers_.rates.all().end()},
+                        {numbers_.options.all().begin(), numbers_.options.all().end()}};
   if (watches_for_spikes()) {
     LossSpikes spikes(strategy_.on_spike);
     spikes.state() = decision.spikes;
@@ -354,21 +353,23 @@ void QueuedStep::resume(const StepProgress& progress) {
   write_state(tables_.steps, counts.data(), bytes_of(std::span(counts)), device_.device);
   update_.resume(counts);
   write_state(tables_.decision, &decision, sizeof decision, device_.device);
-  resumed_at_ = progress.applied;
-  request_.known_skipped = steps_ = 0;
-  for (InFlight& slot : ring_) slot.outcome.reset();
-  if (!progress.rates.empty()) rates_.restore(progress.rates);
-  if (!progress.options.empty()) options_.restore(progress.options);
+  flight_.resumed_at = progress.applied;
+  request_.known_skipped = flight_.steps = 0;
+  for (InFlight& slot : flight_.ring) slot.outcome.reset();
+  if (!progress.rates.empty()) numbers_.rates.restore(progress.rates);
+  if (!progress.options.empty()) numbers_.options.restore(progress.options);
 }
 
 void QueuedStep::wait_for_all() const {
-  for (std::int64_t step = std::max<std::int64_t>(0, steps_ - kMostStepsInFlight); step < steps_; ++step) {
-    ring_[static_cast<std::size_t>(step % kMostStepsInFlight)].outcome->wait();
+  for (std::int64_t step = std::max<std::int64_t>(0, flight_.steps - kMostStepsInFlight); step < flight_.steps;
+       ++step) {
+    flight_.ring[static_cast<std::size_t>(step % kMostStepsInFlight)].outcome->wait();
   }
 }
 
 DeviceDecision QueuedStep::latest() const {
-  if (steps_ > 0) return ring_[static_cast<std::size_t>((steps_ - 1) % kMostStepsInFlight)].outcome->wait();
+  if (flight_.steps > 0)
+    return flight_.ring[static_cast<std::size_t>((flight_.steps - 1) % kMostStepsInFlight)].outcome->wait();
   DeviceDecision none{};
   fetch_state(&none, tables_.decision, sizeof none, device_.device);
   return none;

@@ -55,16 +55,18 @@ class QueuedStep final : public Step {
   void update(Unit& unit, const UnitAgreement& agreed) override;
   /// Fields that only the device will know stay NaN, and `result` fetches them later (StepResult::wait).
   void run(const LocalStep& local, StepResult& result) override;
-  void set_lr(double lr, std::optional<std::size_t> group) override { rates_.set(lr, group); }
+  void set_lr(double lr, std::optional<std::size_t> group) override { numbers_.rates.set(lr, group); }
   double lr(std::optional<std::size_t>) const override;
-  UpdateOptions& options() override { return options_; }
+  UpdateOptions& options() override { return numbers_.options; }
   void swap_averages() override;
   GradientSquares* own_squares() override { return squares_ ? &*squares_ : nullptr; }
   void forget_losses() override;
   /// Answers for the step kMostStepsInFlight before the latest step, for which the host has waited on every rank.
-  const std::vector<char>* known_used() const override { return known_used_.empty() ? nullptr : &known_used_; }
+  const std::vector<char>* known_used() const override {
+    return flight_.known_used.empty() ? nullptr : &flight_.known_used;
+  }
   /// These three wait for the latest step.
-  double loss_scale() const override { return scales_loss_ ? latest().scaler.scale : 1.0; }
+  double loss_scale() const override { return scales_loss() ? latest().scaler.scale : 1.0; }
   std::int64_t applied() const override { return latest().applied; }
   std::int64_t samples_seen() const override { return latest().seen; }
   /// These two wait for all steps under way. They throw what StepOutcome::wait throws.
@@ -86,6 +88,53 @@ class QueuedStep final : public Step {
     std::shared_ptr<StepOutcome> outcome;  ///< outcome of the step that last used this slot
   };
 
+  /// The numbers of the update that a program may change, and what the device has of them.
+  struct Numbers {
+    explicit Numbers(const OptimizerConfig& optimizer) : rates(optimizer), options(optimizer) {}
+
+    LearningRates rates;
+    UpdateOptions options;
+    std::uint64_t followed = 0;           ///< the options' version that the update has
+    std::vector<GroupNumbers> of_groups;  ///< they have the rates set by hand when they are sent
+    GroupNumbers* there = nullptr;        ///< StepTables::group_numbers
+  };
+
+  /// This rank's message, and those of all ranks, in the device's memory.
+  struct Message {
+    std::size_t sums_offset = 0, bytes = 0;
+    std::byte* own = nullptr;
+    std::byte* of_all = nullptr;
+  };
+
+  /// Numbers in the device's memory, as LibTorch's operators see them.
+  struct Views {
+    at::Tensor loss, own_squares;  ///< they lie in the message
+    at::Tensor loss_scale;         ///< lies in the decision: a scalar, fp32
+  };
+
+  /// Events of the device, which later work waits for.
+  struct Marks {
+    std::unique_ptr<DeviceKernels::Mark> uploaded;         ///< the host's part is on the device
+    std::unique_ptr<DeviceKernels::Mark> messages_read;    ///< the step before has read the messages
+    std::unique_ptr<DeviceKernels::Mark> numbers_read;     ///< the step before has read the numbers of groups
+    std::shared_ptr<DeviceKernels::Mark> used_downloaded;  ///< the latest step's flags are on the host
+    std::shared_ptr<DeviceKernels::Mark> downloaded;       ///< the latest decision is on the host
+  };
+
+  /// The steps that are queued, of which the host knows the oldest.
+  struct Flight {
+    std::array<InFlight, kMostStepsInFlight> ring;
+    std::int64_t resumed_at = 0;   ///< StepProgress::applied
+    std::int64_t steps = 0;        ///< steps queued since then
+    std::vector<char> known_used;  ///< see QueuedStep::known_used
+  };
+
+  /// The place of the step that comes next in its backwards.
+  struct Backward {
+    bool is_begun = false;        ///< whether a unit of the step has begun, where units are updated in backward
+    bool sums_are_steps = false;  ///< true from the beginning of a step's last backward to its end
+  };
+
   /// Returns the latest step's decision, and waits for it.
   DeviceDecision latest() const;
   void wait_for_all() const;
@@ -94,11 +143,12 @@ class QueuedStep final : public Step {
   InFlight& take_slot();
   void send_numbers(InFlight& slot);
   void follow_options();
+  bool scales_loss() const { return strategy_.mixed_precision.param == DType::kF16; }
   bool updates_in_backward() const { return tables_.updates_in_backward; }
   bool watches_for_spikes() const { return strategy_.on_spike.action != SpikeAction::kNone; }
   void plan_message();
   void allocate(const LossScalerState& scaler);
-  void fill_tables();
+  void fill_tables(const std::vector<int>& ranks_with_parts);
   void send_host_part(InFlight& slot, const LocalStep& local);
   StepRequest request() const;
 
@@ -108,39 +158,20 @@ class QueuedStep final : public Step {
   DeviceKernels& kernels_;
   ExposedCommunication& exposed_;
   const ComputeDevice device_;
-  const bool scales_loss_;
-  LearningRates rates_;
-  UpdateOptions options_;
-  std::uint64_t followed_ = 0;               ///< the options' version that the update has
-  std::vector<GroupNumbers> group_numbers_;  ///< they have the rates set by hand when they are sent
-  GroupNumbers* numbers_there_ = nullptr;    ///< StepTables::group_numbers
-  std::vector<int> ranks_with_parts_;        ///< ranks whose gradient parts together make up the whole, each part once
+  Numbers numbers_;
   NormTotals totals_;
   std::shared_ptr<const OutcomeContext> of_outcomes_;
-  std::size_t sums_offset_ = 0, message_bytes_ = 0;
   DeviceTables memory_;  ///< the memory of all tables below
-  std::byte* message_ = nullptr;
-  std::byte* messages_ = nullptr;
+  Message message_;
   StepTables tables_;
   DeviceUpdate update_;
   StepRequest request_;                   ///< the fields that do not change from step to step
   std::optional<QueuedNorm> norm_;        ///< made with the tables
   std::optional<QueuedSquares> squares_;  ///< with "noise_scale"
-  at::Tensor own_squares_;                ///< lies in `message_`
-  bool is_begun_ = false;                 ///< whether a unit of the step has begun, where units are updated in backward
-  bool sums_are_steps_ = false;           ///< true from the beginning of a step's last backward to its end
-  at::Tensor loss_;                       ///< lies in `message_`
-  at::Tensor loss_scale_;                 ///< lies in the decision: a scalar, fp32
-  std::array<InFlight, kMostStepsInFlight> ring_;
-  /// events: the host's part is on the device; the step before has read the messages
-  std::unique_ptr<DeviceKernels::Mark> uploaded_, messages_read_;
-  /// event after which the step before has read the numbers of groups
-  std::unique_ptr<DeviceKernels::Mark> numbers_read_;
-  std::shared_ptr<DeviceKernels::Mark> used_downloaded_;  ///< the latest step's flags are on the host
-  std::shared_ptr<DeviceKernels::Mark> downloaded_;       ///< the latest decision is on the host
-  std::int64_t resumed_at_ = 0;                           ///< StepProgress::applied
-  std::int64_t steps_ = 0;                                ///< steps queued since then
-  std::vector<char> known_used_;
+  Views views_;
+  Marks marks_;
+  Flight flight_;
+  Backward backward_;
 };
 
 }  // namespace tessera

@@ -23,21 +23,21 @@ float factor_of(const MuonConfig& muon, const FlatParameter& parameter) {
                                         : 0.2 * std::sqrt(std::max(rows, columns)));
 }
 
-/// Offloaded states of groups, while they are where they are updated: FlatGroup::tensor_state points at them. They lie
+/// Offloaded states of groups, while they are where they are updated: FlatGroup::of_tensors points at them. They lie
 /// in the records' own memory. On a GPU they lie in slots of its memory, and work on them is queued.
 class HeldStates {
  public:
   explicit HeldStates(std::vector<FlatGroup*> groups) : groups_(std::move(groups)) {}
   ~HeldStates() {
-    for (FlatGroup* group : groups_) group->tensor_state = nullptr;
+    for (FlatGroup* group : groups_) group->of_tensors.data = nullptr;
   }
   HeldStates(const HeldStates&) = delete;
   HeldStates& operator=(const HeldStates&) = delete;
 
   void acquire(Carrier& carrier) {
     for (FlatGroup* group : groups_) {
-      leases_.push_back(carrier.acquire(group->tensor_state_record, LeaseUse::kChange));
-      group->tensor_state = reinterpret_cast<float*>(leases_.back().bytes().data());
+      leases_.push_back(carrier.acquire(group->of_tensors.record, LeaseUse::kChange));
+      group->of_tensors.data = reinterpret_cast<float*>(leases_.back().bytes().data());
     }
   }
   /// Stores the changed states, in the order that the plan of transfers assumes.
@@ -79,7 +79,7 @@ MatrixUpdate::MatrixUpdate(const StepContext& context, std::shared_ptr<const Ten
   });
   exchange_.emplace(context, rule_ ? assigners_[0].get() : nullptr, device_, kernels);
   if (!states_) return;
-  records_.resize(static_cast<std::size_t>(context.memory.tensor_state_records->records()));
+  records_.resize(static_cast<std::size_t>(context.memory.records.tensor_states->records()));
   std::iota(records_.begin(), records_.end(), 0);  // in the order of units
 }
 
@@ -100,7 +100,7 @@ void MatrixUpdate::expect(int unit) {
   if (!states_ || !batch) return;
   const std::vector<FlatGroup*> groups = offloaded_in(*batch);
   if (groups.empty()) return;
-  const auto first = static_cast<std::size_t>(groups.front()->tensor_state_record);
+  const auto first = static_cast<std::size_t>(groups.front()->of_tensors.record);
   states_->announce(std::span(records_).subspan(first, groups.size()));
 }
 
@@ -109,7 +109,7 @@ std::vector<FlatGroup*> MatrixUpdate::offloaded_in(const MatrixBatch& batch) con
   std::vector<FlatGroup*> groups;
   for (std::size_t unit = batch.begin_unit; unit < batch.end_unit; ++unit) {
     for (const auto& group : units_[unit]->groups) {
-      if (group->tensor_state_record >= 0) groups.push_back(group.get());
+      if (group->of_tensors.record >= 0) groups.push_back(group.get());
     }
   }
   return groups;
@@ -189,7 +189,7 @@ void MatrixUpdate::apply_rule(const DealtMatrix& matrix, const WholeMatrix& whol
   if (!group.tensor_states.empty()) {
     const std::size_t begin = group.tensor_states.first[matrix.tensor];
     const std::size_t count = group.tensor_states.first[matrix.tensor + 1] - begin;
-    tensor.state_shapes = std::span(group.tensor_state_shapes).subspan(begin, count);
+    tensor.state_shapes = std::span(group.of_tensors.shapes).subspan(begin, count);
     for (std::size_t i = 0; i < count; ++i) {
       const Extent place = group.tensor_states.layout.extent(begin + i);
       tensor.states[i] = whole.states.subspan(static_cast<std::size_t>(place.offset - matrix.states.offset),

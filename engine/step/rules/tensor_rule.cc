@@ -32,7 +32,7 @@ void add_tensor_states(const std::vector<std::unique_ptr<Unit>>& units, const Te
     for (const FlatParameter& parameter : group.parameters) {
       for (TensorState& state : rule->states_of(parameter)) {
         numels.push_back(numel_of(state));
-        group.tensor_state_shapes.push_back(std::move(state));
+        group.of_tensors.shapes.push_back(std::move(state));
       }
       first.push_back(numels.size());
     }

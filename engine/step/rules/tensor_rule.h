@@ -42,8 +42,8 @@ class TensorRule {
 std::shared_ptr<const TensorRule> make_tensor_rule(const OptimizerConfig& optimizer, const OwnRules& own_rules,
                                                    c10::Device device = c10::kCPU, DeviceKernels* kernels = nullptr);
 
-/// Writes FlatGroup::tensor_states and tensor_state_shapes of all groups of matrices, for `parts` equal parts. `rule`
-/// may be null.
+/// Writes GroupShape::tensor_states and TensorStateMemory::shapes of all groups of matrices, for `parts` equal parts.
+/// `rule` may be null.
 void add_tensor_states(const std::vector<std::unique_ptr<Unit>>& units, const TensorRule* rule, int parts);
 
 }  // namespace tessera

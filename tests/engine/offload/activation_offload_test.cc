@@ -274,7 +274,7 @@ TEST(ActivationOffload, PeakMemoryIsThatOfTheOperatorsUnderWay) {
 struct Offloading {
   explicit Offloading(std::size_t min_bytes = 1, std::vector<c10::Storage> staying = {})
       : activations(std::make_shared<SavedActivations>(
-            std::make_unique<NvmeActivations>(small_records(), 0),
+            nvme_activations(small_records(), 0),
             SavedActivationsOptions{.min_bytes = min_bytes, .staying = std::move(staying)})) {
     hook_saved_tensors(activations);
   }

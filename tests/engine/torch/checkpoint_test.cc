@@ -22,7 +22,7 @@
 #include <utility>
 
 #include "checkpoint/saved_checkpoint.h"
-#include "engine/checkpoint/saved_noise.h"
+#include "engine/checkpoint/inexact.h"
 #include "offload/files/fault_plan.h"
 #include "tessera/error.h"
 #include "tests/support/offloaded.h"

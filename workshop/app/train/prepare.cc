@@ -33,14 +33,15 @@ absl::Status check_numbers(const TrainCommand& command) {
   if (command.steps < 1) return refuse("--steps must be 1 or more. [T0050] hint: it is how many updates the run makes");
   if (command.batch < 1)
     return refuse("--batch must be 1 or more. [T0051] hint: it is how many samples a rank takes at a time");
-  if (command.seq_len < 0) return refuse("--seq-len must be 1 or more. [T0052] hint: leave it out for the model's own");
-  if (command.log_every < 1)
+  if (command.data.seq_len < 0)
+    return refuse("--seq-len must be 1 or more. [T0052] hint: leave it out for the model's own");
+  if (command.status.every < 1)
     return refuse(
         "--log-every must be 1 or more. [T0053] hint: it is how many steps there are from one line to the next");
-  if (command.eval_data.empty() && (command.eval_every > 0 || command.eval_batches > 0))
+  if (command.evaluation.data.empty() && (command.evaluation.every > 0 || command.evaluation.batches > 0))
     return refuse(
         "--eval-every and --eval-batches want --eval-data. [T0054] hint: give --eval-data the file to evaluate on");
-  if (command.eval_data.empty() && command.checkpoints.keep_best)
+  if (command.evaluation.data.empty() && command.checkpoints.keep_best)
     return refuse(
         "--keep-best wants --eval-data. [T0055] hint: give it a file to evaluate on; the best checkpoint is that with "
         "the least loss there");
@@ -77,9 +78,10 @@ absl::StatusOr<TokenBatches> open_batches(const TrainCommand& command, const Str
                                           std::int64_t seq_len, std::int64_t vocab_size,
                                           const std::shared_ptr<const Tokenizer>& tokenizer) {
   DatasetOptions options;
-  TESSERA_ASSIGN_OR_RETURN(options.format, parse_token_format(command.data_format));
-  options.extensions = command.extensions;
-  TESSERA_ASSIGN_OR_RETURN(std::shared_ptr<const TokenDataset> dataset, open_tokens(command.data, options, tokenizer));
+  TESSERA_ASSIGN_OR_RETURN(options.format, parse_token_format(command.data.format));
+  options.extensions = command.data.extensions;
+  TESSERA_ASSIGN_OR_RETURN(std::shared_ptr<const TokenDataset> dataset,
+                           open_tokens(command.data.path, options, tokenizer));
   SamplerOptions sampling;
   sampling.batch = command.batch;
   sampling.accumulation = strategy.gradient_accumulation;
@@ -94,9 +96,9 @@ absl::StatusOr<TokenBatches> open_batches(const TrainCommand& command, const Str
 
 absl::StatusOr<Evaluation> open_evaluation(const TrainCommand& command, const Mesh& mesh, std::int64_t seq_len,
                                            std::int64_t vocab_size, const std::shared_ptr<const Tokenizer>& tokenizer) {
-  EvaluationOptions options{command.eval_data, command.data_format, command.extensions, tokenizer};
+  EvaluationOptions options{command.evaluation.data, command.data.format, command.data.extensions, tokenizer};
   options.batch = command.batch;
-  options.most_batches = command.eval_batches;
+  options.most_batches = command.evaluation.batches;
   options.seq_len = seq_len;
   options.vocab_size = vocab_size;
   options.rank = mesh.rank();
@@ -151,7 +153,8 @@ Strategy with_outputs(Strategy strategy, const TrainCommand& command) {
   if (command.replays) return without_outputs(std::move(strategy));
   const CheckpointOptions& options = command.checkpoints;
   if (strategy.record_hashes.every > 0)
-    strategy.record_hashes.file = (std::filesystem::path(command.out) / strategy.record_hashes.file).string();
+    strategy.record_hashes.file =
+        (std::filesystem::path(command.outputs.folder) / strategy.record_hashes.file).string();
   CheckpointConfig& checkpoint = strategy.checkpoint;
   checkpoint.dir = options.folder.value_or(checkpoint.dir);
   checkpoint.every_steps = options.every_steps.value_or(checkpoint.every_steps);
@@ -170,21 +173,21 @@ absl::StatusOr<Prepared> prepare(const TrainCommand& command, const Strategy& st
   TESSERA_ASSIGN_OR_RETURN(run.config, models::read_model_config(model_of(command)));
   TESSERA_RETURN_IF_ERROR(check_size(run.config, strategy, mesh.topology()));
   TESSERA_ASSIGN_OR_RETURN(run.model, make_deferred(run.config, command.seed));
-  run.seq_len = command.seq_len > 0 ? command.seq_len : run.model->seq_len();
+  run.seq_len = command.data.seq_len > 0 ? command.data.seq_len : run.model->seq_len();
   if (run.seq_len > run.model->seq_len())
     return make_error(ExitCode::kConfig, "--seq-len " + std::to_string(run.seq_len) + " is more than the model's " +
                                              std::to_string(run.model->seq_len()) + ". [T0059] hint: leave it out");
-  TESSERA_ASSIGN_OR_RETURN(run.tokenizer, choose_tokenizer(command.tokenizer, {command.init_from, command.model}));
+  TESSERA_ASSIGN_OR_RETURN(run.tokenizer, choose_tokenizer(command.data.tokenizer, {command.init_from, command.model}));
   if (run.tokenizer.get()) TESSERA_RETURN_IF_ERROR(check_vocabulary(*run.tokenizer.get(), run.model->vocab_size()));
   if (command.sample.tokens > 0 && !run.tokenizer.get()) TESSERA_RETURN_IF_ERROR(check_byte_level(*run.model));
   TESSERA_ASSIGN_OR_RETURN(run.batches, open_batches(command, strategy, mesh, run.seq_len, run.model->vocab_size(),
                                                      run.tokenizer.tokenizer));
-  if (!command.eval_data.empty()) {
+  if (!command.evaluation.data.empty()) {
     TESSERA_ASSIGN_OR_RETURN(
         run.evaluation, open_evaluation(command, mesh, run.seq_len, run.model->vocab_size(), run.tokenizer.tokenizer));
   }
   TESSERA_ASSIGN_OR_RETURN(run.resumes, checkpoint_to_resume(command.checkpoints, strategy.checkpoint));
-  if (!command.export_hf.empty()) TESSERA_RETURN_IF_ERROR(models::to_hf_config(run.config, "float32").status());
+  if (!command.outputs.export_hf.empty()) TESSERA_RETURN_IF_ERROR(models::to_hf_config(run.config, "float32").status());
   const bool goes_on = !run.resumes.empty() || goes_on_durably(strategy, command.checkpoints, mesh.rank());
   run.outputs = outputs_of(command, mesh.topology().restart_count, goes_on);
   if (mesh.rank() != 0) return run;
@@ -210,8 +213,8 @@ nlohmann::json description(const TrainCommand& command, const Strategy& strategy
             {"sample-tokens", command.sample.tokens},
             {"prompt", command.sample.prompt},
             {"eval-tokens", run.evaluation ? run.evaluation->dataset().num_tokens() : 0},
-            {"eval-every", command.eval_every},
-            {"eval-batches", command.eval_batches},
+            {"eval-every", command.evaluation.every},
+            {"eval-batches", command.evaluation.batches},
             {"keep-best", command.checkpoints.keep_best},
             {"resume", run.resumes},
             {"init-from", !command.init_from.empty()},

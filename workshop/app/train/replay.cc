@@ -101,7 +101,7 @@ absl::StatusOr<CheckpointBefore> checkpoint_before(const ReplayCommand& command)
 std::string hashes_of_run(const ReplayCommand& command, const Strategy& strategy) {
   if (!command.hashes.empty()) return command.hashes;
   if (strategy.record_hashes.every == 0) return "";
-  const std::string path = (fs::path(command.run.out) / strategy.record_hashes.file).string();
+  const std::string path = (fs::path(command.run.outputs.folder) / strategy.record_hashes.file).string();
   std::error_code ignored;
   return fs::exists(path, ignored) ? path : "";
 }
@@ -136,12 +136,10 @@ TrainCommand as_made_again(TrainCommand run, const CheckpointBefore& before, std
   if (run.batch > 0 && run.global_batch % run.batch == 0) run.global_batch = 0;
   run.checkpoints = {};
   run.checkpoints.resume = before.path.empty() ? "none" : before.path;
-  for (std::string* const output : {&run.out, &run.metrics, &run.trace, &run.trace_operators, &run.profile,
-                                    &run.save_weights, &run.export_hf, &run.tensorboard, &run.eval_data})
-    output->clear();
+  run.outputs = {};
   run.predicted_by = {};
-  run.eval_every = run.eval_batches = 0;
-  run.histogram_every = 0;
+  run.evaluation = {};
+  run.status.histogram_every = 0;
   run.sample.tokens = 0;
   return run;
 }

@@ -34,22 +34,23 @@ std::string utc_now() { return utc_text("%Y-%m-%dT%H:%M:%SZ"); }
 RunOutputs outputs_of(const TrainCommand& command, int restart_count, bool resumes) {
   RunOutputs outputs;
   outputs.is_restart = restart_count > 0 || resumes;
-  if (command.overwrite || outputs.is_restart) outputs.existing = Existing::kReplaced;
+  if (command.outputs.overwrite || outputs.is_restart) outputs.existing = Existing::kReplaced;
   outputs.run_id = new_run_id();
-  const std::filesystem::path folder = command.out;
+  const std::filesystem::path folder = command.outputs.folder;
   // An absolute path stays the same when it is put behind a folder.
   const auto place = [&](const std::string& path, const char* standard) {
     if (!path.empty()) return folder / path;
     return folder.empty() || !standard ? std::filesystem::path() : folder / standard;
   };
   if (!folder.empty()) outputs.config = folder / "config.json";
-  outputs.metrics = place(command.metrics, "metrics.jsonl");
-  if (!command.tensorboard.empty()) outputs.events = place(command.tensorboard, nullptr) / event_file_name();
-  outputs.trace = place(command.trace, nullptr);
-  outputs.operators = place(command.trace_operators, nullptr);
-  outputs.profile = place(command.profile, nullptr);
-  outputs.weights = place(command.save_weights, "weights.pt");
-  outputs.hf = place(command.export_hf, nullptr);
+  outputs.metrics = place(command.outputs.metrics, "metrics.jsonl");
+  if (!command.outputs.tensorboard.empty())
+    outputs.events = place(command.outputs.tensorboard, nullptr) / event_file_name();
+  outputs.trace = place(command.outputs.trace, nullptr);
+  outputs.operators = place(command.outputs.trace_operators, nullptr);
+  outputs.profile = place(command.outputs.profile, nullptr);
+  outputs.weights = place(command.outputs.save_weights, "weights.pt");
+  outputs.hf = place(command.outputs.export_hf, nullptr);
   return outputs;
 }
 
@@ -61,9 +62,10 @@ absl::Status check_outputs(const TrainCommand& command, const RunOutputs& output
                                    {"--load-weights", command.load_weights.path},
                                    {"--predict-links", command.predicted_by.links},
                                    {"--predict-profile", command.predicted_by.profile}};
-  for (const auto& [name, data] : {std::pair("--data", command.data), std::pair("--eval-data", command.eval_data)}) {
+  for (const auto& [name, data] :
+       {std::pair("--data", command.data.path), std::pair("--eval-data", command.evaluation.data)}) {
     if (data.empty()) continue;
-    inputs.push_back({name, data, command.extensions});
+    inputs.push_back({name, data, command.data.extensions});
     // Megatron's data are two files; either of them is named, or the prefix of both.
     for (const char* extension : {".idx", ".bin"}) {
       inputs.push_back({name, data + extension});
@@ -71,12 +73,12 @@ absl::Status check_outputs(const TrainCommand& command, const RunOutputs& output
     }
   }
   return check_outputs({{"--out", outputs.config},
-                        {option(command.metrics, "--metrics"), outputs.metrics},
+                        {option(command.outputs.metrics, "--metrics"), outputs.metrics},
                         {"--tensorboard", outputs.events},
                         {"--trace", outputs.trace},
                         {"--trace-operators", outputs.operators},
                         {"--profile", outputs.profile},
-                        {option(command.save_weights, "--save-weights"), outputs.weights},
+                        {option(command.outputs.save_weights, "--save-weights"), outputs.weights},
                         {"--export-hf", outputs.hf.empty() ? outputs.hf : outputs.hf / "config.json"},
                         {"--export-hf", outputs.hf.empty() ? outputs.hf : outputs.hf / "model.safetensors"}},
                        inputs, outputs.existing);

@@ -206,7 +206,7 @@ std::vector<Metric> about(const TrainCommand& command, const Prepared& run, cons
                                  {"strategy", name_of_placement(engine.strategy())},
                                  {"model", model_of(command)},
                                  {"parameters", models::parameter_count(run.config)},
-                                 {"data", command.data},
+                                 {"data", command.data.path},
                                  {"seed", static_cast<std::int64_t>(command.seed)},
                                  {"restart", std::int64_t{mesh.topology().restart_count}}};
   if (predicted_s > 0) metrics.push_back({"predicted_seconds", predicted_s});
@@ -217,7 +217,7 @@ std::vector<Metric> about(const TrainCommand& command, const Prepared& run, cons
 /// Returns whether an evaluation is due: every --eval-every steps, and at the end. `before`: the steps that were done
 /// one result earlier.
 bool evaluation_is_due(const TrainCommand& command, const Prepared& run, std::int64_t before, std::int64_t steps_done) {
-  return run.evaluation && (passes(before, steps_done, command.eval_every) || steps_done == command.steps);
+  return run.evaluation && (passes(before, steps_done, command.evaluation.every) || steps_done == command.steps);
 }
 
 /// Writes a trace. If it cannot be written there is only a warning, since the training is done.
@@ -250,11 +250,11 @@ int train(const TrainCommand& command, const Mesh& mesh, Prepared& run, Engine& 
       run.resumes, resume_durable_steps(command.checkpoints, engine, *run.batches, speaks), *run.batches);
   set_epoch_samples(command, mesh, *run.batches, engine);
   engine.time_data();
-  if (command.histogram_every > 0) engine.time_calls();
-  if (command.peak_tflops > 0) engine.set_peak_tflops(command.peak_tflops);
+  if (command.status.histogram_every > 0) engine.time_calls();
+  if (command.status.peak_tflops > 0) engine.set_peak_tflops(command.status.peak_tflops);
   const double predicted_s = speaks ? predicted_seconds(command, run, engine, mesh) : 0;
-  TrainReport report({command.steps, command.log_every, run.batches->steps_per_epoch(), run.outputs,
-                      run.evaluation.has_value(), predicted_s, mesh.world_size(), command.show});
+  TrainReport report({command.steps, command.status.every, run.batches->steps_per_epoch(), run.outputs,
+                      run.evaluation.has_value(), predicted_s, mesh.world_size(), command.status.show});
   std::optional<double> entropy;
   if (speaks) {
     throw_if_error(write_config(run.outputs, command, engine.strategy(), run.config, mesh.topology()));
@@ -275,7 +275,7 @@ int train(const TrainCommand& command, const Mesh& mesh, Prepared& run, Engine& 
   std::optional<StepProfiler> profiler;
   if (!run.outputs.profile.empty()) profiler.emplace(engine);
   const auto report_latencies = [&](std::int64_t after_step) {
-    if (!speaks || command.histogram_every == 0) return;
+    if (!speaks || command.status.histogram_every == 0) return;
     report.add(engine.latencies(), after_step);
     report.add(engine.staleness(), after_step);
   };
@@ -294,7 +294,7 @@ int train(const TrainCommand& command, const Mesh& mesh, Prepared& run, Engine& 
     unknown.reset();
     const bool evaluates = evaluation_is_due(command, run, before, step);
     now.result.is_known() || evaluates ? report_step(now) : void(unknown = std::move(now));
-    if (passes(before, step, command.histogram_every) && step < command.steps) report_latencies(step);
+    if (passes(before, step, command.status.histogram_every) && step < command.steps) report_latencies(step);
     std::optional<double> held_out;
     if (evaluates) {
       const EvaluationResult result = run.evaluation->run(*run.model, engine);
@@ -343,7 +343,7 @@ int train_on(const TrainCommand& command, const Strategy& strategy, const Mesh& 
 
 int run_train(const TrainCommand& command) {
   int code = 0;
-  if (command.plan) ::setenv("TESSERA_PLAN", "table", /*overwrite=*/1);
+  if (command.status.plan) ::setenv("TESSERA_PLAN", "table", /*overwrite=*/1);
   const int failed = run([&] {
     const Strategy strategy = with_outputs(Strategy::from_file(command.strategy), command);
     const Mesh mesh = init(strategy);

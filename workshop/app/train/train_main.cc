@@ -69,14 +69,14 @@ void add_training(CLI::App& command, TrainCommand& train) {
   command.add_option("--strategy", train.strategy, "strategy file (JSON, docs/strategy.md)")
       ->required()
       ->check(not_empty());
-  command.add_option("--data", train.data, "file of tokens, or folder of text")->required()->check(not_empty());
+  command.add_option("--data", train.data.path, "file of tokens, or folder of text")->required()->check(not_empty());
   command
       .add_option(
-          "--tokenizer", train.tokenizer,
+          "--tokenizer", train.data.tokenizer,
           "of text: a tokenizer.json, its folder, or bytes; default: that of --init-from or --model, else bytes")
       ->check(not_empty());
-  command.add_option("--data-format", train.data_format, "auto, text, llmc or megatron")->capture_default_str();
-  command.add_option("--extensions", train.extensions, "of a folder's text files, such as .h,.hpp")
+  command.add_option("--data-format", train.data.format, "auto, text, llmc or megatron")->capture_default_str();
+  command.add_option("--extensions", train.data.extensions, "of a folder's text files, such as .h,.hpp")
       ->delimiter(',')
       ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
   command.add_option("--steps", train.steps, "optimizer steps")->required()->transform(integer_from(1, kMostSteps));
@@ -88,19 +88,19 @@ void add_training(CLI::App& command, TrainCommand& train) {
                   "samples of a step over all ranks, whatever their number: gradients of as many microbatches are "
                   "accumulated as it takes; default: what gradient_accumulation makes")
       ->transform(integer_from(1, kMostSteps));
-  command.add_option("--seq-len", train.seq_len, "tokens of a sample; default: the model's")
+  command.add_option("--seq-len", train.data.seq_len, "tokens of a sample; default: the model's")
       ->transform(integer_from(1, kMostTokens));
   command.add_option("--seed", train.seed, "of weights and data order; sampling takes it too")
       ->transform(integer_from(0, INT64_MAX))
       ->capture_default_str();
   command.add_option("--tail", train.pad_tail, "an epoch's last, short step: drop or pad")
       ->transform(CLI::CheckedTransformer(std::map<std::string, bool>{{"drop", false}, {"pad", true}}));
-  command.add_option("--log-every", train.log_every, "steps between status lines")
+  command.add_option("--log-every", train.status.every, "steps between status lines")
       ->transform(integer_from(1, kMostSteps))
       ->capture_default_str();
   command
       .add_option(
-          "--show", train.show,
+          "--show", train.status.show,
           "what status lines have too: share, the share of time in communication, and the scaled speed-up; data, "
           "the share of time without data; flops, TFLOP/s of a rank, and MFU where the device's peak is known; "
           "straggler, the rank that the others waited for, and how long")
@@ -108,12 +108,12 @@ void add_training(CLI::App& command, TrainCommand& train) {
       ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll)
       ->check(CLI::IsMember({"share", "data", "flops", "straggler"}));
   command
-      .add_option("--histogram-every", train.histogram_every,
+      .add_option("--histogram-every", train.status.histogram_every,
                   "steps between latencies of gathers and reductions, by unit, in the metrics; 0: none")
       ->transform(integer_from(0, kMostSteps))
       ->capture_default_str();
   command
-      .add_option("--peak-tflops", train.peak_tflops,
+      .add_option("--peak-tflops", train.status.peak_tflops,
                   "the peak of a rank's device in TFLOP/s, for MFU; default: as it is known")
       ->check(CLI::PositiveNumber);
 }
@@ -151,16 +151,17 @@ void add_checkpoints(CLI::App& command, CheckpointOptions& checkpoints) {
 }
 
 void add_outputs(CLI::App& command, TrainCommand& train) {
-  command.add_option("--out", train.out, "run directory: config.json, metrics.jsonl, weights.pt")->check(not_empty());
-  command.add_option("--trace", train.trace, "file for a Chrome trace of the last 3 steps (opens in Perfetto)")
+  command.add_option("--out", train.outputs.folder, "run directory: config.json, metrics.jsonl, weights.pt")
+      ->check(not_empty());
+  command.add_option("--trace", train.outputs.trace, "file for a Chrome trace of the last 3 steps (opens in Perfetto)")
       ->check(not_empty());
   command
-      .add_option("--trace-operators", train.trace_operators,
+      .add_option("--trace-operators", train.outputs.trace_operators,
                   "file for what LibTorch's profiler saw of rank 0's last 3 steps: operators, and a GPU's kernels")
       ->check(not_empty());
   command
       .add_option(
-          "--profile", train.profile,
+          "--profile", train.outputs.profile,
           "file for the seconds that one rank takes for each unit, from which tessera plan predicts steps of many")
       ->check(not_empty());
   CLI::Option* const links = command
@@ -173,24 +174,30 @@ void add_outputs(CLI::App& command, TrainCommand& train) {
                                    ->check(not_empty());
   links->needs(profile);
   profile->needs(links);
-  command.add_option("--metrics", train.metrics, "file of a header and a JSON object a step; NAME.csv: a table")
+  command
+      .add_option("--metrics", train.outputs.metrics, "file of a header and a JSON object a step; NAME.csv: a table")
       ->check(not_empty());
-  command.add_option("--tensorboard", train.tensorboard, "folder that gets an event file, as TensorBoard reads it")
+  command
+      .add_option("--tensorboard", train.outputs.tensorboard, "folder that gets an event file, as TensorBoard reads it")
       ->check(not_empty());
-  command.add_option("--save-weights", train.save_weights, "file for the weights at the end")->check(not_empty());
-  command.add_option("--export-hf", train.export_hf, "folder for the model at the end, as transformers reads it")
+  command.add_option("--save-weights", train.outputs.save_weights, "file for the weights at the end")
       ->check(not_empty());
-  command.add_flag("--overwrite", train.overwrite, "replace results that exist; otherwise they are kept, an error");
-  command.add_flag("--plan", train.plan, "say the whole memory plan, a row a kind of memory, not one line of it");
+  command
+      .add_option("--export-hf", train.outputs.export_hf, "folder for the model at the end, as transformers reads it")
+      ->check(not_empty());
+  command.add_flag("--overwrite", train.outputs.overwrite,
+                   "replace results that exist; otherwise they are kept, an error");
+  command.add_flag("--plan", train.status.plan,
+                   "say the whole memory plan, a row a kind of memory, not one line of it");
 }
 
 void add_evaluation(CLI::App& command, TrainCommand& train) {
-  command.add_option("--eval-data", train.eval_data, "held-out tokens, in --data-format: their loss is measured")
+  command.add_option("--eval-data", train.evaluation.data, "held-out tokens, in --data-format: their loss is measured")
       ->check(not_empty());
-  command.add_option("--eval-every", train.eval_every, "steps between evaluations; 0: after the last step only")
+  command.add_option("--eval-every", train.evaluation.every, "steps between evaluations; 0: after the last step only")
       ->transform(integer_from(0, kMostSteps))
       ->capture_default_str();
-  command.add_option("--eval-batches", train.eval_batches, "of a rank, for one evaluation; 0: all there are")
+  command.add_option("--eval-batches", train.evaluation.batches, "of a rank, for one evaluation; 0: all there are")
       ->transform(integer_from(0, kMostSteps))
       ->capture_default_str();
 }

@@ -61,7 +61,7 @@ class TrainReport {
     bool evaluates = false;              ///< whether the run has evaluations
     double predicted_s = 0;              ///< seconds of a step; 0: nothing was predicted
     int ranks = 1;                       ///< ranks of the job
-    std::vector<std::string> show = {};  ///< TrainCommand::show
+    std::vector<std::string> show = {};  ///< TrainStatus::show
   };
 
   explicit TrainReport(const Options& options) : options_(options) {}

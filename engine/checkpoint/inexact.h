@@ -1,0 +1,29 @@
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "tessera/strategy.h"
+
+namespace tessera {
+
+// Each function returns the line in LoadedCheckpoint::inexact for something that a run which goes on from a checkpoint
+// or a commit cannot have exactly, and nothing where it has it, or needs it not. The loads of both call them.
+
+/// Answers for a run that was saved by a program whose noise had the version `saved_version` (kNoiseVersion). The line
+/// is there only if the strategy draws noise.
+std::optional<std::string> other_noise(const Strategy& strategy, std::int64_t saved_version);
+
+/// Answers for a run whose rate rises over samples, if the save after `steps` updates lacks their number of samples
+/// (Engine::samples_seen).
+std::optional<std::string> unknown_samples(const Strategy& strategy, std::int64_t steps, std::int64_t samples);
+
+/// Reads learning rates that were set by hand into `rates` (StepProgress::rates). Where a schedule sets them, the
+/// strategy decides, which may have changed. `saved`: those of the `source`, "checkpoint" or "commit"; it is empty
+/// where the source has none.
+std::optional<std::string> read_rates(const Strategy& strategy, const std::vector<std::optional<double>>& saved,
+                                      const char* source, std::vector<double>& rates);
+
+}  // namespace tessera

@@ -1,0 +1,323 @@
+#include "engine/device/calls_on_host.h"
+
+#include <absl/status/status.h>
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+#include <deque>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "runtime/base/status.h"
+#include "runtime/comm/forwarding_collectives.h"
+#include "runtime/comm/sum/visited_sum.h"
+
+namespace tessera {
+namespace {
+
+using Mark = DeviceKernels::Mark;
+
+/// A GPU's group, and a group of the same ranks over their hosts beside it. All calls go to the GPU's group; the end of
+/// one is the end of both. SumsOnHost and GathersOnHost derive from it, and give some calls to the hosts.
+class GroupWithHost : public ForwardingCollectives {
+ public:
+  GroupWithHost(std::shared_ptr<Collectives> group, std::shared_ptr<Collectives> host, DeviceKernels& kernels,
+                const CallSlots& slots)
+      : ForwardingCollectives(std::move(group)),
+        host_(std::move(host)),
+        kernels_(kernels),
+        memory_(slots.memory),
+        slot_bytes_(static_cast<std::size_t>(slots.slot_bytes)) {}
+
+  void abort(const absl::Status& reason) override {
+    group_->abort(reason);
+    host_->abort(reason);
+  }
+  void leave() override {
+    group_->leave();
+    host_->leave();
+  }
+  absl::Status status() const override {
+    const absl::Status of_group = group_->status();
+    return of_group.ok() ? host_->status() : of_group;
+  }
+  bool end_if_left_alone(HasKey has_key) override {
+    const bool ended_group = group_->end_if_left_alone(has_key);
+    return host_->end_if_left_alone(has_key) || ended_group;
+  }
+
+ protected:
+  const std::shared_ptr<Collectives> host_;
+  DeviceKernels& kernels_;
+  const std::shared_ptr<std::byte> memory_;
+  const std::size_t slot_bytes_;
+};
+
+bool is_compressed(const ReduceOptions& options) {
+  return options.method != nullptr || options.contributions != WireForm::kPlain || options.sums != WireForm::kPlain;
+}
+
+/// A call of the Reducer, with its arguments.
+struct Sum {
+  std::string label;
+  bool scatters = false;
+  const void* input = nullptr;  ///< [numel] of `dtype`, on the GPU, like `output`
+  DType dtype = DType::kF32;
+  float* output = nullptr;
+  std::size_t numel = 0;      ///< elements of the contribution
+  std::size_t sum_numel = 0;  ///< elements of the output
+  ReduceOptions options;
+
+  std::size_t input_bytes() const { return numel * size_of(dtype); }
+};
+
+class SumsOnHost final : public GroupWithHost {
+ public:
+  SumsOnHost(std::shared_ptr<Collectives> group, std::shared_ptr<Collectives> host, DeviceKernels& kernels,
+             const CallSlots& slots)
+      : GroupWithHost(std::move(group), std::move(host), kernels, slots),
+        slots_(static_cast<std::size_t>(slots.slots)) {}
+
+  bool reduces_in_background() const override { return false; }
+  int compressed_part() const override { return host_->compressed_part(); }
+
+ protected:
+  Work do_reduce_scatter(std::string_view label, void* input, DType dtype, float* output, std::size_t numel_per_rank,
+                         const ReduceOptions& options) override {
+    if (!is_compressed(options)) return group_->reduce_scatter(label, input, dtype, output, numel_per_rank, options);
+    const std::size_t numel = numel_per_rank * static_cast<std::size_t>(size());
+    return start({std::string(label), true, input, dtype, output, numel, numel_per_rank, options});
+  }
+  Work do_all_reduce(std::string_view label, void* input, DType dtype, float* output, std::size_t numel,
+                     const ReduceOptions& options) override {
+    if (!is_compressed(options)) return group_->all_reduce(label, input, dtype, output, numel, options);
+    return start({std::string(label), false, input, dtype, output, numel, numel, options});
+  }
+
+ private:
+  class Pending;
+  /// A piece of pinned memory, and the copy that has brought its last sum to the GPU.
+  struct Slot {
+    std::unique_ptr<Mark> uploaded;
+    bool is_taken = false;
+  };
+
+  Work start(Sum sum);
+
+  std::vector<Slot> slots_;
+  std::size_t next_ = 0;
+};
+
+class SumsOnHost::Pending final : public Work::State {
+ public:
+  Pending(SumsOnHost& owner, Sum sum, Slot& slot, std::byte* memory)
+      : owner_(owner), sum_(std::move(sum)), slot_(slot), contribution_(memory) {
+    // fp32 is summed in place; else the sum lies behind the contribution, where a cache line begins.
+    constexpr std::size_t kCacheLine = 64;
+    const bool is_wide = sum_.dtype == DType::kF32;
+    std::byte* const behind = memory + (sum_.input_bytes() + kCacheLine - 1) / kCacheLine * kCacheLine;
+    std::byte* const own = memory + (sum_.scatters ? sum_.sum_numel * sizeof(float) * rank() : 0);
+    sums_ = reinterpret_cast<float*>(is_wide ? own : behind);
+    const auto* const end = reinterpret_cast<std::byte*>(sums_ + sum_.sum_numel);
+    TORCH_INTERNAL_ASSERT(end <= memory + owner_.slot_bytes_, "a sum is larger than its slot on the host");
+    slot_.is_taken = true;
+    downloaded_ = owner_.kernels_.download(contribution_, sum_.input, sum_.input_bytes());
+  }
+  ~Pending() override {
+    work_ = Work();  // the transport may wait here, and writes into the slot until the wait ends
+    slot_.is_taken = false;
+  }
+
+  absl::Status advance() override {
+    if (std::exchange(is_begun_, true)) return absl::OkStatus();
+    downloaded_->wait();
+    const absl::Status there = owner_.group_->status();  // a failure is known now, after the wait for the device
+    work_ = there.ok() ? begin() : Work(there);
+    return there;
+  }
+  absl::Status wait() override {
+    TESSERA_RETURN_IF_ERROR(advance());
+    TESSERA_RETURN_IF_ERROR(work_.wait());
+    const DeviceKernels::UploadPiece piece{sum_.output, reinterpret_cast<const std::byte*>(sums_),
+                                           sum_.sum_numel * sizeof(float)};
+    slot_.uploaded = owner_.kernels_.upload({&piece, 1}, downloaded_.get());
+    slot_.uploaded->join();
+    return absl::OkStatus();
+  }
+
+ private:
+  std::size_t rank() const { return static_cast<std::size_t>(owner_.rank()); }
+  Work begin() {
+    Collectives& host = *owner_.host_;
+    sum_.options.waits = Waits::kLater;  // the sum runs on the transport's own thread, while this one goes on
+    return sum_.scatters
+               ? host.reduce_scatter(sum_.label, contribution_, sum_.dtype, sums_, sum_.sum_numel, sum_.options)
+               : host.all_reduce(sum_.label, contribution_, sum_.dtype, sums_, sum_.numel, sum_.options);
+  }
+
+  SumsOnHost& owner_;
+  Sum sum_;
+  Slot& slot_;
+  std::byte* const contribution_;
+  float* sums_ = nullptr;
+  std::unique_ptr<Mark> downloaded_;
+  bool is_begun_ = false;
+  Work work_;  ///< the sum on the host
+};
+
+Work SumsOnHost::start(Sum sum) {
+  if (absl::Status possible = check_device_sum(sum.label, sum.dtype, sum.options.visitor); !possible.ok())
+    return Work(possible);
+  const std::size_t turn = next_++ % slots_.size();
+  Slot& slot = slots_[turn];
+  TORCH_INTERNAL_ASSERT(!slot.is_taken, "more sums are under way than were planned");
+  if (slot.uploaded) slot.uploaded->wait();
+  return Work(std::make_unique<Pending>(*this, std::move(sum), slot, memory_.get() + turn * slot_bytes_));
+}
+
+/// A call, with its arguments.
+struct Gather {
+  std::string label;
+  const void* shard = nullptr;  ///< on the GPU, like `full`
+  void* full = nullptr;
+  std::size_t bytes_per_rank = 0;
+  GatherOptions options;
+};
+
+class GathersOnHost final : public GroupWithHost {
+ public:
+  GathersOnHost(std::shared_ptr<Collectives> group, std::shared_ptr<Collectives> host, DeviceKernels& kernels,
+                const CallSlots& slots)
+      : GroupWithHost(std::move(group), std::move(host), kernels, slots),
+        slots_(static_cast<std::size_t>(slots.slots)) {}
+
+ protected:
+  Work do_all_gather(std::string_view label, const void* shard, void* full, std::size_t bytes_per_rank,
+                     const GatherOptions& options) override {
+    if (options.form == WireForm::kPlain || bytes_per_rank == 0)
+      return group_->all_gather(label, shard, full, bytes_per_rank, options);
+    return start({std::string(label), shard, full, bytes_per_rank, options});
+  }
+
+ private:
+  class Pending;
+  /// A piece of pinned memory, the gather that has it, and the copy that has brought its last values to the GPU.
+  struct Slot {
+    Pending* holder = nullptr;
+    std::shared_ptr<Mark> uploaded;
+  };
+
+  Work start(Gather gather);
+  /// Begins gathers over the hosts up to `last`, in their order; with null, those whose part is on the host.
+  absl::Status begin(const Pending* last);
+
+  std::vector<Slot> slots_;
+  std::size_t next_ = 0;
+  std::deque<Pending*> waiting_;  ///< gathers that have not begun over the hosts, in their order
+};
+
+class GathersOnHost::Pending final : public Work::State {
+ public:
+  Pending(GathersOnHost& owner, Gather gather, Slot& slot, std::byte* memory)
+      : owner_(owner), gather_(std::move(gather)), slot_(slot), full_(memory) {
+    TORCH_INTERNAL_ASSERT(bytes() <= owner_.slot_bytes_, "a gather is larger than its slot on the host");
+    downloaded_ = owner_.kernels_.download(own_part(), gather_.shard, gather_.bytes_per_rank);
+    slot_.holder = this;
+    owner_.waiting_.push_back(this);
+  }
+  ~Pending() override {
+    std::erase(owner_.waiting_, this);
+    work_ = Work();  // the transport may wait here, and writes into the slot until the wait ends
+    if (slot_.holder == this) slot_.holder = nullptr;
+  }
+
+  bool is_on_host() { return downloaded_->passed(); }
+  /// Begins the gather over the hosts, when its turn has come.
+  absl::Status begin() {
+    downloaded_->wait();
+    const absl::Status there = owner_.group_->status();  // known now, after the wait for the device
+    if (there.ok()) {
+      work_ = owner_.host_->all_gather(gather_.label, own_part(), full_, gather_.bytes_per_rank, gather_.options);
+    } else {
+      work_ = Work(there);
+    }
+    return there;
+  }
+  /// Ends the gather, and queues the copy of its values to the GPU.
+  absl::Status finish() {
+    if (uploaded_) return absl::OkStatus();
+    if (std::ranges::find(owner_.waiting_, this) != owner_.waiting_.end()) TESSERA_RETURN_IF_ERROR(owner_.begin(this));
+    TESSERA_RETURN_IF_ERROR(work_.wait());
+    uploaded_ = owner_.kernels_.upload(pieces(), downloaded_.get());
+    slot_.uploaded = uploaded_;
+    slot_.holder = nullptr;
+    return absl::OkStatus();
+  }
+  absl::Status wait() override {
+    TESSERA_RETURN_IF_ERROR(finish());
+    uploaded_->join();
+    return absl::OkStatus();
+  }
+
+ private:
+  std::size_t bytes() const { return gather_.bytes_per_rank * static_cast<std::size_t>(owner_.size()); }
+  std::size_t own_offset() const { return gather_.bytes_per_rank * static_cast<std::size_t>(owner_.rank()); }
+  std::byte* own_part() const { return full_ + own_offset(); }
+  /// Returns what goes up: all parts, except this rank's own if it is unchanged in its place. An update may have
+  /// changed it meanwhile, if nobody used what was gathered ahead.
+  std::vector<DeviceKernels::UploadPiece> pieces() const {
+    auto* const there = static_cast<std::byte*>(gather_.full);
+    const bool has_own = gather_.shard == there + own_offset() && !is_lossy(gather_.options.form);
+    if (!has_own) return {DeviceKernels::UploadPiece{there, full_, bytes()}};
+    const std::size_t behind = own_offset() + gather_.bytes_per_rank;
+    std::vector<DeviceKernels::UploadPiece> pieces;
+    if (own_offset() > 0) pieces.push_back({there, full_, own_offset()});
+    if (behind < bytes()) pieces.push_back({there + behind, full_ + behind, bytes() - behind});
+    return pieces;
+  }
+
+  GathersOnHost& owner_;
+  const Gather gather_;
+  Slot& slot_;
+  std::byte* const full_;  ///< where all parts lie on the host
+  std::unique_ptr<Mark> downloaded_;
+  std::shared_ptr<Mark> uploaded_;
+  Work work_;  ///< the gather on the host
+};
+
+absl::Status GathersOnHost::begin(const Pending* last) {
+  while (!waiting_.empty()) {
+    Pending* const next = waiting_.front();
+    if (!last && !next->is_on_host()) return absl::OkStatus();
+    waiting_.pop_front();
+    TESSERA_RETURN_IF_ERROR(next->begin());
+    if (next == last) return absl::OkStatus();
+  }
+  return absl::OkStatus();
+}
+
+Work GathersOnHost::start(Gather gather) {
+  if (absl::Status begun = begin(nullptr); !begun.ok()) return Work(begun);
+  const std::size_t turn = next_++ % slots_.size();
+  Slot& slot = slots_[turn];
+  if (slot.holder) {
+    if (absl::Status ended = slot.holder->finish(); !ended.ok()) return Work(ended);
+  }
+  if (slot.uploaded) std::exchange(slot.uploaded, nullptr)->wait();
+  return Work(std::make_unique<Pending>(*this, std::move(gather), slot, memory_.get() + turn * slot_bytes_));
+}
+
+}  // namespace
+
+std::shared_ptr<Collectives> sums_on_host(std::shared_ptr<Collectives> group, std::shared_ptr<Collectives> host,
+                                          DeviceKernels& kernels, const CallSlots& slots) {
+  return std::make_shared<SumsOnHost>(std::move(group), std::move(host), kernels, slots);
+}
+
+std::shared_ptr<Collectives> gathers_on_host(std::shared_ptr<Collectives> group, std::shared_ptr<Collectives> host,
+                                             DeviceKernels& kernels, const CallSlots& slots) {
+  return std::make_shared<GathersOnHost>(std::move(group), std::move(host), kernels, slots);
+}
+
+}  // namespace tessera

@@ -30,8 +30,8 @@
 #include "runtime/border/throw.h"
 #include "runtime/comm/mesh_groups.h"
 #include "runtime/config/strategy_file.h"
-#include "sharding/compress/gradient_method.h"
 #include "sharding/partition.h"
+#include "sharding/reduce/comm_hook_method.h"
 #include "tessera/span.h"
 
 namespace tessera {

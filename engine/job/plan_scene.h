@@ -1,7 +1,5 @@
 #pragma once
 
-// See docs/glossary.md: placement.
-
 #include "engine/job/mesh_shape.h"
 #include "engine/memory/make_plan.h"
 #include "tessera/strategy.h"

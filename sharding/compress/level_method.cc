@@ -4,6 +4,7 @@
 
 #include "runtime/base/message_words.h"
 #include "runtime/base/status.h"
+#include "sharding/compress/method_layout.h"
 
 namespace tessera {
 
@@ -20,6 +21,34 @@ absl::Status LevelMethod::sum(Collectives& group, std::string_view label, float*
   std::fill_n(data, numel, 0.0f);
   for (int q = 0; q < group.size(); ++q) add_levels(form_, all + q * words_, numel, data);
   return absl::OkStatus();
+}
+
+namespace {
+
+MethodLayout layout_of_levels(std::int64_t levels, const GroupShape& group, int ranks) {
+  return layout_by_gather(0, level_words(levels, group.layout.numel()), ranks);
+}
+
+MadeMethod make_level_method(LevelForm form, std::int64_t seed, const MethodSite& at) {
+  return std::make_unique<LevelMethod>(at.numel(), form, at.own_draws(seed), at.work);
+}
+
+}  // namespace
+
+MethodLayout layout_of(const QsgdConfig& method, const GroupShape& group, int ranks) {
+  return layout_of_levels(method.levels, group, ranks);
+}
+
+MadeMethod make_method(const QsgdConfig& method, const MethodSite& at) {
+  return make_level_method({method.levels, LevelNorm::kSquares}, method.seed, at);
+}
+
+MethodLayout layout_of(const TernGradConfig&, const GroupShape& group, int ranks) {
+  return layout_of_levels(1, group, ranks);
+}
+
+MadeMethod make_method(const TernGradConfig& method, const MethodSite& at) {
+  return make_level_method({1, LevelNorm::kMagnitude}, method.seed, at);
 }
 
 }  // namespace tessera

@@ -5,7 +5,7 @@
 #include "runtime/base/message_words.h"
 #include "runtime/base/status.h"
 #include "runtime/comm/sum/sign_codec.h"
-#include "sharding/layout/method_layout.h"
+#include "sharding/compress/method_layout.h"
 
 namespace tessera {
 
@@ -33,6 +33,14 @@ absl::Status MajorityVote::sum(Collectives& group, std::string_view label, float
                  data + part(q).offset);
   for (const Extent gap : gaps_) std::fill_n(data + gap.offset, gap.numel, 0.0f);
   return absl::OkStatus();
+}
+
+MethodLayout layout_of(const SignMajorityConfig&, const GroupShape& group, int ranks) {
+  return layout_by_owners(0, vote_words(owned_by_each(group.layout.numel(), ranks)), ranks);
+}
+
+MadeMethod make_method(const SignMajorityConfig&, const MethodSite& at) {
+  return std::make_unique<MajorityVote>(at.shape.layout, at.ranks, at.work);
 }
 
 }  // namespace tessera

@@ -6,8 +6,8 @@
 #include "runtime/base/status.h"
 #include "runtime/comm/sum/momentum.h"
 #include "runtime/comm/sum/sign_codec.h"
+#include "sharding/compress/method_layout.h"
 #include "sharding/layout/matrix_deal.h"
-#include "sharding/layout/method_layout.h"
 
 namespace tessera {
 
@@ -70,6 +70,20 @@ void OneBit::add_kept(FlatGroup& group, KeptGradients& kept) const {
   if (own_.numel > 0) kept.residuals.push_back({&group, What::kSums, own_, kept_of_sum_});
   if (moving_)
     kept.residuals.push_back({&group, What::kMomentum, {0, static_cast<std::int64_t>(kept_.size())}, moving_});
+}
+
+/// The sums that this rank makes lie behind the messages; what the sent sums lacked is kept, too.
+MethodLayout layout_of(const OneBitConfig& method, const GroupShape& group, int ranks) {
+  const std::int64_t numel = group.layout.numel(), part = owned_by_each(numel, ranks);
+  MethodLayout layout = layout_by_owners((method.momentum > 0 ? 2 : 1) * in_lines(numel) + in_lines(part),
+                                         scaled_sign_words(part), ranks);
+  layout.memory.work += in_lines(part);
+  return layout;
+}
+
+MadeMethod make_method(const OneBitConfig& method, const MethodSite& at) {
+  return std::make_unique<OneBit>(at.shape.layout, at.rank, at.ranks, static_cast<float>(method.momentum), at.kept,
+                                  at.work);
 }
 
 }  // namespace tessera

@@ -4,6 +4,7 @@
 
 #include "runtime/base/status.h"
 #include "runtime/comm/sum/low_rank.h"
+#include "sharding/compress/method_layout.h"
 
 namespace tessera {
 namespace {
@@ -16,9 +17,9 @@ LowRankShape low_rank(MatrixShape shape, std::int64_t rank) {
 
 }  // namespace
 
-PowerSgd::PowerSgd(const FlatGroup& group, std::int64_t rank, float* kept, float* work)
-    : layout_(group.shape(), rank), rank_(rank), kept_(kept), right_(kept + layout_.second_begin()), first_(work) {
-  for (const FactoredTensor& tensor : layout_.tensors()) numbers_.push_back(group.parameters[tensor.tensor].number);
+PowerSgd::PowerSgd(const MethodSite& at, std::int64_t rank)
+    : layout_(at.shape, rank), rank_(rank), kept_(at.kept), right_(at.kept + layout_.second_begin()), first_(at.work) {
+  for (const FactoredTensor& tensor : layout_.tensors()) numbers_.push_back(at.numbers[tensor.tensor]);
 }
 
 absl::Status PowerSgd::sum(Collectives& group, std::string_view label, float* data, std::size_t) {
@@ -61,6 +62,17 @@ void PowerSgd::add_kept(FlatGroup& group, KeptGradients& kept) const {
                               kept_ + tensor.kept});
     kept.factors.push_back({&group, tensor.tensor, {right_ + tensor.right, size(rank_ * tensor.shape.columns)}});
   }
+}
+
+MethodLayout layout_of(const PowerSgdConfig& method, const GroupShape& group, int) {
+  const FactorLayout factors(group, method.rank);
+  if (factors.tensors().empty()) return {};
+  return {{factors.second_begin() + in_lines(factors.second_numel()), in_lines(factors.first_numel())},
+          {{Exchange::kAllReduce, factors.first_numel()}, {Exchange::kAllReduce, factors.second_numel()}}};
+}
+
+MadeMethod make_method(const PowerSgdConfig& method, const MethodSite& at) {
+  return std::make_unique<PowerSgd>(at, method.rank);
 }
 
 }  // namespace tessera

@@ -18,7 +18,7 @@ namespace tessera {
 /// matrix go with the first.
 class PowerSgd final : public GradientMethod {
  public:
-  PowerSgd(const FlatGroup& group, std::int64_t rank, float* kept, float* work);
+  PowerSgd(const MethodSite& at, std::int64_t rank);
 
   absl::Status sum(Collectives& group, std::string_view label, float* data, std::size_t numel) override;
   void add_kept(FlatGroup& group, KeptGradients& kept) const override;
@@ -26,7 +26,7 @@ class PowerSgd final : public GradientMethod {
  private:
   const FactorLayout layout_;
   const std::int64_t rank_;
-  std::vector<std::int64_t> numbers_;  ///< FlatParameter::number of each factored tensor
+  std::vector<std::int64_t> numbers_;  ///< MethodSite::numbers of each factored tensor
   float* const kept_;
   float* const right_;
   float* const first_;

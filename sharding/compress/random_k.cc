@@ -8,7 +8,9 @@
 #include "runtime/base/status.h"
 #include "runtime/comm/sum/pairwise_sum.h"
 #include "runtime/comm/sum/top_k.h"
+#include "sharding/compress/method_layout.h"
 #include "sharding/compress/short_indices.h"
+#include "sharding/layout/factor_layout.h"
 
 namespace tessera {
 
@@ -16,9 +18,7 @@ RandomK::RandomK(std::int64_t numel, std::int64_t count, DrawStream draws, float
     : count_(static_cast<std::size_t>(count)),
       draws_(draws),
       kept_(kept, static_cast<std::size_t>(numel)),
-      values_(work) {
-  expect_short_indices("random_k", numel);
-}
+      values_(work) {}
 
 void RandomK::draw(std::uint32_t* places) {
   const NoiseKey key = draws_.next();
@@ -44,6 +44,18 @@ absl::Status RandomK::sum(Collectives& group, std::string_view label, float* dat
   std::fill_n(data, numel, 0.0f);
   for (std::size_t i = 0; i < count_; ++i) data[places[i]] = values_[i];
   return absl::OkStatus();
+}
+
+/// Places lie behind the values, and stay here.
+MethodLayout layout_of(const RandomKConfig& method, const GroupShape& group, int) {
+  const std::int64_t count = count_of(group, method.fraction);
+  return {{in_lines(group.layout.numel()), in_lines(2 * count)}, {{Exchange::kAllReduce, count}}};
+}
+
+MadeMethod make_method(const RandomKConfig& method, const MethodSite& at) {
+  TESSERA_RETURN_IF_ERROR(check_short_indices("random_k", at.numel()));
+  return std::make_unique<RandomK>(at.numel(), count_of(at.shape, method.fraction), at.common_draws(method.seed),
+                                   at.kept, at.work);
 }
 
 }  // namespace tessera

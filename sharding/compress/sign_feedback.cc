@@ -5,6 +5,7 @@
 #include "runtime/base/message_words.h"
 #include "runtime/base/status.h"
 #include "runtime/comm/sum/sign_codec.h"
+#include "sharding/compress/method_layout.h"
 
 namespace tessera {
 
@@ -25,6 +26,14 @@ absl::Status SignFeedback::sum(Collectives& group, std::string_view label, float
     std::fill_n(kept_.data() + gap.offset, gap.numel, 0.0f);
   }
   return absl::OkStatus();
+}
+
+MethodLayout layout_of(const SignFeedbackConfig&, const GroupShape& group, int ranks) {
+  return layout_by_gather(in_lines(group.layout.numel()), scaled_sign_words(group.layout.numel()), ranks);
+}
+
+MadeMethod make_method(const SignFeedbackConfig&, const MethodSite& at) {
+  return std::make_unique<SignFeedback>(at.shape.layout, at.kept, at.work);
 }
 
 }  // namespace tessera

@@ -8,7 +8,9 @@
 #include "runtime/comm/sum/momentum.h"
 #include "runtime/comm/sum/pairwise_sum.h"
 #include "runtime/comm/sum/top_k.h"
+#include "sharding/compress/method_layout.h"
 #include "sharding/compress/short_indices.h"
+#include "sharding/layout/factor_layout.h"
 #include "sharding/layout/matrix_deal.h"
 
 namespace tessera {
@@ -18,9 +20,7 @@ TopK::TopK(std::int64_t numel, std::int64_t count, float momentum, float* kept, 
       kept_(kept, static_cast<std::size_t>(numel)),
       momentum_(momentum),
       moving_(momentum > 0 ? kept + MatrixDeal::in_whole_lines(numel) : nullptr),
-      own_(work) {
-  expect_short_indices("top_k", numel);
-}
+      own_(work) {}
 
 void TopK::add_kept(FlatGroup& group, KeptGradients& kept) const {
   using What = KeptGradients::What;
@@ -59,6 +59,17 @@ absl::Status TopK::sum(Collectives& group, std::string_view label, float* data, 
     for (std::size_t i = 0; i < count_; ++i) data[places[i]] += of_rank[count_ + i];
   }
   return absl::OkStatus();
+}
+
+MethodLayout layout_of(const TopKConfig& method, const GroupShape& group, int ranks) {
+  const std::int64_t kept = in_lines(group.layout.numel());
+  return layout_by_gather(method.momentum > 0 ? 2 * kept : kept, 2 * count_of(group, method.fraction), ranks);
+}
+
+MadeMethod make_method(const TopKConfig& method, const MethodSite& at) {
+  TESSERA_RETURN_IF_ERROR(check_short_indices("top_k", at.numel()));
+  return std::make_unique<TopK>(at.numel(), count_of(at.shape, method.fraction), static_cast<float>(method.momentum),
+                                at.kept, at.work);
 }
 
 }  // namespace tessera

@@ -19,14 +19,11 @@
 #include "runtime/comm/shared/run_ranks.h"
 #include "runtime/comm/sum/level_codec.h"
 #include "runtime/comm/sum/sign_codec.h"
-#include "sharding/compress/level_method.h"
-#include "sharding/compress/majority_vote.h"
+#include "sharding/compress/method_layout.h"
 #include "sharding/compress/one_bit.h"
 #include "sharding/compress/random_k.h"
-#include "sharding/compress/sign_feedback.h"
 #include "sharding/compress/top_k.h"
 #include "sharding/layout/matrix_deal.h"
-#include "sharding/layout/method_layout.h"
 
 namespace tessera {
 namespace {
@@ -54,7 +51,8 @@ Numbers contribution(const Layout& layout, int rank, std::int64_t step) {
 struct Memory {
   Numbers kept, work;
 };
-using MakeMethod = std::function<std::unique_ptr<GradientMethod>(const Layout&, int rank, int ranks, Memory&)>;
+/// The number of the group's first parameter.
+constexpr std::int64_t kNumber = 5;
 
 /// The sums of kSteps steps [step], the same bits on all ranks, and what the ranks keep after them [rank].
 struct Made {
@@ -62,7 +60,7 @@ struct Made {
   std::vector<Numbers> kept;
 };
 
-Made made_by(int ranks, const CompressionMethod& config, const MakeMethod& make) {
+Made made_by(int ranks, const CompressionMethod& config) {
   const Layout layout = some_layout(ranks);
   const GroupShape shape{.layout = layout};
   const MethodMemory need = method_layout(config, shape, ranks).memory;
@@ -73,7 +71,9 @@ Made made_by(int ranks, const CompressionMethod& config, const MakeMethod& make)
     constexpr float kGuard = 1234.5f;
     Memory memory{Numbers(size(need.kept) + 1, 0.0f), Numbers(size(need.work) + 1, 7.0f)};
     memory.kept.back() = memory.work.back() = kGuard;
-    const auto method = make(layout, mesh.rank(), ranks, memory);
+    const std::int64_t numbers[] = {kNumber, kNumber + 1, kNumber + 2};
+    const auto method = value_or_throw(
+        make_gradient_method(config, {shape, numbers, mesh.rank(), ranks, memory.kept.data(), memory.work.data()}));
     for (std::int64_t step = 1; step <= kSteps; ++step) {
       Numbers data = contribution(layout, mesh.rank(), step);
       method->begin_step(step);
@@ -117,13 +117,9 @@ void expect_nothing_lost(int ranks, const Made& made) {
 
 TEST(RandomK, AllRanksSendTheSamePlacesAndKeepTheRest) {
   for (const int ranks : {2, 3}) {
-    const RandomKConfig config{.fraction = 0.1};
     const Layout layout = some_layout(ranks);
     const std::int64_t count = count_of({.layout = layout}, 0.1);
-    const Made made = made_by(ranks, config, [&](const Layout& layout, int, int, Memory& memory) {
-      return std::make_unique<RandomK>(layout.numel(), count, DrawStream(3, 5, -1), memory.kept.data(),
-                                       memory.work.data());
-    });
+    const Made made = made_by(ranks, RandomKConfig{.fraction = 0.1, .seed = 3});
     expect_nothing_lost(ranks, made);
     std::vector<Numbers> kept(size(ranks), Numbers(size(layout.numel()), 0.0f));
     std::vector<std::vector<std::size_t>> places;
@@ -210,9 +206,7 @@ TEST(RandomK, EveryElementIsDrawnEquallyOften) {
 TEST(MajorityVote, SumIsTheSignOfTheMajority) {
   for (const int ranks : {1, 2, 3, 5}) {
     const Layout layout = some_layout(ranks);
-    const Made made = made_by(ranks, SignMajorityConfig(), [](const Layout& l, int, int n, Memory& memory) {
-      return std::make_unique<MajorityVote>(l, n, memory.work.data());
-    });
+    const Made made = made_by(ranks, SignMajorityConfig());
     for (std::int64_t step = 1; step <= kSteps; ++step) {
       for (std::size_t t = 0; t < layout.size(); ++t) {
         for (std::int64_t i = layout.extent(t).offset; i < layout.extent(t).end(); ++i) {
@@ -243,9 +237,7 @@ void clear_gaps(const Layout& layout, Numbers& values) {
 TEST(SignFeedback, SumAddsWhatRanksSendAndTheRestIsKept) {
   for (const int ranks : {2, 3}) {
     const Layout layout = some_layout(ranks);
-    const Made made = made_by(ranks, SignFeedbackConfig(), [](const Layout& l, int, int, Memory& memory) {
-      return std::make_unique<SignFeedback>(l, memory.kept.data(), memory.work.data());
-    });
+    const Made made = made_by(ranks, SignFeedbackConfig());
     expect_nothing_lost(ranks, made);
     std::vector<Numbers> kept(size(ranks), Numbers(size(layout.numel()), 0.0f));
     for (std::int64_t step = 1; step <= kSteps; ++step) {
@@ -264,9 +256,7 @@ TEST(SignFeedback, SumAddsWhatRanksSendAndTheRestIsKept) {
 TEST(OneBit, ResidualsOfContributionsAndSumsAreKept) {
   for (const int ranks : {2, 3}) {
     const Layout layout = some_layout(ranks);
-    const Made made = made_by(ranks, OneBitConfig(), [](const Layout& l, int rank, int n, Memory& memory) {
-      return std::make_unique<OneBit>(l, rank, n, 0.0f, memory.kept.data(), memory.work.data());
-    });
+    const Made made = made_by(ranks, OneBitConfig());
     const std::size_t numel = size(layout.numel());
     std::vector<Numbers> kept(size(ranks), Numbers(numel, 0.0f));
     Numbers of_sums(numel, 0.0f);
@@ -300,16 +290,14 @@ TEST(OneBit, ResidualsOfContributionsAndSumsAreKept) {
 TEST(LevelMethod, SumAddsEachRanksSeededDraws) {
   for (const LevelForm form : {LevelForm{1, LevelNorm::kMagnitude}, LevelForm{7, LevelNorm::kSquares}}) {
     for (const int ranks : {2, 3}) {
-      const QsgdConfig config{.levels = form.levels};
       const Layout layout = some_layout(ranks);
       const auto run = [&](std::int64_t seed) {
-        return made_by(ranks, config, [&](const Layout& l, int rank, int, Memory& memory) {
-          return std::make_unique<LevelMethod>(l.numel(), form, DrawStream(seed, 2, rank), memory.work.data());
-        });
+        if (form.norm == LevelNorm::kMagnitude) return made_by(ranks, TernGradConfig{.seed = seed});
+        return made_by(ranks, QsgdConfig{.levels = form.levels, .seed = seed});
       };
       const Made made = run(3);
       std::vector<DrawStream> draws;
-      for (int rank = 0; rank < ranks; ++rank) draws.emplace_back(3, 2, rank);
+      for (int rank = 0; rank < ranks; ++rank) draws.emplace_back(3, kNumber, rank);
       for (std::int64_t step = 1; step <= kSteps; ++step) {
         Numbers wanted(size(layout.numel()), 0.0f);
         for (int rank = 0; rank < ranks; ++rank) {
@@ -333,10 +321,7 @@ TEST(TopKMomentum, LargestAccumulatedElementsAreSent) {
     const Layout layout = some_layout(ranks);
     const std::size_t numel = size(layout.numel());
     const std::int64_t count = count_of({.layout = layout}, 0.2);
-    const TopKConfig config{.fraction = 0.2, .momentum = kMomentum};
-    const Made made = made_by(ranks, config, [&](const Layout& l, int, int, Memory& memory) {
-      return std::make_unique<TopK>(l.numel(), count, kMomentum, memory.kept.data(), memory.work.data());
-    });
+    const Made made = made_by(ranks, TopKConfig{.fraction = 0.2, .momentum = kMomentum});
     std::vector<Numbers> moving(size(ranks), Numbers(numel, 0.0f)), kept = moving;
     for (std::int64_t step = 1; step <= kSteps; ++step) {
       Numbers wanted(numel, 0.0f);
@@ -373,10 +358,7 @@ TEST(OneBitMomentum, SumMovesAsTheMomentumOfAllRanks) {
   for (const int ranks : {2, 3}) {
     const Layout layout = some_layout(ranks);
     const std::size_t numel = size(layout.numel());
-    const OneBitConfig config{.momentum = kMomentum};
-    const Made made = made_by(ranks, config, [&](const Layout& l, int rank, int n, Memory& memory) {
-      return std::make_unique<OneBit>(l, rank, n, kMomentum, memory.kept.data(), memory.work.data());
-    });
+    const Made made = made_by(ranks, OneBitConfig{.momentum = kMomentum});
     std::vector<Numbers> kept(size(ranks), Numbers(numel, 0.0f));
     Numbers of_sums(numel, 0.0f), momentum(numel, 0.0f), of_optimizer(numel, 0.0f);
     for (std::int64_t step = 1; step <= kSteps; ++step) {

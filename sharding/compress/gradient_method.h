@@ -6,7 +6,7 @@
 #include <memory>
 #include <span>
 
-#include "runtime/comm/collectives.h"
+#include "runtime/comm/sum/sum_method.h"
 #include "sharding/compress/draw_stream.h"
 #include "sharding/compress/kept_gradients.h"
 #include "sharding/layout/shapes.h"

@@ -29,7 +29,7 @@ GradientWire::Feedback GradientWire::take_feedback(const FlatGroup& group, float
   const auto take = [&](std::int64_t count) {
     return count > 0 ? reinterpret_cast<float*>(memory_.take(count * 4)) : nullptr;
   };
-  const GroupShape shape = group.shape();
+  const GroupShape& shape = group.shape();
   const FeedbackNumel numel = plan.feedback_numel_of(shape);
   Feedback feedback{take(numel.shard), take(numel.replicate)};
   const MethodLayout layout = plan.method_layout_of(shape);

@@ -16,7 +16,7 @@
 #include "engine/detailed_plan.h"
 #include "engine/engine_checkpoints.h"
 #include "engine/engine_state.h"
-#include "engine/job/mesh_shape.h"
+#include "engine/job/plan_scene.h"
 #include "engine/job/run_scope.h"
 #include "engine/memory/records/device_gradients.h"
 #include "engine/memory/records/gradient_records.h"
@@ -30,9 +30,8 @@
 #include "runtime/border/throw.h"
 #include "runtime/comm/mesh_groups.h"
 #include "runtime/config/strategy_file.h"
-#include "runtime/config/transport_rows.h"
-#include "sharding/compress/gradient_method.h"
 #include "sharding/partition.h"
+#include "sharding/reduce/comm_hook_method.h"
 #include "tessera/span.h"
 
 namespace tessera {
@@ -363,25 +362,7 @@ MemoryPlan plan_in_detail(torch::nn::Module& module, const Strategy& strategy, c
   const MeshShape shape = mesh_shape(strategy, topology);
   const MeshPosition position = shape.position_of(topology.rank);
   const auto optimizer = make_optimizer(strategy.optimizer, strategy.ema, own_rules);
-  PlanScene scene{planned_position(strategy.sync, position)};
-  scene.sync = strategy.sync;
-  scene.replicas = shape.replicate;
-  scene.ranks_of_host = topology.has_equal_hosts() ? topology.local_world_size : 0;
-  scene.shares_memory = would_share_memory(shape, topology, strategy.comm.transport);
-  const TransportChoice transport = strategy.comm.transport;
-  scene.is_queued = has(transport, transport_traits::kOnGpu);
-  // Ranks with common parameters sum no gradients (ReplicaSync::axes).
-  scene.reduces_in_background =
-      !strategy.sync.has_common_parameters() && would_reduce_in_background(topology, transport);
-  const CompressedParts compressed = would_compress(shape, topology, transport);
-  scene.shard_compressed_part = compressed.shard;
-  scene.replicate_compressed_part = compressed.replicate;
-  if (strategy.sync.makes_outer_steps()) {  // between outer steps, each replica trains by itself
-    scene.replicate_compressed_part = 0;
-    const bool is_on_a_host = topology.hosts_hold_whole_groups_of(shape.shard);
-    scene.reduces_in_background = shape.shard > 1 && scene.reduces_in_background &&
-                                  (has(transport, transport_traits::kBackground) || !is_on_a_host);
-  }
+  const PlanScene scene = plan_scene(strategy.sync, position, topology, planned_abilities(strategy, shape, topology));
   const int parts = parts_for(strategy, position);
   const auto units = partition(module, strategy, parts, nullptr, matrices_of(strategy.optimizer));
   add_tensor_states(units, make_tensor_rule(strategy.optimizer, own_rules).get(), parts);

@@ -2,7 +2,7 @@
 
 #include "planner/form_cost.h"
 #include "runtime/base/seeded_fault.h"
-#include "sharding/layout/method_layout.h"
+#include "sharding/compress/method_layout.h"
 #include "sharding/layout/placement.h"
 
 namespace tessera {

@@ -1,10 +1,9 @@
 #include "engine/job/mesh_shape.h"
 
-#include <algorithm>
-#include <map>
 #include <numeric>
 #include <string>
 
+#include "runtime/base/text.h"
 #include "runtime/border/throw.h"
 #include "runtime/config/transport_rows.h"
 
@@ -16,27 +15,6 @@ std::string shapes_that_fit(int world_size) {
   for (int shard = 1; shard <= world_size; ++shard) {
     if (world_size % shard == 0) text += " " + std::to_string(world_size / shard) + "x" + std::to_string(shard);
   }
-  return text;
-}
-
-/// Returns what Collectives::compressed_part would be in the group of `count` ranks: `first`, `first` + `stride`, and
-/// so on. This is composed_group_factory's rule; sums of GPUs that are compressed go over Gloo, whatever else does.
-int compressed_part(int first, int count, int stride, const Topology& topology, TransportChoice transport) {
-  if (count == 1) return 0;
-  if (has(transport, transport_traits::kSharedMemory)) return 0;
-  if (transport != TransportChoice::kAuto) return 1;
-  std::map<int, int> ranks_of_host;
-  for (int i = 0; i < count; ++i) ++ranks_of_host[topology.host_of(first + i * stride)];
-  if (ranks_of_host.size() == 1) return 0;
-  const int ranks = ranks_of_host.begin()->second;
-  const bool is_even = std::ranges::all_of(ranks_of_host, [&](const auto& host) { return host.second == ranks; });
-  return is_even ? ranks : 1;
-}
-
-/// Returns the ranks of each host as text, as in "2, 3".
-std::string ranks_of_hosts(const Topology& topology) {
-  std::string text;
-  for (const int ranks : topology.ranks_of_hosts) text += (text.empty() ? "" : ", ") + std::to_string(ranks);
   return text;
 }
 
@@ -55,8 +33,8 @@ void expect_equal_hosts(const Strategy& strategy, const Topology& topology) {
   throw Error(ExitCode::kConfig, std::string(is_by_axes ? "/placement: the mesh" : "/strategy: HYBRID_SHARD") +
                                      " makes a replica of each host, so hosts need the same number of ranks, and here "
                                      "they have " +
-                                     ranks_of_hosts(topology) + ". [T0978] hint: take \"FULL_SHARD\" without \"mesh\"" +
-                                     mesh_that_fits(topology));
+                                     joined_numbers(topology.ranks_of_hosts) +
+                                     ". [T0978] hint: take \"FULL_SHARD\" without \"mesh\"" + mesh_that_fits(topology));
 }
 
 /// On unequal hosts a shard group is the whole world, or lies on one host: groups of other shapes would share memory on
@@ -65,7 +43,7 @@ void expect_groups_on_hosts(int shard, const Topology& topology) {
   if (topology.has_equal_hosts() || shard == topology.world_size || topology.hosts_hold_whole_groups_of(shard)) return;
   throw Error(ExitCode::kConfig,
               "/mesh/shard: groups of " + std::to_string(shard) + " ranks do not fill hosts of " +
-                  ranks_of_hosts(topology) +
+                  joined_numbers(topology.ranks_of_hosts) +
                   " ranks, so some would lie across hosts. [T0979] hint: take \"FULL_SHARD\" without \"mesh\"" +
                   mesh_that_fits(topology));
 }
@@ -111,18 +89,6 @@ int parts_for(const Strategy& strategy, const MeshPosition& mesh) { return parts
 bool would_share_memory(const MeshShape& shape, const Topology& topology, TransportChoice transport) {
   const bool by_memory = transport == TransportChoice::kAuto || has(transport, transport_traits::kSharedMemory);
   return by_memory && topology.hosts_hold_whole_groups_of(shape.shard);  // shard groups are runs of ranks
-}
-
-CompressedParts would_compress(const MeshShape& shape, const Topology& topology, TransportChoice transport) {
-  const int place = topology.rank % shape.shard;
-  return {compressed_part(topology.rank - place, shape.shard, 1, topology, transport),
-          compressed_part(place, shape.replicate, shape.shard, topology, transport)};
-}
-
-bool would_reduce_in_background(const Topology& topology, TransportChoice transport) {
-  if (topology.world_size == 1) return false;
-  return has(transport, transport_traits::kBackground) ||
-         (transport == TransportChoice::kAuto && topology.num_hosts() > 1);
 }
 
 }  // namespace tessera

@@ -32,15 +32,4 @@ int parts_for(const Strategy& strategy, const MeshPosition& mesh);
 /// asks its transport.
 bool would_share_memory(const MeshShape& shape, const Topology& topology, TransportChoice transport);
 
-/// Returns whether gradients will be summed over a network on some axis (Collectives::reduces_in_background). Plans
-/// call it too.
-bool would_reduce_in_background(const Topology& topology, TransportChoice transport);
-
-/// The values of Collectives::compressed_part in the groups that sum gradients, by axis.
-struct CompressedParts {
-  int shard = 0, replicate = 0;
-};
-/// Predicts CompressedParts for the rank of `topology`; plans use this function, too.
-CompressedParts would_compress(const MeshShape& shape, const Topology& topology, TransportChoice transport);
-
 }  // namespace tessera

@@ -11,6 +11,7 @@
 #include "engine/device/calls_on_host.h"
 #include "engine/device/known_peak.h"
 #include "engine/device/pinned_memory.h"
+#include "engine/job/plan_scene.h"
 #include "engine/memory/expect_reproducible.h"
 #include "engine/memory/kept_group.h"
 #include "engine/memory/records/device_part_carrier.h"
@@ -29,8 +30,8 @@
 #include "runtime/border/throw.h"
 #include "runtime/config/optimizer_rows.h"
 #include "runtime/config/strategy_file.h"
-#include "sharding/compress/gradient_method.h"
 #include "sharding/partition.h"
+#include "sharding/reduce/comm_hook_method.h"
 #include "sharding/whole_tensors.h"
 #include "tessera/deferred_init.h"
 #include "tessera/error.h"
@@ -204,34 +205,28 @@ bool Training::shares_memory() const {
 
 void Training::make_plan(bool continues) {
   const Strategy& strategy = job.strategy;
-  expect_pairwise_transport(strategy, axes, job.mesh.topology());
-  const bool in_background = axes.reduce->reduces_in_background() || axes.replicate->reduces_in_background();
+  const Topology& topology = job.mesh.topology();
+  expect_pairwise_transport(strategy, axes, topology);
+  const bool is_queued = job.accelerator.device.is_queued;
   const bool compresses_on_host =
-      job.accelerator.device.is_queued &&
-      (compresses(strategy.compression) || strategy.compression.gathers != WireForm::kPlain);
+      is_queued && (compresses(strategy.compression) || strategy.compression.gathers != WireForm::kPlain);
   const auto compressed_part = [&](const Collectives& group) {
     return compresses_on_host && group.size() > 1 ? kPartOnHost : group.compressed_part();
   };
-  PlanScene scene{planned_position(sync.config(), job.position),
-                  shares_memory(),
-                  job.accelerator.device.is_queued,
-                  in_background,
-                  compressed_part(*axes.reduce),
-                  compressed_part(*axes.replicate),
-                  sync.config(),
-                  job.position.replicate_size};
-  const Topology& topology = job.mesh.topology();
-  scene.ranks_of_host = topology.has_equal_hosts() ? topology.local_world_size : 0;
+  GroupAbilities abilities{shares_memory(), is_queued};
+  abilities.shard_reduces_in_background = axes.reduce->reduces_in_background();
+  abilities.reduces_in_background = abilities.shard_reduces_in_background || axes.replicate->reduces_in_background();
+  abilities.shard_compressed_part = compressed_part(*axes.reduce);
+  abilities.replicate_compressed_part = compressed_part(*axes.replicate);
+  PlanScene scene = plan_scene(sync.config(), job.position, topology, abilities);
   scene.offloaded_step = choose_offloaded_step(units, strategy, scene, *optimizer, job.accelerator, *job.axes.control);
   plan = tessera::make_plan(units, strategy, scene, *optimizer);
   if (job.mesh.rank() == 0) report_plan(continues);
   check_memory_limit(plan, strategy, scene.shares_memory);
   if (!sync.comes_later()) return;
-  scene.mesh = planned_position(strategy.sync, job.position);  // the mesh with which the Engine will plan at start_step
-  scene.reduces_in_background = axes.reduce->reduces_in_background();
-  scene.replicate_compressed_part = 0;
-  scene.sync = strategy.sync;
-  check_memory_limit(tessera::make_plan(units, strategy, scene, *optimizer), strategy, scene.shares_memory);
+  PlanScene later = plan_scene(strategy.sync, job.position, topology, abilities);  // that of the plan at start_step
+  later.offloaded_step = scene.offloaded_step;
+  check_memory_limit(tessera::make_plan(units, strategy, later, *optimizer), strategy, later.shares_memory);
 }
 
 void Training::set_up(DurableFiles* durable, bool continues) {

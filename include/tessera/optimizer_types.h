@@ -30,7 +30,8 @@ namespace tessera {
   ROW(kAdafactor, "adafactor",                                                                                         \
       "Adafactor (arXiv 1804.04235), as PyTorch has it; lr is an upper limit of relative steps",                       \
       kTensors | kTensorStates, .lr = 1e-2, .weight_decay = 0)                                                         \
-  ROW(kOwn, "own", "a rule of the program's, which it gives the Engine (tessera/elementwise_optimizer.h)", kNothing)   \
+  ROW(kOwn, "own", "a rule of the program's, which it gives the Engine (tessera/elementwise_optimizer.h)",             \
+      kOwnElements)                                                                                                    \
   ROW(kOwnMatrix, "own_matrix",                                                                                        \
       "a rule of the program's for matrices but those of embeddings (tessera/matrix_optimizer.h), adamw for all else", \
       kBetas | kEps | kMatrices | kTensorStates)

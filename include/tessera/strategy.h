@@ -10,6 +10,7 @@
 #include <variant>
 #include <vector>
 
+#include "tessera/compression_methods.h"
 #include "tessera/dtype.h"
 #include "tessera/optimizer_types.h"
 #include "tessera/transports.h"
@@ -401,75 +402,6 @@ struct DurableConfig {
 
 /// The axes of the mesh on which gradients go in fewer bits.
 enum class CompressedAxes { kBoth, kReplicate, kShard };
-
-// Methods of compression (CompressionConfig::method), each with its numbers. They sum gradients of which not all are
-// sent. A method that keeps gradients adds what a rank did not send to its next contribution (error feedback).
-
-/// "none": all gradients go, as CompressionConfig::gradients and sums say.
-struct NoMethodConfig {
-  /// Whether the method adds what a rank did not send to its next contribution. Each method has this constant.
-  static constexpr bool kKeepsGradients = false;
-};
-
-/// "power_sgd": gradients of matrices go as two factors, where those are shorter (PowerSGD, arXiv 1905.13727).
-struct PowerSgdConfig {
-  static constexpr bool kKeepsGradients = true;
-  std::int64_t rank = 4;  ///< how many columns each factor has
-};
-
-/// "top_k": a rank sends the gradients of largest magnitude.
-struct TopKConfig {
-  static constexpr bool kKeepsGradients = true;
-  double fraction = 0.01;  ///< the share of each unit's gradients that is sent
-  /// above 0: the rank sends momentum with this factor in place of gradients (arXiv 1712.01887)
-  double momentum = 0;
-};
-
-/// "random_k": ranks send some of the gradients, which change from step to step and are the same on all ranks.
-struct RandomKConfig {
-  static constexpr bool kKeepsGradients = true;
-  double fraction = 0.01;  ///< the share of each unit's gradients that is sent
-  std::int64_t seed = 0;   ///< seed of the random numbers
-};
-
-/// "sign_majority": ranks vote about each sign (signSGD with majority vote, arXiv 1810.05291).
-struct SignMajorityConfig {
-  static constexpr bool kKeepsGradients = false;
-};
-
-/// "sign_feedback": signs go, times the mean magnitude of their neighbours (EF-signSGD, arXiv 1901.09847).
-struct SignFeedbackConfig {
-  static constexpr bool kKeepsGradients = true;
-};
-
-/// "one_bit": contributions and sums both go as one bit an element, both with error feedback (arXiv 2102.02888).
-struct OneBitConfig {
-  static constexpr bool kKeepsGradients = true;
-  double momentum = 0;  ///< above 0: ranks send momentum with this factor in place of gradients, as 1-bit Adam does
-};
-
-/// "qsgd": gradients go as levels of the norm of their neighbours, rounded stochastically (QSGD, arXiv 1610.02132).
-struct QsgdConfig {
-  static constexpr bool kKeepsGradients = false;
-  std::int64_t levels = 7;  ///< number of levels
-  std::int64_t seed = 0;    ///< seed of the random numbers
-};
-
-/// "terngrad": gradients go as -1, 0 or 1 times the largest of their neighbours, rounded stochastically (TernGrad,
-/// arXiv 1705.07878).
-struct TernGradConfig {
-  static constexpr bool kKeepsGradients = false;
-  std::int64_t seed = 0;  ///< seed of the random numbers
-};
-
-/// "hook": a CommHook of the program's makes the sums (tessera/comm_hook.h).
-struct CommHookConfig {
-  static constexpr bool kKeepsGradients = false;
-};
-
-/// Ways to sum gradients over a network. New types come last: commits of durable runs have their numbers.
-using CompressionMethod = std::variant<NoMethodConfig, PowerSgdConfig, TopKConfig, RandomKConfig, SignMajorityConfig,
-                                       SignFeedbackConfig, OneBitConfig, QsgdConfig, TernGradConfig, CommHookConfig>;
 
 /// Gradients in fewer bits, where they go over a network: a rank's contribution is compressed once, sums are made in
 /// fp32. Data that ranks of one host exchange through shared memory is not compressed.

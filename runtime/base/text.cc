@@ -33,6 +33,12 @@ std::string joined(const std::vector<std::string>& words, std::string_view separ
   return text;
 }
 
+std::string joined_numbers(const std::vector<int>& numbers, std::string_view separator) {
+  std::vector<std::string> words;
+  for (const int number : numbers) words.push_back(std::to_string(number));
+  return joined(words, separator);
+}
+
 std::string either(const std::vector<std::string>& words) {
   if (words.size() < 2) return joined(words);
   return joined({words.begin(), words.end() - 1}) + " or " + words.back();

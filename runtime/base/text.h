@@ -13,6 +13,9 @@ namespace tessera {
 /// Joins words: "a, b, c".
 std::string joined(const std::vector<std::string>& words, std::string_view separator = ", ");
 
+/// Joins numbers: "2, 3".
+std::string joined_numbers(const std::vector<int>& numbers, std::string_view separator = ", ");
+
 /// Joins alternatives: "a, b or c".
 std::string either(const std::vector<std::string>& words);
 

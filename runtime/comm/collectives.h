@@ -109,19 +109,7 @@ enum class Waits {
   kLater,  ///< the caller makes other calls or computes before it waits, so the start needs no barrier
 };
 
-class Collectives;
-
-/// A compressor that makes sums by calls of its own, with fewer bytes than the elements have.
-class SumMethod {
- public:
-  /// Replaces `data[0, numel)` of this rank by the compressor's sum over the ranks of `group`, with the same bits on
-  /// all of them. Until it returns, the compressor makes the calls of `group`, the same calls on every rank. If
-  /// reductions go on in the background, their thread calls it.
-  virtual absl::Status sum(Collectives& group, std::string_view label, float* data, std::size_t numel) = 0;
-
- protected:
-  ~SumMethod() = default;
-};
+class SumMethod;
 
 /// The way in which a reduction is made. The caller fills it in for each call; reducers take it from the strategy.
 struct ReduceOptions {
@@ -143,9 +131,9 @@ struct ReduceOptions {
   /// new error (runs that are not finite do not change it). It has as many elements as this rank sends
   /// (Collectives::compressed_part). Give the same memory at each reduction of the same gradients. Null: no feedback.
   float* feedback = nullptr;
-  /// A compressor that makes the sums of fp32 instead, if compressed_part() is not 0. The codecs and `feedback` then
-  /// have no effect, and the whole input of reduce_scatter becomes sums. It must live until the Work is waited for.
-  /// Null means that there is none.
+  /// A compressor (sum/sum_method.h) that makes the sums of fp32 instead, if compressed_part() is not 0. The codecs and
+  /// `feedback` then have no effect, and the whole input of reduce_scatter becomes sums. It must live until the Work is
+  /// waited for. Null means that there is none. No transport knows of it: summing_by_methods makes these calls.
   SumMethod* method = nullptr;
 };
 

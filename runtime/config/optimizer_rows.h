@@ -13,7 +13,6 @@ namespace tessera {
 namespace optimizer_traits {
 
 enum OptimizerTrait : unsigned {
-  kNothing = 0,
   // The numbers that the rule reads.
   kBetas = 1u << 0,
   kEps = 1u << 1,
@@ -32,6 +31,7 @@ enum OptimizerTrait : unsigned {
   kMatrices = 1u << 13,       ///< it updates matrices but those of embeddings, and adamw updates all else
   kTensors = 1u << 14,        ///< it updates every parameter as a whole tensor
   kTensorStates = 1u << 15,   ///< kMatrices, kTensors: its states are of whole tensors (TensorRule::states_of)
+  kOwnElements = 1u << 16,    ///< it updates element by element, by a formula of the program's
 };
 
 }  // namespace optimizer_traits

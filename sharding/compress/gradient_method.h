@@ -1,13 +1,16 @@
 #pragma once
 
+#include <absl/status/statusor.h>
+
 #include <cstdint>
 #include <memory>
+#include <span>
 
-#include "runtime/comm/collectives.h"
+#include "runtime/comm/sum/sum_method.h"
+#include "sharding/compress/draw_stream.h"
 #include "sharding/compress/kept_gradients.h"
-#include "sharding/unit.h"
-#include "tessera/comm_hook.h"
-#include "tessera/strategy.h"
+#include "sharding/layout/shapes.h"
+#include "tessera/compression_methods.h"
 
 namespace tessera {
 
@@ -26,12 +29,31 @@ class GradientMethod : public SumMethod {
   virtual void add_kept(FlatGroup& group, KeptGradients& kept) const = 0;
 };
 
-/// Throws tessera::Error (64) where compression.method is of type hook and there is no hook, or the other way round.
-void expect_comm_hook(const CompressionConfig& compression, const CommHook* hook);
+/// The place of a method: the group whose gradients it sums, the ranks that sum them, and its memory.
+struct MethodSite {
+  const GroupShape& shape;
+  std::span<const std::int64_t> numbers;  ///< FlatParameter::number of each parameter of the group
+  int rank = 0, ranks = 1;                ///< index of this rank among those that sum, and their number
+  /// Memory of the size that method_layout says: `kept` is all zeros at the start, and `work` may hold anything.
+  float* kept = nullptr;
+  float* work = nullptr;
 
-/// Returns the plan's method for a trainable group. It is null if gradients are sent unchanged, or by a program's hook.
-/// `kept` (all zeros at the start) and `work` are as MemoryPlan::method_layout_of says.
-std::unique_ptr<GradientMethod> make_gradient_method(const MemoryPlan& plan, const FlatGroup& group, float* kept,
-                                                     float* work);
+  std::int64_t numel() const { return shape.layout.numel(); }
+  /// Returns the random numbers of a method that draws the same ones on all ranks.
+  DrawStream common_draws(std::int64_t seed) const { return {seed, numbers.front(), -1}; }
+  /// Returns those of a method of which each rank draws its own.
+  DrawStream own_draws(std::int64_t seed) const { return {seed, numbers.front(), rank}; }
+};
+
+/// A method, or an error (78) where the group has too many elements for it.
+using MadeMethod = absl::StatusOr<std::unique_ptr<GradientMethod>>;
+
+// The file of each method has the function for its type.
+#define TESSERA_MAKE_METHOD(Config, ...) MadeMethod make_method(const Config& method, const MethodSite& at);
+TESSERA_COMPRESSION_METHODS(TESSERA_MAKE_METHOD)
+#undef TESSERA_MAKE_METHOD
+
+/// Makes the method for a trainable group. It is null if gradients are sent unchanged, or by a program's hook.
+MadeMethod make_gradient_method(const CompressionMethod& method, const MethodSite& at);
 
 }  // namespace tessera

@@ -5,9 +5,11 @@
 #include <span>
 #include <vector>
 
-#include "sharding/unit.h"
+#include "sharding/layout/layout.h"
 
 namespace tessera {
+
+struct FlatGroup;
 
 /// Residuals of gradients that this rank keeps from one step to the next, by kind (MemoryCategory::kFeedback). For each
 /// element, the sum of its residuals over all ranks is added to the sum of contributions.

@@ -1,15 +1,59 @@
-#include "sharding/compress/one_bit.h"
-
 #include <algorithm>
+#include <cstdint>
+#include <span>
+#include <vector>
 
 #include "runtime/base/message_words.h"
 #include "runtime/base/status.h"
 #include "runtime/comm/sum/momentum.h"
 #include "runtime/comm/sum/sign_codec.h"
+#include "sharding/compress/first_of_step.h"
+#include "sharding/compress/gradient_method.h"
+#include "sharding/compress/method_layout.h"
 #include "sharding/layout/matrix_deal.h"
-#include "sharding/layout/method_layout.h"
 
 namespace tessera {
+namespace {
+
+/// The compression of 1-bit Adam (Tang et al., arXiv 2102.02888, section 4 and figure 3), for gradients. A message has
+/// a bit an element and the mean magnitude of each run of 256 elements, both ways, with error feedback. Each rank adds
+/// to its contribution what its earlier ones lacked, and sends each owner the owner's part of it. The owner adds what
+/// it gets rank by rank, in fp32, adds what its earlier sums lacked, and sends the sum to all in the same form.
+///
+/// 1-bit Adam itself compresses momentum, which is less noisy than gradients, and freezes the variance when compression
+/// begins (OptimizerConfig::freeze_step). With momentum b this class does so: if M is the last sum, a rank sends b M /
+/// ranks + (1 - b) g, and the new sum M' makes the gradients (M' - b M) / (1 - b). An optimizer whose first moment is b
+/// m + (1 - b) g then moves it as M moves, and never by the rounding of one gradient alone. Its second moments would
+/// square that, which is 1 / (1 - b) times as much. b counts once a step: in further reductions of a step it is
+/// 1. M begins at 0, and begins anew when the residuals do: it decides what is rounded, and not what is summed. Where
+/// gradients are scaled or dropped behind the sum (clipping), the two momenta part by that.
+class OneBit final : public GradientMethod {
+ public:
+  /// `kept` [numel in whole lines, elements that a rank owns in whole lines; numel more with momentum], `work` [2
+  /// ranks, words of an owner's message; elements that a rank owns]. `momentum`: 0 to below 1.
+  OneBit(const Layout& layout, int rank, int ranks, float momentum, float* kept, float* work);
+
+  void begin_step(std::int64_t step) override { first_of_step_.begin_step(step); }
+  absl::Status sum(Collectives& group, std::string_view label, float* data, std::size_t numel) override;
+  void add_kept(FlatGroup& group, KeptGradients& kept) const override;
+  std::int64_t holders(std::int64_t ranks) const override { return ranks + 1; }
+
+ private:
+  absl::Status sum_values(Collectives& group, std::string_view label, float* data, std::size_t numel);
+  void clear_gaps_of_sums();
+
+  const std::vector<Extent> gaps_;
+  const int ranks_;
+  const Extent own_;
+  const std::size_t words_;
+  const std::span<float> kept_;
+  float* const kept_of_sum_;
+  const float momentum_;
+  float* const moving_;  ///< [numel]: M / ranks, the same on every rank; null without momentum
+  FirstOfStep first_of_step_;
+  std::uint32_t* const out_;
+  std::uint32_t* const in_;
+};
 
 OneBit::OneBit(const Layout& layout, int rank, int ranks, float momentum, float* kept, float* work)
     : gaps_(layout.gaps().begin(), layout.gaps().end()),
@@ -70,6 +114,22 @@ void OneBit::add_kept(FlatGroup& group, KeptGradients& kept) const {
   if (own_.numel > 0) kept.residuals.push_back({&group, What::kSums, own_, kept_of_sum_});
   if (moving_)
     kept.residuals.push_back({&group, What::kMomentum, {0, static_cast<std::int64_t>(kept_.size())}, moving_});
+}
+
+}  // namespace
+
+/// The sums that this rank makes lie behind the messages; what the sent sums lacked is kept, too.
+MethodLayout layout_of(const OneBitConfig& method, const GroupShape& group, int ranks) {
+  const std::int64_t numel = group.layout.numel(), part = owned_by_each(numel, ranks);
+  MethodLayout layout = layout_by_owners((method.momentum > 0 ? 2 : 1) * in_lines(numel) + in_lines(part),
+                                         scaled_sign_words(part), ranks);
+  layout.memory.work += in_lines(part);
+  return layout;
+}
+
+MadeMethod make_method(const OneBitConfig& method, const MethodSite& at) {
+  return std::make_unique<OneBit>(at.shape.layout, at.rank, at.ranks, static_cast<float>(method.momentum), at.kept,
+                                  at.work);
 }
 
 }  // namespace tessera

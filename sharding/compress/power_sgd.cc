@@ -1,9 +1,11 @@
-#include "sharding/compress/power_sgd.h"
-
 #include <cstring>
+#include <vector>
 
 #include "runtime/base/status.h"
 #include "runtime/comm/sum/low_rank.h"
+#include "sharding/compress/gradient_method.h"
+#include "sharding/compress/method_layout.h"
+#include "sharding/layout/factor_layout.h"
 
 namespace tessera {
 namespace {
@@ -14,11 +16,34 @@ LowRankShape low_rank(MatrixShape shape, std::int64_t rank) {
   return {size(shape.rows), size(shape.columns), size(rank)};
 }
 
-}  // namespace
+/// PowerSGD (Vogels et al., arXiv 1905.13727, algorithms 1 and 2), for each matrix M, to which is added what this
+/// rank's last contribution lacked:
+///
+///   P = sum over ranks of M Q;  orthonormalize P
+///   Q = sum over ranks of M^T P;  the sum is P Q^T;  kept: M - P Q^T / ranks
+///
+/// Q is kept, and the next reduction begins with it. The first Q is random, and so are columns of Q that became zeros;
+/// they are the same on all ranks. All matrices of the group go in two all-reduces of fp32; elements that are in no
+/// matrix go with the first.
+class PowerSgd final : public GradientMethod {
+ public:
+  PowerSgd(const MethodSite& at, std::int64_t rank);
 
-PowerSgd::PowerSgd(const FlatGroup& group, std::int64_t rank, float* kept, float* work)
-    : layout_(group.shape(), rank), rank_(rank), kept_(kept), right_(kept + layout_.second_begin()), first_(work) {
-  for (const FactoredTensor& tensor : layout_.tensors()) numbers_.push_back(group.parameters[tensor.tensor].number);
+  absl::Status sum(Collectives& group, std::string_view label, float* data, std::size_t numel) override;
+  void add_kept(FlatGroup& group, KeptGradients& kept) const override;
+
+ private:
+  const FactorLayout layout_;
+  const std::int64_t rank_;
+  std::vector<std::int64_t> numbers_;  ///< MethodSite::numbers of each factored tensor
+  float* const kept_;
+  float* const right_;
+  float* const first_;
+};
+
+PowerSgd::PowerSgd(const MethodSite& at, std::int64_t rank)
+    : layout_(at.shape, rank), rank_(rank), kept_(at.kept), right_(at.kept + layout_.second_begin()), first_(at.work) {
+  for (const FactoredTensor& tensor : layout_.tensors()) numbers_.push_back(at.numbers[tensor.tensor]);
 }
 
 absl::Status PowerSgd::sum(Collectives& group, std::string_view label, float* data, std::size_t) {
@@ -61,6 +86,19 @@ void PowerSgd::add_kept(FlatGroup& group, KeptGradients& kept) const {
                               kept_ + tensor.kept});
     kept.factors.push_back({&group, tensor.tensor, {right_ + tensor.right, size(rank_ * tensor.shape.columns)}});
   }
+}
+
+}  // namespace
+
+MethodLayout layout_of(const PowerSgdConfig& method, const GroupShape& group, int) {
+  const FactorLayout factors(group, method.rank);
+  if (factors.tensors().empty()) return {};
+  return {{factors.second_begin() + in_lines(factors.second_numel()), in_lines(factors.first_numel())},
+          {{Exchange::kAllReduce, factors.first_numel()}, {Exchange::kAllReduce, factors.second_numel()}}};
+}
+
+MadeMethod make_method(const PowerSgdConfig& method, const MethodSite& at) {
+  return std::make_unique<PowerSgd>(at, method.rank);
 }
 
 }  // namespace tessera

@@ -1,24 +1,54 @@
-#include "sharding/compress/random_k.h"
-
 #include <algorithm>
 #include <array>
 #include <limits>
+#include <span>
 #include <utility>
 
 #include "runtime/base/status.h"
 #include "runtime/comm/sum/pairwise_sum.h"
 #include "runtime/comm/sum/top_k.h"
+#include "sharding/compress/draw_stream.h"
+#include "sharding/compress/gradient_method.h"
+#include "sharding/compress/method_layout.h"
 #include "sharding/compress/short_indices.h"
+#include "sharding/layout/factor_layout.h"
 
 namespace tessera {
+namespace {
+
+/// Random-k: each rank adds to its contribution what its earlier ones lacked, and sends some elements of the sum. They
+/// are drawn anew for each reduction, the same on all ranks. So no places travel, and values are summed by an ordinary
+/// all-reduce of fp32; the other elements are kept.
+///
+/// The buffer is cut into as many pieces as elements are sent, with lengths that differ by one at most. One element
+/// of each piece is drawn. If it lies in a gap, it is sent as zero. An element waits for 1 / share reductions on
+/// average.
+class RandomK final : public GradientMethod {
+ public:
+  /// Sends `count` elements of a flat buffer of `numel`. `kept` [numel], `work` [2 count].
+  RandomK(std::int64_t numel, std::int64_t count, DrawStream draws, float* kept, float* work);
+
+  void begin_step(std::int64_t step) override { draws_.begin_step(step); }
+  absl::Status sum(Collectives& group, std::string_view label, float* data, std::size_t numel) override;
+  void add_kept(FlatGroup& group, KeptGradients& kept) const override {
+    kept.residuals.push_back(
+        {&group, KeptGradients::What::kContributions, {0, static_cast<std::int64_t>(kept_.size())}, kept_.data()});
+  }
+
+ private:
+  void draw(std::uint32_t* places);
+
+  const std::size_t count_;
+  DrawStream draws_;
+  const std::span<float> kept_;
+  float* const values_;
+};
 
 RandomK::RandomK(std::int64_t numel, std::int64_t count, DrawStream draws, float* kept, float* work)
     : count_(static_cast<std::size_t>(count)),
       draws_(draws),
       kept_(kept, static_cast<std::size_t>(numel)),
-      values_(work) {
-  expect_short_indices("random_k", numel);
-}
+      values_(work) {}
 
 void RandomK::draw(std::uint32_t* places) {
   const NoiseKey key = draws_.next();
@@ -44,6 +74,20 @@ absl::Status RandomK::sum(Collectives& group, std::string_view label, float* dat
   std::fill_n(data, numel, 0.0f);
   for (std::size_t i = 0; i < count_; ++i) data[places[i]] = values_[i];
   return absl::OkStatus();
+}
+
+}  // namespace
+
+/// Places lie behind the values, and stay here.
+MethodLayout layout_of(const RandomKConfig& method, const GroupShape& group, int) {
+  const std::int64_t count = count_of(group, method.fraction);
+  return {{in_lines(group.layout.numel()), in_lines(2 * count)}, {{Exchange::kAllReduce, count}}};
+}
+
+MadeMethod make_method(const RandomKConfig& method, const MethodSite& at) {
+  TESSERA_RETURN_IF_ERROR(check_short_indices("random_k", at.numel()));
+  return std::make_unique<RandomK>(at.numel(), count_of(at.shape, method.fraction), at.common_draws(method.seed),
+                                   at.kept, at.work);
 }
 
 }  // namespace tessera

@@ -1,12 +1,37 @@
-#include "sharding/compress/sign_feedback.h"
-
 #include <algorithm>
+#include <cstdint>
+#include <span>
+#include <vector>
 
 #include "runtime/base/message_words.h"
 #include "runtime/base/status.h"
 #include "runtime/comm/sum/sign_codec.h"
+#include "sharding/compress/gradient_method.h"
+#include "sharding/compress/method_layout.h"
 
 namespace tessera {
+namespace {
+
+/// EF-signSGD (Karimireddy et al., arXiv 1901.09847, algorithm 1). Each rank adds to its contribution what its earlier
+/// ones lacked, and sends the signs of the sum times the mean magnitude of each run of 256 elements. It keeps what the
+/// message lacks. Ranks gather all messages and add them rank by rank, in fp32.
+class SignFeedback final : public GradientMethod {
+ public:
+  /// `kept` [numel], `work` [1 + ranks, words of a message].
+  SignFeedback(const Layout& layout, float* kept, float* work);
+
+  absl::Status sum(Collectives& group, std::string_view label, float* data, std::size_t numel) override;
+  void add_kept(FlatGroup& group, KeptGradients& kept) const override {
+    kept.residuals.push_back(
+        {&group, KeptGradients::What::kContributions, {0, static_cast<std::int64_t>(kept_.size())}, kept_.data()});
+  }
+
+ private:
+  const std::vector<Extent> gaps_;
+  const std::size_t words_;
+  const std::span<float> kept_;
+  std::uint32_t* const own_;
+};
 
 SignFeedback::SignFeedback(const Layout& layout, float* kept, float* work)
     : gaps_(layout.gaps().begin(), layout.gaps().end()),
@@ -25,6 +50,16 @@ absl::Status SignFeedback::sum(Collectives& group, std::string_view label, float
     std::fill_n(kept_.data() + gap.offset, gap.numel, 0.0f);
   }
   return absl::OkStatus();
+}
+
+}  // namespace
+
+MethodLayout layout_of(const SignFeedbackConfig&, const GroupShape& group, int ranks) {
+  return layout_by_gather(in_lines(group.layout.numel()), scaled_sign_words(group.layout.numel()), ranks);
+}
+
+MadeMethod make_method(const SignFeedbackConfig&, const MethodSite& at) {
+  return std::make_unique<SignFeedback>(at.shape.layout, at.kept, at.work);
 }
 
 }  // namespace tessera

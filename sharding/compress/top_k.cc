@@ -1,26 +1,58 @@
-#include "sharding/compress/top_k.h"
+#include "runtime/comm/sum/top_k.h"
 
 #include <algorithm>
 #include <array>
+#include <span>
 #include <utility>
 
 #include "runtime/base/status.h"
 #include "runtime/comm/sum/momentum.h"
 #include "runtime/comm/sum/pairwise_sum.h"
-#include "runtime/comm/sum/top_k.h"
+#include "sharding/compress/first_of_step.h"
+#include "sharding/compress/gradient_method.h"
+#include "sharding/compress/method_layout.h"
 #include "sharding/compress/short_indices.h"
+#include "sharding/layout/factor_layout.h"
 #include "sharding/layout/matrix_deal.h"
 
 namespace tessera {
+namespace {
+
+/// Top-k: each rank adds to its contribution what its last one lacked, and sends the elements of largest magnitude of
+/// the sum. Ranks gather all messages (indices, then values) and add them rank by rank, in fp32. A rank keeps what it
+/// did not send.
+///
+/// Ranks also keep the momentum u of their own gradients g where there is a momentum m (Deep Gradient Compression, Lin
+/// et al., arXiv 1712.01887, section 3.2 and equation 4). They add u = m u + g instead of g to what is kept; elements
+/// that are sent are 0 in both afterwards (momentum factor masking). m counts once a step: further reductions of a step
+/// add their g to both.
+class TopK final : public GradientMethod {
+ public:
+  /// Sends `count` elements of a flat buffer of `numel`. `kept` has `numel` elements in whole lines, and twice as many
+  /// with momentum. `work` has 2 count (ranks + 1) elements.
+  TopK(std::int64_t numel, std::int64_t count, float momentum, float* kept, float* work);
+
+  void begin_step(std::int64_t step) override { first_of_step_.begin_step(step); }
+  absl::Status sum(Collectives& group, std::string_view label, float* data, std::size_t numel) override;
+  void add_kept(FlatGroup& group, KeptGradients& kept) const override;
+
+ private:
+  void add_to_kept(const float* data);
+
+  const std::size_t count_;
+  const std::span<float> kept_;
+  const float momentum_;
+  float* const moving_;  ///< [numel]: u; null without momentum
+  FirstOfStep first_of_step_;
+  float* const own_;
+};
 
 TopK::TopK(std::int64_t numel, std::int64_t count, float momentum, float* kept, float* work)
     : count_(static_cast<std::size_t>(count)),
       kept_(kept, static_cast<std::size_t>(numel)),
       momentum_(momentum),
       moving_(momentum > 0 ? kept + MatrixDeal::in_whole_lines(numel) : nullptr),
-      own_(work) {
-  expect_short_indices("top_k", numel);
-}
+      own_(work) {}
 
 void TopK::add_kept(FlatGroup& group, KeptGradients& kept) const {
   using What = KeptGradients::What;
@@ -59,6 +91,19 @@ absl::Status TopK::sum(Collectives& group, std::string_view label, float* data, 
     for (std::size_t i = 0; i < count_; ++i) data[places[i]] += of_rank[count_ + i];
   }
   return absl::OkStatus();
+}
+
+}  // namespace
+
+MethodLayout layout_of(const TopKConfig& method, const GroupShape& group, int ranks) {
+  const std::int64_t kept = in_lines(group.layout.numel());
+  return layout_by_gather(method.momentum > 0 ? 2 * kept : kept, 2 * count_of(group, method.fraction), ranks);
+}
+
+MadeMethod make_method(const TopKConfig& method, const MethodSite& at) {
+  TESSERA_RETURN_IF_ERROR(check_short_indices("top_k", at.numel()));
+  return std::make_unique<TopK>(at.numel(), count_of(at.shape, method.fraction), static_cast<float>(method.momentum),
+                                at.kept, at.work);
 }
 
 }  // namespace tessera

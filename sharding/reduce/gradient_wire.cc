@@ -5,8 +5,10 @@
 #include <cstring>
 #include <utility>
 
+#include "runtime/border/throw.h"
 #include "runtime/comm/sum/wire_codec.h"
-#include "sharding/compress/comm_hook_method.h"
+#include "sharding/compress/method_layout.h"
+#include "sharding/reduce/comm_hook_method.h"
 
 namespace tessera {
 
@@ -27,10 +29,17 @@ GradientWire::Feedback GradientWire::take_feedback(const FlatGroup& group, float
   const auto take = [&](std::int64_t count) {
     return count > 0 ? reinterpret_cast<float*>(memory_.take(count * 4)) : nullptr;
   };
-  const FeedbackNumel numel = plan.feedback_numel_of(group.shape());
+  const GroupShape& shape = group.shape();
+  const FeedbackNumel numel = plan.feedback_numel_of(shape);
   Feedback feedback{take(numel.shard), take(numel.replicate)};
-  const MethodLayout layout = plan.method_layout_of(group.shape());
-  feedback.method = make_gradient_method(plan, group, take(layout.memory.kept), method_work);
+  const MethodLayout layout = plan.method_layout_of(shape);
+  if (layout.messages.empty()) return feedback;  // gradients are sent unchanged, or by a program's hook
+  std::vector<std::int64_t> numbers;
+  for (const FlatParameter& parameter : group.parameters) numbers.push_back(parameter.number);
+  const MeshPosition& mesh = plan.placement().mesh;
+  feedback.method = value_or_throw(
+      make_gradient_method(plan.wire().compression.method,
+                           {shape, numbers, mesh.shard_index, mesh.shard_size, take(layout.memory.kept), method_work}));
   feedback.wire_bytes = layout.wire_bytes(setup_.mesh().shard_size);
   return feedback;
 }

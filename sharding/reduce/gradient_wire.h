@@ -12,6 +12,7 @@
 #include "sharding/compress/kept_gradients.h"
 #include "sharding/reduce/reduce_setup.h"
 #include "sharding/unit.h"
+#include "tessera/comm_hook.h"
 
 namespace tessera {
 

@@ -10,7 +10,7 @@
 #include "runtime/border/throw.h"
 #include "runtime/comm/mesh_groups.h"
 #include "runtime/comm/sum/joined_sum.h"
-#include "runtime/comm/sum/visited_sum.h"
+#include "runtime/comm/sum/sum_method.h"
 #include "sharding/memory_view.h"
 #include "sharding/unrecorded.h"
 #include "tessera/span.h"

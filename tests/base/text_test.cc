@@ -56,6 +56,9 @@ TEST(Nearest, SuggestsOnlyWordsThatAreCloseEnough) {
 TEST(Joined, PutsSeparatorsBetween) {
   EXPECT_EQ(joined({}), "");
   EXPECT_EQ(joined({"a", "b", "c"}), "a, b, c");
+  EXPECT_EQ(joined_numbers({}), "");
+  EXPECT_EQ(joined_numbers({2, 13}), "2, 13");
+  EXPECT_EQ(joined_numbers({2, 13}, ","), "2,13");
 }
 
 TEST(Clipped, SaysHowManyBytesAreLeftOut) {

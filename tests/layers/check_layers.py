@@ -13,7 +13,8 @@ import sys
 #
 # Public headers that are free of LibTorch, and that layers below it share with users.
 PUBLIC_BASE = ["include/tessera/dtype.h", "include/tessera/exit_code.h", "include/tessera/metric.h", "include/tessera/span.h"]
-PUBLIC_CONFIG = [*PUBLIC_BASE, "include/tessera/optimizer_types.h", "include/tessera/strategy.h", "include/tessera/transports.h"]
+PUBLIC_CONFIG = [*PUBLIC_BASE, "include/tessera/compression_methods.h", "include/tessera/optimizer_types.h", "include/tessera/strategy.h",
+                 "include/tessera/transports.h"]
 PUBLIC_COMM = ["include/tessera/mesh.h", "include/tessera/topology.h"]
 PUBLIC_DATA = ["include/tessera/token_options.h"]
 PUBLIC_LAYOUT = ["include/tessera/memory.h"]
@@ -34,8 +35,9 @@ PLANNER = ["planner", "planner/measured"]
 OFFLOAD = ["offload", "offload/files", "offload/io"]
 CHECKPOINT = ["checkpoint", "checkpoint/files"]
 OPTIM = ["optim", "optim/arithmetic", "optim/cuda"]
-SHARDING = ["sharding", "sharding/layout", "sharding/layout/plan", *PUBLIC_LAYOUT]
-REDUCE = [*SHARDING, "sharding/compress", "sharding/gather", "sharding/reduce"]
+LAYOUT = ["sharding/layout", "sharding/compress", "sharding/layout/plan", *PUBLIC_LAYOUT]
+SHARDING = ["sharding", *LAYOUT]
+REDUCE = [*SHARDING, "sharding/gather", "sharding/reduce"]
 ENGINE_GROUND = [*GROUND, "runtime/base/metrics", "runtime/border", "runtime/torch", "runtime/data", *COMM, *REDUCE, *PLANNER, *OPTIM, *OFFLOAD, *CHECKPOINT,
                  "include/tessera"]
 MEMORY = [*ENGINE_GROUND, "engine/device", "engine/memory/records", "engine/memory"]
@@ -70,12 +72,12 @@ ALLOWED = {
     "workshop/tokenizer": ["runtime/base", "runtime/config", *PUBLIC_BASE],
     "runtime/data": ["runtime/base", *PUBLIC_BASE, *PUBLIC_DATA],
     "sharding/layout": [*GROUND, *PUBLIC_LAYOUT],
-    "sharding/layout/plan": [*GROUND, *PUBLIC_LAYOUT, "sharding/layout"],
-    "planner/measured": [*INTERFACE, "runtime/comm", "runtime/comm/rounds", "sharding/layout", "sharding/layout/plan", *PUBLIC_LAYOUT],
-    "planner": [*INTERFACE, "runtime/comm", "runtime/comm/rounds", "sharding/layout", "sharding/layout/plan", *PUBLIC_LAYOUT, "planner/measured"],
-    "sharding": [*GROUND, *SHARED, "runtime/border", "runtime/torch", "sharding/layout", "sharding/layout/plan", *PUBLIC_LAYOUT, *PUBLIC_SHARDING, "include/tessera/error.h"],
+    "sharding/compress": [*SUM, "sharding/layout"],
+    "sharding/layout/plan": [*GROUND, *PUBLIC_LAYOUT, "sharding/layout", "sharding/compress"],
+    "planner/measured": [*INTERFACE, "runtime/comm", "runtime/comm/rounds", *LAYOUT],
+    "planner": [*INTERFACE, "runtime/comm", "runtime/comm/rounds", *LAYOUT, "planner/measured"],
+    "sharding": [*GROUND, *SHARED, "runtime/border", "runtime/torch", *LAYOUT, *PUBLIC_SHARDING, "include/tessera/error.h"],
     "sharding/gather": [*GROUND, "runtime/base/metrics", *SHARED, "runtime/border", "runtime/torch", *SHARDING, *PUBLIC_SHARDING, "include/tessera/error.h"],
-    "sharding/compress": [*GROUND, *SHARED, "runtime/border", *SHARDING, *PUBLIC_SHARDING, "include/tessera/error.h"],
     "sharding/reduce": [*GROUND, "runtime/base/metrics", *SHARED, "runtime/border", *REDUCE, *PUBLIC_SHARDING, "include/tessera/error.h"],
     "optim/arithmetic": GROUND,
     "optim/rules": [*GROUND, "optim/arithmetic"],
@@ -122,7 +124,7 @@ ALLOWED = {
     "examples": ["include/tessera", "workshop/models"],
 }
 FREE_OF_TORCH = ["runtime/base", "runtime/base/metrics", "runtime/config", "runtime/config/keys", "runtime/config/rules", "workshop/launch", "workshop/tokenizer", "runtime/data",
-                 "sharding/layout", "sharding/layout/plan", *PLANNER, *OPTIM, "optim/rules", "optim/loops", *OFFLOAD, *CHECKPOINT,
+                 "sharding/layout", "sharding/compress", "sharding/layout/plan", *PLANNER, *OPTIM, "optim/rules", "optim/loops", *OFFLOAD, *CHECKPOINT,
                  "runtime/comm/sum", "runtime/comm/local", "runtime/comm/compose", "runtime/comm/rounds", "runtime/comm/shared"]
 PUBLIC = "include/tessera"
 PUBLIC_FREE_OF_TORCH = ["include/tessera/metrics_file.h", *PUBLIC_CONFIG, *PUBLIC_COMM, *PUBLIC_DATA, *PUBLIC_LAYOUT, *PUBLIC_OFFLOAD, *PUBLIC_MODELS]

@@ -1,14 +1,17 @@
-// Tests which tensors go as low-rank factors, and where these lie.
+// Tests which tensors go as low-rank factors, where these lie, and which groups a method of compression refuses.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "sharding/layout/method_layout.h"
+#include "runtime/base/status.h"
+#include "sharding/compress/gradient_method.h"
+#include "sharding/compress/method_layout.h"
 
 namespace tessera {
 namespace {
 
 using ::testing::ElementsAre;
+using ::testing::HasSubstr;
 
 /// Returns a group of a vector, a matrix, a small matrix, and another matrix.
 GroupShape some_group() {
@@ -60,6 +63,27 @@ TEST(FactorLayout, TopKCountIsRoundedUp) {
   const MethodMemory memory = method_layout(TopKConfig{.fraction = 0.01}, group, 3).memory;
   EXPECT_EQ(memory.work, 80);
   EXPECT_EQ(memory.kept, group.layout.numel());
+}
+
+TEST(GradientMethod, GroupTooLongForShortIndicesIsRefused) {
+  GroupShape group;
+  group.layout = Layout::pack(std::vector<std::int64_t>{std::int64_t{1} << 32}, 2);
+  const std::int64_t numbers[] = {0};
+  for (const CompressionMethod& method : {CompressionMethod(TopKConfig()), CompressionMethod(RandomKConfig())}) {
+    const MadeMethod made = make_gradient_method(method, {group, numbers});
+    ASSERT_FALSE(made.ok());
+    EXPECT_EQ(exit_code_of(made.status()), ExitCode::kConfig);
+    EXPECT_THAT(message_of(made.status()), HasSubstr("has indices of 32 bits"));
+  }
+}
+
+TEST(GradientMethod, TypesWithoutSumsOfTheirOwnMakeNone) {
+  const GroupShape group = some_group();
+  const std::int64_t numbers[] = {0, 1, 2, 3};
+  for (const CompressionMethod& method : {CompressionMethod(NoMethodConfig()), CompressionMethod(CommHookConfig())}) {
+    EXPECT_TRUE(method_layout(method, group, 2).messages.empty());
+    EXPECT_EQ(*make_gradient_method(method, {group, numbers}), nullptr);
+  }
 }
 
 }  // namespace

@@ -19,14 +19,9 @@
 #include "runtime/comm/shared/run_ranks.h"
 #include "runtime/comm/sum/level_codec.h"
 #include "runtime/comm/sum/sign_codec.h"
-#include "sharding/compress/level_method.h"
-#include "sharding/compress/majority_vote.h"
-#include "sharding/compress/one_bit.h"
-#include "sharding/compress/random_k.h"
-#include "sharding/compress/sign_feedback.h"
-#include "sharding/compress/top_k.h"
+#include "sharding/compress/gradient_method.h"
+#include "sharding/compress/method_layout.h"
 #include "sharding/layout/matrix_deal.h"
-#include "sharding/layout/method_layout.h"
 
 namespace tessera {
 namespace {
@@ -54,7 +49,8 @@ Numbers contribution(const Layout& layout, int rank, std::int64_t step) {
 struct Memory {
   Numbers kept, work;
 };
-using MakeMethod = std::function<std::unique_ptr<GradientMethod>(const Layout&, int rank, int ranks, Memory&)>;
+/// The numbers of the group's parameters.
+constexpr std::int64_t kNumbers[] = {5, 6, 7};
 
 /// The sums of kSteps steps [step], the same bits on all ranks, and what the ranks keep after them [rank].
 struct Made {
@@ -62,7 +58,7 @@ struct Made {
   std::vector<Numbers> kept;
 };
 
-Made made_by(int ranks, const CompressionMethod& config, const MakeMethod& make) {
+Made made_by(int ranks, const CompressionMethod& config) {
   const Layout layout = some_layout(ranks);
   const GroupShape shape{.layout = layout};
   const MethodMemory need = method_layout(config, shape, ranks).memory;
@@ -73,7 +69,8 @@ Made made_by(int ranks, const CompressionMethod& config, const MakeMethod& make)
     constexpr float kGuard = 1234.5f;
     Memory memory{Numbers(size(need.kept) + 1, 0.0f), Numbers(size(need.work) + 1, 7.0f)};
     memory.kept.back() = memory.work.back() = kGuard;
-    const auto method = make(layout, mesh.rank(), ranks, memory);
+    const auto method = value_or_throw(
+        make_gradient_method(config, {shape, kNumbers, mesh.rank(), ranks, memory.kept.data(), memory.work.data()}));
     for (std::int64_t step = 1; step <= kSteps; ++step) {
       Numbers data = contribution(layout, mesh.rank(), step);
       method->begin_step(step);
@@ -117,13 +114,9 @@ void expect_nothing_lost(int ranks, const Made& made) {
 
 TEST(RandomK, AllRanksSendTheSamePlacesAndKeepTheRest) {
   for (const int ranks : {2, 3}) {
-    const RandomKConfig config{.fraction = 0.1};
     const Layout layout = some_layout(ranks);
     const std::int64_t count = count_of({.layout = layout}, 0.1);
-    const Made made = made_by(ranks, config, [&](const Layout& layout, int, int, Memory& memory) {
-      return std::make_unique<RandomK>(layout.numel(), count, DrawStream(3, 5, -1), memory.kept.data(),
-                                       memory.work.data());
-    });
+    const Made made = made_by(ranks, RandomKConfig{.fraction = 0.1, .seed = 3});
     expect_nothing_lost(ranks, made);
     std::vector<Numbers> kept(size(ranks), Numbers(size(layout.numel()), 0.0f));
     std::vector<std::vector<std::size_t>> places;
@@ -150,41 +143,50 @@ TEST(RandomK, AllRanksSendTheSamePlacesAndKeepTheRest) {
   }
 }
 
-/// Sums gradients that are all `value` on one rank alone, and holds what the method keeps.
-struct OneBitAlone {
-  static constexpr float kMomentum = 0.5f;
-  static constexpr std::size_t kNumel = 256;  // this layout has no gaps
+/// A method on one rank alone, for one tensor of `numel` elements, which has no gaps, and the memory of the method.
+struct Alone {
+  Alone(const CompressionMethod& config, std::int64_t numel)
+      : shape{.layout = Layout::pack(std::vector<std::int64_t>{numel}, 1)} {
+    const MethodMemory need = method_layout(config, shape, 1).memory;
+    kept.resize(size(need.kept));
+    work.resize(size(need.work));
+    method = value_or_throw(make_gradient_method(config, {shape, kNumbers, 0, 1, kept.data(), work.data()}));
+  }
 
-  float reduce(const MeshAxes& axes, std::int64_t step, float value) {
-    Numbers data(kNumel, value);
-    method.begin_step(step);
-    throw_if_error(method.sum(*axes.reduce, "some", data.data(), data.size()));
+  /// Sums these gradients, which become sums.
+  void reduce(const MeshAxes& axes, std::int64_t step, Numbers& data) {
+    method->begin_step(step);
+    throw_if_error(method->sum(*axes.reduce, "some", data.data(), data.size()));
+  }
+  /// Sums gradients that are all `value`, and returns the sums, which are all equal too.
+  float reduce_equal(const MeshAxes& axes, std::int64_t step, float value) {
+    Numbers data(size(shape.layout.numel()), value);
+    reduce(axes, step, data);
     for (const float each : data) EXPECT_EQ(each, data[0]);
     return data[0];
   }
 
-  const Layout layout = Layout::pack(std::vector<std::int64_t>{kNumel}, 1);
-  const MethodMemory need = method_layout(OneBitConfig{.momentum = kMomentum}, {.layout = layout}, 1).memory;
-  Numbers kept = Numbers(size(need.kept), 0.0f), work = Numbers(size(need.work), 0.0f);
-  OneBit method{layout, 0, 1, kMomentum, kept.data(), work.data()};
+  const GroupShape shape;
+  Numbers kept, work;
+  std::unique_ptr<GradientMethod> method;
 };
 
 // Equal numbers lose nothing. Momentum decays once in a step: all its reductions count as one reduction of their sum.
 TEST(OneBitMomentum, MomentumDecaysOncePerStepOverSeveralReductions) {
   run_ranks({.ranks = 1}, [&](const Mesh& mesh) {
     const MeshAxes axes = value_or_throw(MeshGroups::of(mesh).axes(1, 1));
-    OneBitAlone alone;
-    const float* const momentum = &alone.kept[alone.kept.size() - size(MatrixDeal::in_whole_lines(alone.kNumel))];
-    EXPECT_EQ(alone.reduce(axes, 1, 4), 4);
+    Alone alone(OneBitConfig{.momentum = 0.5}, 256);
+    const float* const momentum = &alone.kept[alone.kept.size() - 256];
+    EXPECT_EQ(alone.reduce_equal(axes, 1, 4), 4);
     EXPECT_EQ(*momentum, 2);
-    EXPECT_EQ(alone.reduce(axes, 1, 4), 4);
+    EXPECT_EQ(alone.reduce_equal(axes, 1, 4), 4);
     EXPECT_EQ(*momentum, 4);
-    EXPECT_EQ(alone.reduce(axes, 2, 1), 1);
+    EXPECT_EQ(alone.reduce_equal(axes, 2, 1), 1);
     EXPECT_EQ(*momentum, 2.5f);
     // The step is dropped, and its state begins at 0 again.
     std::ranges::fill(alone.kept, 0.0f);
-    alone.method.begin_step(0);
-    EXPECT_EQ(alone.reduce(axes, 2, 3), 3);
+    alone.method->begin_step(0);
+    EXPECT_EQ(alone.reduce_equal(axes, 2, 3), 3);
     EXPECT_EQ(*momentum, 1.5f);
   });
 }
@@ -192,27 +194,23 @@ TEST(OneBitMomentum, MomentumDecaysOncePerStepOverSeveralReductions) {
 TEST(RandomK, EveryElementIsDrawnEquallyOften) {
   run_ranks({.ranks = 1}, [&](const Mesh& mesh) {
     const MeshAxes axes = value_or_throw(MeshGroups::of(mesh).axes(1, 1));
-    constexpr std::size_t kNumel = 103;
-    Numbers kept(kNumel, 0.0f), work(64);
+    constexpr std::size_t kNumel = 128, kDrawn = 13;
+    Alone alone(RandomKConfig{.fraction = 0.1, .seed = 1}, kNumel);
     std::vector<int> times(kNumel);
-    RandomK method(kNumel, 10, DrawStream(1, 1, -1), kept.data(), work.data());
     for (std::int64_t step = 1; step <= 2000; ++step) {
       Numbers data(kNumel, 1.0f);
-      method.begin_step(step);
-      throw_if_error(method.sum(*axes.reduce, "some", data.data(), data.size()));
+      alone.reduce(axes, step, data);
       for (std::size_t i = 0; i < kNumel; ++i) times[i] += data[i] != 0;
     }
-    EXPECT_EQ(std::accumulate(times.begin(), times.end(), 0), 20000);
-    for (const int each : times) EXPECT_NEAR(each, 2000 / 10.3, 75);
+    EXPECT_EQ(std::accumulate(times.begin(), times.end(), 0), 2000 * static_cast<int>(kDrawn));
+    for (const int each : times) EXPECT_NEAR(each, 2000.0 * kDrawn / kNumel, 75);
   });
 }
 
 TEST(MajorityVote, SumIsTheSignOfTheMajority) {
   for (const int ranks : {1, 2, 3, 5}) {
     const Layout layout = some_layout(ranks);
-    const Made made = made_by(ranks, SignMajorityConfig(), [](const Layout& l, int, int n, Memory& memory) {
-      return std::make_unique<MajorityVote>(l, n, memory.work.data());
-    });
+    const Made made = made_by(ranks, SignMajorityConfig());
     for (std::int64_t step = 1; step <= kSteps; ++step) {
       for (std::size_t t = 0; t < layout.size(); ++t) {
         for (std::int64_t i = layout.extent(t).offset; i < layout.extent(t).end(); ++i) {
@@ -243,9 +241,7 @@ void clear_gaps(const Layout& layout, Numbers& values) {
 TEST(SignFeedback, SumAddsWhatRanksSendAndTheRestIsKept) {
   for (const int ranks : {2, 3}) {
     const Layout layout = some_layout(ranks);
-    const Made made = made_by(ranks, SignFeedbackConfig(), [](const Layout& l, int, int, Memory& memory) {
-      return std::make_unique<SignFeedback>(l, memory.kept.data(), memory.work.data());
-    });
+    const Made made = made_by(ranks, SignFeedbackConfig());
     expect_nothing_lost(ranks, made);
     std::vector<Numbers> kept(size(ranks), Numbers(size(layout.numel()), 0.0f));
     for (std::int64_t step = 1; step <= kSteps; ++step) {
@@ -264,9 +260,7 @@ TEST(SignFeedback, SumAddsWhatRanksSendAndTheRestIsKept) {
 TEST(OneBit, ResidualsOfContributionsAndSumsAreKept) {
   for (const int ranks : {2, 3}) {
     const Layout layout = some_layout(ranks);
-    const Made made = made_by(ranks, OneBitConfig(), [](const Layout& l, int rank, int n, Memory& memory) {
-      return std::make_unique<OneBit>(l, rank, n, 0.0f, memory.kept.data(), memory.work.data());
-    });
+    const Made made = made_by(ranks, OneBitConfig());
     const std::size_t numel = size(layout.numel());
     std::vector<Numbers> kept(size(ranks), Numbers(numel, 0.0f));
     Numbers of_sums(numel, 0.0f);
@@ -300,16 +294,14 @@ TEST(OneBit, ResidualsOfContributionsAndSumsAreKept) {
 TEST(LevelMethod, SumAddsEachRanksSeededDraws) {
   for (const LevelForm form : {LevelForm{1, LevelNorm::kMagnitude}, LevelForm{7, LevelNorm::kSquares}}) {
     for (const int ranks : {2, 3}) {
-      const QsgdConfig config{.levels = form.levels};
       const Layout layout = some_layout(ranks);
       const auto run = [&](std::int64_t seed) {
-        return made_by(ranks, config, [&](const Layout& l, int rank, int, Memory& memory) {
-          return std::make_unique<LevelMethod>(l.numel(), form, DrawStream(seed, 2, rank), memory.work.data());
-        });
+        if (form.norm == LevelNorm::kMagnitude) return made_by(ranks, TernGradConfig{.seed = seed});
+        return made_by(ranks, QsgdConfig{.levels = form.levels, .seed = seed});
       };
       const Made made = run(3);
       std::vector<DrawStream> draws;
-      for (int rank = 0; rank < ranks; ++rank) draws.emplace_back(3, 2, rank);
+      for (int rank = 0; rank < ranks; ++rank) draws.emplace_back(3, kNumbers[0], rank);
       for (std::int64_t step = 1; step <= kSteps; ++step) {
         Numbers wanted(size(layout.numel()), 0.0f);
         for (int rank = 0; rank < ranks; ++rank) {
@@ -333,10 +325,7 @@ TEST(TopKMomentum, LargestAccumulatedElementsAreSent) {
     const Layout layout = some_layout(ranks);
     const std::size_t numel = size(layout.numel());
     const std::int64_t count = count_of({.layout = layout}, 0.2);
-    const TopKConfig config{.fraction = 0.2, .momentum = kMomentum};
-    const Made made = made_by(ranks, config, [&](const Layout& l, int, int, Memory& memory) {
-      return std::make_unique<TopK>(l.numel(), count, kMomentum, memory.kept.data(), memory.work.data());
-    });
+    const Made made = made_by(ranks, TopKConfig{.fraction = 0.2, .momentum = kMomentum});
     std::vector<Numbers> moving(size(ranks), Numbers(numel, 0.0f)), kept = moving;
     for (std::int64_t step = 1; step <= kSteps; ++step) {
       Numbers wanted(numel, 0.0f);
@@ -373,10 +362,7 @@ TEST(OneBitMomentum, SumMovesAsTheMomentumOfAllRanks) {
   for (const int ranks : {2, 3}) {
     const Layout layout = some_layout(ranks);
     const std::size_t numel = size(layout.numel());
-    const OneBitConfig config{.momentum = kMomentum};
-    const Made made = made_by(ranks, config, [&](const Layout& l, int rank, int n, Memory& memory) {
-      return std::make_unique<OneBit>(l, rank, n, kMomentum, memory.kept.data(), memory.work.data());
-    });
+    const Made made = made_by(ranks, OneBitConfig{.momentum = kMomentum});
     std::vector<Numbers> kept(size(ranks), Numbers(numel, 0.0f));
     Numbers of_sums(numel, 0.0f), momentum(numel, 0.0f), of_optimizer(numel, 0.0f);
     for (std::int64_t step = 1; step <= kSteps; ++step) {
@@ -410,25 +396,26 @@ TEST(OneBitMomentum, SumMovesAsTheMomentumOfAllRanks) {
   }
 }
 
-// Where everything is sent at the end, two reductions of a step count together as one reduction of their sum.
+// Two reductions of a step count together as one reduction of their sum. The last element, which is the largest, is the
+// one that is sent.
 TEST(TopKMomentum, MomentumDecaysOncePerStepOverSeveralReductions) {
   run_ranks({.ranks = 1}, [&](const Mesh& mesh) {
     const MeshAxes axes = value_or_throw(MeshGroups::of(mesh).axes(1, 1));
-    Numbers kept(32, 0.0f), work(64);
-    TopK method(3, 0, 0.5f, kept.data(), work.data());
+    Alone alone(TopKConfig{.fraction = 1e-9, .momentum = 0.5}, 64);
     const auto reduce = [&](std::int64_t step, float value) {
-      Numbers data(3, value);
-      method.begin_step(step);
-      throw_if_error(method.sum(*axes.reduce, "some", data.data(), data.size()));
+      Numbers data(64, value);
+      data.back() = 100 * value;
+      alone.reduce(axes, step, data);
+      EXPECT_EQ(data[0], 0);
     };
     reduce(1, 4);
     reduce(1, 4);
-    EXPECT_EQ(kept[16], 8);  // u
-    EXPECT_EQ(kept[0], 8);   // v
+    EXPECT_EQ(alone.kept[64], 8);  // u
+    EXPECT_EQ(alone.kept[0], 8);   // v
     reduce(2, 1);
     reduce(2, 1);
-    EXPECT_EQ(kept[16], 6);
-    EXPECT_EQ(kept[0], 14);
+    EXPECT_EQ(alone.kept[64], 6);
+    EXPECT_EQ(alone.kept[0], 14);
   });
 }
 

@@ -24,6 +24,7 @@
 #include "runtime/comm/rounds/gather_rounds.h"
 #include "runtime/comm/rounds/halving_rounds.h"
 #include "runtime/comm/sum/pairwise_sum.h"
+#include "runtime/comm/sum/sum_method.h"
 #include "runtime/comm/sum/visited_sum.h"
 #include "runtime/comm/sum/wire_codec.h"
 
@@ -303,8 +304,6 @@ Work C10dCollectives::do_reduce_scatter(std::string_view label, void* input, DTy
                                         std::size_t numel_per_rank, const ReduceOptions& options) {
   const CallSignature call = begin(Operation::kReduceScatter, label, dtype, numel_per_rank);
   if (!is_reducible(dtype)) return refuse(call, "sums are of fp32, bf16 or fp16, got " + std::string(name_of(dtype)));
-  if (options.method && dtype == DType::kF32)
-    return Work(reduce_scatter_by(*this, label, static_cast<float*>(input), output, numel_per_rank, options));
   const auto* const from = static_cast<const std::byte*>(input);
   const std::size_t bytes = numel_per_rank * static_cast<std::size_t>(size()) * size_of(dtype);
   if (!is_rounded(options) && !is_compressed(options.contributions, dtype, numel_per_rank) &&
@@ -317,8 +316,6 @@ Work C10dCollectives::do_all_reduce(std::string_view label, void* input, DType d
                                     const ReduceOptions& options) {
   const CallSignature call = begin(Operation::kAllReduce, label, dtype, numel);
   if (!is_reducible(dtype)) return refuse(call, "sums are of fp32, bf16 or fp16, got " + std::string(name_of(dtype)));
-  if (options.method && dtype == DType::kF32)
-    return Work(all_reduce_by(*this, label, static_cast<float*>(input), output, numel, options));
   const auto* const from = static_cast<const std::byte*>(input);
   const std::size_t bytes = numel * size_of(dtype);
   const std::size_t part = numel / static_cast<std::size_t>(size());
@@ -565,8 +562,8 @@ absl::Status C10dCollectives::reduce_in_rounds(const CallSignature& call, const 
 std::shared_ptr<Collectives> c10d_collectives(const Group& group, TransportKind kind,
                                               c10::intrusive_ptr<c10d::Backend> backend,
                                               std::shared_ptr<KeyValueStore> store, ChooseAlgorithm choose) {
-  auto collectives =
-      std::make_shared<C10dCollectives>(group, kind, std::move(backend), std::move(store), std::move(choose));
+  auto collectives = summing_by_methods(
+      std::make_shared<C10dCollectives>(group, kind, std::move(backend), std::move(store), std::move(choose)));
   if (kind != TransportKind::kGloo) return collectives;  // another backend may expect all its calls on one thread
   return reducing_in_background(std::move(collectives));
 }

@@ -138,9 +138,7 @@ absl::StatusOr<c10::intrusive_ptr<c10d::Store>> connect(const Topology& topology
 /// Returns which ranks share a host, as this rank knows it.
 std::string hosts_of(const Topology& topology) {
   if (topology.has_equal_hosts()) return std::to_string(topology.local_world_size) + " on each host";
-  std::string text;
-  for (const int ranks : topology.ranks_of_hosts) text += (text.empty() ? "" : ",") + std::to_string(ranks);
-  return text;
+  return joined_numbers(topology.ranks_of_hosts, ",");
 }
 
 /// Makes sure that the ranks that meet are those of this job, each once, and all of them, and that they know the same

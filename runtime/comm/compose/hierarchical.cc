@@ -8,6 +8,7 @@
 #include "runtime/base/seeded_fault.h"
 #include "runtime/base/status.h"
 #include "runtime/comm/compose/background.h"
+#include "runtime/comm/sum/sum_method.h"
 #include "runtime/comm/sum/visited_sum.h"
 
 namespace tessera {
@@ -57,16 +58,10 @@ class HierarchicalCollectives : public Collectives {
   }
   Work do_reduce_scatter(std::string_view label, void* input, DType dtype, float* output, std::size_t numel,
                          const ReduceOptions& options) override {
-    if (options.method && dtype == DType::kF32) {
-      return Work(ended(reduce_scatter_by(*this, label, static_cast<float*>(input), output, numel, options)));
-    }
     return Work(ended(scatter(label, static_cast<std::byte*>(input), dtype, output, numel, on_wire(options))));
   }
   Work do_all_reduce(std::string_view label, void* input, DType dtype, float* output, std::size_t numel,
                      const ReduceOptions& options) override {
-    if (options.method && dtype == DType::kF32) {
-      return Work(ended(all_reduce_by(*this, label, static_cast<float*>(input), output, numel, options)));
-    }
     ReduceOptions across = on_wire(options);
     across.visitor = nullptr;  // the visitor sees the output when all parts are there
     const absl::Status status = ended(reduce(label, static_cast<std::byte*>(input), dtype, output, numel, across));
@@ -195,7 +190,8 @@ absl::Status HierarchicalCollectives::meet(std::string_view label) {
 
 std::shared_ptr<Collectives> hierarchical_collectives(std::shared_ptr<Collectives> inside,
                                                       std::shared_ptr<Collectives> across) {
-  return working_in_background(std::make_shared<HierarchicalCollectives>(std::move(inside), std::move(across)));
+  return working_in_background(
+      summing_by_methods(std::make_shared<HierarchicalCollectives>(std::move(inside), std::move(across))));
 }
 
 }  // namespace tessera

@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <array>
-#include <cstring>
 #include <string>
 
 #include "runtime/base/status.h"
@@ -77,23 +76,6 @@ void visited_window_sum(std::span<const void* const> sources, DType dtype, float
   (streams ? into.streamed : into.kept).push_back(output);
   if (shown.to) (shown.streams ? into.streamed : into.kept).push_back(shown.to);
   sum_pieces(sources, dtype, into, window.numel, visitor, window.offset);
-}
-
-absl::Status all_reduce_by(Collectives& group, std::string_view label, float* input, float* output, std::size_t numel,
-                           const ReduceOptions& options) {
-  TESSERA_RETURN_IF_ERROR(options.method->sum(group, label, input, numel));
-  if (output != input) std::memcpy(output, input, numel * sizeof(float));
-  visit_sums(options.visitor, 0, output, numel);
-  return absl::OkStatus();
-}
-
-absl::Status reduce_scatter_by(Collectives& group, std::string_view label, float* input, float* output,
-                               std::size_t numel, const ReduceOptions& options) {
-  TESSERA_RETURN_IF_ERROR(options.method->sum(group, label, input, numel * static_cast<std::size_t>(group.size())));
-  const float* const own = input + static_cast<std::size_t>(group.rank()) * numel;
-  if (output != own) std::memcpy(output, own, numel * sizeof(float));
-  visit_sums(options.visitor, 0, output, numel);
-  return absl::OkStatus();
 }
 
 absl::Status check_device_sum(std::string_view label, DType dtype, const SumVisitor* visitor) {

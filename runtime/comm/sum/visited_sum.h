@@ -37,13 +37,6 @@ struct SumWindow {
 void visited_window_sum(std::span<const void* const> sources, DType dtype, float* output, const ShownSums& shown,
                         const SumWindow& window, SumVisitor* visitor = nullptr);
 
-/// These functions make all_reduce and reduce_scatter by the compressor `options.method`, which is not null; `numel` is
-/// that of those calls.
-absl::Status all_reduce_by(Collectives& group, std::string_view label, float* input, float* output, std::size_t numel,
-                           const ReduceOptions& options);
-absl::Status reduce_scatter_by(Collectives& group, std::string_view label, float* input, float* output,
-                               std::size_t numel, const ReduceOptions& options);
-
 /// Returns OK if a transport that leaves sums to a device can make this sum: of fp32, bf16 or fp16, without a
 /// SumVisitor, which is host code.
 absl::Status check_device_sum(std::string_view label, DType dtype, const SumVisitor* visitor);

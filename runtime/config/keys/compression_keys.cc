@@ -1,5 +1,4 @@
 #include <string>
-#include <utility>
 
 #include "runtime/config/placement_rows.h"
 #include "runtime/config/strategy_fields.h"
@@ -50,146 +49,31 @@ auto in_method(Value Method::*member) {
 }
 
 template <typename Method>
-StrategyKey fraction_key() {
-  return {.pointer = "/compression/method/fraction",
-          .field = number_field(in_method(&Method::fraction)),
-          .range = {0, 1, true},
-          .default_json = "0.01",
-          .example_json = "0.1",
-          .doc = "The share of the gradients of each flat group of a unit that is sent.",
-          .cost = "As many more bytes."};
+StrategyField field_of(std::int64_t Method::*member) {
+  return integer_field(in_method(member));
+}
+template <typename Method>
+StrategyField field_of(double Method::*member) {
+  return number_field(in_method(member));
 }
 
-template <typename Method>
-StrategyKey seed_key(std::string doc) {
-  return {.pointer = "/compression/method/seed",
-          .field = integer_field(in_method(&Method::seed)),
-          .range = {0, kMany},
-          .default_json = "0",
-          .example_json = "1",
-          .doc = std::move(doc),
-          .cost = "None."};
-}
+/// A key of a method, as rows of TESSERA_COMPRESSION_METHODS have it.
+#define TESSERA_METHOD_KEY(Config, member, ...) \
+  { .pointer = "/compression/method/" #member, .field = field_of(&Config::member), __VA_ARGS__ }
 
 std::string not_exact(const std::string& memory) {
   return "Gradients are not exact, which slows learning most where it begins (start_step). Memory: " + memory;
 }
-constexpr char kSeed[] = "What is drawn depends on it, the unit and the step";
 
 TypeRow<NoMethodConfig> none_row() {
   return {"none", "All gradients go, as gradients and sums say.", "They are exact."};
 }
 
-TypeRow<PowerSgdConfig> power_sgd_row() {
-  return {"power_sgd",
-          "The gradient of a matrix goes as two factors (PowerSGD, arXiv 1905.13727), where those are "
-          "shorter than it; all else goes as it is. What is not sent is kept.",
-          not_exact("4 bytes for each element of a matrix, and the factors."),
-          {{.pointer = "/compression/method/rank",
-            .field = integer_field(in_method(&PowerSgdConfig::rank)),
-            .range = {1, 1024},
-            .default_json = "4",
-            .example_json = "2",
-            .doc = "The rank of the factors.",
-            .cost = "As many more bytes."}}};
-}
-
-TypeRow<TopKConfig> top_k_row() {
-  return {
-      "top_k",
-      "A rank sends the gradients of largest magnitude, with their places. What is not sent is kept.",
-      not_exact("4 bytes for each gradient, and 8 for each that a rank sends and for each that it gets."),
-      {fraction_key<TopKConfig>(),
-       {.pointer = "/compression/method/momentum",
-        .field = number_field(in_method(&TopKConfig::momentum)),
-        .range = {0, 1, false, true},
-        .default_json = "0.0",
-        .example_json = "0.9",
-        .doc = "Above 0: what a rank keeps and sends is the momentum of its own gradients (momentum correction and "
-               "momentum factor masking of Deep Gradient Compression, arXiv 1712.01887), which this multiplies each "
-               "step. It stands in for the optimizer's momentum: take sgd with momentum 0, whose steps are then "
-               "those of momentum SGD. An optimizer with momentum of its own applies both: sgd's steps get 1 / (1 - "
-               "this) times as long, so its lr has to be that much smaller; Adam and its kin divide that out again, "
-               "but their first moment is smoothed twice, and so later by about 1 / (1 - this) steps.",
-        .cost = "Memory: 4 bytes more for each gradient."}}};
-}
-
-TypeRow<RandomKConfig> random_k_row() {
-  return {
-      "random_k",
-      "Ranks send some gradients, others each time, drawn from seed, the same on all ranks; so their "
-      "places do not travel. What is not sent is kept.",
-      "Gradients are not exact: an element waits for 1 / fraction steps in the mean, whatever it is. Memory: 4 bytes "
-      "for each gradient, and 8 for each that a rank sends.",
-      {fraction_key<RandomKConfig>(), seed_key<RandomKConfig>(std::string(kSeed) + ".")}};
-}
-
-TypeRow<SignMajorityConfig> sign_majority_row() {
-  return {
-      "sign_majority",
-      "Ranks send the signs of gradients and vote (signSGD with majority vote, arXiv 1810.05291): the mean gradient "
-      "is 1 or -1, as most ranks have it; zeros vote, and ties end, + and - by turns.",
-      "Gradients lose all magnitudes: lr is the size of a step of sgd, and gradient_clipping sees a norm that "
-      "depends on the number of parameters alone."};
-}
-
-TypeRow<SignFeedbackConfig> sign_feedback_row() {
-  return {"sign_feedback",
-          "Ranks send the signs of gradients, and of each 256 neighbours the mean magnitude (EF-signSGD, "
-          "arXiv 1901.09847). What is not sent is kept.",
-          not_exact("4 bytes for each gradient.")};
-}
-
-TypeRow<OneBitConfig> one_bit_row() {
-  return {"one_bit",
-          "Ranks send one bit a gradient and a scale for each 256, and get sums in the same form. That is "
-          "the compression of 1-bit Adam (arXiv 2102.02888), which this is with momentum, start_step and "
-          "optimizer.freeze_step; by itself it is one of gradients, of which the optimizer moves all its "
-          "moments. What is not sent is kept.",
-          not_exact("4 bytes for each gradient, and for each whose sum a rank makes."),
-          {{.pointer = "/compression/method/momentum",
-            .field = number_field(in_method(&OneBitConfig::momentum)),
-            .range = {0, 0.999},
-            .default_json = "0.0",
-            .example_json = "0.9",
-            .doc = "Above 0: what ranks send is momentum, which this multiplies each step, as 1-bit Adam does; the "
-                   "optimizer gets the gradients that move its own momentum in the same way. Give it the optimizer's: "
-                   "betas[0] of adamw, with freeze_step and start_step alike.",
-            .cost = "Memory: 4 bytes more for each gradient. A single gradient is wrong by up to 1 / (1 - this) times "
-                    "as much. The optimizer's momentum takes that back, but gradient_clipping sees it. Parameters that "
-                    "have had fewer than freeze_step updates when it begins make second moments of such gradients."}}};
-}
-
-TypeRow<QsgdConfig> qsgd_row() {
-  return {
-      "qsgd",
-      "Ranks send gradients as levels of the norm of 256 neighbours, with their signs, rounded stochastically (QSGD, "
-      "arXiv 1610.02132): the mean of what is sent is the gradient, and nothing is kept.",
-      "Gradients are noisy.",
-      {{.pointer = "/compression/method/levels",
-        .field = integer_field(in_method(&QsgdConfig::levels)),
-        .range = {1, 127},
-        .default_json = "7",
-        .example_json = "1",
-        .doc = "How many levels there are. A gradient takes 2 bits (1 level), 4 (up to 7) or 8.",
-        .cost = "More bytes, and less noise."},
-       seed_key<QsgdConfig>(std::string(kSeed) + ", and on the rank.")}};
-}
-
-TypeRow<TernGradConfig> terngrad_row() {
-  return {"terngrad",
-          "Ranks send gradients as -1, 0 or 1 times the largest magnitude of 256 neighbours, rounded stochastically "
-          "(TernGrad, arXiv 1705.07878), in 2 bits each; nothing is kept.",
-          "Gradients are noisy.",
-          {seed_key<TernGradConfig>(std::string(kSeed) + ", and on the rank.")}};
-}
-
-TypeRow<CommHookConfig> hook_row() {
-  return {"hook",
-          "A rule of the program's own sums gradients over ranks (tessera/comm_hook.h), between ranks of one host too. "
-          "What it keeps from step to step, no checkpoint has.",
-          "It costs what the rule does."};
-}
+/// The row of a method, behind that of "none" and other methods.
+#define TESSERA_ROW(Config, word, text, cost, ...) \
+  , TypeRow<Config> {                              \
+    word, text, cost, { __VA_ARGS__ }              \
+  }
 
 }  // namespace
 
@@ -249,9 +133,7 @@ std::vector<StrategyKey> compression_keys() {
                    {"/compression/gradients"},
                    [](const Strategy& s) { return is_lossy(s.compression.gradients); }}},
       {.pointer = "/compression/method",
-       .field = variant_field(AT(compression.method), none_row(), power_sgd_row(), top_k_row(), random_k_row(),
-                              sign_majority_row(), sign_feedback_row(), one_bit_row(), qsgd_row(), terngrad_row(),
-                              hook_row()),
+       .field = variant_field(AT(compression.method), none_row() TESSERA_COMPRESSION_METHODS(TESSERA_ROW)),
        .default_json = R"({"type": "none"})",
        .example_json = R"({"type": "power_sgd", "rank": 4})",
        .doc =
@@ -283,5 +165,7 @@ std::vector<StrategyKey> compression_keys() {
        .only_if = with_method()},
   };
 }
+#undef TESSERA_ROW
+#undef TESSERA_METHOD_KEY
 
 }  // namespace tessera

@@ -4,6 +4,7 @@
 #include <string>
 #include <utility>
 
+#include "runtime/config/optimizer_rows.h"
 #include "runtime/config/placement_rows.h"
 #include "runtime/config/strategy_keys.h"
 #include "runtime/config/strategy_names.h"
@@ -104,6 +105,8 @@ bool compresses_anything(const CompressionConfig& c) {
 
 std::vector<StrategyRule> asynchronous_rules() {
   constexpr unsigned kSharesOrOnGpu = transport_traits::kSharedMemory | transport_traits::kOnGpu;
+  using namespace optimizer_traits;
+  constexpr unsigned kExcluded = kMatrices | kTensors | kLayers | kOwnElements;
   std::vector<StrategyRule> rules = {
       placement_rule(),
       never_with(
@@ -122,11 +125,8 @@ std::vector<StrategyRule> asynchronous_rules() {
           },
           "parameters are in memory that the ranks of one host share"),
       never_with(
-          "/optimizer/type", "optimizer.type muon, lamb, lars, adafactor, own or own_matrix",
-          [](const Strategy& s) {
-            const OptimizerType type = s.optimizer.type;
-            return updates_whole_tensors(type) || adapts_layers(type) || type == OptimizerType::kOwn;
-          },
+          "/optimizer/type", "optimizer.type " + types_with(kExcluded),
+          [](const Strategy& s) { return has(s.optimizer.type, kExcluded); },
           "elements are updated one by one, and these need whole tensors, or a program's code amid other ranks' "
           "updates"),
       never_with(

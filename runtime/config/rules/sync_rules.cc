@@ -5,6 +5,7 @@
 #include <string>
 #include <utility>
 
+#include "runtime/config/optimizer_rows.h"
 #include "runtime/config/placement_rows.h"
 #include "runtime/config/strategy_keys.h"
 #include "runtime/config/strategy_names.h"
@@ -80,16 +81,15 @@ StrategyRule compression_rule() {
 }  // namespace
 
 std::vector<StrategyRule> sync_rules() {
+  using namespace optimizer_traits;
+  constexpr unsigned kExcluded = kMatrices | kTensors | kOwnElements;
   return {
       every_rule(),
       start_step_rule(),
       fragments_rule(),
       without(
-          "/optimizer/type", "optimizer.type muon, adafactor, own or own_matrix",
-          [](const Strategy& s) {
-            return updates_whole_tensors(s.optimizer.type) || s.optimizer.type == OptimizerType::kOwn;
-          },
-          "a save could not average their states"),
+          "/optimizer/type", "optimizer.type " + types_with(kExcluded),
+          [](const Strategy& s) { return has(s.optimizer.type, kExcluded); }, "a save could not average their states"),
       without(
           "/optimizer/state_dtype", "optimizer.state_dtype bf16 or 8bit",
           [](const Strategy& s) { return s.optimizer.state_dtype != StateDType::kF32; },

@@ -12,9 +12,9 @@
 
 #include "runtime/base/even_spread.h"
 #include "runtime/base/state_dtype.h"
+#include "sharding/compress/method_layout.h"
 #include "sharding/layout/chunks.h"
 #include "sharding/layout/matrix_deal.h"
-#include "sharding/layout/method_layout.h"
 #include "sharding/layout/placement.h"
 #include "sharding/layout/plan/microbatch_order.h"
 #include "sharding/layout/plan/record_layout.h"

@@ -9,7 +9,7 @@
 #include <tuple>
 #include <vector>
 
-#include "engine/job/mesh_shape.h"
+#include "engine/job/plan_scene.h"
 #include "runtime/comm/shared/run_ranks.h"
 #include "tessera/error.h"
 #include "tests/support/pairwise.h"
@@ -126,6 +126,32 @@ TEST(UnequalHosts, MeshThatDoesNotFitIsRefusedWithOneThatDoes) {
   EXPECT_EQ(refusal({2, 4}, 2), "");
   EXPECT_EQ(refusal({2, 4}, 6), "");
   EXPECT_EQ(refusal({3, 3}, 0), "");
+}
+
+TEST(PlanScene, ReplicasThatTrainApartSumNothingOverTheReplicateAxis) {
+  Topology topology;
+  topology.rank = 5;
+  topology.world_size = 6;
+  topology.put_on_hosts({2, 2, 2});
+  Strategy strategy;
+  strategy.strategy = ShardingStrategy::kHybridShard;
+  const MeshShape shape = mesh_shape(strategy, topology);
+  const MeshPosition position = shape.position_of(topology.rank);
+  const GroupAbilities abilities = planned_abilities(strategy, shape, topology);
+  EXPECT_TRUE(abilities.shares_memory);
+  EXPECT_FALSE(abilities.shard_reduces_in_background);
+  const PlanScene together = plan_scene(strategy.sync, position, topology, abilities);
+  EXPECT_EQ(together.mesh.replicate_size, 3);
+  EXPECT_TRUE(together.reduces_in_background);
+  EXPECT_EQ(together.shard_compressed_part, 0);
+  EXPECT_EQ(together.replicate_compressed_part, 1);
+  EXPECT_EQ(together.ranks_of_host, 2);
+  strategy.sync.type = SyncType::kLocalSgd;
+  const PlanScene apart = plan_scene(strategy.sync, position, topology, abilities);
+  EXPECT_EQ(apart.mesh.replicate_size, 1);
+  EXPECT_EQ(apart.replicas, 3);
+  EXPECT_FALSE(apart.reduces_in_background);
+  EXPECT_EQ(apart.replicate_compressed_part, 0);
 }
 
 // Threads make sums over a network while the next units are computed.

@@ -9,8 +9,7 @@
 namespace tessera {
 
 /// The layout, in messages and in memory, of gradients that go over a network in another form, or in part. It consists
-/// of integers, which are the same on every rank. method_layout.cc has a row for each type of CompressionMethod, and
-/// the compiler refuses one that is missing.
+/// of integers, which are the same on every rank.
 
 /// The memory that a reduction needs for a group: fp32 elements, in whole cache lines.
 struct MethodMemory {
@@ -38,8 +37,22 @@ struct MethodLayout {
   /// Returns the bytes of messages that a rank sends in the reduction.
   std::int64_t wire_bytes(int ranks) const;
 };
-/// The layout of a program's hook has no messages, since the plan does not know what a hook sends.
+
+/// Returns a method's layout for a group, over so many ranks. A plan calls it. The layout of a program's hook has no
+/// messages, since the plan does not know what a hook sends.
 MethodLayout method_layout(const CompressionMethod& method, const GroupShape& group, int ranks);
+
+// The file of each method has the function for its type.
+#define TESSERA_LAYOUT_OF(Config, ...) MethodLayout layout_of(const Config& method, const GroupShape& group, int ranks);
+TESSERA_COMPRESSION_METHODS(TESSERA_LAYOUT_OF)
+#undef TESSERA_LAYOUT_OF
+
+/// Returns the fp32 elements that `numel` elements take up in whole cache lines.
+std::int64_t in_lines(std::int64_t numel);
+/// Returns the layout in which each rank has its own message, and the messages of all ranks.
+MethodLayout layout_by_gather(std::int64_t kept, std::int64_t words, int ranks);
+/// Returns the layout in which each rank has what it sends to each owner, and what it gets from each rank.
+MethodLayout layout_by_owners(std::int64_t kept, std::int64_t words, int ranks);
 
 /// Returns the number of elements that each rank sums if one rank makes each sum. Ranks have whole runs, so the last
 /// ranks may have fewer elements, or none.

@@ -5,7 +5,9 @@
 #include <string_view>
 
 #include "sharding/compress/gradient_method.h"
+#include "sharding/unit.h"
 #include "tessera/comm_hook.h"
+#include "tessera/strategy.h"
 
 namespace tessera {
 
@@ -25,5 +27,8 @@ class CommHookMethod final : public GradientMethod {
   const std::shared_ptr<CommHook> hook_;
   CommHook::Bucket bucket_;
 };
+
+/// Throws tessera::Error (64) where compression.method is of type hook and there is no hook, or the other way round.
+void expect_comm_hook(const CompressionConfig& compression, const CommHook* hook);
 
 }  // namespace tessera

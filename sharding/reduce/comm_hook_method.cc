@@ -1,4 +1,4 @@
-#include "sharding/compress/comm_hook_method.h"
+#include "sharding/reduce/comm_hook_method.h"
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/as_strided.h>
@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "runtime/base/status.h"
+#include "runtime/border/phrase.h"
 #include "runtime/border/throw.h"
 
 namespace tessera {
@@ -50,6 +51,18 @@ absl::Status CommHookMethod::sum(Collectives& group, std::string_view label, flo
   }
   if (sums.const_data_ptr<float>() != data) std::memcpy(data, sums.const_data_ptr<float>(), numel * sizeof(float));
   return absl::OkStatus();
+}
+
+void expect_comm_hook(const CompressionConfig& compression, const CommHook* hook) {
+  const bool wants = std::holds_alternative<CommHookConfig>(compression.method);
+  if (wants && !hook)
+    throw Error(ExitCode::kUsage, "compression.method is of type hook, and the program brings no rule. [T0618] hint: " +
+                                      say(phrases::kBringHook));
+  if (!wants && hook)
+    throw Error(
+        ExitCode::kUsage,
+        "the Engine is given a CommHook, and compression.method is of another type than hook. [T0619] hint: set "
+        "\"compression\": {\"method\": {\"type\": \"hook\"}}");
 }
 
 }  // namespace tessera

@@ -1,0 +1,29 @@
+#pragma once
+
+#include "engine/job/mesh_shape.h"
+#include "engine/memory/make_plan.h"
+#include "tessera/strategy.h"
+#include "tessera/topology.h"
+
+namespace tessera {
+
+/// The abilities of the groups that gather parameters and sum gradients. An Engine asks its groups, and a plan of a job
+/// that does not run predicts the answers (planned_abilities).
+struct GroupAbilities {
+  bool shares_memory = false;                ///< PlanScene::shares_memory
+  bool is_queued = false;                    ///< PlanScene::is_queued
+  bool reduces_in_background = false;        ///< whether the group of some axis does (Collectives)
+  bool shard_reduces_in_background = false;  ///< whether that of the shard axis does
+  /// Collectives::compressed_part of each axis's group.
+  int shard_compressed_part = 0, replicate_compressed_part = 0;
+};
+
+/// Predicts the abilities of the groups of `topology`'s rank, on a mesh of this shape.
+GroupAbilities planned_abilities(const Strategy& strategy, const MeshShape& shape, const Topology& topology);
+
+/// Returns the scene for which memory is planned while `sync` is in effect (SyncConfig::after). Plans of runs and of
+/// jobs that do not run are made of it. The choice of a measurement is left open.
+PlanScene plan_scene(const SyncConfig& sync, const MeshPosition& position, const Topology& topology,
+                     const GroupAbilities& abilities);
+
+}  // namespace tessera

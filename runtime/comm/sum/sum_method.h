@@ -1,0 +1,37 @@
+#pragma once
+
+#include <absl/status/status.h>
+
+#include <cstddef>
+#include <memory>
+#include <string_view>
+
+#include "runtime/comm/collectives.h"
+
+namespace tessera {
+
+/// A compressor that makes sums by calls of its own, with fewer bytes than the elements have.
+class SumMethod {
+ public:
+  /// Replaces `data[0, numel)` of this rank by the compressor's sum over the ranks of `group`, with the same bits on
+  /// all of them. Until it returns, the compressor makes the calls of `group`, the same calls on every rank. If
+  /// reductions go on in the background, their thread calls it.
+  virtual absl::Status sum(Collectives& group, std::string_view label, float* data, std::size_t numel) = 0;
+
+ protected:
+  ~SumMethod() = default;
+};
+
+/// Wraps `group` so that reductions of fp32 with ReduceOptions::method are made by it, in the call; all other calls go
+/// to `group` as they are. It is meant for transports that send over a network, below reducing_in_background. If a
+/// method fails, the group ends, since its peers would wait for this rank.
+std::shared_ptr<Collectives> summing_by_methods(std::shared_ptr<Collectives> group);
+
+/// These functions make all_reduce and reduce_scatter over `group` by `options.method`, which is not null; `numel` is
+/// that of those calls.
+absl::Status all_reduce_by(Collectives& group, std::string_view label, float* input, float* output, std::size_t numel,
+                           const ReduceOptions& options);
+absl::Status reduce_scatter_by(Collectives& group, std::string_view label, float* input, float* output,
+                               std::size_t numel, const ReduceOptions& options);
+
+}  // namespace tessera

@@ -40,6 +40,15 @@ def launch(ranks, program, *arguments, at_rest=300, **variables):
     return run([TESSERA, "launch", "-n", ranks, "--", *python, *arguments], at_rest, **variables)
 
 
+def run_forked_files(modules, *runs, at_rest=300, **variables):
+    """Runs files of RANKS, or others by their paths, on ranks that forked.py forks from one process: it imports `modules` once for all of
+    them. A run is (number of ranks, file, argument...), and 0 ranks are one process that no launcher has started."""
+    words = []
+    for ranks, program, *arguments in runs:
+        words += [*(["then"] if words else []), ranks, RANKS / program, *arguments]
+    return run([sys.executable, "-B", FOLDER / "forked.py", ",".join(modules), *words], at_rest, **variables)
+
+
 def _cases(suite):
     for each in suite:
         yield from _cases(each) if isinstance(each, unittest.TestSuite) else [each]

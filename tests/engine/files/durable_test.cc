@@ -49,7 +49,7 @@ TEST(Durable, RunResumesFromItsLastCommitWithTheSameBits) {
 
 TEST(Durable, RunWithStatesAndParametersOnDiskResumes) {
   constexpr Below kBelow[] = {{0, 1, 1, 4096, 0, 1}, {0, 0.5, 0.3, 4096, 16384, 3}};
-  for (const auto& [kept, below, placed] : pairwise_of(sampled_kept(), kBelow, kOnePerPlacement)) {
+  for (const auto& [below, placed, kept] : pairwise_of<2>(kBelow, kOnePerPlacement, sampled_kept())) {
     const TestFolder folder;
     const std::string what = name_of(kept) + ", " + name_of(placed);
     const Strategy strategy = strategy_of(kept, placed, &below);

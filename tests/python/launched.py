@@ -16,7 +16,7 @@ sys.path.append(str(SUPPORT))
 from patience import patient  # noqa: E402
 
 TESSERA = os.environ.get("TESSERA_BIN", "tessera")
-LONG = bool(os.environ.get("TESSERA_LONG_TESTS"))  # scripts/test --long sets this (docs/testing.md)
+LONG = bool(os.environ.get("TESSERA_LONG_TESTS"))  # scripts/test --long sets this (docs/testing-samples.md)
 AT_ONCE = 2
 
 

@@ -11,8 +11,7 @@ from launched import run_forked_files
 class LightningTest(unittest.TestCase):
     def test_two_ranks_train_like_lightning_alone(self):
         with tempfile.TemporaryDirectory() as folder:
-            # Lightning asks for its rank when it is imported, so each rank imports it.
-            code, output = run_forked_files(["tessera"], (0, "lightning_ranks.py", "plain", folder),
+            code, output = run_forked_files(["tessera.integrations.lightning"], (0, "lightning_ranks.py", "plain", folder),
                                             (2, "lightning_ranks.py", folder), at_rest=500, TESSERA_LOG_LEVEL="error")
         self.assertEqual(code, 0, output)
         self.assertEqual(output.count("trained like Lightning alone"), 2, output)

@@ -118,17 +118,18 @@ endfunction()
 # tessera_test_entries(<entry> <filter> [label...]): the cases of tessera_test's program that the filter names, as ctest entries. It reads
 # that function's variables.
 function(tessera_test_entries entry filter)
+  math(EXPR cost "${ARG_TIMEOUT} / 10")  # what may take long begins first, for at the end it would run alone
   if(ARG_WHOLE)  # one ctest entry for the whole file, where starting the process costs more than the cases do
     set(flags ${which})
     if(NOT filter STREQUAL "*")
       list(APPEND flags "--gtest_filter=${filter}")
     endif()
     add_test(NAME ${entry} COMMAND with_patience ${ARG_TIMEOUT} $<TARGET_FILE:${program}> ${flags})
-    set_tests_properties(${entry} PROPERTIES REQUIRED_FILES $<TARGET_FILE:${program}> RUN_SERIAL ${alone} LABELS "${ARGN}")
+    set_tests_properties(${entry} PROPERTIES REQUIRED_FILES $<TARGET_FILE:${program}> RUN_SERIAL ${alone} COST ${cost} LABELS "${ARGN}")
   else()
     list(JOIN ARGN "\\;" labels)  # as gtest_discover_tests wants a list
     set_target_properties(${name} PROPERTIES
       CROSSCOMPILING_EMULATOR "${PROJECT_BINARY_DIR}/tests/support/with_patience;${ARG_TIMEOUT}")
-    gtest_discover_tests(${name} DISCOVERY_TIMEOUT 60 TEST_FILTER "${filter}" PROPERTIES RUN_SERIAL ${alone} LABELS "${labels}")
+    gtest_discover_tests(${name} DISCOVERY_TIMEOUT 60 TEST_FILTER "${filter}" PROPERTIES RUN_SERIAL ${alone} COST ${cost} LABELS "${labels}")
   endif()
 endfunction()

@@ -48,10 +48,10 @@ endfunction()
 #              [IN <program>])
 #
 # One GoogleTest executable, registered as one ctest entry per test case, or WHOLE: one for all. TORCH: it includes
-# LibTorch's headers. ALONE: no other test runs beside it, since it looks how soon something is noticed. FAST: it belongs to
-# `ctest -L fast`, something of every room in five minutes. TIMEOUT: seconds on a machine at rest after which an entry is
-# ended; a loaded or slow machine has more (tests/support/limits/patience.h). CLOCK: the cases, as --gtest_filter names them, that
-# depend on limits, kills or orders. They carry the label `clock` (docs/testing.md); of a WHOLE program they are an entry of
+# LibTorch's headers. ALONE: no other test runs beside its cases of CLOCK, which look how soon something is noticed; without
+# CLOCK, beside any of its cases. FAST: it belongs to `ctest -L fast`, something of every room in five minutes. TIMEOUT: seconds on
+# a machine at rest after which an entry is ended; a loaded or slow machine has more (tests/support/limits/patience.h). CLOCK: the
+# cases, as --gtest_filter names them, that depend on limits, kills or orders. They carry the label `clock` (docs/testing.md); of a WHOLE program they are an entry of
 # their own, <name>_clock, and "*" are all of its cases.
 #
 # IN: the test shares a program with others, each still a ctest entry of its own. Most of a test's compilation is LibTorch's headers, and
@@ -106,8 +106,9 @@ function(tessera_test name)
   elseif(ARG_CLOCK STREQUAL "*")
     tessera_test_entries(${name} "*" ${ARG_LABELS} clock)
   else()
-    tessera_test_entries(${name} "-${ARG_CLOCK}" ${ARG_LABELS})
     tessera_test_entries(${name}_clock "${ARG_CLOCK}" ${ARG_LABELS} clock)
+    set(alone OFF)
+    tessera_test_entries(${name} "-${ARG_CLOCK}" ${ARG_LABELS})
   endif()
   if(name IN_LIST TESSERA_TESTS_OF_TORCH)
     add_dependencies(torch_tests ${program})
@@ -117,17 +118,18 @@ endfunction()
 # tessera_test_entries(<entry> <filter> [label...]): the cases of tessera_test's program that the filter names, as ctest entries. It reads
 # that function's variables.
 function(tessera_test_entries entry filter)
+  math(EXPR cost "${ARG_TIMEOUT} / 10")  # what may take long begins first, for at the end it would run alone
   if(ARG_WHOLE)  # one ctest entry for the whole file, where starting the process costs more than the cases do
     set(flags ${which})
     if(NOT filter STREQUAL "*")
       list(APPEND flags "--gtest_filter=${filter}")
     endif()
     add_test(NAME ${entry} COMMAND with_patience ${ARG_TIMEOUT} $<TARGET_FILE:${program}> ${flags})
-    set_tests_properties(${entry} PROPERTIES REQUIRED_FILES $<TARGET_FILE:${program}> RUN_SERIAL ${alone} LABELS "${ARGN}")
+    set_tests_properties(${entry} PROPERTIES REQUIRED_FILES $<TARGET_FILE:${program}> RUN_SERIAL ${alone} COST ${cost} LABELS "${ARGN}")
   else()
     list(JOIN ARGN "\\;" labels)  # as gtest_discover_tests wants a list
     set_target_properties(${name} PROPERTIES
       CROSSCOMPILING_EMULATOR "${PROJECT_BINARY_DIR}/tests/support/with_patience;${ARG_TIMEOUT}")
-    gtest_discover_tests(${name} DISCOVERY_TIMEOUT 60 TEST_FILTER "${filter}" PROPERTIES RUN_SERIAL ${alone} LABELS "${labels}")
+    gtest_discover_tests(${name} DISCOVERY_TIMEOUT 60 TEST_FILTER "${filter}" PROPERTIES RUN_SERIAL ${alone} COST ${cost} LABELS "${labels}")
   endif()
 endfunction()

@@ -60,7 +60,9 @@ OPTIMIZERS = {"torch": ("fused_fp32", "chain_bf16"), "deepspeed": ("deepspeed_fp
 QUICK = ("torch_alone", "torch_ddp", "torch_fsdp2", "deepspeed_zero3", "tessera_alone", "tessera_no_shard", "tessera_full_shard",
          "tessera_full_shard_private")
 QUICK_IN_PYTHON = ("torch_fsdp2", "deepspeed_zero3", "python_full_shard", "python_full_shard_private")
-QUICK_MEMORY = ("torch_fsdp2", "deepspeed_zero3", "tessera_full_shard", "python_full_shard")
+QUICK_CROWDED = ("tessera_full_shard",)
+QUICK_MEMORY, QUICK_MEMORY_OF_PYTHON = ("torch_fsdp2", "deepspeed_zero3", "tessera_full_shard"), ("python_full_shard",)
+QUICK_WITHOUT = ("step", "memory", "overhead")  # tables that `tessera bench` makes by itself, which tests/app tests
 EXIT_STOPPED = 70
 
 
@@ -107,7 +109,8 @@ class HostBenchmark(harness.Benchmark):
 
     def those(self, options, work):
         """Returns the contenders of a work that take part."""
-        some = {"some": QUICK_IN_PYTHON if work.name == "python" else QUICK}.get(options.quick, work.contenders)
+        quick = {"python": QUICK_IN_PYTHON, "crowded": QUICK_CROWDED}.get(work.name, QUICK)
+        some = quick if options.quick == "some" else work.contenders
         return [contender for contender in named(work.contenders) if contender.family in self.families and contender.name in some]
 
     def run(self):
@@ -177,7 +180,7 @@ class HostBenchmark(harness.Benchmark):
                 self._time(self.crowd, contender, count, {"ranks": count}, f"{count} ranks")
 
     def _measure_memory(self, work, contender):
-        if self.options.quick == "some" and contender.name not in QUICK_MEMORY:
+        if self.options.quick == "some" and contender.name not in (QUICK_MEMORY_OF_PYTHON if work.name == "python" else QUICK_MEMORY):
             return
         try:
             measured = self.launcher.measure_memory(contender, work, self._folder(work), RANKS)
@@ -252,8 +255,11 @@ class HostBenchmark(harness.Benchmark):
             if section not in offered:
                 self.note("not_run", f"tessera:{section}/bench", f"tessera bench {section}", "this build does not have it")
                 continue
-            written = tessera_bench.run_buckets(self.launcher.binary, bool(self.options.quick)) if section == "buckets" \
-                else self._bench(section)
+            if self.options.quick == "some" and section in QUICK_WITHOUT:
+                self.note("not_run", f"tessera:{section}/bench", f"tessera bench {section}", "it has no peers: --quick all has it")
+                continue
+            with_gloo = section == "buckets" and self.options.quick != "some"
+            written = tessera_bench.run_buckets(self.launcher.binary, bool(self.options.quick)) if with_gloo else self._bench(section)
             for case in written["cases"] if section == "collectives" else ():
                 case["samples_s"] = stats.sample_of(case["samples_s"], MOST_SAMPLES)
             self.results["tessera_bench"][section] = written

@@ -162,7 +162,8 @@ TEST_F(BenchTables, DifferentNetworkFitsOnRanksAreRefused) {
   std::filesystem::rename(strategy("FULL_SHARD", transport("")), path("1.json"));
   std::string command = "exec";
   for (const std::string& word : train(path("$RANK.json"), "metrics")) command += " " + word;
-  const Ended ended = run_program(launch(2) + Words{"sh", "-c", command}, path("run"));
+  // Rank 0 measures, and waits for the other one until the launcher ends it.
+  const Ended ended = run_program(launch(2, {"--grace", "1"}) + Words{"sh", "-c", command}, path("run"));
   EXPECT_EQ(ended.code, 78) << ended.err;
   EXPECT_THAT(ended.err, HasSubstr(R"(comm.network_fit is "" here, and "measured" on rank 0)"));
 }

@@ -190,7 +190,7 @@ TEST_F(Checkpoints, ResumedRunGivesTheBitsOfOneRun) {
 
 // The text has few samples, so some runs go on in the next epoch.
 TEST_F(Checkpoints, RunKilledAtAnyMomentResumesWithTheSameBits) {
-  const std::string steps = "400";  // there are so many steps that every run below is killed before its end
+  const std::string steps = "250";  // there are so many steps that every run below is killed before its end
   run(run_of(2, steps, "whole", "whole.jsonl"));
   ASSERT_GT(by_step("whole.jsonl").size(), 100u);
   int kills = 0;
@@ -249,7 +249,7 @@ TEST_F(Checkpoints, RandomKillsChangeNoBits) {
 
 // F7: the exit code is 0, or the one that a scheduler wants.
 TEST_F(Checkpoints, SignalsEndTheStepSaveAndExitWithZero) {
-  const std::string steps = "150";  // there are so many steps that every run below gets its signal before its end
+  const std::string steps = "100";  // there are so many steps that every run below gets its signal before its end
   run(run_of(2, steps, "whole", "whole.jsonl"));
   for (const int signal : {SIGTERM, SIGUSR1}) {
     const std::string folder = "parts" + std::to_string(signal), metrics = folder + ".jsonl";
@@ -263,7 +263,7 @@ TEST_F(Checkpoints, SignalsEndTheStepSaveAndExitWithZero) {
     const Ended ended = job.wait(30);
     EXPECT_EQ(ended.code, code) << ended.out << ended.err;
     EXPECT_THAT(ended.out, AllOf(HasSubstr("training ends after step"), HasSubstr("checkpoint after step")));
-    EXPECT_LT(by_step(metrics).size(), 150u);
+    EXPECT_LT(by_step(metrics).size(), 100u);
     run(run_of(2, steps, folder, metrics));
     EXPECT_EQ(by_step(metrics), by_step("whole.jsonl"));
     look({"diff", path("whole"), path(folder)});
@@ -274,7 +274,8 @@ TEST_F(Checkpoints, SignalsEndTheStepSaveAndExitWithZero) {
 // end.
 TEST_F(Checkpoints, SecondSignalEndsARankAtOnce) {
   run(run_of(2, "4", "parts", "parts.jsonl"));
-  Program job(run_of(2, "1000000", "parts", "more.jsonl"), path("job"),
+  // The other rank, whose save does not end either, gets little time.
+  Program job(launch(2, {"--grace", "1"}) + run_of(1, "1000000", "parts", "more.jsonl"), path("job"),
               {{"TESSERA_TEST_FAULTS", "fsync path=parts every=1 delay=600000"}});
   wait_for(job, path("more.jsonl"), "\"step\":9,");
   const pid_t rank = job.rank_pid(1);
@@ -364,7 +365,7 @@ TEST_F(Checkpoints, RankThatDiesInASaveLeavesAWholeCheckpoint) {
   for (const std::string site : {"open", "write", "fsync", "rename", "mkdir"}) {
     int n = 1;
     for (bool died = true; died; ++n) {
-      if (!tests_are_long() && n % 3 == 2) continue;
+      if (!tests_are_long() && n % 3 != 1) continue;
       died = dies_in_a_save(site, n, "3");
     }
     EXPECT_GT(n, 2) << site;

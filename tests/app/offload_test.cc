@@ -2,11 +2,13 @@
 
 #include <gmock/gmock.h>
 
+#include <array>
 #include <filesystem>
 #include <map>
 #include <regex>
 
 #include "tests/support/limits/long_tests.h"
+#include "tests/support/pairwise.h"
 #include "tests/support/workplace.h"
 
 namespace tessera::testing {
@@ -86,28 +88,27 @@ TEST_F(OffloadCommand, MessageNamesAQueueDepthThatHidesTheDisk) {
 }
 
 TEST_F(OffloadCommand, FailedDiskEndsAllRanksAndNamesTheParameter) {
-  for (const std::string& variant : {offload(), offload(kParametersToo), offload(kParametersToo) + kNotShared}) {
-    for (const char* nth : {"20", "40", "61", "150"}) {  // the run fails in set-up, forward, backward and a step
-      const Ended ended = run_program(
-          launch(2) + train(strategy("FULL_SHARD", variant), "failed", {"--steps", "6", "--overwrite"}), path("run"),
-          /*at_rest_s=*/60, {{"TESSERA_TEST_FAULTS", std::string("cqe nth=") + nth + " errno=EIO"}});
-      EXPECT_EQ(ended.code, 74) << ended.err;
-      EXPECT_THAT(ended.err + ended.out, AllOf(HasSubstr("parameter "), HasSubstr("EIO"), HasSubstr("rank ")));
-    }
+  const std::array<std::string, 3> variants = {offload(), offload(kParametersToo),
+                                               offload(kParametersToo) + kNotShared};
+  constexpr const char* kMoments[] = {"20", "40", "61", "150"};  // these lie in set-up, forward, backward and a step
+  for (const auto& [nth, variant] : pairwise_of<1>(kMoments, variants)) {
+    const Ended ended = run_program(
+        launch(2) + train(strategy("FULL_SHARD", variant), "failed", {"--steps", "6", "--overwrite"}), path("run"),
+        /*at_rest_s=*/60, {{"TESSERA_TEST_FAULTS", std::string("cqe nth=") + nth + " errno=EIO"}});
+    EXPECT_EQ(ended.code, 74) << ended.err;
+    EXPECT_THAT(ended.err + ended.out, AllOf(HasSubstr("parameter "), HasSubstr("EIO"), HasSubstr("rank ")));
   }
 }
 
 // Only one of two disks fails.
 TEST_F(OffloadCommand, FailedDiskOfTwoIsNamed) {
-  for (const char* more : {"", kGradientsToo}) {
-    for (const char* nth : {"5", "31", "70"}) {
-      const Ended ended = run_program(
-          launch(2) + train(strategy("FULL_SHARD", offload(more)), "failed", {"--steps", "6", "--overwrite"}),
-          path("run"),
-          /*at_rest_s=*/60, {{"TESSERA_TEST_FAULTS", std::string("cqe path=disk1 nth=") + nth + " errno=EIO"}});
-      EXPECT_EQ(ended.code, 74) << ended.err;
-      EXPECT_THAT(ended.err + ended.out, AllOf(HasSubstr("disk1"), HasSubstr("EIO"), HasSubstr("rank ")));
-    }
+  for (const auto& [nth, more] : pairwise_of<1>(std::array{"5", "31", "70"}, std::array{"", kGradientsToo})) {
+    const Ended ended = run_program(
+        launch(2) + train(strategy("FULL_SHARD", offload(more)), "failed", {"--steps", "6", "--overwrite"}),
+        path("run"),
+        /*at_rest_s=*/60, {{"TESSERA_TEST_FAULTS", std::string("cqe path=disk1 nth=") + nth + " errno=EIO"}});
+    EXPECT_EQ(ended.code, 74) << ended.err;
+    EXPECT_THAT(ended.err + ended.out, AllOf(HasSubstr("disk1"), HasSubstr("EIO"), HasSubstr("rank ")));
   }
 }
 

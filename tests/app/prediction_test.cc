@@ -22,14 +22,22 @@ class Prediction : public Workplace {
  protected:
   Ended fail(const Words& command) const { return run_program(command, path("run")); }
   json file(const std::string& name) const { return json::parse(read_file(path(name))); }
-  /// Measures the profile and the links that the commands of `world` need.
+  /// Writes the profile and the links that the commands of `world` need. They are measured once for all tests.
   void measure() const {
+    static std::string profile, links_file;
+    if (!links_file.empty()) {
+      write_file(path("profile.json"), profile);
+      write_file(path("links.json"), links_file);
+      return;
+    }
     run(train(strategy("FULL_SHARD"), "alone.jsonl", {"--profile", path("profile.json"), "--steps", "4"}));
     const Ended links =
         run(launch(2) + Words{TESSERA_PROGRAM, "doctor", "--links", path("links.json"), "--transport", "gloo"});
     // The table has each form beside its share of the bytes of fp32.
     EXPECT_THAT(links.out,
                 AllOf(ContainsRegex("lossless +0.85"), ContainsRegex("int8 +0.254"), ContainsRegex("int4 +0.129")));
+    profile = read_file(path("profile.json"));
+    links_file = read_file(path("links.json"));
   }
   Words world(const std::string& command, const std::string& strategy_file, const std::string& ranks,
               const Words& more = {}) const {

@@ -45,6 +45,22 @@ TEST(Pairwise, IsMuchShorterThanTheProduct) {
 
 TEST(Pairwise, TwoDimensionsGiveTheWholeProduct) { EXPECT_EQ(pairwise_sample({3, 5}), grid_product({3, 5})); }
 
+TEST(Pairwise, PairsOfTheFirstDimensionsAloneLeaveTheOthersToTakeTurns) {
+  const std::vector<std::size_t> sizes = {4, 3, 2, 5};
+  const std::vector<GridPoint> sample = pairwise_sample(sizes, nullptr, 2);
+  EXPECT_EQ(sample.size(), 12U);
+  std::set<Pair> first;
+  std::vector<int> fourth(5);
+  for (const GridPoint& point : sample) {
+    first.insert({0, 1, point[0], point[1]});
+    ++fourth[point[3]];
+  }
+  EXPECT_EQ(first.size(), 12U);
+  for (const int times : fourth) EXPECT_GE(times, 2);
+  EXPECT_EQ(pairwise_sample(sizes, nullptr, 1).size(), 5U) << "each value once";
+  EXPECT_EQ(pairwise_sample(sizes, nullptr, 4), pairwise_sample(sizes));
+}
+
 TEST(Pairwise, FilteredPointsAreNotSampled) {
   const GridFilter exists = [](const GridPoint& point) { return point[0] != 1 || point[2] == 0; };
   const std::vector<std::size_t> sizes = {3, 4, 3};

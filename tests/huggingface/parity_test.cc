@@ -4,7 +4,6 @@
 #include <ATen/Functions.h>
 #include <gmock/gmock.h>
 
-#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <map>
@@ -32,7 +31,7 @@ class HuggingFace : public ::testing::Test {
   /// One process makes all models, since importing transformers takes longest.
   static void SetUpTestSuite() {
     folder_.emplace();
-    if (std::system(TESSERA_ORACLE_PYTHON " -c 'import torch, transformers' > /dev/null 2>&1") != 0) return;
+    if (!oracle::python_has({"torch", "transformers"})) return;
     const auto made =
         oracle::run_python("../huggingface/make_models.py", {folder_->path().string()}, folder_->path(), 200);
     EXPECT_TRUE(made.ok()) << message_of(made.status());

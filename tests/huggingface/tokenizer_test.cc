@@ -29,7 +29,7 @@ class TokenizersPackage : public ::testing::Test {
  protected:
   static void SetUpTestSuite() {
     folder_.emplace();
-    if (std::system(TESSERA_ORACLE_PYTHON " -c 'import torch, tokenizers' > /dev/null 2>&1") != 0) return;
+    if (!oracle::python_has({"torch", "tokenizers"})) return;
     const auto made =
         oracle::run_python("../huggingface/make_tokenizers.py", {folder_->path().string()}, folder_->path(), 300);
     ASSERT_TRUE(made.ok()) << message_of(made.status());

@@ -11,6 +11,7 @@
 
 #include "runtime/base/status.h"
 #include "tests/models/model_tests.h"
+#include "tests/oracle/child.h"
 #include "tests/oracle/exchange.h"
 
 namespace tessera::models {
@@ -23,9 +24,7 @@ using oracle::NamedTensors;
 class Parity : public ::testing::TestWithParam<std::pair<const char*, const char*>> {
  protected:
   void SetUp() override {
-    if (std::system(TESSERA_ORACLE_PYTHON " -c 'import torch' > /dev/null 2>&1") != 0) {
-      GTEST_SKIP() << TESSERA_ORACLE_PYTHON " has no torch";
-    }
+    if (!oracle::python_has_torch()) GTEST_SKIP() << TESSERA_ORACLE_PYTHON " has no torch";
     folder_ = std::filesystem::path(::testing::TempDir()) / ("parity_" + std::string(GetParam().first));
     std::filesystem::remove_all(folder_);
     std::filesystem::create_directories(folder_);

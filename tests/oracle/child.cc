@@ -26,8 +26,15 @@ std::string quoted(const std::string& word) {
 
 }  // namespace
 
+bool python_has(const std::vector<std::string>& modules) {
+  std::string command =
+      TESSERA_ORACLE_PYTHON " -c 'import importlib.util as u, sys; sys.exit(not all(map(u.find_spec, sys.argv[1:])))'";
+  for (const std::string& module : modules) command += " " + module;
+  return std::system((command + " > /dev/null 2>&1").c_str()) == 0;
+}
+
 bool python_has_torch() {
-  static const bool has = std::system(TESSERA_ORACLE_PYTHON " -c 'import torch' > /dev/null 2>&1") == 0;
+  static const bool has = python_has({"torch"});
   return has;
 }
 

@@ -8,7 +8,9 @@
 
 namespace tessera::oracle {
 
-/// Returns whether the interpreter that CMake chose can import torch; tests are skipped where it cannot.
+/// Returns whether the interpreter that CMake chose has these modules, such as {"torch", "transformers"}. It looks for
+/// them and imports none, which would take seconds. Tests are skipped where one is missing.
+bool python_has(const std::vector<std::string>& modules);
 bool python_has_torch();
 
 /// Runs a script of this folder on one thread for each process, waits for it, and returns what it printed. Returns an

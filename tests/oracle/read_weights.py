@@ -1,13 +1,14 @@
-"""Prints what PyTorch finds in a file of save_weights: the sum of all absolute values, and whether two names share their memory.
+"""Prints what PyTorch finds in files of save_weights: the sum of all absolute values, and whether two names share their memory.
 
-Usage: read_weights.py FILE FORM NAME NAME, the form dictionary or archive.
+Usage: read_weights.py NAME NAME FILE FORM [FILE FORM...], the form dictionary or archive.
 """
 
 import sys
 
 import torch
 
-file, form, one, other = sys.argv[1:]
-weights = torch.load(file, weights_only=True) if form == "dictionary" else torch.jit.load(file).state_dict()
-total = sum(value.double().abs().sum().item() for value in weights.values())
-print(f"{total:.6f} {weights[one].data_ptr() == weights[other].data_ptr()}")
+one, other, *words = sys.argv[1:]
+for file, form in zip(words[::2], words[1::2], strict=True):
+    weights = torch.load(file, weights_only=True) if form == "dictionary" else torch.jit.load(file).state_dict()
+    total = sum(value.double().abs().sum().item() for value in weights.values())
+    print(f"{total:.6f} {weights[one].data_ptr() == weights[other].data_ptr()}")

@@ -232,17 +232,19 @@ def run_rank(rank, options, port, result_file):
     os._exit(0)
 
 
-def train_ranks(options, start_method="spawn"):
-    """`start_method`: the start method of multiprocessing. Ranks of a "forkserver" that has imported this module import nothing."""
+def train_ranks(options):
+    """Ranks are forked from the server of multiprocessing, which has imported what set_forkserver_preload names."""
     store = dist.TCPStore("127.0.0.1", 0, options.ranks, is_master=True, wait_for_workers=False)
     with tempfile.TemporaryDirectory() as folder:
         result_file = pathlib.Path(folder) / "result.json"
-        multiprocessing.start_processes(run_rank, args=(options, store.port, result_file), nprocs=options.ranks, start_method=start_method)
+        multiprocessing.start_processes(run_rank, args=(options, store.port, result_file), nprocs=options.ranks, start_method="forkserver")
         return json.loads(result_file.read_text())
 
 
 def main():
     options = parse_arguments()
+    # One process imports what ranks need, and they are forked from it. Optimizers import torch._dynamo when they are made.
+    multiprocessing.set_forkserver_preload(["torch", "torch._dynamo", "torch.distributed.fsdp", "torch.distributed.device_mesh"])
     result = train(0, options) if options.strategy == "single" else train_ranks(options)
     result["torch"] = torch.__version__
     result["optimizer"] = f"torch.optim.{options.optimizer}(foreach=False, fused=False)"

@@ -43,7 +43,7 @@ class TrainTest(unittest.TestCase):
         common = ["--init", folder / "init", "--batches", folder / "batches", "--config", folder / "model.json",
                   "--steps", STEPS, "--lr", "0.01"]
         options = train.parse_arguments([str(x) for x in (*common, *arguments)])
-        return train.train(0, options) if options.strategy == "single" else train.train_ranks(options, "forkserver")
+        return train.train(0, options) if options.strategy == "single" else train.train_ranks(options)
 
     def assert_same_story(self, wanted, got, tolerance):
         for key in ("losses", "grad_norms"):

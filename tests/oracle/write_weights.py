@@ -1,13 +1,13 @@
 """Writes the state_dict of a module as a program of PyTorch does: an OrderedDict, with a tied parameter, a transposed one and buffers.
 
-Usage: write_weights.py FILE PROTOCOL, the protocol of pickle. Prints the sum of all absolute values.
+Usage: write_weights.py FILE PROTOCOL [FILE PROTOCOL...], the protocol of pickle. Prints the sum of all absolute values.
 """
 
 import sys
 
 import torch
 
-file, protocol = sys.argv[1:]
+words = sys.argv[1:]
 torch.manual_seed(1)
 model = torch.nn.Module()
 model.norm = torch.nn.BatchNorm1d(4)
@@ -19,5 +19,6 @@ model.norm.running_mean.fill_(3)
 model.register_buffer("strided", torch.arange(6).view(2, 3).t())
 model.register_buffer("empty", torch.zeros(0, 3))
 weights = model.state_dict()
-torch.save(weights, file, pickle_protocol=int(protocol))
+for file, protocol in zip(words[::2], words[1::2], strict=True):
+    torch.save(weights, file, pickle_protocol=int(protocol))
 print(f"{sum(value.double().abs().sum().item() for value in weights.values()):.6f}")

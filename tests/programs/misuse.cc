@@ -17,7 +17,7 @@ namespace {
 
 using ::testing::HasSubstr;
 
-constexpr double kSoon = 3;  // seconds that a rank waits for one that does not come, on a machine at rest
+constexpr double kSoon = 1;  // seconds that a rank waits for one that does not come, on a machine at rest
 
 // ---- calls out of turn -------------------------------------------------------------------------------------------
 

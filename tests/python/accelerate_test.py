@@ -5,14 +5,15 @@ import sys
 import tempfile
 import unittest
 
-from launched import RANKS, launch, main, run
+from launched import RANKS, main, run, run_forked_files
 
 
 @unittest.skipUnless(importlib.util.find_spec("accelerate"), "no accelerate: scripts/setup --tests")
 class AccelerateTest(unittest.TestCase):
     def test_two_ranks_train_like_ddp(self):
         with tempfile.TemporaryDirectory() as folder:
-            code, output = launch(2, "accelerate_ranks.py", folder, at_rest=500, TESSERA_LOG_LEVEL="error")
+            code, output = run_forked_files(["tessera.integrations.accelerate"], (2, "accelerate_ranks.py", folder), at_rest=500,
+                                            TESSERA_LOG_LEVEL="error")
         self.assertEqual(code, 0, output)
         self.assertEqual(output.count("trained like DDP, and refused what it cannot do"), 2, output)
 

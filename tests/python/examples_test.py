@@ -9,7 +9,7 @@ import sys
 import tempfile
 import unittest
 
-from launched import FOLDER, TESSERA, run
+from launched import FOLDER, TESSERA, run, run_forked_files
 
 ROOT = FOLDER.parent.parent
 PLAIN = ROOT / "examples" / "python" / "train_llama.py"
@@ -50,27 +50,30 @@ class PolicyTest(unittest.TestCase):
 
 
 class OwnRulesTest(unittest.TestCase):
-    def losses_of(self, ranks, program, *arguments):
-        code, output = run([TESSERA, "launch", "-n", ranks, "--", sys.executable, "-B", ROOT / "examples" / "python" / program, *arguments])
+    def losses_of(self, *runs):
+        """Returns the losses that all runs of (number of ranks, program, argument...) print, one after the other."""
+        folder = ROOT / "examples" / "python"
+        code, output = run_forked_files(["tessera"], *((ranks, folder / program, *arguments) for ranks, program, *arguments in runs))
         self.assertEqual(code, 0, output)
-        return [float(loss) for loss in re.findall(r"loss (\d+\.\d+)", output)]
+        return losses(output)
 
     def test_programs_with_rules_of_their_own_learn_on_two_ranks(self):
-        for program in ("own_optimizer.py", "own_matrix_optimizer.py", "own_comm_hook.py"):
+        programs = ("own_optimizer.py", "own_matrix_optimizer.py", "own_comm_hook.py")
+        found = self.losses_of(*((2, program) for program in programs))
+        self.assertEqual(len(found), 4 * len(programs))
+        for program, last in zip(programs, found[3::4], strict=True):
             with self.subTest(program):
-                found = self.losses_of(2, program)
-                self.assertEqual(len(found), 4)
-                self.assertLess(found[-1], 1.0, found)  # a model that always answers 0 has a loss of 3.5
+                self.assertLess(last, 1.0, found)  # a model that always answers 0 has a loss of 3.5
 
     def test_program_with_token_batches_goes_on_with_other_ranks(self):
         with tempfile.TemporaryDirectory() as folder:
             text = pathlib.Path(folder) / "text"
             text.write_text("".join(page.read_text(encoding="utf-8") for page in sorted((ROOT / "docs" / "design").glob("*.md")))[:100000])
-            first = self.losses_of(2, "token_batches.py", text, f"{folder}/checkpoints")
-            second = self.losses_of(1, "token_batches.py", text, f"{folder}/checkpoints")
-            self.assertEqual(len(first), 5)
-            self.assertLess(first[-1], 0.9 * first[0], first)
-            self.assertLess(max(second), 0.9 * first[0], (first, second))
+            arguments = ("token_batches.py", text, f"{folder}/checkpoints")
+            found = self.losses_of((2, *arguments), (1, *arguments))
+            self.assertEqual(len(found), 10)
+            self.assertLess(found[4], 0.9 * found[0], found)
+            self.assertLess(max(found[5:]), 0.9 * found[0], found)
 
 
 if __name__ == "__main__":

@@ -5,13 +5,14 @@ import unittest
 import tessera
 import torch
 from architectures import OF_TORCHVISION, OTHERS, SAMPLE
+from launched import LONG
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
 ARCHITECTURES = {**SAMPLE, **OTHERS, **OF_TORCHVISION}
 NAMES = ("llama", "gpt2", "gemma", "bert", "t5", "vit", "convnext", "wav2vec2", "mamba", "torchvision resnet",
-         "torchvision mobilenet_v3")
+         "torchvision mobilenet_v3")[::1 if LONG else 2]
 
 
 class Convolutions(nn.Module):

@@ -16,7 +16,7 @@ sys.path.append(str(SUPPORT))
 from patience import patient  # noqa: E402
 
 TESSERA = os.environ.get("TESSERA_BIN", "tessera")
-LONG = bool(os.environ.get("TESSERA_LONG_TESTS"))  # scripts/test --long sets this (docs/testing.md)
+LONG = bool(os.environ.get("TESSERA_LONG_TESTS"))  # scripts/test --long sets this (docs/testing-samples.md)
 AT_ONCE = 2
 
 
@@ -38,6 +38,15 @@ def launch(ranks, program, *arguments, at_rest=300, **variables):
     python = [sys.executable, "-B"]
     python += [RANKS / program] if program.endswith(".py") else ["-c", textwrap.dedent(program)]
     return run([TESSERA, "launch", "-n", ranks, "--", *python, *arguments], at_rest, **variables)
+
+
+def run_forked_files(modules, *runs, at_rest=300, **variables):
+    """Runs files of RANKS, or others by their paths, on ranks that forked.py forks from one process: it imports `modules` once for all of
+    them. A run is (number of ranks, file, argument...), and 0 ranks are one process that no launcher has started."""
+    words = []
+    for ranks, program, *arguments in runs:
+        words += [*(["then"] if words else []), ranks, RANKS / program, *arguments]
+    return run([sys.executable, "-B", FOLDER / "forked.py", ",".join(modules), *words], at_rest, **variables)
 
 
 def _cases(suite):

@@ -1,11 +1,10 @@
 """TesseraTrainer trains, evaluates, saves and resumes as the Trainer of transformers does."""
 
 import importlib.util
-import sys
 import tempfile
 import unittest
 
-from launched import RANKS, launch, main, run
+from launched import main, run_forked_files
 
 
 @unittest.skipUnless(importlib.util.find_spec("transformers") and importlib.util.find_spec("accelerate"),
@@ -13,9 +12,8 @@ from launched import RANKS, launch, main, run
 class TrainerTest(unittest.TestCase):
     def test_two_ranks_train_like_the_plain_trainer(self):
         with tempfile.TemporaryDirectory() as folder:
-            code, output = run([sys.executable, "-B", RANKS / "trainer_ranks.py", "plain", folder])
-            self.assertEqual(code, 0, output)
-            code, output = launch(2, "trainer_ranks.py", folder, at_rest=500, TESSERA_LOG_LEVEL="error")
+            code, output = run_forked_files(["tessera.integrations.transformers"], (0, "trainer_ranks.py", "plain", folder),
+                                            (2, "trainer_ranks.py", folder), at_rest=500, TESSERA_LOG_LEVEL="error")
         self.assertEqual(code, 0, output)
         self.assertEqual(output.count("trained like the plain Trainer"), 2, output)
 

@@ -4,7 +4,7 @@ import pathlib
 import tempfile
 import unittest
 
-from launched import launch, main
+from launched import launch, main, run_forked_files
 
 
 class TrainingTest(unittest.TestCase):
@@ -18,7 +18,7 @@ class TrainingTest(unittest.TestCase):
             self.assertEqual(output.count(line), 2, output)
 
     def test_three_ranks_over_gloo_train_like_plain_pytorch(self):
-        code, output = launch(3, "training_ranks.py", "gloo", at_rest=500)
+        code, output = run_forked_files(["tessera"], (3, "training_ranks.py", "gloo"), at_rest=500)
         self.assertEqual(code, 0, output)
         self.assertEqual(output.count("trained like plain PyTorch"), 3, output)
 

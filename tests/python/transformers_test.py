@@ -5,7 +5,7 @@ import importlib.util
 import os
 import unittest
 
-from launched import launch
+from launched import run_forked_files
 
 
 def are_there(*packages):
@@ -16,8 +16,8 @@ def are_there(*packages):
 @are_there("transformers", "peft")
 class TransformersTest(unittest.TestCase):
     def train(self, *arguments):
-        code, output = launch(2, "transformers_ranks.py", *arguments, at_rest=500, TESSERA_LOG_LEVEL="error",
-                              TRANSFORMERS_OFFLINE="1")
+        code, output = run_forked_files(["transformers", "peft"], (2, "transformers_ranks.py", *arguments), at_rest=500,
+                                        TESSERA_LOG_LEVEL="error", TRANSFORMERS_OFFLINE="1")
         self.assertEqual(code, 0, output)
         self.assertEqual(output.count("all architectures train like plain PyTorch"), 2, output)
 

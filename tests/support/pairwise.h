@@ -3,6 +3,7 @@
 #include <cstddef>
 #include <functional>
 #include <iterator>
+#include <limits>
 #include <map>
 #include <numeric>
 #include <string>
@@ -17,7 +18,8 @@ namespace tessera::testing {
 // Most faults in a grid of cases (strategies x ranks x dtypes ...) show with one value of one dimension, or with two
 // values of two dimensions. A pairwise sample has all of these in far fewer points than the product: every two values
 // of two dimensions are together in one of its points. A grid of two dimensions is its own pairwise sample, so a sample
-// is smaller only from three dimensions on.
+// is smaller only from three dimensions on. Where another test has the other pairs, a sample has all pairs of the first
+// two dimensions alone, and each value of the others.
 
 /// A point of a grid: the index of a value for each dimension.
 using GridPoint = std::vector<std::size_t>;
@@ -41,8 +43,12 @@ inline std::vector<GridPoint> grid_product(const std::vector<std::size_t>& sizes
 /// Returns a pairwise sample of these points, the same each time. Every two values of two dimensions that are together
 /// in any point are together in one point of the sample. The point that adds most pairs is taken first. Among several
 /// such points the one with smaller indices is taken first, so a test that lists cheap values first has cheap points.
-inline std::vector<GridPoint> pairwise_sample(const std::vector<std::size_t>& sizes,
-                                              const GridFilter& exists = nullptr) {
+///
+/// `paired`: the number of dimensions, the first ones, whose values are paired. A value of the others is in one point
+/// at least. Where they are fewer than all, the point whose values were used least goes before smaller indices, so that
+/// the other dimensions take turns.
+inline std::vector<GridPoint> pairwise_sample(const std::vector<std::size_t>& sizes, const GridFilter& exists = nullptr,
+                                              std::size_t paired = std::numeric_limits<std::size_t>::max()) {
   const std::vector<GridPoint> points = grid_product(sizes, exists);
   std::vector<bool> taken(points.size(), false);
   // The first index is a pair of dimensions as one number, and the second one a pair of their values as one number.
@@ -50,18 +56,26 @@ inline std::vector<GridPoint> pairwise_sample(const std::vector<std::size_t>& si
   const auto each_pair = [&](const GridPoint& point, const auto& call) {
     for (std::size_t a = 0; a < sizes.size(); ++a) {
       for (std::size_t b = a; b < sizes.size(); ++b) {  // b == a: a grid of one dimension keeps all its points
+        if (b != a && b >= paired) break;
         std::vector<bool>& pairs = covered[a * sizes.size() + b];
         pairs.resize(sizes[a] * sizes[b], false);
         call(pairs, point[a] * sizes[b] + point[b]);
       }
     }
   };
+  std::vector<std::vector<std::size_t>> used;  // [dimension][value]
+  for (const std::size_t size : sizes) used.emplace_back(size, 0);
+  const auto uses = [&](const GridPoint& point) {
+    std::size_t sum = 0;
+    for (std::size_t d = 0; paired < sizes.size() && d < sizes.size(); ++d) sum += used[d][point[d]];
+    return sum;
+  };
   while (true) {
     std::size_t best = 0, most = 0;
     for (std::size_t i = 0; i < points.size(); ++i) {
       std::size_t adds = 0;
       each_pair(points[i], [&](const std::vector<bool>& pairs, std::size_t pair) { adds += pairs[pair] ? 0 : 1; });
-      if (adds > most) {
+      if (adds > most || (adds == most && adds > 0 && uses(points[i]) < uses(points[best]))) {
         most = adds;
         best = i;
       }
@@ -69,6 +83,7 @@ inline std::vector<GridPoint> pairwise_sample(const std::vector<std::size_t>& si
     if (most == 0) break;
     taken[best] = true;
     each_pair(points[best], [](std::vector<bool>& pairs, std::size_t pair) { pairs[pair] = true; });
+    for (std::size_t d = 0; d < sizes.size(); ++d) ++used[d][points[best][d]];
   }
   std::vector<GridPoint> sample;
   for (std::size_t i = 0; i < points.size(); ++i) {
@@ -78,13 +93,15 @@ inline std::vector<GridPoint> pairwise_sample(const std::vector<std::size_t>& si
 }
 
 /// Returns the points that a test runs: a pairwise sample, or all points in long tests (long_tests.h).
-inline std::vector<GridPoint> pairwise(const std::vector<std::size_t>& sizes, const GridFilter& exists = nullptr) {
-  return tests_are_long() ? grid_product(sizes, exists) : pairwise_sample(sizes, exists);
+inline std::vector<GridPoint> pairwise(const std::vector<std::size_t>& sizes, const GridFilter& exists = nullptr,
+                                       std::size_t paired = std::numeric_limits<std::size_t>::max()) {
+  return tests_are_long() ? grid_product(sizes, exists) : pairwise_sample(sizes, exists, paired);
 }
 
 /// Returns the values of each point, in place of nested loops; only cases for which `exists(values...)`:
 ///     for (const auto& [kind, dtype, ranks] : pairwise_where(exists, kKinds, kDTypes, kRanks))
-template <class Exists, class... Ranges>
+/// kPaired is pairwise_sample's `paired`: pairwise_where<2>(...) has all pairs of the first two ranges.
+template <std::size_t kPaired = std::numeric_limits<std::size_t>::max(), class Exists, class... Ranges>
 auto pairwise_where(const Exists& exists, const Ranges&... ranges) {
   const auto values_at = [&]<std::size_t... kD>(const GridPoint& point, std::index_sequence<kD...>) {
     return std::make_tuple(std::data(ranges)[point[kD]]...);
@@ -92,16 +109,16 @@ auto pairwise_where(const Exists& exists, const Ranges&... ranges) {
   constexpr auto kDimensions = std::make_index_sequence<sizeof...(Ranges)>();
   const GridFilter filter = [&](const GridPoint& point) { return std::apply(exists, values_at(point, kDimensions)); };
   std::vector<decltype(values_at(GridPoint(), kDimensions))> cases;
-  for (const GridPoint& point : pairwise({std::size(ranges)...}, filter)) {
+  for (const GridPoint& point : pairwise({std::size(ranges)...}, filter, kPaired)) {
     cases.push_back(values_at(point, kDimensions));
   }
   return cases;
 }
 
 /// Does what pairwise_where does if all cases exist.
-template <class... Ranges>
+template <std::size_t kPaired = std::numeric_limits<std::size_t>::max(), class... Ranges>
 auto pairwise_of(const Ranges&... ranges) {
-  return pairwise_where([](const auto&...) { return true; }, ranges...);
+  return pairwise_where<kPaired>([](const auto&...) { return true; }, ranges...);
 }
 
 /// A value with which several points are compared, made for the first of them.

@@ -1,6 +1,8 @@
 """Runs every row of rows.py against the `tessera` command, several at a time.
 
-    Usage: python3 odd_inputs_test.py path/to/tessera [--all] [-k PART_OF_A_NAME] [-v]
+    Usage: python3 odd_inputs_test.py path/to/tessera [--commands path/to/libhostile_commands.so] [--all] [-k PART_OF_A_NAME] [-v]
+
+With --commands, rows of tessera-train that change no variable are started by starter.py.
 
 A row is bad if the program crashes, hangs, ends with another exit code, says "internal error", prints without bound,
 does not name what is wrong, or changes a file that it must keep. It is poor if the exit code is right but nothing says
@@ -21,6 +23,7 @@ import tempfile
 import time
 
 import rows
+import starter
 
 sys.path.append(str(pathlib.Path(__file__).resolve().parents[2] / "support"))
 from free_port import free_port  # noqa: E402
@@ -30,6 +33,7 @@ FEWEST_ROWS, MOST_POOR = 271, 10
 HANGS_AFTER_S = 60  # seconds on a machine without other load (tests/support/patience.py); no row alone takes 5
 MOST_BYTES = 20_000
 NOBODY = 65534
+FORKED = {"train", "replay", "serve", "sample", "tokenize", "plan", "simulate", "checkpoint"}  # commands of tessera-train
 INPUTS = ["model.json", "strategy.json", "text", "held_out", "weights.pt"]
 HINT = re.compile(r"hint:|did you mean|must be|must not|--help|Commands:|--overwrite|want|docs/")
 
@@ -77,7 +81,13 @@ def judge(row, code, out, err):
     return bad, row.code != 0 and not HINT.search(err)
 
 
-def try_row(tessera, row, work):
+def run_row(tessera, forks, row, folder, environment):
+    if not forks or row.environment or not row.command or row.command[0] not in FORKED:
+        return run([tessera, *row.command], folder, environment, row.as_nobody)
+    return forks.run(row.command, folder, environment, NOBODY if row.as_nobody and os.getuid() == 0 else None, patient(HANGS_AFTER_S))
+
+
+def try_row(tessera, forks, row, work):
     start = time.monotonic()
     with tempfile.TemporaryDirectory(dir=work) as name:
         folder = pathlib.Path(name)
@@ -92,7 +102,7 @@ def try_row(tessera, row, work):
         before = contents(kept)
         environment = clean_environment() | {key: str(free_port()) if value == "PORT" else value
                                              for key, value in row.environment.items()}
-        code, out, err = run([tessera, *row.command], folder, environment, row.as_nobody)
+        code, out, err = run_row(tessera, forks, row, folder, environment)
         bad, poor = judge(row, code, out, err)
         bad += [f"changed {path.name}" for path in kept if not path.is_file() or path.read_bytes() != before[path]]
         bad += [f"left {path}" for path in row.absent if os.path.lexists(folder / path)]
@@ -125,6 +135,7 @@ def can_run_as_nobody(tessera):
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("tessera", type=lambda path: str(pathlib.Path(path).resolve()))
+    parser.add_argument("--commands", type=pathlib.Path, help="the library that tests/hostile makes")
     parser.add_argument("-k", default="", help="only rows with this in their name")
     parser.add_argument("--all", action="store_true", help="every value with every key: about 560 rows")
     parser.add_argument("-v", action="store_true", help="show what each row printed")
@@ -136,6 +147,7 @@ def main():
     assert sum(row.poor for row in table) <= MOST_POOR
     chosen = [row for row in table if options.k in row.name]
     failures, slowest = [], []
+    forks = starter.Starter(options.commands) if options.commands else None
     with tempfile.TemporaryDirectory(prefix="tessera-odd-") as name:
         work = pathlib.Path(name)
         work.chmod(0o755)
@@ -148,7 +160,7 @@ def main():
         if skipped:
             print(f"{len(skipped)} rows about permissions are skipped: user {NOBODY} cannot reach {options.tessera}")
         with concurrent.futures.ThreadPoolExecutor(options.j) as pool:
-            results = pool.map(lambda row: try_row(options.tessera, row, work),
+            results = pool.map(lambda row: try_row(options.tessera, forks, row, work),
                                [row for row in chosen if row not in skipped])
             for row, bad, seconds, code, out, err in results:
                 slowest.append((seconds, row.name))

@@ -515,18 +515,15 @@ void expect_turns_as_on_the_cpu(int ranks, const Strategy& strategy, const std::
   const Told on_cpu = told_on({.ranks = ranks}, body);
   EXPECT_EQ(on_cpu.steps.front().overflow, strategy.mixed_precision.param == DType::kF16);
   EXPECT_FALSE(on_cpu.steps.back().overflow);
-  on_gpus(ranks, [&](const ThreadRanks& joined, const std::string& how) {
+  on_gpus_in_turn(ranks, [&](const ThreadRanks& joined, const std::string& how) {
     expect_same(told_on(joined, body), on_cpu, what + ", " + std::to_string(ranks) + " ranks " + how);
   });
 }
 
 TEST(DeviceEngine, FreezingInMidTrainingGivesTheCpusBits) {
-  for (const int ranks : {1, 2}) {
-    for (const DType dtype : {DType::kF32, DType::kBF16, DType::kF16}) {
-      for (const ShardingStrategy kind : kThree) {
-        expect_turns_as_on_the_cpu(ranks, scheduled(kind, dtype), name_of(kind) + ", " + std::string(name_of(dtype)));
-      }
-    }
+  for (const auto& [ranks, dtype, kind] :
+       pairwise_of(std::array{2, 1}, std::array{DType::kF32, DType::kBF16, DType::kF16}, kThree)) {
+    expect_turns_as_on_the_cpu(ranks, scheduled(kind, dtype), name_of(kind) + ", " + std::string(name_of(dtype)));
   }
 }
 
@@ -599,20 +596,17 @@ TEST(DeviceEngine, ParameterGroupsGiveTheCpusBits) {
                                                   {DType::kBF16, StateDType::kBF16},
                                                   {DType::kBF16, StateDType::k8Bit},
                                                   {DType::kF16, StateDType::kF32}};
-  for (const ShardingStrategy kind : kThree) {
-    for (const auto& [dtype, states] : formats) {
-      for (const bool by_hand : {false, true}) {
-        Strategy strategy = scheduled(kind, dtype);
-        if (by_hand) strategy.lr_schedule = {.type = LrScheduleType::kManual};
-        strategy.optimizer.groups = three_kinds();
-        strategy.optimizer.state_dtype = states;
-        const auto body = [&](const Mesh& mesh) { return trained_by_groups(mesh, strategy); };
-        const Told wanted = told_on({.ranks = 2}, body);
-        on_gpus(2, [&](const ThreadRanks& joined, const std::string& how) {
-          expect_same(told_on(joined, body), wanted, name_of(kind) + ", states " + name_of(states) + " " + how);
-        });
-      }
-    }
+  for (const auto& [kind, format, by_hand] : pairwise_of(kThree, formats, std::array{false, true})) {
+    Strategy strategy = scheduled(kind, format.first);
+    if (by_hand) strategy.lr_schedule = {.type = LrScheduleType::kManual};
+    strategy.optimizer.groups = three_kinds();
+    strategy.optimizer.state_dtype = format.second;
+    const auto body = [&](const Mesh& mesh) { return trained_by_groups(mesh, strategy); };
+    const Told wanted = told_on({.ranks = 2}, body);
+    const std::string what = name_of(kind) + ", states " + name_of(format.second) + " ";
+    on_gpus_in_turn(2, [&](const ThreadRanks& joined, const std::string& how) {
+      expect_same(told_on(joined, body), wanted, what + how);
+    });
   }
 }
 
@@ -737,7 +731,7 @@ TEST(DeviceEngine, WeightedMicrobatchesGiveTheCpusBits) {
     for (const int ranks : {1, 2}) {
       if (ranks == 1 && how.accumulation > 1) continue;
       const Told wanted = told_on({.ranks = ranks}, body);
-      on_gpus(ranks, [&](const ThreadRanks& joined, const std::string& joined_how) {
+      on_gpus_in_turn(ranks, [&](const ThreadRanks& joined, const std::string& joined_how) {
         expect_same(told_on(joined, body), wanted, what + ", " + joined_how);
       });
     }
@@ -760,7 +754,7 @@ TEST(DeviceEngine, RankWithoutAnyBatchTakesPart) {
       return told_by(session, std::move(steps));
     };
     const Told wanted = told_on({.ranks = 2}, body);
-    on_gpus(2, [&](const ThreadRanks& joined, const std::string& how) {
+    on_gpus_in_turn(2, [&](const ThreadRanks& joined, const std::string& how) {
       expect_same(told_on(joined, body), wanted, name_of(kind) + ", " + how);
     });
   }
@@ -778,7 +772,7 @@ TEST(DeviceEngine, ImportedSafetensorsGiveTheCpusBits) {
       import_safetensors(session.engine, file);
       return told_by(session, train(session, 3, 6));
     });
-    on_gpus(2, [&](const ThreadRanks& joined, const std::string& how) {
+    on_gpus_in_turn(2, [&](const ThreadRanks& joined, const std::string& how) {
       const Told got = told_on(joined, [&](const Mesh& mesh) {
         Session session(mesh, strategy, kTwoBlocks);
         train(session, 0, 3);

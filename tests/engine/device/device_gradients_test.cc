@@ -105,9 +105,8 @@ TEST(DeviceGradients, ReplicasGiveTheCpusBits) {
   const ThreadRanks ranks{.ranks = 4, .hosts = 2};
   const TrainOptions options = run_of_four_blocks(kWide);
   const Trained on_cpu = train_on_threads(ranks, strategy, options);
-  for (const CopiesRead read : kReads) {
-    for (const Lying& lying : kLying) expect_the_bits_of(on_cpu, ranks, strategy, lying, read, options, "hybrid");
-  }
+  for (const auto& [lying, read] : pairwise_of<1>(kLying, kReads))
+    expect_the_bits_of(on_cpu, ranks, strategy, lying, read, options, "hybrid");
 }
 
 /// The modules have gradients that come late, tied and unused parameters, and frozen units.
@@ -143,14 +142,14 @@ TEST(DeviceGradients, EveryTransportAveragesAndActivationsGiveTheCpusBits) {
     };
   };
   const Told wanted = told_on({.ranks = 2}, body(strategy));
-  on_gpus(2, [&](const ThreadRanks& joined, const std::string& what) {
-    for (const Lying& lying : kLying) {
-      Strategy own = below(strategy, lying);
-      own.offload.activations = Tier::kHost;
-      own.offload.activations_min_bytes = 1;
+  for (const Lying& lying : kLying) {
+    Strategy own = below(strategy, lying);
+    own.offload.activations = Tier::kHost;
+    own.offload.activations_min_bytes = 1;
+    on_gpus_in_turn(2, [&](const ThreadRanks& joined, const std::string& what) {
       expect_same(told_on(joined, body(own)), wanted, what + ", " + lying.name);
-    }
-  });
+    });
+  }
 }
 
 /// The programs drop gradients, make two backwards of one forward, save a checkpoint in the middle, and freeze weights

@@ -579,7 +579,7 @@ void expect_values_as_on_the_cpu(const std::function<Values(const Mesh&, const S
   std::vector<const Tiered*> all = {nullptr};  // with_too_little_room
   for (const Tiered& tiered : kTiered) all.push_back(&tiered);
   MadeOnce<Told> on_cpu;
-  for (const auto& [kept, kind, tiered] : pairwise_of(kOneOfEachKind, kThree, all)) {
+  for (const auto& [kept, kind, tiered] : pairwise_of<2>(kOneOfEachKind, kThree, all)) {
     const Strategy strategy = strategy_of(kept, kind);
     const std::string what = tessera::testing::name_of(kept) + ", " + tessera::name_of(kind);
     const Told& wanted = on_cpu(what, [&] { return run({.ranks = 2}, strategy); });
@@ -619,7 +619,7 @@ TEST(DeviceOffload, CheckpointsMoveBetweenTiersAndDevices) {
     Told told;
   };
   MadeOnce<SavedByCpu> on_cpu;
-  for (const auto& [beside_training, kept, tiered] : pairwise_of(std::array{false, true}, kOneOfEachKind, kTiered)) {
+  for (const auto& [beside_training, kept, tiered] : pairwise_of<2>(std::array{false, true}, kOneOfEachKind, kTiered)) {
     Strategy strategy = scheduled(ShardingStrategy::kFullShard, kept.param);
     strategy.mixed_precision.master = kept.master;
     strategy.optimizer.state_dtype = kept.state;

@@ -19,6 +19,7 @@
 #include "offload/files/fault_plan.h"
 #include "runtime/comm/shared/run_ranks.h"
 #include "tessera/error.h"
+#include "tests/support/limits/long_tests.h"
 #include "tests/support/offloaded.h"
 #include "tests/support/pairwise.h"
 #include "tests/support/session.h"
@@ -64,10 +65,8 @@ TEST(DeviceParameters, ReplicasGiveTheCpusBits) {
   strategy.mesh.replicate = 2;
   const TrainOptions options = run_of(kWide);
   const Trained on_cpu = train_on_threads({.ranks = 4}, strategy, options);
-  for (const CopiesRead read : kReads) {
-    for (const Lying& lying : kLying)
-      expect_the_bits_of(on_cpu, {.ranks = 4}, strategy, lying, read, options, "hybrid, " + name_of(lying));
-  }
+  for (const auto& [lying, read] : pairwise_of<1>(kLying, kReads))
+    expect_the_bits_of(on_cpu, {.ranks = 4}, strategy, lying, read, options, "hybrid, " + name_of(lying));
 }
 
 TEST(DeviceParameters, PrefetchAndAccumulationChangeNothing) {
@@ -174,11 +173,13 @@ TEST(DeviceParameters, CheckpointsMoveBetweenTiersAndDevices) {
   const auto load = [&](const Strategy& strategy, const TestFolder& folder) {
     return [&](const Mesh& mesh) { return loaded_and_trained_on(mesh, strategy, folder.path().string(), inexact); };
   };
+  std::size_t turn = 0;  // each place has one of the types; in long tests it has both
   for (const DType dtype : {DType::kF32, DType::kBF16}) {
     const Strategy strategy = scheduled(ShardingStrategy::kFullShard, dtype);
     const TestFolder of_cpu;
     const Told wanted = told_on({.ranks = 2}, save(strategy, of_cpu));
     for (const Lying& lying : kLying) {
+      if (turn++ % 2 == 1 && !tests_are_long()) continue;
       const Strategy own = below(strategy, lying);
       const TestFolder of_gpu;
       {

@@ -151,7 +151,8 @@ TEST_P(DeviceRulesBelow, EveryStrategyGivesTheCpusBits) {
   const auto exists = [](const Rule* rule, const Where& where, const Lying& lying) {
     return may_lie(*rule, where.placed.kind, lying);
   };
-  for (const auto& [rule, where, lying] : pairwise_where(exists, kRules, all, all_lying())) {
+  // Training has each rule with each place.
+  for (const auto& [rule, where, lying] : pairwise_where<2>(exists, kRules, all, all_lying())) {
     if (rule != GetParam()) continue;
     const Kept kept{DType::kBF16, MasterKind::kSplitBF16, StateDType::kF32};
     Strategy strategy = with_rule(strategy_of(kept, where.placed), *rule);
@@ -173,14 +174,14 @@ TEST_P(DeviceRulesBelow, EveryStrategyGivesTheCpusBits) {
 /// passes meet are not moved again.
 TEST_P(DeviceRulesBelow, MemoryAndTrafficEqualThePlan) {
   const EmulatedGpus gpus;
-  const auto exists = [](const Rule* rule, const Kept&, const Lying& lying) {
+  const auto exists = [](const Lying& lying, const Kept&, const Rule* rule) {
     return may_lie(*rule, ShardingStrategy::kFullShard, lying);
   };
-  for (const auto& each : pairwise_where(exists, kRules, kOneOfEachKind, all_lying())) {
-    const Rule& rule = *std::get<0>(each);
-    if (&rule != GetParam()) continue;
+  for (const auto& each : pairwise_where<2>(exists, all_lying(), kOneOfEachKind, kRules)) {
+    const Lying& lying = std::get<0>(each);
     const Kept& kept = std::get<1>(each);
-    const Lying& lying = std::get<2>(each);
+    const Rule& rule = *std::get<2>(each);
+    if (&rule != GetParam()) continue;
     const std::string what = std::string(rule.name) + ", " + tessera::testing::name_of(kept) + ", " + name_of(lying);
     run_ranks(late({.ranks = 2}), [&](const Mesh& mesh) {
       const Strategy strategy = below(with_rule(strategy_of(kept, ShardingStrategy::kFullShard), rule), lying);
@@ -211,12 +212,12 @@ TEST_P(DeviceRulesBelow, CallsAroundStepsGiveTheCpusBits) {
   const TestFolder folder;
   int run = 0;
   MadeOnce<Told> on_cpu;
-  const auto exists = [](const Rule* rule, DType, ShardingStrategy kind, const Lying& lying) {
+  const auto exists = [](ShardingStrategy kind, const Lying& lying, const Rule* rule, DType) {
     return may_lie(*rule, kind, lying);
   };
   constexpr DType kDTypes[] = {DType::kBF16, DType::kF16};
   constexpr ShardingStrategy kKinds[] = {ShardingStrategy::kShardGradients, ShardingStrategy::kFullShard};
-  for (const auto& [rule, dtype, kind, lying] : pairwise_where(exists, kRules, kDTypes, kKinds, all_lying())) {
+  for (const auto& [kind, lying, rule, dtype] : pairwise_where<2>(exists, kKinds, all_lying(), kRules, kDTypes)) {
     if (rule != GetParam()) continue;
     Strategy strategy = with_rule(scheduled(kind, dtype), *rule);
     strategy.ema.decay = 0.75;

@@ -80,7 +80,7 @@ std::vector<Told> told_by_all(const ThreadRanks& ranks, const Body& body) {
 }
 
 /// Checks that `body` returns the same on every rank with a GPU as on the CPU. Returns the results of the CPU. Each
-/// rank has a replica of its own, so every rank is compared.
+/// rank has a replica of its own, so every rank is compared. Ranks are joined in two ways, of which one takes turns.
 std::vector<Told> expect_as_on_the_cpu(int ranks, const Body& body, const std::string& what) {
   const std::vector<Told> wanted = told_by_all({.ranks = ranks}, body);
   const auto expect = [&](const ThreadRanks& joined, const std::string& how) {
@@ -88,7 +88,7 @@ std::vector<Told> expect_as_on_the_cpu(int ranks, const Body& body, const std::s
     for (std::size_t rank = 0; rank < wanted.size(); ++rank)
       expect_same(got[rank], wanted[rank], what + how + ", rank " + std::to_string(rank));
   };
-  on_gpus(ranks, expect);
+  on_gpus_in_turn(ranks, expect);
   const EmulatedGpus gpus;
   expect(over_backend({.ranks = ranks}), "over a backend");
   return wanted;

@@ -15,6 +15,7 @@
 #include <functional>
 #include <iterator>
 #include <map>
+#include <tuple>
 #include <utility>
 
 #include "checkpoint/commit.h"
@@ -49,7 +50,7 @@ TEST(Durable, RunResumesFromItsLastCommitWithTheSameBits) {
 
 TEST(Durable, RunWithStatesAndParametersOnDiskResumes) {
   constexpr Below kBelow[] = {{0, 1, 1, 4096, 0, 1}, {0, 0.5, 0.3, 4096, 16384, 3}};
-  for (const auto& [kept, below, placed] : pairwise_of(sampled_kept(), kBelow, kOnePerPlacement)) {
+  for (const auto& [below, placed, kept] : pairwise_of<2>(kBelow, kOnePerPlacement, sampled_kept())) {
     const TestFolder folder;
     const std::string what = name_of(kept) + ", " + name_of(placed);
     const Strategy strategy = strategy_of(kept, placed, &below);
@@ -62,14 +63,11 @@ TEST(Durable, UpdatesInBackwardAndOtherRulesResume) {
       [](Strategy& s) { update_in_backward(s); }, [](Strategy& s) { s.optimizer.type = OptimizerType::kMuon; },
       [](Strategy& s) { s.optimizer.type = OptimizerType::kLamb; },
       [](Strategy& s) { s.optimizer.type = OptimizerType::kAdafactor; }, [](Strategy& s) { s.ema.decay = 0.9; }};
-  for (const Adjust& adjust : kAdjusts) {
-    for (const Placed& placed : kInMemory) {
-      const TestFolder folder;
-      run_ranks({.ranks = 2}, [&](const Mesh& mesh) {
-        const Strategy strategy = strategy_for(placed, adjust);
-        expect_goes_on(mesh, strategy, kWide, folder.path(), name_of(placed));
-      });
-    }
+  for (const auto& [adjust, placed] : pairwise_of<1>(kAdjusts, kInMemory)) {
+    const TestFolder folder;
+    const Strategy strategy = strategy_for(placed, adjust);
+    const std::string what = name_of(placed);
+    run_ranks({.ranks = 2}, [&](const Mesh& mesh) { expect_goes_on(mesh, strategy, kWide, folder.path(), what); });
   }
 }
 
@@ -223,32 +221,32 @@ TEST(Durable, ChangesOfTrainingStateWaitForTheCommitUnderWay) {
        [](Strategy& s) { s.ema.decay = 0.9; }},
       {"a load", [](Session& s, const fs::path& saved) { load_checkpoint(s.engine, saved / "checkpoint"); }},
       {"an import", [](Session& s, const fs::path& saved) { import_safetensors(s.engine, saved / "weights"); }}};
-  for (const Change& change : kChanges) {
-    for (const Placed& placed : kOnePerPlacement) {
-      if (change.adjust && placed.on_disk) continue;
-      const TestFolder folder, saved;
-      const ScopedFaults slow(
-          {{.site = FaultSite::kCqe, .path = ".memory", .every = 1, .action = FaultAction::kDelay, .number = 5}});
-      run_ranks({.ranks = 2}, [&](const Mesh& mesh) {
-        Strategy strategy = strategy_of(kKept[2], placed, &kSomeBelow);
-        if (change.adjust) change.adjust(strategy);
-        const std::string what = std::string(change.what) + ", " + name_of(placed);
-        const Values wanted = trained(mesh, strategy, 2, kWide);
-        const Strategy durable = made_durable(strategy, folder.path());
-        {
-          Session session(mesh, durable, kWide);
-          save_checkpoint(session.engine, saved.path() / "checkpoint");
-          export_safetensors(session.engine, saved.path() / "weights");
-          EXPECT_EQ(train_durably(session, 0, 2), 2);
-          change.make(session, saved.path());
-        }
+  const auto exists = [](const Placed& placed, const Change& change) { return !change.adjust || !placed.on_disk; };
+  for (const auto& each : pairwise_where<1>(exists, kOnePerPlacement, kChanges)) {
+    const Placed& placed = std::get<0>(each);
+    const Change& change = std::get<1>(each);
+    const TestFolder folder, saved;
+    const ScopedFaults slow(
+        {{.site = FaultSite::kCqe, .path = ".memory", .every = 1, .action = FaultAction::kDelay, .number = 5}});
+    run_ranks({.ranks = 2}, [&](const Mesh& mesh) {
+      Strategy strategy = strategy_of(kKept[2], placed, &kSomeBelow);
+      if (change.adjust) change.adjust(strategy);
+      const std::string what = std::string(change.what) + ", " + name_of(placed);
+      const Values wanted = trained(mesh, strategy, 2, kWide);
+      const Strategy durable = made_durable(strategy, folder.path());
+      {
         Session session(mesh, durable, kWide);
-        const auto resumed = resume_durable(session.engine);
-        ASSERT_TRUE(resumed.has_value()) << what;
-        EXPECT_EQ(resumed->step, 2) << what;
-        EXPECT_TRUE(all_same_bits(session.values(), wanted)) << what;
-      });
-    }
+        save_checkpoint(session.engine, saved.path() / "checkpoint");
+        export_safetensors(session.engine, saved.path() / "weights");
+        EXPECT_EQ(train_durably(session, 0, 2), 2);
+        change.make(session, saved.path());
+      }
+      Session session(mesh, durable, kWide);
+      const auto resumed = resume_durable(session.engine);
+      ASSERT_TRUE(resumed.has_value()) << what;
+      EXPECT_EQ(resumed->step, 2) << what;
+      EXPECT_TRUE(all_same_bits(session.values(), wanted)) << what;
+    });
   }
 }
 

@@ -10,6 +10,7 @@
 #include <torch/optim/sgd.h>
 
 #include <algorithm>
+#include <array>
 #include <fstream>
 #include <limits>
 #include <map>
@@ -23,6 +24,7 @@
 #include "tessera/error.h"
 #include "tessera/weights.h"
 #include "tests/engine/on_hosts.h"
+#include "tests/support/pairwise.h"
 #include "tests/support/session.h"
 #include "tests/support/stand_ins/counted_collectives.h"
 #include "tests/support/test_folder.h"
@@ -85,18 +87,17 @@ std::vector<std::vector<Values>> values_of_steps(const Shape& shape, const Strat
 }
 
 TEST(OuterSteps, ReplicasAgreeAfterEachAndDifferInBetween) {
-  for (const Shape& shape : kShapes) {
-    for (const SyncType type : {SyncType::kLocalSgd, SyncType::kDiloco}) {
-      for (const DType dtype : {DType::kF32, DType::kBF16}) {
-        SCOPED_TRACE(text_of(shape, type));
-        const auto values = values_of_steps(shape, with_sync(shape, type, 3, nullptr, dtype), 7);
-        for (std::size_t step = 0; step < 7; ++step) {
-          for (std::size_t rank = 1; rank < values.size(); ++rank) {
-            const bool alike = (step + 1) % 3 == 0 || rank < static_cast<std::size_t>(shape.shards);
-            EXPECT_EQ(all_same_bits(values[rank][step], values[0][step]), alike)
-                << "rank " << rank << ", step " << step;
-          }
-        }
+  for (const auto& each : pairwise_of(kShapes, std::array{SyncType::kLocalSgd, SyncType::kDiloco},
+                                      std::array{DType::kF32, DType::kBF16})) {
+    const Shape& shape = std::get<0>(each);
+    const SyncType type = std::get<1>(each);
+    const DType dtype = std::get<2>(each);
+    SCOPED_TRACE(text_of(shape, type));
+    const auto values = values_of_steps(shape, with_sync(shape, type, 3, nullptr, dtype), 7);
+    for (std::size_t step = 0; step < 7; ++step) {
+      for (std::size_t rank = 1; rank < values.size(); ++rank) {
+        const bool alike = (step + 1) % 3 == 0 || rank < static_cast<std::size_t>(shape.shards);
+        EXPECT_EQ(all_same_bits(values[rank][step], values[0][step]), alike) << "rank " << rank << ", step " << step;
       }
     }
   }
@@ -349,29 +350,30 @@ TEST(OuterSteps, RankThatDiesInAnOuterStepIsNamed) {
 
 /// A run is saved after some of its steps, and another run goes on from the checkpoint to the same bits.
 TEST(OuterSteps, CheckpointResumesWithTheSameBits) {
-  for (const Shape& shape : kShapes) {
-    for (const SyncType type : {SyncType::kLocalSgd, SyncType::kDiloco, SyncType::kStreamingDiloco}) {
-      for (const std::size_t saved_after : {4, 5}) {  // a save right after an outer step, and one between two
-        SCOPED_TRACE(text_of(shape, type) + ", saved after " + std::to_string(saved_after));
-        const TestFolder folder;
-        const Strategy strategy = with_sync(shape, type, 2, [](Strategy& s) { s.ema.decay = 0.9; });
-        std::vector<Values> wanted(static_cast<std::size_t>(shape.ranks()));
-        run_ranks({.ranks = shape.ranks()}, [&](const Mesh& mesh) {
-          Session session(mesh, strategy);
-          for (std::size_t i = 0; i < saved_after; ++i) session.train(i);
-          save_checkpoint(session.engine, folder.path());
-          for (std::size_t i = saved_after; i < 9; ++i) session.train(i);
-          wanted[static_cast<std::size_t>(mesh.rank())] = session.values();
-        });
-        run_ranks({.ranks = shape.ranks()}, [&](const Mesh& mesh) {
-          Session session(mesh, strategy);
-          const LoadedCheckpoint loaded = load_checkpoint(session.engine, folder.path());
-          EXPECT_THAT(loaded.inexact, ::testing::IsEmpty());
-          for (std::size_t i = saved_after; i < 9; ++i) session.train(i);
-          EXPECT_TRUE(all_same_bits(session.values(), wanted[static_cast<std::size_t>(mesh.rank())]));
-        });
-      }
-    }
+  constexpr SyncType kTypes[] = {SyncType::kLocalSgd, SyncType::kDiloco, SyncType::kStreamingDiloco};
+  constexpr std::size_t kSavedAfter[] = {4, 5};  // a save right after an outer step, and one between two
+  for (const auto& each : pairwise_of(kShapes, kTypes, kSavedAfter)) {
+    const Shape& shape = std::get<0>(each);
+    const SyncType type = std::get<1>(each);
+    const std::size_t saved_after = std::get<2>(each);
+    SCOPED_TRACE(text_of(shape, type) + ", saved after " + std::to_string(saved_after));
+    const TestFolder folder;
+    const Strategy strategy = with_sync(shape, type, 2, [](Strategy& s) { s.ema.decay = 0.9; });
+    std::vector<Values> wanted(static_cast<std::size_t>(shape.ranks()));
+    run_ranks({.ranks = shape.ranks()}, [&](const Mesh& mesh) {
+      Session session(mesh, strategy);
+      for (std::size_t i = 0; i < saved_after; ++i) session.train(i);
+      save_checkpoint(session.engine, folder.path());
+      for (std::size_t i = saved_after; i < 9; ++i) session.train(i);
+      wanted[static_cast<std::size_t>(mesh.rank())] = session.values();
+    });
+    run_ranks({.ranks = shape.ranks()}, [&](const Mesh& mesh) {
+      Session session(mesh, strategy);
+      const LoadedCheckpoint loaded = load_checkpoint(session.engine, folder.path());
+      EXPECT_THAT(loaded.inexact, ::testing::IsEmpty());
+      for (std::size_t i = saved_after; i < 9; ++i) session.train(i);
+      EXPECT_TRUE(all_same_bits(session.values(), wanted[static_cast<std::size_t>(mesh.rank())]));
+    });
   }
 }
 

@@ -20,6 +20,7 @@
 #include <new>
 #include <string>
 #include <thread>
+#include <tuple>
 #include <vector>
 
 #include "engine/activations/nvme_activations.h"
@@ -28,6 +29,7 @@
 #include "tessera/error.h"
 #include "tessera/recompute.h"
 #include "tests/support/offloaded.h"
+#include "tests/support/pairwise.h"
 
 namespace tessera::testing {
 namespace activation_offload_test {
@@ -124,35 +126,34 @@ std::string name_of(const TrainingCase& one) {
 }
 
 TEST(ActivationOffload, TrainingHasTheBitsOfARunInMemory) {
-  for (const TrainingCase& one : training_cases()) {
-    for (const Placed& placed : kOnePerPlacement) {
-      const std::string what = name_of(one) + ", " + name_of(placed);
-      const TrainOptions options{.model = one.model, .steps = 4};
-      const auto train = [&](bool offloads, std::int64_t queue_depth) {
-        const Adjust adjust = [&](Strategy& s) {
-          s.gradient_accumulation = one.accumulation;
-          if (offloads) put_activations_below(s, 1, queue_depth);
-          if (placed.on_disk) s.offload.queue_depth = queue_depth;
-        };
-        return train_on_threads({.ranks = one.ranks}, strategy_for(placed, adjust, one.dtype), options);
+  constexpr std::int64_t kQueueDepths[] = {1, 4};
+  for (const auto& each : pairwise_of<2>(training_cases(), kOnePerPlacement, kQueueDepths)) {
+    const TrainingCase& one = std::get<0>(each);
+    const Placed& placed = std::get<1>(each);
+    const std::int64_t queue_depth = std::get<2>(each);
+    const std::string what = name_of(one) + ", " + name_of(placed);
+    const TrainOptions options{.model = one.model, .steps = 4};
+    const auto train = [&](bool offloads) {
+      const Adjust adjust = [&](Strategy& s) {
+        s.gradient_accumulation = one.accumulation;
+        if (offloads) put_activations_below(s, 1, queue_depth);
+        if (placed.on_disk) s.offload.queue_depth = queue_depth;
       };
-      for (const std::int64_t queue_depth : {1, 4}) {
-        const Trained wanted = train(false, queue_depth);
-        const Trained trained = train(true, queue_depth);
-        expect_same_bits(trained, wanted, what);
-        EXPECT_GT(trained.traffic.disk_bytes_written, 0) << what;
-        if (queue_depth == 1) {
-          EXPECT_GT(trained.traffic.disk_bytes_read, wanted.traffic.disk_bytes_read) << what;
-        }
-        // A block that is used twice and recomputed needs a bucket beyond the plan, with or without offload.
-        for (std::size_t i = 0; i < trained.steps.size(); ++i) {
-          MemoryUse planned = wanted.steps[i].planned, allocated = wanted.steps[i].allocated;
-          planned[MemoryCategory::kActivations] = allocated[MemoryCategory::kActivations] =
-              (2 * queue_depth + 1) * 4096;
-          EXPECT_EQ(trained.steps[i].planned, planned) << what;
-          EXPECT_EQ(trained.steps[i].allocated, allocated) << what;
-        }
-      }
+      return train_on_threads({.ranks = one.ranks}, strategy_for(placed, adjust, one.dtype), options);
+    };
+    const Trained wanted = train(false);
+    const Trained trained = train(true);
+    expect_same_bits(trained, wanted, what);
+    EXPECT_GT(trained.traffic.disk_bytes_written, 0) << what;
+    if (queue_depth == 1) {
+      EXPECT_GT(trained.traffic.disk_bytes_read, wanted.traffic.disk_bytes_read) << what;
+    }
+    // A block that is used twice and recomputed needs a bucket beyond the plan, with or without offload.
+    for (std::size_t i = 0; i < trained.steps.size(); ++i) {
+      MemoryUse planned = wanted.steps[i].planned, allocated = wanted.steps[i].allocated;
+      planned[MemoryCategory::kActivations] = allocated[MemoryCategory::kActivations] = (2 * queue_depth + 1) * 4096;
+      EXPECT_EQ(trained.steps[i].planned, planned) << what;
+      EXPECT_EQ(trained.steps[i].allocated, allocated) << what;
     }
   }
 }

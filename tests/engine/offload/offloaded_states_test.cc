@@ -5,11 +5,14 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <array>
 #include <optional>
 #include <string>
+#include <utility>
 
 #include "tessera/error.h"
 #include "tests/support/offloaded.h"
+#include "tests/support/pairwise.h"
 
 namespace tessera::testing {
 namespace offloaded_states_test {
@@ -22,22 +25,20 @@ constexpr Below kBelow[] = {{0, 1, 1, 4096, 0, 1},       // all state, in as man
                             {0, 0, 1, 4 << 20, 0, 4}};   // each group has one record
 
 TEST(Offload, TrainingHasTheBitsOfARunInMemory) {
-  for (const Kept& kept : sampled_kept()) {
-    for (const TinyOptions& model : {kWide, kAwkward}) {
-      for (int ranks : {1, 2, 3}) {
-        for (const Placed& placed : kInMemory) {
-          const TrainOptions options{.model = model, .steps = 5};
-          const Trained wanted = train_on_threads({.ranks = ranks}, strategy_of(kept, placed), options);
-          for (const Below& below : kBelow) {
-            const std::string what = name_of(kept) + ", " + name_of(placed) + " on " + std::to_string(ranks) +
-                                     " ranks, records of " + std::to_string(below.record_bytes);
-            const Trained trained = train_on_threads({.ranks = ranks}, strategy_of(kept, placed, &below), options);
-            expect_same_bits(trained, wanted, what);
-            for (const StepResult& step : trained.steps) EXPECT_EQ(step.planned, step.allocated) << what;
-          }
-        }
-      }
-    }
+  const std::pair<const char*, TinyOptions> models[] = {{"wide", kWide}, {"awkward", kAwkward}};
+  MadeOnce<Trained> in_memory;
+  for (const auto& [kept, model, ranks, placed, below] :
+       pairwise_of(sampled_kept(), models, std::array{1, 2, 3}, kInMemory, kBelow)) {
+    const TrainOptions options{.model = model.second, .steps = 5};
+    const ThreadRanks joined{.ranks = ranks};
+    const Strategy plain = strategy_of(kept, placed), offloaded = strategy_of(kept, placed, &below);
+    const std::string of =
+        name_of(kept) + ", " + name_of(placed) + ", " + model.first + " on " + std::to_string(ranks) + " ranks";
+    const std::string what = of + ", records of " + std::to_string(below.record_bytes);
+    const Trained& wanted = in_memory(of, [&] { return train_on_threads(joined, plain, options); });
+    const Trained trained = train_on_threads(joined, offloaded, options);
+    expect_same_bits(trained, wanted, what);
+    for (const StepResult& step : trained.steps) EXPECT_EQ(step.planned, step.allocated) << what;
   }
 }
 

@@ -3,8 +3,12 @@
 
 #include <gtest/gtest.h>
 
+#include <array>
 #include <optional>
+#include <string>
+#include <utility>
 
+#include "tests/support/pairwise.h"
 #include "tests/support/session.h"
 
 namespace tessera::testing {
@@ -43,18 +47,17 @@ std::string name_of(const Kept& kept) {
 constexpr TinyOptions kAwkward{.tied_head = true, .frozen_first_block = true, .unused_block = true};
 
 TEST(OptimizerMemory, StrategiesGiveTheSameBitsAndThePlansMemory) {
-  for (const Kept& kept : kKept) {
-    for (const TinyOptions& model : {TinyOptions{}, kAwkward}) {
-      for (int ranks : {1, 2, 3, 4}) {
-        std::optional<Trained> first;
-        for (const Placed& placed : kOnePerPlacement) {
-          const std::string what = name_of(kept) + ", " + name_of(placed) + " on " + std::to_string(ranks) + " ranks";
-          const Trained trained = train_on_threads({.ranks = ranks}, strategy_of(kept, placed), {.model = model});
-          if (first) expect_same_bits(trained, *first, what);
-          for (const StepResult& step : trained.steps) EXPECT_EQ(step.planned, step.allocated) << what;
-          if (!first) first = trained;
-        }
-      }
+  const std::pair<const char*, TinyOptions> models[] = {{"plain", {}}, {"awkward", kAwkward}};
+  for (const auto& [kept, ranks, model] : pairwise_of<2>(kKept, std::array{1, 2, 3, 4}, models)) {
+    const TrainOptions options{.model = model.second};
+    std::optional<Trained> first;
+    for (const Placed& placed : kOnePerPlacement) {
+      const std::string what =
+          name_of(kept) + ", " + name_of(placed) + ", " + model.first + " on " + std::to_string(ranks) + " ranks";
+      const Trained trained = train_on_threads({.ranks = ranks}, strategy_of(kept, placed), options);
+      if (first) expect_same_bits(trained, *first, what);
+      for (const StepResult& step : trained.steps) EXPECT_EQ(step.planned, step.allocated) << what;
+      if (!first) first = trained;
     }
   }
 }

@@ -5,6 +5,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <array>
 #include <memory>
 #include <string>
 #include <tuple>
@@ -132,16 +133,14 @@ TEST_P(TensorRulesBelow, DiskTrafficEqualsThePlan) {
 /// Batches have several units, and slots hold only some of their states.
 TEST_P(TensorRulesBelow, DiskTrafficOfManyUnitsEqualsThePlan) {
   constexpr Below kStates{0, 0, 1, 4096, 0, 1};
-  for (const int ranks : {1, 2, 3}) {
-    for (const int blocks : {3, 7, 8, 12}) {
-      run_ranks({.ranks = ranks}, [&](const Mesh& mesh) {
-        TinyOptions model = kWide;
-        model.blocks = blocks;
-        Session session(mesh, strategy_for(ShardingStrategy::kFullShard, adjusted(kKinds[0], &kStates)), model,
-                        rules());
-        expect_planned_disk_traffic(session, std::to_string(blocks) + " blocks on " + std::to_string(ranks));
-      });
-    }
+  for (const auto& [blocks, ranks] : pairwise_of<1>(std::array{3, 7, 8, 12}, std::array{2, 3, 1})) {
+    TinyOptions model = kWide;
+    model.blocks = blocks;
+    const std::string what = std::to_string(blocks) + " blocks on " + std::to_string(ranks);
+    run_ranks({.ranks = ranks}, [&](const Mesh& mesh) {
+      Session session(mesh, strategy_for(ShardingStrategy::kFullShard, adjusted(kKinds[0], &kStates)), model, rules());
+      expect_planned_disk_traffic(session, what);
+    });
   }
 }
 
@@ -192,14 +191,12 @@ TEST_P(TensorRulesBelow, AveragesAreSwappedInAndOutExactly) {
 }
 
 TEST_P(TensorRulesBelow, RunResumesFromItsLastCommit) {
-  for (const Kept& kept : kKinds) {
-    for (const Below& below : kBelow) {
-      const TestFolder folder;
-      run_ranks({.ranks = 2}, [&](const Mesh& mesh) {
-        const Strategy strategy = strategy_for(ShardingStrategy::kFullShard, adjusted(kept, &below), kept.param);
-        expect_goes_on(mesh, strategy, kAwkward, folder.path(), name_of(kept), rules());
-      });
-    }
+  for (const auto& [kept, below] : pairwise_of<1>(kKinds, kBelow)) {
+    const TestFolder folder;
+    const Strategy strategy = strategy_for(ShardingStrategy::kFullShard, adjusted(kept, &below), kept.param);
+    const std::string what = name_of(kept);
+    run_ranks({.ranks = 2},
+              [&](const Mesh& mesh) { expect_goes_on(mesh, strategy, kAwkward, folder.path(), what, rules()); });
   }
 }
 

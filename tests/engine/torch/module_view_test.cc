@@ -10,6 +10,8 @@
 #include <torch/optim/adamw.h>
 
 #include <algorithm>
+#include <filesystem>
+#include <optional>
 #include <set>
 
 #include "runtime/border/throw.h"
@@ -32,11 +34,15 @@ const Placed kScriptPlacements[] = {ShardingStrategy::kNoShard, ShardingStrategy
 
 class ScriptView : public ::testing::Test {
  protected:
-  /// Returns the file that tests/oracle/script_model.py writes.
+  static void SetUpTestSuite() { scripts_.emplace(); }
+  static void TearDownTestSuite() { scripts_.reset(); }
+
+  /// Returns the file that tests/oracle/script_model.py writes, once for all tests.
   std::string saved(const std::vector<std::string>& more = {}) {
-    std::vector<std::string> arguments = {(folder_ / "script.pt").string()};
+    std::vector<std::string> arguments = {(*scripts_ / ("script" + (more.empty() ? "" : more[0]) + ".pt")).string()};
+    if (std::filesystem::exists(arguments[0])) return arguments[0];
     arguments.insert(arguments.end(), more.begin(), more.end());
-    const auto printed = oracle::run_python("script_model.py", arguments, folder_.path(), 120);
+    const auto printed = oracle::run_python("script_model.py", arguments, scripts_->path(), 120);
     EXPECT_TRUE(printed.ok()) << printed.status();
     return arguments[0];
   }
@@ -56,11 +62,14 @@ class ScriptView : public ::testing::Test {
     return values;
   }
 
+  static std::optional<TestFolder> scripts_;
   TestFolder folder_;
   // The JIT first runs a graph as it is, then profiles it, then differentiates it as a whole. There are enough steps
   // for that.
   const std::vector<Batch> batches_ = make_batches(8, 4, 5, 19);
 };
+
+std::optional<TestFolder> ScriptView::scripts_;
 
 /// Losses of all steps, and the values at the end.
 struct ScriptRun {

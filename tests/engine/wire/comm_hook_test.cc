@@ -12,6 +12,7 @@
 
 #include "runtime/comm/shared/run_ranks.h"
 #include "tests/engine/wire/gradient_methods.h"
+#include "tests/support/pairwise.h"
 
 namespace tessera::testing {
 namespace comm_hook_test {
@@ -103,21 +104,21 @@ TEST(CommHook, PlainSumChangesNoBits) {
        }},
       {"in backward", update_in_backward},
       {"one after the other", [](Strategy& s) { s.reductions_ahead = 0; }}};
+  const TinyOptions models[] = {TinyOptions{}, unused, recomputed};
+  const auto exists = [](ShardingStrategy, const std::pair<const char*, Adjust>& adjust, const TinyOptions& model) {
+    return !model.recompute || std::string(adjust.first) != "in backward";  // such modules have late gradients
+  };
+  const auto cases = pairwise_where(exists, kWhole, kAdjusts, models);
   for (const int ranks : {1, 2, 3}) {
     run_ranks({.ranks = ranks}, [&](const Mesh& mesh) {
-      for (const ShardingStrategy kind : kWhole) {
-        for (const auto& [name, adjust] : kAdjusts) {
-          for (const TinyOptions& options : {TinyOptions{}, unused, recomputed}) {
-            if (options.recompute && std::string(name) == "in backward") continue;  // such modules have late gradients
-            const Strategy strategy = strategy_for(kind, [&, &adjust = adjust](Strategy& s) {
-              descend(s);
-              adjust(s);
-            });
-            EXPECT_TRUE(all_same_bits(trained_by(mesh, strategy, std::make_shared<Plain>(), options),
-                                      trained_by(mesh, strategy, nullptr, options)))
-                << ranks << " ranks, " << name_of(kind) << ", " << name;
-          }
-        }
+      for (const auto& [kind, adjust, model] : cases) {
+        const Strategy strategy = strategy_for(kind, [&, &adjust = adjust](Strategy& s) {
+          descend(s);
+          adjust.second(s);
+        });
+        EXPECT_TRUE(all_same_bits(trained_by(mesh, strategy, std::make_shared<Plain>(), model),
+                                  trained_by(mesh, strategy, nullptr, model)))
+            << ranks << " ranks, " << name_of(kind) << ", " << adjust.first;
       }
     });
   }

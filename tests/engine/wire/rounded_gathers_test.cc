@@ -125,8 +125,8 @@ TEST(RoundedGathers, OtherGatherOptionsBesideThemKeepTheBits) {
       {"frozen and tied", nullptr, DType::kF32, {.tied_head = true, .frozen_first_block = true}},
       {"two axes", on_two_axes},
   };
-  for (const Case& each : cases) {
-    on_hosts(4, 4, [&](const Mesh& mesh) {
+  on_hosts(4, 4, [&](const Mesh& mesh) {
+    for (const Case& each : cases) {
       const auto learnt = [&](const Adjust& adjust, std::int64_t prefetch, bool looks) {
         const Adjust all = [&](Strategy& strategy) {
           if (each.adjust) each.adjust(strategy);
@@ -147,8 +147,8 @@ TEST(RoundedGathers, OtherGatherOptionsBesideThemKeepTheBits) {
               std::string(each.what) + " has other bits");
       const double far = distance(rounded, learnt(nullptr, 1, false));
       require(far > 0 && far < 0.05, std::string(each.what) + " is " + std::to_string(far) + " away");
-    });
-  }
+    }
+  });
 }
 
 TEST(RoundedGathers, CheckpointResumesWithTheSameBits) {

@@ -4,11 +4,15 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
+#include <cstddef>
 #include <cstring>
 #include <filesystem>
+#include <iterator>
 #include <map>
 #include <optional>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -17,6 +21,8 @@
 #include "tessera/checkpoint.h"
 #include "tessera/durable.h"
 #include "tests/engine/wire/gradient_methods.h"
+#include "tests/support/limits/long_tests.h"
+#include "tests/support/pairwise.h"
 #include "tests/support/test_folder.h"
 
 namespace tessera::testing {
@@ -55,6 +61,12 @@ const Kind kKinds[] = {
     {"int4 between hosts, whole sums", 4, 2, ShardingStrategy::kNoShard, with_feedback(WireForm::kInt4)},
     {"int8 between replicas", 4, 2, ShardingStrategy::kHybridShard, with_feedback(WireForm::kInt8)}};
 
+/// Ranks and hosts. Kinds with as many of both run one after the other in one start of ranks.
+constexpr std::pair<int, int> kWorlds[] = {{2, 2}, {3, 3}, {4, 2}};
+bool runs_on(const Kind& kind, const std::pair<int, int>& world) {
+  return kind.ranks == world.first && kind.hosts == world.second;
+}
+
 constexpr std::size_t kSavedAt = 3, kEnd = 6;
 
 void train(Session& session, std::size_t begin, std::size_t end) {
@@ -63,32 +75,37 @@ void train(Session& session, std::size_t begin, std::size_t end) {
 
 // The same ranks go on with the same bits. Without the saved residuals, the bits would differ.
 TEST(SavedResiduals, SameRanksResumeWithTheSameBits) {
-  for (const Kind& kind : kKinds) {
-    for (const bool beside : {false, true}) {
-      const TestFolder folder;
-      on_hosts(kind.ranks, kind.hosts, [&](const Mesh& mesh) {
+  const TestFolder folder;
+  const auto cases = pairwise_of<1>(kKinds, std::array{false, true});  // saves beside training, or not, in turn
+  for (const std::pair<int, int>& world : kWorlds) {
+    on_hosts(world.first, world.second, [&](const Mesh& mesh) {
+      for (const auto& each : cases) {
+        const Kind& kind = std::get<0>(each);
+        const bool beside = std::get<1>(each);
+        if (!runs_on(kind, world)) continue;
+        const std::string what = std::string(kind.name) + (beside ? ", saved beside training" : "");
+        const std::string saved = (folder / what).string();
         const Strategy strategy = strategy_for(kind.strategy, [&](Strategy& s) {
           kind.adjust(s);
           s.checkpoint.async = beside;
         });
         Session first(mesh, strategy);
         train(first, 0, kSavedAt);
-        save_checkpoint(first.engine, folder.path());
+        save_checkpoint(first.engine, saved);
         train(first, kSavedAt, kEnd);
         finish_checkpoint(first.engine);
         Session second(mesh, strategy), without(mesh, strategy);
-        const LoadedCheckpoint loaded = load_checkpoint(second.engine, folder.path());
-        require(loaded.inexact.empty(),
-                std::string(kind.name) + ": " + (loaded.inexact.empty() ? "" : loaded.inexact[0]));
+        const LoadedCheckpoint loaded = load_checkpoint(second.engine, saved);
+        require(loaded.inexact.empty(), what + ": " + (loaded.inexact.empty() ? "" : loaded.inexact[0]));
         train(second, kSavedAt, kEnd);
-        require(all_same_bits(second.values(), first.values()), std::string(kind.name) + " goes on with other bits");
-        load_checkpoint(without.engine, folder.path());
+        require(all_same_bits(second.values(), first.values()), what + " goes on with other bits");
+        load_checkpoint(without.engine, saved);
         without.engine.set_trainable("blocks.0.*", false);
         without.engine.set_trainable("blocks.0.*", true);
         train(without, kSavedAt, kEnd);
-        require(!all_same_bits(without.values(), first.values()), std::string(kind.name) + " kept nothing");
-      });
-    }
+        require(!all_same_bits(without.values(), first.values()), what + " kept nothing");
+      }
+    });
   }
 }
 
@@ -126,7 +143,8 @@ std::map<std::string, std::vector<double>> residuals_of(const std::string& path)
   return sums;
 }
 
-// A step of the new ranks gets from residuals what a step of the old ranks would have got.
+// A step of the new ranks gets from residuals what a step of the old ranks would have got. Unless tests are long, each
+// kind goes to three kinds, its own among them, and any two kinds go to one and the same.
 TEST(SavedResiduals, OtherRanksGetTheMeanOfResiduals) {
   const Kind kOthers[] = {{"two", 2, 2, ShardingStrategy::kShardGradients, with_feedback(WireForm::kInt8)},
                           {"three", 3, 3, ShardingStrategy::kFullShard, with_feedback(WireForm::kInt8)},
@@ -135,31 +153,49 @@ TEST(SavedResiduals, OtherRanksGetTheMeanOfResiduals) {
                           {"one bit of momentum", 2, 2, ShardingStrategy::kNoShard, one_bit_of_momentum},
                           {"between hosts", 4, 2, ShardingStrategy::kFullShard, with_feedback(WireForm::kInt4)},
                           {"between replicas", 4, 2, ShardingStrategy::kHybridShard, with_feedback(WireForm::kInt8)}};
-  for (const Kind& from : kOthers) {
-    const TestFolder one;
-    on_hosts(from.ranks, from.hosts, [&](const Mesh& mesh) {
-      Session session(mesh, strategy_for(from.strategy, [&](Strategy& s) {
-                        from.adjust(s);
-                        s.optimizer.momentum = kMomentum;  // runs of all kinds have the same states
-                      }));
-      train(session, 0, kSavedAt);
-      save_checkpoint(session.engine, one.path());
-    });
-    const auto wanted = residuals_of(*find_checkpoint(one.path(), "test"));
-    for (const Kind& to : kOthers) {
-      const TestFolder two;
-      on_hosts(to.ranks, to.hosts, [&](const Mesh& mesh) {
-        Session session(mesh, strategy_for(to.strategy, [&](Strategy& s) {
-                          to.adjust(s);
-                          s.optimizer.momentum = kMomentum;
-                          s.gradient_accumulation = 2;
+  const TestFolder folder;
+  const auto saved_by = [&](const Kind& from) { return (folder / from.name).string(); };
+  const auto saved_again = [&](const Kind& from, const Kind& to) { return saved_by(from) + " as " + to.name; };
+  const auto goes_to = [&](const Kind& from, const Kind& to) {
+    const std::ptrdiff_t apart = (&to - &from + std::ssize(kOthers)) % std::ssize(kOthers);
+    return tests_are_long() || apart == 0 || apart == 1 || apart == 3;
+  };
+  for (const std::pair<int, int>& world : kWorlds) {
+    on_hosts(world.first, world.second, [&](const Mesh& mesh) {
+      for (const Kind& from : kOthers) {
+        if (!runs_on(from, world)) continue;
+        Session session(mesh, strategy_for(from.strategy, [&](Strategy& s) {
+                          from.adjust(s);
+                          s.optimizer.momentum = kMomentum;  // runs of all kinds have the same states
                         }));
-        const LoadedCheckpoint loaded = load_checkpoint(session.engine, one.path());
-        require(is_told(loaded, "the mean of what"), "the mean is told");
-        save_checkpoint(session.engine, two.path());
-        session.train(kSavedAt);
-      });
-      const auto got = residuals_of(*find_checkpoint(two.path(), "test"));
+        train(session, 0, kSavedAt);
+        save_checkpoint(session.engine, saved_by(from));
+      }
+    });
+  }
+  for (const std::pair<int, int>& world : kWorlds) {
+    on_hosts(world.first, world.second, [&](const Mesh& mesh) {
+      for (const Kind& from : kOthers) {
+        for (const Kind& to : kOthers) {
+          if (!runs_on(to, world) || !goes_to(from, to)) continue;
+          Session session(mesh, strategy_for(to.strategy, [&](Strategy& s) {
+                            to.adjust(s);
+                            s.optimizer.momentum = kMomentum;
+                            s.gradient_accumulation = 2;
+                          }));
+          const LoadedCheckpoint loaded = load_checkpoint(session.engine, saved_by(from));
+          require(is_told(loaded, "the mean of what"), "the mean is told");
+          save_checkpoint(session.engine, saved_again(from, to));
+          session.train(kSavedAt);
+        }
+      }
+    });
+  }
+  for (const Kind& from : kOthers) {
+    const auto wanted = residuals_of(*find_checkpoint(saved_by(from), "test"));
+    for (const Kind& to : kOthers) {
+      if (!goes_to(from, to)) continue;
+      const auto got = residuals_of(*find_checkpoint(saved_again(from, to), "test"));
       double size = 0;
       for (const auto& [name, values] : wanted) {
         for (std::size_t i = 0; i < values.size(); ++i) {
@@ -176,28 +212,30 @@ TEST(SavedResiduals, OtherRanksGetTheMeanOfResiduals) {
 
 // A commit holds the residuals too, while the next forward runs.
 TEST(SavedResiduals, SameRanksResumeFromACommitWithTheSameBits) {
-  for (const Kind& kind : kKinds) {
-    const TestFolder folder;
-    on_hosts(kind.ranks, kind.hosts, [&](const Mesh& mesh) {
-      const Strategy strategy = strategy_for(kind.strategy, kind.adjust),
-                     durable = strategy_for(kind.strategy, [&](Strategy&s) {
-                       kind.adjust(s);
-                       s.durable = {.every = 1, .dir = folder.path().string()};
-                     });
-      const Values wanted = trained(mesh, strategy, kEnd);
-      const auto go_on = [&](std::size_t begin, std::size_t end) {
-        Session session(mesh, durable);
-        const std::optional<LoadedCheckpoint> resumed = resume_durable(session.engine);
-        require(resumed.has_value() == (begin > 0), "there is a commit");
-        require(session.engine.plan().use == session.engine.allocated(), "what is allocated is the plan");
-        for (std::size_t i = begin; i < end; ++i) {
-          session.train(i);
-          commit_durable(session.engine);
-        }
-        return session.values();
-      };
-      go_on(0, kSavedAt);
-      require(all_same_bits(go_on(kSavedAt, kEnd), wanted), std::string(kind.name) + " goes on with other bits");
+  const TestFolder folder;
+  for (const Kind& kind : kKinds) std::filesystem::create_directory(folder / kind.name);
+  for (const std::pair<int, int>& world : kWorlds) {
+    on_hosts(world.first, world.second, [&](const Mesh& mesh) {
+      for (const Kind& kind : kKinds) {
+        if (!runs_on(kind, world)) continue;
+        const Strategy strategy = strategy_for(kind.strategy, kind.adjust);
+        Strategy durable = strategy;
+        durable.durable = {.every = 1, .dir = (folder / kind.name).string()};
+        const Values wanted = trained(mesh, strategy, kEnd);
+        const auto go_on = [&](std::size_t begin, std::size_t end) {
+          Session session(mesh, durable);
+          const std::optional<LoadedCheckpoint> resumed = resume_durable(session.engine);
+          require(resumed.has_value() == (begin > 0), "there is a commit");
+          require(session.engine.plan().use == session.engine.allocated(), "what is allocated is the plan");
+          for (std::size_t i = begin; i < end; ++i) {
+            session.train(i);
+            commit_durable(session.engine);
+          }
+          return session.values();
+        };
+        go_on(0, kSavedAt);
+        require(all_same_bits(go_on(kSavedAt, kEnd), wanted), std::string(kind.name) + " goes on with other bits");
+      }
     });
   }
 }

@@ -5,6 +5,7 @@ Usage: lightning_ranks.py plain FOLDER   on one process; writes what it found
 """
 
 import logging
+import os
 import pathlib
 import sys
 import warnings
@@ -13,6 +14,7 @@ import handed_on
 import lightning
 import torch
 from launched import LONG
+from lightning.fabric.utilities.rank_zero import rank_zero_only
 from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import nn
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
@@ -240,6 +242,7 @@ def run_ranks(folder):
     print("trained like Lightning alone")
 
 
+rank_zero_only.rank = int(os.environ.get("RANK", 0))  # Lightning may have been imported before there were ranks
 torch.set_num_threads(1)
 warnings.simplefilter("ignore")
 for name in ("lightning.pytorch", "lightning.fabric"):

@@ -1,6 +1,7 @@
 // with_patience SECONDS COMMAND...: runs a command as a test, and ends it if it runs longer than work that takes
 // SECONDS on a machine at rest (patience.h). ctest's own limit is in seconds of any machine. The command has a process
-// group of its own, which ends with it; this program ends with its exit code or signal.
+// group of its own, which ends with it; this program ends with its exit code or signal. OpenMP's threads sleep while
+// they wait, since other tests want their cores.
 
 #include <signal.h>
 #include <sys/prctl.h>
@@ -43,6 +44,7 @@ int run(double at_rest_s, char** command) {
     ::setpgid(0, 0);
     ::prctl(PR_SET_PDEATHSIG, SIGKILL);
     ::sigprocmask(SIG_SETMASK, &before, nullptr);
+    ::setenv("OMP_WAIT_POLICY", "passive", /*overwrite=*/0);  // threads that wait leave their cores to other tests
     ::execvp(command[0], command);
     std::perror(command[0]);
     ::_exit(127);

@@ -67,23 +67,25 @@ class ThreadBlock {
   enum class Stop { kWarp, kBlock, kEnd };
   static constexpr unsigned kWarp = 32;
 
-  ThreadBlock(unsigned threads, std::function<void()> body) : body_(std::move(body)), fibers_(threads) {
-    for (std::size_t i = 0; i < threads; ++i) prepare(fibers_[i], stack(i));
+  ThreadBlock(unsigned threads, std::function<void()> body) : body_(std::move(body)), threads_(threads) {
+    if (threads > kMostThreads) throw std::logic_error("a thread block of more than 1024 threads");
   }
 
   /// Runs one thread block.
   void run() {
     current() = this;
-    for (Fiber& fiber : fibers_) fiber.copies.forget();
-    resume(0, fibers_.size());
-    while (!all(0, fibers_.size(), Stop::kEnd)) {
+    for (std::size_t i = 0; i < threads_; ++i) fibers_[i].copies.forget();
+    resume(0, threads_);
+    while (!all(0, threads_, Stop::kEnd)) {
       bool moved = false;
-      for (std::size_t begin = 0; begin < fibers_.size(); begin += kWarp) {
-        const std::size_t end = std::min(fibers_.size(), begin + kWarp);
+      for (std::size_t begin = 0; begin < threads_; begin += kWarp) {
+        const std::size_t end = std::min(threads_, begin + kWarp);
         if (all(begin, end, Stop::kWarp)) moved = resume(begin, end);
       }
-      if (!moved && all(0, fibers_.size(), Stop::kBlock)) moved = resume(0, fibers_.size());
-      if (!moved) throw std::logic_error("a barrier that not all threads come to");
+      if (!moved && all(0, threads_, Stop::kBlock)) moved = resume(0, threads_);
+      if (moved) continue;
+      for (std::size_t i = 0; i < threads_; ++i) fibers_[i].has_begun = false;  // the next launch begins them anew
+      throw std::logic_error("a barrier that not all threads come to");
     }
   }
 
@@ -101,7 +103,7 @@ class ThreadBlock {
     const std::size_t first = running_ / kWarp * kWarp;
     const T taken = take([&](unsigned lane) {
       T given = value;
-      if (first + lane < fibers_.size()) std::memcpy(&given, fibers_[first + lane].given, sizeof given);
+      if (first + lane < threads_) std::memcpy(&given, fibers_[first + lane].given, sizeof given);
       return given;
     });
     stop_at(Stop::kWarp);
@@ -129,9 +131,16 @@ class ThreadBlock {
     Copies copies;
   };
 
-  static constexpr std::size_t kStackBytes = 64 << 10;
+  static constexpr std::size_t kStackBytes = 64 << 10, kMostThreads = 1024;
 
-  void prepare(Fiber& fiber, char* stack) {
+  /// Returns the fibers of all launches, which run one after the other. A fiber waits between launches where it ended
+  /// the last one, since beginning it takes two system calls.
+  static Fiber* fibers() {
+    static const std::unique_ptr<Fiber[]> all(new Fiber[kMostThreads]);
+    return all.get();
+  }
+
+  static void prepare(Fiber& fiber, char* stack) {
     getcontext(&fiber.beginning);
     fiber.beginning.uc_stack = {.ss_sp = stack, .ss_flags = 0, .ss_size = kStackBytes};
     makecontext(&fiber.beginning, reinterpret_cast<void (*)()>(&ThreadBlock::run_fiber), 0);
@@ -144,9 +153,9 @@ class ThreadBlock {
     return stacks[fiber].get();
   }
 
-  /// Runs a thread of one block after the other.
+  /// Runs a thread of one block after the other, of this launch and of later ones.
   static void run_fiber() {
-    for (ThreadBlock* const block = current();; block->stop_at(Stop::kEnd)) block->body_();
+    for (;; current()->stop_at(Stop::kEnd)) current()->body_();
   }
 
   // These are functions of their own that GCC must not look into: it would find that nothing returns to where setjmp
@@ -156,6 +165,7 @@ class ThreadBlock {
     if (__builtin_setjmp(from) == 0) go_to(to);
   }
   [[gnu::noipa]] void begin(Fiber& fiber) {
+    prepare(fiber, stack(running_));
     fiber.has_begun = true;
     if (__builtin_setjmp(scheduler_) == 0) setcontext(&fiber.beginning);
   }
@@ -180,7 +190,8 @@ class ThreadBlock {
   }
 
   const std::function<void()> body_;
-  std::vector<Fiber> fibers_;
+  const std::size_t threads_;
+  Fiber* const fibers_ = fibers();
   Place scheduler_;
   unsigned running_ = 0;
 };

@@ -1,0 +1,113 @@
+"""Starts commands of tessera-train, each in a process that is forked from one that has loaded them as a library: LibTorch's start takes
+longer than most commands do."""
+
+import ctypes
+import json
+import os
+import signal
+import socket
+import struct
+import tempfile
+import threading
+
+NUMBER = struct.Struct("i")  # a process, and then how it ended
+PR_SET_PDEATHSIG = 1
+
+
+class Starter:
+    """It is made before this process has threads, any of which may call `run`."""
+
+    def __init__(self, library):
+        self.requests, served = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.lock = threading.Lock()
+        if os.fork() == 0:
+            self.requests.close()
+            _serve(library, served)
+        served.close()
+
+    def run(self, words, folder, environment, user, limit):
+        """Returns (exit code or -signal, stdout, stderr). The code is None if the command did not end within `limit` seconds."""
+        request = json.dumps([words, str(folder), environment, user]).encode()
+        with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
+            answers, told = socket.socketpair()
+            with answers:
+                with told, self.lock:
+                    socket.send_fds(self.requests, [request], [out.fileno(), err.fileno(), told.fileno()])
+                answers.settimeout(limit)
+                pid, code = _number(answers), None
+                try:
+                    code = _number(answers)
+                except TimeoutError:
+                    os.killpg(pid, signal.SIGKILL)
+            for file in (out, err):
+                file.seek(0)
+            return code, out.read().decode(errors="replace"), err.read().decode(errors="replace")
+
+
+def _number(answers):
+    return NUMBER.unpack(answers.recv(NUMBER.size, socket.MSG_WAITALL))[0]
+
+
+def _end_with_parent():
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def _serve(library, requests):
+    """Forks a process for each request, which starts the command and tells of its end. It ends with the process that asks."""
+    try:
+        _end_with_parent()
+        signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+        os.environ["OMP_NUM_THREADS"] = "1"  # as every row has it; OpenMP reads it when it is loaded
+        commands = ctypes.CDLL(str(library))
+        commands.tessera_command.argtypes = [ctypes.c_int, ctypes.POINTER(ctypes.c_char_p)]
+        while True:
+            request, files, _, _ = socket.recv_fds(requests, 1 << 20, 3)
+            if not request:
+                break
+            if os.fork() == 0:
+                _watch(commands, json.loads(request), *files)
+            for file in files:
+                os.close(file)
+    finally:
+        os._exit(1)
+
+
+def _watch(commands, request, out, err, told):
+    try:
+        _end_with_parent()
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        pid = os.fork()
+        if pid == 0:
+            _become(commands, request, out, err)
+        os.write(told, NUMBER.pack(pid))
+        os.write(told, NUMBER.pack(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])))
+    finally:
+        os._exit(0)
+
+
+def _become(commands, request, out, err):
+    """Runs in the forked process, which is then the command."""
+    words, folder, environment, user = request
+    code = 199
+    try:
+        os.setsid()
+        _end_with_parent()
+        for number in (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGINT):  # Python's handlers must not reach the command
+            signal.signal(number, signal.SIG_DFL)
+        for file, place in ((os.open("/dev/null", os.O_RDONLY), 0), (out, 1), (err, 2)):
+            os.dup2(file, place)
+        os.closerange(3, 4096)
+        os.chdir(folder)
+        if user is not None:
+            os.setgroups([])
+            os.setgid(user)
+            os.setuid(user)
+        os.environ.clear()
+        os.environ.update(environment)
+        arguments = [os.fsencode(word) for word in ["tessera", *words]]
+        code = commands.tessera_command(len(arguments), (ctypes.c_char_p * (len(arguments) + 1))(*arguments, None))
+        ctypes.CDLL(None).fflush(None)
+    except BaseException as error:
+        os.write(2, f"the test's own process failed: {error!r}\n".encode())
+    finally:
+        os._exit(code)

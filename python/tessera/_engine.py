@@ -720,7 +720,7 @@ class LoadedCheckpoint:
 def _items(call: str, tensors: Mapping[str, torch.Tensor] | None, texts: Mapping[str, Any] | None,
            data: SamplerCursor | None) -> _native.CheckpointItems:
     if data is not None and not isinstance(data, SamplerCursor):
-        raise Error(f"{call}: data is the cursor() of TokenBatches, got a {type(data).__name__}. [T0870] hint: other places go into json=")
+        raise Error(f"{call}: data is the cursor() of TokenBatches or RankSampler, got a {type(data).__name__}. [T0870] hint: other places go into json=")
     return _native.CheckpointItems(dict(tensors or {}), {name: _dump(call, name, value) for name, value in (texts or {}).items()},
                                    None if data is None else tuple(data))
 

@@ -261,26 +261,34 @@ void CallWatch::keep_connection() {
 
 void CallWatch::look_after_next() {
   if (!next_ || is_done_with_next_ || !connect()) return;
-  if (next_->is_connected()) {
-    if (!next_ended_ && next_->has_ended()) next_ended_ = Clock::now();
-    if (!next_ended_ || Clock::now() - *next_ended_ < kForLastCalls) return;
-    is_done_with_next_ = ask_in_time(connection_, [key = key_of_gone_rank(next_->rank())](KeyValueStore& store) {
-      store.set(key, "").IgnoreError();
-      store.set(kAnyGoneRank, "").IgnoreError();
-    });
-    return;
-  }
+  if (!next_->is_watched()) return find_next();
+  if (!next_->has_ended()) return next_ended_.reset();
+  if (!next_ended_) next_ended_ = Clock::now();
+  if (Clock::now() - *next_ended_ < kForLastCalls) return;
+  host_has_vanished_ = next_->is_silent();
+  const bool is_told = ask_in_time(connection_, [key = key_of_gone_rank(next_->rank())](KeyValueStore& store) {
+    store.set(key, "").IgnoreError();
+    store.set(kAnyGoneRank, "").IgnoreError();
+  });
+  if (!is_told) return;
+  is_done_with_next_ = !host_has_vanished_ || !next_->go_on();
+  next_ended_.reset();
+  tries_ = 0;
+}
+
+void CallWatch::find_next() {
   const auto places = std::make_shared<NextRank::Places>(next_->places());
   const bool is_answered = ask_in_time(connection_, [places](KeyValueStore& store) { places->exchange(store); });
   const bool is_known = is_answered && !places->next.empty();
-  is_done_with_next_ = is_known ? !next_->connect(places->next) : ++tries_ > kMostTries;
+  if (is_known) next_->connect(places->next);
+  is_done_with_next_ = is_known ? !next_->is_watched() : ++tries_ > kMostTries;
 }
 
 absl::StatusOr<bool> CallWatch::has_key(const std::string& key) {
   const auto found = std::make_shared<absl::StatusOr<bool>>(false);
   const auto question = [key, found](KeyValueStore& store) { *found = store.has(key); };
   // The groups' own connection may be in use by the call that waits.
-  if (!connect() || !ask_in_time(connection_, question)) return false;
+  if (!connect() || !ask_in_time(connection_, question)) return host_has_vanished_;
   if (found->ok()) {
     if (!**found || !key.starts_with(std::string(kAnyGoneRank) + "/")) return *found;
     return Clock::now() - gone_since_.try_emplace(key, Clock::now()).first->second >= kToReturn;
@@ -303,7 +311,10 @@ bool CallWatch::look() {
   const auto exchange = std::make_shared<Exchange>();
   exchange->own = own.to_text();
   exchange->others = others();
-  if (!ask(exchange)) return true;  // the store hangs; comm.timeout_s still ends the call
+  if (!ask(exchange)) {  // the store hangs, or its host has vanished; else comm.timeout_s ends the call
+    end_lonely_calls();
+    return true;
+  }
   if (exchange->verdict.empty()) {
     std::vector<WaitReport> reports = {own};
     for (const std::string& text : exchange->texts)

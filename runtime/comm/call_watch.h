@@ -125,7 +125,9 @@ struct OutsideCalls {
 /// A call may also take long because a rank has failed and the network library has lost the end of its connection. A
 /// group is therefore ended whose rank has said in the store that it failed (Collectives::end_if_left_alone). A rank
 /// that was killed says nothing: where ranks talk over Gloo, the rank before it sees the end of its process (NextRank)
-/// and says so in the store; and if it served the store, the end of the store is the news.
+/// and says so in the store; and if it served the store, the end of the store is the news. So it is for the ranks of a
+/// host that vanishes. If the store vanishes with it, the rank before the first rank of that host ends its own calls,
+/// and its end that of the others.
 class CallWatch {
  public:
   using Report = std::function<void(const absl::Status& reason)>;
@@ -165,11 +167,13 @@ class CallWatch {
   bool look();
   bool waits_long();
   bool hears_of_outside() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  /// Connects to the next rank once it listens, and tells the store when its process has ended.
+  /// Connects to the next rank once it listens, and tells the store when its process has ended, or its host vanished.
   void look_after_next();
+  void find_next();
   /// Asks the store something once a minute, so that nothing between the hosts ends the watch's connection as idle.
   void keep_connection();
-  /// Asks the store for `key` over the watch's connection, as Collectives::HasKey says.
+  /// Asks the store for `key` over the watch's connection, as Collectives::HasKey says. If neither the store nor the
+  /// next rank's host answers, all keys count as there: this rank waits for a host that has vanished.
   absl::StatusOr<bool> has_key(const std::string& key);
   /// Ends calls that have taken long and that a failed rank has left alone.
   void end_lonely_calls();
@@ -205,6 +209,7 @@ class CallWatch {
   Clock::time_point used_ = {};     ///< when the connection was made, or last kept from being idle
   std::unique_ptr<NextRank> next_;  ///< null where the network library is not known to lose ends of connections
   bool is_done_with_next_ = false;  ///< true: the next rank's end was told, or it cannot be watched
+  bool host_has_vanished_ = false;  ///< whether the host of a rank that is gone did not answer
   int tries_ = 0;                   ///< how often the watch has asked where the next rank listens
   std::optional<Clock::time_point> next_ended_, store_ended_;
   std::map<std::string, Clock::time_point> gone_since_;  ///< when this rank heard that others are gone, by key

@@ -309,7 +309,8 @@ std::vector<StrategyKey> step_keys() {
        .unit = "microbatches",
        .default_json = "0",
        .example_json = "12",
-       .doc = "The most microbatches of a step that one rank gets. 0: twice gradient_accumulation.",
+       .doc = "The most microbatches of a step that one rank gets. 0: twice as many as a rank has at first, which is "
+              "gradient_accumulation, or the longest of the even runs of deal.microbatches.",
        .cost = "With reproducible, memory for the sums that wait on such a rank, and their bytes between ranks.",
        .only_if = with_deal_by_speed()},
       {.pointer = "/deal/microbatches",

@@ -332,12 +332,12 @@ std::vector<StrategyKey> step_keys() {
        .example_json = "2",
        .doc =
            "The most microbatches of slower ranks that a rank makes again in a step when it has ended its own. The "
-           "first "
-           "result counts, and the bits do not depend on whose it is. It goes with reproducible, on the ranks of one "
-           "host, and with a program that asks Engine::microbatch before each microbatch.",
+           "first result counts, and the bits do not depend on whose it is. It goes with reproducible, and with a "
+           "program that asks Engine::microbatch before each microbatch.",
        .cost =
            "Memory for the whole gradients of so many microbatches, and their bytes between ranks. An all-gather of "
-           "so many numbers in each step, and sometimes a microbatch that another rank has ended first.",
+           "so many numbers in each step, and sometimes a microbatch that another rank has ended first. Where ranks "
+           "share no memory, two to four small questions to the job's store for each microbatch.",
        .only_if = with_deal_by_speed()},
       {.pointer = "/gradient_clipping",
        .field = number_field(AT(gradient_clipping)),

@@ -1,6 +1,7 @@
 #include "runtime/comm/mesh_groups.h"
 
 #include <algorithm>
+#include <exception>
 
 #include "runtime/base/status.h"
 #include "runtime/comm/flight_recorder.h"
@@ -45,6 +46,11 @@ MeshGroups::MeshGroups(Topology topology, std::shared_ptr<GroupFactory> factory,
       factory_(std::move(factory)),
       store_(std::move(store)),
       watch_(topology_.rank, topology_.world_size, store_, [this](const absl::Status& reason) { abort(reason); }) {}
+
+/// A program that gives its mesh back without a failure ends well, whether it has said so (`leave`) or not.
+MeshGroups::~MeshGroups() {
+  if (status().ok() && std::uncaught_exceptions() == 0) watch_.tell_end();
+}
 
 Mesh MeshGroups::make_mesh(Topology topology, std::shared_ptr<GroupFactory> factory,
                            std::shared_ptr<KeyValueStore> store) {

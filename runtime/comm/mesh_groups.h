@@ -63,6 +63,7 @@ struct HostAxes {
 /// The inside of a Mesh, shared by all its copies. It makes groups of ranks and ends them. It is thread-safe.
 class MeshGroups {
  public:
+  ~MeshGroups();
   static Mesh make_mesh(Topology topology, std::shared_ptr<GroupFactory> factory, std::shared_ptr<KeyValueStore> store);
   static MeshGroups& of(const Mesh& mesh) { return *mesh.groups_; }
 

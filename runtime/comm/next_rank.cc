@@ -44,7 +44,7 @@ NextRank::NextRank(int rank, int world_size, std::string address)
     : rank_(rank), world_size_(world_size), next_((rank + 1) % world_size), address_(std::move(address)) {
   SocketAddress here = numeric_address(address_, 0);
   if (here.length == 0) return;
-  const int fd = ::socket(here.storage.ss_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  const int fd = ::socket(here.storage.ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
   if (fd < 0) return;
   if (::bind(fd, here.raw(), here.length) == 0 && ::listen(fd, SOMAXCONN) == 0 &&
       ::getsockname(fd, here.raw(), &here.length) == 0) {
@@ -54,6 +54,8 @@ NextRank::NextRank(int rank, int world_size, std::string address)
     ::close(fd);
   }
 }
+
+NextRank::NextRank(int watched) : rank_(-1), world_size_(0), next_(watched) {}
 
 NextRank::~NextRank() {
   if (connection_ >= 0) ::close(connection_);
@@ -91,10 +93,20 @@ bool NextRank::is_watched() const {
   return connection_ >= 0 || (!vanished_address_.empty() && address_of(place_) == vanished_address_);
 }
 
-// The other end sends nothing, so only an end can be read.
+// The other end sends nothing before its end, so only an end can be read.
 bool NextRank::has_ended() {
   pollfd readable{connection_, POLLIN, 0};
-  return (connection_ < 0 || ::poll(&readable, 1, 0) > 0) && !connect(std::string(place_));
+  return (connection_ < 0 || ::poll(&readable, 1, 0) > 0) && (has_ended_well() || !connect(std::string(place_)));
+}
+
+bool NextRank::has_ended_well() const {
+  char word = 0;
+  return connection_ >= 0 && ::recv(connection_, &word, 1, MSG_PEEK | MSG_DONTWAIT) == 1;
+}
+
+void NextRank::tell_end() const {
+  for (int watcher = 0; (watcher = ::accept4(listener_, nullptr, nullptr, SOCK_CLOEXEC)) >= 0; ::close(watcher))
+    ::send(watcher, "", 1, MSG_NOSIGNAL);
 }
 
 bool NextRank::go_on() {

@@ -8,8 +8,8 @@ namespace tessera {
 
 /// Notices that the process of the next rank (the rank after the own one; after the last comes 0) has ended, however it
 /// ended and whatever its other connections say: an idle TCP connection leads there, and the kernel of that host ends
-/// it with the process. Each rank therefore listens at a port, and nothing is ever sent or accepted there. Connections
-/// wait in the kernel's queue, which costs no descriptor.
+/// it with the process. Each rank therefore listens at a port. Connections wait in the kernel's queue, which costs no
+/// descriptor, and nothing is sent over them until the rank is about to end well (tell_end).
 ///
 /// A host that vanishes says nothing, so the kernel asks for a sign of life every few seconds (TCP's keepalive), and
 /// ends the connection about nine seconds after the last one. The process there need not do anything for it, so one
@@ -24,6 +24,8 @@ class NextRank {
  public:
   /// Opens this rank's port. `address`: the numeric address at which the other ranks reach this host.
   NextRank(int rank, int world_size, std::string address);
+  /// Watches another rank than the next one, and opens no port.
+  explicit NextRank(int watched);
   ~NextRank();
   NextRank(const NextRank&) = delete;
   NextRank& operator=(const NextRank&) = delete;
@@ -48,6 +50,10 @@ class NextRank {
   /// Returns whether there is no connection any more, and the next rank takes no other. It takes a second at most.
   /// REQUIRES: is_watched().
   bool has_ended();
+  /// Returns whether the rank that was connected to has told its end.
+  bool has_ended_well() const;
+  /// Tells those that watch this rank that it ends well, so that nobody counts it as gone. Any thread may call it.
+  void tell_end() const;
   /// Returns whether the next rank's host did not answer at all when it was last connected to.
   bool is_silent() const { return is_silent_; }
   /// Watches the rank after the next one from now on, since the next one is gone. If its host was silent, other ranks

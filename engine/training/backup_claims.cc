@@ -44,7 +44,7 @@ class CountersInStore final : public BackupClaims::Counters {
  public:
   CountersInStore(Collectives& group, KeyValueStore& store)
       : own_(store.connected_anew()), store_(own_ ? *own_ : store) {
-    std::int64_t number = 0;  // of the Engines and plans of the job that have claims
+    std::int64_t number = 0;  // counts the Engines and plans of the job that have claims
     if (group.rank() == 0) number = value_or_throw(store_.add("claims", 1));
     throw_if_error(group.broadcast(kWhat, &number, sizeof number, 0).wait());
     prefix_ = "claims/" + std::to_string(number) + "/";

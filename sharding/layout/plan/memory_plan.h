@@ -337,8 +337,8 @@ class MemoryPlan {
   /// Returns whether the second copy holds parameters of this dtype as int8 codes.
   bool rounds_secondary(DType dtype) const;
   /// Returns the bytes of this rank's part of a group's second copy, in whole cache lines. The second number is that of
-  /// all groups of units that it holds (they count in MemoryCategory::kParameters), and the third is that of the largest group's codes on
-  /// their way to a slot (in kSlots).
+  /// all groups of units that the copy holds (they count in MemoryCategory::kParameters), and the third is that of the
+  /// largest group's codes on their way to a slot (in kSlots).
   std::int64_t secondary_bytes_of(const GroupShape& group) const;
   std::int64_t secondary_bytes() const;
   std::int64_t secondary_codes_bytes() const;

@@ -19,12 +19,12 @@ constexpr std::int64_t kClaim = std::int64_t{1} << 32;
 /// as this rank needs for one.
 constexpr double kOvertakes = 1.5;
 
-constexpr char kWhat[] = "claims of microbatches";
+constexpr char kClaimsLabel[] = "claims of microbatches";
 
 class CountersInMemory final : public BackupClaims::Counters {
  public:
   CountersInMemory(Collectives& group, std::int64_t count)
-      : memory_(Arena::common(kWhat, count * static_cast<std::int64_t>(sizeof(Word)), group)) {}
+      : memory_(Arena::common(kClaimsLabel, count * static_cast<std::int64_t>(sizeof(Word)), group)) {}
 
   std::int64_t add(std::int64_t counter, std::int64_t amount) override {
     return word(counter).fetch_add(amount) + amount;
@@ -46,7 +46,7 @@ class CountersInStore final : public BackupClaims::Counters {
       : own_(store.connected_anew()), store_(own_ ? *own_ : store) {
     std::int64_t number = 0;  // counts the Engines and plans of the job that have claims
     if (group.rank() == 0) number = value_or_throw(store_.add("claims", 1));
-    throw_if_error(group.broadcast(kWhat, &number, sizeof number, 0).wait());
+    throw_if_error(group.broadcast(kClaimsLabel, &number, sizeof number, 0).wait());
     prefix_ = "claims/" + std::to_string(number) + "/";
   }
 
@@ -78,8 +78,6 @@ BackupClaims::BackupClaims(std::shared_ptr<Collectives> group, const MicrobatchO
       all_computed_(static_cast<std::size_t>(order.ranks)) {
   begin_step(order);
 }
-
-BackupClaims::~BackupClaims() = default;
 
 void BackupClaims::begin_step(const MicrobatchOrder& order) {
   if (step_ > 0) counters_->reset(counter_of_rank(group_->rank()));

@@ -32,7 +32,6 @@ class BackupClaims {
  public:
   /// `group` has all ranks. `store` is the job's, and must outlive this object. It is collective.
   BackupClaims(std::shared_ptr<Collectives> group, const MicrobatchOrder& order, KeyValueStore& store);
-  ~BackupClaims();
 
   /// Counters that all ranks add to.
   class Counters {

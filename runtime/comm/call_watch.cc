@@ -271,7 +271,8 @@ void CallWatch::look_after_next() {
   if (!rank.has_ended()) return next_.ended.reset();
   next_.is_done = rank.has_ended_well();
   if (!next_.ended) next_.ended = Clock::now();
-  if (next_.is_done || Clock::now() - *next_.ended < kForLastCalls) return;
+  // Other ranks of a host that has vanished need not be waited for.
+  if (next_.is_done || (rank.is_connected() && Clock::now() - *next_.ended < kForLastCalls)) return;
   host_has_vanished_ = rank.is_silent();
   const bool is_told = ask_in_time(connection_, [key = key_of_gone_rank(rank.rank())](KeyValueStore& store) {
     store.set(key, "").IgnoreError();

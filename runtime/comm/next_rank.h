@@ -45,6 +45,7 @@ class NextRank {
   /// Connects to `place`, the next rank's address and port, also anew. It takes a second at most. Returns false if that
   /// failed.
   bool connect(const std::string& place);
+  bool is_connected() const { return connection_ >= 0; }  ///< or was, before it ended
   /// Returns whether the next rank was connected to, or is on a host that has vanished (go_on).
   bool is_watched() const;
   /// Returns whether there is no connection any more, and the next rank takes no other. It takes a second at most.

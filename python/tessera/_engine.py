@@ -170,8 +170,8 @@ class Engine:
     def microbatches(self) -> range:
         """Returns the microbatches of this step that this rank computes. They are neighbours among those of all ranks.
 
-        With "deal" by speed a step may change them, so ask after each one and tell the data (`TokenBatches.deal`).
-        Raises Error (64) where ranks take turns, so that a rank's microbatches are no neighbours.
+        With "deal" by speed a step may change them, so ask after each one and tell the data (`TokenBatches.deal`,
+        `RankSampler.deal`). Raises Error (64) where ranks take turns, so that a rank's microbatches are no neighbours.
         """
         return range(*self._live().microbatches())
 

@@ -1,6 +1,7 @@
 #include "runtime/comm/mesh_groups.h"
 
 #include <algorithm>
+#include <cstdlib>
 #include <exception>
 
 #include "runtime/base/status.h"
@@ -45,11 +46,36 @@ MeshGroups::MeshGroups(Topology topology, std::shared_ptr<GroupFactory> factory,
     : topology_(std::move(topology)),
       factory_(std::move(factory)),
       store_(std::move(store)),
-      watch_(topology_.rank, topology_.world_size, store_, [this](const absl::Status& reason) { abort(reason); }) {}
+      watch_(topology_.rank, topology_.world_size, store_, [this](const absl::Status& reason) { abort(reason); }) {
+  Living& known = living();
+  const MutexLock lock(known.mutex);
+  known.meshes.insert(this);
+}
 
-/// A program that gives its mesh back without a failure ends well, whether it has said so (`leave`) or not.
+/// A program that gives its mesh back without a failure ends well, whether it has said so (`leave`) or not. So does one
+/// that ends with exit code 0 and never gives it back.
 MeshGroups::~MeshGroups() {
+  {
+    Living& known = living();
+    const MutexLock lock(known.mutex);
+    known.meshes.erase(this);
+  }
   if (status().ok() && std::uncaught_exceptions() == 0) watch_.tell_end();
+}
+
+MeshGroups::Living& MeshGroups::living() {
+  static Living* const living = [] {
+    ::on_exit(
+        [](int code, void*) {
+          Living& known = MeshGroups::living();
+          const MutexLock lock(known.mutex);
+          for (const MeshGroups* mesh : known.meshes)
+            if (code == 0 && mesh->status().ok()) mesh->watch_.tell_end();
+        },
+        nullptr);
+    return new Living;  // threads may give meshes back until the process has ended
+  }();
+  return *living;
 }
 
 Mesh MeshGroups::make_mesh(Topology topology, std::shared_ptr<GroupFactory> factory,

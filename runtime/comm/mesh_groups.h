@@ -4,6 +4,7 @@
 
 #include <map>
 #include <memory>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -119,6 +120,12 @@ class MeshGroups {
  private:
   MeshGroups(Topology topology, std::shared_ptr<GroupFactory> factory, std::shared_ptr<KeyValueStore> store);
   static constexpr const char* kUser = "user";
+  /// The meshes of this process, for its exit.
+  struct Living {
+    Mutex mutex;
+    std::set<const MeshGroups*> meshes ABSL_GUARDED_BY(mutex);
+  };
+  static Living& living();
   struct SharedWorld {
     std::shared_ptr<Collectives> group, control;
   };

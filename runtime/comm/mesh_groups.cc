@@ -1,5 +1,7 @@
 #include "runtime/comm/mesh_groups.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <cstdlib>
 #include <exception>
@@ -65,15 +67,17 @@ MeshGroups::~MeshGroups() {
 
 MeshGroups::Living& MeshGroups::living() {
   static Living* const living = [] {
+    auto* const known = new Living;  // it is never deleted: threads may give meshes back until the process has ended
     ::on_exit(
-        [](int code, void*) {
-          Living& known = MeshGroups::living();
+        [](int code, void* given) {
+          Living& known = *static_cast<Living*>(given);
+          if (code != 0 || getpid() != known.process) return;
           const MutexLock lock(known.mutex);
           for (const MeshGroups* mesh : known.meshes)
-            if (code == 0 && mesh->status().ok()) mesh->watch_.tell_end();
+            if (mesh->status().ok()) mesh->watch_.tell_end();
         },
-        nullptr);
-    return new Living;  // threads may give meshes back until the process has ended
+        known);
+    return known;
   }();
   return *living;
 }

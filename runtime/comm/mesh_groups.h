@@ -1,6 +1,8 @@
 #pragma once
 
 #include <absl/status/statusor.h>
+#include <sys/types.h>
+#include <unistd.h>
 
 #include <map>
 #include <memory>
@@ -120,8 +122,9 @@ class MeshGroups {
  private:
   MeshGroups(Topology topology, std::shared_ptr<GroupFactory> factory, std::shared_ptr<KeyValueStore> store);
   static constexpr const char* kUser = "user";
-  /// The meshes of this process, for its exit.
+  /// The meshes of this process, for its exit. A process that is forked from it tells nothing.
   struct Living {
+    const pid_t process = getpid();
     Mutex mutex;
     std::set<const MeshGroups*> meshes ABSL_GUARDED_BY(mutex);
   };

@@ -105,8 +105,12 @@ bool NextRank::has_ended_well() const {
 }
 
 void NextRank::tell_end() const {
-  for (int watcher = 0; (watcher = ::accept4(listener_, nullptr, nullptr, SOCK_CLOEXEC)) >= 0; ::close(watcher))
+  for (int left = SOMAXCONN; left > 0; --left) {  // strangers may connect for ever
+    const int watcher = ::accept4(listener_, nullptr, nullptr, SOCK_CLOEXEC);
+    if (watcher < 0) return;
     ::send(watcher, "", 1, MSG_NOSIGNAL);
+    ::close(watcher);
+  }
 }
 
 bool NextRank::go_on() {

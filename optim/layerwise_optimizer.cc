@@ -1,8 +1,36 @@
 #include "optim/layerwise_optimizer.h"
 
 #include "optim/trust_ratio.h"
+#include "runtime/config/optimizer_rows.h"
 
 namespace tessera {
+namespace {
+
+constexpr bool adapts_rates(OptimizerType type) {
+  using namespace optimizer_traits;
+  switch (type) {
+#define TESSERA_CASE(enumerator, word, text, traits, ...) \
+  case OptimizerType::enumerator:                         \
+    return ((traits)&kLayers) != 0;
+    TESSERA_OPTIMIZER_TYPES(TESSERA_CASE)
+#undef TESSERA_CASE
+  }
+  return false;
+}
+
+template <class Rule>
+constexpr bool kSaysRatio = requires {
+  &Rule::trust_ratio;
+};
+
+// Without one, a rate that norms should adapt would stay as it is.
+#define TESSERA_CHECK(enumerator, Rule)                                       \
+  static_assert(!adapts_rates(OptimizerType::enumerator) || kSaysRatio<Rule>, \
+                "a rule whose row has kLayers needs trust_ratio (optim/rules/rule.h)");
+TESSERA_STEP_RULES(TESSERA_CHECK)
+#undef TESSERA_CHECK
+
+}  // namespace
 
 LayerwiseOptimizer::LayerwiseOptimizer(const OptimizerConfig& config, const EmaConfig& ema, InstructionSet set)
     : elements_(config, ema, set), trust_coefficient_(config.trust_coefficient), loops_(step_loops(set)) {}

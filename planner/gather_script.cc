@@ -107,7 +107,7 @@ void GatherScript::wait(int index, ScriptWriter& writer) {
   Unit& unit = this->unit(index);
   if (!unit.is_posted) post(index, writer);
   end_calls(index, unit.has_copy ? writer.secondary_links() : writer.links(Axis::kShard), writer);
-  if (plan_.has_secondary()) {
+  if (plan_.secondary_holds(static_cast<std::size_t>(index))) {
     unit.has_copy = true;
     if (plan_.placement().secondary.is_rounded()) {
       post_inside(index, writer);

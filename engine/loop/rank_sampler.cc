@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "engine/loop/dealt_samples.h"
 #include "runtime/border/expect.h"
 #include "runtime/data/permutation.h"
 #include "tessera/error.h"
@@ -23,7 +24,27 @@ RankSampler::RankSampler(std::size_t num_samples, const Mesh& mesh, const RankSa
       options_(options),
       epoch_(options.epoch) {
   expect_enough();
+  if (options.microbatches == 0 && options.batch == 0) return;
+  const SamplerOptions sampling{.num_samples = static_cast<std::int64_t>(num_samples),
+                                .batch = options.batch,
+                                .rank = mesh.rank(),
+                                .world_size = mesh.world_size(),
+                                .seed = options.seed,
+                                .shuffle = options.shuffle,
+                                .tail = options.tail,
+                                .microbatches = options.microbatches};
+  dealt_ = std::make_shared<DealtSamples>(sampling, options.epoch);
 }
+
+DealtSamples& RankSampler::dealt(const char* what) const {
+  expect(dealt_ != nullptr, what,
+         " of a sampler that deals samples one by one. hint: give it microbatches and batch (RankSamplerOptions)");
+  return *dealt_;
+}
+
+void RankSampler::deal(const MicrobatchRun& run) { dealt("RankSampler::deal").deal(run); }
+std::vector<std::size_t> RankSampler::of(std::int64_t microbatch) { return dealt("RankSampler::of").of(microbatch); }
+void RankSampler::end_step() { dealt("RankSampler::end_step").end_step(); }
 
 void RankSampler::expect_enough() const {
   const std::size_t wanted = options_.tail == Tail::kDrop ? world_size_ : 1;
@@ -37,22 +58,34 @@ std::size_t RankSampler::share_of(std::size_t samples) const {
   return is_padded_ || rank_ < rest ? whole + 1 : whole;
 }
 
-std::size_t RankSampler::size() const { return share_of(num_samples_); }
+std::size_t RankSampler::size() const {
+  return deals() ? static_cast<std::size_t>(dealt_->microbatches_per_epoch() * options_.batch) : share_of(num_samples_);
+}
+
+std::int64_t RankSampler::epoch() const { return dealt_ ? dealt_->epoch() : epoch_; }
 
 void RankSampler::reset(std::optional<std::size_t> new_size) {
   is_padded_ = !UnpaddedEpoch::lives();
-  const bool goes_on = std::exchange(goes_on_, false) && !new_size && left() > 0;
-  if (goes_on) return;
   if (new_size) {
     num_samples_ = *new_size;
     expect_enough();
+    if (dealt_) dealt_->resize(static_cast<std::int64_t>(num_samples_));
   }
+  if (deals()) return dealt_->begin_epoch();
+  const bool goes_on = std::exchange(goes_on_, false) && !new_size && left() > 0;
+  if (goes_on) return;
   if (has_begun_) ++epoch_;
   has_begun_ = true;
   begin_ = taken_ = 0;
 }
 
 std::optional<std::vector<std::size_t>> RankSampler::next(std::size_t batch_size) {
+  if (deals()) {
+    expect(static_cast<std::int64_t>(batch_size) == options_.batch, "RankSampler deals microbatches of ",
+           options_.batch, " samples, and was asked for ", batch_size,
+           ". hint: give the DataLoader that batch size (RankSamplerOptions::batch)");
+    return dealt_->next();
+  }
   has_begun_ = true;
   goes_on_ = false;
   const std::size_t count = std::min(batch_size, left());
@@ -67,6 +100,7 @@ std::optional<std::vector<std::size_t>> RankSampler::next(std::size_t batch_size
 }
 
 SamplerCursor RankSampler::cursor() const {
+  if (dealt_) return dealt_->cursor();
   const bool is_over = left() == 0;
   const std::size_t consumed = is_over ? 0 : begin_ + taken_ * world_size_;
   return {is_over ? epoch_ + 1 : epoch_, static_cast<std::int64_t>(consumed), static_cast<std::int64_t>(num_samples_),
@@ -74,6 +108,7 @@ SamplerCursor RankSampler::cursor() const {
 }
 
 void RankSampler::resume(const SamplerCursor& cursor) {
+  if (dealt_) return dealt_->resume(cursor);
   const auto expect_same = [](const char* what, auto was, auto is) {
     if (was == is) return;
     throw Error(ExitCode::kConfig,
@@ -98,9 +133,11 @@ void RankSampler::go_to(std::int64_t epoch, std::size_t begin, std::size_t taken
 void RankSampler::save(torch::serialize::OutputArchive& archive) const {
   archive.write("samples", c10::IValue(static_cast<std::int64_t>(num_samples_)));
   archive.write("ranks", c10::IValue(static_cast<std::int64_t>(world_size_)));
-  archive.write("epoch", c10::IValue(epoch_));
-  archive.write("taken", c10::IValue(static_cast<std::int64_t>(taken_)));
-  archive.write("begin", c10::IValue(static_cast<std::int64_t>(begin_)));
+  const SamplerCursor place =
+      dealt_ ? cursor() : SamplerCursor{.epoch = epoch_, .consumed = static_cast<std::int64_t>(begin_)};
+  archive.write("epoch", c10::IValue(place.epoch));
+  archive.write("taken", c10::IValue(static_cast<std::int64_t>(dealt_ ? 0 : taken_)));
+  archive.write("begin", c10::IValue(place.consumed));
 }
 
 void RankSampler::load(torch::serialize::InputArchive& archive) {
@@ -121,6 +158,7 @@ void RankSampler::load(torch::serialize::InputArchive& archive) {
              static_cast<std::size_t>(taken) <= share_of(num_samples_ - behind),
          "RankSampler: the archive's place, epoch ", epoch, " and ", taken,
          " samples taken, is none of this epoch. [T0201] hint: it was cut short; begin the epoch anew");
+  if (dealt_) return dealt_->resume({epoch, begin.toInt(), samples, options_.seed, options_.shuffle});
   go_to(epoch, behind, static_cast<std::size_t>(taken));
 }
 

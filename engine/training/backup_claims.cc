@@ -1,30 +1,78 @@
 #include "engine/training/backup_claims.h"
 
 #include <algorithm>
+#include <atomic>
+#include <string>
 #include <utility>
 
 #include "runtime/border/throw.h"
+#include "sharding/arena.h"
 #include "tessera/span.h"
 
 namespace tessera {
 namespace {
 
-/// A word is the number of a step, and in its lowest bits what has become of the microbatch in that step: kMade, or 1 +
-/// the rank that has claimed it.
-constexpr int kStateBits = 24;
-constexpr std::uint64_t kMade = std::uint64_t{1} << (kStateBits - 1);
-std::uint64_t word_of(std::uint64_t step, std::uint64_t state) { return step << kStateBits | state; }
-std::uint64_t step_of(std::uint64_t word) { return word >> kStateBits; }
+/// A rank's counter has the microbatches that it has ended in its lower half, and the claims in its upper half.
+constexpr std::int64_t kClaim = std::int64_t{1} << 32;
 
 /// A microbatch of another rank is worth a claim if that rank would need this many times as long for what it has left
 /// as this rank needs for one.
 constexpr double kOvertakes = 1.5;
 
+constexpr char kClaimsLabel[] = "claims of microbatches";
+
+class CountersInMemory final : public BackupClaims::Counters {
+ public:
+  CountersInMemory(Collectives& group, std::int64_t count)
+      : memory_(Arena::common(kClaimsLabel, count * static_cast<std::int64_t>(sizeof(Word)), group)) {}
+
+  std::int64_t add(std::int64_t counter, std::int64_t amount) override {
+    return word(counter).fetch_add(amount) + amount;
+  }
+  void reset(std::int64_t counter) override { word(counter).store(0); }
+
+ private:
+  using Word = std::atomic<std::int64_t>;
+  static_assert(Word::is_always_lock_free);
+  Word& word(std::int64_t counter) const { return reinterpret_cast<Word*>(memory_.data())[counter]; }
+
+  const Arena memory_;
+};
+
+/// The store keeps every key while the job runs, so each counter has one key for all steps.
+class CountersInStore final : public BackupClaims::Counters {
+ public:
+  CountersInStore(Collectives& group, KeyValueStore& store)
+      : own_(store.connected_anew()), store_(own_ ? *own_ : store) {
+    std::int64_t number = 0;  // counts the Engines and plans of the job that have claims
+    if (group.rank() == 0) number = value_or_throw(store_.add("claims", 1));
+    throw_if_error(group.broadcast(kClaimsLabel, &number, sizeof number, 0).wait());
+    prefix_ = "claims/" + std::to_string(number) + "/";
+  }
+
+  std::int64_t add(std::int64_t counter, std::int64_t amount) override {
+    return value_or_throw(store_.add(prefix_ + std::to_string(counter), amount));
+  }
+  void reset(std::int64_t counter) override { throw_if_error(store_.set(prefix_ + std::to_string(counter), "0")); }
+
+ private:
+  const std::shared_ptr<KeyValueStore> own_;  ///< another connection, on which nobody else waits; may be null
+  KeyValueStore& store_;
+  std::string prefix_;
+};
+
+std::unique_ptr<BackupClaims::Counters> make_counters(Collectives& group, const MicrobatchOrder& order,
+                                                      KeyValueStore& store) {
+  if (group.shares_memory()) return std::make_unique<CountersInMemory>(group, 2 * (order.ranks + order.all()));
+  return std::make_unique<CountersInStore>(group, store);
+}
+
 }  // namespace
 
-BackupClaims::BackupClaims(std::shared_ptr<Collectives> group, const MicrobatchOrder& order)
+BackupClaims::BackupClaims(std::shared_ptr<Collectives> group, const MicrobatchOrder& order, KeyValueStore& store)
     : group_(std::move(group)),
-      memory_(Arena::common("claims of microbatches", order.all() * static_cast<std::int64_t>(sizeof(Word)), *group_)),
+      counters_(make_counters(*group_, order, store)),
+      order_(order),
       message_(static_cast<std::size_t>(2 + order.backups)),
       messages_(message_.size() * static_cast<std::size_t>(order.ranks)),
       all_computed_(static_cast<std::size_t>(order.ranks)) {
@@ -32,31 +80,43 @@ BackupClaims::BackupClaims(std::shared_ptr<Collectives> group, const MicrobatchO
 }
 
 void BackupClaims::begin_step(const MicrobatchOrder& order) {
+  if (step_ > 0) counters_->reset(counter_of_rank(group_->rank()));
+  for (const std::int64_t microbatch : shared_) counters_->reset(counter_of_ends(microbatch));
+  shared_.clear();
   order_ = order;
   ++step_;
-  next_ = order_.run_of(group_->rank()).begin;
+  next_ = own_run().begin;
   turn_.reset();
-  claims_ = computed_ = 0;
+  claims_ = computed_ = claimed_ = 0;
   made_again_.clear();
 }
 
-std::int64_t BackupClaims::round() const {
-  return turn_ ? order_.longest_run() + *turn_ : *next_ - order_.run_of(group_->rank()).begin;
+std::int64_t BackupClaims::round() const { return turn_ ? order_.longest_run() + *turn_ : *next_ - own_run().begin; }
+
+BackupClaims::Progress BackupClaims::add(int rank, std::int64_t amount) const {
+  const std::int64_t value = counters_->add(counter_of_rank(rank), amount);
+  return {value % kClaim, value / kClaim};
 }
 
-bool BackupClaims::is_open(std::int64_t microbatch) const { return step_of(word(microbatch).load()) != step_; }
+bool BackupClaims::is_made(std::int64_t microbatch) const { return counters_->add(counter_of_ends(microbatch), 0) > 0; }
 
-bool BackupClaims::is_made(std::int64_t microbatch) const { return word(microbatch).load() == word_of(step_, kMade); }
-
-/// Returns false if another rank was the first.
+/// Counts an end of a microbatch that was claimed. Returns false if the other rank was the first.
 bool BackupClaims::make(std::int64_t microbatch) {
-  return word(microbatch).exchange(word_of(step_, kMade)) != word_of(step_, kMade);
+  shared_.push_back(microbatch);
+  return counters_->add(counter_of_ends(microbatch), 1) == 1;
 }
 
 bool BackupClaims::end() {
   ++computed_;
-  const bool counts = make(*next_);
-  if (turn_ && counts) made_again_.push_back(*next_);
+  const std::int64_t ended = *next_;
+  bool counts = true;
+  if (turn_) {
+    counts = make(ended);
+    if (counts) made_again_.push_back(ended);
+  } else {
+    claimed_ = add(group_->rank(), 1).claimed;
+    if (ended >= own_run().end - claimed_) counts = make(ended);  // else a later claim comes too late
+  }
   choose(/*run_goes_on=*/counts && !turn_);
   return counts;
 }
@@ -68,8 +128,8 @@ void BackupClaims::pass_over() {
 
 void BackupClaims::choose(bool run_goes_on) {
   if (run_goes_on) {
-    const std::int64_t following = *next_ + 1;
-    if (following < order_.run_of(group_->rank()).end && !is_made(following)) {
+    const std::int64_t following = *next_ + 1, end = own_run().end;
+    if (following < end && (following < end - claimed_ || !is_made(following))) {
       next_ = following;
       return;
     }
@@ -80,35 +140,33 @@ void BackupClaims::choose(bool run_goes_on) {
 
 std::optional<std::int64_t> BackupClaims::claim() {
   while (claims_ < order_.backups) {
-    const std::optional<std::int64_t> found = of_slowest();
-    if (!found) return std::nullopt;
-    std::uint64_t seen = word(*found).load();
-    const auto state = static_cast<std::uint64_t>(1 + group_->rank());
-    if (step_of(seen) == step_ || !word(*found).compare_exchange_strong(seen, word_of(step_, state))) continue;
+    const std::optional<int> slow = slowest();
+    if (!slow) return std::nullopt;
+    const TreeBlock run = order_.run_of(*slow);
+    const Progress now = add(*slow, kClaim);
+    const std::int64_t claimed = run.end - now.claimed;
+    if (claimed < run.begin + now.ended) continue;  // it was ended meanwhile, or others have claimed the rest
     ++claims_;
-    return found;
+    return claimed;
   }
   return std::nullopt;
 }
 
-/// Returns the last open microbatch of the rank that will end last, if that is late enough. All ranks began the step
-/// together, so the microbatches that they have made since say how fast they are.
-std::optional<std::int64_t> BackupClaims::of_slowest() const {
-  std::optional<std::int64_t> found;
+/// Returns the rank that will end last, if that is late enough and it has a microbatch that nobody has claimed. All
+/// ranks began the step together, so the microbatches that they have ended since say how fast they are.
+std::optional<int> BackupClaims::slowest() const {
+  std::optional<int> found;
   double longest = kOvertakes / static_cast<double>(computed_);  // in the time since the step began
   for (int rank = 0; rank < order_.ranks; ++rank) {
     if (rank == group_->rank()) continue;
-    TreeBlock open = order_.run_of(rank);
-    std::int64_t made = 0;
-    for (; open.numel() > 0 && is_made(open.begin); ++open.begin) ++made;
-    while (open.numel() > 0 && !is_open(open.end - 1)) --open.end;
-    if (open.numel() <= 0) continue;
+    const Progress now = add(rank, 0);
+    const std::int64_t open = order_.run_of(rank).numel() - now.ended - now.claimed;
+    if (open <= 0) continue;
     // It has made half of the one that it is about on average.
-    const double left =
-        (static_cast<double>(open.numel()) - 0.5) / static_cast<double>(std::max<std::int64_t>(made, 1));
+    const double left = (static_cast<double>(open) - 0.5) / static_cast<double>(std::max<std::int64_t>(now.ended, 1));
     if (left <= longest) continue;
     longest = left;
-    found = open.end - 1;
+    found = rank;
   }
   return found;
 }

@@ -1,6 +1,5 @@
 #pragma once
 
-#include <atomic>
 #include <cstdint>
 #include <iterator>
 #include <memory>
@@ -9,26 +8,41 @@
 #include <vector>
 
 #include "runtime/comm/collectives.h"
-#include "sharding/arena.h"
+#include "runtime/comm/key_value_store.h"
 #include "sharding/layout/plan/microbatch_order.h"
 
 namespace tessera {
 
 /// Says which microbatch of a step this rank makes next, where ranks make those of slower ranks again ("deal.backups").
-/// There is a word for each microbatch of a step in memory that all ranks share, so a claim costs an atomic exchange
-/// and sends nothing.
+/// Ranks tell each other by counters: in memory that all of them share, where a claim sends nothing, or else in the
+/// job's store, where it is a question and an answer.
 ///
-/// A rank makes its own run from the front. When that has ended, it claims microbatches of the slowest rank from the
-/// back, each unless another rank has claimed it. Whoever ends a microbatch first has made it, and the other result
-/// does not count; both are the same leaf of the step's tree. A rank whose next microbatch was made by another one
-/// leaves the rest of its run to those that have claimed it. So what ranks make again are the ends of runs.
+/// A rank makes its own run from the front. When that has ended, it claims microbatches of the slowest rank, each time
+/// the last one of its run that nobody has claimed. Whoever ends a claimed microbatch first has made it, and the other
+/// result does not count; both are the same leaf of the step's tree. A rank whose next microbatch was made by another
+/// one leaves the rest of its run to those that have claimed it. So what ranks make again are the ends of runs.
 ///
-/// Training owns one and calls it from the thread that trains. Between steps ranks have met, so nobody looks at the
-/// words of an earlier step any more.
+/// A rank has one counter for both ends of its run: how many microbatches it has ended, and how many were claimed. One
+/// addition changes the one and shows the other, so a rank that ends a microbatch knows whether another one makes it
+/// too. Each microbatch has a second counter, of ends, which those two ranks alone use. Steps take turns in two sets of
+/// counters: between steps ranks have met, so each sets its own counters of the last step to 0 during the next one.
+///
+/// Training owns one and calls it from the thread that trains.
 class BackupClaims {
  public:
-  /// `group` has all ranks, which share memory. It is collective.
-  BackupClaims(std::shared_ptr<Collectives> group, const MicrobatchOrder& order);
+  /// `group` has all ranks. `store` is the job's, and must outlive this object. It is collective.
+  BackupClaims(std::shared_ptr<Collectives> group, const MicrobatchOrder& order, KeyValueStore& store);
+
+  /// Counters that all ranks add to.
+  class Counters {
+   public:
+    virtual ~Counters() = default;
+    /// Adds to a counter, which begins with 0, and returns its new value. Throws tessera::Error (75) where the process
+    /// that has the counters is gone.
+    virtual std::int64_t add(std::int64_t counter, std::int64_t amount) = 0;
+    /// Sets a counter to 0. REQUIRES: no other rank uses it meanwhile.
+    virtual void reset(std::int64_t counter) = 0;
+  };
 
   /// Begins a step with the runs of `order`. All ranks call it alike.
   void begin_step(const MicrobatchOrder& order);
@@ -56,24 +70,30 @@ class BackupClaims {
   double communication_seconds() const { return seconds_; }
 
  private:
-  using Word = std::atomic<std::uint64_t>;
-  static_assert(Word::is_always_lock_free);
+  /// How far a run has come, from both of its ends.
+  struct Progress {
+    std::int64_t ended = 0, claimed = 0;
+  };
 
-  Word& word(std::int64_t microbatch) const { return reinterpret_cast<Word*>(memory_.data())[microbatch]; }
-  bool is_open(std::int64_t microbatch) const;
+  std::int64_t counter_of_rank(int rank) const { return step_ % 2 * (order_.ranks + order_.all()) + rank; }
+  std::int64_t counter_of_ends(std::int64_t microbatch) const { return counter_of_rank(order_.ranks) + microbatch; }
+  TreeBlock own_run() const { return order_.run_of(group_->rank()); }
+  Progress add(int rank, std::int64_t amount) const;
   bool is_made(std::int64_t microbatch) const;
   bool make(std::int64_t microbatch);
   void choose(bool run_goes_on);
   std::optional<std::int64_t> claim();
-  std::optional<std::int64_t> of_slowest() const;
+  std::optional<int> slowest() const;
 
   const std::shared_ptr<Collectives> group_;
+  const std::unique_ptr<Counters> counters_;
   MicrobatchOrder order_;
-  Arena memory_;
-  std::uint64_t step_ = 0;  ///< the number of calls of begin_step; a word of an earlier step counts as open
+  std::int64_t step_ = 0;  ///< the number of calls of begin_step
   std::optional<std::int64_t> next_;
   std::optional<int> turn_;
   std::int64_t claims_ = 0, computed_ = 0;
+  std::int64_t claimed_ = 0;          ///< microbatches of this rank's run that were claimed when it ended its last one
+  std::vector<std::int64_t> shared_;  ///< microbatches whose ends this rank has counted in this step
   std::vector<std::int64_t> made_again_;  ///< by this rank, by turn
   std::vector<std::int64_t> message_, messages_, all_computed_;
   double seconds_ = 0;

@@ -127,7 +127,7 @@ void Training::report_plan(bool continues) const {
     log_info("\"compression.gathers\" has no effect here: it changes nothing that goes over a network");
   if (strategy.reductions_ahead.value_or(0) > 0 && plan.sums().block_sums > 0)
     log_info("\"reductions_ahead\" has no effect here: ranks send the sums of subtrees of one unit after the other");
-  if (plan.has_secondary() && !gathers_again(plan))
+  if (plan.placement().secondary.ranks > 0 && !gathers_again(plan))
     log_info("\"secondary\" saves nothing here: there is a slot for each unit, so a step gathers each only once");
   if (const std::string hint = hint_of_queue_depth(plan); !hint.empty()) log_info(hint);
   if (const std::string text = words_of_changed_defaults(strategy.optimizer); !continues && !text.empty())

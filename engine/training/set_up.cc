@@ -155,17 +155,6 @@ void expect_forward_meets_nobody(const torch::nn::Module& module, const Strategy
   }
 }
 
-/// Throws where ranks cannot claim each other's microbatches ("deal.backups"). `all`: the group of all ranks.
-void expect_claimable(const Collectives& all) {
-  if (all.shares_memory()) return;
-  throw Error(
-      ExitCode::kConfig,
-      "/deal/backups: ranks claim each other's microbatches in memory that they share, and the transport " +
-          all.transport() +
-          " has none. [T0947] hint: run all ranks on one host, with comm.transport \"auto\" or \"host\", or leave "
-          "backups out");
-}
-
 UnitKeeper::OnFailure failing(Job& job) {
   return [&job](const Error& error) { job.fail(make_error(error.exit_code(), error.message())); };
 }
@@ -284,10 +273,7 @@ void Training::set_up_gradients() {
   if (plan.publishes_behind(axes.gather->gathers_in_background()))
     gathering.publication.emplace(pointers_to(units), *axes.gather, plan.wire().gathers, failing(job));
   if (plan.wire().longest_run > 0) dealer.emplace(strategy, plan.placement().mesh.world_size());
-  if (plan.wire().backups > 0) {
-    expect_claimable(*job.axes.control);
-    claims.emplace(job.axes.control, dealer->order());
-  }
+  if (plan.wire().backups > 0) claims.emplace(job.axes.control, dealer->order(), groups_of(job.mesh).store());
   MeshAxes whole = job.axes;
   footprint.allocated[MemoryCategory::kHostRecords] += compress_on_host(whole, {}, plan.outer_sums_on_host(), job);
   sync.begin(units, plan, axes, whole, job.accelerator, footprint.allocated);

@@ -203,7 +203,7 @@ void Training::warn_of_data_not_dealt() {
   log_warning(
       "\"deal\" by speed gives ranks different numbers of microbatches, and the program has not asked which are this "
       "rank's: samples that it shares out evenly are taken twice, or by nobody. [T0937] hint: before each step give "
-      "Engine::microbatches() to TokenBatches::deal, or take the rows of Engine::microbatch()");
+      "Engine::microbatches() to TokenBatches::deal or RankSampler::deal, or take the rows of Engine::microbatch()");
 }
 
 /// Drops the residuals of dropped gradients. The host of a GPU waits here for the decision, since the next step's

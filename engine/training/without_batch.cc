@@ -79,7 +79,8 @@ void Training::run_nothing() {
 bool Training::any_rank_has_batch(bool own) {
   expect(!dealer,
          "uneven under \"deal\" by speed: ranks meet before each microbatch there, and they have different numbers of "
-         "microbatches. [T0910] hint: take data that deals them (TokenBatches), or set \"deal\": {\"by\": \"even\"}");
+         "microbatches. [T0910] hint: take data that deals them (TokenBatches, RankSampler), or set \"deal\": {\"by\": "
+         "\"even\"}");
   enum : char { kOut, kOutAndNew, kHasBatch };  // new: has seen no microbatch
   const bool is_new = window.rounds.last().empty() && gathers_with_others();
   const char mine = own ? kHasBatch : is_new ? kOutAndNew : kOut;

@@ -264,8 +264,8 @@ class Engine {
 
   /// Returns the run of the step's microbatches that this rank computes, among those of all ranks: as many as there are
   /// calls of backward before the next step, except with "deal.backups". With "deal" by speed a step may change it, so
-  /// ask after each one and tell the data (TokenBatches::deal). Throws Error (64) where ranks take turns, so that a
-  /// rank's microbatches are no neighbours.
+  /// ask after each one and tell the data (TokenBatches::deal, RankSampler::deal). Throws Error (64) where ranks take
+  /// turns, so that a rank's microbatches are no neighbours.
   MicrobatchRun microbatches() const;
 
   /// Runs a microbatch on a rank that has no batch while other ranks have one. It takes part in collectives and counts

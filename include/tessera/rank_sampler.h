@@ -1,9 +1,12 @@
 #pragma once
 
+// See docs/glossary.md: dealt.
+
 #include <torch/data/samplers/base.h>
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <vector>
 
@@ -12,12 +15,18 @@
 
 namespace tessera {
 
+class DealtSamples;
+
 /// The way in which a RankSampler orders and deals samples.
 struct RankSamplerOptions {
   std::uint64_t seed = 0;  ///< seed of the shuffle; the same on all ranks
   bool shuffle = true;     ///< false: samples come in the order of the dataset
   Tail tail = Tail::kPad;  ///< what happens to samples that do not fill a round of one for each rank
   std::int64_t epoch = 0;  ///< epoch that the first `reset` begins; a job that goes on gives the one where it stopped
+  /// Above 0: whole microbatches are dealt out, and this many are a step of all ranks: gradient_accumulation times
+  /// ranks, or "deal.microbatches". Strategy::reproducible and "deal" by speed need it.
+  std::int64_t microbatches = 0;
+  std::int64_t batch = 0;  ///< with `microbatches`: samples of a microbatch, which the DataLoader takes at a time
 };
 
 /// Deals the samples of a dataset out to the ranks, for LibTorch's DataLoader. The DataLoader calls it on the thread
@@ -57,11 +66,29 @@ struct RankSamplerOptions {
 ///     place.reset();
 ///   }
 ///
+/// With RankSamplerOptions::microbatches it deals whole microbatches out in place of samples, so that what a microbatch
+/// holds depends on neither the number of ranks nor who computes it. Microbatch m of an epoch's step k has the `batch`
+/// samples from number (k * microbatches + m) * batch of the order on. A rank takes neighbouring ones: as many as the
+/// others at first, then those of `deal`. Tail::kPad fills an epoch's last step with the first samples of the order,
+/// and Tail::kDrop leaves out what does not fill it. Copies of such a sampler share one place, so `cursor` of the
+/// program's copy is that of the loader's. The DataLoader has no workers here: they would take samples ahead of a step,
+/// before anybody knows whose they are.
+///
+///   tessera::RankSampler place(*data.size(), mesh, {.microbatches = 24, .batch = 8});
+///   auto loader = torch::data::make_data_loader(data, place, /*batch_size=*/8);
+///   for (auto& batch : *loader) {
+///     engine.backward(loss_of(batch));
+///     if (!engine.step_is_due()) continue;
+///     engine.step();
+///     place.deal(engine.microbatches());
+///   }
+///
 /// Ranks never communicate: all make it with the same numbers. This header is not part of tessera/tessera.h, since
 /// LibTorch's data headers are slow to compile.
 class RankSampler : public torch::data::samplers::Sampler<> {
  public:
-  /// Throws tessera::Error (64) if there is no sample, or with Tail::kDrop fewer samples than ranks.
+  /// Throws tessera::Error: 64 if there is no sample, or with Tail::kDrop fewer samples than ranks; 78 if only one of
+  /// `microbatches` and `batch` was given, or fewer microbatches than ranks; 65 if the samples do not fill a step.
   RankSampler(std::size_t num_samples, const Mesh& mesh, const RankSamplerOptions& options = {});
 
   /// Begins the next epoch; the first call begins `options.epoch`. Right after `resume` or `load` the epoch goes on at
@@ -69,14 +96,27 @@ class RankSampler : public torch::data::samplers::Sampler<> {
   /// new epoch.
   void reset(std::optional<std::size_t> new_size = std::nullopt) override;
   /// Returns indices of the next `batch_size` samples of this rank, or of what is left of the epoch; nothing at its
-  /// end.
+  /// end. Throws Error (64) for another number than RankSamplerOptions::batch, where that was given.
   std::optional<std::vector<std::size_t>> next(std::size_t batch_size) override;
 
+  /// From the next step on, this rank takes the microbatches of `run` (Engine::microbatches, with "deal" by speed). All
+  /// ranks call it alike, behind each step. Throws Error: 78 for a run that no step has, and within a step; 64 where
+  /// samples of a later step were given already, and without RankSamplerOptions::microbatches.
+  void deal(const MicrobatchRun& run);
+  /// Returns the samples of the microbatch with this number among those of the step under way, whichever rank it is for
+  /// (Engine::microbatch, with "deal.backups"), for a program that reads its data by itself. The step stays under way
+  /// until `end_step`, which all ranks call behind Engine::step, and the next epoch begins by itself. Throws Error: 78
+  /// for a number that no step has, and within a step that `next` has begun; 64 without
+  /// RankSamplerOptions::microbatches.
+  std::vector<std::size_t> of(std::int64_t microbatch);
+  void end_step();
+
   /// Returns the number of samples of this rank in the epoch that began last. It is the same on all ranks unless
-  /// UnpaddedEpoch made the epoch.
+  /// UnpaddedEpoch made the epoch, or microbatches are dealt; then it is that of an epoch in which this rank keeps its
+  /// run.
   std::size_t size() const;
   /// Returns the current epoch, counted from 0.
-  std::int64_t epoch() const { return epoch_; }
+  std::int64_t epoch() const;
 
   /// Returns the place behind everything that all ranks have taken, if each has taken as many samples as this one.
   /// CheckpointItems::data keeps it. The end of an epoch counts as the beginning of the next one.
@@ -92,6 +132,8 @@ class RankSampler : public torch::data::samplers::Sampler<> {
 
  private:
   void expect_enough() const;
+  DealtSamples& dealt(const char* what) const;
+  bool deals() const { return dealt_ && is_padded_; }
   /// Returns the number of samples that this rank gets of `samples` neighbours in the order.
   std::size_t share_of(std::size_t samples) const;
   std::size_t left() const { return share_of(num_samples_ - begin_) - taken_; }
@@ -101,11 +143,12 @@ class RankSampler : public torch::data::samplers::Sampler<> {
   std::size_t rank_, world_size_;
   RankSamplerOptions options_;
   std::int64_t epoch_;
-  std::size_t begin_ = 0;   ///< samples of this epoch that all ranks had taken when `resume` was called
-  std::size_t taken_ = 0;   ///< samples that this rank has taken in this epoch, behind `begin_`
-  bool has_begun_ = false;  ///< whether the first epoch has begun
-  bool goes_on_ = false;    ///< whether nothing was taken since `resume` or `load`
-  bool is_padded_ = true;   ///< whether this epoch is padded (Tail::kPad)
+  std::size_t begin_ = 0;                ///< samples of this epoch that all ranks had taken when `resume` was called
+  std::size_t taken_ = 0;                ///< samples that this rank has taken in this epoch, behind `begin_`
+  bool has_begun_ = false;               ///< whether the first epoch has begun
+  bool goes_on_ = false;                 ///< whether nothing was taken since `resume` or `load`
+  bool is_padded_ = true;                ///< whether this epoch is padded (Tail::kPad)
+  std::shared_ptr<DealtSamples> dealt_;  ///< with `microbatches`: who gives the samples of epochs that are padded
 };
 
 }  // namespace tessera

@@ -533,7 +533,7 @@ enum class DealBy {
 struct DealConfig {
   DealBy by = DealBy::kEven;      ///< what decides
   std::int64_t window = 10;       ///< steps over which speeds are measured before microbatches are dealt anew
-  std::int64_t longest = 0;       ///< most microbatches of a step that a rank gets; 0: twice gradient_accumulation
+  std::int64_t longest = 0;       ///< most microbatches of a step that a rank gets; 0: twice those that it has at first
   std::int64_t backups = 0;       ///< most microbatches of slower ranks that a rank makes again in a step
   std::int64_t microbatches = 0;  ///< microbatches of a step on all ranks; 0: gradient_accumulation times these
 };

@@ -4,6 +4,7 @@
 #include <string>
 #include <tuple>
 
+#include "engine/loop/dealt_samples.h"
 #include "python/src/bindings.h"
 #include "python/src/cursor_row.h"
 #include "tessera/token_batches.h"
@@ -39,6 +40,7 @@ void bind_data(py::module_& module) {
       .def_readwrite("extensions", &DatasetOptions::extensions);
   py::class_<SamplerOptions>(module, "SamplerOptions", py::module_local())
       .def(py::init<>())
+      .def_readwrite("num_samples", &SamplerOptions::num_samples)
       .def_readwrite("batch", &SamplerOptions::batch)
       .def_readwrite("accumulation", &SamplerOptions::accumulation)
       .def_readwrite("microbatches", &SamplerOptions::microbatches)
@@ -68,6 +70,21 @@ void bind_data(py::module_& module) {
       .def("steps_per_epoch", &TokenBatches::steps_per_epoch)
       .def("dropped_samples", &TokenBatches::dropped_samples)
       .def("padded_samples", &TokenBatches::padded_samples);
+  py::class_<DealtSamples>(module, "RankSampler", py::module_local())
+      .def(py::init<const SamplerOptions&, std::int64_t>())
+      .def("begin_epoch", &DealtSamples::begin_epoch)
+      .def("next", &DealtSamples::next)
+      .def("of", &DealtSamples::of)
+      .def("end_step", &DealtSamples::end_step)
+      .def("deal",
+           [](DealtSamples& samples, std::int64_t begin, std::int64_t end) {
+             samples.deal({begin, end});
+           })
+      .def("cursor", [](const DealtSamples& samples) { return row_of(samples.cursor()); })
+      .def("resume", [](DealtSamples& samples, const CursorRow& row) { samples.resume(cursor_of(row)); })
+      .def("epoch", &DealtSamples::epoch)
+      .def("steps_per_epoch", &DealtSamples::steps_per_epoch)
+      .def("microbatches_per_epoch", &DealtSamples::microbatches_per_epoch);
 }
 
 }  // namespace tessera::python

@@ -43,6 +43,12 @@ Topology Job::topology(const Said& said) {
   return is_joined() ? place->scope.mesh->topology() : value_or_throw(resolve_topology(with(said)));
 }
 
+std::pair<int, int> Job::rank_of(const Said& said) {
+  if (!is_joined()) return value_or_throw(resolve_rank(with(said)));
+  const Topology topology = Job::topology(said);
+  return {topology.rank, topology.world_size};
+}
+
 const Mesh& Job::join(const Strategy& strategy, const Said& said) {
   if (is_forked()) {
     throw Error(ExitCode::kUsage,

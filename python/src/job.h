@@ -2,6 +2,7 @@
 
 #include <map>
 #include <string>
+#include <utility>
 
 #include "runtime/comm/call_watch.h"
 #include "runtime/comm/resolve_topology.h"
@@ -25,6 +26,8 @@ class Job {
   static bool is_joined();
   /// Returns who this process is. If it has not joined, the launcher's variables and `said` tell it.
   static Topology topology(const Said& said);
+  /// Returns its rank and the world size alone, which need no host.
+  static std::pair<int, int> rank_of(const Said& said);
   /// Returns whether this process was forked from the one that joined.
   static bool is_forked();
 

@@ -52,8 +52,8 @@ void bind_job(py::module_& module) {
       "join", [](const Strategy& strategy, const Said& said) { Job::join(strategy, said); }, Released());
   module.def("is_joined", &Job::is_joined);
   module.def("is_forked", &Job::is_forked);
-  module.def("rank", [](const Said& said) { return Job::topology(said).rank; });
-  module.def("world_size", [](const Said& said) { return Job::topology(said).world_size; });
+  module.def("rank", [](const Said& said) { return Job::rank_of(said).first; });
+  module.def("world_size", [](const Said& said) { return Job::rank_of(said).second; });
   module.def("local_rank", [](const Said& said) { return Job::topology(said).local_rank; });
   module.def("launcher", [](const Said& said) { return Job::topology(said).launcher; });
   module.def("seed_for_rank", [](std::uint64_t seed, int rank) { return seed_for_rank(seed, rank); });

@@ -1,11 +1,15 @@
-"""Tokens of a data set on disk as batches for each rank. The same as include/tessera/token_batches.h."""
+"""Tokens of a data set on disk as batches for each rank, and the samples of any data set.
+
+The same as include/tessera/token_batches.h, and as the dealt microbatches of include/tessera/rank_sampler.h.
+"""
 
 import operator
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence, Sized
 from typing import Any, NamedTuple
 
 import torch
+from torch.utils.data import Sampler
 
 from tessera import _job, _native
 from tessera._error import Error
@@ -67,12 +71,9 @@ class TokenBatches:
     def __init__(self, data: str | os.PathLike, seq_len: int, *, batch: int = 1, accumulation: int = 1, vocab_size: int = 0, seed: int = 0,
                  shuffle: bool = True, tail: str = "drop", runs: bool = False, microbatches: int = 0, format: str = "auto", extensions: Sequence[str] = (),
                  rank: int | None = None, world_size: int | None = None) -> None:
-        options, sampling = _native.DatasetOptions(), _native.SamplerOptions()
-        options.format, options.extensions = _of(_native.TokenFormat, "format", format), list(extensions)
-        sampling.batch, sampling.accumulation, sampling.microbatches = batch, accumulation, microbatches
-        sampling.rank = _job.rank() if rank is None else rank
-        sampling.world_size = _job.world_size() if world_size is None else world_size
-        sampling.seed, sampling.shuffle, sampling.runs, sampling.tail = _seed(seed), shuffle, runs, _of(_native.Tail, "tail", tail)
+        options, sampling = _native.DatasetOptions(), _sampling("TokenBatches", seed, shuffle, tail, rank, world_size)
+        options.format, options.extensions = _of("TokenBatches", _native.TokenFormat, "format", format), list(extensions)
+        sampling.batch, sampling.accumulation, sampling.microbatches, sampling.runs = batch, accumulation, microbatches, runs
         self._native = _native.TokenBatches(os.fspath(data), seq_len, vocab_size, sampling, options)
 
     def next(self, device: torch.device | str = "cpu") -> TokenBatch:
@@ -100,9 +101,7 @@ class TokenBatches:
         All ranks call it alike, between two steps. Raises Error (78) for a run that no step has, or in the middle of a
         step, and (64) for anything but a range of neighbours.
         """
-        if not isinstance(run, range) or run.step != 1:
-            raise Error(f"TokenBatches.deal wants a range of neighbours, got {run!r:.200}. [T0935] hint: give it what Engine.microbatches() returns")
-        self._native.deal(run.start, run.stop)
+        self._native.deal(*_run("TokenBatches", run))
 
     def cursor(self) -> SamplerCursor:
         """Returns the place of the next microbatch, for `Engine.save_checkpoint(data=)` or `Engine.commit_durable`.
@@ -117,10 +116,7 @@ class TokenBatches:
         Raises Error: 78 if the number of samples, the seed or shuffling differs; 65 if its numbers make no sense; 64 if
         it is no cursor.
         """
-        if not isinstance(cursor, Sequence) or len(cursor) != len(SamplerCursor._fields) or not all(isinstance(each, int) for each in cursor):
-            raise Error(f"TokenBatches.resume wants a SamplerCursor, got {cursor!r:.200}. [T0868] hint: give it what cursor() returned, or the data of a "
-                        "checkpoint that was saved with data=")
-        self._native.resume(tuple(cursor))
+        self._native.resume(_row("TokenBatches", cursor))
 
     @property
     def num_tokens(self) -> int:
@@ -148,18 +144,132 @@ class TokenBatches:
         return self._native.padded_samples()
 
 
-def _seed(seed: Any) -> int:
+class RankSampler(Sampler[list[int]]):
+    """Deals the samples of a data set out to the ranks by whole microbatches, as the `batch_sampler` of a DataLoader.
+
+        sampler = tessera.RankSampler(data, batch=8, microbatches=24, seed=1)
+        loader = DataLoader(data, batch_sampler=sampler)
+        for epoch in range(epochs):
+            for batch in loader:
+                engine.backward(loss_of(batch))
+                if engine.step_is_due():
+                    engine.step()
+                    sampler.deal(engine.microbatches())
+
+    It is for "reproducible" and "deal" by speed: what a microbatch holds depends on neither the number of ranks nor who
+    computes it. `microbatches` are those of a step on all ranks, gradient_accumulation times ranks or deal.microbatches.
+    Microbatch m of an epoch's step k has the `batch` samples from number (k * microbatches + m) * batch of the epoch's
+    order on. A rank takes neighbouring ones: as many as the others at first, then those of `deal`. The order of an epoch
+    is that of C++'s RankSampler. Each iteration is another epoch, and the first one is `epoch`. `tail` "pad" fills an
+    epoch's last step with the first samples of its order, "drop" leaves out what does not fill it. `rank` and
+    `world_size` are the job's.
+
+    The DataLoader has `num_workers=0`: workers would take samples ahead of a step, before anybody knows whose they are.
+    Ranks do not communicate: each makes the object with the same numbers. For `Engine.evaluate` take a
+    DistributedSampler, which gives no sample twice there.
+
+    Raises Error: 65 the samples do not fill a step, 78 for numbers that make no sense, 64 for a word that there is not.
+    """
+
+    def __init__(self, samples: int | Sized, *, batch: int, microbatches: int, seed: int = 0, shuffle: bool = True, tail: str = "pad", epoch: int = 0,
+                 rank: int | None = None, world_size: int | None = None) -> None:
+        sampling = _sampling("RankSampler", seed, shuffle, tail, rank, world_size)
+        sampling.num_samples = len(samples) if isinstance(samples, Sized) else samples
+        sampling.batch, sampling.microbatches = batch, microbatches
+        self._native = _native.RankSampler(sampling, epoch)
+
+    def __iter__(self) -> Iterator[list[int]]:
+        """Begins the next epoch, or goes on in one right after `resume`, and gives this rank's microbatches."""
+        self._native.begin_epoch()
+        return iter(self._native.next, None)
+
+    def __len__(self) -> int:
+        """Returns the number of this rank's microbatches in a whole epoch, if it keeps its run."""
+        return self._native.microbatches_per_epoch()
+
+    def deal(self, run: range) -> None:
+        """Gives this rank the microbatches `run` of each step from now on: `Engine.microbatches`, with "deal" by speed.
+
+        All ranks call it alike, behind each step. Raises Error: 78 for a run that no step has, or in the middle of a
+        step; 64 where samples of a later step were given already, and for anything but a range of neighbours.
+        """
+        self._native.deal(*_run("RankSampler", run))
+
+    def of(self, microbatch: int) -> list[int]:
+        """Returns the samples of the microbatch with this number among those of the step under way on all ranks.
+
+        It is that of `Engine.microbatch`, with "deal.backups" or where ranks take turns. The step stays under way until
+        `end_step`, and the next epoch begins by itself. Raises Error (78) for a number that no step has, and within a
+        step of an iteration.
+        """
+        return self._native.of(microbatch)
+
+    def end_step(self) -> None:
+        """Goes on to the next step. All ranks call it behind `Engine.step`, where `of` gave them the step's samples."""
+        self._native.end_step()
+
+    def cursor(self) -> SamplerCursor:
+        """Returns the place of the step under way, for `Engine.save_checkpoint(data=)` or `Engine.commit_durable`.
+
+        A cursor that is taken between two steps is valid for any number of ranks.
+        """
+        return SamplerCursor(*self._native.cursor())
+
+    def resume(self, cursor: Sequence[Any]) -> None:
+        """Goes on at `cursor`: the `data` of a LoadedCheckpoint, which any number of ranks may have written.
+
+        Raises Error: 78 if the number of samples, the seed or shuffling differs; 65 if its numbers make no sense; 64 if
+        it is no cursor.
+        """
+        self._native.resume(_row("RankSampler", cursor))
+
+    @property
+    def epoch(self) -> int:
+        """Returns the current epoch, counted from 0."""
+        return self._native.epoch()
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Returns the number of optimizer steps in an epoch."""
+        return self._native.steps_per_epoch()
+
+
+def _sampling(who: str, seed: Any, shuffle: bool, tail: str, rank: int | None, world_size: int | None) -> _native.SamplerOptions:
+    """Returns the options that all ways to deal samples have; rank and world size are the job's where they are None."""
+    sampling = _native.SamplerOptions()
+    sampling.rank = _job.rank() if rank is None else rank
+    sampling.world_size = _job.world_size() if world_size is None else world_size
+    sampling.seed, sampling.shuffle, sampling.tail = _seed(who, seed), shuffle, _of(who, _native.Tail, "tail", tail)
+    return sampling
+
+
+def _run(who: str, run: Any) -> tuple[int, int]:
+    """Returns the ends of a run of microbatches."""
+    if not isinstance(run, range) or run.step != 1:
+        raise Error(f"{who}.deal wants a range of neighbours, got {run!r:.200}. [T0935] hint: give it what Engine.microbatches() returns")
+    return run.start, run.stop
+
+
+def _row(who: str, cursor: Any) -> tuple[Any, ...]:
+    """Returns a cursor as C++ takes it."""
+    if not isinstance(cursor, Sequence) or len(cursor) != len(SamplerCursor._fields) or not all(isinstance(each, int) for each in cursor):
+        raise Error(f"{who}.resume wants a SamplerCursor, got {cursor!r:.200}. [T0868] hint: give it what cursor() returned, or the data of a "
+                    "checkpoint that was saved with data=")
+    return tuple(cursor)
+
+
+def _seed(who: str, seed: Any) -> int:
     """Returns the seed as C++ has it, in 64 bits without a sign."""
     try:
         number = operator.index(seed)
     except TypeError:
         number = -1
     if not 0 <= number < 1 << 64:
-        raise Error(f"TokenBatches: seed is an integer from 0 to 2**64 - 1, got {seed!r:.200}. [T0936] hint: any number in that range will do, the same on all ranks")
+        raise Error(f"{who}: seed is an integer from 0 to 2**64 - 1, got {seed!r:.200}. [T0936] hint: any number in that range will do, the same on all ranks")
     return number
 
 
-def _of(words: Any, name: str, word: str) -> Any:
+def _of(who: str, words: Any, name: str, word: str) -> Any:
     if word not in words.__members__:
-        raise Error(f"TokenBatches: {name} is one of {', '.join(words.__members__)}, got {word!r}. [T0869] hint: leave it out for {next(iter(words.__members__))}")
+        raise Error(f"{who}: {name} is one of {', '.join(words.__members__)}, got {word!r}. [T0869] hint: leave it out for {next(iter(words.__members__))}")
     return words.__members__[word]

@@ -170,8 +170,8 @@ class Engine:
     def microbatches(self) -> range:
         """Returns the microbatches of this step that this rank computes. They are neighbours among those of all ranks.
 
-        With "deal" by speed a step may change them, so ask after each one and tell the data (`TokenBatches.deal`).
-        Raises Error (64) where ranks take turns, so that a rank's microbatches are no neighbours.
+        With "deal" by speed a step may change them, so ask after each one and tell the data (`TokenBatches.deal`,
+        `RankSampler.deal`). Raises Error (64) where ranks take turns, so that a rank's microbatches are no neighbours.
         """
         return range(*self._live().microbatches())
 
@@ -720,7 +720,7 @@ class LoadedCheckpoint:
 def _items(call: str, tensors: Mapping[str, torch.Tensor] | None, texts: Mapping[str, Any] | None,
            data: SamplerCursor | None) -> _native.CheckpointItems:
     if data is not None and not isinstance(data, SamplerCursor):
-        raise Error(f"{call}: data is the cursor() of TokenBatches, got a {type(data).__name__}. [T0870] hint: other places go into json=")
+        raise Error(f"{call}: data is the cursor() of TokenBatches or RankSampler, got a {type(data).__name__}. [T0870] hint: other places go into json=")
     return _native.CheckpointItems(dict(tensors or {}), {name: _dump(call, name, value) for name, value in (texts or {}).items()},
                                    None if data is None else tuple(data))
 

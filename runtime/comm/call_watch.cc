@@ -33,7 +33,8 @@ constexpr char kWithOutside = '+', kOwnAlone = '-';  // the first character of a
 // age at which news of other libraries' calls is stale; less than kLong
 constexpr auto kFresh = 2s;
 constexpr int kManyRanks = 16, kNeighbours = 4;
-constexpr int kMostTries = 600;  // looks in which a rank waits for the next one's port
+constexpr int kMostOfRankZero = 64;  // ranks, so that their connections to rank 0 fit into the shortest queues
+constexpr int kMostTries = 600;      // looks in which a rank waits for the next one's port
 // A process that ends well may end while others are in their last call with it. They have this time to return.
 constexpr auto kForLastCalls = CallWatch::kLong;
 constexpr auto kToReturn = 1s;  // time for the own return, from when this rank hears of an end that others saw long ago
@@ -179,8 +180,11 @@ struct CallWatch::Exchange {
 
 CallWatch::CallWatch(int rank, int world_size, std::shared_ptr<KeyValueStore> store, Report report)
     : rank_(rank), world_size_(world_size), store_(std::move(store)), report_(std::move(report)), process_(getpid()) {
-  if (const std::string address = store_->own_address(); world_size > 1 && !address.empty())
-    next_ = std::make_unique<NextRank>(rank, world_size, address);
+  const std::string address = store_->own_address();
+  if (world_size == 1 || address.empty()) return;
+  next_.rank = std::make_unique<NextRank>(rank, world_size, address);
+  if (rank != 0 && next_.rank->rank() != 0 && world_size <= kMostOfRankZero)
+    first_.rank = std::make_unique<NextRank>(/*watched=*/0);
 }
 
 CallWatch::~CallWatch() {
@@ -249,6 +253,7 @@ bool CallWatch::pause(std::chrono::milliseconds time) {
 void CallWatch::run() {
   do {
     look_after_next();
+    look_after_first();
     keep_connection();
   } while (pause(kBetweenLooks) && look());
 }
@@ -260,27 +265,59 @@ void CallWatch::keep_connection() {
 }
 
 void CallWatch::look_after_next() {
-  if (!next_ || is_done_with_next_ || !connect()) return;
-  if (next_->is_connected()) {
-    if (!next_ended_ && next_->has_ended()) next_ended_ = Clock::now();
-    if (!next_ended_ || Clock::now() - *next_ended_ < kForLastCalls) return;
-    is_done_with_next_ = ask_in_time(connection_, [key = key_of_gone_rank(next_->rank())](KeyValueStore& store) {
-      store.set(key, "").IgnoreError();
-      store.set(kAnyGoneRank, "").IgnoreError();
-    });
-    return;
-  }
-  const auto places = std::make_shared<NextRank::Places>(next_->places());
+  if (!next_.rank || next_.is_done || !connect()) return;
+  NextRank& rank = *next_.rank;
+  if (!rank.is_watched()) return find(next_);
+  if (!rank.has_ended()) return next_.ended.reset();
+  next_.is_done = rank.has_ended_well();
+  if (!next_.ended) next_.ended = Clock::now();
+  // Other ranks of a host that has vanished need not be waited for.
+  if (next_.is_done || (rank.is_connected() && Clock::now() - *next_.ended < kForLastCalls)) return;
+  host_has_vanished_ = rank.is_silent();
+  const bool is_told = ask_in_time(connection_, [key = key_of_gone_rank(rank.rank())](KeyValueStore& store) {
+    store.set(key, "").IgnoreError();
+    store.set(kAnyGoneRank, "").IgnoreError();
+  });
+  if (!is_told) return;
+  next_.is_done = !host_has_vanished_ || !rank.go_on();
+  next_.ended.reset();
+  next_.tries = 0;
+}
+
+void CallWatch::look_after_first() {
+  if (first_.rank && !first_.is_done && connect() && !first_.rank->is_watched()) find(first_);
+}
+
+void CallWatch::find(WatchedRank& watched) {
+  const auto places = std::make_shared<NextRank::Places>(watched.rank->places());
   const bool is_answered = ask_in_time(connection_, [places](KeyValueStore& store) { places->exchange(store); });
   const bool is_known = is_answered && !places->next.empty();
-  is_done_with_next_ = is_known ? !next_->connect(places->next) : ++tries_ > kMostTries;
+  if (is_known) watched.rank->connect(places->next);
+  watched.is_done = is_known ? !watched.rank->is_watched() : ++watched.tries > kMostTries;
+}
+
+bool CallWatch::first_has_ended_well() const {
+  const WatchedRank& first = first_.rank ? first_ : next_;
+  return first.rank && first.rank->rank() == 0 && first.rank->has_ended_well();
+}
+
+bool CallWatch::first_has_vanished() {
+  if (!first_.rank || !first_.rank->is_watched()) return false;
+  const bool is_silent = first_.rank->has_ended() && first_.rank->is_silent();
+  if (!is_silent) first_.ended.reset();
+  if (is_silent && !first_.ended) first_.ended = Clock::now();
+  return is_silent && Clock::now() - *first_.ended >= kForLastCalls;
+}
+
+void CallWatch::tell_end() const {
+  if (next_.rank && getpid() == process_) next_.rank->tell_end();
 }
 
 absl::StatusOr<bool> CallWatch::has_key(const std::string& key) {
   const auto found = std::make_shared<absl::StatusOr<bool>>(false);
   const auto question = [key, found](KeyValueStore& store) { *found = store.has(key); };
   // The groups' own connection may be in use by the call that waits.
-  if (!connect() || !ask_in_time(connection_, question)) return false;
+  if (!connect() || !ask_in_time(connection_, question)) return host_has_vanished_ || first_has_vanished();
   if (found->ok()) {
     if (!**found || !key.starts_with(std::string(kAnyGoneRank) + "/")) return *found;
     return Clock::now() - gone_since_.try_emplace(key, Clock::now()).first->second >= kToReturn;
@@ -289,6 +326,7 @@ absl::StatusOr<bool> CallWatch::has_key(const std::string& key) {
     connection_ = store_;
     return false;
   }
+  if (first_has_ended_well()) return false;  // it has done its part of the calls that others are still in
   if (!store_ended_) store_ended_ = Clock::now();
   return Clock::now() - *store_ended_ < kForLastCalls ? absl::StatusOr<bool>(false) : *found;
 }
@@ -303,7 +341,10 @@ bool CallWatch::look() {
   const auto exchange = std::make_shared<Exchange>();
   exchange->own = own.to_text();
   exchange->others = others();
-  if (!ask(exchange)) return true;  // the store hangs; comm.timeout_s still ends the call
+  if (!ask(exchange)) {  // the store hangs, or its host has vanished; else comm.timeout_s ends the call
+    end_lonely_calls();
+    return true;
+  }
   if (exchange->verdict.empty()) {
     std::vector<WaitReport> reports = {own};
     for (const std::string& text : exchange->texts)

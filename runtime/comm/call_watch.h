@@ -125,7 +125,9 @@ struct OutsideCalls {
 /// A call may also take long because a rank has failed and the network library has lost the end of its connection. A
 /// group is therefore ended whose rank has said in the store that it failed (Collectives::end_if_left_alone). A rank
 /// that was killed says nothing: where ranks talk over Gloo, the rank before it sees the end of its process (NextRank)
-/// and says so in the store; and if it served the store, the end of the store is the news.
+/// and says so in the store; and if it served the store, the end of the store is the news. So it is for the ranks of a
+/// host that vanishes. A rank that ends well tells those that watch it, and ends no call. In worlds of at most 64
+/// ranks all watch rank 0, since it mostly serves the store, where nobody can ask about it once it has ended.
 class CallWatch {
  public:
   using Report = std::function<void(const absl::Status& reason)>;
@@ -145,6 +147,8 @@ class CallWatch {
   /// Returns whether this rank has waited that long in a watched call, so that another library's calls are of interest.
   /// Any thread may ask.
   bool waits() const { return waits_; }
+  /// Tells the ranks that watch this one that its program ends well. Any thread may call.
+  void tell_end() const;
   /// Takes the current state of another library's calls; it counts for two seconds. Any thread may call. REQUIRES: the
   /// groups' state was read while this rank waited.
   void tell(OutsideCalls calls);
@@ -165,11 +169,19 @@ class CallWatch {
   bool look();
   bool waits_long();
   bool hears_of_outside() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  /// Connects to the next rank once it listens, and tells the store when its process has ended.
+  /// Connects to the next rank once it listens, and tells the store when its process has ended, or its host vanished.
   void look_after_next();
+  /// Connects to rank 0 likewise, and tells nobody.
+  void look_after_first();
+  struct WatchedRank;
+  void find(WatchedRank& watched);
+  /// Returns whether rank 0 has told that it ends well, or whether its host has not answered for some seconds.
+  bool first_has_ended_well() const;
+  bool first_has_vanished();
   /// Asks the store something once a minute, so that nothing between the hosts ends the watch's connection as idle.
   void keep_connection();
-  /// Asks the store for `key` over the watch's connection, as Collectives::HasKey says.
+  /// Asks the store for `key` over the watch's connection, as Collectives::HasKey says. If neither the store nor the
+  /// next rank's host answers, all keys count as there: this rank waits for a host that has vanished.
   absl::StatusOr<bool> has_key(const std::string& key);
   /// Ends calls that have taken long and that a failed rank has left alone.
   void end_lonely_calls();
@@ -202,11 +214,17 @@ class CallWatch {
   // The members below are used by the watch's thread only.
   /// connection to the store, on which the thread may wait; null until one is needed
   std::shared_ptr<KeyValueStore> connection_;
-  Clock::time_point used_ = {};     ///< when the connection was made, or last kept from being idle
-  std::unique_ptr<NextRank> next_;  ///< null where the network library is not known to lose ends of connections
-  bool is_done_with_next_ = false;  ///< true: the next rank's end was told, or it cannot be watched
-  int tries_ = 0;                   ///< how often the watch has asked where the next rank listens
-  std::optional<Clock::time_point> next_ended_, store_ended_;
+  Clock::time_point used_ = {};  ///< when the connection was made, or last kept from being idle
+  struct WatchedRank {
+    std::unique_ptr<NextRank> rank;               ///< null: nobody is watched
+    bool is_done = false;                         ///< true: the rank's end was told, or it cannot be watched
+    int tries = 0;                                ///< how often the watch has asked where the rank listens
+    std::optional<Clock::time_point> ended = {};  ///< since when it seems to have ended
+  };
+  WatchedRank next_;   ///< it watches nobody where the network library is not known to lose ends of connections
+  WatchedRank first_;  ///< rank 0, unless that is the next one
+  bool host_has_vanished_ = false;  ///< whether the host of a rank that is gone did not answer
+  std::optional<Clock::time_point> store_ended_;
   std::map<std::string, Clock::time_point> gone_since_;  ///< when this rank heard that others are gone, by key
   std::string published_, found_;
   std::optional<Clock::time_point> exchanging_since_;

@@ -260,14 +260,19 @@ bool agree(const Candidate& a, const Candidate& b) {
 /// Returns true if `outer` only started one agent a host (or one at all), which then started the ranks that `inner`
 /// counts: torchrun, mpirun or `tessera launch` inside an allocation, `mp.spawn` inside any launcher. torchrun may go
 /// on with fewer hosts than Slurm gave it, so its own agent is believed; exported RANK and WORLD_SIZE are not believed.
-/// A process group need not know its hosts yet: they are as many as agents, in their order.
+/// A process group need not know its hosts yet: they are as many as agents, in their order. Where agents cannot have
+/// started equal numbers of ranks, each has started one at least.
 bool is_agent_of(const Candidate& outer, const Candidate& inner, bool torchrun_agent) {
   if (outer.dialect->outerness <= inner.dialect->outerness) return false;
   if (inner.world_size == 1 && outer.world_size > 1) return false;  // this WORLD_SIZE=1 was left over
   if (outer.world_size == 1) return true;
   if (inner.dialect == &kProcessGroup) {
-    const int ranks = inner.world_size / outer.world_size;
-    return outer.local_world_size <= 1 && inner.world_size % outer.world_size == 0 && inner.rank / ranks == outer.rank;
+    const int agents = outer.world_size, ranks = inner.world_size / agents;
+    if (outer.local_world_size > 1) return false;
+    if (!inner.ranks_of_hosts.empty())
+      return static_cast<int>(inner.ranks_of_hosts.size()) == agents && inner.topology().host == outer.rank;
+    if (inner.world_size % agents == 0) return inner.rank / ranks == outer.rank;
+    return !inner.knows_locals() && inner.rank >= outer.rank && inner.world_size - inner.rank >= agents - outer.rank;
   }
   if (outer.local_world_size != 1 || !inner.knows_locals()) return false;
   const bool trusted = inner.dialect == &kTorchrun && torchrun_agent;

@@ -1,6 +1,10 @@
 #include "runtime/comm/mesh_groups.h"
 
+#include <unistd.h>
+
 #include <algorithm>
+#include <cstdlib>
+#include <exception>
 
 #include "runtime/base/status.h"
 #include "runtime/comm/flight_recorder.h"
@@ -44,7 +48,39 @@ MeshGroups::MeshGroups(Topology topology, std::shared_ptr<GroupFactory> factory,
     : topology_(std::move(topology)),
       factory_(std::move(factory)),
       store_(std::move(store)),
-      watch_(topology_.rank, topology_.world_size, store_, [this](const absl::Status& reason) { abort(reason); }) {}
+      watch_(topology_.rank, topology_.world_size, store_, [this](const absl::Status& reason) { abort(reason); }) {
+  Living& known = living();
+  const MutexLock lock(known.mutex);
+  known.meshes.insert(this);
+}
+
+/// A program that gives its mesh back without a failure ends well, whether it has said so (`leave`) or not. So does one
+/// that ends with exit code 0 and never gives it back.
+MeshGroups::~MeshGroups() {
+  {
+    Living& known = living();
+    const MutexLock lock(known.mutex);
+    known.meshes.erase(this);
+  }
+  if (status().ok() && std::uncaught_exceptions() == 0) watch_.tell_end();
+}
+
+MeshGroups::Living& MeshGroups::living() {
+  static Living* const living = [] {
+    auto* const known = new Living;  // it is never deleted: threads may give meshes back until the process has ended
+    ::on_exit(
+        [](int code, void* given) {
+          Living& known = *static_cast<Living*>(given);
+          if (code != 0 || getpid() != known.process) return;
+          const MutexLock lock(known.mutex);
+          for (const MeshGroups* mesh : known.meshes)
+            if (mesh->status().ok()) mesh->watch_.tell_end();
+        },
+        known);
+    return known;
+  }();
+  return *living;
+}
 
 Mesh MeshGroups::make_mesh(Topology topology, std::shared_ptr<GroupFactory> factory,
                            std::shared_ptr<KeyValueStore> store) {

@@ -1,9 +1,12 @@
 #pragma once
 
 #include <absl/status/statusor.h>
+#include <sys/types.h>
+#include <unistd.h>
 
 #include <map>
 #include <memory>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -63,6 +66,7 @@ struct HostAxes {
 /// The inside of a Mesh, shared by all its copies. It makes groups of ranks and ends them. It is thread-safe.
 class MeshGroups {
  public:
+  ~MeshGroups();
   static Mesh make_mesh(Topology topology, std::shared_ptr<GroupFactory> factory, std::shared_ptr<KeyValueStore> store);
   static MeshGroups& of(const Mesh& mesh) { return *mesh.groups_; }
 
@@ -118,6 +122,13 @@ class MeshGroups {
  private:
   MeshGroups(Topology topology, std::shared_ptr<GroupFactory> factory, std::shared_ptr<KeyValueStore> store);
   static constexpr const char* kUser = "user";
+  /// The meshes of this process, for its exit. A process that is forked from it tells nothing.
+  struct Living {
+    const pid_t process = getpid();
+    Mutex mutex;
+    std::set<const MeshGroups*> meshes ABSL_GUARDED_BY(mutex);
+  };
+  static Living& living();
   struct SharedWorld {
     std::shared_ptr<Collectives> group, control;
   };

@@ -1,9 +1,12 @@
 #include "runtime/comm/next_rank.h"
 
+#include <netinet/in.h>
+#include <netinet/tcp.h>
 #include <poll.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <cerrno>
 #include <chrono>
 #include <cstdlib>
 #include <utility>
@@ -19,15 +22,29 @@ constexpr std::chrono::milliseconds kMost = 1s;  // time to connect
 
 std::string key_of_place(int rank) { return "listens/" + std::to_string(rank); }
 
+std::string address_of(const std::string& place) { return place.substr(0, place.find(' ')); }
+
+/// Lets the kernel ask the other end for a sign of life, and end the connection about nine seconds after the last one.
+/// A system that refuses these limits keeps its own, which are hours.
+void ask_for_life(int socket) {
+  const auto set = [socket](int level, int option, int value) {
+    ::setsockopt(socket, level, option, &value, sizeof value);
+  };
+  set(SOL_SOCKET, SO_KEEPALIVE, 1);
+  set(IPPROTO_TCP, TCP_KEEPIDLE, 3);
+  set(IPPROTO_TCP, TCP_KEEPINTVL, 2);
+  set(IPPROTO_TCP, TCP_KEEPCNT, 3);
+}
+
 }  // namespace
 
 std::string key_of_gone_rank(int world_rank) { return std::string(kAnyGoneRank) + "/" + std::to_string(world_rank); }
 
 NextRank::NextRank(int rank, int world_size, std::string address)
-    : rank_(rank), next_((rank + 1) % world_size), address_(std::move(address)) {
+    : rank_(rank), world_size_(world_size), next_((rank + 1) % world_size), address_(std::move(address)) {
   SocketAddress here = numeric_address(address_, 0);
   if (here.length == 0) return;
-  const int fd = ::socket(here.storage.ss_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  const int fd = ::socket(here.storage.ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
   if (fd < 0) return;
   if (::bind(fd, here.raw(), here.length) == 0 && ::listen(fd, SOMAXCONN) == 0 &&
       ::getsockname(fd, here.raw(), &here.length) == 0) {
@@ -37,6 +54,8 @@ NextRank::NextRank(int rank, int world_size, std::string address)
     ::close(fd);
   }
 }
+
+NextRank::NextRank(int watched) : rank_(-1), world_size_(0), next_(watched) {}
 
 NextRank::~NextRank() {
   if (connection_ >= 0) ::close(connection_);
@@ -58,20 +77,49 @@ NextRank::Places NextRank::places() const {
 bool NextRank::connect(const std::string& place) {
   const std::size_t space = place.find(' ');
   if (space == std::string::npos) return false;
-  const SocketAddress there = numeric_address(place.substr(0, space), std::atoi(place.c_str() + space + 1));
+  const SocketAddress there = numeric_address(address_of(place), std::atoi(place.c_str() + space + 1));
   if (there.length == 0) return false;
+  place_ = place;
   const Connected tried = connect_in_time(there, kMost);
+  is_silent_ = tried.error == ETIMEDOUT || tried.error == EHOSTUNREACH || tried.error == ENETUNREACH;
   if (tried.error != 0) return false;
   if (connection_ >= 0) ::close(connection_);
   connection_ = tried.socket;
-  place_ = place;
+  ask_for_life(connection_);
   return true;
 }
 
-// The other end sends nothing, so only an end can be read.
+bool NextRank::is_watched() const {
+  return connection_ >= 0 || (!vanished_address_.empty() && address_of(place_) == vanished_address_);
+}
+
+// The other end sends nothing before its end, so only an end can be read.
 bool NextRank::has_ended() {
   pollfd readable{connection_, POLLIN, 0};
-  return ::poll(&readable, 1, 0) > 0 && !connect(std::string(place_));
+  return (connection_ < 0 || ::poll(&readable, 1, 0) > 0) && (has_ended_well() || !connect(std::string(place_)));
+}
+
+bool NextRank::has_ended_well() const {
+  char word = 0;
+  return connection_ >= 0 && ::recv(connection_, &word, 1, MSG_PEEK | MSG_DONTWAIT) == 1;
+}
+
+void NextRank::tell_end() const {
+  for (int left = SOMAXCONN; left > 0; --left) {  // strangers may connect for ever
+    const int watcher = ::accept4(listener_, nullptr, nullptr, SOCK_CLOEXEC);
+    if (watcher < 0) return;
+    ::send(watcher, "", 1, MSG_NOSIGNAL);
+    ::close(watcher);
+  }
+}
+
+bool NextRank::go_on() {
+  if (is_silent_) vanished_address_ = address_of(place_);
+  if (connection_ >= 0) ::close(connection_);
+  connection_ = -1;
+  place_.clear();
+  next_ = (next_ + 1) % world_size_;
+  return next_ != rank_;
 }
 
 }  // namespace tessera

@@ -241,4 +241,17 @@ absl::StatusOr<Topology> resolve_topology(const Environment& environment) {
   return topology;
 }
 
+absl::StatusOr<std::pair<int, int>> resolve_rank(const Environment& environment) {
+  const absl::StatusOr<Topology> topology = resolve_topology(environment);
+  if (topology.ok()) return std::pair(topology->rank, topology->world_size);
+  const Environment without_hosts = [&](const std::string& name) {
+    return name == kTorchrun.local_rank || name == "GROUP_RANK" ? std::nullopt : environment(name);
+  };
+  const LauncherVariables variables(without_hosts);
+  if (!variables.has(kProcessGroup.rank)) return topology.status();
+  const auto launcher = find_launcher(variables);
+  if (!launcher.ok() || !*launcher) return topology.status();
+  return std::pair((*launcher)->rank, (*launcher)->world_size);
+}
+
 }  // namespace tessera

@@ -5,6 +5,7 @@
 #include <functional>
 #include <optional>
 #include <string>
+#include <utility>
 
 #include "tessera/topology.h"
 
@@ -31,5 +32,9 @@ constexpr const char* kHostsVariable = "TESSERA_HOSTS";
 /// incomplete sets, texts that are no numbers, rank >= world size, two sources whose values disagree, ranks that do not
 /// fill hosts evenly where nothing says the ranks of each host: Slurm does, and so does TESSERA_HOSTS=2,3.
 absl::StatusOr<Topology> resolve_topology(const Environment& environment = process_environment);
+
+/// Returns rank and world size alone. The ranks of a process group have them even if it is not known yet on which hosts
+/// they are, while the launcher tells a rank those of its own host alone. Errors are those of resolve_topology.
+absl::StatusOr<std::pair<int, int>> resolve_rank(const Environment& environment = process_environment);
 
 }  // namespace tessera

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <string>
 
 #include "runtime/base/seeded_fault.h"
 #include "runtime/base/status.h"
@@ -12,6 +13,12 @@ namespace tessera {
 namespace {
 
 constexpr std::int64_t kMostSamples = std::int64_t{1} << 60;
+
+/// Says where the number of a step's microbatches comes from.
+std::string source_of_step(const SamplerOptions& options) {
+  return options.microbatches > 0 ? "the sampler's microbatches"
+                                  : fmt::format("accumulation {} x {} ranks", options.accumulation, options.world_size);
+}
 
 absl::Status check(const SamplerOptions& options) {
   const auto refuse = [](const std::string& what) { return make_error(ExitCode::kConfig, "sampler: " + what); };
@@ -45,10 +52,10 @@ absl::Status check(const SamplerOptions& options) {
   if (too_few)
     return make_error(
         ExitCode::kCorruptData,
-        fmt::format("the data hold {} sample(s), fewer than one step's {} (batch {} x accumulation {} x {} "
-                    "ranks). [T0578] hint: take more data, a shorter sequence or a smaller batch",
-                    options.num_samples, options.global_batch(), options.batch, options.accumulation,
-                    options.world_size));
+        fmt::format("the data hold {} sample(s), fewer than one step's {}, which are {} microbatches ({}) of {}. "
+                    "[T0578] hint: take more data, a shorter sequence, a smaller batch or fewer microbatches",
+                    options.num_samples, options.global_batch(), options.of_step(), source_of_step(options),
+                    options.batch));
   return absl::OkStatus();
 }
 
@@ -103,10 +110,10 @@ absl::StatusOr<bool> DistributedSampler::take(std::int64_t microbatch, std::span
   const std::int64_t all = options_.of_step();
   if (microbatch < 0 || microbatch >= all)
     return make_error(ExitCode::kConfig,
-                      fmt::format("sampler: microbatch {} was asked for, and a step has 0 to {} (accumulation {} x {} "
-                                  "ranks). [T0951] hint: ask for what Engine::microbatch returns, with the strategy's "
-                                  "gradient_accumulation as accumulation",
-                                  microbatch, all - 1, options_.accumulation, options_.world_size));
+                      fmt::format("sampler: microbatch {} was asked for, and a step has 0 to {} ({}). [T0951] hint: "
+                                  "ask for what Engine::microbatch returns, with the strategy's gradient_accumulation "
+                                  "as accumulation, or its deal.microbatches as microbatches",
+                                  microbatch, all - 1, source_of_step(options_)));
   if (!is_between_steps())
     return make_error(ExitCode::kConfig,
                       "sampler: a microbatch was asked for by its number within a step whose samples come one after "
@@ -126,10 +133,10 @@ absl::Status DistributedSampler::deal(const MicrobatchRun& run) {
   if (run.begin < 0 || run.begin >= run.end || run.end > all)
     return make_error(
         ExitCode::kConfig,
-        fmt::format("sampler: a run of the microbatches {} to {} was dealt, and a step has {} (accumulation "
-                    "{} x {} ranks). [T0924] hint: deal what Engine::microbatches returns, with the strategy's "
-                    "gradient_accumulation as accumulation",
-                    run.begin, run.end, all, options_.accumulation, options_.world_size));
+        fmt::format("sampler: a run of the microbatches {} to {} was dealt, and a step has {} ({}). [T0924] hint: deal "
+                    "what Engine::microbatches returns, with the strategy's gradient_accumulation as accumulation, or "
+                    "its deal.microbatches as microbatches",
+                    run.begin, run.end, all, source_of_step(options_)));
   if (!is_between_steps())
     return make_error(
         ExitCode::kConfig,

@@ -55,10 +55,16 @@ class DistributedSampler {
   /// steps. `consumed` moves on where a run is over. Errors: 78 for a run that is empty or reaches beyond a step's
   /// microbatches, or for a call within a step.
   absl::Status deal(const MicrobatchRun& run);
+  /// Returns the run that this rank takes; an empty one if the options say which microbatches it takes.
+  const MicrobatchRun& run() const { return dealt_; }
+  /// Returns whether no microbatch of the step under way was given by `next`.
+  bool is_between_steps() const { return taken_ == 0 && (consumed_ - begin_) % options_.global_batch() == 0; }
 
   /// Starts `epoch` from its first sample.
   void set_epoch(std::int64_t epoch);
   std::int64_t epoch() const { return epoch_; }
+  /// Returns whether this epoch has no further step.
+  bool is_over() const { return consumed_ >= end_; }
 
   std::int64_t steps_per_epoch() const;
   /// Returns the samples seen twice (kPad) or not at all (kDrop) in a whole epoch.
@@ -77,7 +83,6 @@ class DistributedSampler {
   explicit DistributedSampler(const SamplerOptions& options);
   void start(std::int64_t epoch, std::int64_t consumed);
   void write(std::int64_t first, std::span<std::int64_t> samples);
-  bool is_between_steps() const { return taken_ == 0 && (consumed_ - begin_) % options_.global_batch() == 0; }
   /// Returns the position of this rank's next sample.
   std::int64_t next_position() const;
 

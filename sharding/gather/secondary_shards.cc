@@ -27,6 +27,7 @@ SecondaryShards::SecondaryShards(const MemoryPlan& plan, const std::vector<Unit*
                                  Memory memory)
     : plan_(plan), group_(group), memory_(std::move(memory)), parts_(units.size()), has_(units.size(), 0) {
   for (const Unit* unit : units) {
+    if (!plan.secondary_holds(static_cast<std::size_t>(unit->index))) continue;
     for (const auto& flat : unit->groups) {
       const std::int64_t bytes = plan.secondary_bytes_of(flat->shape());
       parts_[static_cast<std::size_t>(unit->index)].push_back({memory_.parts.take(bytes), bytes});
@@ -36,6 +37,7 @@ SecondaryShards::SecondaryShards(const MemoryPlan& plan, const std::vector<Unit*
 }
 
 void SecondaryShards::keep(const Unit& unit) {
+  if (!plan_.secondary_holds(static_cast<std::size_t>(unit.index))) return;
   for (const auto& flat : unit.groups) {
     const std::int64_t numel = flat->layout.numel() / group_.size(), bytes = numel * flat->element_bytes();
     const std::byte* const own = flat->full + group_.rank() * bytes;

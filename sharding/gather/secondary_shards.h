@@ -34,8 +34,9 @@ class SecondaryShards {
 
   /// Returns whether the copy has the values of `unit`.
   bool has(const Unit& unit) const { return has_[static_cast<std::size_t>(unit.index)] != 0; }
-  /// Keeps this rank's part of a unit whose values are all in FlatGroup::full. On a GPU the copy is queued on the
-  /// current stream, behind the gather that was waited for. A rounded copy is for the CPU alone.
+  /// Keeps this rank's part of a unit whose values are all in FlatGroup::full, if the copy holds that unit. On a GPU
+  /// the part is copied on the current stream, behind the gather that was waited for. A rounded copy is for the CPU
+  /// alone.
   void keep(const Unit& unit);
   /// Begins to gather a unit to FlatGroup::full, and adds to `works` what is to be waited for before `finish`.
   void start(const Unit& unit, std::vector<Work>& works);
@@ -60,7 +61,7 @@ class SecondaryShards {
   const MemoryPlan& plan_;
   Collectives& group_;
   Memory memory_;
-  std::vector<std::vector<Part>> parts_;  ///< [unit index][group]
+  std::vector<std::vector<Part>> parts_;  ///< [unit index][group]; none where the copy does not hold the unit
   std::vector<char> has_;                 ///< [unit index]
 };
 

@@ -108,5 +108,32 @@ TEST_F(Net, VanishedHostIsNamedInTime) {
       << ended.err;
 }
 
+class VanishedHost : public Net {
+ protected:
+  /// Cuts off one of two hosts with two ranks each, and expects that ranks end long before the time limit of 600 s.
+  void expect_end_without(int host) {
+    const std::string file = strategy("HYBRID_SHARD", R"(, "mesh": {"replicate": 2, "shard": 2})");
+    const Hosts hosts(path("lab"));
+    const Words on_hosts = {"env", "OMP_NUM_THREADS=1", TESSERA_NET_LAB, "run", "--lab", hosts.name()};
+    const Words ranks = {"--ranks-per-host", "2", "--timeout", "120", "--"};
+    Program training(on_hosts + ranks + train(file, "metrics", {"--steps", "100000", "--log-every", "1"}), path("run"));
+    Deadline limit(std::chrono::seconds(30));
+    while (training.out().find("loss") == std::string::npos && !limit.passed())
+      std::this_thread::sleep_for(std::chrono::milliseconds(100));
+    std::this_thread::sleep_for(std::chrono::seconds(2));  // each rank is watched by then
+    hosts.cut_off(host);
+    Deadline soon(std::chrono::seconds(35));  // the ranks' 15, and net_lab's 10 for those that end later
+    const Ended ended = training.wait(100);
+    EXPECT_FALSE(soon.passed()) << ended.err;
+    EXPECT_EQ(ended.code, 75) << ended.err;
+    EXPECT_THAT(ended.err, AnyOf(HasSubstr("does not answer"), HasSubstr("is gone"))) << ended.err;
+  }
+};
+
+// The rank before the first one of that host tells the others of all its ranks: each group waits for another one.
+TEST_F(VanishedHost, IsNamedLongBeforeTheTimeLimit) { expect_end_without(1); }
+
+TEST_F(VanishedHost, WithTheStoreIsNamedLongBeforeTheTimeLimit) { expect_end_without(0); }
+
 }  // namespace
 }  // namespace tessera::testing

@@ -242,6 +242,8 @@ TEST_F(Train, DealtMicrobatchesGiveTheBitsOfEvenOnes) {
   write_file(path("backed_up.json"), keys + R"(, "deal": {"by": "speed", "window": 1, "backups": 2}})");
   run(one_thread + launch(2) + train(path("backed_up.json"), "backed_up", more));
   EXPECT_EQ(losses("backed_up"), losses("even"));
+  run(one_thread + launch(2, {"--pretend-hosts", "2"}) + train(path("backed_up.json"), "two hosts", more));
+  EXPECT_EQ(losses("two hosts"), losses("even")) << "claims are in the store";
   run(one_thread + launch(3) + train(path("dealt.json"), "three", more));
   EXPECT_EQ(losses("three"), losses("even")) << "three ranks do not divide the microbatches";
 }

@@ -664,6 +664,35 @@ TEST(FailureWithOpenConnections, RankThatTakesAnotherConnectionIsNotGone) {
   EXPECT_FALSE(limit.passed());
 }
 
+// The first one ends as a process does that was killed, and the other one as a program that returns from main.
+TEST(FailureWithOpenConnections, RankThatEndsWellTellsThoseThatWatchIt) {
+  for (const bool tells : {false, true}) {
+    auto watched = std::make_unique<NextRank>(0, 3, "127.0.0.1");
+    NextRank before(2, 3, "127.0.0.1"), other(/*watched=*/0);
+    EXPECT_EQ(other.places().own, "");
+    EXPECT_EQ(other.places().next_key, before.places().next_key);
+    for (NextRank* const each : {&before, &other}) {
+      EXPECT_FALSE(each->is_watched());
+      ASSERT_TRUE(each->connect(watched->places().own));
+      EXPECT_TRUE(each->is_watched());
+      EXPECT_FALSE(each->has_ended_well());
+    }
+    if (tells) watched->tell_end();
+    watched.reset();
+    for (NextRank* const each : {&before, &other}) {
+      Deadline limit(10s);
+      while (!each->has_ended() && !limit.passed()) std::this_thread::sleep_for(10ms);
+      EXPECT_FALSE(limit.passed());
+      EXPECT_EQ(each->has_ended_well(), tells);
+      EXPECT_FALSE(each->is_silent()) << "its host answers";
+    }
+    EXPECT_TRUE(before.go_on());
+    EXPECT_EQ(before.rank(), 1);
+    EXPECT_FALSE(before.is_watched()) << "its host is there, so only a connection counts";
+    EXPECT_FALSE(before.go_on()) << "no other rank is left";
+  }
+}
+
 // The thread that gathers gets the reason, and the caller must learn it.
 TEST(AbortInRounds, PeersLearnTheReason) {
   const int port = free_port();

@@ -5,6 +5,8 @@
 
 #include <map>
 #include <set>
+#include <string>
+#include <utility>
 
 #include "runtime/base/status.h"
 #include "runtime/comm/resolve_topology.h"
@@ -398,6 +400,55 @@ TEST(Topology, PretendedHostsSplitOneHost) {
     EXPECT_THAT(message_of(resolve(with(four, {{"TESSERA_HOSTS", wrong}})).status()), HasSubstr("TESSERA_HOSTS"));
   EXPECT_TRUE(resolve(with(kTorchrun, {{"TESSERA_HOSTS", "2"}})).ok());   // the job has two hosts
   EXPECT_FALSE(resolve(with(kTorchrun, {{"TESSERA_HOSTS", "4"}})).ok());  // real hosts are not split
+}
+
+absl::StatusOr<std::pair<int, int>> rank_of(const Variables& variables) {
+  return resolve_rank([&](const std::string& name) -> std::optional<std::string> {
+    const auto found = variables.find(name);
+    return found == variables.end() ? std::nullopt : std::optional(found->second);
+  });
+}
+
+/// torchrun's variables do not fit equal hosts here, and the process group has not told its hosts yet.
+TEST(Topology, RankOfAProcessGroupNeedsNoHosts) {
+  const Variables unequal = with(kTorchrun, {{"RANK", "3"}, {"WORLD_SIZE", "5"}, {"LOCAL_WORLD_SIZE", "3"}});
+  const Variables with_group = with(unequal, group("3", "5"));
+  EXPECT_FALSE(resolve(with_group).ok());
+  const auto found = rank_of(with_group);
+  ASSERT_TRUE(found.ok()) << found.status();
+  EXPECT_EQ(*found, (std::pair{3, 5}));
+  EXPECT_THAT(message_of(rank_of(unequal).status()), HasSubstr("TESSERA_HOSTS=2,3")) << "no group will tell hosts";
+  EXPECT_FALSE(rank_of(with(unequal, group("2", "5"))).ok());
+  EXPECT_EQ(*rank_of(kSlurm), (std::pair{5, 8}));
+  EXPECT_EQ(*rank_of({}), (std::pair{0, 1}));
+}
+
+/// `mp.spawn` starts two ranks under the first of two agents, and three under the other one.
+TEST(Topology, GroupOfUnequalAgentsIsPlacedByItsHosts) {
+  for (int rank = 0; rank < 5; ++rank) {
+    const std::string agent = rank < 2 ? "0" : "1", local = std::to_string(rank < 2 ? rank : rank - 2);
+    const Variables outer = with(
+        kTorchrun,
+        {{"RANK", agent}, {"WORLD_SIZE", "2"}, {"LOCAL_RANK", "0"}, {"LOCAL_WORLD_SIZE", "1"}, {"GROUP_RANK", agent}});
+    const Variables bare = with(outer, group(std::to_string(rank), "5"));
+    EXPECT_EQ(*rank_of(bare), (std::pair{rank, 5}));
+    const Variables hosts = with(bare, {{"this process among its host's", local},
+                                        {"ranks on its host", rank < 2 ? "2" : "3"},
+                                        {"ranks of each host of torch.distributed", "2,3"}});
+    const auto topology = resolve(hosts);
+    ASSERT_TRUE(topology.ok()) << topology.status();
+    EXPECT_EQ(topology->describe(),
+              "rank " + std::to_string(rank) + "/5 (torch.distributed), host " + agent + ", local rank " + local);
+    const std::string other = rank < 2 ? "1" : "0";
+    EXPECT_FALSE(resolve(with(hosts, {{"RANK", other}, {"GROUP_RANK", other}})).ok()) << rank;
+  }
+  EXPECT_FALSE(resolve(with(with(kTorchrun, {{"RANK", "1"},
+                                             {"WORLD_SIZE", "2"},
+                                             {"LOCAL_RANK", "0"},
+                                             {"LOCAL_WORLD_SIZE", "1"},
+                                             {"GROUP_RANK", "1"}}),
+                            group("0", "5")))
+                   .ok());
 }
 
 /// The ranks tile the world under every launcher and in every even layout.

@@ -72,13 +72,16 @@ TEST(MemoryPlan, SecondCopyTakesTheParametersOfAHostAndInt8AQuarterOfThem) {
   const auto more = [&](const MemoryPlan& plan, MemoryCategory category) {
     return plan.use()[category] - without.use()[category];
   };
-  const std::int64_t root = 256 * 8, all = root + kBlocks * kNumel;
   EXPECT_FALSE(without.has_secondary());
-  EXPECT_EQ(more(plain, MemoryCategory::kParameters), 4 * all / 4);
+  EXPECT_EQ(more(plain, MemoryCategory::kParameters), 4 * kBlocks * kNumel / 4) << "the root is gathered once";
   EXPECT_EQ(more(plain, MemoryCategory::kSlots), 0);
   // Parts of 512 and 8192 elements have 2 and 32 scales of 4 bytes, and end on cache lines.
   EXPECT_EQ(more(rounded, MemoryCategory::kParameters), (512 + 64) + kBlocks * (8192 + 128));
   EXPECT_EQ(more(rounded, MemoryCategory::kSlots), 4 * (8192 + 128));
+  input.units.resize(1);
+  EXPECT_TRUE(MemoryPlan(input).has_secondary());
+  input.placement.secondary.form = SecondaryForm::kPlain;
+  EXPECT_FALSE(MemoryPlan(input).has_secondary()) << "the root alone is gathered once";
   input.placement.shared = true;
   EXPECT_FALSE(MemoryPlan(input).has_secondary()) << "ranks that share one copy gather nothing";
 }

@@ -10,9 +10,11 @@
 #include <torch/serialize/archive.h>
 
 #include <algorithm>
+#include <chrono>
 #include <map>
 #include <set>
 #include <sstream>
+#include <thread>
 
 #include "tessera/collectives.h"
 #include "tessera/error.h"
@@ -23,6 +25,7 @@
 namespace tessera::testing {
 namespace {
 
+using ::testing::HasSubstr;
 using Samples = std::vector<std::size_t>;
 
 /// Calls `body` with the mesh of each rank, on its thread.
@@ -285,6 +288,171 @@ TEST(RankSampler, EvaluationCountsEachSampleOnceOnAnyNumberOfRanks) {
       });
     }
   }
+}
+
+constexpr std::size_t kOfSteps = 50;  // samples
+constexpr RankSamplerOptions kDealt{.seed = 4, .microbatches = 6, .batch = 2};
+
+/// Returns other runs of a step's six microbatches in every second step; they are even at first.
+MicrobatchRun run_of(std::size_t step, int rank, int ranks) {
+  const auto begin = [&](std::int64_t of) {
+    return of == 0 || of == ranks ? of * 6 / ranks : of * 6 / ranks + static_cast<std::int64_t>(step % 2);
+  };
+  return {begin(rank), begin(rank + 1)};
+}
+
+/// Returns the samples that loaders give to the microbatches of two epochs: [step][microbatch].
+std::vector<std::vector<Samples>> steps_of(int ranks, const RankSamplerOptions& options) {
+  const std::size_t of_epoch = options.tail == Tail::kPad ? 5 : 4;
+  std::vector<std::vector<Samples>> steps(2 * of_epoch, std::vector<Samples>(6));
+  on_each_rank(ranks, [&](const Mesh& mesh) {
+    RankSampler place(kOfSteps, mesh, options);
+    auto loader = torch::data::make_data_loader(Numbers(kOfSteps), place, torch::data::DataLoaderOptions(2));
+    std::size_t step = 0;
+    MicrobatchRun run = run_of(step, mesh.rank(), ranks);
+    std::int64_t next = run.begin;
+    for (const std::int64_t epoch : {0, 1}) {
+      EXPECT_EQ(place.size(), of_epoch * 2 * static_cast<std::size_t>(run.end - run.begin));
+      for (const auto& batch : *loader) {
+        EXPECT_EQ(place.epoch(), epoch);
+        steps.at(step).at(static_cast<std::size_t>(next)) = batch;
+        if (++next < run.end) continue;
+        run = run_of(++step, mesh.rank(), ranks);
+        next = run.begin;
+        place.deal(run);
+        const std::size_t taken = step % of_epoch * 12;
+        EXPECT_EQ(place.cursor(), (SamplerCursor{static_cast<std::int64_t>(step / of_epoch),
+                                                 static_cast<std::int64_t>(taken), kOfSteps, 4, options.shuffle}));
+      }
+    }
+    EXPECT_EQ(step, 2 * of_epoch);
+  });
+  return steps;
+}
+
+TEST(RankSampler, DealtMicrobatchesHoldTheSameOnAnyNumberOfRanks) {
+  for (const Tail tail : {Tail::kPad, Tail::kDrop}) {
+    RankSamplerOptions options = kDealt;
+    options.tail = tail;
+    const auto alone = steps_of(1, options);
+    EXPECT_NE(alone[0], alone[alone.size() / 2]) << "another epoch";
+    for (const int ranks : {2, 3}) EXPECT_EQ(steps_of(ranks, options), alone) << ranks;
+    std::map<std::size_t, int> times;
+    for (std::size_t step = 0; step < alone.size() / 2; ++step)
+      for (const Samples& microbatch : alone[step])
+        for (const std::size_t sample : microbatch) ++times[sample];
+    EXPECT_EQ(times.size(), tail == Tail::kPad ? 50u : 48u);
+    options.shuffle = false;
+    const auto straight = steps_of(2, options);
+    EXPECT_EQ(straight[1][2], (Samples{16, 17}));
+    if (tail == Tail::kDrop) continue;
+    EXPECT_EQ(straight[4][1], (Samples{0, 1})) << "the last step is filled up";
+  }
+}
+
+TEST(RankSampler, DealtMicrobatchesGoOnWithOtherRanksAndByTheirNumbers) {
+  const auto wanted = steps_of(1, kDealt);
+  SamplerCursor cursor;
+  std::stringstream file;
+  on_each_rank(2, [&](const Mesh& mesh) {
+    RankSampler sampler(kOfSteps, mesh, kDealt);
+    for (int i = 0; i < 6; ++i) sampler.next(2);
+    if (mesh.rank() != 0) return;
+    cursor = sampler.cursor();
+    torch::serialize::OutputArchive saved;
+    sampler.save(saved);
+    saved.save_to(file);
+  });
+  EXPECT_EQ(cursor.consumed, 24);
+  on_each_rank(3, [&](const Mesh& mesh) {
+    RankSampler sampler(kOfSteps, mesh, kDealt);
+    sampler.resume(cursor);
+    sampler.reset();
+    for (std::size_t round = 0; round < 2; ++round)
+      EXPECT_EQ(*sampler.next(2), wanted[2][2 * static_cast<std::size_t>(mesh.rank()) + round]);
+  });
+  on_each_rank(2, [&](const Mesh& mesh) {
+    RankSampler sampler(kOfSteps, mesh, kDealt);
+    if (mesh.rank() == 0) {
+      torch::serialize::InputArchive loaded;
+      loaded.load_from(file);
+      sampler.load(loaded);
+    } else {
+      sampler.resume(cursor);
+    }
+    for (std::size_t step = 2; step < wanted.size(); ++step) {
+      for (const std::size_t microbatch : {4, 0, 5})
+        EXPECT_EQ(sampler.of(static_cast<std::int64_t>(microbatch)), wanted[step][microbatch]) << step;
+      sampler.end_step();
+    }
+    // An evaluation goes its own way.
+    {
+      const UnpaddedEpoch unpadded;
+      sampler.reset();
+    }
+    EXPECT_EQ(rest_of_epoch(sampler, 7).size(), kOfSteps / 2);
+    EXPECT_EQ(sampler.cursor(), (SamplerCursor{2, 0, kOfSteps, 4, true}));
+  });
+}
+
+TEST(RankSampler, DealtMicrobatchesThatNobodyAskedForAreRefused) {
+  on_each_rank(2, [](const Mesh& mesh) {
+    RankSampler sampler(kOfSteps, mesh, kDealt);
+    EXPECT_THAT(error_of([&] { sampler.next(3); }), HasSubstr("was asked for 3"));
+    EXPECT_THAT(error_of([&] { sampler.deal({4, 7}); }), HasSubstr("the sampler's microbatches"));
+    EXPECT_THAT(error_of([&] { sampler.of(6); }), HasSubstr("a step has 0 to 5"));
+    RankSampler plain(kOfSteps, mesh);
+    EXPECT_THAT(error_of([&] { plain.deal({0, 3}); }), HasSubstr("deals samples one by one"));
+    EXPECT_THAT(error_of([&] { RankSampler(kOfSteps, mesh, {.batch = 2}); }), HasSubstr("was given 0"));
+    EXPECT_THAT(error_of([&] { RankSampler(kOfSteps, mesh, {.microbatches = 6}); }), HasSubstr("at least 1"));
+    EXPECT_THAT(error_of([&] { RankSampler(7, mesh, {.tail = Tail::kDrop, .microbatches = 6, .batch = 2}); }),
+                HasSubstr("fewer than one step's"));
+    auto ahead =
+        torch::data::make_data_loader(Numbers(kOfSteps), sampler, torch::data::DataLoaderOptions(2).workers(2));
+    int given = 0;
+    for (const auto& batch : *ahead) {
+      EXPECT_EQ(batch.size(), 2u);
+      if (++given == 3) break;
+    }
+    EXPECT_THAT(error_of([&] { sampler.deal({0, 3}); }), HasSubstr("without workers"));
+  });
+}
+
+// Rank 1 is slow, so rank 0 gets more microbatches.
+TEST(RankSampler, SamplesDealtBySpeedTrainToTheBitsOfOneRank) {
+  const Batch all = make_batches(1, kOfSteps, 5, TinyOptions().vocab)[0];
+  const auto trained_on = [&](int ranks) {
+    std::vector<Values> values(static_cast<std::size_t>(ranks));
+    std::vector<std::int64_t> most(values.size());
+    on_each_rank(ranks, [&](const Mesh& mesh) {
+      at::set_num_threads(1);
+      Session session(mesh, strategy_for(ShardingStrategy::kShardGradients, [&](Strategy& strategy) {
+                        strategy.reproducible = true;
+                        strategy.gradient_accumulation = 6 / ranks;
+                        strategy.gradient_sync = GradientSync::kLastMicrobatch;
+                        strategy.deal = {.by = DealBy::kSpeed, .window = 1};
+                      }));
+      const auto rank = static_cast<std::size_t>(mesh.rank());
+      RankSampler place(kOfSteps, mesh, kDealt);
+      auto loader = torch::data::make_data_loader(Numbers(kOfSteps), place, torch::data::DataLoaderOptions(2));
+      for (const auto& samples : *loader) {
+        const at::Tensor rows = at::tensor(std::vector<std::int64_t>(samples.begin(), samples.end()));
+        std::this_thread::sleep_for(std::chrono::milliseconds(rank == 1 ? 40 : 4));
+        session.engine.backward(
+            session.model->forward(all.tokens.index_select(0, rows), all.targets.index_select(0, rows)));
+        if (!session.engine.step_is_due()) continue;
+        session.engine.step();
+        const MicrobatchRun run = session.engine.microbatches();
+        most[rank] = std::max(most[rank], run.end - run.begin);
+        place.deal(run);
+      }
+      values[rank] = session.values();
+    });
+    EXPECT_TRUE(ranks == 1 || most[0] > most[1]);
+    return values;
+  };
+  const std::vector<Values> alone = trained_on(1), dealt = trained_on(2);
+  for (const Values& each : dealt) EXPECT_TRUE(all_same_bits(each, alone[0]));
 }
 
 TEST(SeedForRank, LowBitsOfSeedsDifferBetweenRanks) {

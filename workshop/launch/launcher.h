@@ -25,7 +25,9 @@ struct LaunchOptions {
   std::vector<std::string> ssh = {"ssh"};  ///< program that runs a command on a host, and its own options
   std::string address;                     ///< address by which all hosts reach this one; empty: it is found
   std::vector<std::string> environment;    ///< names of variables that go to the other hosts too (host_job.h)
-  std::string tessera;    ///< path of the `tessera` command on the other hosts; empty: that of this program
+  /// path of the `tessera` command, on the other hosts for their agents and on this one for `servers`; empty: that of
+  /// this program
+  std::string tessera;
   double connect_s = 60;  ///< time for a host to answer over ssh, and for each word of it while its ranks start
   double silence_s = 60;  ///< an agent that hears nothing of the launcher for this time ends its ranks
   int port = 0;           ///< rendezvous port; 0: a port that is free on this machine

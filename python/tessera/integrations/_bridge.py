@@ -25,7 +25,7 @@ def copy_of(strategy: Strategy) -> dict[str, Any]:
         keys = plain_values(strategy)
     if keys.get("deal", {}).get("by") == "speed":
         raise Error('the strategy says "deal": {"by": "speed"}, but each rank\'s DataLoader gives it equally many batches a step here. '
-                    '[T0939] hint: leave "deal" out, or write the loop with tessera.Engine and its microbatches()')
+                    '[T0939] hint: leave "deal" out, or write the loop with tessera.Engine, its microbatches() and tessera.RankSampler')
     return keys
 
 

@@ -309,7 +309,8 @@ std::vector<StrategyKey> step_keys() {
        .unit = "microbatches",
        .default_json = "0",
        .example_json = "12",
-       .doc = "The most microbatches of a step that one rank gets. 0: twice gradient_accumulation.",
+       .doc = "The most microbatches of a step that one rank gets. 0: twice as many as a rank has at first, which is "
+              "gradient_accumulation, or the longest of the even runs of deal.microbatches.",
        .cost = "With reproducible, memory for the sums that wait on such a rank, and their bytes between ranks.",
        .only_if = with_deal_by_speed()},
       {.pointer = "/deal/microbatches",
@@ -331,12 +332,12 @@ std::vector<StrategyKey> step_keys() {
        .example_json = "2",
        .doc =
            "The most microbatches of slower ranks that a rank makes again in a step when it has ended its own. The "
-           "first "
-           "result counts, and the bits do not depend on whose it is. It goes with reproducible, on the ranks of one "
-           "host, and with a program that asks Engine::microbatch before each microbatch.",
+           "first result counts, and the bits do not depend on whose it is. It goes with reproducible, and with a "
+           "program that asks Engine::microbatch before each microbatch.",
        .cost =
            "Memory for the whole gradients of so many microbatches, and their bytes between ranks. An all-gather of "
-           "so many numbers in each step, and sometimes a microbatch that another rank has ended first.",
+           "so many numbers in each step, and sometimes a microbatch that another rank has ended first. Where ranks "
+           "share no memory, two to four small questions to the job's store for each microbatch.",
        .only_if = with_deal_by_speed()},
       {.pointer = "/gradient_clipping",
        .field = number_field(AT(gradient_clipping)),

@@ -171,8 +171,8 @@ std::vector<StrategyKey> sharding_keys() {
            "whole shard axis and fills the copy; every later one of that step, backward's among them, is between the "
            "few ranks that hold the copy together.",
        .cost =
-           "Memory: parameters divided by secondary.ranks; int8: a byte an element in place of 2 or 4, and the codes "
-           "of the largest unit."},
+           "Memory: parameters of all units but the root divided by secondary.ranks; int8: a byte an element in place "
+           "of 2 or 4, the root's too, and the codes of the largest unit."},
       {.pointer = "/secondary/ranks",
        .field = integer_field(AT(secondary.ranks)),
        .range = {0, 1e6},

@@ -107,9 +107,9 @@ std::int64_t MemoryPlan::secondary_bytes_of(const GroupShape& group) const {
 
 std::int64_t MemoryPlan::secondary_bytes() const {
   std::int64_t bytes = 0;
-  if (!has_secondary()) return bytes;
-  for (const UnitShape& unit : input_.units) {
-    for (const GroupShape& group : unit.groups) bytes += secondary_bytes_of(group);
+  for (std::size_t i = 0; i < input_.units.size(); ++i) {
+    if (!secondary_holds(i)) continue;
+    for (const GroupShape& group : input_.units[i].groups) bytes += secondary_bytes_of(group);
   }
   return bytes;
 }

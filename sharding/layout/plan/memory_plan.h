@@ -325,14 +325,20 @@ class MemoryPlan {
   /// Returns whether ranks hold a second copy of the parameters (PlannedPlacement::secondary). The first gather of a
   /// unit in a step is then over the whole shard axis, and the others are between the ranks that hold a copy together.
   bool has_secondary() const {
-    return input_.placement.secondary.ranks > 0 && gathers() && !input_.placement.keep_gathered &&
+    const bool has_units = input_.units.size() > 1 || input_.placement.secondary.is_rounded();
+    return input_.placement.secondary.ranks > 0 && has_units && gathers() && !input_.placement.keep_gathered &&
            !input_.placement.shared;
+  }
+  /// Returns whether the second copy holds unit `index`. The root is gathered once in a step, so a plain copy of it
+  /// would be read by nobody; a rounded one makes the values that the step computes with.
+  bool secondary_holds(std::size_t index) const {
+    return has_secondary() && (index > 0 || input_.placement.secondary.is_rounded());
   }
   /// Returns whether the second copy holds parameters of this dtype as int8 codes.
   bool rounds_secondary(DType dtype) const;
   /// Returns the bytes of this rank's part of a group's second copy, in whole cache lines. The second number is that of
-  /// all groups (they count in MemoryCategory::kParameters), and the third is that of the largest group's codes on
-  /// their way to a slot (in kSlots).
+  /// all groups of units that the copy holds (they count in MemoryCategory::kParameters), and the third is that of the
+  /// largest group's codes on their way to a slot (in kSlots).
   std::int64_t secondary_bytes_of(const GroupShape& group) const;
   std::int64_t secondary_bytes() const;
   std::int64_t secondary_codes_bytes() const;

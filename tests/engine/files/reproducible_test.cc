@@ -493,18 +493,25 @@ void wait_until_at_least(const std::atomic<std::int64_t>& value, std::int64_t wa
 
 // Rank 1 stands still in the first microbatch of each step until rank 0 is about to end the last that it may take.
 TEST(ReproducibleBackups, ARankThatStandsStillIsOvertakenToTheBitsOfOneRank) {
-  const std::pair<Placed, Rule> cases[] = {{ShardingStrategy::kNoShard, kRules[0]},
-                                           {ShardingStrategy::kShardGradients, kRules[1]},
-                                           {Placed(ShardingStrategy::kFullShard, /*shared=*/true), kRules[0]}};
-  for (const auto& each : cases) {
-    const Placed& placed = each.first;
-    const Rule& rule = each.second;
+  struct Case {
+    Placed placed;
+    Rule rule;
+    int hosts = 1;
+  };
+  const Case cases[] = {{ShardingStrategy::kNoShard, kRules[0]},
+                        {ShardingStrategy::kShardGradients, kRules[1]},
+                        {Placed(ShardingStrategy::kFullShard, /*shared=*/true), kRules[0]},
+                        {ShardingStrategy::kNoShard, kRules[0], 2},
+                        {ShardingStrategy::kShardGradients, kRules[0], 2}};
+  for (const Case& each : cases) {
+    const Placed& placed = each.placed;
+    const Rule& rule = each.rule;
     const Trained wanted = alone(rule, 8);
     for (const std::int64_t backups : {2, 4}) {
       std::atomic<std::int64_t> last = 0;  // the step whose last microbatch rank 0 has begun, counted from 1
       std::array<std::vector<std::int64_t>, 2> begun;
       std::array<Trained, 2> trained;
-      run_ranks({.ranks = 2}, [&](const Mesh& mesh) {
+      run_ranks({.ranks = 2, .hosts = each.hosts}, [&](const Mesh& mesh) {
         const auto rank = static_cast<std::size_t>(mesh.rank());
         trained[rank] = train_backed_up(mesh, backed_up(placed, rule, 4, backups), begun[rank],
                                         [&](std::int64_t step, std::int64_t count, const at::Tensor&) {
@@ -579,18 +586,20 @@ TEST(ReproducibleBackups, ThreeRanksThatHelpEachOtherGiveTheBitsOfOne) {
   const Trained wanted = alone(kRules[0], 12);
   Strategy strategy = backed_up(ShardingStrategy::kShardGradients, kRules[0], 4, 3);
   strategy.deal.window = 1;
-  std::array<std::vector<std::int64_t>, 3> begun;
-  std::array<Trained, 3> trained;
-  run_ranks({.ranks = 3}, [&](const Mesh& mesh) {
-    const auto rank = static_cast<std::size_t>(mesh.rank());
-    trained[rank] =
-        train_backed_up(mesh, strategy, begun[rank], [&](std::int64_t step, std::int64_t, const at::Tensor&) {
-          const bool is_slow = static_cast<std::int64_t>(rank) == step % 3;  // each in its turn
-          std::this_thread::sleep_for(std::chrono::milliseconds(is_slow ? 20 : 1));
-        });
-  });
-  for (std::size_t rank = 0; rank < 3; ++rank) expect_same_bits(trained[rank], wanted, std::to_string(rank));
-  for (std::size_t step = 0; step < kSteps; ++step) EXPECT_GE(begun[0][step] + begun[1][step] + begun[2][step], 12);
+  for (const int hosts : {1, 3}) {
+    std::array<std::vector<std::int64_t>, 3> begun;
+    std::array<Trained, 3> trained;
+    run_ranks({.ranks = 3, .hosts = hosts}, [&](const Mesh& mesh) {
+      const auto rank = static_cast<std::size_t>(mesh.rank());
+      trained[rank] =
+          train_backed_up(mesh, strategy, begun[rank], [&](std::int64_t step, std::int64_t, const at::Tensor&) {
+            const bool is_slow = static_cast<std::int64_t>(rank) == step % 3;  // each in its turn
+            std::this_thread::sleep_for(std::chrono::milliseconds(is_slow ? 20 : 1));
+          });
+    });
+    for (std::size_t rank = 0; rank < 3; ++rank) expect_same_bits(trained[rank], wanted, std::to_string(rank));
+    for (std::size_t step = 0; step < kSteps; ++step) EXPECT_GE(begun[0][step] + begun[1][step] + begun[2][step], 12);
+  }
 }
 
 TEST(ReproducibleDeal, MicrobatchesThatTheRanksDoNotDivideGiveTheBitsOfOneRank) {
@@ -719,11 +728,12 @@ std::string refusal_of_backups(const What& what) {
 }
 
 TEST(ReproducibleBackups, WhatDoesNotGoWithThemIsRefusedByName) {
-  const std::string hosts = refusal({.ranks = 4, .hosts = 2}, backed_up(ShardingStrategy::kNoShard, kRules[0], 2, 1));
-  EXPECT_NE(hosts.find("/deal/backups: ranks claim each other's microbatches in memory that they share"),
-            std::string::npos)
-      << hosts;
-  EXPECT_EQ(refusal({.ranks = 2}, backed_up(ShardingStrategy::kNoShard, kRules[0], 2, 1)), "");
+  const std::string gathers =
+      refusal({.ranks = 4, .hosts = 2}, backed_up(ShardingStrategy::kFullShard, kRules[0], 2, 1));
+  EXPECT_NE(gathers.find("/deal/by: speed gives ranks different numbers of microbatches"), std::string::npos)
+      << gathers;
+  for (const int hosts : {1, 2})
+    EXPECT_EQ(refusal({.ranks = 4, .hosts = hosts}, backed_up(ShardingStrategy::kNoShard, kRules[0], 2, 1)), "");
   const std::string unasked = refusal_of_backups([](Engine& engine, const at::Tensor& loss) { engine.backward(loss); });
   EXPECT_NE(unasked.find("the program has not asked which microbatch of the step this is"), std::string::npos)
       << unasked;

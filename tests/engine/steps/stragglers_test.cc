@@ -87,16 +87,21 @@ TEST(MicrobatchDealer, RanksGetAsManyMicrobatchesAsTheyAreFast) {
 
 using Next = std::optional<std::int64_t>;
 
+/// Runs `body` on two ranks: on one host, where claims lie in shared memory, and on two, where they are in the store.
+void with_claims(const std::function<void(const Mesh&)>& body) {
+  for (const int hosts : {1, 2}) run_ranks({.ranks = 2, .hosts = hosts}, body);
+}
+
 /// Makes the claims of two ranks with two microbatches each.
 BackupClaims claims_of(const Mesh& mesh) {
   MicrobatchOrder order{2, 2, /*has_runs=*/true, /*longest=*/3, {0, 2}};
   order.backups = 1;
-  return {*groups_of(mesh).world("deal"), order};
+  return {*groups_of(mesh).world("deal"), order, groups_of(mesh).store()};
 }
 
 TEST(BackupClaims, WhoMakesAMicrobatchFirstHasItAndTheOtherResultDoesNotCount) {
   std::barrier meet(2);
-  run_ranks({.ranks = 2}, [&](const Mesh& mesh) {
+  with_claims([&](const Mesh& mesh) {
     BackupClaims claims = claims_of(mesh);
     if (mesh.rank() == 0) {
       EXPECT_TRUE(claims.end());
@@ -129,10 +134,10 @@ TEST(BackupClaims, WhoMakesAMicrobatchFirstHasItAndTheOtherResultDoesNotCount) {
 
 TEST(BackupClaims, MicrobatchesThatWereMadeAgainAreTheEndOfARun) {
   std::barrier meet(2);
-  run_ranks({.ranks = 2}, [&](const Mesh& mesh) {
+  with_claims([&](const Mesh& mesh) {
     BackupClaims claims = claims_of(mesh);
     const MicrobatchOrder runs{2, 2, /*has_runs=*/true, /*longest=*/3, {0, 2}, /*backups=*/1};
-    for (int step = 0; step < 2; ++step) {
+    for (int step = 0; step < 4; ++step) {  // counters are used again
       if (mesh.rank() == 0) {
         for (int i = 0; i < 3; ++i) EXPECT_TRUE(claims.end()) << i;
         EXPECT_EQ(claims.next(), std::nullopt) << "it may take one";
@@ -157,7 +162,7 @@ TEST(BackupClaims, MicrobatchesThatWereMadeAgainAreTheEndOfARun) {
 // With each microbatch that it has ended, rank 1 is less far behind.
 TEST(BackupClaims, RanksThatAreEquallyFastLeaveEachOthersMicrobatchesAlone) {
   std::barrier meet(2);
-  run_ranks({.ranks = 2}, [&](const Mesh& mesh) {
+  with_claims([&](const Mesh& mesh) {
     BackupClaims claims = claims_of(mesh);
     if (mesh.rank() == 1) {
       EXPECT_TRUE(claims.end());

@@ -4,12 +4,14 @@ on from checkpoints.
 Usage: tokens_ranks.py FOLDER: for the data and checkpoints, shared by all ranks.
 """
 
+import itertools
 import pathlib
 import sys
 
 import tessera
 import torch
 from torch import nn
+from torch.utils.data import DataLoader
 
 rank, ranks, folder = tessera.rank(), tessera.world_size(), pathlib.Path(sys.argv[1])
 SEQ = 3
@@ -96,6 +98,49 @@ def dealing():
         expect_error(lambda run=wrong: fast.deal(run), 78, "a step has 4")
     for wrong in (range(0, 4, 2), (0, 4)):
         expect_error(lambda run=wrong: fast.deal(run), 64, "wants a range of neighbours")
+
+
+def sampler():
+    """RankSampler deals whole microbatches of any data set to a DataLoader."""
+    def loader_of(each):
+        return DataLoader(range(26), batch_sampler=each, collate_fn=list)
+
+    def made(rank, world_size, samples=26):
+        return tessera.RankSampler(samples, batch=2, microbatches=4, seed=5, rank=rank, world_size=world_size)
+
+    whole = made(0, 1)
+    wanted = [list(loader_of(whole)) for _ in range(2)]
+    assert (len(whole), whole.steps_per_epoch, whole.epoch) == (16, 4, 1) and len(wanted[0]) == 16 and wanted[0] != wanted[1]
+    assert sorted(sum(wanted[0][:13], [])) == list(range(26)) and wanted[0][13:] == wanted[0][:3], "the last step is filled up"
+    fast, slow = made(0, 2, range(26)), made(1, 2, range(26))
+    loaders, place = [iter(loader_of(fast)), iter(loader_of(slow))], None
+    for step, cut in enumerate((2, 3, 1, 2)):  # runs of unequal length, as "deal" by speed makes them
+        if step:
+            fast.deal(range(cut))
+            slow.deal(range(cut, 4))
+        got = [next(loaders[0]) for _ in range(cut)] + [next(loaders[1]) for _ in range(4 - cut)]
+        assert got == wanted[0][4 * step:4 * step + 4], step
+        place = slow.cursor() if step == 1 else place
+    assert place == (0, 16, 26, 5, True) and slow.cursor() == (1, 0, 26, 5, True), (place, slow.cursor())
+    resumed = made(0, 1)
+    resumed.resume(place)
+    assert list(loader_of(resumed)) == wanted[0][8:] and list(loader_of(resumed)) == wanted[1]
+    by_number = made(1, 2)
+    for step in range(5):
+        for m in (3, 0):
+            assert by_number.of(m) == (wanted[0] + wanted[1])[4 * step + m], (step, m)
+        by_number.end_step()
+    assert made(tessera.rank(), tessera.world_size()).of(1) == tessera.RankSampler(26, batch=2, microbatches=4, seed=5).of(1) == wanted[0][1]
+    ahead = made(0, 2)
+    assert list(itertools.islice(ahead, 5)) == [wanted[0][m] for m in (0, 1, 4, 5, 8)]
+    expect_error(lambda: ahead.deal(range(2)), 64, "without workers")
+    expect_error(lambda: fast.deal(range(2, 5)), 78, "a step has 4 (the sampler's microbatches)")
+    expect_error(lambda: fast.deal((0, 2)), 64, "RankSampler.deal wants a range of neighbours")
+    expect_error(lambda: fast.resume(None), 64, "RankSampler.resume wants a SamplerCursor")
+    expect_error(lambda: tessera.RankSampler(26, batch=2, microbatches=0), 78, "was given 0")
+    expect_error(lambda: tessera.RankSampler(26, batch=2, microbatches=1, rank=0, world_size=2), 78, "at least one for each of 2 ranks")
+    expect_error(lambda: tessera.RankSampler(7, batch=2, microbatches=4, tail="drop", rank=0, world_size=1), 65, "fewer than one step's 8")
+    expect_error(lambda: tessera.RankSampler(26, batch=2, microbatches=4, tail="cut"), 64, "RankSampler: tail is one of drop, pad")
 
 
 class Bigrams(nn.Module):
@@ -200,7 +245,7 @@ def cursors():
 
 
 torch.set_num_threads(1)
-for program in (orders, dealing, training, commits, cursors):
+for program in (orders, dealing, sampler, training, commits, cursors):
     print(program.__name__, flush=True)
     program()
 print("batches like those of C++")

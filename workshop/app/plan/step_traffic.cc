@@ -42,10 +42,11 @@ class StepTraffic {
     StepCollective gathers{"all_gather", "shard", "parameters before use"};
     StepCollective inside{"all_gather", "secondary", "parameters of the second copy"};
     for (std::size_t i = 0; i < plan_.units().size(); ++i) {
-      const std::int64_t times = plan_.gathers_in_step(i), over_axis = plan_.has_secondary() ? 1 : times;
+      const bool has_copy = plan_.secondary_holds(i);
+      const std::int64_t times = plan_.gathers_in_step(i), over_axis = has_copy ? 1 : times;
       gathers.calls += over_axis;
       gathers.bytes += over_axis * plan_.units()[i].gathered_bytes();
-      if (plan_.has_secondary()) gather_inside(i, times, inside);
+      if (has_copy) gather_inside(i, times, inside);
     }
     add(std::move(inside));
     // Ranks that share slots read their parts into them, and only have barriers: before the slot is filled, and after.

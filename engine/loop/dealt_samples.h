@@ -1,0 +1,67 @@
+#pragma once
+
+// See docs/glossary.md: dealt.
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+#include "runtime/data/sampler.h"
+#include "tessera/token_options.h"
+
+namespace tessera {
+
+/// Gives loaders the samples of whole microbatches, dealt out to ranks by steps: the inside of RankSampler with
+/// RankSamplerOptions::microbatches, and of Python's RankSampler. It adds to DistributedSampler how a loader goes from
+/// epoch to epoch, and it notices a loader that takes samples before anybody knows whose they are. One thread at a time
+/// uses it.
+class DealtSamples {
+ public:
+  using Samples = std::vector<std::size_t>;
+
+  /// The first epoch that begins is `epoch`. Throws tessera::Error as DistributedSampler::create does, and (78) if
+  /// `options` say no microbatches.
+  DealtSamples(const SamplerOptions& options, std::int64_t epoch);
+
+  /// Begins the next epoch; the first call begins the first one. Right after `resume` the epoch goes on instead, unless
+  /// it is over.
+  void begin_epoch();
+  /// Returns the samples of this rank's next microbatch; nothing at the end of the epoch.
+  std::optional<Samples> next();
+
+  /// Returns the samples of a microbatch of the step under way, by its number (DistributedSampler::take). Where an
+  /// epoch is over, the next one begins.
+  Samples of(std::int64_t microbatch);
+  /// Goes on to the next step, where `of` gave the samples of this one.
+  void end_step() { sampler_.end_step(); }
+
+  /// This rank takes the microbatches of `run` from the next step on. Throws tessera::Error: 78 as
+  /// DistributedSampler::deal; 64 where samples beyond one step were given since the last call.
+  void deal(const MicrobatchRun& run);
+
+  /// Another number of samples from now on. The next `begin_epoch` begins an epoch of them.
+  void resize(std::int64_t num_samples);
+
+  std::int64_t epoch() const { return sampler_.epoch(); }
+  std::int64_t steps_per_epoch() const { return sampler_.steps_per_epoch(); }
+  /// Returns the microbatches of this rank in a whole epoch, if it keeps its run.
+  std::int64_t microbatches_per_epoch() const;
+  /// Returns the place of the step under way, for a checkpoint. The end of an epoch counts as the beginning of the
+  /// next one.
+  SamplerCursor cursor() const;
+  /// Goes on at `cursor`, on any number of ranks. Throws tessera::Error as DistributedSampler::resume does.
+  void resume(const SamplerCursor& cursor);
+
+ private:
+  void take_place();
+
+  SamplerOptions options_;
+  DistributedSampler sampler_;
+  std::vector<std::int64_t> samples_;  ///< [batch]: those of the microbatch that was given last
+  std::int64_t steps_given_ = 0;       ///< whole runs that were given since the last deal
+  bool has_begun_ = false;             ///< whether the first epoch has begun
+  bool goes_on_ = false;               ///< whether nothing was given since `resume`
+};
+
+}  // namespace tessera

@@ -103,12 +103,14 @@ std::vector<StrategyKey> platform_keys() {
        .field = plain_field<ValueKind::kName, std::string>(AT(comm.network_fit)),
        .default_json = R"("")",
        .example_json = R"("measured")",
-       .doc = "How all-gathers and reductions over gloo and mpi go. Empty: directly, a message from each rank to each "
-              "other one. "
-              "measured: when a group of ranks is joined, its calls are timed, and from then on each goes by the "
-              "algorithm that costs least (ring, doubling, halving). Else a file with such costs, which rank 0 reads, "
-              "and tessera bench collectives --fit-file writes. Changes no bits.",
-       .cost = "measured: a second or two for each set of ranks, once.",
+       .doc =
+           "How all-gathers and reductions over gloo and mpi go. Empty: directly, a message from each rank to each "
+           "other one. measured: when a group of ranks is joined, its calls are timed, and from then on each goes by "
+           "the algorithm that costs least (ring, doubling, halving). Else a file with such costs, which rank 0 "
+           "reads, and tessera bench collectives --fit-file writes. Changes no bits. Worth a try from three hosts "
+           "on; not the default, since most calls of training are as fast directly.",
+       .cost =
+           "measured: about two seconds at most for each set of ranks, once. Calls below 16 KiB may then take longer.",
        .only_if = over_network()},
   };
 }

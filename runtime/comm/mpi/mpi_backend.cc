@@ -1,5 +1,5 @@
-// The plug-in libtessera_mpi.so: a c10d::Backend whose messages, broadcasts and barriers are MPI's. It is built where MPI
-// is found (cmake/TesseraMpi.cmake), and is the one source that includes mpi.h.
+// The plug-in libtessera_mpi.so: a c10d::Backend whose messages, broadcasts and barriers are MPI's. It is built where
+// MPI is found (cmake/TesseraMpi.cmake), and is the one source that includes mpi.h.
 
 #include <mpi.h>
 #include <stdlib.h>
@@ -91,8 +91,8 @@ class Call final : public c10d::Work {
 };
 using CallPtr = c10::intrusive_ptr<Call>;
 
-/// Drives all that this process has under way: MPI moves bytes only while a thread is in one of its calls. A thread asks
-/// for the end of each, at once while something happens, and then about ten thousand times a second.
+/// Drives all that this process has under way: MPI moves bytes only while a thread is in one of its calls. A thread
+/// asks for the end of each, at once while something happens, and then about ten thousand times a second.
 class Pump {
  public:
   /// Returns the process's pump, which is never destroyed.

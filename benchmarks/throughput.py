@@ -5,7 +5,7 @@
     benchmarks/throughput.py --quick       a smoke test of the path, on a tiny model
     benchmarks/throughput.py --redraw      writes the table once more; nothing is measured
 
-It writes results/throughput/{results.json.xz, throughput.csv, throughput.md}, and wants root, ip and tc (else exit code 77). A host has one
+It writes samples, a table as CSV and a page in Markdown into results/throughput, and wants root, ip and tc (else exit code 77). A host has one
 rank of one thread. Each cell is a run of its own, and the cells go by turns in rounds.
 
 "No communication" are as many ranks as there are hosts, side by side, each alone: what the cores of this one machine can do. With more
@@ -204,7 +204,7 @@ def page_of(found):
 
 
 def write(data, folder):
-    """Writes throughput.csv and throughput.md. Returns whether all payloads are those of their formulas."""
+    """Writes the table and the page. Returns whether all payloads are those of their formulas."""
     found = ThroughputResults(data)
     tables.write_csv({"throughput": {"title": "Throughput", "columns": list(COLUMNS), "rows": [list(row.values()) for row in found.rows()]}},
                      folder)
@@ -232,7 +232,7 @@ def main():
         say(f"skipped: {str(skipped).strip().splitlines()[0]}")
         return EXIT_SKIPPED
     is_right = write(data, options.out)
-    say(f"wrote results.json.xz, throughput.csv and throughput.md to {options.out}, {len(data['failed'])} runs failed")
+    say(f"wrote samples, table and page to {options.out}, {len(data['failed'])} runs failed")
     return 0 if is_right and not data["failed"] else EXIT_FAILED
 
 

@@ -2,7 +2,7 @@
 """Studies how far a batch can grow: SGD, AdamW, LARS and LAMB, with the rate of a small batch, and scaled and warmed up.
 
     benchmarks/large_batch.py --runs FOLDER            trains what FOLDER has no results of, and writes results/large_batch.json.xz
-    benchmarks/large_batch.py --runs FOLDER --small    a small form of it: about ten minutes on two cores
+    benchmarks/large_batch.py --runs FOLDER --small    a small form of it: about half an hour on two cores
     benchmarks/large_batch.py --page                   fills the tables of docs/recipes/large_batch.md with what the results have
 
 `--runs` and `--page` go together. Runs that FOLDER has are not made again, so a study that was stopped goes on. A folder is of the small
@@ -46,8 +46,9 @@ OPTIMIZERS = {
 PLAIN, SCALED = "rate of 32", "scaled, warmed up"
 WHOLE = {"epochs": 40, "seeds": [1, 2, 3], "batches": [32, 64, 128, 256], "text_samples": 65536, "text_seeds": [1, 2, 3],
          "text_batches": [32, 128, 512, 1024], "tuning_samples": 8192, "wire_batch": 512, "wire_steps": 65, "wire_seeds": [1, 2, 3]}
-SMALL = WHOLE | {"epochs": 15, "text_samples": 8192, "text_seeds": [1], "text_batches": [32, 1024], "tuning_samples": 1024,
-                 "wire_batch": 128, "wire_steps": 17, "wire_seeds": [1]}
+SMALL = WHOLE | {"epochs": 15, "text_samples": 8192, "text_batches": [32, 1024], "tuning_samples": 1024, "wire_batch": 128,
+                 "wire_steps": 17}
+NOT_IN_NAMES = ("epochs", "wire_steps")  # sizes that the name of a run does not tell
 # A contender of the study of the wire: its label, and the keys that its strategy has and that of "plain" lacks.
 OUTER = {"mesh": {"replicate": 2, "shard": 1}}
 WIRE = {
@@ -109,12 +110,14 @@ def text_run(samples, optimizer, rate, batch, way, seed):
             "strategy": made | {"strategy": "NO_SHARD"}}
 
 
-def wire_run(size, contender, rate, seed):
-    batch, steps = size["wire_batch"], size["wire_steps"]
-    made = strategy("AdamW", rate, batch, SCALED, {"total_steps": steps, "min_ratio": 0.1}, {"warmup_samples": batch * steps // 8})
+def wire_run(size, contender, batch, rate, seed):
+    samples = size["wire_batch"] * size["wire_steps"]
+    steps = samples // batch
+    made = strategy("AdamW", rate, batch, PLAIN if batch == BASE else SCALED, {"total_steps": steps, "min_ratio": 0.1},
+                    {"warmup_samples": samples // 8})
     del made["noise_scale"]
-    return {"name": f"wire {contender} {rate:g} {batch} {seed}", "batch": batch, "seed": seed, "steps": steps, "counts_bytes": True,
-            "strategy": made | {"strategy": "NO_SHARD", "comm": {"transport": "gloo"}} | WIRE[contender][1]}
+    return {"name": f"wire {contender} {rate:g} {batch} {seed} {large_batch_text.WIRE_RATE}", "batch": batch, "seed": seed, "steps": steps,
+            "counts_bytes": True, "strategy": made | {"strategy": "NO_SHARD", "comm": {"transport": "gloo"}} | WIRE[contender][1]}
 
 
 class Runs:
@@ -124,7 +127,8 @@ class Runs:
         self.options, self.size = options, size
         options.runs.mkdir(parents=True, exist_ok=True)
         form = options.runs / "form.json"
-        if form.exists() and json.loads(form.read_text()) != size:
+        earlier = json.loads(form.read_text()) if form.exists() else size
+        if any(earlier[key] != size[key] for key in NOT_IN_NAMES):
             sys.exit(f"large_batch.py: {options.runs} has runs of another form. hint: give another folder, or --small as before")
         form.write_text(json.dumps(size))
         self.path = options.runs / "runs.jsonl"
@@ -207,10 +211,11 @@ def grown(runs, study):
 
 
 def on_the_wire(runs):
-    rate = rate_of(runs, "text", "AdamW")
-    return [{"contender": contender, "label": label, "rate": rate,
-             "runs": runs.of_text([wire_run(runs.size, contender, rate, seed) for seed in runs.size["wire_seeds"]])}
-            for contender, (label, _) in WIRE.items()]
+    """Makes the study: what is sent at the large batch, and gradients in every step at the base batch too."""
+    rate, large = rate_of(runs, "text", "AdamW"), runs.size["wire_batch"]
+    return [{"contender": contender, "label": WIRE[contender][0], "batch": batch, "rate": rate,
+             "runs": runs.of_text([wire_run(runs.size, contender, batch, rate, seed) for seed in runs.size["wire_seeds"]])}
+            for contender, batch in [("plain", BASE), *((contender, large) for contender in WIRE)]]
 
 
 def measured(options, path):
@@ -289,12 +294,18 @@ def text_tables(study):
 
 def wire_table(study):
     size = study["size"]
-    lines = [how(study) + f" Batch {size['wire_batch']}, {size['wire_steps']} steps, seeds {', '.join(map(str, size['wire_seeds']))}.", "",
-             "| what is sent | held-out loss | MB a step | s |", "|---|---:|---:|---:|"]
+    samples = size["wire_batch"] * size["wire_steps"]
+    lines = [how(study) + f" {samples} sequences in every run, seeds {', '.join(map(str, size['wire_seeds']))}. The gap is held-out loss - "
+             "training loss of the last tenth of the steps.", "",
+             "| what is sent | batch | held-out loss | generalisation gap | MB a step | MB in all | s |", "|---|---:|---:|---:|---:|---:|---:|"]
     for row in study["rows"]:
         sent = [run["bytes_a_step"] / 1e6 for run in row["runs"] if run.get("bytes_a_step") is not None]
-        lines.append(f"| {row['label']} | {spread([run['held_out_loss'] for run in row['runs']], loss)} | "
-                     f"{spread(sent, count) if sent else 'not counted'} | {spread([run['s'] for run in row['runs']], percent)} % |")
+        in_all = [each * (samples // row["batch"]) for each in sent]
+        cells = [row["label"], str(row["batch"]), spread([run["held_out_loss"] for run in row["runs"]], loss),
+                 spread([run["held_out_loss"] - run["loss"] for run in row["runs"]], loss), *(
+                     spread(each, count) if each else "not counted" for each in (sent, in_all)),
+                 f"{spread([run['s'] for run in row['runs']], percent)} %"]
+        lines.append(f"| {' | '.join(cells)} |")
     return lines
 
 

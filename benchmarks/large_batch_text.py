@@ -13,6 +13,12 @@ from launch import metrics, steps_of
 RANKS, SEQ_LEN = 2, 64
 MODEL = {"model": "gpt", "vocab_size": 256, "seq_len": SEQ_LEN, "layers": 3, "width": 128, "heads": 4}
 EVAL_SEQUENCES = 1024
+# What the loopback carries in both directions together where bytes are counted: a network that a step of a small batch waits for.
+WIRE_RATE = "200mbit"
+
+
+IN_NAMESPACE = (f"ip link set lo up && tc qdisc replace dev lo root tbf rate {WIRE_RATE} burst 256kb latency 50ms && "
+                '"$@" >/dev/null && grep lo: /proc/net/dev')
 
 
 def run(words):
@@ -64,10 +70,10 @@ def number(value):
 
 @functools.cache
 def can_count():
-    """Returns whether the user may make a network namespace, whose loopback counts bytes."""
-    if not shutil.which("unshare") or not shutil.which("ip"):
+    """Returns whether the user may make a network namespace, whose loopback counts bytes and has a rate."""
+    if not all(map(shutil.which, ("unshare", "ip", "tc"))):
         return False
-    return subprocess.run(["unshare", "-n", "true"], capture_output=True).returncode == 0
+    return subprocess.run(["unshare", "-n", "sh", "-c", IN_NAMESPACE, "sh", "true"], capture_output=True).returncode == 0
 
 
 def counted(words):
@@ -75,8 +81,7 @@ def counted(words):
     if not can_count():
         run(words)
         return None
-    inside = ["sh", "-c", 'ip link set lo up && "$@" >/dev/null && grep lo: /proc/net/dev', "sh"]
-    return int(run(["unshare", "-n", *inside, *words]).split()[1])
+    return int(run(["unshare", "-n", "sh", "-c", IN_NAMESPACE, "sh", *words]).split()[1])
 
 
 def bytes_of_steps(sent, binary, folder, data, job):

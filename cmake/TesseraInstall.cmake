@@ -33,6 +33,10 @@ else()
   install(TARGETS tessera_all ${tessera_installed_layers} EXPORT TesseraTargets
     ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR})
 endif()
+if(TESSERA_HAVE_MPI)
+  set_target_properties(tessera_mpi PROPERTIES INSTALL_RPATH "${tessera_libtorch_runpath}")
+  install(TARGETS tessera_mpi LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
+endif()
 install(DIRECTORY include/tessera DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
 list(REVERSE tessera_installed_layers)  # a linker wants an archive before those that it uses
 tessera_pkg_config(${tessera_installed_layers})

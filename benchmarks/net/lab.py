@@ -81,18 +81,20 @@ class LabLauncher(Launcher):
         steps = self.work.warm_up + self.work.steps
         busy = self.hosts * self.ranks_per_host / len(os.sched_getaffinity(0))
         wire = 8 * 4 * self.work.parameters() / (bits_per_s(self.rate) or 1e10)
-        return 90 + steps * (5 * max(busy, 1) + 4 * self.ranks_per_host * wire)
+        return 90 + steps * (5 * max(busy, 1) * self.work.batch + 4 * self.ranks_per_host * wire)
 
-    def measure(self, contender, rate):
+    def measure(self, contender, rate, side_by_side=1):
         """Returns {"samples_s", "losses", "link_bytes"}: seconds of the timed steps, losses of all steps, and {"sent",
-        "received"} of the busiest host in a timed step; null for a rank alone."""
+        "received"} of the busiest host in a timed step; null for a rank alone. `side_by_side`: how many ranks train where each
+        is alone; the seconds are then those of all of them."""
         self.rate = rate
         with _folder() as folder:
-            run = self.train(contender, self.work, folder, limit_s=self.timeout_s())
+            run = self.train(contender, self.work, folder, side_by_side if contender.alone else 1, self.timeout_s())
             links = [json.loads(file.read_text())["link"] for file in folder.glob("rank.*.json")]
             busiest = {way: max(link[way] for link in links if link) / self.work.steps
                        for way in ("sent", "received") if any(links)}
-            return {"samples_s": run.samples_s[0], "losses": run.losses[0], "link_bytes": busiest or None}
+            samples = run.all_samples_s() if contender.alone else run.samples_s[0]
+            return {"samples_s": samples, "losses": run.losses[0], "link_bytes": busiest or None}
 
     def start(self, contender, command, folder, count, limit_s, watch=None):
         if contender.alone:

@@ -11,8 +11,8 @@
 
 namespace tessera {
 
-/// Chooses the algorithms of a job's collectives over gloo where comm.network_fit names a file of costs. Rank 0 reads
-/// the file, so that all ranks choose alike. tessera::init makes one, calls `choose`, then `agree`.
+/// Chooses the algorithms of a job's collectives over gloo and mpi where comm.network_fit names a file of costs. Rank 0
+/// reads the file, so that all ranks choose alike. tessera::init makes one, calls `choose`, then `agree`.
 class NetworkChoice {
  public:
   explicit NetworkChoice(const CommConfig& comm);

@@ -13,7 +13,8 @@ namespace tessera {
   ROW(kGloo, "gloo", "TCP", kBackground)                                                                               \
   ROW(kNccl, "nccl", "NVIDIA GPUs, one a rank: the module is trained there", kOnGpu)                                   \
   ROW(kCudaHost, "cuda_host",                                                                                          \
-      "NVIDIA GPUs of one host, which ranks may share: to run on one card what is made for many", kOneHost | kOnGpu)
+      "NVIDIA GPUs of one host, which ranks may share: to run on one card what is made for many", kOneHost | kOnGpu)   \
+  ROW(kMpi, "mpi", "the machine's MPI, where mpirun or srun start the ranks; needs a plug-in", kBackground)
 // clang-format on
 
 #define TESSERA_ENUMERATOR(enumerator, ...) enumerator,

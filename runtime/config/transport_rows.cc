@@ -29,6 +29,11 @@ const TransportRow& row_of(TransportChoice choice) {
   return *std::ranges::find(transport_rows(), choice, &TransportRow::choice);
 }
 
+TransportChoice transport_named(const std::string& word) {
+  const auto found = std::ranges::find(transport_rows(), word, &TransportRow::word);
+  return found == transport_rows().end() ? TransportChoice::kAuto : found->choice;
+}
+
 bool has(TransportChoice choice, unsigned traits) {
   return choice != TransportChoice::kAuto && (row_of(choice).traits & traits) != 0;
 }

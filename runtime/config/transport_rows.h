@@ -35,6 +35,9 @@ const std::vector<TransportRow>& transport_rows();
 /// Returns the row of a transport. REQUIRES: it is not kAuto.
 const TransportRow& row_of(TransportChoice choice);
 
+/// Returns the transport with this word; kAuto where none has it, as for "" of an option that was not given.
+TransportChoice transport_named(const std::string& word);
+
 /// Returns whether the transport has one of `traits` (transport_traits, joined by |); false for kAuto, which trains on
 /// the CPU.
 bool has(TransportChoice choice, unsigned traits);

@@ -76,7 +76,7 @@ TEST_F(BenchBuckets, MissingDataAndWrongOptionsAreRefused) {
   write_file(cifar10(8) + "/data_batch_3.bin", "x");
   EXPECT_EQ(run_program(bench({"--cifar10", path("cifar")}), path("run")).code, 65);
   EXPECT_EQ(run_program(bench({"--ranks", "1"}), path("run")).code, 64);
-  EXPECT_EQ(run_program(bench({"--transport", "mpi"}), path("run")).code, 64);
+  EXPECT_EQ(run_program(bench({"--transport", "ucx"}), path("run")).code, 64);
   EXPECT_EQ(run_program(bench({"--csv", path("text/such.csv")}), path("run")).code, 73);
 }
 

@@ -172,6 +172,18 @@ TEST_F(Train, EveryLauncherGivesTheSameBits) {
   }
 }
 
+TEST_F(Train, MpiGivesTheBitsOfOtherTransports) {
+  const auto plugin = std::filesystem::path(TESSERA_PROGRAM).parent_path() / "libtessera_mpi.so";
+  if (!std::filesystem::exists(plugin) || !std::filesystem::exists("/usr/bin/mpirun"))
+    GTEST_SKIP() << "no plug-in for MPI was built (Debian: libopenmpi-dev), or there is no /usr/bin/mpirun";
+  run(launch(2) + train(strategy("FULL_SHARD"), "host"));
+  run(Words{"/usr/bin/mpirun", "--allow-run-as-root", "--oversubscribe", "--bind-to", "none", "-n", "2", "-x",
+            "MASTER_PORT=" + free_port()} +
+      train(strategy("FULL_SHARD", R"(, "comm": {"transport": "mpi"})"), "mpi"));
+  EXPECT_EQ(losses("mpi").size(), 3u);
+  EXPECT_EQ(losses("mpi"), losses("host"));
+}
+
 TEST_F(Train, OneRankNeedsNoLauncher) {
   const Ended ended = run(train(strategy("FULL_SHARD"), "alone", {"--tail", "pad"}));
   EXPECT_EQ(losses("alone").size(), 3u);

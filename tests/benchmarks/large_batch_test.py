@@ -45,6 +45,13 @@ class Strategies(unittest.TestCase):
         self.assertEqual({run["strategy"]["lr_schedule"]["warmup_samples"] for run in runs}, {1024})
         self.assertEqual(len({run["name"] for run in runs}), 3)
 
+    def test_runs_of_the_wire_have_the_same_samples_at_both_batches(self):
+        base, large = (large_batch.wire_run(large_batch.SMALL, "plain", batch, 1e-3, 1) for batch in (large_batch.BASE, 128))
+        self.assertEqual((base["steps"], large["steps"]), (68, 17))
+        self.assertEqual(base["strategy"]["lr_schedule"], {"type": "cosine", "total_steps": 68, "min_ratio": 0.1})
+        self.assertEqual(large["strategy"]["lr_schedule"]["warmup_samples"], 272)
+        self.assertNotEqual(base["name"], large["name"])
+
     def test_rate_with_the_least_loss_is_chosen_and_never_one_that_diverged(self):
         self.assertEqual(large_batch.best_rate([1, 2, 3], [0.5, 0.4, math.nan]), 2)
         self.assertEqual(large_batch.best_rate([1, 2], [math.nan, 7.0]), 2)
@@ -75,11 +82,11 @@ class Page(unittest.TestCase):
         self.assertEqual(filled.split("<!-- table: digits")[0], self.page.split("<!-- table: digits")[0])
 
     def test_table_of_the_wire_has_bytes_where_they_were_counted(self):
-        of = [{"contender": "plain", "label": "plain", "rate": 1e-3, "runs": [run("a", bytes_a_step=2.5e6)]},
-              {"contender": "int8", "label": "int8", "rate": 1e-3, "runs": [run("b", bytes_a_step=None)]}]
+        of = [{"contender": "plain", "label": "plain", "batch": 128, "rate": 1e-3, "runs": [run("a", bytes_a_step=2.5e6)]},
+              {"contender": "int8", "label": "int8", "batch": 128, "rate": 1e-3, "runs": [run("b", bytes_a_step=None)]}]
         lines = large_batch.wire_table(study(of))
-        self.assertIn("| plain | 0.750 | 2.5 | 25.0 % |", lines)
-        self.assertIn("| int8 | 0.750 | not counted | 25.0 % |", lines)
+        self.assertIn("| plain | 128 | 0.750 | 0.250 | 2.5 | 42.5 | 25.0 % |", lines)
+        self.assertIn("| int8 | 128 | 0.750 | 0.250 | not counted | not counted | 25.0 % |", lines)
 
     def test_page_without_a_place_is_refused(self):
         with self.assertRaisesRegex(ValueError, "no place for the table digits"):

@@ -6,6 +6,7 @@ import re
 import unittest
 
 import paths
+import throughput
 from contenders import CONTENDERS
 from net import measure, rates, tables
 
@@ -102,6 +103,49 @@ class Page(unittest.TestCase):
 
     def test_page_judges_predictions_by_their_target(self):
         self.assertRegex(self.page, "the farthest off of 1</td><td>step</td><td>all</td>.*?0.10</td>.*?0.200</td><td class=\"no\">no")
+
+
+class Throughput(unittest.TestCase):
+    def setUp(self):
+        def of(hosts, name, seconds, link=None, batch=2):
+            return {"work": f"w{batch}", "hosts": hosts, "contender": name, "rounds": [
+                {"round": 1, "samples_s": [seconds, seconds, 9.0], "losses": [], "link_bytes": link and {"sent": link, "received": 5}}]}
+
+        names = ("torch_alone", "torch_ddp")
+        work = DATA["works"][0] | {"name": "w2", "batch": 2}
+        self.data = DATA | {
+            "runs": [DATA["runs"][0] | {"hosts": [1, 2], "rate": "1gbit", "rounds": 1}], "works": [work],
+            "contenders": [CONTENDERS[name].facts() for name in names],
+            "steps": [of(1, "torch_alone", 0.5), of(2, "torch_alone", 1.0), of(2, "torch_ddp", 2.0, 1050)],
+            "payloads": [{"hosts": 2, "contender": "torch_ddp", "bytes": 1000.0}]}
+
+    def test_tokens_are_those_of_all_hosts_beside_ranks_that_are_alone(self):
+        found = throughput.ThroughputResults(self.data)
+        rows = {(row["hosts"], row["contender"]): row for row in found.rows()}
+        self.assertEqual(len(rows), 3)
+        self.assertEqual(rows[1, CONTENDERS["torch_alone"].label]["tokens_per_s"], 1 * 2 * 100 / 0.5)
+        of = rows[2, CONTENDERS["torch_ddp"].label]
+        self.assertEqual((of["tokens_per_s"], of["of_no_communication"], of["over_formula"]), (2 * 2 * 100 / 2.0, 0.5, 1.05))
+        page = throughput.page_of(found)
+        self.assertIn(f"| {CONTENDERS['torch_ddp'].label} | 2 |  | 200 (0.50) |", page)
+        self.assertIn(f"| {CONTENDERS['torch_ddp'].label} | 2 |  | 0.0 (1.05) |", page)
+
+    def test_payload_that_is_not_the_formulas_is_found(self):
+        self.assertEqual(throughput.ThroughputResults(self.data).far_off(), [])
+        for sent in (850, 1150):
+            self.data["steps"][2]["rounds"][0]["link_bytes"] = {"sent": sent, "received": 0}
+            row, = throughput.ThroughputResults(self.data).far_off()
+            self.assertEqual(row["link_bytes"], sent)
+
+    def test_formula_of_an_all_reduce_is_that_of_a_ring(self):
+        self.assertEqual([throughput.payload("torch_ddp", hosts, 10) for hosts in (1, 2, 4)], [0, 40, 60])
+        self.assertIsNone(throughput.payload("tessera_full_shard", 2, 10))
+
+    def test_batch_is_in_the_work_and_no_steps_are_for_power_sgd(self):
+        options = throughput.parsed(["--quick", "--batches", "4", "2", "--hosts", "3"])
+        self.assertEqual((options.batches, options.hosts, options.rounds), ([2, 4], [3], 1))
+        work = throughput.work_of(options, 4)
+        self.assertEqual((work.batch, work.warm_up, work.name), (4, 1, "quick_batch_4"))
 
 
 class Rates(unittest.TestCase):

@@ -40,8 +40,10 @@ TEST(Transports, GroupsOfGpusAreOfTheKindsWhoseRowSaysSo) {
   for (const TransportRow& row : transport_rows()) {
     EXPECT_EQ(is_of_gpus(kind_of(row.choice)), has(row.choice, transport_traits::kOnGpu)) << row.word;
     EXPECT_FALSE(has(TransportChoice::kAuto, row.traits)) << row.word;
+    EXPECT_EQ(transport_named(row.word), row.choice) << row.word;
   }
   EXPECT_EQ(kind_of(TransportChoice::kGloo), TransportKind::kGloo);
+  EXPECT_EQ(transport_named(""), TransportChoice::kAuto);
   EXPECT_EQ(transports_with(transport_traits::kOnGpu), "nccl or cuda_host");
   for (const TransportKind kind : {TransportKind::kSolo, TransportKind::kThread, TransportKind::kOwn})
     EXPECT_FALSE(is_of_gpus(kind));

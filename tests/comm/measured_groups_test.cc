@@ -4,10 +4,16 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <chrono>
+#include <memory>
 #include <mutex>
+#include <string_view>
+#include <thread>
 #include <vector>
 
 #include "runtime/base/status.h"
+#include "runtime/comm/forwarding_collectives.h"
 #include "runtime/comm/mesh_groups.h"
 #include "runtime/comm/rounds/timed_calls.h"
 #include "runtime/comm/shared/run_ranks.h"
@@ -53,6 +59,50 @@ TEST(MeasuredGroups, AllRanksChooseAlikeFromOneMeasurement) {
   });
   ASSERT_EQ(of_ranks.size(), 4u);
   for (const auto& chosen : of_ranks) EXPECT_EQ(chosen, of_ranks.front());
+}
+
+/// A group of a slow network: each call takes 5 ms.
+class SlowGroup : public ForwardingCollectives {
+ public:
+  using ForwardingCollectives::ForwardingCollectives;
+  std::size_t most_bytes() const { return most_bytes_; }
+
+ protected:
+  Work do_all_gather(std::string_view label, const void* shard, void* full, std::size_t bytes,
+                     const GatherOptions& options) override {
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    most_bytes_ = std::max(most_bytes_, bytes);
+    return ForwardingCollectives::do_all_gather(label, shard, full, bytes, options);
+  }
+  Work do_reduce_scatter(std::string_view label, void* input, DType dtype, float* output, std::size_t numel,
+                         const ReduceOptions& options) override {
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    return ForwardingCollectives::do_reduce_scatter(label, input, dtype, output, numel, options);
+  }
+  Work do_all_reduce(std::string_view label, void* input, DType dtype, float* output, std::size_t numel,
+                     const ReduceOptions& options) override {
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    return ForwardingCollectives::do_all_reduce(label, input, dtype, output, numel, options);
+  }
+
+ private:
+  std::size_t most_bytes_ = 0;
+};
+
+TEST(MeasuredGroups, SlowCallsAreNotTimedForLargerSizes) {
+  run_ranks({.ranks = 2}, [&](const Mesh& mesh) {
+    const auto axes = groups_of(mesh).axes(1, 2);
+    ASSERT_TRUE(axes.ok());
+    const auto slow = std::make_shared<SlowGroup>(axes->world);
+    const auto join = measured_groups(
+        [&](const Group&, ChooseAlgorithm) { return absl::StatusOr<std::shared_ptr<Collectives>>(slow); });
+    Group group;
+    group.rank = mesh.rank();
+    group.world_ranks = {0, 1};
+    group.world_size = 2;
+    ASSERT_TRUE(join(group).ok());
+    EXPECT_EQ(slow->most_bytes(), 512u);  // calls of 4 KiB would take two more seconds if they were 8 times as slow
+  });
 }
 
 TEST(MeasuredGroups, FirstGroupsErrorIsReturned) {

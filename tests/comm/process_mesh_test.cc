@@ -11,6 +11,8 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cstdio>
+#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <set>
@@ -118,6 +120,82 @@ TEST(ProcessMeshTest, CallsOverGlooAskForTheirAlgorithm) {
       return axes.world->barrier("end").wait();
     }));
   }
+}
+
+// --- MPI, which only some machines have ---
+
+Topology started_by_mpirun(int rank, int ranks, int port) {
+  Topology topology = topology_of(rank, ranks, 1, port);
+  topology.launcher = "openmpi";
+  return topology;
+}
+
+TEST(Mpi, RanksOfAnotherLauncherAreRefused) {
+  const auto mesh = make_process_mesh(topology_of(0, 2, 1, free_port()), over(TransportChoice::kMpi));
+  EXPECT_EQ(exit_code_of(mesh.status()), ExitCode::kConfig);
+  EXPECT_THAT(message_of(mesh.status()), AllOf(HasSubstr("started by tessera"), HasSubstr("mpirun -n N")));
+}
+
+TEST(Mpi, OneRankNeedsNoPlugIn) {
+  const auto mesh = make_process_mesh(topology_of(0, 1, 1, 0), over(TransportChoice::kMpi));
+  EXPECT_TRUE(mesh.ok()) << mesh.status();
+}
+
+TEST(Mpi, MissingPlugInIsReportedWithItsRemedy) {
+  // The process is one of its own, since a process looks for the plug-in once.
+  const auto ends = fork_ranks(1, [](int, KeyValueStore&) -> absl::Status {
+    setenv("TESSERA_MPI_PLUGIN", "/none/libtessera_mpi.so", 1);
+    return make_process_mesh(started_by_mpirun(0, 2, 0), over(TransportChoice::kMpi)).status();
+  });
+  EXPECT_EQ(ends[0].exit_code, ExitCode::kUnavailable);
+  EXPECT_THAT(ends[0].message, AllOf(HasSubstr("/none/libtessera_mpi.so"), HasSubstr("libopenmpi-dev")));
+}
+
+/// Makes all calls as one rank of those that mpirun started.
+absl::Status call_over_mpi(int rank, int ranks, int port) {
+  TESSERA_ASSIGN_OR_RETURN(const Mesh mesh,
+                           make_process_mesh(started_by_mpirun(rank, ranks, port), over(TransportChoice::kMpi)));
+  TESSERA_ASSIGN_OR_RETURN(const MeshAxes axes, groups_of(mesh).axes(1, ranks));
+  require(axes.world->transport() == "mpi", axes.world->transport());
+  check_all_operations(*axes.world, true, 8200);
+  check_all_reduce(*axes.reduce, DType::kBF16, 50'001, false, false);
+  check_all_reduce(*axes.reduce, DType::kF32, 1'500'001, false, true);
+  // Packed messages are shorter than the memory that waits for them.
+  const auto inputs = inputs_of_all(ranks, DType::kF32, 400'003, 17);
+  Bytes input = inputs[static_cast<std::size_t>(rank)];
+  std::vector<float> sum(400'003);
+  ReduceOptions packed;
+  packed.contributions = packed.sums = WireForm::kLossless;
+  TESSERA_RETURN_IF_ERROR(
+      axes.reduce->all_reduce("packed", input.data(), DType::kF32, sum.data(), sum.size(), packed).wait());
+  require(same_bits(sum, reference_sum(inputs, DType::kF32, 0, sum.size())), "packed sums");
+  return axes.world->barrier("end").wait();
+}
+
+TEST(Mpi, EveryOperationIsExact) {
+  const auto variable = [](const char* name) { return std::stoi(std::getenv(name)); };
+  if (std::getenv("TESSERA_TEST_MPI_PORT")) {
+    const absl::Status end = call_over_mpi(variable("OMPI_COMM_WORLD_RANK"), variable("OMPI_COMM_WORLD_SIZE"),
+                                           variable("TESSERA_TEST_MPI_PORT"));
+    EXPECT_TRUE(end.ok()) << message_of(end);
+    return;
+  }
+#ifdef TESSERA_MPI_FILE
+  if (!std::filesystem::exists("/usr/bin/mpirun")) GTEST_SKIP() << "there is no /usr/bin/mpirun (Debian: openmpi-bin)";
+  const std::string self = std::filesystem::read_symlink("/proc/self/exe").string();
+  const std::string command =
+      "TESSERA_MPI_PLUGIN='" TESSERA_MPI_FILE "' TESSERA_TEST_MPI_PORT=" + std::to_string(free_port()) +
+      " /usr/bin/mpirun --allow-run-as-root --oversubscribe --bind-to none -n 3 '" + self +
+      "' --gtest_filter=Mpi.EveryOperationIsExact 2>&1";
+  FILE* const ranks = popen(command.c_str(), "r");
+  ASSERT_NE(ranks, nullptr);
+  std::string output;
+  char part[4096];
+  while (const std::size_t bytes = fread(part, 1, sizeof part, ranks)) output.append(part, bytes);
+  EXPECT_EQ(pclose(ranks), 0) << output;
+#else
+  GTEST_SKIP() << "this build has no plug-in for MPI (Debian: libopenmpi-dev)";
+#endif
 }
 
 /// Returns `all`, encoded in one piece and decoded into `to`.

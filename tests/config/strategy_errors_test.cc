@@ -129,10 +129,10 @@ const BadFile kValues[] = {
      R"(s.json:1:29: /record_hashes/every: 10 has no effect: it needs reproducible true. [T0518] hint: leave it out, or change that)"},
     {"RecordedHashesWithoutAFile", R"({"reproducible": true, "record_hashes": {"every": 10, "file": ""}})",
      R"(s.json:1:63: /record_hashes/file: is empty, and record_hashes.every asks for a file. [T0892] hint: leave it out for "hashes.jsonl")"},
-    {"UnknownChoice", R"({"strategy": "FULL_SHRAD", "comm": {"transport": "mpi"}})",
+    {"UnknownChoice", R"({"strategy": "FULL_SHRAD", "comm": {"transport": "ucx"}})",
      R"(s.json:1:14: /strategy: must be one of NO_SHARD, SHARD_OPTIMIZER, SHARD_GRADIENTS, SHARD_GRAD_OP, FULL_SHARD, HYBRID_SHARD, got the string "FULL_SHRAD". [T0426] hint: did you mean "FULL_SHARD"?)"
      "\n"
-     R"(s.json:1:50: /comm/transport: must be one of auto, host, gloo, nccl, cuda_host, got the string "mpi")"},
+     R"(s.json:1:50: /comm/transport: must be one of auto, host, gloo, nccl, cuda_host, mpi, got the string "ucx")"},
     {"ChoiceInLowerCase", R"({"strategy": "full_shard"})",
      R"(s.json:1:14: /strategy: must be one of NO_SHARD, SHARD_OPTIMIZER, SHARD_GRADIENTS, SHARD_GRAD_OP, FULL_SHARD, HYBRID_SHARD, got the string "full_shard". [T0426] hint: did you mean "FULL_SHARD"?)"},
     {"WrongTypes", R"({"prefetch": "two", "strategy": 3, "optimizer": [], "memory": null,

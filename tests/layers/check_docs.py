@@ -37,7 +37,7 @@ ROWS = "tests/app/odd_inputs/rows.py"
 COMMENTS = {".py": re.compile(r'#.*|"""[\s\S]*?"""')}
 C_COMMENTS = re.compile(r"//.*")
 # Headers and files of other projects: LibTorch, PyTorch, the standard library, the system's, and what a user writes.
-ELSEWHERE = re.compile(r"(ATen|c10|torch|caffe2|absl|nlohmann|gloo|CLI|sys|linux|arpa|netinet)/|(nccl|sysexits)\.h$|main\.cc$")
+ELSEWHERE = re.compile(r"(ATen|c10|torch|caffe2|absl|nlohmann|gloo|CLI|sys|linux|arpa|netinet)/|(nccl|mpi|sysexits)\.h$|main\.cc$")
 EXCEPT = ["tests/layers/", "runtime/comm/c10d/gloo_stubs/"]  # tests make trees, and name files of these trees
 
 

@@ -28,9 +28,10 @@ LOCAL = [*SUM, "runtime/comm/local"]
 COMPOSE = [*LOCAL, "runtime/comm/compose"]
 SHARED = [*COMPOSE, "runtime/comm/rounds", "runtime/comm/shared"]
 DEVICE = [*SHARED, "runtime/torch", "runtime/comm/c10d"]
+MPI = [*SHARED, "runtime/comm/c10d"]
 NCCL = [*DEVICE, "runtime/comm/device"]
 CUDA_HOST = [*SHARED, "runtime/comm/device"]
-COMM = [*NCCL, "runtime/comm/nccl", "runtime/comm/cuda_host", "runtime/comm/job"]
+COMM = [*NCCL, "runtime/comm/mpi", "runtime/comm/nccl", "runtime/comm/cuda_host", "runtime/comm/job"]
 PLANNER = ["planner", "planner/measured"]
 OFFLOAD = ["offload", "offload/files", "offload/io"]
 CHECKPOINT = ["checkpoint", "checkpoint/files"]
@@ -65,6 +66,7 @@ ALLOWED = {
     "runtime/comm/shared": COMPOSE,
     "runtime/comm/c10d": [*SHARED, "runtime/torch"],
     "runtime/comm/device": DEVICE,
+    "runtime/comm/mpi": MPI,
     "runtime/comm/nccl": NCCL,
     "runtime/comm/cuda_host": CUDA_HOST,
     "runtime/comm/job": COMM,

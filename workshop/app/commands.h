@@ -206,7 +206,7 @@ struct BenchCommand {
   std::string csv;         ///< file for the table (buckets); empty: none
   bool overwrite = false;  ///< replace existing results
   std::string cifar10;     ///< folder of CIFAR-10's binary files (buckets); empty: images are generated
-  std::string transport;   ///< "host" or "gloo"; empty: the best there is
+  std::string transport;   ///< "host", "gloo" or "mpi"; empty: the best there is
   int ranks = 2;           ///< number of ranks to start, where no launcher has started any
   bool quick = false;
   std::string fit_file;         ///< file for the fit (collectives); empty: none
@@ -275,7 +275,7 @@ int run_checkpoint_export(const CheckpointCommand& command);
 struct DoctorCommand {
   std::vector<std::string> disks;  ///< directories
   std::string links;               ///< file for measurements between ranks; empty: nothing is measured
-  std::string transport;           ///< transport for these measurements: "host" or "gloo"; empty: the best there is
+  std::string transport;  ///< transport for these measurements: "host", "gloo" or "mpi"; empty: the best there is
   bool overwrite = false;
 };
 /// Measures collectives between the ranks and writes their fit, if `links` is set. Every rank calls it.

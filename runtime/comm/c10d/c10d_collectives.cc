@@ -67,12 +67,16 @@ bool is_compressed(WireForm form, DType dtype, std::size_t numel) {
   return is_lossy(form) || (form == WireForm::kLossless && is_packed(dtype, numel * size_of(dtype)));
 }
 
+/// Returns whether the transport's backend has messages, and takes calls of any thread. A user's own backend need not
+/// have more than collectives, and may expect all its calls on one thread.
+bool has_messages(TransportKind kind) { return kind == TransportKind::kGloo || kind == TransportKind::kMpi; }
+
 class C10dCollectives : public Collectives, private C10dCalls {
  public:
   C10dCollectives(const Group& group, TransportKind kind, Backend backend, std::shared_ptr<KeyValueStore> store,
                   ChooseAlgorithm choose)
       : C10dCalls(group, std::move(backend), std::move(store),
-                  kind == TransportKind::kGloo ? Transfers::Means::kMessages : Transfers::Means::kCollective),
+                  has_messages(kind) ? Transfers::Means::kMessages : Transfers::Means::kCollective),
         kind_(kind),
         choose_(means_ == Transfers::Means::kMessages ? std::move(choose) : nullptr) {}
 
@@ -564,7 +568,7 @@ std::shared_ptr<Collectives> c10d_collectives(const Group& group, TransportKind 
                                               std::shared_ptr<KeyValueStore> store, ChooseAlgorithm choose) {
   auto collectives = summing_by_methods(
       std::make_shared<C10dCollectives>(group, kind, std::move(backend), std::move(store), std::move(choose)));
-  if (kind != TransportKind::kGloo) return collectives;  // another backend may expect all its calls on one thread
+  if (!has_messages(kind)) return collectives;  // another backend may expect all its calls on one thread
   return reducing_in_background(std::move(collectives));
 }
 

@@ -10,8 +10,8 @@
 
 namespace tessera {
 
-/// Returns collectives over a c10d::Backend of CPU tensors that can all-gather, broadcast and exchange: `gloo`, or a
-/// backend of the user's own. gloo_collectives and backend groups call it when a group is made.
+/// Returns collectives over a c10d::Backend of CPU tensors that can all-gather, broadcast and exchange: `gloo`, `mpi`,
+/// or a backend of the user's own. gloo_collectives, mpi_collectives and backend groups call it when a group is made.
 ///
 /// Tessera makes the sums itself, so that they have the bits of rule 3: the parts are exchanged in the wire's dtype and
 /// added here, in fp32. all_reduce is such a sum, gathered again; up to 64 KiB, every rank gathers and adds everything
@@ -22,9 +22,9 @@ namespace tessera {
 /// reductions, and all reductions of a user's own backend, are done when the call returns. Dropping a Work waits for
 /// it.
 ///
-/// `choose`, unless it is null, decides how each call over Gloo goes over the network. Calls that it does not decide go
-/// directly: compressed reductions, broadcasts (Gloo's own is a binomial tree), all-to-alls, and all calls of a user's
-/// own backend. If `choose` wants an all_gather in rounds, a thread of the group makes it after earlier gathers.
+/// `choose`, unless it is null, decides how each call over Gloo or MPI goes over the network. Calls that it does not
+/// decide go directly: compressed reductions, broadcasts (the library's own is a tree), all-to-alls, and all calls of a
+/// user's own backend. If `choose` wants an all_gather in rounds, a thread of the group makes it after earlier gathers.
 /// Reductions go in pieces of 2 MiB of input.
 ///
 /// A failed backend says little. If a call fails, every rank therefore writes its last call to `store` and reads the

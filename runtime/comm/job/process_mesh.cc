@@ -12,6 +12,7 @@
 #include "runtime/comm/device/device_solo.h"
 #include "runtime/comm/device/gpus.h"
 #include "runtime/comm/device/staged_collectives.h"
+#include "runtime/comm/mpi/mpi_transport.h"
 #include "runtime/comm/nccl/nccl_transport.h"
 #include "runtime/comm/rounds/measured_groups.h"
 #include "runtime/comm/shared/host_transport.h"
@@ -123,15 +124,19 @@ JoinGroup join_host(const Store& store) {
   return [store](const Group& group) { return host_collectives(group, *store); };
 }
 
-/// Joins by Gloo, as comm.network_fit says. `address`: this host's own, or empty where no group needs Gloo.
+/// Joins by `join`, whose calls go as comm.network_fit says.
+JoinGroup join_and_choose(const CommConfig& comm, const ChooseAlgorithm& choose, const JoinAndChoose& join) {
+  if (comm.network_fit == CommConfig::kMeasuredNetwork) return measured_groups(join);
+  return [join, choose](const Group& group) { return join(group, choose); };
+}
+
+/// Joins by Gloo. `address`: this host's own, or empty where no group needs Gloo.
 JoinGroup join_gloo(const Topology& topology, const CommConfig& comm, const std::string& address,
                     const ChooseAlgorithm& choose, const Store& store) {
   if (!address.empty()) store->set_own_address(watched_address(topology, address, comm.init_timeout_s));
-  const JoinAndChoose join = [store, address](const Group& group, ChooseAlgorithm by) {
+  return join_and_choose(comm, choose, [store, address](const Group& group, ChooseAlgorithm by) {
     return gloo_collectives(group, address, store, std::move(by));
-  };
-  if (comm.network_fit == CommConfig::kMeasuredNetwork) return measured_groups(join);
-  return [join, choose](const Group& group) { return join(group, choose); };
+  });
 }
 
 absl::StatusOr<Mesh> make_auto_mesh(const Topology& topology, const CommConfig& comm, const ChooseAlgorithm& choose) {
@@ -160,17 +165,31 @@ absl::StatusOr<Mesh> make_gloo_mesh(const Topology& topology, const CommConfig& 
   });
 }
 
+absl::StatusOr<Mesh> make_mpi_mesh(const Topology& topology, const CommConfig& comm, const ChooseAlgorithm& choose) {
+  std::string address;  // one rank needs none
+  if (topology.world_size > 1) {
+    TESSERA_RETURN_IF_ERROR(check_mpi(topology));
+    TESSERA_ASSIGN_OR_RETURN(address, own_address(topology, comm.init_timeout_s));
+  }
+  return make_cpu_mesh(topology, comm, [&](const GroupDefaults& defaults, const Store& store) {
+    store->set_own_address(watched_address(topology, address, comm.init_timeout_s));
+    const JoinAndChoose join = [store](const Group& group, ChooseAlgorithm by) {
+      return mpi_collectives(group, store, std::move(by));
+    };
+    return flat_group_factory(defaults, join_and_choose(comm, choose, join));
+  });
+}
+
 /// The function that makes the mesh of a transport.
 struct MeshRow {
   TransportChoice choice;
   absl::StatusOr<Mesh> (*make)(const Topology& topology, const CommConfig& comm, const ChooseAlgorithm& choose);
 };
 
-constexpr MeshRow kMeshRows[] = {{TransportChoice::kAuto, make_auto_mesh},
-                                 {TransportChoice::kHost, make_host_mesh},
-                                 {TransportChoice::kGloo, make_gloo_mesh},
-                                 {TransportChoice::kNccl, make_nccl_mesh},
-                                 {TransportChoice::kCudaHost, make_cuda_host_mesh}};
+constexpr MeshRow kMeshRows[] = {
+    {TransportChoice::kAuto, make_auto_mesh},          {TransportChoice::kHost, make_host_mesh},
+    {TransportChoice::kGloo, make_gloo_mesh},          {TransportChoice::kNccl, make_nccl_mesh},
+    {TransportChoice::kCudaHost, make_cuda_host_mesh}, {TransportChoice::kMpi, make_mpi_mesh}};
 
 #define TESSERA_IS_MADE(enumerator, ...) \
   &&std::ranges::count(kMeshRows, TransportChoice::enumerator, &MeshRow::choice) == 1

@@ -16,7 +16,8 @@ namespace tessera {
 namespace {
 
 constexpr std::size_t kFirstBytes = 512, kMostBytes = 2 << 20, kNextTimes = 8;
-constexpr double kMostSeconds = 0.05;  // limit of a timed call
+constexpr double kMostSeconds = 0.05;    // limit of a timed call
+constexpr double kMostSecondsInAll = 2;  // limit of all calls together
 constexpr int kTimes = 4;
 
 /// The algorithm of a group's calls: a fixed one while they are timed, and then the fit's choice.
@@ -41,19 +42,22 @@ class Choice {
   ChooseAlgorithm by_fit_ ABSL_GUARDED_BY(mutex_);
 };
 
-/// Times every algorithm. The times are the same on all ranks.
+/// Times every algorithm, for growing calls. The times are the same on all ranks, and so is the size of the last calls.
 absl::StatusOr<std::vector<TimedCall>> time_network(Collectives& group, Choice& choice) {
   std::vector<TimedCall> timed;
+  double spent = 0;
   for (std::size_t bytes = kFirstBytes; bytes <= kMostBytes; bytes *= kNextTimes) {
     std::vector<TimedCall> calls = calls_to_time(group.size(), bytes);
     TESSERA_RETURN_IF_ERROR(time_calls(
         group, calls, [&](Algorithm algorithm) { choice.use(algorithm); }, [](const TimedCall&) { return kTimes; }));
-    double slowest = 0;
+    double slowest = 0, of_size = 0;
     for (TimedCall& call : calls) {
       slowest = std::max(slowest, call.median_s());
+      of_size += call.median_s() * (kTimes + 1);  // with the warm-up
       timed.push_back(std::move(call));
     }
-    if (slowest * kNextTimes > kMostSeconds) break;
+    spent += of_size;
+    if (slowest * kNextTimes > kMostSeconds || spent + of_size * kNextTimes > kMostSecondsInAll) break;
   }
   return timed;
 }

@@ -1,6 +1,7 @@
 #include "runtime/config/placement_rows.h"
 #include "runtime/config/strategy_fields.h"
 #include "runtime/config/strategy_keys.h"
+#include "runtime/config/transport_rows.h"
 
 namespace tessera {
 namespace {
@@ -13,9 +14,9 @@ Condition with_replicas() {
           holds_copies};
 }
 
-Condition over_gloo() {
-  return {"comm.transport auto or gloo", {"/comm/transport"}, [](const Strategy& s) {
-            return s.comm.transport == TransportChoice::kAuto || s.comm.transport == TransportChoice::kGloo;
+Condition over_network() {
+  return {"comm.transport auto, gloo or mpi", {"/comm/transport"}, [](const Strategy& s) {
+            return s.comm.transport == TransportChoice::kAuto || has(s.comm.transport, transport_traits::kBackground);
           }};
 }
 
@@ -103,12 +104,14 @@ std::vector<StrategyKey> platform_keys() {
        .default_json = R"("")",
        .example_json = R"("measured")",
        .doc =
-           "How all-gathers and reductions over gloo go. Empty: directly, a message from each rank to each other one. "
-           "measured: when a group of ranks is joined, its calls are timed, and from then on each goes by the "
-           "algorithm that costs least (ring, doubling, halving). Else a file with such costs, which rank 0 reads, "
-           "and tessera bench collectives --fit-file writes. Changes no bits.",
-       .cost = "measured: a second or two for each set of ranks, once.",
-       .only_if = over_gloo()},
+           "How all-gathers and reductions over gloo and mpi go. Empty: directly, a message from each rank to each "
+           "other one. measured: when a group of ranks is joined, its calls are timed, and from then on each goes by "
+           "the algorithm that costs least (ring, doubling, halving). Else a file with such costs, which rank 0 "
+           "reads, and tessera bench collectives --fit-file writes. Changes no bits. Worth a try from three hosts "
+           "on; not the default, since most calls of training are as fast directly.",
+       .cost =
+           "measured: about two seconds at most for each set of ranks, once. Calls below 16 KiB may then take longer.",
+       .only_if = over_network()},
   };
 }
 

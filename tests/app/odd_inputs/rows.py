@@ -315,7 +315,7 @@ def strategy_contents():
              ("mesh", {"shard": -1}, "shard"), ("mesh", {"shard": 3}, "3"), ("mesh", {"replicate": 10**9}, "replicate"),
              ("units", {"classes": "Block"}, "classes"), ("units", {"classes": ["Block", "Block"]}, "classes"),
              ("memory", {"limit": "lots"}, "limit"), ("memory", {"limit": -1}, "limit"),
-             ("comm", {"transport": "mpi"}, "transport"), ("comm", {"timeout_s": 0}, "timeout_s"),
+             ("comm", {"transport": "ucx"}, "transport"), ("comm", {"timeout_s": 0}, "timeout_s"),
              ("comm", {"timeout_s": 1e30}, "timeout_s"), ("mixed_precision", {"param": "int8"}, "param"),
              ("offload", {"gradients": {}}, "offload"), ("offload", {"moments": {"tier": "nvme"}}, "paths"),
              ("checkpoint", {"async": 1}, "/checkpoint/async"), ("gradient_cliping", 1, "gradient_clipping"),

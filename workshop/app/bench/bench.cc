@@ -14,6 +14,7 @@
 #include "runtime/border/throw.h"
 #include "runtime/comm/job/process_mesh.h"
 #include "runtime/comm/mesh_groups.h"
+#include "runtime/config/transport_rows.h"
 #include "tessera/run.h"
 #include "workshop/app/bench/bench_ranks.h"
 #include "workshop/app/commands.h"
@@ -180,7 +181,8 @@ std::string text_of(const AlgorithmsReport& report) {
 int run_bench_algorithms(const BenchCommand& command) {
   return run([&] {
     std::atomic<Algorithm> now = Algorithm::kDirect;
-    const CommConfig comm{.transport = TransportChoice::kGloo};
+    const CommConfig comm{.transport =
+                              command.transport.empty() ? TransportChoice::kGloo : transport_named(command.transport)};
     const Mesh mesh = join_job([&](const Topology& topology) {
       return make_process_mesh(topology, comm, [&now](Operation, int, DType, std::size_t) { return now.load(); });
     });

@@ -22,8 +22,8 @@ void add_doctor(CLI::App& app, DoctorCommand& doctor) {
           ->add_option("--links", doctor.links,
                        "started as training is, on every rank: file for the times of collectives between them")
           ->check(not_empty());
-  command->add_option("--transport", doctor.transport, "of --links: host or gloo; default: the best there is")
-      ->check(CLI::IsMember({"host", "gloo"}))
+  command->add_option("--transport", doctor.transport, "of --links: host, gloo or mpi; default: the best there is")
+      ->check(CLI::IsMember({"host", "gloo", "mpi"}))
       ->needs(links);
   command->add_flag("--overwrite", doctor.overwrite, "replace a file of --links that exists")->needs(links);
 }
@@ -32,9 +32,10 @@ void add_bench(CLI::App& app, BenchCommand& bench) {
   CLI::App* command = add_command(app, "bench");
   command->require_subcommand(1);
   CLI::App* collectives = command->add_subcommand("collectives", "every collective, 4 B to 128 MiB");
-  collectives->add_flag("--fit", bench.fit,
-                        "time every algorithm over gloo instead, fit what rounds, messages, bytes and additions cost, "
-                        "and show the choice");
+  collectives->add_flag(
+      "--fit", bench.fit,
+      "time every algorithm over gloo or mpi instead, fit what rounds, messages, bytes and additions cost, "
+      "and show the choice");
   collectives
       ->add_option("--fit-file", bench.fit_file,
                    "file that gets the fit, which \"comm\": {\"network_fit\": FILE} names to training")
@@ -94,8 +95,8 @@ void add_bench(CLI::App& app, BenchCommand& bench) {
     each->add_option("-n,--ranks", bench.ranks, "ranks to start, where no launcher has")
         ->transform(integer_from(1, kMostLaunched))
         ->capture_default_str();
-    each->add_option("--transport", bench.transport, "host or gloo; default: the best there is")
-        ->check(CLI::IsMember({"host", "gloo"}));
+    each->add_option("--transport", bench.transport, "host, gloo or mpi; default: the best there is")
+        ->check(CLI::IsMember({"host", "gloo", "mpi"}));
   }
   buckets->add_option("--csv", bench.csv, "file that gets the table")->check(not_empty());
   buckets->add_option("--cifar10", bench.cifar10, "folder of CIFAR-10's binary files; default: generated images")

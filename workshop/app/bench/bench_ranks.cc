@@ -2,6 +2,7 @@
 
 #include "runtime/border/throw.h"
 #include "runtime/comm/resolve_topology.h"
+#include "runtime/config/transport_rows.h"
 #include "tessera/init.h"
 #include "workshop/app/output_files.h"
 #include "workshop/launch/launcher.h"
@@ -44,8 +45,7 @@ int launch_ranks(const std::string& section, const BenchCommand& command) {
 
 Mesh join_ranks(const BenchCommand& command) {
   CommConfig comm;
-  if (command.transport == "host") comm.transport = TransportChoice::kHost;
-  if (command.transport == "gloo") comm.transport = TransportChoice::kGloo;
+  comm.transport = transport_named(command.transport);
   return init(comm);
 }
 

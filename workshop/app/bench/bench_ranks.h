@@ -15,7 +15,7 @@ bool starts_ranks(const BenchCommand& command);
 /// result of launch.
 int launch_ranks(const std::string& section, const BenchCommand& command);
 
-/// Joins the other ranks, over the transport that the command names ("host", "gloo"; empty: the best one).
+/// Joins the other ranks, over the transport that the command names ("host", "gloo", "mpi"; empty: the best one).
 Mesh join_ranks(const BenchCommand& command);
 
 /// Checks, before anything is measured, that the files that the command names can be written without a loss. Throws

@@ -6,6 +6,7 @@
 #include "runtime/border/throw.h"
 #include "runtime/comm/mesh_groups.h"
 #include "runtime/config/strategy_names.h"
+#include "runtime/config/transport_rows.h"
 #include "tessera/init.h"
 #include "tessera/run.h"
 #include "workshop/app/commands.h"
@@ -62,7 +63,7 @@ std::string text_of(const LinkSpeed& speed) {
             " s from compute beside it, where cores are busy, and one that is added up " +
             number_text(1e9 * links.sum_s_per_byte, "%.2f") + " s more";
   text += "\n";
-  const bool is_network = links.transport.find("gloo") != std::string::npos;
+  const bool is_network = links.transport.find("gloo") != std::string::npos || links.transport == "mpi";
   return is_network ? text + table_of_forms(speed) : text;
 }
 
@@ -71,8 +72,7 @@ std::string text_of(const LinkSpeed& speed) {
 int run_doctor_links(const DoctorCommand& command) {
   return run([&] {
     Strategy strategy;
-    if (!command.transport.empty())
-      strategy.comm.transport = command.transport == "gloo" ? TransportChoice::kGloo : TransportChoice::kHost;
+    strategy.comm.transport = transport_named(command.transport);
     const Mesh mesh = init(strategy);
     if (mesh.world_size() == 1)
       throw Error(ExitCode::kUsage,

@@ -7,6 +7,7 @@
 namespace tessera {
 
 void AsynchronousStep::run(const LocalStep& local, StepResult& result) {
+  is_last_backward_ = false;
   const LocalStep told = told_of(local);
   const AgreedStep& own = decide_alone(told);
   tell(own, /*ranks=*/1, result);

@@ -1,5 +1,7 @@
 #pragma once
 
+#include <span>
+
 #include "engine/asynchronous/common_parameters.h"
 #include "engine/asynchronous/lone_step.h"
 
@@ -14,12 +16,20 @@ class AsynchronousStep final : public LoneStep {
   AsynchronousStep(const StepContext& context, GradientNorm& norm, PushedParameters& common)
       : LoneStep(context, norm, common), common_(common) {}
 
+  void expect_update(std::span<const int>) override {
+    is_last_backward_ = true;
+    common_.begin_last_backward();
+  }
+  void reduced(const Unit& unit) override {
+    if (is_last_backward_) common_.reduced(unit);
+  }
   void run(const LocalStep& local, StepResult& result) override;
   AgeHistogram ages() const override { return ages_; }
 
  private:
   PushedParameters& common_;
-  AgeHistogram ages_;  ///< ages in all steps so far
+  bool is_last_backward_ = false;  ///< of the step under way
+  AgeHistogram ages_;              ///< ages in all steps so far
 };
 
 }  // namespace tessera

@@ -90,6 +90,11 @@ class PushedParameters : public CommonParameters {
   virtual GradientAges push(const ElementUpdate& rule, const PushRates& with) = 0;
   /// Ends this rank's step without a push.
   virtual void skip() = 0;
+  /// Says that the last backward of this rank's step begins.
+  virtual void begin_last_backward() {}
+  /// Says that this backward has made a unit's gradients, so that they may be sent ahead of `push`. It is called again
+  /// if they have changed. They stay in place until the step ends, or until the next backward.
+  virtual void reduced(const Unit&) {}
 };
 
 }  // namespace tessera

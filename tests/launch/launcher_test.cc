@@ -80,6 +80,34 @@ TEST(Launch, ServerThatEndsIsTheFirstCause) {
   EXPECT_THAT(launcher.err, HasSubstr("parameter server 0"));
 }
 
+TEST(Launch, ServerThatKeepsItsShardsStartsAgainOnItsAddress) {
+  const Folder folder;
+  auto options = shell(1, "until test -e " + (folder / "again") + "; do sleep 0.05; done");
+  options.servers = 1;
+  options.servers_state = folder / "state";
+  options.servers_lose = 4;
+  options.tessera =
+      server_script(folder, "echo serves \"$@\"\nif mkdir " + (folder / "first") + "; then kill -9 $$; fi\ntouch " +
+                                (folder / "again") + "\nexec sleep 1000");
+  Launcher launcher(options);
+  EXPECT_EQ(launcher.wait(), 0);
+  const std::string::size_type first = launcher.err.find("[server 0] serves serve --listen 127.0.0.1:");
+  ASSERT_NE(first, std::string::npos) << launcher.err;
+  const std::string line = launcher.err.substr(first, launcher.err.find('\n', first) - first);
+  EXPECT_THAT(line, HasSubstr(" --state " + (folder / "state") + " --lose 4"));
+  EXPECT_NE(launcher.err.find(line, first + 1), std::string::npos) << launcher.err;
+  EXPECT_THAT(launcher.err, HasSubstr("parameter server 0 has ended: signal 9"));
+  EXPECT_THAT(launcher.err, HasSubstr("it starts again"));
+}
+
+TEST(Launch, KeptShardsWithoutServersAreRefused) {
+  auto options = shell(1, "true");
+  options.servers_state = "state";
+  Launcher launcher(options);
+  EXPECT_EQ(launcher.wait(), 64);
+  EXPECT_THAT(launcher.err, HasSubstr("no parameter servers"));
+}
+
 TEST(Launch, RanksThatAllFailBesideServersAreAFailure) {
   const Folder folder;
   auto options = shell(2, "exit 65");

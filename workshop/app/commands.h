@@ -111,6 +111,8 @@ int run_replay(const ReplayCommand& command);
 /// The options of `tessera serve`.
 struct ServeCommand {
   std::string listen = "127.0.0.1:0";  ///< HOST:PORT; port 0: a free one
+  std::string state;                   ///< folder in which shards are kept (KeepOptions); empty: they are not
+  std::int64_t lose = 16;              ///< KeepOptions::lose
 };
 /// Serves shards to ranks with "sync": {"owners": "servers"}, until SIGTERM or SIGINT comes. Prints where it listens.
 int run_serve(const ServeCommand& command);

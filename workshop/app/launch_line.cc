@@ -74,6 +74,12 @@ void LaunchLine::add_ranks() {
                    "parameter servers beside the ranks, on this machine (\"sync\": {\"owners\": \"servers\"})")
       ->transform(integer_from(0, kMostLaunchedServers))
       ->capture_default_str();
+  command_->add_option("--servers-state", options.servers_state,
+                       "folder in which servers keep their shards; one that is killed is started again and goes on");
+  command_
+      ->add_option("--servers-lose", options.servers_lose,
+                   "with --servers-state: the most pushes to each shard that the end of a server may lose")
+      ->transform(integer_from(0, 1 << 20));
   command_
       ->add_option("--pretend-hosts", pretended_,
                    "hosts that ranks are told of, for tests, or the ranks of each: 2,3; all are started here")

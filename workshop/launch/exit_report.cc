@@ -169,6 +169,12 @@ void read_error_file(const std::string& path, RankRecord& record) {
       std::chrono::duration_cast<std::chrono::system_clock::duration>(since_epoch));
 }
 
+bool fails_again(int code) {
+  for (const ExitCode lasting : {ExitCode::kUsage, ExitCode::kNoInput, ExitCode::kPermission, ExitCode::kConfig})
+    if (code == static_cast<int>(lasting)) return true;
+  return false;
+}
+
 std::optional<std::int64_t> memory_limit_bytes() {
   std::ifstream groups("/proc/self/cgroup");
   for (std::string line; std::getline(groups, line);) {

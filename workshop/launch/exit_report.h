@@ -53,6 +53,9 @@ std::string failure_report(const std::vector<RankRecord>& records, const RankRec
 /// `{"message": {"message": "...", ...}}` or `{"message": "..."}`. A missing or broken file changes nothing.
 void read_error_file(const std::string& path, RankRecord& record);
 
+/// Returns whether the same program would fail with `code` again, whatever happens to the machine.
+bool fails_again(int code);
+
 /// Returns the memory limit of this process's cgroup (version 2 or 1), in which the ranks that it starts are too;
 /// nothing if there is none.
 std::optional<std::int64_t> memory_limit_bytes();

@@ -72,6 +72,14 @@ absl::Status check(const LaunchOptions& options) {
     return refuse(
         fmt::format("the number of parameter servers must be 0 to {}, got {}. [T0991] hint: --servers says how many",
                     kMostLaunchedServers, options.servers));
+  if (options.servers == 0 && (!options.servers_state.empty() || options.servers_lose >= 0))
+    return refuse(
+        "there are no parameter servers whose shards could be kept. hint: give --servers a number, or leave "
+        "--servers-state and --servers-lose out");
+  if (options.servers_state.empty() && options.servers_lose >= 0)
+    return refuse(
+        "parameter servers keep their shards nowhere. hint: give --servers-state a folder, or leave "
+        "--servers-lose out");
   if (options.servers > 0 && options.max_restarts > 0)
     return refuse(
         "parameter servers keep shards in memory, so a restart would begin with other values. [T0992] hint: leave "
@@ -166,13 +174,6 @@ struct Attempt {
   int code = 0;
   bool may_be_repeated = false;  ///< whether another attempt may succeed
 };
-
-/// Returns whether the same program would fail with `code` again, whatever happens to the machine.
-bool fails_again(int code) {
-  for (const ExitCode lasting : {ExitCode::kUsage, ExitCode::kNoInput, ExitCode::kPermission, ExitCode::kConfig})
-    if (code == static_cast<int>(lasting)) return true;
-  return false;
-}
 
 absl::StatusOr<Attempt> run_once(const LaunchOptions& options, const JobSettings& job,
                                  const std::vector<std::string>& servers, Guard& guard, const SignalScope& signals) {

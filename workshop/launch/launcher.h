@@ -9,7 +9,7 @@
 
 namespace tessera {
 
-inline constexpr int kMostLaunchedServers = 64;
+inline constexpr int kMostLaunchedServers = 64, kMostServerStarts = 16;
 
 /// `tessera launch -n 4 -- ./train strategy.json`: N ranks of one program on this machine, or on several over ssh.
 struct LaunchOptions {
@@ -18,6 +18,10 @@ struct LaunchOptions {
   /// Parameter servers that are started beside the ranks, on this machine (`tessera serve`). A rank that fails then
   /// ends no other one.
   int servers = 0;
+  /// Folder in which servers keep their shards; empty: they do not. A server that is killed, or fails in a way that may
+  /// not come again, is then started again and goes on, at most kMostServerStarts times.
+  std::string servers_state;
+  int servers_lose = -1;  ///< the most pushes to each shard that the end of a server may lose; -1: its own default
   /// Ranks on each of the hosts that ranks believe in, for tests; they add up to `ranks`. Empty means one host.
   std::vector<int> pretended_hosts = {};
   /// The hosts of a job over ssh, this machine first; their slots add up to `ranks`. Empty means this machine alone.
@@ -66,8 +70,8 @@ struct LaunchOptions {
 /// file, a missing permission and a wrong strategy. So does a failure after a signal to the launcher.
 ///
 /// With `servers`, TESSERA_SERVERS and TESSERA_SERVERS_SECRET, a random text, are set for all processes of the job. A
-/// rank that fails is named, and the others go on; a server that ends before the ranks have is a failure as above. Once
-/// no rank is left, servers get SIGTERM. The result is 0 if some rank returned 0 and no server failed.
+/// rank that fails is named, and the others go on; a server that ends before the ranks have is a failure as above, unless
+/// it starts again (`servers_state`). Once no rank is left, servers get SIGTERM. The result is 0 if some rank returned 0 and no server failed.
 ///
 /// A stopped rank (SIGSTOP) cannot act on SIGTERM and is continued first; SIGKILL ends it in any case.
 ///

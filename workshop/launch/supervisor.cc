@@ -42,7 +42,10 @@ Supervisor::~Supervisor() = default;
 void Supervisor::serve_at(const std::vector<std::string>& addresses) {
   for (const std::string& address : addresses) {
     servers_.push_back(options_);
-    servers_.back().command = {tessera_of(options_), "serve", "--listen", address};
+    std::vector<std::string>& command = servers_.back().command;
+    command = {tessera_of(options_), "serve", "--listen", address};
+    if (!options_.servers_state.empty()) command.insert(command.end(), {"--state", options_.servers_state});
+    if (options_.servers_lose >= 0) command.insert(command.end(), {"--lose", std::to_string(options_.servers_lose)});
   }
 }
 
@@ -75,16 +78,55 @@ absl::Status Supervisor::make_hosts() {
 
 void Supervisor::add_servers() {
   for (std::size_t i = 0; i < servers_.size(); ++i) {
-    RankListener& listener = *this;
     const int number = static_cast<int>(ranks_.size());
-    hosts_.push_back(
-        std::make_unique<LocalRanks>(servers_[i], job_, LocalRanks::Range{number, 1}, guard_, mask_, listener));
+    hosts_.push_back(make_server(i, number));
     const std::string prefix = options_.prefix ? fmt::format("[server {}] ", i) : "";
     Rank server{
         hosts_.back().get(), LineForwarder(options_.stderr_fd, prefix), LineForwarder(options_.stderr_fd, prefix), {}};
     server.record.rank = number;
     server.record.host = fmt::format("parameter server {}", i);
     ranks_.push_back(std::move(server));
+  }
+}
+
+std::unique_ptr<HostRanks> Supervisor::make_server(std::size_t server, int number) {
+  RankListener& listener = *this;
+  return std::make_unique<LocalRanks>(servers_[server], job_, LocalRanks::Range{number, 1}, guard_, mask_, listener);
+}
+
+/// Returns whether a server that has ended goes on from what it has kept.
+bool Supervisor::may_start_again(const Rank& rank) const {
+  const RankExit& exit = rank.record.exit;
+  return is_server(rank.record.rank) && !options_.servers_state.empty() && urgency_ == Urgency::kNone &&
+         exit.failed() && !fails_again(exit.code()) && rank.starts < kMostServerStarts;
+}
+
+void Supervisor::start_servers_again() {
+  for (std::size_t i = 0; i < servers_.size(); ++i) {
+    const int number = options_.ranks + static_cast<int>(i);
+    Rank& rank = rank_of(number);
+    if (!std::exchange(rank.is_due, false)) continue;
+    rank.starts_again = false;
+    if (urgency_ != Urgency::kNone) {
+      rank.gone = true;
+      continue;
+    }
+    std::unique_ptr<HostRanks> host = make_server(i, number);
+    RankRecord before = std::exchange(rank.record, {});
+    rank.record.rank = number;
+    rank.record.host = before.host;
+    if (const absl::Status status = host->start(); !status.ok()) {
+      write_all(options_.stderr_fd, fmt::format("tessera launch: {}: {}\n", before.host, message_of(status)));
+      rank.record = std::move(before);
+      rank.gone = true;
+      raise_urgency(Urgency::kGrace);
+      continue;
+    }
+    ++rank.starts;
+    rank.ended = false;
+    const auto old = std::ranges::find_if(hosts_, [&](const auto& each) { return each.get() == rank.host; });
+    rank.host = host.get();
+    *old = std::move(host);
   }
 }
 
@@ -116,6 +158,7 @@ bool Supervisor::is_connecting() const {
 std::vector<RankRecord> Supervisor::wait_all() {
   while (!std::ranges::all_of(ranks_, [](const Rank& rank) { return rank.gone; })) {
     poll_once();
+    start_servers_again();
     const auto workers = std::span(ranks_).first(static_cast<std::size_t>(options_.ranks));
     if (!servers_.empty() && std::ranges::all_of(workers, &Rank::gone)) raise_urgency(Urgency::kTerm);
     advance_urgency();
@@ -175,6 +218,13 @@ void Supervisor::on_exit(RankRecord record) {
   record.was_stopped = rank.record.was_stopped;
   rank.record = std::move(record);
   rank.ended = true;
+  if (may_start_again(rank)) {
+    rank.starts_again = true;
+    write_all(options_.stderr_fd,
+              fmt::format("tessera launch: {} has ended: {}; it starts again, and goes on from {}\n", rank.record.host,
+                          explain(rank.record.exit, rank.record.code_of_tessera), options_.servers_state));
+    return;
+  }
   const bool ends_others = servers_.empty() || is_server(rank.record.rank);
   if (ends_others && (rank.record.exit.failed() || is_server(rank.record.rank))) raise_urgency(Urgency::kGrace);
   if (!ends_others && rank.record.exit.failed() && urgency_ == Urgency::kNone)
@@ -187,7 +237,7 @@ void Supervisor::on_gone(int number) {
   Rank& rank = rank_of(number);
   rank.out.finish();
   rank.err.finish();
-  rank.gone = true;
+  (rank.starts_again ? rank.is_due : rank.gone) = true;
 }
 
 void Supervisor::send(const Rank& rank, int signal) {

@@ -61,6 +61,10 @@ class Supervisor : private RankListener {
     RankRecord record;
     bool ended = false;  ///< the leader has ended
     bool gone = false;   ///< nothing of its group is left
+    // Of a server that keeps its shards:
+    bool starts_again = false;  ///< once nothing of its group is left
+    bool is_due = false;        ///< nothing is left
+    int starts = 1;
   };
 
   void on_started(int rank, pid_t pid) override;
@@ -72,6 +76,9 @@ class Supervisor : private RankListener {
   absl::Status make_hosts();
   void add_ranks(HostRanks* host, int count, const std::string& host_name);
   void add_servers();
+  std::unique_ptr<HostRanks> make_server(std::size_t server, int number);
+  bool may_start_again(const Rank& rank) const;
+  void start_servers_again();
   bool is_server(int number) const { return number >= options_.ranks; }
   /// Polls until all hosts have reached `phase`, or a host has failed.
   absl::Status wait_for(HostRanks::Phase phase);

@@ -6,7 +6,9 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <cstdlib>
 #include <exception>
+#include <limits>
 #include <span>
 #include <system_error>
 #include <utility>
@@ -40,19 +42,28 @@ absl::Status send_kind(MessageKind kind, ServerLink& link) {
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<ParameterServer>> ParameterServer::start(const std::string& address,
-                                                                        const std::string& secret) {
+                                                                        const std::string& secret,
+                                                                        const std::optional<KeepOptions>& keep) {
   if (secret.size() < kLeastSecret || secret.size() > kMostSecret)
     return make_error(ExitCode::kConfig,
                       "parameter server: the secret of a job has " + std::to_string(kLeastSecret) + " to " +
                           std::to_string(kMostSecret) + " bytes, got " + std::to_string(secret.size()) +
                           ". [T0958] hint: set TESSERA_SERVERS_SECRET to a random text, the same for "
                           "servers and workers");
+  if (keep && (keep->folder.empty() || keep->lose < 0 || keep->lose > KeepOptions::kMostLose))
+    return make_error(ExitCode::kConfig, "parameter server: shards are kept in a folder, and 0 to " +
+                                             std::to_string(KeepOptions::kMostLose) + " pushes may be lost, got \"" +
+                                             keep->folder + "\" and " + std::to_string(keep->lose) +
+                                             ". hint: write --state FOLDER --lose 16");
   TESSERA_ASSIGN_OR_RETURN(ServerSocket listener, listen_for_workers(address));
-  return std::unique_ptr<ParameterServer>(new ParameterServer(std::move(listener), secret));
+  return std::unique_ptr<ParameterServer>(new ParameterServer(std::move(listener), secret, keep));
 }
 
-ParameterServer::ParameterServer(ServerSocket listener, std::string secret)
-    : listener_(std::move(listener)), secret_(std::move(secret)), accepting_([this] { accept_all(); }) {}
+ParameterServer::ParameterServer(ServerSocket listener, std::string secret, std::optional<KeepOptions> keep)
+    : listener_(std::move(listener)),
+      secret_(std::move(secret)),
+      keep_(std::move(keep)),
+      accepting_([this] { accept_all(); }) {}
 
 ParameterServer::~ParameterServer() {
   is_ending_ = true;
@@ -136,9 +147,15 @@ absl::StatusOr<std::shared_ptr<ServedJob>> ParameterServer::join(const MessageHe
     job_.reset();
   }
   if (!job_) {
-    TESSERA_ASSIGN_OR_RETURN(job_, ServedJob::make(definition));
-    log_info("parameter server " + listener_.address + ": a run begins; its shards have " +
-             std::to_string(job_->bytes()) + " bytes");
+    TESSERA_ASSIGN_OR_RETURN(std::unique_ptr<ServedJob> made, ServedJob::make(definition, keep_));
+    const bool returns = head.second < 0;
+    if (returns && !made->has_come_back())
+      return make_error(ExitCode::kUnavailable,
+                        "this server has nothing of the run any more. hint: start the server again with its --state "
+                        "folder, or go on from a checkpoint");
+    job_ = std::move(made);
+    log_info("parameter server " + listener_.address + (job_->has_come_back() ? ": a run goes on" : ": a run begins") +
+             "; its shards have " + std::to_string(job_->bytes()) + " bytes");
   }
   if (job_->definition() != definition)
     return make_error(
@@ -159,10 +176,12 @@ void ParameterServer::serve(Connection& connection) {
   if (!hear_secret(connection).ok()) return;
   std::shared_ptr<ServedJob> job;
   int rank = 0;
+  std::int64_t life = 0;
   while (!job) {
     const auto head = link.receive_head(std::nullopt);
     if (!head.ok()) return;
     rank = static_cast<int>(head->first);
+    life = std::abs(std::max(head->second, -std::numeric_limits<std::int64_t>::max()));
     try {
       auto joined = join(*head, connection);
       if (!joined.ok()) {
@@ -174,14 +193,16 @@ void ParameterServer::serve(Connection& connection) {
       link.refuse(ExitCode::kOsResource, error.what(), kStandstill).IgnoreError();
       return;
     }
-    const MessageKind answer = job ? MessageKind::kDone : MessageKind::kBusy;
-    if (!send_kind(answer, link).ok()) break;
+    MessageHead answer;
+    answer.kind = job ? MessageKind::kDone : MessageKind::kBusy;
+    answer.shard = keep_ ? 1 : 0;
+    if (!link.send(answer, {}, kStandstill).ok()) break;
   }
   if (!job) return;
   const auto is_gone = [&] { return is_ending_.load() || link.is_closed(); };
   absl::Status status;
   try {
-    ServedJob::Worker worker(*job, rank, is_gone);
+    ServedJob::Worker worker(*job, rank, life, is_gone);
     while (status.ok()) {
       const auto head = link.receive_head(std::nullopt);
       status = head.ok() ? worker.answer(*head, link) : head.status();

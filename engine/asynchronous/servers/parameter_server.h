@@ -6,6 +6,7 @@
 #include <atomic>
 #include <list>
 #include <memory>
+#include <optional>
 #include <string>
 #include <thread>
 
@@ -26,10 +27,12 @@ class ParameterServer {
   /// The fewest and the most bytes of a secret.
   static constexpr std::size_t kLeastSecret = 16, kMostSecret = 256;
 
-  /// Listens at `address` (listen_for_workers), and serves workers that say `secret` from now on. Errors: those of
-  /// listen_for_workers; 78 for a secret that is too short or too long.
-  static absl::StatusOr<std::unique_ptr<ParameterServer>> start(const std::string& address, const std::string& secret);
-  /// Ends all connections and threads.
+  /// Listens at `address` (listen_for_workers), and serves workers that say `secret` from now on. `keep`: where shards
+  /// are kept, so that a server that is started again with the same options goes on with the run; nothing: they end with
+  /// the server. Errors: those of listen_for_workers; 78 for a secret that is too short or too long, or a bad `keep`.
+  static absl::StatusOr<std::unique_ptr<ParameterServer>> start(const std::string& address, const std::string& secret,
+                                                                const std::optional<KeepOptions>& keep = {});
+  /// Ends all connections and threads. What was not kept yet is kept.
   ~ParameterServer();
   ParameterServer(const ParameterServer&) = delete;
   ParameterServer& operator=(const ParameterServer&) = delete;
@@ -47,7 +50,7 @@ class ParameterServer {
     std::jthread thread;  // it is destroyed first
   };
 
-  ParameterServer(ServerSocket listener, std::string secret);
+  ParameterServer(ServerSocket listener, std::string secret, std::optional<KeepOptions> keep);
   void accept_all();
   /// Removes connections that have ended, and ends those of strangers whose time is up, however fast they send.
   void look_at_connections();
@@ -59,6 +62,7 @@ class ParameterServer {
 
   const ServerSocket listener_;
   const std::string secret_;
+  const std::optional<KeepOptions> keep_;
   std::atomic<bool> is_ending_ = false;
   Mutex mutex_;
   std::shared_ptr<ServedJob> job_ ABSL_GUARDED_BY(mutex_);

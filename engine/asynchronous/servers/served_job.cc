@@ -9,6 +9,7 @@
 
 #include "engine/asynchronous/servers/served_part.h"
 #include "engine/step/rules/own_optimizer.h"
+#include "runtime/base/log.h"
 #include "runtime/base/status.h"
 #include "runtime/config/strategy_file.h"
 
@@ -28,7 +29,8 @@ absl::Status gone() {
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<ServedJob>> ServedJob::make(const std::string& definition) {
+absl::StatusOr<std::unique_ptr<ServedJob>> ServedJob::make(const std::string& definition,
+                                                           const std::optional<KeepOptions>& keep) {
   std::unique_ptr<ServedJob> made(new ServedJob());
   made->definition_ = definition;
   try {
@@ -56,6 +58,7 @@ absl::StatusOr<std::unique_ptr<ServedJob>> ServedJob::make(const std::string& de
       }
     }
     made->place_all(server, servers);
+    if (keep) TESSERA_RETURN_IF_ERROR(made->begin_keeping(*keep, server));
   } catch (const std::exception& error) {
     return make_error(ExitCode::kConfig, std::string("the definition of shards cannot be read: ") + error.what() +
                                              ". [T0965] hint: run `tessera serve` of the workers' own version");
@@ -69,15 +72,15 @@ void ServedJob::place_all(int server, int servers) {
   states_ = formats.size();
   const bool is_adaptive = strategy_.sync.asynchronous.delay_compensation.adaptive;
   const std::int64_t copies = 1 + static_cast<std::int64_t>(states_) + (is_adaptive ? 1 : 0);
-  std::int64_t all = 0;
   for (const auto& unit : units_) {
     Group& group = *groups_.emplace_back(std::make_unique<Group>());
     group.flat = unit->groups[0].get();
     group.part = served_part(group.flat->layout.numel(), server, servers);
-    all += group.part.numel;
+    group.first = elements_;
+    elements_ += group.part.numel;
     largest_ = std::max(largest_, group.part.numel);
   }
-  memory_ = Arena::plain("shards", 4 * copies * all);
+  memory_ = Arena::plain("shards", 4 * copies * elements_);
   for (const auto& group : groups_) {
     FlatGroup& flat = *group->flat;
     flat.parameter_part = flat.optimizer_part = flat.gradient_part = group->part;
@@ -172,9 +175,143 @@ void ServedJob::end_turn(Group& group, std::int64_t turn) {
   group.turned.notify_all();
 }
 
-ServedJob::Worker::Worker(ServedJob& job, int rank, std::function<bool()> is_gone)
+ServedJob::~ServedJob() {
+  if (!keeping_.joinable()) return;
+  {
+    const MutexLock lock(keep_mutex_);
+    is_ending_ = true;
+    due_.notify_all();
+  }
+  keeping_.join();
+}
+
+/// Reads what a server of this number has kept of this run, and begins to keep it from now on.
+absl::Status ServedJob::begin_keeping(const KeepOptions& options, int server) {
+  TESSERA_ASSIGN_OR_RETURN(kept_, KeptShards::open(options, server, definition_));
+  for (std::size_t i = 0; i < groups_.size(); ++i) {
+    TESSERA_ASSIGN_OR_RETURN(const std::vector<std::byte> image, kept_->read(i));
+    if (image.empty()) continue;
+    Group& group = *groups_[i];
+    const MutexLock lock(group.mutex);
+    if (!read_image(group, image))
+      return make_error(ExitCode::kCorruptData, "parameter server: a file of " + kept_->folder() +
+                                                    " is none of this version. hint: end the run, remove this folder, "
+                                                    "and go on from a checkpoint");
+    has_come_back_ = true;
+  }
+  keeping_ = std::jthread([this] { keep_shards(); });
+  return absl::OkStatus();
+}
+
+/// What the thread does that writes shards. A failure ends it, and each push that waits for the disk is refused.
+void ServedJob::keep_shards() {
+  std::vector<std::byte> image;
+  for (bool is_last = false; !is_last;) {
+    {
+      const MutexLock lock(keep_mutex_);
+      while (!is_due_ && !is_ending_) due_.wait(keep_mutex_);
+      is_due_ = false;
+      is_last = is_ending_;
+    }
+    absl::Status status;
+    try {
+      for (std::size_t i = 0; status.ok() && i < groups_.size(); ++i) status = keep_shard(i, /*all=*/is_last, image);
+    } catch (const std::exception& error) {  // there is no memory for a copy
+      status = make_error(ExitCode::kOsResource, std::string("parameter server: a shard is not kept: ") + error.what() +
+                                                     ". hint: give the server more memory");
+    }
+    if (status.ok()) continue;
+    log_error(message_of(status));
+    const MutexLock lock(keep_mutex_);
+    keep_failure_ = status;
+    return;
+  }
+}
+
+absl::Status ServedJob::keep_shard(std::size_t index, bool all, std::vector<std::byte>& image) {
+  Group& group = *groups_[index];
+  std::int64_t changes = 0;
+  {
+    const MutexLock lock(group.mutex);
+    const std::int64_t unwritten = group.changes - group.kept;
+    if (unwritten <= kept_->lose() / 2 && group.wanted <= group.kept && !(all && unwritten > 0))
+      return absl::OkStatus();
+    changes = group.changes;
+    write_image(group, image);
+  }
+  TESSERA_RETURN_IF_ERROR(kept_->write(index, image));
+  const MutexLock lock(group.mutex);
+  group.kept = changes;
+  group.saved.notify_all();
+  return absl::OkStatus();
+}
+
+absl::Status ServedJob::await_kept(Group& group, std::int64_t lose, const std::function<bool()>& is_gone) {
+  if (!kept_) return absl::OkStatus();
+  const std::int64_t own = group.changes;
+  group.wanted = std::max(group.wanted, own - lose);
+  if (own - group.kept > kept_->lose() / 2 || group.wanted > group.kept) {
+    const MutexLock lock(keep_mutex_);
+    is_due_ = true;
+    due_.notify_all();
+  }
+  while (own - group.kept > lose) {
+    {
+      const MutexLock lock(keep_mutex_);
+      if (!keep_failure_.ok()) return keep_failure_;
+    }
+    if (is_gone()) return gone();
+    group.saved.wait_until(group.mutex, Clock::now() + kBetweenTurns);
+  }
+  return absl::OkStatus();
+}
+
+std::vector<std::span<std::byte>> ServedJob::data_of(const Group& group) const {
+  const auto bytes = static_cast<std::size_t>(4 * group.part.numel);
+  std::vector<std::span<std::byte>> data;
+  data.emplace_back(group.flat->shard, bytes);
+  for (std::size_t i = 0; i < states_; ++i) data.emplace_back(group.flat->state[i].data, bytes);
+  if (group.mean_squares != nullptr) data.emplace_back(reinterpret_cast<std::byte*>(group.mean_squares), bytes);
+  return data;
+}
+
+/// The image: version, lengths of two lists, the lists, and then the elements.
+void ServedJob::write_image(const Group& group, std::vector<std::byte>& image) const {
+  std::vector<std::int64_t> numbers = {group.version, static_cast<std::int64_t>(group.counts.size()),
+                                       static_cast<std::int64_t>(group.last.size())};
+  numbers.insert(numbers.end(), group.counts.begin(), group.counts.end());
+  for (const LastPush& last : group.last) numbers.insert(numbers.end(), {last.life, last.step});
+  image.assign(KeptShards::kHeadBytes, std::byte{0});
+  const auto add = [&](std::span<const std::byte> bytes) { image.insert(image.end(), bytes.begin(), bytes.end()); };
+  add(std::as_bytes(std::span(numbers)));
+  for (const auto& data : data_of(group)) add(data);
+}
+
+bool ServedJob::read_image(Group& group, std::span<const std::byte> image) {
+  std::span<const std::byte> rest = image.subspan(KeptShards::kHeadBytes);
+  const auto take = [&](std::span<std::byte> into) {
+    if (rest.size() < into.size()) return false;
+    if (!into.empty()) std::memcpy(into.data(), rest.data(), into.size());
+    rest = rest.subspan(into.size());
+    return true;
+  };
+  std::array<std::int64_t, 3> numbers{};
+  if (!take(std::as_writable_bytes(std::span(numbers)))) return false;
+  const auto most = static_cast<std::int64_t>(rest.size() / sizeof(LastPush));
+  if (numbers[1] != static_cast<std::int64_t>(group.counts.size()) || numbers[2] < 0 || numbers[2] > most) return false;
+  group.version = numbers[0];
+  group.last.resize(static_cast<std::size_t>(numbers[2]));
+  if (!take(std::as_writable_bytes(std::span(group.counts))) || !take(std::as_writable_bytes(std::span(group.last))))
+    return false;
+  for (const auto& data : data_of(group))
+    if (!take(data)) return false;
+  return rest.empty();
+}
+
+ServedJob::Worker::Worker(ServedJob& job, int rank, std::int64_t life, std::function<bool()> is_gone)
     : job_(job),
       rank_(rank),
+      life_(life),
       is_gone_(std::move(is_gone)),
       rates_(job.strategy_.optimizer),
       options_(job.strategy_.optimizer),
@@ -183,6 +320,7 @@ ServedJob::Worker::Worker(ServedJob& job, int rank, std::function<bool()> is_gon
   known_options_.assign(options_.all().begin(), options_.all().end());
   numbers_.resize(rates_.all().size() + known_options_.size());
   room_ = Arena::plain("what a worker sends", 2 * 4 * job.largest_);
+  is_early_.resize(job.groups_.size());
 }
 
 absl::Status ServedJob::Worker::take(std::span<std::byte> bytes, ServerLink& link) {
@@ -196,7 +334,12 @@ absl::Status ServedJob::Worker::answer(const MessageHead& head, ServerLink& link
     case MessageKind::kCopy:
       return do_copies(head, link);
     case MessageKind::kPush:
+    case MessageKind::kApply:
       return do_push(head, link);
+    case MessageKind::kStage:
+      return do_stage(head, link);
+    case MessageKind::kReadVersions:
+      return do_versions(head, link);
     case MessageKind::kNote:
       if (head.bytes != 0) return broken("a note");
       job_.note(rank_, head.first, head.second);
@@ -233,22 +376,35 @@ absl::Status ServedJob::Worker::do_copies(const MessageHead& head, ServerLink& l
   return link.send(reply, {room_.data(), static_cast<std::size_t>(reply.bytes)}, job_.limit_);
 }
 
+/// Takes gradients for a push that comes later, or never.
+absl::Status ServedJob::Worker::do_stage(const MessageHead& head, ServerLink& link) {
+  if (job_.groups_.empty()) return broken("gradients");
+  const Group& group = *job_.groups_[head.shard];
+  if (head.bytes == 0 || head.bytes != 4 * group.part.numel) return broken("gradients");
+  if (early_.bytes() == 0) early_ = Arena::plain("gradients that come early", 4 * job_.elements_);
+  TESSERA_RETURN_IF_ERROR(take({early_.data() + 4 * group.first, static_cast<std::size_t>(head.bytes)}, link));
+  is_early_[head.shard] = 1;
+  return absl::OkStatus();
+}
+
 absl::Status ServedJob::Worker::do_push(const MessageHead& head, ServerLink& link) {
   if (job_.groups_.empty()) return broken("a push");
   Group& group = *job_.groups_[head.shard];
   const auto part_bytes = static_cast<std::size_t>(4 * group.part.numel);
   const bool has_pulled = job_.strategy_.sync.asynchronous.delay_compensation.lambda != 0;
+  const bool is_early = head.kind == MessageKind::kApply;
   PushedNumbers numbers;
   used_.resize(group.flat->parameters.size());
-  const std::size_t wanted =
-      sizeof numbers + numbers_.size() * sizeof(double) + used_.size() + part_bytes * (has_pulled ? 2 : 1);
+  const std::size_t wanted = sizeof numbers + numbers_.size() * sizeof(double) + used_.size() +
+                             part_bytes * ((has_pulled ? 1 : 0) + (is_early ? 0 : 1));
   if (head.bytes != static_cast<std::int64_t>(wanted)) return broken("a push");
-  std::byte* const gradients = room_.data();
+  if (is_early && std::exchange(is_early_[head.shard], char{0}) == 0) return broken("a push without gradients");
+  std::byte* const gradients = is_early ? early_.data() + 4 * group.first : room_.data();
   std::byte* const pulled = room_.data() + 4 * job_.largest_;
   TESSERA_RETURN_IF_ERROR(take(std::as_writable_bytes(std::span<PushedNumbers, 1>(&numbers, 1)), link));
   TESSERA_RETURN_IF_ERROR(take(std::as_writable_bytes(std::span(numbers_)), link));
   TESSERA_RETURN_IF_ERROR(take(std::as_writable_bytes(std::span(used_)), link));
-  TESSERA_RETURN_IF_ERROR(take({gradients, part_bytes}, link));
+  if (!is_early) TESSERA_RETURN_IF_ERROR(take({gradients, part_bytes}, link));
   if (has_pulled) TESSERA_RETURN_IF_ERROR(take({pulled, part_bytes}, link));
   const std::span<const double> rates = std::span(numbers_).first(rates_.all().size());
   const std::span<const double> options = std::span(numbers_).subspan(rates.size());
@@ -264,20 +420,29 @@ absl::Status ServedJob::Worker::do_push(const MessageHead& head, ServerLink& lin
   {
     const MutexLock lock(group.mutex);
     status = job_.await_turn(group, head.turn, is_gone_);
-    if (status.ok()) {
+    group.last.resize(std::max(group.last.size(), static_cast<std::size_t>(rank_) + 1));
+    LastPush& last = group.last[static_cast<std::size_t>(rank_)];
+    const bool is_repeated = last.life == life_ && head.second <= last.step;
+    if (is_repeated) reply.first = group.version - 1;  // it was applied before the connection broke
+    if (status.ok() && !is_repeated) {
       const UpdateRates with{numbers.gradient_scale, numbers.clip_value, numbers.lr, numbers.is_first_of_run != 0};
       group.flat->gradient = reinterpret_cast<float*>(gradients);
+      // A server that has come back may be at a version before the one that was pulled.
+      const std::int64_t age = std::max<std::int64_t>(0, group.version - head.first);
       try {
         update_.apply(*group.flat,
                       {*group.flat, group.counts.data(), group.mean_squares, reinterpret_cast<const float*>(pulled)},
-                      rule_, {with, used_}, group.version - head.first);
+                      rule_, {with, used_}, age);
       } catch (const std::exception& error) {
         status = make_error(ExitCode::kInternal, error.what());
       }
+      last = {life_, head.second};
       reply.first = group.version++;
       reply.clock = job_.tick(head.clock);
       job_.end_turn(group, head.turn);
+      ++group.changes;
     }
+    if (status.ok() && job_.kept_) status = job_.await_kept(group, job_.kept_->lose(), is_gone_);
   }
   return status.ok() ? link.send(reply, {}, job_.limit_) : link.refuse(status, job_.limit_);
 }
@@ -293,6 +458,19 @@ absl::Status ServedJob::Worker::do_wait(const MessageHead& head, ServerLink& lin
   return status.ok() ? link.send(MessageHead{}, {}, job_.limit_) : link.refuse(status, job_.limit_);
 }
 
+/// Answers with the versions of all shards.
+absl::Status ServedJob::Worker::do_versions(const MessageHead& head, ServerLink& link) {
+  if (head.bytes != 0) return broken("a question for versions");
+  std::vector<std::int64_t> versions;
+  for (const auto& group : job_.groups_) {
+    const MutexLock lock(group->mutex);
+    versions.push_back(group->version);
+  }
+  MessageHead reply;
+  reply.bytes = static_cast<std::int64_t>(versions.size() * sizeof(std::int64_t));
+  return link.send(reply, std::as_bytes(std::span(versions)), job_.limit_);
+}
+
 absl::Status ServedJob::Worker::do_counts(const MessageHead& head, ServerLink& link) {
   if (job_.groups_.empty()) return broken("counts");
   Group& group = *job_.groups_[head.shard];
@@ -301,10 +479,14 @@ absl::Status ServedJob::Worker::do_counts(const MessageHead& head, ServerLink& l
   const bool writes = head.kind == MessageKind::kWriteCounts;
   if (head.bytes != (writes ? bytes : 0)) return broken("counts");
   if (writes) TESSERA_RETURN_IF_ERROR(take(std::as_writable_bytes(std::span(counts)), link));
+  absl::Status status;
   {
     const MutexLock lock(group.mutex);
     writes ? group.counts.swap(counts) : counts.assign(group.counts.begin(), group.counts.end());
+    if (writes) ++group.changes;
+    if (writes) status = job_.await_kept(group, /*lose=*/0, is_gone_);
   }
+  if (!status.ok()) return link.refuse(status, job_.limit_);
   MessageHead reply;
   reply.bytes = writes ? 0 : bytes;
   return link.send(reply, writes ? std::span<const std::byte>() : std::as_bytes(std::span(counts)), job_.limit_);
@@ -328,7 +510,9 @@ absl::Status ServedJob::Worker::do_range(const MessageHead& head, ServerLink& li
     TESSERA_RETURN_IF_ERROR(take({flat.shard + there, length}, link));
     for (std::size_t i = 0; i < job_.states_; ++i)
       TESSERA_RETURN_IF_ERROR(take({flat.state[i].data + there, length}, link));
-    return link.send(MessageHead{}, {}, job_.limit_);
+    ++group.changes;
+    const absl::Status status = job_.await_kept(group, /*lose=*/0, is_gone_);
+    return status.ok() ? link.send(MessageHead{}, {}, job_.limit_) : link.refuse(status, job_.limit_);
   }
   MessageHead reply;
   reply.bytes = bytes * states;

@@ -5,12 +5,17 @@
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <stdlib.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <array>
 #include <chrono>
 #include <cstddef>
+#include <fstream>
 #include <memory>
+#include <nlohmann/json.hpp>
 #include <span>
 #include <string>
 #include <thread>
@@ -18,7 +23,10 @@
 #include <vector>
 
 #include "engine/asynchronous/servers/parameter_server.h"
+#include "engine/asynchronous/servers/server_courier.h"
 #include "engine/asynchronous/servers/server_link.h"
+#include "engine/step/agree/learning_rates.h"
+#include "engine/step/agree/update_options.h"
 #include "runtime/border/throw.h"
 #include "runtime/comm/mesh_groups.h"
 #include "tessera/checkpoint.h"
@@ -280,6 +288,249 @@ TEST(Servers, LostServerIsNamedByRanks) {
   });
   if (ending.joinable()) ending.join();
   for (const std::string& error : errors) EXPECT_THAT(error, HasSubstr("server 1 (" + address + ") is lost"));
+}
+
+/// A parameter server in a process of its own, which can be killed. The process waits until it is started, so that all
+/// can be forked before the test has threads.
+class ServerProcess {
+ public:
+  ServerProcess(const std::string& address, const KeepOptions& keep) {
+    require(::pipe(starts_.data()) == 0, "a pipe");
+    pid_ = ::fork();
+    if (pid_ != 0) return;
+    ::prctl(PR_SET_PDEATHSIG, SIGKILL);  // it goes with the test, however that ends
+    char word = 0;
+    ::close(starts_[1]);
+    if (::read(starts_[0], &word, 1) != 1) ::_exit(0);
+    setenv("TESSERA_SERVERS_SECRET", kSecret, 1);
+    const auto server = ParameterServer::start(address, kSecret, keep);
+    if (!server.ok()) ::_exit(1);
+    for (;;) ::pause();
+  }
+  ~ServerProcess() {
+    kill();
+    for (const int end : starts_) ::close(end);
+  }
+  ServerProcess(const ServerProcess&) = delete;
+  ServerProcess& operator=(const ServerProcess&) = delete;
+
+  void start() const { require(::write(starts_[1], "s", 1) == 1, "a server that waits"); }
+  void kill() {
+    if (pid_ <= 0) return;
+    ::kill(pid_, SIGKILL);
+    ::waitpid(std::exchange(pid_, 0), nullptr, 0);
+  }
+
+ private:
+  std::array<int, 2> starts_{};
+  pid_t pid_ = 0;
+};
+
+/// One shard of sgd at a server, of which a push of ones takes 1 away. So its values say how often it was pushed to.
+class CountedShard {
+ public:
+  static constexpr std::int64_t kElements = 256;
+
+  explicit CountedShard(const std::string& address)
+      : strategy_(served([](Strategy& s) {
+          s.optimizer = {.type = OptimizerType::kSgd, .lr = 1, .weight_decay = 0, .momentum = 0};
+        })),
+        gradients_(kElements, 1.0F),
+        values_(kElements),
+        courier_({.address = address,
+                  .name = "server 0",
+                  .secret = kSecret,
+                  .definition = std::string(32, 'r') + definition().dump(),
+                  .life = 7,
+                  .limit = std::chrono::seconds(60)}) {}
+
+  absl::Status join() { return courier_.start(ServerLink::Clock::now() + std::chrono::seconds(30)).status(); }
+  /// Gives the server zeros.
+  absl::Status write() {
+    ServerQuestion question;
+    question.head.kind = MessageKind::kWrite;
+    question.head.second = kElements;
+    question.rest.push_back(std::as_bytes(std::span(values_)));
+    return wait(courier_.send(std::move(question)));
+  }
+  ServerCourier::Ticket push(bool is_early = false) {
+    if (is_early) {
+      ServerQuestion gradients;
+      gradients.head.kind = MessageKind::kStage;
+      gradients.rest.push_back(std::as_bytes(std::span(gradients_)));
+      courier_.send(std::move(gradients));
+    }
+    const LearningRates rates(strategy_.optimizer);
+    const UpdateOptions options(strategy_.optimizer);
+    const PushedNumbers numbers{1, 0, 1, 0};
+    const std::array<char, 1> used{1};
+    ServerQuestion question;
+    question.head.kind = is_early ? MessageKind::kApply : MessageKind::kPush;
+    question.head.second = ++step_;
+    for (const auto& part : {bytes_of(numbers), std::as_bytes(rates.all()), std::as_bytes(options.all()),
+                             std::span<const std::byte>(std::as_bytes(std::span(used)))})
+      question.front.insert(question.front.end(), part.begin(), part.end());
+    if (!is_early) question.rest.push_back(std::as_bytes(std::span(gradients_)));
+    return courier_.send(std::move(question));
+  }
+  absl::Status wait(const ServerCourier::Ticket& ticket) {
+    courier_.wait(ticket);
+    return ticket->status;
+  }
+  /// Returns how often all elements were pushed to; -1 if they differ. No push is under way.
+  std::int64_t pushes() {
+    courier_.forget_staged();
+    ServerQuestion question;
+    question.head.kind = MessageKind::kCopy;
+    question.answer.push_back(std::as_writable_bytes(std::span(values_)));
+    throw_if_error(wait(courier_.send(std::move(question))));
+    const bool are_alike = std::ranges::all_of(values_, [&](float each) { return each == values_[0]; });
+    return are_alike ? static_cast<std::int64_t>(-values_[0]) : -1;
+  }
+  std::int64_t lost() const { return courier_.lost_pushes(); }
+
+ private:
+  nlohmann::json definition() const {
+    const nlohmann::json group = {{"unit", "a unit"}, {"unit_index", 0},
+                                  {"group", 0},       {"numels", nlohmann::json::array({kElements})},
+                                  {"parts", 1},       {"options", nlohmann::json::array({-1})}};
+    return {{"ranks", 1},
+            {"server", 0},
+            {"servers", 1},
+            {"timeout_s", 30.0},
+            {"strategy", strategy_.to_json()},
+            {"groups", nlohmann::json::array({group})}};
+  }
+
+  const Strategy strategy_;
+  const std::vector<float> gradients_;
+  std::vector<float> values_;
+  std::int64_t step_ = 0;
+  ServerCourier courier_;
+};
+
+TEST(Servers, KilledServerComesBackWithAtMostTheStatedPushesLostAndNoneAppliedTwice) {
+  for (const std::int64_t lose : {0, 3}) {
+    SCOPED_TRACE(lose);
+    const TestFolder folder;
+    const std::string address = "127.0.0.1:" + std::to_string(free_port());
+    const KeepOptions keep{folder.path(), lose};
+    ServerProcess first(address, keep), second(address, keep);
+    first.start();
+    CountedShard shard(address);
+    ASSERT_TRUE(shard.join().ok());
+    ASSERT_TRUE(shard.write().ok());
+    for (int i = 0; i < 10; ++i) ASSERT_TRUE(shard.wait(shard.push(/*is_early=*/i % 2 == 1)).ok());
+    EXPECT_EQ(shard.pushes(), 10);
+    std::vector<ServerCourier::Ticket> under_way;
+    for (int i = 0; i < 40; ++i) under_way.push_back(shard.push(/*is_early=*/i == 0));
+    first.kill();
+    second.start();
+    for (const auto& ticket : under_way) EXPECT_TRUE(shard.wait(ticket).ok()) << message_of(ticket->status);
+    EXPECT_LE(shard.lost(), lose);
+    EXPECT_EQ(shard.pushes(), 50 - shard.lost());
+  }
+}
+
+TEST(Servers, RankAloneKeepsItsBitsAndOthersTheirStepsWhenAServerIsKilledAmidThem) {
+  for (const int ranks : {1, 2}) {
+    SCOPED_TRACE(ranks);
+    const TestFolder folder;
+    const std::string address = "127.0.0.1:" + std::to_string(free_port());
+    const int port = free_port();
+    const KeepOptions keep{folder.path(), /*lose=*/0};
+    ServerProcess first(address, keep), second(address, keep);
+    first.start();
+    setenv("TESSERA_SERVERS", address.c_str(), 1);
+    setenv("TESSERA_SERVERS_SECRET", kSecret, 1);
+    ForkedRanks processes(ranks, [&](int rank, KeyValueStore& store) -> absl::Status {
+      join_as(rank, ranks, port, /*hosts=*/1);
+      at::set_num_threads(1);
+      const Strategy strategy = served();
+      const Mesh mesh = init(strategy);
+      std::size_t steps = 0;
+      Values got;
+      {
+        Session session(mesh, strategy);
+        const auto train = [&] { session.train(steps++); };
+        train();
+        TESSERA_RETURN_IF_ERROR(store.set("trains" + std::to_string(rank), ""));
+        for (bool is_over = false; !is_over; train()) {
+          TESSERA_ASSIGN_OR_RETURN(is_over, store.has("is back"));
+        }
+        for (int i = 0; i < 3; ++i) train();
+        require(session.engine.steps_applied() == static_cast<std::int64_t>(steps), "all steps count");
+        barrier(mesh);
+        got = session.values();
+        barrier(mesh);
+      }
+      if (ranks == 1) require(all_same_bits(got, trained(mesh, strategy, steps)), "the bits of an unbroken run");
+      return absl::OkStatus();
+    });
+    for (int rank = 0; rank < ranks; ++rank) EXPECT_TRUE(told(processes.store(), "trains" + std::to_string(rank)).ok());
+    first.kill();
+    second.start();
+    std::this_thread::sleep_for(std::chrono::milliseconds(200));  // ranks go on meanwhile
+    EXPECT_TRUE(processes.store().set("is back", "").ok());
+    for (int rank = 0; rank < ranks; ++rank) {
+      const RankEnd end = processes.wait(rank);
+      EXPECT_EQ(end.signal, 0);
+      EXPECT_EQ(end.exit_code, ExitCode::kOk) << end.message;
+    }
+    unsetenv("TESSERA_SERVERS");
+    unsetenv("TESSERA_SERVERS_SECRET");
+  }
+}
+
+TEST(Servers, ServerThatComesBackWithoutItsFolderIsNamedAndNotTaken) {
+  const TestFolder folder, other;
+  const std::string address = "127.0.0.1:" + std::to_string(free_port());
+  ServerProcess first(address, {folder.path(), 0}), second(address, {other.path(), 0});
+  first.start();
+  CountedShard shard(address);
+  ASSERT_TRUE(shard.join().ok());
+  ASSERT_TRUE(shard.write().ok());
+  first.kill();
+  second.start();
+  const absl::Status status = shard.wait(shard.push());
+  EXPECT_EQ(exit_code_of(status), ExitCode::kUnavailable);
+  EXPECT_THAT(message_of(status), HasSubstr("server 0 is lost, and has not come back"));
+  EXPECT_THAT(message_of(status), HasSubstr("has nothing of the run any more"));
+}
+
+TEST(Servers, DamagedFileOfAShardIsRefusedAndOneOfAnotherRunIsNot) {
+  const TestFolder folder;
+  const KeepOptions keep{folder.path(), 0};
+  const std::vector<std::byte> numbers(100, std::byte{7});
+  {
+    const auto kept = value_or_throw(KeptShards::open(keep, 0, "a run"));
+    std::vector<std::byte> image(KeptShards::kHeadBytes);
+    image.insert(image.end(), numbers.begin(), numbers.end());
+    require(kept->write(3, image).ok(), "a file");
+    EXPECT_EQ(value_or_throw(kept->read(3)), image);
+    EXPECT_TRUE(value_or_throw(kept->read(4)).empty()) << "nothing was written";
+  }
+  EXPECT_TRUE(value_or_throw(value_or_throw(KeptShards::open(keep, 0, "another run"))->read(3)).empty());
+  std::fstream(folder / "server-0/shard-3", std::ios::in | std::ios::out | std::ios::binary).seekp(100).put('x');
+  const auto kept = value_or_throw(KeptShards::open(keep, 0, "a run"));
+  EXPECT_EQ(exit_code_of(kept->read(3).status()), ExitCode::kCorruptData);
+}
+
+TEST(Servers, OrderOfOtherOwnersIsRefusedByName) {
+  const Servers servers(1);
+  const TestFolder folder;
+  Strategy strategy = served();
+  strategy.sync.asynchronous.record_order = folder / "order.jsonl";
+  run(strategy, 1);
+  strategy.sync.asynchronous.record_order.clear();
+  strategy.sync.asynchronous.play_order = folder / "order.jsonl";
+  strategy.sync.asynchronous.owners = ShardOwners::kRanks;
+  EXPECT_THAT(error_of([&] { run(strategy, 1); }),
+              HasSubstr("of shards that 1 servers own, and in this run 3 ranks do"));
+  const Servers more(2);
+  strategy.sync.asynchronous.owners = ShardOwners::kServers;
+  EXPECT_THAT(error_of([&] { run(strategy, 1); }),
+              HasSubstr("of shards that 1 servers own, and in this run 2 servers do"));
 }
 
 TEST(Servers, WrongSecretAndStrangeBytesAreRefusedAndTheServerGoesOn) {

@@ -3,6 +3,7 @@
 
 #include <cstdio>
 #include <cstdlib>
+#include <optional>
 #include <string>
 
 #include "engine/asynchronous/servers/parameter_server.h"
@@ -21,7 +22,9 @@ int run_serve(const ServeCommand& command) {
   for (const int signal : {SIGTERM, SIGINT}) sigaddset(&ends, signal);
   pthread_sigmask(SIG_BLOCK, &ends, nullptr);  // before there are threads, which inherit it
   const char* const secret = std::getenv("TESSERA_SERVERS_SECRET");
-  const auto server = ParameterServer::start(command.listen, secret == nullptr ? "" : secret);
+  std::optional<KeepOptions> keep;
+  if (!command.state.empty()) keep = KeepOptions{command.state, command.lose};
+  auto server = ParameterServer::start(command.listen, secret == nullptr ? "" : secret, keep);
   if (!server.ok()) {
     std::fprintf(stderr, "%s\n", message_of(server.status()).c_str());
     return static_cast<int>(exit_code_of(server.status()));
@@ -30,6 +33,7 @@ int run_serve(const ServeCommand& command) {
   std::fflush(stdout);
   int signal = 0;
   sigwait(&ends, &signal);
+  server->reset();  // keeps what was not kept yet
   return 0;
 }
 

@@ -396,7 +396,7 @@ absl::Status ServedJob::Worker::do_push(const MessageHead& head, ServerLink& lin
   PushedNumbers numbers;
   used_.resize(group.flat->parameters.size());
   const std::size_t wanted = sizeof numbers + numbers_.size() * sizeof(double) + used_.size() +
-                             part_bytes * ((has_pulled ? 1 : 0) + (is_early ? 0 : 1));
+                             (has_pulled ? part_bytes : 0) + (is_early ? 0 : part_bytes);
   if (head.bytes != static_cast<std::int64_t>(wanted)) return broken("a push");
   if (is_early && std::exchange(is_early_[head.shard], char{0}) == 0) return broken("a push without gradients");
   std::byte* const gradients = is_early ? early_.data() + 4 * group.first : room_.data();

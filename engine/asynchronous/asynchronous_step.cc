@@ -7,6 +7,10 @@
 namespace tessera {
 
 void AsynchronousStep::run(const LocalStep& local, StepResult& result) {
+  if (const auto steps = common_.steps_of_all()) {
+    if (!begun_) begun_ = applied_;
+    applied_ = *begun_ + *steps;
+  }
   const LocalStep told = told_of(local);
   const AgreedStep& own = decide_alone(told);
   tell(own, /*ranks=*/1, result);

@@ -3,6 +3,7 @@
 // See docs/glossary.md: unit.
 
 #include <cstdint>
+#include <optional>
 #include <span>
 
 #include "engine/asynchronous/peer_board.h"
@@ -90,6 +91,9 @@ class PushedParameters : public CommonParameters {
   virtual GradientAges push(const ElementUpdate& rule, const PushRates& with) = 0;
   /// Ends this rank's step without a push.
   virtual void skip() = 0;
+  /// Returns the number of steps that all workers have pushed, as far as this rank has seen; nothing where ranks count
+  /// their own steps.
+  virtual std::optional<std::int64_t> steps_of_all() const { return std::nullopt; }
 };
 
 }  // namespace tessera

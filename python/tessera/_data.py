@@ -104,6 +104,13 @@ class TokenBatches:
             raise Error(f"TokenBatches.deal wants a range of neighbours, got {run!r:.200}. [T0935] hint: give it what Engine.microbatches() returns")
         self._native.deal(run.start, run.stop)
 
+    def go_to_step(self, step: int) -> None:
+        """Goes to the first microbatch of a step, counted from 0 over all epochs (`Engine.take_step`).
+
+        Each step has samples of its own, whoever makes it. Raises Error (78) for a number below 0.
+        """
+        self._native.go_to_step(step)
+
     def cursor(self) -> SamplerCursor:
         """Returns the place of the next microbatch, for `Engine.save_checkpoint(data=)` or `Engine.commit_durable`.
 

@@ -112,7 +112,8 @@ int run_replay(const ReplayCommand& command);
 struct ServeCommand {
   std::string listen = "127.0.0.1:0";  ///< HOST:PORT; port 0: a free one
 };
-/// Serves shards to ranks with "sync": {"owners": "servers"}, until SIGTERM or SIGINT comes. Prints where it listens.
+/// Serves shards to ranks with "sync": {"owners": "servers"}, until SIGTERM or SIGINT comes, or, after SIGUSR1, until
+/// no worker is there. Prints where it listens.
 int run_serve(const ServeCommand& command);
 
 /// The options of `tessera sample`.

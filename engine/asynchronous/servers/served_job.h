@@ -13,6 +13,7 @@
 #include <string>
 #include <vector>
 
+#include "engine/asynchronous/servers/job_members.h"
 #include "engine/asynchronous/servers/server_link.h"
 #include "engine/asynchronous/shard_update.h"
 #include "engine/step/agree/learning_rates.h"
@@ -49,10 +50,7 @@ class ServedJob {
   const std::string& definition() const { return definition_; }
   std::int64_t bytes() const { return memory_.bytes(); }
 
-  /// Notes that a worker is there. Error: 64 for a rank that the run does not have, or that is there already.
-  absl::Status join(int rank);
-  void leave(int rank);
-  bool is_empty() const;
+  JobMembers& members() { return *members_; }
 
   /// What a worker's thread keeps from message to message. The job outlives it.
   class Worker {
@@ -69,6 +67,7 @@ class ServedJob {
     absl::Status do_copies(const MessageHead& head, ServerLink& link);
     absl::Status do_push(const MessageHead& head, ServerLink& link);
     absl::Status do_wait(const MessageHead& head, ServerLink& link);
+    absl::Status do_elastic(const MessageHead& head, ServerLink& link);
     absl::Status do_counts(const MessageHead& head, ServerLink& link);
     absl::Status do_range(const MessageHead& head, ServerLink& link);
 
@@ -96,10 +95,6 @@ class ServedJob {
     std::vector<std::int64_t> counts ABSL_GUARDED_BY(mutex);
     float* mean_squares = nullptr;
   };
-  struct Member {
-    bool is_here = false;
-    std::int64_t computed = 0, pushed = 0;
-  };
 
   ServedJob() = default;
   void place_all(int server, int servers);
@@ -109,9 +104,6 @@ class ServedJob {
   void end_turn(Group& group, std::int64_t turn) ABSL_EXCLUSIVE_LOCKS_REQUIRED(group.mutex);
   /// Returns the number of the next event, which is larger than `seen` and than all before.
   std::int64_t tick(std::int64_t seen);
-  absl::Status await(const std::function<bool(int rank, const Member& member)>& has_come, int rank,
-                     const std::function<bool()>& is_gone);
-  void note(int rank, std::int64_t computed, std::int64_t pushed);
 
   std::string definition_;
   Strategy strategy_;
@@ -122,9 +114,8 @@ class ServedJob {
   std::int64_t largest_ = 0;  ///< elements of the largest shard
   Arena memory_;
 
-  mutable Mutex mutex_;
-  CondVar changed_;  ///< `members_` has changed
-  std::vector<Member> members_ ABSL_GUARDED_BY(mutex_);
+  std::unique_ptr<JobMembers> members_;
+  Mutex mutex_;
   std::int64_t clock_ ABSL_GUARDED_BY(mutex_) = 0;
 };
 

@@ -98,9 +98,22 @@ void ServedShards::open_orders() {
 }
 
 void ServedShards::connect(const Strategy& strategy) {
+  if (config_.elastic && board_.size() != 1)
+    throw Error(ExitCode::kConfig,
+                "/sync/elastic: each worker that comes and goes is a job of one rank, and this job "
+                "has " +
+                    std::to_string(board_.size()) +
+                    ". hint: start workers by `tessera launch --workers 1:8 --servers 1`, or each "
+                    "without a launcher");
+  if (!config_.elastic && std::getenv("TESSERA_WORKER") != nullptr)
+    throw Error(ExitCode::kConfig,
+                "/sync/elastic: the launcher starts workers that come and go (TESSERA_WORKER), and the strategy has "
+                "ranks that stay. hint: set \"elastic\": true in \"sync\", or start ranks by -n");
   const std::string secret = variable("TESSERA_SERVERS_SECRET");
   std::array<char, ServedJob::kRunName> run{};
-  if (board_.rank() == 0) {
+  if (config_.elastic) {
+    run.fill('-');  // all workers of such servers belong to one run
+  } else if (board_.rank() == 0) {
     std::random_device random;
     for (char& letter : run) letter = "0123456789abcdef"[random() % 16];
   }
@@ -110,9 +123,7 @@ void ServedShards::connect(const Strategy& strategy) {
     Server& there = servers_[static_cast<std::size_t>(server)];
     auto link = ServerLink::connect(there.address, deadline);
     if (!link.ok() && exit_code_of(link.status()) == ExitCode::kConfig) throw_if_error(link.status());
-    if (!link.ok())
-      throw Error(ExitCode::kPeerLost,
-                  "rank " + std::to_string(board_.rank()) + ": " + there.name + ": " + message_of(link.status()));
+    if (!link.ok()) throw Error(ExitCode::kPeerLost, self() + ": " + there.name + ": " + message_of(link.status()));
     there.link = *std::move(link);
     MessageHead head;
     head.kind = MessageKind::kSecret;
@@ -122,14 +133,28 @@ void ServedShards::connect(const Strategy& strategy) {
   }
 }
 
-/// A server is busy while workers of the run before are leaving.
+/// A server is busy while workers of the run before are leaving, and server 0 of an elastic run while its first worker
+/// has not begun, which may take as long as reading a large file of weights.
 void ServedShards::join(int server, const std::string& definition, ServerLink::Clock::time_point deadline) {
+  if (config_.elastic) deadline = ServerLink::Clock::now() + limit_;
   for (;;) {
     MessageHead head;
     head.kind = MessageKind::kJoin;
-    head.first = board_.rank();
+    head.first = config_.elastic ? number_ : board_.rank();
     ask(server, head, {std::as_bytes(std::span(definition))}, "start");
-    if (hear(server, "start").kind == MessageKind::kDone) return;
+    const MessageHead reply = hear(server, "start");
+    if (reply.kind == MessageKind::kDone && config_.elastic && server == 0) {
+      number_ = static_cast<int>(reply.first);
+      board_.note_pushed(reply.second);
+      gives_values_ = reply.turn == 1;
+    }
+    if (reply.kind == MessageKind::kDone) return;
+    if (ServerLink::Clock::now() > deadline && config_.elastic)
+      throw Error(ExitCode::kPeerLost,
+                  servers_[static_cast<std::size_t>(server)].name +
+                      ": timed out waiting for the first worker of the run, which has not begun (comm.timeout_s sets "
+                      "the limit), or the server serves another run. hint: look for what stops that worker, or start "
+                      "servers of this run's own");
     if (ServerLink::Clock::now() > deadline)
       throw Error(ExitCode::kUnavailable,
                   servers_[static_cast<std::size_t>(server)].name +
@@ -163,6 +188,56 @@ std::string ServedShards::definition_for(int server, const std::string& run, con
   return run + all.dump();
 }
 
+std::string ServedShards::self() const {
+  if (config_.elastic) return number_ == JobMembers::kAnyNumber ? "a worker" : "worker " + std::to_string(number_);
+  return "rank " + std::to_string(board_.rank()) + "/" + std::to_string(board_.size());
+}
+
+void ServedShards::tell_all(MessageKind kind, const char* operation) {
+  for (int server = servers() - 1; server >= 0; --server) {
+    MessageHead head;
+    head.kind = kind;
+    ask(server, head, {}, operation);
+    hear(server, operation);
+  }
+}
+
+/// Server 0, which says who gives values, hears it last: then all servers have them.
+void ServedShards::begin() {
+  if (!config_.elastic || std::exchange(has_begun_, true)) return;
+  if (gives_values_) tell_all(MessageKind::kBegin, "start");
+}
+
+std::optional<std::int64_t> ServedShards::steps_of_all() const {
+  return config_.elastic ? std::optional(newest_) : std::nullopt;
+}
+
+std::optional<std::int64_t> ServedShards::take_step(std::int64_t steps) {
+  begin();
+  const auto deadline = ServerLink::Clock::now() + limit_;
+  for (milliseconds pause(5);; pause = std::min(2 * pause, milliseconds(200))) {
+    MessageHead head;
+    head.kind = MessageKind::kTake;
+    head.first = steps;
+    ask(0, head, {}, "data");
+    const MessageHead reply = hear(0, "data");
+    if (reply.kind == MessageKind::kDone) {
+      is_over_ = reply.first == MessageHead::kOver;
+      finishes_ = is_over_ && reply.second == 1;
+      if (is_over_) copy(0, groups_.size(), MessageKind::kCopy);  // nobody pushes any more
+      if (reply.first < 0) return std::nullopt;
+      board_.note_pushed(reply.second);
+      return reply.first;
+    }
+    if (ServerLink::Clock::now() > deadline)
+      throw Error(ExitCode::kPeerLost,
+                  self() +
+                      " data: timed out waiting for the steps that other workers have not made (comm.timeout_s "
+                      "sets the limit). hint: look for what stops the other workers");
+    std::this_thread::sleep_for(pause);
+  }
+}
+
 std::size_t ServedShards::shard_of(std::size_t group, int server) const {
   return group * servers_.size() + static_cast<std::size_t>(server);
 }
@@ -173,8 +248,7 @@ std::span<std::int64_t> ServedShards::counts(const FlatGroup& group) {
 
 void ServedShards::throw_lost(int server, const absl::Status& status, const char* operation) const {
   if (status.ok()) return;
-  throw Error(ExitCode::kPeerLost, "rank " + std::to_string(board_.rank()) + "/" + std::to_string(board_.size()) + " " +
-                                       operation + ": " + servers_[static_cast<std::size_t>(server)].name +
+  throw Error(ExitCode::kPeerLost, self() + " " + operation + ": " + servers_[static_cast<std::size_t>(server)].name +
                                        " is lost: " + message_of(status));
 }
 
@@ -193,9 +267,9 @@ MessageHead ServedShards::hear(int server, const char* operation) {
   if (head->kind == MessageKind::kRefused) {
     std::string text_with_hint(static_cast<std::size_t>(std::min<std::int64_t>(head->bytes, 1 << 20)), '\0');
     take(server, std::as_writable_bytes(std::span(text_with_hint)), operation);
-    throw Error(static_cast<ExitCode>(head->first),
-                "rank " + std::to_string(board_.rank()) + "/" + std::to_string(board_.size()) + " " + operation + ": " +
-                    servers_[static_cast<std::size_t>(server)].name + ": " + text_with_hint);
+    throw Error(
+        static_cast<ExitCode>(head->first),
+        self() + " " + operation + ": " + servers_[static_cast<std::size_t>(server)].name + ": " + text_with_hint);
   }
   clock_ = std::max(clock_, head->clock);
   return *head;
@@ -221,6 +295,7 @@ std::int64_t ServedShards::next_turn(std::size_t group, int server, bool is_push
 /// Servers count events each for itself, above all that a worker has seen. So numbers order the events of a shard, and
 /// those of a rank at one server.
 void ServedShards::note(std::size_t group, int server, bool is_push, const MessageHead& reply) {
+  newest_ = std::max(newest_, reply.first + (is_push ? 1 : 0));
   if (!writer_) return;
   const std::size_t index = shard_of(group, server);
   writer_->add({.number = reply.clock * servers() + server,
@@ -269,6 +344,7 @@ void ServedShards::take_copies(std::size_t index, MessageKind kind) {
 }
 
 void ServedShards::pull_unit(const Unit& unit) {
+  begin();
   const auto index = static_cast<std::size_t>(unit.index);
   if (config_.max_staleness && turns_.empty()) {
     MessageHead head;
@@ -295,7 +371,7 @@ void ServedShards::wait_for_turn_of_round() {
 }
 
 void ServedShards::end_step() {
-  if (config_.max_staleness && turns_.empty()) {
+  if (config_.elastic || (config_.max_staleness && turns_.empty())) {
     MessageHead head;
     head.kind = MessageKind::kNote;
     head.first = head.second = step();
@@ -306,6 +382,7 @@ void ServedShards::end_step() {
 }
 
 void ServedShards::skip() {
+  begin();
   wait_for_turn_of_round();
   end_step();
 }
@@ -313,6 +390,7 @@ void ServedShards::skip() {
 /// The gradients of a group are sent while servers still apply those of the group before.
 GradientAges ServedShards::push(const ElementUpdate&, const PushRates& with) {
   const Span span("push", {}, &push_wait_seconds_);
+  begin();
   wait_for_turn_of_round();
   GradientAges ages;
   std::optional<std::size_t> before;
@@ -361,8 +439,20 @@ void ServedShards::end_push(std::size_t index, GradientAges& ages) {
   }
 }
 
-/// Each rank gives the servers its own part, values and states.
 void ServedShards::adopt() {
+  if (has_begun_)
+    throw Error(ExitCode::kUsage,
+                self() +
+                    ": parameters were written after training has begun, and other workers train them (\"sync\" "
+                    "elastic). hint: load and write values before the first step");
+  if (gives_values_) write_values();
+  board_.meet("asynchronous values");
+  copy(0, groups_.size(), MessageKind::kCopy);
+  board_.meet("asynchronous values");
+}
+
+/// Each rank gives the servers its own part, values and states.
+void ServedShards::write_values() {
   for (std::size_t i = 0; i < groups_.size(); ++i) {
     const FlatGroup& flat = *groups_[i].flat;
     for (int server = 0; server < servers(); ++server) {
@@ -386,17 +476,23 @@ void ServedShards::adopt() {
       hear(server, "first values");
     }
   }
-  board_.meet("asynchronous values");
-  copy(0, groups_.size(), MessageKind::kCopy);
-  board_.meet("asynchronous values");
 }
 
 void ServedShards::bring_together() {
   board_.meet("asynchronous ranks come together");
+  // Workers that come and go do not meet, so they wait with their pushes.
+  if (config_.elastic) tell_all(MessageKind::kHold, "states");
   for (std::size_t unit = 0; unit + 1 < first_group_.size(); ++unit) {
     take_as_fresh(unit);
     copy(first_group_[unit], first_group_[unit + 1], MessageKind::kPull);
   }
+  fetch_states();
+  if (config_.elastic) tell_all(MessageKind::kRelease, "states");
+  board_.meet("asynchronous ranks come together");
+}
+
+/// Fetches the states and counts of this rank's own part. Nobody pushes meanwhile.
+void ServedShards::fetch_states() {
   for (std::size_t i = 0; i < groups_.size(); ++i) {
     Group& group = groups_[i];
     const FlatGroup& flat = *group.flat;
@@ -420,11 +516,11 @@ void ServedShards::bring_together() {
     hear(servers() - 1, "counts");
     take(servers() - 1, std::as_writable_bytes(std::span(group.counts)), "counts");
   }
-  board_.meet("asynchronous ranks come together");
 }
 
 void ServedShards::share_counts() {
-  for (std::size_t i = 0; i < groups_.size() && board_.rank() == 0; ++i) {
+  const bool writes = board_.rank() == 0 && gives_values_ && !has_begun_;
+  for (std::size_t i = 0; i < groups_.size() && writes; ++i) {
     for (int server = 0; server < servers(); ++server) {
       MessageHead head;
       head.kind = MessageKind::kWriteCounts;
@@ -436,6 +532,8 @@ void ServedShards::share_counts() {
   board_.meet("counts of steps");
 }
 
-void ServedShards::take_newest() { copy(0, groups_.size(), MessageKind::kCopy); }
+void ServedShards::take_newest() {
+  if (!is_over_) copy(0, groups_.size(), MessageKind::kCopy);
+}
 
 }  // namespace tessera

@@ -33,9 +33,18 @@ namespace tessera {
 /// | kNote         | steps computed, pushed  |                                        | (no answer)        |
 /// | kAwaitSlowest | steps                   |                                        |                    |
 /// | kAwaitRound   | step                    |                                        |                    |
+/// | kBegin        |                         |                                        |                    |
+/// | kTake         | steps in all            |                                        |                    |
+/// | kHold         |                         |                                        |                    |
+/// | kRelease      |                         |                                        |                    |
 ///
 /// kDone for a pull, copy or push has the shard's version before it in `first`. kRefused has an exit code in `first`
 /// and a text as its payload. kCopy is a pull that no order has.
+///
+/// The last four are for workers that come and go (JobMembers). kDone for kTake has in `first` the step, and in
+/// `second` the worker's count of steps from there on; or kOver, and 1 for the worker that finishes; or kOwnFirst.
+/// kDone for kJoin has the worker's number in `first`, its count of steps in `second`, and in `turn` 1 for the worker
+/// that gives the first values. kBusy wants the same question again, a little later.
 enum class MessageKind : std::uint32_t {
   kSecret = 1,
   kJoin,
@@ -49,6 +58,10 @@ enum class MessageKind : std::uint32_t {
   kNote,
   kAwaitSlowest,
   kAwaitRound,
+  kBegin,
+  kTake,
+  kHold,
+  kRelease,
   kDone,
   kBusy,
   kRefused
@@ -58,6 +71,7 @@ enum class MessageKind : std::uint32_t {
 struct MessageHead {
   static constexpr std::uint32_t kMagic = 0x31767354;  ///< "Tsv1"
   static constexpr std::int64_t kNoTurn = -1;
+  static constexpr std::int64_t kOver = -1, kOwnFirst = -2;  ///< answers to kTake
 
   std::uint32_t magic = kMagic;
   MessageKind kind = MessageKind::kDone;

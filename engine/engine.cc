@@ -202,8 +202,6 @@ std::optional<std::int64_t> Engine::take_step(std::int64_t steps) {
   ServedShards* const served = training.sync.elastic();
   expect(served != nullptr,
          "take_step is for workers that come and go. hint: set \"elastic\" in \"sync\", with \"owners\": \"servers\"");
-  expect(training.window.microbatch == 0,
-         "take_step between backward and step. hint: call step() or zero_grad() first");
   return training.job.or_abort("take_step", [&] {
     const std::optional<std::int64_t> step = served->take_step(steps);
     if (served->is_over()) training.accept_new_values();

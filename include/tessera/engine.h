@@ -282,8 +282,8 @@ class Engine {
   ///   }
   ///   if (engine.writes_results()) save_weights(engine, "weights.pt");
   ///
-  /// Throws Error (64) without "sync.elastic", between backward and step, and where other workers make another number
-  /// of steps; 75 where the others do not come to an end in comm.timeout_s.
+  /// Throws Error (64) without "sync.elastic", and where other workers make another number of steps; 75 where the
+  /// others do not come to an end in comm.timeout_s.
   std::optional<std::int64_t> take_step(std::int64_t steps);
   /// Returns whether `take_step` has told that all steps are made.
   bool steps_are_over() const;

@@ -175,8 +175,8 @@ class Engine:
             if engine.writes_results():
                 engine.save_weights("weights.pt")
 
-        Raises Error (64) without "sync.elastic", between backward and step, and where other workers make another number
-        of steps; 75 where the others do not come to an end in comm.timeout_s.
+        `StepSampler` asks it for a DataLoader. Raises Error (64) without "sync.elastic", and where other workers make
+        another number of steps; 75 where the others do not come to an end in comm.timeout_s.
         """
         return self._live().take_step(steps)
 

@@ -1,5 +1,7 @@
 #pragma once
 
+#include <cstdint>
+#include <optional>
 #include <span>
 
 #include "engine/asynchronous/common_parameters.h"
@@ -9,7 +11,8 @@ namespace tessera {
 
 /// The step of a rank that waits for nobody: it decides by its own loss and norm, and pushes its gradients to the
 /// parameters that all ranks own. Norm, clipping, schedule and skipped steps are those of this rank alone; the learning
-/// rate is not divided by the number of ranks, though a round of N ranks makes N updates.
+/// rate is not divided by the number of ranks, though a round of N ranks makes N updates. Where workers come and go,
+/// the count of steps that the schedule follows is that of all workers.
 class AsynchronousStep final : public LoneStep {
  public:
   /// Takes the arguments of LoneStep. Refers to `common`.
@@ -28,8 +31,9 @@ class AsynchronousStep final : public LoneStep {
 
  private:
   PushedParameters& common_;
-  bool is_last_backward_ = false;  ///< of the step under way
-  AgeHistogram ages_;              ///< ages in all steps so far
+  bool is_last_backward_ = false;      ///< of the step under way
+  AgeHistogram ages_;                  ///< ages in all steps so far
+  std::optional<std::int64_t> begun_;  ///< steps before this run, where steps of all workers are counted
 };
 
 }  // namespace tessera

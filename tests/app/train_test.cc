@@ -231,6 +231,33 @@ TEST_F(Train, ParameterServerThatIsKilledStartsAgainAndTheRunKeepsItsBits) {
   EXPECT_EQ(losses("broken"), losses("unbroken"));
 }
 
+TEST_F(Train, WorkersThatComeAndGoMakeEachStepOnceAndOneOfThemWritesTheWeights) {
+  const auto write_elastic = [&](const std::string& value) {
+    write_file(path("elastic.json"),
+               whole_gradients(R"(, "sync": {"type": "asynchronous", "owners": "servers", "elastic": )" + value + "}"));
+  };
+  write_elastic("true");
+  const Words start = {TESSERA_PROGRAM, "launch",       "--workers", "1:3", "--servers", "2",
+                       "--secret",      path("secret"), "--"};
+  Words command = train(path("elastic.json"), "metrics");
+  const Ended refused = run_program(start + command, path("run"));
+  EXPECT_EQ(refused.code, 64) << refused.err;
+  EXPECT_THAT(refused.err, HasSubstr("--metrics does not go with workers that come and go"));
+  command.resize(command.size() - 2);  // it writes no metrics
+  const Ended ended = run(start + command + Words{"--steps", "12", "--save-weights", path("weights.pt")});
+  std::multiset<std::string> made;
+  std::istringstream words(ended.out);
+  for (std::string word, next; words >> word;)
+    if (word == "step" && words >> next) made.insert(next);
+  for (int step = 1; step <= 12; ++step)
+    EXPECT_EQ(made.count(std::to_string(step) + "/12"), 1u) << step << " in " << ended.out;
+  EXPECT_TRUE(std::filesystem::exists(path("weights.pt")));
+  write_elastic("false");
+  const Ended fixed = run_program(start + command, path("run"));
+  EXPECT_EQ(fixed.code, 78) << fixed.err;
+  EXPECT_THAT(fixed.err, HasSubstr("set \"elastic\": true"));
+}
+
 TEST_F(Train, RunWithBackupsSavesOnItsWayAndEndsAtItsSteps) {
   write_file(path("backups.json"), whole_gradients(R"(, "sync": {"type": "backups", "count": 1})"));
   const Words more = {"--steps", "12", "--checkpoint-dir", path("checkpoints"), "--every-steps", "5"};

@@ -114,7 +114,8 @@ struct ServeCommand {
   std::string state;                   ///< folder in which shards are kept (KeepOptions); empty: they are not
   std::int64_t lose = 16;              ///< KeepOptions::lose
 };
-/// Serves shards to ranks with "sync": {"owners": "servers"}, until SIGTERM or SIGINT comes. Prints where it listens.
+/// Serves shards to ranks with "sync": {"owners": "servers"}, until SIGTERM or SIGINT comes, or, after SIGUSR1, until
+/// no worker is there. Prints where it listens.
 int run_serve(const ServeCommand& command);
 
 /// The options of `tessera sample`.

@@ -123,6 +123,12 @@ std::string explain(const RankExit& exit, std::optional<int> code_of_tessera) {
   return fmt::format("exit code {} ({})", exit.code(), meaning);
 }
 
+bool fails_again(int code) {
+  for (const ExitCode lasting : {ExitCode::kUsage, ExitCode::kNoInput, ExitCode::kPermission, ExitCode::kConfig})
+    if (code == static_cast<int>(lasting)) return true;
+  return false;
+}
+
 std::string failure_report(const std::vector<RankRecord>& records, const RankRecord& cause) {
   constexpr const char* kRule = "------------------------------------------------------------------------\n";
   std::string text = kRule;
@@ -167,12 +173,6 @@ void read_error_file(const std::string& path, RankRecord& record) {
   const auto since_epoch = std::chrono::seconds(info.st_mtim.tv_sec) + std::chrono::nanoseconds(info.st_mtim.tv_nsec);
   record.message_time = std::chrono::system_clock::time_point(
       std::chrono::duration_cast<std::chrono::system_clock::duration>(since_epoch));
-}
-
-bool fails_again(int code) {
-  for (const ExitCode lasting : {ExitCode::kUsage, ExitCode::kNoInput, ExitCode::kPermission, ExitCode::kConfig})
-    if (code == static_cast<int>(lasting)) return true;
-  return false;
 }
 
 std::optional<std::int64_t> memory_limit_bytes() {

@@ -62,6 +62,14 @@ absl::Status Supervisor::start_all() {
 absl::Status Supervisor::make_hosts() {
   RankListener& listener = *this;
   const int here = options_.hosts.empty() ? options_.ranks : options_.hosts.front().slots;
+  for (int i = 0; i < options_.workers.most; ++i) {  // each may be started again by itself
+    hosts_.push_back(std::make_unique<LocalRanks>(options_, job_, LocalRanks::Range{i, 1}, guard_, mask_, listener));
+    add_ranks(hosts_.back().get(), 1, "");
+  }
+  if (has_workers()) {
+    add_servers();
+    return absl::OkStatus();
+  }
   hosts_.push_back(std::make_unique<LocalRanks>(options_, job_, LocalRanks::Range{0, here}, guard_, mask_, listener));
   add_ranks(hosts_.back().get(), here, options_.hosts.size() > 1 ? options_.hosts.front().name : "");
   for (std::size_t i = 1; i < options_.hosts.size(); ++i) {
@@ -111,34 +119,79 @@ void Supervisor::start_servers_again() {
       rank.gone = true;
       continue;
     }
-    std::unique_ptr<HostRanks> host = make_server(i, number);
-    RankRecord before = std::exchange(rank.record, {});
-    rank.record.rank = number;
-    rank.record.host = before.host;
-    if (const absl::Status status = host->start(); !status.ok()) {
-      write_all(options_.stderr_fd, fmt::format("tessera launch: {}: {}\n", before.host, message_of(status)));
-      rank.record = std::move(before);
-      rank.gone = true;
-      raise_urgency(Urgency::kGrace);
-      continue;
-    }
     ++rank.starts;
-    rank.ended = false;
-    const auto old = std::ranges::find_if(hosts_, [&](const auto& each) { return each.get() == rank.host; });
-    rank.host = host.get();
-    *old = std::move(host);
+    if (start_anew(rank, make_server(i, number))) continue;
+    rank.gone = true;
+    raise_urgency(Urgency::kGrace);
   }
+}
+
+/// Starts what has gone, by `host`. Returns whether it runs.
+bool Supervisor::start_anew(Rank& rank, std::unique_ptr<HostRanks> host) {
+  RankRecord before = std::exchange(rank.record, RankRecord{});
+  rank.record.rank = before.rank;
+  rank.record.host = before.host;
+  if (const absl::Status status = host->start(); !status.ok()) {
+    write_all(options_.stderr_fd, "tessera launch: " + message_of(status) + "\n");
+    rank.record = std::move(before);
+    return false;
+  }
+  rank.ended = rank.gone = false;
+  const auto old = std::ranges::find_if(hosts_, [&](const auto& each) { return each.get() == rank.host; });
+  rank.host = host.get();
+  *old = std::move(host);
+  return true;
 }
 
 void Supervisor::add_ranks(HostRanks* host, int count, const std::string& host_name) {
   for (int i = 0; i < count; ++i) {
     const int number = static_cast<int>(ranks_.size());
-    const std::string prefix = options_.prefix ? fmt::format("[rank {}] ", number) : "";
+    const std::string prefix = options_.prefix ? fmt::format("[{} {}] ", word_of_rank(), number) : "";
     Rank rank{host, LineForwarder(options_.stdout_fd, prefix), LineForwarder(options_.stderr_fd, prefix), {}};
     rank.record.rank = number;
     rank.record.host = host_name;
     ranks_.push_back(std::move(rank));
   }
+}
+
+const char* Supervisor::word_of_rank() const { return has_workers() ? "worker" : "rank"; }
+
+/// Looks at the workers that have gone. Starts some anew, and ends the job where too few are left.
+void Supervisor::follow_workers() {
+  if (!has_workers() || urgency_ != Urgency::kNone || signals_taken_ > 0) return;
+  const auto workers = std::span(ranks_).first(static_cast<std::size_t>(options_.ranks));
+  // All steps are made where a worker has ended well.
+  const auto ended_well = [](const Rank& rank) { return rank.gone && !rank.record.exit.failed(); };
+  if (std::ranges::any_of(workers, ended_well)) return;
+  for (Rank& worker : workers)
+    if (worker.gone && restarts_ < options_.max_restarts && !fails_again(worker.record.exit.code())) restart(worker);
+  const auto there = std::ranges::count_if(workers, [](const Rank& rank) { return !rank.gone; });
+  if (there < options_.workers.least) raise_urgency(Urgency::kGrace);
+}
+
+void Supervisor::restart(Rank& worker) {
+  ++restarts_;
+  const int number = worker.record.rank;
+  write_all(options_.stderr_fd, fmt::format("tessera launch: restart {} of {}: worker {} begins anew\n", restarts_,
+                                            options_.max_restarts, number));
+  ::unlink(job_.error_file(number).c_str());
+  RankListener& listener = *this;
+  auto host = std::make_unique<LocalRanks>(options_, job_, LocalRanks::Range{number, 1}, guard_, mask_, listener);
+  if (!start_anew(worker, std::move(host))) return;
+  const std::string prefix = options_.prefix ? fmt::format("[worker {}] ", number) : "";
+  worker.out = LineForwarder(options_.stdout_fd, prefix);
+  worker.err = LineForwarder(options_.stderr_fd, prefix);
+}
+
+/// Ends the servers when no rank is left here. Workers of other launchers may still be there, if steps are made.
+void Supervisor::end_servers() {
+  const auto workers = std::span(ranks_).first(static_cast<std::size_t>(options_.ranks));
+  if (servers_.empty() || !std::ranges::all_of(workers, &Rank::gone)) return;
+  const bool have_trained = std::ranges::any_of(workers, [](const Rank& rank) { return !rank.record.exit.failed(); });
+  if (!has_workers() || !have_trained || signals_taken_ > 0) return raise_urgency(Urgency::kTerm);
+  if (std::exchange(servers_end_, true)) return;
+  for (const Rank& rank : ranks_)
+    if (is_server(rank.record.rank) && !rank.gone) send(rank, SIGUSR1);
 }
 
 absl::Status Supervisor::wait_for(HostRanks::Phase phase) {
@@ -159,8 +212,8 @@ std::vector<RankRecord> Supervisor::wait_all() {
   while (!std::ranges::all_of(ranks_, [](const Rank& rank) { return rank.gone; })) {
     poll_once();
     start_servers_again();
-    const auto workers = std::span(ranks_).first(static_cast<std::size_t>(options_.ranks));
-    if (!servers_.empty() && std::ranges::all_of(workers, &Rank::gone)) raise_urgency(Urgency::kTerm);
+    follow_workers();
+    end_servers();
     advance_urgency();
   }
   std::vector<RankRecord> records;
@@ -225,11 +278,11 @@ void Supervisor::on_exit(RankRecord record) {
                           explain(rank.record.exit, rank.record.code_of_tessera), options_.servers_state));
     return;
   }
-  const bool ends_others = servers_.empty() || is_server(rank.record.rank);
+  const bool ends_others = is_server(rank.record.rank) || (servers_.empty() && !has_workers());
   if (ends_others && (rank.record.exit.failed() || is_server(rank.record.rank))) raise_urgency(Urgency::kGrace);
   if (!ends_others && rank.record.exit.failed() && urgency_ == Urgency::kNone)
     write_all(options_.stderr_fd,
-              fmt::format("tessera launch: rank {} has ended: {}; the others go on\n", rank.record.rank,
+              fmt::format("tessera launch: {} {} has ended: {}; the others go on\n", word_of_rank(), rank.record.rank,
                           explain(rank.record.exit, rank.record.code_of_tessera)));
 }
 

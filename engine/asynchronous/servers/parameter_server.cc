@@ -133,8 +133,7 @@ absl::Status ParameterServer::hear_secret(Connection& connection) {
   return send_kind(MessageKind::kDone, link);
 }
 
-/// Returns the job that the worker joins, or null where the worker has to ask again.
-absl::StatusOr<std::shared_ptr<ServedJob>> ParameterServer::join(const MessageHead& head, Connection& connection) {
+absl::StatusOr<ParameterServer::Joined> ParameterServer::join(const MessageHead& head, Connection& connection) {
   ServerLink& link = connection.link;
   if (head.kind != MessageKind::kJoin || head.bytes > kMostDefinition)
     return make_error(ExitCode::kPeerLost,
@@ -143,7 +142,8 @@ absl::StatusOr<std::shared_ptr<ServedJob>> ParameterServer::join(const MessageHe
   TESSERA_RETURN_IF_ERROR(link.receive(std::as_writable_bytes(std::span(definition)), kStandstill));
   const MutexLock lock(mutex_);
   if (job_ && ServedJob::run_of(job_->definition()) != ServedJob::run_of(definition)) {
-    if (!job_->is_empty()) return std::shared_ptr<ServedJob>();  // workers of the run before are still leaving
+    // Workers of the run before are still leaving, or it is one that lasts.
+    if (job_->members().lasts() || !job_->members().is_empty()) return Joined();
     job_.reset();
   }
   if (!job_) {
@@ -162,25 +162,29 @@ absl::StatusOr<std::shared_ptr<ServedJob>> ParameterServer::join(const MessageHe
         ExitCode::kConfig,
         "another worker of this run has other shards here. [T0962] hint: all ranks need the same model, strategy "
         "and TESSERA_SERVERS, in the same order");
-  TESSERA_RETURN_IF_ERROR(job_->join(static_cast<int>(head.first)));
-  return job_;
+  TESSERA_ASSIGN_OR_RETURN(const auto place, job_->members().join(static_cast<int>(head.first)));
+  return place ? Joined{job_, *place} : Joined();
+}
+
+bool ParameterServer::is_idle() const {
+  const MutexLock lock(mutex_);
+  return !job_ || job_->members().is_empty();
 }
 
 void ParameterServer::drop_if_empty(const std::shared_ptr<ServedJob>& job) {
   const MutexLock lock(mutex_);
-  if (job_ == job && job->is_empty()) job_.reset();
+  if (job_ == job && !job->members().lasts() && job->members().is_empty()) job_.reset();
 }
 
 void ParameterServer::serve(Connection& connection) {
   ServerLink& link = connection.link;
   if (!hear_secret(connection).ok()) return;
   std::shared_ptr<ServedJob> job;
-  int rank = 0;
+  JobMembers::Place place;
   std::int64_t life = 0;
   while (!job) {
     const auto head = link.receive_head(std::nullopt);
     if (!head.ok()) return;
-    rank = static_cast<int>(head->first);
     life = std::abs(std::max(head->second, -std::numeric_limits<std::int64_t>::max()));
     try {
       auto joined = join(*head, connection);
@@ -188,17 +192,22 @@ void ParameterServer::serve(Connection& connection) {
         link.refuse(joined.status(), kStandstill).IgnoreError();
         return;
       }
-      job = *std::move(joined);
+      job = joined->job;
+      place = joined->place;
     } catch (const std::exception& error) {  // there is no memory for the shards
       link.refuse(ExitCode::kOsResource, error.what(), kStandstill).IgnoreError();
       return;
     }
     MessageHead answer;
     answer.kind = job ? MessageKind::kDone : MessageKind::kBusy;
-    answer.shard = keep_ ? 1 : 0;
+    answer.shard = job && job->is_kept() ? 1 : 0;
+    answer.first = place.number;
+    answer.second = place.steps;
+    answer.turn = place.gives_values ? 1 : MessageHead::kNoTurn;
     if (!link.send(answer, {}, kStandstill).ok()) break;
   }
   if (!job) return;
+  const int rank = place.number;
   const auto is_gone = [&] { return is_ending_.load() || link.is_closed(); };
   absl::Status status;
   try {
@@ -213,7 +222,7 @@ void ParameterServer::serve(Connection& connection) {
   if (!is_ending_)
     log_info("parameter server " + listener_.address + ": rank " + std::to_string(rank) + " has gone (" +
              message_of(status) + ")");
-  job->leave(rank);
+  job->members().leave(rank);
   drop_if_empty(job);
 }
 

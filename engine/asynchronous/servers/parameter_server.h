@@ -18,7 +18,8 @@ namespace tessera {
 
 /// A parameter server ("sync": {"owners": "servers"}): a process, or threads of one, that owns shards and computes
 /// nothing but their updates. `tessera serve` makes one. It serves one run after another: a run begins when its first
-/// worker comes, and its shards are dropped when the last worker has gone.
+/// worker comes, and its shards are dropped when the last worker has gone. A run whose workers come and go
+/// ("sync.elastic") lasts as long as the server.
 ///
 /// Each worker has a connection and a thread of its own here, so the end of a worker is noticed at once, and touches
 /// nobody else. A push is applied only once all of it has come: a worker that is killed amid one has pushed nothing.
@@ -39,6 +40,8 @@ class ParameterServer {
 
   /// Returns where it listens, as workers connect to it.
   const std::string& address() const { return listener_.address; }
+  /// Returns whether no worker is there.
+  bool is_idle() const;
 
  private:
   struct Connection {
@@ -57,14 +60,19 @@ class ParameterServer {
   bool has_place_for_stranger() const;
   void serve(Connection& connection);
   absl::Status hear_secret(Connection& connection);
-  absl::StatusOr<std::shared_ptr<ServedJob>> join(const MessageHead& head, Connection& connection);
+  /// The run that a worker has joined, and its place in it.
+  struct Joined {
+    std::shared_ptr<ServedJob> job;  ///< null: the worker has to ask again
+    JobMembers::Place place;
+  };
+  absl::StatusOr<Joined> join(const MessageHead& head, Connection& connection);
   void drop_if_empty(const std::shared_ptr<ServedJob>& job);
 
   const ServerSocket listener_;
   const std::string secret_;
   const std::optional<KeepOptions> keep_;
   std::atomic<bool> is_ending_ = false;
-  Mutex mutex_;
+  mutable Mutex mutex_;
   std::shared_ptr<ServedJob> job_ ABSL_GUARDED_BY(mutex_);
   std::list<Connection> connections_;  ///< only the accepting thread, and the destructor after it, use this
   std::jthread accepting_;

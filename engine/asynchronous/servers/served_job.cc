@@ -23,10 +23,6 @@ absl::Status broken(const std::string& part) {
                                              ". [T0963] hint: run `tessera serve` of the workers' own version");
 }
 
-absl::Status gone() {
-  return make_error(ExitCode::kPeerLost, "the worker has gone. [T0964] hint: what it printed last says why");
-}
-
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<ServedJob>> ServedJob::make(const std::string& definition,
@@ -39,10 +35,7 @@ absl::StatusOr<std::unique_ptr<ServedJob>> ServedJob::make(const std::string& de
     TESSERA_ASSIGN_OR_RETURN(made->strategy_, parse_strategy(all.at("strategy"), "a worker's strategy"));
     const int server = all.at("server"), servers = all.at("servers"), ranks = all.at("ranks");
     if (ranks < 1 || servers < 1 || server < 0 || server >= servers) throw std::invalid_argument("numbers of servers");
-    {
-      const MutexLock lock(made->mutex_);
-      made->members_.resize(static_cast<std::size_t>(ranks));
-    }
+    made->members_ = std::make_unique<JobMembers>(made->strategy_.sync.is_elastic() ? 0 : ranks, made->limit_);
     for (const nlohmann::json& each : all.at("groups")) {
       const std::vector<std::int64_t> numels = each.at("numels"), options = each.at("options");
       if (numels.size() != options.size() || numels.empty()) throw std::invalid_argument("a group's parameters");
@@ -58,6 +51,10 @@ absl::StatusOr<std::unique_ptr<ServedJob>> ServedJob::make(const std::string& de
       }
     }
     made->place_all(server, servers);
+    if (keep && made->members_->is_elastic())
+      return make_error(ExitCode::kConfig,
+                        "a server that keeps its shards (--state) serves no workers that come and go (sync.elastic). "
+                        "hint: start servers without --state, or set \"elastic\": false");
     if (keep) TESSERA_RETURN_IF_ERROR(made->begin_keeping(*keep, server));
   } catch (const std::exception& error) {
     return make_error(ExitCode::kConfig, std::string("the definition of shards cannot be read: ") + error.what() +
@@ -96,69 +93,16 @@ void ServedJob::place_all(int server, int servers) {
   }
 }
 
-absl::Status ServedJob::join(int rank) {
-  const MutexLock lock(mutex_);
-  if (rank < 0 || static_cast<std::size_t>(rank) >= members_.size())
-    return make_error(ExitCode::kUsage,
-                      "the run has no rank " + std::to_string(rank) + ". [T0966] hint: start all ranks of a run alike");
-  Member& member = members_[static_cast<std::size_t>(rank)];
-  if (member.is_here)
-    return make_error(ExitCode::kUsage, "rank " + std::to_string(rank) +
-                                            " is there already. [T0967] hint: give each process a rank of its own");
-  member.is_here = true;
-  return absl::OkStatus();
-}
-
-void ServedJob::leave(int rank) {
-  const MutexLock lock(mutex_);
-  members_[static_cast<std::size_t>(rank)].is_here = false;
-  changed_.notify_all();
-}
-
-bool ServedJob::is_empty() const {
-  const MutexLock lock(mutex_);
-  return std::ranges::none_of(members_, &Member::is_here);
-}
-
 std::int64_t ServedJob::tick(std::int64_t seen) {
   const MutexLock lock(mutex_);
   clock_ = std::max(clock_, seen) + 1;
   return clock_;
 }
 
-void ServedJob::note(int rank, std::int64_t computed, std::int64_t pushed) {
-  const MutexLock lock(mutex_);
-  Member& member = members_[static_cast<std::size_t>(rank)];
-  member.computed = computed;
-  member.pushed = pushed;
-  changed_.notify_all();
-}
-
-absl::Status ServedJob::await(const std::function<bool(int rank, const Member& member)>& has_come, int rank,
-                              const std::function<bool()>& is_gone) {
-  const Clock::time_point deadline = Clock::now() + limit_;
-  const MutexLock lock(mutex_);
-  for (;;) {
-    int missing = -1;
-    for (int q = 0; q < static_cast<int>(members_.size()) && missing < 0; ++q) {
-      const Member& member = members_[static_cast<std::size_t>(q)];
-      if (q != rank && member.is_here && !has_come(q, member)) missing = q;
-    }
-    if (missing < 0) return absl::OkStatus();
-    if (is_gone()) return gone();
-    if (Clock::now() > deadline)
-      return make_error(ExitCode::kPeerLost,
-                        "timed out waiting for rank " + std::to_string(missing) +
-                            " (comm.timeout_s sets the limit). [T0968] hint: look for what stops that "
-                            "rank, or raise sync.max_staleness");
-    changed_.wait_until(mutex_, Clock::now() + kBetweenTurns);
-  }
-}
-
 absl::Status ServedJob::await_turn(Group& group, std::int64_t turn, const std::function<bool()>& is_gone) const {
   const Clock::time_point deadline = Clock::now() + limit_;
   while (turn >= 0 && group.played != turn) {
-    if (is_gone()) return gone();
+    if (is_gone()) return worker_gone();
     if (Clock::now() > deadline)
       return make_error(
           ExitCode::kPeerLost,
@@ -260,7 +204,7 @@ absl::Status ServedJob::await_kept(Group& group, std::int64_t lose, const std::f
       const MutexLock lock(keep_mutex_);
       if (!keep_failure_.ok()) return keep_failure_;
     }
-    if (is_gone()) return gone();
+    if (is_gone()) return worker_gone();
     group.saved.wait_until(group.mutex, Clock::now() + kBetweenTurns);
   }
   return absl::OkStatus();
@@ -342,15 +286,23 @@ absl::Status ServedJob::Worker::answer(const MessageHead& head, ServerLink& link
       return do_versions(head, link);
     case MessageKind::kNote:
       if (head.bytes != 0) return broken("a note");
-      job_.note(rank_, head.first, head.second);
+      job_.members_->note(rank_, head.first, head.second);
       return absl::OkStatus();
     case MessageKind::kAwaitSlowest:
     case MessageKind::kAwaitRound:
       return do_wait(head, link);
+    case MessageKind::kBegin:
+    case MessageKind::kTake:
+    case MessageKind::kHold:
+    case MessageKind::kRelease:
+      return do_elastic(head, link);
     case MessageKind::kReadCounts:
     case MessageKind::kWriteCounts:
+      if (head.kind == MessageKind::kWriteCounts && job_.members_->lasts()) return broken("it came after the start");
       return do_counts(head, link);
     case MessageKind::kWrite:
+      if (job_.members_->lasts()) return broken("it came after the start");
+      [[fallthrough]];
     case MessageKind::kReadStates:
       return do_range(head, link);
     default:
@@ -416,13 +368,14 @@ absl::Status ServedJob::Worker::do_push(const MessageHead& head, ServerLink& lin
     rule_.follow(options_);
   }
   MessageHead reply;
-  absl::Status status;
+  absl::Status status = job_.members_->begin_push(rank_, is_gone_);
+  if (!status.ok()) return link.refuse(status, job_.limit_);
   {
     const MutexLock lock(group.mutex);
     status = job_.await_turn(group, head.turn, is_gone_);
     group.last.resize(std::max(group.last.size(), static_cast<std::size_t>(rank_) + 1));
     LastPush& last = group.last[static_cast<std::size_t>(rank_)];
-    const bool is_repeated = last.life == life_ && head.second <= last.step;
+    const bool is_repeated = life_ > 0 && last.life == life_ && head.second <= last.step;
     if (is_repeated) reply.first = group.version - 1;  // it was applied before the connection broke
     if (status.ok() && !is_repeated) {
       const UpdateRates with{numbers.gradient_scale, numbers.clip_value, numbers.lr, numbers.is_first_of_run != 0};
@@ -444,17 +397,18 @@ absl::Status ServedJob::Worker::do_push(const MessageHead& head, ServerLink& lin
     }
     if (status.ok() && job_.kept_) status = job_.await_kept(group, job_.kept_->lose(), is_gone_);
   }
+  job_.members_->end_push();
   return status.ok() ? link.send(reply, {}, job_.limit_) : link.refuse(status, job_.limit_);
 }
 
 absl::Status ServedJob::Worker::do_wait(const MessageHead& head, ServerLink& link) {
   if (head.bytes != 0) return broken("a wait");
   const bool is_round = head.kind == MessageKind::kAwaitRound;
-  const auto has_come = [&](int q, const Member& member) {
+  const auto has_come = [&](int q, const JobMembers::Member& member) {
     if (!is_round) return member.pushed >= head.first;
     return member.computed >= head.first && (q > rank_ || member.pushed >= head.first);
   };
-  const absl::Status status = job_.await(has_come, rank_, is_gone_);
+  const absl::Status status = job_.members_->await(has_come, rank_, is_gone_);
   return status.ok() ? link.send(MessageHead{}, {}, job_.limit_) : link.refuse(status, job_.limit_);
 }
 
@@ -469,6 +423,33 @@ absl::Status ServedJob::Worker::do_versions(const MessageHead& head, ServerLink&
   MessageHead reply;
   reply.bytes = static_cast<std::int64_t>(versions.size() * sizeof(std::int64_t));
   return link.send(reply, std::as_bytes(std::span(versions)), job_.limit_);
+}
+
+/// Answers what only workers that come and go ask.
+absl::Status ServedJob::Worker::do_elastic(const MessageHead& head, ServerLink& link) {
+  JobMembers& members = *job_.members_;
+  if (head.bytes != 0 || !members.is_elastic()) return broken("what workers that come and go ask");
+  MessageHead reply;
+  absl::Status status;
+  if (head.kind == MessageKind::kTake) {
+    const auto dealt = members.deal(rank_, head.first);
+    status = dealt.status();
+    if (dealt.ok()) {
+      using Kind = JobMembers::Deal::Kind;
+      if (dealt->kind == Kind::kAskAgain) reply.kind = MessageKind::kBusy;
+      reply.first = dealt->kind == Kind::kOver       ? MessageHead::kOver
+                    : dealt->kind == Kind::kOwnFirst ? MessageHead::kOwnFirst
+                                                     : dealt->step;
+      reply.second = dealt->kind == Kind::kOver ? (dealt->finishes ? 1 : 0) : dealt->counted;
+    }
+  } else if (head.kind == MessageKind::kBegin) {
+    status = members.begin(rank_);
+  } else if (head.kind == MessageKind::kHold) {
+    status = members.hold(rank_, is_gone_);
+  } else {
+    members.release(rank_);
+  }
+  return status.ok() ? link.send(reply, {}, job_.limit_) : link.refuse(status, job_.limit_);
 }
 
 absl::Status ServedJob::Worker::do_counts(const MessageHead& head, ServerLink& link) {

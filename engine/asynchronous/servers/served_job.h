@@ -15,6 +15,7 @@
 #include <thread>
 #include <vector>
 
+#include "engine/asynchronous/servers/job_members.h"
 #include "engine/asynchronous/servers/kept_shards.h"
 #include "engine/asynchronous/servers/server_link.h"
 #include "engine/asynchronous/shard_update.h"
@@ -60,15 +61,14 @@ class ServedJob {
   ServedJob(const ServedJob&) = delete;
   ServedJob& operator=(const ServedJob&) = delete;
 
+  /// Returns whether shards outlive the server.
+  bool is_kept() const { return kept_ != nullptr; }
   /// Returns whether shards of this run were there.
   bool has_come_back() const { return has_come_back_; }
   const std::string& definition() const { return definition_; }
   std::int64_t bytes() const { return memory_.bytes(); }
 
-  /// Notes that a worker is there. Error: 64 for a rank that the run does not have, or that is there already.
-  absl::Status join(int rank);
-  void leave(int rank);
-  bool is_empty() const;
+  JobMembers& members() { return *members_; }
 
   /// What a worker's thread keeps from message to message. The job outlives it.
   class Worker {
@@ -88,6 +88,7 @@ class ServedJob {
     absl::Status do_stage(const MessageHead& head, ServerLink& link);
     absl::Status do_versions(const MessageHead& head, ServerLink& link);
     absl::Status do_wait(const MessageHead& head, ServerLink& link);
+    absl::Status do_elastic(const MessageHead& head, ServerLink& link);
     absl::Status do_counts(const MessageHead& head, ServerLink& link);
     absl::Status do_range(const MessageHead& head, ServerLink& link);
 
@@ -127,10 +128,6 @@ class ServedJob {
     std::int64_t changes ABSL_GUARDED_BY(mutex) = 0, kept ABSL_GUARDED_BY(mutex) = 0, wanted ABSL_GUARDED_BY(mutex) = 0;
     float* mean_squares = nullptr;
   };
-  struct Member {
-    bool is_here = false;
-    std::int64_t computed = 0, pushed = 0;
-  };
 
   ServedJob() = default;
   void place_all(int server, int servers);
@@ -152,9 +149,6 @@ class ServedJob {
   bool read_image(Group& group, std::span<const std::byte> image) ABSL_EXCLUSIVE_LOCKS_REQUIRED(group.mutex);
   /// Returns the number of the next event, which is larger than `seen` and than all before.
   std::int64_t tick(std::int64_t seen);
-  absl::Status await(const std::function<bool(int rank, const Member& member)>& has_come, int rank,
-                     const std::function<bool()>& is_gone);
-  void note(int rank, std::int64_t computed, std::int64_t pushed);
 
   std::string definition_;
   Strategy strategy_;
@@ -166,9 +160,8 @@ class ServedJob {
   std::int64_t elements_ = 0;  ///< those of all shards
   Arena memory_;
 
-  mutable Mutex mutex_;
-  CondVar changed_;  ///< `members_` has changed
-  std::vector<Member> members_ ABSL_GUARDED_BY(mutex_);
+  std::unique_ptr<JobMembers> members_;
+  Mutex mutex_;
   std::int64_t clock_ ABSL_GUARDED_BY(mutex_) = 0;
 
   std::unique_ptr<KeptShards> kept_;  ///< null where shards are not kept

@@ -104,10 +104,23 @@ void ServedShards::open_orders() {
 }
 
 void ServedShards::connect(const Strategy& strategy) {
+  if (config_.elastic && board_.size() != 1)
+    throw Error(ExitCode::kConfig,
+                "/sync/elastic: each worker that comes and goes is a job of one rank, and this job "
+                "has " +
+                    std::to_string(board_.size()) +
+                    ". hint: start workers by `tessera launch --workers 1:8 --servers 1`, or each "
+                    "without a launcher");
+  if (!config_.elastic && std::getenv("TESSERA_WORKER") != nullptr)
+    throw Error(ExitCode::kConfig,
+                "/sync/elastic: the launcher starts workers that come and go (TESSERA_WORKER), and the strategy has "
+                "ranks that stay. hint: set \"elastic\": true in \"sync\", or start ranks by -n");
   const std::string secret = variable("TESSERA_SERVERS_SECRET");
   std::array<char, ServedJob::kRunName> run{};
   std::random_device random;
-  if (board_.rank() == 0) {
+  if (config_.elastic) {
+    run.fill('-');  // all workers of such servers belong to one run
+  } else if (board_.rank() == 0) {
     for (char& letter : run) letter = "0123456789abcdef"[random() % 16];
   }
   throw_if_error(board_.group().broadcast("a run's name", run.data(), run.size(), 0).wait());
@@ -120,15 +133,31 @@ void ServedShards::connect(const Strategy& strategy) {
                              .name = there.name,
                              .secret = secret,
                              .definition = definition_for(server, std::string(run.data(), run.size()), strategy),
-                             .rank = board_.rank(),
+                             .rank = config_.elastic ? number_ : board_.rank(),
                              .life = life,
                              .limit = limit_,
                              // An order has no pushes that are lost.
                              .may_wait = config_.record_order.empty() && config_.play_order.empty()});
-    const auto joined = there.courier->start(deadline);
-    if (!joined.ok())
-      throw Error(exit_code_of(joined.status()),
-                  "rank " + std::to_string(board_.rank()) + ": " + message_of(joined.status()));
+    join(server, deadline);
+  }
+}
+
+/// A server is busy while workers of the run before are leaving, and server 0 of an elastic run while its first worker
+/// has not begun, which may take as long as reading a large file of weights.
+void ServedShards::join(int server, ServerLink::Clock::time_point deadline) {
+  const Server& there = servers_[static_cast<std::size_t>(server)];
+  const auto joined = there.courier->start(deadline, config_.elastic ? ServerLink::Clock::now() + limit_ : deadline);
+  if (config_.elastic && exit_code_of(joined.status()) == ExitCode::kUnavailable)
+    throw Error(ExitCode::kPeerLost,
+                there.name +
+                    ": timed out waiting for the first worker of the run, which has not begun (comm.timeout_s sets "
+                    "the limit), or the server serves another run. hint: look for what stops that worker, or start "
+                    "servers of this run's own");
+  if (!joined.ok()) throw Error(exit_code_of(joined.status()), self() + ": " + message_of(joined.status()));
+  if (config_.elastic && server == 0) {
+    number_ = static_cast<int>(joined->first);
+    board_.note_pushed(joined->second);
+    gives_values_ = joined->turn == 1;
   }
 }
 
@@ -154,6 +183,57 @@ std::string ServedShards::definition_for(int server, const std::string& run, con
                              {"options", options}});
   }
   return run + all.dump();
+}
+
+std::string ServedShards::self() const {
+  if (config_.elastic) return number_ == JobMembers::kAnyNumber ? "a worker" : "worker " + std::to_string(number_);
+  return "rank " + std::to_string(board_.rank()) + "/" + std::to_string(board_.size());
+}
+
+void ServedShards::tell_all(MessageKind kind, const char* operation) {
+  for (int server = servers() - 1; server >= 0; --server) {
+    MessageHead head;
+    head.kind = kind;
+    ask(server, head, {});
+    hear(server, operation);
+  }
+}
+
+/// Server 0, which says who gives values, hears it last: then all servers have them.
+void ServedShards::begin() {
+  if (!config_.elastic || std::exchange(has_begun_, true)) return;
+  if (gives_values_) tell_all(MessageKind::kBegin, "start");
+}
+
+std::optional<std::int64_t> ServedShards::steps_of_all() const {
+  return config_.elastic ? std::optional(newest_) : std::nullopt;
+}
+
+std::optional<std::int64_t> ServedShards::take_step(std::int64_t steps) {
+  begin();
+  settle();
+  const auto deadline = ServerLink::Clock::now() + limit_;
+  for (milliseconds pause(5);; pause = std::min(2 * pause, milliseconds(200))) {
+    MessageHead head;
+    head.kind = MessageKind::kTake;
+    head.first = steps;
+    ask(0, head, {});
+    const MessageHead reply = hear(0, "data");
+    if (reply.kind == MessageKind::kDone) {
+      is_over_ = reply.first == MessageHead::kOver;
+      finishes_ = is_over_ && reply.second == 1;
+      if (is_over_) copy(0, groups_.size(), MessageKind::kCopy);  // nobody pushes any more
+      if (reply.first < 0) return std::nullopt;
+      board_.note_pushed(reply.second);
+      return reply.first;
+    }
+    if (ServerLink::Clock::now() > deadline)
+      throw Error(ExitCode::kPeerLost,
+                  self() +
+                      " data: timed out waiting for the steps that other workers have not made (comm.timeout_s "
+                      "sets the limit). hint: look for what stops the other workers");
+    std::this_thread::sleep_for(pause);
+  }
 }
 
 std::size_t ServedShards::shard_of(std::size_t group, int server) const {
@@ -189,9 +269,7 @@ MessageHead ServedShards::hear(int server, const char* operation) {
     // Nobody hears the other answers, so the next question's is the oldest again.
     for (Server& each : servers_) each.asked.clear();
     ahead_.reset();
-    throw Error(exit_code_of(ticket->status), "rank " + std::to_string(board_.rank()) + "/" +
-                                                  std::to_string(board_.size()) + " " + operation + ": " +
-                                                  message_of(ticket->status));
+    throw Error(exit_code_of(ticket->status), self() + " " + operation + ": " + message_of(ticket->status));
   }
   clock_ = std::max(clock_, ticket->reply.clock);
   return ticket->reply;
@@ -213,6 +291,7 @@ std::int64_t ServedShards::next_turn(std::size_t group, int server, bool is_push
 /// Servers count events each for itself, above all that a worker has seen. So numbers order the events of a shard, and
 /// those of a rank at one server.
 void ServedShards::note(std::size_t group, int server, bool is_push, const MessageHead& reply) {
+  newest_ = std::max(newest_, reply.first + (is_push ? 1 : 0));
   if (!writer_) return;
   const std::size_t index = shard_of(group, server);
   writer_->add({.number = reply.clock * servers() + server,
@@ -273,6 +352,7 @@ void ServedShards::settle() {
 
 /// The unit that was pulled next in the step before is asked for too, so that it comes while this one computes.
 void ServedShards::pull_unit(const Unit& unit) {
+  begin();
   const auto index = static_cast<std::size_t>(unit.index);
   const bool is_coming = ahead_ == index;
   if (is_coming) {
@@ -302,9 +382,8 @@ void ServedShards::wait_for_slowest() {
   waited_for_ = step();
 }
 
-/// Server 0 knows how far each rank is. An order that is played already contains the effect of such waits.
+/// Server 0 knows how far each rank is.
 void ServedShards::tell_steps(std::int64_t computed, std::int64_t pushed) {
-  if (!config_.max_staleness || !turns_.empty()) return;
   ServerQuestion note;
   note.head.kind = MessageKind::kNote;
   note.head.first = computed;
@@ -312,9 +391,11 @@ void ServedShards::tell_steps(std::int64_t computed, std::int64_t pushed) {
   tell(0, std::move(note));
 }
 
+/// An order that is played already contains the effect of such waits.
 void ServedShards::wait_for_turn_of_round() {
+  if (!config_.max_staleness || !turns_.empty()) return;
   tell_steps(step(), step() - 1);
-  if (!turns_.empty() || config_.max_staleness != 0) return;
+  if (*config_.max_staleness != 0) return;
   MessageHead head;
   head.kind = MessageKind::kAwaitRound;
   head.first = step();
@@ -323,7 +404,7 @@ void ServedShards::wait_for_turn_of_round() {
 }
 
 void ServedShards::end_step() {
-  tell_steps(step(), step());
+  if (config_.elastic || (config_.max_staleness && turns_.empty())) tell_steps(step(), step());
   for (const Server& server : servers_) server.courier->forget_staged();
   std::ranges::fill(is_staged_, char{0});
   order_before_.swap(order_);
@@ -334,6 +415,7 @@ void ServedShards::end_step() {
 
 void ServedShards::skip() {
   settle();
+  begin();
   wait_for_turn_of_round();
   end_step();
 }
@@ -362,6 +444,7 @@ void ServedShards::reduced(const Unit& unit) {
 GradientAges ServedShards::push(const ElementUpdate&, const PushRates& with) {
   const Span span("push", {}, &push_wait_seconds_);
   settle();
+  begin();
   wait_for_turn_of_round();
   GradientAges ages;
   std::vector<std::size_t> pushed;
@@ -413,9 +496,21 @@ void ServedShards::end_push(std::size_t index, GradientAges& ages) {
   }
 }
 
-/// Each rank gives the servers its own part, values and states.
 void ServedShards::adopt() {
   settle();
+  if (has_begun_)
+    throw Error(ExitCode::kUsage,
+                self() +
+                    ": parameters were written after training has begun, and other workers train them (\"sync\" "
+                    "elastic). hint: load and write values before the first step");
+  if (gives_values_) write_values();
+  board_.meet("asynchronous values");
+  copy(0, groups_.size(), MessageKind::kCopy);
+  board_.meet("asynchronous values");
+}
+
+/// Each rank gives the servers its own part, values and states.
+void ServedShards::write_values() {
   for (std::size_t i = 0; i < groups_.size(); ++i) {
     const FlatGroup& flat = *groups_[i].flat;
     for (int server = 0; server < servers(); ++server) {
@@ -438,18 +533,24 @@ void ServedShards::adopt() {
       hear(server, "first values");
     }
   }
-  board_.meet("asynchronous values");
-  copy(0, groups_.size(), MessageKind::kCopy);
-  board_.meet("asynchronous values");
 }
 
 void ServedShards::bring_together() {
   settle();
   board_.meet("asynchronous ranks come together");
+  // Workers that come and go do not meet, so they wait with their pushes.
+  if (config_.elastic) tell_all(MessageKind::kHold, "states");
   for (std::size_t unit = 0; unit + 1 < first_group_.size(); ++unit) {
     take_as_fresh(unit);
     copy(first_group_[unit], first_group_[unit + 1], MessageKind::kPull);
   }
+  fetch_states();
+  if (config_.elastic) tell_all(MessageKind::kRelease, "states");
+  board_.meet("asynchronous ranks come together");
+}
+
+/// Fetches the states and counts of this rank's own part. Nobody pushes meanwhile.
+void ServedShards::fetch_states() {
   for (std::size_t i = 0; i < groups_.size(); ++i) {
     Group& group = groups_[i];
     const FlatGroup& flat = *group.flat;
@@ -475,11 +576,11 @@ void ServedShards::bring_together() {
     ask(servers() - 1, std::move(question));
     hear(servers() - 1, "counts");
   }
-  board_.meet("asynchronous ranks come together");
 }
 
 void ServedShards::share_counts() {
-  for (std::size_t i = 0; i < groups_.size() && board_.rank() == 0; ++i) {
+  const bool writes = board_.rank() == 0 && gives_values_ && !has_begun_;
+  for (std::size_t i = 0; i < groups_.size() && writes; ++i) {
     for (int server = 0; server < servers(); ++server) {
       MessageHead head;
       head.kind = MessageKind::kWriteCounts;
@@ -493,7 +594,7 @@ void ServedShards::share_counts() {
 
 void ServedShards::take_newest() {
   settle();
-  copy(0, groups_.size(), MessageKind::kCopy);
+  if (!is_over_) copy(0, groups_.size(), MessageKind::kCopy);
 }
 
 }  // namespace tessera

@@ -14,6 +14,7 @@
 
 #include "engine/asynchronous/pulled_parameters.h"
 #include "engine/asynchronous/push_order.h"
+#include "engine/asynchronous/servers/job_members.h"
 #include "engine/asynchronous/servers/server_courier.h"
 #include "engine/asynchronous/servers/server_link.h"
 #include "sharding/arena.h"
@@ -37,6 +38,10 @@ namespace tessera {
 /// | shards: values, states, version, counts| the servers'  | pushes                                                 |
 /// | FlatGroup::full, what this rank pulled | this rank's   | `pull`, at most once a step                            |
 /// | states and counts of the rank's part   | this rank's   | `bring_together`, which fetches them for a checkpoint  |
+///
+/// Where workers come and go ("sync.elastic"), this rank is a job of its own. The first worker gives the servers its
+/// values, up to its first pull; what the program of a later one sets up to there, such as weights from a file, is
+/// replaced by the servers' values. Then no program writes parameters any more.
 ///
 /// The environment names the servers (TESSERA_SERVERS, TESSERA_SERVERS_SECRET). The thread that trains calls all of it.
 /// A server that keeps its shards beyond its end is waited for, for comm.timeout_s. Throws tessera::Error: 75 where a
@@ -62,6 +67,15 @@ class ServedShards final : public PulledParameters {
   void share_counts() override;
   void take_newest() override;
   std::span<std::int64_t> counts(const FlatGroup& group) override;
+  std::optional<std::int64_t> steps_of_all() const override;
+
+  /// Returns the number of the step that this worker makes next, of `steps` that all workers make together
+  /// (Engine::take_step); nothing where all are made, or where the last ones are this worker's own. REQUIRES:
+  /// sync.elastic.
+  std::optional<std::int64_t> take_step(std::int64_t steps);
+  /// Return whether all steps are made, and whether this worker is the one that writes the results.
+  bool is_over() const { return is_over_; }
+  bool finishes() const { return finishes_; }
 
  private:
   struct Server {
@@ -82,6 +96,14 @@ class ServedShards final : public PulledParameters {
   OrderParties parties() const { return {board_.size(), "servers", servers()}; }
   void pull_unit(const Unit& unit) override;
   void connect(const Strategy& strategy);
+  void join(int server, ServerLink::Clock::time_point deadline);
+  /// Lets other workers begin with the values that this one has given.
+  void begin();
+  void write_values();
+  void fetch_states();
+  /// Asks each server `kind`, and waits for its answer.
+  void tell_all(MessageKind kind, const char* operation);
+  std::string self() const;
   std::string definition_for(int server, const std::string& run, const Strategy& strategy) const;
   void place(FlatGroup& group, const MemoryPlan& plan);
   void open_orders();
@@ -127,7 +149,12 @@ class ServedShards final : public PulledParameters {
   std::vector<std::vector<ShardTurn>> turns_;      ///< [shard]; empty where no order is played
   std::vector<std::size_t> next_turns_;            ///< [shard]: where the search for this rank's next turn begins
   std::optional<OrderWriter> writer_;
-  std::int64_t clock_ = 0;       ///< the largest number of an event that this rank knows
+  std::int64_t clock_ = 0;   ///< the largest number of an event that this rank knows
+  std::int64_t newest_ = 0;  ///< the largest number of pushes that a shard had had when this rank pulled it or pushed
+  // These are about workers that come and go.
+  int number_ = JobMembers::kAnyNumber;
+  bool gives_values_ = true;  ///< whether `adopt` gives values, and does not take them
+  bool has_begun_ = false, is_over_ = false, finishes_ = false;
   std::vector<Server> servers_;  // their threads use the members above, so it is destroyed first
 };
 

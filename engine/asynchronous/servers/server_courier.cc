@@ -59,9 +59,9 @@ void ServerCourier::wake() const {
   [[maybe_unused]] const ssize_t written = ::write(wake_, &one, sizeof one);
 }
 
-absl::StatusOr<MessageHead> ServerCourier::start(Clock::time_point deadline) {
+absl::StatusOr<MessageHead> ServerCourier::start(Clock::time_point deadline, Clock::time_point busy_until) {
   if (wake_ < 0) return make_error(ExitCode::kOsResource, "no descriptor to wake a thread: " + reason_of(errno));
-  auto answer = enter(deadline, /*returns=*/false);
+  auto answer = enter(deadline, busy_until, /*returns=*/false);
   const std::string text = message_of(answer.status());
   if (exit_code_of(answer.status()) == ExitCode::kPeerLost && !text.starts_with(visit_.name))
     return make_error(ExitCode::kPeerLost, visit_.name + " is lost: " + text);
@@ -70,7 +70,8 @@ absl::StatusOr<MessageHead> ServerCourier::start(Clock::time_point deadline) {
 }
 
 /// Connects and says the secret, and joins. `returns`: this worker was in the run before.
-absl::StatusOr<MessageHead> ServerCourier::enter(Clock::time_point deadline, bool returns) {
+absl::StatusOr<MessageHead> ServerCourier::enter(Clock::time_point deadline, Clock::time_point busy_until,
+                                                 bool returns) {
   auto made = ServerLink::connect(visit_.address, deadline);
   if (!made.ok() && exit_code_of(made.status()) == ExitCode::kConfig) return made.status();
   if (!made.ok()) return make_error(ExitCode::kPeerLost, visit_.name + ": " + message_of(made.status()));
@@ -85,11 +86,11 @@ absl::StatusOr<MessageHead> ServerCourier::enter(Clock::time_point deadline, boo
   TESSERA_RETURN_IF_ERROR(link_->send(head, std::as_bytes(std::span(visit_.secret)), visit_.limit));
   TESSERA_ASSIGN_OR_RETURN(const MessageHead answer, link_->receive_head(visit_.limit));
   if (answer.kind == MessageKind::kRefused) return refused(answer);
-  return join(deadline, returns);
+  return join(busy_until, returns);
 }
 
 /// A server is busy while workers of the run before are leaving.
-absl::StatusOr<MessageHead> ServerCourier::join(Clock::time_point deadline, bool returns) {
+absl::StatusOr<MessageHead> ServerCourier::join(Clock::time_point busy_until, bool returns) {
   for (;;) {
     MessageHead head;
     head.kind = MessageKind::kJoin;
@@ -103,7 +104,7 @@ absl::StatusOr<MessageHead> ServerCourier::join(Clock::time_point deadline, bool
       comes_back_ = visit_.may_wait && answer.shard != 0;
       return answer;
     }
-    if (Clock::now() > deadline)
+    if (Clock::now() > busy_until)
       return make_error(ExitCode::kUnavailable,
                         visit_.name +
                             " still serves another run. [T0972] hint: end that run, or start servers of this run's "
@@ -331,7 +332,8 @@ absl::Status ServerCourier::come_back(const absl::Status& why) {
               std::to_string(visit_.limit.count() / 1000) + " s");
   const Clock::time_point deadline = Clock::now() + visit_.limit;
   for (;;) {
-    absl::Status status = enter(std::min(deadline, Clock::now() + kOneTry), /*returns=*/true).status();
+    const Clock::time_point end = std::min(deadline, Clock::now() + kOneTry);
+    absl::Status status = enter(end, end, /*returns=*/true).status();
     if (status.ok()) status = count_lost();
     if (status.ok()) break;
     const ExitCode code = exit_code_of(status);  // 64: the thread of the lost connection has not ended there yet

@@ -69,9 +69,9 @@ class ServerCourier {
   ServerCourier& operator=(const ServerCourier&) = delete;
 
   /// Connects, says the secret, joins the run and starts the thread. Returns the answer to the join. The errors name the
-  /// server: 78 for a text that is no address, 75 where it is not reached, 69 where it serves another run until
-  /// `deadline`, and what it refuses.
-  absl::StatusOr<MessageHead> start(Clock::time_point deadline);
+  /// server: 78 for a text that is no address, 75 where it is not reached by `deadline`, 69 where it is busy until
+  /// `busy_until`, and what it refuses.
+  absl::StatusOr<MessageHead> start(Clock::time_point deadline, Clock::time_point busy_until);
 
   /// Takes a question, and returns at once.
   Ticket send(ServerQuestion question);
@@ -83,8 +83,8 @@ class ServerCourier {
   std::int64_t lost_pushes() const { return lost_pushes_.load(); }
 
  private:
-  absl::StatusOr<MessageHead> enter(Clock::time_point deadline, bool returns);
-  absl::StatusOr<MessageHead> join(Clock::time_point deadline, bool returns);
+  absl::StatusOr<MessageHead> enter(Clock::time_point deadline, Clock::time_point busy_until, bool returns);
+  absl::StatusOr<MessageHead> join(Clock::time_point busy_until, bool returns);
   absl::Status refused(const MessageHead& head);
   void run();
   absl::Status move_bytes();

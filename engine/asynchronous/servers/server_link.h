@@ -36,11 +36,20 @@ namespace tessera {
 /// | kNote         | steps computed, pushed  |                                        | (no answer)        |
 /// | kAwaitSlowest | steps                   |                                        |                    |
 /// | kAwaitRound   | step                    |                                        |                    |
+/// | kBegin        |                         |                                        |                    |
+/// | kTake         | steps in all            |                                        |                    |
+/// | kHold         |                         |                                        |                    |
+/// | kRelease      |                         |                                        |                    |
 ///
-/// kDone for a pull, copy or push has the shard's version before it in `first`. For a join it has 1 in `shard` if the
-/// server comes back after its end (KeptShards). kRefused has an exit code in `first` and a text as its payload. kCopy is a
-/// pull that no order has. The life of a worker is a number above 0 that no other worker of its rank has; it is negative
-/// where the worker was in the run before, and has lost its connection.
+/// kDone for a pull, copy or push has the shard's version before it in `first`. kRefused has an exit code in `first`
+/// and a text as its payload. kCopy is a pull that no order has. The life of a worker is a number above 0 that no other
+/// worker of its rank has; it is negative where the worker was in the run before, and has lost its connection.
+///
+/// The last four are for workers that come and go (JobMembers). kDone for kTake has in `first` the step, and in
+/// `second` the worker's count of steps from there on; or kOver, and 1 for the worker that finishes; or kOwnFirst.
+/// kDone for kJoin has the worker's number in `first`, its count of steps in `second`, in `turn` 1 for the worker that
+/// gives the first values, and in `shard` 1 if the server comes back after its end (KeptShards). kBusy wants the same
+/// question again, a little later.
 enum class MessageKind : std::uint32_t {
   kSecret = 1,
   kJoin,
@@ -57,6 +66,10 @@ enum class MessageKind : std::uint32_t {
   kNote,
   kAwaitSlowest,
   kAwaitRound,
+  kBegin,
+  kTake,
+  kHold,
+  kRelease,
   kDone,
   kBusy,
   kRefused
@@ -66,6 +79,7 @@ enum class MessageKind : std::uint32_t {
 struct MessageHead {
   static constexpr std::uint32_t kMagic = 0x31767354;  ///< "Tsv1"
   static constexpr std::int64_t kNoTurn = -1;
+  static constexpr std::int64_t kOver = -1, kOwnFirst = -2;  ///< answers to kTake
 
   std::uint32_t magic = kMagic;
   MessageKind kind = MessageKind::kDone;

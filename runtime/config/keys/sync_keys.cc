@@ -15,6 +15,11 @@ Condition when_asynchronous() {
           }};
 }
 
+Condition with_servers() {
+  return {
+      "sync.owners servers", {"/sync/type", "/sync/owners"}, [](const Strategy& s) { return s.sync.has_servers(); }};
+}
+
 Condition with_adaptive_lambda() {
   return {"sync.delay_compensation.adaptive true", {"/sync/delay_compensation/adaptive"}, [](const Strategy& s) {
             return s.sync.asynchronous.delay_compensation.adaptive;
@@ -149,6 +154,17 @@ std::vector<StrategyKey> sync_keys() {
                "over the network, behind backward and forward; with delay_compensation.lambda parameters go both ways. A "
                "server has 4 bytes for each of its master weights, and as much a state.",
        .only_if = when_asynchronous()},
+      {.pointer = "/sync/elastic",
+       .field = boolean_field(AT(sync.asynchronous.elastic)),
+       .default_json = "false",
+       .example_json = "true",
+       .doc =
+           "Workers join and leave a run that goes on. Each is a job of one rank (`tessera launch --workers 1:8`), and "
+           "takes the values that the servers have. Server 0 deals the steps' data out, and that of a worker that "
+           "ended again (Engine::take_step). The servers end the run, not its last worker.",
+       .cost = "A question to server 0 in each step. A worker that ends amid a push has pushed a part of its step, and "
+               "another worker makes the step again.",
+       .only_if = with_servers()},
       {.pointer = "/sync/scale",
        .field = choice_field(AT(sync.asynchronous.scale), age_scales()),
        .default_json = R"("none")",

@@ -16,6 +16,7 @@
 #include <fstream>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <span>
 #include <string>
 #include <thread>
@@ -27,6 +28,7 @@
 #include "engine/asynchronous/servers/server_link.h"
 #include "engine/step/agree/learning_rates.h"
 #include "engine/step/agree/update_options.h"
+#include "runtime/base/status.h"
 #include "runtime/border/throw.h"
 #include "runtime/comm/mesh_groups.h"
 #include "tessera/checkpoint.h"
@@ -267,6 +269,242 @@ TEST(Servers, KilledRankOnAnotherHostStopsNobody) {
   }
 }
 
+Strategy elastic(const Adjust& adjust = nullptr) {
+  Strategy strategy = served(adjust);
+  strategy.sync.asynchronous.elastic = true;
+  return strategy;
+}
+
+/// Names a server at a port of this host, which may start later, while this object lives.
+struct NamedServer {
+  NamedServer() {
+    setenv("TESSERA_SERVERS", address.c_str(), 1);
+    setenv("TESSERA_SERVERS_SECRET", kSecret, 1);
+  }
+  ~NamedServer() {
+    unsetenv("TESSERA_SERVERS");
+    unsetenv("TESSERA_SERVERS_SECRET");
+  }
+  const std::string address = "127.0.0.1:" + std::to_string(free_port());
+};
+
+// Worker 0 trains, worker 1 joins when steps were made, and worker 2 is killed while it has a step.
+TEST(Servers, WorkersJoinLateAndAreKilledAndEachStepIsMadeOnce) {
+  constexpr std::int64_t kSteps = 24;
+  for (const Adjust& adjust : {Adjust(sgd), Adjust([](Strategy& s) { s.sync.asynchronous.max_staleness = 1; })}) {
+    const NamedServer named;
+    const int port = free_port();
+    ForkedRanks workers(3, [&](int worker, KeyValueStore& store) -> absl::Status {
+      const auto hear = [&](const char* what) { return store.get(what, std::chrono::seconds(60)).status(); };
+      join_as(0, 1, port, /*hosts=*/1);
+      at::set_num_threads(1);
+      const Strategy strategy = elastic(adjust);
+      const Mesh mesh = init(strategy);
+      if (worker == 1) TESSERA_RETURN_IF_ERROR(hear("steps were made"));
+      Session session(mesh, strategy);
+      if (worker == 1) TESSERA_RETURN_IF_ERROR(store.set("joined", ""));
+      std::int64_t made = 0;
+      while (const auto step = session.engine.take_step(kSteps)) {
+        if (worker == 2 && made == 1) {
+          TESSERA_RETURN_IF_ERROR(store.set("holds a step", ""));
+          ::raise(SIGKILL);
+        }
+        session.train(static_cast<std::size_t>(*step));
+        if (worker == 1 && made == 0) require(session.engine.steps_applied() > 4, "it counts the steps of all");
+        TESSERA_RETURN_IF_ERROR(store.add("step " + std::to_string(*step), 1).status());
+        if (++made != 4 || worker != 0) continue;
+        TESSERA_RETURN_IF_ERROR(store.set("steps were made", ""));
+        TESSERA_RETURN_IF_ERROR(hear("joined"));
+        TESSERA_RETURN_IF_ERROR(hear("holds a step"));
+      }
+      require(session.engine.steps_are_over(), "take_step returns nothing at the end alone");
+      return store.add("workers that write", session.engine.writes_results() ? 1 : 0).status();
+    });
+    const auto server = value_or_throw(ParameterServer::start(named.address, kSecret));
+    EXPECT_EQ(workers.wait(2).signal, SIGKILL);
+    for (int worker = 0; worker < 2; ++worker) {
+      const RankEnd end = workers.wait(worker);
+      EXPECT_EQ(end.signal, 0) << worker;
+      EXPECT_EQ(end.exit_code, ExitCode::kOk) << worker << ": " << end.message;
+    }
+    for (std::int64_t step = 0; step < kSteps; ++step)
+      EXPECT_EQ(value_or_throw(workers.store().add("step " + std::to_string(step), 0)), 1) << step;
+    EXPECT_EQ(value_or_throw(workers.store().add("workers that write", 0)), 1);
+  }
+}
+
+/// Writes a value to all parameters.
+void fill(Session& session) {
+  Gathered guard(session.engine, Gathered::kWrite);
+  const at::NoGradGuard no_grad;
+  for (auto& parameter : session.model->parameters()) parameter.fill_(0.25);
+  guard.close();
+}
+
+// All who come after the first worker get the servers' values, whatever their programs have set up, and a save while
+// others may push has values and states of one moment.
+TEST(Servers, LaterWorkerBeginsWithTheValuesOfTheServers) {
+  at::set_num_threads(1);
+  const Servers servers;
+  Values trained_values;
+  const TestFolder folder;
+  run_ranks({.ranks = 1}, [&](const Mesh& mesh) {
+    Session session(mesh, elastic(sgd));
+    for (std::size_t i = 0; i < 3; ++i) {
+      EXPECT_EQ(session.engine.take_step(10), std::optional(static_cast<std::int64_t>(i)));
+      session.train(i);
+    }
+    EXPECT_FALSE(session.engine.writes_results());
+    save_checkpoint(session.engine, folder.path());
+    trained_values = session.values();
+    EXPECT_THAT(error_of([&] { fill(session); }), HasSubstr("after training has begun"));
+  });
+  run_ranks({.ranks = 1}, [&](const Mesh& mesh) {
+    Session session(mesh, elastic(sgd));
+    fill(session);
+    EXPECT_TRUE(all_same_bits(session.values(), trained_values));
+    session.train(3);
+    EXPECT_EQ(session.engine.steps_applied(), 4);
+    EXPECT_EQ(session.engine.take_step(10), std::optional<std::int64_t>(3));
+    EXPECT_THAT(error_of([&] { session.engine.take_step(11); }), HasSubstr("with the same number of steps"));
+  });
+  run_ranks({.ranks = 1}, [&](const Mesh& mesh) {
+    EXPECT_THAT(error_of([&] { Session(mesh, elastic()); }), HasSubstr("has other shards here"))
+        << "another optimizer has other states";
+  });
+}
+
+TEST(Servers, TwoRanksAreNoWorkerThatComesAndGoes) {
+  const Servers servers(1);
+  EXPECT_THAT(error_of([] { run(elastic(), 1); }), HasSubstr("is a job of one rank, and this job has 3"));
+  setenv("TESSERA_WORKER", "0", 1);
+  EXPECT_THAT(error_of([] { run(served(), 1); }), HasSubstr("set \"elastic\": true"));
+  unsetenv("TESSERA_WORKER");
+  run_ranks({.ranks = 1}, [](const Mesh& mesh) {
+    Session session(mesh, served());
+    EXPECT_THAT(error_of([&] { session.engine.take_step(3); }), HasSubstr("is for workers that come and go"));
+    EXPECT_TRUE(session.engine.writes_results());
+  });
+}
+
+TEST(Servers, ElasticGoesWithServersAndWithoutOrdersAndCheckpointFolders) {
+  const auto error_with = [](const std::string& keys) {
+    return error_of([&] {
+      Strategy::from_json(R"({"strategy": "SHARD_OPTIMIZER", "sync": {"type": "asynchronous", "elastic": true)" + keys +
+                          "}");
+    });
+  };
+  const std::string on_servers = R"(, "owners": "servers")";
+  EXPECT_EQ(error_with(on_servers + "}"), "");
+  EXPECT_THAT(error_with("}"), HasSubstr("sync.owners servers"));
+  EXPECT_THAT(error_with(on_servers + R"(, "record_order": "a"})"), HasSubstr("an order is one of ranks that stay"));
+  EXPECT_THAT(error_with(on_servers + R"(}, "checkpoint": {"dir": "a"})"), HasSubstr("would save there by itself"));
+}
+
+/// A worker whose every message a test writes. It joins an elastic run with one parameter of 64 numbers.
+class RawWorker {
+ public:
+  explicit RawWorker(const std::string& address)
+      : link_(value_or_throw(ServerLink::connect(address, ServerLink::Clock::now() + kLimit))) {
+    const std::string secret = kSecret;
+    EXPECT_EQ(ask(MessageKind::kSecret, std::as_bytes(std::span(secret))).kind, MessageKind::kDone);
+    const std::vector<std::int64_t> numels = {64}, options = {-1};
+    const nlohmann::json group = {{"unit", "a"},      {"unit_index", 0}, {"group", 0},
+                                  {"numels", numels}, {"parts", 1},      {"options", options}};
+    const nlohmann::json all = {{"ranks", 1},
+                                {"server", 0},
+                                {"servers", 1},
+                                {"timeout_s", 10},
+                                {"strategy", elastic().to_json()},
+                                {"groups", nlohmann::json::array({group})}};
+    const std::string definition = std::string(32, '-') + all.dump();
+    place = ask(MessageKind::kJoin, std::as_bytes(std::span(definition)), /*first=*/-1);
+  }
+
+  MessageHead ask(MessageKind kind, std::span<const std::byte> payload = {}, std::int64_t first = 0) {
+    send(kind, static_cast<std::int64_t>(payload.size()), payload, first);
+    return value_or_throw(link_->receive_head(kLimit));
+  }
+  /// Sends a head that tells of `bytes` bytes, and then `payload`.
+  void send(MessageKind kind, std::int64_t bytes, std::span<const std::byte> payload, std::int64_t first = 0,
+            std::uint32_t shard = 0) {
+    MessageHead head;
+    head.kind = kind;
+    head.bytes = bytes;
+    head.first = first;
+    head.shard = shard;
+    require(link_->send(bytes_of(head), kLimit).ok() && link_->send(payload, kLimit).ok(), "it is sent");
+  }
+  /// Returns whether the server ends the connection without an answer.
+  bool is_dropped() { return !link_->receive_head(kLimit).ok(); }
+  /// Returns the version of the shard and its numbers.
+  std::pair<std::int64_t, std::vector<float>> shard() {
+    const MessageHead head = ask(MessageKind::kCopy);
+    std::vector<float> numbers(static_cast<std::size_t>(head.bytes) / sizeof(float));
+    require(link_->receive(std::as_writable_bytes(std::span(numbers)), kLimit).ok(), "it has come");
+    return {head.first, numbers};
+  }
+
+  MessageHead place;
+
+ private:
+  static constexpr std::chrono::milliseconds kLimit{10'000};
+  std::unique_ptr<ServerLink> link_;
+};
+
+TEST(Servers, HostilePushesEndTheirConnectionAndChangeNothing) {
+  const Servers servers(1);
+  RawWorker first(servers.address(0));
+  EXPECT_EQ(first.place.first, 0);
+  EXPECT_EQ(first.place.turn, 1) << "it gives the first values";
+  EXPECT_EQ(RawWorker(servers.address(0)).place.kind, MessageKind::kBusy);
+  EXPECT_EQ(first.ask(MessageKind::kBegin).kind, MessageKind::kDone);
+  const auto before = first.shard();
+  EXPECT_EQ(before.second.size(), 64u);
+  const std::vector<std::byte> zeros(300);
+  const auto joined = [&] {
+    auto worker = std::make_unique<RawWorker>(servers.address(0));
+    EXPECT_EQ(worker->place.kind, MessageKind::kDone);
+    EXPECT_NE(worker->place.turn, 1);
+    return worker;
+  };
+  for (const std::int64_t bytes : {0L, 300L, 1L << 40}) {
+    const auto worker = joined();
+    worker->send(MessageKind::kPush, bytes, std::span(zeros).first(bytes == 300 ? 300 : 0));
+    EXPECT_TRUE(worker->is_dropped()) << "a push of " << bytes << " bytes";
+  }
+  for (const MessageKind kind :
+       {MessageKind::kPush, MessageKind::kStage, MessageKind::kApply, MessageKind::kPull, MessageKind::kReadCounts}) {
+    const auto worker = joined();
+    worker->send(kind, 0, {}, 0, /*shard=*/7);
+    EXPECT_TRUE(worker->is_dropped()) << "a unit that does not exist";
+  }
+  const OptimizerConfig optimizer = elastic().optimizer;
+  const std::size_t numbers = LearningRates(optimizer).all().size() + UpdateOptions(optimizer).all().size();
+  const std::vector<std::byte> push(sizeof(PushedNumbers) + numbers * sizeof(double) + 1 + 64 * sizeof(float));
+  const auto push_bytes = static_cast<std::int64_t>(push.size());
+  joined()->send(MessageKind::kPush, push_bytes, std::span(push).first(push.size() - 8));  // then it ends
+  {
+    const auto worker = joined();
+    const auto without_gradients = std::span(push).first(push.size() - 64 * sizeof(float));
+    worker->send(MessageKind::kApply, static_cast<std::int64_t>(without_gradients.size()), without_gradients);
+    EXPECT_TRUE(worker->is_dropped()) << "gradients that never came";
+  }
+  {
+    const auto worker = joined();
+    worker->send(MessageKind::kWrite, 0, {});
+    EXPECT_TRUE(worker->is_dropped()) << "values after the start";
+  }
+  const auto worker = joined();
+  worker->send(MessageKind::kTake, 8, std::span(zeros).first(8), 5);
+  EXPECT_TRUE(worker->is_dropped()) << "a question with a payload that it does not have";
+  EXPECT_EQ(joined()->ask(MessageKind::kTake, {}, -5).kind, MessageKind::kRefused);
+  EXPECT_EQ(joined()->ask(MessageKind::kBegin).kind, MessageKind::kRefused) << "the first values were given";
+  EXPECT_EQ(first.shard(), before);
+  EXPECT_EQ(first.ask(MessageKind::kPush, push).kind, MessageKind::kDone);
+  EXPECT_EQ(first.shard().first, 1) << "a whole push counts";
+}
+
 TEST(Servers, LostServerIsNamedByRanks) {
   Servers servers;
   std::vector<std::string> errors(kRanks);
@@ -344,7 +582,10 @@ class CountedShard {
                   .life = 7,
                   .limit = std::chrono::seconds(60)}) {}
 
-  absl::Status join() { return courier_.start(ServerLink::Clock::now() + std::chrono::seconds(30)).status(); }
+  absl::Status join() {
+    const auto deadline = ServerLink::Clock::now() + std::chrono::seconds(30);
+    return courier_.start(deadline, deadline).status();
+  }
   /// Gives the server zeros.
   absl::Status write() {
     ServerQuestion question;

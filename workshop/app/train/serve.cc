@@ -19,7 +19,7 @@ int run_serve(const ServeCommand& command) {
   take_process_limits();
   sigset_t ends;
   sigemptyset(&ends);
-  for (const int signal : {SIGTERM, SIGINT}) sigaddset(&ends, signal);
+  for (const int signal : {SIGTERM, SIGINT, SIGUSR1}) sigaddset(&ends, signal);
   pthread_sigmask(SIG_BLOCK, &ends, nullptr);  // before there are threads, which inherit it
   const char* const secret = std::getenv("TESSERA_SERVERS_SECRET");
   std::optional<KeepOptions> keep;
@@ -33,6 +33,10 @@ int run_serve(const ServeCommand& command) {
   std::fflush(stdout);
   int signal = 0;
   sigwait(&ends, &signal);
+  const timespec pause{0, 50'000'000};
+  // SIGUSR1 lets workers that are there finish. Another signal ends it at once.
+  while (signal == SIGUSR1 && !(*server)->is_idle() && sigtimedwait(&ends, nullptr, &pause) < 0) {
+  }
   server->reset();  // keeps what was not kept yet
   return 0;
 }

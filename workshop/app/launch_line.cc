@@ -93,6 +93,9 @@ void LaunchLine::add_ranks() {
       ->capture_default_str();
   command_->add_option("--servers-state", options.servers_state,
                        "folder in which servers keep their shards; one that is killed is started again and goes on");
+  command_->add_option(
+      "--servers-offload", options.servers_offload,
+      "folder on a local disk for scratch files in which servers' shards lie; else they are in memory");
   command_
       ->add_option("--servers-lose", options.servers_lose,
                    "with --servers-state: the most pushes to each shard that the end of a server may lose")

@@ -98,10 +98,11 @@ absl::Status check(const LaunchOptions& options) {
     return refuse(
         fmt::format("the number of parameter servers must be 0 to {}, got {}. [T0991] hint: --servers says how many",
                     kMostLaunchedServers, options.servers));
-  if (options.servers == 0 && (!options.servers_state.empty() || options.servers_lose >= 0))
+  if (options.servers == 0 &&
+      (!options.servers_state.empty() || options.servers_lose >= 0 || !options.servers_offload.empty()))
     return refuse(
         "there are no parameter servers whose shards could be kept. hint: give --servers a number, or leave "
-        "--servers-state and --servers-lose out");
+        "--servers-state, --servers-lose and --servers-offload out");
   if (options.servers_state.empty() && options.servers_lose >= 0)
     return refuse(
         "parameter servers keep their shards nowhere. hint: give --servers-state a folder, or leave "

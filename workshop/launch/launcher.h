@@ -27,6 +27,7 @@ struct LaunchOptions {
   /// Folder in which servers keep their shards; empty: they do not. A server that is killed, or fails in a way that may
   /// not come again, is then started again and goes on, at most kMostServerStarts times.
   std::string servers_state;
+  std::string servers_offload;  ///< folder for scratch files in which servers' shards lie; empty: in memory
   int servers_lose = -1;  ///< the most pushes to each shard that the end of a server may lose; -1: its own default
   /// Workers that come and go, in the place of ranks: `ranks` is their number, and each is a job of one rank.
   WorkerRange workers = {};

@@ -45,6 +45,7 @@ void Supervisor::serve_at(const std::vector<std::string>& addresses) {
     std::vector<std::string>& command = servers_.back().command;
     command = {tessera_of(options_), "serve", "--listen", address};
     if (!options_.servers_state.empty()) command.insert(command.end(), {"--state", options_.servers_state});
+    if (!options_.servers_offload.empty()) command.insert(command.end(), {"--offload", options_.servers_offload});
     if (options_.servers_lose >= 0) command.insert(command.end(), {"--lose", std::to_string(options_.servers_lose)});
   }
 }

@@ -43,7 +43,8 @@ absl::Status send_kind(MessageKind kind, ServerLink& link) {
 
 absl::StatusOr<std::unique_ptr<ParameterServer>> ParameterServer::start(const std::string& address,
                                                                         const std::string& secret,
-                                                                        const std::optional<KeepOptions>& keep) {
+                                                                        const std::optional<KeepOptions>& keep,
+                                                                        const std::string& offload) {
   if (secret.size() < kLeastSecret || secret.size() > kMostSecret)
     return make_error(ExitCode::kConfig,
                       "parameter server: the secret of a job has " + std::to_string(kLeastSecret) + " to " +
@@ -56,13 +57,15 @@ absl::StatusOr<std::unique_ptr<ParameterServer>> ParameterServer::start(const st
                                              keep->folder + "\" and " + std::to_string(keep->lose) +
                                              ". hint: write --state FOLDER --lose 16");
   TESSERA_ASSIGN_OR_RETURN(ServerSocket listener, listen_for_workers(address));
-  return std::unique_ptr<ParameterServer>(new ParameterServer(std::move(listener), secret, keep));
+  return std::unique_ptr<ParameterServer>(new ParameterServer(std::move(listener), secret, keep, offload));
 }
 
-ParameterServer::ParameterServer(ServerSocket listener, std::string secret, std::optional<KeepOptions> keep)
+ParameterServer::ParameterServer(ServerSocket listener, std::string secret, std::optional<KeepOptions> keep,
+                                 std::string offload)
     : listener_(std::move(listener)),
       secret_(std::move(secret)),
       keep_(std::move(keep)),
+      offload_(std::move(offload)),
       accepting_([this] { accept_all(); }) {}
 
 ParameterServer::~ParameterServer() {
@@ -147,7 +150,7 @@ absl::StatusOr<ParameterServer::Joined> ParameterServer::join(const MessageHead&
     job_.reset();
   }
   if (!job_) {
-    TESSERA_ASSIGN_OR_RETURN(std::unique_ptr<ServedJob> made, ServedJob::make(definition, keep_));
+    TESSERA_ASSIGN_OR_RETURN(std::unique_ptr<ServedJob> made, ServedJob::make(definition, keep_, offload_));
     const bool returns = head.second < 0;
     if (returns && !made->has_come_back())
       return make_error(ExitCode::kUnavailable,

@@ -30,9 +30,11 @@ class ParameterServer {
 
   /// Listens at `address` (listen_for_workers), and serves workers that say `secret` from now on. `keep`: where shards
   /// are kept, so that a server that is started again with the same options goes on with the run; nothing: they end with
-  /// the server. Errors: those of listen_for_workers; 78 for a secret that is too short or too long, or a bad `keep`.
+  /// the server. `offload`: folder for scratch files in which shards lie; empty: they are in memory. Errors: those of
+  /// listen_for_workers; 78 for a secret that is too short or too long, or a bad `keep`.
   static absl::StatusOr<std::unique_ptr<ParameterServer>> start(const std::string& address, const std::string& secret,
-                                                                const std::optional<KeepOptions>& keep = {});
+                                                                const std::optional<KeepOptions>& keep = {},
+                                                                const std::string& offload = "");
   /// Ends all connections and threads. What was not kept yet is kept.
   ~ParameterServer();
   ParameterServer(const ParameterServer&) = delete;
@@ -53,7 +55,7 @@ class ParameterServer {
     std::jthread thread;  // it is destroyed first
   };
 
-  ParameterServer(ServerSocket listener, std::string secret, std::optional<KeepOptions> keep);
+  ParameterServer(ServerSocket listener, std::string secret, std::optional<KeepOptions> keep, std::string offload);
   void accept_all();
   /// Removes connections that have ended, and ends those of strangers whose time is up, however fast they send.
   void look_at_connections();
@@ -71,6 +73,7 @@ class ParameterServer {
   const ServerSocket listener_;
   const std::string secret_;
   const std::optional<KeepOptions> keep_;
+  const std::string offload_;
   std::atomic<bool> is_ending_ = false;
   mutable Mutex mutex_;
   std::shared_ptr<ServedJob> job_ ABSL_GUARDED_BY(mutex_);

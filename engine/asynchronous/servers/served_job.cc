@@ -1,7 +1,10 @@
 #include "engine/asynchronous/servers/served_job.h"
 
+#include <sys/mman.h>
+
 #include <algorithm>
 #include <array>
+#include <cerrno>
 #include <cstring>
 #include <exception>
 #include <nlohmann/json.hpp>
@@ -9,6 +12,8 @@
 
 #include "engine/asynchronous/servers/served_part.h"
 #include "engine/step/rules/own_optimizer.h"
+#include "offload/files/block_file.h"
+#include "runtime/base/errno_hint.h"
 #include "runtime/base/log.h"
 #include "runtime/base/status.h"
 #include "runtime/config/strategy_file.h"
@@ -23,10 +28,32 @@ absl::Status broken(const std::string& part) {
                                              ". [T0963] hint: run `tessera serve` of the workers' own version");
 }
 
+/// Returns zeros for all shards. Where they lie in a file, the system keeps in memory what is used, and writes the rest.
+/// That suits a server better than records that one thread brings and takes away: each worker's thread updates another
+/// shard.
+absl::StatusOr<Arena> memory_of_shards(std::int64_t bytes, const std::string& offload) {
+  if (offload.empty() || bytes == 0) return Arena::plain("shards", bytes);
+  constexpr std::int64_t kPage = 4096;
+  TESSERA_ASSIGN_OR_RETURN(std::shared_ptr<BlockFile> file,
+                           BlockFile::create({.directory = offload,
+                                              .bytes = (bytes + kPage - 1) / kPage * kPage,
+                                              .who = "parameter server",
+                                              .direct = false,
+                                              .write_zeros = false}));
+  const auto length = static_cast<std::size_t>(bytes);
+  void* const memory = ::mmap(nullptr, length, PROT_READ | PROT_WRITE, MAP_SHARED, file->fd(), 0);
+  if (memory == MAP_FAILED)
+    return make_error(ExitCode::kOsResource,
+                      "parameter server: a file in " + offload + " cannot be mapped: " + reason_of(errno));
+  return Arena::given("shards", bytes,
+                      {static_cast<std::byte*>(memory), [file, length](std::byte* first) { ::munmap(first, length); }});
+}
+
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<ServedJob>> ServedJob::make(const std::string& definition,
-                                                           const std::optional<KeepOptions>& keep) {
+                                                           const std::optional<KeepOptions>& keep,
+                                                           const std::string& offload) {
   std::unique_ptr<ServedJob> made(new ServedJob());
   made->definition_ = definition;
   try {
@@ -50,7 +77,7 @@ absl::StatusOr<std::unique_ptr<ServedJob>> ServedJob::make(const std::string& de
         flat.parameters.emplace_back().group = option < 0 ? FlatParameter::kNoGroup : static_cast<std::size_t>(option);
       }
     }
-    made->place_all(server, servers);
+    TESSERA_RETURN_IF_ERROR(made->place_all(server, servers, offload));
     if (keep && made->members_->is_elastic())
       return make_error(ExitCode::kConfig,
                         "a server that keeps its shards (--state) serves no workers that come and go (sync.elastic). "
@@ -63,7 +90,7 @@ absl::StatusOr<std::unique_ptr<ServedJob>> ServedJob::make(const std::string& de
   return made;
 }
 
-void ServedJob::place_all(int server, int servers) {
+absl::Status ServedJob::place_all(int server, int servers, const std::string& offload) {
   const std::unique_ptr<Optimizer> optimizer = make_optimizer(strategy_.optimizer, strategy_.ema, OwnRules{});
   const StateFormats formats = optimizer->state_formats();
   states_ = formats.size();
@@ -77,7 +104,7 @@ void ServedJob::place_all(int server, int servers) {
     elements_ += group.part.numel;
     largest_ = std::max(largest_, group.part.numel);
   }
-  memory_ = Arena::plain("shards", 4 * copies * elements_);
+  TESSERA_ASSIGN_OR_RETURN(memory_, memory_of_shards(4 * copies * elements_, offload));
   for (const auto& group : groups_) {
     FlatGroup& flat = *group->flat;
     flat.parameter_part = flat.optimizer_part = flat.gradient_part = group->part;
@@ -91,6 +118,7 @@ void ServedJob::place_all(int server, int servers) {
     const MutexLock lock(group->mutex);
     group->counts.resize(flat.parameters.size());
   }
+  return absl::OkStatus();
 }
 
 std::int64_t ServedJob::tick(std::int64_t seen) {

@@ -53,9 +53,11 @@ class ServedJob {
   static std::string run_of(const std::string& definition) { return definition.substr(0, kRunName); }
 
   /// `keep`: where and how shards are kept; nothing: they end with this object. Shards of the same run that were kept
-  /// are read. Errors: 78 for a definition that is none; those of KeptShards.
+  /// are read. `offload`: folder for a scratch file with the shards, which is mapped; empty: they are in memory. Errors:
+  /// 78 for a definition that is none; those of KeptShards and BlockFile.
   static absl::StatusOr<std::unique_ptr<ServedJob>> make(const std::string& definition,
-                                                         const std::optional<KeepOptions>& keep = {});
+                                                         const std::optional<KeepOptions>& keep,
+                                                         const std::string& offload);
   /// Writes what was not written.
   ~ServedJob();
   ServedJob(const ServedJob&) = delete;
@@ -130,7 +132,7 @@ class ServedJob {
   };
 
   ServedJob() = default;
-  void place_all(int server, int servers);
+  absl::Status place_all(int server, int servers, const std::string& offload);
   /// Waits for the turn of a pull or push, if an order is played. REQUIRES: the group's mutex is held.
   absl::Status await_turn(Group& group, std::int64_t turn, const std::function<bool()>& is_gone) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(group.mutex);

@@ -13,6 +13,7 @@
 #include <array>
 #include <chrono>
 #include <cstddef>
+#include <filesystem>
 #include <fstream>
 #include <memory>
 #include <nlohmann/json.hpp>
@@ -50,10 +51,10 @@ constexpr char kSecret[] = "a secret of this test";
 /// Parameter servers, which the environment names while this object lives.
 class Servers {
  public:
-  explicit Servers(int count = kServers) {
+  explicit Servers(int count = kServers, const std::string& offload = "") {
     std::string all;
     for (int i = 0; i < count; ++i) {
-      servers_.push_back(value_or_throw(ParameterServer::start("127.0.0.1:0", kSecret)));
+      servers_.push_back(value_or_throw(ParameterServer::start("127.0.0.1:0", kSecret, {}, offload)));
       all += (i == 0 ? "" : ",") + servers_.back()->address();
     }
     setenv("TESSERA_SERVERS", all.c_str(), 1);
@@ -177,6 +178,25 @@ TEST(Servers, RoundsWithoutStalenessHaveTheBitsOfShardsThatRanksOwn) {
   const Ran by_ranks = run(strategy, 5);
   EXPECT_EQ(by_servers.losses, by_ranks.losses);
   EXPECT_TRUE(all_same_bits(by_servers.values, by_ranks.values));
+}
+
+TEST(Servers, ShardsInAFileHaveTheBitsOfThoseInMemory) {
+  const TestFolder folder;
+  const Strategy strategy = served([](Strategy& s) { s.sync.asynchronous.max_staleness = 0; });
+  Ran in_memory;
+  {
+    const Servers servers;
+    in_memory = run(strategy, 4);
+  }
+  {
+    const Servers servers(kServers, folder.path());
+    const Ran in_file = run(strategy, 4);
+    EXPECT_EQ(in_file.losses, in_memory.losses);
+    EXPECT_TRUE(all_same_bits(in_file.values, in_memory.values));
+    EXPECT_TRUE(std::filesystem::is_empty(folder.path())) << "the file has no name";
+  }
+  const Servers servers(1, folder / "none");
+  EXPECT_THAT(error_of([&] { run(strategy, 1); }), HasSubstr("No such file or directory"));
 }
 
 TEST(Servers, MemoryOfARankEqualsThePlan) {

@@ -24,7 +24,7 @@ int run_serve(const ServeCommand& command) {
   const char* const secret = std::getenv("TESSERA_SERVERS_SECRET");
   std::optional<KeepOptions> keep;
   if (!command.state.empty()) keep = KeepOptions{command.state, command.lose};
-  auto server = ParameterServer::start(command.listen, secret == nullptr ? "" : secret, keep);
+  auto server = ParameterServer::start(command.listen, secret == nullptr ? "" : secret, keep, command.offload);
   if (!server.ok()) {
     std::fprintf(stderr, "%s\n", message_of(server.status()).c_str());
     return static_cast<int>(exit_code_of(server.status()));

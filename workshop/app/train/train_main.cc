@@ -273,6 +273,10 @@ void add_serve(CLI::App& app, ServeCommand& serve) {
       ->add_option("--lose", serve.lose, "with --state: the most pushes to each shard that the server's end may lose")
       ->transform(integer_from(0, KeepOptions::kMostLose))
       ->capture_default_str();
+  command
+      ->add_option("--offload", serve.offload,
+                   "folder on a local disk for a scratch file with the shards; without it they are in memory")
+      ->check(not_empty());
 }
 
 void add_sample(CLI::App& app, SampleCommand& sample) {

@@ -10,7 +10,7 @@
 namespace tessera {
 namespace {
 
-constexpr std::chrono::milliseconds kBetweenLooks{200};
+constexpr std::chrono::milliseconds kMembersPause{200};
 
 }  // namespace
 
@@ -87,7 +87,7 @@ absl::Status JobMembers::wait_on(Clock::time_point deadline, const IsGone& is_go
     return make_error(ExitCode::kPeerLost,
                       "timed out waiting for a worker that saves or pushes (comm.timeout_s sets the limit). hint: look "
                       "for what stops the other workers");
-  changed_.wait_until(mutex_, Clock::now() + kBetweenLooks);
+  changed_.wait_until(mutex_, Clock::now() + kMembersPause);
   return absl::OkStatus();
 }
 
@@ -106,7 +106,7 @@ absl::Status JobMembers::await(const std::function<bool(int number, const Member
                         "timed out waiting for rank " + std::to_string(missing) +
                             " (comm.timeout_s sets the limit). [T0968] hint: look for what stops that "
                             "rank, or raise sync.max_staleness");
-    changed_.wait_until(mutex_, Clock::now() + kBetweenLooks);
+    changed_.wait_until(mutex_, Clock::now() + kMembersPause);
   }
 }
 

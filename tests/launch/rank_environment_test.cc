@@ -45,7 +45,8 @@ TEST(RankEnvironment, WorkerThatComesAndGoesIsAJobOfOneRank) {
   EXPECT_EQ(topology->rank, 0);
   EXPECT_EQ(topology->world_size, 1);
   options.workers = {};
-  EXPECT_THAT(rank_environment(options, {}, 2, {}), Not(Contains("TESSERA_WORKER=2")));
+  EXPECT_THAT(rank_environment(options, {}, 2, {"TESSERA_WORKER=2"}), Not(Contains("TESSERA_WORKER=2")))
+      << "a job that a worker starts";
 }
 
 /// `resolve_topology` understands the launcher's variables, whatever started the launcher.

@@ -44,6 +44,7 @@ std::vector<std::string> rank_environment(const LaunchOptions& options, const Jo
     if (seeded_fault(SeededFault::kInheritedRankWins) && variables.contains(name)) continue;
     variables.insert_or_assign(name, value);
   }
+  variables.erase("TESSERA_WORKER");
   if (is_worker) variables.insert_or_assign("TESSERA_WORKER", text(rank));
   if (options.strict) variables.insert_or_assign("TESSERA_STRICT", "1");
   if (options.plan) variables.insert_or_assign("TESSERA_PLAN", "table");

@@ -10,7 +10,7 @@
 namespace tessera {
 namespace {
 
-constexpr std::chrono::milliseconds kBetweenLooks{200};
+constexpr std::chrono::milliseconds kMembersPause{200};
 
 }  // namespace
 
@@ -32,8 +32,15 @@ absl::StatusOr<std::optional<JobMembers::Place>> JobMembers::join(int wanted) {
   if (members_.contains(place.number))
     return make_error(ExitCode::kUsage, "rank " + std::to_string(place.number) +
                                             " is there already. [T0967] hint: give each process a rank of its own");
+  expected_.erase(place.number);
   members_[place.number].computed = members_[place.number].pushed = place.steps;
   return std::optional(place);
+}
+
+void JobMembers::expect_back(std::chrono::milliseconds limit) {
+  const MutexLock lock(mutex_);
+  for (int rank = 0; rank < ranks_; ++rank) expected_.insert(rank);
+  expected_until_ = Clock::now() + limit;
 }
 
 void JobMembers::leave(int number) {
@@ -87,7 +94,7 @@ absl::Status JobMembers::wait_on(Clock::time_point deadline, const IsGone& is_go
     return make_error(ExitCode::kPeerLost,
                       "timed out waiting for a worker that saves or pushes (comm.timeout_s sets the limit). hint: look "
                       "for what stops the other workers");
-  changed_.wait_until(mutex_, Clock::now() + kBetweenLooks);
+  changed_.wait_until(mutex_, Clock::now() + kMembersPause);
   return absl::OkStatus();
 }
 
@@ -97,6 +104,7 @@ absl::Status JobMembers::await(const std::function<bool(int number, const Member
   const MutexLock lock(mutex_);
   for (;;) {
     int missing = -1;
+    if (!expected_.empty() && Clock::now() < expected_until_) missing = *expected_.begin();
     for (const auto& [q, member] : members_)
       if (missing < 0 && q != number && !member.rests && !has_come(q, member)) missing = q;
     if (missing < 0) return absl::OkStatus();
@@ -106,7 +114,7 @@ absl::Status JobMembers::await(const std::function<bool(int number, const Member
                         "timed out waiting for rank " + std::to_string(missing) +
                             " (comm.timeout_s sets the limit). [T0968] hint: look for what stops that "
                             "rank, or raise sync.max_staleness");
-    changed_.wait_until(mutex_, Clock::now() + kBetweenLooks);
+    changed_.wait_until(mutex_, Clock::now() + kMembersPause);
   }
 }
 

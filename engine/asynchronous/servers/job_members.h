@@ -60,6 +60,9 @@ class JobMembers {
   /// about to give the first values. Error 64: a number that the run does not have, or that is there already.
   absl::StatusOr<std::optional<Place>> join(int wanted);
   void leave(int number);
+  /// Says that the server has come back amid the run: all ranks are waited for in `await` until they have joined again,
+  /// but no longer than `limit`.
+  void expect_back(std::chrono::milliseconds limit);
   bool is_empty() const;
 
   void note(int number, std::int64_t computed, std::int64_t pushed);
@@ -106,6 +109,8 @@ class JobMembers {
   mutable Mutex mutex_;
   CondVar changed_;  ///< anything below has changed
   std::map<int, Member> members_ ABSL_GUARDED_BY(mutex_);
+  std::set<int> expected_ ABSL_GUARDED_BY(mutex_);  ///< ranks that have not come back, which are waited for
+  Clock::time_point expected_until_ ABSL_GUARDED_BY(mutex_);
   int next_number_ ABSL_GUARDED_BY(mutex_) = 0;
   std::optional<int> giver_ ABSL_GUARDED_BY(mutex_);  ///< the worker that gives the first values
   bool has_values_ ABSL_GUARDED_BY(mutex_) = false;

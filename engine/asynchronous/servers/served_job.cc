@@ -22,6 +22,7 @@ namespace tessera {
 namespace {
 
 constexpr std::chrono::milliseconds kBetweenTurns{200};
+constexpr std::chrono::milliseconds kForReturns{10'000};  // longer than a rank takes to notice that the server is there
 
 absl::Status broken(const std::string& part) {
   return make_error(ExitCode::kPeerLost, "a message does not fit the definition: " + part +
@@ -171,6 +172,7 @@ absl::Status ServedJob::begin_keeping(const KeepOptions& options, int server) {
                                                     "and go on from a checkpoint");
     has_come_back_ = true;
   }
+  if (has_come_back_) members_->expect_back(kForReturns);
   keeping_ = std::jthread([this] { keep_shards(); });
   return absl::OkStatus();
 }

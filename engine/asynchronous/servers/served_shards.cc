@@ -106,11 +106,9 @@ void ServedShards::open_orders() {
 void ServedShards::connect(const Strategy& strategy) {
   if (config_.elastic && board_.size() != 1)
     throw Error(ExitCode::kConfig,
-                "/sync/elastic: each worker that comes and goes is a job of one rank, and this job "
-                "has " +
+                "/sync/elastic: each worker that comes and goes is a job of one rank, and this job has " +
                     std::to_string(board_.size()) +
-                    ". hint: start workers by `tessera launch --workers 1:8 --servers 1`, or each "
-                    "without a launcher");
+                    ". hint: start workers by `tessera launch --workers 1:8 --servers 1`, or each without a launcher");
   if (!config_.elastic && std::getenv("TESSERA_WORKER") != nullptr)
     throw Error(ExitCode::kConfig,
                 "/sync/elastic: the launcher starts workers that come and go (TESSERA_WORKER), and the strategy has "

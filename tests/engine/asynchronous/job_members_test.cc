@@ -7,6 +7,10 @@
 #include <gtest/gtest.h>
 
 #include <chrono>
+#include <deque>
+#include <iterator>
+#include <map>
+#include <random>
 #include <set>
 #include <thread>
 
@@ -85,6 +89,54 @@ TEST(JobMembers, StepsOfAWorkerThatLeavesAreDealtAgainAndEachIsMadeOnce) {
     members.note(a, pushed, pushed);
   }
   EXPECT_EQ(made, (std::set<std::int64_t>{0, 1, 2, 3, 4}));
+}
+
+TEST(JobMembers, EachStepIsMadeOnceWhoeverComesAndGoes) {
+  constexpr std::int64_t kSteps = 40;
+  for (unsigned seed = 0; seed < 100; ++seed) {
+    SCOPED_TRACE(seed);
+    std::mt19937 random(seed);
+    JobMembers members(0, 1s);
+    struct Worker {
+      std::int64_t pushed = 0;
+      std::deque<std::int64_t> steps;
+    };
+    std::map<int, Worker> workers;
+    std::multiset<std::int64_t> made;
+    bool is_over = false;
+    for (int i = 0; !is_over; ++i) {
+      ASSERT_LT(i, 100'000);
+      const auto place_of_one = workers.empty() ? 0 : static_cast<std::ptrdiff_t>(random() % workers.size());
+      const auto one = std::next(workers.begin(), place_of_one);
+      const auto action = random() % 16;
+      if (one == workers.end() || (action == 0 && workers.size() < 6)) {
+        const auto place = members.join(JobMembers::kAnyNumber);
+        ASSERT_TRUE(place.ok());
+        if (!place->has_value()) continue;  // the first worker has not begun
+        workers[(*place)->number].pushed = (*place)->steps;
+      } else if (action == 1) {
+        members.leave(one->first);
+        workers.erase(one);
+      } else if (action < 6 && !one->second.steps.empty()) {
+        made.insert(one->second.steps.front());
+        one->second.steps.pop_front();
+        ++one->second.pushed;
+        members.note(one->first, one->second.pushed, one->second.pushed);
+      } else {
+        if (!members.lasts()) {
+          ASSERT_TRUE(members.begin(one->first).ok());
+        }
+        const Deal deal = dealt(members, one->first, kSteps);
+        if (deal.kind == Kind::kStep) {
+          one->second.steps.push_back(deal.step);
+          one->second.pushed = deal.counted;
+        }
+        is_over = deal.kind == Kind::kOver;
+      }
+    }
+    EXPECT_EQ(made.size(), static_cast<std::size_t>(kSteps));
+    EXPECT_EQ(std::set<std::int64_t>(made.begin(), made.end()).size(), static_cast<std::size_t>(kSteps));
+  }
 }
 
 TEST(JobMembers, OneOfThoseThatAreThereFinishes) {

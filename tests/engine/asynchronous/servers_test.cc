@@ -743,6 +743,48 @@ TEST(Servers, RankAloneKeepsItsBitsAndOthersTheirStepsWhenAServerIsKilledAmidThe
   }
 }
 
+TEST(Servers, RoundsKeepTheirBitsWhenAServerIsKilledAmidThem) {
+  constexpr int kHere = 2;
+  const TestFolder folder;
+  const std::string address = "127.0.0.1:" + std::to_string(free_port());
+  const int port = free_port();
+  const KeepOptions keep{folder.path(), /*lose=*/0};
+  ServerProcess first(address, keep), second(address, keep);
+  first.start();
+  setenv("TESSERA_SERVERS", address.c_str(), 1);
+  setenv("TESSERA_SERVERS_SECRET", kSecret, 1);
+  ForkedRanks processes(kHere, [&](int rank, KeyValueStore& store) -> absl::Status {
+    join_as(rank, kHere, port, /*hosts=*/1);
+    at::set_num_threads(1);
+    const Strategy strategy = served([](Strategy& s) { sgd(s), s.sync.asynchronous.max_staleness = 0; });
+    const Mesh mesh = init(strategy);
+    const auto values_of_run = [&] {
+      Session session(mesh, strategy);
+      for (std::size_t i = 0; i < 60; ++i) {
+        session.train(i);
+        if (i == 2) throw_if_error(store.set("trains" + std::to_string(rank), ""));
+      }
+      barrier(mesh);
+      Values values = session.values();
+      barrier(mesh);
+      return values;
+    };
+    const Values broken = values_of_run();
+    require(all_same_bits(broken, values_of_run()), "the bits of an unbroken run");
+    return absl::OkStatus();
+  });
+  EXPECT_TRUE(told(processes.store(), "trains0").ok());
+  first.kill();
+  second.start();
+  for (int rank = 0; rank < kHere; ++rank) {
+    const RankEnd end = processes.wait(rank);
+    EXPECT_EQ(end.signal, 0);
+    EXPECT_EQ(end.exit_code, ExitCode::kOk) << end.message;
+  }
+  unsetenv("TESSERA_SERVERS");
+  unsetenv("TESSERA_SERVERS_SECRET");
+}
+
 TEST(Servers, ServerThatComesBackWithoutItsFolderIsNamedAndNotTaken) {
   const TestFolder folder, other;
   const std::string address = "127.0.0.1:" + std::to_string(free_port());

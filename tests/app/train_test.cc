@@ -217,7 +217,7 @@ TEST_F(Train, ParameterServersGiveTheBitsOfShardsThatRanksOwnOnOneHostAndOnTwo) 
 
 TEST_F(Train, ParameterServerThatIsKilledStartsAgainAndTheRunKeepsItsBits) {
   write_file(path("servers.json"), whole_gradients(R"(, "sync": {"type": "asynchronous", "owners": "servers"})"));
-  const Words steps = {"--steps", "300"};
+  const Words steps = {"--steps", "120"};
   run(launch(1, {"--servers", "1"}) + train(path("servers.json"), "unbroken", steps));
   // The server is the process that has the address among its words.
   const std::string kill_server = "(until test \"$(wc -l < '" + path("broken") + "')\" -ge 6; do sleep 0.02; done; " +
@@ -229,7 +229,7 @@ TEST_F(Train, ParameterServerThatIsKilledStartsAgainAndTheRunKeepsItsBits) {
       run(launch(1, keep) + Words{"sh", "-c", kill_server, "sh"} + train(path("servers.json"), "broken", steps));
   EXPECT_THAT(ended.err, AllOf(HasSubstr("parameter server 0 has ended: signal 9"), HasSubstr("it starts again"),
                                HasSubstr("that are lost: 0")));
-  EXPECT_EQ(losses("broken").size(), 300u);
+  EXPECT_EQ(losses("broken").size(), 120u);
   EXPECT_EQ(losses("broken"), losses("unbroken"));
 }
 

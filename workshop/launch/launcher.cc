@@ -48,6 +48,31 @@ absl::Status check_hosts(const LaunchOptions& options) {
   return check_first_host(hosts.front());
 }
 
+absl::Status check_servers(const LaunchOptions& options) {
+  if (options.servers < 0 || options.servers > kMostLaunchedServers)
+    return refuse(
+        fmt::format("the number of parameter servers must be 0 to {}, got {}. [T0991] hint: --servers says how many",
+                    kMostLaunchedServers, options.servers));
+  if (options.servers == 0 &&
+      (!options.servers_state.empty() || options.servers_lose >= 0 || !options.servers_offload.empty()))
+    return refuse(
+        "there are no parameter servers whose shards could be kept. hint: give --servers a number, or leave "
+        "--servers-state, --servers-lose and --servers-offload out");
+  if (options.servers_state.empty() && options.servers_lose >= 0)
+    return refuse(
+        "parameter servers keep their shards nowhere. hint: give --servers-state a folder, or leave "
+        "--servers-lose out");
+  if (!options.servers_state.empty() && is_elastic(options))
+    return refuse(
+        "servers do not keep the shards of workers that come and go. hint: leave --servers-state out, or give -n in "
+        "place of --workers");
+  if (options.servers > 0 && options.max_restarts > 0 && !is_elastic(options))
+    return refuse(
+        "parameter servers keep shards in memory, so a restart would begin with other values. [T0992] hint: leave "
+        "--max-restarts or --servers out");
+  return absl::OkStatus();
+}
+
 absl::Status check_workers(const LaunchOptions& options) {
   const auto [least, most] = options.workers;
   if (!is_elastic(options)) {
@@ -94,31 +119,11 @@ absl::Status check(const LaunchOptions& options) {
   if (options.max_restarts < 0)
     return refuse(fmt::format("{} restarts make no sense. [T0595] hint: --max-restarts 0 starts ranks once",
                               options.max_restarts));
-  if (options.servers < 0 || options.servers > kMostLaunchedServers)
-    return refuse(
-        fmt::format("the number of parameter servers must be 0 to {}, got {}. [T0991] hint: --servers says how many",
-                    kMostLaunchedServers, options.servers));
-  if (options.servers == 0 &&
-      (!options.servers_state.empty() || options.servers_lose >= 0 || !options.servers_offload.empty()))
-    return refuse(
-        "there are no parameter servers whose shards could be kept. hint: give --servers a number, or leave "
-        "--servers-state, --servers-lose and --servers-offload out");
-  if (options.servers_state.empty() && options.servers_lose >= 0)
-    return refuse(
-        "parameter servers keep their shards nowhere. hint: give --servers-state a folder, or leave "
-        "--servers-lose out");
-  if (!options.servers_state.empty() && is_elastic(options))
-    return refuse(
-        "servers do not keep the shards of workers that come and go. hint: leave --servers-state out, or give -n in "
-        "place of --workers");
-  if (options.servers > 0 && options.max_restarts > 0 && !is_elastic(options))
-    return refuse(
-        "parameter servers keep shards in memory, so a restart would begin with other values. [T0992] hint: leave "
-        "--max-restarts or --servers out");
   for (const double time : {options.grace_s, options.term_s})
     if (!(time >= 0 && time <= 1e6))
       return refuse(
           fmt::format("a time of {} s makes no sense. [T0596] hint: give --grace from 0 to a million seconds", time));
+  TESSERA_RETURN_IF_ERROR(check_servers(options));
   TESSERA_RETURN_IF_ERROR(check_workers(options));
   return check_hosts(options);
 }

@@ -760,7 +760,7 @@ TEST(Servers, RoundsKeepTheirBitsWhenAServerIsKilledAmidThem) {
     const Mesh mesh = init(strategy);
     const auto values_of_run = [&] {
       Session session(mesh, strategy);
-      for (std::size_t i = 0; i < 60; ++i) {
+      for (std::size_t i = 0; i < 30; ++i) {
         session.train(i);
         if (i == 2) throw_if_error(store.set("trains" + std::to_string(rank), ""));
       }

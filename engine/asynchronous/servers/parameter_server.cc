@@ -204,6 +204,7 @@ void ParameterServer::serve(Connection& connection) {
     MessageHead answer;
     answer.kind = job ? MessageKind::kDone : MessageKind::kBusy;
     answer.shard = job && job->is_kept() ? 1 : 0;
+    answer.clock = job ? job->life() : 0;
     answer.first = place.number;
     answer.second = place.steps;
     answer.turn = place.gives_values ? 1 : MessageHead::kNoTurn;

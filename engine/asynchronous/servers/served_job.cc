@@ -273,7 +273,7 @@ bool ServedJob::read_image(Group& group, std::span<const std::byte> image) {
   if (!take(std::as_writable_bytes(std::span(numbers)))) return false;
   const auto most = static_cast<std::int64_t>(rest.size() / sizeof(LastPush));
   if (numbers[1] != static_cast<std::int64_t>(group.counts.size()) || numbers[2] < 0 || numbers[2] > most) return false;
-  group.version = numbers[0];
+  group.version = group.first_version = numbers[0];
   group.last.resize(static_cast<std::size_t>(numbers[2]));
   if (!take(std::as_writable_bytes(std::span(group.counts))) || !take(std::as_writable_bytes(std::span(group.last))))
     return false;
@@ -442,13 +442,13 @@ absl::Status ServedJob::Worker::do_wait(const MessageHead& head, ServerLink& lin
   return status.ok() ? link.send(MessageHead{}, {}, job_.limit_) : link.refuse(status, job_.limit_);
 }
 
-/// Answers with the versions of all shards.
+/// Answers with the versions of all shards with which this server came back.
 absl::Status ServedJob::Worker::do_versions(const MessageHead& head, ServerLink& link) {
   if (head.bytes != 0) return broken("a question for versions");
   std::vector<std::int64_t> versions;
   for (const auto& group : job_.groups_) {
     const MutexLock lock(group->mutex);
-    versions.push_back(group->version);
+    versions.push_back(group->first_version);
   }
   MessageHead reply;
   reply.bytes = static_cast<std::int64_t>(versions.size() * sizeof(std::int64_t));

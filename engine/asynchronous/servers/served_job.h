@@ -10,6 +10,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <random>
 #include <span>
 #include <string>
 #include <thread>
@@ -65,6 +66,8 @@ class ServedJob {
 
   /// Returns whether shards outlive the server.
   bool is_kept() const { return kept_ != nullptr; }
+  /// Returns a number that no other object for this run has, above 0: a worker sees by it that its server was lost.
+  std::int64_t life() const { return life_; }
   /// Returns whether shards of this run were there.
   bool has_come_back() const { return has_come_back_; }
   const std::string& definition() const { return definition_; }
@@ -124,6 +127,7 @@ class ServedJob {
     CondVar turned;  ///< `played` has changed
     CondVar saved;   ///< `kept` has changed
     std::int64_t version ABSL_GUARDED_BY(mutex) = 0, played ABSL_GUARDED_BY(mutex) = 0;
+    std::int64_t first_version ABSL_GUARDED_BY(mutex) = 0;  ///< with which the server came back
     std::vector<std::int64_t> counts ABSL_GUARDED_BY(mutex);
     std::vector<LastPush> last ABSL_GUARDED_BY(mutex);  ///< [rank]
     /// How often the shard has changed, up to which change it is on the disk, and up to which somebody waits for that.
@@ -153,6 +157,7 @@ class ServedJob {
   std::int64_t tick(std::int64_t seen);
 
   std::string definition_;
+  std::int64_t life_ = 1 + static_cast<std::int64_t>(std::random_device()());
   Strategy strategy_;
   std::chrono::milliseconds limit_{0};  ///< comm.timeout_s: the longest wait, and the longest standstill amid a message
   std::size_t states_ = 0;              ///< number of states of an element

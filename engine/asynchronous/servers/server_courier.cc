@@ -102,6 +102,7 @@ absl::StatusOr<MessageHead> ServerCourier::join(Clock::time_point busy_until, bo
     if (answer.kind == MessageKind::kRefused) return refused(answer);
     if (answer.kind == MessageKind::kDone) {
       comes_back_ = visit_.may_wait && answer.shard != 0;
+      server_life_ = answer.clock;
       return answer;
     }
     if (Clock::now() > busy_until)
@@ -331,10 +332,11 @@ absl::Status ServerCourier::come_back(const absl::Status& why) {
   log_warning(visit_.name + " is lost; this rank waits for it, for at most " +
               std::to_string(visit_.limit.count() / 1000) + " s");
   const Clock::time_point deadline = Clock::now() + visit_.limit;
+  const std::int64_t life = server_life_;
   for (;;) {
     const Clock::time_point end = std::min(deadline, Clock::now() + kOneTry);
     absl::Status status = enter(end, end, /*returns=*/true).status();
-    if (status.ok()) status = count_lost();
+    if (status.ok() && server_life_ != life) status = count_lost();
     if (status.ok()) break;
     const ExitCode code = exit_code_of(status);  // 64: the thread of the lost connection has not ended there yet
     const bool may_change = code == ExitCode::kPeerLost || code == ExitCode::kUsage;

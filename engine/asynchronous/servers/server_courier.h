@@ -103,8 +103,9 @@ class ServerCourier {
 
   const Visit visit_;
   const LogRank log_rank_ = tessera::log_rank();
-  bool comes_back_ = false;  ///< the server has said so
-  int wake_ = -1;            ///< an eventfd, which ends a poll
+  bool comes_back_ = false;       ///< the server has said so
+  std::int64_t server_life_ = 0;  ///< ServedJob::life
+  int wake_ = -1;                 ///< an eventfd, which ends a poll
   std::atomic<std::int64_t> lost_pushes_ = 0;
 
   Mutex mutex_;

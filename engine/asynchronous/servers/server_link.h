@@ -48,8 +48,9 @@ namespace tessera {
 /// The last four are for workers that come and go (JobMembers). kDone for kTake has in `first` the step, and in
 /// `second` the worker's count of steps from there on; or kOver, and 1 for the worker that finishes; or kOwnFirst.
 /// kDone for kJoin has the worker's number in `first`, its count of steps in `second`, in `turn` 1 for the worker that
-/// gives the first values, and in `shard` 1 if the server comes back after its end (KeptShards). kBusy wants the same
-/// question again, a little later.
+/// gives the first values, in `shard` 1 if the server comes back after its end (KeptShards), and in `clock` a number
+/// that is another one after such an end. kReadVersions is about the versions with which it came back. kBusy wants the
+/// same question again, a little later.
 enum class MessageKind : std::uint32_t {
   kSecret = 1,
   kJoin,

@@ -428,7 +428,8 @@ class RawWorker {
     head.bytes = bytes;
     head.first = first;
     head.shard = shard;
-    require(link_->send(bytes_of(head), kLimit).ok() && link_->send(payload, kLimit).ok(), "it is sent");
+    require(link_->send(bytes_of(head), kLimit).ok(), "it is sent");
+    link_->send(payload, kLimit).IgnoreError();  // the server may have ended the connection
   }
   /// Returns whether the server ends the connection without an answer.
   bool is_dropped() { return !link_->receive_head(kLimit).ok(); }

@@ -14,6 +14,7 @@
 #include "engine/asynchronous/servers/served_job.h"
 #include "engine/asynchronous/servers/served_part.h"
 #include "engine/memory/state_views.h"
+#include "runtime/base/log.h"
 #include "runtime/border/throw.h"
 #include "tessera/error.h"
 #include "tessera/span.h"
@@ -210,6 +211,7 @@ std::optional<std::int64_t> ServedShards::steps_of_all() const {
 std::optional<std::int64_t> ServedShards::take_step(std::int64_t steps) {
   begin();
   settle();
+  knows_data_ = true;
   const auto deadline = ServerLink::Clock::now() + limit_;
   for (milliseconds pause(5);; pause = std::min(2 * pause, milliseconds(200))) {
     MessageHead head;
@@ -443,6 +445,11 @@ GradientAges ServedShards::push(const ElementUpdate&, const PushRates& with) {
   const Span span("push", {}, &push_wait_seconds_);
   settle();
   begin();
+  if (config_.elastic && !std::exchange(knows_data_, true))
+    log_warning(
+        "workers come and go, and the program has not asked which step's data it takes: each worker may take the same "
+        "samples. hint: before each step call Engine::take_step, and go to its data by TokenBatches::go_to_step, or "
+        "take a StepSampler");
   wait_for_turn_of_round();
   GradientAges ages;
   std::vector<std::size_t> pushed;

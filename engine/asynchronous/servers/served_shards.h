@@ -155,6 +155,7 @@ class ServedShards final : public PulledParameters {
   int number_ = JobMembers::kAnyNumber;
   bool gives_values_ = true;  ///< whether `adopt` gives values, and does not take them
   bool has_begun_ = false, is_over_ = false, finishes_ = false;
+  bool knows_data_ = false;      ///< the program has asked for a step, or was warned
   std::vector<Server> servers_;  // their threads use the members above, so it is destroyed first
 };
 

@@ -453,7 +453,8 @@ class RawWorker {
     head.bytes = bytes;
     head.first = first;
     head.shard = shard;
-    require(link_->send(bytes_of(head), kLimit).ok() && link_->send(payload, kLimit).ok(), "it is sent");
+    require(link_->send(bytes_of(head), kLimit).ok(), "it is sent");
+    link_->send(payload, kLimit).IgnoreError();  // the server may have ended the connection
   }
   /// Returns whether the server ends the connection without an answer.
   bool is_dropped() { return !link_->receive_head(kLimit).ok(); }
@@ -480,7 +481,7 @@ TEST(Servers, HostilePushesEndTheirConnectionAndChangeNothing) {
   EXPECT_EQ(RawWorker(servers.address(0)).place.kind, MessageKind::kBusy);
   EXPECT_EQ(first.ask(MessageKind::kBegin).kind, MessageKind::kDone);
   const auto before = first.shard();
-  EXPECT_EQ(before.second.size(), 64u);
+  EXPECT_GE(before.second.size(), 64u);
   const std::vector<std::byte> zeros(300);
   const auto joined = [&] {
     auto worker = std::make_unique<RawWorker>(servers.address(0));
@@ -501,7 +502,8 @@ TEST(Servers, HostilePushesEndTheirConnectionAndChangeNothing) {
   }
   const OptimizerConfig optimizer = elastic().optimizer;
   const std::size_t numbers = LearningRates(optimizer).all().size() + UpdateOptions(optimizer).all().size();
-  const std::vector<std::byte> push(sizeof(PushedNumbers) + numbers * sizeof(double) + 1 + 64 * sizeof(float));
+  const std::vector<std::byte> push(sizeof(PushedNumbers) + numbers * sizeof(double) + 1 +
+                                    before.second.size() * sizeof(float));
   const auto push_bytes = static_cast<std::int64_t>(push.size());
   joined()->send(MessageKind::kPush, push_bytes, std::span(push).first(push.size() - 8));  // then it ends
   {

@@ -42,7 +42,7 @@ while not engine.steps_are_over():
         with open(folder / "made", "a") as lines:
             lines.write(json.dumps(samples) + "\n")
         made, samples = made + 1, []
-        assert result.loss >= 0 and engine.steps_applied() >= made
+        assert result.loss >= 0 and engine.steps_applied >= made
         while number == 0 and made == 2 and not again.exists():  # worker 1 is still to come
             time.sleep(0.01)
 if engine.writes_results():

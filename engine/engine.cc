@@ -196,6 +196,26 @@ std::int64_t Engine::microbatch() const {
   window.asked = state_->training.microbatch();
   return *window.asked;
 }
+std::optional<std::int64_t> Engine::take_step(std::int64_t steps) {
+  Training& training = state_->training;
+  ServedShards* const served = training.sync.elastic();
+  expect(served != nullptr,
+         "take_step is for workers that come and go. hint: set \"elastic\" in \"sync\", with \"owners\": \"servers\"");
+  return training.job.or_abort("take_step", [&] {
+    const std::optional<std::int64_t> step = served->take_step(steps);
+    if (served->is_over()) training.accept_new_values();
+    return step;
+  });
+}
+bool Engine::steps_are_over() const {
+  const ServedShards* const served = state_->training.sync.elastic();
+  return served && served->is_over();
+}
+bool Engine::writes_results() const {
+  const ServedShards* const served = state_->training.sync.elastic();
+  return served ? served->finishes() : state_->job.mesh.rank() == 0;
+}
+
 MicrobatchRun Engine::microbatches() const {
   state_->training.window.knows_microbatches = true;
   return state_->training.run_of_step();

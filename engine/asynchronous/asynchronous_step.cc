@@ -7,6 +7,11 @@
 namespace tessera {
 
 void AsynchronousStep::run(const LocalStep& local, StepResult& result) {
+  is_last_backward_ = false;
+  if (const auto steps = common_.steps_of_all()) {
+    if (!begun_) begun_ = applied_;
+    applied_ = *begun_ + *steps;
+  }
   const LocalStep told = told_of(local);
   const AgreedStep& own = decide_alone(told);
   tell(own, /*ranks=*/1, result);

@@ -1,5 +1,9 @@
 #pragma once
 
+#include <cstdint>
+#include <optional>
+#include <span>
+
 #include "engine/asynchronous/common_parameters.h"
 #include "engine/asynchronous/lone_step.h"
 
@@ -7,19 +11,29 @@ namespace tessera {
 
 /// The step of a rank that waits for nobody: it decides by its own loss and norm, and pushes its gradients to the
 /// parameters that all ranks own. Norm, clipping, schedule and skipped steps are those of this rank alone; the learning
-/// rate is not divided by the number of ranks, though a round of N ranks makes N updates.
+/// rate is not divided by the number of ranks, though a round of N ranks makes N updates. Where workers come and go,
+/// the count of steps that the schedule follows is that of all workers.
 class AsynchronousStep final : public LoneStep {
  public:
   /// Takes the arguments of LoneStep. Refers to `common`.
   AsynchronousStep(const StepContext& context, GradientNorm& norm, PushedParameters& common)
       : LoneStep(context, norm, common), common_(common) {}
 
+  void expect_update(std::span<const int>) override {
+    is_last_backward_ = true;
+    common_.begin_last_backward();
+  }
+  void reduced(const Unit& unit) override {
+    if (is_last_backward_) common_.reduced(unit);
+  }
   void run(const LocalStep& local, StepResult& result) override;
   AgeHistogram ages() const override { return ages_; }
 
  private:
   PushedParameters& common_;
-  AgeHistogram ages_;  ///< ages in all steps so far
+  bool is_last_backward_ = false;      ///< of the step under way
+  AgeHistogram ages_;                  ///< ages in all steps so far
+  std::optional<std::int64_t> begun_;  ///< steps before this run, where steps of all workers are counted
 };
 
 }  // namespace tessera

@@ -3,6 +3,7 @@
 // See docs/glossary.md: unit.
 
 #include <cstdint>
+#include <optional>
 #include <span>
 
 #include "engine/asynchronous/peer_board.h"
@@ -90,6 +91,14 @@ class PushedParameters : public CommonParameters {
   virtual GradientAges push(const ElementUpdate& rule, const PushRates& with) = 0;
   /// Ends this rank's step without a push.
   virtual void skip() = 0;
+  /// Says that the last backward of this rank's step begins.
+  virtual void begin_last_backward() {}
+  /// Says that this backward has made a unit's gradients, so that they may be sent ahead of `push`. It is called again
+  /// if they have changed. They stay in place until the step ends, or until the next backward.
+  virtual void reduced(const Unit&) {}
+  /// Returns the number of steps that all workers have pushed, as far as this rank has seen; nothing where ranks count
+  /// their own steps.
+  virtual std::optional<std::int64_t> steps_of_all() const { return std::nullopt; }
 };
 
 }  // namespace tessera

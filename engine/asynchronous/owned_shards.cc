@@ -137,15 +137,16 @@ OwnedShards::OwnedShards(const std::vector<std::unique_ptr<Unit>>& units, const 
     for (int owner = 0; owner < board.size(); ++owner) make_mutex(shard(group, owner).mutex);
   }
   if (!config_.play_order.empty()) read_turns();
+  const OrderParties parties{board.size(), "ranks", board.size()};
   if (!config_.record_order.empty() && board.rank() == 0)
-    writer_.emplace(value_or_throw(OrderWriter::open(config_.record_order, board.size(), /*is_first=*/true)));
+    writer_.emplace(value_or_throw(OrderWriter::open(config_.record_order, parties, /*is_first=*/true)));
   adopt();
   if (!config_.record_order.empty() && board.rank() != 0)
-    writer_.emplace(value_or_throw(OrderWriter::open(config_.record_order, board.size(), /*is_first=*/false)));
+    writer_.emplace(value_or_throw(OrderWriter::open(config_.record_order, parties, /*is_first=*/false)));
 }
 
 void OwnedShards::read_turns() {
-  turns_ = value_or_throw(read_order(config_.play_order, board_.size(), names_));
+  turns_ = value_or_throw(read_order(config_.play_order, {board_.size(), "ranks", board_.size()}, names_));
   for (const std::vector<ShardTurn>& turns : turns_) {
     const auto last =
         std::find_if(turns.rbegin(), turns.rend(), [&](const ShardTurn& turn) { return turn.rank == board_.rank(); });

@@ -42,6 +42,7 @@ class PulledParameters : public PushedParameters {
   /// Copies a unit's newest values.
   virtual void pull_unit(const Unit& unit) = 0;
   void take_as_fresh(std::size_t unit) { is_fresh_[unit] = 1; }
+  bool is_fresh(std::size_t unit) const { return is_fresh_[unit] != 0; }
   /// Counts this rank's step: the next step pulls units anew.
   void end_step_of_copies();
 

@@ -31,7 +31,25 @@ absl::Status bad_line(const std::string& path, std::size_t line, const std::stri
   return make_error(ExitCode::kCorruptData,
                     "sync.play_order " + path + ", line " + std::to_string(line) + ": " + what +
                         ". [T0824] hint: give a file that sync.record_order wrote in a run of the same "
-                        "model, units and number of ranks");
+                        "model, units, number of ranks, and owners");
+}
+
+/// Returns a text such as "2 servers".
+std::string text_of(const json& owners, const json& count) {
+  return count.dump() + " " + (owners.is_string() ? owners.get<std::string>() : owners.dump());
+}
+
+/// Returns what is wrong with the first line; empty where an order of this run has it.
+std::string fault_of(const json& first, const OrderParties& parties) {
+  if (first.at(kKind) != 1) return "this is an order of another version";
+  if (first.at("ranks") != parties.ranks)
+    return "the order is of " + first.at("ranks").dump() + " ranks, and this run has " + std::to_string(parties.ranks);
+  const json own_kind(parties.owners), own_count(parties.owner_count);
+  const json kind = first.contains("owners") ? first.at("owners") : own_kind;
+  const json count = first.contains("owner_count") ? first.at("owner_count") : own_count;
+  if (kind == own_kind && count == own_count) return "";
+  return "the order is of shards that " + text_of(kind, count) + " own, and in this run " +
+         text_of(own_kind, own_count) + " do (sync.owners, TESSERA_SERVERS)";
 }
 
 }  // namespace
@@ -51,7 +69,7 @@ absl::Status expect_turn(const ShardTurn& turn, bool is_push, const std::string&
                                           " here. [T0821] hint: run the program that recorded the order");
 }
 
-absl::StatusOr<OrderWriter> OrderWriter::open(const std::string& path, int ranks, bool is_first) {
+absl::StatusOr<OrderWriter> OrderWriter::open(const std::string& path, const OrderParties& parties, bool is_first) {
   const int flags = O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC | (is_first ? O_TRUNC : 0);
   const int file = ::open(path.c_str(), flags, 0666);
   if (file < 0) {
@@ -60,7 +78,10 @@ absl::StatusOr<OrderWriter> OrderWriter::open(const std::string& path, int ranks
   }
   OrderWriter writer(path, file);
   if (is_first) {
-    writer.text_ = json{{kKind, 1}, {"ranks", ranks}}.dump() + "\n";
+    writer.text_ =
+        json{{kKind, 1}, {"ranks", parties.ranks}, {"owners", parties.owners}, {"owner_count", parties.owner_count}}
+            .dump() +
+        "\n";
     TESSERA_RETURN_IF_ERROR(writer.write());
   }
   return writer;
@@ -98,7 +119,7 @@ absl::Status OrderWriter::write() {
   return absl::OkStatus();
 }
 
-absl::StatusOr<std::vector<std::vector<ShardTurn>>> read_order(const std::string& path, int ranks,
+absl::StatusOr<std::vector<std::vector<ShardTurn>>> read_order(const std::string& path, const OrderParties& parties,
                                                                std::span<const ShardName> shards) {
   TESSERA_ASSIGN_OR_RETURN(const std::string text,
                            read_input_file(path, "sync.play_order", kMostBytes, ExitCode::kCorruptData));
@@ -113,11 +134,7 @@ absl::StatusOr<std::vector<std::vector<ShardTurn>>> read_order(const std::string
     try {
       const json item = json::parse(line);
       if (number == 1) {
-        if (item.at(kKind) != 1) return bad_line(path, number, "this is an order of another version");
-        if (item.at("ranks") != ranks)
-          return bad_line(
-              path, number,
-              "the order is of " + item.at("ranks").dump() + " ranks, and this run has " + std::to_string(ranks));
+        if (const std::string fault = fault_of(item, parties); !fault.empty()) return bad_line(path, number, fault);
         continue;
       }
       const auto shard = known.find({item.at("unit"), item.at("group"), item.at("shard")});
@@ -126,7 +143,7 @@ absl::StatusOr<std::vector<std::vector<ShardTurn>>> read_order(const std::string
         return bad_line(path, number,
                         "the model has no shard " + item.at("shard").dump() + " of group " + item.at("group").dump() +
                             " of a unit " + item.at("unit").dump());
-      if (rank < 0 || rank >= ranks) return bad_line(path, number, "there is no rank " + std::to_string(rank));
+      if (rank < 0 || rank >= parties.ranks) return bad_line(path, number, "there is no rank " + std::to_string(rank));
       events[shard->second].push_back({item.at("event"), {rank, item.at("op") == "push"}});
     } catch (const json::exception&) {
       return bad_line(path, number, "it is no line of an order");

@@ -31,8 +31,15 @@ struct ShardEvent {
   bool is_push = false;
 };
 
-/// Writes the order of pushes and pulls ("sync": "record_order"): a first line that names the number of ranks, then a
-/// line of JSON for each event,
+/// Who takes part in a run. An order is played by the same alone.
+struct OrderParties {
+  int ranks = 0;
+  std::string owners;  ///< whose the shards are, as "sync.owners" has it: "ranks" or "servers"
+  int owner_count = 0;
+};
+
+/// Writes the order of pushes and pulls ("sync": "record_order"): a first line that names the ranks and the owners, then
+/// a line of JSON for each event,
 ///
 ///     {"event":12,"rank":0,"step":3,"op":"push","unit":"layers.0","group":0,"shard":1,"version":5}
 ///
@@ -41,7 +48,7 @@ struct ShardEvent {
 class OrderWriter {
  public:
   /// Makes the file anew if `is_first`: one rank does so before the others open it. Errors: as for any output file.
-  static absl::StatusOr<OrderWriter> open(const std::string& path, int ranks, bool is_first);
+  static absl::StatusOr<OrderWriter> open(const std::string& path, const OrderParties& parties, bool is_first);
   OrderWriter(OrderWriter&& other) noexcept;
   OrderWriter& operator=(OrderWriter&&) = delete;
   ~OrderWriter();  ///< writes what is left; an error goes to the log
@@ -72,8 +79,9 @@ absl::Status end_of_turns(const std::string& operation, int rank);
 absl::Status expect_turn(const ShardTurn& turn, bool is_push, const std::string& operation);
 
 /// Reads a file of OrderWriter. Returns the turns of each of `shards`, in order. Errors: 66, 77 where it cannot be
-/// read; 65, which name the line, where it is no such file, is of another number of ranks, or has other shards.
-absl::StatusOr<std::vector<std::vector<ShardTurn>>> read_order(const std::string& path, int ranks,
+/// read; 65, which name the line, where it is no such file, is of another number of ranks or other owners, or has other
+/// shards. A file of an earlier version names no owners.
+absl::StatusOr<std::vector<std::vector<ShardTurn>>> read_order(const std::string& path, const OrderParties& parties,
                                                                std::span<const ShardName> shards);
 
 }  // namespace tessera

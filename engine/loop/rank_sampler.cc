@@ -162,4 +162,46 @@ void RankSampler::load(torch::serialize::InputArchive& archive) {
   go_to(epoch, behind, static_cast<std::size_t>(taken));
 }
 
+StepSampler::StepSampler(std::size_t num_samples, std::int64_t batches, TakeStep take,
+                         const RankSamplerOptions& options)
+    : num_samples_(num_samples),
+      batches_(static_cast<std::size_t>(std::max<std::int64_t>(0, batches))),
+      take_(std::move(take)),
+      options_(options) {
+  expect_enough();
+}
+
+void StepSampler::expect_enough() const {
+  expect(num_samples_ > 0 && batches_ > 0, "StepSampler wants a sample or more, and a batch or more a step, got ",
+         num_samples_, " and ", batches_, ". hint: give it the data's size and the strategy's gradient_accumulation");
+}
+
+void StepSampler::reset(std::optional<std::size_t> new_size) {
+  if (!new_size) return;
+  num_samples_ = *new_size;
+  expect_enough();
+}
+
+std::optional<std::vector<std::size_t>> StepSampler::next(std::size_t batch_size) {
+  const std::size_t of_step = batch_size * batches_;
+  const std::size_t rest = num_samples_ % of_step;
+  const std::size_t steps = num_samples_ / of_step + (options_.tail == Tail::kPad && rest > 0 ? 1 : 0);
+  expect(steps > 0, "StepSampler: ", num_samples_, " samples do not fill one step of ", batches_, " batches of ",
+         batch_size, ". hint: take more samples, a smaller batch, or Tail::kPad");
+  if (given_ == 0) {
+    const std::optional<std::int64_t> taken = take_();
+    if (!taken) return std::nullopt;
+    step_ = static_cast<std::size_t>(*taken);
+  }
+  const Permutation order(num_samples_, options_.seed, static_cast<std::uint64_t>(step_ / steps));
+  std::vector<std::size_t> samples(batch_size);
+  std::size_t position = step_ % steps * of_step + given_ * batch_size;
+  for (std::size_t& sample : samples) {
+    const std::size_t wrapped = position++ % num_samples_;
+    sample = options_.shuffle ? static_cast<std::size_t>(order(wrapped)) : wrapped;
+  }
+  given_ = (given_ + 1) % batches_;
+  return samples;
+}
+
 }  // namespace tessera

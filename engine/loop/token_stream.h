@@ -32,6 +32,7 @@ class TokenStream {
   const TokenDataset& dataset() const { return *dataset_; }
   const DistributedSampler& sampler() const { return sampler_; }
   absl::Status deal(const MicrobatchRun& run) { return sampler_.deal(run); }
+  absl::Status go_to_step(std::int64_t step) { return sampler_.go_to_step(step); }
   absl::Status resume(const SamplerCursor& cursor) { return sampler_.resume(cursor); }
 
  private:

@@ -6,7 +6,6 @@
 
 #include "engine/asynchronous/hogwild_values.h"
 #include "engine/asynchronous/owned_shards.h"
-#include "engine/asynchronous/servers/served_shards.h"
 #include "engine/step/outer_place.h"
 #include "runtime/comm/local/local_collectives.h"
 #include "tessera/error.h"
@@ -59,7 +58,9 @@ void ReplicaSync::begin(const std::vector<std::unique_ptr<Unit>>& units, const M
       first_ = first.get();
       common_ = std::move(first);
     } else if (now_.has_servers()) {
-      push_to(std::make_unique<ServedShards>(units, plan, *board_, strategy_));
+      auto served = std::make_unique<ServedShards>(units, plan, *board_, strategy_);
+      served_ = served.get();
+      push_to(std::move(served));
     } else {
       push_to(std::make_unique<OwnedShards>(units, plan, *board_));
     }

@@ -17,6 +17,7 @@
 #include "engine/asynchronous/first_gradients.h"
 #include "engine/asynchronous/pulled_parameters.h"
 #include "engine/asynchronous/pulls.h"
+#include "engine/asynchronous/servers/served_shards.h"
 #include "engine/device/accelerator.h"
 #include "engine/step/outer_steps.h"
 #include "engine/step/step.h"
@@ -81,6 +82,8 @@ class ReplicaSync {
   /// Ranks with common parameters may have made different numbers of steps, so they always meet.
   bool is_due() const { return (outer_ && outer_->is_due()) || common_; }
   void step() { outer_ ? outer_->step() : common_->bring_together(); }  ///< REQUIRES: is_due
+  /// Returns this rank's side of the servers where workers come and go ("sync.elastic"); else null.
+  ServedShards* elastic() const { return now_.is_elastic() ? served_ : nullptr; }
   /// Returns the number of steps that this rank has skipped in `step`, since others had made them ("sync" backups).
   std::int64_t take_skipped() { return first_ ? first_->take_skipped() : 0; }
   void meet(Step& step) {
@@ -125,6 +128,7 @@ class ReplicaSync {
   std::unique_ptr<CommonParameters> common_;
   PushedParameters* pushed_ = nullptr;  ///< common_ if ranks push gradients to it; else null
   FirstGradients* first_ = nullptr;     ///< common_, with "backups"
+  ServedShards* served_ = nullptr;      ///< common_, where servers own the shards
   std::unique_ptr<Pulls> pulls_;
 };
 

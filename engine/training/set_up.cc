@@ -278,7 +278,7 @@ void Training::set_up_gradients() {
   footprint.allocated[MemoryCategory::kHostRecords] += compress_on_host(whole, {}, plan.outer_sums_on_host(), job);
   sync.begin(units, plan, axes, whole, job.accelerator, footprint.allocated);
   make_step();
-  if (plan.passes().steps_on_host || (device.is_queued && plan.gradients_below()))
+  if (plan.passes().steps_on_host || (device.is_queued && plan.gradients_below()) || sync.config().has_servers())
     gradients.reducer->on_reduced([this](const Unit& unit) { step->reduced(unit); });
   if (updates_in_backward()) {
     gradients.reducer->on_summed([this](Unit& unit, const UnitAgreement& agreed) {

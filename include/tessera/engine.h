@@ -1,6 +1,6 @@
 #pragma once
 
-// See docs/glossary.md: agreement, slot, unit.
+// See docs/glossary.md: agreement, dealt, slot, unit.
 
 #include <ATen/core/Tensor.h>
 #include <torch/nn/module.h>
@@ -267,6 +267,29 @@ class Engine {
   /// ask after each one and tell the data (TokenBatches::deal, RankSampler::deal). Throws Error (64) where ranks take
   /// turns, so that a rank's microbatches are no neighbours.
   MicrobatchRun microbatches() const;
+
+  /// Where workers come and go ("sync.elastic"), returns the number of the step whose data this worker takes next, from
+  /// 0, among `steps` that all workers make together: each is dealt to one worker, and again where that worker leaves
+  /// before it has made it. It returns nothing once all are made, and waits while other workers have the last ones. The
+  /// parameters are then the newest. Steps may be taken ahead; `step` makes them in the order in which they were taken.
+  /// Returns nothing, too, where the last steps were taken ahead by this worker itself, which has to make them first
+  /// (`steps_are_over` tells).
+  ///
+  ///   while (const auto step = engine.take_step(1000)) {
+  ///     batches.go_to_step(*step);
+  ///     while (!engine.step_is_due()) engine.backward(loss_of(batches.next()));
+  ///     engine.step();
+  ///   }
+  ///   if (engine.writes_results()) save_weights(engine, "weights.pt");
+  ///
+  /// Throws Error (64) without "sync.elastic", and where other workers make another number of steps; 75 where the
+  /// others do not come to an end in comm.timeout_s.
+  std::optional<std::int64_t> take_step(std::int64_t steps);
+  /// Returns whether `take_step` has told that all steps are made.
+  bool steps_are_over() const;
+  /// Returns whether this process writes what a run results in: rank 0, or, where workers come and go, one of those
+  /// that have come to the end.
+  bool writes_results() const;
 
   /// Runs a microbatch on a rank that has no batch while other ranks have one. It takes part in collectives and counts
   /// nothing, like a backward with weight 0 whose forward need not be run. It repeats the communication of this rank's

@@ -6,6 +6,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <vector>
@@ -149,6 +150,51 @@ class RankSampler : public torch::data::samplers::Sampler<> {
   bool goes_on_ = false;                 ///< whether nothing was taken since `resume` or `load`
   bool is_padded_ = true;                ///< whether this epoch is padded (Tail::kPad)
   std::shared_ptr<DealtSamples> dealt_;  ///< with `microbatches`: who gives the samples of epochs that are padded
+};
+
+/// Gives LibTorch's DataLoader the samples of the steps that this worker takes, where workers come and go
+/// ("sync.elastic"). Each step has samples of its own, `batches` batches of the loader, whoever makes it:
+///
+///   tessera::StepSampler sampler(*data.size(), engine.strategy().gradient_accumulation,
+///                                [&] { return engine.take_step(1000); });
+///   auto loader = torch::data::make_data_loader(data, sampler, batch_size);
+///   while (!engine.steps_are_over()) {
+///     for (auto& batch : *loader) {
+///       engine.backward(loss_of(batch));
+///       if (engine.step_is_due()) engine.step();
+///     }
+///   }
+///
+/// The loop around the loader is needed, since a loader that reads ahead takes steps ahead: an iteration ends where no
+/// step is left but those that the loader has taken. A program makes all batches of a loader, or ends: what it leaves
+/// out belongs to steps that stay its own. The last step of an epoch begins the order anew where samples do not fill it
+/// (Tail::kPad), or is left out (Tail::kDrop). All workers make it with the same numbers; `options.epoch` counts for
+/// nothing.
+class StepSampler : public torch::data::samplers::Sampler<> {
+ public:
+  using TakeStep = std::function<std::optional<std::int64_t>()>;
+
+  /// Throws tessera::Error (64) if there is no sample or no batch.
+  StepSampler(std::size_t num_samples, std::int64_t batches, TakeStep take, const RankSamplerOptions& options = {});
+
+  /// Changes nothing but the number of samples, if one is given.
+  void reset(std::optional<std::size_t> new_size = std::nullopt) override;
+  /// Returns indices of the next batch, of a step that it takes if the one before is over; nothing where `take` returns
+  /// none. Throws Error (64) where an epoch has no whole step (Tail::kDrop).
+  std::optional<std::vector<std::size_t>> next(std::size_t batch_size) override;
+
+  /// Save and load nothing: the servers know which steps are made.
+  void save(torch::serialize::OutputArchive&) const override {}
+  void load(torch::serialize::InputArchive&) override {}
+
+ private:
+  void expect_enough() const;
+
+  std::size_t num_samples_, batches_;
+  TakeStep take_;
+  RankSamplerOptions options_;
+  std::size_t step_ = 0;   ///< the step under way
+  std::size_t given_ = 0;  ///< batches of it that were given; 0: it is over
 };
 
 }  // namespace tessera

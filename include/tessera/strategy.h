@@ -464,6 +464,8 @@ struct AsynchronousConfig {
   /// round are applied in rank order. Empty: no bound.
   std::optional<std::int64_t> max_staleness = {};
   ShardOwners owners = ShardOwners::kRanks;  ///< used by asynchronous
+  /// Whether workers join and leave a run that goes on, each a job of one rank (Engine::take_step); used with servers.
+  bool elastic = false;
   AgeScale scale = AgeScale::kNone;
   StateSharing states = StateSharing::kOwn;  ///< used by hogwild
   DelayCompensationConfig delay_compensation = {};
@@ -503,6 +505,8 @@ struct SyncConfig {
   bool has_common_parameters() const { return is_asynchronous() || type == SyncType::kBackups; }
   /// Returns whether parameter servers own the shards.
   bool has_servers() const { return type == SyncType::kAsynchronous && asynchronous.owners == ShardOwners::kServers; }
+  /// Returns whether workers come and go.
+  bool is_elastic() const { return has_servers() && asynchronous.elastic; }
   /// Returns whether ranks read and write one copy of the parameters at the same time.
   bool is_hogwild() const { return type == SyncType::kHogwild; }
   /// Returns whether an outer optimizer makes the new weights.

@@ -61,6 +61,10 @@ class TokenBatches {
   /// call within a step.
   void deal(const MicrobatchRun& run);
 
+  /// Goes to the first microbatch of a step, counted from 0 over all epochs (Engine::take_step, where workers come and
+  /// go). Each step has samples of its own, whoever makes it. Throws Error (78) for a number below 0.
+  void go_to_step(std::int64_t step);
+
   /// Returns the place of the next microbatch, for a checkpoint. A cursor taken between two steps holds for any number
   /// of ranks.
   SamplerCursor cursor() const;

@@ -444,6 +444,9 @@ void bind_engine(py::module_& module) {
       .def("lr", py::overload_cast<>(&Engine::lr, py::const_), Released())
       .def("lr", py::overload_cast<const std::string&>(&Engine::lr, py::const_), Released())
       .def("step_is_due", &Engine::step_is_due)
+      .def("take_step", &Engine::take_step, Released())
+      .def("steps_are_over", &Engine::steps_are_over)
+      .def("writes_results", &Engine::writes_results)
       .def("microbatch", &Engine::microbatch)
       .def("microbatches",
            [](const Engine& engine) {

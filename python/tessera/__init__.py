@@ -17,7 +17,7 @@ expect_same_torch()
 from tessera import _native  # noqa: E402
 from tessera._built_with import VERSION as __version__  # noqa: E402
 from tessera._collectives import all_gather, all_reduce, barrier, broadcast, mean_over_ranks  # noqa: E402
-from tessera._data import RankSampler, SamplerCursor, TokenBatch, TokenBatches  # noqa: E402
+from tessera._data import RankSampler, SamplerCursor, StepSampler, TokenBatch, TokenBatches  # noqa: E402
 from tessera._engine import Engine, Evaluation, LoadedCheckpoint, backward, deferred_init, load_weights, plan, uneven  # noqa: E402
 from tessera._error import Error  # noqa: E402
 from tessera._job import init, local_rank, rank, seed_for_rank, world_size  # noqa: E402
@@ -34,7 +34,7 @@ PlannedMemory = _native.PlannedMemory
 Ranks = _native.Ranks
 
 __all__ = ["Bucket", "CommHook", "DataParallel", "Elements", "ElementwiseOptimizer", "Engine", "Error", "Evaluation", "LoadedCheckpoint",
-           "Matrix", "MatrixOptimizer", "PlannedMemory", "RankSampler", "Ranks", "SamplerCursor", "StepResult", "SyncBatchNorm",
+           "Matrix", "MatrixOptimizer", "PlannedMemory", "RankSampler", "Ranks", "SamplerCursor", "StepResult", "StepSampler", "SyncBatchNorm",
            "TokenBatch", "TokenBatches", "__version__", "all_gather", "all_reduce", "backward", "barrier", "broadcast", "convert_sync_batchnorm",
            "deferred_init", "init", "load_weights", "local_rank", "mean_over_ranks", "plan", "rank", "scaled_speedup",
            "scaling_efficiency", "seed_for_rank", "span", "start_trace", "sync_buffers", "uneven", "world_size", "write_trace"]

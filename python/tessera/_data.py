@@ -103,6 +103,13 @@ class TokenBatches:
         """
         self._native.deal(*_run("TokenBatches", run))
 
+    def go_to_step(self, step: int) -> None:
+        """Goes to the first microbatch of a step, counted from 0 over all epochs (`Engine.take_step`).
+
+        Each step has samples of its own, whoever makes it. Raises Error (78) for a number below 0.
+        """
+        self._native.go_to_step(step)
+
     def cursor(self) -> SamplerCursor:
         """Returns the place of the next microbatch, for `Engine.save_checkpoint(data=)` or `Engine.commit_durable`.
 
@@ -232,6 +239,52 @@ class RankSampler(Sampler[list[int]]):
     def steps_per_epoch(self) -> int:
         """Returns the number of optimizer steps in an epoch."""
         return self._native.steps_per_epoch()
+
+
+class StepSampler(Sampler[list[int]]):
+    """Gives a DataLoader the batches of the steps that this worker takes, where workers come and go ("sync.elastic").
+
+        sampler = tessera.StepSampler(engine, len(data), steps=1000, batch_size=32, seed=1)
+        loader = torch.utils.data.DataLoader(data, batch_sampler=sampler, num_workers=2)
+        while not engine.steps_are_over():
+            for inputs, targets in loader:
+                engine.backward(loss_of(model(inputs), targets))
+                if engine.step_is_due():
+                    engine.step()
+
+    Each of the `steps` that all workers make together has samples of its own: the strategy's gradient_accumulation
+    times `batch_size` of them, in an order that `seed` and the epoch choose. The loop around the loader is needed,
+    since a loader with workers takes steps ahead: an iteration ends where no step is left but those that it has taken.
+    A program makes all batches of a loader, or ends. The last step of an epoch begins the order anew where samples do
+    not fill it; `drop_last` leaves it out. All workers give the same numbers.
+
+    Raises Error (64) where there are not enough samples for a step.
+    """
+
+    def __init__(self, engine: Any, num_samples: int, *, steps: int, batch_size: int, seed: int = 0, shuffle: bool = True,
+                 drop_last: bool = False) -> None:
+        self.engine, self.steps, self.batch_size = engine, steps, batch_size
+        self.num_samples, self.seed, self.shuffle = num_samples, seed, shuffle
+        self.batches = engine.strategy["gradient_accumulation"]
+        of_step = self.batches * batch_size
+        self.steps_per_epoch = num_samples // of_step if drop_last else -(-num_samples // of_step)
+        if batch_size < 1 or self.steps_per_epoch < 1:
+            raise Error(f"StepSampler: {num_samples} samples do not fill one step of {self.batches} batches of {batch_size}. hint: take more "
+                        "samples, a smaller batch_size, or drop_last=False")
+
+    def batches_of(self, step: int) -> Iterator[list[int]]:
+        """Returns the samples of each batch of a step."""
+        epoch, place = divmod(step, self.steps_per_epoch)
+        order: Sequence[int] = range(self.num_samples)
+        if self.shuffle:
+            order = torch.randperm(self.num_samples, generator=torch.Generator().manual_seed(self.seed + epoch)).tolist()
+        begin = place * self.batches * self.batch_size
+        for first in range(begin, begin + self.batches * self.batch_size, self.batch_size):
+            yield [order[position % self.num_samples] for position in range(first, first + self.batch_size)]
+
+    def __iter__(self) -> Iterator[list[int]]:
+        while (step := self.engine.take_step(self.steps)) is not None:
+            yield from self.batches_of(step)
 
 
 def _sampling(who: str, seed: Any, shuffle: bool, tail: str, rank: int | None, world_size: int | None) -> _native.SamplerOptions:

@@ -159,6 +159,38 @@ class Engine:
         """Returns True if all microbatches of a step are there, so the next call is `step`."""
         return self._live().step_is_due()
 
+    def take_step(self, steps: int) -> int | None:
+        """Returns the number of the step whose data this worker takes next, where workers come and go ("sync.elastic").
+
+        It counts from 0, among `steps` that all workers make together. Each is dealt to one worker, and again where
+        that worker leaves before it has made it. Returns None once all are made, and waits while other workers have the
+        last ones; the parameters are then the newest. Steps may be taken ahead, and are made in the order in which they were
+        taken. Returns None, too, where the last steps were taken ahead by this worker itself (`steps_are_over` tells).
+
+            while (step := engine.take_step(1000)) is not None:
+                batches.go_to_step(step)
+                while not engine.step_is_due():
+                    engine.backward(loss_of(batches.next()))
+                engine.step()
+            if engine.writes_results():
+                engine.save_weights("weights.pt")
+
+        `StepSampler` asks it for a DataLoader. Raises Error (64) without "sync.elastic", and where other workers make
+        another number of steps; 75 where the others do not come to an end in comm.timeout_s.
+        """
+        return self._live().take_step(steps)
+
+    def steps_are_over(self) -> bool:
+        """Returns whether `take_step` has told that all steps are made."""
+        return self._live().steps_are_over()
+
+    def writes_results(self) -> bool:
+        """Returns whether this process writes what a run results in.
+
+        That is rank 0, or, where workers come and go, one of those that have come to the end.
+        """
+        return self._live().writes_results()
+
     def microbatch(self) -> int:
         """Returns the number of the microbatch that this rank computes next, among those of its step on all ranks.
 

@@ -161,6 +161,18 @@ std::int64_t DistributedSampler::sample_at(std::int64_t position) const {
 
 void DistributedSampler::set_epoch(std::int64_t epoch) { start(epoch, 0); }
 
+absl::Status DistributedSampler::go_to_step(std::int64_t step) {
+  if (step < 0)
+    return make_error(
+        ExitCode::kConfig,
+        fmt::format("sampler: there is no step {}. hint: steps count from 0, as Engine::take_step returns "
+                    "them",
+                    step));
+  const std::int64_t steps = steps_per_epoch();
+  start(step / steps, step % steps * options_.global_batch());
+  return absl::OkStatus();
+}
+
 std::int64_t DistributedSampler::steps_per_epoch() const {
   const std::int64_t step = options_.global_batch();
   return options_.num_samples / step + (options_.tail == Tail::kPad && options_.num_samples % step != 0);

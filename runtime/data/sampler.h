@@ -62,6 +62,8 @@ class DistributedSampler {
 
   /// Starts `epoch` from its first sample.
   void set_epoch(std::int64_t epoch);
+  /// Goes to the beginning of a step, counted from 0 over all epochs. Error: 78 for a number below 0.
+  absl::Status go_to_step(std::int64_t step);
   std::int64_t epoch() const { return epoch_; }
   /// Returns whether this epoch has no further step.
   bool is_over() const { return consumed_ >= end_; }

@@ -8,7 +8,9 @@
 #include <map>
 #include <set>
 #include <sstream>
+#include <thread>
 
+#include "tests/support/limits/patience.h"
 #include "tests/support/workplace.h"
 
 namespace tessera::testing {
@@ -223,6 +225,85 @@ TEST_F(Train, ParameterServersGiveTheBitsOfShardsThatRanksOwnOnOneHostAndOnTwo) 
   EXPECT_EQ(losses("ranks").size(), 3u);
   EXPECT_EQ(losses("servers"), losses("ranks"));
   EXPECT_EQ(losses("on two hosts"), losses("ranks"));
+}
+
+TEST_F(Train, ParameterServerThatIsKilledStartsAgainAndTheRunKeepsItsBits) {
+  write_file(path("servers.json"), whole_gradients(R"(, "sync": {"type": "asynchronous", "owners": "servers"})"));
+  const Words steps = {"--steps", "120"};
+  run(launch(1, {"--servers", "1"}) + train(path("servers.json"), "unbroken", steps));
+  // The server is the process that has the address among its words.
+  const std::string kill_server = "(until test \"$(wc -l < '" + path("broken") + "')\" -ge 6; do sleep 0.02; done; " +
+                                  R"(for each in $(grep -lszFx -- "$TESSERA_SERVERS" /proc/[0-9]*/cmdline); do
+                                       each=${each#/proc/}; kill -9 ${each%/cmdline}
+                                     done) 2>/dev/null & exec "$@")";
+  const Words keep = {"--servers", "1", "--servers-state", path("state"), "--servers-lose", "0"};
+  const Ended ended =
+      run(launch(1, keep) + Words{"sh", "-c", kill_server, "sh"} + train(path("servers.json"), "broken", steps));
+  EXPECT_THAT(ended.err, AllOf(HasSubstr("parameter server 0 has ended: signal 9"), HasSubstr("it starts again"),
+                               HasSubstr("that are lost: 0")));
+  EXPECT_EQ(losses("broken").size(), 120u);
+  EXPECT_EQ(losses("broken"), losses("unbroken"));
+}
+
+/// Returns how often a run of workers has told of each step: [step, such as "3/12"].
+std::multiset<std::string> steps_told_of(const std::string& out) {
+  std::multiset<std::string> told;
+  std::istringstream words(out);
+  for (std::string word, next; words >> word;)
+    if (word == "step" && words >> next) told.insert(next);
+  return told;
+}
+
+TEST_F(Train, WorkersThatComeAndGoMakeEachStepOnceAndOneOfThemWritesTheWeights) {
+  const auto write_elastic = [&](const std::string& value) {
+    write_file(path("elastic.json"),
+               whole_gradients(R"(, "sync": {"type": "asynchronous", "owners": "servers", "elastic": )" + value + "}"));
+  };
+  write_elastic("true");
+  const Words start = {TESSERA_PROGRAM, "launch", "--workers", "1:3", "--servers", "2", "--"};
+  Words command = train(path("elastic.json"), "metrics");
+  const Ended refused = run_program(start + command, path("run"));
+  EXPECT_EQ(refused.code, 64) << refused.err;
+  EXPECT_THAT(refused.err, HasSubstr("--metrics does not go with workers that come and go"));
+  command.resize(command.size() - 2);  // it writes no metrics
+  const Ended ended = run(start + command + Words{"--steps", "12", "--save-weights", path("weights.pt")});
+  const auto told = steps_told_of(ended.out);
+  for (int step = 1; step <= 12; ++step)
+    EXPECT_EQ(told.count(std::to_string(step) + "/12"), 1u) << step << " in " << ended.out;
+  EXPECT_TRUE(std::filesystem::exists(path("weights.pt")));
+  write_elastic("false");
+  const Ended fixed = run_program(start + command, path("run"));
+  EXPECT_EQ(fixed.code, 78) << fixed.err;
+  EXPECT_THAT(fixed.err, HasSubstr("set \"elastic\": true"));
+}
+
+TEST_F(Train, WorkersOfAnotherLauncherJoinWithTheSecretAlone) {
+  write_file(path("elastic.json"),
+             whole_gradients(R"(, "sync": {"type": "asynchronous", "owners": "servers", "elastic": true})"));
+  Words command = train(path("elastic.json"), "metrics");
+  command.resize(command.size() - 2);  // it writes no metrics
+  Program servers(Words{TESSERA_PROGRAM, "launch", "--workers", "1", "--servers", "2", "--secret", path("secret"), "--",
+                        "/bin/sh", "-c", "until test -e " + path("weights.pt") + "; do sleep 0.05; done"},
+                  path("servers"));
+  const std::string before = "workers join by --join ";
+  for (Deadline limit(std::chrono::seconds(60)); servers.err().find(before) == std::string::npos;) {
+    ASSERT_FALSE(limit.passed()) << servers.err();
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  }
+  std::string at;
+  std::istringstream(servers.err().substr(servers.err().find(before) + before.size())) >> at;
+  const auto join = [&](const std::string& secret) {
+    return Words{TESSERA_PROGRAM, "launch", "--workers", "1:2", "--join", at, "--secret", secret, "--"} + command +
+           Words{"--save-weights", path("weights.pt")};
+  };
+  write_file(path("another"), "a secret of another job");
+  std::filesystem::permissions(path("another"), std::filesystem::perms::owner_read);
+  const Ended stranger = run_program(join(path("another")), path("run"));
+  EXPECT_EQ(stranger.code, 77) << stranger.err;
+  EXPECT_THAT(stranger.err, HasSubstr("the secret is another one"));
+  const auto told = steps_told_of(run(join(path("secret"))).out);
+  for (const char* step : {"1/3", "2/3", "3/3"}) EXPECT_EQ(told.count(step), 1u) << step;
+  EXPECT_EQ(servers.wait(60).code, 0) << servers.err();
 }
 
 TEST_F(Train, RunWithBackupsSavesOnItsWayAndEndsAtItsSteps) {

@@ -58,6 +58,7 @@ const std::vector<std::string>& surroundings() {
       R"({"sync": {"type": "diloco", "every": 7}})",
       R"({"sync": {"type": "streaming_diloco", "every": 16}})",
       R"({"strategy": "SHARD_OPTIMIZER", "sync": {"type": "asynchronous"}})",
+      R"({"strategy": "SHARD_OPTIMIZER", "sync": {"type": "asynchronous", "owners": "servers"}})",
       R"({"strategy": "SHARD_OPTIMIZER", "sync": {"type": "asynchronous", "delay_compensation": {"lambda": 1, "adaptive": true}}})",
       R"({"strategy": "SHARD_OPTIMIZER", "sync": {"type": "hogwild"}})",
       R"({"strategy": "SHARD_OPTIMIZER", "sync": {"type": "backups"}})",

@@ -289,6 +289,34 @@ TEST(Sampler, DealtRunsCoverEachStepOnceAndTheirCursorGoesOnAnywhere) {
     EXPECT_THAT(message_of(slow.deal(wrong)), HasSubstr("a step has 8")) << wrong.begin;
 }
 
+TEST(Sampler, StepByItsNumberHasTheSamplesThatItHasInOrder) {
+  SamplerOptions options{.num_samples = 23, .batch = 2, .accumulation = 3, .seed = 5};
+  for (const Tail tail : {Tail::kDrop, Tail::kPad}) {
+    options.tail = tail;
+    DistributedSampler in_order = make(options);
+    std::vector<std::vector<Samples>> steps(9);  // more than two epochs have so many
+    Samples own(2);
+    for (auto& step : steps) {
+      for (int i = 0; i < 3; ++i) {
+        if (!in_order.next(own)) {
+          in_order.set_epoch(in_order.epoch() + 1);
+          ASSERT_TRUE(in_order.next(own));
+        }
+        step.push_back(own);
+      }
+    }
+    DistributedSampler jumps = make(options);
+    for (const std::size_t step : {4, 0, 8, 5, 4}) {
+      ASSERT_TRUE(jumps.go_to_step(static_cast<std::int64_t>(step)).ok());
+      for (const Samples& wanted : steps[step]) {
+        ASSERT_TRUE(jumps.next(own));
+        EXPECT_EQ(own, wanted) << step;
+      }
+    }
+    EXPECT_THAT(message_of(jumps.go_to_step(-1)), HasSubstr("there is no step -1"));
+  }
+}
+
 TEST(Sampler, MicrobatchesThatTheRanksDoNotDivideAreDealtInRuns) {
   SamplerOptions options{.num_samples = 30, .batch = 2, .accumulation = 7, .seed = 5};
   DistributedSampler one = make(options);

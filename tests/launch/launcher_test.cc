@@ -8,6 +8,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <signal.h>
+#include <stdlib.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
@@ -23,8 +24,10 @@
 #include <functional>
 #include <sstream>
 
+#include "runtime/base/status.h"
 #include "tests/launch/launched.h"
 #include "tests/support/limits/patience.h"
+#include "workshop/launch/job_secret.h"
 
 namespace tessera {
 namespace {
@@ -80,6 +83,34 @@ TEST(Launch, ServerThatEndsIsTheFirstCause) {
   EXPECT_THAT(launcher.err, HasSubstr("parameter server 0"));
 }
 
+TEST(Launch, ServerThatKeepsItsShardsStartsAgainOnItsAddress) {
+  const Folder folder;
+  auto options = shell(1, "until test -e " + (folder / "again") + "; do sleep 0.05; done");
+  options.servers = 1;
+  options.servers_state = folder / "state";
+  options.servers_lose = 4;
+  options.tessera =
+      server_script(folder, "echo serves \"$@\"\nif mkdir " + (folder / "first") + "; then kill -9 $$; fi\ntouch " +
+                                (folder / "again") + "\nexec sleep 1000");
+  Launcher launcher(options);
+  EXPECT_EQ(launcher.wait(), 0);
+  const std::string::size_type first = launcher.err.find("[server 0] serves serve --listen 127.0.0.1:");
+  ASSERT_NE(first, std::string::npos) << launcher.err;
+  const std::string line = launcher.err.substr(first, launcher.err.find('\n', first) - first);
+  EXPECT_THAT(line, HasSubstr(" --state " + (folder / "state") + " --lose 4"));
+  EXPECT_NE(launcher.err.find(line, first + 1), std::string::npos) << launcher.err;
+  EXPECT_THAT(launcher.err, HasSubstr("parameter server 0 has ended: signal 9"));
+  EXPECT_THAT(launcher.err, HasSubstr("it starts again"));
+}
+
+TEST(Launch, KeptShardsWithoutServersAreRefused) {
+  auto options = shell(1, "true");
+  options.servers_state = "state";
+  Launcher launcher(options);
+  EXPECT_EQ(launcher.wait(), 64);
+  EXPECT_THAT(launcher.err, HasSubstr("no parameter servers"));
+}
+
 TEST(Launch, RanksThatAllFailBesideServersAreAFailure) {
   const Folder folder;
   auto options = shell(2, "exit 65");
@@ -87,6 +118,123 @@ TEST(Launch, RanksThatAllFailBesideServersAreAFailure) {
   options.tessera = server_script(folder, "exec sleep 1000");
   Launcher launcher(options);
   EXPECT_EQ(launcher.wait(), 65);
+}
+
+/// Returns options for workers that come and go, beside a server that ends by SIGUSR1, as `tessera serve` does.
+/// `script` runs once the server does.
+LaunchOptions elastic(const Folder& folder, const WorkerRange& workers, const std::string& script) {
+  auto options = shell(workers.most, "until test -e " + (folder / "serves") + "; do sleep 0.01; done; " + script);
+  options.workers = workers;
+  options.servers = 1;
+  options.tessera =
+      server_script(folder, "trap 'exit 0' USR1; touch " + (folder / "serves") + "; while true; do sleep 0.05; done");
+  return options;
+}
+
+TEST(Launch, KilledWorkerBeginsAnewAndTheOthersGoOn) {
+  const Folder folder;
+  const std::string again = folder / "again", once = folder / "once";
+  auto options =
+      elastic(folder, {1, 3},
+              "echo r=$RANK w=$WORLD_SIZE n=$TESSERA_WORKER at=$TESSERA_SERVERS; if test $TESSERA_WORKER = 1; "
+              "then mkdir " +
+                  once + " 2>/dev/null && kill -9 $$; touch " + again + "; fi; until test -e " + again +
+                  "; do sleep 0.01; done");
+  options.max_restarts = 1;
+  Launcher launcher(options);
+  EXPECT_EQ(launcher.wait(), 0);
+  EXPECT_THAT(launcher.err,
+              AllOf(HasSubstr("worker 1 has ended: signal 9"), HasSubstr("the others go on"),
+                    HasSubstr("restart 1 of 1: worker 1 begins anew"), HasSubstr("workers join by --join 127.0.0.1:")));
+  EXPECT_THAT(launcher.out, AllOf(HasSubstr("[worker 0] r=0 w=1 n=0 at=127.0.0.1:"),
+                                  HasSubstr("[worker 2] r=0 w=1 n=2 at=127.0.0.1:")));
+  const std::string of_one = "[worker 1] r=0 w=1 n=1";
+  EXPECT_NE(launcher.out.find(of_one), launcher.out.rfind(of_one)) << "it has begun twice";
+}
+
+TEST(Launch, TooFewWorkersAreAFailure) {
+  const Folder folder;
+  auto options = elastic(folder, {2, 3}, "test $TESSERA_WORKER = 2 && exec sleep 1000; exit 65");
+  options.grace_s = 0.1;
+  Launcher launcher(options);
+  EXPECT_EQ(launcher.wait(), 65);
+  EXPECT_THAT(launcher.err, Not(HasSubstr("begins anew")));
+}
+
+TEST(Launch, WorkerThatWouldFailAgainIsNotStartedAgain) {
+  const Folder folder;
+  auto options = elastic(folder, {1, 2}, "exit 78");
+  options.max_restarts = 5;
+  Launcher launcher(options);
+  EXPECT_EQ(launcher.wait(), 78);
+  EXPECT_THAT(launcher.err, Not(HasSubstr("begins anew")));
+}
+
+TEST(Launch, WorkersThatJoinAreGivenServersAndSecret) {
+  const Folder folder;
+  const std::string secret = random_secret().value_or("");
+  std::ofstream(folder / "secret") << secret << "\n";
+  std::filesystem::permissions(folder / "secret", std::filesystem::perms::owner_read);
+  auto options = shell(2, "test $TESSERA_WORKER = 0 && kill -9 $$; echo at=$TESSERA_SERVERS $TESSERA_SERVERS_SECRET");
+  options.workers = {1, 2};
+  options.join = "10.0.0.5:4711,10.0.0.5:4712";
+  options.secret_file = folder / "secret";
+  Launcher launcher(options);
+  EXPECT_EQ(launcher.wait(), 0);
+  EXPECT_THAT(launcher.out, HasSubstr("[worker 1] at=10.0.0.5:4711,10.0.0.5:4712 " + secret + "\n"));
+}
+
+TEST(Launch, OptionsOfWorkersThatDoNotFitAreRefused) {
+  ::unsetenv("TESSERA_SERVERS_SECRET");
+  const auto error_with = [](const std::function<void(LaunchOptions&)>& change) {
+    auto options = shell(2, "true");
+    options.workers = {1, 2};
+    options.join = "127.0.0.1:1";
+    options.secret_file = "/nowhere/secret";
+    change(options);
+    Launcher launcher(options);
+    EXPECT_NE(launcher.wait(), 0);
+    return launcher.err;
+  };
+  EXPECT_THAT(error_with([](LaunchOptions&) {}), HasSubstr("cannot be opened"));
+  EXPECT_THAT(error_with([](LaunchOptions& o) { o.secret_file.clear(); }), HasSubstr("has to know its secret"));
+  EXPECT_THAT(error_with([](LaunchOptions& o) { o.servers = 1; }), HasSubstr("need servers"));
+  EXPECT_THAT(error_with([](LaunchOptions& o) { o.join.clear(); }), HasSubstr("need servers"));
+  EXPECT_THAT(error_with([](LaunchOptions& o) { o.workers = {}; }), HasSubstr("--workers 1:8"));
+  EXPECT_THAT(error_with([](LaunchOptions& o) { o.workers.least = 0; }), HasSubstr("make no sense"));
+  EXPECT_THAT(error_with([](LaunchOptions& o) { o.pretended_hosts = {1, 1}; }), HasSubstr("start on this machine"));
+}
+
+TEST(JobSecret, FileIsMadeForThisUserAloneAndReadAgain) {
+  const Folder folder;
+  const std::string file = folder / "secret";
+  EXPECT_THAT(message_of(job_secret(file, /*makes_file=*/false).status()), HasSubstr("cannot be opened"));
+  const auto made = job_secret(file, /*makes_file=*/true);
+  ASSERT_TRUE(made.ok()) << made.status();
+  EXPECT_EQ(made->size(), 32u);
+  using std::filesystem::perms;
+  EXPECT_EQ(std::filesystem::status(file).permissions(), perms::owner_read | perms::owner_write);
+  EXPECT_EQ(job_secret(file, /*makes_file=*/false).value_or(""), *made);
+  EXPECT_EQ(job_secret(file, /*makes_file=*/true).value_or(""), *made);
+  EXPECT_NE(random_secret().value_or(*made), *made);
+}
+
+TEST(JobSecret, FilesThatAreNoSecretsAreRefused) {
+  const Folder folder;
+  const auto error_of = [&](const std::string& name) {
+    return message_of(job_secret(folder / name, /*makes_file=*/false).status());
+  };
+  using std::filesystem::perms;
+  for (const auto& [name, mode] : {std::pair("group", perms::group_read), std::pair("others", perms::others_write)}) {
+    std::ofstream(folder / name) << "a secret that others know\n";
+    std::filesystem::permissions(folder / name, perms::owner_read | mode);
+    EXPECT_THAT(error_of(name), HasSubstr("chmod 600"));
+  }
+  std::ofstream(folder / "long") << std::string(300, 'x');
+  std::filesystem::permissions(folder / "long", perms::owner_read);
+  EXPECT_THAT(error_of("long"), HasSubstr("longer than a secret may be"));
+  std::filesystem::create_directory(folder / "folder");
+  EXPECT_THAT(error_of("folder"), HasSubstr("no regular file"));
 }
 
 TEST(Launch, LinesOfRanksAreNotTorn) {

@@ -34,6 +34,21 @@ TEST(RankEnvironment, StrictOptionSetsTesseraStrict) {
   EXPECT_THAT(rank_environment(options, {}, 0, {"TESSERA_STRICT=0"}), Contains("TESSERA_STRICT=1"));
 }
 
+TEST(RankEnvironment, WorkerThatComesAndGoesIsAJobOfOneRank) {
+  LaunchOptions options;
+  options.ranks = 3;
+  options.workers = {1, 3};
+  const std::vector<std::string> environment = rank_environment(options, {}, 2, {"TESSERA_HOSTS=1,2"});
+  EXPECT_THAT(environment, Contains("TESSERA_WORKER=2"));
+  const auto topology = resolve(environment);
+  ASSERT_TRUE(topology.ok()) << topology.status();
+  EXPECT_EQ(topology->rank, 0);
+  EXPECT_EQ(topology->world_size, 1);
+  options.workers = {};
+  EXPECT_THAT(rank_environment(options, {}, 2, {"TESSERA_WORKER=2"}), Not(Contains("TESSERA_WORKER=2")))
+      << "a job that a worker starts";
+}
+
 /// `resolve_topology` understands the launcher's variables, whatever started the launcher.
 TEST(RankEnvironment, VariablesAreUnderstoodInsideOtherLaunchers) {
   const std::vector<std::vector<std::string>> around = {

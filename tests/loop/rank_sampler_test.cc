@@ -466,5 +466,50 @@ TEST(SeedForRank, LowBitsOfSeedsDifferBetweenRanks) {
   EXPECT_NE(seed_for_rank(1, 1), seed_for_rank(2, 0));
 }
 
+/// Returns what makes a StepSampler take the steps 0, 1, ... below `steps`.
+StepSampler::TakeStep steps_below(std::int64_t steps) {
+  return [steps, next = std::int64_t{0}]() mutable { return next < steps ? std::optional(next++) : std::nullopt; };
+}
+
+TEST(StepSampler, EachStepHasSamplesOfItsOwnAndAnEpochHasEachOnce) {
+  for (const Tail tail : {Tail::kPad, Tail::kDrop}) {
+    const std::int64_t of_epoch = tail == Tail::kPad ? 4 : 3;  // steps of 2 batches of 3 samples
+    StepSampler sampler(23, /*batches=*/2, steps_below(2 * of_epoch), {.seed = 1, .tail = tail});
+    std::vector<Samples> epochs(2);
+    for (Samples& epoch : epochs) {
+      for (std::int64_t batch = 0; batch < 2 * of_epoch; ++batch) {
+        const auto samples = sampler.next(3);
+        ASSERT_TRUE(samples.has_value());
+        EXPECT_EQ(samples->size(), 3u);
+        epoch.insert(epoch.end(), samples->begin(), samples->end());
+      }
+      const std::set<std::size_t> different(epoch.begin(), epoch.end());
+      EXPECT_EQ(different.size(), tail == Tail::kPad ? 23u : 18u);
+    }
+    EXPECT_FALSE(sampler.next(3).has_value());
+    EXPECT_NE(epochs[0], epochs[1]);
+    StepSampler late(23, 2, [] { return std::optional<std::int64_t>(5); }, {.seed = 1, .tail = tail});
+    const auto wanted = epochs[1].begin() + 6 * (5 - of_epoch);
+    EXPECT_EQ(late.next(3), std::optional(Samples(wanted, wanted + 3))) << "whoever makes step 5";
+  }
+}
+
+TEST(StepSampler, IterationThatBeginsAnewGoesOnWithTheNextStep) {
+  StepSampler sampler(8, /*batches=*/1, steps_below(3), {.shuffle = false});
+  EXPECT_EQ(sampler.next(2), std::optional(Samples{0, 1}));
+  sampler.reset();
+  EXPECT_EQ(sampler.next(2), std::optional(Samples{2, 3})) << "a new iteration goes on";
+  sampler.reset(6);
+  EXPECT_EQ(sampler.next(2), std::optional(Samples{4, 5}));
+  EXPECT_FALSE(sampler.next(2).has_value());
+}
+
+TEST(StepSampler, NumbersWithoutAStepAreRefused) {
+  EXPECT_NE(usage_error_of([] { StepSampler(0, 1, steps_below(1)); }).find("a sample or more"), std::string::npos);
+  EXPECT_NE(usage_error_of([] { StepSampler(5, 0, steps_below(1)); }).find("a batch or more"), std::string::npos);
+  StepSampler sampler(5, 2, steps_below(1), {.tail = Tail::kDrop});
+  EXPECT_NE(usage_error_of([&] { sampler.next(3); }).find("do not fill one step"), std::string::npos);
+}
+
 }  // namespace
 }  // namespace tessera::testing

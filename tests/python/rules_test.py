@@ -1,10 +1,13 @@
-"""A Python program's own rules, and TokenBatches, do what those of C++ do."""
+"""A Python program's own rules, TokenBatches and workers that come and go do what those of C++ do."""
 
+import collections
+import json
+import pathlib
 import sys
 import tempfile
 import unittest
 
-from launched import RANKS, main, run, run_forked_files
+from launched import RANKS, TESSERA, main, run, run_forked_files
 
 
 class RulesTest(unittest.TestCase):
@@ -26,6 +29,22 @@ class TokensTest(unittest.TestCase):
             code, output = run_forked_files(["tessera"], (1, "tokens_ranks.py", folder), (2, "tokens_ranks.py", folder))
             self.assertEqual(code, 0, output)
             self.assertEqual(output.count("batches like those of C++"), 3, output)
+
+
+class WorkersTest(unittest.TestCase):
+    def test_killed_worker_begins_anew_and_each_step_is_made_once(self):
+        with tempfile.TemporaryDirectory() as folder:
+            code, output = run([TESSERA, "launch", "--workers", "1:2", "--servers", "1", "--max-restarts", "1", "--", sys.executable, "-B",
+                                RANKS / "workers_ranks.py", folder])
+            self.assertEqual(code, 0, output)
+            self.assertIn("restart 1 of 1: worker 1 begins anew", output)
+            self.assertEqual(output.count("this worker has written the weights"), 1, output)
+            self.assertTrue((pathlib.Path(folder) / "weights.pt").exists())
+            steps = [json.loads(line) for line in (pathlib.Path(folder) / "made").read_text().splitlines()]
+            self.assertEqual(len(steps), 12)
+            counts = collections.Counter(sample for step in steps for sample in step)
+            self.assertEqual(set(counts), set(range(40)), "ten steps have all samples, and two steps are of the next epoch")
+            self.assertEqual(sorted(counts.values()), [1] * 32 + [2] * 8)
 
 
 if __name__ == "__main__":

@@ -131,8 +131,12 @@ int run_replay(const ReplayCommand& command);
 /// The options of `tessera serve`.
 struct ServeCommand {
   std::string listen = "127.0.0.1:0";  ///< HOST:PORT; port 0: a free one
+  std::string state;                   ///< folder in which shards are kept (KeepOptions); empty: they are not
+  std::int64_t lose = 16;              ///< KeepOptions::lose
+  std::string offload;                 ///< folder for scratch files in which shards lie; empty: they are in memory
 };
-/// Serves shards to ranks with "sync": {"owners": "servers"}, until SIGTERM or SIGINT comes. Prints where it listens.
+/// Serves shards to ranks with "sync": {"owners": "servers"}, until SIGTERM or SIGINT comes, or, after SIGUSR1, until
+/// no worker is there. Prints where it listens.
 int run_serve(const ServeCommand& command);
 
 /// The options of `tessera sample`.

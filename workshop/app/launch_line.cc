@@ -48,6 +48,23 @@ absl::StatusOr<std::vector<int>> pretended_hosts(const std::string& text, int ra
   return hosts == 1 ? std::vector<int>() : std::vector<int>(static_cast<std::size_t>(hosts), ranks / hosts);
 }
 
+/// Reads the text of --workers: the fewest and the most workers, or one number for both.
+absl::StatusOr<WorkerRange> worker_range(const std::string& text) {
+  WorkerRange range;
+  const char* const end = text.data() + text.size();
+  std::from_chars_result read = std::from_chars(text.data(), end, range.least);
+  range.most = range.least;
+  if (read.ec == std::errc() && read.ptr != end && *read.ptr == ':')
+    read = std::from_chars(read.ptr + 1, end, range.most);
+  if (read.ec == std::errc() && read.ptr == end && range.least >= 1 && range.least <= range.most &&
+      range.most <= kMostLaunched)
+    return range;
+  return make_error(ExitCode::kUsage, "launch: --workers " + quoted_text(text) +
+                                          ": want the fewest and the most, from "
+                                          "1 to " +
+                                          std::to_string(kMostLaunched) + ". hint: write --workers 1:8");
+}
+
 /// Returns the words of --ssh, between blanks.
 std::vector<std::string> words_of(const std::string& text) {
   std::istringstream stream(text);
@@ -74,6 +91,22 @@ void LaunchLine::add_ranks() {
                    "parameter servers beside the ranks, on this machine (\"sync\": {\"owners\": \"servers\"})")
       ->transform(integer_from(0, kMostLaunchedServers))
       ->capture_default_str();
+  command_->add_option("--servers-state", options.servers_state,
+                       "folder in which servers keep their shards; one that is killed is started again and goes on");
+  command_->add_option(
+      "--servers-offload", options.servers_offload,
+      "folder on a local disk for scratch files in which servers' shards lie; else they are in memory");
+  command_
+      ->add_option("--servers-lose", options.servers_lose,
+                   "with --servers-state: the most pushes to each shard that the end of a server may lose")
+      ->transform(integer_from(0, 1 << 20));
+  command_->add_option("--workers", workers_,
+                       "workers that come and go, each a job of one rank: 1:8 starts 8 and goes on with 1 (\"sync\": "
+                       "{\"elastic\": true})");
+  command_->add_option("--join", options.join,
+                       "servers of a job that runs, HOST:PORT,HOST:PORT, as its launcher printed them; with --workers");
+  command_->add_option("--secret", options.secret_file,
+                       "file with the secret of servers and workers; the launcher with --servers makes a missing one");
   command_
       ->add_option("--pretend-hosts", pretended_,
                    "hosts that ranks are told of, for tests, or the ranks of each: 2,3; all are started here")
@@ -137,9 +170,22 @@ std::string LaunchLine::take_words() {
   return "";
 }
 
+absl::Status LaunchLine::take_workers() {
+  for (const char* option : {"--ranks", "--hosts", "--hostfile", "--pretend-hosts", "--ssh", "--env"})
+    if (command_->count(option) > 0)
+      return make_error(ExitCode::kUsage,
+                        std::string("launch: ") + option +
+                            " is for ranks of one job, and workers that come and go are jobs of their own, on this "
+                            "machine. hint: leave it out; on each other host run tessera launch --join");
+  TESSERA_ASSIGN_OR_RETURN(options.workers, worker_range(workers_));
+  options.ranks = options.workers.most;
+  return absl::OkStatus();
+}
+
 absl::Status LaunchLine::take_hosts() {
   const auto given = [&](const char* option) { return command_->count(option) > 0; };
   const auto wrong = [](const std::string& text) { return make_error(ExitCode::kUsage, "launch: " + text); };
+  if (given("--workers")) return take_workers();
   if (!given("--hosts") && !given("--hostfile")) {
     for (const char* option : {"--ssh", "--address", "--env"})
       if (given(option))

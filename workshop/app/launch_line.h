@@ -28,9 +28,11 @@ class LaunchLine {
   /// Reads --hosts or --hostfile, else --pretend-hosts. Errors: those of host_list.h; 64 for options that need several
   /// hosts, and for pretended hosts that are no numbers or do not hold the ranks.
   absl::Status take_hosts();
+  /// Reads --workers. Error: 64 for a range that makes no sense, and for options that are for ranks of one job.
+  absl::Status take_workers();
 
   CLI::App* command_ = nullptr;
-  std::string hosts_, hostfile_, ssh_, pretended_ = "1";
+  std::string hosts_, hostfile_, ssh_, pretended_ = "1", workers_;
 };
 
 }  // namespace tessera::app

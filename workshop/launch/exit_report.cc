@@ -123,6 +123,12 @@ std::string explain(const RankExit& exit, std::optional<int> code_of_tessera) {
   return fmt::format("exit code {} ({})", exit.code(), meaning);
 }
 
+bool fails_again(int code) {
+  for (const ExitCode lasting : {ExitCode::kUsage, ExitCode::kNoInput, ExitCode::kPermission, ExitCode::kConfig})
+    if (code == static_cast<int>(lasting)) return true;
+  return false;
+}
+
 std::string failure_report(const std::vector<RankRecord>& records, const RankRecord& cause) {
   constexpr const char* kRule = "------------------------------------------------------------------------\n";
   std::string text = kRule;

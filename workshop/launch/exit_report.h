@@ -44,6 +44,9 @@ const RankRecord* first_cause(const std::vector<RankRecord>& records);
 /// (SIGKILL): killed from outside, perhaps by the out-of-memory killer ...".
 std::string explain(const RankExit& exit, std::optional<int> code_of_tessera);
 
+/// Returns whether the same program would fail with `code` again, whatever happens to the machine: 64, 66, 77, 78.
+bool fails_again(int code);
+
 /// Returns the block that is printed last: ranks in one line each (only failed ranks, if there are many), then the
 /// first cause with its last words. If the cause is "a peer was lost" and a rank had ended with success before, it says
 /// so: nothing failed, but that rank did less than the other ranks.

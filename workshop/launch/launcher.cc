@@ -3,12 +3,10 @@
 #include <arpa/inet.h>
 #include <fmt/format.h>
 #include <stdlib.h>
-#include <sys/random.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <array>
 #include <cerrno>
 #include <cstdint>
 #include <filesystem>
@@ -22,11 +20,14 @@
 #include "runtime/base/text.h"
 #include "workshop/launch/host_job.h"
 #include "workshop/launch/hosts/job_address.h"
+#include "workshop/launch/job_secret.h"
 #include "workshop/launch/process_scope.h"
 #include "workshop/launch/supervisor.h"
 
 namespace tessera {
 namespace {
+
+bool is_elastic(const LaunchOptions& options) { return options.workers.most > 0; }
 
 absl::Status refuse(const std::string& what) { return make_error(ExitCode::kUsage, "launch: " + what); }
 
@@ -45,6 +46,56 @@ absl::Status check_hosts(const LaunchOptions& options) {
     return refuse("no program to reach other hosts with. [T0858] hint: --ssh names it, as in --ssh \"ssh -p 2222\"");
   TESSERA_RETURN_IF_ERROR(travelling_environment(current_environment(), options.environment).status());
   return check_first_host(hosts.front());
+}
+
+absl::Status check_servers(const LaunchOptions& options) {
+  if (options.servers < 0 || options.servers > kMostLaunchedServers)
+    return refuse(
+        fmt::format("the number of parameter servers must be 0 to {}, got {}. [T0991] hint: --servers says how many",
+                    kMostLaunchedServers, options.servers));
+  if (options.servers == 0 &&
+      (!options.servers_state.empty() || options.servers_lose >= 0 || !options.servers_offload.empty()))
+    return refuse(
+        "there are no parameter servers whose shards could be kept. hint: give --servers a number, or leave "
+        "--servers-state, --servers-lose and --servers-offload out");
+  if (options.servers_state.empty() && options.servers_lose >= 0)
+    return refuse(
+        "parameter servers keep their shards nowhere. hint: give --servers-state a folder, or leave "
+        "--servers-lose out");
+  if (!options.servers_state.empty() && is_elastic(options))
+    return refuse(
+        "servers do not keep the shards of workers that come and go. hint: leave --servers-state out, or give -n in "
+        "place of --workers");
+  if (options.servers > 0 && options.max_restarts > 0 && !is_elastic(options))
+    return refuse(
+        "parameter servers keep shards in memory, so a restart would begin with other values. [T0992] hint: leave "
+        "--max-restarts or --servers out");
+  return absl::OkStatus();
+}
+
+absl::Status check_workers(const LaunchOptions& options) {
+  const auto [least, most] = options.workers;
+  if (!is_elastic(options)) {
+    if (options.join.empty() && options.secret_file.empty()) return absl::OkStatus();
+    return refuse(
+        "servers are joined, and have a secret in a file, where workers come and go. hint: --workers 1:8 says how many "
+        "workers there are");
+  }
+  if (least < 1 || least > most || most != options.ranks)
+    return refuse(
+        fmt::format("{} to {} workers make no sense. hint: --workers 1:8 starts 8, and goes on with 1", least, most));
+  if (!options.hosts.empty() || !options.pretended_hosts.empty())
+    return refuse("workers that come and go start on this machine. hint: on each other host run tessera launch --join");
+  if ((options.servers == 0) == options.join.empty())
+    return refuse(
+        "workers that come and go need servers: of their own, or those of a job that they join. hint: give --servers, "
+        "or --join with the addresses that the job's first launcher has printed");
+  const char* const secret = ::getenv("TESSERA_SERVERS_SECRET");
+  if (!options.join.empty() && options.secret_file.empty() && (secret == nullptr || *secret == '\0'))
+    return refuse(
+        "who joins a job has to know its secret. hint: start the job with --secret FILE and give a copy of that file "
+        "here, or set TESSERA_SERVERS_SECRET on both sides");
+  return absl::OkStatus();
 }
 
 absl::Status check(const LaunchOptions& options) {
@@ -68,18 +119,12 @@ absl::Status check(const LaunchOptions& options) {
   if (options.max_restarts < 0)
     return refuse(fmt::format("{} restarts make no sense. [T0595] hint: --max-restarts 0 starts ranks once",
                               options.max_restarts));
-  if (options.servers < 0 || options.servers > kMostLaunchedServers)
-    return refuse(
-        fmt::format("the number of parameter servers must be 0 to {}, got {}. [T0991] hint: --servers says how many",
-                    kMostLaunchedServers, options.servers));
-  if (options.servers > 0 && options.max_restarts > 0)
-    return refuse(
-        "parameter servers keep shards in memory, so a restart would begin with other values. [T0992] hint: leave "
-        "--max-restarts or --servers out");
   for (const double time : {options.grace_s, options.term_s})
     if (!(time >= 0 && time <= 1e6))
       return refuse(
           fmt::format("a time of {} s makes no sense. [T0596] hint: give --grace from 0 to a million seconds", time));
+  TESSERA_RETURN_IF_ERROR(check_servers(options));
+  TESSERA_RETURN_IF_ERROR(check_workers(options));
   return check_hosts(options);
 }
 
@@ -132,6 +177,11 @@ struct HeldServers {
 /// inherit, those on other hosts too (host_job.h).
 absl::StatusOr<HeldServers> hold_servers(const LaunchOptions& options, const JobSettings& job, bool several_hosts) {
   HeldServers held;
+  if (!options.join.empty()) {
+    TESSERA_ASSIGN_OR_RETURN(const std::string known, job_secret(options.secret_file, /*makes_file=*/false));
+    ::setenv("TESSERA_SERVERS", options.join.c_str(), 1);
+    ::setenv("TESSERA_SERVERS_SECRET", known.c_str(), 1);
+  }
   if (options.servers == 0) return held;
   std::string all;
   for (int i = 0; i < options.servers; ++i) {
@@ -141,11 +191,11 @@ absl::StatusOr<HeldServers> hold_servers(const LaunchOptions& options, const Job
     held.ports.push_back(std::move(port));
     all += (i == 0 ? "" : ",") + held.addresses.back();
   }
-  std::array<unsigned char, 16> random{};
-  if (::getrandom(random.data(), random.size(), 0) != static_cast<ssize_t>(random.size()))
-    return make_error(ExitCode::kOsResource, "launch: no random bytes for the servers' secret: " + reason_of(errno));
-  std::string secret;
-  for (const unsigned byte : random) secret += fmt::format("{:02x}", byte);
+  TESSERA_ASSIGN_OR_RETURN(const std::string secret, is_elastic(options)
+                                                         ? job_secret(options.secret_file, /*makes_file=*/true)
+                                                         : random_secret());
+  if (is_elastic(options))
+    write_all(options.stderr_fd, fmt::format("tessera launch: workers join by --join {}\n", all));
   ::setenv("TESSERA_SERVERS", all.c_str(), 1);
   ::setenv("TESSERA_SERVERS_SECRET", secret.c_str(), 1);
   return held;
@@ -153,7 +203,7 @@ absl::StatusOr<HeldServers> hold_servers(const LaunchOptions& options, const Job
 
 /// Returns whether a job with parameter servers did what it could: some rank ended well, and no server failed.
 bool has_trained(const LaunchOptions& options, const std::vector<RankRecord>& records) {
-  if (options.servers == 0) return false;
+  if (options.servers == 0 && !is_elastic(options)) return false;
   const auto workers = static_cast<std::ptrdiff_t>(options.ranks);
   return std::any_of(records.begin(), records.begin() + workers,
                      [](const RankRecord& record) { return !record.exit.failed(); }) &&
@@ -167,13 +217,6 @@ struct Attempt {
   bool may_be_repeated = false;  ///< whether another attempt may succeed
 };
 
-/// Returns whether the same program would fail with `code` again, whatever happens to the machine.
-bool fails_again(int code) {
-  for (const ExitCode lasting : {ExitCode::kUsage, ExitCode::kNoInput, ExitCode::kPermission, ExitCode::kConfig})
-    if (code == static_cast<int>(lasting)) return true;
-  return false;
-}
-
 absl::StatusOr<Attempt> run_once(const LaunchOptions& options, const JobSettings& job,
                                  const std::vector<std::string>& servers, Guard& guard, const SignalScope& signals) {
   Supervisor supervisor(options, job, guard, signals.fd(), signals.old_mask());
@@ -185,7 +228,7 @@ absl::StatusOr<Attempt> run_once(const LaunchOptions& options, const JobSettings
   if (const RankRecord* cause = is_good ? nullptr : first_cause(records)) {
     write_all(options.stderr_fd, failure_report(records, *cause));
     const int code = cause->exit.code();
-    return Attempt{code, supervisor.signals_taken() == 0 && !fails_again(code)};
+    return Attempt{code, supervisor.signals_taken() == 0 && !fails_again(code) && !is_elastic(options)};
   }
   // No rank failed by itself, but a third signal may have ended some ranks.
   for (const RankRecord& record : records)
@@ -209,7 +252,8 @@ absl::StatusOr<int> run(const LaunchOptions& options) {
   } else if (several_hosts) {
     TESSERA_ASSIGN_OR_RETURN(job.address, job_address(options.hosts));
   }
-  TESSERA_ASSIGN_OR_RETURN(const HeldServers servers, hold_servers(options, job, several_hosts));
+  const bool others_come = several_hosts || !options.address.empty();
+  TESSERA_ASSIGN_OR_RETURN(const HeldServers servers, hold_servers(options, job, others_come));
   TESSERA_ASSIGN_OR_RETURN(const ErrorDirectory directory, ErrorDirectory::make());
   job.error_directory = directory.path();
   job.run_id = fmt::format("{}-{}", ::getpid(), job.port);

@@ -9,7 +9,13 @@
 
 namespace tessera {
 
-inline constexpr int kMostLaunchedServers = 64;
+inline constexpr int kMostLaunchedServers = 64, kMostServerStarts = 16;
+
+/// How many workers that come and go a launcher has ("sync": {"elastic": true}).
+struct WorkerRange {
+  int least = 0;  ///< the fewest with which the job goes on
+  int most = 0;   ///< so many are started; 0: there are no such workers, but ranks of one job
+};
 
 /// `tessera launch -n 4 -- ./train strategy.json`: N ranks of one program on this machine, or on several over ssh.
 struct LaunchOptions {
@@ -18,6 +24,15 @@ struct LaunchOptions {
   /// Parameter servers that are started beside the ranks, on this machine (`tessera serve`). A rank that fails then
   /// ends no other one.
   int servers = 0;
+  /// Folder in which servers keep their shards; empty: they do not. A server that is killed, or fails in a way that may
+  /// not come again, is then started again and goes on, at most kMostServerStarts times.
+  std::string servers_state;
+  std::string servers_offload;  ///< folder for scratch files in which servers' shards lie; empty: in memory
+  int servers_lose = -1;  ///< the most pushes to each shard that the end of a server may lose; -1: its own default
+  /// Workers that come and go, in the place of ranks: `ranks` is their number, and each is a job of one rank.
+  WorkerRange workers = {};
+  std::string join;         ///< servers of a job that runs, HOST:PORT,HOST:PORT, which the workers join; empty: none
+  std::string secret_file;  ///< file with the secret of servers and workers (job_secret.h); empty: none
   /// Ranks on each of the hosts that ranks believe in, for tests; they add up to `ranks`. Empty means one host.
   std::vector<int> pretended_hosts = {};
   /// The hosts of a job over ssh, this machine first; their slots add up to `ranks`. Empty means this machine alone.
@@ -68,8 +83,15 @@ struct LaunchOptions {
 /// file, a missing permission and a wrong strategy. So does a failure after a signal to the launcher.
 ///
 /// With `servers`, TESSERA_SERVERS and TESSERA_SERVERS_SECRET, a random text, are set for all processes of the job. A
-/// rank that fails is named, and the others go on; a server that ends before the ranks have is a failure as above. Once
-/// no rank is left, servers get SIGTERM. The result is 0 if some rank returned 0 and no server failed.
+/// rank that fails is named, and the others go on; a server that ends before the ranks have is a failure as above, unless
+/// it starts again (`servers_state`). Once no rank is left, servers get SIGTERM. The result is 0 if some rank returned 0 and no server failed.
+///
+/// With `workers`, each rank is a job of its own, which the environment tells (rank_environment.h): `workers.most` are
+/// started. One that fails is named and started again, as long as `max_restarts` lasts and the failure may not come
+/// again; the others go on. The job fails once fewer than `workers.least` are left. Once some worker has returned 0,
+/// all steps are made, so none is started again. Servers then get SIGUSR1, and end when workers of other launchers,
+/// too, have gone. Servers listen at `address`, else at the loopback address, and a line tells what `join` workers
+/// elsewhere need. The secret is that of `secret_file`, else that of the environment, else a random one.
 ///
 /// A stopped rank (SIGSTOP) cannot act on SIGTERM and is continued first; SIGKILL ends it in any case.
 ///

@@ -14,19 +14,21 @@ namespace tessera {
 
 std::vector<std::string> rank_environment(const LaunchOptions& options, const JobSettings& job, int rank,
                                           const std::vector<std::string>& inherited) {
-  const std::vector<int> hosts = ranks_of_hosts(options);
+  const bool is_worker = options.workers.most > 0;  // it is a job of its own
+  const std::vector<int> hosts = is_worker ? std::vector<int>{1} : ranks_of_hosts(options);
+  const int own = is_worker ? 0 : rank;
   std::size_t host = 0;
   int first = 0;  // this is the first rank of that host
-  while (host + 1 < hosts.size() && first + hosts[host] <= rank) first += hosts[host++];
+  while (host + 1 < hosts.size() && first + hosts[host] <= own) first += hosts[host++];
   const auto text = [](int number) { return std::to_string(number); };
   std::map<std::string, std::string, std::less<>> variables = {{"OMP_NUM_THREADS", text(job.omp_threads)}};
   for (const std::string& entry : inherited) {
     const auto equals = entry.find('=');
     if (equals != std::string::npos) variables.insert_or_assign(entry.substr(0, equals), entry.substr(equals + 1));
   }
-  const std::map<std::string, std::string> ours = {{"RANK", text(rank)},
-                                                   {"WORLD_SIZE", text(options.ranks)},
-                                                   {"LOCAL_RANK", text(rank - first)},
+  const std::map<std::string, std::string> ours = {{"RANK", text(own)},
+                                                   {"WORLD_SIZE", text(is_worker ? 1 : options.ranks)},
+                                                   {"LOCAL_RANK", text(own - first)},
                                                    {"LOCAL_WORLD_SIZE", text(hosts[host])},
                                                    {"GROUP_RANK", text(static_cast<int>(host))},
                                                    {"GROUP_WORLD_SIZE", text(static_cast<int>(hosts.size()))},
@@ -42,6 +44,8 @@ std::vector<std::string> rank_environment(const LaunchOptions& options, const Jo
     if (seeded_fault(SeededFault::kInheritedRankWins) && variables.contains(name)) continue;
     variables.insert_or_assign(name, value);
   }
+  variables.erase("TESSERA_WORKER");
+  if (is_worker) variables.insert_or_assign("TESSERA_WORKER", text(rank));
   if (options.strict) variables.insert_or_assign("TESSERA_STRICT", "1");
   if (options.plan) variables.insert_or_assign("TESSERA_PLAN", "table");
   if (hosts.size() > 1) variables.erase("TESSERA_HOSTS");  // LOCAL_WORLD_SIZE says the same for equal hosts

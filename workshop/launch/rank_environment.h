@@ -22,9 +22,10 @@ struct JobSettings {
 };
 
 /// Returns the environment of `rank` as "NAME=value" strings: `inherited` with torchrun's names on top, and
-/// TESSERA_LAUNCHER=tessera; TESSERA_HOSTS, too, where hosts hold unequal numbers of ranks. Names of other launchers
-/// (SLURM_*, OMPI_*, ...) stay: runtime/comm/resolve_topology.h knows that they belong to whatever started the
-/// launcher.
+/// TESSERA_LAUNCHER=tessera; TESSERA_HOSTS, too, where hosts hold unequal numbers of ranks. A worker that comes and
+/// goes is rank 0 of 1, and TESSERA_WORKER is its number, which is `rank`; other ranks have no such variable. Names of
+/// other launchers (SLURM_*, OMPI_*, ...) stay: runtime/comm/resolve_topology.h knows that they belong to whatever
+/// started the launcher.
 std::vector<std::string> rank_environment(const LaunchOptions& options, const JobSettings& job, int rank,
                                           const std::vector<std::string>& inherited);
 

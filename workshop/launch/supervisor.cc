@@ -42,7 +42,11 @@ Supervisor::~Supervisor() = default;
 void Supervisor::serve_at(const std::vector<std::string>& addresses) {
   for (const std::string& address : addresses) {
     servers_.push_back(options_);
-    servers_.back().command = {tessera_of(options_), "serve", "--listen", address};
+    std::vector<std::string>& command = servers_.back().command;
+    command = {tessera_of(options_), "serve", "--listen", address};
+    if (!options_.servers_state.empty()) command.insert(command.end(), {"--state", options_.servers_state});
+    if (!options_.servers_offload.empty()) command.insert(command.end(), {"--offload", options_.servers_offload});
+    if (options_.servers_lose >= 0) command.insert(command.end(), {"--lose", std::to_string(options_.servers_lose)});
   }
 }
 
@@ -59,6 +63,14 @@ absl::Status Supervisor::start_all() {
 absl::Status Supervisor::make_hosts() {
   RankListener& listener = *this;
   const int here = options_.hosts.empty() ? options_.ranks : options_.hosts.front().slots;
+  for (int i = 0; i < options_.workers.most; ++i) {  // each may be started again by itself
+    hosts_.push_back(std::make_unique<LocalRanks>(options_, job_, LocalRanks::Range{i, 1}, guard_, mask_, listener));
+    add_ranks(hosts_.back().get(), 1, "");
+  }
+  if (has_workers()) {
+    add_servers();
+    return absl::OkStatus();
+  }
   hosts_.push_back(std::make_unique<LocalRanks>(options_, job_, LocalRanks::Range{0, here}, guard_, mask_, listener));
   add_ranks(hosts_.back().get(), here, options_.hosts.size() > 1 ? options_.hosts.front().name : "");
   for (std::size_t i = 1; i < options_.hosts.size(); ++i) {
@@ -75,10 +87,8 @@ absl::Status Supervisor::make_hosts() {
 
 void Supervisor::add_servers() {
   for (std::size_t i = 0; i < servers_.size(); ++i) {
-    RankListener& listener = *this;
     const int number = static_cast<int>(ranks_.size());
-    hosts_.push_back(
-        std::make_unique<LocalRanks>(servers_[i], job_, LocalRanks::Range{number, 1}, guard_, mask_, listener));
+    hosts_.push_back(make_server(i, number));
     const std::string prefix = options_.prefix ? fmt::format("[server {}] ", i) : "";
     Rank server{
         hosts_.back().get(), LineForwarder(options_.stderr_fd, prefix), LineForwarder(options_.stderr_fd, prefix), {}};
@@ -88,15 +98,101 @@ void Supervisor::add_servers() {
   }
 }
 
+std::unique_ptr<HostRanks> Supervisor::make_server(std::size_t server, int number) {
+  RankListener& listener = *this;
+  return std::make_unique<LocalRanks>(servers_[server], job_, LocalRanks::Range{number, 1}, guard_, mask_, listener);
+}
+
+/// Returns whether a server that has ended goes on from what it has kept.
+bool Supervisor::may_start_again(const Rank& rank) const {
+  const RankExit& exit = rank.record.exit;
+  return is_server(rank.record.rank) && !options_.servers_state.empty() && urgency_ == Urgency::kNone &&
+         exit.failed() && !fails_again(exit.code()) && rank.starts < kMostServerStarts;
+}
+
+void Supervisor::start_servers_again() {
+  for (std::size_t i = 0; i < servers_.size(); ++i) {
+    const int number = options_.ranks + static_cast<int>(i);
+    Rank& rank = rank_of(number);
+    if (!std::exchange(rank.is_due, false)) continue;
+    rank.starts_again = false;
+    if (urgency_ != Urgency::kNone) {
+      rank.gone = true;
+      continue;
+    }
+    ++rank.starts;
+    if (start_anew(rank, make_server(i, number))) continue;
+    rank.gone = true;
+    raise_urgency(Urgency::kGrace);
+  }
+}
+
+/// Starts what has gone, by `host`. Returns whether it runs.
+bool Supervisor::start_anew(Rank& rank, std::unique_ptr<HostRanks> host) {
+  RankRecord before = std::exchange(rank.record, RankRecord{});
+  rank.record.rank = before.rank;
+  rank.record.host = before.host;
+  if (const absl::Status status = host->start(); !status.ok()) {
+    write_all(options_.stderr_fd, "tessera launch: " + message_of(status) + "\n");
+    rank.record = std::move(before);
+    return false;
+  }
+  rank.ended = rank.gone = false;
+  const auto old = std::ranges::find_if(hosts_, [&](const auto& each) { return each.get() == rank.host; });
+  rank.host = host.get();
+  *old = std::move(host);
+  return true;
+}
+
 void Supervisor::add_ranks(HostRanks* host, int count, const std::string& host_name) {
   for (int i = 0; i < count; ++i) {
     const int number = static_cast<int>(ranks_.size());
-    const std::string prefix = options_.prefix ? fmt::format("[rank {}] ", number) : "";
+    const std::string prefix = options_.prefix ? fmt::format("[{} {}] ", word_of_rank(), number) : "";
     Rank rank{host, LineForwarder(options_.stdout_fd, prefix), LineForwarder(options_.stderr_fd, prefix), {}};
     rank.record.rank = number;
     rank.record.host = host_name;
     ranks_.push_back(std::move(rank));
   }
+}
+
+const char* Supervisor::word_of_rank() const { return has_workers() ? "worker" : "rank"; }
+
+/// Looks at the workers that have gone. Starts some anew, and ends the job where too few are left.
+void Supervisor::follow_workers() {
+  if (!has_workers() || urgency_ != Urgency::kNone || signals_taken_ > 0) return;
+  const auto workers = std::span(ranks_).first(static_cast<std::size_t>(options_.ranks));
+  // All steps are made where a worker has ended well.
+  const auto ended_well = [](const Rank& rank) { return rank.gone && !rank.record.exit.failed(); };
+  if (std::ranges::any_of(workers, ended_well)) return;
+  for (Rank& worker : workers)
+    if (worker.gone && restarts_ < options_.max_restarts && !fails_again(worker.record.exit.code())) restart(worker);
+  const auto there = std::ranges::count_if(workers, [](const Rank& rank) { return !rank.gone; });
+  if (there < options_.workers.least) raise_urgency(Urgency::kGrace);
+}
+
+void Supervisor::restart(Rank& worker) {
+  ++restarts_;
+  const int number = worker.record.rank;
+  write_all(options_.stderr_fd, fmt::format("tessera launch: restart {} of {}: worker {} begins anew\n", restarts_,
+                                            options_.max_restarts, number));
+  ::unlink(job_.error_file(number).c_str());
+  RankListener& listener = *this;
+  auto host = std::make_unique<LocalRanks>(options_, job_, LocalRanks::Range{number, 1}, guard_, mask_, listener);
+  if (!start_anew(worker, std::move(host))) return;
+  const std::string prefix = options_.prefix ? fmt::format("[worker {}] ", number) : "";
+  worker.out = LineForwarder(options_.stdout_fd, prefix);
+  worker.err = LineForwarder(options_.stderr_fd, prefix);
+}
+
+/// Ends the servers when no rank is left here. Workers of other launchers may still be there, if steps are made.
+void Supervisor::end_servers() {
+  const auto workers = std::span(ranks_).first(static_cast<std::size_t>(options_.ranks));
+  if (servers_.empty() || !std::ranges::all_of(workers, &Rank::gone)) return;
+  const bool have_trained = std::ranges::any_of(workers, [](const Rank& rank) { return !rank.record.exit.failed(); });
+  if (!has_workers() || !have_trained || signals_taken_ > 0) return raise_urgency(Urgency::kTerm);
+  if (std::exchange(servers_end_, true)) return;
+  for (const Rank& rank : ranks_)
+    if (is_server(rank.record.rank) && !rank.gone) send(rank, SIGUSR1);
 }
 
 absl::Status Supervisor::wait_for(HostRanks::Phase phase) {
@@ -116,8 +212,9 @@ bool Supervisor::is_connecting() const {
 std::vector<RankRecord> Supervisor::wait_all() {
   while (!std::ranges::all_of(ranks_, [](const Rank& rank) { return rank.gone; })) {
     poll_once();
-    const auto workers = std::span(ranks_).first(static_cast<std::size_t>(options_.ranks));
-    if (!servers_.empty() && std::ranges::all_of(workers, &Rank::gone)) raise_urgency(Urgency::kTerm);
+    start_servers_again();
+    follow_workers();
+    end_servers();
     advance_urgency();
   }
   std::vector<RankRecord> records;
@@ -175,11 +272,18 @@ void Supervisor::on_exit(RankRecord record) {
   record.was_stopped = rank.record.was_stopped;
   rank.record = std::move(record);
   rank.ended = true;
-  const bool ends_others = servers_.empty() || is_server(rank.record.rank);
+  if (may_start_again(rank)) {
+    rank.starts_again = true;
+    write_all(options_.stderr_fd,
+              fmt::format("tessera launch: {} has ended: {}; it starts again, and goes on from {}\n", rank.record.host,
+                          explain(rank.record.exit, rank.record.code_of_tessera), options_.servers_state));
+    return;
+  }
+  const bool ends_others = is_server(rank.record.rank) || (servers_.empty() && !has_workers());
   if (ends_others && (rank.record.exit.failed() || is_server(rank.record.rank))) raise_urgency(Urgency::kGrace);
   if (!ends_others && rank.record.exit.failed() && urgency_ == Urgency::kNone)
     write_all(options_.stderr_fd,
-              fmt::format("tessera launch: rank {} has ended: {}; the others go on\n", rank.record.rank,
+              fmt::format("tessera launch: {} {} has ended: {}; the others go on\n", word_of_rank(), rank.record.rank,
                           explain(rank.record.exit, rank.record.code_of_tessera)));
 }
 
@@ -187,7 +291,7 @@ void Supervisor::on_gone(int number) {
   Rank& rank = rank_of(number);
   rank.out.finish();
   rank.err.finish();
-  rank.gone = true;
+  (rank.starts_again ? rank.is_due : rank.gone) = true;
 }
 
 void Supervisor::send(const Rank& rank, int signal) {

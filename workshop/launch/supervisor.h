@@ -61,6 +61,10 @@ class Supervisor : private RankListener {
     RankRecord record;
     bool ended = false;  ///< the leader has ended
     bool gone = false;   ///< nothing of its group is left
+    // Of a server that keeps its shards:
+    bool starts_again = false;  ///< once nothing of its group is left
+    bool is_due = false;        ///< nothing is left
+    int starts = 1;
   };
 
   void on_started(int rank, pid_t pid) override;
@@ -72,6 +76,15 @@ class Supervisor : private RankListener {
   absl::Status make_hosts();
   void add_ranks(HostRanks* host, int count, const std::string& host_name);
   void add_servers();
+  std::unique_ptr<HostRanks> make_server(std::size_t server, int number);
+  bool may_start_again(const Rank& rank) const;
+  void start_servers_again();
+  bool start_anew(Rank& rank, std::unique_ptr<HostRanks> host);
+  bool has_workers() const { return options_.workers.most > 0; }
+  const char* word_of_rank() const;
+  void follow_workers();
+  void restart(Rank& worker);
+  void end_servers();
   bool is_server(int number) const { return number >= options_.ranks; }
   /// Polls until all hosts have reached `phase`, or a host has failed.
   absl::Status wait_for(HostRanks::Phase phase);
@@ -96,6 +109,8 @@ class Supervisor : private RankListener {
   Urgency urgency_ = Urgency::kNone;
   std::optional<Clock::time_point> deadline_;  ///< end of the present urgency
   int signals_taken_ = 0;
+  int restarts_ = 0;          ///< workers that were started again
+  bool servers_end_ = false;  ///< servers were told to end once no worker is there
   std::optional<int> interrupted_by_;
 };
 

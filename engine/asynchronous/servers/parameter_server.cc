@@ -6,7 +6,9 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <cstdlib>
 #include <exception>
+#include <limits>
 #include <span>
 #include <system_error>
 #include <utility>
@@ -40,19 +42,31 @@ absl::Status send_kind(MessageKind kind, ServerLink& link) {
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<ParameterServer>> ParameterServer::start(const std::string& address,
-                                                                        const std::string& secret) {
+                                                                        const std::string& secret,
+                                                                        const std::optional<KeepOptions>& keep,
+                                                                        const std::string& offload) {
   if (secret.size() < kLeastSecret || secret.size() > kMostSecret)
     return make_error(ExitCode::kConfig,
                       "parameter server: the secret of a job has " + std::to_string(kLeastSecret) + " to " +
                           std::to_string(kMostSecret) + " bytes, got " + std::to_string(secret.size()) +
                           ". [T0958] hint: set TESSERA_SERVERS_SECRET to a random text, the same for "
                           "servers and workers");
+  if (keep && (keep->folder.empty() || keep->lose < 0 || keep->lose > KeepOptions::kMostLose))
+    return make_error(ExitCode::kConfig, "parameter server: shards are kept in a folder, and 0 to " +
+                                             std::to_string(KeepOptions::kMostLose) + " pushes may be lost, got \"" +
+                                             keep->folder + "\" and " + std::to_string(keep->lose) +
+                                             ". hint: write --state FOLDER --lose 16");
   TESSERA_ASSIGN_OR_RETURN(ServerSocket listener, listen_for_workers(address));
-  return std::unique_ptr<ParameterServer>(new ParameterServer(std::move(listener), secret));
+  return std::unique_ptr<ParameterServer>(new ParameterServer(std::move(listener), secret, keep, offload));
 }
 
-ParameterServer::ParameterServer(ServerSocket listener, std::string secret)
-    : listener_(std::move(listener)), secret_(std::move(secret)), accepting_([this] { accept_all(); }) {}
+ParameterServer::ParameterServer(ServerSocket listener, std::string secret, std::optional<KeepOptions> keep,
+                                 std::string offload)
+    : listener_(std::move(listener)),
+      secret_(std::move(secret)),
+      keep_(std::move(keep)),
+      offload_(std::move(offload)),
+      accepting_([this] { accept_all(); }) {}
 
 ParameterServer::~ParameterServer() {
   is_ending_ = true;
@@ -122,8 +136,7 @@ absl::Status ParameterServer::hear_secret(Connection& connection) {
   return send_kind(MessageKind::kDone, link);
 }
 
-/// Returns the job that the worker joins, or null where the worker has to ask again.
-absl::StatusOr<std::shared_ptr<ServedJob>> ParameterServer::join(const MessageHead& head, Connection& connection) {
+absl::StatusOr<ParameterServer::Joined> ParameterServer::join(const MessageHead& head, Connection& connection) {
   ServerLink& link = connection.link;
   if (head.kind != MessageKind::kJoin || head.bytes > kMostDefinition)
     return make_error(ExitCode::kPeerLost,
@@ -132,56 +145,77 @@ absl::StatusOr<std::shared_ptr<ServedJob>> ParameterServer::join(const MessageHe
   TESSERA_RETURN_IF_ERROR(link.receive(std::as_writable_bytes(std::span(definition)), kStandstill));
   const MutexLock lock(mutex_);
   if (job_ && ServedJob::run_of(job_->definition()) != ServedJob::run_of(definition)) {
-    if (!job_->is_empty()) return std::shared_ptr<ServedJob>();  // workers of the run before are still leaving
+    // Workers of the run before are still leaving, or it is one that lasts.
+    if (job_->members().lasts() || !job_->members().is_empty()) return Joined();
     job_.reset();
   }
   if (!job_) {
-    TESSERA_ASSIGN_OR_RETURN(job_, ServedJob::make(definition));
-    log_info("parameter server " + listener_.address + ": a run begins; its shards have " +
-             std::to_string(job_->bytes()) + " bytes");
+    TESSERA_ASSIGN_OR_RETURN(std::unique_ptr<ServedJob> made, ServedJob::make(definition, keep_, offload_));
+    const bool returns = head.second < 0;
+    if (returns && !made->has_come_back())
+      return make_error(ExitCode::kUnavailable,
+                        "this server has nothing of the run any more. hint: start the server again with its --state "
+                        "folder, or go on from a checkpoint");
+    job_ = std::move(made);
+    log_info("parameter server " + listener_.address + (job_->has_come_back() ? ": a run goes on" : ": a run begins") +
+             "; its shards have " + std::to_string(job_->bytes()) + " bytes");
   }
   if (job_->definition() != definition)
     return make_error(
         ExitCode::kConfig,
         "another worker of this run has other shards here. [T0962] hint: all ranks need the same model, strategy "
         "and TESSERA_SERVERS, in the same order");
-  TESSERA_RETURN_IF_ERROR(job_->join(static_cast<int>(head.first)));
-  return job_;
+  TESSERA_ASSIGN_OR_RETURN(const auto place, job_->members().join(static_cast<int>(head.first)));
+  return place ? Joined{job_, *place} : Joined();
+}
+
+bool ParameterServer::is_idle() const {
+  const MutexLock lock(mutex_);
+  return !job_ || job_->members().is_empty();
 }
 
 void ParameterServer::drop_if_empty(const std::shared_ptr<ServedJob>& job) {
   const MutexLock lock(mutex_);
-  if (job_ == job && job->is_empty()) job_.reset();
+  if (job_ == job && !job->members().lasts() && job->members().is_empty()) job_.reset();
 }
 
 void ParameterServer::serve(Connection& connection) {
   ServerLink& link = connection.link;
   if (!hear_secret(connection).ok()) return;
   std::shared_ptr<ServedJob> job;
-  int rank = 0;
+  JobMembers::Place place;
+  std::int64_t life = 0;
   while (!job) {
     const auto head = link.receive_head(std::nullopt);
     if (!head.ok()) return;
-    rank = static_cast<int>(head->first);
+    life = std::abs(std::max(head->second, -std::numeric_limits<std::int64_t>::max()));
     try {
       auto joined = join(*head, connection);
       if (!joined.ok()) {
         link.refuse(joined.status(), kStandstill).IgnoreError();
         return;
       }
-      job = *std::move(joined);
+      job = joined->job;
+      place = joined->place;
     } catch (const std::exception& error) {  // there is no memory for the shards
       link.refuse(ExitCode::kOsResource, error.what(), kStandstill).IgnoreError();
       return;
     }
-    const MessageKind answer = job ? MessageKind::kDone : MessageKind::kBusy;
-    if (!send_kind(answer, link).ok()) break;
+    MessageHead answer;
+    answer.kind = job ? MessageKind::kDone : MessageKind::kBusy;
+    answer.shard = job && job->is_kept() ? 1 : 0;
+    answer.clock = job ? job->life() : 0;
+    answer.first = place.number;
+    answer.second = place.steps;
+    answer.turn = place.gives_values ? 1 : MessageHead::kNoTurn;
+    if (!link.send(answer, {}, kStandstill).ok()) break;
   }
   if (!job) return;
+  const int rank = place.number;
   const auto is_gone = [&] { return is_ending_.load() || link.is_closed(); };
   absl::Status status;
   try {
-    ServedJob::Worker worker(*job, rank, is_gone);
+    ServedJob::Worker worker(*job, rank, life, is_gone);
     while (status.ok()) {
       const auto head = link.receive_head(std::nullopt);
       status = head.ok() ? worker.answer(*head, link) : head.status();
@@ -192,7 +226,7 @@ void ParameterServer::serve(Connection& connection) {
   if (!is_ending_)
     log_info("parameter server " + listener_.address + ": rank " + std::to_string(rank) + " has gone (" +
              message_of(status) + ")");
-  job->leave(rank);
+  job->members().leave(rank);
   drop_if_empty(job);
 }
 

@@ -6,6 +6,7 @@
 #include <atomic>
 #include <list>
 #include <memory>
+#include <optional>
 #include <string>
 #include <thread>
 
@@ -17,7 +18,8 @@ namespace tessera {
 
 /// A parameter server ("sync": {"owners": "servers"}): a process, or threads of one, that owns shards and computes
 /// nothing but their updates. `tessera serve` makes one. It serves one run after another: a run begins when its first
-/// worker comes, and its shards are dropped when the last worker has gone.
+/// worker comes, and its shards are dropped when the last worker has gone. A run whose workers come and go
+/// ("sync.elastic") lasts as long as the server.
 ///
 /// Each worker has a connection and a thread of its own here, so the end of a worker is noticed at once, and touches
 /// nobody else. A push is applied only once all of it has come: a worker that is killed amid one has pushed nothing.
@@ -26,16 +28,22 @@ class ParameterServer {
   /// The fewest and the most bytes of a secret.
   static constexpr std::size_t kLeastSecret = 16, kMostSecret = 256;
 
-  /// Listens at `address` (listen_for_workers), and serves workers that say `secret` from now on. Errors: those of
-  /// listen_for_workers; 78 for a secret that is too short or too long.
-  static absl::StatusOr<std::unique_ptr<ParameterServer>> start(const std::string& address, const std::string& secret);
-  /// Ends all connections and threads.
+  /// Listens at `address` (listen_for_workers), and serves workers that say `secret` from now on. `keep`: where shards
+  /// are kept, so that a server that is started again with the same options goes on with the run; nothing: they end with
+  /// the server. `offload`: folder for scratch files in which shards lie; empty: they are in memory. Errors: those of
+  /// listen_for_workers; 78 for a secret that is too short or too long, or a bad `keep`.
+  static absl::StatusOr<std::unique_ptr<ParameterServer>> start(const std::string& address, const std::string& secret,
+                                                                const std::optional<KeepOptions>& keep = {},
+                                                                const std::string& offload = "");
+  /// Ends all connections and threads. What was not kept yet is kept.
   ~ParameterServer();
   ParameterServer(const ParameterServer&) = delete;
   ParameterServer& operator=(const ParameterServer&) = delete;
 
   /// Returns where it listens, as workers connect to it.
   const std::string& address() const { return listener_.address; }
+  /// Returns whether no worker is there.
+  bool is_idle() const;
 
  private:
   struct Connection {
@@ -47,20 +55,27 @@ class ParameterServer {
     std::jthread thread;  // it is destroyed first
   };
 
-  ParameterServer(ServerSocket listener, std::string secret);
+  ParameterServer(ServerSocket listener, std::string secret, std::optional<KeepOptions> keep, std::string offload);
   void accept_all();
   /// Removes connections that have ended, and ends those of strangers whose time is up, however fast they send.
   void look_at_connections();
   bool has_place_for_stranger() const;
   void serve(Connection& connection);
   absl::Status hear_secret(Connection& connection);
-  absl::StatusOr<std::shared_ptr<ServedJob>> join(const MessageHead& head, Connection& connection);
+  /// The run that a worker has joined, and its place in it.
+  struct Joined {
+    std::shared_ptr<ServedJob> job;  ///< null: the worker has to ask again
+    JobMembers::Place place;
+  };
+  absl::StatusOr<Joined> join(const MessageHead& head, Connection& connection);
   void drop_if_empty(const std::shared_ptr<ServedJob>& job);
 
   const ServerSocket listener_;
   const std::string secret_;
+  const std::optional<KeepOptions> keep_;
+  const std::string offload_;
   std::atomic<bool> is_ending_ = false;
-  Mutex mutex_;
+  mutable Mutex mutex_;
   std::shared_ptr<ServedJob> job_ ABSL_GUARDED_BY(mutex_);
   std::list<Connection> connections_;  ///< only the accepting thread, and the destructor after it, use this
   std::jthread accepting_;

@@ -1,7 +1,10 @@
 #include "engine/asynchronous/servers/served_job.h"
 
+#include <sys/mman.h>
+
 #include <algorithm>
 #include <array>
+#include <cerrno>
 #include <cstring>
 #include <exception>
 #include <nlohmann/json.hpp>
@@ -9,6 +12,9 @@
 
 #include "engine/asynchronous/servers/served_part.h"
 #include "engine/step/rules/own_optimizer.h"
+#include "offload/files/block_file.h"
+#include "runtime/base/errno_hint.h"
+#include "runtime/base/log.h"
 #include "runtime/base/status.h"
 #include "runtime/config/strategy_file.h"
 
@@ -16,19 +22,39 @@ namespace tessera {
 namespace {
 
 constexpr std::chrono::milliseconds kBetweenTurns{200};
+constexpr std::chrono::milliseconds kForReturns{10'000};  // longer than a rank takes to notice that the server is there
 
 absl::Status broken(const std::string& part) {
   return make_error(ExitCode::kPeerLost, "a message does not fit the definition: " + part +
                                              ". [T0963] hint: run `tessera serve` of the workers' own version");
 }
 
-absl::Status gone() {
-  return make_error(ExitCode::kPeerLost, "the worker has gone. [T0964] hint: what it printed last says why");
+/// Returns zeros for all shards. Where they lie in a file, the system keeps in memory what is used, and writes the rest.
+/// That suits a server better than records that one thread brings and takes away: each worker's thread updates another
+/// shard.
+absl::StatusOr<Arena> memory_of_shards(std::int64_t bytes, const std::string& offload) {
+  if (offload.empty() || bytes == 0) return Arena::plain("shards", bytes);
+  constexpr std::int64_t kPage = 4096;
+  TESSERA_ASSIGN_OR_RETURN(std::shared_ptr<BlockFile> file,
+                           BlockFile::create({.directory = offload,
+                                              .bytes = (bytes + kPage - 1) / kPage * kPage,
+                                              .who = "parameter server",
+                                              .direct = false,
+                                              .write_zeros = false}));
+  const auto length = static_cast<std::size_t>(bytes);
+  void* const memory = ::mmap(nullptr, length, PROT_READ | PROT_WRITE, MAP_SHARED, file->fd(), 0);
+  if (memory == MAP_FAILED)
+    return make_error(ExitCode::kOsResource,
+                      "parameter server: a file in " + offload + " cannot be mapped: " + reason_of(errno));
+  return Arena::given("shards", bytes,
+                      {static_cast<std::byte*>(memory), [file, length](std::byte* first) { ::munmap(first, length); }});
 }
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<ServedJob>> ServedJob::make(const std::string& definition) {
+absl::StatusOr<std::unique_ptr<ServedJob>> ServedJob::make(const std::string& definition,
+                                                           const std::optional<KeepOptions>& keep,
+                                                           const std::string& offload) {
   std::unique_ptr<ServedJob> made(new ServedJob());
   made->definition_ = definition;
   try {
@@ -37,10 +63,7 @@ absl::StatusOr<std::unique_ptr<ServedJob>> ServedJob::make(const std::string& de
     TESSERA_ASSIGN_OR_RETURN(made->strategy_, parse_strategy(all.at("strategy"), "a worker's strategy"));
     const int server = all.at("server"), servers = all.at("servers"), ranks = all.at("ranks");
     if (ranks < 1 || servers < 1 || server < 0 || server >= servers) throw std::invalid_argument("numbers of servers");
-    {
-      const MutexLock lock(made->mutex_);
-      made->members_.resize(static_cast<std::size_t>(ranks));
-    }
+    made->members_ = std::make_unique<JobMembers>(made->strategy_.sync.is_elastic() ? 0 : ranks, made->limit_);
     for (const nlohmann::json& each : all.at("groups")) {
       const std::vector<std::int64_t> numels = each.at("numels"), options = each.at("options");
       if (numels.size() != options.size() || numels.empty()) throw std::invalid_argument("a group's parameters");
@@ -55,7 +78,12 @@ absl::StatusOr<std::unique_ptr<ServedJob>> ServedJob::make(const std::string& de
         flat.parameters.emplace_back().group = option < 0 ? FlatParameter::kNoGroup : static_cast<std::size_t>(option);
       }
     }
-    made->place_all(server, servers);
+    TESSERA_RETURN_IF_ERROR(made->place_all(server, servers, offload));
+    if (keep && made->members_->is_elastic())
+      return make_error(ExitCode::kConfig,
+                        "a server that keeps its shards (--state) serves no workers that come and go (sync.elastic). "
+                        "hint: start servers without --state, or set \"elastic\": false");
+    if (keep) TESSERA_RETURN_IF_ERROR(made->begin_keeping(*keep, server));
   } catch (const std::exception& error) {
     return make_error(ExitCode::kConfig, std::string("the definition of shards cannot be read: ") + error.what() +
                                              ". [T0965] hint: run `tessera serve` of the workers' own version");
@@ -63,21 +91,21 @@ absl::StatusOr<std::unique_ptr<ServedJob>> ServedJob::make(const std::string& de
   return made;
 }
 
-void ServedJob::place_all(int server, int servers) {
+absl::Status ServedJob::place_all(int server, int servers, const std::string& offload) {
   const std::unique_ptr<Optimizer> optimizer = make_optimizer(strategy_.optimizer, strategy_.ema, OwnRules{});
   const StateFormats formats = optimizer->state_formats();
   states_ = formats.size();
   const bool is_adaptive = strategy_.sync.asynchronous.delay_compensation.adaptive;
   const std::int64_t copies = 1 + static_cast<std::int64_t>(states_) + (is_adaptive ? 1 : 0);
-  std::int64_t all = 0;
   for (const auto& unit : units_) {
     Group& group = *groups_.emplace_back(std::make_unique<Group>());
     group.flat = unit->groups[0].get();
     group.part = served_part(group.flat->layout.numel(), server, servers);
-    all += group.part.numel;
+    group.first = elements_;
+    elements_ += group.part.numel;
     largest_ = std::max(largest_, group.part.numel);
   }
-  memory_ = Arena::plain("shards", 4 * copies * all);
+  TESSERA_ASSIGN_OR_RETURN(memory_, memory_of_shards(4 * copies * elements_, offload));
   for (const auto& group : groups_) {
     FlatGroup& flat = *group->flat;
     flat.parameter_part = flat.optimizer_part = flat.gradient_part = group->part;
@@ -91,30 +119,7 @@ void ServedJob::place_all(int server, int servers) {
     const MutexLock lock(group->mutex);
     group->counts.resize(flat.parameters.size());
   }
-}
-
-absl::Status ServedJob::join(int rank) {
-  const MutexLock lock(mutex_);
-  if (rank < 0 || static_cast<std::size_t>(rank) >= members_.size())
-    return make_error(ExitCode::kUsage,
-                      "the run has no rank " + std::to_string(rank) + ". [T0966] hint: start all ranks of a run alike");
-  Member& member = members_[static_cast<std::size_t>(rank)];
-  if (member.is_here)
-    return make_error(ExitCode::kUsage, "rank " + std::to_string(rank) +
-                                            " is there already. [T0967] hint: give each process a rank of its own");
-  member.is_here = true;
   return absl::OkStatus();
-}
-
-void ServedJob::leave(int rank) {
-  const MutexLock lock(mutex_);
-  members_[static_cast<std::size_t>(rank)].is_here = false;
-  changed_.notify_all();
-}
-
-bool ServedJob::is_empty() const {
-  const MutexLock lock(mutex_);
-  return std::ranges::none_of(members_, &Member::is_here);
 }
 
 std::int64_t ServedJob::tick(std::int64_t seen) {
@@ -123,39 +128,10 @@ std::int64_t ServedJob::tick(std::int64_t seen) {
   return clock_;
 }
 
-void ServedJob::note(int rank, std::int64_t computed, std::int64_t pushed) {
-  const MutexLock lock(mutex_);
-  Member& member = members_[static_cast<std::size_t>(rank)];
-  member.computed = computed;
-  member.pushed = pushed;
-  changed_.notify_all();
-}
-
-absl::Status ServedJob::await(const std::function<bool(int rank, const Member& member)>& has_come, int rank,
-                              const std::function<bool()>& is_gone) {
-  const Clock::time_point deadline = Clock::now() + limit_;
-  const MutexLock lock(mutex_);
-  for (;;) {
-    int missing = -1;
-    for (int q = 0; q < static_cast<int>(members_.size()) && missing < 0; ++q) {
-      const Member& member = members_[static_cast<std::size_t>(q)];
-      if (q != rank && member.is_here && !has_come(q, member)) missing = q;
-    }
-    if (missing < 0) return absl::OkStatus();
-    if (is_gone()) return gone();
-    if (Clock::now() > deadline)
-      return make_error(ExitCode::kPeerLost,
-                        "timed out waiting for rank " + std::to_string(missing) +
-                            " (comm.timeout_s sets the limit). [T0968] hint: look for what stops that "
-                            "rank, or raise sync.max_staleness");
-    changed_.wait_until(mutex_, Clock::now() + kBetweenTurns);
-  }
-}
-
 absl::Status ServedJob::await_turn(Group& group, std::int64_t turn, const std::function<bool()>& is_gone) const {
   const Clock::time_point deadline = Clock::now() + limit_;
   while (turn >= 0 && group.played != turn) {
-    if (is_gone()) return gone();
+    if (is_gone()) return worker_gone();
     if (Clock::now() > deadline)
       return make_error(
           ExitCode::kPeerLost,
@@ -172,9 +148,144 @@ void ServedJob::end_turn(Group& group, std::int64_t turn) {
   group.turned.notify_all();
 }
 
-ServedJob::Worker::Worker(ServedJob& job, int rank, std::function<bool()> is_gone)
+ServedJob::~ServedJob() {
+  if (!keeping_.joinable()) return;
+  {
+    const MutexLock lock(keep_mutex_);
+    is_ending_ = true;
+    due_.notify_all();
+  }
+  keeping_.join();
+}
+
+/// Reads what a server of this number has kept of this run, and begins to keep it from now on.
+absl::Status ServedJob::begin_keeping(const KeepOptions& options, int server) {
+  TESSERA_ASSIGN_OR_RETURN(kept_, KeptShards::open(options, server, definition_));
+  for (std::size_t i = 0; i < groups_.size(); ++i) {
+    TESSERA_ASSIGN_OR_RETURN(const std::vector<std::byte> image, kept_->read(i));
+    if (image.empty()) continue;
+    Group& group = *groups_[i];
+    const MutexLock lock(group.mutex);
+    if (!read_image(group, image))
+      return make_error(ExitCode::kCorruptData, "parameter server: a file of " + kept_->folder() +
+                                                    " is none of this version. hint: end the run, remove this folder, "
+                                                    "and go on from a checkpoint");
+    has_come_back_ = true;
+  }
+  if (has_come_back_) members_->expect_back(kForReturns);
+  keeping_ = std::jthread([this] { keep_shards(); });
+  return absl::OkStatus();
+}
+
+/// What the thread does that writes shards. A failure ends it, and each push that waits for the disk is refused.
+void ServedJob::keep_shards() {
+  std::vector<std::byte> image;
+  for (bool is_last = false; !is_last;) {
+    {
+      const MutexLock lock(keep_mutex_);
+      while (!is_due_ && !is_ending_) due_.wait(keep_mutex_);
+      is_due_ = false;
+      is_last = is_ending_;
+    }
+    absl::Status status;
+    try {
+      for (std::size_t i = 0; status.ok() && i < groups_.size(); ++i) status = keep_shard(i, /*all=*/is_last, image);
+    } catch (const std::exception& error) {  // there is no memory for a copy
+      status = make_error(ExitCode::kOsResource, std::string("parameter server: a shard is not kept: ") + error.what() +
+                                                     ". hint: give the server more memory");
+    }
+    if (status.ok()) continue;
+    log_error(message_of(status));
+    const MutexLock lock(keep_mutex_);
+    keep_failure_ = status;
+    return;
+  }
+}
+
+absl::Status ServedJob::keep_shard(std::size_t index, bool all, std::vector<std::byte>& image) {
+  Group& group = *groups_[index];
+  std::int64_t changes = 0;
+  {
+    const MutexLock lock(group.mutex);
+    const std::int64_t unwritten = group.changes - group.kept;
+    if (unwritten <= kept_->lose() / 2 && group.wanted <= group.kept && !(all && unwritten > 0))
+      return absl::OkStatus();
+    changes = group.changes;
+    write_image(group, image);
+  }
+  TESSERA_RETURN_IF_ERROR(kept_->write(index, image));
+  const MutexLock lock(group.mutex);
+  group.kept = changes;
+  group.saved.notify_all();
+  return absl::OkStatus();
+}
+
+absl::Status ServedJob::await_kept(Group& group, std::int64_t lose, const std::function<bool()>& is_gone) {
+  if (!kept_) return absl::OkStatus();
+  const std::int64_t own = group.changes;
+  group.wanted = std::max(group.wanted, own - lose);
+  if (own - group.kept > kept_->lose() / 2 || group.wanted > group.kept) {
+    const MutexLock lock(keep_mutex_);
+    is_due_ = true;
+    due_.notify_all();
+  }
+  while (own - group.kept > lose) {
+    {
+      const MutexLock lock(keep_mutex_);
+      if (!keep_failure_.ok()) return keep_failure_;
+    }
+    if (is_gone()) return worker_gone();
+    group.saved.wait_until(group.mutex, Clock::now() + kBetweenTurns);
+  }
+  return absl::OkStatus();
+}
+
+std::vector<std::span<std::byte>> ServedJob::data_of(const Group& group) const {
+  const auto bytes = static_cast<std::size_t>(4 * group.part.numel);
+  std::vector<std::span<std::byte>> data;
+  data.emplace_back(group.flat->shard, bytes);
+  for (std::size_t i = 0; i < states_; ++i) data.emplace_back(group.flat->state[i].data, bytes);
+  if (group.mean_squares != nullptr) data.emplace_back(reinterpret_cast<std::byte*>(group.mean_squares), bytes);
+  return data;
+}
+
+/// The image: version, lengths of two lists, the lists, and then the elements.
+void ServedJob::write_image(const Group& group, std::vector<std::byte>& image) const {
+  std::vector<std::int64_t> numbers = {group.version, static_cast<std::int64_t>(group.counts.size()),
+                                       static_cast<std::int64_t>(group.last.size())};
+  numbers.insert(numbers.end(), group.counts.begin(), group.counts.end());
+  for (const LastPush& last : group.last) numbers.insert(numbers.end(), {last.life, last.step});
+  image.assign(KeptShards::kHeadBytes, std::byte{0});
+  const auto add = [&](std::span<const std::byte> bytes) { image.insert(image.end(), bytes.begin(), bytes.end()); };
+  add(std::as_bytes(std::span(numbers)));
+  for (const auto& data : data_of(group)) add(data);
+}
+
+bool ServedJob::read_image(Group& group, std::span<const std::byte> image) {
+  std::span<const std::byte> rest = image.subspan(KeptShards::kHeadBytes);
+  const auto take = [&](std::span<std::byte> into) {
+    if (rest.size() < into.size()) return false;
+    if (!into.empty()) std::memcpy(into.data(), rest.data(), into.size());
+    rest = rest.subspan(into.size());
+    return true;
+  };
+  std::array<std::int64_t, 3> numbers{};
+  if (!take(std::as_writable_bytes(std::span(numbers)))) return false;
+  const auto most = static_cast<std::int64_t>(rest.size() / sizeof(LastPush));
+  if (numbers[1] != static_cast<std::int64_t>(group.counts.size()) || numbers[2] < 0 || numbers[2] > most) return false;
+  group.version = group.first_version = numbers[0];
+  group.last.resize(static_cast<std::size_t>(numbers[2]));
+  if (!take(std::as_writable_bytes(std::span(group.counts))) || !take(std::as_writable_bytes(std::span(group.last))))
+    return false;
+  for (const auto& data : data_of(group))
+    if (!take(data)) return false;
+  return rest.empty();
+}
+
+ServedJob::Worker::Worker(ServedJob& job, int rank, std::int64_t life, std::function<bool()> is_gone)
     : job_(job),
       rank_(rank),
+      life_(life),
       is_gone_(std::move(is_gone)),
       rates_(job.strategy_.optimizer),
       options_(job.strategy_.optimizer),
@@ -183,6 +294,7 @@ ServedJob::Worker::Worker(ServedJob& job, int rank, std::function<bool()> is_gon
   known_options_.assign(options_.all().begin(), options_.all().end());
   numbers_.resize(rates_.all().size() + known_options_.size());
   room_ = Arena::plain("what a worker sends", 2 * 4 * job.largest_);
+  is_early_.resize(job.groups_.size());
 }
 
 absl::Status ServedJob::Worker::take(std::span<std::byte> bytes, ServerLink& link) {
@@ -196,18 +308,31 @@ absl::Status ServedJob::Worker::answer(const MessageHead& head, ServerLink& link
     case MessageKind::kCopy:
       return do_copies(head, link);
     case MessageKind::kPush:
+    case MessageKind::kApply:
       return do_push(head, link);
+    case MessageKind::kStage:
+      return do_stage(head, link);
+    case MessageKind::kReadVersions:
+      return do_versions(head, link);
     case MessageKind::kNote:
       if (head.bytes != 0) return broken("a note");
-      job_.note(rank_, head.first, head.second);
+      job_.members_->note(rank_, head.first, head.second);
       return absl::OkStatus();
     case MessageKind::kAwaitSlowest:
     case MessageKind::kAwaitRound:
       return do_wait(head, link);
+    case MessageKind::kBegin:
+    case MessageKind::kTake:
+    case MessageKind::kHold:
+    case MessageKind::kRelease:
+      return do_elastic(head, link);
     case MessageKind::kReadCounts:
     case MessageKind::kWriteCounts:
+      if (head.kind == MessageKind::kWriteCounts && job_.members_->lasts()) return broken("it came after the start");
       return do_counts(head, link);
     case MessageKind::kWrite:
+      if (job_.members_->lasts()) return broken("it came after the start");
+      [[fallthrough]];
     case MessageKind::kReadStates:
       return do_range(head, link);
     default:
@@ -233,22 +358,35 @@ absl::Status ServedJob::Worker::do_copies(const MessageHead& head, ServerLink& l
   return link.send(reply, {room_.data(), static_cast<std::size_t>(reply.bytes)}, job_.limit_);
 }
 
+/// Takes gradients for a push that comes later, or never.
+absl::Status ServedJob::Worker::do_stage(const MessageHead& head, ServerLink& link) {
+  if (job_.groups_.empty()) return broken("gradients");
+  const Group& group = *job_.groups_[head.shard];
+  if (head.bytes == 0 || head.bytes != 4 * group.part.numel) return broken("gradients");
+  if (early_.bytes() == 0) early_ = Arena::plain("gradients that come early", 4 * job_.elements_);
+  TESSERA_RETURN_IF_ERROR(take({early_.data() + 4 * group.first, static_cast<std::size_t>(head.bytes)}, link));
+  is_early_[head.shard] = 1;
+  return absl::OkStatus();
+}
+
 absl::Status ServedJob::Worker::do_push(const MessageHead& head, ServerLink& link) {
   if (job_.groups_.empty()) return broken("a push");
   Group& group = *job_.groups_[head.shard];
   const auto part_bytes = static_cast<std::size_t>(4 * group.part.numel);
   const bool has_pulled = job_.strategy_.sync.asynchronous.delay_compensation.lambda != 0;
+  const bool is_early = head.kind == MessageKind::kApply;
   PushedNumbers numbers;
   used_.resize(group.flat->parameters.size());
-  const std::size_t wanted =
-      sizeof numbers + numbers_.size() * sizeof(double) + used_.size() + part_bytes * (has_pulled ? 2 : 1);
+  const std::size_t wanted = sizeof numbers + numbers_.size() * sizeof(double) + used_.size() +
+                             (has_pulled ? part_bytes : 0) + (is_early ? 0 : part_bytes);
   if (head.bytes != static_cast<std::int64_t>(wanted)) return broken("a push");
-  std::byte* const gradients = room_.data();
+  if (is_early && std::exchange(is_early_[head.shard], char{0}) == 0) return broken("a push without gradients");
+  std::byte* const gradients = is_early ? early_.data() + 4 * group.first : room_.data();
   std::byte* const pulled = room_.data() + 4 * job_.largest_;
   TESSERA_RETURN_IF_ERROR(take(std::as_writable_bytes(std::span<PushedNumbers, 1>(&numbers, 1)), link));
   TESSERA_RETURN_IF_ERROR(take(std::as_writable_bytes(std::span(numbers_)), link));
   TESSERA_RETURN_IF_ERROR(take(std::as_writable_bytes(std::span(used_)), link));
-  TESSERA_RETURN_IF_ERROR(take({gradients, part_bytes}, link));
+  if (!is_early) TESSERA_RETURN_IF_ERROR(take({gradients, part_bytes}, link));
   if (has_pulled) TESSERA_RETURN_IF_ERROR(take({pulled, part_bytes}, link));
   const std::span<const double> rates = std::span(numbers_).first(rates_.all().size());
   const std::span<const double> options = std::span(numbers_).subspan(rates.size());
@@ -260,37 +398,88 @@ absl::Status ServedJob::Worker::do_push(const MessageHead& head, ServerLink& lin
     rule_.follow(options_);
   }
   MessageHead reply;
-  absl::Status status;
+  absl::Status status = job_.members_->begin_push(rank_, is_gone_);
+  if (!status.ok()) return link.refuse(status, job_.limit_);
   {
     const MutexLock lock(group.mutex);
     status = job_.await_turn(group, head.turn, is_gone_);
-    if (status.ok()) {
+    group.last.resize(std::max(group.last.size(), static_cast<std::size_t>(rank_) + 1));
+    LastPush& last = group.last[static_cast<std::size_t>(rank_)];
+    const bool is_repeated = life_ > 0 && last.life == life_ && head.second <= last.step;
+    if (is_repeated) reply.first = group.version - 1;  // it was applied before the connection broke
+    if (status.ok() && !is_repeated) {
       const UpdateRates with{numbers.gradient_scale, numbers.clip_value, numbers.lr, numbers.is_first_of_run != 0};
       group.flat->gradient = reinterpret_cast<float*>(gradients);
+      // A server that has come back may be at a version before the one that was pulled.
+      const std::int64_t age = std::max<std::int64_t>(0, group.version - head.first);
       try {
         update_.apply(*group.flat,
                       {*group.flat, group.counts.data(), group.mean_squares, reinterpret_cast<const float*>(pulled)},
-                      rule_, {with, used_}, group.version - head.first);
+                      rule_, {with, used_}, age);
       } catch (const std::exception& error) {
         status = make_error(ExitCode::kInternal, error.what());
       }
+      last = {life_, head.second};
       reply.first = group.version++;
       reply.clock = job_.tick(head.clock);
       job_.end_turn(group, head.turn);
+      ++group.changes;
     }
+    if (status.ok() && job_.kept_) status = job_.await_kept(group, job_.kept_->lose(), is_gone_);
   }
+  job_.members_->end_push();
   return status.ok() ? link.send(reply, {}, job_.limit_) : link.refuse(status, job_.limit_);
 }
 
 absl::Status ServedJob::Worker::do_wait(const MessageHead& head, ServerLink& link) {
   if (head.bytes != 0) return broken("a wait");
   const bool is_round = head.kind == MessageKind::kAwaitRound;
-  const auto has_come = [&](int q, const Member& member) {
+  const auto has_come = [&](int q, const JobMembers::Member& member) {
     if (!is_round) return member.pushed >= head.first;
     return member.computed >= head.first && (q > rank_ || member.pushed >= head.first);
   };
-  const absl::Status status = job_.await(has_come, rank_, is_gone_);
+  const absl::Status status = job_.members_->await(has_come, rank_, is_gone_);
   return status.ok() ? link.send(MessageHead{}, {}, job_.limit_) : link.refuse(status, job_.limit_);
+}
+
+/// Answers with the versions of all shards with which this server came back.
+absl::Status ServedJob::Worker::do_versions(const MessageHead& head, ServerLink& link) {
+  if (head.bytes != 0) return broken("a question for versions");
+  std::vector<std::int64_t> versions;
+  for (const auto& group : job_.groups_) {
+    const MutexLock lock(group->mutex);
+    versions.push_back(group->first_version);
+  }
+  MessageHead reply;
+  reply.bytes = static_cast<std::int64_t>(versions.size() * sizeof(std::int64_t));
+  return link.send(reply, std::as_bytes(std::span(versions)), job_.limit_);
+}
+
+/// Answers what only workers that come and go ask.
+absl::Status ServedJob::Worker::do_elastic(const MessageHead& head, ServerLink& link) {
+  JobMembers& members = *job_.members_;
+  if (head.bytes != 0 || !members.is_elastic()) return broken("what workers that come and go ask");
+  MessageHead reply;
+  absl::Status status;
+  if (head.kind == MessageKind::kTake) {
+    const auto dealt = members.deal(rank_, head.first);
+    status = dealt.status();
+    if (dealt.ok()) {
+      using Kind = JobMembers::Deal::Kind;
+      if (dealt->kind == Kind::kAskAgain) reply.kind = MessageKind::kBusy;
+      reply.first = dealt->kind == Kind::kOver       ? MessageHead::kOver
+                    : dealt->kind == Kind::kOwnFirst ? MessageHead::kOwnFirst
+                                                     : dealt->step;
+      reply.second = dealt->kind == Kind::kOver ? (dealt->finishes ? 1 : 0) : dealt->counted;
+    }
+  } else if (head.kind == MessageKind::kBegin) {
+    status = members.begin(rank_);
+  } else if (head.kind == MessageKind::kHold) {
+    status = members.hold(rank_, is_gone_);
+  } else {
+    members.release(rank_);
+  }
+  return status.ok() ? link.send(reply, {}, job_.limit_) : link.refuse(status, job_.limit_);
 }
 
 absl::Status ServedJob::Worker::do_counts(const MessageHead& head, ServerLink& link) {
@@ -301,10 +490,14 @@ absl::Status ServedJob::Worker::do_counts(const MessageHead& head, ServerLink& l
   const bool writes = head.kind == MessageKind::kWriteCounts;
   if (head.bytes != (writes ? bytes : 0)) return broken("counts");
   if (writes) TESSERA_RETURN_IF_ERROR(take(std::as_writable_bytes(std::span(counts)), link));
+  absl::Status status;
   {
     const MutexLock lock(group.mutex);
     writes ? group.counts.swap(counts) : counts.assign(group.counts.begin(), group.counts.end());
+    if (writes) ++group.changes;
+    if (writes) status = job_.await_kept(group, /*lose=*/0, is_gone_);
   }
+  if (!status.ok()) return link.refuse(status, job_.limit_);
   MessageHead reply;
   reply.bytes = writes ? 0 : bytes;
   return link.send(reply, writes ? std::span<const std::byte>() : std::as_bytes(std::span(counts)), job_.limit_);
@@ -328,7 +521,9 @@ absl::Status ServedJob::Worker::do_range(const MessageHead& head, ServerLink& li
     TESSERA_RETURN_IF_ERROR(take({flat.shard + there, length}, link));
     for (std::size_t i = 0; i < job_.states_; ++i)
       TESSERA_RETURN_IF_ERROR(take({flat.state[i].data + there, length}, link));
-    return link.send(MessageHead{}, {}, job_.limit_);
+    ++group.changes;
+    const absl::Status status = job_.await_kept(group, /*lose=*/0, is_gone_);
+    return status.ok() ? link.send(MessageHead{}, {}, job_.limit_) : link.refuse(status, job_.limit_);
   }
   MessageHead reply;
   reply.bytes = bytes * states;

@@ -9,10 +9,15 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
+#include <random>
 #include <span>
 #include <string>
+#include <thread>
 #include <vector>
 
+#include "engine/asynchronous/servers/job_members.h"
+#include "engine/asynchronous/servers/kept_shards.h"
 #include "engine/asynchronous/servers/server_link.h"
 #include "engine/asynchronous/shard_update.h"
 #include "engine/step/agree/learning_rates.h"
@@ -33,9 +38,14 @@ namespace tessera {
 /// the strategy, the sizes of all parameters and their groups, from which the layouts follow. All workers of a run send
 /// the same.
 ///
+/// Where the server keeps its shards (KeepOptions), a thread copies each shard that has changed, and writes the copy. A
+/// push is answered once at most `lose` pushes to its shard, this one among them, are not on the disk yet; what a worker
+/// has written, once it is there. So the end of the server loses at most so many pushes of which a worker knows. A push
+/// that was not answered is sent again, and applied once: a shard knows the last step that each worker has pushed.
+///
 /// Invariants:
-///  1. Who holds a shard's mutex computes nothing but its update, and waits for nothing but the shard's turn. (Ranges
-///     of elements are sent and received under it; nobody pushes then, since ranks have met.)
+///  1. Who holds a shard's mutex computes nothing but its update, and waits for nothing but the shard's turn and the
+///     disk. (Ranges of elements are sent and received under it; nobody pushes then, since ranks have met.)
 ///  2. A worker that ends is waited for by nobody.
 class ServedJob {
  public:
@@ -43,22 +53,34 @@ class ServedJob {
   /// Returns the name of the run in a definition.
   static std::string run_of(const std::string& definition) { return definition.substr(0, kRunName); }
 
-  /// Error 78 for a definition that is none.
-  static absl::StatusOr<std::unique_ptr<ServedJob>> make(const std::string& definition);
+  /// `keep`: where and how shards are kept; nothing: they end with this object. Shards of the same run that were kept
+  /// are read. `offload`: folder for a scratch file with the shards, which is mapped; empty: they are in memory. Errors:
+  /// 78 for a definition that is none; those of KeptShards and BlockFile.
+  static absl::StatusOr<std::unique_ptr<ServedJob>> make(const std::string& definition,
+                                                         const std::optional<KeepOptions>& keep,
+                                                         const std::string& offload);
+  /// Writes what was not written.
+  ~ServedJob();
+  ServedJob(const ServedJob&) = delete;
+  ServedJob& operator=(const ServedJob&) = delete;
 
+  /// Returns whether shards outlive the server.
+  bool is_kept() const { return kept_ != nullptr; }
+  /// Returns a number that no other object for this run has, above 0: a worker sees by it that its server was lost.
+  std::int64_t life() const { return life_; }
+  /// Returns whether shards of this run were there.
+  bool has_come_back() const { return has_come_back_; }
   const std::string& definition() const { return definition_; }
   std::int64_t bytes() const { return memory_.bytes(); }
 
-  /// Notes that a worker is there. Error: 64 for a rank that the run does not have, or that is there already.
-  absl::Status join(int rank);
-  void leave(int rank);
-  bool is_empty() const;
+  JobMembers& members() { return *members_; }
 
   /// What a worker's thread keeps from message to message. The job outlives it.
   class Worker {
    public:
-    /// `is_gone`: says that the worker's connection has ended, so that it waits for nothing any more.
-    Worker(ServedJob& job, int rank, std::function<bool()> is_gone);
+    /// `life`: what the worker said as it joined. `is_gone`: says that the worker's connection has ended, so that it
+    /// waits for nothing any more.
+    Worker(ServedJob& job, int rank, std::int64_t life, std::function<bool()> is_gone);
 
     /// Receives the payload of `head`, does what it asks for, and answers. Error 75: the connection is lost, or the
     /// message does not fit the definition.
@@ -68,12 +90,16 @@ class ServedJob {
     absl::Status take(std::span<std::byte> bytes, ServerLink& link);
     absl::Status do_copies(const MessageHead& head, ServerLink& link);
     absl::Status do_push(const MessageHead& head, ServerLink& link);
+    absl::Status do_stage(const MessageHead& head, ServerLink& link);
+    absl::Status do_versions(const MessageHead& head, ServerLink& link);
     absl::Status do_wait(const MessageHead& head, ServerLink& link);
+    absl::Status do_elastic(const MessageHead& head, ServerLink& link);
     absl::Status do_counts(const MessageHead& head, ServerLink& link);
     absl::Status do_range(const MessageHead& head, ServerLink& link);
 
     ServedJob& job_;
     const int rank_;
+    const std::int64_t life_;
     const std::function<bool()> is_gone_;
     LearningRates rates_;
     UpdateOptions options_;
@@ -81,51 +107,77 @@ class ServedJob {
     ShardUpdate update_;
     std::vector<double> numbers_, known_options_;  ///< rates, then options; the options that `rule_` has
     std::vector<char> used_;
-    Arena room_;  ///< for the gradients of the largest shard, and for the values with which they were made
+    Arena room_;   ///< for the gradients of the largest shard, and for the values with which they were made
+    Arena early_;  ///< for gradients of all shards that come before their pushes (kStage), once one has
+    std::vector<char> is_early_;  ///< [group]: they have come
   };
 
  private:
   using Clock = std::chrono::steady_clock;
 
+  /// A worker's latest push to a shard.
+  struct LastPush {
+    std::int64_t life = 0, step = 0;
+  };
   struct Group {
     FlatGroup* flat = nullptr;
     Extent part;
+    std::int64_t first = 0;  ///< elements of the parts before
     Mutex mutex;
     CondVar turned;  ///< `played` has changed
+    CondVar saved;   ///< `kept` has changed
     std::int64_t version ABSL_GUARDED_BY(mutex) = 0, played ABSL_GUARDED_BY(mutex) = 0;
+    std::int64_t first_version ABSL_GUARDED_BY(mutex) = 0;  ///< with which the server came back
     std::vector<std::int64_t> counts ABSL_GUARDED_BY(mutex);
+    std::vector<LastPush> last ABSL_GUARDED_BY(mutex);  ///< [rank]
+    /// How often the shard has changed, up to which change it is on the disk, and up to which somebody waits for that.
+    std::int64_t changes ABSL_GUARDED_BY(mutex) = 0, kept ABSL_GUARDED_BY(mutex) = 0, wanted ABSL_GUARDED_BY(mutex) = 0;
     float* mean_squares = nullptr;
-  };
-  struct Member {
-    bool is_here = false;
-    std::int64_t computed = 0, pushed = 0;
   };
 
   ServedJob() = default;
-  void place_all(int server, int servers);
+  absl::Status place_all(int server, int servers, const std::string& offload);
   /// Waits for the turn of a pull or push, if an order is played. REQUIRES: the group's mutex is held.
   absl::Status await_turn(Group& group, std::int64_t turn, const std::function<bool()>& is_gone) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(group.mutex);
   void end_turn(Group& group, std::int64_t turn) ABSL_EXCLUSIVE_LOCKS_REQUIRED(group.mutex);
+  /// Waits until at most `lose` of the shard's changes so far are not on the disk.
+  absl::Status await_kept(Group& group, std::int64_t lose, const std::function<bool()>& is_gone)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(group.mutex);
+  absl::Status begin_keeping(const KeepOptions& options, int server);
+  void keep_shards();
+  /// Writes a shard of which more is unwritten than may be lost; with `all` any shard of which something is.
+  absl::Status keep_shard(std::size_t index, bool all, std::vector<std::byte>& image);
+  /// Returns the elements of a shard's image: values, states, and means of squares.
+  std::vector<std::span<std::byte>> data_of(const Group& group) const;
+  void write_image(const Group& group, std::vector<std::byte>& image) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(group.mutex);
+  /// Returns whether the image is one of this shard.
+  bool read_image(Group& group, std::span<const std::byte> image) ABSL_EXCLUSIVE_LOCKS_REQUIRED(group.mutex);
   /// Returns the number of the next event, which is larger than `seen` and than all before.
   std::int64_t tick(std::int64_t seen);
-  absl::Status await(const std::function<bool(int rank, const Member& member)>& has_come, int rank,
-                     const std::function<bool()>& is_gone);
-  void note(int rank, std::int64_t computed, std::int64_t pushed);
 
   std::string definition_;
+  std::int64_t life_ = 1 + static_cast<std::int64_t>(std::random_device()());
   Strategy strategy_;
   std::chrono::milliseconds limit_{0};  ///< comm.timeout_s: the longest wait, and the longest standstill amid a message
   std::size_t states_ = 0;              ///< number of states of an element
   std::vector<std::unique_ptr<Unit>> units_;
   std::vector<std::unique_ptr<Group>> groups_;
-  std::int64_t largest_ = 0;  ///< elements of the largest shard
+  std::int64_t largest_ = 0;   ///< elements of the largest shard
+  std::int64_t elements_ = 0;  ///< those of all shards
   Arena memory_;
 
-  mutable Mutex mutex_;
-  CondVar changed_;  ///< `members_` has changed
-  std::vector<Member> members_ ABSL_GUARDED_BY(mutex_);
+  std::unique_ptr<JobMembers> members_;
+  Mutex mutex_;
   std::int64_t clock_ ABSL_GUARDED_BY(mutex_) = 0;
+
+  std::unique_ptr<KeptShards> kept_;  ///< null where shards are not kept
+  bool has_come_back_ = false;
+  Mutex keep_mutex_;  ///< it may be taken under a shard's mutex
+  CondVar due_;       ///< a shard is to be written, or this object ends
+  bool is_due_ ABSL_GUARDED_BY(keep_mutex_) = false, is_ending_ ABSL_GUARDED_BY(keep_mutex_) = false;
+  absl::Status keep_failure_ ABSL_GUARDED_BY(keep_mutex_);
+  std::jthread keeping_;
 };
 
 }  // namespace tessera

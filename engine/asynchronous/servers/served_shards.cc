@@ -14,6 +14,7 @@
 #include "engine/asynchronous/servers/served_job.h"
 #include "engine/asynchronous/servers/served_part.h"
 #include "engine/memory/state_views.h"
+#include "runtime/base/log.h"
 #include "runtime/border/throw.h"
 #include "tessera/error.h"
 #include "tessera/span.h"
@@ -25,7 +26,6 @@ using std::chrono::milliseconds;
 
 /// A server waits itself for no longer than comm.timeout_s, and then says for whom; so this end waits a little longer.
 constexpr milliseconds kGrace{10'000};
-constexpr std::size_t kCopiesAhead = 16;
 
 milliseconds from_seconds(double s) { return milliseconds(static_cast<std::int64_t>(s * 1000)); }
 
@@ -43,16 +43,22 @@ std::span<const std::byte> part_of(const T* values, std::int64_t offset, std::in
   return std::as_bytes(std::span(values + offset, static_cast<std::size_t>(numel)));
 }
 
+std::span<const std::byte> gradients_of(const FlatGroup& flat, Extent part) {
+  return part_of(flat.gradient, part.offset - flat.gradient_part.offset, part.numel);
+}
+
 }  // namespace
 
 ServedShards::ServedShards(const std::vector<std::unique_ptr<Unit>>& units, const MemoryPlan& plan, PeerBoard& board,
                            const Strategy& strategy)
     : PulledParameters(units, board),
       config_(plan.update().outer.asynchronous),
-      limit_(from_seconds(strategy.comm.timeout_s) + kGrace) {
+      limit_(from_seconds(strategy.comm.timeout_s) + kGrace),
+      // Values that come before their unit is read would look like a program's writes.
+      pulls_ahead_(!strategy.check.values) {
   const std::vector<std::string> addresses = absl::StrSplit(variable("TESSERA_SERVERS"), ',', absl::SkipEmpty());
   for (const std::string& address : addresses)
-    servers_.push_back({address, "server " + std::to_string(servers_.size()) + " (" + address + ")", nullptr});
+    servers_.push_back({address, "server " + std::to_string(servers_.size()) + " (" + address + ")", nullptr, {}});
   memory_ = Arena::plain("states for checkpoints", plan.use()[MemoryCategory::kOptimizer]);
   std::size_t parameters = 0;
   for_each_trainable(units, [&](FlatGroup& flat) {
@@ -68,12 +74,13 @@ ServedShards::ServedShards(const std::vector<std::unique_ptr<Unit>>& units, cons
     }
     place(flat, plan);
   });
+  is_staged_.resize(groups_.size());
   memory_.expect_full();
   connect(strategy);
   open_orders();
   adopt();
   if (!config_.record_order.empty() && board.rank() != 0)
-    writer_.emplace(value_or_throw(OrderWriter::open(config_.record_order, board.size(), /*is_first=*/false)));
+    writer_.emplace(value_or_throw(OrderWriter::open(config_.record_order, parties(), /*is_first=*/false)));
 }
 
 /// Takes memory for the states of this rank's part of a group.
@@ -90,52 +97,66 @@ void ServedShards::open_orders() {
                 "/sync/record_order: ranks on several hosts have no file together, so no order is recorded or played "
                 "there. [T0971] hint: record and play orders with all ranks on one host");
   if (!config_.play_order.empty()) {
-    turns_ = value_or_throw(read_order(config_.play_order, board_.size(), names_));
+    turns_ = value_or_throw(read_order(config_.play_order, parties(), names_));
     next_turns_.resize(turns_.size());
   }
   if (!config_.record_order.empty() && board_.rank() == 0)
-    writer_.emplace(value_or_throw(OrderWriter::open(config_.record_order, board_.size(), /*is_first=*/true)));
+    writer_.emplace(value_or_throw(OrderWriter::open(config_.record_order, parties(), /*is_first=*/true)));
 }
 
 void ServedShards::connect(const Strategy& strategy) {
+  if (config_.elastic && board_.size() != 1)
+    throw Error(ExitCode::kConfig,
+                "/sync/elastic: each worker that comes and goes is a job of one rank, and this job has " +
+                    std::to_string(board_.size()) +
+                    ". hint: start workers by `tessera launch --workers 1:8 --servers 1`, or each without a launcher");
+  if (!config_.elastic && std::getenv("TESSERA_WORKER") != nullptr)
+    throw Error(ExitCode::kConfig,
+                "/sync/elastic: the launcher starts workers that come and go (TESSERA_WORKER), and the strategy has "
+                "ranks that stay. hint: set \"elastic\": true in \"sync\", or start ranks by -n");
   const std::string secret = variable("TESSERA_SERVERS_SECRET");
   std::array<char, ServedJob::kRunName> run{};
-  if (board_.rank() == 0) {
-    std::random_device random;
+  std::random_device random;
+  if (config_.elastic) {
+    run.fill('-');  // all workers of such servers belong to one run
+  } else if (board_.rank() == 0) {
     for (char& letter : run) letter = "0123456789abcdef"[random() % 16];
   }
   throw_if_error(board_.group().broadcast("a run's name", run.data(), run.size(), 0).wait());
   const auto deadline = ServerLink::Clock::now() + from_seconds(strategy.comm.init_timeout_s);
+  const auto life = static_cast<std::int64_t>(((std::uint64_t{random()} << 31) ^ random()) >> 1) + 1;
   for (int server = 0; server < servers(); ++server) {
     Server& there = servers_[static_cast<std::size_t>(server)];
-    auto link = ServerLink::connect(there.address, deadline);
-    if (!link.ok() && exit_code_of(link.status()) == ExitCode::kConfig) throw_if_error(link.status());
-    if (!link.ok())
-      throw Error(ExitCode::kPeerLost,
-                  "rank " + std::to_string(board_.rank()) + ": " + there.name + ": " + message_of(link.status()));
-    there.link = *std::move(link);
-    MessageHead head;
-    head.kind = MessageKind::kSecret;
-    ask(server, head, {std::as_bytes(std::span(secret))}, "secret");
-    hear(server, "secret");
-    join(server, definition_for(server, std::string(run.data(), run.size()), strategy), deadline);
+    there.courier = std::make_unique<ServerCourier>(
+        ServerCourier::Visit{.address = there.address,
+                             .name = there.name,
+                             .secret = secret,
+                             .definition = definition_for(server, std::string(run.data(), run.size()), strategy),
+                             .rank = config_.elastic ? number_ : board_.rank(),
+                             .life = life,
+                             .limit = limit_,
+                             // An order has no pushes that are lost.
+                             .may_wait = config_.record_order.empty() && config_.play_order.empty()});
+    join(server, deadline);
   }
 }
 
-/// A server is busy while workers of the run before are leaving.
-void ServedShards::join(int server, const std::string& definition, ServerLink::Clock::time_point deadline) {
-  for (;;) {
-    MessageHead head;
-    head.kind = MessageKind::kJoin;
-    head.first = board_.rank();
-    ask(server, head, {std::as_bytes(std::span(definition))}, "start");
-    if (hear(server, "start").kind == MessageKind::kDone) return;
-    if (ServerLink::Clock::now() > deadline)
-      throw Error(ExitCode::kUnavailable,
-                  servers_[static_cast<std::size_t>(server)].name +
-                      " still serves another run. [T0972] hint: end that run, or start servers of "
-                      "this run's own");
-    std::this_thread::sleep_for(milliseconds(50));
+/// A server is busy while workers of the run before are leaving, and server 0 of an elastic run while its first worker
+/// has not begun, which may take as long as reading a large file of weights.
+void ServedShards::join(int server, ServerLink::Clock::time_point deadline) {
+  const Server& there = servers_[static_cast<std::size_t>(server)];
+  const auto joined = there.courier->start(deadline, config_.elastic ? ServerLink::Clock::now() + limit_ : deadline);
+  if (config_.elastic && exit_code_of(joined.status()) == ExitCode::kUnavailable)
+    throw Error(ExitCode::kPeerLost,
+                there.name +
+                    ": timed out waiting for the first worker of the run, which has not begun (comm.timeout_s sets "
+                    "the limit), or the server serves another run. hint: look for what stops that worker, or start "
+                    "servers of this run's own");
+  if (!joined.ok()) throw Error(exit_code_of(joined.status()), self() + ": " + message_of(joined.status()));
+  if (config_.elastic && server == 0) {
+    number_ = static_cast<int>(joined->first);
+    board_.note_pushed(joined->second);
+    gives_values_ = joined->turn == 1;
   }
 }
 
@@ -163,6 +184,58 @@ std::string ServedShards::definition_for(int server, const std::string& run, con
   return run + all.dump();
 }
 
+std::string ServedShards::self() const {
+  if (config_.elastic) return number_ == JobMembers::kAnyNumber ? "a worker" : "worker " + std::to_string(number_);
+  return "rank " + std::to_string(board_.rank()) + "/" + std::to_string(board_.size());
+}
+
+void ServedShards::tell_all(MessageKind kind, const char* operation) {
+  for (int server = servers() - 1; server >= 0; --server) {
+    MessageHead head;
+    head.kind = kind;
+    ask(server, head, {});
+    hear(server, operation);
+  }
+}
+
+/// Server 0, which says who gives values, hears it last: then all servers have them.
+void ServedShards::begin() {
+  if (!config_.elastic || std::exchange(has_begun_, true)) return;
+  if (gives_values_) tell_all(MessageKind::kBegin, "start");
+}
+
+std::optional<std::int64_t> ServedShards::steps_of_all() const {
+  return config_.elastic ? std::optional(newest_) : std::nullopt;
+}
+
+std::optional<std::int64_t> ServedShards::take_step(std::int64_t steps) {
+  begin();
+  settle();
+  knows_data_ = true;
+  const auto deadline = ServerLink::Clock::now() + limit_;
+  for (milliseconds pause(5);; pause = std::min(2 * pause, milliseconds(200))) {
+    MessageHead head;
+    head.kind = MessageKind::kTake;
+    head.first = steps;
+    ask(0, head, {});
+    const MessageHead reply = hear(0, "data");
+    if (reply.kind == MessageKind::kDone) {
+      is_over_ = reply.first == MessageHead::kOver;
+      finishes_ = is_over_ && reply.second == 1;
+      if (is_over_) copy(0, groups_.size(), MessageKind::kCopy);  // nobody pushes any more
+      if (reply.first < 0) return std::nullopt;
+      board_.note_pushed(reply.second);
+      return reply.first;
+    }
+    if (ServerLink::Clock::now() > deadline)
+      throw Error(ExitCode::kPeerLost,
+                  self() +
+                      " data: timed out waiting for the steps that other workers have not made (comm.timeout_s "
+                      "sets the limit). hint: look for what stops the other workers");
+    std::this_thread::sleep_for(pause);
+  }
+}
+
 std::size_t ServedShards::shard_of(std::size_t group, int server) const {
   return group * servers_.size() + static_cast<std::size_t>(server);
 }
@@ -171,38 +244,35 @@ std::span<std::int64_t> ServedShards::counts(const FlatGroup& group) {
   return std::ranges::find(groups_, &group, &Group::flat)->counts;
 }
 
-void ServedShards::throw_lost(int server, const absl::Status& status, const char* operation) const {
-  if (status.ok()) return;
-  throw Error(ExitCode::kPeerLost, "rank " + std::to_string(board_.rank()) + "/" + std::to_string(board_.size()) + " " +
-                                       operation + ": " + servers_[static_cast<std::size_t>(server)].name +
-                                       " is lost: " + message_of(status));
+void ServedShards::ask(int server, ServerQuestion question) {
+  Server& there = servers_[static_cast<std::size_t>(server)];
+  question.head.clock = clock_;
+  there.asked.push_back(there.courier->send(std::move(question)));
 }
 
-void ServedShards::ask(int server, MessageHead head, std::initializer_list<std::span<const std::byte>> payload,
-                       const char* operation) {
-  ServerLink& link = *servers_[static_cast<std::size_t>(server)].link;
-  for (const auto& part : payload) head.bytes += static_cast<std::int64_t>(part.size());
-  head.clock = clock_;
-  throw_lost(server, link.send(bytes_of(head), limit_, /*more=*/head.bytes > 0), operation);
-  for (const auto& part : payload) throw_lost(server, link.send(part, limit_), operation);
+void ServedShards::ask(int server, const MessageHead& head, std::initializer_list<std::span<const std::byte>> payload) {
+  ask(server, ServerQuestion{.head = head, .rest = payload});
+}
+
+void ServedShards::tell(int server, ServerQuestion message) {
+  message.head.clock = clock_;
+  servers_[static_cast<std::size_t>(server)].courier->send(std::move(message));
 }
 
 MessageHead ServedShards::hear(int server, const char* operation) {
-  auto head = servers_[static_cast<std::size_t>(server)].link->receive_head(limit_);
-  throw_lost(server, head.status(), operation);
-  if (head->kind == MessageKind::kRefused) {
-    std::string text_with_hint(static_cast<std::size_t>(std::min<std::int64_t>(head->bytes, 1 << 20)), '\0');
-    take(server, std::as_writable_bytes(std::span(text_with_hint)), operation);
-    throw Error(static_cast<ExitCode>(head->first),
-                "rank " + std::to_string(board_.rank()) + "/" + std::to_string(board_.size()) + " " + operation + ": " +
-                    servers_[static_cast<std::size_t>(server)].name + ": " + text_with_hint);
+  Server& there = servers_[static_cast<std::size_t>(server)];
+  TORCH_INTERNAL_ASSERT(!there.asked.empty(), there.name, ": an answer to no question");
+  const ServerCourier::Ticket ticket = there.asked.front();
+  there.asked.pop_front();
+  there.courier->wait(ticket);
+  if (!ticket->status.ok()) {
+    // Nobody hears the other answers, so the next question's is the oldest again.
+    for (Server& each : servers_) each.asked.clear();
+    ahead_.reset();
+    throw Error(exit_code_of(ticket->status), self() + " " + operation + ": " + message_of(ticket->status));
   }
-  clock_ = std::max(clock_, head->clock);
-  return *head;
-}
-
-void ServedShards::take(int server, std::span<std::byte> bytes, const char* operation) {
-  throw_lost(server, servers_[static_cast<std::size_t>(server)].link->receive(bytes, limit_), operation);
+  clock_ = std::max(clock_, ticket->reply.clock);
+  return ticket->reply;
 }
 
 std::int64_t ServedShards::next_turn(std::size_t group, int server, bool is_push) {
@@ -221,6 +291,7 @@ std::int64_t ServedShards::next_turn(std::size_t group, int server, bool is_push
 /// Servers count events each for itself, above all that a worker has seen. So numbers order the events of a shard, and
 /// those of a rank at one server.
 void ServedShards::note(std::size_t group, int server, bool is_push, const MessageHead& reply) {
+  newest_ = std::max(newest_, reply.first + (is_push ? 1 : 0));
   if (!writer_) return;
   const std::size_t index = shard_of(group, server);
   writer_->add({.number = reply.clock * servers() + server,
@@ -232,99 +303,164 @@ void ServedShards::note(std::size_t group, int server, bool is_push, const Messa
                names_[index]);
 }
 
-/// A server that cannot send an answer reads no question. So only a few are asked before their answers are read, which
-/// sockets hold in any case.
 void ServedShards::copy(std::size_t first, std::size_t last, MessageKind kind) {
-  std::size_t asked = first;
-  for (std::size_t i = first; i < last; ++i) {
-    for (; asked < std::min(last, i + kCopiesAhead); ++asked) ask_for_copies(asked, kind);
-    take_copies(i, kind);
-  }
+  for (std::size_t i = first; i < last; ++i) ask_for_copies(i, kind);
+  for (std::size_t i = first; i < last; ++i) take_copies(i, kind);
 }
 
-void ServedShards::ask_for_copies(std::size_t group, MessageKind kind) {
-  const bool is_pull = kind == MessageKind::kPull;
+void ServedShards::ask_for_copies(std::size_t index, MessageKind kind) {
+  const Group& group = groups_[index];
   for (int server = 0; server < servers(); ++server) {
-    if (groups_[group].parts[static_cast<std::size_t>(server)].numel == 0) continue;
-    MessageHead head;
-    head.kind = kind;
-    head.shard = static_cast<std::uint32_t>(group);
-    if (is_pull) head.turn = next_turn(group, server, /*is_push=*/false);
-    ask(server, head, {}, is_pull ? "pull" : "copy");
+    const Extent part = group.parts[static_cast<std::size_t>(server)];
+    if (part.numel == 0) continue;
+    ServerQuestion question;
+    question.head.kind = kind;
+    question.head.shard = static_cast<std::uint32_t>(index);
+    if (kind == MessageKind::kPull) question.head.turn = next_turn(index, server, /*is_push=*/false);
+    question.answer.emplace_back(group.flat->full + part.offset * 4, static_cast<std::size_t>(part.numel) * 4);
+    ask(server, std::move(question));
   }
 }
 
 void ServedShards::take_copies(std::size_t index, MessageKind kind) {
   const bool is_pull = kind == MessageKind::kPull;
-  const char* const operation = is_pull ? "pull" : "copy";
   Group& group = groups_[index];
   for (int server = 0; server < servers(); ++server) {
-    const Extent part = group.parts[static_cast<std::size_t>(server)];
-    if (part.numel == 0) continue;
-    const MessageHead reply = hear(server, operation);
-    take(server, {group.flat->full + part.offset * 4, static_cast<std::size_t>(part.numel) * 4}, operation);
+    if (group.parts[static_cast<std::size_t>(server)].numel == 0) continue;
+    const MessageHead reply = hear(server, is_pull ? "pull" : "copy");
     group.pulled[static_cast<std::size_t>(server)] = reply.first;
     if (is_pull) note(index, server, /*is_push=*/false, reply);
   }
 }
 
-void ServedShards::pull_unit(const Unit& unit) {
-  const auto index = static_cast<std::size_t>(unit.index);
-  if (config_.max_staleness && turns_.empty()) {
-    MessageHead head;
-    head.kind = MessageKind::kAwaitSlowest;
-    head.first = step() - 1 - *config_.max_staleness;
-    ask(0, head, {}, "pull");
-    hear(0, "pull");
-  }
-  copy(first_group_[index], first_group_[index + 1], MessageKind::kPull);
+void ServedShards::ask_for_unit(std::size_t unit) {
+  for (std::size_t i = first_group_[unit]; i < first_group_[unit + 1]; ++i) ask_for_copies(i, MessageKind::kPull);
 }
 
-/// Server 0 knows how far each rank is. An order that is played already contains the effect of such waits.
+void ServedShards::take_unit(std::size_t unit) {
+  for (std::size_t i = first_group_[unit]; i < first_group_[unit + 1]; ++i) take_copies(i, MessageKind::kPull);
+}
+
+/// Waits for a unit that was asked for ahead of its first read. Answers come in the order of questions, so nothing else
+/// may be heard before.
+void ServedShards::settle() {
+  if (const auto unit = std::exchange(ahead_, std::nullopt)) {
+    take_unit(*unit);
+    take_as_fresh(*unit);
+  }
+}
+
+/// The unit that was pulled next in the step before is asked for too, so that it comes while this one computes.
+void ServedShards::pull_unit(const Unit& unit) {
+  begin();
+  const auto index = static_cast<std::size_t>(unit.index);
+  const bool is_coming = ahead_ == index;
+  if (is_coming) {
+    ahead_.reset();
+  } else {
+    settle();
+    wait_for_slowest();
+    ask_for_unit(index);
+  }
+  order_.push_back(index);
+  const auto here = std::ranges::find(order_before_, index);
+  if (pulls_ahead_ && here != order_before_.end() && here + 1 != order_before_.end() && !is_fresh(here[1])) {
+    ask_for_unit(here[1]);
+    ahead_ = here[1];
+  }
+  take_unit(index);
+}
+
+/// It is called before each pull that was not asked for ahead, and waits for the first of a step.
+void ServedShards::wait_for_slowest() {
+  if (!config_.max_staleness || !turns_.empty() || waited_for_ == step()) return;
+  MessageHead head;
+  head.kind = MessageKind::kAwaitSlowest;
+  head.first = step() - 1 - *config_.max_staleness;
+  ask(0, head, {});
+  hear(0, "pull");
+  waited_for_ = step();
+}
+
+/// Server 0 knows how far each rank is.
+void ServedShards::tell_steps(std::int64_t computed, std::int64_t pushed) {
+  ServerQuestion note;
+  note.head.kind = MessageKind::kNote;
+  note.head.first = computed;
+  note.head.second = pushed;
+  tell(0, std::move(note));
+}
+
+/// An order that is played already contains the effect of such waits.
 void ServedShards::wait_for_turn_of_round() {
   if (!config_.max_staleness || !turns_.empty()) return;
-  MessageHead head;
-  head.kind = MessageKind::kNote;
-  head.first = step();
-  head.second = step() - 1;
-  ask(0, head, {}, "push");
+  tell_steps(step(), step() - 1);
   if (*config_.max_staleness != 0) return;
+  MessageHead head;
   head.kind = MessageKind::kAwaitRound;
-  ask(0, head, {}, "push");
+  head.first = step();
+  ask(0, head, {});
   hear(0, "push");
 }
 
 void ServedShards::end_step() {
-  if (config_.max_staleness && turns_.empty()) {
-    MessageHead head;
-    head.kind = MessageKind::kNote;
-    head.first = head.second = step();
-    ask(0, head, {}, "push");
-  }
+  if (config_.elastic || (config_.max_staleness && turns_.empty())) tell_steps(step(), step());
+  for (const Server& server : servers_) server.courier->forget_staged();
+  std::ranges::fill(is_staged_, char{0});
+  order_before_.swap(order_);
+  order_.clear();
   end_step_of_copies();
   if (writer_) throw_if_error(writer_->write_if_many());
 }
 
 void ServedShards::skip() {
+  settle();
+  begin();
   wait_for_turn_of_round();
   end_step();
 }
 
-/// The gradients of a group are sent while servers still apply those of the group before.
+void ServedShards::begin_last_backward() { std::ranges::fill(is_staged_, char{0}); }
+
+/// Sends a unit's gradients, which the servers keep until `push` says what to do with them.
+void ServedShards::reduced(const Unit& unit) {
+  const auto number = static_cast<std::size_t>(unit.index);
+  for (std::size_t i = first_group_[number]; i < first_group_[number + 1]; ++i) {
+    const Group& group = groups_[i];
+    for (int server = 0; server < servers(); ++server) {
+      const Extent part = group.parts[static_cast<std::size_t>(server)];
+      if (part.numel == 0) continue;
+      ServerQuestion gradients;
+      gradients.head.kind = MessageKind::kStage;
+      gradients.head.shard = static_cast<std::uint32_t>(i);
+      gradients.rest.push_back(gradients_of(*group.flat, part));
+      tell(server, std::move(gradients));
+    }
+    is_staged_[i] = 1;
+  }
+}
+
+/// Servers apply the gradients of a group while the next ones' numbers, or gradients, are on their way.
 GradientAges ServedShards::push(const ElementUpdate&, const PushRates& with) {
   const Span span("push", {}, &push_wait_seconds_);
+  settle();
+  begin();
+  if (config_.elastic && !std::exchange(knows_data_, true))
+    log_warning(
+        "workers come and go, and the program has not asked which step's data it takes: each worker may take the same "
+        "samples. hint: before each step call Engine::take_step, and go to its data by TokenBatches::go_to_step, or "
+        "take a StepSampler");
   wait_for_turn_of_round();
   GradientAges ages;
-  std::optional<std::size_t> before;
+  std::vector<std::size_t> pushed;
   for (std::size_t i = 0; i < groups_.size(); ++i) {
     const Group& group = groups_[i];
     const auto used = with.used.subspan(group.first_parameter, group.flat->parameters.size());
     if (std::ranges::find(used, char{1}) == used.end()) continue;
     send_push(i, {with.rates, used, with.learning_rates, with.options});
-    if (before) end_push(*before, ages);
-    before = i;
+    pushed.push_back(i);
   }
-  if (before) end_push(*before, ages);
+  for (const std::size_t i : pushed) end_push(i, ages);
   end_step();
   return ages;
 }
@@ -332,22 +468,25 @@ GradientAges ServedShards::push(const ElementUpdate&, const PushRates& with) {
 void ServedShards::send_push(std::size_t index, const PushRates& with) {
   const Group& group = groups_[index];
   const FlatGroup& flat = *group.flat;
-  const bool sends_pulled = config_.delay_compensation.lambda != 0;
+  const bool sends_pulled = config_.delay_compensation.lambda != 0, is_staged = is_staged_[index] != 0;
   const PushedNumbers numbers{with.rates.gradient_scale, with.rates.clip_value, with.rates.lr,
                               with.rates.is_first_of_run ? 1 : 0};
   for (int server = 0; server < servers(); ++server) {
     const Extent part = group.parts[static_cast<std::size_t>(server)];
     if (part.numel == 0) continue;
-    MessageHead head;
-    head.kind = MessageKind::kPush;
-    head.shard = static_cast<std::uint32_t>(index);
-    head.first = group.pulled[static_cast<std::size_t>(server)];
-    head.turn = next_turn(index, server, /*is_push=*/true);
-    const auto pulled = part_of(reinterpret_cast<const float*>(flat.full), part.offset, sends_pulled ? part.numel : 0);
-    ask(server, head,
-        {bytes_of(numbers), std::as_bytes(with.learning_rates), std::as_bytes(with.options), std::as_bytes(with.used),
-         part_of(flat.gradient, part.offset - flat.gradient_part.offset, part.numel), pulled},
-        "push");
+    ServerQuestion question;
+    question.head.kind = is_staged ? MessageKind::kApply : MessageKind::kPush;
+    question.head.shard = static_cast<std::uint32_t>(index);
+    question.head.first = group.pulled[static_cast<std::size_t>(server)];
+    question.head.second = step();
+    question.head.turn = next_turn(index, server, /*is_push=*/true);
+    for (const auto& few :
+         {bytes_of(numbers), std::as_bytes(with.learning_rates), std::as_bytes(with.options), std::as_bytes(with.used)})
+      question.front.insert(question.front.end(), few.begin(), few.end());
+    if (!is_staged) question.rest.push_back(gradients_of(flat, part));
+    if (sends_pulled)
+      question.rest.push_back(part_of(reinterpret_cast<const float*>(flat.full), part.offset, part.numel));
+    ask(server, std::move(question));
   }
 }
 
@@ -356,13 +495,27 @@ void ServedShards::end_push(std::size_t index, GradientAges& ages) {
   for (int server = 0; server < servers(); ++server) {
     if (group.parts[static_cast<std::size_t>(server)].numel == 0) continue;
     const MessageHead reply = hear(server, "push");
-    ages.add(reply.first - group.pulled[static_cast<std::size_t>(server)]);
+    // A server that has come back may be at a version before the one that was pulled.
+    ages.add(std::max<std::int64_t>(0, reply.first - group.pulled[static_cast<std::size_t>(server)]));
     note(index, server, /*is_push=*/true, reply);
   }
 }
 
-/// Each rank gives the servers its own part, values and states.
 void ServedShards::adopt() {
+  settle();
+  if (has_begun_)
+    throw Error(ExitCode::kUsage,
+                self() +
+                    ": parameters were written after training has begun, and other workers train them (\"sync\" "
+                    "elastic). hint: load and write values before the first step");
+  if (gives_values_) write_values();
+  board_.meet("asynchronous values");
+  copy(0, groups_.size(), MessageKind::kCopy);
+  board_.meet("asynchronous values");
+}
+
+/// Each rank gives the servers its own part, values and states.
+void ServedShards::write_values() {
   for (std::size_t i = 0; i < groups_.size(); ++i) {
     const FlatGroup& flat = *groups_[i].flat;
     for (int server = 0; server < servers(); ++server) {
@@ -381,61 +534,72 @@ void ServedShards::adopt() {
       static_assert(kMostStates == 4);
       ask(server, head,
           {part_of(reinterpret_cast<const float*>(flat.full), run.offset, run.numel), state(0), state(1), state(2),
-           state(3)},
-          "first values");
+           state(3)});
       hear(server, "first values");
     }
   }
-  board_.meet("asynchronous values");
-  copy(0, groups_.size(), MessageKind::kCopy);
-  board_.meet("asynchronous values");
 }
 
 void ServedShards::bring_together() {
+  settle();
   board_.meet("asynchronous ranks come together");
+  // Workers that come and go do not meet, so they wait with their pushes.
+  if (config_.elastic) tell_all(MessageKind::kHold, "states");
   for (std::size_t unit = 0; unit + 1 < first_group_.size(); ++unit) {
     take_as_fresh(unit);
     copy(first_group_[unit], first_group_[unit + 1], MessageKind::kPull);
   }
-  for (std::size_t i = 0; i < groups_.size(); ++i) {
-    Group& group = groups_[i];
-    const FlatGroup& flat = *group.flat;
-    MessageHead head;
-    head.shard = static_cast<std::uint32_t>(i);
-    for (int server = 0; server < servers(); ++server) {
-      const Extent run = intersect(flat.optimizer_part, group.parts[static_cast<std::size_t>(server)]);
-      if (run.numel == 0) continue;
-      head.kind = MessageKind::kReadStates;
-      head.first = run.offset;
-      head.second = run.numel;
-      ask(server, head, {}, "states");
-      hear(server, "states");
-      const std::int64_t begin = 4 * (run.offset - flat.optimizer_part.offset);
-      for (const FlatGroup::State& state : flat.state)
-        if (state.data) take(server, {state.data + begin, static_cast<std::size_t>(run.numel) * 4}, "states");
-    }
-    // All pushes have ended, so shards of a group have equal counts. The last server has elements of each group.
-    head.kind = MessageKind::kReadCounts;
-    ask(servers() - 1, head, {}, "counts");
-    hear(servers() - 1, "counts");
-    take(servers() - 1, std::as_writable_bytes(std::span(group.counts)), "counts");
-  }
+  fetch_states();
+  if (config_.elastic) tell_all(MessageKind::kRelease, "states");
   board_.meet("asynchronous ranks come together");
 }
 
+/// Fetches the states and counts of this rank's own part. Nobody pushes meanwhile.
+void ServedShards::fetch_states() {
+  for (std::size_t i = 0; i < groups_.size(); ++i) {
+    Group& group = groups_[i];
+    const FlatGroup& flat = *group.flat;
+    for (int server = 0; server < servers(); ++server) {
+      const Extent run = intersect(flat.optimizer_part, group.parts[static_cast<std::size_t>(server)]);
+      if (run.numel == 0) continue;
+      ServerQuestion question;
+      question.head.kind = MessageKind::kReadStates;
+      question.head.shard = static_cast<std::uint32_t>(i);
+      question.head.first = run.offset;
+      question.head.second = run.numel;
+      const std::int64_t begin = 4 * (run.offset - flat.optimizer_part.offset);
+      for (const FlatGroup::State& state : flat.state)
+        if (state.data) question.answer.emplace_back(state.data + begin, static_cast<std::size_t>(run.numel) * 4);
+      ask(server, std::move(question));
+      hear(server, "states");
+    }
+    // All pushes have ended, so shards of a group have equal counts. The last server has elements of each group.
+    ServerQuestion question;
+    question.head.kind = MessageKind::kReadCounts;
+    question.head.shard = static_cast<std::uint32_t>(i);
+    question.answer.push_back(std::as_writable_bytes(std::span(group.counts)));
+    ask(servers() - 1, std::move(question));
+    hear(servers() - 1, "counts");
+  }
+}
+
 void ServedShards::share_counts() {
-  for (std::size_t i = 0; i < groups_.size() && board_.rank() == 0; ++i) {
+  const bool writes = board_.rank() == 0 && gives_values_ && !has_begun_;
+  for (std::size_t i = 0; i < groups_.size() && writes; ++i) {
     for (int server = 0; server < servers(); ++server) {
       MessageHead head;
       head.kind = MessageKind::kWriteCounts;
       head.shard = static_cast<std::uint32_t>(i);
-      ask(server, head, {std::as_bytes(std::span(groups_[i].counts))}, "counts");
+      ask(server, head, {std::as_bytes(std::span(groups_[i].counts))});
       hear(server, "counts");
     }
   }
   board_.meet("counts of steps");
 }
 
-void ServedShards::take_newest() { copy(0, groups_.size(), MessageKind::kCopy); }
+void ServedShards::take_newest() {
+  settle();
+  if (!is_over_) copy(0, groups_.size(), MessageKind::kCopy);
+}
 
 }  // namespace tessera

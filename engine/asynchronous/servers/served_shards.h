@@ -4,6 +4,8 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <deque>
+#include <initializer_list>
 #include <memory>
 #include <optional>
 #include <span>
@@ -12,6 +14,8 @@
 
 #include "engine/asynchronous/pulled_parameters.h"
 #include "engine/asynchronous/push_order.h"
+#include "engine/asynchronous/servers/job_members.h"
+#include "engine/asynchronous/servers/server_courier.h"
 #include "engine/asynchronous/servers/server_link.h"
 #include "sharding/arena.h"
 #include "sharding/layout/plan/memory_plan.h"
@@ -25,15 +29,24 @@ namespace tessera {
 /// to each the gradients of its part; a server applies them at once (ServedJob). Ranks talk to servers alone while
 /// they train, over a connection each, so they may be on any hosts, and one that is killed touches no other.
 ///
+/// A thread for each server sends and receives (ServerCourier). So the gradients of a unit leave as soon as the last
+/// backward of a step has made them, and wait at the servers for the rank's norm; and while a unit computes in forward,
+/// the one comes that followed it in the step before.
+///
 /// | memory                                 | whose         | changed by                                             |
 /// |----------------------------------------|---------------|--------------------------------------------------------|
 /// | shards: values, states, version, counts| the servers'  | pushes                                                 |
 /// | FlatGroup::full, what this rank pulled | this rank's   | `pull`, at most once a step                            |
 /// | states and counts of the rank's part   | this rank's   | `bring_together`, which fetches them for a checkpoint  |
 ///
+/// Where workers come and go ("sync.elastic"), this rank is a job of its own. The first worker gives the servers its
+/// values, up to its first pull; what the program of a later one sets up to there, such as weights from a file, is
+/// replaced by the servers' values. Then no program writes parameters any more.
+///
 /// The environment names the servers (TESSERA_SERVERS, TESSERA_SERVERS_SECRET). The thread that trains calls all of it.
-/// Throws tessera::Error: 75 where a server is gone or does not answer in time; 64 where a program leaves the order
-/// that it plays; what a server refuses, with the server's exit code.
+/// A server that keeps its shards beyond its end is waited for, for comm.timeout_s. Throws tessera::Error: 75 where a
+/// server is gone or does not answer in time; 64 where a program leaves the order that it plays; what a server refuses,
+/// with the server's exit code.
 class ServedShards final : public PulledParameters {
  public:
   /// Connects to all servers, points each group's states at memory of this rank's own, and gives the servers the units'
@@ -46,18 +59,30 @@ class ServedShards final : public PulledParameters {
   std::int64_t memory_bytes() const override { return memory_.bytes(); }
   GradientAges push(const ElementUpdate& rule, const PushRates& with) override;
   void skip() override;
+  void begin_last_backward() override;
+  void reduced(const Unit& unit) override;
   void adopt() override;
   /// Every rank pulls the newest values, and fetches the states and counts of its own part.
   void bring_together() override;
   void share_counts() override;
   void take_newest() override;
   std::span<std::int64_t> counts(const FlatGroup& group) override;
+  std::optional<std::int64_t> steps_of_all() const override;
+
+  /// Returns the number of the step that this worker makes next, of `steps` that all workers make together
+  /// (Engine::take_step); nothing where all are made, or where the last ones are this worker's own. REQUIRES:
+  /// sync.elastic.
+  std::optional<std::int64_t> take_step(std::int64_t steps);
+  /// Return whether all steps are made, and whether this worker is the one that writes the results.
+  bool is_over() const { return is_over_; }
+  bool finishes() const { return finishes_; }
 
  private:
   struct Server {
     std::string address;
     std::string name;  ///< "server 1 (10.0.0.5:4711)"
-    std::unique_ptr<ServerLink> link;
+    std::unique_ptr<ServerCourier> courier;
+    std::deque<ServerCourier::Ticket> asked;  ///< questions whose answers were not heard yet
   };
   struct Group {
     FlatGroup* flat = nullptr;
@@ -68,9 +93,17 @@ class ServedShards final : public PulledParameters {
   };
 
   int servers() const { return static_cast<int>(servers_.size()); }
+  OrderParties parties() const { return {board_.size(), "servers", servers()}; }
   void pull_unit(const Unit& unit) override;
   void connect(const Strategy& strategy);
-  void join(int server, const std::string& definition, ServerLink::Clock::time_point deadline);
+  void join(int server, ServerLink::Clock::time_point deadline);
+  /// Lets other workers begin with the values that this one has given.
+  void begin();
+  void write_values();
+  void fetch_states();
+  /// Asks each server `kind`, and waits for its answer.
+  void tell_all(MessageKind kind, const char* operation);
+  std::string self() const;
   std::string definition_for(int server, const std::string& run, const Strategy& strategy) const;
   void place(FlatGroup& group, const MemoryPlan& plan);
   void open_orders();
@@ -81,31 +114,49 @@ class ServedShards final : public PulledParameters {
   void note(std::size_t group, int server, bool is_push, const MessageHead& reply);
   /// Copies the groups [first, last) from all servers. `kind`: kPull or kCopy.
   void copy(std::size_t first, std::size_t last, MessageKind kind);
-  void ask_for_copies(std::size_t group, MessageKind kind);
+  void ask_for_copies(std::size_t index, MessageKind kind);
   void take_copies(std::size_t index, MessageKind kind);
+  void ask_for_unit(std::size_t unit);
+  void take_unit(std::size_t unit);
+  void settle();
+  void wait_for_slowest();
   void send_push(std::size_t group, const PushRates& with);
   void end_push(std::size_t group, GradientAges& ages);
+  void tell_steps(std::int64_t computed, std::int64_t pushed);
   void wait_for_turn_of_round();
   void end_step();
 
-  /// Sends a question to a server, and the parts of its payload, whose lengths are added up here.
-  void ask(int server, MessageHead head, std::initializer_list<std::span<const std::byte>> payload,
-           const char* operation);
-  /// Receives the head of an answer. Throws what the server refuses.
+  /// Asks a server something, whose answer `hear` returns.
+  void ask(int server, ServerQuestion question);
+  /// Asks what has no payload in its answer. `payload` stays in place until the answer.
+  void ask(int server, const MessageHead& head, std::initializer_list<std::span<const std::byte>> payload);
+  /// Sends what has no answer.
+  void tell(int server, ServerQuestion message);
+  /// Waits for the answer to the oldest question to this server that was not heard. Throws what the server refuses, and
+  /// why it is lost.
   MessageHead hear(int server, const char* operation);
-  void take(int server, std::span<std::byte> bytes, const char* operation);
-  void throw_lost(int server, const absl::Status& status, const char* operation) const;
 
   const AsynchronousConfig& config_;
   const std::chrono::milliseconds limit_;  ///< time for an answer of a server
-  std::vector<Server> servers_;
+  const bool pulls_ahead_;                 ///< whether a unit may be pulled before its first read
   Arena memory_;
   std::vector<Group> groups_;
-  std::vector<ShardName> names_;               ///< [shard]: by group, then server
-  std::vector<std::vector<ShardTurn>> turns_;  ///< [shard]; empty where no order is played
-  std::vector<std::size_t> next_turns_;        ///< [shard]: where the search for this rank's next turn begins
+  std::vector<char> is_staged_;                    ///< [group]: the servers have this step's gradients
+  std::optional<std::size_t> ahead_;               ///< the unit that was asked for ahead, and not heard
+  std::vector<std::size_t> order_, order_before_;  ///< the units that were pulled in this step, and in the one before
+  std::int64_t waited_for_ = 0;                    ///< the step before whose pulls this rank has waited for slow ranks
+  std::vector<ShardName> names_;                   ///< [shard]: by group, then server
+  std::vector<std::vector<ShardTurn>> turns_;      ///< [shard]; empty where no order is played
+  std::vector<std::size_t> next_turns_;            ///< [shard]: where the search for this rank's next turn begins
   std::optional<OrderWriter> writer_;
-  std::int64_t clock_ = 0;  ///< the largest number of an event that this rank knows
+  std::int64_t clock_ = 0;   ///< the largest number of an event that this rank knows
+  std::int64_t newest_ = 0;  ///< the largest number of pushes that a shard had had when this rank pulled it or pushed
+  // These are about workers that come and go.
+  int number_ = JobMembers::kAnyNumber;
+  bool gives_values_ = true;  ///< whether `adopt` gives values, and does not take them
+  bool has_begun_ = false, is_over_ = false, finishes_ = false;
+  bool knows_data_ = false;      ///< the program has asked for a step, or was warned
+  std::vector<Server> servers_;  // their threads use the members above, so it is destroyed first
 };
 
 }  // namespace tessera

@@ -95,17 +95,31 @@ absl::Status ServerLink::wait_for(short event, Limit limit) const {
   }
 }
 
+absl::StatusOr<std::size_t> ServerLink::send_some(std::span<const std::byte> bytes, bool more) {
+  for (;;) {
+    const ssize_t sent =
+        ::send(socket_, bytes.data(), bytes.size(), MSG_NOSIGNAL | MSG_DONTWAIT | (more ? MSG_MORE : 0));
+    if (sent >= 0) return static_cast<std::size_t>(sent);
+    if (errno == EAGAIN || errno == EWOULDBLOCK) return std::size_t{0};
+    if (errno != EINTR) return lost("the connection is broken: " + errno_text(errno));
+  }
+}
+
+absl::StatusOr<std::size_t> ServerLink::receive_some(std::span<std::byte> bytes) {
+  for (;;) {
+    const ssize_t got = ::recv(socket_, bytes.data(), bytes.size(), MSG_DONTWAIT);
+    if (got > 0) return static_cast<std::size_t>(got);
+    if (got == 0) return lost("the connection was closed");
+    if (errno == EAGAIN || errno == EWOULDBLOCK) return std::size_t{0};
+    if (errno != EINTR) return lost("the connection is broken: " + errno_text(errno));
+  }
+}
+
 absl::Status ServerLink::send(std::span<const std::byte> bytes, Limit limit, bool more) {
-  const int flags = MSG_NOSIGNAL | MSG_DONTWAIT | (more ? MSG_MORE : 0);
   while (!bytes.empty()) {
-    const ssize_t sent = ::send(socket_, bytes.data(), bytes.size(), flags);
-    if (sent >= 0) {
-      bytes = bytes.subspan(static_cast<std::size_t>(sent));
-    } else if (errno == EAGAIN || errno == EWOULDBLOCK) {
-      TESSERA_RETURN_IF_ERROR(wait_for(POLLOUT, limit));
-    } else if (errno != EINTR) {
-      return lost("the connection is broken: " + errno_text(errno));
-    }
+    TESSERA_ASSIGN_OR_RETURN(const std::size_t sent, send_some(bytes, more));
+    if (sent == 0) TESSERA_RETURN_IF_ERROR(wait_for(POLLOUT, limit));
+    bytes = bytes.subspan(sent);
   }
   return absl::OkStatus();
 }
@@ -117,16 +131,9 @@ absl::Status ServerLink::send(const MessageHead& head, std::span<const std::byte
 
 absl::Status ServerLink::receive(std::span<std::byte> bytes, Limit limit) {
   while (!bytes.empty()) {
-    const ssize_t got = ::recv(socket_, bytes.data(), bytes.size(), MSG_DONTWAIT);
-    if (got > 0) {
-      bytes = bytes.subspan(static_cast<std::size_t>(got));
-    } else if (got == 0) {
-      return lost("the connection was closed");
-    } else if (errno == EAGAIN || errno == EWOULDBLOCK) {
-      TESSERA_RETURN_IF_ERROR(wait_for(POLLIN, limit));
-    } else if (errno != EINTR) {
-      return lost("the connection is broken: " + errno_text(errno));
-    }
+    TESSERA_ASSIGN_OR_RETURN(const std::size_t got, receive_some(bytes));
+    if (got == 0) TESSERA_RETURN_IF_ERROR(wait_for(POLLIN, limit));
+    bytes = bytes.subspan(got);
   }
   return absl::OkStatus();
 }

@@ -17,25 +17,40 @@
 namespace tessera {
 
 /// What a message between a worker and a parameter server is for. A worker asks, and a server answers each question
-/// but kNote, in order, with kDone, kBusy or kRefused.
+/// but kNote and kStage, in order, with kDone, kBusy or kRefused.
 ///
 /// | kind          | first, second           | payload                                | payload of kDone   |
 /// |---------------|-------------------------|----------------------------------------|--------------------|
 /// | kSecret       |                         | the job's secret                       |                    |
-/// | kJoin         | rank                    | definition of the shards (ServedJob)   |                    |
+/// | kJoin         | rank, life              | definition of the shards (ServedJob)   |                    |
+/// | kReadVersions |                         |                                        | each shard's       |
 /// | kWrite        | first element, elements | their values, then each state          |                    |
 /// | kReadStates   | first element, elements |                                        | each state         |
 /// | kWriteCounts  |                         | a count for each parameter             |                    |
 /// | kReadCounts   |                         |                                        | the same           |
 /// | kPull, kCopy  |                         |                                        | the shard's values |
-/// | kPush         | pulled version          | PushedNumbers, rates, options, used,   |                    |
+/// | kPush         | pulled version, step    | PushedNumbers, rates, options, used,   |                    |
 /// |               |                         | gradients, pulled values (if lambda)   |                    |
+/// | kStage        |                         | gradients, for a kApply that may come  | (no answer)        |
+/// | kApply        | as kPush                | as kPush, without the gradients        |                    |
 /// | kNote         | steps computed, pushed  |                                        | (no answer)        |
 /// | kAwaitSlowest | steps                   |                                        |                    |
 /// | kAwaitRound   | step                    |                                        |                    |
+/// | kBegin        |                         |                                        |                    |
+/// | kTake         | steps in all            |                                        |                    |
+/// | kHold         |                         |                                        |                    |
+/// | kRelease      |                         |                                        |                    |
 ///
 /// kDone for a pull, copy or push has the shard's version before it in `first`. kRefused has an exit code in `first`
-/// and a text as its payload. kCopy is a pull that no order has.
+/// and a text as its payload. kCopy is a pull that no order has. The life of a worker is a number above 0 that no other
+/// worker of its rank has; it is negative where the worker was in the run before, and has lost its connection.
+///
+/// The last four are for workers that come and go (JobMembers). kDone for kTake has in `first` the step, and in
+/// `second` the worker's count of steps from there on; or kOver, and 1 for the worker that finishes; or kOwnFirst.
+/// kDone for kJoin has the worker's number in `first`, its count of steps in `second`, in `turn` 1 for the worker that
+/// gives the first values, in `shard` 1 if the server comes back after its end (KeptShards), and in `clock` a number
+/// that is another one after such an end. kReadVersions is about the versions with which it came back. kBusy wants the
+/// same question again, a little later.
 enum class MessageKind : std::uint32_t {
   kSecret = 1,
   kJoin,
@@ -43,12 +58,19 @@ enum class MessageKind : std::uint32_t {
   kReadStates,
   kWriteCounts,
   kReadCounts,
+  kReadVersions,
   kPull,
   kCopy,
   kPush,
+  kStage,
+  kApply,
   kNote,
   kAwaitSlowest,
   kAwaitRound,
+  kBegin,
+  kTake,
+  kHold,
+  kRelease,
   kDone,
   kBusy,
   kRefused
@@ -58,6 +80,7 @@ enum class MessageKind : std::uint32_t {
 struct MessageHead {
   static constexpr std::uint32_t kMagic = 0x31767354;  ///< "Tsv1"
   static constexpr std::int64_t kNoTurn = -1;
+  static constexpr std::int64_t kOver = -1, kOwnFirst = -2;  ///< answers to kTake
 
   std::uint32_t magic = kMagic;
   MessageKind kind = MessageKind::kDone;
@@ -77,7 +100,8 @@ struct PushedNumbers {
 };
 
 /// One end of a connection of a worker with a server, over TCP. Errors have exit code 75. One thread at a time sends
-/// and receives; any thread may call `shut`.
+/// and receives; any thread may call `shut`. `send` and `receive` wait; `send_some` and `receive_some` do not
+/// (ServerCourier).
 class ServerLink {
  public:
   using Clock = std::chrono::steady_clock;
@@ -102,6 +126,10 @@ class ServerLink {
   absl::Status refuse(const absl::Status& why, Limit limit);
   absl::Status refuse(ExitCode code, const std::string& text, Limit limit);
   absl::Status receive(std::span<std::byte> bytes, Limit limit);
+  /// Send or receive as many bytes as go at once, and return their number; 0 where `socket` has to be polled first.
+  absl::StatusOr<std::size_t> send_some(std::span<const std::byte> bytes, bool more);
+  absl::StatusOr<std::size_t> receive_some(std::span<std::byte> bytes);
+  int socket() const { return socket_; }
   /// Receives a head. Error 75 for bytes that are none.
   absl::StatusOr<MessageHead> receive_head(Limit limit);
 

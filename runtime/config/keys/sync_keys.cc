@@ -15,6 +15,11 @@ Condition when_asynchronous() {
           }};
 }
 
+Condition with_servers() {
+  return {
+      "sync.owners servers", {"/sync/type", "/sync/owners"}, [](const Strategy& s) { return s.sync.has_servers(); }};
+}
+
 Condition with_adaptive_lambda() {
   return {"sync.delay_compensation.adaptive true", {"/sync/delay_compensation/adaptive"}, [](const Strategy& s) {
             return s.sync.asynchronous.delay_compensation.adaptive;
@@ -146,9 +151,20 @@ std::vector<StrategyKey> sync_keys() {
            "Whose the shards are: masters and states, to which gradients are applied as they come. With servers ranks "
            "may be on several hosts, and a rank that is killed stops no other; TESSERA_SERVERS names the servers.",
        .cost = "ranks: 4 bytes for each of this rank's master weights. servers: a step's gradients and parameters go "
-               "over the network, and nothing hides that; with delay_compensation.lambda parameters go both ways. A "
+               "over the network, behind backward and forward; with delay_compensation.lambda parameters go both ways. A "
                "server has 4 bytes for each of its master weights, and as much a state.",
        .only_if = when_asynchronous()},
+      {.pointer = "/sync/elastic",
+       .field = boolean_field(AT(sync.asynchronous.elastic)),
+       .default_json = "false",
+       .example_json = "true",
+       .doc =
+           "Workers join and leave a run that goes on. Each is a job of one rank (`tessera launch --workers 1:8`), and "
+           "takes the values that the servers have. Server 0 deals the steps' data out, and that of a worker that "
+           "ended again (Engine::take_step). The servers end the run, not its last worker.",
+       .cost = "A question to server 0 in each step. A worker that ends amid a push has pushed a part of its step, and "
+               "another worker makes the step again.",
+       .only_if = with_servers()},
       {.pointer = "/sync/scale",
        .field = choice_field(AT(sync.asynchronous.scale), age_scales()),
        .default_json = R"("none")",

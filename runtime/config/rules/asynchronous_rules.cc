@@ -72,6 +72,17 @@ StrategyRule never_wild_with(std::string other, const std::string& what, std::fu
       [holds = std::move(holds)](const Strategy& s) { return s.sync.is_hogwild() && holds(s); }, why);
 }
 
+/// Makes a rule for something that excludes workers that come and go.
+StrategyRule never_elastic_with(std::string other, const std::string& what, std::function<bool(const Strategy&)> holds,
+                                const char* why) {
+  return {{"/sync/elastic", std::move(other)},
+          fmt::format("sync.elastic goes without {}: {}.", what, why),
+          [holds = std::move(holds), what, why](const Strategy& s) -> std::string {
+            if (!s.sync.is_elastic() || !holds(s)) return "";
+            return fmt::format("cannot stand beside {}: {}. hint: leave one of them out", what, why);
+          }};
+}
+
 /// The file of an order is emptied when it begins to be written, which may be before all ranks have read it.
 StrategyRule orders_rule() {
   return {{"/sync/record_order", "/sync/play_order"},
@@ -166,6 +177,18 @@ std::vector<StrategyRule> asynchronous_rules() {
       never_with(
           "/offload/masters/tier", "offload of training state", [](const Strategy& s) { return s.offload.is_used(); },
           "shards lie in memory that all ranks reach, or that servers have"),
+      never_elastic_with(
+          "/sync/record_order", "sync.record_order and sync.play_order",
+          [](const Strategy& s) {
+            return !s.sync.asynchronous.record_order.empty() || !s.sync.asynchronous.play_order.empty();
+          },
+          "an order is one of ranks that stay"),
+      never_elastic_with(
+          "/deal/by", "deal.by speed", [](const Strategy& s) { return s.deal.by == DealBy::kSpeed; },
+          "each worker makes steps of its own"),
+      never_elastic_with(
+          "/checkpoint/dir", "checkpoint.dir", [](const Strategy& s) { return !s.checkpoint.dir.empty(); },
+          "each worker would save there by itself; a program may call save_checkpoint in one of them"),
       never_wild_with(
           "/host_sharing", "host_sharing false", [](const Strategy& s) { return !s.host_sharing; },
           "ranks train one copy of the parameters"),

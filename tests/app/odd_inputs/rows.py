@@ -174,6 +174,18 @@ def launches():
     for value, wrong in some([("a:2,", "column 5"), ("", "column 1"), ("localhost,b:x", "column 13"), ("a;b", "column 2"), ("-oa", "column 1"),
                               ("a,a", "column 3")], 2):
         yield Row(f"launch --hosts {value!r}", ["launch", "--hosts", value, "--", "/bin/true"], USAGE, ["--hosts, " + wrong, "hint:"])
+    for value in some(["0", "3:2", "1:", ":1", "1:2:3", "1:99999", "many"], 3):
+        yield Row(f"launch --workers {value}", ["launch", f"--workers={value}", "--servers", "1", "--", "/bin/true"], USAGE,
+                  ["--workers", "write --workers 1:8", "hint:"])
+    yield Row("launch --workers and -n", [*LAUNCH, "--workers", "2", "--servers", "1", "--", "/bin/true"], USAGE, ["--ranks is for ranks of one job", "hint:"])
+    yield Row("launch --workers without servers", ["launch", "--workers", "2", "--", "/bin/true"], USAGE, ["need servers", "hint:"])
+    yield Row("launch --servers-state without servers", [*LAUNCH, "--servers-state", "state", "--", "/bin/true"], USAGE, ["no parameter servers", "hint:"])
+    yield Row("launch --servers-lose without a folder", [*LAUNCH, "--servers", "1", "--servers-lose", "3", "--", "/bin/true"], USAGE, ["nowhere", "hint:"])
+    yield Row("launch --servers-state and --workers", ["launch", "--workers", "1", "--servers", "1", "--servers-state", "state", "--", "/bin/true"], USAGE,
+              ["come and go", "hint:"])
+    yield Row("launch --join without workers", [*LAUNCH, "--join", "127.0.0.1:1", "--", "/bin/true"], USAGE, ["--workers 1:8", "hint:"])
+    yield Row("launch --join of strangers", ["launch", "--workers", "1", "--join", "127.0.0.1:1", "--secret", "no-such-file", "--", "/bin/true"], MISSING,
+              ["no-such-file", "hint:"])
     yield Row("launch --hosts of others", ["launch", "--hosts", "192.0.2.1:2,192.0.2.2:2", "--", "/bin/true"], USAGE,
               ["192.0.2.1, is not this machine", "hint:"])
     yield Row("launch --hosts and -n", [*LAUNCH, "--hosts", "localhost:2", "--", "/bin/true"], USAGE, ["-n and hosts", "hint:"])

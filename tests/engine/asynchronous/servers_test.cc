@@ -5,12 +5,19 @@
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <stdlib.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <array>
 #include <chrono>
 #include <cstddef>
+#include <filesystem>
+#include <fstream>
 #include <memory>
+#include <nlohmann/json.hpp>
+#include <optional>
 #include <span>
 #include <string>
 #include <thread>
@@ -18,7 +25,11 @@
 #include <vector>
 
 #include "engine/asynchronous/servers/parameter_server.h"
+#include "engine/asynchronous/servers/server_courier.h"
 #include "engine/asynchronous/servers/server_link.h"
+#include "engine/step/agree/learning_rates.h"
+#include "engine/step/agree/update_options.h"
+#include "runtime/base/status.h"
 #include "runtime/border/throw.h"
 #include "runtime/comm/mesh_groups.h"
 #include "tessera/checkpoint.h"
@@ -40,10 +51,10 @@ constexpr char kSecret[] = "a secret of this test";
 /// Parameter servers, which the environment names while this object lives.
 class Servers {
  public:
-  explicit Servers(int count = kServers) {
+  explicit Servers(int count = kServers, const std::string& offload = "") {
     std::string all;
     for (int i = 0; i < count; ++i) {
-      servers_.push_back(value_or_throw(ParameterServer::start("127.0.0.1:0", kSecret)));
+      servers_.push_back(value_or_throw(ParameterServer::start("127.0.0.1:0", kSecret, {}, offload)));
       all += (i == 0 ? "" : ",") + servers_.back()->address();
     }
     setenv("TESSERA_SERVERS", all.c_str(), 1);
@@ -169,6 +180,25 @@ TEST(Servers, RoundsWithoutStalenessHaveTheBitsOfShardsThatRanksOwn) {
   EXPECT_TRUE(all_same_bits(by_servers.values, by_ranks.values));
 }
 
+TEST(Servers, ShardsInAFileHaveTheBitsOfThoseInMemory) {
+  const TestFolder folder;
+  const Strategy strategy = served([](Strategy& s) { s.sync.asynchronous.max_staleness = 0; });
+  Ran in_memory;
+  {
+    const Servers servers;
+    in_memory = run(strategy, 4);
+  }
+  {
+    const Servers servers(kServers, folder.path());
+    const Ran in_file = run(strategy, 4);
+    EXPECT_EQ(in_file.losses, in_memory.losses);
+    EXPECT_TRUE(all_same_bits(in_file.values, in_memory.values));
+    EXPECT_TRUE(std::filesystem::is_empty(folder.path())) << "the file has no name";
+  }
+  const Servers servers(1, folder / "none");
+  EXPECT_THAT(error_of([&] { run(strategy, 1); }), HasSubstr("No such file or directory"));
+}
+
 TEST(Servers, MemoryOfARankEqualsThePlan) {
   const Servers servers;
   run_ranks({.ranks = kRanks}, [](const Mesh& mesh) {
@@ -259,6 +289,244 @@ TEST(Servers, KilledRankOnAnotherHostStopsNobody) {
   }
 }
 
+Strategy elastic(const Adjust& adjust = nullptr) {
+  Strategy strategy = served(adjust);
+  strategy.sync.asynchronous.elastic = true;
+  return strategy;
+}
+
+/// Names a server at a port of this host, which may start later, while this object lives.
+struct NamedServer {
+  NamedServer() {
+    setenv("TESSERA_SERVERS", address.c_str(), 1);
+    setenv("TESSERA_SERVERS_SECRET", kSecret, 1);
+  }
+  ~NamedServer() {
+    unsetenv("TESSERA_SERVERS");
+    unsetenv("TESSERA_SERVERS_SECRET");
+  }
+  const std::string address = "127.0.0.1:" + std::to_string(free_port());
+};
+
+// Worker 0 trains, worker 1 joins when steps were made, and worker 2 is killed while it has a step.
+TEST(Servers, WorkersJoinLateAndAreKilledAndEachStepIsMadeOnce) {
+  constexpr std::int64_t kSteps = 24;
+  for (const Adjust& adjust : {Adjust(sgd), Adjust([](Strategy& s) { s.sync.asynchronous.max_staleness = 1; })}) {
+    const NamedServer named;
+    const int port = free_port();
+    ForkedRanks workers(3, [&](int worker, KeyValueStore& store) -> absl::Status {
+      const auto hear = [&](const char* what) { return store.get(what, std::chrono::seconds(60)).status(); };
+      join_as(0, 1, port, /*hosts=*/1);
+      at::set_num_threads(1);
+      const Strategy strategy = elastic(adjust);
+      const Mesh mesh = init(strategy);
+      if (worker == 1) TESSERA_RETURN_IF_ERROR(hear("steps were made"));
+      Session session(mesh, strategy);
+      if (worker == 1) TESSERA_RETURN_IF_ERROR(store.set("joined", ""));
+      std::int64_t made = 0;
+      while (const auto step = session.engine.take_step(kSteps)) {
+        if (worker == 2 && made == 1) {
+          TESSERA_RETURN_IF_ERROR(store.set("holds a step", ""));
+          ::raise(SIGKILL);
+        }
+        session.train(static_cast<std::size_t>(*step));
+        if (worker == 1 && made == 0) require(session.engine.steps_applied() > 4, "it counts the steps of all");
+        TESSERA_RETURN_IF_ERROR(store.add("step " + std::to_string(*step), 1).status());
+        if (++made != 4 || worker != 0) continue;
+        TESSERA_RETURN_IF_ERROR(store.set("steps were made", ""));
+        TESSERA_RETURN_IF_ERROR(hear("joined"));
+        TESSERA_RETURN_IF_ERROR(hear("holds a step"));
+      }
+      require(session.engine.steps_are_over(), "take_step returns nothing at the end alone");
+      return store.add("workers that write", session.engine.writes_results() ? 1 : 0).status();
+    });
+    const auto server = value_or_throw(ParameterServer::start(named.address, kSecret));
+    EXPECT_EQ(workers.wait(2).signal, SIGKILL);
+    for (int worker = 0; worker < 2; ++worker) {
+      const RankEnd end = workers.wait(worker);
+      EXPECT_EQ(end.signal, 0) << worker;
+      EXPECT_EQ(end.exit_code, ExitCode::kOk) << worker << ": " << end.message;
+    }
+    for (std::int64_t step = 0; step < kSteps; ++step)
+      EXPECT_EQ(value_or_throw(workers.store().add("step " + std::to_string(step), 0)), 1) << step;
+    EXPECT_EQ(value_or_throw(workers.store().add("workers that write", 0)), 1);
+  }
+}
+
+/// Writes a value to all parameters.
+void fill(Session& session) {
+  Gathered guard(session.engine, Gathered::kWrite);
+  const at::NoGradGuard no_grad;
+  for (auto& parameter : session.model->parameters()) parameter.fill_(0.25);
+  guard.close();
+}
+
+// All who come after the first worker get the servers' values, whatever their programs have set up, and a save while
+// others may push has values and states of one moment.
+TEST(Servers, LaterWorkerBeginsWithTheValuesOfTheServers) {
+  at::set_num_threads(1);
+  const Servers servers;
+  Values trained_values;
+  const TestFolder folder;
+  run_ranks({.ranks = 1}, [&](const Mesh& mesh) {
+    Session session(mesh, elastic(sgd));
+    for (std::size_t i = 0; i < 3; ++i) {
+      EXPECT_EQ(session.engine.take_step(10), std::optional(static_cast<std::int64_t>(i)));
+      session.train(i);
+    }
+    EXPECT_FALSE(session.engine.writes_results());
+    save_checkpoint(session.engine, folder.path());
+    trained_values = session.values();
+    EXPECT_THAT(error_of([&] { fill(session); }), HasSubstr("after training has begun"));
+  });
+  run_ranks({.ranks = 1}, [&](const Mesh& mesh) {
+    Session session(mesh, elastic(sgd));
+    fill(session);
+    EXPECT_TRUE(all_same_bits(session.values(), trained_values));
+    session.train(3);
+    EXPECT_EQ(session.engine.steps_applied(), 4);
+    EXPECT_EQ(session.engine.take_step(10), std::optional<std::int64_t>(3));
+    EXPECT_THAT(error_of([&] { session.engine.take_step(11); }), HasSubstr("with the same number of steps"));
+  });
+  run_ranks({.ranks = 1}, [&](const Mesh& mesh) {
+    EXPECT_THAT(error_of([&] { Session(mesh, elastic()); }), HasSubstr("has other shards here"))
+        << "another optimizer has other states";
+  });
+}
+
+TEST(Servers, TwoRanksAreNoWorkerThatComesAndGoes) {
+  const Servers servers(1);
+  EXPECT_THAT(error_of([] { run(elastic(), 1); }), HasSubstr("is a job of one rank, and this job has 3"));
+  setenv("TESSERA_WORKER", "0", 1);
+  EXPECT_THAT(error_of([] { run(served(), 1); }), HasSubstr("set \"elastic\": true"));
+  unsetenv("TESSERA_WORKER");
+  run_ranks({.ranks = 1}, [](const Mesh& mesh) {
+    Session session(mesh, served());
+    EXPECT_THAT(error_of([&] { session.engine.take_step(3); }), HasSubstr("is for workers that come and go"));
+    EXPECT_TRUE(session.engine.writes_results());
+  });
+}
+
+TEST(Servers, ElasticGoesWithServersAndWithoutOrdersAndCheckpointFolders) {
+  const auto error_with = [](const std::string& keys) {
+    return error_of([&] {
+      Strategy::from_json(R"({"strategy": "SHARD_OPTIMIZER", "sync": {"type": "asynchronous", "elastic": true)" + keys +
+                          "}");
+    });
+  };
+  const std::string on_servers = R"(, "owners": "servers")";
+  EXPECT_EQ(error_with(on_servers + "}"), "");
+  EXPECT_THAT(error_with("}"), HasSubstr("sync.owners servers"));
+  EXPECT_THAT(error_with(on_servers + R"(, "record_order": "a"})"), HasSubstr("an order is one of ranks that stay"));
+  EXPECT_THAT(error_with(on_servers + R"(}, "checkpoint": {"dir": "a"})"), HasSubstr("would save there by itself"));
+}
+
+/// A worker whose every message a test writes. It joins an elastic run with one parameter of 64 numbers.
+class RawWorker {
+ public:
+  explicit RawWorker(const std::string& address)
+      : link_(value_or_throw(ServerLink::connect(address, ServerLink::Clock::now() + kLimit))) {
+    const std::string secret = kSecret;
+    EXPECT_EQ(ask(MessageKind::kSecret, std::as_bytes(std::span(secret))).kind, MessageKind::kDone);
+    const std::vector<std::int64_t> numels = {64}, options = {-1};
+    const nlohmann::json group = {{"unit", "a"},      {"unit_index", 0}, {"group", 0},
+                                  {"numels", numels}, {"parts", 1},      {"options", options}};
+    const nlohmann::json all = {{"ranks", 1},
+                                {"server", 0},
+                                {"servers", 1},
+                                {"timeout_s", 10},
+                                {"strategy", elastic().to_json()},
+                                {"groups", nlohmann::json::array({group})}};
+    const std::string definition = std::string(32, '-') + all.dump();
+    place = ask(MessageKind::kJoin, std::as_bytes(std::span(definition)), /*first=*/-1);
+  }
+
+  MessageHead ask(MessageKind kind, std::span<const std::byte> payload = {}, std::int64_t first = 0) {
+    send(kind, static_cast<std::int64_t>(payload.size()), payload, first);
+    return value_or_throw(link_->receive_head(kLimit));
+  }
+  /// Sends a head that tells of `bytes` bytes, and then `payload`.
+  void send(MessageKind kind, std::int64_t bytes, std::span<const std::byte> payload, std::int64_t first = 0,
+            std::uint32_t shard = 0) {
+    MessageHead head;
+    head.kind = kind;
+    head.bytes = bytes;
+    head.first = first;
+    head.shard = shard;
+    require(link_->send(bytes_of(head), kLimit).ok(), "it is sent");
+    link_->send(payload, kLimit).IgnoreError();  // the server may have ended the connection
+  }
+  /// Returns whether the server ends the connection without an answer.
+  bool is_dropped() { return !link_->receive_head(kLimit).ok(); }
+  /// Returns the version of the shard and its numbers.
+  std::pair<std::int64_t, std::vector<float>> shard() {
+    const MessageHead head = ask(MessageKind::kCopy);
+    std::vector<float> numbers(static_cast<std::size_t>(head.bytes) / sizeof(float));
+    require(link_->receive(std::as_writable_bytes(std::span(numbers)), kLimit).ok(), "it has come");
+    return {head.first, numbers};
+  }
+
+  MessageHead place;
+
+ private:
+  static constexpr std::chrono::milliseconds kLimit{10'000};
+  std::unique_ptr<ServerLink> link_;
+};
+
+TEST(Servers, HostilePushesEndTheirConnectionAndChangeNothing) {
+  const Servers servers(1);
+  RawWorker first(servers.address(0));
+  EXPECT_EQ(first.place.first, 0);
+  EXPECT_EQ(first.place.turn, 1) << "it gives the first values";
+  EXPECT_EQ(RawWorker(servers.address(0)).place.kind, MessageKind::kBusy);
+  EXPECT_EQ(first.ask(MessageKind::kBegin).kind, MessageKind::kDone);
+  const auto before = first.shard();
+  EXPECT_GE(before.second.size(), 64u);
+  const std::vector<std::byte> zeros(300);
+  const auto joined = [&] {
+    auto worker = std::make_unique<RawWorker>(servers.address(0));
+    EXPECT_EQ(worker->place.kind, MessageKind::kDone);
+    EXPECT_NE(worker->place.turn, 1);
+    return worker;
+  };
+  for (const std::int64_t bytes : {0L, 300L, 1L << 40}) {
+    const auto worker = joined();
+    worker->send(MessageKind::kPush, bytes, std::span(zeros).first(bytes == 300 ? 300 : 0));
+    EXPECT_TRUE(worker->is_dropped()) << "a push of " << bytes << " bytes";
+  }
+  for (const MessageKind kind :
+       {MessageKind::kPush, MessageKind::kStage, MessageKind::kApply, MessageKind::kPull, MessageKind::kReadCounts}) {
+    const auto worker = joined();
+    worker->send(kind, 0, {}, 0, /*shard=*/7);
+    EXPECT_TRUE(worker->is_dropped()) << "a unit that does not exist";
+  }
+  const OptimizerConfig optimizer = elastic().optimizer;
+  const std::size_t numbers = LearningRates(optimizer).all().size() + UpdateOptions(optimizer).all().size();
+  const std::vector<std::byte> push(sizeof(PushedNumbers) + numbers * sizeof(double) + 1 +
+                                    before.second.size() * sizeof(float));
+  const auto push_bytes = static_cast<std::int64_t>(push.size());
+  joined()->send(MessageKind::kPush, push_bytes, std::span(push).first(push.size() - 8));  // then it ends
+  {
+    const auto worker = joined();
+    const auto without_gradients = std::span(push).first(push.size() - 64 * sizeof(float));
+    worker->send(MessageKind::kApply, static_cast<std::int64_t>(without_gradients.size()), without_gradients);
+    EXPECT_TRUE(worker->is_dropped()) << "gradients that never came";
+  }
+  {
+    const auto worker = joined();
+    worker->send(MessageKind::kWrite, 0, {});
+    EXPECT_TRUE(worker->is_dropped()) << "values after the start";
+  }
+  const auto worker = joined();
+  worker->send(MessageKind::kTake, 8, std::span(zeros).first(8), 5);
+  EXPECT_TRUE(worker->is_dropped()) << "a question with a payload that it does not have";
+  EXPECT_EQ(joined()->ask(MessageKind::kTake, {}, -5).kind, MessageKind::kRefused);
+  EXPECT_EQ(joined()->ask(MessageKind::kBegin).kind, MessageKind::kRefused) << "the first values were given";
+  EXPECT_EQ(first.shard(), before);
+  EXPECT_EQ(first.ask(MessageKind::kPush, push).kind, MessageKind::kDone);
+  EXPECT_EQ(first.shard().first, 1) << "a whole push counts";
+}
+
 TEST(Servers, LostServerIsNamedByRanks) {
   Servers servers;
   std::vector<std::string> errors(kRanks);
@@ -280,6 +548,294 @@ TEST(Servers, LostServerIsNamedByRanks) {
   });
   if (ending.joinable()) ending.join();
   for (const std::string& error : errors) EXPECT_THAT(error, HasSubstr("server 1 (" + address + ") is lost"));
+}
+
+/// A parameter server in a process of its own, which can be killed. The process waits until it is started, so that all
+/// can be forked before the test has threads.
+class ServerProcess {
+ public:
+  ServerProcess(const std::string& address, const KeepOptions& keep) {
+    require(::pipe(starts_.data()) == 0, "a pipe");
+    pid_ = ::fork();
+    if (pid_ != 0) return;
+    ::prctl(PR_SET_PDEATHSIG, SIGKILL);  // it goes with the test, however that ends
+    char word = 0;
+    ::close(starts_[1]);
+    if (::read(starts_[0], &word, 1) != 1) ::_exit(0);
+    setenv("TESSERA_SERVERS_SECRET", kSecret, 1);
+    const auto server = ParameterServer::start(address, kSecret, keep);
+    if (!server.ok()) ::_exit(1);
+    for (;;) ::pause();
+  }
+  ~ServerProcess() {
+    kill();
+    for (const int end : starts_) ::close(end);
+  }
+  ServerProcess(const ServerProcess&) = delete;
+  ServerProcess& operator=(const ServerProcess&) = delete;
+
+  void start() const { require(::write(starts_[1], "s", 1) == 1, "a server that waits"); }
+  void kill() {
+    if (pid_ <= 0) return;
+    ::kill(pid_, SIGKILL);
+    ::waitpid(std::exchange(pid_, 0), nullptr, 0);
+  }
+
+ private:
+  std::array<int, 2> starts_{};
+  pid_t pid_ = 0;
+};
+
+/// One shard of sgd at a server, of which a push of ones takes 1 away. So its values say how often it was pushed to.
+class CountedShard {
+ public:
+  static constexpr std::int64_t kElements = 256;
+
+  explicit CountedShard(const std::string& address)
+      : strategy_(served([](Strategy& s) {
+          s.optimizer = {.type = OptimizerType::kSgd, .lr = 1, .weight_decay = 0, .momentum = 0};
+        })),
+        gradients_(kElements, 1.0F),
+        values_(kElements),
+        courier_({.address = address,
+                  .name = "server 0",
+                  .secret = kSecret,
+                  .definition = std::string(32, 'r') + definition().dump(),
+                  .life = 7,
+                  .limit = std::chrono::seconds(60)}) {}
+
+  absl::Status join() {
+    const auto deadline = ServerLink::Clock::now() + std::chrono::seconds(30);
+    return courier_.start(deadline, deadline).status();
+  }
+  /// Gives the server zeros.
+  absl::Status write() {
+    ServerQuestion question;
+    question.head.kind = MessageKind::kWrite;
+    question.head.second = kElements;
+    question.rest.push_back(std::as_bytes(std::span(values_)));
+    return wait(courier_.send(std::move(question)));
+  }
+  ServerCourier::Ticket push(bool is_early = false) {
+    if (is_early) {
+      ServerQuestion gradients;
+      gradients.head.kind = MessageKind::kStage;
+      gradients.rest.push_back(std::as_bytes(std::span(gradients_)));
+      courier_.send(std::move(gradients));
+    }
+    const LearningRates rates(strategy_.optimizer);
+    const UpdateOptions options(strategy_.optimizer);
+    const PushedNumbers numbers{1, 0, 1, 0};
+    const std::array<char, 1> used{1};
+    ServerQuestion question;
+    question.head.kind = is_early ? MessageKind::kApply : MessageKind::kPush;
+    question.head.second = ++step_;
+    for (const auto& part : {bytes_of(numbers), std::as_bytes(rates.all()), std::as_bytes(options.all()),
+                             std::span<const std::byte>(std::as_bytes(std::span(used)))})
+      question.front.insert(question.front.end(), part.begin(), part.end());
+    if (!is_early) question.rest.push_back(std::as_bytes(std::span(gradients_)));
+    return courier_.send(std::move(question));
+  }
+  absl::Status wait(const ServerCourier::Ticket& ticket) {
+    courier_.wait(ticket);
+    return ticket->status;
+  }
+  /// Returns how often all elements were pushed to; -1 if they differ. No push is under way.
+  std::int64_t pushes() {
+    courier_.forget_staged();
+    ServerQuestion question;
+    question.head.kind = MessageKind::kCopy;
+    question.answer.push_back(std::as_writable_bytes(std::span(values_)));
+    throw_if_error(wait(courier_.send(std::move(question))));
+    const bool are_alike = std::ranges::all_of(values_, [&](float each) { return each == values_[0]; });
+    return are_alike ? static_cast<std::int64_t>(-values_[0]) : -1;
+  }
+  std::int64_t lost() const { return courier_.lost_pushes(); }
+
+ private:
+  nlohmann::json definition() const {
+    const nlohmann::json group = {{"unit", "a unit"}, {"unit_index", 0},
+                                  {"group", 0},       {"numels", nlohmann::json::array({kElements})},
+                                  {"parts", 1},       {"options", nlohmann::json::array({-1})}};
+    return {{"ranks", 1},
+            {"server", 0},
+            {"servers", 1},
+            {"timeout_s", 30.0},
+            {"strategy", strategy_.to_json()},
+            {"groups", nlohmann::json::array({group})}};
+  }
+
+  const Strategy strategy_;
+  const std::vector<float> gradients_;
+  std::vector<float> values_;
+  std::int64_t step_ = 0;
+  ServerCourier courier_;
+};
+
+TEST(Servers, KilledServerComesBackWithAtMostTheStatedPushesLostAndNoneAppliedTwice) {
+  for (const std::int64_t lose : {0, 3}) {
+    SCOPED_TRACE(lose);
+    const TestFolder folder;
+    const std::string address = "127.0.0.1:" + std::to_string(free_port());
+    const KeepOptions keep{folder.path(), lose};
+    ServerProcess first(address, keep), second(address, keep);
+    first.start();
+    CountedShard shard(address);
+    ASSERT_TRUE(shard.join().ok());
+    ASSERT_TRUE(shard.write().ok());
+    for (int i = 0; i < 10; ++i) ASSERT_TRUE(shard.wait(shard.push(/*is_early=*/i % 2 == 1)).ok());
+    EXPECT_EQ(shard.pushes(), 10);
+    std::vector<ServerCourier::Ticket> under_way;
+    for (int i = 0; i < 40; ++i) under_way.push_back(shard.push(/*is_early=*/i == 0));
+    first.kill();
+    second.start();
+    for (const auto& ticket : under_way) EXPECT_TRUE(shard.wait(ticket).ok()) << message_of(ticket->status);
+    EXPECT_LE(shard.lost(), lose);
+    EXPECT_EQ(shard.pushes(), 50 - shard.lost());
+  }
+}
+
+TEST(Servers, RankAloneKeepsItsBitsAndOthersTheirStepsWhenAServerIsKilledAmidThem) {
+  for (const int ranks : {1, 2}) {
+    SCOPED_TRACE(ranks);
+    const TestFolder folder;
+    const std::string address = "127.0.0.1:" + std::to_string(free_port());
+    const int port = free_port();
+    const KeepOptions keep{folder.path(), /*lose=*/0};
+    ServerProcess first(address, keep), second(address, keep);
+    first.start();
+    setenv("TESSERA_SERVERS", address.c_str(), 1);
+    setenv("TESSERA_SERVERS_SECRET", kSecret, 1);
+    ForkedRanks processes(ranks, [&](int rank, KeyValueStore& store) -> absl::Status {
+      join_as(rank, ranks, port, /*hosts=*/1);
+      at::set_num_threads(1);
+      const Strategy strategy = served();
+      const Mesh mesh = init(strategy);
+      std::size_t steps = 0;
+      Values got;
+      {
+        Session session(mesh, strategy);
+        const auto train = [&] { session.train(steps++); };
+        train();
+        TESSERA_RETURN_IF_ERROR(store.set("trains" + std::to_string(rank), ""));
+        for (bool is_over = false; !is_over; train()) {
+          TESSERA_ASSIGN_OR_RETURN(is_over, store.has("is back"));
+        }
+        for (int i = 0; i < 3; ++i) train();
+        require(session.engine.steps_applied() == static_cast<std::int64_t>(steps), "all steps count");
+        barrier(mesh);
+        got = session.values();
+        barrier(mesh);
+      }
+      if (ranks == 1) require(all_same_bits(got, trained(mesh, strategy, steps)), "the bits of an unbroken run");
+      return absl::OkStatus();
+    });
+    for (int rank = 0; rank < ranks; ++rank) EXPECT_TRUE(told(processes.store(), "trains" + std::to_string(rank)).ok());
+    first.kill();
+    second.start();
+    std::this_thread::sleep_for(std::chrono::milliseconds(200));  // ranks go on meanwhile
+    EXPECT_TRUE(processes.store().set("is back", "").ok());
+    for (int rank = 0; rank < ranks; ++rank) {
+      const RankEnd end = processes.wait(rank);
+      EXPECT_EQ(end.signal, 0);
+      EXPECT_EQ(end.exit_code, ExitCode::kOk) << end.message;
+    }
+    unsetenv("TESSERA_SERVERS");
+    unsetenv("TESSERA_SERVERS_SECRET");
+  }
+}
+
+TEST(Servers, RoundsKeepTheirBitsWhenAServerIsKilledAmidThem) {
+  constexpr int kHere = 2;
+  const TestFolder folder;
+  const std::string address = "127.0.0.1:" + std::to_string(free_port());
+  const int port = free_port();
+  const KeepOptions keep{folder.path(), /*lose=*/0};
+  ServerProcess first(address, keep), second(address, keep);
+  first.start();
+  setenv("TESSERA_SERVERS", address.c_str(), 1);
+  setenv("TESSERA_SERVERS_SECRET", kSecret, 1);
+  ForkedRanks processes(kHere, [&](int rank, KeyValueStore& store) -> absl::Status {
+    join_as(rank, kHere, port, /*hosts=*/1);
+    at::set_num_threads(1);
+    const Strategy strategy = served([](Strategy& s) { sgd(s), s.sync.asynchronous.max_staleness = 0; });
+    const Mesh mesh = init(strategy);
+    const auto values_of_run = [&] {
+      Session session(mesh, strategy);
+      for (std::size_t i = 0; i < 30; ++i) {
+        session.train(i);
+        if (i == 2) throw_if_error(store.set("trains" + std::to_string(rank), ""));
+      }
+      barrier(mesh);
+      Values values = session.values();
+      barrier(mesh);
+      return values;
+    };
+    const Values broken = values_of_run();
+    require(all_same_bits(broken, values_of_run()), "the bits of an unbroken run");
+    return absl::OkStatus();
+  });
+  EXPECT_TRUE(told(processes.store(), "trains0").ok());
+  first.kill();
+  second.start();
+  for (int rank = 0; rank < kHere; ++rank) {
+    const RankEnd end = processes.wait(rank);
+    EXPECT_EQ(end.signal, 0);
+    EXPECT_EQ(end.exit_code, ExitCode::kOk) << end.message;
+  }
+  unsetenv("TESSERA_SERVERS");
+  unsetenv("TESSERA_SERVERS_SECRET");
+}
+
+TEST(Servers, ServerThatComesBackWithoutItsFolderIsNamedAndNotTaken) {
+  const TestFolder folder, other;
+  const std::string address = "127.0.0.1:" + std::to_string(free_port());
+  ServerProcess first(address, {folder.path(), 0}), second(address, {other.path(), 0});
+  first.start();
+  CountedShard shard(address);
+  ASSERT_TRUE(shard.join().ok());
+  ASSERT_TRUE(shard.write().ok());
+  first.kill();
+  second.start();
+  const absl::Status status = shard.wait(shard.push());
+  EXPECT_EQ(exit_code_of(status), ExitCode::kUnavailable);
+  EXPECT_THAT(message_of(status), HasSubstr("server 0 is lost, and has not come back"));
+  EXPECT_THAT(message_of(status), HasSubstr("has nothing of the run any more"));
+}
+
+TEST(Servers, DamagedFileOfAShardIsRefusedAndOneOfAnotherRunIsNot) {
+  const TestFolder folder;
+  const KeepOptions keep{folder.path(), 0};
+  const std::vector<std::byte> numbers(100, std::byte{7});
+  {
+    const auto kept = value_or_throw(KeptShards::open(keep, 0, "a run"));
+    std::vector<std::byte> image(KeptShards::kHeadBytes);
+    image.insert(image.end(), numbers.begin(), numbers.end());
+    require(kept->write(3, image).ok(), "a file");
+    EXPECT_EQ(value_or_throw(kept->read(3)), image);
+    EXPECT_TRUE(value_or_throw(kept->read(4)).empty()) << "nothing was written";
+  }
+  EXPECT_TRUE(value_or_throw(value_or_throw(KeptShards::open(keep, 0, "another run"))->read(3)).empty());
+  std::fstream(folder / "server-0/shard-3", std::ios::in | std::ios::out | std::ios::binary).seekp(100).put('x');
+  const auto kept = value_or_throw(KeptShards::open(keep, 0, "a run"));
+  EXPECT_EQ(exit_code_of(kept->read(3).status()), ExitCode::kCorruptData);
+}
+
+TEST(Servers, OrderOfOtherOwnersIsRefusedByName) {
+  const Servers servers(1);
+  const TestFolder folder;
+  Strategy strategy = served();
+  strategy.sync.asynchronous.record_order = folder / "order.jsonl";
+  run(strategy, 1);
+  strategy.sync.asynchronous.record_order.clear();
+  strategy.sync.asynchronous.play_order = folder / "order.jsonl";
+  strategy.sync.asynchronous.owners = ShardOwners::kRanks;
+  EXPECT_THAT(error_of([&] { run(strategy, 1); }),
+              HasSubstr("of shards that 1 servers own, and in this run 3 ranks do"));
+  const Servers more(2);
+  strategy.sync.asynchronous.owners = ShardOwners::kServers;
+  EXPECT_THAT(error_of([&] { run(strategy, 1); }),
+              HasSubstr("of shards that 1 servers own, and in this run 2 servers do"));
 }
 
 TEST(Servers, WrongSecretAndStrangeBytesAreRefusedAndTheServerGoesOn) {

@@ -143,6 +143,46 @@ def sampler():
     expect_error(lambda: tessera.RankSampler(26, batch=2, microbatches=4, tail="cut"), 64, "RankSampler: tail is one of drop, pad")
 
 
+class Dealer:
+    """Stands in for an Engine with "sync.elastic": deals steps out as the servers do."""
+
+    strategy = {"gradient_accumulation": 2}
+
+    def __init__(self, steps):
+        self.steps = list(steps)
+
+    def take_step(self, steps):
+        assert steps == 9
+        return self.steps.pop(0) if self.steps else None
+
+
+def steps():
+    """Each step has samples of its own, whoever makes it: TokenBatches.go_to_step, and StepSampler in a DataLoader."""
+    data = written("sixteen", range(16 * SEQ + 1))
+    whole = samples(tessera.TokenBatches(data, SEQ, batch=2, accumulation=4, seed=5, rank=0, world_size=1), 16)
+    batches = tessera.TokenBatches(data, SEQ, batch=2, accumulation=4, seed=5, rank=0, world_size=1)
+    for step in (3, 0, 2):
+        batches.go_to_step(step)
+        assert samples(batches, 4) == whole[4 * step:4 * step + 4], step
+    expect_error(lambda: batches.go_to_step(-1), 78, "there is no step -1")
+
+    def loaded(dealt, workers=0, **options):
+        sampler = tessera.StepSampler(Dealer(dealt), 14, steps=9, batch_size=3, seed=1, **options)
+        return [batch.tolist() for batch in torch.utils.data.DataLoader(range(14), batch_sampler=sampler, num_workers=workers)]
+
+    in_order = loaded(range(9))
+    assert len(in_order) == 18 and all(len(batch) == 3 for batch in in_order)
+    assert set(sum(in_order[:6], [])) == set(range(14)), "an epoch of three steps has each sample"
+    assert loaded([4, 1], workers=1) == in_order[8:10] + in_order[2:4], "a loader that reads ahead"
+    assert loaded([0], shuffle=False) == [[0, 1, 2], [3, 4, 5]]
+    assert len(set(sum(loaded([0, 1], drop_last=True), []))) == 12
+    engine = tessera.Engine(Bigrams(), {})
+    expect_error(lambda: engine.take_step(9), 64, "is for workers that come and go")
+    assert engine.writes_results() == (rank == 0) and not engine.steps_are_over()
+    expect_error(lambda: tessera.StepSampler(engine, 1, steps=9, batch_size=2, drop_last=True), 64, "do not fill one step")
+    engine.close()
+
+
 class Bigrams(nn.Module):
     def __init__(self):
         super().__init__()
@@ -245,7 +285,7 @@ def cursors():
 
 
 torch.set_num_threads(1)
-for program in (orders, dealing, sampler, training, commits, cursors):
+for program in (orders, dealing, sampler, steps, training, commits, cursors):
     print(program.__name__, flush=True)
     program()
 print("batches like those of C++")

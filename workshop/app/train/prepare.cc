@@ -48,6 +48,27 @@ absl::Status check_numbers(const TrainCommand& command) {
   return absl::OkStatus();
 }
 
+/// Workers that come and go are jobs of their own, so each would write each file. Weights are written by one of them.
+absl::Status check_elastic(const TrainCommand& command, const Strategy& strategy) {
+  if (!strategy.sync.is_elastic()) return absl::OkStatus();
+  const bool resumes = command.checkpoints.resume != "auto" && command.checkpoints.resume != "none";
+  const std::pair<const char*, bool> options[] = {{"--out", !command.out.empty()},
+                                                  {"--metrics", !command.metrics.empty()},
+                                                  {"--tensorboard", !command.tensorboard.empty()},
+                                                  {"--trace", !command.trace.empty()},
+                                                  {"--trace-operators", !command.trace_operators.empty()},
+                                                  {"--profile", !command.profile.empty()},
+                                                  {"--checkpoint-dir", !strategy.checkpoint.dir.empty()},
+                                                  {"--resume", resumes}};
+  for (const auto& [name, is_given] : options)
+    if (is_given)
+      return make_error(ExitCode::kUsage,
+                        std::string("train: ") + name +
+                            " does not go with workers that come and go (\"sync\" elastic), since each would do it. "
+                            "hint: leave it out; --save-weights and --export-hf write what all of them have trained");
+  return absl::OkStatus();
+}
+
 /// Refuses a model that is too large before anything is built: the ranks of a host hold at least this share of all
 /// parameters between them, whatever the strategy.
 absl::Status check_size(const models::ModelConfig& config, const Strategy& strategy, const Topology& topology) {
@@ -169,6 +190,7 @@ const std::string& model_of(const TrainCommand& command) {
 
 absl::StatusOr<Prepared> prepare(const TrainCommand& command, const Strategy& strategy, const Mesh& mesh) {
   TESSERA_RETURN_IF_ERROR(check_numbers(command));
+  TESSERA_RETURN_IF_ERROR(check_elastic(command, strategy));
   Prepared run;
   TESSERA_ASSIGN_OR_RETURN(run.config, models::read_model_config(model_of(command)));
   TESSERA_RETURN_IF_ERROR(check_size(run.config, strategy, mesh.topology()));

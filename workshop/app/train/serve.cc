@@ -3,6 +3,7 @@
 
 #include <cstdio>
 #include <cstdlib>
+#include <optional>
 #include <string>
 
 #include "engine/asynchronous/servers/parameter_server.h"
@@ -18,10 +19,12 @@ int run_serve(const ServeCommand& command) {
   take_process_limits();
   sigset_t ends;
   sigemptyset(&ends);
-  for (const int signal : {SIGTERM, SIGINT}) sigaddset(&ends, signal);
+  for (const int signal : {SIGTERM, SIGINT, SIGUSR1}) sigaddset(&ends, signal);
   pthread_sigmask(SIG_BLOCK, &ends, nullptr);  // before there are threads, which inherit it
   const char* const secret = std::getenv("TESSERA_SERVERS_SECRET");
-  const auto server = ParameterServer::start(command.listen, secret == nullptr ? "" : secret);
+  std::optional<KeepOptions> keep;
+  if (!command.state.empty()) keep = KeepOptions{command.state, command.lose};
+  auto server = ParameterServer::start(command.listen, secret == nullptr ? "" : secret, keep, command.offload);
   if (!server.ok()) {
     std::fprintf(stderr, "%s\n", message_of(server.status()).c_str());
     return static_cast<int>(exit_code_of(server.status()));
@@ -30,6 +33,11 @@ int run_serve(const ServeCommand& command) {
   std::fflush(stdout);
   int signal = 0;
   sigwait(&ends, &signal);
+  const timespec pause{0, 50'000'000};
+  // SIGUSR1 lets workers that are there finish. Another signal ends it at once.
+  while (signal == SIGUSR1 && !(*server)->is_idle() && sigtimedwait(&ends, nullptr, &pause) < 0) {
+  }
+  server->reset();  // keeps what was not kept yet
   return 0;
 }
 

@@ -97,8 +97,8 @@ struct FinishedStep {
 };
 
 /// Brings `count` batches to the Engine's device, each while the one before it trains. Where microbatches are dealt, a
-/// step's first batch waits until the rank's microbatches are known. Where ranks make each other's, a batch is brought
-/// when it is known which comes next.
+/// step's first batch waits until the rank's microbatches are known, and where workers come and go until its step is.
+/// Where ranks make each other's, a batch is brought when it is known which comes next.
 class BatchesAhead {
  public:
   BatchesAhead(TokenBatches& batches, Engine& engine, std::int64_t count)
@@ -106,11 +106,17 @@ class BatchesAhead {
         engine_(engine),
         deals_(engine.strategy().deal.by == DealBy::kSpeed),
         backs_up_(engine.strategy().deal.backups > 0),
-        left_(deals_ ? 0 : count),
+        left_(deals_ || engine.strategy().sync.is_elastic() ? 0 : count),
         cursor_(batches.cursor()) {
     start();
   }
 
+  /// This is called before a step's first batch where workers come and go: the step is the one with this number.
+  void go_to_step(std::int64_t step) {
+    batches_.go_to_step(step);
+    left_ = engine_.strategy().gradient_accumulation;
+    start();
+  }
   /// This is called before a step's first batch.
   void begin_step() {
     if (!deals_ || backs_up_) return;
@@ -256,11 +262,12 @@ int train(const TrainCommand& command, const Mesh& mesh, Prepared& run, Engine& 
   TrainReport report({command.steps, command.status.every, run.batches->steps_per_epoch(), run.outputs,
                       run.evaluation.has_value(), predicted_s, mesh.world_size(), command.status.show});
   std::optional<double> entropy;
+  const bool elastic = engine.strategy().sync.is_elastic();
   if (speaks) {
     throw_if_error(write_config(run.outputs, command, engine.strategy(), run.config, mesh.topology()));
     throw_if_error(report.open(about(command, run, engine, mesh, predicted_s)));
     print_start(command, run, engine, mesh, threads);
-    if (!command.replays) entropy = entropy_of(TokenStream::of(*run.batches).dataset());
+    if (!command.replays && !elastic) entropy = entropy_of(TokenStream::of(*run.batches).dataset());
   }
   const auto report_step = [&](FinishedStep& step) {
     step.result.wait();
@@ -280,7 +287,13 @@ int train(const TrainCommand& command, const Mesh& mesh, Prepared& run, Engine& 
     report.add(engine.staleness(), after_step);
   };
   bool is_traced = false;
-  for (std::int64_t step = done; step < command.steps;) {  // `step` counts the steps that are done
+  for (std::int64_t step = done; elastic || step < command.steps;) {  // `step` counts the steps that are done
+    if (elastic) {
+      const std::optional<std::int64_t> taken = engine.take_step(command.steps);
+      if (!taken) break;
+      step = *taken;
+      batches.go_to_step(step);
+    }
     const bool traces = !is_traced && step >= command.steps - kTracedSteps;
     is_traced = is_traced || traces;
     if (traces && !trace.empty()) Trace::start();
@@ -290,6 +303,7 @@ int train(const TrainCommand& command, const Mesh& mesh, Prepared& run, Engine& 
     // A rank that was late has skipped steps ("sync" backups), and skips their data.
     const std::int64_t before = std::exchange(step, step + std::max<std::int64_t>(1, now.result.missed));
     batches.skip((step - before - 1) * engine.strategy().gradient_accumulation);
+    if (elastic) now.result.step = step;
     if (unknown) report_step(*unknown);
     unknown.reset();
     const bool evaluates = evaluation_is_due(command, run, before, step);
@@ -311,6 +325,7 @@ int train(const TrainCommand& command, const Mesh& mesh, Prepared& run, Engine& 
   }
   if (unknown) report_step(*unknown);
   report_latencies(command.steps);
+  if (elastic && !engine.writes_results()) return exit_code_after(absl::OkStatus());
   // The weights, which took longest to make, are saved first.
   if (!run.outputs.weights.empty()) save_weights(engine, run.outputs.weights, run.outputs.existing);
   if (!run.outputs.hf.empty()) {

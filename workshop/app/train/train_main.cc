@@ -14,6 +14,7 @@
 #include <utility>
 #include <vector>
 
+#include "engine/asynchronous/servers/kept_shards.h"
 #include "workshop/app/command_line.h"
 #include "workshop/app/commands.h"
 
@@ -270,6 +271,19 @@ void add_serve(CLI::App& app, ServeCommand& serve) {
                    "secret that ranks must say")
       ->check(not_empty())
       ->capture_default_str();
+  command
+      ->add_option("--state", serve.state,
+                   "folder in which shards are kept: a server that is started again with the same address and folder "
+                   "goes on with the run")
+      ->check(not_empty());
+  command
+      ->add_option("--lose", serve.lose, "with --state: the most pushes to each shard that the server's end may lose")
+      ->transform(integer_from(0, KeepOptions::kMostLose))
+      ->capture_default_str();
+  command
+      ->add_option("--offload", serve.offload,
+                   "folder on a local disk for a scratch file with the shards; without it they are in memory")
+      ->check(not_empty());
 }
 
 void add_sample(CLI::App& app, SampleCommand& sample) {

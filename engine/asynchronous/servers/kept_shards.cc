@@ -1,0 +1,78 @@
+#include "engine/asynchronous/servers/kept_shards.h"
+
+#include <chrono>
+#include <cstring>
+#include <filesystem>
+#include <span>
+#include <system_error>
+#include <utility>
+
+#include "checkpoint/files/hash.h"
+#include "checkpoint/files/regular_file.h"
+#include "offload/files/atomic_file.h"
+#include "runtime/base/status.h"
+
+namespace tessera {
+namespace {
+
+constexpr char kWho[] = "parameter server";
+constexpr std::chrono::milliseconds kPatience{30'000};  // the same server may still write what it had
+
+/// The first bytes of a file.
+struct ImageHead {
+  static constexpr std::uint64_t kMagic = 0x3164726168735354;  // "TSshard1"
+
+  std::uint64_t magic = kMagic;
+  std::uint64_t run = 0;   ///< hash of the run's definition
+  std::uint64_t hash = 0;  ///< of the bytes behind the head
+  std::int64_t bytes = 0;  ///< their number
+  std::uint64_t zeros[4] = {};
+};
+static_assert(sizeof(ImageHead) == KeptShards::kHeadBytes);
+
+absl::Status damaged(const std::string& path) {
+  return make_error(ExitCode::kCorruptData,
+                    std::string(kWho) + ": " + path +
+                        " is damaged. hint: end the run, remove this folder, and go on from a checkpoint");
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<KeptShards>> KeptShards::open(const KeepOptions& options, int server,
+                                                             const std::string& definition) {
+  const std::string folder = options.folder + "/server-" + std::to_string(server);
+  TESSERA_RETURN_IF_ERROR(make_folders(folder, kWho));
+  TESSERA_ASSIGN_OR_RETURN(FolderLock lock,
+                           FolderLock::take(folder + "/lock", "keeps shards in " + folder, kWho, kPatience));
+  return std::unique_ptr<KeptShards>(
+      new KeptShards(folder, std::move(lock), options.lose, checkpoint_hash(definition)));
+}
+
+absl::Status KeptShards::write(std::size_t shard, std::vector<std::byte>& image) const {
+  const std::span<const std::byte> own = std::span<const std::byte>(image).subspan(kHeadBytes);
+  ImageHead head;
+  head.run = run_;
+  head.hash = checkpoint_hash(own);
+  head.bytes = static_cast<std::int64_t>(own.size());
+  std::memcpy(image.data(), &head, sizeof head);
+  return write_file_atomically(path_of(shard), image, kWho);
+}
+
+absl::StatusOr<std::vector<std::byte>> KeptShards::read(std::size_t shard) const {
+  const std::string path = path_of(shard);
+  std::error_code none;
+  if (!std::filesystem::exists(path, none)) return std::vector<std::byte>();
+  TESSERA_ASSIGN_OR_RETURN(const RegularFile file, RegularFile::open(path, kWho));
+  ImageHead head;
+  if (file.bytes() < static_cast<std::int64_t>(sizeof head)) return damaged(path);
+  TESSERA_RETURN_IF_ERROR(file.read(0, std::as_writable_bytes(std::span<ImageHead, 1>(&head, 1))));
+  if (head.magic != ImageHead::kMagic) return damaged(path);
+  if (head.run != run_) return std::vector<std::byte>();
+  std::vector<std::byte> image(static_cast<std::size_t>(file.bytes()));
+  TESSERA_RETURN_IF_ERROR(file.read(0, image));
+  const std::span<const std::byte> own = std::span<const std::byte>(image).subspan(kHeadBytes);
+  if (head.bytes != static_cast<std::int64_t>(own.size()) || head.hash != checkpoint_hash(own)) return damaged(path);
+  return image;
+}
+
+}  // namespace tessera

@@ -1,0 +1,59 @@
+#pragma once
+
+#include <absl/status/status.h>
+#include <absl/status/statusor.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "checkpoint/files/folder_lock.h"
+
+namespace tessera {
+
+/// How a parameter server keeps its shards beyond its own end (`tessera serve --state`).
+struct KeepOptions {
+  static constexpr std::int64_t kMostLose = 1 << 20;
+
+  std::string folder;     ///< each server has a folder of its own in it
+  std::int64_t lose = 0;  ///< the most pushes to each shard that the server's end may lose
+};
+
+/// The files of the shards of one run that a parameter server owns: one for each, whole at any moment, through kill -9
+/// and power loss. ServedJob writes the shards that have changed, and reads them where a server comes back: a run is the
+/// same if its definition is. Files of another run are nobody's, and are written over.
+///
+/// One thread at a time calls `write`.
+class KeptShards {
+ public:
+  /// Behind so many bytes of an image the caller's begin.
+  static constexpr std::size_t kHeadBytes = 64;
+
+  /// Makes the folder of server number `server`, and locks it. `definition`: that of the run, with its name. Errors: 69
+  /// where another server uses the folder; 73, 77, 71, 74.
+  static absl::StatusOr<std::unique_ptr<KeptShards>> open(const KeepOptions& options, int server,
+                                                          const std::string& definition);
+
+  std::int64_t lose() const { return lose_; }
+  const std::string& folder() const { return folder_; }
+  /// Writes an image, and fills in its first kHeadBytes. Errors: those of write_file_atomically.
+  absl::Status write(std::size_t shard, std::vector<std::byte>& image) const;
+  /// Reads the image that `write` has made; it is empty where this run has none. Errors: 65 for a file that is damaged;
+  /// 77, 71, 74.
+  absl::StatusOr<std::vector<std::byte>> read(std::size_t shard) const;
+
+ private:
+  KeptShards(std::string folder, FolderLock lock, std::int64_t lose, std::uint64_t run)
+      : folder_(std::move(folder)), lock_(std::move(lock)), lose_(lose), run_(run) {}
+  std::string path_of(std::size_t shard) const { return folder_ + "/shard-" + std::to_string(shard); }
+
+  const std::string folder_;
+  const FolderLock lock_;
+  const std::int64_t lose_;
+  const std::uint64_t run_;
+};
+
+}  // namespace tessera

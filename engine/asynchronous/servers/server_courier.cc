@@ -1,0 +1,397 @@
+#include "engine/asynchronous/servers/server_courier.h"
+
+#include <poll.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <utility>
+
+#include "runtime/base/errno_hint.h"
+#include "runtime/base/status.h"
+
+namespace tessera {
+namespace {
+
+using std::chrono::milliseconds;
+
+constexpr milliseconds kBetweenTries{50}, kOneTry{1000};
+constexpr int kMostVainReturns = 8;
+constexpr std::int64_t kMostText = std::int64_t{1} << 20;
+
+bool has_answer(MessageKind kind) { return kind != MessageKind::kNote && kind != MessageKind::kStage; }
+
+bool pushes(MessageKind kind) { return kind == MessageKind::kPush || kind == MessageKind::kApply; }
+
+bool has_version(MessageKind kind) { return kind == MessageKind::kPull || kind == MessageKind::kCopy || pushes(kind); }
+
+absl::Status strange_answer() {
+  return make_error(ExitCode::kPeerLost,
+                    "an answer does not fit its question. hint: run `tessera serve` of the workers' own version");
+}
+
+milliseconds left_of(milliseconds limit, ServerCourier::Clock::time_point since) {
+  return std::max(milliseconds(0), std::chrono::ceil<milliseconds>(since + limit - ServerCourier::Clock::now()));
+}
+
+}  // namespace
+
+ServerCourier::ServerCourier(Visit visit) : visit_(std::move(visit)), wake_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
+  expect_head();
+}
+
+ServerCourier::~ServerCourier() {
+  {
+    const MutexLock lock(mutex_);
+    is_ending_ = true;
+    if (link_) link_->shut();
+  }
+  wake();
+  if (thread_.joinable()) thread_.join();
+  if (wake_ >= 0) ::close(wake_);
+}
+
+void ServerCourier::wake() const {
+  const std::uint64_t one = 1;
+  // It fails only where the eventfd is full of wakes already.
+  [[maybe_unused]] const ssize_t written = ::write(wake_, &one, sizeof one);
+}
+
+absl::StatusOr<MessageHead> ServerCourier::start(Clock::time_point deadline, Clock::time_point busy_until) {
+  if (wake_ < 0) return make_error(ExitCode::kOsResource, "no descriptor to wake a thread: " + reason_of(errno));
+  auto answer = enter(deadline, busy_until, /*returns=*/false);
+  const std::string text = message_of(answer.status());
+  if (exit_code_of(answer.status()) == ExitCode::kPeerLost && !text.starts_with(visit_.name))
+    return make_error(ExitCode::kPeerLost, visit_.name + " is lost: " + text);
+  if (answer.ok()) thread_ = std::jthread([this] { run(); });
+  return answer;
+}
+
+/// Connects and says the secret, and joins. `returns`: this worker was in the run before.
+absl::StatusOr<MessageHead> ServerCourier::enter(Clock::time_point deadline, Clock::time_point busy_until,
+                                                 bool returns) {
+  auto made = ServerLink::connect(visit_.address, deadline);
+  if (!made.ok() && exit_code_of(made.status()) == ExitCode::kConfig) return made.status();
+  if (!made.ok()) return make_error(ExitCode::kPeerLost, visit_.name + ": " + message_of(made.status()));
+  {
+    const MutexLock lock(mutex_);
+    if (is_ending_) return make_error(ExitCode::kPeerLost, "the worker ends. hint: nothing is to be done");
+    link_ = *std::move(made);
+  }
+  MessageHead head;
+  head.kind = MessageKind::kSecret;
+  head.bytes = static_cast<std::int64_t>(visit_.secret.size());
+  TESSERA_RETURN_IF_ERROR(link_->send(head, std::as_bytes(std::span(visit_.secret)), visit_.limit));
+  TESSERA_ASSIGN_OR_RETURN(const MessageHead answer, link_->receive_head(visit_.limit));
+  if (answer.kind == MessageKind::kRefused) return refused(answer);
+  return join(busy_until, returns);
+}
+
+/// A server is busy while workers of the run before are leaving.
+absl::StatusOr<MessageHead> ServerCourier::join(Clock::time_point busy_until, bool returns) {
+  for (;;) {
+    MessageHead head;
+    head.kind = MessageKind::kJoin;
+    head.bytes = static_cast<std::int64_t>(visit_.definition.size());
+    head.first = visit_.rank;
+    head.second = returns ? -visit_.life : visit_.life;
+    TESSERA_RETURN_IF_ERROR(link_->send(head, std::as_bytes(std::span(visit_.definition)), visit_.limit));
+    TESSERA_ASSIGN_OR_RETURN(const MessageHead answer, link_->receive_head(visit_.limit));
+    if (answer.kind == MessageKind::kRefused) return refused(answer);
+    if (answer.kind == MessageKind::kDone) {
+      comes_back_ = visit_.may_wait && answer.shard != 0;
+      server_life_ = answer.clock;
+      return answer;
+    }
+    if (Clock::now() > busy_until)
+      return make_error(ExitCode::kUnavailable,
+                        visit_.name +
+                            " still serves another run. [T0972] hint: end that run, or start servers of this run's "
+                            "own");
+    std::this_thread::sleep_for(kBetweenTries);
+  }
+}
+
+absl::Status ServerCourier::refused(const MessageHead& head) {
+  std::string text(static_cast<std::size_t>(std::min(head.bytes, kMostText)), '\0');
+  TESSERA_RETURN_IF_ERROR(link_->receive(std::as_writable_bytes(std::span(text)), visit_.limit));
+  return make_error(static_cast<ExitCode>(head.first), visit_.name + ": " + text);
+}
+
+ServerCourier::Ticket ServerCourier::send(ServerQuestion question) {
+  const auto ticket = std::make_shared<ServerQuestion>(std::move(question));
+  ticket->head.bytes = static_cast<std::int64_t>(ticket->front.size());
+  for (const auto& part : ticket->rest) ticket->head.bytes += static_cast<std::int64_t>(part.size());
+  {
+    const MutexLock lock(mutex_);
+    if (!failure_.ok()) {
+      ticket->status = failure_;
+      ticket->is_over = true;
+      return ticket;
+    }
+    queue_.push_back(ticket);
+    if (ticket->head.kind == MessageKind::kNote) note_ = ticket->head;
+  }
+  wake();
+  return ticket;
+}
+
+void ServerCourier::wait(const Ticket& ticket) {
+  const MutexLock lock(mutex_);
+  while (!ticket->is_over) changed_.wait(mutex_);
+}
+
+void ServerCourier::forget_staged() {
+  const MutexLock lock(mutex_);
+  staged_.clear();
+}
+
+void ServerCourier::finish(const Ticket& ticket, absl::Status status) {
+  const MutexLock lock(mutex_);
+  ticket->status = std::move(status);
+  ticket->is_over = true;
+  changed_.notify_all();
+}
+
+void ServerCourier::fail_all(const absl::Status& why) {
+  const MutexLock lock(mutex_);
+  failure_ = why;
+  const auto fail = [&](const Ticket& ticket) {
+    ticket->status = why;
+    ticket->is_over = true;
+  };
+  if (sending_) fail(sending_);
+  std::ranges::for_each(sent_, fail);
+  std::ranges::for_each(queue_, fail);
+  queue_.clear();
+  staged_.clear();
+  changed_.notify_all();
+}
+
+void ServerCourier::run() {
+  set_log_rank(log_rank_);
+  for (;;) {
+    absl::Status status = move_bytes();
+    if (status.ok()) return;  // the worker ends
+    status = come_back(status);
+    if (!status.ok()) return fail_all(status);
+  }
+}
+
+/// Sends and receives until the worker ends. Returns the error of a connection that is lost.
+absl::Status ServerCourier::move_bytes() {
+  Clock::time_point moved = Clock::now();
+  for (;;) {
+    take_next();
+    {
+      const MutexLock lock(mutex_);
+      if (is_ending_) return absl::OkStatus();
+    }
+    const bool is_idle = !sending_ && sent_.empty();
+    const auto events = static_cast<short>(sending_ ? POLLIN | POLLOUT : POLLIN);
+    std::array<pollfd, 2> ready = {{{is_idle ? -1 : link_->socket(), events, 0}, {wake_, POLLIN, 0}}};
+    const int timeout = is_idle ? -1 : static_cast<int>(left_of(visit_.limit, moved).count());
+    const int found = ::poll(ready.data(), ready.size(), timeout);
+    if (found < 0 && errno != EINTR) return make_error(ExitCode::kOsResource, "poll: " + reason_of(errno));
+    if (found == 0) {
+      comes_back_ = false;  // it is there, and stands still
+      return make_error(ExitCode::kPeerLost, "no answer within " + std::to_string(visit_.limit.count() / 1000) +
+                                                 " s. hint: look for what stops that server, or raise comm.timeout_s");
+    }
+    std::uint64_t wakes = 0;
+    [[maybe_unused]] const ssize_t got = ::read(wake_, &wakes, sizeof wakes);  // there is nothing where nobody woke
+    if (is_idle) {
+      moved = Clock::now();
+      continue;
+    }
+    TESSERA_ASSIGN_OR_RETURN(const bool has_sent, send_some());
+    TESSERA_ASSIGN_OR_RETURN(const bool has_received, receive_some());
+    if (has_sent || has_received) moved = Clock::now();
+  }
+}
+
+/// Begins the next question, unless one is being sent. Returns whether one is now.
+bool ServerCourier::take_next() {
+  if (sending_) return true;
+  {
+    const MutexLock lock(mutex_);
+    if (queue_.empty()) return false;
+    sending_ = queue_.front();
+    queue_.pop_front();
+  }
+  pieces_.assign(1, bytes_of(sending_->head));
+  if (!sending_->front.empty()) pieces_.emplace_back(sending_->front);
+  for (const auto& part : sending_->rest)
+    if (!part.empty()) pieces_.push_back(part);
+  piece_ = offset_ = 0;
+  return true;
+}
+
+/// Sends what goes at once. Returns whether anything went.
+absl::StatusOr<bool> ServerCourier::send_some() {
+  bool has_moved = false;
+  while (take_next()) {
+    const bool is_last = piece_ + 1 == pieces_.size();
+    TESSERA_ASSIGN_OR_RETURN(const std::size_t sent,
+                             link_->send_some(pieces_[piece_].subspan(offset_), /*more=*/!is_last));
+    if (sent == 0) return has_moved;
+    has_moved = true;
+    offset_ += sent;
+    if (offset_ < pieces_[piece_].size()) continue;
+    offset_ = 0;
+    ++piece_;
+    if (!is_last) continue;
+    const Ticket whole = std::exchange(sending_, nullptr);
+    if (has_answer(whole->head.kind)) {
+      sent_.push_back(whole);
+      continue;
+    }
+    if (whole->head.kind == MessageKind::kStage) {
+      const MutexLock lock(mutex_);
+      staged_.push_back(whole);
+    }
+    finish(whole, absl::OkStatus());
+  }
+  return has_moved;
+}
+
+/// Receives what is there. Returns whether anything was.
+absl::StatusOr<bool> ServerCourier::receive_some() {
+  bool has_moved = false;
+  for (;;) {
+    if (place_ == places_.size()) {
+      if (is_head_) {
+        TESSERA_RETURN_IF_ERROR(begin_answer());
+      } else {
+        end_answer();
+      }
+      continue;
+    }
+    const std::span<std::byte> place = places_[place_];
+    TESSERA_ASSIGN_OR_RETURN(const std::size_t got, link_->receive_some(place.subspan(filled_)));
+    if (got == 0) return has_moved;
+    has_moved = true;
+    filled_ += got;
+    if (filled_ < place.size()) continue;
+    filled_ = 0;
+    ++place_;
+  }
+}
+
+void ServerCourier::expect_head() {
+  is_head_ = true;
+  places_.assign(1, std::as_writable_bytes(std::span<MessageHead, 1>(&head_, 1)));
+  place_ = filled_ = 0;
+}
+
+/// Looks at the head that has come, and says where its payload goes.
+absl::Status ServerCourier::begin_answer() {
+  if (head_.magic != MessageHead::kMagic || head_.bytes < 0 || sent_.empty()) return strange_answer();
+  is_head_ = false;
+  places_.clear();
+  place_ = filled_ = 0;
+  if (head_.kind == MessageKind::kRefused) {
+    if (head_.bytes > kMostText) return strange_answer();
+    text_.assign(static_cast<std::size_t>(head_.bytes), '\0');
+    if (!text_.empty()) places_.push_back(std::as_writable_bytes(std::span(text_)));
+    return absl::OkStatus();
+  }
+  std::int64_t wanted = 0;
+  for (const auto& place : sent_.front()->answer) {
+    wanted += static_cast<std::int64_t>(place.size());
+    if (!place.empty()) places_.push_back(place);
+  }
+  const bool is_known = head_.kind == MessageKind::kDone || head_.kind == MessageKind::kBusy;
+  return is_known && head_.bytes == wanted ? absl::OkStatus() : strange_answer();
+}
+
+void ServerCourier::end_answer() {
+  const Ticket ticket = sent_.front();
+  sent_.pop_front();
+  vain_returns_ = 0;
+  ticket->reply = head_;
+  absl::Status status;
+  if (head_.kind == MessageKind::kRefused) {
+    status = make_error(static_cast<ExitCode>(head_.first), visit_.name + ": " + text_);
+  } else if (has_version(ticket->head.kind)) {
+    const std::size_t shard = ticket->head.shard;
+    if (versions_.size() <= shard) versions_.resize(shard + 1);
+    versions_[shard] = std::max(versions_[shard], head_.first + (pushes(ticket->head.kind) ? 1 : 0));
+  }
+  expect_head();
+  finish(ticket, std::move(status));
+}
+
+/// Joins the run anew, at the server that was lost. Returns an error if it does not come back, or ends again and again
+/// before it has answered anything.
+absl::Status ServerCourier::come_back(const absl::Status& why) {
+  if (!comes_back_ || ++vain_returns_ > kMostVainReturns)
+    return make_error(exit_code_of(why), visit_.name + " is lost: " + message_of(why));
+  log_warning(visit_.name + " is lost; this rank waits for it, for at most " +
+              std::to_string(visit_.limit.count() / 1000) + " s");
+  const Clock::time_point deadline = Clock::now() + visit_.limit;
+  const std::int64_t life = server_life_;
+  for (;;) {
+    const Clock::time_point end = std::min(deadline, Clock::now() + kOneTry);
+    absl::Status status = enter(end, end, /*returns=*/true).status();
+    if (status.ok() && server_life_ != life) status = count_lost();
+    if (status.ok()) break;
+    const ExitCode code = exit_code_of(status);  // 64: the thread of the lost connection has not ended there yet
+    const bool may_change = code == ExitCode::kPeerLost || code == ExitCode::kUsage;
+    bool is_ending = false;
+    {
+      const MutexLock lock(mutex_);
+      is_ending = is_ending_;
+    }
+    if (is_ending || !may_change || Clock::now() > deadline)
+      return make_error(code, visit_.name + " is lost, and has not come back: " + message_of(status));
+    std::this_thread::sleep_for(kBetweenTries);
+  }
+  send_again();
+  return absl::OkStatus();
+}
+
+/// Counts the pushes that this worker knew of and that the server's shards lack now.
+absl::Status ServerCourier::count_lost() {
+  MessageHead head;
+  head.kind = MessageKind::kReadVersions;
+  TESSERA_RETURN_IF_ERROR(link_->send(head, {}, visit_.limit));
+  TESSERA_ASSIGN_OR_RETURN(const MessageHead answer, link_->receive_head(visit_.limit));
+  if (answer.kind == MessageKind::kRefused) return refused(answer);
+  if (answer.bytes % static_cast<std::int64_t>(sizeof(std::int64_t)) != 0 || answer.bytes > kMostText * 64)
+    return strange_answer();
+  std::vector<std::int64_t> now(static_cast<std::size_t>(answer.bytes) / sizeof(std::int64_t));
+  TESSERA_RETURN_IF_ERROR(link_->receive(std::as_writable_bytes(std::span(now)), visit_.limit));
+  std::int64_t lost = 0;
+  for (std::size_t i = 0; i < std::min(now.size(), versions_.size()); ++i)
+    lost += std::max<std::int64_t>(0, versions_[i] - now[i]);
+  versions_ = std::move(now);
+  lost_pushes_ += lost;
+  log_warning(visit_.name +
+              " has come back; pushes to its shards that this rank knew of and that are lost: " + std::to_string(lost));
+  return absl::OkStatus();
+}
+
+/// Queues anew what a new connection has to bring: how far this rank is, the gradients of the step under way, and what
+/// was not answered, in the order in which it was asked.
+void ServerCourier::send_again() {
+  expect_head();
+  const MutexLock lock(mutex_);
+  std::deque<Ticket> all;
+  if (note_) {
+    all.push_back(std::make_shared<ServerQuestion>());
+    all.back()->head = *note_;
+  }
+  all.insert(all.end(), staged_.begin(), staged_.end());
+  all.insert(all.end(), sent_.begin(), sent_.end());
+  if (sending_) all.push_back(sending_);
+  all.insert(all.end(), queue_.begin(), queue_.end());
+  queue_ = std::move(all);
+  staged_.clear();  // they are noted again when they are sent
+  sent_.clear();
+  sending_.reset();
+}
+
+}  // namespace tessera

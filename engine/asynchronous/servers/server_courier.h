@@ -1,0 +1,135 @@
+#pragma once
+
+// See docs/glossary.md: unit.
+
+#include <absl/status/status.h>
+#include <absl/status/statusor.h>
+
+#include <atomic>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "engine/asynchronous/servers/server_link.h"
+#include "runtime/base/log.h"
+#include "runtime/base/mutex.h"
+
+namespace tessera {
+
+/// A question of a worker to a server, from its beginning to its answer. ServerCourier::send takes one.
+struct ServerQuestion {
+  MessageHead head;                                   ///< the courier fills in `bytes`
+  std::vector<std::byte> front = {};                  ///< the first bytes of the payload, which are kept here
+  std::vector<std::span<const std::byte>> rest = {};  ///< those behind them, which stay in place until the answer
+  std::vector<std::span<std::byte>> answer = {};      ///< where the payload of the answer goes
+
+  // These are valid once the question is over (ServerCourier::wait).
+  MessageHead reply = {};
+  absl::Status status = {};  ///< what the server refused, or why it is lost
+  bool is_over = false;
+};
+
+/// A worker's connection with one parameter server, and the thread that sends its questions and receives the answers, so
+/// that both go on while the worker computes: the gradients of a unit leave while backward makes the next one's, and the
+/// values of a unit come while forward reads the one before. ServedShards has one for each server.
+///
+/// Questions are sent in the order of `send`, and the server answers in this order. A connection that breaks is made
+/// anew if the server comes back after its end (KeptShards): the thread tries for as long as an answer may take, says
+/// which pushes the server has lost, and sends again what was not answered. A server applies no push twice.
+///
+/// One thread calls all of it.
+class ServerCourier {
+ public:
+  using Clock = ServerLink::Clock;
+  using Ticket = std::shared_ptr<ServerQuestion>;
+
+  /// What a worker says when it comes.
+  struct Visit {
+    std::string address;
+    std::string name;  ///< "server 1 (10.0.0.5:4711)"
+    std::string secret;
+    std::string definition;  ///< of the shards (ServedJob)
+    int rank = 0;
+    std::int64_t life = 0;               ///< a number above 0, which no other worker of this rank has
+    std::chrono::milliseconds limit{0};  ///< for an answer, and for the return of a server
+    bool may_wait = true;                ///< whether a server that comes back is waited for
+  };
+
+  explicit ServerCourier(Visit visit);
+  /// Ends the connection. What is under way is dropped.
+  ~ServerCourier();
+  ServerCourier(const ServerCourier&) = delete;
+  ServerCourier& operator=(const ServerCourier&) = delete;
+
+  /// Connects, says the secret, joins the run and starts the thread. Returns the answer to the join. The errors name the
+  /// server: 78 for a text that is no address, 75 where it is not reached by `deadline`, 69 where it is busy until
+  /// `busy_until`, and what it refuses.
+  absl::StatusOr<MessageHead> start(Clock::time_point deadline, Clock::time_point busy_until);
+
+  /// Takes a question, and returns at once.
+  Ticket send(ServerQuestion question);
+  /// Returns once the question is over. Its status is that of the answer.
+  void wait(const Ticket& ticket);
+  /// Says that the step is over: what kStage brought need not be sent again.
+  void forget_staged();
+  /// Returns how many pushes, of those that this worker knew of, a server had lost when it came back.
+  std::int64_t lost_pushes() const { return lost_pushes_.load(); }
+
+ private:
+  absl::StatusOr<MessageHead> enter(Clock::time_point deadline, Clock::time_point busy_until, bool returns);
+  absl::StatusOr<MessageHead> join(Clock::time_point busy_until, bool returns);
+  absl::Status refused(const MessageHead& head);
+  void run();
+  absl::Status move_bytes();
+  bool take_next();
+  absl::StatusOr<bool> send_some();
+  absl::StatusOr<bool> receive_some();
+  absl::Status begin_answer();
+  void end_answer();
+  void expect_head();
+  void finish(const Ticket& ticket, absl::Status status);
+  void fail_all(const absl::Status& why);
+  absl::Status come_back(const absl::Status& why);
+  absl::Status count_lost();
+  void send_again();
+  void wake() const;
+
+  const Visit visit_;
+  const LogRank log_rank_ = tessera::log_rank();
+  bool comes_back_ = false;       ///< the server has said so
+  std::int64_t server_life_ = 0;  ///< ServedJob::life
+  int wake_ = -1;                 ///< an eventfd, which ends a poll
+  std::atomic<std::int64_t> lost_pushes_ = 0;
+
+  Mutex mutex_;
+  CondVar changed_;                   ///< a question is over
+  std::unique_ptr<ServerLink> link_;  ///< only the courier's thread replaces it, under `mutex_`
+  bool is_ending_ ABSL_GUARDED_BY(mutex_) = false;
+  std::deque<Ticket> queue_ ABSL_GUARDED_BY(mutex_);         ///< questions that were not begun
+  std::vector<Ticket> staged_ ABSL_GUARDED_BY(mutex_);       ///< what was sent and has no answer, of this step
+  std::optional<MessageHead> note_ ABSL_GUARDED_BY(mutex_);  ///< the latest kNote
+  absl::Status failure_ ABSL_GUARDED_BY(mutex_);             ///< why nothing is sent any more
+
+  // Only the courier's thread uses these once it runs.
+  Ticket sending_;                                  ///< the question of which not all was sent
+  std::vector<std::span<const std::byte>> pieces_;  ///< its head and payload, without empty parts
+  std::size_t piece_ = 0, offset_ = 0;              ///< what comes next of it
+  std::deque<Ticket> sent_;                         ///< questions whose answers are to come
+  MessageHead head_;                                ///< of the answer that comes
+  std::string text_;                                ///< what was refused
+  std::vector<std::span<std::byte>> places_;        ///< where the bytes that come go
+  std::size_t place_ = 0, filled_ = 0;
+  bool is_head_ = true;                 ///< the head comes
+  int vain_returns_ = 0;                ///< how often the server came back since it last answered
+  std::vector<std::int64_t> versions_;  ///< [shard]: the newest version that this worker knows of
+  std::jthread thread_;                 // it is destroyed first
+};
+
+}  // namespace tessera

@@ -1,0 +1,209 @@
+// Tests what a parameter server knows of its workers: who gives the first values, which steps are dealt to whom, and
+// for whom nobody waits.
+
+#include "engine/asynchronous/servers/job_members.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <deque>
+#include <iterator>
+#include <map>
+#include <random>
+#include <set>
+#include <thread>
+
+#include "runtime/base/status.h"
+
+namespace tessera {
+namespace {
+
+using ::testing::HasSubstr;
+using Deal = JobMembers::Deal;
+using Kind = JobMembers::Deal::Kind;
+using namespace std::chrono_literals;
+
+bool stays() { return false; }
+
+/// Joins an elastic run whose first values are there.
+int joined(JobMembers& members) {
+  const auto place = members.join(JobMembers::kAnyNumber);
+  EXPECT_TRUE(place.ok() && place->has_value());
+  if ((*place)->gives_values) {
+    EXPECT_TRUE(members.begin((*place)->number).ok());
+  }
+  return (*place)->number;
+}
+
+Deal dealt(JobMembers& members, int number, std::int64_t steps) {
+  const auto deal = members.deal(number, steps);
+  EXPECT_TRUE(deal.ok()) << deal.status();
+  return deal.value_or(Deal{Kind::kOver});
+}
+
+TEST(JobMembers, NextWorkerGivesTheFirstValuesWhereTheFirstOneLeavesBefore) {
+  JobMembers members(0, 1s);
+  const auto first = members.join(JobMembers::kAnyNumber);
+  ASSERT_TRUE(first.ok() && first->has_value());
+  EXPECT_TRUE((*first)->gives_values);
+  const auto waits = members.join(JobMembers::kAnyNumber);
+  ASSERT_TRUE(waits.ok());
+  EXPECT_FALSE(waits->has_value()) << "the first one has not begun";
+  EXPECT_FALSE(members.lasts());
+  members.leave((*first)->number);
+  const auto second = members.join(JobMembers::kAnyNumber);
+  ASSERT_TRUE(second.ok() && second->has_value());
+  EXPECT_TRUE((*second)->gives_values);
+  EXPECT_NE((*second)->number, (*first)->number);
+  EXPECT_FALSE(members.begin((*first)->number).ok());
+  EXPECT_TRUE(members.begin((*second)->number).ok());
+  const auto third = members.join(JobMembers::kAnyNumber);
+  ASSERT_TRUE(third.ok() && third->has_value());
+  EXPECT_FALSE((*third)->gives_values);
+  members.leave((*second)->number);
+  members.leave((*third)->number);
+  EXPECT_TRUE(members.is_empty());
+  EXPECT_TRUE(members.lasts());
+}
+
+TEST(JobMembers, StepsOfAWorkerThatLeavesAreDealtAgainAndEachIsMadeOnce) {
+  JobMembers members(0, 1s);
+  const int a = joined(members), b = joined(members);
+  std::set<std::int64_t> made;
+  EXPECT_EQ(dealt(members, a, 5).step, 0);
+  EXPECT_EQ(dealt(members, b, 5).step, 1);
+  EXPECT_EQ(dealt(members, b, 5).step, 2) << "steps may be taken ahead";
+  members.note(a, 1, 1);
+  made.insert(0);
+  members.note(b, 1, 0);
+  members.leave(b);
+  for (std::int64_t pushed = 2;; ++pushed) {
+    const Deal deal = dealt(members, a, 5);
+    if (deal.kind != Kind::kStep) {
+      EXPECT_EQ(deal.kind, Kind::kOver);
+      EXPECT_TRUE(deal.finishes);
+      break;
+    }
+    EXPECT_TRUE(made.insert(deal.step).second) << deal.step;
+    members.note(a, pushed, pushed);
+  }
+  EXPECT_EQ(made, (std::set<std::int64_t>{0, 1, 2, 3, 4}));
+}
+
+TEST(JobMembers, EachStepIsMadeOnceWhoeverComesAndGoes) {
+  constexpr std::int64_t kSteps = 40;
+  for (unsigned seed = 0; seed < 100; ++seed) {
+    SCOPED_TRACE(seed);
+    std::mt19937 random(seed);
+    JobMembers members(0, 1s);
+    struct Worker {
+      std::int64_t pushed = 0;
+      std::deque<std::int64_t> steps;
+    };
+    std::map<int, Worker> workers;
+    std::multiset<std::int64_t> made;
+    bool is_over = false;
+    for (int i = 0; !is_over; ++i) {
+      ASSERT_LT(i, 100'000);
+      const auto place_of_one = workers.empty() ? 0 : static_cast<std::ptrdiff_t>(random() % workers.size());
+      const auto one = std::next(workers.begin(), place_of_one);
+      const auto action = random() % 16;
+      if (one == workers.end() || (action == 0 && workers.size() < 6)) {
+        const auto place = members.join(JobMembers::kAnyNumber);
+        ASSERT_TRUE(place.ok());
+        if (!place->has_value()) continue;  // the first worker has not begun
+        workers[(*place)->number].pushed = (*place)->steps;
+      } else if (action == 1) {
+        members.leave(one->first);
+        workers.erase(one);
+      } else if (action < 6 && !one->second.steps.empty()) {
+        made.insert(one->second.steps.front());
+        one->second.steps.pop_front();
+        ++one->second.pushed;
+        members.note(one->first, one->second.pushed, one->second.pushed);
+      } else {
+        if (!members.lasts()) {
+          ASSERT_TRUE(members.begin(one->first).ok());
+        }
+        const Deal deal = dealt(members, one->first, kSteps);
+        if (deal.kind == Kind::kStep) {
+          one->second.steps.push_back(deal.step);
+          one->second.pushed = deal.counted;
+        }
+        is_over = deal.kind == Kind::kOver;
+      }
+    }
+    EXPECT_EQ(made.size(), static_cast<std::size_t>(kSteps));
+    EXPECT_EQ(std::set<std::int64_t>(made.begin(), made.end()).size(), static_cast<std::size_t>(kSteps));
+  }
+}
+
+TEST(JobMembers, OneOfThoseThatAreThereFinishes) {
+  JobMembers members(0, 1s);
+  const int a = joined(members), b = joined(members);
+  dealt(members, a, 1);
+  EXPECT_EQ(dealt(members, a, 1).kind, Kind::kOwnFirst);
+  EXPECT_EQ(dealt(members, b, 1).kind, Kind::kAskAgain) << "the other one may leave";
+  members.note(a, 1, 1);
+  EXPECT_TRUE(dealt(members, a, 1).finishes);
+  EXPECT_FALSE(dealt(members, b, 1).finishes);
+  members.leave(a);
+  EXPECT_TRUE(dealt(members, b, 1).finishes);
+}
+
+TEST(JobMembers, NumbersOfStepsThatDifferAreRefused) {
+  JobMembers members(0, 1s);
+  const int a = joined(members), b = joined(members);
+  EXPECT_THAT(message_of(members.deal(a, 0).status()), HasSubstr("has none to deal"));
+  dealt(members, a, 3);
+  EXPECT_THAT(message_of(members.deal(b, 4).status()), HasSubstr("with the same number of steps"));
+}
+
+TEST(JobMembers, NewWorkerCountsFromTheSlowestAndOneWithoutStepsHoldsNobodyUp) {
+  JobMembers members(0, 100ms);
+  const int a = joined(members), b = joined(members);
+  members.note(a, 7, 7);
+  members.note(b, 5, 5);
+  const auto place = members.join(JobMembers::kAnyNumber);
+  ASSERT_TRUE(place.ok() && place->has_value());
+  EXPECT_EQ((*place)->steps, 5);
+  const auto all_at = [](std::int64_t steps) {
+    return [steps](int, const JobMembers::Member& member) { return member.pushed >= steps; };
+  };
+  EXPECT_THAT(message_of(members.await(all_at(6), a, stays)), HasSubstr("timed out waiting for rank"));
+  members.leave((*place)->number);
+  dealt(members, a, 1);
+  dealt(members, b, 1);  // nothing is left, so it rests
+  EXPECT_TRUE(members.await(all_at(6), a, stays).ok());
+}
+
+TEST(JobMembers, PushesWaitForAWorkerThatHoldsAndGoOnWhenItLeaves) {
+  JobMembers members(0, 60s);
+  const int a = joined(members), b = joined(members);
+  ASSERT_TRUE(members.hold(a, stays).ok());
+  EXPECT_THAT(message_of(members.begin_push(b, [] { return true; })), HasSubstr("has gone"));
+  ASSERT_TRUE(members.begin_push(a, stays).ok()) << "its own pushes do not wait";
+  members.end_push();
+  std::thread leaving([&] { members.leave(a); });
+  EXPECT_TRUE(members.begin_push(b, stays).ok());
+  leaving.join();
+  std::thread ending([&] { members.end_push(); });
+  EXPECT_TRUE(members.hold(b, stays).ok()) << "it waits for pushes under way";
+  ending.join();
+  members.release(b);
+}
+
+TEST(JobMembers, RanksThatStayHaveTheirNumbers) {
+  JobMembers members(2, 1s);
+  const auto place = members.join(1);
+  ASSERT_TRUE(place.ok() && place->has_value());
+  EXPECT_EQ((*place)->number, 1);
+  EXPECT_THAT(message_of(members.join(1).status()), HasSubstr("is there already"));
+  for (const int wrong : {-1, 2, JobMembers::kAnyNumber})
+    EXPECT_THAT(message_of(members.join(wrong).status()), HasSubstr("the run has no rank"));
+  EXPECT_FALSE(members.lasts());
+}
+
+}  // namespace
+}  // namespace tessera

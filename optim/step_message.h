@@ -147,18 +147,22 @@ struct StepTables {
   double* losses = nullptr;            ///< [SpikeRule::window]: the window's ring
 };
 
-/// lamb and lars: the norms that ranks agree on while a step is under way. The fields are like those of StepTables, for
-/// optimizer parts.
+/// lamb and lars: the norms that ranks agree on at a time, while a step is under way: those of all parameters, or in
+/// backward those of a unit. The fields are like those of StepTables, for optimizer parts.
 struct LayerTables {
-  int kinds = 1;              ///< kinds of norms: of weights, and under lamb of directions
-  std::size_t most_sums = 0;  ///< the most sums of a kind that a rank sends
+  /// Kinds of norms: of weights, and of updates where the rule makes directions. In backward lars has them too, those of
+  /// its gradients, since no rank knows the norms of the step yet.
+  int kinds = 1;
+  std::size_t most_sums = 0;                          ///< the most sums of a kind that a rank sends
+  std::uint32_t first_parameter = 0, parameters = 0;  ///< parameters in StepTables whose norms these are
+  std::uint32_t first_group = 0, groups = 0;          ///< their groups
   const std::int32_t* part_ranks = nullptr;
   const NormLink* links = nullptr;
-  const std::uint32_t* first_link = nullptr;  ///< it has StepTables::tensors + 1 elements
-  const std::uint32_t* tensor = nullptr;      ///< [StepTables::parameters]: the number of each among the norm's tensors
+  const std::uint32_t* first_link = nullptr;  ///< it has parameters + 1 elements
+  const std::uint32_t* tensor = nullptr;      ///< [parameters]: the number of each in StepTables::squares
   const double* messages = nullptr;           ///< [StepTables::ranks][kinds][most_sums]
   double* link_scratch = nullptr;
-  double* squares = nullptr;  ///< [kinds][StepTables::tensors]
+  double* squares = nullptr;  ///< [kinds][parameters]
 };
 
 /// The beginning of a parameter in its group, in units of 32 elements. It ends where the next one begins.

@@ -180,7 +180,10 @@ LossSeed QueuedStep::seed_of(const at::Tensor& loss, double weight) const {
 }
 
 void QueuedStep::update(Unit& unit, const UnitAgreement& agreed) {
-  if (downloaded_ && !std::exchange(is_begun_, true)) join_downloads();  // waits for copies that the step before queued
+  if (downloaded_ && !std::exchange(is_begun_, true)) {
+    join_downloads();                               // waits for copies that the step before queued
+    if (update_.waits_before_exchange()) latest();  // throws what that step found, before this one finds its own
+  }
   norm_->add(unit);
   const std::span<const double> sums = norm_->sums_of(unit);
   UnitRequest of_unit = update_.request_for(unit);

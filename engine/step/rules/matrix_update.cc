@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <numeric>
 #include <utility>
 
 #include "engine/memory/records/tier_carrier.h"
@@ -78,9 +77,6 @@ MatrixUpdate::MatrixUpdate(const StepContext& context, std::shared_ptr<const Ten
     }
   });
   exchange_.emplace(context, rule_ ? assigners_[0].get() : nullptr, device_, kernels);
-  if (!states_) return;
-  records_.resize(static_cast<std::size_t>(context.memory.tensor_state_records->records()));
-  std::iota(records_.begin(), records_.end(), 0);  // in the order of units
 }
 
 void MatrixUpdate::follow(const UpdateOptions& options) {
@@ -91,20 +87,22 @@ void MatrixUpdate::follow(const UpdateOptions& options) {
   }
 }
 
-void MatrixUpdate::expect() {
-  if (states_) states_->announce(records_);
+/// A unit has one batch, or none where nothing in it is updated as a matrix.
+std::span<const MatrixBatch> MatrixUpdate::batches_of(std::optional<std::int32_t> unit) const {
+  if (!unit) return deal_.batches();
+  const MatrixBatch* const batch = deal_.batch_of(static_cast<std::size_t>(*unit));
+  return {batch, batch ? std::size_t{1} : std::size_t{0}};
 }
 
-void MatrixUpdate::expect(int unit) {
-  const MatrixBatch* const batch = deal_.batch_of(static_cast<std::size_t>(unit));
-  if (!states_ || !batch) return;
-  const std::vector<FlatGroup*> groups = offloaded_in(*batch);
-  if (groups.empty()) return;
-  const auto first = static_cast<std::size_t>(groups.front()->tensor_state_record);
-  states_->announce(std::span(records_).subspan(first, groups.size()));
+void MatrixUpdate::expect(std::optional<std::int32_t> unit) {
+  if (!states_) return;
+  std::vector<std::int64_t> records;
+  for (const MatrixBatch& batch : batches_of(unit)) {
+    for (const FlatGroup* group : offloaded_in(batch)) records.push_back(group->tensor_state_record);
+  }
+  if (!records.empty()) states_->announce(records);
 }
 
-/// Groups in unit order have records that follow each other.
 std::vector<FlatGroup*> MatrixUpdate::offloaded_in(const MatrixBatch& batch) const {
   std::vector<FlatGroup*> groups;
   for (std::size_t unit = batch.begin_unit; unit < batch.end_unit; ++unit) {
@@ -129,15 +127,9 @@ StepArguments MatrixUpdate::step_arguments(const OptimizerSlice& slice) const {
   return rule_ ? assigners_[0]->arguments(slice) : directions_[0]->step_arguments(slice);
 }
 
-void MatrixUpdate::exchange(const OfStep* step, VisitMasters visit_masters) {
-  expect();
-  for (const MatrixBatch& batch : deal_.batches()) exchange_batch(batch, step, visit_masters);
-  if (states_) states_->flush();
-}
-
-void MatrixUpdate::exchange(int unit, const OfStep& step, VisitMasters visit_masters) {
+void MatrixUpdate::exchange(std::optional<std::int32_t> unit, const OfStep* step, VisitMasters visit_masters) {
   expect(unit);
-  exchange_batch(*deal_.batch_of(static_cast<std::size_t>(unit)), &step, visit_masters);
+  for (const MatrixBatch& batch : batches_of(unit)) exchange_batch(batch, step, visit_masters);
   if (states_) states_->flush();
 }
 

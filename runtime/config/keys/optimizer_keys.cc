@@ -581,11 +581,12 @@ std::vector<StrategyKey> optimizer_keys() {
            "too: "
            "with a \"queue_depth\" of offload that is enough for what moves in a unit's backward, nothing waits for "
            "them but "
-           "the bus. With lamb, lars, muon, adafactor and own_matrix the CPU alone does it.",
+           "the bus.",
        .cost = "Nothing can be skipped or taken back: a gradient that is infinite or NaN ends the run, and parameters "
                "cannot be read between backward and step. With lamb and lars ranks meet once a unit about its layers' "
                "norms, in place of once a step. With muon, adafactor and own_matrix they exchange the matrices of one "
-               "unit at a time, which are dealt less evenly than those of several."},
+               "unit at a time, which are dealt less evenly than those of several; under adafactor and own_matrix a "
+               "GPU's host waits for the GPU once a unit."},
   };
 }
 

@@ -4,7 +4,6 @@
 #include <cmath>
 #include <utility>
 
-#include "engine/memory/records/tier_carrier.h"
 #include "engine/memory/state_views.h"
 #include "engine/step/rules/orthogonalize.h"
 #include "optim/arithmetic/scaled_gradient.h"

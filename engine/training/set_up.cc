@@ -18,6 +18,7 @@
 #include "engine/memory/records/part_carrier.h"
 #include "engine/parameters/first_values.h"
 #include "engine/parameters/parameter_groups.h"
+#include "engine/replay/replay_request.h"
 #include "engine/step/agree/step_context.h"
 #include "engine/step/cpu_step.h"
 #include "engine/step/queued/offloaded_step.h"
@@ -206,6 +207,7 @@ bool Training::shares_memory() const {
 void Training::make_plan(bool continues) {
   const Strategy& strategy = job.strategy;
   expect_pairwise_transport(strategy, axes, job.mesh.topology());
+  if (job.accelerator.device.is_queued) expect_no_replay();
   const bool in_background = axes.reduce->reduces_in_background() || axes.replicate->reduces_in_background();
   const bool compresses_on_host =
       job.accelerator.device.is_queued &&

@@ -18,6 +18,7 @@
 #include "optim/master_assigner.h"
 #include "runtime/border/throw.h"
 #include "sharding/host_view.h"
+#include "sharding/layout/plan/microbatch_order.h"
 #include "sharding/unrecorded.h"
 #include "tessera/span.h"
 
@@ -62,6 +63,8 @@ QueuedStep::QueuedStep(const StepContext& context, const Optimizer& optimizer, A
   request_.batch_scale = batch_scale(strategy_.lr_schedule);
   request_.replicas = context.replicas;
   tables_.updates_in_backward = strategy_.optimizer.in_backward;
+  if (strategy_.reproducible)
+    tables_.rounds = static_cast<int>(microbatch_order(strategy_, axes_->world->size()).most_rounds());
   if (watches_for_spikes()) request_.spikes = LossSpikes(strategy_.on_spike).rule();
   OutcomeContext of_outcomes{axes_, {}, strategy_.on_spike};
   for (const auto& unit : context.units) {
@@ -80,7 +83,8 @@ QueuedStep::QueuedStep(const StepContext& context, const Optimizer& optimizer, A
 }
 
 void QueuedStep::plan_message() {
-  sums_offset_ = (sizeof(StepMessageHeader) + update_.parameters() + 7) / 8 * 8;
+  tables_.losses_offset = (sizeof(StepMessageHeader) + update_.parameters() + 7) / 8 * 8;
+  sums_offset_ = tables_.losses_offset + static_cast<std::size_t>(tables_.rounds) * sizeof(MicrobatchLossThere);
   message_bytes_ = sums_offset_ + totals_.most_sums() * sizeof(double);
 }
 
@@ -95,9 +99,10 @@ void QueuedStep::allocate(const LossScalerState& scaler) {
   const auto options = at::TensorOptions().device(device_.device);
   loss_ = at::from_blob(message_ + offsetof(StepMessageHeader, loss), {1}, options.dtype(at::kDouble));
   own_squares_ = at::from_blob(message_ + offsetof(StepMessageHeader, own_squares), {1}, options.dtype(at::kDouble));
+  losses_ = at::from_blob(message_ + tables_.losses_offset, {tables_.rounds, 2}, options.dtype(at::kDouble));
   loss_scale_ = at::from_blob(&tables_.decision->scaler.scale, {}, options.dtype(at::kFloat));
   for (InFlight& slot : ring_) {
-    slot.message = kernels_.pinned_memory(sums_offset_);
+    slot.message = kernels_.pinned_memory(tables_.losses_offset);
     slot.decision = kernels_.pinned_memory(sizeof(DeviceDecision));
     slot.used = kernels_.pinned_memory(update_.parameters());
   }
@@ -131,10 +136,14 @@ void QueuedStep::fill_tables() {
   if (watches_for_spikes()) t.losses = memory_.take<double>(static_cast<std::size_t>(request_.spikes.window));
 }
 
-void QueuedStep::add_loss(const at::Tensor& loss, double weight, std::int64_t /*round*/) {
+void QueuedStep::add_loss(const at::Tensor& loss, double weight, std::int64_t round) {
   const Unrecorded unrecorded;
   at::Tensor counted = loss.detach().reshape({1}).to(at::kDouble);
   if (weight != 1.0) counted = counted.mul(weight);
+  if (tables_.rounds > 0) {
+    losses_.select(0, round).narrow(0, 0, 1).add_(counted);
+    losses_.select(0, round).narrow(0, 1, 1).fill_(weight);  // all losses of a microbatch have the same weight
+  }
   loss_.add_(counted.div(static_cast<double>(strategy_.gradient_accumulation)));
 }
 
@@ -163,6 +172,7 @@ void QueuedStep::forget_losses() {
   update_.forget();
   const Unrecorded unrecorded;
   loss_.zero_();
+  if (tables_.rounds > 0) losses_.zero_();
   if (squares_) own_squares_.zero_();
 }
 
@@ -266,7 +276,7 @@ void QueuedStep::send_host_part(InFlight& slot, const LocalStep& local) {
     for (std::size_t i = 0; i < g.group->parameters.size(); ++i) *flag++ = std::byte{reducer_.used(*g.group, i)};
   }
   constexpr std::size_t kBehind = offsetof(StepMessageHeader, weight);
-  const DeviceKernels::UploadPiece piece{message_ + kBehind, message + kBehind, sums_offset_ - kBehind};
+  const DeviceKernels::UploadPiece piece{message_ + kBehind, message + kBehind, tables_.losses_offset - kBehind};
   uploaded_ = kernels_.upload({&piece, 1}, messages_read_.get());
   if (!updates_in_backward()) send_numbers(slot);
 }

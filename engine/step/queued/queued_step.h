@@ -130,6 +130,7 @@ class QueuedStep final : public Step {
   bool is_begun_ = false;                 ///< whether a unit of the step has begun, where units are updated in backward
   bool sums_are_steps_ = false;           ///< true from the beginning of a step's last backward to its end
   at::Tensor loss_;                       ///< lies in `message_`
+  at::Tensor losses_;                     ///< likewise, under "reproducible": [round, 2] MicrobatchLossThere
   at::Tensor loss_scale_;                 ///< lies in the decision: a scalar, fp32
   std::array<InFlight, kMostStepsInFlight> ring_;
   /// events: the host's part is on the device; the step before has read the messages

@@ -260,7 +260,8 @@ std::vector<StrategyKey> step_keys() {
        .doc =
            "The same bits on any number of ranks that make the same microbatches: a step's sums are one tree over its "
            "microbatches, whoever computes them, and the Engine sets LibTorch's generator for each microbatch. "
-           "docs/reproducible.md says which numbers of ranks and microbatches go together.",
+           "docs/reproducible.md says which numbers of ranks and microbatches go together. A GPU takes it with "
+           "gradient_sync last_microbatch, on one rank or with transport cuda_host.",
        .cost =
            "Memory for the sums that wait for others, where a rank has several microbatches a step; the plan says how "
            "much. Sums are of fp32, and gradients of parameters that go unused are waited for."},
@@ -272,7 +273,7 @@ std::vector<StrategyKey> step_keys() {
        .example_json = "100",
        .doc = "After each so many steps rank 0 writes a line with loss, norm, and a hash of 8 bytes for each unit: of "
               "its sums of gradients and of its new parameters, in fp32. The lines are those of any other number of "
-              "ranks, so a replay compares with them (docs/reproducible.md). 0: never.",
+              "ranks, so a replay compares with them (docs/reproducible.md). The CPU trains then. 0: never.",
        .cost = "Such a step reads the rank's gradients and masters once more, and has one more all-gather of 16 bytes "
                "a unit.",
        .only_if = with_reproducible()},

@@ -22,8 +22,9 @@ namespace tessera {
 /// The most steps at a time whose outcome the host does not know yet.
 constexpr int kMostStepsInFlight = 4;
 
-/// The header of a message. A flag for each parameter follows (did this rank give it a gradient?). The norm's sums over
-/// this rank's parts begin at StepTables::sums_offset.
+/// The header of a message. A flag for each parameter follows (did this rank give it a gradient?), and under
+/// "reproducible" the losses of this rank's microbatches (StepTables::losses_offset). The norm's sums over this rank's
+/// parts begin at StepTables::sums_offset.
 struct StepMessageHeader {
   double loss = 0.0;         ///< LocalStep::loss; the device writes this field and the next one, the host the rest
   double own_squares = 0.0;  ///< LocalStep::own, in a step that measures noise; else zeros
@@ -32,6 +33,12 @@ struct StepMessageHeader {
   std::uint64_t gathers = 0;  ///< digest of the order in which units were gathered
   std::uint64_t numbers = 0;  ///< digest of rates and options (digest_of_numbers)
   double own_weights = 0.0, own_weight_squares = 0.0;
+};
+
+/// The part of a step's loss that one microbatch adds, under "reproducible". The device writes it.
+struct MicrobatchLossThere {
+  double loss = 0.0;    ///< weight * loss, over all losses of the microbatch
+  double weight = 0.0;  ///< MicrobatchInfo::weight
 };
 
 /// The device's decision about a step, and the state from earlier steps that it needs. It is all zero before the first
@@ -122,6 +129,10 @@ struct StepTables {
   /// the last step.
   bool updates_in_backward = false;
   std::size_t message_bytes = 0, sums_offset = 0;
+  /// Under "reproducible": microbatches of a step on each rank, neighbours in the tree of its sums; else 0. Loss and
+  /// weight are then sums in that tree. `losses_offset`: their MicrobatchLossThere in a message.
+  int rounds = 0;
+  std::size_t losses_offset = 0;
   // These are written once.
   const StepGroup* group = nullptr;           ///< one for each group
   const std::int32_t* part_ranks = nullptr;   ///< ranks whose gradient parts make up the whole, in the parts' order
@@ -147,18 +158,22 @@ struct StepTables {
   double* losses = nullptr;            ///< [SpikeRule::window]: the window's ring
 };
 
-/// lamb and lars: the norms that ranks agree on while a step is under way. The fields are like those of StepTables, for
-/// optimizer parts.
+/// lamb and lars: the norms that ranks agree on at a time, while a step is under way: those of all parameters, or in
+/// backward those of a unit. The fields are like those of StepTables, for optimizer parts.
 struct LayerTables {
-  int kinds = 1;              ///< kinds of norms: of weights, and under lamb of directions
-  std::size_t most_sums = 0;  ///< the most sums of a kind that a rank sends
+  /// Kinds of norms: of weights, and of updates where the rule makes directions. In backward lars has them too, those of
+  /// its gradients, since no rank knows the norms of the step yet.
+  int kinds = 1;
+  std::size_t most_sums = 0;                          ///< the most sums of a kind that a rank sends
+  std::uint32_t first_parameter = 0, parameters = 0;  ///< parameters in StepTables whose norms these are
+  std::uint32_t first_group = 0, groups = 0;          ///< their groups
   const std::int32_t* part_ranks = nullptr;
   const NormLink* links = nullptr;
-  const std::uint32_t* first_link = nullptr;  ///< it has StepTables::tensors + 1 elements
-  const std::uint32_t* tensor = nullptr;      ///< [StepTables::parameters]: the number of each among the norm's tensors
+  const std::uint32_t* first_link = nullptr;  ///< it has parameters + 1 elements
+  const std::uint32_t* tensor = nullptr;      ///< [parameters]: the number of each in StepTables::squares
   const double* messages = nullptr;           ///< [StepTables::ranks][kinds][most_sums]
   double* link_scratch = nullptr;
-  double* squares = nullptr;  ///< [kinds][StepTables::tensors]
+  double* squares = nullptr;  ///< [kinds][parameters]
 };
 
 /// The beginning of a parameter in its group, in units of 32 elements. It ends where the next one begins.

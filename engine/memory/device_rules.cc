@@ -5,7 +5,6 @@
 
 #include "engine/memory/make_plan.h"
 #include "runtime/border/throw.h"
-#include "runtime/config/strategy_names.h"
 #include "sharding/layout/plan/tier_choice.h"
 
 namespace tessera {
@@ -77,12 +76,6 @@ void expect_built_for_device(const Strategy& strategy, bool is_gpu) {
         "/secondary/form: \"int8\" is rounded by the CPU's codec, and a GPU trains. [T0980] hint: take \"plain\", or "
         "train on "
         "the CPU (comm.transport \"host\" or \"gloo\")");
-  }
-  const OptimizerType type = strategy.optimizer.type;
-  if (strategy.optimizer.in_backward && (adapts_layers(type) || updates_whole_tensors(type))) {
-    refuse("/optimizer/in_backward: under " + name_of(type) +
-           " a GPU updates all units together, after backward: its ranks meet once a step about layers and whole "
-           "tensors. [T0802] hint: leave in_backward out, or train on the CPU (comm.transport \"host\" or \"gloo\")");
   }
 }
 

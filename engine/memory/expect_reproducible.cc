@@ -30,23 +30,48 @@ void expect_subtrees(const Strategy& strategy, std::int64_t ranks) {
       "two of ranks");
 }
 
+bool packs_sums(const Strategy& strategy) {
+  return strategy.compression.gradients != WireForm::kPlain || strategy.compression.sums != WireForm::kPlain;
+}
+
 /// Partial sums are sent as they are.
 void expect_plain_blocks(const Strategy& strategy) {
-  if (strategy.compression.gradients == WireForm::kPlain && strategy.compression.sums == WireForm::kPlain) return;
+  if (!packs_sums(strategy)) return;
   refuse(
       "compression.gradients and sums pack what a reduction sends, and here ranks send the sums of several subtrees "
       "instead, since what a rank or a replica sums is no whole one. [T0898] hint: leave these keys out; or take a "
       "power of two as gradient_accumulation, without \"deal\", and as many ranks in a replica");
 }
 
+[[noreturn]] void refuse_nccl() {
+  refuse(
+      "NCCL makes sums of several ranks in an order of its own. hint: take \"comm\": {\"transport\": \"cuda_host\"}, "
+      "for GPUs of one host, or train on the CPU (\"host\" or \"gloo\")");
+}
+
+/// A GPU joins whole gradients when a microbatch's backward ends. Sums that ranks make of every microbatch are queued,
+/// and no host sees their pieces (SumVisitor).
+void expect_built_for_gpu(const Strategy& strategy, std::int64_t ranks) {
+  if (strategy.gradient_sync != GradientSync::kLastMicrobatch && strategy.gradient_accumulation > 1 && ranks > 1)
+    refuse(
+        "on a GPU ranks sum whole steps, and gradient_sync each_microbatch sums each of several microbatches. hint: "
+        "take \"gradient_sync\": \"last_microbatch\", or train on the CPU (comm.transport \"host\" or \"gloo\")");
+  if (strategy.comm.transport == TransportChoice::kNccl && ranks > 1) refuse_nccl();
+  if (packs_sums(strategy))
+    refuse(
+        "compression.gradients and sums of a GPU are summed on its host, over another transport. hint: leave these "
+        "keys out");
+  if (strategy.record_hashes.every > 0)
+    refuse(
+        "record_hashes reads gradients and masters on the CPU, and a GPU trains. hint: leave record_hashes out, or "
+        "train on the CPU (comm.transport \"host\" or \"gloo\")");
+}
+
 }  // namespace
 
 void expect_reproducible(const Strategy& strategy, const PlanScene& scene) {
   if (!strategy.reproducible) return;
-  if (scene.is_queued)
-    refuse(
-        "the tree of sums is made on the CPU so far, and a GPU trains. [T0809] hint: train on the CPU, or leave it "
-        "out");
+  if (scene.is_queued) expect_built_for_gpu(strategy, scene.mesh.world_size());
   expect_subtrees(strategy, scene.mesh.world_size());
   if (cuts_subtrees(microbatch_order(strategy, scene.mesh.world_size()), scene.mesh))
     return expect_plain_blocks(strategy);
@@ -67,6 +92,7 @@ void expect_pairwise_transport(const Strategy& strategy, const MeshAxes& axes, c
              "), which makes sums in an order that nobody knows. [T0811] hint: leave it out, for Tessera's transport "
              "host or "
              "gloo, or set \"reproducible\" to false");
+    if (group->kind() == TransportKind::kNccl && group->size() > 1) refuse_nccl();
     if (group->kind() == TransportKind::kHierarchical && !sends_blocks && !is_power_of_two(topology.local_world_size))
       refuse("sums are made inside hosts before they go across, so a host has a power of two of ranks, got ",
              topology.local_world_size,

@@ -96,6 +96,13 @@ std::string ReplayRequest::to_json() const {
   return json.dump();
 }
 
+void expect_no_replay() {
+  if (!ReplayRequest::from_environment()) return;
+  refuse(
+      "hashes of steps are made on the CPU, so steps are made again there, and a GPU trains. hint: take comm.transport "
+      "\"host\" or \"gloo\", or unset the variable");
+}
+
 Strategy as_replayed(Strategy strategy, int ranks) {
   const std::optional<ReplayRequest> request = ReplayRequest::from_environment();
   if (!request) return strategy;

@@ -38,4 +38,7 @@ struct ReplayRequest {
 /// tessera::Error (78) where that cannot be, and the errors of read_step_records.
 Strategy as_replayed(Strategy strategy, int ranks);
 
+/// Throws tessera::Error (78) under TESSERA_REPLAY: a GPU makes no step again. Training calls it where one trains.
+void expect_no_replay();
+
 }  // namespace tessera

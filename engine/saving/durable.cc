@@ -158,7 +158,8 @@ class Resume {
     }
     read_generator(kOwnGenerator, c10::Device(c10::kCPU));
     const ComputeDevice device = job_.accelerator.device;
-    if (device.is_queued) read_generator(kOwnGpuGenerator, device.device);
+    // Under "reproducible" each microbatch sets the GPU's generator.
+    if (device.is_queued && !job_.strategy.reproducible) read_generator(kOwnGpuGenerator, device.device);
     return read_items();
   }
 

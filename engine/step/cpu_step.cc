@@ -13,19 +13,9 @@
 #include "optim/lr_schedule.h"
 #include "runtime/base/log.h"
 #include "runtime/base/text.h"
-#include "tessera/error.h"
 
 namespace tessera {
 namespace {
-
-[[noreturn]] void throw_disagreement(const Unit& unit) {
-  throw Error(
-      ExitCode::kInternal,
-      "unit " + unit.name +
-          ": ranks gathered units in different orders in forward, so their gradients cannot be trusted, and the "
-          "unit is not updated. [T0278] hint: all ranks make Gathered guards, and use units in forward, in the same "
-          "order; with optimizer.in_backward false the message names the first gather that differs");
-}
 
 /// The step cannot be skipped any more: units before this one are updated.
 [[noreturn]] void throw_not_finite(const FlatGroup& group) {
@@ -121,7 +111,7 @@ void CpuStep::deal(const MicrobatchOrder& order) {
 }
 
 void CpuStep::update(Unit& unit, const UnitAgreement& agreed) {
-  if (!agreed.ranks_agree) throw_disagreement(unit);
+  if (!agreed.ranks_agree) throw_disagreement_in_backward(unit.name);
   for (const auto& group : unit.groups) {
     if (group->trainable && !norm_.sums_of(*group).finite()) throw_not_finite(*group);
   }

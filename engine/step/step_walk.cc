@@ -61,7 +61,7 @@ void StepWalk::expect_next_unit() {
   announce(program.visits_of(ops.front()), /*is_decided=*/false);
 }
 
-/// The program has the last unit first.
+/// Returns a unit's visits in backward. The program has the last unit first.
 std::span<const Visit> StepWalk::visits_of(int unit) const {
   const StepProgram& program = programs_.front();
   const std::span<const Visit> all = program.visits_of(first_of(program, StepOpKind::kUpdateInBackward));
@@ -71,6 +71,7 @@ std::span<const Visit> StepWalk::visits_of(int unit) const {
 
 void StepWalk::update_unit(Unit& unit) {
   const StepProgram& program = programs_.front();
+  unit_ = unit.index;
   publisher_.begin(unit);
   for (const StepOp& op : program.unit_ops[static_cast<std::size_t>(unit.index)]) follow(program, op);
   if (program.announces_units) expect_next_unit();

@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -59,8 +60,12 @@ class StepWalk {
   /// called for a skipped step.
   bool ends_when_skipped() const { return programs_.front().ends_when_skipped; }
   bool updates_in_backward() const { return in_backward_; }
-  /// Returns a unit's visits in backward. REQUIRES: updates_in_backward.
-  std::span<const Visit> visits_of(int unit) const;
+  /// Returns the index of the unit that `update_unit` updates now; nothing where all units are updated together.
+  std::optional<std::int32_t> unit_under_way() const { return unit_; }
+  /// Returns the index of the unit to which the visits of a pass belong; nothing where a pass goes over all units.
+  std::optional<std::int32_t> unit_of(std::span<const Visit> pass) const {
+    return in_backward_ ? std::optional(pass.front().unit) : std::nullopt;
+  }
   /// Returns the seconds spent so far on making values known.
   double publication_seconds() const { return publisher_.seconds(); }
 
@@ -85,6 +90,7 @@ class StepWalk {
   const StepProgram& next_of(const std::vector<StepProgram>& programs) const {
     return programs[turn_ % programs.size()];
   }
+  std::span<const Visit> visits_of(int unit) const;
   void expect_next_unit();
   void walk(const std::vector<StepProgram>& programs);
   void follow(const StepProgram& program, const StepOp& op);
@@ -98,12 +104,13 @@ class StepWalk {
   std::vector<FlatGroup*> flats_;  ///< trainable groups, in the order of units
   const std::vector<StepProgram> programs_, averages_;
   const bool in_backward_;
-  std::size_t turn_ = 0;         ///< the program that comes next, for steps and for averages
-  std::vector<Visit> expected_;  ///< visits in backward, in the order of `expect`
-  std::vector<int> order_;       ///< where units announce their records (StepProgram::announces_units): their order
-  std::size_t announced_ = 0;    ///< how many of these units have announced their records
-  Unit* held_ = nullptr;         ///< the unit whose gradients `sums_` holds
-  Lease sums_;                   ///< where gradients lie below memory
+  std::optional<std::int32_t> unit_;  ///< unit_under_way
+  std::size_t turn_ = 0;              ///< the program that comes next, for steps and for averages
+  std::vector<Visit> expected_;       ///< visits in backward, in the order of `expect`
+  std::vector<int> order_;     ///< where units announce their records (StepProgram::announces_units): their order
+  std::size_t announced_ = 0;  ///< how many of these units have announced their records
+  Unit* held_ = nullptr;       ///< the unit whose gradients `sums_` holds
+  Lease sums_;                 ///< where gradients lie below memory
 };
 
 inline Direction direction_of(const Visit& visit) {

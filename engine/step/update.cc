@@ -60,7 +60,6 @@ void Update::apply(Unit& unit, const Rates& rates, std::span<const char> used) {
   const Span span("update");
   follow_options();
   rates_ = rates;
-  unit_ = &unit;
   used_ = used_in_backward_;
   runs_.clear();
   for (Group& group : groups_of(unit)) {
@@ -111,7 +110,7 @@ void Update::for_slices(const Visit& visit, const Body& body) const {
 }
 
 void Update::announce(std::span<const Visit> visits, bool is_decided) {
-  if (matrices_ && !is_decided) expect_matrices(visits);
+  if (matrices_ && !is_decided) matrices_->expect(unit_of(visits));
   for (Pass& pass : passes_) {
     if (!pass.records) continue;
     pass.order.clear();
@@ -121,11 +120,6 @@ void Update::announce(std::span<const Visit> visits, bool is_decided) {
     }
     pass.records->announce(pass.order);
   }
-}
-
-/// In backward a pass goes over one unit.
-void Update::expect_matrices(std::span<const Visit> visits) {
-  updates_in_backward() ? matrices_->expect(visits.front().unit) : matrices_->expect();
 }
 
 /// The masters of all matrices are read, so that records move alike on all ranks.
@@ -189,10 +183,7 @@ const Optimizer& Update::optimizer_of(const FlatGroup& group, const Run& run) co
   return group.matrices.empty() ? elements_.optimizer_of(run) : matrices_->optimizer_of(run.group);
 }
 
-void Update::agree_on_norms() {
-  updates_in_backward() ? layers_->agree(*unit_, rates_.gradient_scale)
-                        : layers_->agree(squares_, rates_.gradient_scale);
-}
+void Update::agree_on_norms() { layers_->agree(unit_under_way(), squares_, rates_.gradient_scale); }
 
 void Update::exchange(std::span<const Visit> visits) {
   const auto visit_masters = [&](const FlatGroup& group, c10::function_ref<void(const StateView&)> visit) {
@@ -202,8 +193,7 @@ void Update::exchange(std::span<const Visit> visits) {
     for_each_state(group, kind_of(first), group.optimizer_part, StateUse::kRead, visit);
   };
   const MatrixUpdate::OfStep step{learning_rates_, rates_, steps_, used_};
-  updates_in_backward() ? matrices_->exchange(unit_->index, step, visit_masters)
-                        : matrices_->exchange(&step, visit_masters);
+  matrices_->exchange(unit_under_way(), &step, visit_masters);
 }
 
 double Update::communication_seconds() const {

@@ -82,7 +82,6 @@ class Update final : public StepWalk {
   void exchange(std::span<const Visit> visits) override;
 
   void follow_options();
-  void expect_matrices(std::span<const Visit> visits);
   void find_runs(Group& group, std::span<const char> used);
   std::span<Group> groups_of(const Unit& unit);
   const Group& group_of(const Visit& visit) const { return groups_[static_cast<std::size_t>(visit.group)]; }
@@ -110,7 +109,6 @@ class Update final : public StepWalk {
   std::span<const char> used_;
   std::vector<char> used_in_backward_;  ///< `used_` of the units that backward has updated so far
   std::span<const double> squares_;
-  const Unit* unit_ = nullptr;  ///< the unit that is updated in backward
   std::vector<Run> runs_;
 };
 

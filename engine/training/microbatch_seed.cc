@@ -1,6 +1,6 @@
-// Random numbers under "reproducible": a microbatch gets the same numbers on any rank. LibTorch's
-// generator of the CPU is set from (the run's seed, step, number of the microbatch) when the backward or the step
-// before it returns, and where training begins or goes on.
+// Random numbers under "reproducible": a microbatch gets the same numbers on any rank. LibTorch's generators, that of
+// the CPU and that of the GPU that trains, are set from (the run's seed, step, number of the microbatch) when the
+// backward or the step before it returns, and where training begins or goes on.
 
 #include <ATen/CPUGeneratorImpl.h>
 
@@ -17,6 +17,11 @@ namespace tessera {
 namespace {
 
 at::Generator cpu_generator() { return at::globalContext().defaultGenerator(at::kCPU); }
+
+void set_seed(at::Generator generator, std::uint64_t seed) {
+  const std::lock_guard lock(generator.mutex());
+  generator.set_current_seed(seed);
+}
 
 /// Mersenne's twister, LibTorch's generator of the CPU, takes 32 bits. A seed of 32 bits does not change.
 std::uint32_t folded(std::uint64_t seed) { return static_cast<std::uint32_t>(seed ^ (seed >> 32)); }
@@ -60,9 +65,9 @@ void Training::seed_microbatch() const {
   if (!job.strategy.reproducible || step_is_due()) return;
   const auto step = static_cast<std::uint64_t>(times.attempts) + 1, index = static_cast<std::uint64_t>(microbatch());
   const std::uint64_t seed = mix_bits(mix_bits(mix_bits(window.seed) + step) + index);
-  at::Generator generator = cpu_generator();
-  const std::lock_guard lock(generator.mutex());
-  generator.set_current_seed(seed);
+  set_seed(cpu_generator(), seed);
+  const c10::Device device = job.accelerator.device.device;
+  if (!device.is_cpu()) set_seed(at::globalContext().defaultGenerator(device), seed);
 }
 
 at::Tensor Training::generator_to_keep() const {

@@ -18,6 +18,7 @@
 #include "engine/memory/records/part_carrier.h"
 #include "engine/parameters/first_values.h"
 #include "engine/parameters/parameter_groups.h"
+#include "engine/replay/replay_request.h"
 #include "engine/step/agree/step_context.h"
 #include "engine/step/cpu_step.h"
 #include "engine/step/queued/offloaded_step.h"
@@ -197,6 +198,7 @@ void Training::make_plan(bool continues) {
   const Topology& topology = job.mesh.topology();
   expect_pairwise_transport(strategy, axes, topology);
   const bool is_queued = job.accelerator.device.is_queued;
+  if (is_queued) expect_no_replay();
   const bool compresses_on_host =
       is_queued && (compresses(strategy.compression) || strategy.compression.gathers != WireForm::kPlain);
   const auto compressed_part = [&](const Collectives& group) {

@@ -28,8 +28,8 @@ namespace tessera {
 /// ranks get about the same amount of work. Parameters, gradients and states are sharded, saved in checkpoints and
 /// averaged (Strategy::ema) like those of the built-in rules, and results have the same bits under every strategy. All
 /// tensors lie on the GPU if a GPU trains; what `update` does is queued, and the host waits once a step to learn which
-/// matrices are used. With optimizer.in_backward, on the CPU, the rule is called during Engine::backward, for the
-/// matrices of one unit after the other.
+/// matrices are used. With optimizer.in_backward the rule is called during Engine::backward, for the matrices of one
+/// unit after the other, and a GPU's host waits once a unit.
 class MatrixOptimizer {
  public:
   /// Largest number of states that a rule may keep of a matrix.

@@ -45,6 +45,28 @@ __device__ const std::uint8_t* flags_of(const StepTables& t, int rank) {
   return reinterpret_cast<const std::uint8_t*>(&header_of(t, rank) + 1);
 }
 
+/// Writes loss and weight of the step: sums over all microbatches in the pairwise tree (SumCounter), as sum_of_losses
+/// makes them on the CPU. Sums wait in a stack, and two of one size become one.
+__device__ void add_up_losses(const StepTables& t, DeviceDecision& d) {
+  constexpr int kMostWaiting = 64;
+  MicrobatchLossThere sums[kMostWaiting];
+  int waiting = 0;
+  const auto join = [&] {
+    --waiting;
+    sums[waiting - 1].loss += sums[waiting].loss;
+    sums[waiting - 1].weight += sums[waiting].weight;
+  };
+  const std::int64_t all = std::int64_t{t.ranks} * t.rounds;
+  for (std::int64_t i = 0; i < all; ++i) {
+    const std::byte* const message = t.messages + t.message_bytes * static_cast<std::size_t>(i / t.rounds);
+    sums[waiting++] = reinterpret_cast<const MicrobatchLossThere*>(message + t.losses_offset)[i % t.rounds];
+    for (std::int64_t made = i + 1; made % 2 == 0; made /= 2) join();
+  }
+  while (waiting > 1) join();
+  d.loss = sums[0].loss / static_cast<double>(all);
+  d.weight = sums[0].weight;
+}
+
 /// One thread block runs this kernel.
 __global__ void read(StepTables t) {
   for (unsigned p = threadIdx.x; p < static_cast<unsigned>(t.parameters); p += blockDim.x) {
@@ -70,6 +92,7 @@ __global__ void read(StepTables t) {
     if (header.gathers != header_of(t, rank - rank % t.shard_size).gathers) d.gathers_differ = 1;
     if (header.numbers != header_of(t, 0).numbers && d.numbers_differ == 0) d.numbers_differ = rank;
   }
+  if (t.rounds > 0) add_up_losses(t, d);
 }
 
 /// One thread block writes the two losses in the middle of a full window to `middle`, the smaller one first. Each

@@ -5,14 +5,13 @@
 #include <algorithm>
 #include <array>
 #include <bit>
-#include <cstring>
 
 #include "runtime/border/throw.h"
-#include "runtime/comm/sum/pairwise_sum.h"
 
 namespace tessera {
 
-BlockSums::BlockSums(const MemoryPlan& plan, Collectives& world, float* memory) : plan_(plan), world_(world) {
+BlockSums::BlockSums(const MemoryPlan& plan, Collectives& world, float* memory, ComputeDevice device)
+    : plan_(plan), world_(world), memory_(device), waits_(device.waits) {
   const std::int64_t pieces = world.size() * plan.sums().block_piece_numel, sums = plan.sums().block_sums * pieces;
   sent_ = memory;
   received_ = sent_ + sums;
@@ -33,20 +32,20 @@ void BlockSums::deal(const MicrobatchOrder& order) {
   std::ranges::sort(arrivals_, {}, [](const Arrival& each) { return each.block.begin; });
 }
 
-void BlockSums::join(const FlatGroup& group, std::span<const float* const> own, GradientVisitor& visitor) {
-  visitor.begin(group);
+void BlockSums::join(const FlatGroup& group, std::span<const float* const> own, GradientVisitor* visitor) {
+  if (visitor) visitor->begin(group);
   if (plan_.joins_own_parts()) return join_own_part(group, own, visitor);
   join_shares(group, own);
-  visitor.visit(group, {group.gradient, static_cast<std::size_t>(group.gradient_part.numel)});
+  if (visitor) visitor->visit(group, {group.gradient, static_cast<std::size_t>(group.gradient_part.numel)});
 }
 
-void BlockSums::join_own_part(const FlatGroup& group, std::span<const float* const> own, GradientVisitor& visitor) {
+void BlockSums::join_own_part(const FlatGroup& group, std::span<const float* const> own, GradientVisitor* visitor) {
   const std::int64_t part = group.gradient_part.numel;
   for (std::int64_t begin = 0; begin < part; begin += plan_.sums().block_piece_numel) {
     const std::int64_t numel = std::min(plan_.sums().block_piece_numel, part - begin);
     exchange(group.unit->name, own, {begin, part, numel, group.layout.numel()});
-    std::memcpy(group.gradient + begin, joined(numel), static_cast<std::size_t>(numel) * sizeof(float));
-    visitor.visit(group, {group.gradient + begin, static_cast<std::size_t>(numel)});
+    memory_.copy(joined(numel), numel, group.gradient + begin);
+    if (visitor) visitor->visit(group, {group.gradient + begin, static_cast<std::size_t>(numel)});
   }
 }
 
@@ -59,13 +58,16 @@ void BlockSums::join_shares(const FlatGroup& group, std::span<const float* const
     const auto bytes = static_cast<std::size_t>(numel) * sizeof(float);
     exchange(group.unit->name, own, {begin, numel, numel, span.end()});
     float* const share = gathered_ + world_.rank() * numel;
-    std::memcpy(share, joined(numel), bytes);
-    throw_if_error(world_.all_gather(group.unit->name, share, gathered_, bytes).wait());
+    memory_.copy(joined(numel), numel, share);
+    {
+      const Timed timed(waits_);
+      throw_if_error(world_.all_gather(group.unit->name, share, gathered_, bytes).wait());
+    }
     sent_bytes_ += (world_.size() - 1) * static_cast<std::int64_t>(bytes);
     const Extent kept = intersect(span, group.gradient_part);
     if (kept.numel == 0) continue;
-    std::memcpy(group.gradient + (kept.offset - group.gradient_part.offset), gathered_ + (kept.offset - begin),
-                static_cast<std::size_t>(kept.numel) * sizeof(float));
+    memory_.copy(gathered_ + (kept.offset - begin), kept.numel,
+                 group.gradient + (kept.offset - group.gradient_part.offset));
   }
 }
 
@@ -77,12 +79,15 @@ void BlockSums::exchange(std::string_view label, std::span<const float* const> o
     const std::int64_t there = std::clamp(pieces.end - begin, std::int64_t{0}, pieces.numel);
     for (std::size_t i = 0; i < sums; ++i, to += pieces.numel) {
       const std::int64_t count = i < own.size() ? there : 0;  // other ranks may have more sums
-      if (count > 0) std::memcpy(to, own[i] + begin, static_cast<std::size_t>(count) * sizeof(float));
-      std::fill(to + count, to + pieces.numel, 0.0F);
+      if (count > 0) memory_.copy(own[i] + begin, count, to);
+      memory_.clear(to + count, pieces.numel - count);
     }
   }
   const std::size_t bytes = sums * static_cast<std::size_t>(pieces.numel) * sizeof(float);
-  throw_if_error(world_.all_to_all(label, sent_, received_, bytes).wait());
+  {
+    const Timed timed(waits_);
+    throw_if_error(world_.all_to_all(label, sent_, received_, bytes).wait());
+  }
   sent_bytes_ += (world_.size() - 1) * static_cast<std::int64_t>(bytes);
 }
 
@@ -104,8 +109,9 @@ float* BlockSums::sum_of(TreeBlock node, std::size_t& next, std::int64_t numel) 
   const auto rest = static_cast<std::uint64_t>(node.numel() - 1);
   const std::int64_t middle = node.begin + static_cast<std::int64_t>(std::bit_floor(rest));
   float* const left = sum_of({node.begin, middle}, next, numel);
-  const float* const right = sum_of({middle, node.end}, next, numel);
-  pairwise_sum(std::array<const void*, 2>{left, right}, DType::kF32, left, static_cast<std::size_t>(numel));
+  float* const right = sum_of({middle, node.end}, next, numel);
+  const std::array<const float*, 1> waiting{left};
+  memory_.join(waiting, right, left, numel);
   return left;
 }
 

@@ -12,6 +12,7 @@
 #include "sharding/layout/plan/memory_plan.h"
 #include "sharding/layout/plan/sum_counter.h"
 #include "sharding/reduce/gradient_visitor.h"
+#include "sharding/reduce/sum_memory.h"
 #include "sharding/unit.h"
 
 namespace tessera {
@@ -29,8 +30,8 @@ namespace tessera {
 class BlockSums {
  public:
   /// `world` has all ranks, and must outlive this object, as `plan` must. `memory`: MemoryPlan::block_exchange_numel
-  /// elements.
-  BlockSums(const MemoryPlan& plan, Collectives& world, float* memory);
+  /// elements of `device`. On a GPU all work is queued.
+  BlockSums(const MemoryPlan& plan, Collectives& world, float* memory, ComputeDevice device);
 
   /// Gives ranks the runs of `order` from the next step on; no run is longer than the plan's longest run. Before
   /// `join`, it also says which microbatches other ranks made again in this step.
@@ -45,10 +46,11 @@ class BlockSums {
   int made_again() const {
     return static_cast<int>(std::ranges::count(order_.made_again, world_.rank(), &MadeAgain::rank));
   }
-  /// Makes `group.gradient` of the sums that ranks have of whole gradients, and shows it to `visitor`. `own`: the sums
+  /// Makes `group.gradient` of the sums that ranks have of whole gradients, and shows it to `visitor`, which is null on a
+  /// GPU. `own`: the sums
   /// of this rank's nodes, in order, and then the leaves that it has made again, by their turns; any one of them may
   /// lie in `group.gradient`.
-  void join(const FlatGroup& group, std::span<const float* const> own, GradientVisitor& visitor);
+  void join(const FlatGroup& group, std::span<const float* const> own, GradientVisitor* visitor);
   /// The bytes that this rank has sent so far.
   std::int64_t sent_bytes() const { return sent_bytes_; }
 
@@ -58,7 +60,7 @@ class BlockSums {
     TreeBlock block;
     std::int64_t place = 0;
   };
-  void join_own_part(const FlatGroup& group, std::span<const float* const> own, GradientVisitor& visitor);
+  void join_own_part(const FlatGroup& group, std::span<const float* const> own, GradientVisitor* visitor);
   void join_shares(const FlatGroup& group, std::span<const float* const> own);
   /// The pieces that ranks get have `numel` elements each. Rank 0's piece begins at `begin`, and that of each further
   /// rank begins `stride` elements later. Elements at `end` and behind it count as zeros.
@@ -73,6 +75,8 @@ class BlockSums {
 
   const MemoryPlan& plan_;
   Collectives& world_;
+  const SumMemory memory_;
+  QueueClock* const waits_;  ///< ComputeDevice::waits
   MicrobatchOrder order_;
   float *sent_, *received_, *gathered_;
   std::vector<Arrival> arrivals_;  ///< in the order of their microbatches

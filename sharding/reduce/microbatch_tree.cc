@@ -1,7 +1,6 @@
 #include "sharding/reduce/microbatch_tree.h"
 
 #include "runtime/comm/mesh_groups.h"
-#include "runtime/comm/sum/joined_sum.h"
 
 namespace tessera {
 
@@ -12,7 +11,8 @@ void MicrobatchTree::take_memory(const std::vector<Unit*>& units, Arena& scratch
     waiting_.push_back(bytes > 0 ? reinterpret_cast<float*>(scratch.take(bytes)) : nullptr);
   }
   if (plan.sums().block_sums > 0)
-    blocks_.emplace(plan, *setup_.axes.world, reinterpret_cast<float*>(scratch.take(plan.block_exchange_numel() * 4)));
+    blocks_.emplace(plan, *setup_.axes.world, reinterpret_cast<float*>(scratch.take(plan.block_exchange_numel() * 4)),
+                    setup_.device);
 }
 
 /// Returns the sum of a group that waits in a place. If ranks have summed it, the last place is that of the total.
@@ -54,10 +54,10 @@ void MicrobatchTree::join_leaf(const FlatGroup& group, float* leaf) const {
   if (backup_) return;
   const SumCounter::Turn turn = counter().turn(round_);
   float* const to = turn.is_last ? leaf : waiting_of(group, turn.place);
-  joined_sum(joined_by(group).span(), leaf, to, static_cast<std::size_t>(group.layout.numel()));
+  memory_.join(joined_by(group).span(), leaf, to, group.layout.numel());
 }
 
-std::int64_t MicrobatchTree::join_blocks(const FlatGroup& group, const float* last, GradientVisitor& visitor) {
+std::int64_t MicrobatchTree::join_blocks(const FlatGroup& group, const float* last, GradientVisitor* visitor) {
   std::vector<const float*> own;
   for (int place = 0; place < blocks_->own_blocks(); ++place) own.push_back(waiting_of(group, place));
   if (blocks_->has_whole_run()) own.back() = last;

@@ -14,6 +14,7 @@
 #include "sharding/reduce/block_sums.h"
 #include "sharding/reduce/gradient_visitor.h"
 #include "sharding/reduce/reduce_setup.h"
+#include "sharding/reduce/sum_memory.h"
 #include "sharding/unit.h"
 
 namespace tessera {
@@ -26,7 +27,7 @@ namespace tessera {
 /// Reducer owns one, and the thread that runs backward calls it.
 class MicrobatchTree {
  public:
-  explicit MicrobatchTree(const ReduceSetup& setup) : setup_(setup) {}
+  explicit MicrobatchTree(const ReduceSetup& setup) : setup_(setup), memory_(setup.device) {}
   /// Takes the memory of waiting sums from `scratch`. It is called once, before all other calls.
   void take_memory(const std::vector<Unit*>& units, Arena& scratch);
 
@@ -58,8 +59,9 @@ class MicrobatchTree {
   /// microbatch stays in a place of its own.
   void join_leaf(const FlatGroup& group, float* leaf) const;
   /// Makes a group's sum from the sums that ranks have of the nodes of their runs; `last` is this rank's last one. The
-  /// sum is there when this returns. Returns the bytes that this rank has sent. REQUIRES: `has_blocks`.
-  std::int64_t join_blocks(const FlatGroup& group, const float* last, GradientVisitor& visitor);
+  /// sum is there when this returns, or queued on a GPU. Returns the bytes that this rank has sent. `visitor`: null on a
+  /// GPU. REQUIRES: `has_blocks`.
+  std::int64_t join_blocks(const FlatGroup& group, const float* last, GradientVisitor* visitor);
   /// This is called when one more of this rank's microbatches has joined the tree.
   void end_microbatch() { round_ += backup_ ? 0 : 1; }
   /// Begins the next step's tree.
@@ -70,6 +72,7 @@ class MicrobatchTree {
   float* waiting_of(const FlatGroup& group, int place) const;
 
   const ReduceSetup setup_;
+  const SumMemory memory_;
   std::vector<float*> waiting_;      ///< [unit]: sums that wait [place, element of the unit]; null: none wait
   std::optional<BlockSums> blocks_;  ///< set where SumPlan::block_sums
   std::int32_t round_ = 0;           ///< this rank's microbatches that have joined the tree since `reset`

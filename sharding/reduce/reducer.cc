@@ -68,7 +68,8 @@ void Reducer::take(FlatGroup& group, std::size_t parameter, bool counts) {
   counts ? unit.gradients.take(group, parameter, gradient, bucket, is_usual_bucket)
          : unit.gradients.take_zeros(group, parameter, bucket);
   gradient.reset();
-  if (setup_.is_alone && ++unit.taken == unit.gradients.trainable()) summed(unit);
+  // In a tree the sum is there when `finish` has joined it.
+  if (setup_.is_alone && ++unit.taken == unit.gradients.trainable() && !setup_.makes_tree()) summed(unit);
   if (setup_.accumulates()) return copies_.flush_if_many();
   if (!unit.gradients.is_complete()) return;
   copies_.flush();

@@ -148,13 +148,13 @@ Reductions::Accumulation Reductions::accumulation_of(const ReducedUnit& unit, co
 
 /// Turns one bucket into this rank's part of the sum: over the shard axis, then over the replicate axis, then onto the
 /// sums of earlier reductions of this step. Each is a reduce-scatter if the placement says sharded, else an all-reduce.
-/// Where ranks' sums are joined in blocks, the sum is there when this returns.
+/// Where ranks' sums are joined in blocks, the sum is there when this returns, or queued.
 void Reductions::add(FlatGroup& group) {
   UnitReduction& reduction = newest();
   const ReducedUnit& unit = *reduction.unit;
   std::byte* const bucket = parts_.buckets.of(unit, group);
   if (parts_.tree.has_blocks()) {
-    parts_.counts.reduced_bytes += parts_.tree.join_blocks(group, reinterpret_cast<const float*>(bucket), *visitor_);
+    parts_.counts.reduced_bytes += parts_.tree.join_blocks(group, reinterpret_cast<const float*>(bucket), visitor_);
     return;
   }
   if (setup_.is_alone) return;

@@ -424,7 +424,7 @@ TEST_F(Gpu, RanksThatShareAGpuGiveTheSameBitsUnderEveryStrategy) {
 }
 
 /// Two ranks add one gradient each, and one rank adds its two microbatches. Both runs make one addition, so the bits
-/// are the same.
+/// are the same. With "reproducible" they are for any number of microbatches.
 TEST_F(Gpu, TwoRanksGiveTheBitsOfOneThatAccumulates) {
   const int port = free_port();
   const std::vector<RankEnd> ends = fork_ranks(2, [&](int rank, KeyValueStore& store) -> absl::Status {
@@ -432,11 +432,21 @@ TEST_F(Gpu, TwoRanksGiveTheBitsOfOneThatAccumulates) {
     const Mesh both = mesh_of(rank, 2, port, TransportChoice::kCudaHost);
     const Trained of_two = train_on(
         both, strategy_of(ShardingStrategy::kFullShard, DType::kF32, TransportChoice::kCudaHost), options_of(5));
+    const auto in_a_tree = [](ShardingStrategy kind, std::int64_t each) {
+      Strategy strategy = strategy_of(kind, DType::kBF16, TransportChoice::kCudaHost);
+      strategy.reproducible = true;
+      strategy.gradient_sync = GradientSync::kLastMicrobatch;
+      strategy.gradient_accumulation = each;
+      return strategy;
+    };
+    const Trained tree_of_two = train_on(both, in_a_tree(ShardingStrategy::kFullShard, 3), options_of(5));
     if (rank == 1) return absl::OkStatus();
     const Mesh alone = mesh_of(0, 1, port, TransportChoice::kCudaHost);
     Strategy strategy = strategy_of(ShardingStrategy::kNoShard, DType::kF32, TransportChoice::kCudaHost);
     strategy.gradient_accumulation = 2;
-    const std::string wrong = difference(of_two, train_on(alone, strategy, options_of(5)), "one rank");
+    const Trained tree_of_one = train_on(alone, in_a_tree(ShardingStrategy::kNoShard, 6), options_of(5));
+    const std::string wrong = difference(of_two, train_on(alone, strategy, options_of(5)), "one rank") +
+                              difference(tree_of_two, tree_of_one, "six microbatches in a tree");
     return wrong.empty() ? absl::OkStatus() : make_error(ExitCode::kInternal, wrong);
   });
   for (const RankEnd& end : ends) EXPECT_TRUE(end.exit_code == ExitCode::kOk && end.signal == 0) << end.message;
@@ -603,10 +613,9 @@ TEST_F(Gpu, OffloadedStateOfEveryRuleChangesNoBits) {
           Strategy strategy = strategy_of(ShardingStrategy::kFullShard, dtype, TransportChoice::kCudaHost);
           strategy.optimizer = config;
           strategy.ema.decay = 0.75;
-          if (is_own) strategy.gradient_clipping = 0;
+          strategy.gradient_clipping = 0;  // it does not go with updates in backward
           const Trained in_memory = train_on(mesh, strategy, options);
           for (const Lying& lying : kLying) {
-            if (lying.in_backward && !is_own) continue;
             strategy.optimizer.in_backward = lying.in_backward;
             OffloadConfig& offload = strategy.offload;
             offload = {};

@@ -326,6 +326,18 @@ TEST(StepProgram, MatricesOfAUnitAreExchangedBehindItsOwnReduction) {
                 after);
 }
 
+/// A GPU's passes over records in pinned memory need not turn round: a record is on its way back when the pass ends.
+TEST(StepProgram, GpuQueuesAUnitsExchangeBeforeItWaitsForRecords) {
+  StepInput input = on_a_gpu(input_of(VisitWork::kDirections));
+  input.groups = {{0}, {1, true}, {1}, {1, true}};
+  input.updates_in_backward = true;
+  EXPECT_EQ(words_of(step_programs(input)),
+            "(skipped steps too)\nforward\nannounce 2> 1> 3>\nupdate in backward, unit by unit\n"
+            "unit 1\n  announce 2> 1> 3>\n  visit update ww: 2>\n  visit directions -w: 1> 3>\n  end pass\n"
+            "  exchange\n  announce 1> 3>\n  visit update ww: 1> 3>\n  end pass\n"
+            "unit 0\n  announce 0>\n  visit update ww: 0>\n  end pass\nagree\ndecide\npublished\nend pass\n");
+}
+
 /// Returns all operations, with those of each unit in place of kUpdateInBackward.
 std::vector<StepOp> all_ops_of(const StepProgram& program) {
   std::vector<StepOp> all;

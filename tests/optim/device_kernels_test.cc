@@ -3,10 +3,13 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <cstring>
+#include <span>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "optim/loss_scaler.h"
 #include "tests/optim/device_problem.h"
@@ -417,6 +420,38 @@ TEST_F(DeviceKernels, MessagesAreCombinedInRankOrder) {
   EXPECT_EQ(step.decision.values()[0].numbers_differ, 2) << "rates or options";
   step.decide(request_of(RuleOptimizer(adamw()), 0.01));
   EXPECT_EQ(step.decision.values()[0].is_skipped, 1);
+}
+
+MicrobatchLossThere sum_in_tree(std::span<const MicrobatchLossThere> all) {
+  if (all.size() == 1) return all[0];
+  const std::size_t middle = std::bit_floor(all.size() - 1);
+  const MicrobatchLossThere left = sum_in_tree(all.first(middle)), right = sum_in_tree(all.subspan(middle));
+  return {left.loss + right.loss, left.weight + right.weight};
+}
+
+TEST_F(DeviceKernels, LossesOfMicrobatchesAreAddedInTheirTree) {
+  const std::pair<int, int> cases[] = {{1, 1}, {1, 6}, {2, 4}, {3, 1}, {3, 4}, {4, 3}, {5, 7}};
+  for (const auto& [ranks, rounds] : cases) {
+    constexpr std::size_t kOffset = sizeof(StepMessageHeader) + 8;
+    const auto each = static_cast<std::size_t>(rounds), bytes = kOffset + each * sizeof(MicrobatchLossThere);
+    std::vector<MicrobatchLossThere> losses;
+    for (int i = 0; i < ranks * rounds; ++i) losses.push_back({0.1 * (i * i + 1), 1.0 + 0.3 * (i % 3)});
+    std::vector<std::byte> messages(static_cast<std::size_t>(ranks) * bytes);
+    for (std::size_t rank = 0; rank < static_cast<std::size_t>(ranks); ++rank)
+      std::memcpy(messages.data() + rank * bytes + kOffset, losses.data() + rank * each,
+                  each * sizeof(MicrobatchLossThere));
+    QueuedStep step;
+    const Shared<std::byte> device_messages(messages);
+    step.tables.ranks = step.tables.shard_size = ranks;
+    step.tables.message_bytes = bytes;
+    step.tables.losses_offset = kOffset;
+    step.tables.rounds = rounds;
+    step.tables.messages = device_messages.data();
+    check(cuda::read_messages(step.tables, nullptr));
+    const MicrobatchLossThere wanted = sum_in_tree(losses);
+    EXPECT_EQ(step.decision.values()[0].loss, wanted.loss / (ranks * rounds)) << ranks << " ranks, " << rounds;
+    EXPECT_EQ(step.decision.values()[0].weight, wanted.weight) << ranks << " ranks, " << rounds;
+  }
 }
 
 }  // namespace

@@ -110,8 +110,8 @@ TEST_F(DevicePasses, ReadingAndAssigningMastersGivesTheCpusBits) {
   }
 }
 
-/// The norms of four tensors that two ranks sent. One rank each sent the first and the second, both sent a half of the
-/// third, and the fourth has nothing but zeros.
+/// The norms of four tensors that two ranks sent. One rank each sent the first, the second, which has nothing but zeros,
+/// and the fourth; both sent a half of the third.
 struct SentNorms {
   static constexpr int kTensors = 4;
   const std::vector<std::uint64_t> numels = {256, 256, 512, 256};
@@ -135,10 +135,38 @@ struct SentNorms {
       const double* const of_rank[] = {messages.data() + kind * most,
                                        messages.data() + (static_cast<std::size_t>(kinds) + kind) * most};
       const double* const of_part[] = {of_rank[1], of_rank[0]};
-      messages[(static_cast<std::size_t>(kinds) + kind) * most + 2] = 0;
+      messages[kind * most] = 0;
       totals.add_up(of_part, squares.emplace_back(kTensors));
     }
   }
+};
+
+/// The same norms as a kernel gets them. `tensor`: LayerTables::tensor.
+struct NormsOnDevice {
+  explicit NormsOnDevice(const SentNorms& sent, const std::vector<std::uint32_t>& tensor = {0, 1, 2, 3})
+      : messages(sent.messages),
+        links({sent.totals.links().begin(), sent.totals.links().end()}),
+        first_link({sent.totals.first_link().begin(), sent.totals.first_link().end()}),
+        numbers(tensor),
+        scratch(std::vector<double>(2 * sent.totals.links().size())) {
+    tables.kinds = sent.kinds;
+    tables.most_sums = sent.totals.most_sums();
+    tables.parameters = SentNorms::kTensors;
+    tables.groups = 1;
+    tables.part_ranks = part_ranks.data();
+    tables.links = links.data();
+    tables.first_link = first_link.data();
+    tables.tensor = numbers.data();
+    tables.messages = messages.data();
+    tables.link_scratch = scratch.data();
+    tables.squares = squares.data();
+  }
+  const Shared<std::int32_t> part_ranks{std::vector<std::int32_t>{1, 0}};
+  const Shared<double> messages;
+  const Shared<NormLink> links;
+  const Shared<std::uint32_t> first_link, numbers;
+  const Shared<double> scratch, squares{std::vector<double>(8)};
+  LayerTables tables;
 };
 
 /// Parameters have another order than their tensors, and the last one is unused.
@@ -165,23 +193,7 @@ TEST_F(DevicePasses, LambsAndLarsPassesGiveTheCpusBits) {
         const DeviceProblem device(problem);
 
         const SentNorms sent(is_lamb ? 2 : 1);
-        const Shared<double> messages(sent.messages);
-        const Shared<std::int32_t> part_ranks(std::vector<std::int32_t>{1, 0});
-        const Shared<NormLink> links({sent.totals.links().begin(), sent.totals.links().end()});
-        const Shared<std::uint32_t> first_link({sent.totals.first_link().begin(), sent.totals.first_link().end()});
-        const Shared<std::uint32_t> numbers(tensor);
-        const Shared<double> scratch{std::vector<double>(2 * sent.totals.links().size())},
-            squares{std::vector<double>(8)};
-        LayerTables layers;
-        layers.kinds = sent.kinds;
-        layers.most_sums = sent.totals.most_sums();
-        layers.part_ranks = part_ranks.data();
-        layers.links = links.data();
-        layers.first_link = first_link.data();
-        layers.tensor = numbers.data();
-        layers.messages = messages.data();
-        layers.link_scratch = scratch.data();
-        layers.squares = squares.data();
+        const NormsOnDevice layers(sent, tensor);
 
         std::vector<ParameterBegin> begin_of;
         for (std::uint32_t p = 0; p < 4; ++p) {
@@ -220,12 +232,12 @@ TEST_F(DevicePasses, LambsAndLarsPassesGiveTheCpusBits) {
             cpu.measure(scalars, problem.slice(0, kEnds[2]), {problem.gradient.data(), kEnds[2]}, [](auto&&...) {});
             EXPECT_TRUE(same_bits(device.gradient.values(), problem.gradient));
           }
-          check(cuda::adapt_rates(request, layers, step.tables, nullptr));
+          check(cuda::adapt_rates(request, layers.tables, step.tables, nullptr));
           check(cuda::update_step(update, step.tables, nullptr));
           for (std::size_t p = 0; p < kUsed; ++p) {
-            const double weight = std::sqrt(sent.squares[0][tensor[p]]);
+            const double weight = std::sqrt(sent.squares[0][p]);
             const double moved =
-                is_lamb ? std::sqrt(sent.squares[1][tensor[p]]) : std::sqrt(gradient_squares[tensor[p]]) * 0.25f;
+                is_lamb ? std::sqrt(sent.squares[1][p]) : std::sqrt(gradient_squares[tensor[p]]) * 0.25f;
             StepScalars own = scalars;
             own.lr = static_cast<float>(own.lr * cpu.trust_ratio(weight, moved));
             const std::size_t begin = p == 0 ? 0 : kEnds[p - 1];
@@ -243,21 +255,8 @@ TEST_F(DevicePasses, LambsAndLarsPassesGiveTheCpusBits) {
 TEST_F(DevicePasses, UnadaptedGroupsKeepTheirRates) {
   const LayerwiseOptimizer cpu({.type = OptimizerType::kLamb, .weight_decay = 0.1});
   const SentNorms sent(2);
-  const Shared<double> messages(sent.messages);
-  const Shared<std::int32_t> part_ranks(std::vector<std::int32_t>{1, 0});
-  const Shared<NormLink> links({sent.totals.links().begin(), sent.totals.links().end()});
-  const Shared<std::uint32_t> first_link({sent.totals.first_link().begin(), sent.totals.first_link().end()});
-  const Shared<std::uint32_t> numbers(std::vector<std::uint32_t>{0, 1, 2, 3});
-  const Shared<double> scratch{std::vector<double>(2 * sent.totals.links().size())}, squares{std::vector<double>(8)};
-  const LayerTables layers{.kinds = 2,
-                           .most_sums = sent.totals.most_sums(),
-                           .part_ranks = part_ranks.data(),
-                           .links = links.data(),
-                           .first_link = first_link.data(),
-                           .tensor = numbers.data(),
-                           .messages = messages.data(),
-                           .link_scratch = scratch.data(),
-                           .squares = squares.data()};
+  NormsOnDevice layers(sent);
+  layers.tables.groups = 2;
   const Shared<GroupNumbers> groups(std::vector<GroupNumbers>{
       {cpu.elements().numbers(), 0.5, NAN}, {.numbers = cpu.elements().numbers(), .lr = 0.25, .adapts_layers = false}});
   const Shared<std::uint32_t> number(std::vector<std::uint32_t>{0, 1, 1, 2});
@@ -268,11 +267,11 @@ TEST_F(DevicePasses, UnadaptedGroupsKeepTheirRates) {
   const StepRequest request = request_of(cpu.elements(), 0.01);
   step.decide(request);
   EXPECT_EQ(step.uniform.values()[1], 1);
-  check(cuda::adapt_rates(request, layers, step.tables, nullptr));
+  check(cuda::adapt_rates(request, layers.tables, step.tables, nullptr));
   const std::vector<RuleConstants> constants = step.constants.values();
   for (std::size_t p = 0; p < 4; ++p) {
     const float rate = p == 0 ? 0.01f : p == 3 ? 0.25f : static_cast<float>(0.01 * 0.5);
-    const double ratio = p == 3 ? 1 : std::sqrt(sent.squares[0][p]) / std::sqrt(sent.squares[1][p]);
+    const double ratio = p % 2 == 1 ? 1 : std::sqrt(sent.squares[0][p]) / std::sqrt(sent.squares[1][p]);
     const auto wanted = rule_constants(StepRule::kSgd, RuleNumbers{}, 1, static_cast<float>(rate * ratio));
     EXPECT_EQ(constants_for(constants[p], SgdRule{}).lr, constants_for(wanted, SgdRule{}).lr) << p;
   }
@@ -282,8 +281,31 @@ TEST_F(DevicePasses, UnadaptedGroupsKeepTheirRates) {
   step.sum.set(0, HUGE_VAL);
   step.decide(request);
   step.constants.set(0, RuleConstants{});
-  check(cuda::adapt_rates(request, layers, step.tables, nullptr));
+  check(cuda::adapt_rates(request, layers.tables, step.tables, nullptr));
   EXPECT_EQ(constants_for(step.constants.values()[0], SgdRule{}).lr, 0.0f) << "a step that is skipped";
+}
+
+/// In backward the norms are those of one unit, whose parameters need not be the first ones.
+TEST_F(DevicePasses, NormsOfAUnitLeaveOtherParametersAlone) {
+  const LayerwiseOptimizer cpu({.type = OptimizerType::kLamb, .weight_decay = 0.1});
+  const SentNorms sent(2);
+  NormsOnDevice layers(sent);
+  layers.tables.first_parameter = 2;
+  layers.tables.first_group = 1;
+  QueuedStep step({{0, 2}, {2, SentNorms::kTensors}, {6, 2}});
+  const StepRequest request = request_of(cpu.elements(), 0.01);
+  step.decide(request);
+  for (const std::size_t other : {0, 1, 6, 7}) step.constants.set(other, RuleConstants{});
+  check(cuda::adapt_rates(request, layers.tables, step.tables, nullptr));
+  const std::vector<RuleConstants> constants = step.constants.values();
+  for (const std::size_t other : {0, 1, 6, 7}) EXPECT_EQ(constants_for(constants[other], SgdRule{}).lr, 0.0f) << other;
+  for (std::size_t i = 0; i < SentNorms::kTensors; ++i) {
+    const double ratio = i == 1 ? 1 : std::sqrt(sent.squares[0][i]) / std::sqrt(sent.squares[1][i]);
+    EXPECT_EQ(constants_for(constants[2 + i], SgdRule{}).lr, static_cast<float>(0.01f * ratio)) << i;
+  }
+  EXPECT_EQ(step.uniform.values()[0], 1);
+  EXPECT_EQ(step.uniform.values()[1], 0) << "rates differ";
+  EXPECT_EQ(step.uniform.values()[2], 1);
 }
 
 }  // namespace

@@ -64,6 +64,15 @@ void throw_not_finite_in_backward(const std::string& when, const std::string& wh
           "optimizer.in_backward false such steps are skipped, and gradient_clipping is possible");
 }
 
+void throw_disagreement_in_backward(const std::string& unit) {
+  throw Error(
+      ExitCode::kInternal,
+      "unit " + unit +
+          ": ranks gathered units in different orders in forward, so their gradients cannot be trusted, and the "
+          "unit is not updated. [T0278] hint: all ranks make Gathered guards, and use units in forward, in the same "
+          "order; with optimizer.in_backward false the message names the first gather that differs");
+}
+
 void warn_of_overflow(std::int64_t step, double loss_scale, const std::string& parameters) {
   log_warning("step " + std::to_string(step) + ": " + (parameters.empty() ? "a gradient is" : "gradients are") +
               " infinite or NaN" + (parameters.empty() ? "" : " (" + parameters + ")") +

@@ -4,6 +4,7 @@
 #include <string>
 #include <utility>
 
+#include "engine/step/agree/step_outcome.h"
 #include "optim/master_assigner.h"
 #include "runtime/base/bytes.h"
 #include "runtime/base/log.h"
@@ -194,13 +195,12 @@ void DeviceUpdate::make_layers() {
   for (const Group& g : groups_) {
     OptimizerSlice slice = optimizer_slice(*g.group, states_in_memory(*g.group, g.group->optimizer_part));
     slice.states = {};
-    DeviceRun run;
-    run.arguments.gradient = gradients_of(*g.group, slice).data();
     const bool is_copied = weights_below(g);
-    if (!is_copied) run.arguments = bare.arguments(slice);
-    parts.push_back({g.group, run, is_copied});
+    parts.push_back({g.group, is_copied ? StepArguments() : bare.arguments(slice), is_copied});
   }
-  layers_ = std::make_unique<QueuedLayers>(context_, parts, makes_lamb_directions());
+  const LayerNorms::Options options{.of_updates = updates_in_backward() || makes_lamb_directions(),
+                                    .by_unit = updates_in_backward()};
+  layers_ = std::make_unique<QueuedLayers>(context_, parts, options);
 }
 
 void DeviceUpdate::fetch(const Unit& unit) {
@@ -211,13 +211,18 @@ void DeviceUpdate::forget() {
   if (host_) host_->expect(/*sums_of_step=*/false);
 }
 
+/// Groups are in the order of units.
+std::span<const DeviceUpdate::Group> DeviceUpdate::groups_of(const Unit& unit) const {
+  return std::ranges::equal_range(groups_, unit.index, {}, [](const Group& g) { return g.group->unit->index; });
+}
+
 UnitRequest DeviceUpdate::request_for(const Unit& unit) const {
-  const std::span<const Visit> visits = visits_of(unit.index);
-  const Group &first = groups_[index_of(visits.front())], &last = groups_[index_of(visits.back())];
+  const std::span<const Group> groups = groups_of(unit);
+  const Group &first = groups.front(), &last = groups.back();
   UnitRequest request;
   request.unit = unit.index;
-  request.first_group = static_cast<std::uint32_t>(visits.front().group);
-  request.groups = static_cast<std::uint32_t>(visits.size());
+  request.first_group = first.run.group;
+  request.groups = static_cast<std::uint32_t>(groups.size());
   request.first_parameter = first.first_parameter;
   request.parameters = last.first_parameter + last.run.parameters - first.first_parameter;
   return request;
@@ -229,26 +234,33 @@ UnitRequest DeviceUpdate::request_for(const Unit& unit) const {
 void DeviceUpdate::update() {
   if (host_) host_->fetch_parameters();
   if (host_ || own_ || ends_when_skipped()) {
-    decided_ = wait_for_decision();
+    wait_for_decision();
     if (!decided_ && ends_when_skipped()) return;
   }
-  if (decided_) begin(*decided_);
+  if (host_ && decided_) host_->begin(decided_->used);
+  begin(groups_);
   update_all();
 }
 
-void DeviceUpdate::begin(const Decided& decided) {
-  if (host_) host_->begin(decided.used);
-  for (std::size_t i = 0; own_ && i < groups_.size(); ++i)
-    own_->begin(i, *groups_[i].group, groups_[i].first_parameter, decided.used);
-  for (std::size_t p = 0; p < steps_.size(); ++p) steps_[p] += decided.used[p] != 0;
+/// Begins the step of the groups' rules that are called with numbers.
+void DeviceUpdate::begin(std::span<const Group> groups) {
+  if (!decided_) return;
+  for (const Group& g : groups) {
+    if (own_) own_->begin(g.run.group, *g.group, g.first_parameter, decided_->used);
+    const std::size_t end = steps_.empty() ? 0 : g.first_parameter + g.run.parameters;
+    for (std::size_t p = g.first_parameter; p < end; ++p) steps_[p] += decided_->used[p] != 0;
+  }
 }
 
+/// A rank with a bad gradient does not send it to owners, whose rules would get it: the step ends here, as on the CPU.
 void DeviceUpdate::update(Unit& unit) {
-  if (own_) decided_ = wait_for_decision();
-  for (const Visit& visit : visits_of(unit.index)) {
-    const Group& g = groups_[index_of(visit)];
-    if (decided_) own_->begin(index_of(visit), *g.group, g.first_parameter, decided_->used);
+  if (own_ || waits_before_exchange()) {
+    const DeviceDecision found = wait_for_decision();
+    const bool is_over = waits_before_exchange() && !decided_;
+    if (is_over && found.gathers_differ) throw_disagreement_in_backward(unit.name);
+    if (is_over) throw_not_finite_in_backward("", "unit " + unit.name);
   }
+  begin(groups_of(unit));
   update_unit(unit);
 }
 
@@ -260,18 +272,20 @@ void DeviceUpdate::swap_averages() {
   swap();
 }
 
-/// Waits for the device, and returns what it decided, unless that is to skip the step.
-std::optional<DeviceUpdate::Decided> DeviceUpdate::wait_for_decision() const {
+/// Waits for the device, and keeps what it decided, unless that is to skip the step.
+DeviceDecision DeviceUpdate::wait_for_decision() {
   const Span span("wait for the device's decision");
+  decided_.reset();
   DeviceDecision decision{};
   fetch_state(&decision, tables_.decision, sizeof decision, context_.device.device);
   throw_if_error(context_.axes.status());
-  if (decision.is_skipped) return std::nullopt;
-  Decided decided{{decision.gradient_scale, static_cast<float>(context_.strategy.gradient_clip_value), decision.lr,
-                   is_first_of_run(decision, tables_.updates_in_backward)},
-                  std::vector<char>(parameters_)};
+  if (decision.is_skipped) return decision;
+  Decided& decided = decided_.emplace();
+  decided.rates = {decision.gradient_scale, static_cast<float>(context_.strategy.gradient_clip_value), decision.lr,
+                   is_first_of_run(decision, tables_.updates_in_backward)};
+  decided.used.resize(parameters_);
   fetch_state(decided.used.data(), tables_.used, static_cast<std::int64_t>(parameters_), context_.device.device);
-  return decided;
+  return decision;
 }
 
 /// Returns the records of whole groups, since the host does not know which parameters are used.
@@ -286,7 +300,7 @@ std::span<const std::int64_t> DeviceUpdate::records_of(std::span<const Visit> vi
 }
 
 void DeviceUpdate::announce(std::span<const Visit> visits, bool is_decided) {
-  if (matrices_ && !is_decided) matrices_->expect();
+  if (matrices_ && !is_decided) matrices_->expect(unit_of(visits));
   if (host_ && !is_decided) host_->expect(/*sums_of_step=*/true);
   if (states_) states_->announce(records_of(visits, StateKind::kMastersAndStates));
   if (mapped_) mapped_->announce(records_of(visits, StateKind::kParameters));
@@ -416,7 +430,7 @@ void DeviceUpdate::launch_update(std::size_t index, const StateView& view) {
 void DeviceUpdate::exchange(std::span<const Visit> visits) {
   std::optional<MatrixUpdate::OfStep> step;
   if (decided_) step.emplace(MatrixUpdate::OfStep{context_.rates, decided_->rates, steps_, decided_->used});
-  matrices_->exchange(step ? &*step : nullptr,
+  matrices_->exchange(unit_under_way(), step ? &*step : nullptr,
                       [&](const FlatGroup& group, auto body) { visit_masters(group, visits.front(), body); });
 }
 

@@ -48,6 +48,9 @@ namespace tessera {
 /// Under adafactor and own_matrix, owners get gradients, masters and states, and send masters back (TensorRule). Where
 /// masters lie below the device's memory, the first pass is one over them, and the exchange a part of it. The rule gets
 /// numbers: so the host waits for the device's decision before that.
+///
+/// In backward all of it goes over one unit, as often as there are units. "Decision" then means what the device finds
+/// when the unit begins.
 class DeviceUpdate final : public StepWalk {
  public:
   struct Group {
@@ -83,7 +86,8 @@ class DeviceUpdate final : public StepWalk {
   void forget();
 
   /// Updates one unit in backward, by the decision that is valid at that time. `finish` must follow after the last
-  /// unit.
+  /// unit. Where the host waits for the decision before an exchange (waits_before_exchange), it throws tessera::Error as
+  /// Step::update does.
   void update(Unit& unit);
   /// Updates all units as the decision says.
   void update();
@@ -92,6 +96,9 @@ class DeviceUpdate final : public StepWalk {
   void swap_averages();
   /// Implements Step::resume: [trainable parameter] is the number of steps in which it took part.
   void resume(std::span<const std::int64_t> steps);
+
+  /// Returns whether the host waits for the device's decision before tensors are exchanged.
+  bool waits_before_exchange() const { return ends_when_skipped(); }
 
   std::int64_t streamed_bytes() const {
     return (states_ ? states_->uploaded_bytes() : 0) + (matrices_ ? matrices_->streamed_bytes() : 0);
@@ -116,7 +123,7 @@ class DeviceUpdate final : public StepWalk {
   void end_pass() override;
   bool is_updated(const Visit&) const override { return true; }
   void make(const Visit& visit) override;
-  void agree_on_norms() override { layers_->agree(request(), tables_); }
+  void agree_on_norms() override { layers_->agree(unit_under_way(), request(), tables_); }
   void exchange(std::span<const Visit> visits) override;
 
   std::size_t index_of(const Visit& visit) const { return static_cast<std::size_t>(visit.group); }
@@ -135,8 +142,9 @@ class DeviceUpdate final : public StepWalk {
   template <class Launch, class OnHost>
   void pass_over(const Visit& visit, const Launch& launch, const OnHost& on_host);
   void launch_update(std::size_t group, const StateView& view);
-  std::optional<Decided> wait_for_decision() const;
-  void begin(const Decided& decided);
+  DeviceDecision wait_for_decision();
+  void begin(std::span<const Group> groups);
+  std::span<const Group> groups_of(const Unit& unit) const;
 
   const QueuedContext context_;
   const RuleOptimizer& rules_;
@@ -151,7 +159,7 @@ class DeviceUpdate final : public StepWalk {
   SlotCarrier* const states_;               ///< null where all state is in the device's memory, or updated on the host
   std::unique_ptr<HostUpdate> host_;        ///< null where no state is updated on the host
   MappedCarrier* const mapped_;             ///< null where all parameters are in the device's memory
-  /// decision of this step, if the host waits for it and the step is not skipped
+  /// The decision of this step, or of the unit in backward, if the host waits for it and nothing is skipped.
   std::optional<Decided> decided_;
   std::vector<std::int64_t> order_;  ///< the records of one kind that a pass visits
 };

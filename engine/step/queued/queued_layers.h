@@ -2,56 +2,67 @@
 
 // See docs/glossary.md: unit.
 
+#include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <vector>
 
 #include "engine/step/queued/device_tables.h"
 #include "engine/step/queued/queued_context.h"
+#include "engine/step/rules/layer_norms.h"
 #include "sharding/unit.h"
 
 namespace tessera {
 
-/// LAMB's and LARS's norms on a GPU, queued: ranks agree on each parameter's norms between the passes of a step, and
-/// its rate follows. DeviceUpdate owns and calls it. It gives the bits of LayerNorms and LayerwiseUpdate on the CPU.
+/// LAMB's and LARS's norms on a GPU, queued: ranks agree on each parameter's norms between the passes of a step, or in
+/// backward between those of a unit, and its rate follows. DeviceUpdate owns and calls it. It gives the bits of
+/// LayerNorms and LayerwiseUpdate on the CPU.
 class QueuedLayers {
  public:
   /// This rank's optimizer part of a group.
   struct Part {
     const FlatGroup* group;
-    DeviceRun run;   ///< weights; and the gradient's place, which has directions where they are made
-    bool is_copied;  ///< some weights lie below the device's memory: all are copied before they are added up
+    StepArguments weights;  ///< says where they lie
+    bool is_copied;         ///< some weights lie below the device's memory: all are copied before they are added up
   };
 
-  /// `parts`: parts of all trainable groups, in the order of units. `of_directions`: whether the rule makes
-  /// directions, whose norms are added up too.
-  QueuedLayers(const QueuedContext& context, std::span<const Part> parts, bool of_directions);
+  /// `parts`: parts of all trainable groups, in the order of units. Updates whose norms are added up too lie in place of
+  /// the gradients.
+  QueuedLayers(const QueuedContext& context, std::span<const Part> parts, LayerNorms::Options options);
 
   /// Returns where the caller copies the weights of a part that is copied, from its first element on. Parts use this
   /// place one after the other.
   float* copy() const { return copy_; }
   /// Adds up the weights that were copied to `copy`; kernels that copy them are queued. `part`: its index among all.
-  void add_copied(std::size_t part);
+  void add_copied(std::size_t part) { kernels_.norm(copied_[part]); }
 
-  /// It is collective. When it is called, weights have not changed in this step, copied weights are added up, and
-  /// directions are made. `request`, `tables`: those of the decided step, whose constants the second pass then uses.
-  /// Throws tessera::Error.
-  void agree(const StepRequest& request, const StepTables& tables);
+  /// Agrees on the norms of all units; in backward on those of `unit`. It is collective. When it is called, these
+  /// weights have not changed in this step, copied weights are added up, and updates are in their place. `request`,
+  /// `tables`: those of the decided step, whose constants the second pass then uses. Throws tessera::Error.
+  void agree(std::optional<std::int32_t> unit, const StepRequest& request, const StepTables& tables);
 
  private:
-  void add_weights(std::span<const Part> parts);
-  void add_directions(std::span<const Part> parts);
+  /// The norms on which ranks agree at a time.
+  struct Meeting {
+    const FlatGroup* first = nullptr;  ///< its first group
+    std::vector<NormTables> weights;   ///< this rank's parts without those that are copied
+    NormTables updates;
+    LayerTables tables;
+  };
+  void add_weights(std::span<const Part> parts, Meeting& meeting);
+  void add_updates(std::span<const FlatGroup* const> groups, Meeting& meeting);
 
   DeviceKernels& kernels_;
   const ComputeDevice device_;
   const std::shared_ptr<Collectives> world_;
+  const bool by_unit_;
   DeviceTables memory_;
   float* const copy_;
-  std::vector<NormTables> norms_;   ///< this rank's parts without those that are copied
+  double* message_ = nullptr;       ///< [kinds][LayerTables::most_sums]: message of this rank; meetings take turns
+  double* messages_ = nullptr;      ///< messages of all ranks
+  std::vector<Meeting> meetings_;   ///< a single meeting, or [unit]
   std::vector<NormTables> copied_;  ///< [part]: for weights that are copied
-  LayerTables tables_;
-  double* message_ = nullptr;   ///< [kinds][most_sums]: message of this rank
-  double* messages_ = nullptr;  ///< messages of all ranks
 };
 
 }  // namespace tessera

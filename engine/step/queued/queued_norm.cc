@@ -39,6 +39,12 @@ NormTables norm_tables(const NormLaunch& launch, DeviceTables& memory) {
   return tables;
 }
 
+NormTables moved(NormTables tables, const float* made_for, const float* values) {
+  const auto bytes = reinterpret_cast<std::intptr_t>(values) - reinterpret_cast<std::intptr_t>(made_for);
+  tables.shift = bytes / static_cast<std::ptrdiff_t>(sizeof(float));
+  return tables;
+}
+
 QueuedNorm::QueuedNorm(std::span<FlatGroup* const> groups, double* sums, bool by_unit, DeviceKernels& kernels,
                        c10::Device device)
     : by_unit_(by_unit), kernels_(kernels), tables_(device) {
@@ -72,11 +78,7 @@ QueuedNorm::QueuedNorm(std::span<FlatGroup* const> groups, double* sums, bool by
 void QueuedNorm::add(const Unit& unit) {
   const auto index = static_cast<std::size_t>(unit.index);
   if (index >= units_.size() || !units_[index].first) return;
-  NormTables tables = units_[index].tables;
-  const auto bytes = reinterpret_cast<std::intptr_t>(units_[index].first->gradient) -
-                     reinterpret_cast<std::intptr_t>(units_[index].at);
-  tables.shift = bytes / static_cast<std::ptrdiff_t>(sizeof(float));
-  kernels_.norm(tables);
+  kernels_.norm(moved(units_[index].tables, units_[index].at, units_[index].first->gradient));
 }
 
 void QueuedNorm::finish() {

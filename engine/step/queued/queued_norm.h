@@ -15,6 +15,9 @@ namespace tessera {
 /// Returns the tables that kernels read, made from `launch`.
 NormTables norm_tables(const NormLaunch& launch, DeviceTables& memory);
 
+/// Returns the tables for values that begin at `values` now, made from tables for values that begin at `made_for`.
+NormTables moved(NormTables tables, const float* made_for, const float* values);
+
 /// Queues the norm's sums over this rank's gradients on a GPU. It adds up all gradients at once in the step. Where the
 /// sums of units have no place of their own, it adds up each unit when its sum is there. QueuedStep owns and calls it.
 class QueuedNorm {

@@ -17,6 +17,7 @@
 #include "optim/master_assigner.h"
 #include "runtime/border/throw.h"
 #include "sharding/host_view.h"
+#include "sharding/layout/plan/microbatch_order.h"
 #include "sharding/unrecorded.h"
 #include "tessera/span.h"
 
@@ -58,6 +59,8 @@ QueuedStep::QueuedStep(const StepContext& context, const Optimizer& optimizer, A
   request_.batch_scale = batch_scale(strategy_.lr_schedule);
   request_.replicas = context.replicas;
   tables_.updates_in_backward = strategy_.optimizer.in_backward;
+  if (strategy_.reproducible)
+    tables_.rounds = static_cast<int>(microbatch_order(strategy_, axes_->world->size()).most_rounds());
   if (watches_for_spikes()) request_.spikes = LossSpikes(strategy_.on_spike).rule();
   OutcomeContext of_outcomes{axes_, {}, strategy_.on_spike};
   for (const auto& unit : context.units) {
@@ -77,7 +80,8 @@ QueuedStep::QueuedStep(const StepContext& context, const Optimizer& optimizer, A
 }
 
 void QueuedStep::plan_message() {
-  message_.sums_offset = (sizeof(StepMessageHeader) + update_.parameters() + 7) / 8 * 8;
+  tables_.losses_offset = (sizeof(StepMessageHeader) + update_.parameters() + 7) / 8 * 8;
+  message_.sums_offset = tables_.losses_offset + static_cast<std::size_t>(tables_.rounds) * sizeof(MicrobatchLossThere);
   message_.bytes = message_.sums_offset + totals_.most_sums() * sizeof(double);
 }
 
@@ -93,9 +97,10 @@ void QueuedStep::allocate(const LossScalerState& scaler) {
   views_.loss = at::from_blob(message_.own + offsetof(StepMessageHeader, loss), {1}, options.dtype(at::kDouble));
   views_.own_squares =
       at::from_blob(message_.own + offsetof(StepMessageHeader, own_squares), {1}, options.dtype(at::kDouble));
+  views_.losses = at::from_blob(message_.own + tables_.losses_offset, {tables_.rounds, 2}, options.dtype(at::kDouble));
   views_.loss_scale = at::from_blob(&tables_.decision->scaler.scale, {}, options.dtype(at::kFloat));
   for (InFlight& slot : flight_.ring) {
-    slot.message = kernels_.pinned_memory(message_.sums_offset);
+    slot.message = kernels_.pinned_memory(tables_.losses_offset);
     slot.decision = kernels_.pinned_memory(sizeof(DeviceDecision));
     slot.used = kernels_.pinned_memory(update_.parameters());
   }
@@ -129,10 +134,14 @@ void QueuedStep::fill_tables(const std::vector<int>& ranks_with_parts) {
   if (watches_for_spikes()) t.losses = memory_.take<double>(static_cast<std::size_t>(request_.spikes.window));
 }
 
-void QueuedStep::add_loss(const at::Tensor& loss, double weight, std::int64_t /*round*/) {
+void QueuedStep::add_loss(const at::Tensor& loss, double weight, std::int64_t round) {
   const Unrecorded unrecorded;
   at::Tensor counted = loss.detach().reshape({1}).to(at::kDouble);
   if (weight != 1.0) counted = counted.mul(weight);
+  if (tables_.rounds > 0) {
+    views_.losses.select(0, round).narrow(0, 0, 1).add_(counted);
+    views_.losses.select(0, round).narrow(0, 1, 1).fill_(weight);  // all losses of a microbatch have the same weight
+  }
   views_.loss.add_(counted.div(static_cast<double>(strategy_.gradient_accumulation)));
 }
 
@@ -161,6 +170,7 @@ void QueuedStep::forget_losses() {
   update_.forget();
   const Unrecorded unrecorded;
   views_.loss.zero_();
+  if (tables_.rounds > 0) views_.losses.zero_();
   if (squares_) views_.own_squares.zero_();
 }
 
@@ -178,8 +188,10 @@ LossSeed QueuedStep::seed_of(const at::Tensor& loss, double weight) const {
 }
 
 void QueuedStep::update(Unit& unit, const UnitAgreement& agreed) {
-  if (marks_.downloaded && !std::exchange(backward_.is_begun, true))
-    join_downloads();  // waits for copies that the step before queued
+  if (marks_.downloaded && !std::exchange(backward_.is_begun, true)) {
+    join_downloads();                               // waits for copies that the step before queued
+    if (update_.waits_before_exchange()) latest();  // throws what that step found, before this one finds its own
+  }
   norm_->add(unit);
   const std::span<const double> sums = norm_->sums_of(unit);
   UnitRequest of_unit = update_.request_for(unit);
@@ -262,7 +274,7 @@ void QueuedStep::send_host_part(InFlight& slot, const LocalStep& local) {
     for (std::size_t i = 0; i < g.group->parameters.size(); ++i) *flag++ = std::byte{reducer_.used(*g.group, i)};
   }
   constexpr std::size_t kBehind = offsetof(StepMessageHeader, weight);
-  const DeviceKernels::UploadPiece piece{message_.own + kBehind, message + kBehind, message_.sums_offset - kBehind};
+  const DeviceKernels::UploadPiece piece{message_.own + kBehind, message + kBehind, tables_.losses_offset - kBehind};
   marks_.uploaded = kernels_.upload({&piece, 1}, marks_.messages_read.get());
   if (!updates_in_backward()) send_numbers(slot);
 }

@@ -109,6 +109,7 @@ class QueuedStep final : public Step {
   /// Numbers in the device's memory, as LibTorch's operators see them.
   struct Views {
     at::Tensor loss, own_squares;  ///< they lie in the message
+    at::Tensor losses;             ///< likewise, under "reproducible": [round, 2] MicrobatchLossThere
     at::Tensor loss_scale;         ///< lies in the decision: a scalar, fp32
   };
 

@@ -9,40 +9,10 @@
 #include "tessera/span.h"
 
 namespace tessera {
-
-LayerNorms::LayerNorms(const std::vector<std::unique_ptr<Unit>>& units, AxisPlacement optimizer, const MeshAxes& axes,
-                       Options options)
-    : world_(axes.world),
-      ranks_with_parts_(owners_of_parts(optimizer, axes)),
-      kinds_(options.of_updates ? 2 : 1),
-      parts_(ranks_with_parts_.size()) {
-  std::size_t groups = 0, most_numbers = 0, most_sums = 0, most_tensors = 0;
-  std::vector<const FlatGroup*> train;
-  for (const auto& unit : units) {
-    first_of_unit_.push_back(groups);
-    groups += unit->groups.size();
-    for (const auto& group : unit->groups) {
-      const auto runs = group->trainable ? norm_runs(*group, group->optimizer_part) : std::vector<NormRun>();
-      for (Kind& kind : kinds_) kind.sums.emplace_back(runs);
-      if (group->trainable) train.push_back(group.get());
-      for (const FlatParameter& parameter : group->parameters)
-        most_numbers = std::max(most_numbers, static_cast<std::size_t>(parameter.number) + 1);
-    }
-    if (options.by_unit) meetings_.push_back(meeting_of(std::exchange(train, {}), parts_.size()));
-  }
-  if (!options.by_unit) meetings_.push_back(meeting_of(std::move(train), parts_.size()));
-  for (const Meeting& meeting : meetings_) {
-    most_sums = std::max(most_sums, meeting.totals.most_sums());
-    most_tensors = std::max(most_tensors, meeting.numbers.size());
-  }
-  for (Kind& kind : kinds_) kind.squares.resize(most_numbers);
-  message_.resize(most_sums * kinds_.size());
-  messages_.resize(message_.size() * static_cast<std::size_t>(world_->size()));
-  squares_.resize(most_tensors);
-}
+namespace {
 
 /// Its totals number tensors from 0, in the order of the groups.
-LayerNorms::Meeting LayerNorms::meeting_of(std::vector<const FlatGroup*> groups, std::size_t parts) {
+LayerMeeting meeting_of(std::vector<const FlatGroup*> groups, std::size_t parts) {
   std::vector<std::size_t> numbers;
   std::vector<std::uint64_t> numels;
   std::vector<std::vector<NormRun>> runs(parts);
@@ -68,6 +38,50 @@ LayerNorms::Meeting LayerNorms::meeting_of(std::vector<const FlatGroup*> groups,
   return {std::move(groups), std::move(numbers), std::move(totals)};
 }
 
+}  // namespace
+
+std::vector<LayerMeeting> layer_meetings(const std::vector<std::unique_ptr<Unit>>& units, std::size_t parts,
+                                         bool by_unit) {
+  std::vector<LayerMeeting> meetings;
+  std::vector<const FlatGroup*> train;
+  for (const auto& unit : units) {
+    for (const auto& group : unit->groups) {
+      if (group->trainable) train.push_back(group.get());
+    }
+    if (by_unit) meetings.push_back(meeting_of(std::exchange(train, {}), parts));
+  }
+  if (!by_unit) meetings.push_back(meeting_of(std::move(train), parts));
+  return meetings;
+}
+
+LayerNorms::LayerNorms(const std::vector<std::unique_ptr<Unit>>& units, AxisPlacement optimizer, const MeshAxes& axes,
+                       Options options)
+    : world_(axes.world),
+      ranks_with_parts_(owners_of_parts(optimizer, axes)),
+      kinds_(options.of_updates ? 2 : 1),
+      meetings_(layer_meetings(units, ranks_with_parts_.size(), options.by_unit)),
+      parts_(ranks_with_parts_.size()) {
+  std::size_t groups = 0, most_numbers = 0, most_sums = 0, most_tensors = 0;
+  for (const auto& unit : units) {
+    first_of_unit_.push_back(groups);
+    groups += unit->groups.size();
+    for (const auto& group : unit->groups) {
+      const auto runs = group->trainable ? norm_runs(*group, group->optimizer_part) : std::vector<NormRun>();
+      for (Kind& kind : kinds_) kind.sums.emplace_back(runs);
+      for (const FlatParameter& parameter : group->parameters)
+        most_numbers = std::max(most_numbers, static_cast<std::size_t>(parameter.number) + 1);
+    }
+  }
+  for (const LayerMeeting& meeting : meetings_) {
+    most_sums = std::max(most_sums, meeting.totals.most_sums());
+    most_tensors = std::max(most_tensors, meeting.numbers.size());
+  }
+  for (Kind& kind : kinds_) kind.squares.resize(most_numbers);
+  message_.resize(most_sums * kinds_.size());
+  messages_.resize(message_.size() * static_cast<std::size_t>(world_->size()));
+  squares_.resize(most_tensors);
+}
+
 NormSums& LayerNorms::sums_of(Kind& kind, const FlatGroup& group) {
   return kind.sums[first_of_unit_[static_cast<std::size_t>(group.unit->index)] + group.index];
 }
@@ -90,7 +104,8 @@ void LayerNorms::add_update(const FlatGroup& group, std::int64_t first, std::spa
   add(kinds_[1], group, first, values);
 }
 
-void LayerNorms::agree_on(const Meeting& meeting) {
+void LayerNorms::agree(std::optional<std::int32_t> unit) {
+  const LayerMeeting& meeting = meetings_[static_cast<std::size_t>(unit.value_or(0))];
   const std::size_t most = meeting.totals.most_sums(), length = most * kinds_.size();
   if (length == 0) return;  // nothing trains
   const Span span("layer norms", {}, &seconds_);

@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -14,13 +15,24 @@
 
 namespace tessera {
 
+/// The trainable groups on whose norms ranks agree at a time.
+struct LayerMeeting {
+  std::vector<const FlatGroup*> groups;
+  std::vector<std::size_t> numbers;  ///< [tensor of `totals`]: FlatParameter::number, in the order of the groups
+  NormTotals totals;
+};
+
+/// Returns the meetings of a step: one about all trainable groups; or, `by_unit`, one for each [unit], with no groups
+/// where the unit does not train. `parts`: how many equal parts make up a group's optimizer state.
+std::vector<LayerMeeting> layer_meetings(const std::vector<std::unique_ptr<Unit>>& units, std::size_t parts,
+                                         bool by_unit);
+
 /// Computes the norms that LAMB and LARS compare: the norm of each parameter's weights, and that of its update. The
 /// sums go over the optimizer parts of all ranks and use the trees of optim/grad_norm.h. So every strategy gives the
 /// same bits, whether the ranks exchange the norms of all units at once or of one unit at a time.
 ///
-///   begin(group); add_weights(group, ...), add_update(group, ...) from its beginning to its end; for all groups; then
-///   agree(): collective
-///   or the same for the groups of one unit, then agree(unit)
+///   begin(group); add_weights(group, ...), add_update(group, ...) from its beginning to its end; for all groups, or for
+///   those of a unit; then agree(unit): collective
 class LayerNorms {
  public:
   struct Options {
@@ -35,10 +47,9 @@ class LayerNorms {
   /// as zeros.
   void add_weights(const FlatGroup& group, std::int64_t first, std::span<const float> values);
   void add_update(const FlatGroup& group, std::int64_t first, std::span<const float> values);
-  /// It is collective. Throws tessera::Error. REQUIRES: not Options::by_unit.
-  void agree() { agree_on(meetings_.front()); }
-  /// Agrees on the norms of one unit. REQUIRES: Options::by_unit.
-  void agree(const Unit& unit) { agree_on(meetings_[static_cast<std::size_t>(unit.index)]); }
+  /// Agrees on all norms, or on those of a unit, by its index. It is collective. Throws tessera::Error. REQUIRES: a unit
+  /// is given if and only if Options::by_unit.
+  void agree(std::optional<std::int32_t> unit);
 
   /// These return the norms of the parameter with FlatParameter::number `number`, as the latest `agree` on it found
   /// them.
@@ -54,22 +65,14 @@ class LayerNorms {
     std::vector<NormSums> sums;   ///< [group, in unit order]; unused for frozen groups
     std::vector<double> squares;  ///< [FlatParameter::number]
   };
-  /// The data that ranks exchange at a time: the norms of some trainable groups.
-  struct Meeting {
-    std::vector<const FlatGroup*> groups;
-    std::vector<std::size_t> numbers;  ///< [tensor of `totals`]: FlatParameter::number
-    NormTotals totals;
-  };
-  static Meeting meeting_of(std::vector<const FlatGroup*> groups, std::size_t parts);
   NormSums& sums_of(Kind& kind, const FlatGroup& group);
   void add(Kind& kind, const FlatGroup& group, std::int64_t first, std::span<const float> values);
-  void agree_on(const Meeting& meeting);
 
   const std::shared_ptr<Collectives> world_;
   const std::vector<int> ranks_with_parts_;
   std::vector<std::size_t> first_of_unit_;
   std::vector<Kind> kinds_;                 ///< weights, and updates where they are added
-  std::vector<Meeting> meetings_;           ///< a single meeting, or [unit]
+  std::vector<LayerMeeting> meetings_;      ///< a single meeting, or [unit]
   std::vector<double> message_, messages_;  ///< message of this rank; messages of all ranks
   std::vector<double> squares_;             ///< [tensor of a meeting's totals]
   std::vector<const double*> parts_;

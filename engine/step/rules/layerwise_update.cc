@@ -34,13 +34,8 @@ void LayerwiseUpdate::measure(const FlatGroup& group, const OptimizerSlice& slic
   optimizer_of(config).measure(scalars, slice, gradients_of(group, slice), add);
 }
 
-void LayerwiseUpdate::agree(std::span<const double> squares, double gradient_scale) {
+void LayerwiseUpdate::agree(std::optional<std::int32_t> unit, std::span<const double> squares, double gradient_scale) {
   squares_ = squares;
-  gradient_scale_ = gradient_scale;
-  norms_.agree();
-}
-
-void LayerwiseUpdate::agree(const Unit& unit, double gradient_scale) {
   gradient_scale_ = gradient_scale;
   norms_.agree(unit);
 }

@@ -2,7 +2,9 @@
 
 // See docs/glossary.md: agreement, unit.
 
+#include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -28,11 +30,9 @@ class LayerwiseUpdate {
   /// `config`: FlatParameter::group of the slice's parameters. With lamb it replaces gradients by directions.
   void measure(const FlatGroup& group, const OptimizerSlice& slice, const StepScalars& scalars, std::size_t config);
 
-  /// It is collective. `squares`: AgreedStep::squares. `gradient_scale`: the factor that makes gradients from sums.
-  /// Throws tessera::Error.
-  void agree(std::span<const double> squares, double gradient_scale);
-  /// Agrees on the norms of one unit, in backward.
-  void agree(const Unit& unit, double gradient_scale);
+  /// Agrees on the norms of all units; in backward on those of `unit`. It is collective. `squares`: AgreedStep::squares,
+  /// which nobody knows in backward. `gradient_scale`: the factor that makes gradients from sums. Throws tessera::Error.
+  void agree(std::optional<std::int32_t> unit, std::span<const double> squares, double gradient_scale);
 
   /// Makes the second pass. `scalars.lr`: the rate before norms are looked at.
   void step(const FlatGroup& group, const OptimizerSlice& slice, const StepScalars& scalars, std::size_t config) const;

@@ -2,10 +2,8 @@
 
 #include <algorithm>
 #include <cmath>
-#include <numeric>
 #include <utility>
 
-#include "engine/memory/records/tier_carrier.h"
 #include "engine/memory/state_views.h"
 #include "engine/step/rules/orthogonalize.h"
 #include "optim/arithmetic/scaled_gradient.h"
@@ -78,9 +76,6 @@ MatrixUpdate::MatrixUpdate(const StepContext& context, std::shared_ptr<const Ten
     }
   });
   exchange_.emplace(context, rule_ ? assigners_[0].get() : nullptr, device_, kernels);
-  if (!states_) return;
-  records_.resize(static_cast<std::size_t>(context.memory.records.tensor_states->records()));
-  std::iota(records_.begin(), records_.end(), 0);  // in the order of units
 }
 
 void MatrixUpdate::follow(const UpdateOptions& options) {
@@ -91,20 +86,22 @@ void MatrixUpdate::follow(const UpdateOptions& options) {
   }
 }
 
-void MatrixUpdate::expect() {
-  if (states_) states_->announce(records_);
+/// A unit has one batch, or none where nothing in it is updated as a matrix.
+std::span<const MatrixBatch> MatrixUpdate::batches_of(std::optional<std::int32_t> unit) const {
+  if (!unit) return deal_.batches();
+  const MatrixBatch* const batch = deal_.batch_of(static_cast<std::size_t>(*unit));
+  return {batch, batch ? std::size_t{1} : std::size_t{0}};
 }
 
-void MatrixUpdate::expect(int unit) {
-  const MatrixBatch* const batch = deal_.batch_of(static_cast<std::size_t>(unit));
-  if (!states_ || !batch) return;
-  const std::vector<FlatGroup*> groups = offloaded_in(*batch);
-  if (groups.empty()) return;
-  const auto first = static_cast<std::size_t>(groups.front()->of_tensors.record);
-  states_->announce(std::span(records_).subspan(first, groups.size()));
+void MatrixUpdate::expect(std::optional<std::int32_t> unit) {
+  if (!states_) return;
+  std::vector<std::int64_t> records;
+  for (const MatrixBatch& batch : batches_of(unit)) {
+    for (const FlatGroup* group : offloaded_in(batch)) records.push_back(group->of_tensors.record);
+  }
+  if (!records.empty()) states_->announce(records);
 }
 
-/// Groups in unit order have records that follow each other.
 std::vector<FlatGroup*> MatrixUpdate::offloaded_in(const MatrixBatch& batch) const {
   std::vector<FlatGroup*> groups;
   for (std::size_t unit = batch.begin_unit; unit < batch.end_unit; ++unit) {
@@ -129,15 +126,9 @@ StepArguments MatrixUpdate::step_arguments(const OptimizerSlice& slice) const {
   return rule_ ? assigners_[0]->arguments(slice) : directions_[0]->step_arguments(slice);
 }
 
-void MatrixUpdate::exchange(const OfStep* step, VisitMasters visit_masters) {
-  expect();
-  for (const MatrixBatch& batch : deal_.batches()) exchange_batch(batch, step, visit_masters);
-  if (states_) states_->flush();
-}
-
-void MatrixUpdate::exchange(int unit, const OfStep& step, VisitMasters visit_masters) {
+void MatrixUpdate::exchange(std::optional<std::int32_t> unit, const OfStep* step, VisitMasters visit_masters) {
   expect(unit);
-  exchange_batch(*deal_.batch_of(static_cast<std::size_t>(unit)), &step, visit_masters);
+  for (const MatrixBatch& batch : batches_of(unit)) exchange_batch(batch, step, visit_masters);
   if (states_) states_->flush();
 }
 

@@ -32,10 +32,8 @@ class MatrixUpdate {
   /// These numbers count from the next step on.
   void follow(const UpdateOptions& options);
 
-  /// Announces an exchange: offloaded state that it needs is read ahead.
-  void expect();
-  /// Announces the exchange of one unit, which is updated in backward.
-  void expect(int unit);
+  /// Announces the exchange of all units, or in backward that of `unit`: offloaded state that it needs is read ahead.
+  void expect(std::optional<std::int32_t> unit);
 
   /// Says if there is a pass before the exchange: Muon moves momenta, and leaves directions in place of the gradients.
   bool makes_directions() const { return !rule_; }
@@ -49,13 +47,11 @@ class MatrixUpdate {
     std::span<const std::int64_t> steps;  ///< [trainable parameter]: steps in which it took part, with this one
     std::span<const char> used;           ///< [trainable parameter]: whether it takes part in this step
   };
-  /// Exchanges matrices of all ranks, batch by batch. Results lie in place of the gradients. It is collective. `step`
-  /// is the same on all ranks. It is null under muon where the host does not know it; then nothing is left out.
-  /// `visit_masters` is called for each group in order, except under muon. Throws tessera::Error, and what a program's
-  /// rule throws.
-  void exchange(const OfStep* step, VisitMasters visit_masters);
-  /// Exchanges the matrices of one unit, in backward. REQUIRES: it has matrices.
-  void exchange(int unit, const OfStep& step, VisitMasters visit_masters);
+  /// Exchanges matrices of all ranks, batch by batch; in backward those of `unit`. Results lie in place of the
+  /// gradients. It is collective. `step` is the same on all ranks. It is null under muon where the host does not know it;
+  /// then nothing is left out. `visit_masters` is called for each group in order, except under muon. Throws
+  /// tessera::Error, and what a program's rule throws.
+  void exchange(std::optional<std::int32_t> unit, const OfStep* step, VisitMasters visit_masters);
 
   /// Returns the optimizer of Muon on a GPU, whose directions and updates are kernels.
   const MuonOptimizer& muon_of(std::size_t config) const { return *directions_[config + 1]; }
@@ -71,6 +67,7 @@ class MatrixUpdate {
   std::int64_t streamed_bytes() const { return states_ ? states_->uploaded_bytes() : 0; }
 
  private:
+  std::span<const MatrixBatch> batches_of(std::optional<std::int32_t> unit) const;
   void exchange_batch(const MatrixBatch& batch, const OfStep* step, VisitMasters visit_masters);
   void compute(const DealtMatrix& matrix, const WholeMatrix& whole, const OfStep* step) const;
   void orthogonalize_matrix(const DealtMatrix& matrix, const FlatParameter& parameter, const WholeMatrix& whole) const;
@@ -91,8 +88,7 @@ class MatrixUpdate {
   std::vector<double> weight_decays_;
   std::vector<std::size_t> parameters_;  ///< [dealt matrix]: its place among all parameters that train
   std::optional<MatrixExchange> exchange_;
-  Carrier* const states_;              ///< brings the offloaded states of tensors; null if none are offloaded
-  std::vector<std::int64_t> records_;  ///< their records, in the order in which batches use them
+  Carrier* const states_;  ///< brings the offloaded states of tensors; null if none are offloaded
 };
 
 }  // namespace tessera

@@ -260,7 +260,8 @@ std::vector<StrategyKey> step_keys() {
        .doc =
            "The same bits on any number of ranks that make the same microbatches: a step's sums are one tree over its "
            "microbatches, whoever computes them, and the Engine sets LibTorch's generator for each microbatch. "
-           "docs/reproducible.md says which numbers of ranks and microbatches go together.",
+           "docs/reproducible.md says which numbers of ranks and microbatches go together. A GPU takes it with "
+           "gradient_sync last_microbatch, on one rank or with transport cuda_host.",
        .cost =
            "Memory for the sums that wait for others, where a rank has several microbatches a step; the plan says how "
            "much. Sums are of fp32, and gradients of parameters that go unused are waited for."},
@@ -272,7 +273,7 @@ std::vector<StrategyKey> step_keys() {
        .example_json = "100",
        .doc = "After each so many steps rank 0 writes a line with loss, norm, and a hash of 8 bytes for each unit: of "
               "its sums of gradients and of its new parameters, in fp32. The lines are those of any other number of "
-              "ranks, so a replay compares with them (docs/reproducible.md). 0: never.",
+              "ranks, so a replay compares with them (docs/reproducible.md). The CPU trains then. 0: never.",
        .cost = "Such a step reads the rank's gradients and masters once more, and has one more all-gather of 16 bytes "
                "a unit.",
        .only_if = with_reproducible()},
@@ -582,11 +583,12 @@ std::vector<StrategyKey> optimizer_keys() {
            "too: "
            "with a \"queue_depth\" of offload that is enough for what moves in a unit's backward, nothing waits for "
            "them but "
-           "the bus. With lamb, lars, muon, adafactor and own_matrix the CPU alone does it.",
+           "the bus.",
        .cost = "Nothing can be skipped or taken back: a gradient that is infinite or NaN ends the run, and parameters "
                "cannot be read between backward and step. With lamb and lars ranks meet once a unit about its layers' "
                "norms, in place of once a step. With muon, adafactor and own_matrix they exchange the matrices of one "
-               "unit at a time, which are dealt less evenly than those of several."},
+               "unit at a time, which are dealt less evenly than those of several; under adafactor and own_matrix a "
+               "GPU's host waits for the GPU once a unit."},
   };
 }
 

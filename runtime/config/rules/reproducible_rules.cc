@@ -7,7 +7,6 @@
 
 #include "runtime/config/strategy_keys.h"
 #include "runtime/config/strategy_names.h"
-#include "runtime/config/transport_rows.h"
 
 // Lists what "reproducible" excludes: all that makes a step's numbers depend on the number of ranks. Combinations that
 // depend on the mesh and the device are refused when the Engine plans (engine/memory/expect_reproducible.h).
@@ -70,10 +69,6 @@ std::vector<StrategyRule> reproducible_rules() {
           "/broadcast_buffers", "broadcast_buffers from_rank_zero or mean",
           [](const Strategy& s) { return s.broadcast_buffers != BufferBroadcast::kNone; },
           "what forward left in buffers depends on which microbatches a rank had", ""),
-      without(
-          "/comm/transport", "comm.transport " + transports_with(transport_traits::kOnGpu),
-          [](const Strategy& s) { return has(s.comm.transport, transport_traits::kOnGpu); },
-          "the tree of sums is made on the CPU so far", "; it goes with host and gloo"),
       {{"/record_hashes/file"},
        "record_hashes.file is not empty where record_hashes.every is above 0.",
        [](const Strategy& s) -> std::string {

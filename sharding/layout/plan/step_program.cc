@@ -94,6 +94,17 @@ class ProgramWriter {
     add(StepOpKind::kDecide);
   }
 
+  /// Returns whether the pass that updates matrices goes backward, where the pass before it ended.
+  bool comes_back() const { return !input_.executor.queued || alternates(input_); }
+  /// A GPU's host may have to wait for records, and other ranks wait for the exchange. So on a GPU Muon's exchange is
+  /// queued first. Elsewhere the records come while matrices are exchanged.
+  void announce_and_exchange(std::vector<StepOp>& ops, std::int64_t begin) const {
+    const bool is_muon = input_.first_work == VisitWork::kDirections, queued = input_.executor.queued;
+    if (is_muon && queued) ops.push_back({StepOpKind::kExchange});
+    ops.push_back({StepOpKind::kAnnounce, begin, next()});
+    if (is_muon && !queued) ops.push_back({StepOpKind::kExchange});
+  }
+
   void finish() {
     if (!input_.publishes_behind) add(StepOpKind::kPublished);
     if (input_.shares_parameters) add(StepOpKind::kBarrier);
@@ -170,16 +181,16 @@ class ProgramWriter {
       if (of_matrices(i)) append(i, i + 1, input_.first_work, /*backward=*/false);
     }
     const std::int64_t second = next();
-    for (std::size_t i = end; i-- > begin;) {
-      if (of_matrices(i)) append(i, i + 1, VisitWork::kUpdate, /*backward=*/true);
+    for (std::size_t i = begin; i < end; ++i) {
+      const std::size_t group = comes_back() ? begin + end - 1 - i : i;
+      if (of_matrices(group)) append(group, group + 1, VisitWork::kUpdate, comes_back());
     }
     std::vector<StepOp> ops = {{StepOpKind::kAnnounce, first, second}};
     if (matrices > first) ops.push_back({StepOpKind::kVisit, first, matrices});
     if (second > matrices) ops.push_back({is_muon ? StepOpKind::kVisit : StepOpKind::kExchange, matrices, second});
     ops.push_back({StepOpKind::kEndPass});
     if (second == matrices) return ops;  // this unit has no matrices
-    ops.push_back({StepOpKind::kAnnounce, second, next()});
-    if (is_muon) ops.push_back({StepOpKind::kExchange});
+    announce_and_exchange(ops, second);
     ops.push_back({StepOpKind::kVisit, second, next()});
     ops.push_back({StepOpKind::kEndPass});
     return ops;
@@ -202,23 +213,18 @@ class ProgramWriter {
   /// The first pass goes forward over elements, and over directions or masters of matrices; the second pass updates
   /// matrices. The program of the other turn has elements last, in the second pass, and goes over them backward.
   void update_with_matrices() {
-    const bool queued = input_.executor.queued, is_muon = input_.first_work == VisitWork::kDirections;
-    const bool back = !queued || alternates(input_);
+    const bool is_muon = input_.first_work == VisitWork::kDirections;
     if (!turned_) append(Which::kElements, VisitWork::kUpdate, /*backward=*/false);
     const std::int64_t elements = next();
     append(Which::kMatrices, input_.first_work, /*backward=*/false);
     const std::int64_t first = next();
-    append(Which::kMatrices, VisitWork::kUpdate, back);
-    if (turned_) append(Which::kElements, VisitWork::kUpdate, back);
+    append(Which::kMatrices, VisitWork::kUpdate, comes_back());
+    if (turned_) append(Which::kElements, VisitWork::kUpdate, comes_back());
     train(first);
     if (elements > 0) add(StepOpKind::kVisit, 0, elements);
     add(is_muon ? StepOpKind::kVisit : StepOpKind::kExchange, elements, first);
     add(StepOpKind::kEndPass);
-    // A GPU's host may have to wait for records, and other ranks wait for the exchange. So on a GPU the exchange is
-    // queued first.
-    if (is_muon && queued) add(StepOpKind::kExchange);
-    add(StepOpKind::kAnnounce, first, next());
-    if (is_muon && !queued) add(StepOpKind::kExchange);
+    announce_and_exchange(program_.ops, first);
     add(StepOpKind::kVisit, first, next());
     finish();
   }

@@ -22,6 +22,7 @@
 
 #include "device_runs.h"
 #include "emulated_gpu.h"
+#include "engine/memory/expect_reproducible.h"
 #include "runtime/border/throw.h"
 #include "runtime/comm/shared/run_ranks.h"
 #include "runtime/config/placement_rows.h"
@@ -782,6 +783,77 @@ TEST(DeviceEngine, ImportedSafetensorsGiveTheCpusBits) {
       expect_same(got, wanted, name_of(kind) + ", " + how);
     });
   }
+}
+
+// ---- "reproducible" ----------------------------------------------------------------------------------------------
+
+/// Ranks, and how many microbatches each of them makes.
+struct Dealt {
+  int ranks;
+  std::int64_t each;
+  std::int64_t all() const { return ranks * each; }
+};
+
+Strategy reproducible(ShardingStrategy kind, DType dtype, OptimizerType type, std::int64_t each) {
+  Strategy strategy = strategy_of(kind, dtype, each);
+  strategy.reproducible = true;
+  strategy.gradient_sync = GradientSync::kLastMicrobatch;
+  strategy.optimizer.type = type;
+  return strategy;
+}
+
+/// Runs of one and of four microbatches are subtrees, and those of three are not.
+TEST(DeviceReproducible, AnyNumberOfRanksGivesTheBitsOfOneOnTheCpu) {
+  constexpr Dealt kDealt[] = {{1, 6}, {2, 3}, {3, 4}, {4, 1}};
+  MadeOnce<Trained> alone;
+  for (const auto& [dealt, kind, dtype, type] :
+       pairwise_of(kDealt, kThree, std::array{DType::kF32, DType::kBF16},
+                   std::array{OptimizerType::kAdamW, OptimizerType::kMuon, OptimizerType::kLamb})) {
+    const int ranks = dealt.ranks;
+    const Strategy of_one = reproducible(ShardingStrategy::kFullShard, dtype, type, dealt.all());
+    const std::string what = std::string(tessera::name_of(dtype)) + ", " + std::string(tessera::name_of(type)) + ", " +
+                             std::to_string(dealt.all()) + " microbatches";
+    const Trained& wanted = alone(what, [&] { return train_on_threads({}, of_one, short_run()); });
+    const Strategy strategy = reproducible(kind, dtype, type, dealt.each);
+    const std::string on = what + ", " + tessera::name_of(kind) + " on " + std::to_string(ranks);
+    const EmulatedGpus gpus;
+    const Trained trained = train_on_threads(late({.ranks = ranks}), strategy, short_run());
+    expect_same_bits(trained, wanted, on);
+    EXPECT_EQ(trained.steps.back().planned, trained.allocated_at_end) << on;
+    if (ranks == 1) continue;
+    expect_same_bits(train_on_threads(on_one_gpu({.ranks = ranks}), strategy, short_run()), wanted, on + ", one GPU");
+  }
+}
+
+/// The CPU of the host gets a unit's sum when its microbatches are joined, and not before.
+TEST(DeviceReproducible, StatesThatTheHostUpdatesGiveTheBitsOfOneOnTheCpu) {
+  for (const Dealt& dealt : {Dealt{1, 4}, Dealt{2, 3}}) {
+    const auto of = [](std::int64_t each) {
+      return reproducible(ShardingStrategy::kFullShard, DType::kBF16, OptimizerType::kAdamW, each);
+    };
+    const Trained wanted = train_on_threads({}, of(dealt.all()), short_run());
+    Strategy below = of(dealt.each);
+    below.offload.moments.tier = below.offload.masters.tier = Tier::kHost;
+    below.offload.step = OffloadedStep::kCpu;
+    const EmulatedGpus gpus;
+    expect_same_bits(train_on_threads(late({.ranks = dealt.ranks}), below, short_run()), wanted,
+                     std::to_string(dealt.ranks) + " ranks");
+  }
+}
+
+TEST(DeviceReproducible, WhatAGpuCannotKeepIsRefusedByName) {
+  const auto error_of_two = [](const std::function<void(Strategy&)>& change) {
+    Strategy strategy = reproducible(ShardingStrategy::kFullShard, DType::kF32, OptimizerType::kAdamW, 2);
+    change(strategy);
+    return error_of([&] { expect_reproducible(strategy, {.mesh = {1, 2}, .is_queued = true}); });
+  };
+  EXPECT_EQ(error_of_two([](Strategy&) {}), "");
+  EXPECT_THAT(error_of_two([](Strategy& s) { s.gradient_sync = GradientSync::kEachMicrobatch; }),
+              ::testing::HasSubstr("take \"gradient_sync\": \"last_microbatch\""));
+  EXPECT_THAT(error_of_two([](Strategy& s) { s.record_hashes.every = 1; }),
+              ::testing::HasSubstr("leave record_hashes out"));
+  EXPECT_THAT(error_of_two([](Strategy& s) { s.comm.transport = TransportChoice::kNccl; }),
+              ::testing::HasSubstr("NCCL makes sums of several ranks in an order of its own"));
 }
 
 }  // namespace device_engine_test

@@ -5,11 +5,14 @@
 #include <gtest/gtest.h>
 
 #include <array>
+#include <atomic>
 #include <cstdint>
 #include <filesystem>
 #include <limits>
+#include <memory>
 #include <string>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 #include "device_runs.h"
@@ -19,6 +22,7 @@
 #include "tessera/error.h"
 #include "tests/support/pairwise.h"
 #include "tests/support/session.h"
+#include "tests/support/stand_ins/own_muon.h"
 #include "tests/support/test_folder.h"
 #include "tests/support/train_helpers.h"
 
@@ -202,6 +206,157 @@ TEST(DeviceInBackward, RunResumesFromItsLastCommit) {
       EXPECT_TRUE(all_same_bits(second.values(), wanted));
     });
   }
+}
+
+// ---- Rules that need more of a unit than its elements one by one: norms of its layers, or whole matrices ------------
+
+struct Rule {
+  const char* name;
+  OptimizerConfig config;
+  bool is_of_tensors() const {
+    return config.type == OptimizerType::kAdafactor || config.type == OptimizerType::kOwnMatrix;
+  }
+  bool adapts() const { return config.type == OptimizerType::kLamb || config.type == OptimizerType::kLars; }
+};
+const Rule kLamb{"lamb", {.type = OptimizerType::kLamb, .lr = 1e-2, .eps = 1e-3, .weight_decay = 0.1}};
+const Rule kLars{"lars",
+                 {.type = OptimizerType::kLars,
+                  .lr = 0.5,
+                  .weight_decay = 0.1,
+                  .momentum = 0.9,
+                  .nesterov = true,
+                  .trust_coefficient = 0.02}};
+const Rule kMuon{"muon", {.type = OptimizerType::kMuon, .lr = 1e-2, .eps = 1e-3, .weight_decay = 0.1}};
+const Rule kAdafactor{"adafactor", {.type = OptimizerType::kAdafactor, .lr = 1e-2, .weight_decay = 0.1}};
+const Rule kOwnMatrix{"own_matrix", {.type = OptimizerType::kOwnMatrix, .lr = 1e-2, .eps = 1e-3, .weight_decay = 0.1}};
+const Rule* const kRules[] = {&kLamb, &kLars, &kMuon, &kAdafactor, &kOwnMatrix};
+
+/// Gives the strategy the rule, with vectors that have no decay and whose rates no norm changes.
+Strategy with_rule(Strategy strategy, const Rule& rule) {
+  const StateDType states = strategy.optimizer.state_dtype;
+  strategy.optimizer = rule.config;
+  strategy.optimizer.state_dtype = states;
+  strategy.optimizer.groups = {
+      {.name = "vectors", .max_dim = 1, .weight_decay = 0.0, .layer_adaptation = !rule.adapts()},
+      {.name = "downs", .match = {"blocks.*.down.weight"}, .lr_ratio = 0.3, .weight_decay = 0.3}};
+  return strategy;
+}
+
+OwnRules rules_for(const Rule& rule) {
+  return rule.config.type == OptimizerType::kOwnMatrix ? OwnRules::of(std::make_shared<OwnMuon>()) : OwnRules();
+}
+
+class DeviceRulesInBackward : public ::testing::TestWithParam<const Rule*> {};
+INSTANTIATE_TEST_SUITE_P(Each, DeviceRulesInBackward, ::testing::ValuesIn(kRules),
+                         [](const auto& info) { return std::string(info.param->name); });
+
+TEST_P(DeviceRulesInBackward, GiveTheCpusBits) {
+  const auto exists = [](const Rule* rule, ShardingStrategy, int, DType, StateDType states, bool) {
+    return states == StateDType::kF32 || !rule->is_of_tensors();
+  };
+  for (const auto& [rule, kind, ranks, dtype, states, is_awkward] :
+       pairwise_where(exists, kRules, kThree, std::array{1, 2, 3}, std::array{DType::kF32, DType::kBF16},
+                      std::array{StateDType::kF32, StateDType::k8Bit}, std::array{false, true})) {
+    if (rule != GetParam()) continue;
+    Strategy strategy = after_backward(kind, dtype);
+    strategy.optimizer.state_dtype = states;
+    strategy = with_rule(strategy, *rule);
+    strategy.ema.decay = 0.75;
+    TrainOptions options = short_run_of(is_awkward ? kOfEveryKind : kTwoBlocks);
+    options.own_rules = rules_for(*rule);
+    expect_the_cpus_bits({.ranks = ranks}, strategy, options,
+                         std::string(rule->name) + ", " + tessera::name_of(kind) + " on " + std::to_string(ranks) +
+                             (is_awkward ? " ranks, awkward" : " ranks"));
+  }
+}
+
+TEST_P(DeviceRulesInBackward, GiveTheCpusBitsOnTwoAxes) {
+  const Rule& rule = *GetParam();
+  Strategy strategy = with_rule(after_backward(ShardingStrategy::kHybridShard, DType::kBF16), rule);
+  strategy.optimizer.shard_over_world = !rule.adapts();
+  TrainOptions options = short_run();
+  options.own_rules = rules_for(rule);
+  expect_the_cpus_bits({.ranks = 4, .hosts = 2}, strategy, options, rule.name);
+}
+
+TEST_P(DeviceRulesInBackward, CallsAroundStepsGiveTheCpusBits) {
+  const TestFolder folder;
+  int run = 0;
+  const Rule& rule = *GetParam();
+  Strategy strategy = with_rule(scheduled(ShardingStrategy::kFullShard, DType::kBF16), rule);
+  strategy.gradient_clipping = 0;
+  strategy.ema.decay = 0.75;
+  if (rule.is_of_tensors() || rule.adapts()) strategy.lr_schedule = {.type = LrScheduleType::kManual};
+  const auto body = [&](const Strategy& on) {
+    const std::string own = (folder / std::to_string(run++)).string();
+    return [&rule, on, own](const Mesh& mesh) { return led_through_everything(mesh, on, own, rules_for(rule)); };
+  };
+  const Told wanted = told_on({.ranks = 2}, body(strategy));
+  on_gpus(2, [&](const ThreadRanks& joined, const std::string& how) {
+    expect_same(told_on(joined, body(in_backward(strategy))), wanted, std::string(rule.name) + ", " + how);
+  });
+}
+
+/// Ranks meet once a unit about the norms of its layers: on a GPU each of these waits is measured.
+TEST(DeviceRulesInBackward, ExchangeOfAUnitsNormsCountsAsExposed) {
+  const EmulatedGpus gpus;
+  double seconds[2] = {};
+  for (const bool lamb : {false, true}) {
+    run_ranks(late({.ranks = 2}), [&](const Mesh& mesh) {
+      const Strategy strategy = in_backward(after_backward(ShardingStrategy::kFullShard, DType::kF32));
+      Session session(mesh, lamb ? in_backward(with_rule(strategy, kLamb)) : strategy, {.blocks = 2});
+      StepResult result = session.train(0);
+      result.wait();
+      // the emulated clock counts one second for each wait
+      if (mesh.rank() == 0) seconds[lamb] = result.communication_seconds;
+    });
+  }
+  EXPECT_EQ(seconds[1], seconds[0] + 3) << "two blocks and the root";
+}
+
+TEST_P(DeviceRulesInBackward, NonFiniteGradientEndsTheRunAndNamesTheUnit) {
+  const EmulatedGpus gpus;
+  const Strategy strategy = with_rule(after_backward(ShardingStrategy::kFullShard, DType::kF32), *GetParam());
+  const std::string error = error_of([&] {
+    run_ranks(late({.ranks = 2}), [&](const Mesh& mesh) {
+      Session session(mesh, in_backward(strategy), {}, rules_for(*GetParam()));
+      session.train(0);
+      session.engine.backward(session.loss(1) * std::numeric_limits<double>::infinity());
+      session.engine.step().wait();
+    });
+  });
+  EXPECT_THAT(error,
+              AllOf(HasSubstr("the gradient of unit "), HasSubstr("infinite or NaN"), HasSubstr("cannot be skipped")));
+}
+
+/// The rank with the bad part ends the run before it sends it to the owner, which may be another rank.
+TEST(DeviceRulesInBackward, RuleOfTheProgramGetsNoBadPartOfAnotherRank) {
+  struct Watchful final : MatrixOptimizer {
+    std::vector<State> states(std::int64_t, std::int64_t) const override { return {}; }
+    void update(Matrix& m) const override {
+      if (!m.gradient.isfinite().all().item<bool>()) got_bad_values = true;
+      m.parameter.sub_(m.gradient, m.lr);
+    }
+    mutable std::atomic<bool> got_bad_values = false;
+  };
+  const EmulatedGpus gpus;
+  const auto rule = std::make_shared<Watchful>();
+  const std::string error = error_of([&] {
+    run_ranks(late({.ranks = 2}), [&](const Mesh& mesh) {
+      const Strategy strategy = with_rule(after_backward(ShardingStrategy::kFullShard, DType::kF32), kOwnMatrix);
+      Session session(mesh, in_backward(strategy), {}, OwnRules::of(rule));
+      session.train(0);
+      const bool spoils = mesh.rank() == 1;
+      session.model->blocks->ptr<BlockImpl>(1)->up->weight.register_hook([spoils](const at::Tensor& gradient) {
+        const at::Tensor spoilt = gradient.clone();
+        if (spoils) spoilt.view(-1)[0] = std::numeric_limits<float>::quiet_NaN();
+        return spoilt;
+      });
+      session.train(1).wait();
+    });
+  });
+  EXPECT_THAT(error, HasSubstr("the gradient of unit blocks.1 is infinite or NaN"));
+  EXPECT_FALSE(rule->got_bad_values.load());
 }
 
 /// The device updates nothing from the first bad unit on, and the host learns it when it waits for the result.

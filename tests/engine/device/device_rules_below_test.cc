@@ -281,16 +281,23 @@ TEST(DeviceOwnBelow, OffloadedGradientsGiveTheCpusBits) {
   }
 }
 
-TEST(DeviceOwnBelow, UpdatesInBackwardGiveTheCpusBits) {
+/// Returns the rule's strategy without what goes only with updates after backward.
+Strategy without_clipping(const Kept& kept, const Rule& rule) {
+  Strategy strategy = with_rule(strategy_of(kept, ShardingStrategy::kFullShard), rule);
+  strategy.gradient_clipping = 0;
+  return strategy;
+}
+
+TEST_P(DeviceRulesBelow, UpdatesInBackwardGiveTheCpusBits) {
   const std::pair<const char*, TinyOptions> models[] = {{"wide", kWide}, {"awkward", kAwkward}};
-  const Lying all[] = {Lying{}, kHostAll, kHostMixed, kHostOverFiles, kFilesAll};
+  const Lying all[] = {Lying{}, kHostMixed, kHostOverFiles, kFilesAll};
   MadeOnce<Trained> on_cpu;
-  for (const auto& [kept, model, read, lying] :
-       pairwise_of(std::array{kKept[0], kKept[2]}, models, std::array{CopiesRead::kLate, CopiesRead::kAtOnce}, all)) {
-    Strategy strategy = with_rule(strategy_of(kept, ShardingStrategy::kFullShard), kOwn);
-    strategy.gradient_clipping = 0;
+  for (const auto& [rule, kept, model, read, lying] : pairwise_of(
+           kRules, std::array{kKept[0], kKept[2]}, models, std::array{CopiesRead::kLate, CopiesRead::kAtOnce}, all)) {
+    if (rule != GetParam()) continue;
+    Strategy strategy = without_clipping(kept, *rule);
     strategy.ema.decay = 0.75;
-    const TrainOptions options = run_of(model.second, kOwn);
+    const TrainOptions options = run_of(model.second, *rule);
     const std::string what = tessera::testing::name_of(kept) + ", " + model.first;
     const Trained& wanted = on_cpu(what, [&] { return train_on_threads({.ranks = 2}, strategy, options); });
     strategy.optimizer.in_backward = true;
@@ -299,6 +306,26 @@ TEST(DeviceOwnBelow, UpdatesInBackwardGiveTheCpusBits) {
     const Trained trained = train_on_threads(late({.ranks = 2}), on_gpu, options);
     expect_same_bits(trained, wanted, what + ", " + name_of(lying));
     EXPECT_EQ(trained.steps.back().planned, trained.allocated_at_end) << what << ", " << name_of(lying);
+  }
+}
+
+/// Each unit's passes move what the plan says, beside the backward of the next unit.
+TEST_P(DeviceRulesBelow, MemoryAndTrafficInBackwardEqualThePlan) {
+  const EmulatedGpus gpus;
+  for (const Lying& lying : {kHostMixed, kFilesAll}) {
+    run_ranks(late({.ranks = 2}), [&](const Mesh& mesh) {
+      Strategy strategy = below(without_clipping(kKept[2], *GetParam()), lying);
+      strategy.optimizer.in_backward = true;
+      Session session(mesh, strategy, kWide, rules_of(*GetParam()));
+      if (lying.is_in_files()) expect_planned_disk_traffic(session, name_of(lying));
+      session.train(0);
+      const PlannedMemory plan = session.engine.plan();
+      const TrafficCounts before = session.engine.traffic();
+      session.train(1).wait();
+      const TrafficCounts after = session.engine.traffic();
+      EXPECT_EQ(after.streamed_bytes - before.streamed_bytes, plan.streamed_bytes) << name_of(lying);
+      EXPECT_EQ(plan.use, session.engine.allocated()) << name_of(lying);
+    });
   }
 }
 

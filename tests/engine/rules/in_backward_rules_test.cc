@@ -2,7 +2,6 @@
 // or whole matrices. Training has the bits of the run that updates after backward. Ranks meet as often as there are
 // units, and memory and traffic of the disk are as planned.
 
-#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <array>
@@ -15,7 +14,6 @@
 #include <utility>
 #include <vector>
 
-#include "engine/memory/device_rules.h"
 #include "runtime/config/strategy_names.h"
 #include "tests/golden_steps/gloo_ranks.h"
 #include "tests/support/offloaded.h"
@@ -25,9 +23,6 @@
 
 namespace tessera::testing {
 namespace in_backward_rules_test {
-
-using ::testing::AllOf;
-using ::testing::HasSubstr;
 
 struct Rule {
   std::string name;
@@ -276,19 +271,6 @@ TEST(InBackwardRules, MatricesOfAUnitAreExchangedByThemselves) {
         EXPECT_EQ(calls["matrices from owners"].calls, wanted) << rule.name << ", " << name_of(placed);
       }
     }
-  }
-}
-
-// ---- A GPU --------------------------------------------------------------------------------------------------------
-
-TEST(InBackwardRules, GpuRefusesThemByName) {
-  for (const Rule& rule : rules()) {
-    Strategy strategy;
-    with_rule(strategy, rule);
-    strategy.optimizer.in_backward = true;
-    EXPECT_EQ(error_of([&] { expect_built_for_device(strategy, /*is_gpu=*/false); }), "") << rule.name;
-    EXPECT_THAT(error_of([&] { expect_built_for_device(strategy, /*is_gpu=*/true); }),
-                AllOf(HasSubstr("/optimizer/in_backward"), HasSubstr(rule.name), HasSubstr("hint")));
   }
 }
 

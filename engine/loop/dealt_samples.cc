@@ -12,7 +12,7 @@ DistributedSampler made(const SamplerOptions& options) {
   if (options.microbatches < 1)
     throw Error(ExitCode::kConfig,
                 c10::str("RankSampler deals a step's microbatches out, and was given ", options.microbatches,
-                         ". hint: give it those of all ranks: gradient_accumulation times ranks, or "
+                         ". [T1015] hint: give it those of all ranks: gradient_accumulation times ranks, or "
                          "deal.microbatches"));
   return value_or_throw(DistributedSampler::create(options));
 }
@@ -53,7 +53,7 @@ DealtSamples::Samples DealtSamples::of(std::int64_t microbatch) {
 
 void DealtSamples::deal(const MicrobatchRun& run) {
   expect(steps_given_ <= 1 && (steps_given_ == 0 || sampler_.is_between_steps()),
-         "RankSampler: samples of a later step were given before anybody knew whose they are. hint: deal behind each "
+         "RankSampler: samples of a later step were given before anybody knew whose they are. [T1016] hint: deal behind each "
          "Engine::step, and make the DataLoader without workers, which take samples ahead of the step; what is to be "
          "read ahead, take by its number (RankSampler::of)");
   throw_if_error(sampler_.deal(run));

@@ -38,7 +38,7 @@ RankSampler::RankSampler(std::size_t num_samples, const Mesh& mesh, const RankSa
 
 DealtSamples& RankSampler::dealt(const char* what) const {
   expect(dealt_ != nullptr, what,
-         " of a sampler that deals samples one by one. hint: give it microbatches and batch (RankSamplerOptions)");
+         " of a sampler that deals samples one by one. [T1017] hint: give it microbatches and batch (RankSamplerOptions)");
   return *dealt_;
 }
 
@@ -83,7 +83,7 @@ std::optional<std::vector<std::size_t>> RankSampler::next(std::size_t batch_size
   if (deals()) {
     expect(static_cast<std::int64_t>(batch_size) == options_.batch, "RankSampler deals microbatches of ",
            options_.batch, " samples, and was asked for ", batch_size,
-           ". hint: give the DataLoader that batch size (RankSamplerOptions::batch)");
+           ". [T1018] hint: give the DataLoader that batch size (RankSamplerOptions::batch)");
     return dealt_->next();
   }
   has_begun_ = true;
@@ -173,7 +173,7 @@ StepSampler::StepSampler(std::size_t num_samples, std::int64_t batches, TakeStep
 
 void StepSampler::expect_enough() const {
   expect(num_samples_ > 0 && batches_ > 0, "StepSampler wants a sample or more, and a batch or more a step, got ",
-         num_samples_, " and ", batches_, ". hint: give it the data's size and the strategy's gradient_accumulation");
+         num_samples_, " and ", batches_, ". [T1019] hint: give it the data's size and the strategy's gradient_accumulation");
 }
 
 void StepSampler::reset(std::optional<std::size_t> new_size) {
@@ -187,7 +187,7 @@ std::optional<std::vector<std::size_t>> StepSampler::next(std::size_t batch_size
   const std::size_t rest = num_samples_ % of_step;
   const std::size_t steps = num_samples_ / of_step + (options_.tail == Tail::kPad && rest > 0 ? 1 : 0);
   expect(steps > 0, "StepSampler: ", num_samples_, " samples do not fill one step of ", batches_, " batches of ",
-         batch_size, ". hint: take more samples, a smaller batch, or Tail::kPad");
+         batch_size, ". [T1020] hint: take more samples, a smaller batch, or Tail::kPad");
   if (given_ == 0) {
     const std::optional<std::int64_t> taken = take_();
     if (!taken) return std::nullopt;

@@ -99,7 +99,7 @@ std::string ReplayRequest::to_json() const {
 void expect_no_replay() {
   if (!ReplayRequest::from_environment()) return;
   refuse(
-      "hashes of steps are made on the CPU, so steps are made again there, and a GPU trains. hint: take comm.transport "
+      "hashes of steps are made on the CPU, so steps are made again there, and a GPU trains. [T1025] hint: take comm.transport "
       "\"host\" or \"gloo\", or unset the variable");
 }
 

@@ -269,7 +269,7 @@ class StepSampler(Sampler[list[int]]):
         of_step = self.batches * batch_size
         self.steps_per_epoch = num_samples // of_step if drop_last else -(-num_samples // of_step)
         if batch_size < 1 or self.steps_per_epoch < 1:
-            raise Error(f"StepSampler: {num_samples} samples do not fill one step of {self.batches} batches of {batch_size}. hint: take more "
+            raise Error(f"StepSampler: {num_samples} samples do not fill one step of {self.batches} batches of {batch_size}. [T1047] hint: take more "
                         "samples, a smaller batch_size, or drop_last=False")
 
     def batches_of(self, step: int) -> Iterator[list[int]]:

@@ -165,7 +165,7 @@ absl::Status DistributedSampler::go_to_step(std::int64_t step) {
   if (step < 0)
     return make_error(
         ExitCode::kConfig,
-        fmt::format("sampler: there is no step {}. hint: steps count from 0, as Engine::take_step returns "
+        fmt::format("sampler: there is no step {}. [T1030] hint: steps count from 0, as Engine::take_step returns "
                     "them",
                     step));
   const std::int64_t steps = steps_per_epoch();

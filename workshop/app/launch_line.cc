@@ -62,7 +62,7 @@ absl::StatusOr<WorkerRange> worker_range(const std::string& text) {
   return make_error(ExitCode::kUsage, "launch: --workers " + quoted_text(text) +
                                           ": want the fewest and the most, from "
                                           "1 to " +
-                                          std::to_string(kMostLaunched) + ". hint: write --workers 1:8");
+                                          std::to_string(kMostLaunched) + ". [T1031] hint: write --workers 1:8");
 }
 
 /// Returns the words of --ssh, between blanks.
@@ -176,7 +176,7 @@ absl::Status LaunchLine::take_workers() {
       return make_error(ExitCode::kUsage,
                         std::string("launch: ") + option +
                             " is for ranks of one job, and workers that come and go are jobs of their own, on this "
-                            "machine. hint: leave it out; on each other host run tessera launch --join");
+                            "machine. [T1032] hint: leave it out; on each other host run tessera launch --join");
   TESSERA_ASSIGN_OR_RETURN(options.workers, worker_range(workers_));
   options.ranks = options.workers.most;
   return absl::OkStatus();

@@ -92,7 +92,7 @@ absl::Status JobMembers::wait_on(Clock::time_point deadline, const IsGone& is_go
   if (is_gone()) return worker_gone();
   if (Clock::now() > deadline)
     return make_error(ExitCode::kPeerLost,
-                      "timed out waiting for a worker that saves or pushes (comm.timeout_s sets the limit). hint: look "
+                      "timed out waiting for a worker that saves or pushes (comm.timeout_s sets the limit). [T0995] hint: look "
                       "for what stops the other workers");
   changed_.wait_until(mutex_, Clock::now() + kMembersPause);
   return absl::OkStatus();
@@ -122,7 +122,7 @@ absl::Status JobMembers::begin(int number) {
   const MutexLock lock(mutex_);
   if (giver_.value_or(number) != number)
     return make_error(ExitCode::kUsage, "worker " + std::to_string(number) +
-                                            " was not to give the first values. hint: run `tessera serve` of the "
+                                            " was not to give the first values. [T0996] hint: run `tessera serve` of the "
                                             "workers' own version");
   has_values_ = true;
   changed_.notify_all();
@@ -133,12 +133,12 @@ absl::StatusOr<JobMembers::Deal> JobMembers::deal(int number, std::int64_t steps
   const MutexLock lock(mutex_);
   if (steps < 1)
     return make_error(ExitCode::kUsage, "a run of " + std::to_string(steps) +
-                                            " steps has none to deal. hint: ask for a step of 1 or more in all");
+                                            " steps has none to deal. [T0997] hint: ask for a step of 1 or more in all");
   if (steps_ == 0) steps_ = steps;
   if (steps != steps_)
     return make_error(ExitCode::kUsage, "this worker makes " + std::to_string(steps) +
                                             " steps together with the others, and they make " + std::to_string(steps_) +
-                                            ". hint: start all workers of a run with the same number of steps");
+                                            ". [T0998] hint: start all workers of a run with the same number of steps");
   Member& member = members_[number];
   Deal deal;
   if (!returned_.empty()) {

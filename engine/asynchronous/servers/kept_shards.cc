@@ -33,7 +33,7 @@ static_assert(sizeof(ImageHead) == KeptShards::kHeadBytes);
 absl::Status damaged(const std::string& path) {
   return make_error(ExitCode::kCorruptData,
                     std::string(kWho) + ": " + path +
-                        " is damaged. hint: end the run, remove this folder, and go on from a checkpoint");
+                        " is damaged. [T0999] hint: end the run, remove this folder, and go on from a checkpoint");
 }
 
 }  // namespace

@@ -55,7 +55,7 @@ absl::StatusOr<std::unique_ptr<ParameterServer>> ParameterServer::start(const st
     return make_error(ExitCode::kConfig, "parameter server: shards are kept in a folder, and 0 to " +
                                              std::to_string(KeepOptions::kMostLose) + " pushes may be lost, got \"" +
                                              keep->folder + "\" and " + std::to_string(keep->lose) +
-                                             ". hint: write --state FOLDER --lose 16");
+                                             ". [T1000] hint: write --state FOLDER --lose 16");
   TESSERA_ASSIGN_OR_RETURN(ServerSocket listener, listen_for_workers(address));
   return std::unique_ptr<ParameterServer>(new ParameterServer(std::move(listener), secret, keep, offload));
 }
@@ -154,7 +154,7 @@ absl::StatusOr<ParameterServer::Joined> ParameterServer::join(const MessageHead&
     const bool returns = head.second < 0;
     if (returns && !made->has_come_back())
       return make_error(ExitCode::kUnavailable,
-                        "this server has nothing of the run any more. hint: start the server again with its --state "
+                        "this server has nothing of the run any more. [T1001] hint: start the server again with its --state "
                         "folder, or go on from a checkpoint");
     job_ = std::move(made);
     log_info("parameter server " + listener_.address + (job_->has_come_back() ? ": a run goes on" : ": a run begins") +

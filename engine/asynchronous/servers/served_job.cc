@@ -82,7 +82,7 @@ absl::StatusOr<std::unique_ptr<ServedJob>> ServedJob::make(const std::string& de
     if (keep && made->members_->is_elastic())
       return make_error(ExitCode::kConfig,
                         "a server that keeps its shards (--state) serves no workers that come and go (sync.elastic). "
-                        "hint: start servers without --state, or set \"elastic\": false");
+                        "[T1002] hint: start servers without --state, or set \"elastic\": false");
     if (keep) TESSERA_RETURN_IF_ERROR(made->begin_keeping(*keep, server));
   } catch (const std::exception& error) {
     return make_error(ExitCode::kConfig, std::string("the definition of shards cannot be read: ") + error.what() +
@@ -168,7 +168,7 @@ absl::Status ServedJob::begin_keeping(const KeepOptions& options, int server) {
     const MutexLock lock(group.mutex);
     if (!read_image(group, image))
       return make_error(ExitCode::kCorruptData, "parameter server: a file of " + kept_->folder() +
-                                                    " is none of this version. hint: end the run, remove this folder, "
+                                                    " is none of this version. [T1003] hint: end the run, remove this folder, "
                                                     "and go on from a checkpoint");
     has_come_back_ = true;
   }
@@ -192,7 +192,7 @@ void ServedJob::keep_shards() {
       for (std::size_t i = 0; status.ok() && i < groups_.size(); ++i) status = keep_shard(i, /*all=*/is_last, image);
     } catch (const std::exception& error) {  // there is no memory for a copy
       status = make_error(ExitCode::kOsResource, std::string("parameter server: a shard is not kept: ") + error.what() +
-                                                     ". hint: give the server more memory");
+                                                     ". [T1004] hint: give the server more memory");
     }
     if (status.ok()) continue;
     log_error(message_of(status));

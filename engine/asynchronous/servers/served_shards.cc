@@ -109,11 +109,11 @@ void ServedShards::connect(const Strategy& strategy) {
     throw Error(ExitCode::kConfig,
                 "/sync/elastic: each worker that comes and goes is a job of one rank, and this job has " +
                     std::to_string(board_.size()) +
-                    ". hint: start workers by `tessera launch --workers 1:8 --servers 1`, or each without a launcher");
+                    ". [T1005] hint: start workers by `tessera launch --workers 1:8 --servers 1`, or each without a launcher");
   if (!config_.elastic && std::getenv("TESSERA_WORKER") != nullptr)
     throw Error(ExitCode::kConfig,
                 "/sync/elastic: the launcher starts workers that come and go (TESSERA_WORKER), and the strategy has "
-                "ranks that stay. hint: set \"elastic\": true in \"sync\", or start ranks by -n");
+                "ranks that stay. [T1006] hint: set \"elastic\": true in \"sync\", or start ranks by -n");
   const std::string secret = variable("TESSERA_SERVERS_SECRET");
   std::array<char, ServedJob::kRunName> run{};
   std::random_device random;
@@ -150,7 +150,7 @@ void ServedShards::join(int server, ServerLink::Clock::time_point deadline) {
     throw Error(ExitCode::kPeerLost,
                 there.name +
                     ": timed out waiting for the first worker of the run, which has not begun (comm.timeout_s sets "
-                    "the limit), or the server serves another run. hint: look for what stops that worker, or start "
+                    "the limit), or the server serves another run. [T1007] hint: look for what stops that worker, or start "
                     "servers of this run's own");
   if (!joined.ok()) throw Error(exit_code_of(joined.status()), self() + ": " + message_of(joined.status()));
   if (config_.elastic && server == 0) {
@@ -231,7 +231,7 @@ std::optional<std::int64_t> ServedShards::take_step(std::int64_t steps) {
       throw Error(ExitCode::kPeerLost,
                   self() +
                       " data: timed out waiting for the steps that other workers have not made (comm.timeout_s "
-                      "sets the limit). hint: look for what stops the other workers");
+                      "sets the limit). [T1008] hint: look for what stops the other workers");
     std::this_thread::sleep_for(pause);
   }
 }
@@ -448,7 +448,7 @@ GradientAges ServedShards::push(const ElementUpdate&, const PushRates& with) {
   if (config_.elastic && !std::exchange(knows_data_, true))
     log_warning(
         "workers come and go, and the program has not asked which step's data it takes: each worker may take the same "
-        "samples. hint: before each step call Engine::take_step, and go to its data by TokenBatches::go_to_step, or "
+        "samples. [T1009] hint: before each step call Engine::take_step, and go to its data by TokenBatches::go_to_step, or "
         "take a StepSampler");
   wait_for_turn_of_round();
   GradientAges ages;
@@ -507,7 +507,7 @@ void ServedShards::adopt() {
     throw Error(ExitCode::kUsage,
                 self() +
                     ": parameters were written after training has begun, and other workers train them (\"sync\" "
-                    "elastic). hint: load and write values before the first step");
+                    "elastic). [T1010] hint: load and write values before the first step");
   if (gives_values_) write_values();
   board_.meet("asynchronous values");
   copy(0, groups_.size(), MessageKind::kCopy);

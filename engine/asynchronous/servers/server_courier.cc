@@ -29,7 +29,7 @@ bool has_version(MessageKind kind) { return kind == MessageKind::kPull || kind =
 
 absl::Status strange_answer() {
   return make_error(ExitCode::kPeerLost,
-                    "an answer does not fit its question. hint: run `tessera serve` of the workers' own version");
+                    "an answer does not fit its question. [T1011] hint: run `tessera serve` of the workers' own version");
 }
 
 milliseconds left_of(milliseconds limit, ServerCourier::Clock::time_point since) {
@@ -77,7 +77,7 @@ absl::StatusOr<MessageHead> ServerCourier::enter(Clock::time_point deadline, Clo
   if (!made.ok()) return make_error(ExitCode::kPeerLost, visit_.name + ": " + message_of(made.status()));
   {
     const MutexLock lock(mutex_);
-    if (is_ending_) return make_error(ExitCode::kPeerLost, "the worker ends. hint: nothing is to be done");
+    if (is_ending_) return make_error(ExitCode::kPeerLost, "the worker ends. [T1012] hint: nothing is to be done");
     link_ = *std::move(made);
   }
   MessageHead head;
@@ -198,7 +198,7 @@ absl::Status ServerCourier::move_bytes() {
     if (found == 0) {
       comes_back_ = false;  // it is there, and stands still
       return make_error(ExitCode::kPeerLost, "no answer within " + std::to_string(visit_.limit.count() / 1000) +
-                                                 " s. hint: look for what stops that server, or raise comm.timeout_s");
+                                                 " s. [T1013] hint: look for what stops that server, or raise comm.timeout_s");
     }
     std::uint64_t wakes = 0;
     [[maybe_unused]] const ssize_t got = ::read(wake_, &wakes, sizeof wakes);  // there is nothing where nobody woke

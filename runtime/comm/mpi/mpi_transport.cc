@@ -51,13 +51,13 @@ absl::StatusOr<const MpiPlugin*> load_plugin() {
     return make_error(ExitCode::kConfig,
                       "the plug-in " + place +
                           " for comm.transport \"mpi\" is of another version of Tessera or LibTorch. "
-                          "hint: build it from the sources of this Tessera, with LibTorch " +
+                          "[T1026] hint: build it from the sources of this Tessera, with LibTorch " +
                           TORCH_VERSION);
   }
   return make_error(
       ExitCode::kUnavailable,
       "comm.transport is \"mpi\", but its plug-in cannot be loaded: " + joined(reasons, "; ") +
-          ". hint: install an MPI with its headers (Debian: libopenmpi-dev) and build Tessera, which then "
+          ". [T1027] hint: install an MPI with its headers (Debian: libopenmpi-dev) and build Tessera, which then "
           "makes libtessera_mpi.so; TESSERA_MPI_PLUGIN names that file where it lies elsewhere");
 }
 
@@ -74,7 +74,7 @@ absl::Status check_mpi(const Topology& topology) {
   if (std::ranges::find(kLaunchers, topology.launcher) == kLaunchers.end())
     return make_error(ExitCode::kConfig,
                       "comm.transport is \"mpi\", but the ranks were started by " + topology.launcher +
-                          ", of which MPI knows nothing. hint: start them with mpirun -n N PROGRAM, or "
+                          ", of which MPI knows nothing. [T1028] hint: start them with mpirun -n N PROGRAM, or "
                           "with srun --mpi=pmix");
   return mpi_plugin().status();
 }

@@ -79,7 +79,7 @@ StrategyRule never_elastic_with(std::string other, const std::string& what, std:
           fmt::format("sync.elastic goes without {}: {}.", what, why),
           [holds = std::move(holds), what, why](const Strategy& s) -> std::string {
             if (!s.sync.is_elastic() || !holds(s)) return "";
-            return fmt::format("cannot stand beside {}: {}. hint: leave one of them out", what, why);
+            return fmt::format("cannot stand beside {}: {}. [T1029] hint: leave one of them out", what, why);
           }};
 }
 

@@ -65,7 +65,7 @@ absl::Status check_elastic(const TrainCommand& command, const Strategy& strategy
       return make_error(ExitCode::kUsage,
                         std::string("train: ") + name +
                             " does not go with workers that come and go (\"sync\" elastic), since each would do it. "
-                            "hint: leave it out; --save-weights and --export-hf write what all of them have trained");
+                            "[T1033] hint: leave it out; --save-weights and --export-hf write what all of them have trained");
   return absl::OkStatus();
 }
 

@@ -124,7 +124,7 @@ class Pump {
     while (answered_ < own && !is_stopped_) {
       if (!changed_.wait_until(mutex_, until)) break;
     }
-    std::erase(abandoned_, &call);
+    std::erase(abandoned_, &call);  // the thread may be in MPI still
   }
 
   /// Ends the thread. Returns whether nothing was under way any more.
@@ -178,7 +178,7 @@ class Pump {
   }
 
   void cancel(const Call& call) {
-    const auto found = std::ranges::find(calls_, &call, [](const CallPtr& each) { return each.get(); });
+    const auto found = std::ranges::find_if(calls_, [&](const CallPtr& each) { return each.get() == &call; });
     if (found == calls_.end()) return;  // it was over already
     if (call.is_receive()) MPI_Cancel(&requests_[static_cast<std::size_t>(found - calls_.begin())]);
     const CallPtr abandoned = std::move(*found);

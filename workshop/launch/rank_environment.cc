@@ -48,7 +48,8 @@ std::vector<std::string> rank_environment(const LaunchOptions& options, const Jo
   if (is_worker) variables.insert_or_assign("TESSERA_WORKER", text(rank));
   if (options.strict) variables.insert_or_assign("TESSERA_STRICT", "1");
   if (options.plan) variables.insert_or_assign("TESSERA_PLAN", "table");
-  if (hosts.size() > 1) variables.erase("TESSERA_HOSTS");  // LOCAL_WORLD_SIZE says the same for equal hosts
+  // LOCAL_WORLD_SIZE says the same for equal hosts, and a worker has a world of its own.
+  if (hosts.size() > 1 || is_worker) variables.erase("TESSERA_HOSTS");
   if (std::ranges::any_of(hosts, [&](int ranks) { return ranks != hosts.front(); })) {
     variables.insert_or_assign("TESSERA_HOSTS", fmt::format("{}", fmt::join(hosts, ",")));
   }

@@ -63,6 +63,7 @@ absl::StatusOr<std::unique_ptr<ServedJob>> ServedJob::make(const std::string& de
     TESSERA_ASSIGN_OR_RETURN(made->strategy_, parse_strategy(all.at("strategy"), "a worker's strategy"));
     const int server = all.at("server"), servers = all.at("servers"), ranks = all.at("ranks");
     if (ranks < 1 || servers < 1 || server < 0 || server >= servers) throw std::invalid_argument("numbers of servers");
+    made->server_ = server;
     made->members_ = std::make_unique<JobMembers>(made->strategy_.sync.is_elastic() ? 0 : ranks, made->limit_);
     for (const nlohmann::json& each : all.at("groups")) {
       const std::vector<std::int64_t> numels = each.at("numels"), options = each.at("options");
@@ -120,6 +121,15 @@ absl::Status ServedJob::place_all(int server, int servers, const std::string& of
     group->counts.resize(flat.parameters.size());
   }
   return absl::OkStatus();
+}
+
+/// A worker that gives the first values may end after the other servers have heard that they are there, and before
+/// server 0 has. Then the next worker gives all servers its own.
+bool ServedJob::has_begun(std::size_t group) {
+  if (!members_->lasts()) return false;
+  if (server_ == 0 || group >= groups_.size()) return true;
+  const MutexLock lock(groups_[group]->mutex);
+  return groups_[group]->version > 0;
 }
 
 std::int64_t ServedJob::tick(std::int64_t seen) {
@@ -328,10 +338,11 @@ absl::Status ServedJob::Worker::answer(const MessageHead& head, ServerLink& link
       return do_elastic(head, link);
     case MessageKind::kReadCounts:
     case MessageKind::kWriteCounts:
-      if (head.kind == MessageKind::kWriteCounts && job_.members_->lasts()) return broken("it came after the start");
+      if (head.kind == MessageKind::kWriteCounts && job_.has_begun(head.shard))
+        return broken("it came after the start");
       return do_counts(head, link);
     case MessageKind::kWrite:
-      if (job_.members_->lasts()) return broken("it came after the start");
+      if (job_.has_begun(head.shard)) return broken("it came after the start");
       [[fallthrough]];
     case MessageKind::kReadStates:
       return do_range(head, link);

@@ -24,6 +24,7 @@
 #include <utility>
 #include <vector>
 
+#include "engine/asynchronous/servers/job_members.h"
 #include "engine/asynchronous/servers/parameter_server.h"
 #include "engine/asynchronous/servers/server_courier.h"
 #include "engine/asynchronous/servers/server_link.h"
@@ -421,10 +422,11 @@ TEST(Servers, ElasticGoesWithServersAndWithoutOrdersAndCheckpointFolders) {
   EXPECT_THAT(error_with(on_servers + R"(}, "checkpoint": {"dir": "a"})"), HasSubstr("would save there by itself"));
 }
 
-/// A worker whose every message a test writes. It joins an elastic run with one parameter of 64 numbers.
+/// A worker whose every message a test writes. It joins an elastic run with one parameter of 64 numbers, which the last
+/// server owns. `server`: the number of this last one. `number`: that of the worker.
 class RawWorker {
  public:
-  explicit RawWorker(const std::string& address)
+  explicit RawWorker(const std::string& address, int server = 0, int number = JobMembers::kAnyNumber)
       : link_(value_or_throw(ServerLink::connect(address, ServerLink::Clock::now() + kLimit))) {
     const std::string secret = kSecret;
     EXPECT_EQ(ask(MessageKind::kSecret, std::as_bytes(std::span(secret))).kind, MessageKind::kDone);
@@ -432,13 +434,13 @@ class RawWorker {
     const nlohmann::json group = {{"unit", "a"},      {"unit_index", 0}, {"group", 0},
                                   {"numels", numels}, {"parts", 1},      {"options", options}};
     const nlohmann::json all = {{"ranks", 1},
-                                {"server", 0},
-                                {"servers", 1},
+                                {"server", server},
+                                {"servers", server + 1},
                                 {"timeout_s", 10},
                                 {"strategy", elastic().to_json()},
                                 {"groups", nlohmann::json::array({group})}};
     const std::string definition = std::string(32, '-') + all.dump();
-    place = ask(MessageKind::kJoin, std::as_bytes(std::span(definition)), /*first=*/-1);
+    place = ask(MessageKind::kJoin, std::as_bytes(std::span(definition)), /*first=*/number);
   }
 
   MessageHead ask(MessageKind kind, std::span<const std::byte> payload = {}, std::int64_t first = 0) {
@@ -525,6 +527,30 @@ TEST(Servers, HostilePushesEndTheirConnectionAndChangeNothing) {
   EXPECT_EQ(first.shard(), before);
   EXPECT_EQ(first.ask(MessageKind::kPush, push).kind, MessageKind::kDone);
   EXPECT_EQ(first.shard().first, 1) << "a whole push counts";
+}
+
+// The first worker has told server 1 that its values are there, and ends before it tells server 0. So server 0 lets
+// another worker give the values.
+TEST(Servers, NextWorkerGivesTheFirstValuesWhereOnlyServerOneHadThem) {
+  const Servers servers(1);
+  const auto give = [&](RawWorker& worker) {
+    EXPECT_EQ(worker.place.kind, MessageKind::kDone);
+    EXPECT_EQ(worker.ask(MessageKind::kWrite).kind, MessageKind::kDone);
+    EXPECT_EQ(worker.ask(MessageKind::kBegin).kind, MessageKind::kDone);
+  };
+  {
+    RawWorker first(servers.address(0), /*server=*/1, /*number=*/0);
+    give(first);
+  }
+  RawWorker second(servers.address(0), /*server=*/1, /*number=*/1);
+  give(second);
+  const std::size_t elements = second.shard().second.size();
+  const OptimizerConfig optimizer = elastic().optimizer;
+  const std::size_t numbers = LearningRates(optimizer).all().size() + UpdateOptions(optimizer).all().size();
+  const std::vector<std::byte> push(sizeof(PushedNumbers) + numbers * sizeof(double) + 1 + elements * sizeof(float));
+  EXPECT_EQ(second.ask(MessageKind::kPush, push).kind, MessageKind::kDone);
+  second.send(MessageKind::kWrite, 0, {});
+  EXPECT_TRUE(second.is_dropped()) << "the shard was pushed to";
 }
 
 TEST(Servers, LostServerIsNamedByRanks) {

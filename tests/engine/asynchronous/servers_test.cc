@@ -721,6 +721,21 @@ TEST(Servers, KilledServerComesBackWithAtMostTheStatedPushesLostAndNoneAppliedTw
   }
 }
 
+TEST(Servers, RankWithoutAQuestionJoinsAServerThatHasComeBack) {
+  const TestFolder folder;
+  const KeepOptions keep{folder.path(), 0};
+  auto server = value_or_throw(ParameterServer::start("127.0.0.1:0", kSecret, keep));
+  const std::string address = server->address();
+  CountedShard shard(address);
+  ASSERT_TRUE(shard.join().ok());
+  ASSERT_TRUE(shard.write().ok());
+  server.reset();
+  server = value_or_throw(ParameterServer::start(address, kSecret, keep));
+  for (int i = 0; i < 1000 && server->is_idle(); ++i) std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  EXPECT_FALSE(server->is_idle());
+  EXPECT_EQ(shard.pushes(), 0);
+}
+
 TEST(Servers, RankAloneKeepsItsBitsAndOthersTheirStepsWhenAServerIsKilledAmidThem) {
   for (const int ranks : {1, 2}) {
     SCOPED_TRACE(ranks);

@@ -856,7 +856,9 @@ TEST(Servers, DamagedFileOfAShardIsRefusedAndOneOfAnotherRunIsNot) {
     EXPECT_EQ(value_or_throw(kept->read(3)), image);
     EXPECT_TRUE(value_or_throw(kept->read(4)).empty()) << "nothing was written";
   }
+  std::ofstream(folder / "server-0/shard-3.tmp-1-0") << "a server was killed here";
   EXPECT_TRUE(value_or_throw(value_or_throw(KeptShards::open(keep, 0, "another run"))->read(3)).empty());
+  EXPECT_FALSE(std::filesystem::exists(folder / "server-0/shard-3.tmp-1-0"));
   std::fstream(folder / "server-0/shard-3", std::ios::in | std::ios::out | std::ios::binary).seekp(100).put('x');
   const auto kept = value_or_throw(KeptShards::open(keep, 0, "a run"));
   EXPECT_EQ(exit_code_of(kept->read(3).status()), ExitCode::kCorruptData);

@@ -29,6 +29,17 @@ absl::Status broken(const std::string& part) {
                                              ". [T0963] hint: run `tessera serve` of the workers' own version");
 }
 
+/// Throws where a group has sizes of which no layout can be made.
+void expect_layout(const std::vector<std::int64_t>& numels, int parts) {
+  constexpr std::int64_t kMostElements = std::int64_t{1} << 46;
+  std::int64_t left = kMostElements;
+  for (const std::int64_t numel : numels) {
+    if (numel < 0 || numel > left) throw std::invalid_argument("sizes of parameters");
+    left -= numel;
+  }
+  if (parts < 1) throw std::invalid_argument("a number of parts");
+}
+
 /// Returns zeros for all shards. Where they lie in a file, the system keeps in memory what is used, and writes the rest.
 /// That suits a server better than records that one thread brings and takes away: each worker's thread updates another
 /// shard.
@@ -72,7 +83,9 @@ absl::StatusOr<std::unique_ptr<ServedJob>> ServedJob::make(const std::string& de
       FlatGroup& flat = *made->units_.back()->groups.emplace_back(std::make_unique<FlatGroup>());
       flat.unit = made->units_.back().get();
       flat.index = each.at("group");
-      flat.layout = Layout::pack(numels, each.at("parts").get<int>());
+      const int parts = each.at("parts");
+      expect_layout(numels, parts);
+      flat.layout = Layout::pack(numels, parts);
       for (const std::int64_t option : options) {
         const auto known = static_cast<std::int64_t>(made->strategy_.optimizer.groups.size());
         if (option < -1 || option >= known) throw std::invalid_argument("a group of the optimizer");

@@ -26,6 +26,7 @@
 
 #include "engine/asynchronous/servers/job_members.h"
 #include "engine/asynchronous/servers/parameter_server.h"
+#include "engine/asynchronous/servers/served_job.h"
 #include "engine/asynchronous/servers/server_courier.h"
 #include "engine/asynchronous/servers/server_link.h"
 #include "engine/step/agree/learning_rates.h"
@@ -430,17 +431,20 @@ class RawWorker {
       : link_(value_or_throw(ServerLink::connect(address, ServerLink::Clock::now() + kLimit))) {
     const std::string secret = kSecret;
     EXPECT_EQ(ask(MessageKind::kSecret, std::as_bytes(std::span(secret))).kind, MessageKind::kDone);
+    const std::string definition = std::string(32, '-') + definition_for(server).dump();
+    place = ask(MessageKind::kJoin, std::as_bytes(std::span(definition)), /*first=*/number);
+  }
+
+  static nlohmann::json definition_for(int server) {
     const std::vector<std::int64_t> numels = {64}, options = {-1};
     const nlohmann::json group = {{"unit", "a"},      {"unit_index", 0}, {"group", 0},
                                   {"numels", numels}, {"parts", 1},      {"options", options}};
-    const nlohmann::json all = {{"ranks", 1},
-                                {"server", server},
-                                {"servers", server + 1},
-                                {"timeout_s", 10},
-                                {"strategy", elastic().to_json()},
-                                {"groups", nlohmann::json::array({group})}};
-    const std::string definition = std::string(32, '-') + all.dump();
-    place = ask(MessageKind::kJoin, std::as_bytes(std::span(definition)), /*first=*/number);
+    return {{"ranks", 1},
+            {"server", server},
+            {"servers", server + 1},
+            {"timeout_s", 10},
+            {"strategy", elastic().to_json()},
+            {"groups", nlohmann::json::array({group})}};
   }
 
   MessageHead ask(MessageKind kind, std::span<const std::byte> payload = {}, std::int64_t first = 0) {
@@ -527,6 +531,18 @@ TEST(Servers, HostilePushesEndTheirConnectionAndChangeNothing) {
   EXPECT_EQ(first.shard(), before);
   EXPECT_EQ(first.ask(MessageKind::kPush, push).kind, MessageKind::kDone);
   EXPECT_EQ(first.shard().first, 1) << "a whole push counts";
+}
+
+TEST(Servers, DefinitionThatMakesNoLayoutIsRefused) {
+  const auto code_with = [](const char* key, const nlohmann::json& value) {
+    nlohmann::json all = RawWorker::definition_for(0);
+    all["groups"][0][key] = value;
+    return exit_code_of(ServedJob::make(std::string(ServedJob::kRunName, '-') + all.dump(), {}, "").status());
+  };
+  EXPECT_EQ(code_with("parts", 1), ExitCode::kOk);
+  EXPECT_EQ(code_with("parts", 0), ExitCode::kConfig);
+  for (const std::int64_t numel : {std::int64_t{-1}, std::int64_t{1} << 60})
+    EXPECT_EQ(code_with("numels", nlohmann::json::array({numel})), ExitCode::kConfig) << numel;
 }
 
 // The first worker has told server 1 that its values are there, and ends before it tells server 0. So server 0 lets

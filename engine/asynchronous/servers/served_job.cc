@@ -195,7 +195,7 @@ absl::Status ServedJob::begin_keeping(const KeepOptions& options, int server) {
                                                     "and go on from a checkpoint");
     has_come_back_ = true;
   }
-  if (has_come_back_) members_->expect_back(kForReturns);
+  if (has_come_back_) members_->expect_back(std::min(kForReturns, limit_ / 2));  // a wait for others ends at limit_
   keeping_ = std::jthread([this] { keep_shards(); });
   return absl::OkStatus();
 }

@@ -153,7 +153,8 @@ class ServedJob {
   void write_image(const Group& group, std::vector<std::byte>& image) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(group.mutex);
   /// Returns whether the image is one of this shard.
   bool read_image(Group& group, std::span<const std::byte> image) ABSL_EXCLUSIVE_LOCKS_REQUIRED(group.mutex);
-  /// Returns whether first values come too late for a group of a run whose workers come and go.
+  /// Returns whether first values come too late for a group of a run whose workers come and go: at server 0 once the
+  /// run has begun, at others once the group was pushed to.
   bool has_begun(std::size_t group);
   /// Returns the number of the next event, which is larger than `seen` and than all before.
   std::int64_t tick(std::int64_t seen);

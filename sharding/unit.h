@@ -72,10 +72,10 @@ struct TensorStateMemory {
 ///
 ///   full     [numel]              dtype   gathered; the parameters are views of it. Null while released
 ///   shard    [parameter_part]     dtype   this rank's part (inside `full` where that is permanent)
-///   master [optimizer_part] fp32 what the optimizer updates; null where dtype is fp32 and `shard` is the master,
-///                                         or split into `shard` and `master_low` where master_kind says so
+///   master   [optimizer_part]     fp32    what the optimizer updates; null where dtype is fp32 and `shard` is the
+///                                         master, or split into `shard` and `master_low` where master_kind says so
 ///   state    [optimizer_part]     fp32, bf16 or 8 bits with scales    what the optimizer keeps
-///   of_tensors [of_tensors.part] fp32 states of whole tensors, of shapes of their own
+///   of_tensors [of_tensors.part]  fp32    states of whole tensors, of shapes of their own
 ///   gradient [gradient_part]      fp32    sums over ranks and microbatches
 ///
 /// A part of shard, master and state may be offloaded (`parameters_below`, `records`); the pointers are then to the

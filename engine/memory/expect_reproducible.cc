@@ -45,8 +45,8 @@ void expect_plain_blocks(const Strategy& strategy) {
 
 [[noreturn]] void refuse_nccl() {
   refuse(
-      "NCCL makes sums of several ranks in an order of its own. [T1021] hint: take \"comm\": {\"transport\": \"cuda_host\"}, "
-      "for GPUs of one host, or train on the CPU (\"host\" or \"gloo\")");
+      "NCCL makes sums of several ranks in an order of its own. [T1021] hint: take \"comm\": {\"transport\": "
+      "\"cuda_host\"}, for GPUs of one host, or train on the CPU (\"host\" or \"gloo\")");
 }
 
 /// A GPU joins whole gradients when a microbatch's backward ends. Sums that ranks make of every microbatch are queued,
@@ -54,17 +54,17 @@ void expect_plain_blocks(const Strategy& strategy) {
 void expect_built_for_gpu(const Strategy& strategy, std::int64_t ranks) {
   if (strategy.gradient_sync != GradientSync::kLastMicrobatch && strategy.gradient_accumulation > 1 && ranks > 1)
     refuse(
-        "on a GPU ranks sum whole steps, and gradient_sync each_microbatch sums each of several microbatches. [T1022] hint: "
-        "take \"gradient_sync\": \"last_microbatch\", or train on the CPU (comm.transport \"host\" or \"gloo\")");
+        "on a GPU ranks sum whole steps, and gradient_sync each_microbatch sums each of several microbatches. [T1022] "
+        "hint: take \"gradient_sync\": \"last_microbatch\", or train on the CPU (comm.transport \"host\" or \"gloo\")");
   if (strategy.comm.transport == TransportChoice::kNccl && ranks > 1) refuse_nccl();
   if (packs_sums(strategy))
     refuse(
-        "compression.gradients and sums of a GPU are summed on its host, over another transport. [T1023] hint: leave these "
-        "keys out");
+        "compression.gradients and sums of a GPU are summed on its host, over another transport. [T1023] hint: leave "
+        "these keys out");
   if (strategy.record_hashes.every > 0)
     refuse(
-        "record_hashes reads gradients and masters on the CPU, and a GPU trains. [T1024] hint: leave record_hashes out, or "
-        "train on the CPU (comm.transport \"host\" or \"gloo\")");
+        "record_hashes reads gradients and masters on the CPU, and a GPU trains. [T1024] hint: leave record_hashes "
+        "out, or train on the CPU (comm.transport \"host\" or \"gloo\")");
 }
 
 }  // namespace

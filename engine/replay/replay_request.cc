@@ -99,8 +99,8 @@ std::string ReplayRequest::to_json() const {
 void expect_no_replay() {
   if (!ReplayRequest::from_environment()) return;
   refuse(
-      "hashes of steps are made on the CPU, so steps are made again there, and a GPU trains. [T1025] hint: take comm.transport "
-      "\"host\" or \"gloo\", or unset the variable");
+      "hashes of steps are made on the CPU, so steps are made again there, and a GPU trains. [T1025] hint: take "
+      "comm.transport \"host\" or \"gloo\", or unset the variable");
 }
 
 Strategy as_replayed(Strategy strategy, int ranks) {

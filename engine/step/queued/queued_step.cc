@@ -97,7 +97,9 @@ void QueuedStep::allocate(const LossScalerState& scaler) {
   views_.loss = at::from_blob(message_.own + offsetof(StepMessageHeader, loss), {1}, options.dtype(at::kDouble));
   views_.own_squares =
       at::from_blob(message_.own + offsetof(StepMessageHeader, own_squares), {1}, options.dtype(at::kDouble));
-  views_.losses = at::from_blob(message_.own + tables_.losses_offset, {tables_.rounds, 2}, options.dtype(at::kDouble));
+  if (tables_.rounds > 0)
+    views_.losses =
+        at::from_blob(message_.own + tables_.losses_offset, {tables_.rounds, 2}, options.dtype(at::kDouble));
   views_.loss_scale = at::from_blob(&tables_.decision->scaler.scale, {}, options.dtype(at::kFloat));
   for (InFlight& slot : flight_.ring) {
     slot.message = kernels_.pinned_memory(tables_.losses_offset);

@@ -825,6 +825,20 @@ TEST(DeviceReproducible, AnyNumberOfRanksGivesTheBitsOfOneOnTheCpu) {
   }
 }
 
+/// One microbatch a rank is summed over both axes, one after the other. Runs of three go to all ranks at once.
+TEST(DeviceReproducible, TwoAxesGiveTheBitsOfOneOnTheCpu) {
+  for (const Dealt& dealt : {Dealt{4, 1}, Dealt{4, 3}}) {
+    const auto of = [](ShardingStrategy kind, std::int64_t each) {
+      return reproducible(kind, DType::kBF16, OptimizerType::kAdamW, each);
+    };
+    const Trained wanted = train_on_threads({}, of(ShardingStrategy::kFullShard, dealt.all()), short_run());
+    const Strategy hybrid = of(ShardingStrategy::kHybridShard, dealt.each);
+    const EmulatedGpus gpus;
+    expect_same_bits(train_on_threads(on_one_gpu({.ranks = dealt.ranks, .hosts = 2}), hybrid, short_run()), wanted,
+                     std::to_string(dealt.each) + " microbatches a rank");
+  }
+}
+
 /// The CPU of the host gets a unit's sum when its microbatches are joined, and not before.
 TEST(DeviceReproducible, StatesThatTheHostUpdatesGiveTheBitsOfOneOnTheCpu) {
   for (const Dealt& dealt : {Dealt{1, 4}, Dealt{2, 3}}) {

@@ -17,11 +17,13 @@
 #include <vector>
 
 #include "engine/replay/find_nonfinite.h"
+#include "engine/replay/replay_request.h"
 #include "engine/replay/step_records.h"
 #include "engine/replay/unit_hashes.h"
 #include "runtime/comm/shared/run_ranks.h"
 #include "tessera/checkpoint.h"
 #include "tests/engine/on_hosts.h"
+#include "tests/support/session.h"
 #include "tests/support/test_folder.h"
 #include "tests/support/train_helpers.h"
 
@@ -298,6 +300,12 @@ TEST_F(Hashes, RequestsThatCannotBeMetAreRefusedWithWhatToDo) {
   Strategy durable = strategy;
   durable.durable = {.every = 1, .dir = path("durable")};
   EXPECT_THAT(end_of({}, durable), HasSubstr("\"durable\""));
+}
+
+TEST_F(Hashes, ReplayIsRefusedWhereAGpuTrains) {
+  EXPECT_EQ(error_of([] { expect_no_replay(); }), "");
+  ask(R"({"step": 1, "microbatches": 8})");
+  EXPECT_THAT(error_of([] { expect_no_replay(); }), AllOf(HasSubstr("a GPU trains"), HasSubstr("comm.transport")));
 }
 
 TEST(FindNonfinite, InputsAreThoseBeforeTheOperator) {

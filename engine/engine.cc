@@ -200,7 +200,8 @@ std::optional<std::int64_t> Engine::take_step(std::int64_t steps) {
   Training& training = state_->training;
   ServedShards* const served = training.sync.elastic();
   expect(served != nullptr,
-         "take_step is for workers that come and go. [T1014] hint: set \"elastic\" in \"sync\", with \"owners\": \"servers\"");
+         "take_step is for workers that come and go. [T1014] hint: set \"elastic\" in \"sync\", with \"owners\": "
+         "\"servers\"");
   return training.job.or_abort("take_step", [&] {
     const std::optional<std::int64_t> step = served->take_step(steps);
     if (served->is_over()) training.accept_new_values();

@@ -37,8 +37,9 @@ RankSampler::RankSampler(std::size_t num_samples, const Mesh& mesh, const RankSa
 }
 
 DealtSamples& RankSampler::dealt(const char* what) const {
-  expect(dealt_ != nullptr, what,
-         " of a sampler that deals samples one by one. [T1017] hint: give it microbatches and batch (RankSamplerOptions)");
+  expect(
+      dealt_ != nullptr, what,
+      " of a sampler that deals samples one by one. [T1017] hint: give it microbatches and batch (RankSamplerOptions)");
   return *dealt_;
 }
 
@@ -174,7 +175,8 @@ StepSampler::StepSampler(std::size_t num_samples, std::int64_t batches, TakeStep
 
 void StepSampler::expect_enough() const {
   expect(num_samples_ > 0 && batches_ > 0, "StepSampler wants a sample or more, and a batch or more a step, got ",
-         num_samples_, " and ", batches_, ". [T1019] hint: give it the data's size and the strategy's gradient_accumulation");
+         num_samples_, " and ", batches_,
+         ". [T1019] hint: give it the data's size and the strategy's gradient_accumulation");
 }
 
 void StepSampler::reset(std::optional<std::size_t> new_size) {

@@ -26,24 +26,27 @@ absl::StatusOr<std::string> new_file(const std::string& file) {
   const OwnedFd made(::open(file.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600));
   const int error = made.is_open() ? write_all(made.get(), secret + "\n") : errno;
   if (error == 0) return secret;
-  return make_error(ExitCode::kCannotCreate,
-                    fmt::format("launch: the secret cannot be written to {}: {}. [T1034] hint: name a file in a folder in "
-                                "which you may write, or make it by hand: openssl rand -hex 16",
-                                quoted_text(file), errno_text(error)));
+  return make_error(
+      ExitCode::kCannotCreate,
+      fmt::format("launch: the secret cannot be written to {}: {}. [T1034] hint: name a file in a folder in "
+                  "which you may write, or make it by hand: openssl rand -hex 16",
+                  quoted_text(file), errno_text(error)));
 }
 
 absl::StatusOr<std::string> secret_in(const std::string& file, int fd) {
   struct stat info {};
   if (::fstat(fd, &info) != 0 || !S_ISREG(info.st_mode))
-    return make_error(ExitCode::kCorruptData,
-                      fmt::format("launch: the secret's file {} is no regular file. [T1035] hint: name a file with one line, "
-                                  "of 16 to 256 bytes",
-                                  quoted_text(file)));
+    return make_error(
+        ExitCode::kCorruptData,
+        fmt::format("launch: the secret's file {} is no regular file. [T1035] hint: name a file with one line, "
+                    "of 16 to 256 bytes",
+                    quoted_text(file)));
   if ((info.st_mode & (S_IRWXG | S_IRWXO)) != 0)
-    return make_error(ExitCode::kPermission,
-                      fmt::format("launch: other users may read or write the secret's file {}. [T1036] hint: chmod 600 it, and "
-                                  "take a new secret if somebody may have read it",
-                                  quoted_text(file)));
+    return make_error(
+        ExitCode::kPermission,
+        fmt::format("launch: other users may read or write the secret's file {}. [T1036] hint: chmod 600 it, and "
+                    "take a new secret if somebody may have read it",
+                    quoted_text(file)));
   std::array<char, kMostBytes + 1> bytes{};
   const ssize_t got = ::read(fd, bytes.data(), bytes.size());
   std::string secret(bytes.data(), got > 0 ? static_cast<std::size_t>(got) : 0);
@@ -76,10 +79,11 @@ absl::StatusOr<std::string> job_secret(const std::string& file, bool makes_file)
   const int error = errno;
   if (opened.is_open()) return secret_in(file, opened.get());
   if (error == ENOENT && makes_file) return new_file(file);
-  return make_error(error == EACCES ? ExitCode::kPermission : ExitCode::kNoInput,
-                    fmt::format("launch: the secret's file {} cannot be opened: {}. [T1038] hint: copy the file that the job's "
-                                "first launcher has, and let nobody else read it",
-                                quoted_text(file), errno_text(error)));
+  return make_error(
+      error == EACCES ? ExitCode::kPermission : ExitCode::kNoInput,
+      fmt::format("launch: the secret's file {} cannot be opened: {}. [T1038] hint: copy the file that the job's "
+                  "first launcher has, and let nobody else read it",
+                  quoted_text(file), errno_text(error)));
 }
 
 }  // namespace tessera

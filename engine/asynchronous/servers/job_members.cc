@@ -92,9 +92,10 @@ void JobMembers::note(int number, std::int64_t computed, std::int64_t pushed) {
 absl::Status JobMembers::wait_on(Clock::time_point deadline, const IsGone& is_gone) {
   if (is_gone()) return worker_gone();
   if (Clock::now() > deadline)
-    return make_error(ExitCode::kPeerLost,
-                      "timed out waiting for a worker that saves or pushes (comm.timeout_s sets the limit). [T0995] hint: look "
-                      "for what stops the other workers");
+    return make_error(
+        ExitCode::kPeerLost,
+        "timed out waiting for a worker that saves or pushes (comm.timeout_s sets the limit). [T0995] hint: look "
+        "for what stops the other workers");
   changed_.wait_until(mutex_, Clock::now() + kMembersPause);
   return absl::OkStatus();
 }
@@ -122,9 +123,10 @@ absl::Status JobMembers::await(const std::function<bool(int number, const Member
 absl::Status JobMembers::begin(int number) {
   const MutexLock lock(mutex_);
   if (giver_.value_or(number) != number)
-    return make_error(ExitCode::kUsage, "worker " + std::to_string(number) +
-                                            " was not to give the first values. [T0996] hint: run `tessera serve` of the "
-                                            "workers' own version");
+    return make_error(ExitCode::kUsage,
+                      "worker " + std::to_string(number) +
+                          " was not to give the first values. [T0996] hint: run `tessera serve` of the "
+                          "workers' own version");
   has_values_ = true;
   changed_.notify_all();
   return absl::OkStatus();
@@ -133,8 +135,9 @@ absl::Status JobMembers::begin(int number) {
 absl::StatusOr<JobMembers::Deal> JobMembers::deal(int number, std::int64_t steps) {
   const MutexLock lock(mutex_);
   if (steps < 1)
-    return make_error(ExitCode::kUsage, "a run of " + std::to_string(steps) +
-                                            " steps has none to deal. [T0997] hint: ask for a step of 1 or more in all");
+    return make_error(ExitCode::kUsage,
+                      "a run of " + std::to_string(steps) +
+                          " steps has none to deal. [T0997] hint: ask for a step of 1 or more in all");
   if (steps_ == 0) steps_ = steps;
   if (steps != steps_)
     return make_error(ExitCode::kUsage, "this worker makes " + std::to_string(steps) +

@@ -153,9 +153,10 @@ absl::StatusOr<ParameterServer::Joined> ParameterServer::join(const MessageHead&
     TESSERA_ASSIGN_OR_RETURN(std::unique_ptr<ServedJob> made, ServedJob::make(definition, keep_, offload_));
     const bool returns = head.second < 0;
     if (returns && !made->has_come_back())
-      return make_error(ExitCode::kUnavailable,
-                        "this server has nothing of the run any more. [T1001] hint: start the server again with its --state "
-                        "folder, or go on from a checkpoint");
+      return make_error(
+          ExitCode::kUnavailable,
+          "this server has nothing of the run any more. [T1001] hint: start the server again with its --state "
+          "folder, or go on from a checkpoint");
     job_ = std::move(made);
     log_info("parameter server " + listener_.address + (job_->has_come_back() ? ": a run goes on" : ": a run begins") +
              "; its shards have " + std::to_string(job_->bytes()) + " bytes");

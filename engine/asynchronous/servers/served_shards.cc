@@ -106,10 +106,11 @@ void ServedShards::open_orders() {
 
 void ServedShards::connect(const Strategy& strategy) {
   if (config_.elastic && board_.size() != 1)
-    throw Error(ExitCode::kConfig,
-                "/sync/elastic: each worker that comes and goes is a job of one rank, and this job has " +
-                    std::to_string(board_.size()) +
-                    ". [T1005] hint: start workers by `tessera launch --workers 1:8 --servers 1`, or each without a launcher");
+    throw Error(
+        ExitCode::kConfig,
+        "/sync/elastic: each worker that comes and goes is a job of one rank, and this job has " +
+            std::to_string(board_.size()) +
+            ". [T1005] hint: start workers by `tessera launch --workers 1:8 --servers 1`, or each without a launcher");
   if (!config_.elastic && std::getenv("TESSERA_WORKER") != nullptr)
     throw Error(ExitCode::kConfig,
                 "/sync/elastic: the launcher starts workers that come and go (TESSERA_WORKER), and the strategy has "
@@ -147,11 +148,12 @@ void ServedShards::join(int server, ServerLink::Clock::time_point deadline) {
   const Server& there = servers_[static_cast<std::size_t>(server)];
   const auto joined = there.courier->start(deadline, config_.elastic ? ServerLink::Clock::now() + limit_ : deadline);
   if (config_.elastic && exit_code_of(joined.status()) == ExitCode::kUnavailable)
-    throw Error(ExitCode::kPeerLost,
-                there.name +
-                    ": timed out waiting for the first worker of the run, which has not begun (comm.timeout_s sets "
-                    "the limit), or the server serves another run. [T1007] hint: look for what stops that worker, or start "
-                    "servers of this run's own");
+    throw Error(
+        ExitCode::kPeerLost,
+        there.name +
+            ": timed out waiting for the first worker of the run, which has not begun (comm.timeout_s sets "
+            "the limit), or the server serves another run. [T1007] hint: look for what stops that worker, or start "
+            "servers of this run's own");
   if (!joined.ok()) throw Error(exit_code_of(joined.status()), self() + ": " + message_of(joined.status()));
   if (config_.elastic && server == 0) {
     number_ = static_cast<int>(joined->first);
@@ -453,7 +455,8 @@ GradientAges ServedShards::push(const ElementUpdate&, const PushRates& with) {
   if (config_.elastic && !std::exchange(knows_data_, true))
     log_warning(
         "workers come and go, and the program has not asked which step's data it takes: each worker may take the same "
-        "samples. [T1009] hint: before each step call Engine::take_step, and go to its data by TokenBatches::go_to_step, or "
+        "samples. [T1009] hint: before each step call Engine::take_step, and go to its data by "
+        "TokenBatches::go_to_step, or "
         "take a StepSampler");
   wait_for_turn_of_round();
   GradientAges ages;

@@ -331,10 +331,9 @@ std::vector<StrategyKey> step_keys() {
        .unit = "microbatches",
        .default_json = "0",
        .example_json = "2",
-       .doc =
-           "The most microbatches of slower ranks that a rank makes again in a step when it has ended its own. The "
-           "first result counts, and the bits do not depend on whose it is. It goes with reproducible, and with a "
-           "program that asks Engine::microbatch before each microbatch.",
+       .doc = "The most microbatches of slower ranks that a rank makes again in a step when it has ended its own. The "
+              "first result counts, and the bits do not depend on whose it is. It goes with reproducible, and with a "
+              "program that asks Engine::microbatch before each microbatch.",
        .cost =
            "Memory for the whole gradients of so many microbatches, and their bytes between ranks. An all-gather of "
            "so many numbers in each step, and sometimes a microbatch that another rank has ended first. Where ranks "

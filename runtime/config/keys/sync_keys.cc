@@ -150,9 +150,10 @@ std::vector<StrategyKey> sync_keys() {
        .doc =
            "Whose the shards are: masters and states, to which gradients are applied as they come. With servers ranks "
            "may be on several hosts, and a rank that is killed stops no other; TESSERA_SERVERS names the servers.",
-       .cost = "ranks: 4 bytes for each of this rank's master weights. servers: a step's gradients and parameters go "
-               "over the network, behind backward and forward; with delay_compensation.lambda parameters go both ways. A "
-               "server has 4 bytes for each of its master weights, and as much a state.",
+       .cost =
+           "ranks: 4 bytes for each of this rank's master weights. servers: a step's gradients and parameters go "
+           "over the network, behind backward and forward; with delay_compensation.lambda parameters go both ways. A "
+           "server has 4 bytes for each of its master weights, and as much a state.",
        .only_if = when_asynchronous()},
       {.pointer = "/sync/elastic",
        .field = boolean_field(AT(sync.asynchronous.elastic)),

@@ -62,10 +62,11 @@ absl::Status check_elastic(const TrainCommand& command, const Strategy& strategy
                                                   {"--resume", resumes}};
   for (const auto& [name, is_given] : options)
     if (is_given)
-      return make_error(ExitCode::kUsage,
-                        std::string("train: ") + name +
-                            " does not go with workers that come and go (\"sync\" elastic), since each would do it. "
-                            "[T1033] hint: leave it out; --save-weights and --export-hf write what all of them have trained");
+      return make_error(
+          ExitCode::kUsage,
+          std::string("train: ") + name +
+              " does not go with workers that come and go (\"sync\" elastic), since each would do it. "
+              "[T1033] hint: leave it out; --save-weights and --export-hf write what all of them have trained");
   return absl::OkStatus();
 }
 

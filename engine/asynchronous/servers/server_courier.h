@@ -122,7 +122,7 @@ class ServerCourier {
   std::vector<std::span<const std::byte>> pieces_;  ///< its head and payload, without empty parts
   std::size_t piece_ = 0, offset_ = 0;              ///< what comes next of it
   std::deque<Ticket> sent_;                         ///< questions whose answers are to come
-  MessageHead head_;                                ///< of the answer that comes
+  MessageHead head_;                                ///< the head of the answer that comes
   std::string text_;                                ///< what was refused
   std::vector<std::span<std::byte>> places_;        ///< where the bytes that come go
   std::size_t place_ = 0, filled_ = 0;

@@ -46,9 +46,9 @@ class BlockSums {
   int made_again() const {
     return static_cast<int>(std::ranges::count(order_.made_again, world_.rank(), &MadeAgain::rank));
   }
-  /// Makes `group.gradient` of the sums that ranks have of whole gradients, and shows it to `visitor`, which is null on a
-  /// GPU. `own`: the sums of this rank's nodes, in order, and then the leaves that it has made again, by their turns; any
-  /// one of them may lie in `group.gradient`.
+  /// Makes `group.gradient` of the sums that ranks have of whole gradients, and shows it to `visitor`, which is null on
+  /// a GPU. `own`: the sums of this rank's nodes, in order, and then the leaves that it has made again, by their turns;
+  /// any one of them may lie in `group.gradient`.
   void join(const FlatGroup& group, std::span<const float* const> own, GradientVisitor* visitor);
   /// The bytes that this rank has sent so far.
   std::int64_t sent_bytes() const { return sent_bytes_; }

@@ -59,8 +59,8 @@ class MicrobatchTree {
   /// microbatch stays in a place of its own.
   void join_leaf(const FlatGroup& group, float* leaf) const;
   /// Makes a group's sum from the sums that ranks have of the nodes of their runs; `last` is this rank's last one. The
-  /// sum is there when this returns, or queued on a GPU. Returns the bytes that this rank has sent. `visitor`: null on a
-  /// GPU. REQUIRES: `has_blocks`.
+  /// sum is there when this returns, or queued on a GPU. Returns the bytes that this rank has sent. `visitor`: null on
+  /// a GPU. REQUIRES: `has_blocks`.
   std::int64_t join_blocks(const FlatGroup& group, const float* last, GradientVisitor* visitor);
   /// This is called when one more of this rank's microbatches has joined the tree.
   void end_microbatch() { round_ += backup_ ? 0 : 1; }

@@ -26,6 +26,7 @@ DealtSamples::DealtSamples(const SamplerOptions& options, std::int64_t epoch)
 
 void DealtSamples::begin_epoch() {
   const bool goes_on = std::exchange(goes_on_, false) && !sampler_.is_over();
+  if (!sampler_.is_over()) steps_given_ = 0;  // a loop that breaks off an epoch may have taken a microbatch too many
   if (std::exchange(has_begun_, true) && !goes_on) sampler_.set_epoch(epoch() + 1);
 }
 

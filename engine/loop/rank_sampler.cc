@@ -158,7 +158,8 @@ void RankSampler::load(torch::serialize::InputArchive& archive) {
              static_cast<std::size_t>(taken) <= share_of(num_samples_ - behind),
          "RankSampler: the archive's place, epoch ", epoch, " and ", taken,
          " samples taken, is none of this epoch. [T0201] hint: it was cut short; begin the epoch anew");
-  if (dealt_) return dealt_->resume({epoch, begin.toInt(), samples, options_.seed, options_.shuffle});
+  // A sampler that deals samples one by one may have written the archive.
+  if (dealt_) return dealt_->resume({epoch, begin.toInt() + taken * ranks, samples, options_.seed, options_.shuffle});
   go_to(epoch, behind, static_cast<std::size_t>(taken));
 }
 

@@ -267,8 +267,8 @@ class StepSampler(Sampler[list[int]]):
         self.num_samples, self.seed, self.shuffle = num_samples, seed, shuffle
         self.batches = engine.strategy["gradient_accumulation"]
         of_step = self.batches * batch_size
-        self.steps_per_epoch = num_samples // of_step if drop_last else -(-num_samples // of_step)
-        if batch_size < 1 or self.steps_per_epoch < 1:
+        self.steps_per_epoch = 0 if of_step < 1 else num_samples // of_step if drop_last else -(-num_samples // of_step)
+        if self.steps_per_epoch < 1:
             raise Error(f"StepSampler: {num_samples} samples do not fill one step of {self.batches} batches of {batch_size}. [T1047] hint: take more "
                         "samples, a smaller batch_size, or drop_last=False")
 

@@ -268,7 +268,10 @@ void CallWatch::look_after_next() {
   if (!next_.rank || next_.is_done || !connect()) return;
   NextRank& rank = *next_.rank;
   if (!rank.is_watched()) return find(next_);
-  if (!rank.has_ended()) return next_.ended.reset();
+  if (!rank.has_ended()) {
+    host_has_vanished_ = false;  // it came back before anybody could be told
+    return next_.ended.reset();
+  }
   next_.is_done = rank.has_ended_well();
   if (!next_.ended) next_.ended = Clock::now();
   // Other ranks of a host that has vanished need not be waited for.
@@ -467,6 +470,9 @@ bool CallWatch::ask(const std::shared_ptr<Exchange>& exchange) {
 void CallWatch::take_back() {
   exchanging_since_.reset();
   found_.clear();
+  // What was seen during an earlier wait does not shorten the time of the next one.
+  store_ended_.reset();
+  first_.ended.reset();
   if (published_.empty()) return;
   const auto nothing = std::make_shared<Exchange>();
   ask(nothing);

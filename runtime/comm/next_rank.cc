@@ -107,10 +107,12 @@ bool NextRank::has_ended_well() const {
 void NextRank::tell_end() const {
   for (int left = SOMAXCONN; left > 0; --left) {  // strangers may connect for ever
     const int watcher = ::accept4(listener_, nullptr, nullptr, SOCK_CLOEXEC);
-    if (watcher < 0) return;
+    if (watcher < 0) break;
     ::send(watcher, "", 1, MSG_NOSIGNAL);
     ::close(watcher);
   }
+  // The process may need seconds for the rest of its exit. A rank that connected now would never be told.
+  ::shutdown(listener_, SHUT_RD);
 }
 
 bool NextRank::go_on() {

@@ -53,7 +53,8 @@ class NextRank {
   bool has_ended();
   /// Returns whether the rank that was connected to has told its end.
   bool has_ended_well() const;
-  /// Tells those that watch this rank that it ends well, so that nobody counts it as gone. Any thread may call it.
+  /// Tells those that watch this rank that it ends well, so that nobody counts it as gone, and takes no other
+  /// connection any more. Any thread may call it.
   void tell_end() const;
   /// Returns whether the next rank's host did not answer at all when it was last connected to.
   bool is_silent() const { return is_silent_; }

@@ -678,6 +678,7 @@ TEST(FailureWithOpenConnections, RankThatEndsWellTellsThoseThatWatchIt) {
       EXPECT_FALSE(each->has_ended_well());
     }
     if (tells) watched->tell_end();
+    EXPECT_EQ(NextRank(/*watched=*/0).connect(watched->places().own), !tells) << "who comes later would not be told";
     watched.reset();
     for (NextRank* const each : {&before, &other}) {
       Deadline limit(10s);

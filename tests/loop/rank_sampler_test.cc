@@ -418,6 +418,39 @@ TEST(RankSampler, DealtMicrobatchesThatNobodyAskedForAreRefused) {
   });
 }
 
+// The loop takes the first microbatch of a third step and leaves it. Here a step has one microbatch of each rank.
+TEST(RankSampler, EpochThatIsBrokenOffLeavesTheNextOneToBeDealt) {
+  on_each_rank(2, [](const Mesh& mesh) {
+    RankSampler sampler(kOfSteps, mesh, {.seed = 4, .microbatches = 2, .batch = 2});
+    const MicrobatchRun run{mesh.rank(), mesh.rank() + 1};
+    for (int epoch = 0; epoch < 2; ++epoch) {
+      sampler.reset();
+      for (int step = 0; step < 2; ++step) {
+        sampler.next(2);
+        sampler.deal(run);
+      }
+      sampler.next(2);
+    }
+    EXPECT_EQ(sampler.cursor(), (SamplerCursor{1, 12, kOfSteps, 4, true}));
+  });
+}
+
+TEST(RankSampler, DealtMicrobatchesGoOnBehindSamplesThatWereDealtOneByOne) {
+  on_each_rank(2, [](const Mesh& mesh) {
+    RankSampler single(kOfSteps, mesh, {.seed = 4});
+    single.next(6);
+    torch::serialize::OutputArchive saved;
+    single.save(saved);
+    std::stringstream file;
+    saved.save_to(file);
+    torch::serialize::InputArchive loaded;
+    loaded.load_from(file);
+    RankSampler sampler(kOfSteps, mesh, kDealt);
+    sampler.load(loaded);
+    EXPECT_EQ(sampler.cursor(), (SamplerCursor{0, 12, kOfSteps, 4, true}));
+  });
+}
+
 // Rank 1 is slow, so rank 0 gets more microbatches.
 TEST(RankSampler, SamplesDealtBySpeedTrainToTheBitsOfOneRank) {
   const Batch all = make_batches(1, kOfSteps, 5, TinyOptions().vocab)[0];

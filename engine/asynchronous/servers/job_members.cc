@@ -29,6 +29,7 @@ absl::StatusOr<std::optional<JobMembers::Place>> JobMembers::join(int wanted) {
   if (place.number < 0 || place.number >= (is_elastic() ? kMostWorkers : ranks_))
     return make_error(ExitCode::kUsage, "the run has no rank " + std::to_string(place.number) +
                                             ". [T0966] hint: start all ranks of a run alike");
+  if (is_elastic() && members_.contains(place.number)) return std::optional<Place>();
   if (members_.contains(place.number))
     return make_error(ExitCode::kUsage, "rank " + std::to_string(place.number) +
                                             " is there already. [T0967] hint: give each process a rank of its own");

@@ -56,8 +56,9 @@ class JobMembers {
     bool gives_values = false;  ///< it gives the servers their first values, and then calls `begin`
     std::int64_t steps = 0;     ///< its count of steps begins here: with that of the slowest worker
   };
-  /// Notes that a worker is there, as `wanted`. Returns nothing where it has to ask again, since another worker is
-  /// about to give the first values. Error 64: a number that the run does not have, or that is there already.
+  /// Notes that a worker is there, as `wanted`. Returns nothing where it has to ask again: another worker is about to
+  /// give the first values, or an elastic run has had the number for a worker whose connection has not ended here yet.
+  /// Error 64: a number that the run does not have, or that is there already.
   absl::StatusOr<std::optional<Place>> join(int wanted);
   void leave(int number);
   /// Says that the server has come back amid the run: all ranks are waited for in `await` until they have joined again,

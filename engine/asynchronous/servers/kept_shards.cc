@@ -30,6 +30,17 @@ struct ImageHead {
 };
 static_assert(sizeof(ImageHead) == KeptShards::kHeadBytes);
 
+/// Removes what servers of this folder were writing when they were killed. It may be as large as a shard each time.
+void remove_unfinished(const std::string& folder) {
+  std::error_code end_of_walk, none;
+  for (std::filesystem::directory_iterator each(folder, end_of_walk), end; !end_of_walk && each != end;
+       each.increment(end_of_walk)) {
+    const std::string name = each->path().filename().string();
+    if (name.starts_with("shard-") && name.find(".tmp-") != std::string::npos)
+      std::filesystem::remove(each->path(), none);
+  }
+}
+
 absl::Status damaged(const std::string& path) {
   return make_error(ExitCode::kCorruptData,
                     std::string(kWho) + ": " + path +
@@ -44,6 +55,7 @@ absl::StatusOr<std::unique_ptr<KeptShards>> KeptShards::open(const KeepOptions& 
   TESSERA_RETURN_IF_ERROR(make_folders(folder, kWho));
   TESSERA_ASSIGN_OR_RETURN(FolderLock lock,
                            FolderLock::take(folder + "/lock", "keeps shards in " + folder, kWho, kPatience));
+  remove_unfinished(folder);
   return std::unique_ptr<KeptShards>(
       new KeptShards(folder, std::move(lock), options.lose, checkpoint_hash(definition)));
 }

@@ -29,6 +29,17 @@ absl::Status broken(const std::string& part) {
                                              ". [T0963] hint: run `tessera serve` of the workers' own version");
 }
 
+/// Throws where a group has sizes of which no layout can be made.
+void expect_layout(const std::vector<std::int64_t>& numels, int parts) {
+  constexpr std::int64_t kMostElements = std::int64_t{1} << 46;
+  std::int64_t left = kMostElements;
+  for (const std::int64_t numel : numels) {
+    if (numel < 0 || numel > left) throw std::invalid_argument("sizes of parameters");
+    left -= numel;
+  }
+  if (parts < 1) throw std::invalid_argument("a number of parts");
+}
+
 /// Returns zeros for all shards. Where they lie in a file, the system keeps in memory what is used, and writes the rest.
 /// That suits a server better than records that one thread brings and takes away: each worker's thread updates another
 /// shard.
@@ -63,6 +74,7 @@ absl::StatusOr<std::unique_ptr<ServedJob>> ServedJob::make(const std::string& de
     TESSERA_ASSIGN_OR_RETURN(made->strategy_, parse_strategy(all.at("strategy"), "a worker's strategy"));
     const int server = all.at("server"), servers = all.at("servers"), ranks = all.at("ranks");
     if (ranks < 1 || servers < 1 || server < 0 || server >= servers) throw std::invalid_argument("numbers of servers");
+    made->server_ = server;
     made->members_ = std::make_unique<JobMembers>(made->strategy_.sync.is_elastic() ? 0 : ranks, made->limit_);
     for (const nlohmann::json& each : all.at("groups")) {
       const std::vector<std::int64_t> numels = each.at("numels"), options = each.at("options");
@@ -71,7 +83,9 @@ absl::StatusOr<std::unique_ptr<ServedJob>> ServedJob::make(const std::string& de
       FlatGroup& flat = *made->units_.back()->groups.emplace_back(std::make_unique<FlatGroup>());
       flat.unit = made->units_.back().get();
       flat.index = each.at("group");
-      flat.layout = Layout::pack(numels, each.at("parts").get<int>());
+      const int parts = each.at("parts");
+      expect_layout(numels, parts);
+      flat.layout = Layout::pack(numels, parts);
       for (const std::int64_t option : options) {
         const auto known = static_cast<std::int64_t>(made->strategy_.optimizer.groups.size());
         if (option < -1 || option >= known) throw std::invalid_argument("a group of the optimizer");
@@ -120,6 +134,15 @@ absl::Status ServedJob::place_all(int server, int servers, const std::string& of
     group->counts.resize(flat.parameters.size());
   }
   return absl::OkStatus();
+}
+
+/// A worker that gives the first values may end after the other servers have heard that they are there, and before
+/// server 0 has. Then the next worker gives all servers its own.
+bool ServedJob::has_begun(std::size_t group) {
+  if (!members_->lasts()) return false;
+  if (server_ == 0 || group >= groups_.size()) return true;
+  const MutexLock lock(groups_[group]->mutex);
+  return groups_[group]->version > 0;
 }
 
 std::int64_t ServedJob::tick(std::int64_t seen) {
@@ -172,7 +195,7 @@ absl::Status ServedJob::begin_keeping(const KeepOptions& options, int server) {
                                                     "and go on from a checkpoint");
     has_come_back_ = true;
   }
-  if (has_come_back_) members_->expect_back(kForReturns);
+  if (has_come_back_) members_->expect_back(std::min(kForReturns, limit_ / 2));  // a wait for others ends at limit_
   keeping_ = std::jthread([this] { keep_shards(); });
   return absl::OkStatus();
 }
@@ -328,10 +351,11 @@ absl::Status ServedJob::Worker::answer(const MessageHead& head, ServerLink& link
       return do_elastic(head, link);
     case MessageKind::kReadCounts:
     case MessageKind::kWriteCounts:
-      if (head.kind == MessageKind::kWriteCounts && job_.members_->lasts()) return broken("it came after the start");
+      if (head.kind == MessageKind::kWriteCounts && job_.has_begun(head.shard))
+        return broken("it came after the start");
       return do_counts(head, link);
     case MessageKind::kWrite:
-      if (job_.members_->lasts()) return broken("it came after the start");
+      if (job_.has_begun(head.shard)) return broken("it came after the start");
       [[fallthrough]];
     case MessageKind::kReadStates:
       return do_range(head, link);

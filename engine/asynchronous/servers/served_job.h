@@ -153,12 +153,16 @@ class ServedJob {
   void write_image(const Group& group, std::vector<std::byte>& image) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(group.mutex);
   /// Returns whether the image is one of this shard.
   bool read_image(Group& group, std::span<const std::byte> image) ABSL_EXCLUSIVE_LOCKS_REQUIRED(group.mutex);
+  /// Returns whether first values come too late for a group of a run whose workers come and go: at server 0 once the
+  /// run has begun, at others once the group was pushed to.
+  bool has_begun(std::size_t group);
   /// Returns the number of the next event, which is larger than `seen` and than all before.
   std::int64_t tick(std::int64_t seen);
 
   std::string definition_;
   std::int64_t life_ = 1 + static_cast<std::int64_t>(std::random_device()());
   Strategy strategy_;
+  int server_ = 0;                      ///< this server's number among those of the run
   std::chrono::milliseconds limit_{0};  ///< comm.timeout_s: the longest wait, and the longest standstill amid a message
   std::size_t states_ = 0;              ///< number of states of an element
   std::vector<std::unique_ptr<Unit>> units_;

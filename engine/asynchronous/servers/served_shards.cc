@@ -405,8 +405,7 @@ void ServedShards::wait_for_turn_of_round() {
 
 void ServedShards::end_step() {
   if (config_.elastic || (config_.max_staleness && turns_.empty())) tell_steps(step(), step());
-  for (const Server& server : servers_) server.courier->forget_staged();
-  std::ranges::fill(is_staged_, char{0});
+  forget_staged();
   order_before_.swap(order_);
   order_.clear();
   end_step_of_copies();
@@ -420,7 +419,13 @@ void ServedShards::skip() {
   end_step();
 }
 
-void ServedShards::begin_last_backward() { std::ranges::fill(is_staged_, char{0}); }
+/// Gradients that were sent before, and that a program has dropped (Engine::zero_grad), need not be sent again.
+void ServedShards::begin_last_backward() { forget_staged(); }
+
+void ServedShards::forget_staged() {
+  for (const Server& server : servers_) server.courier->forget_staged();
+  std::ranges::fill(is_staged_, char{0});
+}
 
 /// Sends a unit's gradients, which the servers keep until `push` says what to do with them.
 void ServedShards::reduced(const Unit& unit) {

@@ -125,6 +125,7 @@ class ServedShards final : public PulledParameters {
   void tell_steps(std::int64_t computed, std::int64_t pushed);
   void wait_for_turn_of_round();
   void end_step();
+  void forget_staged();
 
   /// Asks a server something, whose answer `hear` returns.
   void ask(int server, ServerQuestion question);

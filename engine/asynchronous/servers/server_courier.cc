@@ -190,8 +190,10 @@ absl::Status ServerCourier::move_bytes() {
       if (is_ending_) return absl::OkStatus();
     }
     const bool is_idle = !sending_ && sent_.empty();
+    // Other ranks wait at a server that has come back until this one has joined it, which may compute for long.
+    const bool is_watched = !is_idle || comes_back_;
     const auto events = static_cast<short>(sending_ ? POLLIN | POLLOUT : POLLIN);
-    std::array<pollfd, 2> ready = {{{is_idle ? -1 : link_->socket(), events, 0}, {wake_, POLLIN, 0}}};
+    std::array<pollfd, 2> ready = {{{is_watched ? link_->socket() : -1, events, 0}, {wake_, POLLIN, 0}}};
     const int timeout = is_idle ? -1 : static_cast<int>(left_of(visit_.limit, moved).count());
     const int found = ::poll(ready.data(), ready.size(), timeout);
     if (found < 0 && errno != EINTR) return make_error(ExitCode::kOsResource, "poll: " + reason_of(errno));
@@ -202,10 +204,8 @@ absl::Status ServerCourier::move_bytes() {
     }
     std::uint64_t wakes = 0;
     [[maybe_unused]] const ssize_t got = ::read(wake_, &wakes, sizeof wakes);  // there is nothing where nobody woke
-    if (is_idle) {
-      moved = Clock::now();
-      continue;
-    }
+    if (is_idle) moved = Clock::now();
+    if (is_idle && ready[0].revents == 0) continue;
     TESSERA_ASSIGN_OR_RETURN(const bool has_sent, send_some());
     TESSERA_ASSIGN_OR_RETURN(const bool has_received, receive_some());
     if (has_sent || has_received) moved = Clock::now();

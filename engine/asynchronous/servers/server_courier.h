@@ -77,7 +77,7 @@ class ServerCourier {
   Ticket send(ServerQuestion question);
   /// Returns once the question is over. Its status is that of the answer.
   void wait(const Ticket& ticket);
-  /// Says that the step is over: what kStage brought need not be sent again.
+  /// Says that the step is over, or begins anew: what kStage brought need not be sent again.
   void forget_staged();
   /// Returns how many pushes, of those that this worker knew of, a server had lost when it came back.
   std::int64_t lost_pushes() const { return lost_pushes_.load(); }

@@ -24,7 +24,9 @@
 #include <utility>
 #include <vector>
 
+#include "engine/asynchronous/servers/job_members.h"
 #include "engine/asynchronous/servers/parameter_server.h"
+#include "engine/asynchronous/servers/served_job.h"
 #include "engine/asynchronous/servers/server_courier.h"
 #include "engine/asynchronous/servers/server_link.h"
 #include "engine/step/agree/learning_rates.h"
@@ -421,24 +423,28 @@ TEST(Servers, ElasticGoesWithServersAndWithoutOrdersAndCheckpointFolders) {
   EXPECT_THAT(error_with(on_servers + R"(}, "checkpoint": {"dir": "a"})"), HasSubstr("would save there by itself"));
 }
 
-/// A worker whose every message a test writes. It joins an elastic run with one parameter of 64 numbers.
+/// A worker whose every message a test writes. It joins an elastic run with one parameter of 64 numbers, which the last
+/// server owns. `server`: the number of this last one. `number`: that of the worker.
 class RawWorker {
  public:
-  explicit RawWorker(const std::string& address)
+  explicit RawWorker(const std::string& address, int server = 0, int number = JobMembers::kAnyNumber)
       : link_(value_or_throw(ServerLink::connect(address, ServerLink::Clock::now() + kLimit))) {
     const std::string secret = kSecret;
     EXPECT_EQ(ask(MessageKind::kSecret, std::as_bytes(std::span(secret))).kind, MessageKind::kDone);
+    const std::string definition = std::string(32, '-') + definition_for(server).dump();
+    place = ask(MessageKind::kJoin, std::as_bytes(std::span(definition)), /*first=*/number);
+  }
+
+  static nlohmann::json definition_for(int server) {
     const std::vector<std::int64_t> numels = {64}, options = {-1};
     const nlohmann::json group = {{"unit", "a"},      {"unit_index", 0}, {"group", 0},
                                   {"numels", numels}, {"parts", 1},      {"options", options}};
-    const nlohmann::json all = {{"ranks", 1},
-                                {"server", 0},
-                                {"servers", 1},
-                                {"timeout_s", 10},
-                                {"strategy", elastic().to_json()},
-                                {"groups", nlohmann::json::array({group})}};
-    const std::string definition = std::string(32, '-') + all.dump();
-    place = ask(MessageKind::kJoin, std::as_bytes(std::span(definition)), /*first=*/-1);
+    return {{"ranks", 1},
+            {"server", server},
+            {"servers", server + 1},
+            {"timeout_s", 10},
+            {"strategy", elastic().to_json()},
+            {"groups", nlohmann::json::array({group})}};
   }
 
   MessageHead ask(MessageKind kind, std::span<const std::byte> payload = {}, std::int64_t first = 0) {
@@ -525,6 +531,42 @@ TEST(Servers, HostilePushesEndTheirConnectionAndChangeNothing) {
   EXPECT_EQ(first.shard(), before);
   EXPECT_EQ(first.ask(MessageKind::kPush, push).kind, MessageKind::kDone);
   EXPECT_EQ(first.shard().first, 1) << "a whole push counts";
+}
+
+TEST(Servers, DefinitionThatMakesNoLayoutIsRefused) {
+  const auto code_with = [](const char* key, const nlohmann::json& value) {
+    nlohmann::json all = RawWorker::definition_for(0);
+    all["groups"][0][key] = value;
+    return exit_code_of(ServedJob::make(std::string(ServedJob::kRunName, '-') + all.dump(), {}, "").status());
+  };
+  EXPECT_EQ(code_with("parts", 1), ExitCode::kOk);
+  EXPECT_EQ(code_with("parts", 0), ExitCode::kConfig);
+  for (const std::int64_t numel : {std::int64_t{-1}, std::int64_t{1} << 60})
+    EXPECT_EQ(code_with("numels", nlohmann::json::array({numel})), ExitCode::kConfig) << numel;
+}
+
+// The first worker has told server 1 that its values are there, and ends before it tells server 0. So server 0 lets
+// another worker give the values.
+TEST(Servers, NextWorkerGivesTheFirstValuesWhereOnlyServerOneHadThem) {
+  const Servers servers(1);
+  const auto give = [&](RawWorker& worker) {
+    EXPECT_EQ(worker.place.kind, MessageKind::kDone);
+    EXPECT_EQ(worker.ask(MessageKind::kWrite).kind, MessageKind::kDone);
+    EXPECT_EQ(worker.ask(MessageKind::kBegin).kind, MessageKind::kDone);
+  };
+  {
+    RawWorker first(servers.address(0), /*server=*/1, /*number=*/0);
+    give(first);
+  }
+  RawWorker second(servers.address(0), /*server=*/1, /*number=*/1);
+  give(second);
+  const std::size_t elements = second.shard().second.size();
+  const OptimizerConfig optimizer = elastic().optimizer;
+  const std::size_t numbers = LearningRates(optimizer).all().size() + UpdateOptions(optimizer).all().size();
+  const std::vector<std::byte> push(sizeof(PushedNumbers) + numbers * sizeof(double) + 1 + elements * sizeof(float));
+  EXPECT_EQ(second.ask(MessageKind::kPush, push).kind, MessageKind::kDone);
+  second.send(MessageKind::kWrite, 0, {});
+  EXPECT_TRUE(second.is_dropped()) << "the shard was pushed to";
 }
 
 TEST(Servers, LostServerIsNamedByRanks) {
@@ -695,6 +737,21 @@ TEST(Servers, KilledServerComesBackWithAtMostTheStatedPushesLostAndNoneAppliedTw
   }
 }
 
+TEST(Servers, RankWithoutAQuestionJoinsAServerThatHasComeBack) {
+  const TestFolder folder;
+  const KeepOptions keep{folder.path(), 0};
+  auto server = value_or_throw(ParameterServer::start("127.0.0.1:0", kSecret, keep));
+  const std::string address = server->address();
+  CountedShard shard(address);
+  ASSERT_TRUE(shard.join().ok());
+  ASSERT_TRUE(shard.write().ok());
+  server.reset();
+  server = value_or_throw(ParameterServer::start(address, kSecret, keep));
+  for (int i = 0; i < 1000 && server->is_idle(); ++i) std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  EXPECT_FALSE(server->is_idle());
+  EXPECT_EQ(shard.pushes(), 0);
+}
+
 TEST(Servers, RankAloneKeepsItsBitsAndOthersTheirStepsWhenAServerIsKilledAmidThem) {
   for (const int ranks : {1, 2}) {
     SCOPED_TRACE(ranks);
@@ -815,7 +872,9 @@ TEST(Servers, DamagedFileOfAShardIsRefusedAndOneOfAnotherRunIsNot) {
     EXPECT_EQ(value_or_throw(kept->read(3)), image);
     EXPECT_TRUE(value_or_throw(kept->read(4)).empty()) << "nothing was written";
   }
+  std::ofstream(folder / "server-0/shard-3.tmp-1-0") << "a server was killed here";
   EXPECT_TRUE(value_or_throw(value_or_throw(KeptShards::open(keep, 0, "another run"))->read(3)).empty());
+  EXPECT_FALSE(std::filesystem::exists(folder / "server-0/shard-3.tmp-1-0"));
   std::fstream(folder / "server-0/shard-3", std::ios::in | std::ios::out | std::ios::binary).seekp(100).put('x');
   const auto kept = value_or_throw(KeptShards::open(keep, 0, "a run"));
   EXPECT_EQ(exit_code_of(kept->read(3).status()), ExitCode::kCorruptData);

@@ -52,12 +52,12 @@ absl::Status check_numbers(const TrainCommand& command) {
 absl::Status check_elastic(const TrainCommand& command, const Strategy& strategy) {
   if (!strategy.sync.is_elastic()) return absl::OkStatus();
   const bool resumes = command.checkpoints.resume != "auto" && command.checkpoints.resume != "none";
-  const std::pair<const char*, bool> options[] = {{"--out", !command.out.empty()},
-                                                  {"--metrics", !command.metrics.empty()},
-                                                  {"--tensorboard", !command.tensorboard.empty()},
-                                                  {"--trace", !command.trace.empty()},
-                                                  {"--trace-operators", !command.trace_operators.empty()},
-                                                  {"--profile", !command.profile.empty()},
+  const std::pair<const char*, bool> options[] = {{"--out", !command.outputs.folder.empty()},
+                                                  {"--metrics", !command.outputs.metrics.empty()},
+                                                  {"--tensorboard", !command.outputs.tensorboard.empty()},
+                                                  {"--trace", !command.outputs.trace.empty()},
+                                                  {"--trace-operators", !command.outputs.trace_operators.empty()},
+                                                  {"--profile", !command.outputs.profile.empty()},
                                                   {"--checkpoint-dir", !strategy.checkpoint.dir.empty()},
                                                   {"--resume", resumes}};
   for (const auto& [name, is_given] : options)

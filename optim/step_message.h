@@ -161,8 +161,8 @@ struct StepTables {
 /// lamb and lars: the norms that ranks agree on at a time, while a step is under way: those of all parameters, or in
 /// backward those of a unit. The fields are like those of StepTables, for optimizer parts.
 struct LayerTables {
-  /// Kinds of norms: of weights, and of updates where the rule makes directions. In backward lars has them too, those of
-  /// its gradients, since no rank knows the norms of the step yet.
+  /// Kinds of norms: of weights, and of updates where the rule makes directions. In backward lars has them too, those
+  /// of its gradients, since no rank knows the norms of the step yet.
   int kinds = 1;
   std::size_t most_sums = 0;                          ///< the most sums of a kind that a rank sends
   std::uint32_t first_parameter = 0, parameters = 0;  ///< parameters in StepTables whose norms these are

@@ -10,8 +10,8 @@
 namespace tessera::cuda {
 
 /// Reads the messages of all ranks, as StepAgreement does on the CPU: adds up losses, tokens and samples in rank order
-/// into the decision, or losses in the tree over microbatches (StepTables::rounds), compares digests inside shard groups,
-/// and ORs flags into `used`. norm_totals adds up the norm's sums.
+/// into the decision, or losses in the tree over microbatches (StepTables::rounds), compares digests inside shard
+/// groups, and ORs flags into `used`. norm_totals adds up the norm's sums.
 cudaError_t read_messages(const StepTables& tables, cudaStream_t stream);
 
 /// Decides the step from the sum of squares of all (summed, unscaled) gradients, as Engine::step does on the CPU, and

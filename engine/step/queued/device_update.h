@@ -86,8 +86,8 @@ class DeviceUpdate final : public StepWalk {
   void forget();
 
   /// Updates one unit in backward, by the decision that is valid at that time. `finish` must follow after the last
-  /// unit. Where the host waits for the decision before an exchange (waits_before_exchange), it throws tessera::Error as
-  /// Step::update does.
+  /// unit. Where the host waits for the decision before an exchange (waits_before_exchange), it throws tessera::Error
+  /// as Step::update does.
   void update(Unit& unit);
   /// Updates all units as the decision says.
   void update();

@@ -27,8 +27,8 @@ class QueuedLayers {
     bool is_copied;         ///< some weights lie below the device's memory: all are copied before they are added up
   };
 
-  /// `parts`: parts of all trainable groups, in the order of units. Updates whose norms are added up too lie in place of
-  /// the gradients.
+  /// `parts`: parts of all trainable groups, in the order of units. Updates whose norms are added up too lie in place
+  /// of the gradients.
   QueuedLayers(const QueuedContext& context, std::span<const Part> parts, LayerNorms::Options options);
 
   /// Returns where the caller copies the weights of a part that is copied, from its first element on. Parts use this

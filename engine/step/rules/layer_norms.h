@@ -31,8 +31,8 @@ std::vector<LayerMeeting> layer_meetings(const std::vector<std::unique_ptr<Unit>
 /// sums go over the optimizer parts of all ranks and use the trees of optim/grad_norm.h. So every strategy gives the
 /// same bits, whether the ranks exchange the norms of all units at once or of one unit at a time.
 ///
-///   begin(group); add_weights(group, ...), add_update(group, ...) from its beginning to its end; for all groups, or for
-///   those of a unit; then agree(unit): collective
+///   begin(group); add_weights(group, ...), add_update(group, ...) from its beginning to its end; for all groups, or
+///   for those of a unit; then agree(unit): collective
 class LayerNorms {
  public:
   struct Options {
@@ -47,8 +47,8 @@ class LayerNorms {
   /// as zeros.
   void add_weights(const FlatGroup& group, std::int64_t first, std::span<const float> values);
   void add_update(const FlatGroup& group, std::int64_t first, std::span<const float> values);
-  /// Agrees on all norms, or on those of a unit, by its index. It is collective. Throws tessera::Error. REQUIRES: a unit
-  /// is given if and only if Options::by_unit.
+  /// Agrees on all norms, or on those of a unit, by its index. It is collective. Throws tessera::Error. REQUIRES: a
+  /// unit is given if and only if Options::by_unit.
   void agree(std::optional<std::int32_t> unit);
 
   /// These return the norms of the parameter with FlatParameter::number `number`, as the latest `agree` on it found

@@ -30,8 +30,9 @@ class LayerwiseUpdate {
   /// `config`: FlatParameter::group of the slice's parameters. With lamb it replaces gradients by directions.
   void measure(const FlatGroup& group, const OptimizerSlice& slice, const StepScalars& scalars, std::size_t config);
 
-  /// Agrees on the norms of all units; in backward on those of `unit`. It is collective. `squares`: AgreedStep::squares,
-  /// which nobody knows in backward. `gradient_scale`: the factor that makes gradients from sums. Throws tessera::Error.
+  /// Agrees on the norms of all units; in backward on those of `unit`. It is collective. `squares`:
+  /// AgreedStep::squares, which nobody knows in backward. `gradient_scale`: the factor that makes gradients from sums.
+  /// Throws tessera::Error.
   void agree(std::optional<std::int32_t> unit, std::span<const double> squares, double gradient_scale);
 
   /// Makes the second pass. `scalars.lr`: the rate before norms are looked at.

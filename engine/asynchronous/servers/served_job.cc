@@ -190,9 +190,10 @@ absl::Status ServedJob::begin_keeping(const KeepOptions& options, int server) {
     Group& group = *groups_[i];
     const MutexLock lock(group.mutex);
     if (!read_image(group, image))
-      return make_error(ExitCode::kCorruptData, "parameter server: a file of " + kept_->folder() +
-                                                    " is none of this version. [T1003] hint: end the run, remove this folder, "
-                                                    "and go on from a checkpoint");
+      return make_error(ExitCode::kCorruptData,
+                        "parameter server: a file of " + kept_->folder() +
+                            " is none of this version. [T1003] hint: end the run, remove this folder, "
+                            "and go on from a checkpoint");
     has_come_back_ = true;
   }
   if (has_come_back_) members_->expect_back(std::min(kForReturns, limit_ / 2));  // a wait for others ends at limit_

@@ -31,7 +31,7 @@ class AsynchronousStep final : public LoneStep {
 
  private:
   PushedParameters& common_;
-  bool is_last_backward_ = false;      ///< of the step under way
+  bool is_last_backward_ = false;      ///< whether it is the last one of the step under way
   AgeHistogram ages_;                  ///< ages in all steps so far
   std::optional<std::int64_t> begun_;  ///< steps before this run, where steps of all workers are counted
 };

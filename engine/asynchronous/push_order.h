@@ -38,8 +38,8 @@ struct OrderParties {
   int owner_count = 0;
 };
 
-/// Writes the order of pushes and pulls ("sync": "record_order"): a first line that names the ranks and the owners, then
-/// a line of JSON for each event,
+/// Writes the order of pushes and pulls ("sync": "record_order"): a first line that names the ranks and the owners,
+/// then a line of JSON for each event,
 ///
 ///     {"event":12,"rank":0,"step":3,"op":"push","unit":"layers.0","group":0,"shard":1,"version":5}
 ///

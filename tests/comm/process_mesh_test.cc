@@ -15,6 +15,7 @@
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <optional>
 #include <set>
 #include <sstream>
 #include <thread>
@@ -172,30 +173,77 @@ absl::Status call_over_mpi(int rank, int ranks, int port) {
   return axes.world->barrier("end").wait();
 }
 
-TEST(Mpi, EveryOperationIsExact) {
-  const auto variable = [](const char* name) { return std::stoi(std::getenv(name)); };
-  if (std::getenv("TESSERA_TEST_MPI_PORT")) {
-    const absl::Status end = call_over_mpi(variable("OMPI_COMM_WORLD_RANK"), variable("OMPI_COMM_WORLD_SIZE"),
-                                           variable("TESSERA_TEST_MPI_PORT"));
-    EXPECT_TRUE(end.ok()) << message_of(end);
-    return;
-  }
+/// A rank that mpirun has started to run a test, and the port at which it meets the others.
+struct RankOfMpirun {
+  int rank, ranks, port;
+};
+
+/// Returns nothing in the process that run_by_mpirun has not started.
+std::optional<RankOfMpirun> rank_of_mpirun() {
+  if (!std::getenv("TESSERA_TEST_MPI_PORT")) return std::nullopt;
+  const auto number = [](const char* name) { return std::stoi(std::getenv(name)); };
+  return RankOfMpirun{number("OMPI_COMM_WORLD_RANK"), number("OMPI_COMM_WORLD_SIZE"), number("TESSERA_TEST_MPI_PORT")};
+}
+
+/// Runs the current test again on ranks that mpirun starts, and expects that it passes on each. Skips it without MPI.
+void run_by_mpirun([[maybe_unused]] int ranks) {
 #ifdef TESSERA_MPI_FILE
   if (!std::filesystem::exists("/usr/bin/mpirun")) GTEST_SKIP() << "there is no /usr/bin/mpirun (Debian: openmpi-bin)";
+  const testing::TestInfo& test = *testing::UnitTest::GetInstance()->current_test_info();
   const std::string self = std::filesystem::read_symlink("/proc/self/exe").string();
   const std::string command =
       "TESSERA_MPI_PLUGIN='" TESSERA_MPI_FILE "' TESSERA_TEST_MPI_PORT=" + std::to_string(free_port()) +
-      " /usr/bin/mpirun --allow-run-as-root --oversubscribe --bind-to none -n 3 '" + self +
-      "' --gtest_filter=Mpi.EveryOperationIsExact 2>&1";
-  FILE* const ranks = popen(command.c_str(), "r");
-  ASSERT_NE(ranks, nullptr);
+      " /usr/bin/mpirun --allow-run-as-root --oversubscribe --bind-to none -n " + std::to_string(ranks) + " '" + self +
+      "' --gtest_filter=" + test.test_suite_name() + "." + test.name() + " 2>&1";
+  FILE* const started = popen(command.c_str(), "r");
+  ASSERT_NE(started, nullptr);
   std::string output;
   char part[4096];
-  while (const std::size_t bytes = fread(part, 1, sizeof part, ranks)) output.append(part, bytes);
-  EXPECT_EQ(pclose(ranks), 0) << output;
+  while (const std::size_t bytes = fread(part, 1, sizeof part, started)) output.append(part, bytes);
+  EXPECT_EQ(pclose(started), 0) << output;
 #else
   GTEST_SKIP() << "this build has no plug-in for MPI (Debian: libopenmpi-dev)";
 #endif
+}
+
+TEST(Mpi, EveryOperationIsExact) {
+  const auto self = rank_of_mpirun();
+  if (!self) return run_by_mpirun(3);
+  const absl::Status end = call_over_mpi(self->rank, self->ranks, self->port);
+  EXPECT_TRUE(end.ok()) << message_of(end);
+}
+
+TEST(Mpi, RanksThatMpiCountsDifferentlyAreRefused) {
+  const auto self = rank_of_mpirun();
+  if (!self) return run_by_mpirun(2);
+  const auto mesh = make_process_mesh(started_by_mpirun(1 - self->rank, 2, self->port), over(TransportChoice::kMpi));
+  ASSERT_TRUE(mesh.ok()) << mesh.status();
+  const absl::Status refused = groups_of(*mesh).axes(1, 2).status();
+  EXPECT_EQ(exit_code_of(refused), ExitCode::kConfig) << refused;
+  EXPECT_THAT(message_of(refused), AllOf(HasSubstr("/2 to MPI"), HasSubstr("by one mpirun")));
+}
+
+// The waiting receive is cancelled, so both ranks can end MPI and their programs well.
+TEST(MpiFailures, RankThatDoesNotCallIsNamedAtTheTimeLimit) {
+  const auto self = rank_of_mpirun();
+  if (!self) return run_by_mpirun(2);
+  const auto mesh =
+      make_process_mesh(started_by_mpirun(self->rank, 2, self->port), over(TransportChoice::kMpi, patient_s(1)));
+  ASSERT_TRUE(mesh.ok()) << mesh.status();
+  const auto axes = groups_of(*mesh).axes(1, 2);
+  ASSERT_TRUE(axes.ok()) << axes.status();
+  KeyValueStore& store = groups_of(*mesh).store();
+  if (self->rank == 1) {
+    EXPECT_TRUE(store.get("end", 1h).ok());
+    store.set("heard", "").IgnoreError();
+    return;
+  }
+  std::vector<float> full(100);
+  const absl::Status late = axes->world->all_gather("a", full.data(), full.data(), 50 * sizeof(float)).wait();
+  EXPECT_EQ(exit_code_of(late), ExitCode::kPeerLost) << late;
+  EXPECT_THAT(message_of(late), HasSubstr("rank 1 does not answer"));
+  EXPECT_TRUE(store.set("end", "").ok());
+  EXPECT_TRUE(store.get("heard", 1h).ok());  // this rank serves the store until then
 }
 
 /// Returns `all`, encoded in one piece and decoded into `to`.

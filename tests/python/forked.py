@@ -89,7 +89,7 @@ def _run_files(ranks, program, *arguments):
         if (code := os.waitstatus_to_exitcode(status)) and not first:
             first = code if code > 0 else 128 - code
             for other in left:
-                os.kill(other, signal.SIGTERM)
+                os.kill(other, signal.SIGKILL)  # Lightning's own handler of SIGTERM would only take a note
     return first
 
 

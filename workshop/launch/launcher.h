@@ -83,7 +83,7 @@ struct LaunchOptions {
 /// file, a missing permission and a wrong strategy. So does a failure after a signal to the launcher.
 ///
 /// With `servers`, TESSERA_SERVERS and TESSERA_SERVERS_SECRET, a random text, are set for all processes of the job. A
-/// rank that fails is named, and the others go on. A server that ends before the ranks have ended is a failure as above,
+/// rank that fails is named, and the others go on; a server that ends before the ranks have is a failure as above,
 /// unless it starts again (`servers_state`). Once no rank is left, servers get SIGTERM. The result is 0 if some rank
 /// returned 0 and no server failed.
 ///

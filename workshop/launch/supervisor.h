@@ -61,7 +61,7 @@ class Supervisor : private RankListener {
     RankRecord record;
     bool ended = false;  ///< the leader has ended
     bool gone = false;   ///< nothing of its group is left
-    // These two are for a server that keeps its shards.
+    // The state of a server that keeps its shards:
     bool starts_again = false;  ///< once nothing of its group is left
     bool is_due = false;        ///< nothing is left
     int starts = 1;

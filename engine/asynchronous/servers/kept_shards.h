@@ -23,8 +23,8 @@ struct KeepOptions {
 };
 
 /// The files of the shards of one run that a parameter server owns: one for each, whole at any moment, through kill -9
-/// and power loss. ServedJob writes the shards that have changed, and reads them where a server comes back: a run is the
-/// same if its definition is. Files of another run are nobody's, and are written over.
+/// and power loss. ServedJob writes the shards that have changed, and reads them where a server comes back: a run is
+/// the same if its definition is. Files of another run are nobody's, and are written over.
 ///
 /// One thread at a time calls `write`.
 class KeptShards {

@@ -29,9 +29,9 @@ class ParameterServer {
   static constexpr std::size_t kLeastSecret = 16, kMostSecret = 256;
 
   /// Listens at `address` (listen_for_workers), and serves workers that say `secret` from now on. `keep`: where shards
-  /// are kept, so that a server that is started again with the same options goes on with the run; nothing: they end with
-  /// the server. `offload`: folder for scratch files in which shards lie; empty: they are in memory. Errors: those of
-  /// listen_for_workers; 78 for a secret that is too short or too long, or a bad `keep`.
+  /// are kept, so that a server that is started again with the same options goes on with the run; nothing: they end
+  /// with the server. `offload`: folder for scratch files in which shards lie; empty: they are in memory. Errors: those
+  /// of listen_for_workers; 78 for a secret that is too short or too long, or a bad `keep`.
   static absl::StatusOr<std::unique_ptr<ParameterServer>> start(const std::string& address, const std::string& secret,
                                                                 const std::optional<KeepOptions>& keep = {},
                                                                 const std::string& offload = "");

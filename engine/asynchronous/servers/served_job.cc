@@ -40,9 +40,9 @@ void expect_layout(const std::vector<std::int64_t>& numels, int parts) {
   if (parts < 1) throw std::invalid_argument("a number of parts");
 }
 
-/// Returns zeros for all shards. Where they lie in a file, the system keeps in memory what is used, and writes the rest.
-/// That suits a server better than records that one thread brings and takes away: each worker's thread updates another
-/// shard.
+/// Returns zeros for all shards. Where they lie in a file, the system keeps in memory what is used, and writes the
+/// rest. That suits a server better than records that one thread brings and takes away: each worker's thread updates
+/// another shard.
 absl::StatusOr<Arena> memory_of_shards(std::int64_t bytes, const std::string& offload) {
   if (offload.empty() || bytes == 0) return Arena::plain("shards", bytes);
   constexpr std::int64_t kPage = 4096;

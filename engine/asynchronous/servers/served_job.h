@@ -39,9 +39,10 @@ namespace tessera {
 /// the same.
 ///
 /// Where the server keeps its shards (KeepOptions), a thread copies each shard that has changed, and writes the copy. A
-/// push is answered once at most `lose` pushes to its shard, this one among them, are not on the disk yet; what a worker
-/// has written, once it is there. So the end of the server loses at most so many pushes of which a worker knows. A push
-/// that was not answered is sent again, and applied once: a shard knows the last step that each worker has pushed.
+/// push is answered once at most `lose` pushes to its shard, this one among them, are not on the disk yet; what a
+/// worker has written, once it is there. So the end of the server loses at most so many pushes of which a worker knows.
+/// A push that was not answered is sent again, and applied once: a shard knows the last step that each worker has
+/// pushed.
 ///
 /// Invariants:
 ///  1. Who holds a shard's mutex computes nothing but its update, and waits for nothing but the shard's turn and the
@@ -54,8 +55,8 @@ class ServedJob {
   static std::string run_of(const std::string& definition) { return definition.substr(0, kRunName); }
 
   /// `keep`: where and how shards are kept; nothing: they end with this object. Shards of the same run that were kept
-  /// are read. `offload`: folder for a scratch file with the shards, which is mapped; empty: they are in memory. Errors:
-  /// 78 for a definition that is none; those of KeptShards and BlockFile.
+  /// are read. `offload`: folder for a scratch file with the shards, which is mapped; empty: they are in memory.
+  /// Errors: 78 for a definition that is none; those of KeptShards and BlockFile.
   static absl::StatusOr<std::unique_ptr<ServedJob>> make(const std::string& definition,
                                                          const std::optional<KeepOptions>& keep,
                                                          const std::string& offload);

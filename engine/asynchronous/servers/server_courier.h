@@ -36,9 +36,9 @@ struct ServerQuestion {
   bool is_over = false;
 };
 
-/// A worker's connection with one parameter server, and the thread that sends its questions and receives the answers, so
-/// that both go on while the worker computes: the gradients of a unit leave while backward makes the next one's, and the
-/// values of a unit come while forward reads the one before. ServedShards has one for each server.
+/// A worker's connection with one parameter server, and the thread that sends its questions and receives the answers,
+/// so that both go on while the worker computes: the gradients of a unit leave while backward makes the next one's, and
+/// the values of a unit come while forward reads the one before. ServedShards has one for each server.
 ///
 /// Questions are sent in the order of `send`, and the server answers in this order. A connection that breaks is made
 /// anew if the server comes back after its end (KeptShards): the thread tries for as long as an answer may take, says
@@ -55,7 +55,7 @@ class ServerCourier {
     std::string address;
     std::string name;  ///< "server 1 (10.0.0.5:4711)"
     std::string secret;
-    std::string definition;  ///< of the shards (ServedJob)
+    std::string definition;  ///< definition of the shards (ServedJob)
     int rank = 0;
     std::int64_t life = 0;               ///< a number above 0, which no other worker of this rank has
     std::chrono::milliseconds limit{0};  ///< for an answer, and for the return of a server
@@ -68,8 +68,8 @@ class ServerCourier {
   ServerCourier(const ServerCourier&) = delete;
   ServerCourier& operator=(const ServerCourier&) = delete;
 
-  /// Connects, says the secret, joins the run and starts the thread. Returns the answer to the join. The errors name the
-  /// server: 78 for a text that is no address, 75 where it is not reached by `deadline`, 69 where it is busy until
+  /// Connects, says the secret, joins the run and starts the thread. Returns the answer to the join. The errors name
+  /// the server: 78 for a text that is no address, 75 where it is not reached by `deadline`, 69 where it is busy until
   /// `busy_until`, and what it refuses.
   absl::StatusOr<MessageHead> start(Clock::time_point deadline, Clock::time_point busy_until);
 
@@ -122,7 +122,7 @@ class ServerCourier {
   std::vector<std::span<const std::byte>> pieces_;  ///< its head and payload, without empty parts
   std::size_t piece_ = 0, offset_ = 0;              ///< what comes next of it
   std::deque<Ticket> sent_;                         ///< questions whose answers are to come
-  MessageHead head_;                                ///< the head of the answer that comes
+  MessageHead head_;                                ///< head of the answer that comes
   std::string text_;                                ///< what was refused
   std::vector<std::span<std::byte>> places_;        ///< where the bytes that come go
   std::size_t place_ = 0, filled_ = 0;

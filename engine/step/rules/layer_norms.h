@@ -31,8 +31,8 @@ std::vector<LayerMeeting> layer_meetings(const std::vector<std::unique_ptr<Unit>
 /// sums go over the optimizer parts of all ranks and use the trees of optim/grad_norm.h. So every strategy gives the
 /// same bits, whether the ranks exchange the norms of all units at once or of one unit at a time.
 ///
-///   begin(group); add_weights(group, ...), add_update(group, ...) from its beginning to its end;
-///   for all groups, or for those of a unit; then agree(unit): collective
+///   begin(group); add_weights(group, ...), add_update(group, ...) from its beginning to its end; for all groups, or
+///   for those of a unit; then agree(unit): collective
 class LayerNorms {
  public:
   struct Options {

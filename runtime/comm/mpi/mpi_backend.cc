@@ -165,7 +165,7 @@ class Pump {
         abandoned_.clear();
         asked = asked_;
       }
-      in_vain = test_all() ? 0 : in_vain + 1;
+      in_vain = test_all() ? 0 : std::min(in_vain + 1, kTurnsInVain);
       bool has_answered = false;
       {
         const MutexLock lock(mutex_);
@@ -245,7 +245,8 @@ void finalize(int status, void* process) {
   if (status == 0 && is_ours && !is_over && Pump::of_process().stop()) MPI_Finalize();
 }
 
-/// Starts MPI in this process, unless the program has. Returns the bits that a message's tag may have.
+/// Starts MPI in this process, unless the program has. Returns the bits that a message's tag may have. Throws
+/// std::invalid_argument where this MPI cannot serve, however often it is tried.
 int start_mpi() {
   static pid_t process = getpid();
   int is_started = 0, level = MPI_THREAD_SINGLE;
@@ -258,7 +259,7 @@ int start_mpi() {
     check(MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
   }
   if (level < MPI_THREAD_MULTIPLE)
-    throw std::runtime_error("MPI was started without MPI_THREAD_MULTIPLE, or has no threads");
+    throw std::invalid_argument("MPI was started without MPI_THREAD_MULTIPLE, or has no threads");
   int* largest = nullptr;
   int is_known = 0;
   check(MPI_Comm_get_attr(MPI_COMM_WORLD, MPI_TAG_UB, &largest, &is_known), "MPI_Comm_get_attr");
@@ -353,13 +354,15 @@ int tag_of(const Group& group) {
 }
 
 c10::intrusive_ptr<c10d::Backend> join(const Group& group) {
+  int is_over = 0;
+  check(MPI_Finalized(&is_over), "MPI_Finalized");
+  if (is_over) throw std::invalid_argument("the program has ended MPI (MPI_Finalize)");
   static const int tag_bits = start_mpi();
   int rank = 0, size = 0;
   check(MPI_Comm_rank(MPI_COMM_WORLD, &rank), "MPI_Comm_rank");
   check(MPI_Comm_size(MPI_COMM_WORLD, &size), "MPI_Comm_size");
   if (size != group.world_size || rank != group.world_rank(group.rank))
-    throw std::runtime_error("this is rank " + std::to_string(rank) + "/" + std::to_string(size) +
-                             " to MPI; start all ranks by one mpirun or srun");
+    throw std::invalid_argument("this is rank " + std::to_string(rank) + "/" + std::to_string(size) + " to MPI");
   MPI_Group all = MPI_GROUP_NULL, members = MPI_GROUP_NULL;
   MPI_Comm ranks = MPI_COMM_NULL;
   check(MPI_Comm_group(MPI_COMM_WORLD, &all), "MPI_Comm_group");

@@ -18,8 +18,9 @@ struct MpiPlugin {
   const char* torch;  ///< the LibTorch that the plug-in was built with, such as "2.15.0"
 
   /// Makes this rank's side of a group; the first call starts MPI in this process. It is collective over the group, and
-  /// waits without a limit for ranks that do not call it. Any thread may call it. It throws std::runtime_error where
-  /// MPI has no threads (MPI_THREAD_MULTIPLE), counts the job's ranks differently, or fails.
+  /// waits without a limit for ranks that do not call it. Any thread may call it. It throws std::invalid_argument where
+  /// MPI has no threads (MPI_THREAD_MULTIPLE), counts the job's ranks differently or has ended, and std::runtime_error
+  /// where it fails.
   c10::intrusive_ptr<c10d::Backend> (*join)(const Group& group);
 };
 

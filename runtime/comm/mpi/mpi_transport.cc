@@ -10,6 +10,7 @@
 #include <cstdlib>
 #include <exception>
 #include <filesystem>
+#include <stdexcept>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -84,9 +85,8 @@ absl::StatusOr<std::shared_ptr<Collectives>> mpi_collectives(const Group& group,
   TESSERA_ASSIGN_OR_RETURN(const MpiPlugin* const mpi, mpi_plugin());
   FailureReport report(group, store);
   report.publish_arrival();
-  const auto cannot_join = [&](const std::string& why) {
-    return report.explain_arrival(group.self() + ": group " + group.key() + " cannot be joined over MPI: " + why);
-  };
+  const std::string cannot = group.self() + ": group " + group.key() + " cannot be joined over MPI: ";
+  const auto cannot_join = [&](const std::string& why) { return report.explain_arrival(cannot + why); };
   // MPI would wait without a limit for a rank that does not come.
   const std::string here = "mpi/" + group.key() + "/here", all = "mpi/" + group.key() + "/all";
   TESSERA_ASSIGN_OR_RETURN(const std::int64_t come, store->add(here, 1));
@@ -95,6 +95,10 @@ absl::StatusOr<std::shared_ptr<Collectives>> mpi_collectives(const Group& group,
   if (const auto met = store->get(all, limit); !met.ok()) return cannot_join(message_of(met.status()));
   try {
     return c10d_collectives(group, TransportKind::kMpi, mpi->join(group), std::move(store), std::move(choose));
+  } catch (const std::invalid_argument& error) {  // a restart would not help
+    return make_error(ExitCode::kConfig, cannot + error.what() +
+                                             ". hint: start all ranks by one mpirun, or by srun --mpi=pmix, with an "
+                                             "MPI that has MPI_THREAD_MULTIPLE");
   } catch (const std::exception& error) {
     return cannot_join(text_of_c10_exception(error));
   }

@@ -22,7 +22,8 @@ absl::Status check_mpi(const Topology& topology);
 /// Makes this rank's side of a group with the `mpi` transport: CPU ranks on any hosts, by messages of the machine's
 /// MPI, which uses what that has for it (shared memory, InfiniBand, TCP). Tessera adds up itself, as over Gloo
 /// (c10d_collectives), so sums have the same bits. `choose` is that of c10d_collectives. The call is collective over
-/// the group. Error: 75 if a rank does not come within `group.init_timeout_s`, or MPI fails.
+/// the group. Errors: 75 if a rank does not come within `group.init_timeout_s`, or MPI fails; 78 if MPI has no threads,
+/// or counts the ranks differently.
 ///
 /// MPI cannot end what stands still in the middle: after an error, memory of a call under way may still change. A
 /// failed rank ends without MPI_Finalize, and its launcher then ends the others.

@@ -75,6 +75,10 @@ void train(Session& session, std::size_t begin, std::size_t end) {
 
 // The same ranks go on with the same bits. Without the saved residuals, the bits would differ.
 TEST(SavedResiduals, SameRanksResumeWithTheSameBits) {
+  for (const Kind& kind : kKinds) {
+    const auto runs = std::ranges::count_if(kWorlds, [&](const auto& world) { return runs_on(kind, world); });
+    ASSERT_EQ(runs, 1) << kind.name;
+  }
   const TestFolder folder;
   const auto cases = pairwise_of<1>(kKinds, std::array{false, true});  // saves beside training, or not, in turn
   for (const std::pair<int, int>& world : kWorlds) {

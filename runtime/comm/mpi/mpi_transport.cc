@@ -96,9 +96,10 @@ absl::StatusOr<std::shared_ptr<Collectives>> mpi_collectives(const Group& group,
   try {
     return c10d_collectives(group, TransportKind::kMpi, mpi->join(group), std::move(store), std::move(choose));
   } catch (const std::invalid_argument& error) {  // a restart would not help
-    return make_error(ExitCode::kConfig, cannot + error.what() +
-                                             ". hint: start all ranks by one mpirun, or by srun --mpi=pmix, with an "
-                                             "MPI that has MPI_THREAD_MULTIPLE");
+    return make_error(ExitCode::kConfig,
+                      cannot + error.what() +
+                          ". [T1048] hint: start all ranks by one mpirun, or by srun --mpi=pmix, with an "
+                          "MPI that has MPI_THREAD_MULTIPLE");
   } catch (const std::exception& error) {
     return cannot_join(text_of_c10_exception(error));
   }

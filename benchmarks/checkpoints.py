@@ -3,11 +3,12 @@
     tessera launch -n 2 -- python benchmarks/checkpoints.py --dir /mnt/disk [--rounds 5] [--width 2816] [--json FILE]
 
 Every rank holds a model under FSDP2 with AdamW, and the same model under an Engine. A checkpoint has 12 bytes a
-parameter: values and two moments, fp32. Each round makes all of it once, between barriers; seconds are those of rank 0.
-Where fio is installed, it writes and syncs as many bytes in each round, a job for each rank, through the page cache and
-past it. Its seconds are those that it reports, without its start. "plain file" is the same from this program. The files
-of the last round are removed before each round, outside of the measured time; Tessera removes old checkpoints itself,
-while it makes the next. Each load is measured twice: with the files in the page cache (warm), and without (cold).
+parameter: values and two moments, fp32. Each round makes all saves and loads once, between barriers; the seconds are
+those of rank 0. Where fio is installed, it writes and syncs as many bytes in each round, a job for each rank, through
+the page cache and past it. The seconds are those that fio reports, without its start. "plain file" is a file that this
+program itself writes and syncs. The files of the last round are removed before each round, outside of the measured
+time; Tessera removes old checkpoints itself, while it makes the next. Each load is measured twice: with the files in
+the page cache (warm), and without (cold).
 """
 
 import argparse

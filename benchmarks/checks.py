@@ -28,8 +28,8 @@ def memory_as_planned(planned):
 
 def peers_train_alike(losses, first, later):
     """Checks `losses`: {peer: [[loss of each step] of each rank]}, for the first steps. The peers start from the same
-    weights and read the same samples: a rank's first loss must be the first peer's within `first` (relative), the later
-    losses within `later`. `later` is wider, since Adam's first steps are lr * sign(gradient): where a gradient is
+    weights and read the same samples: a rank's first loss may differ from the first peer's by `first` (relative), and
+    later losses by `later`. `later` is wider, since Adam's first steps are lr * sign(gradient): where a gradient is
     nothing but rounding, a peer's other order of summation decides the sign."""
     (reference, wanted), *others = losses.items()
     for name, got in others:

@@ -1,7 +1,8 @@
 """The contenders of the comparison: a row for each, with its family, how it is started, and where it applies. It uses
 the standard library only.
 
-A contender of PyTorch, DeepSpeed or the Python package is an argument of peers/step.py; one of Tessera is a strategy.
+A contender of PyTorch, DeepSpeed or the Python package is named by an argument of peers/step.py, and one of Tessera by
+a strategy.
 """
 
 import dataclasses
@@ -55,7 +56,7 @@ _HEAD_UNIT = {"classes": ["Block"], "modules": ["head"]}
 _STATES_ON_HOST = {"masters": {"tier": "host"}, "moments": {"tier": "host"}}
 _ALL_ON_HOST = _STATES_ON_HOST | {"parameters": {"tier": "host"}, "gradients": {"tier": "host"}}
 _IN_BACKWARD = {"optimizer": ADAMW | {"in_backward": True}}
-# Tessera's rules on a GPU, with rates at which training goes on.
+# Tessera's rules on a GPU, with learning rates at which training does not diverge.
 _RULES = {"adamw": ADAMW,
           "lamb": {"type": "lamb", "lr": 1e-3, "weight_decay": 0.01},
           "adafactor": {"type": "adafactor", "lr": 1e-2, "weight_decay": 0.01},

@@ -1,4 +1,4 @@
-"""Has what all runs share, wherever they measure: results, contenders, and failures. It uses the standard library only."""
+"""Has what host, network and GPU runs share: results, contenders, and failures. It uses the standard library only."""
 
 import datetime
 import math
@@ -25,7 +25,7 @@ def say(text):
 
 
 def without_paths(text):
-    """Returns the text with files by their names, since results are shown on other machines."""
+    """Returns the text with the names of files instead of their paths, since results are shown on other machines."""
     return re.sub(r"(?<![\w./:])/(?:[\w.+@-]+/)*([\w.+@-]+)", r"\1", text)
 
 
@@ -71,7 +71,7 @@ class Benchmark:
         return self.results[section][-1]
 
     def add(self, section, key, **rounds):
-        """Adds a round to the lists of an entry, which it returns."""
+        """Adds a round to the lists of an entry, and returns the entry."""
         entry = self.entry(section, **key)
         for name, of_round in rounds.items():
             entry.setdefault(name, []).append(of_round)
@@ -87,7 +87,7 @@ class Benchmark:
         self.results["checks"].append({"work": work, "result": result})
 
     def note(self, section, key, what, why):
-        """Notes a task outside of the rounds. `section`: "failed" or "not_run"."""
+        """Records a task that failed or was not run outside of the rounds. `section`: "failed" or "not_run"."""
         self._noted[section].append({"key": key, "what": what, "round": None, "why": why})
 
     def save(self):
@@ -101,13 +101,13 @@ class Benchmark:
 
 
 def add_arguments(parser, out, rounds):
-    """Adds the arguments that runs have in every place."""
+    """Adds the arguments that host, network and GPU runs have in common."""
     parser.add_argument("--out", type=pathlib.Path, default=FOLDER / "results" / out, metavar="FOLDER", help="for what is written")
     parser.add_argument("--rounds", type=int, metavar="N", help=f"of every contender ({rounds}; quick: 1)")
 
 
 def chosen(parser, options, names, default=None):
-    """Returns the `names` that --only leaves; raises an error for others."""
+    """Returns the `names` that --only selects; ends with an error if --only has an unknown name."""
     if unknown := sorted(set(options.only or []) - set(names)):
         parser.error(f"--only: unknown {', '.join(unknown)}; there are {', '.join(names)}")
     return [name for name in names if name in (options.only or default or names)]

@@ -1,15 +1,17 @@
 #!/usr/bin/env python3
-"""Studies how far a batch can grow: SGD, AdamW, LARS and LAMB, with the rate of a small batch, and scaled and warmed up.
+"""Studies how far a batch can grow under SGD, AdamW, LARS and LAMB. The rate is that of a small batch, either unchanged
+or scaled and warmed up.
 
     benchmarks/large_batch.py --runs FOLDER            trains what FOLDER has no results of, and writes results/large_batch.json.xz
     benchmarks/large_batch.py --runs FOLDER --small    a small form of it: about half an hour on two cores
     benchmarks/large_batch.py --page                   fills the tables of docs/recipes/large_batch.md with what the results have
 
-`--runs` and `--page` go together. Runs that FOLDER has are not made again, so a study that was stopped goes on. A folder is of the small
-form or of the whole one.
+`--runs` and `--page` go together. Runs that FOLDER has are not made again, so a study that was stopped continues. A
+folder has runs of the small form or of the whole one, not of both.
 
-Three studies: `digits` (scikit-learn's, which the Python that runs this has, or --digits FILE as examples/images/digits.py writes it),
-`text` (LibTorch's headers, a small GPT), and `wire` (what compression and outer steps cost and save at a large batch of the text).
+Three studies: `digits` (those of this Python's scikit-learn, or of --digits FILE as examples/images/digits.py writes
+it), `text` (LibTorch's headers, a small GPT), and `wire` (what compression and outer steps cost and save at a large
+batch of the text).
 """
 
 import argparse
@@ -48,8 +50,8 @@ WHOLE = {"epochs": 40, "seeds": [1, 2, 3], "batches": [32, 64, 128, 256], "text_
          "text_batches": [32, 128, 512, 1024], "tuning_samples": 8192, "wire_batch": 512, "wire_steps": 65, "wire_seeds": [1, 2, 3]}
 SMALL = WHOLE | {"epochs": 15, "text_samples": 8192, "text_batches": [32, 1024], "tuning_samples": 1024, "wire_batch": 128,
                  "wire_steps": 17}
-NOT_IN_NAMES = ("epochs", "wire_steps")  # sizes that the name of a run does not tell
-# A contender of the study of the wire: its label, and the keys that its strategy has and that of "plain" lacks.
+NOT_IN_NAMES = ("epochs", "wire_steps")  # sizes that are not part of a run's name
+# A contender of the study of the wire: its label, and the keys that its strategy has beyond those of "plain".
 OUTER = {"mesh": {"replicate": 2, "shard": 1}}
 WIRE = {
     "plain": ("gradients in every step, fp32", {}),
@@ -85,7 +87,7 @@ def strategy(optimizer, rate, batch, way, schedule, rise):
     keys, scaling, _ = OPTIMIZERS[optimizer]
     schedule = {"type": "cosine"} | schedule
     if way == SCALED:
-        begin = BASE / batch if scaling == LINEAR else math.sqrt(BASE / batch)  # the rise begins at the base batch's rate
+        begin = BASE / batch if scaling == LINEAR else math.sqrt(BASE / batch)  # warm-up from the base batch's rate on
         schedule |= {"base_batch_size": BASE, "batch_scaling": scaling, "warmup_from": begin} | rise
     return {"optimizer": keys | {"lr": rate}, "lr_schedule": schedule, "noise_scale": {"every": 1, "smoothing": 0.0}}
 
@@ -211,7 +213,7 @@ def grown(runs, study):
 
 
 def on_the_wire(runs):
-    """Makes the study: what is sent at the large batch, and gradients in every step at the base batch too."""
+    """Makes the study: every contender at the large batch, and "plain" at the base batch too."""
     rate, large = rate_of(runs, "text", "AdamW"), runs.size["wire_batch"]
     return [{"contender": contender, "label": WIRE[contender][0], "batch": batch, "rate": rate,
              "runs": runs.of_text([wire_run(runs.size, contender, batch, rate, seed) for seed in runs.size["wire_seeds"]])}

@@ -13,7 +13,8 @@ from launch import metrics, steps_of
 RANKS, SEQ_LEN = 2, 64
 MODEL = {"model": "gpt", "vocab_size": 256, "seq_len": SEQ_LEN, "layers": 3, "width": 128, "heads": 4}
 EVAL_SEQUENCES = 1024
-# What the loopback carries in both directions together where bytes are counted: a network that a step of a small batch waits for.
+# The rate of the loopback, both directions together, in runs whose bytes are counted. A step with a small batch waits
+# for this network.
 WIRE_RATE = "200mbit"
 
 

@@ -71,7 +71,7 @@ class Launcher:
             sampler = PeakSampler(lambda: _mean_used_bytes(pids))
             return sampler
 
-        outside = memory and contender.family == "tessera"  # peers sample themselves, while they step
+        outside = memory and contender.family == "tessera"  # peers sample their own memory, while they step
         more = ["--memory"] if memory and not outside else more
         self.start(contender, [*self.command(contender, work, folder, steps), *more], folder, count, limit_s,
                    watch_memory if outside else watch)
@@ -100,9 +100,10 @@ class Launcher:
                 "--warm-up", work.warm_up, "--steps", work.steps, "--cool-down", work.cool_down, *common]
 
     def environments(self, contender, count):
-        """Returns the environment of each rank. DeepSpeed finds the operators that benchmarks/setup compiled; nothing is written beside the
-        sources. Ranks of Tessera that train alone are strangers to each other. On a GPU some contenders draw the
-        weights on the CPU, so ranks there have all cores between them."""
+        """Returns the environment of each rank. DeepSpeed finds the operators that benchmarks/setup compiled, and
+        Python writes no bytecode files beside the sources. Ranks of Tessera that train alone get no variables about
+        other ranks, so each is a job of its own. On a GPU some contenders draw the weights on the CPU, so the ranks
+        there share all cores."""
         threads = max(1, len(os.sched_getaffinity(0)) // count) if self.device == "cuda" else 1
         own = {"TORCH_EXTENSIONS_DIR": str(FOLDER / ".venv/extensions"), "PYTHONDONTWRITEBYTECODE": "1",
                "OMP_NUM_THREADS": str(threads)} | built_package(self.binary)
@@ -133,7 +134,7 @@ def metrics(path):
 
 
 def steps_of(path):
-    """Returns the objects of steps; a header and evaluations stand between them."""
+    """Returns the step objects, without the header and the evaluations between them."""
     return [line for line in metrics(path) if "step" in line]
 
 
@@ -166,7 +167,7 @@ def read(folder, work, steps=None):
 
 
 def _mean_used_bytes(pids):
-    """Returns the mean over the processes; None if one of them has ended."""
+    """Returns the mean of used_bytes over the processes; None if one of them has ended."""
     with contextlib.suppress(OSError):
         return sum(used_bytes(pid) for pid in pids) / len(pids)
     return None

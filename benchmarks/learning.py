@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Measures what sending less costs in learning, by seeds: fewer meetings of replicas (streaming DiLoCo with int4), or
-compressed gradients. Both are compared with gradients that are summed uncompressed in every step.
+"""Measures over several seeds how much worse a model learns if ranks send less: fewer meetings of replicas (streaming
+DiLoCo with int4), or compressed gradients. Both are compared with gradients that are summed uncompressed in every step.
 
     benchmarks/learning.py --runs FOLDER                      trains what FOLDER has no metrics of, then writes
                                                               results/learning.{json.xz,md,svg}
@@ -8,12 +8,12 @@ compressed gradients. Both are compared with gradients that are summed uncompres
     benchmarks/learning.py --redraw                           draws what the results have
 
 The model is `scripts/demo`'s GPT of 10.9 million parameters (fp32, AdamW, 400 steps of 2 ranks with 4 samples of 128
-bytes, a cosine). It is trained on LibTorch's headers in ATen/, and evaluated on those in c10/. Ranks are two hosts.
-Replicas meet before step 400 (a checkpoint), so what is evaluated are the outer weights, one step later. Runs that the
-results have already, of the same strategy and seed, are kept.
+bytes, a cosine). It is trained on LibTorch's headers in ATen/, and evaluated on those in c10/. Each rank counts as a
+host of its own. Replicas meet before step 400 (a checkpoint), so the outer weights are evaluated, one step later. Runs
+that the results have already, of the same strategy and seed, are kept.
 
-If the user may make a network namespace (root), the bytes are counted that go over its loopback in two periods of
-steps. It needs the torch whose headers are read, and matplotlib, which draws (benchmarks/setup).
+The bytes over a network namespace's loopback are counted in two periods of steps, if the user may make such a namespace
+(root). It needs the torch whose headers are read, and matplotlib, which draws (benchmarks/setup).
 """
 
 import argparse
@@ -133,10 +133,10 @@ def train(binary, name, seed, folder, data):
 
 
 def wire_bytes(binary, name, data):
-    """Returns the bytes that both ranks send in a step after the uncompressed ones at the start; None if no network namespace can be
-    made."""
+    """Returns the bytes that both ranks send in a step after the uncompressed first steps; None if no network namespace
+    can be made."""
     of = CONTENDERS[name][1]
-    if "compression" in of:  # methods that send momentum send as many bytes as with gradients, but want plain steps first
+    if "compression" in of:  # methods with momentum send as many bytes as gradients, but begin with uncompressed steps
         rest = {key: value for key, value in of["compression"].items() if key != "start_step"}
         if "method" in rest:
             rest["method"] = {key: value for key, value in rest["method"].items() if key != "momentum"}

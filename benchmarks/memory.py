@@ -2,9 +2,9 @@
 
 The peak of a rank is the largest *anonymous + shared* memory seen while it trains, less the memory of the same program
 with a tiny model. Anonymous memory belongs to one process. For memory that several ranks map, each rank is charged its
-share (PSS, the "proportional set size" of proc_pid_smaps(5)), so the ranks' numbers add up to what the machine lost.
-Pages of files, such as the libraries' code, do not count: they can be dropped. The kernel walks all pages for this, so
-memory is measured in a separate run and never in a run that is timed.
+share (PSS, the "proportional set size" of proc_pid_smaps(5)), so the ranks' numbers add up to the memory that they take
+from the machine. Pages of files, such as the libraries' code, do not count: they can be dropped. The kernel walks all
+pages for this, so memory is measured in a separate run and never in a run that is timed.
 """
 
 import pathlib

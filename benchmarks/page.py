@@ -1,5 +1,5 @@
-"""Makes the parts that the pages of all places share, in HTML or Markdown: tables, facts about runs, and failures.
-It uses the standard library only."""
+"""Makes the parts that the pages of host, network and GPU runs share, in HTML or Markdown: tables, facts about runs,
+and failures. It uses the standard library only."""
 
 import html
 import pathlib
@@ -23,7 +23,7 @@ def html_table(headings, rows, kind=""):
 
 
 def number(text):
-    """Makes a cell of digits."""
+    """Makes a table cell for a number."""
     return text, "number"
 
 
@@ -62,7 +62,8 @@ def document(data, title, heading, summary, sections):
 
 
 def facts(data, more):
-    """Returns [(name, text)], the facts about a run. `more` has those of the place."""
+    """Returns [(name, text)], the facts about a run. `more` has the facts that only runs of this kind (host, network or
+    GPU) have."""
     found = [*more, ("versions", ", ".join(f"{name} {version}" for name, version in data["versions"].items()))]
     found += [(f"run {place}", _run(run)) for place, run in enumerate(data["runs"], start=1)]
     if "thinned_to" in data:

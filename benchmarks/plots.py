@@ -176,8 +176,8 @@ def timeline(events):
 
 
 def svg(figure, title, inline=True):
-    """Writes a picture. `title`: its title, which must be unique on the page. Inline, the page has the colours and the
-    font, and nothing is cut off at the axes."""
+    """Writes a picture. `title`: its title, which must be unique on the page. An inline picture gets the colours and
+    the font from the page, and nothing is cut off at the axes."""
     file = io.StringIO()
     figure.patch.set_alpha(0 if inline else 1)
     for axes in figure.axes:

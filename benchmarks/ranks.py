@@ -37,8 +37,8 @@ def rank_environments(ranks):
 def run_ranks(command, environments, timeout_s, watch=None):
     """Runs `command` once for each of `environments`, all at once; returns the standard output of each.
 
-    `watch(pids)` is a context manager that is open while they run. `{rank}` in an argument becomes the place in the
-    list. Raises ContenderFailed once a rank fails or the time is up; the other ranks are then ended.
+    `watch(pids)` is a context manager that is open while they run. `{rank}` in an argument is replaced by the index in
+    `environments`. Raises ContenderFailed once a rank fails or the time is up; the other ranks are then ended.
     """
     with tempfile.TemporaryDirectory() as folder:
         folder = pathlib.Path(folder)

@@ -5,18 +5,19 @@ One object:
     schema, where        "host", "net" or "gpu"
     quick                whether it is a smoke test, whose figures mean nothing
     runs         [{command, sections, started, seconds, rounds, commit {hash, dirty}, machine {...} or null, ...}]
-                         the last one, and before it those that it adds to, with the sections that are still theirs
+                         the latest run, and before it the runs that it adds to, with the sections that are still theirs
     versions     {...}
     contenders   [{name, family, label, group, stage, private_copies}]
     works        [{name, title, model, dtype, parameters, batch, steps, warm_up, contenders}]
     checks       [{work, result}]                           what was verified
     failed, not_run  [{key: "section/what", what, round, why}]    round: in which it failed, from which on it was not
                          run; null for what comes before the rounds, or after. What belongs to no section
-                         has a key without a stroke
+                         has a key without a slash
     thinned_to   how many samples of each long list are left, where the file would have been too large
 
-and the entries of sections, which the measure.py of each place lists. Samples are seconds, and lists of nothing but
-numbers have 9 digits. Long lists of single calls are in order of size, and the file has them as whole nanoseconds,
+and the entries of sections, which the measure.py of each place lists. Samples are seconds, and lists that hold only
+numbers keep 9 significant digits. Long lists of single calls are in order of size, and the file has them as whole
+nanoseconds,
 which is what clocks have: {"ns": [the first sample, and by how much each is longer than the one before]}. read() gives
 the list of seconds.
 """

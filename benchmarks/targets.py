@@ -104,8 +104,8 @@ DISK = 0.98
 DISK_DEFAULTS = 1.2
 DISK_SLOW = 0.8
 DISK_CPU = 2.0
-# Each entry is (Tessera's kernel, target over DeepSpeed's swapper), for a step a parameter with the state on disk. The
-# last number is the longer of the step's two parts (disk and update) divided by the step.
+# Each entry is (Tessera's kernel, target over DeepSpeed's swapper), for the time of a step per parameter, with the
+# state on disk. The last number is the longer of the step's two parts (disk and update) divided by the step.
 DISK_STEPS = {"fp32": 1.5, "mixed_bf16_moments": 2.5, "mixed_8bit_moments": 3.5}
 DISK_STEPS_OF_LIMIT = 0.95
 
@@ -113,7 +113,7 @@ DISK_STEPS_OF_LIMIT = 0.95
 CROWDED = 0.9
 # Steps with the best bucket, compared with one collective for each tensor.
 BUCKETS = 1.2
-# The most that a unit may cost the host above the plain module on a GPU, microseconds.
+# The most time that a unit may cost the host beyond the plain module on a GPU, in microseconds.
 UNIT_US = 20
 
 GBIT = 10**9

@@ -3,8 +3,8 @@
     collectives  {"cases": [{"operation", "memory": "private" | "group" | "common", "dtype", "bytes",
                              "samples_ns": [...], "limit_s": seconds or null}]}
                  bytes: the full buffer, as in peers/gloo_collectives.py; 0 for the barrier. limit_s: the same reads and
-                 writes by all ranks at once, without waiting. dtype: of sums; something else where bytes are moved.
-                 Handed on with "collective" and "samples_s" in the places of operation and samples_ns.
+                 writes by all ranks at once, without waiting. dtype: of sums; something else where bytes are moved. The
+                 fields "operation" and "samples_ns" are handed on as "collective" and "samples_s".
     optimizer    {"cases": [{"name", "numel", "bytes", "samples_s": [...], "limit_s": seconds or null}]}, one thread (on
                  the GPU with --gpu). Names that have a peer: "fp32", "mixed" (bf16 parameters, fp32 masters),
                  "mixed_bf16_moments", on the GPU "mixed_8bit_moments". bytes: read and written.
@@ -68,7 +68,8 @@ def _help(binary, *arguments):
 
 
 def offered_sections(binary):
-    """Returns this binary's sections. A command without `bench` prints its general help, so that is asked first."""
+    """Returns this binary's sections. A command without `bench` would print its general help, so this function looks
+    for `bench` in the general help first."""
     if not re.search(r"^\s+bench\b", _help(binary), re.MULTILINE):
         return []
     text = _help(binary, "bench")

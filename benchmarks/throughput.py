@@ -6,11 +6,12 @@
     benchmarks/throughput.py --redraw      writes the table once more; nothing is measured
 
 It writes samples, a table as CSV and a page in Markdown into results/throughput, and wants root, ip and tc (else exit code 77). A host has one
-rank of one thread. Each cell is a run of its own, and the cells go by turns in rounds.
+rank of one thread. Each cell is a run of its own, and each round measures every cell once.
 
-"No communication" are as many ranks as there are hosts, side by side, each alone: what the cores of this one machine can do. With more
-ranks than cores that grows no further, so the share of it is the number to look at. What the busiest host's link carries in a step is held
-against a formula, headers and small messages included: beyond 10 % of it the exit code is 1.
+"No communication" are as many ranks as there are hosts, side by side, each alone: what the cores of this one machine
+can do. The throughput without communication grows no further with more ranks than cores, so each contender's share of
+it is the number to look at. What the busiest host's link carries in a step is held against a formula, headers and small
+messages included; the exit code is 1 if they differ by more than 10 %.
 
 Sections of the results:
 
@@ -43,8 +44,9 @@ from schedule import Task
 NAMES = ("torch_alone", "tessera_alone", "torch_ddp", "tessera_no_shard", "torch_fsdp2", "tessera_full_shard")
 MOST_HOSTS = 4
 WITHIN = 0.10
-# What N hosts of one rank send each in a step, in bytes of the parameters. A ring's all-reduce and an exchange with a gather send the same.
-# Gloo's reduce-scatter is an all-reduce, and FSDP2 gathers twice. Other contenders have the bytes that `tessera plan` says.
+# What each of N hosts with one rank sends in a step, divided by the bytes of the parameters. A ring's all-reduce and an
+# exchange with a gather send the same. Gloo's reduce-scatter is an all-reduce, and FSDP2 gathers twice. Other
+# contenders have the bytes that `tessera plan` says.
 FORMULAS = {"torch_ddp": 2, "tessera_no_shard": 2, "torch_fsdp2": 4}
 COLUMNS = ("hosts", "batch", "contender", "samples", "median_s", "tokens_per_s", "of_no_communication", "link_bytes", "formula_bytes",
            "over_formula")

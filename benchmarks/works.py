@@ -143,8 +143,8 @@ def of_gpu(quick):
     recomputed, on_host = ", blocks recomputed", ", optimizer states in the host's memory"
     shared = tuple(name for name in those_of("gpu") if name.startswith("shared_"))
     rules = tuple(f"rule_{name}" for name in ("adamw", "lamb", "adafactor", "muon", "muon_bf16", "lars"))
-    # With states on the host, bf16 parameters and gradients stay on the GPU. Records on their way need 6 bytes more.
-    # Tessera pins 10 bytes of the host's memory for each parameter, and FSDP2 16.
+    # With states on the host, bf16 parameters and gradients stay on the GPU. Records on their way need 6 bytes more for
+    # each parameter. Tessera pins 10 bytes of the host's memory for each parameter, and FSDP2 16.
     return [
         _of_gpu("gpt_124m", "GPT of 124 M parameters", small, 16, 20, 5, 12, 60),
         _of_gpu("gpt_1b5", middle_title + recomputed, middle, 8, 10, 3, 20, 90),

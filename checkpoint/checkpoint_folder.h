@@ -31,8 +31,8 @@ struct ListedCheckpoint {
   std::int64_t step = 0;
 };
 
-/// Returns the committed checkpoints of a folder; the one committed last is at the end. Errors: 66 there is no such
-/// folder; 77, 74.
+/// Returns the committed checkpoints of a folder; the one committed last is at the end. Errors: 66 if there is no such
+/// folder; 77 without permission; 74 if it cannot be read.
 absl::StatusOr<std::vector<ListedCheckpoint>> list_checkpoints(const std::string& folder, const std::string& who);
 
 /// Returns the names of a folder's checkpoints that have no manifest. A save gives a folder such a name once all of it
@@ -47,11 +47,13 @@ absl::StatusOr<std::string> latest_checkpoint(const std::string& folder, const s
 absl::StatusOr<std::string> best_checkpoint(const std::string& folder, const std::string& who);
 
 /// Returns the checkpoint that a user means by `path`: `path` itself if it holds a manifest, the best one for
-/// `folder`/best, else the latest one of that folder. Errors: 66, 65.
+/// `folder`/best, else the latest one of that folder. Errors: 66 if there is no such checkpoint; 65 if `latest` or
+/// `best` does not hold the name of one.
 absl::StatusOr<std::string> find_checkpoint(const std::string& path, const std::string& who);
 
 /// Makes `folder` if it is not there, and keeps other runs out of it: for a program that saves there until it ends.
-/// Errors: 69 another run has it, 73, 77, 71.
+/// Errors: 69 if another run has it; 73 if it cannot be created; 77 without permission; 71 without free descriptors or
+/// memory.
 absl::StatusOr<FolderLock> lock_for_run(const std::string& folder, const std::string& who);
 
 /// A checkpoint that is being made, by one rank for all. It holds the folder's lock while it lives. The destructor
@@ -59,7 +61,8 @@ absl::StatusOr<FolderLock> lock_for_run(const std::string& folder, const std::st
 class UnfinishedCheckpoint {
  public:
   /// Makes `folder` if it is not there, takes its lock, removes what killed saves have left, and makes a new folder for
-  /// the files of step `step`. Errors: 73, 77; 69 another process saves there now.
+  /// the files of step `step`. Errors: 69 if another process saves there now; 73 if the folder cannot be created; 77
+  /// without permission.
   static absl::StatusOr<std::unique_ptr<UnfinishedCheckpoint>> begin(const std::string& folder, std::int64_t step,
                                                                      const std::string& who);
   ~UnfinishedCheckpoint();

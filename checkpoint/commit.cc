@@ -22,8 +22,8 @@ void append_text(std::string& bytes, std::string_view text) {
   bytes += text;
 }
 
-/// Takes pieces from the front of bytes that may be damaged. Behind their end it gives zeros and empty texts, and
-/// `is_whole` is false.
+/// Reads fields one after the other from bytes that may be damaged. It gives zeros and empty texts behind the end of
+/// the bytes, and `is_whole` is false then.
 class PieceReader {
  public:
   explicit PieceReader(std::string_view bytes) : left_(bytes) {}

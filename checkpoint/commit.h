@@ -15,7 +15,7 @@ using CommitParts = std::map<std::string, std::string>;
 /// The data that one rank writes, apart from the records, when its part of a step is on the disk (DurableConfig).
 struct Commit {
   std::int64_t generation = 0;  ///< counts a folder's commits, from 1
-  std::uint64_t run = 0;        ///< drawn by rank 0 of the run that made it
+  std::uint64_t run = 0;        ///< random number that rank 0 drew for the run that made the commit
   std::int64_t step = 0;        ///< StepResult::step
   /// Hash of the layout, which says to what each byte belongs; a commit with another hash cannot be used.
   std::uint64_t layout = 0;
@@ -27,7 +27,7 @@ struct Commit {
 /// the XXH3 of everything before (checkpoint_hash).
 std::string write_commit(const Commit& commit);
 
-/// Reads the bytes of a commit's file. `file` stands in front of messages. Error: 65 for any other bytes.
+/// Reads the bytes of a commit's file. `file` is the prefix of messages. Error: 65 for any other bytes.
 absl::StatusOr<Commit> read_commit(const std::string& file, std::string_view bytes);
 
 /// Returns the bytes of parts alone, for a part that itself has parts: their number, and then each part as in a commit.

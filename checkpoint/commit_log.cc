@@ -74,7 +74,7 @@ absl::Status CommitLog::begin() const {
 }
 
 /// Removes this rank's files for which `is_meant` returns true. `is_meant` gets the part of a name behind the stem and
-/// a point.
+/// a dot.
 absl::Status CommitLog::remove_files(const std::function<bool(std::string_view end)>& is_meant) const {
   const std::string begin = fs::path(stem_).filename().string() + ".";
   std::error_code error;

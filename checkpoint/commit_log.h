@@ -27,11 +27,12 @@ namespace tessera {
 /// - .kept-0123456789abcdef, bytes that commits name by their hash, since they do not change with each commit.
 class CommitLog {
  public:
-  /// Makes the folder if it is not there. `who` stands in front of messages: "rank 0".
-  /// Errors: 69 another process has it; 73, 77, 71, 74.
+  /// Makes the folder if it is not there. `who` is the prefix of messages: "rank 0".
+  /// Errors: 69 if another process has it; 73 if it cannot be created; 77 without permission; 71 without free
+  /// descriptors or memory; 74 if a read or write fails.
   static absl::StatusOr<std::unique_ptr<CommitLog>> open(const std::string& folder, int rank, const std::string& who);
 
-  /// Returns whether a run, which may have ended before its first commit, ever opened the rank's commits there.
+  /// Returns whether a run ever opened the rank's commits there, even if that run ended before its first commit.
   static bool was_opened(const std::string& folder, int rank);
   /// Returns the whole commits that are there, the older one first; there is none before the first commit. A damaged
   /// file beside a whole commit does not count, and a warning says so. It changes nothing. Errors: 65 there were
@@ -46,10 +47,11 @@ class CommitLog {
   /// Writes a commit over the one two generations before it. At any moment the file is the old one or the new one,
   /// through errors, kills and power loss. After an error the commit may be the old or the new one (see `remove`).
   absl::Status write(const Commit& commit) const;
-  /// Removes the commit of this generation from the disk, if it is there. Errors: 74, ...
+  /// Removes the commit of this generation from the disk, if it is there. Errors: 77 without permission; 74 if the
+  /// removal fails for another reason.
   absl::Status remove(std::int64_t generation) const;
 
-  /// Writes bytes that commits then name, to a file of their own. Returns their hash, in 16 digits.
+  /// Writes bytes, which commits then name by their hash, to a file of their own. Returns their hash, in 16 digits.
   absl::StatusOr<std::string> keep(std::string_view bytes) const;
   /// Reads the bytes with this hash. Errors: 65 they are missing or damaged.
   absl::StatusOr<std::string> kept(const std::string& hash) const;

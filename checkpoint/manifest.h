@@ -52,7 +52,7 @@ struct SavedParameter {
 
   /// Returns whether it has the state of this name.
   bool has_state(const std::string& state) const;
-  /// Returns whether it trains, or is frozen and will go on with its states when it trains again.
+  /// Returns whether it trains, or is frozen and will use its states again when it trains again.
   bool keeps_states() const { return trains || (states && !states->empty()); }
   bool has_master() const { return trains || keeps_master; }
   /// Shape of the whole state, or of the parameter if the state is kept for each element; and the number of its
@@ -156,7 +156,7 @@ struct Manifest {
 /// never accepted.
 std::string write_manifest(const Manifest& manifest);
 
-/// Reads a manifest's text. `file` stands in front of messages. Errors (65): a first line that is not this format's,
+/// Reads a manifest's text. `file` is the prefix of messages. Errors (65): a first line that is not this format's,
 /// another hash, a version that this program does not read (both versions are named), anything missing or out of range,
 /// names that are given twice or are no plain file names.
 absl::StatusOr<Manifest> read_manifest(const std::string& file, std::string_view text);

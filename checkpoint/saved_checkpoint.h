@@ -43,7 +43,8 @@ inline constexpr char kScales[] = ".scales";                      ///< this foll
 std::string buffer_of_rank(std::int64_t rank);                    ///< "buffer.rank3"
 /// Number of elements of an "8bit" state that share a scale, counted from the parameter's first element.
 inline constexpr std::int64_t kScaledElements = 256;
-/// Returns whether a state may have this name: in a checkpoint it stands beside the words above, "ema", and ".scales".
+/// Returns whether a state may have this name: in a checkpoint it must not be mistaken for the words above, "ema", or
+/// ".scales".
 bool is_name_of_state(std::string_view name);
 /// Returns the type of a state's numbers: "F32", "BF16", "U8".
 std::string dtype_of_state(const SavedState& state);
@@ -59,8 +60,9 @@ class SavedCheckpoint {
     Piece piece;
   };
 
-  /// Opens the checkpoint in `folder`. `who` stands in front of messages: "rank 0". Errors: 66 there is no checkpoint
-  /// at `folder`; 65 with file, place, wanted and got; 74, 77, 71.
+  /// Opens the checkpoint in `folder`. `who` is the prefix of messages: "rank 0". Errors: 66 if there is no checkpoint
+  /// at `folder`; 65, with file, place, wanted and got, if it is damaged; 74 if a read fails; 77 without permission; 71
+  /// without free descriptors or memory.
   static absl::StatusOr<std::unique_ptr<SavedCheckpoint>> open(const std::string& folder, const std::string& who);
 
   const std::string& folder() const { return folder_; }

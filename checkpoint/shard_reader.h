@@ -21,8 +21,9 @@ namespace tessera {
 /// the manifest. Only a regular file of that name in that folder is opened; links are not followed. One thread at a
 /// time uses it.
 ///
-/// Errors, with `who` and the file in front: 66 the file is missing, 77, 71; 65 another size than the manifest says, or
-/// another hash (with the offset, both hashes and the pieces that lie there); 74 a failed read.
+/// Errors, with `who` and the file in front: 66 if the file is missing; 77 without permission; 71 without free
+/// descriptors or memory; 65 another size than the manifest says, or another hash (with the offset, both hashes and the
+/// pieces that lie there); 74 a failed read.
 class ShardReader {
  public:
   /// Says what lies at bytes [begin, end) of the data, for messages.

@@ -25,9 +25,9 @@ namespace tessera {
 /// host is filled with a file that is seldom read, and little is left for the fsync. Otherwise it writes through the
 /// page cache, and asks the disk to begin early.
 ///
-/// Errors, with `who` in front: 73 where the file cannot be created, 77, 71, and 74 for a full disk (bytes wanted and
-/// free), a failed write or fsync. Nothing but the destructor may be called after an error. A failed fsync is not tried
-/// again.
+/// Errors, with `who` in front: 73 where the file cannot be created; 77 without permission; 71 without free descriptors
+/// or memory; 74 for a full disk (bytes wanted and free), a failed write or fsync. Nothing but the destructor may be
+/// called after an error. A failed fsync is not tried again.
 class ShardWriter {
  public:
   /// Creates `folder`/`name`. Fails if there is a file of that name.

@@ -9,7 +9,7 @@
 
 namespace tessera {
 
-/// A tensor in a safetensors file (https://github.com/huggingface/safetensors), its elements in rows.
+/// A tensor in a safetensors file (https://github.com/huggingface/safetensors), in row-major order.
 struct FileTensor {
   std::string name;
   std::string dtype;                ///< type in safetensors' words: "F32"

@@ -30,7 +30,7 @@ struct EmaWeights::State {
   void swap() const {
     training.settle_commit();
     if (training.gathering.residency) training.gathering.residency->release_all();
-    // Others may still be reading the copy that they share with this rank.
+    // Other ranks may still be reading the copy that they share with this rank.
     if (training.plan.placement().shared) throw_if_error(training.axes.gather->barrier("EmaWeights").wait());
     training.step->swap_averages();
     training.accept_new_values();
@@ -56,7 +56,7 @@ void EmaWeights::close() {
   if (const std::unique_ptr<State> state = std::move(state_)) state->close();
 }
 
-/// During an exception the other ranks may never come to change values back. The Engine must not train the averages
+/// During an exception the other ranks may never get here to change values back. The Engine must not train the averages
 /// that it shows.
 EmaWeights::~EmaWeights() {
   if (!state_) return;

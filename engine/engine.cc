@@ -1,6 +1,6 @@
-// The public Engine: each call says what it may do now (Training), does it so that all ranks learn of a failure
-// (Job::or_abort), and calls the part that does the work. Plans of Engines that are not made (plan_memory)
-// are at the end.
+// The public Engine: each call checks that it is allowed now (Training), does its work so that all ranks learn of a
+// failure (Job::or_abort), and calls the part that does the work. Plans of Engines that are not made (plan_memory) are
+// at the end.
 
 #include "tessera/engine.h"
 

@@ -21,9 +21,9 @@ class EngineCheckpoints {
   static LoadedCheckpoint load(Engine& engine, const std::string& path);
   void finish();
   /// Goes back after step number `step`, which was skipped for its loss. Parameters and all that updates them get the
-  /// values of the last checkpoint that was saved or loaded; step numbers, generators and rates set by hand go on. It
-  /// warns. It waits for a save under way, whose error finish() throws. Nothing changes if there is no checkpoint, or
-  /// if spikes went back to the same one too often. It is collective.
+  /// values of the last checkpoint that was saved or loaded; step numbers, generators and rates set by hand stay as
+  /// they are. It warns. It waits for a save under way, whose error finish() throws. Nothing changes if there is no
+  /// checkpoint, or if spikes went back to the same one too often. It is collective.
   void go_back(std::int64_t step);
   /// Says that the caller will call finish() when all ranks' saves have ended, so that no step looks for their end.
   void finish_by_hand() { saving_.ends_in_step = false; }
@@ -32,7 +32,7 @@ class EngineCheckpoints {
   std::optional<CheckpointProgress> progress() const;
   bool commit(const CheckpointItems& items);
   void finish_commit();
-  /// Returns the step of an earlier run's commit from which this run has not gone on.
+  /// Returns the step of an earlier run's commit that this run has not resumed.
   std::optional<std::int64_t> commit_to_resume() const;
   std::optional<LoadedCheckpoint> resume_durable();
 

@@ -36,7 +36,7 @@ struct Saving {
 
   explicit Saving(Job& job_given) : job(job_given) {}
 
-  /// Returns whether every rank's thread has ended, where a save goes on. It is collective then.
+  /// Returns whether a save is under way and every rank's thread has ended. It is collective where a save is under way.
   bool save_has_ended() const;
   /// This is called before training state changes. It waits for the commit under way, which then counts, or is taken
   /// back on all ranks. The next commit reports a failure. It is collective where there is a commit.

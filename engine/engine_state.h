@@ -16,8 +16,9 @@ namespace tessera {
 /// The parts of an Engine. Code that needs one part gets that part alone. A Training and a Saving know their Job,
 /// and neither knows the other.
 struct Engine::State {
-  /// `continues_after`: for planned_anew, the steps that training has made. They say whether outer steps are in effect
-  /// (SyncConfig::start_step), and buffers stay as they are on each rank. It has no value where an Engine begins.
+  /// `continues_after`: for planned_anew, the steps that training has made. This number says whether outer steps are in
+  /// effect (SyncConfig::start_step); with it, buffers stay as they are on each rank. It has no value where an Engine
+  /// begins.
   State(std::shared_ptr<torch::nn::Module> module, std::shared_ptr<Strategy> strategy, const Mesh& mesh,
         OwnRules own_rules, std::optional<std::int64_t> continues_after);
   /// Calls `change`, and returns a new plan: a State over the same module, which goes on with the values, optimizer
@@ -31,7 +32,7 @@ struct Engine::State {
   /// It is collective if it plans anew.
   static bool follow_sync(std::unique_ptr<State>& state, std::int64_t steps);
 
-  /// Does everything that belongs to a backward, except the backward itself.
+  /// Returns for each engine the factor of its gradients, which corrects the first engine's loss scale to its own.
   static std::vector<at::Tensor> factors_of(const std::vector<Engine*>& engines, const LossSeed& first);
   static void run_backward(const at::Tensor& loss, const std::vector<Engine*>& engines, const MicrobatchInfo& info);
 

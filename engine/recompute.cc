@@ -22,8 +22,8 @@ namespace {
 
 namespace autograd = torch::autograd;
 
-/// The state of each generator that a function of some inputs may draw from: the CPU's, and those of the inputs'
-/// devices. Reading the state of a GPU's generator does not wait for the GPU.
+/// The state of each generator that a function of some inputs may draw from: the CPU's generator, and the generators of
+/// the inputs' devices. Reading the state of a GPU's generator does not wait for the GPU.
 struct RandomStates {
   static RandomStates of(const std::vector<at::Tensor>& inputs) {
     RandomStates states;
@@ -85,8 +85,8 @@ class WithoutCachedCasts {
 /// that catches such exceptions lets it pass.
 struct NothingIsMissing {};
 
-/// Returns whether a tensor lives anyway and is not computed again, as parameters do. A unit's storages are released
-/// and filled by others.
+/// Returns whether a tensor stays alive anyway and is not computed again, as parameters do. Other code releases and
+/// fills the storages of units.
 bool is_to_be_kept(const at::Tensor& tensor) {
   return (tensor.is_leaf() && tensor.requires_grad()) || unit_of(tensor) != nullptr;
 }
@@ -95,10 +95,10 @@ std::vector<std::int64_t> sizes_of(const at::Tensor& tensor) {
   return tensor.is_nested() ? std::vector<std::int64_t>() : tensor.sizes().vec();
 }
 
-/// One call of checkpoint(); it lives as long as its graph. The graph is that of the first run. What its operators
-/// saved for backward was not kept, except for parameters, which live anyway and whose storages are released and filled
-/// by others. The first node that wants such a tensor makes the function run again, until all of them were saved once
-/// more. Nodes take them away one by one, so memory falls as backward proceeds.
+/// One call of checkpoint(); it lives as long as its graph. The graph is that of the first run. Tensors that its
+/// operators saved for backward were not kept, except for parameters: these stay alive anyway, and other code releases
+/// and fills their storages. The first node that wants such a tensor makes the function run again, until all such
+/// tensors were saved once more. Nodes take the tensors away one by one, so memory falls as backward proceeds.
 class Call : public SavedTensorHooks, public std::enable_shared_from_this<Call> {
  public:
   Call(TensorFunction function, const std::vector<at::Tensor>& inputs)
@@ -198,8 +198,8 @@ class Call::SecondRun final : public SavedTensorHooks {
   }
 
   std::unique_ptr<autograd::SavedVariableHooks> make() override { return std::make_unique<Collector>(*this); }
-  /// All tensors have been saved again. The function may go on if it catches the exception, or after a backward of its
-  /// own.
+  /// Returns whether all tensors have been saved again. The function may still run after that: it may catch the
+  /// exception, or its own backward may have saved the last tensor.
   bool is_complete() const { return is_complete_; }
 
  private:
@@ -233,7 +233,8 @@ class Call::SecondRun final : public SavedTensorHooks {
     if (!saved.is_kept) call_.again_[i] = {without_graph, SavedVersion(tensor)};
     if (i != call_.last_) return;
     is_complete_ = true;
-    // No exception of another kind may pass through an autograd engine that the function itself started.
+    // NothingIsMissing is no std::exception, so it may not pass through an autograd engine that the function itself
+    // started.
     if (autograd::get_current_graph_task_id() == graph_task_) throw NothingIsMissing();
   }
 
@@ -272,7 +273,7 @@ void Call::run_again() {
               "that it changes");
 }
 
-/// Each backward has one second run. A tensor that is wanted twice in a backward needs one more, which is rare.
+/// Each backward has one second run. A tensor that is wanted twice in a backward needs a further run, which is rare.
 at::Tensor Call::take(std::size_t i) {
   const MutexLock lock(mutex_);
   const int graph_task = autograd::get_current_graph_task_id();

@@ -75,7 +75,7 @@ void Engine::set_trainable(const std::string& pattern, bool trainable) { set_tra
 
 void Engine::set_trainable(std::span<const std::string> patterns, bool trainable) {
   State& s = *state_;
-  std::unique_ptr<State> replaced;  // the last reference frees it
+  std::unique_ptr<State> replaced;  // the State before; freed when the function returns
   s.expect_may_plan_anew("set_trainable");
   auto [tensors, replans] = named(s.training.units, patterns, trainable);
   EngineCheckpoints(*this).finish();

@@ -34,7 +34,7 @@ void train(tessera::Engine& engine, Network& model, const tessera::Mesh& mesh, T
   for (int step = 1; step <= steps; ++step) {
     const at::Tensor x = at::rand({128 / mesh.world_size(), 2}) * 2 - 1;
     engine.backward((model->forward(x).squeeze(1) - task(x)).square().mean());
-    loss += (engine.step().loss - loss) / std::min(step, 20);  // mean of the last 20 or so
+    loss += (engine.step().loss - loss) / std::min(step, 20);  // running mean of about the last 20 losses
   }
   if (mesh.is_main()) std::cout << phase << " 1  loss " << loss << std::endl;
 }

@@ -42,7 +42,7 @@ int main() {
       judging.backward(loss_of(discriminator->forward(real_points(own)), 1) +
                        loss_of(discriminator->forward(made_up.detach()), 0));
       const double judges = judging.step().loss;
-      // The discriminator's own Engine did not make the gradients that this leaves there, so it drops them.
+      // This also leaves gradients in the discriminator. Its own Engine did not make these, so it drops them.
       generating.backward(loss_of(discriminator->forward(made_up), 1));
       const double fools = generating.step().loss;
       if (step % 100 != 0) continue;

@@ -22,7 +22,7 @@ at::Tensor derivative(const at::Tensor& u, const at::Tensor& t) {
   return torch::autograd::grad({u.sum()}, {t}, {}, /*retain_graph=*/true, /*create_graph=*/true)[0];
 }
 
-// The network counts with t * t, so that u(0) = 1 and u'(0) = 0 whatever its weights are.
+// The network's result is multiplied by t * t, so that u(0) = 1 and u'(0) = 0 whatever its weights are.
 at::Tensor solution(Sequential& network, const at::Tensor& t) { return 1 + t * t * network->forward(t); }
 
 int main() {

@@ -27,6 +27,6 @@ int main(int argc, char** argv) {
       tessera::all_reduce(mesh, right, tessera::Reduce::kMean);
       if (mesh.is_main()) std::cout << "step " << step << "  right " << right.item<float>() << std::endl;
     }
-    tessera::save_weights(engine, argv[2]);  // names are the script's: its load_state_dict takes them
+    tessera::save_weights(engine, argv[2]);  // under the script's names, which its load_state_dict takes
   });
 }

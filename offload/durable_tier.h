@@ -17,10 +17,10 @@ namespace tessera {
 ///     tier.end_writes();  commit.records = tier.where();
 ///     tier.sync();  ... the commit is on the disk of every rank ...  tier.committed();
 ///
-/// No record may be put between the first line and the last call, so that training keeps the state of the commit.
+/// No record may be put between `end_writes` and `committed`, so that the records keep the values of the commit.
 /// Records may be read during this time.
 ///
-/// The next process, before it puts anything:
+/// The next process calls these before it puts anything:
 ///
 ///     tier.protect(commit.records);     // whatever is put now, the commit stays as it is
 ///     tier.return_to(commit.records);   // the records are the commit's
@@ -28,22 +28,22 @@ class DurableTier {
  public:
   virtual ~DurableTier() = default;
 
-  /// Waits until everything that was put is written. Errors: those of a write, and of an earlier `sync`.
+  /// Waits until everything that was put is written. Errors: those of the writes, and of an earlier `sync`.
   virtual absl::Status end_writes() = 0;
   /// Syncs the files, so that all writes are on the disk itself. It may run on another thread while records are read.
-  /// Errors: 74 the disk failed.
+  /// Errors: 74 if the disk failed.
   virtual absl::Status sync() = 0;
   /// Returns a text that says where the latest values are, with their checksums. It covers records on disk only (see
   /// `in_memory`).
   virtual std::string where() const = 0;
-  /// Makes the records of the last `where` the commit.
+  /// Declares the values that the last `where` described to be the commit.
   virtual void committed() = 0;
-  /// Keeps the commit's values from being overwritten. Errors: 65 if `where` is of other records.
+  /// Keeps the commit's values from being overwritten. Errors: 65 if `where` describes other records.
   virtual absl::Status protect(std::string_view where) = 0;
   /// Takes the records back to the commit's values. REQUIRES: no record is held, and no copy is under way. Errors: 65
-  /// if `where` is of other records; and the errors of a read.
+  /// if `where` describes other records; and the errors of a read.
   virtual absl::Status return_to(std::string_view where) = 0;
-  /// Records that are never on disk. The code that makes the commit must save and restore them.
+  /// The records that are never on disk. The code that makes the commit must save and restore them.
   virtual std::span<std::byte> in_memory() = 0;
 };
 

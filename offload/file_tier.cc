@@ -19,11 +19,11 @@ namespace {
 
 // This file moves records between slots and files.
 //
-// A slot is memory for one record. `get` finds the record's slot or takes the one that was put or released first
-// (`take_slot`), begins a read if the slot does not have the record yet, and waits for it (`bring_in`). `fetch` does
-// the first half only, and `put` begins a write that `end_write` ends: when the slot is needed, when `write_behind`
-// other writes have followed, or in `flush`. The ring's tags are slot numbers; copies, which need no slot, have tags
-// from kCopies on. The first failure is kept in `failure_`, and every call returns it.
+// A slot is memory for one record. `get` finds the record's slot or takes the slot whose record was put or released
+// first (`take_slot`), begins a read if the slot does not have the record yet, and waits for it (`bring_in`). `fetch`
+// only finds the slot and begins the read, and `put` begins a write that `end_write` ends: when the slot is needed,
+// when `write_behind` other writes have followed, or in `flush`. The ring's tags are slot numbers; copies, which need
+// no slot, have tags from kCopies on. The first failure is kept in `failure_`, and every call returns it.
 
 /// tags of copies in the ring; lower tags are those of slots
 constexpr std::uint64_t kCopies = std::uint64_t{1} << 32;
@@ -108,7 +108,7 @@ FileTier::~FileTier() {
 
 bool FileTier::fetch(std::int64_t record) {
   if (!failure_.ok() || !is_on_disk(record)) return true;
-  // The ring would make a request beyond `in_flight` wait.
+  // A request beyond `in_flight` would have to wait in the ring.
   const int most = std::min(options_.read_ahead + options_.write_behind,
                             std::max(options_.read_ahead, options_.io.in_flight - options_.write_behind));
   const bool has_room = options_.read_ahead > 0 && fetched_ < most;
@@ -207,7 +207,7 @@ absl::Status FileTier::start_copy(std::int64_t record, std::span<std::byte> memo
 absl::Status FileTier::end_copies(std::uint64_t tag) {
   absl::Status result = failure_;
   for (Copy& copy : copies_) {
-    if (copy.tag == tag) result.Update(end_copy(copy));  // copies that follow a failed one are ended too
+    if (copy.tag == tag) result.Update(end_copy(copy));  // copies are ended even after one of them has failed
   }
   std::erase_if(copies_, [&](const Copy& copy) { return copy.tag == tag; });
   return result;
@@ -303,9 +303,9 @@ std::optional<std::size_t> FileTier::next_slot() const {
   return best;
 }
 
-// Takes a slot for a `get`. There is one: at most `most_held - 1` slots are held, and `read_ahead + write_behind` are
-// read ahead. If there are fewer slots than all that together, there is one for each record, and this record has none
-// yet, so one is free.
+// Takes a slot for a `get`. A slot is always available: at most `most_held - 1` slots are held, and `read_ahead +
+// write_behind` are read ahead. There are fewer slots than that in all only if each record has a slot of its own. This
+// record has none yet, so one is free.
 absl::StatusOr<std::size_t> FileTier::take_slot(std::int64_t record) {
   const std::size_t index = *next_slot();
   if (slots_[index].state == SlotState::kWriting) TESSERA_RETURN_IF_ERROR(end_write(index));
@@ -408,7 +408,7 @@ absl::Status FileTier::end_copy(Copy& copy) {
   return verify(copy.record, copy.memory);
 }
 
-// Makes a slot held: one that has its record, or for which a read is needed.
+// Brings a slot into the state kHeld, with its record in memory: reads the record first, if necessary.
 absl::Status FileTier::bring_in(std::size_t index) {
   Slot& slot = slots_[index];
   if (slot.state == SlotState::kWriting) TESSERA_RETURN_IF_ERROR(end_write(index));
@@ -464,7 +464,7 @@ absl::Status FileTier::start_write(std::size_t index, std::optional<std::uint64_
   return options_.write_behind == 0 ? end_write(index) : absl::OkStatus();
 }
 
-// Ends writes that `write_behind` later writes have followed, so that at least `read_ahead` slots are there for
+// Ends writes after which `write_behind` later writes have begun, so that at least `read_ahead` slots are available for
 // reading.
 absl::Status FileTier::end_writes_behind() {
   const auto behind = static_cast<std::uint64_t>(options_.write_behind);

@@ -18,13 +18,13 @@
 
 namespace tessera {
 
-/// A directory for a part of the records; each should be on a disk of its own.
+/// A directory for some of the records; each directory should be on a disk of its own.
 struct StripePath {
   std::string directory;
   double weight = 1.0;  ///< weight of its share of the records: the bandwidth of the disk, in any unit
 };
 
-/// The options of a FileTier; `check_options` in its source refuses (70) what makes no sense.
+/// The options of a FileTier; `check_options` in its source refuses options that make no sense with error 70.
 struct FileTierOptions {
   std::int64_t records = 0;  ///< number of records, 1 or more
   /// 1 or more; a record takes whole blocks of 4096 bytes on disk. 2 to 6 MiB are fastest
@@ -43,9 +43,9 @@ struct FileTierOptions {
   int most_held = 1;     ///< 1 or more
   int read_ahead = 4;    ///< 0 or more; each record that is read ahead hides the latency of one read
   int write_behind = 3;  ///< 0 or more; with 0 `put` waits for its write
-  /// Bytes for records that are kept in memory and never read or written, as many as fit: some of the first
-  /// `resident_first` records, then some of the others. They are spread evenly, so that the disk has something to do
-  /// while they are used.
+  /// Bytes of memory for records that stay there and are never read or written. As many records as fit are taken: some
+  /// of the first `resident_first` ones, then some of the others. These records are spread evenly, so that the disk
+  /// works on others while they are used.
   std::size_t resident_bytes = 0;
   std::int64_t resident_first = 0;  ///< 0 to records
 
@@ -57,26 +57,28 @@ struct FileTierOptions {
   /// Gives memory for records, which a device copies from and to; null: the system gives it.
   AlignedMemory::Give memory = nullptr;
   /// The name of the files in each directory, if records are durable (DurableTier). The files stay when the process
-  /// ends, and have two places for each record. Checksums are compared as with `verify`. Empty: scratch files.
+  /// ends, and have two positions on disk for each record. Checksums are compared as with `verify`. Empty: scratch
+  /// files.
   std::string durable = {};
   bool durable_is_there = false;  ///< BlockFileOptions::must_be_there
 };
 
-/// Records in scratch files, read ahead and written behind asynchronously; see RecordTier for what it promises, and for
-/// threads.
+/// Records in scratch files, read ahead and written behind asynchronously; RecordTier says what callers can rely on,
+/// and which threads may call.
 ///
 /// **Memory.** It takes the resident records, and `most_held + read_ahead + write_behind` slots. Slots for reading
 /// ahead and writing behind are shared: records are read into those that are not being written, at least `read_ahead`
 /// of them (none where that is 0). So there is always a slot for the next `get`.
 ///
 /// **Traversals.** A slot keeps its record until the slot is needed for another record. The slot whose record was put
-/// or released first is reused first, whether or not the disk has that record by then. What is read therefore does not
-/// depend on the disk's speed (as long as what is fetched is also got, in that order). A traversal that begins where
-/// the last one ended (forward, then backward) finds the last records in the slots. The resident set does not depend on
-/// this: it saves the same reads and writes in any order.
+/// or released first is reused first, whether or not that record has been written to disk by then. Which records are
+/// read therefore does not depend on the disk's speed (if all fetched records are also got, in the same order). A
+/// traversal that begins where the last one ended (forward, then backward) finds the last records in the slots. The
+/// resident set does not depend on
+/// the order: it saves the same reads and writes in any order.
 ///
-/// **A record that is written and wanted again** is not read: its slot still has it. It is given out when the write has
-/// ended. So no read of a record is ever in flight beside a write of it.
+/// **A record that is written and wanted again** is not read: its slot still has it. The record is given to the caller
+/// when the write has ended. So no read of a record is ever in flight beside a write of it.
 ///
 /// **A record that was never put** is zeros, without a read.
 ///
@@ -88,7 +90,8 @@ class FileTier final : public RecordTier, public DurableTier {
   /// Returns the bytes of memory that `create` will take: exact, except for io_uring's rings (some KiB) or the threads'
   /// stacks. Errors: 70 options that make no sense.
   static absl::StatusOr<std::size_t> memory_bytes(const FileTierOptions& options);
-  /// Returns the bytes that `create` will take in each of `options.paths`: exact. Errors: 70.
+  /// Returns the exact number of bytes that `create` will take in each of `options.paths`. Errors: 70 options that make
+  /// no sense.
   static absl::StatusOr<std::vector<std::int64_t>> file_bytes(const FileTierOptions& options);
   /// Takes all memory and all room on disk. Errors: 70 options that make no sense; those of `BlockFile::create` and
   /// `IoRing::make`; 71 no memory.
@@ -107,12 +110,12 @@ class FileTier final : public RecordTier, public DurableTier {
   absl::Status release(std::int64_t record) override;
   /// Returns the record's memory to a caller that writes all of it, so nothing is read.
   absl::StatusOr<std::span<std::byte>> get_to_overwrite(std::int64_t record);
-  /// Does what `put` does, unless the record's latest value has these bytes already: then nothing is written. REQUIRES:
+  /// Does what `put` does, but writes nothing if the record's latest value has the same bytes. REQUIRES: the tier keeps
   /// checksums.
   absl::Status put_if_changed(std::int64_t record);
   absl::Status start_copy(std::int64_t record, std::span<std::byte> memory, std::uint64_t tag) override;
   absl::Status end_copies(std::uint64_t tag) override;
-  /// Records that were fetched and not got stay in memory, but their slots may be used for others.
+  /// Records that were fetched but not got stay in memory; their slots may be used for other records.
   absl::Status flush() override;
   TierCounters counters() const override;
   std::size_t record_memory_bytes() const override { return resident_memory_.bytes() + slot_memory_.bytes(); }
@@ -140,7 +143,7 @@ class FileTier final : public RecordTier, public DurableTier {
     SlotState state;
     bool reading;     ///< whether its read may still be under way
     bool was_read;    ///< whether its record was read from disk for a later `get`
-    bool unverified;  ///< whether its record was read and the checksum was not compared yet
+    bool unverified;  ///< whether its record was read, but its checksum was not compared yet
     bool wanted;      ///< whether the record of a slot in kWriting was fetched meanwhile
   };
   /// A read of a record into memory of the caller.
@@ -232,7 +235,7 @@ class FileTier final : public RecordTier, public DurableTier {
   std::uint64_t copies_begun_ = 0;
   int held_ = 0, fetched_ = 0, writing_ = 0;
   std::uint64_t order_ = 0;  ///< the last order number given
-  TierCounters counters_;    ///< complete except for wait_seconds
+  TierCounters counters_;    ///< all counters except wait_seconds, which is added when they are read
   absl::Status failure_;
   absl::Status sync_failure_;  ///< failure of a sync on any thread; the next end_writes returns it
 };

@@ -8,7 +8,7 @@
 #include "offload/files/sector.h"
 #include "runtime/base/status.h"
 
-// This file says what a FileTier takes, on disk and in memory, before there is one.
+// This file computes what a FileTier will take, on disk and in memory, before it is created.
 
 namespace tessera {
 namespace {

@@ -30,7 +30,8 @@ struct HostTierOptions {
 /// of records may be held. A record stays at its place, so a device may go on copying a record that was put.
 class HostTier final : public RecordTier {
  public:
-  /// Returns the bytes that `create` will take from the system: exact, tables of some bytes a record included.
+  /// Returns the exact number of bytes that `create` will take from the system, including tables with some bytes per
+  /// record.
   static std::size_t memory_bytes(const HostTierOptions& options);
   /// Returns the bytes of the records themselves.
   static std::size_t all_bytes(const HostTierOptions& options);
@@ -61,7 +62,7 @@ class HostTier final : public RecordTier {
   const HostTierOptions options_;
   AlignedMemory memory_;
   std::span<std::byte> records_;
-  AlignedMemory held_;           ///< a byte a record: 1 where the caller holds it
+  AlignedMemory held_;           ///< one byte per record: 1 if the caller holds it
   Table<std::uint64_t> begins_;  ///< where each record begins, if sizes differ
   TierCounters counters_;
   absl::Status failure_;

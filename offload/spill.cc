@@ -20,9 +20,9 @@ namespace {
 //
 // `put` cuts a value into pieces and writes each through a slot (`put_piece`): it takes room on the disk, copies the
 // bytes into an empty slot and begins the write. `get` copies each piece out of its slot, reading it first where no
-// slot has it (`read`), and keeps the pieces that come next being read (`read_ahead`). A slot is emptied for another
-// piece in the reverse order of need (`slot_to_empty`, `is_needed_later`). The ring's tags are slot numbers. If a value
-// is dropped during a transfer of it, `end_transfer` frees its room.
+// slot has it (`read`), and begins to read the pieces that come next (`read_ahead`). The slot to empty for another
+// piece is the one whose piece is needed last (`slot_to_empty`, `is_needed_later`). The ring's tags are slot numbers.
+// If a value is dropped during a transfer of it, `end_transfer` frees its room.
 
 constexpr std::int64_t kLeastPieces = 16;  // least number of pieces for which a new file has room
 constexpr int kMostQueueDepth = 32;
@@ -57,7 +57,7 @@ absl::StatusOr<std::unique_ptr<Spill>> Spill::create(SpillOptions options) {
 Spill::Spill(SpillOptions options) : options_(std::move(options)), slots_(slots_of(options_.queue_depth)) {
   const auto piece = static_cast<std::int64_t>(whole_sectors(options_.piece_bytes));
   for (const std::string& directory : options_.directories) {
-    // Writing zeros would cost a write of the whole file, in the middle of the first step.
+    // Writing zeros first would cost a write of the whole file, in the middle of the first step.
     rooms_.emplace_back(
         BlockFileOptions{
             .directory = directory, .bytes = 0, .who = options_.who, .direct = options_.direct, .write_zeros = false},
@@ -149,7 +149,7 @@ absl::Status Spill::get(Id id, std::span<std::byte> memory) {
     }
     const int at = piece.slot;
     Slot& slot = slots_[static_cast<std::size_t>(at)];
-    slot.was_got = false;  // nothing is read ahead into the slot then
+    slot.was_got = false;  // so that read_ahead does not take this slot
     if (absl::Status status = read_ahead(id, i); !status.ok()) return fail(status);
     was_read |= slot.unverified;
     if (slot.state == SlotState::kReading) {
@@ -172,7 +172,7 @@ void Spill::drop(Id id) {
       Slot& slot = slots_[static_cast<std::size_t>(piece.slot)];
       const bool is_moving = slot.state == SlotState::kWriting || slot.state == SlotState::kReading;
       slot.id = kNone;
-      if (is_moving) continue;  // end_transfer gives the room back later
+      if (is_moving) continue;  // end_transfer frees the room later
       slot = {};
     }
     room_of(piece.room).give_back(piece.room);
@@ -191,7 +191,7 @@ bool Spill::is_needed_later(const Slot& a, const Slot& b) const {
 }
 
 /// Returns a slot without a transfer: a free one, else the one that is needed last, if that is later than `needed`
-/// (null: at any time). Returns -1 if there is none.
+/// (null: at any time). Returns -1 if there is no such slot.
 int Spill::slot_to_empty(const Slot* needed) const {
   int best = -1;
   for (std::size_t i = 0; i < slots_.size(); ++i) {
@@ -239,7 +239,7 @@ absl::Status Spill::transfer(IoKind kind, int slot, const Piece& piece) {
                         .tag = static_cast<std::uint64_t>(slot)});
 }
 
-/// Waits for a slot's transfer, and takes in how it ended.
+/// Waits for a slot's transfer, and handles its result.
 absl::Status Spill::end_transfer(int index) {
   Slot& slot = slots_[static_cast<std::size_t>(index)];
   TESSERA_RETURN_IF_ERROR(ring_->wait(static_cast<std::uint64_t>(index)));
@@ -269,7 +269,7 @@ absl::Status Spill::read(Id id, std::size_t index, int slot) {
   return transfer(IoKind::kRead, slot, piece);
 }
 
-/// Begins to read the pieces that come next behind a piece, and hands the reads over.
+/// Begins to read the pieces that follow a piece, and hands the reads over to the ring.
 absl::Status Spill::read_ahead(Id id, std::size_t index) {
   auto value = values_.find(id);
   for (int ahead = 0; ahead < options_.queue_depth; ++ahead) {

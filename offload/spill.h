@@ -35,16 +35,16 @@ struct SpillOptions {
 
 /// Values of any length that are put once, got any number of times (usually the last one first), and dropped. They lie
 /// in scratch files, written behind and read ahead asynchronously. Unlike a FileTier it need not know beforehand how
-/// many there are, and a value may exceed its memory. Activations that are offloaded to files lie in one.
+/// many there are, and a value may exceed its memory. Activations that are offloaded to files are kept in a Spill.
 ///
 /// **Memory.** It takes `2 x queue_depth + 1` slots of `piece_bytes` when it is made. A value is cut into pieces, and
-/// `put` copies each into a slot. It returns when the last piece has a slot, and the caller's bytes may then go. While
+/// `put` copies each into a slot. It returns when the last piece has a slot; the caller may then free its bytes. While
 /// all slots are being written, `put` waits for the disk.
 ///
 /// **Order.** `get` copies pieces out as their reads end, and keeps reading the `queue_depth` pieces that come next:
-/// the rest of the value, then the values put before it, the last one first. A slot keeps its piece until it is needed
-/// for another; the piece that comes last in that order goes first. So the value that was put last is got without a
-/// read.
+/// the rest of the value, then the values put before it, the last one first. A slot keeps its piece until the slot is
+/// needed for another one. The piece that comes last in that order loses its slot first. So the value that was put last
+/// is got without a read.
 ///
 /// **Room on the disk** grows with what is put (ScratchRoom), so a full disk is an error of `put`.
 ///
@@ -91,7 +91,7 @@ class Spill {
     std::size_t piece = 0;
     bool was_got = false;
     bool unverified = false;  ///< whether its piece was read and the checksum was not compared yet
-    std::uint64_t begun = 0;  ///< number of its transfer, in the order of their begin
+    std::uint64_t begun = 0;  ///< number of its transfer, in the order in which transfers begin
     Room room;                ///< room of the transfer; given back when that ends, if the value was dropped
   };
   struct Piece {
@@ -127,7 +127,7 @@ class Spill {
   Id next_ = 0;
   std::size_t turn_ = 0;     ///< directory of the next piece
   std::uint64_t begun_ = 0;  ///< number of transfers begun
-  TierCounters counters_;    ///< complete except for wait_seconds
+  TierCounters counters_;    ///< all counters except wait_seconds, which is added when they are read
   absl::Status failure_;
   std::unique_ptr<IoRing> ring_;  ///< declared behind the memory and files that it uses, so that it is destroyed first
 };

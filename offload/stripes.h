@@ -6,8 +6,8 @@
 namespace tessera {
 
 /// Says which of several files holds which record. Each file gets a share in proportion to its weight, and any run of
-/// records is spread in nearly the same proportion, so that all disks work at once. It depends on weights and numbers
-/// alone.
+/// records is spread in nearly the same proportion, so that all disks work at once. The result depends on the weights
+/// and the records' numbers alone.
 ///
 /// Record r is in the file that is furthest behind its share of the first r + 1 records; it is the first such file if
 /// several are.

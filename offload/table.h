@@ -12,7 +12,7 @@
 
 namespace tessera {
 
-/// A fixed number of plain values, all bytes zero at first, in memory that is counted as the memory of records is.
+/// A fixed number of plain values, all bytes zero at first, in memory that is counted like the memory of records.
 template <typename T>
 class Table {
   static_assert(std::is_trivially_copyable_v<T>);
@@ -20,7 +20,7 @@ class Table {
  public:
   Table() = default;
 
-  /// Errors: 71 no memory; `who` stands in front.
+  /// Errors: 71 if there is no memory; the message begins with `who`.
   static absl::StatusOr<Table> make(std::size_t size, const std::string& who) {
     absl::StatusOr<AlignedMemory> memory = AlignedMemory::make(size * sizeof(T), who);
     if (!memory.ok()) return memory.status();

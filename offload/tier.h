@@ -20,7 +20,7 @@ struct TierCounters {
   std::int64_t writes = 0;         ///< writes of records to disk
   std::int64_t bytes_read = 0;     ///< bytes on disk, where a record takes whole blocks of 4096 bytes
   std::int64_t bytes_written = 0;  ///< bytes on disk, also in whole blocks
-  double wait_seconds = 0;         ///< time that the owner stood still for the disk
+  double wait_seconds = 0;         ///< time for which the owner waited for the disk
 };
 
 /// Records (I/O blocks), numbered from 0, zeros at first: in memory (`host_tier.h`) or in files (`file_tier.h`). The
@@ -46,14 +46,14 @@ struct TierCounters {
 /// 1. One thread uses a tier, its owner: the first one that calls it. Records may be used in any order.
 /// 2. The caller holds at most `most_held` records at once. Within that limit no call fails for want of memory.
 /// 3. The next `get` returns what `put` took, whether or not it has reached the disk by then.
-/// 4. The first error ends the tier: it and every later call return it, and nothing is given out as good any more. A
-///    write that fails in the background is reported by the next `get`, `put`, `release` or `flush`.
+/// 4. The first error ends the tier: it and every later call return it, and no data is given out any more. A write that
+///    fails in the background is reported by the next `get`, `put`, `release` or `flush`.
 class RecordTier {
  public:
   virtual ~RecordTier() = default;
 
   virtual std::int64_t num_records() const = 0;
-  /// Returns the bytes of the largest record.
+  /// Returns the number of bytes of the largest record.
   virtual std::size_t record_bytes() const = 0;
   /// Returns the number of records that may be held at once; `num_records` where there is no limit.
   virtual std::int64_t most_held() const = 0;
@@ -69,12 +69,13 @@ class RecordTier {
   virtual absl::StatusOr<std::span<std::byte>> get(std::int64_t record) = 0;
   /// Says that the caller has changed the record and is done with it. REQUIRES: it is held.
   virtual absl::Status put(std::int64_t record) = 0;
-  /// Says that the caller is done with the record and has not changed it; nothing is written. REQUIRES: it is held.
+  /// Says that the caller is done with the record and has not changed it, so that nothing is written. REQUIRES: it is
+  /// held.
   virtual absl::Status release(std::int64_t record) = 0;
   /// Begins to copy a record's bytes into `memory`, without waiting and without taking memory of the tier. `memory` is
   /// as large as the record in whole blocks of 4096 bytes, begins at a multiple of that, and belongs to the tier until
   /// `end_copies` with the same tag. The record may be put meanwhile: the copy has what it held when the copy began.
-  /// REQUIRES: it is not held.
+  /// REQUIRES: the record is not held.
   virtual absl::Status start_copy(std::int64_t record, std::span<std::byte> memory, std::uint64_t tag) = 0;
   /// Waits for all copies with `tag`. Their memory belongs to the caller again, also after an error.
   virtual absl::Status end_copies(std::uint64_t tag) = 0;
@@ -84,7 +85,7 @@ class RecordTier {
   virtual TierCounters counters() const = 0;
   /// Returns the bytes of memory that hold records: those that stay, and slots for the others.
   virtual std::size_t record_memory_bytes() const = 0;
-  /// Returns the bytes of memory that the tier has taken: the same, and tables with some bytes a record.
+  /// Returns the bytes of memory that the tier has taken: record_memory_bytes, and tables with some bytes per record.
   virtual std::size_t allocated_bytes() const = 0;
   /// Says where the records are, for logs.
   virtual std::string describe() const = 0;

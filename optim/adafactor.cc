@@ -14,10 +14,10 @@ namespace {
 
 using Lanes = std::array<double, kAdafactorLanes>;
 
-/// Number of sums that fit into the registers of any x86-64 processor.
+/// Number of sums that fit into the registers of every x86-64 processor.
 constexpr std::size_t kAtOnce = 16;
 
-/// Adds `term(value)` of each value to a lane, from the first lane on.
+/// Adds the `term` of each value to a lane, from the first lane on.
 template <class Term>
 void add_to(Lanes& lanes, std::span<const float> values, const Term& term) {
   for (std::size_t first = 0; first < kAdafactorLanes; first += kAtOnce) {
@@ -39,7 +39,8 @@ double joined(Lanes& lanes) {
   return lanes[0];
 }
 
-/// Returns the sum over no more values than lanes. Lanes that would be zero are left out, which changes no sum.
+/// Returns the sum of the terms of at most kAdafactorLanes values. Lanes that would be zero are left out, which changes
+/// no sum.
 template <class Term>
 double sum_of_few(std::span<const float> values, const Term& term) {
   Lanes lanes;
@@ -52,8 +53,8 @@ double sum_of_few(std::span<const float> values, const Term& term) {
   return lanes[0];
 }
 
-/// Calls `body(block)` for each block of kAdafactorBlock values. A block is a multiple of the lanes, and stays in the
-/// first cache while `add_to` works.
+/// Calls `body(block)` for each block of kAdafactorBlock values. A block's size is a multiple of the number of lanes,
+/// and a block stays in the first-level cache while `add_to` works.
 template <class Body>
 void for_blocks(std::span<const float> values, const Body& body) {
   for (std::size_t begin = 0; begin < values.size(); begin += kAdafactorBlock) {
@@ -105,8 +106,8 @@ void add_up_columns(double* totals, const float* g, std::size_t rows, std::size_
   for (std::size_t c = 0; c < count; ++c) totals[c] += sums[c];
 }
 
-/// Goes over strips of columns, so that their sums need no memory. Neighbouring strips share the pages in which a block
-/// of rows lies.
+/// Handles strips of columns one after the other, so that their sums need no memory. Neighbouring strips share the
+/// pages in which a block of rows lies.
 void move_columns(const Matrix& m, float weight) {
   constexpr std::size_t kStrips = 8;
   for (std::size_t begin = 0; begin < m.columns; begin += kStrips * kAtOnce) {

@@ -39,7 +39,8 @@ struct AdafactorStep {
 /// and machine, and on GPUs.
 /// - A row's squares, and a matrix's r, are summed over 32 lanes: lane l adds up values l, l + 32, l + 64, ...; then
 ///   the upper half of the lanes is added to the lower one, down to one lane.
-/// - The squares of a whole tensor (rms) are summed over lanes for each 4096 values, and then these sums are summed so.
+/// - The squares of a whole tensor (rms) are summed over lanes for each 4096 values, and then these sums are added up
+/// in the same way.
 /// - A column is summed over each 256 rows one after the other, and then these sums are added one after the other.
 ///
 /// The step takes no memory from the heap. Many threads may call it at once, for different tensors.

@@ -25,7 +25,7 @@ AdafactorNumbers adafactor_numbers(const AdafactorConfig& config, const Adafacto
 struct AdafactorSums {
   std::size_t blocks;       ///< sums of blocks of the parameter, and equally many of the gradient
   std::size_t column_sums;  ///< sums for columns that have more than one block of rows
-  std::size_t means;        ///< one for each matrix's `row_var`
+  std::size_t means;        ///< one mean per matrix, of its `row_var`
 
   explicit AdafactorSums(const AdafactorTensor& t) : blocks(adafactor_blocks(t.parameter.size(), kAdafactorBlock)) {
     const std::size_t row_blocks = adafactor_blocks(static_cast<std::size_t>(t.rows), kAdafactorRows);
@@ -54,7 +54,7 @@ TESSERA_ALWAYS_INLINE void adafactor_move(float& mean, float value, float weight
 
 constexpr float kAdafactorEps = 0x1p-23F;
 
-/// Returns the mean of a matrix's `row_var`, made from their sum.
+/// Returns the mean of a matrix's `row_var`, given their sum.
 TESSERA_ALWAYS_INLINE float adafactor_mean_of_rows(double sum, std::size_t rows) {
   return adafactor_larger(adafactor_mean(sum, rows), kAdafactorEps);
 }
@@ -69,7 +69,8 @@ TESSERA_ALWAYS_INLINE float adafactor_divided(float g, float v) {
   return g / ScalarLane::sqrt(adafactor_larger(v, kAdafactorEps * kAdafactorEps));
 }
 
-/// Returns the factor of updates. It comes from the sums of squares of parameter and updates (`numel` numbers each).
+/// Returns the factor by which updates are multiplied. It comes from the sums of squares of parameter and updates
+/// (`numel` numbers each).
 TESSERA_ALWAYS_INLINE float adafactor_moved(const AdafactorNumbers& numbers, double of_parameter, double of_updates,
                                             std::size_t numel) {
   const auto count = static_cast<double>(numel);

@@ -44,7 +44,7 @@ class DeviceKernels {
   /// These put masters in the place of weights, and make one pass of an outer step: see optim/cuda/device_outer.h.
   virtual void write_weights(const StepArguments& to, const float* masters) = 0;
   virtual void outer_pass(const OuterRun& run) = 0;
-  /// Does what step_adafactor (adafactor.h) does, to the same bits. `scratch` has adafactor_scratch(tensor) numbers.
+  /// Does what step_adafactor (adafactor.h) does, with the same bits. `scratch` has adafactor_scratch(tensor) numbers.
   virtual void adafactor(const AdafactorConfig& config, const AdafactorStep& numbers, const AdafactorTensor& tensor,
                          std::span<double> scratch) = 0;
   /// Exchanges a run's masters and averages, for the parameters that some step has updated.
@@ -70,12 +70,12 @@ class DeviceKernels {
     std::size_t bytes;
   };
   /// Copies to the device on a queue of its own, while the current stream computes. The copies wait for the mark
-  /// `after` if it is given, and for nothing else. The mark that is returned is behind the copies: join it before using
-  /// the copied values, and do not change `pinned` until it is passed.
+  /// `after` if it is given, and for nothing else. The mark that is returned comes after the copies: join it before
+  /// using the copied values, and do not change `pinned` until the device has passed it.
   virtual std::unique_ptr<Mark> upload(std::span<const UploadPiece> pieces, const Mark* after) = 0;
   /// Copies from the device on a queue of its own, after all work that is on the current stream now. The mark that is
-  /// returned is behind the copy, and so behind all earlier ones: join it before changing `device`; once it is passed,
-  /// `pinned` holds the bytes.
+  /// returned comes after this copy and all earlier ones: join it before changing `device`. `pinned` holds the bytes
+  /// once the device has passed the mark.
   virtual std::unique_ptr<Mark> download(std::byte* pinned, const void* device, std::size_t bytes) = 0;
   /// Copies memory that is final already, outside of all queues, and returns when it has arrived. Any thread may call
   /// it at any time.
@@ -86,8 +86,9 @@ class DeviceKernels {
    public:
     virtual ~Interval() = default;
     virtual void end() noexcept = 0;
-    /// Returns the interval's length by the device's clock. Throws an error that `end`, which is noexcept, had to keep.
-    /// REQUIRES: the device has reached its end.
+    /// Returns the interval's length by the device's clock. Throws the error of `end`, if there was one, since `end` is
+    /// noexcept.
+    /// REQUIRES: the device has reached the end of the interval.
     virtual double seconds() = 0;
   };
   virtual std::unique_ptr<Interval> begin_interval() = 0;

@@ -12,7 +12,7 @@ namespace tessera {
 namespace {
 
 constexpr std::size_t kLanes = 16;
-constexpr std::size_t kAhead = 8 * kNormBlock;  // elements: shards are read once, in order
+constexpr std::size_t kAhead = 8 * kNormBlock;  // distance of prefetches in elements; shards are read once, in order
 
 TESSERA_ALWAYS_INLINE double sum_lanes(double* lanes) {
   for (std::size_t width = kLanes / 2; width > 0; width /= 2) {
@@ -24,7 +24,7 @@ TESSERA_ALWAYS_INLINE double sum_lanes(double* lanes) {
 // Returns the sum of squares of one block. A shorter last block counts as filled up with zeros: x + 0.0 == x, so the
 // tail needs no order of its own.
 TESSERA_ALWAYS_INLINE double block_sum(const float* block, std::size_t numel) {
-  // This loop is apart from the sums because the compiler makes no vectors of a loop that also prefetches.
+  // This loop is separate from the sums because the compiler does not vectorise a loop that also prefetches.
   for (std::size_t line = 0; line < numel; line += kLanes) __builtin_prefetch(block + kAhead + line);
   double lanes[kLanes] = {};
   std::size_t i = 0;
@@ -64,8 +64,8 @@ std::size_t nodes_of(const NormRun& run) {
   return count;
 }
 
-/// Returns the most entries of the stack while a run is added up: two nodes of each level. The stack can then be deeper
-/// than at the end.
+/// Returns the largest number of entries on the stack while a run is added up: two nodes of each level. The stack may
+/// be deeper then than at the end.
 std::size_t deepest_stack(const NormRun& run) { return 2 * static_cast<std::size_t>(std::bit_width(run.blocks())); }
 
 }  // namespace
@@ -145,7 +145,7 @@ void NormSums::skip_to(std::uint64_t begin) {
 void NormSums::add_blocks(const float* values, std::uint64_t numel) {
   double* const stack = stack_;
   std::size_t depth = depth_;
-  std::uint64_t done = block_ - runs_[run_].first_block;  // blocks of the run
+  std::uint64_t done = block_ - runs_[run_].first_block;  // blocks of the run so far
   std::uint64_t end = block_;
   for (std::uint64_t begin = 0; begin < numel; begin += kNormBlock) {
     double sum = block_sum_(values + begin, std::min(kNormBlock, numel - begin));

@@ -10,24 +10,25 @@
 
 namespace tessera {
 
-// The squared 2-norm of all gradients, in fp64, with the same bits however tensors lie in flat buffers and buffers are
-// cut into parts.
+// The squared 2-norm of all gradients, in fp64, with the same bits for every layout of tensors in flat buffers and of
+// buffers in parts.
 //
 // Each tensor has a tree of its own (norm_tree.h). A block's sum runs over 16 lanes (element i of the block goes to
 // lane i mod 16), added in a fixed order. Squares of fp32 numbers are exact in fp64. A rank adds up the largest nodes
-// that its part holds completely (NormSums) and sends their sums. Every rank then adds the nodes above them in the same
-// way (NormTotals), and adds tensors in the order of numbers that do not depend on their places.
+// that its part holds completely (NormSums) and sends their sums. Every rank then adds up the nodes above these in the
+// same way (NormTotals). The sums of tensors are added in the order of the tensors' numbers, which do not depend on the
+// layout.
 //
 // The nodes of a part follow from where tensors lie, so every rank knows them beforehand: only sums are sent, equally
 // many each time. If an element is infinite or NaN, so is the total.
 
-/// Takes one part's elements in order and adds up the nodes of its runs. The result has the same bits wherever the
-/// pieces are cut. It allocates only when it is constructed. One thread at a time may use it.
+/// Takes one part's elements in order and adds up the nodes of its runs. The result has the same bits whatever pieces
+/// the elements come in. It allocates only when it is constructed. One thread at a time may use it.
 ///
 ///   sums.reset();  sums.add(piece); ...  sums.sums(), sums.finite()
 class NormSums {
  public:
-  /// `runs`: the runs that the part holds, in order. Elements between them are not looked at.
+  /// `runs`: the runs that the part holds, in order. Elements between the runs are ignored.
   explicit NormSums(std::vector<NormRun> runs, InstructionSet set = best_instruction_set());
 
   std::span<const NormRun> runs() const { return runs_; }
@@ -37,7 +38,7 @@ class NormSums {
   /// Adds the elements that follow those added so far. Throws `std::invalid_argument` if they end inside a block of a
   /// tensor.
   void add(std::span<const float> piece);
-  /// Skips to element `begin` of the part. The tensors that are skipped must be whole, and count as zeros. Throws
+  /// Skips to element `begin` of the part. Only whole tensors may be skipped; their elements count as zeros. Throws
   /// `std::invalid_argument` if `begin` lies before what has been added, or inside a tensor.
   void skip_to(std::uint64_t begin);
 
@@ -56,12 +57,12 @@ class NormSums {
 
   std::vector<NormRun> runs_;
   double (*block_sum_)(const float* block, std::size_t numel);
-  std::vector<double> sums_;  ///< [count_], and room for the stack of the last runs
+  std::vector<double> sums_;  ///< [count_], and space for the stack of the last runs
   std::size_t count_ = 0;
   std::uint64_t at_ = 0;     ///< elements of the part added so far
   std::size_t run_ = 0;      ///< the run that comes next or is being added
   std::uint64_t block_ = 0;  ///< number of the next block in its tensor
-  double* stack_ = nullptr;  ///< stack of the run's nodes so far, where its sums will be
+  double* stack_ = nullptr;  ///< the nodes of the run so far, as a stack, in the place of its sums
   std::size_t depth_ = 0;
 };
 
@@ -74,7 +75,7 @@ class NormTotals {
   NormTotals(std::span<const std::uint64_t> numels, std::span<const std::vector<NormRun>> parts);
 
   std::size_t tensors() const { return first_link_.size() - 1; }
-  /// Returns the most sums that a part sends.
+  /// Returns the largest number of sums that one part sends.
   std::size_t most_sums() const { return most_sums_; }
 
   /// Writes each tensor's sum of squares to `squares` [tensors], and returns their sum, in order of the numbers.

@@ -7,7 +7,7 @@
 namespace tessera {
 namespace {
 
-// Returns the position of `step` between `begin` and `end`, within [0, 1]; 1 for an empty interval.
+// Returns how far `step` is on its way from `begin` to `end`, as a number in [0, 1]; 1 for an empty interval.
 double share_of(double step, double begin, double end) {
   return end > begin ? std::clamp((step - begin) / (end - begin), 0.0, 1.0) : 1.0;
 }

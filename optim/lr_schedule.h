@@ -24,13 +24,13 @@ namespace tessera {
 ///   inverse_sqrt  peak * max(r, sqrt((w + 1) / (step + 1)))         Vaswani et al., arXiv 1706.03762, eq. 3
 ///   wsd           peak until total_steps - decay_steps, then linearly to peak * r   Hu et al., arXiv 2404.06395, 4.2
 ///   one_cycle     a cosine from peak * initial_ratio up to the peak, then a cosine down to peak * r at the last
-///                 update (Smith and Topin, arXiv 1708.07120; two phases). The rise is its warm-up: it ends at update
-///                 warmup_share * total_steps - 1, or at update warmup_steps if that is given.
+///                 update (Smith and Topin, arXiv 1708.07120; two phases). The rise of one_cycle is its warm-up: it
+///                 ends at update warmup_share * total_steps - 1, or at update warmup_steps if that is given.
 ///
 /// Beyond total_steps the rate stays where the schedule ended.
 ///
 /// With warmup_samples or warmup_epochs, w is 0 in these formulas. The result is multiplied by a factor that rises with
-/// `seen`, the samples of all ranks in the updates before this one (warm_up_ratio). Goyal et al. count 5 epochs.
+/// `seen`, the samples of all ranks in the updates before this one (warm_up_ratio). Goyal et al. use 5 epochs.
 double lr_at(const LrScheduleConfig& config, double base_lr, std::int64_t step, std::int64_t global_batch,
              std::int64_t seen = 0);
 
@@ -40,7 +40,7 @@ BatchScale batch_scale(const LrScheduleConfig& config);
 /// Returns the samples over which the rate rises (from warmup_samples or warmup_epochs), and where the rise begins.
 SampleWarmUp sample_warm_up(const LrScheduleConfig& config);
 
-/// Returns lr_at / peak, the factor of the schedule for any peak, without that of warm_up_ratio.
+/// Returns lr_at / peak, the factor of the schedule for any peak, without the factor warm_up_ratio.
 double lr_ratio_at(const LrScheduleConfig& config, std::int64_t step);
 
 }  // namespace tessera

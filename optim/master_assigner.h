@@ -10,7 +10,8 @@ namespace tessera {
 /// rule elsewhere computed.
 OptimizerConfig sgd_without_states(const OptimizerConfig& config);
 
-/// Takes in, in one pass, masters that a rule of whole tensors computed elsewhere. It keeps the promises of Optimizer.
+/// Takes over masters that a rule on whole tensors computed elsewhere, in one pass. It guarantees what Optimizer
+/// guarantees.
 class MasterAssigner final : public Optimizer {
  public:
   explicit MasterAssigner(const OptimizerConfig& config, const EmaConfig& ema = {},
@@ -23,14 +24,14 @@ class MasterAssigner final : public Optimizer {
   const RuleOptimizer& elements() const { return elements_; }
   /// Writes the masters of `count` elements of the slice, from element `begin` on, to `masters` [count].
   void read(const OptimizerSlice& slice, std::size_t begin, std::size_t count, float* masters) const;
-  /// Takes `slice.gradient` as the new masters. Only `step` counts among the scalars.
+  /// Takes `slice.gradient` as the new masters. Only `step` is used of the scalars.
   void step(const StepScalars& scalars, const OptimizerSlice& slice) const override;
   void average(const OptimizerSlice& slice) const override { elements_.average(slice); }
   void swap_average(const OptimizerSlice& slice) const override { elements_.swap_average(slice); }
-  void set_numbers(const OptimizerConfig&) override {}  // the program's rule, which runs elsewhere, has these numbers
+  void set_numbers(const OptimizerConfig&) override {}  // numbers of the program's rule, which runs elsewhere
 
  private:
-  const RuleOptimizer elements_;  ///< SGD without momentum: masters, parameters and averages, and no states
+  const RuleOptimizer elements_;  ///< SGD without momentum: updates masters, parameters and averages, and has no states
   const StepLoops& loops_;
 };
 

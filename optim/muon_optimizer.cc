@@ -23,7 +23,7 @@ void MuonOptimizer::set_numbers(const OptimizerConfig& config) {
 }
 
 StepArguments MuonOptimizer::direction_arguments(const OptimizerSlice& slice, std::span<float> direction) const {
-  OptimizerSlice as_if = slice;  // the direction stands for the masters, which may not be in memory
+  OptimizerSlice as_if = slice;  // the directions are written instead of masters, which may not be in memory
   as_if.master_kind = MasterKind::kF32;
   as_if.master = direction;
   as_if.low = {};

@@ -8,24 +8,24 @@
 
 namespace tessera {
 
-/// Makes the part of Muon that updates single elements: before whole matrices are made orthogonal (`direction`), and
-/// after (`step`). Each is one pass, and keeps the promises of Optimizer. Many threads may use it at once, on disjoint
-/// slices.
+/// Makes the part of Muon that updates single elements: the pass before whole matrices are made orthogonal
+/// (`direction`), and the pass after that (`step`). Each guarantees what Optimizer guarantees. Many threads may use it
+/// at once, on disjoint slices.
 class MuonOptimizer final : public Optimizer {
  public:
   explicit MuonOptimizer(const OptimizerConfig& config, const EmaConfig& ema = {},
                          InstructionSet set = best_instruction_set());
 
-  /// Returns the momentum, and behind it the average, where weights are averaged.
+  /// Returns the momentum, followed by the average if weights are averaged.
   const std::vector<StateInfo>& states() const override { return elements_.states(); }
-  /// Moves the momentum, and writes to `direction` [n] the values that will be made orthogonal (MuonMomentumRule).
+  /// Updates the momentum, and writes the values that will be made orthogonal to `direction` [n] (MuonMomentumRule).
   /// `direction` may be the memory of the slice's gradient. Masters and parameters are not touched.
   void direction(const StepScalars& scalars, const OptimizerSlice& slice, std::span<float> direction) const;
-  /// Moves masters against `slice.gradient`, which is a piece of an orthogonal matrix and is neither scaled nor
-  /// clipped. Weight decay is decoupled.
+  /// Moves masters against `slice.gradient`, which is a part of an orthogonal matrix and is neither scaled nor clipped.
+  /// Weight decay is decoupled.
   void step(const StepScalars& scalars, const OptimizerSlice& slice) const override;
-  // Returns the arguments for kernels of a GPU, without the numbers in its tables (gradient scale, noise, constants of
-  // a step).
+  // Returns the arguments for kernels of a GPU, without the numbers that are in its tables (gradient scale, noise,
+  // constants of a step).
   StepArguments direction_arguments(const OptimizerSlice& slice, std::span<float> direction) const;
   StepArguments step_arguments(const OptimizerSlice& slice) const;
   MuonMomentumConstants momentum_constants() const;

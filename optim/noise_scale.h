@@ -7,8 +7,8 @@
 namespace tessera {
 
 /// Sums from which the noise of gradients is estimated. A sum with weight w (MicrobatchInfo::weight of one microbatch
-/// or several) has the squared norm w^2 |G|^2 + w tr(Sigma) in the mean over data: G is the gradient without noise, and
-/// Sigma the covariance of the gradient of one thing of weight 1. So only three numbers count.
+/// or several) has the squared norm w^2 |G|^2 + w tr(Sigma) on average over the data. G is the gradient without noise,
+/// and Sigma the covariance of the gradient of one item of weight 1. So three sums are enough.
 struct OwnGradients {
   double squares = 0.0;         ///< sum of the squared norms; NaN: not known
   double weights = 0.0;         ///< sum of the weights
@@ -24,8 +24,9 @@ struct OwnGradients {
 
 /// The gradient noise scale (McCandlish et al. 2018, arXiv 1812.06162, appendix A): from the norms of small batches'
 /// gradients (OwnGradients, of all ranks) and of the whole batch's, it estimates |G|^2 and tr(Sigma) without a bias,
-/// smooths each of them, and divides them. Equal batches of n things of N ranks give the paper's equations with B_small
-/// = n and B_big = N n. CpuStep has one, and a GPU makes the same bits (add_noise); all ranks have the same.
+/// smooths each of them, and divides them. If each of N ranks has a batch of n items, this gives the paper's equations
+/// with B_small = n and B_big = N n. CpuStep has a NoiseScale, and a GPU computes the same bits (add_noise); all ranks
+/// get the same values.
 class NoiseScale {
  public:
   /// The numbers of one step.
@@ -42,8 +43,8 @@ class NoiseScale {
   /// `smoothing`: from 0 (only the latest step counts) to below 1.
   explicit NoiseScale(double smoothing) : smoothing_(smoothing) {}
 
-  /// Adds a step. Returns false, and changes nothing, where the step tells nothing: no batch is smaller than the whole
-  /// batch, or a number is not finite.
+  /// Adds a step. Returns false, and changes nothing, if the step gives no information: no batch is smaller than the
+  /// whole batch, or a number is not finite.
   bool add(const Step& step);
 
   /// These return estimates of |G|^2, and of tr(Sigma) of one sample; 0 before the first step. Either may be below 0.

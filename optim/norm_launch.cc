@@ -10,7 +10,7 @@ template <class Visit>
 void for_each_node(std::span<const NormBuffer> buffers, const Visit& visit) {
   for (const NormBuffer& buffer : buffers) {
     for (const NormRun& run : buffer.runs) {
-      std::uint64_t begin = 0;  // elements into the run
+      std::uint64_t begin = 0;  // offset in the run, in elements
       for_each_norm_node(run, [&](std::uint32_t level, std::uint64_t) {
         const std::uint64_t numel = std::min(kNormBlock << level, run.numel - begin);
         visit(buffer.values + run.begin + begin, numel, level);

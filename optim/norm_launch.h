@@ -9,8 +9,9 @@
 
 namespace tessera {
 
-// This is how a GPU adds up the norm's nodes of all buffers in two launches. The nodes do not change from step to step,
-// so tables say for each where its elements are and where its sum goes. It is plain data that host and kernels share.
+// This is how a GPU adds up the nodes of the norm, for all buffers, in two launches. The nodes do not change from step
+// to step, so tables say for each where its elements are and where its sum goes. The tables are plain data that host
+// and kernels share.
 
 /// A thread block adds up a tile: neighbouring nodes that have at most kNormTile blocks together.
 constexpr std::uint32_t kNormTile = 256;
@@ -24,7 +25,7 @@ struct NormTileNode {
   std::uint32_t first_leaf = 0;  ///< index of its first block in the tile
 };
 
-/// A node that is larger than one tile. It has `tiles` tiles. All of them are whole, except perhaps a tensor's last
+/// A node that is larger than one tile. It has `tiles` tiles. All of them are full, except perhaps the tensor's last
 /// tile.
 struct NormSpan {
   double* tile_sums = nullptr;  ///< [tiles]; overwritten while they are added up
@@ -38,9 +39,9 @@ struct NormTables {
   const std::uint32_t* first_node = nullptr;  ///< it has tiles + 1 elements
   const NormSpan* spans = nullptr;            ///< it has span_count elements
   std::uint32_t tiles = 0, span_count = 0;
-  std::ptrdiff_t shift = 0;  ///< elements from where the nodes say that the values are to where they are
-  // These are set if values are masters split in two (WeightFormat::kSplitBF16): the halves of the first master, and
-  // the place where nodes say that it is. Otherwise they are null.
+  std::ptrdiff_t shift = 0;  ///< offset in elements, added to the nodes' addresses of the values
+  // These are set if values are masters split in two (WeightFormat::kSplitBF16): the two halves of the first master,
+  // and its address according to the nodes. Otherwise they are null.
   const std::uint16_t* high = nullptr;
   const std::int16_t* low = nullptr;
   const float* at = nullptr;
@@ -59,12 +60,12 @@ struct NormLaunch {
   std::vector<NormSpan> spans;
 };
 
-/// Returns how many numbers of scratch are needed: one for each tile that is not a node by itself.
+/// Returns the number of scratch values that are needed: one for each tile that is only a part of a node.
 std::size_t norm_scratch_count(std::span<const NormBuffer> buffers);
 
 /// Returns tables for adding up the nodes of all buffers, in order, into `sums`, which has as many numbers as the
 /// NormSums of all buffers together (NormSums::count). `scratch` has norm_scratch_count numbers. The function does not
-/// read through the two pointers.
+/// access the memory to which `sums` and `scratch` point.
 NormLaunch norm_launch(std::span<const NormBuffer> buffers, double* sums, double* scratch);
 
 }  // namespace tessera

@@ -16,12 +16,12 @@
 
 namespace tessera {
 
-/// The numbers that one step needs in addition to the tensors. All parameters of a step share it.
+/// The numbers that one step needs in addition to the tensors. All parameters of a step share these numbers.
 struct StepScalars {
   float gradient_scale = 1.0f;  ///< every gradient is multiplied by it: clip / (sum of weights * loss scale)
-  float clip_value = 0.0f;      ///< limit at which each scaled gradient is cut off, on both sides; 0: none
+  float clip_value = 0.0f;      ///< limit to which each scaled gradient is clipped, on both sides; 0: none
   float lr = 0.0f;
-  std::int64_t step = 1;         ///< number among the applied steps, from 1: bias correction
+  std::int64_t step = 1;         ///< number of this step among the applied ones, from 1, for bias correction
   bool is_first_of_run = false;  ///< whether no step was applied before, to any parameter (average_start)
 };
 
@@ -52,9 +52,9 @@ struct OptimizerSlice {
 
   std::array<StateSlice, kMostStates> states = {};  ///< [n] each, ordered as Optimizer::states; the others are empty
 
-  /// The place of the run. Stochastic rounding may depend on nothing else beside the step: the index of the run's first
-  /// element in its group, and a number of the group. k8Bit: first_element is a multiple of 256, and no element of the
-  /// run's last block belongs to another run, since they share a scale.
+  /// The position of the run: the index of its first element in the group, and the number of the group. Stochastic
+  /// rounding may depend only on these and on the step. k8Bit: first_element is a multiple of 256, and no other run has
+  /// elements in this run's last block, since the elements of a block share a scale.
   std::uint64_t first_element = 0;
   std::uint64_t stream = 0;
 };
@@ -62,32 +62,34 @@ struct OptimizerSlice {
 /// Updates a flat run of parameters, in one pass: scales the gradient, updates state and master, rounds into the
 /// parameter's dtype. The result for an element depends on nothing but that element's values, its place in the group
 /// (by stochastic rounding), and the scalars; with 8-bit states, on its block of 256 too. It does not depend on where a
-/// run begins, on the instruction set, or on threads. So shards may be cut anywhere, or with 8-bit states at blocks.
+/// run begins, on the instruction set, or on threads. So shards may be cut anywhere; with 8-bit states, at the bounds
+/// of blocks.
 class Optimizer {
  public:
   virtual ~Optimizer() = default;
-  /// Returns the states beside the master, at most kMostStates. All begin with zeros. The average comes last, where
-  /// weights are averaged.
+  /// Returns the states that are kept in addition to the master, at most kMostStates. All begin with zeros. The average
+  /// of the weights comes last, if there is one.
   virtual const std::vector<StateInfo>& states() const = 0;
   /// Returns the dtypes of `states`.
   StateFormats state_formats() const;
   /// Throws `std::invalid_argument` if the slice's parts do not fit each other or this optimizer.
   virtual void step(const StepScalars& scalars, const OptimizerSlice& slice) const = 0;
-  /// Makes a step that leaves these parameters alone, though an earlier step did not: it moves the average of the
-  /// masters and nothing else. Gradients are not read. Throws as `step` does.
+  /// Makes a step for parameters that this step does not change, but an earlier step did: it updates only the average
+  /// of the masters. Gradients are not read. Throws as `step` does.
   virtual void average(const OptimizerSlice& slice) const = 0;
   /// Exchanges the masters and their averages; parameters are then rounded from the new masters. Two exchanges change
-  /// no bit, except that a split master's NaNs become one. REQUIRES: there are averages. Throws as `step` does.
+  /// no bit, except that all NaNs of split masters become the same NaN. REQUIRES: there are averages. Throws as `step`
+  /// does.
   virtual void swap_average(const OptimizerSlice& slice) const = 0;
   /// Uses the numbers of `config` from the next step on: another decay, other betas. The optimizer keeps its states,
-  /// even a state that `config` does not use, such as the buffer of a momentum of 0. REQUIRES: no call is under way;
-  /// `config` needs no further state.
+  /// even one that `config` does not use, such as the momentum buffer when momentum is 0. REQUIRES: no call is under
+  /// way; `config` needs no further state.
   virtual void set_numbers(const OptimizerConfig& config) = 0;
 };
 
 /// Makes the optimizer that updates elements one by one; under muon and own_matrix, elements of parameters that are no
-/// matrices. Under lamb and lars it has the states, and LayerwiseOptimizer updates. Throws `std::invalid_argument` for
-/// kOwn and kAdafactor, which update no elements by themselves.
+/// matrices. It only describes the states under lamb and lars; LayerwiseOptimizer makes those updates. Throws
+/// `std::invalid_argument` for kOwn and kAdafactor, which update no elements by themselves.
 std::unique_ptr<Optimizer> make_optimizer(const OptimizerConfig& config, const EmaConfig& ema = {});
 
 /// Returns `optimizer` with a group's own numbers, but not its rate.

@@ -8,8 +8,8 @@
 
 namespace tessera {
 
-/// Returns the rule that updates elements under a type: the one of its name; adamw's under muon and own_matrix. Throws
-/// `std::invalid_argument` for kOwn and kAdafactor, which update no elements by themselves.
+/// Returns the rule that updates elements for an optimizer type: the rule of the same name, but adamw's rule for muon
+/// and own_matrix. Throws `std::invalid_argument` for kOwn and kAdafactor, which update no elements by themselves.
 StepRule rule_of(OptimizerType type);
 
 /// Returns the numbers that rules read from `config`.
@@ -46,7 +46,7 @@ class RuleOptimizer final : public Optimizer {
   StateDType state_dtype_;
   float average_share_;  ///< 0: there is no average
   std::vector<StateInfo> states_;
-  std::vector<int> places_;  ///< index among the rule's states, for each of `states_` but the average
+  std::vector<int> places_;  ///< [state in `states_`, except the average]: its index among the rule's states
   const StepLoops* loops_;
 };
 

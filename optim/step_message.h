@@ -19,7 +19,7 @@ namespace tessera {
 // writes a message in device memory. The ranks gather all messages; the device decides from them and updates.
 // Everything here is plain data that the host and the kernels (optim/cuda) share.
 
-/// The most steps at a time whose outcome the host does not know yet.
+/// The largest number of steps whose outcome the host does not know yet.
 constexpr int kMostStepsInFlight = 4;
 
 /// The header of a message. A flag for each parameter follows (did this rank give it a gradient?), and under
@@ -37,7 +37,7 @@ struct StepMessageHeader {
 
 /// The part of a step's loss that one microbatch adds, under "reproducible". The device writes it.
 struct MicrobatchLossThere {
-  double loss = 0.0;    ///< weight * loss, over all losses of the microbatch
+  double loss = 0.0;    ///< sum of weight * loss over all losses of the microbatch
   double weight = 0.0;  ///< MicrobatchInfo::weight
 };
 
@@ -54,11 +54,11 @@ struct DeviceDecision {
   float loss_scale;                                     ///< scale that this step's backward used
   std::int32_t is_overflow;                             ///< a gradient is infinite or NaN
   std::int32_t gathers_differ;                          ///< ranks gathered units in different orders
-  std::int32_t numbers_differ;  ///< the first rank whose rates or options differ from rank 0's; 0: none
+  std::int32_t numbers_differ;  ///< the first rank whose rates or options differ from those of rank 0; 0: none
   SpikeVerdict spike;           ///< the verdict on the loss
-  std::int32_t is_skipped;      ///< overflow, a difference or a spike: this step changes nothing more
-  /// Number, from 1, of the unit whose gradients on this rank are not finite, where units are updated in backward; 0:
-  /// none.
+  std::int32_t is_skipped;      ///< overflow, a difference or a spike: this step makes no further changes
+  /// Number, from 1, of the unit that has gradients on this rank which are not finite, if units are updated in
+  /// backward; 0: none.
   std::int32_t not_finite_unit;
   std::int64_t applied, skipped;  ///< steps so far, this one included
   std::int64_t seen;              ///< samples of the applied steps so far, over all replicas
@@ -67,7 +67,7 @@ struct DeviceDecision {
   NoiseState noise;               ///< state after this step
 };
 
-/// Returns whether the step that is applied now is the first one (average_start).
+/// Returns whether the step that is being applied is the run's first (average_start).
 TESSERA_ALWAYS_INLINE bool is_first_of_run(const DeviceDecision& decision, bool updates_in_backward) {
   return decision.applied == (updates_in_backward ? 0 : 1);  // a step with updates in backward is not counted yet
 }
@@ -77,7 +77,7 @@ struct StepRequest {
   StepRule rule = StepRule::kAdam;
   RuleNumbers numbers;             ///< numbers for parameters in no group
   RuleNumbers of_matrices;         ///< muon only: SGD's numbers, for parameters that are matrices
-  double microbatches = 1.0;       ///< ranks * microbatches of a step
+  double microbatches = 1.0;       ///< number of ranks times a rank's microbatches in a step
   double max_norm = 0.0;           ///< gradient_clipping; 0 means none
   double trust_coefficient = 0.0;  ///< only lars reads it (trust_ratio.h)
   LossScaleRule loss_scale;
@@ -86,8 +86,8 @@ struct StepRequest {
   double base_lr = 0.0;          ///< argument of scaled_lr (scaled_lr.h)
   BatchScale batch_scale;
   SampleWarmUp warm_up;       ///< argument of warm_up_ratio
-  std::int64_t replicas = 1;  ///< replicas that train apart, each with as many samples as this replica
-  /// The schedule's ratios if `known_skipped` steps were skipped so far, if one more was, two more, ...
+  std::int64_t replicas = 1;  ///< replicas that train separately; each is assumed to have as many samples as this one
+  /// The schedule's ratios for `known_skipped` skipped steps so far, for one more, for two more, ...
   double lr_ratios[kMostStepsInFlight + 1] = {};
   std::int64_t known_skipped = 0;
 };
@@ -100,8 +100,8 @@ struct UnitRequest {
   std::uint32_t sum_count = 0, digest_bits = 0;
   /// [sum_count]: the norm's sums over this rank's part of the unit's gradients; all pointers here are to device memory
   const double* sums = nullptr;
-  const float* weight = nullptr;  ///< [1]: sum of the weights of all ranks
-  /// [1]: sum of their samples; null: the rate depends on none
+  const float* weight = nullptr;  ///< [1]: sum of the weights over all ranks
+  /// [1]: number of samples of all ranks; null if the rate does not depend on samples
   const float* samples = nullptr;
   const float* used = nullptr;    ///< [parameters]: above 0 where some rank used the parameter
   const float* differ = nullptr;  ///< [digest_bits]: 0 unless ranks gathered units in different orders
@@ -115,34 +115,35 @@ struct StepGroup {
 /// Numbers of a parameter group (OptimizerConfig::groups).
 struct GroupNumbers {
   RuleNumbers numbers;
-  double lr_ratio = 1.0;         ///< factor of the rate without a group
+  double lr_ratio = 1.0;         ///< factor of the rate that parameters without a group have
   double lr = 0.0;               ///< the group's own rate, set by hand; NaN: none
   RuleNumbers of_matrices = {};  ///< StepRequest::of_matrices
   bool adapts_layers = true;     ///< lamb and lars only: rates are multiplied by trust ratios
 };
 
-/// The places of a step's data. All pointers are to device memory; [n] is a length.
+/// The addresses of a step's data. All pointers are to device memory; [n] is a length.
 struct StepTables {
   int ranks = 1, shard_size = 1, parameters = 0, groups = 0;
   int tensors = 0;  ///< the norm's tensors: all parameters of the module, in order of registration
-  /// Parameters count the step with their unit (UnitRequest), and not at the step's end. A step that is skipped is then
-  /// the last step.
+  /// The steps of a parameter are counted when its unit is updated (UnitRequest), and not at the step's end. A skipped
+  /// step is then the last one.
   bool updates_in_backward = false;
   std::size_t message_bytes = 0, sums_offset = 0;
-  /// Under "reproducible": microbatches of a step on each rank, neighbours in the tree of its sums; else 0. Loss and
-  /// weight are then sums in that tree. `losses_offset`: their MicrobatchLossThere in a message.
+  /// Number of a step's microbatches on each rank, under "reproducible"; they are neighbours in the tree of sums.
+  /// Otherwise 0. Loss and weight are then sums in that tree. `losses_offset`: offset of their MicrobatchLossThere in a
+  /// message.
   int rounds = 0;
   std::size_t losses_offset = 0;
-  // These are written once.
+  // These tables are written once.
   const StepGroup* group = nullptr;           ///< one for each group
-  const std::int32_t* part_ranks = nullptr;   ///< ranks whose gradient parts make up the whole, in the parts' order
+  const std::int32_t* part_ranks = nullptr;   ///< the ranks whose parts make up the whole gradient, in the parts' order
   const NormLink* links = nullptr;            ///< NormTotals
   const std::uint32_t* first_link = nullptr;  ///< it has tensors + 1 elements
-  /// [parameters]: its parameter group, from 1; 0: none. null: the numbers of all groups
+  /// [parameters]: its parameter group, from 1; 0: none. null: no parameter has a group
   const std::uint32_t* group_number = nullptr;
   /// [parameters]: updated with the matrix that muon made orthogonal. null: no parameter is a matrix
   const std::uint8_t* is_matrix = nullptr;
-  // These are written for each step.
+  // These tables are written for each step.
   const GroupNumbers* group_numbers = nullptr;  ///< one for each parameter group
   const std::byte* messages = nullptr;          ///< for each rank, message_bytes bytes
   double* link_scratch = nullptr;               ///< one for each link
@@ -155,22 +156,22 @@ struct StepTables {
   // These tables keep their values from step to step.
   std::int64_t* steps = nullptr;       ///< [parameters]: steps applied
   DeviceDecision* decision = nullptr;  ///< [1]
-  double* losses = nullptr;            ///< [SpikeRule::window]: the window's ring
+  double* losses = nullptr;            ///< [SpikeRule::window]: the losses of the window, as a ring
 };
 
-/// lamb and lars: the norms that ranks agree on at a time, while a step is under way: those of all parameters, or in
-/// backward those of a unit. The fields are like those of StepTables, for optimizer parts.
+/// The norms that are exchanged together during a step of lamb or lars. They belong to all parameters, or in backward
+/// to the parameters of one unit. The fields are like those of StepTables, but for optimizer parts.
 struct LayerTables {
-  /// Kinds of norms: of weights, and of updates where the rule makes directions. In backward lars has them too, those
-  /// of its gradients, since no rank knows the norms of the step yet.
+  /// Number of kinds of norms: those of weights, and those of updates if the rule computes directions. lars has a
+  /// second kind in backward too: the norms of gradients, since no rank knows those of the step yet.
   int kinds = 1;
-  std::size_t most_sums = 0;                          ///< the most sums of a kind that a rank sends
-  std::uint32_t first_parameter = 0, parameters = 0;  ///< parameters in StepTables whose norms these are
-  std::uint32_t first_group = 0, groups = 0;          ///< their groups
+  std::size_t most_sums = 0;                          ///< the largest number of sums of one kind that a rank sends
+  std::uint32_t first_parameter = 0, parameters = 0;  ///< the parameters in StepTables to which these norms belong
+  std::uint32_t first_group = 0, groups = 0;          ///< the groups of these parameters
   const std::int32_t* part_ranks = nullptr;
   const NormLink* links = nullptr;
   const std::uint32_t* first_link = nullptr;  ///< it has parameters + 1 elements
-  const std::uint32_t* tensor = nullptr;      ///< [parameters]: the number of each in StepTables::squares
+  const std::uint32_t* tensor = nullptr;      ///< [parameters]: the parameter's index in StepTables::squares
   const double* messages = nullptr;           ///< [StepTables::ranks][kinds][most_sums]
   double* link_scratch = nullptr;
   double* squares = nullptr;  ///< [kinds][parameters]
@@ -193,7 +194,7 @@ struct DeviceRun {
   std::uint64_t first_element = 0;
   std::uint32_t group = 0;       ///< index in StepTables
   bool takes_direction = false;  ///< the gradient's memory holds a direction, which is neither scaled nor clipped
-  float* direction = nullptr;    ///< kLamb only: where directions are written, which may be the gradient's place
+  float* direction = nullptr;    ///< kLamb only: memory for directions, which may be that of the gradient
   std::uint32_t parameters = 0;  ///< number of the group's parameters
   const ParameterBegin* begins = nullptr;  ///< [parameters], ascending; device memory
 };

@@ -5,7 +5,7 @@
 
 namespace tessera {
 
-/// Returns what the rule says about a ratio, and 1 for a rule that adapts no rates.
+/// Returns the ratio that the rule computes, or 1 for a rule that adapts no rates.
 template <class Rule>
 TESSERA_ALWAYS_INLINE double ratio_of(const RuleNumbers& numbers, double trust_coefficient, double weights_norm,
                                       double update_norm) {

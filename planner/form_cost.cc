@@ -44,7 +44,8 @@ CallCost with_coding(CallCost cost, double coding_s) {
   return cost;
 }
 
-/// Returns the cost of an all-gather in `form`. A rank encodes its own part once, and decodes the parts of the others.
+/// Returns the cost of an all-gather in `form`. A rank encodes its own part once, and decodes the parts of the other
+/// ranks.
 CallCost all_gather_in(WireForm form, DType dtype, std::int64_t numel, const Links& links, int ranks) {
   if (ranks < 2) return {};
   return with_coding(links.all_gather_cost(ranks, bytes_on_wire(form, dtype, numel)),

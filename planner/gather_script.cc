@@ -24,8 +24,8 @@ void GatherScript::use(int index, ScriptWriter& writer) {
   prefetch(writer);
 }
 
-/// The entry that ends a backward need not read its unit (an embedding's does not), so the next forward's first use
-/// counts as a new one.
+/// The last entry of a backward need not read its unit (an embedding's does not). The next forward's first use is
+/// therefore counted as a new one.
 void GatherScript::end_round() {
   last_ = -1;
   schedule_.end_round();
@@ -53,11 +53,11 @@ void GatherScript::gather(int index, ScriptWriter& writer) {
   unit(index).state = State::kGathering;
   schedule_.hold(index);
   const Links& links = writer.links(Axis::kShard);
-  // A slot that ranks share is filled when nobody reads it any more.
+  // A slot that ranks share may be filled only when no rank reads it any more.
   if (plan_.placement().shared)
     writer.call(Channel::kGather, links.cost(links.small, writer.ranks(Axis::kShard), 0), Spending::kGather, "barrier",
                 index);
-  // Offloaded parameters are first brought to memory, and sent when the unit is wanted.
+  // Offloaded parameters are only brought to memory first; they are sent when the unit is needed.
   if (!plan_.parameters_below()) post(index, writer);
 }
 
@@ -66,7 +66,7 @@ void GatherScript::post(int index, ScriptWriter& writer) {
   const int ranks = writer.ranks(Axis::kShard);
   Unit& unit = this->unit(index);
   unit.is_posted = true;
-  if (unit.has_copy) {  // a rounded copy is gathered when it is waited for
+  if (unit.has_copy) {  // a rounded copy is gathered only when somebody waits for it
     if (!plan_.placement().secondary.is_rounded()) post_inside(index, writer);
     return;
   }
@@ -81,8 +81,8 @@ void GatherScript::post(int index, ScriptWriter& writer) {
   }
 }
 
-/// Posts gathers between the ranks that hold a second copy together. They send nothing over the shard axis's network,
-/// so their time is written as latency.
+/// Posts gathers among the ranks that hold a second copy together. They send nothing over the shard axis's network, so
+/// their time is written as latency.
 void GatherScript::post_inside(int index, ScriptWriter& writer) {
   const SecondaryCopy& copy = plan_.placement().secondary;
   const Links& links = writer.secondary_links();
@@ -134,8 +134,8 @@ void GatherScript::prefetch(ScriptWriter& writer) {
   }
 }
 
-/// Chooses as Residency does: a slot that holds nothing, else the slot of the unit which is needed last, but never that
-/// of the unit in use. An early gather evicts only a unit that is needed later than its own unit.
+/// Chooses a slot as Residency does: an empty one, else that of the unit which is needed last, but never that of the
+/// unit in use. An early gather evicts only a unit that is needed later than its own unit.
 int GatherScript::find_slot(int index, bool early) {
   if (index == 0) return holders_[0] < 0 ? 0 : kNoSlot;
   for (std::size_t slot = 1; slot < holders_.size(); ++slot) {

@@ -14,16 +14,17 @@ namespace tessera {
 /// their first use, or before it if the Schedule says so; a slot is taken from the unit whose next use is farthest
 /// away.
 ///
-/// It writes nothing where nothing is sent (one rank, or one copy in shared memory).
+/// It writes nothing if nothing is sent (with one rank, or with one copy in shared memory).
 class GatherScript {
  public:
   explicit GatherScript(const MemoryPlan& plan);
 
-  /// Uses unit `index`: waits for it, and gathers ahead what follows it.
+  /// Uses unit `index`: waits for its gather, and begins the gathers of units that follow.
   void use(int index, ScriptWriter& writer);
   /// This is called at the end of a round (forward and backward of one microbatch).
   void end_round();
-  /// Begins the first gathers of the next step at the end of this one, where the transport carries gathers by itself.
+  /// Begins the first gathers of the next step at the end of this one, if the transport can carry gathers in the
+  /// background.
   void gather_ahead(ScriptWriter& writer);
   /// This is called when the step's update has changed the parameters.
   void release_all(ScriptWriter& writer);
@@ -35,7 +36,7 @@ class GatherScript {
     State state = State::kReleased;
     int slot = kNoSlot;
     bool is_posted = false;
-    bool has_copy = false;        ///< the second copy of the parameters has its values
+    bool has_copy = false;        ///< the second copy of the parameters is up to date
     std::vector<int> calls = {};  ///< numbers of calls that are not waited for yet
   };
 
@@ -55,7 +56,7 @@ class GatherScript {
   const MemoryPlan& plan_;
   const bool is_needed_;
   std::vector<Unit> units_;
-  std::vector<int> holders_;  ///< [slot]: the unit in it, or -1; the root's slot, then the shared ones
+  std::vector<int> holders_;  ///< [slot]: the unit in it, or -1; first the root's slot, then the shared slots
   Schedule schedule_;
   int last_ = -1;
 };

@@ -8,7 +8,7 @@ namespace {
 
 constexpr std::uint64_t kStride = 0x9e3779b97f4a7c15u;  // this is 2^64 over the golden ratio
 
-/// Mixes bits: a bijection in which every input bit reaches every output bit.
+/// Mixes bits: a bijection in which every input bit influences every output bit.
 std::uint64_t mix_bits(std::uint64_t x) {
   x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
   x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;

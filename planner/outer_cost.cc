@@ -17,7 +17,7 @@ void add(PredictedWire& wire, const CallCost& cost) {
   wire.transfer_s += cost.transfer_s;
 }
 
-/// Returns the mean over steps, if `every` steps together have `wire`.
+/// Returns the mean of `wire` over `every` steps, which share it.
 PredictedWire mean_of(const PredictedWire& wire, std::int64_t every) {
   const auto steps = static_cast<double>(every);
   const auto rounded_up = [&](std::int64_t count) { return (count + every - 1) / every; };
@@ -29,7 +29,7 @@ PredictedWire mean_of(const PredictedWire& wire, std::int64_t every) {
 CallCost sum_cost(const MemoryPlan& plan, std::int64_t numel, const Links& links) {
   const CompressionConfig& compression = plan.wire().compression;
   const int replicas = plan.placement().replicas;
-  // The hosts of GPUs make compressed sums over a network, whatever joins the GPUs.
+  // Compressed sums of GPUs' values are made by the hosts over a network, whatever connection the GPUs have.
   const bool compresses =
       plan.update().outer.has_outer_optimizer() && (links.reduces_in_background || plan.placement().is_queued);
   const std::int64_t others = replicas - 1, part = (numel + others) / replicas;

@@ -12,7 +12,7 @@
 
 namespace tessera {
 
-/// The part of a step that takes longest by itself: a step takes at least as long, however well its parts overlap.
+/// The part of a step that takes longest on its own: a step takes at least as long, however well its parts overlap.
 enum class StepBound { kCompute, kShardWire, kReplicateWire, kAgreement };
 /// Returns "compute", "the wire on the shard axis", "the wire on the replicate axis", "the agreement of all ranks".
 std::string name_of(StepBound bound);
@@ -20,13 +20,13 @@ std::string name_of(StepBound bound);
 /// The use of a group's wire in a step.
 struct PredictedWire {
   double busy_s = 0;            ///< seconds in which some call was under way, or the rank made a sum in shared memory
-  std::int64_t calls = 0;       ///< all-gathers and reductions of flat groups, barriers
+  std::int64_t calls = 0;       ///< number of all-gathers and reductions of flat groups, and of barriers
   std::int64_t sent_bytes = 0;  ///< bytes that one rank sends
-  double latency_s = 0;         ///< sum over all calls, as if each were alone
-  double transfer_s = 0;        ///< sum over all calls, as if each were alone
+  double latency_s = 0;         ///< sum over all calls, each taken alone
+  double transfer_s = 0;        ///< sum over all calls, each taken alone
 };
 
-/// The time of a training step and where it goes, from the second step on.
+/// The time of a training step and how it is spent, for steps from the second one on.
 ///
 /// `seconds` is the sum of the parts, except for rounding. Exposed seconds are those in which the rank neither computes
 /// nor updates.
@@ -35,30 +35,32 @@ struct PredictedStep {
   double compute_s = 0;  ///< forward and backward of all microbatches
   double update_s = 0;   ///< the update of this rank's part
   double rest_s = 0;     ///< StepProfile::rest_seconds
-  /// The seconds by which these three take longer because transport takes cores (Links::cpu_s_per_byte, CodingFit).
+  /// The seconds by which compute, update and rest take longer because transport uses cores (Links::cpu_s_per_byte,
+  /// CodingFit).
   double stretch_s = 0;
   double exposed_gather_s = 0;     ///< waiting for parameters
   double exposed_reduction_s = 0;  ///< waiting for sums of gradients, or making them in shared memory
-  double exposed_publish_s = 0;    ///< waiting for updated values, behind the update and inside it
+  double exposed_publish_s = 0;    ///< waiting for updated values, after and during the update
   double agreement_s = 0;          ///< the step's agreement on loss and norm
   double exposed_outer_s = 0;  ///< waiting for other replicas ("sync"), as a mean over the steps between outer steps
   PredictedWire shard, replicate;  ///< the traffic of each axis, without the agreement
   StepBound bound = StepBound::kCompute;
-  std::vector<std::string> left_out;  ///< sentences about parts of the plan for which there is no time
+  std::vector<std::string> left_out;  ///< sentences that name the parts of the plan whose time is not predicted
 
   std::int64_t sent_bytes() const { return shard.sent_bytes + replicate.sent_bytes; }
   /// Returns the seconds in which the rank neither computes nor updates.
   double communication_s() const {
     return exposed_gather_s + exposed_reduction_s + exposed_publish_s + agreement_s + exposed_outer_s;
   }
-  /// Returns T_comm / (T_comp + T_comm), the s of tessera/scaling.h, which makes a speed-up of it; 0 for an empty step.
+  /// Returns T_comm / (T_comp + T_comm), the s of tessera/scaling.h, from which that file computes a speed-up; 0 for an
+  /// empty step.
   double communication_share() const { return seconds > 0 ? communication_s() / seconds : 0.0; }
-  /// Returns the seconds of compute, update and rest, without what transport takes from them.
+  /// Returns the seconds of compute, update and rest, without the time that transport takes from them.
   double work_s() const { return compute_s + update_s + rest_s; }
 };
 
-/// Plays a step of ranks that are alike (StepClock). `plan` says what is done in which order, `profile` says how long
-/// one rank computes, and `links` how long calls take.
+/// Simulates a step of ranks that are all alike (StepClock). `plan` gives the work and its order, `profile` says how
+/// long one rank computes, and `links` how long calls take.
 ///
 /// **In it**: gathers on demand and ahead of use, with the plan's slots and the choice of which unit loses its slot;
 /// reductions in the background, in shared memory or in the call, with the plan's lags; both on one wire, in fair
@@ -68,8 +70,8 @@ struct PredictedStep {
 ///
 /// **Not in it**: disks; the exchange of matrices (`left_out` says so); saves, commits and broadcasts of buffers; what
 /// ranks compute for methods of compression (codecs of fewer bits are in it: CodingFit); a wire that both axes share,
-/// or that another job uses; operators that read several units at once; what is first in a run: the first step, the
-/// first gradients, a change of the parameters that are used.
+/// or that another job uses; operators that read several units at once; events at the beginning of a run: the first
+/// step, the first gradients, a change of the parameters that are used.
 ///
 /// Errors: those of script_of_step.
 absl::StatusOr<PredictedStep> predict_step(const MemoryPlan& plan, const StepProfile& profile, const MeshLinks& links);

@@ -18,8 +18,8 @@ struct SentAs {
   DType dtype = DType::kF32;
 };
 
-/// A rank sends its contribution to each part but its own, and in an all-reduce also its own part's sum to each other
-/// rank.
+/// A rank sends its contribution to each part but its own; in an all-reduce it also sends the sum of its own part to
+/// each other rank.
 CallCost reduction_cost(const Links& links, int ranks, std::int64_t numel, bool is_cut, SentAs contribution,
                         SentAs sums) {
   const std::int64_t part = part_of(numel, ranks);
@@ -38,11 +38,11 @@ CallCost reduction_cost(const Links& links, int ranks, std::int64_t numel, bool 
   return with_sum(with_coding(links.cost(links.all_reduce, ranks, bytes), coding_s));
 }
 
-/// Returns the cost, over an axis of `ranks` ranks, of a group's sums under "reproducible" where a rank sends several
-/// sums (BlockSums): that of an all-to-all over the world, and of an all-gather if ranks do not keep what they join.
-/// Data for other hosts goes by the rank at this rank's place there. `gathered`: the parts that a rank has when the
-/// all-gather comes to this axis. An all-to-all costs what a reduce-scatter of its bytes does, but no sums inside a
-/// host make its bytes fewer.
+/// Returns the cost, over an axis of `ranks` ranks, of a group's sums under "reproducible", if a rank sends several
+/// sums (BlockSums): the cost of an all-to-all over the world, and of an all-gather unless each rank keeps exactly the
+/// blocks that it joins. Data for other hosts is sent through the rank at the same position on that host. `gathered`:
+/// the number of parts that a rank has when the all-gather over this axis begins. An all-to-all costs what a
+/// reduce-scatter of its bytes does, but its bytes are not reduced by sums inside a host.
 CallCost blocks_cost(const MemoryPlan& plan, const GroupShape& group, const Links& links, int ranks, int gathered) {
   const int world = plan.placement().mesh.world_size();
   const std::int64_t part = kF32Bytes * part_of(group.layout.numel(), world);
@@ -50,7 +50,7 @@ CallCost blocks_cost(const MemoryPlan& plan, const GroupShape& group, const Link
   for (double* const beta : {&exchange.beta_s_per_byte, &exchange.busy_beta_s_per_byte})
     *beta /= links.coding.of_gathers;
   CallCost cost = links.cost(exchange, ranks, plan.sums().block_sums * (world / ranks) * (ranks - 1) * part);
-  if (gathered == 1)  // the other axis is over, so all sums are here
+  if (gathered == 1)  // the other axis is done, so all sums are here
     cost.sum_s = links.sum_s_per_byte * static_cast<double>(plan.sums().block_sums * (world - 1) * part);
   return plan.joins_own_parts() ? cost : cost + links.all_gather_cost(ranks, gathered * part);
 }

@@ -11,18 +11,19 @@
 
 namespace tessera {
 
-/// Writes where a step starts sums, does its share of them and waits for them, in the order of Reducer.
+/// Writes where a step starts sums, does its share of them and waits for them, in the same order as Reducer.
 ///
 /// A sum is made in one of three ways (the group's Links say in which):
 ///
-/// * In the background: its call begins when it is started, and goes on by itself. The rank waits for its end at the
-///   plan's `end_lag`.
-/// * In shared memory: the rank says that its gradients are there when it is started. It waits until all have said so
-///   at `reduction_lag`, and does its share of the sum. It waits until all have done their shares at `end_lag`.
+/// * In the background: the call begins when the sum is started, and proceeds by itself. The rank waits for its end at
+///   the plan's `end_lag`.
+/// * In shared memory: the rank announces at the start of a sum that its gradients are ready. At `reduction_lag` the
+///   rank waits for the announcements of all, and does its share of the sum. At `end_lag` the rank waits until all have
+///   done their shares.
 /// * In the call (a user's own backend): the rank starts it and waits for its end at once.
 ///
-/// The sum over the replicate axis follows the one over the shard axis. It is started at the lag, in the background,
-/// where the plan has a lag; else it is made at the end, and the rank waits.
+/// The sum over the replicate axis follows the one over the shard axis. If the plan has a lag, this sum is started at
+/// the lag, in the background; otherwise it is made at the end, and the rank waits for it.
 class ReductionScript {
  public:
   /// It is called when a unit's gradients are summed, to update it before backward goes on (optimizer.in_backward).
@@ -43,9 +44,9 @@ class ReductionScript {
     Axis axis = Axis::kShard;
     CallCost cost;
     int unit = 0;
-    /// The call, or the barrier at which ranks say that their gradients are there.
+    /// The call, or the barrier at which ranks announce that their gradients are ready.
     int started = ScriptWriter::kNoCall;
-    /// The barrier, in shared memory only, at which ranks say that their shares are done.
+    /// Only in shared memory: the barrier at which ranks announce that their shares are done.
     int finished = ScriptWriter::kNoCall;
   };
   struct GroupSums {
@@ -75,7 +76,7 @@ class ReductionScript {
   const MemoryPlan& plan_;
   ScriptWriter& writer_;
   const OnSummed on_summed_;
-  std::vector<char> is_reduced_;  ///< [unit]: it was reduced this round
+  std::vector<char> is_reduced_;  ///< [unit]: whether it was reduced in this round
   std::vector<UnitSums> sums_;    ///< sums of the step, ordered by their starts
   std::int64_t advanced_ = 0, over_ = 0;
 };

@@ -20,17 +20,17 @@ class ScriptWriter {
   /// Returns the number of ranks on the axis.
   int ranks(Axis axis) const;
 
-  /// The rank works for `seconds`. `what` and `unit` name the work in a trace.
+  /// Writes that the rank works for `seconds`. `what` and `unit` name the work in a trace.
   void work(Spending spending, double seconds, const char* what, int unit = kNoUnit);
-  /// Returns the call's number.
+  /// Begins a call, and returns its number.
   int post(Channel channel, const CallCost& cost, const char* what, int unit = kNoUnit);
-  /// The rank waits for the end of a call, by its number.
+  /// Writes that the rank waits for the end of the call with this number.
   void wait(int call, Spending spending);
-  /// Makes a call that blocks.
+  /// Writes a call for whose end the rank waits at once.
   void call(Channel channel, const CallCost& cost, Spending spending, const char* what, int unit = kNoUnit) {
     wait(post(channel, cost, what, unit), spending);
   }
-  /// The rank makes its share of a sum itself.
+  /// Writes that the rank makes its share of a sum itself.
   void sum(Axis axis, const CallCost& cost, int unit);
 
  private:

@@ -68,13 +68,14 @@ class WorkFactors {
   std::vector<double> of_rank_;
 };
 
-/// Returns the smallest number of seconds that the share `p` of all do not exceed. REQUIRES: sorted, not empty.
+/// Returns the smallest number of seconds that is not exceeded by a share `p` of all numbers. REQUIRES: sorted, not
+/// empty.
 double quantile(const std::vector<double>& sorted, double p) {
   const auto count = static_cast<double>(sorted.size());
   return sorted[static_cast<std::size_t>(std::max(std::ceil(p * count) - 1, 0.0))];
 }
 
-/// Returns the mean. If all are equal, it is that number to the last bit.
+/// Returns the mean. If all numbers are equal, the mean is that number to the last bit.
 double mean_of(const std::vector<double>& seconds) {
   double more = 0;
   for (const double each : seconds) more += each - seconds[0];
@@ -109,7 +110,7 @@ absl::StatusOr<SimulatedWorld> simulate_world(const MemoryPlan& plan, const Step
   std::vector<double> ends(static_cast<std::size_t>(clock.ranks()), 0.0);
   double offset_s = 0;
   for (std::int64_t step = 0; step < options.steps; ++step) {
-    // Each step counts from the moment when the first rank ended the one before.
+    // The times of each step are counted from the moment when the first rank ended the step before.
     const double first = std::ranges::min(ends), last = std::ranges::max(ends) - first;
     offset_s += first;
     for (double& end : ends) end -= first;

@@ -17,10 +17,11 @@ struct WorldOptions {
   /// rank; 0 to 10.
   double jitter = 0;
   std::uint64_t seed = 1;  ///< seed of the random factors; the same options and seed give the same result
-  /// The factor by which all of a rank's work takes longer, by rank; above 0 to 1e6; 1 for ranks that are missing.
+  /// The factor by which all of a rank's work takes longer, by rank; above 0 to 1e6; ranks that are not in the map have
+  /// 1.
   std::map<int, double> stragglers = {};
   std::int64_t steps = 10;       ///< 1 to 100000
-  std::vector<int> traced = {};  ///< ranks in SimulatedWorld::trace
+  std::vector<int> traced = {};  ///< the ranks that SimulatedWorld::trace shows
 };
 
 /// Steps of a world of ranks that are not alike.
@@ -31,15 +32,15 @@ struct SimulatedWorld {
   /// one.
   std::vector<double> seconds;
   double mean_s = 0;
-  /// The smallest numbers of seconds that a tenth, and nine tenths, of the steps do not exceed.
+  /// The numbers of seconds that 10 %, and 90 %, of the steps do not exceed.
   double p10_s = 0, p90_s = 0;
   std::string trace;  ///< StepTrace::events_as_json of the traced ranks
 };
 
-/// Plays what predict_step does for each rank of the plan's mesh by itself. A call begins when its last rank has come,
-/// and ends for all of them at once. In shared memory each rank does its share of a sum when all have started it. A
-/// rank that has ended a step begins the next one without waiting for others. If ranks are alike, a step takes what
-/// predict_step says, to the last bit.
+/// Simulates what predict_step does, but for each rank of the plan's mesh separately. A call begins when the last of
+/// its ranks has joined it, and ends for all of them at once. In shared memory each rank does its share of a sum when
+/// all have started it. A rank that has ended a step begins the next one without waiting for others. If ranks are
+/// alike, a step takes what predict_step says, to the last bit.
 ///
 /// Costs: ranks x entries events a step; each event costs the logarithm of the number of ranks.
 ///

@@ -29,7 +29,7 @@ StepClock::StepClock(const StepScript& script, int replicas, int shards)
   }
   for (int i = 0; i < replicas_; ++i) wires_.push_back({Axis::kShard, {}, {}});
   for (int i = 0; i < shards_; ++i) wires_.push_back({Axis::kReplicate, {}, {}});
-  // Shard groups are runs of ranks; the ranks of a replicate group have one place in each of them.
+  // The ranks of a shard group are consecutive; the ranks of a replicate group have the same position in each of them.
   add_lines(Channel::kGather, replicas_, shards_, shards_, 1, 0);
   add_lines(Channel::kReduce, replicas_, shards_, shards_, 1, 0);
   add_lines(Channel::kReplicate, shards_, replicas_, 1, shards_, replicas_);
@@ -124,7 +124,7 @@ void StepClock::push_line(int number) {
 
 // --- Ranks ---
 
-/// Lets a rank follow the script until it works, waits, or is over.
+/// Lets a rank follow the script until it works, waits, or has finished.
 void StepClock::go_on(int number) {
   Rank& rank = ranks_[index(number)];
   for (; rank.next < script_.instructions.size(); ++rank.next) {
@@ -171,7 +171,7 @@ double StepClock::speed_of(int rank) const {
   return std::max(0.0, 1.0 - load);
 }
 
-/// This is called when the wire's load has changed: the rank's speed follows.
+/// This is called when the load of the wire has changed, which changes the rank's speed.
 void StepClock::settle_rank(int number) {
   Rank& rank = ranks_[index(number)];
   const double speed = speed_of(number);

@@ -27,12 +27,12 @@ class PlayRecorder {
 /// The times of a rank in a step.
 struct RankTimes {
   double end_s = 0;
-  std::array<double, kSpendings> spent_s{};  ///< [Spending]; work without the time that the wire took from it
+  std::array<double, kSpendings> spent_s{};  ///< [Spending]; work without the time by which the wire delayed it
   double stretch_s = 0;                      ///< seconds that work took longer because the wire was busy
   double spent(Spending spending) const { return spent_s[static_cast<std::size_t>(spending)]; }
 };
 
-/// Plays a StepScript on replicas x shards ranks, in groups like those of a mesh. It is an event simulation.
+/// Simulates a StepScript on replicas x shards ranks, in groups like those of a mesh. It is an event simulation.
 ///
 /// **The wire** of a group of the shard axis is shared by its two channels: if both have a call whose bytes are moving,
 /// each moves at half the speed. Latencies are not shared. The replicate axis has a wire of its own.
@@ -41,15 +41,15 @@ struct RankTimes {
 /// 0. Bytes move at 1 / (1 + drag) of their speed while some rank of the group works (WireCall::drag), and a latency
 ///    passes as CallCost::busy_latency_s says.
 ///
-/// **More time can be less.** A gather and a reduction that meet on a wire slow each other. So a delay of a gather that
-/// nobody waits for yet can speed up a reduction that is waited for, and thereby the step (R. Graham, "Bounds on
-/// Multiprocessing Timing Anomalies", 1969); so can a delay that moves a transfer to where it takes no cores. Such
-/// cases are rare in the sweep of tests/planner/step_sweep_test.cc, and below 5%. More work and slower links never make
-/// a step shorter if neither a wire nor cores are shared.
+/// **A longer part can shorten a step.** A gather and a reduction that meet on a wire slow each other. So a delay of a
+/// gather that nobody waits for yet can speed up a reduction that is waited for, and thereby the step (R. Graham,
+/// "Bounds on Multiprocessing Timing Anomalies", 1969); so can a delay that moves a transfer to a time at which it
+/// takes no cores. Such cases are rare in the sweep of tests/planner/step_sweep_test.cc, and below 5%. More work and
+/// slower links never make a step shorter if neither a wire nor cores are shared.
 ///
-/// Ranks that are alike can be played as one rank: a call then begins when that rank has come. The result is that of
-/// all ranks to the last bit, since events of one moment have an order: ranks come before calls, and calls in the order
-/// of channels. Nothing else depends on which came first.
+/// Ranks that are alike can be simulated as one rank: a call then begins when that rank has joined it. The result is
+/// the same as for all ranks, to the last bit, since simultaneous events have an order: ranks come before calls, and
+/// calls in the order of channels. Nothing else depends on the order of simultaneous events.
 ///
 /// Costs: ranks x instructions events a step; each event costs the logarithm of the number of ranks and groups.
 class StepClock {
@@ -67,7 +67,7 @@ class StepClock {
   absl::Status play(std::span<const double> starts_s, const Factor& factor = nullptr, PlayRecorder* recorder = nullptr);
 
   const RankTimes& times(int rank) const { return ranks_[static_cast<std::size_t>(rank)].times; }
-  /// Returns the seconds in which a call of the axis was under way in a group.
+  /// Returns the seconds in which some call of the axis was under way in a group.
   double busy_s(Axis axis, int group) const;
 
  private:
@@ -77,8 +77,8 @@ class StepClock {
     std::size_t next = 0;  ///< index of its instruction
     double work_s = 0, left_s = 0, speed = 1, since_s = 0, began_s = 0;
     bool is_stretched = false;
-    bool is_counted = false;  ///< whether it counts among the ranks that work on its wires
-    int call = -1;            ///< the call that it waits for
+    bool is_counted = false;  ///< whether the rank is counted among those that work on its wires
+    int call = -1;            ///< the call for which the rank waits
     std::uint32_t version = 0;
     RankTimes times;
   };
@@ -99,8 +99,8 @@ class StepClock {
     int active = 0, working = 0;  ///< number of calls that are under way; number of members that work
     double load = 0, busy_since_s = 0, busy_s = 0;
   };
-  /// An event of a rank, or of a line, whose ids follow the ranks'. It is outdated if the version has changed since it
-  /// was made.
+  /// An event of a rank, or of a line, whose ids follow the ranks'. The event is outdated if the version has changed
+  /// since it was created.
   struct Event {
     double at_s = 0;
     int id = 0;

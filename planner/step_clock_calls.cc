@@ -1,4 +1,4 @@
-// The calls of a StepClock: when they begin, how they share a wire, and which ranks go on at their ends.
+// The calls of a StepClock: when they begin, how they share a wire, and which ranks continue when they end.
 
 #include <algorithm>
 #include <utility>
@@ -12,7 +12,7 @@ std::size_t index_of(int number) { return static_cast<std::size_t>(number); }
 
 }  // namespace
 
-/// A latency that is longer while ranks work passes at speed 1 while some rank works, and faster while none does.
+/// A latency that is longer while ranks work passes at speed 1 while some rank works, and faster while no rank works.
 double StepClock::latency_speed(const Line& line) const {
   constexpr double kAtOnce = 1e12;
   const CallCost& cost = call_of(line).cost;
@@ -20,7 +20,7 @@ double StepClock::latency_speed(const Line& line) const {
   return cost.latency_s > 0 ? cost.busy_latency_s / cost.latency_s : kAtOnce;
 }
 
-/// Begins the channel's next call if all have come to it, and the last one has ended.
+/// Begins the channel's next call if all ranks have joined it, and the previous call has ended.
 void StepClock::begin_next(Line& line) {
   if (line.is_active || line.next == line.arrived.size() ||
       line.arrived[line.next] < static_cast<int>(line.members.size()))
@@ -43,7 +43,7 @@ void StepClock::move_on(int number) {
   line.left_s = transfer_s;
   line.since_s = now_s_;
   if (line.wire < 0) return push_line(number);
-  line.speed = 0;  // the call has no share yet
+  line.speed = 0;  // the call has no share of the wire yet
   share(wires_[index_of(line.wire)]);
 }
 
@@ -77,7 +77,7 @@ void StepClock::end_call(int number) {
 }
 
 /// This is called when a line of the wire begins or ends to move bytes, when the first of its ranks begins to work, or
-/// when the last one ends: speeds and loads follow.
+/// when the last one ends: this updates speeds and loads.
 void StepClock::share(Wire& wire) {
   const auto is_moving = [&](int line) { return lines_[index_of(line)].is_moving; };
   const auto moving = std::ranges::count_if(wire.lines, is_moving);

@@ -14,7 +14,8 @@
 namespace tessera {
 namespace {
 
-/// Returns [entry]: whether it is the last entry of its unit's backward, after which the unit has all its gradients.
+/// Returns, for each entry, whether it is the last one of its unit's backward, after which the unit has all its
+/// gradients.
 std::vector<char> completes_units(const StepProfile& profile, const std::vector<int>& units, std::size_t unit_count) {
   std::vector<char> completes(units.size(), 0), is_later(unit_count, 0);
   for (std::size_t i = units.size(); i-- > 0;) {
@@ -43,7 +44,8 @@ std::vector<std::string> what_is_left_out(const MemoryPlan& plan) {
   return left_out;
 }
 
-/// Returns the updates in unit order, as if no pass went backward and groups of matrices did not wait for the others.
+/// Returns the updates in unit order. This ignores that some passes go backward, and that groups of matrices wait for
+/// the others.
 std::vector<Visit> updates_of(const StepProgram& program) {
   std::vector<Visit> updates;
   std::ranges::copy_if(program.visits, std::back_inserter(updates),
@@ -52,8 +54,9 @@ std::vector<Visit> updates_of(const StepProgram& program) {
   return updates;
 }
 
-/// Writes a step by its program. It goes from the step's first microbatch to that of the next step. Where values are
-/// published behind the update, it goes from one update to the next, in backward or after it.
+/// Writes a step by its program (StepProgram). The script begins with the step's first microbatch and ends before that
+/// of the next step. If values are published behind the update, the script goes from one update to the next, in
+/// backward or after it.
 class WholeStep {
  public:
   WholeStep(const MemoryPlan& plan, const StepProfile& profile, const std::vector<int>& units, const MeshLinks& links)
@@ -110,7 +113,7 @@ class WholeStep {
       case StepOpKind::kAgreeOnNorms:
         return pen.update.agree();
       case StepOpKind::kVisit:
-        if (op.end != std::ssize(program_.visits)) return;  // the visit is not of the last pass
+        if (op.end != std::ssize(program_.visits)) return;  // only the visits of the last pass are written
         for (const Visit& visit : updates_) pen.update.update(visit);
         return;
       case StepOpKind::kPublished:
@@ -150,7 +153,7 @@ class WholeStep {
   void update_in_backward(int unit, UpdateScript& update) const {
     for (const StepOp& op : program_.unit_ops[static_cast<std::size_t>(unit)]) {
       if (op.kind == StepOpKind::kAgreeOnNorms) update.agree_on_norms(unit);
-      if (op.kind != StepOpKind::kVisit) continue;  // the program's other operations take no time here either
+      if (op.kind != StepOpKind::kVisit) continue;  // the other operations of the program take no time here
       for (const Visit& visit : program_.visits_of(op)) {
         if (visit.work == VisitWork::kUpdate) update.update(visit);
       }
@@ -164,7 +167,7 @@ class WholeStep {
   const StepInput input_;
   const StepProgram program_;
   const std::vector<Visit> updates_;  ///< ordered by unit; all are made in the last pass
-  std::size_t turn_ = 0;              ///< index of the first entry of backward
+  std::size_t turn_ = 0;              ///< index of the first backward entry
   GatherScript gathers_;
 };
 
@@ -183,7 +186,7 @@ absl::StatusOr<StepScript> script_of_step(const MemoryPlan& plan, const StepProf
   WholeStep step(plan, profile, units, links);
   StepScript first, steady;
   ScriptWriter first_writer(plan, links, first), steady_writer(plan, links, steady);
-  step.write(first_writer);  // the first run records the order of units
+  step.write(first_writer);  // this first call only records the order of units
   step.write(steady_writer);
   steady.left_out = what_is_left_out(plan);
   return steady;

@@ -18,8 +18,8 @@ namespace tessera {
 /// The two axes of the mesh.
 enum class Axis : std::uint8_t { kShard, kReplicate };
 
-/// The queues of calls: a channel makes one call at a time, in their order. Groups of ranks have channels of their
-/// own.
+/// The queues of calls: a channel makes one call at a time, in the order of their posting. Groups of ranks have
+/// channels of their own.
 enum class Channel : std::uint8_t {
   kGather,            ///< all-gathers on the shard axis; they share the wire with kReduce
   kReduce,            ///< reductions on the shard axis
@@ -30,17 +30,17 @@ enum class Channel : std::uint8_t {
 };
 constexpr std::size_t kChannels = 6;
 
-/// The kinds of work of a rank. It works at the first four, and waits for the others (at reductions it does its share
-/// of a sum if no background thread does it).
+/// The kinds of time that a rank spends. A rank works in the first four, and waits in the others (at reductions it does
+/// its share of a sum if no background thread does it).
 enum class Spending : std::uint8_t { kCompute, kUpdate, kRest, kReduction, kGather, kPublish, kAgreement };
 constexpr std::size_t kSpendings = 7;
 
-/// A call of a group's transport. It begins when all ranks of the group have come to it and the channel's last call has
-/// ended, and it ends for all of them at once.
+/// A call of a group's transport. A call begins when all ranks of the group have joined it and the channel's previous
+/// call has ended, and it ends for all of them at once.
 struct WireCall {
   Channel channel = Channel::kGather;
   CallCost cost;
-  /// Seconds of compute that a second of the transfer takes from a rank, 0 to 1 + drag (Links::cpu_s_per_byte,
+  /// Seconds of compute that a rank loses for each second of the transfer, 0 to 1 + drag (Links::cpu_s_per_byte,
   /// CodingFit).
   double load = 0;
   double drag = 0;  ///< relative increase of the transfer's time while a rank of the group works (OperationFit)
@@ -48,11 +48,11 @@ struct WireCall {
   int unit = -1;
 };
 
-/// One instruction of a rank. All ranks do the same things in the same order.
+/// One instruction of a rank. All ranks have the same instructions in the same order.
 struct Instruction {
   enum class Kind : std::uint8_t {
     kWork,  ///< computes for `seconds`
-    kPost,  ///< joins `call` and goes on
+    kPost,  ///< joins `call` without waiting for its end
     kWait,  ///< waits for the end of `call`
   };
   Kind kind = Kind::kWork;
@@ -67,20 +67,20 @@ struct Instruction {
 struct AxisUse {
   std::int64_t calls = 0;
   std::int64_t sent_bytes = 0;
-  double latency_s = 0, transfer_s = 0;  ///< sum over all calls, as if each were alone
+  double latency_s = 0, transfer_s = 0;  ///< sum over all calls, each taken alone
   /// Seconds in which the rank itself makes sums in shared memory; they are part of the sums above.
   double own_work_s = 0;
 };
 
-/// A step as every rank makes it, from the second one on: what it computes, and where it starts calls and waits for
-/// them. The order depends on the plan and on the program alone, never on times, since all ranks must make a group's
-/// calls in one order. So it is known before anything is timed; StepClock then plays it.
+/// The instructions for a step of every rank, from the second step on: what it computes, and where it starts calls and
+/// waits for them. The order depends on the plan and on the program alone, never on times, since all ranks must make a
+/// group's calls in one order. So the order is known before the simulation; StepClock then plays the script.
 struct StepScript {
   std::vector<Instruction> instructions;
   std::vector<WireCall> calls;
   AxisUse shard, replicate;
   CallCost agreement;  ///< cost of the calls of all ranks
-  /// Sentences about parts of the plan for which there is no time.
+  /// Sentences that name the parts of the plan whose time is not predicted.
   std::vector<std::string> left_out;
 };
 

@@ -12,15 +12,15 @@ namespace tessera {
 
 /// Shows steps of some ranks as a picture: elements of "traceEvents" in Chrome's trace format, as Trace::events_as_json
 /// (include/tessera/span.h) gives them for a real run. A rank is a process: thread 0 is its program, 1 the gathers of
-/// its group, 2 the reductions, 3 the replicate axis, 6 the agreement. A name says what was done and to which unit:
-/// "forward blocks.3".
+/// its group, 2 the reductions, 3 the replicate axis, 6 the agreement. The name of a span says what was done and to
+/// which unit: "forward blocks.3".
 class StepTrace final : public PlayRecorder {
  public:
   /// `units`: names of the units.
   StepTrace(const std::vector<int>& ranks, std::vector<std::string> units)
       : ranks_(ranks.begin(), ranks.end()), units_(std::move(units)) {}
 
-  /// Sets the second of the trace at which the step begins that is recorded from now on.
+  /// Sets the trace's time, in seconds, at which the next recorded step begins.
   void begin_step(double offset_s) { offset_s_ = offset_s; }
   void span(int rank, std::size_t lane, const char* what, int unit, double begin_s, double end_s) override;
 

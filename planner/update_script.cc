@@ -28,8 +28,8 @@ std::int64_t UpdateScript::agreement_bytes() const {
   return kHeader + kEach * parameters;
 }
 
-/// Returns the cost over two axes: first the messages of the ranks at the same place of each shard group, then all
-/// messages inside the group.
+/// Returns the cost over two axes: first for the messages of ranks at the same position in each shard group, then for
+/// all messages inside a shard group.
 CallCost UpdateScript::world_cost(std::int64_t message_bytes) const {
   const std::int64_t shards = writer_.ranks(Axis::kShard), replicas = writer_.ranks(Axis::kReplicate);
   const Links &inside = writer_.links(Axis::kShard), &across = writer_.links(Axis::kReplicate);
@@ -60,7 +60,8 @@ void UpdateScript::update(const Visit& visit) {
   publish(group, visit.unit);
 }
 
-/// The replicate axis comes first, since its parts lie inside those of the shard axis, or the other way round.
+/// The axis whose parts lie inside those of the other axis comes first: the replicate axis, or with replicate_first the
+/// shard axis.
 void UpdateScript::publish(const GroupShape& group, int unit) {
   const PlannedPlacement& placement = plan_.placement();
   const int shards = writer_.ranks(Axis::kShard), replicas = writer_.ranks(Axis::kReplicate);

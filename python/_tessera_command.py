@@ -24,7 +24,8 @@ def main() -> None:
 
 
 def _find_libraries_of_torch(package: pathlib.Path) -> None:
-    """Tells programs where LibTorch is. They look in the torch package beside theirs, and it may lie elsewhere."""
+    """Tells programs where to find LibTorch. Programs look for it in a torch package in the same folder as this one,
+    but torch may be elsewhere."""
     if (package.parent / "torch").is_dir():
         return
     torch = importlib.util.find_spec("torch")

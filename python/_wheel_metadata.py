@@ -23,7 +23,8 @@ def tessera_version() -> str:
 def torch_version() -> tuple[int, int]:
     """Returns (major, minor) of the torch that the build uses, which CMake finds in the same place.
 
-    Pip builds in a separate environment, where torch cannot be imported; but torch lies where the wheel will lie.
+    Pip builds in a separate environment, where torch cannot be imported; but torch lies in the folder into which the
+    wheel will be installed.
     """
     folder = pathlib.Path(os.environ.get("TESSERA_TORCH_ROOT") or pathlib.Path(sysconfig.get_path("platlib")) / "torch")
     if not (folder / "version.py").is_file():

@@ -13,7 +13,7 @@ SOURCE is one of
 
 TARGET is a file.safetensors, or a folder, which gets model.safetensors. --prefix takes only the tensors whose names begin with it, and
 removes it from them ("module.", "model."). Floating tensors keep their types unless --dtype says otherwise. Tied tensors are written
-under each of their names. What SOURCE holds beside the tensors that are written is named.
+under each of their names. The program names everything in SOURCE that is not written.
 
 Needs torch 2.6 or later and the package safetensors. Nothing of a pickle is run: files are read with weights_only, and DCP's metadata and
 DeepSpeed's classes as plain data. Exit codes: 64 wrong options; 65 a file is not what it should be; 66 it is missing; 73 there is a TARGET already.
@@ -208,7 +208,7 @@ def from_deepspeed(folder):
 
 
 def deepspeed_stage_2(groups, partitions, folder):
-    """Joins stages 1 and 2, where each group is one flat tensor, cut between the ranks."""
+    """Joins the parts of stages 1 and 2, where each group is one flat tensor, cut between the ranks."""
     tensors = {}
     for number, group in enumerate(groups):
         flat = torch.cat([partition[number].flatten() for partition in partitions])
@@ -223,7 +223,7 @@ def deepspeed_stage_2(groups, partitions, folder):
 
 
 def deepspeed_stage_3(groups, flats, world):
-    """Joins stage 3, where each parameter is cut between the ranks; the parts of a rank are one flat tensor."""
+    """Joins the parts of stage 3, where each parameter is cut between the ranks; a rank's parts are one flat tensor."""
     ranks = [torch.cat([flat.flatten() for flat in flat_groups]) for flat_groups in flats]
     tensors, offset = {}, 0
     for name, shape in (pair for group in groups for pair in group):

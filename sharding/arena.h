@@ -11,7 +11,7 @@
 
 namespace tessera {
 
-/// One block of memory for one category of the plan, handed out front to back and never given back piecemeal. The
+/// One block of memory for one category of the plan, handed out from front to back and given back only as a whole. The
 /// engine makes it once, when it sets itself up; the memory lives as long as the arena. Invariant: the pieces taken
 /// fill the block exactly by the time the engine has set itself up (`expect_full`), so what is allocated *is* what was
 /// planned.
@@ -25,8 +25,8 @@ class Arena {
   static Arena shared(std::string name, std::int64_t bytes, Collectives& group);
   /// One memory for all ranks of `group`, which must share memory. The call is collective.
   static Arena common(std::string name, std::int64_t bytes, Collectives& group);
-  /// Makes this rank's `bytes` of a memory for all ranks, which lie in it in rank order. So rank q's memory is `(q -
-  /// rank) * bytes` behind this rank's. The call is collective; every rank gives the same `bytes`.
+  /// Makes this rank's `bytes` of a memory for all ranks; the parts of the ranks lie in it in rank order. So rank q's
+  /// memory is `(q - rank) * bytes` behind this rank's. The call is collective; every rank gives the same `bytes`.
   static Arena part_of_common(std::string name, std::int64_t bytes, Collectives& group);
   /// Makes an arena of `memory`, which has `bytes` zeros and was allocated elsewhere, such as pinned memory of a GPU's
   /// host.

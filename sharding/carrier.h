@@ -18,9 +18,8 @@ enum class LeaseUse : std::uint8_t {
 };
 
 /// A record that is where its holder can use it, until the lease ends. The lease ends by itself: its destructor gives
-/// the record back, changed or not. A destructor that fails at that logs why, and the carrier's next call throws. While
-/// an exception passes that the lease has not seen begin, its destructor drops the record. Leases end before their
-/// carrier.
+/// the record back, changed or not. If that fails, the destructor logs why, and the carrier's next call throws. If an
+/// exception that began after the lease ends it, its destructor drops the record. Leases end before their carrier.
 class Lease {
  public:
   Lease() = default;
@@ -34,7 +33,7 @@ class Lease {
   /// The record's memory; empty where the record has no memory of the carrier.
   std::span<std::byte> bytes() const { return bytes_; }
 
-  /// Tells that the holder changes the record after all.
+  /// Tells that the holder changes the record, though it acquired the record to read it.
   void change() { changes_ = true; }
   /// Gives the record back now; nothing happens if that was done. Throws what Carrier::acquire throws.
   void give_back();
@@ -68,7 +67,8 @@ class Carrier {
   virtual void announce(std::span<const std::int64_t> order) = 0;
   /// Returns the record; if it was not announced, it is brought first.
   Lease acquire(std::int64_t record, LeaseUse use);
-  /// Ends what was announced. Changed records are written back in the background.
+  /// Forgets the announced order: no more records are brought ahead. Changed records are written back in the
+  /// background.
   virtual void flush() = 0;
 
   /// Bytes that were copied to a GPU so far.

@@ -6,7 +6,7 @@
 
 namespace tessera {
 
-/// Returns a tensor over memory of `device` that it does not own. The memory must outlive the tensor.
+/// Returns a tensor over memory of `device` that the tensor does not own. The memory must outlive the tensor.
 inline at::Tensor memory_view(void* memory, DType dtype, at::IntArrayRef sizes, at::OptionalIntArrayRef strides,
                               c10::Device device) {
   const auto options = at::TensorOptions(scalar_type_of(dtype)).device(device);

@@ -42,7 +42,7 @@ class Ones {
       void* const piece = static_cast<std::byte*>(memory) + at;
       if (::mmap(piece, kPiece, PROT_READ, MAP_SHARED | MAP_FIXED, file_, 0) == MAP_FAILED) fail("mmap");
     }
-    memory_ = static_cast<std::byte*>(memory);  // the smaller mapping stays, since code may hold pointers into it
+    memory_ = static_cast<std::byte*>(memory);  // the old mapping stays, since code may hold pointers into it
     bytes_ = wanted;
     return memory_;
   }

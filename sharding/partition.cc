@@ -20,10 +20,10 @@ using torch::nn::Module;
 
 // This file cuts a module into units.
 //
-// A Partitioner walks over the module tree once and gives each parameter to a Claim, which is a unit in the making
-// (`visit`, `claim`). A module begins a unit by its class, its path, or its size (`choose_by_size` is done before the
-// walk). If units are buckets, the one claim is cut by size instead (`cut_into_buckets`). Then each claim becomes a
-// Unit with flat groups and their layouts (`make_groups`).
+// A Partitioner walks over the module tree once and gives each parameter to a Claim, which becomes a unit later
+// (`visit`, `claim`). The class, path or size of a module decides whether it begins a unit (`choose_by_size` is done
+// before the walk). If units are buckets, the one claim is cut by size instead (`cut_into_buckets`). Then each claim
+// becomes a Unit with flat groups and their layouts (`make_groups`).
 
 /// Returns "Block" for "tessera::models::BlockImpl".
 std::string class_of(const Module& module) {
@@ -49,8 +49,8 @@ std::int64_t own_numel(const Module& module) {
   return numel;
 }
 
-/// Chooses, bottom-up, the modules that `min_numel` makes units. Returns how many elements under `module` no unit has
-/// claimed.
+/// Chooses, bottom-up, the modules that `min_numel` makes units. Returns the number of elements under `module` that no
+/// unit has claimed.
 std::int64_t choose_by_size(const Module& module, const std::string& path, std::int64_t min_numel,
                             std::set<std::string>& chosen) {
   std::int64_t unclaimed = own_numel(module);
@@ -180,8 +180,8 @@ BucketLimits limits_of(const UnitsConfig& units) {
           static_cast<std::int64_t>(*units.bucket_cap_mb * kMiB)};
 }
 
-/// Leaves frozen parameters with the root. The others become buckets behind it; the bucket that is reduced first is at
-/// the end.
+/// Leaves frozen parameters with the root. The others become buckets, which follow the root; the bucket that is reduced
+/// first is the last one.
 std::vector<Claim> cut_into_buckets(Claim all, const Strategy& strategy) {
   const auto element_bytes = static_cast<std::int64_t>(size_of(strategy.mixed_precision.reduce));
   std::vector<Claim> claims = {{all.name, {}, {}}};
@@ -211,7 +211,7 @@ MatrixShape matrix_shape(const FlatParameter& parameter) {
   return is_by_columns ? MatrixShape{shape.columns, shape.rows} : shape;
 }
 
-/// Makes GroupShape::factored.
+/// Returns the shape of one tensor for GroupShape::factored.
 MatrixShape factored_shape(const FlatParameter& parameter) {
   if (parameter.sizes.size() < 2 || parameter.numel == 0) return {};
   std::int64_t rows = 1, stride = 0;  // size and stride of the outermost dimension with more than one element
@@ -250,7 +250,7 @@ void make_groups(Unit& unit, Claim claim, const Packing& packing, bool sends_fac
       if (as_matrix) group->matrices.push_back(matrix_shape(claim.parameters[i]));
       if (sends_factors) group->factored.push_back(factored_shape(claim.parameters[i]));
       group->parameters.push_back(std::move(claim.parameters[i]));
-      claim.parameters[i].tensor = group->parameters.back().tensor;  // later code reads its requires_grad again
+      claim.parameters[i].tensor = group->parameters.back().tensor;  // the next turn of this loop reads requires_grad
     }
   }
   for (auto& group : unit.groups) {

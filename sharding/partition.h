@@ -20,7 +20,8 @@ namespace tessera {
 ///
 /// A unit's module is one whose class is in `units.classes` (without namespace and "Impl"), whose path is in
 /// `units.modules`, or that `units.min_numel` chooses bottom-up: the smallest modules that hold at least so many
-/// elements not claimed inside them. A parameter belongs to the innermost unit around it; a tied one to the first.
+/// elements not claimed inside them. A parameter belongs to the innermost unit around it; a tied one belongs to the
+/// first such unit.
 ///
 /// Units are buckets instead if `units.bucket_cap_mb` is set: trainable parameters (a tied one once, by its first
 /// name), the last registered first, fill the first bucket up to `units.first_bucket_mb` and the others up to the cap.
@@ -31,7 +32,8 @@ namespace tessera {
 /// by dtype, requires_grad and `is_matrix`. Layouts are packed for `parts` equal parts, which are whole pages where
 /// parameters may lie on disk.
 ///
-/// Throws tessera::Error (exit code 78) with all names that match no module, the classes that exist, and the nearest.
+/// Throws tessera::Error (exit code 78) if names match no module. The error lists all of these names, the classes that
+/// exist, and the nearest ones.
 ///
 /// `has_master`: whether a parameter that is narrow now has fp32 values elsewhere, which count as its values.
 /// `is_matrix`: whether a parameter, if it trains, is updated as a matrix or as a whole tensor.

@@ -13,7 +13,7 @@ namespace tessera {
 
 /// Records what ranks do together in one microbatch, in order of time: uses (and so gathers) of units in forward and
 /// backward, begin and end of a backward, and begin of a unit's reduction. A rank that has no batch does the same as
-/// the others by following it: all ranks wait for each other in this order (Engine::backward_nothing).
+/// the others by following this record: all ranks wait for each other in this order (Engine::backward_nothing).
 ///
 /// The latest microbatch that ended is kept. Events before its forward (evaluation) are left out if the microbatch ends
 /// like the one before; `forget` always leaves them out. Nothing is allocated once microbatches are alike.
@@ -30,7 +30,8 @@ class RoundLog {
     kEndOfLoss = -5,
   };
 
-  /// Sets the function that hears of events before they happen, until the microbatch ends, where ranks meet at each
+  /// Sets the function that is told of each event before it happens, until the microbatch ends. It is for ranks that
+  /// meet at each
   /// event. null: no function hears.
   void tell(std::function<void(int event)> told) { told_ = std::move(told); }
   /// This is called before this rank performs the event. Nothing is announced between the announcement of an end
@@ -40,7 +41,7 @@ class RoundLog {
     told_(event);
     if (event == kEnd || event == kEndOfLoss) ending_ = event;
   }
-  /// This is called when a backward has ended, and everything that it began.
+  /// This is called when a backward, and everything that it began, has ended.
   void end_round() {
     if (std::exchange(ending_, kGoesOn) == kEnd) told_ = nullptr;
   }

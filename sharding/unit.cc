@@ -198,7 +198,7 @@ void rebase(FlatParameter& parameter, const FlatGroup& group, std::int64_t offse
   const at::Tensor place = at::empty({0}, at::TensorOptions(scalar_type_of(group.dtype)).device(group.device))
                                .set_(c10::Storage(group.storage), offset, parameter.sizes, parameter.strides);
   if (parameter.tensor.is_meta()) {
-    // set_data refuses to change devices; nothing has used a deferred parameter yet.
+    // set_data refuses to change devices. This way is safe, since nothing has used a deferred parameter yet.
     parameter.tensor.unsafeGetTensorImpl()->shallow_copy_from(place.getIntrusivePtr());
   } else {
     parameter.tensor.set_data(place);

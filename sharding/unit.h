@@ -79,7 +79,7 @@ struct TensorStateMemory {
 ///   gradient [gradient_part]      fp32    sums over ranks and microbatches
 ///
 /// A part of shard, master and state may be offloaded (`parameters_below`, `records`); the pointers are then to the
-/// first elements, which are in memory. `engine/memory/state_views.h` reaches both.
+/// first elements, which are in memory. `engine/memory/state_views.h` reaches the part in memory and the offloaded one.
 ///
 /// All parts are extents of the same layout. Memory belongs to the engine's arenas.
 struct FlatGroup : GroupShape {
@@ -163,8 +163,8 @@ class Unit {
   std::int64_t gathered_bytes() const;
 
   /// Sets the keeper that brings this unit's values; null: its parameters are always there. If the keeper `lends`,
-  /// another unit gets their memory after use. A pointer is then given out only while the unit is pinned, to operators
-  /// and under Gathered guards, since nobody can know how long a program keeps a pointer.
+  /// another unit gets the memory of this unit's parameters after use. A pointer is then given out only while the unit
+  /// is pinned, to operators and under Gathered guards, since nobody can know how long a program keeps a pointer.
   void watch(UnitKeeper* keeper, bool lends = false);
   UnitKeeper* keeper() const { return keeper_; }
   /// The log of operators that read this unit, where nobody gathers it; null: there is no log.
@@ -247,7 +247,7 @@ Unit* unit_of(c10::StorageImpl& storage);
 
 /// Returns whether parameter `i` still lies where it belongs in its group's buffer.
 bool is_in_place(const FlatGroup& group, std::size_t i);
-/// Throws tessera::Error (64), naming the parameter, if the parameter does not lie there.
+/// Throws tessera::Error (64), naming the parameter, if is_in_place is false.
 void expect_in_place(const FlatGroup& group, std::size_t i);
 
 /// Moves `parameter` onto its group's storage at `offset` elements. It keeps its TensorImpl and autograd state. The

@@ -7,7 +7,8 @@ _STATUS = {"run": "passed", "fail": "failed", "notrun": "not run", "disabled": "
 
 
 def read(path):
-    """Returns [{"name", "status", "seconds", "message"}]: "passed", "failed", "skipped" or "not run"; no file, no tests."""
+    """Returns [{"name", "status", "seconds", "message"}]: "passed", "failed", "skipped" or "not run"; an empty list if
+    there is no file."""
     if not pathlib.Path(path).exists():
         return []
     return [_test(case) for case in ElementTree.parse(path).getroot().iter("testcase")]

@@ -97,7 +97,7 @@ def memory_meter(gpu):
 
 
 def train(launcher, contender, work, folder, limit_s, used_bytes):
-    """Returns the Run, and "device_bytes" among its facts. `used_bytes`: a function such as memory_meter."""
+    """Returns the Run, and "device_bytes" among its facts. `used_bytes`: what memory_meter returns."""
     sampler, before = PeakSampler(used_bytes, MEMORY_SAMPLE_SECONDS), used_bytes() if used_bytes else 0
     run = launcher.train(contender, work, folder, contender.ranks, limit_s, watch=used_bytes and (lambda pids: sampler))
     run.facts["device_bytes"] = sampler.peak - before if used_bytes else None
@@ -175,7 +175,7 @@ class GpuBenchmark(harness.Benchmark):
             say(f"optimizer, Tessera {case['name']}: {stats.median(case['samples_s']) * 1e3:.3f} ms")
 
     def _torch_optimizer(self, name, limit_s):
-        numel = 2**20 if self.options.quick else 2**30  # the numbers of `tessera bench optimizer --gpu`
+        numel = 2**20 if self.options.quick else 2**30  # as `tessera bench optimizer --gpu` has
         line = self._peer("optimizer.py", ["--contender", name, "--numel", numel], limit_s)
         self.add("optimizer", {"contender": name, "numel": numel, "bytes": line["bytes"]}, rounds_s=line["samples_s"])
         say(f"optimizer, PyTorch {name}: {stats.median(line['samples_s']) * 1e3:.3f} ms")

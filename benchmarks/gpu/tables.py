@@ -22,8 +22,8 @@ class GpuResults(Results):
 
 
 def _table(title, first, columns, rows):
-    """Returns a table. `rows`: (cells before the times, samples, function that makes the cells behind them from the
-    median, why there are no samples)."""
+    """Returns a table. `rows`: (cells before the times, samples, function from the median to the cells behind the
+    times, why there are no samples)."""
     cells = []
     for before, samples, behind, reason in rows:
         if samples:
@@ -63,8 +63,8 @@ def optimizer(results):
 
 
 def steps(results, work):
-    """The column "model FLOP/s" is works.flops_per_token times tokens a second. Its share is the share of the rate of the matrix product
-    in Limits."""
+    """The column "model FLOP/s" is works.flops_per_token times tokens a second. Its share is relative to the rate of
+    the matrix product in Limits."""
     gemm = results.rate("gemm")
     plain = results.samples("steps", work=work["name"], contender="torch_eager")
 
@@ -109,7 +109,7 @@ def ratios(results):
 
 
 def _ratio_row(results, what, peer, ours, target, theirs_s, ours_s, keys):
-    """Makes a row. `keys`: those of the tasks that would have given ours_s and theirs_s."""
+    """Makes a row. `keys`: those of the tasks that measure ours_s and theirs_s."""
     measured = ratio(theirs_s, ours_s)
     note = "" if measured else results.reason(keys[0] if not ours_s else keys[1])
     return [what, peer, ours, target, measured, reached(measured, target), note]

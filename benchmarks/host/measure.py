@@ -5,7 +5,7 @@
     benchmarks/run --only gpt_69m_fp32 optimizer    some works and sections
     benchmarks/run --peers torch                    without DeepSpeed, which needs benchmarks/setup
     benchmarks/run --disk /mnt/nvme0                the section "disk" on that disk in place of this folder's
-    benchmarks/run --only disk --add                into the results that are there, in place of what they have of it
+    benchmarks/run --only disk --add replaces the section "disk" of the present results
 
 Each round starts every contender anew, one after the other, with warm-up steps before the timed ones. Noise of the
 machine that lasts longer than a contender's turn hits all contenders. Before anything is timed, Tessera's strategies
@@ -62,7 +62,7 @@ QUICK = ("torch_alone", "torch_ddp", "torch_fsdp2", "deepspeed_zero3", "tessera_
 QUICK_IN_PYTHON = ("torch_fsdp2", "deepspeed_zero3", "python_full_shard", "python_full_shard_private")
 QUICK_CROWDED = ("tessera_full_shard",)
 QUICK_MEMORY, QUICK_MEMORY_OF_PYTHON = ("torch_fsdp2", "deepspeed_zero3", "tessera_full_shard"), ("python_full_shard",)
-QUICK_WITHOUT = ("step", "memory", "overhead")  # tables that `tessera bench` makes by itself, which tests/app tests
+QUICK_WITHOUT = ("step", "memory", "overhead")  # tables that only `tessera bench` makes; tests/app tests them
 EXIT_STOPPED = 70
 
 
@@ -108,7 +108,7 @@ class HostBenchmark(harness.Benchmark):
             self.note("not_run", "python/package", "one Python model", "this build does not have the Python package")
 
     def those(self, options, work):
-        """Returns the contenders of a work that take part."""
+        """Returns the contenders of a work that take part in this run."""
         quick = {"python": QUICK_IN_PYTHON, "crowded": QUICK_CROWDED}.get(work.name, QUICK)
         some = quick if options.quick == "some" else work.contenders
         return [contender for contender in named(work.contenders) if contender.family in self.families and contender.name in some]
@@ -174,7 +174,7 @@ class HostBenchmark(harness.Benchmark):
         say(f"{when}, {contender.label}: {stats.median(samples):.4f} s a step")
 
     def _time_crowded(self):
-        """Times the same cores with more and more ranks."""
+        """Times steps on the same cores with more and more ranks."""
         for count in CROWDED_RANKS[:{"some": 1, "all": 2}.get(self.options.quick)]:
             for contender in self.those(self.options, self.crowd):
                 self._time(self.crowd, contender, count, {"ranks": count}, f"{count} ranks")

@@ -29,8 +29,8 @@ _SHARING = ("With ranks of one host sharing one copy of the parameters nothing i
 
 
 def _family_of(contender):
-    """Returns the family of a contender outside the steps of training. All contenders but those of DeepSpeed are drawn
-    as those of PyTorch."""
+    """Returns the family of a contender in charts other than those of training steps. All contenders but those of
+    DeepSpeed are drawn as those of PyTorch."""
     return next((family for family in ("tessera", "deepspeed") if contender.startswith(family)), "torch")
 
 
@@ -99,7 +99,8 @@ class Page:
         return f"{self.names(measure)}, {of}, beside {self.names(peer)}"
 
     def _summary_table(self, rows):
-        """Makes a row a comparison and a column a work; a cell has the ratio, and the target if there is one."""
+        """Makes a table with one row for each comparison and one column for each work. A cell has the ratio, and the
+        target if there is one."""
         lines = []
         for title, measure, peer, ours in targets.SUMMARY:
             key = [measure, self.results.label(peer), self.results.label(ours)]
@@ -204,7 +205,8 @@ class Page:
                 "Tessera’s bf16 has fp32 masters too.</p>" + "".join(parts) if any(parts) else "")
 
     def _parameter_bars(self, title, table):
-        """Shows steps that differ in their numbers of parameters, as bars and as the table."""
+        """Shows optimizer steps with different numbers of parameters: as bars of the time per parameter, and as the
+        table."""
         rows = []
         for row in table["rows"]:
             of = dict(zip(table["columns"], row))
@@ -219,7 +221,7 @@ class Page:
         table = tables.collectives(self.results)
         parts = []
         for collective in ("all_reduce", "reduce_scatter", "all_gather"):
-            # The order is fixed, so that a name has the same line in every chart.
+            # The order is fixed, so that a name has the same line style in every chart.
             series = {label: [] for label in _CURVES.values()}
             for contender, name, memory, dtype, size, *_, rate, _ in table["rows"]:
                 if name == collective and dtype not in ("bf16", "fp16") and size > 0:
@@ -327,6 +329,6 @@ class Page:
 
 
 def write(data, folder, _name=None):
-    """Writes one CSV a table that has rows, and index.html."""
+    """Writes one CSV file for each table that has rows, and index.html."""
     all_tables.write_csv(tables.all_tables(tables.HostResults(data)), folder)
     (folder / "index.html").write_text(Page(data).text())

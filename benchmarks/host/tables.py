@@ -47,7 +47,8 @@ def _flat(rounds):
 
 
 def _a_parameter(entry, what="rounds_s"):
-    """Returns the samples of an entry with "numel", so that the numbers of parameters need not be the same."""
+    """Returns the samples of an entry divided by its "numel", so that entries with different numbers of parameters
+    compare."""
     return [sample / entry["numel"] for sample in _flat(entry.get(what, []))]
 
 
@@ -98,7 +99,7 @@ def python(results):
 
 
 def crowded(results):
-    """Makes the table of ranks that outnumber the cores; by contender, fewest ranks first."""
+    """Makes the table of runs with more ranks than cores, by contender, the fewest ranks first."""
     order, rows, fewest = list(results.contenders), [], {}
     for entry in sorted(results.entries("steps", work="crowded"),
                         key=lambda entry: (order.index(entry["contender"]), entry["ranks"])):
@@ -201,7 +202,7 @@ def _quantiles(samples):
 
 
 def buckets(results):
-    """Makes one row a model and bucket; the row without bucket_bytes has one collective a tensor."""
+    """Makes one row for each model and bucket; the row without bucket_bytes has one collective for each tensor."""
     rows = [[study["model"], entry["bucket_bytes"], entry["collectives"], *_quantiles(entry["samples_s"]),
              stats.median(entry["communication_s"]),
              study["alpha_s"] * entry["collectives"] + study["beta_s_per_byte"] * study["gradient_bytes"],

@@ -34,7 +34,7 @@ class Skipped(BaseException):
 
 
 def lab(hosts, ranks_per_host, rate, timeout_s, command, more=None):
-    """Runs `command` once a rank on hosts of its own, which are gone afterwards, with `more` in the environment;
+    """Runs `command` once a rank on hosts that are made for it and removed afterwards, with `more` in the environment;
     returns (code, output, errors)."""
     words = [sys.executable, NET_LAB, "run", "--hosts", hosts, "--rate", rate, "--ranks-per-host", ranks_per_host,
              "--timeout", f"{timeout_s:.0f}", "--", *command]
@@ -42,7 +42,7 @@ def lab(hosts, ranks_per_host, rate, timeout_s, command, more=None):
     process = subprocess.Popen([str(word) for word in words], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
                                stderr=subprocess.PIPE, text=True, env=environment)
     try:
-        # The command ends by itself. The minute is for making and removing hosts.
+        # The command ends by itself. The other 60 s are for making and removing hosts.
         output, said = process.communicate(timeout=timeout_s + 60)
     except subprocess.TimeoutExpired:
         raise Failed(f"the hosts were not removed {timeout_s + 60:.0f} s after they were asked for") from None
@@ -77,7 +77,8 @@ class LabLauncher(Launcher):
         self.rate = "unlimited"
 
     def timeout_s(self):
-        """Returns several times the time that the slowest contender should need, with two cores that others use too."""
+        """Returns several times the time that the slowest contender should need on two cores that other processes use
+        too."""
         steps = self.work.warm_up + self.work.steps
         busy = self.hosts * self.ranks_per_host / len(os.sched_getaffinity(0))
         wire = 8 * 4 * self.work.parameters() / (bits_per_s(self.rate) or 1e10)
@@ -85,8 +86,8 @@ class LabLauncher(Launcher):
 
     def measure(self, contender, rate, side_by_side=1):
         """Returns {"samples_s", "losses", "link_bytes"}: seconds of the timed steps, losses of all steps, and {"sent",
-        "received"} of the busiest host in a timed step; null for a rank alone. `side_by_side`: how many ranks train where each
-        is alone; the seconds are then those of all of them."""
+        "received"} of the busiest host in a timed step; null for a rank alone. `side_by_side`: how many lone ranks
+        train at the same time; the seconds are then those of all of them."""
         self.rate = rate
         with _folder() as folder:
             run = self.train(contender, self.work, folder, side_by_side if contender.alone else 1, self.timeout_s())
@@ -125,8 +126,8 @@ class LabLauncher(Launcher):
             return found
 
     def profile(self, contender):
-        """Returns the text that `tessera train --profile` writes. As many ranks as all hosts have run side by side, each alone, since the
-        hosts share one machine's cores and memory; the text is that of one of them."""
+        """Returns the text that `tessera train --profile` writes. It runs as many lone ranks side by side as all hosts
+        have together, since the hosts share one machine's cores and memory. The text is that of one of them."""
         more = {key: value for key, value in contender.more.items() if key in ("units", "optimizer")}
         alone = dataclasses.replace(contender, more=more, group="alone")
         self.rate = "unlimited"

@@ -8,8 +8,8 @@
 Hosts and their links are those of scripts/net_lab: Tessera and its peers take each other's ranks for those of other
 machines. Each round starts every contender anew, one after the other, on hosts made for it, with warm-up steps before
 the timed ones; each round begins with another contender. What fails or does not end in time is listed with its reason,
-and the rest goes on. A contender that failed twice at a rate is not tried there again. Results are written after every
-round. The binary is build/release/app/tessera, or TESSERA_BIN.
+and the other tasks still run. A contender that failed twice at a rate is not tried there again. Results are written
+after every round. The binary is build/release/app/tessera, or TESSERA_BIN.
 
 It exits with 1 if something failed, 69 without the binary, 77 where this machine cannot make hosts.
 

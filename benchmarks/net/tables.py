@@ -31,8 +31,8 @@ class NetResults(Results):
         return {run["round"]: stats.median(run["samples_s"]) for run in self.rounds(rate, name)}
 
     def alone(self, rate, name):
-        """Returns {round: seconds} of the contender whose rank alone computes the same. DeepSpeed and a Python model run on
-        PyTorch."""
+        """Returns {round: seconds} of the contender that computes the same on one rank alone. DeepSpeed and a Python
+        model run on PyTorch."""
         return self.seconds(rate, "tessera_alone" if CONTENDERS[name].family == "tessera" else "torch_alone")
 
     def exposed(self, rate, name):

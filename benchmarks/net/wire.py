@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
 """Measures the bytes a second of one TCP connection between the first two hosts of scripts/net_lab. It uses the
-standard library only. Started once a host; the first two ranks print a JSON line each, the others nothing:
+standard library only. It is started once on each host; the first two ranks print a JSON line each, the others nothing:
 
     {"rank", "one_way", "both_ways"}     bytes a second that this rank received; one_way: rank 0's, null for rank 1
 
-It measures one way, then both ways at once: collectives send and receive together. The receiver's clock counts, from
-the first bytes on, so what sockets and queues hold when the sender stops is counted.
+It measures one way, then both ways at once: collectives send and receive together. The receiver measures the time, from
+the first bytes on, so bytes that sockets and queues hold when the sender stops count too.
 """
 
 import argparse

@@ -23,7 +23,8 @@ ADAMW = dict(lr=3e-4, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.01)
 
 
 class Ranks:
-    """This rank's place, from the environment. If the environment says nothing, there is one rank."""
+    """This rank's number and the number of ranks, from the environment. If the environment says nothing, there is one
+    rank."""
 
     def __init__(self):
         self.rank = int(os.environ.get("RANK", "0"))

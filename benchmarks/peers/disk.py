@@ -70,7 +70,7 @@ class DeepSpeedAio:
 
     SETTINGS = [{"block": block, "depth": depth, "threads": threads} for block, depth, threads in
                 itertools.product((MIB, 8 * MIB), (8, 32), (1, 2))]
-    PIECE = 64 * MIB  # bytes that one call moves: a parameter of 16 million fp32
+    PIECE = 64 * MIB  # bytes that one call moves: a parameter of 16 million fp32 values
 
     def __init__(self, file, size, settings):
         from deepspeed.ops.op_builder import AsyncIOBuilder
@@ -125,7 +125,7 @@ def passes(contender, settings, file, size, rounds):
 
 
 def best_settings(contender, file, size):
-    """Returns the settings of the sweep with the least time for one pass of each kind together."""
+    """Returns the settings of the sweep whose passes of all kinds together take the least time."""
     def seconds(settings):
         return sum(kind["samples_s"][0] for kind in passes(contender, settings, file, size, rounds=1).values())
     return min(contender.SETTINGS, key=seconds)

@@ -9,7 +9,7 @@
     deepspeed_chain_bf16  chain_bf16 with DeepSpeedCPUAdam on the masters
 
 With `--isa avx2` nothing wider than AVX2 is used: PyTorch chooses so, and DeepSpeed's operator is compiled again for
-it, with its extensions in a folder beside.
+it, with its extensions in another folder.
 
 Prints one JSON line: {"numel", "bytes", "samples_s": [...]}. bytes: what the passes of the contender read and write.
 """
@@ -75,7 +75,7 @@ def chain(device, numel, make_optimizer=torch_adamw):
         scaler.update()
         parameter.copy_(master.detach())
 
-    # cast 2 + 4, unscale 4 + 4, norm 4, clip 4 + 4, the fused pass, copy 4 + 2
+    # Bytes per element, read + written: cast 2 + 4, unscale 4 + 4, norm 4, clip 4 + 4, the fused pass, copy 4 + 2
     return (24 + 8 * device.on_gpu + FUSED_PASS * 4) * numel, step
 
 

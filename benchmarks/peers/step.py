@@ -6,10 +6,10 @@
     ddp                 eager in DistributedDataParallel
     ddp_fp16            with PyTorch's hook that sends gradients in fp16
     ddp_power_sgd       with PyTorch's hook for PowerSGD of rank 4
-    fsdp2               fully_shard a block, and the rest as the root; fp32 shards where parameters are bf16
-    fsdp2_no_reshard    the same; parameters stay gathered from forward to backward
-    fsdp2_host          the same with CPUOffloadPolicy: shards, gradients and moments in the host's memory
-    zero1, zero2, zero3 DeepSpeed's stages over Gloo, with its own CPU Adam. It wants DS_ACCELERATOR=cpu, and `ninja`
+    fsdp2 fully_shard for each block, and the rest as the root; fp32 shards where parameters are bf16 fsdp2_no_reshard
+    the same; parameters stay gathered from forward to backward fsdp2_host the same with CPUOffloadPolicy: shards,
+    gradients and moments in the host's memory zero1, zero2, zero3 DeepSpeed's stages over Gloo, with its own CPU Adam.
+    It wants DS_ACCELERATOR=cpu, and `ninja`
                         and `g++` where its operator has not been compiled (benchmarks/setup does that)
     no_shard, full_shard, full_shard_private
                         Tessera's package, which must be importable: built (launch.py puts the build's folder on the
@@ -42,7 +42,7 @@ from memory import PeakSampler  # noqa: E402  (common says where it is)
 from on_device import Device  # noqa: E402
 
 POWER_SGD_RANK = 4
-POWER_SGD_START = 2  # the earliest step that its warm start allows
+POWER_SGD_START = 2  # the earliest step at which PyTorch's hook may start PowerSGD with a warm start
 ONE_BUCKET_MB = 1 << 14  # one bucket: with several, the hook loses its state in every step over Gloo
 DDP = ("ddp", "ddp_fp16", "ddp_power_sgd")
 ZERO = ("zero1", "zero2", "zero3")
@@ -70,7 +70,7 @@ def sharded(model, options, ranks):
     reshard = {"reshard_after_forward": options.contender != "fsdp2_no_reshard"}
     for unit in model.units():
         fully_shard(unit, **arguments, **reshard)
-    # The root is gathered again in backward on the CPU, as for all figures so far.
+    # The root is gathered again in backward on the CPU, as in all earlier results.
     fully_shard(model, **arguments, **(reshard if options.device == "cpu" else {}))
     return model
 
@@ -116,7 +116,8 @@ class Trainer:
 
     @torch.no_grad()
     def _update(self):
-        # All tensors in a few launches: on a GPU one launch a tensor would cost the plain module more than Adam does.
+        # All tensors are updated in a few launches: on a GPU one launch a tensor would cost the plain module more than
+        # Adam does.
         for master in self.masters:
             if master.grad is None:
                 master.grad = torch.empty_like(master)
@@ -131,7 +132,8 @@ class Trainer:
 
 
 def deepspeed_step(model, options):
-    """Makes DeepSpeed's step by its defaults, but for buckets: 5e8 elements are 2 GB, more than these models have."""
+    """Makes DeepSpeed's step by its defaults, except for buckets: the default of 5e8 elements is 2 GB, more than these
+    models have."""
     import deepspeed
     from deepspeed.ops.adam import DeepSpeedCPUAdam
     bucket = min(sum(parameter.numel() for parameter in model.parameters()), int(5e8))
@@ -154,7 +156,7 @@ def tessera_step(model, options):
 
 
 def engine_step(engine, forward):
-    """Makes a step of an engine that has the backward and the update of PyTorch's loop."""
+    """Makes a step of forward, the engine's backward and the engine's update."""
     def step(tokens, targets):
         loss = forward(tokens, targets)
         engine.backward(loss)

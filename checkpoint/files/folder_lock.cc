@@ -60,7 +60,7 @@ absl::StatusOr<FolderLock> FolderLock::take(const std::string& path, const std::
                        .folder = std::filesystem::path(path).parent_path().string(),
                        .error = -got});
   FolderLock lock(got);
-  // The text is written anew, so the file must have no other name that would show it.
+  // This writes over the file's text, so the file must have no other name (hard link).
   struct stat info {};
   if (::fstat(got, &info) != 0 || !S_ISREG(info.st_mode) || info.st_nlink > 1)
     return make_error(ExitCode::kCannotCreate,

@@ -14,7 +14,8 @@ class FolderLock {
  public:
   /// Makes the file if it is not there, and locks it. `does`: what the holder does, for the message of others, such as
   /// "another process saves a checkpoint to /runs/a now". If locks are not available, as on some network file systems,
-  /// it warns and goes on. Errors: 69 another process still holds it after `patience`; 73, 77, 71, 74.
+  /// it warns and goes on. Errors: 69 if another process still holds it after `patience`; 73 if it cannot be created;
+  /// 77 without permission; 71 without free descriptors or memory; 74 if a call fails for another reason.
   static absl::StatusOr<FolderLock> take(const std::string& path, const std::string& does, const std::string& who,
                                          std::chrono::milliseconds patience = {});
   FolderLock() = default;

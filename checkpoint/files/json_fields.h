@@ -17,7 +17,7 @@ namespace tessera {
 /// and checks once.
 class JsonFields {
  public:
-  /// `file` stands in front of messages, `place` is the object's JSON pointer. `node`, `file` and `status` must outlive
+  /// `file` is the prefix of messages, `place` is the object's JSON pointer. `node`, `file` and `status` must outlive
   /// this.
   JsonFields(const JsonNode& node, const std::string& file, std::string place, absl::Status& status);
 

@@ -14,11 +14,11 @@ namespace tessera {
 /// a device is an error at once. The user vouches for the folder that was named, which may be a link or lie behind one.
 /// None of the `parts` of the path below it may be a link. It is move-only.
 ///
-/// Errors, with `who` and the file in front: 66 missing, 77, 71; 65 a link or no regular file; 74 a failed read, or an
-/// end before the bytes that were wanted.
+/// Errors, with `who` and the file in front: 66 if it is missing; 77 without permission; 71 without free descriptors or
+/// memory; 65 if it is a link or no regular file; 74 if a read fails or the file ends before the wanted bytes.
 class RegularFile {
  public:
-  /// Opens the file. `who` stands in front of messages: "rank 0". `parts`: how many parts at the end of `path` must not
+  /// Opens the file. `who` is the prefix of messages: "rank 0". `parts`: how many parts at the end of `path` must not
   /// be links, 1 or more.
   static absl::StatusOr<RegularFile> open(const std::string& path, const std::string& who, int parts = 1);
   RegularFile(RegularFile&& other) noexcept;

@@ -37,7 +37,7 @@ class PinnedBlocks {
 
   /// Takes the smallest free block that is large enough, or a new one of `bytes` bytes. Its last copy may still be
   /// under way. Throws tessera::Error (71) if the host does not have that much pinned memory. REQUIRES: the kernels
-  /// live.
+  /// still exist.
   Block take(std::size_t bytes) {
     auto best = idle_.end();
     for (auto block = idle_.begin(); block != idle_.end(); ++block) {
@@ -104,8 +104,8 @@ class DeviceActivations : public ActivationTier {
     const at::Tensor memory = bytes_on(device_.device, value.phase + value.bytes);
     const DeviceKernels::UploadPiece piece[] = {
         {static_cast<std::byte*>(memory.mutable_data_ptr()) + value.phase, value.block.memory.get(), value.bytes}};
-    // The copy comes after work that still uses the memory that the allocator has just given out, and after a copy
-    // out that was joined.
+    // The copy waits for work that still uses the memory that the allocator has just given out, and for a copy out that
+    // was joined.
     const std::unique_ptr<DeviceKernels::Mark> now = kernels_->mark();
     value.block.last = kernels_->upload(piece, now.get());
     value.coming = {memory.storage(), value.phase};

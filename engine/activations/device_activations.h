@@ -11,16 +11,16 @@
 namespace tessera {
 
 // The two tiers for activations of a GPU. Both bring values through pinned memory of the host, by copies on streams of
-// their own beside the computation; it is taken as it is needed and used again for values that are no larger, so a
-// steady loop takes none. Both use the accelerator's kernels until `close`.
+// their own beside the computation; this memory is taken as it is needed and used again for values that are no larger,
+// so a steady loop takes none. Both use the accelerator's kernels until `close`.
 
 /// Keeps activations in pinned memory of the host (`"offload.activations"`: `"host"`). No call but `close` waits for
 /// the device.
 ///
-/// **Out.** The tensor's storage is held until the copy out has been joined. After that, later work in the freed memory
-/// is ordered after the copy. No more than `queue_depth` copies are on their way out; the next `put` joins the oldest.
-/// **Back.** `get` joins the copy back, and begins those of the `queue_depth` values that were put before it. Each copy
-/// takes device memory when it begins.
+/// **Out.** The tensor's storage is held until the copy out has been joined (DeviceKernels::Mark::join). After that,
+/// later work in the freed memory is ordered after the copy. No more than `queue_depth` copies are on their way out;
+/// the next `put` joins the oldest. **Back.** `get` joins the copy back, and begins those of the `queue_depth` values
+/// that were put before it. Each copy takes device memory when it begins.
 std::unique_ptr<ActivationTier> host_activations(const Accelerator& accelerator, const OffloadConfig& offload,
                                                  int rank);
 

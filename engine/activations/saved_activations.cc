@@ -25,7 +25,7 @@ namespace {
 // This file works as follows. LibTorch's hooks (Hooks, one per saved tensor) ask the Store, which the hooks and the
 // SavedActivations share. Store::put decides whether a tensor is offloaded, and which bytes of its storage go to the
 // tier; a Put stands for those bytes, and later tensors in them share it. Store::get looks for the bytes in the
-// original storage, then in the one that the last reading returned, and only then reads the tier. The Store holds
+// original storage, then in the storage that the last `get` returned, and only then reads the tier. The Store holds
 // storages weakly, so memory is freed with its last user; ~Put drops the bytes from the tier.
 
 using WeakStorage = c10::weak_intrusive_ptr<c10::StorageImpl>;
@@ -61,7 +61,7 @@ class SavedActivations::Store : public std::enable_shared_from_this<SavedActivat
     ~Put() { store->drop(*this); }
     std::shared_ptr<Store> store;
     ActivationTier::Id id = 0;
-    WeakStorage original;  ///< keeps the StorageImpl's address from being given out again, but holds no memory
+    WeakStorage original;  ///< weak, so the memory can be freed, but the StorageImpl's address is not reused
     std::uint32_t version = 0;
     ByteRange range;  ///< the bytes' place in `original`
     // The store's mutex guards these two.

@@ -15,7 +15,7 @@ namespace tessera {
 /// the count of steps that the schedule follows is that of all workers.
 class AsynchronousStep final : public LoneStep {
  public:
-  /// Takes the arguments of LoneStep. Refers to `common`.
+  /// Takes the arguments of LoneStep. It keeps a reference to `common`.
   AsynchronousStep(const StepContext& context, GradientNorm& norm, PushedParameters& common)
       : LoneStep(context, norm, common), common_(common) {}
 

@@ -9,10 +9,10 @@
 namespace tessera {
 
 /// A step that sums the gradients of the ranks that come first ("sync" backups): loss, norm, clipping and skipped steps
-/// are those of these ranks together. A rank that comes later drops its gradients, and goes on behind the newest step.
+/// are those of these ranks together. A rank that comes later drops its gradients, and continues after the newest step.
 class BackedUpStep final : public LoneStep {
  public:
-  /// Takes the arguments of LoneStep. Refers to `gradients`.
+  /// Takes the arguments of LoneStep. It keeps a reference to `gradients`.
   BackedUpStep(const StepContext& context, GradientNorm& norm, FirstGradients& gradients);
 
   void run(const LocalStep& local, StepResult& result) override;

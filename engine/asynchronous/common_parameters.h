@@ -32,8 +32,9 @@ struct GradientAges {
 /// The numbers with which a push applies its gradients.
 struct PushRates {
   UpdateRates rates;           ///< its gradient_scale does not take age into account yet
-  std::span<const char> used;  ///< [trainable parameter, in unit, group, layout order]: has a gradient of this rank
-  // A server has no copy of these numbers of the rule; who applies gradients here reads them from the rule itself.
+  std::span<const char> used;  ///< [trainable parameter, by unit, group, layout]: whether this rank has its gradient
+  // A server needs these numbers of the rule, since it has no copy of them. A rank that applies gradients itself reads
+  // them from the rule.
   std::span<const double> learning_rates = {};  ///< LearningRates::all
   std::span<const double> options = {};         ///< UpdateOptions::all
 };
@@ -50,7 +51,7 @@ struct PushRates {
 /// | FirstGradients | backups       | a copy of its own, pulled    | that of the ranks that came first, in their sum |
 class CommonParameters {
  public:
-  /// Refers to `board`.
+  /// Keeps a reference to `board`.
   explicit CommonParameters(PeerBoard& board) : board_(board) {}
   virtual ~CommonParameters() = default;
   CommonParameters(const CommonParameters&) = delete;
@@ -61,18 +62,19 @@ class CommonParameters {
   /// Returns the bytes that this rank has beside TrainingMemory (MemoryCategory::kOptimizer).
   virtual std::int64_t memory_bytes() const = 0;
   /// Shares this rank's parameters and states with all ranks after they were written. They are the same on all ranks,
-  /// or right at least in each rank's own part. It is collective.
+  /// or at least correct in each rank's own part. It is collective.
   virtual void adopt() = 0;
-  /// Joins the states of all ranks to one, and returns once each of them sees it. It is collective.
+  /// Merges the states of all ranks into one, and returns once every rank sees the result. It is collective.
   virtual void bring_together() = 0;
-  /// Returns how often each parameter of a group was updated, as this rank's part of a checkpoint has it. REQUIRES: no
+  /// Returns how often each parameter of a group was updated, as this rank writes it into a checkpoint. REQUIRES: no
   /// rank pushes.
   virtual std::span<std::int64_t> counts(const FlatGroup& group) = 0;
-  /// Makes what was written into `counts` count, after a checkpoint was loaded. It is collective.
+  /// Puts the counts that were written into `counts` into effect, after a checkpoint was loaded. It is collective.
   virtual void share_counts() { board_.meet("counts of steps"); }
   /// Returns the seconds so far in which this rank waited for others or copied from them.
   virtual double communication_seconds() const = 0;
-  /// Returns this where a rank computes with a copy that it pulls; null where it computes with what all write to.
+  /// Returns `this` where a rank computes with a copy that it pulls; null where it computes with the values that all
+  /// ranks write.
   virtual PulledParameters* pulled() { return nullptr; }
 
  protected:

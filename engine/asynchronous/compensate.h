@@ -26,7 +26,7 @@ constexpr float kMeanSquareEpsilon = 1e-7F;
 void compensate(float* gradients, std::int64_t n, float scale, const DelayCompensation& with);
 
 /// Compensates as `compensate` does, but with lambda / sqrt(mean + kMeanSquareEpsilon) in place of lambda, once the
-/// mean has moved.
+/// mean is updated.
 void compensate_adaptively(float* gradients, std::int64_t n, float scale, const DelayCompensation& with,
                            const MeanSquares& squares);
 

@@ -13,7 +13,8 @@
 namespace tessera {
 namespace {
 
-/// A turn is a number: the steps that are over, and in its lowest 16 bits the ranks that take part in the next step.
+/// A turn is a number: the count of steps that are over, and in its lowest 16 bits how many ranks have joined the next
+/// step.
 constexpr int kRankBits = 16;
 std::int64_t completed_of(std::uint64_t turn) { return static_cast<std::int64_t>(turn >> kRankBits); }
 std::int64_t joined_of(std::uint64_t turn) { return static_cast<std::int64_t>(turn & ((1U << kRankBits) - 1)); }
@@ -28,8 +29,9 @@ struct alignas(128) FirstGradients::Control {
   std::atomic<std::int64_t> dropped, applied, samples;
 };
 
-/// The numbers of the first line are the latest steps in which the rank takes part, has summed its shards, and has
-/// updated them. It writes the other fields before a number; ranks of the same step read them after it.
+/// `joined`, `summed` and `updated` are the latest steps in which the rank takes part, has summed its shards, and has
+/// updated them. A rank writes the other fields before one of these numbers; other ranks of the step read the number
+/// first.
 struct alignas(128) FirstGradients::Entry {
   std::atomic<std::int64_t> joined, summed, updated;
   double loss, weight;
@@ -197,7 +199,8 @@ void FirstGradients::read(int rank) {
   for (std::size_t i = 0; i < used.size(); ++i) agreed_.used[i] |= used[i];
 }
 
-/// All ranks of the step throw. A rank that came too late would wait for them.
+/// All ranks of the step throw. A rank that came too late would wait for them, so each of them says first that it has
+/// failed.
 void FirstGradients::check_numbers(const LocalStep& own) {
   const std::uint64_t digest = digest_of_numbers(own.rates, own.options);
   for (const int q : members_) {
@@ -253,7 +256,7 @@ void FirstGradients::adopt() {
   shards_.adopt();
 }
 
-/// No step is under way between the barrier at its beginning and the last barrier of `shards_.bring_together`.
+/// No step is under way between this function's first barrier and the last barrier of `shards_.bring_together`.
 void FirstGradients::bring_together() {
   board_.meet("ranks with backups come together");
   const std::int64_t now = completed();

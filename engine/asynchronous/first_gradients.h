@@ -34,7 +34,7 @@ namespace tessera {
 ///
 /// Invariants:
 ///  1. Shards change between the moment at which the last rank that takes part has come and the step's end, and at no
-///     other time. So gradients that count were made with the values of one version: a rank that takes part in a step
+///     other time. Gradients that count were thus made with the values of one version: a rank that takes part in a step
 ///     began after the step before it.
 ///  2. Sums go in the pairwise tree over the ranks that take part, in rank order. If all take part, a step has the bits
 ///     of a step that ranks make together.
@@ -57,9 +57,9 @@ class FirstGradients final : public CommonParameters {
 
   /// Returns how many ranks take part in a step.
   std::int64_t ranks_of_a_step() const { return needed_; }
-  /// Offers this rank's gradients to the step behind the one that it knows, which messages call `step`. `used`:
-  /// [trainable parameter] whether they have the parameter. Returns false where they come too late; else returns true
-  /// once the step has enough.
+  /// Offers this rank's gradients to the step after the latest one that this rank knows; messages call it `step`.
+  /// `used`: [trainable parameter] whether the parameter has a gradient of this rank. Returns false where the gradients
+  /// come too late; else returns true once enough ranks take part.
   bool offer(std::int64_t step, const LocalStep& own, std::span<const char> used);
   /// Adds up the data of the step's ranks. The result is the same on all of them, and valid until the next call.
   const AgreedStep& sum(const LocalStep& own);
@@ -78,7 +78,8 @@ class FirstGradients final : public CommonParameters {
 
   /// Returns how many times ranks have dropped their gradients so far, all ranks together.
   std::int64_t dropped() const;
-  /// Returns what the latest step that this rank knows has left. After `miss` a step that is about to end may be in it.
+  /// Returns the counts after the latest step that this rank knows. They may include a step that is about to end, after
+  /// `miss`.
   const Counts& done() const { return done_; }
   void set_done(const Counts& counts);
   /// Returns the steps that this rank has skipped in `bring_together` since the last call.
@@ -119,7 +120,7 @@ class FirstGradients final : public CommonParameters {
 
   OwnedShards shards_;
   const std::int64_t backups_, needed_;
-  const std::int64_t gradient_bytes_;  ///< from one rank's gradients to those of the next
+  const std::int64_t gradient_bytes_;  ///< distance in bytes from one rank's gradients to those of the next
   NormTotals totals_;
   std::vector<std::vector<Part>> parts_;  ///< [owner]: in the order of groups
   std::size_t parameters_ = 0;            ///< number of trainable parameters

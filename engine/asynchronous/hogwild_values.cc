@@ -76,7 +76,7 @@ GradientAges HogwildValues::push(const ElementUpdate& rule, const PushRates& wit
   for (const Group& group : groups_) {
     const auto used = with.used.subspan(group.first_parameter, group.flat->parameters.size());
     if (std::ranges::find(used, char{1}) == used.end()) continue;
-    // Each rank begins at its own part, so that they do not all write the same lines.
+    // Each rank begins at its own part, so that they do not all write the same cache lines.
     const std::size_t pieces = group.pieces.size(), first = static_cast<std::size_t>(board_.rank());
     for (std::size_t k = 0; k < pieces; ++k)
       update(group, group.pieces[(first + k) % pieces], rule, {with.rates, used});

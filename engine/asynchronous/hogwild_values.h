@@ -38,7 +38,7 @@ namespace tessera {
 class HogwildValues final : public PushedParameters {
  public:
   /// Units have their first values, in memory that all ranks of `board` map. Makes the states, which are zeros, and
-  /// points each group's states at this rank's own. Refers to all arguments. It is collective.
+  /// points each group's states at this rank's own. It keeps references to all arguments. It is collective.
   HogwildValues(const std::vector<std::unique_ptr<Unit>>& units, const MemoryPlan& plan, PeerBoard& board);
 
   /// Returns the bytes of this rank's states, or of its part of the shared states.
@@ -46,7 +46,8 @@ class HogwildValues final : public PushedParameters {
   /// The age is the number of steps that other ranks have made since this rank's last one.
   GradientAges push(const ElementUpdate& rule, const PushRates& with) override;
   void skip() override;
-  /// All ranks have the values already. Where each rank has states of its own, all ranks get each rank's part.
+  /// All ranks have the values already. Ranks with states of their own copy from every other rank that rank's part of
+  /// the states.
   void adopt() override;
   /// Where each rank has states of its own, makes them the mean over the ranks that have updated the parameter, and
   /// gives all ranks the largest of each count.

@@ -36,7 +36,7 @@ class LoneStep : public Step {
   std::int64_t applied() const override { return applied_; }
   std::int64_t samples_seen() const override { return samples_; }
   StepProgress progress() const override;
-  /// It is collective: no rank goes on before all have their counts.
+  /// It is collective: no rank continues before all have their counts.
   void resume(const StepProgress& progress) override;
   double communication_seconds() const override { return common_.communication_seconds(); }
 
@@ -44,7 +44,7 @@ class LoneStep : public Step {
   /// `context.axes` are those of this rank alone. `norm` sees the gradients that `context.reducer` makes.
   LoneStep(const StepContext& context, GradientNorm& norm, CommonParameters& common);
 
-  /// Returns `local` with the loss so far and the numbers of the rule. The loss begins anew.
+  /// Returns `local` with the loss so far and the numbers of the rule. The loss so far is set back to 0.
   LocalStep told_of(const LocalStep& local);
   /// Returns the numbers by which this rank alone would decide. It reads all gradients.
   const AgreedStep& decide_alone(const LocalStep& told);

@@ -24,7 +24,7 @@ struct alignas(128) OwnedShards::Shard {
 
   pthread_mutex_t mutex;
   std::int64_t version;              ///< pushes applied
-  std::atomic<std::int64_t> played;  ///< pushes and pulls, where an order is played
+  std::atomic<std::int64_t> played;  ///< pushes and pulls so far, where a recorded order is replayed
   std::atomic<int> holder;           ///< 1 + the rank that holds the mutex, for messages; it stays if that rank ends
 };
 
@@ -155,7 +155,7 @@ void OwnedShards::read_turns() {
 }
 
 /// Takes memory for this rank's part of a group, and makes a view of each owner's part. All owners' parts lie at the
-/// same place of their memory.
+/// same offset in their memory.
 void OwnedShards::place(FlatGroup& flat, const MemoryPlan& plan) {
   std::byte* const values = memory_.take(flat.optimizer_part.numel * 4);
   const bool is_adaptive = config_.delay_compensation.adaptive;
@@ -231,7 +231,7 @@ void OwnedShards::pull_unit(const Unit& unit) {
   }
 }
 
-/// An order that is played already contains the effect of such waits.
+/// A recorded order that is replayed already contains the effect of such waits.
 void OwnedShards::wait_for_the_slowest(const Unit& unit) {
   if (!config_.max_staleness || !turns_.empty()) return;
   const std::int64_t least = step() - 1 - *config_.max_staleness;

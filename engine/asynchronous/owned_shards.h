@@ -21,11 +21,10 @@
 namespace tessera {
 
 /// The parameters that asynchronous ranks train together: fp32 values and optimizer states, cut over the ranks as
-/// SHARD_OPTIMIZER cuts them. Rank q owns the q-th part of each flat group: the part counts in its plan, and a
-/// checkpoint gets it from there. All parts lie in memory that all ranks map, so whoever pushes a gradient does the
-/// owner's work itself, in the owner's memory: it applies the rule while it holds the shard's lock. A rank that
-/// computes, or is stopped while it does, holds nobody up. Nothing is sent, and gradients are read where backward left
-/// them.
+/// SHARD_OPTIMIZER cuts them. Rank q owns the q-th part of each flat group: the part is in rank q's plan, and rank q
+/// writes it to checkpoints. All parts lie in memory that all ranks map, so whoever pushes a gradient does the owner's
+/// work itself, in the owner's memory: it applies the rule while it holds the shard's lock. A rank that computes, or is
+/// stopped while it computes, delays no other rank. Nothing is sent, and gradients are read where backward left them.
 ///
 /// | memory                                     | whose                | changed by                        |
 /// |--------------------------------------------|----------------------|-----------------------------------|
@@ -34,14 +33,16 @@ namespace tessera {
 /// | FlatGroup::gradient                        | this rank's          | backward; `push` compensates it   |
 ///
 /// Invariants:
-///  1. Who holds a shard's lock computes nothing else, waits for nothing, and holds no other lock. Turns (max_staleness
-///     0, play_order) are waited for before.
+///  1. The holder of a shard's lock computes nothing else, waits for nothing, and holds no other lock. A rank waits for
+///     its turn (max_staleness 0, play_order) before it takes the lock.
 ///  2. A pull has one version of a shard, and a shard has the updates of whole pushes: nothing is torn. Shards of one
 ///     unit may have different versions.
-///  3. A step uses one version of each unit: what forward pulled is there in backward, in all of its microbatches.
+///  3. A step uses one version of each unit: what forward pulled stays in place for backward, in all microbatches of
+///  the step.
 ///
 /// The thread that trains calls all of it. Throws tessera::Error: 75 where a rank that is waited for ends, or holds
-/// a shard for comm.timeout_s, or was killed while it held one; 64 where a program leaves the order that it plays.
+/// a shard for comm.timeout_s, or was killed while it held one; 64 where a program leaves the recorded order that it
+/// replays.
 class OwnedShards final : public PulledParameters {
  public:
   /// Makes the shards, which are zeros, and points each group's states at this rank's own. Keeps references to the
@@ -51,7 +52,7 @@ class OwnedShards final : public PulledParameters {
   /// Returns the bytes of the values and states of this rank's shards.
   std::int64_t memory_bytes() const override { return memory_.bytes(); }
 
-  /// With max_staleness 0 it waits until all ranks have computed, and for its turn.
+  /// It waits until all ranks have computed, and for its turn, if max_staleness is 0.
   GradientAges push(const ElementUpdate& rule, const PushRates& with) override;
   void skip() override;
   /// Applies the gradients that lie in this rank's memory to all of an owner's shards: those of this rank, or the sum
@@ -102,8 +103,8 @@ class OwnedShards final : public PulledParameters {
   Arena control_;  ///< Shards, then counts
   std::vector<Group> groups_;
   std::vector<ShardName> names_;               ///< [shard]
-  std::vector<std::vector<ShardTurn>> turns_;  ///< [shard]; empty where no order is played
-  std::vector<std::size_t> own_turns_end_;     ///< [shard]: behind this rank's last turn
+  std::vector<std::vector<ShardTurn>> turns_;  ///< [shard]; empty where no recorded order is replayed
+  std::vector<std::size_t> own_turns_end_;     ///< [shard]: index behind this rank's last turn
   std::optional<OrderWriter> writer_;
   ShardUpdate update_;
 };

@@ -52,7 +52,7 @@ bool PeerBoard::is_gone(int rank) const {
   return entries_[rank].state.load() == kRunning && !processes_[static_cast<std::size_t>(rank)].alive();
 }
 
-/// All ranks but this one are running their programs, so the barrier cannot pass: it says who is gone, and why.
+/// All ranks but this one are running their programs, so the barrier cannot pass; its error says who is gone, and why.
 void PeerBoard::end_because_of(int rank) {
   note_failed();
   throw_if_error(group_->barrier("a look at asynchronous ranks").wait());

@@ -23,7 +23,7 @@ namespace tessera {
 ///
 /// Ranks make no collective while they train, so nothing of the transport notices that one is gone. `wait` and `look`
 /// do: they read each rank's state here and its process. They ask the transport about what they find; it says who ended
-/// and why, as after any other collective.
+/// and why, as it does for a failed collective.
 class PeerBoard {
  public:
   using Clock = std::chrono::steady_clock;
@@ -31,8 +31,8 @@ class PeerBoard {
   /// What ranks know of one another. kNothing: servers own the shards, and the board only counts this rank's steps and
   /// lets ranks meet; `look` and `wait` are not called.
   enum class Sees { kOthers, kNothing };
-  /// `group`: a group of all ranks, for this alone; they share memory if they see each other. `timeout_s`: the longest
-  /// wait. It is collective.
+  /// `group`: a group of all ranks that only this object uses; its ranks share memory if they see each other.
+  /// `timeout_s`: the longest wait. It is collective.
   PeerBoard(std::shared_ptr<Collectives> group, double timeout_s, Sees sees = Sees::kOthers);
   /// Tells the others that this rank has left, or that it has failed if an exception destroys this object.
   ~PeerBoard();
@@ -58,11 +58,11 @@ class PeerBoard {
   using What = absl::FunctionRef<std::string()>;
   /// Waits until all have arrived: spins, then sleeps at most a millisecond at a time. Throws tessera::Error (75) if a
   /// rank that has not arrived has ended, or does not come in time. The message has what the transport knows about it.
-  /// `spare`: so many ranks that have not arrived may have left without an error, since the others are enough.
+  /// `spare`: this many ranks may have left without an error before they arrived, since the others are enough.
   void wait(What what, Arrived arrived, std::int64_t spare = 0);
   /// Returns whether a wait that began at `begin` has lasted too long.
   bool is_late(Clock::time_point begin) const;
-  /// Says to the others that this rank has failed. After it comes an error that may leave the Engine alive.
+  /// Says to the others that this rank has failed. The caller then throws an error after which the Engine may live on.
   void note_failed() { entries_[rank()].state.store(kFailed); }
   /// Returns a text such as "rank 2 (pid 4711)".
   std::string name_of(int rank) const;

@@ -13,18 +13,18 @@
 
 namespace tessera {
 
-/// Common parameters of which each rank has a copy, and computes with that. A rank pulls a unit's newest values at the
-/// first read since its last step, and no more than once a step. Pulls calls `pull`.
+/// Common parameters of which each rank has a copy; the rank computes with this copy. A rank pulls a unit's newest
+/// values at the first read since its last step, and no more than once a step. The class Pulls calls `pull`.
 class PulledParameters : public PushedParameters {
  public:
-  /// Refers to both arguments.
+  /// Keeps references to both arguments.
   PulledParameters(const std::vector<std::unique_ptr<Unit>>& units, PeerBoard& board);
 
-  /// Makes the newest values of a unit this rank's own, unless this step has pulled them already. A rank that is
+  /// Copies the newest values of a unit to this rank, unless this step has pulled them already. A rank that is
   /// max_staleness steps ahead waits first. Returns false where there was nothing to do.
   bool pull(const Unit& unit);
-  /// Makes the newest values of all units this rank's own, for a module that outlives its Engine. It is no pull: no
-  /// recorded order has it, and it waits for no slow rank. Others may go on pushing.
+  /// Copies the newest values of all units to this rank, for a module that outlives its Engine. This is no pull:
+  /// recorded orders leave it out, and it does not wait for slow ranks. Others may go on pushing.
   virtual void take_newest() = 0;
 
   /// Return the number of units pulled so far, and of their bytes.
@@ -32,7 +32,7 @@ class PulledParameters : public PushedParameters {
   std::int64_t pulled_bytes() const { return pulled_bytes_; }
   /// Returns the seconds so far in pulls, including waits for slow ranks and for turns.
   double pull_seconds() const { return pull_seconds_; }
-  /// Returns these seconds, and those in which pushes waited.
+  /// Returns pull_seconds() plus the seconds in which pushes waited.
   double communication_seconds() const override { return pull_seconds_ + push_wait_seconds_; }
   PulledParameters* pulled() override { return this; }
   /// Counts, from now on, how long each unit's pulls take. `latencies` [unit] must outlive this.
@@ -47,7 +47,7 @@ class PulledParameters : public PushedParameters {
   void end_step_of_copies();
 
   double pull_seconds_ = 0, push_wait_seconds_ = 0;
-  std::vector<std::size_t> first_group_;  ///< [unit]: number among all trainable flat groups; one more for the end
+  std::vector<std::size_t> first_group_;  ///< [unit]: index of its first trainable group; one entry more for the end
 
  private:
   std::vector<char> is_fresh_;  ///< [unit]: pulled in this step

@@ -31,10 +31,10 @@ struct ShardEvent {
   bool is_push = false;
 };
 
-/// Who takes part in a run. An order is played by the same alone.
+/// Who takes part in a run. Only a run with the same parties can replay a recorded order.
 struct OrderParties {
   int ranks = 0;
-  std::string owners;  ///< whose the shards are, as "sync.owners" has it: "ranks" or "servers"
+  std::string owners;  ///< who owns the shards, as in "sync.owners": "ranks" or "servers"
   int owner_count = 0;
 };
 
@@ -54,7 +54,8 @@ class OrderWriter {
   ~OrderWriter();  ///< writes what is left; an error goes to the log
 
   void add(const ShardEvent& event, const ShardName& shard);
-  /// Writes the collected lines once they have 64 KiB. Error: 74, 71, 73.
+  /// Writes the collected lines once they have 64 KiB. Errors: 74 if the write fails; 71 without free memory; 73 if the
+  /// file cannot be written to at all.
   absl::Status write_if_many() { return text_.size() < kMany ? absl::OkStatus() : write(); }
 
  private:
@@ -67,20 +68,21 @@ class OrderWriter {
   std::string text_;
 };
 
-/// The rank whose turn it is at a shard, in an order that is played.
+/// The rank whose turn it is at a shard, in a recorded order that is replayed.
 struct ShardTurn {
   int rank = 0;
   bool is_push = false;
 };
 
-/// Returns the error (64) of a rank whose program goes on behind its last turn. `operation`: names the shard.
+/// Returns the error (64) of a rank whose program pulls or pushes once more after its last turn. `operation`: names the
+/// shard.
 absl::Status end_of_turns(const std::string& operation, int rank);
-/// Returns an error (64) unless the turn is one for a push, or for a pull if `is_push` is false.
+/// Returns an error (64) unless the turn is for a push (for a pull if `is_push` is false).
 absl::Status expect_turn(const ShardTurn& turn, bool is_push, const std::string& operation);
 
-/// Reads a file of OrderWriter. Returns the turns of each of `shards`, in order. Errors: 66, 77 where it cannot be
-/// read; 65, which name the line, where it is no such file, is of another number of ranks or other owners, or has other
-/// shards. A file of an earlier version names no owners.
+/// Reads a file of OrderWriter. Returns the turns of each of `shards`, in order. Errors: 66 where it is missing; 77
+/// without permission; 65, with the line, where it is no such file, has other shards, or belongs to other owners or
+/// another number of ranks. A file of an earlier version names no owners.
 absl::StatusOr<std::vector<std::vector<ShardTurn>>> read_order(const std::string& path, const OrderParties& parties,
                                                                std::span<const ShardName> shards);
 

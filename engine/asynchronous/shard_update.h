@@ -18,11 +18,12 @@ struct PushedShard {
   const float* pulled = nullptr;  ///< [element of the shard]: values with which the gradients were made
 };
 
-/// Applies a rank's gradients to a shard, as "sync" says what age and delay do to them. Whoever holds the shard's lock
-/// calls it: a rank (OwnedShards) or a server (ServedJob). One thread at a time uses one.
+/// Applies a rank's gradients to a shard, with the corrections for age and delay that "sync" names. Whoever holds the
+/// shard's lock
+/// calls it: a rank (OwnedShards) or a server (ServedJob). One thread at a time uses a ShardUpdate.
 class ShardUpdate {
  public:
-  /// Refers to `config`.
+  /// Keeps a reference to `config`.
   explicit ShardUpdate(const AsynchronousConfig& config) : config_(config) {}
 
   /// Applies the gradients of `shard.view`, which it may overwrite, and counts the update. `group`: has the layout and

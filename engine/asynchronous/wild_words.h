@@ -13,7 +13,7 @@ namespace tessera {
 /// Copies `shared` [n] to `own`.
 void read_words(const float* shared, float* own, std::int64_t n);
 
-/// Writes those of `after` [n] that differ from `before` to `shared`. What others wrote meanwhile is lost.
+/// Writes to `shared` those elements of `after` [n] that differ from `before`. What others wrote meanwhile is lost.
 void write_words(float* shared, const float* before, const float* after, std::int64_t n);
 
 /// Adds an update to `shared` [n], which had the values `before` when it was computed, and would have `after` where

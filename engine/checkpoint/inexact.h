@@ -9,8 +9,9 @@
 
 namespace tessera {
 
-// Each function returns the line in LoadedCheckpoint::inexact for something that a run which goes on from a checkpoint
-// or a commit cannot have exactly, and nothing where it has it, or needs it not. The loads of both call them.
+// Each function returns the line in LoadedCheckpoint::inexact for something that a run cannot continue exactly from a
+// checkpoint or a commit. It returns nothing where the run has it exactly or does not need it. The loads of checkpoints
+// and of commits call these functions.
 
 /// Answers for a run that was saved by a program whose noise had the version `saved_version` (kNoiseVersion). The line
 /// is there only if the strategy draws noise.

@@ -225,7 +225,7 @@ class Matcher {
   const std::map<std::string, const SavedParameter*> saved_;
   MatchedCheckpoint matched_;
   std::vector<std::string> problems_, missing_, anew_, rounded_;
-  std::set<std::string> needed_;  ///< names of states with which some parameter goes on
+  std::set<std::string> needed_;  ///< names of the states that some parameter needs to train on
   std::set<std::string> kept_;    ///< names of states that some frozen parameter keeps
   std::int64_t renumbered_ = 0;
 };

@@ -36,8 +36,8 @@ class StateWriter {
   /// Adds the whole of a tensor that host_copy made. `what` and `name` are those of its Piece, here and below.
   void add(const std::string& what, const std::string& name, const at::Tensor& host);
 
-  /// Adds the elements of `name` from `first` on. The memory of `values` lies at `place`, and `hold` or `write` reads
-  /// it, so it must live until then.
+  /// Adds the elements of `name` from `first` on. The memory of `values`, in the place that `place` describes, must
+  /// live until `hold` or `write` has read it.
   void add(const std::string& what, const std::string& name, std::int64_t first, std::span<const float> values,
            MemoryPlace place = {c10::Device(c10::kCPU), /*in_record=*/true});
 
@@ -53,7 +53,7 @@ class StateWriter {
 
   /// Writes everything to the file `folder`/`name`. State on disk is read once for each of its kinds. `wrote` is called
   /// before every portion with its bytes, on the calling thread; an error that it returns ends the writing. `who`
-  /// begins messages. Errors: those of ShardWriter.
+  /// is the prefix of messages. Errors: those of ShardWriter.
   absl::StatusOr<SavedFile> write(const std::string& folder, const std::string& name, const std::string& who,
                                   const std::function<absl::Status(std::size_t bytes)>& wrote);
   /// Returns the bytes of all data that was added, without the file's header.

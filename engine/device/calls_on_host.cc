@@ -18,8 +18,9 @@ namespace {
 
 using Mark = DeviceKernels::Mark;
 
-/// A GPU's group, and a group of the same ranks over their hosts beside it. All calls go to the GPU's group; the end of
-/// one is the end of both. SumsOnHost and GathersOnHost derive from it, and give some calls to the hosts.
+/// A GPU's group, and a group of the same ranks over their hosts beside it. All calls go to the GPU's group; if one of
+/// the two groups ends, so does the other. SumsOnHost and GathersOnHost derive from it, and give some calls to the
+/// hosts.
 class GroupWithHost : public ForwardingCollectives {
  public:
   GroupWithHost(std::shared_ptr<Collectives> group, std::shared_ptr<Collectives> host, DeviceKernels& kernels,
@@ -209,7 +210,8 @@ class GathersOnHost final : public GroupWithHost {
   };
 
   Work start(Gather gather);
-  /// Begins gathers over the hosts up to `last`, in their order; with null, those whose part is on the host.
+  /// Begins gathers over the hosts up to `last`, in their order; if `last` is null, all those whose part has reached
+  /// the host.
   absl::Status begin(const Pending* last);
 
   std::vector<Slot> slots_;
@@ -264,8 +266,8 @@ class GathersOnHost::Pending final : public Work::State {
   std::size_t bytes() const { return gather_.bytes_per_rank * static_cast<std::size_t>(owner_.size()); }
   std::size_t own_offset() const { return gather_.bytes_per_rank * static_cast<std::size_t>(owner_.rank()); }
   std::byte* own_part() const { return full_ + own_offset(); }
-  /// Returns what goes up: all parts, except this rank's own if it is unchanged in its place. An update may have
-  /// changed it meanwhile, if nobody used what was gathered ahead.
+  /// Returns the parts to copy up to the GPU: all parts, except this rank's own if it is unchanged in its place. An
+  /// update may have changed it meanwhile, if nobody used what was gathered ahead.
   std::vector<DeviceKernels::UploadPiece> pieces() const {
     auto* const there = static_cast<std::byte*>(gather_.full);
     const bool has_own = gather_.shard == there + own_offset() && !is_lossy(gather_.options.form);

@@ -12,7 +12,7 @@ struct KnownPeak {
   double of_16_bits, of_fp32;  ///< in TFLOP/s
 };
 
-/// Returns whether `name` has `part` as words of their own: "A10" is not in "A100", nor "A100" in "RTX A1000".
+/// Returns whether `name` contains `part` as whole words: "A10" is not in "A100", nor "A100" in "RTX A1000".
 bool has_words(std::string_view name, std::string_view part) {
   const auto is_of_word = [](char c) {
     return (c >= '0' && c <= '9') || (c >= 'A' && c <= 'Z') || (c >= 'a' && c <= 'z');

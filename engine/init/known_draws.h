@@ -13,7 +13,7 @@ namespace tessera {
 /// words. So the generator can be moved on without making the numbers, and a piece can be made without the rest.
 struct KnownDraw {
   enum class Kind {
-    kUniform,  ///< element i from word i; `first`, `second`: from, to
+    kUniform,  ///< element i is drawn from word i, uniformly from `first` to `second`
     kNormal,   ///< `first`, `second`: mean, standard deviation
   };
   Kind kind = Kind::kUniform;

@@ -77,8 +77,8 @@ inline std::uint64_t spread(std::uint32_t bits) {
   return (x | x << 1) & 0x5555555555555555;
 }
 
-/// Replaces the polynomial by its remainder modulo the characteristic one. The second term is 227 below the first, so a
-/// limb that is taken away gives terms in lower limbs only.
+/// Replaces the polynomial by its remainder modulo the characteristic one. The polynomial's second term has a degree
+/// 227 lower than its first, so the terms that replace a removed limb lie in lower limbs only.
 void reduce(std::vector<std::uint64_t>& limbs) {
   /// x^(kDegree + above) times `bits` equals x^above times the lower terms times `bits`.
   const auto add_lower_terms = [&](std::uint64_t above, std::uint64_t bits) {

@@ -12,8 +12,8 @@ namespace tessera {
 struct GroupAbilities {
   bool shares_memory = false;                ///< PlanScene::shares_memory
   bool is_queued = false;                    ///< PlanScene::is_queued
-  bool reduces_in_background = false;        ///< whether the group of some axis does (Collectives)
-  bool shard_reduces_in_background = false;  ///< whether that of the shard axis does
+  bool reduces_in_background = false;        ///< whether any axis's group sums in the background (Collectives)
+  bool shard_reduces_in_background = false;  ///< whether the shard axis's group does
   /// Collectives::compressed_part of each axis's group.
   int shard_compressed_part = 0, replicate_compressed_part = 0;
 };
@@ -22,7 +22,7 @@ struct GroupAbilities {
 GroupAbilities planned_abilities(const Strategy& strategy, const MeshShape& shape, const Topology& topology);
 
 /// Returns the scene for which memory is planned while `sync` is in effect (SyncConfig::after). Plans of runs and of
-/// jobs that do not run are made of it. The choice of a measurement is left open.
+/// jobs that do not run are made of it. PlanScene::offloaded_step is left empty, since a measurement chooses it.
 PlanScene plan_scene(const SyncConfig& sync, const MeshPosition& position, const Topology& topology,
                      const GroupAbilities& abilities);
 

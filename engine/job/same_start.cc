@@ -20,8 +20,8 @@ constexpr const char* kLabel = "strategies";
 
 nlohmann::json start_of(const Strategy& strategy) {
   nlohmann::json start = {{"strategy", nlohmann::json::parse(strategy.to_json())}, {"build", this_build()}};
-  // Each host may have directories of its own. All hosts must have some or none, since that decides which tier a GPU's
-  // "auto" takes.
+  // Each host may have directories of its own. Either all hosts must have some or none may, since that decides which
+  // tier a GPU's "auto" takes.
   start["strategy"]["offload"]["paths"] = strategy.offload.paths.empty() ? "none" : "some";
   start["strategy"]["checkpoint"].erase("dir");
   start["strategy"]["durable"].erase("dir");

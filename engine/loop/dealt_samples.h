@@ -12,7 +12,7 @@
 
 namespace tessera {
 
-/// Gives loaders the samples of whole microbatches, dealt out to ranks by steps: the inside of RankSampler with
+/// Gives loaders the samples of whole microbatches, dealt out to ranks by steps: the implementation of RankSampler with
 /// RankSamplerOptions::microbatches, and of Python's RankSampler. It adds to DistributedSampler how a loader goes from
 /// epoch to epoch, and it notices a loader that takes samples before anybody knows whose they are. One thread at a time
 /// uses it.
@@ -24,8 +24,8 @@ class DealtSamples {
   /// `options` say no microbatches.
   DealtSamples(const SamplerOptions& options, std::int64_t epoch);
 
-  /// Begins the next epoch; the first call begins the first one. Right after `resume` the epoch goes on instead, unless
-  /// it is over.
+  /// Begins the next epoch; the first call begins the first one. The epoch continues instead if the call comes right
+  /// after `resume`, unless the epoch is over.
   void begin_epoch();
   /// Returns the samples of this rank's next microbatch; nothing at the end of the epoch.
   std::optional<Samples> next();
@@ -33,24 +33,24 @@ class DealtSamples {
   /// Returns the samples of a microbatch of the step under way, by its number (DistributedSampler::take). Where an
   /// epoch is over, the next one begins.
   Samples of(std::int64_t microbatch);
-  /// Goes on to the next step, where `of` gave the samples of this one.
+  /// Moves to the next step, where `of` gave the samples of this one.
   void end_step() { sampler_.end_step(); }
 
   /// This rank takes the microbatches of `run` from the next step on. Throws tessera::Error: 78 as
   /// DistributedSampler::deal; 64 where samples beyond one step were given since the last call.
   void deal(const MicrobatchRun& run);
 
-  /// Another number of samples from now on. The next `begin_epoch` begins an epoch of them.
+  /// Sets another number of samples from now on. The next `begin_epoch` begins an epoch of them.
   void resize(std::int64_t num_samples);
 
   std::int64_t epoch() const { return sampler_.epoch(); }
   std::int64_t steps_per_epoch() const { return sampler_.steps_per_epoch(); }
-  /// Returns the microbatches of this rank in a whole epoch, if it keeps its run.
+  /// Returns the number of microbatches of this rank in a whole epoch, if its run stays the same.
   std::int64_t microbatches_per_epoch() const;
   /// Returns the place of the step under way, for a checkpoint. The end of an epoch counts as the beginning of the
   /// next one.
   SamplerCursor cursor() const;
-  /// Goes on at `cursor`, on any number of ranks. Throws tessera::Error as DistributedSampler::resume does.
+  /// Continues at `cursor`, on any number of ranks. Throws tessera::Error as DistributedSampler::resume does.
   void resume(const SamplerCursor& cursor);
 
  private:

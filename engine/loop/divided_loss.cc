@@ -13,7 +13,7 @@ namespace {
 namespace generated = torch::autograd::generated;
 
 /// Returns the value of a number that autograd saved as a tensor without dimensions on the CPU; numbers of C++ and
-/// Python may become such tensors. Where a program's hooks have packed it, it is not asked for: torch.utils.checkpoint
+/// Python may become such tensors. A number that a program's hooks have packed is not read: torch.utils.checkpoint
 /// would run a forward again, on this rank alone.
 std::optional<double> number_in(const torch::autograd::SavedVariable& saved) {
   if (saved.has_hooks()) return std::nullopt;

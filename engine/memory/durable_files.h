@@ -73,7 +73,7 @@ class DurableFiles {
   /// Returns the weights of offload.paths (their disks' shares of the records) at the last commit; nothing where there
   /// is no commit.
   std::optional<std::vector<double>> weights() const;
-  /// Sets the weights that the next commits note.
+  /// Sets the weights of offload.paths that the next commits record (see `weights`).
   void use_weights(const std::vector<double>& weights);
   /// Protects the records of a kind that the last commit refers to. It is called before any record is put.
   void protect(TierCarrier& records, const std::string& kind) const;
@@ -100,15 +100,16 @@ class DurableFiles {
   /// Returns whether `begin` was called, and `end` was not called after it.
   bool is_under_way() const { return writer_.valid(); }
   std::int64_t next_step() const { return next_ ? next_->step : 0; }  ///< the step of the latest `begin`
-  /// Waits until the commit is written. Errors, thrown or returned: 74, and those of CommitLog::write. REQUIRES:
-  /// is_under_way().
+  /// Waits until the commit is written. Errors, thrown or returned: 74 if a read or write fails, and those of
+  /// CommitLog::write. REQUIRES: is_under_way().
   absl::Status end();
   /// Removes the commit from this rank's disk. It is called on all ranks after `end` failed on one of them.
   absl::Status take_back();
   /// Makes the commit the last one. It is called on all ranks after `end` succeeded on all of them.
   void committed();
 
-  /// Sets training state to that of the last commit. Errors: 65 where a record came back with other bytes; 74.
+  /// Sets training state to that of the last commit. Errors: 65 where a record came back with other bytes; 74 where a
+  /// read fails.
   absl::Status bring_back();
 
  private:

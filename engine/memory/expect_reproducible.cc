@@ -19,7 +19,8 @@ template <class... Text>
 }
 
 /// A round of each_microbatch is a whole subtree of `ranks` neighbours where that number is a power of two. Otherwise
-/// the sums that ranks make in each round would cut subtrees. With last_microbatch they send several (BlockSums).
+/// the sums that ranks make in each round would cut subtrees. Ranks send several such sums with last_microbatch
+/// (BlockSums).
 void expect_subtrees(const Strategy& strategy, std::int64_t ranks) {
   const std::int64_t each = strategy.gradient_accumulation;
   if (each == 1 || is_power_of_two(ranks) || strategy.gradient_sync == GradientSync::kLastMicrobatch) return;
@@ -34,7 +35,7 @@ bool packs_sums(const Strategy& strategy) {
   return strategy.compression.gradients != WireForm::kPlain || strategy.compression.sums != WireForm::kPlain;
 }
 
-/// Partial sums are sent as they are.
+/// Partial sums are sent unpacked.
 void expect_plain_blocks(const Strategy& strategy) {
   if (!packs_sums(strategy)) return;
   refuse(

@@ -23,7 +23,7 @@
 
 namespace tessera {
 
-/// Returns the name of a group's state number `state` of each element, as Optimizer::states has it.
+/// Returns the name of a group's element-wise state number `state`, as in Optimizer::states.
 using NameOfState = c10::function_ref<const std::string&(const FlatGroup& group, std::size_t state)>;
 
 /// A state of a frozen parameter, or its fp32 masters, with this rank's share of it: the elements of

@@ -42,7 +42,7 @@ at::Tensor join_parts(const KeptGroup& kept, Collectives& control) {
   return flat;
 }
 
-/// The memory of an Engine's parameters that stays. It is freed before the transport that made it.
+/// The memory of an Engine's parameters that stays after the Engine. It is freed before the transport that made it.
 struct KeptMemory {
   std::shared_ptr<Collectives> transport;
   Arena parameters, masters, copy;

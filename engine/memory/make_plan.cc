@@ -21,7 +21,7 @@
 namespace tessera {
 namespace {
 
-/// Returns the placement on these ranks, of which a shard group may together hold one copy of the parameters.
+/// Returns the placement on these ranks; the ranks of a shard group may share one copy of the parameters.
 Placement placement_on(Placement placement, const Strategy& strategy, const MeshPosition& mesh, bool shares_memory) {
   if (mesh.replicate_size == 1) placement.optimizer.replicate_first = false;  // an axis of one rank cuts nothing
   // Where ranks train common parameters, each has values of its own from forward to backward, except with Hogwild.
@@ -235,7 +235,7 @@ MemoryPlan make_plan(const std::vector<std::unique_ptr<Unit>>& units, const Stra
 std::string next_cheaper(const MemoryPlan& plan, const Strategy& strategy, bool shares_memory, std::int64_t limit) {
   constexpr ShardingStrategy kFromDearToCheap[] = {ShardingStrategy::kNoShard, ShardingStrategy::kShardOptimizer,
                                                    ShardingStrategy::kShardGradients, ShardingStrategy::kFullShard};
-  if (strategy.sync.has_common_parameters()) return "";  // such training goes with SHARD_OPTIMIZER alone
+  if (strategy.sync.has_common_parameters()) return "";  // such training works with SHARD_OPTIMIZER alone
   for (ShardingStrategy cheaper : kFromDearToCheap) {
     PlanInput input = plan.input();
     input.placement = placement_on(placement_of(cheaper, strategy.optimizer.shard_over_world), strategy,

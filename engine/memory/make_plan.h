@@ -27,7 +27,7 @@ struct PlanScene {
   SyncConfig sync = {};
   int replicas = 1;                                  ///< PlannedPlacement::replicas, where there are outer steps
   int ranks_of_host = 1;                             ///< Topology::local_world_size; 0 where hosts are unequal
-  std::optional<OffloadedStep> offloaded_step = {};  ///< the choice of a measurement for OffloadConfig::step "auto"
+  std::optional<OffloadedStep> offloaded_step = {};  ///< what a measurement chose for OffloadConfig::step "auto"
 };
 
 /// Returns whether gradients go over a network in another form than they have (by a codec or a compressor).

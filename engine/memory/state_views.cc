@@ -82,7 +82,7 @@ Tiered states_of(const FlatGroup& group) {
 
 constexpr std::int64_t kInMemory = -1;
 
-/// The place in which an element lies.
+/// The place of an element: memory, or a chunk's record.
 struct Place {
   Extent run;                      ///< the elements of the flat buffer that lie in the same place
   std::int64_t chunk = kInMemory;  ///< the part's chunk, or kInMemory
@@ -102,7 +102,7 @@ std::int64_t record_of(const Tiered& tiered, std::int64_t chunk) {
 }
 
 /// Cuts `run` into pieces that each lie in one place, and calls `visit(piece)` for them. `place_at(element)` returns
-/// the extent of the place around an element.
+/// the extent of the elements that lie in the same place as this element.
 template <class PlaceAt, class Visit>
 void for_each_piece(Extent run, Direction direction, const PlaceAt& place_at, const Visit& visit) {
   Extent rest = run;

@@ -19,9 +19,9 @@ struct StateView {
   std::byte* parameter = nullptr;  ///< the first element's parameter, as in FlatGroup
   float* master = nullptr;         ///< the first element's master; `parameter` itself where dtype is fp32
   std::int16_t* low = nullptr;     ///< the first element's low half, where masters are split
-  /// The states of the first element; scales begin with that of the run's first block.
+  /// The states of the first element; scales begin with the scale of the run's first block.
   std::array<FlatGroup::State, kMostStates> state;
-  /// The places of the pointers, for HostView. `masters_place` is that of `master` and `low`.
+  /// The memory to which the pointers point, for HostView. `masters_place` is that of `master` and `low`.
   MemoryPlace parameter_place = c10::Device(c10::kCPU), masters_place = parameter_place, states_place = parameter_place;
 };
 
@@ -33,7 +33,7 @@ enum class StateUse : std::uint8_t {
 };
 enum class Direction : std::uint8_t { kForward, kBackward };
 
-/// Says which state of a run is visited. A view has other state only if that is in memory.
+/// Says which state of a run is visited. A view has state of other kinds only if that state is in memory.
 enum class StateKind : std::uint8_t {
   kParameters,        ///< runs lie in the group's parameter part
   kMastersAndStates,  ///< runs lie in its optimizer part
@@ -87,13 +87,13 @@ struct ParameterPiece {
   static constexpr std::int64_t kNoRecord = -1;
   Extent run;                       ///< elements of the group's flat buffer
   std::int64_t record = kNoRecord;  ///< the parameters' record, or none where they are in memory
-  std::int64_t offset = 0;          ///< bytes of the record before them
+  std::int64_t offset = 0;          ///< bytes of the record in front of the parameters
 };
 /// Calls `visit(piece)` for the pieces of `run`, which lies in the group's parameter part.
 void for_each_parameter_piece(const FlatGroup& group, Extent run, Direction direction,
                               c10::function_ref<void(const ParameterPiece&)> visit);
-/// Points the view's parameters, and its masters where these are the parameters, at `parameters`, memory that the
-/// device that trains can reach.
+/// Points the view's parameters at `parameters`, memory that the training device can reach. Masters are pointed there
+/// too where they are the parameters.
 void point_at_parameters(StateView& view, const FlatGroup& group, std::byte* parameters);
 
 }  // namespace tessera

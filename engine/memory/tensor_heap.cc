@@ -13,7 +13,7 @@
 namespace tessera {
 namespace {
 
-constexpr std::size_t kAlignment = 64;  // c10::gAlignment: cache lines, AVX-512
+constexpr std::size_t kAlignment = 64;  // as c10::gAlignment: suits cache lines and AVX-512
 constexpr std::uint8_t kPriority = 1;   // higher than LibTorch's own
 
 /// Frees a block of memory. The word before the data holds the address that malloc returned.
@@ -46,7 +46,7 @@ void keep_freed_memory() {
   }
   const char* const tunables = std::getenv("GLIBC_TUNABLES");
   if (tunables && std::string_view(tunables).find("glibc.malloc.") != std::string_view::npos) return;
-  constexpr int kNever = -1, kLargestMmapThreshold = 32 << 20;  // malloc would raise the threshold so far, in steps
+  constexpr int kNever = -1, kLargestMmapThreshold = 32 << 20;  // malloc itself would raise the threshold up to this
   mallopt(M_MMAP_THRESHOLD, kLargestMmapThreshold);
   mallopt(M_TRIM_THRESHOLD, kNever);
 #endif

@@ -4,10 +4,10 @@ namespace tessera {
 
 /// Lets LibTorch's CPU tensors of this process come from malloc from now on, aligned to 64 bytes by hand.
 ///
-/// LibTorch's own allocator asks posix_memalign. Before glibc 2.38, that asks its heap for more than the block it
-/// returns, so it never finds a freed block of the same size. Every step's activations and gradients then lie somewhere
-/// new, between what is still in use, and the heap grows to several times what is alive (glibc bug 14581). If tensors
-/// come from malloc, a step's tensors lie where the last step's lay.
+/// LibTorch's own allocator asks posix_memalign. posix_memalign before glibc 2.38 takes more from the heap than the
+/// block it returns, so it never finds a freed block of the same size. Every step's activations and gradients then lie
+/// somewhere new, between what is still in use, and the heap grows to several times what is alive (glibc bug 14581). If
+/// tensors come from malloc, a step's tensors lie where the last step's lay.
 ///
 /// Memory that a step freed also stays with the process for the next step. Otherwise the heap's end goes back to the
 /// system whenever more than some 32 MiB of it are free. The system then clears its pages one by one when they are used

@@ -73,7 +73,7 @@ void place_training_state(FlatGroup& group, TrainingMemory& memory, const Memory
   }
 }
 
-/// Places the states of whole tensors: the first groups' in memory, and the last ones' in records.
+/// Places the states of whole tensors: those of the first groups in memory, and those of the last groups in records.
 void place_tensor_states(const MemoryPlan& plan, const std::vector<std::unique_ptr<Unit>>& units, Arena& arena) {
   std::int64_t index = 0;
   for_each_trainable(units, [&](FlatGroup& group) {
@@ -188,8 +188,8 @@ TrainingMemory TrainingMemory::allocate(const MemoryPlan& plan, const std::vecto
                                   : Arena::shared("gradients", gradients, *axes.reduce);
   memory.buckets = Arena::shared("buckets", use[MemoryCategory::kBuckets], *axes.reduce);
   memory.masters = Arena::plain("masters", use[MemoryCategory::kMasters], device);
-  // OuterSteps allocates its own memory, so it is subtracted here. OwnedShards has all states of ranks with common
-  // parameters.
+  // OuterSteps allocates its own memory, so it is subtracted here. OwnedShards holds the states where ranks have common
+  // parameters, so none are allocated here.
   const OuterNumel& outer = plan.passes().outer;
   const std::int64_t scratch =
       use[MemoryCategory::kStaging] - plan.matrix_bytes() - plan.passes().weight_copy_bytes - 4 * outer.staging();
@@ -204,7 +204,7 @@ TrainingMemory TrainingMemory::allocate(const MemoryPlan& plan, const std::vecto
   memory.gpu.tensor_state_slots =
       Arena::plain("states of matrices on the device", plan.records().tensor_states.device_bytes(), device);
   memory.checkpoint = Arena::plain("checkpoint", use[MemoryCategory::kCheckpoint]);
-  // Writing makes the kernel find the pages now, and not while training waits for the copy.
+  // Writing makes the kernel map the pages now, and not while training waits for the copy.
   std::fill_n(memory.checkpoint.data(), memory.checkpoint.bytes(), std::byte{1});
   for (const auto& unit : units) {
     for (const auto& group : unit->groups) {

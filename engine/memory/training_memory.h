@@ -29,7 +29,7 @@ struct HostRecords {
   std::shared_ptr<TierCarrier> parameters;
   std::shared_ptr<TierCarrier> states;         ///< masters and optimizer states
   std::shared_ptr<TierCarrier> tensor_states;  ///< states of whole tensors
-  std::shared_ptr<GradientRecords> gradients;  ///< gradients of the CPU
+  std::shared_ptr<GradientRecords> gradients;  ///< gradients, where the CPU trains
 };
 
 /// What brings records on to a GPU from its host, with the GPU's slots for them (RecordPool::device_slots). It is empty
@@ -39,9 +39,9 @@ struct GpuRecords {
   /// Pinned memory of the host (PassPlan::host_copies_bytes); null where the host updates nothing.
   std::shared_ptr<std::byte> host_copies;
   std::int64_t host_copies_bytes = 0;
-  std::shared_ptr<SlotCarrier> states;         ///< through `state_slots`; null where the host updates them
+  std::shared_ptr<SlotCarrier> states;         ///< through `state_slots`; null where the host updates states
   std::shared_ptr<SlotCarrier> tensor_states;  ///< through `tensor_state_slots`
-  std::shared_ptr<MappedCarrier> parameters;   ///< for kernels that use them in place
+  std::shared_ptr<MappedCarrier> parameters;   ///< for kernels that use parameters where they lie
   std::shared_ptr<DeviceGradients> gradients;  ///< through `gradient_slots`; null where none are offloaded
 };
 
@@ -76,9 +76,9 @@ struct TrainingMemory {
 };
 
 /// Stores the values of a gathered unit after Gathered(kWrite): rank 0's values become those of all ranks, in masters
-/// and shards. A parameter that was given other memory gives its values and is put back. Throws tessera::Error (64)
-/// where such values have other sizes. It needs one unit of fp32 in host memory beyond the plan while it runs. It is
-/// collective over `control` (MeshAxes).
+/// and shards. The values of a parameter that was given other memory are stored too, and the parameter is put back into
+/// its buffer. Throws tessera::Error (64) where such values have other sizes. It needs one unit of fp32 in host memory
+/// beyond the plan while it runs. It is collective over `control` (MeshAxes).
 void store_parameters(Unit& unit, Collectives& control);
 
 /// Materialises the tensors that every rank has whole (buffers), moves them to `device`, and gives every rank rank 0's

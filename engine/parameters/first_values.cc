@@ -58,7 +58,7 @@ std::vector<Source> sources_of(const std::vector<std::unique_ptr<Unit>>& units) 
     Source& source = sources.emplace_back(Source{&parameter, std::nullopt, 0});
     if (!is_deferred(parameter.tensor)) return;
     source.recipe = digest(describe(parameter)) | 1;
-    // Parts are cut in the order of memory, so that must be the order in the flat buffer.
+    // Parts are cut in the order of memory, which must therefore be the order in the flat buffer.
     if (parameter.tensor.strides() == at::IntArrayRef(parameter.strides)) {
       source.maker = PieceMaker::of(parameter.tensor);
     }
@@ -150,15 +150,16 @@ void FirstValues::Sources::agree(std::vector<Source>& sources) {
   sends_states_ = !all_have(&Summary::states);
 }
 
-/// Marks parameters that are real on some rank as sent. Every other parameter must have rank 0's recipe on all ranks;
-/// otherwise all ranks throw.
+/// Takes the maker from parameters that are real on some rank, so that rank 0 sends them. Every other parameter must
+/// have rank 0's recipe on all ranks; otherwise all ranks throw.
 void FirstValues::Sources::compare_recipes(std::vector<Source>& sources) {
   const std::size_t count = sources.size();
   std::vector<std::uint64_t> recipes;
   for (const Source& source : sources) recipes.push_back(source.recipe);
   const std::vector<std::uint64_t> own = recipes;
   throw_if_error(control_.broadcast("first values", recipes.data(), count * sizeof(std::uint64_t), 0).wait());
-  // [i]: how many ranks have parameter i real; [count + i]: how many make it otherwise than rank 0.
+  // [i]: how many ranks have real values of parameter i; [count + i]: how many ranks would make it in another way than
+  // rank 0.
   std::vector<float> ranks(2 * count, 0.0F);
   for (std::size_t i = 0; i < count; ++i) {
     ranks[i] = own[i] == 0 ? 1.0F : 0.0F;
@@ -281,7 +282,7 @@ void FirstValues::Sources::make_part(FlatGroup& group, std::size_t i, Extent ran
 }
 
 /// Returns the parameter's values [numel] in the order of the flat buffer, on the CPU. It is collective if an earlier
-/// Engine kept them.
+/// Engine kept the values.
 at::Tensor FirstValues::Sources::in_flat_order(const FlatParameter& parameter) {
   at::Tensor values = materialize({kept_.value_of(parameter.tensor.detach())})[0].cpu();
   if (values.strides() != at::IntArrayRef(parameter.strides)) {
@@ -296,7 +297,7 @@ void FirstValues::Sources::send(FlatGroup& group, std::size_t begin, std::size_t
   const at::ScalarType dtype = flat_type_of(group);
   const bool is_root = control_.rank() == 0;
   const auto has_part = [&](std::size_t i) { return is_root || kept_of(group.parameters[i].tensor) != nullptr; };
-  std::size_t next = begin;  // the first parameter that was perhaps not sent to its end
+  std::size_t next = begin;  // the first parameter that may not be sent completely yet
   at::Tensor values;         // values of the parameter, if this rank helps to make them
   for (std::int64_t at = first.offset; at < last.end(); at += kSent) {
     const Extent chunk{at, std::min(kSent, last.end() - at)};

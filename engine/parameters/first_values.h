@@ -11,8 +11,8 @@
 namespace tessera {
 
 /// Gives parameters their first values and their places: writes this rank's parts of parameters and masters, and makes
-/// the user's tensors views of the flat buffers. Values are rank 0's on every rank. The Engine makes one when it is
-/// made, calls `load` for every unit, and destroys it.
+/// the user's tensors views of the flat buffers. Every rank gets rank 0's values. The Engine makes one when it is made,
+/// calls `load` for every unit, and destroys it.
 ///
 /// | a parameter that is                        | gets its values                                              |
 /// |--------------------------------------------|--------------------------------------------------------------|

@@ -25,7 +25,7 @@ namespace autograd = torch::autograd;
 /// Engine meanwhile belongs to a program that trains one module through another, as a GAN does.
 std::atomic<int> backwards_of_engines = 0;
 
-/// Makes a tensor of the parameter's shape without memory. A read of it throws `text`.
+/// Makes a tensor of the parameter's shape without memory. A read of it throws an error with the text `text`.
 at::Tensor make_stand_in(const FlatParameter& flat, const FlatGroup& group, const std::string& text) {
   const Unrecorded unrecorded;
   auto storage = c10::make_intrusive<c10::StorageImpl>(
@@ -56,8 +56,8 @@ std::string text_of_dropped(const std::string& name) {
 
 }  // namespace
 
-/// A hook of the node that accumulates the gradient. Hooks of the tensor itself belong to the program, and Python's
-/// replace all others.
+/// A hook of the node that accumulates the gradient. Hooks of the tensor itself belong to the program, and a hook that
+/// Python sets replaces all others.
 struct GradientHooks::BeforeAccumulation : autograd::FunctionPreHook {
   BeforeAccumulation(GradientHooks& hooks, Watched& watched) : hooks(hooks), watched(watched) {}
   autograd::variable_list operator()(const autograd::variable_list& gradients) override {
@@ -154,7 +154,7 @@ void GradientHooks::receive(Watched& watched) {
     if (!gradient.defined()) throw_taken_away(watched);
     if (factor_.defined() && counts_) {
       const Unrecorded unrecorded;
-      gradient = gradient.mul(factor_);  // two parameters' gradients may be views of one tensor
+      gradient = gradient.mul(factor_);  // not in place: two gradients may be views of one tensor
     }
     reducer_.take(*watched.group, watched.parameter, counts_);
     watched.counts = true;
@@ -165,7 +165,7 @@ void GradientHooks::receive(Watched& watched) {
     return;
   }
   gradient.reset();
-  if (watched.counts) {  // a gradient of the Engine's backward goes on to count until its step
+  if (watched.counts) {  // a gradient of the Engine's backward still counts until its step
     gradient = watched.taken;
   } else {
     if (!watched.dropped.defined()) {

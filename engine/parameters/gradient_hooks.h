@@ -19,10 +19,10 @@ struct PostAccumulateGradHook;
 
 namespace tessera {
 
-/// Takes the gradients of trainable parameters for the Engine, which owns one, while it lives. A gradient that the
-/// Engine's own backward makes goes to the reducer as soon as it is complete (autograd's post-accumulate hook). A
-/// gradient that any other backward makes is dropped. Hooks run on autograd's threads; the Engine makes all other
-/// calls.
+/// Takes the gradients of trainable parameters for the Engine while this object lives; the Engine owns it. A gradient
+/// that the Engine's own backward makes goes to the reducer as soon as it is complete (autograd's post-accumulate
+/// hook). A gradient that any other backward makes is dropped. Hooks run on autograd's threads; the Engine makes all
+/// other calls.
 ///
 /// `.grad` then holds a *stand-in*: a tensor of the gradient's shape without memory. Code that only asks whether there
 /// is a gradient gets the same answer as in plain LibTorch. Code that reads or writes it (a torch::optim step,

@@ -12,7 +12,7 @@ namespace tessera {
 
 /// Throws tessera::Error (64), with both names, where two tensors among the parameters and `whole` share memory and one
 /// of them trains: an Engine gives each parameter new memory, so the other would no longer change with it. The Engine
-/// calls it before it gives them memory. Tensors whose elements lie between each other's are not compared.
+/// calls it before it gives them memory. Tensors whose elements alternate in memory are not compared.
 void expect_own_memory(const std::vector<std::unique_ptr<Unit>>& units, const NamedTensors& whole);
 
 /// Notices changes of an Engine's parameters that the Engine cannot follow. All strategies have the same checks:
@@ -35,8 +35,8 @@ class ParameterChecks {
   /// Accepts the present parameters. Later checks compare with them.
   void accept();
   void accept(Unit& unit);
-  /// Throws tessera::Error (64), which names the first parameter for which one of the above is true. Where
-  /// `may_unfreeze`, the third is allowed: the call that follows makes memory for it.
+  /// Throws tessera::Error (64), which names the first parameter that has one of the four changes above. Where
+  /// `may_unfreeze`, the third change is allowed: the call that follows makes memory for the gradient.
   void expect_accepted(bool may_unfreeze) const;
 
  private:

@@ -19,7 +19,7 @@ bool is_named(const FlatParameter& parameter, const std::string& pattern);
 void assign_groups(const std::vector<std::unique_ptr<Unit>>& units, const OptimizerConfig& optimizer);
 
 /// Returns a function that says which parameters are updated as matrices or as whole tensors (`is_matrix` of
-/// `partition`); null where the optimizer updates none so.
+/// `partition`); null where the optimizer updates no parameters in this way.
 std::function<bool(const FlatParameter&)> matrices_of(const OptimizerConfig& optimizer);
 
 /// Returns a table for readers: one row for each group with its parameters and numbers, and a last row for parameters

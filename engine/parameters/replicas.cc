@@ -99,7 +99,7 @@ class Comparison {
  private:
   const MemoryPlan& plan_;
   const std::size_t count_;
-  std::vector<Hashes> all_;  ///< each rank has one for each number
+  std::vector<Hashes> all_;  ///< [rank][i]: the rank's hash number i
 };
 
 }  // namespace

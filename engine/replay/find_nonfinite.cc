@@ -72,7 +72,8 @@ Finding finding_of(const c10::IValue& value) {
   return worst;
 }
 
-/// Returns whether a value is not finite, be it data or a parameter. Values gathered for an operator alone may be gone.
+/// Returns whether a value is not finite, be it data or a parameter. Values that were gathered for one operator alone
+/// may be released already.
 bool is_bad(const c10::IValue& value) {
   if (value.isTensorList()) {
     const std::vector<at::Tensor> tensors = value.toTensorVector();
@@ -112,8 +113,8 @@ bool has_no_result(const at::RecordFunction& function) {
 /// Says what an operator does with an input.
 enum class InputUse : std::uint8_t {
   kRead,     ///< it has the same values before and after
-  kUpdated,  ///< div_ and the like overwrite it with a result of it, so its values are there only before the call
-  kWritten,  ///< something else overwrites it, so it may hold anything before
+  kUpdated,  ///< overwritten with a result computed from it (div_), so its values are there only before the call
+  kWritten,  ///< overwritten with something else, so it may hold anything before the call
 };
 
 const c10::StorageImpl* storage_of(const c10::IValue& input) {
@@ -121,7 +122,8 @@ const c10::StorageImpl* storage_of(const c10::IValue& input) {
   return input.toTensor().storage().unsafeGetStorageImpl();
 }
 
-/// [input]. An input is updated, too, where the result is written over it by another name: mul_ calls mul.out so.
+/// [input]. An input also counts as updated if it is passed a second time as the output: mul_ calls mul.out in this
+/// way.
 std::vector<InputUse> uses_of(const at::RecordFunction& function) {
   const at::ArrayRef<const c10::IValue> inputs = function.inputs();
   const std::optional<c10::FunctionSchema> schema = function.operator_schema();
@@ -238,14 +240,14 @@ FindNonfinite::~FindNonfinite() {
 }
 
 std::optional<NonfiniteResult> FindNonfinite::end_backward(const at::Tensor& loss) {
-  const Unrecorded unrecorded;  // otherwise, reading the loss would be seen under the lock
+  const Unrecorded unrecorded;  // so that the callbacks do not see the reading of the loss
   const bool is_bad_loss = !std::isfinite(loss.item<double>());
   Seen::All& all = Seen::all();
   const MutexLock lock(all.mutex);
   const bool is_wrong = seen_->has_bad_gradient || is_bad_loss;
   std::optional<NonfiniteResult> result;
   if (is_wrong) result = seen_->first ? seen_->first : seen_->first_negative;
-  if (is_wrong && !result) result.emplace();  // LibTorch shows no operator that made it
+  if (is_wrong && !result) result.emplace();  // no operator that LibTorch shows has made the bad value
   *seen_ = Seen();
   return result;
 }

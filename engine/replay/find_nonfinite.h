@@ -15,7 +15,7 @@ namespace tessera {
 struct NonfiniteResult {
   std::string op;     ///< "aten::mul"
   std::string where;  ///< "forward", or the node of the graph: "MulBackward0, in backward"
-  std::string unit;   ///< the unit whose parameters it reads, or that was read last before it; empty: no unit so far
+  std::string unit;   ///< the unit whose parameters the operator reads, else the one read last; empty: none so far
   bool reads_parameters = false;
   bool had_bad_input = false;  ///< an input, such as data or parameters, was not finite
 };
@@ -34,8 +34,8 @@ class FindNonfinite {
   FindNonfinite(const FindNonfinite&) = delete;
   FindNonfinite& operator=(const FindNonfinite&) = delete;
 
-  /// It is called when a loss's backward is over. Returns where its first result that is not finite came from, if it
-  /// went wrong, and begins anew.
+  /// It is called when a loss's backward is over. Returns where the first result that is not finite came from, if the
+  /// loss or a gradient is not finite. Then it forgets what was seen.
   std::optional<NonfiniteResult> end_backward(const at::Tensor& loss);
 
   /// It is called in place of `end_backward` where nobody asks for a result. It forgets what was seen since the last

@@ -20,7 +20,7 @@ const std::vector<std::string> kKeys = {"step", "hashes", "microbatches", "find"
   throw Error(ExitCode::kConfig, std::string(kVariable) + ": " + what);
 }
 
-/// Returns a member that is a count; `otherwise` where there is none.
+/// Returns the member `key`, which is a count, or `otherwise` if there is no such member.
 std::int64_t count_of(const nlohmann::json& request, const char* key, std::int64_t otherwise) {
   const auto member = request.find(key);
   if (member == request.end()) return otherwise;

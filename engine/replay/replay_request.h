@@ -34,11 +34,12 @@ struct ReplayRequest {
 };
 
 /// Returns the strategy under which `ranks` ranks make the microbatches of the run that is replayed:
-/// gradient_accumulation is theirs, and "mesh" is left out. Returns the same strategy without TESSERA_REPLAY. Throws
-/// tessera::Error (78) where that cannot be, and the errors of read_step_records.
+/// gradient_accumulation is set for these ranks, and "mesh" is left out. Returns the same strategy without
+/// TESSERA_REPLAY. Throws tessera::Error (78) where these ranks cannot make the microbatches, and the errors of
+/// read_step_records.
 Strategy as_replayed(Strategy strategy, int ranks);
 
-/// Throws tessera::Error (78) under TESSERA_REPLAY: a GPU makes no step again. Training calls it where one trains.
+/// Throws tessera::Error (78) under TESSERA_REPLAY: a GPU cannot make steps again. Training calls it if a GPU trains.
 void expect_no_replay();
 
 }  // namespace tessera

@@ -24,7 +24,7 @@ bool is_same(double a, double b) {
 /// A number that JSON cannot express is NaN in a record that was read.
 double as_read(double number) { return std::isfinite(number) ? number : std::nan(""); }
 
-/// Returns the units whose hashes differ, or that one of the two does not have.
+/// Returns the units whose hashes differ, or that only one of the two records has.
 std::vector<std::string> different_units(const StepRecord& made, const StepRecord& wanted) {
   std::vector<std::string> names;
   for (const auto& unit : made.units) {

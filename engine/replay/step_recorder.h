@@ -28,10 +28,10 @@ struct OwnersOfParts {
 /// Records a step's hashes ("record_hashes"), or makes steps again and compares them (TESSERA_REPLAY). CpuStep owns one
 /// and calls it from the thread that trains.
 ///
-/// A step that is recorded reads this rank's gradients and masters once more, each in a pass of its own. The norm sees
-/// sums in every round, of which only the last counts, and new masters are complete only when the step is over. Then
-/// the step's own exchange is over too, so one more all-gather takes 16 bytes a unit from each rank. Steps in between
-/// cost nothing.
+/// A step that is recorded reads this rank's gradients and masters once more, each in a pass of its own. The norm's
+/// pass cannot be shared: it sees the sums of every round, and only the last ones count. New masters are complete only
+/// when the step is over. Then the step's own exchange is over too, so one more all-gather takes 16 bytes a unit from
+/// each rank. Steps in between cost nothing.
 ///
 /// In a replay each step prints its line on rank 0's standard output, up to the step asked for.
 class StepRecorder {
@@ -50,7 +50,8 @@ class StepRecorder {
   /// It is called when the step's microbatches until now are dropped (Engine::zero_grad).
   void drop_microbatches() { found_.reset(); }
   /// It is called after ranks have agreed, before the update of step `step`. It is collective in a replay that looks
-  /// for non-finite results, up to the step asked for. Throws tessera::Error (65), on one rank, where it has found one.
+  /// for non-finite results, up to the step asked for. Throws tessera::Error (65), on one rank, where a result is not
+  /// finite.
   void begin_update(std::int64_t step);
   /// Ends the step. It is collective where the step is recorded. Throws tessera::Error (65) where a replay differs.
   void end_step(const StepResult& result);
@@ -74,11 +75,11 @@ class StepRecorder {
   MicrobatchOrder order_;
   const std::int64_t every_;
   const std::optional<ReplayRequest> replay_;
-  std::optional<StepRecordsFile> file_;   ///< it is there on rank 0 alone, if it records
+  std::optional<StepRecordsFile> file_;   ///< set on rank 0 alone, if steps are recorded
   std::vector<StepRecord> recorded_;      ///< in a replay, the records by step
   std::optional<FindNonfinite> watch_;    ///< in a replay that looks for results that are not finite
-  std::optional<Found> found_;            ///< this rank's first microbatch in the step under way
-  std::vector<std::uint64_t> own_, all_;  ///< [gradients, masters][unit]; every rank has the same
+  std::optional<Found> found_;            ///< this rank's first bad microbatch of the step under way
+  std::vector<std::uint64_t> own_, all_;  ///< [gradients, masters][unit]: hashes of this rank; of all ranks
 };
 
 }  // namespace tessera

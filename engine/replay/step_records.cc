@@ -56,7 +56,7 @@ absl::StatusOr<StepRecord> parse_line(const std::string& place, std::string_view
   return record;
 }
 
-/// Calls `visit(line, number)` for the whole lines of a text, without their ends.
+/// Calls `visit(line, number)` for the complete lines of a text, without their line ends.
 template <class Visit>
 absl::Status for_each_line(std::string_view text, const Visit& visit) {
   std::int64_t number = 0;

@@ -27,18 +27,20 @@ struct StepRecord {
 std::string to_line(const StepRecord& record);
 
 /// Returns a file's records by step. If a step has two lines, the later one counts. A last line without an end was cut
-/// by a kill, and is left out. `who` stands in front of messages. Errors: those of read_input_file; 65 with the line.
+/// by a kill, and is left out. `who` stands in front of messages. Errors: those of read_input_file; 65, with the line's
+/// number, for a line that is no record.
 absl::StatusOr<std::vector<StepRecord>> read_step_records(const std::string& path, const std::string& who);
 
-/// The file, while a run writes it. A run that goes on from a checkpoint makes steps that are there already: lines of
-/// the first step that it writes, and of later ones, are taken out before. So the file of an interrupted run ends up as
-/// that of a whole one.
+/// The file, while a run writes it. A run that goes on from a checkpoint makes recorded steps again, so lines of its
+/// first step and of later steps are removed before. The file of an interrupted run thus becomes equal to that of an
+/// uninterrupted run.
 class StepRecordsFile {
  public:
-  /// Makes missing folders, and the file where there is none. Errors: 73, 77, 71, 74; 65 it holds something else.
+  /// Makes missing folders, and the file where there is none. Errors: 73, 77, 71, 74 if the file cannot be made or
+  /// read; 65 if it holds something else.
   static absl::StatusOr<StepRecordsFile> open(const std::string& path);
 
-  /// Writes the record behind those of earlier steps. Errors: 74 and the like.
+  /// Writes the record behind those of earlier steps. Errors: those of `open`.
   absl::Status write(const StepRecord& record);
 
  private:

@@ -10,7 +10,8 @@ namespace {
 
 constexpr std::uint64_t kGolden = 0x9e3779b97f4a7c15u;  // this is 2^64 over the golden ratio
 
-/// Mixes elements of one parameter. Element and bits fill a word, so no two elements of 2^32 share one.
+/// Mixes elements of one parameter. A word holds an element's number and its bits, so no two of 2^32 elements give the
+/// same word.
 class Mixer {
  public:
   Mixer(HashedKind kind, std::int64_t number)

@@ -27,8 +27,8 @@ std::uint64_t hash_of_run(HashedKind kind, std::int64_t number, std::int64_t fir
 /// padding. It reads them once. REQUIRES: their sums are complete, on the CPU, and not yet used for an update.
 void add_gradient_hashes(const std::vector<std::unique_ptr<Unit>>& units, std::span<std::uint64_t> hashes);
 
-/// Adds hashes of the masters in this rank's optimizer part. It reads them wherever they lie, with the optimizer states
-/// where these share records with them. Throws what for_each_state throws.
+/// Adds hashes of the masters in this rank's optimizer part. It reads masters wherever they lie, and also the optimizer
+/// states that share records with masters. Throws what for_each_state throws.
 void add_master_hashes(const std::vector<std::unique_ptr<Unit>>& units, std::span<std::uint64_t> hashes);
 
 }  // namespace tessera

@@ -19,7 +19,7 @@ namespace tessera {
 /// one, and the Engine owns it; the threads of the ranks communicate over a group that no other code uses meanwhile.
 class BackgroundSave final : public SaveUnderWay {
  public:
-  /// Starts the thread. REQUIRES: `save` holds its copy.
+  /// Starts the thread. REQUIRES: `save` has its copy (CheckpointSave::hold).
   BackgroundSave(std::unique_ptr<CheckpointSave> save, std::shared_ptr<Collectives> control);
   /// Waits for the thread. A failure that `wait` has not returned is logged, and ends tessera::run with its exit code.
   ~BackgroundSave() override;

@@ -23,9 +23,9 @@ namespace tessera {
 namespace {
 
 // This file works as follows. `begin` fills the manifest (`describe_engine`), copies buffers and items to host memory,
-// makes the folder on rank 0, and tells all ranks its path and every rank's hashes of buffers. A buffer which differs
-// is written by each rank that has it. StateWriter collects what this rank writes. `hold` copies it; `end` writes one
-// file on each rank, and rank 0 commits the manifest that names them all.
+// makes the folder on rank 0, and tells all ranks its path and every rank's hashes of buffers. A buffer that differs
+// from that of rank 0 is written by each rank that has it. StateWriter collects what this rank writes. `hold` copies
+// it; `end` writes one file on each rank, and rank 0 commits the manifest that names them all.
 
 using Buffers = CheckpointSave::Buffers;
 
@@ -60,8 +60,8 @@ SavedTensor describe_tensor(const std::string& name, const at::Tensor& tensor) {
   return {name, safetensors_word(tensor.scalar_type(), name), tensor.sizes().vec(), {}, tensor.numel()};
 }
 
-/// Describes all parameters in the order of registration, which does not depend on units. It adds to `all`, the
-/// optimizer's states, those that only frozen parameters have.
+/// Describes all parameters in the order of registration, which does not depend on units. `all` has the optimizer's
+/// states; the function adds the states that only frozen parameters have.
 std::vector<SavedParameter> describe_parameters(const Training& training, const StoredStates& states,
                                                 const StepProgress& progress, std::vector<SavedState>& all) {
   std::vector<std::pair<std::int64_t, SavedParameter>> numbered;
@@ -206,8 +206,8 @@ std::vector<std::int64_t> CheckpointSave::ranks_with_own(std::size_t i) const {
   return ranks;
 }
 
-/// Adds buffers, items and generators, which are copies, to the manifest and to what this rank writes; and the momentum
-/// of outer steps and kept gradients, which are not copies.
+/// Adds tensors to the manifest and to what this rank writes. Buffers, items and generators are copies. The momentum of
+/// outer steps and kept gradients are not.
 void CheckpointSave::add_tensors() {
   for (std::size_t i = 0; i < buffers_.size(); ++i) {
     const auto& [name, buffer] = buffers_[i];

@@ -45,8 +45,8 @@ class CheckpointSave {
   /// `begin` is.
   absl::Status hold(std::span<std::byte> room);
   /// Writes this rank's file; once all ranks have done so, rank 0 commits the checkpoint. Returns its path. It is
-  /// collective over `control`, which has the same ranks. Any thread may call it after `hold`. Throws tessera::Error
-  /// where the ranks cannot be reached.
+  /// collective over `control`, which has the same ranks as the Engine. Any thread may call it after `hold`. Throws
+  /// tessera::Error where the ranks cannot be reached.
   absl::StatusOr<std::string> end(Collectives& control);
 
   /// Returns the old checkpoints that SaveOptions::keep has set aside, for remove_old_checkpoints. It is called after
@@ -56,8 +56,8 @@ class CheckpointSave {
   std::int64_t step() const { return manifest_.step; }
   /// Returns the path that the checkpoint has once it is committed.
   const std::string& path() const { return path_; }
-  /// These return the bytes of this rank's file without header, and those given to the system so far. Any thread may
-  /// ask.
+  /// These return the bytes of this rank's file without header, and how many of them were given to the system so far.
+  /// Any thread may ask.
   std::int64_t bytes() const { return writer_->bytes(); }
   std::int64_t written() const { return written_; }
   /// Lets `end`, which runs on another thread, fail soon. Any thread may call it.
@@ -72,7 +72,7 @@ class CheckpointSave {
   absl::StatusOr<std::string> write();
   absl::StatusOr<std::string> commit(const std::vector<std::string>& files);
 
-  Training* training_;  ///< null after `hold`, when nothing of it may be read
+  Training* training_;  ///< null after `hold`: nothing of it may be read then
   const std::string folder_;
   const CheckpointItems items_;
   const SaveOptions options_;

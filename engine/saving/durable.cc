@@ -213,7 +213,7 @@ class Resume {
     set_generator(device, state);
   }
 
-  /// Adds a line to what this run cannot have exactly, if there is one.
+  /// Adds a line, if there is one, to the list of what this run cannot continue exactly.
   void note(std::optional<std::string> inexact) {
     if (inexact) loaded_.inexact.push_back(*std::move(inexact));
   }
@@ -257,7 +257,7 @@ class Resume {
   Training& training_;
   DurableFiles& files_;
   const std::int64_t step_;
-  CommitParts parts_;  ///< a copy: the commit itself changes when it is brought back
+  CommitParts parts_;  ///< a copy, since the commit itself changes while it is restored
   json engine_;
   FrozenStates frozen_;
   LoadedCheckpoint loaded_;

@@ -16,7 +16,7 @@
 
 namespace tessera {
 
-/// Files from which an Engine takes weights, with the rules by which their names and the model's go together.
+/// Files from which an Engine takes weights, with the rules that match their names to the model's names.
 struct ImportedFiles {
   const char* call;  ///< the program's call, for messages: "load_weights"
   std::string path;
@@ -25,10 +25,10 @@ struct ImportedFiles {
   std::function<absl::StatusOr<std::unique_ptr<TensorSource>>(const std::vector<WantedTensor>& wanted)> open;
 };
 
-/// Moves weights into and out of an Engine, whose internals it reaches: the implementation of import_safetensors,
+/// Moves weights into and out of an Engine, and has access to its internals. It implements import_safetensors,
 /// export_safetensors, load_weights and save_weights. All calls are collective over the Engine's ranks, and only the
-/// Engine's thread makes them. Throws tessera::Error, the same on every rank: 64 for a call out of turn, 65 where files
-/// do not fit, and the errors of reading and writing.
+/// Engine's thread makes them. Throws tessera::Error, the same on every rank: 64 for a call between backward and step,
+/// or under a guard, 65 where files do not fit, and the errors of reading and writing.
 class EngineSafetensors {
  public:
   explicit EngineSafetensors(Engine& engine) : engine_(engine), training_(engine.state_->training) {}
@@ -48,8 +48,8 @@ class EngineSafetensors {
   Training& training_;
 };
 
-/// The parameters and buffers of a module that want values from files, each tensor once: `tensors[i]` wants
-/// `wanted[i]`.
+/// The parameters and buffers of a module that take values from files, each tensor once: `wanted[i]` describes
+/// `tensors[i]`.
 struct ModuleTensors {
   std::vector<at::Tensor> tensors;
   std::vector<WantedTensor> wanted;

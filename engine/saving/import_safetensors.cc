@@ -30,7 +30,7 @@ absl::Status named(const std::string& path, const absl::Status& status) {
   return make_error(exit_code_of(status), path + ": " + message_of(status));
 }
 
-/// Brings the values of files into an Engine. Every rank makes one, and all do the same steps; rank 0 alone reads.
+/// Brings the values of files into an Engine. Every rank makes one, and all make the same calls; rank 0 alone reads.
 class ImportToEngine {
  public:
   ImportToEngine(Training& training, const ImportedFiles& files)
@@ -42,7 +42,8 @@ class ImportToEngine {
   }
 
   absl::Status run() {
-    // Gathered values will be stale, and no rank may still read parts that others write: `share` below is a barrier.
+    // Gathered values will be stale, so they are released. `share` below is a barrier: no rank may still read parts
+    // that others write.
     training_.drop_gathered();
     TESSERA_RETURN_IF_ERROR(share("weights looked at", is_reader_ ? look() : absl::OkStatus()));
     const bool was_whole = !training_.values.half_loaded;

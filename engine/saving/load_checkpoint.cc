@@ -34,8 +34,9 @@ namespace {
 // This file works as follows. Loading has two phases. `examine` changes nothing: rank 0 finds the folder; every rank
 // opens the checkpoint, matches it with the Engine, and verifies its share of the chunks; then ranks compare hashes.
 // `run` changes the Engine: `apply` reads masters, states, residuals, buffers, items and generators, which may still
-// fail (the Engine is then half loaded, and says so). It waits for no other rank, since one that has failed does not
-// come. `finish` sets what cannot fail. A spike that goes back in time uses the same two phases.
+// fail (the Engine is then half loaded, and says so). `apply` waits for no other rank, since a rank that has failed
+// does not come. `finish` sets the rest, which cannot fail. A run that goes back in time after a spike uses the same
+// two phases.
 
 /// Says which values are loaded.
 enum class LoadKind : std::uint8_t {
@@ -46,7 +47,7 @@ enum class LoadKind : std::uint8_t {
 /// A rank appends this to the checkpoint's hash where it has its own residuals.
 constexpr std::string_view kHasOwnResiduals = " own residuals";
 
-/// Loads one checkpoint. Every rank makes one, and all do the same steps.
+/// Loads one checkpoint. Every rank makes one, and all make the same calls.
 class Load {
  public:
   /// `durable` is null without "durable".
@@ -65,8 +66,8 @@ class Load {
   absl::StatusOr<std::int64_t> examine() {
     TESSERA_ASSIGN_OR_RETURN(const std::vector<std::string> paths, share("checkpoint found", [&] { return find(); }));
     path_ = paths[0];
-    // Gathered values will be stale, and no rank may still read parts that others write: the exchange below is a
-    // barrier.
+    // Gathered values will be stale, so they are released. The exchange below is a barrier: no rank may still read
+    // parts that others write.
     training_.drop_gathered();
     TESSERA_ASSIGN_OR_RETURN(const std::vector<std::string> seen,
                              share("checkpoint looked at", [&] { return look(); }));
@@ -86,7 +87,7 @@ class Load {
           message_of(applied.status()) +
               ". The Engine is not as it was: some of its values are the checkpoint's already. [T0183] hint: load a "
               "checkpoint that is whole, or make the Engine anew");
-    training_.sync.adopt();  // this comes when all ranks have read, since asynchronous ranks meet here
+    training_.sync.adopt();  // done when all ranks have read, since asynchronous ranks meet here
     finish();
     training_.values.half_loaded = false;
     return std::move(loaded_);
@@ -119,7 +120,7 @@ class Load {
     return hash_text(checkpoint_->hash()) + (residuals().has_own() ? std::string(kHasOwnResiduals) : "");
   }
 
-  /// Compares the ranks' answers; the result is the same on every rank.
+  /// Compares what `look` returned on all ranks; the result is the same on every rank.
   absl::Status expect_same(std::vector<std::string> hashes) {
     own_residuals_ =
         std::ranges::all_of(hashes, [](std::string_view text) { return text.ends_with(kHasOwnResiduals); });
@@ -135,8 +136,8 @@ class Load {
     return absl::OkStatus();
   }
 
-  /// Gives keys that the strategy leaves out the defaults of the run that was saved. A run that goes back in time has
-  /// them already.
+  /// Sets keys that the strategy does not name to the defaults of the run that was saved. A run that goes back in time
+  /// has them already.
   void keep_defaults() {
     if (kind_ == LoadKind::kBackInTime) return;
     if (manifest().defaults_version > OptimizerConfig::kDefaultsVersion)
@@ -199,7 +200,8 @@ class Load {
     return residuals().read(own_residuals_);
   }
 
-  /// Reads the momentum of outer weights, which are the masters that were read: they are the same in all replicas.
+  /// Reads the momentum of outer weights. Outer weights are equal to the masters that were read, which are the same in
+  /// all replicas.
   absl::Status read_outer_momentum() {
     training_.sync.forget_momentum();
     if (!training_.sync.config().has_outer_optimizer()) {
@@ -305,7 +307,7 @@ class Load {
     if (manifest().losses) {
       progress.losses = {manifest().losses->window, manifest().losses->spikes_in_a_row};
     } else if (kind_ == LoadKind::kAll) {
-      progress.losses = {};  // the present ones may belong to another run
+      progress.losses = {};  // the present losses may belong to another run
     }
     if (const auto& noise = manifest().noise_scale) {
       progress.noise = {noise->square, noise->variance, noise->weight, noise->batch};
@@ -332,7 +334,7 @@ class Load {
     for (const std::string& text : loaded_.inexact) log_warning("checkpoint " + path_ + ": " + text);
   }
 
-  /// Adds a line to what this run cannot have exactly, if there is one.
+  /// Adds a line, if there is one, to the list of what this run cannot continue exactly.
   void note(std::optional<std::string> inexact) {
     if (inexact) matched_.inexact.push_back(*std::move(inexact));
   }
@@ -347,7 +349,7 @@ class Load {
   const StoredStates states_;
   std::unique_ptr<SavedCheckpoint> checkpoint_;
   const KeptGradients kept_;
-  bool own_residuals_ = false;  ///< ResidualReader::has_own on all ranks
+  bool own_residuals_ = false;  ///< whether ResidualReader::has_own is true on all ranks
   MatchedCheckpoint matched_;
   FrozenStates frozen_;    ///< states of frozen parameters in the checkpoint
   StepProgress progress_;  ///< first the Engine's progress, then the checkpoint's

@@ -14,8 +14,9 @@ namespace tessera {
 // Numbers of a CPU's step that follow from what its ranks have agreed on: all ranks (CpuStep), the first of them, or
 // one alone (LoneStep).
 
-/// Writes loss, tokens, the norm of the mean gradient, and whether gradients are not finite. `microbatches`: those of a
-/// step on all these ranks. Returns the factor that makes the mean gradient of the sum. REQUIRES: result.loss_scale.
+/// Writes loss, tokens, the norm of the mean gradient, and whether gradients are not finite. `microbatches`: number of
+/// microbatches of a step on all these ranks. Returns the factor by which the sum of gradients becomes the mean
+/// gradient. REQUIRES: result.loss_scale is set.
 inline double tell_agreed(const AgreedStep& agreed, double microbatches, StepResult& result) {
   result.loss = mean_loss(agreed.loss, microbatches, agreed.weight);
   result.tokens = agreed.tokens;

@@ -50,7 +50,7 @@ class CpuStep final : public Step {
     std::int64_t samples = 0;  ///< samples_seen
     std::int64_t batch = 0;    ///< samples of the latest step, over all replicas
   };
-  /// Parts of the latest agreement, which owns them.
+  /// Parts of the latest AgreedStep, which `StepAgreement` owns.
   struct Agreed {
     const std::vector<char>* used = nullptr;
     std::span<const double> busy_seconds;

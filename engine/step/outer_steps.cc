@@ -144,8 +144,8 @@ void OuterSteps::send(std::int64_t fragment, std::int64_t step_number) {
     Work work;
     if (part.numel > 0) {
       ReduceOptions beside = options();
-      // A sum in shared memory is too short to hide, and only few may be under way there. A GPU makes each of its sums
-      // beside the work that is queued after it.
+      // A sum in shared memory is too quick to be worth hiding, and only few may be under way there. A GPU makes each
+      // of its sums beside the work that is queued after it.
       if (replicate_->reduces_in_background()) beside.waits = Waits::kLater;
       work = sum_over_replicas(outer.group->unit->name, at, part.numel, beside);
     }
@@ -252,7 +252,7 @@ void OuterSteps::meet(Step& inner) {
 }
 
 /// Gives all replicas the largest of each count. Replicas that skipped a step, or did not use a parameter, have smaller
-/// counts. Returns for each count the factor of this replica's states with which the mean over all replicas becomes the
+/// counts. Returns, for each count, a factor for this replica's states. It turns the mean over all replicas into the
 /// mean over the replicas that made updates: the number of all replicas divided by the number of these. It is 0 where
 /// this replica made none, since its states say nothing then, and 1 where no replica did.
 std::vector<double> OuterSteps::agree_on_counts(std::span<std::int64_t* const> counts) {
@@ -260,7 +260,7 @@ std::vector<double> OuterSteps::agree_on_counts(std::span<std::int64_t* const> c
   for (const std::int64_t* count : counts) own.push_back(*count);
   const auto replicas = static_cast<std::size_t>(whole_.replicate_size);
   const auto shard = static_cast<std::size_t>(whole_.shard_index);
-  Collectives& control = *whole_.control;  // `replicate_` may move a GPU's memory
+  Collectives& control = *whole_.control;  // not `replicate_`, which may move a GPU's memory
   std::vector<std::int64_t> all(own.size() * static_cast<std::size_t>(control.size()));
   throw_if_error(control.all_gather("counts of updates", own.data(), all.data(), own.size() * sizeof own[0]).wait());
   std::vector<double> shares;

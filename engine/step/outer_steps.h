@@ -42,14 +42,14 @@ namespace tessera {
 ///
 /// This class says in which order an outer step does what; an OuterPlace does it where masters lie, to the same bits on
 /// the CPU and on a GPU. On a GPU all of it is queued, and the host waits in `meet` alone. A sum that began goes on
-/// beside the steps that are queued behind it, and waiting for it makes the queue wait. Compressed sums are made by the
-/// GPUs' hosts, which wait for the contribution before a sum begins, and for the sum before it goes up.
+/// beside the steps that are queued behind it, and waiting for it makes the queue wait. The hosts of GPUs make
+/// compressed sums. They wait for the contribution before a sum begins, and for the sum before it is copied to the GPU.
 class OuterSteps {
  public:
   /// `replica`: the axes over which training communicates; `whole`: those of the mesh, whose replicate axis leads a
   /// GPU's compressed sums over the hosts (calls_on_host.h). `waits` measures how long a GPU's queue waits for
-  /// collectives; else null. Keeps references to all but `whole` and `place`. REQUIRES: units have their first values,
-  /// the same in all replicas.
+  /// collectives; it is null on the CPU. Keeps references to all but `whole` and `place`. REQUIRES: units have their
+  /// first values, the same in all replicas.
   OuterSteps(const std::vector<std::unique_ptr<Unit>>& units, const MemoryPlan& plan, const MeshAxes& replica,
              MeshAxes whole, std::unique_ptr<OuterPlace> place, QueueClock* waits);
   ~OuterSteps();
@@ -78,8 +78,8 @@ class OuterSteps {
       std::function<absl::Status(const FlatGroup& group, std::size_t parameter, Extent run, float* momentum)>;
   absl::Status for_each_momentum(const VisitMomentum& visit) const;
 
-  /// These return how many sums over replicas have begun so far, and how many bytes this rank gave to them, as the
-  /// codec packs them for a network.
+  /// These return how many sums over replicas have begun so far, and how many bytes this rank contributed to these
+  /// sums, packed by the codec as for a network.
   std::int64_t sums() const { return sums_; }
   std::int64_t sent_bytes() const { return sent_bytes_; }
   /// Returns the seconds spent so far in the collectives of outer steps, including waits for other replicas; on a GPU,
@@ -106,7 +106,8 @@ class OuterSteps {
   void apply_sent();
   void drop_sent();
   void write_gradients(const Outer& outer, const float* own, float* gradients);
-  /// Returns a pass over this rank's part of a group, whose `values` [optimizer part] are memory of the place.
+  /// Returns a pass over this rank's part of a group, whose `values` [optimizer part] lie on the device of the
+  /// OuterPlace.
   OuterRun run_of(const Outer& outer, OuterWork work, float* values) const;
   /// Reads a group's masters, and returns where this rank's part of them begins in `flat_`.
   float* read_own(const FlatGroup& group);
@@ -138,7 +139,7 @@ class OuterSteps {
   std::vector<Outer> groups_;
   bool is_due_ = false;
   std::int64_t sums_ = 0, sent_bytes_ = 0;
-  std::int64_t arrives_ = 0;  ///< the step at which what is under way is applied
+  std::int64_t arrives_ = 0;  ///< the step at which the fragment under way is applied
   QueueClock* const waits_;
   double seconds_ = 0;
   std::vector<Sent> under_way_;  ///< the last member, since this work uses the others

@@ -34,7 +34,8 @@ void Publisher::publish(FlatGroup& group) {
   }
 }
 
-/// Each rank holds the whole buffer. A replica's ranks hold the parts of one piece of it, which is gathered first.
+/// Each rank holds the whole buffer. The ranks of a replica hold the parts of one piece of the buffer. That piece is
+/// gathered first.
 void Publisher::gather_shards_first(FlatGroup& group, bool over_replicas, bool over_shards) {
   const PlannedWire& wire = plan_.wire();
   const std::int64_t element = group.element_bytes();

@@ -15,7 +15,7 @@ namespace tessera {
 /// the thread that trains. Its calls are collective.
 class Publisher {
  public:
-  /// `behind`: carries what is published over the shard axis into the next forward; null: `wait` waits for it.
+  /// `behind`: lets gathers over the shard axis continue during the next forward; null: `wait` waits for them.
   Publisher(const MemoryPlan& plan, const MeshAxes& axes, Publication* behind, QueueClock* waits = nullptr)
       : plan_(plan), axes_(axes), behind_(behind), waits_(waits) {}
 
@@ -46,7 +46,7 @@ class Publisher {
   const MeshAxes& axes_;
   Publication* const behind_;
   QueueClock* const waits_;
-  std::deque<Work> under_way_;  ///< all-gathers whose transport goes on by itself
+  std::deque<Work> under_way_;  ///< all-gathers that the transport advances by itself
   double seconds_ = 0;
 };
 

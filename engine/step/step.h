@@ -44,8 +44,8 @@ class Step {
  public:
   virtual ~Step() = default;
 
-  /// Returns the loss scale times `weight` (weigh), for a loss of one element. Where the loss is fp16, which ends at
-  /// 65504, the scale is split into a seed and a factor.
+  /// Returns the loss scale times `weight` (weigh), for a loss of one element. Where the loss is fp16, whose largest
+  /// number is 65504, the scale is split into a seed and a factor.
   virtual LossSeed seed_of(const at::Tensor& loss, double weight) const = 0;
 
   /// Adds `weight` times `loss` to the step's loss, which is the mean over this rank's microbatches. `round`: number of
@@ -97,7 +97,7 @@ class Step {
   /// to all ranks. It is collective.
   virtual void swap_averages() = 0;
 
-  /// Returns what squares this rank's own gradients on a GPU, with "noise_scale"; else null.
+  /// Returns the object that squares this rank's own gradients on a GPU, with "noise_scale"; else null.
   virtual GradientSquares* own_squares() { return nullptr; }
 
   /// Drops the losses added since the last `run`.
@@ -111,7 +111,7 @@ class Step {
   virtual double loss_scale() const = 0;
   /// Returns the number of steps that updated parameters.
   virtual std::int64_t applied() const = 0;
-  /// Returns the samples of these steps: see Engine::samples_seen.
+  /// Returns the number of samples in these steps: see Engine::samples_seen.
   virtual std::int64_t samples_seen() const = 0;
   virtual StepProgress progress() const = 0;
   /// Goes on from `progress`. Parameters without an entry begin anew.

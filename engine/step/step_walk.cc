@@ -118,7 +118,7 @@ void StepWalk::follow(const StepProgram& program, const StepOp& op) {
     case StepOpKind::kUpdateInBackward:
     case StepOpKind::kAgree:
     case StepOpKind::kDecide:
-      return;  // the Engine has trained, and the Step has decided
+      return;  // the Engine and the Step do these
   }
 }
 
@@ -134,7 +134,7 @@ void StepWalk::visit_all(std::span<const Visit> visits) {
   let_gradients_go();
 }
 
-/// Sums are read ahead in this order. Groups of one unit follow each other.
+/// Announces sums in the order of visits, in which they are read ahead. Groups of one unit follow each other.
 void StepWalk::begin_gradients(const StepProgram& program) {
   if (!gradients_) return;
   std::vector<std::int64_t> order;

@@ -35,7 +35,8 @@ namespace tessera {
 /// | `swap`        | between two steps                         | the program that exchanges averages  |
 class StepWalk {
  public:
-  /// Reads ahead the first records when a step's last backward begins, which the update of all units will follow.
+  /// Call it when a step's last backward begins, which the update of all units will follow. It reads ahead the first
+  /// records.
   /// `order`: the units' indices in the order in which they are updated, where that is in backward.
   void expect(std::span<const int> order);
   /// Call it when backward has updated all units. Returns when their values are known to all ranks or on their way.
@@ -70,20 +71,20 @@ class StepWalk {
   double publication_seconds() const { return publisher_.seconds(); }
 
  private:
-  /// Begins a pass, whose records are read ahead. If `is_decided` is false, backward has just ended: what the step
-  /// brings beside begins too, and all parameters are assumed to be used, as they nearly always are. Other passes begin
-  /// when the step is decided.
+  /// Begins a pass, whose records are read ahead. An `is_decided` of false means that the step is not decided yet.
+  /// Transfers beside the records then begin too, and all parameters are assumed to be used, as they nearly always are.
+  /// Other passes begin when the step is decided.
   virtual void announce(std::span<const Visit> visits, bool is_decided) = 0;
   /// It is called when no record is in use any more.
   virtual void end_pass() = 0;
-  /// Returns whether a group's visit needs its gradients; they are opened then, where Visit::needs_gradients.
+  /// Returns whether a group's visit needs its gradients. They are then opened first, where Visit::needs_gradients.
   virtual bool is_updated(const Visit& visit) const = 0;
   /// Does the work of a visit. The updated values are published after it.
   virtual void make(const Visit& visit) = 0;
   /// Exchanges the norms that visits have measured: those of all units, or in backward those of the unit under way.
   virtual void agree_on_norms() = 0;
-  /// Sends matrices to their owners, and brings results back. `visits`: those whose masters this reads; empty under
-  /// muon.
+  /// Sends matrices to their owners, and brings results back. `visits`: the visits whose masters the exchange reads;
+  /// empty under muon.
   virtual void exchange(std::span<const Visit> visits) = 0;
 
   FlatGroup& flat_of(const Visit& visit) const { return *flats_[static_cast<std::size_t>(visit.group)]; }
@@ -107,10 +108,10 @@ class StepWalk {
   std::optional<std::int32_t> unit_;  ///< unit_under_way
   std::size_t turn_ = 0;              ///< the program that comes next, for steps and for averages
   std::vector<Visit> expected_;       ///< visits in backward, in the order of `expect`
-  std::vector<int> order_;     ///< where units announce their records (StepProgram::announces_units): their order
-  std::size_t announced_ = 0;  ///< how many of these units have announced their records
-  Unit* held_ = nullptr;       ///< the unit whose gradients `sums_` holds
-  Lease sums_;                 ///< where gradients lie below memory
+  std::vector<int> order_;            ///< the order of units that announce their records (StepProgram::announces_units)
+  std::size_t announced_ = 0;         ///< how many of these units have announced their records
+  Unit* held_ = nullptr;              ///< the unit whose gradients `sums_` holds
+  Lease sums_;                        ///< where gradients lie below memory
 };
 
 inline Direction direction_of(const Visit& visit) {

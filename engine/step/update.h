@@ -41,9 +41,10 @@ class Update final : public StepWalk {
   /// It is called between updates in backward. It reads ahead what the next ones need, as far as there is room.
   void read_ahead();
 
-  /// Updates all units. `used`: as in AgreedStep. A parameter that got no gradient on any rank is left alone, moments
-  /// and all, and its bias correction counts only the steps it took part in, as in PyTorch. Its average, once begun,
-  /// goes on. `squares`: as there.
+  /// Updates all units. `used`: as in AgreedStep. A parameter that got no gradient on any rank does not change, nor do
+  /// its moments, and its bias correction counts only the steps it took part in, as in PyTorch. Its average, once
+  /// begun,
+  /// is still updated. `squares`: as in AgreedStep.
   void apply(const Rates& rates, std::span<const char> used, std::span<const double> squares);
 
   /// Updates one unit in backward. `used`: its trainable parameters that are used. Call `finish` after the last unit.

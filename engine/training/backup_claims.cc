@@ -15,8 +15,8 @@ namespace {
 /// A rank's counter has the microbatches that it has ended in its lower half, and the claims in its upper half.
 constexpr std::int64_t kClaim = std::int64_t{1} << 32;
 
-/// A microbatch of another rank is worth a claim if that rank would need this many times as long for what it has left
-/// as this rank needs for one.
+/// A rank claims a microbatch of another rank if that rank's remaining microbatches will take this many times as long
+/// as one microbatch takes here.
 constexpr double kOvertakes = 1.5;
 
 constexpr char kClaimsLabel[] = "claims of microbatches";
@@ -156,13 +156,13 @@ std::optional<std::int64_t> BackupClaims::claim() {
 /// ranks began the step together, so the microbatches that they have ended since say how fast they are.
 std::optional<int> BackupClaims::slowest() const {
   std::optional<int> found;
-  double longest = kOvertakes / static_cast<double>(computed_);  // in the time since the step began
+  double longest = kOvertakes / static_cast<double>(computed_);  // as a multiple of the time since the step began
   for (int rank = 0; rank < order_.ranks; ++rank) {
     if (rank == group_->rank()) continue;
     const Progress now = add(rank, 0);
     const std::int64_t open = order_.run_of(rank).numel() - now.ended - now.claimed;
     if (open <= 0) continue;
-    // It has made half of the one that it is about on average.
+    // The rank has, on average, made half of its current microbatch.
     const double left = (static_cast<double>(open) - 0.5) / static_cast<double>(std::max<std::int64_t>(now.ended, 1));
     if (left <= longest) continue;
     longest = left;

@@ -23,14 +23,15 @@ namespace tessera {
 /// one leaves the rest of its run to those that have claimed it. So what ranks make again are the ends of runs.
 ///
 /// A rank has one counter for both ends of its run: how many microbatches it has ended, and how many were claimed. One
-/// addition changes the one and shows the other, so a rank that ends a microbatch knows whether another one makes it
-/// too. Each microbatch has a second counter, of ends, which those two ranks alone use. Steps take turns in two sets of
+/// addition changes one of these numbers and shows the other, so a rank that ends a microbatch knows whether another
+/// one makes it too. Each microbatch also has a counter of how often it was ended, which those two ranks alone use.
+/// Steps take turns in two sets of
 /// counters: between steps ranks have met, so each sets its own counters of the last step to 0 during the next one.
 ///
 /// Training owns one and calls it from the thread that trains.
 class BackupClaims {
  public:
-  /// `group` has all ranks. `store` is the job's, and must outlive this object. It is collective.
+  /// `group` has all ranks. `store` is the store of the job, and must outlive this object. It is collective.
   BackupClaims(std::shared_ptr<Collectives> group, const MicrobatchOrder& order, KeyValueStore& store);
 
   /// Counters that all ranks add to.
@@ -48,7 +49,8 @@ class BackupClaims {
   void begin_step(const MicrobatchOrder& order);
   /// Returns the microbatch that this rank makes next. It is empty when this rank has nothing left to make.
   const std::optional<std::int64_t>& next() const { return next_; }
-  /// Returns how many microbatches this rank has made again before the next one, if that is another rank's.
+  /// Returns how many microbatches this rank has made again before the next one, if that is a microbatch of another
+  /// rank.
   const std::optional<int>& turn() const { return turn_; }
   /// Returns the round of the next microbatch (MicrobatchOrder::round_of). REQUIRES: there is one.
   std::int64_t round() const;
@@ -70,7 +72,7 @@ class BackupClaims {
   double communication_seconds() const { return seconds_; }
 
  private:
-  /// How far a run has come, from both of its ends.
+  /// How far a run has come: microbatches ended from its beginning, and claimed from its end.
   struct Progress {
     std::int64_t ended = 0, claimed = 0;
   };
@@ -94,7 +96,7 @@ class BackupClaims {
   std::int64_t claims_ = 0, computed_ = 0;
   std::int64_t claimed_ = 0;          ///< microbatches of this rank's run that were claimed when it ended its last one
   std::vector<std::int64_t> shared_;  ///< microbatches whose ends this rank has counted in this step
-  std::vector<std::int64_t> made_again_;  ///< by this rank, by turn
+  std::vector<std::int64_t> made_again_;  ///< microbatches that this rank has made again, by turn
   std::vector<std::int64_t> message_, messages_, all_computed_;
   double seconds_ = 0;
 };

@@ -15,7 +15,7 @@
 namespace tessera {
 namespace {
 
-/// Returns whether each rank has one vote, however much its loss weighs.
+/// Returns whether gradients are combined by votes: one for each rank, however much its loss weighs.
 bool ranks_vote(const Strategy& strategy) {
   return std::holds_alternative<SignMajorityConfig>(strategy.compression.method);
 }

@@ -34,8 +34,8 @@ namespace {
 thread_local bool has_made_one = false;  // whether this thread has made a counter, so that it trains
 thread_local int depth = 0;              // number of counted operators that are open inside each other
 
-/// An operator that has a formula. It counts when it has ended without an exception: torch's checkpoint leaves the last
-/// operator that it makes again by one, before anything is computed.
+/// An operator that has a formula. It counts when it has ended without an exception: torch's checkpoint ends its last
+/// recomputed operator by an exception, before that operator computes anything.
 struct CountedOperator final : at::ObserverContext {
   explicit CountedOperator(std::int64_t flop_given) : flop(flop_given) {}
   const std::int64_t flop;

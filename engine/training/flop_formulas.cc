@@ -27,7 +27,7 @@ std::int64_t of_matrices(Inputs inputs) {
   return of_product(sizes_of(inputs, kA), sizes_of(inputs, kA + 1));
 }
 
-/// Returns the sizes of a convolution's result in space. Each place of the result meets the whole filter.
+/// Returns the spatial sizes of a convolution's result. Each position of the result is computed with the whole filter.
 Sizes places(Sizes sizes) { return sizes.slice(2); }
 
 std::int64_t of_convolution(Sizes where, std::int64_t batch, Sizes weight) {
@@ -47,8 +47,8 @@ std::int64_t places_of_result(Sizes input, Sizes weight, const c10::List<std::in
   return all;
 }
 
-/// convolution(input, weight, bias, stride, padding, dilation, transposed, output_padding, groups). Each place of the
-/// result meets the filter, and where it is transposed each place of the input.
+/// convolution(input, weight, bias, stride, padding, dilation, transposed, output_padding, groups). The filter is
+/// applied at each position of the result; in a transposed convolution, at each position of the input.
 std::int64_t convolution(Inputs inputs) {
   const Sizes input = sizes_of(inputs, 0), weight = sizes_of(inputs, 1);
   if (inputs[6].toBool()) return of_convolution(places(input), input[0], weight);

@@ -9,7 +9,7 @@
 namespace tessera {
 
 /// The floating-point operations of one call of an operator, from its inputs in the order of its schema. A
-/// multiplication and an addition are two. FlopCounter is the caller.
+/// multiplication and an addition count as two operations. FlopCounter is the caller.
 using FlopFormula = std::int64_t (*)(c10::ArrayRef<c10::IValue> inputs);
 
 /// Returns the formula of an operator such as "aten::mm", or null where it is not counted. It counts the same operators

@@ -6,7 +6,7 @@
 namespace tessera {
 namespace {
 
-/// A step that is this much shorter is worth another deal.
+/// Another deal is made if it shortens a step to less than this share of its time.
 constexpr double kWorth = 0.97;
 constexpr double kLeastSeconds = 1e-9;  // clocks may show less
 
@@ -59,7 +59,8 @@ bool MicrobatchDealer::add(std::span<const double> busy_seconds, std::span<const
   return true;
 }
 
-/// Gives each microbatch, one after the other, to the rank that would end first with it. No whole deal ends sooner.
+/// Gives each microbatch, one after the other, to the rank that would end first with it. No other deal of whole
+/// microbatches ends sooner.
 void MicrobatchDealer::share_out() {
   std::ranges::fill(counts_, 1);
   for (std::int64_t left = order_.all() - order_.ranks; left > 0; --left) {

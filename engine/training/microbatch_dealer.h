@@ -23,7 +23,7 @@ class MicrobatchDealer {
   /// Returns the runs of the next step.
   const MicrobatchOrder& order() const { return order_; }
   /// Adds a step: `busy_seconds` [rank]. Returns whether `order` has changed. `computed` [rank]: the microbatches on
-  /// which they were spent ("deal.backups"); empty: those of the runs.
+  /// which the seconds were spent ("deal.backups"); empty: those of the runs.
   bool add(std::span<const double> busy_seconds, std::span<const std::int64_t> computed = {});
 
  private:
@@ -34,7 +34,7 @@ class MicrobatchDealer {
   MicrobatchOrder order_;
   const std::size_t window_;
   std::vector<std::vector<double>> busy_;      ///< [rank][step of this window]: seconds of one microbatch
-  std::vector<double> seconds_;                ///< [rank]: of one microbatch
+  std::vector<double> seconds_;                ///< [rank]: seconds of one microbatch
   std::vector<std::int64_t> counts_, before_;  ///< [rank]: microbatches of the next step, and of the runs before
 };
 

@@ -51,7 +51,8 @@ bool is_allowed(const StrategyKey& row, double number) {
   return std::isfinite(number) && row.range.contains(number);
 }
 
-/// Says where momentum begins, and where it is switched off before it has any gradient.
+/// Throws if momentum is set to a value above 0 where it has no memory. The message says how a program begins with
+/// momentum, and how it switches it off.
 void expect_momentum(const std::string& name, double momentum, bool has_memory) {
   expect(has_memory || momentum == 0, "set_option: ", name, " ", momentum,
          " has no memory, since the strategy's optimizer.", name,
@@ -84,7 +85,7 @@ void Training::set_lr(const std::string* group, double lr) {
 }
 
 void Training::set_epoch_samples(std::int64_t samples) {
-  constexpr std::int64_t kMost = 1'000'000'000'000;  // as the strategy's key has it
+  constexpr std::int64_t kMost = 1'000'000'000'000;  // the limit of the strategy's key
   expect(samples > 0 && samples <= kMost, "set_epoch_samples wants a number from 1 to 1e12, got ", samples,
          ". [T0906] hint: give the samples that one epoch has over all ranks");
   expect(window.microbatch == 0,

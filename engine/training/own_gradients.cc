@@ -1,7 +1,7 @@
-// The part of a step that "noise_scale" needs: the squared norms of what this rank contributes to sums of ranks. Where
-// each microbatch is reduced, those are its microbatches' norms. Where gradients are added up until the last one, it is
-// the norm of this rank's sum. A rank alone knows the sum of its first microbatches too, after each, and that is a
-// smaller batch than all of them.
+// The part of a step that "noise_scale" needs: the squared norms of what this rank contributes to sums over ranks.
+// Where each microbatch is reduced, those are its microbatches' norms. Where gradients are added up until the step's
+// last microbatch, it is the norm of this rank's sum. A single rank also knows the sum after each of its first
+// microbatches, which is a smaller batch than all of them.
 
 #include "engine/training/training.h"
 

@@ -42,7 +42,7 @@ MeshAxes ReplicaSync::axes(const Mesh& mesh, const MeshAxes& whole) {
   }
   board_ = std::make_unique<PeerBoard>(std::move(group), strategy_.comm.timeout_s);
   MeshAxes axes = alone();
-  if (now_.is_hogwild()) axes.gather = value_or_throw(groups_of(mesh).world("hogwild"));  // its parameters are there
+  if (now_.is_hogwild()) axes.gather = value_or_throw(groups_of(mesh).world("hogwild"));  // holds hogwild's parameters
   if (now_.type == SyncType::kBackups) axes.readers = value_or_throw(groups_of(mesh).world("backups"));
   return axes;
 }

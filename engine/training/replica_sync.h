@@ -43,9 +43,9 @@ class ReplicaSync {
 
   /// Returns whether replicas train apart now.
   bool is_apart() const { return trains_apart(now_); }
-  /// Returns whether they will train apart only later (SyncConfig::start_step).
+  /// Returns whether replicas will begin to train apart only later (SyncConfig::start_step).
   bool comes_later() const { return trains_apart(later_) && !is_apart(); }
-  /// Returns whether they begin or end to train separately after `steps` steps. Training is then planned anew.
+  /// Returns whether replicas begin or stop to train separately after `steps` steps. Training is then planned anew.
   bool changes_after(std::int64_t steps) const { return trains_apart(later_.after(steps)) != is_apart(); }
   /// Returns the configuration that is in effect.
   const SyncConfig& config() const { return now_; }
@@ -60,8 +60,8 @@ class ReplicaSync {
              const MeshAxes& whole, const Accelerator& accelerator, MemoryUse& use);
   /// Makes the step of a rank with common parameters; null if ranks have none. Call it after `begin`.
   std::unique_ptr<Step> make_step(const StepContext& context, GradientNorm& norm) const;
-  /// Where ranks have copies that they pull, pulls units from now on when they are read, and returns true: operators
-  /// are to be watched. `on_pulled` is told of units whose values have changed.
+  /// Makes reads of units pull them from now on, if ranks have copies that they pull. Returns true then: operators must
+  /// be watched. `on_pulled` is told of units whose values have changed.
   bool pulls(const std::vector<std::unique_ptr<Unit>>& units, std::function<void(Unit&)> on_pulled,
              UnitKeeper::OnFailure on_failure);
   /// Counts from now on how long each unit's pulls take (PulledParameters::time_pulls).
@@ -75,7 +75,7 @@ class ReplicaSync {
     if (PulledParameters* const shards = pulled()) shards->take_newest();
   }
 
-  // The next functions are those of OuterSteps, or of CommonParameters.
+  // The next functions call those of OuterSteps or of CommonParameters.
   void after(std::int64_t step) {
     if (outer_) outer_->after(step);
   }
@@ -111,7 +111,7 @@ class ReplicaSync {
     counts.reduced_bytes += outer_->sent_bytes();
   }
 
-  /// Returns the seconds of outer steps; a Step has those of asynchronous ranks.
+  /// Returns the seconds of outer steps; the Step counts the seconds of asynchronous ranks.
   double communication_seconds() const { return outer_ ? outer_->seconds() : 0; }
 
  private:
@@ -127,8 +127,8 @@ class ReplicaSync {
   std::unique_ptr<PeerBoard> board_;
   std::unique_ptr<CommonParameters> common_;
   PushedParameters* pushed_ = nullptr;  ///< common_ if ranks push gradients to it; else null
-  FirstGradients* first_ = nullptr;     ///< common_, with "backups"
-  ServedShards* served_ = nullptr;      ///< common_, where servers own the shards
+  FirstGradients* first_ = nullptr;     ///< common_ if "sync" is backups; else null
+  ServedShards* served_ = nullptr;      ///< common_ if servers own the shards; else null
   std::unique_ptr<Pulls> pulls_;
 };
 

@@ -51,7 +51,8 @@ std::string hint_of_queue_depth(const MemoryPlan& plan) {
                   format_bytes(deeper.use().total() - plan.use().total()), " more");
 }
 
-/// Returns an empty text where the strategy names all numbers whose defaults differ in another version.
+/// Returns a text about defaults that other versions have otherwise. It is empty where the strategy names all these
+/// numbers.
 std::string words_of_changed_defaults(const OptimizerConfig& optimizer) {
   std::string text;
   for (const ChangedDefault& each : changed_defaults(optimizer))

@@ -100,7 +100,8 @@ constexpr int kPartOnHost = 1;
 using LeadsOverHost = std::shared_ptr<Collectives> (*)(std::shared_ptr<Collectives>, std::shared_ptr<Collectives>,
                                                        DeviceKernels&, const CallSlots&);
 
-/// Leads calls of `axis` over `on_host`, in pinned memory as large as the plan says. `what` lies there, for an error.
+/// Makes calls of `axis` go over `on_host`, in pinned memory as large as the plan says. `what` names the content of
+/// that memory, for an error.
 void lead(std::shared_ptr<Collectives>& axis, const std::shared_ptr<Collectives>& on_host, LeadsOverHost leads,
           const MemoryPlan::SlotsOnHost& slots, const char* what, const Job& job) {
   if (slots.bytes() == 0) return;
@@ -111,8 +112,8 @@ void lead(std::shared_ptr<Collectives>& axis, const std::shared_ptr<Collectives>
   axis = leads(axis, on_host, kernels, {give(static_cast<std::size_t>(slots.bytes())), slots.slots, slots.slot_bytes});
 }
 
-/// Has the hosts of GPUs make the sums of both axes that are compressed, in pinned memory as large as the plan says.
-/// Returns its bytes. It is collective.
+/// Lets the hosts of GPUs make the compressed sums of both axes, in pinned memory as large as the plan says. Returns
+/// the bytes of that memory. It is collective.
 std::int64_t compress_on_host(MeshAxes& axes, const MemoryPlan::SlotsOnHost& shard,
                               const MemoryPlan::SlotsOnHost& replicate, const Job& job) {
   if (shard.bytes() + replicate.bytes() == 0) return 0;
@@ -123,8 +124,8 @@ std::int64_t compress_on_host(MeshAxes& axes, const MemoryPlan::SlotsOnHost& sha
   return shard.bytes() + replicate.bytes();
 }
 
-/// Has the hosts of GPUs make the all-gathers in another form, in groups of their own. Returns the bytes of pinned
-/// memory. It is collective.
+/// Lets the hosts of GPUs make those all-gathers that send another form, in groups of their own. Returns the bytes of
+/// pinned memory. It is collective.
 std::int64_t gather_on_host(MeshAxes& axes, const MemoryPlan& plan, const Job& job) {
   const MemoryPlan::SlotsOnHost shard = plan.gathers_on_host(), replicate = plan.replica_gathers_on_host();
   if (shard.bytes() + replicate.bytes() == 0) return 0;
@@ -170,8 +171,8 @@ Training::Training(Job& job_given, std::int64_t steps) : job(job_given), sync(jo
 
 Training::~Training() = default;
 
-/// Does everything that needs no other rank. Where it throws, nothing has happened: another Engine over the module goes
-/// on.
+/// Does everything that needs no other rank. Where it throws, nothing has happened: another Engine over the module
+/// still works.
 void Training::look_at_module() {
   const Strategy& strategy = job.strategy;
   throw_if_error(check_strategy(strategy));
@@ -215,7 +216,7 @@ void Training::make_plan(bool continues) {
   if (job.mesh.rank() == 0) report_plan(continues);
   check_memory_limit(plan, strategy, scene.shares_memory);
   if (!sync.comes_later()) return;
-  PlanScene later = plan_scene(strategy.sync, job.position, topology, abilities);  // that of the plan at start_step
+  PlanScene later = plan_scene(strategy.sync, job.position, topology, abilities);  // scene of the plan at start_step
   later.offloaded_step = scene.offloaded_step;
   check_memory_limit(tessera::make_plan(units, strategy, later, *optimizer), strategy, later.shares_memory);
 }
@@ -224,7 +225,8 @@ void Training::set_up(DurableFiles* durable, bool continues) {
   const Strategy& strategy = job.strategy;
   const ComputeDevice device = job.accelerator.device;
   const NamedTensors whole = whole_tensors(*job.module, strategy.units);
-  // This is made before memory. If modules differ, ranks then learn which parameter differs, and not only a size.
+  // This is made before memory is allocated. If modules differ, ranks then learn which parameter differs, and not only
+  // a size.
   FirstValues first_values(units, *job.axes.control);
   if (plan.has_secondary())
     axes.secondary = value_or_throw(groups_of(job.mesh).secondary(axes, plan.placement().secondary.ranks));

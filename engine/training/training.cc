@@ -180,7 +180,8 @@ StepResult Training::take_step() {
   return result;
 }
 
-/// Decides who computes which microbatches from the next step on. Ranks know alike how long each was busy.
+/// Decides who computes which microbatches from the next step on. All ranks have the same numbers of how long each was
+/// busy.
 void Training::deal_next_step() {
   if (!dealer || step->busy_seconds().empty()) return;
   const std::span<const std::int64_t> computed = claims ? claims->computed() : std::span<const std::int64_t>();
@@ -219,7 +220,8 @@ void Training::forget_what_is_skipped(const StepResult& result) {
 void Training::note_times(StepResult& result) {
   const DataSeconds brought = data_seconds_of_this_thread();
   result.data_seconds = times.data.take();
-  // The thread that drives the Engine may have changed, and these sums are a thread's, so a difference may be below 0.
+  // The thread that drives the Engine may have changed, and each thread has sums of its own, so a difference may be
+  // below 0.
   result.batch_seconds = std::max(0.0, brought.batches - times.brought.batches);
   result.upload_seconds = std::max(0.0, brought.uploads - times.brought.uploads);
   times.brought = brought;
@@ -293,9 +295,9 @@ void Training::begin_next_step() {
   gathering.log->reset();
   if (claims) claims->begin_step(dealer->order());
   drop_microbatches();
-  // Where units are updated in backward, or sums are a tree over microbatches, a unit whose gradients were taken for
-  // complete could not take another, so all are waited for. Besides, a step in which no microbatch counted does not
-  // predict the next one.
+  // All gradients are waited for where units are updated in backward, or where sums are a tree over microbatches. A
+  // unit that was taken for complete could not take another gradient there. Besides, a step in which no microbatch
+  // counted does not predict the next one.
   const bool waits_for_all = updates_in_backward() || job.strategy.reproducible;
   const std::vector<char>* const used = waits_for_all ? nullptr : step->known_used();
   if (used && std::ranges::any_of(*used, [](char each) { return each != 0; })) gradients.reducer->expect(*used);

@@ -90,7 +90,7 @@ struct Window {
   RoundLog rounds;
   std::optional<RoundMeeting> meeting;  ///< meeting for the next microbatch, on a rank without a batch
   bool has_looked_at_loss = false;      ///< Training::warn_of_factor
-  bool knows_microbatches = false;      ///< the program has asked which are this rank's, or was warned
+  bool knows_microbatches = false;      ///< the program has asked for this rank's microbatches, or was warned
   std::optional<std::int64_t> asked;    ///< what Engine::microbatch told the program since the last microbatch
   std::uint32_t seed = 0;               ///< under "reproducible": seed of the run's numbers (Training::take_seed)
 };
@@ -140,7 +140,7 @@ struct Training {
   /// changes, the step is made anew and the result is true. Step::resume must follow. Call it between steps.
   bool use_defaults(std::int64_t version);
   void report_frozen_states() const;
-  /// Where parameters are copies that this rank pulls ("sync"), makes them the newest values, which the module keeps
+  /// Where parameters are copies that this rank pulls ("sync"), gives them the newest values, which the module keeps
   /// when its Engine ends. A failure goes to the log.
   void take_newest_values();
   /// Parameters that were gathered refuse access from now on, and their shards wait for the next Engine. Others stay
@@ -168,16 +168,16 @@ struct Training {
   /// Returns which microbatches of the step under way this rank computes, if they are neighbours. Throws tessera::Error
   /// (64) where they are not.
   MicrobatchRun run_of_step() const;
-  /// Returns how many they are: gradient_accumulation, unless they are dealt.
+  /// Returns the number of this rank's microbatches in a step: gradient_accumulation, unless microbatches are dealt.
   std::int64_t microbatches() const {
     return dealer ? dealer->order().count_of(job.mesh.rank()) : plan.wire().accumulation;
   }
   /// Returns the number, in its step over all ranks, of the microbatch that this rank computes next (MicrobatchOrder).
   std::int64_t microbatch() const;
   // Agrees on a seed under "reproducible", and otherwise does nothing (microbatch_seed.cc).
-  /// Takes the run's seed from LibTorch's generator: rank 0's for all ranks. It is collective.
+  /// Takes the run's seed from LibTorch's generator: all ranks take the seed of rank 0. It is collective.
   void agree_on_seed();
-  /// Takes the seed likewise, where all ranks have the run's generator as a checkpoint keeps it (generator_to_keep).
+  /// Takes the seed from LibTorch's generator, which all ranks have as a checkpoint keeps it (generator_to_keep).
   void take_seed();
   /// Sets LibTorch's generator for the microbatch that comes next.
   void seed_microbatch() const;
@@ -187,7 +187,7 @@ struct Training {
   bool step_is_due() const { return claims ? !claims->next() : window.microbatch == microbatches(); }
   /// Releases all units that this rank has gathered, since their values will change.
   void drop_gathered();
-  /// It is called when parameters have other values than graphs and checks know.
+  /// It is called when parameters have got new values, which older graphs and checks do not know.
   void accept_new_values();
   /// Sets the learning rate of a group, or of all parameters if it is null.
   void set_lr(const std::string* group, double lr);
@@ -195,7 +195,8 @@ struct Training {
   void set_option(const std::string* group, const std::string& name, std::span<const double> numbers);
   /// Sets the length of an epoch (Engine::set_epoch_samples). It is collective.
   void set_epoch_samples(std::int64_t samples);
-  /// Returns these numbers by key, for a group, or for parameters in no group (FlatParameter::kNoGroup).
+  /// Returns the numbers of the update rule by key, for a group, or for parameters in no group
+  /// (FlatParameter::kNoGroup).
   std::map<std::string, std::vector<double>> options(std::size_t group) const;
   /// Returns where the group stands among optimizer.groups. Throws tessera::Error (64) if there is none of this name.
   std::size_t index_of_group(const char* what, const std::string& group) const;
@@ -208,7 +209,7 @@ struct Training {
   bool passes_over_microbatch();
   // These measure a step for "noise_scale", and otherwise do nothing (own_gradients.cc).
   bool measures_noise() const;
-  /// This is called when a microbatch with a batch, of this weight, is over.
+  /// This is called at the end of a microbatch that has a batch. `weight` is the microbatch's weight.
   void note_own_microbatch(double weight);
   /// This is called when all microbatches of the step are over.
   void note_own_step();
@@ -221,10 +222,10 @@ struct Training {
   /// Returns whether ranks do more together in a microbatch than sum gradients in the agreed order.
   bool gathers_with_others() const { return gathering.residency && job.mesh.world_size() > 1; }
   /// Returns whether any rank has a batch, before a microbatch. If a rank without a batch cannot know what the others
-  /// will do, these tell it (RoundMeeting). It is collective.
+  /// will do, the others tell it (RoundMeeting). It is collective.
   bool any_rank_has_batch(bool own);
   StepResult take_step();
-  /// Implements Engine::time_calls. `known`: what another Training of the same units measured, to go on with, or null.
+  /// Implements Engine::time_calls. `known`: what another Training of the same units has measured so far, or null.
   void time_calls(std::unique_ptr<CallLatencies> known = nullptr);
   void drop_microbatches();
   /// Makes an outer step now, if replicas may differ ("sync"). `what`: the call that needs it. It is collective over
@@ -233,7 +234,7 @@ struct Training {
 
   Job& job;
   /// The code in engine/saving sets it. It is called before training state changes, and waits for the commit under way.
-  /// It is collective if there is one.
+  /// It is collective if a commit is under way.
   std::function<void()> settle_commit;
   std::unique_ptr<Optimizer> optimizer;
   MeshAxes axes;  ///< axes of this rank's replica, if replicas train by themselves ("sync"); else axes of the mesh
@@ -261,7 +262,7 @@ struct Training {
   void note_times(StepResult& result);
   void report_plan(bool continues) const;
   bool shares_memory() const;
-  /// Makes the step with the optimizer's numbers from the strategy.
+  /// Creates `step`, with the optimizer's numbers from the strategy.
   void make_step();
   void set_up_gradients();
   void set_up_gathering();

@@ -16,8 +16,8 @@ namespace tessera {
 namespace {
 
 constexpr std::size_t kLongestName = 200, kMostUnused = 8;
-constexpr std::size_t kMostNearNames = 8;     ///< near names are looked for if at most so many tensors are missing
-constexpr std::size_t kMostCandidates = 500;  ///< near names are looked for if at most so many names are left
+constexpr std::size_t kMostNearNames = 8;     ///< similar names are looked for if at most this many tensors are missing
+constexpr std::size_t kMostCandidates = 500;  ///< similar names are looked for if at most this many names are left
 constexpr std::int64_t kComparedElements = std::int64_t{1} << 20;
 
 /// Returns the reason why values of the file's type cannot become `type`; empty where they can.

@@ -26,7 +26,7 @@ struct MatchRules {
   TensorNames names = {};                 ///< ImportOptions::names
   std::vector<std::string> ignored = {};  ///< ImportOptions::ignored
   /// Makes the hint for names that do not fit. `wanted`: the names that the files should have, in the model's order;
-  /// `in_file`: those that they have.
+  /// `in_file`: the names that they have.
   std::function<std::string(const std::vector<std::string>& wanted, const std::vector<std::string>& in_file)> hint = {};
 };
 /// Returns the rules that a program's options ask for.

@@ -19,8 +19,9 @@ namespace tessera {
 /// | `*.index.json` of a model in several files, which are all of one kind   | those files              |
 /// | a folder with model.safetensors or pytorch_model.bin, or an index of it | that file or those files |
 ///
-/// Errors, with the path in front: 66 missing; 77 no permission; 71; 74; 65 damaged, or another kind of file, which is
-/// named with its remedy; and those of choose_part.
+/// Errors, with the path in front: 66 if the file is missing; 77 without permission; 71 if memory or file descriptors
+/// run out; 74 if a read fails; 65 if the file is damaged or of another kind, which is named with its remedy; and those
+/// of choose_part.
 absl::StatusOr<std::unique_ptr<TensorSource>> open_weights(const std::filesystem::path& path,
                                                            const WeightsRequest& request);
 

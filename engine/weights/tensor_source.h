@@ -31,13 +31,14 @@ class TensorSource {
   TensorSource& operator=(const TensorSource&) = delete;
 
   virtual const std::map<std::string, StoredTensor>& tensors() const = 0;
-  /// Returns the entries beside the tensors that are no tensors, with a description: {"epoch", "a number"}.
+  /// Returns the entries that are no tensors, each with a description: {"epoch", "a number"}.
   virtual const std::vector<std::pair<std::string, std::string>>& others() const = 0;
   /// Returns the keys in the files that do not belong to the chosen part, such as "optimizer".
   virtual const std::vector<std::string>& unused() const = 0;
 
   /// Reads elements [first, first + numel) of a tensor, counted row by row: [numel], on the CPU, in the file's type.
-  /// The result may be a view of memory that other tensors have too, so it must not be written. Errors: 65, 71, 74.
+  /// The result may be a view of memory that other tensors have too, so it must not be written. Errors: 65 if the file
+  /// is damaged; 71 if memory runs out; 74 if a read fails.
   /// REQUIRES: there is such a tensor, with such elements.
   virtual absl::StatusOr<at::Tensor> read(const std::string& name, std::int64_t first, std::int64_t numel) = 0;
 };

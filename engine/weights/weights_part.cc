@@ -77,7 +77,7 @@ struct Candidate {
 
 using IsWanted = std::function<bool(std::string_view name)>;
 
-/// Lists all candidates, each behind the one above it, and counts how many names each has.
+/// Lists all candidates, each behind the one that contains it, and counts how many names each has.
 class Search {
  public:
   Search(const WeightsNode& root, const IsWanted& is_wanted) : is_wanted_(is_wanted) { visit(root, 0); }
@@ -203,7 +203,8 @@ absl::Status list_and_refuse(const WeightsNode& root, const std::string& what) {
                     what + ":" + joined(lines, "") + "\n[T0342] hint: choose one of them by " + say(phrases::kPart));
 }
 
-/// Finds the way that a path of keys names. A key may have a slash in it, so each way to read the path is tried.
+/// Finds the nodes through which a path of keys leads. A key may have a slash in it, so each way to read the path is
+/// tried.
 bool find_way(const WeightsNode& node, std::string_view path, std::vector<const WeightsNode*>& way) {
   way.push_back(&node);
   if (path.empty()) return true;
@@ -271,7 +272,7 @@ absl::StatusOr<std::vector<const WeightsNode*>> way_by_names(const WeightsNode& 
   const IsWanted has_it = [&](std::string_view name) {
     return request.wanted.contains(name_without(name, request.without));
   };
-  // A name resembles a wanted one where it has a prefix more, or less.
+  // A name resembles a wanted name if one of them is the other with a prefix.
   std::set<std::string, std::less<>> ends;
   for (const std::string& name : request.wanted)
     any_end_of(name, [&](std::string_view end) { return ends.emplace(end), false; });

@@ -40,8 +40,8 @@ absl::StatusOr<WeightsPart> choose_part(const WeightsNode& root, const WeightsRe
 /// a dot, any number of times. The last word of a name is never left out.
 std::string name_without(std::string_view name, const std::vector<std::string>& pieces);
 
-/// Returns a hint that says which pieces or prefix the module's names (`wanted`) and those of the file differ by; empty
-/// where no piece or prefix explains the difference.
+/// Returns a hint that names the pieces or the prefix by which the module's names (`wanted`) differ from those of the
+/// file. It is empty where no piece or prefix explains the difference.
 std::string hint_of_pieces(const std::set<std::string>& wanted, const std::vector<std::string>& in_file);
 
 }  // namespace tessera

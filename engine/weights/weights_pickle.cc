@@ -117,7 +117,7 @@ std::optional<Value> rebuilt_tensor(const std::string& function, const std::vect
   if (arguments.size() < (names_type ? 7 : 4) || arguments[0].kind != Value::kStorage ||
       arguments[1].kind != Value::kNumber)
     return std::nullopt;
-  // These are hooks and attributes. Attributes such as "conj" change the values, so such tensors are refused.
+  // These arguments are hooks and attributes. Attributes such as "conj" change the values, so such tensors are refused.
   for (std::size_t i = 4; i < arguments.size(); ++i) {
     if (arguments[i].kind == Value::kContainer && !arguments[i].container->items().empty()) return std::nullopt;
   }
@@ -363,8 +363,8 @@ class Reader {
     return append(std::move(items));
   }
 
-  /// Sets attributes of the object below them on the stack. Attributes of a module are its tensors and modules; those
-  /// of a dictionary, such as the _metadata of a state_dict, are dropped.
+  /// Sets attributes of an object, which lies below them on the stack. Attributes of a module are its tensors and
+  /// modules; those of a dictionary, such as the _metadata of a state_dict, are dropped.
   absl::Status build() {
     TESSERA_ASSIGN_OR_RETURN(const Value state, pop());
     TESSERA_ASSIGN_OR_RETURN(const Value* value, top());

@@ -18,7 +18,7 @@ struct PickledTensor {
   std::string type;                ///< "FloatStorage"; or "float8_e4m3fn", a type without a storage class
   std::int64_t storage_numel = 0;  ///< elements; bytes if is_untyped
   bool is_untyped = false;
-  std::int64_t offset = 0;  ///< elements before the first one
+  std::int64_t offset = 0;  ///< elements of the storage before the tensor's first one
   std::vector<std::int64_t> sizes, strides;
 };
 

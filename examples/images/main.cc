@@ -5,8 +5,8 @@
 //   images latency --data digits:digits.csv --out runs/digits
 //   tessera launch -n 2 -- images sweep --data digits:digits.csv --out runs/digits
 //
-// `train` goes on where the folder's last checkpoint is, on as many ranks as there are then: --batch counts the samples
-// of a step over all ranks, so another number of ranks changes no rate. Each epoch is a row of epochs.csv.
+// `train` goes on from the folder's last checkpoint, on any number of ranks. --batch counts the samples of a step over
+// all ranks, so another number of ranks changes no learning rate. Each epoch is a row of epochs.csv.
 
 #include <ATen/Functions.h>
 #include <tessera/checkpoint.h>
@@ -168,7 +168,7 @@ void train(const Options& options) {
   }
 }
 
-/// The p-th percentile of values that it sorts.
+/// Sorts `values`, and returns their percentile `p`, from 0 to 1.
 double percentile(std::vector<double>& values, double p) {
   std::sort(values.begin(), values.end());
   return values[static_cast<std::size_t>(p * static_cast<double>(values.size() - 1) + 0.5)];
@@ -201,8 +201,8 @@ void latency(const Options& options) {
   }
 }
 
-/// Steps with gradients in buckets of `megabytes`, on one batch: the median of their seconds, the share of
-/// communication, and the last loss.
+/// The results of steps with gradients in buckets of `megabytes`, on one batch: the median of their seconds, the share
+/// of communication, and the last loss.
 struct Bucket {
   double seconds = 0, share = 0, loss = 0;
 };

@@ -17,11 +17,12 @@ namespace tessera {
 
 class Engine;
 
-/// The content of a checkpoint beside an Engine. Rank 0's tensors and texts are saved; those of other ranks are not.
+/// The content of a checkpoint in addition to the Engine's own state. Rank 0's tensors and texts are saved; those of
+/// other ranks are not.
 struct CheckpointItems {
-  /// tensors by name: dense, of numbers or bools, on any device; rank 0's are saved
+  /// tensors by name: dense, of numbers or bools, on any device; those of rank 0 are saved
   std::map<std::string, at::Tensor> tensors;
-  std::map<std::string, std::string> json;  ///< JSON texts by name; rank 0's are saved
+  std::map<std::string, std::string> json;  ///< JSON texts by name; those of rank 0 are saved
   /// place in the data: TokenBatches::cursor, taken after the last microbatch that was trained on
   std::optional<SamplerCursor> data;
 };
@@ -54,7 +55,7 @@ struct LoadedCheckpoint {
   std::vector<std::string> inexact;
 };
 
-/// Writes everything that training needs to go on into a new folder inside `folder`, and returns that folder's path.
+/// Writes everything that training needs to continue into a new folder inside `folder`, and returns that folder's path.
 /// `folder`/latest names it from then on:
 ///
 ///   tessera::save_checkpoint(engine, "runs/a/checkpoints", {.data = batches.cursor()}, {.keep = 3});
@@ -75,7 +76,7 @@ struct LoadedCheckpoint {
 /// and Engine::set_trainable wait for the end and throw the error likewise. An Engine's destructor waits too, and logs
 /// the error.
 ///
-/// The call is collective and stands between steps; the thread that drives the Engine makes it. Errors
+/// The call is collective and is made between steps; the thread that drives the Engine makes it. Errors
 /// (tessera::Error), the same on every rank: 64 between backward and step, or under Gathered; 73, 74, 77 where a file
 /// cannot be written (the message names the rank and the file). Nothing has changed after these, and training can go
 /// on.
@@ -99,7 +100,7 @@ std::optional<CheckpointProgress> checkpoint_progress(Engine& engine);
 /// Engine::set_trainable. The schedule's learning rates, clipping and sharding are not loaded: they come from the
 /// Engine's strategy.
 ///
-/// The call is collective and stands between steps. It checks all files before it changes anything. Errors
+/// The call is collective and is made between steps. It checks all files before it changes anything. Errors
 /// (tessera::Error), the same on every rank: 66 no checkpoint; 65 it is damaged (the message has file, offset, wanted
 /// and got) or belongs to another model or optimizer (the message has all names); 74 a file cannot be read. The Engine
 /// is as it was unless the message says otherwise.

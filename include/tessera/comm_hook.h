@@ -28,7 +28,7 @@ class Collectives;
 ///
 /// The Engine calls `sum` for each bucket of gradients as soon as backward has completed that bucket, in the same order
 /// on every rank. A communication thread makes the call over a network, while backward goes on; otherwise the thread of
-/// backward makes it. It therefore hides behind backward as all reductions do. One call runs at a time.
+/// backward makes it. The call therefore overlaps with backward, as all reductions do. One call runs at a time.
 ///
 /// A hook needs a strategy under which a rank has all gradients of a unit in one place: NO_SHARD, SHARD_OPTIMIZER or
 /// SHARD_GRADIENTS, with units or `units.bucket_cap_mb` as buckets. Where GPUs train, their hosts make these sums, so a

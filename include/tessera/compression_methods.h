@@ -10,13 +10,14 @@ namespace tessera {
 // Methods of compression (CompressionConfig::method), each with its numbers. They sum gradients of which not all are
 // sent. A method that keeps gradients adds what a rank did not send to its next contribution (error feedback).
 
-/// "none": all gradients go, as CompressionConfig::gradients and sums say.
+/// "none": all gradients are sent, in the forms of CompressionConfig::gradients and sums.
 struct NoMethodConfig {
   /// Whether the method adds what a rank did not send to its next contribution. Each method has this constant.
   static constexpr bool kKeepsGradients = false;
 };
 
-/// "power_sgd": gradients of matrices go as two factors, where those are shorter (PowerSGD, arXiv 1905.13727).
+/// "power_sgd": gradients of matrices are sent as two factors, where the factors are shorter (PowerSGD, arXiv
+/// 1905.13727).
 struct PowerSgdConfig {
   static constexpr bool kKeepsGradients = true;
   std::int64_t rank = 4;  ///< how many columns each factor has
@@ -42,26 +43,27 @@ struct SignMajorityConfig {
   static constexpr bool kKeepsGradients = false;
 };
 
-/// "sign_feedback": signs go, times the mean magnitude of their neighbours (EF-signSGD, arXiv 1901.09847).
+/// "sign_feedback": signs are sent, with the mean magnitude of neighbouring gradients (EF-signSGD, arXiv 1901.09847).
 struct SignFeedbackConfig {
   static constexpr bool kKeepsGradients = true;
 };
 
-/// "one_bit": contributions and sums both go as one bit an element, both with error feedback (arXiv 2102.02888).
+/// "one_bit": contributions and sums are both sent as one bit an element, both with error feedback (arXiv 2102.02888).
 struct OneBitConfig {
   static constexpr bool kKeepsGradients = true;
   double momentum = 0;  ///< above 0: ranks send momentum with this factor in place of gradients, as 1-bit Adam does
 };
 
-/// "qsgd": gradients go as levels of the norm of their neighbours, rounded stochastically (QSGD, arXiv 1610.02132).
+/// "qsgd": gradients are sent as levels, which are fractions of the norm of their neighbours, rounded stochastically
+/// (QSGD, arXiv 1610.02132).
 struct QsgdConfig {
   static constexpr bool kKeepsGradients = false;
   std::int64_t levels = 7;  ///< number of levels
   std::int64_t seed = 0;    ///< seed of the random numbers
 };
 
-/// "terngrad": gradients go as -1, 0 or 1 times the largest of their neighbours, rounded stochastically (TernGrad,
-/// arXiv 1705.07878).
+/// "terngrad": gradients are sent as -1, 0 or 1 times the largest magnitude of their neighbours, rounded stochastically
+/// (TernGrad, arXiv 1705.07878).
 struct TernGradConfig {
   static constexpr bool kKeepsGradients = false;
   std::int64_t seed = 0;  ///< seed of the random numbers

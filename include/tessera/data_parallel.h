@@ -82,9 +82,8 @@ class DataParallel {
   /// counts nothing, even if its gradients are NaN. Throws Error (64) for a weight that is negative or not finite.
   void set_weight(double weight);
 
-  /// Takes part in the averaging of a rank that has no batch, while other ranks run a backward: this rank counts
-  /// nothing and gets the mean in every `.grad`. It is collective with the others' backward. Throws Error (64) under a
-  /// NoSync.
+  /// Call it on a rank that has no batch, while other ranks run a backward. This rank counts nothing and gets the mean
+  /// in every `.grad`. It is collective with the others' backward. Throws Error (64) under a NoSync.
   void backward_nothing();
 
   /// Gives every rank rank 0's buffers (such as running statistics of a BatchNorm). The call is collective.

@@ -21,8 +21,8 @@ class InitTape;
 /// draws). The tape keeps the generator's state before each random operator. The values, and whatever is drawn
 /// afterwards, are therefore those of eager construction bit for bit, in whatever order tensors are materialised later.
 ///
-/// An operator that needs a value (`item()`, `equal`, ...) computes the tensors it reads at once. Code that takes
-/// `data_ptr()` of a deferred tensor gets a c10::Error that says so.
+/// An operator that needs a value (`item()`, `equal`, ...) causes the tensors that it reads to be computed immediately.
+/// Code that takes `data_ptr()` of a deferred tensor gets a c10::Error that says so.
 class DeferredInitScope {
  public:
   /// The content of the tape.

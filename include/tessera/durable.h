@@ -8,9 +8,9 @@ namespace tessera {
 
 class Engine;
 
-/// Durable steps: with `"durable": {"every": K, "dir": D}` in the strategy, every K steps everything that training
-/// needs to go on is on this host's disk. A run that ended at any moment, also by kill -9 or a power loss, goes on from
-/// the last such step, bit for bit.
+/// Durable steps: with `"durable": {"every": K, "dir": D}` in the strategy, everything that training needs to continue
+/// is on this host's disk after every K-th step. A run that ended at any moment, also by kill -9 or a power loss, goes
+/// on from the last such step, bit for bit.
 ///
 ///   const auto resumed = tessera::resume_durable(engine);   // in every run, before its first step
 ///   if (resumed) batches.resume(*resumed->items.data);
@@ -21,10 +21,10 @@ class Engine;
 ///   }
 ///   tessera::finish_commit(engine);
 ///
-/// State that lies on disk anyway (`"offload"`) is not written again. A commit records where it is, and that place is
-/// not overwritten until the next commit, since the state has a second place. State in memory is written to D. A commit
-/// holds what a checkpoint holds (save_checkpoint), in the form in which training has it. It therefore serves the same
-/// model, strategy and number of ranks, on the same hosts. A checkpoint loads anywhere.
+/// State that lies on disk anyway (`"offload"`) is not written again. A commit records where this state lies. That
+/// place is not overwritten until the next commit, since the state has a second place on the disk. State in memory is
+/// written to D. A commit holds what a checkpoint holds (save_checkpoint), in the form in which training has it. It
+/// therefore serves the same model, strategy and number of ranks, on the same hosts. A checkpoint loads anywhere.
 ///
 /// Some keys of the strategy may change from run to run: learning rate, schedule, weight decay, clipping and the like
 /// come from the new strategy, as with a checkpoint. Rates and options set by hand, and a dynamic loss scale, come from
@@ -33,13 +33,13 @@ class Engine;
 /// Each rank has files of its own: rank-NNNNN.* in D, and `tessera-durable-*` in the directories of offload.paths.
 
 /// Starts a commit after each `every`-th step (StepResult::step), and returns true; otherwise does nothing and returns
-/// false. `items`: rank 0's are stored, and resume_durable gives them to every rank.
+/// false. `items`: those of rank 0 are stored, and resume_durable gives them to every rank.
 ///
 /// A thread writes the commit beside the next forward and backward, straight from training's memory. The ranks wait
 /// until the commit is on the disk of all of them before the next update, or before anything else changes training
 /// state; with optimizer.in_backward before the next backward. D's first commit is complete when this returns.
 ///
-/// The call is collective and stands between steps. Errors (tessera::Error), the same on every rank: 64 as
+/// The call is collective and is made between steps. Errors (tessera::Error), the same on every rank: 64 as
 /// save_checkpoint, and where D holds a step of an earlier run from which this run did not go on. It also throws the
 /// errors of the previous commit, which this call is the first to tell: 73, 74, 77 a file could not be written. The
 /// commit before the failed one then stays the last. If a write or a sync failed, all later commits of this run fail
@@ -48,7 +48,7 @@ class Engine;
 bool commit_durable(Engine& engine, const CheckpointItems& items = {});
 
 /// Waits until the commit under way is on the disk of all ranks, and throws its error (see commit_durable). The call is
-/// collective and stands between steps.
+/// collective and is made between steps.
 void finish_commit(Engine& engine);
 
 /// Goes on from the last commit in D: parameters, optimizer states, step counts, loss scale, rates and options set by
@@ -56,7 +56,7 @@ void finish_commit(Engine& engine);
 /// where D never held a commit. A D whose commits are all damaged or gone is an error (65) of the Engine's constructor
 /// instead.
 ///
-/// The call is collective and stands before this run's first commit. Errors (tessera::Error), the same on every rank:
+/// The call is collective and is made before this run's first commit. Errors (tessera::Error), the same on every rank:
 /// 64 called too late, or without `"durable"`; 65 a file is damaged; 74 one cannot be read.
 std::optional<LoadedCheckpoint> resume_durable(Engine& engine);
 

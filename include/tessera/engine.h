@@ -45,9 +45,10 @@ class StepOutcome;
 ///
 /// Between outer steps (Strategy::sync) "ranks" means those of this rank's replica.
 struct StepResult {
-  /// Number of the step, attempts counted, from 1. It grows by 1 from one result to the next, but with "sync" backups
-  /// by `missed` where that is not 0. A loop then goes on while `step` is below the number of steps that it wants. It
-  /// does what is due every N steps when `step` passes a multiple of N, so that all ranks do that together.
+  /// Number of the step, from 1. Attempts count, so a skipped step has a number too. It grows by 1 from one result to
+  /// the next, but with "sync" backups by `missed` where that is not 0. A loop then goes on while `step` is below the
+  /// number of steps that it wants. Such a loop does what is due every N steps when `step` passes a multiple of N, so
+  /// that all ranks do that together.
   std::int64_t step = 0;
   /// Weighted mean (MicrobatchInfo::weight) over ranks and microbatches of the losses given to backward. It is NaN
   /// where all weights are 0.
@@ -58,22 +59,22 @@ struct StepResult {
   bool spike = false;  ///< the loss was far above those before (Strategy::on_spike): the step was skipped on all ranks
   double loss_scale = 1.0;  ///< loss scale that this step's backward used
   /// Ages of the gradients that this rank applied in the step, over all shards ("sync" asynchronous): others' updates
-  /// since the values were pulled. "sync" hogwild counts others' steps since this rank's last. Else it is 0.
+  /// since the values were pulled. "sync" hogwild counts others' steps since this rank's last step. Else it is 0.
   double staleness_mean = 0.0;
   std::int64_t staleness_max = 0;
   AgeHistogram ages;  ///< counts of those ages in this step; Engine::staleness has those of all steps
   /// This number is above 0 if, with "sync" backups, this rank's gradients came after those that the step waited for,
-  /// and were dropped. Then it is the number of steps that other ranks have made since this rank's last, up to `step`,
-  /// and `loss`, `grad_norm` and `tokens` are those of this rank alone.
+  /// and were dropped. Then it is the number of steps that other ranks have made since this rank's last step, up to
+  /// `step`, and `loss`, `grad_norm` and `tokens` are those of this rank alone.
   std::int64_t missed = 0;
-  std::int64_t dropped = 0;     ///< gradients that all ranks have dropped so far since they came late ("sync" backups)
+  std::int64_t dropped = 0;     ///< late gradients that all ranks have dropped so far ("sync" backups)
   std::int64_t made_again = 0;  ///< microbatches of this step that other ranks made before their own ("deal.backups")
   /// The gradient noise scale tr(Sigma) / |G|^2, which is about the batch up to which larger batches save steps
   /// ("noise_scale", arXiv 1812.06162). It is in samples where backward is told of them (MicrobatchInfo::samples), else
-  /// in what weights count (MicrobatchInfo::weight), which is microbatches if no weights were given. The value is the
-  /// one known after this step; 0: not known.
+  /// in the things that weights count (MicrobatchInfo::weight), which is microbatches if no weights were given. The
+  /// value is the one known after this step; 0: not known.
   double noise_scale = 0.0;
-  /// The batch of the latest step that was measured, in the same unit; 0: no step was measured.
+  /// The batch of the latest measured step, counted as in noise_scale; 0: no step was measured.
   double noise_batch = 0.0;
   /// The two parts of noise_scale, smoothed: |G|^2, the square of the gradient's norm without noise, and tr(Sigma), the
   /// variance of the gradient of one sample. The estimates have no bias, so either may be below 0.
@@ -86,13 +87,13 @@ struct StepResult {
   double tokens_per_second = 0.0;  ///< tokens of all ranks divided by `seconds`
   /// The rank for which the others waited: the one that was busy longest with its data, its forward and its backward,
   /// from the end of the step before to the agreement on this one. Where replicas train apart ("sync" local_sgd or
-  /// diloco), it is one of this rank's replica. It is -1 where it is not known: with one rank, on a GPU, whose steps
+  /// diloco), it is a rank of this rank's replica. It is -1 where it is not known: with one rank, on a GPU, whose steps
   /// the host does not wait for, and with "sync" asynchronous, hogwild or backups.
   int waited_for_rank = -1;
-  /// Mean of the seconds for which the others waited for it: the time by which they were busy less than that rank. It
-  /// is 0 where no rank is known.
+  /// Mean of the seconds for which the others waited for that rank: by so much they were busy for less time. It is 0
+  /// where no rank is known.
   double waited_for_seconds = 0.0;
-  /// Part of `seconds` in which this rank had no data: from the end of a step, or of a microbatch's backward before the
+  /// Part of `seconds` in which this rank had no data: from the end of a step, or of a backward that is not the step's
   /// last, to the next operator that reads a parameter. On a GPU it is the host's time, in which the device may still
   /// work. It is NaN where the strategy does not watch operators and Engine::time_data was not called.
   double data_seconds = 0.0;
@@ -109,7 +110,7 @@ struct StepResult {
   MemoryUse allocated;  ///< largest bytes by category since the last step; above the plan only where an Engine warned
 
   /// s = T_comm / (T_comp + T_comm), the share of this rank's time that it communicates: communication_seconds /
-  /// seconds. It is 0 where no time was measured. tessera/scaling.h makes a speed-up of it.
+  /// seconds. It is 0 where no time was measured. tessera/scaling.h computes a speed-up from it.
   double communication_share() const { return seconds > 0 ? communication_seconds / seconds : 0.0; }
   /// TFLOP/s of this rank: flop / seconds / 10^12. It is 0 where no time was measured.
   double tflops() const { return seconds > 0 ? static_cast<double>(flop) / seconds * 1e-12 : 0.0; }
@@ -155,7 +156,7 @@ struct WeightedLoss {
 struct TrafficCounts {
   /// All-gathers of units, their bytes, and how many of them were prefetched.
   std::int64_t gathers = 0, gathered_bytes = 0, prefetched_gathers = 0;
-  std::int64_t reductions = 0, reduced_bytes = 0;  ///< units' gradients and outer steps ("sync")
+  std::int64_t reductions = 0, reduced_bytes = 0;  ///< reductions of units' gradients, and of outer steps ("sync")
   /// Slots and buckets that were allocated beyond the plan; the Engine warned.
   std::int64_t overflow_slots = 0, overflow_buckets = 0;
   double gather_seconds = 0;                                 ///< time in gathers, waiting for other ranks included
@@ -165,7 +166,7 @@ struct TrafficCounts {
   std::int64_t streamed_bytes = 0;  ///< bytes of records copied to the GPU to be updated; as many were copied back
   HostStepBytes host_step;          ///< bytes copied where the host's CPU updated records instead
   std::int64_t uploaded_bytes = 0;  ///< bytes of offloaded parameters that were copied to the GPU for gathers
-  HostStepBytes gradients;          ///< bytes copied of gradients' sums that lie below a GPU's memory
+  HostStepBytes gradients;          ///< copied bytes of sums of gradients that lie below a GPU's memory
 };
 
 /// The time for which one unit's calls of one kind were under way on this rank: from a call's beginning to the moment
@@ -248,32 +249,32 @@ class Engine {
   ///   engine.backward(loss, {.weight = static_cast<double>(labels.ne(-100).sum().item<std::int64_t>())});
   ///
   /// With "optimizer.in_backward" it also updates each unit's parameters as soon as the unit's gradients are summed.
-  /// Parameters cannot be read between that and `step`: a forward throws c10::Error; zero_grad, evaluate and Gathered
-  /// throw Error (64). An infinite or NaN gradient is an Error (65), since the step cannot be skipped any more. The
-  /// error comes on a GPU with StepResult::wait of this or a later step, or with a call some steps later. The rank
-  /// whose gradient is not finite updates nothing from there on.
+  /// Parameters cannot be read between the first such update and `step`: a forward throws c10::Error; zero_grad,
+  /// evaluate and Gathered throw Error (64). An infinite or NaN gradient is an Error (65), since the step cannot be
+  /// skipped any more. The error comes on a GPU with StepResult::wait of this or a later step, or with a call some
+  /// steps later. The rank whose gradient is not finite updates nothing from there on.
   void backward(const at::Tensor& loss, const MicrobatchInfo& info = {});
 
   /// Returns the number of the microbatch that this rank computes next, among those of its step on all ranks. It says
   /// which data to take so that any number of ranks trains on the same data (docs/reproducible.md). It is round * ranks
   /// + rank, as TokenBatches deals samples. With Strategy::reproducible and gradient_sync "last_microbatch" a rank's
   /// microbatches follow each other (SamplerOptions::runs), and it is rank * gradient_accumulation + round. With "deal"
-  /// by speed it is microbatches().begin + round. With "deal.backups" it may be another rank's after these, so ask
-  /// before each forward.
+  /// by speed it is microbatches().begin + round. With "deal.backups" it may be a microbatch of another rank after
+  /// these, so call this before each forward.
   std::int64_t microbatch() const;
 
   /// Returns the run of the step's microbatches that this rank computes, among those of all ranks: as many as there are
-  /// calls of backward before the next step, except with "deal.backups". With "deal" by speed a step may change it, so
-  /// ask after each one and tell the data (TokenBatches::deal, RankSampler::deal). Throws Error (64) where ranks take
-  /// turns, so that a rank's microbatches are no neighbours.
+  /// calls of backward before the next step, except with "deal.backups". A step may change it with "deal" by speed:
+  /// call this after each step, and give the result to the data (TokenBatches::deal, RankSampler::deal). Throws Error
+  /// (64) where ranks take turns, so that a rank's microbatches are no neighbours.
   MicrobatchRun microbatches() const;
 
   /// Where workers come and go ("sync.elastic"), returns the number of the step whose data this worker takes next, from
-  /// 0, among `steps` that all workers make together: each is dealt to one worker, and again where that worker leaves
-  /// before it has made it. It returns nothing once all are made, and waits while other workers have the last ones. The
-  /// parameters are then the newest. Steps may be taken ahead; `step` makes them in the order in which they were taken.
-  /// Returns nothing, too, where the last steps were taken ahead by this worker itself, which has to make them first
-  /// (`steps_are_over` tells).
+  /// 0, among `steps` steps that all workers make together. Each step is given to one worker, and to another one if
+  /// that worker leaves before it has made the step. It returns nothing once all steps are made, and waits while other
+  /// workers still make the last ones. The parameters are then the newest. Steps may be taken ahead; `step` makes them
+  /// in the order in which they were taken. Returns nothing, too, where the last steps were taken ahead by this worker
+  /// itself, which has to make them first (`steps_are_over` tells).
   ///
   ///   while (const auto step = engine.take_step(1000)) {
   ///     batches.go_to_step(*step);
@@ -287,8 +288,8 @@ class Engine {
   std::optional<std::int64_t> take_step(std::int64_t steps);
   /// Returns whether `take_step` has told that all steps are made.
   bool steps_are_over() const;
-  /// Returns whether this process writes what a run results in: rank 0, or, where workers come and go, one of those
-  /// that have come to the end.
+  /// Returns whether this process writes the results of a run: rank 0, or, where workers come and go, one of those that
+  /// have come to the end.
   bool writes_results() const;
 
   /// Runs a microbatch on a rank that has no batch while other ranks have one. It takes part in collectives and counts
@@ -302,17 +303,17 @@ class Engine {
 
   /// Makes an optimizer step after `gradient_accumulation` calls of backward: agrees on norm and overflow with the
   /// other ranks, clips, updates parameters. It is collective. Throws Error (64) if called early without `partial`.
-  /// `partial` ends the window with the microbatches that there are, at least one, and the step takes the mean over
-  /// those. Ranks may have begun different numbers of microbatches: each missing one counts as a backward_nothing. A
-  /// program whose epoch ends in the middle of a window may also go on into the next epoch, whose first microbatches
-  /// fill the window. It may also drop the window with zero_grad.
+  /// `partial` ends the step's window of microbatches early, with those that there are (at least one). The step takes
+  /// the mean over those. Ranks may have begun different numbers of microbatches: each missing one counts as a
+  /// backward_nothing. A program whose epoch ends in the middle of a window may also go on into the next epoch, whose
+  /// first microbatches fill the window. It may also drop the window with zero_grad.
   StepResult step(bool partial = false);
 
   /// Sets the learning rate from the next step on, where lr_schedule.type is "manual". A rate without a group is for
   /// all parameters; each group of optimizer.groups gets it times its lr_ratio. A rate with a group is for that group
   /// alone, until a rate without a group is set again. All ranks call it alike. Throws Error (64) for another schedule,
-  /// a number outside 0 to 1000, or an unknown group. The next step (on a GPU StepResult::wait) throws it where ranks
-  /// have different rates.
+  /// a number outside 0 to 1000, or an unknown group. The next step (on a GPU StepResult::wait) throws Error (64) where
+  /// ranks have different rates.
   void set_lr(double lr);
   void set_lr(const std::string& group, double lr);
 
@@ -394,7 +395,7 @@ class Engine {
   /// Ranks may have different numbers of batches, but each needs at least one. A rank with fewer batches runs its last
   /// batch again, uncounted, so that all ranks gather alike. A RankSampler therefore gives each sample once here and
   /// pads nothing. (A loop of the program's own under NoGradGuard or InferenceMode works too if all ranks make the same
-  /// number of forwards.) Put the module in eval mode first. The call is collective and stands between steps. Throws
+  /// number of forwards.) Put the module in eval mode first. The call is collective and is made between steps. Throws
   /// Error (64) on all ranks if one has no batch, or a weight is negative or not finite.
   template <class Loader, class LossOf>
   Evaluation evaluate(Loader&& loader, LossOf&& loss_of) {
@@ -445,8 +446,8 @@ class Engine {
   /// Returns what this rank has communicated and moved so far.
   TrafficCounts traffic() const;
   /// Measures StepResult::data_seconds from the next step on, whatever the strategy. If an Engine gathers parameters,
-  /// or sends them behind the update, they are measured in any case. Otherwise LibTorch allocates a few times in each
-  /// step for it.
+  /// or sends them behind the update, they are measured in any case. Otherwise the measurement makes LibTorch allocate
+  /// a few times in each step.
   void time_data();
   /// Sets the peak of this rank's device in TFLOP/s, for StepResult::mfu from the next step on. GPUs of data centers
   /// are known already, for products in the parameters' dtype. Throws Error (64) for anything but a number above 0.
@@ -500,8 +501,8 @@ class Engine {
       return {loss.template item<double>(), static_cast<double>(weight)};
     }
   }
-  /// `has_next`: says whether this rank has a batch that was not counted. `loss_of_next`: returns its loss, or nothing
-  /// if it was counted before.
+  /// `has_next`: says whether this rank has a batch that was not counted. `loss_of_next`: returns the loss of the next
+  /// batch, or nothing if that batch was counted before.
   Evaluation evaluate_batches(const std::function<bool()>& has_next,
                               const std::function<std::optional<LossNumber>()>& loss_of_next);
 
@@ -526,11 +527,11 @@ void backward(const at::Tensor& loss, const std::vector<Engine*>& engines, const
 /// group on all ranks.
 class EmaWeights {
  public:
-  /// Changes weights and averages over. `engine` must outlive the guard.
+  /// Makes weights and averages change places. `engine` must outlive the guard.
   explicit EmaWeights(Engine& engine);
-  /// Changes weights and averages back. That is a collective and can fail; a destructor logs the error.
+  /// Puts weights and averages back in their places. That is a collective and can fail; a destructor logs the error.
   ~EmaWeights();
-  /// Changes weights and averages back, as the destructor does, and throws the error.
+  /// Puts weights and averages back in their places, as the destructor does, and throws the error.
   void close();
   EmaWeights(const EmaWeights&) = delete;
   EmaWeights& operator=(const EmaWeights&) = delete;

@@ -8,9 +8,9 @@ enum class ExitCode : int {
   kUsage = 64,         ///< wrong command line
   kCorruptData = 65,   ///< a file's content is wrong
   kNoInput = 66,       ///< a file is missing
-  kUnavailable = 69,   ///< a port, store or device cannot be had
+  kUnavailable = 69,   ///< a port, store or device is not available
   kInternal = 70,      ///< a bug, or an exception of the user's model
-  kOsResource = 71,    ///< memory, file descriptors, locked memory
+  kOsResource = 71,    ///< memory, file descriptors or locked memory ran out
   kCannotCreate = 73,  ///< output cannot be created
   kIo = 74,            ///< read or write failed
   kPeerLost = 75,      ///< a rank died or did not answer in time: restartable

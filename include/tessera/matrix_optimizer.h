@@ -57,9 +57,9 @@ class MatrixOptimizer {
   /// Returns the states that the rule keeps of a matrix of this shape: at most kMostStates, names all different, none
   /// of them "ema" or "master". The answer must stay the same for the object's life.
   virtual std::vector<State> states(std::int64_t rows, std::int64_t columns) const = 0;
-  /// Updates parameter and states. The result may depend on nothing else: ranks and strategy decide which rank makes
-  /// the call, and a generator would draw other numbers on each rank. An exception that it throws leaves Engine::step,
-  /// or Engine::backward with optimizer.in_backward, and ends the group on all ranks.
+  /// Updates parameter and states. The result may depend on nothing but the fields of Matrix: ranks and strategy decide
+  /// which rank makes the call, and a generator would draw other numbers on each rank. An exception that it throws
+  /// leaves Engine::step, or Engine::backward with optimizer.in_backward, and ends the group on all ranks.
   virtual void update(Matrix& matrix) const = 0;
 };
 

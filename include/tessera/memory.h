@@ -14,7 +14,7 @@ enum class MemoryCategory {
   /// this rank's part of the parameters, in the parameter dtype (all of them where replicated; this rank's share of a
   /// copy that ranks of a host share), and its part of a second copy ("secondary")
   kParameters,
-  kSlots,      ///< buffers that sharded units are gathered into, and one for the codes of a rounded second copy
+  kSlots,      ///< buffers for gathered units, and one for the quantized values of a rounded second copy
   kGradients,  ///< reduced gradients, fp32: this rank's part
   kBuckets,    ///< unreduced gradients, in the reduce dtype (fp32 where they accumulate unsharded)
   kMasters,    ///< the part of fp32 master weights that bf16 and fp16 parameters lack

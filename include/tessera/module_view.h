@@ -73,7 +73,7 @@ class ModuleView : public torch::nn::Module {
   enum class Kind : std::uint8_t { kParameter, kBuffer, kModule };
   struct Held {
     Kind kind;
-    ModuleView* module = nullptr;  ///< the module of kModule
+    ModuleView* module = nullptr;  ///< the module, for kModule
   };
   struct Spot {
     ModuleView* owner = nullptr;

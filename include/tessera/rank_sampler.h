@@ -43,10 +43,10 @@ struct RankSamplerOptions {
 ///    the first ones of the order twice (more often if there are fewer samples than ranks), and Tail::kDrop leaves the
 ///    last ones out.
 /// 2. Every rank gets the same number of samples and so of batches, and the last batches have the same size.
-///    Engine::evaluate and tessera::uneven go on where ranks differ, so there Tail::kPad gives no sample twice, and
-///    some ranks get one sample less.
-/// 3. The order depends only on the number of samples, the seed and the epoch. Sample number p of it belongs to rank p
-///    mod world_size.
+///    Engine::evaluate and tessera::uneven allow ranks with different numbers of samples, so there Tail::kPad gives no
+///    sample twice, and some ranks get one sample less.
+/// 3. The order depends only on the number of samples, the seed and the epoch. Sample number p of the order belongs to
+///    rank p mod world_size.
 ///
 /// A program need not call set_epoch: each `reset`, which the DataLoader makes when an iteration begins, begins the
 /// next epoch. The first one begins `options.epoch`. (LibTorch's own DistributedRandomSampler gives every epoch the
@@ -72,8 +72,8 @@ struct RankSamplerOptions {
 /// samples from number (k * microbatches + m) * batch of the order on. A rank takes neighbouring ones: as many as the
 /// others at first, then those of `deal`. Tail::kPad fills an epoch's last step with the first samples of the order,
 /// and Tail::kDrop leaves out what does not fill it. Copies of such a sampler share one place, so `cursor` of the
-/// program's copy is that of the loader's. The DataLoader has no workers here: they would take samples ahead of a step,
-/// before anybody knows whose they are.
+/// program's copy is also that of the loader's copy. The DataLoader has no workers here: they would take samples ahead
+/// of a step, before anybody knows whose they are.
 ///
 ///   tessera::RankSampler place(*data.size(), mesh, {.microbatches = 24, .batch = 8});
 ///   auto loader = torch::data::make_data_loader(data, place, /*batch_size=*/8);
@@ -101,12 +101,12 @@ class RankSampler : public torch::data::samplers::Sampler<> {
   std::optional<std::vector<std::size_t>> next(std::size_t batch_size) override;
 
   /// From the next step on, this rank takes the microbatches of `run` (Engine::microbatches, with "deal" by speed). All
-  /// ranks call it alike, behind each step. Throws Error: 78 for a run that no step has, and within a step; 64 where
+  /// ranks call it alike, after each step. Throws Error: 78 for a run that no step has, and within a step; 64 where
   /// samples of a later step were given already, and without RankSamplerOptions::microbatches.
   void deal(const MicrobatchRun& run);
   /// Returns the samples of the microbatch with this number among those of the step under way, whichever rank it is for
   /// (Engine::microbatch, with "deal.backups"), for a program that reads its data by itself. The step stays under way
-  /// until `end_step`, which all ranks call behind Engine::step, and the next epoch begins by itself. Throws Error: 78
+  /// until `end_step`, which all ranks call after Engine::step, and the next epoch begins by itself. Throws Error: 78
   /// for a number that no step has, and within a step that `next` has begun; 64 without
   /// RankSamplerOptions::microbatches.
   std::vector<std::size_t> of(std::int64_t microbatch);
@@ -127,7 +127,8 @@ class RankSampler : public torch::data::samplers::Sampler<> {
   void resume(const SamplerCursor& cursor);
 
   /// Saves or loads the epoch and the place in it. A sampler that loads them gives the samples that would have come
-  /// next, also where a DataLoader takes it (`reset`). Its numbers must be the same, or else it throws Error (64).
+  /// next, also where a DataLoader takes it (`reset`). A sampler that loads must have the same numbers as the one that
+  /// saved, or else it throws Error (64).
   void save(torch::serialize::OutputArchive& archive) const override;
   void load(torch::serialize::InputArchive& archive) override;
 
@@ -135,7 +136,7 @@ class RankSampler : public torch::data::samplers::Sampler<> {
   void expect_enough() const;
   DealtSamples& dealt(const char* what) const;
   bool deals() const { return dealt_ && is_padded_; }
-  /// Returns the number of samples that this rank gets of `samples` neighbours in the order.
+  /// Returns how many of `samples` neighbouring samples of the order this rank gets.
   std::size_t share_of(std::size_t samples) const;
   std::size_t left() const { return share_of(num_samples_ - begin_) - taken_; }
   void go_to(std::int64_t epoch, std::size_t begin, std::size_t taken);
@@ -166,10 +167,10 @@ class RankSampler : public torch::data::samplers::Sampler<> {
 ///   }
 ///
 /// The loop around the loader is needed, since a loader that reads ahead takes steps ahead: an iteration ends where no
-/// step is left but those that the loader has taken. A program makes all batches of a loader, or ends: what it leaves
-/// out belongs to steps that stay its own. The last step of an epoch begins the order anew where samples do not fill it
-/// (Tail::kPad), or is left out (Tail::kDrop). All workers make it with the same numbers; `options.epoch` counts for
-/// nothing.
+/// step is left but those that the loader has taken. A program makes all batches of a loader, or ends: batches that it
+/// leaves out belong to steps that no other worker gets. The last step of an epoch, if samples do not fill it, takes
+/// samples from the order's beginning (Tail::kPad), or is left out (Tail::kDrop). All workers make it with the same
+/// numbers; `options.epoch` has no effect.
 class StepSampler : public torch::data::samplers::Sampler<> {
  public:
   using TakeStep = std::function<std::optional<std::int64_t>()>;
@@ -179,8 +180,8 @@ class StepSampler : public torch::data::samplers::Sampler<> {
 
   /// Changes nothing but the number of samples, if one is given.
   void reset(std::optional<std::size_t> new_size = std::nullopt) override;
-  /// Returns indices of the next batch, of a step that it takes if the one before is over; nothing where `take` returns
-  /// none. Throws Error (64) where an epoch has no whole step (Tail::kDrop).
+  /// Returns indices of the next batch; it takes a new step if the one before is over. Returns nothing where `take`
+  /// returns none. Throws Error (64) where an epoch has no whole step (Tail::kDrop).
   std::optional<std::vector<std::size_t>> next(std::size_t batch_size) override;
 
   /// Save and load nothing: the servers know which steps are made.

@@ -11,9 +11,9 @@ namespace tessera {
 using TensorFunction = std::function<std::vector<at::Tensor>(const std::vector<at::Tensor>&)>;
 
 /// Runs `function(inputs)` and returns its outputs without keeping what its backward needs; backward runs the function
-/// a second time for that. Activation memory falls to the inputs. Compute rises by one forward at most (Chen et al.,
-/// arXiv 1604.06174). The second run ends where it has computed the last thing that backward needs, so the last product
-/// of a transformer's block is not computed twice.
+/// a second time for that. Activation memory falls to that of the inputs. Compute rises by one forward at most (Chen et
+/// al., arXiv 1604.06174). The second run ends where it has computed the last thing that backward needs, so the last
+/// product of a transformer's block is not computed twice.
 ///
 /// The second run has the random state, the autocast state and the inputs of the first, so dropout repeats. Parameters
 /// that `function` uses get their gradients as usual; its operators gather sharded ones again. No input need require

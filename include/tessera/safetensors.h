@@ -39,7 +39,7 @@ struct ImportOptions {
 /// values, and parameters get what an update would make of these values. Optimizer states stay as they are. The file
 /// may have a tied parameter under one of its names, or under several names with the same bits.
 ///
-/// The call is collective and stands between steps. Rank 0 alone reads, and sends about a MiB at a time to the ranks,
+/// The call is collective and is made between steps. Rank 0 alone reads, and sends about a MiB at a time to the ranks,
 /// so no rank holds more than that beside its shards. Rank 0 holds a whole tensor where that is transposed. Links are
 /// not followed, and nothing outside the folder is opened.
 ///
@@ -49,8 +49,8 @@ struct ImportOptions {
 /// step, or under Gathered. Nothing has changed then, unless the message says otherwise.
 void import_safetensors(Engine& engine, const std::filesystem::path& path, const ImportOptions& options = {});
 
-/// Loads into a module without an Engine, whose tensors keep their dtypes. It is not collective. After a failed read
-/// (74) some tensors have the file's values.
+/// Loads into a module that has no Engine. The module's tensors keep their dtypes. It is not collective. After a failed
+/// read (74) some tensors have the file's values.
 void import_safetensors(torch::nn::Module& module, const std::filesystem::path& path,
                         const ImportOptions& options = {});
 
@@ -70,7 +70,7 @@ struct ExportOptions {
 /// rank 0. Parameters in F32 have their exact values in the file; parameters of a narrower type have what forward
 /// computes with.
 ///
-/// The call is collective and stands between steps. Units are gathered one after the other, and rank 0 writes them as
+/// The call is collective and is made between steps. Units are gathered one after the other, and rank 0 writes them as
 /// they come. Files get their names when all are complete. Errors (tessera::Error) on all ranks: 73 a file cannot be
 /// created, 74 a write failed, 77 no permission (the Engine can go on then); 64 as import_safetensors.
 void export_safetensors(Engine& engine, const std::filesystem::path& folder, const ExportOptions& options = {});

@@ -22,9 +22,10 @@ class Trace {
   /// Adds a span of this thread, named "what subject". Callers check `on()` first.
   static void record(std::string_view what, std::string_view subject, Clock::time_point begin, Clock::time_point end);
 
-  /// Hears of each Span as it begins and as it ends, both on the Span's thread. A profiler makes ranges of it.
+  /// Hears of each Span as it begins and as it ends, both on the Span's thread. A profiler makes its ranges from these
+  /// calls.
   struct Listener {
-    /// Returns what `end` is to get. Null: nobody wants this span, and `end` is not called for it.
+    /// Returns the argument that `end` is to get. Null: nobody wants this span, and `end` is not called for it.
     void* (*begin)(std::string_view what, std::string_view subject) noexcept;
     void (*end)(void* range) noexcept;
   };

@@ -41,15 +41,15 @@ enum class BatchScaling {
 /// The mesh: replicate x shard = world size. 0 means that Tessera chooses: replicate is the number of hosts for
 /// HYBRID_SHARD and where placement is said by axes (PlacementConfig), else 1.
 struct MeshConfig {
-  std::int64_t replicate = 0;  ///< number of replicas; 0: chosen
-  std::int64_t shard = 0;      ///< ranks that share one copy of the state; 0: chosen
+  std::int64_t replicate = 0;  ///< number of replicas; 0: Tessera chooses it
+  std::int64_t shard = 0;      ///< ranks that share one copy of the state; 0: Tessera chooses it
   // The names that PlacementConfig has for the same two axes. A strategy gives each axis one name.
   std::int64_t host = 0;  ///< `replicate` by its other name; 0: not given
   std::int64_t rank = 0;  ///< `shard` by its other name; 0: not given
 
-  /// Returns the length of the replicate axis, by whichever name it was given; 0: chosen.
+  /// Returns the length of the replicate axis, by whichever name it was given; 0 means that Tessera chooses it.
   std::int64_t replicas() const { return host > 0 ? host : replicate; }
-  /// Returns the length of the shard axis, by whichever name it was given; 0: chosen.
+  /// Returns the length of the shard axis, by whichever name it was given; 0 means that Tessera chooses it.
   std::int64_t shards() const { return rank > 0 ? rank : shard; }
 };
 
@@ -61,9 +61,10 @@ struct CutAxes {
 };
 
 /// The placement of state, said by axes of the mesh. It takes the place of Strategy::strategy, whose names are rows of
-/// docs/guide/placement.md. All three are given, or none. Each rank must hold its optimizer state's part of the
-/// gradients, and its gradients' part of the parameters, so `optimizer` has all axes of `gradients`, and that has all
-/// of `parameters`. Units are gathered along one axis, so `parameters` are never cut over "host".
+/// docs/guide/placement.md. All three members are given, or none. A rank must hold the gradients for all of its
+/// optimizer state, and the parameters for all of its gradients. Therefore `optimizer` has all axes of `gradients`, and
+/// `gradients` has all axes of `parameters`. Units are gathered along one axis, so `parameters` are never cut over
+/// "host".
 struct PlacementConfig {
   std::optional<CutAxes> parameters = {}, gradients = {}, optimizer = {};
   /// Returns whether the strategy says placement by axes, and not by a name.
@@ -77,12 +78,12 @@ enum class SecondaryForm {
   kInt8,   ///< "int8": a byte an element, so a step computes with rounded parameters
 };
 
-/// A second copy of sharded parameters, which the ranks of a host hold together (hpZ of ZeRO++, arXiv 2306.10209; the
-/// integer of FSDP2's reshard_after_forward). The first gather of a unit after an update is over the whole shard axis,
-/// and fills the copy. All later ones of that step are inside the host.
+/// A second copy of sharded parameters, which the ranks of a host hold together (hpZ of ZeRO++, arXiv 2306.10209; like
+/// FSDP2's reshard_after_forward with an integer). The first gather of a unit after an update is over the whole shard
+/// axis, and fills the copy. All later ones of that step are inside the host.
 struct SecondaryConfig {
   SecondaryForm form = SecondaryForm::kNone;  ///< what an element of the copy is
-  std::int64_t ranks = 0;  ///< neighbouring ranks of the shard axis that hold one copy together; 0: those of a host
+  std::int64_t ranks = 0;  ///< neighbouring ranks of the shard axis that hold a copy together; 0: the ranks of a host
 
   /// Returns whether there is a second copy.
   bool is_used() const { return form != SecondaryForm::kNone; }
@@ -123,8 +124,8 @@ struct MixedPrecisionConfig {
 };
 
 /// Parameters that are updated with numbers of their own. A parameter belongs to the group if some pattern of `match`
-/// matches its name or one of its aliases, and it has at most `max_dim` dimensions. OptimizerConfig's numbers stand for
-/// numbers that are left out.
+/// matches its name or one of its aliases, and it has at most `max_dim` dimensions. Numbers that are left out are taken
+/// from OptimizerConfig.
 struct ParameterGroup {
   std::string name = {};                   ///< name for Engine::set_lr and messages; empty: none
   std::vector<std::string> match = {"*"};  ///< patterns of names such as "layers.3.bias"; `*` and `?` as in file names
@@ -156,8 +157,8 @@ class OrDefault {
     return result;
   }
 
-  /// Returns the value. If it was left out, that is the default of the type for which defaults were filled in last,
-  /// which is adamw's at first.
+  /// Returns the value. A value that was left out is the default of the type for which defaults were filled in last,
+  /// and adamw's default before that.
   constexpr operator T() const { return value_; }  // NOLINT: so that it is read as the value
   /// Returns whether the program gave the value.
   constexpr bool is_given() const { return is_given_; }
@@ -221,7 +222,7 @@ struct OptimizerConfig {
   double alpha = 0.99;                        ///< rmsprop
   bool centered = false;                      ///< rmsprop
   double lr_decay = 0.0;                      ///< adagrad
-  std::int64_t freeze_step = 0;               ///< adamw, adam: > 0: second moments move in this many steps, then stay
+  std::int64_t freeze_step = 0;               ///< adamw, adam: > 0: second moments change in this many steps, then stay
   MuonConfig muon = {};                       ///< used by muon
   AdafactorConfig adafactor = {};             ///< used by adafactor
   StateDType state_dtype = StateDType::kF32;  ///< dtype of moments and momentum
@@ -237,8 +238,8 @@ struct OptimizerConfig {
 /// program needs it only to read numbers of a Strategy that it made field by field.
 void fill_in_defaults(OptimizerConfig& optimizer);
 
-/// An exponential moving average of the master weights. The optimizer's pass moves it: average += (weight - average) *
-/// (1 - decay). It begins as a copy of the weights after the first step, as torch.optim.swa_utils.AveragedModel does.
+/// An exponential moving average of the master weights. The optimizer's pass updates it: average += (weight - average)
+/// * (1 - decay). It begins as a copy of the weights after the first step, as torch.optim.swa_utils.AveragedModel does.
 /// `Gathered(engine, Gathered::kEma)` shows it.
 struct EmaConfig {
   double decay = 0.0;  ///< between 0 and 1; 0: no average
@@ -350,7 +351,7 @@ struct CommConfig {
 struct CheckConfig {
   bool as_across_hosts = false;  ///< ranks of one host too must use units in the same order, as several hosts must
   bool values = false;           ///< parameters are hashed, so that writes through raw pointers are found
-  /// Steps between two comparisons of state that several ranks hold alike; 0: none.
+  /// Steps between two comparisons of state of which several ranks hold copies; 0: none.
   std::int64_t replica_hash_every = 0;
 };
 
@@ -371,7 +372,7 @@ struct SpikeConfig {
 /// The steps that measure the noise of gradients (StepResult::noise_scale; docs/metrics.md).
 struct NoiseScaleConfig {
   std::int64_t every = 0;  ///< steps between two measurements; 0: none
-  double smoothing = 0.9;  ///< share of what is known so far in what is known after one more measurement
+  double smoothing = 0.9;  ///< share of the old estimate in the new one, which a measurement gives
 };
 
 /// The times at which gradients are reduced under gradient accumulation.
@@ -392,9 +393,9 @@ struct CheckpointConfig {
   std::int64_t failures = 0;  ///< failed saves in a row that are tolerated; one more ends training with the last error
 };
 
-/// Crash consistency without checkpoints: after each `every` steps, everything that training needs to go on is on disk,
-/// at its place in one of two generations of files, and a run that ended at any moment goes on from the last such step,
-/// bit for bit.
+/// Crash consistency without checkpoints: after each `every` steps, everything that training needs to continue is on
+/// disk, in one of two generations of files. A run that ended at any moment goes on from the last such step, bit for
+/// bit.
 struct DurableConfig {
   std::int64_t every = 0;  ///< steps between two commits; 0: none
   std::string dir = {};    ///< a folder on a local disk, for this run alone
@@ -407,8 +408,8 @@ enum class CompressedAxes { kBoth, kReplicate, kShard };
 /// fp32. Data that ranks of one host exchange through shared memory is not compressed.
 struct CompressionConfig {
   WireForm gradients = WireForm::kPlain;  ///< codec of the gradients that ranks send
-  WireForm sums = WireForm::kPlain;       ///< sums that ranks get from each other, where gradients are not sharded
-  WireForm gathers = WireForm::kPlain;    ///< parameters that ranks get from each other
+  WireForm sums = WireForm::kPlain;       ///< codec of sums that ranks get from each other if gradients are not sharded
+  WireForm gathers = WireForm::kPlain;    ///< codec of parameters that ranks get from each other
   CompressedAxes axes = CompressedAxes::kBoth;  ///< axes of the mesh whose gradients are compressed
   bool error_feedback = false;    ///< whether a contribution's rounding error is added to the next step's contribution
   CompressionMethod method = {};  ///< how ranks sum gradients
@@ -441,7 +442,7 @@ enum class AgeScale {
 /// Says whether ranks share the optimizer's states where they share one copy of the parameters (SyncType::kHogwild).
 enum class StateSharing : std::uint8_t {
   kOwn,     ///< each rank has all states for itself, made of its own gradients
-  kShared,  ///< one set of states, which every rank's gradients move
+  kShared,  ///< one set of states, which the gradients of all ranks update
 };
 
 /// The processes that own the shards of asynchronous training.
@@ -450,9 +451,10 @@ enum class ShardOwners : std::uint8_t {
   kServers,  ///< parameter servers, which compute nothing else (`tessera serve`); ranks may be on several hosts
 };
 
-/// Mends a gradient g for its delay: g + lambda * g * g * (w now - w when it was pulled) (DC-ASGD, arXiv 1609.08326).
+/// Corrects a gradient g for its delay: g + lambda * g * g * (w now - w when it was pulled) (DC-ASGD, arXiv
+/// 1609.08326).
 struct DelayCompensationConfig {
-  double lambda = 0.0;  ///< 0: nothing is mended
+  double lambda = 0.0;  ///< 0: no correction
   /// Divides lambda, element by element, by the square root of a running mean of g * g.
   bool adaptive = false;
   double decay = 0.95;  ///< share of that mean that an update keeps
@@ -484,7 +486,7 @@ struct OuterConfig {
 struct SyncConfig {
   SyncType type = SyncType::kEachStep;  ///< the method by which replicas stay one model
   std::int64_t every = 0;               ///< steps between two outer steps; not for each_step
-  std::int64_t start_step = 0;          ///< steps that are first made as each_step makes them; not for each_step
+  std::int64_t start_step = 0;          ///< steps at the start that are made as with each_step; not for each_step
   OuterConfig outer = {};               ///< used by diloco and streaming_diloco
   // The remaining fields are for streaming_diloco.
   /// unit i belongs to fragment i modulo fragments; each fragment has its own turn once in `every` steps
@@ -523,7 +525,7 @@ enum class BufferBroadcast {
 
 /// Hashes of what steps make, for comparing with the same steps made elsewhere (docs/reproducible.md).
 struct RecordHashesConfig {
-  std::int64_t every = 0;             ///< steps between two that are recorded; 0: none
+  std::int64_t every = 0;             ///< steps between two recorded steps; 0: none
   std::string file = "hashes.jsonl";  ///< the file that rank 0 writes
 };
 
@@ -535,11 +537,11 @@ enum class DealBy {
 
 /// The microbatches that each rank computes (docs/guide/dealing.md).
 struct DealConfig {
-  DealBy by = DealBy::kEven;      ///< what decides
+  DealBy by = DealBy::kEven;      ///< how microbatches are shared out
   std::int64_t window = 10;       ///< steps over which speeds are measured before microbatches are dealt anew
   std::int64_t longest = 0;       ///< most microbatches of a step that a rank gets; 0: twice those that it has at first
   std::int64_t backups = 0;       ///< most microbatches of slower ranks that a rank makes again in a step
-  std::int64_t microbatches = 0;  ///< microbatches of a step on all ranks; 0: gradient_accumulation times these
+  std::int64_t microbatches = 0;  ///< microbatches of a step on all ranks; 0: gradient_accumulation for each rank
 };
 
 /// The strategy file in memory. docs/strategy.md says what each key means and allows. It is a plain value: copies are

@@ -23,10 +23,11 @@ namespace tessera {
 /// * In eval mode it is LibTorch's BatchNorm and does not communicate.
 /// * tessera::checkpoint runs forward twice, but running statistics count each batch once.
 ///
-/// The constructor is collective, and so is each forward and backward while training, in a communication group of their
-/// own. The operation is not differentiable twice. Parameters and buffers have the names and shapes of BatchNorm, so
-/// weights fit both. Errors (tessera::Error): 64 on all ranks if they have one value a channel together, or if a batch
-/// does not fit num_features.
+/// The constructor is collective, and so is each forward and backward while training. They use a communication group of
+/// their own. The operation is not differentiable twice. Parameters and buffers have the names and shapes of BatchNorm,
+/// so
+/// a file of weights fits either class. Errors (tessera::Error): 64 on all ranks if all ranks together have one value
+/// per channel, or if a batch does not fit num_features.
 class SyncBatchNormImpl : public torch::nn::NormImplBase<0, SyncBatchNormImpl, torch::nn::BatchNormOptions> {
  public:
   /// The constructor is collective. `options`: those of LibTorch's BatchNorm.
@@ -44,14 +45,13 @@ class SyncBatchNormImpl : public torch::nn::NormImplBase<0, SyncBatchNormImpl, t
 };
 TORCH_MODULE(SyncBatchNorm);
 
-/// Makes every BatchNorm1d, 2d and 3d in `module` normalise over all ranks, with the rules above. The modules stay the
-/// objects that they are, since a C++ module holds its children by their type: from now on their operator
-/// (aten::batch_norm) gets the statistics of all ranks. Later clones of them are not converted. Returns the paths of
-/// the converted modules.
+/// Makes every BatchNorm1d, 2d and 3d in `module` normalise over all ranks, with the rules above. The module objects
+/// are not replaced, since a C++ module holds its children by their type. Their operator (aten::batch_norm) now gets
+/// the statistics of all ranks. Later clones of them are not converted. Returns the paths of the converted modules.
 ///
-/// The call is collective. BatchNorm itself refuses a training batch of one value a channel, before it asks other ranks
-/// anything. Throws tessera::Error (64) for a BatchNorm with neither parameters nor running statistics: nothing
-/// identifies it, so it must be written as a SyncBatchNorm.
+/// The call is collective. BatchNorm itself refuses a training batch with one value per channel on this rank, before
+/// any communication. Throws tessera::Error (64) for a BatchNorm with neither parameters nor running statistics:
+/// nothing identifies it, so it must be written as a SyncBatchNorm.
 std::vector<std::string> convert_sync_batchnorm(const std::shared_ptr<torch::nn::Module>& module, const Mesh& mesh);
 
 /// Converts the module of a ModuleHolder, such as one made by TORCH_MODULE.

@@ -29,7 +29,7 @@ struct TokenBatch {
 class TokenBatches {
  public:
   /// Opens `data`. Throws tessera::Error: 66 if it is missing, 77 without permission, 65 if its content is wrong or
-  /// does not fill one step, 78 for `sampling` that makes no sense. Tokens must be below `vocab_size`; 0 allows any.
+  /// does not fill one step, 78 if `sampling` makes no sense. Tokens must be below `vocab_size`; 0 allows any.
   TokenBatches(const std::filesystem::path& data, std::int64_t seq_len, std::int64_t vocab_size,
                const SamplerOptions& sampling, const DatasetOptions& options = {});
   TokenBatches(TokenBatches&&) noexcept;
@@ -41,10 +41,10 @@ class TokenBatches {
   /// tessera::Error (65) for a token that the vocabulary does not have.
   TokenBatch next(at::Device device = at::Device(at::kCPU));
 
-  /// Returns the microbatch with this number among those of the step under way on all ranks, whichever rank it is for:
-  /// that of Engine::microbatch, where ranks make each other's ("deal.backups"). The step stays under way until
-  /// `end_step`, which all ranks call behind Engine::step, and `cursor` is that of its beginning until then. Throws
-  /// Error (78) for a number that no step has, and within a step that `next` has begun.
+  /// Returns the microbatch with this number (Engine::microbatch) among those of the current step on all ranks. It may
+  /// belong to any rank, since ranks may compute each other's microbatches ("deal.backups"). The step lasts until
+  /// `end_step`, which all ranks call after Engine::step. `cursor` returns the step's beginning until then. Throws
+  /// Error (78) if no step has this number, and if `next` has begun the step.
   ///
   ///   while (!engine.step_is_due()) {
   ///     const tessera::TokenBatch batch = batches.of(engine.microbatch());
@@ -55,21 +55,21 @@ class TokenBatches {
   TokenBatch of(std::int64_t microbatch, at::Device device = at::Device(at::kCPU));
   void end_step();
 
-  /// From the next microbatch on, this rank takes those of `run` in each step (Engine::microbatches, with "deal" by
-  /// speed), and `next` goes on to the next step behind them. All ranks call it alike, between two steps. `cursor` is
-  /// then that of the step's beginning until the run is over. Throws Error (78) for a run that no step has, and for a
-  /// call within a step.
+  /// Makes this rank take the microbatches of `run` in each step (Engine::microbatches, with "deal" by speed), from the
+  /// next microbatch on. `next` continues with the following step after them. All ranks call it alike, between two
+  /// steps. `cursor` then returns the step's beginning until this rank has taken the whole run. Throws Error (78) if no
+  /// step has such a run, and for a call within a step.
   void deal(const MicrobatchRun& run);
 
   /// Goes to the first microbatch of a step, counted from 0 over all epochs (Engine::take_step, where workers come and
-  /// go). Each step has samples of its own, whoever makes it. Throws Error (78) for a number below 0.
+  /// go). Each step has samples of its own, whichever worker computes it. Throws Error (78) for a number below 0.
   void go_to_step(std::int64_t step);
 
-  /// Returns the place of the next microbatch, for a checkpoint. A cursor taken between two steps holds for any number
-  /// of ranks.
+  /// Returns the position of the next microbatch, for a checkpoint. A cursor taken between two steps is valid for any
+  /// number of ranks.
   SamplerCursor cursor() const;
-  /// Goes on behind `cursor`. Throws tessera::Error: 78 if the number of samples, the seed or shuffling differs; 65 if
-  /// the cursor's numbers make no sense.
+  /// Continues with the samples after `cursor`. Throws tessera::Error: 78 if the number of samples, the seed or
+  /// shuffling differs; 65 if the cursor's numbers make no sense.
   void resume(const SamplerCursor& cursor);
 
   /// Returns the number of tokens in the data set.

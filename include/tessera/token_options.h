@@ -28,7 +28,7 @@ struct DatasetOptions {
 /// The treatment of samples that do not fill the last step of an epoch.
 enum class Tail {
   kDrop,  ///< they are left out; the next epoch's shuffle leaves out others
-  /// the first samples of the epoch fill the step a second time; TokenBatches leaves those out or gives them weight 0
+  /// the epoch's first samples are used again to fill the step; TokenBatches omits these or gives them weight 0
   kPad,
 };
 
@@ -41,17 +41,17 @@ struct SamplerOptions {
   int world_size = 1;             ///< number of ranks
   std::uint64_t seed = 0;         ///< seed of the shuffle; the same on all ranks
   bool shuffle = true;            ///< false: samples come in the order of the data set
-  /// True: a rank's microbatches of a step are neighbours. False: the microbatches that all ranks take at a time are.
-  /// Strategy::reproducible with gradient_sync "last_microbatch" needs true.
+  /// True: a rank's microbatches of a step are neighbours. False: the microbatches that the ranks take at the same time
+  /// are neighbours. Strategy::reproducible with gradient_sync "last_microbatch" needs true.
   bool runs = false;
   Tail tail = Tail::kDrop;  ///< what happens to an epoch's last samples
-  /// Microbatches in a step of all ranks, at least one for each ("deal.microbatches"); 0: accumulation * world_size.
-  /// Above 0 a rank's microbatches of a step are neighbours.
+  /// Number of microbatches in a step over all ranks, at least one per rank ("deal.microbatches"); 0: accumulation *
+  /// world_size. Above 0 a rank's microbatches of a step are neighbours.
   std::int64_t microbatches = 0;
 
-  /// Returns the microbatches in one step of all ranks.
+  /// Returns the number of microbatches in one step over all ranks.
   std::int64_t of_step() const { return microbatches > 0 ? microbatches : accumulation * world_size; }
-  /// Returns the samples in one step of all ranks.
+  /// Returns the number of samples in one step over all ranks.
   std::int64_t global_batch() const { return batch * of_step(); }
 };
 
@@ -61,12 +61,12 @@ struct MicrobatchRun {
   friend bool operator==(const MicrobatchRun&, const MicrobatchRun&) = default;
 };
 
-/// The place of a sampler in the data, which a checkpoint keeps. It does not depend on ranks, so any number of ranks
-/// can go on from it.
+/// The position of a sampler in the data, which a checkpoint keeps. It does not depend on ranks, so any number of ranks
+/// can continue from it.
 struct SamplerCursor {
   std::int64_t epoch = 0;     ///< the current epoch, counted from 0
   std::int64_t consumed = 0;  ///< samples of this epoch that all ranks together have taken
-  /// the values that the sampler was made with; another sampler must have the same ones
+  /// the values with which the sampler was made; a sampler that continues from this cursor must have the same ones
   std::int64_t num_samples = 0;
   std::uint64_t seed = 0;
   bool shuffle = true;

@@ -22,10 +22,10 @@ struct Topology {
   int master_port = 29500;                ///< TCP port of the rendezvous
   std::string run_id;                     ///< TORCHELASTIC_RUN_ID, SLURM_JOB_ID, ...: keeps two jobs apart
   int restart_count = 0;                  ///< number of restarts of the job by the launcher
-  bool agent_store = false;  ///< torchrun's agent, or torch.distributed, serves the store: every rank is a client
+  bool agent_store = false;  ///< torchrun's agent, or torch.distributed, runs the store, so every rank is a client
 
-  /// Puts the world's ranks on hosts of so many ranks each, and this rank on its place there: sets host, local_rank,
-  /// local_world_size and ranks_of_hosts. REQUIRES: positive numbers whose sum is world_size.
+  /// Assigns the job's ranks to hosts, where host h gets `ranks[h]` of them. Sets host, local_rank, local_world_size
+  /// and ranks_of_hosts. REQUIRES: positive numbers whose sum is world_size.
   void put_on_hosts(const std::vector<int>& ranks);
   /// Returns the number of hosts.
   int num_hosts() const;
@@ -34,7 +34,7 @@ struct Topology {
   /// Returns whether all hosts hold the same number of ranks.
   bool has_equal_hosts() const { return ranks_of_hosts.empty(); }
   /// Returns whether `size` divides the number of ranks of every host. Then groups of `size` neighbours, counted from
-  /// rank 0 on, never lie across hosts.
+  /// rank 0 on, never span two hosts.
   bool hosts_hold_whole_groups_of(int size) const;
   /// Returns a text such as "rank 0/4 (torchrun), host 0, local rank 0".
   std::string describe() const;

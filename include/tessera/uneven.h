@@ -14,17 +14,18 @@ namespace tessera {
 /// The work that all ranks do after a step, such as `set_lr` or a save; it gets the step's result.
 using OnStep = std::function<void(const StepResult&)>;
 
-/// The part of a training loop that deals with ranks having different numbers of batches. `uneven` below uses it, and a
-/// loop of another form may use it too. All ranks make one and call `next` until it returns false.
+/// The part of a training loop that handles different numbers of batches on the ranks. `uneven` below uses it, and a
+/// loop of another form may use it too. All ranks make an UnevenLoop and call `next` until it returns false.
 class UnevenLoop {
  public:
-  /// `engine` must outlive this object. `on_step` is called with each step that `next` makes.
+  /// `engine` must outlive this object. `on_step` is called after each step that `next` makes, with its result.
   explicit UnevenLoop(Engine& engine, OnStep on_step = {}) : engine_(engine), on_step_(std::move(on_step)) {}
 
-  /// Says whether to train with a batch now. `has_batch`: whether this rank has another. Returns true if the program
-  /// should train with the batch, by one backward, and a step if that is due. Returns false when no rank has a batch
-  /// left and the last window is over. A rank without a batch stays in this call meanwhile, and takes part in what the
-  /// others do (Engine::backward_nothing, Engine::step). It is collective. Errors are those of Engine::step.
+  /// Says whether the program should train with a batch now. `has_batch`: whether this rank has another batch. Returns
+  /// true if the program should train with the batch, by one backward, and a step if that is due. Returns false when no
+  /// rank has a batch left and the last window is over. A rank without a batch stays in this call meanwhile, and takes
+  /// part in the backwards and steps of the others (Engine::backward_nothing, Engine::step). It is collective. Errors
+  /// are those of Engine::step.
   bool next(bool has_batch);
 
  private:
@@ -42,12 +43,12 @@ class UnevenLoop {
 ///     if (engine.step_is_due()) engine.step();
 ///   }
 ///
-/// The body runs on ranks that have a batch. A rank without one takes part in the others' microbatches and steps and
-/// counts nothing. When all ranks are out, the microbatches that are left make a step (`step(partial)`). An epoch with
-/// weights therefore trains as on one rank, whatever the number of ranks. A rank may have no batch from the start. Give
-/// `on_step` what all ranks must do after a step: it is called with the steps that the loop makes itself, and the body
-/// does the same after its own steps. RankSampler pads nothing here. Each batch costs a small message. Leave the loop
-/// on all ranks alike, or on none.
+/// The body runs on ranks that have a batch. A rank without a batch takes part in the others' microbatches and steps,
+/// but adds nothing to them. When no rank has a batch left, the remaining microbatches make a step (`step(partial)`).
+/// An epoch with weights therefore trains as on one rank, whatever the number of ranks. A rank may have no batch from
+/// the start. Give `on_step` what all ranks must do after a step: it is called with the steps that the loop makes
+/// itself, and the body does the same after its own steps. RankSampler pads nothing here. Each batch costs a small
+/// message. If the body leaves the loop, it must do so on all ranks alike.
 template <class Loader>
 class Uneven {
  public:
@@ -55,7 +56,7 @@ class Uneven {
   Uneven(Loader& loader, Engine& engine, OnStep on_step) : loader_(loader), loop_(engine, std::move(on_step)) {}
 
   struct End {};  ///< end of the loop
-  /// Single-pass iterator; `look` is collective, so each step of the loop is.
+  /// Single-pass iterator; `look` is collective, so each iteration is collective too.
   class Iterator {
    public:
     /// Begins the loop with its first step. It is collective.
@@ -73,7 +74,7 @@ class Uneven {
         return (*made_);
       }
     }
-    /// Goes on to the next step. It is collective.
+    /// Advances to the next iteration. It is collective.
     Iterator& operator++() {
       made_.reset();
       ++next_;

@@ -3,12 +3,12 @@
 namespace tessera {
 
 /// A guard: while one lives on this thread, an epoch that a RankSampler begins has each sample once, so ranks may get
-/// different numbers of samples and batches. Engine::evaluate and tessera::uneven, which work with different numbers,
-/// make one for the moment in which a loader begins. A loop that makes a guard itself must do without a batch on some
-/// ranks.
+/// different numbers of samples and batches. Engine::evaluate and tessera::uneven, which can handle different numbers,
+/// make a guard just while a loader begins. A loop that makes a guard itself must be able to handle ranks without a
+/// batch.
 class UnpaddedEpoch {
  public:
-  /// Begins the effect; the destructor ends it, on the same thread.
+  /// Makes the guard active; the destructor ends it, on the same thread.
   UnpaddedEpoch();
   ~UnpaddedEpoch();
   UnpaddedEpoch(const UnpaddedEpoch&) = delete;

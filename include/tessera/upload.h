@@ -8,7 +8,8 @@
 namespace tessera {
 
 /// Tensors that are being copied to the device that an Engine trains on (Engine::upload), while that device computes.
-/// Nothing is copied on the CPU. The Engine must outlive it. The thread that drives the Engine uses it.
+/// Nothing is copied if the device is the CPU. The Engine must outlive this object. The thread that drives the Engine
+/// uses it.
 class Upload {
  public:
   /// The argument must not be used afterwards.

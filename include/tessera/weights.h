@@ -25,19 +25,19 @@ namespace tessera {
 enum class WeightsForm {
   kDictionary,  ///< a dictionary from names to tensors, as torch.save of Python writes it
   /// The module's tree, as C++'s `torch::save(module, path)` writes it, by LibTorch's Module::save. A class that
-  /// overrides save and load has its own way and finds nothing of it here. Modules that aren't serializable
-  /// (Functional) and undefined buffers are left out.
+  /// overrides save and load cannot load this file, since its own format is not written here. Modules that aren't
+  /// serializable (Functional) and undefined buffers are left out.
   kArchive,
 };
 
-/// Writes the full weights of the Engine's module into one file: parameters and buffers by name. The file serves using
-/// the weights, not going on with training: parameters have their compute dtype, and the optimizer's state is not in
+/// Writes the full weights of the Engine's module into one file: parameters and buffers by name. The file is for using
+/// the weights, not for continuing a training: parameters have their compute dtype, and the optimizer's state is not in
 /// it. Buffers come from rank 0.
 ///
-/// The call is collective and stands between steps. Rank 0 writes. Units are gathered one after the other and written
-/// as they come, so memory holds one unit beside the plan, on every rank and in both forms. A tied parameter is written
-/// once. The file appears when it is complete and on the disk. An earlier file of the same name stays whole until then;
-/// "<path>.partial" is what is being written.
+/// The call is collective and must be made between steps. Rank 0 writes. Units are gathered and written one after the
+/// other. Memory therefore holds one unit in addition to the plan, on every rank and in both forms. A tied parameter is
+/// written once. The file appears under its name when it is complete and on the disk. An earlier file of the same name
+/// stays whole until then; "<path>.partial" is what is being written.
 ///
 /// Throws tessera::Error on all ranks if rank 0 cannot write: 73 the file cannot be created, or a file of the name
 /// exists and is to be kept (the weights then stay in "<path>.partial"); 74 a failed write or a full disk; 77 no
@@ -49,8 +49,8 @@ void save_weights(Engine& engine, const std::filesystem::path& path, WeightsForm
 /// The way in which load_weights reads a file.
 struct LoadOptions {
   /// Selects one of several dictionaries or modules in a file, by its keys with slashes between: "ema",
-  /// "checkpoint/state_dict". Empty: the part that has the module's names. If several parts have them, an error lists
-  /// the parts.
+  /// "checkpoint/state_dict". Empty: the one of them that has the module's names. If several of them have the names, an
+  /// error lists them.
   std::string part = {};
   /// Pieces of names that are ignored, in the file and in the module, wherever a piece begins a name or stands behind a
   /// dot: "module." of DataParallel, "_orig_mod." of torch.compile, or a prefix such as "model.".
@@ -92,10 +92,10 @@ void load_weights(const std::vector<std::pair<std::string, at::Tensor>>& tensors
 /// Gives an Engine's parameters and buffers the values of a file of weights, in the dtypes that the strategy says;
 /// masters get the file's values. Optimizer states stay as they are.
 ///
-/// The call is collective and stands between steps. Rank 0 alone reads, and sends about a MiB at a time to the ranks,
-/// so no rank holds more than that beside its shards; rank 0 holds two storages of the file. Errors are those above,
-/// the same on every rank; nothing has changed then, unless the message says otherwise. Error 64 also means that the
-/// call came between backward and step, or under Gathered.
+/// The call is collective and must be made between steps. Only rank 0 reads, and sends about a MiB at a time to the
+/// ranks. No rank needs more memory than that in addition to its shards, except rank 0, which holds two of the file's
+/// storages. Errors are those of the load_weights above, the same on every rank; nothing has changed then, unless the
+/// message says otherwise. Error 64 also means that the call came between backward and step, or under Gathered.
 void load_weights(Engine& engine, const std::filesystem::path& path, const LoadOptions& options = {});
 
 }  // namespace tessera

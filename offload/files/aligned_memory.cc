@@ -39,7 +39,7 @@ absl::StatusOr<AlignedMemory> AlignedMemory::make(std::size_t bytes, const std::
     return no_memory(who, bytes, ENOMEM);
   const std::size_t wanted = occupied_bytes(bytes);
   const std::size_t alignment = wanted >= kHugePageBytes ? kHugePageBytes : kPageBytes;
-  // Maps the extra bytes that alignment may need, and unmaps those before and behind the aligned part at once.
+  // Maps the extra bytes that alignment may need, and then unmaps those before and behind the aligned part.
   const std::size_t reserved = wanted + alignment - kPageBytes;
   void* const mapped = ::mmap(nullptr, reserved, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (mapped == MAP_FAILED) return no_memory(who, bytes, errno);

@@ -14,7 +14,7 @@ namespace tessera {
 /// Anonymous memory of this process, zeroed, for records and their transfers.
 ///
 /// 1. It begins at a multiple of 2 MiB if it has 2 MiB or more, else of 4 KiB. So it may be read and written past the
-///    page cache (O_DIRECT), and a device gets long pieces.
+///    page cache (O_DIRECT), and a device can copy long contiguous pieces.
 /// 2. It occupies exactly `bytes()`: what was asked for, rounded up to 4 KiB. All of it is there when `make` returns;
 ///    nothing is left for page faults during a step.
 /// 3. The kernel is asked for huge pages (MADV_HUGEPAGE), and may decline.
@@ -33,7 +33,7 @@ class AlignedMemory {
   AlignedMemory& operator=(AlignedMemory&& other) noexcept;
   ~AlignedMemory();
 
-  /// `who` stands in front of an error: 71 if there is not so much memory. `bytes` may be 0.
+  /// Error (71), which begins with `who`, if there is not enough memory. `bytes` may be 0.
   static absl::StatusOr<AlignedMemory> make(std::size_t bytes, const std::string& who);
   /// Returns `bytes` bytes of memory, zeroed, at a multiple of 4 KiB.
   using Give = std::function<std::shared_ptr<std::byte>(std::size_t bytes)>;

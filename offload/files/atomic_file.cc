@@ -37,14 +37,14 @@ class TemporaryFile {
   ~TemporaryFile() {
     if (fd_ >= 0) ::close(fd_);
     if (!exists_) return;
-    // A fault plan may make this fail too; that must be no reason to leave the file behind.
+    // A fault plan may make this fail too; the file must be removed all the same.
     if (file_calls::unlink(name_) < 0 && ::unlink(name_.c_str()) < 0)
       log_warning(fmt::format("{}: the temporary file {} could not be removed: {}", who_, name_, errno_text(errno)));
   }
   TemporaryFile(const TemporaryFile&) = delete;
   TemporaryFile& operator=(const TemporaryFile&) = delete;
 
-  // An earlier process with this process's number may have left a name behind when it was killed: then the next number
+  // An earlier process with the same process ID may have left this name behind when it was killed; then the next number
   // is taken.
   absl::Status open(mode_t mode) {
     static std::atomic<std::uint64_t> numbers{0};
@@ -69,7 +69,7 @@ class TemporaryFile {
                     : error("write", -got, written, static_cast<std::int64_t>(bytes.size()), written);
   }
 
-  // A sync is never repeated, not even after EINTR: whether the data is on the disk is unknown then.
+  // A sync is never repeated, not even after EINTR, since nobody can then know whether the data is on the disk.
   absl::Status sync() {
     const int got = file_calls::fsync(fd_, name_);
     return got == 0 ? absl::OkStatus() : error("fsync", -got, -1, -1, -1);

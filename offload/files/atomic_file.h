@@ -9,9 +9,9 @@
 
 namespace tessera {
 
-/// Puts `bytes` under the name `path` in such a way that at any moment, through errors, kill -9 and power loss, the
-/// name stands for the whole old file (or none) or for the whole new one. It writes, syncs and renames a temporary file
-/// beside it, PATH.tmp-PID-NUMBER, and syncs the folder.
+/// Writes `bytes` into the file `path` atomically. The name always stands for the whole old file (or none) or for the
+/// whole new one, even after errors, kill -9 or a power loss. It writes, syncs and renames a temporary file in the same
+/// folder, PATH.tmp-PID-NUMBER, and syncs the folder.
 ///
 /// * On an error the old file is as it was, and the temporary file is gone. There is one exception: if only the sync of
 ///   the folder failed, the whole new file is there, but after a power loss it might be the old one again.
@@ -27,8 +27,9 @@ namespace tessera {
 absl::Status write_file_atomically(const std::string& path, std::span<const std::byte> bytes, const std::string& who,
                                    mode_t mode = 0600);
 
-/// Makes the folder and those above it that are missing, and syncs the folder above each that it makes: a power loss
-/// afterwards takes none of them away. Errors, with `who` in front: 73, 77, 71, 74.
+/// Makes the folder and those above it that are missing. Syncs the folder above each new one, so that a later power
+/// loss removes none of them. Errors, with `who` in front: 73 a folder cannot be created; 77 no permission; 71 too many
+/// open files; 74 a full disk or a failed sync.
 absl::Status make_folders(const std::string& folder, const std::string& who);
 
 }  // namespace tessera

@@ -14,8 +14,8 @@ struct BlockFileOptions {
   std::string directory = {};
   std::int64_t bytes = 0;  ///< a multiple of 4096, more than 0
   std::string who = {};    ///< text in front of errors: "rank 0 optimizer state"
-  /// Reads and writes past the page cache (O_DIRECT) where the file system can. False: they go through it, and it then
-  /// holds a second copy.
+  /// Reads and writes past the page cache (O_DIRECT) where the file system can. False: reads and writes go through the
+  /// page cache, which then holds a second copy.
   bool direct = true;
   /// Writes zeros over the whole file once. Overwriting blocks that were written before is about a quarter faster on
   /// ext4 than writing into blocks that were only reserved. It costs one write of the whole file, before training.
@@ -31,19 +31,19 @@ struct BlockFileOptions {
 ///
 /// 1. No other process can open it: it has no name (O_TMPFILE, or it is unlinked as soon as it is made), and mode 0600.
 /// 2. It is gone when the process is, however that ends, and is never read by another run.
-/// 3. The disk's room is taken when `create` returns; a write finds a full disk only where a file system copies on
-///    write.
+/// 3. The disk's room is taken when `create` returns; a later write can fail on a full disk only where a file system
+///    copies on write.
 ///
 /// A file with a BlockFileOptions::name stays instead: then only 3 holds, and its mode is 0600.
 ///
 /// It only holds the file; `IoRing` reads and writes it. The object must stay where it is, since transfers point to it.
 class BlockFile {
  public:
-  /// Errors: those of `look_at_scratch_directory`; 73 larger than files may be here; 71 too many open files; 74 the
-  /// disk is full (with the bytes wanted and free) or failed; 65 the file is missing though it `must_be_there`; 70
-  /// `bytes` breaks the rule.
+  /// Errors: those of `look_at_scratch_directory`; 73 a file this large is not allowed here; 71 too many open files; 74
+  /// the disk is full (with the bytes wanted and free) or failed; 65 `must_be_there` is set and the file is missing or
+  /// has another size; 70 `bytes` is not a positive multiple of 4096.
   static absl::StatusOr<std::unique_ptr<BlockFile>> create(const BlockFileOptions& options);
-  /// Syncs the file, so that its bytes and its name are on the disk itself. Errors: 74.
+  /// Syncs the file, so that its bytes and its name are on the disk itself. Errors: 74 if the sync fails.
   absl::Status sync(const std::string& who) const;
   ~BlockFile();
   BlockFile(const BlockFile&) = delete;
@@ -60,8 +60,8 @@ class BlockFile {
   const std::string& mode() const { return mode_; }
 
   int fd() const { return fd_; }
-  /// Returns a descriptor through the page cache, for what is left of a transfer that ended inside a block. It is equal
-  /// to `fd` unless `direct`.
+  /// Returns a descriptor that goes through the page cache, for the rest of a transfer that ended inside a block. It is
+  /// equal to `fd` unless `direct`.
   int buffered_fd() const { return buffered_fd_; }
 
  private:

@@ -12,7 +12,7 @@ absl::Status take() {
   const char* const text = std::getenv("TESSERA_TEST_FAULTS");
   if (text == nullptr || *text == '\0') return absl::OkStatus();
   TESSERA_ASSIGN_OR_RETURN(std::vector<FaultRule> rules, parse_fault_rules(text));
-  // The plan is never uninstalled, since I/O may go on until the process ends. A plan that a test installed itself
+  // The plan is never uninstalled, since there may be I/O until the process ends. A plan that a test installed itself
   // stays.
   static FaultPlan* const plan = new FaultPlan(std::move(rules));
   FaultPlan* none = nullptr;

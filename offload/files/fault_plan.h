@@ -18,7 +18,7 @@ class UnsyncedFiles;
 /// Makes faults for tests: the n-th operation of a kind fails, is cut short, comes late, or ends the process.
 ///
 /// Every operation on a file in `offload/` passes a *site*. While a plan is installed (`ScopedFaults`), it counts the
-/// operations of each site and applies its rules. A test runs once to count, then once for each n:
+/// operations of each site and applies its rules. A test runs once to count the operations, then once for each n:
 ///
 ///     ScopedFaults counting({});
 ///     ... std::int64_t n = counting.plan().operations(FaultSite::kWrite);
@@ -27,11 +27,11 @@ class UnsyncedFiles;
 /// A site costs one relaxed load of an atomic while no plan is installed.
 enum class FaultSite {
   kOpen,     ///< opening or creating a file
-  kReserve,  ///< making room on the disk for a new file
+  kReserve,  ///< reserving space on the disk for a new file
   kRead,     ///< a read, before it begins
   kWrite,    ///< a write, before it begins
   kFsync,    ///< syncing a file or folder
-  kRename,   ///< path: the new name
+  kRename,   ///< renaming; the path is the new name
   kUnlink,   ///< removing a file, or an empty folder
   kMkdir,
   kSubmit,  ///< handing a read or write to io_uring or to the threads
@@ -59,7 +59,7 @@ struct FaultRule {
   FaultSite site = FaultSite::kWrite;
   std::string path = "";   ///< the rule is about files whose name contains this text; empty: all files
   std::int64_t nth = 0;    ///< > 0: the n-th such operation, counted from 1
-  std::int64_t every = 0;  ///< > 0: each n-th such operation. One of `nth` and `every` is set
+  std::int64_t every = 0;  ///< > 0: each n-th such operation. Either `nth` or `every` is set
   FaultAction action = FaultAction::kNone;
   std::int64_t number = 0;  ///< FaultAction says what it means; for kCrash an exit code
   /// kDropUnsynced: renames that were not synced are kept (the folder reached the disk before the data did), not
@@ -67,7 +67,7 @@ struct FaultRule {
   bool keep_renames = false;
 };
 
-/// The fault that a site has to make. kCrash and kDropUnsynced never get here.
+/// The fault that a site has to make; never kCrash or kDropUnsynced, which the plan carries out itself.
 struct Fault {
   FaultAction action = FaultAction::kNone;
   std::int64_t number = 0;
@@ -88,7 +88,7 @@ class FaultPlan {
   /// wins.
   Fault pass(FaultSite site, std::string_view path);
 
-  /// Returns the model of a power loss, which hears of every change to files; null unless a rule needs it.
+  /// Returns the model of a power loss, which is told of every change to files; null unless a rule needs it.
   UnsyncedFiles* unsynced() { return unsynced_.get(); }
 
  private:

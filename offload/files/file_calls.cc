@@ -27,8 +27,8 @@ Result negative_errno(Result result) {
   return result < 0 ? static_cast<Result>(-errno) : result;
 }
 
-// Makes the faults that every site can have: a delay and an errno. Returns true if the operation must not take place;
-// it then returns `result`.
+// Makes the faults that every site can have: a delay and an errno. Returns true if the operation must not be executed,
+// but return `result`.
 bool fails_at(FaultSite site, const std::string& name, Fault& fault, ssize_t& result) {
   fault = fault_at(site, name);
   if (fault.action == FaultAction::kDelay) std::this_thread::sleep_for(std::chrono::milliseconds(fault.number));
@@ -42,7 +42,7 @@ UnsyncedFiles* unsynced() {
   return plan == nullptr ? nullptr : plan->unsynced();
 }
 
-// Returns how many bytes an operation on `bytes` really moves.
+// Returns how many of the `bytes` the operation really moves.
 std::size_t moved_bytes(const Fault& fault, std::size_t bytes) {
   if (fault.action == FaultAction::kShort) return std::min(bytes, static_cast<std::size_t>(fault.number));
   if (fault.action == FaultAction::kTorn) return std::min(bytes, static_cast<std::size_t>(fault.number) * kSectorBytes);

@@ -11,7 +11,7 @@ namespace tessera::file_calls {
 
 /// The calls of the operating system that change files, each behind a site of the FaultPlan. They return what the call
 /// does, or a negative errno as io_uring does; errno itself is not set. EINTR is returned too: the caller retries.
-/// `name` is how messages and rules call the file. Any thread may call them.
+/// `name` is the file's name in messages and rules. Any thread may call them.
 
 int open(const std::string& name, int flags, mode_t mode);
 /// Opens `parts`, a path below `folder`. If a part of it is a link, it returns -ELOOP. `folder` itself may be a link.
@@ -22,16 +22,16 @@ int open_unnamed(const std::string& directory, const std::string& name, mode_t m
 int open_again(int fd, const std::string& name, int flags);
 ssize_t pread(int fd, const std::string& name, void* data, std::size_t bytes, off_t offset);
 ssize_t pwrite(int fd, const std::string& name, const void* data, std::size_t bytes, off_t offset);
-/// Repeats pwrite until everything is written. Returns 0, or the negative errno that ended it. Calls that were
-/// interrupted, or could not be served now, are made again, and so are those that wrote nothing, kMostRetries times at
-/// most; EIO after the last. `done` is the bytes written.
+/// Repeats pwrite until everything is written. Returns 0, or the negative errno that ended it. It repeats calls that
+/// were interrupted, failed with EAGAIN or wrote nothing, at most kMostRetries times in a row. It then returns the last
+/// error, or -EIO if the last call wrote nothing. `done` is the bytes written.
 int write_all(int fd, const std::string& name, std::span<const std::byte> bytes, off_t offset, std::size_t& done);
 /// Makes room on the disk for [0, bytes).
 int reserve(int fd, const std::string& name, off_t bytes);
 int fsync(int fd, const std::string& name);
 /// Syncs a folder: names that were made or changed in it are durable afterwards.
 int fsync_folder(int fd, const std::string& folder);
-/// Opens, syncs and closes a folder. `operation`: which of the calls failed, as messages name it.
+/// Opens, syncs and closes a folder. `operation`: the name, for messages, of the call that failed.
 int sync_folder(const std::string& folder, const char*& operation);
 int rename(const std::string& from, const std::string& to);
 int unlink(const std::string& name);

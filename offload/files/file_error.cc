@@ -44,7 +44,7 @@ absl::Status file_error(const FileTrouble& trouble) {
     text += fmt::format(": wanted {} bytes", trouble.wanted);
   }
   text += ": " + reason_and_hint(trouble);
-  // EAGAIN on a file says that the device was busy, and not that there are too many processes.
+  // EAGAIN on a file means that the device was busy, not that there are too many processes.
   return make_error(trouble.error == EAGAIN ? ExitCode::kIo : exit_code_of_errno(trouble.error), text);
 }
 

@@ -16,12 +16,12 @@ namespace tessera {
 std::filesystem::path partial_of(const std::filesystem::path& path);
 
 /// Creates the file `partial` for writing, and returns its descriptor; -1 with errno where that fails. A regular file
-/// that another run left there is removed without a look at it, since it may have another name too. Links are not
+/// that another run left there is removed without being opened, since it may have another name too. Links are not
 /// followed.
 int create_partial(const std::filesystem::path& partial);
 
-/// Returns the error "<what>: <the system's reason>": 73 cannot be created, 77 where a permission is missing, 71 or 74
-/// where a limit of the process is the reason (errno_hint.h). `error` is an errno.
+/// Returns the error "<what>: <the system's reason>": 73 if the file cannot be created, 77 if a permission is missing,
+/// 71 or 74 if a limit of the process is reached (errno_hint.h). `error` is an errno.
 absl::Status cannot_create(const std::string& what, int error);
 
 /// A result that is written piece by piece under "<path>.partial" and gets its name when it is complete and on the
@@ -38,12 +38,13 @@ class OutputFile {
   OutputFile& operator=(OutputFile&&) = delete;
   ~OutputFile();
 
-  /// Appends bytes to the file. It fails with error 74.
+  /// Appends bytes to the file. Errors: 74 if a write fails or the disk is full.
   absl::Status append(std::string_view bytes);
 
   /// Syncs, closes and renames. A file that appeared meanwhile is left alone if `existing` is Existing::kKept: the
-  /// bytes stay in "<path>.partial", and the error says so. Errors: 73, 74, 77. REQUIRES: called once, after appends
-  /// that succeeded.
+  /// bytes stay in "<path>.partial", and the error says so. Errors: 74 a write or sync failed; 73 the file cannot be
+  /// renamed, or one of its name is kept; 77 no permission. REQUIRES: it is called once, and all appends have
+  /// succeeded.
   absl::Status finish(Existing existing);
 
  private:

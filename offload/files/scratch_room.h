@@ -20,15 +20,17 @@ struct Room {
   std::size_t bytes = 0;    ///< a multiple of 4096
 };
 
-/// Room on the disk of one directory for pieces of any size, where nobody knows beforehand how much is needed. It lies
+/// Space on the disk in one directory, for pieces of any size, where the total is not known in advance. The space lies
 /// in scratch files, which are added as the need grows, and stay until the object is destroyed.
 ///
 /// A new file is as large as a quarter of all files before it, and no smaller than `least_growth` and the piece that it
 /// is for. Its room is taken on the disk at once. Pieces are put where room is free, from the beginning of the oldest
-/// file on, so what comes and goes like a stack uses the same room again and again. One thread at a time may use it.
+/// file on, so pieces that come and go like a stack use the same space again and again. One thread at a time may use
+/// it.
 class ScratchRoom {
  public:
-  /// `file`: what all files have in common; its `bytes` are ignored. `least_growth`: a multiple of 4096, more than 0.
+  /// `file`: the options that all files have in common; its `bytes` are ignored. `least_growth`: a multiple of 4096,
+  /// more than 0.
   ScratchRoom(BlockFileOptions file, std::int64_t least_growth) : options_(std::move(file)), growth_(least_growth) {}
   ScratchRoom(ScratchRoom&&) = default;
 

@@ -18,11 +18,11 @@ namespace tessera {
 ///    as on file systems that order nothing.
 /// 3. Synced data stays.
 ///
-/// It keeps a link to the file that a rename replaces, beside it (NAME.before-rename), so that the rename can be
-/// undone; the link is removed when the folder is synced. It is thread-safe.
+/// This class keeps a link to the file that a rename replaces, in the same folder (NAME.before-rename), so that the
+/// rename can be undone; the link is removed when the folder is synced. It is thread-safe.
 class UnsyncedFiles {
  public:
-  /// Each function tells of a change that was made; before_rename tells of one that is about to be made.
+  /// Each function reports a change that was made; before_rename reports one that is about to be made.
   void wrote(const std::string& path);
   void synced_file(const std::string& path);
   void synced_folder(const std::string& folder);
@@ -42,7 +42,7 @@ class UnsyncedFiles {
   Mutex mutex_;
   std::vector<std::string> unsynced_ ABSL_GUARDED_BY(mutex_);
   std::vector<Rename> renames_ ABSL_GUARDED_BY(mutex_);
-  std::string replaced_ ABSL_GUARDED_BY(mutex_);  ///< link made by before_rename, until renamed
+  std::string replaced_ ABSL_GUARDED_BY(mutex_);  ///< link that before_rename made; `renamed` uses it
 };
 
 }  // namespace tessera

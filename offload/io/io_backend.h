@@ -19,14 +19,14 @@ enum class IoKind { kRead, kWrite };
 struct Transfer {
   IoKind kind = IoKind::kRead;
   const BlockFile* file = nullptr;
-  int fd = -1;  ///< descriptor, one of the two of the file
+  int fd = -1;  ///< one of the file's two descriptors
   std::int64_t offset = 0;
   std::byte* memory = nullptr;
   std::uint32_t bytes = 0;
   std::uint32_t slot = 0;  ///< a number that comes back with the completion
 };
 
-/// The end of a transfer: bytes moved, or a negative errno.
+/// The result of a transfer: bytes moved, or a negative errno.
 struct Completion {
   std::uint32_t slot = 0;
   std::int32_t result = 0;
@@ -43,10 +43,10 @@ class IoBackend {
   virtual bool enqueue(const Transfer& transfer) = 0;
   /// Hands queued transfers over, and waits for nothing. An error means that nothing can be moved any more.
   virtual absl::Status push() = 0;
-  /// Takes the completions that are there, as many as `out` holds. `wait`: waits for one at least, after `push`.
-  /// REQUIRES with `wait`: a transfer has not come back yet.
+  /// Takes the completions that have arrived, as many as `out` holds. `wait`: waits for one at least, after `push`.
+  /// REQUIRES if `wait` is true: at least one transfer has not completed yet.
   virtual absl::StatusOr<std::size_t> collect(std::span<Completion> out, bool wait) = 0;
-  /// Tells of files and memory that transfers will use, so that each transfer costs less. Returns what could not be
+  /// Registers files and memory that transfers will use, so that each transfer costs less. Returns what could not be
   /// registered and why; "" if all could. Transfers work without this call, too. REQUIRES: it was not called before,
   /// and no transfer is in flight.
   virtual std::string register_resources(std::span<const BlockFile* const> files,

@@ -23,7 +23,7 @@ namespace {
 // cache where O_DIRECT cannot be used), handed over by `push`, and comes back in `collect`. `take` decides what a
 // result means: a transfer that moved a part is followed by one for the rest (`go_on`), one that moved nothing is
 // repeated (`retry`). Anything else ends the operation (`end`), which keeps an error until `wait` or `drain` asks for
-// it. `prepare` and `undo_fault` are where a FaultPlan comes in; results that it invents lie in `injected_`.
+// it. `prepare` and `undo_fault` apply a FaultPlan; results that it invents lie in `injected_`.
 
 constexpr int kMostFruitless = 100;
 constexpr int kPatientFruitless = 10;  // retries pause after this many
@@ -63,7 +63,7 @@ IoRing::IoRing(const IoRingOptions& options, std::unique_ptr<IoBackend> backend,
 }
 
 IoRing::~IoRing() {
-  // The owner frees the memory next, so nothing may move any more.
+  // The owner frees the memory next, so no transfer may still use it.
   if (const absl::Status status = drain(); !status.ok()) log_error(message_of(status));
 }
 
@@ -227,7 +227,8 @@ bool IoRing::begin(std::uint32_t slot) {
   return true;
 }
 
-// Begins all transfers that can begin. A full queue is emptied by handing it over, or else by taking what has ended.
+// Begins all transfers that can begin. A full queue is emptied by handing its transfers over, or else by taking
+// completions.
 absl::Status IoRing::begin_all() {
   while (!to_begin_.empty()) {
     const std::uint32_t slot = to_begin_.front();
@@ -243,7 +244,7 @@ absl::Status IoRing::begin_all() {
   return absl::OkStatus();
 }
 
-// REQUIRES with `wait`: a transfer is with the backend or was injected.
+// REQUIRES if `wait` is true: the backend has a transfer, or a result was injected.
 absl::Status IoRing::collect(bool wait) {
   std::array<Completion, kMostInFlight> completions;
   std::size_t found = 0;
@@ -262,7 +263,7 @@ absl::Status IoRing::collect(bool wait) {
   return absl::OkStatus();
 }
 
-// Undoes the change of memory by a fault plan, and gives the result that the plan wants.
+// Undoes a fault plan's change of memory, and sets the result that the plan wants.
 void IoRing::undo_fault(Operation& operation, std::int32_t& result) {
   const Fault& fault = operation.fault;
   std::byte* const memory = operation.request.memory + operation.done;

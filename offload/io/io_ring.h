@@ -20,14 +20,14 @@
 
 namespace tessera {
 
-/// A read or write of a whole piece of a file.
+/// A read or write of a contiguous range of a file.
 struct IoRequest {
   IoKind kind = IoKind::kRead;
   const BlockFile* file = nullptr;
   std::int64_t offset = 0;  ///< bytes into the file; a multiple of 4096
   /// Begins at a multiple of 4096; the caller leaves it alone until the request has ended.
   std::byte* memory = nullptr;
-  std::size_t bytes = 0;      ///< a multiple of 4096, more than 0; the piece lies inside the file
+  std::size_t bytes = 0;      ///< a multiple of 4096, more than 0; the range lies inside the file
   std::string_view who = {};  ///< text in front of errors: "rank 0 parameter layers.3.weight"; outlives the request
   std::uint64_t tag = 0;      ///< number that `wait` asks for; several requests may have the same tag
 };
@@ -48,7 +48,7 @@ struct IoRingOptions {
   /// The ring may be used from one thread now and from another later, but never from two at once. If false it belongs
   /// to the thread that submits first, which lets io_uring do without some locks.
   bool any_thread = false;
-  bool register_memory = true;  ///< io_uring: tell the kernel of files and memory once, not with each transfer
+  bool register_memory = true;  ///< io_uring: register files and memory with the kernel once, not with each transfer
 };
 
 /// Counts since the ring was made, of requests that ended well.
@@ -56,7 +56,7 @@ struct IoCounters {
   std::int64_t reads = 0, writes = 0;
   std::int64_t bytes_read = 0, bytes_written = 0;
   std::int64_t resumed = 0;  ///< transfers after the first of a request: remainders and retries
-  double wait_seconds = 0;   ///< time that the owner stood still for the disk
+  double wait_seconds = 0;   ///< time for which the owner waited for the disk
 };
 
 /// Asynchronous reads and writes of one thread.
@@ -66,13 +66,14 @@ struct IoCounters {
 ///    (IoRingOptions::any_thread makes an exception.)
 /// 2. A request ends when all its bytes were moved, or with an error. Transfers that moved a part are continued; those
 ///    that were interrupted, or that the kernel had no room for, are repeated, 100 times at most without progress.
-/// 3. If the page cache is bypassed, a remainder that does not begin at a multiple of 4096 is moved through it all the
-///    same.
+/// 3. If the page cache is bypassed, a remainder that does not begin at a multiple of 4096 is nevertheless moved
+///    through it.
 /// 4. Every result is checked. An error is reported once, by `wait` for its tag or by `drain`.
 /// 5. Requests end in any order. Two requests that overlap in a file or in memory must not be in flight at once, unless
 ///    both read.
 ///
-/// Errors: `file_error` with who, file, offset, bytes wanted and got; 70 a request against the rules, or two threads.
+/// Errors: `file_error` with who, file, offset, bytes wanted and got; 70 for a request that breaks these rules, or for
+/// a call from a second thread.
 class IoRing {
  public:
   static constexpr int kMostInFlight = 64;
@@ -83,9 +84,9 @@ class IoRing {
   IoRing(const IoRing&) = delete;
   IoRing& operator=(const IoRing&) = delete;
 
-  /// Registers files and memory that requests will use, which makes each of them cheaper. If locked memory is too small
-  /// the ring works without this, and says so in `describe`. REQUIRES: the call comes once, before the first request;
-  /// both outlive the ring.
+  /// Registers files and memory that requests will use, which makes each of them cheaper. If the limit of locked memory
+  /// is too low the ring works without this, and says so in `describe`. REQUIRES: the call comes once, before the first
+  /// request; files and memory outlive the ring.
   void register_resources(std::span<const BlockFile* const> files, std::span<const std::span<std::byte>> memory);
 
   /// Queues a request. Waits only where `in_flight` requests have not ended. The kernel hears of it at the next
@@ -93,14 +94,14 @@ class IoRing {
   absl::Status submit(const IoRequest& request);
   /// Hands queued requests over, without waiting.
   absl::Status start();
-  /// Takes in what has ended, without waiting.
+  /// Processes the transfers that have ended, without waiting.
   absl::Status poll();
   /// Waits until all requests with this tag have ended. An unknown tag counts as ended.
   absl::Status wait(std::uint64_t tag);
   /// Waits for all requests. Returns the first error, if there were several; the others are forgotten.
   absl::Status drain();
 
-  /// Returns whether a request with this tag has not ended, as far as the last call knew.
+  /// Returns whether a request with this tag has not ended, as of the last call that processed results.
   bool busy(std::uint64_t tag) const;
   const IoCounters& counters() const { return counters_; }
   /// Returns a text for logs: which implementation moves the bytes, and why.
@@ -116,7 +117,7 @@ class IoRing {
     bool buffered = false;  ///< the file system refused O_DIRECT for this request
     std::size_t done = 0;
     int fruitless = 0;  ///< transfers in a row that moved nothing
-    // These describe the next transfer, or the one that is under way:
+    // These fields describe the next transfer, or the one that is under way:
     bool prepared = false;  ///< whether its fault is known and it is not queued yet
     bool direct = false;
     Fault fault = {};
@@ -141,7 +142,7 @@ class IoRing {
 
   const IoRingOptions options_;
   const std::unique_ptr<IoBackend> backend_;
-  const std::string why_;  ///< why it is not io_uring; else empty
+  const std::string why_;  ///< why io_uring is not used; empty if it is
   std::string unregistered_;
   std::thread::id owner_;
   std::array<Operation, kMostInFlight> operations_;
@@ -150,7 +151,7 @@ class IoRing {
   std::vector<std::uint32_t> to_begin_;  ///< operations whose next transfer is still to be queued, oldest first
   std::vector<Completion> injected_;     ///< results of transfers that never took place (FaultPlan)
   std::vector<std::pair<std::uint64_t, absl::Status>> failures_;
-  absl::Status broken_;  ///< the backend failed: nothing moves any more
+  absl::Status broken_;  ///< error of the backend, after which nothing can be moved
   IoCounters counters_;
 };
 

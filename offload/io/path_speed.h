@@ -17,9 +17,9 @@ struct PathSpeedOptions {
   int records = 8;                     ///< number of records that are written, and then read, in each directory
 };
 
-/// Measures how fast the disks of several directories are beside each other, for StripePath::weight. Each directory
-/// gets a private scratch file, whose records are written and then read past the page cache where that is possible;
-/// nothing is left of it.
+/// Measures the relative speed of the disks of several directories, for StripePath::weight. Each directory gets a
+/// private scratch file, whose records are written and then read past the page cache where that is possible; nothing is
+/// left of it.
 ///
 /// The result is 1 for the fastest, and for all others their share of its bandwidth in steps of an eighth, from 1/8 on.
 /// Disks that reach 0.85 of the fastest one's bandwidth count as equal to it, since a measurement of 64 MiB is not more

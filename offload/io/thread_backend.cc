@@ -18,7 +18,7 @@ namespace {
 
 class ThreadBackend final : public IoBackend {
  public:
-  // An IoRing has 64 requests in flight at most, so a step takes nothing from the heap.
+  // An IoRing has 64 requests in flight at most, so a step allocates no memory.
   ThreadBackend() {
     queued_.reserve(64);
     work_.reserve(64);
@@ -91,7 +91,7 @@ class ThreadBackend final : public IoBackend {
       {
         const MutexLock lock(mutex_);
         while (!is_ending_ && work_.empty()) has_work_.wait(mutex_);
-        if (work_.empty()) return;  // transfers that were handed over are made before the thread ends
+        if (work_.empty()) return;  // transfers that were handed over are finished before the thread ends
         transfer = work_.front();
         work_.erase(work_.begin());
       }

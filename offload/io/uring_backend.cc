@@ -23,7 +23,8 @@ constexpr std::size_t kMostBufferBytes = std::size_t{1} << 30;  // the kernel's 
 constexpr int kMostRetries = 1000;
 constexpr auto kRetryPause = std::chrono::milliseconds(1);
 
-// A combination of flags. The best one comes first in kSetups; older kernels answer EINVAL to it.
+// A combination of flags for creating an io_uring. The best one comes first in kSetups; older kernels answer EINVAL to
+// it.
 struct Setup {
   unsigned flags;
   const char* text;
@@ -125,7 +126,8 @@ class UringBackend final : public IoBackend {
       const int got = io_uring_submit(&ring_);
       if (got > 0) continue;
       if (got < 0 && !is_passing(-got)) return broken("io_uring_submit", -got);
-      // Completion queues are full or memory is short. Completions are left for `collect`, and later pushes go on.
+      // The completion queue is full, or memory is short. If completions have arrived, `collect` must take them first;
+      // a later push then continues.
       if (++tries > 1 && io_uring_cq_ready(&ring_) > 0) return absl::OkStatus();
       if (tries > kMostRetries) return broken("io_uring_submit, tried for a second,", got < 0 ? -got : EAGAIN);
       std::this_thread::sleep_for(kRetryPause);
@@ -138,7 +140,7 @@ class UringBackend final : public IoBackend {
     TESSERA_RETURN_IF_ERROR(enable());
     if (const std::size_t found = take(out); found > 0) return found;
     for (int tries = 0;; ++tries) {
-      // Completions appear in this call only: the kernel defers its part of them to it.
+      // Completions arrive only during this call, since the kernel defers its work on them until then.
       const int got = wait ? io_uring_submit_and_wait(&ring_, 1) : io_uring_submit_and_get_events(&ring_);
       if (got < 0 && !is_passing(-got)) return broken("io_uring_enter", -got);
       const std::size_t found = take(out);

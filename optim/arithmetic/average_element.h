@@ -8,15 +8,15 @@ namespace tessera {
 
 /// The ways in which a step that updates a parameter treats the average of its weights.
 enum class AverageStart : std::uint8_t {
-  kGoesOn,  ///< the average moves on, since an earlier step began it
-  kBefore,  ///< the average begins at the weight before the step, and moves
+  kGoesOn,  ///< the average is updated, since an earlier step began it
+  kBefore,  ///< the average begins with the weight before the step, and is updated
   kAfter,   ///< the average begins as a copy of the weight after the step
 };
 
 /// All averages begin with the run's first step that updates parameters, as copies of the weights after it;
-/// torch.optim.swa_utils.AveragedModel does the same. A parameter that this step left alone also has its average from
-/// then on, which is its weight until the parameter's own first update. `step`: the number of this update among the
-/// parameter's updates, from 1.
+/// torch.optim.swa_utils.AveragedModel does the same. A parameter that this step left alone also has an average from
+/// then on. It equals the parameter's weight until the parameter's own first update. `step`: the number of this update
+/// among the parameter's updates, from 1.
 TESSERA_ALWAYS_INLINE AverageStart average_start(std::int64_t step, bool is_first_of_run) {
   if (step > 1) return AverageStart::kGoesOn;
   return is_first_of_run ? AverageStart::kAfter : AverageStart::kBefore;

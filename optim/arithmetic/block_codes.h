@@ -16,10 +16,10 @@ struct BlockScale {
   float scale, half_inverse;
 };
 
-/// `most`: the block's largest magnitude. The formulas with a scale need Code::kOffset times it, and half its inverse,
-/// to be normal numbers, and twice the scale to be finite. So a scale below 2^-112 counts as 0, and so do the block's
-/// values. A block that holds an infinity, a NaN, or a number from 2^125 on has a NaN as its scale, and decodes to
-/// NaNs.
+/// `most`: the largest magnitude in the block. The formulas with a scale need Code::kOffset times it, and half its
+/// inverse, to be normal numbers, and twice the scale to be finite. So a scale below 2^-112 counts as 0, and so do the
+/// block's values. A block that holds an infinity, a NaN, or a number from 2^125 on has a NaN as its scale, and decodes
+/// to NaNs.
 template <class Code>
 TESSERA_ALWAYS_INLINE BlockScale block_scale(float most) {
   constexpr float kNaN = __builtin_bit_cast(float, 0x7fc00000u);

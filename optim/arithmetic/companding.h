@@ -8,8 +8,8 @@
 namespace tessera {
 namespace {
 
-/// Codes 0 to `kSteps` - 1 (kSteps: 128 or 256) for numbers from 0 to a block's largest, whose spacing grows with the
-/// number, as in telephony's A-law (ITU-T G.711).
+/// Codes 0 to `kSteps` - 1 (kSteps: 128 or 256) for numbers from 0 to a block's largest number. The spacing of the
+/// codes grows with the number, as in telephony's A-law (ITU-T G.711).
 ///
 /// Halving the bits of a positive fp32 number halves its exponent: phi(x) = float(bits(x) / 2 + bits(1.0) / 2) is a
 /// piecewise linear function within 6 % of sqrt(x) that integers compute and invert exactly. It has phi(1) = 1, and its
@@ -31,7 +31,7 @@ struct Companding {
 
   static constexpr float kRootOffset = 2.0f / kSteps;
   static constexpr float kOffset = kRootOffset * kRootOffset;
-  /// The number whose code is kSteps - 1. It follows from the function's last piece, which has slope 1/2.
+  /// The number whose code is kSteps - 1. It follows from the function's last linear segment, which has slope 1/2.
   static constexpr float kLargest = 1.0f + 2.0f * (kRootOffset - 1.0f / kSteps) - kOffset;
 
   /// The 23 bits of a float's fraction have these parts: the first bit is that of 1.5 * 2^23, the next log2(kSteps)
@@ -39,26 +39,27 @@ struct Companding {
   /// a number is rounded down or up.
   static constexpr int kNoiseBits = 22 - __builtin_ctz(kSteps);
 
-  /// Rounds a number (>= 0): `code` makes its code from the 16 bits that begin at bit kNoiseBits. `half`: half the
-  /// number; `noise`: uniform in [0, 2^kNoiseBits).
+  /// Rounds a number (>= 0); `code` then takes the number's code from the 16 bits that begin at bit kNoiseBits. `half`:
+  /// half the number; `noise`: uniform in [0, 2^kNoiseBits).
   static TESSERA_ALWAYS_INLINE Bits encode(Float half, Bits noise) {
-    // Floats from 2^23 on are whole numbers, and their bits count up with them. The sum begins at 1.5 * 2^23 minus two
-    // codes, since the root is two codes too large. A code is 2^kNoiseBits.
+    // Floats from 2^23 on are whole numbers, and as integers their bit patterns count up with them. The addition begins
+    // at 1.5 * 2^23 minus two codes, since the root is two codes too large. A code is 2^kNoiseBits.
     const Float root = V::float_of(V::bits_of(half + kOffset / 2) >> 1);
     constexpr std::uint32_t kBegin = kCodeZero - (2u << kNoiseBits);
     return V::bits_of(V::add_multiple(V::float_of(noise | kBegin), root, kCodesOfRoot * (1u << kNoiseBits)));
   }
-  /// A number above kLargest gets kLargest's code, and so does NaN: the 16 bits are in the order of the floats, since a
-  /// bit above them is set in all floats from 2.0 on.
+  /// A number above kLargest gets kLargest's code, and so does NaN: the 16 bits have the same order as the floats,
+  /// since all floats from 2.0 on have a higher bit set.
   template <class Words>
   static TESSERA_ALWAYS_INLINE Words code(Words encoded) {
     constexpr auto kZero = static_cast<std::uint16_t>(kCodeZero >> kNoiseBits);
     return V::min_word(encoded, kZero + kSteps - 1) - kZero;
   }
 
-  /// Returns a code's number, times `scale`, rounded once. REQUIRES: the scale is one that block_scale makes.
+  /// Returns a code's number, times `scale`, rounded once. REQUIRES: block_scale returned the scale.
   static TESSERA_ALWAYS_INLINE Float decode(Int code, float scale) {
-    // A float whose last bit counts codes: begin + code. The difference is (code + 2) / kCodesOfRoot.
+    // A float whose lowest bits count codes: its bit pattern is kBegin + code. The difference is (code + 2) /
+    // kCodesOfRoot.
     constexpr std::uint32_t kBegin = 0x27800000u - (kSteps == 256 ? 1u << 23 : 0);
     constexpr float kBelow = __builtin_bit_cast(float, kBegin) - 2 / kCodesOfRoot;
     const Float root = V::float_of(Bits(code) | kBegin) - kBelow;
@@ -67,8 +68,10 @@ struct Companding {
 
  private:
   static constexpr std::uint32_t kCodeZero = 0x4b400000u;  // the bits of 1.5 * 2^23
-  /// The bits of phi are half of x's and half of 1.0's, which are 63.5 in the exponent. Half of the bits of x / 2 are
-  /// 0.5 fewer, so 64 are missing: a factor of 2^64, in a multiplication that is there anyway.
+  /// The bits of phi are half of x's bits plus half of 1.0's bits; the latter add 63.5 to the exponent. Half of the
+  /// bits of x / 2 have an exponent
+  /// that is lower by 0.5. So 64 is missing in the exponent, a factor of 2^64, which is part of a multiplication that
+  /// is needed anyway.
   static constexpr float kCodesOfRoot = 0x1p64f * kSteps;
 };
 

@@ -20,7 +20,8 @@ struct LossScaleRule {
   bool dynamic = false;
 };
 
-/// Makes the step of LossScaler (loss_scaler.h). A GPU makes it by itself, to the same bits.
+/// Updates the loss scale after a step, as LossScaler (loss_scaler.h) does. A GPU does this by itself, with the same
+/// bits.
 TESSERA_ALWAYS_INLINE void next_loss_scale(const LossScaleRule& rule, LossScalerState& state, bool overflow) {
   if (!rule.dynamic) return;
   if (overflow) {
@@ -28,7 +29,7 @@ TESSERA_ALWAYS_INLINE void next_loss_scale(const LossScaleRule& rule, LossScaler
     if (++state.overflow_steps < rule.hysteresis) return;
     const double smaller = state.scale * rule.backoff_factor;
     const auto most = static_cast<float>(smaller < rule.minimum ? rule.minimum : smaller);
-    if (most < state.scale) state.scale = most;  // a scale below the minimum is not raised to it
+    if (most < state.scale) state.scale = most;  // if the scale is already below the minimum, it is not raised
     return;
   }
   state.overflow_steps = 0;

@@ -6,15 +6,15 @@
 
 namespace tessera {
 
-/// The knowledge of NoiseScale (optim/noise_scale.h) after the steps so far, as plain data; a checkpoint keeps it. Sums
-/// are smoothed from 0 on, and so is their weight, which is 1 in the end.
+/// What NoiseScale (optim/noise_scale.h) knows after the steps so far, as plain data; a checkpoint keeps it. Sums are
+/// smoothed from 0 on, and so is their weight, which tends to 1.
 struct NoiseState {
   double square = 0.0, variance = 0.0;
   double weight = 0.0;
   double batch = 0.0;  ///< the batch of the latest step
 };
 
-/// The numbers of one step. `own_...`: OwnGradients of all ranks.
+/// The numbers of one step. The fields `own_...` are the sums of OwnGradients over all ranks.
 struct NoiseStep {
   double own_squares = 0.0, own_weights = 0.0, own_weight_squares = 0.0;
   double square = 0.0;      ///< squared norm of the sum of all gradients
@@ -23,12 +23,12 @@ struct NoiseStep {
   double loss_scale = 1.0;  ///< all gradients are multiplied by it
 };
 
-/// The limit for the share that small batches have in the whole batch beside the largest of them. Below it, the
-/// difference of the norms is lost in rounding.
+/// The weight of the whole batch must exceed the weighted mean of the small batches' weights by more than this share of
+/// itself. Below it, the difference of the norms is lost in rounding.
 constexpr double kLeastNoiseDifference = 1e-9;
 
-/// Adds a step. Returns false, and changes nothing, where the step tells nothing: there is nothing smaller than the
-/// whole batch, or a number is not finite. A GPU adds it by itself, to the same bits.
+/// Adds a step. Returns false, and changes nothing, if the step gives no information: no batch is smaller than the
+/// whole batch, or a number is not finite. A GPU does this by itself, with the same bits.
 ///
 /// The two means over data are
 ///   own_squares = own_weight_squares |G|^2 + own_weights tr(Sigma)
@@ -40,12 +40,12 @@ TESSERA_ALWAYS_INLINE bool add_noise(double smoothing, const NoiseStep& step, No
   const double unscaled = 1.0 / (step.loss_scale * step.loss_scale);
   const double small = step.own_squares * unscaled, big = step.square * unscaled;
   if (!(determinant > kLeastNoiseDifference * step.own_weights * weight * weight) || !(step.batch > 0)) return false;
-  if (small - small != 0.0 || big - big != 0.0) return false;  // one of them is not finite
+  if (small - small != 0.0 || big - big != 0.0) return false;  // one of the two is not finite
   const double square = (step.own_weights * big - weight * small) / determinant;
   const double variance = (weight * weight * small - step.own_weight_squares * big) / determinant;
   const double share = 1.0 - smoothing;
   state.square = smoothing * state.square + share * square;
-  // `variance` is that of a thing of weight 1; a sample has the weight `weight / batch`.
+  // `variance` belongs to an item of weight 1; a sample has the weight `weight / batch`.
   state.variance = smoothing * state.variance + share * variance * step.batch / weight;
   state.weight = smoothing * state.weight + share;
   state.batch = step.batch;

@@ -30,7 +30,7 @@ struct NormRun {
   std::uint64_t begin = 0;        ///< first element, counted from the beginning of the part
   std::uint64_t numel = 0;        ///< above 0
   std::uint64_t first_block = 0;  ///< the block's number in the tensor
-  std::uint32_t tensor = 0;       ///< the tensor's number, which its other runs have too
+  std::uint32_t tensor = 0;       ///< number of the tensor; its other runs have the same number
   bool is_last = true;            ///< whether the tensor's last block is in it
 
   std::uint64_t blocks() const { return norm_blocks_of(numel); }
@@ -58,11 +58,11 @@ void for_each_norm_node(const NormRun& run, const Visit& visit) {
 struct NormLink {
   std::uint32_t part = 0;    ///< index of the part whose rank sends it
   std::uint32_t slot = 0;    ///< index among the sums that the part sends
-  std::uint32_t merges = 0;  ///< how often the node is joined with the one before it, to make their parent
+  std::uint32_t merges = 0;  ///< how many times the node is joined with the node before it, to make their parent
 };
 
-/// Returns the sum over a tensor whose nodes are `links[0, count)`: all of its nodes, in block order. `sum_of(link)` is
-/// the node's sum. `stack` has room for kMostNormLevels numbers.
+/// Returns the sum over a tensor whose nodes are `links[0, count)`: they must be all of its nodes, in block order.
+/// `sum_of(link)` is the node's sum. `stack` has room for kMostNormLevels numbers.
 constexpr std::size_t kMostNormLevels = 64;
 template <class SumOf>
 TESSERA_ALWAYS_INLINE double add_up_nodes(const NormLink* links, std::size_t count, double* stack,
@@ -73,7 +73,7 @@ TESSERA_ALWAYS_INLINE double add_up_nodes(const NormLink* links, std::size_t cou
     for (std::uint32_t merge = 0; merge < links[i].merges; ++merge) sum = stack[--depth] + sum;
     stack[depth++] = sum;
   }
-  // The nodes that are left have no sibling: they are subtrees of falling level.
+  // The remaining nodes have no siblings; they are subtrees, each with a lower level than the one before.
   double total = 0.0;
   for (std::size_t i = depth; i-- > 0;) total = i + 1 == depth ? stack[i] : stack[i] + total;
   return total;

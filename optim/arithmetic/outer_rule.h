@@ -7,8 +7,8 @@
 
 namespace tessera {
 
-// The arithmetic of outer steps ("sync", engine/step/outer_steps.h), for one pass and one element. Host loops
-// (optim/outer_pass.h) and a GPU's kernels (optim/cuda/device_outer.h) read it from here, so both give the same bits.
+// The arithmetic of outer steps ("sync", engine/step/outer_steps.h), for one pass and one element. Loops on the host
+// (optim/outer_pass.h) and kernels of a GPU (optim/cuda/device_outer.h) use this code, so both give the same bits.
 
 /// The kinds of passes; w, m and o are elements of OuterRun's `weights`, `momentum` and `own`.
 enum class OuterWork : std::uint8_t {
@@ -19,7 +19,7 @@ enum class OuterWork : std::uint8_t {
   /// m = momentum m + g;  w = w - lr (g + momentum m);  value = w
   kStep,
   kMix,    ///< value = mix value + (1 - mix) w
-  kScale,  ///< value = factor value; 0 where the factor is 0, whatever the value was
+  kScale,  ///< value = factor value; 0 if the factor is 0, whatever the value was
 };
 
 /// SyncConfig's numbers (tessera/strategy.h) in the form in which passes take them.
@@ -29,7 +29,7 @@ struct OuterRule {
 };
 
 /// One pass over `numel` elements. All memory belongs to the device that computes, and a pass uses only the fields that
-/// its work names.
+/// OuterWork names for it.
 struct OuterRun {
   OuterWork work = OuterWork::kMean;
   std::size_t numel = 0;
@@ -41,7 +41,8 @@ struct OuterRun {
   float factor = 1;  ///< kScale
 };
 
-/// Computes element `i` of a pass. Every operation is rounded by itself: compile it without contraction of a * b + c.
+/// Computes element `i` of a pass. Every operation is rounded separately, so this must be compiled without contraction
+/// of a * b + c.
 template <OuterWork kWork>
 TESSERA_ALWAYS_INLINE void outer_element(const OuterRun& run, std::size_t i) {
   const OuterRule& rule = run.rule;

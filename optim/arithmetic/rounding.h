@@ -7,10 +7,11 @@
 
 namespace tessera {
 
-// Makes fp32 numbers narrower. It is integer arithmetic without branches, on the bits of one number (`Bits` =
-// std::uint32_t, `Float` = float) or of a vector of them (Simd::Bits, Simd::Float), so that every instruction set gives
-// the same bits. A NaN stays a NaN: dropping the low bits of one whose payload lies there would otherwise leave an
-// infinity. Rounding up one whose payload is all ones would leave zero.
+// Converts fp32 numbers to narrower formats. It is integer arithmetic without branches, on the bits of one number
+// (`Bits` = std::uint32_t, `Float` = float) or of a vector of them (Simd::Bits, Simd::Float), so that every instruction
+// set gives
+// the same bits. A NaN stays a NaN: otherwise a NaN whose payload lies in the low bits would become an infinity when
+// these are dropped. A NaN whose payload is all ones would become zero by rounding up.
 
 /// bf16 is the upper half of fp32: sign, 8 exponent bits, 7 mantissa bits. Rounds to nearest, ties to even, as IEEE 754
 /// and LibTorch do; values too large become infinity; subnormals are rounded, not flushed. A NaN keeps its sign and
@@ -24,7 +25,7 @@ TESSERA_ALWAYS_INLINE Bits bf16_nearest(Float value) {
 }
 
 /// Rounds to one of the two neighbouring bf16 numbers, more often to the nearer one: `noise`, uniform in [0, 2^16), is
-/// added below the last bit that stays. The mean over all noise is the value itself (up to overflow to infinity). The
+/// added below the last bit that is kept. The mean over all noise is the value itself (up to overflow to infinity). The
 /// result is in the upper 16 bits; those below mean nothing. REQUIRES: a NaN is quiet, as every NaN that arithmetic
 /// made, and its noise is zero.
 template <class Bits, class Float>
@@ -83,7 +84,7 @@ TESSERA_ALWAYS_INLINE Bits split_high(Bits splittable_bits) {
 /// Returns the low half, in the low 16 bits. The bits above them are not defined.
 template <class Bits>
 TESSERA_ALWAYS_INLINE Bits split_low(Bits splittable_bits) {
-  return splittable_bits;  // high << 16 has no bits there
+  return splittable_bits;  // `high << 16` has zeros in these bits
 }
 /// Returns the two halves as one fp32 pattern. `low` is sign-extended to 32 bits.
 template <class Bits>

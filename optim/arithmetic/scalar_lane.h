@@ -8,8 +8,8 @@
 namespace tessera {
 namespace {
 
-/// Holds one number, like Simd with one lane. A GPU thread computes with it. It has the same operations and gives
-/// the same bits.
+/// Holds one number; it has the interface of Simd with one lane. A GPU thread computes with it. It has the same
+/// operations and gives the same bits.
 struct ScalarLane {
   static constexpr std::size_t kWidth = 1;
   using Float = float;

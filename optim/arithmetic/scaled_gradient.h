@@ -4,7 +4,7 @@
 
 namespace tessera {
 
-/// Returns a gradient as rules take it: times `scale`, then cut off at -most and most (0: not cut off), as
+/// Returns a gradient in the form that rules need: times `scale`, then cut off at -most and most (0: not cut off), as
 /// torch.nn.utils.clip_grad_value_ does. A NaN stays a NaN. It takes one number or a vector of them.
 template <class Float>
 TESSERA_ALWAYS_INLINE Float scaled_gradient(Float gradient, float scale, float most) {

@@ -8,8 +8,8 @@
 
 namespace tessera {
 
-/// The growth of the rate with the global batch (LrScheduleConfig). `base` is the batch for which optimizer.lr is
-/// meant; 0: the rate does not grow.
+/// The growth of the learning rate with the global batch size (LrScheduleConfig). `base` is the batch size for which
+/// optimizer.lr is meant; 0: the rate does not grow.
 struct BatchScale {
   std::int64_t base = 0;
   bool by_root = false;
@@ -22,7 +22,8 @@ struct SampleWarmUp {
 };
 
 /// Returns the factor of a step's rate while it rises, and 1 afterwards. `seen`: samples of the steps before; `batch`:
-/// samples of this step. If all steps have equal batches, as many warmup_steps give the same, bit for bit.
+/// samples of this step. If all batches are equal, a warm-up by warmup_steps over as many samples gives the same
+/// factors, bit for bit.
 TESSERA_ALWAYS_INLINE double warm_up_ratio(SampleWarmUp warm_up, std::int64_t seen, std::int64_t batch) {
   if (warm_up.samples <= 0 || seen >= warm_up.samples) return 1.0;
   const double before = static_cast<double>(seen), all = static_cast<double>(warm_up.samples);
@@ -31,7 +32,8 @@ TESSERA_ALWAYS_INLINE double warm_up_ratio(SampleWarmUp warm_up, std::int64_t se
   return (before + now) / (all + now);
 }
 
-/// Returns lr_at's rate, from its parts. A GPU calls it, since only the device knows `global_batch` in time.
+/// Returns the rate of lr_at, computed from its factors. A GPU calls it, since only the device knows `global_batch`
+/// early enough.
 TESSERA_ALWAYS_INLINE double scaled_lr(double base_lr, BatchScale scale, std::int64_t global_batch, double ratio) {
   double peak = base_lr;
   if (scale.base > 0) {

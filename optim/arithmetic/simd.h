@@ -25,7 +25,7 @@ template <int kLanes>
 struct Simd {
   static constexpr int kVectors = kLanes == 8 ? 2 : 1;
   static constexpr std::size_t kWidth = kLanes * kVectors;
-  static constexpr std::uint16_t kAll = 0xffff;  // the lanes that AVX-512 instructions compute
+  static constexpr std::uint16_t kAll = 0xffff;  // mask of all lanes, for AVX-512 instructions
 
   template <class T>
   struct Vector {
@@ -52,7 +52,8 @@ struct Simd {
   using Words = Narrow<std::uint16_t>;
 
   /// Returns the first `count` elements from memory of any alignment, and zeros for the rest. If `count` is a constant
-  /// kWidth, as in every loop's body, it is one instruction a register; only a loop's last call has a smaller `count`.
+  /// kWidth, as in every loop's body, `load` is one instruction per register; only a loop's last call has a smaller
+  /// `count`.
   static TESSERA_ALWAYS_INLINE FloatGroup load(const float* from, std::size_t count) {
     FloatGroup lanes = {};
     for (int v = 0; v < kVectors; ++v) __builtin_memcpy(&lanes[v], from + v * kLanes, 4 * lanes_of(v, count));
@@ -65,9 +66,9 @@ struct Simd {
     return lanes;
   }
   /// Does what `load` does, from a long run of memory that is read once, in order. It also prefetches the memory
-  /// kAheadBytes further on. A loop with divisions fills the processor's window before it sees the next lines; loops
-  /// over formats of 2 and 1 bytes an element lose a third of their speed without this. Narrower formats gain from a
-  /// longer distance, up to 3072 bytes; fp32 becomes slower with a distance of 3072 (AMD, Zen 5).
+  /// kAheadBytes ahead. A loop with divisions fills the processor's window before it sees the next lines; loops over
+  /// formats of 2 and 1 bytes an element lose a third of their speed without this. Narrower formats gain from a longer
+  /// distance, up to 3072 bytes; fp32 becomes slower with a distance of 3072 (AMD, Zen 5).
   template <class T>
   static TESSERA_ALWAYS_INLINE auto stream(const T* from, std::size_t count) {
     ask_ahead(from);
@@ -81,8 +82,8 @@ struct Simd {
     __builtin_memcpy(to, &lanes, count * sizeof(T));
   }
 
-  /// Widens integers of 8 bits to 32, with their sign if they are signed. They are read as `stream` reads, register by
-  /// register, since a register's upper half would have to be moved down first.
+  /// Widens integers of 8 bits to 32, with their sign if they are signed. They are read register by register, as in
+  /// `stream`. If a full register were widened instead, its upper half would first have to be moved down.
   template <class T>
   static TESSERA_ALWAYS_INLINE Group<Int> stream_integers(const T* from, std::size_t count) {
     ask_ahead(from);
@@ -96,8 +97,8 @@ struct Simd {
     return wide;
   }
 
-  /// Joins pairs of 16 bits to 32; `narrow` goes back to 16 and drops the high bits. (The compiler's conversions are
-  /// right too, but take three instructions instead of one.)
+  /// Joins pairs of 16 bits to 32; `narrow` does the reverse and drops the high bits. (The compiler's conversions are
+  /// correct too, but take three instructions instead of one.)
   static TESSERA_ALWAYS_INLINE BitGroup join(Narrow<std::uint16_t> high, Narrow<std::uint16_t> low) {
 #if defined(__AVX512F__)
     if constexpr (kLanes == 16) {
@@ -286,8 +287,9 @@ struct Simd {
     return count <= before ? 0 : count - before < kLanes ? count - before : kLanes;
   }
 #if defined(__AVX2__)
-  /// Puts the numbers of two registers, which come in pairs (one from each), into the order of one register behind the
-  /// other: first within each half of the register, then the parts of the halves.
+  /// Puts the numbers of two registers, which are interleaved (one from each in turn), into the order of one register
+  /// behind the
+  /// other: sorts within each half of the register first, and then exchanges the two quarters in the middle.
   static TESSERA_ALWAYS_INLINE Words in_order(Words pairs) {
     const __m128i order = _mm_set_epi8(15, 14, 11, 10, 7, 6, 3, 2, 13, 12, 9, 8, 5, 4, 1, 0);
     const __m256i halves = _mm256_shuffle_epi8(__m256i(pairs), _mm256_broadcastsi128_si256(order));

@@ -12,10 +12,10 @@ struct SpikeRule {
   std::int32_t window = 0;  ///< number of losses whose median is taken; 0: spikes are not looked for
 };
 
-/// State that stays from step to step, without the losses of the window, which are a ring of `window` numbers.
+/// State that stays from step to step. The losses of the window are kept separately, in a ring of `window` numbers.
 struct SpikeState {
   std::int32_t count = 0;     ///< number of losses in the ring
-  std::int32_t next = 0;      ///< place of the next loss
+  std::int32_t next = 0;      ///< index of the next loss in the ring
   std::int64_t in_a_row = 0;  ///< spikes up to the latest step
   double median = 0;          ///< median with which the latest loss was compared; 0 while the window is not full
 };
@@ -23,12 +23,12 @@ struct SpikeState {
 enum class SpikeVerdict : std::int32_t {
   kNone,
   kSpike,     ///< the step is to be skipped
-  kChanged,   ///< the loss would be a spike, but those before it were too, so the window begins anew
-  kNegative,  ///< the loss is below 0, so the median says nothing about it: an error
+  kChanged,   ///< the loss is like a spike, but so were those before it, so the window begins anew
+  kNegative,  ///< error: the loss is below 0, so it cannot be compared with the median
 };
 
-/// Returns the verdict on a step's loss. A GPU makes it by itself, to the same bits. `median`: the median of the full
-/// window; any number while it is not full.
+/// Returns the verdict on a step's loss. A GPU computes it by itself, with the same bits. `median`: the median of the
+/// full window; any number while it is not full.
 TESSERA_ALWAYS_INLINE SpikeVerdict spike_verdict(const SpikeRule& rule, const SpikeState& state, double median,
                                                  double loss) {
   if (rule.window == 0) return SpikeVerdict::kNone;
@@ -53,7 +53,7 @@ TESSERA_ALWAYS_INLINE void note_loss(const SpikeRule& rule, SpikeState& state, d
   if (state.count < rule.window) ++state.count;
 }
 
-/// Returns the median of an even number of losses, from the two losses in the middle.
+/// Returns the median of an even number of losses, given the two losses in the middle.
 TESSERA_ALWAYS_INLINE double median_between(double below, double above) { return below + (above - below) / 2; }
 
 }  // namespace tessera

@@ -4,18 +4,18 @@
 
 namespace tessera {
 
-// A step's gradients and losses come in as sums of weight * mean over ranks and microbatches (MicrobatchInfo::weight),
-// with the sum of the weights. If each weight is 1, these functions give the bits of a division by the number of
-// microbatches. The CPU and kernels call them.
+// A step's gradients and losses are given as sums of weight * mean over ranks and microbatches
+// (MicrobatchInfo::weight), with the sum of the weights. If each weight is 1, these functions give the same bits as a
+// division by the number of microbatches. The CPU and kernels call them.
 
-/// Returns the factor that makes the mean of a sum of gradients, each of which is `scale` times too large. It is 0
-/// where nothing counts.
+/// Returns the factor that makes the mean of a sum of gradients, each of which is `scale` times too large. It is 0 if
+/// the sum of weights is 0.
 TESSERA_ALWAYS_INLINE double mean_factor(double weight, double scale) {
   return weight > 0.0 ? 1.0 / (weight * scale) : 0.0;
 }
 
 /// Returns the mean loss. `loss`: the sum, divided by `microbatches`, which is the number of a step's microbatches on
-/// all ranks. The result is NaN where nothing counts.
+/// all ranks. The result is NaN if the sum of weights is 0.
 TESSERA_ALWAYS_INLINE double mean_loss(double loss, double microbatches, double weight) {
   return loss * (microbatches / weight);
 }

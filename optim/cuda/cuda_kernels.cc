@@ -25,7 +25,7 @@ void check(cudaError_t error, const char* what) {
 
 constexpr std::size_t kPageBytes = 4096;
 
-/// Returns the bytes from `memory` to the beginning of the next page.
+/// Returns the number of bytes from `memory` to the beginning of the next page.
 std::size_t to_page(const std::byte* memory) {
   return (kPageBytes - reinterpret_cast<std::uintptr_t>(memory) % kPageBytes) % kPageBytes;
 }
@@ -37,8 +37,8 @@ std::shared_ptr<std::byte> pinned(std::size_t bytes) {
   return {static_cast<std::byte*>(memory), [](std::byte* given) { cudaFreeHost(given); }};
 }
 
-/// A pool of events, since making one costs more than recording it. The thread that destroys an event's mark gives it
-/// back, whichever thread that is.
+/// A pool of events, since making one costs more than recording it. An event returns to the pool when its mark is
+/// destroyed, on whichever thread.
 class Events {
  public:
   explicit Events(unsigned flags) : flags_(flags) {}

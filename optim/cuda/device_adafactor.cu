@@ -1,9 +1,10 @@
 // This is Adafactor on a GPU. It is compiled without contraction of a * b + c into one rounding, like the CPU's loops.
 //
-// A step is five launches: rows and then columns of blocks are summed (sum_rows_and_columns), blocks are joined
-// (finish_rows_and_columns), both for tensors of two dimensions or more only; updates are made and their squares summed
-// for each block of elements (divide); one warp adds up the blocks and finds the factor (sum_blocks); and the parameter
-// moves (move_parameter). A warp's lanes are the lanes of the CPU's sums, so the additions have the same order.
+// A step is five launches: rows and then columns of blocks are summed (sum_rows_and_columns), the sums of blocks are
+// added up (finish_rows_and_columns), both only for tensors of two or more dimensions; updates are made and their
+// squares summed for each block of elements (divide); one warp adds up the blocks and finds the factor (sum_blocks);
+// and the parameter moves (move_parameter). A warp's lanes are the lanes of the CPU's sums, so the additions have the
+// same order.
 
 #include <algorithm>
 
@@ -25,7 +26,7 @@ struct AdafactorPlace {
 /// A tensor, and the memory that keeps its sums between kernels.
 struct AdafactorMemory {
   std::size_t matrices, rows, columns, numel, blocks, row_blocks;
-  AdafactorPlace stride;  ///< kAdafactorThreads elements
+  AdafactorPlace stride;  ///< distance of kAdafactorThreads elements
   float *parameter, *gradient, *row_var, *col_var, *variance;
   double* moved;
   double *of_parameter, *of_updates;  ///< [blocks] sums of squares
@@ -71,7 +72,7 @@ __device__ void move_column(const AdafactorMemory& m, std::size_t column, double
   adafactor_move(m.col_var[column], adafactor_mean(sum, m.rows), weight);
 }
 
-/// A warp takes each row, and then a thread takes each column of a block of rows.
+/// Each row is summed by one warp; then each column of a block of rows is summed by one thread.
 __global__ void __launch_bounds__(kAdafactorThreads) sum_rows_and_columns(AdafactorMemory m, float weight) {
   const std::size_t begin = adafactor_thread(), all = adafactor_threads();
   for (std::size_t r = begin / kAdafactorWarp; r < m.matrices * m.rows; r += all / kAdafactorWarp) {
@@ -94,7 +95,7 @@ __global__ void __launch_bounds__(kAdafactorThreads) sum_rows_and_columns(Adafac
   }
 }
 
-/// A warp takes each matrix, and then a thread takes each column.
+/// The `row_var` of each matrix is summed by one warp; then the sums of each column are added up by one thread.
 __global__ void __launch_bounds__(kAdafactorThreads) finish_rows_and_columns(AdafactorMemory m, float weight) {
   const std::size_t begin = adafactor_thread(), all = adafactor_threads();
   for (std::size_t i = begin / kAdafactorWarp; i < m.matrices; i += all / kAdafactorWarp) {
@@ -155,12 +156,12 @@ class VarianceOfElements {
   const float weight_;
 };
 
-/// A thread block takes each kAdafactorBlock elements: all threads make updates, and then one warp sums up their
+/// Each thread block handles kAdafactorBlock elements: all its threads compute updates; then one warp sums up their
 /// squares, and another warp sums up the parameter's squares.
 template <class Variance>
 __global__ void __launch_bounds__(kAdafactorThreads) divide(AdafactorMemory m, float weight) {
   __shared__ float updates[kAdafactorBlock], parameters[kAdafactorBlock];
-  constexpr unsigned kEach = 4;  // elements that a thread loads at once
+  constexpr unsigned kEach = 4;  // number of elements that a thread loads together
   for (std::size_t block = blockIdx.x; block < m.blocks; block += gridDim.x) {
     const std::size_t begin = block * kAdafactorBlock;
     const auto count = static_cast<unsigned>(m.numel - begin < kAdafactorBlock ? m.numel - begin : kAdafactorBlock);
@@ -236,8 +237,8 @@ AdafactorMemory memory_of(const AdafactorTensor& t, const AdafactorSums& sums, d
   return m;
 }
 
-/// Returns the number of thread blocks that have `threads` threads together, or the number that a device runs at once
-/// if that is less.
+/// Returns the number of thread blocks that have `threads` threads together, but at most the number that the device
+/// runs at once.
 unsigned blocks_with(std::size_t threads, int processors) {
   const std::size_t most = static_cast<std::size_t>(processors) * kAdafactorResidentBlocks;
   return static_cast<unsigned>(std::min(adafactor_blocks(threads, kAdafactorThreads), most));

@@ -26,7 +26,7 @@ __device__ void add_up_layers(const LayerTables& l) {
   }
 }
 
-/// `place`: that of the parameter among those of `l`.
+/// `place`: the parameter's index among the parameters of `l`.
 __device__ double trust_ratio_of(const StepRequest& request, const LayerTables& l, const StepTables& t, unsigned place,
                                  const RuleNumbers& numbers) {
   double update = sqrt(l.kinds > 1 ? l.squares[l.parameters + place] : t.squares[l.tensor[place]]);

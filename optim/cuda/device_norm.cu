@@ -12,7 +12,7 @@ constexpr unsigned kLanes = 16;  // number of lanes that a block's sum runs over
 constexpr unsigned kNormThreads = 512;
 constexpr unsigned kAtOnce = kNormThreads / kLanes;  // blocks that a thread block takes at once
 
-/// Reads values at the places that the nodes name.
+/// Reads values at the addresses in the nodes.
 struct ValuesInPlace {
   const float* block;
   __device__ ValuesInPlace(const NormTables& t, const float* at) : block(at + t.shift) {}
@@ -31,8 +31,8 @@ struct SplitMasters {
   }
 };
 
-/// Returns the sum of squares of one block, computed by 16 neighbouring threads, in the first of them. The node has
-/// `left` elements from the block's begin on. It does what block_sum of grad_norm.cc does.
+/// Returns the sum of squares of one block to the first of the 16 neighbouring threads that compute it. The node has
+/// `left` elements, counted from the block's beginning. It does what block_sum of grad_norm.cc does.
 template <class Values>
 __device__ double block_sum(const Values& block, unsigned left) {
   const unsigned lane = threadIdx.x % kLanes;
@@ -65,7 +65,7 @@ struct Tile {
       : nodes(t.nodes + t.first_node[tile]), count(t.first_node[tile + 1] - t.first_node[tile]) {
     leaves = nodes[count - 1].first_leaf + blocks_of(nodes[count - 1]);
   }
-  /// Returns the node to which a leaf belongs: the last node that does not begin behind the leaf.
+  /// Returns the node to which a leaf belongs: the last node that begins at or before the leaf.
   __device__ const NormTileNode& node_of(unsigned leaf) const {
     unsigned low = 0, high = count;
     while (high - low > 1) {
@@ -76,13 +76,13 @@ struct Tile {
   }
 };
 
-/// A thread block takes each tile.
+/// Each tile is summed by one thread block.
 template <class Values>
 __global__ void __launch_bounds__(kNormThreads) sum_tiles(NormTables t) {
   __shared__ double sums[kNormTile];
   const Tile tile(t, blockIdx.x);
   for (unsigned first = 0; first < tile.leaves; first += kAtOnce) {
-    // The last threads may be beyond the tile; they take part in the exchange of their warp all the same.
+    // The last threads may have no block of the tile, but still take part in the shuffles of their warp.
     const unsigned leaf = first + threadIdx.x / kLanes;
     const bool is_there = leaf < tile.leaves;
     const NormTileNode& node = tile.node_of(leaf);
@@ -104,7 +104,7 @@ __global__ void __launch_bounds__(kNormThreads) sum_tiles(NormTables t) {
   }
 }
 
-/// A thread block takes each span.
+/// Each span is summed by one thread block.
 __global__ void __launch_bounds__(kNormThreads) sum_spans(NormTables t) {
   const NormSpan span = t.spans[blockIdx.x];
   for (std::uint64_t step = 1; step < span.tiles; step *= 2) {
@@ -152,10 +152,10 @@ struct F16Values {
   }
 };
 
-/// 16 neighbouring threads take each block of elements.
+/// Each block of elements is squared and summed by 16 neighbouring threads.
 template <class Values>
 __global__ void __launch_bounds__(kNormThreads) square_blocks(OwnPieces p) {
-  // The last threads may be beyond the blocks; they take part in the exchange of their warp all the same.
+  // The last threads may have no block, but still take part in the shuffles of their warp.
   const unsigned block = blockIdx.x * kAtOnce + threadIdx.x / kLanes;
   const bool is_there = block < p.blocks;
   unsigned i = 0;

@@ -11,9 +11,9 @@
 namespace tessera::cuda {
 
 // A warp computes 256 neighbouring elements, which are one block of an 8-bit state. A thread computes eight of them:
-// four, and the four that come 16 elements later. So four threads read and write whole sectors of 32 bytes, of fp32 and
-// bf16 alike. All eight elements are among 32 that begin at a multiple of 32 and thus belong to one parameter
-// (kParameterAlign).
+// four neighbours, and another four that begin 16 elements later. So four threads together read and write whole sectors
+// of 32 bytes, for fp32 and for bf16. All eight elements are among 32 that begin at a multiple of 32 and thus belong to
+// one parameter (kParameterAlign).
 constexpr int kPerThread = 8;
 constexpr int kWarp = 32;
 constexpr int kHalf = kPerThread / 2;
@@ -56,7 +56,8 @@ __device__ __forceinline__ Run<T> load_run(const T* from, std::size_t left) {
     }
     return run;
   }
-  // The loop is unrolled: an index known only at run time would put the run into memory in both cases.
+  // Unrolling the loop is necessary: an index known only at run time would keep `run` in memory instead of registers,
+  // also in the case above.
 #pragma unroll
   for (int k = 0; k < kPerThread; ++k) {
     if (offset_of(k) < left) run.values[k] = from[offset_of(k)];
@@ -64,7 +65,7 @@ __device__ __forceinline__ Run<T> load_run(const T* from, std::size_t left) {
   return run;
 }
 
-/// Returns the bits of narrow values side by side, with the first value in the lowest bits.
+/// Returns the bits of several narrow values packed into a word, with the first value in the lowest bits.
 template <class T>
 __device__ __forceinline__ std::uint32_t packed(const T* values, int count) {
   constexpr int kBits = 8 * sizeof(T);
@@ -76,8 +77,8 @@ __device__ __forceinline__ std::uint32_t packed(const T* values, int count) {
   return word;
 }
 
-/// Stores four values by one instruction. Narrow elements are stored as whole words, since the compiler would store the
-/// elements of a struct one by one.
+/// Stores four values by one instruction. Narrow elements are stored as whole words, since the compiler would otherwise
+/// store the elements of a struct one by one.
 template <class T>
 __device__ __forceinline__ void store_half(T* to, const T* values) {
   if constexpr (sizeof(T) == 1) {
@@ -161,7 +162,7 @@ struct Weights {
 };
 
 // These types read and write moments (state_streams.h does so on the CPU). `noise`: kNoiseBits<BlockCode> random bits
-// an element. All threads of a warp call together.
+// an element. All threads of a warp must make these calls together.
 
 template <StateDType kDType>
 struct Moment;
@@ -214,7 +215,7 @@ struct Moment<StateDType::k8Bit> {
     for_run([&](int k) { values.values[k] = BlockCode::decode(codes.values[k], scale); });
     return values;
   }
-  /// `values`: the inputs of BlockCode::magnitude, which for the second moment are its roots.
+  /// `values`: the inputs of BlockCode::magnitude; for the second moment, these are the square roots.
   template <class BlockCode>
   static __device__ __forceinline__ void store(const StateArgument& a, std::size_t i, std::size_t left,
                                                const Run<float>& values, const Run<std::uint32_t>& noise) {

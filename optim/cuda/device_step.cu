@@ -2,11 +2,12 @@
 // loops.
 //
 // Three small kernels of one thread block each prepare a step: `read` adds up the ranks' messages, `decide` makes the
-// decision and each parameter's constants, and `begin_update` makes both for one unit while backward goes on. The
-// kernels of a run follow, with as many thread blocks as are useful (launch_over): `update` for a rule, `move_momenta`
-// for Muon, `assign_masters`, `read_masters` and `swap`. All go over the run in blocks of 256 elements, one a warp
-// (device_runs.cuh), and `update` copies 8-bit blocks ahead (staged_blocks.cuh). `Update::elements` is what a rule does
-// to a thread's elements. `kernel_of` chooses the instance by rule, weight format and state dtype, outside the kernels.
+// decision and each parameter's constants, and `begin_update` does the work of both for one unit while backward goes
+// on. The kernels of a run follow, with as many thread blocks as are useful (launch_over): `update` for a rule,
+// `move_momenta` for Muon, `assign_masters`, `read_masters` and `swap`. All of them process the run in blocks of 256
+// elements, one block per warp (device_runs.cuh), and `update` copies 8-bit blocks ahead (staged_blocks.cuh).
+// `Update::elements` is what a rule does to a thread's elements. `kernel_of` chooses the instance by rule, weight
+// format and state dtype, outside the kernels.
 
 #include <math.h>
 
@@ -28,13 +29,13 @@ namespace tessera::cuda {
 namespace {
 
 constexpr int kThreads = 256;
-// A processor has room for this many blocks, with the registers that an update needs. A large launch has many times as
-// many, so that blocks that run at one time are neighbours in memory, and processors, which are not equally fast, end
-// together.
+// The number of blocks for which a processor has room, given the registers that an update needs. A large launch has
+// many times as many, so that blocks that run at one time are neighbours in memory, and processors, which are not
+// equally fast, end at about the same time.
 constexpr int kResidentBlocks = 3;
 constexpr int kMostRounds = 40;
-// A warp computes at least this many times 256 elements, where there is room: its set-up then counts for less, and it
-// reads ahead.
+// A warp handles at least this many blocks of 256 elements, if there are enough of them. Its set-up then costs
+// relatively less, and it reads ahead.
 constexpr int kLeastTurns = 8;
 
 __device__ const StepMessageHeader& header_of(const StepTables& t, int rank) {
@@ -46,7 +47,7 @@ __device__ const std::uint8_t* flags_of(const StepTables& t, int rank) {
 }
 
 /// Writes loss and weight of the step: sums over all microbatches in the pairwise tree (SumCounter), as sum_of_losses
-/// makes them on the CPU. Sums wait in a stack, and two of one size become one.
+/// makes them on the CPU. Sums are kept on a stack; two sums over equally many microbatches are added to one.
 __device__ void add_up_losses(const StepTables& t, DeviceDecision& d) {
   constexpr int kMostWaiting = 64;
   MicrobatchLossThere sums[kMostWaiting];
@@ -96,7 +97,7 @@ __global__ void read(StepTables t) {
 }
 
 /// One thread block writes the two losses in the middle of a full window to `middle`, the smaller one first. Each
-/// thread finds the places of some losses in their order by size.
+/// thread finds the positions that some of the losses have when sorted by size.
 __device__ void find_middle(const double* losses, int window, double* middle) {
   for (int i = static_cast<int>(threadIdx.x); i < window; i += static_cast<int>(blockDim.x)) {
     int before = 0;
@@ -148,8 +149,8 @@ __device__ bool is_of_one_kind(const StepTables& t, unsigned p, unsigned q) {
   return t.steps[p] == t.steps[q] && (!t.group_number || t.group_number[p] == t.group_number[q]);
 }
 
-/// Counts a step for those of the parameters [begin, end) that are used, and folds their constants. One thread block
-/// runs this.
+/// Counts a step for the used ones of the parameters [begin, end), and computes their constants. One thread block runs
+/// this.
 __device__ void count_step(const StepRequest& request, const StepTables& t, unsigned begin, unsigned end, double lr) {
   for (unsigned p = begin + threadIdx.x; p < end; p += blockDim.x) {
     if (!t.used[p]) continue;
@@ -158,7 +159,7 @@ __device__ void count_step(const StepRequest& request, const StepTables& t, unsi
   }
 }
 
-/// One thread block runs this, for the groups [begin, end). Call it when all of `count_step` is done.
+/// One thread block runs this, for the groups [begin, end). Call it when all threads have finished `count_step`.
 __device__ void find_uniform(const StepTables& t, unsigned begin, unsigned end) {
   for (unsigned g = begin + threadIdx.x; g < end; g += blockDim.x) t.is_uniform[g] = 1;
   __syncthreads();
@@ -176,7 +177,7 @@ __global__ void begin_update(StepRequest request, UnitRequest unit, StepTables t
   __shared__ int differs, is_infinite;
   if (threadIdx.x == 0) differs = is_infinite = 0;
   const bool is_over = t.decision->is_skipped != 0;
-  __syncthreads();  // all threads have read the decision before one writes it
+  __syncthreads();  // all threads have read the decision before it is overwritten
   for (unsigned i = threadIdx.x; i < unit.digest_bits; i += blockDim.x) {
     if (unit.differ[i] != 0.0f) differs = 1;
   }
@@ -207,7 +208,7 @@ __global__ void begin_update(StepRequest request, UnitRequest unit, StepTables t
   find_uniform(t, unit.first_group, unit.first_group + unit.groups);
 }
 
-/// Adds a step that measures noise. A step that is skipped tells nothing.
+/// Adds a step that measures noise. A step that is skipped gives no information.
 __device__ void measure_noise(const StepRequest& request, const StepTables& t, DeviceDecision& d) {
   if (!(d.own_weights > 0) || d.is_skipped != 0) return;
   NoiseStep step;
@@ -232,7 +233,7 @@ __global__ void decide(StepRequest request, StepTables t) {
   const Verdict v = verdict_on(request, t, median);
   const bool was_over = t.updates_in_backward && t.decision->is_skipped != 0;
   const bool is_skipped = v.is_skipped || was_over;
-  __syncthreads();  // all threads have read the decision before one writes it
+  __syncthreads();  // all threads have read the decision before it is overwritten
   if (threadIdx.x == 0) {
     DeviceDecision& d = *t.decision;
     d.loss = v.loss;
@@ -256,7 +257,7 @@ __global__ void decide(StepRequest request, StepTables t) {
   find_uniform(t, 0, static_cast<unsigned>(t.groups));
 }
 
-/// Returns the parameter to which element `element` of the group belongs: the last one that does not begin behind it.
+/// Returns the parameter to which element `element` of the group belongs: the last one that begins at or before it.
 __device__ std::uint32_t parameter_at(const DeviceRun& run, std::uint64_t element) {
   const std::uint64_t place = element / kParameterAlign;
   std::uint32_t low = 0, high = run.parameters;
@@ -267,7 +268,7 @@ __device__ std::uint32_t parameter_at(const DeviceRun& run, std::uint64_t elemen
   return run.begins[low].parameter;
 }
 
-/// Returns the first element of this warp; the warp goes on in steps of all_warps().
+/// Returns the first element of this warp, which then advances by all_warps() elements each time.
 __device__ std::size_t first_of_warp() {
   return (std::size_t{blockIdx.x} * kThreads + threadIdx.x) / kWarp * kStateBlock;
 }
@@ -293,7 +294,7 @@ struct Place {
   std::size_t i;     ///< index of the first element
   std::size_t left;  ///< number of elements that the run has from there on
   const StepArguments& from;
-  std::size_t at;  ///< the first one's place in `from`, where they are read
+  std::size_t at;  ///< index in `from` of the first element to read
 };
 
 /// The work of one kernel on a rule's elements.
@@ -309,14 +310,14 @@ struct Update {
     float scale;  ///< the gradient's scale
   };
 
-  /// Computes this thread's elements of the 256 of its warp. All threads of a warp call together.
+  /// Computes this thread's elements of the 256 of its warp. All threads of a warp must call this together.
   static __device__ __forceinline__ void elements(const DeviceRun& run, const StepTables& t, const Move& move,
                                                   const Place& place) {
     const StepArguments& a = run.arguments;
     const Constants& c = move.c;
     const StepArguments& from = place.from;
     const std::size_t i = place.i, left = place.left, at = place.at;
-    // All loads come before the first use, so that they are under way together.
+    // All loads come before the first use, so that they run at the same time.
     const Run<float> gradient = load_run(from.gradient + at, left);
     const Run<float> weight = Weights<kWeights>::load(from, at, left);
     Run<float> states[Rule::kStates] = {};
@@ -327,7 +328,7 @@ struct Update {
     });
     Run<float> next_weight = {}, scaled;
     Run<std::uint32_t> noise = {};
-    // If the limit is a constant 0, no trace of the clipping is left.
+    // If the limit is the constant 0, the compiler removes the clipping.
     for_run([&](int k) { scaled.values[k] = scaled_gradient(gradient.values[k], move.scale, 0.0f); });
     if (a.clip_value > 0.0f) {
       for_run([&](int k) { scaled.values[k] = scaled_gradient(gradient.values[k], move.scale, a.clip_value); });
@@ -375,8 +376,8 @@ struct Update {
   }
 };
 
-/// Calls `body(constants)`. There the compiler knows the flags that choose between two formulas, so an element computes
-/// only one of them.
+/// Calls `body(constants)`. Inside `body` the compiler knows the flags that choose between two formulas, so an element
+/// computes only one of them.
 template <class Constants, class Body>
 __device__ __forceinline__ void with_known_formula(const Constants& c, const Body& body) {
   if constexpr (requires { c.decoupled; }) {
@@ -419,7 +420,7 @@ __global__ void __launch_bounds__(kThreads, kResidentBlocks) update(DeviceRun ru
       c = constants_for(t.constants[parameter], Rule{});
       key = noise_key(run.stream, t.steps[parameter]);
     }
-    // If all elements are there, `left` is a constant, and no code checks for each element whether it is there.
+    // If all elements are there, `left` is a constant, and the compiler removes the check of each element.
     using Elements = Update<Rule, kWeights, kStates>;
     if (a.numel - begin < kStateBlock) {
       Elements::elements(run, t, {c, key, parameter, scale}, {i, left, a, i});
@@ -433,7 +434,7 @@ __global__ void __launch_bounds__(kThreads, kResidentBlocks) update(DeviceRun ru
   }
 }
 
-/// Moves momenta, and writes directions in place of the run's weights.
+/// Updates momenta, and writes directions in place of the run's weights.
 template <StateDType kStates>
 __global__ void __launch_bounds__(kThreads, kResidentBlocks)
     move_momenta(DeviceRun run, MuonMomentumConstants c, StepTables t) {
@@ -537,8 +538,8 @@ bool aligned(const void* pointer, std::uintptr_t bytes) {
   return reinterpret_cast<std::uintptr_t>(pointer) % bytes == 0;
 }
 
-/// Returns whether memory is aligned more strictly than load_run and store_run need: only then does a thread's sector
-/// lie on a sector of the memory.
+/// Returns whether memory is aligned more strictly than load_run and store_run need: only then are a thread's sectors
+/// also sectors of the memory.
 bool aligned(const StepArguments& a) {
   for (const StateArgument& state : a.states) {
     if (!aligned(state.data, 16)) return false;

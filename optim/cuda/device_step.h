@@ -15,18 +15,18 @@ namespace tessera::cuda {
 cudaError_t read_messages(const StepTables& tables, cudaStream_t stream);
 
 /// Decides the step from the sum of squares of all (summed, unscaled) gradients, as Engine::step does on the CPU, and
-/// folds the constants of each parameter:
+/// computes the constants of each parameter:
 ///   norm = sqrt(sum_of_squares) * mean;  clip = max_norm > 0 ? min(1, max_norm / (norm + 1e-6)) : 1
 ///   steps[p] += used[p], constants[p] = rule_constants(rule, numbers, steps[p], lr), unless skipped
-/// with mean = 1 / (sum of weights * loss scale) and the lr that belongs to the steps applied so far. A parameter of a
-/// group gets the group's own numbers, and its share of that lr, or its own lr. Then it moves the loss scale. If units
-/// were updated in backward, their parameters are not changed.
+/// with mean = 1 / (sum of weights * loss scale) and the lr after the steps applied so far. A parameter of a group gets
+/// the group's own numbers, and its share of that lr, or its own lr. Then it moves the loss scale. If units were
+/// updated in backward, their parameters are not changed.
 cudaError_t decide_step(const StepRequest& request, const StepTables& tables, cudaStream_t stream);
 
 /// Begins the update of a unit whose gradients are summed, while backward goes on:
 ///   steps[p] += used[p], constants[p] = rule_constants(rule, numbers, steps[p], lr) of its parameters
 /// and puts the gradients' scale, 1 / the sum of weights, and lr into the decision. If a gradient of the unit is not
-/// finite, or ranks differ, this step's updates end instead: the unit is skipped, and so are all later ones.
+/// finite, or ranks differ, this unit and all later ones of the step are skipped instead.
 cudaError_t begin_unit(const StepRequest& request, const UnitRequest& unit, const StepTables& tables,
                        cudaStream_t stream);
 
@@ -41,8 +41,8 @@ inline constexpr unsigned kAnyBlocks = ~0u;
 cudaError_t update_step(const DeviceRun& run, const StepTables& tables, cudaStream_t stream,
                         unsigned most_blocks = kAnyBlocks);
 
-/// Does the work before whole matrices are made orthogonal (MuonMomentumRule): it moves the run's momenta and writes
-/// directions over its `arguments.master`, which may be the gradient. It gives the same bits as
+/// Does the work of Muon before matrices are made orthogonal (MuonMomentumRule): it updates the run's momenta and
+/// writes directions over its `arguments.master`, which may be the gradient. It gives the same bits as
 /// MuonOptimizer::direction. Parameters that are not used are left alone. REQUIRES: what update_step requires.
 cudaError_t muon_directions(const DeviceRun& run, const MuonMomentumConstants& constants, const StepTables& tables,
                             cudaStream_t stream);

@@ -12,9 +12,11 @@
 namespace tessera::cuda {
 namespace {
 
-// An element with 8-bit states needs 10 bytes and about 100 instructions, so few warps find room and each computes
-// long: their loads alone would not keep memory busy. A warp therefore copies the block that comes next into shared
-// memory while it computes one (double buffering). Such a copy goes on without the thread and takes no registers.
+// An element with 8-bit states needs 10 bytes and about 100 instructions, so only a few warps fit, and each of them
+// computes
+// for a long time. Their own loads would not keep memory busy. A warp therefore copies the block that comes next into
+// shared memory while it computes one (double buffering). Such a copy goes on without the thread and takes no
+// registers.
 
 /// The values of a block's 256 elements that the update reads. They are in shared memory, or are being copied there.
 /// All states have 8 bits.
@@ -27,7 +29,7 @@ struct StagedBlock {
   alignas(16) std::byte states[Rule::kStates][kStateBlock];
   alignas(16) float scales[Rule::kStates];
 
-  /// Begins the copies of 256 elements from `begin` on, all of which must be there. All threads of a warp call it
+  /// Begins the copies of 256 elements from `begin` on, all of which must exist. All threads of a warp call it
   /// together.
   __device__ __forceinline__ void begin_copies(const StepArguments& a, std::size_t begin) {
     const unsigned lane = threadIdx.x % kWarp;
@@ -82,7 +84,7 @@ class StagedBlocks {
       : mine_(shared()[threadIdx.x / kWarp]) {
     begin(a, first);
   }
-  /// Waits for the block whose copy was begun last, and begins the copy of the block from `next` on.
+  /// Waits for the block whose copy was begun last, and begins the copy of the block that starts at `next`.
   __device__ __forceinline__ void move_on(const StepArguments& a, std::size_t next) {
     __syncwarp();  // all threads have read the values that are now overwritten
     begin(a, next);
@@ -98,7 +100,7 @@ class StagedBlocks {
     __shared__ Pair pairs[kWarps];
     return pairs;
   }
-  /// A block that is cut off by the run's end is read where it lies.
+  /// A block that is cut off by the run's end is not copied, and is read in place.
   __device__ __forceinline__ void begin(const StepArguments& a, std::size_t first) {
     if (first + kStateBlock <= a.numel) mine_[coming_].begin_copies(a, first);
     __pipeline_commit();
@@ -109,7 +111,7 @@ class StagedBlocks {
   int coming_ = 0;  ///< the block to which the next copy goes, which is the older of the two
 };
 
-/// Blocks that are read where they lie.
+/// Blocks that are not copied, but read in place.
 struct BlocksInPlace {
   static constexpr bool kAreStaged = false;
   __device__ __forceinline__ BlocksInPlace(const StepArguments&, std::size_t) {}

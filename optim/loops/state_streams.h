@@ -19,7 +19,7 @@ namespace {
 //   open(begin, end)           the block's elements
 //   load(i, count)             the values of elements i to i + count
 //   store(i, count, values)    their new values; where kKeepsRoot, the new values' square roots
-// and then, where kIsNarrow, since a code may need the block's largest value,
+// and then, where kIsNarrow, since a code may depend on the block's largest value, it calls
 //   close(begin)
 //   encode(i, count, noise)    for all elements of the block once more, at the latest before the next block's close;
 //                              noise: kNoiseBits random bits an element
@@ -54,8 +54,8 @@ struct BlockValues {
   }
 };
 
-/// bf16, rounded stochastically: a second moment moves by a thousandth of its value a step, which is less than bf16 can
-/// resolve. It would stand still if it were rounded to nearest.
+/// bf16, rounded stochastically: a step changes a second moment by a thousandth of its value, which is less than bf16
+/// can resolve. It would stand still if it were rounded to nearest.
 template <class V>
 struct BF16State : BlockValues<V> {
   static constexpr bool kIsNarrow = true, kKeepsRoot = false;
@@ -84,8 +84,9 @@ struct BF16State : BlockValues<V> {
   }
 };
 
-/// 8 bits, in the code `BlockCode`, with one scale a block. A whole block is decoded before the formula sees it: the
-/// processor's look-ahead then covers several elements' divisions; decoding between them would fill it.
+/// 8 bits, in the code `BlockCode`, with one scale a block. A whole block is decoded before the formula is computed.
+/// The processor can then look ahead over several elements' divisions; decoding between them would leave no room for
+/// that.
 template <class V, class BlockCode>
 struct BlockState : BlockValues<V> {
   static constexpr bool kIsNarrow = true, kKeepsRoot = BlockCode::kIsOfRoot;
@@ -114,7 +115,7 @@ struct BlockState : BlockValues<V> {
     this->keep(i, values);
     for (int v = 0; v < V::kVectors; ++v) {
       typename V::Bits magnitude = V::bits_of(values[v]);   // NaN > infinity > finite when compared as integers
-      if constexpr (!kKeepsRoot) magnitude &= 0x7fffffffu;  // a root with a sign is a NaN, and larger still
+      if constexpr (!kKeepsRoot) magnitude &= 0x7fffffffu;  // a root with its sign bit set is a NaN, and even larger
       largest = magnitude > largest ? magnitude : largest;
     }
   }

@@ -11,12 +11,12 @@
 namespace tessera {
 namespace {
 
-// The loops, for any vector type V, any rule, any kind of weights and any kind of state. Elements are independent of
-// each other (except for the scale of an 8-bit block), and each operation is rounded on its own, or fused where that
-// gives the same bits (Simd::add_multiple).
+// The loops, for any vector type V, rule, weight format and state dtype. Elements are independent of each other (except
+// for the scale of an 8-bit block), and each operation is rounded on its own, or fused where that gives the same bits
+// (Simd::add_multiple).
 
-/// The noise of a run's elements, group by group. Its counter goes on from group to group, which costs less than to
-/// begin anew with each group.
+/// The noise of a run's elements, group by group. Its counter goes on from group to group, which costs less than
+/// starting it again for each group.
 template <class V>
 class NoiseRun {
  public:
@@ -39,7 +39,8 @@ class NoiseRun {
   typename V::BitGroup places_;
 };
 
-/// The states of a rule from its `k`th on. A third state is exact, since an element's noise is enough for two.
+/// The states of a rule from its `k`th on. A third state is exact (fp32), since an element's noise is enough for two
+/// narrow states only.
 template <class V, class Rule, StateDType kDType, int k, bool kIsEnd = k == Rule::kStates>
 class States : public States<V, Rule, kDType, k + 1> {
  public:
@@ -74,7 +75,7 @@ class States : public States<V, Rule, kDType, k + 1> {
     }
     Later::close(begin);
   }
-  /// Clears the noise where a new value is a NaN, which the noise would turn into a number.
+  /// Clears the noise where a new value is a NaN, since the noise would turn the NaN into a number.
   TESSERA_ALWAYS_INLINE void spare_nans(std::size_t i, BitGroup& noise) const {
     static_assert(kNarrowStates <= 2, "a third one's values would have to be looked at too");
     if constexpr (kDType == StateDType::kBF16 && kIsNarrow) {
@@ -83,7 +84,7 @@ class States : public States<V, Rule, kDType, k + 1> {
       for (int v = 0; v < V::kVectors; ++v) noise[v] = V::where_ordered(noise[v], values[v], later[v]);
     }
   }
-  /// Returns the new values of a narrow state; `other` where there is none.
+  /// Returns the new values of the next narrow state, or `other` if there is none.
   TESSERA_ALWAYS_INLINE FloatGroup narrow_or(std::size_t i, const FloatGroup& other) const {
     if constexpr (Stream::kIsNarrow) {
       if (is_kept()) return stream_.kept(i);
@@ -125,7 +126,7 @@ class States<V, Rule, kDType, k, true> {
   TESSERA_ALWAYS_INLINE void encode(std::size_t, std::size_t, const typename V::BitGroup&) const {}
 };
 
-/// Moves a group's averages, if there are any.
+/// Updates a group's averages, if there are any.
 template <class V>
 TESSERA_ALWAYS_INLINE void average(const AverageArgument& a, std::size_t i, std::size_t count,
                                    const typename V::FloatGroup& before, const typename V::FloatGroup& after) {
@@ -135,7 +136,7 @@ TESSERA_ALWAYS_INLINE void average(const AverageArgument& a, std::size_t i, std:
   V::store(a.values + i, count, values);
 }
 
-/// Computes the rule's formula for a group.
+/// Computes the rule's formula for a group of elements.
 template <class V, class Rule>
 TESSERA_ALWAYS_INLINE typename V::template Group<RuleElement<V, Rule::kStates>> elements(
     const typename Rule::Constants& c, const StepArguments& a, const typename V::FloatGroup& gradient,
@@ -150,12 +151,13 @@ TESSERA_ALWAYS_INLINE typename V::template Group<RuleElement<V, Rule::kStates>> 
   return next;
 }
 
-/// The loop goes through a block twice if a format is narrow: the formula leaves new values in the first cache, and the
-/// code that makes them narrow takes them from there, beside the next block's formula. A processor looks ahead a few
-/// hundred instructions. If each group were made narrow at once, they would be one chain from load to store, with too
-/// few square roots and divisions to keep it busy. There are two chains instead, which do not wait for each other.
+/// The loop goes through a block twice if a format is narrow. The formula leaves its new values in the first-level
+/// cache; the code that narrows them reads them from there, while the next block's formula is computed. A processor
+/// looks ahead a few hundred instructions. If each group were made narrow at once, each would be one chain of dependent
+/// operations from load to store, with too few square roots and divisions to keep it busy. There are two chains
+/// instead, which do not wait for each other.
 ///
-/// `kIsUsual`: the step is usual, without clipping by value and averages; the loops then have no branch on these.
+/// `kIsUsual`: the step has neither clipping by value nor averages; the loops then have no branch for them.
 template <class V, class Rule, class Weights, StateDType kDType, bool kIsUsual>
 void update_loop(const typename Rule::Constants& constants, const StepArguments& arguments) {
   using FloatGroup = typename V::FloatGroup;
@@ -200,7 +202,7 @@ void update_loop(const typename Rule::Constants& constants, const StepArguments&
   if constexpr (!kIsNarrow) {
     for_groups<V>(0, a.numel, move);
   } else {
-    // Each body stands in as few places as possible, since the compiler makes a copy for each place, rule and format.
+    // Each body is written in as few places as possible, since the compiler copies it for each place, rule and format.
     constexpr std::size_t kBlock = kStateBlock;
     std::size_t narrow = 0;  // elements
     for (std::size_t begin = 0;; begin += kBlock) {
@@ -232,7 +234,7 @@ void read_loop(const StepArguments& arguments, float* masters) {
   });
 }
 
-/// Takes the masters from the gradient's place, and moves averages along.
+/// Takes the new masters from the gradient's memory, and updates the averages.
 template <class V, class Weights>
 void assign_loop(const StepArguments& arguments) {
   const StepArguments a = arguments;
@@ -244,7 +246,7 @@ void assign_loop(const StepArguments& arguments) {
   });
 }
 
-/// Moves the averages of weights that a step leaves alone.
+/// Updates the averages of weights that a step does not change.
 template <class V, class Weights>
 void average_loop(const StepArguments& arguments) {
   const StepArguments a = arguments;
@@ -267,7 +269,7 @@ void swap_loop(const StepArguments& arguments) {
   });
 }
 
-// The formats are chosen outside the loops, so that the loops have no branch on them.
+// The formats are selected outside the loops, so that the loops have no branch for them.
 
 template <class V, class Rule, class Weights, StateDType kDType>
 void update_usual_or_any(const typename Rule::Constants& c, const StepArguments& a) {

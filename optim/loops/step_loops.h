@@ -9,17 +9,16 @@ namespace tessera {
 
 /// The loops (step_kernel.h) in the variant for one instruction set.
 struct StepLoops {
-  /// [StepRule]: the rule's pass over a run. A rule that makes directions writes them in place of a copy of the weights
+  /// [StepRule]: the rule's pass over a run. A rule that computes directions writes them over a copy of the weights
   /// (WeightFormat::kF32).
   void (*update[kStepRules])(const RuleConstants& constants, const StepArguments& arguments);
-  /// Moves Muon's momentum, and writes the matrix that will be made orthogonal in place of the weights
-  /// (WeightFormat::kF32).
+  /// Updates Muon's momentum, and writes the matrix that will be made orthogonal over the weights (WeightFormat::kF32).
   void (*muon_direction)(const MuonMomentumConstants& constants, const StepArguments& arguments);
-  /// The first writes the masters to `masters` [numel]. The second takes new masters from StepArguments::gradient, as a
-  /// rule's pass would: averages move along.
+  /// The first writes the masters to `masters` [numel]. The second takes new masters from StepArguments::gradient, and
+  /// updates the averages, as a rule's pass does.
   void (*read_weights)(const StepArguments& arguments, float* masters);
   void (*assign_weights)(const StepArguments& arguments);
-  /// Moves the averages (StepArguments::average) of weights that a step leaves alone.
+  /// Updates the averages (StepArguments::average) of weights that a step does not change.
   void (*average)(const StepArguments& arguments);
   /// Exchanges weights and their averages.
   void (*swap_average)(const StepArguments& arguments);

@@ -13,7 +13,7 @@ namespace {
 // These types read and write a loop's weights, one type for each WeightFormat:
 //   kIsNarrow                  whether they are rounded or cut on their way to memory
 //   load(i, count)             the fp32 masters of elements i to i + count
-//   store(i, count, masters)   writes the masters back, in every form that is kept of them
+//   store(i, count, masters) writes the masters back, in every format in which they are kept
 
 /// fp32 masters, which are the parameters.
 template <class V>

@@ -16,7 +16,7 @@ TESSERA_ALWAYS_INLINE double power(double base, std::int64_t exponent) {
   return result;
 }
 
-/// The constants of AdamRule's formula. With them an element costs one square root and one division.
+/// The constants of AdamRule's formula. With these constants an element costs one square root and one division.
 struct AdamConstants {
   float l2;               ///< adam: g += l2 * p; unused by adamw
   float decay;            ///< adamw: p *= decay, which is 1 - lr * weight_decay
@@ -25,7 +25,7 @@ struct AdamConstants {
   float one_minus_beta2;
   float step_size;  ///< p -= step_size * m / (sqrt(v) + eps): lr * sqrt(1 - beta2^t) / (1 - beta1^t)
   float eps;        ///< eps * sqrt(1 - beta2^t)
-  bool decoupled;   ///< weight decay of adamw, not of adam
+  bool decoupled;   ///< whether weight decay is that of adamw, not of adam
   bool frozen;      ///< v only grows: it becomes (g * g) * one_minus_beta2 if that is larger
 };
 
@@ -42,9 +42,10 @@ struct AdamConstants {
 /// and eps' in fp64 beforehand. It is the same formula as PyTorch's, rounded in another order: results agree to a few
 /// units in the last place, not in bits.
 ///
-/// After `freeze_step` steps of a parameter (0: never) its second moments and their bias correction stay, as in 1-bit
-/// Adam (Tang et al., arXiv 2102.02888): sums of compressed gradients are right on average, but their squares are not.
-/// A second moment grows to the value that the present gradient alone would give it, v = max(v, (1 - beta2) * g * g).
+/// After `freeze_step` steps of a parameter (0: never) its second moments and their bias correction are frozen, as in
+/// 1-bit
+/// Adam (Tang et al., arXiv 2102.02888): sums of compressed gradients have the right mean, but their squares do not. A
+/// second moment grows to the value that the present gradient alone would give it, v = max(v, (1 - beta2) * g * g).
 /// Otherwise an element that had no gradients before the freeze would move by lr * m / eps.
 struct AdamRule {
   using Constants = AdamConstants;

@@ -6,7 +6,7 @@ namespace tessera {
 
 /// The constants of LambDirectionRule's formula.
 struct LambConstants {
-  AdamConstants adam;  ///< constants for a rate of 1
+  AdamConstants adam;  ///< AdamConstants for a learning rate of 1
   float decay;         ///< weight_decay
 };
 

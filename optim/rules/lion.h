@@ -7,7 +7,7 @@ namespace tessera {
 /// The constants of LionRule's formula.
 struct LionConstants {
   float decay;            ///< p *= decay, which is 1 - lr * weight_decay
-  float one_minus_beta1;  ///< 1 - beta1, for the direction of the step
+  float one_minus_beta1;  ///< 1 - beta1, for the direction of a step
   float one_minus_beta2;  ///< 1 - beta2, for the momentum that is kept
   float lr;
 };

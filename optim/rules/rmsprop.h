@@ -57,7 +57,7 @@ struct RmspropRule {
     if (c.centered) {
       mean = mean + (g - mean) * c.one_minus_alpha;
       const Float difference = square - mean * mean;
-      spread = difference < 0.0f ? Float{} : difference;  // rounding alone can make it less than zero
+      spread = difference < 0.0f ? Float{} : difference;  // only rounding can make it less than zero
     }
     const Float root = V::sqrt(spread);
     if (!c.has_momentum) return {weight - (c.lr * g) / (root + c.eps), {square, states[1], mean}, root};

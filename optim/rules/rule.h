@@ -7,34 +7,34 @@
 namespace tessera {
 
 // An update rule is a formula for one element. Each has a file here, and a line in rules.h. The file has its states
-// (what it keeps of an element), the constants that are folded from its configuration once a step, and the formula
+// (what it keeps of an element), the constants that are computed from its configuration once per step, and the formula
 // itself, which CPUs and GPUs share. A rule is a struct with
 //
 //   Constants                    the type of its constants
 //   kStates                      how many states it has; then for each state
 //   kCodes, kNames               its code, and its name in checkpoints, which is PyTorch's where PyTorch has the rule
 //   kOptional                    whether some configurations go without it
-//   keeps(numbers, state)        whether this one has it; only a rule with optional states has the function
-//   constants(numbers, step, lr) folds the constants of a parameter's step, which counts from 1
-//   element(c, g, weight, old)   the formula
+//   keeps(numbers, state) whether this one has the state; only a rule with optional states has the function
+//   constants(numbers, step, lr) folds the constants of a parameter's step, which counts from 1 element(c, g, weight,
+//   old) the formula
 //   kMakesDirection              true: `element` returns a direction in place of the weight, and SgdRule takes the step
 //   trust_ratio(numbers, trust_coefficient, weights_norm, update_norm)
 //                                the factor of a parameter's rate (trust_ratio.h)
 //
-// Only rules whose type has optimizer_traits::kLayers have the last two.
+// Only rules whose type has optimizer_traits::kLayers have kMakesDirection and trust_ratio.
 
 /// The codes of a state's numbers where optimizer.state_dtype is narrow.
 enum class StateCode {
   kSigned,  ///< numbers of both signs
-  kRoot,    ///< numbers that are not negative; 8 bits hold their square root, which the formula has anyway
-  kExact,   ///< fp32, whatever the others are
+  kRoot,    ///< numbers that are not negative; 8 bits hold the square root, which the formula computes anyway
+  kExact,   ///< fp32, whatever the format of the other states
 };
 
 /// The numbers that rules are configured with (OptimizerConfig), in fp64. A rule reads the numbers that it knows.
 struct RuleNumbers {
   double beta1 = 0, beta2 = 0, eps = 0, weight_decay = 0, momentum = 0, dampening = 0, alpha = 0, lr_decay = 0;
   std::int64_t freeze_step = 0;
-  bool is_decoupled = false;  ///< weight decay of adamw, not of adam
+  bool is_decoupled = false;  ///< whether weight decay is that of adamw, not of adam
   bool is_nesterov = false;
   bool is_centered = false;
 };
@@ -44,7 +44,7 @@ template <class V, int kStates>
 struct RuleElement {
   typename V::Float weight;
   typename V::Float states[kStates];
-  typename V::Float root;  ///< square root of the kRoot state; unused without one
+  typename V::Float root;  ///< square root of the kRoot state; unused if there is no such state
 };
 
 }  // namespace tessera

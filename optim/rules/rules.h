@@ -44,9 +44,9 @@ union RuleConstants {
 TESSERA_STEP_RULES(TESSERA_CONSTANTS_FOR)
 #undef TESSERA_CONSTANTS_FOR
 
-/// Folds a rule's configuration into the constants of a parameter's step `step` (from 1). It computes in fp64 and
-/// without contraction, so that all ranks get the same bits, and so does a GPU, which alone knows how many steps were
-/// applied.
+/// Computes the constants of a parameter's step `step` (from 1) from a rule's configuration. It computes in fp64 and
+/// without contraction, so that all ranks get the same bits, and so does a GPU, which is the only one to know how many
+/// steps were applied.
 TESSERA_ALWAYS_INLINE RuleConstants rule_constants(StepRule rule, const RuleNumbers& numbers, std::int64_t step,
                                                    float lr) {
   RuleConstants c{};
@@ -67,7 +67,8 @@ inline constexpr bool kIsOfDirections = requires {
   Rule::kMakesDirection;
 };
 
-/// Returns whether the rule's pass makes directions: SgdRule takes the step when a parameter's rate is known.
+/// Returns whether the rule's pass computes directions, so that SgdRule makes the step when a parameter's rate is
+/// known.
 TESSERA_ALWAYS_INLINE bool makes_direction(StepRule rule) {
   switch (rule) {
 #define TESSERA_CASE(enumerator, Rule) \
@@ -79,7 +80,7 @@ TESSERA_ALWAYS_INLINE bool makes_direction(StepRule rule) {
   return false;
 }
 
-/// Calls `body.template operator()<Rule>()` for the rule, and returns what it returns. The host calls it.
+/// Calls `body.template operator()<Rule>()` for the rule, and returns what it returns. Only host code calls it.
 template <class Body>
 auto with_rule(StepRule rule, const Body& body) -> decltype(body.template operator()<AdamRule>()) {
   switch (rule) {

@@ -12,8 +12,8 @@ struct SgdConstants {
   float one_minus_dampening;
   float lr;
   bool has_momentum;
-  bool first_step;  ///< buffer = g, as PyTorch's first step does whatever the dampening
-  bool nesterov;    ///< the step follows g + momentum * buffer instead of the buffer
+  bool first_step;  ///< buffer = g: PyTorch's first step ignores dampening
+  bool nesterov;    ///< the step is g + momentum * buffer instead of the buffer
 };
 
 /// Stochastic gradient descent with momentum, as `torch.optim.SGD` defines it (Sutskever et al., ICML 2013, but with
@@ -24,7 +24,7 @@ struct SgdConstants {
 ///   p -= lr * (nesterov ? g + momentum * buffer : buffer)
 ///
 /// Without momentum p -= lr * g: there is no buffer, or it stays as it is (Optimizer::set_numbers). If weight decay is
-/// decoupled, p *= 1 - lr * weight_decay comes first, and g stays.
+/// decoupled, p *= 1 - lr * weight_decay comes first, and g is not changed.
 struct SgdRule {
   using Constants = SgdConstants;
   static constexpr int kStates = 1;

@@ -11,17 +11,18 @@
 
 namespace tessera {
 
-/// The time of one call of a group, and the bytes that one rank sends in it. Nothing is on the wire while `latency_s`
-/// passes, so calls that begin together do not slow each other then. They share the wire while `transfer_s` passes.
+/// The time of one call of a group, and the number of bytes that one rank sends in it. Nothing is on the wire while
+/// `latency_s` passes, so calls that begin together do not slow each other then. They share the wire while `transfer_s`
+/// passes.
 struct CallCost {
   double latency_s = 0, transfer_s = 0;
   std::int64_t sent_bytes = 0;
-  /// Seconds of a core, meanwhile, in which a rank encodes what it sends in fewer bits, and decodes what comes
-  /// (CodingFit).
+  /// Seconds of a core, during the call, in which a rank encodes what it sends in fewer bits, and decodes what it
+  /// receives (CodingFit).
   double coding_s = 0;
-  /// Seconds that adding up takes from compute on a rank whose cores are busy (Links::sum_s_per_byte).
+  /// Seconds of compute that a rank with busy cores loses to adding up (Links::sum_s_per_byte).
   double sum_s = 0;
-  /// The same times while ranks compute (OperationFit). A value below that for idle ranks counts as the latter.
+  /// The same times while ranks compute (OperationFit). A value below the one for idle ranks is replaced by the latter.
   double busy_latency_s = 0, busy_transfer_s = 0;
   double seconds() const { return latency_s + transfer_s; }
   double busy_seconds() const { return std::max(latency_s, busy_latency_s) + std::max(transfer_s, busy_transfer_s); }
@@ -34,19 +35,19 @@ struct OperationFit {
   double alpha_s = 0;
   double beta_s_per_byte = 0;
   /// The same numbers while ranks compute. If no core is idle, the code that moves the bytes waits for one. A value
-  /// below that for idle ranks counts as the latter.
+  /// below the one for idle ranks is replaced by the latter.
   double busy_alpha_s = 0, busy_beta_s_per_byte = 0;
   friend bool operator==(const OperationFit&, const OperationFit&) = default;
 };
 
-/// The cost of a codec that takes fewer bits: seconds of a core in which a byte of fp32 is encoded and decoded.
+/// The cost of a codec with fewer bits: seconds of a core for encoding and decoding one byte of fp32.
 struct CodingFit {
   double lossless_s_per_byte = 0, int8_s_per_byte = 0, int4_s_per_byte = 0;
-  /// The share of the coding time that computation beside it loses: 0 where a core is idle, 1 where all are busy.
+  /// The share of the coding time by which simultaneous computation is delayed: 0 if a core is idle, 1 if all are busy.
   double load = 0;
-  /// The coding work as a share of the work if each rank sent to all others, in a reduction and in an all-gather. It
-  /// is less than 1 where ranks of a host add up and gather in its memory first (Links::of_group). It is not in the
-  /// file.
+  /// The coding work of a reduction and of an all-gather, as a share of the work that there would be if each rank sent
+  /// to all others. It is less than 1 where ranks of a host add up and gather in the host's memory first
+  /// (Links::of_group). These two numbers are not in the file.
   double of_reductions = 1, of_gathers = 1;
   friend bool operator==(const CodingFit&, const CodingFit&) = default;
 };
@@ -58,8 +59,8 @@ struct CodingFit {
 /// (ranks - 1) times. A rank sends (n - 1)/n of a buffer that n ranks share in an all-gather or a reduce-scatter, and
 /// twice that in an all-reduce, which is both; beta stays as it is, except where ranks share the link of their host
 /// (of_group). (R. Thakur, R. Rabenseifner, W. Gropp, "Optimization of Collective Communication Operations in MPICH",
-/// 2005: pairwise exchange, and the ring.) What lies between ranks is not known: a fit of one host says nothing about
-/// two.
+/// 2005: pairwise exchange, and the ring.) The connections between ranks are not known, so a fit of one host says
+/// nothing about two.
 ///
 /// **A reduction** is fitted as a whole: exchange, sum, and how much of the sum hides behind the exchange of the next
 /// piece.
@@ -84,9 +85,8 @@ struct Links {
   std::string transport = {};
   int ranks = 2, hosts = 1;
   OperationFit all_gather = {}, reduce_scatter = {}, all_reduce = {}, small = {};
-  /// Seconds of compute that a byte on the wire takes from a rank whose cores are busy, and that a byte of a peer's
-  /// fp32 takes where it is added up, whatever codec it came in. Both are 0 where transport work has a core of its
-  /// own.
+  /// Seconds of compute that a rank with busy cores loses for each byte on the wire, and for each byte of a peer's fp32
+  /// that it adds up. The codec of that byte does not matter. Both are 0 where transport work has a core of its own.
   double cpu_s_per_byte = 0, sum_s_per_byte = 0;
   CodingFit coding = {};
   bool reduces_in_background = true;  ///< Collectives::reduces_in_background
@@ -100,24 +100,25 @@ struct Links {
 
   /// Returns the links of a group of `of_ranks` ranks on `of_hosts` hosts, if a host's ranks belong to `groups` such
   /// groups that make their calls at the same time, and so share its link. Ranks of a host sum and gather in its memory
-  /// first, so a call of N bytes sends groups (of_hosts - 1)/of_hosts N from a host (twice that in an all-reduce).
-  /// Beta, which counts what a rank would send alone, is scaled accordingly, and so is what is written in fewer bits.
-  /// Links that were measured on one host stay as they are, and so do alpha, cpu_s_per_byte and sum_s_per_byte.
+  /// first, so a call of N bytes sends groups * (of_hosts - 1) / of_hosts * N bytes from a host (twice that in an
+  /// all-reduce). Beta, which counts what a rank would send alone, is scaled accordingly, and so is the work of codecs
+  /// (CodingFit). Links that were measured on one host stay as they are, and so do alpha, cpu_s_per_byte and
+  /// sum_s_per_byte.
   /// REQUIRES: of_ranks >= of_hosts >= 1, groups >= 1.
   Links of_group(int of_ranks, int of_hosts, int groups) const;
 
   friend bool operator==(const Links&, const Links&) = default;
 };
 
-/// Links of both axes, and of the ranks that hold a second copy of the parameters together (MemoryPlan::has_secondary).
-/// Links of an axis with one rank are not used. Links that nobody filled cost nothing.
+/// Links of both axes, and of the groups of ranks that hold a second copy of the parameters together
+/// (MemoryPlan::has_secondary). Links of an axis with one rank are not used. Links that are not filled in cost nothing.
 struct MeshLinks {
   Links shard, replicate;
   Links secondary = {};
 };
 
-/// Errors: 65 with everything that is wrong in the text, one a line: file, line, key, wanted, got. `name` stands for
-/// the file.
+/// Errors: 65, with everything that is wrong in the text. There is one line for each: file, line, key, wanted, got.
+/// `name` stands for the file.
 absl::StatusOr<Links> parse_links(const std::string& text, const std::string& name);
 /// Reads the file at `path`. Further errors: those of read_input_file.
 absl::StatusOr<Links> read_links(const std::filesystem::path& path);

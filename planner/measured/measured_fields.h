@@ -14,17 +14,17 @@
 
 namespace tessera {
 
-/// The members of one JSON object of a file of measurements, read with one call a key. All of them are needed. Whatever
-/// is wrong goes to Diagnostics with the file, the line, the key, what was wanted and what is there, and the call
-/// returns a default. Code therefore reads all that it wants, calls `finish` for keys that nobody asked for, and checks
-/// the Diagnostics once.
+/// The members of one JSON object of a file of measurements, read with one call a key. All of them are needed. Any
+/// mistake goes to Diagnostics with the file, the line, the key, the wanted and the actual value; the call then returns
+/// a default. Code therefore reads all that it wants, calls `finish` to report keys that were not read, and checks the
+/// Diagnostics once.
 class MeasuredFields {
  public:
-  /// The largest number of seconds, or seconds a byte: a larger one is a slip, and smaller ones can be added up without
-  /// an overflow.
+  /// The largest number of seconds, or seconds a byte: a larger one is a mistake, and smaller ones can be added up
+  /// without an overflow.
   static constexpr double kMost = 1e9;
 
-  /// REQUIRES: `node` is an object. It and `diagnostics` must outlive this object. `place`: the JSON pointer of the
+  /// REQUIRES: `node` is an object. `node` and `diagnostics` must outlive this object. `place`: the JSON pointer of the
   /// object.
   MeasuredFields(const JsonNode& node, std::string place, Diagnostics& diagnostics)
       : node_(node), place_(std::move(place)), diagnostics_(diagnostics) {}
@@ -45,7 +45,7 @@ class MeasuredFields {
 
   /// Reports what is wrong with a member.
   void wrong(std::string_view key, const std::string& message);
-  /// Reports keys that nobody asked for.
+  /// Reports keys that were not read.
   void finish();
 
  private:
@@ -59,11 +59,11 @@ class MeasuredFields {
   std::vector<std::string> known_;
 };
 
-/// Reads `text` as a JSON object of at most `most_values` values. Returns nothing if it is none, and `diagnostics` then
-/// say why.
+/// Reads `text` as a JSON object of at most `most_values` values. Returns nothing if it is not such an object;
+/// `diagnostics` then say why.
 std::optional<JsonNode> parse_measurements(std::string_view text, Diagnostics& diagnostics, std::size_t most_values);
 
-/// Returns OK, or everything that `diagnostics` hold, as the error of a file with wrong content (65). `hint`: what
+/// Returns OK, or everything that `diagnostics` hold, as the error of a file with wrong content (65). `hint`: says what
 /// writes such files.
 absl::Status status_of(const Diagnostics& diagnostics, const std::string& hint);
 

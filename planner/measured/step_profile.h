@@ -29,8 +29,8 @@ struct ProfileEntry {
 ///
 /// Entries are in the order of a round. Consecutive uses of a unit are one entry. A unit that is recomputed in backward
 /// has an entry for that too, if other units come between it and the unit's backward. After the last "backward" entry
-/// of a unit its gradients are complete and it is reduced. So what a backward ends with, such as the root's embedding,
-/// needs an entry, whether or not an operator reads parameters there.
+/// of a unit its gradients are complete and it is reduced. The last operation of a backward, such as that of the root's
+/// embedding, therefore needs an entry, whether or not an operator reads parameters there.
 ///
 /// The file, profile.json. Every key is needed; numbers are finite and from 0 to 1e9:
 ///
@@ -42,7 +42,7 @@ struct ProfileEntry {
 ///         ...],
 ///       "update": {"seconds": 0.02,         of one step
 ///                  "elements": 10640640},   that it updated; a share of them takes a share of the seconds
-///       "rest_s": 0.001                     what else a step has on a rank alone: data, checks, its end
+///       "rest_s": 0.001 seconds of all other work of a step on one rank: data, checks, its end
 ///     }
 struct StepProfile {
   std::vector<ProfileEntry> entries = {};
@@ -53,7 +53,8 @@ struct StepProfile {
   friend bool operator==(const StepProfile&, const StepProfile&) = default;
 };
 
-/// Returns the index in the plan of each entry's unit. Errors (65): the first entry whose unit the plan does not have.
+/// Returns the index in the plan of each entry's unit. Error (65) for the first entry whose unit the plan does not
+/// have.
 absl::StatusOr<std::vector<int>> units_of(const StepProfile& profile, const MemoryPlan& plan);
 
 /// These work as parse_links, read_links and to_json do (planner/measured/links.h).

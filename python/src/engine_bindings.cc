@@ -26,8 +26,8 @@ using Released = py::call_guard<py::gil_scoped_release>;
 
 using NamedTensors = std::vector<std::pair<std::string, at::Tensor>>;
 
-/// Replaces the buffers of `view`. A module of LibTorch takes buffers but cannot give one up. So another module is made
-/// of the same parameters and children, and assigned.
+/// Replaces the buffers of `view`. A module of LibTorch takes buffers but cannot give one up. So a new module with the
+/// same parameters and children is made, and replaces the old one.
 void set_buffers(ModuleView& view, const NamedTensors& buffers) {
   torch::nn::Module changed(view.name());
   changed.train(view.is_training());
@@ -61,7 +61,7 @@ py::dict dict_of(const MemoryUse& use) {
   return result;
 }
 
-/// Returns the buckets with a gradient in them, by name.
+/// Returns the buckets that contain a gradient, by name.
 py::dict dict_of(const AgeHistogram& ages) {
   py::dict counts;
   for (std::size_t bucket = 0; bucket < AgeHistogram::kBuckets; ++bucket) {
@@ -181,7 +181,7 @@ void bind_results(py::module_& module) {
       .def("__str__", [](const PlannedMemory& plan) { return plan.table; });
 }
 
-/// Destroys an Engine, except a copy that a fork has made: the Engine of the rank itself is still at work.
+/// Destroys an Engine, unless a fork has copied it: the rank itself still uses its Engine.
 void destroy(Engine* engine, pid_t owner) {
   if (owner != getpid()) return;
   const py::gil_scoped_release released;
@@ -205,7 +205,8 @@ void expect_own_process() {
               "made it; workers of a DataLoader only load data");
 }
 
-/// Drops a guard as if an exception passed by: nothing is written back, and this rank does not wait for the others.
+/// Drops a guard as if an exception left its block: nothing is written back, and this rank does not wait for the
+/// others.
 template <class Guard>
 void abandon(std::unique_ptr<Guard> guard) {
   struct Leaving {};
@@ -249,7 +250,7 @@ void bind_guard(py::module_& module, const char* name) {
       .def("drop", &Guarding<Guard>::drop, Released());
 }
 
-/// Makes the batches of a Python iterator a C++ range, for Engine::evaluate. A batch is held so that it can be copied
+/// Gives the batches of a Python iterator to Engine::evaluate as a C++ range. A batch is held so that it can be copied
 /// and dropped without the GIL.
 class Batches {
  public:

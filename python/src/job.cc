@@ -21,7 +21,7 @@ struct Place {
   RunScope scope;
   pid_t pid = getpid();
 };
-/// The C++ runtime never destroys the place. `forget` destroys it while Python still runs; otherwise no code does.
+/// The C++ runtime never destroys this object. `forget` destroys it while Python still runs; otherwise no code does.
 Place* place = nullptr;
 
 int exit_code = 0;
@@ -58,7 +58,7 @@ const Mesh& Job::join(const Strategy& strategy, const Said& said) {
   if (!place) place = new Place;
   if (!place->scope.mesh) {
     const Mesh mesh = init_in(strategy, with(said));
-    place->scope.mesh = mesh;  // init could not see a scope that another thread made
+    place->scope.mesh = mesh;  // another thread may have made a scope that init did not see
   }
   return *place->scope.mesh;
 }
@@ -90,8 +90,8 @@ void Job::tell(OutsideCalls calls) {
 }
 
 void set_exit_code(int code) {
-  // Launchers should see the reason, whatever Python ends with. By then the interpreter has written its streams and is
-  // gone.
+  // Launchers should see this exit code, even if Python would end with another one. The interpreter has flushed its
+  // streams and is gone when this runs.
   const auto end = [] {
     if (exit_code == 0 || exiting != getpid()) return;
     std::fflush(nullptr);

@@ -11,34 +11,35 @@
 
 namespace tessera::python {
 
-/// Python's knowledge of the identity of this process (_truths.py), under the names of
+/// What Python knows about the identity of this process (_truths.py), under the names of
 /// runtime/comm/launcher_variables.h.
 using Said = std::map<std::string, std::string>;
 
-/// This process's place in its job. The first call that needs other ranks joins the job, once; the process leaves it
+/// This process's place in its job. The first call that needs other ranks joins the job; the process leaves the job
 /// when the interpreter ends. It is the counterpart of tessera::run, whose body is the whole Python program. One thread
 /// calls it, with the GIL released.
 class Job {
  public:
-  /// Returns the mesh of this process. The first call joins the job, with the settings of `strategy` for a process.
-  /// Throws tessera::Error (64) in a forked process.
+  /// Returns the mesh of this process. The first call joins the job, with those settings of `strategy` that concern the
+  /// process. Throws tessera::Error (64) in a forked process.
   static const Mesh& join(const Strategy& strategy, const Said& said = {});
   static bool is_joined();
-  /// Returns who this process is. If it has not joined, the launcher's variables and `said` tell it.
+  /// Returns the identity of this process: its rank, host and so on. If the process has not joined its job, this comes
+  /// from the launcher's variables and `said`.
   static Topology topology(const Said& said);
-  /// Returns its rank and the world size alone, which need no host.
+  /// Returns only the rank and the world size, for which the hosts need not be known.
   static std::pair<int, int> rank_of(const Said& said);
   /// Returns whether this process was forked from the one that joined.
   static bool is_forked();
 
   /// Reports an exception that ends the program to the other ranks, the error file and the log. Returns the exit code
-  /// with which the process will end (see set_exit_code). If no job was joined, it does nothing else.
+  /// with which the process will end (see set_exit_code). If no job was joined, it only does the latter.
   static int fail(int code, const std::string& message, const std::string& call_stack);
-  /// Reports to the other ranks, the error file and the log that the program ends itself with an exit code of its own.
+  /// Reports to the other ranks, the error file and the log that the program ends with an exit code of its own choice.
   static void end(int code, const std::string& message);
   /// Waits for the other ranks after a program that has ended without an exception. Throws tessera::Error.
   static void leave();
-  /// Gives the mesh back. REQUIRES: Engines are gone, so that no part of the mesh is used any more.
+  /// Releases the mesh. REQUIRES: all Engines are destroyed, so that no part of the mesh is used any more.
   static void forget();
 
   /// These are calls of this rank's CallWatch (runtime/comm/call_watch.h). Any thread may make them, from the moment
@@ -47,11 +48,11 @@ class Job {
   static void tell(OutsideCalls calls);
 };
 
-/// Returns the mesh. It joins with the strategy's defaults if no Engine and no `init` has joined before. Throws
+/// Returns the mesh. It joins the job with the strategy's defaults if no Engine and no `init` has joined before. Throws
 /// tessera::Error (64) in a forked process.
 inline const Mesh& mesh() { return Job::join({}); }
 
-/// Makes the interpreter's last act end the process with `code`, in place of its own exit code.
+/// Makes the process end with `code` instead of Python's exit code, as the interpreter's last action.
 void set_exit_code(int code);
 
 }  // namespace tessera::python

@@ -7,7 +7,7 @@ namespace tessera::python {
 Lent::~Lent() {
   for (const Loan& loan : loans_) {
     const c10::Storage& storage = loan.lent.storage();
-    if (loan.lent.use_count() == 1 && storage.use_count() == 1) continue;  // nobody has kept the tensor
+    if (loan.lent.use_count() == 1 && storage.use_count() == 1) continue;  // the program has not kept this tensor
     storage.unsafeGetStorageImpl()->release_data_and_set_meta_custom_data_ptr_error_msg_(
         "this tensor was lent to " + to_ + " for one call, which is over. [T0866] hint: keep a copy of it: .clone()");
   }

@@ -8,11 +8,11 @@
 
 namespace tessera::python {
 
-/// The tensors over the Engine's memory that a function of a Python program has for one call. Tensors that it keeps
-/// refuse access after the call, since the memory may then hold something else, or be gone. REQUIRES: the GIL.
+/// The tensors over the Engine's memory that are lent to a function of a Python program for one call. Tensors that it
+/// keeps refuse access after the call, since the memory may then hold something else, or be gone. REQUIRES: the GIL.
 class Lent {
  public:
-  /// `to`: the name of the called function for the refusal, such as "CommHook.sum".
+  /// `to`: the name of the called function, for the error of a later access, such as "CommHook.sum".
   explicit Lent(std::string to) : to_(std::move(to)) {}
   ~Lent();
   Lent(const Lent&) = delete;
@@ -20,8 +20,8 @@ class Lent {
 
   /// Returns a tensor over the memory of `own`, with its shape.
   at::Tensor over(const at::Tensor& own);
-  /// Returns the function's result, for use after the call. If it is a tensor that was lent, that is the Engine's
-  /// tensor; if it is a view of such a tensor, it is a copy.
+  /// Returns the function's result, for use after the call. If the result is a lent tensor, this returns the Engine's
+  /// tensor; if it is a view of a lent tensor, this returns a copy.
   at::Tensor back(const at::Tensor& result) const;
   std::vector<at::Tensor> back(const std::vector<at::Tensor>& results) const;
 

@@ -55,7 +55,7 @@ at::Tensor sync_batch_norm(const at::Tensor& input, const MaybeTensor& weight, c
   return batch_norm_over_ranks(input, or_undefined(weight), or_undefined(bias), norm, norm_group());
 }
 
-/// A DataParallel as Python holds it. A copy that a fork has made is never destroyed: the rank still uses the original.
+/// A DataParallel as Python holds it. A copy in a forked process is never destroyed: the rank still uses the original.
 using DataParallelPointer = std::shared_ptr<DataParallel>;
 
 DataParallelPointer make_data_parallel(const std::shared_ptr<ModuleView>& mirror, double bucket_mb) {

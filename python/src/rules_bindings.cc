@@ -18,8 +18,8 @@ namespace {
 using Released = py::call_guard<py::gil_scoped_release>;
 
 /// Runs `body`, which calls Python, on any thread. A tessera.Error of Python becomes an Error. Any other exception is
-/// an interrupt or the program's exit (python/tessera/_rules.py), and passes unchanged. CommHookMethod makes an Error
-/// of it.
+/// an interrupt or the program's exit (python/tessera/_rules.py), and passes unchanged. CommHookMethod converts it to
+/// an Error.
 template <class Body>
 auto in_python(const Body& body) {
   const py::gil_scoped_acquire gil;
@@ -32,8 +32,8 @@ auto in_python(const Body& body) {
   }
 }
 
-// Each of these is a program's rule behind the interface of C++. They call the objects of python/tessera/_rules.py,
-// which check what the program's functions return, and say where they failed.
+// Each of these classes gives a program's rule the interface of C++. They call the objects of python/tessera/_rules.py,
+// which check what the program's functions return, and report which function failed.
 
 class PythonElements final : public ElementwiseOptimizer {
  public:

@@ -1,4 +1,4 @@
-"""Messages between the ranks of a program beside training: metrics, flags, results of an evaluation.
+"""Messages between the ranks of a program that are not part of training: metrics, flags, results of an evaluation.
 
 All ranks call each function, in the same order, with equal shapes and dtypes, one thread at a time. If calls differ,
 every rank raises an Error (64) that shows each call; nothing has been moved then. Error (75) means that a rank is gone.
@@ -36,9 +36,9 @@ def all_reduce(value: float, op: str = "sum") -> float: ...
 def all_reduce(value, op=None):
     """Returns the "sum", "mean", "min" or "max" over all ranks, with the same bits on each.
 
-    Without `op` it is the sum, and of bools the maximum: whether any rank has True. A tensor (any shape, on any device)
-    is changed in place and returned. A number or bool is returned as the type that it came as. Raises Error (64) for a
-    bool with another `op` than "min" and "max".
+    Without `op` it is the sum, and for bools the maximum, which says whether any rank has True. A tensor (any shape, on
+    any device) is changed in place and returned. A number or bool is returned in the type in which it was given. Raises
+    Error (64) for a bool with another `op` than "min" and "max".
     """
     join_if_needed()
     if op is None:
@@ -87,7 +87,7 @@ def broadcast(value, root=0):
 
 
 def barrier() -> None:
-    """Returns when all ranks have called it."""
+    """Waits until all ranks have called it."""
     join_if_needed()
     _native.barrier()
 
@@ -95,7 +95,8 @@ def barrier() -> None:
 def mean_over_ranks(mean: float, count: int = 1) -> float:
     """Returns the mean of a metric over the samples of all ranks. `mean` is this rank's mean over `count` samples.
 
-    A rank with a count of 0 does not count. Raises Error (64) on all ranks if a count is negative or all are 0.
+    The mean of a rank with a count of 0 is not used. Raises Error (64) on all ranks if a count is negative or all are
+    0.
     """
     join_if_needed()
     return _native.mean_over_ranks(float(mean), count)

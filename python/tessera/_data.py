@@ -1,6 +1,7 @@
-"""Tokens of a data set on disk as batches for each rank, and the samples of any data set.
+"""Gives each rank batches of the tokens of a data set on disk, or the samples of any data set.
 
-The same as include/tessera/token_batches.h, and as the dealt microbatches of include/tessera/rank_sampler.h.
+The module does the same as include/tessera/token_batches.h, and as the dealt microbatches of
+include/tessera/rank_sampler.h.
 """
 
 import operator
@@ -31,7 +32,8 @@ class TokenBatch(NamedTuple):
 
 
 class SamplerCursor(NamedTuple):
-    """A place in the data, for a checkpoint. It does not depend on ranks, so any number of them can go on from it."""
+    """A position in the data, for a checkpoint. It does not depend on ranks, so any number of ranks can continue from
+    it."""
 
     epoch: int
     """the current epoch, counted from 0"""
@@ -54,18 +56,18 @@ class TokenBatches:
 
     Sample i is the window of tokens [i * seq_len, i * seq_len + seq_len + 1). A step takes `batch` * `accumulation`
     samples a rank, where `accumulation` is the strategy's gradient_accumulation. Ranks do not communicate: each makes
-    the object with the same numbers. One thread at a time uses it.
+    this object with the same arguments. One thread at a time uses it.
 
     `data` is a file or directory of text, whose bytes are the tokens, a file of llm.c, or a pair of files of Megatron.
     `format` is "auto", "text", "llmc" or "megatron"; `extensions` selects files of a directory, such as [".txt"].
     Tokens must be below `vocab_size`; 0 allows any. `tail` says what happens to samples that do not fill the last step
     of an epoch: "drop" leaves them out, "pad" fills the step with samples of weight 0. `runs` makes a rank's
     microbatches of a step neighbours, as "reproducible" wants with gradient_sync "last_microbatch". `microbatches` is
-    the strategy's deal.microbatches, which stands for those of `accumulation` on all ranks. `rank` and `world_size` are
-    the job's.
+    the strategy's deal.microbatches, and replaces `accumulation` times the number of ranks. `rank` and `world_size` are
+    those of the job by default.
 
     Raises Error: 66 the data is missing, 77 without permission, 65 its content is wrong or does not fill one step, 78
-    for numbers that make no sense, 64 for a word that there is not.
+    for numbers that make no sense, 64 for an unknown word.
     """
 
     def __init__(self, data: str | os.PathLike, seq_len: int, *, batch: int = 1, accumulation: int = 1, vocab_size: int = 0, seed: int = 0,
@@ -84,44 +86,44 @@ class TokenBatches:
         return TokenBatch(*self._native.next(torch.device(device)))
 
     def of(self, microbatch: int, device: torch.device | str = "cpu") -> TokenBatch:
-        """Returns the microbatch with this number among those of the step under way on all ranks, on `device`.
+        """Returns the microbatch with this number among those of the current step on all ranks, on `device`.
 
-        It is that of `Engine.microbatch`, where ranks make each other's ("deal.backups"). The step stays under way
-        until `end_step`. Raises Error (78) for a number that no step has, and within a step that `next` has begun.
+        Use the number from `Engine.microbatch` if ranks may compute each other's microbatches ("deal.backups"). The
+        step lasts until `end_step`. Raises Error (78) if no step has this number, and if `next` has begun the step.
         """
         return TokenBatch(*self._native.of(microbatch, torch.device(device)))
 
     def end_step(self) -> None:
-        """Goes on to the next step. All ranks call it behind `Engine.step`, where `of` gave them the step's batches."""
+        """Continues with the next step. All ranks call it after `Engine.step`, if `of` gave them the step's batches."""
         self._native.end_step()
 
     def deal(self, run: range) -> None:
         """Gives this rank the microbatches `run` of each step from now on: `Engine.microbatches`, with "deal" by speed.
 
-        All ranks call it alike, between two steps. Raises Error (78) for a run that no step has, or in the middle of a
-        step, and (64) for anything but a range of neighbours.
+        All ranks call it alike, between two steps. Raises Error: 78 if no step has such a run, or in the middle of a
+        step; 64 for anything but a range of neighbours.
         """
         self._native.deal(*_run("TokenBatches", run))
 
     def go_to_step(self, step: int) -> None:
         """Goes to the first microbatch of a step, counted from 0 over all epochs (`Engine.take_step`).
 
-        Each step has samples of its own, whoever makes it. Raises Error (78) for a number below 0.
+        Each step has samples of its own, whichever worker computes it. Raises Error (78) for a number below 0.
         """
         self._native.go_to_step(step)
 
     def cursor(self) -> SamplerCursor:
-        """Returns the place of the next microbatch, for `Engine.save_checkpoint(data=)` or `Engine.commit_durable`.
+        """Returns the position of the next microbatch, for `Engine.save_checkpoint(data=)` or `Engine.commit_durable`.
 
         A cursor that is taken between two steps is valid for any number of ranks.
         """
         return SamplerCursor(*self._native.cursor())
 
     def resume(self, cursor: Sequence[Any]) -> None:
-        """Goes on at `cursor`: the `data` of a LoadedCheckpoint, which any number of ranks may have written.
+        """Continues at `cursor`: the `data` of a LoadedCheckpoint, which any number of ranks may have written.
 
-        Raises Error: 78 if the number of samples, the seed or shuffling differs; 65 if its numbers make no sense; 64 if
-        it is no cursor.
+        Raises Error: 78 if the number of samples, the seed or shuffling differs; 65 if the cursor's numbers make no
+        sense; 64 for anything but a cursor.
         """
         self._native.resume(_row("TokenBatches", cursor))
 
@@ -152,7 +154,7 @@ class TokenBatches:
 
 
 class RankSampler(Sampler[list[int]]):
-    """Deals the samples of a data set out to the ranks by whole microbatches, as the `batch_sampler` of a DataLoader.
+    """Deals the samples of a data set out to the ranks in whole microbatches, as the `batch_sampler` of a DataLoader.
 
         sampler = tessera.RankSampler(data, batch=8, microbatches=24, seed=1)
         loader = DataLoader(data, batch_sampler=sampler)
@@ -164,18 +166,20 @@ class RankSampler(Sampler[list[int]]):
                     sampler.deal(engine.microbatches())
 
     It is for "reproducible" and "deal" by speed: what a microbatch holds depends on neither the number of ranks nor who
-    computes it. `microbatches` are those of a step on all ranks, gradient_accumulation times ranks or deal.microbatches.
-    Microbatch m of an epoch's step k has the `batch` samples from number (k * microbatches + m) * batch of the epoch's
-    order on. A rank takes neighbouring ones: as many as the others at first, then those of `deal`. The order of an epoch
-    is that of C++'s RankSampler. Each iteration is another epoch, and the first one is `epoch`. `tail` "pad" fills an
-    epoch's last step with the first samples of its order, "drop" leaves out what does not fill it. `rank` and
-    `world_size` are the job's.
+    computes it. `microbatches` is the number of them in a step on all ranks: gradient_accumulation times ranks, or
+    deal.microbatches. Microbatch m of an epoch's step k has the `batch` samples from number (k * microbatches + m) *
+    batch of the epoch's
+    order on. A rank takes neighbouring microbatches: as many as the others at first, then those of `deal`. The order of
+    an epoch is that of C++'s RankSampler. Each iteration over it is another epoch, and the first one is number `epoch`.
+    `tail` "pad" fills an epoch's last step with the first samples of its order, "drop" leaves out samples that do not
+    fill it. `rank` and `world_size` are those of the job by default.
 
-    The DataLoader has `num_workers=0`: workers would take samples ahead of a step, before anybody knows whose they are.
-    Ranks do not communicate: each makes the object with the same numbers. For `Engine.evaluate` take a
-    DistributedSampler, which gives no sample twice there.
+    The DataLoader has `num_workers=0`: workers would take samples ahead of a step, before it is known which rank gets
+    them.
+    Ranks do not communicate: each makes this object with the same arguments. For `Engine.evaluate` take a
+    DistributedSampler, which gives no sample twice to it.
 
-    Raises Error: 65 the samples do not fill a step, 78 for numbers that make no sense, 64 for a word that there is not.
+    Raises Error: 65 the samples do not fill a step, 78 for numbers that make no sense, 64 for an unknown word.
     """
 
     def __init__(self, samples: int | Sized, *, batch: int, microbatches: int, seed: int = 0, shuffle: bool = True, tail: str = "pad", epoch: int = 0,
@@ -186,47 +190,48 @@ class RankSampler(Sampler[list[int]]):
         self._native = _native.RankSampler(sampling, epoch)
 
     def __iter__(self) -> Iterator[list[int]]:
-        """Begins the next epoch, or goes on in one right after `resume`, and gives this rank's microbatches."""
+        """Begins the next epoch, or continues the current one right after `resume`, and gives this rank's
+        microbatches."""
         self._native.begin_epoch()
         return iter(self._native.next, None)
 
     def __len__(self) -> int:
-        """Returns the number of this rank's microbatches in a whole epoch, if it keeps its run."""
+        """Returns the number of this rank's microbatches in a whole epoch, if `deal` changes nothing."""
         return self._native.microbatches_per_epoch()
 
     def deal(self, run: range) -> None:
         """Gives this rank the microbatches `run` of each step from now on: `Engine.microbatches`, with "deal" by speed.
 
-        All ranks call it alike, behind each step. Raises Error: 78 for a run that no step has, or in the middle of a
-        step; 64 where samples of a later step were given already, and for anything but a range of neighbours.
+        All ranks call it alike, after each step. Raises Error: 78 if no step has such a run, or in the middle of a
+        step; 64 if samples of a later step were given already, and for anything but a range of neighbours.
         """
         self._native.deal(*_run("RankSampler", run))
 
     def of(self, microbatch: int) -> list[int]:
-        """Returns the samples of the microbatch with this number among those of the step under way on all ranks.
+        """Returns the samples of the microbatch with this number among those of the current step on all ranks.
 
-        It is that of `Engine.microbatch`, with "deal.backups" or where ranks take turns. The step stays under way until
-        `end_step`, and the next epoch begins by itself. Raises Error (78) for a number that no step has, and within a
-        step of an iteration.
+        Use the number from `Engine.microbatch`, with "deal.backups" or if ranks take turns. The step lasts until
+        `end_step`; the next epoch then begins by itself, if it is due. Raises Error (78) if no step has this number,
+        and within a step of an iteration.
         """
         return self._native.of(microbatch)
 
     def end_step(self) -> None:
-        """Goes on to the next step. All ranks call it behind `Engine.step`, where `of` gave them the step's samples."""
+        """Continues with the next step. All ranks call it after `Engine.step`, if `of` gave them the step's samples."""
         self._native.end_step()
 
     def cursor(self) -> SamplerCursor:
-        """Returns the place of the step under way, for `Engine.save_checkpoint(data=)` or `Engine.commit_durable`.
+        """Returns the position of the current step, for `Engine.save_checkpoint(data=)` or `Engine.commit_durable`.
 
         A cursor that is taken between two steps is valid for any number of ranks.
         """
         return SamplerCursor(*self._native.cursor())
 
     def resume(self, cursor: Sequence[Any]) -> None:
-        """Goes on at `cursor`: the `data` of a LoadedCheckpoint, which any number of ranks may have written.
+        """Continues at `cursor`: the `data` of a LoadedCheckpoint, which any number of ranks may have written.
 
-        Raises Error: 78 if the number of samples, the seed or shuffling differs; 65 if its numbers make no sense; 64 if
-        it is no cursor.
+        Raises Error: 78 if the number of samples, the seed or shuffling differs; 65 if the cursor's numbers make no
+        sense; 64 for anything but a cursor.
         """
         self._native.resume(_row("RankSampler", cursor))
 
@@ -254,9 +259,9 @@ class StepSampler(Sampler[list[int]]):
 
     Each of the `steps` that all workers make together has samples of its own: the strategy's gradient_accumulation
     times `batch_size` of them, in an order that `seed` and the epoch choose. The loop around the loader is needed,
-    since a loader with workers takes steps ahead: an iteration ends where no step is left but those that it has taken.
-    A program makes all batches of a loader, or ends. The last step of an epoch begins the order anew where samples do
-    not fill it; `drop_last` leaves it out. All workers give the same numbers.
+    since a loader with workers takes steps in advance: an iteration ends when only the steps that it has taken are
+    left. A program must compute all batches of a loader, or end. The last step of an epoch begins the order again if
+    the samples do not fill it; `drop_last` leaves this step out. All workers give the same arguments.
 
     Raises Error (64) where there are not enough samples for a step.
     """
@@ -288,7 +293,8 @@ class StepSampler(Sampler[list[int]]):
 
 
 def _sampling(who: str, seed: Any, shuffle: bool, tail: str, rank: int | None, world_size: int | None) -> _native.SamplerOptions:
-    """Returns the options that all ways to deal samples have; rank and world size are the job's where they are None."""
+    """Returns the options that all ways of dealing samples have; rank and world size are those of the job if they are
+    None."""
     sampling = _native.SamplerOptions()
     sampling.rank = _job.rank() if rank is None else rank
     sampling.world_size = _job.world_size() if world_size is None else world_size
@@ -297,14 +303,14 @@ def _sampling(who: str, seed: Any, shuffle: bool, tail: str, rank: int | None, w
 
 
 def _run(who: str, run: Any) -> tuple[int, int]:
-    """Returns the ends of a run of microbatches."""
+    """Returns the begin and end of a run of microbatches."""
     if not isinstance(run, range) or run.step != 1:
         raise Error(f"{who}.deal wants a range of neighbours, got {run!r:.200}. [T0935] hint: give it what Engine.microbatches() returns")
     return run.start, run.stop
 
 
 def _row(who: str, cursor: Any) -> tuple[Any, ...]:
-    """Returns a cursor as C++ takes it."""
+    """Returns a cursor in the form that C++ takes."""
     if not isinstance(cursor, Sequence) or len(cursor) != len(SamplerCursor._fields) or not all(isinstance(each, int) for each in cursor):
         raise Error(f"{who}.resume wants a SamplerCursor, got {cursor!r:.200}. [T0868] hint: give it what cursor() returned, or the data of a "
                     "checkpoint that was saved with data=")
@@ -312,7 +318,7 @@ def _row(who: str, cursor: Any) -> tuple[Any, ...]:
 
 
 def _seed(who: str, seed: Any) -> int:
-    """Returns the seed as C++ has it, in 64 bits without a sign."""
+    """Returns the seed as C++ has it: 64 bits without a sign."""
     try:
         number = operator.index(seed)
     except TypeError:

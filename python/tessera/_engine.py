@@ -25,7 +25,8 @@ from tessera._rules import CommHook, ElementwiseOptimizer, MatrixOptimizer, own_
 
 Strategy = str | os.PathLike | Mapping
 
-# Counts parameters and modules that were registered anywhere. An Engine looks at its module again only after that.
+# Number of parameters and modules registered so far, in any module. An Engine checks its module again only if this
+# number has changed.
 _registrations = 0
 
 
@@ -59,8 +60,8 @@ class Evaluation(_Evaluation):
 
 
 def _expect_forward_meets_nobody(model: torch.nn.Module, strategy: dict[str, Any]) -> None:
-    """Raises Error (78) for a SyncBatchNorm where ranks do not run forward together. The Engine does not see the class
-    of a Python module; it finds C++ modules itself.
+    """Raises Error (78) for a SyncBatchNorm if the strategy lets ranks run forward at different times. The Engine does
+    not see the class of a Python module; it finds C++ modules itself.
     """
     key = "/deal/by" if strategy.get("deal", {}).get("by") == "speed" else "/sync/type"
     if key == "/sync/type" and strategy.get("sync", {}).get("type") not in ("asynchronous", "backups", "hogwild"):
@@ -82,19 +83,19 @@ class Engine:
     The constructor is collective: all ranks call it with equal modules and strategies. It joins the job if nobody has
     done so, gives every rank rank 0's values of parameters and buffers, and shards them. Parameters keep their
     identity. Operators gather what they touch from then on. Code that takes a parameter's memory without an operator
-    (numpy(), data_ptr(), torch.save) needs `gathered`. The Engine takes `.grad` as soon as it is made; a parameter's
-    dtype is mixed_precision.param.
+    (numpy(), data_ptr(), torch.save) must use `gathered`. The Engine takes `.grad` away as soon as backward has made
+    it; a parameter's dtype is mixed_precision.param.
 
     Hooks of the program on tensors and modules run as always. A post-accumulate hook sees the gradient of this rank
     alone, and must be registered before the Engine is made. Errors are `Error`. An error of the constructor,
-    `backward`, `step` or a gather ends the job on all ranks, except for exit code 64. That code means a call out of
-    turn or a wrong argument, and nothing has happened.
+    `backward`, `step` or a gather ends the job on all ranks, except for exit code 64. Code 64 means a call at the wrong
+    time or a wrong argument, and nothing has changed.
 
-    `own` are the program's rules for which the strategy asks: an `ElementwiseOptimizer`, a `MatrixOptimizer`, a
+    `own` are those rules of the program that the strategy requires: an `ElementwiseOptimizer`, a `MatrixOptimizer`, a
     `CommHook`. Each rank gives an object of the same class.
 
-    One thread at a time drives an Engine. Worker processes of a DataLoader may be forked while it lives; they take no
-    part in it.
+    One thread at a time drives an Engine. Worker processes of a DataLoader may be forked while it lives; they cannot
+    use the Engine.
     """
 
     def __init__(self, model: torch.nn.Module, strategy: Strategy, *own: ElementwiseOptimizer | MatrixOptimizer | CommHook) -> None:
@@ -118,26 +119,27 @@ class Engine:
         Gradients are averaged over ranks and over the `gradient_accumulation` microbatches of a step. Do not divide the
         loss by `gradient_accumulation` as a plain loop does. `tokens` is used for StepResult.tokens_per_second, and
         `samples` for lr_schedule.base_batch_size, warmup_samples and warmup_epochs. `retain_graph` says that more losses
-        of this microbatch follow; they add up, and the last one tells `samples`.
+        of this microbatch follow; the losses add up, and the call with the last one gives `samples`.
 
-        `weight` is the number of things that the loss is a mean over: tokens with a label, pixels, samples. Give it
-        where microbatches differ in it. The step then trains with the mean over all things, and StepResult.loss is that
-        mean:
+        `weight` is the number of things that the loss is a mean over: tokens with a label, pixels, samples. Give
+        `weight` if microbatches differ in this number. The step then trains with the mean over all things, and
+        StepResult.loss is that mean:
 
             engine.backward(loss, weight=(labels != -100).sum())
 
         Only ratios of weights count. Give numbers near 1 with fp16 parameters. Weight 0 makes this backward take part
-        in collectives and count nothing. Raises Error (64) for a call out of turn or a loss that is no scalar.
+        in collectives without adding anything. Raises Error (64) for a call at the wrong time or a loss that is no
+        scalar.
         """
         backward(loss, [self], tokens=tokens, samples=samples, retain_graph=retain_graph, weight=weight)
 
     def backward_nothing(self) -> None:
-        """Runs a microbatch on a rank that has no batch while others have one: it joins their collectives and counts
-        nothing.
+        """Runs a microbatch on a rank that has no batch while others have one: it joins their collectives and adds
+        nothing to them.
 
-        It repeats the communication of this rank's latest microbatch, so a first one must have come before, except in
-        `uneven`, where the other ranks tell what to do. A module whose forward makes its own collectives needs a batch
-        on every rank. `uneven` calls it for loaders of different lengths. Raises Error (64) if no microbatch came
+        It repeats the communication of this rank's latest microbatch, so this rank needs an earlier one. This is not so
+        in `uneven`, where the other ranks say what to do. A module whose forward makes its own collectives needs a
+        batch on every rank. `uneven` calls it for loaders of different lengths. Raises Error (64) if no microbatch came
         before.
         """
         self._live().backward_nothing()
@@ -145,9 +147,10 @@ class Engine:
     def step(self, *, partial: bool = False) -> _native.StepResult:
         """Makes an optimizer step after `gradient_accumulation` calls of backward, and returns what it did.
 
-        It is collective: ranks agree on norm and overflow, clip and update. `partial` allows a step earlier, after one
-        microbatch or more: the step takes the mean over the microbatches that there are. A program whose epoch ends in
-        the middle of a window may also go on into the next epoch, whose first microbatches fill the window. It may also
+        It is collective: ranks agree on norm and overflow, and then clip and update. `partial` allows a step earlier,
+        after one
+        microbatch or more: the step takes the mean over the microbatches so far. A program whose epoch ends in the
+        middle of a window may also continue with the next epoch, whose first microbatches fill the window. It may also
         drop the window with zero_grad. Raises Error (64) if called early without `partial`.
         """
         engine = self._live()
@@ -156,16 +159,17 @@ class Engine:
         return engine.step(partial)
 
     def step_is_due(self) -> bool:
-        """Returns True if all microbatches of a step are there, so the next call is `step`."""
+        """Returns True if all microbatches of a step are done, so that `step` is the next call."""
         return self._live().step_is_due()
 
     def take_step(self, steps: int) -> int | None:
         """Returns the number of the step whose data this worker takes next, where workers come and go ("sync.elastic").
 
-        It counts from 0, among `steps` that all workers make together. Each is dealt to one worker, and again where
-        that worker leaves before it has made it. Returns None once all are made, and waits while other workers have the
-        last ones; the parameters are then the newest. Steps may be taken ahead, and are made in the order in which they were
-        taken. Returns None, too, where the last steps were taken ahead by this worker itself (`steps_are_over` tells).
+        It counts from 0, among `steps` that all workers make together. Each step is given to one worker, and to another
+        one if that worker leaves before it has made the step. Returns None once all steps are made, and waits while
+        other workers make the last ones. The parameters then have their final values. A worker may take several steps
+        in advance, and makes them in the order in which it took them. Returns None also if this worker itself has taken
+        the last steps in advance (`steps_are_over` tells the difference).
 
             while (step := engine.take_step(1000)) is not None:
                 batches.go_to_step(step)
@@ -175,40 +179,41 @@ class Engine:
             if engine.writes_results():
                 engine.save_weights("weights.pt")
 
-        `StepSampler` asks it for a DataLoader. Raises Error (64) without "sync.elastic", and where other workers make
-        another number of steps; 75 where the others do not come to an end in comm.timeout_s.
+        `StepSampler` calls it for a DataLoader. Raises Error (64) without "sync.elastic", and if other workers make
+        another number of steps; 75 if the others do not finish within comm.timeout_s.
         """
         return self._live().take_step(steps)
 
     def steps_are_over(self) -> bool:
-        """Returns whether `take_step` has told that all steps are made."""
+        """Returns whether `take_step` has reported that all steps are made."""
         return self._live().steps_are_over()
 
     def writes_results(self) -> bool:
-        """Returns whether this process writes what a run results in.
+        """Returns whether this process should write the results of the run.
 
-        That is rank 0, or, where workers come and go, one of those that have come to the end.
+        That is rank 0, or, where workers come and go, one of the workers that are there at the end.
         """
         return self._live().writes_results()
 
     def microbatch(self) -> int:
         """Returns the number of the microbatch that this rank computes next, among those of its step on all ranks.
 
-        It says which data to take so that any number of ranks trains on the same data (docs/reproducible.md). With
-        "deal.backups" it may be another rank's, so ask before each forward (`TokenBatches.of`).
+        It says which data to take so that any number of ranks trains on the same data (docs/reproducible.md). The
+        microbatch may belong to another rank with "deal.backups", so call this before each forward (`TokenBatches.of`).
         """
         return self._live().microbatch()
 
     def microbatches(self) -> range:
         """Returns the microbatches of this step that this rank computes. They are neighbours among those of all ranks.
 
-        With "deal" by speed a step may change them, so ask after each one and tell the data (`TokenBatches.deal`,
-        `RankSampler.deal`). Raises Error (64) where ranks take turns, so that a rank's microbatches are no neighbours.
+        A step may change them with "deal" by speed: call this after each step, and give the result to
+        `TokenBatches.deal` or `RankSampler.deal`. Raises Error (64) if ranks take turns, since a rank's microbatches
+        are then no neighbours.
         """
         return range(*self._live().microbatches())
 
     def zero_grad(self) -> None:
-        """Drops the microbatches begun since the last step. All ranks call it at the same place."""
+        """Drops the microbatches that were begun since the last step. All ranks call it at the same place."""
         self._live().zero_grad()
 
     def gathered(self, write: bool = False, *, ema: bool = False, parameters: Sequence[torch.Tensor] | None = None) -> "Guard":
@@ -217,8 +222,8 @@ class Engine:
         `parameters` restricts it to the units of these parameters. `write` copies rank 0's values to all ranks at the end. `ema` shows
         the averages of the weights instead.
 
-        The call is collective and belongs between steps. Other ranks do not wait for an exception that leaves the
-        block: nothing is written back. Raises Error (64) for a call out of turn.
+        The call is collective and belongs between steps. If an exception leaves the
+        block, nothing is written back, and the other ranks do not wait. Raises Error (64) for a call at the wrong time.
         """
         if write and ema:
             raise Error("gathered: write and ema exclude each other, since averages are not what is trained. [T0643] hint: write without ema=True")
@@ -227,10 +232,11 @@ class Engine:
         return Guard(lambda: self._live().gathered(*arguments))
 
     def ema_weights(self) -> "Guard":
-        """Returns a guard: inside `with engine.ema_weights():` parameters are the averages of their weights, still
-        sharded.
+        """Returns a guard: inside `with engine.ema_weights():` parameters have the averages of their weights as values,
+        still sharded.
 
-        The strategy needs "ema". The call is collective, between steps. Raises Error (64) without "ema" or out of turn.
+        The strategy needs "ema". The call is collective, between steps. Raises Error (64) without "ema" or at the wrong
+        time.
         """
         return Guard(lambda: self._live().ema_weights())
 
@@ -242,12 +248,12 @@ class Engine:
 
             engine.evaluate(loader, lambda batch: (model(batch.x, batch.y), len(batch.x)))
 
-        A DataLoader with a DistributedSampler gives each sample once here, though the sampler would give some samples
-        twice.
+        A DataLoader with a DistributedSampler gives each sample once here, although the sampler itself would give some
+        samples twice.
 
         Ranks may have different numbers of batches, but each needs at least one. Put the module in eval mode first. The
-        call is collective. Raises Error (64) on a rank where `loss_of` returned anything else; the other ranks find a
-        loss of NaN, and the job can go on.
+        call is collective. Raises Error (64) on a rank where `loss_of` returned anything else; the result on the other
+        ranks is a loss of NaN, and the job can go on.
         """
         engine = self._live()
         try:
@@ -265,7 +271,7 @@ class Engine:
         """Sets the learning rate from the next step on, for all parameters or for one group, with lr_schedule.type "manual".
 
         All ranks call it alike. Raises Error (64) for another schedule, a number outside 0 to 1000, or an unknown
-        group; the next step raises it where ranks have different rates.
+        group; the next step raises it if ranks have different rates.
         """
         self._live().set_lr(lr, *(() if group is None else (group,)))
 
@@ -273,9 +279,9 @@ class Engine:
         """Sets a number of the update rule from the next step on, by its key in the strategy's "optimizer".
 
         Keys are weight_decay, betas (two numbers), eps, momentum, dampening, nesterov, alpha, lr_decay and
-        muon.momentum, as far as the rule has them. A number without `group` is for all parameters, except for groups of
-        optimizer.groups that have their own. All ranks call it alike. Raises Error (64) for a key that the rule does
-        not have, or a momentum that has no memory because it is 0 in the strategy.
+        muon.momentum, as far as the rule has them. A number without `group` is for all parameters, except those in
+        groups of optimizer.groups that have their own number. All ranks call it alike. Raises Error (64) for a key that
+        the rule does not have, or for momentum if it is 0 in the strategy, which plans no memory for it.
         """
         numbers = tuple(float(each) for each in value) if isinstance(value, Sequence) else float(value)
         if isinstance(numbers, tuple) and len(numbers) != 2:
@@ -284,7 +290,8 @@ class Engine:
         self._live().set_option(*(() if group is None else (group,)), name, numbers)
 
     def options(self, group: str | None = None) -> dict[str, float | tuple[float, float]]:
-        """Returns the numbers that `set_option` sets, by key, as the next step uses them: those of all parameters or of one group.
+        """Returns the numbers that `set_option` sets, by key, with their values in the next step, for all parameters or
+        for one group.
         """
         found = self._live().options(*(() if group is None else (group,)))
         return {name: numbers[0] if len(numbers) == 1 else tuple(numbers) for name, numbers in found.items()}
@@ -301,25 +308,25 @@ class Engine:
 
         Memory is planned anew: a frozen parameter has no gradients. Its optimizer states stay in the host's memory and
         are used when it trains again, as those of a torch.optim optimizer are; checkpoints hold them too. The call is
-        collective and belongs between steps. Raises Error (64) if a pattern matches nothing or microbatches were begun.
+        collective and belongs between steps. Raises Error (64) if a pattern matches nothing or if the step's
+        microbatches have begun.
         """
         self._live().set_trainable([pattern] if isinstance(pattern, str) else list(pattern), trainable)
 
     def add_group(self, group: Mapping[str, Any]) -> None:
         """Puts parameters into a group of their own and makes them trainable, as `add_param_group` of torch.optim does.
 
-        `group` is an entry as the strategy's "optimizer.groups" would have it: {"name": "backbone", "match":
+        `group` is an entry in the form of the strategy's "optimizer.groups": {"name": "backbone", "match":
         ["backbone.*"], "lr_ratio": 0.1}. It is collective; call it between steps. Raises Error (78) if a pattern
         matches nothing, or a parameter is in another group.
         """
         self._live().add_group(json.dumps(plain_values(group)))
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns, on rank 0, what `model.state_dict()` would be without Tessera, in memory of its own; {} on other
-        ranks.
+        """Returns, on rank 0, what `model.state_dict()` would be without Tessera, as copies; {} on other ranks.
 
-        Parameters have their compute dtype. One unit is gathered at a time. The call is collective. `save_weights`
-        needs no memory for a whole model.
+        Parameters have their compute dtype. One unit is gathered at a time. The call is collective. `save_weights` does
+        not need memory for a whole model.
         """
         engine = self._live()
         values = self.model.state_dict(keep_vars=True)
@@ -334,7 +341,8 @@ class Engine:
             with self.gathered(parameters=unit):
                 if rank() == 0:
                     full.update((each, each.detach().cpu().clone()) for each in unit if each not in full)
-        # Values that are no parameters are copied on every rank: one may be a view of a parameter, which is gathered.
+        # Values that are no parameters are copied on every rank, since copying a view of a parameter makes all ranks
+        # gather it.
         result = {}
         for name, value in values.items():
             if isinstance(value, torch.Tensor) and value not in self._parameters:
@@ -349,12 +357,12 @@ class Engine:
         """Writes full parameters and buffers into one file as torch.save does, unit by unit.
 
         `torch.load(path, weights_only=True)` reads the file, and `load_state_dict` takes the result. Buffers come from
-        rank 0, as they are now, without those of `persistent=False`. `form="archive"` writes a file that C++ reads by
-        `torch::load(module, path)`, where the module's names are the same, and Python by
-        `torch.jit.load(path).state_dict()`. `load_weights` reads both.
+        rank 0, with their present values, without those of `persistent=False`. `form="archive"` writes a file that C++
+        reads by `torch::load(module, path)`, where the module's names are the same, and Python by
+        `torch.jit.load(path).state_dict()`. `load_weights` reads both forms.
 
-        It is collective; call it between steps. Raises Error on all ranks if rank 0 cannot write (73, 74, 77), or if
-        the file exists and `replace` is False (73).
+        It is collective; call it between steps. Raises Error on all ranks if rank 0 cannot write: 73 the file cannot be
+        created, or it exists and `replace` is False; 74 a failed write or a full disk; 77 no permission.
         """
         if form not in ("dictionary", "archive"):
             raise Error(f"save_weights has the forms dictionary and archive, got {form!r}. "
@@ -369,8 +377,8 @@ class Engine:
         fp32 masters get the file's values. Optimizer states stay as they are. `tessera.load_weights` says which files
         it reads, and what the options mean.
 
-        It is collective; call it between steps; rank 0 alone reads. Raises Error on all ranks: 66 missing; 65 damaged,
-        of another kind, or of another model.
+        It is collective; call it between steps; rank 0 alone reads. Raises Error on all ranks: 66 if the file is
+        missing; 65 if it is damaged, of another kind, or of another model.
         """
         engine = self._live()
         self._mirror.refresh_for_weights()
@@ -378,18 +386,20 @@ class Engine:
 
     def save_checkpoint(self, folder: str | os.PathLike, *, tensors: Mapping[str, torch.Tensor] | None = None,
                         json: Mapping[str, Any] | None = None, data: SamplerCursor | None = None, keep: int = 0, best: bool = False) -> str:
-        """Writes everything that training needs to go on into a new folder inside `folder`, and returns that folder's
-        path.
+        """Writes everything that is needed to continue training into a new folder inside `folder`, and returns the path
+        of the new folder.
 
-        `folder`/latest names it from then on. `tensors` and `json` (values that the json module writes) are rank 0's,
-        and come back from `load_checkpoint`, as does `data`, the place in the data: `TokenBatches.cursor()`. The last `keep` checkpoints stay in the folder; 0 keeps all. `best=True`
-        makes `folder`/best name this one, and it stays until another one is the best. Python's and numpy's generators
+        `folder`/latest then names the new folder. `tensors` and `json` (values that the json module writes) are those
+        of rank 0, and `load_checkpoint` returns them. It also returns `data`, the position in the data:
+        `TokenBatches.cursor()`. The last `keep` checkpoints stay in the folder; 0 keeps all. `best=True` makes
+        `folder`/best name this checkpoint, which is kept until another one is the best. Python's and numpy's generators
         are not saved, nor are buffers of `persistent=False` that were made after the Engine. It is collective; call it
         between steps.
 
         `"checkpoint": {"async": true}` in the strategy makes the call return when the state is copied; a thread writes
         the copy while training goes on. If that save fails, the next step, save or load raises its Error on every rank.
-        Raises Error: 64 out of turn, or for `json` that JSON cannot hold; 73, 74, 77 a file cannot be written.
+        Raises Error: 64 for a call at the wrong time, or for `json` that JSON cannot hold; 73, 74 or 77 if a file
+        cannot be written.
         """
         items = _items("save_checkpoint", tensors, json, data)
         engine = self._live()
@@ -403,7 +413,7 @@ class Engine:
         _native.finish_checkpoint(self._live())
 
     def checkpoint_progress(self) -> "_native.CheckpointProgress | None":
-        """Returns how far this rank's asynchronous save is; None if none is under way."""
+        """Returns the progress of this rank's asynchronous save; None if none is under way."""
         return _native.checkpoint_progress(self._live())
 
     def load_checkpoint(self, path: str | os.PathLike) -> "LoadedCheckpoint":
@@ -411,8 +421,9 @@ class Engine:
         is collective.
 
         `path` is a checkpoint, a folder with `latest`, or `folder`/best. The module's buffers must exist in the sizes
-        that were saved: run a forward first if it makes them. Raises Error on all ranks: 66 no checkpoint; 65 damaged,
-        or of another model or optimizer; 74 a file cannot be read; 64 out of turn.
+        that were saved: run a forward first if forward creates them. Raises Error on all ranks: 66 if there is no
+        checkpoint; 65 if it is damaged, or of another model or optimizer; 74 if a file cannot be read; 64 for a call at
+        the wrong time.
         """
         engine = self._live()
         self._mirror.refresh_for_checkpoint()
@@ -420,13 +431,14 @@ class Engine:
 
     def commit_durable(self, *, tensors: Mapping[str, torch.Tensor] | None = None, json: Mapping[str, Any] | None = None,
                        data: SamplerCursor | None = None) -> bool:
-        """Starts a durable commit after each K-th step, and returns True then. Call it after every step, on all ranks.
+        """Starts a durable commit after each K-th step, and returns True if it has started one. Call it after every
+        step, on all ranks.
 
-        The strategy needs `"durable": {"every": K, "dir": D}`. A commit puts everything that training needs to go on
-        onto the disk of each host. A run that ended at any moment goes on from there (`resume_durable`), bit for bit,
-        with the same model, strategy and ranks. The commit is written beside the next forward and backward; all ranks
-        wait for it before the next update. `tensors`, `json` and `data` are those of `save_checkpoint`. If the commit fails,
-        the next call raises its Error.
+        The strategy needs `"durable": {"every": K, "dir": D}`. A commit writes everything that is needed to continue
+        training to the disk of each host. A run that was ended at any moment continues from the last commit
+        (`resume_durable`), bit for bit, with the same model, strategy and ranks. The commit is written during the next
+        forward and backward; all ranks wait for it before the next update. `tensors`, `json` and `data` are those of
+        `save_checkpoint`. If the commit fails, the next call raises its Error.
         """
         items = _items("commit_durable", tensors, json, data)
         engine = self._live()
@@ -434,13 +446,13 @@ class Engine:
         return _native.commit_durable(engine, items)
 
     def finish_commit(self) -> None:
-        """Waits until the commit under way is on the disk of all ranks, and raises its Error. Call it last. It is
-        collective.
+        """Waits until the commit under way is on the disk of all ranks, and raises its Error. Make it the last call of
+        the program. It is collective.
         """
         _native.finish_commit(self._live())
 
     def resume_durable(self) -> "LoadedCheckpoint | None":
-        """Goes on from the last commit in D; returns None if there is none. Call it in every run, before its first
+        """Continues from the last commit in D; returns None if there is none. Call it in every run, before its first
         step. It is collective.
         """
         engine = self._live()
@@ -449,10 +461,10 @@ class Engine:
         return None if loaded is None else LoadedCheckpoint(loaded)
 
     def close(self) -> None:
-        """Ends the Engine. Replicated parameters keep their values; sharded ones wait for the next Engine over the
-        module.
+        """Ends the Engine. Replicated parameters keep their values; sharded parameters cannot be used until the module
+        has its next Engine.
 
-        A program needs it if the next Engine is made while something still refers to this one, as in a notebook.
+        A program needs this call if the next Engine is made while something still refers to this one, as in a notebook.
         """
         self._native = self._mirror = None
 
@@ -463,7 +475,7 @@ class Engine:
 
     @property
     def device(self) -> torch.device:
-        """Returns the device of the parameters, on which inputs must be too."""
+        """Returns the device of the parameters; inputs must be on it too."""
         return self._live().device()
 
     @property
@@ -490,13 +502,14 @@ class Engine:
     def samples_seen(self) -> int:
         """Returns the samples of all ranks in the steps that updated parameters, as given to `backward`.
 
-        Where replicas train apart ("sync"), each step counts this replica's samples times the number of replicas; with
-        "sync" asynchronous and hogwild, only this rank's samples count.
+        Where replicas train apart ("sync"), a step's samples are counted as this replica's samples times the number of
+        replicas; with "sync" asynchronous and hogwild, only this rank's samples count.
         """
         return self._live().samples_seen()
 
     def set_epoch_samples(self, samples: int) -> None:
-        """Says how many samples an epoch has over all ranks, for lr_schedule.warmup_epochs, in place of epoch_samples.
+        """Says how many samples an epoch has over all ranks, for lr_schedule.warmup_epochs; this replaces
+        epoch_samples.
 
         Call it before the first backward, and again after a load. It is collective.
         """
@@ -510,14 +523,16 @@ class Engine:
     def time_data(self) -> None:
         """Measures StepResult.data_seconds from the next step on, whatever the strategy.
 
-        If parameters are gathered, the seconds are measured anyhow; else LibTorch allocates a few times a step for it.
+        The seconds are measured anyway if parameters are gathered. Otherwise LibTorch makes a few allocations per step
+        for this.
         """
         self._live().time_data()
 
     def set_peak_tflops(self, tflops: float) -> None:
         """Sets the peak of this rank's device in TFLOP/s, for StepResult.mfu from the next step on.
 
-        GPUs of data centers are known already, for products in the parameters' dtype. Raises Error (64) for anything but a number above 0.
+        The peaks of data-center GPUs are known already, for matrix products in the parameters' dtype. Raises Error (64)
+        for anything but a number above 0.
         """
         self._live().set_peak_tflops(tflops)
 
@@ -525,7 +540,7 @@ class Engine:
         """Begins to keep histograms of how long each unit's gathers and reductions take, until the Engine ends.
 
         They have a fixed size, 5 KiB a unit beside the plan. On a GPU a call's time is measured by the device's clock:
-        from where the call is queued to where the queue has waited for it.
+        from the point at which the call is queued to the point at which the queue has waited for it.
         """
         self._live().time_calls()
 
@@ -542,7 +557,7 @@ class Engine:
         """Returns what `time_calls` has measured so far: a dict for each unit's gathers, then one for each unit's reductions.
 
         `call` is "gather" or "reduce", `unit` a name of `unit_names`, `count` the number of calls. `p50`, `p95`, `p99`
-        and `max` are seconds from a call's beginning to the moment at which this rank found it ended.
+        and `max` are seconds from a call's beginning to the moment at which this rank noticed its end.
         """
         return self._live().latencies()
 
@@ -552,7 +567,7 @@ class Engine:
         return self._live().unit_names()
 
     def enter_forked_process(self) -> None:
-        """Makes parameters refuse access in a process that is forked from this one. The package calls it after each
+        """Makes parameters refuse access in a process that was forked from this one. The package calls it after each
         fork.
         """
         if self._native is not None:
@@ -569,8 +584,8 @@ class Engine:
         return self._native
 
     def _expect_known_parameters(self) -> None:
-        """Raises Error for a parameter that came after the Engine was made: it would get gradients and never be
-        updated.
+        """Raises Error for a parameter that was added after the Engine was made: it would get gradients, but no
+        updates.
         """
         if self._registrations == _registrations:
             return
@@ -603,11 +618,12 @@ def uneven(loader: Iterable, engine: Engine, on_step: Callable[[_native.StepResu
                 engine.step()
 
     The body runs on ranks that have a batch. It makes one backward, and a step if that is due. A rank without a batch
-    takes part in the others' microbatches and steps and counts nothing. When all ranks are out, the microbatches that
-    are left make a step. An epoch with weights therefore trains as on one rank. Give `on_step` what all ranks must do
+    takes part in the others' microbatches and steps, but adds nothing to them. When no rank has a batch left, the
+    remaining microbatches make a step. An epoch with weights therefore trains as on one rank. Give `on_step` what all
+    ranks must do
     after a step (set_lr, a save): it is called with the steps that this function makes itself, and the body does the
-    same after its own steps. A DistributedSampler gives no sample twice here. Each batch costs a small message. Leave
-    the loop on all ranks alike, or on none.
+    same after its own steps. A DistributedSampler gives no sample twice here. Each batch costs a small message. If the
+    body leaves the loop, it must do so on all ranks alike.
     """
     batches, loop = _without_padding(loader), _native.UnevenLoop(engine._live(), on_step)
     missing = object()
@@ -629,7 +645,7 @@ def _without_padding(loader: Iterable) -> Iterator:
     sampler.total_size, sampler.num_samples = samples, len(range(sampler.rank, samples, sampler.num_replicas))
     try:
         batches = iter(loader)
-        first = list(itertools.islice(batches, 1))  # the sampler has begun by then
+        first = list(itertools.islice(batches, 1))  # this has begun the sampler's iteration
     finally:
         sampler.total_size, sampler.num_samples = padded
     return itertools.chain(first, batches)
@@ -638,8 +654,8 @@ def _without_padding(loader: Iterable) -> Iterator:
 class _Losses:
     """Calls the program's loss function for each batch and returns pairs of a scalar tensor and a weight.
 
-    Ranks gather together in each batch, so an exception in between would end the job. A result that is no loss is
-    therefore kept as a `problem`, and no more batches of this rank are taken.
+    Ranks gather parameters together in each batch, so an exception on one rank would end the job. A result that is no
+    loss is therefore kept as a `problem`, and no more batches of this rank are taken.
     """
 
     def __init__(self, loss_of: Callable[[Any], Any]) -> None:
@@ -681,12 +697,12 @@ def _kind_of(value: Any) -> str:
 
 def load_weights(model: torch.nn.Module, path: str | os.PathLike, *, part: str = "", without: Sequence[str] = (),
                  ignored: Sequence[str] = ()) -> None:
-    """Gives a module the values and dtypes of a file. Call it before an Engine is made of the module,
-    `Engine.load_weights` later.
+    """Gives a module the values and dtypes of a file. Call it before an Engine is made of the module, and
+    `Engine.load_weights` afterwards.
 
     The file is written by `torch.save` (a state_dict, also inside other dictionaries), by C++'s `torch::save`, by
-    `Engine.save_weights`, or by safetensors. The index or the folder names a model in several files. Nothing in the
-    file is run. All of the file is used, except what the options leave out; otherwise nothing is changed.
+    `Engine.save_weights`, or by safetensors. For a model in several files, give the index or the folder. No code in the
+    file is executed. All of the file is used, except what the options leave out; otherwise nothing is changed.
 
     `part` selects one of several dictionaries in the file, by its keys with slashes between: "ema",
     "checkpoint/state_dict". The default takes the one that has the module's names. `without` has pieces of names that
@@ -694,8 +710,8 @@ def load_weights(model: torch.nn.Module, path: str | os.PathLike, *, part: str =
     a prefix such as "model.". `ignored` has patterns, as of file names, for names in the file that the module need not
     have.
 
-    Raises Error: 66 missing, 77 without permission; 65 the file is damaged, does not fit, or is of another kind, which
-    is named with its remedy.
+    Raises Error: 66 if the file is missing, 77 if there is no permission; 65 if it is damaged, does not fit, or is of
+    another kind, which the message names with a remedy.
     """
     if not isinstance(model, torch.nn.Module):
         raise Error(f"load_weights wants a torch.nn.Module, got {type(model).__name__}. [T0651] hint: of an Engine call its own load_weights")
@@ -769,7 +785,8 @@ def plan(model: torch.nn.Module, strategy: Strategy, *own: ElementwiseOptimizer 
          hosts: int = 1) -> _native.PlannedMemory:
     """Returns the memory plan of one rank of `world_size` on `hosts`, computed without training. All numbers are bytes.
 
-    The model may be on the meta device. `own` are the rules that the Engine would be given. Raises Error (78) for a strategy that is wrong.
+    The model may be on the meta device. `own` are the rules that would be given to the Engine. Raises Error (78) for a
+    strategy that is wrong.
     """
     return _native.plan(Mirror(model).native, read_strategy(strategy), own_rules(own), world_size, hosts)
 
@@ -789,11 +806,11 @@ def deferred_init() -> Iterator[None]:
 
 
 class _AsIfReal(TorchFunctionMode):
-    """Answers, for deferred tensors, the questions that initialising code asks about tensors outside of operators.
+    """Answers, for deferred tensors, the queries that initialising code makes without operators, such as is_meta.
 
     Deferred tensors say that they lie on the device "meta". Since PyTorch 2.12 torch.nn.init.trunc_normal_ and other
-    functions skip such tensors, so the weights would keep other values. Tensor.tolist reads memory, which deferred
-    tensors do not have, so here it asks for their elements.
+    functions skip such tensors, so the weights would differ from those of eager construction. Tensor.tolist reads
+    memory, which deferred tensors do not have, so here it reads the elements by operators.
     """
 
     def __torch_function__(self, function, types, args=(), kwargs=None):

@@ -2,9 +2,10 @@
 
 
 class Error(RuntimeError):
-    """The exception that Tessera raises. Its text says which rank, where, what was wanted and what it got, with a hint.
+    """The exception that Tessera raises. Its text says on which rank and where the error was, what was wanted and what
+    was found, with a hint.
 
-    `exit_code` is the code that the program ends with if nobody catches the exception, after sysexits.h:
+    `exit_code` is the exit code of the program if the exception is not caught, after sysexits.h:
 
         64          a call out of turn or a wrong argument; nothing has happened, and the program can go on
         65          damaged data

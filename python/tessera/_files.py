@@ -1,4 +1,4 @@
-"""Has the functions that commands share: arguments, and files that are written whole or not at all."""
+"""Functions that the commands share: for arguments, and for writing files completely or not at all."""
 
 import argparse
 import errno
@@ -30,14 +30,16 @@ def exit_code_after(command: Callable[[], None]) -> int:
 
 
 def code_of(error: OSError, without_place: int) -> int:
-    """Returns the exit code for an error of the system. `without_place`: the code where there is no such file or folder."""
+    """Returns the exit code for an error of the system. `without_place`: the code if there is no such file or
+    folder."""
     if error.errno in (errno.EACCES, errno.EPERM):
         return DENIED
     return without_place if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.EEXIST, errno.EROFS, errno.ENAMETOOLONG, errno.ELOOP) else IO
 
 
 def expect_free(out: str, what: str, inputs: list[str], overwrite: bool) -> None:
-    """Checks, before any work, that no file would be destroyed by mistake. `what` names the inputs in an error."""
+    """Checks, before any work, that no file would be destroyed by mistake. `what` is the name of the inputs in an
+    error."""
     if os.path.lexists(out) and not os.path.islink(out):
         for name in inputs:
             if os.path.exists(name) and os.path.samefile(out, name):
@@ -50,7 +52,7 @@ def expect_free(out: str, what: str, inputs: list[str], overwrite: bool) -> None
 
 
 def write_whole(out: str, text: str) -> None:
-    """Writes the whole file or nothing: the file gets its name when it is on the disk."""
+    """Writes the whole file or nothing: the file gets its name only when it is on the disk."""
     partial = f"{out}.partial"
     try:
         os.makedirs(os.path.dirname(os.path.abspath(out)), exist_ok=True)
@@ -70,11 +72,11 @@ def write_whole(out: str, text: str) -> None:
 
 
 def print_all(text: str) -> None:
-    """Prints a text, and raises an error if the text is lost."""
+    """Prints a text, and raises an error if the text could not be written."""
     try:
         sys.stdout.write(text)
         sys.stdout.flush()
     except OSError as error:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python's last flush then has nowhere to go
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python's last flush then goes to /dev/null
         raise Error(f"standard output could not be written: {error.strerror}. [T0679] hint: what was printed is not complete; --out writes a file",
                     IO) from error

@@ -15,7 +15,7 @@ from typing import Any
 from tessera import _native, _outside, _truths
 from tessera._error import Error
 
-# All Engines. They are closed before the interpreter removes its modules, and hear of forks.
+# All Engines. They are closed before the interpreter removes its modules, and are told of forks.
 closing: "weakref.WeakSet[Any]" = weakref.WeakSet()
 
 _EXCEPTION_OF_THE_PROGRAM = 70
@@ -25,7 +25,8 @@ _leaves_at_exit = False
 
 
 def read_strategy(strategy: str | os.PathLike | Mapping | None) -> _native.Strategy:
-    """Returns the strategy of a file or a dict. Raises Error (78) with all that is wrong in it, 66 or 77 for the file.
+    """Returns the strategy of a file or a dict. Raises Error (78) with everything that is wrong in it; Error (66) if
+    the file is missing, (77) if it may not be read.
     """
     if strategy is None:
         strategy = {}
@@ -54,9 +55,10 @@ def plain_values(value: Any, pointer: str = "") -> Any:
                 "or false, a list or a dict, as in a JSON file", 78)
 
 
-# This variable tells torch.distributed and Tessera that a store is served at MASTER_PORT already, so that they connect.
+# This variable tells torch.distributed and Tessera that a store runs at MASTER_PORT already, so that they connect to
+# it.
 _STORE_IS_SERVED = "TORCHELASTIC_USE_AGENT_STORE"
-_store_of_torch: Any = None  # this reference keeps destroy_process_group from ending a store that Tessera uses
+_store_of_torch: Any = None  # keeps a store that Tessera uses alive after destroy_process_group
 _told: tuple[int, int] | None = None  # rank and world size that the program was told before this process joined its job
 
 
@@ -113,11 +115,11 @@ def _who() -> tuple[int, int]:
 def init(strategy: str | os.PathLike | Mapping | None = None) -> None:
     """Joins this process to its job: reads the launcher's variables and meets the other ranks.
 
-    A program needs it only if ranks communicate before the first Engine, which joins otherwise. It uses the strategy's
-    "comm" and "memory". A process group of torch.distributed that exists already is compared with the launcher's
-    variables; if there are no variables, its ranks are the job's (docs/start-python.md, "Who is who"). Raises Error: 78
-    for variables that do not fit together or do not fit the process group, 69 for a port in use, 75 for ranks that do
-    not come within comm.init_timeout_s.
+    A program needs this call only if ranks communicate before the first Engine is made, which otherwise joins the job.
+    It uses the strategy's "comm" and "memory". A process group of torch.distributed that exists already is compared
+    with the launcher's variables; if there are no variables, its ranks are the job's (docs/start-python.md, "Who is
+    who"). Raises Error: 78 for variables that do not fit together or do not fit the process group, 69 for a port in
+    use, 75 for ranks that do not come within comm.init_timeout_s.
     """
     join(read_strategy(strategy))
 
@@ -135,7 +137,7 @@ def world_size() -> int:
 def local_rank() -> int:
     """Returns this process's number among the ranks of its host, from 0.
 
-    If torch.distributed alone says who is who, it waits until the other ranks ask too, or join.
+    If only torch.distributed knows the ranks, it waits until the other ranks ask too, or join.
     """
     _who()
     return _native.local_rank({} if _native.is_joined() else _truths.meet(_SECONDS_TO_MEET)[0])
@@ -170,7 +172,7 @@ def _leave() -> None:
 
 
 def _leave_child() -> None:
-    """Runs at the end of a process of multiprocessing, where an exception is still on its way."""
+    """Runs at the end of a process of multiprocessing, while an exception may still be propagating."""
     kind, value, trace = sys.exc_info()
     # torch.multiprocessing raises SystemExit in place of the exception that was raised.
     if kind is SystemExit and value.code and value.__context__ is not None:
@@ -202,7 +204,7 @@ def _fail(kind, value, trace) -> None:
     text = str(value) if ours else f"{kind.__name__}: {first_line}"
     code = value.exit_code if ours else _EXCEPTION_OF_THE_PROGRAM
     code = _native.fail(code, text, "".join(traceback.format_exception(kind, value, trace)))
-    if not issubclass(kind, KeyboardInterrupt):  # Python then ends by the signal
+    if not issubclass(kind, KeyboardInterrupt):  # Python then ends by the signal SIGINT
         _native.set_exit_code(code)
 
 
@@ -211,7 +213,7 @@ _exit_called: tuple[Any, Any] | None = None  # the latest argument of sys.exit, 
 
 
 def _exit(status: Any = None, /) -> None:
-    """Replaces sys.exit and leaves a note for _leave, because no excepthook hears of SystemExit."""
+    """Replaces sys.exit and leaves a note for _leave, because excepthooks are not called for SystemExit."""
     global _exit_called
     frame = sys._getframe()
     while frame.f_back is not None:

@@ -10,7 +10,7 @@ _list_of_memory = torch.Tensor.tolist
 @functools.wraps(_list_of_memory)
 def _tolist(tensor: torch.Tensor):
     """Returns the values as lists. torch's own tolist reads memory, which a sharded parameter refuses outside of
-    operators; an operator then reads a copy.
+    operators; so an operator makes a copy, which is read.
     """
     try:
         return _list_of_memory(tensor)

@@ -1,6 +1,6 @@
-"""Helps a loop of plain PyTorch on many ranks, beside an Engine or without one: equal buffers, batch norms over all ranks, averaged
-gradients, and traces. It has the functions of sync_buffers.h, sync_batch_norm.h, data_parallel.h and trace.h in
-include/tessera.
+"""Helps a loop of plain PyTorch on many ranks, with or without an Engine: equal buffers, batch norms over all ranks,
+averaged gradients, and traces. It has the functions of sync_buffers.h, sync_batch_norm.h, data_parallel.h and trace.h
+in include/tessera.
 """
 
 import os
@@ -26,9 +26,9 @@ def sync_buffers(model: torch.nn.Module, how: str = "from_rank_zero") -> None:
     ranks; integers and flags, such as num_batches_tracked, always get rank 0's values.
 
     An Engine does that once, when it is made; afterwards each rank's forward writes its own buffers. Call it before an
-    evaluation, or before weights are saved, which takes rank 0's. "broadcast_buffers" in the strategy has each step do
-    it, and `convert_sync_batchnorm` keeps running statistics alike all the time. It is collective. Raises Error (64) on
-    all ranks if their buffers have other shapes or dtypes.
+    evaluation, or before weights are saved, which writes those of rank 0. "broadcast_buffers" in the strategy has each
+    step do it, and `convert_sync_batchnorm` keeps running statistics alike all the time. It is collective. Raises Error
+    (64) on all ranks if their buffers have other shapes or dtypes.
     """
     if how not in _SYNCS:
         raise Error(f"sync_buffers: how is one of {', '.join(_SYNCS)}, got {how!r}. [T0762] hint: leave it out for rank 0's values")
@@ -68,9 +68,9 @@ class SyncBatchNorm(_BatchNorm):
 
     While training, mean and variance are those of the batches of all ranks together, forward and backward, as if one
     process had the concatenated batch. Running statistics are alike on all ranks. In eval mode it is BatchNorm, and
-    ranks do not meet. Each forward and backward while training is collective. It cannot be differentiated twice.
+    ranks do not communicate. Each forward and backward while training is collective. It cannot be differentiated twice.
     `torch.utils.checkpoint` counts a batch twice in the running statistics, as it does with BatchNorm. Raises Error
-    (64) on all ranks if together they have one value a channel.
+    (64) on all ranks if all ranks together have one value per channel.
     """
 
     class_for_strategies = "BatchNorm"  # "mixed_precision.keep_fp32" means this class too if it names BatchNorm
@@ -100,7 +100,7 @@ def convert_sync_batchnorm(model: torch.nn.Module) -> list[str]:
     They stay the same objects, with their parameters, buffers and hooks. Call it before the Engine is made, or later.
     The call is collective.
 
-    Raises Error (64) on all ranks for a BatchNorm that has its own forward, or has no sizes yet.
+    Raises Error (64) on all ranks for a BatchNorm that has its own forward, or whose sizes are not known yet.
     """
     join_if_needed()
     found = {name: module for name, module in model.named_modules()
@@ -125,13 +125,13 @@ class DataParallel:
 
     Use it for what an Engine does not have: your own optimizer, or second-order methods. It costs the memory of
     NO_SHARD and does not overlap communication with backward, so an Engine is smaller and faster. Call the model
-    itself; there is no module around it.
+    itself; it is not wrapped in another module.
 
-    Making one is collective, compares the modules and gives every rank rank 0's values. Each backward that reaches a
-    parameter is collective at its end. A parameter that some ranks did not use gets the mean in which they count as
-    zero; one that no rank used keeps no `.grad`. Gradients have the same bits on all ranks. If a backward fails,
-    it raises a RuntimeError with the text of an Error. `bucket_mb`: MiB of fp32 gradients that are sent
-    together.
+    The constructor is collective, compares the modules of all ranks, and gives every rank the values of rank 0. Each
+    backward that reaches a parameter is collective at its end. A parameter that some ranks did not use gets the mean in
+    which the gradients of these ranks count as zero; one that no rank used keeps no `.grad`. Gradients have the same
+    bits on all ranks. If a backward fails, it raises a RuntimeError with the text of an Error. `bucket_mb`: MiB of fp32
+    gradients that are sent together.
     """
 
     def __init__(self, model: torch.nn.Module, *, bucket_mb: float = 25.0) -> None:
@@ -145,7 +145,7 @@ class DataParallel:
     @contextmanager
     def no_sync(self) -> Iterator[None]:
         """Inside `with parallel.no_sync():` backward leaves gradients as this rank made them. They add up; the next
-        backward outside of it averages the sum.
+        backward outside of the block averages the sum.
         """
         scope = self._live().no_sync()
         try:
@@ -157,14 +157,14 @@ class DataParallel:
         """Says over how many items (samples, tokens) the loss of the next averaging backward is a mean. Gradients are
         then means over the items of all ranks.
 
-        A SyncBatchNorm adds up ranks' gradients inside backward, before these weights count: with one, give an Engine
-        the weight, or multiply the loss.
+        A SyncBatchNorm adds up ranks' gradients inside backward, before these weights are applied: if the module has
+        one, use an Engine with weights, or multiply the loss.
         """
         self._live().set_weight(float(weight))
 
     def backward_nothing(self) -> None:
-        """Stands for a backward on a rank without a batch, while other ranks run a backward that averages. The rank
-        counts nothing, and gets the mean in every `.grad`.
+        """Takes the place of a backward on a rank without a batch, while other ranks run a backward that averages. The
+        rank adds nothing to the mean, and gets it in every `.grad`.
         """
         self._live().backward_nothing()
 
@@ -176,11 +176,11 @@ class DataParallel:
 
     @property
     def num_buckets(self) -> int:
-        """Returns the number of calls that each averaging takes, besides one small call."""
+        """Returns the number of calls that each averaging takes, in addition to one small call."""
         return self._live().num_buckets()
 
     def close(self) -> None:
-        """Ends the averaging in backward."""
+        """Ends the averaging of gradients in backward."""
         self._native = self._mirror = None
 
     def enter_forked_process(self) -> None:

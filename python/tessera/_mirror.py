@@ -12,7 +12,7 @@ from tessera._error import Error
 class Mirror:
     """A tree of modules around a model, which the Engine sees in place of it. It keeps the modules and parameters that it was made with.
 
-    Buffers are refreshed, since a forward that says `self.mean = ...` gives the module another tensor.
+    Buffers are refreshed, since a forward that assigns `self.mean = ...` gives the module another tensor.
     """
 
     def __init__(self, model: torch.nn.Module) -> None:
@@ -28,13 +28,13 @@ class Mirror:
             module.refresh(lambda name: True)
 
     def refresh_for_weights(self) -> None:
-        """Gives the C++ side the buffers that a state_dict has."""
+        """Gives the C++ module those buffers that a state_dict has."""
         for module in self._modules.values():
             module.refresh(module.is_persistent)
 
     def refresh_for_checkpoint(self) -> None:
-        """Gives the C++ module the buffers that the next run's module has when it loads, not the caches that forward
-        makes.
+        """Gives the C++ module those buffers that the module of the next run will have when it loads a checkpoint,
+        without the caches that forward makes.
         """
         for module in self._modules.values():
             module.refresh(lambda name, module=module: module.is_persistent(name) or name in module.at_first)
@@ -118,7 +118,7 @@ def _expect_plain_tensor(tensor: torch.Tensor, what: str, name: str) -> None:
 
 
 def _expect_no_wrapper(module: torch.nn.Module, path: str) -> None:
-    """Raises Error for a module that averages or shards by itself, at the top or further down."""
+    """Raises Error for a module that averages gradients or shards by itself, at any level of the model."""
     fsdp = sys.modules.get("torch.distributed.fsdp")  # a program that has not imported it has no such module
     wrappers = (torch.nn.parallel.DistributedDataParallel, torch.nn.DataParallel,
                 *([fsdp.FullyShardedDataParallel] if hasattr(fsdp, "FullyShardedDataParallel") else []))

@@ -1,10 +1,11 @@
-"""Reports calls of torch.distributed in which this rank waits, to the watch that names ranks which wait for each other
+"""Reports calls of torch.distributed in which this rank waits, to the watch, which finds ranks that wait for each other
 (runtime/comm/call_watch.h).
 
-The watch sees Tessera's own calls. A rank in torch.distributed.barrier() would look to it like one that computes, while
-the others wait for that rank in a call of an Engine. A thread therefore looks twice a second where the threads of
-Python are; it takes part in no call. If a thread stays in a call of torch.distributed for 3 s, or this rank waits that
-long in a call of Tessera, the watching thread reads torch's flight recorder. The recorder has the calls of each process
+The watch sees Tessera's own calls. Without this, a rank in torch.distributed.barrier() would look like one that
+computes, while other ranks wait for it in a call of an Engine. A thread therefore checks twice a second which functions
+Python's threads are in; it makes no collective calls itself. If a thread stays in a call of torch.distributed for 3 s,
+or this rank waits that long in a call of Tessera, the watching thread reads torch's flight recorder. The recorder has
+the calls of each process
 group: their numbers, the threads that made them, and whether they are over.
 
 Three kinds of waits are not seen, and look like computation: a call with async_op=True (`work.wait()`), point-to-point
@@ -24,9 +25,9 @@ from torch import distributed
 from tessera import _native
 
 _SECONDS_BETWEEN_LOOKS, _LONG_SECONDS = 0.5, 3.0
-_MOST_TOLD = 8  # number of a group's latest calls
+_MOST_TOLD = 8  # number of a group's latest calls that are reported
 
-# name; ranks as first, count, stride; calls begun; threads; texts of the latest calls
+# name; ranks as first, count, stride; number of calls begun; threads; texts of the latest calls by their numbers
 _Group = tuple[str, int, int, int, int, list[int], dict[int, str]]
 _Wait = tuple[str, int, int, str]  # group, call, thread, text
 
@@ -56,9 +57,9 @@ class _Watch(threading.Thread):
     def __init__(self) -> None:
         super().__init__(name="tessera: calls of torch.distributed", daemon=True)
         self.ends = threading.Event()
-        self._maker = threading.get_ident()  # thread that counts as the caller of groups that nobody has called yet
+        self._maker = threading.get_ident()  # thread assumed to make the calls of groups that have no call yet
         self._file = distributed.distributed_c10d.__file__
-        self._stays: dict[int, tuple[Any, float]] = {}  # for each thread: its place in a call, and the time of arrival
+        self._stays: dict[int, tuple[Any, float]] = {}  # for each thread: its position in a call, and since when
         self._has_told = False
 
     def run(self) -> None:
@@ -83,10 +84,10 @@ class _Watch(threading.Thread):
 
 
 def _calls(stuck: Iterable[int], maker: int) -> tuple[list[_Group], list[_Wait]]:
-    """Returns how far this rank is in each process group, and the calls in which the threads `stuck` wait."""
+    """Returns this rank's progress in each process group, and the calls in which the threads `stuck` wait."""
     try:
         entries = [entry for entry in json.loads(_recorder()()).get("entries", []) if not entry["is_p2p"]]
-        # The recorder keeps the latest calls of all groups together.
+        # The recorder has one list of the latest calls of all groups.
         has_all = not entries or entries[0]["record_id"] == 0
         names = dict(distributed.distributed_c10d._world.pg_names)
         groups, waits = [], []

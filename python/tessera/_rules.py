@@ -1,6 +1,6 @@
 """Rules that a program brings to its Engine: for updates of elements or matrices, and for sums of gradients over ranks.
 
-A program derives from one of the classes and gives the object to the Engine. The classes are those of
+A program derives its rule from one of the classes and gives the object to the Engine. The classes are those of
 elementwise_optimizer.h, matrix_optimizer.h and comm_hook.h in include/tessera.
 """
 
@@ -55,9 +55,9 @@ class ElementwiseOptimizer(ABC):
         engine = tessera.Engine(model, {"optimizer": {"type": "own", "lr": 1e-3}}, SignDescent())
 
     Parameters, gradients and states are sharded, offloaded, saved in checkpoints and averaged ("ema") like those of the
-    built-in rules. The tensors are on the GPU if one trains, and on the host with offload.step "cpu". `Engine.step`
-    calls the rule, or `Engine.backward` unit by unit with optimizer.in_backward. A call has at most 32,768 elements on
-    the CPU and 4,194,304 on a GPU.
+    built-in rules. The tensors are on the GPU if training runs on one, and on the host with offload.step "cpu".
+    `Engine.step` calls the rule, or `Engine.backward` unit by unit with optimizer.in_backward. A call has at most
+    32,768 elements on the CPU and 4,194,304 on a GPU.
     """
 
     @abstractmethod
@@ -73,7 +73,7 @@ class ElementwiseOptimizer(ABC):
 
         The result for an element may depend on nothing but its own numbers, lr, weight_decay and step, since ranks and
         strategy decide where a run begins. Operators that look at several elements (sums, norms) or draw random numbers
-        do not qualify. An exception leaves `Engine.step` as an Error (70) with the traceback, and ends the job on all
+        are not allowed. An exception leaves `Engine.step` as an Error (70) with the traceback, and ends the job on all
         ranks.
         """
 
@@ -110,9 +110,9 @@ class MatrixOptimizer(ABC):
         engine = tessera.Engine(model, {"optimizer": {"type": "own_matrix", "lr": 1e-2}}, RowScaledDescent())
 
     The rule updates parameters of two dimensions, except those of Embedding modules; AdamW updates all others. Groups
-    can say otherwise. One rank computes each matrix, and all ranks get about the same amount of work. Parameters,
+    can change this. One rank computes each matrix, and all ranks get about the same amount of work. Parameters,
     gradients and states are sharded, saved and averaged like those of the built-in rules, with the same bits under
-    every strategy. All tensors are on the GPU if one trains.
+    every strategy. All tensors are on the GPU if training runs on one.
     """
 
     @abstractmethod
@@ -126,9 +126,9 @@ class MatrixOptimizer(ABC):
     def update(self, m: Matrix) -> None:
         """Updates parameter and states.
 
-        The result may depend on nothing else: ranks and strategy decide which rank makes the call, and a generator
-        would draw other numbers on each rank. An exception leaves `Engine.step` as an Error (70) with the traceback,
-        and ends the job on all ranks.
+        The result may depend only on the fields of `m`: ranks and strategy decide which rank makes the call, and a
+        generator would draw other numbers on each rank. An exception leaves `Engine.step` as an Error (70) with the
+        traceback, and ends the job on all ranks.
         """
 
 
@@ -167,7 +167,7 @@ class CommHook(ABC):
         engine = tessera.Engine(model, strategy, InBf16())
 
     The Engine calls `sum` for each bucket as soon as backward has completed it, in the same order on every rank. Over a
-    network a communication thread makes the call, while backward goes on; otherwise the thread of backward makes it.
+    network a communication thread makes the call while backward continues; otherwise the thread of backward makes it.
     One call runs at a time. A hook needs NO_SHARD, SHARD_OPTIMIZER or SHARD_GRADIENTS. A job of one rank does not call
     it.
     """
@@ -183,9 +183,10 @@ class CommHook(ABC):
 
 
 class _Rule:
-    """Calls functions of a program's rule, for C++. The outcome is what C++ expects, or an Error with the place."""
+    """Calls functions of a program's rule, for C++. The outcome is a result that C++ expects, or an Error that names
+    the function."""
 
-    _place = ""  # before the function's name in an error, where C++ puts no unit or parameter before it
+    _place = ""  # put before the function's name in an error, if C++ does not name the unit there
 
     def __init__(self, rule: Any) -> None:
         self._rule = rule
@@ -197,7 +198,7 @@ class _Rule:
         try:
             return getattr(self._rule, function)(*arguments)
         except Error:
-            raise  # such as a failure of an exchange with other ranks
+            raise  # for example if an exchange with other ranks failed
         except Exception as error:
             said = (str(error).splitlines() or [""])[0]
             trace = "".join(traceback.format_tb(error.__traceback__.tb_next, -_FRAMES_SHOWN)).rstrip()  # without this frame
@@ -205,7 +206,7 @@ class _Rule:
                         f"[T0871] hint: mend what its traceback shows:\n{trace}", _MODEL) from error
 
     def _run(self, function: str, result: str, *arguments: Any) -> None:
-        """Calls a function that returns nothing. `result`: where its result is."""
+        """Calls a function that returns nothing. `result`: the name, for errors, of what the function changes."""
         returned = self._call(function, *arguments)
         if returned is not None:
             raise Error(f"{self._name(function)} returned a {type(returned).__name__}, which nobody would use. "
@@ -276,7 +277,8 @@ _KINDS: dict[type, tuple[int, Callable[[Any], _Rule]]] = {
 
 
 def own_rules(rules: Sequence[Any]) -> _native.OwnRules:
-    """Returns a program's rules as an Engine takes them. Raises Error (64) for what is no rule, and for two of a kind.
+    """Returns a program's rules as an Engine takes them. Raises Error (64) for an object that is no rule, and for two
+    rules of one kind.
     """
     found: list[_Rule | None] = [None] * len(_KINDS)
     for rule in rules:

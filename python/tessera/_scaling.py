@@ -6,13 +6,14 @@ from tessera._job import world_size
 
 
 def scaled_speedup(share: float, ranks: int | None = None) -> float:
-    """Returns how much more work a second `ranks` ranks do (None: those of this job) than one rank that does not communicate. Each
-    communicates for `share` of its time. The result is ranks - share (ranks - 1). StepResult.communication_share is such a share."""
+    """Returns how many times as much work `ranks` ranks (None: those of this job) do per second as one rank that does
+    not communicate. Each rank communicates for `share` of its time. The result is ranks - share (ranks - 1).
+    StepResult.communication_share is such a share."""
     return _native.scaled_speedup(share, _count(ranks))
 
 
 def scaling_efficiency(share: float, ranks: int | None = None) -> float:
-    """Returns the speed-up for each rank: 1 if no rank communicates, 1 / ranks if ranks do nothing else."""
+    """Returns the speed-up for each rank: 1 if no rank communicates, 1 / ranks if ranks only communicate."""
     return _native.scaling_efficiency(share, _count(ranks))
 
 

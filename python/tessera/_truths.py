@@ -1,8 +1,8 @@
-"""Other sources than the launcher's variables for who this process is: torch.distributed's process group, and MPI of
-mpi4py.
+"""Sources, other than the launcher's variables, that know the rank of this process: torch.distributed's process group,
+and MPI of mpi4py.
 
-`said` and `meet` return what these sources say. The native part compares it with the variables, and knows the order in
-which they count (docs/start-python.md, "Who is who").
+`said` and `meet` return what these sources say. The native part compares this with the variables, and decides which
+source has priority (docs/start-python.md, "Who is who").
 """
 
 import datetime
@@ -26,7 +26,7 @@ def has_group() -> bool:
 
 
 def said() -> dict[str, str]:
-    """Returns what the sources say of this process alone, which needs no other rank."""
+    """Returns what each of these sources says about this process. No other rank is needed for this."""
     words = {}
     mpi = getattr(sys.modules.get("mpi4py"), "MPI", None)
     if mpi is not None and mpi.Is_initialized() and not mpi.Is_finalized():
@@ -38,7 +38,8 @@ def said() -> dict[str, str]:
 
 
 def meet(timeout_s: float) -> tuple[dict[str, str], Any]:
-    """Returns a pair: the words of `said` with the ranks of this host and a meeting place, and an object to keep alive.
+    """Returns a pair: the dict of `said`, completed with the ranks of this host and the address of a store, and an
+    object to keep alive.
 
     The object must live as long as ranks may still meet. It is collective for a process group's ranks.
     """
@@ -69,7 +70,7 @@ def _of_all_ranks(store: Any, value: str, timeout_s: float) -> list[str]:
 
 
 def _this_host() -> str:
-    """Returns a text that is the same in processes which can share memory."""
+    """Returns a text that is equal in processes that can share memory."""
     try:
         with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
             return f"{file.read().strip()} {os.stat('/dev/shm').st_dev}"
@@ -88,9 +89,9 @@ def _place_on_host(hosts: list[str]) -> tuple[int, list[int]]:
 
 
 def _meeting_place(store: Any, on_one_host: bool, timeout_s: float) -> tuple[str, str, Any]:
-    """Returns (host, port, server) of the group's store if it is served at a port, else of a store that it starts.
+    """Returns (host, port, server) of the group's store if that has a port, else of a store that this function starts.
 
-    It returns none if MASTER_PORT names one.
+    It returns empty values if MASTER_PORT names the port of a store.
     """
     base = store
     while isinstance(base, distributed.PrefixStore):
@@ -112,7 +113,7 @@ def _meeting_place(store: Any, on_one_host: bool, timeout_s: float) -> tuple[str
 
 
 def expect_unchanged(joined: tuple[int, int], launcher: str) -> None:
-    """Raises Error (78) if a process group that came after this process had joined its job has other ranks."""
+    """Raises Error (78) if a process group has other ranks than the job that this process had joined earlier."""
     if not has_group():
         return
     group = distributed.get_rank(), distributed.get_world_size()

@@ -14,8 +14,9 @@ namespace tessera {
 /// Returns a text such as "No space left on device (errno 28)".
 std::string errno_text(int error);
 
-/// Returns what to raise if `error`, an errno, is a limit's: "hint: raise the limit of open files (ulimit -n), which is
-/// 1024 here". It is empty for every other errno. EAGAIN counts as the limit of processes and threads.
+/// Returns what to raise if `error`, an errno, means that a limit is reached: "hint: raise the limit of open files
+/// (ulimit -n), which is 1024 here". It is empty for every other errno. EAGAIN counts as the limit of processes and
+/// threads.
 std::string limit_hint(int error);
 
 /// Returns errno_text(error), and ". " with limit_hint if the errno tells of a limit. Use it for failures that concern

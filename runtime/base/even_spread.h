@@ -9,8 +9,8 @@ namespace tessera {
 class EvenSpread {
  public:
   EvenSpread() = default;
-  /// Chooses `chosen` of `all` items: first from the first `first` items, as many as there are, and the rest from the
-  /// other items. Both parts are spread evenly. REQUIRES: 0 <= chosen, first <= all < 2^31.
+  /// Chooses `chosen` of `all` items: as many as possible among the first `first` items, and the rest among the other
+  /// items. The choice is spread evenly over each of these two parts. REQUIRES: 0 <= chosen, first <= all < 2^31.
   EvenSpread(std::int64_t all, std::int64_t chosen, std::int64_t first)
       : of_first_{first, chosen < first ? chosen : first},
         of_others_{all - first, chosen < first ? 0 : chosen - first} {}
@@ -20,7 +20,7 @@ class EvenSpread {
     return i <= of_first_.all ? of_first_.before(i) : of_first_.chosen + of_others_.before(i - of_first_.all);
   }
   bool has(std::int64_t i) const { return chosen_before(i + 1) > chosen_before(i); }
-  /// Returns the number of item i among its kind, the chosen ones or the others, from 0.
+  /// Returns the index of item i, from 0, among the chosen items if it is chosen, or else among the others.
   std::int64_t index(std::int64_t i) const { return has(i) ? chosen_before(i) : i - chosen_before(i); }
 
  private:

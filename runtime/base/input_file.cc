@@ -17,7 +17,7 @@
 namespace tessera {
 namespace {
 
-constexpr std::size_t kFirstBytes = 64 << 10;  // first room for a pipe's content
+constexpr std::size_t kFirstBytes = 64 << 10;  // size of the first buffer for a pipe's content
 
 /// An errno that means "cannot hold an output" means "missing" for an input.
 ExitCode exit_code_of_input(int error) {

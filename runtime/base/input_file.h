@@ -43,8 +43,8 @@ class InputFile {
 absl::StatusOr<std::string> read_input_file(const std::filesystem::path& path, const std::string& kind,
                                             std::size_t most_bytes, ExitCode too_large = ExitCode::kConfig);
 
-/// Reads the file `name` in a folder that a user named, in the same way. The folder may be a link; the file may not
-/// (65), since a folder may come from a stranger.
+/// Reads the file `name` in a folder that a user named, as read_input_file does. The folder may be a link; the file may
+/// not (65), since a folder may come from a stranger.
 absl::StatusOr<std::string> read_input_file_in(const std::filesystem::path& folder, const std::string& name,
                                                const std::string& kind, std::size_t most_bytes,
                                                ExitCode too_large = ExitCode::kConfig);

@@ -16,7 +16,7 @@ constexpr std::size_t kLongestMessage = 32 * 1024;
 
 thread_local LogRank this_thread_rank;
 
-// stderr belongs to the process, and so does this object. It is the only one here that ranks share.
+// stderr belongs to the process, and so does this object. It is the only object in this file that ranks share.
 struct Sink {
   Sink();
   spdlog::logger logger;

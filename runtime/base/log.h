@@ -29,8 +29,8 @@ LogLevel log_level();
 void set_log_quiet();
 
 /// The rank of the calling *thread*, for the prefix of its messages. Ranks may be threads of one process, so each
-/// thread has its own rank. A thread that works for a rank takes over the rank of its parent: `set_log_rank(rank)` with
-/// what `log_rank()` returned there.
+/// thread has its own rank. A thread that works for a rank takes over the rank of its parent thread: it calls
+/// `set_log_rank(rank)` with the value that `log_rank()` returned in the parent.
 struct LogRank {
   int rank = 0;
   int world_size = 1;  ///< 1: messages have no prefix

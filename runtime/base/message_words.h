@@ -9,8 +9,8 @@ namespace tessera {
 /// Lengths of compressed gradients, in words of 32 bits for `numel` elements. Codecs (runtime/comm/sum) write such
 /// messages, and plans count their bytes.
 
-/// Elements in a run. Signs and levels are made for runs, from the first element on; the last run of a message may be
-/// shorter.
+/// Elements in a run. Signs and levels are computed run by run, from the first element on; the last run of a message
+/// may be shorter.
 inline constexpr std::size_t kMessageRun = 256;
 
 /// Returns the number of runs in a message of `numel` elements.
@@ -20,22 +20,23 @@ constexpr Count message_runs(Count numel) {
   return (numel + run - 1) / run;
 }
 
-/// Returns the words of a message with one scale a run, and one bit an element.
+/// Returns the number of words of a message with one scale a run, and one bit an element.
 template <std::integral Count>
 constexpr Count scaled_sign_words(Count numel) {
   return message_runs(numel) * static_cast<Count>(1 + kMessageRun / 32);
 }
 
-/// Returns the words of a message with one word for all, and one bit an element, padded to whole runs.
+/// Returns the number of words of a message with one word for the whole message, and one bit an element, padded to
+/// whole runs.
 template <std::integral Count>
 constexpr Count vote_words(Count numel) {
   return 1 + message_runs(numel) * static_cast<Count>(kMessageRun / 32);
 }
 
-/// Returns the bits of an element's code from -levels to levels: 2, 4 or 8.
+/// Returns the number of bits of a code from -levels to levels: 2, 4 or 8.
 constexpr std::size_t level_bits(std::int64_t levels) { return levels == 1 ? 2 : levels <= 7 ? 4 : 8; }
 
-/// Returns the words of a message with one norm a run, and one code an element.
+/// Returns the number of words of a message with one norm a run, and one code an element.
 template <std::integral Count>
 constexpr Count level_words(std::int64_t levels, Count numel) {
   return message_runs(numel) * static_cast<Count>(1 + kMessageRun * level_bits(levels) / 32);

@@ -10,20 +10,21 @@ namespace tessera {
 
 /// Random bits for stochastic rounding, of optimizer states and of gradients on the wire. They are a pure function of
 /// (group, step, element). No generator has a state, so results do not depend on threads, on how a group is cut into
-/// shards, or on the number of ranks. The function uses integer operations of 32 bits only, which give the same on CPU
-/// vectors and on a GPU.
+/// shards, or on the number of ranks. The function uses integer operations of 32 bits only, which give the same results
+/// on CPU vectors and on a GPU.
 ///
 /// Group and step are mixed into one word, once a call. A multiple of an odd constant is added to that word for each
 /// element (Weyl's sequence), and the sum goes through one shift, xor and multiplication. A rounding loop spends as
-/// much on its noise as on what it rounds. All keys read one cycle of 2^32 numbers from different places. Keys whose
-/// ranges overlap share numbers for different elements or steps, whose errors have nothing to do with each other.
+/// much on its noise as on what it rounds. All keys read the same cycle of 2^32 numbers, but begin at different points
+/// of it. If the ranges of two keys overlap, they use the same numbers for different elements or steps, whose rounding
+/// errors are unrelated anyway.
 struct NoiseKey {
   std::uint32_t start = 0;
 };
 
 /// The version of this function, and of the rounding of states by it. Checkpoints store it, since a run that goes on
 /// under another version draws other numbers. Version 1 had another factor and two more steps. Version 2 rounded 8-bit
-/// states differently, and kept smaller and larger scales of their blocks.
+/// states differently, and allowed smaller and larger scales of blocks.
 inline constexpr std::int64_t kNoiseVersion = 3;
 
 /// A bijection of 64 bits in which every input bit reaches every output bit: the finaliser of SplitMix64 (Steele, Lea
@@ -44,7 +45,7 @@ TESSERA_ALWAYS_INLINE NoiseKey noise_key(std::uint64_t stream, std::int64_t step
 inline constexpr std::uint32_t kNoiseStride = 0x9e3779b1u;  // the prime next to 2^32 over the golden ratio
 
 /// The last step of `noise_at`, for loops that count `strides + key.start` up themselves. The factor was chosen by
-/// trial: with it, no lag up to 300 elements shows a correlation of either half or between them
+/// trial: with it, no lag up to 300 elements shows a correlation within either half of the bits, or between the halves
 /// (tests/base/noise_test.cc has a sample), while other well-known factors fail at some lag.
 template <class Bits>
 TESSERA_ALWAYS_INLINE Bits mix_noise(Bits x) {

@@ -63,12 +63,13 @@ constexpr MasterKind master_kind_of(MasterKind wanted, DType parameter) {
   return parameter == DType::kBF16 ? wanted : MasterKind::kF32;
 }
 
-/// Returns whether a parameter is its own master, or half of it; an update then reads the parameter.
+/// Returns whether a parameter is its own master, or holds half of the master's bits; an update then reads the
+/// parameter.
 constexpr bool holds_masters(MasterKind wanted, DType parameter) {
   return parameter == DType::kF32 || master_kind_of(wanted, parameter) == MasterKind::kSplitBF16;
 }
 
-/// Returns the bytes of masters of `numel` elements beside the parameters themselves.
+/// Returns the bytes that the masters of `numel` elements take in addition to the parameters themselves.
 constexpr std::int64_t master_bytes(MasterKind wanted, DType parameter, std::int64_t numel) {
   if (parameter == DType::kF32) return 0;
   return master_kind_of(wanted, parameter) == MasterKind::kSplitBF16 ? 2 * numel : 4 * numel;

@@ -12,11 +12,11 @@
 namespace tessera {
 
 /// Failures below the tensor line (files, rendezvous, transports, configuration) are `absl::Status`, made by one of
-/// these functions. The status remembers its exit code, so the program's end needs no second table.
+/// these functions. The status remembers its exit code, so no second table is needed where the program ends.
 absl::Status make_error(ExitCode code, std::string message);
 
-/// Returns the exit code that a status was made with; for a status made elsewhere, it is the nearest one by
-/// `absl::StatusCode`.
+/// Returns the exit code that a status was made with; for a status made elsewhere, it is the exit code that fits the
+/// `absl::StatusCode` best.
 ExitCode exit_code_of(const absl::Status& status);
 
 /// Marks a failure of another rank, of which this rank was only told. Such a failure is never a job's first cause.

@@ -1,4 +1,4 @@
-#define XXH_INLINE_ALL  // the length is known here, so it is a call of some ten instructions
+#define XXH_INLINE_ALL  // the length is constant, so the hash is inlined as some ten instructions
 #include "runtime/comm/call.h"
 
 #include <xxhash.h>

@@ -25,8 +25,9 @@ enum class Operation : std::uint32_t {
 /// Returns the name as messages show it: "all_gather".
 std::string_view name_of(Operation operation);
 
-/// The description of a collective that a rank enters. All ranks of a group must say the same: it is the call's
-/// signature. It is plain data of whole 64-bit words, because it travels through shared memory word by word.
+/// The description of a collective that a rank enters. The descriptions of all ranks of a group must be equal: this is
+/// the signature of the call. It is plain data of whole 64-bit words, because it travels through shared memory word by
+/// word.
 struct CallSignature {
   static constexpr std::size_t kLabelBytes = 64;
 

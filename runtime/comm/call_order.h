@@ -9,7 +9,7 @@
 
 namespace tessera {
 
-/// The report of a rank that waits for others: the calls that it waits in, and its place in each of its groups.
+/// The report of a rank that waits for others: the calls that it waits in, and how far it is in each of its groups.
 /// CallWatch writes it to the store and reads other ranks' reports.
 struct WaitReport {
   /// A call of a group that the rank has begun and not finished. Number 0 is the making of the group.
@@ -51,9 +51,9 @@ struct WaitReport {
 ///    begin it waits too.
 ///
 /// Nothing else is a proof: a rank whose thread computes may still begin the call, and a call that all have begun may
-/// be under way. A rank lacks a call of an outside group only if it reports how far it is in that group. Calls of
-/// threads that never made calls of one group prove nothing either, since they have no order. An old report proves as
-/// much as a new one, since a rank waits until the others have begun its call.
+/// be under way. A rank counts as not having begun a call of another library's group only if it reports how far it is
+/// in that group. Calls of threads that never made calls of one group prove nothing either, since they have no order.
+/// An old report proves as much as a new one, since a rank waits until the others have begun its call.
 std::string disagreement_of(const std::vector<WaitReport>& reports);
 
 }  // namespace tessera

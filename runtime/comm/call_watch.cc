@@ -24,20 +24,20 @@ namespace {
 using namespace std::chrono_literals;
 
 constexpr auto kBetweenLooks = 500ms;
-constexpr auto kOften = 10s;  // time in which ranks exchange at each look
+constexpr auto kOften = 10s;  // ranks exchange reports at each `look` for this long, then less often
 // time for others to hear the verdict; it is longer than the time between two exchanges
 constexpr auto kForOthersToHear = 2s;
 constexpr auto kForTheProgram = 4s;                  // time in which the program must leave a call that has failed
-constexpr auto kForOutside = 500ms;                  // time for a call of another library, which has not failed
+constexpr auto kForOutside = 500ms;                  // time to leave another library's call, which has not failed
 constexpr char kWithOutside = '+', kOwnAlone = '-';  // the first character of a verdict in the store
 // age at which news of other libraries' calls is stale; less than kLong
 constexpr auto kFresh = 2s;
 constexpr int kManyRanks = 16, kNeighbours = 4;
-constexpr int kMostOfRankZero = 64;  // ranks, so that their connections to rank 0 fit into the shortest queues
-constexpr int kMostTries = 600;      // looks in which a rank waits for the next one's port
+constexpr int kMostOfRankZero = 64;  // most ranks of a job in which all watch rank 0: the shortest queues hold so many
+constexpr int kMostTries = 600;      // most times that a rank looks for the next one's port
 // A process that ends well may end while others are in their last call with it. They have this time to return.
 constexpr auto kForLastCalls = CallWatch::kLong;
-constexpr auto kToReturn = 1s;  // time for the own return, from when this rank hears of an end that others saw long ago
+constexpr auto kToReturn = 1s;  // time for this rank to return, once it hears of an end that others saw long ago
 constexpr std::size_t kGoneGroups = 32;
 constexpr auto kMostIdle = 60s;  // firewalls end connections that are idle for minutes
 
@@ -113,7 +113,7 @@ bool GroupCalls::lives() const {
 }
 
 bool GroupCalls::end_if_left_alone(Collectives::HasKey has_key) {
-  const MutexLock lock(mutex_);  // the group lives while its call is ended
+  const MutexLock lock(mutex_);  // the lock keeps the group alive while its call is ended
   return group_ && group_->end_if_left_alone(has_key);
 }
 
@@ -159,7 +159,7 @@ static bool has_outside_wait(const std::vector<WaitReport>& reports) {
   });
 }
 
-/// The questions to the store in one look, and the answers.
+/// The questions to the store in one `look`, and the answers.
 struct CallWatch::Exchange {
   std::string key, own;
   bool writes = false;
@@ -325,11 +325,11 @@ absl::StatusOr<bool> CallWatch::has_key(const std::string& key) {
     if (!**found || !key.starts_with(std::string(kAnyGoneRank) + "/")) return *found;
     return Clock::now() - gone_since_.try_emplace(key, Clock::now()).first->second >= kToReturn;
   }
-  if (connection_ != store_) {  // the end of one connection is not yet that of the store
+  if (connection_ != store_) {  // this connection has ended, but perhaps not the store
     connection_ = store_;
     return false;
   }
-  if (first_has_ended_well()) return false;  // it has done its part of the calls that others are still in
+  if (first_has_ended_well()) return false;  // rank 0 has done its part of the calls that others are still in
   if (!store_ended_) store_ended_ = Clock::now();
   return Clock::now() - *store_ended_ < kForLastCalls ? absl::StatusOr<bool>(false) : *found;
 }
@@ -362,8 +362,8 @@ bool CallWatch::look() {
       make_error(ExitCode::kInternal, "rank " + std::to_string(rank_) + "/" + std::to_string(world_size_) + ": " +
                                           exchange->verdict.substr(1));
   verdict_->set(verdict);
-  // A rank that ends first is a lost peer to ranks that have not heard the verdict, and to another library if a rank
-  // waits in it; that rank ends first.
+  // A rank that ends first looks like a lost peer to ranks that have not heard the verdict. If a rank waits in another
+  // library, that library sees a lost peer too; the rank in it therefore ends first.
   std::chrono::milliseconds others_need = world_size_ <= kManyRanks ? kForOthersToHear : 2 * kForOthersToHear;
   if (exchange->verdict.front() == kWithOutside && waits_) others_need += kForOthersToHear;
   if (pause(others_need)) end_with(verdict);
@@ -479,8 +479,8 @@ void CallWatch::take_back() {
 }
 
 void CallWatch::end_with(const absl::Status& verdict) {
-  // A call of another library does not end with the mesh. A program that hears of the end may close what that call
-  // waits for.
+  // A call of another library does not end with the mesh. A program that hears of the end may close the objects that
+  // the other library's call waits for.
   const bool is_own = waits_;
   const auto end = Clock::now() + (is_own ? kForTheProgram : kForOutside);
   if (is_own) report_(verdict);

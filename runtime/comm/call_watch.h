@@ -82,7 +82,7 @@ class GroupCalls {
 
  private:
   static constexpr std::size_t kKept = 64;     ///< calls that are kept; more than can be under way
-  static constexpr std::size_t kReported = 8;  ///< calls that a report has
+  static constexpr std::size_t kReported = 8;  ///< most calls in a report
   static constexpr std::size_t kThreads = 4;   ///< threads that are remembered
 
   void enter(std::uint64_t call);
@@ -93,7 +93,7 @@ class GroupCalls {
   const GroupRanks ranks_;
   const std::shared_ptr<const CallVerdict> verdict_;
   std::atomic<std::uint64_t> begun_ = 0, entered_ = 0;
-  std::atomic<std::uint64_t> place_ = 0;  ///< entered_ << 8 | call % kKept << 1 | 1; a device's: call << 1
+  std::atomic<std::uint64_t> place_ = 0;  ///< entered_ << 8 | call % kKept << 1 | 1; for a device's call: call << 1
   std::atomic<int> thread_ = 0;           ///< thread that entered a call last
   std::array<std::atomic<int>, kThreads> threads_{};
   std::array<PublishedCall, kKept> calls_{};
@@ -115,19 +115,21 @@ struct OutsideCalls {
 /// A thread of the rank looks twice a second, in this rank's memory, whether the program has been in one call for 3 s.
 /// Only then do ranks communicate, through the store. Each one writes its WaitReport under "waits/RANK" and reads other
 /// ranks' reports: all reports in a small world, and those of neighbours in a large world. A rank that finds the same
-/// disagreement twice in a row (disagreement_of) writes it under "waits/verdict". Every waiting rank then ends with it:
-/// `report` is called with the error of this rank. A rank that goes on takes back what it wrote. A rank that computes
-/// reports nothing, and is never accused.
+/// disagreement twice in a row (disagreement_of) writes it under "waits/verdict". Every waiting rank then ends with
+/// this verdict: `report` is called with the error of this rank. A rank whose call has ended removes its report from
+/// the store. A rank that computes reports nothing, and is never accused.
 ///
 /// The store may hang with the rank that serves it; nobody waits for it longer than ask_in_time does. If the program
 /// does not leave its call after `report`, because its transport cannot be ended, the process ends with the error.
 ///
-/// A call may also take long because a rank has failed and the network library has lost the end of its connection. A
-/// group is therefore ended whose rank has said in the store that it failed (Collectives::end_if_left_alone). A rank
+/// A call may also take long because a rank has failed and the network library has lost the end of its connection.
+/// CallWatch therefore ends a group if one of its ranks has said in the store that it failed
+/// (Collectives::end_if_left_alone). A rank
 /// that was killed says nothing: where ranks talk over Gloo, the rank before it sees the end of its process (NextRank)
-/// and says so in the store; and if it served the store, the end of the store is the news. So it is for the ranks of a
-/// host that vanishes. A rank that ends well tells those that watch it, and ends no call. In worlds of at most 64
-/// ranks all watch rank 0, since it mostly serves the store, where nobody can ask about it once it has ended.
+/// and says so in the store. If the killed rank served the store, the end of the store shows it. The same holds for the
+/// ranks of a host that vanishes. A rank that ends well tells this to the ranks that watch it, so they end no call. In
+/// worlds of at most 64 ranks all watch rank 0, since it mostly serves the store, where nobody can ask about it once it
+/// has ended.
 class CallWatch {
  public:
   using Report = std::function<void(const absl::Status& reason)>;
@@ -142,9 +144,9 @@ class CallWatch {
       const std::string& name, const std::string& family, const GroupRanks& ranks,
       absl::FunctionRef<absl::StatusOr<std::shared_ptr<Collectives>>()> make);
 
-  static constexpr std::chrono::seconds kLong{3};  ///< length of a wait that ranks communicate about
+  static constexpr std::chrono::seconds kLong{3};  ///< ranks communicate about waits that take this long
 
-  /// Returns whether this rank has waited that long in a watched call, so that another library's calls are of interest.
+  /// Returns whether this rank has waited for kLong in a watched call, so that another library's calls are of interest.
   /// Any thread may ask.
   bool waits() const { return waits_; }
   /// Tells the ranks that watch this one that its program ends well. Any thread may call.
@@ -159,7 +161,7 @@ class CallWatch {
   using Clock = std::chrono::steady_clock;
   struct Watched {
     std::shared_ptr<GroupCalls> calls;
-    std::uint64_t place = 0;  ///< place at the last look
+    std::uint64_t place = 0;  ///< result of place() at the last `look`
     Clock::time_point since = {};
   };
   struct Exchange;
@@ -171,7 +173,7 @@ class CallWatch {
   bool hears_of_outside() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   /// Connects to the next rank once it listens, and tells the store when its process has ended, or its host vanished.
   void look_after_next();
-  /// Connects to rank 0 likewise, and tells nobody.
+  /// Connects to rank 0 in the same way, but tells nobody of its end.
   void look_after_first();
   struct WatchedRank;
   void find(WatchedRank& watched);
@@ -181,7 +183,7 @@ class CallWatch {
   /// Asks the store something once a minute, so that nothing between the hosts ends the watch's connection as idle.
   void keep_connection();
   /// Asks the store for `key` over the watch's connection, as Collectives::HasKey says. If neither the store nor the
-  /// next rank's host answers, all keys count as there: this rank waits for a host that has vanished.
+  /// next rank's host answers, all keys count as existing, since this rank waits for a host that has vanished.
   absl::StatusOr<bool> has_key(const std::string& key);
   /// Ends calls that have taken long and that a failed rank has left alone.
   void end_lonely_calls();
@@ -221,8 +223,8 @@ class CallWatch {
     int tries = 0;                                ///< how often the watch has asked where the rank listens
     std::optional<Clock::time_point> ended = {};  ///< since when it seems to have ended
   };
-  WatchedRank next_;   ///< it watches nobody where the network library is not known to lose ends of connections
-  WatchedRank first_;  ///< rank 0, unless that is the next one
+  WatchedRank next_;                ///< it watches nobody unless the network library may lose ends of connections
+  WatchedRank first_;               ///< rank 0, unless that is the next one
   bool host_has_vanished_ = false;  ///< whether the host of a rank that is gone did not answer
   std::optional<Clock::time_point> store_ended_;
   std::map<std::string, Clock::time_point> gone_since_;  ///< when this rank heard that others are gone, by key

@@ -30,7 +30,7 @@ enum class TransportKind {
 #undef TESSERA_ENUMERATOR
 };
 
-/// Returns the kind of the groups of a transport. REQUIRES: it is not kAuto, which takes what there is.
+/// Returns the kind of the groups of a transport. REQUIRES: it is not kAuto, which has no kind of its own.
 TransportKind kind_of(TransportChoice choice);
 
 /// Returns whether groups of this kind move the memory of GPUs, and not that of the host.
@@ -58,7 +58,7 @@ class Work {
   bool done() const { return state_ == nullptr; }
 
   /// Does what this rank has to do before its peers can finish the operation; blocks until all have started it. `wait`
-  /// does it too. A call some time before `wait` spares the peers the wait for this rank.
+  /// does it too. If it is called some time before `wait`, peers need not wait for this rank.
   absl::Status advance() { return state_ ? state_->advance() : status_; }
 
   /// Blocks until the operation's outputs may be read and its inputs overwritten.
@@ -79,8 +79,8 @@ class Work {
 };
 
 /// Memory that the transport reaches without a copy: a shared mapping that every rank of the group maps on `host`,
-/// plain memory on `thread`, registered memory on `nccl`. Collectives accept any pointer, and are fast on memory from
-/// here. It is freed with the object, which must not outlive its Collectives.
+/// plain memory on `thread`, registered memory on `nccl`. Collectives accept any pointer, and are fast on this memory.
+/// It is freed with the object, which must not outlive its Collectives.
 class CommBuffer {
  public:
   virtual ~CommBuffer() = default;
@@ -93,8 +93,8 @@ class SumVisitor {
  public:
   /// `values[0, numel)` are `output[offset, offset + numel)` of the call, final (but perhaps not at that address). It
   /// is called with consecutive pieces in ascending order that cover the output; each begins at a multiple of
-  /// `kAlignment` elements. The calls come between the reduction and the end of its Work::wait, on the thread that
-  /// makes these two calls. If the reduction fails, only some pieces may have come.
+  /// `kAlignment` elements. The calls of `visit` come between the start of the reduction and the end of its Work::wait,
+  /// on the thread that makes these two calls. If the reduction fails, only some pieces may have come.
   virtual void visit(std::size_t offset, const float* values, std::size_t numel) = 0;
 
   static constexpr std::size_t kAlignment = 256;
@@ -126,7 +126,7 @@ struct ReduceOptions {
   /// rank's own contribution too, and all_reduce returns the same on all ranks. kLossless changes no bit; only `gloo`
   /// packs.
   WireForm contributions = WireForm::kPlain;
-  WireForm sums = WireForm::kPlain;  ///< codec of all_reduce for sums that the rank that made them sends to the others
+  WireForm sums = WireForm::kPlain;  ///< codec in which a rank of all_reduce sends its sums to the others
   /// Error feedback: the rounding error of this rank's earlier contributions is added to this one, and replaced by the
   /// new error (runs that are not finite do not change it). It has as many elements as this rank sends
   /// (Collectives::compressed_part). Give the same memory at each reduction of the same gradients. Null: no feedback.
@@ -158,8 +158,8 @@ struct GatherOptions {
 ///     `size()`, so results have the same bits on every transport that adds by itself (all but `nccl`); and sums over
 ///     aligned blocks of 2^k ranks followed by a sum over the blocks equal the sum over all.
 ///  4. `label` names the unit (at most 63 bytes are kept); messages and the signature of the call hold it.
-///  5. After the first failure every later call returns that same status at once (sticky), on this rank; `abort` makes
-///     it so on all ranks.
+///  5. After the first failure every later call returns that same status at once (sticky), on this rank; `abort` does
+///     this on all ranks.
 ///
 /// Errors carry exit code 75 (peer lost, timeout), or 70 (ranks disagree), and name rank, label and operation:
 /// `rank 1/4 blocks.3 reduce_scatter #412: rank 2 (pid 4711) is gone`.
@@ -189,8 +189,8 @@ class Collectives {
   /// while the caller computes.
   virtual bool gathers_in_background() const { return false; }
 
-  /// Returns how much of a reduction's input this rank rounds if ReduceOptions say so. 1: all of it; L: the L-th part,
-  /// rounded up (ranks of a host were summed before); 0: nothing, since the transport ignores these options.
+  /// Returns how much of a reduction's input this rank rounds if ReduceOptions say so. 1: all of it; L: 1 / L of it,
+  /// rounded up, since the L ranks of a host were summed before; 0: nothing, since the transport ignores these options.
   virtual int compressed_part() const { return 0; }
 
   /// Allocates zero-filled memory. The call is collective: every rank makes it with the same `bytes`, in the same order
@@ -204,9 +204,9 @@ class Collectives {
   /// wrote after the next collective. The memory vanishes without a trace when the last rank lets go. The call is
   /// collective, like `allocate`.
   ///
-  /// Inputs may lie anywhere in it. `all_gather` with `full` and `broadcast` with `data` in it (the same place on every
-  /// rank) do not move what is there already: both cost a barrier in place, and no rank writes another's part. All
-  /// other outputs in it must not overlap those of other ranks.
+  /// Inputs may lie anywhere in it. `all_gather` with `full` in this memory, and `broadcast` with `data` in it (at the
+  /// same place on every rank), do not move data that is there already. Such a call in place costs a barrier, and no
+  /// rank writes another rank's part. All other outputs in it must not overlap those of other ranks.
   ///
   /// Error: 69 if ranks cannot share memory.
   virtual absl::StatusOr<std::unique_ptr<CommBuffer>> allocate_common(std::size_t bytes);
@@ -220,8 +220,8 @@ class Collectives {
 
   /// `output[i] = sum over ranks q of input_q[rank * numel_per_rank + i]`, fp32, for i < numel_per_rank.
   /// `input` holds `size() * numel_per_rank` elements of `dtype` (fp32, bf16, fp16). `output` may alias this rank's
-  /// slice of `input` when dtype is fp32. The caller gives `input` up: what it holds afterwards, but for an aliased
-  /// `output`, is undefined (`nccl` adds narrow types there).
+  /// slice of `input` when dtype is fp32. The caller gives up `input`: its content is undefined afterwards, except for
+  /// an aliased `output` (`nccl` adds narrow types there).
   ///
   /// `options.waits` is kAtOnce if the caller waits next. Every rank with kLater starts, advances and waits for its
   /// calls (of all groups) in the same order, so that no two wait for each other. A Work that is dropped without a wait

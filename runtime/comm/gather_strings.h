@@ -11,7 +11,8 @@
 namespace tessera {
 
 /// Returns what each rank of the group gave, in rank order: any bytes, of lengths that may differ. It makes two
-/// all-gathers, and the second one has the longest length. Errors are those of the group.
+/// all-gathers, and each rank sends as many bytes in the second one as the longest string has. Errors are those of the
+/// group.
 absl::StatusOr<std::vector<std::string>> gather_strings(Collectives& group, std::string_view label,
                                                         std::string_view own);
 

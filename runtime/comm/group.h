@@ -7,8 +7,8 @@ namespace tessera {
 
 /// The uses of a group of ranks.
 enum class GroupUse {
-  kGather,  ///< all-gathers: ranks gather from and into the same places of their memory of the group
-  kOther,   ///< all other calls, such as reductions: each rank decides for itself where a bucket waits
+  kGather,  ///< all-gathers: all ranks gather from and into the same places of their memories of the group
+  kOther,   ///< all other calls, such as reductions: each rank chooses the places of its buckets
   kOnHost,  ///< compressed sums of a GPU's ranks: the group is for the memory of their hosts (MeshGroups::on_host)
 };
 
@@ -27,7 +27,7 @@ struct Group {
   int world_rank(int member) const { return world_ranks[member]; }
   /// Returns a text such as "rank 2".
   std::string who(int member) const { return "rank " + std::to_string(world_ranks[member]); }
-  /// Names this rank as messages begin: "rank 1/4".
+  /// Returns this rank's name as messages begin with it: "rank 1/4".
   std::string self() const { return who(rank) + "/" + std::to_string(world_size); }
   /// Returns the name and ranks, which tell this group from every other: "gather.0[0,1]".
   std::string key() const {

@@ -26,8 +26,8 @@ class KeyValueStore {
   virtual absl::StatusOr<std::int64_t> add(const std::string& key, std::int64_t amount) = 0;
 
   /// Returns the same store over another connection, if one connection answers one question after another. A caller
-  /// that waits on the new one then holds up nobody here. Null means that this connection is no worse, or that no other
-  /// can be had. It asks the server.
+  /// that waits on the new one then holds up nobody here. Null means that a new connection would be no better, or that
+  /// none can be made. The call sends a request to the server.
   virtual std::shared_ptr<KeyValueStore> connected_anew() { return nullptr; }
 
   /// Returns the numeric address at which users of the store on other hosts reach this host; "" if none is known, or if

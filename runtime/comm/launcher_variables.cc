@@ -84,7 +84,7 @@ std::optional<std::vector<int>> parse_ranks_of_hosts(std::string_view text) {
 
 // ---------------------------------------------------------------------------------------------- one launcher's set
 
-/// Puts the candidate's rank on `hosts`, whose ranks add up to its world.
+/// Returns the place of the candidate's rank on `hosts`, which have as many ranks in all as its world size.
 Topology on_hosts(const Candidate& c, const std::vector<int>& hosts) {
   Topology topology;
   topology.rank = c.rank;
@@ -93,14 +93,14 @@ Topology on_hosts(const Candidate& c, const std::vector<int>& hosts) {
   return topology;
 }
 
-/// Returns whether `hosts` add up to the world, and its rank lies in it.
+/// Returns whether the ranks of `hosts` add up to the world size, and the candidate's rank is below it.
 bool fit(const std::vector<int>& hosts, const Candidate& c) {
   return c.rank < c.world_size &&
          std::accumulate(hosts.begin(), hosts.end(), std::int64_t{0}) == std::int64_t{c.world_size};
 }
 
 /// Takes the list of each host's ranks that agrees with what the launcher says of this rank, if there is one: most
-/// launchers tell a rank the number of its own host alone.
+/// launchers tell a rank only the number of ranks on its own host.
 absl::Status take_hosts(const LauncherVariables& variables, Candidate& c) {
   for (const char* name : {kHostsVariable, kProcessGroupHosts}) {
     TESSERA_ASSIGN_OR_RETURN(const std::vector<int> hosts, variables.ranks_of_hosts(name));
@@ -128,7 +128,7 @@ absl::Status check_ranges(const Candidate& c) {
   return absl::OkStatus();
 }
 
-/// Reads rank and world size, whose variable is `world_size`; reads the two local numbers only if they are set.
+/// Reads the rank, and the world size from the variable `world_size`; reads the two local numbers only if they are set.
 absl::StatusOr<Candidate> read_numbers(const LauncherVariables& variables, const Dialect& d, const char* world_size) {
   Candidate c;
   c.dialect = &d;
@@ -260,8 +260,8 @@ bool agree(const Candidate& a, const Candidate& b) {
 /// Returns true if `outer` only started one agent a host (or one at all), which then started the ranks that `inner`
 /// counts: torchrun, mpirun or `tessera launch` inside an allocation, `mp.spawn` inside any launcher. torchrun may go
 /// on with fewer hosts than Slurm gave it, so its own agent is believed; exported RANK and WORLD_SIZE are not believed.
-/// A process group need not know its hosts yet: they are as many as agents, in their order. Where agents cannot have
-/// started equal numbers of ranks, each has started one at least.
+/// A process group need not know its hosts yet: there are as many as agents, in the same order. Where agents cannot
+/// have started equal numbers of ranks, each has started one at least.
 bool is_agent_of(const Candidate& outer, const Candidate& inner, bool torchrun_agent) {
   if (outer.dialect->outerness <= inner.dialect->outerness) return false;
   if (inner.world_size == 1 && outer.world_size > 1) return false;  // this WORLD_SIZE=1 was left over

@@ -21,7 +21,7 @@ struct Dialect {
   const char* world_size;
   const char* local_rank;
   const char* local_world_size;
-  int outerness;           ///< a launcher may start one agent a host of another launcher of lower outerness
+  int outerness;           ///< a launcher may start, on each host, an agent of a launcher of lower outerness
   const char* order_hint;  ///< hint how to make it number ranks host by host
 };
 
@@ -31,8 +31,8 @@ extern const Dialect kSlurm;
 /// on under these names.
 extern const Dialect kProcessGroup;
 
-/// Returns an error (78), with a hint at where these variables come from unless `message` has one. The message is cut
-/// where a variable is absurdly long.
+/// Returns an error (78), with a hint that says where these variables come from, unless `message` already has a hint.
+/// The message is cut where a variable is absurdly long.
 absl::Status launcher_error(std::string message);
 
 /// The facts that one launcher gave about this process.
@@ -47,7 +47,7 @@ struct Candidate {
   std::vector<int> ranks_of_hosts = {};  ///< ranks on each host; empty where hosts are equal, or unknown
 
   bool knows_locals() const { return local_rank >= 0 && local_world_size > 0; }
-  /// Returns the place of the rank, if hosts hold their ranks one after the other. REQUIRES: knows_locals().
+  /// Returns the topology of the rank, if hosts hold their ranks one after the other. REQUIRES: knows_locals().
   Topology topology() const;
 };
 

@@ -203,7 +203,7 @@ void MeshGroups::abort(const absl::Status& reason) {
 
 void MeshGroups::leave() {
   if (topology_.world_size == 1) return;
-  // The store tells ranks that find no other cause.
+  // Ranks that find no other cause read in the store that this rank has ended.
   ask_in_time(store_,
               [key = key_of_ended_rank(topology_.rank)](KeyValueStore& store) { store.set(key, "").IgnoreError(); });
   std::vector<std::shared_ptr<Collectives>> groups;

@@ -104,7 +104,7 @@ class MeshGroups {
   /// counts.
   void abort(const absl::Status& reason);
   /// Says that this rank's program ends well. Ranks that still need it for a call, since their data were longer, hear
-  /// that. The program's own group goes on (user_group), so that ranks can wait for each other.
+  /// that. The program's own group stays usable (user_group), so that ranks can wait for each other.
   void leave();
   /// Returns OK, or the reason that this rank gave to `abort`.
   absl::Status status() const;

@@ -11,7 +11,7 @@
 namespace tessera {
 
 /// A CallSignature that may be read while it is written, word by word. A reader that is late or early (it asks what a
-/// missing rank was last doing) gets a mixture at worst.
+/// missing rank was last doing) gets a mixture of two calls at worst.
 class PublishedCall {
  public:
   void store(const CallSignature& call) {

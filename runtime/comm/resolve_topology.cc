@@ -155,7 +155,8 @@ std::vector<int> ranks_of_hosts(const Topology& topology) {
   return std::vector<int>(static_cast<std::size_t>(topology.num_hosts()), topology.local_world_size);
 }
 
-/// Reads TESSERA_HOSTS: the ranks of each host. A number of hosts stands for as many ranks on each.
+/// Reads TESSERA_HOSTS: the ranks of each host. A number alone is the number of hosts, which then have equally many
+/// ranks.
 absl::StatusOr<std::vector<int>> read_hosts(const LauncherVariables& variables, const Topology& topology) {
   TESSERA_ASSIGN_OR_RETURN(std::vector<int> list, variables.ranks_of_hosts(kHostsVariable));
   const std::int64_t sum = std::accumulate(list.begin(), list.end(), std::int64_t{0});

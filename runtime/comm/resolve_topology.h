@@ -23,7 +23,7 @@ constexpr const char* kProcessGroupStorePort = "port of torch.distributed's stor
 
 /// The name under which Python gives the ranks of each host of a process group, as in "2,3", where they are unequal.
 constexpr const char* kProcessGroupHosts = "ranks of each host of torch.distributed";
-/// The variable that says the ranks of each host, as in "2,3". A number alone is one of hosts, for tests.
+/// The variable that says the ranks of each host, as in "2,3". A number alone is the number of hosts, for tests.
 constexpr const char* kHostsVariable = "TESSERA_HOSTS";
 
 /// Reads the launcher's variables and every other source that says who this process is, and compares them
@@ -33,8 +33,8 @@ constexpr const char* kHostsVariable = "TESSERA_HOSTS";
 /// fill hosts evenly where nothing says the ranks of each host: Slurm does, and so does TESSERA_HOSTS=2,3.
 absl::StatusOr<Topology> resolve_topology(const Environment& environment = process_environment);
 
-/// Returns rank and world size alone. The ranks of a process group have them even if it is not known yet on which hosts
-/// they are, while the launcher tells a rank those of its own host alone. Errors are those of resolve_topology.
+/// Returns rank and world size alone. The rank and world size of a process group are known even before its hosts are;
+/// the launcher tells a rank only the number of ranks on its own host. Errors are those of resolve_topology.
 absl::StatusOr<std::pair<int, int>> resolve_rank(const Environment& environment = process_environment);
 
 }  // namespace tessera

@@ -228,8 +228,8 @@ std::string reason_in(const std::string& what) {
 bool TreeBuilder::parse_error(std::size_t, const std::string&, const nlohmann::json::exception& error) {
   const std::string reason = reason_in(error.what());
   std::size_t at = std::min(text_.find_first_not_of(kBetweenTokens, token_end_), text_.size());
-  // Stray commas and brackets are skipped above, but the lexer stopped right behind them. The bad byte of a string that
-  // is not UTF-8 says more than its beginning.
+  // Stray commas and brackets are skipped above, but the lexer stopped right behind them. The position of a bad byte
+  // says more than the beginning of the string that is not UTF-8.
   const std::size_t last_taken = taken_ == 0 ? 0 : taken_ - 1;
   if (at > last_taken || reason.find("UTF-8") != std::string::npos) at = last_taken;
   if (reason.find("unexpected end of input") != std::string::npos) at = text_.size();

@@ -38,7 +38,7 @@ inline constexpr std::size_t kMaxJsonDepth = 32;
 /// Returns `pointer` + "/" + `key`, escaped as RFC 6901 says and cut if the key is absurdly long.
 std::string json_pointer(const std::string& pointer, std::string_view key);
 
-/// Returns what a message says it got: "the string \"fast\"", "0.5", "true", "a list of 3", ...
+/// Returns how messages name the value that they got: "the string \"fast\"", "0.5", "true", "a list of 3", ...
 std::string describe(const JsonNode& node);
 
 }  // namespace tessera

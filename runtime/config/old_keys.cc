@@ -18,7 +18,7 @@ constexpr char kGroup[] = "/compression", kMethod[] = "method";
 struct OldKey {
   const char* name;
   bool chooses;        ///< true if the key turned a method on; false if it was a number of a method
-  const char* off;     ///< JSON: the value that said nothing
+  const char* off;     ///< JSON: the value that had no effect
   const char* types;   ///< types of compression.method: one, or "this or that"; for "sign" the beginning of the name
   const char* member;  ///< the member that has the value; null: the value chooses the type
 };

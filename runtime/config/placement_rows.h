@@ -50,7 +50,8 @@ bool holds_copies(const Strategy& strategy);
 /// Returns whether the strategy's placement is that of a name, as "strategy" or as "placement".
 bool is_placed_as(const Strategy& strategy, ShardingStrategy name);
 
-/// Returns what is wrong with a "placement", and the remedy; empty if it is legal. REQUIRES: all of it is given.
+/// Returns what is wrong with a "placement", and the remedy; empty if it is legal. REQUIRES: the "placement" gives all
+/// kinds of state.
 std::string problem_of(const PlacementAxes& axes);
 
 /// Returns the strategy's name for messages, or "placement by axes".

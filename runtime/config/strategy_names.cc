@@ -7,9 +7,9 @@
 #include "runtime/config/strategy_table.h"
 #include "runtime/config/transport_rows.h"
 
-// The names of all enumerators as the strategy file spells them, each with what it does for the reference page, and
-// small questions about an update rule or a strategy. These names are only in the lists; those of update rules and
-// transports are in the rows of tessera/optimizer_types.h and tessera/transports.h.
+// The names of all enumerators as the strategy file spells them, each with its description for the reference page; and
+// small functions that tell facts about an update rule or a strategy. These names are in these lists only; those of
+// update rules and transports are in the rows of tessera/optimizer_types.h and tessera/transports.h.
 
 namespace tessera {
 namespace {

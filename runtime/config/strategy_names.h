@@ -55,7 +55,7 @@ std::string name_of_group(const OptimizerConfig& optimizer, std::size_t index);
 
 /// Returns whether the rule adapts rates by the norms of each parameter.
 bool adapts_layers(OptimizerType type);
-/// Returns whether it updates whole matrices, or all tensors whole, each on the rank that it is assigned to.
+/// Returns whether the rule updates whole matrices, or all tensors whole, each on the rank that it is assigned to.
 bool updates_whole_tensors(OptimizerType type);
 /// Returns whether the method or error feedback keeps residuals of gradients from step to step.
 bool keeps_gradients(const CompressionConfig& compression);

@@ -78,7 +78,8 @@ struct Range {
   bool contains(double x) const;
 };
 
-/// The condition of a key's effect. Without it, any value but the default is refused: no option is silently ignored.
+/// The condition under which a key has an effect. If it does not hold, any value but the default is refused: no option
+/// is silently ignored.
 struct Condition {
   std::string text;                ///< "optimizer.type sgd"; empty: always
   std::vector<std::string> reads;  ///< pointers of the keys that it reads
@@ -114,7 +115,7 @@ struct StrategyGroup {
   std::string doc;
 };
 
-/// A rule between keys, which a file can contradict.
+/// A rule between keys, which a file can break.
 struct StrategyRule {
   std::vector<std::string> keys;  ///< pointers of all keys that it reads; errors are reported at the first given one
   std::string doc;                ///< the rule, as a sentence

@@ -42,7 +42,8 @@ TransportChoice transport_named(const std::string& word);
 /// the CPU.
 bool has(TransportChoice choice, unsigned traits);
 
-/// Returns the words of all transports that have one of `traits`, or none of them: "nccl or cuda_host".
+/// These return the words of all transports that have one of `traits`, and of those that have none of them: "nccl or
+/// cuda_host".
 std::string transports_with(unsigned traits);
 std::string transports_without(unsigned traits);
 

@@ -52,7 +52,7 @@ class DistributedSampler {
   void end_step();
 
   /// This rank takes from now on the microbatches of `run` in each step, whatever the options say. Call it between two
-  /// steps. `consumed` moves on where a run is over. Errors: 78 for a run that is empty or reaches beyond a step's
+  /// steps. `consumed` increases when a run is over. Errors: 78 for a run that is empty or reaches beyond a step's
   /// microbatches, or for a call within a step.
   absl::Status deal(const MicrobatchRun& run);
   /// Returns the run that this rank takes; an empty one if the options say which microbatches it takes.
@@ -74,7 +74,7 @@ class DistributedSampler {
   std::int64_t dropped_samples() const;
 
   SamplerCursor cursor() const;
-  /// Goes on behind `cursor`, which may come from another number of ranks or another batch: the global order continues
+  /// Continues after `cursor`, which may come from another number of ranks or another batch: the global order continues
   /// where it stopped, provided that it was taken between two steps. Error: 78 if seed, shuffling or samples differ.
   absl::Status resume(const SamplerCursor& cursor);
 

@@ -68,7 +68,7 @@ class SharedVersions final : public at::impl::VariableHooksInterface {
 }  // namespace
 
 void share_version_with_data(bool (*is_watched)(const at::TensorBase& tensor)) {
-  // The object is never destroyed: LibTorch may ask until the process ends.
+  // The object is never destroyed: LibTorch may use it until the process ends.
   [[maybe_unused]] static const bool done = [&] {
     at::impl::SetVariableHooks(new SharedVersions(*at::impl::GetVariableHooks(), is_watched));
     return true;

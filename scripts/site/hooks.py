@@ -6,7 +6,7 @@ Pages are written for a reader of the repository: a link may lead out of docs/, 
 - a source is a page below project/ that shows it,
 - any other file is copied below project/.
 A link whose text is the file name of its page shows that page's title.
-A folder, and a file that is not there, are warnings, which end the build.
+A link to a folder, or to a file that is not there, is a warning, which ends the build.
 """
 
 import os

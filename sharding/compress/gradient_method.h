@@ -41,7 +41,7 @@ struct MethodSite {
   std::int64_t numel() const { return shape.layout.numel(); }
   /// Returns the random numbers of a method that draws the same ones on all ranks.
   DrawStream common_draws(std::int64_t seed) const { return {seed, numbers.front(), -1}; }
-  /// Returns those of a method of which each rank draws its own.
+  /// Returns the random numbers of a method of which each rank draws its own.
   DrawStream own_draws(std::int64_t seed) const { return {seed, numbers.front(), rank}; }
 };
 

@@ -12,8 +12,8 @@ namespace tessera {
 namespace {
 
 /// signSGD with majority vote (Bernstein et al., arXiv 1810.05291, algorithm 1): each rank sends the signs of its
-/// contribution, a bit an element, to the rank that counts its votes. That rank sends the majority's signs to all, also
-/// a bit an element. Nothing is kept. The sum is the number of ranks with that sign, so the mean gradient is 1 or
+/// contribution, a bit an element, to the rank that counts these votes. That rank sends the majority's signs to all,
+/// also a bit an element. Nothing is kept. The sum is the number of ranks with that sign, so the mean gradient is 1 or
 /// -1 everywhere.
 ///
 /// A value of 0 votes + and - by turns. A tie is decided so: + in an even step at even places of the flat buffer, and

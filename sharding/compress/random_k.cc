@@ -17,8 +17,8 @@ namespace tessera {
 namespace {
 
 /// Random-k: each rank adds to its contribution what its earlier ones lacked, and sends some elements of the sum. They
-/// are drawn anew for each reduction, the same on all ranks. So no places travel, and values are summed by an ordinary
-/// all-reduce of fp32; the other elements are kept.
+/// are drawn anew for each reduction, the same on all ranks. So no indices are sent, and values are summed by an
+/// ordinary all-reduce of fp32; the other elements are kept.
 ///
 /// The buffer is cut into as many pieces as elements are sent, with lengths that differ by one at most. One element
 /// of each piece is drawn. If it lies in a gap, it is sent as zero. An element waits for 1 / share reductions on
@@ -78,7 +78,7 @@ absl::Status RandomK::sum(Collectives& group, std::string_view label, float* dat
 
 }  // namespace
 
-/// Places lie behind the values, and stay here.
+/// The indices of the elements lie behind the values, and are not sent.
 MethodLayout layout_of(const RandomKConfig& method, const GroupShape& group, int) {
   const std::int64_t count = count_of(group, method.fraction);
   return {{in_lines(group.layout.numel()), in_lines(2 * count)}, {{Exchange::kAllReduce, count}}};

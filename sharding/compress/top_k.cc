@@ -28,8 +28,8 @@ namespace {
 /// add their g to both.
 class TopK final : public GradientMethod {
  public:
-  /// Sends `count` elements of a flat buffer of `numel`. `kept` has `numel` elements in whole lines, and twice as many
-  /// with momentum. `work` has 2 count (ranks + 1) elements.
+  /// Sends `count` elements of a flat buffer of `numel`. `kept` has `numel` elements, rounded up to whole cache lines,
+  /// and twice as many with momentum. `work` has 2 count (ranks + 1) elements.
   TopK(std::int64_t numel, std::int64_t count, float momentum, float* kept, float* work);
 
   void begin_step(std::int64_t step) override { first_of_step_.begin_step(step); }
@@ -42,7 +42,7 @@ class TopK final : public GradientMethod {
   const std::size_t count_;
   const std::span<float> kept_;
   const float momentum_;
-  float* const moving_;  ///< [numel]: u; null without momentum
+  float* const moving_;  ///< [numel]: the momentum u; null without momentum
   FirstOfStep first_of_step_;
   float* const own_;
 };

@@ -69,13 +69,13 @@ std::unique_ptr<at::ObserverContext> on_backward(const at::RecordFunction& node)
   return pin(applied().units_of({node.forwardThreadId(), node.seqNr()}));
 }
 
-void on_end(const at::RecordFunction&, at::ObserverContext*) {}  // the destructor of the context unpins
+void on_end(const at::RecordFunction&, at::ObserverContext*) {}  // the destructor of the context unpins the units
 
 }  // namespace
 
 void note_function(const at::RecordFunction& function, const Units& units) {
   if (function.seqNr() < 0 || !at::GradMode::is_enabled()) return;
-  // A program without such functions does not pay for a look at each node.
+  // A program without such functions does not pay for a check of each node.
   static const at::CallbackHandle watching = at::addGlobalCallback(
       at::RecordFunctionCallback(&on_backward, &on_end).scopes({at::RecordScope::BACKWARD_FUNCTION}));
   static_cast<void>(watching);

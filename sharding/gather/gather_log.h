@@ -19,7 +19,7 @@ class GatherLog {
  public:
   static constexpr int guard_code(int unit) { return -2 - unit; }
 
-  /// `recent`: the number of units, the root apart (it has a slot of its own), that several hosts would hold gathered
+  /// `recent`: the number of units, without the root (it has a slot of its own), that several hosts would hold gathered
   /// at once (see `note_use`).
   explicit GatherLog(std::size_t recent) : most_recent_(recent) { recent_.reserve(recent); }
 

@@ -78,7 +78,7 @@ std::unique_ptr<at::ObserverContext> on_start(const at::RecordFunction& function
   return pin(units);
 }
 
-void on_operator_end(const at::RecordFunction&, at::ObserverContext*) {}  // the destructor of the context unpins
+void on_operator_end(const at::RecordFunction&, at::ObserverContext*) {}  // the context's destructor unpins the units
 
 Mutex watchers_mutex;
 int watchers ABSL_GUARDED_BY(watchers_mutex) = 0;

@@ -28,7 +28,7 @@ class OpWatch {
 };
 
 /// Makes sure that DataWait::parameter_is_read is called before the next operator on this thread that reads a
-/// parameter, and returns true. Where an OpWatch lives, that happens anyhow. Otherwise, if `looks`, it watches this
+/// parameter, and returns true. If an OpWatch lives, it does that anyway. Otherwise, if `looks`, it watches this
 /// thread's operators until then, which costs some allocations of LibTorch. If not `looks`, it does nothing and returns
 /// false.
 bool watch_for_first_read(bool looks);

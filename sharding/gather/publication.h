@@ -19,8 +19,8 @@ namespace tessera {
 /// (Collectives::gathers_in_background).
 ///
 /// The engine starts a group when the group has been updated. Its storage refuses access until all parts of it have
-/// come, and the first operator that reads it waits. All ranks have begun by then, in their steps, so a rank may also
-/// read alone.
+/// come, and the first operator that reads it waits. All ranks have begun the gathers by then, in their steps, so one
+/// rank may also read alone.
 class Publication final : public UnitKeeper {
  public:
   /// `form`: the codec on the wire, which must not be lossy.

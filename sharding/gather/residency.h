@@ -75,7 +75,7 @@ class Residency final : public UnitKeeper {
             OnFailure on_failure);
   ~Residency();
 
-  /// Gathers `unit` if need be, waits for it, pins it, and prefetches what follows. Pair with `unpin`.
+  /// Gathers `unit` if necessary, waits for it, pins it, and prefetches what follows. Pair with `unpin`.
   void use(Unit& unit) override;
   /// Gathers, waits and pins as `use` does, but outside the schedule, and in a slot beyond the plan if all planned ones
   /// are taken.
@@ -136,7 +136,7 @@ class Residency final : public UnitKeeper {
     std::vector<Work> pending;
     bool is_exact = false;      ///< it was made for `hold`, and is not rounded
     bool is_coming = false;     ///< this rank's part is on its way from the source
-    bool is_from_copy = false;  ///< it began at the second copy
+    bool is_from_copy = false;  ///< it gathers from the second copy
     CallBegin begun;
   };
 

@@ -13,7 +13,7 @@ namespace tessera {
 struct AxisPlacement {
   bool shard = false;      ///< cut over the shard axis
   bool replicate = false;  ///< cut over the replicate axis
-  /// Where both axes cut: the replicate axis cuts first, and the shard axis what is left; otherwise the reverse.
+  /// If both axes cut: true: the replicate axis cuts first, and the shard axis cuts what is left; false: the reverse.
   bool replicate_first = false;
 };
 

@@ -90,7 +90,7 @@ std::size_t Schedule::distance(int unit) const {
   return next_[index(unit)] == kNowhere ? kNever : next_[index(unit)] - cursor_;
 }
 
-/// Returns a higher number, the later a unit is used. Unlike a distance it changes only with events of the unit.
+/// Returns a number that is higher the later a unit is used. Unlike a distance it changes only with events of the unit.
 std::size_t Schedule::lateness(int unit) const {
   if (!record_.empty()) return next_[index(unit)];
   return last_use_[index(unit)] == 0 ? kNever : kNever - last_use_[index(unit)];

@@ -20,7 +20,7 @@ namespace tessera {
 /// (another branch) is simply recorded anew. Passes without a backward (evaluation) belong to the round that follows
 /// them. If that round ends like the record, the record stays.
 ///
-/// Costs: every call takes O(log units); that of `use` and `end_round` is amortised over the entries of a round.
+/// Costs: every call takes O(log units); the cost of `use` and `end_round` is amortised over the entries of a round.
 /// Nothing is allocated once rounds are alike. Memory: some words for each unit and each entry of the record, and for
 /// the round under way, of which only the last kLongestRound entries are kept.
 class Schedule {
@@ -29,15 +29,15 @@ class Schedule {
   static constexpr std::size_t kLongestRound = std::size_t{1} << 16;
 
   /// Units are 0 ... units - 1, none of them held. `ahead`: how many distinct units `next_missing` looks at.
-  /// `uncounted`, if any, does not count among these: it is a unit that takes no slot from others, and is looked at
-  /// beside them.
+  /// `uncounted`, if any, does not count among these: it is a unit that takes no slot from others, and is looked at in
+  /// addition.
   Schedule(int units, std::size_t ahead, int uncounted = -1);
 
-  /// Tells that `unit` is used now. Follows the record: the cursor moves behind this use in it. If no such use is
-  /// ahead, the cursor stays; only the unit that the record begins with moves it, since a forward pass begins with
-  /// that.
+  /// Tells that `unit` is used now. Follows the record: the cursor moves behind this use in it. If the record has no
+  /// such use ahead, the cursor stays. Only the record's first unit then moves it back to the beginning, since a
+  /// forward pass begins with this unit.
   void use(int unit);
-  /// Ends the round. The round just seen becomes the record if it differs from it.
+  /// Ends the round. The round that ends becomes the record if it differs from the present one.
   void end_round();
 
   bool recorded() const { return !record_.empty(); }
@@ -54,14 +54,15 @@ class Schedule {
   void give_up(int unit);
 
   /// Returns the unit to prefetch: the first that is not held among the next `ahead` distinct units that the record
-  /// says will be used; -1 if all are held. `uncounted` counts too, if it is used before the last of them.
+  /// says will be used; -1 if all are held. `uncounted` may be returned too, if it is used before the last of these
+  /// units.
   int next_missing();
-  /// Returns the unit to evict: of the held units that `may_go(unit)` allows, the one that is used last. Where several
-  /// are, the lowest number is taken. Returns -1 if none is used later than `later_than`, a distance. Every unit that
-  /// may not go adds cost.
+  /// Returns the unit to evict: of the held units that `may_go(unit)` allows, the one whose next use is farthest away.
+  /// If several have the same distance, it takes the lowest number. Returns -1 if no such unit has a distance above
+  /// `later_than`. Each held unit that may not go adds to the cost of the call.
   template <class MayGo>
   int farthest_held(std::size_t later_than, const MayGo& may_go);
-  /// Returns the unit to evict without a limit: it may be used at any time.
+  /// Does the same without a limit on the distance.
   template <class MayGo>
   int farthest_held(const MayGo& may_go);
 
@@ -82,18 +83,19 @@ class Schedule {
   std::vector<int> record_;     ///< the round that is followed
   std::vector<int> seen_;       ///< the round under way
   int last_ = -1;               ///< the unit used last in the round
-  bool has_tolerated_ = false;  ///< the last round only ended like the record
+  bool has_tolerated_ = false;  ///< the last round differed from the record, but ended like it
   std::size_t cursor_ = 0;      ///< entries of record_ before it are over
   /// [position in the record]: position of the same unit's next entry, or kNowhere
   std::vector<std::size_t> following_;
   std::vector<std::size_t> next_;  ///< [unit]: its first position at or behind the cursor, or kNowhere
-  /// Entries [cursor_, window_end_) have window_units_ distinct units, `ahead_` at most, and perhaps uncounted_.
+  /// Entries [cursor_, window_end_) use window_units_ distinct units, at most `ahead_`. uncounted_ may be used there in
+  /// addition.
   std::size_t window_end_ = 0, window_units_ = 0;
   std::size_t uses_ = 0;               ///< number of uses before there is a record
   std::vector<std::size_t> last_use_;  ///< [unit]: the number of its last use, counted from 1, before there is a record
   Tournament held_;                    ///< held units, ranked by lateness
   Tournament missing_;                 ///< units not held that are used again, the next one first
-  std::vector<int> aside_;             ///< units that a search found may not go
+  std::vector<int> aside_;             ///< held units of which a search found that they may not go
 };
 
 template <class MayGo, class IsFar>

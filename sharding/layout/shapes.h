@@ -17,9 +17,9 @@ struct MatrixShape {
   friend bool operator==(const MatrixShape&, const MatrixShape&) = default;
 };
 
-/// States that an optimizer keeps for whole tensors that are dealt to owners, in addition to states of single elements:
-/// states of shapes of their own, such as a number for each row. They lie in a flat buffer of their own: all states of
-/// the first tensor, then those of the second, ...
+/// States that an optimizer keeps for whole tensors (which are dealt to owners), in addition to states of single
+/// elements. Each has a shape of its own, such as a number for each row. They lie in a flat buffer of their own: all
+/// states of the first tensor, then those of the second, ...
 struct TensorStates {
   Layout layout;  ///< layout of all states
   /// [tensors + 1]: index of the first state of each tensor; empty: there are none
@@ -31,15 +31,15 @@ struct TensorStates {
   Extent extent_of(std::size_t tensor) const;
 };
 
-/// One flat group of a unit: parameters of one dtype. All train or all are frozen, and all are updated element by
+/// One flat group of a unit: parameters of one dtype. All of them train, or all are frozen. All are updated element by
 /// element, or all as matrices.
 struct GroupShape {
   DType dtype = DType::kF32;
   bool trainable = true;
   Layout layout;
   std::vector<MatrixShape> matrices = {};  ///< shape of each tensor, where tensors are updated as matrices; else empty
-  /// Shape of each tensor as its elements lie in memory, where gradients are sent as factors; it has no rows where the
-  /// tensor has fewer than two dimensions. It is empty otherwise.
+  /// Shape of each tensor as its elements lie in memory, where gradients are sent as factors; a tensor with fewer than
+  /// two dimensions has no rows. The list is empty where gradients are not sent as factors.
   std::vector<MatrixShape> factored = {};
   TensorStates tensor_states = {};  ///< states of `matrices`
   std::int64_t gathered_bytes() const { return layout.numel() * static_cast<std::int64_t>(size_of(dtype)); }

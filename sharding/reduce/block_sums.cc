@@ -49,7 +49,8 @@ void BlockSums::join_own_part(const FlatGroup& group, std::span<const float* con
   }
 }
 
-/// If one of this rank's sums lies in `group.gradient`, each piece of it is sent before the result overwrites it.
+/// If one of this rank's sums lies in `group.gradient`, each piece of that sum is sent before the result overwrites the
+/// piece.
 void BlockSums::join_shares(const FlatGroup& group, std::span<const float* const> own) {
   const std::int64_t all = group.layout.numel(), at_once = world_.size() * plan_.sums().block_piece_numel;
   for (std::int64_t begin = 0; begin < all; begin += at_once) {

@@ -17,13 +17,13 @@
 
 namespace tessera {
 
-/// Joins the sums of ranks whose runs of microbatches cut subtrees ("reproducible" with last_microbatch,
+/// Joins the sums of ranks whose runs of microbatches are not whole subtrees ("reproducible" with last_microbatch,
 /// cuts_subtrees), so that the sum over all ranks is the tree over all microbatches, bit for bit.
 ///
 /// A rank's run consists of nodes of the tree (blocks_of), and the rank has the sum of each. Every rank gets its piece
 /// of all these sums by an all-to-all, and adds them in the order of the tree. Where gradients are cut over all ranks,
-/// that is the part of them that it keeps. Otherwise ranks share the work, and an all-gather follows. The exchange goes
-/// piece by piece (SumPlan::block_piece_numel), so that it needs little memory.
+/// this piece is the part of the gradients that the rank keeps. Otherwise ranks share the work, and an all-gather
+/// follows. The exchange goes piece by piece (SumPlan::block_piece_numel), so that it needs little memory.
 ///
 /// Reducer owns one, and calls it in `finish`. All ranks make the same calls. Errors of transports are thrown as
 /// tessera::Error.
@@ -38,17 +38,20 @@ class BlockSums {
   void deal(const MicrobatchOrder& order);
   /// Returns the counter of this rank's run.
   SumCounter counter() const { return {order_.run_of(world_.rank()), order_.all()}; }
-  /// Returns the nodes of this rank's run, as far as no other rank has made them again.
+  /// Returns the number of nodes in that part of this rank's run which no other rank has made again.
   int own_blocks() const { return static_cast<int>(blocks_of(order_.kept_of(world_.rank()), order_.all()).size()); }
-  /// Returns whether this rank's run is its own to the end, so that its last sum stayed where its leaf was.
+  /// Returns whether no other rank has made the end of this rank's run again, so that the run's last sum stayed where
+  /// its leaf was.
   bool has_whole_run() const { return order_.kept_of(world_.rank()) == order_.run_of(world_.rank()); }
-  /// Returns how many microbatches of others, that this rank has made again, count.
+  /// Returns how many of the other ranks' microbatches that this rank has made again count.
   int made_again() const {
     return static_cast<int>(std::ranges::count(order_.made_again, world_.rank(), &MadeAgain::rank));
   }
-  /// Makes `group.gradient` of the sums that ranks have of whole gradients, and shows it to `visitor`, which is null on
-  /// a GPU. `own`: the sums of this rank's nodes, in order, and then the leaves that it has made again, by their turns;
-  /// any one of them may lie in `group.gradient`.
+  /// Computes `group.gradient` from the sums of whole gradients that ranks have, and shows it to `visitor`, which is
+  /// null on a
+  /// GPU. `own`: the sums
+  /// of this rank's nodes, in order, and then the leaves that it has made again, by their turns; any one of them may
+  /// lie in `group.gradient`.
   void join(const FlatGroup& group, std::span<const float* const> own, GradientVisitor* visitor);
   /// The bytes that this rank has sent so far.
   std::int64_t sent_bytes() const { return sent_bytes_; }

@@ -21,7 +21,8 @@ bool lies_alike(const at::Tensor& gradient, const FlatParameter& flat) {
          gradient.sizes() == at::IntArrayRef(flat.sizes) && gradient.strides() == at::IntArrayRef(flat.strides);
 }
 
-/// Returns whether the bytes of `gradient` may be copied. LibTorch copies large ones, perhaps with several threads.
+/// Returns whether the bytes of `gradient` are copied here. LibTorch copies large gradients, perhaps with several
+/// threads.
 bool is_copied_bytewise(const at::Tensor& gradient, DType dtype, const FlatParameter& flat) {
   return gradient.scalar_type() == scalar_type_of(dtype) && lies_alike(gradient, flat) &&
          (gradient.numel() < at::internal::GRAIN_SIZE || at::get_num_threads() == 1);
@@ -39,8 +40,8 @@ void put(const at::Tensor& view, const at::Tensor& gradient, bool adds) {
   }
 }
 
-/// Does what `put` does; where the two lie alike, it works in pieces, and squares each while it is in cache. Returns
-/// the sum of the squares of all of `view`, whose memory of `dtype` is at `place`.
+/// Does what `put` does. If `gradient` and `view` have the same order in memory, it works in pieces, and squares each
+/// piece while it is in cache. Returns the sum of the squares of all of `view`, whose memory of `dtype` is at `place`.
 double put_and_square(const at::Tensor& view, const at::Tensor& gradient, bool adds, const FlatParameter& flat,
                       std::byte* place, DType dtype) {
   const std::int64_t numel = view.numel();

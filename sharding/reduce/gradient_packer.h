@@ -25,8 +25,8 @@ class GradientPacker {
 
   /// Number of parameters that train.
   std::int64_t trainable() const { return trainable_; }
-  /// Sets which parameters are expected to get a gradient each time, from the next `begin` on: those with `used`
-  /// [trainable parameter of the unit, in group order] set. All are expected before the first call.
+  /// Sets which parameters are expected to get a gradient each time, from the next `begin` on: those whose entry in
+  /// `used` [trainable parameter of the unit, in group order] is set. All are expected before the first call.
   void expect(std::span<const char> used);
   bool expects_any() const { return usually_missing_ > 0; }
   /// Returns whether every expected gradient has come since `begin`. Once an unexpected gradient has come, all are
@@ -66,7 +66,7 @@ class GradientPacker {
   };
   /// The knowledge of this object about one group.
   struct Part {
-    std::vector<char> arrived, used;            ///< [parameter]: whether it has come since `begin`; since `reset`
+    std::vector<char> arrived, used;            ///< [parameter]: its gradient has come since `begin`; since `reset`
     std::vector<char> expected;                 ///< [parameter]: see `expect`
     std::vector<std::vector<PlaceView>> views;  ///< [parameter]: views of its usual places, on a GPU
     std::vector<double> squares;                ///< [parameter]: square of the values at its place; empty: not kept

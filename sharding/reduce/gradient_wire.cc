@@ -55,7 +55,7 @@ void GradientWire::sum_by(const std::shared_ptr<CommHook>& hook) {
       if (!group->trainable) continue;
       Feedback& feedback = feedback_[static_cast<std::size_t>(unit->index)][group->index];
       feedback.method = std::make_unique<CommHookMethod>(*group, hook, buckets++);
-      feedback.wire_bytes = group->layout.numel() * 4;  // the plan does not know what the hook sends
+      feedback.wire_bytes = group->layout.numel() * 4;  // as if fp32: the plan does not know what the hook sends
     }
   }
 }

@@ -22,14 +22,14 @@ namespace tessera {
 /// Reducer owns one, and the thread that runs backward calls it.
 class GradientWire {
  public:
-  /// `feedback`: memory of MemoryCategory::kFeedback, of zeros; it becomes full.
+  /// `feedback`: memory of MemoryCategory::kFeedback, all zeros; this object takes all of it.
   GradientWire(const ReduceSetup& setup, std::vector<Unit*> units, Arena feedback);
 
   /// Lets a program's rule make the sums of all gradients (Reducer::sum_by).
   void sum_by(const std::shared_ptr<CommHook>& hook);
   /// Turns methods on or off from the next reduction on (Reducer::use_methods).
   void use_methods(bool on, std::int64_t step);
-  /// Begins the next step. Its first reduction is one even if the step's number stays the same.
+  /// Begins the next step. Its first reduction counts as the first of a step even if the step's number stays the same.
   void reset();
 
   /// Returns how the sum over the shard axis, or the replicate axis, is made.

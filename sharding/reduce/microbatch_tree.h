@@ -20,9 +20,9 @@
 namespace tessera {
 
 /// Joins the gradients of this rank's microbatches into the step's tree ("reproducible"): a microbatch's gradients, or
-/// their sum over ranks, are a leaf, and sums join by a binary counter (SumCounter). Here lie the sums that wait. Where
-/// a rank's microbatches are no subtree, BlockSums makes the sum of ranks. Without "reproducible" there is no tree, and
-/// nothing waits.
+/// their sum over ranks, are a leaf, and sums join by a binary counter (SumCounter). It holds the sums that wait. Where
+/// a rank's microbatches are not a subtree, BlockSums makes the sum over ranks. Without "reproducible" there is no
+/// tree, and nothing waits.
 ///
 /// Reducer owns one, and the thread that runs backward calls it.
 class MicrobatchTree {
@@ -38,11 +38,11 @@ class MicrobatchTree {
     if (blocks_) blocks_->deal(order);
   }
 
-  /// Says that the microbatch that comes next is another rank's (Reducer::begin_backup).
+  /// Says that the next microbatch belongs to another rank (Reducer::begin_backup).
   void begin_backup(std::optional<int> turn) { backup_ = turn; }
 
-  /// Returns the place where the sum of this microbatch will wait, if its gradients go there themselves, since no other
-  /// sum waits there; else null.
+  /// Returns the place of this microbatch's sum, if its gradients are written there directly (no other sum waits
+  /// there); else null.
   float* leaf_of(const FlatGroup& group) const;
   /// Returns the place for the sum of this reduction and of all sums that it joins.
   float* place_of_sum(const FlatGroup& group) const;
@@ -55,12 +55,13 @@ class MicrobatchTree {
   };
   Joined joined_by(const FlatGroup& group) const;
 
-  /// Joins a leaf, which holds this rank's gradients of the microbatch, to the sums that wait. That of another rank's
-  /// microbatch stays in a place of its own.
+  /// Joins a leaf, which holds this rank's gradients of the microbatch, to the sums that wait. The leaf of another
+  /// rank's microbatch stays in a place of its own.
   void join_leaf(const FlatGroup& group, float* leaf) const;
-  /// Makes a group's sum from the sums that ranks have of the nodes of their runs; `last` is this rank's last one. The
-  /// sum is there when this returns, or queued on a GPU. Returns the bytes that this rank has sent. `visitor`: null on
-  /// a GPU. REQUIRES: `has_blocks`.
+  /// Makes a group's sum from the sums that ranks have of the nodes of their runs; `last`: the last of this rank's
+  /// sums. The sum is there when this returns, or queued on a GPU. Returns the bytes that this rank has sent.
+  /// `visitor`: null on a
+  /// GPU. REQUIRES: `has_blocks`.
   std::int64_t join_blocks(const FlatGroup& group, const float* last, GradientVisitor* visitor);
   /// This is called when one more of this rank's microbatches has joined the tree.
   void end_microbatch() { round_ += backup_ ? 0 : 1; }
@@ -74,8 +75,8 @@ class MicrobatchTree {
   const ReduceSetup setup_;
   const SumMemory memory_;
   std::vector<float*> waiting_;      ///< [unit]: sums that wait [place, element of the unit]; null: none wait
-  std::optional<BlockSums> blocks_;  ///< set where SumPlan::block_sums
-  std::int32_t round_ = 0;           ///< this rank's microbatches that have joined the tree since `reset`
+  std::optional<BlockSums> blocks_;  ///< set if SumPlan::block_sums
+  std::int32_t round_ = 0;           ///< number of this rank's microbatches that have joined the tree since `reset`
   std::optional<int> backup_;        ///< the argument of the last `begin_backup` since `reset`
 };
 

@@ -31,7 +31,7 @@ void NotesExchange::write(const Notes& notes) const {
   const Unrecorded unrecorded;
   const auto numel = static_cast<std::int64_t>(values.size());
   const at::Tensor there = flat_view(notes.values.data(), DType::kF32, numel, setup_.device.device);
-  // LibTorch copies `values` first, so it may go.
+  // LibTorch copies `values` first, so the vector may be destroyed before the copy to the GPU.
   there.copy_(flat_view(values.data(), DType::kF32, numel, at::kCPU), /*non_blocking=*/true);
 }
 

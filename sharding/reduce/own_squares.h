@@ -13,8 +13,8 @@
 namespace tessera {
 
 /// Measures this rank's own gradients, before they become sums ("noise_scale"): on the CPU on their way into buckets
-/// (GradientPacker), on a GPU in buckets (GradientSquares). Reducer owns one, and the thread that runs backward calls
-/// it; Reducer's functions of the same names say when.
+/// (GradientPacker), on a GPU in buckets (GradientSquares). Reducer's functions of the same names say when to call
+/// which.
 class OwnSquares {
  public:
   /// `units` and `buckets` must outlive this object.
@@ -28,9 +28,9 @@ class OwnSquares {
   /// Begins the next step.
   void reset();
 
-  /// A unit's reduction begins, and may change the values in its bucket after this.
+  /// This is called when a unit's reduction begins, which may then change the values in its bucket.
   void before_reduction(const ReducedUnit& unit);
-  /// All gradients of a unit have gone into its reduction.
+  /// This is called when all gradients of a unit have gone into its reduction.
   void after_reduction(const ReducedUnit& unit);
 
  private:

@@ -7,8 +7,8 @@
 
 namespace tessera {
 
-/// Copies of gradients to their places in buckets, which wait on a GPU to be started together: starting one copy costs
-/// the host about as much as starting a hundred. The caller must `flush` before anything reads a place.
+/// Copies of gradients to their places in buckets. On a GPU the copies wait, and are started together: starting one
+/// copy costs the host about as much as starting a hundred. The caller must `flush` before anything reads a place.
 class PendingCopies {
  public:
   /// `place`: a view of a bucket, of any dtype. It must not be the place of a copy that waits already.

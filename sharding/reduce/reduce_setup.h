@@ -18,7 +18,7 @@ struct ReducerCounts {
   double reduction_seconds = 0;       ///< spent in reductions, including waits for other ranks
   std::int64_t overflow_buckets = 0;  ///< buckets beyond the plan, for gradients that came in another order
   std::int64_t overflow_bytes = 0;    ///< bytes of buckets and scratch beyond the plan, held now
-  std::int64_t overflow_peak = 0;     ///< largest number since `Reducer::reset`
+  std::int64_t overflow_peak = 0;     ///< largest `overflow_bytes` since `Reducer::reset`
 
   /// Adds memory beyond the plan.
   void hold(std::int64_t bytes) {

@@ -13,7 +13,7 @@
 
 namespace tessera {
 
-/// A unit's gradients between backward and their sum. Reducer has one for each unit, and its parts get it.
+/// A unit's gradients between backward and their sum. Reducer has one for each unit, and passes it to its parts.
 struct ReducedUnit {
   enum class Phase : std::uint8_t { kIdle, kFilling, kReady };
   /// Memory for the gradients until they are reduced, or for their sum.
@@ -33,7 +33,8 @@ struct ReducedUnit {
   Memory sum;            ///< used if units are updated in backward
   bool reduced = false;  ///< whether it was reduced in this round
   bool has_sum = false;  ///< whether `gradient` holds a sum since `reset`, or will hold it
-  /// Used by one rank alone: gradients taken in this round, and how many of them `Reducer::on_reduced` has heard of.
+  /// Used if there is only one rank: the gradients taken in this round, and how many had come at the last call of
+  /// `Reducer::on_reduced`.
   std::int64_t taken = 0, told = 0;
 };
 

@@ -19,7 +19,7 @@ namespace tessera {
 // through `order_` and reduces units for as long as the next one is ready. `reduce` starts the reduction of a unit and
 // then lets earlier ones go on (Reductions). `finish` reduces the rest at the end of a backward, then late gradients,
 // and ends all reductions. Where gradients accumulate in place, everything happens in `finish`. Under "reproducible"
-// each microbatch's gradients are made anew there, and `end_microbatch` joins them to the sums that wait.
+// these places hold the gradients of one microbatch, and `end_microbatch` joins them to the sums that wait.
 
 Reducer::Reducer(const MemoryPlan& plan, std::vector<Unit*> units, const MeshAxes& axes, Memory memory,
                  ComputeDevice device, GradientVisitor* visitor)
@@ -61,7 +61,7 @@ void Reducer::take(FlatGroup& group, std::size_t parameter, bool counts) {
   if (setup_.makes_tree() && !setup_.accumulates()) expect_in_leaf(unit, group, parameter);
   if (on_gradient_) on_gradient_();
   if (group.unit->use_log) group.unit->use_log->note_gradient(group.unit->index);
-  const bool was_ready = unit.phase == ReducedUnit::Phase::kReady;  // an unexpected further gradient is added
+  const bool was_ready = unit.phase == ReducedUnit::Phase::kReady;  // if so, this gradient is unexpected, and is added
   if (unit.phase == ReducedUnit::Phase::kIdle) open(unit);
   const bool is_usual_bucket = unit.bucket.overflow.bytes() == 0 && unit.sum.overflow.bytes() == 0;
   std::byte* const bucket = buckets_.of(unit, group);
@@ -257,9 +257,9 @@ void Reducer::finish(bool reduce_now, bool has_batch) {
   order_.completed.clear();
 }
 
-/// Reduces units once more whose gradients came after their reduction, on all ranks. If every gradient is waited for,
-/// only a module's code makes a gradient late, and that code is the same on all ranks. Otherwise ranks that took
-/// different branches may differ, so they exchange which units are late.
+/// Reduces units again, on all ranks, if gradients came after their reduction. If every gradient is waited for, only a
+/// module's code makes a gradient late, and that code is the same on all ranks. Otherwise ranks that took different
+/// branches may differ, so they exchange which units are late.
 void Reducer::reduce_late(bool has_batch) {
   const bool may_differ = !expects_all_ && setup_.axes.control->size() > 1;
   const std::vector<char> late = may_differ ? late_anywhere() : std::vector<char>();

@@ -40,13 +40,13 @@ namespace tessera {
 /// of their definition, later the order in which rank 0 completed them in the first step. A unit that a rank did not
 /// use takes part with zeros, at the latest when backward ends. So ranks may take different branches.
 ///
-/// Parameters that no rank used in the last step (`expect`) are not waited for, so that their units keep no bucket from
-/// the others. When the set of used parameters changes, the step of the change may need buckets beyond the plan, and
-/// the ranks agree on the order again.
+/// Parameters that no rank used in the last step (`expect`) are not waited for, so that their units do not hold buckets
+/// that others need. When the set of used parameters changes, the step of the change may need buckets beyond the plan,
+/// and the ranks agree on the order again.
 ///
 /// The way of a gradient: `.grad` (parameter dtype) -> bucket (reduce dtype; one copy) -> sum over ranks (fp32) ->
-/// `FlatGroup::gradient`. Sums are plain: 1/N, loss scale and clip enter in the optimizer's pass. The last sum of the
-/// way adds onto earlier microbatches and shows the result to a GradientVisitor, all while it is in cache.
+/// `FlatGroup::gradient`. Sums are plain: 1/N, loss scale and clip enter in the optimizer's pass. The last of these
+/// sums is added to those of earlier microbatches and shown to a GradientVisitor, all while it is in cache.
 ///
 /// Reducer decides when a unit is reduced. Its parts do the rest: UnitBuckets gives memory, GradientWire says what is
 /// sent, Reductions makes sums over ranks, MicrobatchTree those over microbatches, and NotesExchange sends what ranks
@@ -72,7 +72,8 @@ namespace tessera {
 /// The thread that runs backward makes all calls. Errors of transports are thrown as tessera::Error.
 class Reducer final : private ReductionEnds {
  public:
-  /// Gets a unit whose gradients are summed, or will be where work is queued; they stay in place until this returns.
+  /// Gets a unit whose gradients are summed or, where work is queued, will be. The gradients stay in place until this
+  /// returns.
   using OnSummed = std::function<void(Unit& unit, const UnitAgreement& agreed)>;
 
   /// Gets a unit whose sum of this round is there (FlatGroup::gradient of its groups), or is queued where work is
@@ -95,7 +96,7 @@ class Reducer final : private ReductionEnds {
   /// Sets who updates units in backward.
   void on_summed(OnSummed update) { on_summed_ = std::move(update); }
 
-  /// Sets the function that hears of sums.
+  /// Sets the function that is called for each unit's sum.
   void on_reduced(OnReduced told) { on_reduced_ = std::move(told); }
   /// `told` is called each time that a gradient has come.
   void on_gradient(std::function<void()> told) { on_gradient_ = std::move(told); }
@@ -115,7 +116,8 @@ class Reducer final : private ReductionEnds {
   /// Does the same on a GPU, where `squares` adds up the squares of values in buckets. It must outlive its last use,
   /// and may be replaced between steps.
   void square_by(GradientSquares& squares) { own_.square_by(squares); }
-  /// Says whether gradients are squared on their way into buckets, or there. It is called when a backward begins, alike
+  /// Sets whether gradients are squared: on their way into buckets, or in buckets on a GPU. It is called when a
+  /// backward begins, alike
   /// in all backwards of a step. REQUIRES: `keep_own_squares` or `square_by` was called.
   void square_own(bool on) { own_.square(on); }
   /// Returns whether this rank contributes the gradients of each microbatch, so that each can be measured; otherwise it
@@ -126,8 +128,8 @@ class Reducer final : private ReductionEnds {
   /// GPU the norm is added to the step's norm there (GradientSquares::take), and the result is 0.
   double take_own_square() { return own_.take(order_.units); }
 
-  /// A rank without a batch calls it where the others begin the reduction of a unit, in the agreed order: it takes part
-  /// with zeros.
+  /// A rank without a batch calls this where the others begin the reduction of a unit, in the agreed order: it takes
+  /// part with zeros.
   void reduce_nothing();
 
   /// Lets a program's rule make the sums of all gradients, over any transport.
@@ -147,8 +149,9 @@ class Reducer final : private ReductionEnds {
   /// before `finish` of a microbatch's last backward.
   void end_microbatch(bool counts = true);
 
-  /// Says that the microbatch that comes next is another rank's ("deal.backups"). `turn`: how many such microbatches
-  /// this rank has made before it in the step. Without a turn it is one of this rank's run, as at a step's beginning.
+  /// Says that the next microbatch belongs to another rank ("deal.backups"). `turn`: how many such microbatches this
+  /// rank has made before it in the step. Without a turn, the microbatch belongs to this rank's run, as at a step's
+  /// beginning.
   void begin_backup(std::optional<int> turn) { tree_.begin_backup(turn); }
 
   /// Gives ranks the runs of microbatches of `order` ("deal" by speed) from the next step on. Call it between steps,
@@ -156,8 +159,8 @@ class Reducer final : private ReductionEnds {
   void deal(const MicrobatchOrder& order) { tree_.deal(order); }
 
   /// Ends a microbatch's backward. Gradients stay in their (unsharded) accumulators if `reduce` is false. Afterwards
-  /// every unit's gradient is in place. `has_batch` false: this rank did nothing, and it takes part in the late
-  /// reductions that were late in the last backward.
+  /// every unit's gradient is in place. `has_batch` false: this rank computed nothing. It takes part in late reductions
+  /// of the units that had late gradients in its last round with a batch.
   void finish(bool reduce, bool has_batch = true);
 
   /// This is called after the optimizer has used the gradients: the next gradient taken starts a new sum.
@@ -176,8 +179,8 @@ class Reducer final : private ReductionEnds {
   /// under way, counted from 1.
   void use_methods(bool on, std::int64_t step) { wire_.use_methods(on, step); }
 
-  /// Sets which parameters get gradients: `used` says whether any rank used each in the last step [trainable parameter,
-  /// in unit, group, layout order]. It is the same on all ranks. Call it between steps.
+  /// Sets which parameters are expected to get gradients. `used` [trainable parameter, in unit, group, layout order]
+  /// says whether any rank used the parameter in the last step. It is the same on all ranks. Call it between steps.
   void expect(const std::vector<char>& used);
 
   /// Returns whether this parameter got a gradient on this rank since `reset`.
@@ -229,7 +232,7 @@ class Reducer final : private ReductionEnds {
   RoundLog* rounds_ = nullptr;
   std::vector<char> expected_;  ///< the argument of the last `expect`
   bool expects_all_ = true;     ///< whether a gradient of every trainable parameter is expected
-  Reductions reductions_;       ///< last, since its reductions use the others
+  Reductions reductions_;       ///< declared last, since its reductions use the other members
 };
 
 }  // namespace tessera

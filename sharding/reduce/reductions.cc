@@ -147,8 +147,8 @@ Reductions::Accumulation Reductions::accumulation_of(const ReducedUnit& unit, co
 }
 
 /// Turns one bucket into this rank's part of the sum: over the shard axis, then over the replicate axis, then onto the
-/// sums of earlier reductions of this step. Each is a reduce-scatter if the placement says sharded, else an all-reduce.
-/// Where ranks' sums are joined in blocks, the sum is there when this returns, or queued.
+/// sums of earlier reductions of this step. Each of the two sums over ranks is a reduce-scatter if the placement says
+/// sharded, else an all-reduce. Where ranks' sums are joined in blocks, the sum is there when this returns, or queued.
 void Reductions::add(FlatGroup& group) {
   UnitReduction& reduction = newest();
   const ReducedUnit& unit = *reduction.unit;
@@ -205,8 +205,8 @@ void Reductions::end() {
   follow(0, 0);
 }
 
-/// Returns whether the sum over the replicate axis starts when the share of a reduction is done, and ends with the
-/// reduction; otherwise it is made at the end. A queue may wait for the sum over the shard axis long before it is
+/// Returns whether the sum over the replicate axis starts when this rank's share of a reduction is done, and ends with
+/// the reduction; otherwise it is made at the end. A queue may wait for the sum over the shard axis long before it is
 /// there, and ranks compute while a network works.
 bool Reductions::replicas_follow() const {
   return setup_.mesh().replicate_size > 1 && (setup_.device.is_queued || setup_.plan.sums().end_lag > 0);

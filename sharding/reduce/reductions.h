@@ -23,8 +23,8 @@
 
 namespace tessera {
 
-/// Hears of the ends of reductions; Reducer does. The unit's gradients of this round are summed in FlatGroup::gradient,
-/// or are queued to be where work is queued.
+/// Is told when reductions end; Reducer implements it. The unit's gradients of this round are then summed in
+/// FlatGroup::gradient; where work is queued, their sum is queued.
 class ReductionEnds {
  public:
   virtual void summed(ReducedUnit& unit) = 0;
@@ -66,8 +66,8 @@ class Reductions {
   void begin(ReducedUnit& unit, Lease sum);
   /// Starts the sum of a group of that unit, whose bucket is filled.
   void add(FlatGroup& group);
-  /// All groups are added. The unit's bucket goes with the reduction unless gradients accumulate in it; its notes are
-  /// sent if it is updated in backward.
+  /// This is called when all groups are added. The unit's bucket goes with the reduction unless gradients accumulate in
+  /// it; its notes are sent if it is updated in backward.
   void post();
   /// Lets earlier reductions go on and end, with the lags of the plan.
   void follow() { follow(setup_.plan.sums().reduction_lag, setup_.plan.sums().end_lag); }
@@ -99,9 +99,9 @@ class Reductions {
   ReductionEnds& ends_;
   std::span<LatencyHistogram> latencies_;  ///< empty: reductions are not timed
   CallClock clock_;
-  /// Reductions are numbered from 0; the k-th is in [k % size] until it is over.
+  /// Reductions are numbered from 0; reduction k is in entry k % size until it is over.
   std::vector<std::unique_ptr<UnitReduction>> reductions_;
-  std::int64_t started_ = 0, advanced_ = 0, over_ = 0;  ///< numbers of reductions
+  std::int64_t started_ = 0, advanced_ = 0, over_ = 0;  ///< number of reductions that have started, advanced, ended
 };
 
 }  // namespace tessera

@@ -8,7 +8,7 @@
 namespace tessera {
 
 /// Copies and adds sums of gradients in memory of the device that trains, for "reproducible": at once on the CPU, and
-/// queued on the current stream of a GPU. Bits are the same. MicrobatchTree and BlockSums use it.
+/// queued on the current stream of a GPU. The CPU and a GPU give the same bits. MicrobatchTree and BlockSums use it.
 class SumMemory {
  public:
   explicit SumMemory(ComputeDevice device) : device_(device) {}
@@ -17,7 +17,7 @@ class SumMemory {
   void copy(const float* from, std::int64_t numel, float* to) const;
   /// Writes zeros.
   void clear(float* values, std::int64_t numel) const;
-  /// Does what joined_sum does. A GPU leaves sums in between in `last`.
+  /// Does what joined_sum does. A GPU leaves intermediate sums in `last`.
   void join(std::span<const float* const> waiting, float* last, float* output, std::int64_t numel) const;
 
  private:

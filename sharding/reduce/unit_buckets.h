@@ -25,8 +25,8 @@ class UnitBuckets {
   UnitBuckets(const ReduceSetup& setup, const MicrobatchTree& tree, ReducerCounts& counts)
       : setup_(setup), tree_(tree), counts_(counts) {}
 
-  /// Takes the units' memory from `buckets` and `sums`, which then are full but for notes (Reductions::take_memory). It
-  /// is called once, before all other calls.
+  /// Takes the units' memory from `buckets` and `sums`: all of it except the notes' part of `sums`
+  /// (Reductions::take_memory). It is called once, before all other calls.
   void take_memory(std::vector<ReducedUnit>& units, Arena& buckets, Arena& sums);
 
   /// Gives a unit an empty bucket, where it needs one.

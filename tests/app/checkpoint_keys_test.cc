@@ -45,7 +45,7 @@ TEST_F(CheckpointKeys, StrategysKeysAreUsedUnlessFlagsOverrideThem) {
   EXPECT_THAT(nowhere.err, AllOf(HasSubstr("--checkpoint-dir"), HasSubstr("checkpoint.dir")));
 }
 
-// F22: a full disk need not end training.
+// Fault F22 (docs/faults.md): a full disk need not end training.
 TEST_F(CheckpointKeys, TrainingEndsAfterTheAllowedFailedSaves) {
   const auto full_in = [](std::initializer_list<int> steps) {
     std::string rules;
@@ -82,7 +82,7 @@ std::string text_with_a_surprise() {
   return text;
 }
 
-// The run that goes on from the middle meets the same spikes, and goes back to the same checkpoints.
+// A run that resumes from the middle meets the same spikes, and rolls back to the same checkpoints.
 TEST_F(CheckpointKeys, SpikeRollsBackToTheLastCheckpointAndDataGoOn) {
   write_file(path("text"), text_with_a_surprise());
   const auto keys = [&](const std::string& folder) {

@@ -58,8 +58,8 @@ class Checkpoints : public Workplace {
       ASSERT_FALSE(limit.passed()) << job.out() << job.err();
     }
   }
-  /// Kills one rank, or all processes for -1. Returns true where the job ended by it and left whole checkpoints, false
-  /// where the job had ended before.
+  /// Kills one rank, or all processes for -1. Returns false if the job had ended before. Otherwise it checks that the
+  /// kill ended the job and that its checkpoints are whole, and returns true.
   bool kill_some(Program& job, int rank) const {
     const std::vector<pid_t> processes = job.descendants();
     const pid_t one = rank < 0 ? -1 : job.rank_pid(rank);
@@ -91,8 +91,8 @@ class Checkpoints : public Workplace {
     return died;
   }
   /// Returns the command of a run in fp32 whose steps have 12 samples on any number of ranks. The rate is low, because
-  /// sums on 1, 2 and 3 ranks are made in other orders. At ten times this rate the losses of 400 steps are 20 % apart,
-  /// and at this rate they are 5e-7 apart.
+  /// sums on 1, 2 and 3 ranks are added in different orders. At ten times this rate the losses of 400 steps are 20 %
+  /// apart, and at this rate they are 5e-7 apart.
   Words elastic_run(int ranks, int steps, const std::string& folder, const std::string& metrics,
                     const Words& more = {}) const {
     const std::string file = path("elastic.json");
@@ -144,15 +144,16 @@ class MemoryGroup {
 
   bool exists() const { return exists_; }
   std::string file(const std::string& name) const { return folder_ + "/" + name; }
-  /// Returns the words that, put before a command, run it in the group. The kernel kills processes with a larger score
-  /// first.
+  /// Returns the words that, put before a command, run it in the group. If memory runs out, the kernel kills processes
+  /// with a larger score first.
   Words enter(int score) const {
     return {"/bin/sh", "-c",
             "echo $$ > " + file("cgroup.procs") + "; echo " + std::to_string(score) +
                 " > /proc/self/oom_score_adj; exec \"$@\"",
             "sh"};
   }
-  /// Sets the limit to what is used now plus `bytes`, and returns it, or 0 if the kernel does not take it.
+  /// Sets the group's memory limit to its present use plus `bytes`. Returns the limit, or 0 if the kernel does not
+  /// accept it.
   std::int64_t leave_room_of(std::int64_t bytes) const {
     for (Deadline deadline(std::chrono::seconds(5)); !deadline.passed();) {
       const std::int64_t limit = number("memory.usage_in_bytes") + bytes;
@@ -214,8 +215,8 @@ TEST_F(Checkpoints, RunKilledAtAnyMomentResumesWithTheSameBits) {
     EXPECT_EQ(entry.path().string().find(".tmp-"), std::string::npos) << entry.path();
 }
 
-// F10: one rank or all ranks are killed at random moments, and the run goes on each time. The last losses have the bits
-// of an undisturbed run. TESSERA_SOAK_SEED repeats a test.
+// Fault F10 (docs/faults.md): one rank or all ranks are killed at random moments, and the run goes on each time. The
+// last losses have the bits of an undisturbed run. TESSERA_SOAK_SEED repeats a test.
 TEST_F(Checkpoints, RandomKillsChangeNoBits) {
   const char* const given = std::getenv("TESSERA_SOAK_SEED");
   const auto seed = given ? static_cast<unsigned>(std::stoul(given)) : std::random_device()();
@@ -247,7 +248,7 @@ TEST_F(Checkpoints, RandomKillsChangeNoBits) {
   look({"diff", path("whole"), path("parts")});
 }
 
-// F7: the exit code is 0, or the one that a scheduler wants.
+// Fault F7 (docs/faults.md): the exit code is 0, or the one that a scheduler wants.
 TEST_F(Checkpoints, SignalsEndTheStepSaveAndExitWithZero) {
   const std::string steps = "100";  // there are so many steps that every run below gets its signal before its end
   run(run_of(2, steps, "whole", "whole.jsonl"));
@@ -270,11 +271,11 @@ TEST_F(Checkpoints, SignalsEndTheStepSaveAndExitWithZero) {
   }
 }
 
-// F7: the second signal ends a rank at once. Here it comes in the save that the first one asked for, which would never
-// end.
+// Fault F7 (docs/faults.md): the second signal ends a rank at once. Here it comes in the save that the first one asked
+// for, which would never end.
 TEST_F(Checkpoints, SecondSignalEndsARankAtOnce) {
   run(run_of(2, "4", "parts", "parts.jsonl"));
-  // The other rank, whose save does not end either, gets little time.
+  // The other rank, whose save does not end either, gets little time (--grace) to end.
   Program job(launch(2, {"--grace", "1"}) + run_of(1, "1000000", "parts", "more.jsonl"), path("job"),
               {{"TESSERA_TEST_FAULTS", "fsync path=parts every=1 delay=600000"}});
   wait_for(job, path("more.jsonl"), "\"step\":9,");
@@ -289,7 +290,8 @@ TEST_F(Checkpoints, SecondSignalEndsARankAtOnce) {
   EXPECT_THAT(look({"verify", path("parts")}).out, HasSubstr("step-000000000004"));
 }
 
-// F20, F28: the folder is tried before training: this run must be able to write there, and no other run may do so.
+// Faults F20 and F28 (docs/faults.md): the folder is tried before training: this run must be able to write there, and
+// no other run may do so.
 TEST_F(Checkpoints, UnusableFolderIsAnErrorBeforeTraining) {
   write_file(path("file"), "x");
   const Ended no_folder = run_program(run_of(2, "3", "file/parts", "none.jsonl"), path("run"));
@@ -309,7 +311,7 @@ TEST_F(Checkpoints, UnusableFolderIsAnErrorBeforeTraining) {
   EXPECT_EQ(first.wait(30).code, 0) << first.err();
 }
 
-// F22: the file system is really full, since it is too small for a second checkpoint.
+// Fault F22 (docs/faults.md): the file system is really full, since it is too small for a second checkpoint.
 TEST_F(Checkpoints, FullFileSystemKeepsTheCheckpointBefore) {
   std::filesystem::create_directory(path("small"));
   std::string train;
@@ -328,10 +330,10 @@ TEST_F(Checkpoints, FullFileSystemKeepsTheCheckpointBefore) {
   EXPECT_THAT(ended.out, AllOf(HasSubstr("step-000000000003 is whole"), Not(HasSubstr(".tmp-"))));
 }
 
-// F27: while a save goes on beside training, the memory of the ranks' group runs out, and the kernel kills one rank.
-// The launcher is in the memory group around it, which has its own limit. When memory is short, the kernel kills
-// further processes of a group before the first one's memory is free; it could kill the launcher too, and nobody would
-// report.
+// Fault F27 (docs/faults.md): while a save goes on beside training, the memory of the ranks' group runs out, and the
+// kernel kills one rank. The launcher is in the memory group around it, which has its own limit. When memory is short,
+// the kernel kills further processes of a group before the first one's memory is free; it could kill the launcher too,
+// and then nobody would report the failure.
 TEST_F(Checkpoints, RankKilledForItsMemoryIsExplained) {
   run(run_of(2, "4", "parts", "parts.jsonl"));
   const MemoryGroup of_job("/sys/fs/cgroup/memory/tessera-test-" + std::to_string(::getpid()));
@@ -357,8 +359,8 @@ TEST_F(Checkpoints, RankKilledForItsMemoryIsExplained) {
   EXPECT_THAT(look({"verify", path("parts")}).out, HasSubstr("step-000000000004"));
 }
 
-// F2: a rank dies at any operation of a save. The others end too, the old checkpoint or the new one is whole, and the
-// next run ends with the bits of a run that was not disturbed.
+// Fault F2 (docs/faults.md): a rank dies at any operation of a save. The others end too, the old checkpoint or the new
+// one is whole, and the next run ends with the bits of a run that was not disturbed.
 TEST_F(Checkpoints, RankThatDiesInASaveLeavesAWholeCheckpoint) {
   run(run_of(2, "2", "before", "before.jsonl"));
   run(run_of(2, "3", "whole", "whole.jsonl"));
@@ -374,7 +376,8 @@ TEST_F(Checkpoints, RankThatDiesInASaveLeavesAWholeCheckpoint) {
   }
 }
 
-// F3: the same holds for asynchronous saves. Two saves follow each other, and the first goes on beside a step.
+// Fault F3 (docs/faults.md): the same holds for asynchronous saves. Two saves follow each other, and the first goes on
+// beside a step.
 TEST_F(Checkpoints, DeathInASaveBesideTrainingLeavesAWholeCheckpoint) {
   run(run_of(2, "2", "before", "before.jsonl"));
   run(run_of(2, "4", "whole", "whole.jsonl"));
@@ -387,8 +390,8 @@ TEST_F(Checkpoints, DeathInASaveBesideTrainingLeavesAWholeCheckpoint) {
   }
 }
 
-// F3: rank 1 dies at any operation of a load. Rank 0 ends too, the checkpoint stays as it is, and the next run loads
-// it.
+// Fault F3 (docs/faults.md): rank 1 dies at any operation of a load. Rank 0 ends too, the checkpoint stays as it is,
+// and the next run loads it.
 TEST_F(Checkpoints, RankThatDiesInALoadLeavesTheCheckpointAsItIs) {
   run(run_of(2, "2", "parts", "parts.jsonl"));
   const auto contents = [&] {
@@ -420,8 +423,8 @@ TEST_F(Checkpoints, RankThatDiesInALoadLeavesTheCheckpointAsItIs) {
   look({"diff", path("whole"), path("parts")});
 }
 
-// F1, F2: a rank dies in a save, twice. The launcher starts all ranks again, and they go on from the last whole
-// checkpoint.
+// Faults F1 and F2 (docs/faults.md): a rank dies in a save, twice. The launcher starts all ranks again, and they go on
+// from the last whole checkpoint.
 TEST_F(Checkpoints, RestartedRanksResumeFromTheLastCheckpoint) {
   run(run_of(2, "9", "whole", "whole.jsonl"));
   const Words dying = {"/bin/sh", "-c",
@@ -525,7 +528,8 @@ TEST_F(Checkpoints, HostsThatComeAndGoUnderTorchrunChangeNoLoss) {
       Words{"--rdzv-endpoint", "127.0.0.1:" + free_port(), "--rdzv-conf"} +
       Words{"last_call_timeout=1,keep_alive_interval=1,keep_alive_max_attempt=3"} +
       elastic_run(1, 1'000'000, "parts", "parts.jsonl", {"--every-steps", "1", "--keep", "2"});
-  // Lines of steps that `ranks` ranks made: only a line of several ranks names the one that the others waited for.
+  // Counts the lines of steps that `ranks` ranks made. Only a line of several ranks names the rank that the others
+  // waited for.
   const auto made_by = [&](int ranks) {
     std::istringstream lines(read_file(path("parts.jsonl")));
     int count = 0;
@@ -549,7 +553,7 @@ TEST_F(Checkpoints, HostsThatComeAndGoUnderTorchrunChangeNoLoss) {
     ASSERT_NO_FATAL_FAILURE(wait_for_steps(2, stays));
   }
   ASSERT_NO_FATAL_FAILURE(wait_for_steps(1, stays));
-  for (const pid_t pid : stays.descendants()) kill(pid, SIGTERM);  // the rank saves, and ends with 0
+  for (const pid_t pid : stays.descendants()) kill(pid, SIGTERM);  // the rank saves, and ends with exit code 0
   EXPECT_EQ(stays.wait(60).code, 0) << stays.err();
   std::int64_t last = 0;
   for (const nlohmann::json& step : steps("parts.jsonl")) last = std::max<std::int64_t>(last, step.at("step"));
@@ -610,7 +614,7 @@ TEST_F(Checkpoints, UnresumableCheckpointIsAnError) {
   const Ended verified = look({"verify", path("parts")}, 65);
   EXPECT_THAT(verified.err, AllOf(HasSubstr("They hold"), HasSubstr("1 of ")));
   EXPECT_EQ(run_program(run_of(1, "5", "parts", "new.jsonl", {"--resume", "none"}), path("run")).code, 0);
-  // Checkpoints without their manifests are no absence of a run.
+  // A folder whose checkpoints lack their manifests is not taken for an empty folder.
   const std::string pointer = read_file(path("parts/latest"));
   std::filesystem::remove(path("parts/latest"));
   for (const auto& entry : std::filesystem::directory_iterator(path("parts"))) {

@@ -70,7 +70,7 @@ TEST_F(DurableSteps, KilledRunResumesFromItsLastCommit) {
     EXPECT_EQ(job.wait(20).code, 137);
   }
   const Ended last = run(run_of("60", 3, "parts.jsonl", {"--checkpoint-dir", path("parts")}));
-  std::string commits = "15|18";  // a commit is made beside the steps behind it
+  std::string commits = "15|18";  // a commit is written while later steps run
   for (int step = 21; step <= 60; step += 3) commits += "|" + std::to_string(step);
   EXPECT_THAT(last.out, AllOf(::testing::ContainsRegex("resumes .*durable after step (" + commits + ") "),
                               HasSubstr("checkpoint after step 60")));
@@ -92,7 +92,7 @@ TEST_F(DurableSteps, RunKilledBeforeItsFirstCommitStartsAgain) {
 class DurableStepsDying : public DurableSteps, public ::testing::WithParamInterface<const char*> {};
 
 // Both ranks, or one of them, die at the n-th operation of a kind on the files of commits: in the first commits of a
-// run or in later ones. The next run goes on, and so does a run after one that died while it went on.
+// run or in later ones. The next run resumes. If that run dies while it resumes, the run after it resumes.
 TEST_P(DurableStepsDying, DeathAtAnyOperationLosesNoCommit) {
   const std::string site = GetParam();
   if (!tests_are_long() && site != "write" && site != "rename") GTEST_SKIP() << "with TESSERA_LONG_TESTS";
@@ -158,7 +158,7 @@ TEST_F(DurableSteps, LastCommitIsAwaitedAndItsFailureReported) {
               AllOf(HasSubstr("the commit of step 2 was not made"), HasSubstr("rank 1"), HasSubstr("errno 28")));
 }
 
-// A run saves a checkpoint later than its last commit at its end, or after a signal.
+// A run that ends, or gets a signal, saves a checkpoint that is later than its last commit.
 TEST_F(DurableSteps, CheckpointLaterThanTheCommitIsResumed) {
   run_whole("7");
   run(run_of("5", 3, "parts.jsonl", {"--checkpoint-dir", path("parts")}));

@@ -33,7 +33,7 @@ class Faults : public Workplace {
 /// Returns whether no rank waited for a time-out; the shortest one is 300 s.
 bool is_soon(const Ended& ended) { return in_time(ended.seconds, 40); }
 
-// This is F45: the machine's GPUs are hidden from the run.
+// This is fault F45 (docs/faults.md): the machine's GPUs are hidden from the run.
 TEST_F(Faults, TrainingWithoutAGpuSaysSoAtOnce) {
   for (const char* transport : {"nccl", "cuda_host"}) {
     const std::string on_gpu =
@@ -93,7 +93,8 @@ TEST_F(Faults, TokenOutsideTheVocabularyEndsTheRunAtOnce) {
   EXPECT_TRUE(is_soon(ended)) << ended.seconds;
 }
 
-// This is F47: the run's output goes through a pipe, since the limit would hold for a file of output too.
+// This is fault F47 (docs/faults.md): the run's output goes through a pipe, since the limit would hold for a file of
+// output too.
 TEST_F(Faults, FileSizeLimitIsNamedAndLeavesNothingHalf) {
   for (const char* option : {"--save-weights", "--checkpoint-dir"}) {
     const Words command = train(strategy("FULL_SHARD"), "metrics", {option, path("limited"), "--overwrite"});

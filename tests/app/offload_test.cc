@@ -115,7 +115,7 @@ TEST_F(OffloadCommand, FailedDiskOfTwoIsNamed) {
 TEST_F(OffloadCommand, FailedGradientTransferEndsAllAndNamesTheUnit) {
   const std::string only =
       R"(, "offload": {"gradients": {"tier": "nvme"}, "paths": [")" + path("disk0") + R"("]}, "reductions_ahead": 0)";
-  // The model has so many units that some must be read: three have slots.
+  // The model has so many units that the sums of some must be read from disk: only three units have slots.
   write_file(path("model.json"),
              R"({"model": "gpt", "vocab_size": 256, "seq_len": 16, "layers": 6, "width": 32, "heads": 2})");
   for (const char* rule : {"write path=disk nth=6", "read path=disk nth=3"}) {
@@ -127,8 +127,8 @@ TEST_F(OffloadCommand, FailedGradientTransferEndsAllAndNamesTheUnit) {
   }
 }
 
-// F1: rank 1 dies at the same moments. Rank 0 ends too, nothing is left behind, and the next run goes on with the same
-// bits.
+// Fault F1 (docs/faults.md): rank 1 dies at the moments at which a disk failed above. Rank 0 ends too, nothing is left
+// behind, and the next run goes on with the same bits.
 TEST_F(OffloadCommand, RankThatDiesAnywhereInAStepEndsAllAndRunResumes) {
   const std::string file = strategy("FULL_SHARD", offload(kParametersToo));
   const Words saves = {"--checkpoint-dir", path("parts"), "--every-steps", "1"};
@@ -157,8 +157,8 @@ TEST_F(OffloadCommand, RankThatDiesAnywhereInAStepEndsAllAndRunResumes) {
   }
 }
 
-// F46: each transfer takes 10 ms more, and 50 ms more on rank 1. The run takes longer than comm.timeout_s; no call
-// does.
+// Fault F46 (docs/faults.md): each transfer takes 10 ms more, and 50 ms more on rank 1. The run takes longer than
+// comm.timeout_s; no call does.
 TEST_F(OffloadCommand, SlowDiskMakesStepsLongerButEndsNothing) {
   run(launch(2) + train(strategy("FULL_SHARD", offload(kParametersToo)), "fast", {"--steps", "3"}));
   const std::string file = strategy("FULL_SHARD", offload(kParametersToo) + R"(, "comm": {"timeout_s": 3})");
@@ -202,7 +202,8 @@ TEST_F(OffloadCommand, BenchTimesDisksAndSteps) {
     for (const char* way : {"write", "read", "mixed"}) EXPECT_FALSE(disk.at(way).at("samples_s").empty()) << way;
   }
   ASSERT_EQ(report.at("steps").size(), 4u);
-  // Each format moves fewer bytes than the one before, except for the low halves of the masters of bf16 parameters.
+  // Each format moves fewer bytes than the one before, except the second: it also moves the low halves of the masters
+  // of bf16 parameters.
   const auto moved = [&](std::size_t i) { return report.at("steps")[i].at("bytes_moved").get<std::int64_t>(); };
   EXPECT_GT(moved(1), moved(0));
   EXPECT_LT(moved(2), moved(1));

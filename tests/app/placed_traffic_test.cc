@@ -37,7 +37,7 @@ struct Moved {
 };
 using MovedByGroup = std::map<std::string, Moved>;  ///< "gather", "reduce", "replicate", "secondary"
 
-/// Sums up what a plan lists, as CountedCollectives counts it: the bytes of an all-gather are a rank's part.
+/// Sums up what a plan lists, as CountedCollectives counts it: the bytes of an all-gather are those of one rank's part.
 MovedByGroup planned_traffic(const MemoryPlan& plan) {
   MovedByGroup all;
   for (const StepCollective& each : collectives_of_step(plan)) {

@@ -33,7 +33,7 @@ class Prediction : public Workplace {
     run(train(strategy("FULL_SHARD"), "alone.jsonl", {"--profile", path("profile.json"), "--steps", "4"}));
     const Ended links =
         run(launch(2) + Words{TESSERA_PROGRAM, "doctor", "--links", path("links.json"), "--transport", "gloo"});
-    // The table has each form beside its share of the bytes of fp32.
+    // The table shows for each form its bytes as a share of those of fp32.
     EXPECT_THAT(links.out,
                 AllOf(ContainsRegex("lossless +0.85"), ContainsRegex("int8 +0.254"), ContainsRegex("int4 +0.129")));
     profile = read_file(path("profile.json"));

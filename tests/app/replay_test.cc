@@ -27,7 +27,8 @@ class ReplayedRun : public Workplace {
     return train(strategy, "metrics.jsonl",
                  Words{"--steps", "4", "--checkpoint-dir", path("saved"), "--every-steps", "1"} + more);
   }
-  /// Returns the command line of `tessera replay` for such a run.
+  /// Returns the command line that replays step `step` of the run with the command line `of`, from the checkpoint
+  /// `from`.
   static Words replay(const std::string& from, int step, const Words& options, const Words& of) {
     return Words{TESSERA_PROGRAM, "replay", "--from", from, "--step", std::to_string(step)} + options + Words{"--"} +
            of;

@@ -231,7 +231,7 @@ TEST_F(Train, ParameterServerThatIsKilledStartsAgainAndTheRunKeepsItsBits) {
   write_file(path("servers.json"), whole_gradients(R"(, "sync": {"type": "asynchronous", "owners": "servers"})"));
   const Words steps = {"--steps", "120"};
   run(launch(1, {"--servers", "1"}) + train(path("servers.json"), "unbroken", steps));
-  // The server is the process that has the address among its words.
+  // The server is the process that has the address among the words of its command line.
   const std::string kill_server = "(until test \"$(wc -l < '" + path("broken") + "')\" -ge 6; do sleep 0.02; done; " +
                                   R"(for each in $(grep -lszFx -- "$TESSERA_SERVERS" /proc/[0-9]*/cmdline); do
                                        each=${each#/proc/}; kill -9 ${each%/cmdline}
@@ -245,7 +245,7 @@ TEST_F(Train, ParameterServerThatIsKilledStartsAgainAndTheRunKeepsItsBits) {
   EXPECT_EQ(losses("broken"), losses("unbroken"));
 }
 
-/// Returns how often a run of workers has told of each step: [step, such as "3/12"].
+/// Returns the steps that a run of workers has printed, each as often as it was printed: [step, such as "3/12"].
 std::multiset<std::string> steps_told_of(const std::string& out) {
   std::multiset<std::string> told;
   std::istringstream words(out);
@@ -265,7 +265,7 @@ TEST_F(Train, WorkersThatComeAndGoMakeEachStepOnceAndOneOfThemWritesTheWeights) 
   const Ended refused = run_program(start + command, path("run"));
   EXPECT_EQ(refused.code, 64) << refused.err;
   EXPECT_THAT(refused.err, HasSubstr("--metrics does not go with workers that come and go"));
-  command.resize(command.size() - 2);  // it writes no metrics
+  command.resize(command.size() - 2);  // this drops `--metrics FILE`
   const Ended ended = run(start + command + Words{"--steps", "12", "--save-weights", path("weights.pt")});
   const auto told = steps_told_of(ended.out);
   for (int step = 1; step <= 12; ++step)
@@ -281,7 +281,7 @@ TEST_F(Train, WorkersOfAnotherLauncherJoinWithTheSecretAlone) {
   write_file(path("elastic.json"),
              whole_gradients(R"(, "sync": {"type": "asynchronous", "owners": "servers", "elastic": true})"));
   Words command = train(path("elastic.json"), "metrics");
-  command.resize(command.size() - 2);  // it writes no metrics
+  command.resize(command.size() - 2);  // this drops `--metrics FILE`
   Program servers(Words{TESSERA_PROGRAM, "launch", "--workers", "1", "--servers", "2", "--secret", path("secret"), "--",
                         "/bin/sh", "-c", "until test -e " + path("weights.pt") + "; do sleep 0.05; done"},
                   path("servers"));
@@ -321,7 +321,7 @@ TEST_F(Train, RunWithBackupsSavesOnItsWayAndEndsAtItsSteps) {
     EXPECT_THAT(ended.out, HasSubstr(saved));
 }
 
-// The speeds of ranks differ from step to step, so ranks are dealt other microbatches, with the samples of these.
+// The speeds of ranks differ from step to step, so a rank is dealt other microbatches, and gets their samples.
 TEST_F(Train, DealtMicrobatchesGiveTheBitsOfEvenOnes) {
   const std::string keys = R"({"strategy": "SHARD_OPTIMIZER", "units": {"classes": ["Block"]},
       "optimizer": {"lr": 0.01}, "gradient_sync": "last_microbatch", "reproducible": true)";
@@ -526,7 +526,7 @@ TEST_F(Train, RestartedJobAppendsToCsvAndAddsAnEventFile) {
                                    {"TORCHELASTIC_RESTART_COUNT", "1"}});
   EXPECT_EQ(ended.code, 0) << ended.err;
   EXPECT_EQ(column_of(table_of(path("again.csv")), "step"), (Words{"1", "2", "3", "1", "2", "3"}));
-  // The second file begins with an event that makes TensorBoard forget the first one's steps from 1 on.
+  // The second file begins with an event that makes TensorBoard forget the first file's steps from 1 on.
   std::vector<std::pair<int, bool>> steps;
   for (const json& event : events_of(path("board"), 2, path("read"))) {
     const bool starts = event.contains("session");

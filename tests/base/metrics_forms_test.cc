@@ -78,7 +78,7 @@ TEST_F(MetricsForms, AppendingToCsvContinuesAfterTheLastWholeRow) {
   EXPECT_EQ(exit_code_of(other), ExitCode::kCannotCreate);
   EXPECT_THAT(message_of(other), HasSubstr("those of this run step, loss. [T0423] hint: give the table another name"));
   EXPECT_THAT(message_of(other), HasSubstr(path_.string()));
-  folder_.write("metrics", "ste");  // the file does not even have its columns yet
+  folder_.write("metrics", "ste");  // a run ended while it wrote the names of the columns
   ASSERT_TRUE(open(MetricsFormat::kCsv).write({{"step", 1}}).ok());
   EXPECT_EQ(content(), "step\n1\n");
 }

@@ -104,8 +104,8 @@ TEST(Noise, TwoDrawsOfAnElementUseOppositeEndsOfItsBits) {
   EXPECT_EQ((own_noise<false, 14>(0x9234d678u)), 0x9234d678u >> 18);
 }
 
-// A run that goes on from a checkpoint, or on another processor, must draw the same numbers. A change of them needs a
-// new kNoiseVersion.
+// A run that goes on from a checkpoint, or on another processor, must draw the same numbers. If these numbers change,
+// kNoiseVersion must change too.
 TEST(Noise, NumbersOfVersion3AreTheStoredOnes) {
   EXPECT_EQ(kNoiseVersion, 3);
   EXPECT_EQ(noise(0, 1, 0), 0x7535934eu);

@@ -36,7 +36,7 @@ TEST(Pairwise, EveryPairOfValuesIsInSomePoint) {
 }
 
 TEST(Pairwise, IsMuchShorterThanTheProduct) {
-  // The least possible number is the product of the two largest dimensions.
+  // The smallest possible number of cases is the product of the two largest dimensions.
   EXPECT_LE(pairwise_sample({5, 3, 2}).size(), 5U * 3 + 1);
   EXPECT_LE(pairwise_sample({6, 3, 3, 10}).size(), 6U * 10 + 6);
   EXPECT_LE(pairwise_sample({3, 3, 3, 3}).size(), 81U / 5);

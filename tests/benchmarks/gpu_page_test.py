@@ -96,7 +96,7 @@ class Tables(unittest.TestCase):
         self.assertAlmostEqual(measured, 1.4)
         self.assertEqual((target, reached), (1.05, "yes"))
         self.assertEqual(table["PyTorch chain_bf16", "mixed"],
-                         [1.7, None, None, "not run: it was not asked for"])  # Tessera's half is missing too
+                         [1.7, None, None, "not run: it was not asked for"])  # Tessera's time is missing too
         _, measured, reached, _ = table["torch_eager", "tessera_full_shard"]
         self.assertEqual((measured, reached), (1.25, "yes"))
         self.assertEqual(table["torch_fsdp2", "tessera_full_shard"],

@@ -80,7 +80,7 @@ class Tables(unittest.TestCase):
         self.assertEqual((*numbers(row, "measured_ratio", "target"), row["reached"]), (1.25, 2.0, "no"))
         row = self.row("ratios.csv", measure="peak_memory", subject="w", peer="plan")
         self.assertAlmostEqual(numbers(row, "measured_ratio")[0], 9000000 / 2**24)
-        # Targets of one work are not judged on another.
+        # Targets of one workload are not applied to another.
         self.assertNotIn("no communication,Tessera FULL_SHARD", self.files["ratios.csv"])
 
     def test_python_steps_are_compared_with_pytorch_alone(self):
@@ -252,7 +252,7 @@ class Page(unittest.TestCase):
         self.assertEqual(sorted(variables[0]), sorted(variables[1]))
         self.assertLessEqual(set(re.findall(r"var\((--[\w-]+)\)", self.page)), set(variables[0]))
         self.assertIn("prefers-color-scheme: dark", style)
-        # Outside the style nothing has a colour of its own.
+        # Outside the <style> element nothing has a colour of its own.
         self.assertEqual(re.findall(r'(?:fill|stroke)(?:: |=")(?!none|var\(|url\().*', self.page.replace(style, "")), [])
 
     def test_page_names_commit_command_and_checks(self):

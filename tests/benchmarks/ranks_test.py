@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Tests the start of ranks: each gets its place and one thread, and none outlives a failure or the time limit."""
+"""Tests the start of ranks: each gets its number and one thread, and none outlives a failure or the time limit."""
 
 import os
 import sys

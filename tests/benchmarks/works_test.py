@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Tests the works: sizes are those of the models, and tokens are as the peers and Tessera read them."""
+"""Tests the workloads: sizes are those of the models, and tokens are as the peers and Tessera read them."""
 
 import pathlib
 import struct

@@ -113,11 +113,11 @@ TEST(CheckpointFolder, BestCheckpointIsKept) {
   EXPECT_THAT(listed(folder.path()), ElementsAre("step-000000000002", "step-000000000004", "step-000000000005"));
   EXPECT_EQ(*find_checkpoint(folder.file("best"), "test"), folder.file("step-000000000002"));
   EXPECT_EQ(latest_step(folder.path()), 5);
-  // Another checkpoint is better now, so the first one is removed by its age.
+  // Another checkpoint is the best one now, so the former best is removed, since it is old.
   ASSERT_TRUE(save(folder.path(), 6, 2, true).ok());
   EXPECT_THAT(listed(folder.path()), ElementsAre("step-000000000005", "step-000000000006"));
   EXPECT_EQ(*find_checkpoint(folder.file("best"), "test"), folder.file("step-000000000006"));
-  // A pointer that is damaged is an error, and nothing is removed that it might have named.
+  // A damaged pointer is an error. Nothing is removed then, since the pointer may have named it.
   std::ofstream(folder.file("best")) << "../../etc\n";
   EXPECT_EQ(exit_code_of(find_checkpoint(folder.file("best"), "test").status()), ExitCode::kCorruptData);
   EXPECT_FALSE(save(folder.path(), 7, 1).ok());
@@ -257,8 +257,8 @@ TEST(CheckpointFolder, ObstacleOfASaveIsNamed) {
 constexpr FaultSite kSites[] = {FaultSite::kOpen,   FaultSite::kRead,   FaultSite::kWrite, FaultSite::kFsync,
                                 FaultSite::kRename, FaultSite::kUnlink, FaultSite::kMkdir};
 
-// F22, F23: whichever operation of a save fails, the error says which, a whole checkpoint is the latest, and the next
-// save works.
+// Faults F22 and F23 (docs/faults.md): whichever operation of a save fails, the error says which, a whole checkpoint is
+// the latest, and the next save works.
 TEST(CheckpointFolder, EveryFailedOperationLeavesTheOldCheckpointOrTheNewOne) {
   for (const FaultSite site : kSites) {
     for (const int error : {EIO, ENOSPC}) {
@@ -292,7 +292,8 @@ TEST(CheckpointFolder, EveryFailedOperationLeavesTheOldCheckpointOrTheNewOne) {
   }
 }
 
-// F2, F26: a save is killed, or loses its power, at any operation.
+// Faults F2 and F26 (docs/faults.md): at any operation of a save, its process is killed, or the machine loses its
+// power.
 TEST(CheckpointFolder, ExceededQuotaIsNamed) {
   for (const FaultSite site : {FaultSite::kMkdir, FaultSite::kWrite}) {
     const ScratchFolder folder;

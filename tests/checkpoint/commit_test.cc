@@ -123,7 +123,7 @@ TEST(CommitLog, FilesKeptBesideCommitsComeBackOrAreDamage) {
   EXPECT_THAT(refusal(*hash), AllOf(HasSubstr(*hash), HasSubstr("damaged"), HasSubstr("hint:")));
 }
 
-// A folder without a whole commit belongs to a run before its first commit only if it never had a whole commit.
+// A folder without a whole commit counts as that of a run before its first commit only if it never had a whole commit.
 TEST(CommitLog, FolderWithLostCommitsIsDamaged) {
   const auto refusal = [](bool begun, bool two, const std::function<void(const std::string& file)>& damage) {
     const ScratchFolder folder;
@@ -185,7 +185,8 @@ TEST(CommitLog, ForkedProcessNeitherKeepsNorReleasesTheLock) {
   for (const int end : ready) ::close(end);
 }
 
-// The n-th operation of a kind fails. The commit before exists then, and this commit is whole or does not exist.
+// The n-th operation of a kind fails. The commit before it still exists then, and this commit is whole or does not
+// exist.
 TEST(CommitLog, EveryFailedOperationKeepsTheCommitBefore) {
   for (const FaultSite site : {FaultSite::kOpen, FaultSite::kWrite, FaultSite::kFsync, FaultSite::kRename}) {
     for (std::int64_t n = 1;; ++n) {

@@ -104,7 +104,7 @@ TEST(Manifest, AnotherVersionIsNamed) {
   }
 }
 
-// A manifest that 0.1 can read is written as 0.1 wrote it.
+// A manifest that Tessera 0.1 can read is written as Tessera 0.1 wrote it.
 TEST(Manifest, ManifestWithoutFrozenStatesHasTheOldVersion) {
   Manifest manifest = *read_manifest("manifest.json", some_text());
   EXPECT_TRUE(manifest.parameters[2].keeps_states());
@@ -120,7 +120,7 @@ TEST(Manifest, ManifestWithoutFrozenStatesHasTheOldVersion) {
   EXPECT_TRUE(read.parameters[0].has_state("exp_avg"));
 }
 
-// F37: these manifests have a hash that fits.
+// Fault F37 (docs/faults.md): these manifests have a hash that fits.
 TEST(Manifest, HostileManifestsAreRefused) {
   const std::string text = some_text();
   ASSERT_TRUE(read_manifest("m", changed_manifest(text, R"("step":)", R"("step":)")).ok());

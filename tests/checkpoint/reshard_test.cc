@@ -100,7 +100,8 @@ TEST(Reshard, AnyNumberOfFilesHoldsTheSameTensors) {
     EXPECT_EQ(static_cast<std::int64_t>(to->manifest().files.size()), files);
     expect_same_tensors(*from, *to);
     for (std::int64_t chunk = 0; chunk < to->chunks(); ++chunk) EXPECT_TRUE(to->verify(chunk).ok());
-    // Nearly all elements belong to one parameter, which has 7.0 bytes for each element. The last file takes the rest.
+    // Nearly all elements belong to one parameter, which takes 7.0 bytes an element in a checkpoint. The last file
+    // takes the rest.
     for (std::size_t file = 0; files < 10 && file + 1 < to->manifest().files.size(); ++file) {
       const double share = static_cast<double>(to->manifest().files[file].data_bytes()) * static_cast<double>(files);
       EXPECT_NEAR(share / (7.0 * 700 * 512), 1, 0.15) << file << " of " << files;
@@ -175,7 +176,7 @@ TEST(Reshard, FailedReshardingLeavesNothing) {
       if (hits == 0) break;
       EXPECT_FALSE(status.ok()) << n;
       const auto there = list_checkpoints(folder.path(), kWho);
-      if (!there->empty()) opened(folder.path() + "/" + (*there)[0].name);  // its commit came before the error
+      if (!there->empty()) opened(folder.path() + "/" + (*there)[0].name);  // it was committed before the error
     }
   }
 }

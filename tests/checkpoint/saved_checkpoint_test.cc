@@ -80,7 +80,7 @@ void expect_refused(const std::string& folder, const std::string& what, const ::
   EXPECT_THAT(message_of(status), AllOf(HasSubstr("rank 1: "), HasSubstr(folder), text)) << what;
 }
 
-// F30: the test flips bits in every byte of the headers, and in bytes of every chunk.
+// Fault F30 (docs/faults.md): the test flips bits in every byte of the headers, and in bytes of every chunk.
 TEST(SavedCheckpoint, EveryFlippedBitIsNoticed) {
   const ScratchFolder folder;
   write_made_up_checkpoint(folder.path());
@@ -146,7 +146,7 @@ TEST(SavedCheckpoint, MissingCutLongerAndForeignFilesAreNoticed) {
   expect_refused(folder.path(), "no manifest", HasSubstr("manifest.json"), ExitCode::kNoInput);
 }
 
-// F37: nothing but regular files of the folder is opened, and nobody waits for a pipe.
+// Fault F37 (docs/faults.md): nothing but regular files of the folder is opened, and nobody waits for a pipe.
 TEST(SavedCheckpoint, LinksPipesAndFoldersAreNotOpened) {
   const ScratchFolder folder, other;
   write_made_up_checkpoint(folder.path());
@@ -245,7 +245,7 @@ TEST(SavedCheckpoint, ResidualsOutsideTrainedParametersAreRefused) {
   with({{kFactors, "w", "F16", 0, 2}}, true, "as F16");
 }
 
-// F24: a failed read is an error that names file and offset; a short read is continued.
+// Fault F24 (docs/faults.md): a failed read is an error that names file and offset; a short read is continued.
 TEST(SavedCheckpoint, EveryFailedReadIsAnError) {
   const ScratchFolder folder;
   write_made_up_checkpoint(folder.path());
@@ -276,7 +276,7 @@ TEST(SavedCheckpoint, EveryFailedReadIsAnError) {
   }
 }
 
-// F22, F23: writes of the files of a rank fail.
+// Faults F22 and F23 (docs/faults.md): writes of the files of a rank fail.
 TEST(SavedCheckpoint, EveryFailedWriteIsAnError) {
   for (const FaultSite site : {FaultSite::kOpen, FaultSite::kWrite, FaultSite::kFsync}) {
     for (const int error : {EIO, ENOSPC}) {
@@ -302,8 +302,8 @@ TEST(SavedCheckpoint, EveryFailedWriteIsAnError) {
   }
 }
 
-// Portions end around the edges of chunks and of the blocks that are written past the page cache; one file system has
-// no such writes.
+// Portions end around the edges of chunks and of the blocks that are written past the page cache; one of the two file
+// systems does not support such writes.
 TEST(SavedCheckpoint, FileHoldsTheBytesAppendedInAnyPortions) {
   constexpr std::int64_t kMiB = std::int64_t{1} << 20;
   std::mt19937 random(5);

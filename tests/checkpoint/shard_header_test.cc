@@ -46,7 +46,7 @@ TEST(ShardHeader, PiecesAreAligned) {
   }
 }
 
-// F36: each of these headers has enough bytes, so only the check of its contents refuses it.
+// Fault F36 (docs/faults.md): each of these headers has enough bytes, so only the check of its contents refuses it.
 TEST(ShardHeader, HostileHeadersAreRefused) {
   const auto piece = [](const std::string& key, const std::string& dtype, const std::string& shape,
                         const std::string& place) {
@@ -119,7 +119,7 @@ TEST(ShardHeader, FlippedLengthBitsAreRefused) {
   }
 }
 
-// The parser sees damaged headers only behind a hash that fits, but no damage may do harm.
+// The parser gets a damaged header only if its hash fits, but even then no damage may do harm.
 TEST(ShardHeader, ChangedByteIsAnErrorOrAnotherHeader) {
   const std::string head = write_header(some_header());
   for (std::size_t i = 8; i < head.size(); ++i) {

@@ -45,7 +45,8 @@ TEST(CallOrder, ComputingRankIsNotAccused) {
   EXPECT_EQ(disagreement_of({waiting(at(0, 5, 2), "gather")}), "");
 }
 
-// Rank 0 has ended a call that rank 2 has not, and waits in the next one, so the transport is at work.
+// Rank 0 has ended the call in which rank 2 still waits, and waits in its next call: all ranks have begun rank 2's
+// call, so it will end.
 TEST(CallOrder, CallThatAllRanksHaveBegunIsNoDisagreement) {
   EXPECT_EQ(disagreement_of({waiting(at(0, 5, 3, 0, 3), "reduce"), waiting(at(1, 5, 3, 0, 3), "reduce"),
                              waiting(at(2, 5, 2, 0, 3), "gather")}),
@@ -56,7 +57,7 @@ TEST(CallOrder, CallThatAllRanksHaveBegunIsNoDisagreement) {
 TEST(CallOrder, RanksThatWaitInARingDisagree) {
   WaitReport a = at(0, 1, 0, 0, 3), b = at(1, 0, 1, 0, 3), c = at(2, 0, 0, 1, 3);
   a.groups["user"].begun = 0, b.groups["gather"].begun = 0, c.groups["reduce"].begun = 0;
-  a.groups["reduce"].begun = 1, b.groups["user"].begun = 1, c.groups["gather"].begun = 1;  // no two ranks prove it
+  a.groups["reduce"].begun = 1, b.groups["user"].begun = 1, c.groups["gather"].begun = 1;  // the ring needs all three
   const std::string text = disagreement_of({waiting(a, "gather"), waiting(b, "reduce"), waiting(c, "user")});
   EXPECT_THAT(text, HasSubstr("rank 0 waits in gather (#1), which rank 1 has not begun"));
   EXPECT_THAT(text, HasSubstr("rank 2 waits in user (#1), which rank 0 has not begun"));

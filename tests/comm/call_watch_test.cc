@@ -1,4 +1,5 @@
-// Ranks on threads wait in different groups. Each scene takes some seconds, so scenes run side by side.
+// Tests the watch over calls: ranks on threads wait in different groups. Each scene takes some seconds, so scenes run
+// side by side.
 
 #include "runtime/comm/call_watch.h"
 

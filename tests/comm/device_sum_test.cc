@@ -22,7 +22,7 @@
 namespace tessera {
 namespace {
 
-/// Memory that both sides reach, aligned to 128 bytes.
+/// Memory that the GPU and the CPU both reach, aligned to 128 bytes.
 class Memory {
  public:
   explicit Memory(std::size_t bytes) {
@@ -95,7 +95,7 @@ TEST(DeviceSum, GivesTheCpusBits) {
   for (const DType dtype : {DType::kF32, DType::kBF16, DType::kF16}) {
     for (int count = 1; count <= cuda::SumInputs::kMost; ++count) {
       for (const std::size_t numel : {0u, 1u, 4u, 1027u, 4096u}) expect_the_cpus_bits(dtype, count, numel, 0);
-      expect_the_cpus_bits(dtype, count, 1000, 1);  // this run is not aligned for four elements at a time
+      expect_the_cpus_bits(dtype, count, 1000, 1);  // these elements are not aligned for four at a time
     }
   }
 }

@@ -10,7 +10,8 @@
 namespace tessera {
 namespace {
 
-/// Returns calls of all algorithms. Their times are those of `fit`, with an error of `off` that changes its sign.
+/// Returns calls of all algorithms. Their times are those of `fit`, with a relative error of `off` whose sign
+/// alternates.
 std::vector<TimedWork> calls_by(const LinkFit& fit, int ranks, double off = 0) {
   std::vector<TimedWork> calls;
   for (const std::size_t bytes : {std::size_t{64}, std::size_t{4096}, std::size_t{65536}, std::size_t{1} << 20}) {

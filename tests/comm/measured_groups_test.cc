@@ -120,8 +120,8 @@ TEST(MeasuredGroups, FirstGroupsErrorIsReturned) {
 }
 
 TEST(TimedCalls, CoverAllAlgorithmsOfAllCollectives) {
-  // Calls of few bytes are measured 3 + 2 (2 + 3) times, and calls of many bytes 3 + 2 (2 + 2) times, since no
-  // all_reduce of many bytes goes by doubling.
+  // Few bytes: 3 algorithms for all_gather, and for fp32 and bf16 each 2 for reduce_scatter and 3 for all_reduce. Many
+  // bytes: all_reduce has no doubling, so 2.
   EXPECT_EQ(calls_to_time(4, 64).size(), 13u);
   const std::vector<TimedCall> calls = calls_to_time(3, 1 << 20);
   EXPECT_EQ(calls.size(), 11u);

@@ -64,7 +64,7 @@ absl::StatusOr<std::shared_ptr<Collectives>> join_gloo(int rank, int ranks, int 
                           [now](Operation, int, DType, std::size_t) { return *now; });
 }
 
-/// A rank's member of a group over Gloo with the watch that MeshGroups would give it.
+/// One rank's end of a group over Gloo, with the watch that MeshGroups would give it.
 struct WatchedRank {
   std::shared_ptr<C10dStore> store;
   std::unique_ptr<CallWatch> watch;
@@ -431,8 +431,8 @@ TEST(SentByNetworkAlgorithms, ShortMessagesAreSentUnpacked) {
   EXPECT_EQ(packed_shares(2, DType::kF32, std::vector<float>(30'000)), (std::pair{1.0, 1.0}));
 }
 
-// A call costs what its messages cost. Where all ranks send alike, each sends exactly that much; where some send less,
-// none sends more.
+// A call costs what its messages cost. If all ranks send alike, each sends exactly what the model says; if some send
+// less, none sends more than that.
 TEST(SentByNetworkAlgorithms, MeasuredTrafficEqualsTheModelOfChoices) {
   const auto check = [](int ranks, Algorithm algorithm, Operation operation, std::size_t numel, bool is_alike) {
     const std::size_t input = numel * 2 * (operation == Operation::kReduceScatter ? ranks : 1);
@@ -506,7 +506,7 @@ class FailuresInRounds : public ::testing::TestWithParam<Failing> {
       if (rank == 1) continue;
       const RankEnd end = ranks.wait(rank);
       EXPECT_EQ(end.exit_code, ExitCode::kPeerLost) << end.message << ", signal " << end.signal;
-      // A rank whose connection's end was lost answers later than the others ask.
+      // A rank that missed the end of its connection answers after the others have asked, so it may be named too.
       EXPECT_THAT(end.message, AllOf(HasSubstr("rank " + std::to_string(rank) + "/" + std::to_string(what.ranks) +
                                                " blocks.3 " + operation + " #"),
                                      ContainsRegex("; rank (0, )?1([-,][-, 0-9]*)? do(es)? not answer")));
@@ -576,8 +576,8 @@ void wait_until_watched() {
   throw std::runtime_error("nobody watches this rank");
 }
 
-/// Kills this process, while its connections over Gloo stay open until the test ends. A child has them, and nothing
-/// else.
+/// Kills this process, while its connections over Gloo stay open until the test ends. A child process keeps these
+/// connections, and nothing else.
 [[noreturn]] void die_with_open_connections(int store_port) {
   constexpr int kDescriptors = 4096;
   std::array<bool, kDescriptors> stays{};
@@ -664,7 +664,7 @@ TEST(FailureWithOpenConnections, RankThatTakesAnotherConnectionIsNotGone) {
   EXPECT_FALSE(limit.passed());
 }
 
-// The first one ends as a process does that was killed, and the other one as a program that returns from main.
+// The first watched rank ends as if it was killed, the second one like a program that returns from main.
 TEST(FailureWithOpenConnections, RankThatEndsWellTellsThoseThatWatchIt) {
   for (const bool tells : {false, true}) {
     auto watched = std::make_unique<NextRank>(0, 3, "127.0.0.1");

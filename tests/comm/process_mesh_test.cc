@@ -143,7 +143,7 @@ TEST(Mpi, OneRankNeedsNoPlugIn) {
 }
 
 TEST(Mpi, MissingPlugInIsReportedWithItsRemedy) {
-  // The process is one of its own, since a process looks for the plug-in once.
+  // This runs in a process of its own, since a process looks for the plug-in only once.
   const auto ends = fork_ranks(1, [](int, KeyValueStore&) -> absl::Status {
     setenv("TESSERA_MPI_PLUGIN", "/none/libtessera_mpi.so", 1);
     return make_process_mesh(started_by_mpirun(0, 2, 0), over(TransportChoice::kMpi)).status();
@@ -352,8 +352,9 @@ struct Forms {
   WireForm contributions, sums;
 };
 
-/// Checks sums of compressed contributions to parts of `share` elements. Runs of the codec begin where they would if
-/// the whole input were encoded, under both operations, so bits do not depend on the strategy.
+/// Checks sums of compressed contributions to parts of `share` elements. The runs of elements that the codec encodes
+/// together begin where they would if the whole input were encoded, under both operations, so bits do not depend on the
+/// strategy.
 void check_compressed_sums(Collectives& group, Forms forms, Waits waits, DType dtype, std::size_t share) {
   ReduceOptions options(waits);
   options.contributions = forms.contributions;
@@ -361,7 +362,7 @@ void check_compressed_sums(Collectives& group, Forms forms, Waits waits, DType d
   const auto ranks = static_cast<std::size_t>(group.size()), mine = static_cast<std::size_t>(group.rank());
   const std::vector<Bytes> inputs = inputs_of_all(group.size(), dtype, share * ranks, 17);
   const DType sent_as = is_lossy(forms.contributions) ? DType::kF32 : dtype;
-  // The second time the last run of the codec has fewer elements.
+  // The second time, the last run that the codec encodes together has fewer elements.
   for (std::size_t numel : {share * ranks, share * ranks - 77}) {
     std::vector<Bytes> sent;
     for (const Bytes& input : inputs)
@@ -559,7 +560,7 @@ TEST(TcpStore, Ipv6LoopbackServesTheStore) {
     topology.master_addr = "::1";
     TESSERA_ASSIGN_OR_RETURN(const auto store, tcp_store(topology, init_timeout_s));
     if (rank == 1) return outside.set("has come", "yes");
-    return told(outside, "has come").status();  // this process serves the store until then
+    return told(outside, "has come").status();  // this process serves the store until rank 1 has come
   });
   // On a machine without IPv6, rank 0 says so, and the other ranks find nobody.
   const bool has_ipv6 = ends[0].exit_code != ExitCode::kUnavailable;
@@ -706,7 +707,7 @@ TEST(GlooFailures, KilledRankIsNamedByTheOthers) {
                                    ContainsRegex("; rank (0, )?1(, 2)? do(es)? not answer")));
     both += end.message;
   }
-  // The rank that failed last hears from the other one.
+  // The rank that fails last hears in which call the other one was.
   EXPECT_THAT(both, ContainsRegex("rank [02] was in all_reduce 'blocks.3'"));
   EXPECT_FALSE(soon.passed());
 }
@@ -714,7 +715,7 @@ TEST(GlooFailures, KilledRankIsNamedByTheOthers) {
 TEST(GlooFailures, KilledRankZeroThatServesTheStoreIsNamed) {
   ForkedRanks ranks(3, sum_until_failure(3, free_port(), kNeverPassed));
   wait_until_working(ranks, 3);
-  Deadline soon(12s);  // as above
+  Deadline soon(12s);  // Gloo may lose the end of a connection (see above)
   ranks.signal(0, SIGKILL);
   for (int rank : {1, 2}) {
     const RankEnd end = ranks.wait(rank);
@@ -726,7 +727,7 @@ TEST(GlooFailures, KilledRankZeroThatServesTheStoreIsNamed) {
   EXPECT_FALSE(soon.passed());
 }
 
-// F4: ranks talk through the store alone between the roll call and the first collective.
+// Fault F4 (docs/faults.md): ranks talk through the store alone between the roll call and the first collective.
 TEST(TcpStore, StoreThatGoesAwayIsALostPeer) {
   const int port = free_port();
   ForkedRanks ranks(2, [&](int rank, KeyValueStore&) -> absl::Status {
@@ -740,8 +741,8 @@ TEST(TcpStore, StoreThatGoesAwayIsALostPeer) {
   EXPECT_THAT(end.message, HasSubstr("rank 0 is gone, which serves the store"));
 }
 
-// F1: rank 1 has announced itself and dies before the ranks have met in a transport. Gloo does not say which rank it
-// is.
+// Fault F1 (docs/faults.md): rank 1 has announced itself and dies before the ranks have met in a transport. Gloo does
+// not say which rank it is.
 TEST(ProcessMeshTest, RankThatDiesBeforeTheFirstCallIsMissed) {
   for (const TransportChoice transport : {TransportChoice::kGloo, TransportChoice::kAuto}) {
     const int port = free_port();
@@ -811,7 +812,7 @@ struct Strangers {
 
 void expect_ranks_go_on(const rlimit& limit, const Strangers& coming) {
   const int port = free_port();
-  take_process_limits();  // this process holds the strangers' ends
+  take_process_limits();  // this process holds the strangers' ends of connections
   ForkedRanks ranks(2, [&](int rank, KeyValueStore& outside) -> absl::Status {
     require(::setrlimit(RLIMIT_NOFILE, &limit) == 0, "setrlimit");
     take_process_limits();
@@ -856,8 +857,9 @@ void expect_ranks_go_on(const rlimit& limit, const Strangers& coming) {
   for (const int fd : strangers) close(fd);
 }
 
-// F21: strangers hold more connections than a rank may have descriptors, before the ranks have met and after. The
-// limits are Debian's soft limit, which a job raises, and a hard limit that this many strangers do not fill.
+// Fault F21 (docs/faults.md): strangers hold more connections than a rank may have descriptors, before the ranks have
+// met and after. The limits are Debian's soft limit, which a job raises, and a hard limit that this many strangers do
+// not fill.
 TEST(ProcessMeshTest, StrangersBeyondTheDescriptorLimitEndNoRank) {
   expect_ranks_go_on({1024, 8192}, {.count = 1100, .at_once = false, .most_ports = 100});
 }
@@ -866,7 +868,8 @@ TEST(ProcessMeshTest, BurstOfStrangersBeyondTheHardDescriptorLimitEndsNoRank) {
   expect_ranks_go_on({1024, 1024}, {.count = 3000, .at_once = true, .most_ports = 3});
 }
 
-// F21: a job over Gloo goes on, while strangers hold many connections to each of its ports and send random bytes.
+// Fault F21 (docs/faults.md): a job over Gloo goes on, while strangers hold many connections to each of its ports and
+// send random bytes.
 TEST(ProcessMeshTest, StrangersHoldingConnectionsDisturbNoRank) {
   constexpr int kStrangers = 200;
   const int port = free_port();
@@ -949,7 +952,7 @@ ForkedRanks::Body in_different_groups(const World& world, int port) {
     if (rank != 0)
       return axes.reduce->reduce_scatter("head", full.data(), DType::kF32, full.data(), 100, Waits::kLater).wait();
     absl::Status status = axes.gather->all_gather("blocks.3", full.data(), full.data(), 400).wait();
-    told(outside, "end/1").status().IgnoreError();  // rank 0 serves the store until then
+    told(outside, "end/1").status().IgnoreError();  // rank 0 serves the store until rank 1 has ended
     return status;
   };
 }

@@ -68,8 +68,8 @@ void on_queued(int ranks, double timeout_s, const std::function<void(Queued&)>& 
 
 std::string text_of(const absl::Status& status) { return message_of(status); }
 
-/// Returns the seconds that a call may take in tests where it takes too long. They are patient, so that the watch does
-/// not find a call that was merely not scheduled.
+/// Returns the seconds that a call may take in tests where it takes too long. They grow with the machine's load, so
+/// that the watch does not find a call that was merely not scheduled.
 double little_s() { return patient_s(0.3); }
 
 absl::Status status_in_time(const Collectives& group) {
@@ -195,7 +195,7 @@ TEST(QueuedCollectives, TimeLimitBeginsWhenTheDeviceReachesTheCall) {
   });
 }
 
-/// NCCL connects as late as in the first call, which then waits for peers before it is queued.
+/// NCCL connects only in the first call, which then waits for peers before it is queued.
 TEST(QueuedCollectives, CallThatBlocksTheHostIsEndedAtTheTimeLimit) {
   on_queued(1, little_s(), [](Queued& queued) {
     queued.backend->fault = Fault::kBlocksTheHost;

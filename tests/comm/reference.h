@@ -59,7 +59,7 @@ inline Bytes random_values(DType dtype, std::size_t numel, std::uint32_t seed) {
   return data;
 }
 
-/// Adds values by rule 3 of collectives.h, word by word: neighbours are added, an odd last one is carried up, until one
+/// Adds values exactly as rule 3 of collectives.h says: neighbours are added, an odd last one is carried up, until one
 /// is left.
 inline float tree_of(std::vector<float> values) {
   while (values.size() > 1) {

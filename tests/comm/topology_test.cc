@@ -168,7 +168,7 @@ TEST(Topology, UnequalHostsOfTorchrunNeedTheirList) {
   }
 }
 
-/// The step's number of tasks overrides the job's: salloc's shell is a step of one task in a job of many.
+/// The step's number of tasks overrides that of the job: salloc's shell is a step of one task in a job of many.
 TEST(Topology, SlurmStepsTasksGoBeforeTheJobs) {
   const Variables shell = {
       {"SLURM_PROCID", "0"},         {"SLURM_NTASKS", "4"},          {"SLURM_LOCALID", "0"},
@@ -451,7 +451,7 @@ TEST(Topology, GroupOfUnequalAgentsIsPlacedByItsHosts) {
                    .ok());
 }
 
-/// The ranks tile the world under every launcher and in every even layout.
+/// Each rank has a place of its own on the hosts, under every launcher and in every even layout.
 TEST(Topology, RanksTileHostsUnderEveryLauncher) {
   for (int hosts = 1; hosts <= 4; ++hosts) {
     for (int local = 1; local <= 4; ++local) {

@@ -7,7 +7,7 @@
 namespace tessera {
 namespace {
 
-// Finds the positions of all values and keys of a text by parsing it.
+// Appends the texts that lie at the positions of all keys and values.
 void collect(const JsonNode& node, std::string_view text, std::vector<std::string>& found) {
   if (!node.key.empty()) found.push_back("key " + std::string(text.substr(node.key_offset, node.key.size() + 2)));
   const std::string dumped = node.value.dump();
@@ -24,7 +24,7 @@ TEST(JsonDocument, EveryKeyAndValueHasItsOffsetInTheText) {
   collect(*root, text, found);
   const std::vector<std::string> wanted = {
       "value [",    "value 1", "value -20", "value \"x\"", "value {",   "key \"a\"", "value null", "key \"b\"",
-      "value [ ",  // an empty list: as many characters of the text as "[]" has
+      "value [ ",  // an empty list with a space: two characters, as "[]" has
       "value true", "value {", "key \"c\"", "value {",     "key \"d\"", "value 1.5", "value {}",   "value [",
       "value [",    "value 7", "value 8"};
   EXPECT_EQ(found, wanted);

@@ -138,7 +138,7 @@ class Mutator {
         break;
     }
   }
-  // Replacing a digit by a digit keeps the syntax and moves values around their limits.
+  // Replaces a digit by a random one, which keeps the syntax and moves values around their limits.
   void replace_digit(std::string& text, std::size_t at) {
     const std::size_t digit = text.find_first_of("0123456789", at);
     if (digit != std::string::npos) text[digit] = static_cast<char>('0' + below(10));
@@ -165,7 +165,7 @@ TEST(StrategyFuzz, EveryPrefixOfAFileIsRefused) {
   for (std::size_t length = 0; length <= end; ++length) EXPECT_FALSE(check(text.substr(0, length))) << length;
 }
 
-// Any value of the table comes at any key: right kinds in wrong places, and combinations of keys.
+// Any value of the table may appear at any key: right kinds in wrong places, and combinations of keys.
 TEST(StrategyFuzz, ShuffledValuesAreAcceptedOnlyIfTheSchemaAccepts) {
   std::vector<std::string> values = {"null",  "{}",   "[]",      "-1",     "1.5",
                                      "1e300", "\"\"", "[1,2,3]", "[true]", "18446744073709551615"};

@@ -90,7 +90,8 @@ TEST(Permutation, EachElementLandsAtEachPlaceEquallyOften) {
   }
 }
 
-/// No trace of the data's order stays: neighbours do not stay neighbours, and ranks are not correlated with places.
+/// No trace of the data's order stays: neighbours do not stay neighbours, and places before and after are not
+/// correlated.
 TEST(Permutation, NeighboursAndPlacesAreUncorrelated) {
   constexpr std::uint64_t n = 100'000;
   const auto order = all_of({n, 3, 0});

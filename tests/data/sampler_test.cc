@@ -31,7 +31,7 @@ SamplerOptions with_ranks(SamplerOptions options, int rank, int world_size) {
   return options;
 }
 
-/// Returns the samples of all ranks in the order of microbatches, and of ranks within one.
+/// Returns the samples of all ranks in the order of microbatches, and within a microbatch in the order of ranks.
 std::vector<Samples> microbatches(const SamplerOptions& options, std::int64_t epoch) {
   std::vector<DistributedSampler> ranks;
   for (int rank = 0; rank < options.world_size; ++rank) {
@@ -168,7 +168,7 @@ TEST(Sampler, EachSampleIsDroppedEquallyOften) {
   for (std::int64_t epoch = 0; epoch < 5000; ++epoch)
     for (const auto sample : flat(microbatches(options, epoch))) ++seen[sample];
   ASSERT_EQ(seen.size(), 10u);
-  for (const auto& [sample, times] : seen) EXPECT_NEAR(times, 4000, 120) << sample;  // sigma is 28
+  for (const auto& [sample, times] : seen) EXPECT_NEAR(times, 4000, 120) << sample;  // standard deviation: 28
 }
 
 /// A run stops after any step and goes on with another number of ranks: its samples are those of a run that did not
@@ -261,8 +261,8 @@ TEST(Sampler, WindowsAreCopiedAndBadTokensNamed) {
   EXPECT_THAT(message_of(status), HasSubstr("a.txt at byte 9: token 9 is 106"));
 }
 
-// The microbatches of a step are the same samples on any number of ranks. A rank's microbatches are neighbours, also
-// behind a cursor.
+// The microbatches of a step are the same samples on any number of ranks. A rank's microbatches are neighbours, and
+// every rank's cursor is that of a run on one rank.
 TEST(Sampler, DealtRunsCoverEachStepOnceAndTheirCursorGoesOnAnywhere) {
   const SamplerOptions one{.num_samples = 100, .batch = 2, .accumulation = 8, .seed = 5};
   SamplerOptions two = one;
@@ -294,7 +294,7 @@ TEST(Sampler, StepByItsNumberHasTheSamplesThatItHasInOrder) {
   for (const Tail tail : {Tail::kDrop, Tail::kPad}) {
     options.tail = tail;
     DistributedSampler in_order = make(options);
-    std::vector<std::vector<Samples>> steps(9);  // more than two epochs have so many
+    std::vector<std::vector<Samples>> steps(9);  // these are the steps of more than two epochs
     Samples own(2);
     for (auto& step : steps) {
       for (int i = 0; i < 3; ++i) {
@@ -341,7 +341,7 @@ TEST(Sampler, MicrobatchesByTheirNumberAreThoseOfTheStepUnderWay) {
   options.accumulation = 2;
   DistributedSampler slow = make(with_ranks(options, 1, 2));
   Samples wanted(2), own(2);
-  for (int step = 0; step < 5; ++step) {  // the fifth one is of the second epoch
+  for (int step = 0; step < 5; ++step) {  // the fifth step belongs to the second epoch
     std::vector<Samples> whole;
     if (step == 4) one.set_epoch(1);
     for (int i = 0; i < 4; ++i) {

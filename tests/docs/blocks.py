@@ -10,10 +10,11 @@ A block begins with its language. A line directly before it may say how it is te
   syntax: WHY        Python that can be read, and why it is not run here
   not run: WHY       nothing is tried, and why
 
-A diff without a mark is a patch of git for files that are there; tests that apply it look at the rest.
+A diff without such a line is a git patch for existing files. Only its file names are checked here; tests that apply it
+check the rest.
 
-Bash and text: each call of `tessera` or of a script of ours has options that there are (check_blocks.py). JSON: a strategy, or a model where
-it has "model". C++ is compiled, Python run.
+Bash and text: each call of `tessera` or of a script of ours uses only options that exist (check_blocks.py). JSON: a
+strategy, or a model where it has "model". C++ is compiled, Python run.
 """
 
 import dataclasses

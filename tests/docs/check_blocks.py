@@ -4,7 +4,7 @@ Each block has a language that readers know. A block that is said to come from a
 of its sides can be read. JSON can
 be read. Commands have the options that `tessera ... --help` and our scripts know. blocks.py says how a block is marked.
 
-Beside the blocks: TABLES_OF_OPTIONS have a row for each option of their command, and no others.
+The TABLES_OF_OPTIONS are checked, too: they have a row for each option of their command, and no others.
 """
 
 import ast
@@ -85,7 +85,7 @@ class Commands:
         text = block.text.replace("\\\n", " ")
         for line in text.splitlines():
             if line.startswith(" ") or not line.strip():
-                continue  # this line goes on from the one before, or is no command
+                continue  # this line continues the one before, or is no command
             line = LEADERS.sub("", DESCRIPTION.sub("", line)).split("  #")[0]
             # A list of commands says in one line what can follow: `tessera checkpoint ls, show or export`.
             if not re.match(r"(tessera|scripts/|benchmarks/|examples/|tests/|python3? )", line) or re.match(r"tessera \w+ +\w+, ", line):

@@ -1,7 +1,7 @@
 """Writes the C++ blocks of all pages as functions of one source, for the build. Usage: cpp_blocks.py ROOT OUT
 
 A block's names (`<!-- block: with engine, mesh -->`) are parameters of its function. An #include goes to the top of the source, and a line
-"..." says nothing. Errors name page and line.
+"..." is left out. Errors name page and line.
 """
 
 import pathlib

@@ -1,4 +1,5 @@
-"""Python blocks of pages run, and JSON blocks are strategies and models: each as a reader would have it, with the names that it needs."""
+"""Runs the Python blocks of pages, and reads the JSON blocks as strategies and models. Each block gets the names that
+it needs."""
 
 import ast
 import json
@@ -78,7 +79,7 @@ def run(block):
     if "make_engine" in names:
         names["engine"] = names.pop("make_engine")()
     source = block.text
-    if "loss" in block.names:  # the first line makes the Engine, and a loss is made of the model after that
+    if "loss" in block.names:  # the first line makes the Engine; the loss is computed after that
         first, _, source = source.partition("\n")
         exec(compile(first, block.place, "exec"), names)
         names["loss"] = names["model"](torch.ones(2, 4)).mean()

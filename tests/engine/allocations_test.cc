@@ -120,7 +120,8 @@ TEST(Allocations, ForwardAndBackwardAllocateNoMoreThanThePlainModule) {
   for (const auto update : kUpdates) on_each_placement(2, expect_no_more_than_plain_module, update);
 }
 
-// Pulls are counted in forward and pushes in the step, with the waits of a bound and without.
+// Pulls are counted in forward and pushes in the step, with a bound on staleness, for which ranks wait, and without
+// one.
 TEST(Allocations, AsynchronousPullsAndPushesAllocateNothing) {
   for (const bool is_bound : {false, true}) {
     Strategy strategy = tiny_strategy(ShardingStrategy::kShardOptimizer);

@@ -74,7 +74,7 @@ extern "C" void* mmap(void* address, std::size_t bytes, int protection, int flag
 namespace tessera::testing {
 namespace {
 
-/// Returns the error of a run of two ranks whose `nth` allocation fails; empty where it has fewer.
+/// Returns the error of a run of two ranks whose `nth` allocation fails; empty if the run makes fewer allocations.
 std::string failure_of(const Placed& placed, std::int64_t nth, Values* values = nullptr) {
   const TestFolder folder;
   failed = 0;

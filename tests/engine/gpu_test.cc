@@ -424,7 +424,7 @@ TEST_F(Gpu, RanksThatShareAGpuGiveTheSameBitsUnderEveryStrategy) {
 }
 
 /// Two ranks add one gradient each, and one rank adds its two microbatches. Both runs make one addition, so the bits
-/// are the same. With "reproducible" they are for any number of microbatches.
+/// are the same. The bits are the same for any number of microbatches with "reproducible".
 TEST_F(Gpu, TwoRanksGiveTheBitsOfOneThatAccumulates) {
   const int port = free_port();
   const std::vector<RankEnd> ends = fork_ranks(2, [&](int rank, KeyValueStore& store) -> absl::Status {
@@ -613,7 +613,7 @@ TEST_F(Gpu, OffloadedStateOfEveryRuleChangesNoBits) {
           Strategy strategy = strategy_of(ShardingStrategy::kFullShard, dtype, TransportChoice::kCudaHost);
           strategy.optimizer = config;
           strategy.ema.decay = 0.75;
-          strategy.gradient_clipping = 0;  // it does not go with updates in backward
+          strategy.gradient_clipping = 0;  // clipping does not go with updates in backward
           const Trained in_memory = train_on(mesh, strategy, options);
           for (const Lying& lying : kLying) {
             strategy.optimizer.in_backward = lying.in_backward;

@@ -1,6 +1,6 @@
 // A model trains with masters and moments on disk and updates in backward, though its training state is many times what
-// the process may allocate. A second model, whose parameters alone are twice that, trains with its parameters on disk
-// too. The second model also writes its weights, in both forms.
+// the process may allocate. A second model trains with its parameters on disk too; they alone take twice what the
+// process may allocate. The second model also writes its weights, in both forms.
 
 #include <gtest/gtest.h>
 #include <sys/resource.h>

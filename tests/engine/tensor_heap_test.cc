@@ -24,7 +24,7 @@ void train_once(bool tensor_heap) {
   });
 }
 
-// The whole process changes, so this order is part of the test.
+// This changes the whole process, so the order of the calls is part of the test.
 TEST(TensorHeap, EngineInstallsItUnlessTheStrategyForbids) {
   c10::Allocator* const libtorchs = c10::GetCPUAllocator();
   const at::Tensor before = at::arange(100);
@@ -64,8 +64,8 @@ long faults() {
   return usage.ru_minflt;
 }
 
-// A malloc without this setting gives the heap's end back, so the second step's tensors fault as many pages as the
-// first's.
+// A malloc without this setting gives the heap's end back, so the tensors of the second step cause as many page faults
+// as those of the first.
 TEST(TensorHeap, FreedMemoryOfAStepIsKeptForTheNext) {
 #ifdef __SANITIZE_ADDRESS__
   GTEST_SKIP() << "a sanitizer has a malloc of its own";

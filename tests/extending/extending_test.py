@@ -1,8 +1,8 @@
 """The patches of docs/extending*.md fit the tree, touch few files, and what they add builds and passes its tests.
 
 With TESSERA_LONG_TESTS, each patch is applied to a copy of the tree. The targets without LibTorch that it concerns are built and run there.
-Sources with LibTorch are compiled, and not linked: a header that nearly every one includes has changed, so that would be a whole build. At
-last, the table of transports lacks the new row, which the compiler must refuse.
+Sources with LibTorch are compiled, and not linked: a header that nearly every one includes has changed, so that would
+be a whole build. The last check removes the new row from the table of transports, which the compiler must refuse.
 
 Usage: extending_test.py ROOT BUILD
 """
@@ -24,7 +24,8 @@ PATCH = re.compile(r"^```diff\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 SECTION = re.compile(r"^## (.*)$", re.MULTILINE)
 NEW_OR_CHANGED = re.compile(r"^\+\+\+ b/(.*)$", re.MULTILINE)
 LEFT_OUT = shutil.ignore_patterns(".*", "build", "results", "pictures", "__pycache__")
-# The table of these pages that has a row for each transport beside that of the one list.
+# The file with the table to which a patch must add a row for its transport: the compiler refuses a transport without
+# one.
 TABLE = "runtime/comm/job/process_mesh.cc"
 # The most files of each section's patch, apart from tests. A header and its source count as one.
 MOST_FILES = {"A method of compression": 3, "An update rule": 3, "An update rule with norms": 3, "A transport": 4}

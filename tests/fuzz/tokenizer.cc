@@ -1,4 +1,4 @@
-// Fuzzes tokenizer.json: a tokenizer that was accepted makes known tokens of its own file's text.
+// Fuzzes tokenizer.json: a tokenizer that was accepted turns the text of its own file into known tokens.
 
 #include "workshop/tokenizer/tokenizer.h"
 

@@ -31,7 +31,7 @@ struct Configuration {
   std::string strategy;  ///< strategy as JSON, in which $FOLDER stands for a folder
 
   bool is_on_gpu() const { return joined == Joined::kCudaHost || joined == Joined::kNccl; }
-  /// Returns rank 0's place among its ranks.
+  /// Returns the topology of rank 0.
   Topology topology() const;
   /// Returns the strategy with `folder`, for ranks that are threads of this process. An emulated GPU is chosen by
   /// EmulatedGpus, and not by comm.transport.

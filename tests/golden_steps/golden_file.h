@@ -51,7 +51,7 @@ class Line {
   Line& add(const char* name, std::int64_t number);
   /// Adds `seconds` in nanoseconds, rounded to the picosecond. More digits would show how sums are rounded.
   Line& add_seconds(const char* name, double seconds);
-  /// Appends the line to `lines` where it has any number.
+  /// Appends the line to `lines` if it has at least one number.
   void to(GoldenFile::Lines& lines) const;
 
  private:

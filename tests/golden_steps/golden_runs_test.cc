@@ -2,10 +2,10 @@
 // that a checkpoint holds. The numbers of gathers and reductions, and the bytes to and from disks, hosts and GPUs, are
 // stored too.
 //
-// traffic.txt has this traffic, which is the same on every machine. Bits depend on LibTorch's kernels. So they are
-// stored by the version of LibTorch, the version of the C library, whose exp and log they use, and the kernels'
-// instruction set. This test sets that to the least one, so that all processors of a kind have the same bits. If there
-// is no file for this processor, only traffic is compared, and the test counts as skipped.
+// traffic.txt has this traffic, which is the same on every machine. Bits depend on LibTorch's kernels. So there is one
+// file for each version of LibTorch, version of the C library (kernels use its exp and log), and instruction set of the
+// kernels. This test sets the instruction set to the lowest one, so that all processors of a kind give the same bits.
+// If there is no file for this processor, only traffic is compared, and the test counts as skipped.
 //
 // docs/testing.md says when the files may be written anew.
 
@@ -49,7 +49,8 @@
 namespace tessera::testing {
 namespace {
 
-/// Chooses the least kernels. LibTorch and MKL choose once in a process, so this comes before either computes.
+/// Chooses the kernels of the lowest instruction set. LibTorch and MKL choose once in a process, so this comes before
+/// either computes.
 void take_least_kernels() {
   setenv("ATEN_CPU_CAPABILITY", "default", 1);
   setenv("MKL_CBWR", "COMPATIBLE", 1);

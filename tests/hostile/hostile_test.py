@@ -4,8 +4,8 @@ hang, memory without bound, or a change outside of the folder of a case.
     Usage: python3 hostile_test.py path/to/hostile_commands.so path/to/tessera [--all] [-k PART_OF_A_NAME] [-v] [--list]
 
 Cases come from tables: a place, and a way in which it is hostile. Without --all (or TESSERA_LONG_TESTS) a sample of
-them runs. In it each place, each family of ways and each command meet each other in pairs, as far as SAMPLE cases go. A
-seed draws which cases.
+them runs. The sample has each place, each family of ways and each command in pairs with each other, as far as SAMPLE
+cases allow. A seed decides which cases are drawn.
 """
 
 import argparse
@@ -27,7 +27,7 @@ from network import network_cases
 from seeds import make_seeds
 
 FEWEST, SAMPLE, SEED = 500, 60, 49
-COSTS = {"network": 8}  # cost of a case, counted in cases of a file
+COSTS = {"network": 8}  # cost of a case of this group; a case of files costs 1
 
 
 def all_cases():
@@ -45,7 +45,7 @@ def pairs_of(case):
 
 
 def sample_of(cases):
-    """Returns SAMPLE cases. Each next case shows, for its cost, the most pairs that no case before it has shown."""
+    """Returns SAMPLE cases. Each next case covers the most pairs that no case before it has covered."""
     rng, shown, chosen, spent = random.Random(SEED), set(), [], 0
     left = [(case, pairs_of(case)) for case in rng.sample(cases, len(cases))]
     groups = collections.Counter(case.group for case in cases)

@@ -1,4 +1,5 @@
-"""Makes cases of limits of the process and of full devices: each is an error that names it, and never a signal."""
+"""Makes cases of limits of the process and of full devices: each ends in an error that names the limit or device, and
+never in a signal."""
 
 from case import CONFIG, CREATE, IO, MIB, RESOURCE, Case
 from seeds import DURABLE, OFFLOAD, PLAN, SAMPLE, TOKENIZE, TRAIN

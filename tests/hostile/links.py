@@ -10,8 +10,8 @@ from seeds import DURABLE, OFFLOAD, TOKENIZE, TRAIN
 READ_CODES = (CORRUPT, MISSING, CONFIG, CREATE, IO, RESOURCE, DENIED)
 WRITE_CODES = (CREATE, USAGE, IO, DENIED, CORRUPT, RESOURCE, UNAVAILABLE)
 
-# Files that a command line names. A link in their place is allowed, since the user made it. Others are found below a folder, where no
-# link is followed.
+# Files that a command line names. A link in their place is allowed, since the user made it. Other files are found below
+# a folder, where no link is followed.
 NAMED = {"strategy.json", "model.json", "weights.safetensors", "weights.pt", "tokenizer.json", "tokens.llmc", "text", "profile.json", "links.json",
          "corpus.idx", "corpus.bin"}
 
@@ -20,7 +20,7 @@ def inputs():
     for turn, place in enumerate(PLACES):
         for number, (what, kind, change) in enumerate(mutations.LINKS):
             if (number + turn) % 2 and kind in ("loop", "device", "dangling"):
-                continue  # every other place has cases of these kinds
+                continue  # every second place has cases of these kinds
             named = place.path in NAMED
             codes = READ_CODES if kind != "link" or not named else (*READ_CODES, 0)
             if kind in place.harmless or "in place" in place.harmless:
@@ -30,7 +30,7 @@ def inputs():
 
 
 def to_outside(path):
-    """Returns a function that makes a part of a path a link to its copy outside."""
+    """Returns a function that replaces a part of a path by a link to that part's copy outside."""
     return in_place(path, mutations.replaced(lambda at: at.symlink_to(os.path.relpath(mutations.outside_of(at), at.parent))))
 
 

@@ -126,7 +126,7 @@ class Job:
 @dataclasses.dataclass
 class End:
     code: int  # exit code, or -signal
-    text: str = ""  # both streams
+    text: str = ""  # stdout and stderr
     said: int = 0  # bytes of output so far
     peak: int = 0  # bytes
     cpu: float = 0  # seconds

@@ -5,7 +5,8 @@
 
 FOLDER/text is 1 MB of text in many scripts, FOLDER/bytes is text with parts that are no UTF-8. For each kind (GPT-2's, Llama 3's, Qwen's and
 others' way to cut text), FOLDER/<kind>/tokenizer.json is the tokenizer, and FOLDER/<kind>/wanted holds `text` and `bytes`, their tokens, and
-`words` with `word_ends`, those of many short texts. FOLDER/<kind>/decoded is what `tokenizers` makes of the text's tokens. Prints how fast it is.
+`words` with `word_ends`, those of many short texts. FOLDER/<kind>/decoded is the text that `tokenizers` decodes from
+the text's tokens. Prints how fast it is.
 """
 
 import pathlib

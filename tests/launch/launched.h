@@ -102,7 +102,7 @@ inline LaunchOptions shell(int ranks, const std::string& script) {
   return options;
 }
 
-/// A folder that goes with the test, for files by which ranks wait for each other.
+/// A folder that is removed when the test ends, for files by which ranks wait for each other.
 class Folder {
  public:
   Folder() {

@@ -360,7 +360,7 @@ TEST(Launch, InterruptEndsTheRestarts) {
   EXPECT_THAT(launcher.out, Not(HasSubstr("ready 1")));
 }
 
-// The error report of a rank of the start before is not taken for that of the next start.
+// The error report of a rank of an earlier start is not taken for that of the next start.
 TEST(Launch, ErrorReportOfAnEarlierStartIsNotReused) {
   auto options = shell(1,
                        "[ $TORCHELASTIC_RESTART_COUNT = 0 ] && echo '{\"message\":\"the first start\"}' > "

@@ -281,7 +281,7 @@ TEST(LaunchHosts, HostThatAnswersAndStartsNothingIsNamedWhenItsTimeIsUp) {
                                   HasSubstr("hint: ")));
 }
 
-/// Makes an agent that does not see what lies in `hidden`, like another host to which that was not copied.
+/// Makes an agent that does not see what lies in `hidden`, as on a host to which `hidden` was not copied.
 std::string agent_without(const Folder& folder, const std::string& hidden) {
   return script_file(
       folder, "exec unshare -m sh -c 'mount -t tmpfs none \"$0\" && exec " TESSERA_PROGRAM " launch-agent' " + hidden);

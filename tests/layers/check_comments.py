@@ -22,7 +22,8 @@ def sources(root):
 
 
 def begins_with_of(text):
-    """Line numbers, from 1, of comments in which a sentence begins with "Of". Behind code a small letter begins one too."""
+    """Line numbers, from 1, of comments in which a sentence begins with "Of". A comment behind code may begin a
+    sentence with a small letter too."""
     for block in BLOCK.finditer(text):
         first = text[: block.start()].count("\n") + 1
         begun = True  # the line begins a sentence

@@ -5,9 +5,11 @@ comments. With a '/' it is a path from the root, from include/ or docs/, or from
 of any file of this project. In pages, folders and programs that begin with a folder of ours count too. A link of a page is a path
 from the page's folder, as a browser follows it.
 
-Pages of MOST_BYTES have that limit of bytes. Other pages of docs/ have one too, but for LISTS and pages that a program makes.
+Pages of MOST_BYTES have that limit of bytes. Other pages of docs/ have a limit too, except LISTS and pages that a
+program makes.
 
-A page names a test as `FILE: Suite.Name` (GoogleTest), `FILE: method` (Python), or, of the odd inputs, `FILE: name of a row`.
+A page names a test as `FILE: Suite.Name` (GoogleTest), `FILE: method` (Python), or, for the table in
+tests/app/odd_inputs, `FILE: name of a row`.
 
 Usage: check_docs.py ROOT
 """
@@ -38,7 +40,7 @@ COMMENTS = {".py": re.compile(r'#.*|"""[\s\S]*?"""')}
 C_COMMENTS = re.compile(r"//.*")
 # Headers and files of other projects: LibTorch, PyTorch, the standard library, the system's, and what a user writes.
 ELSEWHERE = re.compile(r"(ATen|c10|torch|caffe2|absl|nlohmann|gloo|CLI|sys|linux|arpa|netinet)/|(nccl|mpi|sysexits)\.h$|main\.cc$")
-EXCEPT = ["tests/layers/", "runtime/comm/c10d/gloo_stubs/"]  # tests make trees, and name files of these trees
+EXCEPT = ["tests/layers/", "runtime/comm/c10d/gloo_stubs/"]  # these tests make trees, and name files in them
 
 
 def folders_and_programs_in(page):
@@ -51,7 +53,7 @@ def folders_and_programs_in(page):
 
 @functools.cache
 def rows_of(file):
-    """Returns the names of all rows of the odd inputs."""
+    """Returns the names of all rows of the table in tests/app/odd_inputs."""
     sys.dont_write_bytecode = True
     spec = importlib.util.spec_from_file_location("rows_of_odd_inputs", file)
     module = importlib.util.module_from_spec(spec)

@@ -18,7 +18,7 @@ import error_texts
 
 PAGE, CODES = "docs/errors.md", "include/tessera/exit_code.h"
 GONE = "retired"
-# Each entry has a heading, a remark about the texts of these files, their folders, and the exit code if the sources do
+# Each entry has a heading, a remark about the texts of its files, their folders, and the exit code if the sources do
 # not show it. The first entry that fits counts.
 ROOMS = [("Strategy files and configurations", "File, line, column and key come before each.", ["runtime/config"], "kConfig"),
          ("Start of a job", "The launcher, its variables, and how ranks meet and miss each other.", ["workshop/launch", "runtime/comm"], ""),

@@ -1,8 +1,9 @@
 """An error that a user can cause ends in a remedy of its own ("hint: ..."). The check looks for texts that have none.
 
-An error is a call of make_error, `throw Error`, expect or TORCH_CHECK, in Python `raise` with a call. Its text may come from elsewhere: from another error
-(message_of), from a variable that its function makes, or from a parameter, whose callers then bring the hint. A bug of Tessera
-(ExitCode::kInternal) claims nothing, so it needs no hint. Each hint has an id: tests/layers/check_errors.py.
+The check takes these for errors: calls of make_error, expect or TORCH_CHECK, `throw Error`, and in Python `raise` with
+a call. Its text may come from elsewhere: from another error (message_of), from a variable that its function makes, or
+from a parameter, whose callers then bring the hint. A bug of Tessera (ExitCode::kInternal) is no fault of the user, so
+it needs no hint. Each hint has an id: tests/layers/check_errors.py.
 
 Usage: check_hints.py ROOT
 """
@@ -19,7 +20,7 @@ ERROR = re.compile(r"\b(make_error|throw (?:tessera::)?Error|expect|TORCH_CHECK(
 # was made.
 BRINGS_HINT = re.compile(r"[Hh]int|reason_of(?:_\w+)?\(|message_of\(|[.>]message\(\)")
 INTERNAL = re.compile(r"^\s*ExitCode::kInternal\s*,")
-# The text of an error that was made elsewhere. The code that catches it adds what is said of memory
+# The text of an error that was made elsewhere. The code that catches an OutOfMemoryError adds a text about memory
 # (engine/job/last_words.cc).
 PASSED_ON = re.compile(r"^\s*(static_cast<ExitCode>\(|OutOfMemoryError,)")
 LITERAL = re.compile(r'"(?:[^"\\\n]|\\.){12,}"')

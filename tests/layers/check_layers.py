@@ -134,7 +134,7 @@ SOURCES = (".h", ".cc", ".cu", ".cuh")
 # Stands in for the folder of headers that LibTorch's wheel lacks.
 GLOO_STUBS = "runtime/comm/c10d/gloo_stubs"
 TORCH = re.compile(r"^(ATen|c10|torch|caffe2)/")
-# Beside LibTorch's headers an include of fmt finds LibTorch's own copy of them.
+# If LibTorch's headers are included too, an include of fmt finds LibTorch's own copy.
 WITHOUT_FMT = ["engine", "sharding", "python"]
 INCLUDE = re.compile(r'^\s*#\s*include\s+([<"])([^>"]+)[>"]', re.MULTILINE)
 CLASS = re.compile(r"^(?:struct|class) (\w+)(?: final)?(?: : [^{;]*)?\s*\{", re.M)

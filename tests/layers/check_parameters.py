@@ -47,8 +47,8 @@ def pieces(cpp, bracket):
 
 
 def is_declaration(cpp, piece):
-    """Returns whether it is surely a parameter, as `const T& t = x`, `T* t`, `T t` and `T&` are: no expression looks
-    like these."""
+    """Returns whether `piece` is surely a parameter, as `const T& t = x`, `T* t`, `T t` and `T&` are: no expression
+    looks like these."""
     for k, i in enumerate(piece):
         if cpp.is_sign(i, "="):
             piece = piece[:k]

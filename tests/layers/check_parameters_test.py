@@ -1,4 +1,4 @@
-"""check_parameters.py finds a function with too many parameters, and takes no call for one."""
+"""check_parameters.py finds a function with too many parameters, and does not mistake a call for one."""
 
 import pathlib
 import subprocess

@@ -1,5 +1,5 @@
-"""Errors name calls in the language of their reader: texts of the layers that Python calls too take C++ names from
-runtime/border/phrase.h, which has Python's beside them.
+"""Errors name calls in the language of their reader. Texts of the layers that Python calls too take the names of calls
+from runtime/border/phrase.h, which has each name for C++ and for Python.
 
 Usage: check_phrases.py ROOT
 """

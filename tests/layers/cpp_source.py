@@ -1,4 +1,5 @@
-"""C++ sources as tokens: which bracket belongs to which, and what a text, a call and a function around a place are.
+"""C++ sources as tokens. They tell which bracket belongs to which, and find the text, the call and the function around
+a token.
 
 It knows as much of C++ as error_texts.py needs to tell what an error says. clang-format has been over the sources, and macros are few.
 """
@@ -16,7 +17,7 @@ ESCAPES = {"n": "\n", "t": "\t", "0": "\0"}
 PAIRS = {"(": ")", "[": "]", "{": "}"}
 # Functions that make one text of their arguments: of all of them, or of the first.
 SAYS_ALL, SAYS_FIRST = {"str", "StrCat"}, {"format", "string", "move", "say"}
-CHECKS = {"expect": "kUsage", "TORCH_CHECK": "kInternal"}  # functions whose text begins with the second argument
+CHECKS = {"expect": "kUsage", "TORCH_CHECK": "kInternal"}  # the text of their error begins at argument 2
 NO_FUNCTION = {"if", "for", "while", "switch", "catch", "return", ""}
 
 
@@ -88,7 +89,7 @@ class Cpp:
         return first, self.tokens[last].text
 
     def cut(self, low, high, *signs):
-        """Returns the pieces of [low, high) between those signs, where the signs stand in no bracket."""
+        """Cuts [low, high) at those `signs` that stand in no inner bracket, and returns the pieces."""
         pieces, begin, i = [], low, low
         while i < high:
             if self.is_sign(i, *PAIRS):
@@ -173,7 +174,7 @@ class Cpp:
         return (end, self.partner[end]) if self.is_sign(end, "{") and end in self.partner else None
 
     def errnos(self, i):
-        """Returns the cases before a `return` that token i belongs to, as far as they are errnos: ["ENOENT"]."""
+        """Returns the errnos among the `case` labels of the `return` that token i belongs to, such as ["ENOENT"]."""
         begin = self.function(i)[1]
         while i > begin and not self.is_name(i, "case", "default"):
             i -= 1

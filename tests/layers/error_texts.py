@@ -62,7 +62,8 @@ class CppTexts:
         return [(source, i) for i, token in enumerate(source.tokens) if token.kind == "name" and token.text == name]
 
     def find_constant(self, name):
-        """Returns the text of the constant kName; for a Phrase, the texts in both languages; for other names, None."""
+        """Returns the text of the constant kName; for a Phrase, its texts for C++ and for Python; for other names,
+        None."""
         for source, i in self.places(name) if re.match(r"k[A-Z]", name) else ():
             after = source.partner[i + 1] + 1 if source.is_sign(i + 1, "[") else i + 1
             value = source.tokens[after + 1:after + 6]
@@ -77,8 +78,8 @@ class CppTexts:
     # ------------------------------------------------------------------------------------------------------ the text of an expression
 
     def say(self, source, low, high, focus=-1):
-        """Returns the text of [low, high). If it chooses between texts, that is the one with the token `focus`, which is MARK if it is no
-        text."""
+        """Returns the text of [low, high). If the expression chooses between texts, the one with the token `focus` is
+        taken. A `focus` that is no text gives MARK."""
         while source.is_sign(low, "(") and source.partner.get(low) == high - 1:
             low, high = low + 1, high - 1
         listed = source.cut(low, high, ",")
@@ -108,7 +109,7 @@ class CppTexts:
         return "{" + (re.sub(r"^k(?=[A-Z])|_$", "", names[-1]) if names else "...") + "}"
 
     def choice(self, source, low, high):
-        """Returns both parts behind a "?" in [low, high), or nothing."""
+        """Returns both branches behind a "?" in [low, high), or nothing."""
         question = source.cut(low, high, "?")[0][1]
         if question == high:
             return ()
@@ -150,8 +151,8 @@ class CppTexts:
     # ------------------------------------------------------------------------------------------------------------------- one error
 
     def texts_before(self, source, i, text, steps=0):
-        """Returns the text of the error whose hint is token i: `text`, behind the texts of the functions that use
-        it."""
+        """Returns the whole text of the error whose hint is token i: the texts of the functions that use `text`, then
+        `text` itself."""
         low, _, call = source.expression(i)
         holder = self.holder(source, i)
         if source.is_sign(low - 1, "+="):

@@ -213,7 +213,7 @@ TEST(MatrixDeal, RanksComputeAboutTheSameAmount) {
 
 TEST(MatrixDeal, BatchesAreAsSmallAsEvenSharingAllows) {
   const Placement placement = placement_of(kFullShard, false);
-  // Alone, a rank takes unit by unit; two ranks share two blocks evenly, but not one.
+  // A rank alone makes one batch of each unit; two ranks can share two blocks evenly, but not one, so a batch has two.
   EXPECT_EQ(MatrixDeal(blocks_of(12, 64, 1), placement.optimizer, {1, 1}).batches().size(), 12U);
   EXPECT_EQ(MatrixDeal(blocks_of(12, 64, 2), placement.optimizer, {1, 2}).batches().size(), 6U);
 }

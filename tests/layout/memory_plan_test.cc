@@ -34,7 +34,7 @@ TEST(MemoryPlan, SmallUnitsAreReducedWithALagAndLargeOnesAtOnce) {
   struct Case {
     std::int64_t bucket_bytes, lag;
   };
-  // Each unit of lag takes two buckets; there are at most 8 MiB and 3 units.
+  // Each unit of lag takes two buckets. The buckets of the lag have at most 8 MiB, and the lag is at most 3 units.
   for (const Case& c : {Case{kMiB / 4, 3}, Case{kMiB, 3}, Case{2 * kMiB, 2}, Case{4 * kMiB, 1}, Case{8 * kMiB, 0}}) {
     const MemoryPlan plan(input_of(c.bucket_bytes / 4, 12, {1, 2, 0, 0}));
     EXPECT_EQ(plan.sums().reduction_lag, c.lag) << c.bucket_bytes;
@@ -124,7 +124,8 @@ TEST(MemoryPlan, GradientsOnDiskKeepSlotsAndTheRootsGradientsInMemory) {
       << "no commit needs gradients";
 }
 
-// Three sums of eight microbatches wait at a time. Where ranks have summed them, one has the gradient's place.
+// Three sums of eight microbatches wait at a time. If ranks reduce each microbatch, one of the three lies in the
+// gradient's own memory.
 TEST(MemoryPlan, ReproducibleCountsTheSumsThatWaitInTheTree) {
   const auto added = [](MeshPosition mesh, std::int64_t accumulation, GradientSync sync) {
     PlanInput input = input_of(kMiB, 12, mesh);
@@ -150,8 +151,8 @@ TEST(MemoryPlan, ReproducibleCountsTheSumsThatWaitInTheTree) {
   EXPECT_EQ(added({1, 2, 0, 0}, 5, kEach), 1 * whole / 2);
 }
 
-// Three ranks with four of twelve microbatches each: every run is a node. With six of eighteen, the second rank's nodes
-// are 6 to 7 and 8 to 11.
+// Three ranks have four of twelve microbatches each: every rank's run is one node of the tree. If each has six of
+// eighteen, the second rank's run consists of two nodes: microbatches 6 to 7, and 8 to 11.
 TEST(MemoryPlan, ReproducibleCountsTheSumsOfSubtreesThatRanksSend) {
   PlanInput input = input_of(kMiB, 12, {1, 3, 0, 0});
   input.wire.accumulation = 4;
@@ -214,7 +215,7 @@ TEST(MemoryPlan, BackgroundReductionsLagByTheGivenNumberOfUnits) {
     EXPECT_EQ(plan.sums().end_lag, ahead);
     EXPECT_EQ(plan.sums().shared_buckets, 1 + ahead);
     EXPECT_EQ(adds.use()[MemoryCategory::kStaging], (1 + ahead) * adds.sums().scratch_numel * 4);
-    // The second sum, over the other axis, begins a unit after the first.
+    // The sum over the second axis begins one unit later than the sum over the first.
     const MemoryPlan two_axes = plan_of({2, 2, 0, 0}, ahead);
     EXPECT_EQ(two_axes.sums().reduction_lag, ahead > 0 ? 1 : 0);
     EXPECT_EQ(two_axes.sums().end_lag, ahead > 0 ? ahead + 1 : 0);
@@ -272,7 +273,7 @@ TEST(MemoryPlan, CompressedSumsOfAGpuGoThroughItsHostsMemory) {
   EXPECT_EQ(plan.use()[MemoryCategory::kHostRecords], 3 * 4 * kMiB + kept);
   EXPECT_EQ(plan.use()[MemoryCategory::kFeedback], 0);
   EXPECT_EQ(plan.use().limited(), plain.use().limited() + 4 * kMiB);  // a bucket for the unit that is under way longer
-  // A narrow contribution is summed to fp32 beside it: here this rank's half.
+  // The sum of a narrow contribution takes fp32 memory beside it: here for this rank's half.
   input.wire.reduce = DType::kBF16;
   EXPECT_EQ(MemoryPlan(input).shard_sums_on_host().slot_bytes, 2 * kMiB + 2 * kMiB);
   input.placement.is_queued = false;
@@ -334,7 +335,7 @@ TEST(MemoryPlan, EveryUnitUnderWayHasItsScratch) {
   PlanInput input = input_of(kMiB / 4, 12, {1, 2, 0, 0});
   input.wire.accumulation = 2;
   const MemoryPlan plan(input);
-  // 2 (1 MiB bucket + 1/2 MiB of scratch) a unit of lag
+  // each unit of lag takes 2 (1 MiB bucket + 1/2 MiB of scratch)
   EXPECT_EQ(plan.sums().reduction_lag, 2);
   EXPECT_EQ(plan.use()[MemoryCategory::kStaging], 5 * kMiB / 2);
 }

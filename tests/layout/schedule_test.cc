@@ -195,7 +195,7 @@ void expect_equals_slow(unsigned seed) {
   const int uncounted = below(3) - 1;
   Schedule schedule(units, ahead, uncounted);
   SlowSchedule slow;
-  std::vector<int> habit;  // most rounds are alike
+  std::vector<int> habit;  // units in the order that most rounds have
   for (int i = 0; i < 1 + below(12); ++i) habit.push_back(below(units));
   std::size_t at = 0;
   for (int call = 0; call < 400; ++call) {

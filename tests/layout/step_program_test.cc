@@ -237,7 +237,7 @@ TEST(StepProgram, GpuQueuesTheExchangeBeforeItWaitsForRecords) {
                 "visit update ww: 1> 2>\npublished\nend pass\n");
 }
 
-/// The host has to know the decision, so a skipped step ends there on a GPU too.
+/// The host has to know the decision, so a skipped step ends at the decision on a GPU too.
 TEST(StepProgram, TensorRulesExchangeMastersWhileTheyReadThem) {
   StepInput input = on_a_gpu(in_files(input_of(VisitWork::kReadMasters)));
   const std::string first = std::string("forward\nannounce 0> 1> 2>\n") + kTrain +
@@ -284,7 +284,7 @@ TEST(StepProgram, OffloadedGradientsAreOpenOnlyForDeviceUpdates) {
   }
 }
 
-/// Calls `test` for every way in which an input can be made.
+/// Calls `test` for every kind of input.
 template <class Test>
 void for_inputs(const Test& test) {
   for (const VisitWork work : {VisitWork::kUpdate, VisitWork::kMeasure, VisitWork::kLayerUpdates,
@@ -326,7 +326,8 @@ TEST(StepProgram, MatricesOfAUnitAreExchangedBehindItsOwnReduction) {
                 after);
 }
 
-/// A GPU's passes over records in pinned memory need not turn round: a record is on its way back when the pass ends.
+/// A GPU's passes over records in pinned memory need not change their direction, since a record is already on its way
+/// back when the pass ends.
 TEST(StepProgram, GpuQueuesAUnitsExchangeBeforeItWaitsForRecords) {
   StepInput input = on_a_gpu(input_of(VisitWork::kDirections));
   input.groups = {{0}, {1, true}, {1}, {1, true}};

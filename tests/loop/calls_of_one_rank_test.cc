@@ -196,7 +196,7 @@ TEST(CallsOfOneRank, CallOnOneRankSucceedsOrIsNamedOnAllRanks) {
       EXPECT_NE(end.exit_code, ExitCode::kOk);
       // the program of this rank had ended; it learns of the error while ranks leave the job
       if (end.message.empty()) continue;
-      // A rank over Gloo may get the error of a lost peer (75), with that peer's message or before it has come.
+      // A rank over Gloo may get the error of a lost peer (75), with the peer's message if that has come.
       EXPECT_THAT(end.exit_code, AnyOf(ExitCode::kInternal, ExitCode::kCorruptData, ExitCode::kPeerLost))
           << end.message;
       EXPECT_THAT(end.message, AnyOf(HasSubstr("ranks disagree: rank"), HasSubstr("has left"), HasSubstr("has ended"),

@@ -293,7 +293,8 @@ TEST(RankSampler, EvaluationCountsEachSampleOnceOnAnyNumberOfRanks) {
 constexpr std::size_t kOfSteps = 50;  // samples
 constexpr RankSamplerOptions kDealt{.seed = 4, .microbatches = 6, .batch = 2};
 
-/// Returns other runs of a step's six microbatches in every second step; they are even at first.
+/// Returns this rank's run of a step's six microbatches. The runs of even steps are equal; in odd steps the inner
+/// borders lie one microbatch later.
 MicrobatchRun run_of(std::size_t step, int rank, int ranks) {
   const auto begin = [&](std::int64_t of) {
     return of == 0 || of == ranks ? of * 6 / ranks : of * 6 / ranks + static_cast<std::int64_t>(step % 2);
@@ -385,7 +386,7 @@ TEST(RankSampler, DealtMicrobatchesGoOnWithOtherRanksAndByTheirNumbers) {
         EXPECT_EQ(sampler.of(static_cast<std::int64_t>(microbatch)), wanted[step][microbatch]) << step;
       sampler.end_step();
     }
-    // An evaluation goes its own way.
+    // An evaluation does not change the place of training in the data.
     {
       const UnpaddedEpoch unpadded;
       sampler.reset();

@@ -161,7 +161,7 @@ TEST_F(WeightsReader, DictionariesNestUpToABound) {
   const std::string values(24, '\0');
   EXPECT_EQ(refusal(archive({{"data.pkl", nested(32)}, {"data/0", values}})), "accepted");
   EXPECT_THAT(refusal(archive({{"data.pkl", nested(33)}, {"data/0", values}})), HasSubstr("deeper than 32"));
-  // Cases are a dictionary in itself, a module that is its own state, and 2^30 places for one tensor.
+  // The cases are a dictionary that contains itself, a module that is its own state, and a tensor with 2^30 places.
   EXPECT_THAT(refusal(archive(
                   {{"data.pkl", "\x80\x02}q" + std::string(1, '\0') + text("d") + "h" + std::string(1, '\0') + "s."}})),
               HasSubstr("deeper than 32"));

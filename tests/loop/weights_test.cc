@@ -45,7 +45,7 @@ TEST_F(Weights, SavedWeightsAreTheModulesUnderEveryStrategy) {
           Session session(mesh, strategy_for(placed, nullptr, dtype), {.tied_head = true, .frozen_first_block = true});
           session.train(0);
           save_weights(session.engine, path);
-          session.train(1);  // the Engine goes on
+          session.train(1);  // the Engine still trains
           save_weights(session.engine, path);
           const Values values = session.values();
           if (!mesh.is_main()) return;
@@ -85,7 +85,7 @@ TEST_F(Weights, ArchiveIsReadByTorchLoadUnderEveryStrategy) {
           Session session(mesh, strategy_for(placed, nullptr, dtype), options);
           session.train(0);
           save_weights(session.engine, path, WeightsForm::kArchive);
-          session.train(1);  // the Engine goes on
+          session.train(1);  // the Engine still trains
           save_weights(session.engine, path, WeightsForm::kArchive);
           const Values values = session.values();
           if (!mesh.is_main()) return;
@@ -218,7 +218,7 @@ TEST_F(Weights, PythonReadsSavedFiles) {
   EXPECT_EQ(*printed, wanted + wanted);
 }
 
-/// Checks that all ranks get the error, and that the Engine goes on.
+/// Checks that all ranks get the error, and that the Engine still trains.
 void expect_failure(const fs::path& path, Existing existing, ExitCode code, const std::string& text) {
   for (const int ranks : {1, 3}) {
     run_ranks({.ranks = ranks}, [&](const Mesh& mesh) {

@@ -25,8 +25,8 @@ TEST(AlgorithmsBench, EveryAlgorithmIsTimedWithOneChosenAndOneFastest) {
     ASSERT_TRUE(report.ok()) << report.status();
     EXPECT_EQ(used.size(), 4u);
     EXPECT_EQ(report->ranks, 4);
-    // Calls of few bytes are measured 3 + 2 (2 + 3) times, and calls of many bytes 3 + 2 (2 + 2) times, since no
-    // all_reduce of many bytes goes by doubling.
+    // A size is measured with 3 algorithms of all_gather, and for 2 dtypes with 2 of reduce_scatter and 3 of
+    // all_reduce. Doubling is missing for many bytes, since no all_reduce of many bytes uses it.
     EXPECT_EQ(report->timings.size(), 13u + 11u);
     int chosen = 0, fastest = 0;
     for (const TimedAlgorithm& timing : report->timings) {

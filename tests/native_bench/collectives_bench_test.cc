@@ -77,7 +77,7 @@ TEST(MemoryTraffic, EveryLineIsReadAndWrittenOnce) {
     std::memset(streams.to, 0, sizeof streams.to);
     cause_traffic({2, 2, 256, 2}, from, to, past_caches);
     for (int i = 0; i < 512; ++i) {
-      const int source = i / 128 * 64 + i % 64;  // each line of the input fills two lines of the output
+      const int source = i / 128 * 64 + i % 64;  // each cache line of the input fills two of the output
       const auto expected = static_cast<std::byte>(source) ^ static_cast<std::byte>(3 * source);
       ASSERT_EQ(streams.to[0][i], expected) << i;
       ASSERT_EQ(streams.to[1][i], expected) << i;

@@ -70,7 +70,8 @@ TEST(AtomicFile, RelativePathIsTakenFromTheCurrentFolder) {
   ::unlink(name.c_str());
 }
 
-// F22, F23: whichever operation fails, the file is whole, the error says which, and nothing is left over.
+// F22 and F23 of docs/faults.md: whichever operation fails, the file is whole, the error says which, and nothing is
+// left over.
 TEST(AtomicFile, EveryFaultLeavesTheOldFileOrTheNewOne) {
   for (const bool had_old : {true, false}) {
     for (const FaultSite site : kSites) {
@@ -135,8 +136,8 @@ TEST(AtomicFile, ShortAndInterruptedCallsAreContinued) {
   EXPECT_EQ(content_of(folder.file("x")), kNew);
 }
 
-/// Writes the new file in a child with one rule, over the old file. Checks that the file is whole, and returns the
-/// child's exit code.
+/// Writes the new file in a child process under one rule for faults, over the old file. Checks that the file is whole,
+/// and returns the child's exit code.
 int write_in_child(const ScratchFolder& folder, const FaultRule& rule) {
   const std::string path = folder.file("manifest.json");
   EXPECT_TRUE(write(path, kOld).ok());
@@ -152,8 +153,8 @@ int write_in_child(const ScratchFolder& folder, const FaultRule& rule) {
   return end.exit_code;
 }
 
-// F2, F26: the process is killed or loses power at any operation. A power loss may keep renames that were not synced,
-// or undo them.
+// F2 and F26 of docs/faults.md: the process is killed or loses power at any operation. A power loss may keep renames
+// that were not synced, or undo them.
 TEST(AtomicFile, AnyCrashLeavesTheOldFileOrTheNewOne) {
   for (const FaultRule& kind : {FaultRule{.action = FaultAction::kCrash, .number = 137},
                                 FaultRule{.action = FaultAction::kDropUnsynced, .keep_renames = false},
@@ -202,7 +203,7 @@ TEST(AtomicFile, BadPathsAreRefused) {
   EXPECT_THAT(folder.names(), IsEmpty());
 }
 
-// F22: the file system is really full.
+// F22 of docs/faults.md: the file system is really full.
 TEST(AtomicFile, FullFileSystemKeepsTheOldFile) {
   ScratchFolder folder;
   const ChildEnd end = in_child([&] {

@@ -113,7 +113,7 @@ TEST(BlockFile, EveryFaultAtCreationIsAnErrorAndLeavesNoName) {
   }
 }
 
-// F25: the faults come while zeros are written.
+// F25 of docs/faults.md: the faults come while zeros are written.
 TEST(BlockFile, ShortAndInterruptedWritesOfZerosAreContinued) {
   ScratchFolder folder;
   for (const FaultRule& kind : {FaultRule{.action = FaultAction::kShort, .number = 1000},
@@ -133,7 +133,7 @@ TEST(BlockFile, ShortAndInterruptedWritesOfZerosAreContinued) {
   }
 }
 
-// F43: O_DIRECT is missing, which the open or the first write shows.
+// F43 of docs/faults.md: O_DIRECT is missing, which the open or the first write shows.
 TEST(BlockFile, WithoutDirectTransfersThePageCacheIsUsed) {
   ScratchFolder folder;
   for (const FaultRule& rule :
@@ -163,7 +163,7 @@ TEST(BlockFile, BadDirectoriesAreRefused) {
   EXPECT_EQ(exit_code_of(create(folder.path(), 0)), ExitCode::kInternal);
 }
 
-// F44: the directory vanishes between the check and the open.
+// F44 of docs/faults.md: the directory vanishes between the check and the open.
 TEST(BlockFile, VanishedDirectoryIsAnError) {
   ScratchFolder folder;
   ScopedFaults faults({{.site = FaultSite::kOpen, .nth = 1, .action = FaultAction::kErrno, .number = ENOENT}});
@@ -215,8 +215,8 @@ TEST(BlockFile, ReadOnlyFileSystemIsAnError) {
   });
 }
 
-// F22: the file system is really full; the error says how many bytes are wanted and free. A directory in memory is
-// named as such.
+// F22 of docs/faults.md: the file system is really full; the error says how many bytes are wanted and free. A directory
+// in memory is named as such.
 TEST(BlockFile, FullFileSystemIsAnErrorAtOnce) {
   ScratchFolder folder;
   expect_in_child(folder, ExitCode::kIo, "(16384 bytes free): wanted 40960 bytes: No space left on device (errno 28)",

@@ -60,7 +60,7 @@ struct Disk {
   std::unique_ptr<IoRing> ring;
 };
 
-/// Writes `pieces` pieces of `bytes`, then reads them back into other memory.
+/// Writes `pieces` pieces of `bytes` bytes each, then reads them back into other memory.
 absl::Status there_and_back(Disk& disk, std::size_t pieces, std::size_t bytes) {
   for (std::size_t i = 0; i < pieces; ++i) TESSERA_RETURN_IF_ERROR(disk.ring->submit(disk.write(i * bytes, bytes, i)));
   TESSERA_RETURN_IF_ERROR(disk.ring->drain());
@@ -110,7 +110,7 @@ TEST_P(IoRingTest, WrittenBytesAreReadBack) {
   EXPECT_EQ(disk.ring->counters().bytes_written, static_cast<std::int64_t>(8 * kMiB));
 }
 
-// F25: the kernel may shorten or interrupt any transfer, and the result is the same.
+// F25 of docs/faults.md: the kernel may shorten or interrupt any transfer, and the result is the same.
 TEST_P(IoRingTest, ShortAndInterruptedTransfersAreContinued) {
   constexpr std::size_t kPieces = 6, kBytes = 3 * kSectorBytes;
   Disk disk(GetParam(), kPieces * kBytes);
@@ -162,7 +162,8 @@ TEST_P(IoRingTest, ManyFaultsAtOnceAreContinued) {
   EXPECT_GT(faults.plan().faults(), 200);
 }
 
-// F23, F24: an error ends only the request to which it belongs, with a message that says everything.
+// F23 and F24 of docs/faults.md: an error ends only the request to which it belongs, with a message that says
+// everything.
 TEST_P(IoRingTest, ErrorNamesTheRankAndTheFile) {
   constexpr std::size_t kPieces = 5, kBytes = 2 * kSectorBytes;
   Disk disk(GetParam(), kPieces * kBytes);
@@ -205,7 +206,7 @@ TEST_P(IoRingTest, RetriesEndAfterABound) {
   }
 }
 
-// F44: the file was cut while it was in use.
+// F44 of docs/faults.md: the file was cut while it was in use.
 TEST_P(IoRingTest, TruncatedFileIsAnError) {
   Disk disk(GetParam(), 8 * kSectorBytes);
   ASSERT_EQ(::ftruncate(disk.file->buffered_fd(), 3 * kSectorBytes), 0);
@@ -215,7 +216,7 @@ TEST_P(IoRingTest, TruncatedFileIsAnError) {
   EXPECT_THAT(message_of(status), AllOf(HasSubstr("wanted 32768 bytes, got 12288"), HasSubstr("ended too early")));
 }
 
-// F46: slow requests come late, but they still overlap, and their time is counted.
+// F46 of docs/faults.md: slow requests come late, but they still overlap, and their time is counted.
 TEST_P(IoRingTest, SlowTransfersOverlap) {
   constexpr std::size_t kPieces = 3;
   const double delay_s = patient_s(0.1);
@@ -293,7 +294,7 @@ TEST(IoRing, OptionsOutOfRangeAreRefused) {
     EXPECT_EQ(exit_code_of(IoRing::make(options).status()), ExitCode::kInternal);
 }
 
-// F43: the child is like a container that forbids io_uring.
+// F43 of docs/faults.md: the child is like a container that forbids io_uring.
 TEST(IoRing, ForbiddenIoUringFallsBackToThreads) {
   for (const int error : {EPERM, ENOSYS}) {
     const ChildEnd end = in_child([&] {

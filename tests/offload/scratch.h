@@ -23,7 +23,7 @@ class ScratchFolder {
 
   const std::string& path() const { return path_; }
   std::string file(const std::string& name) const { return path_ + "/" + name; }
-  /// Returns the names of the entries in it, sorted.
+  /// Returns the names of the entries in the folder, sorted.
   std::vector<std::string> names() const;
 
  private:
@@ -39,7 +39,7 @@ struct ChildEnd {
 /// Runs `body` in a child process; its result is the child's exit code.
 ChildEnd in_child(const std::function<int()>& body);
 
-/// Bodies of children call these before they do anything else. They return false where this is not allowed here.
+/// Bodies of children call these before they do anything else. They return false if the system does not allow it.
 bool enter_own_mounts();                                           ///< enters a private mount namespace
 bool mount_tmpfs(const std::string& at, const std::string& size);  ///< mounts memory in that namespace
 bool forbid_io_uring(int error);                ///< lets io_uring_setup fail with that errno (seccomp)

@@ -1,4 +1,4 @@
-// Tests the spill, which keeps values of any size in a file: their bytes, the room that is used again, and faults of
+// Tests the spill, which keeps values of any size in a file: their bytes, the space that is used again, and faults of
 // the disk.
 
 #include "offload/spill.h"
@@ -115,7 +115,7 @@ TEST_P(SpillTest, ValuesKeepTheirBytesInAnyOrderOfCalls) {
   }
 }
 
-// Steps of the same shape use the same room, and read only what the slots do not hold any more.
+// Steps of the same shape use the same space in the file, and read only what the slots do not hold any more.
 TEST_P(SpillTest, LaterStepsReuseTheRoom) {
   ScratchFolder folder;
   const auto spill = make(small_spill(folder));

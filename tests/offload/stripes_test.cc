@@ -11,7 +11,7 @@
 namespace tessera {
 namespace {
 
-// Each file has its share, in every prefix, and each of its places is used once.
+// Each file has its share of every prefix of the records, and each place in a file is used once.
 TEST(Stripes, EveryPrefixIsSharedByWeight) {
   for (const std::vector<double>& weights :
        {std::vector<double>{1}, {1, 1}, {3.5, 1}, {0.1, 7, 2}, {1, 1, 1, 1, 1, 5}}) {

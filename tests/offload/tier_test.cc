@@ -576,8 +576,8 @@ TEST_P(TrafficTest, SlotsOfEndedWritesServeReads) {
   }
 }
 
-// A step may update elements and then read only masters of matrices. A slot's turn comes whether its record was put or
-// released.
+// A step may update elements and then read only masters of matrices. A slot is reused in its turn, whether its record
+// was put or released.
 TEST_P(TrafficTest, LastReadRecordsAreFoundBehindWrites) {
   ScratchFolder folder;
   FileTierOptions options = small_tier(folder, 30);
@@ -638,7 +638,7 @@ class TierFaultTest : public ::testing::TestWithParam<IoVariant> {
   static constexpr Traffic kTraffic{.records = 12, .read_ahead = 2, .write_behind = 2};
 };
 
-// F23, F24, F44: whichever read or write fails, the error comes out, names the record, and stays.
+// F23, F24 and F44 of docs/faults.md: whichever read or write fails, the error comes out, names the record, and stays.
 TEST_P(TierFaultTest, EveryFailedTransferIsAnErrorThatStays) {
   ScratchFolder folder;
   for (const FaultSite site : {FaultSite::kRead, FaultSite::kWrite, FaultSite::kCqe}) {
@@ -652,7 +652,7 @@ TEST_P(TierFaultTest, EveryFailedTransferIsAnErrorThatStays) {
         status = traverse(model, kTraffic, true, step * 100);
       if (faults.plan().faults() == 0) {
         EXPECT_TRUE(status.ok()) << status;
-        EXPECT_GE(n, 24);  // each transfer of two steps had its turn
+        EXPECT_GE(n, 24);  // each transfer of two steps failed once
         break;
       }
       ASSERT_EQ(exit_code_of(status), ExitCode::kIo) << n << ": " << status;
@@ -666,7 +666,7 @@ TEST_P(TierFaultTest, EveryFailedTransferIsAnErrorThatStays) {
   }
 }
 
-// F44: a flipped bit or a torn transfer is never given out as good, whichever transfer it is.
+// F44 of docs/faults.md: a flipped bit or a torn transfer is never given out as good, whichever transfer it is.
 TEST_P(TierFaultTest, WrongBytesAreNoticed) {
   ScratchFolder folder;
   for (const FaultRule& kind : {FaultRule{.site = FaultSite::kWrite, .action = FaultAction::kBitFlip, .number = 5000},
@@ -704,7 +704,7 @@ TEST_P(TierFaultTest, FlippedBitIsReadWithoutVerify) {
   EXPECT_THAT(message_of(traverse(model, kTraffic, true, 100)), HasSubstr("has wrong bytes"));
 }
 
-// F46: a slow disk costs time, and the time is counted.
+// F46 of docs/faults.md: a slow disk costs time, and the time is counted.
 TEST_P(TierFaultTest, SlowDiskCountsAsWaiting) {
   ScratchFolder folder;
   const auto tier = FileTier::create(options(folder)).value();
@@ -719,7 +719,7 @@ TEST_P(TierFaultTest, SlowDiskCountsAsWaiting) {
 INSTANTIATE_TEST_SUITE_P(All, TierFaultTest, ::testing::ValuesIn(io_variants()),
                          [](const auto& info) { return info.param.name; });
 
-// F43: the same numbers come out where io_uring, locked memory or O_DIRECT is missing.
+// F43 of docs/faults.md: the same numbers come out where io_uring, locked memory or O_DIRECT is missing.
 TEST(TierFaults, BytesAreTheSameWithoutIoUring) {
   const ChildEnd end = in_child([] {
     if (!forbid_io_uring(EPERM)) return 99;

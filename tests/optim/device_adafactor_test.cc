@@ -125,7 +125,7 @@ void compare(const Shape& shape, const Case& c) {
   Numbers numbers(static_cast<std::uint32_t>(shape.numel()));
   numbers.fill(values.parameter, shape.numel(), c.parameters);
   const DeviceValues device(values);
-  // Marks show what is read before it is written, and what is written behind the scratch memory.
+  // Marker values show what is read before it is written, and what is written behind the scratch memory.
   constexpr double kMark = -7;
   const std::size_t count = adafactor_scratch(values.tensor());
   std::vector<double> scratch_before(count + 8, kMark);

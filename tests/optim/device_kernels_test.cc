@@ -177,8 +177,8 @@ TEST_F(DeviceKernels, DecisionClipsAndFoldsConstantsAsOnTheCpu) {
   EXPECT_EQ(step.uniform.values()[1], 0);
 }
 
-/// Two units of one group each, with 3 and 600 parameters. The device gets what ranks said about them, and the norm's
-/// sums.
+/// Two units of one group each, with 3 and 600 parameters. The device gets the ranks' notes about these units, and the
+/// norm's sums.
 struct UnitsInBackward {
   static constexpr unsigned kFirst = 3, kSecond = 600, kBits = 64, kSums = 700;
   QueuedStep step{{{0, kFirst}, {kFirst, kSecond}}};

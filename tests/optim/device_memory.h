@@ -14,7 +14,7 @@ namespace {
 
 inline void check(cudaError_t error) { ASSERT_EQ(error, cudaSuccess); }
 
-/// Values in memory that both sides reach.
+/// Values in memory that both the host and the device reach.
 template <class T>
 class Shared {
  public:

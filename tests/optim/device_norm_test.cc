@@ -38,7 +38,7 @@ std::vector<double> device_sums(const std::vector<std::vector<float>>& values,
     buffers.push_back({memory.emplace_back(values[i]).data(), runs[i]});
     count += NormSums(runs[i]).count();
   }
-  // Marks show that what lies behind the sums and the scratch memory stays as it is.
+  // Marker values show that what lies behind the sums and the scratch memory stays as it is.
   constexpr double kMark = -7.0;
   const std::size_t scratch_count = norm_scratch_count(buffers);
   const Shared<double> sums{std::vector<double>(count + 8, kMark)};
@@ -72,7 +72,7 @@ TEST_F(DeviceNorm, SumsGiveTheCpusBitsForEveryRun) {
     bool is_last;
     std::uint64_t short_by = 0;  // elements that the tensor's last block lacks
   };
-  // Runs have no whole tile of 256 blocks, or some, with blocks before and behind them; or several tiles.
+  // A run has no whole tile of 256 blocks, or one, or several, with or without blocks before and behind them.
   for (const Case& c :
        {Case{0, 1, true}, Case{0, 1, true, 255}, Case{5, 9, true}, Case{5, 9, false}, Case{3, 3 + 500, false},
         Case{3, 3 + 500, true}, Case{0, 256, true, 3}, Case{255, 513, false}, Case{1, 1030, true, 100},
@@ -108,7 +108,7 @@ TEST_F(DeviceNorm, TensorsOfSeveralBuffersAreSummedTogether) {
   EXPECT_TRUE(same_bits(device_sums(values, runs), wanted));
 }
 
-/// The halves of split masters lie elsewhere than the tree's nodes say.
+/// The halves of split masters lie in memory of their own, and not where the tree's nodes point.
 TEST_F(DeviceNorm, SplitMastersAreSummedAsTheirJoinedValues) {
   for (const std::uint64_t numel : {std::uint64_t{100}, 300 * kNormBlock - 5}) {
     std::vector<float> values = random_values(numel, 7);

@@ -41,8 +41,8 @@ struct PassMemory {
       : values(numbers(numel, 1)), own(numbers(numel, 2)), weights(numbers(numel, 3)), momentum(numbers(numel, 4)) {}
 };
 
-/// The numbers of elements are those of an empty part, of less and of more than a warp, and of many thread blocks.
-/// Memory behind a part does not change.
+/// A part is empty, has fewer or more elements than a warp has threads, or fills many thread blocks. Memory behind a
+/// part does not change.
 TEST_F(DeviceOuter, EveryPassHasTheCpusBits) {
   const OuterRule rule{.lr = 0.7f, .momentum = 0.9f, .mix = 0.3f, .replicas = 3};
   for (const OuterWork work : kWorks) {

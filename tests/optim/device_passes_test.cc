@@ -110,8 +110,8 @@ TEST_F(DevicePasses, ReadingAndAssigningMastersGivesTheCpusBits) {
   }
 }
 
-/// The norms of four tensors that two ranks sent. One rank each sent the first, the second, which has nothing but
-/// zeros, and the fourth; both sent a half of the third.
+/// The norms of four tensors that two ranks sent. The two halves of the third tensor came from both ranks, and each
+/// other tensor came from one rank. The second tensor has nothing but zeros.
 struct SentNorms {
   static constexpr int kTensors = 4;
   const std::vector<std::uint64_t> numels = {256, 256, 512, 256};

@@ -11,9 +11,9 @@
 #include "tests/optim/device_memory.h"
 #include "tests/optim/step_problem.h"
 
-// Compares steps of optimizers on a device with the CPU's. Programs that include this are built twice: with the
-// kernels' source, run on the host thread by thread (kernels_on_host.cc), for machines without a GPU; and with the
-// kernels themselves, under the label gpu.
+// Compares steps of optimizers on a device with the CPU's. Programs that include this are built twice. One program has
+// the kernels' source, run on the host thread by thread (kernels_on_host.cc), for machines without a GPU. The other one
+// has the kernels themselves, and the label gpu.
 
 namespace tessera {
 namespace {

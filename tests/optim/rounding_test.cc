@@ -112,7 +112,7 @@ TEST(StochasticRounding, KeepsInfinity) {
   }
 }
 
-// Numbers have all upper halves, with low bits around both places where the high half changes.
+// The numbers cover every upper half. Their low bits lie around both values at which rounding changes the high half.
 TEST(SplitMaster, JoinedHalvesGiveTheSameBits) {
   for (std::uint32_t upper = 0; upper <= 0xffff; ++upper) {
     for (std::uint32_t lower : {0x0000u, 0x0001u, 0x1234u, 0x7ffeu, 0x7fffu, 0x8000u, 0x8001u, 0xfffeu, 0xffffu}) {

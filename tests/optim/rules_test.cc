@@ -50,7 +50,8 @@ TEST(AdamRule, FollowsPyTorch) {
                 -0.021382495760917664f});
 }
 
-// The second element has a gradient only after the freeze; the third one's gradient is rarely 1000 times larger.
+// The second element has a gradient only after the freeze; the third one's gradient is 1000 times larger in a few
+// steps.
 TEST(AdamRule, FrozenSecondMomentsOnlyGrow) {
   OptimizerConfig c = adam(OptimizerType::kAdamW);
   c.freeze_step = 10;

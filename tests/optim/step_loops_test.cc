@@ -110,7 +110,7 @@ TEST(StepLoops, EveryInstructionSetGivesTheSameBits) {
   });
 }
 
-// Scales lie at either end of the range that is computed with, and beyond it after the step.
+// Scales lie at both ends of the range in which the loops compute, and beyond it after the step.
 TEST(StepLoops, BlocksOfExtremeScalesGiveTheSameBits) {
   constexpr int kExponents[] = {-113, -112, -111, -75, 63, 123, 124, 125};
   constexpr std::size_t kCount = std::size(kExponents) * kStateBlock;

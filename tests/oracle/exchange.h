@@ -16,7 +16,7 @@ using NamedTensors = std::vector<std::pair<std::string, at::Tensor>>;
 /// Writes tensors so that exchange.py can read them: the folder gets `index.json`, a list of
 /// {"name": ..., "dtype": "float32" or "int64", "shape": [...], "file": "0.bin"}, and one file of raw little-endian
 /// elements, row-major, for each. The folder is made if it is not there. Floating types other than fp32 are refused, so
-/// that nothing is rounded by the way.
+/// that nothing is rounded on the way.
 absl::Status write_tensors(const std::filesystem::path& folder, const NamedTensors& tensors);
 
 /// Reads tensors that write_tensors or exchange.py wrote.

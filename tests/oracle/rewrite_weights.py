@@ -1,4 +1,5 @@
-"""Writes the weights of a file of torch.save in the ways that people write weights, and other files that are taken for weights.
+"""Writes the weights of a file of torch.save in the ways that people write weights, and other files that people mistake
+for weights.
 
 Usage: rewrite_weights.py FILE FOLDER
 """

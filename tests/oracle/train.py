@@ -5,12 +5,12 @@
 
 `--init` and `--batches` are folders in the format of exchange.h. The first holds every parameter by name; the second
 holds `tokens` and `targets`, each [batches, global_batch, time] int64. Update s takes `--accumulation` batches
-beginning with number s * accumulation (around the end to the start); rank r of N takes rows r * B / N to (r + 1) * B /
-N of each.
+beginning with number s * accumulation (after the last batch it begins again with the first); rank r of N takes rows r *
+B / N to (r + 1) * B / N of each.
 
 Prints one JSON object: per update the global mean loss before it, the norm of the averaged gradient before clipping,
-whether it was skipped for an overflow, and the loss scale it was computed with. With --save, the final weights are
-written as a folder of the same format.
+whether it was skipped for an overflow, and the loss scale of this update. With --save, the final weights are written as
+a folder of the same format.
 
 Precision: fp32 is plain. With bf16 or fp16 the parameters that compute are 16-bit, the optimizer owns fp32 masters,
 and gradients are reduced in fp32: FSDP2 by its MixedPrecisionPolicy(param_dtype, reduce_dtype=float32); `single` and
@@ -132,7 +132,7 @@ class Trainee:
             master.grad = gradient if master.grad is None else master.grad + gradient
 
     def publish(self):
-        """Rounds the masters into the model that computes, if that is another model."""
+        """Rounds the masters into the model that computes, unless it computes with the masters themselves."""
         if not self.copy_of_masters:
             return
         with torch.no_grad():
@@ -224,9 +224,10 @@ def run_rank(rank, options, port, result_file):
     if rank == 0:
         pathlib.Path(result_file).write_text(json.dumps(result))
     # The group's worker threads hold Python objects (the tensors of finished work) and need the interpreter to let go of
-    # them. At the end of the process they now and then ask for it after it is gone, are made to exit in the middle of a
-    # destructor, and take the process with them (SIGABRT, "terminate called without an active exception"); destroying the
-    # group first only makes that rarer. So the process ends here, once all ranks are done with the group.
+    # them. At the end of the process they sometimes ask for the interpreter when it is gone already. They are then made
+    # to exit in the middle of a destructor, which ends the process (SIGABRT, "terminate called without an active
+    # exception"). Destroying the group first only makes that rarer. So the process ends here, once all ranks are done
+    # with the group.
     dist.barrier()
     sys.stdout.flush()
     os._exit(0)

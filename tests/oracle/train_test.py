@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Checks the reference itself: every strategy of train.py must tell the same story about a small model."""
+"""Checks the reference itself: every strategy of train.py must give the same numbers for a small model."""
 
 import json
 import multiprocessing

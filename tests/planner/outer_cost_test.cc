@@ -11,7 +11,7 @@ namespace {
 
 constexpr std::int64_t kBlockNumel = 1 << 16;
 
-/// Returns a plan of two replicas of `shards` ranks: four blocks of as many elements, and a root that is small.
+/// Returns a plan of two replicas of `shards` ranks: four blocks of the same size, and a small root.
 TimedPlan with_sync(SyncType type, std::int64_t every, int shards = 1,
                     ShardingStrategy strategy = ShardingStrategy::kNoShard) {
   TimedPlan timed = timed_plan(strategy, {1, shards, 0, 0}, 4, kBlockNumel);
@@ -36,7 +36,7 @@ TEST(OuterCost, IsTheCostOfAllSumsDividedByTheStepsBetween) {
     const OuterCost cost = outer_cost(timed.plan(), 1, timed.links);
     EXPECT_NEAR(cost.exposed_s, bytes_of_all(timed, 4) * 1e-6 / 10, 1e-9);
     EXPECT_NEAR(static_cast<double>(cost.replicate.sent_bytes), bytes_of_all(timed, 4) / 10, 1);
-    EXPECT_EQ(cost.replicate.calls, 1);  // ten steps make five calls
+    EXPECT_EQ(cost.replicate.calls, 1);  // five calls in ten steps, rounded up
     EXPECT_EQ(cost.shard.calls, 0);
     const PredictedStep with = timed.predicted();
     timed.input.update.outer = {};

@@ -59,8 +59,8 @@ TEST(StepClock, GathersAndReductionsShareTheWire) {
 
 TEST(StepClock, LatenciesDoNotSlowEachOther) {
   EXPECT_EQ(alone(Script().post(Channel::kGather, 3, 0).post(Channel::kReduce, 3, 0).wait(0).wait(1)).end_s, 3);
-  // Seconds 0 to 1 are both latencies; from 1 to 5 each has half the speed: 2 of 2 and 2 of 4; from 5 to 7 comes the
-  // rest.
+  // Both latencies end at 1. From 1 to 5 each call has half the speed: the reduction sends all of its 2 s of bytes, and
+  // the gather 2 s of its 4 s. The rest of the gather ends at 7.
   EXPECT_EQ(alone(Script().post(Channel::kGather, 1, 4).post(Channel::kReduce, 1, 2).wait(0).wait(1)).end_s, 7);
 }
 
@@ -73,7 +73,7 @@ TEST(StepClock, BytesThatMoveTakeCoresFromWork) {
   EXPECT_EQ(alone(Script().post(Channel::kGather, 0, 4, 1).post(Channel::kReplicate, 0, 4, 1).work(10)).end_s, 14);
 }
 
-/// Bytes move at half speed during work, also where one piece of it follows another, and at full speed afterwards.
+/// Bytes move at half speed during work, also where one piece of work follows another, and at full speed afterwards.
 TEST(StepClock, BytesMoveMoreSlowlyWhileARankWorks) {
   const Script script = Script().post(Channel::kGather, 0.25, 2, 0, /*drag=*/1).work(0.75).work(0.5).wait(0);
   EXPECT_DOUBLE_EQ(alone(script).end_s, 1.25 + (2 - 0.5));
@@ -93,7 +93,7 @@ TEST(StepClock, CallsBeginLaterWhileARankWorks) {
   EXPECT_NEAR(alone(script).end_s, 1.5 + 1, 1e-9);
 }
 
-/// A call for which nobody waits goes on behind the step.
+/// A call for which nobody waits continues after the end of the step.
 TEST(StepClock, RankMayEndBeforeItsCallDoes) {
   const RankTimes times = alone(Script().post(Channel::kGather, 0, 10, 0.5, 1).work(1));
   EXPECT_DOUBLE_EQ(times.end_s, 1 / (1 - 0.25));  // at half speed a call loads the rank half as much

@@ -88,8 +88,8 @@ TEST(Checks, ValueChecksChangeNothing) {
 
 // ---- ranks that share one copy of the parameters, watched as if each had its own ---------------------------------
 
-/// Lets Tiny train a step and rank `at` make `mistake`, on the cells where `check.as_across_hosts` looks. The next step
-/// must be refused by a text that names the mistake.
+/// Lets Tiny train a step and rank `at` make `mistake`, on the cells whose ranks share parameters
+/// (`check.as_across_hosts`). The next step must be refused by a text that names the mistake.
 void expect_found_as_across_hosts(const std::function<void(Tiny&)>& mistake) {
   for (int at : {0, 1, 2}) {
     on_matrix(

@@ -182,7 +182,8 @@ TEST(ForeignGradients, SaliencyMapBetweenBackwardAndStepDisturbsNothing) {
           const at::Tensor x = noise(7, 5).requires_grad_();
           const at::Tensor sum = model->forward(x).sum();
           scene.note(torch::autograd::grad({sum}, {x})[0].abs().sum().item<double>());
-          // Slopes with respect to parameters are asked for, too; the parameters get no gradient from this.
+          // The program asks for gradients with respect to parameters, too; the parameters' own .grad gets nothing from
+          // this.
           const at::Tensor again = model->forward(x).sum();
           const auto slopes = torch::autograd::grad({again}, {model->second->weight, model->third->bias});
           scene.note(slopes[0].abs().sum().item<double>());

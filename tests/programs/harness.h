@@ -86,7 +86,7 @@ class Scene {
 
 using Program = std::function<void(Scene&)>;
 
-/// One row of the matrix that every program runs on.
+/// One combination of ranks, sharing and strategy. Every program runs on each of them.
 struct Cell {
   int ranks;
   Placed placed;
@@ -96,7 +96,7 @@ struct Cell {
 /// {FULL_SHARD with parameters on disk, FULL_SHARD, SHARD_GRAD_OP, SHARD_GRADIENTS, NO_SHARD}.
 void for_each_cell(const std::function<void(const Cell&)>& body);
 
-/// The options of a program's runs on the cells, and the tolerance beside the plain run's results.
+/// How a program runs on the cells, and how far its results may be from those of the plain run.
 struct ProgramOptions {
   Adjust adjust = nullptr;
   DType dtype = DType::kF32;
@@ -107,9 +107,9 @@ struct ProgramOptions {
 
 /// Runs `program` plainly and on every cell, and compares what it noted.
 void expect_like_plain(const Program& program, const ProgramOptions& options = {});
-/// Runs `program` on every cell, without a plain run beside it: it ends in a refusal.
+/// Runs `program` on every cell without a plain run to compare with, since it ends in a refusal.
 void on_matrix(const Program& program, const ProgramOptions& options = {});
-/// Runs and compares on one cell.
+/// Does on one cell what on_matrix does on all.
 void on_cell(const Cell& cell, const Program& program, const ProgramOptions& options = {});
 
 }  // namespace tessera::testing

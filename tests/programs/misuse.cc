@@ -145,8 +145,8 @@ void expect_all_end(const std::function<void(Scene&)>& body, Where where = Where
       {.adjust = linear_units, .timeout_s = patient_s(kSoon)});
 }
 
-// Units that SHARD_GRAD_OP gathers stay until the step. The other ranks' next forward gathers the same there, so
-// nothing is wrong.
+// Units that SHARD_GRAD_OP gathers stay until the step. The other ranks' next forward gathers the same units under
+// SHARD_GRAD_OP, so nothing is wrong.
 TEST(Misuse, ForwardOnOneRankAloneEndsInAnError) {
   for (bool evaluates : {true, false}) {
     expect_all_end(

@@ -91,7 +91,8 @@ TEST(Parameters, SuccessiveEnginesKeepMasters) {
           EXPECT_FALSE(all_same_bits(masters, rounded));
           for (std::size_t i = 0; i < masters.size(); ++i) {
             const at::Tensor again = masters[i].second.to(at::kBFloat16).to(at::kFloat);
-            // A split master's high half is not always the nearest: it may be the neighbour.
+            // A split master's high half is not always the nearest number of 16 bits: it may be that number's
+            // neighbour.
             EXPECT_LE((again - rounded[i].second).abs().max().item<double>(),
                       rounded[i].second.abs().max().item<double>() * 0x1p-7)
                 << masters[i].first;

@@ -66,7 +66,7 @@ void train_from_row(Scene& scene, Trainer& trainer, Tiny& model, std::int64_t st
   trainer.step();
 }
 
-// There are more units than the plan has buckets, so a unit that waits in vain would show.
+// There are more units than the plan has buckets, so a unit that waits in vain for a bucket would be noticed.
 TEST(Training, LastUnitUnusedForSomeStepsTrainsAgain) {
   expect_like_plain([](Scene& scene) {
     Tiny model = tiny({.blocks = 10});
@@ -93,8 +93,8 @@ TEST(Training, LastUnitUnusedForSomeStepsTrainsAgain) {
 
 TEST(Training, UnitUsedOnSomeRanksTrainsLikePlainLibTorch) {
   expect_like_plain([](Scene& scene) {
-    // Rank 0 of two and of three does not run the block, except in one step. Where ranks gather it together that is an
-    // error (Misuse.UnitRunOnSomeRanksEndsInAnError), and all of them run it here.
+    // Rank 0 of two and of three does not run the block, except in one step. It is an error where ranks gather the
+    // block together (Misuse.UnitRunOnSomeRanksEndsInAnError), so all of them run it there.
     const bool together = scene.is_sharded();
     Tiny model = tiny();
     const auto trainer = scene.trainer(model);

@@ -1,4 +1,5 @@
-"""tessera.integrations.accelerate.Accelerator trains, evaluates, saves and resumes as accelerate's own with DDP does."""
+"""tessera.integrations.accelerate.Accelerator trains, evaluates, saves and resumes as accelerate's own Accelerator does
+with DDP."""
 
 import importlib.util
 import sys

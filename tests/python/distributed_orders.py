@@ -1,4 +1,5 @@
-"""programs_test.py runs this: torch.distributed and tessera begin in either order, and agree on who is who or end with an error."""
+"""programs_test.py runs this: torch.distributed and tessera begin in either order, and agree on the numbers of the
+ranks, or end with an error."""
 
 import functools
 import os

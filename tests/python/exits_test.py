@@ -32,7 +32,7 @@ MADE = BEGIN + """
 
 class ExitsTest(unittest.TestCase):
     def expect(self, program, code, *texts, ranks=2):
-        # A rank that waits until the limit of "comm" and is told nothing does not end before this limit.
+        # A rank that is not told of the error waits until the limit of "comm", which is longer than this one.
         got, output = launch(ranks, program, at_rest=300)
         self.assertEqual(got, code, output)
         for text in texts:

@@ -1,5 +1,5 @@
-"""Tests configurations of DeepSpeed, Accelerate and FSDP in the shapes that people have (import_configs/). Beside each
-lies what must become of each of its keys (import_configs/*/expected/). Other tests show what single keys become, which
+"""Tests configurations of DeepSpeed, Accelerate and FSDP as people write them (import_configs/). Each has a file that
+says what must become of each of its keys (import_configs/*/expected/). Other tests show what single keys become, which
 files are read, and what the command does with them."""
 
 import contextlib

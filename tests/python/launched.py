@@ -59,14 +59,14 @@ def _run_case(case):
     case.run(result)
     bad = [*result.failures, *result.errors]
     verdict = "FAILED" if bad else f"skipped: {result.skipped[0][1]}" if result.skipped else "ok"
-    # All lines go out in one piece, so that the output of cases does not mix.
+    # All lines are printed by one call, so that the output of cases does not mix.
     print("\n".join([f"{case.id()}: {verdict}, {time.monotonic() - started:.1f} s", *(f"{each}\n{text}" for each, text in bad)]), flush=True)
     return not bad
 
 
 def main():
-    """unittest.main for cases that only start processes: two cases at once. Classes have no setUpClass. Arguments: names of cases, or
-    with a "-" before each those to leave out."""
+    """unittest.main for cases that only start processes: two cases at once. Classes have no setUpClass. Arguments:
+    names of cases to run; a name with a "-" before it is left out."""
     names, loader = [name for name in sys.argv[1:] if not name.startswith("-")], unittest.defaultTestLoader
     left_out = tuple("." + name[1:] for name in sys.argv[1:] if name.startswith("-"))
     module = sys.modules["__main__"]

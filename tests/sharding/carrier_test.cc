@@ -1,4 +1,4 @@
-// Tests the lease of a record: it gives the record back once, and drops it where a failure passes.
+// Tests the lease of a record: it gives the record back once, and drops it while an exception passes.
 
 #include "sharding/carrier.h"
 

@@ -153,7 +153,7 @@ struct Alone {
     method = value_or_throw(make_gradient_method(config, {shape, kNumbers, 0, 1, kept.data(), work.data()}));
   }
 
-  /// Sums these gradients, which become sums.
+  /// Sums these gradients over ranks, in place.
   void reduce(const MeshAxes& axes, std::int64_t step, Numbers& data) {
     method->begin_step(step);
     throw_if_error(method->sum(*axes.reduce, "some", data.data(), data.size()));
@@ -277,7 +277,7 @@ TEST(OneBit, ResidualsOfContributionsAndSumsAreKept) {
       clear_gaps(layout, of_sums);
       EXPECT_EQ(made.sums[size(step - 1)], wanted);
     }
-    // Each owner keeps the rest of its sums behind the rest of its contributions.
+    // Each owner keeps the feedback of its sums behind the feedback of its contributions.
     Made all = made;
     for (int rank = 0; rank < ranks; ++rank) {
       const Extent own = owned_by(rank, layout.numel(), ranks);

@@ -291,14 +291,14 @@ TEST(Reducer, OrderIsAgreedAgainOnlyWhenTheUsedSetChanges) {
   });
 }
 
-// A unit's turn comes when none of its gradients are expected; then they come after all, on one rank only.
+// A unit is reduced in its turn, since none of its gradients are expected; then some come after all, on one rank only.
 TEST(Reducer, LateGradientIsReducedOnceMoreOnAllRanks) {
   for (const ShardingStrategy strategy : {ShardingStrategy::kNoShard, ShardingStrategy::kFullShard}) {
     for (const int ranks : {2, 3}) {
       run_ranks({.ranks = ranks}, [&](const Mesh& mesh) {
         Reduced reduced(mesh, some_units(8, strategy));
         const Uses without{[](int, std::size_t u, std::size_t) { return u != 7; }};
-        // The last rank uses the unit after all, and last of all.
+        // The last rank uses unit 7 after all, behind all other units.
         const Uses once{[&](int rank, std::size_t u, std::size_t) { return u != 7 || rank + 1 == ranks; },
                         /*ascending=*/true};
         step(reduced, without);

@@ -78,7 +78,7 @@ TEST(Residency, UsedUnitHoldsItsValuesInAnyOrder) {
 TEST(Residency, ObservedPointersWorkForUnitsOfAnySize) {
   run_ranks({.ranks = 2}, [](const Mesh& mesh) {
     HandMadeUnits::Options options = options_of(3, 0);
-    options.sizes[2] = {{900, 700}};  // this is more than a small unit shows
+    options.sizes[2] = {{900, 700}};  // larger than what is shown for a small unit
     Resident resident(mesh, options);
     observe_pointers(true);
     for (std::size_t u : {0u, 1u, 2u}) {
@@ -135,7 +135,8 @@ TEST(Residency, KnownOrderIsPrefetchedWithoutExtraGathers) {
   });
 }
 
-// The record of the second round must begin with unit 1 too, or the third begins in its middle.
+// The second round's recorded order must begin with unit 1 too; otherwise the third round would begin in the middle of
+// that order.
 TEST(Residency, RoundMayBeginWithTheLastRoundsFinalUnit) {
   run_ranks({.ranks = 2}, [](const Mesh& mesh) {
     Resident resident(mesh, options_of(6, 1));

@@ -27,7 +27,7 @@ inline std::span<const Kept> sampled_kept() {
 }
 std::string name_of(const Kept& kept);
 
-/// Says which share of the state lies on disk, and how much memory moves it.
+/// Says which share of the state lies on disk, and how much memory is used to move it.
 struct Below {
   double parameters, masters, moments;
   std::int64_t record_bytes, cache_bytes, queue_depth;

@@ -5,7 +5,7 @@
 
 namespace tessera::testing {
 
-/// Returns every byte that a checkpoint has of parameters, by "what|name", whichever file has it.
+/// Returns the bytes of all parameters in a checkpoint, from whichever file has them. The key is "what|name".
 std::map<std::string, std::string> tensors_of(const std::string& path);
 
 }  // namespace tessera::testing

@@ -63,7 +63,7 @@ bool all_same_bits(const Values& a, const Values& b);
 /// The values of the first of several runs that must end alike.
 class FirstValues {
  public:
-  /// Returns true for the first values, and for those that have their bits.
+  /// Returns true for the first values, and for later ones that have the same bits.
   bool same_bits(const Values& values) {
     if (!first_) first_ = values;
     return all_same_bits(values, *first_);

@@ -35,7 +35,7 @@ bool matches(const std::string& name, const Words& patterns) {
                      [&](const std::string& pattern) { return ::fnmatch(pattern.c_str(), name.c_str(), 0) == 0; });
 }
 
-/// Returns GoogleTest's filter for those tests of these files that `chosen`, a filter, lets run.
+/// Returns a filter of GoogleTest's for the tests of these files that the filter `chosen` lets run.
 std::string filter_of(const Words& files, const std::string& chosen) {
   const std::size_t minus = std::min(chosen.find('-'), chosen.size());
   const Words wanted = split(chosen.substr(0, minus), ':');

@@ -34,7 +34,8 @@ Trained train_on(const Mesh& mesh, const Strategy& strategy, const TrainOptions&
   const std::int64_t parts = mesh.world_size() * strategy.gradient_accumulation;
   for (const Batch& batch : batches) {
     for (std::int64_t m = 0; m < strategy.gradient_accumulation; ++m) {
-      // Microbatch m of all ranks together is a contiguous run of the batch, but for the runs of "reproducible".
+      // Microbatch m of all ranks together is a contiguous part of the batch. Each rank has a run of microbatches
+      // instead under "reproducible".
       const std::int64_t part = strategy.reproducible ? engine.microbatch() : m * mesh.world_size() + mesh.rank();
       const at::Tensor tokens = slice_of(batch.tokens, part, parts).to(engine.device());
       const at::Tensor targets = slice_of(batch.targets, part, parts).to(engine.device());

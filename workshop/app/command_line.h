@@ -15,7 +15,7 @@ namespace tessera::app {
 CLI::Validator integer_from(std::int64_t least, std::int64_t most);
 /// Accepts a finite number of [least, most].
 CLI::Validator number_from(double least, double most);
-/// Returns a path or text that is not empty.
+/// Accepts a path or text that is not empty.
 CLI::Validator not_empty();
 
 /// Takes the words behind the first "--" off the command line: they belong to another program, and are not read.
@@ -23,11 +23,11 @@ std::vector<std::string> take_words_behind_dashes(int& argc, char** argv);
 
 constexpr std::int64_t kMostLaunched = 1024;  ///< ranks on one machine
 
-/// Does the work of a program; each program's main file defines it. entry.cc calls it, and turns success into 74 if
-/// standard output could not be written.
+/// Does the work of a program; each program's main file defines it. entry.cc calls it, and makes the exit code 74
+/// instead of 0 if standard output could not be written.
 int run_command_line(int argc, char** argv);
 
-/// Prints one line on stderr. Returns 64.
+/// Prints one line on stderr. Returns 64, the exit code of a wrong command line.
 int refuse(const std::string& what);
 
 /// The command line of one of the programs.
@@ -43,10 +43,10 @@ struct CommandLine {
   CLI::App app;
 };
 
-/// Adds a command, with its line of help. REQUIRES: parts.h has it.
+/// Adds a command, with its line of help. REQUIRES: parts.h has the command.
 CLI::App* add_command(CLI::App& app, const char* command);
 
-/// Returns a text that says what is wrong with the words after the program's name, before their values are read: a
+/// Checks the words after the program's name before their values are read. Returns a text that says what is wrong: a
 /// command that does not exist, or an option that its command does not have, with the name that was probably meant. It
 /// is empty if nothing is wrong. Words after `launch` are not checked, since they belong to the launched program.
 std::string unknown_word(const CLI::App& app, const std::vector<std::string>& words);

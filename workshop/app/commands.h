@@ -84,7 +84,7 @@ struct TrainStatus {
   /// Further texts of status lines: "share", "data", "flops", "straggler" (share_text ... of train_report.h).
   std::vector<std::string> show;
   std::int64_t histogram_every = 0;  ///< steps between latencies in the metrics; 0: calls are not timed
-  double peak_tflops = 0;            ///< peak of a rank's device; 0: the known one
+  double peak_tflops = 0;            ///< peak of a rank's device; 0: the peak that is known for it
 };
 
 /// The options of `tessera train`.
@@ -116,13 +116,13 @@ int run_train(const TrainCommand& command);
 
 /// The options of `tessera replay`.
 struct ReplayCommand {
-  std::string from;       ///< a checkpoint, a folder of checkpoints, or "none": the run's first step is the first
-  std::int64_t step = 0;  ///< the last step that is made again, which is the one that is compared
-  int ranks = 1;          ///< processes to start here, where no launcher has started any
-  std::string find;       ///< "nonfinite" or "divergence"; empty: only step `step` is compared
-  std::string hashes;     ///< file of the run's "record_hashes"; empty: the file that the run wrote, if any
-  std::int64_t microbatches = 0;        ///< microbatches of a step on all ranks; 0: as files of the run say
-  TrainCommand run;                     ///< the options with which the run was started
+  std::string from;               ///< a checkpoint, a folder of checkpoints, or "none": from the run's start
+  std::int64_t step = 0;          ///< the last step that is made again, which is the one that is compared
+  int ranks = 1;                  ///< processes to start here, where no launcher has started any
+  std::string find;               ///< "nonfinite" or "divergence"; empty: only step `step` is compared
+  std::string hashes;             ///< file of the run's "record_hashes"; empty: the file that the run wrote, if any
+  std::int64_t microbatches = 0;  ///< microbatches of a step on all ranks; 0: as files of the run say
+  TrainCommand run;               ///< the options with which the run was started
   std::vector<std::string> words = {};  ///< all words of the command line behind the program's name
 };
 /// Makes steps of a run of `tessera train` again (docs/reproducible.md).
@@ -131,7 +131,7 @@ int run_replay(const ReplayCommand& command);
 /// The options of `tessera serve`.
 struct ServeCommand {
   std::string listen = "127.0.0.1:0";  ///< HOST:PORT; port 0: a free one
-  std::string state;                   ///< folder in which shards are kept (KeepOptions); empty: they are not
+  std::string state;                   ///< folder in which shards are kept (KeepOptions); empty: no shard is kept
   std::int64_t lose = 16;              ///< KeepOptions::lose
   std::string offload;                 ///< folder for scratch files in which shards lie; empty: they are in memory
 };
@@ -162,7 +162,7 @@ struct TokenizeCommand {
 /// Turns text into tokens on disk, in Megatron's format.
 int run_tokenize(const TokenizeCommand& command);
 
-/// A world that need not exist.
+/// The model, the strategy and the ranks of a job that need not run, as for `tessera plan`.
 struct WorldCommand {
   std::string model;
   std::string strategy;
@@ -177,7 +177,7 @@ struct PlanCommand {
   bool json = false;
   /// Whether the disks of offload.paths are measured here and now, to tell the cost of a step's traffic.
   bool measure_disks = false;
-  // These fields are for a world.strategy of "auto", where all strategies are compared.
+  // These fields are for a world.strategy of "auto", with which all strategies are compared.
   std::string like;  ///< strategy file with the other keys; empty: their defaults
   /// numbers of microbatches of a step that are tried; empty: the number of `like`
   std::vector<std::int64_t> accumulations;
@@ -218,7 +218,7 @@ struct BenchCommand {
   double compute_s = 0.6;       ///< overlap: seconds of compute in a step
   int units = 8;                ///< overlap: units of the model
   bool gpu = false;             ///< optimizer, launches: run on the GPU
-  std::int64_t parameters = 0;  ///< optimizer: parameters of a step; 0: enough to show the limit
+  std::int64_t parameters = 0;  ///< optimizer: parameters of a step; 0: the usual number
   std::string isa;              ///< optimizer: instruction set of its loops on the CPU; empty: the best
   std::string directory;        ///< offload: directory for scratch files
   std::int64_t disk_bytes = std::int64_t{8} << 30;    ///< offload: bytes of a pass over the disk
@@ -266,7 +266,7 @@ struct CheckpointCommand {
 int run_checkpoint_ls(const CheckpointCommand& command);
 /// Prints what one checkpoint holds.
 int run_checkpoint_show(const CheckpointCommand& command);
-/// Reads and hashes every byte; names everything that is damaged (65).
+/// Reads and hashes every byte, names everything that is damaged, and returns 65 if anything is.
 int run_checkpoint_verify(const CheckpointCommand& command);
 /// Lists tensors that differ between two checkpoints, and by how much. Returns 1 if there are such tensors.
 int run_checkpoint_diff(const CheckpointCommand& command);

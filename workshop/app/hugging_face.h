@@ -25,7 +25,8 @@ void import_hf(torch::nn::Module& module, const std::filesystem::path& path, con
 void export_hf(Engine& engine, const Mesh& mesh, const std::filesystem::path& folder, const models::ModelConfig& config,
                Existing existing);
 
-/// Writes config.json. `dtype`: "fp32", "bf16" or "fp16", the type of the weights beside it. Errors: 78, 73, 74, 77.
+/// Writes config.json. `dtype`: "fp32", "bf16" or "fp16", the type of the weights beside it. Errors: 78 if Hugging Face
+/// has no such model; 73 if the file cannot be created, 77 without permission, 74 if it cannot be written.
 absl::Status write_hf_config(const std::filesystem::path& folder, const models::ModelConfig& config,
                              std::string_view dtype, Existing existing);
 

@@ -56,7 +56,7 @@ bool counts_in(const fs::path& path, const NamedPath& folder) {
 absl::Status check_against_input(const NamedPath& output, const std::optional<struct stat>& there,
                                  const NamedPath& input) {
   struct stat info {};
-  // The reader of the input reports that it is missing.
+  // A missing input is reported by its reader.
   if (input.path.empty() || ::stat(input.path.c_str(), &info) != 0) return absl::OkStatus();
   const std::string both =
       output.option + " " + output.path.string() + " and " + input.option + " " + input.path.string();

@@ -8,7 +8,7 @@
 
 namespace tessera {
 
-/// Numbers of a normal distribution, and room to encode and decode them.
+/// Numbers of a normal distribution, and memory to encode and decode them.
 class CodecRun {
  public:
   explicit CodecRun(std::size_t numel);

@@ -86,7 +86,8 @@ class Bench {
                                                ": wrong result of " + text_of(what_));
   }
 
-  /// Returns whether there is a limit: false if less than a cache line a rank moves. It is the same on every rank.
+  /// Returns whether there is a limit: it is false if a rank moves less than a cache line. It is the same on every
+  /// rank.
   bool has_limit() const {
     return what_.operation != Operation::kBarrier && what_.memory != BenchMemory::kCommon &&
            what_.bytes >= std::size_t{64} * group_.size();
@@ -187,7 +188,7 @@ std::vector<CollectiveCase> cases_of(const Collectives& group, const Collectives
   return cases;
 }
 
-/// Makes the buffers of all kinds. An output has room for fp32 sums of 16-bit inputs.
+/// Makes the buffers of all kinds. An output is large enough for fp32 sums of 16-bit inputs.
 absl::StatusOr<std::vector<Buffers>> make_buffers(Collectives& group, std::size_t bytes) {
   std::vector<Buffers> buffers(3);
   auto& own = buffers[static_cast<int>(BenchMemory::kPrivate)];

@@ -61,8 +61,8 @@ struct CollectivesReport {
   std::vector<CollectiveTiming> timings;
 };
 
-/// Checks the result of every case, then times them, interleaved: rounds over all cases, each call after a barrier (one
-/// right after the other where S is at most 16 KiB). All ranks of the mesh call it, and return the same report.
+/// Checks the result of every case, then times the cases in rounds over all of them. Each call comes after a barrier;
+/// calls with S up to 16 KiB follow one another without one. All ranks of the mesh call it, and return the same report.
 /// Errors: 70 for a wrong result, naming the case; those of the transport.
 absl::StatusOr<CollectivesReport> bench_collectives(const Mesh& mesh, const CollectivesBenchOptions& options);
 

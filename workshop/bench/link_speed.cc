@@ -29,7 +29,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 constexpr double kLongCall = 0.25;         // seconds
-constexpr std::int64_t kSmallBytes = 256;  // bytes of a rank in a step's agreement, about
+constexpr std::int64_t kSmallBytes = 256;  // approximate bytes of a rank in a step's agreement
 
 double since(Clock::time_point begin) { return std::chrono::duration<double>(Clock::now() - begin).count(); }
 
@@ -213,8 +213,8 @@ class LinkMeter {
     return static_cast<std::int64_t>(seconds / std::max(once, 1e-6) * kTry) + 1;
   }
 
-  /// Returns the seconds by which compute is slower beside the work that `begin` starts: medians of `times` rounds
-  /// alone and beside it. `begin` returns a function that ends the work.
+  /// Returns the seconds by which compute is slower beside the work that `begin` starts: the difference of two medians,
+  /// each of `times` rounds. `begin` returns a function that ends the work.
   template <class Begin>
   absl::StatusOr<double> lost_beside(std::int64_t rounds, int times, const Begin& begin) {
     Samples alone, beside;

@@ -19,8 +19,8 @@ struct LinkSpeedOptions {
   double seconds = 0.5;  ///< approximate time for each operation and size; at least three calls are made
 };
 
-/// Calls of one operation: bytes that a rank sends, with the median of the seconds that they took; and the same while
-/// all ranks computed, if the transport goes on by itself.
+/// Calls of one operation: the bytes that a rank sends, and the median of the seconds that they took. There are also
+/// calls while all ranks computed, if the transport goes on by itself.
 struct MeasuredOperation {
   const char* name = "";
   std::vector<TimedBytes> points, busy_points;
@@ -35,7 +35,7 @@ struct LinkSpeed {
 };
 
 /// Times collectives of fp32 buffers, and fits them; times codecs on the wire, and the computation that they take.
-/// `gather` and `reduce` are two groups of the same two ranks or more, as an Engine has them. It is collective; every
+/// `gather` and `reduce` are two groups of the same ranks, two or more, as an Engine has them. It is collective; every
 /// rank gets the times of the slowest rank. Errors: those of the groups.
 absl::StatusOr<LinkSpeed> measure_links(Collectives& gather, Collectives& reduce, const LinkSpeedOptions& options = {});
 

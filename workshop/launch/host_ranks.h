@@ -22,7 +22,7 @@ class RankListener {
   /// This is called when the leader of the rank's process group has ended. `record` is what the rank's host knows of
   /// it.
   virtual void on_exit(RankRecord record) = 0;
-  /// This is called after on_exit, when nothing of the rank's process group is left and all of its output was told.
+  /// This is called after on_exit, when nothing of the rank's process group is left and all of its output was reported.
   virtual void on_gone(int rank) = 0;
 };
 
@@ -53,7 +53,7 @@ class HostRanks {
 
   /// Adds the descriptors to wait for.
   virtual void add_watched(std::vector<pollfd>& watched) const = 0;
-  /// Returns how long to wait for them at most; -1: without end.
+  /// Returns how long to wait for the descriptors at most; -1: without end.
   virtual int timeout_ms() const = 0;
   /// Does what is due, and tells the listener. `ready` are the descriptors that the last add_watched added, polled.
   virtual void react(std::span<const pollfd> ready) = 0;

@@ -33,7 +33,7 @@ struct LaunchOptions {
   WorkerRange workers = {};
   std::string join;         ///< servers of a job that runs, HOST:PORT,HOST:PORT, which the workers join; empty: none
   std::string secret_file;  ///< file with the secret of servers and workers (job_secret.h); empty: none
-  /// Ranks on each of the hosts that ranks believe in, for tests; they add up to `ranks`. Empty means one host.
+  /// Ranks on each of the pretended hosts, for tests; they add up to `ranks`. Empty means one host.
   std::vector<int> pretended_hosts = {};
   /// The hosts of a job over ssh, this machine first; their slots add up to `ranks`. Empty means this machine alone.
   std::vector<HostSlots> hosts;
@@ -43,7 +43,7 @@ struct LaunchOptions {
   /// path of the `tessera` command, on the other hosts for their agents and on this one for `servers`; empty: that of
   /// this program
   std::string tessera;
-  double connect_s = 60;  ///< time for a host to answer over ssh, and for each word of it while its ranks start
+  double connect_s = 60;  ///< time for a host to answer over ssh, and for each report of it while its ranks start
   double silence_s = 60;  ///< an agent that hears nothing of the launcher for this time ends its ranks
   int port = 0;           ///< rendezvous port; 0: a port that is free on this machine
   double grace_s = 10;    ///< time after the first failure in which other ranks may report and end by themselves
@@ -91,8 +91,9 @@ struct LaunchOptions {
 /// started. One that fails is named and started again, as long as `max_restarts` lasts and the failure may not come
 /// again; the others go on. The job fails once fewer than `workers.least` are left. Once some worker has returned 0,
 /// all steps are made, so none is started again. Servers then get SIGUSR1, and end when workers of other launchers,
-/// too, have gone. Servers listen at `address`, else at the loopback address, and a line tells what `join` workers
-/// elsewhere need. The secret is that of `secret_file`, else that of the environment, else a random one.
+/// too, have gone. Servers listen at `address`, else at the loopback address, and a printed line tells what workers
+/// elsewhere need to join (`join`). The secret is that of `secret_file`, else that of the environment, else a random
+/// one.
 ///
 /// A stopped rank (SIGSTOP) cannot act on SIGTERM and is continued first; SIGKILL ends it in any case.
 ///
@@ -106,7 +107,7 @@ int launch(const LaunchOptions& options);
 
 /// Returns the path of the `tessera` command: LaunchOptions::tessera, or that of this program.
 std::string tessera_of(const LaunchOptions& options);
-/// Returns the ranks of each host that is told to ranks.
+/// Returns the number of ranks on each host, as the ranks are told.
 std::vector<int> ranks_of_hosts(const LaunchOptions& options);
 
 }  // namespace tessera

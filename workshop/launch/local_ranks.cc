@@ -12,7 +12,7 @@
 namespace tessera {
 namespace {
 
-constexpr int kCheckEveryMs = 50;  // between looks at groups without a leader, whose end no descriptor tells
+constexpr int kCheckEveryMs = 50;  // between checks of groups without a leader, whose end no descriptor shows
 
 }  // namespace
 

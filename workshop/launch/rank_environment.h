@@ -21,11 +21,11 @@ struct JobSettings {
   std::string error_file(int rank) const { return error_directory + "/rank_" + std::to_string(rank) + ".json"; }
 };
 
-/// Returns the environment of `rank` as "NAME=value" strings: `inherited` with torchrun's names on top, and
-/// TESSERA_LAUNCHER=tessera; TESSERA_HOSTS, too, where hosts hold unequal numbers of ranks. A worker that comes and
-/// goes is rank 0 of 1, and TESSERA_WORKER is its number, which is `rank`; other ranks have no such variable. Names of
-/// other launchers (SLURM_*, OMPI_*, ...) stay: runtime/comm/resolve_topology.h knows that they belong to whatever
-/// started the launcher.
+/// Returns the environment of `rank` as "NAME=value" strings: `inherited`, torchrun's variables,
+/// TESSERA_LAUNCHER=tessera, and TESSERA_HOSTS where hosts hold unequal numbers of ranks. A worker that comes and goes
+/// is rank 0 of 1, and TESSERA_WORKER is its number, which is `rank`; other ranks have no such variable. Names of other
+/// launchers (SLURM_*, OMPI_*, ...) stay: runtime/comm/resolve_topology.h knows that they belong to whatever started
+/// the launcher.
 std::vector<std::string> rank_environment(const LaunchOptions& options, const JobSettings& job, int rank,
                                           const std::vector<std::string>& inherited);
 

@@ -57,7 +57,7 @@ struct RankProcess {
   OwnedFd exited;  ///< a pidfd: readable when the leader ends
   OwnedFd out;     ///< non-blocking
   OwnedFd err;     ///< non-blocking
-  OwnedFd in;      ///< non-blocking; closed where it reads /dev/null
+  OwnedFd in;      ///< non-blocking; closed if the rank reads /dev/null
 
   /// Reaps the leader if it has ended, and returns how it ended.
   std::optional<RankExit> reap() const;

@@ -37,7 +37,7 @@ constexpr std::array<const char*, 9> kSshOptions = {"-T",
                                                     "-o",
                                                     "ServerAliveCountMax=3"};
 
-/// Quotes a word for any shell: within single quotes only their end is special.
+/// Quotes a word for any shell: within single quotes, only a closing quote is special.
 std::string quoted_for_shell(const std::string& word) {
   std::string quoted = "'";
   for (const char c : word) quoted += c == '\'' ? "'\\''" : std::string(1, c);
@@ -238,8 +238,8 @@ void RemoteRanks::flush() {
     frame.erase(0, static_cast<std::size_t>(written));
     if (frame.empty()) to_write_.pop_front();
   }
-  // Beats begin only now, since a beat must not lie inside the job. Later frames are small (PIPE_BUF), and each is
-  // written by itself, so the pipe takes it whole.
+  // The heartbeat begins only now, since a beat must not lie inside the frame with the job. Later frames are small
+  // (PIPE_BUF), and each is written by itself, so the pipe takes it whole.
   if (phase_ >= Phase::kStarting && ssh_.in.is_open() && !std::exchange(beats_, true)) heartbeat_.add(ssh_.in.get());
 }
 

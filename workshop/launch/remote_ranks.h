@@ -36,7 +36,8 @@ namespace tessera {
 /// | the agent refused: no such program, folder, ... | its  |
 ///
 /// A host whose ranks run and whose connection ends is lost: its ranks that have not ended count as failed with code
-/// 75, and their records say why. So does a host that does not tell of the end of its ranks 10 s after SIGKILL.
+/// 75, and their records say why. A host also counts as lost if it does not report the end of its ranks within 10 s
+/// after SIGKILL.
 class RemoteRanks : public HostRanks {
  public:
   struct Host {
@@ -82,7 +83,7 @@ class RemoteRanks : public HostRanks {
   void close_input();
   void check_deadline();
   Clock::duration time_to_answer() const;
-  /// Begins anew the time that the host has to start its ranks, or to tell something meanwhile.
+  /// Restarts the time that the host has to start its ranks, or to tell something meanwhile.
   void give_time_to_start();
   void check_end();
   void fail(ExitCode code, const std::string& text);

@@ -19,7 +19,7 @@ namespace tessera {
 
 namespace {
 
-constexpr int kLookEveryMs = 200;  // time between looks for stopped ranks, while the others have their time to report
+constexpr int kLookEveryMs = 200;  // time between checks for stopped ranks, while the others have their time to report
 constexpr int kBeatsInSilence = 6;
 
 std::chrono::steady_clock::duration seconds(double s) {
@@ -127,7 +127,7 @@ void Supervisor::start_servers_again() {
   }
 }
 
-/// Starts what has gone, by `host`. Returns whether it runs.
+/// Starts `rank`, which has ended, again through `host`. Returns whether it runs.
 bool Supervisor::start_anew(Rank& rank, std::unique_ptr<HostRanks> host) {
   RankRecord before = std::exchange(rank.record, RankRecord{});
   rank.record.rank = before.rank;

@@ -43,8 +43,8 @@ class Supervisor : private RankListener {
   /// the signal, and no rank was started.
   absl::Status start_all();
   std::optional<int> interrupted_by() const { return interrupted_by_; }
-  /// Waits until no process of any rank is left. Returns the records of all ranks, and then those of servers, which
-  /// count on behind the ranks.
+  /// Waits until no process of any rank is left. Returns the records of all ranks, and then those of servers, whose
+  /// numbers follow those of the ranks.
   std::vector<RankRecord> wait_all();
   /// Returns why output of ranks was lost, as an errno; 0 if none was lost.
   int output_error() const;
@@ -63,7 +63,7 @@ class Supervisor : private RankListener {
     bool gone = false;   ///< nothing of its group is left
     // The state of a server that keeps its shards:
     bool starts_again = false;  ///< once nothing of its group is left
-    bool is_due = false;        ///< nothing is left
+    bool is_due = false;        ///< nothing of its group is left: it starts now
     int starts = 1;
   };
 

@@ -29,7 +29,7 @@ struct HfConfig {
 };
 
 /// Reads `folder`/config.json. The status lists all errors if there are some, with exit code 78. Errors for a file that
-/// cannot be read: 66, 77, 65.
+/// cannot be read: 66 if it is missing, 77 without permission, 65 if it is no regular file.
 absl::StatusOr<ModelConfig> read_hf_config(const std::filesystem::path& folder);
 /// Reads a text; `name` stands for the file in messages.
 absl::StatusOr<HfConfig> parse_hf_config(const std::string& text, const std::string& name = "config.json");

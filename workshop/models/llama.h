@@ -91,7 +91,7 @@ class LlamaImpl final : public LanguageModel {
   std::int64_t seq_len() const override { return config_.max_position_embeddings; }
 
  private:
-  /// The model without its head. It is a level of its own only because of the names.
+  /// The model without its head. It is a module of its own only because of the parameters' names.
   struct DecoderImpl : torch::nn::Module {
     explicit DecoderImpl(const LlamaConfig& config);
     torch::nn::Embedding embed_tokens;

@@ -23,7 +23,8 @@ struct ResNetConfig {
   bool wide_stem = false;  ///< a 7x7 convolution and pooling, which both halve the image (for 224 x 224 pixels)
 };
 
-/// These return that paper's ResNet-18 and ResNet-50 for images of `side` x `side` pixels; from 64 on the stem is wide.
+/// These return ResNet-18 and ResNet-50 of He et al. for images of `side` x `side` pixels; the stem is wide from side
+/// 64 on.
 ResNetConfig resnet18(std::int64_t side, std::int64_t channels, std::int64_t classes);
 ResNetConfig resnet50(std::int64_t side, std::int64_t channels, std::int64_t classes);
 

@@ -24,7 +24,8 @@ class BytePairEncoding {
     std::vector<std::pair<std::string, std::string>> merges;  ///< ordered as learned; the joined bytes must be a token
     bool ignore_merges = false;                               ///< a word that is a token becomes that token
   };
-  /// Errors: 65 for a byte of UTF-8 that is no token, or a merge of texts that are no tokens, or to such a text.
+  /// Errors: 65 if a byte of UTF-8 is no token, or if a merge joins texts that are no tokens, or their joined text is
+  /// none.
   static absl::StatusOr<BytePairEncoding> make(const Parts& parts);
 
   /// Appends the tokens of a word. It takes time n log n in its bytes.

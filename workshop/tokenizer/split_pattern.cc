@@ -127,9 +127,10 @@ std::size_t begin_of_character(std::string_view text, std::size_t place) {
 
 /// Looks for matches in one text, front to back, in work that is linear in the text.
 ///
-/// PCRE2 counts steps, but anew at each character where a match may begin, and not those of a repeat of one character
-/// ("\s+"). So a search sees only a window of the text, and gets few steps a character. If these do not suffice (a long
-/// word), characters are tried one by one with more of both, and the steps are taken from the text's budget.
+/// PCRE2 limits the steps of a search, but counts them anew at each character where a match may begin, and leaves out
+/// those of a repeat of one character ("\s+"). So a search sees only a window of the text, and gets few steps a
+/// character. If these do not suffice (a long word), characters are tried one by one with more of both, and the steps
+/// are taken from the text's budget.
 class SplitPattern::Search {
  public:
   Search(Compiled& compiled, std::string_view text, StepBudget& budget)

@@ -12,7 +12,7 @@
 namespace tessera {
 
 /// The time that expressions may take to cut one text, beyond a few steps a byte: linear in the text, whatever they
-/// are. A fixed number of steps lets expressions that try each place to the end cut short texts.
+/// are. A fixed number of steps is allowed too, so that expressions that try each place to the end can cut short texts.
 class StepBudget {
  public:
   explicit StepBudget(std::size_t text_bytes) : text_bytes_(text_bytes), left_(kFree + kPerByte * text_bytes) {}

@@ -39,8 +39,8 @@ class Tokenizer {
  public:
   using Id = std::uint32_t;
 
-  /// Reads `path`: a tokenizer.json, or a folder that holds one. Errors: 66, 77; 65 for a file that is damaged, or of a
-  /// kind that is not supported, with the place.
+  /// Reads `path`: a tokenizer.json, or a folder that holds one. Errors: 66 if the file is missing, 77 without
+  /// permission; 65 for a file that is damaged, or of a kind that is not supported, with the place.
   static absl::StatusOr<Tokenizer> read(const std::filesystem::path& path);
   /// Reads a text; `name` stands for the file in messages.
   static absl::StatusOr<Tokenizer> parse(std::string_view json, const std::string& name = "tokenizer.json");

@@ -32,7 +32,8 @@ absl::Status worker_gone();
 /// All functions may be called by several threads.
 class JobMembers {
  public:
-  /// The number that a worker of an elastic run wants of server 0; it says the number it got to the other servers.
+  /// A worker of an elastic run asks server 0 for any free number by this value. It joins the other servers under the
+  /// number that it got.
   static constexpr int kAnyNumber = -1;
   static constexpr int kMostWorkers = 1 << 20;
   using IsGone = std::function<bool()>;  ///< whether the connection of the worker that waits has ended
@@ -47,7 +48,7 @@ class JobMembers {
   JobMembers(int ranks, std::chrono::milliseconds limit) : ranks_(ranks), limit_(limit) {}
 
   bool is_elastic() const { return ranks_ == 0; }
-  /// Returns whether the run goes on when its last worker has left: it is elastic, and has begun.
+  /// Returns whether the run lasts after its last worker has left: it is elastic, and has begun.
   bool lasts() const;
 
   /// The place of a worker that has joined.
@@ -56,8 +57,8 @@ class JobMembers {
     bool gives_values = false;  ///< it gives the servers their first values, and then calls `begin`
     std::int64_t steps = 0;     ///< its count of steps begins here: with that of the slowest worker
   };
-  /// Notes that a worker is there, as `wanted`. Returns nothing where it has to ask again: another worker is about to
-  /// give the first values, or an elastic run has had the number for a worker whose connection has not ended here yet.
+  /// Registers a worker under the number `wanted`. Returns nothing where the worker has to ask again: another worker is
+  /// about to give the first values, or an elastic run has the number for a worker whose connection has not ended yet.
   /// Error 64: a number that the run does not have, or that is there already.
   absl::StatusOr<std::optional<Place>> join(int wanted);
   void leave(int number);
@@ -67,34 +68,36 @@ class JobMembers {
   bool is_empty() const;
 
   void note(int number, std::int64_t computed, std::int64_t pushed);
-  /// Waits until all others who are there have come. Error 75: one does not come in time, or `is_gone`.
+  /// Waits until `has_come` is true for all other workers that are there. Error 75: one does not come in time, or
+  /// `is_gone`.
   absl::Status await(const std::function<bool(int number, const Member& member)>& has_come, int number,
                      const IsGone& is_gone);
 
-  /// The first values are there. Error 64 where another worker gives them.
+  /// Says that the servers have the first values. Error 64 if another worker is to give them.
   absl::Status begin(int number);
 
   /// The answer to a worker that asks for a step.
   struct Deal {
     enum class Kind {
       kStep,      ///< it makes `step`
-      kAskAgain,  ///< others hold the last steps, and may leave
-      kOwnFirst,  ///< the last steps are its own
+      kAskAgain,  ///< other workers hold the last steps, and may leave before they make them
+      kOwnFirst,  ///< this worker itself holds the last steps
       kOver       ///< all steps are made
     };
     Kind kind = Kind::kStep;
     std::int64_t step = 0;
-    std::int64_t counted = 0;  ///< the worker's count of steps goes on from here
-    bool finishes = false;     ///< with kOver: this worker writes the results; one of those who are there does
+    std::int64_t counted = 0;  ///< the worker's count of steps continues from here
+    bool finishes = false;     ///< with kOver: whether this worker, and no other, writes the results
   };
-  /// Deals a step of `steps` in all. Error 64: no such number, or another one than other workers have.
+  /// Deals one of the run's `steps` steps. Error 64: `steps` is below 1, or is another number than other workers have.
   absl::StatusOr<Deal> deal(int number, std::int64_t steps);
 
-  /// Between them lies a push of an elastic run, which waits while another worker holds the servers. Error 75.
+  /// A push of an elastic run lies between begin_push and end_push; begin_push waits while another worker holds the
+  /// servers. Error 75 if the longest wait is over, or `is_gone`.
   absl::Status begin_push(int number, const IsGone& is_gone);
   void end_push();
   /// Lets no other worker push until `release`, or until this one leaves: values and states are then of one moment.
-  /// Waits for pushes under way. Error 75.
+  /// Waits for pushes under way. Error 75 if the longest wait is over, or `is_gone`.
   absl::Status hold(int number, const IsGone& is_gone);
   void release(int number);
 

@@ -25,7 +25,7 @@ struct ImageHead {
   std::uint64_t magic = kMagic;
   std::uint64_t run = 0;   ///< hash of the run's definition
   std::uint64_t hash = 0;  ///< hash of the bytes behind the head
-  std::int64_t bytes = 0;  ///< their number
+  std::int64_t bytes = 0;  ///< number of the bytes behind the head
   std::uint64_t zeros[4] = {};
 };
 static_assert(sizeof(ImageHead) == KeptShards::kHeadBytes);

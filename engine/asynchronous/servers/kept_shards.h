@@ -23,17 +23,18 @@ struct KeepOptions {
 };
 
 /// The files of the shards of one run that a parameter server owns: one for each, whole at any moment, through kill -9
-/// and power loss. ServedJob writes the shards that have changed, and reads them where a server comes back: a run is
-/// the same if its definition is. Files of another run are nobody's, and are written over.
+/// and power loss. ServedJob writes the shards that have changed, and reads them where a server comes back; runs with
+/// equal definitions count as the same run. Files of another run belong to nobody, and are overwritten.
 ///
 /// One thread at a time calls `write`.
 class KeptShards {
  public:
-  /// Behind so many bytes of an image the caller's begin.
+  /// Number of bytes of an image's head; the caller's bytes begin behind it.
   static constexpr std::size_t kHeadBytes = 64;
 
   /// Makes the folder of server number `server`, and locks it. `definition`: that of the run, with its name. Errors: 69
-  /// where another server uses the folder; 73, 77, 71, 74.
+  /// where another server uses the folder; 73 where it cannot be created; 77 without permission; 71 without free
+  /// descriptors or memory; 74 where a call fails for another reason.
   static absl::StatusOr<std::unique_ptr<KeptShards>> open(const KeepOptions& options, int server,
                                                           const std::string& definition);
 
@@ -42,7 +43,7 @@ class KeptShards {
   /// Writes an image, and fills in its first kHeadBytes. Errors: those of write_file_atomically.
   absl::Status write(std::size_t shard, std::vector<std::byte>& image) const;
   /// Reads the image that `write` has made; it is empty where this run has none. Errors: 65 for a file that is damaged;
-  /// 77, 71, 74.
+  /// 77 without permission; 71 without free descriptors or memory; 74 where a read fails.
   absl::StatusOr<std::vector<std::byte>> read(std::size_t shard) const;
 
  private:

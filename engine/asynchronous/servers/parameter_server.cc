@@ -145,7 +145,7 @@ absl::StatusOr<ParameterServer::Joined> ParameterServer::join(const MessageHead&
   TESSERA_RETURN_IF_ERROR(link.receive(std::as_writable_bytes(std::span(definition)), kStandstill));
   const MutexLock lock(mutex_);
   if (job_ && ServedJob::run_of(job_->definition()) != ServedJob::run_of(definition)) {
-    // Workers of the run before are still leaving, or it is one that lasts.
+    // Workers of the run before are still leaving, or that run lasts as long as the server.
     if (job_->members().lasts() || !job_->members().is_empty()) return Joined();
     job_.reset();
   }

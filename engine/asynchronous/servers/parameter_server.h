@@ -29,18 +29,18 @@ class ParameterServer {
   static constexpr std::size_t kLeastSecret = 16, kMostSecret = 256;
 
   /// Listens at `address` (listen_for_workers), and serves workers that say `secret` from now on. `keep`: where shards
-  /// are kept, so that a server that is started again with the same options goes on with the run; nothing: they end
-  /// with the server. `offload`: folder for scratch files in which shards lie; empty: they are in memory. Errors: those
-  /// of listen_for_workers; 78 for a secret that is too short or too long, or a bad `keep`.
+  /// are kept, so that a server that is started again with the same options continues the run; nothing: they end with
+  /// the server. `offload`: folder for scratch files in which shards lie; empty: they are in memory. Errors: those of
+  /// listen_for_workers; 78 for a secret that is too short or too long, or a bad `keep`.
   static absl::StatusOr<std::unique_ptr<ParameterServer>> start(const std::string& address, const std::string& secret,
                                                                 const std::optional<KeepOptions>& keep = {},
                                                                 const std::string& offload = "");
-  /// Ends all connections and threads. What was not kept yet is kept.
+  /// Ends all connections and threads. It writes what was not kept yet.
   ~ParameterServer();
   ParameterServer(const ParameterServer&) = delete;
   ParameterServer& operator=(const ParameterServer&) = delete;
 
-  /// Returns where it listens, as workers connect to it.
+  /// Returns the address to which workers connect.
   const std::string& address() const { return listener_.address; }
   /// Returns whether no worker is there.
   bool is_idle() const;
@@ -57,7 +57,7 @@ class ParameterServer {
 
   ParameterServer(ServerSocket listener, std::string secret, std::optional<KeepOptions> keep, std::string offload);
   void accept_all();
-  /// Removes connections that have ended, and ends those of strangers whose time is up, however fast they send.
+  /// Removes connections that have ended, and ends those that have not said the secret in time, however fast they send.
   void look_at_connections();
   bool has_place_for_stranger() const;
   void serve(Connection& connection);

@@ -181,7 +181,7 @@ ServedJob::~ServedJob() {
   keeping_.join();
 }
 
-/// Reads what a server of this number has kept of this run, and begins to keep it from now on.
+/// Reads the shards of this run that a server of this number has kept, and keeps this server's shards from now on.
 absl::Status ServedJob::begin_keeping(const KeepOptions& options, int server) {
   TESSERA_ASSIGN_OR_RETURN(kept_, KeptShards::open(options, server, definition_));
   for (std::size_t i = 0; i < groups_.size(); ++i) {
@@ -201,7 +201,7 @@ absl::Status ServedJob::begin_keeping(const KeepOptions& options, int server) {
   return absl::OkStatus();
 }
 
-/// What the thread does that writes shards. A failure ends it, and each push that waits for the disk is refused.
+/// The work of the thread that writes shards. A failure ends it, and each push that waits for the disk is refused.
 void ServedJob::keep_shards() {
   std::vector<std::byte> image;
   for (bool is_last = false; !is_last;) {

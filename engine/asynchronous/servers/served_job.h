@@ -39,15 +39,16 @@ namespace tessera {
 /// the same.
 ///
 /// Where the server keeps its shards (KeepOptions), a thread copies each shard that has changed, and writes the copy. A
-/// push is answered once at most `lose` pushes to its shard, this one among them, are not on the disk yet; what a
-/// worker has written, once it is there. So the end of the server loses at most so many pushes of which a worker knows.
-/// A push that was not answered is sent again, and applied once: a shard knows the last step that each worker has
-/// pushed.
+/// push is answered once at most `lose` pushes to its shard, itself included, are not on the disk yet. Values that a
+/// worker writes are answered once they are on the disk. The end of the server thus loses at most `lose` pushes to a
+/// shard of which a worker knows. A push that was not answered is sent again, and applied once: a shard knows the last
+/// step that each worker has pushed.
 ///
 /// Invariants:
-///  1. Who holds a shard's mutex computes nothing but its update, and waits for nothing but the shard's turn and the
-///     disk. (Ranges of elements are sent and received under it; nobody pushes then, since ranks have met.)
-///  2. A worker that ends is waited for by nobody.
+///  1. The holder of a shard's mutex computes nothing but an update of the shard, and waits for nothing but the shard's
+///     turn and the disk. (Ranges of elements are sent and received under it; nobody pushes then, since ranks have
+///     met.)
+///  2. Nobody waits for a worker that ends.
 class ServedJob {
  public:
   static constexpr std::size_t kRunName = 32;
@@ -55,12 +56,12 @@ class ServedJob {
   static std::string run_of(const std::string& definition) { return definition.substr(0, kRunName); }
 
   /// `keep`: where and how shards are kept; nothing: they end with this object. Shards of the same run that were kept
-  /// are read. `offload`: folder for a scratch file with the shards, which is mapped; empty: they are in memory.
-  /// Errors: 78 for a definition that is none; those of KeptShards and BlockFile.
+  /// are read. `offload`: folder for a scratch file with the shards, which is mapped; empty: they are in memory. Errors:
+  /// 78 for a text that is no definition; those of KeptShards and BlockFile.
   static absl::StatusOr<std::unique_ptr<ServedJob>> make(const std::string& definition,
                                                          const std::optional<KeepOptions>& keep,
                                                          const std::string& offload);
-  /// Writes what was not written.
+  /// Writes the changes that were not written yet.
   ~ServedJob();
   ServedJob(const ServedJob&) = delete;
   ServedJob& operator=(const ServedJob&) = delete;
@@ -69,7 +70,7 @@ class ServedJob {
   bool is_kept() const { return kept_ != nullptr; }
   /// Returns a number that no other object for this run has, above 0: a worker sees by it that its server was lost.
   std::int64_t life() const { return life_; }
-  /// Returns whether shards of this run were there.
+  /// Returns whether the server had kept shards of this run.
   bool has_come_back() const { return has_come_back_; }
   const std::string& definition() const { return definition_; }
   std::int64_t bytes() const { return memory_.bytes(); }
@@ -79,8 +80,8 @@ class ServedJob {
   /// What a worker's thread keeps from message to message. The job outlives it.
   class Worker {
    public:
-    /// `life`: what the worker said as it joined. `is_gone`: says that the worker's connection has ended, so that it
-    /// waits for nothing any more.
+    /// `life`: what the worker said as it joined. `is_gone`: says that the worker's connection has ended, so that its
+    /// thread stops waiting.
     Worker(ServedJob& job, int rank, std::int64_t life, std::function<bool()> is_gone);
 
     /// Receives the payload of `head`, does what it asks for, and answers. Error 75: the connection is lost, or the
@@ -109,8 +110,8 @@ class ServedJob {
     std::vector<double> numbers_, known_options_;  ///< rates, then options; the options that `rule_` has
     std::vector<char> used_;
     Arena room_;   ///< for the gradients of the largest shard, and for the values with which they were made
-    Arena early_;  ///< for gradients of all shards that come before their pushes (kStage), once one has
-    std::vector<char> is_early_;  ///< [group]: they have come
+    Arena early_;  ///< for gradients of all shards that come before their pushes (kStage); empty until the first come
+    std::vector<char> is_early_;  ///< [group]: whether its gradients have come
   };
 
  private:
@@ -123,22 +124,23 @@ class ServedJob {
   struct Group {
     FlatGroup* flat = nullptr;
     Extent part;
-    std::int64_t first = 0;  ///< elements of the parts before
+    std::int64_t first = 0;  ///< elements of this server's parts of the groups before
     Mutex mutex;
     CondVar turned;  ///< `played` has changed
     CondVar saved;   ///< `kept` has changed
     std::int64_t version ABSL_GUARDED_BY(mutex) = 0, played ABSL_GUARDED_BY(mutex) = 0;
-    std::int64_t first_version ABSL_GUARDED_BY(mutex) = 0;  ///< with which the server came back
+    std::int64_t first_version ABSL_GUARDED_BY(mutex) = 0;  ///< version with which the server came back
     std::vector<std::int64_t> counts ABSL_GUARDED_BY(mutex);
     std::vector<LastPush> last ABSL_GUARDED_BY(mutex);  ///< [rank]
-    /// How often the shard has changed, up to which change it is on the disk, and up to which somebody waits for that.
+    /// How often the shard has changed, how many of these changes are on the disk, and how many of them somebody waits
+    /// to see there.
     std::int64_t changes ABSL_GUARDED_BY(mutex) = 0, kept ABSL_GUARDED_BY(mutex) = 0, wanted ABSL_GUARDED_BY(mutex) = 0;
     float* mean_squares = nullptr;
   };
 
   ServedJob() = default;
   absl::Status place_all(int server, int servers, const std::string& offload);
-  /// Waits for the turn of a pull or push, if an order is played. REQUIRES: the group's mutex is held.
+  /// Waits for the turn of a pull or push, if a recorded order is replayed. REQUIRES: the group's mutex is held.
   absl::Status await_turn(Group& group, std::int64_t turn, const std::function<bool()>& is_gone) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(group.mutex);
   void end_turn(Group& group, std::int64_t turn) ABSL_EXCLUSIVE_LOCKS_REQUIRED(group.mutex);
@@ -147,7 +149,8 @@ class ServedJob {
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(group.mutex);
   absl::Status begin_keeping(const KeepOptions& options, int server);
   void keep_shards();
-  /// Writes a shard of which more is unwritten than may be lost; with `all` any shard of which something is.
+  /// Writes a shard if more than half of `lose` changes are unwritten or somebody waits for one; with `all`, if any is
+  /// unwritten.
   absl::Status keep_shard(std::size_t index, bool all, std::vector<std::byte>& image);
   /// Returns the elements of a shard's image: values, states, and means of squares.
   std::vector<std::span<std::byte>> data_of(const Group& group) const;
@@ -169,7 +172,7 @@ class ServedJob {
   std::vector<std::unique_ptr<Unit>> units_;
   std::vector<std::unique_ptr<Group>> groups_;
   std::int64_t largest_ = 0;   ///< elements of the largest shard
-  std::int64_t elements_ = 0;  ///< those of all shards
+  std::int64_t elements_ = 0;  ///< elements of all shards
   Arena memory_;
 
   std::unique_ptr<JobMembers> members_;

@@ -24,7 +24,8 @@ namespace {
 
 using std::chrono::milliseconds;
 
-/// A server waits itself for no longer than comm.timeout_s, and then says for whom; so this end waits a little longer.
+/// A server itself waits no longer than comm.timeout_s, and then says for which worker it waited; so this end waits a
+/// little longer.
 constexpr milliseconds kGrace{10'000};
 
 milliseconds from_seconds(double s) { return milliseconds(static_cast<std::int64_t>(s * 1000)); }
@@ -136,7 +137,7 @@ void ServedShards::connect(const Strategy& strategy) {
                              .rank = config_.elastic ? number_ : board_.rank(),
                              .life = life,
                              .limit = limit_,
-                             // An order has no pushes that are lost.
+                             // A recorded or replayed order must not lose pushes.
                              .may_wait = config_.record_order.empty() && config_.play_order.empty()});
     join(server, deadline);
   }
@@ -200,7 +201,7 @@ void ServedShards::tell_all(MessageKind kind, const char* operation) {
   }
 }
 
-/// Server 0, which says who gives values, hears it last: then all servers have them.
+/// Server 0, which says who gives values, is told last: then all servers have the values.
 void ServedShards::begin() {
   if (!config_.elastic || std::exchange(has_begun_, true)) return;
   if (gives_values_) tell_all(MessageKind::kBegin, "start");
@@ -268,7 +269,7 @@ MessageHead ServedShards::hear(int server, const char* operation) {
   there.asked.pop_front();
   there.courier->wait(ticket);
   if (!ticket->status.ok()) {
-    // Nobody hears the other answers, so the next question's is the oldest again.
+    // Nobody hears the other answers any more, so the next question's answer is again the oldest one.
     for (Server& each : servers_) each.asked.clear();
     ahead_.reset();
     throw Error(exit_code_of(ticket->status), self() + " " + operation + ": " + message_of(ticket->status));
@@ -290,8 +291,8 @@ std::int64_t ServedShards::next_turn(std::size_t group, int server, bool is_push
   return static_cast<std::int64_t>(next++);
 }
 
-/// Servers count events each for itself, above all that a worker has seen. So numbers order the events of a shard, and
-/// those of a rank at one server.
+/// Each server counts events by itself, with numbers above all that a worker has seen. So numbers order the events of a
+/// shard, and those of a rank at one server.
 void ServedShards::note(std::size_t group, int server, bool is_push, const MessageHead& reply) {
   newest_ = std::max(newest_, reply.first + (is_push ? 1 : 0));
   if (!writer_) return;
@@ -352,7 +353,8 @@ void ServedShards::settle() {
   }
 }
 
-/// The unit that was pulled next in the step before is asked for too, so that it comes while this one computes.
+/// The unit that was pulled after this one in the step before is asked for too, so that it comes while this one
+/// computes.
 void ServedShards::pull_unit(const Unit& unit) {
   begin();
   const auto index = static_cast<std::size_t>(unit.index);
@@ -373,7 +375,7 @@ void ServedShards::pull_unit(const Unit& unit) {
   take_unit(index);
 }
 
-/// It is called before each pull that was not asked for ahead, and waits for the first of a step.
+/// It is called before each pull that was not asked for ahead, and waits only in the first call of a step.
 void ServedShards::wait_for_slowest() {
   if (!config_.max_staleness || !turns_.empty() || waited_for_ == step()) return;
   MessageHead head;
@@ -393,7 +395,7 @@ void ServedShards::tell_steps(std::int64_t computed, std::int64_t pushed) {
   tell(0, std::move(note));
 }
 
-/// An order that is played already contains the effect of such waits.
+/// A recorded order that is replayed already contains the effect of such waits.
 void ServedShards::wait_for_turn_of_round() {
   if (!config_.max_staleness || !turns_.empty()) return;
   tell_steps(step(), step() - 1);
@@ -447,7 +449,7 @@ void ServedShards::reduced(const Unit& unit) {
   }
 }
 
-/// Servers apply the gradients of a group while the next ones' numbers, or gradients, are on their way.
+/// Servers apply the gradients of a group while the numbers, or gradients, of the next groups are on their way.
 GradientAges ServedShards::push(const ElementUpdate&, const PushRates& with) {
   const Span span("push", {}, &push_wait_seconds_);
   settle();
@@ -551,7 +553,7 @@ void ServedShards::write_values() {
 void ServedShards::bring_together() {
   settle();
   board_.meet("asynchronous ranks come together");
-  // Workers that come and go do not meet, so they wait with their pushes.
+  // Workers that come and go do not meet, so they hold back their pushes.
   if (config_.elastic) tell_all(MessageKind::kHold, "states");
   for (std::size_t unit = 0; unit + 1 < first_group_.size(); ++unit) {
     take_as_fresh(unit);

@@ -27,11 +27,11 @@ namespace tessera {
 /// The parameters that asynchronous ranks train together where parameter servers own them (ShardOwners::kServers): this
 /// rank's side. Each server owns a part of each flat group (served_part). The rank pulls from all servers, and pushes
 /// to each the gradients of its part; a server applies them at once (ServedJob). Ranks talk to servers alone while
-/// they train, over a connection each, so they may be on any hosts, and one that is killed touches no other.
+/// they train, over a connection each, so they may be on any hosts, and the end of one rank does not affect the others.
 ///
 /// A thread for each server sends and receives (ServerCourier). So the gradients of a unit leave as soon as the last
 /// backward of a step has made them, and wait at the servers for the rank's norm; and while a unit computes in forward,
-/// the one comes that followed it in the step before.
+/// the values of the unit that followed it in the step before arrive.
 ///
 /// | memory                                 | whose         | changed by                                             |
 /// |----------------------------------------|---------------|--------------------------------------------------------|
@@ -39,19 +39,19 @@ namespace tessera {
 /// | FlatGroup::full, what this rank pulled | this rank's   | `pull`, at most once a step                            |
 /// | states and counts of the rank's part   | this rank's   | `bring_together`, which fetches them for a checkpoint  |
 ///
-/// Where workers come and go ("sync.elastic"), this rank is a job of its own. The first worker gives the servers its
-/// values, up to its first pull; what the program of a later one sets up to there, such as weights from a file, is
-/// replaced by the servers' values. Then no program writes parameters any more.
+/// Where workers come and go ("sync.elastic"), this rank is a job of its own. The first worker gives the servers the
+/// values that it has at its first pull. Values that a later worker's program sets before its first pull, such as
+/// weights from a file, are replaced by the servers' values. No program writes parameters after the first pull.
 ///
 /// The environment names the servers (TESSERA_SERVERS, TESSERA_SERVERS_SECRET). The thread that trains calls all of it.
 /// A server that keeps its shards beyond its end is waited for, for comm.timeout_s. Throws tessera::Error: 75 where a
-/// server is gone or does not answer in time; 64 where a program leaves the order that it plays; what a server refuses,
-/// with the server's exit code.
+/// server is gone or does not answer in time; 64 where a program leaves the recorded order that it replays; what a
+/// server refuses, with the server's exit code.
 class ServedShards final : public PulledParameters {
  public:
   /// Connects to all servers, points each group's states at memory of this rank's own, and gives the servers the units'
   /// values. Keeps references to `units`, `plan` and `board`. It is collective. Throws tessera::Error (78) where the
-  /// environment names no servers, or where an order is asked for and ranks are on several hosts.
+  /// environment names no servers, or where an order is to be recorded or replayed and ranks are on several hosts.
   ServedShards(const std::vector<std::unique_ptr<Unit>>& units, const MemoryPlan& plan, PeerBoard& board,
                const Strategy& strategy);
 
@@ -89,7 +89,7 @@ class ServedShards final : public PulledParameters {
     std::vector<Extent> parts;         ///< [server]
     std::vector<std::int64_t> pulled;  ///< [server]: the version that was pulled
     std::size_t first_parameter = 0;   ///< number among all trainable parameters
-    std::vector<std::int64_t> counts;  ///< [parameter], as of the last meeting
+    std::vector<std::int64_t> counts;  ///< [parameter], as of the last meeting of ranks
   };
 
   int servers() const { return static_cast<int>(servers_.size()); }
@@ -109,7 +109,7 @@ class ServedShards final : public PulledParameters {
   void open_orders();
 
   std::size_t shard_of(std::size_t group, int server) const;
-  /// Returns the place of this rank's next event at a shard in the order that is played.
+  /// Returns the turn of this rank's next pull or push of a shard in the recorded order that is replayed.
   std::int64_t next_turn(std::size_t group, int server, bool is_push);
   void note(std::size_t group, int server, bool is_push, const MessageHead& reply);
   /// Copies the groups [first, last) from all servers. `kind`: kPull or kCopy.
@@ -129,12 +129,12 @@ class ServedShards final : public PulledParameters {
 
   /// Asks a server something, whose answer `hear` returns.
   void ask(int server, ServerQuestion question);
-  /// Asks what has no payload in its answer. `payload` stays in place until the answer.
+  /// Asks a question whose answer has no payload. `payload` stays in place until the answer.
   void ask(int server, const MessageHead& head, std::initializer_list<std::span<const std::byte>> payload);
-  /// Sends what has no answer.
+  /// Sends a message that has no answer.
   void tell(int server, ServerQuestion message);
-  /// Waits for the answer to the oldest question to this server that was not heard. Throws what the server refuses, and
-  /// why it is lost.
+  /// Waits for the answer to the oldest question to this server that was not heard. Throws the server's refusal, or the
+  /// error of a lost connection.
   MessageHead hear(int server, const char* operation);
 
   const AsynchronousConfig& config_;
@@ -143,20 +143,20 @@ class ServedShards final : public PulledParameters {
   Arena memory_;
   std::vector<Group> groups_;
   std::vector<char> is_staged_;                    ///< [group]: the servers have this step's gradients
-  std::optional<std::size_t> ahead_;               ///< the unit that was asked for ahead, and not heard
+  std::optional<std::size_t> ahead_;               ///< the unit whose values were asked for ahead and not yet heard
   std::vector<std::size_t> order_, order_before_;  ///< the units that were pulled in this step, and in the one before
-  std::int64_t waited_for_ = 0;                    ///< the step before whose pulls this rank has waited for slow ranks
+  std::int64_t waited_for_ = 0;                    ///< the last step in which this rank waited for slow ranks
   std::vector<ShardName> names_;                   ///< [shard]: by group, then server
-  std::vector<std::vector<ShardTurn>> turns_;      ///< [shard]; empty where no order is played
+  std::vector<std::vector<ShardTurn>> turns_;      ///< [shard]; empty where no recorded order is replayed
   std::vector<std::size_t> next_turns_;            ///< [shard]: where the search for this rank's next turn begins
   std::optional<OrderWriter> writer_;
   std::int64_t clock_ = 0;   ///< the largest number of an event that this rank knows
-  std::int64_t newest_ = 0;  ///< the largest number of pushes that a shard had had when this rank pulled it or pushed
+  std::int64_t newest_ = 0;  ///< the most pushes to a shard, as of this rank's latest pulls and pushes
   // These are about workers that come and go.
   int number_ = JobMembers::kAnyNumber;
-  bool gives_values_ = true;  ///< whether `adopt` gives values, and does not take them
+  bool gives_values_ = true;  ///< whether `adopt` gives the servers values instead of taking theirs
   bool has_begun_ = false, is_over_ = false, finishes_ = false;
-  bool knows_data_ = false;      ///< the program has asked for a step, or was warned
+  bool knows_data_ = false;      ///< the program has asked for a step, or was warned that it did not
   std::vector<Server> servers_;  // their threads use the members above, so it is destroyed first
 };
 

@@ -199,10 +199,9 @@ absl::Status ServerCourier::move_bytes() {
     const int found = ::poll(ready.data(), ready.size(), timeout);
     if (found < 0 && errno != EINTR) return make_error(ExitCode::kOsResource, "poll: " + reason_of(errno));
     if (found == 0) {
-      comes_back_ = false;  // it is there, and stands still
-      return make_error(ExitCode::kPeerLost,
-                        "no answer within " + std::to_string(visit_.limit.count() / 1000) +
-                            " s. [T1013] hint: look for what stops that server, or raise comm.timeout_s");
+      comes_back_ = false;  // the server is there, but stands still
+      return make_error(ExitCode::kPeerLost, "no answer within " + std::to_string(visit_.limit.count() / 1000) +
+                                                 " s. [T1013] hint: look for what stops that server, or raise comm.timeout_s");
     }
     std::uint64_t wakes = 0;
     [[maybe_unused]] const ssize_t got = ::read(wake_, &wakes, sizeof wakes);  // there is nothing where nobody woke
@@ -231,7 +230,7 @@ bool ServerCourier::take_next() {
   return true;
 }
 
-/// Sends what goes at once. Returns whether anything went.
+/// Sends as many bytes as can go at once. Returns whether any were sent.
 absl::StatusOr<bool> ServerCourier::send_some() {
   bool has_moved = false;
   while (take_next()) {
@@ -259,7 +258,7 @@ absl::StatusOr<bool> ServerCourier::send_some() {
   return has_moved;
 }
 
-/// Receives what is there. Returns whether anything was.
+/// Receives the bytes that are there. Returns whether there were any.
 absl::StatusOr<bool> ServerCourier::receive_some() {
   bool has_moved = false;
   for (;;) {
@@ -391,7 +390,7 @@ void ServerCourier::send_again() {
   if (sending_) all.push_back(sending_);
   all.insert(all.end(), queue_.begin(), queue_.end());
   queue_ = std::move(all);
-  staged_.clear();  // they are noted again when they are sent
+  staged_.clear();  // each question is noted again when it is sent
   sent_.clear();
   sending_.reset();
 }

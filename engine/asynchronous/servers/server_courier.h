@@ -27,12 +27,12 @@ namespace tessera {
 struct ServerQuestion {
   MessageHead head;                                   ///< the courier fills in `bytes`
   std::vector<std::byte> front = {};                  ///< the first bytes of the payload, which are kept here
-  std::vector<std::span<const std::byte>> rest = {};  ///< those behind them, which stay in place until the answer
+  std::vector<std::span<const std::byte>> rest = {};  ///< the bytes behind `front`: they stay in place until the answer
   std::vector<std::span<std::byte>> answer = {};      ///< where the payload of the answer goes
 
   // These are valid once the question is over (ServerCourier::wait).
   MessageHead reply = {};
-  absl::Status status = {};  ///< what the server refused, or why it is lost
+  absl::Status status = {};  ///< the server's refusal, or why the connection is lost
   bool is_over = false;
 };
 
@@ -50,7 +50,7 @@ class ServerCourier {
   using Clock = ServerLink::Clock;
   using Ticket = std::shared_ptr<ServerQuestion>;
 
-  /// What a worker says when it comes.
+  /// What a worker says when it connects.
   struct Visit {
     std::string address;
     std::string name;  ///< "server 1 (10.0.0.5:4711)"
@@ -58,7 +58,7 @@ class ServerCourier {
     std::string definition;  ///< definition of the shards (ServedJob)
     int rank = 0;
     std::int64_t life = 0;               ///< a number above 0, which no other worker of this rank has
-    std::chrono::milliseconds limit{0};  ///< for an answer, and for the return of a server
+    std::chrono::milliseconds limit{0};  ///< longest wait for an answer, and for the return of a server
     bool may_wait = true;                ///< whether a server that comes back is waited for
   };
 
@@ -103,7 +103,7 @@ class ServerCourier {
 
   const Visit visit_;
   const LogRank log_rank_ = tessera::log_rank();
-  bool comes_back_ = false;       ///< the server has said so
+  bool comes_back_ = false;       ///< the server has said that it comes back after its end
   std::int64_t server_life_ = 0;  ///< ServedJob::life
   int wake_ = -1;                 ///< an eventfd, which ends a poll
   std::atomic<std::int64_t> lost_pushes_ = 0;
@@ -120,13 +120,13 @@ class ServerCourier {
   // Only the courier's thread uses these once it runs.
   Ticket sending_;                                  ///< the question of which not all was sent
   std::vector<std::span<const std::byte>> pieces_;  ///< its head and payload, without empty parts
-  std::size_t piece_ = 0, offset_ = 0;              ///< what comes next of it
+  std::size_t piece_ = 0, offset_ = 0;              ///< the next byte to send: its piece, and its position in the piece
   std::deque<Ticket> sent_;                         ///< questions whose answers are to come
-  MessageHead head_;                                ///< head of the answer that comes
-  std::string text_;                                ///< what was refused
-  std::vector<std::span<std::byte>> places_;        ///< where the bytes that come go
+  MessageHead head_;                                ///< head of the answer that is being received
+  std::string text_;                                ///< text of a refusal
+  std::vector<std::span<std::byte>> places_;        ///< where received bytes are written
   std::size_t place_ = 0, filled_ = 0;
-  bool is_head_ = true;                 ///< the head comes
+  bool is_head_ = true;                 ///< whether a head is being received
   int vain_returns_ = 0;                ///< how often the server came back since it last answered
   std::vector<std::int64_t> versions_;  ///< [shard]: the newest version that this worker knows of
   std::jthread thread_;                 // it is destroyed first

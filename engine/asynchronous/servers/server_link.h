@@ -42,8 +42,9 @@ namespace tessera {
 /// | kRelease      |                         |                                        |                    |
 ///
 /// kDone for a pull, copy or push has the shard's version before it in `first`. kRefused has an exit code in `first`
-/// and a text as its payload. kCopy is a pull that no order has. The life of a worker is a number above 0 that no other
-/// worker of its rank has; it is negative where the worker was in the run before, and has lost its connection.
+/// and a text as its payload. kCopy is a pull that recorded orders leave out. The life of a worker is a number above 0
+/// that no other worker of its rank has; it is negative where the worker was in the run before, and has lost its
+/// connection.
 ///
 /// The last four are for workers that come and go (JobMembers). kDone for kTake has in `first` the step, and in
 /// `second` the worker's count of steps from there on; or kOver, and 1 for the worker that finishes; or kOwnFirst.
@@ -84,11 +85,11 @@ struct MessageHead {
 
   std::uint32_t magic = kMagic;
   MessageKind kind = MessageKind::kDone;
-  std::uint32_t shard = 0;  ///< number of the group, whose part the server has
+  std::uint32_t shard = 0;  ///< number of the group of which the shard is a part
   std::uint32_t zero = 0;
   std::int64_t bytes = 0;  ///< bytes of the payload
   std::int64_t first = 0, second = 0;
-  std::int64_t turn = kNoTurn;  ///< the place of this pull or push in an order that is played
+  std::int64_t turn = kNoTurn;  ///< the turn of this pull or push in a recorded order that is replayed
   std::int64_t clock = 0;       ///< the largest number of an event that the sender knows
 };
 
@@ -115,7 +116,7 @@ class ServerLink {
   ServerLink& operator=(const ServerLink&) = delete;
 
   /// Connects to "HOST:PORT" or "[ADDRESS]:PORT", as often as it takes until `deadline`. Errors: 78 for a text that is
-  /// no such address; 75.
+  /// no such address; 75 if the server is not reached by `deadline`.
   static absl::StatusOr<std::unique_ptr<ServerLink>> connect(const std::string& address, Clock::time_point deadline);
 
   /// Sends bytes. `more`: further bytes of the message follow at once.
@@ -130,12 +131,12 @@ class ServerLink {
   absl::StatusOr<std::size_t> send_some(std::span<const std::byte> bytes, bool more);
   absl::StatusOr<std::size_t> receive_some(std::span<std::byte> bytes);
   int socket() const { return socket_; }
-  /// Receives a head. Error 75 for bytes that are none.
+  /// Receives a head. Error 75 for bytes that are no head.
   absl::StatusOr<MessageHead> receive_head(Limit limit);
 
   /// Returns whether the other end has closed the connection, or this one has shut it.
   bool is_closed() const;
-  /// Ends the connection: calls under way and to come fail.
+  /// Ends the connection: calls under way and later calls fail.
   void shut();
 
  private:
@@ -150,7 +151,7 @@ struct ServerSocket {
   std::string address;  ///< "127.0.0.1:41234", with the port that the system chose
 };
 /// Listens at "HOST:PORT"; port 0 takes a free one. Errors: 78 for a text that is no such address, or a host that is
-/// not known here; 69 where the port is in use; 71.
+/// not known here; 69 where the port is in use; 71 where the system gives no socket.
 absl::StatusOr<ServerSocket> listen_for_workers(const std::string& address);
 
 /// Returns the bytes of a value, or of a range of values.

@@ -26,13 +26,13 @@ namespace tessera {
 /// A unit's index is the number of its record. A lease points FlatGroup::gradient of the unit's groups at its slot; the
 /// root's has no memory and changes nothing. A unit may have several leases at once.
 ///
-/// 1. A slot belongs to a unit while it has a lease. Its sum is then copied to the host on a stream of its own. Later
-///    work in the slot waits for that copy; the host waits for nothing.
+/// 1. A slot belongs to a unit while it has a lease. The sum is copied to the host after the last lease, on a stream of
+///    its own. Later work in the slot waits for that copy; the host waits for nothing.
 /// 2. A sum that is wanted again is copied back to a slot, one unit ahead where the order is known. That copy waits for
 ///    what is on the current stream when it is queued; the stream has waited for the copies out of the record and of
 ///    what the slot held before.
 /// 3. Records in files are held while they are copied, as many as RecordPool::held says. The host waits until a record
-///    is read. It puts a record once its copy out has passed: when its place is wanted, or at the end.
+///    is read. The host puts the record back once its copy out has passed: when its place is wanted, or at the end.
 class DeviceGradients final : public Carrier {
  public:
   /// `count` pieces of the GPU's memory, of `bytes` bytes each, one behind the other.
@@ -75,11 +75,11 @@ class DeviceGradients final : public Carrier {
   /// The state of one unit.
   struct Entry {
     Unit* unit = nullptr;
-    std::int64_t record = -1;    ///< its record in the tier; -1: it trains nothing, or is the root
+    std::int64_t record = -1;    ///< the unit's record in the tier; -1 if the unit trains nothing or is the root
     std::int64_t bytes = 0;      ///< bytes of its sums
     int leases = 0;              ///< number of leases that it has now
     int slot = -1;               ///< its slot, or -1
-    bool changed = false;        ///< whether its sums changed since the first of them began
+    bool changed = false;        ///< whether its sums changed since the first of the present leases began
     std::byte* place = nullptr;  ///< the record's memory, where records lie in memory
     std::byte* held = nullptr;   ///< the memory of a record in files, while it is copied to the slot
     std::shared_ptr<Mark> came;  ///< the copy to the slot, which was not joined yet

@@ -39,9 +39,9 @@ class GradientRecords final : public Carrier {
   /// The state of one unit.
   struct Entry {
     Unit* unit = nullptr;
-    std::int64_t record = -1;          ///< its record in files; -1: it trains nothing, or is the root
+    std::int64_t record = -1;          ///< the unit's record in files; -1 if the unit trains nothing or is the root
     int leases = 0;                    ///< number of leases that it has now
-    bool changed = false;              ///< whether its sums changed since the first of them began
+    bool changed = false;              ///< whether its sums changed since the first of the present leases began
     std::span<std::byte> memory = {};  ///< its sums, while it has leases
   };
   std::span<std::byte> take(std::int64_t unit, LeaseUse use) override;

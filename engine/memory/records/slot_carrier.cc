@@ -89,7 +89,7 @@ void SlotCarrier::arrive(const Here& here, std::int64_t use) {
   ahead_.pop_front();
 }
 
-/// The record's lease is the latest of that record.
+/// Returns the latest lease that the record has now.
 SlotCarrier::Here& SlotCarrier::leased(std::int64_t record) {
   const auto found = std::find_if(here_.rbegin(), here_.rend(), [&](const Here& here) {
     return here.record == record && here.state == Here::State::kLeased;
@@ -115,7 +115,7 @@ void SlotCarrier::end_uses() {
   while (!here_.empty() && here_.front().state != Here::State::kLeased) {
     const Here here = here_.front();
     const bool goes_back = here.state == Here::State::kDone;
-    // Where a record was dropped, the slot's next record comes after the work on it.
+    // The slot's next record waits for the work on a record that was dropped.
     back_[slot_of(uses_)] =
         goes_back ? kernels_.download(here.on_host.data(), memory_of(uses_), here.on_host.size()) : kernels_.mark();
     here_.pop_front();

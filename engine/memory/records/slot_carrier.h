@@ -73,7 +73,7 @@ class SlotCarrier final : public Carrier {
     std::int64_t record;
     std::unique_ptr<DeviceKernels::Mark> mark;
   };
-  /// A record that has a lease, or had one while an earlier one lasts.
+  /// A record that has a lease, or whose lease is over while an earlier lease lasts.
   struct Here {
     enum class State : std::uint8_t { kLeased, kDone, kDropped };
     std::int64_t record;

@@ -13,7 +13,7 @@
 namespace tessera {
 namespace {
 
-constexpr int kNoUnit = -1;  // stands behind the end of a shorter order
+constexpr int kNoUnit = -1;  // compared behind the end of a shorter order
 
 std::string describe(int entry, const std::vector<std::unique_ptr<Unit>>& units) {
   if (entry == kNoUnit) return "nothing more";

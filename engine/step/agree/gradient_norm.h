@@ -12,7 +12,8 @@
 
 namespace tessera {
 
-/// Returns the runs of parameters in `part` of a group's flat buffer. A run's tensor is FlatParameter::number.
+/// Returns the runs of parameters in `part` of a group's flat buffer. The tensor number of a run is
+/// FlatParameter::number.
 std::vector<NormRun> norm_runs(const FlatGroup& group, Extent part);
 
 /// Describes how the norm is made from sums: each trainable group is cut into `parts` equal parts, and each part has
@@ -27,8 +28,8 @@ class GradientNorm final : public GradientVisitor {
   void begin(const FlatGroup& group) override;
   void visit(const FlatGroup& group, std::span<const float> values) override;
 
-  /// Returns the complete sums of `group`. No reduction shows the gradients where there is one rank, so they are read
-  /// from memory here.
+  /// Returns the complete sums of `group`. A single rank makes no reduction that would show the gradients, so they are
+  /// read from memory here.
   const NormSums& sums_of(const FlatGroup& group);
 
   /// Forgets the sums. Call it after the optimizer has used the gradients.

@@ -15,7 +15,7 @@ struct SpikeHistory {
   std::int64_t spikes_in_a_row = 0;  ///< number of spikes in a row up to the latest step
 };
 
-/// Tells the steps whose loss is far above those before them (SpikeConfig). CpuStep asks it in each step. On a GPU the
+/// Finds the steps whose loss is far above the losses before (SpikeConfig). CpuStep asks it in each step. On a GPU the
 /// device decides by the same rule (optim/arithmetic/spike_rule.h), and the host makes a LossSpikes to read and to
 /// write what a checkpoint keeps.
 ///
@@ -53,7 +53,7 @@ class LossSpikes {
   std::vector<double> sorted_;  ///< scratch: sorted in part to find the median
 };
 
-/// Warns of the verdict on step `step`, if it is one to warn of. `median`: the median with which the loss was compared.
+/// Warns about step `step` if its verdict calls for a warning. `median`: the median with which the loss was compared.
 /// Throws tessera::Error (78) if the loss was negative.
 void report_spike(const SpikeConfig& config, SpikeVerdict verdict, std::int64_t step, double loss, double median);
 

@@ -40,8 +40,8 @@ struct LocalStep {
 
 /// The data on which all ranks agree before the update, with the same bits everywhere.
 struct AgreedStep {
-  double loss =
-      0.0;  ///< sum over ranks in rank order, divided by their number: see mean_loss (optim/arithmetic/weighted_mean.h)
+  double loss = 0.0;    ///< sum over ranks in rank order, divided by the number of microbatches: see mean_loss
+                        ///< (optim/arithmetic/weighted_mean.h)
   double weight = 0.0;  ///< sum over ranks in rank order
   std::int64_t tokens = 0, samples = 0;
   /// sum of squares of all gradients, after their sum over ranks and without the loss scale
@@ -72,7 +72,8 @@ class StepAgreement {
   /// over all microbatches.
   const AgreedStep& agree(const LocalStep& local, std::span<const MicrobatchLoss> losses);
 
-  /// Says that `losses` are those of the microbatches of `order` from the next step on; the longest run is the same.
+  /// Says that `losses` belong to the microbatches of `order` from the next step on. Its longest run is as long as
+  /// before.
   void deal(const MicrobatchOrder& order) { order_ = order; }
 
   /// Returns the seconds spent so far on the exchange of messages.
@@ -100,7 +101,7 @@ class StepAgreement {
   const int first_rank_;                                              ///< StepContext::first_rank
   std::size_t losses_offset_ = 0, own_offset_ = 0, sums_offset_ = 0;  ///< offsets in a message, bytes
   std::vector<std::byte> message_, messages_;
-  std::vector<const double*> sums_;  ///< [part]: its sums in its rank's message
+  std::vector<const double*> sums_;  ///< [part]: the part's sums in the message of its rank
   AgreedStep agreed_;
   double exchange_seconds_ = 0;
 };

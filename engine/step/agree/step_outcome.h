@@ -18,7 +18,7 @@ namespace tessera {
 /// The inputs that all outcomes of an Engine's steps share.
 struct OutcomeContext {
   std::weak_ptr<const MeshAxes>
-      axes;  ///< the groups whose calls steps make; they are asked for failures as long as they exist
+      axes;                        ///< the groups that steps call; outcomes ask them for failures as long as they exist
   std::vector<std::string> units;  ///< names of the units, if units are updated in backward; else empty
   SpikeConfig spikes;
 };
@@ -38,10 +38,11 @@ class StepOutcome {
 
   bool is_known() const { return decision_ || end_->passed(); }
   /// Returns the decision, and waits until it is there. Warns once if the step was skipped. Throws tessera::Error: the
-  /// failure of a group if a call of it failed on the device (MeshAxes::status); exit code 70 if ranks gathered units
-  /// in different orders, in which case no rank has updated anything, or, where units are updated in backward, none
-  /// from the first one on whose ranks differed; 64 if ranks were given different rates or options, and then likewise;
-  /// 65 if a gradient is not finite there; 78 if the loss is negative where spikes are looked for.
+  /// failure of a group if a call of it failed on the device (MeshAxes::status); 70 if ranks gathered units in
+  /// different orders; 64 if ranks were given different rates or options; 65 if a gradient is not finite where units
+  /// are updated in backward; 78 if the loss is negative where spikes are looked for. No rank has updated anything
+  /// after 70 and 64, except where units are updated in backward: there the units before the first difference are
+  /// updated.
   const DeviceDecision& wait();
   /// Returns the seconds for which the device waited for collectives in this step. REQUIRES: wait() has returned.
   double exposed_seconds() const { return exposed_seconds_; }

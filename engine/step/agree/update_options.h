@@ -30,9 +30,9 @@ class UpdateOptions {
   static std::span<const OptionKey> keys();
   /// Returns the name of a number in checkpoints, such as "beta1".
   static const char* name_of(std::size_t number);
-  /// Returns the number whose name_of is `name`, below `kNumbers`, or nothing where none has it.
+  /// Returns the index (below `kNumbers`) of the number whose name_of is `name`, or nothing if there is none.
   static std::optional<std::size_t> number_named(const std::string& name);
-  /// Returns words for a place in `all`: "eps of group 1 (blocks)".
+  /// Returns a text that names a place in `all`: "eps of group 1 (blocks)".
   static std::string words_of(const OptimizerConfig& optimizer, std::size_t place);
 
   /// Sets a number of a group. Without a group it sets the common number, which is used by the groups that have no such

@@ -18,7 +18,7 @@ class DeviceTables {
  public:
   explicit DeviceTables(c10::Device device) : device_(device) {}
 
-  /// Returns room for `count` zeros.
+  /// Returns memory for `count` elements, which are zeros.
   template <class T>
   T* take(std::size_t count) {
     const auto bytes = static_cast<std::int64_t>(count * sizeof(T));

@@ -17,7 +17,7 @@
 namespace tessera {
 namespace {
 
-/// Kernels see SGD where the rule is computed elsewhere.
+/// Kernels get the numbers of SGD where the rule is computed elsewhere.
 RuleNumbers numbers_of(const OptimizerConfig& config, bool is_own) {
   return rule_numbers(is_own || has(config.type, optimizer_traits::kTensors) ? sgd_without_states(config) : config);
 }
@@ -80,7 +80,7 @@ void DeviceUpdate::report_speed() const {
            std::to_string(static_cast<double>(streamed) / bytes_per_second) + " s for " + format_bytes(streamed));
 }
 
-/// Returns the group's own run, but over the view's elements.
+/// Returns `group.run` for the elements of the view.
 DeviceRun DeviceUpdate::run_of(const Group& group, const StateView& view) const {
   const OptimizerSlice slice = optimizer_slice(*group.group, view);
   DeviceRun run = group.run;
@@ -242,7 +242,7 @@ void DeviceUpdate::update() {
   update_all();
 }
 
-/// Begins the step of the groups' rules that are called with numbers.
+/// Begins the step of those rules of the groups that get numbers from the host.
 void DeviceUpdate::begin(std::span<const Group> groups) {
   if (!decided_) return;
   for (const Group& g : groups) {
@@ -410,7 +410,7 @@ void DeviceUpdate::prepare(const Visit& visit) {
 template <class Launch, class OnHost>
 void DeviceUpdate::pass_over(const Visit& visit, const Launch& launch, const OnHost& on_host) {
   const FlatGroup& flat = *groups_[index_of(visit)].group;
-  const bool memory_first = !visit.backward || host_;  // the device computes while the host does
+  const bool memory_first = !visit.backward || host_;  // so the device and the host compute at the same time
   if (memory_first) visit_memory(flat, visit, launch);
   if (host_) on_host();
   visit_records(flat, visit, launch);
@@ -426,7 +426,7 @@ void DeviceUpdate::launch_update(std::size_t index, const StateView& view) {
               : context_.kernels.update(run_of(g, view), tables_);
 }
 
-/// Under muon the host does not know which matrices are used, and those without gradients are zeros.
+/// The host does not know under muon which matrices are used; gradients of unused ones are zeros.
 void DeviceUpdate::exchange(std::span<const Visit> visits) {
   std::optional<MatrixUpdate::OfStep> step;
   if (decided_) step.emplace(MatrixUpdate::OfStep{context_.rates, decided_->rates, steps_, decided_->used});

@@ -46,11 +46,12 @@ namespace tessera {
 /// (OwnDeviceUpdate).
 ///
 /// Under adafactor and own_matrix, owners get gradients, masters and states, and send masters back (TensorRule). Where
-/// masters lie below the device's memory, the first pass is one over them, and the exchange a part of it. The rule gets
-/// numbers: so the host waits for the device's decision before that.
+/// masters lie below the device's memory, the first pass goes over the masters, and the exchange is a part of it. The
+/// rule gets
+/// its numbers from the host, so the host waits for the device's decision before the exchange.
 ///
-/// In backward all of it goes over one unit, as often as there are units. "Decision" then means what the device finds
-/// when the unit begins.
+/// All of this is done for one unit at a time where units are updated in backward. "Decision" then means what the
+/// device finds when the unit begins.
 class DeviceUpdate final : public StepWalk {
  public:
   struct Group {
@@ -73,7 +74,7 @@ class DeviceUpdate final : public StepWalk {
   std::size_t parameters() const { return parameters_; }
   /// Returns the part of a request that stays the same from step to step, until `follow` changes it.
   StepRequest request() const;
-  /// These numbers count from the next step on.
+  /// The numbers in `options` take effect in the next step.
   void follow(const UpdateOptions& options);
   /// Returns the numbers of parameter groups (OptimizerConfig::groups), without rates set by hand.
   std::vector<GroupNumbers> group_numbers() const;
@@ -94,7 +95,7 @@ class DeviceUpdate final : public StepWalk {
 
   /// Implements Step::swap_averages.
   void swap_averages();
-  /// Implements Step::resume: [trainable parameter] is the number of steps in which it took part.
+  /// Implements Step::resume. `steps` [trainable parameter]: the number of steps in which the parameter took part.
   void resume(std::span<const std::int64_t> steps);
 
   /// Returns whether the host waits for the device's decision before tensors are exchanged.

@@ -69,7 +69,7 @@ HostUpdate::~HostUpdate() {
   }
 }
 
-/// `sums`: the group's sums, where they lie on the host. The function moves it behind them.
+/// `sums`: the group's sums, where they lie on the host. The function moves the pointer behind these sums.
 void HostUpdate::take_copies(Group& group, std::byte*& place, float*& sums) const {
   FlatGroup& flat = *group.group;
   if (sums) {
@@ -191,7 +191,7 @@ OptimizerSlice HostUpdate::slice_of(const Group& group, const Piece& piece) cons
 void HostUpdate::pass_over(Group& group, Visit visit) {
   if (group.parameter_came) group.parameter_came->wait();
   if (group.sent) group.sent->wait();
-  if (!parameter_records_.empty()) read_->wait();  // gathers of an evaluation, say, read them
+  if (!parameter_records_.empty()) read_->wait();  // gathers of an evaluation, say, may still read the records
   cut(group);
   on_threads(pieces_.size(), threads_, [&](std::size_t i) { visit(slice_of(group, pieces_[i]), *pieces_[i].run); });
 }

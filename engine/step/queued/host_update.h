@@ -21,9 +21,9 @@
 namespace tessera {
 
 /// The CPU's update of a GPU's masters and optimizer states where they lie, in records in pinned memory of its host
-/// (OffloadedStep::kCpu), and the transfers for it: sums of gradients to the host, with parameters that are masters or
-/// halves of masters, and new parameters back. Parameters that lie in the host's memory too are updated there. Copies
-/// run on queues of their own beside what is computed, and marks keep them in order:
+/// (OffloadedStep::kCpu). It also makes the transfers for it: sums of gradients to the host, with parameters that are
+/// masters or halves of masters, and new parameters back. Parameters that also lie in the host's memory are updated
+/// there. Copies run on queues of their own beside what is computed, and marks keep them in order:
 ///
 /// 1. A unit's gradients are copied behind its reduction, in a step's last backward. Those that lie in the host's
 ///    memory anyway (DeviceGradients) are used there. A sum that changes once more is copied once more: copies to the
@@ -31,7 +31,7 @@ namespace tessera {
 /// 2. The host waits for a group's copies before it updates the group. It takes groups in the order in which gradients
 ///    come, the last first; where their sums lie below the GPU's memory, it goes from the first to the last.
 /// 3. Whatever is computed from then on waits for the copies of new parameters. The host waits for the last such copy
-///    of a group before it writes what is copied again.
+///    of a group before it overwrites the memory from which the copy reads.
 ///
 /// Records are visited by the host alone, so they are whole between steps.
 class HostUpdate {
@@ -43,28 +43,28 @@ class HostUpdate {
   HostUpdate(const HostUpdate&) = delete;
   HostUpdate& operator=(const HostUpdate&) = delete;
 
-  /// Says whether sums of gradients are now those of a whole step, and are fetched. That is so from the beginning of
-  /// its last backward to its end.
+  /// Says whether sums of gradients are now those of a whole step, so that they are fetched. That is so from the
+  /// beginning of the step's last backward to the end of the step.
   void expect(bool sums_of_step) { fetches_ = sums_of_step; }
   /// Copies the sum of a unit's gradients, which is on the current stream.
   void fetch(const Unit& unit);
-  /// Begins to copy the parameters that updates read, in the order of updates. It happens at the step, since a program
-  /// may write them until then.
+  /// Begins to copy the parameters that updates read, in the order of updates. It is called at the step, since a
+  /// program may write parameters until then.
   void fetch_parameters();
 
-  /// Begins a pass over all groups. `used`: which trainable parameters take part in this step, which counts for them.
-  /// Work that is already queued on the current stream may still read parameters.
+  /// Begins a pass over all groups. `used`: which trainable parameters take part in this step; the step counts for
+  /// these. Work that is already queued on the current stream may still read parameters.
   void begin(std::span<const char> used);
   /// Updates a group's records and begins to copy its new parameters. Work that is queued on the current stream after
-  /// this call finds them. `group`: its index among all that train, in the order of units.
+  /// this call finds the new parameters. `group`: the group's index among all trainable groups, in the order of units.
   void update(std::size_t group, const UpdateRates& rates);
-  /// Exchanges masters and averages, likewise.
+  /// Exchanges a group's masters and averages, and begins to copy the new parameters.
   void swap_averages(std::size_t group);
 
-  /// These numbers count from the next step on.
+  /// The numbers in `options` take effect in the next step.
   void follow(const UpdateOptions& options) { elements_.follow(options); }
 
-  /// Implements Step::resume. [trainable parameter] is the number of steps in which it took part.
+  /// Implements Step::resume. `steps` [trainable parameter]: the number of steps in which the parameter took part.
   void resume(std::span<const std::int64_t> steps) { steps_.assign(steps.begin(), steps.end()); }
 
   const HostStepBytes& copied() const { return copied_; }
@@ -121,7 +121,7 @@ class HostUpdate {
 };
 
 /// Returns the number of threads with which the CPU updates state in the memory of a GPU's host: LibTorch's number
-/// (on_threads). One thread calls a rule of the program.
+/// (on_threads). It is 1 if the program brings the rule.
 std::size_t host_update_threads();
 /// The most elements that one such thread takes at once.
 constexpr std::int64_t kHostPiece = 1 << 16;

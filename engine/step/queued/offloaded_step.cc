@@ -100,7 +100,8 @@ struct MeasuredPiece {
   OptimizerSlice slice;
 };
 
-/// Returns elements a second, for the dtype, masters and states that the strategy's parameters have.
+/// Returns how many elements are updated in a second, for the dtype, masters and states that the strategy's parameters
+/// have.
 double measure_update(const Optimizer& optimizer, const Strategy& strategy, std::int64_t elements) {
   const DType dtype = strategy.mixed_precision.param;
   const MasterKind kind = master_kind_of(strategy.mixed_precision.master, dtype);

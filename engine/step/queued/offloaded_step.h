@@ -13,30 +13,31 @@
 
 namespace tessera {
 
-/// Chooses who updates a GPU's masters and moments in its host's memory, if the strategy leaves it open (kAuto). It
-/// measures on all ranks at once, which may share the bus and the processor, in memory that is given back; the slowest
-/// rank counts, so all choose alike. Rank 0 logs the choice with its figures. The choice is the GPU if the plan has
-/// records that the CPU cannot update, the CPU if only its plan fits memory.limit, and empty if nothing is to be
-/// chosen. `scene`: that of the plan to be made. It is collective over `control`.
+/// Chooses whether the GPU or the CPU updates a GPU's masters and moments that lie in its host's memory, if the
+/// strategy leaves it open (kAuto). It measures on all ranks at once, which may share the bus and the processor, in
+/// memory that is given back; the slowest rank counts, so all choose alike. Rank 0 logs the choice with its figures.
+/// The choice is the GPU if the plan has records that the CPU cannot update, the CPU if only its plan fits
+/// memory.limit, and empty if nothing is to be
+/// chosen. `scene`: the scene of the plan that is to be made. It is collective over `control`.
 std::optional<OffloadedStep> choose_offloaded_step(const std::vector<std::unique_ptr<Unit>>& units,
                                                    const Strategy& strategy, const PlanScene& scene,
                                                    const Optimizer& optimizer, Accelerator& accelerator,
                                                    Collectives& control);
 
-/// The speeds of a rank at the operations of both ways.
+/// The speeds of a rank, from which the times of both choices follow.
 struct OffloadSpeeds {
   double to_gpu = 0, to_host = 0;  ///< bytes a second, one way alone
   double both_ways = 0;            ///< bytes a second each way, both at once
   double updated = 0;              ///< elements a second, by the CPU
 };
 
-/// The seconds that a step needs in each way.
+/// The seconds that a step needs beside compute if the CPU updates, and if the GPU does.
 struct OffloadSeconds {
   /// counts all copies of gradients, also those beside backward; copies of new parameters overlap with the update
   double on_cpu = 0;
-  double on_gpu = 0;  ///< copies all records to the GPU, and back at the same time
+  double on_gpu = 0;  ///< time to copy all records to the GPU, and back at the same time
 };
-/// `on_cpu`, `on_gpu`: the plans of the two ways.
+/// `on_cpu`, `on_gpu`: the plans of the two choices.
 OffloadSeconds seconds_of(const OffloadSpeeds& speeds, const MemoryPlan& on_cpu, const MemoryPlan& on_gpu);
 
 }  // namespace tessera

@@ -31,9 +31,9 @@ class OwnDeviceUpdate {
   /// OwnOptimizer::step throws.
   void update(std::size_t index, const FlatGroup& group, const DeviceRun& run, const StateView& view,
               const UpdateRates& rates, const StepTables& tables);
-  /// These numbers count from the next step on.
+  /// The numbers in `options` take effect in the next step.
   void follow(const UpdateOptions& options) { elements_.follow(options); }
-  /// Implements Step::resume: [trainable parameter] is the number of steps in which it took part.
+  /// Implements Step::resume. `steps` [trainable parameter]: the number of steps in which the parameter took part.
   void resume(std::span<const std::int64_t> steps) { steps_.assign(steps.begin(), steps.end()); }
 
  private:

@@ -46,7 +46,7 @@ QueuedLayers::QueuedLayers(const QueuedContext& context, std::span<const Part> p
   }
   message_ = memory_.take<double>(kinds * most_sums);
   messages_ = ranks == 1 ? message_ : memory_.take<double>(ranks * kinds * most_sums);
-  LayerTables tables;  // those of the next meeting
+  LayerTables tables;  // tables of the next meeting
   tables.kinds = static_cast<int>(kinds);
   tables.messages = messages_;
   tables.part_ranks = memory_.put<std::int32_t>(ranks_with_parts);

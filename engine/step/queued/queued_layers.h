@@ -15,9 +15,9 @@
 
 namespace tessera {
 
-/// LAMB's and LARS's norms on a GPU, queued: ranks agree on each parameter's norms between the passes of a step, or in
-/// backward between those of a unit, and its rate follows. DeviceUpdate owns and calls it. It gives the bits of
-/// LayerNorms and LayerwiseUpdate on the CPU.
+/// Computes the norms of LAMB and LARS on a GPU; all of it is queued. Ranks agree on each parameter's norms between the
+/// passes of a step (in backward: of a unit). The parameter's rate follows from its norms. DeviceUpdate owns and calls
+/// it. It gives the same bits as LayerNorms and LayerwiseUpdate on the CPU.
 class QueuedLayers {
  public:
   /// This rank's optimizer part of a group.
@@ -27,23 +27,24 @@ class QueuedLayers {
     bool is_copied;         ///< some weights lie below the device's memory: all are copied before they are added up
   };
 
-  /// `parts`: parts of all trainable groups, in the order of units. Updates whose norms are added up too lie in place
+  /// `parts`: parts of all trainable groups, in the order of units. Updates whose norms are also added up lie in place
   /// of the gradients.
   QueuedLayers(const QueuedContext& context, std::span<const Part> parts, LayerNorms::Options options);
 
   /// Returns where the caller copies the weights of a part that is copied, from its first element on. Parts use this
   /// place one after the other.
   float* copy() const { return copy_; }
-  /// Adds up the weights that were copied to `copy`; kernels that copy them are queued. `part`: its index among all.
+  /// Adds up the weights that were copied to `copy`; kernels that copy them are queued already. `part`: its index among
+  /// all.
   void add_copied(std::size_t part) { kernels_.norm(copied_[part]); }
 
-  /// Agrees on the norms of all units; in backward on those of `unit`. It is collective. When it is called, these
-  /// weights have not changed in this step, copied weights are added up, and updates are in their place. `request`,
+  /// Agrees on the norms of all units; in backward on those of `unit`. It is collective. When it is called, the weights
+  /// have not changed in this step, copied weights are added up, and updates are in their place. `request`,
   /// `tables`: those of the decided step, whose constants the second pass then uses. Throws tessera::Error.
   void agree(std::optional<std::int32_t> unit, const StepRequest& request, const StepTables& tables);
 
  private:
-  /// The norms on which ranks agree at a time.
+  /// The norms on which ranks agree in one exchange.
   struct Meeting {
     const FlatGroup* first = nullptr;  ///< its first group
     std::vector<NormTables> weights;   ///< this rank's parts without those that are copied
@@ -59,7 +60,7 @@ class QueuedLayers {
   const bool by_unit_;
   DeviceTables memory_;
   float* const copy_;
-  double* message_ = nullptr;       ///< [kinds][LayerTables::most_sums]: message of this rank; meetings take turns
+  double* message_ = nullptr;       ///< [kinds][LayerTables::most_sums]: this rank's message, for one meeting at a time
   double* messages_ = nullptr;      ///< messages of all ranks
   std::vector<Meeting> meetings_;   ///< a single meeting, or [unit]
   std::vector<NormTables> copied_;  ///< [part]: for weights that are copied

@@ -27,13 +27,14 @@ class QueuedNorm {
   QueuedNorm(std::span<FlatGroup* const> groups, double* sums, bool by_unit, DeviceKernels& kernels,
              c10::Device device);
 
-  /// Adds a unit whose sum is complete on the current stream, perhaps once more. FlatGroup::gradient of its groups says
+  /// Adds a unit whose sum is complete on the current stream. It is called again if a gradient came later.
+  /// FlatGroup::gradient of its groups says
   /// where it lies: one behind the other (place_gradients).
   void add(const Unit& unit);
   /// It is called when the sums of all units are on the current stream.
   void finish();
 
-  /// Returns the sums that `add` fills for a trainable unit. REQUIRES: by unit.
+  /// Returns the sums that `add` fills for a trainable unit. REQUIRES: `by_unit`.
   std::span<const double> sums_of(const Unit& unit) const { return units_[static_cast<std::size_t>(unit.index)].sums; }
 
  private:

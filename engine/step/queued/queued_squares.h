@@ -16,8 +16,8 @@
 
 namespace tessera {
 
-/// Squares a rank's own gradients on its GPU, to the bits of GradientPacker on the CPU where that squares with one
-/// thread. QueuedStep owns it.
+/// Squares a rank's own gradients on its GPU. It gives the same bits as GradientPacker on the CPU with one thread.
+/// QueuedStep owns it.
 class QueuedSquares final : public GradientSquares {
  public:
   /// `of_step`: [1], fp64, in memory of the device: what `take` adds to. `kernels` must outlive this object.

@@ -41,8 +41,8 @@ namespace tessera {
 /// that its gradients are finite, and counts the step of its parameters. The host knows the rate beforehand, since no
 /// step is skipped. The step's end exchanges messages as ever, and finds out for all ranks whether it was good.
 ///
-/// Where nothing is updated by the host's CPU or by a rule of the program's, the host may be kMostStepsInFlight steps
-/// ahead of the device. Then it waits for the oldest step.
+/// Where nothing is updated by the host's CPU or by a program's rule, the host may be kMostStepsInFlight steps ahead of
+/// the device. Then it waits for the oldest step.
 class QueuedStep final : public Step {
  public:
   QueuedStep(const StepContext& context, const Optimizer& optimizer, Accelerator& accelerator);
@@ -95,7 +95,7 @@ class QueuedStep final : public Step {
     LearningRates rates;
     UpdateOptions options;
     std::uint64_t followed = 0;           ///< the options' version that the update has
-    std::vector<GroupNumbers> of_groups;  ///< they have the rates set by hand when they are sent
+    std::vector<GroupNumbers> of_groups;  ///< rates set by hand are added when the numbers are sent
     GroupNumbers* there = nullptr;        ///< StepTables::group_numbers
   };
 
@@ -109,7 +109,7 @@ class QueuedStep final : public Step {
   /// Numbers in the device's memory, as LibTorch's operators see them.
   struct Views {
     at::Tensor loss, own_squares;  ///< they lie in the message
-    at::Tensor losses;             ///< likewise, under "reproducible": [round, 2] MicrobatchLossThere
+    at::Tensor losses;             ///< losses in the message, under "reproducible": [round, 2] MicrobatchLossThere
     at::Tensor loss_scale;         ///< lies in the decision: a scalar, fp32
   };
 
@@ -122,18 +122,18 @@ class QueuedStep final : public Step {
     std::shared_ptr<DeviceKernels::Mark> downloaded;       ///< the latest decision is on the host
   };
 
-  /// The steps that are queued, of which the host knows the oldest.
+  /// The queued steps. The host knows the outcomes of all older ones.
   struct Flight {
     std::array<InFlight, kMostStepsInFlight> ring;
     std::int64_t resumed_at = 0;   ///< StepProgress::applied
-    std::int64_t steps = 0;        ///< steps queued since then
+    std::int64_t steps = 0;        ///< steps queued since the last Step::resume
     std::vector<char> known_used;  ///< see QueuedStep::known_used
   };
 
-  /// The place of the step that comes next in its backwards.
+  /// How far the next step has come in its backwards.
   struct Backward {
     bool is_begun = false;        ///< whether a unit of the step has begun, where units are updated in backward
-    bool sums_are_steps = false;  ///< true from the beginning of a step's last backward to its end
+    bool sums_are_steps = false;  ///< true from the beginning of a step's last backward to the step's end
   };
 
   /// Returns the latest step's decision, and waits for it.

@@ -6,9 +6,9 @@
 namespace tessera {
 
 /// Adafactor (optim/adafactor.h) of whole tensors of any shape. States have the shapes and names that PyTorch gives
-/// them. The owner of a parameter that does not lie in rows (channels_last) makes two copies of it in rows while it
-/// updates it; the plan does not count these. It does not count the room for sums on a GPU either: some hundredth of a
-/// tensor, and a double for each of many small matrices.
+/// them. The owner of a parameter that does not lie in rows (channels_last) makes two copies in rows during the update;
+/// the plan does not count these copies. The plan does not count memory for sums on a GPU either: about a hundredth of
+/// a tensor, and a double for each of many small matrices.
 class AdafactorRule final : public TensorRule {
  public:
   /// `kernels`: those of the device, if it is a GPU.

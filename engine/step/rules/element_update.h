@@ -32,8 +32,8 @@ struct UpdateRun {
   bool is_updated = true;
 };
 
-/// The CPU's update of elements, one by one: it finds which of a flat group go together in a step, and goes over them.
-/// It makes no difference whether masters and states are the CPU's or those of a GPU in its host's memory.
+/// The CPU's update of elements, one by one. It finds which elements of a flat group are updated with the same numbers
+/// in a step, and goes over them. Masters and states may be those of the CPU, or those of a GPU in its host's memory.
 class ElementUpdate {
  public:
   /// `rates` must outlive this object.
@@ -46,7 +46,7 @@ class ElementUpdate {
   void find_runs(const FlatGroup& group, Extent part, std::span<const char> used, std::int64_t* steps,
                  std::vector<UpdateRun>& runs) const;
 
-  /// These numbers count from now on. REQUIRES: no call is under way.
+  /// The numbers in `options` take effect at once. REQUIRES: no call is under way.
   void follow(const UpdateOptions& options);
 
   StepScalars scalars_of(const UpdateRates& rates, const UpdateRun& run) const;
@@ -58,7 +58,7 @@ class ElementUpdate {
  private:
   const LearningRates& rates_;
   const bool averages_;                                 ///< strategy.ema
-  std::vector<std::unique_ptr<Optimizer>> optimizers_;  ///< [0]: for parameters in no group; [1 + group]
+  std::vector<std::unique_ptr<Optimizer>> optimizers_;  ///< [0]: for parameters in no group; [1 + group]: for others
 };
 
 }  // namespace tessera

@@ -15,7 +15,7 @@
 
 namespace tessera {
 
-/// The trainable groups on whose norms ranks agree at a time.
+/// The trainable groups on whose norms ranks agree in one exchange.
 struct LayerMeeting {
   std::vector<const FlatGroup*> groups;
   std::vector<std::size_t> numbers;  ///< [tensor of `totals`]: FlatParameter::number, in the order of the groups
@@ -56,7 +56,7 @@ class LayerNorms {
   double weights(std::int64_t number) const;
   double update(std::int64_t number) const;
 
-  /// Returns the seconds spent on meeting the other ranks so far.
+  /// Returns the seconds spent so far in exchanges with other ranks.
   double seconds() const { return seconds_; }
 
  private:

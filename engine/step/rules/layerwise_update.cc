@@ -40,7 +40,7 @@ void LayerwiseUpdate::agree(std::optional<std::int32_t> unit, std::span<const do
   norms_.agree(unit);
 }
 
-/// For lars it is the norm of the gradient, which is the same sum over the same tree wherever it was added up.
+/// lars uses the norm of the gradient, which is the same sum over the same tree wherever it was added up.
 double LayerwiseUpdate::norm_of_update(const LayerwiseOptimizer& optimizer, std::int64_t number) const {
   if (optimizer.makes_directions()) return norms_.update(number);
   const double norm = in_backward_ ? norms_.update(number) : std::sqrt(squares_[static_cast<std::size_t>(number)]);

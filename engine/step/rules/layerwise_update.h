@@ -16,13 +16,14 @@
 
 namespace tessera {
 
-/// LAMB's and LARS's updates: Update goes over all runs twice, and between the passes ranks agree on each parameter's
-/// norms. In backward it does so unit by unit. Ranks know no norm of a gradient then, so lars measures it too.
+/// The updates of LAMB and LARS. Update goes over all runs twice, and between the passes ranks agree on each
+/// parameter's norms. In backward it does so unit by unit. Ranks know no norm of a gradient then, so lars measures it
+/// too.
 class LayerwiseUpdate {
  public:
   explicit LayerwiseUpdate(const StepContext& context);
 
-  /// These numbers count from the next step on.
+  /// The numbers in `options` take effect in the next step.
   void follow(const UpdateOptions& options);
 
   /// Begins the first pass over a group, whose slices come in order.
@@ -35,7 +36,7 @@ class LayerwiseUpdate {
   /// Throws tessera::Error.
   void agree(std::optional<std::int32_t> unit, std::span<const double> squares, double gradient_scale);
 
-  /// Makes the second pass. `scalars.lr`: the rate before norms are looked at.
+  /// Makes the second pass. `scalars.lr`: the rate before norms change it.
   void step(const FlatGroup& group, const OptimizerSlice& slice, const StepScalars& scalars, std::size_t config) const;
 
   /// Returns the seconds spent on agreements so far.

@@ -140,7 +140,7 @@ void MatrixExchange::collect(const MatrixBatch& batch, VisitMasters visit_master
   places_.clear();
   for (const DealtMatrix& matrix : matrices) {
     const Held own = collected_from(matrix, world_->rank());
-    if (matrix.owner == world_->rank()) {  // `join` takes it from its place, but for masters that are read now
+    if (matrix.owner == world_->rank()) {  // `join` takes it from where it lies, except for masters that are read now
       places_.push_back(own_masters_.empty() ? nullptr : own_masters);
       if (!own_masters_.empty()) own_masters += MatrixDeal::in_whole_lines(own.piece.numel);
       continue;
@@ -170,7 +170,7 @@ void MatrixExchange::collect_masters(std::span<const DealtMatrix> of_group, std:
   });
 }
 
-/// `own_masters`: this rank's masters, which are not sent, from the next one on.
+/// `own_masters`: points at the next of this rank's masters, which are not sent.
 WholeMatrix MatrixExchange::join(const DealtMatrix& matrix, Messages& from, const float*& own_masters) {
   std::span<float> rest = work_;
   const auto take = [&](std::int64_t numel) {

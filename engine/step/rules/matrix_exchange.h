@@ -31,7 +31,7 @@ struct WholeMatrix {
 using VisitMasters = c10::function_ref<void(const FlatGroup&, c10::function_ref<void(const StateView&)>)>;
 
 /// Brings the pieces of matrices that lie in all ranks' memory to the matrices' owners, and brings the owners' results
-/// back: it takes the place of the gradients, and of the groups' tensor states. MatrixUpdate owns and calls it.
+/// back: they take the place of the gradients, and of the groups' tensor states. MatrixUpdate owns and calls it.
 class MatrixExchange {
  public:
   /// `masters`: reads the masters that go to owners; null under muon. `device`: the device on which
@@ -62,7 +62,7 @@ class MatrixExchange {
     std::vector<std::int64_t>& used_;
   };
 
-  /// A rank's part of a matrix: of the group's flat buffer, and of its tensor states.
+  /// A rank's part of a matrix: in the group's flat buffer, and in its tensor states.
   struct Held {
     Extent piece, states;
   };

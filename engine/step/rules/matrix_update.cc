@@ -13,7 +13,7 @@
 namespace tessera {
 namespace {
 
-/// Returns the factor of an orthogonal matrix.
+/// Returns the factor by which an orthogonal matrix is multiplied before the update.
 float factor_of(const MuonConfig& muon, const FlatParameter& parameter) {
   const auto rows = static_cast<double>(parameter.sizes[0]), columns = static_cast<double>(parameter.sizes[1]);
   const bool is_original = muon.adjust_lr == MuonLrAdjustment::kOriginal;
@@ -21,8 +21,8 @@ float factor_of(const MuonConfig& muon, const FlatParameter& parameter) {
                                         : 0.2 * std::sqrt(std::max(rows, columns)));
 }
 
-/// Offloaded states of groups, while they are where they are updated: FlatGroup::of_tensors points at them. They lie
-/// in the records' own memory. On a GPU they lie in slots of its memory, and work on them is queued.
+/// Offloaded states of groups, as long as an update uses them: FlatGroup::of_tensors points at them. They lie in the
+/// records' own memory. On a GPU they lie in slots of its memory, and work on them is queued.
 class HeldStates {
  public:
   explicit HeldStates(std::vector<FlatGroup*> groups) : groups_(std::move(groups)) {}

@@ -29,13 +29,14 @@ class MatrixUpdate {
   MatrixUpdate(const StepContext& context, std::shared_ptr<const TensorRule> rule, ComputeDevice device = {},
                DeviceKernels* kernels = nullptr);
 
-  /// These numbers count from the next step on.
+  /// The numbers in `options` take effect in the next step.
   void follow(const UpdateOptions& options);
 
   /// Announces the exchange of all units, or in backward that of `unit`: offloaded state that it needs is read ahead.
   void expect(std::optional<std::int32_t> unit);
 
-  /// Says if there is a pass before the exchange: Muon moves momenta, and leaves directions in place of the gradients.
+  /// Returns whether there is a pass before the exchange: Muon updates momenta, and leaves directions in place of the
+  /// gradients.
   bool makes_directions() const { return !rule_; }
   void make_directions(const FlatGroup& group, const OptimizerSlice& slice, const StepScalars& scalars,
                        std::size_t config) const;
@@ -48,12 +49,12 @@ class MatrixUpdate {
     std::span<const char> used;           ///< [trainable parameter]: whether it takes part in this step
   };
   /// Exchanges matrices of all ranks, batch by batch; in backward those of `unit`. Results lie in place of the
-  /// gradients. It is collective. `step` is the same on all ranks. It is null under muon where the host does not know
-  /// it; then nothing is left out. `visit_masters` is called for each group in order, except under muon. Throws
+  /// gradients. It is collective. `step` is the same on all ranks. It is null under muon where the host does not know it;
+  /// then no matrix is left out. `visit_masters` is called for each group in order, except under muon. Throws
   /// tessera::Error, and what a program's rule throws.
   void exchange(std::optional<std::int32_t> unit, const OfStep* step, VisitMasters visit_masters);
 
-  /// Returns the optimizer of Muon on a GPU, whose directions and updates are kernels.
+  /// Returns Muon's optimizer for a GPU; kernels compute its directions and updates.
   const MuonOptimizer& muon_of(std::size_t config) const { return *directions_[config + 1]; }
 
   /// Returns the arguments of the GPU's kernel that takes in the results.

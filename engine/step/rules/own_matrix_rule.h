@@ -13,7 +13,7 @@ class OwnMatrixRule final : public TensorRule {
 
   /// Throws tessera::Error (64) where the states are too many, or have bad names or sizes.
   std::vector<TensorState> states_of(const FlatParameter& parameter) const override;
-  /// Throws what the rule throws, and tessera::Error (64) if it made other tensors of its arguments.
+  /// Throws what the rule throws, and tessera::Error (64) if it replaced an argument by another tensor.
   void update(const WholeTensor& tensor) const override;
 
  private:

@@ -19,7 +19,7 @@
 namespace tessera {
 namespace {
 
-constexpr std::size_t kWholeVectors = 32;  // elements: LibTorch computes so many at a time, or multiples of fewer
+constexpr std::size_t kWholeVectors = 32;  // elements that LibTorch computes at a time: 32, or a divisor of 32
 
 /// Throws an Error with ExitCode::kUsage, unless `good`.
 template <class... Text>

@@ -11,8 +11,8 @@
 namespace tessera {
 
 /// Makes the optimizer of parameters that are updated element by element. If the program brings a rule for elements,
-/// that is an OwnOptimizer; otherwise make_optimizer of optim makes it. Under adafactor no parameter is updated so, and
-/// the result is the optimizer of masters that are computed elsewhere. Throws tessera::Error (64) if the program brings
+/// that is an OwnOptimizer; otherwise make_optimizer of optim makes it. Such parameters do not exist under adafactor;
+/// the result then only takes in masters that are computed elsewhere. Throws tessera::Error (64) if the program brings
 /// a rule and optimizer.type is neither own nor own_matrix, or if it brings none and the type is one of these.
 std::unique_ptr<Optimizer> make_optimizer(const OptimizerConfig& config, const EmaConfig& ema,
                                           const OwnRules& own_rules);
@@ -27,7 +27,7 @@ class OwnOptimizer final : public Optimizer {
   OwnOptimizer(std::shared_ptr<const ElementwiseOptimizer> rule, const OptimizerConfig& config, const EmaConfig& ema);
 
   const std::vector<StateInfo>& states() const override { return states_; }
-  /// Throws what the rule throws, and tessera::Error (64) if it made other tensors of its arguments.
+  /// Throws what the rule throws, and tessera::Error (64) if it replaced an argument by another tensor.
   void step(const StepScalars& scalars, const OptimizerSlice& slice) const override;
   void average(const OptimizerSlice& slice) const override;
   void swap_average(const OptimizerSlice& slice) const override;
@@ -37,10 +37,10 @@ class OwnOptimizer final : public Optimizer {
   const RuleOptimizer& bare() const { return bare_; }
   /// Returns the slice as `bare()` takes it.
   OptimizerSlice without_states(const OptimizerSlice& slice) const;
-  /// Returns how many elements the rule gets for `count`: whole vectors.
+  /// Returns how many elements the rule gets for `count` elements: `count`, rounded up to whole vectors.
   static std::size_t filled_up(std::size_t count);
-  /// Calls the rule for `count` elements of the slice from `begin` on, which lie where `parameters` do: their masters
-  /// [filled_up(count)]. Updates their states and returns their new masters. Throws what `step` throws.
+  /// Calls the rule for `count` elements of the slice from `begin` on. `parameters` [filled_up(count)]: their masters,
+  /// on the slice's device. Updates their states and returns their new masters. Throws what `step` throws.
   at::Tensor updated(const StepScalars& scalars, const OptimizerSlice& slice, std::size_t begin, std::size_t count,
                      const at::Tensor& parameters) const;
 

@@ -14,7 +14,7 @@
 
 namespace tessera {
 
-/// A tensor in whole, in the memory of its owner, where the rule computes. Elements lie as in the parameter's memory
+/// A whole tensor, in the memory of its owner, where the rule computes. Elements lie as in the parameter's memory
 /// (FlatParameter::strides).
 struct WholeTensor {
   const FlatParameter& parameter;

@@ -1,4 +1,4 @@
-"""Translates configurations of DeepSpeed, Accelerate and FSDP into strategies, and says what became of each key.
+"""Translates configurations of DeepSpeed, Accelerate and FSDP into strategies, and reports how each key was handled.
 
     import tessera.import_config
     translated = tessera.import_config.translate(text, "ds_config.json")
@@ -27,7 +27,7 @@ _DEFAULTS_OF_RULES = {"/optimizer/lr", "/optimizer/betas", "/optimizer/eps", "/o
 
 
 class Translated(NamedTuple):
-    """The result of `translate`: what became of another program's configuration."""
+    """The result of `translate`: the translation of another program's configuration."""
 
     title: str
     """"a DeepSpeed configuration" """
@@ -46,21 +46,21 @@ class Translated(NamedTuple):
 
 
 def translate(text: str | bytes, name: str = "configuration", format: str = "", device: str = "") -> Translated:
-    """Translates the text of a file and returns what became of it.
+    """Translates the text of a file and reports how each key was handled.
 
-    `name` stands for the file in errors, and its end (".json", ".yaml") says how it is read; otherwise the text
-    decides. `format` is one of FORMATS; with "" the keys decide. `device` says what will train, "cpu" or "gpu", if the
-    file moves something to the host's memory.
+    `name` stands for the file in errors, and its extension (".json", ".yaml") says how it is read; otherwise the text
+    decides. `format` is one of FORMATS; with "" the keys decide. `device` says on what the training will run, "cpu" or
+    "gpu"; it is needed if the file moves something to the host's memory.
 
     Raises Error: 78 for a text that cannot be read, for a file of no known kind, and for a strategy that would
-    contradict itself, unless a key was refused anyway; 64 for an unknown format or device; 69 for YAML without PyYAML.
+    contradict itself, unless some key was refused; 64 for an unknown format or device; 69 for YAML without PyYAML.
     """
     for argument, given, known in (("format", format, list(FORMATS)), ("device", device, ["cpu", "gpu"])):
         if given and given not in known:
             raise Error(f"translate: there is no {argument} {given!r}. [T0670] hint: it is one of {', '.join(known)}, or \"\"")
     keys = list(_keys_of(read(text.encode("utf-8", "surrogatepass") if isinstance(text, str) else text, name)))
-    # Accelerate and transformers both know all keys if "fsdp_config" stands alone, but Accelerate reads no file without
-    # distributed_type.
+    # Accelerate and transformers both know all keys of a file that has only "fsdp_config", but Accelerate reads no file
+    # without distributed_type.
     form = FORMATS[format] if format else max(FORMATS.values(), key=lambda each: (_known_keys(each, keys), each is _fsdp.FORMAT))
     if not format and not _known_keys(form, keys):
         raise Error(f"{name}:1:1: no key of this file is one of DeepSpeed's, Accelerate's or FSDP's. "
@@ -92,7 +92,7 @@ def _known_keys(form: Format, keys: list[tuple[str, Any]]) -> int:
 
 
 def _strategy_of(session: Session, name: str) -> str:
-    """Returns the strategy as its own reader takes it."""
+    """Returns the strategy as the reader of strategies resolves it."""
     read_back = _native.Strategy.from_json(json.dumps(nested(session.settings)), f"the strategy of {name}")
     written = {pointer: value for pointer, value in flat(json.loads(read_back.to_json())).items()
                if pointer in session.settings and (pointer in _DEFAULTS_OF_RULES or value != DEFAULTS[pointer])}

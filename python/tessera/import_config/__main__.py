@@ -1,6 +1,7 @@
 """python -m tessera.import_config: a configuration of DeepSpeed, Accelerate or FSDP -> a strategy file.
 
-The strategy goes to stdout or --out, what became of each key to stderr. Exit codes are those of sysexits.h (tessera.Error).
+The strategy is written to stdout or --out, the report on each key to stderr. Exit codes are those of sysexits.h
+(tessera.Error).
 """
 
 import argparse
@@ -16,7 +17,7 @@ from tessera.import_config._documents import CONFIG, MOST_BYTES
 from tessera.import_config._session import IGNORED, MAPPED, REFUSED, setting_text
 
 _PIPE_SECONDS = 3
-_MOST_NAMED = 20  # refused keys that the last line names
+_MOST_NAMED = 20  # number of refused keys in the last line
 _PREFIX = {MAPPED: "", IGNORED: "ignored: ", REFUSED: "REFUSED: "}
 
 

@@ -1,6 +1,6 @@
 """Rows of Accelerate: the file of `accelerate config`.
 
-Rows call its own keys "accelerate.num_processes", for example, and those in fsdp_config "fsdp.version". Keys in
+Rows name Accelerate's own keys like "accelerate.num_processes", and keys in fsdp_config like "fsdp.version". Keys in
 deepspeed_config have the names of DeepSpeed's file.
 """
 
@@ -29,7 +29,7 @@ _NO_MEGATRON = "Tessera has no tensor or pipeline parallelism. Use distributed_t
 
 def _kind_of(session: Session) -> str:
     kind = session.find("accelerate.distributed_type")
-    return "no" if kind is None or boolean(kind) is False else word(kind)  # a plain `NO` of YAML is false
+    return "no" if kind is None or boolean(kind) is False else word(kind)  # YAML reads a plain `NO` as false
 
 
 def _distributed_type(key: Key) -> None:
@@ -44,7 +44,7 @@ def _distributed_type(key: Key) -> None:
 
 
 def _put_precision(key: Key, dtype: str) -> None:
-    """Sets the precision. FSDP and DeepSpeed keep parameters in 16 bits; with DDP the word means autocast."""
+    """Sets the precision. FSDP and DeepSpeed keep parameters in 16 bits; with DDP "mixed_precision" means autocast."""
     if boolean(key.value) is False or dtype == "fp32":
         key.ignored("parameters are fp32, as in Tessera")
     elif dtype not in ("bf16", "fp16"):
@@ -74,7 +74,7 @@ def _compiler_option(key: Key) -> None:
 
 
 def _empty_only(keys: str, refusal: str) -> list[Row]:
-    """Makes rows for keys that have a meaning only if they are not empty, "", false or 0."""
+    """Makes rows for keys that do nothing if they are empty, "", false or 0; other values are refused."""
     def apply(key: Key) -> None:
         off = key.value in ("", [], {}) or boolean(key.value) is False or number(key.value) == 0
         key.ignored("off") if off else key.refused(refusal)
@@ -149,7 +149,8 @@ def _row_name(path: str) -> str:
 
 
 def _finish(session: Session) -> None:
-    """Sets what the rows of sections leave to defaults. A section counts only if distributed_type asks for it."""
+    """Sets what the sections leave to the defaults of Accelerate. A section counts only if distributed_type asks for
+    it."""
     kind = _kind_of(session)
     if kind == "fsdp":
         if "/mixed_precision/param" in session.settings:

@@ -255,7 +255,8 @@ def _has_fixed_scale(session: Session) -> bool:
 
 
 def _counts_overflows(session: Session) -> bool:
-    """Returns whether overflows are counted before the scale falls. It falls at every overflow without ZeRO."""
+    """Returns whether DeepSpeed lowers the scale only after a number of overflows. It lowers the scale at every
+    overflow without ZeRO."""
     stage = session.find(_ZERO + "stage")
     if stage is None and session.find("accelerate.distributed_type") is not None:
         return True  # in Accelerate, the default is stage 2
@@ -267,7 +268,8 @@ def _with_fp16(key: Key, apply: Rule) -> None:
 
 
 def _with_moving_scale(key: Key, apply: Rule) -> None:
-    """Guards keys that DeepSpeed reads only if the scale follows the gradients."""
+    """Applies the rule of a key that DeepSpeed reads only if the loss scale is dynamic; otherwise the key is
+    ignored."""
     _with_fp16(key, lambda key: key.ignored("fp16.loss_scale gives a fixed scale") if _has_fixed_scale(key.session) else apply(key))
 
 
@@ -321,7 +323,7 @@ def _communication_type(key: Key) -> None:
 
 
 def _bf16(section: str) -> list[Row]:
-    # Older versions of DeepSpeed do not read the last keys, and many files have them.
+    # Older versions of DeepSpeed do not read the last ones of these keys, and many files have them.
     return [*_enables(section, "bf16"), *below(
         f"{section}.",
         ignores("immediate_grad_update", "Tessera reduces each unit's gradients as soon as they are there"),

@@ -2,7 +2,7 @@
 
 DeepSpeed's scheduler takes its first step after the first update. Update k, counted from 0, has the rate of iteration k
 - 1, and the first two updates have the rate of the beginning. Tessera's schedules (optim/lr_schedule.h) count updates.
-The table has W = warmup_num_steps and T = total_num_steps of DeepSpeed, and a rise that is linear from 0:
+The table has W = warmup_num_steps and T = total_num_steps of DeepSpeed, and a warm-up that rises linearly from 0:
 
   scheduler       DeepSpeed, iteration i = k - 1               Tessera, update k                       equal from
   WarmupLR        i / W, then 1                                constant, warmup_steps W + 1            k = W + 1
@@ -19,8 +19,8 @@ from tessera.import_config._session import Key, Session
 from tessera.import_config._values import boolean, did_you_mean, integer, number, word
 
 _PARAMS, _SCHEDULE = "optimizer.params.", "scheduler.params."
-# Optimizers of DeepSpeed, or of torch.optim, that Tessera has. Each has its defaults that differ from torch.optim's or
-# from those of Tessera 0.1; the strategy names them all.
+# Optimizers of DeepSpeed, or of torch.optim, that Tessera has. Each is listed with those defaults that differ from the
+# ones of torch.optim or Tessera 0.1; the strategy gets all of them.
 _OPTIMIZERS: dict[str, dict[str, Any]] = {
     "adam": {"weight_decay": 0.0}, "adamw": {"weight_decay": 0.0}, "sgd": {"weight_decay": 0.0},
     "lion": {"betas": [0.9, 0.99], "lr": 0.001, "weight_decay": 0.0}, "adagrad": {"eps": 1e-10, "lr": 0.01, "weight_decay": 0.0},
@@ -38,14 +38,14 @@ _REFUSED_SCHEDULERS = {
     "onecycle": "DeepSpeed's OneCycle rises and falls linearly, moves the momentum against the rate and decays afterwards; Tessera's one_cycle "
                 'follows cosines and leaves the momentum. Set lr_schedule {"type": "one_cycle"}, or {"type": "manual"} and call Engine::set_lr',
     "lrrangetest": 'Tessera has no range test. Set lr_schedule {"type": "manual"} and call Engine::set_lr before each step'}
-# Tessera's type, and the number of updates by which its schedule comes later.
+# Tessera's type of schedule, and the number of updates by which Tessera's schedule is later.
 _SCHEDULERS = {"warmuplr": ("constant", 1), "warmupdecaylr": ("linear", 1), "warmupcosinelr": ("cosine", 0)}
 _LOGARITHM = ("the warm-up of DeepSpeed rises with the logarithm of the step, which is its default, and Tessera's rises linearly. Say "
               '"warmup_type": "linear" if that is fine')
 
 
 def _of(section: str, types: str, *parts: list[Row]) -> list[Row]:
-    """Makes rows for parameters that only some types of optimizers, or of schedulers, have."""
+    """Makes rows for parameters that only some types of optimizers or schedulers have."""
     def guard(key: Key, apply: Rule) -> None:
         name = word(key.session.find(f"{section}.type"))
         is_known = name in (_OPTIMIZERS if section == "optimizer" else _SCHEDULERS)
@@ -63,7 +63,7 @@ def _of(section: str, types: str, *parts: list[Row]) -> list[Row]:
 
 
 def _is_left_to_program(session: Session, name: str) -> bool:
-    """Returns whether the training program gives the numbers of the optimizer or scheduler."""
+    """Returns whether the training program itself gives the numbers of the optimizer or scheduler."""
     return session.is_auto(_SCHEDULE + "warmup_num_steps") or name != "warmuplr" and session.is_auto(_SCHEDULE + "total_num_steps")
 
 
@@ -75,7 +75,7 @@ def _schedule_problem(session: Session, name: str) -> str:
 
 
 def _taken_scheduler(session: Session) -> str:
-    """Returns the scheduler's type in lower case; "" if the schedule is not taken over."""
+    """Returns the scheduler's type in lower case; "" if the schedule is not translated."""
     name = word(session.find("scheduler.type"))
     return "" if name not in _SCHEDULERS or _is_left_to_program(session, name) or _schedule_problem(session, name) else name
 
@@ -110,7 +110,7 @@ def _warmup_steps(key: Key) -> None:
     if steps is None or steps < 0:
         return key.refused("must be an integer of at least 0")
     late = _SCHEDULERS[_taken_scheduler(key.session)][1]
-    key.put("/lr_schedule/warmup_steps", max(steps, 2) + late,  # DeepSpeed takes at least 2
+    key.put("/lr_schedule/warmup_steps", max(steps, 2) + late,  # DeepSpeed's minimum is 2
             "From the end of the warm-up on every rate is that of DeepSpeed. Difference: in the warm-up Tessera's is up to two updates ahead, as its "
             "first is not 0")
 

@@ -1,4 +1,4 @@
-"""Reads JSON and YAML as people write them into plain values.
+"""Reads JSON and YAML, in the forms that people write, into plain values.
 
 A text that cannot be read is an error that names its line and a remedy.
 """
@@ -28,7 +28,7 @@ def read(data: bytes, name: str) -> dict[str, Any]:
     """Returns the object in a file.
 
     `name` stands for the file in errors, and its end (".json", ".yaml") says how it is read; otherwise the text
-    decides. JSON may have what DeepSpeed accepts too: comments (// # /* */), a comma behind the last member or no comma
+    decides. JSON may have what DeepSpeed accepts too: comments (// # /* */), a comma after the last member or no comma
     at the end of a line, keys without quotes, NaN and Infinity. YAML may have no aliases or tags, and needs the package
     PyYAML. Each key may be given once. Raises Error (78).
     """
@@ -83,7 +83,8 @@ class _Source:
             self.fail(offset, f"nested more than {MOST_DEPTH} deep. [T0686] hint: is it the right file?")
 
     def take_key(self, places: dict[str, int], key: str, offset: int, pointer: str) -> str:
-        """Returns the pointer of the key's value. `places` has where the keys of its object were first given."""
+        """Returns the pointer of the key's value. `places` has the offsets at which the keys of its object were first
+        given."""
         pointer += "/" + json.dumps(key, ensure_ascii=False)[1:-1].replace("~", "~0").replace("/", "~1")
         if places.setdefault(key, offset) != offset:
             self.problems.append(self.line(offset, pointer, f"given twice. [T0687] hint: remove one; the first is at {self.place(places[key])}"))
@@ -106,7 +107,7 @@ class _Json:
         return self.text.startswith(text, self.at)
 
     def skip(self) -> bool:
-        """Goes behind blanks and comments. Returns whether a line ended there."""
+        """Skips blanks and comments. Returns whether a line ended there."""
         start, self.at = self.at, _BLANKS.match(self.text, self.at).end()
         if self.is_at("/*"):
             self.source.fail(self.at, "not JSON: this comment has no end. [T0688] hint: end it with */")
@@ -138,7 +139,7 @@ class _Json:
         return _number(number[0]) if number else _JSON_WORDS[word[0]]
 
     def items(self, end: str, pointer: str) -> Iterator[int]:
-        """Stops before each item in turn, and at last behind `end`."""
+        """Stops before each item in turn, and finally after `end`."""
         self.at += 1
         self.skip()
         index = 0
@@ -245,7 +246,7 @@ class _Yaml:
 
 
 def _plain(text: str) -> Any:
-    """Returns the value for which a word without quotes stands."""
+    """Returns the value of a word without quotes."""
     if text.lower() in _YAML_WORDS and text in (text.lower(), text.capitalize(), text.upper(), "." + text[1:].capitalize()):
         return _YAML_WORDS[text.lower()]
     return _number(text) if NUMBER.fullmatch(text) else text

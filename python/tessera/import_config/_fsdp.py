@@ -23,7 +23,8 @@ def row_name(path: str) -> str:
 
 
 def _name_of(key: Key, known: list[str]) -> str:
-    """Returns what files give by name, by the enumeration's name or by its number from 1 on; "" for an unknown one."""
+    """Returns the name for a value that is given as a name, an enumerator or a number from 1 on; "" for an unknown
+    one."""
     number = integer(key.value)
     if number is not None:
         return known[number - 1] if 1 <= number <= len(known) else ""
@@ -103,7 +104,7 @@ def _offload(key: Key) -> None:
 
 
 def _finish_offload(session: Session) -> None:
-    """Sets the other effects of FSDP's CPU offload, which depend on other keys."""
+    """Sets the other effects of FSDP's CPU offload, which depend on several keys."""
     if session.settings.get("/offload/moments/tier") != "host":
         return
     has_masters = session.settings.get("/mixed_precision/param", "fp32") != "fp32"
@@ -129,7 +130,7 @@ def _least_parameters(session: Session) -> int:
 
 
 def _wrap_policy(session: Session) -> str:
-    """Returns the file's policy; if it names none, the policy that the other keys imply."""
+    """Returns the file's policy; if it names none, the policy that follows from the other keys."""
     policy = session.find("fsdp.auto_wrap_policy")
     if policy is not None:
         return word(policy)

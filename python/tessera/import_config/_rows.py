@@ -1,7 +1,7 @@
 """The kinds of rows that tables are made of: one row for each key of another program.
 
-A new key needs a row and nothing else: it is then in the command, in the list of known keys, and in
-docs/import-config.md.
+A new key needs a row and nothing else: the command, the list of known keys, and docs/import-config.md then have the
+key.
 """
 
 from collections.abc import Callable
@@ -14,12 +14,13 @@ Rule = Callable[[Key], None]
 
 
 class Row(NamedTuple):
-    """One key of another program. `apply` decides the key, once; it never gets null or "auto"."""
+    """One key of another program. `apply` decides once what happens to the key; it is never called for null or
+    "auto"."""
 
     name: str  # Key.name; "amp.*" stands for all keys below "amp" that have no row of their own
-    doc: str  # what becomes of the key, as text for the page
+    doc: str  # text for the page that says how the key is handled
     apply: Rule
-    shown: str = ""  # name in the file, for the page and for errors, if that is not `name`
+    shown: str = ""  # name in the file, for the page and errors; empty: `name`
 
     def title(self) -> str:
         return self.shown or self.name
@@ -36,7 +37,7 @@ class Format(NamedTuple):
     finish: Callable[[Session], None]  # a function that runs after all rows and sets what the file leaves to defaults
 
     def row_of(self, name: str) -> Row | None:
-        """Returns the row of the name, else the row of the narrowest section; None for an unknown key."""
+        """Returns the row of the name, else the row of the innermost section; None for an unknown key."""
         found = [row for row in self.rows if row.name == name or row.name.endswith(".*") and name.startswith(row.name[:-1])]
         return max(found, key=lambda row: (row.name == name, len(row.name)), default=None)
 
@@ -55,25 +56,26 @@ def refuses(keys: str, refusal: str) -> list[Row]:
 
 
 def expects(keys: str, value: Any, why: str, refusal: str) -> list[Row]:
-    """Makes a row for a key whose `value` is what Tessera does anyway, as `why` says; any other value is refused."""
+    """Makes a row for a key that must be `value`, which is what Tessera always does, as `why` says; any other value is
+    refused."""
     read = boolean if isinstance(value, bool) else word if isinstance(value, str) else number
     return [Row(name, f"`{dumped(value)}`: ignored, {why}; else refused: {refusal}",
                 lambda key: key.ignored(why) if read(key.value) == value else key.refused(refusal)) for name in keys.split()]
 
 
 def sets(name: str, pointer: str) -> list[Row]:
-    """Makes a row for a number, or a list of two, that a key of the strategy expresses."""
+    """Makes a row for a number, or a list of two numbers, that becomes a key of the strategy."""
     return rule(name, f"`{dotted(pointer)}`", lambda key: key.put_number(pointer))
 
 
 def flag(name: str, pointer: str) -> list[Row]:
-    """Makes a row for true or false that a key of the strategy expresses."""
+    """Makes a row for a true or false that becomes a key of the strategy."""
     return rule(name, f"`{dotted(pointer)}`", lambda key: (
         key.refused("must be true or false") if boolean(key.value) is None else key.put(pointer, boolean(key.value))))
 
 
 def switched_off(section: str, refusal: str) -> list[Row]:
-    """Makes a row for a section that works only if its key "enabled" is true; true is refused."""
+    """Makes a row for a section that has an effect only if its key "enabled" is true; true is refused."""
     def apply(key: Key) -> None:
         if not key.session.is_on(f"{section}.enabled"):
             return key.ignored(f"{section} is not enabled")
@@ -87,7 +89,8 @@ def below(section: str, *parts: list[Row]) -> list[Row]:
 
 
 def guarded(guard: Callable[[Key, Rule], None], rows: list[Row]) -> list[Row]:
-    """Makes rows whose keys count only under a condition: `guard` decides the key itself, or calls the row's rule."""
+    """Makes rows whose keys have an effect only under a condition: `guard` decides about the key itself, or calls the
+    row's rule."""
     return [row._replace(apply=lambda key, apply=row.apply: guard(key, apply)) for row in rows]
 
 
@@ -95,7 +98,7 @@ OF_THE_DEVICE = "with `--device gpu`; ignored with `--device cpu`; else refused,
 
 
 def to_host(key: Key, apply: Rule) -> None:
-    """Guards keys that move something from a GPU to its host's memory."""
+    """Applies the rule of a key that moves something from a GPU to its host's memory, only if the device is a GPU."""
     if key.session.device == "gpu":
         apply(key)
     elif key.session.device == "cpu":
@@ -112,7 +115,7 @@ def put_second_copy(key: Key, ranks: int, strategy: str) -> None:
 
 
 def apply_rows(form: Format, session: Session) -> None:
-    """Lets each key's row, or the rule for "auto", null and unknown keys, decide every key of the session."""
+    """Calls, for every key of the session, the rule of its row, or the rule for "auto", null and unknown keys."""
     seen: dict[str, Key] = {}
     for key in session.keys:
         first = seen.setdefault(key.name, key)

@@ -1,4 +1,4 @@
-"""One file on its way to a strategy: its keys, what becomes of each, and the resulting settings."""
+"""One file during its translation: its keys, how each was handled, and the resulting settings."""
 
 import json
 import re
@@ -35,7 +35,7 @@ DEFAULTS = flat(json.loads(_native.Strategy.from_json("{}", "strategy").to_json(
 
 
 def _problem_of(pointer: str, value: Any) -> str:
-    """Returns the complaint of the strategy's reader about a value's kind and range; "" if it has none."""
+    """Returns what the reader of strategies says against a value's type and range; "" if the value is valid."""
     try:
         _native.Strategy.from_json(json.dumps(nested({pointer: value}), allow_nan=False), "strategy")
     except ValueError:
@@ -47,7 +47,7 @@ def _problem_of(pointer: str, value: Any) -> str:
 
 
 class Fate(NamedTuple):
-    """The outcome for a key of the file."""
+    """How a key of the file was handled."""
 
     path: str
     value: str  # JSON, cut if it is long
@@ -56,7 +56,8 @@ class Fate(NamedTuple):
 
 
 class Implied(NamedTuple):
-    """A key of the strategy that no key of the file sets, because the other program's default is not Tessera's."""
+    """A key of the strategy that is set although no key of the file does so, because the other program's default
+    differs from Tessera's."""
 
     pointer: str
     value: Any
@@ -64,7 +65,8 @@ class Implied(NamedTuple):
 
 
 class Key:
-    """A key of the file that holds a value. An object holds keys and is no key itself, unless it is empty."""
+    """A key of the file that holds a value. An object contains keys and does not count as a key itself, unless it is
+    empty."""
 
     def __init__(self, session: "Session", path: str, name: str, value: Any) -> None:
         self.session = session
@@ -82,7 +84,7 @@ class Key:
         self._decide(REFUSED, why)
 
     def put(self, pointer: str, value: Any, more: str = "", *, also: str = "") -> None:
-        """Sets a key of the strategy, and `also` another one to the same value, and notes it with `more` behind it.
+        """Sets a key of the strategy, and `also` another one to the same value, and reports this, followed by `more`.
 
         A value that the key does not allow is refused instead.
         """
@@ -108,10 +110,10 @@ def setting_text(pointer: str, value: Any) -> str:
 
 
 class Session:
-    """The state that rows share. A row looks up other keys here, so their order in the file does not matter."""
+    """The state that rows share. A row finds other keys here, so their order in the file does not matter."""
 
     def __init__(self, keys: Sequence[tuple[str, str, Any]], device: str) -> None:
-        self.device = device  # device that will train: "cpu", "gpu", or "" if nobody says
+        self.device = device  # device that will train: "cpu", "gpu", or "" if unknown
         self.keys = [Key(self, *key) for key in keys]
         self.settings: dict[str, Any] = {}  # settings by pointer
         self.fates: list[Fate] = []
@@ -120,7 +122,8 @@ class Session:
         self._values = {key.name: key.value for key in reversed(self.keys) if key.value is not None}
 
     def find(self, name: str) -> Any:
-        """Returns the value of the key that rows call `name`; None if the file does not have it, or says null."""
+        """Returns the value of the key that rows call `name`; None if the file does not have this key, or its value is
+        null."""
         return self._values.get(name)
 
     def is_on(self, name: str) -> bool:

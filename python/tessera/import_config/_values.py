@@ -1,6 +1,6 @@
 """Reads values as the programs themselves read them, and shows values as texts.
 
-Accelerate, for one, takes "true", "no" and "3" for a flag and a number too.
+Accelerate, for example, takes "true", "no" and "3" for a flag and a number too.
 """
 
 import difflib
@@ -11,7 +11,7 @@ from typing import Any
 
 from tessera.import_config._documents import NUMBER
 
-_EXACT = 2.0**53  # doubles up to it hold every integer
+_EXACT = 2.0**53  # up to this number, a double holds every integer
 _FLAGS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
 
 
@@ -58,7 +58,8 @@ def dotted(pointer: str) -> str:
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """Returns ". hint: did you mean ...?" with the nearest name, or a name that ends alike; "" if there is none."""
+    """Returns ". hint: did you mean ...?" with the nearest name, or a name with the same ending; "" if there is
+    none."""
     by_lower, name = {each.lower(): each for each in known}, name.lower()[:100]
     near = difflib.get_close_matches(name, by_lower, 1, 0.8) or [each for each in by_lower if each.rpartition(".")[2] == name.rpartition(".")[2]]
     return f'. [T0699] hint: did you mean "{by_lower[near[0]]}"?' if near else ""

@@ -1,4 +1,4 @@
-"""Brings TrainingArguments of `transformers` and a strategy together: values that both name have to be the same."""
+"""Combines TrainingArguments of `transformers` with a strategy: values that both name must be the same."""
 
 import dataclasses
 from typing import Any
@@ -34,7 +34,7 @@ _OF_AN_OPTIMIZER = ("optim", "optim_args", "adam_beta1", "adam_beta2", "adam_eps
 
 
 def expect_possible(args: TrainingArguments, trainer: dict[str, Any]) -> None:
-    """Raises Error for an argument of TrainingArguments or of Trainer that would do nothing, or would do harm."""
+    """Raises Error for an argument of TrainingArguments or of Trainer that would have no effect, or a wrong one."""
     for name in ("model_init", "optimizers", "optimizer_cls_and_kwargs"):
         if trainer.get(name) not in (None, (None, None)):
             raise Error(f"TesseraTrainer does not take {name}: the Engine has one model, and updates it itself. "

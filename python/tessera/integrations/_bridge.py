@@ -14,8 +14,8 @@ from tessera._job import plain_values, read_strategy
 
 
 def copy_of(strategy: Strategy) -> dict[str, Any]:
-    """Returns the keys that a strategy names, so that others can be added. Raises Error with all that is wrong with
-    them, and if ranks would have different numbers of batches.
+    """Returns the keys that a strategy names, so that others can be added. Raises Error with everything that is wrong
+    with the keys, and if ranks would have different numbers of batches.
     """
     read_strategy(strategy)
     if isinstance(strategy, (str, os.PathLike)):
@@ -44,7 +44,7 @@ def use_manual_schedule(strategy: dict[str, Any], who: str) -> None:
 
 def samples_of(batch: Any) -> int:
     """Returns the number of samples of a batch: the first dimension of the first tensor in it, or 0 if that is not
-    known. The Engine counts them (samples_seen), and measures "noise_scale" in them.
+    known. The Engine counts samples (samples_seen), and measures "noise_scale" in samples.
     """
     if isinstance(batch, torch.Tensor):
         return batch.shape[0] if batch.dim() > 0 else 0
@@ -63,8 +63,8 @@ def name_units(strategy: dict[str, Any], model: torch.nn.Module) -> None:
 def take_step(engine: Engine) -> _native.StepResult:
     """Makes a step from the microbatches so far, and returns its result.
 
-    The last step of an epoch may lack microbatches. They count as zero, as in Lightning and accelerate, which divide
-    each loss by the number of microbatches of a whole step.
+    The last step of an epoch may lack microbatches. Those that are missing count as zero, as in Lightning and
+    accelerate, which divide each loss by the number of microbatches of a whole step.
     """
     while not engine.step_is_due():
         engine.backward(0 * next(each for each in engine.model.parameters() if each.requires_grad).sum())

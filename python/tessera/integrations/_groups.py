@@ -1,4 +1,5 @@
-"""Groups of an optimizer's parameters. They refuse changes that an Engine cannot follow, where these are written."""
+"""Groups of an optimizer's parameters. They raise an Error at the line that writes a value which an Engine cannot
+use."""
 
 import sys
 from collections.abc import Iterable
@@ -8,7 +9,7 @@ import torch
 
 from tessera._error import Error
 
-# Keys of torch.optim that choose how a step is computed, and not its result.
+# Keys of torch.optim that choose an implementation of a step, and do not change its result.
 _HOW = {"foreach", "fused", "capturable"}
 
 
@@ -43,7 +44,8 @@ class WatchedGroup(dict):
 
 
 def watch(optimizer: torch.optim.Optimizer, defaults: Iterable[str], carried: Iterable[str], who: str) -> None:
-    """Makes all groups WatchedGroups. Call it again when others may have come: add_param_group, load_state_dict."""
+    """Makes all groups WatchedGroups. Call it again when groups may have been added: add_param_group,
+    load_state_dict."""
     groups = optimizer.param_groups
     for index, group in enumerate(groups):
         if type(group) is not WatchedGroup:
@@ -58,7 +60,7 @@ def plain(value: Any) -> Any:
 
 
 def _writer() -> str:
-    """Returns the name of the writer: "OneCycleLR.get_lr", "Classifier.training_step"."""
+    """Returns the name of the function that wrote a value: "OneCycleLR.get_lr", "Classifier.training_step"."""
     frame = sys._getframe(1)
     while frame.f_back is not None and frame.f_code.co_filename == __file__:
         frame = frame.f_back

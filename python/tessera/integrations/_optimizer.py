@@ -10,19 +10,19 @@ from tessera._error import Error
 from tessera.integrations._bridge import agree
 from tessera.integrations._groups import WatchedGroup, plain, watch
 
-# The strategy's name of each rule, and the numbers of the rule that the Engine has too.
+# Name of each rule in the strategy, and those of its numbers that the Engine has too.
 _RULES = {torch.optim.AdamW: ("adamw", ("betas", "eps", "weight_decay")),
           torch.optim.Adam: ("adam", ("betas", "eps", "weight_decay")),
           torch.optim.SGD: ("sgd", ("momentum", "dampening", "nesterov", "weight_decay"))}
-_OF_A_GROUP = ("betas", "eps", "weight_decay")  # keys of a strategy's group; others reach the Engine when they change
+_OF_A_GROUP = ("betas", "eps", "weight_decay")  # group keys of the strategy; others reach the Engine when they change
 
 
 class FollowedOptimizer:
     """Passes on to an Engine what schedulers, callbacks and the program write into an optimizer's groups, and what
     trains.
 
-    The first group is the Engine's own; others are groups "1", "2", ... of the strategy. Errors name `who`, which
-    trains, and `maker`, which has made the optimizer.
+    The first group is the Engine's own; others are groups "1", "2", ... of the strategy. Errors name `who`, the object
+    that trains, and `maker`, the function that has made the optimizer.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer, module: torch.nn.Module, who: str, maker: str) -> None:
@@ -34,8 +34,8 @@ class FollowedOptimizer:
         self._optimizer, self._module, self._kind = optimizer, module, kind
         self._rule, self._numbers = _RULES[kind]
         self._usual = kind([torch.zeros(())]).defaults
-        self._sent: dict[int, dict[str, Any]] = {}  # numbers that the Engine has, for each group
-        self._members: list[list[torch.Tensor]] = []  # parameters of the groups that the Engine has
+        self._sent: dict[int, dict[str, Any]] = {}  # the numbers that the Engine has, by group
+        self._members: list[list[torch.Tensor]] = []  # the parameters of each group that the Engine has
         self._frozen: list[tuple[str, torch.Tensor]] = []  # parameters that are frozen in the Engine
         self._watch()
 
@@ -48,7 +48,7 @@ class FollowedOptimizer:
         groups = self._optimizer.param_groups
         first = {"lr": plain(groups[0].get("initial_lr", groups[0]["lr"])),  # a warm-up may have begun at 0
                  **{key: groups[0][key] for key in self._numbers}}
-        if "momentum" in first:  # there is memory for momentum if some group has a momentum
+        if "momentum" in first:  # if some group has a momentum, memory for it is needed
             first["momentum"] = first["momentum"] or max(group["momentum"] for group in groups)
         for key, value in first.items():
             agree(options, key, list(value) if key == "betas" else value, who)
@@ -74,7 +74,8 @@ class FollowedOptimizer:
         return {"name": str(index), "match": names, **{k: list(v) if k == "betas" else v for k, v in own.items()}}
 
     def _expect_nothing_of_its_own(self) -> None:
-        """Raises Error for what the optimizer's own step would use: the Engine steps in its place."""
+        """Raises Error for anything that only the optimizer's own step would use, since the Engine makes the step
+        instead."""
         name = self._kind.__name__
         if any(self._optimizer.state.values()):
             raise Error(f"{name}, which {self._maker} made, has states of an earlier training, such as moments, which the Engine would "
@@ -100,7 +101,7 @@ class FollowedOptimizer:
         self._sent.clear()
 
     def hand_on(self, engine: Engine) -> None:
-        """Gives the Engine the rates and numbers that the groups have now, for the next step."""
+        """Gives the Engine the rates and numbers that the groups have now, to be used in the next step."""
         self._expect_nothing_of_its_own()
         groups = self._optimizer.param_groups
         for index, group in enumerate(groups):
@@ -121,7 +122,7 @@ class FollowedOptimizer:
         """Makes the Engine train the parameters that require gradients now. Call it before a forward; it is collective
         if something has changed.
         """
-        self._watch()  # this watches groups that load_state_dict has made
+        self._watch()  # also watches groups made by load_state_dict
         groups = self._optimizer.param_groups
         unfrozen = [name for name, value in self._frozen if value.requires_grad]
         is_same = len(groups) == len(self._members) and all(

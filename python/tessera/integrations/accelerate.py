@@ -4,10 +4,10 @@
     model, optimizer, loader, scheduler = accelerator.prepare(model, optimizer, loader, scheduler)
 
 `tessera launch`, `accelerate launch` or torchrun starts the ranks. The loop stays as it is. The program's AdamW, Adam
-or SGD, with its groups and schedulers, says how parameters are updated, and the Engine does it. The Accelerator says
-how many microbatches a step has. The strategy, a file or a dict, says the rest, clipping too. Values that both name
-must be the same. All ranks call prepare, backward, the optimizer's step, get_state_dict, save_model, save_state and
-load_state.
+or SGD, with its groups and schedulers, says how parameters are updated, and the Engine updates them. The Accelerator
+says how many microbatches a step has. The strategy, a file or a dict, says the rest, clipping too. Values that both
+name must be the same. All ranks call prepare, backward, the optimizer's step, get_state_dict, save_model, save_state
+and load_state.
 """
 
 import inspect
@@ -50,7 +50,7 @@ _REFUSED = {
 _REFUSED_VARIABLES = ("ACCELERATE_USE_DEEPSPEED", "ACCELERATE_USE_FSDP", "ACCELERATE_USE_MEGATRON_LM",
                       "ACCELERATE_USE_PARALLELISM_CONFIG")
 _KINDS_OF_JOBS = (DistributedType.NO, DistributedType.MULTI_CPU, DistributedType.MULTI_GPU)
-# The Accelerator whose Engine shards a model.
+# Maps each sharded model to the Accelerator whose Engine shards it.
 _owners: "weakref.WeakKeyDictionary[torch.nn.Module, weakref.ref[Accelerator]]" = weakref.WeakKeyDictionary()
 
 
@@ -170,7 +170,7 @@ class Accelerator(accelerate.Accelerator):
                             "free_memory() first")
 
     def _make_engine(self) -> None:
-        """Shards the model, anew if it has got its optimizer after it was sharded."""
+        """Shards the model, or shards it again if it got its optimizer only afterwards."""
         model, strategy = self._models[0], copy_of(self._given)
         if self._optimizers:
             self._followed = FollowedOptimizer(self._optimizers[0].optimizer, model, "Accelerator", "the program")
@@ -194,7 +194,7 @@ class Accelerator(accelerate.Accelerator):
         _owners[model] = weakref.ref(self)
 
     def _training(self, what: str) -> Engine:
-        """Returns the Engine, which has an optimizer."""
+        """Returns the Engine; raises an Error if it has no optimizer."""
         if self.engine is None or self._followed is None:
             raise Error(f"{what} needs a model and its optimizer, but prepare got {'no model' if self.engine is None else 'no optimizer'}. "
                         "[T0782] hint: model, optimizer = accelerator.prepare(model, optimizer)")
@@ -244,11 +244,11 @@ class Accelerator(accelerate.Accelerator):
         return self.result.overflow or self.result.spike
 
     def _zero_grad(self) -> None:
-        """Drops the gradients that have not made a step. `optimizer.zero_grad()` and `model.zero_grad()` call it."""
+        """Drops the gradients that no step has used yet. `optimizer.zero_grad()` and `model.zero_grad()` call it."""
         self._forget_window()
         if self.engine is not None:
             self.engine.zero_grad()
-            torch.nn.Module.zero_grad(self.engine.model)  # the tensor in .grad says that the Engine has the gradient
+            torch.nn.Module.zero_grad(self.engine.model)  # a tensor in .grad shows that the Engine has a gradient
 
     def clip_grad_norm_(self, parameters: Any, max_norm: float, norm_type: float = 2) -> torch.Tensor:
         """Checks that the strategy clips at `max_norm`. The next step clips the gradients. Returns a tensor that gets the norm in
@@ -332,7 +332,8 @@ class Accelerator(accelerate.Accelerator):
 
 
 class PreparedOptimizer(AcceleratedOptimizer):
-    """The object that `prepare` returns for the program's optimizer, which never steps: the Engine does its work."""
+    """The object that `prepare` returns for the program's optimizer, which makes no steps itself: the Engine makes
+    them."""
 
     def __init__(self, optimizer: torch.optim.Optimizer, accelerator: Accelerator) -> None:
         super().__init__(optimizer, device_placement=False)
@@ -351,8 +352,8 @@ class PreparedOptimizer(AcceleratedOptimizer):
 
 
 def _expect_no_gradients(model: torch.nn.Module) -> None:
-    """Raises Error for a gradient of loss.backward(): the Engine has dropped it and left a tensor that cannot be
-    read.
+    """Raises Error for a gradient of loss.backward(): the Engine has dropped the gradient, and .grad is a tensor that
+    cannot be read.
     """
     if any(each.grad is not None for each in model.parameters()):
         raise Error("step finds gradients of a backward that was not accelerator.backward, which are dropped. [T0793] hint: call "
@@ -379,7 +380,7 @@ def _before_forward(model: torch.nn.Module, _: Any) -> None:
 
 
 def _zero_grad(model: torch.nn.Module, set_to_none: bool = True) -> None:
-    """Replaces Module.zero_grad of a prepared model, whose gradients the Engine has."""
+    """Replaces Module.zero_grad of a prepared model, whose gradients are in the Engine."""
     owner = _owner(model)
     if owner is None:
         torch.nn.Module.zero_grad(model, set_to_none)
@@ -388,7 +389,8 @@ def _zero_grad(model: torch.nn.Module, set_to_none: bool = True) -> None:
 
 
 def _expect_possible(given: dict[str, Any]) -> None:
-    """Raises Error for an argument of accelerate's Accelerator, or a variable, that would have no effect or do harm."""
+    """Raises Error for an argument of accelerate's Accelerator, or a variable, that would have no effect, or a wrong
+    one."""
     for name, hint in _REFUSED.items():
         if given.get(name) is not None:
             raise Error(f"Accelerator does not take {name}={given[name]!r:.80}. {hint}")

@@ -6,10 +6,10 @@
 `tessera launch` or torchrun starts the ranks, `devices` on each host. The module stays as it is: configure_optimizers
 says how AdamW, Adam or SGD updates. Schedulers, callbacks and the module may write into the optimizer's groups while it
 trains (lr, weight_decay, betas, momentum ...), and the next step uses that, as without Tessera. A change that the
-Engine cannot follow is an Error where it is written. Parameters may be frozen and unfrozen, with groups of their own
-(BackboneFinetuning), and Lightning's callbacks that average weights write them. The Trainer says how many microbatches
-a step has and how gradients are clipped. The strategy, a file or a dict, says the rest. Values that both name must be
-the same.
+Engine cannot follow raises an Error at the line that writes it. Parameters may be frozen and unfrozen, with groups of
+their own (BackboneFinetuning), and Lightning's callbacks that average weights write them. The Trainer says how many
+microbatches a step has and how gradients are clipped. The strategy, a file or a dict, says the rest. Values that both
+name must be the same.
 """
 
 import os
@@ -68,7 +68,7 @@ class TesseraStrategy(DDPStrategy):
         self.setup_precision_plugin()
 
     def _let_write(self, callback: Any) -> None:
-        """Lets Lightning's callbacks write weights at places where the Engine takes them."""
+        """Lets Lightning's callbacks write weights, under Engine.gathered(write=True)."""
         for name in _WRITERS:
             method = getattr(callback, name, None)
             if method is not None and not isinstance(method, _Writing):
@@ -100,7 +100,7 @@ class TesseraStrategy(DDPStrategy):
                         "tessera.convert_sync_batchnorm(model) before fit")
 
     def _completed(self, trainer: Any) -> dict[str, Any]:
-        """Returns the strategy with what the Trainer and the module's optimizer say."""
+        """Returns the strategy, completed with the values of the Trainer and of the module's optimizer."""
         strategy = copy_of(self._given)
         agree(strategy, "gradient_accumulation", trainer.accumulate_grad_batches, "Trainer(accumulate_grad_batches)")
         if trainer.gradient_clip_val is not None:
@@ -171,9 +171,9 @@ class TesseraStrategy(DDPStrategy):
         module = self.lightning_module
         for callback in module.trainer.callbacks:
             if isinstance(callback, BaseFinetuning):
-                # The callback adds its groups again, since it knows of them only now.
+                # The callback adds its groups again, since it did not know them when the fit started.
                 callback.on_fit_start(module.trainer, module)
-        super().load_optimizer_state_dict(checkpoint)  # this loads rates, and other numbers of the rule
+        super().load_optimizer_state_dict(checkpoint)  # loads rates and other numbers of the rule
         self._followed.follow(self.engine)
         self.engine.load_checkpoint(_folder_beside(self._checkpoint))
         self._followed.forget_sent()
@@ -204,7 +204,7 @@ class _Writing:
 
 @contextmanager
 def _in_lightning() -> Iterator[None]:
-    """If an Error that passes names the Engine, adds to its text where a program of Lightning finds the Engine."""
+    """If an Error that passes mentions the Engine, adds to its text how a Lightning program gets the Engine."""
     try:
         yield
     except Error as error:

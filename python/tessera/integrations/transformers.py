@@ -61,7 +61,7 @@ class TesseraTrainer(Trainer):
         """Does nothing: the Engine brings each rank's shards to its device."""
 
     def create_optimizer(self, model: torch.nn.Module | None = None) -> torch.optim.Optimizer:
-        self.engine.zero_grad()  # this drops microbatches of a training that ended between two steps
+        self.engine.zero_grad()  # drops microbatches of an earlier training that ended within a step
         self.optimizer = self.optimizer or EngineOptimizer(self.engine, self.args.learning_rate)
         return self.optimizer
 
@@ -70,10 +70,10 @@ class TesseraTrainer(Trainer):
         return super().training_step(model, inputs, num_items_in_batch)
 
     def _backward(self, loss: torch.Tensor, **_: Any) -> None:
-        """Runs the Engine's backward with a loss that makes up for the Engine's mean.
+        """Runs the Engine's backward with a loss that is multiplied so that the Engine's mean gives the right result.
 
-        The Trainer's losses are meant to be added up over the microbatches that this step has; the Engine takes the
-        mean. They are divided by num_items_in_batch, the labels of the step. If that is the number of this rank alone
+        The Trainer's losses are to be added up over the microbatches of this step; the Engine takes the mean. They are
+        divided by num_items_in_batch, the labels of the step. If that is the number of this rank alone
         (average_tokens_across_devices=False), it is this rank's weight, so the step is a mean over all labels.
         """
         microbatches, weight = self.current_gradient_accumulation_steps, 1.0
@@ -112,7 +112,7 @@ class TesseraTrainer(Trainer):
                 _log.warning(text)
 
     def _spread_rates(self) -> None:
-        """Gives all groups the scheduler's one rate: a checkpoint of 0.1 has only this rate."""
+        """Gives the scheduler's one rate to all groups, since a checkpoint of Tessera 0.1 has only one."""
         for name in ("base_lrs", "_last_lr"):
             rates = getattr(self.lr_scheduler, name, None)
             if isinstance(rates, list) and len(rates) == 1:
@@ -126,13 +126,13 @@ class TesseraTrainer(Trainer):
 class EngineOptimizer(torch.optim.Optimizer):
     """The object that the Trainer, its scheduler and callbacks see in place of an optimizer.
 
-    Its groups have the numbers of the Engine's update rule, and its step is the Engine's. The first group holds the
-    parameters that are in no group of the strategy; the others are the strategy's groups, in their order. A number
-    written there is used from the next step on. A number that torch.optim's rule has and the Engine cannot follow is an
-    Error where it is written.
+    Its groups have the numbers of the Engine's update rule, and its step calls the Engine's step. The first group holds
+    the parameters that are in no group of the strategy; the others are the strategy's groups, in their order. A number
+    that is written into a group is used from the next step on. A number that torch.optim's rule has and the Engine
+    cannot follow raises an Error at the line that writes it.
     """
 
-    _is_accelerate_prepared = True  # this keeps accelerate from wrapping it
+    _is_accelerate_prepared = True  # accelerate then does not wrap it
 
     def __init__(self, engine: Engine, lr: float) -> None:
         self.engine, self.grad_norm, self.step_was_skipped = engine, torch.zeros(()), False
@@ -156,7 +156,7 @@ class EngineOptimizer(torch.optim.Optimizer):
         self._sent.clear()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Loads rates and numbers. A checkpoint of 0.1 has one group, whose rate all groups get."""
+        """Loads rates and numbers. A checkpoint of Tessera 0.1 has one group, and all groups get its rate."""
         saved = state_dict["param_groups"]
         for index, group in enumerate(self.param_groups):
             group.update({key: value for key, value in saved[min(index, len(saved) - 1)].items() if key != "params"

@@ -1,4 +1,5 @@
-"""The page: a table of all runs side by side, charts, and for each run that has them tables of stragglers and of latencies.
+"""The page has a table of all runs side by side, charts, and each run's tables of stragglers and latencies, if it has
+any.
 
 A chart has a curve for each run. A curve of more than `_MOST_POINTS` steps is drawn through means of several steps. Charts are SVG inside
 of the page; their lines take the page's colours, so they can be read on a dark page too.
@@ -16,7 +17,7 @@ from tessera._error import Error
 from tessera.report._runs import Run
 
 _MOST_POINTS = 600
-_TAIL = 10  # the last steps whose mean stands for the end of a run
+_TAIL = 10  # number of last steps whose mean is shown as the end value of a run
 _LINES = ("#2f6fb0", "#c2571a", "#4e8a3a", "#8a5aab", "#a8324a", "#0a8f8f", "#8a6d1f", "#6f7680")
 _DASHES = ("-", (0, (5, 2)), (0, (1.5, 1.5)), (0, (6, 2, 1.5, 2)))
 _UNAVAILABLE = 69
@@ -90,7 +91,7 @@ def _svg(matplotlib: Any, figure: Any) -> str:
     text = written.getvalue()
     text = text[text.index("<svg"):]
     text = re.sub(r'^<svg ([^>]*?)width="[^"]*" height="[^"]*"', r"<svg \1", text)
-    # Text and axes are black in the file; the page's ink takes their place.
+    # Text and axes are black in the file; the text color of the page (`currentColor`) replaces black.
     return text.replace("#000000", "currentColor").replace("<text ", '<text fill="currentColor" ')
 
 

@@ -71,7 +71,7 @@ def _take(run: Run, line: dict[str, Any], latest: dict[str, int]) -> None:
             run.latencies.append(_latency(line))
         case None:
             step = int(line["step"])
-            run.steps.pop(step, None)  # a restarted job makes steps again; they move to their place by the sort
+            run.steps.pop(step, None)  # a restarted job repeats steps; the sort moves them to their place
             run.steps[step] = line
 
 

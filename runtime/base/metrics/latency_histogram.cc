@@ -7,8 +7,8 @@
 
 namespace tessera {
 
-/// Times below 2^4 ns have a bucket each. Above, the four bits behind the leading one choose among the 16 buckets of a
-/// power of two.
+/// Times below 2^4 ns have a bucket each. Longer times have 16 buckets for each power of two; the four bits after the
+/// leading bit choose one of them.
 void LatencyHistogram::add(std::chrono::nanoseconds time) {
   const std::chrono::nanoseconds counted = std::max(time, std::chrono::nanoseconds(0));
   const auto value = std::min(static_cast<std::uint64_t>(counted.count()), (std::uint64_t{1} << kMostBits) - 1);

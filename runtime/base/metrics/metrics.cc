@@ -81,7 +81,7 @@ int open_for(const std::filesystem::path& path, MetricsWriter::Start start) {
   using enum MetricsWriter::Start;
   if (start == kReplace) ::unlink(path.c_str());  // an error here also makes the next line fail
   if (start != kAppend) return ::open(path.c_str(), O_RDWR | O_APPEND | O_CREAT | O_EXCL | O_CLOEXEC, 0644);
-  // Reading is wanted only to look at the last byte; a device or file that may not be read serves as well.
+  // Reading is needed only to look at the last byte; a device or file that may not be read is accepted too.
   const int fd = ::open(path.c_str(), O_RDWR | O_APPEND | O_CREAT | O_CLOEXEC, 0644);
   return fd >= 0 || errno != EACCES ? fd : ::open(path.c_str(), O_WRONLY | O_APPEND | O_CLOEXEC);
 }

@@ -33,7 +33,7 @@ MetricsFormat metrics_format_of(const std::filesystem::path& path);
 ///  1. One call hands its bytes to the system at once, in one write. The file therefore holds everything that was
 ///     written, also after a crash, and lines of several processes that append to one file do not mix.
 ///  2. A line of JSON that a crash or a full disk cut short is ended before the next one begins, so it spoils no other
-///     line. The other formats cut such a half off.
+///     line. The other formats remove such an incomplete row.
 ///  3. NaN and infinities are written as null, since JSON has no word for them. The key stays, so that a plot shows a
 ///     gap. Doubles are written so that they read back to the same bits. Invalid UTF-8 is replaced by U+FFFD.
 ///
@@ -51,7 +51,8 @@ class MetricsWriter {
     MetricsFormat format = MetricsFormat::kJsonLines;
     std::vector<std::string> columns = {};  ///< columns of a table (csv_form)
   };
-  /// Opens the file. An event file is always a new one; under kAppend it goes on with the run of the files beside it.
+  /// Opens the file. An event file is always a new one; under kAppend it continues the run of the event files in its
+  /// folder.
   /// Errors name path and errno: exit code 73 (it cannot be created, or its columns differ), 77 (permission), 74 (its
   /// beginning could not be written).
   static absl::StatusOr<MetricsWriter> open(const std::filesystem::path& path, const Options& options);

@@ -23,7 +23,7 @@ void on_threads(std::size_t count, std::size_t threads, const std::function<void
       if (!failure) failure = std::current_exception();
     }
   };
-  constexpr std::size_t kMostThreads = 8;  // each of these may have LibTorch's threads below it
+  constexpr std::size_t kMostThreads = 8;  // each of these may start threads of LibTorch
   std::vector<std::thread> others;
   try {
     for (std::size_t i = 1; i < std::min({count, threads, kMostThreads}); ++i) others.emplace_back(work);

@@ -10,9 +10,9 @@ namespace tessera {
 /// have the signal as before. Code that writes files or begins a program calls it; any thread may, any number of times.
 void turn_size_signal_into_error();
 
-/// Does the same for SIGPIPE: a send to a peer that has died fails with EPIPE, and this rank can say who died. Gloo and
-/// c10d's store send without MSG_NOSIGNAL, and rely on a Python that has turned the signal off. Code that opens their
-/// connections calls it.
+/// Turns SIGPIPE into an error in the same way: a send to a peer that has died fails with EPIPE, and this rank can say
+/// who died. Gloo and c10d's store send without MSG_NOSIGNAL, and rely on a Python that has turned the signal off. Code
+/// that opens their connections calls it.
 void turn_pipe_signal_into_error();
 
 /// Raises the soft limit of descriptors to the hard limit: gathers over a network, checkpoints and records in files

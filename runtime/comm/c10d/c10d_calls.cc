@@ -9,7 +9,7 @@
 
 namespace tessera {
 
-/// A call under way. Its buffers are the backend's until it is over, so the destructor waits for it too.
+/// A call under way. The backend uses the call's buffers until the call is over, so the destructor waits for it too.
 class C10dCalls::Pending : public Work::State {
  public:
   Pending(C10dCalls& owner, const CallSignature& call, std::shared_ptr<Transfers> transfers)
@@ -57,7 +57,7 @@ Work C10dCalls::start(const CallSignature& call, const Start& start) {
   if (!begun.ok()) return Work(begun.status());
   auto& [backend, transfers] = *begun;
   try {
-    // Another thread's call has failed, and asks the others why.
+    // The call of another thread has failed, and that thread asks the other ranks why.
     if (!backend) throw std::runtime_error("the group has failed");
     start(*backend, *transfers);
     return Work(std::make_unique<Pending>(*this, call, transfers));
@@ -81,7 +81,7 @@ void C10dCalls::drop_backend() {
     std::swap(dropped, backend_);
     std::swap(under_way, under_way_);
   }
-  // Transfers under way hold the connections too.
+  // Transfers under way hold the connections too, so they are aborted.
   bool is_in_use = false;
   for (const std::weak_ptr<Transfers>& other : under_way) {
     const std::shared_ptr<Transfers> transfers = other.lock();
@@ -90,10 +90,11 @@ void C10dCalls::drop_backend() {
     is_in_use = is_in_use || transfers->is_in_collective();
   }
   if (!dropped || !is_in_use) return;
-  // Only the backend itself can end its collective. Its destructor may wait for the collective until then.
+  // Only the backend itself can end its collective: its `abort` does so here. The backend's destructor may wait for the
+  // collective, so it runs later (left_in_use_).
   try {
     dropped->abort();
-  } catch (const std::exception&) {  // no backend call can end it; who aborts the group ends the process (CallWatch)
+  } catch (const std::exception&) {  // nothing ends it; whoever aborts the group then ends the process (CallWatch)
   }
   const MutexLock lock(mutex_);
   left_in_use_ = std::move(dropped);

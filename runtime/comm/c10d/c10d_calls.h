@@ -39,14 +39,14 @@ class C10dCalls {
         backend_(std::move(backend)) {}
   ~C10dCalls() = default;
 
-  /// Numbers a call. The thread that makes the group's calls calls it.
+  /// Numbers a call. Only the thread that makes the group's calls may call it.
   CallSignature begin(Operation operation, std::string_view label, DType dtype, std::size_t count, int root = 0);
-  /// Begins a call by `start`, whose Work waits for the transfers that it began.
+  /// Begins a call by calling `start`; the Work waits for the transfers that `start` began.
   Work start(const CallSignature& call, const Start& start);
-  /// Ends the group since the call cannot be made, because of the caller.
+  /// Ends the group, since the caller's arguments make the call impossible; `why` says so.
   Work refuse(const CallSignature& call, const std::string& why);
 
-  /// These functions are those of Collectives.
+  /// These functions implement those of Collectives.
   absl::Status status() const;
   void abort(const absl::Status& reason);
   /// Closes the connections. Peers see them end, and find in the store that this rank's program has ended
@@ -56,7 +56,7 @@ class C10dCalls {
 
   const Group group_;
   const std::string name_;
-  /// A user's own backend need not have more than collectives.
+  /// A user's own backend may have collectives only.
   const Transfers::Means means_;
   /// Memory for data on the wire. It outlives the backend, whose collective may write there after its call has failed.
   std::vector<std::byte> staging_;
@@ -74,7 +74,7 @@ class C10dCalls {
   PackBuffers pack_buffers_;  // buffers for Transfers
   mutable Mutex mutex_;
   Backend backend_ ABSL_GUARDED_BY(mutex_);
-  Backend left_in_use_ ABSL_GUARDED_BY(mutex_);  ///< it was dropped while a thread waited for its collective
+  Backend left_in_use_ ABSL_GUARDED_BY(mutex_);  ///< backend that was dropped while a thread waited for its collective
   absl::Status status_ ABSL_GUARDED_BY(mutex_);
   std::vector<std::weak_ptr<Transfers>> under_way_ ABSL_GUARDED_BY(mutex_);
 };

@@ -408,8 +408,9 @@ absl::Status C10dCollectives::reduce_large(const CallSignature& call, const std:
   const auto numel_of = [&](std::size_t first) { return std::min(most, numel - first); };
   const auto part_of = [&](std::size_t count) { return (count + ranks * unit - 1) / (ranks * unit) * unit; };
   const std::size_t most_part = part_of(most);
-  // The memory of each turn: what comes from the others, what goes to them, and this rank's sums; also all ranks' sums
-  // if sums are compressed. There is one padded copy, for a piece that does not divide evenly.
+  // The memory for each of the two pieces under way: what comes from the others, what goes to them, and this rank's
+  // sums; also all ranks' sums if sums are compressed. There is one padded copy, for a piece that does not divide
+  // evenly.
   const std::size_t received_bytes = wire_bytes(form, call.dtype, most_part) * ranks;
   const std::size_t sent_bytes = is_lossy(form) ? received_bytes : 0;
   const std::size_t sums_bytes = most_part * sizeof(float);
@@ -465,8 +466,8 @@ absl::Status C10dCollectives::reduce_large(const CallSignature& call, const std:
     const std::size_t turn = first / most % 2, part = part_of(numel_of(first));
     const bool is_padded = part * ranks != numel_of(first);
     TESSERA_RETURN_IF_ERROR(exchanges[turn].wait());
-    if (first >= 2 * most) TESSERA_RETURN_IF_ERROR(end_gather(first - 2 * most));  // its sums lie in this memory
-    // Sums that are sent unchanged are made in their place, unless a part is padded.
+    if (first >= 2 * most) TESSERA_RETURN_IF_ERROR(end_gather(first - 2 * most));  // that piece's sums lie here
+    // Sums that are sent uncompressed are computed at their place in the output, unless a part is padded.
     const bool is_in_place = !is_lossy(sums_form) && !is_padded && means_ == Transfers::Means::kMessages;
     float* const own = is_in_place ? output + first + begin_of(first, static_cast<std::size_t>(rank()))
                                    : reinterpret_cast<float*>(sums + turn * sums_bytes);
@@ -536,7 +537,7 @@ absl::Status C10dCollectives::scatter_in_rounds(const CallSignature& call, const
   return absl::OkStatus();
 }
 
-// Reduces piece by piece. Sums and received data have their final place from the start.
+// Reduces piece by piece. Sums and received data are written to their final place directly.
 absl::Status C10dCollectives::reduce_in_rounds(const CallSignature& call, const std::byte* input, float* output,
                                                std::size_t numel, SumVisitor* visitor) {
   constexpr std::size_t kLine = 16;  // elements: slices begin where cache lines of fp32 do

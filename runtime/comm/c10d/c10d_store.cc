@@ -9,7 +9,7 @@
 
 namespace tessera {
 
-/// Runs a request. The store was there once, so a failure means a lost peer: its server.
+/// Runs a request. The store answered before, so a failure means that the process which serves it is lost.
 template <typename Result, typename Body>
 Result C10dStore::guarded(const char* what, const std::string& key, Body body) const {
   try {

@@ -18,7 +18,7 @@ using Clock = std::chrono::steady_clock;
 constexpr std::chrono::milliseconds kForAllAnswers{1000};
 /// Time for which the store's server stays for ranks that give up a little later than it does.
 constexpr std::chrono::milliseconds kForLateRanks{3000};
-constexpr std::size_t kMostAnswers = 8, kLongestAnswer = 800;  // answers in a message, and bytes of one
+constexpr std::size_t kMostAnswers = 8, kLongestAnswer = 800;  // most answers in a message, and most bytes of an answer
 
 constexpr const char* kHintOfSilence =
     ". [T0433] hint: a rank that does not answer stands still (state T in `ps`: stopped), computes for longer than the "

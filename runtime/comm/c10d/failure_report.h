@@ -12,8 +12,8 @@
 
 namespace tessera {
 
-/// Lets the ranks of a group without shared memory tell each other, through the store, why they failed. Nothing is
-/// written while all goes well, except, once, that a rank has arrived. It is thread-safe.
+/// Lets the ranks of a group without shared memory tell each other, through the store, why they failed. A rank writes
+/// nothing while all goes well, except once, when it has arrived. It is thread-safe.
 ///
 /// The store may hang with the rank that serves it. A separate thread therefore talks to it, which is left behind after
 /// two seconds without an answer.
@@ -22,7 +22,7 @@ class FailureReport {
   FailureReport(const Group& group, std::shared_ptr<KeyValueStore> store);
   ~FailureReport();
 
-  /// Says that this rank connects to the others.
+  /// Says in the store that this rank begins to connect to the others.
   void publish_arrival();
   /// Returns this rank's error if it could not connect: `why`, and the ranks that have not arrived or that do not say
   /// that they failed too. The exit code is 75. It takes some seconds; the rank that serves the store stays until the
@@ -33,8 +33,8 @@ class FailureReport {
   void publish_call(const CallSignature& call);
   void publish_reason(const absl::Status& reason);
 
-  /// Returns whether another rank of the group has published a failure, or whether its process is gone: it was seen to
-  /// be, and had not said that its program ends well (MeshGroups::leave), or it served the store, which is gone.
+  /// Returns whether another rank of the group has published a failure, or its process is gone. The process counts as
+  /// gone if it was seen to end without MeshGroups::leave, or if it served the store and the store is gone.
   bool is_left_alone(Collectives::HasKey has_key) const;
   /// Returns the news that another rank has published a failure, or "". It asks the store, so do not use it for every
   /// call. No answer from the store is no news: the rank that serves it may have ended before the others.
@@ -47,7 +47,7 @@ class FailureReport {
 
  private:
   void publish(const std::string& text);
-  /// Fills in `answers`, as far as the store tells. Returns false if it does not answer.
+  /// Fills in `answers`, as far as the store tells. Returns false if the store does not answer.
   struct Answers;
   bool ask_all(const std::shared_ptr<Answers>& answers);
   std::string silent_server() const;

@@ -28,10 +28,10 @@
 namespace tessera {
 namespace {
 
-constexpr int kMostGap = 256;  // numbers without a descriptor after which the search ends
+constexpr int kMostGap = 256;  // number of unused descriptors in a row after which the search ends
 constexpr std::chrono::microseconds kTimeToAccept{200}, kLongPause{100'000};
 constexpr int kMostInARow = 10'000;
-constexpr int kBetweenLooksMs = 5;  // pause between looks while connections are shut down
+constexpr int kBetweenLooksMs = 5;  // pause between two searches while connections are shut down
 /// Time in which the owners of sockets close the connections that were shut down.
 constexpr std::chrono::seconds kMostClosed{1};
 
@@ -76,10 +76,11 @@ std::size_t most_unproven() {
   return std::min<std::size_t>(kMost, limit.rlim_cur / 8);
 }
 
-/// Makes the kernel drop requests for new connections to a listening socket, or take them again. Who asked meanwhile
-/// asks again after a second. All other packets pass, since sockets of connections have their listener's filter too.
+/// Makes the kernel drop requests for new connections to a listening socket, or accept them again. A client whose
+/// request was dropped asks again after a second. All other packets must pass, since connections have the filter of
+/// their listener too.
 void let_in(int listener, bool open) {
-  constexpr unsigned kFlags = 13, kSynAndAck = 0x12, kSyn = 0x02, kWhole = 0xffffffff;  // a byte of TCP's header
+  constexpr unsigned kFlags = 13, kSynAndAck = 0x12, kSyn = 0x02, kWhole = 0xffffffff;  // kFlags: byte of TCP's header
   sock_filter program[] = {BPF_STMT(BPF_LD | BPF_B | BPF_ABS, kFlags), BPF_STMT(BPF_ALU | BPF_AND | BPF_K, kSynAndAck),
                            BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, kSyn, 0, 1), BPF_STMT(BPF_RET | BPF_K, 0),
                            BPF_STMT(BPF_RET | BPF_K, kWhole)};
@@ -144,8 +145,8 @@ class Watch {
 
   enum class Found {
     kFew,    ///< few descriptors are open, so there is nothing to look for
-    kMany,   ///< many are open, and no more than may be belong to strangers
-    kFlood,  ///< strangers' connections were shut down, so the next look comes soon
+    kMany,   ///< many are open, but strangers have no more than they may have
+    kFlood,  ///< strangers' connections were shut down, so the next search comes soon
   };
 
   Found look() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
@@ -155,7 +156,7 @@ class Watch {
       let_in_all(true);
       return Found::kFew;
     }
-    // Shutting down takes longer than connecting. What waits in the queues by now is bounded.
+    // Shutting down takes longer than connecting. The number of connections that wait in the queues is limited by now.
     if (!are_few_open(2 * most)) let_in_all(false);
     const auto now = std::chrono::steady_clock::now();
     if (shut_down_oldest(most)) shut_down_at_ = now;
@@ -165,7 +166,7 @@ class Watch {
     return Found::kMany;
   }
 
-  /// Bounds how many connections wait to be accepted. The owner of a socket may have said another number meanwhile.
+  /// Limits how many connections wait to be accepted. The owner of a socket may have set another limit meanwhile.
   void bound_queues(std::size_t most) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     std::erase_if(listeners_, [&](int fd) {
       mutex_.expect_held();
@@ -189,7 +190,7 @@ class Watch {
     return next >= 0 && static_cast<std::size_t>(next) < most;
   }
 
-  /// Returns whether it shut any down.
+  /// Returns whether it shut down a connection.
   bool shut_down_oldest(std::size_t most) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     struct Unproven {
       std::uint64_t order;
@@ -226,8 +227,8 @@ class Watch {
     return true;
   }
 
-  /// Shuts a connection down. Its number may stand for another file by now, so a copy is checked; if no copy can be
-  /// had, there is no time to lose.
+  /// Shuts a connection down. Its number may belong to another file by now, so a duplicate of the descriptor is
+  /// checked; if no duplicate can be made, the socket is shut down unchecked.
   static void shut_down(int fd, ino_t socket) {
     const int copy = ::fcntl(fd, F_DUPFD_CLOEXEC, 0);
     struct stat info {};

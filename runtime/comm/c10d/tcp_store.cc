@@ -36,8 +36,9 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-constexpr int kMostAskedFor = 1024;  // limit of ranks that an error looks up one by one
-/// Time beyond the limit in which a rank that missed others finds out who they are, and tells the ranks (RollCall).
+constexpr int kMostAskedFor = 1024;  // most ranks that an error looks up one by one
+/// Time after the limit in which a rank that waits for others finds out which ones are missing, and tells the ranks
+/// (RollCall).
 constexpr std::chrono::milliseconds kTimeToReport{2500};
 
 /// The stage of a rank that joins the store. The error names the stage in which the rank waits.
@@ -169,7 +170,8 @@ class RollCall {
   static std::string key(int rank) { return "present/" + std::to_string(rank); }
   std::string key_of_hosts() const { return "hosts/" + hosts_of(topology_); }
 
-  /// Every rank counts at the key of its hosts before it is present, so all ranks find the same.
+  /// Every rank adds 1 at the key of its list of hosts before it reports its presence, so all ranks see the same
+  /// counts.
   absl::Status check_same_hosts() {
     TESSERA_ASSIGN_OR_RETURN(const auto like_this, store_.add(key_of_hosts(), 0));
     if (like_this >= topology_.world_size) return absl::OkStatus();
@@ -198,7 +200,7 @@ class RollCall {
                           "MASTER_ADDR and MASTER_PORT, and look why their hosts did not (they have met nobody)");
   }
 
-  // Waits a moment if this rank serves the store, which ends with it, so that the others can look first.
+  // Waits a moment if this rank serves the store, which ends with it, so that the others can read it first.
   absl::Status linger(std::int64_t present) {
     TESSERA_RETURN_IF_ERROR(store_.add("told", 1).status());
     for (const auto end = Clock::now() + std::chrono::seconds(1); topology_.rank == 0 && Clock::now() < end;) {

@@ -13,13 +13,14 @@ namespace tessera {
 ///
 /// Rank 0 serves the store, unless torchrun's agent does (`topology.agent_store`). The server listens on loopback only
 /// if all ranks are on one host and `master_addr` is a loopback address, or else on all interfaces. Keys are prefixed
-/// with the run's id and restart count, so the store never meets another job or an earlier life of this one.
+/// with the run's id and restart count, so the store never meets another job or an earlier start of this job.
 ///
 /// `master_addr` may be a name that is not known yet (a host that is starting), an IPv4 or an IPv6 address.
 ///
-/// Errors: 69 the port is in use, or the store is another job's; 75 a name that is not known, a store that does not
-/// answer, or ranks that did not come within `init_timeout_s` (by number, even if something keeps silent meanwhile); 78
-/// two processes claim one rank, or ranks know other hosts (Topology::ranks_of_hosts); 71 a limit of this process.
+/// Errors: 69 if the port is in use, or the store is another job's store; 75 if a name is not known, if a store does
+/// not answer, or if ranks do not come within `init_timeout_s` (the message has their numbers, even if something does
+/// not answer meanwhile); 78 if two processes claim one rank, or ranks know other hosts (Topology::ranks_of_hosts); 71
+/// if a limit of this process is reached.
 absl::StatusOr<std::shared_ptr<C10dStore>> tcp_store(const Topology& topology, double init_timeout_s);
 
 /// Returns true for "localhost", "::1" and 127.0.0.0/8.

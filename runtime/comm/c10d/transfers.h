@@ -16,7 +16,7 @@
 
 namespace tessera {
 
-/// Memory with a part of each rank: that of rank q begins `q * stride` bytes behind `first`.
+/// Memory with one part for each rank: the part of rank q begins `q * stride` bytes behind `first`.
 template <class Void>
 struct RankParts {
   Void* first;
@@ -27,10 +27,10 @@ struct RankParts {
 /// rank. One thread begins and waits; any thread may abort.
 ///
 /// Messages keep both directions of a connection busy, and Gloo's collectives do not. Gloo sends a buffer only when its
-/// receiver has said that it is ready, and it says so on the connection that carries the data. Its collectives begin to
-/// send before they are ready to receive, so these words wait behind the data, and the two directions take turns.
-/// Measured at 1 Gbit/s, all-to-alls of 16 MiB carry 60 MB/s each way as collectives and 116 as messages. This class
-/// therefore begins every receive before the first send, and two calls may be under way.
+/// receiver has said that it is ready; the receiver says so on the connection that carries the data. Its collectives
+/// begin to send before they are ready to receive, so the receivers' messages wait behind the data, and the two
+/// directions take turns. Measured at 1 Gbit/s, all-to-alls of 16 MiB carry 60 MB/s each way as collectives and 116 as
+/// messages. This class therefore begins every receive before the first send, and two calls may be under way.
 class Transfers {
  public:
   enum class Means { kCollective, kMessages };
@@ -45,7 +45,7 @@ class Transfers {
   void gather(c10d::Backend& backend, int tag, const void* shard, void* full, std::size_t bytes) {
     gather_packed(backend, tag, std::nullopt, shard, {full, bytes}, bytes);
   }
-  /// Gathers into parts of `bytes`. The parts are packed (packing.h) if `numbers` gives a dtype and they go as
+  /// Gathers into parts of `bytes`. The parts are packed (packing.h) if `numbers` gives a dtype and if they are sent as
   /// messages. Collectives need a stride of `bytes`.
   void gather_packed(c10d::Backend& backend, int tag, std::optional<DType> numbers, const void* shard,
                      RankParts<void> full, std::size_t bytes);
@@ -53,17 +53,17 @@ class Transfers {
   /// rounded elements of all ranks.
   void gather_rounded(c10d::Backend& backend, int tag, const GatherOptions& options, const void* shard,
                       RankParts<void> full, std::size_t numel);
-  /// Exchanges `bytes` with each other rank: sends rank q its part of `input`. The bytes arrive in its `output` at this
-  /// rank's number times `bytes`. This rank's own place in `output` may be written or not. Collectives need a stride of
-  /// `bytes`. `numbers` is that of gather_packed.
+  /// Exchanges `bytes` with each other rank: sends rank q its part of `input`. The bytes arrive in rank q's `output`,
+  /// at the offset `bytes` times this rank's number. This rank's own place in `output` may be written or not.
+  /// Collectives need a stride of `bytes`. `numbers` is that of gather_packed.
   void exchange(c10d::Backend& backend, int tag, RankParts<const void> input, void* output, std::size_t bytes,
                 std::optional<DType> numbers = std::nullopt);
   /// Sends one message to a rank, or receives one; wait() waits for it. The first message sent between two ranks with a
   /// tag is the first one received. 0 bytes do nothing. REQUIRES: Means::kMessages.
   void send(c10d::Backend& backend, int tag, int to, const void* data, std::size_t bytes);
   void receive(c10d::Backend& backend, int tag, int from, void* data, std::size_t bytes);
-  /// Copies `bytes` of rank `root` into `data` of all ranks, by the backend's own collective, whatever the means. 0
-  /// bytes do nothing.
+  /// Copies `bytes` of rank `root` into `data` of all ranks, by the backend's own collective, also with
+  /// Means::kMessages. 0 bytes do nothing.
   void broadcast(c10d::Backend& backend, void* data, std::size_t bytes, int root);
   /// Makes the backend's own barrier.
   void barrier(c10d::Backend& backend);

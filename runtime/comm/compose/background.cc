@@ -69,8 +69,8 @@ class BackgroundCollectives final : public ForwardingCollectives {
 
  private:
   class Started;
-  /// Makes options for a call on the thread, where nothing waits later. The visitor sees the sums on the thread that
-  /// waits for them.
+  /// Returns options for a call that the group's thread makes, where nobody waits later. The visitor sees the sums on
+  /// the thread that waits for them.
   static ReduceOptions at_once(ReduceOptions options) {
     options.waits = Waits::kAtOnce;
     options.visitor = nullptr;

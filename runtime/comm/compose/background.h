@@ -13,8 +13,8 @@ namespace tessera {
 /// Every other call first waits until no reduction is under way. `group` therefore sees one call at a time, in the
 /// order in which the caller makes them, which is the same on all ranks.
 ///
-/// Dropping a Work without a wait waits for it: its memory is the group's until it is over. A visitor sees the sums
-/// while the caller waits, on the caller's thread. Bits are those of `group`.
+/// Dropping a Work without a wait waits for it: the group uses its memory until it is over. A visitor sees the sums
+/// while the caller waits, on the caller's thread. The results have the same bits as those of `group`.
 std::shared_ptr<Collectives> reducing_in_background(std::shared_ptr<Collectives> group);
 
 /// Returns a group as reducing_in_background does, but its thread makes all-gathers too. It is meant for transports

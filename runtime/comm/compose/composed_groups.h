@@ -18,7 +18,7 @@ struct GroupDefaults {
   double init_timeout_s = 300.0;
 };
 
-/// Returns the factory that follows this rule for which transport joins which ranks:
+/// Returns a factory that chooses the transport of each group by this table:
 ///
 /// | ranks of the group                  | transport                                  |
 /// |-------------------------------------|--------------------------------------------|

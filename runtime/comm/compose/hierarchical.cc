@@ -94,7 +94,7 @@ class HierarchicalCollectives : public Collectives {
   std::unique_ptr<CommBuffer> scratch_;
 };
 
-// Ends both halves if one fails; the peers of the other half would wait otherwise.
+// Ends both groups (inside and across) if a call in one fails; peers in the other one would wait otherwise.
 absl::Status HierarchicalCollectives::ended(absl::Status status) {
   if (!status.ok()) abort(status);
   return status;
@@ -110,7 +110,8 @@ absl::StatusOr<std::byte*> HierarchicalCollectives::scratch(std::size_t bytes) {
   return scratch_->data();
 }
 
-// Gathers across hosts the shards at this place, then inside the host each host's part of the whole.
+// First gathers, across hosts, the shards of the ranks at this place; then gathers inside the host each host's part of
+// the whole.
 absl::Status HierarchicalCollectives::gather(std::string_view label, const void* shard, std::byte* full,
                                              std::size_t bytes, const GatherOptions& options) {
   TESSERA_ASSIGN_OR_RETURN(std::byte * shards, scratch(hosts_ * bytes));
@@ -121,7 +122,8 @@ absl::Status HierarchicalCollectives::gather(std::string_view label, const void*
   return absl::OkStatus();
 }
 
-// Reduces inside the host, for each host, the slice of its rank at this place; then reduces those sums across hosts.
+// First reduces inside the host: for each host, the slice of its rank at this place. Then reduces these sums across
+// hosts.
 absl::Status HierarchicalCollectives::scatter(std::string_view label, std::byte* input, DType dtype, float* output,
                                               std::size_t numel, const ReduceOptions& options) {
   TESSERA_ASSIGN_OR_RETURN(std::byte * memory, scratch(hosts_ * numel * sizeof(float)));
@@ -166,8 +168,8 @@ absl::Status HierarchicalCollectives::spread(std::string_view label, void* data,
   return inside_->broadcast(label, data, bytes, root % places_).wait();
 }
 
-// Exchanges inside the host, for each host, what this host's ranks send to its rank at this place; then hands it over
-// across hosts.
+// First exchanges inside the host: this rank gets what its host's ranks send to the ranks at this place on all hosts.
+// Then sends each of those ranks its part across hosts.
 absl::Status HierarchicalCollectives::exchange(std::string_view label, const std::byte* input, void* output,
                                                std::size_t bytes) {
   const std::size_t host_bytes = places_ * bytes;
@@ -179,7 +181,7 @@ absl::Status HierarchicalCollectives::exchange(std::string_view label, const std
 }
 
 // Makes three barriers. After the first, all ranks of this host are here, and after the second, all ranks at this
-// place. The third joins the two.
+// place. The third barrier connects both: all ranks are here.
 absl::Status HierarchicalCollectives::meet(std::string_view label) {
   TESSERA_RETURN_IF_ERROR(inside_->barrier(label).wait());
   TESSERA_RETURN_IF_ERROR(across_->barrier(label).wait());

@@ -12,10 +12,10 @@
 #include "runtime/comm/sum/visited_sum.h"
 
 // Collectives of ranks whose GPUs can read each other's memory. A call has two halves. `start` records this rank's
-// `ready` event on the compute queue, exchanges an Offer (call and place of the input) over `host_`, which is a barrier
-// of the hosts. It queues the work on the side queue behind all peers' `ready` events, then records `done`. `finish`,
-// at the wait, makes another barrier of the hosts and lets the compute queue wait for all `done` events. Events live in
-// a ring of kRing calls.
+// `ready` event on the compute queue, and exchanges an Offer (call and place of the input) over `host_`, which is a
+// barrier of the hosts. It queues the work on the side queue behind all peers' `ready` events, then records `done`.
+// `finish`, at the wait, makes another barrier of the hosts and lets the compute queue wait for all `done` events.
+// Events live in a ring of kRing calls.
 
 namespace tessera {
 namespace {

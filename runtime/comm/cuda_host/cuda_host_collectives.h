@@ -12,17 +12,18 @@
 namespace tessera {
 
 /// The `cuda_host` transport: ranks in processes of one host that share one GPU, or have one GPU each and can reach
-/// their peers' GPUs. They read each other's device memory directly, on a queue beside compute. Sums have the bits of
-/// `host`. It serves to run programs for many cards on one card: the order of events is the same.
+/// their peers' GPUs. They read each other's device memory directly, on a queue beside the compute queue. Sums have the
+/// bits of `host`. It serves to run programs for many cards on one card: the order of events is the same.
 ///
-/// `host` is a transport for host memory among the same ranks, which this object has for itself. Hosts make a barrier
-/// when a call starts, and again when the call is waited for. In the first one each host says where its buffer is and
-/// what it calls, so disagreement is noticed. Devices wait for each other by events, and no host waits for a device:
+/// `host` is a transport for host memory among the same ranks; only this object uses it. Hosts make a barrier when a
+/// call starts, and again when the call is waited for. Each rank says in the first barrier where its buffer is and
+/// which call it makes, so disagreement is noticed. Devices wait for each other by events, and no host waits for a
+/// device:
 ///
 ///   rank's compute queue   ... record ready[k]                                  wait for all done[k] ...
 ///   rank's side queue                wait for all ready[k], read peers, record done[k]
 ///
-/// The call is collective over the group. Errors of making it: 75 and 70 as `host`; 71 if a GPU gives no handles.
+/// The call is collective over the group. Errors: 75 and 70 as for the transport `host`; 71 if a GPU gives no handles.
 absl::StatusOr<std::shared_ptr<Collectives>> cuda_host_collectives(const Group& group,
                                                                    std::shared_ptr<Collectives> host,
                                                                    std::unique_ptr<PeerDevice> device);

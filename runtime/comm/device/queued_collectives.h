@@ -35,11 +35,12 @@ struct QueuedBackend {
 /// Returns collectives whose calls a backend queues on a device. All pointers are device memory.
 ///
 /// The backend makes the sums, in the dtype of the input, and they are widened to fp32 afterwards: their order, and so
-/// their bits, are the backend's own. Narrow types are added up in the input. SumVisitors are refused.
+/// their bits, are the backend's own. Sums of narrow types are made in the memory of the input. SumVisitors are
+/// refused.
 ///
-/// A call that fails or hangs on the device (WorkWatch) ends this rank's groups. The record is written, peers are told
-/// through `store`, and backends are aborted, so that the device goes on and nobody waits for ever. The device's
-/// results are worthless from then on, which `status` says. See QueuedGroups::end.
+/// A call that fails or hangs on the device (WorkWatch) ends this rank's groups. The flight record is written, peers
+/// are told through `store`, and backends are aborted, so that the device goes on and nobody waits for ever. The
+/// device's results are worthless from then on, which `status` says. See QueuedGroups::end.
 std::shared_ptr<Collectives> queued_collectives(const Group& group, QueuedBackend backend,
                                                 std::shared_ptr<KeyValueStore> store);
 

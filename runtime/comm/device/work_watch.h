@@ -16,8 +16,9 @@
 
 namespace tessera {
 
-/// Watches calls that a device runs asynchronously, since the thread that started them has gone on. A thread of its own
-/// notices a call that fails or hangs. A call's time begins when the device has reached it and the call before it is
+/// Watches calls that a device runs asynchronously, since the thread that started them does not wait for them. A thread
+/// of its own notices a call that fails or hangs. A call's time begins when the device has reached it and the call
+/// before it is
 /// over: many steps of computation may be queued before it, and a call that waits behind them does not hang.
 class WorkWatch {
  public:

@@ -44,15 +44,16 @@ absl::StatusOr<std::string> own_address(const Topology& topology, double init_ti
   return address_towards(topology.master_addr, init_timeout_s);
 }
 
-// Returns the address at which CallWatch lets other ranks watch this process: Gloo's, but where GLOO_SOCKET_IFNAME
-// chooses Gloo's, the one towards rank 0's host. It is "" if that is not known, and then nobody watches.
+// Returns the address at which CallWatch lets other ranks watch this process: the address of Gloo. If
+// GLOO_SOCKET_IFNAME chooses that one, it is this host's address towards the host of rank 0 instead. It is "" if that
+// is not known, and then nobody watches.
 std::string watched_address(const Topology& topology, const std::string& of_gloo, double init_timeout_s) {
   if (topology.num_hosts() == 1 || !std::getenv("GLOO_SOCKET_IFNAME")) return of_gloo;
   return address_towards(topology.master_addr, init_timeout_s).value_or("");
 }
 
-/// Says how ranks with GPUs join for the memory of their hosts. Most jobs make no such group, so the needs of Gloo are
-/// looked for when such a group is made.
+/// Returns the function by which ranks with GPUs join groups for host memory. Most jobs make no such group, so this
+/// host's address for Gloo is looked up only when one is made.
 JoinGroup gloo_on_hosts(const Topology& topology, const CommConfig& comm, const std::shared_ptr<C10dStore>& store) {
   return [=](const Group& group) -> absl::StatusOr<std::shared_ptr<Collectives>> {
     TESSERA_ASSIGN_OR_RETURN(const std::string address, own_address(topology, comm.init_timeout_s));
@@ -124,7 +125,7 @@ JoinGroup join_host(const Store& store) {
   return [store](const Group& group) { return host_collectives(group, *store); };
 }
 
-/// Joins by `join`, whose calls go as comm.network_fit says.
+/// Joins groups by `join`, whose calls use the algorithms that comm.network_fit asks for.
 JoinGroup join_and_choose(const CommConfig& comm, const ChooseAlgorithm& choose, const JoinAndChoose& join) {
   if (comm.network_fit == CommConfig::kMeasuredNetwork) return measured_groups(join);
   return [join, choose](const Group& group) { return join(group, choose); };

@@ -11,7 +11,7 @@ namespace tessera {
 /// One rank of a group of any size, alone in its process: each call does this rank's own part and counts what the
 /// others would have moved. Size 1 ("solo") is exact, and free if output is input. Any larger size is "fake": a
 /// gathered buffer holds this rank's shard only, a sum this rank's addend only. `one_host`: whether the group that it
-/// stands for could share memory. `compressed_part`: the answer of that group.
+/// stands for could share memory. `compressed_part`: the result of that group's compressed_part().
 class LocalCollectives : public Collectives {
  public:
   explicit LocalCollectives(int rank = 0, int size = 1, bool one_host = true, int compressed_part = 0)

@@ -37,7 +37,8 @@ void check(int code, const char* call) {
   if (code != MPI_SUCCESS) throw std::runtime_error(std::string(call) + ": " + text_of(code));
 }
 
-/// A number of bytes, as MPI counts it. Its counts are ints, so more than a GiB are one element of a type of so many.
+/// A number of bytes in the form that MPI takes. Its counts are of type int, so more than a GiB is sent as one element
+/// of an MPI type that has so many bytes.
 struct Bytes {
   explicit Bytes(std::size_t bytes) {
     constexpr std::size_t kBlock = std::size_t{1} << 30;
@@ -67,7 +68,7 @@ struct Bytes {
 /// A message or a collective under way. Pump ends it.
 class Call final : public c10d::Work {
  public:
-  /// `limit` is that of a wait that names none.
+  /// `limit`: time limit of a wait that is not given one.
   Call(bool is_receive, std::chrono::milliseconds limit) : is_receive_(is_receive), limit_(limit) {}
 
   bool is_receive() const { return is_receive_; }
@@ -92,7 +93,7 @@ class Call final : public c10d::Work {
 using CallPtr = c10::intrusive_ptr<Call>;
 
 /// Drives all that this process has under way: MPI moves bytes only while a thread is in one of its calls. A thread
-/// asks for the end of each, at once while something happens, and then about ten thousand times a second.
+/// tests whether calls have ended: without pauses while something happens, else about ten thousand times a second.
 class Pump {
  public:
   /// Returns the process's pump, which is never destroyed.
@@ -111,7 +112,7 @@ class Pump {
     changed_.notify_all();
   }
 
-  /// Ends `call` with an error. MPI can cancel a message that has not begun to come, and nothing else: that goes on as
+  /// Ends `call` with an error. MPI can cancel only a message that has not begun to come; every other call goes on as
   /// long as both processes live.
   void abandon(Call& call) {
     constexpr auto kPatience = std::chrono::seconds(2);
@@ -228,7 +229,7 @@ class Pump {
   std::uint64_t answered_ ABSL_GUARDED_BY(mutex_) = 0;
   bool is_stopped_ ABSL_GUARDED_BY(mutex_) = false;
   std::thread thread_;
-  // The thread's own. A call is null when it was abandoned.
+  // Only the thread uses these members. A call is null when it was abandoned.
   std::vector<MPI_Request> requests_;
   std::vector<CallPtr> calls_;
   std::vector<int> done_;
@@ -237,7 +238,8 @@ class Pump {
 
 void Call::abort() { Pump::of_process().abandon(*this); }
 
-/// Ends MPI where the program ends well. A rank that fails ends without, and its launcher then ends the others.
+/// Ends MPI where the program ends well. A rank that fails ends without MPI_Finalize, and its launcher then ends the
+/// others.
 void finalize(int status, void* process) {
   int is_over = 0;
   MPI_Finalized(&is_over);
@@ -245,7 +247,7 @@ void finalize(int status, void* process) {
   if (status == 0 && is_ours && !is_over && Pump::of_process().stop()) MPI_Finalize();
 }
 
-/// Starts MPI in this process, unless the program has. Returns the bits that a message's tag may have. Throws
+/// Starts MPI in this process, unless the program has. Returns a mask of the bits that a message's tag may have. Throws
 /// std::invalid_argument where this MPI cannot serve, however often it is tried.
 int start_mpi() {
   static pid_t process = getpid();
@@ -263,7 +265,7 @@ int start_mpi() {
   int* largest = nullptr;
   int is_known = 0;
   check(MPI_Comm_get_attr(MPI_COMM_WORLD, MPI_TAG_UB, &largest, &is_known), "MPI_Comm_get_attr");
-  const unsigned most = is_known ? static_cast<unsigned>(*largest) : 32767u;  // MPI promises so much
+  const unsigned most = is_known ? static_cast<unsigned>(*largest) : 32767u;  // MPI guarantees this
   return static_cast<int>(std::bit_floor(most + 1u) - 1u);
 }
 
@@ -343,10 +345,11 @@ class MpiBackend final : public c10d::Backend {
   const int tag_bits_;
   const std::chrono::milliseconds limit_;
   Mutex mutex_;
-  CallPtr collective_ ABSL_GUARDED_BY(mutex_);  ///< the last one
+  CallPtr collective_ ABSL_GUARDED_BY(mutex_);  ///< the last one that began
 };
 
-/// Returns a tag that tells the making of this group from that of another one, the same on all ranks (FNV-1a).
+/// Returns a tag that distinguishes the making of this group from that of another group; it is the same on all ranks
+/// (FNV-1a).
 int tag_of(const Group& group) {
   std::uint32_t hash = 2166136261u;
   for (const char letter : group.key()) hash = (hash ^ static_cast<unsigned char>(letter)) * 16777619u;

@@ -39,7 +39,7 @@ std::vector<std::string> places_of_plugin() {
 absl::StatusOr<const MpiPlugin*> load_plugin() {
   std::vector<std::string> reasons;
   for (const std::string& place : places_of_plugin()) {
-    // Open MPI loads parts of its own, which look for symbols of MPI among all that are global.
+    // Open MPI loads plug-ins of its own, which look up MPI's symbols among the global ones.
     void* const library = dlopen(place.c_str(), RTLD_NOW | RTLD_GLOBAL);
     const void* const found = library ? dlsym(library, MpiPlugin::kSymbol) : nullptr;
     if (!found) {

@@ -14,19 +14,20 @@
 namespace tessera {
 
 /// Returns whether the ranks of a job can meet over MPI: mpirun, srun or another launcher of MPI has started them, and
-/// the plug-in (mpi_plugin.h) can be loaded. make_process_mesh calls it before the ranks meet. The plug-in is
-/// TESSERA_MPI_PLUGIN, or libtessera_mpi.so beside this library or program, or where the loader looks. Errors: 78
-/// another launcher, or a plug-in of another version; 69 no plug-in, or no MPI for it.
+/// the plug-in (mpi_plugin.h) can be loaded. make_process_mesh calls it before the ranks meet. The path of the plug-in
+/// is in TESSERA_MPI_PLUGIN; else it is libtessera_mpi.so beside this library or program, or where the loader looks.
+/// Errors: 78 if another launcher started the ranks, or the plug-in is of another version; 69 if there is no plug-in,
+/// or no MPI for it.
 absl::Status check_mpi(const Topology& topology);
 
 /// Makes this rank's side of a group with the `mpi` transport: CPU ranks on any hosts, by messages of the machine's
-/// MPI, which uses what that has for it (shared memory, InfiniBand, TCP). Tessera adds up itself, as over Gloo
+/// MPI, which uses what that machine has (shared memory, InfiniBand, TCP). Tessera adds up itself, as over Gloo
 /// (c10d_collectives), so sums have the same bits. `choose` is that of c10d_collectives. The call is collective over
 /// the group. Errors: 75 if a rank does not come within `group.init_timeout_s`, or MPI fails; 78 if MPI has no threads,
 /// or counts the ranks differently.
 ///
-/// MPI cannot end what stands still in the middle: after an error, memory of a call under way may still change. A
-/// failed rank ends without MPI_Finalize, and its launcher then ends the others.
+/// MPI cannot end a transfer that stands still in the middle: after an error, memory of a call under way may still
+/// change. A failed rank ends without MPI_Finalize, and its launcher then ends the others.
 absl::StatusOr<std::shared_ptr<Collectives>> mpi_collectives(const Group& group, std::shared_ptr<C10dStore> store,
                                                              ChooseAlgorithm choose = nullptr);
 

@@ -77,7 +77,7 @@ absl::StatusOr<std::shared_ptr<Collectives>> nccl_collectives(const Group& group
   set_environment();
   auto options = c10d::ProcessGroupNCCL::Options::create();
   options->is_high_priority_stream = true;        // work that compute waits for goes first
-  options->timeout = std::chrono::hours(24 * 7);  // c10d counts from when a call is queued; WorkWatch counts better
+  options->timeout = std::chrono::hours(24 * 7);  // c10d counts from a call's queueing, WorkWatch from its start
   options->group_name = group.key();              // name and ranks, as the flight record shows them
   options->global_ranks_in_group.assign(group.world_ranks.begin(), group.world_ranks.end());
   const auto own_keys = c10::make_intrusive<c10d::PrefixStore>("nccl/" + group.key(), store->c10d_store());

@@ -18,8 +18,8 @@ namespace tessera {
 /// The rules of queued_collectives.h hold here: NCCL makes the sums, calls are ordered on the current stream, and
 /// Work::wait makes that stream wait and does not block the host, except for a barrier. `buffers`: kind of memory that
 /// `allocate` gives (nccl_memory.h). `groups`: this rank's other groups, which end with this one. It sets c10d's and
-/// NCCL's environment variables if they are not set (under torchrun also one that is set, as torchrun sets it for every
-/// program).
+/// NCCL's environment variables if they are not set (torchrun sets one of them for every program, so under torchrun
+/// that one is set anew).
 ///
 /// nccl_transport.cc is built where the CUDA toolkit, NCCL and LibTorch's CUDA library are; elsewhere
 /// nccl_transport_missing.cc answers with exit code 69, as gpu_count does.

@@ -10,7 +10,7 @@ namespace tessera {
 namespace {
 
 struct Block {
-  std::size_t first = 0, size = 0;  ///< ranks; 0: there is no such block
+  std::size_t first = 0, size = 0;  ///< first rank and number of ranks of a block; size 0: no such block
 };
 
 /// One rank's place among the binary blocks, and its part in the algorithm.

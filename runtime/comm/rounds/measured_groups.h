@@ -11,7 +11,7 @@
 
 namespace tessera {
 
-/// Joins one group, whose calls go as `choose` says; null means directly.
+/// Joins one group, whose calls use the algorithms that `choose` returns; null means kDirect.
 using JoinAndChoose =
     std::function<absl::StatusOr<std::shared_ptr<Collectives>>(const Group& group, ChooseAlgorithm choose)>;
 

@@ -33,8 +33,8 @@ absl::Status take_slowest(Collectives& group, std::span<std::int64_t> ns);
 std::vector<TimedCall> calls_to_time(int ranks, std::size_t bytes);
 
 /// Makes each of `calls` once, and then `times(call)` times more; the later times are added to `TimedCall::ns`. `use`
-/// sets how the calls of `group` go from then on. It is collective; every rank gets the same times. Errors are those of
-/// the group.
+/// sets the algorithm of the later calls of `group`. It is collective; every rank gets the same times. Errors are those
+/// of the group.
 absl::Status time_calls(Collectives& group, std::span<TimedCall> calls, const std::function<void(Algorithm)>& use,
                         const std::function<int(const TimedCall&)>& times);
 

@@ -90,7 +90,7 @@ struct alignas(128) GroupBlock {
   std::atomic<std::uint32_t> alarms;                 ///< ranks that failed or left
   std::atomic<std::uint32_t> failed;                 ///< 1 once a rank failed: no rank may begin to access peers
   /// A rank that is about to give up waiting sets `doubt`. No arrival counts by itself then, and every phase is put to
-  /// the vote: `verdicts` of its lane is 2 * phase + (1 if it is over), and the first vote for a phase counts.
+  /// a vote: `verdicts` of its lane is 2 * phase + (1 if it is over), and the first vote for a phase counts.
   std::atomic<std::uint32_t> doubt;
   std::atomic<std::uint64_t> verdicts[kLanes];
 };

@@ -28,9 +28,9 @@ constexpr std::size_t kPage = 4096;
 // Returns whole pages, at least one, since an empty mapping does not exist.
 std::size_t in_pages(std::size_t bytes) { return (std::max<std::size_t>(bytes, 1) + kPage - 1) / kPage * kPage; }
 
-/// Offsets in the control segment: group block, rank blocks, mailboxes. A mailbox has 512 KiB: few enough to be in
-/// cache still when peers read it there (MailboxWay), and so many that its barrier costs little. It holds a visitor's
-/// piece for each rank, however many ranks there are.
+/// Offsets in the control segment: group block, rank blocks, mailboxes. A mailbox has 512 KiB: small enough to be still
+/// in cache when peers read it (MailboxWay), and large enough that its barrier costs little. It has room for one piece
+/// of a SumVisitor for each rank, however many ranks there are.
 struct ControlLayout {
   explicit ControlLayout(int ranks)
       : rank_blocks(in_pages(sizeof(GroupBlock))),
@@ -101,8 +101,8 @@ class HostSpace : public SharedSpace {
   std::uint64_t allocations_ = 0;
 };
 
-// An offer is the number of a segment's file descriptor, which is open as long as the offer; the process that owns it
-// is in the peer's RankBlock. A rank without a segment offers -1.
+// An offer is the number of a segment's file descriptor, which stays open as long as the offer is valid; the process
+// that owns it is in the peer's RankBlock. A rank without a segment offers -1.
 class HostSpace::SegmentAllocation : public Allocation {
  public:
   SegmentAllocation(HostSpace& space, std::uint64_t id, MemorySegment own, std::size_t bytes)

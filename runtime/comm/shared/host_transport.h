@@ -19,8 +19,8 @@ namespace tessera {
 /// opened as /proc/<p>/fd/<n>. Ranks learn n and p of the control segment from the store, and those of all others from
 /// the control segment. No segment has a name, so nothing is left behind however a rank ends.
 ///
-/// The call is collective over the group. Errors: 75 naming the ranks that did not come within `group.init_timeout_s`,
-/// 71 not enough memory, 77 processes may not see each other.
+/// The call is collective over the group. Errors: 75 if ranks do not come within `group.init_timeout_s` (the message
+/// names them), 71 if there is not enough memory, 77 if processes may not see each other.
 absl::StatusOr<std::shared_ptr<Collectives>> host_collectives(const Group& group, KeyValueStore& store);
 
 }  // namespace tessera

@@ -5,9 +5,10 @@
 namespace tessera {
 namespace {
 
-// A try writes rounds 1 to 3 into the cache and rounds 4 to 6 past it. It times rounds in which a mailbox of one kind
-// is used and the next one of that kind is written: rounds 1, 2, 4 and 5. The shorter of two times counts, since
-// another process may have disturbed a round. None of these is a call's last round, which may be short.
+// A trial writes the mailboxes of rounds 1 to 3 into the cache, and those of rounds 4 to 6 past it. It times rounds 1,
+// 2, 4 and 5: a mailbox written in one way is used, and the next one is written in the same way. The shorter of two
+// times counts, since another process may have disturbed a round. None of these is a call's last round, which may be
+// short.
 constexpr std::size_t kFirstStreamed = 4, kLast = 6;
 constexpr unsigned kCallsPerTry = 8;
 

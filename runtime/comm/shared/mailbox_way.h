@@ -5,17 +5,17 @@
 
 namespace tessera {
 
-/// Decides how a rank writes its mailboxes in calls of many rounds: into its cache, from where peers' cores take the
+/// Decides how a rank writes its mailboxes in calls of many rounds: into its cache, from which peers' cores read the
 /// lines, or past the caches. Cores under one cache pass lines on faster than memory does. Between cores of two core
 /// complexes or two sockets, a line takes several times as long as from memory. Measured on two cores of an AMD Zen 5
 /// server, the wrong way takes 1.4 to 2.2 times as long as the right one. Nothing says for sure which cores ranks run
 /// on, above all in a virtual machine, so both ways are tried now and then, in rounds of a call. Peers read the same
-/// from either: ranks need not agree.
+/// bytes either way: ranks need not agree.
 class MailboxWay {
  public:
   using Clock = std::chrono::steady_clock;
 
-  /// A call of `rounds` rounds calls it at its start. Every rank counts the same calls, so all try at the same time.
+  /// Call it at the start of a call of `rounds` rounds. Every rank counts the same calls, so all try at the same time.
   void begin(std::size_t rounds);
   /// Returns whether the mailbox of round `round`, from 0, is written past the caches.
   bool streams(std::size_t round) const;

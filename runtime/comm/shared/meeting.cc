@@ -11,7 +11,7 @@ namespace tessera {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-constexpr int kEagerLooks = 32;  // looks before the first pause, which may take as long as a whole barrier
+constexpr int kEagerLooks = 32;  // checks before the first pause; a pause may take as long as a whole barrier
 constexpr int kLooksPerYield = 40;
 constexpr std::chrono::microseconds kSpin{30};
 
@@ -95,8 +95,8 @@ absl::Status Meeting::disagreement(std::uint64_t phase) {
 }
 
 // Every operation here is sequentially consistent. One rank stores an arrival and then looks for sleepers, for a doubt,
-// or for the other arrivals. Another says that it sleeps or doubts, and then looks for arrivals. They cannot both miss
-// each other.
+// or for the other arrivals. Another rank says that it sleeps or doubts, and then looks for arrivals. They cannot both
+// miss each other.
 std::uint64_t Meeting::arrive() {
   ++phase_;
   ranks_[peers_.rank()].arrivals[slot(phase_)].phase.store(phase_);

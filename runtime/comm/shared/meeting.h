@@ -17,12 +17,12 @@ namespace tessera {
 /// them in order. One thread at a time uses an object.
 ///
 /// Each rank writes its own arrival and reads those of its peers; no word is written by two ranks. A phase is over when
-/// all have arrived. That alone would let one rank go on while another gives up, whose patience ended a moment before
-/// the last arrival. A rank that is about to give up therefore raises a doubt first, and the phase is put to the vote
-/// (GroupBlock::verdicts). It is then over on all ranks, or on none.
+/// all have arrived. This rule alone would let one rank go on while another rank gives up because its time ended just
+/// before the last arrival. A rank that is about to give up therefore raises a doubt first, and the phase is put to the
+/// vote (GroupBlock::verdicts). It is then over on all ranks, or on none.
 ///
-/// Waiting spins for some microseconds, yielding its core now and then (at every look if ranks outnumber cores), then
-/// sleeps (Peers::wait). After the first failure every wait returns it.
+/// A waiting rank spins for some microseconds, yielding its core now and then (at every check if ranks outnumber
+/// cores); then it sleeps (Peers::wait). After the first failure every wait returns it.
 class Meeting {
  public:
   Meeting(Peers& peers, SharedSpace& space, Lane lane);
@@ -30,8 +30,8 @@ class Meeting {
   /// Makes `call` known to the peers in the next phase. It does nothing once this rank has failed, since the phase will
   /// not come.
   void publish(const CallDescriptor& call);
-  /// Enters the next phase and returns its number. REQUIRES: the phase that is as many phases back as the lane has
-  /// slots is over.
+  /// Enters the next phase and returns its number. REQUIRES: if the lane has n slots, the n-th phase before the one
+  /// that is entered is over.
   std::uint64_t arrive();
   /// Waits until every rank has entered `phase`. REQUIRES: this rank has entered it, and has waited for the phases
   /// before it.

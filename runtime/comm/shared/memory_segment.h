@@ -25,8 +25,8 @@ class MemorySegment {
 
   /// Maps the segment behind file descriptor `fd` of process `pid`, while that is open, through /proc/<pid>/fd: the
   /// processes must share a PID namespace and a user. `populate`: this process's page tables are filled now, not by
-  /// faults. Errors: 75 if the process is gone, 77 if it may not be looked into, 70 if the segment's size is not that
-  /// of `bytes`.
+  /// faults. Errors: 75 if the process is gone, 77 if this process may not look into it, 70 if the segment's size is
+  /// not that of `bytes`.
   static absl::StatusOr<MemorySegment> open(pid_t pid, int fd, std::size_t bytes, bool populate);
 
   std::byte* data() const { return data_; }

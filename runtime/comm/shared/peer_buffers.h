@@ -13,7 +13,7 @@ class PeerBuffers {
  public:
   PeerBuffers(Peers& peers, SharedSpace& space);
 
-  /// Views the buffers that ranks published for `phase`. Error: a buffer is a CommBuffer that this rank has freed.
+  /// Views the buffers that ranks published for `phase`. Error: a buffer lies in a CommBuffer that this rank has freed.
   absl::Status view(const Meeting& meeting, std::uint64_t phase);
   /// Returns null if the buffer is unreachable.
   const std::byte* input(int rank) const { return inputs_[rank]; }

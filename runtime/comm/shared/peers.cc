@@ -83,8 +83,8 @@ bool Peers::all(Arrived arrived) const {
 
 void Peers::wake() { ring(group_block_, space_.between_processes()); }
 
-// All of this is sequentially consistent. One rank stores an arrival and then looks for sleepers. Another says that it
-// sleeps, and then looks for arrivals. They cannot both miss each other.
+// All of this is sequentially consistent. One rank stores an arrival and then looks for sleepers. Another rank says
+// that it sleeps, and then looks for arrivals. They cannot both miss each other.
 void Peers::sleep(Arrived arrived) const {
   group_block_.sleepers.fetch_add(1);
   const std::uint32_t seen = group_block_.bell.load();
@@ -133,8 +133,8 @@ void Peers::withdraw() {
   wait_for_access_to_end();
 }
 
-// If the caller of a thread frees memory after a failure, its peers lose that memory too. (A process keeps its own
-// mapping.)
+// If a rank is a thread, its caller may free memory after a failure; its peers lose that memory too. (A process keeps
+// its own mapping.)
 void Peers::wait_for_access_to_end() const {
   if (space_.between_processes()) return;
   for (int q = 0; q < size(); ++q)

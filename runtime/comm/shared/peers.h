@@ -32,8 +32,8 @@ class Peers {
   /// Says whether a rank has arrived where this rank waits for it.
   using Arrived = absl::FunctionRef<bool(int rank)>;
   /// Sleeps until all have arrived, in slices of 50 ms. After each slice it checks whether the missing ranks still
-  /// live, have left or failed, and whether time is up. An error is a reason to give up, and has not been told to
-  /// anyone.
+  /// live, have left or failed, and whether time is up. An error is a reason to give up; no other rank has been told of
+  /// it.
   absl::Status wait(Arrived arrived);
   /// Wakes the ranks that sleep. Call it after an arrival that others may wait for.
   void wake();
@@ -55,7 +55,7 @@ class Peers {
   /// Ends this rank with `reason`, and lets all ranks know. Returns the failure that counts, which is the first.
   absl::Status fail(const absl::Status& reason);
   absl::Status status() const;
-  /// Returns OK, or the failure that counts.
+  /// Returns OK, or the first failure.
   absl::Status failure() const;
   void leave();
 
@@ -85,7 +85,7 @@ class Peers {
   std::vector<RankBlock*> blocks_;  // one block for each rank
   const bool outnumber_cores_;
   CallSignature call_;
-  bool timed_ = false;  // whether deadline_ belongs to call_; it is set at the first long wait
+  bool timed_ = false;  // whether deadline_ belongs to call_; the first long wait of a call sets it
   std::chrono::steady_clock::time_point deadline_;
   mutable Mutex mutex_;
   absl::Status failure_ ABSL_GUARDED_BY(mutex_);

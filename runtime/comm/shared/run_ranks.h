@@ -12,7 +12,7 @@ namespace tessera {
 struct ThreadRanks {
   int ranks = 1;
   int hosts = 1;  ///< pretended hosts: topology().host and local_rank follow, and groups across hosts are hierarchical
-  /// Ranks on each pretended host, where they are unequal; they add up to `ranks`, and `hosts` counts for nothing then.
+  /// Ranks on each pretended host, where they are unequal; they add up to `ranks`, and `hosts` then has no effect.
   std::vector<int> ranks_of_hosts = {};
   double timeout_s = 60.0;
   /// If given, this makes a factory out of each rank's own factory, and the rank makes its groups with the result.

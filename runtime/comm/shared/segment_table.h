@@ -10,8 +10,8 @@
 
 namespace tessera {
 
-/// The shared segments of a group as one rank maps them: its own part and its peers' of each segment, or the one part
-/// of common memory. It is thread-safe, because a CommBuffer may be freed on any thread.
+/// The shared segments of a group as one rank maps them. Each segment has one part for each rank, which this rank maps,
+/// or the one part of common memory. It is thread-safe, because a CommBuffer may be freed on any thread.
 class SegmentTable {
  public:
   explicit SegmentTable(int rank) : rank_(rank) {}

@@ -21,8 +21,8 @@ namespace {
 
 constexpr std::size_t kSmallBytes = 16 << 10;
 constexpr std::size_t kLine = 64;  // bytes: data written past the caches begins and ends with whole lines
-// Size of a part of a round: enough to keep a copy at its speed, and small enough that memory answers one part while
-// another is under way.
+// Size of a part of a round: large enough that a copy keeps its speed, and small enough that memory serves one part
+// while another is under way.
 constexpr std::size_t kPartBytes = 2048, kPartElements = kPartBytes / sizeof(float);
 static_assert(kPartElements % SumVisitor::kAlignment == 0);
 
@@ -34,7 +34,7 @@ void copy_bytes(void* to, const void* from, std::size_t bytes) {
   if (to != from) copy_large(to, from, bytes);
 }
 
-// Copies a round's part of a copy of `whole` bytes.
+// Copies the `bytes` bytes of one round; the call's copy has `whole` bytes in all its rounds.
 void take_bytes(void* to, const std::byte* from, std::size_t bytes, std::size_t whole) {
   if (whole >= kStreamBytes) return stream_bytes(to, from, bytes);
   if (bytes > 0) std::memcpy(to, from, bytes);

@@ -25,7 +25,7 @@ namespace tessera {
 /// | direct  | larger, all buffers are reachable | peers' buffers are used where they lie  | 2             |
 /// | rounds  | larger, some buffer is not        | through the mailboxes, window by window | 2 and more    |
 ///
-/// A call in rounds reads memory into one round's mailboxes while it writes what the round before brought to memory.
+/// A call in rounds loads one round's mailboxes from memory while it writes the data of the round before to memory.
 /// Mailboxes are written the way that costs less between the cores that ranks run on (MailboxWay).
 ///
 /// Invariants:

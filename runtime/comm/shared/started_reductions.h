@@ -47,7 +47,7 @@ class StartedReductions {
 
     StartedReductions* owner = nullptr;
     bool held = false;         ///< whether a Work holds this place
-    std::uint64_t number = 0;  ///< number of its phase in both lanes
+    std::uint64_t number = 0;  ///< its phase in the lanes kStarted and kFinished
     CallDescriptor call;
     const std::byte* input = nullptr;
     float* output = nullptr;
@@ -67,7 +67,7 @@ class StartedReductions {
   Meeting started_, finished_;
   PeerBuffers buffers_;
   std::array<Reduction, RankBlock::kReductionSlots> ring_;
-  std::uint64_t over_ = 0;     ///< reductions that are over
+  std::uint64_t over_ = 0;     ///< number of reductions that are over
   std::uint64_t dropped_ = 0;  ///< first reduction whose Work was dropped before its end, or 0
 };
 

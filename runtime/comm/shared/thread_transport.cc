@@ -14,7 +14,8 @@
 
 namespace tessera {
 
-/// Its memory is value-initialised, so it is all zero: the state before the first call.
+/// The memory of a group of threads. It is value-initialised, so it is all zero, which is the state before the first
+/// call.
 class ThreadGroupMemory {
  public:
   static constexpr std::size_t kMailboxBytes = 16 << 10;
@@ -71,7 +72,7 @@ class SharedPlainBuffer : public CommBuffer {
   const std::shared_ptr<CommonRanges> ranges_;
 };
 
-/// The space of one address space: every pointer is its own location.
+/// The SharedSpace of threads, which have one address space: every pointer is its own location.
 class ThreadSpace : public SharedSpace {
  public:
   ThreadSpace(std::shared_ptr<ThreadGroupMemory> memory, int rank) : memory_(std::move(memory)), rank_(rank) {}

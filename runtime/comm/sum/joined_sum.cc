@@ -19,7 +19,7 @@ void joined_sum(std::span<const float* const> waiting, const float* last, float*
     const std::size_t length = std::min(kBlock, numel - begin);
     const float* sum = last + begin;
     for (std::size_t k = 0; k < waiting.size(); ++k) {
-      // Only the last addition writes the output, which may be one of those that still wait.
+      // Only the last addition writes the output, which may be one of the sums that still wait.
       float* const to = k + 1 == waiting.size() ? output + begin : between.data();
       pairwise_sum(std::array<const void*, 2>{waiting[k] + begin, sum}, DType::kF32, to, length);
       sum = to;

@@ -55,7 +55,7 @@ TESSERA_INLINE void round_run(std::span<const float> run, float norm, std::int64
   }
 }
 
-/// The k-th code of a word is `kWords` codes behind the one before it, so that words are made side by side.
+/// The k-th code of a word is `kWords` codes behind the one before it, so that several words are made at the same time.
 template <std::size_t kBits>
 struct Packing {
   static constexpr std::size_t kInWord = 32 / kBits, kWords = kMessageRun / kInWord;

@@ -29,8 +29,7 @@ struct LevelForm {
   LevelNorm norm = LevelNorm::kSquares;
 };
 
-/// Writes level_words(levels, numel) words to `message`. The random bits of an element are those of its place in
-/// `values`.
+/// Writes level_words(levels, numel) words to `message`. The random bits of an element depend on its index in `values`.
 void encode_levels(LevelForm form, const float* values, std::size_t numel, NoiseKey key, std::uint32_t* message);
 
 /// Adds the message's values to `output` [numel].

@@ -7,9 +7,9 @@
 
 #include "runtime/comm/sum/cpu_clones.h"
 
-// The lossless codec. `pack` writes each whole block of 256 elements as one of four kinds: it splits the elements into
+// The lossless codec. `pack` writes each whole block of 256 elements as one of four kinds. It splits the elements into
 // exponents, high and low halves (`split`), chooses the base exponent (`base_of`), and writes a 3-bit code for each
-// element; exponents that a code cannot express follow in full. `unpack` reverses it and checks every length against
+// element. Exponents that a code cannot express follow in full. `unpack` reverses it and checks every length against
 // what is left, so a damaged message is refused. The rest of a message that is no whole block is copied. The loops over
 // a block have constant length, so that they vectorise.
 
@@ -43,7 +43,7 @@ struct Split {
 };
 
 struct Found {
-  std::uint32_t any = 0, any_low = 0;  ///< bits of any element
+  std::uint32_t any = 0, any_low = 0;  ///< the bits of all elements, joined by "or"
 };
 
 TESSERA_INLINE Found split(const std::uint32_t* bits, Split& parts) {

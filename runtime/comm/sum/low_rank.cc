@@ -44,7 +44,7 @@ TESSERA_INLINE void dot(const float* row, const float* right, std::size_t column
   }
 }
 
-/// Adds `row`, times one number each, to `Count` columns of `right`.
+/// Adds `row` to each of `Count` columns of `right`, multiplied by one number for each column.
 template <std::size_t Count>
 TESSERA_INLINE void add_row(const float* row, const float* left, std::size_t stride, float* right,
                             std::size_t columns) {

@@ -24,8 +24,8 @@ void project_back(const float* matrix, const float* left, float* right, const Lo
 void expand(const float* left, const float* right, float share, float* matrix, float* kept, const LowRankShape& shape);
 
 /// Makes the columns of `factor` [rank, numel] orthonormal, one after the other (Gram-Schmidt, each twice, products in
-/// fp64). A column of which nothing is left becomes zeros; a column that is left by rounding alone becomes a direction
-/// like any other.
+/// fp64). A column of which nothing is left becomes zeros; a column of which only rounding errors are left is
+/// normalised like any other.
 void orthonormalize(float* factor, std::size_t rank, std::size_t numel);
 
 /// Fills the columns of `factor` [rank, numel] that are zeros with numbers between -1 and 1, which depend on `number`,

@@ -16,7 +16,7 @@ constexpr std::size_t kWords = kMessageRun / kWordBits;  // words of a run's bit
 /// Number of parts in which sums over a run are made; they are added up at the end.
 constexpr std::size_t kLanes = 16;
 constexpr std::uint32_t kSignBit = 0x80000000u, kInfinity = 0x7f800000u;
-/// Mask of the bits at odd places. With an even turn, elements of value 0 vote minus there.
+/// Mask of the bits at odd places. Elements of value 0 at these places vote minus if the turn is even.
 constexpr std::uint32_t kOddBits = 0xaaaaaaaau;
 
 TESSERA_INLINE std::uint32_t bits_of(float value) { return std::bit_cast<std::uint32_t>(value); }

@@ -16,7 +16,7 @@ namespace tessera {
 /// A scaled message of values that are not finite has a scale that is not finite. The loops make the same bits with
 /// every instruction set.
 
-/// Writes `values` as a scaled message, and leaves the rest in `values`. `more` [numel], unless null, is
+/// Writes `values` as a scaled message, and leaves in `values` what the message lacks. `more` [numel], unless null, is
 /// added to them first.
 void encode_signs(float* values, const float* more, std::size_t numel, std::uint32_t* message);
 

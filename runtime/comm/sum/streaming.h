@@ -9,7 +9,7 @@ namespace tessera {
 // data is too large to be still in cache when it is read next, or if its reader is a core that a cache line reaches
 // later than memory does. They cost time otherwise.
 
-/// Bytes written by one call from which streaming is faster: half of a 2 MiB second-level cache.
+/// Least number of bytes for which a call that streams is faster: half of a 2 MiB second-level cache.
 constexpr std::size_t kStreamBytes = 1 << 20;
 
 /// Copies past the caches. The writer must call `end_stream` before a reader is told of the data. REQUIRES: no overlap.
@@ -19,8 +19,8 @@ void end_stream();
 /// Copies a little data that was just written, by plain stores, for other cores to read from cache. REQUIRES: no
 /// overlap.
 void keep_bytes(void* to, const void* from, std::size_t bytes);
-/// Copies a part of a larger block, if other work is done between its parts: prefetches 2 KiB ahead, beyond the end
-/// of the part.
+/// Copies one part of a larger block, where other work is done between its parts: it prefetches 2 KiB ahead, beyond the
+/// end of the part.
 void load_bytes(void* to, const void* from, std::size_t bytes);
 
 /// Copies bytes. It streams if `bytes` is large, and ends the stream before it returns.

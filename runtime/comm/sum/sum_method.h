@@ -22,9 +22,9 @@ class SumMethod {
   ~SumMethod() = default;
 };
 
-/// Wraps `group` so that reductions of fp32 with ReduceOptions::method are made by it, in the call; all other calls go
-/// to `group` as they are. It is meant for transports that send over a network, below reducing_in_background. If a
-/// method fails, the group ends, since its peers would wait for this rank.
+/// Wraps `group` so that reductions of fp32 with ReduceOptions::method are made by that method, before the call
+/// returns; all other calls go to `group` as they are. It is meant for transports that send over a network, below
+/// reducing_in_background. If a method fails, the group ends, since its peers would wait for this rank.
 std::shared_ptr<Collectives> summing_by_methods(std::shared_ptr<Collectives> group);
 
 /// These functions make all_reduce and reduce_scatter over `group` by `options.method`, which is not null; `numel` is

@@ -25,7 +25,7 @@ struct ShownSums {
   bool streams = false;  ///< whether it is written past the caches
 };
 
-/// A window of an output: `numel` of its `whole` elements, from element `offset` on, which a visitor is told.
+/// A window of an output: `numel` of its `whole` elements, from element `offset` on (a visitor is told this offset).
 struct SumWindow {
   std::size_t offset = 0;
   std::size_t numel;

@@ -16,14 +16,14 @@ Condition with_compression() {
           }};
 }
 
-/// Every sum has one owner under the other strategies, on a mesh with one replica.
+/// Holds where ranks get whole sums. Under all other strategies, on a mesh with one replica, every sum has one owner.
 Condition with_whole_sums() {
   return {"a strategy under which ranks get whole sums (NO_SHARD, SHARD_OPTIMIZER, HYBRID_SHARD)",
           {"/strategy", "/mesh/replicate", "/mesh/shard", "/mesh/host", "/mesh/rank", "/placement/gradients"},
           gets_whole_sums};
 }
 
-/// A rank has all gradients of a unit in one place under these strategies.
+/// Holds for strategies under which a rank has all gradients of a unit in one place.
 Condition with_whole_gradients() {
   return {"strategy NO_SHARD, SHARD_OPTIMIZER or SHARD_GRADIENTS",
           {"/strategy", "/placement/parameters"},

@@ -53,7 +53,7 @@ StrategyRule never_with(std::string other, const std::string& what, std::functio
 }
 
 /// Makes two rules for something that goes with none of these types. `why` is the reason for asynchronous training and
-/// for Hogwild; the reason for backups is that nobody has tried them with it.
+/// for Hogwild; the reason for backups is that nobody has tried the combination.
 void add_untried(std::vector<StrategyRule>& rules, const std::string& other, const std::string& what,
                  const std::function<bool(const Strategy&)>& holds, const char* why) {
   rules.push_back(refusal(
@@ -83,7 +83,7 @@ StrategyRule never_elastic_with(std::string other, const std::string& what, std:
           }};
 }
 
-/// The file of an order is emptied when it begins to be written, which may be before all ranks have read it.
+/// The file of record_order is emptied when writing begins, which may be before all ranks have read it as play_order.
 StrategyRule orders_rule() {
   return {{"/sync/record_order", "/sync/play_order"},
           "sync.record_order and sync.play_order are different files.",

@@ -48,8 +48,8 @@ std::optional<std::pair<double, const char*>> least_momentum(const OptimizerConf
   }
 }
 
-/// The method's momentum makes single gradients as wrong as their momentum times 1 / (1 - momentum). The optimizer's
-/// momentum takes that back.
+/// The rounding error of a single gradient is 1 / (1 - momentum) times that of the momentum that the method sends. The
+/// optimizer's own momentum undoes this factor.
 StrategyRule momentum_rule() {
   return {
       {"/compression/method", "/compression/start_step", "/optimizer/type", "/optimizer/freeze_step",

@@ -198,7 +198,8 @@ MicrobatchOrder MemoryPlan::order() const {
   return order;
 }
 
-/// Plans the sums of "reproducible" that wait, and the sums that ranks send where their runs cut subtrees.
+/// Plans the sums of "reproducible" that wait, and the sums that ranks send if their runs of microbatches are not whole
+/// subtrees.
 void MemoryPlan::plan_tree() {
   constexpr std::int64_t kMostSent = 1 << 18, kAlignment = 256;  // fp32 elements; the second is SumVisitor::kAlignment
   if (!input_.wire.reproducible) return;
@@ -277,7 +278,7 @@ void MemoryPlan::plan_sums() {
                                      sums_.units_under_way() * sums_.notes_numel * 4;
 }
 
-/// Returns how many units after a unit its reduction can still be under way.
+/// Returns for how many more units a unit's reduction can still be under way.
 std::int64_t MemoryPlan::most_ahead() const {
   std::int64_t groups = 1;
   for (const UnitShape& unit : input_.units) {

@@ -192,11 +192,12 @@ struct SumPlan {
   /// fp32 elements of scratch for one unit's reduction; every unit whose reduction may be under way has its own.
   std::int64_t scratch_numel = 0;
   /// Under "reproducible": the number of a unit's sums that wait at a time for other sums of the tree (SumCounter, on
-  /// the rank with the most). They are sums of whole gradients where MemoryPlan::keeps_gradients, else of this rank's
-  /// part; the last place is then that of the total.
+  /// the rank with the most). They are sums of whole gradients if MemoryPlan::keeps_gradients() is true, else of this
+  /// rank's part; the last place is then that of the total.
   int waiting_sums = 0;
-  /// Where runs of microbatches cut subtrees (cuts_subtrees): the number of sums that each rank sends of each gradient,
-  /// as many as the rank with the most has (blocks_of). It is 0 elsewhere.
+  /// The number of partial sums of each gradient that a rank sends if a rank's run of microbatches is not one subtree
+  /// of the tree over a step's microbatches (cuts_subtrees). All ranks send as many as the rank that has the most
+  /// (blocks_of). It is 0 elsewhere.
   int block_sums = 0;
   /// Sums of blocks go in pieces through extra memory (BlockSums). A piece that one rank joins at a time has this many
   /// fp32 elements.
@@ -216,8 +217,8 @@ struct SumPlan {
 };
 
 /// State that an update reads twice in groups of matrices. The first time comes before the new matrices are known.
-/// Muon makes directions from momenta in it. Rules of whole tensors read masters in it: offloaded masters lie in
-/// records of parameters, or of masters and states.
+/// Muon reads momenta then, and makes directions from them. Rules of whole tensors read masters then: offloaded masters
+/// lie in records of parameters, or of masters and states.
 struct FirstPass {
   bool parameters = false, states = false;
 };
@@ -226,8 +227,8 @@ struct FirstPass {
 /// outer weights and momentum, each as many; or the values that ranks pull, and with an adaptive lambda the means of
 /// its squares (DelayCompensationConfig); or, on a rank of Hogwild that keeps all states itself, the states beside
 /// its part (MemoryCategory::kOptimizer). `largest`: the largest group, whole, on its way over the replicate axis.
-/// `sent`: with streaming_diloco this rank's part of the outer gradients of the largest fragment. These two count in
-/// kStaging.
+/// `sent`: with streaming_diloco this rank's part of the outer gradients of the largest fragment. `largest` and `sent`
+/// count in kStaging.
 struct OuterNumel {
   std::int64_t part = 0, states = 0, largest = 0, sent = 0;
   std::int64_t served = 0;  ///< elements of all shards that parameter servers own
@@ -266,11 +267,11 @@ struct RecordPlan {
   /// one behind the other, then cached records. They are `image_bytes` in all.
   RecordPool image;
   std::int64_t image_bytes = 0;  ///< bytes of that memory
-  /// The first groups that have tensor states, counted in unit order, keep them in memory: this many. Each other one
-  /// (the share of OffloadConfig::moments) has a record.
+  /// Number of groups that keep their tensor states in memory; they are the first ones that have such states, counted
+  /// in unit order. Each other group that has such states (the share of OffloadConfig::moments) has a record.
   std::int64_t tensor_states_in_memory = 0;
   std::int64_t tensor_states_of_a_batch = 0;  ///< the most records of tensor states that one batch has
-  /// Returns the number of such records that are read ahead, or written behind.
+  /// Returns the number of records of tensor states that are read ahead, or written behind.
   std::int64_t tensor_states_ahead() const { return std::min(tensor_states_of_a_batch, kMostQueueDepth); }
   /// The number of records of parameters, and of masters and states, that are read ahead; as many are written behind.
   /// It is OffloadConfig::queue_depth. If the strategy leaves it out, it is kQueueDepth; with updates in backward it is
@@ -311,7 +312,7 @@ class MemoryPlan {
   /// Returns whether some parameters, or all, lie in records. Units are then gathered from there, even where there is
   /// one rank.
   bool parameters_below() const;
-  /// Returns whether those records lie in the memory of a GPU's host, where the GPU's kernels reach them.
+  /// Returns whether the records of parameters lie in the memory of a GPU's host, where the GPU's kernels reach them.
   bool parameters_on_host() const { return records_.parameters.pinned_bytes > 0; }
   /// Returns whether sums of gradients lie in records from a unit's reduction to its update. They are made in the
   /// records' own memory, or on a GPU in slots of its memory.
@@ -347,12 +348,12 @@ class MemoryPlan {
   bool keeps_gradients() const;
   /// Returns the fp32 elements of one of a unit's sums that wait (SumPlan::waiting_sums), and the bytes of all.
   std::int64_t waiting_numel_of(const UnitShape& unit) const;
-  /// The first place for whole gradients of a microbatch that a rank makes again, behind those of its own run. There is
-  /// a place for each (MicrobatchOrder::backups).
+  /// The index of the first place for whole gradients of a microbatch of another rank that this rank repeats; these
+  /// places follow those of its own run. There is one place for each such microbatch (MicrobatchOrder::backups).
   int first_backup() const { return sums_.waiting_sums - static_cast<int>(input_.wire.backups); }
   std::int64_t waiting_bytes() const;
-  /// Returns whether each rank joins blocks that it keeps (SumPlan::block_sums), and no sum is sent on, since gradients
-  /// are cut over all ranks.
+  /// Returns whether each rank joins the blocks of the part that it keeps (SumPlan::block_sums), and no sum is sent on,
+  /// since gradients are cut over all ranks.
   bool joins_own_parts() const { return input_.placement.gradients.shard && input_.placement.mesh.replicate_size == 1; }
   /// Returns the fp32 elements of the memory through which the pieces of blocks go (SumPlan::block_piece_numel).
   std::int64_t block_exchange_numel() const;
@@ -378,7 +379,7 @@ class MemoryPlan {
   std::int64_t matrix_bytes() const {
     return (2 * passes_.matrices.exchange_numel() + passes_.matrices.work_numel() + own_masters_numel()) * 4;
   }
-  /// Returns the part of those bytes, in fp32 elements, for masters of a batch that are not sent: rules of whole
+  /// Returns the part of matrix_bytes(), in fp32 elements, for masters of a batch that are not sent: rules of whole
   /// tensors that read masters in a first pass need it.
   std::int64_t own_masters_numel() const {
     const FirstPass& first = passes_.first_pass;
@@ -396,8 +397,8 @@ class MemoryPlan {
   /// Returns the layout of the GradientMethod that makes the sums of a trainable group (its memory is in
   /// MemoryCategory::kFeedback); empty if there is none.
   MethodLayout method_layout_of(const GroupShape& group) const;
-  /// Pinned memory through which a GPU's compressed sums go, on one axis, as its host makes them: each reduction of a
-  /// group that may be under way has a slot. On a GPU these, feedback and what methods keep count in
+  /// Pinned memory through which a GPU's compressed sums go, on one axis, since its host makes them: each reduction of
+  /// a group that may be under way has a slot. On a GPU these, feedback and what methods keep count in
   /// MemoryCategory::kHostRecords.
   struct SlotsOnHost {
     std::int64_t slots = 0, slot_bytes = 0;
@@ -405,11 +406,12 @@ class MemoryPlan {
   };
   SlotsOnHost shard_sums_on_host() const;
   SlotsOnHost replicate_sums_on_host() const;
-  /// Returns the same for outer gradients (SyncConfig) that replicas of GPUs compress: a slot for each group of a
-  /// fragment that is under way; otherwise one slot, since the host then waits for each sum.
+  /// Returns the pinned memory for outer gradients (SyncConfig) that replicas of GPUs compress: a slot for each group
+  /// of a fragment that is under way; otherwise one slot, since the host then waits for each sum.
   SlotsOnHost outer_sums_on_host() const;
-  /// Returns the same for values that GPUs gather in another form (PlannedWire::gathers, replica_gathers): a slot for
-  /// each group of the units gathered ahead, and of the unit in use. If more are under way, the oldest ends first.
+  /// Returns the pinned memory for values that GPUs gather in another form (PlannedWire::gathers, replica_gathers): a
+  /// slot for each group of the units gathered ahead, and of the unit in use. If more are under way, the oldest ends
+  /// first.
   SlotsOnHost gathers_on_host() const;
   SlotsOnHost replica_gathers_on_host() const;
 

@@ -2,10 +2,10 @@
 // tiers.
 //
 // Each kind of state (parameters, masters and states, tensor states, sums of gradients) becomes a list of records, one
-// for each offloaded chunk. A pool then says how many of them are cached, in how many slots the others take turns, and
-// which of that memory is on a GPU and which on its host. The programs of a step (step_programs) are played on the list
-// (record_traffic.h) to count what is read and written. The image of a commit comes last, since it consists of the
-// state that the others keep in memory.
+// for each offloaded chunk. A pool then says how many records are cached, how many slots the other records share, and
+// how much of this memory is on a GPU or on its host. The programs of a step (step_programs) are played on the list
+// (record_traffic.h) to count what is read and written. The image of a commit is planned last: it consists of the state
+// that the pools keep in memory.
 
 #include <algorithm>
 #include <cmath>
@@ -45,7 +45,7 @@ std::int64_t MemoryPlan::most_records_of_a_unit() const {
 
 std::int64_t MemoryPlan::chosen_queue_depth() const {
   if (input_.tiers.queue_depth) return *input_.tiers.queue_depth;
-  // If units come from a GPU's host, records of states are read two ahead, whatever room there is.
+  // If units come from a GPU's host, two records of states are read ahead, however much memory there is.
   const bool gives_way = input_.placement.is_queued && parameters_below();
   if (!input_.update.in_backward || gives_way) return kQueueDepth;
   return std::clamp(most_records_of_a_unit(), kQueueDepth, kMostQueueDepth / 2);
@@ -408,14 +408,14 @@ void MemoryPlan::plan_image() {
           parameter_chunks_of(group).before_records() * static_cast<std::int64_t>(size_of(group.dtype));
     }
   }
-  records_.disk.durable_bytes = records_.disk.bytes;  // these are the other places of all records
+  records_.disk.durable_bytes = records_.disk.bytes;  // each record in files has a second place, for commits
   std::vector<std::int64_t> bytes;
   for (std::int64_t left = records_.image_bytes; left > 0; left -= bytes.back()) {
     bytes.push_back(in_pages(std::min(left, input_.tiers.record_bytes)));
   }
   const std::int64_t before = records_.disk.bytes;
   records_.image = plan_pool(bytes, /*cache=*/{}, slots_of(image_queue_depth()));
-  if (input_.placement.is_queued) {  // a GPU copies to this memory
+  if (input_.placement.is_queued) {  // a GPU copies the image to this memory
     use_[MemoryCategory::kRecords] -= records_.image.memory_bytes();
     use_[MemoryCategory::kHostRecords] += records_.image.memory_bytes();
   }

@@ -14,34 +14,35 @@
 
 namespace tessera {
 
-/// A microbatch that another rank than its own made again and ended first ("deal.backups"). `turn` counts those of this
-/// rank in the step, from 0.
+/// A microbatch that another rank than its owner has made too, and has ended first ("deal.backups"). `turn`: how many
+/// such microbatches `rank` has made before it in the step.
 struct MadeAgain {
   std::int64_t microbatch = 0;
   int rank = 0;
   std::int64_t turn = 0;
 };
 
-/// Says which of a step's microbatches a rank computes. They are numbered over all ranks, as TokenBatches deals
-/// samples, and in the order of the leaves of "reproducible"'s tree.
+/// Says which of a step's microbatches a rank computes. Microbatches are numbered over all ranks, in the order in which
+/// TokenBatches deals samples. The leaves of the tree of "reproducible" have the same order.
 struct MicrobatchOrder {
   int ranks = 1;
   std::int64_t each = 1;  ///< microbatches of a step for each rank, on average: gradient_accumulation
-  /// A rank has neighbouring microbatches: rank r has those from r * each on, or those it was dealt. False: in round i
-  /// the ranks together have the microbatches from i * ranks on.
+  /// True: a rank has neighbouring microbatches. Rank r has those from r * each on, or those that it was dealt. False:
+  /// in round i the ranks together have the microbatches from i * ranks on.
   bool has_runs = false;
   std::int64_t longest = 0;               ///< above 0: runs are dealt ("deal" by speed), and none is longer than this
   std::vector<std::int64_t> begins = {};  ///< [rank]: where dealt runs begin; empty: each rank has `each`
   std::int64_t backups = 0;               ///< most microbatches of other ranks that a rank makes again
-  /// Those of the step under way that count, in the order of their numbers, once ranks know them. They are the ends of
-  /// runs.
+  /// The microbatches of the step under way that other ranks made again and that count, in the order of their numbers;
+  /// set once ranks know them. They are the last microbatches of their owners' runs.
   std::vector<MadeAgain> made_again = {};
   /// Above 0: the microbatches of a step ("deal.microbatches"), which `ranks` need not divide; `each` is rounded up.
   std::int64_t total = 0;
 
   std::int64_t all() const { return total > 0 ? total : ranks * each; }
   std::int64_t longest_run() const { return longest > 0 ? longest : each; }
-  /// The most rounds of a rank in a step: those of its run, and behind the longest run those that it makes again.
+  /// The most rounds of a rank in a step: those of the longest run, and then those of microbatches that the rank makes
+  /// again.
   std::int64_t most_rounds() const { return longest_run() + backups; }
   /// Returns the run of a rank. REQUIRES: has_runs.
   TreeBlock run_of(int rank) const {
@@ -62,7 +63,7 @@ struct MicrobatchOrder {
   std::int64_t index(int rank, std::int64_t round) const {
     return has_runs ? run_of(rank).begin + round : round * ranks + rank;
   }
-  /// Returns the rank that computes that microbatch, and in which round.
+  /// Returns the rank that computes microbatch `index` of the step (rank_of), and in which of its rounds (round_of).
   int rank_of(std::int64_t index) const {
     if (const MadeAgain* const again = again_of(index)) return again->rank;
     return owner_of(index);
@@ -71,21 +72,21 @@ struct MicrobatchOrder {
     if (const MadeAgain* const again = again_of(index)) return longest_run() + again->turn;
     return has_runs ? index - run_of(owner_of(index)).begin : index / ranks;
   }
-  /// Returns the rank that was given that microbatch.
+  /// Returns the rank that was given microbatch `index`.
   int owner_of(std::int64_t index) const {
     if (begins.empty()) return static_cast<int>(has_runs ? ((index + 1) * ranks - 1) / all() : index % ranks);
     return static_cast<int>(std::ranges::upper_bound(begins, index) - begins.begin()) - 1;
   }
-  /// Returns null where the rank that was given the microbatch has made it.
+  /// Returns which rank has made the microbatch again; null if the rank that was given the microbatch has made it.
   const MadeAgain* again_of(std::int64_t index) const {
     const auto found = std::ranges::lower_bound(made_again, index, {}, &MadeAgain::microbatch);
     return found != made_again.end() && found->microbatch == index ? &*found : nullptr;
   }
 };
 
-/// Returns whether runs, or replicas that add up their runs first, cut subtrees of the tree over a step's microbatches.
-/// If so, ranks send each other the sums of the nodes that their runs consist of; otherwise they send one sum, with
-/// which the tree over ranks goes on.
+/// Returns whether the runs of ranks (or the joined runs of replicas that add up theirs first) are not whole subtrees
+/// of the tree over a step's microbatches. If so, ranks send each other the sums of all nodes that their runs consist
+/// of. Otherwise each rank sends one sum, and the tree continues over the ranks' sums.
 inline bool cuts_subtrees(const MicrobatchOrder& order, const MeshPosition& mesh) {
   const auto is_power_of_two = [](std::int64_t number) {
     return std::has_single_bit(static_cast<std::uint64_t>(number));
@@ -95,7 +96,8 @@ inline bool cuts_subtrees(const MicrobatchOrder& order, const MeshPosition& mesh
   return !is_power_of_two(order.each) || (mesh.replicate_size > 1 && !is_power_of_two(mesh.shard_size));
 }
 
-/// Returns the order under `strategy` on so many ranks. Where microbatches are dealt, it is the one of the first steps.
+/// Returns the order under `strategy` on so many ranks. Where microbatches are dealt, this is the order of the first
+/// steps.
 inline MicrobatchOrder microbatch_order(const Strategy& strategy, int ranks) {
   const std::int64_t total = strategy.deal.by == DealBy::kSpeed ? strategy.deal.microbatches : 0;
   const std::int64_t each = total > 0 ? (total + ranks - 1) / ranks : strategy.gradient_accumulation;

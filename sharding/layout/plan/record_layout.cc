@@ -16,7 +16,7 @@ std::int64_t round_up(std::int64_t value, std::int64_t multiple) {
 std::int64_t elements_of(const TieredState& state) {
   std::int64_t bytes = kStateBlock * state.master_bytes;
   for (const StateDType dtype : state.states) bytes += state_bytes(dtype, kStateBlock).total();
-  // Each piece is filled up to a whole line.
+  // Each array of the record is filled up to a whole cache line.
   const auto lines = static_cast<std::int64_t>(1 + 2 * state.states.size()) * kCacheLine;
   if (bytes == 0) return kStateBlock;
   return std::max<std::int64_t>(1, (state.record_bytes - lines) / bytes) * kStateBlock;

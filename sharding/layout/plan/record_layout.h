@@ -10,7 +10,7 @@ namespace tessera {
 
 /// The state that a rank keeps for each element of its optimizer part, and the share that is offloaded.
 struct TieredState {
-  std::int64_t master_bytes = 0;  ///< bytes of an element's master beside the parameter: 0, 2 (low halves) or 4
+  std::int64_t master_bytes = 0;  ///< bytes of an element's master outside the parameter: 0, 2 (low halves) or 4
   StateFormats states = {};       ///< formats of the numbers that the optimizer keeps
   double masters_below = 0, states_below = 0;  ///< the shares that are offloaded, 0 to 1
   std::int64_t record_bytes = 2 << 20;         ///< a record's upper limit in bytes; at least a page
@@ -23,7 +23,8 @@ struct TieredState {
 ///
 ///   [masters | numbers of state 0 | scales of state 0 | numbers of state 1 | ...]
 ///
-/// which holds only what is offloaded. Each piece begins on a cache line, and the record is filled up to whole pages.
+/// which holds only what is offloaded. Each of these pieces begins on a cache line, and the record is filled up to
+/// whole pages.
 class RecordLayout : public Chunks {
  public:
   RecordLayout() = default;
@@ -34,10 +35,11 @@ class RecordLayout : public Chunks {
   std::int64_t masters_in_memory() const { return numel_before(first_master_); }
   std::int64_t states_in_memory() const { return numel_before(first_state_); }
 
-  /// Returns whether each record has all that is kept of its elements.
+  /// Returns whether each record has both the masters and the states of its elements, as far as these exist.
   bool are_whole() const;
 
-  /// A piece of a record. `bytes` is 0 if the chunk keeps this state in memory, or does not have it.
+  /// A piece of a record: its masters, or the numbers or the scales of one state. `bytes` is 0 if the chunk keeps this
+  /// state in memory, or does not have it.
   struct Piece {
     std::int64_t offset = 0, bytes = 0;
   };

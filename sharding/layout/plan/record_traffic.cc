@@ -112,14 +112,14 @@ class StepPlayer {
     }
   }
 
-  /// Goes over states of whole tensors: all of them, one batch behind the other, or a unit's.
+  /// Counts an exchange of states of whole tensors: those of all units, batch by batch, or those of one unit.
   void exchange(Stretch states) {
     if (kind_ != RecordKind::kTensorStates) return;
     moves_.read += slots_.go_through({&states, 1});
     moves_.written += bytes_of(states);
   }
 
-  /// Returns a unit's states of whole tensors.
+  /// Returns the range of records with a unit's states of whole tensors.
   Stretch states_of(std::size_t unit) const {
     return kind_ == RecordKind::kTensorStates ? Stretch{records_.first[unit], records_.first[unit + 1]} : Stretch{};
   }
@@ -130,7 +130,7 @@ class StepPlayer {
     for (const Visit& visit : visits) {
       const Access access = access_of(visit);
       if (access == Access::kNone) continue;
-      // A unit's gradients stay open from one visit to the next.
+      // A unit's gradients are brought once for all of its visits that follow each other.
       if (kind_ == RecordKind::kGradients && std::exchange(unit, visit.unit) == visit.unit) continue;
       const Stretch stretch = stretch_of(visit);
       stretches.push_back(stretch);

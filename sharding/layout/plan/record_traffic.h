@@ -21,11 +21,11 @@ enum class RecordKind : std::uint8_t { kParameters, kStates, kTensorStates, kGra
 /// Records of one kind.
 struct RecordList {
   std::vector<std::int64_t> bytes;  ///< size of each record
-  /// [owners + 1]: the first record of each group that trains; for gradients and tensor states, the first record of
-  /// each unit. No visit goes beyond the last entry.
+  /// [owners + 1]: the first record of each owner. An owner is a group that trains; for gradients and tensor states, it
+  /// is a unit. No visit goes beyond the last entry.
   std::vector<std::size_t> first = {0};
 
-  /// Ends an owner: it has all records that were added since the owner before.
+  /// Closes an owner: all records that were added since the last call belong to it.
   void end_owner() { first.push_back(bytes.size()); }
   /// Returns the list of the records that do not stay in memory.
   RecordList without(const EvenSpread& cached) const;
@@ -44,8 +44,9 @@ class RecordSlots {
   RecordSlots(std::span<const std::int64_t> bytes, std::int64_t slots);
 
   /// Goes through the stretches, in which no record comes twice, and returns the bytes of those records that were in no
-  /// slot. Slots can hold only the first records of a pass when it begins, and hold its last ones when it ends. The
-  /// search therefore looks at those alone, and at slots^2 numbers at most, however many records there are.
+  /// slot. When a pass begins, the slots can hold only its first records; when it ends, they hold its last ones. The
+  /// search therefore looks at these records alone. It compares slots^2 numbers at most, however many records there
+  /// are.
   std::int64_t go_through(std::span<const Stretch> stretches);
   /// Returns the bytes of the records [begin, end) together.
   std::int64_t bytes_of(std::size_t begin, std::size_t end) const { return before_[end] - before_[begin]; }
@@ -64,7 +65,7 @@ struct RecordMoves {
 };
 
 /// Returns the bytes that two steps in a row move when many steps have gone before. `programs`: the result of
-/// step_programs. `slots` 0: nothing is found in memory.
+/// step_programs. With 0 `slots`, no record is found in memory.
 RecordMoves moves_in_two_steps(std::span<const StepProgram> programs, RecordKind kind, const RecordList& records,
                                std::int64_t slots);
 

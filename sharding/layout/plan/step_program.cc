@@ -6,8 +6,8 @@ namespace tessera {
 namespace {
 
 /// Returns whether a pass goes in the opposite direction of the pass before, whose last records are still in memory. On
-/// a CPU, passes alternate too where the step waits for published values; otherwise passes go in the order in which the
-/// next forward wants the values.
+/// a CPU, passes also alternate if the step waits for published values. Otherwise passes go in the order in which the
+/// next forward needs the values.
 bool alternates(const StepInput& input) {
   if (!input.executor.queued) return input.parameters.exist || input.states.exist || !input.publishes_behind;
   return !input.executor.host_updates && !input.gradients_below &&
@@ -83,7 +83,7 @@ class ProgramWriter {
   }
 
   /// Adds backward, and the operations up to the decision. The visits [0, end) are the first pass, which is read ahead
-  /// meanwhile.
+  /// during backward.
   void train(std::int64_t end) {
     add(StepOpKind::kAnnounce, 0, end);
     add(StepOpKind::kBackward);
@@ -118,7 +118,8 @@ class ProgramWriter {
     finish();
   }
 
-  /// Units come in the order of their gradients. Ranks agree on it while they train; usually it is this one.
+  /// Units come in the order in which their gradients are complete. Ranks agree on that order while they train; usually
+  /// it is the order of this program, the last unit first.
   void update_in_backward() {
     program_.announces_units = input_.first_work != VisitWork::kUpdate;
     std::int64_t announced = 0;
@@ -153,7 +154,7 @@ class ProgramWriter {
     return {{StepOpKind::kVisit, first, next()}};
   }
 
-  /// Returns the two passes over one unit, which are the same as those over all units.
+  /// Returns the two passes over one unit; they do the same as the two passes over all units.
   std::vector<StepOp> update_layers_of(std::size_t begin, std::size_t end) {
     const std::int64_t first = next();
     append(begin, end, input_.first_work, /*backward=*/false);
@@ -211,7 +212,7 @@ class ProgramWriter {
   }
 
   /// The first pass goes forward over elements, and over directions or masters of matrices; the second pass updates
-  /// matrices. The program of the other turn has elements last, in the second pass, and goes over them backward.
+  /// matrices. The program of every second step updates elements last, in the second pass, and goes over them backward.
   void update_with_matrices() {
     const bool is_muon = input_.first_work == VisitWork::kDirections;
     if (!turned_) append(Which::kElements, VisitWork::kUpdate, /*backward=*/false);
@@ -235,8 +236,8 @@ class ProgramWriter {
 };
 
 /// Returns whether two programs take turns. Steps that measure always begin forward. Backward leaves the offloaded
-/// gradients of the first units in memory, so steps with such gradients begin there too. Elements and matrices change
-/// places in each step on a CPU, wherever they lie.
+/// gradients of the first units in memory, so steps with such gradients begin with these units too. On a CPU, elements
+/// and matrices change places in each step, whether they are offloaded or not.
 bool takes_turns(const StepInput& input) {
   if (input.updates_in_backward) return false;
   if (has_matrices(input)) return !input.executor.queued || alternates(input);

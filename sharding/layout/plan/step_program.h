@@ -12,16 +12,16 @@ namespace tessera {
 /// The order of a training step, defined once, in integers: which groups its passes visit and in which direction, which
 /// records they read and write, and when ranks agree, exchange matrices and make values known.
 ///
-/// MemoryPlan counts with it what a step reads and writes (record_traffic.h), the planner writes the script of a
-/// predicted step along it, and StepWalk makes steps by it. A program says what a step *may* visit: the code that makes
-/// the step leaves out parameters that got no gradient.
+/// MemoryPlan uses it to count what a step reads and writes (record_traffic.h), the planner to write the script of a
+/// predicted step, and StepWalk to make steps. A program says what a step *may* visit: the code that makes the step
+/// leaves out parameters that got no gradient.
 
 /// The kinds of work that a visit does with a group.
 enum class VisitWork : std::uint8_t {
   kMeasure,       ///< lars: the visit adds up norms of weights
-  kLayerUpdates,  ///< lamb: the same, while moments move and each element's update takes the gradient's place
-  kDirections,    ///< muon: momenta move, and directions take the gradients' place
-  kReadMasters,   ///< rules of whole tensors: the exchange takes masters to their owners
+  kLayerUpdates,  ///< lamb: as kMeasure; it also updates moments, and writes each element's update over its gradient
+  kDirections,    ///< muon: updates momenta, and writes directions over the gradients
+  kReadMasters,   ///< rules of whole tensors: reads masters, which the exchange sends to their owners
   kUpdate,        ///< updates elements by their rule, takes in results of matrices, and then publishes the group
   kSwapAverages,  ///< parameters and their averages change places; then the group is published
 };
@@ -34,16 +34,16 @@ struct Visit {
   std::int32_t unit = 0;   ///< MemoryPlan::units()
   std::int32_t group = 0;  ///< index among the groups that train, in the order of units
   VisitWork work = VisitWork::kUpdate;
-  bool backward = false;         ///< visits records from the last to the first
+  bool backward = false;         ///< offloaded sums of gradients are in memory for the visit, one unit's at a time
   bool needs_gradients = false;  ///< sums of gradients that lie below memory are open meanwhile, a unit's at a time
   Access parameters = Access::kNone, states = Access::kNone;
   friend bool operator==(const Visit&, const Visit&) = default;
 };
 
-/// The first pass is announced before backward. The code that makes the step announces it again when it begins, since
-/// the used parameters are known then.
+/// The first pass is announced before backward. The code that makes the step announces this pass again when the pass
+/// begins, since the used parameters are known then.
 enum class StepOpKind : std::uint8_t {
-  kRounds,    ///< `begin` microbatches before the last one; each has a forward and a backward of all units
+  kRounds,    ///< microbatches before the last one (`begin`: how many), each with a forward and a backward of all units
   kForward,   ///< the forward of all units in the last microbatch
   kAnnounce,  ///< records of the visits [begin, end), which are one pass, are read ahead from here on
   kBackward,  ///< the backward of the last microbatch: all units, the last one first
@@ -72,10 +72,11 @@ struct StepProgram {
   std::vector<Visit> visits;
   std::vector<StepOp> ops;
   /// [unit]: the operations that follow the unit's reduction, where units are updated in backward (kUpdateInBackward);
-  /// empty otherwise, and for units that do not train. Norms and matrices in them are those of this unit alone.
+  /// empty otherwise, and for units that do not train. The operations work on the norms and matrices of this unit
+  /// alone.
   std::vector<std::vector<StepOp>> unit_ops;
   /// True: each unit's operations announce its records, pass by pass; when a unit is done, the first pass of the next
-  /// unit is announced. False: all units are announced at once, since each record comes once.
+  /// unit is announced. False: all units are announced at once, since each record is visited once.
   bool announces_units = false;
   /// A skipped step ends with kDecide, and the next step has this program again. False on a GPU whose host does not
   /// wait for the decision: the operations that follow are made, and change no values.
@@ -93,7 +94,7 @@ struct StepInput {
     /// whether the device that trains updates a part of the group; otherwise the CPU of a GPU's host updates all of it
     bool by_device = true;
   };
-  /// The device that makes the step. No other part of the input tells of a GPU.
+  /// The device that makes the step. Only this part of the input says whether the device is a GPU.
   struct Executor {
     bool queued = false;        ///< true for a GPU, whose host runs ahead of it
     bool host_updates = false;  ///< whether the CPU of its host updates state in the host's memory

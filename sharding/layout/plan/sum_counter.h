@@ -14,7 +14,7 @@ struct TreeBlock {
   friend bool operator==(const TreeBlock&, const TreeBlock&) = default;
 };
 
-/// Returns the largest node, with which `run` begins, of the pairwise tree over `all` leaves (collectives.h rule 3). A
+/// Returns the largest node of the pairwise tree over `all` leaves (collectives.h, rule 3) that `run` begins with. A
 /// node has 2^k leaves and begins at a multiple of 2^k; the last node of a level may be cut off by the end of the
 /// leaves. REQUIRES: 0 <= run.begin < run.end <= all.
 inline TreeBlock first_block(TreeBlock run, std::int64_t all) {
@@ -33,12 +33,12 @@ inline std::vector<TreeBlock> blocks_of(TreeBlock run, std::int64_t all) {
 
 /// Says how a rank adds up its run of microbatches, which come one after the other, in the pairwise tree (collectives.h
 /// rule 3) over all microbatches of the step. Sums wait in places 0, 1, ..., each the sum of one node, with the earlier
-/// nodes in front. A new sum joins the last sum that waits, as long as the two are one node together, and then waits
-/// behind the sums that are left. After the last microbatch of the run, the sums of `blocks_of` the run wait: only the
-/// total if the run is a node, such as all microbatches of a step.
+/// nodes in front. A new sum joins the last sum that waits, as long as the two together make one node, and then waits
+/// behind the sums that are left. After the last microbatch of the run, one sum waits for each node in `blocks_of` the
+/// run. Only the total waits if the run is a node, such as all microbatches of a step.
 ///
-/// MemoryPlan plans the memory of the places, and Reducer adds. The last sum of a run stays where its microbatch's
-/// gradients are, so it needs no place. REQUIRES: the run is not empty.
+/// MemoryPlan plans the memory of the places, and Reducer adds the sums. The last sum of a run stays where its
+/// microbatch's gradients are, so it needs no place. REQUIRES: the run is not empty.
 class SumCounter {
  public:
   /// The most sums that one sum joins: a run has as many microbatches as a strategy may have (gradient_accumulation, at
@@ -63,7 +63,8 @@ class SumCounter {
   std::int64_t rounds() const { return run_.numel(); }
   /// The number of nodes that are left when the run is over.
   int blocks() const { return blocks_before(rounds()); }
-  /// Returns the number of places. For a run that is a subtree it is log2 of the microbatches, rounded down: 0 for one.
+  /// Returns the number of places. For a run that is a subtree, the number is log2 of the microbatches, rounded down: 0
+  /// for one microbatch.
   int places() const {
     int most = 0, index = 0;
     for (TreeBlock rest = run_; rest.begin < rest.end; ++index) {
@@ -87,10 +88,10 @@ class SumCounter {
 };
 
 /// The most nodes (SumCounter::blocks) and places (SumCounter::places) of any run of at most so many microbatches,
-/// wherever it lies in whatever tree. Nodes become larger towards the middle of a run, and smaller again, with at most
-/// two of a size.
+/// wherever it lies in whatever tree. Nodes become larger towards the middle of a run and then smaller again; at most
+/// two have the same size.
 inline int most_blocks(std::int64_t longest) {
-  int sizes = 0;  // run of 1, 2, ..., 2^(sizes - 1) and back, then one of 2^sizes in the middle
+  int sizes = 0;  // nodes of 1, 2, ..., 2^(sizes - 1) leaves and back, with one of 2^sizes between them if it fits
   while (2 * ((std::int64_t{2} << sizes) - 1) <= longest) ++sizes;
   const bool has_middle = 2 * ((std::int64_t{1} << sizes) - 1) + (std::int64_t{1} << sizes) <= longest;
   return 2 * sizes + (has_middle ? 1 : 0);

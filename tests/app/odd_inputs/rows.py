@@ -34,11 +34,11 @@ class Row:
     prepare: Optional[Callable] = None  # a function that is called with the folder
     keeps: list = dataclasses.field(default_factory=list)  # paths whose contents must be the same afterwards
     absent: list = dataclasses.field(default_factory=list)  # paths that must not exist afterwards
-    as_nobody: bool = False  # run without root's privileges, which permissions do not bind
+    as_nobody: bool = False  # run it without root's rights, since permissions do not bind root
     poor: bool = False  # the exit code is right, but the message has no hint
 
 
-long = bool(os.environ.get("TESSERA_LONG_TESTS"))  # if false, some() takes half as many
+long = bool(os.environ.get("TESSERA_LONG_TESTS"))  # if false, some() takes half as many values
 everything = False  # True tries all values with all keys; False tries a few values with each key, in turn
 _turn = 0
 
@@ -362,7 +362,7 @@ def device(folder):
     """Makes a character device like /dev/null, which a careless program would replace."""
     try:
         os.mknod(folder / "device", 0o666 | stat.S_IFCHR, os.makedev(1, 3))
-    except PermissionError:  # any other device serves where root's rights are missing
+    except PermissionError:  # without root's rights, a link to a device serves as well
         (folder / "device").symlink_to("/dev/null")
 
 

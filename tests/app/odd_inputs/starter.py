@@ -1,5 +1,5 @@
-"""Starts commands of tessera-train, each in a process that is forked from one that has loaded them as a library: LibTorch's start takes
-longer than most commands do."""
+"""Starts commands of tessera-train. A process that has loaded them as a library is forked for each command, since
+LibTorch's start takes longer than most commands."""
 
 import ctypes
 import json
@@ -10,12 +10,12 @@ import struct
 import tempfile
 import threading
 
-NUMBER = struct.Struct("i")  # a process, and then how it ended
+NUMBER = struct.Struct("i")  # a process's id, and then how the process ended
 PR_SET_PDEATHSIG = 1
 
 
 class Starter:
-    """It is made before this process has threads, any of which may call `run`."""
+    """A Starter is made before this process has threads; then any thread may call `run`."""
 
     def __init__(self, library):
         self.requests, served = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -53,11 +53,12 @@ def _end_with_parent():
 
 
 def _serve(library, requests):
-    """Forks a process for each request, which starts the command and tells of its end. It ends with the process that asks."""
+    """Forks a process for each request; that process starts the command and tells how it ended. This loop ends with the
+    process that sends the requests."""
     try:
         _end_with_parent()
         signal.signal(signal.SIGCHLD, signal.SIG_IGN)
-        os.environ["OMP_NUM_THREADS"] = "1"  # as every row has it; OpenMP reads it when it is loaded
+        os.environ["OMP_NUM_THREADS"] = "1"  # the value of every row; OpenMP reads it when it is loaded
         commands = ctypes.CDLL(str(library))
         commands.tessera_command.argtypes = [ctypes.c_int, ctypes.POINTER(ctypes.c_char_p)]
         while True:

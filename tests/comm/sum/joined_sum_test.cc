@@ -69,7 +69,7 @@ TEST(JoinedSum, CounterGivesThePairwiseTreeForAnyNumberOfLeaves) {
   }
 }
 
-// A rank's run of 2^k leaves is a subtree, so the tree over ranks goes on from its sum.
+// A rank's run of 2^k leaves is a subtree, so the tree over ranks continues from the sum of that subtree.
 TEST(JoinedSum, RunsOfAPowerOfTwoGoOnInTheTreeOverRanks) {
   constexpr std::size_t kNumel = 300;
   for (const int ranks : {2, 3, 5, 6, 8}) {

@@ -93,7 +93,7 @@ TEST(LowRank, EmptyColumnsBecomeZerosAndAreDrawnAgain) {
   EXPECT_LT(std::fabs(dot(&again[0], &again[kNumel], kNumel)), 0.8 * dot(&again[0], &again[0], kNumel));
 }
 
-// A step whose gradients are not finite is skipped, so that must show in the sum.
+// A step whose gradients are not finite is skipped, so the sum must show a value that is not finite.
 TEST(LowRank, NonFiniteGradientShowsInTheSum) {
   for (const float bad : {std::numeric_limits<float>::infinity(), std::numeric_limits<float>::quiet_NaN()}) {
     const LowRankShape shape{6, 20, 2};

@@ -34,7 +34,7 @@ TEST(Momentum, EveryProductIsRoundedByItself) {
   }
 }
 
-// Gradients go in and their sum comes out; all ranks' shares together are the momentum of that sum.
+// Gradients go in, and their sum comes out. The momentum of that sum is the sum of all ranks' shares.
 TEST(Momentum, SumComesBackAndSharesAddUpToItsMomentum) {
   constexpr int kRanks = 3;
   constexpr std::size_t kNumel = 133;

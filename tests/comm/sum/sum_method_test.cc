@@ -17,7 +17,7 @@
 namespace tessera {
 namespace {
 
-/// Sums by a call of the group, and adds 100, so that its sums differ from those of the group.
+/// Sums with the group's all_reduce and adds 100, so that its sums differ from those of the group.
 struct PlusHundred : SumMethod {
   absl::Status sum(Collectives& group, std::string_view label, float* data, std::size_t numel) override {
     TESSERA_RETURN_IF_ERROR(group.all_reduce(label, data, DType::kF32, data, numel).wait());

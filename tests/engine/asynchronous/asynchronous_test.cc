@@ -1,5 +1,5 @@
-// Tests "sync": {"type": "asynchronous"}: ranks push gradients to shards that all own, and wait for nobody. The
-// recorded order is played again, by ranks and by plain LibTorch on one thread, and gives the same bits.
+// Tests "sync": {"type": "asynchronous"}: ranks push gradients to shards that all ranks own together, and wait for
+// nobody. The recorded order is played again, by ranks and by plain LibTorch on one thread, and gives the same bits.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -146,7 +146,7 @@ TEST(Asynchronous, RandomOrdersEqualPlainLibTorch) {
     const Option& option = options()[seed % 6];
     SCOPED_TRACE(std::string(option.name) + ", seed " + std::to_string(seed));
     Strategy strategy = asynchronous(option.adjust);
-    if (seed < 6) {  // only the option decides what a rank does
+    if (seed < 6) {  // one record for each option: nothing else decides what a rank does
       strategy.sync.asynchronous.record_order = folder / std::to_string(seed);
       run(strategy, 4, option.model);
       strategy.sync.asynchronous.record_order.clear();
@@ -156,7 +156,7 @@ TEST(Asynchronous, RandomOrdersEqualPlainLibTorch) {
     strategy.sync.asynchronous.play_order = folder / "random.jsonl";
     const Ran got = run(strategy, 4, option.model);
     OrderOracle oracle(strategy, kRanks, option.model);
-    oracle.play(counted(order));  // the lines have the versions of another order
+    oracle.play(counted(order));  // counts versions anew, since the lines were shuffled
     EXPECT_EQ(got.losses, oracle.losses());
     EXPECT_TRUE(all_same_bits(got.values, oracle.values()));
     for (const auto& steps : got.steps) {

@@ -94,7 +94,7 @@ TEST(Backups, CountOfZeroHasTheBitsOfASynchronousRun) {
   }
 }
 
-/// Runs backward on the rows that rank `rank` of kRanks has, whatever ranks there are.
+/// Runs backward on the rows that rank `rank` of kRanks has, however many ranks there are.
 void backward_of(Session& session, std::size_t step, int rank) {
   const Batch& batch = session.batches[step % session.batches.size()];
   const std::int64_t rows = batch.tokens.size(0) / kRanks;

@@ -41,7 +41,7 @@ void momentum(Strategy& s) {
 }
 void adagrad(Strategy& s) { s.optimizer = {.type = OptimizerType::kAdagrad, .lr = 0.05, .weight_decay = 0}; }
 
-/// Returns the rules that the design names, each with states of its own and shared.
+/// Returns the rules that the design names, each with states of each rank's own and with shared states.
 std::vector<std::pair<std::string, Strategy>> all_rules() {
   std::vector<std::pair<std::string, Strategy>> all;
   const std::pair<const char*, Adjust> rules[] = {
@@ -136,9 +136,9 @@ double last_loss(const Ran& ran) {
   return sum / static_cast<double>(ran.steps.size());
 }
 
-// N ranks make N updates in the time of one synchronous step, each with the gradient of 1 / N of the batch. So what
-// was learned lies between what as many synchronous steps learn and what N times as many learn, give or take a half.
-// How ranks take turns depends on the machine, a lost update learns less, and a shared momentum learns more.
+// N ranks make N updates in the time of one synchronous step, each with the gradient of 1 / N of the batch. So the loss
+// lies between that of as many synchronous steps and that of N times as many, with a tolerance of a half. The tolerance
+// covers the order of ranks, which depends on the machine, updates that are lost, and a shared momentum.
 TEST(Hogwild, LossOfSeveralRanksLiesBetweenThatOfFewerAndMoreSynchronousSteps) {
   constexpr int kRanks = 2;
   constexpr std::size_t kSteps = 60;
@@ -229,8 +229,8 @@ TEST(Hogwild, WriteUnderAGuardReachesAllRanks) {
   });
 }
 
-// Each rank looks up rows of its own. A row's gradient depends on that row alone, so each has the bits of a plain run
-// by its rank, unless somebody else writes it.
+// Each rank looks up rows of its own. A row's gradient depends on that row alone, so each row has the bits of a plain
+// run by its rank, unless another rank writes the row.
 TEST(Hogwild, RanksTouchOnlyTheRowsOfAnEmbeddingThatTheyUse) {
   constexpr std::int64_t kRows = 64, kWidth = 9, kSteps = 200;
   constexpr int kRanks = 2;

@@ -175,7 +175,7 @@ TEST(HogwildValues, OneRankHasTheBitsOfTheRuleItself) {
 }
 
 // Rank r adds 128^r to every element in each of its steps, so an element's digits in base 128 say how often each rank
-// has written it. A number that nobody wrote, such as one torn between two writers, has digits of no such count.
+// has written it. A number that nobody wrote, such as one torn between two writers, has digits that are no such counts.
 TEST(HogwildValues, EveryElementThatIsReadWasWrittenBySomebody) {
   constexpr int kRanks = 3, kSteps = 100;
   run_ranks({.ranks = kRanks}, [&](const Mesh& mesh) {

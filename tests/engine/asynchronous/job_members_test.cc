@@ -187,7 +187,7 @@ TEST(JobMembers, NewWorkerCountsFromTheSlowestAndOneWithoutStepsHoldsNobodyUp) {
   EXPECT_THAT(message_of(members.await(all_at(6), a, stays)), HasSubstr("timed out waiting for rank"));
   members.leave((*place)->number);
   dealt(members, a, 1);
-  dealt(members, b, 1);  // nothing is left, so it rests
+  dealt(members, b, 1);  // no step is left, so the worker rests
   EXPECT_TRUE(members.await(all_at(6), a, stays).ok());
 }
 

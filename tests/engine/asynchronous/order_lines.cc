@@ -58,7 +58,7 @@ std::vector<OrderLine> shuffled(const std::vector<OrderLine>& lines, int ranks, 
   std::vector<OrderLine> merged;
   while (merged.size() + after.size() < lines.size()) {
     const std::size_t rank = random() % of_rank.size();
-    // Lines move a few at a time, so that whole steps pass one another too.
+    // Several lines of a rank are taken at a time, so that whole steps pass one another too.
     for (std::size_t k = random() % 20; k > 0 && next[rank] < of_rank[rank].size(); --k)
       merged.push_back(of_rank[rank][next[rank]++]);
   }

@@ -15,7 +15,7 @@ struct OrderLine {
   bool is_push = false;
 };
 
-/// Returns the lines of a recorded order, by their events.
+/// Returns the lines of a recorded order, in the order of their events.
 std::vector<OrderLine> read_lines(const std::string& path);
 /// Writes lines as a recorded order. Events are numbered anew in the order of the lines.
 void write_lines(const std::string& path, int ranks, const std::vector<OrderLine>& lines);

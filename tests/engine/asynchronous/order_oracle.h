@@ -14,14 +14,14 @@
 namespace tessera::testing {
 
 /// Asynchronous training of Tiny in plain LibTorch, on one thread: a model for each rank and one for the owners, and
-/// updates by LibTorch's own operators. It plays an order.
+/// updates by LibTorch's own operators. It carries out a recorded order.
 class OrderOracle {
  public:
   /// `servers`: the number of parameter servers that own the shards; 0: the ranks own them.
   OrderOracle(const Strategy& strategy, int ranks, TinyOptions options = {}, int servers = 0);
   void play(const std::vector<OrderLine>& lines);
 
-  /// Returns the owners' values, as values_of has them.
+  /// Returns the owners' values, as values_of returns them.
   Values values() const { return values_of(*owners_); }
   /// Returns each rank's loss of each step [rank][step].
   const std::vector<std::vector<double>>& losses() const { return losses_; }

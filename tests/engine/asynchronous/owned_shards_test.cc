@@ -204,7 +204,7 @@ class Oracle {
     std::vector<std::vector<std::int64_t>> pulled;
   };
 
-  /// Returns lambda of each element; an adaptive lambda moves the mean of squares.
+  /// Returns lambda of each element. An adaptive lambda also updates the mean of squares.
   at::Tensor lambdas(at::Tensor mean_squares, const at::Tensor& g) const {
     const DelayCompensationConfig& config = strategy_.sync.asynchronous.delay_compensation;
     const at::Tensor lambda = at::full_like(g, config.lambda);

@@ -310,7 +310,7 @@ struct NamedServer {
   const std::string address = "127.0.0.1:" + std::to_string(free_port());
 };
 
-// Worker 0 trains, worker 1 joins when steps were made, and worker 2 is killed while it has a step.
+// Worker 0 trains, worker 1 joins after some steps, and worker 2 is killed during a step of its own.
 TEST(Servers, WorkersJoinLateAndAreKilledAndEachStepIsMadeOnce) {
   constexpr std::int64_t kSteps = 24;
   for (const Adjust& adjust : {Adjust(sgd), Adjust([](Strategy& s) { s.sync.asynchronous.max_staleness = 1; })}) {
@@ -363,8 +363,8 @@ void fill(Session& session) {
   guard.close();
 }
 
-// All who come after the first worker get the servers' values, whatever their programs have set up, and a save while
-// others may push has values and states of one moment.
+// Workers that join after the first one get the servers' values, whatever their programs have set. A save has values
+// and states of one moment, though others may push meanwhile.
 TEST(Servers, LaterWorkerBeginsWithTheValuesOfTheServers) {
   at::set_num_threads(1);
   const Servers servers;
@@ -423,8 +423,8 @@ TEST(Servers, ElasticGoesWithServersAndWithoutOrdersAndCheckpointFolders) {
   EXPECT_THAT(error_with(on_servers + R"(}, "checkpoint": {"dir": "a"})"), HasSubstr("would save there by itself"));
 }
 
-/// A worker whose every message a test writes. It joins an elastic run with one parameter of 64 numbers, which the last
-/// server owns. `server`: the number of this last one. `number`: that of the worker.
+/// A worker all of whose messages are written by a test. It joins an elastic run with one parameter of 64 numbers, which
+/// the last server owns. `server`: the number of this last one. `number`: the worker's number.
 class RawWorker {
  public:
   explicit RawWorker(const std::string& address, int server = 0, int number = JobMembers::kAnyNumber)
@@ -451,7 +451,7 @@ class RawWorker {
     send(kind, static_cast<std::int64_t>(payload.size()), payload, first);
     return value_or_throw(link_->receive_head(kLimit));
   }
-  /// Sends a head that tells of `bytes` bytes, and then `payload`.
+  /// Sends a message head that announces `bytes` bytes, and then `payload`.
   void send(MessageKind kind, std::int64_t bytes, std::span<const std::byte> payload, std::int64_t first = 0,
             std::uint32_t shard = 0) {
     MessageHead head;
@@ -511,7 +511,7 @@ TEST(Servers, HostilePushesEndTheirConnectionAndChangeNothing) {
   const std::vector<std::byte> push(sizeof(PushedNumbers) + numbers * sizeof(double) + 1 +
                                     before.second.size() * sizeof(float));
   const auto push_bytes = static_cast<std::int64_t>(push.size());
-  joined()->send(MessageKind::kPush, push_bytes, std::span(push).first(push.size() - 8));  // then it ends
+  joined()->send(MessageKind::kPush, push_bytes, std::span(push).first(push.size() - 8));  // then the worker ends
   {
     const auto worker = joined();
     const auto without_gradients = std::span(push).first(push.size() - 64 * sizeof(float));
@@ -592,15 +592,15 @@ TEST(Servers, LostServerIsNamedByRanks) {
   for (const std::string& error : errors) EXPECT_THAT(error, HasSubstr("server 1 (" + address + ") is lost"));
 }
 
-/// A parameter server in a process of its own, which can be killed. The process waits until it is started, so that all
-/// can be forked before the test has threads.
+/// A parameter server in a process of its own, which can be killed. The process waits until the server is started, so
+/// that all processes can be forked before the test has threads.
 class ServerProcess {
  public:
   ServerProcess(const std::string& address, const KeepOptions& keep) {
     require(::pipe(starts_.data()) == 0, "a pipe");
     pid_ = ::fork();
     if (pid_ != 0) return;
-    ::prctl(PR_SET_PDEATHSIG, SIGKILL);  // it goes with the test, however that ends
+    ::prctl(PR_SET_PDEATHSIG, SIGKILL);  // it dies with the test, however the test ends
     char word = 0;
     ::close(starts_[1]);
     if (::read(starts_[0], &word, 1) != 1) ::_exit(0);
@@ -628,7 +628,8 @@ class ServerProcess {
   pid_t pid_ = 0;
 };
 
-/// One shard of sgd at a server, of which a push of ones takes 1 away. So its values say how often it was pushed to.
+/// One shard with the rule sgd at a server: a push of ones subtracts 1 from its values. So its values show how many
+/// pushes were applied.
 class CountedShard {
  public:
   static constexpr std::int64_t kElements = 256;
@@ -650,7 +651,7 @@ class CountedShard {
     const auto deadline = ServerLink::Clock::now() + std::chrono::seconds(30);
     return courier_.start(deadline, deadline).status();
   }
-  /// Gives the server zeros.
+  /// Sets the shard's values at the server to zeros.
   absl::Status write() {
     ServerQuestion question;
     question.head.kind = MessageKind::kWrite;
@@ -926,7 +927,7 @@ TEST(Servers, RankThatComesBesideManySilentStrangersWaitsAndIsServed) {
   head.kind = MessageKind::kSecret;
   head.bytes = static_cast<std::int64_t>(secret.size());
   ASSERT_TRUE(link->send(head, std::as_bytes(std::span(secret)), std::chrono::seconds(10)).ok());
-  std::this_thread::sleep_for(std::chrono::milliseconds(300));  // the server has looked at all of them meanwhile
+  std::this_thread::sleep_for(std::chrono::milliseconds(300));  // the server has looked at all connections meanwhile
   strangers.clear();
   EXPECT_EQ(value_or_throw(link->receive_head(std::chrono::seconds(10))).kind, MessageKind::kDone);
 }

@@ -147,7 +147,7 @@ const Method kSettings[] = {
     {"later", [](Strategy& s) { s.compression.start_step = 2; }},
     {"gradients below memory", [](Strategy& s) { s.offload.gradients = Tier::kHost; }}};
 
-// Ranks compare no values on the way, for which the host would wait.
+// These strategies compare no values between ranks on the way, since the host would wait for that.
 TEST(DeviceCompression, MethodsHaveTheCpusBits) {
   constexpr DType kDTypes[] = {DType::kF32, DType::kBF16};
   for (const auto& [method, setting, kind, dtype] : pairwise_of(kMethods, kSettings, kWhole, kDTypes)) {
@@ -280,7 +280,7 @@ TEST(DeviceCompression, AHookHasTheCpusBits) {
   }
 }
 
-/// Returns all gradients kept by ranks in a checkpoint, by name, rank and place.
+/// Returns the kept gradients of all ranks in a checkpoint, by name, rank and place.
 std::map<std::string, std::vector<std::byte>> kept_in(const TestFolder& folder, int ranks) {
   std::map<std::string, std::vector<std::byte>> kept;
   const auto checkpoint = SavedCheckpoint::open(*find_checkpoint(folder.path(), "test"), "test");

@@ -127,7 +127,7 @@ TEST(DeviceEngine, OffloadedActivationsChangeNoBits) {
     const Trained trained = train_on_threads(late({.ranks = 2}), strategy, options);
     expect_same_bits(trained, wanted, what);
     EXPECT_EQ(trained.steps.back().planned, trained.allocated_at_end) << what;
-    const bool all_are_on_their_way = queue_depth == 32;  // the queue is deeper than the number of copies
+    const bool all_are_on_their_way = queue_depth == 32;  // the queue has room for all copies at once
     EXPECT_EQ(trained.traffic.disk_bytes_written > 0, tier == Tier::kNvme && !all_are_on_their_way) << what;
   }
 }
@@ -466,7 +466,7 @@ TEST(DeviceEngine, CollectiveThatFailsOnTheDeviceEndsTheStep) {
   }
 }
 
-/// A forward for whose backward there is no memory left.
+/// A forward whose backward finds no memory left.
 struct OutOfMemory : torch::autograd::Function<OutOfMemory> {
   static at::Tensor forward(torch::autograd::AutogradContext*, const at::Tensor& loss) { return loss.clone(); }
   static torch::autograd::variable_list backward(torch::autograd::AutogradContext*, torch::autograd::variable_list) {
@@ -676,7 +676,7 @@ TEST(DeviceEngine, CheckpointsEqualTheCpus) {
   expect_checkpoints_as_on_the_cpu(2, strategy, "8-bit states, saved beside training");
 }
 
-/// Parameters that were frozen in the checkpoint train here, and have trained already.
+/// Parameters that were frozen in the checkpoint train here. They have trained in this Engine before the load, too.
 TEST(DeviceEngine, StatesMissingInACheckpointAreCleared) {
   const TestFolder folder;
   Strategy strategy = scheduled(ShardingStrategy::kFullShard, DType::kBF16);
@@ -802,7 +802,7 @@ Strategy reproducible(ShardingStrategy kind, DType dtype, OptimizerType type, st
   return strategy;
 }
 
-/// Runs of one and of four microbatches are subtrees, and those of three are not.
+/// Runs of one and of four microbatches are subtrees of the step's tree, and runs of three are not.
 TEST(DeviceReproducible, AnyNumberOfRanksGivesTheBitsOfOneOnTheCpu) {
   constexpr Dealt kDealt[] = {{1, 6}, {2, 3}, {3, 4}, {4, 1}};
   MadeOnce<Trained> alone;

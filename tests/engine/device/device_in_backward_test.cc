@@ -1,5 +1,6 @@
 // Tests "optimizer.in_backward" on an emulated GPU: training has the bits of the CPU's update after backward, however
-// late the device is and wherever masters, states and parameters lie. Calls that are impossible then end in an error.
+// late the device is and wherever masters, states and parameters lie. Calls that are impossible with updates in
+// backward end in an error.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -43,8 +44,8 @@ Strategy in_backward(Strategy strategy) {
   return strategy;
 }
 
-/// Compares the CPU, which updates after backward, with GPUs, which update in it. `below` says where a GPU's state
-/// lies.
+/// Compares the CPU, which updates after backward, with GPUs, which update during backward. `below` says where a GPU's
+/// state lies.
 void expect_the_cpus_bits(const ThreadRanks& ranks, const Strategy& strategy, const TrainOptions& options,
                           const std::string& what, const Adjust& below = nullptr) {
   const Trained on_cpu = train_on_threads(ranks, strategy, options);
@@ -329,7 +330,7 @@ TEST_P(DeviceRulesInBackward, NonFiniteGradientEndsTheRunAndNamesTheUnit) {
               AllOf(HasSubstr("the gradient of unit "), HasSubstr("infinite or NaN"), HasSubstr("cannot be skipped")));
 }
 
-/// The rank with the bad part ends the run before it sends it to the owner, which may be another rank.
+/// The rank with the bad part ends the run before it sends that part to the owner, which may be another rank.
 TEST(DeviceRulesInBackward, RuleOfTheProgramGetsNoBadPartOfAnotherRank) {
   struct Watchful final : MatrixOptimizer {
     std::vector<State> states(std::int64_t, std::int64_t) const override { return {}; }

@@ -1,5 +1,5 @@
-// Tests Muon on an emulated GPU: it has the CPU's bits, however late the device is, because there too LibTorch makes
-// the products on the CPU.
+// Tests Muon on an emulated GPU: it has the CPU's bits, however late the device is, because LibTorch makes the products
+// on the CPU there, too.
 
 #include <gtest/gtest.h>
 

@@ -1,6 +1,6 @@
 // Tests offloading a GPU's masters and optimizer states to its host's memory and to disk, on an emulated GPU. Training
 // has the bits of the CPU with all state in memory, however late copies come, and whichever device updates what lies in
-// the host's memory. Memory and traffic are the plan's, and calls around a step find the state where it lies.
+// the host's memory. Memory and traffic are as planned, and calls around a step find the state where it lies.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -155,7 +155,7 @@ TEST_P(DeviceOffload, GivesTheCpusBitsUnderEveryStrategy) {
   std::iota(cases.begin(), cases.end(), std::size_t{0});
   MadeOnce<Trained> on_cpu;
   const auto exists = [](std::size_t, const Placed&, const By& by, double, std::int64_t depth) {
-    return by.step == OffloadedStep::kGpu || depth == 1;  // in these cases, no record moves
+    return by.step == OffloadedStep::kGpu || depth == 1;  // CPU updates move no records, so one depth is enough
   };
   for (const auto& [which, placed, by, share, depth] : pairwise_where(
            exists, cases, kStrategies, kBy, std::array{0.3, 1.0}, std::array{std::int64_t{1}, std::int64_t{4}})) {
@@ -427,7 +427,7 @@ TEST(DeviceOffload, GroupsAndRatesSetByHandGiveTheCpusBits) {
   }
 }
 
-/// New parameters go to the GPU beside the update of the next ones. Everything else is done one thing after the other.
+/// New parameters go to the GPU while the next ones are updated. Everything else is done one thing after the other.
 TEST(DeviceOffload, EstimatedSecondsCoverTransfersAndUpdates) {
   constexpr std::int64_t kNumel = 1 << 20;
   PlanInput input;
@@ -448,7 +448,7 @@ TEST(DeviceOffload, EstimatedSecondsCoverTransfersAndUpdates) {
   EXPECT_EQ(seconds_of(speeds, on_cpu, on_gpu).on_cpu, 2 * kParameters / 1e9 + kNumel / 1e8);
 }
 
-/// What lies in the host's memory does not count.
+/// State in the host's memory does not count towards the limit.
 TEST(DeviceOffload, MemoryLimitCountsOnlyTheDevice) {
   const EmulatedGpus gpus;
   const Kept kept{DType::kBF16, MasterKind::kSplitBF16, StateDType::kF32};
@@ -560,7 +560,7 @@ TEST(DeviceOffload, WeightAveragesGiveTheCpusBits) {
   }
 }
 
-/// Returns a strategy with a limit at which half of what could go to the host has no room on the GPU.
+/// Returns a strategy with a memory limit: half of the state that may go to the host does not fit on the GPU.
 Strategy with_too_little_room(const Strategy& strategy) {
   const auto limited = [&](const Strategy& given) { return limited_bytes({.ranks = 2}, given, kWide); };
   Strategy open = below(strategy, kAllOnHost);
@@ -667,7 +667,7 @@ TEST(DeviceOffload, ImportedSafetensorsGiveTheCpusBits) {
   }
 }
 
-/// The disk fails in set-up, in a step, and where a record that the GPU gave back is written.
+/// The disk fails in set-up, in a step, and when a record that the GPU gave back is written.
 TEST(DeviceOffload, FailedDiskEndsAllRanksAndNamesTheParameter) {
   const EmulatedGpus gpus;
   for (const std::int64_t nth : {2, 30, 75, 120}) {

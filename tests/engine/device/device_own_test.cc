@@ -1,5 +1,5 @@
 // Tests a program's own rule for elements on an emulated GPU. It has the bits of the CPU, however late the device is,
-// because there too its operators are LibTorch's on the CPU.
+// because its operators run in LibTorch on the CPU there, too.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -78,7 +78,7 @@ TEST(DeviceOwn, GivesTheCpusBitsUnderEveryStrategy) {
   }
 }
 
-/// The rule is called for one part of a large parameter after the other.
+/// The rule is called for the parts of a large parameter one after the other.
 TEST(DeviceOwn, LargeParameterIsUpdatedInPortions) {
   TrainOptions options = short_run();
   options.steps = 2;

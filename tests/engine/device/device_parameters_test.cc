@@ -173,7 +173,7 @@ TEST(DeviceParameters, CheckpointsMoveBetweenTiersAndDevices) {
   const auto load = [&](const Strategy& strategy, const TestFolder& folder) {
     return [&](const Mesh& mesh) { return loaded_and_trained_on(mesh, strategy, folder.path().string(), inexact); };
   };
-  std::size_t turn = 0;  // each place has one of the types; in long tests it has both
+  std::size_t turn = 0;  // each place is tested with one of the dtypes, in long tests with both
   for (const DType dtype : {DType::kF32, DType::kBF16}) {
     const Strategy strategy = scheduled(ShardingStrategy::kFullShard, dtype);
     const TestFolder of_cpu;
@@ -229,7 +229,7 @@ TEST(DeviceParameters, AutoOffloadsWhatExceedsTheLimit) {
   }
 }
 
-/// The disk fails in set-up, in a gather, and where a record that the GPU changed is written.
+/// The disk fails in set-up, in a gather, and when a record that the GPU changed is written.
 TEST(DeviceParameters, FailedDiskEndsAllRanksAndNamesTheParameter) {
   const EmulatedGpus gpus;
   for (const std::int64_t nth : {2, 30, 75, 120, 200}) {

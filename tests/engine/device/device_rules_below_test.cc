@@ -151,7 +151,7 @@ TEST_P(DeviceRulesBelow, EveryStrategyGivesTheCpusBits) {
   const auto exists = [](const Rule* rule, const Where& where, const Lying& lying) {
     return may_lie(*rule, where.placed.kind, lying);
   };
-  // Training has each rule with each place.
+  // Each rule is trained with each place of state.
   for (const auto& [rule, where, lying] : pairwise_where<2>(exists, kRules, all, all_lying())) {
     if (rule != GetParam()) continue;
     const Kept kept{DType::kBF16, MasterKind::kSplitBF16, StateDType::kF32};
@@ -281,7 +281,7 @@ TEST(DeviceOwnBelow, OffloadedGradientsGiveTheCpusBits) {
   }
 }
 
-/// Returns the rule's strategy without what goes only with updates after backward.
+/// Returns the rule's strategy without clipping, which is possible only with updates after backward.
 Strategy without_clipping(const Kept& kept, const Rule& rule) {
   Strategy strategy = with_rule(strategy_of(kept, ShardingStrategy::kFullShard), rule);
   strategy.gradient_clipping = 0;
@@ -309,7 +309,7 @@ TEST_P(DeviceRulesBelow, UpdatesInBackwardGiveTheCpusBits) {
   }
 }
 
-/// Each unit's passes move what the plan says, beside the backward of the next unit.
+/// Each unit's passes move what the plan says, during the backward of the next unit.
 TEST_P(DeviceRulesBelow, MemoryAndTrafficInBackwardEqualThePlan) {
   const EmulatedGpus gpus;
   for (const Lying& lying : {kHostMixed, kFilesAll}) {
@@ -353,7 +353,7 @@ std::string error_of_engine(const Strategy& strategy) {
   return error_of([&] { run_ranks(late({.ranks = 1}), [&](const Mesh& mesh) { Session(mesh, strategy, kWide); }); });
 }
 
-/// Weights in records are copied where their norms are wanted; a record of moments alone needs no copy.
+/// Weights in records are copied if their norms are needed; a record of moments alone needs no copy.
 TEST(DeviceRulesOnTheHost, OnlyOffloadedWeightsAreCopiedForTheirNorms) {
   const auto scratch = [](const Kept& kept, const Lying& lying) {
     std::int64_t bytes = 0;

@@ -16,8 +16,8 @@
 namespace tessera::testing {
 namespace {
 
-/// Two ways take turns in an order without a period, the same each time, so that no loop of a test gives one of its
-/// values the same way always.
+/// Chooses between two ways in a fixed order without a period, so that no value of a test's loop always gets the same
+/// way.
 class Turns {
  public:
   bool is_seconds_turn() { return std::popcount(count_++) % 2 == 1; }
@@ -119,7 +119,7 @@ void expect_same_on_gpus(const ThreadRanks& ranks, const Trained& on_cpu, const 
   const auto expect = [&](const ThreadRanks& joined, const std::string& how) {
     const Trained trained = train_on_threads(joined, strategy, options);
     expect_same_bits(trained, on_cpu, what + how);
-    // Units that update in backward wait for the unused one, until ranks have agreed on the order.
+    // Units that update in backward wait for the unused unit, until ranks have agreed on the order.
     if (strategy.optimizer.in_backward && options.model.unused_block) return;
     EXPECT_EQ(trained.steps.back().planned, trained.allocated_at_end) << what << how;
   };

@@ -31,7 +31,7 @@ TrainOptions short_run();
 /// Returns a strategy with clipping.
 Strategy strategy_of(const Placed& placed, DType dtype, std::int64_t accumulation);
 
-/// Returns a strategy with a schedule, whose position matters; fp16 skips some steps.
+/// Returns a strategy with a learning-rate schedule, so that the number of steps made matters; fp16 skips some steps.
 Strategy scheduled(ShardingStrategy kind, DType dtype);
 
 /// The values after a run, and the results of its steps.
@@ -52,8 +52,8 @@ void on_gpus(int ranks, const std::function<void(const ThreadRanks& joined, cons
 void on_gpus_in_turn(int ranks, const std::function<void(const ThreadRanks& joined, const std::string& what)>& body);
 
 /// Checks that training under `strategy` on ranks with GPUs ends as `on_cpu` did (or as the CPU does under the same
-/// strategy), and takes the memory that the plan says. Ranks are joined late, and in one more of the ways that give its
-/// bits. These take turns from call to call; in long tests ranks are joined in each of them.
+/// strategy), and takes the memory that the plan says. Ranks are joined by late collectives, and in one more of the
+/// ways that give the same bits. These other ways take turns from call to call; in long tests all of them are used.
 void expect_same_on_gpus(const ThreadRanks& ranks, const Trained& on_cpu, const Strategy& strategy,
                          const TrainOptions& options, const std::string& what);
 void expect_same_on_gpus(const ThreadRanks& ranks, const Strategy& strategy, const TrainOptions& options,

@@ -80,7 +80,8 @@ std::vector<Told> told_by_all(const ThreadRanks& ranks, const Body& body) {
 }
 
 /// Checks that `body` returns the same on every rank with a GPU as on the CPU. Returns the results of the CPU. Each
-/// rank has a replica of its own, so every rank is compared. Ranks are joined in two ways, of which one takes turns.
+/// rank has a replica of its own, so every rank is compared. Ranks are joined over a backend, and also in one of the
+/// ways of on_gpus_in_turn.
 std::vector<Told> expect_as_on_the_cpu(int ranks, const Body& body, const std::string& what) {
   const std::vector<Told> wanted = told_by_all({.ranks = ranks}, body);
   const auto expect = [&](const ThreadRanks& joined, const std::string& how) {

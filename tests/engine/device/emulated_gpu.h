@@ -17,7 +17,7 @@ class LateBackend;
 // and nothing comes back to the host, before a thread waits for it. So a missing wait, or memory that is used again too
 // early, gives wrong values each time.
 
-/// Says when a copy reads its bytes. Bytes of a copy to the host appear only when the host waits, either way.
+/// Says when a copy reads its bytes. Bytes of a copy to the host appear only when the host waits, in both cases.
 enum class CopiesRead {
   /// A copy reads its source when a thread waits for it. This shows memory that is used again too early.
   kLate,
@@ -33,8 +33,8 @@ std::unique_ptr<DeviceKernels> emulated_kernels(CopiesRead read = CopiesRead::kL
 /// to. All other memory stands for memory of a device.
 bool is_pinned_memory(const void* memory);
 
-/// Lets Engines of this process train on emulated GPUs while it lives. Host code that takes device memory for host
-/// memory, or the reverse, is an error.
+/// Lets Engines of this process train on emulated GPUs while this object lives. Host code that takes device memory for
+/// host memory, or the reverse, is an error.
 class EmulatedGpus {
  public:
   explicit EmulatedGpus(CopiesRead read = CopiesRead::kLate);

@@ -1,5 +1,5 @@
-// Tests "checkpoint": {"async": true}: while training goes on, a thread writes what other saves write while training
-// waits. A save that failed is an error of the next step on all ranks, and training goes on after it.
+// Tests "checkpoint": {"async": true}: a thread writes the files while training goes on, and other saves make training
+// wait. A save that failed is an error of the next step on all ranks, and training goes on after it.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -138,8 +138,8 @@ std::string train_until_told(Session& session, std::size_t first, std::int64_t& 
   return "";
 }
 
-// F22, F23: every operation of a save by two ranks fails once. All ranks learn of it in the same step, nothing is left
-// over, what was saved before stays the latest, and training goes on.
+// Faults F22 and F23 (docs/faults.md): every operation of a save by two ranks fails once. All ranks learn of it in the
+// same step, nothing is left over, what was saved before stays the latest, and training goes on.
 TEST(AsyncCheckpoint, EveryFailedOperationIsAnErrorOfOneStepOnAllRanks) {
   for (const FaultSite site :
        {FaultSite::kOpen, FaultSite::kWrite, FaultSite::kFsync, FaultSite::kRename, FaultSite::kMkdir}) {
@@ -158,7 +158,7 @@ TEST(AsyncCheckpoint, EveryFailedOperationIsAnErrorOfOneStepOnAllRanks) {
         session.train(1);
         if (rank == 0)
           faults = new ScopedFaults({{.site = site, .nth = n, .action = FaultAction::kErrno, .number = ENOSPC}});
-        const Values meet = session.values();  // the plan is installed before any rank begins to save
+        const Values meet = session.values();  // the fault plan is installed before any rank begins to save
         told_at[rank] = 2;
         try {
           save_checkpoint(session.engine, folder.path());

@@ -123,8 +123,8 @@ TEST(Durable, StepMissingOnSomeRanksIsGivenUp) {
   }
 }
 
-// Every operation of a commit fails once. All ranks get the same error. The next run goes on from the commit before it,
-// or from this one if it was on all disks.
+// Every operation of a commit fails once. All ranks get the same error. The next run resumes from the commit before the
+// failed one, or from the failed one if that was on all disks.
 TEST(Durable, FailedCommitIsAnErrorOnAllRanksAndLosesNothing) {
   const Placed placed(ShardingStrategy::kFullShard, /*shared=*/false, /*on_disk=*/true);
   const Strategy strategy = strategy_of(kKept[2], placed, &kSomeBelow);
@@ -149,7 +149,7 @@ TEST(Durable, FailedCommitIsAnErrorOnAllRanksAndLosesNothing) {
           const Values all_have = session.values();  // from here on no rank is in its step any more
           if (rank == 0)
             faults = new ScopedFaults({{.site = site, .nth = n, .action = FaultAction::kErrno, .number = ENOSPC}});
-          const Values meet = session.values();  // the plan is installed before any rank begins to commit
+          const Values meet = session.values();  // the fault plan is installed before any rank begins to commit
           texts[rank] = error_of([&] {
             commit_durable(session.engine);
             finish_commit(session.engine);

@@ -49,7 +49,8 @@ void train(Session& session, std::size_t begin, std::size_t end) {
   for (std::size_t i = begin; i < end; ++i) session.train(i);
 }
 
-/// Ends a run that was saved after step 3 while the first block was frozen: the block trains again after step 4.
+/// Trains the rest of a run that was saved after step 3 while the first block was frozen. The block trains again after
+/// step 4.
 Values rest_of(Session& session) {
   train(session, 3, 4);
   thaw(session);

@@ -408,7 +408,7 @@ TEST(OuterSteps, PostLocalSgdSyncsEachStepAndThenLocally) {
       const Strategy& strategy = session.engine.strategy();
       for (std::size_t i = 0; i < 7; ++i) {
         const StepResult result = session.train(i);
-        if (i == 0 || i == 3) {  // these are the first steps under a plan
+        if (i == 0 || i == 3) {  // these are the first steps under each of two plans
           EXPECT_EQ(result.planned, result.allocated) << i;
         }
       }

@@ -75,7 +75,7 @@ ThreadRanks behind(int ranks) {
           }};
 }
 
-/// Two of these strategies publish behind the update, and two gather ahead of the next forward.
+/// Two of these strategies publish values behind the update, and two gather ahead of the next forward.
 const ShardingStrategy kBehind[] = {ShardingStrategy::kShardOptimizer, ShardingStrategy::kShardGradients,
                                     ShardingStrategy::kShardGradOp, ShardingStrategy::kFullShard};
 

@@ -246,7 +246,7 @@ TEST_F(Hashes, MicrobatchThatCountsForNothingIsNotBlamed) {
   EXPECT_EQ(end_of({}, recording(ShardingStrategy::kFullShard, "hashes"), {}, fault), "");
 }
 
-// Ranks are processes, since the operators of threads would be taken for each other.
+// Ranks are processes, since operators of several threads could not be told apart.
 TEST_F(Hashes, FirstOfSeveralRanksMicrobatchesIsTheOneNamed) {
   constexpr int kRanks = 4;
   const Strategy strategy = recording(ShardingStrategy::kFullShard, "hashes");

@@ -165,7 +165,7 @@ TEST(Reproducible, ReplicasGiveTheSameBits) {
   }
 }
 
-// Replicas of three ranks are no subtree of the tree, and neither are runs of three microbatches.
+// Replicas of three ranks are not subtrees of the step's tree, and neither are runs of three microbatches.
 TEST(Reproducible, ReplicasThatAreNoSubtreesSendSumsOfSubtrees) {
   const GradientSync last = GradientSync::kLastMicrobatch;
   const Strategy alone = reproducible(ShardingStrategy::kFullShard, DType::kF32, kRules[0], last);
@@ -312,7 +312,7 @@ TEST(ReproducibleProcesses, ACheckpointGoesOnWithOtherRanksToTheSameBits) {
   }
 }
 
-// A block that runs twice, each time with a backward of its own, has two gradients in one backward.
+// A block that runs twice under recomputation, each time with a backward of its own, has two gradients in one backward.
 TEST(Reproducible, SeveralGradientsOfOneBackwardAreOfOneLeafOrRefused) {
   const TinyOptions model{.shared_block = true, .recompute = true};
   Strategy strategy = reproducible(ShardingStrategy::kFullShard, DType::kF32, kRules[0], GradientSync::kLastMicrobatch);
@@ -422,7 +422,7 @@ TEST(ReproducibleDeal, MicrobatchesDealtBySpeedGiveTheBitsOfOneRank) {
   }
 }
 
-// Without "reproducible" the sum's order depends on the deal, and its value does not.
+// The sum's order depends on how microbatches are dealt without "reproducible", and its value does not.
 TEST(ReproducibleDeal, WithoutReproducibleDealtMicrobatchesGiveTheSameLosses) {
   Strategy even = tiny_strategy(ShardingStrategy::kShardGradients);
   even.gradient_accumulation = 6;
@@ -445,7 +445,8 @@ TEST(ReproducibleDeal, WithoutReproducibleDealtMicrobatchesGiveTheSameLosses) {
 }
 
 /// Trains Tiny likewise, where ranks make each other's microbatches again. `wait` is called before each backward with
-/// the step, how many microbatches this rank has begun in it, and the loss. `begun` gets these numbers of each step.
+/// the step, how many microbatches this rank has begun in it, and the loss. `begun` gets the number of microbatches
+/// begun in each step.
 template <class Wait>
 Trained train_backed_up(const Mesh& mesh, const Strategy& strategy, std::vector<std::int64_t>& begun,
                         const Wait& wait) {
@@ -481,7 +482,7 @@ Strategy backed_up(const Placed& placed, const Rule& rule, std::int64_t each, st
   return strategy;
 }
 
-/// Returns what one rank makes of the same microbatches.
+/// Returns the result of one rank that trains on the same microbatches.
 Trained alone(const Rule& rule, std::int64_t all) {
   return train({}, reproducible(ShardingStrategy::kFullShard, DType::kF32, rule, GradientSync::kLastMicrobatch), {},
                all);
@@ -491,7 +492,8 @@ void wait_until_at_least(const std::atomic<std::int64_t>& value, std::int64_t wa
   while (value.load() < wanted) std::this_thread::sleep_for(std::chrono::microseconds(100));
 }
 
-// Rank 1 stands still in the first microbatch of each step until rank 0 is about to end the last that it may take.
+// Rank 1 stands still in the first microbatch of each step until rank 0 is about to end the last microbatch that it may
+// take.
 TEST(ReproducibleBackups, ARankThatStandsStillIsOvertakenToTheBitsOfOneRank) {
   struct Case {
     Placed placed;
@@ -530,8 +532,8 @@ TEST(ReproducibleBackups, ARankThatStandsStillIsOvertakenToTheBitsOfOneRank) {
   }
 }
 
-// Rank 0 stands still in the first microbatch that it makes again, until rank 1 has made it: before the backward, which
-// is then left out, or within the backward, whose result is dropped.
+// Rank 0 stands still in the first microbatch that it makes again, until rank 1 has made that microbatch: before the
+// backward, which is then left out, or within the backward, whose result is dropped.
 TEST(ReproducibleBackups, AResultThatComesSecondChangesNoBit) {
   const Trained wanted = alone(kRules[0], 4);
   for (const bool within : {false, true}) {
@@ -558,8 +560,8 @@ TEST(ReproducibleBackups, AResultThatComesSecondChangesNoBit) {
   }
 }
 
-// Ranks 1 and 2 stand still until rank 0 has made both microbatches of rank 1, which then has no sum to send, and one
-// of rank 2.
+// Ranks 1 and 2 stand still until rank 0 has made one microbatch of rank 2 and both of rank 1, which then has no sum to
+// send.
 TEST(ReproducibleBackups, ARankWhoseWholeRunAnotherMadeChangesNoBit) {
   const Trained wanted = alone(kRules[0], 6);
   for (const ShardingStrategy placed : {ShardingStrategy::kNoShard, ShardingStrategy::kShardGradients}) {
@@ -710,7 +712,7 @@ TEST(ReproducibleDeal, PrivateParametersThatAreGatheredAreRefused) {
   EXPECT_NE(short_runs.find("some ranks have 4 microbatches at first"), std::string::npos) << short_runs;
 }
 
-/// Returns the error with which two ranks end that do `what` under "deal.backups".
+/// Returns the error with which two ranks end if they do `what` under "deal.backups".
 template <class What>
 std::string refusal_of_backups(const What& what) {
   try {

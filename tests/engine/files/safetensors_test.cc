@@ -1,4 +1,5 @@
-// Tests weights from safetensors files and back, under every strategy; files that do not fit are an error on all ranks.
+// Tests that weights are read from safetensors files and written to them, under every strategy; files that do not fit
+// are an error on all ranks.
 
 #include "tessera/safetensors.h"
 
@@ -57,7 +58,7 @@ TEST_F(Safetensors, ExportAndImportKeepValuesUnderEveryStrategy) {
             session.train(0);
             export_safetensors(session.engine, folder_ / "out", {.names = other_names, .most_bytes = 1500});
             wanted = session.values();
-            session.train(1);  // the Engine goes on
+            session.train(1);  // the Engine trains on after the export
           }
           Session other(mesh, strategy, options);
           other.train(2);
@@ -160,7 +161,7 @@ TEST_F(Safetensors, MismatchedFileIsNamedOnAllRanksAndChangesNothing) {
   });
 }
 
-/// Returns the model's two names for a tied tensor, and any third one that a file may have for it.
+/// Returns `name` as the name in the file; the embedding's tensor may be there a second time, as "old_head".
 NameInFile with_a_copy(const std::string& name) {
   NameInFile in_file{{name}};
   if (name == "embedding.weight") in_file.copies = {"old_head"};

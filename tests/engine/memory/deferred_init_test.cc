@@ -238,7 +238,7 @@ TEST(DeferredInit, ReplayWithSeveralThreadsEqualsEager) {
       const std::string name = std::to_string(i);
       module->register_parameter("randn" + name, at::randn({50, 3}) * 0.5);  // this draws from the shared generator
       const at::Tensor base = at::zeros({20}).normal_();
-      module->register_parameter("sum" + name, base + at::randn({20}));  // this adds draws of both kinds
+      module->register_parameter("sum" + name, base + at::randn({20}));  // adds a draw of normal_ and one of randn
       module->register_buffer("twice" + name, base * 2);
       const at::Tensor large = at::zeros({1'000'003 + i}).normal_();
       module->register_parameter("unit" + name, large / large.sum());  // a sum whose order depends on threads

@@ -62,7 +62,7 @@ TEST(Gathered, PointerWithoutGatheredIsRefusedWhereParametersAreSharded) {
   });
 }
 
-// Operators gather ahead in the order of the last round, which all ranks must do alike.
+// Operators gather ahead in the order of the last round. All ranks must do this alike, even if one rank alone reads.
 TEST(Gathered, OneRankAloneMayReadGuardedParameters) {
   on_each_placement(3, [](const Mesh& mesh, const Strategy& strategy) {
     Session session(mesh, strategy);

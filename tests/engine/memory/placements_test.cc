@@ -42,7 +42,7 @@ TEST(Placements, EveryLegalOneHasTheBitsOfNoShard) {
     strategy.gradient_accumulation = 2;
     return strategy;
   };
-  // The axes of the mesh are chosen where there is no "mesh": two hosts of two ranks.
+  // The axes of the mesh follow from the hosts, since there is no "mesh": two hosts of two ranks.
   const ThreadRanks ranks{.ranks = kRanks, .hosts = 2};
   const Trained wanted = train_on_threads(ranks, with_microbatches(unsharded()), options);
   for (const PlacementConfig& placement : legal_placements()) {

@@ -58,7 +58,8 @@ TEST(SecondCopy, PlainHasTheBitsOfFullShardWithoutIt) {
   }
 }
 
-// The whole step computes with the same rounded values, so neither slots nor looks between calls change its bits.
+// The whole step computes with the same rounded values, so neither the number of slots nor reads between calls change
+// the bits.
 TEST(SecondCopy, Int8TrainsCloseToFullShardWhateverIsGatheredOrShown) {
   constexpr std::size_t kSteps = 3;
   run_ranks(kTwoHosts, [](const Mesh& mesh) {
@@ -124,7 +125,7 @@ TEST(SecondCopy, PlanWithoutRanksEqualsTheEnginesPlan) {
     const MemoryPlan planned = plan_in_detail(*shapes, strategy, topology);
     const MemoryUse use = planned.use(), less = without.use();
     EXPECT_EQ(use.total() - less.total(), planned.secondary_bytes() + planned.secondary_codes_bytes());
-    if (form == SecondaryForm::kPlain) {  // a rank has a quarter of the parameters, and a copy of half but the root's
+    if (form == SecondaryForm::kPlain) {  // a rank has a quarter of the parameters, and copies half, without the root
       const std::int64_t root = planned.units()[0].gathered_bytes();
       EXPECT_GT(root, 0);
       EXPECT_EQ(planned.secondary_bytes(), 2 * less[MemoryCategory::kParameters] - root / 2);

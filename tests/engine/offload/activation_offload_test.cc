@@ -76,7 +76,7 @@ class CountingAllocator final : public c10::Allocator {
   }
   c10::DeleterFnPtr raw_deleter() const override { return &give_back; }
   void copy_data(void* to, const void* from, std::size_t bytes) const override { default_copy_data(to, from, bytes); }
-  /// Returns how many more bytes than now live at most while `body` runs.
+  /// Returns the most bytes that live at once while `body` runs, beyond those that live now.
   std::int64_t peak_of(const std::function<void()>& body) {
     const std::int64_t before = live;
     peak = before;
@@ -226,7 +226,7 @@ TEST(ActivationOffload, ParametersAreNeverMoved) {
     Strategy strategy = plain;
     put_activations_below(strategy, 4096);
     Session session(mesh, strategy, kAwkward);
-    const at::Tensor row = session.batches[0].tokens.narrow(0, 0, 1);  // tensors of a single row are smaller
+    const at::Tensor row = session.batches[0].tokens.narrow(0, 0, 1);  // one row's tensors are below `min_bytes`
     for (int i = 0; i < 2; ++i) {
       session.engine.backward(session.model->forward(row, row));
       session.engine.step();
@@ -330,7 +330,8 @@ TEST(SavedActivations, DisjointPartsAreStoredSeparately) {
   EXPECT_EQ(counts.bytes_put, 2 * 4 * 32 * 4);
 }
 
-/// The tensor that the first operator saved may not be used any more; the tensor of the second operator may.
+/// Backward may not use the tensor that the first operator saved, since it was changed; it may use that of the second
+/// one.
 TEST(SavedActivations, EachVersionOfATensorIsStored) {
   const at::Tensor input = leaf({64, 64});
   const auto gradient = [&] {

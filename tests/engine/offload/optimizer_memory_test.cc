@@ -1,5 +1,5 @@
 // Tests masters and optimizer state in fewer bytes: bits are the same under every strategy, bytes are as planned, and
-// training follows the run with everything in fp32.
+// training stays close to the run with everything in fp32.
 
 #include <gtest/gtest.h>
 

@@ -61,7 +61,7 @@ void read_ahead(TierCarrier& records, std::int64_t reads) {
 TEST(TierCarrier, ReadAheadStaysAtItsLimit) {
   ScratchFolder folder;
   const auto records = mostly_in_memory(folder);
-  const std::int64_t not_there = 20;  // the last records are in slots, and leave them before the pass reaches them
+  const std::int64_t not_there = 20;  // on disk; the last ones are in slots, but leave them before the pass comes
   ASSERT_EQ(records->counters().writes, not_there);
   records->announce(forward());
   EXPECT_GE(records->counters().reads, kReadAhead);

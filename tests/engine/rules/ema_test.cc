@@ -31,7 +31,7 @@ Values averages_of(Session& session) {
   return copies_of(*session.model);
 }
 
-/// Makes a step; only the head gets a gradient in every third one.
+/// Makes a step; in every third step, only the head gets a gradient.
 void train(Session& session, std::size_t i) {
   session.engine.backward(i % 3 == 2 ? session.model->head.square().mean() : session.loss(i));
   session.engine.step();

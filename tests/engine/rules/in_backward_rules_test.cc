@@ -58,7 +58,8 @@ bool is_of_whole_tensors(const Rule& rule) {
   return rule.config.type == OptimizerType::kAdafactor || rule.config.type == OptimizerType::kOwnMatrix;
 }
 
-/// Sets the rule with two groups: vectors without decay, whose rate layers do not adapt, and blocks at half the rate.
+/// Sets the rule with two groups: vectors without decay, whose rates are not adapted to layers, and blocks at half the
+/// rate.
 void with_rule(Strategy& s, const Rule& rule) {
   const StateDType states = s.optimizer.state_dtype;
   s.optimizer = rule.config;
@@ -263,9 +264,9 @@ TEST(InBackwardRules, MatricesOfAUnitAreExchangedByThemselves) {
         with_rule(s, rule);
         s.optimizer.in_backward = true;
       };
-      // The root has vectors, which adafactor updates, and an embedding, which the others leave to AdamW.
+      // The root has vectors, which adafactor updates, and an embedding, which the other rules leave to AdamW.
       const auto wanted = static_cast<std::int64_t>(units - 1 + of_root);
-      // Parts of three ranks cut matrices.
+      // Three ranks have parts whose borders cut matrices.
       for (CallsByLabel& calls : calls_of_a_step(strategy_for(placed, adjust), rule, 3)) {
         EXPECT_EQ(calls["matrices to owners"].calls, wanted) << rule.name << ", " << name_of(placed);
         EXPECT_EQ(calls["matrices from owners"].calls, wanted) << rule.name << ", " << name_of(placed);

@@ -21,7 +21,7 @@ using Elements = ElementwiseOptimizer::Elements;
 
 constexpr std::size_t kSteps = 6;
 
-/// A rule that only adds `e.lr` to each parameter, and gives it another tensor.
+/// A rule that only adds `e.lr` to each parameter, and returns the result in a new tensor.
 struct Shift final : ElementwiseOptimizer {
   std::vector<std::string> states() const override { return {}; }
   void update(Elements& e) const override { e.parameters = e.parameters + e.lr; }
@@ -33,7 +33,7 @@ void with_own(Strategy& s) {
   s.gradient_clipping = 0;
 }
 
-/// Sets the same groups for Tessera's own AdamW.
+/// Sets the groups of with_own for Tessera's own AdamW.
 void with_adamw(Strategy& s) {
   with_own(s);
   s.optimizer.type = OptimizerType::kAdamW;

@@ -45,7 +45,7 @@ void with_groups(Strategy& s) {
   s.gradient_clipping = 0;
 }
 
-/// Returns the same groups for PyTorch: [vectors, matrices of blocks, the rest].
+/// Returns the groups of three_kinds for PyTorch: [vectors, matrices of blocks, the rest].
 std::vector<torch::optim::OptimizerParamGroup> plain_groups(const Tiny& model, const OptimizerConfig& config) {
   const auto options = [&](double lr, double decay, double eps, std::tuple<double, double> betas) {
     return std::make_unique<torch::optim::AdamWOptions>(
@@ -124,7 +124,7 @@ TEST(ParameterGroups, HaveTheSameBitsUnderEveryStrategyAndFormat) {
   }
 }
 
-// A group with the numbers that all parameters have changes nothing, however it cuts runs.
+// A group changes nothing if its numbers are those of all parameters, however it cuts runs.
 TEST(ParameterGroups, GroupsOfEqualNumbersHaveTheBitsOfNoGroups) {
   const auto train = [](const Kept& kept, bool grouped) {
     return train_on_threads({.ranks = 2},

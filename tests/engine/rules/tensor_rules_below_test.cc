@@ -105,7 +105,7 @@ TEST_P(TensorRulesBelow, MeshOfTwoAxesHasTheBitsOfARunInMemory) {
   }
 }
 
-/// Masters are read in one pass with all of a rank's records, and written in the next one, which goes back.
+/// Masters are read in one pass with all of a rank's records, and written in the next pass, which goes backward.
 TEST_P(TensorRulesBelow, DiskTrafficEqualsThePlan) {
   constexpr Below kMoving[] = {{0, 1, 1, 4096, 0, 1},     {1, 1, 1, 4096, 16384, 2}, {0, 0, 1, 4096, 0, 16},
                                {1, 0, 0, 8192, 0, 1},     {0, 1, 0.3, 16384, 0, 1},  {0.5, 0.5, 0.5, 4096, 0, 3},

@@ -189,7 +189,8 @@ std::vector<Error> errors_of(const Body& body, const TinyOptions& model) {
   return errors;
 }
 
-/// A module that uses a layer in two places, both recomputed: its gradients are complete when both have gone backward.
+/// A module that uses a layer in two places, both recomputed: its gradients are complete when both places have gone
+/// backward.
 struct RecomputedTwiceImpl : torch::nn::Module {
   RecomputedTwiceImpl() : shared(register_module("shared", torch::nn::Linear(6, 6))) {}
   at::Tensor forward(const at::Tensor& x) {

@@ -349,7 +349,7 @@ TEST(ClipValue, EqualsPyTorchOnTheMeanGradient) {
 
 // ---- ReduceLROnPlateau ----------------------------------------------------------------------------------------------
 
-/// Returns the rates after each measure.
+/// Returns the rate after each measured value.
 std::vector<double> rates(const std::vector<double>& measures, const ReduceLROnPlateau::Options& options) {
   std::vector<double> found;
   run_ranks({.ranks = 1}, [&](const Mesh& mesh) {

@@ -1,4 +1,4 @@
-// Tests that every rank's parameters are rank 0's when the Engine has been made, whichever rank made them.
+// Tests that every rank has rank 0's parameters when the Engine has been made, whichever rank made them.
 
 #include "engine/parameters/first_values.h"
 

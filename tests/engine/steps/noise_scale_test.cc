@@ -65,7 +65,7 @@ struct Pieces {
   }
 };
 
-/// Returns weight times gradient of a microbatch, of all parameters as one vector in fp64, in plain LibTorch.
+/// Returns the weight of a microbatch times its gradient, of all parameters as one vector in fp64, in plain LibTorch.
 at::Tensor weighted_gradient(std::int64_t index) {
   static std::map<std::int64_t, at::Tensor> known;
   at::Tensor& gradient = known[index];

@@ -15,7 +15,7 @@ namespace tessera::testing {
 namespace scaler_test {
 
 // The pattern has growth after three finite steps, a finite run that is cut short, overflows in a row, growth after
-// falls, an overflow in the very step that would have grown, and an overflow at the end.
+// falls, an overflow in the very step in which the scale would have grown, and an overflow at the end.
 const std::string kPattern = "....x..xx...x......x..x...xxx......x";
 constexpr double kInitial = 512;
 constexpr std::int64_t kGrowthInterval = 3;

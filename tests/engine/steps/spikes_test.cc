@@ -87,7 +87,7 @@ struct Course {
   std::int64_t applied = 0;
 };
 
-/// Makes a run whose losses have such heights. `after_step` gets each step's number.
+/// Makes a run whose losses have the given heights. `after_step` gets each step's number.
 Course train(const Mesh& mesh, const Strategy& strategy, const std::vector<double>& heights,
              const std::function<void(Engine&, std::size_t)>& after_step = nullptr) {
   Session session(mesh, strategy);
@@ -200,7 +200,7 @@ void go_back_beside_saves(Strategy& strategy) {
   strategy.checkpoint.async = true;
 }
 
-/// A spike in step 7 takes back all steps since step 4, and the next data follow.
+/// A spike in step 7 takes back all steps since step 4, and training goes on with the next data.
 TEST(Spikes, RollbackEqualsARunWithoutTheStepsSince) {
   for (const auto& adjust : {go_back, go_back_beside_saves}) {
     const TestFolder folder;

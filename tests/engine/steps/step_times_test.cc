@@ -106,7 +106,8 @@ TEST(StepTimes, FlopAreThoseOfTheProductsOfForwardAndBackward) {
   });
 }
 
-// The first product of a block is made again. The second is left before it is made, since nothing needs its result.
+// The first product of a block is computed again. Recomputation stops before the second product, since nothing needs
+// its result.
 TEST(StepTimes, FlopOfWhatIsComputedAgainCount) {
   const TinyOptions sizes{.recompute = true};
   const auto body = [&](const Mesh& mesh) {
@@ -218,7 +219,7 @@ class Observer {
   at::CallbackHandle handle_;
 };
 
-/// This holds what observers saw of the ranges of all ranks.
+/// The profiler ranges that the observers of all ranks have seen.
 struct Seen {
   std::mutex mutex;
   std::map<std::string, std::int64_t> begun;  ///< one for each name

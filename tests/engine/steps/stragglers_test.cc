@@ -35,7 +35,8 @@ std::string said(const std::vector<double>& busy) {
   return watch.add(busy);
 }
 
-/// Returns how many microbatches each rank computes when a dealer has seen `window` such steps.
+/// Returns how many microbatches each rank computes after `window` steps in which a microbatch takes `seconds_of_one`
+/// [rank].
 std::vector<std::int64_t> dealt(MicrobatchDealer& dealer, const std::vector<double>& seconds_of_one, int window) {
   std::vector<std::int64_t> counts;
   for (int step = 0; step < window; ++step) {
@@ -254,7 +255,7 @@ std::string logged(int late, int milliseconds, const Placed& placed) {
   return ::testing::internal::GetCapturedStderr();
 }
 
-// F6: time in which a rank waits for another one does not count as its own time.
+// Fault F6 (docs/faults.md): time in which a rank waits for another one does not count as its own time.
 TEST(Stragglers, EngineNamesTheSlowRank) {
   const auto late = static_cast<int>(patient(std::chrono::milliseconds(25)).count());
   for (const Placed& placed : kInMemory)

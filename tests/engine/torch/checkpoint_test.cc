@@ -322,7 +322,7 @@ TEST(Checkpoint, OtherNoiseVersionIsReportedWhereItMatters) {
   EXPECT_EQ(other_noise(strategy, kNoiseVersion), std::nullopt);
 }
 
-/// Makes the folder's latest checkpoint one of a run with the defaults of 0.1.
+/// Changes the manifest of `checkpoint` into that of a run with the defaults of version 0.1.
 void date_back(const std::string& checkpoint) {
   const std::string file = checkpoint + "/manifest.json";
   std::ifstream text(file);
@@ -507,7 +507,8 @@ TEST(Checkpoint, MissingNameSuggestsTheNearest) {
   });
 }
 
-// F32: a file that somebody put into the folder of a checkpoint is ignored, and removed with the checkpoint.
+// Fault F32 (docs/faults.md): a file that somebody put into the folder of a checkpoint is ignored, and removed with the
+// checkpoint.
 TEST(Checkpoint, ExtraFileInTheFolderIsIgnored) {
   const TestFolder folder;
   run_ranks({.ranks = 1}, [&](const Mesh& mesh) {
@@ -534,7 +535,7 @@ TEST(Checkpoint, MissingCheckpointIsNamed) {
   EXPECT_THAT(refusal_of(folder.path(), {}, nullptr, ExitCode::kNoInput), HasSubstr("latest"));
 }
 
-// F30, F31: all ranks learn of damage, whichever rank finds it.
+// Faults F30 and F31 (docs/faults.md): all ranks learn of damage, whichever rank finds it.
 TEST(Checkpoint, DamageIsFoundBeforeAnythingChanges) {
   const TestFolder folder;
   std::string path;
@@ -589,8 +590,8 @@ TEST(Checkpoint, CallsOutOfTurnAreRefused) {
   });
 }
 
-// F22, F23: every operation of a save by two ranks fails once. All ranks get the same error, what was saved before
-// stays the latest, nothing is left over, and training goes on.
+// Faults F22 and F23 (docs/faults.md): every operation of a save by two ranks fails once. All ranks get the same error,
+// what was saved before stays the latest, nothing is left over, and training goes on.
 TEST(Checkpoint, EveryFailedOperationOfASaveIsAnErrorOnAllRanks) {
   for (const FaultSite site :
        {FaultSite::kOpen, FaultSite::kWrite, FaultSite::kFsync, FaultSite::kRename, FaultSite::kMkdir}) {
@@ -607,7 +608,7 @@ TEST(Checkpoint, EveryFailedOperationOfASaveIsAnErrorOnAllRanks) {
           static std::atomic<ScopedFaults*> faults{nullptr};
           if (mesh.rank() == 0)
             faults = new ScopedFaults({{.site = site, .nth = n, .action = FaultAction::kErrno, .number = ENOSPC}});
-          const Values meet = session.values();  // the plan is installed before any rank begins to save
+          const Values meet = session.values();  // the fault plan is installed before any rank begins to save
           try {
             save_checkpoint(session.engine, folder.path());
           } catch (const Error& error) {
@@ -640,8 +641,8 @@ TEST(Checkpoint, EveryFailedOperationOfASaveIsAnErrorOnAllRanks) {
 /// A model that is larger than what SavedCheckpoint caches.
 constexpr TinyOptions kLarge{.vocab = 40000, .width = 12, .hidden = 31, .blocks = 1};
 
-// F24: every read of a load fails once (every second one, unless tests are long). The error changes nothing, or it says
-// that it has changed something; then only another load helps.
+// Fault F24 (docs/faults.md): every read of a load fails once (every second one, unless tests are long). The error
+// changes nothing, or it says that it has changed something; then only another load helps.
 TEST(Checkpoint, EveryFailedReadOfALoadIsAnErrorOnAllRanks) {
   const TestFolder folder;
   run_ranks({.ranks = 2}, [&](const Mesh& mesh) {

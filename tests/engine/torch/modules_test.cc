@@ -1,4 +1,4 @@
-// Trains LibTorch's own modules sharded and unmodified: they get the same values as unsharded.
+// Trains LibTorch's own, unmodified modules in shards: they get the same values as without shards.
 
 #include <ATen/Parallel.h>
 #include <ATen/ops/mse_loss.h>
@@ -120,7 +120,7 @@ struct Trained {
   std::vector<std::pair<std::string, at::Tensor>> values, buffers;
 };
 
-/// Makes the module from a fixed seed. Ranks are threads and share the generator, so only one makes it at a time.
+/// Makes the module from a fixed seed. Ranks are threads and share the generator, so only one rank makes it at a time.
 std::shared_ptr<Module> make_seeded(const std::function<std::shared_ptr<Module>()>& make, bool deferred) {
   static std::mutex generator_mutex;
   const std::lock_guard lock(generator_mutex);

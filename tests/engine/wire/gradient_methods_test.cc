@@ -24,7 +24,7 @@ struct Method {
   double far = 0.1;          ///< the largest distance from exact values after kTimes steps
   bool keeps = true;         ///< whether the method keeps values from step to step
   bool draws = false;        ///< whether its random numbers depend on the number of the step
-  std::int64_t shorter = 2;  ///< a rank sends at least so many times fewer bytes than its gradients have
+  std::int64_t shorter = 2;  ///< a rank sends at most 1 / `shorter` of the bytes of its gradients
 };
 
 const Method kMethods[] = {{"PowerSGD", power_sgd(2)},

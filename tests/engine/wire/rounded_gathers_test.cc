@@ -249,7 +249,8 @@ TEST(RoundedGathers, ForwardRoundsTheValuesAGuardWrote) {
   });
 }
 
-// On two hosts the copy is in shared memory of each; on four hosts two of them hold one copy, and Gloo joins them.
+// The copy is in the shared memory of each host on two hosts. Two hosts together hold one copy on four hosts, and Gloo
+// joins them.
 TEST(SecondCopyOnHosts, PlainHasTheBitsOfFullShardAndInt8IsClose) {
   for (const int hosts : {2, 4}) {
     on_hosts(4, hosts, [hosts](const Mesh& mesh) {

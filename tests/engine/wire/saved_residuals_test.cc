@@ -61,7 +61,7 @@ const Kind kKinds[] = {
     {"int4 between hosts, whole sums", 4, 2, ShardingStrategy::kNoShard, with_feedback(WireForm::kInt4)},
     {"int8 between replicas", 4, 2, ShardingStrategy::kHybridShard, with_feedback(WireForm::kInt8)}};
 
-/// Ranks and hosts. Kinds with as many of both run one after the other in one start of ranks.
+/// Ranks and hosts. Kinds with the same numbers of ranks and hosts run one after the other in the same processes.
 constexpr std::pair<int, int> kWorlds[] = {{2, 2}, {3, 3}, {4, 2}};
 bool runs_on(const Kind& kind, const std::pair<int, int>& world) {
   return kind.ranks == world.first && kind.hosts == world.second;
@@ -147,8 +147,8 @@ std::map<std::string, std::vector<double>> residuals_of(const std::string& path)
   return sums;
 }
 
-// A step of the new ranks gets from residuals what a step of the old ranks would have got. Unless tests are long, each
-// kind goes to three kinds, its own among them, and any two kinds go to one and the same.
+// A step of the new ranks gets from residuals what a step of the old ranks would have got. Short tests load the
+// checkpoint of each kind under three kinds, its own among them; for any two kinds, one kind loads both.
 TEST(SavedResiduals, OtherRanksGetTheMeanOfResiduals) {
   const Kind kOthers[] = {{"two", 2, 2, ShardingStrategy::kShardGradients, with_feedback(WireForm::kInt8)},
                           {"three", 3, 3, ShardingStrategy::kFullShard, with_feedback(WireForm::kInt8)},

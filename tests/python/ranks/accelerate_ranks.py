@@ -73,10 +73,12 @@ def stairs(optimizer):
 
 
 class Loop:
-    """The loop of accelerate's examples, whose parts `changed` names. An epoch has five batches a rank, of which the last is filled up.
+    """The loop of accelerate's examples, with the changes that the arguments name. An epoch has five batches a rank, of
+    which the last is filled up.
 
     optimizer: makes the optimizer. accumulation: microbatches of a step, counted by `accumulate`, or by the loop if `by_itself`.
-    clip: called with its Accelerator and model. apart: each is prepared alone. drop: batches whose window makes no step.
+    clip: called with its Accelerator and model. apart: model and optimizer are each prepared by a call of its own.
+    drop: batches whose window makes no step.
     """
 
     def __init__(self, accelerator, optimizer=adamw, scheduler=warm_up, accumulation=2, by_itself=False, clip=None, apart=False,

@@ -80,7 +80,7 @@ class Classifier(lightning.LightningModule):
 
 
 def loader(ranks, rank=0):
-    """Lightning would shuffle what ranks train with."""
+    """Returns a loader with a sampler of its own, since the one that Lightning makes for ranks would shuffle."""
     generator = torch.Generator().manual_seed(7)
     data = TensorDataset(torch.randn(SAMPLES, WIDTH, generator=generator),
                          torch.randint(0, CLASSES, (SAMPLES,), generator=generator))

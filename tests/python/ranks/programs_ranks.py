@@ -282,8 +282,8 @@ def arrays_kept_beyond_a_guard(strategy):
 
 
 def profiled(strategy):
-    """Whatever profilers of torch ask of parameters, they see a step as it is without them, and a range for each gather
-    and each reduction."""
+    """Profilers of torch may ask anything of parameters. They see the same step as without a profiler, and a range for
+    each gather and each reduction."""
     def losses(observer):
         net = model()
         engine = tessera.Engine(net, {"strategy": "FULL_SHARD", **strategy})
@@ -784,7 +784,8 @@ RULES = {"adamw": torch.optim.AdamW, "adam": torch.optim.Adam, "sgd": torch.opti
 TIMMS = {"lion": {"lr": 1e-4, "betas": [0.9, 0.99], "weight_decay": 0.0},
          "lamb": {"lr": 1e-3, "betas": [0.9, 0.999], "eps": 1e-6, "weight_decay": 0.01},
          "lars": {"lr": 1.0, "momentum": 0.0, "weight_decay": 0.0, "nesterov": False, "trust_coefficient": 1e-3, "eps": 1e-8}}
-# Options of torch.optim that change how an update is computed, and not what it is, and those of which Tessera has torch's default alone.
+# Options of torch.optim that change only the way in which an update is computed, and options that Tessera has only with
+# torch's default.
 NOT_SAID = {"foreach", "fused", "capturable", "differentiable", "maximize", "amsgrad", "decoupled_weight_decay",
             "initial_accumulator_value", "ns_coefficients"}
 
@@ -834,7 +835,7 @@ def rules_at_their_defaults(strategy):
         with engine.gathered():
             for got, value in zip(net.parameters(), plain.parameters()) if optimizer else ():
                 distance = ((got - value).norm() / value.norm()).item()
-                # A direction in bf16 is off by a hundredth, and five steps are a hundredth of the weights.
+                # A direction in bf16 is off by a hundredth, and five steps change the weights by a hundredth.
                 assert distance < (3e-4 if rule == "muon" else 1e-6), f"{rule}: {distance} away from torch.optim"
         engine.close()
 

@@ -119,8 +119,8 @@ ENDINGS = {
 torch.set_num_threads(1)
 for name, (strategy, rule, code, text) in ENDINGS.items():
     codes, output = run_forked(2, functools.partial(train, strategy, rule))
-    # An operator of the other rank, which waits for this rank's shard, ends with LibTorch's RuntimeError; over Gloo a
-    # peer is gone first (75).
+    # The other rank's operator waits for this rank's shard, and ends with LibTorch's RuntimeError (1). Its rank may
+    # notice over Gloo first that the peer is gone (75).
     assert codes[1] == code and codes[0] in (code, 1, 75), f"{name} ended with {codes}:\n{output}"
     assert len(re.findall(text, output)) >= 2, f"{name} does not say {text} on both ranks:\n{output}"
     print(name, flush=True)

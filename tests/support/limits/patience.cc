@@ -33,8 +33,8 @@ std::uint64_t compute(std::uint64_t number) {
 /// Opens a file without a name, of which nothing stays; -1 where that is impossible, which is no reason to fail.
 int scratch_file() { return ::open("/tmp", O_TMPFILE | O_WRONLY | O_CLOEXEC, 0600); }
 
-/// Does the work of one of the two processes. Threads of the process that forked do not live here, so it calls only the
-/// system.
+/// Does the work of one of the two processes. The child has none of the parent's threads, so it makes only system
+/// calls.
 [[noreturn]] void work(int peer, int file) {
   static constexpr std::array<char, kWritten> kText{};
   std::uint64_t number = 1;

@@ -118,8 +118,8 @@ class ThreadBlock {
   Copies& copies() { return fibers_[running_].copies; }
 
  private:
-  /// The place where a fiber goes on, as the compiler's own setjmp notes it: swapcontext would make a system call each
-  /// time.
+  /// The place at which a fiber continues, as the compiler's own setjmp notes it: swapcontext would make a system call
+  /// each time.
   using Place = void* [5];
 
   struct Fiber {

@@ -109,7 +109,7 @@ class EmulatedPeerDevice : public PeerDevice {
     static std::mutex mutex;
     return mutex;
   }
-  /// Runs queued work until the event has happened so often.
+  /// Runs queued work until the event has happened `number` times.
   static void drive(State& state, int number) {
     while (state.happened < number) state.owner->run_next();
   }

@@ -29,8 +29,8 @@ struct Mailboxes {
 };
 
 /// Sends point-to-point messages between threads of this process, as Gloo does. The first message sent is the first one
-/// received, in memory that may be larger, and a wait for a rank whose backend is gone fails at once. It counts what
-/// its rank sends.
+/// received, in memory that may be larger than the message. A wait for a rank whose backend is gone fails at once. It
+/// counts what its rank sends.
 class MailboxBackend : public c10d::Backend {
  public:
   MailboxBackend(int rank, int size, std::shared_ptr<Mailboxes> mailboxes)

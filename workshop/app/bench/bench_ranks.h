@@ -18,11 +18,12 @@ int launch_ranks(const std::string& section, const BenchCommand& command);
 /// Joins the other ranks, over the transport that the command names ("host", "gloo", "mpi"; empty: the best one).
 Mesh join_ranks(const BenchCommand& command);
 
-/// Checks, before anything is measured, that the files that the command names can be written without a loss. Throws
-/// tessera::Error (workshop/app/output_files.h).
+/// Checks, before anything is measured, that the files that the command names can be written and replace nothing that
+/// must stay. Throws tessera::Error with the codes of check_outputs (workshop/app/output_files.h).
 void check_outputs(const BenchCommand& command);
 
-/// Writes `text` to the file `path`, unless `path` is empty. Throws tessera::Error (73, 74).
+/// Writes `text` to the file `path`, unless `path` is empty. Throws tessera::Error: 73 if the file cannot be created,
+/// 77 without permission, 74 if it cannot be written.
 void write_text(const std::string& text, const std::string& path, const BenchCommand& command);
 
 }  // namespace tessera::app

@@ -35,7 +35,7 @@ Finding probe_cuda_toolkit();
 Finding probe_cuda_driver();
 /// The places in which probe_rdma looks.
 struct RdmaPlaces {
-  std::string devices;                                    ///< a folder with a folder for each device, like the kernel's
+  std::string devices;                                    ///< such as /sys/class/infiniband: a folder a device
   std::function<bool(const std::string& library)> loads;  ///< whether the loader finds a library
   std::string net_plugin;                                 ///< NCCL_NET_PLUGIN; empty: not set
 

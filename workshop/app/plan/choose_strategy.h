@@ -27,11 +27,11 @@ struct TriedStrategy {
   double seconds_a_microbatch() const { return step.seconds / static_cast<double>(strategy.gradient_accumulation); }
 };
 
-/// Returns all strategies that `like` could have if only time, memory and bits on the wire may change: each
-/// ShardingStrategy that its other keys allow, with several numbers of units gathered ahead, with gradients in fewer
-/// bits where ranks are on several hosts, and with each of `accumulations` microbatches a step (empty: the number of
-/// `like`). Strategies that fit come first, in order of time. Throws the tessera::Error of the files of `timing`; 65 if
-/// they are of another model; 78 if `like` allows no strategy.
+/// Returns all strategies that differ from `like` only in time, memory and bits on the wire. They have each
+/// ShardingStrategy that the other keys allow, several numbers of units gathered ahead, gradients in fewer bits where
+/// ranks are on several hosts, and each of `accumulations` microbatches a step (empty: the number of `like`).
+/// Strategies that fit come first, in order of time. Throws the tessera::Error of the files of `timing`; 65 if they are
+/// of another model; 78 if `like` allows no strategy.
 std::vector<TriedStrategy> try_strategies(const models::ModelConfig& config, const Strategy& like,
                                           const Topology& topology, const TimingOptions& timing,
                                           std::span<const std::int64_t> accumulations);

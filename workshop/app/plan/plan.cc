@@ -64,9 +64,9 @@ MeshPosition whole_mesh(const MemoryPlan& plan) {
   return mesh;
 }
 
-/// Returns the bytes that one rank sends, and also receives, in a collective over a wire: the part (n - 1)/n of a
-/// buffer that n ranks share for an all-gather, a reduce-scatter or an all-to-all, and twice that for an all-reduce,
-/// which is two of these. A collective that is not in each step counts its share of one step.
+/// Returns the bytes that one rank sends, and also receives, in a collective. They are (n - 1)/n of a buffer that n
+/// ranks share for an all-gather, a reduce-scatter or an all-to-all, and twice that for an all-reduce, which is two of
+/// these. A collective that is not in each step counts its share of one step.
 std::int64_t wire_bytes(const StepCollective& each, const MemoryPlan& plan) {
   const MeshPosition mesh = whole_mesh(plan);
   const std::int64_t ranks = each.axis == "shard"       ? mesh.shard_size

@@ -12,7 +12,7 @@
 
 namespace tessera::app {
 
-/// The plan of a model for a world that need not exist.
+/// The plan of a model for a job that need not run.
 struct PlannedWorld {
   Strategy strategy;
   models::ModelConfig config;

@@ -25,8 +25,8 @@ struct ScaledWorld {
   /// Returns the speed-up by Gustafson's law (tessera/scaling.h), from the share of the step that a rank communicates.
   double scaled_speedup() const;
   double scaling_efficiency() const;
-  /// Returns the efficiency compared with the seconds of one rank's step: the share of its speed that is left. It also
-  /// counts the cores that transport takes, and that updates are shorter where ranks share them.
+  /// Returns the efficiency compared with the seconds of one rank's step: the share of its speed that is left. It
+  /// includes the cost of the cores that transport takes, and the gain of updates that ranks share.
   std::optional<double> efficiency_beside_one() const;
 };
 

@@ -54,7 +54,7 @@ class Exchange {
     return nlohmann::json::parse(text, nullptr, /*allow_exceptions=*/false);
   }
 
-  /// Rank 0 reads all answers and tells all ranks which answers count.
+  /// Rank 0 reads all answers, and tells all ranks which ranks failed or differ.
   absl::Status collect() {
     nlohmann::json verdict = {{"failed", nlohmann::json::array()}, {"differs", nlohmann::json::array()}};
     const int answers = options_.world_size - (seeded_fault(SeededFault::kLastAnswerUnread) ? 1 : 0);
@@ -68,8 +68,8 @@ class Exchange {
     return store_.set(kVerdict, text_of_json(verdict));
   }
 
-  /// This is called before ranks go on: the store may live on rank 0, so it leaves last. It waits for a rank that is
-  /// gone already no longer than kFarewell.
+  /// This is called before ranks go on: the store may live on rank 0, so rank 0 leaves last. It waits for a rank that
+  /// is gone already no longer than kFarewell.
   absl::Status part() {
     if (options_.rank != 0) return store_.set(read_key(options_.rank), "1");
     for (int rank = 1; rank < options_.world_size; ++rank) store_.get(read_key(rank), kFarewell).status().IgnoreError();

@@ -19,9 +19,9 @@ struct AgreementOptions {
 /// Makes sure, before any model code runs, that all ranks will do the same. It is collective over the job's store.
 ///
 /// `prepared` is everything that decides a run (strategy, model, options, ...), or the reason why this rank cannot take
-/// part. Each rank compares its values with rank 0's. If a rank differs, or failed, every rank gets an error that names
-/// it: 78 with the keys that differ, its own error on the rank that failed, and 75 on the others, so that no rank waits
-/// for it. The traffic is one copy of rank 0's text a rank, and one line back.
+/// part. Each rank compares its values with rank 0's. Every rank gets an error that names
+/// the rank that differs or failed, so that no rank waits for it: 78 with the keys that differ; or else its own error
+/// on the rank that failed, and 75 on the others. The traffic is one copy of rank 0's text a rank, and one line back.
 absl::Status agree(const absl::StatusOr<nlohmann::json>& prepared, const AgreementOptions& options,
                    KeyValueStore& store);
 

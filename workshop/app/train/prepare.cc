@@ -70,8 +70,8 @@ absl::Status check_elastic(const TrainCommand& command, const Strategy& strategy
   return absl::OkStatus();
 }
 
-/// Refuses a model that is too large before anything is built: the ranks of a host hold at least this share of all
-/// parameters between them, whatever the strategy.
+/// Refuses a model that is too large before anything is built: under every strategy, the ranks of a host together hold
+/// at least local_world_size / world_size of all parameters.
 absl::Status check_size(const models::ModelConfig& config, const Strategy& strategy, const Topology& topology) {
   const bool on_gpus = has(strategy.comm.transport, transport_traits::kOnGpu);
   const double memory = static_cast<double>(::sysconf(_SC_PHYS_PAGES)) * static_cast<double>(::sysconf(_SC_PAGESIZE));

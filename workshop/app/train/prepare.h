@@ -42,8 +42,8 @@ std::string counted(std::int64_t count, const std::string& word);
 /// Returns the path from which the model is read.
 const std::string& model_of(const TrainCommand& command);
 
-/// Puts in the run directory, and the options for checkpoints, which win over the strategy file. A replay writes none
-/// of these outputs.
+/// Returns the strategy with record_hashes.file in the run directory, and with the options for checkpoints, which win
+/// over the strategy file. A replay writes none of these outputs.
 Strategy with_outputs(Strategy strategy, const TrainCommand& command);
 
 /// Returns the microbatches of a step on all ranks.

@@ -26,8 +26,8 @@
 #include "workshop/launch/launcher.h"
 
 // `tessera replay` finds what a run left of the step: checkpoint, hashes, numbers of microbatches and threads. Then it
-// makes that run's `tessera train` again, without outputs and with TESSERA_REPLAY set. For several ranks, the launcher
-// starts this program once for each, with the same words.
+// runs the `tessera train` command of that run again, without outputs and with TESSERA_REPLAY set. For several ranks,
+// the launcher starts this program once for each, with the same words.
 
 namespace tessera::app {
 namespace {

@@ -37,7 +37,7 @@ int run_serve(const ServeCommand& command) {
   // SIGUSR1 lets workers that are there finish. Another signal ends it at once.
   while (signal == SIGUSR1 && !(*server)->is_idle() && sigtimedwait(&ends, nullptr, &pause) < 0) {
   }
-  server->reset();  // keeps what was not kept yet
+  server->reset();  // keeps the shards that were not kept yet
   return 0;
 }
 

@@ -46,9 +46,9 @@ constexpr std::int64_t kTracedSteps = 3;
 // `run_train` reads the strategy and joins the ranks. `train_on` prepares everything that may fail by itself
 // (prepare.h: numbers, data, model without memory, outputs, the checkpoint to begin with), lets all ranks agree on it
 // (agreement.h), and only then makes the Engine, which gives parameters memory. `train` is the loop: `train_step` runs
-// microbatches until the step is due; a report, an evaluation, a checkpoint and a commit follow where they are due; at
-// the end weights, exports, traces and a sample are written. The result of a GPU's step is known one step
-// late (`unknown`).
+// microbatches until they complete a step; a report, an evaluation, a checkpoint and a commit follow where they are
+// due; at the end weights, exports, traces and a sample are written. The result of a GPU's step is known one step late
+// (`unknown`).
 
 constexpr std::int64_t kMostTokensToCount = std::int64_t{1} << 30;
 
@@ -96,9 +96,10 @@ struct FinishedStep {
   TrafficCounts traffic;
 };
 
-/// Brings `count` batches to the Engine's device, each while the one before it trains. Where microbatches are dealt, a
-/// step's first batch waits until the rank's microbatches are known, and where workers come and go until its step is.
-/// Where ranks make each other's, a batch is brought when it is known which comes next.
+/// Brings `count` batches to the Engine's device, each while the one before it trains. A step's first batch waits,
+/// where microbatches are dealt, until the rank's microbatches are known. It waits, where workers come and go, until
+/// the rank's step is known. If ranks make each other's microbatches, a batch is brought once it is known which
+/// microbatch comes next.
 class BatchesAhead {
  public:
   BatchesAhead(TokenBatches& batches, Engine& engine, std::int64_t count)
@@ -221,7 +222,7 @@ std::vector<Metric> about(const TrainCommand& command, const Prepared& run, cons
 }
 
 /// Returns whether an evaluation is due: every --eval-every steps, and at the end. `before`: the steps that were done
-/// one result earlier.
+/// before the last result.
 bool evaluation_is_due(const TrainCommand& command, const Prepared& run, std::int64_t before, std::int64_t steps_done) {
   return run.evaluation && (passes(before, steps_done, command.evaluation.every) || steps_done == command.steps);
 }

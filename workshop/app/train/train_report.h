@@ -31,8 +31,8 @@ inline bool passes(std::int64_t before, std::int64_t after, std::int64_t every) 
 ///       left 5 min 14 s  44.10 MiB = plan                                              (one line)
 ///
 /// ", predicted 1.100 s" follows p95 where a step was predicted. share_text, data_text, flops_text and straggler_text
-/// follow that where they were asked for. A line's loss is the mean of the steps since the line before; everything else
-/// is the line's own step. Where "noise_scale" has measured since the line before, a line of
+/// follow that where they were asked for. A line's loss is the mean of the steps since the line before; all other
+/// values are those of the line's own step. If "noise_scale" has been measured since the line before, a line of
 /// batch_advice follows.
 ///
 /// The metrics file holds a header, then an object for each step and for each evaluation. All carry the run's id:
@@ -66,7 +66,8 @@ class TrainReport {
 
   explicit TrainReport(const Options& options) : options_(options) {}
 
-  /// Creates the metrics files, with a header of run id, start and `about`. Errors: 73, 74, 77.
+  /// Creates the metrics files, with a header of run id, start and `about`. Errors: 73 if a file cannot be created, or
+  /// a table has other columns; 77 without permission; 74 if the header cannot be written.
   absl::Status open(const std::vector<Metric>& about);
   /// Adds a step. `epoch`: the epoch of its last microbatch. `traffic`: the engine's counts after the step.
   void add(const StepResult& result, std::int64_t epoch, const TrafficCounts& traffic);
@@ -74,7 +75,7 @@ class TrainReport {
   void add(const EvaluationResult& result, std::int64_t after_step, const TrafficCounts& traffic);
   /// Adds latencies: those of Engine::latencies after the step.
   void add(std::span<const CallLatency> latencies, std::int64_t after_step);
-  /// Adds `ages`: Engine::staleness after the step. If it has no gradient, nothing is written.
+  /// Adds `ages`: Engine::staleness after the step. If the histogram has no gradient, nothing is written.
   void add(const AgeHistogram& ages, std::int64_t after_step);
   /// Prints "final loss 1.9 (mean of the last 10 steps); ...", closes the files, and prints their paths. Returns
   /// error 74 if a metrics file is not complete.
@@ -83,7 +84,7 @@ class TrainReport {
  private:
   void print(const StepResult& result) const;
   void advise(const StepResult& result);
-  /// A metrics file that can be written.
+  /// A metrics file that can still be written.
   struct File {
     std::filesystem::path path;
     MetricsFormat format;
@@ -103,7 +104,7 @@ class TrainReport {
   std::vector<File> files_;
   absl::Status lost_;  ///< the error for which a metrics file was given up
   StepTimes times_;
-  TrafficCounts before_;      ///< counts after the step before
+  TrafficCounts before_;      ///< counts after the previous step
   double recent_loss_ = 0.0;  ///< sum since the last line, and its count
   std::int64_t recent_steps_ = 0;
   double last_mean_loss_ = 0.0;

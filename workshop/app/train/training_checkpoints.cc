@@ -98,7 +98,7 @@ TrainingCheckpoints::TrainingCheckpoints(Engine& engine, const CheckpointOptions
   if (config_.dir.empty()) return;
   signals_.emplace();
   ranks_ = value_or_throw(groups_of(mesh).world("training_checkpoints"));
-  EngineCheckpoints(engine_).finish_by_hand();  // a step's result must not be lost with a save
+  EngineCheckpoints(engine_).finish_by_hand();  // else a step would throw a save's error and lose its result
 }
 
 TrainingCheckpoints::~TrainingCheckpoints() = default;
@@ -136,7 +136,8 @@ void TrainingCheckpoints::take_best(const CheckpointItems& items) {
   least_loss_ = loss.get<double>();
 }
 
-/// All ranks give one answer for the same steps, also ranks that skip some: they meet where the first of them does.
+/// All ranks give the same answer for the same steps, even ranks that skip some: all meet where the first of them
+/// meets.
 bool TrainingCheckpoints::ranks_meet(const Place& at, bool has_measured) const {
   if (engine_.strategy().sync.type != SyncType::kBackups || has_measured || at.step == at.steps) return true;
   return passes(at.before, at.step, kStepsBetweenMeetings) || passes(at.before, at.step, config_.every_steps);
@@ -153,7 +154,7 @@ bool TrainingCheckpoints::after_step(const Place& at, const SamplerCursor& data,
   // A loss that is NaN is not less than any other loss.
   const bool is_less = held_out && (!least_loss_ || *held_out < *least_loss_) && *held_out == *held_out;
   const bool is_best = is_less && keeps_best_;
-  if (is_best) end_save(Failure::kIsWarned);  // the least loss changes if that save was the best one and fails
+  if (is_best) end_save(Failure::kIsWarned);  // if the best checkpoint's save fails here, the least loss changes
   if (is_less) least_before_ = std::exchange(least_loss_, held_out);
   if (is_regular || agreed.minutes_are_over || is_last || is_best) {
     const bool saved = save(step, data, is_best, is_last ? Failure::kEndsTraining : Failure::kIsWarned);

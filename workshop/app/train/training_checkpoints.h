@@ -32,11 +32,13 @@ namespace tessera::app {
 /// | none     | the start                                                                  |
 /// | PATH     | that checkpoint, or the latest one of that folder                           |
 ///
-/// Errors: 66 and 65 where PATH is no checkpoint, and where the folder has checkpoints but `latest` is damaged; 64 for
+/// Errors: those of find_checkpoint (66, 65) if PATH is no checkpoint, or if the folder has checkpoints but `latest` is
+/// damaged; 64 for
 /// options that need a folder. `config`: the strategy's settings, changed by the options.
 absl::StatusOr<std::string> checkpoint_to_resume(const CheckpointOptions& options, const CheckpointConfig& config);
 
-/// SIGTERM and SIGUSR1 ask for an end after the current step while one lives. A second signal ends the process at once.
+/// SIGTERM and SIGUSR1 ask for an end after the current step, as long as such an object lives. A second signal ends the
+/// process at once.
 class StopSignals {
  public:
   StopSignals();
@@ -54,7 +56,7 @@ class StopSignals {
 /// when a signal asks for the end, and after the last step. With --keep-best one is also made when held-out data had
 /// their least loss so far. Up to checkpoint.failures may fail in a row, with a warning each; the last checkpoint of a
 /// run must succeed. Ranks agree with an all-gather of one byte a step. With "sync" backups, where nobody waits for the
-/// slowest rank in a step, they do so every kStepsBetweenMeetings steps, and where a checkpoint is due by steps, or
+/// slowest rank in a step, they agree only every kStepsBetweenMeetings steps, and at steps where a checkpoint is due or
 /// held-out data have been measured. If there is no folder nothing happens, and signals keep their usual effect.
 class TrainingCheckpoints {
  public:
@@ -72,7 +74,7 @@ class TrainingCheckpoints {
   /// microbatch.
   CheckpointItems items(const SamplerCursor& data) const;
 
-  /// The place of a run: the steps that are done, the steps that were done one result earlier, and all steps.
+  /// The place of a run: the steps that are done, the steps that were done before the last result, and all steps.
   struct Place {
     std::int64_t before = 0, step = 0, steps = 0;
   };
@@ -98,12 +100,12 @@ class TrainingCheckpoints {
     bool save_has_ended = false;  ///< the save has ended on all ranks
   };
   Agreed agree() const;
-  /// A save that goes on beside training (checkpoint.async).
+  /// A save that runs while training continues (checkpoint.async).
   struct UnderWay {
     std::int64_t step = 0;
     std::string path;
     double waited_s = 0;       ///< seconds that training waited for it
-    double next_report_s = 0;  ///< time of the next report of progress, in seconds after that
+    double next_report_s = 0;  ///< time of the next report of progress, in seconds after last_save_
     bool is_best = false;
   };
   /// Prints on rank 0 how far the save is, once a second.

@@ -64,7 +64,8 @@ class GeneratedImages : public ImageDataset {
  private:
   using Pattern = std::array<float, kNumel>;
 
-  /// Returns waves of whole periods over the image, so a shift is a rotation; together they have kPatternDeviation.
+  /// Returns waves of whole periods over the image, so a shift is a rotation; their sum has the standard deviation
+  /// kPatternDeviation.
   Pattern pattern_of(std::int64_t label) const {
     Words words(seed_, static_cast<std::uint64_t>(label));
     Pattern pattern{};

@@ -84,7 +84,8 @@ class ModelStudy {
   }
 
  private:
-  /// Returns whether another round ends within the budget, if it takes as long as each `done` in `ns`; rank 0 decides.
+  /// Returns whether another round would end within the budget; rank 0 decides. It takes as long as the mean of the
+  /// `done` rounds, which took `ns` in all.
   bool fits_another(int done, std::int64_t ns) {
     const double seconds = static_cast<double>(ns) * 1e-9;
     std::uint8_t fits = done == 0 || seconds + seconds / done <= options_.budget_s;

@@ -15,7 +15,7 @@ struct CheckpointStudyOptions {
 };
 
 /// Measures a save and a load of a checkpoint, and the time that this machine needs for the same number of bytes: a
-/// copy in memory, and a plain file that is written and synced, by all ranks at a time. A save beside training
+/// copy in memory, and a plain file that is written and synced, by all ranks at once. A save beside training
 /// ("checkpoint.async") is timed twice: the time for which training waits, and the time until it is committed while
 /// nothing else runs. A commit ("durable") is compared with a file of as many bytes that is overwritten past the page
 /// cache. Rounds take turns; the folder is in the page cache when it is loaded. It is collective, and the figures are

@@ -18,11 +18,11 @@ struct LaunchStudyOptions {
   int steps = 2;
 };
 
-/// Measures the time that Tessera costs the host that feeds a GPU, on a single rank: steps of a GPT in bf16 that is so
-/// narrow that the GPU waits for the host. "plain module" is LibTorch without an Engine: the module in bf16, fp32
-/// masters beside it, one fused AdamW over all of them. over_plain_s: how much longer a step takes than the plain
-/// module's in the same round, the median over rounds; over_plain_unit_s: the same for each unit, and quantiles. It
-/// restores LibTorch's number of threads.
+/// Measures the time that Tessera costs the host that feeds a GPU, on a single rank. It times steps of a GPT in bf16
+/// that is so narrow that the GPU waits for the host. "plain module" is LibTorch without an Engine: the module in bf16,
+/// fp32 masters beside it, one fused AdamW over all of them. over_plain_s: how much longer a step takes than a step of
+/// the plain module in the same round (median over rounds); over_plain_unit_s: the same for each unit, and quantiles.
+/// It restores LibTorch's number of threads.
 BenchTable study_launches(const LaunchStudyOptions& options);
 
 }  // namespace tessera::app

@@ -133,8 +133,8 @@ class OverheadStudy {
     rows_.push_back({name + ": checks of the program in a step", std::move(checks), rows_.size()});
   }
 
-  /// Times the updates in steps of a small GPT, without the wait until all ranks have made theirs: all parameters in
-  /// one group, and each in its own group, by turns. It makes two rows.
+  /// Times the updates in steps of a small GPT: with all parameters in one group, and with each in its own group, by
+  /// turns. The wait for other ranks' updates does not count. It makes two rows.
   void time_groups(const models::GPTConfig& config, int rounds) {
     struct Session {
       Session(const models::GPTConfig& config, const Mesh& mesh, bool has_groups)

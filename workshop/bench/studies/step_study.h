@@ -45,7 +45,7 @@ struct StepTiming {
 /// the same losses, bit for bit; otherwise it throws tessera::Error (70).
 std::vector<StepTiming> study_steps(const Mesh& mesh, const StepStudyOptions& options);
 
-/// Returns the median, p10 and p90 of the step and its parts; exposed communication (the step less that without
+/// Returns the median, p10 and p90 of the step and its parts; exposed communication (the step less the step without
 /// communication), its fraction of the step, and Gustafson's scaled efficiency (step without communication over the
 /// step: every rank brings its own batch, so N ranks do N times the work).
 BenchTable to_table(const std::vector<StepTiming>& timings);

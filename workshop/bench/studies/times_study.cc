@@ -86,7 +86,7 @@ class TimesStudy {
  private:
   void take(std::size_t number) {
     const Turn& turn = kTurns[number];
-    throw_if_error(world_->barrier("turn").wait());  // ranks that are threads have one listener
+    throw_if_error(world_->barrier("turn").wait());  // ranks that are threads share one listener
     Trace::tell(turn.ranges ? listener_ : nullptr);
     throw_if_error(world_->barrier("turn").wait());
     std::optional<Observer> observer;

@@ -29,7 +29,7 @@ std::vector<TimesCase> times_cases(bool small);
 ///   all, with a profiler    an observer of LibTorch is attached, which counts ranges
 ///
 /// Floating-point operations are counted in an Engine's first step, which is never among those that are timed.
-/// over_plain_fraction: the median over rounds of how much longer the step takes than the step with nothing told in the
+/// over_plain_fraction: the median over rounds of how much longer the step takes than the step of "nothing told" in the
 /// same round. It is collective; a step's time is that of the slowest rank.
 BenchTable study_times(const Mesh& mesh, const std::vector<TimesCase>& cases, int rounds);
 

@@ -20,7 +20,7 @@ enum class FrameType : std::uint8_t {
   kStarted,  ///< body: the rank's pid
   kOutput,   ///< body: bytes of the rank's stdout
   kErrors,   ///< body: bytes of the rank's stderr
-  kStopped,  ///< body: 1 if the rank is stopped from now on (SIGSTOP), 0 if it goes on
+  kStopped,  ///< body: 1 if the rank is stopped from now on (SIGSTOP), 0 if it runs again
   kExit,     ///< body: how the rank's leader ended (host_job.h)
   kGone,     ///< no body; nothing of the rank's process group is left, and all of its output was sent
 };
@@ -60,7 +60,8 @@ class FieldWriter {
   std::string bytes_;
 };
 
-/// Reads numbers and texts in the same order. Past the end, numbers are 0 and texts are empty, and `is_ok` is false.
+/// Reads numbers and texts in the order in which they were written. Past the end, numbers are 0 and texts are empty,
+/// and `is_ok` is false.
 class FieldReader {
  public:
   explicit FieldReader(std::string_view bytes) : rest_(bytes) {}

@@ -22,7 +22,7 @@ class Heartbeat {
 
   /// Writes to `pipe` from now on, until `remove`. The pipe must not block; bytes that it does not take are left out.
   void add(int pipe);
-  /// Returns when nothing is being written to `pipe` any more.
+  /// Ends the writes to `pipe`, and returns when none is under way any more.
   void remove(int pipe);
 
  private:

@@ -24,7 +24,7 @@ struct Piece {
   Piece from(std::size_t offset) const { return {text.substr(offset), column + offset}; }
 };
 
-/// The list that is read: its hosts, and the beginning of its errors.
+/// The list that is read: its hosts, and the text with which its error messages begin.
 struct List {
   std::string name;  ///< "--hosts", or the file
   ExitCode code = ExitCode::kUsage;
@@ -78,7 +78,7 @@ absl::Status take_name(const List& list, Piece& piece, std::string& name) {
   return absl::OkStatus();
 }
 
-/// Reads "a:2" or "a" and adds the host. `counted` tells whether it said how many slots it has.
+/// Reads "a:2" or "a" and adds the host. `counted`: whether the text gave a number of slots.
 absl::Status add_host(List& list, Piece piece, bool& counted) {
   HostSlots host;
   const std::size_t column = piece.column;

@@ -21,8 +21,8 @@ struct HostSlots {
 constexpr int kMostSlots = 1024;  ///< ranks of one host; a larger number is a typing error
 
 /// Reads the text of --hosts: "a:2,b:2". A host without a number has one slot. An IPv6 address stands in brackets:
-/// "[fd00::1]:2". Errors (64) name the column: an empty name, a character that no name has, a number of slots
-/// outside of 1 to 1024, a host that was named before.
+/// "[fd00::1]:2". Errors name the column: 64 for an empty name, a character that no name has, a number of slots outside
+/// of 1 to 1024, and a host that was named before.
 absl::StatusOr<std::vector<HostSlots>> parse_hosts(std::string_view text);
 
 /// Reads a host file: one host a line, as "a slots=2", "a:2" or "a". Text behind a "#" is a comment. Errors: 66 and 77

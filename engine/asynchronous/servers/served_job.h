@@ -56,8 +56,8 @@ class ServedJob {
   static std::string run_of(const std::string& definition) { return definition.substr(0, kRunName); }
 
   /// `keep`: where and how shards are kept; nothing: they end with this object. Shards of the same run that were kept
-  /// are read. `offload`: folder for a scratch file with the shards, which is mapped; empty: they are in memory. Errors:
-  /// 78 for a text that is no definition; those of KeptShards and BlockFile.
+  /// are read. `offload`: folder for a scratch file with the shards, which is mapped; empty: they are in memory.
+  /// Errors: 78 for a text that is no definition; those of KeptShards and BlockFile.
   static absl::StatusOr<std::unique_ptr<ServedJob>> make(const std::string& definition,
                                                          const std::optional<KeepOptions>& keep,
                                                          const std::string& offload);

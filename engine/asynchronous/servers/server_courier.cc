@@ -200,8 +200,9 @@ absl::Status ServerCourier::move_bytes() {
     if (found < 0 && errno != EINTR) return make_error(ExitCode::kOsResource, "poll: " + reason_of(errno));
     if (found == 0) {
       comes_back_ = false;  // the server is there, but stands still
-      return make_error(ExitCode::kPeerLost, "no answer within " + std::to_string(visit_.limit.count() / 1000) +
-                                                 " s. [T1013] hint: look for what stops that server, or raise comm.timeout_s");
+      return make_error(ExitCode::kPeerLost,
+                        "no answer within " + std::to_string(visit_.limit.count() / 1000) +
+                            " s. [T1013] hint: look for what stops that server, or raise comm.timeout_s");
     }
     std::uint64_t wakes = 0;
     [[maybe_unused]] const ssize_t got = ::read(wake_, &wakes, sizeof wakes);  // there is nothing where nobody woke

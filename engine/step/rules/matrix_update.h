@@ -49,8 +49,8 @@ class MatrixUpdate {
     std::span<const char> used;           ///< [trainable parameter]: whether it takes part in this step
   };
   /// Exchanges matrices of all ranks, batch by batch; in backward those of `unit`. Results lie in place of the
-  /// gradients. It is collective. `step` is the same on all ranks. It is null under muon where the host does not know it;
-  /// then no matrix is left out. `visit_masters` is called for each group in order, except under muon. Throws
+  /// gradients. It is collective. `step` is the same on all ranks. It is null under muon where the host does not know
+  /// it; then no matrix is left out. `visit_masters` is called for each group in order, except under muon. Throws
   /// tessera::Error, and what a program's rule throws.
   void exchange(std::optional<std::int32_t> unit, const OfStep* step, VisitMasters visit_masters);
 

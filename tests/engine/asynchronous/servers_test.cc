@@ -423,8 +423,8 @@ TEST(Servers, ElasticGoesWithServersAndWithoutOrdersAndCheckpointFolders) {
   EXPECT_THAT(error_with(on_servers + R"(}, "checkpoint": {"dir": "a"})"), HasSubstr("would save there by itself"));
 }
 
-/// A worker all of whose messages are written by a test. It joins an elastic run with one parameter of 64 numbers, which
-/// the last server owns. `server`: the number of this last one. `number`: the worker's number.
+/// A worker all of whose messages are written by a test. It joins an elastic run with one parameter of 64 numbers,
+/// which the last server owns. `server`: the number of this last one. `number`: the worker's number.
 class RawWorker {
  public:
   explicit RawWorker(const std::string& address, int server = 0, int number = JobMembers::kAnyNumber)

@@ -1,6 +1,6 @@
 #pragma once
 
-// See docs/glossary.md: slot, unit.
+// See docs/glossary.md: slot, tier, unit.
 
 #include <functional>
 #include <memory>

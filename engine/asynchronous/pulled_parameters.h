@@ -1,6 +1,6 @@
 #pragma once
 
-// See docs/glossary.md: flat group, unit.
+// See docs/glossary.md: unit.
 
 #include <cstdint>
 #include <memory>

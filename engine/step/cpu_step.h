@@ -1,7 +1,5 @@
 #pragma once
 
-// See docs/glossary.md: agreement.
-
 #include <memory>
 #include <optional>
 #include <vector>

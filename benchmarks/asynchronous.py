@@ -307,14 +307,17 @@ class Study:
 
     def tune(self):
         """Chooses the rates, by the training loss under the clock of equal ranks, with a seed that is not among the study's."""
-        def best(way, rates):
-            found = self.runs.trained([self.run(way, "alike", rate, TUNING_SEED) for rate in rates])
-            return large_batch.best_rate(rates, [final_loss(run) for run in found])
+        def best(rates_of):
+            """Returns {way: the best of its rates}."""
+            wanted = {way: [self.run(way, "alike", rate, TUNING_SEED) for rate in rates] for way, rates in rates_of.items()}
+            self.runs.trained([run for of_way in wanted.values() for run in of_way])
+            losses = {way: [final_loss(self.runs.known[run["name"]]) for run in of_way] for way, of_way in wanted.items()}
+            return {way: large_batch.best_rate(rates, losses[way]) for way, rates in rates_of.items()}
 
-        grid = OPTIMIZERS[self.study][1] if len(self.size["factors"]) > 1 else OPTIMIZERS[self.study][1][:1]
-        synchronous = best("synchronous", grid)
-        self.rates = {way: best(way, [synchronous * factor for factor in self.size["factors"]])
-                      for way, of in WAYS.items() if of.rate_of == way and way != "synchronous"} | {"synchronous": synchronous}
+        factors, grid = self.size["factors"], OPTIMIZERS[self.study][1]
+        first = best({"synchronous": grid if len(factors) > 1 else grid[:1]})
+        others = [way for way, of in WAYS.items() if of.rate_of == way and way not in first]
+        self.rates = first | best({way: [first["synchronous"] * factor for factor in factors] for way in others})
 
     def row(self, way, clock, found):
         """Returns the results of a way under a clock: {way, clock, rate, runs}. `found`: by seed."""
@@ -386,7 +389,8 @@ def staleness(row):
 def clock_table(rows, wanted):
     """Returns the table of the ways under one clock."""
     plain = next(row for row in rows if row["way"] == "synchronous")
-    lines = [f"| way | rate | samples/s | of synchronous | staleness: mean, max | dropped | held-out loss | s to loss {loss(wanted)} | lost at a death |",
+    lines = ["| way | rate | samples/s | of synchronous | staleness: mean, max | dropped | held-out loss | "
+             f"s to loss {loss(wanted)} | lost at a death |",
              "|---|---:|---:|---:|---:|---:|---:|---:|---|"]
 
     def samples_s(row):

@@ -143,10 +143,10 @@ def with_order(made, key, path):
     return made | {"sync": made["sync"] | {key: str(path)}}
 
 
-def run_of(study, way, rate, seed, timeline, name, clock=None):
-    """Returns a run. `clock`: what its ranks keep; None: they wait for nothing."""
+def run_of(study, way, rate, seed, timeline, name):
+    """Returns a run whose ranks wait for nothing. One whose ranks keep a clock has it as "clock"."""
     tickets = None if way == "backups" else timeline.tickets(RANKS)
-    return {"name": name, "way": way, "seed": seed, "batch": BATCH, "strategy": strategy(study, way, rate), "clock": clock, "tickets": tickets,
+    return {"name": name, "way": way, "seed": seed, "batch": BATCH, "strategy": strategy(study, way, rate), "clock": None, "tickets": tickets,
             "steps": 1 + max(step.ticket for step in timeline.steps) // RANKS, "expected_s": timeline.seconds()}
 
 
@@ -281,7 +281,8 @@ class Study:
         clock, wanted = self.clock("alike"), []
         for way in ("asynchronous", "synchronous"):
             timeline = timeline_of(way, clock, Costs(), CALIBRATION_STEPS, TUNING_SEED)
-            wanted.append(run_of(self.study, way, OPTIMIZERS[self.study][1][0] / RANKS, TUNING_SEED, timeline, f"calibration {way}", clock))
+            run = run_of(self.study, way, OPTIMIZERS[self.study][1][0] / RANKS, TUNING_SEED, timeline, f"calibration {way}")
+            wanted.append(run | {"clock": clock})
         wanted[0]["strategy"] = with_order(wanted[0]["strategy"], "record_order", recorded)
         pushed, met = self.runs.trained(wanted)
         return push_orders.templates_of(recorded.read_text(), RANKS), Costs(pushed["pull_s"], pushed["push_s"], met["meet_s"])
@@ -293,8 +294,9 @@ class Study:
         """Returns the run from which a way's losses come. Where only data decide, it is the same for all clocks."""
         kind = WAYS[way].kind
         timeline = self.timeline(way, clock, seed)
-        run = run_of(self.study, way, rate, seed, timeline, f"{way} {'any' if kind == 'met' else clock} {rate:g} {seed}",
-                     self.clock(clock) if kind == "lived" else None)
+        run = run_of(self.study, way, rate, seed, timeline, f"{way} {'any' if kind == 'met' else clock} {rate:g} {seed}")
+        if kind == "lived":
+            run["clock"] = self.clock(clock)
         if kind == "played":
             bound = WAYS[way].sync.get("max_staleness")
             path = self.runs.folder / f"{self.study}_order_{clock}_{bound}_{seed}.jsonl"
@@ -354,8 +356,8 @@ class Study:
             rate = self.rates[WAYS[way].rate_of]
             for clock in CLOCKS:
                 timeline = self.timeline(way, clock, seed)
-                run = run_of(self.study, way, rate, seed, timeline, f"lived {way} {clock} {rate:g} {seed}", self.clock(clock))
-                found.append((way, clock, run))
+                run = run_of(self.study, way, rate, seed, timeline, f"lived {way} {clock} {rate:g} {seed}")
+                found.append((way, clock, run | {"clock": self.clock(clock)}))
         return found
 
 

@@ -4,11 +4,12 @@
 
 Every rank holds a model under FSDP2 with AdamW, and the same model under an Engine. A checkpoint has 12 bytes a
 parameter: values and two moments, fp32. Each round makes all saves and loads once, between barriers; the seconds are
-those of rank 0. Where fio is installed, it writes and syncs as many bytes in each round, a job for each rank, through
-the page cache and past it. The seconds are those that fio reports, without its start. "plain file" is a file that this
-program itself writes and syncs. The files of the last round are removed before each round, outside of the measured
-time; Tessera removes old checkpoints itself, while it makes the next. Each load is measured twice: with the files in
-the page cache (warm), and without (cold).
+those of rank 0. Where fio is installed, it also writes and syncs as many bytes as a checkpoint has in each round. Each
+rank has one fio job; the bytes go through the page cache once, and past it once. These seconds are those that fio
+reports, without the time of its start. "plain file" is a file that this program itself writes and syncs. The files of
+the round before are removed before each round, outside of the measured time. Tessera removes old checkpoints itself,
+while it makes the next checkpoint. Each load is measured twice: with the files in the page cache (warm), and without
+(cold).
 """
 
 import argparse
@@ -88,7 +89,7 @@ def write_plain(path, block, count):
 
 
 def fio_seconds(folder, jobs, megabytes, direct):
-    """Returns the seconds until the last of `jobs` has written and synced its file."""
+    """Returns the seconds until the last of `jobs` fio jobs has written and synced its file."""
     command = ["fio", "--name=fio", f"--directory={folder}", "--rw=write", "--bs=1m", f"--size={megabytes}m", f"--numjobs={jobs}",
                f"--direct={int(direct)}", "--end_fsync=1", "--ioengine=psync", "--output-format=json"]
     told = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
@@ -163,7 +164,7 @@ def main():
         for number in range(options.rounds + 1):
             turn = number % len(saves)  # the order changes, so that no save always follows the same other save
             for name, body in saves[turn:] + saves[:turn]:
-                if rank == 0:  # no save should pay for freeing the last round's blocks
+                if rank == 0:  # no save should spend time on freeing the last round's blocks
                     for old in {"DCP save": [folder / "dcp"], "torch.save of all, rank 0": [folder / "whole.pt"],
                                 "plain file, written and synced": list(folder.glob("plain*"))}.get(name, []):
                         shutil.rmtree(old) if old.is_dir() else old.unlink(missing_ok=True)

@@ -28,9 +28,9 @@ def memory_as_planned(planned):
 
 def peers_train_alike(losses, first, later):
     """Checks `losses`: {peer: [[loss of each step] of each rank]}, for the first steps. The peers start from the same
-    weights and read the same samples: a rank's first loss may differ from the first peer's by `first` (relative), and
-    later losses by `later`. `later` is wider, since Adam's first steps are lr * sign(gradient): where a gradient is
-    nothing but rounding, a peer's other order of summation decides the sign."""
+    weights and read the same samples: a rank's first loss may differ from that of the first peer by `first` (relative),
+    and later losses by `later`. `later` is wider, since Adam's first steps are lr * sign(gradient): where a gradient is
+    only a rounding error, the order in which a peer adds decides the sign."""
     (reference, wanted), *others = losses.items()
     for name, got in others:
         for rank, (a_steps, b_steps) in enumerate(zip(wanted, got, strict=True)):

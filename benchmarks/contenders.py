@@ -22,7 +22,7 @@ class Contender:
     where: tuple                    # "host", "net", "gpu"; "python": on the host, with one Python model
     group: str                      # group of comparison; "alone": no communication; "compressed": inexact gradients
     more: dict = dataclasses.field(default_factory=dict)  # keys of Tessera's strategy beside its name
-    ranks_per_host: int = 1         # least ranks a host: over a network, the contender is left out if a host has fewer
+    ranks_per_host: int = 1         # least ranks on a host; over a network, hosts with fewer leave the contender out
     ranks: int = 1                  # ranks on one GPU; they divide its batch among them
 
     @property
@@ -40,7 +40,8 @@ class Contender:
 
     @property
     def predicted(self):
-        """Returns whether `tessera plan` predicts its steps. It does not predict the computation of methods."""
+        """Returns whether `tessera plan` predicts its steps. It does not predict the time of the computation that
+        compression methods need."""
         forms = self.more.get("compression", {}).keys() <= {"gradients", "sums", "gathers"}
         return self.family == "tessera" and not self.alone and forms
 

@@ -1,5 +1,5 @@
-"""The text that studies of learning train on: LibTorch's headers, which are wherever LibTorch is. It uses the standard
-library only."""
+"""Gives the text on which the models of the learning studies are trained: LibTorch's header files, since every machine
+with LibTorch has them. It uses the standard library only."""
 
 import importlib.util
 import pathlib
@@ -16,7 +16,8 @@ def include_folder():
 
 
 def make_data(folder):
-    """Returns (path of the training data, path of the held-out data): headers in ATen/, and those in c10/ as one file in `folder`."""
+    """Returns (path of the training data, path of the held-out data): the folder of the headers in ATen/, and one file
+    in `folder` with the headers in c10/."""
     include, held_out = include_folder(), folder / "held_out.h"
     headers = sorted((include / "c10").rglob("*.h"), key=lambda path: str(path).encode())
     held_out.write_bytes(b"".join(path.read_bytes() for path in headers))

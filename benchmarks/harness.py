@@ -43,7 +43,8 @@ class Benchmark:
     results to which it adds them."""
 
     def __init__(self, options, path, sections, works, names, versions, budget_s=None, commit=None, **of_run):
-        """`path`: the file of results; `names`: the contenders that take part; `of_run`: more facts of this run."""
+        """`path`: the file of results; `names`: the contenders that take part; `of_run`: further facts about this
+        run."""
         self.options = options
         self.path = path
         self.sections = sections

@@ -38,7 +38,8 @@ BASE = 32
 TRAINING_DIGITS, WARM_UP_EPOCHS = 1437, 2
 TUNING_SEED = 0
 LINEAR, ROOT = "linear", "square_root"
-# Optimizer: its keys, how its rate grows with the batch, and the rates among which the run at the base batch chooses.
+# Each entry is an optimizer: its keys, how its rate grows with the batch, and the rates of which the base batch's best
+# one is chosen.
 OPTIMIZERS = {
     "SGD": ({"type": "sgd", "momentum": 0.9, "weight_decay": 1e-4}, LINEAR, {"digits": [0.01, 0.03, 0.1], "text": [0.03, 0.1, 0.3]}),
     "AdamW": ({"type": "adamw", "weight_decay": 0.01}, ROOT, {"digits": [3e-4, 1e-3, 3e-3], "text": [5e-4, 1.5e-3, 5e-3]}),
@@ -51,7 +52,7 @@ WHOLE = {"epochs": 40, "seeds": [1, 2, 3], "batches": [32, 64, 128, 256], "text_
 SMALL = WHOLE | {"epochs": 15, "text_samples": 8192, "text_batches": [32, 1024], "tuning_samples": 1024, "wire_batch": 128,
                  "wire_steps": 17}
 NOT_IN_NAMES = ("epochs", "wire_steps")  # sizes that are not part of a run's name
-# A contender of the study of the wire: its label, and the keys that its strategy has beyond those of "plain".
+# A contender of the study `wire`: its label, and the keys that its strategy has beyond those of "plain".
 OUTER = {"mesh": {"replicate": 2, "shard": 1}}
 WIRE = {
     "plain": ("gradients in every step, fp32", {}),
@@ -80,7 +81,7 @@ def parse_arguments():
     return options
 
 
-# These functions say what is trained.
+# These functions make the runs: what is trained, and how.
 
 def strategy(optimizer, rate, batch, way, schedule, rise):
     """Returns a strategy. `schedule`: keys of lr_schedule that all runs have; `rise`: keys of the warm-up."""
@@ -93,7 +94,7 @@ def strategy(optimizer, rate, batch, way, schedule, rise):
 
 
 def ways(batch):
-    """Returns the ways to choose the rate. At the base batch both are the same."""
+    """Returns the ways to choose the rate. At the base batch both ways give the same rate, so only one is returned."""
     return (PLAIN,) if batch == BASE else (PLAIN, SCALED)
 
 
@@ -185,7 +186,8 @@ def best_rate(rates, losses):
 
 
 def rate_of(runs, study, optimizer):
-    """Returns the base batch's best rate of the list, by training loss, with a seed that is not among the study's."""
+    """Returns the rate of the list that has the least training loss at the base batch. Its runs have a seed that the
+    study does not use."""
     rates = OPTIMIZERS[optimizer][2][study]
     if study == "digits":
         found = runs.of_digits([digits_run(runs.size, optimizer, rate, BASE, PLAIN, TUNING_SEED) for rate in rates])
@@ -221,7 +223,7 @@ def on_the_wire(runs):
 
 
 def measured(options, path):
-    """Trains, and returns the results. Studies that are not wanted now stay as they were."""
+    """Trains, and returns the results. Studies that this call does not make keep their earlier results."""
     size = SMALL if options.small else WHOLE
     runs = Runs(options, size)
     earlier = results.read(path)["studies"] if path.exists() else {}

@@ -51,7 +51,7 @@ def trained(run, training, held_out):
             for part in rows.chunk(2):
                 loss = nn.functional.cross_entropy(model(pictures[part]), classes[part])
                 engine.backward(loss, samples=len(part), weight=len(part))
-            # The last step of an epoch may have one sample, which is one microbatch.
+            # The last step of an epoch may have only one sample, and then only one microbatch.
             result = engine.step(partial=len(rows) < 2)
             if 2 * epoch >= run["epochs"] and math.isfinite(result.noise_variance):
                 noise_square += result.noise_square

@@ -14,7 +14,7 @@ RANKS, SEQ_LEN = 2, 64
 MODEL = {"model": "gpt", "vocab_size": 256, "seq_len": SEQ_LEN, "layers": 3, "width": 128, "heads": 4}
 EVAL_SEQUENCES = 1024
 # The rate of the loopback, both directions together, in runs whose bytes are counted. A step with a small batch waits
-# for this network.
+# for this slow network.
 WIRE_RATE = "200mbit"
 
 

@@ -1,7 +1,7 @@
 """Starts a contender's ranks on a work, and reads what they measured. It uses the standard library only.
 
-All ranks of all contenders are started in the same way: one process a rank, with torchrun's variables. Each writes a
-metrics file, or rank 0 writes one for all: `tessera train --metrics`, and peers/step.py in the same form.
+All ranks of all contenders are started in the same way: one process a rank, with torchrun's variables. Each rank writes
+a metrics file, or rank 0 writes one for all ranks: `tessera train --metrics`, and peers/step.py in the same form.
 """
 
 import contextlib
@@ -23,8 +23,8 @@ TIMEOUT_S = 600
 
 @dataclasses.dataclass
 class Run:
-    """One run of a contender. Lists hold one entry a rank that reported; losses are those of each rank, or the global
-    ones."""
+    """One run of a contender. Each list has one entry for each rank that reported. The losses are each rank's own, or
+    the global ones."""
 
     samples_s: list                 # [[seconds of a timed step]]
     losses: list                    # [[loss of a step, from the first]]
@@ -60,8 +60,8 @@ class Launcher:
         self.device = device
 
     def train(self, contender, work, folder, count=1, limit_s=TIMEOUT_S, steps=None, memory=False, more=(), watch=None):
-        """Trains a contender. `steps`: only so many are made, and none is timed; `more`: arguments; `watch`: as in
-        ranks.run_ranks. Raises ranks.ContenderFailed if it fails or does not end in time."""
+        """Trains a contender. `steps`: only this many steps are made, and none of them is timed; `more`: arguments;
+        `watch`: as in ranks.run_ranks. Raises ranks.ContenderFailed if it fails or does not end in time."""
         for old in folder.glob("metrics.*"):
             old.unlink()
         sampler = None
@@ -71,7 +71,7 @@ class Launcher:
             sampler = PeakSampler(lambda: _mean_used_bytes(pids))
             return sampler
 
-        outside = memory and contender.family == "tessera"  # peers sample their own memory, while they step
+        outside = memory and contender.family == "tessera"  # other frameworks sample their own memory while they train
         more = ["--memory"] if memory and not outside else more
         self.start(contender, [*self.command(contender, work, folder, steps), *more], folder, count, limit_s,
                    watch_memory if outside else watch)
@@ -102,8 +102,8 @@ class Launcher:
     def environments(self, contender, count):
         """Returns the environment of each rank. DeepSpeed finds the operators that benchmarks/setup compiled, and
         Python writes no bytecode files beside the sources. Ranks of Tessera that train alone get no variables about
-        other ranks, so each is a job of its own. On a GPU some contenders draw the weights on the CPU, so the ranks
-        there share all cores."""
+        other ranks, so each of these ranks is a job with one rank. On a GPU some contenders draw the weights on the
+        CPU, so the ranks there share all cores."""
         threads = max(1, len(os.sched_getaffinity(0)) // count) if self.device == "cuda" else 1
         own = {"TORCH_EXTENSIONS_DIR": str(FOLDER / ".venv/extensions"), "PYTHONDONTWRITEBYTECODE": "1",
                "OMP_NUM_THREADS": str(threads)} | built_package(self.binary)

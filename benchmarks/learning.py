@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
-"""Measures over several seeds how much worse a model learns if ranks send less: fewer meetings of replicas (streaming
-DiLoCo with int4), or compressed gradients. Both are compared with gradients that are summed uncompressed in every step.
+"""Measures over several seeds how much worse a model learns if ranks send less: fewer outer steps of replicas
+(streaming DiLoCo with int4), or compressed gradients. Both are compared with gradients that are summed uncompressed in
+every step.
 
     benchmarks/learning.py --runs FOLDER                      trains what FOLDER has no metrics of, then writes
                                                               results/learning.{json.xz,md,svg}
@@ -8,9 +9,9 @@ DiLoCo with int4), or compressed gradients. Both are compared with gradients tha
     benchmarks/learning.py --redraw                           draws what the results have
 
 The model is `scripts/demo`'s GPT of 10.9 million parameters (fp32, AdamW, 400 steps of 2 ranks with 4 samples of 128
-bytes, a cosine). It is trained on LibTorch's headers in ATen/, and evaluated on those in c10/. Each rank counts as a
-host of its own. Replicas meet before step 400 (a checkpoint), so the outer weights are evaluated, one step later. Runs
-that the results have already, of the same strategy and seed, are kept.
+bytes, a cosine). It is trained on LibTorch's headers in ATen/, and evaluated on those in c10/. Each rank counts as one
+host. Replicas meet at the checkpoint after step 399, so the evaluation after step 400 sees the outer weights one step
+later. Runs of the same strategy and seed that the results have already are not made again.
 
 The bytes over a network namespace's loopback are counted in two periods of steps, if the user may make such a namespace
 (root). It needs the torch whose headers are read, and matplotlib, which draws (benchmarks/setup).
@@ -214,7 +215,7 @@ def curve(losses):
 
 
 def picture(data, title):
-    """Draws training losses by step: a mean over the last steps and over seeds."""
+    """Draws training losses by step. Each point is a mean over the last steps and over seeds."""
     series = [{"label": contender["label"],
                "points": [(FIRST + at, statistics.mean(of_seeds))
                           for at, of_seeds in enumerate(zip(*(curve(run["losses"]) for run in contender["runs"])))]}

@@ -1,4 +1,5 @@
-"""Tells what a result depends on beside the code: the machine, the versions, the commit. It uses the standard library only."""
+"""Tells on what a result depends besides the code: the machine, the versions, the commit. It uses the standard library
+only."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Tells how much memory a process uses, and how much its strategy must use.
+"""Tells how much memory a process uses, and how much its strategy needs by a formula.
 
 The peak of a rank is the largest *anonymous + shared* memory seen while it trains, less the memory of the same program
 with a tiny model. Anonymous memory belongs to one process. For memory that several ranks map, each rank is charged its

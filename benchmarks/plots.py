@@ -1,4 +1,4 @@
-"""Charts by matplotlib, as SVG: inline in a page, whose style gives the colours, or a file of its own.
+"""Charts by matplotlib, as SVG: inline in a page, whose style gives the colours, or as a separate file.
 
 Families differ by brightness and hatching, lines by dashes and marks, so a page printed in black and white says as much
 as one in colour. The colours of COLOURS become variables of the page's style (page.html), which has a dark set too.
@@ -50,7 +50,7 @@ def _figure(height):
 
 
 def _lanes(axes, labels, notes=None):
-    """Draws rows from the top, each with a label before it and a note behind it."""
+    """Draws rows from the top, each with a label on its left and a note on its right."""
     axes.set_ylim(len(labels) - 0.5, -0.5)
     axes.set_yticks(range(len(labels)), labels)
     if notes:
@@ -191,7 +191,7 @@ def svg(figure, title, inline=True):
                         ('<clipPath.*?</clipPath>| clip-path="[^"]*"' if inline else "$^", ""), ("font-family: [^;]*; ", font),
                         (r'(?<=[\s"])(-?\d+\.\d\d)\d+(?=[\s"])', r"\1"), (r"\s*\n\s*", " ")):
         text = re.sub(pattern, by, text, flags=re.DOTALL)
-    # Only elements that others refer to keep their id. Ids of different pictures differ.
+    # Only elements to which other elements refer keep their ids. Ids of different pictures differ.
     used = set(re.findall(r'(?:url\(#|href="#)([\w.-]+)', text))
     text = re.sub(r' id="([\w.-]+)"', lambda found: found.group() if found.group(1) in used else "", text)
     if not inline:

@@ -1,5 +1,5 @@
-"""Writes numbers in the form of the pages, and maps ids of results and CSV files to names. It uses the standard library
-only."""
+"""Formats numbers as the pages of results show them, and maps the ids of results and of CSV files to names for readers.
+It uses the standard library only."""
 
 _NAMES = {
     # Columns
@@ -67,7 +67,7 @@ def time_label(seconds):
 
 
 def shown(column, value):
-    """Returns a cell of the page: a few digits, in the unit with which the column's name ends."""
+    """Returns the text of a cell of the page: a few digits, in the unit with which the column's name ends."""
     if value is None:
         return "one a tensor" if column == "bucket_bytes" else ""
     if isinstance(value, str):

@@ -15,9 +15,9 @@ One object:
                          has a key without a slash
     thinned_to   how many samples of each long list are left, where the file would have been too large
 
-and the entries of sections, which the measure.py of each place lists. Samples are seconds, and lists that hold only
-numbers keep 9 significant digits. Long lists of single calls are in order of size, and the file has them as whole
-nanoseconds,
+and the entries of sections, which the measure.py for host, network or GPU lists. Samples are seconds, and lists that
+hold only numbers keep 9 significant digits. Long lists of single calls are in order of size, and the file has them as
+whole nanoseconds,
 which is what clocks have: {"ns": [the first sample, and by how much each is longer than the one before]}. read() gives
 the list of seconds.
 """
@@ -31,7 +31,8 @@ import stats
 SCHEMA = 3
 MOST_BYTES = 200_000
 LONG, DIGITS = 100, 9
-# The section of --only to which the entries of a list belong; None: the work that each entry names.
+# Names the section of --only to which the entries of each list belong. None: they belong to the work that each entry
+# names.
 SECTIONS = {"steps": None, "memory": None, "checks": None, "optimizer": "optimizer", "optimizer_avx2": "optimizer",
             "collectives": "collectives", "disk": "disk", "disk_steps": "disk", "limits": "limits", "launches": "launches"}
 

@@ -1,5 +1,5 @@
-"""Runs tasks by turns within a budget. A task that fails or no longer fits is noted, and the others go on. It uses the
-standard library only."""
+"""Runs tasks by turns within a budget. A task that fails or no longer fits into the budget is noted, and the other
+tasks still run. It uses the standard library only."""
 
 import dataclasses
 import math
@@ -49,7 +49,7 @@ class Schedule:
     """`failed` and `not_run`: [{"key", "what", "round", "why"}]. Rounds count from 1. The round is the one in which the
     task failed, or the first one in which it was not run.
 
-    `most_failures`: a task that failed this often is not tried again.
+    `most_failures`: a task that failed this many times is not tried again.
     """
 
     def __init__(self, say, budget=None, most_failures=1):
@@ -86,7 +86,7 @@ class Schedule:
         begin, left = self.budget.spent(), self.budget.left()
         try:
             task.run(min(task.limit_s, left))
-        except Exception as failure:  # a failure must not lose results of other tasks
+        except Exception as failure:  # a failure must not lose the results of other tasks
             if isinstance(failure, subprocess.TimeoutExpired) and left < task.limit_s:
                 self._note(self.not_run, task.key, task.what, f"it did not end in the {left:.0f} s that were left")
             else:

@@ -43,8 +43,9 @@ def sample_of(samples, most):
 
 
 def ratio_by_turns(longer, shorter, a_turn):
-    """Returns how many times longer `longer` takes. Both were measured by turns, with `a_turn` samples each time. It is the median over
-    turns of the ratios of their medians, so that other load that lasts longer than a turn slows both."""
+    """Returns how many times as long `longer` takes as `shorter`. Both were measured by turns, with `a_turn` samples
+    each time. The ratio of both medians is computed for each turn, and the median of these ratios is returned. Other
+    load that lasts longer than a turn thus slows both."""
     turns = min(len(longer), len(shorter)) // a_turn
     if turns == 0:
         raise ValueError("a ratio needs a whole turn of both")

@@ -1,4 +1,4 @@
-"""Makes the parts that the tables of all places share. It uses the standard library only.
+"""Makes the parts that the tables of host, network and GPU runs share. It uses the standard library only.
 
 A table is {"title", "columns", "rows"}: a row holds text, numbers, and None for a number that was not measured. Units
 are in the columns' names. Every number is computed from samples.

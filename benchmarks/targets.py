@@ -1,12 +1,13 @@
-"""The ratios that Tessera sets out to reach, in the same run: on a host and a GPU the peer's time (or bytes) divided by
+"""The ratios that Tessera is meant to reach within one run: on a host and a GPU the peer's time (or bytes) divided by
 Tessera's, over a network Tessera's divided by the peer's.
 
-A target of None is reported and not judged. Nothing fails for missing one: results are bits, not timings.
+A target of None is reported and not judged. No run fails because it misses a target: a run is judged by the bits of its
+results, not by its timings.
 """
 
 # This is {where: (work, or None for every work; peer; Tessera's contender; target)} of step times. "alone" is a step without
-# communication: 1 / 1.05 means that sharding may add 5 % to it. A single rank on a GPU has nothing to send: a strategy
-# may add 1 % to the plain module's step.
+# communication: 1 / 1.05 means that sharding may add 5 % to its time. A single rank on a GPU has nothing to send: a
+# strategy may add 1 % to the plain module's step.
 STEPS = {
     "host": (
         ("gpt_69m_fp32", "tessera_alone", "tessera_full_shard", 1.0),
@@ -55,8 +56,9 @@ MEMORY = (
     ("python", "deepspeed_zero3", "python_full_shard", None),
 )
 
-# This is {where: (peer, Tessera's kernel of `tessera bench optimizer`, target)}; "limit" is the kernel's own limit
-# divided by its time; on a GPU it is a copy of as many bytes, timed between the steps.
+# This is {where: (peer, Tessera's kernel of `tessera bench optimizer`, target)}. The peer "limit" stands for the
+# kernel's own limit: its time is divided by the kernel's time. This limit is, on a GPU, a copy of as many bytes, timed
+# between the steps.
 OPTIMIZER = {
     "host": (
         ("limit", "fp32", 0.95),
@@ -93,8 +95,8 @@ COLLECTIVES = (
     ("reduce_scatter", None, 13.0),
     ("all_gather", None, 10.0),
 )
-# Target for the largest collective of each kind, as a share of a loop that only reads and writes the same bytes: (memory, share).
-# A call in a program's private memory has to go through memory of the group, so its target is lower.
+# Target for the largest size of each collective, as a share of a loop that only reads and writes the same bytes:
+# (memory, share). A call in a program's private memory has to go through memory of the group, so its target is lower.
 COLLECTIVES_OF_LIMIT = (("group", 0.9), ("private", 0.85))
 
 # Targets of passes over a disk. DISK: Tessera's speed over the faster one of fio and of DeepSpeed's sweep.
@@ -109,9 +111,10 @@ DISK_CPU = 2.0
 DISK_STEPS = {"fp32": 1.5, "mixed_bf16_moments": 2.5, "mixed_8bit_moments": 3.5}
 DISK_STEPS_OF_LIMIT = 0.95
 
-# Work a second of all ranks together if there are more ranks than cores, divided by that of the fewest ranks.
+# Target: the work per second of all ranks together when there are more ranks than cores, divided by that of the fewest
+# ranks.
 CROWDED = 0.9
-# Steps with the best bucket, compared with one collective for each tensor.
+# Target: how many times faster steps are with the best bucket than with one collective for each tensor.
 BUCKETS = 1.2
 # The most time that a unit may cost the host beyond the plain module on a GPU, in microseconds.
 UNIT_US = 20
@@ -127,7 +130,7 @@ NET_STEPS = (
     ("tessera_int8", "torch_ddp_power_sgd", {GBIT // 5: 1.0}),
     ("tessera_power_sgd", "torch_ddp_power_sgd", {GBIT // 5: 1.0}),
 )
-# The same rows for the time of a step beyond the computation of one rank alone.
+# Targets in the form of NET_STEPS, for the time of a step beyond the computation of one rank alone.
 NET_EXPOSED = (
     ("tessera_int8", "tessera_no_shard", {GBIT // 5: 0.35}),
     ("tessera_power_sgd", "tessera_no_shard", {GBIT // 5: 0.10}),

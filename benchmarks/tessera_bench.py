@@ -95,7 +95,7 @@ def run_buckets(binary, quick):
 
 
 def checked(section, data):
-    """Returns `data` in the peers' names and units, if it has the form above."""
+    """Returns `data` in the peers' names and units, if it has the form that _FORMS gives."""
     _check(section, data, _FORMS.get(section, _TABLE))
     if section == "collectives":
         return {"cases": [_in_peers_terms(case) for case in data["cases"]]}

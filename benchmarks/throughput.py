@@ -8,10 +8,10 @@
 It writes samples, a table as CSV and a page in Markdown into results/throughput, and wants root, ip and tc (else exit code 77). A host has one
 rank of one thread. Each cell is a run of its own, and each round measures every cell once.
 
-"No communication" are as many ranks as there are hosts, side by side, each alone: what the cores of this one machine
-can do. The throughput without communication grows no further with more ranks than cores, so each contender's share of
-it is the number to look at. What the busiest host's link carries in a step is held against a formula, headers and small
-messages included; the exit code is 1 if they differ by more than 10 %.
+"No communication" is a run of as many ranks as there are hosts, side by side, each alone. It shows what the cores of
+this one machine can do. The throughput without communication grows no further with more ranks than cores, so each
+contender's share of it is the number to look at. The bytes that the busiest host's link carries in a step, with headers
+and small messages, are compared with a formula. The exit code is 1 if both differ by more than 10 %.
 
 Sections of the results:
 
@@ -45,8 +45,8 @@ NAMES = ("torch_alone", "tessera_alone", "torch_ddp", "tessera_no_shard", "torch
 MOST_HOSTS = 4
 WITHIN = 0.10
 # What each of N hosts with one rank sends in a step, divided by the bytes of the parameters. A ring's all-reduce and an
-# exchange with a gather send the same. Gloo's reduce-scatter is an all-reduce, and FSDP2 gathers twice. Other
-# contenders have the bytes that `tessera plan` says.
+# exchange with a gather send as many bytes. Gloo's reduce-scatter is an all-reduce, and FSDP2 gathers twice. `tessera
+# plan` says how many bytes a host sends with other contenders.
 FORMULAS = {"torch_ddp": 2, "tessera_no_shard": 2, "torch_fsdp2": 4}
 COLUMNS = ("hosts", "batch", "contender", "samples", "median_s", "tokens_per_s", "of_no_communication", "link_bytes", "formula_bytes",
            "over_formula")

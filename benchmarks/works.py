@@ -1,4 +1,5 @@
-"""The works on which contenders are timed, and the tokens that they read. It uses the standard library only."""
+"""The works (workloads) on which contenders are timed, and the tokens that they read. It uses the standard library
+only."""
 
 import array
 import dataclasses
@@ -16,8 +17,8 @@ TOKENS = 200_000
 
 @dataclasses.dataclass(frozen=True)
 class Work:
-    """A model, the number of its steps in a round, and its contenders, the most important first. A step is `batch`
-    samples of seq_len tokens a rank, and AdamW."""
+    """A model, the number of its steps in a round, and its contenders, the most important first. Each rank trains in a
+    step on `batch` samples of seq_len tokens, and AdamW updates the weights."""
 
     name: str
     title: str
@@ -30,7 +31,7 @@ class Work:
     cool_down: int = 0
     batch: int = 1
     reduce: str = "bf16"        # dtype in which gradients travel where parameters are bf16
-    estimate_s: float = 0.0     # time of a contender's turn with the start of its process, for works of a GPU
+    estimate_s: float = 0.0     # time of one contender's run with the start of its process, for works of a GPU
     limit_s: float = 600.0      # time after which a contender is stopped
     needs_per_parameter: int = 20
 
@@ -66,7 +67,7 @@ def flops_per_token(model):
     """Returns the floating-point operations of forward and backward, by the formula of PaLM (arXiv 2204.02311, appendix B):
     6 for each parameter of a matrix product (four of width^2 in attention, eight in the feed-forward layers, and the
     head), and 12 * layers * width * seq_len for attention itself, whose masked half counts. Operations that backward repeats do not
-    count, since the model does not ask for them."""
+    count, since the model itself does not need them."""
     layers, width = model["layers"], model["width"]
     matrices = 12 * layers * width * width + model["vocab_size"] * width
     return 6 * matrices + 12 * layers * width * model["seq_len"]
@@ -97,7 +98,8 @@ def of_host(quick):
 
 
 def of_python(quick):
-    """Returns the works that PyTorch, its peers and Tessera's Python package train, with one Python model."""
+    """Returns the work with one Python model, which contenders of PyTorch, of DeepSpeed and of Tessera's Python package
+    train."""
     if quick:
         return Work("python", _SMALL_TITLE, _SMALL, "fp32", 3, 2, those_of("python"))
     return Work("python", "GPT of 27 M parameters, fp32", _gpt(6, 512, 8, 8192, 512), "fp32", 6, 2, those_of("python"), cool_down=1)
@@ -158,7 +160,7 @@ def of_gpu(quick):
 
 
 def write_tokens(path, vocab_size):
-    """Writes TOKENS tokens below vocab_size in llm.c's format: each is 5 times its predecessor plus noise."""
+    """Writes TOKENS tokens below vocab_size in llm.c's format: each is 5 times the token before it, plus noise."""
     noise = random.Random(1)
     tokens = array.array("H", [0])
     while len(tokens) < TOKENS:

@@ -41,11 +41,11 @@ constexpr std::int64_t kMostLatestBytes = 4096;
 constexpr int kMostGenerations = 1000;
 // This file commits, finds and prunes checkpoints.
 //
-// A save begins in a folder "step-N.tmp-PID-NUMBER" under the folder's lock (`begin`, which first removes what killed
-// saves left). `commit` writes the manifest there, syncs, renames the folder to its final name, and then replaces the
-// one-line files `latest` and `best`. Readers look at committed names only: `list_checkpoints` orders them by the time
-// of their manifests, `named_checkpoint` follows a pointer, and `find_checkpoint` decides what a user's path means.
-// `prune` only renames; `remove_pruned` deletes later, without the lock.
+// A save begins in a folder "step-N.tmp-PID-NUMBER" under the folder's lock (`begin`, which first removes the files
+// that killed saves left). `commit` writes the manifest there, syncs, renames the folder to its final name, and then
+// replaces the one-line files `latest` and `best`. Readers look at committed names only: `list_checkpoints` orders them
+// by the time of their manifests, `named_checkpoint` follows a pointer, and `find_checkpoint` decides what a user's
+// path means. `prune` only renames; `remove_pruned` deletes later, without the lock.
 
 constexpr std::size_t kNamedCheckpoints = 10;
 
@@ -97,8 +97,8 @@ absl::Status sync_folder(const std::string& folder, const std::string& who) {
   return got == 0 ? absl::OkStatus() : failed(who, operation, folder, -got);
 }
 
-/// Removes a folder of files. The manifest goes first, so that what is left is no checkpoint. Tries all files, and
-/// reports the first failure.
+/// Removes a folder of files. The manifest is removed first, so that files which remain after a failure are no
+/// checkpoint. It tries to remove all files, and reports the first failure.
 absl::Status remove_tree(const std::string& path, const std::string& who) {
   absl::Status status;
   const auto note = [&](int got, const std::string& what) {
@@ -212,7 +212,7 @@ absl::StatusOr<FolderLock> lock_for_run(const std::string& folder, const std::st
   std::error_code error;
   fs::create_directories(folder, error);
   if (error) return failed(who, "create", folder, error.value());
-  // A run that is being killed may take a while to end.
+  // A run that is being killed may take a while to end, so this waits for the lock.
   return FolderLock::take(folder + "/run.lock", "trains with checkpoints in " + folder, who, std::chrono::seconds(3));
 }
 
@@ -228,7 +228,8 @@ absl::StatusOr<std::unique_ptr<UnfinishedCheckpoint>> UnfinishedCheckpoint::begi
   TESSERA_ASSIGN_OR_RETURN(checkpoint->lock_,
                            FolderLock::take(folder + "/lock", "saves a checkpoint to " + folder, who));
   TESSERA_RETURN_IF_ERROR(checkpoint->remove_leftovers());
-  // A committed checkpoint is never replaced: a run that comes to the same step again takes the next name.
+  // A committed checkpoint is never replaced: a run that comes to the same step again takes a name with a higher number
+  // at its end.
   int generation = 0;
   while (generation < kMostGenerations && is_there(folder + "/" + name_of(step, generation))) ++generation;
   checkpoint->name_ = name_of(step, generation);

@@ -24,8 +24,8 @@ namespace tessera {
 ///   run.lock                       held by a run of `tessera train` that saves there
 ///
 /// A checkpoint is committed by the rename of its folder, after all it holds has reached the disk. `latest` follows,
-/// also by a rename. So at any moment, through errors, kill -9 and power loss, `latest` names a whole checkpoint, if
-/// any was committed.
+/// also by a rename. `latest` therefore, at any moment, through errors, kill -9 and power loss, names a whole
+/// checkpoint, if any was committed.
 struct ListedCheckpoint {
   std::string name;
   std::int64_t step = 0;
@@ -36,14 +36,14 @@ struct ListedCheckpoint {
 absl::StatusOr<std::vector<ListedCheckpoint>> list_checkpoints(const std::string& folder, const std::string& who);
 
 /// Returns the names of a folder's checkpoints that have no manifest. A save gives a folder such a name once all of it
-/// is there, so these are damaged. Errors: as above.
+/// has been written, so these checkpoints are damaged. Errors: those of list_checkpoints.
 absl::StatusOr<std::vector<std::string>> damaged_checkpoints(const std::string& folder, const std::string& who);
 
 /// Returns the name in `latest`. Errors: 66 if there is no such file, or no such checkpoint (the text lists the
 /// checkpoints); 65 if it is not the name of a checkpoint.
 absl::StatusOr<std::string> latest_checkpoint(const std::string& folder, const std::string& who);
 
-/// Returns the name in `best`, with the same errors.
+/// Returns the name in `best`. Errors: those of latest_checkpoint, for `best` in place of `latest`.
 absl::StatusOr<std::string> best_checkpoint(const std::string& folder, const std::string& who);
 
 /// Returns the checkpoint that a user means by `path`: `path` itself if it holds a manifest, the best one for
@@ -81,7 +81,7 @@ class UnfinishedCheckpoint {
 
   /// Sets the oldest checkpoints aside until `keep` are left, or 1 if `keep` is less; call it after `commit`. It keeps
   /// the checkpoints that `latest` and `best` name, and does not count the best one. Adds the paths to `pruned`, for
-  /// remove_pruned, even if it fails; the next `begin` removes what is left of them.
+  /// remove_pruned, even if it fails; the next `begin` removes the files that are left of these checkpoints.
   absl::Status prune(std::int64_t keep, std::vector<std::string>& pruned) const;
 
  private:
@@ -96,8 +96,8 @@ class UnfinishedCheckpoint {
 };
 
 /// Removes what `prune` has set aside. It needs no lock, since another process may remove the same files meanwhile. It
-/// takes a while if the file system tells the disk about each free block. Tries all paths, and reports the first
-/// failure.
+/// takes a while if the file system tells the disk about each free block. It tries to remove all paths, and reports the
+/// first failure.
 absl::Status remove_pruned(const std::vector<std::string>& paths, const std::string& who);
 
 }  // namespace tessera

@@ -24,15 +24,16 @@ struct Commit {
 
 /// Returns the bytes of a commit's file: "TESSCMT1"; generation, run, step, layout and the number of parts, each in 8
 /// bytes, the lowest first; for each part the length of its name, the name, its length and its bytes; and at the end
-/// the XXH3 of everything before (checkpoint_hash).
+/// the XXH3 (checkpoint_hash) of all bytes before it.
 std::string write_commit(const Commit& commit);
 
-/// Reads the bytes of a commit's file. `file` is the prefix of messages. Error: 65 for any other bytes.
+/// Reads the bytes of a commit's file. `file` is the prefix of messages. Error: 65 if `bytes` are not the bytes of a
+/// commit's file.
 absl::StatusOr<Commit> read_commit(const std::string& file, std::string_view bytes);
 
 /// Returns the bytes of parts alone, for a part that itself has parts: their number, and then each part as in a commit.
 std::string write_parts(const CommitParts& parts);
-/// Reads what `write_parts` returned. Returns false for any other bytes.
+/// Reads what `write_parts` returned. Returns false if `write_parts` cannot have returned `bytes`.
 bool read_parts(std::string_view bytes, CommitParts& parts);
 
 }  // namespace tessera

@@ -15,8 +15,8 @@
 
 namespace tessera {
 
-/// The commits of one rank in a folder of a local disk: the last one, and the one before it, in two files that take
-/// turns. No other process can open the same rank's commits while this object lives.
+/// The commits of one rank in a folder of a local disk: the last one, and the one before it, in two files that are
+/// written by turns. No other process can open the same rank's commits while this object lives.
 ///
 /// Rank r has these files:
 ///
@@ -24,19 +24,19 @@ namespace tessera {
 /// - .lock, which stays;
 /// - .begun, empty, which is there from the moment on when all ranks have a commit. If a folder has this file and no
 ///   commits, the commits are lost. If it has neither, its run ended before the first commit.
-/// - .kept-0123456789abcdef, bytes that commits name by their hash, since they do not change with each commit.
+/// - .kept-0123456789abcdef, bytes that are not written again with each commit; commits name them by their hash.
 class CommitLog {
  public:
   /// Makes the folder if it is not there. `who` is the prefix of messages: "rank 0".
-  /// Errors: 69 if another process has it; 73 if it cannot be created; 77 without permission; 71 without free
-  /// descriptors or memory; 74 if a read or write fails.
+  /// Errors: 69 if another process has opened the same rank's commits; 73 if it cannot be created; 77 without
+  /// permission; 71 without free descriptors or memory; 74 if a read or write fails.
   static absl::StatusOr<std::unique_ptr<CommitLog>> open(const std::string& folder, int rank, const std::string& who);
 
   /// Returns whether a run ever opened the rank's commits there, even if that run ended before its first commit.
   static bool was_opened(const std::string& folder, int rank);
   /// Returns the whole commits that are there, the older one first; there is none before the first commit. A damaged
-  /// file beside a whole commit does not count, and a warning says so. It changes nothing. Errors: 65 there were
-  /// commits, and none is whole.
+  /// file is left out if the other commit is whole, and a warning says so. It changes nothing. Errors: 65 if there were
+  /// commits, and none of them is whole.
   absl::StatusOr<std::vector<Commit>> read() const;
   /// Removes what a killed process left of a commit that it was writing.
   absl::Status remove_leftovers() const;
@@ -44,16 +44,17 @@ class CommitLog {
   bool has_begun() const;
   /// Notes that all ranks have a commit. REQUIRES: the second commit was not written yet.
   absl::Status begin() const;
-  /// Writes a commit over the one two generations before it. At any moment the file is the old one or the new one,
-  /// through errors, kills and power loss. After an error the commit may be the old or the new one (see `remove`).
+  /// Writes a commit in place of the commit whose generation is lower by 2. At any moment the file is the old one or
+  /// the new one, through errors, kills and power loss. After an error the commit may be the old or the new one (see
+  /// `remove`).
   absl::Status write(const Commit& commit) const;
-  /// Removes the commit of this generation from the disk, if it is there. Errors: 77 without permission; 74 if the
-  /// removal fails for another reason.
+  /// Removes the commit with this generation number from the disk, if it is there. Errors: 77 without permission; 74 if
+  /// the removal fails for another reason.
   absl::Status remove(std::int64_t generation) const;
 
   /// Writes bytes, which commits then name by their hash, to a file of their own. Returns their hash, in 16 digits.
   absl::StatusOr<std::string> keep(std::string_view bytes) const;
-  /// Reads the bytes with this hash. Errors: 65 they are missing or damaged.
+  /// Reads the bytes with this hash. Errors: 65 if the bytes are missing or damaged.
   absl::StatusOr<std::string> kept(const std::string& hash) const;
   /// Removes everything that was kept except the bytes with `hash`, which may be empty.
   absl::Status remove_kept_but(const std::string& hash) const;

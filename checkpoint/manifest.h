@@ -23,7 +23,8 @@ namespace tessera {
 /// (state_shapes).
 struct SavedState {
   std::string name;  ///< "exp_avg": the `what` of its pieces
-  /// "fp32", "bf16" or "8bit". States of "8bit" also have pieces "exp_avg.scales", with one F32 for 256 elements.
+  /// "fp32", "bf16" or "8bit". States of "8bit" also have pieces "exp_avg.scales", with one F32 scale for each 256
+  /// elements.
   std::string format;
   friend bool operator==(const SavedState&, const SavedState&) = default;
 };
@@ -35,11 +36,12 @@ struct SavedParameter {
   std::vector<std::int64_t> shape;
   std::vector<std::int64_t> strides;  ///< order in which its elements are counted; empty: rows one behind the other
   std::string dtype;                  ///< type in safetensors' words, as the run computed with it: "F32", "BF16", ...
-  /// true: it has pieces "master" (F32) and one for each state; false: "value" in `dtype` (see keeps_states)
+  /// true: the parameter has a piece "master" (F32) and one for each state; false: a piece "value" in `dtype` (see
+  /// keeps_states)
   bool trains = false;
   std::int64_t updates = 0;  ///< number of steps in which it took part
-  /// Its unit's number, the number of its group in the unit, and its first element in that group's flat buffer. Its
-  /// noise depends on these where states are rounded stochastically.
+  /// Its unit's number, the number of its group in the unit, and its first element in that group's flat buffer. The
+  /// parameter's noise depends on these three numbers if states are rounded stochastically.
   std::int64_t unit = 0, group = 0, first_element = 0;
   std::int64_t numel = 0;  ///< number of elements, computed from `shape`
   /// Names of the states it has. Empty: all states of the manifest, or none for a frozen parameter.
@@ -125,7 +127,7 @@ struct Manifest {
   std::string written_by = this_program();
   std::int64_t step = 0;  ///< steps taken, including those skipped for an overflow
   std::int64_t steps_applied = 0;
-  std::int64_t samples_seen = 0;  ///< samples of these steps; 0 (not in the text): backward was not told of them
+  std::int64_t samples_seen = 0;  ///< samples of all steps; 0, and not in the file, if backward was not told of them
   std::int64_t ranks = 1, replicate = 1, shard = 1;
   std::string strategy;  ///< JSON, every key present
   std::vector<SavedState> states;
@@ -148,7 +150,7 @@ struct Manifest {
   std::optional<SavedNoiseScale> noise_scale = {};  ///< set for runs with noise_scale
   std::optional<SavedResiduals> residuals = {};     ///< set for runs whose compression keeps residuals
 
-  /// Returns the version that its text has.
+  /// Returns the version that the manifest's text has.
   std::int64_t version() const;
 };
 
@@ -157,8 +159,8 @@ struct Manifest {
 std::string write_manifest(const Manifest& manifest);
 
 /// Reads a manifest's text. `file` is the prefix of messages. Errors (65): a first line that is not this format's,
-/// another hash, a version that this program does not read (both versions are named), anything missing or out of range,
-/// names that are given twice or are no plain file names.
+/// another hash, a version that this program does not read (the message names this version and the newest one that is
+/// read), anything missing or out of range, names that are given twice or are no plain file names.
 absl::StatusOr<Manifest> read_manifest(const std::string& file, std::string_view text);
 
 /// Returns whether nothing outside of a folder can be opened with the name: letters, digits, '.', '_' and '-', and no

@@ -22,7 +22,8 @@ constexpr std::int64_t kBlock = kScaledElements;
 
 std::int64_t blocks_of(std::int64_t numel) { return (numel + kBlock - 1) / kBlock; }
 
-/// Adds elements [first, first + numel) of a tensor that `from` has whole; adds nothing where it has no such tensor.
+/// Adds elements [first, first + numel) of a tensor to a file, if `from` has the whole tensor. Otherwise it adds
+/// nothing.
 void add_piece(const SavedCheckpoint& from, const std::string& what, const std::string& name, std::int64_t first,
                std::int64_t numel, std::vector<Piece>& pieces) {
   const std::span<const SavedCheckpoint::Place> places = from.pieces(what, name);
@@ -52,7 +53,7 @@ void add_parameter(const SavedCheckpoint& from, const SavedParameter& parameter,
   }
 }
 
-/// Adds everything that belongs to one rank of the run to one file, without cutting it anew.
+/// Adds the pieces that belong to one rank of the run to one file, without cutting them anew.
 void add_residuals(const SavedCheckpoint& from, std::vector<std::vector<Piece>>& pieces) {
   const Manifest& manifest = from.manifest();
   if (!manifest.residuals) return;

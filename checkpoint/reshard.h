@@ -18,7 +18,7 @@ inline constexpr std::int64_t kMostShards = 65536;
 ///
 /// Parameters with their states are cut where a state's blocks of 256 elements end; everything else, which is little,
 /// goes to the first file. Every byte that is read is checked against its hash. It takes a few MiB of memory. `who`
-/// stands in front of messages. Errors: 65, 74, 77 if `from` cannot be read; those of UnfinishedCheckpoint and
+/// is the prefix of messages. Errors: 65, 74, 77 if `from` cannot be read; those of UnfinishedCheckpoint and
 /// ShardWriter if the new checkpoint cannot be written, and no file is left then.
 absl::StatusOr<std::string> reshard_checkpoint(SavedCheckpoint& from, const std::string& folder, std::int64_t files,
                                                const std::string& who);

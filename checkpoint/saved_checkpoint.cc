@@ -21,12 +21,12 @@ namespace {
 // then checks that each tensor that the manifest names is there, once and whole, and that there are no others. A read
 // goes over the pieces of a tensor part by part (`for_each_part`), and a part lies in one chunk of one file. Chunks are
 // the unit of hashing: a whole chunk is read straight to the caller; other chunks stay in `chunks_`, up to the
-// kMostChunks that were used last. `readers_` keeps kMostOpenFiles files open in the same way.
+// kMostChunks that were used last. `readers_` keeps open the kMostOpenFiles files that were used last.
 
 constexpr std::int64_t kMostManifestBytes = std::int64_t{256} << 20;
 constexpr std::size_t kMostOpenFiles = 16;
-/// Number of chunks that are kept. Neighbours in a unit come from as many files as the run had ranks, and are read by
-/// turns; with this number no chunk is read twice.
+/// Number of chunks that are kept. Neighbouring parameters of a unit lie in as many files as the run had ranks, and are
+/// read from these files by turns. No chunk is read twice with this number of chunks.
 constexpr std::size_t kMostChunks = 4;
 constexpr std::size_t kNamedPieces = 3;
 
@@ -116,8 +116,8 @@ absl::Status SavedCheckpoint::check_kept_gradients() {
   return absl::OkStatus();
 }
 
-/// Checks pieces that need not be all of the tensor, if there are any: fp32, one behind the other within `numel`
-/// elements.
+/// Checks pieces that need not cover the whole tensor, if there are any: they are fp32, and lie one behind the other
+/// within `numel` elements.
 absl::Status SavedCheckpoint::check_parts(const std::string& what, const std::string& name, std::int64_t numel) {
   std::int64_t next = 0;
   for (const Place& place : pieces(what, name)) {
@@ -216,7 +216,7 @@ absl::StatusOr<std::span<const std::byte>> SavedCheckpoint::view(const std::stri
   return whole.empty() ? std::span<const std::byte>(joined_) : whole;
 }
 
-/// Calls `visit(part)`, which returns a status, for the parts of a tensor's bytes, in order.
+/// Calls `visit(part)`, which returns a status, for the Parts of a tensor's bytes, in order.
 template <class Visit>
 absl::Status SavedCheckpoint::for_each_part(const std::string& what, const std::string& name, std::int64_t first,
                                             std::size_t bytes, const Visit& visit) {

@@ -18,8 +18,8 @@
 
 namespace tessera {
 
-/// The words that name pieces which are not an optimizer's states.
-inline constexpr char kMaster[] = "master";  ///< F32: a parameter that trains, or that SavedParameter::keeps_master
+/// The values of `what` for pieces that are not an optimizer's states.
+inline constexpr char kMaster[] = "master";  ///< F32: of a parameter that trains, or has SavedParameter::keeps_master
 inline constexpr char kValue[] = "value";    ///< a parameter that is frozen, in its own type
 inline constexpr char kBuffer[] = "buffer";  ///< a buffer that the module has
 inline constexpr char kItem[] = "item";      ///< a tensor that the program added
@@ -28,12 +28,13 @@ inline constexpr char kGenerator[] = "generator";  ///< U8: LibTorch's default C
 inline constexpr char kGpuGenerator[] = "gpu_generator";
 /// F32, for trainable parameters: the factor with which PowerSGD begins the next step.
 inline constexpr char kFactors[] = "factors";
-/// F32, for parameters that train, or for parts of them, followed by ".rank3": Manifest::residuals of contributions to
-/// the sum over the shard axis, of contributions to the sum over the replicate axis, and of the sums that a rank made.
+/// F32, for parameters that train, or for parts of them, followed by ".rank3": the residuals (Manifest::residuals) of
+/// contributions to the sum over the shard axis, of contributions to the sum over the replicate axis, and of the sums
+/// that a rank made.
 inline constexpr char kResidual[] = "residual", kReplicaResidual[] = "replica_residual",
                       kSumResidual[] = "sum_residual";
-/// Likewise F32: the momentum of a rank's own gradients (TopKConfig::momentum), or its share of the common momentum
-/// (OneBitConfig::momentum).
+/// F32, followed by ".rank3": the momentum of a rank's own gradients (TopKConfig::momentum), or its share of the common
+/// momentum (OneBitConfig::momentum).
 inline constexpr char kGradientMomentum[] = "gradient_momentum";
 inline constexpr const char* kKeptOfRanks[] = {kResidual, kReplicaResidual, kSumResidual, kGradientMomentum};
 /// F32, for parameters that train: the momentum of outer steps, if the run made any ("sync" diloco).
@@ -43,15 +44,15 @@ inline constexpr char kScales[] = ".scales";                      ///< this foll
 std::string buffer_of_rank(std::int64_t rank);                    ///< "buffer.rank3"
 /// Number of elements of an "8bit" state that share a scale, counted from the parameter's first element.
 inline constexpr std::int64_t kScaledElements = 256;
-/// Returns whether a state may have this name: in a checkpoint it must not be mistaken for the words above, "ema", or
-/// ".scales".
+/// Returns whether a state may have this name: in a checkpoint it must not be mistaken for one of the words above,
+/// "ema", or ".scales".
 bool is_name_of_state(std::string_view name);
 /// Returns the type of a state's numbers: "F32", "BF16", "U8".
 std::string dtype_of_state(const SavedState& state);
 
 /// A committed checkpoint, opened for reading. `open` checks the manifest, the sizes of all files and their headers:
-/// every tensor is there, once and whole. The data is checked when it is read. One thread at a time uses it; ranks that
-/// load open one each.
+/// every tensor is there, once and whole. The data is checked when it is read. Only one thread at a time may use it.
+/// Each rank that loads opens its own SavedCheckpoint.
 class SavedCheckpoint {
  public:
   /// A piece, and the file that it lies in.
@@ -61,8 +62,8 @@ class SavedCheckpoint {
   };
 
   /// Opens the checkpoint in `folder`. `who` is the prefix of messages: "rank 0". Errors: 66 if there is no checkpoint
-  /// at `folder`; 65, with file, place, wanted and got, if it is damaged; 74 if a read fails; 77 without permission; 71
-  /// without free descriptors or memory.
+  /// at `folder`; 65 if it is damaged (the message has the file, the place in it, the expected value and the found
+  /// one); 74 if a read fails; 77 without permission; 71 without free descriptors or memory.
   static absl::StatusOr<std::unique_ptr<SavedCheckpoint>> open(const std::string& folder, const std::string& who);
 
   const std::string& folder() const { return folder_; }
@@ -73,7 +74,7 @@ class SavedCheckpoint {
   /// Returns all pieces of a tensor, by offset. It is empty if the tensor has no elements, or does not exist.
   std::span<const Place> pieces(const std::string& what, const std::string& name) const;
   /// Reads elements of a tensor from `first` on, as many as `bytes` has room for. Whole chunks are not copied.
-  /// REQUIRES: these elements are there.
+  /// REQUIRES: the tensor has these elements.
   absl::Status read(const std::string& what, const std::string& name, std::int64_t first, std::span<std::byte> bytes);
   /// Returns a view of `bytes` bytes, without a copy if they lie in one chunk. It is valid until the next call
   /// that reads.
@@ -123,7 +124,7 @@ class SavedCheckpoint {
   std::map<std::string, bool> checked_;
   std::list<std::pair<std::size_t, ShardReader>> readers_;  ///< readers of the files used last, the latest first
   std::list<Chunk> chunks_;                                 ///< chunks read last, the latest first
-  /// memory of the last `view`, if it came from several chunks
+  /// memory of the bytes that the last `view` returned, if they came from several chunks
   std::vector<std::byte> joined_;
 };
 

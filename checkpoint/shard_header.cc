@@ -25,8 +25,8 @@ static_assert(std::endian::native == std::endian::little, "safetensors files are
 constexpr std::size_t kLengthBytes = 8;
 constexpr std::string_view kMetadata = "__metadata__";
 constexpr std::string_view kFormat = "tessera-checkpoint";
-/// A piece has 7 JSON values: its object, its type, two lists and their three integers. A header of legal size with
-/// more values than this cannot consist of pieces.
+/// A piece has 7 JSON values: its object, its type, two lists and their three integers. A header of legal size that has
+/// more values than this limit cannot consist of pieces.
 constexpr std::size_t kMostValues = std::size_t{1} << 24;
 
 absl::Status corrupt(const std::string& file, const std::string& what) {

@@ -26,7 +26,7 @@ struct Piece {
 
   std::int64_t bytes() const { return numel * element_bytes(dtype); }
   std::int64_t end() const { return begin + bytes(); }
-  /// Returns its name in the file, such as "master|blocks.0.weight|512". Neither `what` nor the offset has a '|'.
+  /// Returns its name in the file, such as "master|blocks.0.weight|512". Neither `what` nor the offset contains a '|'.
   std::string key() const;
   friend bool operator==(const Piece&, const Piece&) = default;
 };
@@ -35,7 +35,7 @@ struct Piece {
 /// object in little endian, the object, and behind it the data without a hole. Each piece is a tensor of one dimension.
 struct ShardHeader {
   static constexpr std::int64_t kMostBytes = 100'000'000;  ///< limit for the JSON, the same as safetensors' own
-  /// JSON integers of other tools might not be exact for pieces that end beyond this.
+  /// Other tools might not read JSON integers exactly if a piece ends beyond this byte.
   static constexpr std::int64_t kMostDataBytes = std::int64_t{1} << 53;
 
   std::vector<Piece> pieces;  ///< ordered as in the file
@@ -51,9 +51,9 @@ void place_pieces(std::vector<Piece>& pieces);
 /// past the page cache.
 std::string write_header(const ShardHeader& header);
 
-/// Reads what write_header wrote; `bytes` is the whole head. Errors (65), naming `file` and the key: anything that is
-/// no such head; pieces that overlap, leave holes, repeat a key, do not have as many bytes as elements, lie at no
-/// multiple of their element's size, or end elsewhere than at `data_bytes`.
+/// Reads what write_header wrote; `bytes` is the whole head. Errors (65), naming `file` and the key: a head that
+/// write_header cannot have written; pieces that overlap, leave holes, repeat a key, do not have as many bytes as
+/// elements, lie at no multiple of their element's size, or end elsewhere than at `data_bytes`.
 absl::StatusOr<ShardHeader> read_header(const std::string& file, std::string_view bytes, std::int64_t data_bytes);
 
 }  // namespace tessera

@@ -22,8 +22,8 @@ namespace tessera {
 /// time uses it.
 ///
 /// Errors, with `who` and the file in front: 66 if the file is missing; 77 without permission; 71 without free
-/// descriptors or memory; 65 another size than the manifest says, or another hash (with the offset, both hashes and the
-/// pieces that lie there); 74 a failed read.
+/// descriptors or memory; 65 if the size or a hash is not that of the manifest (the message has the offset, both hashes
+/// and the pieces that lie there); 74 if a read fails.
 class ShardReader {
  public:
   /// Says what lies at bytes [begin, end) of the data, for messages.

@@ -125,8 +125,8 @@ absl::Status ShardWriter::write(std::span<const std::byte> bytes, std::int64_t o
   return absl::OkStatus();
 }
 
-/// Lets the disk begin to write while the next blocks are made, and not at the fsync. It is a hint: if the
-/// file system does not take it, or fails, fsync says so.
+/// Lets the disk begin to write while the next blocks are made, and not at the fsync. The call is only a hint: if the
+/// file system does not accept the hint, or a write fails, fsync reports that.
 void ShardWriter::begin_writeback(std::int64_t end) {
   constexpr std::int64_t kAtOnce = std::int64_t{8} << 20;
   if (end - in_writeback_ < kAtOnce) return;

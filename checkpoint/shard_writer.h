@@ -20,10 +20,10 @@ namespace tessera {
 /// Writes one file of a checkpoint: the head first, then the data, given in the order of the pieces in any portions,
 /// and hashed in chunks of SavedFile::kChunkBytes.
 ///
-/// It collects data in one of two blocks (double buffering) while a thread writes the other one past the page cache
-/// (O_DIRECT) where the file system can. It takes no other memory. So nothing is copied once more, no memory of the
-/// host is filled with a file that is seldom read, and little is left for the fsync. Otherwise it writes through the
-/// page cache, and asks the disk to begin early.
+/// It collects data in one of two blocks (double buffering) while a thread writes the other block. It writes past the
+/// page cache (O_DIRECT) if the file system supports that. It takes no other memory. So nothing is copied once more,
+/// the page cache is not filled with a file that is seldom read, and little is left for the fsync. It writes through
+/// the page cache where O_DIRECT is missing, and asks the system to begin to write to the disk early.
 ///
 /// Errors, with `who` in front: 73 where the file cannot be created; 77 without permission; 71 without free descriptors
 /// or memory; 74 for a full disk (bytes wanted and free), a failed write or fsync. Nothing but the destructor may be
@@ -42,8 +42,8 @@ class ShardWriter {
   /// Returns the bytes of data given so far.
   std::int64_t written() const { return appended_; }
 
-  /// Writes the rest, syncs and closes the file, and returns its entry in the manifest. It fails with error 70 where
-  /// the data is not as long as the header says.
+  /// Writes the rest, syncs and closes the file, and returns its entry in the manifest. It fails with error 70 if the
+  /// data is not as long as the header says.
   absl::StatusOr<SavedFile> finish();
 
  private:
@@ -67,9 +67,9 @@ class ShardWriter {
   std::int64_t file_bytes_ = 0, appended_ = 0, wanted_ = 0;
   std::array<AlignedMemory, 2> blocks_;
   std::size_t block_ = 0;                ///< index of the block that is being filled
-  std::size_t filled_ = 0, hashed_ = 0;  ///< bytes in it
+  std::size_t filled_ = 0, hashed_ = 0;  ///< bytes in this block, and how many of them are hashed
   SavedFile file_;
-  // The write that is under way, while there is one; `end_write` waits for it.
+  // The write that is under way, if there is one; `end_write` waits for it.
   std::future<absl::Status> under_way_;
   bool is_direct_ = false;
   std::int64_t in_writeback_ = 0;  ///< bytes that the disk was asked to write

@@ -28,9 +28,9 @@ namespace tessera {
 /// The files may be damaged or hostile. Every header is checked before anything is read; no link is followed, and
 /// nothing outside of the folder is opened.
 ///
-/// Errors, with `who` in front: 66 there is no such file or folder, or no safetensors in it; 65 what is no safetensors
-/// file (pickles, .pt and .bin files with a hint), an index that names a file elsewhere, a tensor in two files or in
-/// none; those of RegularFile.
+/// Errors, with `who` in front: 66 there is no such file or folder, or no safetensors in it; 65 if a file is no
+/// safetensors file (for pickles, .pt and .bin files the message has a hint), for an index that names a file elsewhere,
+/// a tensor in two files or in none; those of RegularFile.
 class TensorFiles {
  public:
   /// Opens a file, a folder or an index, and reads all headers.
@@ -44,7 +44,8 @@ class TensorFiles {
   /// Returns the tensors by their names.
   const std::map<std::string, Place>& tensors() const { return tensors_; }
 
-  /// Reads bytes of a tensor from byte `first` on, as many as `bytes` has room for. REQUIRES: they are there.
+  /// Reads bytes of a tensor from byte `first` on, as many as `bytes` has room for. REQUIRES: the tensor has these
+  /// bytes.
   absl::Status read(const Place& place, std::int64_t first, std::span<std::byte> bytes);
 
  private:
@@ -68,8 +69,8 @@ inline constexpr char kIndexFile[] = "model.safetensors.index.json";
 inline constexpr char kIndexSuffix[] = ".index.json";
 
 /// Returns the index of a model in several files: names of tensors, each with the file in the index's folder that it is
-/// in. The names of files may not lead out of the folder. Errors, with `who` in front: 65 no such index, or one that
-/// names a file elsewhere; those of RegularFile.
+/// in. The names of files may not lead out of the folder. Errors, with `who` in front: 65 if the file is no such index,
+/// or names a file outside of its folder; those of RegularFile.
 absl::StatusOr<std::map<std::string, std::string>> read_model_index(const std::string& path, const std::string& who);
 
 }  // namespace tessera

@@ -121,7 +121,7 @@ absl::Status TensorFilesWriter::finish() {
   TESSERA_ASSIGN_OR_RETURN(const std::vector<std::string> before, model_files());
   for (OutputFile& file : files_) TESSERA_RETURN_IF_ERROR(file.finish(existing_));
   if (parts_.size() > 1) TESSERA_RETURN_IF_ERROR(write_index());
-  // Removes files of the model that was replaced, if the new model has none of that name.
+  // Removes files of the earlier model that the new model does not have under the same name.
   for (const std::string& name : before) {
     const bool is_new =
         std::ranges::find(parts_, name, &Part::name) != parts_.end() || (parts_.size() > 1 && name == kIndexFile);

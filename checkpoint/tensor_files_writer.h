@@ -25,8 +25,8 @@ namespace tessera {
 ///   for each tensor, in the order of `tensors`: writer.append(its bytes), in any portions
 ///   writer.finish(existing)
 ///
-/// Errors, with `who` in front: 73 where the folder or a file cannot be created, or a model is there and is to be kept;
-/// 74 where a write fails; 77 without permission. After an error, nothing but the destructor may be called.
+/// Errors, with `who` in front: 73 where the folder or a file cannot be created, or the folder has a model that must be
+/// kept; 74 where a write fails; 77 without permission. After an error, nothing but the destructor may be called.
 class TensorFilesWriter {
  public:
   /// Limit of a file's data in bytes; transformers splits models by the same limit.

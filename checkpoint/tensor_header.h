@@ -21,7 +21,7 @@ struct FileTensor {
 };
 
 /// The header of a safetensors file of other programs: 8 bytes with the length of a JSON object in little endian, the
-/// object, and behind it the data. (ShardHeader is that of this project's own shards, whose tensors are pieces.)
+/// object, and behind it the data. (ShardHeader is the header of this project's own shards, whose tensors are pieces.)
 struct TensorHeader {
   static constexpr std::int64_t kMostBytes = 100'000'000;  ///< limit for the JSON, the same as safetensors' own
   static constexpr std::int64_t kLengthBytes = 8;
@@ -38,14 +38,14 @@ std::int64_t numel_of(const std::vector<std::int64_t>& shape);
 /// Returns a text such as "[2, 3]".
 std::string text_of_shape(const std::vector<std::int64_t>& shape);
 
-/// Reads the JSON of a head. Errors (65), naming `file` and the tensor: anything that is no such object; a type, shape
-/// or place that makes no sense; tensors that overlap, leave holes, or end elsewhere than at `data_bytes`; a name that
-/// is given twice, has more than kMostNameBytes or a NUL; more than kMostDims dimensions.
+/// Reads the JSON of a head. Errors (65), naming `file` and the tensor: a head that is no such object; a type, a shape
+/// or a position that makes no sense; tensors that overlap, leave holes, or end elsewhere than at `data_bytes`; a name
+/// that is given twice, has more than kMostNameBytes or a NUL; more than kMostDims dimensions.
 absl::StatusOr<TensorHeader> read_tensor_header(const std::string& file, std::string_view json,
                                                 std::int64_t data_bytes);
 
 /// Returns the length and the JSON, filled up with spaces to a multiple of 64 bytes. The metadata says {"format":
-/// "pt"}, which `transformers` wants to see. REQUIRES: `begin` and `bytes` are set (place_tensors).
+/// "pt"}, which the library `transformers` requires. REQUIRES: `begin` and `bytes` are set (place_tensors).
 std::string write_tensor_header(const std::vector<FileTensor>& tensors);
 
 /// Sets `begin` and `bytes`: one tensor behind the other.

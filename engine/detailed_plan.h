@@ -11,7 +11,8 @@
 
 namespace tessera {
 
-/// Makes a plan as plan_memory does, but returns the MemoryPlan itself, which has the inputs of its numbers too.
+/// Makes a plan as plan_memory does, but returns the MemoryPlan itself, which also has the inputs of the plan's
+/// numbers.
 MemoryPlan plan_in_detail(torch::nn::Module& module, const Strategy& strategy, const Topology& topology,
                           const OwnRules& own_rules = {});
 

@@ -26,7 +26,7 @@ struct EmaWeights::State {
     training.values.are_averages = true;
   }
 
-  /// Parameters become averages, or the other way round.
+  /// Exchanges parameters and averages.
   void swap() const {
     training.settle_commit();
     if (training.gathering.residency) training.gathering.residency->release_all();
@@ -56,8 +56,8 @@ void EmaWeights::close() {
   if (const std::unique_ptr<State> state = std::move(state_)) state->close();
 }
 
-/// During an exception the other ranks may never get here to change values back. The Engine must not train the averages
-/// that it shows.
+/// During an exception the other ranks may never call this to change the values back. The Engine must not train the
+/// averages that it shows.
 EmaWeights::~EmaWeights() {
   if (!state_) return;
   if (std::uncaught_exceptions() > state_->exceptions_at_start) {

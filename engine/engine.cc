@@ -43,8 +43,8 @@ std::shared_ptr<Strategy> with_defaults(const Strategy& given, const Mesh& mesh)
   return strategy;
 }
 
-/// Throws where the ranks of a plan would not wait for each other, have no memory in common, and no servers. A run
-/// learns it from its transport (ReplicaSync::axes).
+/// Throws where the ranks of a plan would not wait for each other, have no memory in common, and no servers. A run gets
+/// this error from its transport (ReplicaSync::axes).
 void expect_one_host(const Strategy& strategy, const Topology& topology) {
   const bool need_memory = strategy.sync.has_common_parameters() && !strategy.sync.has_servers();
   if (!need_memory || topology.num_hosts() == 1) return;
@@ -73,7 +73,7 @@ Engine::Engine(std::shared_ptr<torch::nn::Module> module, const Strategy& strate
 
 Engine::~Engine() {
   auto& [job, training, saving] = *state_;
-  // An exception is passing by: the others must not wait for this rank.
+  // An exception is unwinding the stack: the other ranks must not wait for this rank.
   const bool unwinding = std::uncaught_exceptions() > job.exceptions_at_start;
   if (unwinding && RunScope::current) RunScope::current->memory_story = job.memory_story("");
   MeshGroups& groups = groups_of(job.mesh);
@@ -181,7 +181,7 @@ void Engine::zero_grad() {
          "zero_grad between backward and step under deal.backups: other ranks count on the microbatches of this rank. "
          "[T0941] hint: call step() first, or leave deal.backups out");
   training.job.or_abort("zero_grad", [&] {
-    // Residuals that compression kept of dropped gradients are dropped too.
+    // The gradients are dropped, so the residuals that compression kept of these gradients are dropped too.
     if (training.window.microbatch > 0 && training.plan.sums().kept_gradient_numel > 0)
       training.gradients.reducer->restore_feedback();
     training.drop_microbatches();

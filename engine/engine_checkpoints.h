@@ -22,12 +22,12 @@ class EngineCheckpoints {
   void finish();
   /// Goes back after step number `step`, which was skipped for its loss. Parameters and all that updates them get the
   /// values of the last checkpoint that was saved or loaded; step numbers, generators and rates set by hand stay as
-  /// they are. It warns. It waits for a save under way, whose error finish() throws. Nothing changes if there is no
-  /// checkpoint, or if spikes went back to the same one too often. It is collective.
+  /// they are. It logs a warning. It waits for a save under way, whose error finish() throws. Nothing changes if there
+  /// is no checkpoint, or if spikes went back to the same one too often. It is collective.
   void go_back(std::int64_t step);
   /// Says that the caller will call finish() when all ranks' saves have ended, so that no step looks for their end.
   void finish_by_hand() { saving_.ends_in_step = false; }
-  /// Returns whether this rank's part of the save under way has ended, well or not.
+  /// Returns whether this rank's part of the save under way has ended, with success or with an error.
   bool save_has_ended() const;
   std::optional<CheckpointProgress> progress() const;
   bool commit(const CheckpointItems& items);

@@ -13,8 +13,8 @@
 
 namespace tessera {
 
-/// The save of a checkpoint that goes on beside training, as the Engine sees it: engine/saving makes it
-/// (BackgroundSave). Its destructor waits for the end.
+/// The save of a checkpoint that runs beside training, as the Engine sees it: engine/saving makes it (BackgroundSave).
+/// Its destructor waits for the end.
 class SaveUnderWay {
  public:
   virtual ~SaveUnderWay() = default;
@@ -22,11 +22,12 @@ class SaveUnderWay {
   virtual bool has_ended() const = 0;
   /// Waits for the end. Returns the checkpoint's path, or an error that is the same on every rank.
   virtual absl::StatusOr<std::string> wait() = 0;
-  /// Lets the save fail soon, since training ends with an error.
+  /// Makes the save fail soon. It is called when training ends with an error.
   virtual void cancel() = 0;
 };
 
-/// The third of an Engine's three parts: all that is written while training goes on. engine/saving has the functions.
+/// The third of an Engine's three parts: all that is written to disk while training continues. The functions are in
+/// engine/saving.
 struct Saving {
   /// The checkpoint to which a spike goes back (SpikeAction::kRollback).
   struct LastCheckpoint {
@@ -38,8 +39,8 @@ struct Saving {
 
   /// Returns whether a save is under way and every rank's thread has ended. It is collective where a save is under way.
   bool save_has_ended() const;
-  /// This is called before training state changes. It waits for the commit under way, which then counts, or is taken
-  /// back on all ranks. The next commit reports a failure. It is collective where there is a commit.
+  /// This is called before training state changes. It waits for the commit under way, which then becomes the last
+  /// commit, or is removed on all ranks. The next commit reports a failure. It is collective where there is a commit.
   void settle_commit();
   /// Waits for the commit under way when the Engine is destroyed, without the other ranks. A failure that was not
   /// reported is logged, and ends tessera::run with its exit code.
@@ -52,8 +53,8 @@ struct Saving {
   bool ends_in_step = true;                 ///< a step that sees the end of a save throws its error
   LastCheckpoint last_checkpoint;
   std::unique_ptr<DurableFiles> durable;  ///< null without "durable"
-  absl::Status commit_failure;            ///< failure of the latest commit, until the program is told
-  bool commit_ended_job = false;          ///< the job failed with it, so its error is told already
+  absl::Status commit_failure;            ///< failure of the latest commit, until the program is told of it
+  bool commit_ended_job = false;          ///< the job failed because of it, so the program knows this error
 };
 
 }  // namespace tessera

@@ -21,7 +21,7 @@ struct Engine::State {
   /// begins.
   State(std::shared_ptr<torch::nn::Module> module, std::shared_ptr<Strategy> strategy, const Mesh& mesh,
         OwnRules own_rules, std::optional<std::int64_t> continues_after);
-  /// Calls `change`, and returns a new plan: a State over the same module, which goes on with the values, optimizer
+  /// Calls `change`, and returns a new plan: a State over the same module, which continues with the values, optimizer
   /// states and counts of this State. This State must not be used afterwards. Call it between steps. It is collective.
   /// `other`: a strategy with more groups of parameters, in place of the strategy that the Engine has.
   std::unique_ptr<State> planned_anew(std::int64_t steps, const std::function<void()>& change,

@@ -45,7 +45,7 @@ Engine::Evaluation Engine::evaluate_batches(const std::function<bool()>& has_nex
       const std::optional<LossNumber> found = loss_of_next();
       if (!found) continue;
       if (!(std::isfinite(found->weight) && found->weight >= 0)) own.has_wrong_weight = 1, wrong = found->weight;
-      if (found->weight > 0) own.loss += found->weight * found->loss;  // a loss that counts nothing may be NaN
+      if (found->weight > 0) own.loss += found->weight * found->loss;  // a loss with weight 0 may be NaN
       own.weight += found->weight;
       ++own.batches;
     }

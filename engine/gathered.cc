@@ -32,7 +32,7 @@ class PrivateCopies {
   PrivateCopies(const PrivateCopies&) = delete;
   PrivateCopies& operator=(const PrivateCopies&) = delete;
 
-  /// Waits until all ranks have copied the parameters, since nobody may write parts before that.
+  /// Waits until all ranks have copied the parameters, since no rank may write its part before that.
   void meet() { throw_if_error(sharers_.barrier("Gathered").wait()); }
 
   /// This is called after all ranks have written their parts. It puts the shared memory back in place.
@@ -163,7 +163,7 @@ void Gathered::close() {
   if (state->average) state->average->close();
 }
 
-/// Where an exception passes by, nothing is written back: the other ranks may not be coming.
+/// While an exception unwinds the stack, nothing is written back: the other ranks may never reach this point.
 Gathered::~Gathered() {
   if (state_ && std::uncaught_exceptions() > state_->exceptions_at_start) {
     state_.reset();

@@ -53,7 +53,7 @@ struct RandomStates {
   std::vector<std::pair<at::Generator, at::Tensor>> entries;
 };
 
-/// Saves the generators, and puts them back at the end of the scope.
+/// Saves the generators' states, and restores them at the end of the scope.
 class WithRandomStates {
  public:
   explicit WithRandomStates(RandomStates& states) : before_(states.now()) { states.restore(); }
@@ -85,8 +85,8 @@ class WithoutCachedCasts {
 /// that catches such exceptions lets it pass.
 struct NothingIsMissing {};
 
-/// Returns whether a tensor stays alive anyway and is not computed again, as parameters do. Other code releases and
-/// fills the storages of units.
+/// Returns whether a tensor is kept and not computed again: one that stays alive in any case, such as a parameter.
+/// Other code releases and fills the storages of units.
 bool is_to_be_kept(const at::Tensor& tensor) {
   return (tensor.is_leaf() && tensor.requires_grad()) || unit_of(tensor) != nullptr;
 }
@@ -156,7 +156,7 @@ class Call : public SavedTensorHooks, public std::enable_shared_from_this<Call> 
   std::size_t last_ = 0;  ///< the last of `saved_` that was not kept
 
   Mutex mutex_;
-  std::vector<Again> again_ ABSL_GUARDED_BY(mutex_);  ///< [saved], from the second run until they are taken
+  std::vector<Again> again_ ABSL_GUARDED_BY(mutex_);  ///< [saved]: its tensor of the second run, until a node takes it
   int graph_task_ ABSL_GUARDED_BY(mutex_) = -1;       ///< the backward for which the second run was made
 };
 

@@ -96,7 +96,7 @@ void Engine::add_group(const ParameterGroup& group) {
   State& s = *state_;
   std::unique_ptr<State> replaced;
   s.expect_may_plan_anew("add_group");
-  // References that strategy() has returned stay valid, since the new strategy keeps the one before.
+  // References that strategy() has returned stay valid, since the new strategy keeps the old one alive.
   const std::shared_ptr<Strategy> extended(new Strategy(s.job.strategy),
                                            [before = s.job.given_strategy](const Strategy* gone) { delete gone; });
   extended->optimizer.groups.push_back(group);

@@ -13,12 +13,12 @@
 
 namespace tessera {
 
-/// Times what a rank alone computes with each unit; steps of many ranks are predicted from it. It watches operators,
-/// which costs some microseconds each.
+/// Measures how long a single rank computes with each unit. Steps of many ranks are predicted from these times. It
+/// watches operators, which costs some microseconds each.
 class StepProfiler {
  public:
-  /// Throws tessera::Error (64) on several ranks, on a GPU, and where parameters lie on disk: there a unit's time is
-  /// not its own.
+  /// Throws tessera::Error (64) on several ranks, on a GPU, and where parameters lie on disk: a unit's measured time
+  /// would include waits and other work there.
   explicit StepProfiler(Engine& engine);
   ~StepProfiler();
   StepProfiler(const StepProfiler&) = delete;

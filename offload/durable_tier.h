@@ -12,7 +12,7 @@
 namespace tessera {
 
 /// Records that outlive the process, with the values of the last commit. The code that makes commits decides when a
-/// commit counts, and stores the text of `where`:
+/// commit is valid, and stores the text of `where`:
 ///
 ///     tier.end_writes();  commit.records = tier.where();
 ///     tier.sync();  ... the commit is on the disk of every rank ...  tier.committed();
@@ -20,7 +20,7 @@ namespace tessera {
 /// No record may be put between `end_writes` and `committed`, so that the records keep the values of the commit.
 /// Records may be read during this time.
 ///
-/// The next process calls these before it puts anything:
+/// The next process calls these functions before it puts any record:
 ///
 ///     tier.protect(commit.records);     // whatever is put now, the commit stays as it is
 ///     tier.return_to(commit.records);   // the records are the commit's
@@ -28,9 +28,9 @@ class DurableTier {
  public:
   virtual ~DurableTier() = default;
 
-  /// Waits until everything that was put is written. Errors: those of the writes, and of an earlier `sync`.
+  /// Waits until all records that were put are written. Errors: those of the writes, and of an earlier `sync`.
   virtual absl::Status end_writes() = 0;
-  /// Syncs the files, so that all writes are on the disk itself. It may run on another thread while records are read.
+  /// Syncs the files, so that all writes are on the disk itself. Another thread may call it while records are read.
   /// Errors: 74 if the disk failed.
   virtual absl::Status sync() = 0;
   /// Returns a text that says where the latest values are, with their checksums. It covers records on disk only (see

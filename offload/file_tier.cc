@@ -20,10 +20,10 @@ namespace {
 // This file moves records between slots and files.
 //
 // A slot is memory for one record. `get` finds the record's slot or takes the slot whose record was put or released
-// first (`take_slot`), begins a read if the slot does not have the record yet, and waits for it (`bring_in`). `fetch`
-// only finds the slot and begins the read, and `put` begins a write that `end_write` ends: when the slot is needed,
-// when `write_behind` other writes have followed, or in `flush`. The ring's tags are slot numbers; copies, which need
-// no slot, have tags from kCopies on. The first failure is kept in `failure_`, and every call returns it.
+// first (`take_slot`), and, if the slot does not have the record yet, begins a read and waits for its end (`bring_in`).
+// `fetch` only finds the slot and begins the read, and `put` begins a write that `end_write` ends: when the slot is
+// needed, when `write_behind` other writes have followed, or in `flush`. The ring's tags are slot numbers; copies,
+// which need no slot, have tags from kCopies on. The first failure is kept in `failure_`, and every call returns it.
 
 /// tags of copies in the ring; lower tags are those of slots
 constexpr std::uint64_t kCopies = std::uint64_t{1} << 32;
@@ -304,8 +304,8 @@ std::optional<std::size_t> FileTier::next_slot() const {
 }
 
 // Takes a slot for a `get`. A slot is always available: at most `most_held - 1` slots are held, and `read_ahead +
-// write_behind` are read ahead. There are fewer slots than that in all only if each record has a slot of its own. This
-// record has none yet, so one is free.
+// write_behind` are read ahead. The tier has fewer than `most_held + read_ahead + write_behind` slots only if each
+// record has a slot of its own. One slot is then free, since this record does not have its slot yet.
 absl::StatusOr<std::size_t> FileTier::take_slot(std::int64_t record) {
   const std::size_t index = *next_slot();
   if (slots_[index].state == SlotState::kWriting) TESSERA_RETURN_IF_ERROR(end_write(index));
@@ -464,8 +464,8 @@ absl::Status FileTier::start_write(std::size_t index, std::optional<std::uint64_
   return options_.write_behind == 0 ? end_write(index) : absl::OkStatus();
 }
 
-// Ends writes after which `write_behind` later writes have begun, so that at least `read_ahead` slots are available for
-// reading.
+// Waits for the end of each write after which `write_behind` later writes have begun, so that at least `read_ahead`
+// slots are available for reading.
 absl::Status FileTier::end_writes_behind() {
   const auto behind = static_cast<std::uint64_t>(options_.write_behind);
   for (std::size_t i = 0; i < slots_.span().size(); ++i) {

@@ -45,7 +45,7 @@ struct FileTierOptions {
   int write_behind = 3;  ///< 0 or more; with 0 `put` waits for its write
   /// Bytes of memory for records that stay there and are never read or written. As many records as fit are taken: some
   /// of the first `resident_first` ones, then some of the others. These records are spread evenly, so that the disk
-  /// works on others while they are used.
+  /// works on other records while these are used.
   std::size_t resident_bytes = 0;
   std::int64_t resident_first = 0;  ///< 0 to records
 
@@ -54,7 +54,7 @@ struct FileTierOptions {
   bool direct = true;       ///< BlockFileOptions::direct
   bool write_zeros = true;  ///< BlockFileOptions::write_zeros
   IoRingOptions io = {};
-  /// Gives memory for records, which a device copies from and to; null: the system gives it.
+  /// Function that gives the memory for records, if a device copies from and to this memory; null: the system gives it.
   AlignedMemory::Give memory = nullptr;
   /// The name of the files in each directory, if records are durable (DurableTier). The files stay when the process
   /// ends, and have two positions on disk for each record. Checksums are compared as with `verify`. Empty: scratch
@@ -66,9 +66,10 @@ struct FileTierOptions {
 /// Records in scratch files, read ahead and written behind asynchronously; RecordTier says what callers can rely on,
 /// and which threads may call.
 ///
-/// **Memory.** It takes the resident records, and `most_held + read_ahead + write_behind` slots. Slots for reading
+/// **Memory.** It takes memory for the resident records, and `most_held + read_ahead + write_behind` slots. Slots for
+/// reading
 /// ahead and writing behind are shared: records are read into those that are not being written, at least `read_ahead`
-/// of them (none where that is 0). So there is always a slot for the next `get`.
+/// of them (none if `read_ahead` is 0). So there is always a slot for the next `get`.
 ///
 /// **Traversals.** A slot keeps its record until the slot is needed for another record. The slot whose record was put
 /// or released first is reused first, whether or not that record has been written to disk by then. Which records are
@@ -77,14 +78,13 @@ struct FileTierOptions {
 /// resident set does not depend on
 /// the order: it saves the same reads and writes in any order.
 ///
-/// **A record that is written and wanted again** is not read: its slot still has it. The record is given to the caller
-/// when the write has ended. So no read of a record is ever in flight beside a write of it.
+/// **A record that is wanted again while it is being written** is not read: its slot still has it. The record is given
+/// to the caller when the write has ended. So no read of a record is ever in flight beside a write of it.
 ///
 /// **A record that was never put** is zeros, without a read.
 ///
 /// **A copy** reads straight from the disk to where it is wanted, whatever the slots hold; only what is resident, or
-/// was never put, needs no read. What copies read therefore does not depend on what else is done, and they need no
-/// slot.
+/// was never put, needs no read. The reads of copies therefore do not depend on other calls, and copies need no slot.
 class FileTier final : public RecordTier, public DurableTier {
  public:
   /// Returns the bytes of memory that `create` will take: exact, except for io_uring's rings (some KiB) or the threads'
@@ -97,7 +97,7 @@ class FileTier final : public RecordTier, public DurableTier {
   /// `IoRing::make`; 71 no memory.
   static absl::StatusOr<std::unique_ptr<FileTier>> create(const FileTierOptions& options);
 
-  /// Waits for what is being written; a failure is logged. Call `flush` before, to get the failure.
+  /// Waits for the writes that are under way; a failed write is logged. Call `flush` before, to get the failure.
   ~FileTier() override;
 
   std::int64_t num_records() const override { return options_.records; }
@@ -149,7 +149,7 @@ class FileTier final : public RecordTier, public DurableTier {
   /// A read of a record into memory of the caller.
   struct Copy {
     std::int64_t record;
-    std::span<std::byte> memory;  ///< the record's length, in whole blocks
+    std::span<std::byte> memory;  ///< memory to read into, as long as the record in whole blocks
     std::uint64_t tag;            ///< tag of the caller
     std::uint64_t request;        ///< request of the ring
     bool ended;
@@ -190,7 +190,7 @@ class FileTier final : public RecordTier, public DurableTier {
   bool is_on_disk(std::int64_t record) const {
     return record >= 0 && record < options_.records && !resident_.has(record);
   }
-  /// Returns the index of the record in the tables of records on disk.
+  /// Returns the record's index in RecordsOnDisk, whose tables leave out the resident records.
   std::size_t on_disk(std::int64_t record) const { return static_cast<std::size_t>(resident_.index(record)); }
   bool holds(std::int64_t record) const;
   static std::size_t size_of(const FileTierOptions& options, std::int64_t record) {

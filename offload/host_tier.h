@@ -22,12 +22,13 @@ struct HostTierOptions {
   /// Memory to use: enough for all records, at a multiple of 64; it is zeroed, and must outlive the tier. Empty: the
   /// tier takes its own.
   std::span<std::byte> memory = {};
-  /// Gives memory that a device copies from and to, where `memory` is empty; null: the system gives it.
+  /// Function that gives memory that a device copies from and to, if `memory` is empty; null: the system gives the
+  /// memory.
   AlignedMemory::Give give = nullptr;
 };
 
 /// All records in memory, one behind the other. Nothing is ever read or written, so every `get` is a hit and any number
-/// of records may be held. A record stays at its place, so a device may go on copying a record that was put.
+/// of records may be held. A record stays at its place, so a device may continue to copy a record after it was put.
 class HostTier final : public RecordTier {
  public:
   /// Returns the exact number of bytes that `create` will take from the system, including tables with some bytes per

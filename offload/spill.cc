@@ -190,8 +190,8 @@ bool Spill::is_needed_later(const Slot& a, const Slot& b) const {
   return a.piece > b.piece;
 }
 
-/// Returns a slot without a transfer: a free one, else the one that is needed last, if that is later than `needed`
-/// (null: at any time). Returns -1 if there is no such slot.
+/// Returns a slot without a transfer: a free one, else the one that is needed last, if its piece is needed later than
+/// that of `needed` (null: the time does not matter). Returns -1 if there is no such slot.
 int Spill::slot_to_empty(const Slot* needed) const {
   int best = -1;
   for (std::size_t i = 0; i < slots_.size(); ++i) {

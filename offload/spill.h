@@ -23,7 +23,7 @@ namespace tessera {
 /// The options of a Spill.
 struct SpillOptions {
   std::string who = {};  ///< text in front of errors: "rank 0 activations"
-  /// One directory or more, each on a disk of its own: pieces are written to them by turns.
+  /// One directory or more, each on a disk of its own: pieces are written to them in turn.
   std::vector<std::string> directories = {};
   std::size_t piece_bytes = std::size_t{2} << 20;  ///< 1 or more: the most that one transfer moves
   /// number of pieces read ahead, and of pieces written behind: 1 to 32
@@ -34,17 +34,18 @@ struct SpillOptions {
 };
 
 /// Values of any length that are put once, got any number of times (usually the last one first), and dropped. They lie
-/// in scratch files, written behind and read ahead asynchronously. Unlike a FileTier it need not know beforehand how
-/// many there are, and a value may exceed its memory. Activations that are offloaded to files are kept in a Spill.
+/// in scratch files, written behind and read ahead asynchronously. Unlike a FileTier, it need not know beforehand how
+/// many values there are, and a value may be larger than the Spill's memory. Activations that are offloaded to files
+/// are kept in a Spill.
 ///
 /// **Memory.** It takes `2 x queue_depth + 1` slots of `piece_bytes` when it is made. A value is cut into pieces, and
 /// `put` copies each into a slot. It returns when the last piece has a slot; the caller may then free its bytes. While
 /// all slots are being written, `put` waits for the disk.
 ///
-/// **Order.** `get` copies pieces out as their reads end, and keeps reading the `queue_depth` pieces that come next:
-/// the rest of the value, then the values put before it, the last one first. A slot keeps its piece until the slot is
-/// needed for another one. The piece that comes last in that order loses its slot first. So the value that was put last
-/// is got without a read.
+/// **Order.** `get` copies pieces out as their reads end, and always reads ahead the `queue_depth` pieces that come
+/// next: the rest of the value, then the values put before it, the last one first. A slot keeps its piece until the
+/// slot is needed for another one. The piece that comes last in that order loses its slot first. So the value that was
+/// put last is got without a read.
 ///
 /// **Room on the disk** grows with what is put (ScratchRoom), so a full disk is an error of `put`.
 ///
@@ -67,8 +68,8 @@ class Spill {
 
   /// Takes a copy of `bytes`, at least one. Ids grow. Errors: those of BlockFile and IoRing, of earlier writes too.
   absl::StatusOr<Id> put(std::span<const std::byte> bytes);
-  /// Copies a value to `memory`, which has its size. Errors: those of reads, and of earlier writes; 65 it is not what
-  /// was written.
+  /// Copies a value to `memory`, which has its size. Errors: those of reads, and of earlier writes; 65 the bytes are
+  /// not those that were written.
   absl::Status get(Id id, std::span<std::byte> memory);
   /// Forgets a value. It does not wait. The room is used again when transfers of the value have ended.
   void drop(Id id);
@@ -92,7 +93,7 @@ class Spill {
     bool was_got = false;
     bool unverified = false;  ///< whether its piece was read and the checksum was not compared yet
     std::uint64_t begun = 0;  ///< number of its transfer, in the order in which transfers begin
-    Room room;                ///< room of the transfer; given back when that ends, if the value was dropped
+    Room room;                ///< room of the transfer; given back when the transfer ends, if the value was dropped
   };
   struct Piece {
     Room room;

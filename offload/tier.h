@@ -46,8 +46,8 @@ struct TierCounters {
 /// 1. One thread uses a tier, its owner: the first one that calls it. Records may be used in any order.
 /// 2. The caller holds at most `most_held` records at once. Within that limit no call fails for want of memory.
 /// 3. The next `get` returns what `put` took, whether or not it has reached the disk by then.
-/// 4. The first error ends the tier: it and every later call return it, and no data is given out any more. A write that
-///    fails in the background is reported by the next `get`, `put`, `release` or `flush`.
+/// 4. The first error ends the tier: this call and every later one return the error, and no data is given out any more.
+///    A write that fails in the background is reported by the next `get`, `put`, `release` or `flush`.
 class RecordTier {
  public:
   virtual ~RecordTier() = default;
@@ -60,7 +60,8 @@ class RecordTier {
 
   /// Advises that `record` is wanted soon (prefetch): begins to read it, without waiting. Does nothing if it is in
   /// memory. Returns false if there is no room for it yet, because enough records are being read ahead, or because
-  /// records that are being written hold the memory; call again later. An error shows at the record's `get`.
+  /// records that are being written hold the memory; call again later. If this read fails, the record's `get` returns
+  /// the error.
   virtual bool fetch(std::int64_t record) = 0;
   /// Returns whether the record always stays in memory, and is never read. REQUIRES: 0 <= record < num_records.
   virtual bool stays_in_memory(std::int64_t record) const = 0;
@@ -74,16 +75,18 @@ class RecordTier {
   virtual absl::Status release(std::int64_t record) = 0;
   /// Begins to copy a record's bytes into `memory`, without waiting and without taking memory of the tier. `memory` is
   /// as large as the record in whole blocks of 4096 bytes, begins at a multiple of that, and belongs to the tier until
-  /// `end_copies` with the same tag. The record may be put meanwhile: the copy has what it held when the copy began.
+  /// `end_copies` with the same tag. The record may be put meanwhile: the copy has the bytes that the record held when
+  /// the copy began.
   /// REQUIRES: the record is not held.
   virtual absl::Status start_copy(std::int64_t record, std::span<std::byte> memory, std::uint64_t tag) = 0;
   /// Waits for all copies with `tag`. Their memory belongs to the caller again, also after an error.
   virtual absl::Status end_copies(std::uint64_t tag) = 0;
-  /// Waits until everything that was put is written.
+  /// Waits until all records that were put are written.
   virtual absl::Status flush() = 0;
 
   virtual TierCounters counters() const = 0;
-  /// Returns the bytes of memory that hold records: those that stay, and slots for the others.
+  /// Returns the bytes of memory that hold records: those of records that always stay in memory, and those of slots for
+  /// other records.
   virtual std::size_t record_memory_bytes() const = 0;
   /// Returns the bytes of memory that the tier has taken: record_memory_bytes, and tables with some bytes per record.
   virtual std::size_t allocated_bytes() const = 0;

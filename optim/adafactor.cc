@@ -17,7 +17,7 @@ using Lanes = std::array<double, kAdafactorLanes>;
 /// Number of sums that fit into the registers of every x86-64 processor.
 constexpr std::size_t kAtOnce = 16;
 
-/// Adds the `term` of each value to a lane, from the first lane on.
+/// Adds the `term` of value i to lane i modulo kAdafactorLanes, for all values.
 template <class Term>
 void add_to(Lanes& lanes, std::span<const float> values, const Term& term) {
   for (std::size_t first = 0; first < kAdafactorLanes; first += kAtOnce) {
@@ -96,7 +96,8 @@ void move_rows(const Matrix& m, float weight) {
   }
 }
 
-/// Adds up `count` columns of some rows, the first of which begins at g.
+/// Adds up squares in `count` columns of `rows` neighbouring rows. `g` points at the first row's element in the first
+/// of these columns.
 template <class Count>
 void add_up_columns(double* totals, const float* g, std::size_t rows, std::size_t stride, Count count) {
   std::array<double, kAtOnce> sums{};
@@ -106,8 +107,8 @@ void add_up_columns(double* totals, const float* g, std::size_t rows, std::size_
   for (std::size_t c = 0; c < count; ++c) totals[c] += sums[c];
 }
 
-/// Handles strips of columns one after the other, so that their sums need no memory. Neighbouring strips share the
-/// pages in which a block of rows lies.
+/// Handles the columns in strips, one strip after the other, so that the sums of a strip fit on the stack. Neighbouring
+/// strips share the pages in which a block of rows lies.
 void move_columns(const Matrix& m, float weight) {
   constexpr std::size_t kStrips = 8;
   for (std::size_t begin = 0; begin < m.columns; begin += kStrips * kAtOnce) {

@@ -77,8 +77,8 @@ class DeviceKernels {
   /// returned comes after this copy and all earlier ones: join it before changing `device`. `pinned` holds the bytes
   /// once the device has passed the mark.
   virtual std::unique_ptr<Mark> download(std::byte* pinned, const void* device, std::size_t bytes) = 0;
-  /// Copies memory that is final already, outside of all queues, and returns when it has arrived. Any thread may call
-  /// it at any time.
+  /// Copies memory that no longer changes, outside of all queues, and returns when the bytes have arrived. Any thread
+  /// may call it at any time.
   virtual void fetch(std::byte* pinned, const void* device, std::size_t bytes) = 0;
 
   /// A part of the current stream, from the place where the Interval was made to the place where `end` was called.

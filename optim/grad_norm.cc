@@ -65,7 +65,7 @@ std::size_t nodes_of(const NormRun& run) {
 }
 
 /// Returns the largest number of entries on the stack while a run is added up: two nodes of each level. The stack may
-/// be deeper then than at the end.
+/// be deeper before the end of the run than at its end.
 std::size_t deepest_stack(const NormRun& run) { return 2 * static_cast<std::size_t>(std::bit_width(run.blocks())); }
 
 }  // namespace
@@ -150,7 +150,7 @@ void NormSums::add_blocks(const float* values, std::uint64_t numel) {
   for (std::uint64_t begin = 0; begin < numel; begin += kNormBlock) {
     double sum = block_sum_(values + begin, std::min(kNormBlock, numel - begin));
     ++end, ++done;
-    // Nodes are merged as long as the node that ends here is a right child, and its left sibling is in the run.
+    // Nodes are merged as long as the node that ends here is a right child whose left sibling is in the run.
     for (std::uint64_t blocks = 2; (end & (blocks - 1)) == 0 && blocks <= done; blocks *= 2) sum = stack[--depth] + sum;
     stack[depth++] = sum;
   }

@@ -22,8 +22,8 @@ namespace tessera {
 // The nodes of a part follow from where tensors lie, so every rank knows them beforehand: only sums are sent, equally
 // many each time. If an element is infinite or NaN, so is the total.
 
-/// Takes one part's elements in order and adds up the nodes of its runs. The result has the same bits whatever pieces
-/// the elements come in. It allocates only when it is constructed. One thread at a time may use it.
+/// Takes one part's elements in order and adds up the nodes of its runs. The result has the same bits, however the
+/// elements are divided into pieces. It allocates only when it is constructed. One thread at a time may use it.
 ///
 ///   sums.reset();  sums.add(piece); ...  sums.sums(), sums.finite()
 class NormSums {
@@ -62,11 +62,11 @@ class NormSums {
   std::uint64_t at_ = 0;     ///< elements of the part added so far
   std::size_t run_ = 0;      ///< the run that comes next or is being added
   std::uint64_t block_ = 0;  ///< number of the next block in its tensor
-  double* stack_ = nullptr;  ///< the nodes of the run so far, as a stack, in the place of its sums
+  double* stack_ = nullptr;  ///< sums of the run's nodes so far, as a stack, in the memory for the run's results
   std::size_t depth_ = 0;
 };
 
-/// Puts the sums of all parts together. All ranks get the same result. It allocates memory only when it is made.
+/// Adds up the sums of all parts. All ranks get the same result. It allocates memory only when it is made.
 class NormTotals {
  public:
   /// `numels[t]`: the elements of tensor t. `parts[k]`: the runs of all buffers' k-th parts, in the order in which

@@ -23,7 +23,7 @@ constexpr bool kSaysRatio = requires {
   &Rule::trust_ratio;
 };
 
-// Without trust_ratio, a rate that norms should adapt would stay as it is.
+// A rule whose rate depends on norms needs trust_ratio, since its rate would otherwise stay as it is.
 #define TESSERA_CHECK(enumerator, Rule)                                       \
   static_assert(!adapts_rates(OptimizerType::enumerator) || kSaysRatio<Rule>, \
                 "a rule whose row has kLayers needs trust_ratio (optim/rules/rule.h)");

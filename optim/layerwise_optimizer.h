@@ -27,8 +27,8 @@ class LayerwiseOptimizer final : public Optimizer {
   bool makes_directions() const { return makes_direction(elements_.rule()); }
 
   /// Makes the first pass. It calls `add(begin, weights, directions)` for the slice's elements in order: both are fp32
-  /// [m] and belong to the elements from `begin` on. lamb moves the moments, and writes directions to `direction` [n],
-  /// which may be the memory of the slice's gradient. lars changes nothing, and has no directions.
+  /// [m] and belong to the elements from `begin` on. lamb updates the moments, and writes directions to `direction`
+  /// [n], which may be the memory of the slice's gradient. lars changes nothing, and has no directions.
   template <class Add>
   void measure(const StepScalars& scalars, const OptimizerSlice& slice, std::span<float> direction,
                const Add& add) const {
@@ -59,8 +59,8 @@ class LayerwiseOptimizer final : public Optimizer {
   void set_numbers(const OptimizerConfig& config) override { elements_.set_numbers(config); }
 
  private:
-  /// Number of elements in a piece; a piece stays in the first-level cache while several operations use it. Pieces end
-  /// where blocks of the norms' trees do.
+  /// Number of elements in a piece; a piece stays in the first-level cache while several operations use it. The end of
+  /// a piece is also the end of a block of the norms' trees.
   static constexpr std::size_t kPiece = 2048;
 
   StepArguments arguments(const StepScalars& scalars, const OptimizerSlice& slice) const;

@@ -8,7 +8,7 @@
 namespace tessera {
 
 /// The factor by which the loss is multiplied before backward, so that small gradients survive fp16 (Micikevicius et
-/// al., arXiv 1710.03740, section 3.2). It moves like the factor of `torch.amp.GradScaler`, with two additions:
+/// al., arXiv 1710.03740, section 3.2). It changes like the factor of `torch.amp.GradScaler`, with two additions:
 ///
 ///   update(overflow = false)  after growth_interval such steps in a row, scale *= growth_factor, unless that is
 ///                             infinite in fp32

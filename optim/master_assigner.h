@@ -24,11 +24,11 @@ class MasterAssigner final : public Optimizer {
   const RuleOptimizer& elements() const { return elements_; }
   /// Writes the masters of `count` elements of the slice, from element `begin` on, to `masters` [count].
   void read(const OptimizerSlice& slice, std::size_t begin, std::size_t count, float* masters) const;
-  /// Takes `slice.gradient` as the new masters. Only `step` is used of the scalars.
+  /// Takes `slice.gradient` as the new masters. It uses only `step` of the scalars.
   void step(const StepScalars& scalars, const OptimizerSlice& slice) const override;
   void average(const OptimizerSlice& slice) const override { elements_.average(slice); }
   void swap_average(const OptimizerSlice& slice) const override { elements_.swap_average(slice); }
-  void set_numbers(const OptimizerConfig&) override {}  // numbers of the program's rule, which runs elsewhere
+  void set_numbers(const OptimizerConfig&) override {}  // does nothing: the rule with these numbers runs elsewhere
 
  private:
   const RuleOptimizer elements_;  ///< SGD without momentum: updates masters, parameters and averages, and has no states

@@ -22,11 +22,11 @@ struct OwnGradients {
   }
 };
 
-/// The gradient noise scale (McCandlish et al. 2018, arXiv 1812.06162, appendix A): from the norms of small batches'
-/// gradients (OwnGradients, of all ranks) and of the whole batch's, it estimates |G|^2 and tr(Sigma) without a bias,
-/// smooths each of them, and divides them. If each of N ranks has a batch of n items, this gives the paper's equations
-/// with B_small = n and B_big = N n. CpuStep has a NoiseScale, and a GPU computes the same bits (add_noise); all ranks
-/// get the same values.
+/// The gradient noise scale (McCandlish et al. 2018, arXiv 1812.06162, appendix A). It is computed from the norms of
+/// small batches' gradients (OwnGradients, of all ranks) and the norm of the whole batch's gradient. NoiseScale
+/// estimates |G|^2 and tr(Sigma) without a bias, smooths each of them, and divides them. If each of N ranks has a batch
+/// of n items, this gives the paper's equations with B_small = n and B_big = N n. CpuStep has a NoiseScale, and a GPU
+/// computes the same bits (add_noise); all ranks get the same values.
 class NoiseScale {
  public:
   /// The numbers of one step.

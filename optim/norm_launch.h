@@ -39,9 +39,9 @@ struct NormTables {
   const std::uint32_t* first_node = nullptr;  ///< it has tiles + 1 elements
   const NormSpan* spans = nullptr;            ///< it has span_count elements
   std::uint32_t tiles = 0, span_count = 0;
-  std::ptrdiff_t shift = 0;  ///< offset in elements, added to the nodes' addresses of the values
-  // These are set if values are masters split in two (WeightFormat::kSplitBF16): the two halves of the first master,
-  // and its address according to the nodes. Otherwise they are null.
+  std::ptrdiff_t shift = 0;  ///< offset in elements that is added to each node's address of its values
+  // These are set if values are masters split in two (WeightFormat::kSplitBF16). `high` and `low` are the two halves of
+  // the first master, and `at` is the address that nodes have for this master. Otherwise they are null.
   const std::uint16_t* high = nullptr;
   const std::int16_t* low = nullptr;
   const float* at = nullptr;

@@ -45,7 +45,8 @@ struct OptimizerSlice {
   std::span<float> master = {};  ///< kF32: [n] fp32, updated in place; else empty
   /// kSplitBF16: [n], the low half of the master, which the parameter lacks (rounding.h); else empty
   std::span<std::int16_t> low = {};
-  /// kF32: [n] of parameter_dtype: receives the master, rounded to nearest even; null if the master *is* the parameter.
+  /// kF32: [n] of parameter_dtype: gets the master's value, rounded to nearest even; null if the master *is* the
+  /// parameter.
   /// kSplitBF16: [n] bf16, the master's high half, updated in place: the nearest bf16, ties away from zero.
   void* parameter = nullptr;
   DType parameter_dtype = DType::kF32;

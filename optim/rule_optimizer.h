@@ -33,10 +33,10 @@ class RuleOptimizer final : public Optimizer {
   StepRule rule() const { return rule_; }
   const RuleNumbers& numbers() const { return numbers_; }
   /// Returns the slice in the form that loops and kernels take, without the scalars of a step. Throws
-  /// `std::invalid_argument`, naming the optimizer, the part, and both values, unless every part of the slice has the
-  /// right length, the master's kind can be written to the parameter's dtype, and a run with 8-bit states begins at a
-  /// block. A mismatch is a bug of the caller. Checking costs almost nothing, and writing past a shard would silently
-  /// corrupt its neighbour.
+  /// `std::invalid_argument`, naming the optimizer, the part and both values, if a part of the slice has a wrong
+  /// length, if the master's kind cannot be written to the parameter's dtype, or if a run with 8-bit states does not
+  /// begin at a block. A mismatch is a bug of the caller. Checking costs almost nothing, and writing past a shard would
+  /// silently corrupt its neighbour.
   StepArguments arguments(const OptimizerSlice& slice) const;
 
  private:

@@ -57,8 +57,8 @@ struct DeviceDecision {
   std::int32_t numbers_differ;  ///< the first rank whose rates or options differ from those of rank 0; 0: none
   SpikeVerdict spike;           ///< the verdict on the loss
   std::int32_t is_skipped;      ///< overflow, a difference or a spike: this step makes no further changes
-  /// Number, from 1, of the unit that has gradients on this rank which are not finite, if units are updated in
-  /// backward; 0: none.
+  /// Number, from 1, of the unit whose gradients on this rank are not all finite, if units are updated in backward; 0:
+  /// none.
   std::int32_t not_finite_unit;
   std::int64_t applied, skipped;  ///< steps so far, this one included
   std::int64_t seen;              ///< samples of the applied steps so far, over all replicas
@@ -87,7 +87,8 @@ struct StepRequest {
   BatchScale batch_scale;
   SampleWarmUp warm_up;       ///< argument of warm_up_ratio
   std::int64_t replicas = 1;  ///< replicas that train separately; each is assumed to have as many samples as this one
-  /// The schedule's ratios for `known_skipped` skipped steps so far, for one more, for two more, ...
+  /// The schedule's ratios if `known_skipped` steps were skipped so far, if one more was skipped, if two more were
+  /// skipped, and so on.
   double lr_ratios[kMostStepsInFlight + 1] = {};
   std::int64_t known_skipped = 0;
 };
@@ -125,8 +126,8 @@ struct GroupNumbers {
 struct StepTables {
   int ranks = 1, shard_size = 1, parameters = 0, groups = 0;
   int tensors = 0;  ///< the norm's tensors: all parameters of the module, in order of registration
-  /// The steps of a parameter are counted when its unit is updated (UnitRequest), and not at the step's end. A skipped
-  /// step is then the last one.
+  /// The steps of a parameter are counted when its unit is updated (UnitRequest), and not at the step's end. The run
+  /// then ends with its first skipped step.
   bool updates_in_backward = false;
   std::size_t message_bytes = 0, sums_offset = 0;
   /// Number of a step's microbatches on each rank, under "reproducible"; they are neighbours in the tree of sums.
@@ -160,7 +161,8 @@ struct StepTables {
 };
 
 /// The norms that are exchanged together during a step of lamb or lars. They belong to all parameters, or in backward
-/// to the parameters of one unit. The fields are like those of StepTables, but for optimizer parts.
+/// to the parameters of one unit. The fields are like those of StepTables, but are about optimizer parts (the elements
+/// that each rank updates).
 struct LayerTables {
   /// Number of kinds of norms: those of weights, and those of updates if the rule computes directions. lars has a
   /// second kind in backward too: the norms of gradients, since no rank knows those of the step yet.
@@ -177,7 +179,7 @@ struct LayerTables {
   double* squares = nullptr;  ///< [kinds][parameters]
 };
 
-/// The beginning of a parameter in its group, in units of 32 elements. It ends where the next one begins.
+/// The beginning of a parameter in its group, in units of 32 elements. The parameter ends where the next one begins.
 struct ParameterBegin {
   std::uint32_t begin = 0;
   std::uint32_t parameter = 0;  ///< number among the parameters of all groups

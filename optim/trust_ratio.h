@@ -22,7 +22,7 @@ TESSERA_ALWAYS_INLINE double ratio_of(const RuleNumbers& numbers, double trust_c
 ///   lamb: weights / update                                                          (arXiv 1904.00962, without bounds)
 ///   lars: trust_coefficient * weights / (update + weight_decay * weights + eps)     (arXiv 1708.03888)
 ///
-/// and 1 where either is zero. It computes in fp64; GPUs share it.
+/// and 1 if the norm of the weights or the other norm is zero. It computes in fp64; GPUs use the same code.
 TESSERA_ALWAYS_INLINE double trust_ratio(StepRule rule, const RuleNumbers& numbers, double trust_coefficient,
                                          double weights_norm, double update_norm) {
   if (!(weights_norm > 0) || !(update_norm > 0)) return 1;

@@ -17,9 +17,9 @@ std::int64_t bytes_on_wire(WireForm form, DType dtype, std::int64_t numel);
 /// narrow dtype takes as long as an element of fp32. It is 0 if `dtype` is sent unchanged.
 double coding_seconds(const CodingFit& coding, WireForm form, DType dtype, std::int64_t numel);
 
-/// Returns the cost of a call if a core of the rank spends `coding_s` seconds on writing and reading its messages. This
-/// happens piece by piece, while other messages are on the wire. The call takes as long as the longer of coding and
-/// sending.
+/// Returns the cost of a call if a core of the rank spends `coding_s` seconds on writing and reading its messages.
+/// Coding is done piece by piece, while other messages are on the wire. The call takes as long as the longer of coding
+/// and sending.
 CallCost with_coding(CallCost cost, double coding_s);
 
 /// Returns the cost of an all-gather in `form`, in which each of `ranks` ranks sends `numel` elements.

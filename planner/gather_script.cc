@@ -24,8 +24,8 @@ void GatherScript::use(int index, ScriptWriter& writer) {
   prefetch(writer);
 }
 
-/// The last entry of a backward need not read its unit (an embedding's does not). The next forward's first use is
-/// therefore counted as a new one.
+/// The last operation of a backward need not read its unit (an embedding's does not). The first use in the next forward
+/// is therefore counted as a new use, even if the same unit was used last.
 void GatherScript::end_round() {
   last_ = -1;
   schedule_.end_round();

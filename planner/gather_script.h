@@ -10,9 +10,9 @@
 
 namespace tessera {
 
-/// Writes where a step gathers units and waits for them, in the order of Residency. Units are gathered by
-/// their first use, or before it if the Schedule says so; a slot is taken from the unit whose next use is farthest
-/// away.
+/// Writes into a script where a step gathers units and where it waits for them, in the order of Residency. Units are
+/// gathered by their first use, or before it if the Schedule says so; a slot is taken from the unit whose next use is
+/// farthest away.
 ///
 /// It writes nothing if nothing is sent (with one rank, or with one copy in shared memory).
 class GatherScript {

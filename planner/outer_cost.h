@@ -7,7 +7,7 @@ namespace tessera {
 
 /// The cost of outer steps (SyncConfig), as a mean over the steps between them.
 struct OuterCost {
-  double exposed_s = 0;            ///< waiting for other replicas, and for the other ranks of this one
+  double exposed_s = 0;            ///< waiting for other replicas, and for the other ranks of this replica
   PredictedWire shard, replicate;  ///< calls and bytes of a step, rounded up
 };
 

@@ -22,8 +22,8 @@ struct PredictedWire {
   double busy_s = 0;            ///< seconds in which some call was under way, or the rank made a sum in shared memory
   std::int64_t calls = 0;       ///< number of all-gathers and reductions of flat groups, and of barriers
   std::int64_t sent_bytes = 0;  ///< bytes that one rank sends
-  double latency_s = 0;         ///< sum over all calls, each taken alone
-  double transfer_s = 0;        ///< sum over all calls, each taken alone
+  double latency_s = 0;         ///< sum over all calls, as if each were alone on the wire
+  double transfer_s = 0;        ///< sum over all calls, as if each were alone on the wire
 };
 
 /// The time of a training step and how it is spent, for steps from the second one on.

@@ -50,7 +50,7 @@ CallCost blocks_cost(const MemoryPlan& plan, const GroupShape& group, const Link
   for (double* const beta : {&exchange.beta_s_per_byte, &exchange.busy_beta_s_per_byte})
     *beta /= links.coding.of_gathers;
   CallCost cost = links.cost(exchange, ranks, plan.sums().block_sums * (world / ranks) * (ranks - 1) * part);
-  if (gathered == 1)  // the other axis is done, so all sums are here
+  if (gathered == 1)  // the exchange of the other axis is over, so the rank has all sums
     cost.sum_s = links.sum_s_per_byte * static_cast<double>(plan.sums().block_sums * (world - 1) * part);
   return plan.joins_own_parts() ? cost : cost + links.all_gather_cost(ranks, gathered * part);
 }

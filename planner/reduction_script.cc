@@ -40,7 +40,7 @@ void ReductionScript::wait(Sum& sum) {
   writer_.wait(way_of(sum.axis) == Way::kSharedMemory ? sum.finished : sum.started, Spending::kReduction);
 }
 
-// --- Units, in the way of Reducer ---
+// --- Units, in the order of Reducer ---
 
 bool ReductionScript::accumulates() const {
   if (plan_.update().in_backward) return false;

@@ -11,29 +11,32 @@
 
 namespace tessera {
 
-/// Writes where a step starts sums, does its share of them and waits for them, in the same order as Reducer.
+/// Writes into a script where a rank starts sums, does its share of each sum and waits for them, in the same order as
+/// Reducer.
 ///
 /// A sum is made in one of three ways (the group's Links say in which):
 ///
 /// * In the background: the call begins when the sum is started, and proceeds by itself. The rank waits for its end at
 ///   the plan's `end_lag`.
 /// * In shared memory: the rank announces at the start of a sum that its gradients are ready. At `reduction_lag` the
-///   rank waits for the announcements of all, and does its share of the sum. At `end_lag` the rank waits until all have
-///   done their shares.
-/// * In the call (a user's own backend): the rank starts it and waits for its end at once.
+///   rank waits for the announcements of all ranks, and does its share of the sum. At `end_lag` the rank waits until
+///   all ranks have done their shares.
+/// * In the call (a user's own backend): the rank starts the call and at once waits for its end.
 ///
-/// The sum over the replicate axis follows the one over the shard axis. If the plan has a lag, this sum is started at
-/// the lag, in the background; otherwise it is made at the end, and the rank waits for it.
+/// The sum over the replicate axis follows the one over the shard axis. If the plan has an `end_lag`, or if sums are
+/// queued on a GPU, this sum is started at `reduction_lag`, in the background. Otherwise it is made at the end, and the
+/// rank waits for it.
 class ReductionScript {
  public:
-  /// It is called when a unit's gradients are summed, to update it before backward goes on (optimizer.in_backward).
+  /// It is called when a unit's gradients are summed, and updates the unit before backward goes on
+  /// (optimizer.in_backward).
   using OnSummed = std::function<void(int unit)>;
 
   /// Makes a writer of sums. All arguments must outlive this object.
   ReductionScript(const MemoryPlan& plan, ScriptWriter& writer, OnSummed on_summed)
       : plan_(plan), writer_(writer), on_summed_(std::move(on_summed)), is_reduced_(plan.units().size(), 0) {}
 
-  /// This is called when the unit has all its gradients of this round.
+  /// This is called when this round has made all gradients of the unit.
   void complete(int unit);
   /// This is called when a round's backward has ended. Units without gradients take part with zeros.
   void finish(bool is_last_round);

@@ -29,7 +29,8 @@ StepClock::StepClock(const StepScript& script, int replicas, int shards)
   }
   for (int i = 0; i < replicas_; ++i) wires_.push_back({Axis::kShard, {}, {}});
   for (int i = 0; i < shards_; ++i) wires_.push_back({Axis::kReplicate, {}, {}});
-  // The ranks of a shard group are consecutive; the ranks of a replicate group have the same position in each of them.
+  // The ranks of a shard group are consecutive; the ranks of a replicate group have the same position in each shard
+  // group.
   add_lines(Channel::kGather, replicas_, shards_, shards_, 1, 0);
   add_lines(Channel::kReduce, replicas_, shards_, shards_, 1, 0);
   add_lines(Channel::kReplicate, shards_, replicas_, 1, shards_, replicas_);
@@ -171,7 +172,7 @@ double StepClock::speed_of(int rank) const {
   return std::max(0.0, 1.0 - load);
 }
 
-/// This is called when the load of the wire has changed, which changes the rank's speed.
+/// This is called when the load of a wire has changed, and with it the speed of a rank that uses the wire.
 void StepClock::settle_rank(int number) {
   Rank& rank = ranks_[index(number)];
   const double speed = speed_of(number);

@@ -17,7 +17,7 @@ namespace tessera {
 /// A listener that is told what happens when a StepScript is played. Seconds count from the step's begin.
 class PlayRecorder {
  public:
-  /// Lanes: 0 is the rank's program, 1 + c the calls of its group's Channel c.
+  /// `lane`: 0 is the rank's program, and 1 + c are the calls of Channel c of the rank's group.
   virtual void span(int rank, std::size_t lane, const char* what, int unit, double begin_s, double end_s) = 0;
 
  protected:
@@ -27,7 +27,7 @@ class PlayRecorder {
 /// The times of a rank in a step.
 struct RankTimes {
   double end_s = 0;
-  std::array<double, kSpendings> spent_s{};  ///< [Spending]; work without the time by which the wire delayed it
+  std::array<double, kSpendings> spent_s{};  ///< [Spending]; work, without the time that a busy wire adds to it
   double stretch_s = 0;                      ///< seconds that work took longer because the wire was busy
   double spent(Spending spending) const { return spent_s[static_cast<std::size_t>(spending)]; }
 };
@@ -35,7 +35,8 @@ struct RankTimes {
 /// Simulates a StepScript on replicas x shards ranks, in groups like those of a mesh. It is an event simulation.
 ///
 /// **The wire** of a group of the shard axis is shared by its two channels: if both have a call whose bytes are moving,
-/// each moves at half the speed. Latencies are not shared. The replicate axis has a wire of its own.
+/// each moves at half the speed. Calls do not slow each other while their latencies pass. The replicate axis has a wire
+/// of its own.
 ///
 /// **Cores.** A rank works at 1 - load of its speed while bytes move (WireCall::load of both wires, added up), at least
 /// 0. Bytes move at 1 / (1 + drag) of their speed while some rank of the group works (WireCall::drag), and a latency
@@ -44,8 +45,8 @@ struct RankTimes {
 /// **A longer part can shorten a step.** A gather and a reduction that meet on a wire slow each other. So a delay of a
 /// gather that nobody waits for yet can speed up a reduction that is waited for, and thereby the step (R. Graham,
 /// "Bounds on Multiprocessing Timing Anomalies", 1969); so can a delay that moves a transfer to a time at which it
-/// takes no cores. Such cases are rare in the sweep of tests/planner/step_sweep_test.cc, and below 5%. More work and
-/// slower links never make a step shorter if neither a wire nor cores are shared.
+/// takes no cores. Such cases are rare in the sweep of tests/planner/step_sweep_test.cc, and shorten the step by less
+/// than 5%. More work and slower links never make a step shorter if neither a wire nor cores are shared.
 ///
 /// Ranks that are alike can be simulated as one rank: a call then begins when that rank has joined it. The result is
 /// the same as for all ranks, to the last bit, since simultaneous events have an order: ranks come before calls, and
@@ -82,12 +83,12 @@ class StepClock {
     std::uint32_t version = 0;
     RankTimes times;
   };
-  /// A channel of one group.
+  /// One channel of one group, with its calls.
   struct Line {
     Channel channel = Channel::kGather;
     std::vector<int> members;
     int wire = -1;
-    std::vector<int> arrived;  ///< one for each call, by its position in the channel
+    std::vector<int> arrived;  ///< [call]: how many ranks have joined it, by its position in the channel
     std::size_t next = 0;      ///< position of the next call; those before it are over
     bool is_active = false, is_moving = false;
     double left_s = 0, speed = 1, since_s = 0, began_s = 0;
@@ -99,8 +100,8 @@ class StepClock {
     int active = 0, working = 0;  ///< number of calls that are under way; number of members that work
     double load = 0, busy_since_s = 0, busy_s = 0;
   };
-  /// An event of a rank, or of a line, whose ids follow the ranks'. The event is outdated if the version has changed
-  /// since it was created.
+  /// An event of a rank, or of a line. The ids of lines come after the ids of ranks. The event is outdated if the
+  /// version of its rank or line has changed since it was created.
   struct Event {
     double at_s = 0;
     int id = 0;

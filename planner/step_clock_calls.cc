@@ -76,8 +76,8 @@ void StepClock::end_call(int number) {
   begin_next(line);
 }
 
-/// This is called when a line of the wire begins or ends to move bytes, when the first of its ranks begins to work, or
-/// when the last one ends: this updates speeds and loads.
+/// This is called when a line of the wire begins or stops moving bytes, when the first of its ranks begins to work, or
+/// when the last of them stops: this updates speeds and loads.
 void StepClock::share(Wire& wire) {
   const auto is_moving = [&](int line) { return lines_[index_of(line)].is_moving; };
   const auto moving = std::ranges::count_if(wire.lines, is_moving);
@@ -105,7 +105,7 @@ void StepClock::settle_line(int number, double speed) {
   push_line(number);
 }
 
-/// Counts a rank that begins or ends to work. A rank that goes from one piece of work to the next counts as working.
+/// Counts a rank that begins or stops working. A rank that goes from one piece of work to the next counts as working.
 void StepClock::count_working(int number, bool works) {
   Rank& rank = ranks_[index_of(number)];
   if (std::exchange(rank.is_counted, works) == works) return;

@@ -55,8 +55,8 @@ std::vector<Visit> updates_of(const StepProgram& program) {
 }
 
 /// Writes a step by its program (StepProgram). The script begins with the step's first microbatch and ends before that
-/// of the next step. If values are published behind the update, the script goes from one update to the next, in
-/// backward or after it.
+/// of the next step. The script begins with the update instead if values are published behind the update (in backward
+/// or after it), and ends before the next step's update.
 class WholeStep {
  public:
   WholeStep(const MemoryPlan& plan, const StepProfile& profile, const std::vector<int>& units, const MeshLinks& links)
@@ -113,7 +113,7 @@ class WholeStep {
       case StepOpKind::kAgreeOnNorms:
         return pen.update.agree();
       case StepOpKind::kVisit:
-        if (op.end != std::ssize(program_.visits)) return;  // only the visits of the last pass are written
+        if (op.end != std::ssize(program_.visits)) return;  // the updates are written once, at the last pass of visits
         for (const Visit& visit : updates_) pen.update.update(visit);
         return;
       case StepOpKind::kPublished:

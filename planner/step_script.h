@@ -60,14 +60,14 @@ struct Instruction {
   double seconds = 0;
   int call = -1;
   const char* what = "";  ///< name in a trace
-  int unit = -1;          ///< a unit, or -1
+  int unit = -1;          ///< index of the unit to which the instruction belongs; -1: none
 };
 
 /// The use of an axis in a step, by one rank.
 struct AxisUse {
   std::int64_t calls = 0;
   std::int64_t sent_bytes = 0;
-  double latency_s = 0, transfer_s = 0;  ///< sum over all calls, each taken alone
+  double latency_s = 0, transfer_s = 0;  ///< sum over all calls, as if each were alone on the wire
   /// Seconds in which the rank itself makes sums in shared memory; they are part of the sums above.
   double own_work_s = 0;
 };
@@ -79,7 +79,7 @@ struct StepScript {
   std::vector<Instruction> instructions;
   std::vector<WireCall> calls;
   AxisUse shard, replicate;
-  CallCost agreement;  ///< cost of the calls of all ranks
+  CallCost agreement;  ///< cost of the step's agreement, a call of all ranks
   /// Sentences that name the parts of the plan whose time is not predicted.
   std::vector<std::string> left_out;
 };

@@ -27,7 +27,7 @@ class UpdateScript {
   void agree();
   /// Writes the exchange of the norms of a unit's layers, in backward.
   void agree_on_norms(int unit);
-  /// Writes a group's visit: the group is updated, and published too.
+  /// Writes the update of a group, and the publication of its values.
   void update(const Visit& visit);
   /// This is called when an operator reads `unit`. It waits for the published values of the unit.
   void use(int unit);

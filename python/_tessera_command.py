@@ -1,5 +1,5 @@
-"""The command `tessera` of an installed package: starts tessera/bin/tessera, without importing the package and torch. Commands that
-are modules of the package run in this Python.
+"""The command `tessera` of an installed package: it starts tessera/bin/tessera, without importing the package and
+torch. Commands that are modules of the package run in this Python.
 """
 
 import importlib.util

@@ -18,8 +18,8 @@ enum class LeaseUse : std::uint8_t {
 };
 
 /// A record that is where its holder can use it, until the lease ends. The lease ends by itself: its destructor gives
-/// the record back, changed or not. If that fails, the destructor logs why, and the carrier's next call throws. If an
-/// exception that began after the lease ends it, its destructor drops the record. Leases end before their carrier.
+/// the record back, changed or not. If that fails, the destructor logs why, and the carrier's next call throws. If the
+/// lease ends by an exception that began after it, its destructor drops the record. Leases end before their carrier.
 class Lease {
  public:
   Lease() = default;
@@ -53,9 +53,10 @@ class Lease {
 };
 
 /// Brings records of training state from where they lie (in files, in memory of the host, in memory of a GPU) to where
-/// they are used, and takes them back. There is one implementation for each way; each says what its records are and
-/// which thread calls it. `sharding` knows of memory below a rank's own only by this class. Calls throw tessera::Error:
-/// 74 where a record cannot be read, or an earlier one could not be written; 65 where it came back with other bytes.
+/// they are used, and takes them back. There is one implementation for each way of bringing records; each says what its
+/// records are and which thread calls it. The code in `sharding` reaches state that is offloaded only through this
+/// class. Calls throw tessera::Error: 74 where a record cannot be read, or an earlier one could not be written; 65
+/// where it came back with other bytes.
 class Carrier {
  public:
   virtual ~Carrier() = default;

@@ -12,11 +12,11 @@ struct ComputeDevice {
   /// Operators are queued on the current stream and done later, in order. Host code may then touch memory only through
   /// LibTorch, and waiting for a Work puts the wait into the queue. It is false on the CPU.
   bool is_queued = false;
-  /// The clock that hears when the queue waits for collectives; null if nothing is queued.
+  /// The clock that measures how long the queue waits for collectives; null if nothing is queued.
   QueueClock* waits = nullptr;
 };
 
-/// Times what a queue spends between two places, measured by the device's clock.
+/// Measures the time that a queue spends between two of its places, by the device's clock.
 class QueueClock {
  public:
   /// Marks the begin and the end of an interval of the queue.
@@ -27,7 +27,7 @@ class QueueClock {
   ~QueueClock() = default;
 };
 
-/// Runs `clock` (which may be null) while it lives.
+/// Times an interval of the queue by `clock` (which may be null): from its constructor to its destructor.
 class Timed {
  public:
   explicit Timed(QueueClock* clock) : clock_(clock) {

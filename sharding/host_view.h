@@ -58,7 +58,8 @@ void fetch_state(void* to, void* memory, std::int64_t bytes, MemoryPlace place);
 void write_state(void* memory, const void* from, std::int64_t bytes, MemoryPlace place);
 
 /// Only tests call this: host memory stands for a device's memory from now on, so views of it are copies. `is_hosts`
-/// says which memory stands for host memory; a view that takes one for the other is an error. null ends this.
+/// says which memory stands for host memory; a view that takes host memory for device memory, or the reverse, is an
+/// error. null ends this.
 void let_host_memory_be_a_devices(std::function<bool(const void*)> is_hosts);
 
 }  // namespace tessera

@@ -9,7 +9,7 @@ namespace tessera {
 
 class Unit;
 
-/// This is how storages and units serve tessera/observe_pointers.h.
+/// Storages and units implement tessera/observe_pointers.h with these functions.
 ///
 /// Returns the pointer to `bytes` bytes that a storage on the CPU gives out in place of its memory. It is null while
 /// nobody observes, and then the storage throws.

@@ -25,7 +25,7 @@ using torch::nn::Module;
 // before the walk). If units are buckets, the one claim is cut by size instead (`cut_into_buckets`). Then each claim
 // becomes a Unit with flat groups and their layouts (`make_groups`).
 
-/// Returns "Block" for "tessera::models::BlockImpl".
+/// Returns the name of the module's class without namespace and "Impl": "Block" for "tessera::models::BlockImpl".
 std::string class_of(const Module& module) {
   std::string name = module.name();
   // Templates keep their arguments, so only the namespace in front of the first '<' is cut off.
@@ -250,7 +250,7 @@ void make_groups(Unit& unit, Claim claim, const Packing& packing, bool sends_fac
       if (as_matrix) group->matrices.push_back(matrix_shape(claim.parameters[i]));
       if (sends_factors) group->factored.push_back(factored_shape(claim.parameters[i]));
       group->parameters.push_back(std::move(claim.parameters[i]));
-      claim.parameters[i].tensor = group->parameters.back().tensor;  // the next turn of this loop reads requires_grad
+      claim.parameters[i].tensor = group->parameters.back().tensor;  // the next iteration reads requires_grad
     }
   }
   for (auto& group : unit.groups) {

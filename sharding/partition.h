@@ -19,9 +19,9 @@ namespace tessera {
 /// each named by its module's path.
 ///
 /// A unit's module is one whose class is in `units.classes` (without namespace and "Impl"), whose path is in
-/// `units.modules`, or that `units.min_numel` chooses bottom-up: the smallest modules that hold at least so many
-/// elements not claimed inside them. A parameter belongs to the innermost unit around it; a tied one belongs to the
-/// first such unit.
+/// `units.modules`, or that `units.min_numel` chooses bottom-up: the smallest modules with at least this number of
+/// elements that no unit inside them has claimed. A parameter belongs to the innermost unit around it; a tied one
+/// belongs to the first such unit.
 ///
 /// Units are buckets instead if `units.bucket_cap_mb` is set: trainable parameters (a tied one once, by its first
 /// name), the last registered first, fill the first bucket up to `units.first_bucket_mb` and the others up to the cap.

@@ -16,10 +16,10 @@ namespace tessera {
 /// the others by following this record: all ranks wait for each other in this order (Engine::backward_nothing).
 ///
 /// The latest microbatch that ended is kept. Events before its forward (evaluation) are left out if the microbatch ends
-/// like the one before; `forget` always leaves them out. Nothing is allocated once microbatches are alike.
+/// like the microbatch before; `forget` always leaves them out. Nothing is allocated once microbatches are alike.
 class RoundLog {
  public:
-  /// Events that are not the use of a unit; a use is the unit's index.
+  /// Events other than the use of a unit; a use is recorded as the unit's index.
   enum Event : int {
     kBackward = -1,
     kReduction = -2,
@@ -30,12 +30,12 @@ class RoundLog {
     kEndOfLoss = -5,
   };
 
-  /// Sets the function that is told of each event before it happens, until the microbatch ends. It is for ranks that
-  /// meet at each
-  /// event. null: no function hears.
+  /// Sets the function that is told of each event before it happens, until the microbatch ends. The function is for
+  /// ranks that wait for each other at each event.
+  /// event. null: no function is told.
   void tell(std::function<void(int event)> told) { told_ = std::move(told); }
   /// This is called before this rank performs the event. Nothing is announced between the announcement of an end
-  /// and end_round, since all ranks do that alike.
+  /// and end_round: what happens in between is the same on all ranks.
   void announce(int event) {
     if (!told_ || ending_ != kGoesOn) return;
     told_(event);

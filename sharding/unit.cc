@@ -13,8 +13,8 @@
 namespace tessera {
 namespace {
 
-/// A deleter that deletes nothing: arenas own the memory, the engine owns the units. Its address marks a storage that
-/// belongs to a unit.
+/// A deleter that deletes nothing: arenas own the memory, the engine owns the units. The address of this function marks
+/// a storage that belongs to a unit.
 void leave(void*) {}
 
 const char* name_of(Unit::State state) {
@@ -198,7 +198,8 @@ void rebase(FlatParameter& parameter, const FlatGroup& group, std::int64_t offse
   const at::Tensor place = at::empty({0}, at::TensorOptions(scalar_type_of(group.dtype)).device(group.device))
                                .set_(c10::Storage(group.storage), offset, parameter.sizes, parameter.strides);
   if (parameter.tensor.is_meta()) {
-    // set_data refuses to change devices. This way is safe, since nothing has used a deferred parameter yet.
+    // set_data refuses to change devices. shallow_copy_from is safe here, since nothing has used a deferred parameter
+    // yet.
     parameter.tensor.unsafeGetTensorImpl()->shallow_copy_from(place.getIntrusivePtr());
   } else {
     parameter.tensor.set_data(place);

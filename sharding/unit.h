@@ -36,7 +36,7 @@ struct FlatParameter {
   std::uint64_t hash = 0;        ///< hash of this rank's part, under "check.values"; 0: not made
   std::uint32_t version = 0;     ///< version of `tensor` when the Engine last left it
   std::size_t group = kNoGroup;  ///< index among OptimizerConfig::groups
-  bool is_embedding = false;     ///< whether a module of class Embedding or EmbeddingBag has it
+  bool is_embedding = false;     ///< whether the parameter belongs to an Embedding or EmbeddingBag
   /// Number in the order of registration of all the module's parameters; it does not depend on the units.
   std::int64_t number = 0;
 };
@@ -47,7 +47,7 @@ struct TensorState {
   std::vector<std::int64_t> sizes;
 };
 
-/// The records below memory of one kind of state of a group.
+/// The offloaded records of one kind of state of a group.
 struct RecordsBelow {
   std::int64_t first_record = 0;         ///< number of its first record, counted over all groups
   std::shared_ptr<TierCarrier> carrier;  ///< holds the records; null where all is in memory
@@ -61,7 +61,7 @@ struct ParametersBelow : RecordsBelow {
 /// This rank's part of the states of whole tensors (GroupShape::tensor_states). Either all of it is offloaded, or none.
 struct TensorStateMemory {
   std::vector<TensorState> shapes;  ///< shape of each state of the layout
-  Extent part;                      ///< extent of their buffer
+  Extent part;                      ///< this rank's extent in the buffer of these states
   float* data = nullptr;            ///< [part], fp32; null while the states are offloaded
   std::int64_t record = -1;         ///< the record with all of this rank's part; -1: it is in memory
   std::shared_ptr<TierCarrier> below;
@@ -94,14 +94,14 @@ struct FlatGroup : GroupShape {
   std::byte* shard = nullptr;
   MasterKind master_kind = MasterKind::kF32;
   float* master = nullptr;             ///< kF32
-  std::int16_t* master_low = nullptr;  ///< kSplitBF16 (optim/arithmetic/rounding.h)
+  std::int16_t* master_low = nullptr;  ///< low halves of masters, under kSplitBF16 (optim/arithmetic/rounding.h)
   struct State {
     std::byte* data = nullptr;
     float* scales = nullptr;  ///< null unless the state has 8 bits
   };
   std::array<State, kMostStates> state{};  ///< one entry for each of Optimizer::states
   RecordLayout records;                    ///< how offloaded masters and states are cut into records
-  RecordsBelow states_below;               ///< those records
+  RecordsBelow states_below;               ///< the records of offloaded masters and states
   ParametersBelow parameters_below;
   float* gradient = nullptr;
   TensorStateMemory of_tensors;
@@ -183,7 +183,7 @@ class Unit {
 
   /// Returns how many running operators and Gathered guards use this unit.
   int pins() const { return pins_; }
-  /// Keeps the unit's values in place until the same number of `unpin` calls has followed.
+  /// Keeps the unit's values in place until there were as many calls of `unpin` as of `pin`.
   void pin();
   void unpin();
   /// Returns whether a storage of this unit may give out a pointer to its values now.
@@ -191,14 +191,14 @@ class Unit {
     return group.full && (pins_ > 0 || !lends_) && !(is_closed_ && group.trainable);
   }
 
-  int slot = -1;  ///< the residency's slot that holds it
+  int slot = -1;  ///< the residency's slot that holds the unit
 
  private:
   int pins_ = 0;
   bool lends_ = false;
   State state_ = State::kReleased;
   bool is_closed_ = false;
-  std::string closed_text_;  ///< the text is made when it is first needed
+  std::string closed_text_;  ///< error text of a closed unit; made when it is first needed
   UnitKeeper* keeper_ = nullptr;
 };
 

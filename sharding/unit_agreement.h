@@ -8,9 +8,9 @@
 
 namespace tessera {
 
-/// The notes of all ranks about a unit (unit_notes). They come with the sum of its gradients.
+/// The notes of all ranks about a unit (unit_notes). The notes come with the sum of the unit's gradients.
 struct UnitAgreement {
-  // These fields are set where the host has waited for the notes.
+  // These fields are set if the host has waited for the notes.
   std::span<const char> used;  ///< [trainable parameter of the unit]: whether any rank used it
   double weight = 0.0;         ///< sum of all ranks' weights (Reducer::begin_round)
   std::int64_t samples = 0;    ///< sum of all ranks' samples (Reducer::begin_round)

@@ -24,11 +24,12 @@ class ValueHash {
   std::uint64_t value_ = 0;
 };
 
-/// Returns the hash of all gathered values of a unit; never 0. REQUIRES: it is gathered. `device` is where they lie.
+/// Returns the hash of all gathered values of a unit; never 0. REQUIRES: the unit is gathered. `device` is where the
+/// values lie.
 std::uint64_t hash_of_gathered(const Unit& unit, c10::Device device);
 
-/// Returns the hash of this rank's part of parameter `i`, as far as it lies on `device`. If the rank has no part of it,
-/// the result is the hash of no bytes. The result is never 0.
+/// Returns the hash of this rank's part of parameter `i`, as far as it lies on `device`. If the rank has no part of the
+/// parameter, the result is the hash of no bytes. The result is never 0.
 std::uint64_t hash_of_part(const FlatGroup& group, std::size_t i, c10::Device device);
 
 }  // namespace tessera

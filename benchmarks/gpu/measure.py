@@ -1,4 +1,4 @@
-"""Measures on one GPU, within a budget:
+"""Measures contenders on one GPU, within a budget of time:
 
     scripts/gpu_check                       builds, tests, and runs this
     benchmarks/run_gpu                      with a build that is there: build/gpu/app/tessera, or TESSERA_BIN
@@ -6,10 +6,10 @@
     benchmarks/run_gpu --only gpt_7b --add  some sections; the others stay in the results as earlier runs measured them
     benchmarks/run_gpu --quick --device cpu the whole path without a GPU, as a smoke test
 
-A round is every task once, the most important first: the GPU's limits, the optimizer's step, training steps of each
-model by each contender; each task has its own process. Rounds follow until all are done or the time is spent. What
-fails or does not fit is listed with its reason. It exits with 1 if something failed, 69 without a GPU. It writes
-<gpu>.json.xz, after every task, and <gpu>.md.
+A round runs every task once, the most important first: the GPU's limits, the optimizer's step, training steps of each
+model by each contender; each task has its own process. Rounds follow until all are done or the time is spent. Tasks
+that fail, or do not fit into the GPU's memory or the budget, are listed with their reasons. It exits with 1 if
+something failed, 69 without a GPU. It writes <gpu>.json.xz, after every task, and <gpu>.md.
 
 Sections of the results:
 
@@ -76,7 +76,8 @@ def parsed(parser, words):
 
 
 def commit(name):
-    """Returns what machine.commit returns, unless --commit names a commit. Then it is unknown whether files have changed since."""
+    """Returns what machine.commit returns, unless --commit names a commit. It is unknown with --commit whether files
+    have changed since that commit."""
     if name is not None:
         return {"hash": name, "dirty": None}
     try:
@@ -91,13 +92,13 @@ def memory_meter(gpu):
         return None
     try:
         return device.MemoryMeter(gpu["uuid"]).used_bytes
-    except (OSError, AttributeError) as error:  # the timings are good without this check
+    except (OSError, AttributeError) as error:  # the timings are valid without this check
         say(f"memory of the GPU is not measured: {error}")
         return None
 
 
 def train(launcher, contender, work, folder, limit_s, used_bytes):
-    """Returns the Run, and "device_bytes" among its facts. `used_bytes`: what memory_meter returns."""
+    """Returns the Run, whose facts then have "device_bytes", too. `used_bytes`: what memory_meter returns."""
     sampler, before = PeakSampler(used_bytes, MEMORY_SAMPLE_SECONDS), used_bytes() if used_bytes else 0
     run = launcher.train(contender, work, folder, contender.ranks, limit_s, watch=used_bytes and (lambda pids: sampler))
     run.facts["device_bytes"] = sampler.peak - before if used_bytes else None
@@ -175,7 +176,7 @@ class GpuBenchmark(harness.Benchmark):
             say(f"optimizer, Tessera {case['name']}: {stats.median(case['samples_s']) * 1e3:.3f} ms")
 
     def _torch_optimizer(self, name, limit_s):
-        numel = 2**20 if self.options.quick else 2**30  # as `tessera bench optimizer --gpu` has
+        numel = 2**20 if self.options.quick else 2**30  # the same number as in `tessera bench optimizer --gpu`
         line = self._peer("optimizer.py", ["--contender", name, "--numel", numel], limit_s)
         self.add("optimizer", {"contender": name, "numel": numel, "bytes": line["bytes"]}, rounds_s=line["samples_s"])
         say(f"optimizer, PyTorch {name}: {stats.median(line['samples_s']) * 1e3:.3f} ms")
@@ -198,7 +199,8 @@ class GpuBenchmark(harness.Benchmark):
         say(f"{work.title}, {contender.label}: {stats.median(run.samples_s[0]) * 1e3:.2f} ms a step")
 
     def _check(self, work):
-        """Checks the results in which contenders of a kind must agree. A difference is a failure, and leaves the timings as they are."""
+        """Checks that contenders of one family agree in the results in which they must agree. A difference is noted as
+        a failure, and the timings stay as they are."""
         # Contenders with different rules agree only in the first loss, before an update.
         for kind, who, steps in (("torch", "PyTorch", CHECK_STEPS), ("tessera", "Tessera", CHECK_STEPS),
                                  ("shared", "Tessera, shared GPU", CHECK_STEPS), ("rules", "Tessera's rules", 1)):

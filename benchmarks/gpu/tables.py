@@ -91,8 +91,8 @@ def _gibibytes(count):
 
 
 def launches(results):
-    """Steps in which the GPU waits for the host. "Over the plain module" is the difference of a step, divided by the
-    number of units."""
+    """Steps in which the GPU waits for the host. "Over the plain module" is how much longer a step takes than with the
+    plain module, divided by the number of units."""
     rows = []
     for entry in results.entries("launches"):
         samples, over = results.samples("launches", contender=entry["contender"]), entry["over_plain_unit_s"]

@@ -8,10 +8,10 @@
     benchmarks/run --only disk --add replaces the section "disk" of the present results
 
 Each round starts every contender anew, one after the other, with warm-up steps before the timed ones. Noise of the
-machine that lasts longer than a contender's turn hits all contenders. Before anything is timed, Tessera's strategies
-must give the same losses bit for bit, and have allocated what they planned. After the first round the peers must have
-trained alike, from the same weights on the same samples. A difference ends the run (70), and so does a contender that
-fails. Memory is measured in separate runs. The binary is build/release/app/tessera, or TESSERA_BIN.
+machine that lasts longer than one contender's run slows all contenders. Before anything is timed, Tessera's strategies
+must give the same losses bit for bit, and must have allocated as much memory as they planned. After the first round the
+peers must have trained alike, from the same weights on the same samples. A difference ends the run (70), and so does a
+contender that fails. Memory is measured in separate runs. The binary is build/release/app/tessera, or TESSERA_BIN.
 
 Sections of the results:
 
@@ -52,7 +52,7 @@ BENCH_SECTIONS = tuple(f"tessera:{section}" for section in tessera_bench.SECTION
 SECTIONS = ("python", "optimizer", "collectives", "crowded", "disk", *BENCH_SECTIONS)
 ALSO = {"tessera": BENCH_SECTIONS,  # sections that --only adds to those it names, since they are compared with the peers' results
         "optimizer": ("tessera:optimizer",), "collectives": ("tessera:collectives",)}
-MOST_SAMPLES = 500  # samples kept of a round of one collective; small ones are called tens of thousands of times
+MOST_SAMPLES = 500  # samples kept of a round of one collective; short calls are made tens of thousands of times
 CROWDED_RANKS = (2, 4, 8)
 DISK_CACHE = 96 << 20  # memory of the cache in a step with a cache: a quarter of the state with bf16 moments
 OPTIMIZERS = {"torch": ("fused_fp32", "chain_bf16"), "deepspeed": ("deepspeed_fp32", "deepspeed_chain_bf16")}
@@ -130,7 +130,8 @@ class HostBenchmark(harness.Benchmark):
                     say(f"round {number} of {self.options.rounds}: {name}")
         for work in self.works:
             for contender in self.those(self.options, work):
-                # For the Python model only contenders that shard everything are measured; for other works all are.
+                # The Python model is measured only with contenders that shard everything; other works are measured with
+                # all contenders.
                 if not contender.alone and (work.name != "python" or contender.stage == 3):
                     self._measure_memory(work, contender)
         self._run_tessera_bench()
@@ -174,7 +175,7 @@ class HostBenchmark(harness.Benchmark):
         say(f"{when}, {contender.label}: {stats.median(samples):.4f} s a step")
 
     def _time_crowded(self):
-        """Times steps on the same cores with more and more ranks."""
+        """Times steps with more and more ranks on the same cores."""
         for count in CROWDED_RANKS[:{"some": 1, "all": 2}.get(self.options.quick)]:
             for contender in self.those(self.options, self.crowd):
                 self._time(self.crowd, contender, count, {"ranks": count}, f"{count} ranks")

@@ -45,7 +45,8 @@ def _times_bar(label, family, of):
 
 
 class Page:
-    """Has the sections of index.html, in order. Sections without data are left out; the last section but one says why."""
+    """Has the sections of index.html, in order. Sections without data are left out; the last section but one lists them
+    with the reason."""
 
     def __init__(self, data):
         self.data = data
@@ -118,8 +119,8 @@ class Page:
         return number(f"{ratio:.2f}") if target is None else (f"{ratio:.2f} ({target:.2f})", f"number {reached}")
 
     def _sharing(self):
-        """Returns the sentence that all ranks were on one host. The page always has it, so that no reader takes the figures for those of
-        two hosts."""
+        """Returns the sentence that all ranks were on one host. The page always has it, so that no reader believes that
+        the figures were measured on two hosts."""
         timed = {entry["contender"] for entry in self.data["steps"] if entry["work"] in self.results.compared}
         if not timed:
             return ""

@@ -20,8 +20,9 @@ class HostResults(Results):
         return self.samples("steps", work=work, contender=contender)
 
     def alone_seconds(self, work, contender):
-        """Returns the median step without communication: Tessera's own for Tessera, PyTorch's for the others (DeepSpeed
-        and Python run on it). Returns None if it was not run, or if the contender is that step itself."""
+        """Returns the median time of a step without communication: Tessera's own for Tessera, PyTorch's for the others
+        (DeepSpeed and Python run on it). Returns None if that step was not run, or if the contender is that step
+        itself."""
         if self.is_alone(contender):
             return None
         family = self.contenders[contender]["family"]
@@ -38,7 +39,7 @@ class HostResults(Results):
         return [case for case in cases if all(case[name] == value for name, value in key.items())]
 
     def bench_collectives(self, **key):
-        """Returns the cases that move bytes or sum fp32, as the peers' cases do."""
+        """Returns the cases of `tessera bench collectives` that move bytes or sum fp32, as the peers' cases do."""
         return [case for case in self.bench_cases("collectives", **key) if case["dtype"] not in ("bf16", "fp16")]
 
 
@@ -47,8 +48,8 @@ def _flat(rounds):
 
 
 def _a_parameter(entry, what="rounds_s"):
-    """Returns the samples of an entry divided by its "numel", so that entries with different numbers of parameters
-    compare."""
+    """Returns the samples of an entry divided by its "numel", so that entries with different numbers of parameters can
+    be compared."""
     return [sample / entry["numel"] for sample in _flat(entry.get(what, []))]
 
 
@@ -172,8 +173,8 @@ def disk_steps(results):
 
 
 def bucket_studies(results):
-    """Returns, for each model of `tessera bench buckets`, the best bucket, its gain over one collective a tensor (in
-    steps, and in communication alone), and the alpha-beta fit of single reductions."""
+    """Returns, for each model of `tessera bench buckets`, the best bucket, its gain over one collective for each tensor
+    (in steps, and in communication alone), and the alpha-beta fit of single reductions."""
     studies = []
     for model in results.data["tessera_bench"].get("buckets", {}).get("models", []):
         points = [(entry["bytes"], stats.median(entry["samples_s"])) for entry in model["reductions"]]

@@ -34,15 +34,15 @@ class Skipped(BaseException):
 
 
 def lab(hosts, ranks_per_host, rate, timeout_s, command, more=None):
-    """Runs `command` once a rank on hosts that are made for it and removed afterwards, with `more` in the environment;
-    returns (code, output, errors)."""
+    """Runs `command` once for each rank, on hosts that are made for this call and removed afterwards. `more`: variables
+    that are added to the environment. Returns (code, output, errors)."""
     words = [sys.executable, NET_LAB, "run", "--hosts", hosts, "--rate", rate, "--ranks-per-host", ranks_per_host,
              "--timeout", f"{timeout_s:.0f}", "--", *command]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"} | (more or {})
     process = subprocess.Popen([str(word) for word in words], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
                                stderr=subprocess.PIPE, text=True, env=environment)
     try:
-        # The command ends by itself. The other 60 s are for making and removing hosts.
+        # The command of net_lab ends by itself after timeout_s. It gets 60 s more to make and remove the hosts.
         output, said = process.communicate(timeout=timeout_s + 60)
     except subprocess.TimeoutExpired:
         raise Failed(f"the hosts were not removed {timeout_s + 60:.0f} s after they were asked for") from None
@@ -86,8 +86,8 @@ class LabLauncher(Launcher):
 
     def measure(self, contender, rate, side_by_side=1):
         """Returns {"samples_s", "losses", "link_bytes"}: seconds of the timed steps, losses of all steps, and {"sent",
-        "received"} of the busiest host in a timed step; null for a rank alone. `side_by_side`: how many lone ranks
-        train at the same time; the seconds are then those of all of them."""
+        "received"} of the busiest host in a timed step; null for a rank that trains alone. `side_by_side`: how many
+        lone ranks train at the same time; the seconds are then those of all lone ranks."""
         self.rate = rate
         with _folder() as folder:
             run = self.train(contender, self.work, folder, side_by_side if contender.alone else 1, self.timeout_s())

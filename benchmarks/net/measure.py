@@ -1,11 +1,11 @@
-"""Measures over a network, with hosts of this machine (root, ip and tc):
+"""Measures training over a network, between hosts that are made on this machine (this needs root, ip and tc):
 
     benchmarks/run_net                              2 hosts of one rank, five rates, all contenders in three rounds
     benchmarks/run_net --quick                      a smoke test of the whole path, under 90 s
     benchmarks/run_net --ranks-per-host 2           with ranks that share a host; adds HYBRID_SHARD
     benchmarks/run_net --rates 1gbit --only torch_ddp tessera_no_shard
 
-Hosts and their links are those of scripts/net_lab: Tessera and its peers take each other's ranks for those of other
+scripts/net_lab makes the hosts and their links. Tessera and its peers treat ranks of two hosts as ranks of two
 machines. Each round starts every contender anew, one after the other, on hosts made for it, with warm-up steps before
 the timed ones; each round begins with another contender. What fails or does not end in time is listed with its reason,
 and the other tasks still run. A contender that failed twice at a rate is not tried there again. Results are written
@@ -19,7 +19,7 @@ Sections of the results:
     steps        [{work, rate, contender, rounds: [{round, samples_s, losses, link_bytes: {sent, received} or null}]}]
     predicted    [{rate, contender, round, seconds}]         a step, by `tessera plan`; with --predict
 
-and of the run: hosts, ranks_per_host, rates (as tc writes them, or "unlimited"), processor.
+and for the whole run: hosts, ranks_per_host, rates (as tc writes them, or "unlimited"), processor.
 """
 
 import argparse

@@ -15,7 +15,7 @@ from stats import median
 
 HAS_PICTURES = True
 _FAMILIES = {"tessera": "Tessera", "python": "Tessera in Python", "torch": "PyTorch", "deepspeed": "DeepSpeed"}
-# Each entry is (group, further contenders it is compared with, title): a chart each.
+# Each entry is a chart: (group, further contenders that the group is compared with, title).
 _CHARTS = (("replicated", ("torch_alone", "tessera_alone"), "Parameters on every rank"),
            ("sharded", (), "Parameters sharded"),
            ("python", ("torch_alone", "torch_ddp", "torch_fsdp2", "deepspeed_zero3"), "One Python model"),

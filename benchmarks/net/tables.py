@@ -1,7 +1,8 @@
 """A network run's results as numbers, for net.csv and the page. It uses the standard library only.
 
-A sample is the median of the timed steps of one run of a contender; there is one a round. A ratio is the median over
-the rounds of the ratios within a round, so that other load during a whole round slows both.
+A sample is the median of the timed steps of one run of a contender; there is one a round. A ratio is computed within
+each round, and its median over the rounds is shown. Other load that lasts a whole round thus slows both contenders of a
+ratio.
 """
 
 import stats

@@ -5,7 +5,7 @@ standard library only. It is started once on each host; the first two ranks prin
     {"rank", "one_way", "both_ways"}     bytes a second that this rank received; one_way: rank 0's, null for rank 1
 
 It measures one way, then both ways at once: collectives send and receive together. The receiver measures the time, from
-the first bytes on, so bytes that sockets and queues hold when the sender stops count too.
+the first bytes on, so the bytes that sockets and queues still hold when the sender stops are counted too.
 """
 
 import argparse

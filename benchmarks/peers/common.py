@@ -1,4 +1,5 @@
-"""Has the parts that the peers share: their rank, the model, its samples, and the JSON line that most peers print.
+"""Has what the programs of the compared frameworks (the peers) share: how they find their rank, the model, its samples,
+and the JSON line that most of them print.
 
 A peer is started once for each rank, with RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT in the environment, by
 benchmarks/run or by `torchrun --nproc-per-node 2`.

@@ -35,7 +35,8 @@ PASSES = ("write", "read", "mixed")
 
 
 def measured(work):
-    """Returns the seconds and the CPU seconds of `work`, with those of finished child processes."""
+    """Returns how many seconds `work` takes, and its CPU seconds together with those of child processes that have
+    ended."""
     def cpu():
         uses = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
         return sum(use.ru_utime + use.ru_stime for use in uses)
@@ -66,7 +67,7 @@ class Fio:
 
 
 class DeepSpeedAio:
-    """Makes passes over one file in pieces, with two handles of DeepSpeed, like its swapper."""
+    """Makes passes over one file in pieces, with two handles of DeepSpeed, as DeepSpeed's swapper does."""
 
     SETTINGS = [{"block": block, "depth": depth, "threads": threads} for block, depth, threads in
                 itertools.product((MIB, 8 * MIB), (8, 32), (1, 2))]
@@ -125,7 +126,7 @@ def passes(contender, settings, file, size, rounds):
 
 
 def best_settings(contender, file, size):
-    """Returns the settings of the sweep whose passes of all kinds together take the least time."""
+    """Returns the settings of the sweep with which passes of all kinds together take the least time."""
     def seconds(settings):
         return sum(kind["samples_s"][0] for kind in passes(contender, settings, file, size, rounds=1).values())
     return min(contender.SETTINGS, key=seconds)
@@ -152,7 +153,7 @@ def swapped_steps(options):
     from deepspeed.runtime.swap_tensor.pipelined_optimizer_swapper import PipelinedOptimizerSwapper
     from deepspeed.runtime.swap_tensor.aio_config import get_aio_config
     deepspeed.init_distributed("gloo", verbose=False)
-    part = 16 * MIB  # parameters of a group
+    part = 16 * MIB  # number of elements in one group of parameters
     count = max(1, options.numel // part)
     parameters = []
     for number in range(count):

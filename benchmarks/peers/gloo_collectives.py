@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """Times torch.distributed's collectives on Gloo, fp32, and beside them the limit that the memory alone sets.
 
-A collective's `bytes` are S, the size of the *full* buffer (of what an all-gather leaves, a reduce-scatter starts
-with). The limit of a collective moves, in every rank at once, the bytes that no implementation for ranks in private
-memory can do without, with none of the waiting:
+A collective's `bytes` are S, the size of the *full* buffer (the output of an all-gather, the input of a
+reduce-scatter). The limit of a collective is the time of a loop that moves, in every rank at once, the bytes that every
+implementation must move where ranks have private memory. It does not wait for other ranks:
 
     reduce_scatter    each rank reads its slice of all inputs, writes it once        torch.add
     all_gather        each rank reads the others' slices and writes them             copy_
@@ -43,7 +43,7 @@ class Collectives:
         values.fill_(1.0)
         dist.all_reduce(values)
         self.check(values, self.ranks.count)
-        # Later calls would overflow on their own sums: from here on all values are 0.
+        # Later calls would add to the sums of earlier calls and overflow; from here on all values are 0.
         values.zero_()
         return lambda: dist.all_reduce(values)
 
@@ -69,8 +69,8 @@ class Collectives:
 
 
 class Limits:
-    """Moves the same bytes without waiting. Slice r belongs to this rank; local memory stands for the inputs of other
-    ranks."""
+    """Moves the same bytes as the collectives do, without waiting. Slice r belongs to this rank; local memory stands
+    for the inputs of other ranks."""
 
     def __init__(self, collectives):
         self.buffers = collectives

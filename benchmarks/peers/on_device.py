@@ -19,7 +19,7 @@ class Mark:
             self._event.synchronize()
 
     def seconds_since(self, earlier):
-        """Returns the seconds since `earlier`. REQUIRES: both have been waited for."""
+        """Returns the seconds since `earlier`. REQUIRES: the host has waited for both marks."""
         if self._event:
             return earlier._event.elapsed_time(self._event) * 1e-3
         return self._second - earlier._second

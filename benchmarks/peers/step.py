@@ -70,7 +70,7 @@ def sharded(model, options, ranks):
     reshard = {"reshard_after_forward": options.contender != "fsdp2_no_reshard"}
     for unit in model.units():
         fully_shard(unit, **arguments, **reshard)
-    # The root is gathered again in backward on the CPU, as in all earlier results.
+    # The root is gathered again in backward on the CPU, as it was when all earlier results were measured.
     fully_shard(model, **arguments, **(reshard if options.device == "cpu" else {}))
     return model
 
@@ -116,8 +116,8 @@ class Trainer:
 
     @torch.no_grad()
     def _update(self):
-        # All tensors are updated in a few launches: on a GPU one launch a tensor would cost the plain module more than
-        # Adam does.
+        # All tensors are updated in a few launches: on a GPU, one launch for each tensor would take longer than Adam's
+        # computation.
         for master in self.masters:
             if master.grad is None:
                 master.grad = torch.empty_like(master)
@@ -132,8 +132,8 @@ class Trainer:
 
 
 def deepspeed_step(model, options):
-    """Makes DeepSpeed's step by its defaults, except for buckets: the default of 5e8 elements is 2 GB, more than these
-    models have."""
+    """Makes DeepSpeed's step with its default settings, except for the size of buckets: the default of 5e8 elements is
+    2 GB, more than these models have."""
     import deepspeed
     from deepspeed.ops.adam import DeepSpeedCPUAdam
     bucket = min(sum(parameter.numel() for parameter in model.parameters()), int(5e8))
@@ -167,9 +167,9 @@ def engine_step(engine, forward):
 
 
 def join(options, ranks, device):
-    """Returns the function in which all ranks meet. Tessera's ranks find each other when they ask for an Engine; a
-    plain module needs no group, and on a GPU it does not need the group's memory. The rank on a GPU meets nobody: it
-    would have to wait for the GPU."""
+    """Returns a function that is a barrier of all ranks. Tessera's ranks find each other when they ask for an Engine; a
+    plain module needs no group, and on a GPU it does not need the group's memory. The rank on a GPU needs no barrier,
+    which would have to wait for the GPU."""
     if options.contender in TESSERA:
         if options.dtype != "fp32":
             raise SystemExit(f"step: --dtype {options.dtype} is not one of {options.contender}'s; it trains in fp32")
@@ -218,8 +218,9 @@ def profiled(path):
 
 
 def run_steps(step, batches, options, device, meet, note):
-    """The ranks `meet` before the timed steps, so that ranks that train alone are timed at the same time too. The host is one step ahead
-    of a GPU, as Tessera's host is: it waits for the end of a step after it has queued the next one. Losses are read at the end."""
+    """The ranks call `meet` (a barrier) before the timed steps, so that ranks that train alone are timed at the same
+    time too. The host is one step ahead of a GPU, as Tessera's host is: it queues the next step before it waits for the
+    end of a step. Losses are read at the end."""
     sampler, timed, losses, ends = PeakSampler(), contextlib.ExitStack(), [], [device.mark()]
     for number, batch in enumerate(batches):
         if number == options.warm_up:

@@ -24,7 +24,7 @@ namespace {
 constexpr std::size_t kMostHolderBytes = 200;
 constexpr std::chrono::milliseconds kBetweenTries{20};
 
-/// Returns a text such as "process 4711 on node-3".
+/// Returns a text about this process, such as "process 4711 on node-3".
 std::string this_process() {
   char host[100] = "";
   if (::gethostname(host, sizeof host - 1) != 0) host[0] = '\0';

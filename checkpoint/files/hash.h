@@ -14,7 +14,7 @@ namespace tessera {
 std::uint64_t checkpoint_hash(std::span<const std::byte> bytes);
 std::uint64_t checkpoint_hash(std::string_view text);
 
-/// Computes the same hash for bytes that come in parts.
+/// Computes the hash that checkpoint_hash returns, for bytes that are given in several parts.
 class RunningHash {
  public:
   RunningHash();
@@ -22,7 +22,7 @@ class RunningHash {
   RunningHash& operator=(const RunningHash&) = delete;
   ~RunningHash();
 
-  /// Adds bytes behind those added before.
+  /// Adds bytes that follow the bytes added before.
   void add(std::span<const std::byte> bytes);
   /// Returns the hash of everything that was added.
   std::uint64_t value() const;

@@ -13,8 +13,8 @@
 namespace tessera {
 
 /// The members of a JSON object from a file that may be damaged or hostile. A member that is missing, of another type
-/// or out of range gives a default and sets `status` to the error; the first error stays. So code reads all it wants
-/// and checks once.
+/// or out of range gives a default and sets `status` to the error; the first error stays. So the caller reads all
+/// members and then checks `status` once.
 class JsonFields {
  public:
   /// `file` is the prefix of messages, `place` is the object's JSON pointer. `node`, `file` and `status` must outlive

@@ -47,7 +47,8 @@ int parts_of_checkpoint(const std::string& path) {
 
 absl::StatusOr<RegularFile> RegularFile::open(const std::string& path, const std::string& who, int parts) {
   TESSERA_RETURN_IF_ERROR(take_faults_from_environment());
-  // O_NONBLOCK is needed because opening a pipe would wait for its writer before fstat can tell what it is.
+  // O_NONBLOCK is needed because opening a pipe would wait for its writer before fstat can tell what kind of file it
+  // is.
   const fs::path below = last_parts(path, parts);
   fs::path folder = fs::path(path).parent_path();
   for (int part = 1; part < parts; ++part) folder = folder.parent_path();

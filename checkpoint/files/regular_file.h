@@ -11,8 +11,8 @@
 namespace tessera {
 
 /// A file that may be damaged or hostile, open for reading. Only a regular file is opened; a link, a folder, a pipe or
-/// a device is an error at once. The user vouches for the folder that was named, which may be a link or lie behind one.
-/// None of the `parts` of the path below it may be a link. It is move-only.
+/// a device is an error at once. The folder that the user named is trusted: it may be a link or lie behind one. None of
+/// the `parts` of the path below that folder may be a link. It is move-only.
 ///
 /// Errors, with `who` and the file in front: 66 if it is missing; 77 without permission; 71 without free descriptors or
 /// memory; 65 if it is a link or no regular file; 74 if a read fails or the file ends before the wanted bytes.
@@ -42,12 +42,14 @@ class RegularFile {
   std::int64_t bytes_ = 0;
 };
 
-/// Returns the whole text of a small file, of at most `most_bytes`. Errors: those of RegularFile; 65 a larger file.
+/// Returns the whole text of a small file, of at most `most_bytes`. Errors: those of RegularFile; 65 if the file is
+/// larger.
 absl::StatusOr<std::string> read_regular_text(const std::string& path, std::int64_t most_bytes, const std::string& who,
                                               int parts = 1);
 
-/// Returns the `parts` for a file of a checkpoint: 2 if the checkpoint lies in a folder of checkpoints under its own
-/// name ("step-..."), so that it cannot be a link; 1 if a user gave its folder another name.
+/// Returns the `parts` with which RegularFile::open opens a file of a checkpoint. It is 2 if the checkpoint lies in a
+/// folder of checkpoints under its own name ("step-..."), so that it cannot be a link; 1 if a user gave its folder
+/// another name.
 int parts_of_checkpoint(const std::string& path);
 
 }  // namespace tessera

@@ -11,17 +11,17 @@
 
 namespace tessera {
 
-/// A place where bytes lie: a storage, and their distance from its beginning, in bytes.
+/// Says where bytes lie: the storage, and the bytes' offset in the storage.
 struct StoredBytes {
   c10::Storage storage;
   std::size_t begin = 0;
 };
 
-/// What a tier has moved so far. All counts begin when the tier is made.
+/// What a tier has moved so far. All counts begin with 0 when the tier is made.
 struct ActivationCounts {
   std::int64_t values = 0, bytes_put = 0;  ///< calls of `put`, and the bytes that they were given
   std::int64_t bytes_got = 0;
-  std::int64_t live_bytes = 0;  ///< present bytes of the values that were not dropped
+  std::int64_t live_bytes = 0;  ///< bytes of the values that were put and not dropped
   std::int64_t peak_bytes = 0;  ///< the largest value that `live_bytes` had
   std::int64_t disk_bytes_read = 0, disk_bytes_written = 0;
   double disk_wait_seconds = 0;  ///< time that the caller waited for the disk
@@ -43,15 +43,15 @@ class ActivationTier {
   using Id = std::int64_t;
 
   virtual ~ActivationTier() = default;
-  /// Begins to copy `bytes` bytes of `storage`, from byte `begin` on, to the tier. The values are those that an
-  /// operator called now would read. The storage is freed once the caller has let go of it and the transfer is over.
-  /// Every id is larger than all earlier ids.
+  /// Begins to copy `bytes` bytes of `storage`, from byte `begin` on, to the tier. The copy has the values that an
+  /// operator would read if it were called now. The storage is freed once the caller has let go of it and the transfer
+  /// is over. Every id is larger than all earlier ids.
   virtual Id put(const c10::Storage& storage, std::size_t begin, std::size_t bytes) = 0;
-  /// Returns the bytes for operators that are called from now on. The address has the same distance to a multiple of 64
-  /// as the original address. The call also begins to bring back the values that were put just before this one. It may
-  /// be called several times for a value.
+  /// Returns the value's bytes. Only operators that are called after this call may read them. The address has the same
+  /// distance to a multiple of 64 as the original address. The call also begins to bring back the values that were put
+  /// just before this one. It may be called several times for a value.
   virtual StoredBytes get(Id id) = 0;
-  /// Forgets the value: nobody wants it any more.
+  /// Forgets the value: nobody needs it any more.
   virtual void drop(Id id) = 0;
 
   virtual ActivationCounts counts() const = 0;
@@ -62,7 +62,7 @@ class ActivationTier {
   virtual void close() {}
 };
 
-/// Allocates `bytes` bytes on `device` for a value and the gap before it (`phase_of`).
+/// Allocates `bytes` bytes on `device` for a value and the gap before the value that `phase_of` asks for.
 inline at::Tensor bytes_on(c10::Device device, std::size_t bytes) {
   return at::empty({static_cast<std::int64_t>(bytes)}, at::TensorOptions(at::kByte).device(device));
 }

@@ -19,8 +19,9 @@
 namespace tessera {
 namespace {
 
-/// Pinned memory of a host for values of any length. A block is taken as it is needed and used again for values that
-/// are no larger, so a steady loop takes none. One thread at a time uses it.
+/// Pinned memory of a host for values of any length. A block is allocated when it is needed, and used again for values
+/// that are not larger. A loop with the same sizes in each step therefore allocates no more blocks. One thread at a
+/// time uses it.
 class PinnedBlocks {
  public:
   /// A block of pinned memory, and its last copy in either direction (null where there was none).
@@ -63,7 +64,8 @@ class PinnedBlocks {
   std::vector<Block> idle_;
 };
 
-/// What both tiers do alike: a value goes out to a block of pinned memory, and comes back from one.
+/// Does what both tiers have in common: a value is copied out to a block of pinned memory, and is copied back from a
+/// block.
 class DeviceActivations : public ActivationTier {
  public:
   DeviceActivations(const Accelerator& accelerator, const OffloadConfig& offload, int rank)
@@ -104,8 +106,8 @@ class DeviceActivations : public ActivationTier {
     const at::Tensor memory = bytes_on(device_.device, value.phase + value.bytes);
     const DeviceKernels::UploadPiece piece[] = {
         {static_cast<std::byte*>(memory.mutable_data_ptr()) + value.phase, value.block.memory.get(), value.bytes}};
-    // The copy waits for work that still uses the memory that the allocator has just given out, and for a copy out that
-    // was joined.
+    // The copy waits for work that still uses the memory that the allocator has just given out, and for copies out that
+    // were joined before.
     const std::unique_ptr<DeviceKernels::Mark> now = kernels_->mark();
     value.block.last = kernels_->upload(piece, now.get());
     value.coming = {memory.storage(), value.phase};
@@ -284,7 +286,7 @@ class DeviceNvmeActivations final : public DeviceActivations {
     copy_back(value);
   }
 
-  /// Makes later computation wait for the copy back, and returns the value's place.
+  /// Makes later computation wait for the copy back, and returns where the value lies.
   StoredBytes take(Value& value) {
     value.block.last->join();
     idle_.give_back(std::exchange(value.block, {}));

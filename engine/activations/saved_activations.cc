@@ -63,10 +63,10 @@ class SavedActivations::Store : public std::enable_shared_from_this<SavedActivat
     ActivationTier::Id id = 0;
     WeakStorage original;  ///< weak, so the memory can be freed, but the StorageImpl's address is not reused
     std::uint32_t version = 0;
-    ByteRange range;  ///< the bytes' place in `original`
-    // The store's mutex guards these two.
+    ByteRange range;  ///< the position of the bytes in `original`
+    // The store's mutex guards the next two members.
     std::optional<WeakStorage> brought_back;  ///< the storage that the last `get` returned
-    std::size_t begin = 0;                    ///< position of their first byte in `brought_back`
+    std::size_t begin = 0;                    ///< position of the range's first byte in `brought_back`
   };
 
   Store(std::unique_ptr<ActivationTier> tier, SavedActivationsOptions options)
@@ -77,7 +77,8 @@ class SavedActivations::Store : public std::enable_shared_from_this<SavedActivat
 
   /// Puts the bytes that `tensor` views on the tier. Returns null where the tensor is to be kept in memory.
   std::shared_ptr<Put> put(const at::Tensor& tensor);
-  /// Returns the place of the bytes of `put`, after bringing them back if they are not there.
+  /// Returns where the bytes of `put` lie in memory. It brings them back from the tier first if no storage in memory
+  /// has them.
   StoredBytes get(Put& put);
 
   ActivationCounts counts() const {
@@ -117,8 +118,8 @@ class SavedActivations::Store : public std::enable_shared_from_this<SavedActivat
 
 namespace {
 
-/// Saves one tensor for one backward. LibTorch calls the pack hook when an operator saves it, and the unpack hook when
-/// backward wants it.
+/// Saves one tensor for one backward. LibTorch calls the pack hook when an operator saves the tensor, and the unpack
+/// hook when backward needs the tensor.
 class Hooks final : public torch::autograd::SavedVariableHooks {
  public:
   explicit Hooks(std::shared_ptr<SavedActivations::Store> store) : store_(std::move(store)) {}
@@ -128,7 +129,8 @@ class Hooks final : public torch::autograd::SavedVariableHooks {
     put_ = store_->put(tensor);
     store_.reset();
     if (!put_) {
-      // A graph that held its own output would never be freed, so the kept tensor is one without a graph.
+      // A graph that held its own output would never be freed, so `kept_` is a copy of the tensor object that has no
+      // graph.
       kept_ = tensor.is_leaf() ? tensor : at::Tensor(tensor.tensor_data());
       return;
     }
@@ -159,7 +161,7 @@ class Hooks final : public torch::autograd::SavedVariableHooks {
   std::shared_ptr<SavedActivations::Store::Put> put_;
   at::TensorOptions options_;
   std::vector<std::int64_t> sizes_, strides_;
-  std::size_t begin_ = 0;  ///< the tensor's first byte within the range that was put
+  std::size_t begin_ = 0;  ///< offset of the tensor's first byte in the bytes that were put on the tier
 };
 
 }  // namespace

@@ -15,12 +15,13 @@ namespace tessera {
 struct SavedActivationsOptions {
   c10::Device device = c10::Device(c10::kCPU);  ///< tensors of other devices are kept
   std::size_t min_bytes = 1;                    ///< smaller tensors are kept in memory
-  /// Storages that live in any case, such as those of a module's buffers. Their tensors are kept in memory.
+  /// Storages that stay allocated in any case, such as those of a module's buffers. Their tensors are kept in memory.
   std::vector<c10::Storage> staying = {};
 };
 
 /// Saves tensors for backward on a tier: those that operators save on the threads that called `hook_saved_tensors`.
-/// LibTorch calls `make` for each saved tensor; any thread may run backward and destroy graphs.
+/// LibTorch calls `make` for each saved tensor; any thread may run backward and destroy graphs. A saved tensor is
+/// either kept (it stays in memory) or put (bytes of its storage are copied to the tier):
 ///
 /// | a tensor that autograd saves | is |
 /// |---|---|
@@ -47,8 +48,8 @@ class SavedActivations final : public SavedTensorHooks {
   ~SavedActivations() override;
 
   std::unique_ptr<torch::autograd::SavedVariableHooks> make() override;
-  /// It is called in a process that was forked from the one that trains, which shares its transfers. Nothing is put or
-  /// dropped after that, and a backward that wants what was put gets a c10::Error.
+  /// It is called in a process that was forked from the training process, and so shares the transfers of that process.
+  /// Nothing is put or dropped after that, and a backward that needs a tensor from the tier gets a c10::Error.
   void enter_forked_process();
   ActivationCounts counts() const;
   std::int64_t memory_bytes() const;

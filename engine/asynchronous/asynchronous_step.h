@@ -9,10 +9,11 @@
 
 namespace tessera {
 
-/// The step of a rank that waits for nobody: it decides by its own loss and norm, and pushes its gradients to the
-/// parameters that all ranks own. Norm, clipping, schedule and skipped steps are those of this rank alone; the learning
-/// rate is not divided by the number of ranks, though a round of N ranks makes N updates. Where workers come and go,
-/// the count of steps that the schedule follows is that of all workers.
+/// The step of a rank that waits for nobody: it decides with its own loss and norm what the step does, and pushes its
+/// gradients to the parameters that all ranks own. Norm, clipping, schedule and skipped steps are those of this rank
+/// alone; the learning rate is not divided by the number of ranks, although N updates are made when each of N ranks
+/// makes one step. Where workers come and go, the schedule of the learning rate follows the number of steps of all
+/// workers together.
 class AsynchronousStep final : public LoneStep {
  public:
   /// Takes the arguments of LoneStep. It keeps a reference to `common`.
@@ -31,7 +32,7 @@ class AsynchronousStep final : public LoneStep {
 
  private:
   PushedParameters& common_;
-  bool is_last_backward_ = false;      ///< whether it is the last one of the step under way
+  bool is_last_backward_ = false;      ///< whether the present backward is the last one of its step
   AgeHistogram ages_;                  ///< ages in all steps so far
   std::optional<std::int64_t> begun_;  ///< steps before this run, where steps of all workers are counted
 };

@@ -16,7 +16,7 @@ namespace tessera {
 class PulledParameters;
 
 /// The ages of the gradients of a step: for each thing that was updated by itself (a shard, or with Hogwild all
-/// parameters), the updates by other ranks since this rank had its values.
+/// parameters), the number of updates by other ranks since this rank read the values.
 struct GradientAges {
   double mean() const { return count > 0 ? static_cast<double>(sum) / static_cast<double>(count) : 0.0; }
   void add(std::int64_t age) {
@@ -33,8 +33,8 @@ struct GradientAges {
 struct PushRates {
   UpdateRates rates;           ///< its gradient_scale does not take age into account yet
   std::span<const char> used;  ///< [trainable parameter, by unit, group, layout]: whether this rank has its gradient
-  // A server needs these numbers of the rule, since it has no copy of them. A rank that applies gradients itself reads
-  // them from the rule.
+  // A server needs these numbers of the rule, since it has no copy of the rule's numbers. A rank that applies gradients
+  // itself reads them from the rule.
   std::span<const double> learning_rates = {};  ///< LearningRates::all
   std::span<const double> options = {};         ///< UpdateOptions::all
 };
@@ -61,15 +61,15 @@ class CommonParameters {
 
   /// Returns the bytes that this rank has beside TrainingMemory (MemoryCategory::kOptimizer).
   virtual std::int64_t memory_bytes() const = 0;
-  /// Shares this rank's parameters and states with all ranks after they were written. They are the same on all ranks,
-  /// or at least correct in each rank's own part. It is collective.
+  /// Shares this rank's parameters and states with all ranks after they were written. The written values are the same
+  /// on all ranks, or at least correct in each rank's own part. It is collective.
   virtual void adopt() = 0;
   /// Merges the states of all ranks into one, and returns once every rank sees the result. It is collective.
   virtual void bring_together() = 0;
   /// Returns how often each parameter of a group was updated, as this rank writes it into a checkpoint. REQUIRES: no
   /// rank pushes.
   virtual std::span<std::int64_t> counts(const FlatGroup& group) = 0;
-  /// Puts the counts that were written into `counts` into effect, after a checkpoint was loaded. It is collective.
+  /// Makes the numbers that loading a checkpoint wrote into the result of `counts` take effect. It is collective.
   virtual void share_counts() { board_.meet("counts of steps"); }
   /// Returns the seconds so far in which this rank waited for others or copied from them.
   virtual double communication_seconds() const = 0;
@@ -88,15 +88,15 @@ class PushedParameters : public CommonParameters {
  public:
   using CommonParameters::CommonParameters;
 
-  /// Applies this rank's gradients of all units by `rule`, and ends its step. Throws tessera::Error (75) where another
-  /// rank has ended.
+  /// Applies this rank's gradients of all units with the update rule `rule`, and ends this rank's step. Throws
+  /// tessera::Error (75) where another rank has ended.
   virtual GradientAges push(const ElementUpdate& rule, const PushRates& with) = 0;
   /// Ends this rank's step without a push.
   virtual void skip() = 0;
   /// Says that the last backward of this rank's step begins.
   virtual void begin_last_backward() {}
   /// Says that this backward has made a unit's gradients, so that they may be sent ahead of `push`. It is called again
-  /// if they have changed. They stay in place until the step ends, or until the next backward.
+  /// if the gradients have changed. They stay in place until the step ends, or until the next backward.
   virtual void reduced(const Unit&) {}
   /// Returns the number of steps that all workers have pushed, as far as this rank has seen; nothing where ranks count
   /// their own steps.

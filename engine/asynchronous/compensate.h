@@ -12,17 +12,17 @@ struct DelayCompensation {
   float lambda;
 };
 
-/// The running mean that makes lambda adaptive (DC-ASGD-a, section 5 of the same paper).
+/// The running mean that makes lambda adaptive (DC-ASGD-a, arXiv 1609.08326, section 5).
 struct MeanSquares {
   float* mean;            ///< [n] the running mean of g * g; 0 before the first update
   float kept, new_share;  ///< shares of the old mean and of the new g * g; their sum is 1
 };
 
-/// The paper's epsilon, which is added to a mean square.
+/// The epsilon of arXiv 1609.08326, which is added to a mean square.
 constexpr float kMeanSquareEpsilon = 1e-7F;
 
-/// Scales `gradients` [n] by `scale` and compensates them, in place. No operation is fused with another, so the bits
-/// are those of plain code on every machine.
+/// Scales `gradients` [n] by `scale` and compensates them, in place. No operation is fused with another, so the results
+/// have the same bits on every machine.
 void compensate(float* gradients, std::int64_t n, float scale, const DelayCompensation& with);
 
 /// Compensates as `compensate` does, but with lambda / sqrt(mean + kMeanSquareEpsilon) in place of lambda, once the

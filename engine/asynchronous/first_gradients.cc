@@ -29,9 +29,9 @@ struct alignas(128) FirstGradients::Control {
   std::atomic<std::int64_t> dropped, applied, samples;
 };
 
-/// `joined`, `summed` and `updated` are the latest steps in which the rank takes part, has summed its shards, and has
-/// updated them. A rank writes the other fields before one of these numbers; other ranks of the step read the number
-/// first.
+/// `joined`, `summed` and `updated` are the latest step that the rank has joined, the latest one in which it has summed
+/// its shards, and the latest one in which it has updated them. A rank writes the other fields before one of these
+/// numbers; other ranks of the step read the number first.
 struct alignas(128) FirstGradients::Entry {
   std::atomic<std::int64_t> joined, summed, updated;
   double loss, weight;
@@ -199,8 +199,8 @@ void FirstGradients::read(int rank) {
   for (std::size_t i = 0; i < used.size(); ++i) agreed_.used[i] |= used[i];
 }
 
-/// All ranks of the step throw. A rank that came too late would wait for them, so each of them says first that it has
-/// failed.
+/// All ranks of the step throw. A rank that came too late would wait for these ranks, so each of them says that it has
+/// failed before it throws.
 void FirstGradients::check_numbers(const LocalStep& own) {
   const std::uint64_t digest = digest_of_numbers(own.rates, own.options);
   for (const int q : members_) {
@@ -238,7 +238,7 @@ void FirstGradients::open_next() {
 std::int64_t FirstGradients::miss() {
   const std::int64_t step = step_under_way();
   control().dropped.fetch_add(1);
-  // Which ranks take part is known once the step is full.
+  // The ranks that take part are known only when enough ranks have joined the step.
   wait_for(
       [&](int q) { return completed() >= step || (is_full() && (!has_joined(q) || entry(q).updated.load() >= step)); });
   open_next();

@@ -19,10 +19,10 @@
 
 namespace tessera {
 
-/// Steps that are made of the gradients that come first: all ranks' but SyncConfig::backups (arXiv 1604.00981). Values
-/// and states are OwnedShards, and a rank computes with what it pulled. Gradients lie in memory that all ranks map
-/// (MeshAxes::readers), so nothing is sent: the ranks that take part in a step read each other's gradients where
-/// backward left them.
+/// Steps that use only the gradients that come first: those of all ranks except the last SyncConfig::backups (arXiv
+/// 1604.00981). Parameter values and optimizer states lie in OwnedShards. A rank computes with the values that it
+/// pulled last. Gradients lie in memory that all ranks map (MeshAxes::readers), so nothing is sent: the ranks that take
+/// part in a step read each other's gradients where backward left them.
 ///
 /// | call     | what it does                                                                             |
 /// |----------|------------------------------------------------------------------------------------------|
@@ -34,11 +34,11 @@ namespace tessera {
 ///
 /// Invariants:
 ///  1. Shards change between the moment at which the last rank that takes part has come and the step's end, and at no
-///     other time. Gradients that count were thus made with the values of one version: a rank that takes part in a step
-///     began after the step before it.
-///  2. Sums go in the pairwise tree over the ranks that take part, in rank order. If all take part, a step has the bits
-///     of a step that ranks make together.
-///  3. From its offer to the end of its step, a rank that takes part has the counts that the step before left.
+///     other time. All gradients of a step were therefore computed with one version of the values: a rank that takes
+///     part began to compute after the previous step had ended.
+///  2. Sums are made in the pairwise tree over the ranks that take part, in rank order. A step in which all ranks take
+///     part has the same bits as an ordinary step, in which all ranks wait for each other.
+///  3. A rank that takes part sees in `done` the Counts after the step before, from its offer to the end of its step.
 ///
 /// The thread that trains calls all of it. Throws tessera::Error: 75 where a rank that is waited for ends or does not
 /// come within comm.timeout_s; 64 where ranks were given other learning rates or options.
@@ -57,7 +57,8 @@ class FirstGradients final : public CommonParameters {
 
   /// Returns how many ranks take part in a step.
   std::int64_t ranks_of_a_step() const { return needed_; }
-  /// Offers this rank's gradients to the step after the latest one that this rank knows; messages call it `step`.
+  /// Offers this rank's gradients to the step after the latest one that this rank knows; error messages name this step
+  /// by the number `step`.
   /// `used`: [trainable parameter] whether the parameter has a gradient of this rank. Returns false where the gradients
   /// come too late; else returns true once enough ranks take part.
   bool offer(std::int64_t step, const LocalStep& own, std::span<const char> used);
@@ -70,10 +71,10 @@ class FirstGradients final : public CommonParameters {
   struct Counts {
     std::int64_t steps = 0, samples = 0;
   };
-  /// Waits until all ranks of the step have updated, and opens the next one. `counts` include this step.
+  /// Waits until all ranks of the step have updated their shards, and opens the next step. `counts` include this step.
   void end(const Counts& counts);
-  /// Drops this rank's gradients. Waits until the step for which they came too late is over, and returns the number of
-  /// steps that others have made since this rank's last one, including the step that was missed.
+  /// Drops this rank's gradients. Waits until the step for which the gradients came too late is over, and returns the
+  /// number of steps that others have made since this rank's last one, including the step that was missed.
   std::int64_t miss();
 
   /// Returns how many times ranks have dropped their gradients so far, all ranks together.
@@ -122,17 +123,17 @@ class FirstGradients final : public CommonParameters {
   const std::int64_t backups_, needed_;
   const std::int64_t gradient_bytes_;  ///< distance in bytes from one rank's gradients to those of the next
   NormTotals totals_;
-  std::vector<std::vector<Part>> parts_;  ///< [owner]: in the order of groups
+  std::vector<std::vector<Part>> parts_;  ///< [owner]: the owner's parts, in the order of groups
   std::size_t parameters_ = 0;            ///< number of trainable parameters
   Arena memory_;                          ///< Control, Entries, flags, sums of squares
-  double* sums_ = nullptr;                ///< [owner][NormTotals::most_sums]
+  double* sums_ = nullptr;                ///< [owner][NormTotals::most_sums]: sums of squares of the owner's parts
   std::int64_t known_ = 0;                ///< the latest step that this rank knows; it takes part in the next one
   std::int64_t skipped_ = 0;
   std::int64_t told_step_ = 0;            ///< number of the step under way, for messages
   Counts done_;                           ///< what `done` returns
   std::vector<int> members_;              ///< ranks of the step under way, in order
   std::vector<const void*> sources_;      ///< scratch of sum_parts
-  std::vector<const double*> read_sums_;  ///< [owner]: what sums_of returns
+  std::vector<const double*> read_sums_;  ///< [owner]: the memory that sums_of returns
   AgreedStep agreed_;
   double wait_seconds_ = 0;
 };

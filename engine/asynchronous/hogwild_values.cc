@@ -38,7 +38,8 @@ HogwildValues::HogwildValues(const std::vector<std::unique_ptr<Unit>>& units, co
   board_.meet("states of hogwild ranks");
 }
 
-/// Takes memory for this rank's states of a group, and makes a view of each piece. The memory of all ranks is alike.
+/// Takes memory for this rank's states of a group, and makes a view of each piece. The memory of all ranks has the same
+/// layout.
 void HogwildValues::place(Group& group, const MemoryPlan& plan) {
   FlatGroup& flat = *group.flat;
   const Extent whole{0, flat.layout.numel()}, own = flat.optimizer_part;
@@ -76,7 +77,7 @@ GradientAges HogwildValues::push(const ElementUpdate& rule, const PushRates& wit
   for (const Group& group : groups_) {
     const auto used = with.used.subspan(group.first_parameter, group.flat->parameters.size());
     if (std::ranges::find(used, char{1}) == used.end()) continue;
-    // Each rank begins at its own part, so that they do not all write the same cache lines.
+    // Each rank begins at its own part, so that the ranks do not all write the same cache lines at once.
     const std::size_t pieces = group.pieces.size(), first = static_cast<std::size_t>(board_.rank());
     for (std::size_t k = 0; k < pieces; ++k)
       update(group, group.pieces[(first + k) % pieces], rule, {with.rates, used});
@@ -103,7 +104,7 @@ std::int64_t HogwildValues::steps_of_others() const {
 
 void HogwildValues::update(const Group& group, const Piece& piece, const ElementUpdate& rule, const PushRates& with) {
   for (std::size_t i = 0; i < with.used.size(); ++i) {
-    // Each update of a parameter has a number of its own, whoever makes it.
+    // Each update of a parameter has a number of its own, on whatever rank it is made.
     before_counts_[i] = std::atomic_ref(piece.counts[i]).fetch_add(with.used[i] ? 1 : 0, std::memory_order_relaxed);
   }
   runs_.clear();

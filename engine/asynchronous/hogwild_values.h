@@ -49,8 +49,8 @@ class HogwildValues final : public PushedParameters {
   /// All ranks have the values already. Ranks with states of their own copy from every other rank that rank's part of
   /// the states.
   void adopt() override;
-  /// Where each rank has states of its own, makes them the mean over the ranks that have updated the parameter, and
-  /// gives all ranks the largest of each count.
+  /// Where each rank has states of its own, replaces the states by their mean over the ranks that have updated the
+  /// parameter, and gives all ranks the largest of each count.
   void bring_together() override;
   std::span<std::int64_t> counts(const FlatGroup& group) override;
   double communication_seconds() const override { return 0; }
@@ -62,7 +62,7 @@ class HogwildValues final : public PushedParameters {
   /// Elements of a group whose states lie together.
   struct Piece {
     FlatGroup view;                  ///< with this rank's gradients, and the common values
-    std::int64_t* counts = nullptr;  ///< [parameter]
+    std::int64_t* counts = nullptr;  ///< [parameter]: its updates so far
   };
   struct Group {
     FlatGroup* flat = nullptr;

@@ -41,16 +41,17 @@ class LoneStep : public Step {
   double communication_seconds() const override { return common_.communication_seconds(); }
 
  protected:
-  /// `context.axes` are those of this rank alone. `norm` sees the gradients that `context.reducer` makes.
+  /// `context.axes`: the axes of a mesh of this rank alone. `norm` sees the gradients that `context.reducer` makes.
   LoneStep(const StepContext& context, GradientNorm& norm, CommonParameters& common);
 
   /// Returns `local` with the loss so far and the numbers of the rule. The loss so far is set back to 0.
   LocalStep told_of(const LocalStep& local);
   /// Returns the numbers by which this rank alone would decide. It reads all gradients.
   const AgreedStep& decide_alone(const LocalStep& told);
-  /// Writes loss, norm, rate and whether the gradients are finite. `ranks`: how many ranks' losses are in `agreed`.
+  /// Writes into `result` the loss, the norm, the rate, and whether the gradients are finite. `ranks`: how many ranks'
+  /// losses are in `agreed`.
   void tell(const AgreedStep& agreed, std::int64_t ranks, StepResult& result) const;
-  /// Returns the rates of an update by gradients whose sum has this `weight`.
+  /// Returns the learning rates for an update with gradients whose sum has this `weight`.
   UpdateRates rates_for(double weight, const StepResult& result) const;
   /// Returns the rule with this step's options.
   const ElementUpdate& rule();

@@ -28,8 +28,8 @@ struct alignas(128) OwnedShards::Shard {
   std::atomic<int> holder;           ///< 1 + the rank that holds the mutex, for messages; it stays if that rank ends
 };
 
-/// Holds a shard's lock, which it waits for no longer than comm.timeout_s. A rank that is killed while it holds one
-/// leaves the shard half-updated, so the others end.
+/// Holds a shard's lock, which it waits for no longer than comm.timeout_s. A rank that is killed while it holds a lock
+/// leaves the shard half-updated, so the other ranks end.
 class OwnedShards::Holding {
  public:
   /// `what`: this rank's operation. Throws tessera::Error (75).
@@ -57,7 +57,7 @@ class OwnedShards::Holding {
       if (board_.is_late(begin)) end_late(what);
     }
   }
-  /// Tries for 100 ms.
+  /// Tries for 100 ms to lock the mutex, and returns the result of the last try.
   int lock() const {
     timespec until{};
     clock_gettime(CLOCK_MONOTONIC, &until);
@@ -69,7 +69,7 @@ class OwnedShards::Holding {
   std::string start_of(PeerBoard::What what) const {
     return "rank " + std::to_string(board_.rank()) + "/" + std::to_string(board_.size()) + " " + what();
   }
-  /// The holder is not known where a rank stopped right after it took the lock.
+  /// The holder is not known if a rank stopped right after it took the lock and before it wrote its number.
   std::string name_of_holder() const {
     const int holder = shard_.holder.load();
     return holder == Shard::kNobody ? "a rank" : board_.name_of(holder - 1);
@@ -154,8 +154,8 @@ void OwnedShards::read_turns() {
   }
 }
 
-/// Takes memory for this rank's part of a group, and makes a view of each owner's part. All owners' parts lie at the
-/// same offset in their memory.
+/// Takes memory for this rank's part of a group, and makes a view of each owner's part. Each owner's part lies at the
+/// same offset in the owner's memory.
 void OwnedShards::place(FlatGroup& flat, const MemoryPlan& plan) {
   std::byte* const values = memory_.take(flat.optimizer_part.numel * 4);
   const bool is_adaptive = config_.delay_compensation.adaptive;
@@ -226,12 +226,12 @@ void OwnedShards::pull_unit(const Unit& unit) {
   board_.look();
   wait_for_the_slowest(unit);
   for (std::size_t i = first_group_[index]; i < first_group_[index + 1]; ++i) {
-    // Each rank begins at its own shards, so that they do not all come to the same one.
+    // Each rank begins at its own shards, so that the ranks do not all lock the same shard at once.
     for (int k = 0; k < board_.size(); ++k) pull_shard(groups_[i], (board_.rank() + k) % board_.size());
   }
 }
 
-/// A recorded order that is replayed already contains the effect of such waits.
+/// No wait is needed if a recorded order is replayed: that order already contains the effect of such waits.
 void OwnedShards::wait_for_the_slowest(const Unit& unit) {
   if (!config_.max_staleness || !turns_.empty()) return;
   const std::int64_t least = step() - 1 - *config_.max_staleness;
@@ -346,7 +346,8 @@ void OwnedShards::await_turn(const Group& group, int owner, bool is_push) {
   if (static_cast<std::size_t>(there.played.load()) >= own_turns_end_[index])
     throw_if_error(end_of_turns(operation(), board_.rank()));
   const Span span("wait", {}, is_push ? &push_wait_seconds_ : nullptr);  // pull_seconds_ contains a pull's wait already
-  // The turn may go from one rank to another while the board asks rank by rank, so this asks until it has the turn.
+  // The turn may go from one rank to another while the board asks rank after rank, so this rank waits again until it
+  // has the turn.
   while (whose() != board_.rank()) board_.wait(operation, [&](int q) { return q == board_.rank() || whose() != q; });
   throw_if_error(expect_turn(turns[static_cast<std::size_t>(there.played.load())], is_push, operation()));
 }

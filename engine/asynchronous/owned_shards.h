@@ -52,18 +52,18 @@ class OwnedShards final : public PulledParameters {
   /// Returns the bytes of the values and states of this rank's shards.
   std::int64_t memory_bytes() const override { return memory_.bytes(); }
 
-  /// It waits until all ranks have computed, and for its turn, if max_staleness is 0.
+  /// It waits, if max_staleness is 0, until all ranks have computed and it is this rank's turn.
   GradientAges push(const ElementUpdate& rule, const PushRates& with) override;
   void skip() override;
-  /// Applies the gradients that lie in this rank's memory to all of an owner's shards: those of this rank, or the sum
-  /// of several ranks' (FirstGradients). It neither waits for a turn nor ends a step.
+  /// Applies the gradients that lie in this rank's memory to all shards of `owner`. They are this rank's own gradients,
+  /// or a sum of the gradients of several ranks (FirstGradients). It neither waits for a turn nor ends a step.
   void apply(int owner, const ElementUpdate& rule, const PushRates& with);
   /// Ends this rank's step: the next step pulls units anew.
   void end_step();
   void adopt() override;
   /// Every rank pulls the newest values.
   void bring_together() override;
-  /// It waits for nobody but the holders of shards.
+  /// It waits for no rank, except for one that holds a shard's lock.
   void take_newest() override;
 
   /// Returns the counts of this rank's own shard.
@@ -79,8 +79,8 @@ class OwnedShards final : public PulledParameters {
     /// [owner]: means of squared gradients, for an adaptive lambda; else empty
     std::vector<float*> mean_squares = {};
     std::size_t first_shard = 0;      ///< shards are numbered by group, then owner
-    std::size_t first_parameter = 0;  ///< number among all trainable parameters
-    std::int64_t* counts = nullptr;   ///< [owner][parameter]
+    std::size_t first_parameter = 0;  ///< number of the group's first parameter among all trainable ones
+    std::int64_t* counts = nullptr;   ///< [owner][parameter]: updates so far
   };
 
   void pull_unit(const Unit& unit) override;
@@ -104,7 +104,7 @@ class OwnedShards final : public PulledParameters {
   std::vector<Group> groups_;
   std::vector<ShardName> names_;               ///< [shard]
   std::vector<std::vector<ShardTurn>> turns_;  ///< [shard]; empty where no recorded order is replayed
-  std::vector<std::size_t> own_turns_end_;     ///< [shard]: index behind this rank's last turn
+  std::vector<std::size_t> own_turns_end_;     ///< [shard]: index behind the last turn of this rank in `turns_`
   std::optional<OrderWriter> writer_;
   ShardUpdate update_;
 };

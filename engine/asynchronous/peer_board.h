@@ -17,9 +17,9 @@
 
 namespace tessera {
 
-/// Tells ranks that do not wait for each other (SyncConfig, asynchronous) about one another: how many steps each has
-/// made, and whether it still runs. It lies in memory that all of them map, so a look costs a load and sends nothing.
-/// ReplicaSync owns one; the thread that trains calls it.
+/// Tells ranks that do not wait for each other (SyncConfig, asynchronous) about one another: how many steps each rank
+/// has made, and whether its process still runs. It lies in memory that all of them map, so a look costs a load and
+/// sends nothing. ReplicaSync owns one; the thread that trains calls it.
 ///
 /// Ranks make no collective while they train, so nothing of the transport notices that one is gone. `wait` and `look`
 /// do: they read each rank's state here and its process. They ask the transport about what they find; it says who ended
@@ -43,7 +43,8 @@ class PeerBoard {
   int size() const { return group_->size(); }
   Collectives& group() const { return *group_; }
 
-  /// These return the steps of `rank` whose backward is over, and those whose gradients are applied, or skipped.
+  /// These return the number of steps of `rank` whose backward is over, and the number of steps that it has applied or
+  /// skipped.
   std::int64_t computed(int rank) const { return entries_[rank].computed.load(); }
   std::int64_t pushed(int rank) const { return entries_[rank].pushed.load(); }
   void note_computed(std::int64_t steps) { entries_[rank()].computed.store(steps); }
@@ -51,13 +52,14 @@ class PeerBoard {
   /// Returns the next number of a count that all ranks share, from 0.
   std::int64_t next_event() { return entries_[0].events.fetch_add(1); }
 
-  /// A function that says whether a rank has come to the place where this one waits for it.
+  /// A function that says whether a rank has reached the point for which this rank waits.
   using Arrived = absl::FunctionRef<bool(int rank)>;
   /// Makes the unit and operation for a message, such as "blocks.0 pull". Only a wait that fails calls it, so a step
   /// makes no text.
   using What = absl::FunctionRef<std::string()>;
-  /// Waits until all have arrived: spins, then sleeps at most a millisecond at a time. Throws tessera::Error (75) if a
-  /// rank that has not arrived has ended, or does not come in time. The message has what the transport knows about it.
+  /// Waits until all ranks have arrived: it spins, then sleeps at most a millisecond at a time. Throws tessera::Error
+  /// (75) if a rank that has not arrived has ended, or does not come in time. The message says what the transport knows
+  /// about that rank.
   /// `spare`: this many ranks may have left without an error before they arrived, since the others are enough.
   void wait(What what, Arrived arrived, std::int64_t spare = 0);
   /// Returns whether a wait that began at `begin` has lasted too long.
@@ -68,7 +70,8 @@ class PeerBoard {
   std::string name_of(int rank) const;
   /// Throws tessera::Error (75) where a rank has failed or its process is gone. It looks at most every 50 ms.
   void look();
-  /// REQUIRES: a rank has ended or is about to. Looks for it for a second, and throws as `look` does if it finds it.
+  /// REQUIRES: a rank has ended or is about to. It looks for that rank for a second, and throws as `look` does if it
+  /// finds one.
   void look_for_the_dead();
   /// Returns once all ranks have called it. It is collective.
   void meet(const char* what);

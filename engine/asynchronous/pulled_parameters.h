@@ -21,16 +21,16 @@ class PulledParameters : public PushedParameters {
   PulledParameters(const std::vector<std::unique_ptr<Unit>>& units, PeerBoard& board);
 
   /// Copies the newest values of a unit to this rank, unless this step has pulled them already. A rank that is
-  /// max_staleness steps ahead waits first. Returns false where there was nothing to do.
+  /// max_staleness steps ahead waits first. Returns false if there was nothing to pull.
   bool pull(const Unit& unit);
   /// Copies the newest values of all units to this rank, for a module that outlives its Engine. This is no pull:
-  /// recorded orders leave it out, and it does not wait for slow ranks. Others may go on pushing.
+  /// recorded orders leave it out, and it does not wait for slow ranks. Other ranks may push meanwhile.
   virtual void take_newest() = 0;
 
   /// Return the number of units pulled so far, and of their bytes.
   std::int64_t pulls() const { return pulls_; }
   std::int64_t pulled_bytes() const { return pulled_bytes_; }
-  /// Returns the seconds so far in pulls, including waits for slow ranks and for turns.
+  /// Returns the seconds so far in pulls, including waits for slow ranks and for this rank's turns.
   double pull_seconds() const { return pull_seconds_; }
   /// Returns pull_seconds() plus the seconds in which pushes waited.
   double communication_seconds() const override { return pull_seconds_ + push_wait_seconds_; }

@@ -12,11 +12,11 @@
 
 namespace tessera {
 
-/// Pulls a unit of asynchronous training when an operator of a step or a Gathered guard first reads it: at the place
+/// Pulls a unit of asynchronous training when an operator of a step or a Gathered guard first reads its parameters,
 /// where a sharded unit would be gathered. ReplicaSync owns one while an Engine's operators are watched.
 class Pulls final : public UnitKeeper {
  public:
-  /// `on_pulled` is told of a unit whose values have changed. It keeps a reference to `shards`.
+  /// `on_pulled` is called with a unit whose values have changed. It keeps a reference to `shards`.
   Pulls(std::vector<Unit*> units, PulledParameters& shards, std::function<void(Unit&)> on_pulled, OnFailure on_failure)
       : UnitKeeper(std::move(on_failure)), units_(std::move(units)), shards_(shards), on_pulled_(std::move(on_pulled)) {
     for (Unit* unit : units_) unit->watch(this);

@@ -26,12 +26,12 @@ struct ShardEvent {
   std::int64_t number = 0;
   std::int64_t step = 0;     ///< step of the rank, from 1
   std::size_t shard = 0;     ///< index among the ShardNames
-  std::int64_t version = 0;  ///< version of the shard, before a push
+  std::int64_t version = 0;  ///< version of the shard; for a push the one before it
   int rank = 0;
   bool is_push = false;
 };
 
-/// Who takes part in a run. Only a run with the same parties can replay a recorded order.
+/// Says which ranks and which owners take part in a run. Only a run with the same parties can replay a recorded order.
 struct OrderParties {
   int ranks = 0;
   std::string owners;  ///< who owns the shards, as in "sync.owners": "ranks" or "servers"
@@ -43,15 +43,16 @@ struct OrderParties {
 ///
 ///     {"event":12,"rank":0,"step":3,"op":"push","unit":"layers.0","group":0,"shard":1,"version":5}
 ///
-/// Each rank appends its own lines, many at a time, so lines of several ranks take turns; "event" orders them. A rank
-/// that is killed loses its latest lines. OwnedShards owns one.
+/// Each rank appends its own lines, many at a time, so the file mixes the lines of several ranks; "event" gives the
+/// order of all events. A rank that is killed loses its latest lines. OwnedShards owns one.
 class OrderWriter {
  public:
-  /// Makes the file anew if `is_first`: one rank does so before the others open it. Errors: as for any output file.
+  /// Makes the file anew if `is_first`: one rank calls it so before the other ranks open the file. Errors: as for any
+  /// output file.
   static absl::StatusOr<OrderWriter> open(const std::string& path, const OrderParties& parties, bool is_first);
   OrderWriter(OrderWriter&& other) noexcept;
   OrderWriter& operator=(OrderWriter&&) = delete;
-  ~OrderWriter();  ///< writes what is left; an error goes to the log
+  ~OrderWriter();  ///< writes the lines that are left; an error goes to the log
 
   void add(const ShardEvent& event, const ShardName& shard);
   /// Writes the collected lines once they have 64 KiB. Errors: 74 if the write fails; 71 without free memory; 73 if the
@@ -77,7 +78,7 @@ struct ShardTurn {
 /// Returns the error (64) of a rank whose program pulls or pushes once more after its last turn. `operation`: names the
 /// shard.
 absl::Status end_of_turns(const std::string& operation, int rank);
-/// Returns an error (64) unless the turn is for a push (for a pull if `is_push` is false).
+/// Returns an error (64) unless `turn` is the turn of a push, or of a pull if `is_push` is false.
 absl::Status expect_turn(const ShardTurn& turn, bool is_push, const std::string& operation);
 
 /// Reads a file of OrderWriter. Returns the turns of each of `shards`, in order. Errors: 66 where it is missing; 77

@@ -18,7 +18,8 @@ void ShardUpdate::apply(const FlatGroup& group, const PushedShard& shard, const 
   }
 }
 
-/// Compensates the gradients of a run for their delay, and returns the scale that they still need.
+/// Compensates the gradients of a run for their delay, and returns the factor with which the gradients must still be
+/// multiplied.
 float ShardUpdate::compensated(const PushedShard& shard, Extent run, float scale) const {
   const DelayCompensationConfig& delay = config_.delay_compensation;
   if (delay.lambda == 0) return scale;

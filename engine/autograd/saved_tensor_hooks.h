@@ -15,14 +15,15 @@ class SavedTensorHooks {
 };
 
 /// Lets `hooks` make the hooks of every tensor that an operator on this thread saves for backward, from now on and
-/// while `hooks` lives. Where several hooks were given, the last of them makes these; giving the same hooks again
-/// changes nothing. Tensors saved inside a backward are not touched: those of recomputation, and those of a backward
-/// that is differentiated itself. Hooks of a Python program (torch.autograd.graph.saved_tensors_hooks) go before ours.
+/// while `hooks` lives. Only the last ones make hooks of tensors if several were given. Giving the same hooks again
+/// changes nothing. Tensors that are saved inside a backward keep LibTorch's behaviour: tensors of recomputation, and
+/// of a backward that is differentiated itself. Hooks of a Python program (torch.autograd.graph.saved_tensors_hooks)
+/// take precedence over `hooks`.
 ///
 /// LibTorch asks its autograd engine for such hooks, so this function calls put_engine_in_place.
 void hook_saved_tensors(const std::shared_ptr<SavedTensorHooks>& hooks);
 
-/// While it lives, `hooks` and no others make the hooks of what operators on this thread save, inside a backward too.
+/// While it lives, only `hooks` make the hooks of tensors that operators on this thread save, inside a backward too.
 /// Scopes nest.
 class SavedTensorScope {
  public:
@@ -34,8 +35,8 @@ class SavedTensorScope {
 
 /// Puts an autograd engine of ours in the place of the present one, which is LibTorch's own or that of the Python
 /// package torch. Only the first call in a process does anything; any thread may call it. Our engine passes all calls
-/// on, with two additions: hooks for saved tensors come from here, and a backward that C++ runs inside another one is
-/// an InnerBackward (engine/autograd/end_of_backward.h).
+/// on, with two additions: hook_saved_tensors gives the hooks for saved tensors, and a backward that C++ runs inside
+/// another one is an InnerBackward (engine/autograd/end_of_backward.h).
 void put_engine_in_place();
 
 }  // namespace tessera

@@ -6,7 +6,7 @@
 namespace tessera {
 
 /// Returns the state of LibTorch's default random generator of a device: kByte [bytes], in host memory. Checkpoints and
-/// commits hold it. The generator's mutex is held meanwhile.
+/// commits hold it. The generator's mutex is held during the call.
 at::Tensor state_of_generator(c10::Device device);
 
 /// Sets the generator of `device` to `state`, which state_of_generator returned. Throws c10::Error where `state`

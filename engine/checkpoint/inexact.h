@@ -10,20 +10,20 @@
 namespace tessera {
 
 // Each function returns the line in LoadedCheckpoint::inexact for something that a run cannot continue exactly from a
-// checkpoint or a commit. It returns nothing where the run has it exactly or does not need it. The loads of checkpoints
-// and of commits call these functions.
+// checkpoint or a commit. It returns nothing if the run continues exactly, or does not need that thing. The loads of
+// checkpoints and of commits call these functions.
 
-/// Answers for a run that was saved by a program whose noise had the version `saved_version` (kNoiseVersion). The line
-/// is there only if the strategy draws noise.
+/// Returns the line for a run that was saved by a program whose noise had the version `saved_version` (kNoiseVersion).
+/// The line is there only if the strategy draws noise.
 std::optional<std::string> other_noise(const Strategy& strategy, std::int64_t saved_version);
 
-/// Answers for a run whose rate rises over samples, if the save after `steps` updates lacks their number of samples
-/// (Engine::samples_seen).
+/// Returns the line for a run whose learning rate rises over samples, if the save after `steps` updates lacks their
+/// number of samples (Engine::samples_seen).
 std::optional<std::string> unknown_samples(const Strategy& strategy, std::int64_t steps, std::int64_t samples);
 
-/// Reads learning rates that were set by hand into `rates` (StepProgress::rates). Where a schedule sets them, the
-/// strategy decides, which may have changed. `saved`: those of the `source`, "checkpoint" or "commit"; it is empty
-/// where the source has none.
+/// Reads learning rates that were set by hand into `rates` (StepProgress::rates). The strategy decides if it has a
+/// schedule that sets the rates; the strategy may have changed since the save. `saved`: those of the `source`,
+/// "checkpoint" or "commit"; it is empty where the source has none.
 std::optional<std::string> read_rates(const Strategy& strategy, const std::vector<std::optional<double>>& saved,
                                       const char* source, std::vector<double>& rates);
 

@@ -21,8 +21,8 @@ namespace {
 
 // This file works as follows. Matcher compares parameters first, then buffers, then states. It does not stop at the
 // first difference: `problems_` collects what forbids loading, and take() reports all of them in one error (at most
-// kMostProblems). What loads with a loss (rounded values, states that begin anew or are left out) becomes lines of
-// MatchedCheckpoint::inexact instead. match_parameters notes the states that parameters need (`needed_`) and that
+// kMostProblems). What can be loaded, but not exactly (rounded values, states that begin anew or are left out), becomes
+// lines of MatchedCheckpoint::inexact. match_parameters notes the states that parameters need (`needed_`) and that
 // frozen ones keep (`kept_`), and match_states reads both.
 
 constexpr std::size_t kMostProblems = 20;  ///< problems that the error lists
@@ -178,7 +178,8 @@ class Matcher {
     matched_.parameters.push_back({&group, i, &saved});
   }
 
-  /// Notes the states of the checkpoint that a frozen parameter keeps, though no parameter that trains may have them.
+  /// Notes the states of the checkpoint that a frozen parameter keeps. Perhaps no parameter that trains has these
+  /// states.
   void note_kept(const SavedParameter& saved) {
     if (!saved.keeps_states()) return;
     for (const SavedState& state : manifest_.states) {

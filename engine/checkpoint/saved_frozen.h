@@ -22,7 +22,8 @@ namespace tessera {
 /// addition to their values. Each rank writes its own shares of FrozenStates. A parameter that is frozen in the Engine
 /// gets FrozenStates from a checkpoint, whether it was frozen or trained in the run that saved it.
 
-/// Writes into `saved` what is kept for a frozen parameter, and adds its states to `states` if they are not there yet.
+/// Describes in `saved` the states and masters that are kept for a frozen parameter, and adds its states to `states` if
+/// they are not there yet.
 void describe_frozen(const FrozenParameter& kept, SavedParameter& saved, std::vector<SavedState>& states);
 
 /// Gives this rank's shares to `writer`. They are not copied: the writer shares them with `frozen`, so they

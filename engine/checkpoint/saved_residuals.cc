@@ -110,8 +110,8 @@ absl::Status ResidualReader::read_own(const Residual& residual) {
 }
 
 /// Gives this rank its share of the mean of all saved residuals. A gradient is a mean over ranks and microbatches. For
-/// each element, it adds the residuals of all ranks that hold one, or the shares of momentum of all ranks. A residual
-/// of momentum counts as 1 / (1 - momentum) of a gradient.
+/// each element, it adds the residuals of all ranks that hold one for the element, or the shares of momentum of all
+/// ranks. A residual of momentum counts as 1 / (1 - momentum) of a gradient.
 absl::Status ResidualReader::read_mean(const Residual& residual) {
   const Manifest& manifest = checkpoint_.manifest();
   const double before = static_cast<double>(manifest.ranks * manifest.residuals->microbatches);

@@ -15,7 +15,7 @@ namespace tessera {
 
 /// Writes residuals of compressed reductions to checkpoints, and reads them (Manifest::residuals).
 ///
-/// Residuals belong to ranks. If the job has the same ranks, units and kind of compression as the one that saved, every
+/// Residuals belong to ranks. If the job has the same ranks, units and kind of compression as the job that saved, every
 /// rank gets back what it had. Otherwise each rank gets a share of the mean. All residuals of an element are added. The
 /// sum is divided so that it moves the mean gradient of a later step as much as it would have in the run that was
 /// saved.
@@ -26,14 +26,15 @@ void add_residuals(const KeptGradients& kept, int rank, StateWriter& writer);
 /// Reads residuals from a checkpoint into the memory that `kept` names.
 class ResidualReader {
  public:
-  /// `wanted`: the description of this run's residuals, the same on each of the `ranks` ranks. The references must
+  /// `wanted`: the description of this run's residuals, which is equal on all `ranks` ranks. The references must
   /// outlive this object.
   ResidualReader(SavedCheckpoint& checkpoint, const KeptGradients& kept, int rank, int ranks,
                  const SavedResiduals& wanted)
       : checkpoint_(checkpoint), kept_(kept), rank_(rank), ranks_(ranks), wanted_(wanted) {}
 
-  /// Returns whether the checkpoint has as many ranks, as many microbatches and the same momentum, and holds exactly
-  /// what this rank keeps. Ranks may read residuals as their own only where this is true on all of them.
+  /// Returns whether the checkpoint has as many ranks, as many microbatches and the same momentum as this run, and
+  /// holds exactly the residuals that this rank keeps. Ranks may read residuals as their own only where this is true on
+  /// all of them.
   bool has_own() const;
   /// Reads the residuals: this rank's own if `own`, else its share of the mean. REQUIRES: Manifest::residuals is
   /// set, and `kept` holds zeros; `own` only where has_own() was true on every rank. Errors: those of

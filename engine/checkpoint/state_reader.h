@@ -19,8 +19,8 @@ namespace tessera {
 /// other. load_checkpoint makes one on each rank and calls `read` once.
 class StateReader {
  public:
-  /// `states` are those of the Engine. `rank`, `ranks`: this rank and the number of ranks that load. The references
-  /// must outlive it.
+  /// `states` are those of the Engine. `rank`, `ranks`: this rank and the number of ranks that load. The referenced
+  /// objects must outlive the StateReader.
   StateReader(SavedCheckpoint& checkpoint, const MatchedCheckpoint& matched, const StoredStates& states, int rank,
               int ranks)
       : checkpoint_(checkpoint), matched_(matched), states_(states), rank_(rank), ranks_(ranks) {}

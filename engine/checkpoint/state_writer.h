@@ -23,12 +23,12 @@
 namespace tessera {
 
 /// Collects one rank's part of a checkpoint, and writes it. Saving makes one on each rank. Each element of the
-/// flat buffers is written by exactly one rank: a rank that alone holds a part writes it, and ranks that hold the same
-/// part divide it among them, at block boundaries.
+/// flat buffers is written by exactly one rank: a rank that alone holds a part writes it, and ranks that hold copies of
+/// one part each write a section of it, cut at block boundaries.
 class StateWriter {
  public:
   /// Adds this rank's parts of parameters, masters and states. They refer to the units, which must live until `hold` or
-  /// `write` returns. `mesh` holds all ranks that write; it is larger than the plan's where replicas train by
+  /// `write` returns. `mesh` holds all ranks that write; it is larger than the plan's mesh if replicas train by
   /// themselves.
   StateWriter(const std::vector<std::unique_ptr<Unit>>& units, const MemoryPlan& plan, const MeshPosition& mesh,
               const StoredStates& states);
@@ -36,8 +36,8 @@ class StateWriter {
   /// Adds the whole of a tensor that host_copy made. `what` and `name` are those of its Piece, here and below.
   void add(const std::string& what, const std::string& name, const at::Tensor& host);
 
-  /// Adds the elements of `name` from `first` on. The memory of `values`, in the place that `place` describes, must
-  /// live until `hold` or `write` has read it.
+  /// Adds the elements of `name` from `first` on. The memory of `values`, which lies where `place` says, must live
+  /// until `hold` or `write` has read it.
   void add(const std::string& what, const std::string& name, std::int64_t first, std::span<const float> values,
            MemoryPlace place = {c10::Device(c10::kCPU), /*in_record=*/true});
 
@@ -46,13 +46,14 @@ class StateWriter {
   void add(const std::string& what, const std::string& name, const std::string& dtype, std::int64_t first,
            std::shared_ptr<const std::vector<std::byte>> bytes);
 
-  /// Copies to `room` all that others may change: parameters, masters, states and kept gradients. The units are not
-  /// read any more after that, so an asynchronous save may write while the Engine trains. It fails with error 70 where
-  /// `room` (MemoryCategory::kCheckpoint) is too small.
+  /// Copies to `room` everything that training may change meanwhile: parameters, masters, states and kept gradients.
+  /// The units are not read any more after that, so an asynchronous save may write while the Engine trains. It fails
+  /// with error 70 where `room` (MemoryCategory::kCheckpoint) is too small.
   absl::Status hold(std::span<std::byte> room);
 
-  /// Writes everything to the file `folder`/`name`. State on disk is read once for each of its kinds. `wrote` is called
-  /// before every portion with its bytes, on the calling thread; an error that it returns ends the writing. `who`
+  /// Writes everything to the file `folder`/`name`. State on disk is read once for each kind of state. `wrote` is
+  /// called before every portion with its bytes, on the calling thread; an error that it returns ends the writing.
+  /// `who`
   /// is the prefix of messages. Errors: those of ShardWriter.
   absl::StatusOr<SavedFile> write(const std::string& folder, const std::string& name, const std::string& who,
                                   const std::function<absl::Status(std::size_t bytes)>& wrote);
@@ -64,7 +65,7 @@ class StateWriter {
   struct Source {
     Piece piece;
     std::function<absl::Status(const Sink&)> read;  ///< gives the data in portions
-    bool is_held = false;                           ///< nothing else writes its memory
+    bool is_held = false;                           ///< nothing else writes the memory of this piece
   };
   void add_run(const FlatGroup& group, std::size_t parameter, Extent run, const StoredStates& states);
   void add_tensor_states(const FlatGroup& group, std::size_t parameter, Extent written);

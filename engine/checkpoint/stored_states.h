@@ -20,7 +20,7 @@ class StoredStates {
  public:
   StoredStates(const Strategy& strategy, const OwnRules& own_rules, const std::vector<std::unique_ptr<Unit>>& units);
 
-  /// Returns the states of all groups; each name is there once.
+  /// Returns the states of all groups; the list has each name once.
   const std::vector<SavedState>& all() const { return all_; }
   /// Indices into all() of the states that one group keeps of each element: StateView::state[i] is all()[of(group)[i]].
   std::span<const std::size_t> of(const FlatGroup& group) const {

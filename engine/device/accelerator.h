@@ -18,7 +18,7 @@ struct AllocatedBytes {
 };
 
 /// The device on which an Engine trains, and the objects that a step needs there. The Engine makes one and owns it.
-/// Steps of the CPU need no kernels: every member but `device` is null there.
+/// Steps of the CPU need no kernels: every member but `device` is null on the CPU.
 struct Accelerator {
   ComputeDevice device;
   std::unique_ptr<DeviceKernels> kernels;
@@ -28,14 +28,14 @@ struct Accelerator {
   std::string name;  ///< "NVIDIA H200"; empty on the CPU
 };
 
-/// Returns an accelerator for a device whose operators are queued, with these kernels.
+/// Returns an accelerator for a device whose operators are queued, with the kernels `kernels`.
 Accelerator queued_accelerator(c10::Device device, std::unique_ptr<DeviceKernels> kernels);
 
 /// Returns the device whose memory `group` moves. Throws tessera::Error (69) where this build has no kernels for it.
 Accelerator accelerator_of(const Collectives& group);
 
-/// Only tests call this: from now on host memory counts as that of the accelerator that `make` returns, or as the CPU's
-/// again where `make` is null.
+/// Only tests call this: from now on host memory counts as the memory of the accelerator that `make` returns, or as the
+/// CPU's again where `make` is null.
 void set_accelerator_of_host(std::function<Accelerator()> make);
 
 /// Returns GPU `gpu`, with the kernels in optim/cuda. A build without CUDA's compiler throws tessera::Error (69)

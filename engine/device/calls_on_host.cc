@@ -18,9 +18,9 @@ namespace {
 
 using Mark = DeviceKernels::Mark;
 
-/// A GPU's group, and a group of the same ranks over their hosts beside it. All calls go to the GPU's group; if one of
-/// the two groups ends, so does the other. SumsOnHost and GathersOnHost derive from it, and give some calls to the
-/// hosts.
+/// A GPU's group, and a second group of the same ranks, which works in the memory of their hosts. All calls go to the
+/// GPU's group; if one of the two groups ends, so does the other. SumsOnHost and GathersOnHost derive from it, and give
+/// some calls to the hosts.
 class GroupWithHost : public ForwardingCollectives {
  public:
   GroupWithHost(std::shared_ptr<Collectives> group, std::shared_ptr<Collectives> host, DeviceKernels& kernels,
@@ -133,7 +133,7 @@ class SumsOnHost::Pending final : public Work::State {
   absl::Status advance() override {
     if (std::exchange(is_begun_, true)) return absl::OkStatus();
     downloaded_->wait();
-    const absl::Status there = owner_.group_->status();  // a failure is known now, after the wait for the device
+    const absl::Status there = owner_.group_->status();  // a failure is known only now, after the wait for the device
     work_ = there.ok() ? begin() : Work(there);
     return there;
   }
@@ -151,7 +151,7 @@ class SumsOnHost::Pending final : public Work::State {
   std::size_t rank() const { return static_cast<std::size_t>(owner_.rank()); }
   Work begin() {
     Collectives& host = *owner_.host_;
-    sum_.options.waits = Waits::kLater;  // the sum runs on the transport's own thread, while this one goes on
+    sum_.options.waits = Waits::kLater;  // the sum runs on the transport's own thread, while this thread continues
     return sum_.scatters
                ? host.reduce_scatter(sum_.label, contribution_, sum_.dtype, sums_, sum_.sum_numel, sum_.options)
                : host.all_reduce(sum_.label, contribution_, sum_.dtype, sums_, sum_.numel, sum_.options);
@@ -203,14 +203,14 @@ class GathersOnHost final : public GroupWithHost {
 
  private:
   class Pending;
-  /// A piece of pinned memory, the gather that has it, and the copy that has brought its last values to the GPU.
+  /// A piece of pinned memory, the gather that uses it, and the copy that has brought its last values to the GPU.
   struct Slot {
     Pending* holder = nullptr;
     std::shared_ptr<Mark> uploaded;
   };
 
   Work start(Gather gather);
-  /// Begins gathers over the hosts up to `last`, in their order; if `last` is null, all those whose part has reached
+  /// Begins gathers over the hosts up to `last`, in their order; if `last` is null, all gathers whose part has reached
   /// the host.
   absl::Status begin(const Pending* last);
 
@@ -235,7 +235,7 @@ class GathersOnHost::Pending final : public Work::State {
   }
 
   bool is_on_host() { return downloaded_->passed(); }
-  /// Begins the gather over the hosts, when its turn has come.
+  /// Begins the gather over the hosts. It is called in the order of the gathers.
   absl::Status begin() {
     downloaded_->wait();
     const absl::Status there = owner_.group_->status();  // known now, after the wait for the device
@@ -266,8 +266,8 @@ class GathersOnHost::Pending final : public Work::State {
   std::size_t bytes() const { return gather_.bytes_per_rank * static_cast<std::size_t>(owner_.size()); }
   std::size_t own_offset() const { return gather_.bytes_per_rank * static_cast<std::size_t>(owner_.rank()); }
   std::byte* own_part() const { return full_ + own_offset(); }
-  /// Returns the parts to copy up to the GPU: all parts, except this rank's own if it is unchanged in its place. An
-  /// update may have changed it meanwhile, if nobody used what was gathered ahead.
+  /// Returns the parts to copy up to the GPU: all parts, except this rank's own if it is unchanged in its place. This
+  /// rank's part may have changed: an update may have come after a gather that was made ahead and not used.
   std::vector<DeviceKernels::UploadPiece> pieces() const {
     auto* const there = static_cast<std::byte*>(gather_.full);
     const bool has_own = gather_.shard == there + own_offset() && !is_lossy(gather_.options.form);

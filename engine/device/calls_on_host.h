@@ -19,9 +19,9 @@ struct CallSlots {
 };
 
 /// Returns a group for the memory of a GPU. The ranks' hosts make its compressed sums: those whose ReduceOptions have a
-/// method or a codec. `group` makes all other calls. So a sum has the bits that the CPU's ranks get over `host`, a
-/// group of the same ranks for the memory of their hosts, which compresses. An Engine on a GPU makes one for each axis
-/// that "compression" names; the Reducer calls it as any other group.
+/// method or a codec. `group` makes all other calls. So a sum has the bits that the CPU's ranks get over `host`. That
+/// is a group of the same ranks for the memory of their hosts, and it compresses. An Engine on a GPU makes one for each
+/// axis that "compression" names; the Reducer calls it as any other group.
 ///
 /// | call            | what happens                                                                           |
 /// |-----------------|----------------------------------------------------------------------------------------|
@@ -35,9 +35,9 @@ std::shared_ptr<Collectives> sums_on_host(std::shared_ptr<Collectives> group, st
                                           DeviceKernels& kernels, const CallSlots& slots);
 
 /// Returns a group for the memory of a GPU. The ranks' hosts make its all-gathers in another form
-/// (GatherOptions::form). `group` makes all other calls. So a gather has the bits that the CPU's ranks get over `host`,
-/// a group of the same ranks for the memory of their hosts, which compresses. An Engine on a GPU makes one for each
-/// axis on which "compression.gathers" has an effect; the Residency and the Publisher call it as any other group.
+/// (GatherOptions::form). `group` makes all other calls. So a gather has the bits that the CPU's ranks get over `host`.
+/// That is a group of the same ranks for the memory of their hosts, and it compresses. An Engine on a GPU makes one for
+/// each axis on which "compression.gathers" has an effect; the Residency and the Publisher call it as any other group.
 ///
 /// | call            | what happens                                                                           |
 /// |-----------------|----------------------------------------------------------------------------------------|

@@ -12,7 +12,7 @@
 namespace tessera {
 
 /// Times a GPU's calls, for Engine::latencies: from the place in the current stream where a call was queued to the
-/// place where the stream has waited for it. Training owns it, and calls it from the thread that trains.
+/// place where the stream waits for its end. Training owns it, and calls it from the thread that trains.
 class QueuedCallTimes final : public QueueTimes {
  public:
   /// `kernels` must outlive this object.
@@ -41,7 +41,7 @@ class QueuedCallTimes final : public QueueTimes {
 
   DeviceKernels& kernels_;
   std::uint64_t last_ = 0;                                                  ///< the number of the latest call
-  std::map<std::uint64_t, std::unique_ptr<DeviceKernels::Interval>> open_;  ///< [number]
+  std::map<std::uint64_t, std::unique_ptr<DeviceKernels::Interval>> open_;  ///< [number]: a call that has not ended
   std::vector<Ended> ended_;                                                ///< since the latest batch was closed
   std::deque<Batch> batches_;                                               ///< in the order of their marks
 };

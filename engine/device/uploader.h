@@ -10,8 +10,9 @@
 namespace tessera {
 
 /// Makes Uploads: copies of a batch to the GPU that run beside the computation. The Engine owns it; one thread at a
-/// time calls it. A copy reads pinned memory: the tensor's own where that is pinned, else a staging buffer. A staging
-/// buffer is used again once its copy is over, so a steady loop allocates nothing on the host.
+/// time calls it. A copy reads pinned memory: the tensor's own memory if that is pinned, else a staging buffer. A
+/// staging buffer is used again once its copy is over, so a loop whose batches have the same sizes allocates nothing
+/// more on the host.
 class Uploader {
  public:
   /// `kernels` is null on the CPU; else it must outlive this object.

@@ -35,7 +35,7 @@ DeferredInitScope::DeferredInitScope(Content content) : previous_(current_tape) 
 }
 
 DeferredInitScope::~DeferredInitScope() {
-  if (previous_) return;  // an outer scope goes on deferring
+  if (previous_) return;  // an outer scope continues to defer
   set_recording(false);
   current_tape.reset();
 }

@@ -173,8 +173,8 @@ InitTape::Node InitTape::describe(const c10::OperatorHandle& op, const Stack& st
   Node node{
       op, copy_with_own_lists({stack.end() - static_cast<std::ptrdiff_t>(count), stack.end()}), {}, {}, {}, false, {},
       {}};
-  // Deferred tensors say that they lie on the device "meta". A program that asks for a tensor there wants it where the
-  // real tensors will be.
+  // Deferred tensors say that they lie on the device "meta". A program that asks for a tensor on "meta" then wants it
+  // on the device of the real tensors.
   if (const auto i = index_of_argument(schema, "device"); i >= 0) {
     c10::IValue& device = node.arguments[static_cast<std::size_t>(i)];
     if (device.isDevice() && device.toDevice().is_meta()) device = at::Device(at::kCPU);
@@ -297,7 +297,8 @@ void InitTape::check_has_values() const {
               "make it with deferred_init to train it, or to read a value");
 }
 
-/// Goes from the last node back and follows the storages that are wanted. It looks at no other node of the tape.
+/// Goes from the last node back and follows the storages in `wanted`, and those on which they depend. It looks at no
+/// other node of the tape.
 InitTape::Needs InitTape::needed_for(std::unordered_set<StorageId> wanted) const {
   check_has_values();
   Needs needs;

@@ -30,7 +30,7 @@ class InitTape : public std::enable_shared_from_this<InitTape> {
   using StorageId = std::uint64_t;
   using Storages = std::unordered_map<StorageId, c10::Storage>;
 
-  /// The place of a tensor in a storage. `strides` and `offset` count elements.
+  /// The place of a tensor in a storage. `strides` and `offset` are numbers of elements.
   struct Place {
     StorageId storage = 0;
     std::size_t storage_bytes = 0;
@@ -63,7 +63,7 @@ class InitTape : public std::enable_shared_from_this<InitTape> {
     /// Returns the argument with this name, or null.
     const c10::IValue* argument(const char* name) const;
   };
-  /// Says what others need from a node: only memory for its storage, or its values.
+  /// Says what other nodes, or the caller, need from a node: only memory for its storage, or its values.
   enum class Need : char { kStorageOnly, kYes };
   /// The nodes that storages depend on, by their number, in order.
   using Needs = std::map<std::size_t, Need>;
@@ -79,8 +79,8 @@ class InitTape : public std::enable_shared_from_this<InitTape> {
   /// another tape, or the operator writes a deferred tensor's values into a real one.
   void record(const c10::OperatorHandle& op, torch::jit::Stack* stack);
 
-  /// Makes real storages for `wanted`: replays the nodes that they depend on and nothing else, and fills on several
-  /// threads. Throws c10::Error on a tape of shapes only, as does needed_for.
+  /// Makes real storages for `wanted`: replays the nodes that they depend on and nothing else, on several threads where
+  /// that is possible. Throws c10::Error on a tape of shapes only, and so does needed_for.
   Storages replay(const std::unordered_set<StorageId>& wanted) const;
 
   /// Finds the nodes that `wanted` depend on. It goes back from the last node and looks at no node that it does not

@@ -120,8 +120,8 @@ void DrawPieces::fill(at::Tensor piece, std::int64_t begin) {
     word_ = kUnknown;
     return;
   }
-  // If the elements of a normal fill do not end with a whole group, the fill draws its last kGroup elements again, from
-  // the words behind all others.
+  // If the number of elements of a normal fill is no multiple of kGroup, the fill draws its last kGroup elements again,
+  // from words behind those of all elements.
   const std::int64_t rest = draw_.kind == KnownDraw::Kind::kNormal ? draw_.numel % KnownDraw::kGroup : 0;
   const std::int64_t body_end = std::min(end, draw_.numel - rest);
   if (body_end > begin) {

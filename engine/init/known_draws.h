@@ -10,7 +10,8 @@
 namespace tessera {
 
 /// An operator that fills all elements of a contiguous fp32 tensor on the CPU from a known number of the generator's
-/// words. So the generator can be moved on without making the numbers, and a piece can be made without the rest.
+/// words. So the generator can skip the draw without making its numbers, and a part of the tensor can be made without
+/// the other parts.
 struct KnownDraw {
   enum class Kind {
     kUniform,  ///< element i is drawn from word i, uniformly from `first` to `second`
@@ -43,8 +44,8 @@ void skip_words(at::Generator& generator, std::uint64_t words);
 bool skip_draw(const KnownDraw& draw, at::Generator& generator);
 
 /// Makes any elements of one KnownDraw, with the bits that the whole draw would have given them. A call for later
-/// elements costs as much as drawing those between. A call for earlier elements makes the generator jump. One thread at
-/// a time may use it.
+/// elements costs as much as drawing the elements between. A call for earlier elements makes the generator jump. One
+/// thread at a time may use it.
 class DrawPieces {
  public:
   /// `state`: the state of the CPU generator before the draw.

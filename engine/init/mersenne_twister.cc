@@ -57,7 +57,7 @@ Exponents characteristic_polynomial() {
   return sum(all, term);
 }
 
-/// Returns the terms of the characteristic polynomial but for its first.
+/// Returns all terms of the characteristic polynomial but the first.
 const Exponents& lower_terms() {
   static const Exponents kTerms = [] {
     Exponents all = characteristic_polynomial();

@@ -6,8 +6,8 @@
 namespace tessera::mt19937 {
 
 // Moves the Mersenne Twister MT19937 on without making its numbers (Matsumoto and Nishimura 1998,
-// doi:10.1145/272991.272995). LibTorch's generator on the CPU is this one. It makes words of 32 bits in blocks of 624,
-// each block from the one before it.
+// doi:10.1145/272991.272995). LibTorch's generator on the CPU is an MT19937. It makes words of 32 bits in blocks of
+// 624, each block from the one before it.
 
 constexpr int kWords = 624, kMiddle = 397;
 using Block = std::array<std::uint32_t, kWords>;

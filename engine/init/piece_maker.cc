@@ -22,7 +22,7 @@ namespace {
 using Node = InitTape::Node;
 using Place = InitTape::Place;
 
-// This file works as follows. `of` asks the tape for the nodes that the tensor needs, and turns each one into a Step.
+// This file works as follows. `of` gets from the tape the nodes that the tensor needs, and turns each one into a Step.
 // It gives up where a node does not treat each element by itself. `make` widens the piece to whole groups of
 // KnownDraw::kGroup elements, runs every step on buffers of that length alone, and cuts the piece out of the last
 // buffer.
@@ -40,8 +40,9 @@ bool is_constant_factory(const Node& node) {
          is_one_of(node.op.schema().name(), {"aten::empty", "aten::zeros", "aten::ones", "aten::full"});
 }
 
-/// Returns whether the operator gives an element the same bits wherever it stands, in a SIMD vector or in the rest
-/// behind the last one: conversions, and arithmetic that is rounded once.
+/// Returns whether the operator gives an element the same bits wherever it stands, in a SIMD vector or among the
+/// elements
+/// behind the last vector: conversions, and arithmetic that is rounded once.
 bool is_element_wise(const Node& node) {
   const bool is_known = is_one_of(
       node.op.schema().name(),
@@ -70,8 +71,8 @@ bool is_for_all_alike(const Node& node, std::int64_t numel) {
          std::all_of(node.creates.begin(), node.creates.end(), [&](const auto& made) { return fits(made.second); });
 }
 
-/// Returns whether LibTorch's fills can be cut as DrawPieces does. The function tries it once, since another version of
-/// LibTorch may make numbers in another way.
+/// Returns whether LibTorch's fills can be cut as DrawPieces does. The function makes a trial once, since another
+/// version of LibTorch may make numbers in another way.
 bool draws_can_be_cut() {
   static const bool kCan = [] {
     constexpr std::int64_t kGroup = KnownDraw::kGroup, kNumel = 9 * kGroup + 5, kCut = 4 * kGroup;

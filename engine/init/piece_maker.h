@@ -16,21 +16,23 @@ namespace tessera {
 
 /// Describes as text how a deferred tensor gets its values: one line for each operator that it needs, with its
 /// arguments. The first line is the tensor itself. Storages are numbered in the order in which they appear, so that the
-/// same text means the same values, but for the generators' states and the values of real tensors. Ranks compare it,
+/// same text means the same values, if the generators' states and the values of real tensors are equal too. Ranks
+/// compare it,
 /// and messages show it. REQUIRES: the tensor is deferred.
 std::string recipe_of(const at::Tensor& tensor);
 
 /// Returns a hash of numbers that LibTorch draws and computes here. It is the same on two ranks whose LibTorch draws
-/// the same numbers from the same state, which depends on the kind of processor too.
+/// the same numbers from the same state; the numbers also depend on the kind of processor.
 std::uint64_t digest_of_arithmetic();
 
-/// Makes any piece of a deferred tensor without the rest of it. A rank that keeps only its part of a parameter uses it
+/// Makes any part of a deferred tensor without its other parts. A rank that keeps only its part of a parameter uses it
 /// (engine/parameters/first_values.h).
 ///
-/// That is possible where every operator on the tensor's way treats each element by itself. The element is created
-/// (`empty`, `zeros`, `full`, ...), filled (constants; `uniform_` and `normal_`, whose words are known), and put
-/// through element-wise operators with numbers or tensors of the same size (`mul_`, `add`, `clamp_`, `to`, ...), each
-/// of which gives the same bits for an element wherever it stands. Values equal those of `materialize` bit for bit.
+/// That is possible if every operator that makes the tensor's values treats each element by itself. The element is
+/// created (`empty`, `zeros`, `full`, ...), filled (constants; `uniform_` and `normal_`, whose words are known), and
+/// put through element-wise operators with numbers or tensors of the same size (`mul_`, `add`, `clamp_`, `to`, ...),
+/// each of which gives the same bits for an element wherever it stands. Values equal those of `materialize` bit for
+/// bit.
 ///
 /// One thread at a time uses it; `another` makes one for another thread.
 class PieceMaker {
@@ -44,14 +46,14 @@ class PieceMaker {
   std::int64_t numel() const { return numel_; }
 
   /// Makes elements [begin, begin + count), in the order of memory (that of the tensor's strides). Returns [count] of
-  /// the tensor's dtype, valid until the next call. Calls that continue where the last one ended, at a multiple of 16,
-  /// are the cheapest.
+  /// the tensor's dtype, valid until the next call. A call is cheapest if it begins where the last call ended, at a
+  /// multiple of 16.
   at::Tensor make(std::int64_t begin, std::int64_t count);
 
   /// Returns the generators' states before each draw, one after another, as bytes. Ranks that have the same recipe and
   /// the same states make the same values.
   std::vector<std::byte> states() const;
-  /// Takes another rank's states instead of its own. REQUIRES: as many bytes as `states` returns.
+  /// Uses the states of another rank in place of its own states. REQUIRES: as many bytes as `states` returns.
   void set_states(const std::vector<std::byte>& states);
 
  private:

@@ -33,9 +33,9 @@ struct Job {
   void join();
   MeshShape shape_of_mesh() const { return mesh_shape(strategy, mesh.topology()); }
 
-  /// Runs `body`; if it throws, the other ranks are told, so that none waits for this one. It throws the reason that
-  /// all ranks are told, which is the first one. An operator whose unit could not be gathered throws LibTorch's error,
-  /// which only follows from it.
+  /// Runs `body`; if it throws, the other ranks get the reason, so that none of them waits for this rank. It then
+  /// throws the first reason of any rank, which is the same on all ranks. An operator whose unit could not be gathered
+  /// throws an error of LibTorch, which is only a consequence of that reason.
   template <class Body>
   auto or_abort(const char* what, const Body& body) {
     try {
@@ -65,7 +65,7 @@ struct Job {
 
  private:
   void check_transport() const;
-  /// Throws the error that ended the group, if an operator's exception only follows from it.
+  /// Throws the error that ended the group, if the exception of an operator is only a consequence of it.
   [[noreturn]] void rethrow(const char* what);
 };
 

@@ -10,10 +10,9 @@
 
 namespace tessera {
 
-/// Does what every tessera::init does: finds this process's place among the ranks, calls `make` to join them, and
-/// within tessera::run sees to it that this rank's end is reported. It also raises this process's limit of file
-/// descriptors (process_limits.h). Throws tessera::Error: the error of `make`, and 71 where the system has too few
-/// threads.
+/// Does what every tessera::init does: finds out which rank this process is, calls `make` to join the job, and within
+/// tessera::run sees to it that this rank's end is reported. It also raises this process's limit of file descriptors
+/// (process_limits.h). Throws tessera::Error: the error of `make`, and 71 where the system has too few threads.
 Mesh join_job(const std::function<absl::StatusOr<Mesh>(const Topology&)>& make,
               const Environment& environment = process_environment);
 

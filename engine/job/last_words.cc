@@ -25,7 +25,8 @@ std::string memory_story_with_hint() {
   return story.empty() ? ". [T0182] hint: take smaller batches, or fewer ranks on this host" : story;
 }
 
-/// Returns the status for an exception of other code: 71 or 74 where the text names a limit of the process, else 70.
+/// Returns the status for an exception that is not Tessera's: 71 or 74 where the text names a limit of the process,
+/// else 70.
 absl::Status foreign_error(const std::string& text) {
   const std::string line = first_line(text);
   const int limit = limit_in(line);

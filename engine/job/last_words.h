@@ -10,8 +10,9 @@
 
 namespace tessera {
 
-/// Turns an exception into a status with an exit code. Tessera's own errors keep theirs; std::bad_alloc and LibTorch's
-/// OutOfMemoryError get 71; texts that name a limit of the process ("Too many open files") get 71 or 74; all others get
+/// Turns an exception into a status with an exit code. Tessera's own errors keep their exit codes; std::bad_alloc and
+/// LibTorch's OutOfMemoryError get 71; texts that name a limit of the process ("Too many open files") get 71 or 74; all
+/// others get
 /// 70. The stack trace that LibTorch puts below a message is left out.
 absl::Status status_of(const std::exception_ptr& failure);
 

@@ -88,7 +88,7 @@ int parts_for(const Strategy& strategy, const MeshPosition& mesh) { return parts
 
 bool would_share_memory(const MeshShape& shape, const Topology& topology, TransportChoice transport) {
   const bool by_memory = transport == TransportChoice::kAuto || has(transport, transport_traits::kSharedMemory);
-  return by_memory && topology.hosts_hold_whole_groups_of(shape.shard);  // a shard group's ranks follow each other
+  return by_memory && topology.hosts_hold_whole_groups_of(shape.shard);  // ranks of a shard group are neighbours
 }
 
 }  // namespace tessera

@@ -17,8 +17,8 @@ struct MeshShape {
 };
 
 /// Returns the strategy's mesh for this world. Where the strategy leaves it out, HYBRID_SHARD and placements by axes
-/// replicate across hosts, and all others shard over the world. Throws tessera::Error (78) with the numbers, where each
-/// came from, and the shapes that fit.
+/// replicate across hosts, and all other strategies shard over the world. Throws tessera::Error (78) with the numbers,
+/// where each came from, and the shapes that fit.
 MeshShape mesh_shape(const Strategy& strategy, const Topology& topology);
 
 /// Returns the position of a rank in the mesh for which memory is planned. If replicas train by themselves
@@ -28,8 +28,8 @@ MeshPosition planned_position(const SyncConfig& sync, const MeshPosition& mesh);
 /// Returns the number of parts into which the strategy cuts a flat buffer on that mesh.
 int parts_for(const Strategy& strategy, const MeshPosition& mesh);
 
-/// Returns whether the ranks of a shard group will share memory. Plans of jobs that are not running ask here; an Engine
-/// asks its transport.
+/// Returns whether the ranks of a shard group will share memory. Plans of jobs that do not run call this function; an
+/// Engine asks its transport.
 bool would_share_memory(const MeshShape& shape, const Topology& topology, TransportChoice transport);
 
 }  // namespace tessera

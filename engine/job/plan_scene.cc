@@ -9,7 +9,7 @@ namespace tessera {
 namespace {
 
 /// Returns what Collectives::compressed_part would be in the group of `count` ranks: `first`, `first` + `stride`, and
-/// so on. This is composed_group_factory's rule; sums of GPUs that are compressed go over Gloo, whatever else does.
+/// so on. This is composed_group_factory's rule; compressed sums of GPUs always go over Gloo, whatever other calls use.
 int compressed_part(int first, int count, int stride, const Topology& topology, TransportChoice transport) {
   if (count == 1) return 0;
   if (has(transport, transport_traits::kSharedMemory)) return 0;

@@ -12,9 +12,9 @@ namespace tessera {
 struct GroupAbilities {
   bool shares_memory = false;                ///< PlanScene::shares_memory
   bool is_queued = false;                    ///< PlanScene::is_queued
-  bool reduces_in_background = false;        ///< whether any axis's group sums in the background (Collectives)
-  bool shard_reduces_in_background = false;  ///< whether the shard axis's group does
-  /// Collectives::compressed_part of each axis's group.
+  bool reduces_in_background = false;        ///< whether the group of any axis sums in the background (Collectives)
+  bool shard_reduces_in_background = false;  ///< whether the group of the shard axis sums in the background
+  /// The value of Collectives::compressed_part for the group of each axis.
   int shard_compressed_part = 0, replicate_compressed_part = 0;
 };
 

@@ -13,8 +13,8 @@
 namespace tessera {
 namespace {
 
-/// A span may begin in an observer of operators, where gathers are made, and on threads that nobody waits for: nothing
-/// is thrown from here.
+/// A span may begin in an observer of operators, where gathers are made, and on threads whose exceptions nobody would
+/// catch: so this function throws nothing.
 void* begin_range(std::string_view what, std::string_view subject) noexcept {
   try {
     std::optional<at::StepCallbacks> observers = at::getStepCallbacksUnlessEmpty(at::RecordScope::USER_SCOPE);
@@ -29,7 +29,7 @@ void* begin_range(std::string_view what, std::string_view subject) noexcept {
   }
 }
 
-/// The destructor of the range tells the observers, and catches what they throw.
+/// The destructor of the range calls the observers, and catches their exceptions.
 void end_range(void* range) noexcept { delete static_cast<at::RecordFunction*>(range); }
 
 constexpr Trace::Listener kProfilers = {&begin_range, &end_range};

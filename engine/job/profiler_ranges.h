@@ -12,9 +12,10 @@ namespace tessera {
 ///
 /// A span inside of an Unrecorded, which hides operators from observers, is hidden with them.
 ///
-/// Without a profiler a span looks at its thread's callbacks, which takes some nanoseconds and no memory. An observer
-/// that throws ends nothing: LibTorch logs it, and training goes on. Where memory for a range is missing, that range is
-/// left out. Every Engine calls this; calling it again changes nothing.
+/// Without a profiler, a span only looks for callbacks of its thread, which takes some nanoseconds and no memory. An
+/// observer
+/// that throws has no effect on training: LibTorch logs the exception. Where memory for a range is missing, that range
+/// is left out. Every Engine calls this; calling it again changes nothing.
 void show_spans_to_profilers();
 
 }  // namespace tessera

@@ -25,7 +25,7 @@ nlohmann::json start_of(const Strategy& strategy) {
   start["strategy"]["offload"]["paths"] = strategy.offload.paths.empty() ? "none" : "some";
   start["strategy"]["checkpoint"].erase("dir");
   start["strategy"]["durable"].erase("dir");
-  // A key that is left out means the same as its default, until a checkpoint of a run with other defaults is loaded.
+  // A key that is left out has its default value, unless a checkpoint of a run with other defaults is loaded later.
   for (const ChangedDefault& each : changed_defaults(strategy.optimizer))
     start["strategy"]["optimizer"]["left_out"].push_back(each.key);
   return start;

@@ -12,7 +12,7 @@ nlohmann::json this_build();
 
 /// Makes sure that the ranks that make an Engine together have one strategy and one build. Only folders may differ,
 /// since each host has its own: offload.paths, checkpoint.dir and durable.dir. It is collective over `control`; each
-/// rank sends a hash, and more only where hashes differ. Then it throws tessera::Error (78) on all ranks, with the
+/// rank sends a hash, and more only where hashes differ. It then throws tessera::Error (78) on all ranks, with the
 /// ranks, the keys and both values.
 void expect_same_start(const Strategy& strategy, Collectives& control);
 

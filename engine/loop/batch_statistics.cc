@@ -149,7 +149,7 @@ struct BatchNormOverRanks : torch::autograd::Function<BatchNormOverRanks> {
 
 at::Tensor batch_norm_over_ranks(const at::Tensor& input, const at::Tensor& weight, const at::Tensor& bias,
                                  const BatchNormState& norm, const std::shared_ptr<Collectives>& group) {
-  // Autograd functions take no undefined tensors, so those become std::nullopt.
+  // Autograd functions take no undefined tensors, so undefined tensors become std::nullopt.
   const auto optional = [](const at::Tensor& tensor) {
     return tensor.defined() ? std::optional<at::Tensor>(tensor) : std::nullopt;
   };

@@ -32,7 +32,7 @@ namespace {
 namespace autograd = torch::autograd;
 
 // This file works as follows. A post-accumulate hook on each parameter notes that a backward makes gradients; when the
-// outermost backward ends, `average` runs once. Ranks first tell each other their weights and which gradients they have
+// outermost backward ends, `average` runs once. Ranks first exchange their weights, and which gradients they have
 // (`agree_on_gradients`). Then each bucket is packed into one flat tensor, summed over ranks, divided by the sum of the
 // weights, and copied back into the gradients.
 
@@ -140,7 +140,7 @@ struct DataParallel::State::AfterAccumulation : autograd::PostAccumulateGradHook
   State& state;
 };
 
-/// Returns the reason why this rank cannot take part; empty where it can.
+/// Returns the reason why this rank cannot average its gradients; empty if it can.
 std::string DataParallel::State::problem(const DataParallelOptions& options) const {
   if (!(options.bucket_mb > 0))
     return c10::str("DataParallel wants a bucket_mb above 0, got ", options.bucket_mb,
@@ -218,7 +218,8 @@ void DataParallel::State::broadcast_buffers() {
 void DataParallel::State::on_gradient() {
   if (*will_average || open_no_syncs > 0) return;
   *will_average = true;
-  // A backward that throws drops its callbacks. The flag is cleared then too, so that the next backward queues its own.
+  // A backward that throws drops its callbacks. `will_average` is cleared in that case too, so that the next backward
+  // queues its own.
   const std::shared_ptr<void> at_its_end(nullptr, [flag = will_average](void*) { *flag = false; });
   at_end_of_backward([this, at_its_end] { average(); });
 }

@@ -13,9 +13,9 @@
 namespace tessera {
 
 /// Gives loaders the samples of whole microbatches, dealt out to ranks by steps: the implementation of RankSampler with
-/// RankSamplerOptions::microbatches, and of Python's RankSampler. It adds to DistributedSampler how a loader goes from
-/// epoch to epoch, and it notices a loader that takes samples before anybody knows whose they are. One thread at a time
-/// uses it.
+/// RankSamplerOptions::microbatches, and of Python's RankSampler. It leads a loader from epoch to epoch, which
+/// DistributedSampler does not do, and notices a loader that takes samples before it is known to which rank they
+/// belong. One thread at a time uses it.
 class DealtSamples {
  public:
   using Samples = std::vector<std::size_t>;
@@ -24,8 +24,8 @@ class DealtSamples {
   /// `options` say no microbatches.
   DealtSamples(const SamplerOptions& options, std::int64_t epoch);
 
-  /// Begins the next epoch; the first call begins the first one. The epoch continues instead if the call comes right
-  /// after `resume`, unless the epoch is over.
+  /// Begins the next epoch; the first call begins the first one. The epoch of the cursor continues if the call comes
+  /// right after `resume`, unless that epoch is over.
   void begin_epoch();
   /// Returns the samples of this rank's next microbatch; nothing at the end of the epoch.
   std::optional<Samples> next();
@@ -33,7 +33,7 @@ class DealtSamples {
   /// Returns the samples of a microbatch of the step under way, by its number (DistributedSampler::take). Where an
   /// epoch is over, the next one begins.
   Samples of(std::int64_t microbatch);
-  /// Moves to the next step, where `of` gave the samples of this one.
+  /// Moves to the next step, if `of` gave the samples of this step.
   void end_step() { sampler_.end_step(); }
 
   /// This rank takes the microbatches of `run` from the next step on. Throws tessera::Error: 78 as
@@ -45,10 +45,11 @@ class DealtSamples {
 
   std::int64_t epoch() const { return sampler_.epoch(); }
   std::int64_t steps_per_epoch() const { return sampler_.steps_per_epoch(); }
-  /// Returns the number of microbatches of this rank in a whole epoch, if its run stays the same.
+  /// Returns the number of microbatches of this rank in a whole epoch, if the microbatches that it takes in each step
+  /// (`deal`) stay the same.
   std::int64_t microbatches_per_epoch() const;
-  /// Returns the place of the step under way, for a checkpoint. The end of an epoch counts as the beginning of the
-  /// next one.
+  /// Returns the position of the step under way in the run's samples, for a checkpoint. The end of an epoch counts as
+  /// the beginning of the next one.
   SamplerCursor cursor() const;
   /// Continues at `cursor`, on any number of ranks. Throws tessera::Error as DistributedSampler::resume does.
   void resume(const SamplerCursor& cursor);
@@ -58,10 +59,10 @@ class DealtSamples {
 
   SamplerOptions options_;
   DistributedSampler sampler_;
-  std::vector<std::int64_t> samples_;  ///< [batch]: those of the microbatch that was given last
-  std::int64_t steps_given_ = 0;       ///< whole runs that were given since the last deal
+  std::vector<std::int64_t> samples_;  ///< [batch]: the samples of the microbatch that was given last
+  std::int64_t steps_given_ = 0;       ///< steps whose microbatches of this rank were all given since the last `deal`
   bool has_begun_ = false;             ///< whether the first epoch has begun
-  bool goes_on_ = false;               ///< whether nothing was given since `resume`
+  bool goes_on_ = false;               ///< whether no sample was given since `resume`
 };
 
 }  // namespace tessera

@@ -61,7 +61,8 @@ bool ReduceLROnPlateau::reduce() {
     changed = true;
     return lower;
   };
-  // set_lr(rate) gives every group its ratio of that rate again, so groups with a rate of their own are set after it.
+  // set_lr(rate) gives every group of parameters its usual ratio of that rate. So groups with a rate of their own are
+  // set afterwards.
   const double everybodys = engine_.lr();
   std::vector<std::pair<std::string, double>> own;
   for (const ParameterGroup& group : engine_.strategy().optimizer.groups) {

@@ -49,7 +49,7 @@ class ConvertedModules {
         key, Entry{c10::weak_intrusive_ptr<at::TensorImpl>(known_by.getIntrusivePtr()), std::move(converted)});
   }
 
-  /// Returns the converted module whose tensors these are, or nothing.
+  /// Returns the converted module to which these tensors belong, or nothing.
   std::optional<Converted> find(const std::optional<at::Tensor>& running_mean,
                                 const std::optional<at::Tensor>& weight) {
     const at::Tensor* const known_by = running_mean && running_mean->defined() ? &*running_mean

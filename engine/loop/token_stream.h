@@ -26,7 +26,8 @@ class TokenStream {
   /// mean. It begins the next epoch where one is over. Throws tessera::Error where the data cannot be read or holds a
   /// token outside the vocabulary.
   TokenBatch next(at::Device device);
-  /// Returns a microbatch of the step under way likewise, by its number (DistributedSampler::take).
+  /// Returns a microbatch of the step under way, by its number (DistributedSampler::take), in the form that `next`
+  /// returns.
   TokenBatch of(std::int64_t microbatch, at::Device device);
   void end_step() { sampler_.end_step(); }
   const TokenDataset& dataset() const { return *dataset_; }

@@ -20,8 +20,8 @@
 namespace tessera {
 
 /// Moves optimizer states from one layout of a module to another, on the same ranks. An Engine makes one when it plans
-/// anew (Engine::set_trainable): from the old units, before their memory goes; then it writes the states to the new
-/// units.
+/// anew (Engine::set_trainable): from the old units, before their memory is freed; then `write_to` writes the states to
+/// the new units.
 class CarriedStates {
  public:
   /// The number of steps in which each parameter took part: StepProgress::updates.
@@ -34,10 +34,11 @@ class CarriedStates {
 
   /// Writes this rank's parts of the states into `units`, which it finds by their names. Each state is joined from all
   /// ranks' parts first, one group at a time.
-  /// - A parameter that trains in `units` and had no such state begins anew: with zeros, and its `updates` are erased.
+  /// - A parameter that trains in `units` and lacked one of its states begins anew: its states are zeros, and its
+  /// `updates` are erased.
   /// - A parameter that trains no longer goes to `frozen`, if `updates` says that some step updated it.
-  /// `name_of` answers for groups of before and of now. REQUIRES: the same formats of states, and the same mesh.
-  /// It is collective over `control`. Throws the tessera::Errors of the group, and of reading records.
+  /// `name_of` names the states of the old groups and of the new ones. REQUIRES: the same formats of states, and the
+  /// same mesh. It is collective over `control`. Throws the tessera::Errors of the group, and of reading records.
   void write_to(const std::vector<std::unique_ptr<Unit>>& units, Collectives& control, NameOfState name_of,
                 FrozenStates& frozen, Updates& updates) const;
 
@@ -48,7 +49,7 @@ class CarriedStates {
   /// Joins one state of a whole group from all ranks' parts.
   JoinedState join(const FlatGroup& group, std::size_t state, Collectives& control) const;
 
-  std::shared_ptr<Collectives> transport_;  ///< allocated the memory, and must be destroyed after it
+  std::shared_ptr<Collectives> transport_;  ///< this allocated the memory, and must be destroyed after the memory
   Arena memory_;
   std::vector<FlatGroup> groups_;  ///< the groups' parts and memory, without unit and storage
   AxisPlacement placement_;

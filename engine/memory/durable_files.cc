@@ -25,16 +25,16 @@ namespace {
 // This file works as follows. `take_memory` lists the pieces of training state that lie in memory and makes one file
 // for them, the image, which is cut into records. `begin` ends the writes of records that lie in files themselves,
 // notes where they lie, and starts a thread (`write`). The thread copies the image record by record, syncs all files,
-// writes what is kept, and at last writes the log's entry. `end` waits for it; `committed` or `take_back` follows, as
-// all ranks have agreed. Starting up, `look`, `choose` and `forget_later` find the last commit that all ranks have, and
-// `bring_back` reads it.
+// writes the bytes of `keep`, and at last writes the log's entry. `end` waits for it; `committed` or `take_back`
+// follows, as all ranks have agreed. Starting up, `look`, `choose` and `forget_later` find the last commit that all
+// ranks have, and `bring_back` reads it.
 
 constexpr const char* kImage = "memory";
 constexpr const char* kWeights = "weights";
 constexpr const char* kAbout = "about";
 constexpr const char* kKept = "kept";
 
-/// Returns a text that tells readers which run this is.
+/// Returns a text that tells people to which run the files belong.
 std::string about_run(const MeshPosition& mesh, std::size_t units) {
   return c10::str(mesh.world_size(), mesh.world_size() == 1 ? " rank" : " ranks", ", mesh ", mesh.replicate_size, " x ",
                   mesh.shard_size, ", ", units, " units");
@@ -49,7 +49,7 @@ std::string folder_of(const std::string& dir) {
   return (path.has_filename() ? path : path.parent_path()).string();
 }
 
-/// Returns what ranks tell each other about one commit.
+/// Returns what ranks send to each other about one commit.
 nlohmann::json brief(const Commit& commit) { return {commit.generation, commit.run, commit.step, commit.layout}; }
 
 bool is_held(const nlohmann::json& commits, const nlohmann::json& commit) {
@@ -107,7 +107,8 @@ void DurableFiles::choose(const std::vector<std::string>& held) {
   for (const std::string& text : held) ranks.push_back(nlohmann::json::parse(text));
   run_ = ranks[0].at("run").get<std::uint64_t>();
   const nlohmann::json* common = nullptr;
-  // True where at most the first commit of a folder was under way. Then nothing can be lost, and the run begins anew.
+  // True where at most the first commit of a folder was under way. Then nothing can be lost, and the run starts from
+  // its beginning.
   bool is_first = true;
   for (const nlohmann::json& rank : ranks) {
     is_first = is_first && !rank.at("begun").get<bool>();
@@ -168,8 +169,8 @@ void DurableFiles::add_piece(std::byte* memory, std::int64_t bytes, MemoryPlace 
   if (bytes > 0) image_.pieces.push_back({{memory, static_cast<std::size_t>(bytes)}, place});
 }
 
-/// Lets commits hold these records too. Records in files are durable themselves, except for those that stay in memory
-/// (cached); these, and records in pinned memory, belong to the image.
+/// Adds `records` to those that commits hold. Records in files are durable by themselves, except for records that stay
+/// in memory (cached). Cached records, and records in pinned memory, belong to the image.
 void DurableFiles::add_records(const std::shared_ptr<TierCarrier>& records, const RecordPool& pool, const char* kind) {
   if (!records) return;
   const MemoryPlace on_host(c10::Device(c10::kCPU), /*in_record=*/true);
@@ -351,7 +352,7 @@ void DurableFiles::committed() {
   for (const Kind& kind : kinds_) kind.records->durable().committed();
   last_ = std::move(next_);
   next_.reset();
-  // The tables are on the disk now, and are read from there when they are needed.
+  // The parts of the commit are on the disk now, and are read from there when they are needed.
   last_->parts.clear();
   is_resumed_ = true;
 }

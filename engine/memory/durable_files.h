@@ -33,18 +33,19 @@ struct TrainingMemory;
 std::int64_t kept_gradient_bytes(const MemoryPlan& plan);
 
 /// Returns a JSON text that describes the layout of a rank's memory and records. Two runs whose texts are equal
-/// can each go on from the other's commits.
+/// can each continue from the other's commits.
 std::string durable_layout(const MemoryPlan& plan, const std::vector<std::unique_ptr<Unit>>& units,
                            const torch::nn::Module& module, const Strategy& strategy);
 
 /// Writes and reads the files of this rank's durable commits (DurableConfig). The Engine owns one; only its thread
 /// calls it. A commit writes all training state that lies in memory, to its place in `rank-00000.memory`; for offloaded
-/// records it notes where they are. Each record has two places, and the last commit uses one of them, so the other may
-/// be written.
+/// records it only notes where they are. Each record has two places, and the last commit uses one of them, so the other
+/// may be written.
 ///
 /// A commit counts when the log of every rank has it: all ranks call `begin` and `end`, agree that all succeeded, and
-/// call `committed`. Until then the commit before it is untouched. Between `begin` and `end` a thread writes and reads
-/// training state in memory. Nobody may change that state, nor put a record, before the commit counts or is taken back.
+/// call `committed`. The commit before this one stays unchanged until then. Between `begin` and `end` a thread writes
+/// and reads training state in memory. Nobody may change that state, nor put a record, before the commit counts or is
+/// taken back.
 class DurableFiles {
  public:
   /// Opens nothing yet; open_durable (engine/engine_state.cc) does. `layout`: durable_layout's text.
@@ -60,12 +61,13 @@ class DurableFiles {
   /// Third: removes later commits, which some ranks lack, and files that killed processes left.
   absl::Status forget_later();
 
-  /// Returns the last commit of this run or, before it has one, of the run before; null where there is none.
+  /// Returns the last commit of this run or, before it has one, of the run before it; null if there is no commit.
   const Commit* last() const { return last_ ? &*last_ : nullptr; }
   const std::string& folder() const { return folder_; }
-  /// It is called in a process forked from a rank, which owns files and lock. Nothing else may be called after it.
+  /// It is called in a process that was forked from a rank; the files and the lock belong to that rank. Nothing else
+  /// may be called after it.
   void enter_forked_process();
-  /// Returns whether the run has gone on from the last commit, or there was none.
+  /// Returns whether the run has continued from the last commit, or there was no commit.
   bool is_resumed() const { return is_resumed_; }
 
   /// Returns the name of the files that hold records of a kind, in each directory of offload.paths.

@@ -18,9 +18,9 @@ template <class... Text>
   throw Error(ExitCode::kConfig, c10::str("/reproducible: ", text...));
 }
 
-/// A round of each_microbatch is a whole subtree of `ranks` neighbours where that number is a power of two. Otherwise
-/// the sums that ranks make in each round would cut subtrees. Ranks send several such sums with last_microbatch
-/// (BlockSums).
+/// The ranks' microbatches of one round of each_microbatch are a whole subtree if the number of ranks is a power of
+/// two. Otherwise the sum that ranks make in each round would not be that of a whole subtree. Ranks send several such
+/// sums with last_microbatch (BlockSums).
 void expect_subtrees(const Strategy& strategy, std::int64_t ranks) {
   const std::int64_t each = strategy.gradient_accumulation;
   if (each == 1 || is_power_of_two(ranks) || strategy.gradient_sync == GradientSync::kLastMicrobatch) return;
@@ -50,8 +50,8 @@ void expect_plain_blocks(const Strategy& strategy) {
       "\"cuda_host\"}, for GPUs of one host, or train on the CPU (\"host\" or \"gloo\")");
 }
 
-/// A GPU joins whole gradients when a microbatch's backward ends. Sums that ranks make of every microbatch are queued,
-/// and no host sees their pieces (SumVisitor).
+/// A GPU joins whole gradients when a microbatch's backward ends. The sums are queued if ranks sum every microbatch,
+/// and the host does not see their pieces (SumVisitor).
 void expect_built_for_gpu(const Strategy& strategy, std::int64_t ranks) {
   if (strategy.gradient_sync != GradientSync::kLastMicrobatch && strategy.gradient_accumulation > 1 && ranks > 1)
     refuse(

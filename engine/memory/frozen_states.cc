@@ -67,7 +67,7 @@ at::Tensor widened_parameters(const FlatGroup& group, Extent place) {
   return values;
 }
 
-/// Writes the masters of parameter `i`; `joined` has all of them.
+/// Writes the masters of parameter `i`; `joined` has the masters of the whole parameter.
 void write_master(const JoinedState& joined, FlatGroup& group, std::size_t i) {
   const Extent place = group.layout.extent(i);
   const at::Tensor master = at::empty({place.numel});

@@ -45,21 +45,21 @@ struct FrozenParameter {
 };
 
 /// Keeps optimizer states and masters of parameters that trained and are frozen now, until they train again. (An
-/// optimizer of PyTorch, too, keeps what it knows of a parameter that gets no gradients.) They come from
+/// optimizer of PyTorch, too, keeps the states of a parameter that gets no gradients.) They come from
 /// Engine::set_trainable or from a checkpoint. The Engine owns the object, and only its thread changes it. Each rank
-/// has an equal share of each state in memory of its host, beside the plan, so the layout and placement that they came
-/// from do not matter.
+/// has an equal share of each state in memory of its host, beside the plan, so the layout and placement from which the
+/// states came do not matter.
 class FrozenStates {
  public:
   bool empty() const { return kept_.empty(); }
   /// Returns a line for the log: "the optimizer states of 3 frozen parameters ...". REQUIRES: not empty().
   std::string describe() const;
-  /// Returns what is kept for a parameter, or null.
+  /// Returns the states and masters that are kept for a parameter, or null.
   const FrozenParameter* find(const at::Tensor& parameter) const;
   /// Keeps `kept` for a parameter, in place of what was kept before.
   void put(const at::Tensor& parameter, FrozenParameter kept);
-  /// Returns the elements that a rank keeps of a state of `numel` elements. Borders lie between blocks of 8-bit states,
-  /// which have one scale each.
+  /// Returns the elements that a rank keeps of a state of `numel` elements. Shares end where a block of an 8-bit state
+  /// ends, since each block has one scale.
   static Extent share_of(std::int64_t numel, int rank, int ranks);
 
   /// Takes this rank's shares of the fp32 masters of parameters that train in `units` in a narrower dtype and do not
@@ -75,10 +75,10 @@ class FrozenStates {
   void keep_tensor_state(const at::Tensor& parameter, const TensorState& state, std::span<const float> values,
                          const Collectives& control);
 
-  /// Gives the trainable parameters of `units` what is kept for them, and forgets it. Writes this rank's parts of the
-  /// states, and of the masters if the parameter still equals the rounded master (otherwise the program wrote it
-  /// meanwhile). The steps in which they took part go to `updates`. A parameter that lacks a state begins anew, with
-  /// zeros. It is collective over `control`.
+  /// Gives the trainable parameters of `units` the states and masters that are kept for them, and no longer keeps
+  /// these. Writes this rank's parts of the states, and of the masters if the parameter still equals the rounded master
+  /// (otherwise the program wrote it meanwhile). Writes into `updates` the number of steps in which each of these
+  /// parameters took part. A parameter that lacks a state begins anew, with zeros. It is collective over `control`.
   void give_back(const std::vector<std::unique_ptr<Unit>>& units, Collectives& control, NameOfState name_of,
                  std::map<const c10::TensorImpl*, std::int64_t>& updates);
   /// Notes from `updates` in how many steps the kept parameters took part.

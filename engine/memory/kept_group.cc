@@ -48,8 +48,8 @@ struct KeptMemory {
   Arena parameters, masters, copy;
 };
 
-/// Copies the gathered parameters. The result is empty where there is no memory for it: an Engine's end must not fail,
-/// and the next Engine needs no copy.
+/// Copies the gathered parameters. The result is empty if there is no memory for the copy: an Engine's end must not
+/// fail, and the next Engine needs no copy.
 Arena copy_for_reading(const FlatGroup& group) {
   try {
     Arena copy = Arena::plain("parameters", group.gathered_bytes());
@@ -72,7 +72,7 @@ void keep(FlatGroup& group, const MemoryPlan& plan, const MeshPosition& mesh, co
   kept->placement = plan.placement();
   kept->mesh = mesh;
   kept->group = group.without_module();
-  is_readable = is_readable && group.full != nullptr;  // values of other ranks may be missing
+  is_readable = is_readable && group.full != nullptr;  // values of other ranks may not have been gathered
   std::byte* values = is_readable ? group.full : nullptr;
   // The program may not write memory that other ranks read or that holds the halves of split masters: it gets a copy.
   const bool is_split = group.master_kind == MasterKind::kSplitBF16 && group.device.is_cpu();

@@ -17,9 +17,9 @@
 
 namespace tessera {
 
-/// This rank's parts of the parameters and masters of a flat group, which a destroyed Engine leaves behind. They live
-/// in the storage of the group's parameters until the next Engine takes the values or the module is destroyed. Nothing
-/// is sent when an Engine ends; the next one's set-up is collective anyway.
+/// This rank's parts of the parameters and masters of a flat group, which stay when their Engine is destroyed. They
+/// live in the storage of the group's parameters until the next Engine takes the values or the module is destroyed.
+/// Nothing is sent when an Engine ends; the set-up of the next Engine is collective anyway.
 struct KeptGroup {
   std::string unit_name;
   FlatGroup group;  ///< without_module()

@@ -24,7 +24,8 @@ namespace {
 /// Returns the placement on these ranks; the ranks of a shard group may share one copy of the parameters.
 Placement placement_on(Placement placement, const Strategy& strategy, const MeshPosition& mesh, bool shares_memory) {
   if (mesh.replicate_size == 1) placement.optimizer.replicate_first = false;  // an axis of one rank cuts nothing
-  // Where ranks train common parameters, each has values of its own from forward to backward, except with Hogwild.
+  // Where ranks train common parameters, each rank has its own copy of the values from forward to backward, except with
+  // Hogwild.
   const bool keeps_own = strategy.sync.has_common_parameters() && !strategy.sync.is_hogwild();
   const bool one_copy = strategy.host_sharing && shares_memory && mesh.shard_size > 1;
   return one_copy && !keeps_own ? share_parameters(placement) : placement;
@@ -51,7 +52,7 @@ void expect_step_on_host(const MemoryPlan& plan) {
               "tier \"host\" and one fraction, or take \"gpu\"");
 }
 
-/// Throws where "noise_scale" has nothing to compare the gradient of a whole step with.
+/// Throws if "noise_scale" has no smaller batch whose gradient it could compare with that of a whole step.
 void expect_small_batches(const Strategy& strategy, const PlanScene& scene) {
   if (strategy.noise_scale.every == 0) return;
   if (scene.mesh.world_size() * strategy.gradient_accumulation > 1) return;
@@ -82,8 +83,8 @@ void expect_enough_ranks(const PlanScene& scene) {
                                           " are backups. [T0899] hint: give a count below the number of ranks"));
 }
 
-/// Returns the second copy of the parameters that the strategy asks for on these ranks. Throws where it would serve
-/// nobody.
+/// Returns the second copy of the parameters that the strategy asks for on these ranks. Throws if no gather would use
+/// this copy, or if the number of ranks that hold it does not fit the shard axis.
 SecondaryCopy secondary_on(const Strategy& strategy, const PlanScene& scene, const Placement& placement) {
   if (!strategy.secondary.is_used()) return {};
   if (placement.shared)
@@ -108,7 +109,7 @@ SecondaryCopy secondary_on(const Strategy& strategy, const PlanScene& scene, con
                "out; with one rank a host, SHARD_GRAD_OP keeps units gathered"));
 }
 
-/// Throws where "deal" by speed has nothing to deal, or would give ranks different numbers of gathers.
+/// Throws if "deal" by speed has nothing to distribute, or would give ranks different numbers of gathers.
 void expect_dealable(const MemoryPlan& plan, const DealConfig& deal) {
   const bool is_dealt = plan.wire().longest_run > 0;
   if (is_dealt && plan.wire().accumulation == 1)

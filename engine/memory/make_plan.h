@@ -21,7 +21,7 @@ struct PlanScene {
   bool shares_memory = false;          ///< whether the ranks of a shard group share memory
   bool is_queued = false;              ///< PlannedPlacement::is_queued
   bool reduces_in_background = false;  ///< PlannedWire::reduces_in_background
-  /// Collectives::compressed_part of each axis's group.
+  /// The value of Collectives::compressed_part for the group of each axis.
   int shard_compressed_part = 0, replicate_compressed_part = 0;
   /// the outer steps that are in effect; `mesh` is then the mesh of a replica
   SyncConfig sync = {};
@@ -35,7 +35,7 @@ bool compresses(const CompressionConfig& compression);
 
 /// Makes the memory plan of one rank, exact to the byte. It allocates nothing; an Engine calls it before it allocates,
 /// and `tessera plan` calls it for jobs that do not run. Tiers "auto" are chosen here, so that the plan keeps
-/// memory.limit where that is possible. Throws tessera::Error (78) where strategy, mesh and device do not go together.
+/// memory.limit where that is possible. Throws tessera::Error (78) if strategy, mesh and device do not fit together.
 MemoryPlan make_plan(const std::vector<std::unique_ptr<Unit>>& units, const Strategy& strategy, const PlanScene& scene,
                      const Optimizer& optimizer);
 
@@ -43,8 +43,8 @@ MemoryPlan make_plan(const std::vector<std::unique_ptr<Unit>>& units, const Stra
 /// cheaper strategy that fits.
 void check_memory_limit(const MemoryPlan& plan, const Strategy& strategy, bool shares_memory);
 
-/// Names the least sharded strategy whose plan needs at most `limit` bytes, as in "SHARD_GRADIENTS with 12.00 MiB";
-/// empty where there is none, or where ranks with common parameters need the strategy that they have.
+/// Names the strategy that shards least and whose plan needs at most `limit` bytes, as in "SHARD_GRADIENTS with 12.00
+/// MiB"; empty where there is none, or where ranks with common parameters need the strategy that they have.
 std::string next_cheaper(const MemoryPlan& plan, const Strategy& strategy, bool shares_memory, std::int64_t limit);
 
 /// Makes the message for a device that is out of memory: `what`, then the plan, its largest unit, the activations of

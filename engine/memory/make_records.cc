@@ -38,8 +38,8 @@ struct NewRecords {
   std::vector<std::size_t> sizes = {};
   std::vector<std::string> names = {};
 
-  /// Appends the records of a part. `bytes_of(chunk)` says how large each is. Returns the
-  /// number of the first record.
+  /// Appends the records of a part. `bytes_of(chunk)` returns the size of each record. Returns the number of the first
+  /// record.
   template <class BytesOf>
   std::int64_t add(const FlatGroup& group, Extent part, const Chunks& chunks, const BytesOf& bytes_of) {
     const auto first = static_cast<std::int64_t>(names.size());
@@ -73,7 +73,8 @@ std::vector<StripePath> measured_paths(const MemoryPlan& plan, const std::vector
   return paths;
 }
 
-/// Returns the paths likewise, but with the shares of the last commit if there is one, since it says where records are.
+/// Returns the directories with their shares as measured_paths does. The shares are those of the last commit if there
+/// is one, since the records lie where that commit says.
 std::vector<StripePath> stripe_paths(const RecordSources& from) {
   DurableFiles* const durable = from.durable;
   const std::optional<std::vector<double>> then = durable ? durable->weights() : std::nullopt;
@@ -143,7 +144,7 @@ std::unique_ptr<RecordTier> host_tier(NewRecords records, int rank, const Aligne
   return value_or_throw(HostTier::create(options));
 }
 
-// Hints for errors of too little pinned memory.
+// Hints for the errors that there is too little pinned memory.
 constexpr const char kLessBelow[] =
     "[T0234] hint: a smaller \"fraction\" in \"offload\", or the tier \"nvme\", needs less of it; where the tier is "
     "auto, a higher memory.limit, or \"paths\" on disks";
@@ -152,7 +153,7 @@ constexpr const char kLessGradients[] =
 constexpr const char kLessCopies[] =
     "[T0236] hint: offload.step \"gpu\" needs none of it, and parameters and gradients on the tier \"host\" need less";
 
-/// Makes the tier of `records` where their pool says: in pinned memory or in files.
+/// Makes the tier of `records` where their pool says that they lie: in pinned memory or in files.
 std::shared_ptr<TierCarrier> make_state_tier(const RecordSources& from, const std::vector<StripePath>& paths,
                                              NewRecords records, const std::string& kind, std::int64_t ahead) {
   const int rank = from.rank();
@@ -230,7 +231,7 @@ void make_carriers_to_gpu(TrainingMemory& memory, const RecordSources& from) {
   }
   if (memory.records.tensor_states) {
     const RecordPool& pool = plan.records().tensor_states;
-    // The slots of the batch that is on the GPU are not free for records ahead.
+    // The slots of the batch that is on the GPU cannot hold records that are brought ahead.
     const std::int64_t ahead = pool.device_slots - plan.records().tensor_states_of_a_batch;
     memory.gpu.tensor_states = make_slot_carrier(plan, memory.records.tensor_states, pool,
                                                  memory.gpu.tensor_state_slots.data(), ahead, *from.kernels);

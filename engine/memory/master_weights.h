@@ -8,8 +8,8 @@ namespace tessera {
 
 /// Writes this rank's parts of parameters and masters from `values` [at.numel], the elements `at` of the group's flat
 /// buffer. `values` is in host memory: fp32 where the group trains (the masters), else of the group's dtype. Every rank
-/// gives the same values, so that copies of one parameter are rounded alike. Several threads may call it at once for
-/// pieces that do not overlap. Throws what for_each_state throws.
+/// gives the same values, so that copies of one parameter get the same rounded values. Several threads may call it at
+/// once for pieces that do not overlap. Throws what for_each_state throws.
 void write_values(FlatGroup& group, const at::Tensor& values, Extent at);
 
 /// Returns the dtype of a group's values in a flat tensor: fp32 for parameters that train, else the group's dtype.
@@ -23,12 +23,13 @@ void read_values(const FlatGroup& group, const at::Tensor& flat);
 at::Tensor rounded_master(const at::Tensor& master, const FlatGroup& group);
 
 /// Returns the fp32 masters of a parameter of `dtype` that was frozen and whose values are `held` now. An element of
-/// `master` is still the master if its rounded value is `held`; it is rounded to nearest even, or as split masters are.
-/// Otherwise the program wrote the value, and `held` is the master. `master` and `held`: fp32, of one shape.
+/// `master` is still the master if it rounds to `held`: to nearest even, or, for bf16, by leaving out the low half
+/// (split masters). Otherwise the program has written the value, and the element of `held` is the master. `master` and
+/// `held`: fp32, of one shape.
 at::Tensor masters_of_frozen(const at::Tensor& master, const at::Tensor& held, DType dtype);
 
 /// Replaces values in `flat` by exact masters, within this rank's optimizer part. `flat` holds gathered values, which
-/// are rounded masters; where rounding the master gives the value, nobody changed it.
+/// are rounded masters; if rounding the master gives the value, nobody has changed the value.
 void keep_unchanged_masters(const FlatGroup& group, const at::Tensor& flat);
 
 }  // namespace tessera

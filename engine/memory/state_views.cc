@@ -84,7 +84,7 @@ constexpr std::int64_t kInMemory = -1;
 
 /// The place of an element: memory, or a chunk's record.
 struct Place {
-  Extent run;                      ///< the elements of the flat buffer that lie in the same place
+  Extent run;                      ///< the neighbouring elements of the flat buffer that lie in this place
   std::int64_t chunk = kInMemory;  ///< the part's chunk, or kInMemory
 };
 

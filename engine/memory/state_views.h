@@ -13,12 +13,13 @@
 
 namespace tessera {
 
-/// The training state of a run of elements. It is in memory only during a visit. The pointers are not valid after it.
+/// The training state of a run of elements. The state is in memory, and the pointers are valid, only during the call of
+/// `visit` that gets the view (for_each_state).
 struct StateView {
   Extent run;                      ///< elements of the group's flat buffer
   std::byte* parameter = nullptr;  ///< the first element's parameter, as in FlatGroup
   float* master = nullptr;         ///< the first element's master; `parameter` itself where dtype is fp32
-  std::int16_t* low = nullptr;     ///< the first element's low half, where masters are split
+  std::int16_t* low = nullptr;     ///< low 16 bits of the first element's master, where masters are split
   /// The states of the first element; scales begin with the scale of the run's first block.
   std::array<FlatGroup::State, kMostStates> state;
   /// The memory to which the pointers point, for HostView. `masters_place` is that of `master` and `low`.
@@ -29,24 +30,25 @@ struct StateView {
 enum class StateUse : std::uint8_t {
   kRead,
   kUpdateStates,  ///< masters and states change; parameters are only read
-  kUpdate,        ///< every element changes
+  kUpdate,        ///< parameters, masters and states change
 };
 enum class Direction : std::uint8_t { kForward, kBackward };
 
 /// Says which state of a run is visited. A view has state of other kinds only if that state is in memory.
 enum class StateKind : std::uint8_t {
   kParameters,        ///< runs lie in the group's parameter part
-  kMastersAndStates,  ///< runs lie in its optimizer part
-  kAll,               ///< runs lie in its optimizer part
+  kMastersAndStates,  ///< runs lie in the group's optimizer part
+  kAll,               ///< runs lie in the group's optimizer part
 };
 
-/// Calls `visit(view)` for the state `kind` of `run`: once for the state in memory, and record by record for what is
-/// offloaded. Several threads may call it at once for runs that do not overlap. Throws tessera::Error: 74 where a
+/// Calls `visit(view)` for the state `kind` of `run`: once for the state in memory, and once for each record of the
+/// offloaded state. Several threads may call it at once for runs that do not overlap. Throws tessera::Error: 74 where a
 /// record cannot be read or written, 65 where one came back with other bytes.
 void for_each_state(const FlatGroup& group, StateKind kind, Extent run, StateUse use,
                     c10::function_ref<void(const StateView&)> visit, Direction direction = Direction::kForward);
 
-/// This rank's part of a group's tensor states. It is in memory only during a visit.
+/// This rank's part of a group's tensor states. It is in memory only during the call of `visit` that gets it
+/// (visit_tensor_states).
 struct TensorStatesView {
   Extent part;  ///< TensorStateMemory::part
   float* states;
@@ -78,11 +80,11 @@ StateView states_in_memory(const FlatGroup& group, Extent run);
 Extent run_of_chunk(const FlatGroup& group, std::int64_t chunk);
 
 /// Returns the view of `run`, some elements of a chunk that has a record. The record begins at `bytes`: where it lies,
-/// or on the device that trains, if it was brought there. State that is in no record stays where it is. `chunk`: from
+/// or where its copy lies on the device that trains. State that is in no record stays where it is. `chunk`: from
 /// RecordLayout::first_record to chunks.
 StateView states_in_record(const FlatGroup& group, std::int64_t chunk, Extent run, std::byte* bytes);
 
-/// A run of elements whose parameters lie in one place.
+/// A run of elements whose parameters lie together: in memory, or in one record.
 struct ParameterPiece {
   static constexpr std::int64_t kNoRecord = -1;
   Extent run;                       ///< elements of the group's flat buffer
@@ -92,8 +94,8 @@ struct ParameterPiece {
 /// Calls `visit(piece)` for the pieces of `run`, which lies in the group's parameter part.
 void for_each_parameter_piece(const FlatGroup& group, Extent run, Direction direction,
                               c10::function_ref<void(const ParameterPiece&)> visit);
-/// Points the view's parameters at `parameters`, memory that the training device can reach. Masters are pointed there
-/// too where they are the parameters.
+/// Points the view's parameters at `parameters`, memory that the training device can reach. The view's masters point
+/// there too if the parameters are their own masters (fp32).
 void point_at_parameters(StateView& view, const FlatGroup& group, std::byte* parameters);
 
 }  // namespace tessera

@@ -13,8 +13,8 @@
 namespace tessera {
 namespace {
 
-constexpr std::size_t kAlignment = 64;  // as c10::gAlignment: suits cache lines and AVX-512
-constexpr std::uint8_t kPriority = 1;   // higher than LibTorch's own
+constexpr std::size_t kAlignment = 64;  // bytes, as c10::gAlignment: suits cache lines and AVX-512
+constexpr std::uint8_t kPriority = 1;   // this allocator's priority: higher than that of LibTorch's own
 
 /// Frees a block of memory. The word before the data holds the address that malloc returned.
 void give_back(void* data) {

@@ -23,11 +23,11 @@
 namespace tessera {
 namespace {
 
-// This file works as follows. TrainingMemory::allocate makes each arena with the plan's bytes, then walks the units'
-// groups and takes a piece for each group's parameters, gradients, masters and states (the place_… functions); arenas
-// that must be used up are checked at the end. Offloaded records and durable files take their memory last
-// (`make_records`, DurableFiles). store_parameters and load_whole_tensors, at the end of the file, give every rank rank
-// 0's values.
+// This file works as follows. TrainingMemory::allocate makes each arena with the plan's bytes. It then gives each group
+// of the units memory from the arenas for its parameters, gradients, masters and states (the place_… functions). At the
+// end it checks the arenas of which all memory must be given out. Offloaded records and durable files take their memory
+// last (`make_records`, DurableFiles). store_parameters and load_whole_tensors, at the end of the file, give every rank
+// rank 0's values.
 
 void place_parameters(FlatGroup& group, const MemoryPlan& plan, Arena& arena) {
   group.make_storage();
@@ -88,7 +88,8 @@ void place_tensor_states(const MemoryPlan& plan, const std::vector<std::unique_p
   });
 }
 
-/// Copies all of a group's values to one flat tensor: fp32 where they can train, so that masters lose nothing.
+/// Copies all of a group's values to one flat tensor: fp32 if they are trainable, so that no bits of the masters are
+/// lost.
 at::Tensor flatten(const FlatGroup& group, const std::vector<at::Tensor>& values) {
   const DType dtype = is_trainable(group.dtype) ? DType::kF32 : group.dtype;
   const at::Tensor flat = at::zeros({group.layout.numel()}, at::TensorOptions(scalar_type_of(dtype)));
@@ -177,8 +178,8 @@ TrainingMemory TrainingMemory::allocate(const MemoryPlan& plan, const std::vecto
   memory.secondary_codes = Arena::plain("codes of the second copy", plan.secondary_codes_bytes(), device);
   memory.parameters = memory.owners_of_parameters > 1 ? Arena::common("parameters", parameters * sharers, *axes.gather)
                                                       : Arena::shared("parameters", parameters, *axes.gather);
-  // The transport of a GPU fills slots by itself and is fastest in memory that it has registered. If shards are brought
-  // to slots, they are sent from there, so the slots are the transport's memory in that case too.
+  // The transport of a GPU fills slots by itself and is fastest in memory that it has registered. The transport sends
+  // shards from the slots if the shards are copied into slots, so slots lie in the transport's memory in that case too.
   const bool is_sent_from = below || axes.gather->gpu() != Collectives::kHostMemory;
   memory.slots = memory.owners_of_slots > 1 ? Arena::common("slots", slots * sharers, *axes.gather)
                  : is_sent_from             ? Arena::shared("slots", slots, *axes.gather)
@@ -188,8 +189,8 @@ TrainingMemory TrainingMemory::allocate(const MemoryPlan& plan, const std::vecto
                                   : Arena::shared("gradients", gradients, *axes.reduce);
   memory.buckets = Arena::shared("buckets", use[MemoryCategory::kBuckets], *axes.reduce);
   memory.masters = Arena::plain("masters", use[MemoryCategory::kMasters], device);
-  // OuterSteps allocates its own memory, so it is subtracted here. OwnedShards holds the states where ranks have common
-  // parameters, so none are allocated here.
+  // OuterSteps allocates its own memory, so those bytes are subtracted here. OwnedShards holds the states where ranks
+  // have common parameters, so none are allocated here.
   const OuterNumel& outer = plan.passes().outer;
   const std::int64_t scratch =
       use[MemoryCategory::kStaging] - plan.matrix_bytes() - plan.passes().weight_copy_bytes - 4 * outer.staging();

@@ -23,7 +23,7 @@ class MappedCarrier;
 class SlotCarrier;
 struct Accelerator;
 
-/// What brings records to memory of the host. A carrier is null where none of its kind are offloaded.
+/// The carriers that bring records to memory of the host. A carrier is null where no records of its kind are offloaded.
 struct HostRecords {
   bool are_pinned = false;  ///< whether a GPU trains, so that records' memory is pinned
   std::shared_ptr<TierCarrier> parameters;
@@ -32,8 +32,8 @@ struct HostRecords {
   std::shared_ptr<GradientRecords> gradients;  ///< gradients, where the CPU trains
 };
 
-/// What brings records on to a GPU from its host, with the GPU's slots for them (RecordPool::device_slots). It is empty
-/// on the CPU.
+/// The carriers that bring records from the host's memory to its GPU, with the GPU's slots for the records
+/// (RecordPool::device_slots). It is empty on the CPU.
 struct GpuRecords {
   Arena state_slots, tensor_state_slots, gradient_slots;
   /// Pinned memory of the host (PassPlan::host_copies_bytes); null where the host updates nothing.
@@ -45,8 +45,8 @@ struct GpuRecords {
   std::shared_ptr<DeviceGradients> gradients;  ///< through `gradient_slots`; null where none are offloaded
 };
 
-/// All memory of training state: one arena for each category, as large as the plan says, with each piece given to the
-/// group it is for. The Engine allocates one when it is made, and owns it.
+/// All memory of training state: one arena for each category, as large as the plan says. Each group has its part of an
+/// arena. The Engine allocates one when it is made, and owns it.
 struct TrainingMemory {
   Arena parameters, slots, gradients, buckets, masters, optimizer, scratch;
   Arena matrices;                    ///< buffers in which matrices are exchanged (PassPlan::matrices)
@@ -59,9 +59,9 @@ struct TrainingMemory {
   int owners_of_slots = 1;       ///< how many ranks hold `slots` together
   GpuRecords gpu;
 
-  /// Allocates what the plan says and points every group at its parts. The residency and the reducer later take their
-  /// memory from slots, buckets and scratch, and from gradients where units are updated in backward. Groups whose
-  /// gradients lie in records are pointed at them later. Records lie in files in `directories`, durable ones where
+  /// Allocates what the plan says and gives every group the pointers to its memory. The residency and the reducer later
+  /// take their memory from slots, buckets and scratch, and from gradients where units are updated in backward. Groups
+  /// whose gradients lie in records get their pointers later. Records lie in files in `directories`, durable ones where
   /// `durable` is not null, or in pinned memory of a GPU's host. It is collective. Throws tessera::Error: 71 where
   /// there is too little memory; 73, 74, 77 where a directory cannot be used.
   static TrainingMemory allocate(const MemoryPlan& plan, const std::vector<std::unique_ptr<Unit>>& units,

@@ -58,7 +58,7 @@ std::vector<Source> sources_of(const std::vector<std::unique_ptr<Unit>>& units) 
     Source& source = sources.emplace_back(Source{&parameter, std::nullopt, 0});
     if (!is_deferred(parameter.tensor)) return;
     source.recipe = digest(describe(parameter)) | 1;
-    // Parts are cut in the order of memory, which must therefore be the order in the flat buffer.
+    // Pieces are cut in the order of the tensor's memory, which must therefore be the order in the flat buffer.
     if (parameter.tensor.strides() == at::IntArrayRef(parameter.strides)) {
       source.maker = PieceMaker::of(parameter.tensor);
     }
@@ -69,8 +69,8 @@ std::vector<Source> sources_of(const std::vector<std::unique_ptr<Unit>>& units) 
 /// The digests that ranks first tell each other. Usually all members are equal on all ranks, which ends the comparison.
 struct Summary {
   std::uint64_t count = 0;       ///< number of parameters
-  std::uint64_t recipes = 0;     ///< digest of how they are made
-  std::uint64_t states = 0;      ///< digest of the generators' states that they are made from
+  std::uint64_t recipes = 0;     ///< digest of the recipes of all parameters (Source::recipe)
+  std::uint64_t states = 0;      ///< digest of the generators' states from which parameters are made
   std::uint64_t arithmetic = 0;  ///< digest of numbers that LibTorch draws from a known state
 };
 
@@ -150,8 +150,8 @@ void FirstValues::Sources::agree(std::vector<Source>& sources) {
   sends_states_ = !all_have(&Summary::states);
 }
 
-/// Takes the maker from parameters that are real on some rank, so that rank 0 sends them. Every other parameter must
-/// have rank 0's recipe on all ranks; otherwise all ranks throw.
+/// Removes the maker of each parameter that is real on some rank, so that rank 0 sends its values. Every other
+/// parameter must have rank 0's recipe on all ranks; otherwise all ranks throw.
 void FirstValues::Sources::compare_recipes(std::vector<Source>& sources) {
   const std::size_t count = sources.size();
   std::vector<std::uint64_t> recipes;
@@ -297,7 +297,7 @@ void FirstValues::Sources::send(FlatGroup& group, std::size_t begin, std::size_t
   const at::ScalarType dtype = flat_type_of(group);
   const bool is_root = control_.rank() == 0;
   const auto has_part = [&](std::size_t i) { return is_root || kept_of(group.parameters[i].tensor) != nullptr; };
-  std::size_t next = begin;  // the first parameter that may not be sent completely yet
+  std::size_t next = begin;  // the first parameter that is not sent completely yet
   at::Tensor values;         // values of the parameter, if this rank helps to make them
   for (std::int64_t at = first.offset; at < last.end(); at += kSent) {
     const Extent chunk{at, std::min(kSent, last.end() - at)};

@@ -27,8 +27,8 @@ namespace tessera {
 /// - If a deferred parameter comes from other operators than on rank 0, or ranks have different parameters, every rank
 ///   throws tessera::Error (64), which names the first difference.
 ///
-/// It needs some MiB of host memory beyond the plan, and memory for a whole parameter where that is made whole.
-/// It is collective over `control` (MeshAxes), which must outlive it.
+/// It needs some MiB of host memory beyond the plan. It needs memory for a whole parameter too if that parameter is
+/// made whole. It is collective over `control` (MeshAxes), which must outlive it.
 class FirstValues {
  public:
   /// Compares how ranks make values, in two small exchanges. `units` need no memory yet.

@@ -79,7 +79,7 @@ struct GradientHooks::AfterAccumulation : autograd::PostAccumulateGradHook {
 
   GradientHooks& hooks;
   Watched& watched;
-  /// the program's earlier hook, since a tensor can have only one
+  /// the hook that the program had set, which this hook calls, since a tensor can have only one
   std::unique_ptr<PostAccumulateGradHook> programs;
 };
 
@@ -165,7 +165,7 @@ void GradientHooks::receive(Watched& watched) {
     return;
   }
   gradient.reset();
-  if (watched.counts) {  // a gradient of the Engine's backward still counts until its step
+  if (watched.counts) {  // an earlier gradient of the Engine's backward counts until the step
     gradient = watched.taken;
   } else {
     if (!watched.dropped.defined()) {

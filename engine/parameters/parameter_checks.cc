@@ -54,7 +54,7 @@ struct MemoryOf {
 
 void add_memory(const at::Tensor& tensor, const std::string& name, std::vector<MemoryOf>& all) {
   if (!tensor.defined() || !tensor.has_storage() || tensor.numel() == 0 || tensor.is_meta() || unit_of(tensor)) return;
-  // A tensor that a destroyed Engine left behind may not be read, so its memory is asked for without a check.
+  // A tensor that a destroyed Engine left behind may not be read, so the pointer to its memory is read without a check.
   const void* const memory = tensor.storage().unsafeGetStorageImpl()->_mutable_data_ptr_no_checks().get();
   if (!memory) return;
   std::int64_t last = 0;

@@ -69,8 +69,8 @@ class Comparison {
     throw_if_error(control.all_gather("compare replicas", own.data(), all_.data(), own.size_bytes()).wait());
   }
 
-  /// Returns the ranks whose hash number `i` differs from that of most ranks that hold the same part; all of those
-  /// ranks if no hash has a majority.
+  /// Returns the ranks whose hash number `i` differs from that of most ranks with the same part. Returns all ranks with
+  /// that part if no hash has a majority.
   std::vector<int> odd_ranks(std::size_t i, std::size_t kind) const {
     std::map<int, std::map<std::uint64_t, std::vector<int>>> parts;
     const Placement& placement = plan_.placement();
@@ -113,7 +113,7 @@ void expect_equal_replicas(const std::vector<std::unique_ptr<Unit>>& units, cons
     names.push_back(group.parameters[i].name);
   });
   if (own.empty()) return;
-  // Ranks first compare one hash of all parameters together; they look for the parameter only where something differs.
+  // Ranks first compare one hash of all parameters together. They look for the parameter only if those hashes differ.
   Hashes together{};
   for (std::size_t kind = 0; kind < kKinds; ++kind) {
     ValueHash hash;

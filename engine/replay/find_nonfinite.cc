@@ -27,9 +27,9 @@ struct FindNonfinite::Seen {
   bool has_bad_gradient = false;
   std::string last_unit;
   std::vector<std::string> nodes;                                  ///< the graph's nodes that run now, nested
-  std::unordered_map<std::int64_t, std::string> unit_of_sequence;  ///< units of operators that autograd recorded
+  std::unordered_map<std::int64_t, std::string> unit_of_sequence;  ///< operators' units by autograd's sequence number
 
-  /// All finders of the process, and the callbacks that feed them.
+  /// All FindNonfinite objects of the process, and the callbacks that feed them.
   struct All {
     Mutex mutex;
     std::vector<Seen*> seen ABSL_GUARDED_BY(mutex);
@@ -112,8 +112,8 @@ bool has_no_result(const at::RecordFunction& function) {
 
 /// Says what an operator does with an input.
 enum class InputUse : std::uint8_t {
-  kRead,     ///< it has the same values before and after
-  kUpdated,  ///< overwritten with a result computed from it (div_), so its values are there only before the call
+  kRead,     ///< the operator only reads the input
+  kUpdated,  ///< overwritten with a result computed from the input (div_): read the old values before the call
   kWritten,  ///< overwritten with something else, so it may hold anything before the call
 };
 
@@ -122,8 +122,8 @@ const c10::StorageImpl* storage_of(const c10::IValue& input) {
   return input.toTensor().storage().unsafeGetStorageImpl();
 }
 
-/// [input]. An input also counts as updated if it is passed a second time as the output: mul_ calls mul.out in this
-/// way.
+/// [input]: what the operator does with the input. An input also counts as updated if it is passed a second time as the
+/// output: mul_ calls mul.out in this way.
 std::vector<InputUse> uses_of(const at::RecordFunction& function) {
   const at::ArrayRef<const c10::IValue> inputs = function.inputs();
   const std::optional<c10::FunctionSchema> schema = function.operator_schema();
@@ -144,7 +144,8 @@ std::vector<InputUse> uses_of(const at::RecordFunction& function) {
   return uses;
 }
 
-/// The inputs of an operator. LibTorch shows inputs only before the operator runs, and lets go of them then.
+/// The inputs of an operator. LibTorch shows inputs only before the operator runs, and drops its references to them
+/// then.
 struct OperatorContext final : at::ObserverContext {
   const Unit* unit = nullptr;
   std::vector<c10::IValue> read;       ///< InputUse::kRead

@@ -15,7 +15,7 @@ namespace tessera {
 struct NonfiniteResult {
   std::string op;     ///< "aten::mul"
   std::string where;  ///< "forward", or the node of the graph: "MulBackward0, in backward"
-  std::string unit;   ///< the unit whose parameters the operator reads, else the one read last; empty: none so far
+  std::string unit;   ///< the unit whose parameters the operator reads, else the unit read last; empty: none so far
   bool reads_parameters = false;
   bool had_bad_input = false;  ///< an input, such as data or parameters, was not finite
 };

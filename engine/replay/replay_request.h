@@ -23,18 +23,19 @@ struct ReplayRequest {
 
   std::int64_t step = 0;  ///< the last step that is looked at
   std::string hashes;     ///< file that "record_hashes" wrote; empty: nothing is compared
-  /// Microbatches of all ranks in a step; 0: as many as `hashes` has for `step`, else for its next or its last step.
+  /// Microbatches of all ranks in a step. 0: the number that `hashes` has for `step`, else for the next step that it
+  /// has, else for its last step.
   std::int64_t microbatches = 0;
   Find find = Find::kNothing;
 
   /// Returns the request of this process's environment; it is empty without TESSERA_REPLAY. Throws tessera::Error (78)
-  /// where the variable is no such object.
+  /// where the variable holds no such request.
   static std::optional<ReplayRequest> from_environment();
   std::string to_json() const;
 };
 
 /// Returns the strategy under which `ranks` ranks make the microbatches of the run that is replayed:
-/// gradient_accumulation is set for these ranks, and "mesh" is left out. Returns the same strategy without
+/// gradient_accumulation is set for these ranks, and "mesh" is left out. Returns `strategy` unchanged if there is no
 /// TESSERA_REPLAY. Throws tessera::Error (78) where these ranks cannot make the microbatches, and the errors of
 /// read_step_records.
 Strategy as_replayed(Strategy strategy, int ranks);

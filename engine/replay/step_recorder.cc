@@ -89,7 +89,8 @@ void StepRecorder::begin_update(std::int64_t step) {
   add_gradient_hashes(units_, std::span(own_).first(units_.size()));
 }
 
-/// Other ranks may have found something, too. The rank whose microbatch is the first throws; the others are told.
+/// Other ranks may have found something, too. The rank that has the first such microbatch of the step throws an error;
+/// the other ranks return.
 void StepRecorder::name_first(const std::optional<Found>& found, std::int64_t step) {
   const std::int64_t own = found ? found->microbatch : order_.all();
   std::vector<std::int64_t> all(static_cast<std::size_t>(world_.size()));

@@ -45,7 +45,8 @@ class StepRecorder {
   void deal(const MicrobatchOrder& order) { order_ = order; }
   /// It is called when a backward of this rank's `round`-th microbatch is over.
   void end_backward(const at::Tensor& loss, std::int64_t round);
-  /// It is called in place of `end_backward` where the microbatch counts for nothing, so that it cannot go wrong.
+  /// It is called in place of `end_backward` for a microbatch that does not count. What such a microbatch computes is
+  /// no failure, even if it is not finite.
   void pass_over_backward();
   /// It is called when the step's microbatches until now are dropped (Engine::zero_grad).
   void drop_microbatches() { found_.reset(); }
@@ -53,7 +54,8 @@ class StepRecorder {
   /// for non-finite results, up to the step asked for. Throws tessera::Error (65), on one rank, where a result is not
   /// finite.
   void begin_update(std::int64_t step);
-  /// Ends the step. It is collective where the step is recorded. Throws tessera::Error (65) where a replay differs.
+  /// Ends the step. It is collective where the step is recorded. Throws tessera::Error (65) where a replayed step
+  /// differs from its record.
   void end_step(const StepResult& result);
 
  private:
@@ -77,7 +79,7 @@ class StepRecorder {
   const std::optional<ReplayRequest> replay_;
   std::optional<StepRecordsFile> file_;   ///< set on rank 0 alone, if steps are recorded
   std::vector<StepRecord> recorded_;      ///< in a replay, the records by step
-  std::optional<FindNonfinite> watch_;    ///< in a replay that looks for results that are not finite
+  std::optional<FindNonfinite> watch_;    ///< set in a replay that looks for results that are not finite
   std::optional<Found> found_;            ///< this rank's first bad microbatch of the step under way
   std::vector<std::uint64_t> own_, all_;  ///< [gradients, masters][unit]: hashes of this rank; of all ranks
 };

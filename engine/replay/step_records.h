@@ -31,13 +31,13 @@ std::string to_line(const StepRecord& record);
 /// number, for a line that is no record.
 absl::StatusOr<std::vector<StepRecord>> read_step_records(const std::string& path, const std::string& who);
 
-/// The file, while a run writes it. A run that goes on from a checkpoint makes recorded steps again, so lines of its
-/// first step and of later steps are removed before. The file of an interrupted run thus becomes equal to that of an
-/// uninterrupted run.
+/// The file `hashes.jsonl`, while a run writes it. A run that goes on from a checkpoint makes some recorded steps
+/// again. The lines of its first step and of later steps are therefore removed first. The file of an interrupted run
+/// thus becomes equal to that of an uninterrupted run.
 class StepRecordsFile {
  public:
   /// Makes missing folders, and the file where there is none. Errors: 73, 77, 71, 74 if the file cannot be made or
-  /// read; 65 if it holds something else.
+  /// read; 65 if the file holds anything but step records.
   static absl::StatusOr<StepRecordsFile> open(const std::string& path);
 
   /// Writes the record behind those of earlier steps. Errors: those of `open`.

@@ -19,8 +19,8 @@ enum class HashedKind : std::uint64_t {
 
 /// Returns the hash of a run of a parameter's elements: the sum, modulo 2^64, over the elements of mix(kind, parameter,
 /// element, bits). So hashes of runs add up to that of the whole parameter, however it is cut into shards. `number`:
-/// FlatParameter::number. `first`: the run's first element in the parameter, in memory order. All NaN count as equal:
-/// their bits depend on which operand a processor took them from.
+/// FlatParameter::number. `first`: index of the run's first element in the parameter, in memory order. All NaN count as
+/// equal: their bits depend on which operand a processor took them from.
 std::uint64_t hash_of_run(HashedKind kind, std::int64_t number, std::int64_t first, std::span<const float> values);
 
 /// Adds the hash of this rank's part of each unit's gradients to `hashes` [unit]: trainable parameters, without

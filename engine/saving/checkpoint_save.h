@@ -57,7 +57,7 @@ class CheckpointSave {
   /// Returns the path that the checkpoint has once it is committed.
   const std::string& path() const { return path_; }
   /// These return the bytes of this rank's file without header, and how many of them were given to the system so far.
-  /// Any thread may ask.
+  /// Any thread may call them.
   std::int64_t bytes() const { return writer_->bytes(); }
   std::int64_t written() const { return written_; }
   /// Lets `end`, which runs on another thread, fail soon. Any thread may call it.

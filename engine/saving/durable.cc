@@ -36,8 +36,8 @@ using nlohmann::json;
 
 // This file works as follows. `begin_commit` turns what commits hold beside training state into bytes: the Engine's
 // progress, buffers and generators (`parts_of`), and the program's items (`text_of_items`); DurableFiles writes them in
-// the background. `end_commit` makes all ranks count the commit, or all take it back. `Resume` does the reverse:
-// `apply` makes all reads, which may fail, and `finish` sets the rest, which cannot fail.
+// the background. `end_commit` makes the commit valid on all ranks, or takes it back on all ranks. `Resume` does the
+// reverse: `apply` makes all reads, which may fail, and `finish` sets the rest, which cannot fail.
 
 // Names of a commit's parts, apart from records, and names of the program's items.
 constexpr const char* kEngine = "engine";
@@ -103,7 +103,7 @@ std::string text_of_items(const CheckpointItems& items) {
   return write_parts(parts);
 }
 
-/// Everything that a commit holds beside training state and items.
+/// Returns everything that a commit holds beside training state and items.
 CommitParts parts_of(const Training& training) {
   const Job& job = training.job;
   const StepProgress progress = training.step->progress();
@@ -165,11 +165,11 @@ class Resume {
 
   /// Sets the rest of the state. Nothing of this can fail.
   LoadedCheckpoint finish() {
-    // Version 0.1 wrote commits without the key.
+    // Version 0.1 wrote commits without the key "defaults".
     training_.use_defaults(std::min(engine_.value("defaults", std::int64_t{1}), OptimizerConfig::kDefaultsVersion));
     StepProgress progress = training_.step->progress();
     progress.applied = engine_.at("applied").get<std::int64_t>();
-    progress.samples = engine_.value("samples", std::int64_t{0});  // version 0.1 wrote commits without the key
+    progress.samples = engine_.value("samples", std::int64_t{0});  // version 0.1 wrote no "samples"
     note(unknown_samples(job_.strategy, progress.applied, progress.samples));
     const json& scaler = engine_.at("scaler");
     if (job_.strategy.mixed_precision.loss_scale.dynamic)
@@ -182,7 +182,7 @@ class Resume {
     note(read_options(engine_.value("options", Rows()), progress.options));
     engine_.at("losses").at(0).get_to(progress.losses.losses);
     engine_.at("losses").at(1).get_to(progress.losses.spikes_in_a_row);
-    // A commit without the key belongs to a run that did not measure noise.
+    // A commit without the key "noise_scale" belongs to a run that did not measure noise.
     using Numbers = std::array<double, 4>;
     const auto [square, variance, weight, size] = engine_.value("noise_scale", Numbers{});
     progress.noise = {square, variance, weight, size};
@@ -198,7 +198,7 @@ class Resume {
     training_.seed_microbatch();
     training_.frozen_states = std::move(frozen_);
     training_.accept_new_values();
-    // Commits without the key were written before noise had versions.
+    // Commits without the key "noise" were written before the measured noise had versions.
     note(other_noise(job_.strategy, engine_.value("noise", std::int64_t{1})));
     loaded_.path = files_.folder();
     loaded_.step = step_;
@@ -213,7 +213,7 @@ class Resume {
     set_generator(device, state);
   }
 
-  /// Adds a line, if there is one, to the list of what this run cannot continue exactly.
+  /// Adds `inexact`, if there is such a text, to the list of what this run cannot continue exactly.
   void note(std::optional<std::string> inexact) {
     if (inexact) loaded_.inexact.push_back(*std::move(inexact));
   }
@@ -269,7 +269,7 @@ absl::Status with_step(const absl::Status& failure, std::int64_t step) {
                     c10::str("the commit of step ", step, " was not made: ", message_of(failure)));
 }
 
-/// Returns the text without its remedy; another remedy follows.
+/// Returns the text without its hint; the caller adds another hint.
 std::string without_hint(const std::string& text) { return text.substr(0, text.find(". [T")); }
 
 /// Waits for this rank's writing thread.
@@ -286,8 +286,8 @@ absl::Status end_commit(Job& job, DurableFiles& files) {
     files.committed();
     return written;
   }
-  // The places of this commit are free again, and a later commit may write to them. So this commit must be gone from
-  // all disks first.
+  // The places of this commit on the disk become free, and a later commit may write to them. So this commit must be
+  // gone from all disks first.
   const absl::Status gone = share_status(control, "commit taken back", status_from([&] { return files.take_back(); }));
   if (gone.ok()) return written;
   const absl::Status both =

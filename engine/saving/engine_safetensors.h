@@ -21,7 +21,7 @@ struct ImportedFiles {
   const char* call;  ///< the program's call, for messages: "load_weights"
   std::string path;
   MatchRules rules;
-  /// Opens the files. Only rank 0 calls it, with the tensors that the Engine wants.
+  /// Opens the files. Only rank 0 calls this function, with the tensors that the Engine wants.
   std::function<absl::StatusOr<std::unique_ptr<TensorSource>>(const std::vector<WantedTensor>& wanted)> open;
 };
 
@@ -54,7 +54,7 @@ struct ModuleTensors {
   std::vector<at::Tensor> tensors;
   std::vector<WantedTensor> wanted;
 };
-/// Makes such a list from named tensors; further names of one tensor become its aliases.
+/// Makes a ModuleTensors from named tensors; further names of one tensor become its aliases.
 ModuleTensors wanted_by(const std::vector<std::pair<std::string, at::Tensor>>& named);
 
 /// Returns the parameters and defined buffers of a module, a tied tensor under each of its names.

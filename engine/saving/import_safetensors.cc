@@ -165,7 +165,7 @@ class ImportToEngine {
   std::unique_ptr<TensorSource> source_;  ///< rank 0 only
   std::vector<MatchedTensor> matched_;    ///< rank 0 only: parameters, then buffers
   std::string unused_;                    ///< rank 0 only: MatchedTensors::unused
-  at::Tensor whole_;                      ///< rank 0 only: a parameter that the file has in another order
+  at::Tensor whole_;                      ///< rank 0 only: a parameter whose elements the file has in another order
 };
 
 }  // namespace

@@ -35,8 +35,8 @@ namespace {
 // opens the checkpoint, matches it with the Engine, and verifies its share of the chunks; then ranks compare hashes.
 // `run` changes the Engine: `apply` reads masters, states, residuals, buffers, items and generators, which may still
 // fail (the Engine is then half loaded, and says so). `apply` waits for no other rank, since a rank that has failed
-// does not come. `finish` sets the rest, which cannot fail. A run that goes back in time after a spike uses the same
-// two phases.
+// would never answer. `finish` sets the rest, which cannot fail. A run that goes back in time after a spike uses the
+// same two phases.
 
 /// Says which values are loaded.
 enum class LoadKind : std::uint8_t {
@@ -87,7 +87,7 @@ class Load {
           message_of(applied.status()) +
               ". The Engine is not as it was: some of its values are the checkpoint's already. [T0183] hint: load a "
               "checkpoint that is whole, or make the Engine anew");
-    training_.sync.adopt();  // done when all ranks have read, since asynchronous ranks meet here
+    training_.sync.adopt();  // called after all ranks have read, since asynchronous ranks meet here
     finish();
     training_.values.half_loaded = false;
     return std::move(loaded_);
@@ -136,8 +136,8 @@ class Load {
     return absl::OkStatus();
   }
 
-  /// Sets keys that the strategy does not name to the defaults of the run that was saved. A run that goes back in time
-  /// has them already.
+  /// Sets keys that the strategy does not name to the defaults of the run that was saved. A run that goes back to an
+  /// older checkpoint of its own has these defaults already.
   void keep_defaults() {
     if (kind_ == LoadKind::kBackInTime) return;
     if (manifest().defaults_version > OptimizerConfig::kDefaultsVersion)
@@ -334,7 +334,7 @@ class Load {
     for (const std::string& text : loaded_.inexact) log_warning("checkpoint " + path_ + ": " + text);
   }
 
-  /// Adds a line, if there is one, to the list of what this run cannot continue exactly.
+  /// Adds `inexact`, if there is such a text, to the list of what this run cannot continue exactly.
   void note(std::optional<std::string> inexact) {
     if (inexact) matched_.inexact.push_back(*std::move(inexact));
   }
@@ -414,7 +414,8 @@ void EngineCheckpoints::go_back(std::int64_t step) {
                      .status());
 }
 
-/// Notes the last checkpoint. The count of spikes that went back to it starts at 0 again for another checkpoint.
+/// Notes the last checkpoint. The count of returns to it after spikes starts at 0 again if it is another checkpoint
+/// than before.
 void EngineCheckpoints::note_last(const std::string& path) {
   if (path != saving_.last_checkpoint.path) saving_.last_checkpoint = {path};
 }

@@ -11,8 +11,8 @@
 
 namespace tessera {
 
-// Numbers of a CPU's step that follow from what its ranks have agreed on: all ranks (CpuStep), the first of them, or
-// one alone (LoneStep).
+// Numbers of a CPU's step that follow from the agreement of its ranks. These are all ranks (CpuStep), the ranks whose
+// gradients came first ("sync" backups), or one rank alone (LoneStep).
 
 /// Writes loss, tokens, the norm of the mean gradient, and whether gradients are not finite. `microbatches`: number of
 /// microbatches of a step on all these ranks. Returns the factor by which the sum of gradients becomes the mean
@@ -26,7 +26,7 @@ inline double tell_agreed(const AgreedStep& agreed, double microbatches, StepRes
   return mean;
 }
 
-/// Returns the rates of an update. `applied`: the steps that have updated parameters before.
+/// Returns the rates of an update. `applied`: number of earlier steps that updated parameters.
 inline UpdateRates update_rates(const Strategy& strategy, double gradient_scale, double lr, std::int64_t applied) {
   return {static_cast<float>(gradient_scale), static_cast<float>(strategy.gradient_clip_value), lr,
           /*is_first_of_run=*/applied == 0};

@@ -17,7 +17,7 @@
 namespace tessera {
 namespace {
 
-/// The step cannot be skipped any more: units before this one are updated.
+/// The step cannot be skipped any more, since the units before this one are updated already.
 [[noreturn]] void throw_not_finite(const FlatGroup& group) {
   std::string name = "unit " + group.unit->name;
   for (std::size_t i = 0; i < group.parameters.size(); ++i) {
@@ -153,7 +153,7 @@ void CpuStep::run(const LocalStep& local, StepResult& result) {
   if (recorder_) recorder_->end_step(result);
 }
 
-/// A step that is skipped does not measure noise either.
+/// A step that is skipped does not measure noise.
 void CpuStep::measure_noise(const AgreedStep& agreed, StepResult& result) {
   if (agreed.own.weights > 0 && !result.overflow && !result.spike) {
     const double batch = agreed.samples > 0 ? static_cast<double>(agreed.samples) : agreed.weight;

@@ -13,7 +13,7 @@
 
 namespace tessera {
 
-/// The step of an Engine on the CPU: when `run` returns, parameters are updated and everything is known.
+/// The step of an Engine on the CPU: when `run` returns, parameters are updated and all fields of the result are known.
 class CpuStep final : public Step {
  public:
   /// `norm` sees the gradients that `context.reducer` makes.
@@ -42,7 +42,7 @@ class CpuStep final : public Step {
   double communication_seconds() const override;
 
  private:
-  /// The steps that were made.
+  /// Counts of the steps that were made.
   struct Done {
     std::int64_t applied = 0;
     std::int64_t samples = 0;  ///< samples_seen
@@ -65,11 +65,11 @@ class CpuStep final : public Step {
   void count_step() { ++done_.applied, done_.samples += done_.batch; }
   Update::Rates rates(double gradient_scale, double lr) const;
 
-  /// Returns whether a step without an overflow is to be skipped for its loss.
+  /// Returns whether a step without an overflow is to be skipped because of its loss.
   bool is_spike(const StepResult& result);
   /// Writes what is known of the gradients' noise after this step.
   void measure_noise(const AgreedStep& agreed, StepResult& result);
-  /// Returns words for the parameters whose gradients make a step impossible.
+  /// Returns a text that names the parameters whose gradients are not finite.
   std::string not_finite(const AgreedStep& agreed) const;
 
   const Strategy& strategy_;
@@ -77,7 +77,7 @@ class CpuStep final : public Step {
   const bool speaks_;     ///< whether this rank logs for all ranks
   const int first_rank_;  ///< StepContext::first_rank
   GradientNorm& norm_;
-  const double microbatches_, each_;  ///< microbatches of a step on all ranks, and on each of them on average
+  const double microbatches_, each_;  ///< microbatches of a step: on all ranks, and on one rank on average
   const bool scales_loss_;
   StepAgreement agreement_;
   StragglerWatch stragglers_;

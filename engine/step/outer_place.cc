@@ -21,7 +21,7 @@ class HostPlace final : public OuterPlace {
   void pass(const OuterRun& run) override { outer_pass(run); }
 };
 
-/// REQUIRES: nothing of what it reads and writes is offloaded (sync_rules.cc refuses other strategies).
+/// REQUIRES: no values that it reads or writes are offloaded (sync_rules.cc refuses other strategies).
 class GpuPlace final : public OuterPlace {
  public:
   GpuPlace(c10::Device device, DeviceKernels& kernels) : device_(device), kernels_(kernels) {}

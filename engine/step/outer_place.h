@@ -29,7 +29,7 @@ class OuterPlace {
   virtual void pass(const OuterRun& run) = 0;
 };
 
-/// Returns the place for `accelerator`, which must outlive it.
+/// Returns the OuterPlace for `accelerator`, which must outlive the OuterPlace.
 std::unique_ptr<OuterPlace> outer_place_of(const Accelerator& accelerator);
 
 }  // namespace tessera

@@ -144,15 +144,16 @@ void OuterSteps::send(std::int64_t fragment, std::int64_t step_number) {
     Work work;
     if (part.numel > 0) {
       ReduceOptions beside = options();
-      // A sum in shared memory is too quick to be worth hiding, and only few may be under way there. A GPU makes each
-      // of its sums beside the work that is queued after it.
+      // A sum in shared memory is too quick to be worth hiding, and only few such sums may be under way. A GPU makes
+      // each of its sums beside the work that is queued after it.
       if (replicate_->reduces_in_background()) beside.waits = Waits::kLater;
       work = sum_over_replicas(outer.group->unit->name, at, part.numel, beside);
     }
     under_way_.push_back({&outer, at, std::move(work)});
     at += part.numel;
   }
-  // Where hosts make the sums of GPUs, a sum begins with this call, and then goes on beside the steps that follow.
+  // Where hosts make the sums of GPUs, a sum begins with this call. It then runs at the same time as the steps that
+  // follow.
   if (waits_ && plan_.outer_sums_on_host().slots > 0) {
     for (Sent& sent : under_way_) throw_if_error(sent.work.advance());
   }
@@ -192,7 +193,7 @@ void OuterSteps::publish(FlatGroup& group) {
     const Timed timed(waits_);
     throw_if_error(replica_.gather->all_gather(group.unit->name, flat() + part.offset, flat(), bytes, options).wait());
   }
-  const Unrecorded unrecorded;  // ends before the gather, whose span is a range for profilers
+  const Unrecorded unrecorded;  // ends before the next group's gather, whose span is a range for profilers
   const Extent written = gathers ? Extent{0, group.layout.numel()} : part;
   place_->write(group, flat() + written.offset, written);
 }
@@ -253,8 +254,8 @@ void OuterSteps::meet(Step& inner) {
 
 /// Gives all replicas the largest of each count. Replicas that skipped a step, or did not use a parameter, have smaller
 /// counts. Returns, for each count, a factor for this replica's states. It turns the mean over all replicas into the
-/// mean over the replicas that made updates: the number of all replicas divided by the number of these. It is 0 where
-/// this replica made none, since its states say nothing then, and 1 where no replica did.
+/// mean over the replicas that made updates: the number of all replicas divided by the number of these. The factor is 0
+/// if this replica made no update, since its states mean nothing then. It is 1 if no replica made an update.
 std::vector<double> OuterSteps::agree_on_counts(std::span<std::int64_t* const> counts) {
   std::vector<std::int64_t> own;
   for (const std::int64_t* count : counts) own.push_back(*count);
@@ -277,7 +278,8 @@ std::vector<double> OuterSteps::agree_on_counts(std::span<std::int64_t* const> c
   return shares;
 }
 
-/// Multiplies each parameter's elements of `values`, which are `run` of the group, by its factor.
+/// Multiplies each parameter's elements in `values` by the parameter's factor. `values` has the elements `run` of the
+/// group.
 void OuterSteps::scale_parameters(const FlatGroup& group, Extent run, std::span<const double> factors, float* values) {
   for (std::size_t i = 0; i < factors.size(); ++i) {
     const Extent own = intersect(group.layout.extent(i), run);

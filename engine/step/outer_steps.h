@@ -22,8 +22,8 @@
 
 namespace tessera {
 
-/// Makes outer steps: what replicas that train by themselves (SyncConfig) do together after every `every` steps. The
-/// Engine owns it and calls it from the thread that trains, between inner steps. Each rank exchanges, over the
+/// Makes outer steps: replicas that train by themselves (SyncConfig) make one together after every `every` steps. The
+/// Engine owns it and calls it from the thread that trains, between inner steps. Each rank exchanges data, over the
 /// replicate axis, with the ranks that have the same part of masters in the other replicas.
 ///
 /// | type             | after an outer step all replicas have                                                |
@@ -32,18 +32,20 @@ namespace tessera {
 /// | diloco           | outer weights w, moved by SGD with Nesterov momentum along w - mean of their masters |
 /// | streaming_diloco | the same, where all fragments step at once, which `step` does                        |
 ///
-/// With streaming_diloco, fragment f of F has its turn where the step's number modulo `every` is (f + 1) every / F: its
-/// outer gradients are sent then, beside compute where a group reduces in the background. `delay` steps later each
-/// replica has mix * its own weights + (1 - mix) * outer weights. A fragment is applied before the next one is sent.
+/// Fragment f of F (streaming_diloco) has unit i if i modulo F is f. It has its turn in steps whose number modulo
+/// `every` is (f + 1) * every / F. Its outer gradients are sent in that step. Compute goes on meanwhile if the group
+/// reduces in the background. `delay` steps later each replica has mix * its own weights + (1 - mix) * outer weights. A
+/// fragment is applied before the next one is sent.
 ///
 /// Outer gradients go over a network in the forms that CompressionConfig says.
 ///
-/// Optimizer states, averages of the weights among them, are a replica's own until `meet`.
+/// Each replica has its own optimizer states, and averages of the weights, until `meet`.
 ///
-/// This class says in which order an outer step does what; an OuterPlace does it where masters lie, to the same bits on
-/// the CPU and on a GPU. On a GPU all of it is queued, and the host waits in `meet` alone. A sum that began goes on
-/// beside the steps that are queued behind it, and waiting for it makes the queue wait. The hosts of GPUs make
-/// compressed sums. They wait for the contribution before a sum begins, and for the sum before it is copied to the GPU.
+/// This class decides the order of an outer step's computations. An OuterPlace makes them where masters lie, with the
+/// same bits on the CPU and on a GPU. On a GPU all computations are queued, and the host waits in `meet` alone. A sum
+/// that has begun runs at the same time as the steps that are queued after it. Waiting for the sum makes the GPU's
+/// queue wait, and not the host. The hosts of GPUs make compressed sums. They wait for the contribution before a sum
+/// begins, and for the sum before it is copied to the GPU.
 class OuterSteps {
  public:
   /// `replica`: the axes over which training communicates; `whole`: those of the mesh, whose replicate axis leads a
@@ -71,9 +73,9 @@ class OuterSteps {
   void adopt();
   void forget_momentum();
 
-  /// Visits the outer momentum of this rank's part of each parameter: that of `run` of the group's flat buffer lies at
-  /// `momentum`, in memory of FlatGroup::device. It visits nothing with local_sgd. An error of `visit` ends it and is
-  /// returned.
+  /// Calls `visit` with the outer momentum of this rank's part of each parameter. The momentum of the elements `run` of
+  /// the group's flat buffer lies at `momentum`, in memory of FlatGroup::device. It visits nothing with local_sgd. An
+  /// error of `visit` ends it and is returned.
   using VisitMomentum =
       std::function<absl::Status(const FlatGroup& group, std::size_t parameter, Extent run, float* momentum)>;
   absl::Status for_each_momentum(const VisitMomentum& visit) const;
@@ -82,8 +84,8 @@ class OuterSteps {
   /// sums, packed by the codec as for a network.
   std::int64_t sums() const { return sums_; }
   std::int64_t sent_bytes() const { return sent_bytes_; }
-  /// Returns the seconds spent so far in the collectives of outer steps, including waits for other replicas; on a GPU,
-  /// those in which the host queued them.
+  /// Returns the seconds spent so far in the collectives of outer steps, including waits for other replicas. On a GPU
+  /// these are the seconds in which the host queued the collectives.
   double seconds() const { return seconds_; }
 
   std::int64_t memory_bytes() const;  ///< outer weights and momentum
@@ -98,7 +100,7 @@ class OuterSteps {
   /// One group of the fragment under way.
   struct Sent {
     const Outer* outer;
-    float* gradients;  ///< [optimizer part], in sent_: first gradients of this replica, then their sum
+    float* gradients;  ///< [optimizer part], in sent_: first this replica's outer gradients, then the sum over replicas
     Work work;
   };
   void step(const Outer& outer);

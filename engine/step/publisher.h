@@ -28,15 +28,15 @@ class Publisher {
     if (behind_) behind_->drop(unit);
   }
 
-  /// Starts to make a group's values known. The replicate axis comes first, since its parts lie inside those of the
-  /// shard axis, or the other way round (AxisPlacement::replicate_first).
+  /// Starts to make a group's values known. The axis whose parts lie inside those of the other axis is gathered first
+  /// (AxisPlacement::replicate_first).
   void publish(FlatGroup& group);
-  /// Waits for all started gathers, apart from those that go on behind the update.
+  /// Waits for all started gathers, except those that may continue after the update (`behind`).
   void wait();
-  /// Lets ranks that share one copy wait for each other.
+  /// Lets ranks that share one copy of the values wait for each other.
   void meet();
 
-  /// Returns the seconds spent here so far, without gathers that go on behind the update.
+  /// Returns the seconds spent here so far, without gathers that continue after the update.
   double seconds() const { return seconds_; }
 
  private:

@@ -64,8 +64,8 @@ class Step {
   /// Says that a step's last backward begins. `order`: indices of the units, in the order of their reductions.
   virtual void expect_update(std::span<const int> order) = 0;
 
-  /// It is called between updates in backward. It reads ahead what the next ones need from the disk, as far as there is
-  /// room.
+  /// It is called between updates in backward. It reads ahead the state on the disk that the next updates need, as far
+  /// as there is memory.
   virtual void read_ahead() {}
 
   /// It is called when the sum of a unit's gradients in this backward is complete, or queued, and again if a gradient
@@ -111,7 +111,7 @@ class Step {
   virtual double loss_scale() const = 0;
   /// Returns the number of steps that updated parameters.
   virtual std::int64_t applied() const = 0;
-  /// Returns the number of samples in these steps: see Engine::samples_seen.
+  /// Returns the number of samples in the steps that updated parameters: see Engine::samples_seen.
   virtual std::int64_t samples_seen() const = 0;
   virtual StepProgress progress() const = 0;
   /// Goes on from `progress`. Parameters without an entry begin anew.

@@ -20,7 +20,7 @@ namespace tessera {
 
 /// Makes steps in the order of the plan's programs (StepProgram), from a step's last backward on. It announces records,
 /// goes from visit to visit, opens and closes sums of gradients that lie below memory, exchanges, and makes values
-/// known to the ranks that hold copies of them. Two programs take turns; which one comes next is known here alone.
+/// known to the ranks that hold copies of them. Two programs alternate; only this class knows which one comes next.
 ///
 /// A derived class says what a visit does: Update on the CPU, DeviceUpdate on a GPU, where all of it is queued.
 /// All of it is called by the thread that trains. Calls that exchange something are collective; they throw
@@ -50,11 +50,11 @@ class StepWalk {
   /// After a failure nobody needs the sums that are held.
   ~StepWalk() { sums_.drop(); }
 
-  /// Makes a decided step. After it, the next program has its turn.
+  /// Makes a decided step. The other program is used next.
   void update_all();
-  /// Updates one unit in backward. REQUIRES: its sums are there until this returns.
+  /// Updates one unit in backward. REQUIRES: the unit's sums stay in memory until this returns.
   void update_unit(Unit& unit);
-  /// Exchanges parameters and averages. After it, the next program has its turn.
+  /// Exchanges parameters and averages. The other program is used next.
   void swap();
 
   /// Returns StepProgram::ends_when_skipped: whether the decision has to be known before `update_all`, which is not
@@ -72,12 +72,13 @@ class StepWalk {
 
  private:
   /// Begins a pass, whose records are read ahead. An `is_decided` of false means that the step is not decided yet.
-  /// Transfers beside the records then begin too, and all parameters are assumed to be used, as they nearly always are.
-  /// Other passes begin when the step is decided.
+  /// Transfers other than those of records then begin too, and all parameters are assumed to be used, as they nearly
+  /// always are. Other passes begin when the step is decided.
   virtual void announce(std::span<const Visit> visits, bool is_decided) = 0;
   /// It is called when no record is in use any more.
   virtual void end_pass() = 0;
-  /// Returns whether a group's visit needs its gradients. They are then opened first, where Visit::needs_gradients.
+  /// Returns whether a group's visit needs its gradients. The gradients are then opened before the visit, if
+  /// Visit::needs_gradients.
   virtual bool is_updated(const Visit& visit) const = 0;
   /// Does the work of a visit. The updated values are published after it.
   virtual void make(const Visit& visit) = 0;
@@ -111,7 +112,7 @@ class StepWalk {
   std::vector<int> order_;            ///< the order of units that announce their records (StepProgram::announces_units)
   std::size_t announced_ = 0;         ///< how many of these units have announced their records
   Unit* held_ = nullptr;              ///< the unit whose gradients `sums_` holds
-  Lease sums_;                        ///< where gradients lie below memory
+  Lease sums_;                        ///< lease of the sums, where gradients lie below memory
 };
 
 inline Direction direction_of(const Visit& visit) {

@@ -98,7 +98,7 @@ void Update::for_runs(const Visit& visit, const Body& body) const {
   }
 }
 
-/// Calls `body(slice, run)` for each piece of a group's runs that lies in one place.
+/// Calls `body(slice, run)` for each piece of a group's runs whose state lies together.
 template <class Body>
 void Update::for_slices(const Visit& visit, const Body& body) const {
   const FlatGroup& flat = *group_of(visit).group;
@@ -122,7 +122,7 @@ void Update::announce(std::span<const Visit> visits, bool is_decided) {
   }
 }
 
-/// The masters of all matrices are read, so that records move alike on all ranks.
+/// The masters of all matrices are read, so that all ranks read and write records in the same way.
 void Update::append_to(Pass& pass, const Visit& visit, bool is_decided) const {
   const FlatGroup& flat = *group_of(visit).group;
   const auto append = [&](Extent run) { append_records(flat, pass.kind, run, direction_of(visit), pass.order); };

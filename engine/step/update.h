@@ -24,9 +24,9 @@
 namespace tessera {
 
 /// Applies the optimizer to every rank's part of every trainable group, and makes the new values known to the ranks
-/// that hold copies of them. It works on the CPU; DeviceUpdate does the same on a GPU. StepWalk has the order. This
-/// class does the work of one visit, run by run, and announces the records of those runs, so that unused ones are not
-/// read. CpuStep owns and calls it, from the thread that trains.
+/// that hold copies of them. It works on the CPU; DeviceUpdate does the same on a GPU. StepWalk decides the order of
+/// visits. This class does the work of one visit, run by run, and announces the records of those runs, so that unused
+/// ones are not read. CpuStep owns and calls it, from the thread that trains.
 class Update final : public StepWalk {
  public:
   explicit Update(const StepContext& context);
@@ -38,7 +38,8 @@ class Update final : public StepWalk {
   UpdateOptions& options() { return options_; }
   const UpdateOptions& options() const { return options_; }
 
-  /// It is called between updates in backward. It reads ahead what the next ones need, as far as there is room.
+  /// It is called between updates in backward. It reads ahead the state that the next updates need, as far as there is
+  /// memory.
   void read_ahead();
 
   /// Updates all units. `used`: as in AgreedStep. A parameter that got no gradient on any rank does not change, nor do

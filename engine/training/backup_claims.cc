@@ -12,7 +12,8 @@
 namespace tessera {
 namespace {
 
-/// A rank's counter has the microbatches that it has ended in its lower half, and the claims in its upper half.
+/// The lower half of a rank's counter counts the microbatches that the rank has ended, and the upper half counts the
+/// claims.
 constexpr std::int64_t kClaim = std::int64_t{1} << 32;
 
 /// A rank claims a microbatch of another rank if that rank's remaining microbatches will take this many times as long
@@ -56,7 +57,7 @@ class CountersInStore final : public BackupClaims::Counters {
   void reset(std::int64_t counter) override { throw_if_error(store_.set(prefix_ + std::to_string(counter), "0")); }
 
  private:
-  const std::shared_ptr<KeyValueStore> own_;  ///< another connection, on which nobody else waits; may be null
+  const std::shared_ptr<KeyValueStore> own_;  ///< own connection to the store, on which nobody else waits; may be null
   KeyValueStore& store_;
   std::string prefix_;
 };
@@ -100,7 +101,7 @@ BackupClaims::Progress BackupClaims::add(int rank, std::int64_t amount) const {
 
 bool BackupClaims::is_made(std::int64_t microbatch) const { return counters_->add(counter_of_ends(microbatch), 0) > 0; }
 
-/// Counts an end of a microbatch that was claimed. Returns false if the other rank was the first.
+/// Notes that this rank has ended a microbatch that was claimed. Returns false if the other rank ended it first.
 bool BackupClaims::make(std::int64_t microbatch) {
   shared_.push_back(microbatch);
   return counters_->add(counter_of_ends(microbatch), 1) == 1;
@@ -115,14 +116,14 @@ bool BackupClaims::end() {
     if (counts) made_again_.push_back(ended);
   } else {
     claimed_ = add(group_->rank(), 1).claimed;
-    if (ended >= own_run().end - claimed_) counts = make(ended);  // else a later claim comes too late
+    if (ended >= own_run().end - claimed_) counts = make(ended);  // else a claim would come too late
   }
   choose(/*run_goes_on=*/counts && !turn_);
   return counts;
 }
 
 void BackupClaims::pass_over() {
-  ++computed_;  // its forward took time
+  ++computed_;  // this rank has made its forward
   choose(/*run_goes_on=*/false);
 }
 
@@ -145,15 +146,16 @@ std::optional<std::int64_t> BackupClaims::claim() {
     const TreeBlock run = order_.run_of(*slow);
     const Progress now = add(*slow, kClaim);
     const std::int64_t claimed = run.end - now.claimed;
-    if (claimed < run.begin + now.ended) continue;  // it was ended meanwhile, or others have claimed the rest
+    if (claimed < run.begin + now.ended) continue;  // the microbatch was ended meanwhile, or others claimed the rest
     ++claims_;
     return claimed;
   }
   return std::nullopt;
 }
 
-/// Returns the rank that will end last, if that is late enough and it has a microbatch that nobody has claimed. All
-/// ranks began the step together, so the microbatches that they have ended since say how fast they are.
+/// Returns the rank that will probably end last, if it will end late enough (kOvertakes) and has a microbatch that
+/// nobody has claimed. All ranks began the step together, so the microbatches that they have ended since say how fast
+/// they are.
 std::optional<int> BackupClaims::slowest() const {
   std::optional<int> found;
   double longest = kOvertakes / static_cast<double>(computed_);  // as a multiple of the time since the step began

@@ -15,18 +15,19 @@ namespace tessera {
 
 /// Says which microbatch of a step this rank makes next, where ranks make those of slower ranks again ("deal.backups").
 /// Ranks tell each other by counters: in memory that all of them share, where a claim sends nothing, or else in the
-/// job's store, where it is a question and an answer.
+/// job's store, where a claim costs a question and an answer.
 ///
-/// A rank makes its own run from the front. When that has ended, it claims microbatches of the slowest rank, each time
-/// the last one of its run that nobody has claimed. Whoever ends a claimed microbatch first has made it, and the other
-/// result does not count; both are the same leaf of the step's tree. A rank whose next microbatch was made by another
-/// one leaves the rest of its run to those that have claimed it. So what ranks make again are the ends of runs.
+/// A rank makes the microbatches of its own run from the first one on. It then claims microbatches of the slowest rank:
+/// each time the last one of that rank's run that nobody has claimed. The rank that first ends a claimed microbatch has
+/// made it, and the other result does not count. Both results are the same leaf of the step's tree. A rank whose next
+/// microbatch was made by another one leaves the rest of its run to those that have claimed it. So what ranks make
+/// again are the ends of runs.
 ///
 /// A rank has one counter for both ends of its run: how many microbatches it has ended, and how many were claimed. One
 /// addition changes one of these numbers and shows the other, so a rank that ends a microbatch knows whether another
 /// one makes it too. Each microbatch also has a counter of how often it was ended, which those two ranks alone use.
-/// Steps take turns in two sets of
-/// counters: between steps ranks have met, so each sets its own counters of the last step to 0 during the next one.
+/// Steps use two sets of counters by turns.
+/// Ranks meet between steps, so each rank sets its own counters of the last step to 0 during the next step.
 ///
 /// Training owns one and calls it from the thread that trains.
 class BackupClaims {
@@ -49,7 +50,7 @@ class BackupClaims {
   void begin_step(const MicrobatchOrder& order);
   /// Returns the microbatch that this rank makes next. It is empty when this rank has nothing left to make.
   const std::optional<std::int64_t>& next() const { return next_; }
-  /// Returns how many microbatches this rank has made again before the next one, if that is a microbatch of another
+  /// Returns how many microbatches this rank has made again before the next one, if the next one belongs to another
   /// rank.
   const std::optional<int>& turn() const { return turn_; }
   /// Returns the round of the next microbatch (MicrobatchOrder::round_of). REQUIRES: there is one.
@@ -94,8 +95,8 @@ class BackupClaims {
   std::optional<std::int64_t> next_;
   std::optional<int> turn_;
   std::int64_t claims_ = 0, computed_ = 0;
-  std::int64_t claimed_ = 0;          ///< microbatches of this rank's run that were claimed when it ended its last one
-  std::vector<std::int64_t> shared_;  ///< microbatches whose ends this rank has counted in this step
+  std::int64_t claimed_ = 0;              ///< microbatches of this rank's run that were claimed when it last ended one
+  std::vector<std::int64_t> shared_;      ///< microbatches whose ends this rank has counted in this step
   std::vector<std::int64_t> made_again_;  ///< microbatches that this rank has made again, by turn
   std::vector<std::int64_t> message_, messages_, all_computed_;
   double seconds_ = 0;

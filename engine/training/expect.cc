@@ -85,7 +85,7 @@ void Training::expect_microbatch(const at::Tensor& loss, const MicrobatchInfo& i
          ", got one on ", loss.device(), ". [T0123] hint: move the module's inputs there");
   expect_weight(info);
   const LrScheduleConfig& schedule = job.strategy.lr_schedule;
-  const bool has_samples = info.samples > 0 || info.weight == 0 || info.retain_graph;  // the last loss tells them
+  const bool has_samples = info.samples > 0 || info.weight == 0 || info.retain_graph;  // the last loss has them
   expect(schedule.base_batch_size == 0 || has_samples,
          "lr_schedule.base_batch_size needs the number of samples. [T0124] hint: pass ", phrases::kSamples,
          " to backward");
@@ -143,7 +143,7 @@ void Training::expect_nothing() const {
 void Training::warn_of_factor(const at::Tensor& loss) {
   const std::int64_t microbatches = job.strategy.gradient_accumulation;
   if (std::exchange(window.has_looked_at_loss, true) || activations || job.mesh.rank() != 0) return;
-  // A program that adds losses up, as the integrations' loops do, multiplies by the number of microbatches.
+  // A program that adds losses up, as the integrations' loops do, multiplies the loss by the number of microbatches.
   const double factor = scaler_factor_of(loss);
   if (factor > 0 && factor != static_cast<double>(microbatches))
     log_warning(c10::str(

@@ -23,7 +23,7 @@ class FlopCounter {
   /// Sets the count to 0.
   void clear();
 
-  /// While one lives, `counter` counts nothing: an evaluation is no part of a step. A null counter is allowed, and
+  /// `counter` counts nothing while a Pause lives: an evaluation is no part of a step. A null counter is allowed, and
   /// nothing happens.
   class Pause {
    public:

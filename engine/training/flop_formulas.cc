@@ -83,7 +83,8 @@ std::int64_t attention(Inputs inputs) {
   return sizes.pairs * (sizes.of_query + sizes.of_value);
 }
 
-/// Counts the scores once more, the gradients of scores and values, and those of queries and keys.
+/// Counts the operations of the scores, which are computed once more, of the gradients of scores and values, and of the
+/// gradients of queries and keys.
 std::int64_t attention_backward(Inputs inputs) {
   const AttentionSizes sizes(sizes_of(inputs, 1), sizes_of(inputs, 2), sizes_of(inputs, 3));
   return sizes.pairs * (3 * sizes.of_query + 2 * sizes.of_value);

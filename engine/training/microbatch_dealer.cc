@@ -8,7 +8,7 @@ namespace {
 
 /// Another deal is made if it shortens a step to less than this share of its time.
 constexpr double kWorth = 0.97;
-constexpr double kLeastSeconds = 1e-9;  // clocks may show less
+constexpr double kLeastSeconds = 1e-9;  // least busy time; clocks may show less
 
 /// Returns the median, and may reorder `values`. If two values are in the middle, it is the lower one.
 double median_of(std::vector<double>& values) {

@@ -28,7 +28,7 @@ class MicrobatchDealer {
 
  private:
   void share_out();
-  /// Returns the seconds that a step of these runs takes.
+  /// Returns the seconds that a step takes if ranks have `counts` microbatches.
   double seconds_of(std::span<const std::int64_t> counts) const;
 
   MicrobatchOrder order_;

@@ -85,7 +85,7 @@ void Training::set_lr(const std::string* group, double lr) {
 }
 
 void Training::set_epoch_samples(std::int64_t samples) {
-  constexpr std::int64_t kMost = 1'000'000'000'000;  // the limit of the strategy's key
+  constexpr std::int64_t kMost = 1'000'000'000'000;  // the limit of lr_schedule.epoch_samples
   expect(samples > 0 && samples <= kMost, "set_epoch_samples wants a number from 1 to 1e12, got ", samples,
          ". [T0906] hint: give the samples that one epoch has over all ranks");
   expect(window.microbatch == 0,
@@ -93,7 +93,7 @@ void Training::set_epoch_samples(std::int64_t samples) {
          "hint: call "
          "it before the first backward");
   LrScheduleConfig& schedule = job.given_strategy->lr_schedule;
-  if (schedule.warmup_epochs == 0) return;  // nothing depends on it, and the strategy would not allow the key
+  if (schedule.warmup_epochs == 0) return;  // no rate depends on the length, and the strategy would refuse the key
   std::vector<std::int64_t> all(static_cast<std::size_t>(job.axes.control->size()));
   job.or_abort("set_epoch_samples", [&] {
     throw_if_error(job.axes.control->all_gather("samples of an epoch", &samples, all.data(), sizeof samples).wait());

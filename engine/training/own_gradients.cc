@@ -1,7 +1,7 @@
-// The part of a step that "noise_scale" needs: the squared norms of what this rank contributes to sums over ranks.
-// Where each microbatch is reduced, those are its microbatches' norms. Where gradients are added up until the step's
-// last microbatch, it is the norm of this rank's sum. A single rank also knows the sum after each of its first
-// microbatches, which is a smaller batch than all of them.
+// The part of a step that "noise_scale" needs: the squared norms of what this rank contributes to sums over ranks. They
+// are the norms of this rank's microbatches if each microbatch is reduced by itself. It is the norm of this rank's sum
+// if gradients are added up until the step's last microbatch. A job of one rank also measures the sum after each of the
+// first microbatches. Such a sum is the gradient of a smaller batch.
 
 #include "engine/training/training.h"
 

@@ -91,8 +91,8 @@ bool ReplicaSync::pulls(const std::vector<std::unique_ptr<Unit>>& units, std::fu
   return true;
 }
 
-/// One state stands for all, so the largest of the ranks' counts of steps becomes that of every rank, and the largest
-/// count of samples too.
+/// Afterwards one state stands for all ranks. Every rank therefore gets the largest count of steps, and the largest
+/// count of samples, that any rank has.
 void ReplicaSync::agree_on_steps(Step& step) {
   StepProgress progress = step.progress();
   const std::array<std::int64_t, 2> own = {progress.applied, progress.samples};

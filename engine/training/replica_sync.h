@@ -32,9 +32,9 @@
 namespace tessera {
 
 /// The effect of "sync" on training. Replicas train apart, each over the axes of its own ranks, and meet in outer
-/// steps. They never meet if ranks apply gradients to parameters that all own (asynchronous, hogwild, backups). A
-/// Training has one, tells it of steps and of other changes to masters, and makes it meet before others read masters.
-/// Where replicas do not train apart, all of that does nothing.
+/// steps. They never meet if ranks apply gradients to parameters that all ranks own together (asynchronous, hogwild,
+/// backups). A Training has one. It tells the object of steps and of other changes to masters, and makes replicas meet
+/// before other code reads masters. Where replicas do not train apart, these calls do nothing.
 class ReplicaSync {
  public:
   /// `steps`: number of steps that training has made. Refers to `strategy`.
@@ -60,8 +60,8 @@ class ReplicaSync {
              const MeshAxes& whole, const Accelerator& accelerator, MemoryUse& use);
   /// Makes the step of a rank with common parameters; null if ranks have none. Call it after `begin`.
   std::unique_ptr<Step> make_step(const StepContext& context, GradientNorm& norm) const;
-  /// Makes reads of units pull them from now on, if ranks have copies that they pull. Returns true then: operators must
-  /// be watched. `on_pulled` is told of units whose values have changed.
+  /// Lets each read of a unit pull the unit's values from now on, if ranks have copies that they pull. Returns true in
+  /// that case: operators must then be watched. `on_pulled` is told of units whose values have changed.
   bool pulls(const std::vector<std::unique_ptr<Unit>>& units, std::function<void(Unit&)> on_pulled,
              UnitKeeper::OnFailure on_failure);
   /// Counts from now on how long each unit's pulls take (PulledParameters::time_pulls).

@@ -51,7 +51,7 @@ std::string hint_of_queue_depth(const MemoryPlan& plan) {
                   format_bytes(deeper.use().total() - plan.use().total()), " more");
 }
 
-/// Returns a text about defaults that other versions have otherwise. It is empty where the strategy names all these
+/// Returns a text about the defaults that differ in other versions. It is empty where the strategy names all these
 /// numbers.
 std::string words_of_changed_defaults(const OptimizerConfig& optimizer) {
   std::string text;

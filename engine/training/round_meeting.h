@@ -9,7 +9,8 @@ namespace tessera {
 
 /// Tells a rank without a batch what ranks with a batch do together, before it has seen a microbatch itself. Ranks with
 /// a batch meet that rank just before every event of their RoundLog, and one of them says which event it is. It is
-/// collective over all ranks, at each event, so it is for a first microbatch alone; afterwards the rank knows.
+/// collective over all ranks, at each event, so it is for a first microbatch alone; afterwards the rank knows the
+/// events.
 class RoundMeeting {
  public:
   /// `leader`: the rank that says which event it is; it has a batch.

@@ -1,6 +1,7 @@
-// Makes a Training, and ends it. What needs no other rank comes first (look_at_module), then the plan, which all ranks
-// make alike. Then come memory that is as large as the plan says, the values in it, and what moves gradients and values
-// there. Ranks meet at each of these, in one order on all of them.
+// Makes a Training, and ends it. The work that needs no other rank comes first (look_at_module). Then comes the plan,
+// which is the same on all ranks. Then come the memory, which is as large as the plan says, the values in it, and the
+// objects that move gradients and values. All ranks do this work in the same order, and wait for each other at each
+// part of it.
 
 #include <torch/nn/modules/embedding.h>
 
@@ -124,8 +125,8 @@ std::int64_t compress_on_host(MeshAxes& axes, const MemoryPlan::SlotsOnHost& sha
   return shard.bytes() + replicate.bytes();
 }
 
-/// Lets the hosts of GPUs make those all-gathers that send another form, in groups of their own. Returns the bytes of
-/// pinned memory. It is collective.
+/// Lets the hosts of GPUs make the all-gathers whose values are sent in a form other than plain (WireForm). These
+/// all-gathers have groups of their own. Returns the bytes of pinned memory. It is collective.
 std::int64_t gather_on_host(MeshAxes& axes, const MemoryPlan& plan, const Job& job) {
   const MemoryPlan::SlotsOnHost shard = plan.gathers_on_host(), replicate = plan.replica_gathers_on_host();
   if (shard.bytes() + replicate.bytes() == 0) return 0;
@@ -226,7 +227,7 @@ void Training::set_up(DurableFiles* durable, bool continues) {
   const ComputeDevice device = job.accelerator.device;
   const NamedTensors whole = whole_tensors(*job.module, strategy.units);
   // This is made before memory is allocated. If modules differ, ranks then learn which parameter differs, and not only
-  // a size.
+  // that a size differs.
   FirstValues first_values(units, *job.axes.control);
   if (plan.has_secondary())
     axes.secondary = value_or_throw(groups_of(job.mesh).secondary(axes, plan.placement().secondary.ranks));

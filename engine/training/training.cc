@@ -198,7 +198,7 @@ void Training::deal_next_step() {
   warn_of_data_not_dealt();
 }
 
-/// Data that a program shares out evenly would be given twice, or left out, without an error.
+/// Samples that a program shares out evenly would be used twice, or left out, without an error.
 void Training::warn_of_data_not_dealt() {
   if (std::exchange(window.knows_microbatches, true)) return;
   log_warning(
@@ -233,7 +233,7 @@ void Training::time_calls(std::unique_ptr<CallLatencies> known) {
   if (latencies) return;
   latencies = known ? std::move(known) : std::make_unique<CallLatencies>(units.size());
   if (job.accelerator.device.is_queued) {
-    if (latencies->by_device) latencies->by_device->wait();  // its kernels end with the Training that had it
+    if (latencies->by_device) latencies->by_device->wait();  // it uses kernels that end with the old Training
     latencies->by_device = std::make_unique<QueuedCallTimes>(*job.accelerator.kernels);
   }
   QueueTimes* const queue = latencies->by_device.get();
@@ -244,8 +244,8 @@ void Training::time_calls(std::unique_ptr<CallLatencies> known) {
 }
 
 void Training::bring_replicas_together(const char* what) {
-  // While averages ("ema") take the place of masters, no outer step is made with them. They stay as they are on each
-  // replica until a save.
+  // While averages ("ema") take the place of masters, no outer step is made with them. The averages stay as they are on
+  // each replica until a save.
   if (!sync.is_due() || values.are_averages) return;
   expect(values.open_guards == 0, what,
          " between two outer steps makes one, which cannot be under a Gathered guard. [T0156] hint: close it first");
@@ -295,9 +295,9 @@ void Training::begin_next_step() {
   gathering.log->reset();
   if (claims) claims->begin_step(dealer->order());
   drop_microbatches();
-  // All gradients are waited for where units are updated in backward, or where sums are a tree over microbatches. A
-  // unit that was taken for complete could not take another gradient there. Besides, a step in which no microbatch
-  // counted does not predict the next one.
+  // The reducer waits for all gradients if units are updated in backward, or if sums are a tree over microbatches. A
+  // unit that was taken for complete could not take another gradient in these cases. Besides, a step in which no
+  // microbatch counted does not predict the next one.
   const bool waits_for_all = updates_in_backward() || job.strategy.reproducible;
   const std::vector<char>* const used = waits_for_all ? nullptr : step->known_used();
   if (used && std::ranges::any_of(*used, [](char each) { return each != 0; })) gradients.reducer->expect(*used);

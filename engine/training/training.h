@@ -137,7 +137,7 @@ struct Training {
   void set_up(DurableFiles* durable, bool continues);
   /// From now on, keys that the strategy leaves out have the defaults of this version
   /// (OptimizerConfig::defaults_version). A run that goes on keeps the defaults with which it began. If a number
-  /// changes, the step is made anew and the result is true. Step::resume must follow. Call it between steps.
+  /// changes, the step is made anew and the function returns true. Step::resume must follow. Call it between steps.
   bool use_defaults(std::int64_t version);
   void report_frozen_states() const;
   /// Where parameters are copies that this rank pulls ("sync"), gives them the newest values, which the module keeps
@@ -160,8 +160,9 @@ struct Training {
   /// Throws while parameters are averages.
   void expect_weights(const char* what) const;
   void warn_of_factor(const at::Tensor& loss);
-  /// Throws if a program changed parameters in a way that is not allowed (ParameterChecks). Under Gathered(kWrite) it
-  /// may. Waits for values that are on their way. `may_unfreeze`: the call makes memory for frozen parameters.
+  /// Throws if a program changed parameters in a way that is not allowed (ParameterChecks). A program may change them
+  /// under Gathered(kWrite). Waits for values that are on their way. `may_unfreeze`: the call makes memory for frozen
+  /// parameters.
   void expect_parameters(bool may_unfreeze = false);
 
   bool updates_in_backward() const { return plan.update().in_backward; }
@@ -172,7 +173,8 @@ struct Training {
   std::int64_t microbatches() const {
     return dealer ? dealer->order().count_of(job.mesh.rank()) : plan.wire().accumulation;
   }
-  /// Returns the number, in its step over all ranks, of the microbatch that this rank computes next (MicrobatchOrder).
+  /// Returns the number of the microbatch that this rank computes next, among those of all ranks in the step
+  /// (MicrobatchOrder).
   std::int64_t microbatch() const;
   // Agrees on a seed under "reproducible", and otherwise does nothing (microbatch_seed.cc).
   /// Takes the run's seed from LibTorch's generator: all ranks take the seed of rank 0. It is collective.
@@ -189,16 +191,17 @@ struct Training {
   void drop_gathered();
   /// It is called when parameters have got new values, which older graphs and checks do not know.
   void accept_new_values();
-  /// Sets the learning rate of a group, or of all parameters if it is null.
+  /// Sets the learning rate of a group, or of all parameters if `group` is null.
   void set_lr(const std::string* group, double lr);
-  /// Sets another number of the update rule likewise, by its key in the strategy's "optimizer".
+  /// Sets another number of the update rule, for a group or for all parameters if `group` is null. `name`: the number's
+  /// key in the strategy's "optimizer".
   void set_option(const std::string* group, const std::string& name, std::span<const double> numbers);
   /// Sets the length of an epoch (Engine::set_epoch_samples). It is collective.
   void set_epoch_samples(std::int64_t samples);
   /// Returns the numbers of the update rule by key, for a group, or for parameters in no group
   /// (FlatParameter::kNoGroup).
   std::map<std::string, std::vector<double>> options(std::size_t group) const;
-  /// Returns where the group stands among optimizer.groups. Throws tessera::Error (64) if there is none of this name.
+  /// Returns the group's index in optimizer.groups. Throws tessera::Error (64) if there is none of this name.
   std::size_t index_of_group(const char* what, const std::string& group) const;
 
   /// `info`: the microbatch, whose weight is 0 without a batch.
@@ -216,13 +219,13 @@ struct Training {
   /// It is called when backward is over. `ends`: the microbatch is over too. `has_batch`: it had a batch, with a loss.
   /// Returns whether the microbatch counts, which another rank may have made first.
   bool end_round(bool ends, bool has_batch);
-  /// Runs a microbatch on a rank without a batch. It repeats the collectives of the last microbatch here, or makes
+  /// Runs a microbatch on a rank without a batch. It repeats the collectives of this rank's last microbatch, or makes
   /// those that the other ranks announce.
   void run_nothing();
   /// Returns whether ranks do more together in a microbatch than sum gradients in the agreed order.
   bool gathers_with_others() const { return gathering.residency && job.mesh.world_size() > 1; }
-  /// Returns whether any rank has a batch, before a microbatch. If a rank without a batch cannot know what the others
-  /// will do, the others tell it (RoundMeeting). It is collective.
+  /// Returns whether any rank has a batch for the next microbatch. If a rank without a batch cannot know what the
+  /// others will do, the others tell it (RoundMeeting). It is collective.
   bool any_rank_has_batch(bool own);
   StepResult take_step();
   /// Implements Engine::time_calls. `known`: what another Training of the same units has measured so far, or null.
@@ -251,7 +254,7 @@ struct Training {
   ReplicaSync sync;
   Window window;
   Gathering gathering;
-  std::shared_ptr<SavedActivations> activations;  ///< null where they stay in memory
+  std::shared_ptr<SavedActivations> activations;  ///< null where activations stay in memory
   FrozenStates frozen_states;                     ///< states of parameters that trained before
   TrainingTimes times;
 

@@ -109,7 +109,7 @@ class Matching {
  private:
   struct Missing {
     std::string name;
-    std::vector<std::string> in_file;  ///< the names that it would have in the file
+    std::vector<std::string> in_file;  ///< the names that the tensor may have in the file
   };
 
   NameInFile name_of(const std::string& name) const { return rules_.names ? rules_.names(name) : NameInFile{{name}}; }

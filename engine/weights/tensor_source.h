@@ -15,7 +15,7 @@ namespace tessera {
 
 /// A tensor of a file, before its values are read.
 struct StoredTensor {
-  std::string type;                                 ///< the file's word for it: "BF16", "BFloat16Storage"
+  std::string type;                                 ///< the file's name of the type: "BF16", "BFloat16Storage"
   std::optional<c10::ScalarType> scalar_type = {};  ///< empty: a type that modules cannot have
   std::vector<std::int64_t> sizes = {};
 };

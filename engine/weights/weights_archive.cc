@@ -127,7 +127,7 @@ absl::StatusOr<Result> without_exceptions(const std::function<absl::StatusOr<Res
     what = error.what();
   }
   if (limit_in(what) == ENOMEM) return no_memory();
-  // LibTorch then adds words about itself ("This is an internal miniz error").
+  // LibTorch adds words about itself behind the error's text ("This is an internal miniz error").
   const std::string first = what.substr(0, std::min(what.find('\n'), what.find(". This is ")));
   return bad_archive("is a damaged archive: " + first + ". [T0315] hint: copy or write it again");
 }
@@ -210,7 +210,7 @@ class ArchiveSource : public TensorSource {
     if (got > bytes_)
       return bad_archive(c10::str(name, ": its storage ", tensor.record, " has ", got, " bytes, more than the file"));
     if (records_.insert(record).second) bytes_of_records_ += got;
-    // A tensor may repeat one element of the file (stride 0); the module still needs memory for all of them.
+    // A tensor may repeat one element of the file (stride 0); the module still needs memory for all elements.
     std::int64_t elements = 1;
     for (const std::int64_t size : tensor.sizes) {
       if (__builtin_mul_overflow(elements, size, &elements))
@@ -258,7 +258,7 @@ class ArchiveSource : public TensorSource {
   std::map<std::string, const PickledTensor*> pickled_by_name_;
   std::set<std::string> records_;
   std::size_t bytes_of_records_ = 0;
-  std::deque<std::pair<std::string, at::Storage>> storages_;  ///< records and storages that were read last
+  std::deque<std::pair<std::string, at::Storage>> storages_;  ///< storages that were read last, each with its record
   std::string copied_name_;                                   ///< the name of the tensor in copy_
   at::Tensor copy_;
 };

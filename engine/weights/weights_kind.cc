@@ -122,7 +122,8 @@ std::optional<ZipDirectory> directory_of_zip(const ReadBytes& read, std::uint64_
   if (found == std::string::npos) return std::nullopt;
   ZipDirectory directory{number_at(&tail[found + 16], 4), number_at(&tail[found + 12], 4)};
   const std::uint64_t end = tail_place + found;
-  // Zip64 has these numbers in another record; a third record, just before the end record, points to it.
+  // Zip64 has the directory's place and size in another record; a third record, just before the end record, points to
+  // it.
   std::array<char, kEnd64Bytes> record{};
   if (end >= kLocatorBytes && read(end - kLocatorBytes, kLocatorBytes, record.data()) &&
       std::string_view(record.data(), 4) == "PK\x06\x07") {

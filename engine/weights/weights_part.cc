@@ -77,7 +77,7 @@ struct Candidate {
 
 using IsWanted = std::function<bool(std::string_view name)>;
 
-/// Lists all candidates, each behind the one that contains it, and counts how many names each has.
+/// Lists all candidates, each behind the one that contains it, and counts how many wanted names each candidate has.
 class Search {
  public:
   Search(const WeightsNode& root, const IsWanted& is_wanted) : is_wanted_(is_wanted) { visit(root, 0); }
@@ -94,7 +94,7 @@ class Search {
     return best;
   }
 
-  /// Returns whether no candidate beside the chosen one (neither above nor below it) has any of the names.
+  /// Returns whether no candidate beside the chosen one (neither above nor below it) has any of the wanted names.
   bool is_alone(std::size_t chosen) const {
     for (std::size_t i = 0; i < all_.size(); ++i) {
       if (all_[i].found > 0 && !is_above(i, chosen) && !is_above(chosen, i)) return false;
@@ -133,7 +133,7 @@ class Search {
       all_[i].found += is_wanted_(std::string_view(name_).substr(all_[i].name_begin)) ? 1 : 0;
   }
 
-  /// Returns whether `upper` lies above `lower`, or is the same.
+  /// Returns whether `upper` lies above `lower`, or is the same candidate.
   bool is_above(std::size_t upper, std::size_t lower) const {
     while (lower > upper) lower = all_[lower].above;
     return lower == upper;
@@ -267,12 +267,12 @@ class Listing {
   std::set<std::string> names_;
 };
 
-/// Finds the way to the part that has the module's names, or to the only one that could be meant.
+/// Finds the path to the part that has the module's names, or to the only part that could be meant.
 absl::StatusOr<std::vector<const WeightsNode*>> way_by_names(const WeightsNode& root, const WeightsRequest& request) {
   const IsWanted has_it = [&](std::string_view name) {
     return request.wanted.contains(name_without(name, request.without));
   };
-  // A name resembles a wanted name if one of them is the other with a prefix.
+  // A name resembles a wanted name if one of the two is the other one with a prefix in front.
   std::set<std::string, std::less<>> ends;
   for (const std::string& name : request.wanted)
     any_end_of(name, [&](std::string_view end) { return ends.emplace(end), false; });

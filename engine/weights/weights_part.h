@@ -20,8 +20,8 @@ struct WeightsRequest {
   std::set<std::string> wanted = {};      ///< the module's names, without the pieces of `without`
 };
 
-/// The part of a file that was chosen: a dictionary, list or module. Names in it are joined by dots, without the
-/// request's pieces.
+/// The part of a file that was chosen: a dictionary, list or module. Names in it are joined by dots, without the pieces
+/// of WeightsRequest::without.
 struct WeightsPart {
   std::string path = {};  ///< keys from the root on, with slashes: "checkpoint/state_dict"; empty: the whole file
   std::vector<std::pair<std::string, std::size_t>> tensors = {};  ///< pairs of a name and WeightsNode::tensor

@@ -52,7 +52,7 @@ struct Value {
   Container* container = nullptr;
 };
 
-/// A dictionary, a list or a module. One may be in another, and in itself. The Reader owns all of them.
+/// A dictionary, a list or a module. A container may be in another one, and in itself. The Reader owns all of them.
 struct Container {
   WeightsNode::Kind kind = WeightsNode::Kind::kDictionary;
   std::vector<std::pair<std::string, Value>> entries = {};  ///< names and values; a list has no names
@@ -117,7 +117,8 @@ std::optional<Value> rebuilt_tensor(const std::string& function, const std::vect
   if (arguments.size() < (names_type ? 7 : 4) || arguments[0].kind != Value::kStorage ||
       arguments[1].kind != Value::kNumber)
     return std::nullopt;
-  // These arguments are hooks and attributes. Attributes such as "conj" change the values, so such tensors are refused.
+  // The arguments from index 4 on are hooks and attributes. Attributes such as "conj" change the values, so such
+  // tensors are refused.
   for (std::size_t i = 4; i < arguments.size(); ++i) {
     if (arguments[i].kind == Value::kContainer && !arguments[i].container->items().empty()) return std::nullopt;
   }

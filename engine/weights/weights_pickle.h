@@ -25,7 +25,7 @@ struct PickledTensor {
 /// The content of an archive's `data.pkl`.
 struct PickledWeights {
   WeightsNode root;  ///< a dictionary, a list or a module
-  /// WeightsNode::tensor is an index into these. A tensor that stands at two places is here once.
+  /// WeightsNode::tensor is an index into this vector. A tensor that stands at two places is here once.
   std::vector<PickledTensor> tensors;
   bool is_program = false;  ///< whether it is TorchScript: modules with code, as torch.jit.save writes them
 };

@@ -8,7 +8,7 @@
 namespace tessera {
 
 /// The number of gradients of each age ("sync" asynchronous and hogwild; StepResult::staleness_mean says what an age
-/// is). It has a fixed size. Engine::staleness and StepResult::ages are such counts.
+/// is). It has a fixed size. Engine::staleness and StepResult::ages are histograms of this type.
 ///
 /// | bucket | 0 to 7     | 8       | 9        | 10       | 11          |
 /// |--------|------------|---------|----------|----------|-------------|
@@ -16,7 +16,7 @@ namespace tessera {
 struct AgeHistogram {
   static constexpr std::size_t kBuckets = 12, kExact = 8;  ///< number of buckets; number of buckets of a single age
 
-  std::array<std::int64_t, kBuckets> counts{};  ///< [bucket]
+  std::array<std::int64_t, kBuckets> counts{};  ///< [bucket]: number of gradients
 
   /// Counts a gradient. An age below 0 counts as 0.
   void add(std::int64_t age) {

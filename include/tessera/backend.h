@@ -28,10 +28,11 @@ using MakeBackend = std::function<c10::intrusive_ptr<c10d::Backend>(const Backen
 /// Engine, on every rank.
 ///
 /// The backend needs these calls on uint8 tensors: `all_gather_single`, `all_to_all_single` (equal parts), `broadcast`
-/// and `barrier`. It also needs `getBackendName`, which messages show. LibTorch before 2.14 calls the first two
-/// `_allgather_base` and `alltoall_base`; since 2.14 a backend may override either name. The thread that calls the
-/// Engine makes all calls. Tessera itself makes the sums, from parts that were exchanged, so results have the same bits
-/// as on every other transport. A call that fails or times out must throw, either from the call or from Work::wait.
+/// and `barrier`. It also needs `getBackendName`, which messages show. LibTorch before 2.14 has the names
+/// `_allgather_base` and `alltoall_base` for the first two; since 2.14 a backend may override either name. The thread
+/// that calls the Engine makes all calls. Tessera itself makes the sums, from parts that were exchanged, so results
+/// have the same bits as on every other transport. A call that fails or times out must throw, either from the call or
+/// from Work::wait.
 ///
 /// Errors (tessera::Error): those of `init`; 78 if comm.transport names another transport; 75 if `make` throws.
 Mesh init(const CommConfig& comm, const MakeBackend& make);

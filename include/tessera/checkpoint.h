@@ -32,7 +32,8 @@ struct SaveOptions {
   /// The number of checkpoints that stay in the folder; the oldest ones are removed. 0 keeps all. Files are removed
   /// while training goes on, and at the latest by the next save or finish_checkpoint.
   std::int64_t keep = 0;
-  /// True makes `folder`/best name this checkpoint. It then stays, whatever `keep` says, until another one is the best.
+  /// True: `folder`/best names this checkpoint from then on. It then stays, whatever `keep` says, until another one is
+  /// the best.
   bool is_best = false;
 };
 
@@ -41,7 +42,7 @@ struct CheckpointProgress {
   std::string path;          ///< path that the checkpoint has once it is committed
   std::int64_t step = 0;     ///< StepResult::step that the checkpoint holds
   std::int64_t written = 0;  ///< bytes of this rank's file that are written so far
-  std::int64_t bytes = 0;    ///< bytes that this rank's file will have, without its head
+  std::int64_t bytes = 0;    ///< bytes that this rank's file will have, without its header
 };
 
 /// The result of load_checkpoint.
@@ -73,13 +74,13 @@ struct LoadedCheckpoint {
 /// are copied (MemoryCategory::kCheckpoint). A thread writes the copy and commits it when all ranks have written their
 /// copies; the returned path is valid from then on. If the save fails, the next step after its end throws the error on
 /// every rank, after that step itself is done. So a program that catches it can go on. The next save, load_checkpoint
-/// and Engine::set_trainable wait for the end and throw the error likewise. An Engine's destructor waits too, and logs
-/// the error.
+/// and Engine::set_trainable also wait for the end of the save, and throw its error. An Engine's destructor waits too,
+/// and logs the error.
 ///
 /// The call is collective and is made between steps; the thread that drives the Engine makes it. Errors
 /// (tessera::Error), the same on every rank: 64 between backward and step, or under Gathered; 73, 74, 77 where a file
-/// cannot be written (the message names the rank and the file). Nothing has changed after these, and training can go
-/// on.
+/// cannot be written (the message names the rank and the file). Nothing has changed after such an error, and training
+/// can go on.
 std::string save_checkpoint(Engine& engine, const std::filesystem::path& folder, const CheckpointItems& items = {},
                             const SaveOptions& options = {});
 

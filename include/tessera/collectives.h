@@ -21,10 +21,10 @@ namespace tessera {
 /// shapes and dtypes. The functions have a communication group of their own, so they may stand anywhere between an
 /// Engine's calls. One thread at a time uses them.
 ///
-/// Ranks tell each other what they call before anything is moved. If calls differ (another function, shape, dtype,
-/// operation or root), or one rank's arguments make no sense, every rank throws tessera::Error (64), which shows each
-/// call with its ranks. Nothing has been moved then, and the program can go on. Error (75) means that a rank is gone or
-/// did not come within comm.timeout_s.
+/// Ranks tell each other which function they call before any data are moved. If calls differ (another function, shape,
+/// dtype, operation or root), or one rank's arguments make no sense, every rank throws tessera::Error (64), which shows
+/// each call with its ranks. Nothing has been moved then, and the program can go on. Error (75) means that a rank is
+/// gone or did not come within comm.timeout_s.
 ///
 /// Tensors may lie on any device and need not be contiguous. Tensors of a GPU are copied through the host, which is
 /// fast enough for metrics but not for training. Dtypes: fp64, fp32, bf16, fp16, all signed integers and uint8, bool.

@@ -44,13 +44,13 @@ class CommHook {
     };
 
     std::string unit;  ///< unit's path: "blocks.3"
-    /// index of the bucket, from 0, the same in every step: a hook finds by it what it keeps, such as error
-    /// feedback
+    /// index of the bucket, from 0, the same in every step. A hook can use it as the key of what it keeps, such as
+    /// error feedback
     std::int64_t index = 0;
     std::int64_t step = 1;  ///< training step, counted from 1
     /// [elements], fp32: this rank's contribution. It is that of one microbatch, or that of a whole step with
     /// gradient_sync "last_microbatch". Zeros stand where a parameter got no gradient, and between parameters. The
-    /// values that it has when `sum` returns are the result.
+    /// values in this tensor when `sum` returns are the result.
     at::Tensor gradients;
     std::vector<Part> parts;  ///< the parts of `gradients`, in the order in which they lie there
   };
@@ -84,7 +84,7 @@ class CommHook {
 
   /// Replaces `bucket.gradients` by the *sum* over ranks (the Engine divides by their number), or by what the rule uses
   /// in place of the sum. The result must have the same bits on every rank, since parameters drift apart otherwise;
-  /// `check.replica_hash_every` would find that. Autograd is off. An exception that it throws ends training on all
+  /// `check.replica_hash_every` would find that. Autograd is off. An exception that `sum` throws ends training on all
   /// ranks, with the exception's text.
   virtual void sum(Bucket& bucket, Ranks& ranks) = 0;
 };

@@ -31,7 +31,8 @@ struct TopKConfig {
   double momentum = 0;
 };
 
-/// "random_k": ranks send some of the gradients, which change from step to step and are the same on all ranks.
+/// "random_k": ranks send the gradients of some random elements. The elements change from step to step and are the same
+/// on all ranks.
 struct RandomKConfig {
   static constexpr bool kKeepsGradients = true;
   double fraction = 0.01;  ///< the share of each unit's gradients that is sent
@@ -69,7 +70,7 @@ struct TernGradConfig {
   std::int64_t seed = 0;  ///< seed of the random numbers
 };
 
-/// "hook": a CommHook of the program's makes the sums (tessera/comm_hook.h).
+/// "hook": a CommHook of the program makes the sums (tessera/comm_hook.h).
 struct CommHookConfig {
   static constexpr bool kKeepsGradients = false;
 };

@@ -48,7 +48,7 @@ struct DataParallelOptions {
 ///
 /// Throws tessera::Error (64) on all ranks for: modules that differ (the message names the first difference);
 /// parameters of an Engine or of another DataParallel; deferred parameters (call materialize_module first); sparse
-/// gradients, by name, out of backward. Backward also throws 75 and 70: a rank is gone, does not come, or made other
+/// gradients, by name, out of backward. Backward also throws 75 or 70 if a rank is gone, does not come, or makes other
 /// calls.
 class DataParallel {
  public:

@@ -59,7 +59,7 @@ auto deferred_init(Make&& make) {
 ///   std::cout << tessera::plan_memory(*model, strategy, topology).table;
 ///
 /// A c10::Error says so if the result is materialised or given to an Engine, or if `make` reads a value (`item()`).
-/// The rules of an outer deferred_init hold inside it.
+/// The tape of a deferred_init around it is used if there is one, and values are recorded then.
 template <class Make>
 auto shapes_only(Make&& make) {
   DeferredInitScope scope(DeferredInitScope::Content::kShapesOnly);

@@ -6,7 +6,7 @@
 
 namespace tessera {
 
-/// Element types that Tessera stores, reduces or sends. They are named without LibTorch, since layers that do not use
+/// Element types that Tessera stores, reduces or sends. They are defined without LibTorch, since layers that do not use
 /// LibTorch need them too.
 enum class DType : std::uint8_t { kF32, kBF16, kF16, kF64, kI64, kI32, kU8 };
 

@@ -23,8 +23,9 @@ class Engine;
 ///
 /// State that lies on disk anyway (`"offload"`) is not written again. A commit records where this state lies. That
 /// place is not overwritten until the next commit, since the state has a second place on the disk. State in memory is
-/// written to D. A commit holds what a checkpoint holds (save_checkpoint), in the form in which training has it. It
-/// therefore serves the same model, strategy and number of ranks, on the same hosts. A checkpoint loads anywhere.
+/// written to D. A commit holds what a checkpoint holds (save_checkpoint), in the form in which training has it. A
+/// commit therefore serves the same model, strategy and number of ranks, on the same hosts. A checkpoint loads
+/// anywhere.
 ///
 /// Some keys of the strategy may change from run to run: learning rate, schedule, weight decay, clipping and the like
 /// come from the new strategy, as with a checkpoint. Rates and options set by hand, and a dynamic loss scale, come from
@@ -39,10 +40,10 @@ class Engine;
 /// until the commit is on the disk of all of them before the next update, or before anything else changes training
 /// state; with optimizer.in_backward before the next backward. D's first commit is complete when this returns.
 ///
-/// The call is collective and is made between steps. Errors (tessera::Error), the same on every rank: 64 as
-/// save_checkpoint, and where D holds a step of an earlier run from which this run did not go on. It also throws the
-/// errors of the previous commit, which this call is the first to tell: 73, 74, 77 a file could not be written. The
-/// commit before the failed one then stays the last. If a write or a sync failed, all later commits of this run fail
+/// The call is collective and is made between steps. Errors (tessera::Error), the same on every rank: 64 in the cases
+/// of save_checkpoint, and where D holds a step of an earlier run from which this run did not go on. It also throws the
+/// error of the previous commit, which is reported here first: 73, 74, 77 a file could not be written. The commit
+/// before the failed one then stays the last commit. If a write or a sync failed, all later commits of this run fail
 /// too. Training can go on. An Engine's destructor waits for a commit under way and logs its error, which ends
 /// tessera::run with its exit code.
 bool commit_durable(Engine& engine, const CheckpointItems& items = {});

@@ -26,8 +26,8 @@ namespace tessera {
 /// Parameters, gradients and states are sharded, offloaded, saved in checkpoints and averaged (Strategy::ema) like
 /// those of the built-in rules. The tensors lie on the GPU if a GPU trains, wherever its state lies; Engine::step waits
 /// for the device once before it calls the rule. The rule is called unit by unit during Engine::backward with
-/// optimizer.in_backward. LibTorch's thread for a GPU calls it there, and waits once a unit. The rule gets tensors of
-/// the host with offload.step "cpu".
+/// optimizer.in_backward. A thread of LibTorch calls the rule in that case if a GPU trains, and waits for the device
+/// once a unit. The rule gets CPU tensors with offload.step "cpu".
 class ElementwiseOptimizer {
  public:
   /// Largest number of states that a rule may keep.

@@ -39,16 +39,17 @@ class StepOutcome;
 
 /// The result of one optimizer step. All ranks have the same values, unless a field says otherwise.
 ///
-/// `step` does not wait for a GPU, unless the program brings a rule of its own or the host updates. Until `wait`,
-/// fields that only the device can tell (loss, grad_norm, lr, overflow, loss_scale, tokens, communication_seconds) are
-/// NaN, false or 0. Look at results one step late to see every step without slowing training down.
+/// `step` does not wait for a GPU, unless the program brings a rule of its own or the host's CPU makes updates. Until
+/// `wait`, fields that only the device can tell (loss, grad_norm, lr, overflow, loss_scale, tokens,
+/// communication_seconds) are NaN, false or 0. Look at results one step late to see every step without slowing training
+/// down.
 ///
 /// Between outer steps (Strategy::sync) "ranks" means those of this rank's replica.
 struct StepResult {
   /// Number of the step, from 1. Attempts count, so a skipped step has a number too. It grows by 1 from one result to
   /// the next, but with "sync" backups by `missed` where that is not 0. A loop then goes on while `step` is below the
-  /// number of steps that it wants. Such a loop does what is due every N steps when `step` passes a multiple of N, so
-  /// that all ranks do that together.
+  /// number of steps that it wants. Work that is due every N steps is done when `step` passes a multiple of N, so that
+  /// all ranks do it together.
   std::int64_t step = 0;
   /// Weighted mean (MicrobatchInfo::weight) over ranks and microbatches of the losses given to backward. It is NaN
   /// where all weights are 0.
@@ -58,11 +59,12 @@ struct StepResult {
   bool overflow = false;   ///< a gradient was infinite or NaN: the step was skipped on all ranks
   bool spike = false;  ///< the loss was far above those before (Strategy::on_spike): the step was skipped on all ranks
   double loss_scale = 1.0;  ///< loss scale that this step's backward used
-  /// Ages of the gradients that this rank applied in the step, over all shards ("sync" asynchronous): others' updates
-  /// since the values were pulled. "sync" hogwild counts others' steps since this rank's last step. Else it is 0.
+  /// Mean and largest age of the gradients that this rank applied in the step, over all shards ("sync" asynchronous).
+  /// An age is the number of other ranks' updates since the values were pulled. "sync" hogwild counts other ranks'
+  /// steps since this rank's last step. Both numbers are 0 otherwise.
   double staleness_mean = 0.0;
   std::int64_t staleness_max = 0;
-  AgeHistogram ages;  ///< counts of those ages in this step; Engine::staleness has those of all steps
+  AgeHistogram ages;  ///< number of gradients of each age in this step; Engine::staleness has those of all steps
   /// This number is above 0 if, with "sync" backups, this rank's gradients came after those that the step waited for,
   /// and were dropped. Then it is the number of steps that other ranks have made since this rank's last step, up to
   /// `step`, and `loss`, `grad_norm` and `tokens` are those of this rank alone.
@@ -87,11 +89,11 @@ struct StepResult {
   double tokens_per_second = 0.0;  ///< tokens of all ranks divided by `seconds`
   /// The rank for which the others waited: the one that was busy longest with its data, its forward and its backward,
   /// from the end of the step before to the agreement on this one. Where replicas train apart ("sync" local_sgd or
-  /// diloco), it is a rank of this rank's replica. It is -1 where it is not known: with one rank, on a GPU, whose steps
-  /// the host does not wait for, and with "sync" asynchronous, hogwild or backups.
+  /// diloco), it is a rank of this rank's replica. It is -1 where it is not known: with one rank; on a GPU, since the
+  /// host does not wait for its steps; and with "sync" asynchronous, hogwild or backups.
   int waited_for_rank = -1;
-  /// Mean of the seconds for which the others waited for that rank: by so much they were busy for less time. It is 0
-  /// where no rank is known.
+  /// Mean of the seconds for which the other ranks waited for waited_for_rank: they were busy for that much less time.
+  /// It is 0 where waited_for_rank is -1.
   double waited_for_seconds = 0.0;
   /// Part of `seconds` in which this rank had no data: from the end of a step, or of a backward that is not the step's
   /// last, to the next operator that reads a parameter. On a GPU it is the host's time, in which the device may still
@@ -120,8 +122,8 @@ struct StepResult {
   /// Returns false while a GPU still has to tell some of the fields; see `wait`.
   bool is_known() const;
   /// Waits for the device and fills in the missing fields. It returns at once on the CPU, and when called again. Throws
-  /// tessera::Error for what a GPU notices only then: (70) ranks gathered units in different orders; (65) with
-  /// optimizer.in_backward, a gradient was not finite.
+  /// tessera::Error for what a GPU notices only then: 70 if ranks gathered units in different orders; 65 if a gradient
+  /// was not finite, with optimizer.in_backward.
   void wait();
 
  private:
@@ -164,14 +166,14 @@ struct TrafficCounts {
   std::int64_t disk_bytes_read = 0, disk_bytes_written = 0;  ///< bytes of offloaded state ("offload"), set-up included
   double disk_wait_seconds = 0;                              ///< time in which training stood still for the disk
   std::int64_t streamed_bytes = 0;  ///< bytes of records copied to the GPU to be updated; as many were copied back
-  HostStepBytes host_step;          ///< bytes copied where the host's CPU updated records instead
+  HostStepBytes host_step;          ///< bytes copied for updates that the host's CPU makes in place of the GPU
   std::int64_t uploaded_bytes = 0;  ///< bytes of offloaded parameters that were copied to the GPU for gathers
-  HostStepBytes gradients;          ///< copied bytes of sums of gradients that lie below a GPU's memory
+  HostStepBytes gradients;          ///< bytes copied for sums of gradients that lie on a tier below the GPU's memory
 };
 
 /// The time for which one unit's calls of one kind were under way on this rank: from a call's beginning to the moment
-/// at which the rank found it ended, whatever it did meanwhile. Times are in seconds; percentiles are at most 1/16
-/// above a time that was measured.
+/// at which the rank found that the call had ended, whatever the rank did meanwhile. Times are in seconds; percentiles
+/// are at most 1/16 above a time that was measured.
 struct CallLatency {
   std::string call;  ///< "gather": an all-gather of parameters, or a pull; "reduce": the sum of gradients over ranks
   std::string unit;  ///< Engine::unit_names
@@ -243,8 +245,8 @@ class Engine {
 
   /// Runs backward of one microbatch. `loss` is a scalar: the mean over this rank's microbatch. Gradients are averaged
   /// over ranks and over the `gradient_accumulation` microbatches of a step, by MicrobatchInfo::weight. Do not divide
-  /// the loss by `gradient_accumulation` as a plain loop does. If microbatches are means over different numbers of
-  /// things, say how many. It is collective.
+  /// the loss by `gradient_accumulation` as a plain loop does. Give the number of things as MicrobatchInfo::weight if
+  /// losses are means over different numbers of things. It is collective.
   ///
   ///   engine.backward(loss, {.weight = static_cast<double>(labels.ne(-100).sum().item<std::int64_t>())});
   ///
@@ -259,14 +261,14 @@ class Engine {
   /// which data to take so that any number of ranks trains on the same data (docs/reproducible.md). It is round * ranks
   /// + rank, as TokenBatches deals samples. With Strategy::reproducible and gradient_sync "last_microbatch" a rank's
   /// microbatches follow each other (SamplerOptions::runs), and it is rank * gradient_accumulation + round. With "deal"
-  /// by speed it is microbatches().begin + round. With "deal.backups" it may be a microbatch of another rank after
-  /// these, so call this before each forward.
+  /// by speed it is microbatches().begin + round. It may be a microbatch of another rank after this rank's own with
+  /// "deal.backups", so call this before each forward.
   std::int64_t microbatch() const;
 
   /// Returns the run of the step's microbatches that this rank computes, among those of all ranks: as many as there are
   /// calls of backward before the next step, except with "deal.backups". A step may change it with "deal" by speed:
   /// call this after each step, and give the result to the data (TokenBatches::deal, RankSampler::deal). Throws Error
-  /// (64) where ranks take turns, so that a rank's microbatches are no neighbours.
+  /// (64) where microbatches are dealt to ranks by turns, so that those of a rank are no neighbours.
   MicrobatchRun microbatches() const;
 
   /// Where workers come and go ("sync.elastic"), returns the number of the step whose data this worker takes next, from
@@ -303,10 +305,10 @@ class Engine {
 
   /// Makes an optimizer step after `gradient_accumulation` calls of backward: agrees on norm and overflow with the
   /// other ranks, clips, updates parameters. It is collective. Throws Error (64) if called early without `partial`.
-  /// `partial` ends the step's window of microbatches early, with those that there are (at least one). The step takes
-  /// the mean over those. Ranks may have begun different numbers of microbatches: each missing one counts as a
-  /// backward_nothing. A program whose epoch ends in the middle of a window may also go on into the next epoch, whose
-  /// first microbatches fill the window. It may also drop the window with zero_grad.
+  /// `partial` ends the step's window of microbatches early, with the microbatches that were begun (at least one). The
+  /// step takes the mean over these microbatches. Ranks may have begun different numbers of microbatches: each missing
+  /// one counts as a backward_nothing. A program whose epoch ends in the middle of a window may also go on into the
+  /// next epoch, whose first microbatches fill the window. It may also drop the window with zero_grad.
   StepResult step(bool partial = false);
 
   /// Sets the learning rate from the next step on, where lr_schedule.type is "manual". A rate without a group is for
@@ -333,16 +335,16 @@ class Engine {
   /// Sets a number of the update rule from the next step on, by its key in the strategy's "optimizer": weight_decay,
   /// eps, momentum, dampening, nesterov (0 or 1), alpha, lr_decay, muon.momentum, and betas, which are two numbers. The
   /// rule must have the key. A number without a group is for all parameters, except for groups of optimizer.groups that
-  /// have a number of their own; a number with a group is for that group. State that a rule keeps stays: a momentum of
-  /// 0 leaves the buffers as they are for a later momentum. Checkpoints and durable commits hold what was set. All
-  /// ranks call it alike.
+  /// have a number of their own; a number with a group is for that group. The state that a rule keeps does not change:
+  /// a momentum of 0 leaves the buffers as they are for a later momentum. Checkpoints and durable commits hold what was
+  /// set. All ranks call it alike.
   ///
   ///   engine.set_option("weight_decay", 0.04 + 0.36 * progress);
   ///   engine.set_option("head", "betas", {0.9, 0.95});
   ///
   /// Throws Error (64) for a key that the rule does not have, a number that the strategy would not allow, an unknown
-  /// group, or a momentum without memory (it is 0 in the strategy). Ranks with different numbers are an error as with
-  /// set_lr.
+  /// group, or a momentum if it is 0 in the strategy, so that it has no memory. Ranks with different numbers are an
+  /// error as with set_lr.
   void set_option(const std::string& name, double value);
   void set_option(const std::string& name, std::pair<double, double> value);
   void set_option(const std::string& group, const std::string& name, double value);
@@ -360,14 +362,15 @@ class Engine {
   /// Makes the parameters whose name matches `pattern` trainable or frozen, and plans memory anew. Patterns use `*` and
   /// `?` as file names do, over the whole path: "layers.*.bias". A parameter that trains has gradients and optimizer
   /// states; a frozen one has none. Values, masters, the states of parameters that go on training, and the schedule's
-  /// place are kept. States of frozen parameters stay too, as an optimizer of PyTorch keeps them, and are used when the
-  /// parameters train again. Each rank has an equal share of them in the host's memory meanwhile, beside the plan.
+  /// position are kept. States of frozen parameters stay too, as an optimizer of PyTorch keeps them, and are used when
+  /// the parameters train again. Each rank has an equal share of them in the host's memory meanwhile, beside the plan.
   /// Averages ("ema") of frozen parameters do not move. Checkpoints and durable commits hold these states too.
   ///
   /// Call it between steps, with equal arguments on all ranks. It is collective. It needs the memory of both plans
   /// while it runs, and waits for steps under way. Throws Error (64) if nothing matches or microbatches were begun.
   void set_trainable(const std::string& pattern, bool trainable);
-  /// Does the same for several patterns, with one new plan. Each pattern has to match something.
+  /// Makes the parameters that several patterns name trainable or frozen, with one new plan. Each pattern has to match
+  /// something.
   void set_trainable(std::span<const std::string> patterns, bool trainable);
 
   /// Puts the parameters that `group` matches into a new group behind those of optimizer.groups, and makes them
@@ -417,9 +420,9 @@ class Engine {
     return evaluate_batches([&] { return next != end; }, loss_of_next);
   }
 
-  /// Throws tessera::Error if a collective that was queued on a GPU has failed there. Everything read from the GPU
-  /// since is then worthless, so call it after reading a loss in an evaluation, for example. StepResult::wait and
-  /// Gathered::close call it. It waits for nothing.
+  /// Throws tessera::Error if a collective that was queued on a GPU has failed there. Values that were read from the
+  /// GPU since the failure are worthless. So call this function after reading a loss in an evaluation, for example.
+  /// StepResult::wait and Gathered::close call it. It waits for nothing.
   void check() const;
 
   /// Returns true if step() is due: this rank has no microbatch of the step left to make. Without "deal" it has made
@@ -431,7 +434,8 @@ class Engine {
   at::Device device() const;
 
   /// Starts to copy `host`, tensors of the CPU, to `device()` while the device computes: the next batch, while this one
-  /// trains. `host` may change or go when this returns, except pinned tensors, which are read until the copy is over.
+  /// trains. `host` may change or be freed when this returns, except pinned tensors, which are read until the copy is
+  /// over.
   Upload upload(const std::vector<at::Tensor>& host);
 
   /// Returns the strategy in use, every default filled in.
@@ -445,9 +449,9 @@ class Engine {
   std::optional<std::int64_t> activation_bytes() const;
   /// Returns what this rank has communicated and moved so far.
   TrafficCounts traffic() const;
-  /// Measures StepResult::data_seconds from the next step on, whatever the strategy. If an Engine gathers parameters,
-  /// or sends them behind the update, they are measured in any case. Otherwise the measurement makes LibTorch allocate
-  /// a few times in each step.
+  /// Measures StepResult::data_seconds from the next step on, whatever the strategy. They are measured in any case if
+  /// an Engine gathers parameters, or sends parameters after the update. Otherwise the measurement makes LibTorch
+  /// allocate a few times in each step.
   void time_data();
   /// Sets the peak of this rank's device in TFLOP/s, for StepResult::mfu from the next step on. GPUs of data centers
   /// are known already, for products in the parameters' dtype. Throws Error (64) for anything but a number above 0.
@@ -523,15 +527,16 @@ void backward(const at::Tensor& loss, const std::vector<Engine*>& engines, const
 ///   { tessera::EmaWeights average(engine); held_out = engine.evaluate(batches, loss_of).loss; }
 ///
 /// Throws Error (64) without "ema", after microbatches were begun, or under another guard. Backward, step,
-/// set_trainable and Gathered(kWrite) throw it under this guard. An exception that leaves the guard's scope ends the
-/// group on all ranks.
+/// set_trainable and Gathered(kWrite) throw Error (64) under this guard. An exception that leaves the guard's scope
+/// ends the group on all ranks.
 class EmaWeights {
  public:
   /// Makes weights and averages change places. `engine` must outlive the guard.
   explicit EmaWeights(Engine& engine);
-  /// Puts weights and averages back in their places. That is a collective and can fail; a destructor logs the error.
+  /// Puts weights and averages back in their places. This is a collective and can fail; the destructor then logs the
+  /// error.
   ~EmaWeights();
-  /// Puts weights and averages back in their places, as the destructor does, and throws the error.
+  /// Puts weights and averages back in their places, as the destructor does, but throws an Error if that fails.
   void close();
   EmaWeights(const EmaWeights&) = delete;
   EmaWeights& operator=(const EmaWeights&) = delete;
@@ -558,10 +563,11 @@ class Gathered {
   explicit Gathered(Engine& engine, Mode mode = kRead);
   /// Gathers only the units (Engine::unit_names) that hold `parameters`.
   Gathered(Engine& engine, const std::vector<at::Tensor>& parameters, Mode mode = kRead);
-  /// Writes back under kWrite. That is a collective and can fail, and so can calls that had only been queued on a GPU;
-  /// a destructor logs the error.
+  /// Writes back under kWrite. The write is a collective and can fail. Calls that had only been queued on a GPU can
+  /// fail here, too. The destructor logs the error.
   ~Gathered();
-  /// Ends the guard as the destructor does, and throws the error. Call it before using what was read under the guard.
+  /// Ends the guard as the destructor does, but throws an Error if that fails. Call it before using what was read under
+  /// the guard.
   void close();
   Gathered(const Gathered&) = delete;
   Gathered& operator=(const Gathered&) = delete;

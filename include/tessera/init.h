@@ -13,8 +13,8 @@ namespace tessera {
 /// come within comm.init_timeout_s (the message names them).
 Mesh init(const CommConfig& comm = {});
 
-/// Does the same, with everything that a strategy needs before the model is made: `comm`, and
-/// memory.tensor_heap, which serves better the earlier it comes.
+/// Does what the function above does, with everything that a strategy needs before the model is made: `comm`, and
+/// memory.tensor_heap, which helps more the earlier it is applied.
 Mesh init(const Strategy& strategy);
 
 }  // namespace tessera

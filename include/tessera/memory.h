@@ -74,12 +74,13 @@ struct PlannedMemory {
   DiskUse disk;   ///< state on disk
   /// bytes of records in host memory that a step copies to its GPU; it copies as many back
   std::int64_t streamed_bytes = 0;
-  /// Copies of a step where the host's CPU updates the records instead (OffloadedStep::kCpu). Sums of gradients, and
-  /// parameters that hold their masters or half of them, go to the host; new parameters go to the GPU.
+  /// Bytes that a step copies if the host's CPU updates the records in place of the GPU (OffloadedStep::kCpu). Sums of
+  /// gradients, and parameters that hold their masters or half of them, go to the host; new parameters go to the GPU.
   HostStepBytes host_step;
-  std::int64_t uploaded_bytes = 0;  ///< bytes of parameters below a GPU's memory that a step copies there for gathers
-  HostStepBytes gradients;          ///< bytes of gradients' sums below a GPU's memory that a step copies
-  /// the plan as text: a row a category with bytes and contents; the total, and 16 bytes a parameter for comparison
+  std::int64_t uploaded_bytes = 0;  ///< bytes of offloaded parameters that a step copies to the GPU for gathers
+  HostStepBytes gradients;          ///< bytes of offloaded sums of gradients that a step copies
+  /// the plan as text: one row for each category with its bytes and contents, the total, and for comparison 16 bytes a
+  /// parameter
   std::string table;
 };
 

@@ -36,8 +36,8 @@ class MetricsFile {
   };
   /// Makes missing folders, and the file. Throws tessera::Error: 73 it cannot be created, 77 no permission.
   explicit MetricsFile(const std::filesystem::path& path, Start start = Start::kNew);
-  /// Writes TensorBoard events into a new file of `folder`. kAppend makes TensorBoard forget the first step that is
-  /// written, and later steps, of the folder's other files. Errors are those of the constructor.
+  /// Writes TensorBoard events into a new file of `folder`. kAppend makes TensorBoard ignore steps in the folder's
+  /// other files, from the first step on that is written here. Errors are those of the constructor.
   static MetricsFile in_tensorboard(const std::filesystem::path& folder, Start start = Start::kNew);
 
   ~MetricsFile();

@@ -41,7 +41,7 @@ class ModuleView : public torch::nn::Module {
   /// Adds a module of class `class_name` at `path`, such as "layers.0". Names of tensors create the modules on their
   /// way, of class "Module", so add a module before its tensors. Throws Error (64) if something is at `path` already.
   void add_module(const std::string& path, const std::string& class_name);
-  /// Adds a view that was put together already. It may stand at several places; its parameters are tied then.
+  /// Adds a view that was put together already. It may be added at several paths; its parameters are tied then.
   void add_module(const std::string& path, const std::shared_ptr<ModuleView>& module);
 
   /// Adds a parameter: a dense leaf. It trains if it requires gradients. It fails with error 64 if the tensor is no
@@ -60,10 +60,10 @@ class ModuleView : public torch::nn::Module {
   ///
   /// `script` must live as long as the view. Its graph must read the parameters themselves: torch.jit.freeze and
   /// torch.jit.optimize_for_inference turn them into constants, and a module without parameters is an Error (64).
-  /// Kernels that the JIT compiles take memory without an operator. Switch that off on a GPU with
-  /// `torch::jit::setTensorExprFuserEnabled(false)`; a sharded parameter is otherwise an error that names its unit.
-  /// (LibTorch's wheels have no such compiler for a CPU.) The JIT differentiates a graph as one, so many gradients come
-  /// at its end at once, and reductions overlap with less of backward than in eager code.
+  /// Kernels that the JIT compiles access memory without an operator of LibTorch. Switch this compiler off on a GPU
+  /// with `torch::jit::setTensorExprFuserEnabled(false)`; a sharded parameter is otherwise an error that names its
+  /// unit. (LibTorch's wheels have no such compiler for a CPU.) The JIT differentiates a graph as one, so many
+  /// gradients come at its end at once, and reductions overlap with less of backward than in eager code.
   static std::shared_ptr<ModuleView> of(const torch::jit::Module& script);
 
  private:

@@ -22,8 +22,8 @@ class DealtSamples;
 struct RankSamplerOptions {
   std::uint64_t seed = 0;  ///< seed of the shuffle; the same on all ranks
   bool shuffle = true;     ///< false: samples come in the order of the dataset
-  Tail tail = Tail::kPad;  ///< what happens to samples that do not fill a round of one for each rank
-  std::int64_t epoch = 0;  ///< epoch that the first `reset` begins; a job that goes on gives the one where it stopped
+  Tail tail = Tail::kPad;  ///< what happens to the last samples of an epoch if not every rank can get one
+  std::int64_t epoch = 0;  ///< epoch that the first `reset` begins; a job that goes on gives that in which it stopped
   /// Above 0: whole microbatches are dealt out, and this many are a step of all ranks: gradient_accumulation times
   /// ranks, or "deal.microbatches". Strategy::reproducible and "deal" by speed need it.
   std::int64_t microbatches = 0;
@@ -69,11 +69,11 @@ struct RankSamplerOptions {
 ///
 /// With RankSamplerOptions::microbatches it deals whole microbatches out in place of samples, so that what a microbatch
 /// holds depends on neither the number of ranks nor who computes it. Microbatch m of an epoch's step k has the `batch`
-/// samples from number (k * microbatches + m) * batch of the order on. A rank takes neighbouring ones: as many as the
-/// others at first, then those of `deal`. Tail::kPad fills an epoch's last step with the first samples of the order,
-/// and Tail::kDrop leaves out what does not fill it. Copies of such a sampler share one place, so `cursor` of the
-/// program's copy is also that of the loader's copy. The DataLoader has no workers here: they would take samples ahead
-/// of a step, before anybody knows whose they are.
+/// samples from number (k * microbatches + m) * batch of the order on. A rank takes neighbouring microbatches: at first
+/// as many as the others, then those of `deal`. Tail::kPad fills an epoch's last step with the first samples of the
+/// order, and Tail::kDrop leaves out what does not fill it. Copies of such a sampler share one place, so `cursor` of
+/// the program's copy is also that of the loader's copy. The DataLoader must have no workers here: they would take
+/// samples ahead of a step, before anybody knows which rank gets them.
 ///
 ///   tessera::RankSampler place(*data.size(), mesh, {.microbatches = 24, .batch = 8});
 ///   auto loader = torch::data::make_data_loader(data, place, /*batch_size=*/8);
@@ -127,7 +127,7 @@ class RankSampler : public torch::data::samplers::Sampler<> {
   void resume(const SamplerCursor& cursor);
 
   /// Saves or loads the epoch and the place in it. A sampler that loads them gives the samples that would have come
-  /// next, also where a DataLoader takes it (`reset`). A sampler that loads must have the same numbers as the one that
+  /// next, also if a DataLoader calls `reset` first. A sampler that loads must have the same numbers as the one that
   /// saved, or else it throws Error (64).
   void save(torch::serialize::OutputArchive& archive) const override;
   void load(torch::serialize::InputArchive& archive) override;
@@ -150,11 +150,12 @@ class RankSampler : public torch::data::samplers::Sampler<> {
   bool has_begun_ = false;               ///< whether the first epoch has begun
   bool goes_on_ = false;                 ///< whether nothing was taken since `resume` or `load`
   bool is_padded_ = true;                ///< whether this epoch is padded (Tail::kPad)
-  std::shared_ptr<DealtSamples> dealt_;  ///< with `microbatches`: who gives the samples of epochs that are padded
+  std::shared_ptr<DealtSamples> dealt_;  ///< with `microbatches`: gives the samples of padded epochs
 };
 
 /// Gives LibTorch's DataLoader the samples of the steps that this worker takes, where workers come and go
-/// ("sync.elastic"). Each step has samples of its own, `batches` batches of the loader, whoever makes it:
+/// ("sync.elastic"). Each step has samples of its own, `batches` batches of the loader, whichever worker makes the
+/// step:
 ///
 ///   tessera::StepSampler sampler(*data.size(), engine.strategy().gradient_accumulation,
 ///                                [&] { return engine.take_step(1000); });
@@ -167,8 +168,8 @@ class RankSampler : public torch::data::samplers::Sampler<> {
 ///   }
 ///
 /// The loop around the loader is needed, since a loader that reads ahead takes steps ahead: an iteration ends where no
-/// step is left but those that the loader has taken. A program makes all batches of a loader, or ends: batches that it
-/// leaves out belong to steps that no other worker gets. The last step of an epoch, if samples do not fill it, takes
+/// step is left but those that the loader has taken. A program trains on all batches of a loader, or ends: batches that
+/// it leaves out belong to steps that no other worker gets. The last step of an epoch, if samples do not fill it, takes
 /// samples from the order's beginning (Tail::kPad), or is left out (Tail::kDrop). All workers make it with the same
 /// numbers; `options.epoch` has no effect.
 class StepSampler : public torch::data::samplers::Sampler<> {
@@ -195,7 +196,7 @@ class StepSampler : public torch::data::samplers::Sampler<> {
   TakeStep take_;
   RankSamplerOptions options_;
   std::size_t step_ = 0;   ///< the step under way
-  std::size_t given_ = 0;  ///< batches of it that were given; 0: it is over
+  std::size_t given_ = 0;  ///< batches of the step that were given; 0: the step is over
 };
 
 }  // namespace tessera

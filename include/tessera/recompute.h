@@ -21,9 +21,9 @@ using TensorFunction = std::function<std::vector<at::Tensor>(const std::vector<a
 ///
 /// `function` must compute the same both times: it may not depend on state that it changes. Backward throws c10::Error
 /// if the second run saves fewer tensors, or tensors of other shapes, types or devices, or tensors that require
-/// gradients where the first run's did not. It throws too if something saved was written in place since, as without
-/// checkpoint. Values that the function reads and does not save (a bias) are not checked. Code behind the last operator
-/// that needs a backward runs once only. The second run ends by an exception that is no std::exception.
+/// gradients where the first run's did not. It also throws if a saved tensor was written in place since, as backward
+/// does without checkpoint. Values that the function reads and does not save (a bias) are not checked. Code behind the
+/// last operator that needs a backward runs once only. The second run ends by an exception that is no std::exception.
 ///
 /// Backward may run several times (retain_graph); each time runs `function` again.
 std::vector<at::Tensor> checkpoint(const TensorFunction& function, const std::vector<at::Tensor>& inputs);

@@ -18,8 +18,8 @@
 namespace tessera {
 
 /// Weights of other programs, as safetensors (https://github.com/huggingface/safetensors): the format that
-/// `transformers` reads and writes. The files hold parameters and buffers alone; save_checkpoint (checkpoint.h) serves
-/// going on with training.
+/// `transformers` reads and writes. The files hold parameters and buffers alone; save_checkpoint (checkpoint.h) is for
+/// runs that go on with training.
 ///
 ///   tessera::import_safetensors(engine, "llama/", {});                  // names are the module's own
 ///   tessera::export_safetensors(engine, "out/", {.names = [](const std::string& name) {
@@ -29,8 +29,8 @@ namespace tessera {
 /// The way in which import_safetensors finds a module's tensors in a file.
 struct ImportOptions {
   TensorNames names = {};  ///< name in the file for each tensor; empty: the module's own name
-  /// Tensors of the file that the module need not have; `*` and `?` as in file names. The log names those that were not
-  /// used.
+  /// Tensors of the file that the module need not have; `*` and `?` as in file names. The log names the ignored
+  /// tensors.
   std::vector<std::string> ignored = {};
 };
 
@@ -40,8 +40,8 @@ struct ImportOptions {
 /// may have a tied parameter under one of its names, or under several names with the same bits.
 ///
 /// The call is collective and is made between steps. Rank 0 alone reads, and sends about a MiB at a time to the ranks,
-/// so no rank holds more than that beside its shards. Rank 0 holds a whole tensor where that is transposed. Links are
-/// not followed, and nothing outside the folder is opened.
+/// so no rank holds more than that beside its shards. Rank 0 holds a whole tensor if that tensor must be transposed.
+/// Links are not followed, and nothing outside the folder is opened.
 ///
 /// Errors (tessera::Error), the same on every rank: 66 no such file or folder; 65 it is damaged, it is no safetensors
 /// (pickles such as .pt are refused with a hint), or it belongs to another model (the message names every tensor that
@@ -72,7 +72,7 @@ struct ExportOptions {
 ///
 /// The call is collective and is made between steps. Units are gathered one after the other, and rank 0 writes them as
 /// they come. Files get their names when all are complete. Errors (tessera::Error) on all ranks: 73 a file cannot be
-/// created, 74 a write failed, 77 no permission (the Engine can go on then); 64 as import_safetensors.
+/// created, 74 a write failed, 77 no permission (the Engine can go on then); 64 in the cases of import_safetensors.
 void export_safetensors(Engine& engine, const std::filesystem::path& folder, const ExportOptions& options = {});
 
 }  // namespace tessera

@@ -5,7 +5,7 @@
 namespace tessera {
 
 /// Returns the seed of a rank's generator for everything that must differ between ranks: dropout, augmentation of data.
-/// If all ranks had one seed, they would drop out the same elements, and turn their samples alike.
+/// If all ranks had one seed, they would drop out the same elements, and change their samples in the same way.
 ///
 ///   at::manual_seed(1);                                         // alike: the module's first values
 ///   tessera::Engine engine(model, strategy, mesh);

@@ -22,19 +22,19 @@ class Trace {
   /// Adds a span of this thread, named "what subject". Callers check `on()` first.
   static void record(std::string_view what, std::string_view subject, Clock::time_point begin, Clock::time_point end);
 
-  /// Hears of each Span as it begins and as it ends, both on the Span's thread. A profiler makes its ranges from these
-  /// calls.
+  /// Is told of each Span when it begins and when it ends, both times on the Span's thread. A profiler makes its ranges
+  /// from these calls.
   struct Listener {
     /// Returns the argument that `end` is to get. Null: nobody wants this span, and `end` is not called for it.
     void* (*begin)(std::string_view what, std::string_view subject) noexcept;
     void (*end)(void* range) noexcept;
   };
-  /// Spans that begin from now on are told to `listener`, which must live as long as the process. Null tells nobody. An
-  /// Engine sets a listener that makes ranges for LibTorch's profilers.
+  /// Spans that begin from now on are told to `listener`, which must live as long as the process. Null: nobody is told.
+  /// An Engine sets a listener that makes ranges for LibTorch's profilers.
   static void tell(const Listener* listener) { listener_.store(listener, std::memory_order_release); }
   static const Listener* listener() { return listener_.load(std::memory_order_acquire); }
 
-  /// Returns what was recorded as elements of "traceEvents" in Chrome's trace format (complete events, times in
+  /// Returns the recorded spans as elements of "traceEvents" in Chrome's trace format (complete events, times in
   /// microseconds), separated by commas. `process` is the pid of all of them. Threads count from 0 in the order in
   /// which they first recorded. A name says what was done and to what: "all_gather blocks.3".
   static std::string events_as_json(int process);
@@ -45,7 +45,7 @@ class Trace {
 };
 
 /// Measures its own lifetime: records it while a trace is on, adds it, in seconds, to `*seconds` unless that is null,
-/// and tells Trace::listener of it. The listener's own time is not in what is measured.
+/// and tells Trace::listener of it. The time spent in the listener is not measured.
 class Span {
  public:
   /// `what` and `subject` must outlive the span.

@@ -39,7 +39,7 @@ enum class BatchScaling {
 };
 
 /// The mesh: replicate x shard = world size. 0 means that Tessera chooses: replicate is the number of hosts for
-/// HYBRID_SHARD and where placement is said by axes (PlacementConfig), else 1.
+/// HYBRID_SHARD and where placement is given by axes (PlacementConfig), else 1.
 struct MeshConfig {
   std::int64_t replicate = 0;  ///< number of replicas; 0: Tessera chooses it
   std::int64_t shard = 0;      ///< ranks that share one copy of the state; 0: Tessera chooses it
@@ -60,14 +60,14 @@ struct CutAxes {
   friend bool operator==(const CutAxes&, const CutAxes&) = default;
 };
 
-/// The placement of state, said by axes of the mesh. It takes the place of Strategy::strategy, whose names are rows of
+/// The placement of state, given by axes of the mesh. It takes the place of Strategy::strategy, whose names are rows of
 /// docs/guide/placement.md. All three members are given, or none. A rank must hold the gradients for all of its
 /// optimizer state, and the parameters for all of its gradients. Therefore `optimizer` has all axes of `gradients`, and
 /// `gradients` has all axes of `parameters`. Units are gathered along one axis, so `parameters` are never cut over
 /// "host".
 struct PlacementConfig {
   std::optional<CutAxes> parameters = {}, gradients = {}, optimizer = {};
-  /// Returns whether the strategy says placement by axes, and not by a name.
+  /// Returns whether the strategy gives the placement by axes, and not by a name.
   bool is_given() const { return parameters || gradients || optimizer; }
 };
 
@@ -80,9 +80,9 @@ enum class SecondaryForm {
 
 /// A second copy of sharded parameters, which the ranks of a host hold together (hpZ of ZeRO++, arXiv 2306.10209; like
 /// FSDP2's reshard_after_forward with an integer). The first gather of a unit after an update is over the whole shard
-/// axis, and fills the copy. All later ones of that step are inside the host.
+/// axis, and fills the copy. All later gathers of that step are inside the host.
 struct SecondaryConfig {
-  SecondaryForm form = SecondaryForm::kNone;  ///< what an element of the copy is
+  SecondaryForm form = SecondaryForm::kNone;  ///< form of the copy's elements
   std::int64_t ranks = 0;  ///< neighbouring ranks of the shard axis that hold a copy together; 0: the ranks of a host
 
   /// Returns whether there is a second copy.
@@ -136,21 +136,23 @@ struct ParameterGroup {
   std::optional<double> weight_decay = {}, eps = {};
   std::optional<std::pair<double, double>> betas = {};  ///< (beta1, beta2)
   /// Only types muon and own_matrix use it. kAdamW: AdamW updates the group's matrices. kMuon, kOwnMatrix: that rule
-  /// updates them, embeddings too. Left out: that rule updates the matrices, and AdamW the embeddings.
+  /// updates them, embeddings too. Left out: the rule of OptimizerConfig::type updates the matrices, and AdamW updates
+  /// the embeddings.
   std::optional<OptimizerType> type = {};
   /// lamb and lars: the norms of a parameter adapt its rate. It is mostly false for biases and the weights of norms.
   bool layer_adaptation = true;
   friend bool operator==(const ParameterGroup&, const ParameterGroup&) = default;
 };
 
-/// A value of OptimizerConfig whose default depends on OptimizerConfig::type. A program gives it by assigning one. A
-/// value that was not given counts as left out, and the rule's own default stands for it (fill_in_defaults).
+/// A value of OptimizerConfig whose default depends on OptimizerConfig::type. A program gives a value by assigning one
+/// (`config.lr = 0.1`). A value that was not given counts as left out. The rule's own default is used for it
+/// (fill_in_defaults).
 template <class T>
 class OrDefault {
  public:
   /// A value that the program gives.
   constexpr OrDefault(T value) : value_(value), is_given_(true) {}  // NOLINT: so that `config.lr = 0.1` gives it
-  /// A value that counts as left out; `value` stands for it until `fill_in`.
+  /// A value that counts as left out; `value` is used for it until `fill_in`.
   static constexpr OrDefault left_out(T value) {
     OrDefault result(value);
     result.is_given_ = false;
@@ -172,7 +174,8 @@ class OrDefault {
   bool is_given_;
 };
 
-/// The factor of a matrix's rate, since orthogonal matrices of all shapes have the same norm.
+/// The factor by which a matrix's shape changes its rate. It is needed since orthogonal matrices of all shapes have the
+/// same norm.
 enum class MuonLrAdjustment {
   /// 0.2 sqrt(max(rows, columns)): a step is about as long as AdamW's (arXiv 2502.16982), so one rate fits both rules
   kMatchRmsAdamW,
@@ -209,28 +212,28 @@ struct OptimizerConfig {
   OptimizerType type = OptimizerType::kAdamW;  ///< the update rule
   /// learning rate at the peak of the schedule
   OrDefault<double> lr = OrDefault<double>::left_out(1e-3);
-  OrDefault<double> beta1 = OrDefault<double>::left_out(0.9);  ///< adamw, adam, lion, muon, lamb
+  OrDefault<double> beta1 = OrDefault<double>::left_out(0.9);  ///< for adamw, adam, lion, muon, lamb
   /// decay of second moments; used by the same types as beta1
   OrDefault<double> beta2 = OrDefault<double>::left_out(0.999);
-  OrDefault<double> eps = OrDefault<double>::left_out(1e-8);  ///< adamw, adam, adagrad, rmsprop, muon, lamb, lars
+  OrDefault<double> eps = OrDefault<double>::left_out(1e-8);  ///< for adamw, adam, adagrad, rmsprop, muon, lamb, lars
   /// It is decoupled for adamw, lion, muon, lamb and adafactor, and otherwise added to the gradient.
   OrDefault<double> weight_decay = OrDefault<double>::left_out(0.01);
-  double momentum = 0.0;                      ///< sgd, rmsprop, lars
+  double momentum = 0.0;                      ///< for sgd, rmsprop, lars
   double dampening = 0.0;                     ///< sgd
-  bool nesterov = false;                      ///< sgd, lars
+  bool nesterov = false;                      ///< for sgd, lars
   double trust_coefficient = 1e-3;            ///< lars
   double alpha = 0.99;                        ///< rmsprop
   bool centered = false;                      ///< rmsprop
   double lr_decay = 0.0;                      ///< adagrad
-  std::int64_t freeze_step = 0;               ///< adamw, adam: > 0: second moments change in this many steps, then stay
+  std::int64_t freeze_step = 0;               ///< adamw, adam: first steps in which second moments change; 0: all
   MuonConfig muon = {};                       ///< used by muon
   AdafactorConfig adafactor = {};             ///< used by adafactor
   StateDType state_dtype = StateDType::kF32;  ///< dtype of moments and momentum
   bool shard_over_world = false;  ///< "shard_over": "world": HYBRID_SHARD with optimizer state sharded over all ranks
   bool in_backward = false;       ///< a unit is updated as soon as its gradients are summed, while backward runs
   std::vector<ParameterGroup> groups = {};  ///< groups with numbers of their own; a parameter is in one at most
-  /// Version of the defaults that stand for what is left out. The Engine changes it when it loads a checkpoint of a run
-  /// that began with earlier defaults.
+  /// Version of the defaults that are used for numbers that are left out. The Engine changes it when it loads a
+  /// checkpoint of a run that began with earlier defaults.
   std::int64_t defaults_version = kDefaultsVersion;
 };
 
@@ -257,9 +260,10 @@ struct LrScheduleConfig {
   double warmup_from = 0.0;  ///< rate at step 0 as a share of the peak; 0: the first of warmup_steps + 1 equal steps
   std::int64_t base_batch_size = 0;  ///< > 0: the rate grows with the global batch, which has this size at optimizer.lr
   BatchScaling batch_scaling = BatchScaling::kLinear;  ///< how the rate grows with the batch
-  // A rise that counts samples of all ranks instead of steps; the schedule goes on meanwhile. One of the two is given.
+  // The rise of the rate may count samples of all ranks instead of steps; the schedule goes on meanwhile. At most one
+  // of warmup_samples and warmup_epochs is given.
   std::int64_t warmup_samples = 0;  ///< samples in which the rate rises to its peak
-  double warmup_epochs = 0.0;       ///< the same in epochs
+  double warmup_epochs = 0.0;       ///< epochs in which the rate rises to its peak
   std::int64_t epoch_samples = 0;   ///< samples of an epoch, over all ranks; 0: Engine::set_epoch_samples says it
 };
 
@@ -372,7 +376,7 @@ struct SpikeConfig {
 /// The steps that measure the noise of gradients (StepResult::noise_scale; docs/metrics.md).
 struct NoiseScaleConfig {
   std::int64_t every = 0;  ///< steps between two measurements; 0: none
-  double smoothing = 0.9;  ///< share of the old estimate in the new one, which a measurement gives
+  double smoothing = 0.9;  ///< share of the old estimate in the new estimate after a measurement
 };
 
 /// The times at which gradients are reduced under gradient accumulation.
@@ -428,7 +432,7 @@ enum class SyncType {
   kDiloco,           ///< local_sgd with an outer optimizer, which steps along the mean movement (arXiv 2311.08105)
   kStreamingDiloco,  ///< diloco with one fragment of the model at a time, beside compute (arXiv 2501.18512)
   kAsynchronous,     ///< each rank applies its gradients to parameters that all own together, and waits for nobody
-  kHogwild,          ///< the same in one copy of the parameters, which all read meanwhile; no locks (arXiv 1106.5730)
+  kHogwild,          ///< as asynchronous, but in one copy of the parameters that all share; no locks (arXiv 1106.5730)
   kBackups,          ///< a step sums the first gradients alone, and drops those that come late (arXiv 1604.00981)
 };
 
@@ -457,7 +461,7 @@ struct DelayCompensationConfig {
   double lambda = 0.0;  ///< 0: no correction
   /// Divides lambda, element by element, by the square root of a running mean of g * g.
   bool adaptive = false;
-  double decay = 0.95;  ///< share of that mean that an update keeps
+  double decay = 0.95;  ///< share of the running mean that an update keeps
 };
 
 /// The way in which ranks train without waiting for each other (SyncConfig::is_asynchronous). Each rank is a replica.
@@ -472,7 +476,7 @@ struct AsynchronousConfig {
   StateSharing states = StateSharing::kOwn;  ///< used by hogwild
   DelayCompensationConfig delay_compensation = {};
   std::string record_order = {};  ///< file that gets the order of pushes and pulls; empty: none
-  std::string play_order = {};    ///< such a file, whose order this run keeps; empty: none
+  std::string play_order = {};    ///< file from record_order, whose order this run keeps; empty: none
 };
 
 /// SGD with Nesterov momentum on outer gradients. An outer gradient is the weights after the last outer step minus the
@@ -503,7 +507,8 @@ struct SyncConfig {
   bool makes_outer_steps() const { return type != SyncType::kEachStep && !has_common_parameters(); }
   /// Returns whether each rank's gradients are applied by themselves, and each rank waits for nobody.
   bool is_asynchronous() const { return type == SyncType::kAsynchronous || is_hogwild(); }
-  /// Returns whether ranks train parameters in memory of all of them, and each runs forward and backward by itself.
+  /// Returns whether ranks train parameters in memory that all of them share, and each rank runs forward and backward
+  /// by itself.
   bool has_common_parameters() const { return is_asynchronous() || type == SyncType::kBackups; }
   /// Returns whether parameter servers own the shards.
   bool has_servers() const { return type == SyncType::kAsynchronous && asynchronous.owners == ShardOwners::kServers; }
@@ -531,7 +536,7 @@ struct RecordHashesConfig {
 
 /// The ways in which the microbatches of a step are shared out to ranks.
 enum class DealBy {
-  kEven,   ///< each rank computes gradient_accumulation of them
+  kEven,   ///< each rank computes gradient_accumulation microbatches
   kSpeed,  ///< a rank computes a run of neighbours whose length follows from its measured speed
 };
 
@@ -551,7 +556,7 @@ struct Strategy {
   MeshConfig mesh;                                           ///< replicas and shards
   UnitsConfig units;                                         ///< modules that are gathered together
   std::int64_t prefetch = 1;                                 ///< units gathered ahead of use
-  std::int64_t prefetch_bytes = 0;  ///< above 0: used in place of `prefetch`; most bytes to gather ahead, or one unit
+  std::int64_t prefetch_bytes = 0;  ///< above 0: most bytes gathered ahead, at least one unit; in place of `prefetch`
   /// Units whose reductions may be under way while other gradients are made. Empty: as many as the transport can use.
   std::optional<std::int64_t> reductions_ahead;
   bool host_sharing = true;  ///< ranks of one host hold one copy of sharded parameters together, and gather nothing
@@ -577,14 +582,14 @@ struct Strategy {
   SyncConfig sync = {};                   ///< how replicas stay one model
   NoiseScaleConfig noise_scale = {};      ///< how often the noise of gradients is measured
   PlacementConfig placement = {};         ///< where state lies, in place of `strategy`
-  RecordHashesConfig record_hashes = {};  ///< goes with `reproducible`
+  RecordHashesConfig record_hashes = {};  ///< hashes of what steps make; used with `reproducible`
   DealConfig deal = {};                   ///< who computes which microbatches
   SecondaryConfig secondary = {};         ///< a second copy of sharded parameters inside a host
 
   /// Reads and checks a strategy file. Throws tessera::Error: 66 or 77 if the file cannot be read; 78 with *all* errors
   /// in the file, one a line: `file:line:column: /json/pointer: what is wrong, what is allowed, did you mean`.
   static Strategy from_file(const std::filesystem::path& path);
-  /// Does the same for text. `name` stands for the file in messages.
+  /// Reads and checks a strategy file's text. `name` stands for the file in messages.
   static Strategy from_json(const std::string& text, const std::string& name = "strategy");
 
   /// Returns the resolved strategy as JSON, every key present: what the run really used.

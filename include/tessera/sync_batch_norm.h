@@ -17,17 +17,17 @@ namespace tessera {
 /// Batch normalisation over the samples of all ranks (Ioffe and Szegedy, arXiv 1502.03167). The input is [B, C], [B, C,
 /// L], [B, C, H, W] or [B, C, D, H, W] of a floating-point dtype. B may differ between ranks, and be 0 on some.
 ///
-/// * While training, mean and variance are those of the batches of all ranks together, forward and backward, as if one
-///   process had the concatenated batch. Running statistics are alike on all ranks. They use momentum (nullopt: the
-///   plain mean of all batches) and the unbiased variance over the total count, as LibTorch's BatchNorm does.
-/// * In eval mode it is LibTorch's BatchNorm and does not communicate.
+/// * While training, mean and variance are computed over the batches of all ranks together, in forward and in backward.
+///   The result is that of one process that has the concatenated batch. Running statistics are equal on all ranks. They
+///   use momentum (nullopt: the plain mean of all batches) and the unbiased variance over the total count, as
+///   LibTorch's BatchNorm does.
+/// * In eval mode it computes what LibTorch's BatchNorm computes, and does not communicate.
 /// * tessera::checkpoint runs forward twice, but running statistics count each batch once.
 ///
-/// The constructor is collective, and so is each forward and backward while training. They use a communication group of
-/// their own. The operation is not differentiable twice. Parameters and buffers have the names and shapes of BatchNorm,
-/// so
-/// a file of weights fits either class. Errors (tessera::Error): 64 on all ranks if all ranks together have one value
-/// per channel, or if a batch does not fit num_features.
+/// The constructor is collective, and so is each forward and backward while training. These calls use a communication
+/// group of their own. The operation is not differentiable twice. Parameters and buffers have the names and shapes of
+/// BatchNorm, so a file of weights fits either class. Errors (tessera::Error): 64 on all ranks if all ranks together
+/// have one value per channel, or if a batch does not fit num_features.
 class SyncBatchNormImpl : public torch::nn::NormImplBase<0, SyncBatchNormImpl, torch::nn::BatchNormOptions> {
  public:
   /// The constructor is collective. `options`: those of LibTorch's BatchNorm.
@@ -45,9 +45,10 @@ class SyncBatchNormImpl : public torch::nn::NormImplBase<0, SyncBatchNormImpl, t
 };
 TORCH_MODULE(SyncBatchNorm);
 
-/// Makes every BatchNorm1d, 2d and 3d in `module` normalise over all ranks, with the rules above. The module objects
-/// are not replaced, since a C++ module holds its children by their type. Their operator (aten::batch_norm) now gets
-/// the statistics of all ranks. Later clones of them are not converted. Returns the paths of the converted modules.
+/// Makes every BatchNorm1d, 2d and 3d in `module` normalise over all ranks, with the rules of SyncBatchNorm. The module
+/// objects are not replaced, since a C++ module holds its children by their type. Their operator (aten::batch_norm) now
+/// gets the statistics of all ranks. Clones of these modules that are made later are not converted. Returns the paths
+/// of the converted modules.
 ///
 /// The call is collective. BatchNorm itself refuses a training batch with one value per channel on this rank, before
 /// any communication. Throws tessera::Error (64) for a BatchNorm with neither parameters nor running statistics:

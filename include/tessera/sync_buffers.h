@@ -15,10 +15,10 @@ enum class BufferSync {
   kMean,          ///< the mean over the ranks; integers and flags, such as num_batches_tracked, get those of rank 0
 };
 
-/// Makes the buffers of `module` equal on all ranks. An Engine does that once, when it is made; each rank's forward
-/// then writes its own buffers, so running statistics of a BatchNorm drift apart. Call it before an evaluation, or
-/// before saving weights, which writes the buffers of rank 0. "broadcast_buffers" in the strategy makes each step do
-/// it, and convert_sync_batchnorm keeps statistics equal all the time.
+/// Makes the buffers of `module` equal on all ranks. An Engine makes them equal once, when it is made. Each rank's
+/// forward then writes the rank's own buffers, so running statistics of a BatchNorm drift apart. Call it before an
+/// evaluation, or before saving weights, which writes the buffers of rank 0. "broadcast_buffers" in the strategy makes
+/// the buffers equal in each step, and convert_sync_batchnorm keeps running statistics equal all the time.
 ///
 /// The call is collective. Throws tessera::Error (64) on all ranks if their buffers differ in shape or dtype.
 void sync_buffers(torch::nn::Module& module, const Mesh& mesh, BufferSync how = BufferSync::kFromRankZero);

@@ -56,13 +56,15 @@ class TokenBatches {
   void end_step();
 
   /// Makes this rank take the microbatches of `run` in each step (Engine::microbatches, with "deal" by speed), from the
-  /// next microbatch on. `next` continues with the following step after them. All ranks call it alike, between two
-  /// steps. `cursor` then returns the step's beginning until this rank has taken the whole run. Throws Error (78) if no
-  /// step has such a run, and for a call within a step.
+  /// next microbatch on. `next` continues with this rank's microbatches of the following step when it has returned all
+  /// microbatches of the run. All ranks call it alike, between two steps. `cursor` then returns the step's beginning
+  /// until this rank has taken the whole run. Throws Error (78) if no step has such a run, and for a call within a
+  /// step.
   void deal(const MicrobatchRun& run);
 
-  /// Goes to the first microbatch of a step, counted from 0 over all epochs (Engine::take_step, where workers come and
-  /// go). Each step has samples of its own, whichever worker computes it. Throws Error (78) for a number below 0.
+  /// Goes to the first microbatch of a step, counted from 0 over all epochs (Engine::take_step, for workers that may
+  /// come and go during the run). Each step has samples of its own, whichever worker computes it. Throws Error (78) for
+  /// a number below 0.
   void go_to_step(std::int64_t step);
 
   /// Returns the position of the next microbatch, for a checkpoint. A cursor taken between two steps is valid for any

@@ -15,7 +15,8 @@ namespace tessera {
 using OnStep = std::function<void(const StepResult&)>;
 
 /// The part of a training loop that handles different numbers of batches on the ranks. `uneven` below uses it, and a
-/// loop of another form may use it too. All ranks make an UnevenLoop and call `next` until it returns false.
+/// program may use it in a loop that it writes itself. All ranks make an UnevenLoop and call `next` until it returns
+/// false.
 class UnevenLoop {
  public:
   /// `engine` must outlive this object. `on_step` is called after each step that `next` makes, with its result.
@@ -23,9 +24,9 @@ class UnevenLoop {
 
   /// Says whether the program should train with a batch now. `has_batch`: whether this rank has another batch. Returns
   /// true if the program should train with the batch, by one backward, and a step if that is due. Returns false when no
-  /// rank has a batch left and the last window is over. A rank without a batch stays in this call meanwhile, and takes
-  /// part in the backwards and steps of the others (Engine::backward_nothing, Engine::step). It is collective. Errors
-  /// are those of Engine::step.
+  /// rank has a batch left and the last step is complete. A rank without a batch stays in this call while other ranks
+  /// have batches, and takes part in their backwards and steps (Engine::backward_nothing, Engine::step). It is
+  /// collective. Errors are those of Engine::step.
   bool next(bool has_batch);
 
  private:
@@ -35,7 +36,7 @@ class UnevenLoop {
   OnStep on_step_;
 };
 
-/// The batches of a loader, for a loop in which ranks may have different numbers of them, as PyTorch's Join:
+/// The batches of a loader, for a loop in which ranks may have different numbers of them, as with PyTorch's Join:
 ///
 ///   for (auto& batch : tessera::uneven(*loader, engine)) {
 ///     const at::Tensor loss = model->forward(batch.data, batch.target);
@@ -45,10 +46,11 @@ class UnevenLoop {
 ///
 /// The body runs on ranks that have a batch. A rank without a batch takes part in the others' microbatches and steps,
 /// but adds nothing to them. When no rank has a batch left, the remaining microbatches make a step (`step(partial)`).
-/// An epoch with weights therefore trains as on one rank, whatever the number of ranks. A rank may have no batch from
-/// the start. Give `on_step` what all ranks must do after a step: it is called with the steps that the loop makes
-/// itself, and the body does the same after its own steps. RankSampler pads nothing here. Each batch costs a small
-/// message. If the body leaves the loop, it must do so on all ranks alike.
+/// An epoch in which each microbatch has its weight therefore trains as on one rank, whatever the number of ranks. A
+/// rank may have no batch from the start. Give `on_step` what all ranks must do after a step: the loop calls it after
+/// the steps that the loop itself makes. After its own steps, the body must do the same work itself. RankSampler adds
+/// no samples in such a loop, so ranks may have different numbers of batches. The ranks exchange one small message for
+/// each batch. If the body leaves the loop, it must do so on all ranks alike.
 template <class Loader>
 class Uneven {
  public:
@@ -56,15 +58,16 @@ class Uneven {
   Uneven(Loader& loader, Engine& engine, OnStep on_step) : loader_(loader), loop_(engine, std::move(on_step)) {}
 
   struct End {};  ///< end of the loop
-  /// Single-pass iterator; `look` is collective, so each iteration is collective too.
+  /// Single-pass iterator. Both its constructor and `++` call `look`, which is collective, so each iteration is
+  /// collective too.
   class Iterator {
    public:
-    /// Begins the loop with its first step. It is collective.
+    /// Begins the loop with its first iteration. It is collective.
     explicit Iterator(Uneven& batches)
         : batches_(batches), next_(begin_of(batches.loader_)), end_(std::end(batches.loader_)) {
       look();
     }
-    /// Returns this step's batch of the loader.
+    /// Returns this iteration's batch of the loader.
     decltype(auto) operator*() {
       using Batch = decltype(*next_);
       if constexpr (std::is_lvalue_reference_v<Batch>) {

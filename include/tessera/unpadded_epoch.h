@@ -4,8 +4,8 @@ namespace tessera {
 
 /// A guard: while one lives on this thread, an epoch that a RankSampler begins has each sample once, so ranks may get
 /// different numbers of samples and batches. Engine::evaluate and tessera::uneven, which can handle different numbers,
-/// make a guard just while a loader begins. A loop that makes a guard itself must be able to handle ranks without a
-/// batch.
+/// make a guard only at the moment when the iteration over a loader begins. A loop that makes a guard itself must be
+/// able to handle ranks without a batch.
 class UnpaddedEpoch {
  public:
   /// Makes the guard active; the destructor ends it, on the same thread.

@@ -12,7 +12,7 @@ namespace tessera {
 /// uses it.
 class Upload {
  public:
-  /// The argument must not be used afterwards.
+  /// The object that is moved from must not be used afterwards.
   Upload(Upload&&) noexcept;
   Upload& operator=(Upload&&) noexcept;
   ~Upload();

@@ -16,7 +16,7 @@
 
 namespace tessera {
 
-/// The form of a file of save_weights, which decides who can read it. load_weights reads both.
+/// The form of a file of save_weights, which decides how the file can be read. load_weights reads both.
 ///
 /// | form        | C++                         | Python                                                       |
 /// |-------------|-----------------------------|--------------------------------------------------------------|
@@ -37,11 +37,11 @@ enum class WeightsForm {
 /// The call is collective and must be made between steps. Rank 0 writes. Units are gathered and written one after the
 /// other. Memory therefore holds one unit in addition to the plan, on every rank and in both forms. A tied parameter is
 /// written once. The file appears under its name when it is complete and on the disk. An earlier file of the same name
-/// stays whole until then; "<path>.partial" is what is being written.
+/// stays whole until then; the new file has the name "<path>.partial" meanwhile.
 ///
 /// Throws tessera::Error on all ranks if rank 0 cannot write: 73 the file cannot be created, or a file of the name
 /// exists and is to be kept (the weights then stay in "<path>.partial"); 74 a failed write or a full disk; 77 no
-/// permission. The Engine can go on then.
+/// permission. The Engine can continue to train after such an error.
 void save_weights(Engine& engine, const std::filesystem::path& path, Existing existing = Existing::kReplaced);
 void save_weights(Engine& engine, const std::filesystem::path& path, WeightsForm form,
                   Existing existing = Existing::kReplaced);
@@ -49,13 +49,14 @@ void save_weights(Engine& engine, const std::filesystem::path& path, WeightsForm
 /// The way in which load_weights reads a file.
 struct LoadOptions {
   /// Selects one of several dictionaries or modules in a file, by its keys with slashes between: "ema",
-  /// "checkpoint/state_dict". Empty: the one of them that has the module's names. If several of them have the names, an
-  /// error lists them.
+  /// "checkpoint/state_dict". An empty text selects the dictionary or module that has the module's names. An error
+  /// lists the dictionaries or modules of the file if several of them have these names.
   std::string part = {};
   /// Pieces of names that are ignored, in the file and in the module, wherever a piece begins a name or stands behind a
   /// dot: "module." of DataParallel, "_orig_mod." of torch.compile, or a prefix such as "model.".
   std::vector<std::string> without = {};
-  /// Names in the file that the module need not have; `*` and `?` as in file names. The log names what was not used.
+  /// Names in the file that the module need not have; `*` and `?` as in file names. The log lists the file's names that
+  /// were not used.
   std::vector<std::string> ignored = {};
 };
 
@@ -70,9 +71,9 @@ struct LoadOptions {
 /// | `pytorch_model.bin`, its index, a folder with one        | transformers                                    |
 ///
 /// Call it before an Engine is made of the module, or under Gathered(kWrite); all ranks then get rank 0's values. It is
-/// not collective. All of the file is used, except what the options leave out; otherwise nothing is changed. Values go
-/// into the memory that the module has if dtypes are the same. The file must be one that you trust (SECURITY.md),
-/// unless it is safetensors.
+/// not collective. All tensors of the file must fit the module, except those that the options leave out; otherwise
+/// nothing is changed. Values go into the memory that the module has if dtypes are the same. The file must be one that
+/// you trust (SECURITY.md), unless it is safetensors.
 ///
 /// Throws tessera::Error: 66 the file is missing; 77 no permission; 65 it is damaged, does not fit the module (the
 /// message has all names), or is of another kind, which is named with its remedy (a pickle of an old PyTorch, a
@@ -92,10 +93,11 @@ void load_weights(const std::vector<std::pair<std::string, at::Tensor>>& tensors
 /// Gives an Engine's parameters and buffers the values of a file of weights, in the dtypes that the strategy says;
 /// masters get the file's values. Optimizer states stay as they are.
 ///
-/// The call is collective and must be made between steps. Only rank 0 reads, and sends about a MiB at a time to the
-/// ranks. No rank needs more memory than that in addition to its shards, except rank 0, which holds two of the file's
-/// storages. Errors are those of the load_weights above, the same on every rank; nothing has changed then, unless the
-/// message says otherwise. Error 64 also means that the call came between backward and step, or under Gathered.
+/// The call is collective and must be made between steps. Only rank 0 reads the file. It sends about a MiB at a time to
+/// the other ranks. A rank needs no memory in addition to its shards, except for that MiB. Rank 0 also holds two of the
+/// file's storages. Errors are those of the load_weights above, the same on every rank; the Engine is unchanged then,
+/// unless the message says otherwise. Error 64 also means that the call came between backward and step, or under
+/// Gathered.
 void load_weights(Engine& engine, const std::filesystem::path& path, const LoadOptions& options = {});
 
 }  // namespace tessera

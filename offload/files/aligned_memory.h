@@ -15,14 +15,14 @@ namespace tessera {
 ///
 /// 1. It begins at a multiple of 2 MiB if it has 2 MiB or more, else of 4 KiB. So it may be read and written past the
 ///    page cache (O_DIRECT), and a device can copy long contiguous pieces.
-/// 2. It occupies exactly `bytes()`: what was asked for, rounded up to 4 KiB. All of it is there when `make` returns;
-///    nothing is left for page faults during a step.
+/// 2. It occupies exactly `bytes()`: what was asked for, rounded up to 4 KiB. All pages are present when `make`
+///    returns, so no page fault delays a step.
 /// 3. The kernel is asked for huge pages (MADV_HUGEPAGE), and may decline.
 ///
-/// It is move-only; the destructor gives it back.
+/// It is move-only; the destructor gives the memory back.
 ///
-/// Where a device copies from and to it, the device's driver gives the memory (`give`). Then the driver decides about 1
-/// and 3, except that the memory begins at a multiple of 4 KiB.
+/// The driver of a device gives the memory if the device copies from and to it (`give`). Then the driver decides about
+/// points 1 and 3, except that the memory begins at a multiple of 4 KiB.
 class AlignedMemory {
  public:
   static constexpr std::size_t kPageBytes = 4096;

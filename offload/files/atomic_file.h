@@ -17,7 +17,7 @@ namespace tessera {
 ///   the folder failed, the whole new file is there, but after a power loss it might be the old one again.
 /// * A sync that failed is not tried again: the kernel may have dropped the data it could not write, and would then say
 ///   that all is well.
-/// * Only a kill or a power loss leaves a temporary file behind. Nobody reads it.
+/// * Only a kill or a power loss leaves a temporary file behind. No program reads such a file.
 /// * A link at `path` is replaced by the file, not followed. The new file has `mode`, whatever the old one had.
 ///
 /// Any thread may call it; if two calls for one path run at once, one of them wins.

@@ -35,7 +35,8 @@ struct Opened {
   bool has_name = false;
 };
 
-// Opens a file without a name where the file system can; else under a name that nobody had, which the caller removes.
+// Opens a file without a name if the file system can make one. Otherwise the file gets an unused name, which the caller
+// removes.
 Opened open_scratch(const std::string& directory, const std::string& name) {
   constexpr mode_t kOwnerOnly = 0600;
   const int fd = file_calls::open_unnamed(directory, name, kOwnerOnly);
@@ -162,7 +163,7 @@ absl::Status BlockFile::sync(const std::string& who) const {
 absl::Status BlockFile::take_room(const BlockFileOptions& options) {
   const int got = retried([&] { return file_calls::reserve(buffered_fd_, name_, bytes_); });
   if (got == 0) return options.write_zeros && !was_there_ ? write_zeros(options) : absl::OkStatus();
-  // This file system has no reservations: writing takes the room just as well.
+  // This file system cannot reserve space; writing zeros takes the space as well.
   if (got == -EOPNOTSUPP) return was_there_ ? absl::OkStatus() : write_zeros(options);
   return error(options, "reservation", -got, -1, bytes_, -1);
 }

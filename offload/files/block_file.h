@@ -30,13 +30,15 @@ struct BlockFileOptions {
 /// A scratch file of this process: fixed size, zeros at first, its room on the disk taken at once.
 ///
 /// 1. No other process can open it: it has no name (O_TMPFILE, or it is unlinked as soon as it is made), and mode 0600.
-/// 2. It is gone when the process is, however that ends, and is never read by another run.
-/// 3. The disk's room is taken when `create` returns; a later write can fail on a full disk only where a file system
+/// 2. It is gone when the process has ended, however the process ends, and is never read by another run.
+/// 3. Space on the disk is taken when `create` returns; a later write can fail on a full disk only where a file system
 ///    copies on write.
 ///
-/// A file with a BlockFileOptions::name stays instead: then only 3 holds, and its mode is 0600.
+/// A file with a BlockFileOptions::name stays after the process has ended: of these three points only 3 holds for it,
+/// and its mode is 0600.
 ///
-/// It only holds the file; `IoRing` reads and writes it. The object must stay where it is, since transfers point to it.
+/// The object only holds the file; `IoRing` reads and writes it. The object must stay where it is, since transfers
+/// point to it.
 class BlockFile {
  public:
   /// Errors: those of `look_at_scratch_directory`; 73 a file this large is not allowed here; 71 too many open files; 74

@@ -9,7 +9,7 @@ namespace tessera {
 /// change to them.
 ///
 /// Only builds with the CMake option TESSERA_FAULTS can make faults (fault_environment_on.cc). Others refuse to work
-/// when the variable is set (fault_environment_off.cc): nobody shall believe that a fault was tested that never took
+/// when the variable is set (fault_environment_off.cc): otherwise a test could pass although the fault never took
 /// place. All code that opens a file in `offload/` calls this first. It is thread-safe. Errors: 78 for a wrong rule, or
 /// if the variable is set in a build that cannot make faults.
 absl::Status take_faults_from_environment();

@@ -42,8 +42,8 @@ inline constexpr int kNumFaultSites = 10;
 /// Says what happens to an operation to which a rule applies.
 enum class FaultAction {
   kNone,     ///< nothing: the operation is only counted
-  kErrno,    ///< fails with errno `number`; nothing was done. kSubmit: the queue is full this time
-  kShort,    ///< kRead, kWrite: moves `number` bytes only; kCqe: the result says that so many were moved
+  kErrno,    ///< fails with errno `number`, and nothing is done; at kSubmit: the queue acts as if it were full
+  kShort,    ///< kRead, kWrite: moves `number` bytes only; kCqe: the result says that `number` bytes were moved
   kBitFlip,  ///< kRead, kWrite: succeeds, but one bit of the byte at `number`, from the operation's begin, is wrong
   kTorn,     ///< kRead, kWrite: claims success, but moved only `number` sectors of 4096 bytes; kFsync: synced nothing
   kDelay,    ///< succeeds `number` milliseconds later; not for kSubmit
@@ -51,7 +51,7 @@ enum class FaultAction {
   kDropUnsynced,  ///< a power loss: undoes what was not synced (UnsyncedFiles), then _exit(137)
 };
 
-/// Returns whether an action means something at a site. Rules with other pairs are refused.
+/// Returns whether an action is possible at a site. Rules with other pairs are refused.
 bool fits_together(FaultSite site, FaultAction action);
 
 /// One fault: the site, the file, the operation, and the action.
@@ -120,8 +120,8 @@ class ScopedFaults {
   FaultPlan plan_;
 };
 
-/// Where the process keeps its plan; null where none is installed. There is one for the process, since operating
-/// systems and tests know processes, and ranks may be threads of one.
+/// Where the process keeps its plan; null where none is installed. There is one for each process: operating systems and
+/// tests know processes, and ranks may be threads of one process.
 inline std::atomic<FaultPlan*> installed_fault_plan{nullptr};
 
 /// Returns the installed plan, or null.

@@ -10,8 +10,8 @@
 namespace tessera::file_calls {
 
 /// The calls of the operating system that change files, each behind a site of the FaultPlan. They return what the call
-/// does, or a negative errno as io_uring does; errno itself is not set. EINTR is returned too: the caller retries.
-/// `name` is the file's name in messages and rules. Any thread may call them.
+/// of the operating system returns, or a negative errno as io_uring does; errno itself is not set. EINTR is returned
+/// too: the caller retries. `name` is the file's name in messages and rules. Any thread may call them.
 
 int open(const std::string& name, int flags, mode_t mode);
 /// Opens `parts`, a path below `folder`. If a part of it is a link, it returns -ELOOP. `folder` itself may be a link.

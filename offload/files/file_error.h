@@ -12,7 +12,7 @@ namespace tessera {
 
 /// The parts of a message about a failed file operation. A negative number means: this operation has none.
 struct FileTrouble {
-  std::string_view who;        ///< the part of the program that wanted it: "rank 0 optimizer state"
+  std::string_view who;        ///< the part of the program that wanted the operation: "rank 0 optimizer state"
   std::string_view operation;  ///< "read", "write", "fsync", ...
   std::string_view file;
   /// A folder whose file system is asked for its free room if the disk is full; empty: nothing is asked.

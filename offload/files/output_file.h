@@ -16,8 +16,8 @@ namespace tessera {
 std::filesystem::path partial_of(const std::filesystem::path& path);
 
 /// Creates the file `partial` for writing, and returns its descriptor; -1 with errno where that fails. A regular file
-/// that another run left there is removed without being opened, since it may have another name too. Links are not
-/// followed.
+/// that another run left there is removed without being opened, since the file may have a second name (a hard link).
+/// Links are not followed.
 int create_partial(const std::filesystem::path& partial);
 
 /// Returns the error "<what>: <the system's reason>": 73 if the file cannot be created, 77 if a permission is missing,

@@ -4,13 +4,14 @@
 
 namespace tessera {
 
-/// The most times that a call is made again after it was interrupted or could not be served.
+/// How many times at most a call is repeated after it was interrupted (EINTR) or could not be served yet (EAGAIN).
 inline constexpr int kMostRetries = 100;
 
 /// Returns whether a call that failed with the errno `error` is made again.
 inline bool is_worth_retrying(int error) { return error == EINTR || error == EAGAIN; }
 
-/// Makes a call again while that is worth it. The call returns a negative errno where it fails.
+/// Makes a call, and repeats it while is_worth_retrying says so, at most kMostRetries times. The call returns a
+/// negative errno where it fails.
 template <typename Call>
 int retried(const Call& call) {
   int got = call();

@@ -24,7 +24,7 @@ struct Room {
 /// in scratch files, which are added as the need grows, and stay until the object is destroyed.
 ///
 /// A new file is as large as a quarter of all files before it, and no smaller than `least_growth` and the piece that it
-/// is for. Its room is taken on the disk at once. Pieces are put where room is free, from the beginning of the oldest
+/// is for. Its space on the disk is taken at once. Pieces are put where room is free, from the beginning of the oldest
 /// file on, so pieces that come and go like a stack use the same space again and again. One thread at a time may use
 /// it.
 class ScratchRoom {
@@ -36,7 +36,7 @@ class ScratchRoom {
 
   /// Takes room. `bytes`: a multiple of 4096, more than 0. Errors: those of BlockFile::create, such as a full disk.
   absl::StatusOr<Room> take(std::size_t bytes);
-  /// Frees the room of a piece. REQUIRES: `holds(room)`; nothing reads or writes it any more.
+  /// Frees space that `take` gave out. REQUIRES: `holds(room)`; nothing reads or writes it any more.
   void give_back(const Room& room);
   /// Returns whether `take` of this object gave the room out.
   bool holds(const Room& room) const { return number_of(room) < files_.size(); }

@@ -33,7 +33,8 @@ struct Completion {
 };
 
 /// Moves the bytes for an IoRing: io_uring (`uring_backend.h`) or threads (`thread_backend.h`). It knows nothing of
-/// retries, remainders and messages; the IoRing handles those, the same way for both. One thread uses it.
+/// retries, remainders and messages; the IoRing handles those, in the same way for io_uring and for threads. One thread
+/// uses it.
 class IoBackend {
  public:
   virtual ~IoBackend() = default;

@@ -23,10 +23,10 @@ namespace {
 // cache where O_DIRECT cannot be used), handed over by `push`, and comes back in `collect`. `take` decides what a
 // result means: a transfer that moved a part is followed by one for the rest (`go_on`), one that moved nothing is
 // repeated (`retry`). Anything else ends the operation (`end`), which keeps an error until `wait` or `drain` asks for
-// it. `prepare` and `undo_fault` apply a FaultPlan; results that it invents lie in `injected_`.
+// it. `prepare` and `undo_fault` apply a FaultPlan; results that the plan invents lie in `injected_`.
 
 constexpr int kMostFruitless = 100;
-constexpr int kPatientFruitless = 10;  // retries pause after this many
+constexpr int kPatientFruitless = 10;  // retries pause after this many that moved nothing
 constexpr auto kRetryPause = std::chrono::milliseconds(1);
 // One call of the kernel moves 2^31 bytes less a page at most.
 constexpr std::size_t kMostTransferBytes = std::size_t{1} << 30;
@@ -63,7 +63,7 @@ IoRing::IoRing(const IoRingOptions& options, std::unique_ptr<IoBackend> backend,
 }
 
 IoRing::~IoRing() {
-  // The owner frees the memory next, so no transfer may still use it.
+  // The memory that transfers use is freed next, so all transfers must have ended.
   if (const absl::Status status = drain(); !status.ok()) log_error(message_of(status));
 }
 

@@ -42,11 +42,11 @@ enum class IoEngine {
 /// The options of an IoRing.
 struct IoRingOptions {
   IoEngine engine = IoEngine::kBest;
-  int in_flight = 64;      ///< requests at once, 1 to 64. More would make the kernel wait for tags of the device
+  int in_flight = 64;      ///< requests at once, 1 to 64. With more, the kernel would wait for free tags of the device
   int queue_entries = 64;  ///< size of io_uring's submission queue, 1 to 4096; costs 64 bytes each
   int threads = 4;         ///< kThreads only: 1 to 64; each takes a stack
-  /// The ring may be used from one thread now and from another later, but never from two at once. If false it belongs
-  /// to the thread that submits first, which lets io_uring do without some locks.
+  /// The ring may be used from one thread now and from another later, but never from two at once. If it is false, the
+  /// ring belongs to the thread that submits first, so io_uring needs fewer locks.
   bool any_thread = false;
   bool register_memory = true;  ///< io_uring: register files and memory with the kernel once, not with each transfer
 };
@@ -62,8 +62,8 @@ struct IoCounters {
 /// Asynchronous reads and writes of one thread.
 ///
 /// 1. The first thread that submits is the owner, and the only one that may use the ring from then on.
-///    It also destroys the ring, which waits for what is in flight.
-///    (IoRingOptions::any_thread makes an exception.)
+///    It also destroys the ring, and this waits for the requests in flight. (IoRingOptions::any_thread makes an
+///    exception.)
 /// 2. A request ends when all its bytes were moved, or with an error. Transfers that moved a part are continued; those
 ///    that were interrupted, or that the kernel had no room for, are repeated, 100 times at most without progress.
 /// 3. If the page cache is bypassed, a remainder that does not begin at a multiple of 4096 is nevertheless moved
@@ -89,7 +89,7 @@ class IoRing {
   /// request; files and memory outlive the ring.
   void register_resources(std::span<const BlockFile* const> files, std::span<const std::span<std::byte>> memory);
 
-  /// Queues a request. Waits only where `in_flight` requests have not ended. The kernel hears of it at the next
+  /// Queues a request. Waits only where `in_flight` requests have not ended. The kernel gets the request at the next
   /// `start`, `wait` or `drain`, so that one call of the kernel serves several requests.
   absl::Status submit(const IoRequest& request);
   /// Hands queued requests over, without waiting.
@@ -121,7 +121,7 @@ class IoRing {
     bool prepared = false;  ///< whether its fault is known and it is not queued yet
     bool direct = false;
     Fault fault = {};
-    Clock::time_point ready_at{};  ///< the result is not taken before this, on purpose (FaultAction::kDelay)
+    Clock::time_point ready_at{};  ///< the result is not taken before this time (FaultAction::kDelay)
   };
 
   IoRing(const IoRingOptions& options, std::unique_ptr<IoBackend> backend, std::string why);

@@ -18,7 +18,7 @@ namespace {
 
 class ThreadBackend final : public IoBackend {
  public:
-  // An IoRing has 64 requests in flight at most, so a step allocates no memory.
+  // An IoRing has 64 requests in flight at most, so no memory is allocated after this.
   ThreadBackend() {
     queued_.reserve(64);
     work_.reserve(64);

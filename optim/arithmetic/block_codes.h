@@ -16,10 +16,10 @@ struct BlockScale {
   float scale, half_inverse;
 };
 
-/// `most`: the largest magnitude in the block. The formulas with a scale need Code::kOffset times it, and half its
-/// inverse, to be normal numbers, and twice the scale to be finite. So a scale below 2^-112 counts as 0, and so do the
-/// block's values. A block that holds an infinity, a NaN, or a number from 2^125 on has a NaN as its scale, and decodes
-/// to NaNs.
+/// `most`: the largest magnitude in the block. The formulas with a scale need Code::kOffset times the scale, and half
+/// of the scale's inverse, to be normal numbers, and twice the scale to be finite. So a scale below 2^-112 counts as 0,
+/// and so do the block's values. A block that holds an infinity, a NaN, or a number from 2^125 on has a NaN as its
+/// scale, and decodes to NaNs.
 template <class Code>
 TESSERA_ALWAYS_INLINE BlockScale block_scale(float most) {
   constexpr float kNaN = __builtin_bit_cast(float, 0x7fc00000u);
@@ -52,9 +52,9 @@ struct SignedBlockCode {
   }
 };
 
-/// The code of a second moment: uint8, its companded square root. A moment above zero never gets the code 0: dividing
-/// by the root of a moment that vanished would blow a step up. A moment that is kept too large only makes a step
-/// smaller.
+/// The code of a second moment: uint8, its companded square root. A moment above zero never gets the code 0: if the
+/// moment became 0, the division by its root would make the step far too large. If a moment is kept as a larger number,
+/// the step only becomes smaller.
 template <class V>
 struct RootBlockCode {
   using Byte = std::uint8_t;

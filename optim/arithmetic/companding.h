@@ -42,8 +42,9 @@ struct Companding {
   /// Rounds a number (>= 0); `code` then takes the number's code from the 16 bits that begin at bit kNoiseBits. `half`:
   /// half the number; `noise`: uniform in [0, 2^kNoiseBits).
   static TESSERA_ALWAYS_INLINE Bits encode(Float half, Bits noise) {
-    // Floats from 2^23 on are whole numbers, and as integers their bit patterns count up with them. The addition begins
-    // at 1.5 * 2^23 minus two codes, since the root is two codes too large. A code is 2^kNoiseBits.
+    // Floats from 2^23 on are whole numbers, and their bit patterns, as integers, grow by 1 from each number to the
+    // next. The addition begins at 1.5 * 2^23 minus two codes, since the root is two codes too large. One step of the
+    // code is 2^kNoiseBits in the bit pattern.
     const Float root = V::float_of(V::bits_of(half + kOffset / 2) >> 1);
     constexpr std::uint32_t kBegin = kCodeZero - (2u << kNoiseBits);
     return V::bits_of(V::add_multiple(V::float_of(noise | kBegin), root, kCodesOfRoot * (1u << kNoiseBits)));
@@ -70,8 +71,8 @@ struct Companding {
   static constexpr std::uint32_t kCodeZero = 0x4b400000u;  // the bits of 1.5 * 2^23
   /// The bits of phi are half of x's bits plus half of 1.0's bits; the latter add 63.5 to the exponent. Half of the
   /// bits of x / 2 have an exponent
-  /// that is lower by 0.5. So 64 is missing in the exponent, a factor of 2^64, which is part of a multiplication that
-  /// is needed anyway.
+  /// that is lower by 0.5. The exponent is therefore too low by 64. The missing factor of 2^64 is part of a
+  /// multiplication that is needed anyway.
   static constexpr float kCodesOfRoot = 0x1p64f * kSteps;
 };
 

@@ -6,8 +6,8 @@
 
 namespace tessera {
 
-/// What NoiseScale (optim/noise_scale.h) knows after the steps so far, as plain data; a checkpoint keeps it. Sums are
-/// smoothed from 0 on, and so is their weight, which tends to 1.
+/// What NoiseScale (optim/noise_scale.h) knows after the steps so far, as plain data; a checkpoint keeps it. The
+/// smoothed sums begin at 0, and so does their total weight, which tends to 1.
 struct NoiseState {
   double square = 0.0, variance = 0.0;
   double weight = 0.0;
@@ -24,7 +24,7 @@ struct NoiseStep {
 };
 
 /// The weight of the whole batch must exceed the weighted mean of the small batches' weights by more than this share of
-/// itself. Below it, the difference of the norms is lost in rounding.
+/// itself. If the difference is smaller, rounding errors hide it.
 constexpr double kLeastNoiseDifference = 1e-9;
 
 /// Adds a step. Returns false, and changes nothing, if the step gives no information: no batch is smaller than the
@@ -33,7 +33,7 @@ constexpr double kLeastNoiseDifference = 1e-9;
 /// The two means over data are
 ///   own_squares = own_weight_squares |G|^2 + own_weights tr(Sigma)
 ///   square      = weight^2           |G|^2 + weight      tr(Sigma)
-/// and this solves them for |G|^2 and tr(Sigma).
+/// and this function solves the two equations for |G|^2 and tr(Sigma).
 TESSERA_ALWAYS_INLINE bool add_noise(double smoothing, const NoiseStep& step, NoiseState& state) {
   const double weight = step.weight;
   const double determinant = step.own_weights * (weight * weight) - step.own_weight_squares * weight;

@@ -56,7 +56,7 @@ void for_each_norm_node(const NormRun& run, const Visit& visit) {
 
 /// One node that a rank sends, with its place in the tree of its tensor.
 struct NormLink {
-  std::uint32_t part = 0;    ///< index of the part whose rank sends it
+  std::uint32_t part = 0;    ///< index of the part whose rank sends the node's sum
   std::uint32_t slot = 0;    ///< index among the sums that the part sends
   std::uint32_t merges = 0;  ///< how many times the node is joined with the node before it, to make their parent
 };

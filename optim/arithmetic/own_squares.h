@@ -9,7 +9,7 @@
 namespace tessera {
 
 /// Number of elements whose squares are added up together. Each of 16 lanes adds every 16th of them; then the upper
-/// half of the lanes is added to the lower half, down to one. Sums of such blocks are added one after the other
+/// half of the lanes is added to the lower half, down to one sum. Sums of such blocks are added one after the other
 /// (sharding/reduce/squared_copy.h does the same on the CPU).
 constexpr std::uint64_t kSquaredBlock = 4096;
 
@@ -28,8 +28,8 @@ struct OwnPieces {
   bool begins = true, ends = true;  ///< whether these gradients are the first of the unit, and the last
   double* block_sums = nullptr;     ///< [blocks]: scratch
   double* unit_sum = nullptr;       ///< [1]: sum of squares from earlier launches
-  /// [1]: the unit's squared norm is added to it, if it is not 0; NaN is added if `is_measured` [1] says that this was
-  /// already done
+  /// [1]: the unit's squared norm is added to this sum if the norm is not 0. NaN is added instead if `is_measured` [1]
+  /// says that a norm of the unit was added before
   double* sum = nullptr;
   std::uint8_t* is_measured = nullptr;
 };

@@ -26,7 +26,7 @@ TESSERA_ALWAYS_INLINE Bits bf16_nearest(Float value) {
 
 /// Rounds to one of the two neighbouring bf16 numbers, more often to the nearer one: `noise`, uniform in [0, 2^16), is
 /// added below the last bit that is kept. The mean over all noise is the value itself (up to overflow to infinity). The
-/// result is in the upper 16 bits; those below mean nothing. REQUIRES: a NaN is quiet, as every NaN that arithmetic
+/// result is in the upper 16 bits; the lower bits mean nothing. REQUIRES: a NaN is quiet, as every NaN that arithmetic
 /// made, and its noise is zero.
 template <class Bits, class Float>
 TESSERA_ALWAYS_INLINE Bits bf16_stochastic(Float value, Bits noise) {

@@ -22,8 +22,8 @@ struct SampleWarmUp {
 };
 
 /// Returns the factor of a step's rate while it rises, and 1 afterwards. `seen`: samples of the steps before; `batch`:
-/// samples of this step. If all batches are equal, a warm-up by warmup_steps over as many samples gives the same
-/// factors, bit for bit.
+/// samples of this step. If all batches are equal, a warm-up by warmup_steps over the same number of samples gives the
+/// same factors, bit for bit.
 TESSERA_ALWAYS_INLINE double warm_up_ratio(SampleWarmUp warm_up, std::int64_t seen, std::int64_t batch) {
   if (warm_up.samples <= 0 || seen >= warm_up.samples) return 1.0;
   const double before = static_cast<double>(seen), all = static_cast<double>(warm_up.samples);

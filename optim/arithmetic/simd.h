@@ -107,7 +107,7 @@ struct Simd {
     }
 #endif
 #if defined(__AVX2__)
-    if constexpr (kLanes == 8) {  // unpacking takes a quarter from each half, so the two in the middle change places
+    if constexpr (kLanes == 8) {  // unpacking takes a quarter from each half, so the two middle quarters are exchanged
       const __m256i highs = _mm256_permute4x64_epi64(__m256i(high), 0xd8);
       const __m256i lows = _mm256_permute4x64_epi64(__m256i(low), 0xd8);
       return {Bits(_mm256_unpacklo_epi16(lows, highs)), Bits(_mm256_unpackhi_epi16(lows, highs))};

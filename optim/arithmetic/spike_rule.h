@@ -16,14 +16,14 @@ struct SpikeRule {
 struct SpikeState {
   std::int32_t count = 0;     ///< number of losses in the ring
   std::int32_t next = 0;      ///< index of the next loss in the ring
-  std::int64_t in_a_row = 0;  ///< spikes up to the latest step
+  std::int64_t in_a_row = 0;  ///< number of spikes in a row up to the latest step
   double median = 0;          ///< median with which the latest loss was compared; 0 while the window is not full
 };
 
 enum class SpikeVerdict : std::int32_t {
   kNone,
   kSpike,     ///< the step is to be skipped
-  kChanged,   ///< the loss is like a spike, but so were those before it, so the window begins anew
+  kChanged,   ///< the loss is a spike, but so were those before it: the window begins anew
   kNegative,  ///< error: the loss is below 0, so it cannot be compared with the median
 };
 

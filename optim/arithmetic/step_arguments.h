@@ -34,8 +34,8 @@ struct AverageArgument {
 /// The most states that a rule has (optim/rules).
 inline constexpr int kMostRuleStates = 3;
 
-/// An OptimizerSlice, checked and split into plain pointers; OptimizerSlice explains these. It also has the numbers of
-/// the step that loops need for every rule.
+/// An OptimizerSlice, checked and split into plain pointers; OptimizerSlice explains these values. It also has the
+/// numbers of the step that loops need for every rule.
 struct StepArguments {
   std::size_t numel = 0;
   const float* gradient = nullptr;
@@ -48,7 +48,7 @@ struct StepArguments {
   StateDType state_dtype = StateDType::kF32;       ///< dtype of the states, except those that are StateCode::kExact
   float gradient_scale = 1.0f, clip_value = 0.0f;  ///< see scaled_gradient.h
   NoiseKey noise;
-  std::uint32_t first_element = 0;  ///< modulo 2^32
+  std::uint32_t first_element = 0;  ///< index of the run's first element in its group, modulo 2^32
 };
 
 /// Returns the part of `a` for elements [begin, begin + count). REQUIRES: with 8-bit states, `begin` is a multiple of

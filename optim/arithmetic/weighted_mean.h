@@ -14,8 +14,8 @@ TESSERA_ALWAYS_INLINE double mean_factor(double weight, double scale) {
   return weight > 0.0 ? 1.0 / (weight * scale) : 0.0;
 }
 
-/// Returns the mean loss. `loss`: the sum, divided by `microbatches`, which is the number of a step's microbatches on
-/// all ranks. The result is NaN if the sum of weights is 0.
+/// Returns the mean loss. `loss`: the sum of weight * mean loss, divided by `microbatches`, which is the number of a
+/// step's microbatches on all ranks. The result is NaN if the sum of weights is 0.
 TESSERA_ALWAYS_INLINE double mean_loss(double loss, double microbatches, double weight) {
   return loss * (microbatches / weight);
 }

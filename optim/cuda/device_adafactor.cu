@@ -1,10 +1,9 @@
 // This is Adafactor on a GPU. It is compiled without contraction of a * b + c into one rounding, like the CPU's loops.
 //
-// A step is five launches: rows and then columns of blocks are summed (sum_rows_and_columns), the sums of blocks are
-// added up (finish_rows_and_columns), both only for tensors of two or more dimensions; updates are made and their
-// squares summed for each block of elements (divide); one warp adds up the blocks and finds the factor (sum_blocks);
-// and the parameter moves (move_parameter). A warp's lanes are the lanes of the CPU's sums, so the additions have the
-// same order.
+// A step has five launches. sum_rows_and_columns sums rows, and then columns of blocks; finish_rows_and_columns adds up
+// the sums of blocks. Both are only for tensors of two or more dimensions. `divide` makes the updates and sums their
+// squares for each block of elements. In sum_blocks, one warp adds up the blocks and finds the factor. move_parameter
+// moves the parameter. A warp's lanes are the lanes of the CPU's sums, so the additions have the same order.
 
 #include <algorithm>
 
@@ -18,7 +17,7 @@ namespace {
 constexpr unsigned kAdafactorThreads = 256, kAdafactorResidentBlocks = 8;
 constexpr unsigned kAdafactorWarp = static_cast<unsigned>(kAdafactorLanes);
 
-/// An element's place in a tensor, or a distance between two.
+/// An element's place in a tensor, or a distance between two places.
 struct AdafactorPlace {
   std::size_t matrix, row, column;
 };

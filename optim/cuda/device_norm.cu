@@ -31,8 +31,8 @@ struct SplitMasters {
   }
 };
 
-/// Returns the sum of squares of one block to the first of the 16 neighbouring threads that compute it. The node has
-/// `left` elements, counted from the block's beginning. It does what block_sum of grad_norm.cc does.
+/// Returns the sum of squares of one block to the first of the 16 neighbouring threads that compute it. `left`: the
+/// number of elements that the node has from the block's beginning on. It does what block_sum of grad_norm.cc does.
 template <class Values>
 __device__ double block_sum(const Values& block, unsigned left) {
   const unsigned lane = threadIdx.x % kLanes;
@@ -133,7 +133,7 @@ __global__ void add_up(StepTables t) {
   *t.sum_of_squares = total;
 }
 
-/// These read gradients as fp32.
+/// These types read gradients as fp32.
 struct F32Values {
   using Element = float;
   __device__ static float value(float x) { return x; }

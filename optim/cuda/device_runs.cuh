@@ -57,7 +57,7 @@ __device__ __forceinline__ Run<T> load_run(const T* from, std::size_t left) {
     return run;
   }
   // Unrolling the loop is necessary: an index known only at run time would keep `run` in memory instead of registers,
-  // also in the case above.
+  // also where all elements are there and the code above loads them.
 #pragma unroll
   for (int k = 0; k < kPerThread; ++k) {
     if (offset_of(k) < left) run.values[k] = from[offset_of(k)];

@@ -2,10 +2,10 @@
 // loops.
 //
 // Three small kernels of one thread block each prepare a step: `read` adds up the ranks' messages, `decide` makes the
-// decision and each parameter's constants, and `begin_update` does the work of both for one unit while backward goes
-// on. The kernels of a run follow, with as many thread blocks as are useful (launch_over): `update` for a rule,
-// `move_momenta` for Muon, `assign_masters`, `read_masters` and `swap`. All of them process the run in blocks of 256
-// elements, one block per warp (device_runs.cuh), and `update` copies 8-bit blocks ahead (staged_blocks.cuh).
+// decision and each parameter's constants, and `begin_update` does the work of `read` and `decide` for one unit while
+// backward goes on. The kernels of a run follow, with as many thread blocks as are useful (launch_over): `update` for a
+// rule, `move_momenta` for Muon, `assign_masters`, `read_masters` and `swap`. All of them process the run in blocks of
+// 256 elements, one block per warp (device_runs.cuh), and `update` copies 8-bit blocks ahead (staged_blocks.cuh).
 // `Update::elements` is what a rule does to a thread's elements. `kernel_of` chooses the instance by rule, weight
 // format and state dtype, outside the kernels.
 
@@ -30,8 +30,8 @@ namespace {
 
 constexpr int kThreads = 256;
 // The number of blocks for which a processor has room, given the registers that an update needs. A large launch has
-// many times as many, so that blocks that run at one time are neighbours in memory, and processors, which are not
-// equally fast, end at about the same time.
+// many times as many blocks, so that blocks that run at one time are neighbours in memory, and processors, which are
+// not equally fast, end at about the same time.
 constexpr int kResidentBlocks = 3;
 constexpr int kMostRounds = 40;
 // A warp handles at least this many blocks of 256 elements, if there are enough of them. Its set-up then costs
@@ -149,8 +149,8 @@ __device__ bool is_of_one_kind(const StepTables& t, unsigned p, unsigned q) {
   return t.steps[p] == t.steps[q] && (!t.group_number || t.group_number[p] == t.group_number[q]);
 }
 
-/// Counts a step for the used ones of the parameters [begin, end), and computes their constants. One thread block runs
-/// this.
+/// Counts a step for those of the parameters [begin, end) that this step uses, and computes their constants. One thread
+/// block runs this.
 __device__ void count_step(const StepRequest& request, const StepTables& t, unsigned begin, unsigned end, double lr) {
   for (unsigned p = begin + threadIdx.x; p < end; p += blockDim.x) {
     if (!t.used[p]) continue;
@@ -159,7 +159,8 @@ __device__ void count_step(const StepRequest& request, const StepTables& t, unsi
   }
 }
 
-/// One thread block runs this, for the groups [begin, end). Call it when all threads have finished `count_step`.
+/// Finds for each of the groups [begin, end) whether all its parameters are used and of one kind (`is_uniform`). One
+/// thread block runs this. Call it when all threads have finished `count_step`.
 __device__ void find_uniform(const StepTables& t, unsigned begin, unsigned end) {
   for (unsigned g = begin + threadIdx.x; g < end; g += blockDim.x) t.is_uniform[g] = 1;
   __syncthreads();

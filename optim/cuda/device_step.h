@@ -18,9 +18,9 @@ cudaError_t read_messages(const StepTables& tables, cudaStream_t stream);
 /// computes the constants of each parameter:
 ///   norm = sqrt(sum_of_squares) * mean;  clip = max_norm > 0 ? min(1, max_norm / (norm + 1e-6)) : 1
 ///   steps[p] += used[p], constants[p] = rule_constants(rule, numbers, steps[p], lr), unless skipped
-/// with mean = 1 / (sum of weights * loss scale) and the lr after the steps applied so far. A parameter of a group gets
-/// the group's own numbers, and its share of that lr, or its own lr. Then it moves the loss scale. If units were
-/// updated in backward, their parameters are not changed.
+/// with mean = 1 / (sum of weights * loss scale) and the lr after the steps applied so far. A parameter in a group gets
+/// the group's own numbers. Its lr is the group's own lr, or else the common lr times the group's factor. Then
+/// decide_step updates the loss scale. If units were updated in backward, their parameters are not changed.
 cudaError_t decide_step(const StepRequest& request, const StepTables& tables, cudaStream_t stream);
 
 /// Begins the update of a unit whose gradients are summed, while backward goes on:

@@ -12,11 +12,10 @@
 namespace tessera::cuda {
 namespace {
 
-// An element with 8-bit states needs 10 bytes and about 100 instructions, so only a few warps fit, and each of them
-// computes
-// for a long time. Their own loads would not keep memory busy. A warp therefore copies the block that comes next into
-// shared memory while it computes one (double buffering). Such a copy goes on without the thread and takes no
-// registers.
+// An element with 8-bit states needs 10 bytes and about 100 instructions, so only a few warps fit on a processor, and
+// each of them computes for a long time. The loads of so few warps would not keep the memory busy. A warp therefore
+// copies the block that comes next into shared memory while it computes one (double buffering). Such a copy needs
+// neither the thread nor registers while it is under way.
 
 /// The values of a block's 256 elements that the update reads. They are in shared memory, or are being copied there.
 /// All states have 8 bits.
@@ -118,7 +117,7 @@ struct BlocksInPlace {
   __device__ __forceinline__ void move_on(const StepArguments&, std::size_t) {}
 };
 
-/// True if a rule that keeps some of its states in 8 bits keeps all of them in 8 bits.
+/// True if no state of the rule is StateCode::kExact, so that all of them can have 8 bits.
 template <class Rule>
 constexpr bool kHasCodesOnly = [] {
   for (const StateCode code : Rule::kCodes) {

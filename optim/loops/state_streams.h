@@ -40,7 +40,7 @@ struct F32State {
   }
 };
 
-/// The values of two blocks, in fp32 and in the first cache.
+/// The values of two blocks, in fp32; they fit in the first-level cache.
 inline constexpr std::size_t kKeptValues = 2 * kStateBlock;
 template <class V>
 struct BlockValues {
@@ -85,8 +85,8 @@ struct BF16State : BlockValues<V> {
 };
 
 /// 8 bits, in the code `BlockCode`, with one scale a block. A whole block is decoded before the formula is computed.
-/// The processor can then look ahead over several elements' divisions; decoding between them would leave no room for
-/// that.
+/// The processor can then look ahead over several elements' divisions; if it decoded between the elements, too many
+/// instructions would lie between two divisions.
 template <class V, class BlockCode>
 struct BlockState : BlockValues<V> {
   static constexpr bool kIsNarrow = true, kKeepsRoot = BlockCode::kIsOfRoot;

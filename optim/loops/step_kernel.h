@@ -154,8 +154,8 @@ TESSERA_ALWAYS_INLINE typename V::template Group<RuleElement<V, Rule::kStates>> 
 /// The loop goes through a block twice if a format is narrow. The formula leaves its new values in the first-level
 /// cache; the code that narrows them reads them from there, while the next block's formula is computed. A processor
 /// looks ahead a few hundred instructions. If each group were made narrow at once, each would be one chain of dependent
-/// operations from load to store, with too few square roots and divisions to keep it busy. There are two chains
-/// instead, which do not wait for each other.
+/// operations from load to store, with too few square roots and divisions to keep it busy. So there are two chains
+/// (formula and narrowing), which do not wait for each other.
 ///
 /// `kIsUsual`: the step has neither clipping by value nor averages; the loops then have no branch for them.
 template <class V, class Rule, class Weights, StateDType kDType, bool kIsUsual>

@@ -14,8 +14,8 @@ struct StepLoops {
   void (*update[kStepRules])(const RuleConstants& constants, const StepArguments& arguments);
   /// Updates Muon's momentum, and writes the matrix that will be made orthogonal over the weights (WeightFormat::kF32).
   void (*muon_direction)(const MuonMomentumConstants& constants, const StepArguments& arguments);
-  /// The first writes the masters to `masters` [numel]. The second takes new masters from StepArguments::gradient, and
-  /// updates the averages, as a rule's pass does.
+  /// `read_weights` writes the masters to `masters` [numel]. `assign_weights` takes new masters from
+  /// StepArguments::gradient, and updates the averages, as a rule's pass does.
   void (*read_weights)(const StepArguments& arguments, float* masters);
   void (*assign_weights)(const StepArguments& arguments);
   /// Updates the averages (StepArguments::average) of weights that a step does not change.

@@ -23,10 +23,10 @@ struct AdamConstants {
   float one_minus_beta1;  ///< m += (g - m) * one_minus_beta1
   float beta2;            ///< v = v * beta2 + (g * g) * one_minus_beta2
   float one_minus_beta2;
-  float step_size;  ///< p -= step_size * m / (sqrt(v) + eps): lr * sqrt(1 - beta2^t) / (1 - beta1^t)
+  float step_size;  ///< lr * sqrt(1 - beta2^t) / (1 - beta1^t), in p -= step_size * m / (sqrt(v) + eps)
   float eps;        ///< eps * sqrt(1 - beta2^t)
   bool decoupled;   ///< whether weight decay is that of adamw, not of adam
-  bool frozen;      ///< v only grows: it becomes (g * g) * one_minus_beta2 if that is larger
+  bool frozen;      ///< true: v keeps its value, but becomes (g * g) * one_minus_beta2 if that is larger
 };
 
 /// Adam (Kingma and Ba, arXiv 1412.6980, algorithm 1) and AdamW (Loshchilov and Hutter, arXiv 1711.05101,
@@ -45,7 +45,7 @@ struct AdamConstants {
 /// After `freeze_step` steps of a parameter (0: never) its second moments and their bias correction are frozen, as in
 /// 1-bit
 /// Adam (Tang et al., arXiv 2102.02888): sums of compressed gradients have the right mean, but their squares do not. A
-/// second moment grows to the value that the present gradient alone would give it, v = max(v, (1 - beta2) * g * g).
+/// second moment grows to the value that the present gradient alone would give, v = max(v, (1 - beta2) * g * g).
 /// Otherwise an element that had no gradients before the freeze would move by lr * m / eps.
 struct AdamRule {
   using Constants = AdamConstants;

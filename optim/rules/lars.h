@@ -12,7 +12,7 @@ struct LarsConstants {
   bool nesterov;  ///< the step is momentum * buffer + the new share, instead of the buffer
 };
 
-/// LARS (You et al., arXiv 1708.03888, algorithm 1), where a tensor's rate is known. The rate is inside the momentum:
+/// LARS (You et al., arXiv 1708.03888, algorithm 1), for a tensor whose rate is known. The rate is inside the momentum:
 ///
 ///   share = rate * (g + weight_decay * p)
 ///   buffer = momentum * buffer + share

@@ -12,14 +12,14 @@ struct MuonMomentumConstants {
 };
 
 /// The part of Muon (Jordan et al., 2024) that comes before a matrix is made orthogonal, as `torch.optim.Muon` defines
-/// it. Afterwards comes SgdRule with decoupled weight decay.
+/// it. SgdRule with decoupled weight decay then takes the step.
 ///
 ///   m = m + (1 - momentum) * (g - m)
 ///   direction = nesterov ? g + momentum * (m - g) : m
 ///
 /// Without momentum the direction is g, and there is no state.
 ///
-/// The direction takes the place of the weight: the run that is updated receives the direction.
+/// The rule returns the direction in place of the weight, so the run that is updated gets the directions.
 struct MuonMomentumRule {
   using Constants = MuonMomentumConstants;
   static constexpr int kStates = 1;

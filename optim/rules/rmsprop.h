@@ -24,7 +24,7 @@ struct RmspropConstants {
 ///   d = g / (sqrt(square) + eps)
 ///   momentum: buffer = momentum * buffer + d, and p -= lr * buffer; without: p -= lr * d
 ///
-/// The difference that `centered` takes needs all bits of both numbers, so it is for fp32 states only.
+/// The difference that `centered` takes needs all bits of both numbers, so `centered` requires fp32 states.
 struct RmspropRule {
   using Constants = RmspropConstants;
   static constexpr int kStates = 3;  ///< square, buffer, mean

@@ -30,7 +30,8 @@ enum class StateCode {
   kExact,   ///< fp32, whatever the format of the other states
 };
 
-/// The numbers that rules are configured with (OptimizerConfig), in fp64. A rule reads the numbers that it knows.
+/// The numbers that rules are configured with (OptimizerConfig), in fp64. A rule reads only the numbers that its
+/// formula uses.
 struct RuleNumbers {
   double beta1 = 0, beta2 = 0, eps = 0, weight_decay = 0, momentum = 0, dampening = 0, alpha = 0, lr_decay = 0;
   std::int64_t freeze_step = 0;

@@ -45,8 +45,8 @@ TESSERA_STEP_RULES(TESSERA_CONSTANTS_FOR)
 #undef TESSERA_CONSTANTS_FOR
 
 /// Computes the constants of a parameter's step `step` (from 1) from a rule's configuration. It computes in fp64 and
-/// without contraction, so that all ranks get the same bits, and so does a GPU, which is the only one to know how many
-/// steps were applied.
+/// without contraction, so that all ranks and GPUs get the same bits. A GPU computes the constants itself, since only
+/// the device knows how many steps were applied.
 TESSERA_ALWAYS_INLINE RuleConstants rule_constants(StepRule rule, const RuleNumbers& numbers, std::int64_t step,
                                                    float lr) {
   RuleConstants c{};

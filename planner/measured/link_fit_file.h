@@ -14,8 +14,8 @@ namespace tessera {
 ///
 ///     {"round_s": 4e-5, "message_s": 1e-5, "byte_s": 8e-10, "add_s": 2e-10}
 ///
-/// Errors: 65, with everything that is wrong in the text. There is one line for each: file, line, key, wanted, got.
-/// `name` stands for the file.
+/// Errors: 65, with everything that is wrong in the text. The message has one line for each mistake: file, line, key,
+/// wanted, got. `name` stands for the file.
 absl::StatusOr<LinkFit> parse_link_fit(const std::string& text, const std::string& name);
 /// Reads the file at `path`. Further errors: those of read_input_file.
 absl::StatusOr<LinkFit> read_link_fit(const std::filesystem::path& path);

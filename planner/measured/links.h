@@ -22,7 +22,8 @@ struct CallCost {
   double coding_s = 0;
   /// Seconds of compute that a rank with busy cores loses to adding up (Links::sum_s_per_byte).
   double sum_s = 0;
-  /// The same times while ranks compute (OperationFit). A value below the one for idle ranks is replaced by the latter.
+  /// The same times as above, but while ranks compute (OperationFit). A value below the one for idle ranks is replaced
+  /// by the latter.
   double busy_latency_s = 0, busy_transfer_s = 0;
   double seconds() const { return latency_s + transfer_s; }
   double busy_seconds() const { return std::max(latency_s, busy_latency_s) + std::max(transfer_s, busy_transfer_s); }
@@ -34,8 +35,8 @@ CallCost operator+(const CallCost& a, const CallCost& b);
 struct OperationFit {
   double alpha_s = 0;
   double beta_s_per_byte = 0;
-  /// The same numbers while ranks compute. If no core is idle, the code that moves the bytes waits for one. A value
-  /// below the one for idle ranks is replaced by the latter.
+  /// The same numbers as above, but while ranks compute. If no core is idle, the code that moves the bytes waits for
+  /// one. A value below the one for idle ranks is replaced by the latter.
   double busy_alpha_s = 0, busy_beta_s_per_byte = 0;
   friend bool operator==(const OperationFit&, const OperationFit&) = default;
 };
@@ -54,11 +55,12 @@ struct CodingFit {
 
 /// Measurements of a group's transport, on one axis of the mesh.
 ///
-/// **Another number of ranks.** Ranks exchange their parts directly, with a message to each peer. A call of n ranks
-/// therefore has n - 1 messages one after the other, and alpha, which was measured with `ranks`, counts (n - 1) /
-/// (ranks - 1) times. A rank sends (n - 1)/n of a buffer that n ranks share in an all-gather or a reduce-scatter, and
-/// twice that in an all-reduce, which is both; beta stays as it is, except where ranks share the link of their host
-/// (of_group). (R. Thakur, R. Rabenseifner, W. Gropp, "Optimization of Collective Communication Operations in MPICH",
+/// **Another number of ranks.** Ranks exchange their parts directly, each with one message to every other rank. A call
+/// of n ranks therefore has n - 1 messages one after the other, and alpha, which was measured with `ranks`, is
+/// multiplied by (n - 1) / (ranks - 1). A rank sends (n - 1)/n of a buffer that n ranks share in an all-gather or a
+/// reduce-scatter, and twice that in an all-reduce, which is both of them. Beta stays as it is, except where ranks
+/// share the link of their host (of_group). (R. Thakur, R. Rabenseifner, W. Gropp, "Optimization of Collective
+/// Communication Operations in MPICH",
 /// 2005: pairwise exchange, and the ring.) The connections between ranks are not known, so a fit of one host says
 /// nothing about two.
 ///
@@ -99,10 +101,10 @@ struct Links {
   CallCost all_gather_cost(int of_ranks, std::int64_t part_bytes) const;
 
   /// Returns the links of a group of `of_ranks` ranks on `of_hosts` hosts, if a host's ranks belong to `groups` such
-  /// groups that make their calls at the same time, and so share its link. Ranks of a host sum and gather in its memory
-  /// first, so a call of N bytes sends groups * (of_hosts - 1) / of_hosts * N bytes from a host (twice that in an
-  /// all-reduce). Beta, which counts what a rank would send alone, is scaled accordingly, and so is the work of codecs
-  /// (CodingFit). Links that were measured on one host stay as they are, and so do alpha, cpu_s_per_byte and
+  /// groups that make their calls at the same time, and so share the host's link. Ranks of a host sum and gather in its
+  /// memory first, so a call of N bytes sends groups * (of_hosts - 1) / of_hosts * N bytes from a host (twice that in
+  /// an all-reduce). Beta, which counts what a rank would send alone, is scaled accordingly, and so is the work of
+  /// codecs (CodingFit). Links that were measured on one host stay as they are, and so do alpha, cpu_s_per_byte and
   /// sum_s_per_byte.
   /// REQUIRES: of_ranks >= of_hosts >= 1, groups >= 1.
   Links of_group(int of_ranks, int of_hosts, int groups) const;
@@ -117,8 +119,8 @@ struct MeshLinks {
   Links secondary = {};
 };
 
-/// Errors: 65, with everything that is wrong in the text. There is one line for each: file, line, key, wanted, got.
-/// `name` stands for the file.
+/// Errors: 65, with everything that is wrong in the text. The message has one line for each mistake: file, line, key,
+/// wanted, got. `name` stands for the file.
 absl::StatusOr<Links> parse_links(const std::string& text, const std::string& name);
 /// Reads the file at `path`. Further errors: those of read_input_file.
 absl::StatusOr<Links> read_links(const std::filesystem::path& path);

@@ -26,8 +26,8 @@ using Released = py::call_guard<py::gil_scoped_release>;
 
 using NamedTensors = std::vector<std::pair<std::string, at::Tensor>>;
 
-/// Replaces the buffers of `view`. A module of LibTorch takes buffers but cannot give one up. So a new module with the
-/// same parameters and children is made, and replaces the old one.
+/// Replaces the buffers of `view`. A LibTorch module can get new buffers, but none can be removed from it. So a new
+/// module with the same parameters and children is made, and replaces the old one.
 void set_buffers(ModuleView& view, const NamedTensors& buffers) {
   torch::nn::Module changed(view.name());
   changed.train(view.is_training());

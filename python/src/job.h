@@ -33,11 +33,13 @@ class Job {
   static bool is_forked();
 
   /// Reports an exception that ends the program to the other ranks, the error file and the log. Returns the exit code
-  /// with which the process will end (see set_exit_code). If no job was joined, it only does the latter.
+  /// with which the process will end (see set_exit_code). If no job was joined, it reports nothing and only returns the
+  /// exit code.
   static int fail(int code, const std::string& message, const std::string& call_stack);
   /// Reports to the other ranks, the error file and the log that the program ends with an exit code of its own choice.
   static void end(int code, const std::string& message);
-  /// Waits for the other ranks after a program that has ended without an exception. Throws tessera::Error.
+  /// Waits for the other ranks after a program that has ended without an exception. Throws the tessera::Error of the
+  /// barrier in which ranks wait, or of a failure in the background that was not reported yet.
   static void leave();
   /// Releases the mesh. REQUIRES: all Engines are destroyed, so that no part of the mesh is used any more.
   static void forget();

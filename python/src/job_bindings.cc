@@ -23,7 +23,7 @@ using GroupRow = std::tuple<std::string, int, int, int, std::uint64_t, std::vect
                             std::map<std::uint64_t, std::string>>;
 using WaitRow = std::tuple<std::string, std::uint64_t, std::uint64_t, std::string>;
 
-/// Converts Python's number of a thread to the number of the thread in the operating system.
+/// Converts Python's number of a thread to the operating system's number of the same thread.
 int number_of(std::uint64_t thread) { return CallWatch::number_of(static_cast<pthread_t>(thread)); }
 
 void tell_outside(const std::vector<GroupRow>& groups, const std::vector<WaitRow>& waits) {

@@ -8,8 +8,9 @@
 
 namespace tessera::python {
 
-/// The tensors over the Engine's memory that are lent to a function of a Python program for one call. Tensors that it
-/// keeps refuse access after the call, since the memory may then hold something else, or be gone. REQUIRES: the GIL.
+/// The tensors over the Engine's memory that are lent to a function of a Python program for one call. Tensors that the
+/// function keeps refuse access after the call, since their memory may then hold other values, or be gone. REQUIRES:
+/// the GIL.
 class Lent {
  public:
   /// `to`: the name of the called function, for the error of a later access, such as "CommHook.sum".

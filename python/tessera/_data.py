@@ -62,9 +62,9 @@ class TokenBatches:
     `format` is "auto", "text", "llmc" or "megatron"; `extensions` selects files of a directory, such as [".txt"].
     Tokens must be below `vocab_size`; 0 allows any. `tail` says what happens to samples that do not fill the last step
     of an epoch: "drop" leaves them out, "pad" fills the step with samples of weight 0. `runs` makes a rank's
-    microbatches of a step neighbours, as "reproducible" wants with gradient_sync "last_microbatch". `microbatches` is
-    the strategy's deal.microbatches, and replaces `accumulation` times the number of ranks. `rank` and `world_size` are
-    those of the job by default.
+    microbatches of a step neighbours, as "reproducible" requires with gradient_sync "last_microbatch". `microbatches`
+    is the strategy's deal.microbatches, and replaces `accumulation` times the number of ranks. `rank` and `world_size`
+    are those of the job by default.
 
     Raises Error: 66 the data is missing, 77 without permission, 65 its content is wrong or does not fill one step, 78
     for numbers that make no sense, 64 for an unknown word.
@@ -165,19 +165,19 @@ class RankSampler(Sampler[list[int]]):
                     engine.step()
                     sampler.deal(engine.microbatches())
 
-    It is for "reproducible" and "deal" by speed: what a microbatch holds depends on neither the number of ranks nor who
-    computes it. `microbatches` is the number of them in a step on all ranks: gradient_accumulation times ranks, or
-    deal.microbatches. Microbatch m of an epoch's step k has the `batch` samples from number (k * microbatches + m) *
-    batch of the epoch's
-    order on. A rank takes neighbouring microbatches: as many as the others at first, then those of `deal`. The order of
-    an epoch is that of C++'s RankSampler. Each iteration over it is another epoch, and the first one is number `epoch`.
-    `tail` "pad" fills an epoch's last step with the first samples of its order, "drop" leaves out samples that do not
-    fill it. `rank` and `world_size` are those of the job by default.
+    It is for "reproducible" and "deal" by speed: what a microbatch holds depends neither on the number of ranks nor on
+    the rank that computes it. `microbatches` is the number of them in a step on all ranks: gradient_accumulation times
+    ranks, or deal.microbatches. Microbatch m of an epoch's step k has the `batch` samples from number (k * microbatches
+    + m) * batch of the epoch's order on. A rank takes neighbouring microbatches: at first as many as every other rank,
+    and after a call of `deal` those that `deal` gave it. The order of an epoch is that of C++'s RankSampler. Each
+    iteration over the sampler is another epoch, and the first one is epoch number `epoch`. `tail` "pad" fills an
+    epoch's last step with the first samples of its order, "drop" leaves out samples that do not fill it. `rank` and
+    `world_size` are those of the job by default.
 
     The DataLoader has `num_workers=0`: workers would take samples ahead of a step, before it is known which rank gets
     them.
-    Ranks do not communicate: each makes this object with the same arguments. For `Engine.evaluate` take a
-    DistributedSampler, which gives no sample twice to it.
+    Ranks do not communicate: each makes this object with the same arguments. Use a DistributedSampler for
+    `Engine.evaluate`, which then gets no sample twice.
 
     Raises Error: 65 the samples do not fill a step, 78 for numbers that make no sense, 64 for an unknown word.
     """
@@ -210,9 +210,9 @@ class RankSampler(Sampler[list[int]]):
     def of(self, microbatch: int) -> list[int]:
         """Returns the samples of the microbatch with this number among those of the current step on all ranks.
 
-        Use the number from `Engine.microbatch`, with "deal.backups" or if ranks take turns. The step lasts until
-        `end_step`; the next epoch then begins by itself, if it is due. Raises Error (78) if no step has this number,
-        and within a step of an iteration.
+        Use the number from `Engine.microbatch`, with "deal.backups" or if the ranks take a step's microbatches in turn.
+        The step lasts until `end_step`; the next epoch then begins by itself, if this one is over. Raises Error (78) if
+        no step has this number, and while an iteration over the sampler is within a step.
         """
         return self._native.of(microbatch)
 
@@ -259,9 +259,10 @@ class StepSampler(Sampler[list[int]]):
 
     Each of the `steps` that all workers make together has samples of its own: the strategy's gradient_accumulation
     times `batch_size` of them, in an order that `seed` and the epoch choose. The loop around the loader is needed,
-    since a loader with workers takes steps in advance: an iteration ends when only the steps that it has taken are
-    left. A program must compute all batches of a loader, or end. The last step of an epoch begins the order again if
-    the samples do not fill it; `drop_last` leaves this step out. All workers give the same arguments.
+    since a loader with workers takes steps in advance. An iteration ends when the only steps that are left are those
+    that this worker has taken in advance. A program must compute all batches of a loader, or end. The last step of an
+    epoch begins the order again if the samples do not fill it; `drop_last` leaves this step out. All workers give the
+    same arguments.
 
     Raises Error (64) where there are not enough samples for a step.
     """

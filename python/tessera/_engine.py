@@ -82,9 +82,9 @@ class Engine:
 
     The constructor is collective: all ranks call it with equal modules and strategies. It joins the job if nobody has
     done so, gives every rank rank 0's values of parameters and buffers, and shards them. Parameters keep their
-    identity. Operators gather what they touch from then on. Code that takes a parameter's memory without an operator
-    (numpy(), data_ptr(), torch.save) must use `gathered`. The Engine takes `.grad` away as soon as backward has made
-    it; a parameter's dtype is mixed_precision.param.
+    identity. Operators then gather the parameters that they read. Code that takes a parameter's memory without an
+    operator (numpy(), data_ptr(), torch.save) must use `gathered`. The Engine takes `.grad` away as soon as backward
+    has made it. A parameter's dtype is mixed_precision.param.
 
     Hooks of the program on tensors and modules run as always. A post-accumulate hook sees the gradient of this rank
     alone, and must be registered before the Engine is made. Errors are `Error`. An error of the constructor,
@@ -94,8 +94,8 @@ class Engine:
     `own` are those rules of the program that the strategy requires: an `ElementwiseOptimizer`, a `MatrixOptimizer`, a
     `CommHook`. Each rank gives an object of the same class.
 
-    One thread at a time drives an Engine. Worker processes of a DataLoader may be forked while it lives; they cannot
-    use the Engine.
+    One thread at a time drives an Engine. Worker processes of a DataLoader may be forked while it lives; these
+    processes cannot use the Engine.
     """
 
     def __init__(self, model: torch.nn.Module, strategy: Strategy, *own: ElementwiseOptimizer | MatrixOptimizer | CommHook) -> None:
@@ -121,8 +121,8 @@ class Engine:
         `samples` for lr_schedule.base_batch_size, warmup_samples and warmup_epochs. `retain_graph` says that more losses
         of this microbatch follow; the losses add up, and the call with the last one gives `samples`.
 
-        `weight` is the number of things that the loss is a mean over: tokens with a label, pixels, samples. Give
-        `weight` if microbatches differ in this number. The step then trains with the mean over all things, and
+        `weight` is the number of items over which the loss is a mean: tokens with a label, pixels, samples. Give
+        `weight` if microbatches differ in this number. The step then trains with the mean over all items, and
         StepResult.loss is that mean:
 
             engine.backward(loss, weight=(labels != -100).sum())
@@ -134,13 +134,13 @@ class Engine:
         backward(loss, [self], tokens=tokens, samples=samples, retain_graph=retain_graph, weight=weight)
 
     def backward_nothing(self) -> None:
-        """Runs a microbatch on a rank that has no batch while others have one: it joins their collectives and adds
-        nothing to them.
+        """Runs a microbatch on a rank that has no batch while others have one: it joins the collectives of the other
+        ranks and adds nothing to the sums.
 
-        It repeats the communication of this rank's latest microbatch, so this rank needs an earlier one. This is not so
-        in `uneven`, where the other ranks say what to do. A module whose forward makes its own collectives needs a
-        batch on every rank. `uneven` calls it for loaders of different lengths. Raises Error (64) if no microbatch came
-        before.
+        It repeats the communication of this rank's latest microbatch, so this rank needs an earlier one. It needs none
+        inside `uneven`, where the other ranks tell this rank what to communicate. A module whose forward makes its own
+        collectives needs a batch on every rank. `uneven` calls it for loaders of different lengths. Raises Error (64)
+        if no microbatch came before.
         """
         self._live().backward_nothing()
 
@@ -150,8 +150,9 @@ class Engine:
         It is collective: ranks agree on norm and overflow, and then clip and update. `partial` allows a step earlier,
         after one
         microbatch or more: the step takes the mean over the microbatches so far. A program whose epoch ends in the
-        middle of a window may also continue with the next epoch, whose first microbatches fill the window. It may also
-        drop the window with zero_grad. Raises Error (64) if called early without `partial`.
+        middle of a window (the microbatches of one step) may also continue with the next epoch, whose first
+        microbatches fill the window. It may also drop the window with zero_grad. Raises Error (64) if called early
+        without `partial`.
         """
         engine = self._live()
         if self._steps_write_buffers:
@@ -207,8 +208,8 @@ class Engine:
         """Returns the microbatches of this step that this rank computes. They are neighbours among those of all ranks.
 
         A step may change them with "deal" by speed: call this after each step, and give the result to
-        `TokenBatches.deal` or `RankSampler.deal`. Raises Error (64) if ranks take turns, since a rank's microbatches
-        are then no neighbours.
+        `TokenBatches.deal` or `RankSampler.deal`. Raises Error (64) if the ranks take a step's microbatches in turn,
+        since a rank's microbatches are then no neighbours.
         """
         return range(*self._live().microbatches())
 
@@ -252,8 +253,8 @@ class Engine:
         samples twice.
 
         Ranks may have different numbers of batches, but each needs at least one. Put the module in eval mode first. The
-        call is collective. Raises Error (64) on a rank where `loss_of` returned anything else; the result on the other
-        ranks is a loss of NaN, and the job can go on.
+        call is collective. Raises Error (64) on a rank where `loss_of` returned something that is no loss; the result
+        on the other ranks is a loss of NaN, and the job can go on.
         """
         engine = self._live()
         try:
@@ -271,7 +272,7 @@ class Engine:
         """Sets the learning rate from the next step on, for all parameters or for one group, with lr_schedule.type "manual".
 
         All ranks call it alike. Raises Error (64) for another schedule, a number outside 0 to 1000, or an unknown
-        group; the next step raises it if ranks have different rates.
+        group; the next step raises the same Error if ranks have different rates.
         """
         self._live().set_lr(lr, *(() if group is None else (group,)))
 
@@ -307,7 +308,7 @@ class Engine:
         frozen.
 
         Memory is planned anew: a frozen parameter has no gradients. Its optimizer states stay in the host's memory and
-        are used when it trains again, as those of a torch.optim optimizer are; checkpoints hold them too. The call is
+        are used when it trains again, as with an optimizer of torch.optim; checkpoints hold them too. The call is
         collective and belongs between steps. Raises Error (64) if a pattern matches nothing or if the step's
         microbatches have begun.
         """
@@ -417,8 +418,8 @@ class Engine:
         return _native.checkpoint_progress(self._live())
 
     def load_checkpoint(self, path: str | os.PathLike) -> "LoadedCheckpoint":
-        """Gives the Engine everything that a checkpoint holds, at any number of ranks and under any strategy. The call
-        is collective.
+        """Loads everything that a checkpoint holds into the Engine, at any number of ranks and under any strategy. The
+        call is collective.
 
         `path` is a checkpoint, a folder with `latest`, or `folder`/best. The module's buffers must exist in the sizes
         that were saved: run a forward first if forward creates them. Raises Error on all ranks: 66 if there is no
@@ -508,8 +509,8 @@ class Engine:
         return self._live().samples_seen()
 
     def set_epoch_samples(self, samples: int) -> None:
-        """Says how many samples an epoch has over all ranks, for lr_schedule.warmup_epochs; this replaces
-        epoch_samples.
+        """Says how many samples an epoch has over all ranks, for lr_schedule.warmup_epochs; this number replaces
+        lr_schedule.epoch_samples.
 
         Call it before the first backward, and again after a load. It is collective.
         """
@@ -554,7 +555,8 @@ class Engine:
 
     @property
     def latencies(self) -> list[dict[str, Any]]:
-        """Returns what `time_calls` has measured so far: a dict for each unit's gathers, then one for each unit's reductions.
+        """Returns what `time_calls` has measured so far: a dict for the gathers of each unit, then a dict for the
+        reductions of each unit.
 
         `call` is "gather" or "reduce", `unit` a name of `unit_names`, `count` the number of calls. `p50`, `p95`, `p99`
         and `max` are seconds from a call's beginning to the moment at which this rank noticed its end.
@@ -610,7 +612,8 @@ def backward(loss: torch.Tensor, engines: Sequence[Engine], *, tokens: int = 0, 
 
 
 def uneven(loader: Iterable, engine: Engine, on_step: Callable[[_native.StepResult], Any] | None = None) -> Iterator:
-    """Yields the batches of a loader, for a loop in which ranks may have different numbers of them, as PyTorch's Join.
+    """Yields the batches of a loader, for a loop in which ranks may have different numbers of them, as with PyTorch's
+    Join.
 
         for x, y in tessera.uneven(loader, engine):
             engine.backward(loss_of(model(x), y), weight=len(x))
@@ -619,11 +622,11 @@ def uneven(loader: Iterable, engine: Engine, on_step: Callable[[_native.StepResu
 
     The body runs on ranks that have a batch. It makes one backward, and a step if that is due. A rank without a batch
     takes part in the others' microbatches and steps, but adds nothing to them. When no rank has a batch left, the
-    remaining microbatches make a step. An epoch with weights therefore trains as on one rank. Give `on_step` what all
-    ranks must do
-    after a step (set_lr, a save): it is called with the steps that this function makes itself, and the body does the
-    same after its own steps. A DistributedSampler gives no sample twice here. Each batch costs a small message. If the
-    body leaves the loop, it must do so on all ranks alike.
+    remaining microbatches make a step. An epoch in which each microbatch has its weight therefore trains as on one
+    rank. Give `on_step` what all ranks must do
+    after a step (set_lr, a save): this function calls it after the steps that it makes itself. After its own steps, the
+    body must do the same work itself. A DistributedSampler gives no sample twice here. The ranks exchange one small
+    message for each batch. If the body leaves the loop, it must do so on all ranks alike.
     """
     batches, loop = _without_padding(loader), _native.UnevenLoop(engine._live(), on_step)
     missing = object()
@@ -654,8 +657,8 @@ def _without_padding(loader: Iterable) -> Iterator:
 class _Losses:
     """Calls the program's loss function for each batch and returns pairs of a scalar tensor and a weight.
 
-    Ranks gather parameters together in each batch, so an exception on one rank would end the job. A result that is no
-    loss is therefore kept as a `problem`, and no more batches of this rank are taken.
+    Ranks gather parameters together while they compute a batch, so an exception on one rank would end the job. A result
+    that is no loss is therefore kept as a `problem`, and no more batches of this rank are taken.
     """
 
     def __init__(self, loss_of: Callable[[Any], Any]) -> None:
@@ -702,13 +705,14 @@ def load_weights(model: torch.nn.Module, path: str | os.PathLike, *, part: str =
 
     The file is written by `torch.save` (a state_dict, also inside other dictionaries), by C++'s `torch::save`, by
     `Engine.save_weights`, or by safetensors. For a model in several files, give the index or the folder. No code in the
-    file is executed. All of the file is used, except what the options leave out; otherwise nothing is changed.
+    file is executed. All tensors of the file must fit the module, except those that the options leave out; otherwise
+    nothing is changed.
 
     `part` selects one of several dictionaries in the file, by its keys with slashes between: "ema",
-    "checkpoint/state_dict". The default takes the one that has the module's names. `without` has pieces of names that
-    are ignored, in the file and in the module: "module." of DistributedDataParallel, "_orig_mod." of torch.compile, or
-    a prefix such as "model.". `ignored` has patterns, as of file names, for names in the file that the module need not
-    have.
+    "checkpoint/state_dict". The default selects the dictionary that has the module's names. `without` lists pieces of
+    names that are ignored, in the file and in the module: "module." of DistributedDataParallel, "_orig_mod." of
+    torch.compile, or a prefix such as "model.". `ignored` lists patterns, like those for file names, for the names in
+    the file that the module need not have.
 
     Raises Error: 66 if the file is missing, 77 if there is no permission; 65 if it is damaged, does not fit, or is of
     another kind, which the message names with a remedy.

@@ -22,13 +22,13 @@ _CONVERTED = (torch.nn.BatchNorm1d, torch.nn.BatchNorm2d, torch.nn.BatchNorm3d, 
 
 
 def sync_buffers(model: torch.nn.Module, how: str = "from_rank_zero") -> None:
-    """Makes the buffers of a module alike on all ranks. They get rank 0's values, or with `how="mean"` the mean over
+    """Makes the buffers of a module equal on all ranks. They get rank 0's values, or with `how="mean"` the mean over
     ranks; integers and flags, such as num_batches_tracked, always get rank 0's values.
 
-    An Engine does that once, when it is made; afterwards each rank's forward writes its own buffers. Call it before an
-    evaluation, or before weights are saved, which writes those of rank 0. "broadcast_buffers" in the strategy has each
-    step do it, and `convert_sync_batchnorm` keeps running statistics alike all the time. It is collective. Raises Error
-    (64) on all ranks if their buffers have other shapes or dtypes.
+    An Engine makes them equal once, when it is made. Each rank's forward then writes the rank's own buffers. Call it
+    before an evaluation, or before weights are saved, since the file gets the buffers of rank 0. "broadcast_buffers" in
+    the strategy makes the buffers equal in each step, and `convert_sync_batchnorm` keeps running statistics equal all
+    the time. It is collective. Raises Error (64) on all ranks if their buffers have other shapes or dtypes.
     """
     if how not in _SYNCS:
         raise Error(f"sync_buffers: how is one of {', '.join(_SYNCS)}, got {how!r}. [T0762] hint: leave it out for rank 0's values")
@@ -66,11 +66,12 @@ class SyncBatchNorm(_BatchNorm):
     """Batch normalisation over the samples of all ranks. Inputs are [B, C], [B, C, L], [B, C, H, W] or [B, C, D, H, W];
     B may differ between ranks, and be 0 on some. It works on the CPU too, which torch.nn.SyncBatchNorm does not.
 
-    While training, mean and variance are those of the batches of all ranks together, forward and backward, as if one
-    process had the concatenated batch. Running statistics are alike on all ranks. In eval mode it is BatchNorm, and
-    ranks do not communicate. Each forward and backward while training is collective. It cannot be differentiated twice.
-    `torch.utils.checkpoint` counts a batch twice in the running statistics, as it does with BatchNorm. Raises Error
-    (64) on all ranks if all ranks together have one value per channel.
+    While training, mean and variance are computed over the batches of all ranks together, in forward and in backward.
+    The result is that of one process that has the concatenated batch. Running statistics are equal on all ranks. In
+    eval mode it computes what BatchNorm computes, and ranks do not communicate. Each forward and backward while
+    training is collective. It cannot be differentiated twice. `torch.utils.checkpoint` counts a batch twice in the
+    running statistics, as it does with BatchNorm. Raises Error (64) on all ranks if all ranks together have one value
+    per channel.
     """
 
     class_for_strategies = "BatchNorm"  # "mixed_precision.keep_fp32" means this class too if it names BatchNorm

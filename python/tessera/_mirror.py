@@ -10,7 +10,8 @@ from tessera._error import Error
 
 
 class Mirror:
-    """A tree of modules around a model, which the Engine sees in place of it. It keeps the modules and parameters that it was made with.
+    """A tree of modules around a model, which the Engine sees in place of the model. It keeps the modules and
+    parameters that it was made with.
 
     Buffers are refreshed, since a forward that assigns `self.mean = ...` gives the module another tensor.
     """

@@ -21,7 +21,7 @@ def _telling(run: Callable[[], None], begins: bool) -> Callable[[], None]:
 def answer_profilers() -> None:
     """Makes sharded parameters answer while a profiler of torch runs, for the whole process.
 
-    A parameter that nobody reads then returns memory full of NaN instead of raising an error.
+    A parameter that no operator and no guard reads then returns memory full of NaN instead of raising an error.
     """
     profiler._run_on_profiler_start = _telling(profiler._run_on_profiler_start, True)
     profiler._run_on_profiler_stop = _telling(profiler._run_on_profiler_stop, False)

@@ -23,8 +23,9 @@ _FRAMES_SHOWN = 4  # innermost frames of a traceback: other ranks get about 1,00
 class Elements:
     """The argument of `ElementwiseOptimizer.update`: a run of elements of one parameter or of several neighbours.
 
-    It begins and ends anywhere in them. All tensors are fp32 of shape [n], with the same n, a multiple of 32. Padding
-    elements do not belong to the program, and their results are not used. `states` are valid during the call only.
+    The run may begin and end inside a parameter. All tensors are fp32 of shape [n], with the same n, a multiple of 32.
+    Padding elements do not belong to the program, and their results are not used. `states` are valid during the call
+    only.
     """
 
     parameters: torch.Tensor
@@ -178,7 +179,8 @@ class CommHook(ABC):
 
         The Engine divides by the number of ranks. The result must have the same bits on every rank, since parameters
         drift apart otherwise; `check.replica_hash_every` would find the drift. An exception leaves `Engine.backward` or
-        `Engine.step` as an Error (70) with the traceback, and ends the job on all ranks. So does an interrupt.
+        `Engine.step` as an Error (70) with the traceback, and ends the job on all ranks. An interrupt of the program
+        ends the job in the same way.
         """
 
 
@@ -186,7 +188,7 @@ class _Rule:
     """Calls functions of a program's rule, for C++. The outcome is a result that C++ expects, or an Error that names
     the function."""
 
-    _place = ""  # put before the function's name in an error, if C++ does not name the unit there
+    _place = ""  # text before the function's name in an error, if C++ does not name the unit
 
     def __init__(self, rule: Any) -> None:
         self._rule = rule

@@ -2,8 +2,8 @@
 
 #include <cuda_runtime_api.h>
 
-// If another compiler reads a kernel's source, the file that includes it brings its own versions of these functions:
-// tests run kernels on the host (tests/support/stand_ins/cuda_on_host.h).
+// If a compiler other than CUDA's reads a kernel's source, the file that includes the source defines these functions
+// itself. Tests do so to run kernels on the host (tests/support/stand_ins/cuda_on_host.h).
 #if defined(__CUDACC__)
 
 namespace tessera::cuda {

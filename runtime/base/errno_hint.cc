@@ -60,8 +60,8 @@ constexpr const char* kSomethingElse =
 constexpr const char* kLinks =
     "[T0406] hint: links lead in a circle, or one stands where none is followed; remove it, or name another path";
 
-/// The remedy if reading or writing fails, and the limit to raise if a limit is the cause. Null: the other column has
-/// the hint, or the system's text needs none.
+/// What to do if reading or writing a file fails, and the limit to raise if a limit is the cause. A member is null if
+/// the system's text needs no hint, or another member has the hint.
 struct Row {
   int error;
   ExitCode code;

@@ -23,8 +23,8 @@ std::string limit_hint(int error);
 /// no file.
 std::string reason_of(int error);
 
-/// Returns errno_text(error) for a file that could not be opened or read, and ". hint: ..." with what to do if there is
-/// more to say than the system says.
+/// Returns errno_text(error) for a file that could not be opened or read. It adds ". hint: ..." with what to do, if the
+/// system's text does not say enough.
 std::string reason_of_reading(int error);
 
 /// Returns the text of reason_of_reading for a file or folder that could not be made or written. `wanted`: bytes that
@@ -37,7 +37,7 @@ int limit_in(std::string_view text);
 
 /// Returns the exit code of a failed read or write: 77 permission; 71 memory, descriptors, processes; 73 a path that
 /// cannot hold the file; 74 everything else: EIO, a full disk, a file beyond the limit of sizes, a file that ended too
-/// early (0).
+/// early (errno 0).
 ExitCode exit_code_of_errno(int error);
 
 /// Returns the exit code for a user's output file that could not be opened: 77 permission, also a file system mounted

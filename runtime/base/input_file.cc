@@ -56,7 +56,7 @@ absl::StatusOr<int> open_any(const std::filesystem::path& path, const std::strin
           fmt::format("{} is a link, and links in a folder are not followed. [T0418] hint: put in its place what it "
                       "leads to, or name that",
                       name_of(path, kind)));
-    // No process can open a socket.
+    // A socket's file cannot be opened by any process.
     if (error == ENXIO && ::stat(path.c_str(), &info) == 0 && !S_ISREG(info.st_mode))
       return refuse(path, kind, info.st_mode);
     return input_error(path, kind, "cannot be opened", error);

@@ -38,8 +38,8 @@ class InputFile {
 };
 
 /// Reads the whole text of a file or pipe of at most `most_bytes`. A larger file is not of this kind and fails with
-/// `too_large` (78 for files that configure a run, 65 for data). Memory is taken for what is there. Other errors are
-/// those of InputFile::open, and 65 for a pipe that is silent for kPipeSeconds.
+/// `too_large` (78 for files that configure a run, 65 for data). Memory is allocated for the bytes that there are, not
+/// for `most_bytes`. Other errors are those of InputFile::open, and 65 for a pipe that is silent for kPipeSeconds.
 absl::StatusOr<std::string> read_input_file(const std::filesystem::path& path, const std::string& kind,
                                             std::size_t most_bytes, ExitCode too_large = ExitCode::kConfig);
 

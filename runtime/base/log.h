@@ -11,7 +11,7 @@ namespace tessera {
 ///     12:00:01.250 info    [rank 3/8] 12 units, 112.00 MiB of parameters
 ///
 /// These functions hide spdlog and fmt from all headers and from all files that include LibTorch, which bundles another
-/// fmt. Any thread may call them. A message longer than 32 KiB is cut there.
+/// fmt. Any thread may call them. A message longer than 32 KiB is cut at 32 KiB.
 
 /// Levels of importance; kOff prints nothing.
 enum class LogLevel { kInfo, kWarning, kError, kOff };
@@ -25,7 +25,7 @@ void log_error(const std::string& message);
 /// ("info", "warning", "error" or "off"; anything else gets a warning), and as kInfo without the variable.
 void set_log_level(LogLevel level);
 LogLevel log_level();
-/// Prints warnings and errors only (`--quiet`). It never makes the log more talkative than it is.
+/// Prints warnings and errors only (`--quiet`). It never makes the log print more than it does now.
 void set_log_quiet();
 
 /// The rank of the calling *thread*, for the prefix of its messages. Ranks may be threads of one process, so each

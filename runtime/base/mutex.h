@@ -44,7 +44,7 @@ class ABSL_SCOPED_LOCKABLE MutexLock {
 };
 
 /// A std::condition_variable. Put the condition into a loop around the wait, where Clang sees that the mutex is held;
-/// it does not see that in a predicate:
+/// Clang does not see that in a predicate:
 ///
 ///     while (!has_come_) changed_.wait(mutex_);
 class CondVar {
@@ -55,7 +55,7 @@ class CondVar {
     changed_.wait(lock);
     lock.release();
   }
-  /// Waits likewise, but no later than `deadline`. Returns false once the deadline has passed.
+  /// Waits as `wait` does, but no later than `deadline`. Returns false once the deadline has passed.
   bool wait_until(Mutex& mutex, std::chrono::steady_clock::time_point deadline) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex) {
     std::unique_lock lock(mutex.mutex_, std::adopt_lock);
     const bool is_in_time = changed_.wait_until(lock, deadline) == std::cv_status::no_timeout;

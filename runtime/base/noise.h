@@ -15,16 +15,16 @@ namespace tessera {
 ///
 /// Group and step are mixed into one word, once a call. A multiple of an odd constant is added to that word for each
 /// element (Weyl's sequence), and the sum goes through one shift, xor and multiplication. A rounding loop spends as
-/// much on its noise as on what it rounds. All keys read the same cycle of 2^32 numbers, but begin at different points
-/// of it. If the ranges of two keys overlap, they use the same numbers for different elements or steps, whose rounding
-/// errors are unrelated anyway.
+/// much time on this noise as on the rounding itself. All keys read the same cycle of 2^32 numbers, but begin at
+/// different points of it. If the ranges of two keys overlap, both keys give the same numbers, but to different
+/// elements or steps. The rounding errors of those are unrelated anyway.
 struct NoiseKey {
   std::uint32_t start = 0;
 };
 
-/// The version of this function, and of the rounding of states by it. Checkpoints store it, since a run that goes on
-/// under another version draws other numbers. Version 1 had another factor and two more steps. Version 2 rounded 8-bit
-/// states differently, and allowed smaller and larger scales of blocks.
+/// The version of `noise_at`, and of the rounding of states by its noise. Checkpoints store it, since a run that goes
+/// on under another version draws other numbers. Version 1 had another factor and two more steps. Version 2 rounded
+/// 8-bit states differently, and allowed smaller and larger scales of blocks.
 inline constexpr std::int64_t kNoiseVersion = 3;
 
 /// A bijection of 64 bits in which every input bit reaches every output bit: the finaliser of SplitMix64 (Steele, Lea

@@ -6,8 +6,8 @@ namespace tessera {
 /// TESSERA_SEEDED_FAULT switches one of them on, and scripts/seeded_faults checks that a test then fails.
 /// tests/seeded_faults.json says what each one does, where it is, and which tests should find it.
 ///
-/// Only builds with the CMake option TESSERA_FAULTS have these lines; builds with tests set it. Everywhere else
-/// `seeded_fault` is the constant false, and the compiler removes the wrong lines.
+/// Only builds with the CMake option TESSERA_FAULTS have these lines; builds with tests set this option. Everywhere
+/// else `seeded_fault` is the constant false, and the compiler removes the wrong lines.
 enum class SeededFault {
   kNone,
   kCrcWithoutLastByte,

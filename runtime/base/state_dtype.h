@@ -11,7 +11,7 @@
 
 namespace tessera {
 
-/// Elements that share a scale in an 8-bit state, counted from the start of the flat group.
+/// Number of elements that share a scale in an 8-bit state. These blocks are counted from the start of the flat group.
 inline constexpr std::int64_t kStateBlock = 256;
 
 /// Memory that one state of a run of elements needs.
@@ -38,7 +38,7 @@ constexpr StateBytes state_bytes(StateDType dtype, std::int64_t numel) {
 /// Largest number of states that an optimizer keeps.
 inline constexpr std::size_t kMostStates = 4;
 
-/// The formats of the states that an optimizer keeps for each element, in its order.
+/// The formats of the states that an optimizer keeps for each element, in the optimizer's order.
 class StateFormats {
  public:
   constexpr StateFormats() = default;

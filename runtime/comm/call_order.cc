@@ -40,7 +40,7 @@ bool waits_for(const Node& node, const Node& other) {
   return group.has(other.report->rank) && !has_begun(*other.report, *node.wait) && keeps_from(other, node.wait->group);
 }
 
-/// Returns the shortest ring that begins with nodes[first], or nothing.
+/// Returns the shortest ring of ranks that wait for each other, beginning with nodes[first]; nothing if there is none.
 std::vector<std::size_t> ring_from(const std::vector<Node>& nodes, std::size_t first) {
   constexpr std::size_t kUnseen = SIZE_MAX;
   std::vector<std::size_t> came_from(nodes.size(), kUnseen);
@@ -72,7 +72,7 @@ std::string text_of(const std::vector<Node>& nodes, const std::vector<std::size_
   return text;
 }
 
-/// Looks for proof 1: different calls of the same number.
+/// Looks for proof 1 of disagreement_of: different calls of the same number.
 std::string different_call(const std::vector<Node>& nodes, const std::vector<WaitReport>& reports) {
   for (const Node& node : nodes) {
     for (const WaitReport& other : reports) {

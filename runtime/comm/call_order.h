@@ -23,7 +23,7 @@ struct WaitReport {
     int first = 0, count = 0, stride = 1;  ///< world ranks: first, first + stride, ...
     /// name shared by groups that one owner calls, one call at a time: an Engine's groups
     std::string family;
-    std::uint64_t begun = 0;   ///< number of calls begun; the first is 1
+    std::uint64_t begun = 0;   ///< number of the group's calls that were begun; the first is 1
     std::vector<int> threads;  ///< threads that have made calls of the group
     /// a group of another library (OutsideCalls): a rank that does not report it may have begun any call
     bool is_outside = false;
@@ -35,7 +35,7 @@ struct WaitReport {
 
   int rank = 0;
   std::vector<Wait> waits;
-  std::map<std::string, Group> groups;  ///< key: a name that is unique together with the ranks
+  std::map<std::string, Group> groups;  ///< key: group name, unique together with the ranks
 
   /// Returns the text that the store keeps. Equal reports have equal texts.
   std::string to_text() const;

@@ -12,11 +12,11 @@
 #include "runtime/comm/in_time.h"
 #include "runtime/comm/observed_collectives.h"
 
-// The watch against deadlocks. GroupCalls records, without a lock, where the program is in one group. CallWatch's
-// thread looks at all groups twice a second (`look`). Once a call takes 3 s, it exchanges reports with other ranks
-// through the store (Exchange), and looks for a proof in them (disagreement_of). It needs the same proof twice in a
-// row, and then publishes it as the verdict. A rank that hears the verdict waits until the others can have heard it
-// too, and ends its program's call (`end_with`).
+// Finds deadlocks between ranks. GroupCalls records, without a lock, which call of one group the program is in.
+// CallWatch's thread looks at all groups twice a second (`look`). Once a call takes 3 s, it exchanges reports with
+// other ranks through the store (Exchange), and looks for a proof in them (disagreement_of). It needs the same proof
+// twice in a row, and then publishes it as the verdict. A rank that hears the verdict waits until the others can have
+// heard it too, and ends its program's call (`end_with`).
 
 namespace tessera {
 namespace {
@@ -33,11 +33,11 @@ constexpr char kWithOutside = '+', kOwnAlone = '-';  // the first character of a
 // age at which news of other libraries' calls is stale; less than kLong
 constexpr auto kFresh = 2s;
 constexpr int kManyRanks = 16, kNeighbours = 4;
-constexpr int kMostOfRankZero = 64;  // most ranks of a job in which all watch rank 0: the shortest queues hold so many
+constexpr int kMostOfRankZero = 64;  // most ranks of a job where all watch rank 0: every port's queue holds so many
 constexpr int kMostTries = 600;      // most times that a rank looks for the next one's port
 // A process that ends well may end while others are in their last call with it. They have this time to return.
 constexpr auto kForLastCalls = CallWatch::kLong;
-constexpr auto kToReturn = 1s;  // time for this rank to return, once it hears of an end that others saw long ago
+constexpr auto kToReturn = 1s;  // time for this rank to return from its call, once it hears that a rank is gone
 constexpr std::size_t kGoneGroups = 32;
 constexpr auto kMostIdle = 60s;  // firewalls end connections that are idle for minutes
 
@@ -89,7 +89,7 @@ void GroupCalls::enter(std::uint64_t call) {
   place_.store(entered << 8 | call % kKept << 1 | 1, std::memory_order_release);
 }
 
-// Remembers a thread that makes calls. The thread that made the group counts until some thread calls it.
+// Remembers a thread that makes calls. The thread that made the group counts until some thread makes a call.
 void GroupCalls::note_thread(int thread, bool forget_others) {
   thread_.store(thread, std::memory_order_relaxed);
   std::size_t place = kThreads - 1;  // if there are more threads than places, the latest takes the last place
@@ -189,7 +189,7 @@ CallWatch::CallWatch(int rank, int world_size, std::shared_ptr<KeyValueStore> st
 
 CallWatch::~CallWatch() {
   if (!thread_.joinable()) return;
-  if (getpid() != process_) {  // this process was forked and has no such thread
+  if (getpid() != process_) {  // a forked process, which does not have the watch's thread
     thread_.detach();
     return;
   }
@@ -269,7 +269,7 @@ void CallWatch::look_after_next() {
   NextRank& rank = *next_.rank;
   if (!rank.is_watched()) return find(next_);
   if (!rank.has_ended()) {
-    host_has_vanished_ = false;  // it came back before anybody could be told
+    host_has_vanished_ = false;  // the host answered again before others were told
     return next_.ended.reset();
   }
   next_.is_done = rank.has_ended_well();
@@ -325,7 +325,7 @@ absl::StatusOr<bool> CallWatch::has_key(const std::string& key) {
     if (!**found || !key.starts_with(std::string(kAnyGoneRank) + "/")) return *found;
     return Clock::now() - gone_since_.try_emplace(key, Clock::now()).first->second >= kToReturn;
   }
-  if (connection_ != store_) {  // this connection has ended, but perhaps not the store
+  if (connection_ != store_) {  // this connection has ended, but the store may still answer
     connection_ = store_;
     return false;
   }
@@ -344,7 +344,7 @@ bool CallWatch::look() {
   const auto exchange = std::make_shared<Exchange>();
   exchange->own = own.to_text();
   exchange->others = others();
-  if (!ask(exchange)) {  // the store hangs, or its host has vanished; else comm.timeout_s ends the call
+  if (!ask(exchange)) {  // no answer: the store hangs (comm.timeout_s ends the call), or its host has vanished
     end_lonely_calls();
     return true;
   }
@@ -479,8 +479,8 @@ void CallWatch::take_back() {
 }
 
 void CallWatch::end_with(const absl::Status& verdict) {
-  // A call of another library does not end with the mesh. A program that hears of the end may close the objects that
-  // the other library's call waits for.
+  // A call of another library does not end with the mesh. A program that is told that the mesh ended may close the
+  // objects that the other library's call waits for.
   const bool is_own = waits_;
   const auto end = Clock::now() + (is_own ? kForTheProgram : kForOutside);
   if (is_own) report_(verdict);

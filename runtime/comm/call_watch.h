@@ -40,8 +40,8 @@ class CallVerdict {
     const MutexLock lock(mutex_);
     if (verdict_.ok()) verdict_ = verdict;
   }
-  /// Returns the cause of a call's `failure`. A failure after the verdict is only how another rank's end looks from
-  /// here, so the verdict is its cause.
+  /// Returns the cause of a call's `failure`. A failure that comes after the verdict only shows that another rank has
+  /// ended, so the verdict is the cause of that failure.
   absl::Status cause_of(const absl::Status& failure) const {
     const MutexLock lock(mutex_);
     return failure.ok() || verdict_.ok() ? failure : verdict_;
@@ -66,11 +66,11 @@ class GroupCalls {
   void aborted(const absl::Status&) {}
   void ends() { is_made_of(nullptr); }
 
-  /// `group`: the group whose calls these are, as long as it lives; null afterwards.
+  /// `group`: the group whose calls this object records; null when that group ends.
   void is_made_of(Collectives* group);
 
-  /// Returns where the program, or the device that makes its calls, is in a call of the group; 0 means in none. An
-  /// unchanged number means that it is still in the same call.
+  /// Returns a number for the group's call in which the program, or the device that makes its calls, is now; 0 means no
+  /// call. An unchanged number means that it is still in the same call.
   std::uint64_t place() const;
   /// Returns the call at `place`; if the program has left it meanwhile, another call of the group.
   WaitReport::Wait describe(std::uint64_t place) const;
@@ -128,8 +128,8 @@ struct OutsideCalls {
 /// that was killed says nothing: where ranks talk over Gloo, the rank before it sees the end of its process (NextRank)
 /// and says so in the store. If the killed rank served the store, the end of the store shows it. The same holds for the
 /// ranks of a host that vanishes. A rank that ends well tells this to the ranks that watch it, so they end no call. In
-/// worlds of at most 64 ranks all watch rank 0, since it mostly serves the store, where nobody can ask about it once it
-/// has ended.
+/// worlds of at most 64 ranks all watch rank 0, since rank 0 mostly serves the store. Once rank 0 has ended, nobody can
+/// ask the store about it.
 class CallWatch {
  public:
   using Report = std::function<void(const absl::Status& reason)>;
@@ -151,8 +151,8 @@ class CallWatch {
   bool waits() const { return waits_; }
   /// Tells the ranks that watch this one that its program ends well. Any thread may call.
   void tell_end() const;
-  /// Takes the current state of another library's calls; it counts for two seconds. Any thread may call. REQUIRES: the
-  /// groups' state was read while this rank waited.
+  /// Takes the current state of another library's calls; this state is used for two seconds. Any thread may call.
+  /// REQUIRES: the groups' state was read while this rank waited.
   void tell(OutsideCalls calls);
   /// Returns the number of a thread of this process in reports.
   static int number_of(pthread_t thread);
@@ -173,7 +173,7 @@ class CallWatch {
   bool hears_of_outside() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   /// Connects to the next rank once it listens, and tells the store when its process has ended, or its host vanished.
   void look_after_next();
-  /// Connects to rank 0 in the same way, but tells nobody of its end.
+  /// Connects to rank 0 as look_after_next connects to the next rank, but tells no other rank when rank 0 has ended.
   void look_after_first();
   struct WatchedRank;
   void find(WatchedRank& watched);
@@ -219,12 +219,12 @@ class CallWatch {
   Clock::time_point used_ = {};  ///< when the connection was made, or last kept from being idle
   struct WatchedRank {
     std::unique_ptr<NextRank> rank;               ///< null: nobody is watched
-    bool is_done = false;                         ///< true: the rank's end was told, or it cannot be watched
+    bool is_done = false;                         ///< true: the rank's end was told, or the rank cannot be watched
     int tries = 0;                                ///< how often the watch has asked where the rank listens
-    std::optional<Clock::time_point> ended = {};  ///< since when it seems to have ended
+    std::optional<Clock::time_point> ended = {};  ///< since when the watched rank seems to have ended
   };
-  WatchedRank next_;                ///< it watches nobody unless the network library may lose ends of connections
-  WatchedRank first_;               ///< rank 0, unless that is the next one
+  WatchedRank next_;                ///< no rank is watched unless the network library may lose ends of connections
+  WatchedRank first_;               ///< rank 0, unless rank 0 is the next rank
   bool host_has_vanished_ = false;  ///< whether the host of a rank that is gone did not answer
   std::optional<Clock::time_point> store_ended_;
   std::map<std::string, Clock::time_point> gone_since_;  ///< when this rank heard that others are gone, by key

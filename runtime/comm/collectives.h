@@ -61,7 +61,7 @@ class Work {
   /// does it too. If it is called some time before `wait`, peers need not wait for this rank.
   absl::Status advance() { return state_ ? state_->advance() : status_; }
 
-  /// Blocks until the operation's outputs may be read and its inputs overwritten.
+  /// Blocks until the caller may read the operation's outputs and overwrite its inputs.
   absl::Status wait() {
     if (state_) {
       status_ = state_->wait();
@@ -131,9 +131,10 @@ struct ReduceOptions {
   /// new error (runs that are not finite do not change it). It has as many elements as this rank sends
   /// (Collectives::compressed_part). Give the same memory at each reduction of the same gradients. Null: no feedback.
   float* feedback = nullptr;
-  /// A compressor (sum/sum_method.h) that makes the sums of fp32 instead, if compressed_part() is not 0. The codecs and
-  /// `feedback` then have no effect, and the whole input of reduce_scatter becomes sums. It must live until the Work is
-  /// waited for. Null means that there is none. No transport knows of it: summing_by_methods makes these calls.
+  /// A compressor (sum/sum_method.h) that makes the sums of fp32 in place of the transport, if compressed_part() is not
+  /// 0. The codecs and `feedback` then have no effect, and the whole input of reduce_scatter becomes sums. It must live
+  /// until the Work is waited for. Null means that there is none. Transports do not read this member:
+  /// summing_by_methods makes these calls.
   SumMethod* method = nullptr;
 };
 
@@ -201,7 +202,7 @@ class Collectives {
   virtual bool shares_memory() const { return false; }
 
   /// Allocates *common memory*: the same bytes on all ranks, though not at the same address. Peers see what a rank
-  /// wrote after the next collective. The memory vanishes without a trace when the last rank lets go. The call is
+  /// wrote after the next collective. The memory is freed when the last rank gives up its CommBuffer. The call is
   /// collective, like `allocate`.
   ///
   /// Inputs may lie anywhere in it. `all_gather` with `full` in this memory, and `broadcast` with `data` in it (at the
@@ -221,11 +222,11 @@ class Collectives {
   /// `output[i] = sum over ranks q of input_q[rank * numel_per_rank + i]`, fp32, for i < numel_per_rank.
   /// `input` holds `size() * numel_per_rank` elements of `dtype` (fp32, bf16, fp16). `output` may alias this rank's
   /// slice of `input` when dtype is fp32. The caller gives up `input`: its content is undefined afterwards, except for
-  /// an aliased `output` (`nccl` adds narrow types there).
+  /// an aliased `output` (`nccl` adds narrow types in `input`).
   ///
   /// `options.waits` is kAtOnce if the caller waits next. Every rank with kLater starts, advances and waits for its
-  /// calls (of all groups) in the same order, so that no two wait for each other. A Work that is dropped without a wait
-  /// ends the group, except Works that a device runs on its own.
+  /// calls (of all groups) in the same order, so that no two ranks wait for each other. A Work that is dropped without
+  /// a wait ends the group, except Works that a device runs on its own.
   Work reduce_scatter(std::string_view label, void* input, DType dtype, float* output, std::size_t numel_per_rank,
                       const ReduceOptions& options = {}) {
     return do_reduce_scatter(label, input, dtype, output, numel_per_rank, options);
@@ -268,8 +269,8 @@ class Collectives {
   using HasKey = absl::FunctionRef<absl::StatusOr<bool>(const std::string& key)>;
   /// Ends a call that waits for a rank which has failed meanwhile; the call's caller gets its error (75). CallWatch
   /// calls it from its own thread once a call takes long: a network library may lose the end of a connection. It
-  /// returns false, and does nothing, where no rank of the group has said in the store that it failed or was seen to be
-  /// gone (NextRank), and on transports that notice a failed rank by themselves.
+  /// returns false, and does nothing, unless a rank of the group has said in the store that it failed, or was seen to
+  /// be gone (NextRank). Transports that notice a failed rank by themselves always return false.
   virtual bool end_if_left_alone(HasKey) { return false; }
 
  protected:

@@ -7,8 +7,8 @@ namespace tessera {
 
 /// The uses of a group of ranks.
 enum class GroupUse {
-  kGather,  ///< all-gathers: all ranks gather from and into the same places of their memories of the group
-  kOther,   ///< all other calls, such as reductions: each rank chooses the places of its buckets
+  kGather,  ///< all-gathers: all ranks gather from and into the same offsets of their memories of the group
+  kOther,   ///< all other calls, such as reductions: each rank chooses the offsets of its buckets
   kOnHost,  ///< compressed sums of a GPU's ranks: the group is for the memory of their hosts (MeshGroups::on_host)
 };
 

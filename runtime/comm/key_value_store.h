@@ -25,9 +25,9 @@ class KeyValueStore {
   /// Adds to a counter (an absent one counts as 0) and returns the new value.
   virtual absl::StatusOr<std::int64_t> add(const std::string& key, std::int64_t amount) = 0;
 
-  /// Returns the same store over another connection, if one connection answers one question after another. A caller
-  /// that waits on the new one then holds up nobody here. Null means that a new connection would be no better, or that
-  /// none can be made. The call sends a request to the server.
+  /// Returns the same store over another connection, if a connection answers only one question at a time. A caller that
+  /// waits on the new one then holds up nobody here. Null means that a new connection would be no better, or that none
+  /// can be made. The call sends a request to the server.
   virtual std::shared_ptr<KeyValueStore> connected_anew() { return nullptr; }
 
   /// Returns the numeric address at which users of the store on other hosts reach this host; "" if none is known, or if

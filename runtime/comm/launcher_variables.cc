@@ -43,7 +43,7 @@ extern const Dialect kProcessGroup = {"torch.distributed",
 
 namespace {
 
-/// A size of 1 says nothing: a program under torchrun may import mpi4py.
+/// A world size of 1 says nothing about the launcher: a program under torchrun may import mpi4py.
 constexpr Dialect kMpiForPython = {"mpi4py", "mpi4py", "MPI.COMM_WORLD.rank", "MPI.COMM_WORLD.size", "", "", 1, ""};
 
 constexpr Dialect kMpi[] = {
@@ -84,7 +84,8 @@ std::optional<std::vector<int>> parse_ranks_of_hosts(std::string_view text) {
 
 // ---------------------------------------------------------------------------------------------- one launcher's set
 
-/// Returns the place of the candidate's rank on `hosts`, which have as many ranks in all as its world size.
+/// Returns the candidate's place in the job if `hosts` are the numbers of ranks on the hosts, which add up to its world
+/// size.
 Topology on_hosts(const Candidate& c, const std::vector<int>& hosts) {
   Topology topology;
   topology.rank = c.rank;
@@ -99,8 +100,8 @@ bool fit(const std::vector<int>& hosts, const Candidate& c) {
          std::accumulate(hosts.begin(), hosts.end(), std::int64_t{0}) == std::int64_t{c.world_size};
 }
 
-/// Takes the list of each host's ranks that agrees with what the launcher says of this rank, if there is one: most
-/// launchers tell a rank only the number of ranks on its own host.
+/// Takes the list of each host's ranks that agrees with what the launcher says of this rank, if there is one. Most
+/// launchers themselves tell a rank only the number of ranks on its own host.
 absl::Status take_hosts(const LauncherVariables& variables, Candidate& c) {
   for (const char* name : {kHostsVariable, kProcessGroupHosts}) {
     TESSERA_ASSIGN_OR_RETURN(const std::vector<int> hosts, variables.ranks_of_hosts(name));
@@ -200,7 +201,7 @@ absl::Status read_slurm_local_size(const LauncherVariables& variables, Candidate
     }
     c.local_world_size = tasks->front();
     c.local_origin = name;
-    if (!fit(*tasks, c)) return absl::OkStatus();  // this rank lies beyond its world, which check_ranges refuses
+    if (!fit(*tasks, c)) return absl::OkStatus();  // rank >= world size, which check_ranges refuses
     const Topology said = on_hosts(c, *tasks);
     c.local_world_size = said.local_world_size;
     c.ranks_of_hosts = said.ranks_of_hosts;
@@ -249,7 +250,7 @@ absl::StatusOr<std::optional<Candidate>> read_slurm(const LauncherVariables& var
 // ------------------------------------------------------------------------------------------- which launcher counts
 
 /// Returns whether two launchers see the same process in the same way. A process group has found out which ranks share
-/// a host; a launcher may say otherwise, as `tessera launch --pretend-hosts 2` does.
+/// a host; a launcher may give other hosts, as `tessera launch --pretend-hosts 2` does.
 bool agree(const Candidate& a, const Candidate& b) {
   const bool of_group = a.dialect == &kProcessGroup || b.dialect == &kProcessGroup;
   const bool locals = of_group || !a.knows_locals() || !b.knows_locals() ||
@@ -260,11 +261,11 @@ bool agree(const Candidate& a, const Candidate& b) {
 /// Returns true if `outer` only started one agent a host (or one at all), which then started the ranks that `inner`
 /// counts: torchrun, mpirun or `tessera launch` inside an allocation, `mp.spawn` inside any launcher. torchrun may go
 /// on with fewer hosts than Slurm gave it, so its own agent is believed; exported RANK and WORLD_SIZE are not believed.
-/// A process group need not know its hosts yet: there are as many as agents, in the same order. Where agents cannot
-/// have started equal numbers of ranks, each has started one at least.
+/// A process group need not know its hosts yet. Its ranks then count as those of as many hosts as there are agents, in
+/// the same order. Where agents cannot have started equal numbers of ranks, each has started one at least.
 bool is_agent_of(const Candidate& outer, const Candidate& inner, bool torchrun_agent) {
   if (outer.dialect->outerness <= inner.dialect->outerness) return false;
-  if (inner.world_size == 1 && outer.world_size > 1) return false;  // this WORLD_SIZE=1 was left over
+  if (inner.world_size == 1 && outer.world_size > 1) return false;  // a WORLD_SIZE=1 that an earlier program set
   if (outer.world_size == 1) return true;
   if (inner.dialect == &kProcessGroup) {
     const int agents = outer.world_size, ranks = inner.world_size / agents;

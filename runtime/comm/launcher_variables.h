@@ -21,8 +21,8 @@ struct Dialect {
   const char* world_size;
   const char* local_rank;
   const char* local_world_size;
-  int outerness;           ///< a launcher may start, on each host, an agent of a launcher of lower outerness
-  const char* order_hint;  ///< hint how to make it number ranks host by host
+  int outerness;           ///< a launcher may start agents of launchers with a lower number, one on each host
+  const char* order_hint;  ///< hint how to make the launcher number ranks host by host
 };
 
 extern const Dialect kTorchrun;  ///< `tessera launch` uses its variables too

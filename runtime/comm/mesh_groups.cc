@@ -142,7 +142,7 @@ absl::StatusOr<MeshAxes> MeshGroups::within_replica(const MeshAxes& axes) {
 }
 
 absl::StatusOr<std::shared_ptr<Collectives>> MeshGroups::secondary(const MeshAxes& axes, int ranks) {
-  // The axes of a replica that trains apart do not say which of the replicas it is.
+  // If replicas train apart, their axes do not say which replica this is.
   const int first = topology_.rank - axes.shard_index % ranks;
   return make_group(unique_name(axes.replicate_size, axes.shard_size), "secondary", GroupUse::kGather,
                     {first, ranks, 1});

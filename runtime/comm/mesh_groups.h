@@ -20,7 +20,7 @@
 
 namespace tessera {
 
-/// Makes groups of ranks. There is one per process (or per rank, on threads); it knows which transport joins which
+/// Makes groups of ranks. There is one per process (or per rank, on threads); it knows which transport connects which
 /// ranks.
 class GroupFactory {
  public:
@@ -36,7 +36,7 @@ class GroupFactory {
 };
 
 /// The groups that a mesh of replicate x shard ranks needs. World rank = replicate index * shard_size + shard index, so
-/// the ranks of one shard group are neighbours, and on one host if hosts hold a multiple of shard_size ranks.
+/// the ranks of one shard group are neighbours. They are on one host if hosts hold a multiple of shard_size ranks.
 struct MeshAxes {
   int replicate_size = 1, shard_size = 1;
   int replicate_index = 0, shard_index = 0;
@@ -63,7 +63,7 @@ struct HostAxes {
   std::shared_ptr<Collectives> reduce, replicate;
 };
 
-/// The inside of a Mesh, shared by all its copies. It makes groups of ranks and ends them. It is thread-safe.
+/// What a Mesh owns; all copies of the Mesh share it. It makes groups of ranks and ends them. It is thread-safe.
 class MeshGroups {
  public:
   ~MeshGroups();
@@ -85,8 +85,8 @@ class MeshGroups {
   /// parameters (MeshAxes::secondary). It is collective over the world. REQUIRES: `ranks` divides the shard axis.
   absl::StatusOr<std::shared_ptr<Collectives>> secondary(const MeshAxes& axes, int ranks);
 
-  /// Makes the groups over which ranks with GPUs compress what they send, on the axes that are asked for. Gloo joins
-  /// them. The call is collective over the world. `axes` are the mesh's. Errors: those of gloo_collectives.
+  /// Makes the groups over which ranks with GPUs compress what they send, on the axes that are asked for. These groups
+  /// use Gloo. The call is collective over the world. `axes` are the mesh's. Errors: those of gloo_collectives.
   absl::StatusOr<HostAxes> on_host(const MeshAxes& axes, bool on_shard, bool on_replicate);
 
   /// Makes a new group of all ranks for host memory. No other code uses the group. The call is collective. Its name
@@ -103,26 +103,26 @@ class MeshGroups {
   /// Tells every rank of every group made through this mesh that this rank gives up, and why. Only the first reason
   /// counts.
   void abort(const absl::Status& reason);
-  /// Says that this rank's program ends well. Ranks that still need it for a call, since their data were longer, hear
-  /// that. The program's own group stays usable (user_group), so that ranks can wait for each other.
+  /// Says that this rank's program ends well. Ranks that still need this rank for a call, since their data were longer,
+  /// are told that. The program's own group stays usable (user_group), so that ranks can wait for each other.
   void leave();
   /// Returns OK, or the reason that this rank gave to `abort`.
   absl::Status status() const;
-  /// Returns whether a group of this mesh has failed because a peer gave up (is_told_by_peer), so that the cause of
-  /// this rank's end lies there.
+  /// Returns whether a group of this mesh has failed because a peer gave up (is_told_by_peer), so that this rank's end
+  /// has its cause at the peer.
   bool told_by_peer() const;
 
   /// Says that an exception that ends this rank will be reported through `abort`, with its text. tessera::run and
   /// run_ranks call it.
   void expect_report();
   /// Keeps the groups of an object that an exception destroys, so that the report can still reach the peers. Returns
-  /// false if no report is expected: the caller then has to tell them.
+  /// false if no report is expected: the caller then has to tell the peers.
   bool keep_for_report(const MeshAxes& axes);
 
  private:
   MeshGroups(Topology topology, std::shared_ptr<GroupFactory> factory, std::shared_ptr<KeyValueStore> store);
   static constexpr const char* kUser = "user";
-  /// The meshes of this process, for its exit. A process that is forked from it tells nothing.
+  /// The meshes of this process, for its exit. A forked child of this process tells its peers nothing.
   struct Living {
     const pid_t process = getpid();
     Mutex mutex;
@@ -144,7 +144,7 @@ class MeshGroups {
   const std::shared_ptr<KeyValueStore> store_;
 
   mutable Mutex mutex_;
-  // key: shape; the count keeps group names apart
+  // key: shape; the count makes group names differ
   std::map<std::pair<int, int>, int> times_asked_ ABSL_GUARDED_BY(mutex_);
   std::map<std::string, int> worlds_asked_ ABSL_GUARDED_BY(mutex_);           // key: purpose
   std::map<std::string, SharedWorld> shared_worlds_ ABSL_GUARDED_BY(mutex_);  // key: purpose
@@ -159,7 +159,7 @@ class MeshGroups {
 inline Mesh make_mesh(Topology topology, std::shared_ptr<GroupFactory> factory, std::shared_ptr<KeyValueStore> store) {
   return MeshGroups::make_mesh(std::move(topology), std::move(factory), std::move(store));
 }
-/// Returns the inside of a mesh.
+/// Returns the MeshGroups of a mesh.
 inline MeshGroups& groups_of(const Mesh& mesh) { return MeshGroups::of(mesh); }
 
 }  // namespace tessera

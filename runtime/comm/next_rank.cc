@@ -111,7 +111,8 @@ void NextRank::tell_end() const {
     ::send(watcher, "", 1, MSG_NOSIGNAL);
     ::close(watcher);
   }
-  // The process may need seconds for the rest of its exit. A rank that connected now would never be told.
+  // The process may need seconds for the rest of its exit. A rank that connected during that time would never be told
+  // of this rank's end.
   ::shutdown(listener_, SHUT_RD);
 }
 

@@ -13,8 +13,8 @@ namespace tessera {
 /// (tell_end).
 ///
 /// A host that vanishes says nothing, so the kernel asks for a sign of life every few seconds (TCP's keepalive), and
-/// ends the connection about nine seconds after the last one. The process there need not do anything for it, so one
-/// that computes, or that was stopped, is not taken for gone.
+/// ends the connection about nine seconds after the last one. The process of the next rank does nothing for this, so a
+/// process that computes, or that was stopped, does not count as gone.
 ///
 /// CallWatch makes a NextRank where ranks talk over Gloo, which may lose the end of a connection. Only the end of a
 /// connection that was once made counts, so a network that refuses the port means that nobody is watched, and never
@@ -53,10 +53,10 @@ class NextRank {
   /// Returns whether the connection has ended, and no new one to the next rank can be made. It takes a second at most.
   /// REQUIRES: is_watched().
   bool has_ended();
-  /// Returns whether the rank that was connected to has told its end.
+  /// Returns whether the rank that was connected to has told that it ends well.
   bool has_ended_well() const;
-  /// Tells those that watch this rank that it ends well, so that nobody counts it as gone, and takes no other
-  /// connection any more. Any thread may call it.
+  /// Tells those that watch this rank that it ends well, so that nobody counts it as gone, and accepts no more
+  /// connections. Any thread may call it.
   void tell_end() const;
   /// Returns whether the next rank's host did not answer at all when it was last connected to.
   bool is_silent() const { return is_silent_; }

@@ -24,10 +24,10 @@ namespace tessera {
 ///     void ends();                                // the group is about to be destroyed
 ///
 /// `is_over` means that the call is complete or has failed. `begins` and `waits` are each followed by a `leaves`. Calls
-/// on a GPU's memory come and go before the device has reached them. `allocate` is reported only if ranks share memory,
-/// since it is a barrier only then.
+/// on a GPU's memory begin and end for the observer before the device has reached them. `allocate` is reported only if
+/// ranks share memory, since it is a barrier only then.
 ///
-/// A call costs what the observer takes, and no allocation if at most kMostStarted are under way.
+/// A call costs the observer's time, and no allocation if at most kMostStarted are under way.
 template <class Observer>
 class ObservedCollectives final : public ForwardingCollectives {
  public:
@@ -135,7 +135,7 @@ class ObservedCollectives final : public ForwardingCollectives {
       }
     }
 
-    std::atomic<bool> is_held = false;  ///< whether a Work holds this place
+    std::atomic<bool> is_held = false;  ///< whether a Work uses this entry of started_
 
    private:
     Observer* observer_ = nullptr;
@@ -153,7 +153,7 @@ class ObservedCollectives final : public ForwardingCollectives {
       work = start();
       if (work.done()) return Work(stay.ends_with(work.wait(), /*is_over=*/true));
     }
-    // One call at a time is made, so a free place stays free.
+    // The caller makes one call at a time, so an entry that is free stays free.
     for (std::size_t tried = 0; tried < kMostStarted; ++tried) {
       Started& place = started_[next_++ % kMostStarted];
       if (place.is_held.load(std::memory_order_acquire)) continue;

@@ -232,7 +232,7 @@ absl::StatusOr<Topology> resolve_topology(const Environment& environment) {
   const LauncherVariables variables(environment);
   TESSERA_ASSIGN_OR_RETURN(const auto launcher, find_launcher(variables));
   Topology topology;
-  const Dialect& dialect = launcher ? *launcher->dialect : kTorchrun;  // owner of MASTER_ADDR and MASTER_PORT
+  const Dialect& dialect = launcher ? *launcher->dialect : kTorchrun;  // its launcher sets MASTER_ADDR and MASTER_PORT
   if (launcher) TESSERA_RETURN_IF_ERROR(place(variables, *launcher, topology));
   TESSERA_RETURN_IF_ERROR(name_launcher(variables, topology));
   find_run_id(variables, topology);

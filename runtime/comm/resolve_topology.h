@@ -16,8 +16,8 @@ using Environment = std::function<std::optional<std::string>(const std::string&)
 /// Looks variables up in this process's environment.
 std::optional<std::string> process_environment(const std::string& name);
 
-/// Names under which Python gives host and port of the store of torch.distributed's process group. Ranks meet there if
-/// the group alone says who they are.
+/// Names under which Python gives host and port of the store of torch.distributed's process group. Ranks meet at this
+/// store if the process group alone says who they are.
 constexpr const char* kProcessGroupStoreHost = "host of torch.distributed's store";
 constexpr const char* kProcessGroupStorePort = "port of torch.distributed's store";
 

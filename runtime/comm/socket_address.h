@@ -29,7 +29,7 @@ std::chrono::milliseconds left_until(std::chrono::steady_clock::time_point deadl
 /// A connection that was tried.
 struct Connected {
   int socket = -1;  ///< the caller closes it; it is non-blocking, and exec closes it
-  int error = 0;    ///< an errno, where there is no connection; ETIMEDOUT after the limit
+  int error = 0;    ///< errno if there is no connection; ETIMEDOUT after the limit
 };
 /// Connects over TCP within `limit`. Nothing is sent.
 Connected connect_in_time(const SocketAddress& there, std::chrono::milliseconds limit);

@@ -18,7 +18,7 @@ namespace {
 constexpr std::string_view kBetweenTokens = " \t\r\n,:]}";
 constexpr std::size_t kLongestPointerKey = 80;
 
-// Counts the characters that nlohmann's lexer takes, so that the handler knows where it is.
+// Counts the characters that nlohmann's lexer takes, so that the handler knows the lexer's position in the text.
 class CountingIterator {
  public:
   using iterator_category = std::input_iterator_tag;
@@ -42,8 +42,8 @@ class CountingIterator {
   std::size_t* taken_;
 };
 
-// Builds the tree. nlohmann calls it right after it took a token, so a token begins after the previous one's end and
-// the separators that follow.
+// Builds the tree. nlohmann calls it right after it has read a token, when the position in the text is the token's end.
+// The token begins behind the end of the token before and the separators that follow that one.
 class TreeBuilder final : public nlohmann::json_sax<nlohmann::json> {
  public:
   TreeBuilder(std::string_view text, const std::size_t& taken, Diagnostics& diagnostics, std::size_t most_values)
@@ -174,7 +174,7 @@ class TreeBuilder final : public nlohmann::json_sax<nlohmann::json> {
 bool is_digit(char c) { return c >= '0' && c <= '9'; }
 
 // Returns a hint for words and signs that other formats have and JSON has not, by the beginning of the offending token;
-// "" if it is none of them.
+// "" if the token is none of these.
 std::string hint_for_token(std::string_view rest) {
   if (rest[0] == '/' || rest[0] == '#') return "[T0499] hint: comments are not allowed";
   if (rest[0] == '\'') return "[T0500] hint: strings stand in double quotes";

@@ -17,7 +17,7 @@ struct JsonNode {
   std::string key;             ///< key of a member of an object; else empty
   std::size_t key_offset = 0;  ///< bytes from the start of the text to the key's opening quote
   std::size_t offset = 0;      ///< bytes from the start of the text to the value's first byte
-  nlohmann::json value;        ///< a scalar; for an object or a list an empty one, which tells the type
+  nlohmann::json value;        ///< a scalar; for an object or a list, an empty value of that type
   std::vector<JsonNode> children;
 
   bool is_object() const { return value.is_object(); }

@@ -19,7 +19,7 @@ struct OldKey {
   const char* name;
   bool chooses;        ///< true if the key turned a method on; false if it was a number of a method
   const char* off;     ///< JSON: the value that had no effect
-  const char* types;   ///< types of compression.method: one, or "this or that"; for "sign" the beginning of the name
+  const char* types;   ///< types of compression.method: one, or "this or that"; "sign" means all names that begin so
   const char* member;  ///< the member that has the value; null: the value chooses the type
 };
 constexpr OldKey kOldKeys[] = {{"power_sgd_rank", true, "0", "power_sgd", "rank"},

@@ -25,13 +25,13 @@ enum OptimizerTrait : unsigned {
   kFreezeStep = 1u << 8,
   kTrustCoefficient = 1u << 9,
   // How the rule updates.
-  kOnlyMomentum = 1u << 10,   ///< without momentum it keeps no state
+  kOnlyMomentum = 1u << 10,   ///< without momentum the rule keeps no state
   kLayers = 1u << 11,         ///< the norms of each parameter adapt its rate
-  kGradientNorms = 1u << 12,  ///< kLayers: they are norms of the gradient, not of a direction
-  kMatrices = 1u << 13,       ///< it updates matrices, except those of embeddings; adamw updates all else
-  kTensors = 1u << 14,        ///< it updates every parameter as a whole tensor
+  kGradientNorms = 1u << 12,  ///< for kLayers: they are norms of the gradient, not of a direction
+  kMatrices = 1u << 13,       ///< the rule updates matrices, except those of embeddings; adamw updates all else
+  kTensors = 1u << 14,        ///< the rule updates every parameter as a whole tensor
   kTensorStates = 1u << 15,   ///< kMatrices, kTensors: its states are of whole tensors (TensorRule::states_of)
-  kOwnElements = 1u << 16,    ///< it updates element by element, by a formula of the user's program
+  kOwnElements = 1u << 16,    ///< the rule updates element by element, by a formula of the user's program
 };
 
 }  // namespace optimizer_traits

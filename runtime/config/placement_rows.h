@@ -30,14 +30,14 @@ const std::vector<PlacementRow>& placement_rows();
 /// Returns the row of a name. `over_world` counts only for HYBRID_SHARD.
 const PlacementRow& placement_row(ShardingStrategy strategy, bool over_world);
 
-/// Returns what a strategy says: its "placement", or else the row of its name. Axes of a "placement" that are not given
-/// count as none.
+/// Returns the axes that a strategy gives: those of its "placement", or else those of its name's row. Axes of a
+/// "placement" that are not given count as none.
 PlacementAxes placement_axes(const Strategy& strategy);
 
 /// Returns the names of the axes, as the strategy file has them: "host", "rank".
 std::vector<std::string> names_of_axes(const CutAxes& axes);
 
-/// Returns whether parameters stay gathered from forward to the end of backward. No "placement" asks for that.
+/// Returns whether parameters stay gathered from forward to the end of backward. It is false for every "placement".
 bool keeps_gathered(const Strategy& strategy);
 
 /// Returns whether parameters are cut, and gathered unit by unit into memory that is given up after use.

@@ -14,7 +14,7 @@ absl::StatusOr<Strategy> read_strategy(const std::filesystem::path& path);
 absl::StatusOr<Strategy> parse_strategy(const std::string& text, const std::string& name = "strategy");
 
 /// Checks a strategy that a program has set field by field against the ranges and rules of the file. The status (exit
-/// code 78) lists everything that it does not keep to, each by its JSON pointer.
+/// code 78) lists every value that breaks one of them, by its JSON pointer.
 absl::Status check_strategy(const Strategy& strategy);
 
 /// Returns `strategy`, changed if the environment variable TESSERA_STRICT is "1" (`tessera launch --strict`). Each rank

@@ -216,8 +216,8 @@ class ValueReader {
                        : who + hint_of_names(name, own);
   }
 
-  /// Puts one key of an object into `result`; false if something is wrong with it. `unknown` says what is wrong where
-  /// `members` lack it.
+  /// Puts one key of an object into `result`; false if something is wrong with it. `unknown` gives the error if no row
+  /// of `members` has this key.
   template <typename Unknown>
   bool member(const JsonNode& child, const std::string& pointer, const std::vector<StrategyKey>& members,
               nlohmann::json& result, Unknown unknown) {

@@ -12,15 +12,16 @@ namespace tessera {
 /// Fills a Strategy from a JSON tree by the rows of strategy_keys(); use one object for one tree. Everything that is
 /// wrong goes to `diagnostics`; the strategy is worth using only if nothing was wrong.
 ///
-/// It works in phases: first values one by one (type, range, known key); then, for keys whose values were right,
-/// whether they have an effect together with the others (Condition), and the rules between keys (StrategyRule). A rule
-/// is not tried if one of its keys was wrong already, so that one slip is one message.
+/// It works in phases. First it checks values one by one (type, range, known key). If a key's value was right, it then
+/// checks whether the key has an effect beside the others (Condition), and at last the rules between keys
+/// (StrategyRule). A rule is not tried if one of its keys was wrong already, so that one slip is one message.
 class StrategyReader {
  public:
   explicit StrategyReader(Diagnostics& diagnostics) : diagnostics_(diagnostics) {}
 
   Strategy read(const JsonNode& root);
-  /// Checks a strategy that a program set field by field. A value without effect is no mistake there.
+  /// Checks a strategy that a program set field by field. Such a value may be without effect, which would be a mistake
+  /// in a file.
   Strategy read_from_code(const JsonNode& root);
 
  private:

@@ -31,7 +31,7 @@ enum class ValueKind {
   kOptionalNumber,   ///< JSON number, or null: not given
   kOptionalAxes,     ///< list of different names among kMeshAxes, or null: not given
   kObjects,          ///< list of objects, each with some of StrategyField::members
-  kVariant,          ///< object whose "type" is one of StrategyField::types, and says which keys it has beside that
+  kVariant,          ///< object whose "type" is one of StrategyField::types, and decides which other keys it has
 };
 
 /// The names of the mesh's axes, as a value of kind kOptionalAxes has them.
@@ -54,7 +54,7 @@ struct VariantType {
   std::string cost;
   /// keys of an object of this type; their fields may be used only while the object has this type
   std::vector<StrategyKey> members;
-  std::function<void(Strategy&)> choose;  ///< makes the object be of this type, with all members at their defaults
+  std::function<void(Strategy&)> choose;  ///< gives the object this type, with all members at their defaults
 };
 /// The key of an object of kind kVariant that says which type it is.
 inline constexpr char kTypeKey[] = "type";
@@ -82,7 +82,7 @@ struct Range {
 /// is silently ignored.
 struct Condition {
   std::string text;                ///< "optimizer.type sgd"; empty: always
-  std::vector<std::string> reads;  ///< pointers of the keys that it reads
+  std::vector<std::string> reads;  ///< pointers of the keys that the condition reads
   std::function<bool(const Strategy&)> holds;
 };
 
@@ -98,7 +98,7 @@ struct StrategyKey {
   std::string default_json;  ///< default; that of optimizer.type adamw if it depends on the type
   std::string example_json;
   std::string doc;   ///< one line of documentation
-  std::string cost;  ///< what raising it (or turning it on) costs
+  std::string cost;  ///< what raising the value (or turning the key on) costs
   Condition only_if = {};
   RulesDefault rules_default = {};  ///< empty: the default is default_json, whatever the type
 
@@ -117,7 +117,7 @@ struct StrategyGroup {
 
 /// A rule between keys, which a file can break.
 struct StrategyRule {
-  std::vector<std::string> keys;  ///< pointers of all keys that it reads; errors are reported at the first given one
+  std::vector<std::string> keys;  ///< pointers of keys that the rule reads; errors are reported at the first given one
   std::string doc;                ///< the rule, as a sentence
   /// Returns what is wrong and what to do; empty if nothing is wrong.
   std::function<std::string(const Strategy&)> problem;

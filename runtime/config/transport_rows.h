@@ -14,7 +14,7 @@ namespace transport_traits {
 enum TransportTrait : unsigned {
   kNothing = 0,
   kOneHost = 1u << 0,       ///< all ranks are on one host
-  kSharedMemory = 1u << 1,  ///< Collectives::shares_memory: ranks hold one copy of parameters between them
+  kSharedMemory = 1u << 1,  ///< Collectives::shares_memory: ranks hold one copy of parameters together
   kBackground = 1u << 2,    ///< Collectives::reduces_in_background
   kOnGpu = 1u << 3,         ///< the module is trained on a GPU
 };

@@ -26,15 +26,15 @@ std::int64_t num_windows(std::int64_t num_tokens, std::int64_t seq_len);
 ///  1. An epoch has one *global order*: position p holds sample Permutation(num_samples, seed, epoch)(p). It depends on
 ///     nothing but num_samples, seed and epoch.
 ///  2. Microbatch m of the epoch takes positions [m * batch * world_size, (m + 1) * batch * world_size); rank r has
-///     the r-th run of `batch` of them. With `runs` rank r has the r-th run of `batch * accumulation` of a step's
-///     positions instead, one microbatch after the other, and with `deal` the run that it was dealt. Step k therefore
-///     consumes the positions [k * G, (k + 1) * G) for every number of ranks and microbatches with the same global
-///     batch G, and in the same order if `batch` is the same.
+///     the r-th run of `batch` of them. If `runs` is set, rank r instead has the r-th run of `batch * accumulation` of
+///     a step's positions, one microbatch after the other. With `deal`, it has the run that it was dealt. Step k
+///     therefore consumes the positions [k * G, (k + 1) * G) for every number of ranks and microbatches with the same
+///     global batch G, and in the same order if `batch` is the same.
 ///  3. No sample is given twice within an epoch, to one rank or two, except for the `padded_samples()` of Tail::kPad.
 ///  4. Every rank gets the same number of microbatches, a multiple of `accumulation`, unless they are dealt.
 class DistributedSampler {
  public:
-  /// Errors: 78 for options that make no sense, 65 if the samples do not fill a single step (and Tail::kDrop).
+  /// Errors: 78 for options that make no sense, 65 if the samples do not fill a single step under Tail::kDrop.
   static absl::StatusOr<DistributedSampler> create(const SamplerOptions& options);
 
   /// Writes this rank's next samples and moves on. Returns false, and writes nothing, at the end of the epoch.
@@ -43,12 +43,12 @@ class DistributedSampler {
   /// Returns how many of the samples that `next` wrote last are no repetition (Tail::kPad); these samples come first.
   std::int64_t counted() const { return counted_; }
 
-  /// Writes the samples of the microbatch with this number among those of the step under way, whichever rank it is for.
-  /// The step stays under way until `end_step`. Returns false, and writes nothing, at the end of the epoch. Errors: 78
-  /// for a number that no step has, and where `next` has begun the step. REQUIRES: samples.size() == batch.
+  /// Writes the samples of microbatch number `microbatch` of the step under way, whichever rank it is for. The step
+  /// stays under way until `end_step`. Returns false, and writes nothing, at the end of the epoch. Errors: 78 for a
+  /// number that no step has, and where `next` has begun the step. REQUIRES: samples.size() == batch.
   absl::StatusOr<bool> take(std::int64_t microbatch, std::span<std::int64_t> samples);
-  /// Goes on to the next step, of the next epoch where this one is over. `take` must have given all samples of the step
-  /// under way.
+  /// Goes on to the next step. If this epoch is over, that is the first step of the next epoch. `take` must have given
+  /// all samples of the step under way.
   void end_step();
 
   /// This rank takes from now on the microbatches of `run` in each step, whatever the options say. Call it between two
@@ -75,7 +75,8 @@ class DistributedSampler {
 
   SamplerCursor cursor() const;
   /// Continues after `cursor`, which may come from another number of ranks or another batch: the global order continues
-  /// where it stopped, provided that it was taken between two steps. Error: 78 if seed, shuffling or samples differ.
+  /// where it stopped, provided that `cursor` was taken between two steps. Error: 78 if seed, shuffling or samples
+  /// differ.
   absl::Status resume(const SamplerCursor& cursor);
 
   /// Returns the sample at `position` of this epoch's global order. Positions beyond num_samples start again (kPad).
@@ -96,7 +97,7 @@ class DistributedSampler {
   std::int64_t counted_ = 0;
   MicrobatchRun dealt_;     ///< empty: as the options say
   std::int64_t taken_ = 0;  ///< microbatches of the dealt run that were taken in this step
-  std::int64_t end_ = 0;    ///< end of this epoch's last whole step, counted as consumed_ is
+  std::int64_t end_ = 0;    ///< end of this epoch's last whole step, counted like consumed_
 };
 
 /// Writes windows of tokens: `tokens[s * (seq_len + 1) ...] = window of samples[s]`. REQUIRES: tokens.size() ==

@@ -23,13 +23,13 @@ class GradientMethod : public SumMethod {
   /// Says that the reductions that follow belong to this step, counted from 1. 0: the step is over, or its gradients
   /// were dropped.
   virtual void begin_step(std::int64_t) {}
-  /// Returns how many residuals of one element a reduction keeps, on `ranks` ranks together.
+  /// Returns how many residuals of one element `ranks` ranks keep together for a reduction.
   virtual std::int64_t holders(std::int64_t ranks) const { return ranks; }
   /// Adds to `kept` what the method keeps for `group`, whose gradients it sums.
   virtual void add_kept(FlatGroup& group, KeptGradients& kept) const = 0;
 };
 
-/// The place of a method: the group whose gradients it sums, the ranks that sum them, and its memory.
+/// Where a method works: the group whose gradients it sums, the ranks that sum them, and its memory.
 struct MethodSite {
   const GroupShape& shape;
   std::span<const std::int64_t> numbers;  ///< FlatParameter::number of each parameter of the group

@@ -18,14 +18,15 @@ struct KeptGradients {
     kContributions,         ///< residual of this rank's contributions to sums over the shard axis
     kReplicaContributions,  ///< residual of this rank's contributions to sums over the replicate axis
     kSums,                  ///< residual of the sums that this rank made and sent to all (OneBit)
-    /// a momentum instead of a residual: that of this rank's gradients (TopK), or its share of all ranks' (OneBit)
+    /// a momentum instead of a residual: of this rank's gradients (TopK), or this rank's share of the momentum of all
+    /// ranks' gradients (OneBit)
     kMomentum,
   };
   struct Residual {
     FlatGroup* group = nullptr;
     What what = What::kContributions;
     Extent run;               ///< a run of the group's flat buffer
-    float* values = nullptr;  ///< it has run.numel elements
+    float* values = nullptr;  ///< [run.numel]
   };
   /// The factor of one parameter with which PowerSGD begins the next step. It is the same on every rank.
   struct Factors {

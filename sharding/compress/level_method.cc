@@ -15,7 +15,7 @@ namespace {
 /// expected value does not change. Ranks gather all contributions and add them rank by rank, in fp32. Nothing is kept.
 class LevelMethod final : public GradientMethod {
  public:
-  /// `draws`: this rank's random numbers. `work` [1 + ranks, words of a message].
+  /// `draws`: this rank's random numbers. `work` has the shape [1 + ranks, words of a message].
   LevelMethod(std::int64_t numel, LevelForm form, DrawStream draws, float* work);
 
   void begin_step(std::int64_t step) override { draws_.begin_step(step); }

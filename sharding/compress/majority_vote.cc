@@ -13,11 +13,12 @@ namespace {
 
 /// signSGD with majority vote (Bernstein et al., arXiv 1810.05291, algorithm 1): each rank sends the signs of its
 /// contribution, a bit an element, to the rank that counts these votes. That rank sends the majority's signs to all,
-/// also a bit an element. Nothing is kept. The sum is the number of ranks with that sign, so the mean gradient is 1 or
-/// -1 everywhere.
+/// also a bit an element. Nothing is kept. Each element of the sum is the number of all ranks, with the majority's
+/// sign, so the mean gradient is 1 or -1 everywhere.
 ///
 /// A value of 0 votes + and - by turns. A tie is decided so: + in an even step at even places of the flat buffer, and
-/// in an odd step at odd places. So an element for which no rank has a gradient only goes back and forth.
+/// in an odd step at odd places. So an element for which no rank has a gradient goes up and down by turns, and no
+/// further.
 class MajorityVote final : public GradientMethod {
  public:
   /// `work`: memory for the messages, of the shape [2 * ranks, words of an owner's message].

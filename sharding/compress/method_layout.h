@@ -14,7 +14,7 @@ namespace tessera {
 /// The memory that a reduction needs for a group: fp32 elements, in whole cache lines.
 struct MethodMemory {
   std::int64_t kept = 0;  ///< fp32 kept from step to step; each group has its own
-  std::int64_t work = 0;  ///< needed while the reduction is under way; groups take turns
+  std::int64_t work = 0;  ///< needed while a reduction is under way; all groups use the same memory
 };
 
 /// The ways in which ranks exchange messages.
@@ -38,7 +38,7 @@ struct MethodLayout {
   std::int64_t wire_bytes(int ranks) const;
 };
 
-/// Returns a method's layout for a group, over so many ranks. A plan calls it. The layout of a program's hook has no
+/// Returns a method's layout for a group, over `ranks` ranks. A plan calls it. The layout of a program's hook has no
 /// messages, since the plan does not know what a hook sends.
 MethodLayout method_layout(const CompressionMethod& method, const GroupShape& group, int ranks);
 
@@ -49,9 +49,9 @@ TESSERA_COMPRESSION_METHODS(TESSERA_LAYOUT_OF)
 
 /// Returns the fp32 elements that `numel` elements take up in whole cache lines.
 std::int64_t in_lines(std::int64_t numel);
-/// Returns the layout in which each rank has its own message, and the messages of all ranks.
+/// Returns the layout of a method whose `work` has this rank's message, and the messages of all ranks.
 MethodLayout layout_by_gather(std::int64_t kept, std::int64_t words, int ranks);
-/// Returns the layout in which each rank has what it sends to each owner, and what it gets from each rank.
+/// Returns the layout of a method whose `work` has what this rank sends to each owner, and what it gets from each rank.
 MethodLayout layout_by_owners(std::int64_t kept, std::int64_t words, int ranks);
 
 /// Returns the number of elements that each rank sums if one rank makes each sum. Ranks have whole runs, so the last

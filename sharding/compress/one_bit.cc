@@ -17,18 +17,18 @@ namespace {
 
 /// The compression of 1-bit Adam (Tang et al., arXiv 2102.02888, section 4 and figure 3), for gradients. A message has
 /// a bit an element and the mean magnitude of each run of 256 elements, in both directions, with error feedback. Each
-/// rank adds to its contribution what its earlier ones lacked, and sends each owner the owner's part of it. The owner
-/// adds what it gets rank by rank, in fp32, adds what its earlier sums lacked, and sends the sum to all in the same
-/// form.
+/// rank adds to its contribution what its earlier ones lacked, and sends each owner that owner's part of the result.
+/// The owner adds what it gets rank by rank, in fp32, adds what its earlier sums lacked, and sends the sum to all in
+/// the same form.
 ///
 /// 1-bit Adam itself compresses momentum, which is less noisy than gradients, and freezes the variance when compression
 /// begins (OptimizerConfig::freeze_step). With momentum b this class does so: if M is the last sum, a rank sends b M /
 /// ranks + (1 - b) g, and the new sum M' makes the gradients (M' - b M) / (1 - b). An optimizer whose first moment is b
-/// m + (1 - b) g then moves it as M moves, and never by the rounding of one gradient alone. Its second moments would
-/// square a gradient's rounding, which is 1 / (1 - b) times that of M. b counts once a step: in further reductions of a
-/// step it is
+/// m + (1 - b) g then moves it as M moves, and never by the rounding of one gradient alone. The optimizer's second
+/// moments would square a gradient's rounding error, which is 1 / (1 - b) times that of M. b counts once a step: in
+/// further reductions of a step it is
 /// 1. M begins at 0, and begins anew when the residuals do: it decides what is rounded, and not what is summed. If
-/// gradients are scaled or dropped after the sum (clipping), M and the optimizer's momentum differ by that.
+/// gradients are scaled or dropped after the sum (clipping), M does not follow this, and the optimizer's momentum does.
 class OneBit final : public GradientMethod {
  public:
   /// `kept` [numel in whole lines, elements that a rank owns in whole lines; numel more with momentum], `work` [2

@@ -35,7 +35,7 @@ class PowerSgd final : public GradientMethod {
  private:
   const FactorLayout layout_;
   const std::int64_t rank_;
-  std::vector<std::int64_t> numbers_;  ///< MethodSite::numbers of each factored tensor
+  std::vector<std::int64_t> numbers_;  ///< the entry of MethodSite::numbers for each factored tensor
   float* const kept_;
   float* const right_;
   float* const first_;

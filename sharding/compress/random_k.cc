@@ -16,16 +16,16 @@
 namespace tessera {
 namespace {
 
-/// Random-k: each rank adds to its contribution what its earlier ones lacked, and sends some elements of the sum. They
-/// are drawn anew for each reduction, the same on all ranks. So no indices are sent, and values are summed by an
-/// ordinary all-reduce of fp32; the other elements are kept.
+/// Random-k: each rank adds to its contribution what its earlier ones lacked, and sends some elements of the sum. These
+/// elements are drawn anew for each reduction, the same on all ranks. So no indices are sent, and values are summed by
+/// an ordinary all-reduce of fp32; the other elements are kept.
 ///
 /// The buffer is cut into as many pieces as elements are sent, with lengths that differ by one at most. One element
-/// of each piece is drawn. If it lies in a gap, it is sent as zero. An element waits for 1 / share reductions on
-/// average.
+/// of each piece is drawn. If the drawn element lies in a gap, it is sent as zero. An element waits for 1 / share
+/// reductions on average.
 class RandomK final : public GradientMethod {
  public:
-  /// Sends `count` elements of a flat buffer of `numel`. `kept` [numel], `work` [2 count].
+  /// Sends `count` elements of a flat buffer of `numel`. `kept` has the shape [numel], and `work` [2 count].
   RandomK(std::int64_t numel, std::int64_t count, DrawStream draws, float* kept, float* work);
 
   void begin_step(std::int64_t step) override { draws_.begin_step(step); }
@@ -68,7 +68,7 @@ absl::Status RandomK::sum(Collectives& group, std::string_view label, float* dat
   auto* const places = reinterpret_cast<std::uint32_t*>(values_ + count_);
   draw(places);
   for (std::size_t i = 0; i < count_; ++i) values_[i] = std::exchange(kept_[places[i]], 0.0f);
-  // Otherwise the value might stay in the residual, and no sum would show it.
+  // Without this, a value that is not finite might stay in the residual, and no sum would show it.
   if (!all_finite(kept_.data(), numel)) values_[0] = std::numeric_limits<float>::quiet_NaN();
   TESSERA_RETURN_IF_ERROR(group.all_reduce(label, values_, DType::kF32, values_, count_).wait());
   std::fill_n(data, numel, 0.0f);

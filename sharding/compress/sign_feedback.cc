@@ -17,7 +17,7 @@ namespace {
 /// message lacks. Ranks gather all messages and add them rank by rank, in fp32.
 class SignFeedback final : public GradientMethod {
  public:
-  /// `kept` [numel], `work` [1 + ranks, words of a message].
+  /// `kept` has the shape [numel], and `work` [1 + ranks, words of a message].
   SignFeedback(const Layout& layout, float* kept, float* work);
 
   absl::Status sum(Collectives& group, std::string_view label, float* data, std::size_t numel) override;

@@ -24,8 +24,8 @@ namespace {
 ///
 /// Ranks also keep the momentum u of their own gradients g where there is a momentum m (Deep Gradient Compression, Lin
 /// et al., arXiv 1712.01887, section 3.2 and equation 4). They add u = m u + g instead of g to what is kept; elements
-/// that are sent are 0 in both afterwards (momentum factor masking). m counts once a step: further reductions of a step
-/// add their g to both.
+/// that are sent are 0 afterwards in u and in what is kept (momentum factor masking). m counts once a step: further
+/// reductions of a step add their g to u and to what is kept.
 class TopK final : public GradientMethod {
  public:
   /// Sends `count` elements of a flat buffer of `numel`. `kept` has `numel` elements, rounded up to whole cache lines,

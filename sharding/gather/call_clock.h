@@ -26,7 +26,7 @@ class QueueTimes {
 /// The beginning of a call that is timed. The default stands for a call that is not timed.
 struct CallBegin {
   std::chrono::steady_clock::time_point time = {};
-  std::uint64_t number = 0;  ///< QueueTimes::begin; 0: the host's clock counts
+  std::uint64_t number = 0;  ///< what QueueTimes::begin returned; 0: timed by the host's clock
 };
 
 /// Times calls by the host's clock, or by a queue's clock. Residency and Reducer have one each.
@@ -38,7 +38,7 @@ class CallClock {
   CallBegin begin() const {
     return queue_ ? CallBegin{{}, queue_->begin()} : CallBegin{std::chrono::steady_clock::now(), 0};
   }
-  /// Adds the time since `begun`, which then stands for a call that is not timed.
+  /// Adds the time since `begun` to `latencies`, and resets `begun` to a call that is not timed.
   void end(CallBegin& begun, LatencyHistogram& latencies) const {
     const CallBegin of = std::exchange(begun, {});
     if (of.number > 0) {

@@ -9,7 +9,8 @@ namespace tessera {
 /// reads a parameter. A Training owns one, and begins a wait at the end of each step or microbatch.
 ///
 /// A wait ends with the first operator, on the thread that began it, that reads a parameter of any Engine. A thread
-/// that computes with parameters does not wait for data. OpWatch reports it. Where no OpWatch lives, nothing is
+/// that computes with parameters does not wait for data. OpWatch tells it of that operator (parameter_is_read). Where
+/// no OpWatch lives, nothing is
 /// measured unless `look` was called: then the thread looks at its operators' inputs from the beginning of a wait to
 /// its end, and not beyond. LibTorch then allocates a few times. Otherwise only the first wait of a thread allocates.
 class DataWait {
@@ -22,12 +23,12 @@ class DataWait {
   DataWait(const DataWait&) = delete;
   DataWait& operator=(const DataWait&) = delete;
 
-  /// From now on, waits are measured even where no OpWatch lives.
+  /// From now on, this thread's waits are measured even if no OpWatch lives.
   void look();
   bool looks() const;
   /// Begins a wait: this thread is without data from `now` on. It does nothing during a wait.
   void begin(Clock::time_point now);
-  /// Ends the wait, if there is one.
+  /// Ends the wait that is under way, if there is one.
   void end();
   /// Returns the seconds of all waits that ended since the last call; NaN if none was measured.
   double take();

@@ -26,11 +26,12 @@ class GatherLog {
   /// This is called when a unit is gathered, and when a guard over the unit begins.
   void note_gather(int unit) { add(unit); }
   void note_guard(int unit) { add(guard_code(unit)); }
-  /// This is called when an operator reads a unit that every rank of this host has at hand. The use is noted if ranks
-  /// on several hosts would have to gather the unit, which means that it is not among the units used last. The root
-  /// (unit 0) is noted once a step.
+  /// This is called when an operator reads a unit that every rank of this host can read without a gather. The use is
+  /// noted if ranks on several hosts would have to gather the unit, which means that it is not among the units used
+  /// last. The root (unit 0) is noted once a step.
   void note_use(int unit);
-  /// This is called when a gradient of the unit has come. The gradient is noted for `time_uses` alone.
+  /// This is called when a gradient of the unit has come. It is reported to the UseTimes of `time_uses`, and is no
+  /// entry of the log.
   void note_gradient(int unit);
   /// Reports every later `note_use` to `times` too; null ends the reports.
   void time_uses(UseTimes* times) { times_ = times; }

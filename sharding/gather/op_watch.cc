@@ -35,7 +35,8 @@ void find_units(const c10::IValue& value, Units& found) {
   }
 }
 
-/// Returns whether an operator's results all are memory of its inputs. In schemas, (a) is a view, and (a!) is written.
+/// Returns whether all results of an operator lie in memory of its inputs. In a schema, (a) marks a view, and (a!)
+/// marks memory that is written.
 bool returns_views(const c10::FunctionSchema& schema) {
   const auto is_view = [](const c10::Argument& result) {
     return result.alias_info() != nullptr && !result.alias_info()->isWrite();
@@ -87,7 +88,7 @@ std::atomic<bool> is_watched = false;  // whether there are watchers, for reader
 
 thread_local at::CallbackHandle first_read = at::INVALID_CALLBACK_HANDLE;
 
-/// This is called like on_start, but pins no units, since no keeper gathers them.
+/// This is called like on_start, but pins no units, since these units have no UnitKeeper that gathers them.
 std::unique_ptr<at::ObserverContext> on_first_read(const at::RecordFunction& function) {
   Units units;
   for (const c10::IValue& input : function.inputs()) find_units(input, units);

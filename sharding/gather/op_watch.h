@@ -28,9 +28,9 @@ class OpWatch {
 };
 
 /// Makes sure that DataWait::parameter_is_read is called before the next operator on this thread that reads a
-/// parameter, and returns true. If an OpWatch lives, it does that anyway. Otherwise, if `looks`, it watches this
-/// thread's operators until then, which costs some allocations of LibTorch. If not `looks`, it does nothing and returns
-/// false.
+/// parameter, and returns true. A living OpWatch calls it anyway. Without one, and if `looks` is true, this function
+/// watches the thread's operators until then, which costs some allocations of LibTorch. If `looks` is false, it does
+/// nothing and returns false.
 bool watch_for_first_read(bool looks);
 /// Ends the watch for a first read, if there is one.
 void forget_first_read();

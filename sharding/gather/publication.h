@@ -18,9 +18,9 @@ namespace tessera {
 /// while the rest of the update and the next forward go on. It needs a transport that carries gathers by itself
 /// (Collectives::gathers_in_background).
 ///
-/// The engine starts a group when the group has been updated. Its storage refuses access until all parts of it have
-/// come, and the first operator that reads it waits. All ranks have begun the gathers by then, in their steps, so one
-/// rank may also read alone.
+/// The engine starts a group when the group has been updated. The group's storage refuses access until all parts of the
+/// group have come, and the first operator that reads it waits. All ranks have begun the gathers by then, in their
+/// steps, so one rank may also read a group alone.
 class Publication final : public UnitKeeper {
  public:
   /// `form`: the codec on the wire, which must not be lossy.
@@ -30,8 +30,8 @@ class Publication final : public UnitKeeper {
   Publication(const Publication&) = delete;
   Publication& operator=(const Publication&) = delete;
 
-  /// Sends this rank's part of `group`, and receives the other ranks' parts. It is collective. REQUIRES: nothing of the
-  /// group is under way.
+  /// Sends this rank's part of `group`, and receives the other ranks' parts. It is collective. REQUIRES: no gather of
+  /// the group is under way.
   void start(FlatGroup& group);
   /// Waits until all started gathers have ended.
   void finish();

@@ -183,7 +183,7 @@ void Residency::wait(Unit& unit) {
   if (checks_values_) unit.gathered_hash = hash_of_gathered(unit, device_.device);
 }
 
-/// Ends a gather that fills the second copy, or one from that copy.
+/// Ends a gather over the whole axis, which fills the second copy, or a gather from that copy.
 void Residency::fill_from_copy(Unit& unit) {
   if (!of(unit).is_from_copy) secondary_->keep(unit);
   secondary_->finish(unit);

@@ -28,7 +28,7 @@ namespace tessera {
 
 /// Counts of what a Residency has done so far.
 struct ResidencyCounts {
-  std::int64_t gathers = 0;  ///< gathers of units that were begun
+  std::int64_t gathers = 0;  ///< number of gathers of a unit that were begun
   std::int64_t gathered_bytes = 0;
   double gather_seconds = 0;    ///< spent in gathers, including waits for other ranks and for the source
   std::int64_t prefetched = 0;  ///< gathers that were begun before the unit was used
@@ -38,7 +38,7 @@ struct ResidencyCounts {
   std::int64_t overflow_peak = 0;   ///< largest overflow since `release_all`
 };
 
-/// The memory of gathered units, and the source of this rank's parts of them.
+/// The memory of gathered units, and the Carrier that brings this rank's parts of the units.
 struct SlotMemory {
   Arena slots;  ///< the plan's slots; empty where units stay in their parameter memory (keep_gathered)
   ComputeDevice device;
@@ -60,7 +60,7 @@ struct SlotMemory {
 /// only a barrier. They choose the same slots, since they use units in the same order.
 ///
 /// Where there is a second copy of the parameters (SecondaryShards), the first gather of a unit fills it. Later gathers
-/// are from it, between the ranks that hold it together, until the values change.
+/// read from this copy, between the ranks that hold it together, until the values change.
 ///
 /// Where units are rounded on the wire (PlannedWire::gathers) or in the second copy, every rank has rounded values of
 /// all parameters, its own part included. A unit that `hold` asks for is exact: it is gathered once more, and released
@@ -104,8 +104,8 @@ class Residency final : public UnitKeeper {
     schedule_.end_round();
     last_ = nullptr;  // the first use of the next round then gets its own entry, even for the same unit
   }
-  /// Begins the next round's first gathers before the program comes to its forward, where the transport carries gathers
-  /// by itself. It is called between rounds, by all ranks.
+  /// Begins the next round's first gathers before the program reaches that round's forward, where the transport carries
+  /// gathers by itself. It is called between rounds, by all ranks.
   void gather_ahead() {
     if (group_.gathers_in_background()) prefetch();
   }
@@ -127,16 +127,16 @@ class Residency final : public UnitKeeper {
     std::byte* memory = nullptr;
     std::int64_t bytes = 0;
     Unit* holder = nullptr;
-    int reserved_for = -1;  ///< unit index, or -1: shared
+    int reserved_for = -1;  ///< unit index; -1: units share the slot
     Arena overflow;         ///< owns the memory of a slot beyond the plan; given back when the step ends
   };
 
-  /// The gather of one unit that is under way, or the last one.
+  /// The gather of one unit: the one that is under way, or else the last one.
   struct OfUnit {
     std::vector<Work> pending;
-    bool is_exact = false;      ///< it was made for `hold`, and is not rounded
-    bool is_coming = false;     ///< this rank's part is on its way from the source
-    bool is_from_copy = false;  ///< it gathers from the second copy
+    bool is_exact = false;      ///< the gather was made for `hold`, and is not rounded
+    bool is_coming = false;     ///< the Carrier is still bringing this rank's part
+    bool is_from_copy = false;  ///< the gather is from the second copy
     CallBegin begun;
   };
 
@@ -147,7 +147,8 @@ class Residency final : public UnitKeeper {
   void start_all_gather(Unit& unit);
   WireForm form_of(const Unit& unit) const { return of(unit).is_exact ? WireForm::kPlain : plan_.wire().gathers; }
   void fill_from_copy(Unit& unit);
-  /// Returns whether the values that operators read are rounded, so that those of a guard are gathered apart.
+  /// Returns whether the values that operators read are rounded, so that a guard gathers the unrounded values by
+  /// itself.
   bool rounds() const { return is_lossy(plan_.wire().gathers) || plan_.placement().secondary.is_rounded(); }
   void wait(Unit& unit);
   void release(Unit& unit);

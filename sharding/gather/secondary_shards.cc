@@ -11,7 +11,8 @@
 namespace tessera {
 namespace {
 
-/// Copies within the device's memory. On the CPU no operator runs, since a mode of Python's could see it.
+/// Copies within the device's memory. On the CPU it runs no operator of LibTorch, since a mode of Python could see the
+/// operator.
 void copy_on(c10::Device device, std::byte* to, const std::byte* from, std::size_t bytes) {
   if (device.is_cpu()) {
     std::memcpy(to, from, bytes);

@@ -62,7 +62,7 @@ class SecondaryShards {
   Collectives& group_;
   Memory memory_;
   std::vector<std::vector<Part>> parts_;  ///< [unit index][group]; none where the copy does not hold the unit
-  std::vector<char> has_;                 ///< [unit index]
+  std::vector<char> has_;                 ///< [unit index]: not 0 if the copy has the unit's values
 };
 
 }  // namespace tessera

@@ -20,16 +20,16 @@ class UnitKeeper {
   /// Waits until the values of `unit` are there, and pins them, since they are about to be read. Throws tessera::Error.
   /// Pair with `unpin`.
   virtual void use(Unit& unit) = 0;
-  /// Does what `use` does, for an operator's callback, which must not throw. If it fails, the unit is poisoned, so that
-  /// the operator itself throws. A poisoned storage carries a text only, so `on_failure` is told of the failure with
-  /// its exit code.
+  /// Does what `use` does, for the callback of an operator; a callback must not throw. If it fails, the unit is
+  /// poisoned, so that the operator itself throws. A poisoned storage carries a text only, so `on_failure` is told of
+  /// the failure with its exit code.
   void use_or_poison(Unit& unit) noexcept;
   /// Waits for the values and pins them for code outside of operators. Throws tessera::Error. Pair with `unpin`.
   virtual void hold(Unit& unit) = 0;
   /// Ends a `use` or a `hold`.
   void unpin(Unit& unit);
-  /// This is called when the values are about to change, or have changed. Afterwards none of them is on its way, and
-  /// values that this rank has only gathered are released, unless the unit is pinned.
+  /// This is called when the values are about to change, or have changed. Afterwards no value of the unit is on its
+  /// way, and values that this rank has only gathered are released, unless the unit is pinned.
   virtual void drop(Unit& unit) = 0;
 
  protected:

@@ -27,7 +27,7 @@ bool have_one_digest(std::span<const float> sum, std::int64_t parameters, int ra
   return std::ranges::all_of(bits, [&](float set) { return set == 0.0F || set == static_cast<float>(ranks); });
 }
 
-/// Makes a number 0 if the bit was set by all ranks, or by none: one of the two factors is then 0.
+/// Turns the number of ranks that set a bit into 0 if all ranks set it, or none: one of the two factors is then 0.
 void compare_digests(at::Tensor bits, int ranks) { bits.mul_(bits.sub(ranks)); }
 
 void read_used(std::span<const float> sum, std::span<char> used) {

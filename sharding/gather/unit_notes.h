@@ -10,8 +10,9 @@
 namespace tessera {
 
 /// Notes that ranks exchange about a unit with its reduction. The numbers are such that their fp32 sum over ranks is
-/// exact: 0 or 1 for each of the unit's trainable parameters, and 0 or 1 for each bit of a digest. A weight follows
-/// them, and a number of samples. Their sums are rounded to fp32; that of samples is exact up to 2^24.
+/// exact: 0 or 1 for each of the unit's trainable parameters, and 0 or 1 for each bit of a digest. Behind these numbers
+/// are a weight and a number of samples. The sums of weights and of samples are rounded to fp32; the sum of samples is
+/// exact up to 2^24.
 namespace unit_notes {
 
 /// `notes`: [used.size() + 64 + 2] or longer; the rest is filled with zeros.

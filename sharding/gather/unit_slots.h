@@ -9,8 +9,9 @@
 
 namespace tessera {
 
-/// Memory in which units take turns for their gradients. One place is for the root unit alone, since the root is open
-/// from its first gradient to the end of backward; the other units share the other places.
+/// Places in memory for the gradients of units; several units use a place in turn. One place is for the root unit
+/// alone, since the root is open from its first gradient to the end of backward; the other units share the other
+/// places.
 class UnitSlots {
  public:
   static constexpr int kNone = -1;

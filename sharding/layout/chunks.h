@@ -32,7 +32,8 @@ class Chunks {
   /// Returns the elements in front of the first chunk that has a record.
   std::int64_t before_records() const { return numel_before(first_record_); }
 
-  /// Returns the first offloaded chunk if the share `share` of the chunks is offloaded (0 to 1, rounded up).
+  /// Returns the first offloaded chunk if the share `share` of the chunks (0 to 1) is offloaded; their number is
+  /// rounded up.
   std::int64_t first_below(double share) const;
   /// Offloads the chunks from `first_record` on.
   void put_below(std::int64_t first_record) { first_record_ = first_record; }

@@ -35,7 +35,7 @@ class FactorLayout {
   std::span<const FactoredTensor> tensors() const { return tensors_; }
   /// Extents of the flat buffer whose elements are sent as they are.
   std::span<const Extent> plain() const { return plain_; }
-  std::int64_t plain_begin() const { return left_numel_; }  ///< index in the first message at which they begin
+  std::int64_t plain_begin() const { return left_numel_; }  ///< index in the first message where plain() begins
   std::int64_t kept_numel() const { return kept_numel_; }
   std::int64_t second_begin() const;  ///< Returns where the second message begins, behind the kept residuals.
   std::int64_t first_numel() const { return first_numel_; }

@@ -21,7 +21,7 @@ Extent intersect(Extent a, Extent b);  ///< numel is 0 where they do not overlap
 /// Says whether tensors of less than a block may lie in one block together.
 enum class SmallTensors {
   kShareBlocks,
-  kOwnBlocks,  ///< kept data that has one value a block, such as the scales of 8-bit optimizer states, needs it
+  kOwnBlocks,  ///< no: data with one value a block, such as the scales of 8-bit optimizer states, needs this
 };
 
 /// Says where each tensor of a flat group lies in its flat buffer, and where the buffer is cut into equal shards.

@@ -37,7 +37,7 @@ MatrixDeal::MatrixDeal(std::span<const UnitShape> units, AxisPlacement optimizer
     if (by_unit || is_even(batch)) close();
   }
   if (batch.begin == batch.end) return;
-  if (!batches_.empty()) {  // too few matrices are left for an even deal of their own
+  if (!batches_.empty()) {  // the matrices that are left are too few for an even deal
     batch.begin = batches_.back().begin;
     batch.begin_unit = batches_.back().begin_unit;
     batches_.pop_back();
@@ -78,7 +78,8 @@ Extent MatrixDeal::part_of(Extent extent, std::int64_t buffer_numel, int rank) c
   return intersect(extent, owned(axes_, mesh_.of(rank), buffer_numel));
 }
 
-/// Returns whether rank `from` sends: along an axis over which state is copied, the rank in the owner's replica does.
+/// Returns whether rank `from` sends its part. Where several ranks hold the same part, only the one in the owner's
+/// replica sends it.
 bool MatrixDeal::is_nearest(const DealtMatrix& matrix, int from) const {
   const MeshPosition sender = mesh_.of(from), owner = mesh_.of(matrix.owner);
   return (axes_.shard || sender.shard_index == owner.shard_index) &&

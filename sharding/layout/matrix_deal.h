@@ -71,7 +71,7 @@ class MatrixDeal {
 
   /// Returns what `from` sends the owner of the matrix, as an extent of the group's flat buffer; numel 0: nothing.
   Extent collected_piece(const DealtMatrix& matrix, int from) const;
-  /// Returns the part of the result that the owner sends `to`, as an extent of the same buffer.
+  /// Returns the part of the result that the owner sends `to`, as an extent of the group's flat buffer.
   Extent returned_piece(const DealtMatrix& matrix, int to) const;
   /// These return the same pieces of the matrix's states, as extents of the group's tensor states.
   Extent collected_states(const DealtMatrix& matrix, int from) const;

@@ -13,12 +13,13 @@
 namespace tessera {
 
 /// Records the order in which units are used in one round (forward and backward of one microbatch), and predicts the
-/// next round by it. Consecutive uses of one unit are one entry. It is also told which units are *held* (gathered), and
-/// it says which unit to gather next and which to evict for it. Residency owns it and calls it from one thread.
+/// next round by it. Consecutive uses of one unit are one entry of the record. It is also told which units are *held*
+/// (gathered), and it says which unit to gather next and which to evict for it. Residency owns it and calls it from one
+/// thread.
 ///
-/// The schedule only advises: wrong advice costs a gather, never a result, so a round that departs from the record
-/// (another branch) is simply recorded anew. Passes without a backward (evaluation) belong to the round that follows
-/// them. If that round ends like the record, the record stays.
+/// The schedule only advises: wrong advice costs a gather, never a result, so a round that differs from the record
+/// (another branch was taken) is simply recorded anew. Passes without a backward (evaluation) belong to the round that
+/// follows them. If that round ends like the record, the record stays.
 ///
 /// Costs: every call takes O(log units); the cost of `use` and `end_round` is amortised over the entries of a round.
 /// Nothing is allocated once rounds are alike. Memory: some words for each unit and each entry of the record, and for
@@ -29,12 +30,12 @@ class Schedule {
   static constexpr std::size_t kLongestRound = std::size_t{1} << 16;
 
   /// Units are 0 ... units - 1, none of them held. `ahead`: how many distinct units `next_missing` looks at.
-  /// `uncounted`, if any, does not count among these: it is a unit that takes no slot from others, and is looked at in
-  /// addition.
+  /// `uncounted`, unless it is -1, is a unit that takes no slot from others: `next_missing` looks at it in addition to
+  /// these `ahead` units.
   Schedule(int units, std::size_t ahead, int uncounted = -1);
 
-  /// Tells that `unit` is used now. Follows the record: the cursor moves behind this use in it. If the record has no
-  /// such use ahead, the cursor stays. Only the record's first unit then moves it back to the beginning, since a
+  /// Tells that `unit` is used now. Follows the record: the cursor moves behind this use in the record. If the record
+  /// has no such use ahead, the cursor stays. Only the record's first unit then moves it back to the beginning, since a
   /// forward pass begins with this unit.
   void use(int unit);
   /// Ends the round. The round that ends becomes the record if it differs from the present one.
@@ -59,10 +60,10 @@ class Schedule {
   int next_missing();
   /// Returns the unit to evict: of the held units that `may_go(unit)` allows, the one whose next use is farthest away.
   /// If several have the same distance, it takes the lowest number. Returns -1 if no such unit has a distance above
-  /// `later_than`. Each held unit that may not go adds to the cost of the call.
+  /// `later_than`. Each held unit that may not be evicted adds to the cost of the call.
   template <class MayGo>
   int farthest_held(std::size_t later_than, const MayGo& may_go);
-  /// Does the same without a limit on the distance.
+  /// Returns the unit to evict, without a limit on the distance.
   template <class MayGo>
   int farthest_held(const MayGo& may_go);
 
@@ -84,7 +85,7 @@ class Schedule {
   std::vector<int> seen_;       ///< the round under way
   int last_ = -1;               ///< the unit used last in the round
   bool has_tolerated_ = false;  ///< the last round differed from the record, but ended like it
-  std::size_t cursor_ = 0;      ///< entries of record_ before it are over
+  std::size_t cursor_ = 0;      ///< entries of record_ before it were used already in this round
   /// [position in the record]: position of the same unit's next entry, or kNowhere
   std::vector<std::size_t> following_;
   std::vector<std::size_t> next_;  ///< [unit]: its first position at or behind the cursor, or kNowhere
@@ -95,7 +96,7 @@ class Schedule {
   std::vector<std::size_t> last_use_;  ///< [unit]: the number of its last use, counted from 1, before there is a record
   Tournament held_;                    ///< held units, ranked by lateness
   Tournament missing_;                 ///< units not held that are used again, the next one first
-  std::vector<int> aside_;             ///< held units of which a search found that they may not go
+  std::vector<int> aside_;             ///< held units that a search found, and that may not be evicted
 };
 
 template <class MayGo, class IsFar>

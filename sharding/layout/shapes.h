@@ -22,7 +22,7 @@ struct MatrixShape {
 /// states of the first tensor, then those of the second, ...
 struct TensorStates {
   Layout layout;  ///< layout of all states
-  /// [tensors + 1]: index of the first state of each tensor; empty: there are none
+  /// [tensors + 1]: index of the first state of each tensor; empty: there are no states
   std::vector<std::size_t> first = {};
 
   bool empty() const { return first.empty(); }

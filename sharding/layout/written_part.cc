@@ -26,8 +26,8 @@ std::pair<std::int64_t, std::int64_t> replicas(AxisPlacement axes, const MeshPos
 Extent written_part(AxisPlacement axes, const MeshPosition& mesh, std::int64_t numel) {
   const Extent own = owned(axes, mesh, numel);
   const auto [count, index] = replicas(axes, mesh, numel);
-  // Cuts lie between blocks of the buffer. They cut no small tensor, and cut large tensors only between the tensors'
-  // blocks (Layout).
+  // The cuts between ranks' parts lie between blocks of the buffer. They cut no small tensor, and cut large tensors
+  // only between the tensors' blocks (Layout).
   const auto cut = [&](std::int64_t i) {
     const std::int64_t at = own.offset + own.numel / count * i;
     return i == 0       ? own.offset

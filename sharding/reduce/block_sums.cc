@@ -79,7 +79,7 @@ void BlockSums::exchange(std::string_view label, std::span<const float* const> o
     const std::int64_t begin = pieces.begin + rank * pieces.stride;
     const std::int64_t there = std::clamp(pieces.end - begin, std::int64_t{0}, pieces.numel);
     for (std::size_t i = 0; i < sums; ++i, to += pieces.numel) {
-      const std::int64_t count = i < own.size() ? there : 0;  // other ranks may have more sums
+      const std::int64_t count = i < own.size() ? there : 0;  // this rank may have fewer sums than others
       if (count > 0) memory_.copy(own[i] + begin, count, to);
       memory_.clear(to + count, pieces.numel - count);
     }
@@ -99,7 +99,7 @@ const float* BlockSums::joined(std::int64_t numel) {
   return sum;
 }
 
-/// Each sum is written over its left operand.
+/// The sum of two nodes is written over its left operand.
 float* BlockSums::sum_of(TreeBlock node, std::size_t& next, std::int64_t numel) {
   TORCH_INTERNAL_ASSERT(next < arrivals_.size() && node.numel() > 0, "a sum is missing");
   const Arrival& arrival = arrivals_[next];

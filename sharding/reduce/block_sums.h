@@ -40,10 +40,10 @@ class BlockSums {
   SumCounter counter() const { return {order_.run_of(world_.rank()), order_.all()}; }
   /// Returns the number of nodes in that part of this rank's run which no other rank has made again.
   int own_blocks() const { return static_cast<int>(blocks_of(order_.kept_of(world_.rank()), order_.all()).size()); }
-  /// Returns whether no other rank has made the end of this rank's run again, so that the run's last sum stayed where
-  /// its leaf was.
+  /// Returns whether no other rank has made the end of this rank's run again, so that the run's last sum stayed in the
+  /// memory of its last leaf.
   bool has_whole_run() const { return order_.kept_of(world_.rank()) == order_.run_of(world_.rank()); }
-  /// Returns how many of the other ranks' microbatches that this rank has made again count.
+  /// Returns the number of other ranks' microbatches that this rank has made again and whose gradients it contributes.
   int made_again() const {
     return static_cast<int>(std::ranges::count(order_.made_again, world_.rank(), &MadeAgain::rank));
   }
@@ -57,7 +57,7 @@ class BlockSums {
   std::int64_t sent_bytes() const { return sent_bytes_; }
 
  private:
-  /// A node of the tree whose sum comes from a rank, and the place of that sum among all sums that come.
+  /// A node of the tree whose sum comes from a rank, and the index of that sum among all sums that come.
   struct Arrival {
     TreeBlock block;
     std::int64_t place = 0;

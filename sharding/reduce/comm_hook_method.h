@@ -28,7 +28,8 @@ class CommHookMethod final : public GradientMethod {
   CommHook::Bucket bucket_;
 };
 
-/// Throws tessera::Error (64) where compression.method is of type hook and there is no hook, or the other way round.
+/// Throws tessera::Error (64) where compression.method is of type hook and there is no hook. Throws the same error
+/// where there is a hook and the method is of another type.
 void expect_comm_hook(const CompressionConfig& compression, const CommHook* hook);
 
 }  // namespace tessera

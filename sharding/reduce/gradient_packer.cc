@@ -21,8 +21,8 @@ bool lies_alike(const at::Tensor& gradient, const FlatParameter& flat) {
          gradient.sizes() == at::IntArrayRef(flat.sizes) && gradient.strides() == at::IntArrayRef(flat.strides);
 }
 
-/// Returns whether the bytes of `gradient` are copied here. LibTorch copies large gradients, perhaps with several
-/// threads.
+/// Returns whether the code in this file copies the bytes of `gradient`, and not LibTorch. LibTorch copies large
+/// gradients, perhaps with several threads.
 bool is_copied_bytewise(const at::Tensor& gradient, DType dtype, const FlatParameter& flat) {
   return gradient.scalar_type() == scalar_type_of(dtype) && lies_alike(gradient, flat) &&
          (gradient.numel() < at::internal::GRAIN_SIZE || at::get_num_threads() == 1);
@@ -30,7 +30,7 @@ bool is_copied_bytewise(const at::Tensor& gradient, DType dtype, const FlatParam
 
 /// Copies `gradient` to `view`, or adds it to the values there.
 void put(const at::Tensor& view, const at::Tensor& gradient, bool adds) {
-  if (gradient.is_sparse()) {  // its rows are added one after the other
+  if (gradient.is_sparse()) {  // the rows of a sparse gradient are added one after the other
     if (!adds) view.zero_();
     view.add_(gradient.to(view.scalar_type()));
   } else if (adds) {
@@ -176,8 +176,8 @@ void GradientPacker::note_arrival(Part& part, std::size_t parameter) {
   for (const Part& other : parts_) missing_ -= std::count(other.arrived.begin(), other.arrived.end(), 1);
 }
 
-/// Making a view costs the host as much time as starting a copy, and its guard takes time too. Views of the usual
-/// places are therefore kept.
+/// Making a view costs the host as much time as starting a copy, and the guard Unrecorded takes time too. Views of the
+/// usual places are therefore kept.
 at::Tensor GradientPacker::view_of(const FlatGroup& group, std::size_t parameter, std::byte* place, bool is_usual) {
   const FlatParameter& flat = group.parameters[parameter];
   const auto make = [&] {

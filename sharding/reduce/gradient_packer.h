@@ -52,8 +52,8 @@ class GradientPacker {
   /// a GPU. `is_usual`: the bucket is one of the few that this unit gets again and again.
   void take(const FlatGroup& group, std::size_t parameter, const at::Tensor& gradient, std::byte* bucket,
             bool is_usual);
-  /// Takes a gradient that does not count: writes zeros, unless a gradient came before. The parameter does not become
-  /// used.
+  /// Takes a gradient that must not enter the sum: writes zeros, unless a gradient came before. The parameter does not
+  /// become used.
   void take_zeros(const FlatGroup& group, std::size_t parameter, std::byte* bucket);
   /// Writes zeros where no gradient came, and into the layout's gaps unless the gaps are zero already.
   void fill_missing(const FlatGroup& group, std::byte* bucket, bool gaps_are_zero) const;
@@ -80,7 +80,7 @@ class GradientPacker {
   const ComputeDevice device_;
   PendingCopies& copies_;
   std::int64_t trainable_ = 0;
-  /// The number of gradients that an empty bucket expects, and the number of them that have not come yet.
+  /// The number of gradients that an empty bucket expects, and the number of expected gradients that have not come yet.
   std::int64_t usually_missing_ = 0, missing_ = 0;
   bool expects_all_ = false;  ///< an unexpected gradient has come
   bool squares_ = false;

@@ -17,7 +17,7 @@ inline void place_gradients(Unit& unit, std::byte* memory) {
   }
 }
 
-/// Takes the place of a unit's sums away again.
+/// Sets the pointers to a unit's sums back to null.
 inline void take_gradients_away(Unit& unit) {
   for (auto& group : unit.groups) group->gradient = nullptr;
 }

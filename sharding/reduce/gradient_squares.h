@@ -11,7 +11,7 @@
 
 namespace tessera {
 
-/// Gradients of a parameter that lie in a row, in memory of a GPU.
+/// Gradients of a parameter that lie one behind the other in memory of a GPU.
 struct GradientPiece {
   const std::byte* values = nullptr;
   std::int64_t numel = 0;
@@ -22,12 +22,13 @@ struct GradientPiece {
 /// queued on the current stream.
 class GradientSquares {
  public:
-  /// Adds the squared norm of what this rank contributes of `unit`: `pieces`, of `dtype`, in the order of parameters. A
-  /// unit that comes twice between two calls of `take` makes the sum NaN, unless one of the two norms is 0.
+  /// Adds the squared norm of this rank's own gradients of `unit`: they are the `pieces`, of `dtype`, in the order of
+  /// parameters. A unit that comes twice between two calls of `take` makes the sum NaN, unless one of the two norms is
+  /// 0.
   virtual void add(const Unit& unit, std::span<const GradientPiece> pieces, DType dtype) = 0;
-  /// Adds the squares that have come since the last call to the step's squares.
+  /// Adds to the step's squares those that have come since the last call.
   virtual void take() = 0;
-  /// Drops the squares that have come since the last `take`.
+  /// Drops the squares that were added since the last `take`.
   virtual void forget() = 0;
 
  protected:

@@ -10,10 +10,11 @@ namespace tessera {
 /// otherwise have to read them from memory once more. GradientNorm is such a visitor.
 class GradientVisitor {
  public:
-  /// This is called when a reduction of `group` begins. The visitor must forget earlier elements of its gradient.
+  /// This is called when a reduction of `group` begins. The visitor must forget elements of the group's gradient that
+  /// it saw earlier.
   virtual void begin(const FlatGroup& group) = 0;
-  /// Gets the next elements of `group.gradient` [gradient_part], in order, with their present values. All runs but
-  /// the last have a multiple of SumVisitor::kAlignment elements.
+  /// Gets the next elements of `group.gradient` [gradient_part], in order, with their present values. Each call but the
+  /// last gets a multiple of SumVisitor::kAlignment elements.
   virtual void visit(const FlatGroup& group, std::span<const float> values) = 0;
 
  protected:

@@ -29,10 +29,11 @@ class GradientWire {
   void sum_by(const std::shared_ptr<CommHook>& hook);
   /// Turns methods on or off from the next reduction on (Reducer::use_methods).
   void use_methods(bool on, std::int64_t step);
-  /// Begins the next step. Its first reduction counts as the first of a step even if the step's number stays the same.
+  /// Begins the next step. The next reduction counts as the first one of a step, even if the step's number stays the
+  /// same.
   void reset();
 
-  /// Returns how the sum over the shard axis, or the replicate axis, is made.
+  /// Returns the options with which the sum over the shard axis, or the replicate axis, is made.
   ReduceOptions shard_options(const FlatGroup& group, Waits waits) const;
   ReduceOptions replicate_options(const FlatGroup& group, Waits waits) const;
   /// Returns the method that makes a group's sums over the shard axis. It is null where gradients are sent as they are,
@@ -44,7 +45,8 @@ class GradientWire {
 
   /// Forgets error feedback: later gradients do not get it.
   void forget();
-  /// Gives error feedback its values from before the step if there is a copy; otherwise it begins anew.
+  /// Gives error feedback the values from before the step if there is a copy of them; otherwise error feedback begins
+  /// anew.
   void restore();
   /// Returns the memory that holds error feedback, for every group (Reducer::kept).
   KeptGradients kept() const;

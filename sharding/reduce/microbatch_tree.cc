@@ -15,7 +15,8 @@ void MicrobatchTree::take_memory(const std::vector<Unit*>& units, Arena& scratch
                     setup_.device);
 }
 
-/// Returns the sum of a group that waits in a place. If ranks have summed it, the last place is that of the total.
+/// Returns the sum of `group` that waits in `place`. The last place is that of the total, `group.gradient`, if the sums
+/// are over all ranks.
 float* MicrobatchTree::waiting_of(const FlatGroup& group, int place) const {
   if (place == setup_.plan.sums().waiting_sums) return group.gradient;
   const bool is_whole = setup_.accumulates();

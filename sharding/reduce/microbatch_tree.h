@@ -59,7 +59,7 @@ class MicrobatchTree {
   /// rank's microbatch stays in a place of its own.
   void join_leaf(const FlatGroup& group, float* leaf) const;
   /// Makes a group's sum from the sums that ranks have of the nodes of their runs; `last`: the last of this rank's
-  /// sums. The sum is there when this returns, or queued on a GPU. Returns the bytes that this rank has sent.
+  /// sums. The sum is complete when this returns, or queued on a GPU. Returns the bytes that this rank has sent.
   /// `visitor`: null on a
   /// GPU. REQUIRES: `has_blocks`.
   std::int64_t join_blocks(const FlatGroup& group, const float* last, GradientVisitor* visitor);

@@ -15,14 +15,14 @@
 namespace tessera {
 
 /// Sends notes of this rank beside each unit's reduction where units are updated in backward: which parameters it used,
-/// what it did so far, and the numbers of its microbatch (unit_notes). Reducer owns one, and the thread that runs
-/// backward calls it.
+/// a digest of what it did so far, and the numbers of its microbatch (unit_notes). Reducer owns one, and the thread
+/// that runs backward calls it.
 class NotesExchange {
  public:
   /// Notes of one unit, on their way over the shard axis.
   struct Notes {
-    std::span<float> values;  ///< SumPlan::notes_numel numbers of the plan
-    std::vector<char> used;   ///< [trainable parameter of the unit]
+    std::span<float> values;  ///< SumPlan::notes_numel numbers, in memory of the plan
+    std::vector<char> used;   ///< [trainable parameter of the unit]: whether any rank used it
     Work work;
   };
 

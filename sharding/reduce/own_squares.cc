@@ -46,7 +46,7 @@ void OwnSquares::before_reduction(const ReducedUnit& unit) {
   if (is_on_ && there_ && !setup_.is_alone) square_there(unit);
 }
 
-/// If the unit's gradients are reduced in two parts, the two norms do not give the norm of the whole.
+/// The norms of the two parts do not give the norm of a unit's gradient, if that gradient is reduced in two parts.
 void OwnSquares::after_reduction(const ReducedUnit& unit) {
   if (!is_on_ || there_ || setup_.accumulates()) return;
   const double square = unit.gradients.square();

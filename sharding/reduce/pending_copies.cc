@@ -9,7 +9,7 @@
 namespace tessera {
 namespace {
 
-constexpr std::size_t kManyCopies = 256;                   // LibTorch copies so many with a few launches
+constexpr std::size_t kManyCopies = 256;                   // LibTorch copies this many with a few launches
 constexpr std::size_t kManyBytes = std::size_t{32} << 20;  // bytes of gradients that stay until they are copied
 
 }  // namespace

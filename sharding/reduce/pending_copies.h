@@ -13,7 +13,7 @@ class PendingCopies {
  public:
   /// `place`: a view of a bucket, of any dtype. It must not be the place of a copy that waits already.
   void add(const at::Tensor& place, const at::Tensor& gradient);
-  /// Starts all copies.
+  /// Starts all copies that wait.
   void flush();
   /// Starts all copies if there are many, or if the gradients that wait take much memory.
   void flush_if_many();

@@ -31,7 +31,7 @@ struct ReducedUnit {
   Phase phase = Phase::kIdle;
   Memory bucket;
   Memory sum;            ///< used if units are updated in backward
-  bool reduced = false;  ///< whether it was reduced in this round
+  bool reduced = false;  ///< whether the unit was reduced in this round
   bool has_sum = false;  ///< whether `gradient` holds a sum since `reset`, or will hold it
   /// Used if there is only one rank: the gradients taken in this round, and how many had come at the last call of
   /// `Reducer::on_reduced`.

@@ -16,10 +16,11 @@ namespace tessera {
 // This file says when a unit's gradients become sums.
 //
 // `take` packs a gradient into the unit's bucket. A unit whose gradients are complete is kReady; `launch_ready` goes
-// through `order_` and reduces units for as long as the next one is ready. `reduce` starts the reduction of a unit and
-// then lets earlier ones go on (Reductions). `finish` reduces the rest at the end of a backward, then late gradients,
-// and ends all reductions. Where gradients accumulate in place, everything happens in `finish`. Under "reproducible"
-// these places hold the gradients of one microbatch, and `end_microbatch` joins them to the sums that wait.
+// through `order_` and reduces units for as long as the next one is ready. `reduce` starts the reduction of a unit, and
+// then lets reductions that started earlier continue (Reductions). `finish` reduces the rest at the end of a backward,
+// then late gradients, and ends all reductions. Where gradients accumulate in place, everything happens in `finish`.
+// Under "reproducible" these places hold the gradients of one microbatch, and `end_microbatch` joins them to the sums
+// that wait.
 
 Reducer::Reducer(const MemoryPlan& plan, std::vector<Unit*> units, const MeshAxes& axes, Memory memory,
                  ComputeDevice device, GradientVisitor* visitor)
@@ -68,7 +69,7 @@ void Reducer::take(FlatGroup& group, std::size_t parameter, bool counts) {
   counts ? unit.gradients.take(group, parameter, gradient, bucket, is_usual_bucket)
          : unit.gradients.take_zeros(group, parameter, bucket);
   gradient.reset();
-  // In a tree the sum is there when `finish` has joined it.
+  // The unit's sum under "reproducible" is complete only when `finish` has joined it to the tree.
   if (setup_.is_alone && ++unit.taken == unit.gradients.trainable() && !setup_.makes_tree()) summed(unit);
   if (setup_.accumulates()) return copies_.flush_if_many();
   if (!unit.gradients.is_complete()) return;
@@ -92,7 +93,7 @@ void Reducer::summed(ReducedUnit& unit) {
   on_reduced_(*unit.unit);
 }
 
-/// Gives a unit whose sum is complete to the code that updates it. The sum's place is free afterwards.
+/// Gives a unit whose sum is complete to the code that updates the unit. The sum's place is free afterwards.
 void Reducer::agreed(ReducedUnit& unit, const UnitAgreement& agreement) {
   on_summed_(*unit.unit, agreement);
   take_gradients_away(*unit.unit);
@@ -124,7 +125,7 @@ void Reducer::open(ReducedUnit& unit) {
   unit.phase = ReducedUnit::Phase::kFilling;
   if (setup_.accumulates()) {
     if (setup_.makes_tree()) unit.gradients.begin();
-    return;  // otherwise gradients that have arrived count until `reset`
+    return;  // arrived gradients, if not "reproducible", stay marked as arrived until `reset`
   }
   unit.gradients.begin();
   buckets_.open(unit);
@@ -187,14 +188,14 @@ void Reducer::reduce(ReducedUnit& unit) {
 void Reducer::start(ReducedUnit& unit) {
   copies_.flush();
   if (setup_.updates_in_backward() && unit.sum.memory == nullptr) buckets_.place_sum(unit);
-  // Gaps stay zero where gradients lie in their sum's own place: no other unit uses it, so nothing but zeros ever came
-  // into them. Only compressed reductions may leave values that are not finite there. Such a value makes its neighbours
-  // NaN.
+  // Gaps stay zero where gradients lie in their sum's own place: no other unit uses this place, so the gaps never got
+  // anything but zeros. Only compressed reductions may leave values that are not finite there. Such a value makes its
+  // neighbours NaN.
   const PlannedWire& wire = setup_.plan.wire();
   const bool is_compressed = wire.compressed_shard_part > 0 || wire.compressed_replicate_part > 0;
   const bool gaps_are_zero =
       setup_.device.is_queued && buckets_.is_in_place(unit) && !setup_.updates_in_backward() && !is_compressed;
-  const bool is_filled = setup_.makes_tree() && setup_.accumulates();  // end_microbatch has filled it
+  const bool is_filled = setup_.makes_tree() && setup_.accumulates();  // end_microbatch has filled the gaps
   reductions_.begin(unit, take_sum(unit));
   own_.before_reduction(unit);
   for (auto& group : unit.unit->groups) {

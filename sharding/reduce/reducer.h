@@ -113,10 +113,10 @@ class Reducer final : private ReductionEnds {
 
   /// Makes room to measure this rank's own gradients ("noise_scale") on the CPU: a number for each parameter.
   void keep_own_squares() { own_.keep(); }
-  /// Does the same on a GPU, where `squares` adds up the squares of values in buckets. It must outlive its last use,
-  /// and may be replaced between steps.
+  /// Sets `squares`, which adds up the squares of values in buckets on a GPU, to measure this rank's own gradients
+  /// there. `squares` must outlive its last use, and may be replaced between steps.
   void square_by(GradientSquares& squares) { own_.square_by(squares); }
-  /// Sets whether gradients are squared: on their way into buckets, or in buckets on a GPU. It is called when a
+  /// Sets whether gradients are squared: on their way into buckets, or in buckets on a GPU. This is called when a
   /// backward begins, alike
   /// in all backwards of a step. REQUIRES: `keep_own_squares` or `square_by` was called.
   void square_own(bool on) { own_.square(on); }
@@ -141,12 +141,12 @@ class Reducer final : private ReductionEnds {
     notes_.begin_round(digest, weight, samples);
   }
 
-  /// The hook calls this when `parameter`'s gradient is in `.grad`; the gradient is taken and reset. A gradient that
-  /// does not count is taken as zeros, and its parameter does not count as used.
+  /// The hook calls this when `parameter`'s gradient is in `.grad`; the gradient is taken and reset. Zeros are taken in
+  /// place of the gradient if `counts` is false; its parameter does not become used then.
   void take(FlatGroup& group, std::size_t parameter, bool counts = true);
 
-  /// Makes kept gradients a leaf that joins the tree, unless the leaf does not count. Under "reproducible" it is called
-  /// before `finish` of a microbatch's last backward.
+  /// Makes kept gradients a leaf that joins the tree; if `counts` is false, no leaf is made. Under "reproducible" it is
+  /// called before `finish` of a microbatch's last backward.
   void end_microbatch(bool counts = true);
 
   /// Says that the next microbatch belongs to another rank ("deal.backups"). `turn`: how many such microbatches this
@@ -158,9 +158,9 @@ class Reducer final : private ReductionEnds {
   /// alike on all ranks; before the last `finish` of a step, too, where ranks made microbatches again.
   void deal(const MicrobatchOrder& order) { tree_.deal(order); }
 
-  /// Ends a microbatch's backward. Gradients stay in their (unsharded) accumulators if `reduce` is false. Afterwards
-  /// every unit's gradient is in place. `has_batch` false: this rank computed nothing. It takes part in late reductions
-  /// of the units that had late gradients in its last round with a batch.
+  /// Ends a microbatch's backward. Gradients stay in their (unsharded) accumulators if `reduce` is false. Otherwise,
+  /// every unit's gradient is in place afterwards. `has_batch` false: this rank computed nothing. It takes part in late
+  /// reductions of the units that had late gradients in its last round with a batch.
   void finish(bool reduce, bool has_batch = true);
 
   /// This is called after the optimizer has used the gradients: the next gradient taken starts a new sum.
@@ -191,7 +191,7 @@ class Reducer final : private ReductionEnds {
   const ReducerCounts& counts() const { return counts_; }
 
  private:
-  /// The order in which units are reduced, the same on all ranks, and where in it this round is.
+  /// The order in which units are reduced, the same on all ranks, and the position of this round in that order.
   struct Order {
     std::vector<int> units;      ///< unit indices
     std::vector<int> completed;  ///< units completed this round, in this rank's order
@@ -228,7 +228,7 @@ class Reducer final : private ReductionEnds {
   OnReduced on_reduced_;
   std::function<void()> on_gradient_;
   Order order_;
-  std::vector<char> was_late_;  ///< [unit]: it had a late gradient in the last round with a batch
+  std::vector<char> was_late_;  ///< [unit]: whether it had a late gradient in the last round with a batch
   RoundLog* rounds_ = nullptr;
   std::vector<char> expected_;  ///< the argument of the last `expect`
   bool expects_all_ = true;     ///< whether a gradient of every trainable parameter is expected

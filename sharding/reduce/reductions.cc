@@ -89,7 +89,7 @@ struct Reductions::UnitReduction {
   float* scratch = nullptr;  ///< planned
   std::int64_t scratch_taken = 0;
   std::vector<Arena> overflow_scratch;
-  std::vector<GroupReduction> groups;  ///< never more than were reserved, so they do not move
+  std::vector<GroupReduction> groups;  ///< never more than were reserved, so their addresses stay
   Lease sum;                           ///< used where sums are offloaded
   NotesExchange::Notes notes;          ///< used where units are updated in backward
 };
@@ -148,7 +148,8 @@ Reductions::Accumulation Reductions::accumulation_of(const ReducedUnit& unit, co
 
 /// Turns one bucket into this rank's part of the sum: over the shard axis, then over the replicate axis, then onto the
 /// sums of earlier reductions of this step. Each of the two sums over ranks is a reduce-scatter if the placement says
-/// sharded, else an all-reduce. Where ranks' sums are joined in blocks, the sum is there when this returns, or queued.
+/// sharded, else an all-reduce. Where ranks' sums are joined by BlockSums, the sum is complete when this returns, or
+/// queued.
 void Reductions::add(FlatGroup& group) {
   UnitReduction& reduction = newest();
   const ReducedUnit& unit = *reduction.unit;

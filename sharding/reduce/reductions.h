@@ -28,7 +28,7 @@ namespace tessera {
 class ReductionEnds {
  public:
   virtual void summed(ReducedUnit& unit) = 0;
-  /// This is called after `summed` if units are updated in backward, with what came beside the sum.
+  /// This is called after `summed` if units are updated in backward, with the notes that came with the sum.
   virtual void agreed(ReducedUnit& unit, const UnitAgreement& agreement) = 0;
 
  protected:
@@ -51,7 +51,7 @@ class Reductions {
     const NotesExchange& notes;
     ReducerCounts& counts;
   };
-  /// `visitor` is Reducer's. `ends` must outlive this object.
+  /// `visitor` is the visitor that Reducer got. `ends` must outlive this object.
   Reductions(const ReduceSetup& setup, const Parts& parts, GradientVisitor* visitor, ReductionEnds& ends);
   /// Drops the sums of reductions that have not ended: after a failure nobody needs them.
   ~Reductions();
@@ -64,14 +64,14 @@ class Reductions {
 
   /// Begins the reduction of a unit. `sum`: the lease of its sum, where sums are offloaded.
   void begin(ReducedUnit& unit, Lease sum);
-  /// Starts the sum of a group of that unit, whose bucket is filled.
+  /// Starts the sum of a group of the unit that `begin` named; the unit's bucket is filled.
   void add(FlatGroup& group);
-  /// This is called when all groups are added. The unit's bucket goes with the reduction unless gradients accumulate in
-  /// it; its notes are sent if it is updated in backward.
+  /// This is called when all groups are added. From now on the reduction holds the unit's bucket, unless gradients
+  /// accumulate there; the unit's notes are sent if units are updated in backward.
   void post();
   /// Lets earlier reductions go on and end, with the lags of the plan.
   void follow() { follow(setup_.plan.sums().reduction_lag, setup_.plan.sums().end_lag); }
-  /// Ends all reductions.
+  /// Ends all reductions under way.
   void end();
 
  private:

@@ -12,7 +12,7 @@ namespace tessera {
 namespace {
 
 constexpr std::int64_t kLanes = 16;
-constexpr std::int64_t kBlock = 4096;  // elements: what is copied is still in the nearest cache when it is squared
+constexpr std::int64_t kBlock = 4096;  // elements: a copied block is still in the nearest cache when it is squared
 
 /// Element i goes to lane i mod kLanes, and lanes are added by halves, whatever the instruction set.
 template <class T>

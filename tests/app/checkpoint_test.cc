@@ -75,9 +75,9 @@ class Checkpoints : public Workplace {
     if (std::filesystem::exists(path("parts/latest"))) look({"verify", path("parts")});
     return true;
   }
-  /// Continues a copy of path("before") to `steps` steps; each rank dies at its n-th operation of a kind on the files
-  /// of checkpoints. Checks that the checkpoints are whole afterwards. Returns false if there were fewer operations;
-  /// the run then came to its end.
+  /// Continues a copy of path("before") to `steps` steps; each rank dies at its n-th file operation of one kind
+  /// (`site`) on the files of checkpoints. Checks that the checkpoints are whole afterwards. Returns false if there
+  /// were fewer operations; the run then came to its end.
   bool dies_in_a_save(const std::string& site, int n, const std::string& steps, const Words& more = {}) const {
     std::filesystem::remove_all(path("parts"));
     std::filesystem::copy(path("before"), path("parts"), std::filesystem::copy_options::recursive);
@@ -184,7 +184,7 @@ TEST_F(Checkpoints, ResumedRunGivesTheBitsOfOneRun) {
     const std::string listed = look({"ls", path("parts" + n)}).out;
     EXPECT_THAT(listed, AllOf(HasSubstr("step-000000000010"), HasSubstr("step-000000000012"), HasSubstr("latest"),
                               Not(HasSubstr("step-000000000008"))));
-    // The run has nothing left to do, and does nothing.
+    // This run is complete already, so it makes no step.
     EXPECT_THAT(run(run_of(ranks, "12", "parts" + n, "parts.jsonl" + n)).out, HasSubstr("all steps were done before"));
   }
 }
@@ -236,7 +236,7 @@ TEST_F(Checkpoints, RandomKillsChangeNoBits) {
     std::this_thread::sleep_for(std::chrono::milliseconds(200 + up_to(3000)));
     if (kill_some(job, up_to(2) > 0 ? up_to(1) : -1)) {
       ++killed;
-    } else {  // this run had ended before
+    } else {  // this run had ended before the kill
       look({"diff", path("whole"), path("parts")});
       std::filesystem::remove_all(path("parts"));
     }
@@ -271,8 +271,8 @@ TEST_F(Checkpoints, SignalsEndTheStepSaveAndExitWithZero) {
   }
 }
 
-// Fault F7 (docs/faults.md): the second signal ends a rank at once. Here it comes in the save that the first one asked
-// for, which would never end.
+// Fault F7 (docs/faults.md): the second signal ends a rank at once. Here it comes during the save that the first signal
+// asked for; that save would never end.
 TEST_F(Checkpoints, SecondSignalEndsARankAtOnce) {
   run(run_of(2, "4", "parts", "parts.jsonl"));
   // The other rank, whose save does not end either, gets little time (--grace) to end.
@@ -331,9 +331,9 @@ TEST_F(Checkpoints, FullFileSystemKeepsTheCheckpointBefore) {
 }
 
 // Fault F27 (docs/faults.md): while a save goes on beside training, the memory of the ranks' group runs out, and the
-// kernel kills one rank. The launcher is in the memory group around it, which has its own limit. When memory is short,
-// the kernel kills further processes of a group before the first one's memory is free; it could kill the launcher too,
-// and then nobody would report the failure.
+// kernel kills one rank. The launcher is in the memory group around the ranks' group, and the outer group has its own
+// limit. When memory is short, the kernel kills further processes of a group before the first one's memory is free; it
+// could kill the launcher too, and then nobody would report the failure.
 TEST_F(Checkpoints, RankKilledForItsMemoryIsExplained) {
   run(run_of(2, "4", "parts", "parts.jsonl"));
   const MemoryGroup of_job("/sys/fs/cgroup/memory/tessera-test-" + std::to_string(::getpid()));
@@ -359,8 +359,8 @@ TEST_F(Checkpoints, RankKilledForItsMemoryIsExplained) {
   EXPECT_THAT(look({"verify", path("parts")}).out, HasSubstr("step-000000000004"));
 }
 
-// Fault F2 (docs/faults.md): a rank dies at any operation of a save. The others end too, the old checkpoint or the new
-// one is whole, and the next run ends with the bits of a run that was not disturbed.
+// Fault F2 (docs/faults.md): a rank dies at any file operation of a save. The others end too, the old checkpoint or the
+// new one is whole, and the next run ends with the bits of a run that was not disturbed.
 TEST_F(Checkpoints, RankThatDiesInASaveLeavesAWholeCheckpoint) {
   run(run_of(2, "2", "before", "before.jsonl"));
   run(run_of(2, "3", "whole", "whole.jsonl"));
@@ -376,8 +376,8 @@ TEST_F(Checkpoints, RankThatDiesInASaveLeavesAWholeCheckpoint) {
   }
 }
 
-// Fault F3 (docs/faults.md): the same holds for asynchronous saves. Two saves follow each other, and the first goes on
-// beside a step.
+// Fault F3 (docs/faults.md): ranks die at any operation of an asynchronous save, and the checkpoints stay whole. Two
+// saves follow each other, and the first goes on beside a step.
 TEST_F(Checkpoints, DeathInASaveBesideTrainingLeavesAWholeCheckpoint) {
   run(run_of(2, "2", "before", "before.jsonl"));
   run(run_of(2, "4", "whole", "whole.jsonl"));
@@ -390,8 +390,8 @@ TEST_F(Checkpoints, DeathInASaveBesideTrainingLeavesAWholeCheckpoint) {
   }
 }
 
-// Fault F3 (docs/faults.md): rank 1 dies at any operation of a load. Rank 0 ends too, the checkpoint stays as it is,
-// and the next run loads it.
+// Fault F3 (docs/faults.md): rank 1 dies at any file operation of a load. Rank 0 ends too, the checkpoint stays as it
+// is, and the next run loads it.
 TEST_F(Checkpoints, RankThatDiesInALoadLeavesTheCheckpointAsItIs) {
   run(run_of(2, "2", "parts", "parts.jsonl"));
   const auto contents = [&] {
@@ -478,7 +478,7 @@ TEST_F(Checkpoints, OtherNumberOfRanksResumesWithTheSameGlobalBatch) {
   EXPECT_THAT(said.err, AllOf(HasSubstr("gradient_accumulation is 2"), HasSubstr("makes it 6")));
 }
 
-// Ranks are killed at random moments, and each time another number of them goes on.
+// Ranks are killed at random moments, and each time the run goes on with another number of ranks.
 TEST_F(Checkpoints, RandomKillsAndOtherRanksChangeNoLoss) {
   const char* const given = std::getenv("TESSERA_SOAK_SEED");
   const auto seed = given ? static_cast<unsigned>(std::stoul(given)) : std::random_device()();

@@ -42,7 +42,7 @@ class DurableSteps : public Workplace {
   void run_whole(const std::string& steps) const {
     run(run_of(steps, 0, "whole.jsonl", {"--checkpoint-dir", path("whole")}), 600);
   }
-  /// Lets the run go on to its end, and checks that this is the end of run_whole.
+  /// Lets the run go on to its end, and checks that it ends with the state with which run_whole ended.
   void expect_the_same_end(const std::string& steps, const std::string& what) const {
     const Ended last = run(run_of(steps, 3, "parts.jsonl", {"--checkpoint-dir", path("parts")}));
     const Ended same = run_program({TESSERA_PROGRAM, "checkpoint", "diff", path("whole"), path("parts")}, path("look"));
@@ -91,8 +91,8 @@ TEST_F(DurableSteps, RunKilledBeforeItsFirstCommitStartsAgain) {
 
 class DurableStepsDying : public DurableSteps, public ::testing::WithParamInterface<const char*> {};
 
-// Both ranks, or one of them, die at the n-th operation of a kind on the files of commits: in the first commits of a
-// run or in later ones. The next run resumes. If that run dies while it resumes, the run after it resumes.
+// Both ranks, or one of them, die at the n-th file operation of one kind on the files of commits: in the first commits
+// of a run or in later ones. The next run resumes. If that run dies while it resumes, the run after it resumes.
 TEST_P(DurableStepsDying, DeathAtAnyOperationLosesNoCommit) {
   const std::string site = GetParam();
   if (!tests_are_long() && site != "write" && site != "rename") GTEST_SKIP() << "with TESSERA_LONG_TESTS";
@@ -145,7 +145,7 @@ TEST_F(DurableSteps, RandomKillsChangeNoBits) {
     }
     const Ended ended = job.wait(30);
     EXPECT_TRUE(ended.code == 0 || ended.code == 137) << ended.err;
-    if (ended.code == 0) break;  // this run had ended before
+    if (ended.code == 0) break;  // this run had ended before the kill
   }
   expect_the_same_end(all_steps, "");
 }

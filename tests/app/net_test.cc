@@ -122,7 +122,7 @@ class VanishedHost : public Net {
       std::this_thread::sleep_for(std::chrono::milliseconds(100));
     std::this_thread::sleep_for(std::chrono::seconds(2));  // each rank is watched by then
     hosts.cut_off(host);
-    Deadline soon(std::chrono::seconds(35));  // 15 s for the ranks, and 10 s that net_lab gives to later ones
+    Deadline soon(std::chrono::seconds(35));  // 15 s for the first ranks, 10 s more that net_lab gives the others
     const Ended ended = training.wait(100);
     EXPECT_FALSE(soon.passed()) << ended.err;
     EXPECT_EQ(ended.code, 75) << ended.err;
@@ -130,8 +130,8 @@ class VanishedHost : public Net {
   }
 };
 
-// The rank before the first rank of that host tells the others of all ranks of that host, since each group waits for
-// another one of them.
+// Each process group waits for a different rank of that host. So the rank before the host's first rank tells the others
+// that all ranks of the host are lost.
 TEST_F(VanishedHost, IsNamedLongBeforeTheTimeLimit) { expect_end_without(1); }
 
 TEST_F(VanishedHost, WithTheStoreIsNamedLongBeforeTheTimeLimit) { expect_end_without(0); }

@@ -37,7 +37,8 @@ struct Moved {
 };
 using MovedByGroup = std::map<std::string, Moved>;  ///< "gather", "reduce", "replicate", "secondary"
 
-/// Sums up what a plan lists, as CountedCollectives counts it: the bytes of an all-gather are those of one rank's part.
+/// Sums up the collectives that a plan lists, and counts their bytes as CountedCollectives does: the bytes of an
+/// all-gather are those of one rank's part.
 MovedByGroup planned_traffic(const MemoryPlan& plan) {
   MovedByGroup all;
   for (const StepCollective& each : collectives_of_step(plan)) {
@@ -54,7 +55,7 @@ MovedByGroup planned_traffic(const MemoryPlan& plan) {
   return all;
 }
 
-/// Returns what rank 0 moves in the third step.
+/// Returns the traffic that rank 0 makes in the third step, by group.
 MovedByGroup counted_traffic(const Strategy& strategy) {
   std::mutex mutex;
   std::vector<std::unique_ptr<CallsOfGroups>> counts;
@@ -100,7 +101,7 @@ TEST(PlacedTraffic, StepOfEveryLegalPlacementMovesWhatThePlanLists) {
   }
 }
 
-// All gathers of a step but the first one of each unit stay inside a host.
+// All gathers of a step stay inside a host, except for the first gather of each unit.
 TEST(PlacedTraffic, StepWithASecondCopyMovesWhatThePlanLists) {
   Topology topology;
   topology.world_size = kRanks;

@@ -479,7 +479,7 @@ TEST_F(Train, CsvAndEventFilesHoldTheNumbersOfJsonLines) {
   EXPECT_THAT(ended.out, HasSubstr("metrics are in " + path("table.csv")));
   EXPECT_THAT(ended.out, HasSubstr("metrics are in " + path("board/a/events.out.tfevents.")));
 
-  // There is a row for each step, and one for the evaluation behind the second and the third.
+  // There is a row for each step, and one for the evaluation after the second and after the third.
   const std::vector<Words> table = table_of(path("table.csv"));
   EXPECT_EQ(column_of(table, "step"), (Words{"1", "2", "2", "3", "3"}));
   for (const Words& row : table) EXPECT_EQ(row.size(), table[0].size());
@@ -582,7 +582,8 @@ TEST_F(Train, EvaluationIsTheSameOnAnyRanksAndChangesNothing) {
   EXPECT_EQ(lines[1].at("after_step"), 3);
   EXPECT_LT(lines[1].at("eval_loss").get<double>(), 5.6);
   EXPECT_EQ(lines[0].at("eval_tokens").get<int>(), 1999 / 16 * 16);  // each sample comes once
-  // A step does not count what the evaluation before it gathered; the step still finds some of those units gathered.
+  // A step does not count the units that the evaluation before it gathered; some of these are still gathered when the
+  // step begins.
   EXPECT_LE(steps("evaluated")[2].at("bytes_gathered"), steps("plain")[2].at("bytes_gathered"));
 }
 

@@ -1,4 +1,4 @@
-// A LatencyHistogram tells the percentiles of known times, from a nanosecond to hours.
+// Tests that a LatencyHistogram gives the right percentiles of known times, from a nanosecond to hours.
 
 #include "runtime/base/metrics/latency_histogram.h"
 

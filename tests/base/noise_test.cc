@@ -68,7 +68,7 @@ TEST(Noise, IsUncorrelatedBetweenElementsHalvesStepsAndStreams) {
   }
 }
 
-// An element's own noise over the steps is what makes its moments right on average.
+// The noise of one element must be uniform over the steps, so that the element's moments are right on average.
 TEST(Noise, OneElementsNoiseIsUniformOverSteps) {
   constexpr int kSteps = 1 << 14;
   const double limit = 6.0 * 18918.0 / std::sqrt(kSteps);  // 18918 is the standard deviation of uniform 16-bit numbers

@@ -162,7 +162,7 @@ TEST(Commit, NestedPartsReadBackAndCutsAreRefused) {
   EXPECT_FALSE(read_parts(text + "x", read));
 }
 
-// A process that was forked from a rank, such as a DataLoader's worker, neither releases the lock nor keeps it.
+// A process that was forked from a rank, such as a DataLoader's worker, neither releases the rank's lock nor keeps it.
 TEST(CommitLog, ForkedProcessNeitherKeepsNorReleasesTheLock) {
   const ScratchFolder folder;
   auto log = CommitLog::open(folder.path(), 0, "rank 0");
@@ -185,8 +185,8 @@ TEST(CommitLog, ForkedProcessNeitherKeepsNorReleasesTheLock) {
   for (const int end : ready) ::close(end);
 }
 
-// The n-th operation of a kind fails. The commit before it still exists then, and this commit is whole or does not
-// exist.
+// The n-th file operation of one kind fails. The commit before it still exists then, and this commit is whole or does
+// not exist.
 TEST(CommitLog, EveryFailedOperationKeepsTheCommitBefore) {
   for (const FaultSite site : {FaultSite::kOpen, FaultSite::kWrite, FaultSite::kFsync, FaultSite::kRename}) {
     for (std::int64_t n = 1;; ++n) {

@@ -29,7 +29,7 @@ std::string changed_manifest(const std::string& text, const std::string& from, c
 
 std::string content_of(const std::string& path);
 
-/// Returns the header of a safetensors file with this JSON, without padding, as other programs may write it.
+/// Returns the header of a safetensors file with the JSON text `json`, without padding, as other programs may write it.
 std::string head_of(const std::string& json);
 void write_content(const std::string& path, std::string_view bytes);
 

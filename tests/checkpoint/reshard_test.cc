@@ -176,7 +176,7 @@ TEST(Reshard, FailedReshardingLeavesNothing) {
       if (hits == 0) break;
       EXPECT_FALSE(status.ok()) << n;
       const auto there = list_checkpoints(folder.path(), kWho);
-      if (!there->empty()) opened(folder.path() + "/" + (*there)[0].name);  // it was committed before the error
+      if (!there->empty()) opened(folder.path() + "/" + (*there)[0].name);  // the copy was committed before the error
     }
   }
 }

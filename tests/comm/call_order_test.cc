@@ -45,8 +45,8 @@ TEST(CallOrder, ComputingRankIsNotAccused) {
   EXPECT_EQ(disagreement_of({waiting(at(0, 5, 2), "gather")}), "");
 }
 
-// Rank 0 has ended the call in which rank 2 still waits, and waits in its next call: all ranks have begun rank 2's
-// call, so it will end.
+// Rank 0 has ended the call in which rank 2 still waits, and rank 0 waits in its next call: all ranks have begun rank
+// 2's call, so it will end.
 TEST(CallOrder, CallThatAllRanksHaveBegunIsNoDisagreement) {
   EXPECT_EQ(disagreement_of({waiting(at(0, 5, 3, 0, 3), "reduce"), waiting(at(1, 5, 3, 0, 3), "reduce"),
                              waiting(at(2, 5, 2, 0, 3), "gather")}),

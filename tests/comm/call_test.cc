@@ -21,8 +21,8 @@ CallSignature flipped(CallSignature call, int first, int second) {
   return call;
 }
 
-// Two changes must not cancel each other, wherever they are in the signature. `first == second` leaves the call
-// unchanged.
+// Two changed bits must not cancel each other in the digest, wherever they are in the signature. `first == second`
+// leaves the call unchanged.
 TEST(CallSignature, DigestsOfSignaturesThatDifferInTwoBitsDiffer) {
   const CallSignature call = make_signature(Operation::kReduceScatter, "blocks.3", DType::kBF16, 4096, 1);
   std::unordered_map<std::uint64_t, std::pair<int, int>> seen;

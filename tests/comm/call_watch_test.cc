@@ -73,8 +73,8 @@ class Told {
   std::jthread teller_;
 };
 
-/// Stands for a call of the other library. It ends after `most`, or when the ranks have a verdict, since the process
-/// would end otherwise. Returns the mesh's status at that time.
+/// Stands for a call of the other library. The call ends after `most`, or when the ranks have a verdict, since the
+/// process would end otherwise. Returns the mesh's status at that time.
 absl::Status outside_barrier(const Mesh& mesh, std::chrono::milliseconds most) {
   const auto is_told = [&] { return groups_of(mesh).store().get("waits/verdict", 0ms).ok(); };
   {

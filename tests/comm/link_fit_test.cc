@@ -31,8 +31,8 @@ void expect_choices(const LinkFit& fit, const std::vector<Choice>& choices) {
   }
 }
 
-// Rounds cost little and messages much, as where one core sends them all. The fewest messages win, unless there are
-// many bytes.
+// Rounds cost little and messages much, as where one core sends them all. Algorithms with the fewest messages win,
+// unless there are many bytes.
 TEST(LinkFit, CostlyMessagesChooseAlgorithmsWithFewMessages) {
   const LinkFit fit{.round_s = 1e-6, .message_s = 20e-6, .byte_s = 1e-9, .add_s = 1e-10};
   expect_choices(fit, {

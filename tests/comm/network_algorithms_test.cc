@@ -56,7 +56,7 @@ Topology topology_of(int rank, int ranks, int port) {
   return topology;
 }
 
-/// Joins a group over Gloo whose calls use the algorithm `now`.
+/// Joins a group over Gloo whose calls use the algorithm that `now` has at the time of the call.
 absl::StatusOr<std::shared_ptr<Collectives>> join_gloo(int rank, int ranks, int port, std::shared_ptr<Algorithm> now,
                                                        double timeout_s = kNeverPassed) {
   TESSERA_ASSIGN_OR_RETURN(auto store, tcp_store(topology_of(rank, ranks, port), kNeverPassed));
@@ -305,7 +305,7 @@ TEST(SentByNetworkAlgorithms, MessagesAndBytesEqualTheFormulas) {
   }
 }
 
-// A call takes the direct way if there is no such algorithm for it.
+// A call takes the direct way if the wanted algorithm does not exist for its operation.
 TEST(SentByNetworkAlgorithms, CallsWithoutTheAlgorithmAreSentDirectly) {
   EXPECT_EQ(sent_by_all(4, Algorithm::kRing, Operation::kAllReduce, DType::kF32, 10), (Sent{12, 12 * 40}));
   EXPECT_EQ(sent_by_all(4, Algorithm::kHalving, Operation::kAllGather, DType::kF32, 10), (Sent{12, 12 * 40}));
@@ -313,7 +313,7 @@ TEST(SentByNetworkAlgorithms, CallsWithoutTheAlgorithmAreSentDirectly) {
 }
 
 /// Makes a lossless all_reduce and reduce_scatter of `input` on each rank, checks that they have the bits of plain
-/// calls, and returns their bytes on the wire as shares of what plain calls send.
+/// calls, and returns their bytes on the wire as shares of the bytes that plain calls send.
 std::pair<double, double> packed_shares(int ranks, DType dtype, const std::vector<float>& input) {
   const auto mailboxes = std::make_shared<testing::Mailboxes>();
   const auto store = memory_store();
@@ -499,14 +499,15 @@ class FailuresInRounds : public ::testing::TestWithParam<Failing> {
     ForkedRanks ranks(what.ranks, call_until_failure(timeout_s));
     for (int rank = 0; rank < what.ranks; ++rank)
       ASSERT_TRUE(told(ranks.store(), "working/" + std::to_string(rank)).ok());
-    Deadline soon(std::chrono::seconds(signal == SIGSTOP ? 7 : 10));  // Gloo sometimes loses the end of a connection
+    Deadline soon(std::chrono::seconds(signal == SIGSTOP ? 7 : 10));  // Gloo sometimes misses that a connection ended
     ranks.signal(1, signal);
     const std::string operation(name_of(what.operation));
     for (int rank = what.ranks - 1; rank >= 0; --rank) {
       if (rank == 1) continue;
       const RankEnd end = ranks.wait(rank);
       EXPECT_EQ(end.exit_code, ExitCode::kPeerLost) << end.message << ", signal " << end.signal;
-      // A rank that missed the end of its connection answers after the others have asked, so it may be named too.
+      // A rank that did not notice the end of its connection answers after the others have asked, so it may be named
+      // too.
       EXPECT_THAT(end.message, AllOf(HasSubstr("rank " + std::to_string(rank) + "/" + std::to_string(what.ranks) +
                                                " blocks.3 " + operation + " #"),
                                      ContainsRegex("; rank (0, )?1([-,][-, 0-9]*)? do(es)? not answer")));
@@ -520,7 +521,7 @@ TEST_P(FailuresInRounds, KilledRankIsNamedByTheOthers) { expect_named(kNeverPass
 TEST_P(FailuresInRounds, StoppedRankIsNamedAtTheTimeLimit) { expect_named(patient_s(1), SIGSTOP); }
 
 /// Returns how rank 0 ends in `call` after rank 1 has failed while its connections stay open. Connections look like
-/// this to a rank whose network library has lost their end.
+/// this to a rank whose network library did not notice that they ended.
 RankEnd end_of_lonely(const std::function<Work(Collectives&)>& call) {
   const int port = free_port();
   ForkedRanks ranks(2, [&](int rank, KeyValueStore& outside) -> absl::Status {
@@ -596,7 +597,7 @@ void wait_until_watched() {
   for (;;) raise(SIGKILL);
 }
 
-// Gloo loses the end of a connection about once in 300 kills. Here no connection over Gloo ends.
+// Gloo does not notice the end of a connection about once in 300 kills. Here no connection over Gloo ends.
 TEST(FailureWithOpenConnections, KilledRankIsNamedThoughItSaidNothing) {
   std::array<std::unique_ptr<ForkedRanks>, 2> worlds;  // side by side, since each waits for seconds
   for (int killed = 0; killed < 2; ++killed) {

@@ -95,8 +95,8 @@ INSTANTIATE_TEST_SUITE_P(Worlds, ProcessMesh,
                                          World{4, 2, TransportChoice::kAuto, "hierarchical(host, gloo)"},
                                          World{4, 2, TransportChoice::kGloo, "gloo"}));
 
-// Calls between hosts ask for their algorithm, too. A group there is made of one group inside each host and one across
-// hosts.
+// Calls between hosts ask for their algorithm, too. A group across hosts is made of one group inside each host and one
+// that joins the hosts.
 TEST(ProcessMeshTest, CallsOverGlooAskForTheirAlgorithm) {
   for (const World& world :
        {World{3, 1, TransportChoice::kGloo, "gloo"}, World{4, 2, TransportChoice::kAuto, "hierarchical(host, gloo)"}}) {
@@ -178,14 +178,15 @@ struct RankOfMpirun {
   int rank, ranks, port;
 };
 
-/// Returns nothing in the process that run_by_mpirun has not started.
+/// Returns nothing in a process that run_by_mpirun has not started.
 std::optional<RankOfMpirun> rank_of_mpirun() {
   if (!std::getenv("TESSERA_TEST_MPI_PORT")) return std::nullopt;
   const auto number = [](const char* name) { return std::stoi(std::getenv(name)); };
   return RankOfMpirun{number("OMPI_COMM_WORLD_RANK"), number("OMPI_COMM_WORLD_SIZE"), number("TESSERA_TEST_MPI_PORT")};
 }
 
-/// Runs the current test again on ranks that mpirun starts, and expects that it passes on each. Skips it without MPI.
+/// Runs the current test again on ranks that mpirun starts, and expects that it passes on each. Skips the test where
+/// there is no MPI.
 void run_by_mpirun([[maybe_unused]] int ranks) {
 #ifdef TESSERA_MPI_FILE
   if (!std::filesystem::exists("/usr/bin/mpirun")) GTEST_SKIP() << "there is no /usr/bin/mpirun (Debian: openmpi-bin)";
@@ -697,7 +698,7 @@ void wait_until_working(ForkedRanks& ranks, int count) {
 TEST(GlooFailures, KilledRankIsNamedByTheOthers) {
   ForkedRanks ranks(3, sum_until_failure(3, free_port(), kNeverPassed));
   wait_until_working(ranks, 3);
-  Deadline soon(12s);  // Gloo may lose the end of a connection; CallWatch then ends the call
+  Deadline soon(12s);  // Gloo may miss the end of a connection; CallWatch then ends the call
   ranks.signal(1, SIGKILL);
   std::string both;
   for (int rank : {2, 0}) {
@@ -715,7 +716,7 @@ TEST(GlooFailures, KilledRankIsNamedByTheOthers) {
 TEST(GlooFailures, KilledRankZeroThatServesTheStoreIsNamed) {
   ForkedRanks ranks(3, sum_until_failure(3, free_port(), kNeverPassed));
   wait_until_working(ranks, 3);
-  Deadline soon(12s);  // Gloo may lose the end of a connection (see above)
+  Deadline soon(12s);  // Gloo may miss the end of a connection (see above)
   ranks.signal(0, SIGKILL);
   for (int rank : {1, 2}) {
     const RankEnd end = ranks.wait(rank);
@@ -803,7 +804,8 @@ void connect_in_silence(int port, int count, bool at_once, std::vector<int>& soc
   }
 }
 
-/// Strangers come to `most_ports` ports of two ranks, and to the store before the ranks have met: `count` to each.
+/// Strangers (processes that are no ranks of the job) connect to `most_ports` ports of two ranksand to the store,
+/// before the ranks have met: `count` connections to each.
 struct Strangers {
   int count;
   bool at_once;

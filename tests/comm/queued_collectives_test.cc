@@ -1,4 +1,4 @@
-// Tests collectives that a backend queues, over a backend that is as late as NCCL may be.
+// Tests collectives that a backend queues; the backend of the test is as late as NCCL may be.
 
 #include "runtime/comm/device/queued_collectives.h"
 
@@ -68,8 +68,8 @@ void on_queued(int ranks, double timeout_s, const std::function<void(Queued&)>& 
 
 std::string text_of(const absl::Status& status) { return message_of(status); }
 
-/// Returns the seconds that a call may take in tests where it takes too long. They grow with the machine's load, so
-/// that the watch does not find a call that was merely not scheduled.
+/// Returns the time limit in seconds for tests in which a call takes too long. The limit grows with the machine's load,
+/// so that the watch does not find a call that was merely not scheduled.
 double little_s() { return patient_s(0.3); }
 
 absl::Status status_in_time(const Collectives& group) {
@@ -166,7 +166,7 @@ TEST(QueuedCollectives, StuckCallEndsTheGroup) {
   });
 }
 
-/// Each of these calls takes less than one call's time limit, and all together take more.
+/// Each of these calls takes less than one call's time limit, and all of them together take more than that limit.
 TEST(QueuedCollectives, TimeLimitCountsEachCallByItself) {
   const double timeout_s = patient_s(1);
   on_queued(1, timeout_s, [&](Queued& queued) {
@@ -181,7 +181,7 @@ TEST(QueuedCollectives, TimeLimitCountsEachCallByItself) {
   });
 }
 
-/// Compute may take as long as it likes before the device comes to a call; then the call's time begins.
+/// Computation may take as long as it likes before the device comes to a call; the call's time limit begins only then.
 TEST(QueuedCollectives, TimeLimitBeginsWhenTheDeviceReachesTheCall) {
   on_queued(1, little_s(), [](Queued& queued) {
     queued.is_reached = false;

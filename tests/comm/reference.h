@@ -59,8 +59,8 @@ inline Bytes random_values(DType dtype, std::size_t numel, std::uint32_t seed) {
   return data;
 }
 
-/// Adds values exactly as rule 3 of collectives.h says: neighbours are added, an odd last one is carried up, until one
-/// is left.
+/// Adds values exactly as rule 3 of collectives.h says: neighbours are added, and a last value without a neighbour goes
+/// up to the next level, until one value is left.
 inline float tree_of(std::vector<float> values) {
   while (values.size() > 1) {
     std::vector<float> next;

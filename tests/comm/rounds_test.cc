@@ -1,5 +1,5 @@
-// Plays the rounds of collectives without a network. What each rank holds is written out as text, so that the order of
-// addition shows.
+// Carries out the rounds of collectives without a network. The content of each rank's slices is written as text, so
+// that the order of addition shows.
 
 #include <gtest/gtest.h>
 
@@ -25,7 +25,7 @@ std::string tree(int first, int count) {
   return "(" + tree(first, left) + "+" + tree(first + left, count - left) + ")";
 }
 
-/// A group that plays the rounds of all its ranks.
+/// A group that carries out the rounds of all its ranks.
 struct Play {
   explicit Play(int ranks, std::size_t slices) : held(ranks, std::vector<std::string>(slices)), rounds(ranks) {}
 

@@ -183,7 +183,7 @@ TEST(Topology, SlurmStepsTasksGoBeforeTheJobs) {
   const auto two = resolve(with(kSlurm, {{"SLURM_NTASKS", "16"}, {"SLURM_STEP_NUM_TASKS", "8"}}));
   ASSERT_TRUE(two.ok()) << two.status();
   EXPECT_EQ(two->world_size, 8);
-  // The ranks of MPI are started inside such a shell.
+  // The ranks of MPI are started inside the shell of salloc.
   const auto inside = resolve(with(shell, kOpenMpi));
   ASSERT_TRUE(inside.ok()) << inside.status();
   EXPECT_EQ(inside->launcher, "openmpi");
@@ -236,7 +236,7 @@ TEST(Topology, OpenMpiPmiAndMvapichVariablesAreRead) {
   EXPECT_EQ(resolve(kPmi)->describe(), "rank 3/4 (pmi), host 1, local rank 1");
   EXPECT_EQ(resolve(kMvapich)->describe(), "rank 3/4 (mvapich2), host 0, local rank 3");
   EXPECT_EQ(resolve(kOpenMpi)->master_addr, "127.0.0.1");
-  // MVAPICH2's process manager speaks PMI too, without the local ranks.
+  // MVAPICH2's process manager uses PMI too, but it does not give local ranks.
   EXPECT_EQ(resolve(with(kMvapich, {{"PMI_RANK", "3"}, {"PMI_SIZE", "4"}}))->launcher, "mvapich2");
 }
 
@@ -303,7 +303,7 @@ TEST(Topology, ContradictoryVariablesAreRefusedByName) {
   }
 }
 
-/// One launcher inside another, and the launcher that counts; null if both are refused.
+/// One launcher inside another, and the launcher whose variables are used; null if both are refused.
 struct Nesting {
   const char* name;
   Variables inner, outer;

@@ -1,4 +1,4 @@
-// Tests placements that are said by axes of the mesh: which are legal, what the errors say, and what names mean.
+// Tests placements that are given by axes of the mesh: which are legal, what the errors say, and what names mean.
 
 #include "runtime/config/placement_rows.h"
 

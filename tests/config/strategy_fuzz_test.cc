@@ -165,7 +165,7 @@ TEST(StrategyFuzz, EveryPrefixOfAFileIsRefused) {
   for (std::size_t length = 0; length <= end; ++length) EXPECT_FALSE(check(text.substr(0, length))) << length;
 }
 
-// Any value of the table may appear at any key: right kinds in wrong places, and combinations of keys.
+// Any value of the table may appear at any key: values of the right kind at a wrong key, and combinations of keys.
 TEST(StrategyFuzz, ShuffledValuesAreAcceptedOnlyIfTheSchemaAccepts) {
   std::vector<std::string> values = {"null",  "{}",   "[]",      "-1",     "1.5",
                                      "1e300", "\"\"", "[1,2,3]", "[true]", "18446744073709551615"};

@@ -14,7 +14,8 @@
 
 namespace tessera {
 
-/// Puts little-endian bytes together by hand: formats as their documents describe them, not as our writers write them.
+/// Puts little-endian bytes together by hand, so that files have the formats that documents describe, and not those
+/// that our writers write.
 class Bytes {
  public:
   template <typename T>

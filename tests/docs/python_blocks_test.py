@@ -28,7 +28,7 @@ class LlamaDecoderLayer(nn.Linear):
 
 
 class Model(nn.Module):
-    """Has what blocks name: layers, a head and a backbone."""
+    """Has the members that blocks name: layers, a head and a backbone."""
 
     def __init__(self):
         super().__init__()
@@ -49,8 +49,8 @@ class Samples(Dataset):
 
 
 def values():
-    """Returns a dictionary from each name to the variables that a block with this name needs. A later name may use an
-    earlier one."""
+    """Returns a dictionary from each name to the variables that a block with this name needs. Variables of a later name
+    may use those of an earlier name."""
     model, data = Model(), Samples()
     loader = DataLoader(data, 4)
     strategy = {"units": {"classes": ["LlamaDecoderLayer"]}, "lr_schedule": {"type": "manual"},

@@ -1,5 +1,5 @@
-// A steady step takes nothing from the heap beyond what the module itself takes. Every operator new of the process is
-// counted for the thread that called it, which is one rank. (Tensors' data does not come from operator new.)
+// Tests that a steady step takes nothing from the heap beyond what the module itself takes. Every operator new of the
+// process is counted for the thread that called it, which is one rank. (Tensors' data does not come from operator new.)
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -84,7 +84,7 @@ TEST(Allocations, SteadyStepAllocatesNothing) {
   on_placements(kInMemory, 2, expect_steady_step, update_whole_tensors);
 }
 
-// This is a whole step, from the end of the step before: the wait for data begins and ends in it, and calls are timed.
+// The counted step is whole: it begins at the end of the step before, so the wait for data lies in it. Calls are timed.
 TEST(Allocations, TimedCallsAllocateNothing) {
   const auto body = [](const Mesh& mesh, const Strategy& strategy) {
     const auto of_a_step = [&](bool timed) {
@@ -120,8 +120,8 @@ TEST(Allocations, ForwardAndBackwardAllocateNoMoreThanThePlainModule) {
   for (const auto update : kUpdates) on_each_placement(2, expect_no_more_than_plain_module, update);
 }
 
-// Pulls are counted in forward and pushes in the step, with a bound on staleness, for which ranks wait, and without
-// one.
+// Pulls are counted in forward and pushes in the step: once with a bound on staleness, for which ranks wait, and once
+// without a bound.
 TEST(Allocations, AsynchronousPullsAndPushesAllocateNothing) {
   for (const bool is_bound : {false, true}) {
     Strategy strategy = tiny_strategy(ShardingStrategy::kShardOptimizer);

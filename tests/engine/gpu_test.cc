@@ -151,8 +151,8 @@ TEST_F(Gpu, OneRankTrainsAsOnTheCpuUnderEveryStrategy) {
   }
 }
 
-/// Records lie in pinned memory of the host, and in files. Some tensors are so large that several copies are under way,
-/// others are small.
+/// Records lie in pinned memory of the host, and in files. Some tensors are so large that several of their copies are
+/// under way at once; others are small.
 TEST_F(Gpu, OffloadedMastersAndStatesChangeNoBits) {
   for (const int ranks : {1, 2}) {
     for (const DType dtype : {DType::kF32, DType::kBF16, DType::kF16}) {
@@ -248,7 +248,7 @@ struct WantsTooMuch : torch::autograd::Function<WantsTooMuch> {
   }
 };
 
-/// LibTorch's own allocator fails, and the Engine says what memory holds and what would need less.
+/// LibTorch's own allocator fails, and the Engine says what takes up memory and what would need less of it.
 TEST_F(Gpu, OutOfMemoryIsExplained) {
   on_ranks(1, [](int, int port) -> std::string {
     const Mesh mesh = mesh_of(0, 1, port, TransportChoice::kNccl);
@@ -314,7 +314,7 @@ TEST_F(Gpu, UpdatesInBackwardChangeNoBit) {
   }
 }
 
-/// Hosts make these sums, over Gloo, so they have the same bits however strategies call for them.
+/// Hosts make these sums, over Gloo, so they have the same bits, whichever collectives a strategy calls.
 TEST_F(Gpu, CompressedSumsAreTheSameUnderEveryStrategy) {
   constexpr ShardingStrategy kWhole[] = {ShardingStrategy::kNoShard, ShardingStrategy::kShardOptimizer,
                                          ShardingStrategy::kShardGradients};
@@ -613,7 +613,7 @@ TEST_F(Gpu, OffloadedStateOfEveryRuleChangesNoBits) {
           Strategy strategy = strategy_of(ShardingStrategy::kFullShard, dtype, TransportChoice::kCudaHost);
           strategy.optimizer = config;
           strategy.ema.decay = 0.75;
-          strategy.gradient_clipping = 0;  // clipping does not go with updates in backward
+          strategy.gradient_clipping = 0;  // clipping is impossible with updates in backward
           const Trained in_memory = train_on(mesh, strategy, options);
           for (const Lying& lying : kLying) {
             strategy.optimizer.in_backward = lying.in_backward;

@@ -66,8 +66,8 @@ std::int64_t allocated_now() {
   return -1;
 }
 
-/// Trains in a process that may allocate `bytes` beside what it has now, and then, if it is asked to, writes files of
-/// weights. Ends the process with 0, or with the error's exit code and its text on standard error.
+/// Trains in a process that may allocate `bytes` more than it has allocated now, and then writes files of weights if
+/// `writes_weights`. Ends the process with 0, or with the error's exit code and its text on standard error.
 [[noreturn]] void train_in(std::int64_t bytes, OnDisk on_disk, bool writes_weights = false) {
   torch::set_num_threads(1);
   at::ones({64, 64}).matmul(at::ones({64, 64}));  // this takes memory that LibTorch allocates once

@@ -64,8 +64,8 @@ long faults() {
   return usage.ru_minflt;
 }
 
-// A malloc without this setting gives the heap's end back, so the tensors of the second step cause as many page faults
-// as those of the first.
+// A malloc without this setting gives the end of the heap back to the system, so the tensors of the second step cause
+// as many page faults as those of the first.
 TEST(TensorHeap, FreedMemoryOfAStepIsKeptForTheNext) {
 #ifdef __SANITIZE_ADDRESS__
   GTEST_SKIP() << "a sanitizer has a malloc of its own";

@@ -10,7 +10,7 @@
 namespace tessera::testing {
 namespace {
 
-/// Returns the numbers of the last line that begins with `word`, by name, as in "epoch 3  loss 0.5  right 0.9".
+/// Returns {name: number} of the last line that begins with `word`, such as "epoch 3 loss 0.5 right 0.9".
 std::map<std::string, double> last_line(const std::string& output, const std::string& word) {
   std::map<std::string, double> numbers;
   std::istringstream lines(output);

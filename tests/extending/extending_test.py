@@ -1,8 +1,9 @@
 """The patches of docs/extending*.md fit the tree, touch few files, and what they add builds and passes its tests.
 
-With TESSERA_LONG_TESTS, each patch is applied to a copy of the tree. The targets without LibTorch that it concerns are built and run there.
-Sources with LibTorch are compiled, and not linked: a header that nearly every one includes has changed, so that would
-be a whole build. The last check removes the new row from the table of transports, which the compiler must refuse.
+With TESSERA_LONG_TESTS, each patch is applied to a copy of the tree. The targets without LibTorch that the patch
+concerns are built and run there. Sources with LibTorch are compiled, and not linked: a header that nearly every one
+includes has changed, so that would be a whole build. The last check removes the new row from the table of transports,
+which the compiler must refuse.
 
 Usage: extending_test.py ROOT BUILD
 """

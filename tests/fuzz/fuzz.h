@@ -15,7 +15,7 @@ inline std::string_view text_of(const std::uint8_t* data, std::size_t size) {
   return {reinterpret_cast<const char*>(data), size};
 }
 
-/// Ends the process if a reader has broken a promise, and so shows the input.
+/// Ends the process if a reader has broken a promise, so that libFuzzer shows the input.
 inline void expect(bool is_kept, const char* promise) {
   if (is_kept) return;
   std::fprintf(stderr, "not kept: %s\n", promise);

@@ -1,4 +1,4 @@
-// Fuzzes manifest.json of a checkpoint: what is read can be written, and is read again as the same.
+// Fuzzes manifest.json of a checkpoint: a manifest that was read can be written, and reads the same again.
 
 #include "checkpoint/manifest.h"
 

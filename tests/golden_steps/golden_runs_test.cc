@@ -155,15 +155,15 @@ void write_states(const std::string& path, GoldenFile::Lines& lines) {
     }
     if (bytes > 0) lines.push_back(c10::str(kind, ": ", bytes, " bytes, ", hash_text(hash.value())));
   }
-  std::map<std::int64_t, std::int64_t> parameters;  // [updates]: number of parameters with so many
+  std::map<std::int64_t, std::int64_t> parameters;  // [updates]: number of parameters that had as many
   for (const SavedParameter& parameter : manifest.parameters) ++parameters[parameter.updates];
   std::string updates = "updates:";
   for (const auto& [times, count] : parameters) updates += c10::str(" ", times, " of ", count);
   lines.push_back(updates);
 }
 
-/// If activations are read before they have been written to disk, they come from memory. So their reads, and with them
-/// those of all files, depend on how fast a disk is.
+/// If activations are read before they have been written to disk, they come from memory. So the number of these reads,
+/// and the number of reads of all files, depend on how fast a disk is.
 void write_traffic(const Engine& engine, GoldenFile::Lines& lines) {
   const TrafficCounts traffic = engine.traffic();
   Line("gathers")

@@ -3,8 +3,9 @@
     Usage: python3 comments_test.py SOURCE COMPILER INCLUDE[:INCLUDE...]
 
 Code is what a comment indents by three spaces or more behind an empty comment line, unless it is a list. Each piece
-becomes a function of one translation unit, beside the names that comments take for granted (prelude.h); one that holds
-`main` stands for itself. "..." stands for the reader's own code: for no statement, or for no arguments in parentheses.
+becomes a function of one translation unit, beside the names that comments take for granted (prelude.h); a piece that
+holds `main` is not put into a function. "..." stands for the reader's own code: for no statement, or for no arguments
+in parentheses.
 """
 
 import pathlib

@@ -12,7 +12,7 @@ class Case:
     """One process of a command, or, with `ranks`, one process for each rank of a job.
 
     It runs in the folder `inside`, which holds what seeds.py makes and `prepare` changes. Beside it lies the folder `outside`, with
-    copies of the same files: links lead there. Nothing there may be opened or changed.
+    copies of the same files: links point to them. Nothing in `outside` may be opened or changed.
     """
     group: str  # files, links, limits or network
     place: str  # the file, the port or the limit that is hostile
@@ -28,9 +28,9 @@ class Case:
     limits: dict = dataclasses.field(default_factory=dict)  # limits of the process, by names of machine.LIMITS
     disk: int = 0  # bytes of a file system of its own that is mounted at inside/disk; 0: none
     as_nobody: bool = False  # the case runs without root's rights, since limits and permissions do not bind root
-    stdout: str = ""  # a file in place of the pipe
+    stdout: str = ""  # a file that gets stdout; empty: a pipe gets it
     ranks: int = 0  # number of ranks of a job with a store; 0: a single process
-    only: tuple = ()  # ranks that come; empty: all
+    only: tuple = ()  # ranks that are started; empty: all
     stranger: Optional[Callable] = None  # a function that runs beside the ranks, in a process of its own: stranger(Job)
     late: tuple = ()  # ranks that wait until the stranger has said Job.go_on()
     at_rest: float = 20  # seconds on a machine at rest, after which it counts as hanging

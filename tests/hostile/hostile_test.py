@@ -1,5 +1,5 @@
-"""Tests hostile files, links, limits of the process and strangers on the network. None of them may cause a signal, a
-hang, memory without bound, or a change outside of the folder of a case.
+"""Tests hostile files, links, limits of the process, and strangers (processes outside the job) on the network. None of
+them may cause a signal, a hang, memory without bound, or a change outside of the folder of a case.
 
     Usage: python3 hostile_test.py path/to/hostile_commands.so path/to/tessera [--all] [-k PART_OF_A_NAME] [-v] [--list]
 
@@ -40,7 +40,7 @@ def all_cases():
 
 
 def pairs_of(case):
-    """Returns the pairs that this case shows."""
+    """Returns the pairs (of place, family and command) that this case covers."""
     return set(itertools.combinations([("group", case.group), ("place", case.place), ("kind", case.kind), ("command", case.command)], 2))
 
 

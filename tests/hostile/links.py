@@ -55,8 +55,8 @@ OUTPUTS = [("--metrics", TRAIN, "out"), ("--trace", TRAIN, "out"), ("--save-weig
 
 
 def outputs():
-    """Returns cases in which something exists at the path of an output. The command changes neither that nor its
-    target."""
+    """Returns cases in which something exists at the path of an output. The command changes neither what exists there
+    nor, if it is a link, its target."""
     def made(path):
         path.write_text("results")
     ways = [("a link to a file outside", "link", lambda at: at.symlink_to(os.path.relpath(mutations.outside_of(at.with_name("text")), at.parent))),

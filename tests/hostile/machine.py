@@ -26,7 +26,7 @@ from free_port import free_port  # noqa: E402
 from patience import measure_reference, patient, REFERENCE_AT_REST  # noqa: E402
 
 NOBODY = 65534
-PROTECTION = 4 << 30  # bytes of address space above what a process begins with: this machine is not to suffer from a case that asks for all
+PROTECTION = 4 << 30  # bytes of address space beyond those at a process's start, so no case takes all of the memory
 # The names of Case.limits. Address space counts from what the process has at its start.
 LIMITS = {"descriptors": resource.RLIMIT_NOFILE, "file size": resource.RLIMIT_FSIZE, "processes": resource.RLIMIT_NPROC,
           "locked memory": resource.RLIMIT_MEMLOCK, "address space": resource.RLIMIT_AS}

@@ -1,4 +1,4 @@
-"""Strangers at the ports of a job, and listeners that are no store."""
+"""Strangers (processes outside the job) that connect to the ports of a job, and listeners that are no store."""
 
 import random
 import socket
@@ -29,7 +29,7 @@ def send(connection, data):
         pass  # the listener closed the connection, which is an answer
 
 
-# Requests to LibTorch's store: one byte for the kind, then texts behind their lengths.
+# Requests to LibTorch's store: one byte for the kind, then texts, each behind its length.
 HELLO = struct.pack("<BI", 0, 0x3C85F7CE)
 
 
@@ -119,7 +119,7 @@ def gloo(job):
     """Returns the ports of both ranks, apart from that of the store, once they listen."""
     for _ in range(500):
         found = [[port for port in job.listening(rank) if port != job.port] for rank in (0, 1)]
-        if all(len(ports) >= 2 for ports in found):  # one is that of the rank before, which only looks for this rank's end
+        if all(len(ports) >= 2 for ports in found):  # one port waits for the rank before, which only watches this rank
             return found[0] + found[1]
         time.sleep(0.02)
     return []

@@ -40,7 +40,7 @@ EMOJI = ["😀", "👩‍👩‍👧‍👦", "🏳️‍🌈", "👍🏽", "�
 
 def make_text(size, seed):
     rng = random.Random(seed)
-    # Words come again, as in real text.
+    # Words are repeated, as in real text.
     words = ["".join(rng.choices(rng.choice(ALPHABETS), k=rng.randint(1, 9))) for _ in range(6000)]
     parts, length = [], 0
     while length < size:

@@ -77,8 +77,8 @@ def accepted_by_package(path):
 
 
 def has_our_own_bounds(path):
-    """Returns whether a file is one that the package accepts and Tessera refuses. Such a file has members of a tensor
-    that nobody knows, names or shapes beyond bounds, or a NUL in a name."""
+    """Returns whether a file is one that the package accepts and Tessera refuses. Such a file has unknown members in a
+    tensor's entry, names or shapes beyond bounds, or a NUL in a name."""
     whole = path.read_bytes()
     header = json.loads(whole[8:8 + struct.unpack("<Q", whole[:8])[0]], object_pairs_hook=list)
     for name, entry in header:

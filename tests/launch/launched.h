@@ -22,7 +22,8 @@
 #include "tests/support/limits/patience.h"
 #include "workshop/launch/launcher.h"
 
-// The helpers that tests of the launcher share: a launcher in a process of its own, and looks at what it started.
+// The helpers that tests of the launcher share: a launcher in a process of its own, and functions that look at the
+// processes that it started.
 
 namespace tessera {
 

@@ -1,4 +1,5 @@
-"""check_comments.py finds a long line, a sentence that begins with "Of", a header without a comment, and a test without a subject."""
+"""check_comments.py finds a long line, a sentence that begins with "Of", a header without a comment, and a test whose
+name has no subject."""
 
 import pathlib
 import subprocess

@@ -4,8 +4,8 @@ Such a name is that of a test (`FILE: Suite.Name`, or `FILE: method` in Python),
 a command of `tessera` with its options, or a key of the strategy file, with one of its values or without (`sync.type:
 diloco`).
 
-Each row has a technique that no other row has, one of the VERDICTS, and a remark. A row that says "yes" names what shows it, and a row
-that says "in part" or "no" says what is missing.
+Each row has a technique that no other row has, one of the VERDICTS, and a remark. A row that says "yes" names the
+evidence, and a row that says "in part" or "no" says what is missing.
 
 Usage: check_coverage.py ROOT
 """
@@ -40,7 +40,8 @@ def values_of_keys(root):
 
 @functools.cache
 def words_of_commands(root):
-    """Returns the quoted words in the sources of the commands: "bench" and "--fit", and both names of "-n,--ranks"."""
+    """Returns the quoted words in the sources of the commands, such as "bench" and "--fit", and both names of
+    "-n,--ranks"."""
     sources = sorted((root / COMMANDS).rglob("*.cc"))
     return {word for source in sources for text in LITERAL.findall(source.read_text(encoding="utf-8")) for word in text.split(",")}
 

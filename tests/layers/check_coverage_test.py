@@ -1,4 +1,4 @@
-"""check_coverage.py finds a name that is gone, and a row that says less than it must; and nothing else."""
+"""check_coverage.py finds a name that does not exist any more, and a row that lacks something; it accepts all else."""
 
 import json
 import pathlib

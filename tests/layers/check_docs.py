@@ -1,12 +1,12 @@
-"""Every file of this project that a page or a comment names is there, and every test that a page names.
+"""Every file of this project that a page or a comment names exists, and so does every test that a page names.
 
 A name ends in .h, .cc, .cu, .cuh, .py or .md. In pages, the names in backticks and in links are looked at; in sources, the names in
-comments. With a '/' it is a path from the root, from include/ or docs/, or from the folder that names it. Without one it is the name
-of any file of this project. In pages, folders and programs that begin with a folder of ours count too. A link of a page is a path
-from the page's folder, as a browser follows it.
+comments. With a '/' it is a path from the root, from include/ or docs/, or from the folder that names it. A name
+without a '/' is that of any file of this project. Pages may also name folders and programs; names that begin with a
+folder of ours are looked at. A link of a page is a path from the page's folder, as a browser follows it.
 
-Pages of MOST_BYTES have that limit of bytes. Other pages of docs/ have a limit too, except LISTS and pages that a
-program makes.
+A page in MOST_BYTES has the limit of bytes that stands there. Other pages of docs/ have a limit too, except LISTS and
+pages that a program makes.
 
 A page names a test as `FILE: Suite.Name` (GoogleTest), `FILE: method` (Python), or, for the table in
 tests/app/odd_inputs, `FILE: name of a row`.
@@ -29,7 +29,7 @@ MADE = "<!-- Made by "  # stands in a page that a program makes
 CODE = ["benchmarks", "checkpoint", "cmake", "engine", "examples", "include", "offload", "optim", "planner", "python", "runtime", "scripts",
         "sharding", "tests", "workshop"]
 SUFFIXES = (".h", ".cc", ".cu", ".cuh", ".py", ".md")
-# A comment may name a placeholder (DIRECTORY/strategy.md): then the folder is in capitals, and the name is not looked at.
+# A name whose folder is in capitals (DIRECTORY/strategy.md) is a placeholder, and is not looked at.
 NAME = re.compile(r"(?<![\w/.:<~-])(?![A-Z]+/)((?:[\w.{},-]+/)*[\w{},-]+\.(?:h|cc|cuh|cu|py|md|\{[\w,]+\}))(?![\w/(-])")
 IN_BACKTICKS = re.compile(r"`([^`\n]+)`|\]\(([^)\n]+)\)")
 LINK = re.compile(r"\]\((?!\w+:)([^)\s#]+)(?:#[^)\s]*)?\)")
@@ -40,7 +40,7 @@ COMMENTS = {".py": re.compile(r'#.*|"""[\s\S]*?"""')}
 C_COMMENTS = re.compile(r"//.*")
 # Headers and files of other projects: LibTorch, PyTorch, the standard library, the system's, and what a user writes.
 ELSEWHERE = re.compile(r"(ATen|c10|torch|caffe2|absl|nlohmann|gloo|CLI|sys|linux|arpa|netinet)/|(nccl|mpi|sysexits)\.h$|main\.cc$")
-EXCEPT = ["tests/layers/", "runtime/comm/c10d/gloo_stubs/"]  # these tests make trees, and name files in them
+EXCEPT = ["tests/layers/", "runtime/comm/c10d/gloo_stubs/"]  # these tests make trees of sources, and name files in them
 
 
 def folders_and_programs_in(page):

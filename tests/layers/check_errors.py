@@ -1,9 +1,10 @@
-"""Each remedy ("hint: ...") that an error may bring has an id, and docs/errors.md has a row for it.
+"""Each remedy ("hint: ...") that an error may have has an id, and docs/errors.md has a row for it.
 
     blocks.3: wanted 4 microbatches, got 3. [T0217] hint: call backward first
 
-An id stands in the source, directly before its remedy. It belongs to that error for ever, since people search for it: docs/errors.md, which
-is made from the sources, also remembers the ids of errors that are gone. scripts/errors gives new ids and writes the page.
+An id stands in the source, directly before its remedy. The id belongs to that error for ever, since people search for
+it: docs/errors.md, which is made from the sources, also remembers the ids of errors that are gone. scripts/errors gives
+new ids and writes the page.
 
 Usage: check_errors.py ROOT
 """
@@ -18,8 +19,8 @@ import error_texts
 
 PAGE, CODES = "docs/errors.md", "include/tessera/exit_code.h"
 GONE = "retired"
-# Each entry has a heading, a remark about the texts of its files, their folders, and the exit code if the sources do
-# not show it. The first entry that fits counts.
+# Each entry has a heading, a remark about its error texts, the folders whose errors belong to it, and the exit code if
+# the sources do not show it. The first entry that fits counts.
 ROOMS = [("Strategy files and configurations", "File, line, column and key come before each.", ["runtime/config"], "kConfig"),
          ("Start of a job", "The launcher, its variables, and how ranks meet and miss each other.", ["workshop/launch", "runtime/comm"], ""),
          ("Files, disks and limits of the system", "", ["runtime/base", "offload"], ""),
@@ -113,7 +114,7 @@ def words(*texts):
 
 
 def is_other_error(old, new):
-    """Returns whether the rows have too little in common to be one error in other words."""
+    """Returns whether the two rows differ so much that they cannot be the same error with a changed text."""
     if old[1] == new[1] or old[2] == new[2]:
         return False
     before, now = words(*old[1:]), words(*new[1:])
@@ -121,7 +122,7 @@ def is_other_error(old, new):
 
 
 def complaints(root, errors, reworded=()):
-    """Yields what is wrong, apart from a page that is out of date."""
+    """Yields a complaint for each fault, except that the page is out of date."""
     page = read_page(root)
     places = collections.defaultdict(list)
     for error in errors:

@@ -1,5 +1,5 @@
-"""check_errors.py reads what errors say, and finds ids that are missing, given twice, taken away or given to others;
-scripts/errors mends these faults."""
+"""check_errors.py reads what errors say, and finds ids that are missing, given twice, taken away or given to other
+errors; scripts/errors mends these faults."""
 
 import importlib.machinery
 import importlib.util

@@ -28,7 +28,7 @@ def words_used(text, coined):
 
 
 def with_line(text, used):
-    """Returns the header with the line that it should have."""
+    """Returns the header's text with the line about the glossary that it should have."""
     text = re.sub(r"^#pragma once\n\n// See docs/glossary\.md: .*\n", HEAD, text, flags=re.M)
     line = f"\n// See {GLOSSARY}: {', '.join(sorted(used))}.\n" if used else ""
     return text.replace(HEAD, HEAD + line, 1)

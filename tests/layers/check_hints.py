@@ -1,8 +1,9 @@
 """An error that a user can cause ends in a remedy of its own ("hint: ..."). The check looks for texts that have none.
 
 The check takes these for errors: calls of make_error, expect or TORCH_CHECK, `throw Error`, and in Python `raise` with
-a call. Its text may come from elsewhere: from another error (message_of), from a variable that its function makes, or
-from a parameter, whose callers then bring the hint. A bug of Tessera (ExitCode::kInternal) is no fault of the user, so
+a call. The text of an error may come from elsewhere: from another error (message_of), from a variable that its function
+makes, or from a parameter, if the function's callers add the hint. A bug of Tessera (ExitCode::kInternal) is no fault
+of the user, so
 it needs no hint. Each hint has an id: tests/layers/check_errors.py.
 
 Usage: check_hints.py ROOT
@@ -50,7 +51,8 @@ def end_of_call(bare, opening):
 
 
 class Function:
-    """The function or named lambda around a place: its name, its parameters' names, and where its body begins."""
+    """The function or named lambda around a position in the text: its name, its parameters' names, and where its body
+    begins."""
 
     def __init__(self, bare, place):
         self.name, self.parameters, self.body = "", [], 0
@@ -72,7 +74,7 @@ class Function:
 
 
 def is_declaration(bare, place):
-    """Returns whether a type stands before the name at `place`."""
+    """Returns whether a type stands before the name at the position `place`."""
     found = re.search(r"([\w>&*]+)\s+[&*]?(\w+::)*$", bare[max(0, place - 80) : place])
     return bool(found) and found.group(1) not in ("return", "throw", "else") and found.group(1) not in ("&&", "&")
 

@@ -11,7 +11,7 @@ import sys
 # Folder -> folders whose headers it may include (besides its own), as in docs/design.md. The longest prefix counts, so a
 # room of a folder has rules of its own. An entry that names a file allows that file alone.
 #
-# Public headers that are free of LibTorch, and that layers below it share with users.
+# Public headers that are free of LibTorch, and that layers below LibTorch share with users.
 PUBLIC_BASE = ["include/tessera/dtype.h", "include/tessera/exit_code.h", "include/tessera/metric.h", "include/tessera/span.h"]
 PUBLIC_CONFIG = [*PUBLIC_BASE, "include/tessera/compression_methods.h", "include/tessera/optimizer_types.h", "include/tessera/strategy.h",
                  "include/tessera/transports.h"]
@@ -193,7 +193,7 @@ def complaints(root, source):
             if bracket == '"':
                 yield f'includes "{name}", which is no file of this project'
             continue
-        if bracket == "<" and own != "examples":  # examples are written as a user writes
+        if bracket == "<" and own != "examples":  # an example includes headers as a user's program does
             yield f'includes <{name}>, a header of this project: write "{name}"'
         layer = layer_of(target)
         if layer != own and target not in ALLOWED[own] and layer not in ALLOWED[own]:
@@ -207,7 +207,7 @@ def sources_of(root, layer):
 
 
 def twice_named(root, sources):
-    """Classes that two headers define under one name: a linker takes the functions of one of them for both."""
+    """Classes that two headers define under one name: a linker uses the functions of one class for both."""
     first = {}
     for source in sources:
         text = source.read_text(encoding="utf-8") if source.suffix == ".h" else ""

@@ -24,7 +24,8 @@ def sources(root):
 
 
 def follows(cpp, i):
-    """Returns whether token i follows the one before it at once, as `&` or `<` follows a type (clang-format)."""
+    """Returns whether token i follows the token before it without a blank, as `&` or `<` follows a type
+    (clang-format)."""
     return i > 0 and cpp.tokens[i - 1].start + len(cpp.tokens[i - 1].text) == cpp.tokens[i].start
 
 

@@ -16,7 +16,7 @@ HEADING = re.compile(r"^## \[([^\]]+)\]", re.MULTILINE)
 CITED = re.compile(r"^version: *(\S+)", re.MULTILINE)
 FOUND = re.compile(r"find_package\(Tessera\s+(\d[\d.]*)")
 SAYS_IT = ["CMakeLists.txt", "CHANGELOG.md", "CITATION.cff"]
-# Files that a version of Tessera wrote, whichever it was, and trees that tests of checks make.
+# Files that some version of Tessera wrote, and trees of sources that tests of checks make.
 EXCEPT = ["benchmarks/results/", "tests/golden/", "tests/fuzz/corpus/",
           "tests/layers/check_version_test.py", "tests/layers/release_test.py"]
 

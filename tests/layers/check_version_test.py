@@ -1,4 +1,4 @@
-"""check_version.py notices each place that disagrees about the version, and a place too many."""
+"""check_version.py notices each file that states another version, and each file that should state none."""
 
 import pathlib
 import tempfile

@@ -1,7 +1,8 @@
-"""C++ sources as tokens. They tell which bracket belongs to which, and find the text, the call and the function around
-a token.
+"""C++ sources as tokens. The class Cpp tells which bracket belongs to which, and finds the text, the call and the
+function around a token.
 
-It knows as much of C++ as error_texts.py needs to tell what an error says. clang-format has been over the sources, and macros are few.
+This module knows as much of C++ as error_texts.py needs to tell what an error says. clang-format has been over the
+sources, and macros are few.
 """
 
 import bisect
@@ -15,9 +16,9 @@ TOKEN = re.compile(
     r"""|(?P<char>'(?:[^'\\\n]|\\.)+')|(?P<name>[A-Za-z_]\w*)|(?P<number>\d[\w.']*)|(?P<sign>::|->|<<|&&|\|\||[=!<>+-]=|.)""", re.S)
 ESCAPES = {"n": "\n", "t": "\t", "0": "\0"}
 PAIRS = {"(": ")", "[": "]", "{": "}"}
-# Functions that make one text of their arguments: of all of them, or of the first.
+# Functions that make a text from their arguments: from all of them (SAYS_ALL), or from the first one (SAYS_FIRST).
 SAYS_ALL, SAYS_FIRST = {"str", "StrCat"}, {"format", "string", "move", "say"}
-CHECKS = {"expect": "kUsage", "TORCH_CHECK": "kInternal"}  # the text of their error begins at argument 2
+CHECKS = {"expect": "kUsage", "TORCH_CHECK": "kInternal"}  # an error's text begins at argument 2 of these
 NO_FUNCTION = {"if", "for", "while", "switch", "catch", "return", ""}
 
 
@@ -75,7 +76,8 @@ class Cpp:
         return 0 <= i < len(self.tokens) and self.tokens[i].kind == "name" and (not texts or self.tokens[i].text in texts)
 
     def called(self, bracket):
-        """Returns the first token and the last name of what stands before a bracket: `a.b::c<T>(` gives (a's, "c")."""
+        """Returns the first token and the last name of what stands before a bracket: `a.b::c<T>(` gives (the token `a`,
+        "c")."""
         last = bracket - 1
         if self.is_sign(last, ">"):
             while last > 0 and not self.is_sign(last, "<"):

@@ -1,7 +1,8 @@
 """Draws comments of C++ and Python sources by a seed, to be read: a newcomer should find each sentence whole and plain.
 
-A comment is a block of whole lines, what stands behind code, or a docstring. Sources of others are left out. The draw of a seed is the same
-as long as the sources are. Each comment is printed with its place, and its sentences below it, each with a number.
+A comment is a block of whole lines, what stands behind code, or a docstring. Sources of others are left out. The same
+seed draws the same comments as long as the sources do not change. Each comment is printed with its file and line, and
+its sentences below it, each with a number.
 
 Usage: draw_comments.py ROOT [--seed N] [--count N] [--folder NAME ...]
 """

@@ -1,4 +1,4 @@
-"""`scripts/release --check` accepts a tree that can be released, and names each thing that is in the way."""
+"""`scripts/release --check` accepts a tree that can be released, and names everything that prevents the release."""
 
 import pathlib
 import shutil

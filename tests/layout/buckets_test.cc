@@ -50,7 +50,7 @@ TEST(Buckets, RandomItemsKeepOrderLimitAndDtype) {
     const BucketLimits limits{static_cast<std::int64_t>(1 + random() % 30),
                               static_cast<std::int64_t>(1 + random() % 40)};
     std::set<std::size_t> seen;
-    std::map<DType, std::size_t> next;  // items of a dtype come in order
+    std::map<DType, std::size_t> next;  // used to check that items of a dtype come in order
     std::set<DType> begun;
     for (const std::vector<std::size_t>& bucket : fill_buckets(items, limits)) {
       ASSERT_FALSE(bucket.empty());

@@ -1,4 +1,5 @@
-// Tests which tensors go as low-rank factors, where these lie, and which groups a method of compression refuses.
+// Tests which tensors are sent as low-rank factors, where the factors lie, and which groups a method of compression
+// refuses.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

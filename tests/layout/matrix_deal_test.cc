@@ -213,7 +213,8 @@ TEST(MatrixDeal, RanksComputeAboutTheSameAmount) {
 
 TEST(MatrixDeal, BatchesAreAsSmallAsEvenSharingAllows) {
   const Placement placement = placement_of(kFullShard, false);
-  // A rank alone makes one batch of each unit; two ranks can share two blocks evenly, but not one, so a batch has two.
+  // One rank makes one batch of each unit. Two ranks share two blocks evenly, but not one block, so each batch has two
+  // blocks.
   EXPECT_EQ(MatrixDeal(blocks_of(12, 64, 1), placement.optimizer, {1, 1}).batches().size(), 12U);
   EXPECT_EQ(MatrixDeal(blocks_of(12, 64, 2), placement.optimizer, {1, 2}).batches().size(), 6U);
 }
@@ -249,8 +250,8 @@ TEST(MatrixDeal, ExchangeBuffersAndStatesAreInTheMemoryPlan) {
   EXPECT_EQ(plan.use()[MemoryCategory::kOptimizer] - without.use()[MemoryCategory::kOptimizer], 4 * numel / 2 * 4);
 }
 
-// So many ranks cannot share few units evenly, so all units are one batch. No more records are read ahead than disks
-// take.
+// A number of ranks as large as this cannot share few units evenly, so all units are one batch. No more records are
+// read ahead than the disks' queue takes.
 TEST(MatrixDeal, LargeBatchOfStatesIsReadAheadUpToTheDisksDepth) {
   PlanInput input;
   input.units = blocks_of(80, 64, 256);

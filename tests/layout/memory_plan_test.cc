@@ -34,7 +34,8 @@ TEST(MemoryPlan, SmallUnitsAreReducedWithALagAndLargeOnesAtOnce) {
   struct Case {
     std::int64_t bucket_bytes, lag;
   };
-  // Each unit of lag takes two buckets. The buckets of the lag have at most 8 MiB, and the lag is at most 3 units.
+  // The plan has two more buckets for each unit by which reductions lag. The buckets of the lag have at most 8 MiB
+  // together, and the lag is at most 3 units.
   for (const Case& c : {Case{kMiB / 4, 3}, Case{kMiB, 3}, Case{2 * kMiB, 2}, Case{4 * kMiB, 1}, Case{8 * kMiB, 0}}) {
     const MemoryPlan plan(input_of(c.bucket_bytes / 4, 12, {1, 2, 0, 0}));
     EXPECT_EQ(plan.sums().reduction_lag, c.lag) << c.bucket_bytes;
@@ -124,8 +125,8 @@ TEST(MemoryPlan, GradientsOnDiskKeepSlotsAndTheRootsGradientsInMemory) {
       << "no commit needs gradients";
 }
 
-// Three sums of eight microbatches wait at a time. If ranks reduce each microbatch, one of the three lies in the
-// gradient's own memory.
+// Up to three sums wait at a time while eight microbatches are added up. If ranks reduce each microbatch, one of the
+// three lies in the gradient's own memory.
 TEST(MemoryPlan, ReproducibleCountsTheSumsThatWaitInTheTree) {
   const auto added = [](MeshPosition mesh, std::int64_t accumulation, GradientSync sync) {
     PlanInput input = input_of(kMiB, 12, mesh);
@@ -225,7 +226,7 @@ TEST(MemoryPlan, BackgroundReductionsLagByTheGivenNumberOfUnits) {
   PlanInput replicated = input_of(64 * kMiB, 12, {1, 2, 0, 0});
   replicated.placement = placement_of(ShardingStrategy::kNoShard, false);
   replicated.wire.reduces_in_background = true;
-  EXPECT_EQ(MemoryPlan(replicated).sums().end_lag, MemoryPlan::kMostUnderWay - 1);  // this costs nothing
+  EXPECT_EQ(MemoryPlan(replicated).sums().end_lag, MemoryPlan::kMostUnderWay - 1);  // this lag costs no memory
 }
 
 TEST(MemoryPlan, ReductionsAheadSetTheLagOnOneHost) {
@@ -272,8 +273,8 @@ TEST(MemoryPlan, CompressedSumsOfAGpuGoThroughItsHostsMemory) {
   EXPECT_GT(kept, 4 * 4 * kMiB);
   EXPECT_EQ(plan.use()[MemoryCategory::kHostRecords], 3 * 4 * kMiB + kept);
   EXPECT_EQ(plan.use()[MemoryCategory::kFeedback], 0);
-  EXPECT_EQ(plan.use().limited(), plain.use().limited() + 4 * kMiB);  // a bucket for the unit that is under way longer
-  // The sum of a narrow contribution takes fp32 memory beside it: here for this rank's half.
+  EXPECT_EQ(plan.use().limited(), plain.use().limited() + 4 * kMiB);  // a bucket more, as a unit is under way longer
+  // The sum of a bf16 contribution takes fp32 memory beside it: here for the half that this rank sums.
   input.wire.reduce = DType::kBF16;
   EXPECT_EQ(MemoryPlan(input).shard_sums_on_host().slot_bytes, 2 * kMiB + 2 * kMiB);
   input.placement.is_queued = false;
@@ -452,7 +453,7 @@ TEST(MemoryPlan, GpuMomentsInFilesUseSlotsOnHostAndDevice) {
   input.placement.is_queued = true;
   const MemoryPlan plan(input);
   const RecordPool& pool = plan.records().states;
-  EXPECT_EQ(pool.device_slots, 5);  // one updated, two on their way there, two on their way back
+  EXPECT_EQ(pool.device_slots, 5);  // one updated, two on their way to the GPU, two on their way back
   EXPECT_EQ(pool.slots, 9);         // the device's five, two read ahead, two written behind
   EXPECT_EQ(plan.use()[MemoryCategory::kRecords], 5 * pool.record_bytes);
   EXPECT_EQ(plan.use()[MemoryCategory::kHostRecords], 9 * pool.record_bytes);
@@ -551,7 +552,7 @@ TEST(MemoryPlan, AutoPutsAsLittleOnDiskAsTheLimitAllows) {
     const OffloadConfig chosen = with_tiers_chosen(automatic, limit).tiers;
     EXPECT_LE(total(chosen.masters, chosen.moments), limit);
     EXPECT_TRUE(chosen.masters.tier == Tier::kMemory || chosen.moments == disk) << "moments go first";
-    // With a little less on disk, the plan would not fit.
+    // The plan would not fit if a little less state were on disk.
     OffloadedState masters = chosen.masters, moments = chosen.moments;
     OffloadedState& last = masters.tier == Tier::kNvme ? masters : moments;
     if (last.tier == Tier::kMemory) continue;

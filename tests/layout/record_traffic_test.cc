@@ -18,7 +18,7 @@ std::int64_t pick(Random& random, std::int64_t least, std::int64_t most) {
 
 bool chance(Random& random) { return pick(random, 0, 1) == 1; }
 
-/// Slots through which records go one by one; RecordSlots counts the same without doing so.
+/// A slow model of slots, through which records go one by one; RecordSlots computes the same counts without that.
 class SlowSlots {
  public:
   SlowSlots(const RecordList& records, std::int64_t slots)
@@ -136,7 +136,7 @@ StepInput random_input(Random& random) {
   return input;
 }
 
-/// Returns records of so many owners. Each owner has at most `most` records.
+/// Returns random records of `owners` owners. Each owner has at most `most` records.
 RecordList random_records(Random& random, std::size_t owners, std::int64_t most) {
   RecordList records;
   for (std::size_t owner = 0; owner < owners; ++owner) {
@@ -188,7 +188,8 @@ TEST(RecordTraffic, CachedRecordsLeaveTheListAndOthersKeepTheirOwner) {
   EXPECT_EQ(half.first, (std::vector<std::size_t>{0, 0, 1, 3}));
 }
 
-/// A model of 70 B parameters has 400,000 records on one rank. Each plan that is made to choose tiers counts them.
+/// A model of 70 B parameters has 400,000 records on one rank. Each plan that is made to choose tiers counts these
+/// records.
 TEST(RecordTraffic, ManyRecordsAreCountedWithoutVisitingEach) {
   constexpr std::int64_t kRecords = 400'000, kGroups = 160;
   StepInput input;

@@ -1,4 +1,4 @@
-// Tests the schedule of unit uses, which decides what is prefetched and given up, also against a slow second
+// Tests the schedule of unit uses, which decides which units are prefetched and released, also against a slow second
 // implementation.
 
 #include "sharding/layout/schedule.h"
@@ -30,7 +30,7 @@ TEST(Schedule, RepeatedUsesOfAUnitAreRecordedOnce) {
   EXPECT_THAT(schedule.record(), ElementsAre(0, 1, 2, 1, 0));
 }
 
-/// Returns the units that `next_missing` returns one after the other, where each is held at once.
+/// Returns all units that `next_missing` returns, if each of them is held before the next call.
 std::vector<int> missing(Schedule& schedule) {
   std::vector<int> units;
   for (int unit = schedule.next_missing(); unit >= 0; unit = schedule.next_missing()) {
@@ -132,7 +132,7 @@ TEST(Schedule, ShortRecordIsReplacedThoughItMatchesEachRoundsEnd) {
   EXPECT_THAT(schedule.record(), ElementsAre(0, 1, 2, 1, 0));
 }
 
-/// A slow Schedule that follows the header literally: it searches all entries one after the other.
+/// A slow Schedule that does exactly what the header says: it searches all entries one after the other.
 struct SlowSchedule {
   std::vector<int> record, seen;
   std::set<int> held;

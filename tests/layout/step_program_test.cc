@@ -68,8 +68,8 @@ std::string words_of(std::span<const Visit> visits) {
   return text;
 }
 
-/// Returns the work of visits, and their access to records of parameters and of states. It is the same for all visits
-/// of an operation.
+/// Returns as text the work of the visits, and how they access records of parameters and of states. It is the same for
+/// all visits of an operation.
 std::string work_of(std::span<const Visit> visits) {
   constexpr char kLetters[] = {'-', 'r', 'w'};
   const Visit& first = visits.front();
@@ -251,7 +251,8 @@ TEST(StepProgram, TensorRulesExchangeMastersWhileTheyReadThem) {
   EXPECT_EQ(words_of(step_programs(input)), first + "then\n" + second);
 }
 
-/// A swap of averages goes in the direction of the steps around it, and the swap back begins where the first one ended.
+/// A swap of averages goes over the groups in the direction of the steps around it, and the swap back begins where the
+/// first one ended.
 TEST(StepProgram, AveragesAreSwappedInOnePassUnderEveryRule) {
   const std::string forward = "announce 0> 1> 2>\nvisit averages ww: 0> 1> 2>\npublished\nend pass\n";
   const std::string backward = "announce 2< 1< 0<\nvisit averages ww: 2< 1< 0<\npublished\nend pass\n";

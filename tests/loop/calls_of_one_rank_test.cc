@@ -194,7 +194,7 @@ TEST(CallsOfOneRank, CallOnOneRankSucceedsOrIsNamedOnAllRanks) {
         continue;
       }
       EXPECT_NE(end.exit_code, ExitCode::kOk);
-      // the program of this rank had ended; it learns of the error while ranks leave the job
+      // this rank's program had ended already; the rank learns of the error while ranks leave the job
       if (end.message.empty()) continue;
       // A rank over Gloo may get the error of a lost peer (75), with the peer's message if that has come.
       EXPECT_THAT(end.exit_code, AnyOf(ExitCode::kInternal, ExitCode::kCorruptData, ExitCode::kPeerLost))

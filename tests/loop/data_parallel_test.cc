@@ -1,5 +1,5 @@
-// Compares DataParallel with one process of plain LibTorch with the whole batch, for several of LibTorch's own
-// optimizers.
+// Compares DataParallel with one process of plain LibTorch that trains on the whole batch, for several of LibTorch's
+// own optimizers.
 
 #include "tessera/data_parallel.h"
 
@@ -134,7 +134,7 @@ TEST(DataParallel, UnsyncedGradientsAddUpAndAreAveragedOnce) {
     }
     (model->forward(at::ones({1, 2})) * 10 * mine).sum().backward();
     EXPECT_DOUBLE_EQ(model->bias.grad().item<double>(), 1.5 + 15);
-    (model->forward(at::ones({1, 2})) * mine).sum().backward();  // this adds a gradient to an average
+    (model->forward(at::ones({1, 2})) * mine).sum().backward();  // here .grad already holds an average
     EXPECT_DOUBLE_EQ(model->bias.grad().item<double>(), 1.5 + 15 + 1.5);
   });
 }

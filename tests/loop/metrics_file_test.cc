@@ -1,4 +1,4 @@
-// Tests files of metrics of a program's own loop.
+// Tests the metrics files that a program's own training loop writes.
 
 #include "tessera/metrics_file.h"
 

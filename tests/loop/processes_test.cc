@@ -1,4 +1,5 @@
-// Tests what a training loop has beside the Engine, on ranks that are processes: over shared memory, Gloo, and both.
+// Tests what Tessera offers a training loop besides the Engine, on ranks that are processes: over shared memory, Gloo,
+// and both.
 
 #include <ATen/ops/full.h>
 #include <gmock/gmock.h>
@@ -48,7 +49,7 @@ void set_variables(int rank, const World& world, int port) {
 }
 
 /// Calls tessera::run on each rank of `world`, with a mesh. The status of a rank is what the rank returned. Ranks use
-/// `told` to tell each other something beside the mesh.
+/// `told` to send each other messages without the mesh.
 std::vector<RankEnd> run_on(const World& world, const std::function<void(const Mesh&, KeyValueStore& told)>& body) {
   const int port = free_port();
   return fork_ranks(world.ranks, [&](int rank, KeyValueStore& told) -> absl::Status {
@@ -99,7 +100,7 @@ TEST(Run, RanksEndTogether) {
       const int code = run([&] {
         const Mesh mesh = init(comm);
         if (!mesh.is_main()) return;
-        std::this_thread::sleep_for(300ms);  // this rank writes a file meanwhile
+        std::this_thread::sleep_for(300ms);  // as if this rank wrote a file
         TORCH_CHECK(told.set("written", "yes").ok());
       });
       TESSERA_ASSIGN_OR_RETURN(const bool written, told.has("written"));

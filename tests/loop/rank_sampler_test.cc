@@ -200,7 +200,7 @@ TEST(RankSampler, DataLoaderGoesOnInTheMiddleOfAnEpoch) {
         place.reset();
         place.reset();
         place.next(taken);
-        // The run goes on with the rest of epoch 1, or with epoch 2 where nothing is left.
+        // The run goes on with the rest of epoch 1, or with epoch 2 if nothing of epoch 1 is left.
         const Samples left(whole[1].begin() + static_cast<long>(taken), whole[1].end());
         const std::vector<Samples> wanted =
             left.empty() ? std::vector<Samples>{whole[2]} : std::vector<Samples>{left, whole[2]};
@@ -217,7 +217,7 @@ TEST(RankSampler, DataLoaderGoesOnInTheMiddleOfAnEpoch) {
         EXPECT_EQ(epochs_of(loaded, 21, epochs, workers), wanted) << taken;
         EXPECT_EQ(epochs_of(resumed, 21, epochs, workers), wanted) << taken;
         EXPECT_EQ(resumed.epoch(), left.empty() ? 2 : 1);
-        // The program's copy of the sampler keeps count.
+        // The program's own copy of the sampler also counts the samples that were taken.
         EXPECT_EQ(rest_of_epoch(resumed, 2), wanted[0]);
         EXPECT_EQ(resumed.cursor(), (SamplerCursor{left.empty() ? 3 : 2, 0, 21, 4, true}));
       }
@@ -275,7 +275,7 @@ TEST(RankSampler, EvaluationCountsEachSampleOnceOnAnyNumberOfRanks) {
         });
         EXPECT_NEAR(found.loss, wanted, 1e-6 * wanted) << ranks << " ranks, batches of " << batch;
         EXPECT_EQ(found.weight, kSamples);
-        std::size_t of_epoch = 0;  // the next epoch is padded again
+        std::size_t of_epoch = 0;  // samples of this rank in the next epoch, which is padded again
         for (const auto& samples : *loader) of_epoch += samples.size();
         EXPECT_EQ(of_epoch, (kSamples + static_cast<std::size_t>(ranks) - 1) / static_cast<std::size_t>(ranks));
         std::size_t once = 0;
@@ -293,8 +293,8 @@ TEST(RankSampler, EvaluationCountsEachSampleOnceOnAnyNumberOfRanks) {
 constexpr std::size_t kOfSteps = 50;  // samples
 constexpr RankSamplerOptions kDealt{.seed = 4, .microbatches = 6, .batch = 2};
 
-/// Returns this rank's run of a step's six microbatches. The runs of even steps are equal; in odd steps the inner
-/// borders lie one microbatch later.
+/// Returns this rank's run of a step's six microbatches. The runs of even steps have equal lengths; in odd steps the
+/// borders between runs lie one microbatch later.
 MicrobatchRun run_of(std::size_t step, int rank, int ranks) {
   const auto begin = [&](std::int64_t of) {
     return of == 0 || of == ranks ? of * 6 / ranks : of * 6 / ranks + static_cast<std::int64_t>(step % 2);
@@ -386,7 +386,7 @@ TEST(RankSampler, DealtMicrobatchesGoOnWithOtherRanksAndByTheirNumbers) {
         EXPECT_EQ(sampler.of(static_cast<std::int64_t>(microbatch)), wanted[step][microbatch]) << step;
       sampler.end_step();
     }
-    // An evaluation does not change the place of training in the data.
+    // An evaluation does not change the position in the data at which training goes on.
     {
       const UnpaddedEpoch unpadded;
       sampler.reset();
@@ -419,7 +419,7 @@ TEST(RankSampler, DealtMicrobatchesThatNobodyAskedForAreRefused) {
   });
 }
 
-// The loop takes the first microbatch of a third step and leaves it. Here a step has one microbatch of each rank.
+// The loop takes the first microbatch of a third step and then ends. Here a step has one microbatch of each rank.
 TEST(RankSampler, EpochThatIsBrokenOffLeavesTheNextOneToBeDealt) {
   on_each_rank(2, [](const Mesh& mesh) {
     RankSampler sampler(kOfSteps, mesh, {.seed = 4, .microbatches = 2, .batch = 2});
@@ -500,7 +500,7 @@ TEST(SeedForRank, LowBitsOfSeedsDifferBetweenRanks) {
   EXPECT_NE(seed_for_rank(1, 1), seed_for_rank(2, 0));
 }
 
-/// Returns what makes a StepSampler take the steps 0, 1, ... below `steps`.
+/// Returns the function from which a StepSampler takes the steps 0, 1, ... below `steps`.
 StepSampler::TakeStep steps_below(std::int64_t steps) {
   return [steps, next = std::int64_t{0}]() mutable { return next < steps ? std::optional(next++) : std::nullopt; };
 }

@@ -32,7 +32,7 @@ std::vector<std::int64_t> sizes_of(std::int64_t rows, std::int64_t dim) {
   return sizes;
 }
 
-/// Batches [steps] of all ranks together, and how many rows each rank has.
+/// The batch of all ranks together in each step, and how many rows each rank has.
 struct Problem {
   std::int64_t dim = 2;
   at::ScalarType type = at::kDouble;

@@ -52,7 +52,7 @@ TEST(UserCollectives, AllReduceEqualsOneProcessInEveryDtype) {
          {at::kDouble, at::kFloat, at::kBFloat16, at::kHalf, at::kLong, at::kInt, at::kShort, at::kChar, at::kByte}) {
       for (const Reduce operation : {Reduce::kSum, Reduce::kMean, Reduce::kMin, Reduce::kMax}) {
         if (operation == Reduce::kMean && !at::isFloatingType(type)) continue;
-        // The last tensor is large enough to be cut into parts, which do not divide it evenly.
+        // The last tensor is so large that it is cut into parts, and its size is no multiple of theirs.
         for (const auto& sizes : std::vector<std::vector<std::int64_t>>{{}, {0}, {5}, {3, 4}, {70'001}}) {
           const at::Tensor tensor = numbers(mesh.rank(), sizes, type);
           all_reduce(mesh, tensor, operation);

@@ -1,5 +1,6 @@
-// Tests files that people have. Each way in which PyTorch's programs write weights gives the module the same bits. A
-// file that is no weights file is named as what it is, with its own remedy, and names that do not fit are explained.
+// Tests weights files of the kinds that people have. Each way in which PyTorch's programs write weights gives the
+// module the same bits. The error for a file without weights says what the file is, and has its own remedy; names that
+// do not fit are explained.
 
 #include <ATen/Functions.h>
 #include <gmock/gmock.h>
@@ -260,7 +261,7 @@ TEST_F(WeightsFiles, FoldersAndIndexesAreNamed) {
     EXPECT_EQ(error.exit_code(), ExitCode::kNoInput);
     EXPECT_THAT(error.message(), HasSubstr("without weights"));
   }
-  // An index may lead only into its folder, and must name what is there.
+  // An index may only name files in its own folder, and the files must exist.
   torch::save(model, (folder_ / "a.bin").string());
   const auto with = [&](const std::string& map) {
     folder_.write("pytorch_model.bin.index.json", R"({"weight_map":)" + map + "}");

@@ -161,7 +161,8 @@ TEST_F(WeightsReader, DictionariesNestUpToABound) {
   const std::string values(24, '\0');
   EXPECT_EQ(refusal(archive({{"data.pkl", nested(32)}, {"data/0", values}})), "accepted");
   EXPECT_THAT(refusal(archive({{"data.pkl", nested(33)}, {"data/0", values}})), HasSubstr("deeper than 32"));
-  // The cases are a dictionary that contains itself, a module that is its own state, and a tensor with 2^30 places.
+  // The cases are a dictionary that contains itself, a module that is its own state, and a tensor that dictionaries
+  // hold under 2^30 names.
   EXPECT_THAT(refusal(archive(
                   {{"data.pkl", "\x80\x02}q" + std::string(1, '\0') + text("d") + "h" + std::string(1, '\0') + "s."}})),
               HasSubstr("deeper than 32"));
@@ -199,7 +200,7 @@ TEST_F(WeightsReader, OverlappingRecordsThatExceedTheFileAreRefused) {
   records["data.pkl"] = pickle + ".";
   const fs::path path = archive(records);
   std::string bytes = TestFolder::content_of(path);
-  // The entries of b and c have the checksum, sizes and place of a's entry.
+  // The entries of b and c have the checksum, sizes and offset of a's entry.
   const auto entry_of = [&](const std::string& name) {
     std::size_t place = bytes.rfind("archive/data/" + name);
     return place - 46;

@@ -1,5 +1,6 @@
-// Tests weights in files. They are the module's weights under every strategy and in both forms. LibTorch and Python can
-// read them, and what LibTorch writes can be loaded. A file that cannot be written is an error on all ranks.
+// Tests weights in files. They are the module's weights under every strategy and in both forms of file (dictionary and
+// archive). LibTorch and Python can read them, and what LibTorch writes can be loaded. A file that cannot be written is
+// an error on all ranks.
 
 #include "tessera/weights.h"
 
@@ -66,7 +67,7 @@ TEST_F(Weights, SavedWeightsAreTheModulesUnderEveryStrategy) {
   }
 }
 
-/// Reads the file with plain LibTorch: torch::load wants the dtype that is in it.
+/// Reads the file with plain LibTorch: torch::load needs a model with the dtype of the file.
 Tiny read_plainly(const fs::path& path, const TinyOptions& options, DType dtype) {
   Tiny plain = make_tiny(options, false);
   if (dtype == DType::kBF16) plain->to(at::kBFloat16);
@@ -218,7 +219,7 @@ TEST_F(Weights, PythonReadsSavedFiles) {
   EXPECT_EQ(*printed, wanted + wanted);
 }
 
-/// Checks that all ranks get the error, and that the Engine still trains.
+/// Checks that all ranks get an error with this code and text, and that the Engine still trains.
 void expect_failure(const fs::path& path, Existing existing, ExitCode code, const std::string& text) {
   for (const int ranks : {1, 3}) {
     run_ranks({.ranks = ranks}, [&](const Mesh& mesh) {

@@ -23,7 +23,7 @@ GPT make_model() {
 TEST(Generate, GreedyTakesTheLikeliestTokenOfACroppedContext) {
   GPT model = make_model();
   const at::Tensor start = random_tokens(3, 10);
-  const at::Tensor got = generate(*model, start, {.new_tokens = 12, .temperature = 0.0});  // this passes 16 positions
+  const at::Tensor got = generate(*model, start, {.new_tokens = 12, .temperature = 0.0});  // more than 16 positions
   EXPECT_TRUE(model->is_training()) << "the mode must be restored";
   const at::NoGradGuard no_grad;
   model->eval();
@@ -75,7 +75,7 @@ TEST(Generate, DrawsByProbabilityTemperatureAndTopK) {
     for (std::size_t i = 0; i < wanted.size(); ++i) EXPECT_NEAR(got[i], wanted[i], 0.015) << "token " << i;
   };
   expect({}, {0.1, 0.5, 0.2, 0.2});
-  expect({.temperature = 0.5}, {0.01 / 0.34, 0.25 / 0.34, 0.04 / 0.34, 0.04 / 0.34});  // these are squares
+  expect({.temperature = 0.5}, {0.01 / 0.34, 0.25 / 0.34, 0.04 / 0.34, 0.04 / 0.34});  // weights squared / their sum
   expect({.top_k = 1}, {0.0, 1.0, 0.0, 0.0});
   expect({.top_k = 3}, {0.0, 0.5 / 0.9, 0.2 / 0.9, 0.2 / 0.9});
   expect({.top_k = 100}, {0.1, 0.5, 0.2, 0.2});

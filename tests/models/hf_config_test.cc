@@ -14,7 +14,7 @@ namespace {
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
-/// Returns the config of a file with these members; the test fails with the error where it is refused.
+/// Returns the config of a file with these members; if the file is refused, the test fails with that error.
 LlamaConfig llama(const std::string& members) {
   const auto read = parse_hf_config("{" + members + "}");
   EXPECT_TRUE(read.ok()) << message_of(read.status());

@@ -132,7 +132,7 @@ TEST(ModelConfig, WrittenConfigReadsBackTheSame) {
 }
 
 TEST(ModelConfig, FolderWithoutAConfigNamesTheMissingFile) {
-  // A folder counts as one of Hugging Face, whose config.json is read.
+  // A folder is taken for one of Hugging Face, so its config.json is read.
   const auto folder = read_model_config(::testing::TempDir());
   EXPECT_EQ(exit_code_of(folder.status()), ExitCode::kNoInput);
   EXPECT_THAT(message_of(folder.status()), HasSubstr("config.json"));

@@ -43,7 +43,7 @@ TEST(Recompute, SendsEveryBlockThroughTheHook) {
     const at::Tensor tokens = random_tokens(2, 8);
     const at::Tensor through_hook = (*model)->forward(tokens);
     EXPECT_EQ(calls, 2);
-    for (const auto& segment : segments) {  // backward also comes after forward has returned
+    for (const auto& segment : segments) {  // in backward, segments run after forward has returned
       EXPECT_EQ(segment(at::ones({2, 8, 32})).sizes(), (std::vector<std::int64_t>{2, 8, 32}));
     }
     (*model)->set_checkpoint([](const auto& segment, const at::Tensor& input) { return segment(input); });

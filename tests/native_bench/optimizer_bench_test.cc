@@ -8,7 +8,7 @@ namespace tessera {
 namespace {
 
 TEST(OptimizerBench, EveryFormatIsTimedWithItsBytes) {
-  const auto timings = bench_optimizer(1000, 3);  // 1024 with the last block filled up
+  const auto timings = bench_optimizer(1000, 3);  // 1000, with the last block filled up to 1024
   std::vector<std::string> names;
   std::vector<double> bytes_of_parameter;
   for (const OptimizerTiming& timing : timings) {

@@ -70,8 +70,8 @@ TEST(AtomicFile, RelativePathIsTakenFromTheCurrentFolder) {
   ::unlink(name.c_str());
 }
 
-// F22 and F23 of docs/faults.md: whichever operation fails, the file is whole, the error says which, and nothing is
-// left over.
+// F22 and F23 of docs/faults.md: whichever operation fails, the file is whole, the error names the operation, and
+// nothing is left over.
 TEST(AtomicFile, EveryFaultLeavesTheOldFileOrTheNewOne) {
   for (const bool had_old : {true, false}) {
     for (const FaultSite site : kSites) {

@@ -75,7 +75,7 @@ TEST(BlockFile, NothingIsLeftAfterAnEndOrAKill) {
   EXPECT_THAT(folder.names(), IsEmpty());
 }
 
-// Some file systems (NFS) have no files without names; there the file has a name for a moment.
+// Some file systems (NFS) have no files without names; on these the file has a name for a moment.
 TEST(BlockFile, NameIsRemovedWhereUnnamedFilesAreUnsupported) {
   ScratchFolder folder;
   ScopedFaults faults({{.site = FaultSite::kOpen, .nth = 1, .action = FaultAction::kErrno, .number = EOPNOTSUPP}});
@@ -170,7 +170,7 @@ TEST(BlockFile, VanishedDirectoryIsAnError) {
   EXPECT_EQ(exit_code_of(create(folder.path())), ExitCode::kCannotCreate);
 }
 
-/// Expects that `create` fails in a child that `prepare` made to fail.
+/// Expects that `create` fails in a child process in which `prepare` has provided for the failure.
 void expect_in_child(const ScratchFolder& folder, ExitCode want, const std::string& text,
                      const std::function<bool()>& prepare) {
   const ChildEnd end = in_child([&] {

@@ -1,4 +1,5 @@
-// Tests what a release build does: this program has fault_environment_off.cc in place of the file that reads rules.
+// Tests what a release build does: this program has fault_environment_off.cc in place of the file that reads rules for
+// faults.
 #include <gtest/gtest.h>
 
 #include <cstdlib>

@@ -128,7 +128,7 @@ ChildEnd write_with_environment(const std::string& rules, const std::string& pat
   });
 }
 
-// Tests are built with TESSERA_FAULTS; fault_environment_off_test.cc has the other case.
+// Tests are built with TESSERA_FAULTS; fault_environment_off_test.cc tests a program that is built without it.
 TEST(FaultEnvironment, RulesComeFromTheVariable) {
   ScratchFolder folder;
   const ChildEnd fails = write_with_environment("rename path=here nth=1 errno=EROFS", folder.file("here"));

@@ -28,7 +28,7 @@ using ::testing::HasSubstr;
 
 constexpr std::size_t kMiB = std::size_t{1} << 20;
 
-/// A file, twice as much memory, and a ring that knows both.
+/// A file, memory of twice its size, and a ring in which both are registered.
 struct Disk {
   Disk(const IoVariant& variant, std::size_t bytes) {
     file = BlockFile::create({.directory = folder.path(),
@@ -147,7 +147,7 @@ TEST_P(IoRingTest, ShortAndInterruptedTransfersAreContinued) {
   EXPECT_GT(disk.ring->counters().resumed, 0);
 }
 
-// All faults come at once, at every second transfer.
+// Faults of all kinds come in one run, at every second transfer.
 TEST_P(IoRingTest, ManyFaultsAtOnceAreContinued) {
   constexpr std::size_t kPieces = 100, kBytes = 4 * kSectorBytes;
   Disk disk(GetParam(), kPieces * kBytes);
@@ -162,8 +162,8 @@ TEST_P(IoRingTest, ManyFaultsAtOnceAreContinued) {
   EXPECT_GT(faults.plan().faults(), 200);
 }
 
-// F23 and F24 of docs/faults.md: an error ends only the request to which it belongs, with a message that says
-// everything.
+// F23 and F24 of docs/faults.md: an error ends only the request to which it belongs, with a message that names rank,
+// file, offset and bytes.
 TEST_P(IoRingTest, ErrorNamesTheRankAndTheFile) {
   constexpr std::size_t kPieces = 5, kBytes = 2 * kSectorBytes;
   Disk disk(GetParam(), kPieces * kBytes);
@@ -242,7 +242,7 @@ TEST_P(IoRingTest, RefusedDirectTransfersAreRepeatedBuffered) {
     ScopedFaults faults({{.site = FaultSite::kCqe, .nth = n, .action = FaultAction::kErrno, .number = EINVAL}});
     const absl::Status status = there_and_back(disk, 4, kSectorBytes);
     ASSERT_EQ(faults.plan().faults(), 1);
-    if (!GetParam().direct) {  // EINVAL means something else through the page cache
+    if (!GetParam().direct) {  // EINVAL has another cause with the page cache
       EXPECT_EQ(exit_code_of(status), ExitCode::kIo);
       continue;
     }

@@ -39,7 +39,8 @@ struct ChildEnd {
 /// Runs `body` in a child process; its result is the child's exit code.
 ChildEnd in_child(const std::function<int()>& body);
 
-/// Bodies of children call these before they do anything else. They return false if the system does not allow it.
+/// Bodies of children call these before they do anything else. They return false if the system does not allow what they
+/// do.
 bool enter_own_mounts();                                           ///< enters a private mount namespace
 bool mount_tmpfs(const std::string& at, const std::string& size);  ///< mounts memory in that namespace
 bool forbid_io_uring(int error);                ///< lets io_uring_setup fail with that errno (seccomp)
@@ -50,7 +51,7 @@ bool become_nobody();
 void fill_pattern(std::span<std::byte> memory, std::uint64_t seed);
 std::uint64_t hash_of(std::span<const std::byte> memory);
 
-/// One way that requests can take: an implementation, direct or through the page cache.
+/// One way in which requests are made: an implementation of the ring, with direct transfers or through the page cache.
 struct IoVariant {
   std::string name;
   IoRingOptions ring;

@@ -111,7 +111,7 @@ TEST_P(SpillTest, ValuesKeepTheirBytesInAnyOrderOfCalls) {
       }
     }
     ASSERT_EQ(model.look_and_drop_all(), absl::OkStatus());
-    EXPECT_LE(spill->taken_bytes(), static_cast<std::int64_t>(spill->memory_bytes()));  // some transfers go on
+    EXPECT_LE(spill->taken_bytes(), static_cast<std::int64_t>(spill->memory_bytes()));  // some transfers still run
   }
 }
 
@@ -196,7 +196,7 @@ TEST_P(SpillTest, EveryFaultIsAnErrorAndNeverWrongBytes) {
     for (std::int64_t nth = 1; nth <= operations; ++nth) {
       ScopedFaults failing({{.site = kind.site, .nth = nth, .action = kind.action, .number = kind.number}});
       const absl::Status status = run();
-      if (status.ok()) continue;  // the ring or O_DIRECT's first write tried again, or nobody needed the read
+      if (status.ok()) continue;  // a retry helped (ring, O_DIRECT's first write), or nobody needed the read
       ++failed;
       ASSERT_NE(kind.text, nullptr) << status;
       EXPECT_THAT(message_of(status), AllOf(HasSubstr("rank 1 activations"), HasSubstr(kind.text))) << nth;
@@ -245,7 +245,7 @@ TEST(ScratchRoom, AdjacentFreeStretchesAreJoined) {
   const Room all = room.take(std::size_t{8} * 4096).value();
   EXPECT_EQ(all.offset, 0);
   EXPECT_EQ(room.file_bytes(), 8 * 4096);
-  const Room more = room.take(4096).value();  // this needs a file of its own
+  const Room more = room.take(4096).value();  // the first file is full, so this room lies in another file
   EXPECT_EQ(room.file_bytes(), 16 * 4096);
   EXPECT_TRUE(room.holds(more));
   EXPECT_NE(more.file, all.file);

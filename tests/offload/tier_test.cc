@@ -219,7 +219,7 @@ TEST_P(TierTest, CopiesReadTheDiskAndTakeNoSlots) {
   EXPECT_EQ(tier->counters().reads, after.reads);
 }
 
-// The first error is named, every copy has ended, and nothing is given out any more.
+// The first error is named, every copy has ended, and the tier gives out no record any more.
 TEST_P(TierTest, FailedCopyIsAnErrorThatStays) {
   ScratchFolder folder;
   const auto tier = GetParam().make(folder, 12).value();
@@ -240,7 +240,7 @@ TEST_P(TierTest, FailedCopyIsAnErrorThatStays) {
   EXPECT_FALSE(tier->get(6).ok());
 }
 
-// A record is wanted while a slow write of it goes on: the tier gives what was put, and reads nothing.
+// A record is wanted while a slow write of it goes on: the tier gives the bytes that were put, and does not read.
 TEST_P(TierTest, RecordBeingWrittenIsNotReadBack) {
   ScratchFolder folder;
   const auto tier = GetParam().make(folder, 12).value();
@@ -409,7 +409,7 @@ TEST(TierSizes, WrongOptionsAreRefused) {
   wrong[12].resident_first = 9;
   wrong[13].resident_first = -1;
   for (std::size_t i = 0; i < wrong.size(); ++i) {
-    const ExitCode wanted = i == 9 ? ExitCode::kConfig : ExitCode::kInternal;  // a strategy names the folder
+    const ExitCode wanted = i == 9 ? ExitCode::kConfig : ExitCode::kInternal;  // case 9: a strategy names that folder
     EXPECT_EQ(exit_code_of(FileTier::create(wrong[i]).status()), wanted) << i;
   }
 }
@@ -459,7 +459,7 @@ struct Traffic {
   std::int64_t slots() const { return most_held + read_ahead + write_behind; }
 };
 
-/// Makes a step's traversal, and reads ahead as far as the tier may.
+/// Goes over the records as a step does, and reads ahead as far as the tier may.
 absl::Status traverse(Model& model, const Traffic& traffic, bool forward, std::uint64_t seed) {
   const auto at = [&](std::int64_t i) { return forward ? i : traffic.records - 1 - i; };
   for (std::int64_t i = 0; i < traffic.read_ahead; ++i)
@@ -542,8 +542,8 @@ std::int64_t fetch_all(RecordTier& tier, std::int64_t next) {
   return next;
 }
 
-// A slot serves reads unless it is held or written from. At least as many slots as `read_ahead` says always serve
-// reads.
+// A slot can be used for reads unless its record is held or is being written. At least as many slots as `read_ahead`
+// says can always be used for reads.
 TEST_P(TrafficTest, SlotsOfEndedWritesServeReads) {
   ScratchFolder folder;
   FileTierOptions options = small_tier(folder, 40);
@@ -638,7 +638,8 @@ class TierFaultTest : public ::testing::TestWithParam<IoVariant> {
   static constexpr Traffic kTraffic{.records = 12, .read_ahead = 2, .write_behind = 2};
 };
 
-// F23, F24 and F44 of docs/faults.md: whichever read or write fails, the error comes out, names the record, and stays.
+// F23, F24 and F44 of docs/faults.md: whichever read or write fails, the error is returned, names the record, and
+// stays.
 TEST_P(TierFaultTest, EveryFailedTransferIsAnErrorThatStays) {
   ScratchFolder folder;
   for (const FaultSite site : {FaultSite::kRead, FaultSite::kWrite, FaultSite::kCqe}) {
@@ -719,7 +720,7 @@ TEST_P(TierFaultTest, SlowDiskCountsAsWaiting) {
 INSTANTIATE_TEST_SUITE_P(All, TierFaultTest, ::testing::ValuesIn(io_variants()),
                          [](const auto& info) { return info.param.name; });
 
-// F43 of docs/faults.md: the same numbers come out where io_uring, locked memory or O_DIRECT is missing.
+// F43 of docs/faults.md: records have the same bytes where io_uring, locked memory or O_DIRECT is missing.
 TEST(TierFaults, BytesAreTheSameWithoutIoUring) {
   const ChildEnd end = in_child([] {
     if (!forbid_io_uring(EPERM)) return 99;

@@ -47,7 +47,8 @@ TYPED_TEST(CompandingTest, RoundingUpIsAsLikelyAsTheUpperCodeIsNear) {
     const double below = TestFixture::decode(code), above = TestFixture::decode(code + 1);
     for (double share : {0.125, 0.5, 0.8125}) {
       const auto x = static_cast<float>(below + share * (above - below));
-      // The code never falls as noise grows. So the noise at which it changes tells how often the upper code is drawn.
+      // The code never falls as noise grows. The noise at which the code changes therefore shows how often the upper
+      // code is drawn.
       std::uint32_t ups = 0;
       const std::uint32_t noises = TestFixture::kNoises;
       for (std::uint32_t bit = noises / 2; bit > 0; bit >>= 1) {

@@ -169,9 +169,10 @@ TEST_F(DeviceAdafactor, StepAtItsBoundsGivesTheCpusBits) {
   }
 }
 
-// The order of an fp64 sum shows in fp32 where the sum lies between two fp32 numbers, as 1 + 2^-24 does. If small
-// numbers are added to it one by one, they are lost, and it is rounded down; if some of them are added up before, it is
-// rounded up. The seeds were chosen so that every other order that was tried gives other bits.
+// The order of an fp64 sum shows in fp32 where the sum lies between two fp32 numbers, as 1 + 2^-24 does. Small numbers
+// that are added to such a sum one by one are lost, and the sum is rounded down. Small numbers that are first added to
+// each other are not lost, and the sum is rounded up. The seeds were chosen so that every other order that was tried
+// gives other bits.
 
 /// Returns zeros, among which about one of `every` is a small number. Four of the small numbers add up to an ulp of 1
 /// in fp64. `unit` is the root of 2^-54 where squares are summed, else 2^-54.
@@ -303,7 +304,7 @@ void expect_near(const float* got, const std::vector<double>& wanted, const char
   EXPECT_LT(most, 1e-6) << what;
 }
 
-/// No number is missing from the sums. The last numbers are so large that they show in sums over all.
+/// No number is missing from the sums. The last numbers are so large that a sum without them would differ.
 TEST_F(DeviceAdafactor, SumsMissNoNumber) {
   for (const Shape& shape : {Shape{1, 700, 90}, Shape{3, 300, 4100}, Shape{1, 31, 9000}, Shape{1, 9000, 31},
                              Shape{50, 5, 3}, vector_of(140000), vector_of(4097)}) {

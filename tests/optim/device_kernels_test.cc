@@ -35,7 +35,7 @@ void expect_the_cpus_bits(const OptimizerConfig& config, WeightFormat weights, s
     step.decide(request_of(cpu, 0.01, 4));
     check(cuda::update_step(run, step.tables, nullptr, most_blocks));
   }
-  // Nobody used the parameter: only its average moves.
+  // No rank used the parameter, so only its average moves.
   step.used.set(0, 0);
   cpu.average(problem.slice(begin, end));
   step.decide(request_of(cpu, 0.01, 4));

@@ -72,7 +72,7 @@ TEST_F(DeviceNorm, SumsGiveTheCpusBitsForEveryRun) {
     bool is_last;
     std::uint64_t short_by = 0;  // elements that the tensor's last block lacks
   };
-  // A run has no whole tile of 256 blocks, or one, or several, with or without blocks before and behind them.
+  // A run has no whole tile of 256 blocks, one or several, each with or without more blocks before and behind.
   for (const Case& c :
        {Case{0, 1, true}, Case{0, 1, true, 255}, Case{5, 9, true}, Case{5, 9, false}, Case{3, 3 + 500, false},
         Case{3, 3 + 500, true}, Case{0, 256, true, 3}, Case{255, 513, false}, Case{1, 1030, true, 100},
@@ -108,7 +108,7 @@ TEST_F(DeviceNorm, TensorsOfSeveralBuffersAreSummedTogether) {
   EXPECT_TRUE(same_bits(device_sums(values, runs), wanted));
 }
 
-/// The halves of split masters lie in memory of their own, and not where the tree's nodes point.
+/// The halves of split masters lie in memory of their own, and not at the addresses in the tree's nodes.
 TEST_F(DeviceNorm, SplitMastersAreSummedAsTheirJoinedValues) {
   for (const std::uint64_t numel : {std::uint64_t{100}, 300 * kNormBlock - 5}) {
     std::vector<float> values = random_values(numel, 7);
@@ -206,7 +206,8 @@ double squares_in_blocks(const std::vector<float>& values) {
   return sum;
 }
 
-/// Returns numbers that all three types hold: whole multiples of 2^-24, some of which are below fp16's normal numbers.
+/// Returns numbers that fp32, bf16 and fp16 all hold: whole multiples of 2^-24, some of which are below fp16's normal
+/// numbers.
 std::vector<float> narrow_values(std::size_t numel, std::uint32_t seed) {
   std::mt19937 generator(seed);
   std::vector<float> values(numel);

@@ -67,7 +67,7 @@ TEST_F(DeviceOuter, EveryPassHasTheCpusBits) {
   }
 }
 
-/// Masters that a rule assigns on the CPU are put in place on the device too, and are read again.
+/// The device puts masters in the place of weights as a rule on the CPU assigns them, and reads them back.
 TEST_F(DeviceOuter, MastersArePutInThePlaceOfWeightsAsByTheCpu) {
   constexpr std::size_t kNumel = 20011;
   for (const WeightFormat weights : kWeights) {

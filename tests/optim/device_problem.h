@@ -103,7 +103,7 @@ struct DeviceProblem {
   std::vector<Shared<float>> scales;
 
  private:
-  /// Returns the place in `to` that `pointer` has in `from`.
+  /// Returns the pointer into `to` at the offset that `pointer` has in `from`.
   template <class T, class U>
   static T* moved(T* pointer, const std::vector<U>& from, const Shared<U>& to) {
     return pointer == nullptr ? nullptr : to.data() + (pointer - from.data());

@@ -10,7 +10,7 @@
 namespace tessera {
 namespace {
 
-// Feeds 'x' (overflow) and '.' (finite), and returns the scale after each.
+// Feeds 'x' (overflow) and '.' (finite), and returns the scale after each step.
 std::vector<float> scales(LossScaler& scaler, const std::string& pattern) {
   std::vector<float> result;
   for (char step : pattern) {

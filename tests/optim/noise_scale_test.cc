@@ -28,9 +28,9 @@ NoiseScale::Step mean_step(double square, double variance, const std::vector<dou
 }
 
 TEST(NoiseScale, EqualBatchesGiveThePapersEstimates) {
-  const double small_batch = 4, big_batch = 12;  // the batch is that of three ranks of four samples
+  const double small_batch = 4, big_batch = 12;  // three ranks have four samples each
   const double squares[] = {5.0, 7.0, 6.5};      // |G_small|^2 of each rank's mean
-  const double big = 3.25;                       // |G_big|^2
+  const double big = 3.25;                       // |G_big|^2: of the mean over ranks
   const double small = (squares[0] + squares[1] + squares[2]) / 3;
   NoiseScale::Step step;
   for (const double each : squares) step.own.add(each, 1.0);

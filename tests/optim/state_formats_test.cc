@@ -119,7 +119,7 @@ TEST(StateFormats, EveryRuleReachesItsFp32LossWithNarrowStates) {
 
 // A second moment without gradients shrinks by a thousandth in each step at beta2 0.999, which is less than either
 // format resolves: rounded to nearest, it would never shrink. A step with a new gradient shows how much of the old
-// moment is left.
+// second moment is left.
 TEST(StateFormats, SecondMomentDecaysBelowItsPrecision) {
   constexpr std::size_t kNumel = 256 * 64;
   constexpr int kSteps = 1000;
@@ -132,7 +132,7 @@ TEST(StateFormats, SecondMomentDecaysBelowItsPrecision) {
     std::uniform_real_distribution<float> between(0.2f, 1.0f);
     for (float& g : gradient) g = between(random);
     run.step(gradient, 0.0f);
-    for (std::size_t i = 0; i < kNumel; ++i) gradient[i] = i % 256 == 0 ? 0.03f : 0.0f;  // this keeps the scale up
+    for (std::size_t i = 0; i < kNumel; ++i) gradient[i] = i % 256 == 0 ? 0.03f : 0.0f;  // keeps the block's scale up
     for (int t = 0; t < kSteps; ++t) run.step(gradient, 0.0f);
     std::fill(gradient.begin(), gradient.end(), 1e-6f);
     run.step(gradient, 1.0f);

@@ -150,7 +150,7 @@ TEST(StepLoops, NoNoiseTurnsANaNIntoANumber) {
       step(make(test, set), test, problem, 0, kNumel, test.step);
       for (std::size_t k = 0; k < formats.states.size(); ++k) {
         if (formats.states[k].dtype != StateDType::kBF16) continue;
-        if (test.config.freeze_step > 0 && formats.states[k].name == "exp_avg_sq") continue;  // a variance only grows
+        if (test.config.freeze_step > 0 && formats.states[k].name == "exp_avg_sq") continue;  // frozen: it only grows
         for (std::size_t i = 0; i < kNumel; ++i) {
           std::uint16_t half;
           std::memcpy(&half, &problem.state[k][2 * i], 2);
@@ -165,7 +165,7 @@ TEST(StepLoops, NoNoiseTurnsANaNIntoANumber) {
 TEST(StepLoops, AnyCutIntoShardsGivesTheSameBits) {
   std::mt19937 random(2);
   for_each_case([&](const Case& test, Formats formats) {
-    // Shards have 1 to 100 elements, so every offset and every tail comes; 8-bit states have whole blocks.
+    // Shards have 1 to 100 elements, so every offset and every tail occurs; shards with 8-bit states have whole blocks.
     const std::size_t unit = formats.has_blocks() ? kStateBlock : 1;
     const RuleOptimizer optimizer = make(test);
     StepProblem whole(kNumel, 3, true, formats);

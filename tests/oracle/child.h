@@ -8,8 +8,9 @@
 
 namespace tessera::oracle {
 
-/// Returns whether the interpreter that CMake chose has these modules, such as {"torch", "transformers"}. It looks for
-/// them and imports none, which would take seconds. Tests are skipped where one is missing.
+/// Returns whether the interpreter that CMake chose has these modules, such as {"torch", "transformers"}. The function
+/// looks for the modules and does not import them, since an import would take seconds. Tests are skipped if a module is
+/// missing.
 bool python_has(const std::vector<std::string>& modules);
 bool python_has_torch();
 

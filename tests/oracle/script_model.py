@@ -22,7 +22,7 @@ class Block(nn.Module):
 
 
 class Script(nn.Module):
-    """The embedding is the head too, a buffer takes part, and forward has a branch."""
+    """The embedding is also the head, forward uses a buffer, and forward has a branch."""
 
     def __init__(self):
         super().__init__()

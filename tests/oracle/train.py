@@ -169,7 +169,7 @@ class LossScale:
 
 
 def clip(parameters, limit):
-    """Clips to `limit` if that is above 0, and returns the norm before clipping."""
+    """Clips the gradients to the norm `limit` if that is above 0, and returns the norm before clipping."""
     norm = torch.nn.utils.clip_grad_norm_(parameters, limit if limit > 0 else float("inf"), foreach=False)
     return float(norm.full_tensor() if hasattr(norm, "full_tensor") else norm)
 

@@ -19,7 +19,8 @@ TEST(FormCost, LossyFormsHaveTheCodecsLength) {
   EXPECT_EQ(bytes_on_wire(WireForm::kPlain, DType::kBF16, 100), 200);
 }
 
-/// The cost depends on the number of elements. A form that changes nothing costs no writes.
+/// The cost of coding depends on the number of elements, not on their width. A form that leaves the values as they are
+/// costs nothing.
 TEST(FormCost, CodingTimeDependsOnElementsNotOnTheirWidth) {
   const CodingFit coding{.lossless_s_per_byte = 3, .int8_s_per_byte = 2, .int4_s_per_byte = 1};
   for (const DType dtype : {DType::kF32, DType::kBF16}) {

@@ -103,11 +103,11 @@ TEST(Links, RanksOfOneHostShareItsLink) {
   EXPECT_DOUBLE_EQ(four.all_gather.beta_s_per_byte * (0.75 * 4), one_each.all_gather.beta_s_per_byte * (0.5 * 4));
   EXPECT_DOUBLE_EQ(replicas.reduce_scatter.beta_s_per_byte, 16e-9);
   EXPECT_EQ(replicas.all_reduce.alpha_s, 1e-5);
-  // Only numbers for the other host get fewer bits. They are half of 1/2 of a buffer, and all that a rank sends is 3/4
-  // of a buffer. A rank reads a part from one peer.
+  // Only numbers that go to the other host are sent in fewer bits. These numbers are half of 1/2 of a buffer, while a
+  // rank sends 3/4 of a buffer in all. A rank reads a part from one peer.
   EXPECT_DOUBLE_EQ(four.coding.of_reductions, 0.25 / 0.75);
   EXPECT_DOUBLE_EQ(four.coding.of_gathers, 0.5);
-  // A measurement with two ranks on each host says the same.
+  // A measurement with two ranks on each host gives the same costs.
   Links two_each = four;
   two_each.ranks = 4;
   two_each.coding = {};

@@ -138,12 +138,12 @@ TEST(PredictedStep, AccumulationMultipliesOnlyReductionsOfEachMicrobatch) {
 
 TEST(PredictedStep, PublishingOverlapsUpdatesAndTheNextForward) {
   TimedPlan timed = timed_plan(ShardingStrategy::kShardOptimizer, {1, 4, 0, 0}, 4);
-  timed.profile.update_seconds = 4 * 4;  // a block takes a second
+  timed.profile.update_seconds = 4 * 4;  // the update of a block takes a second
   timed.links.shard = links_of(0);
   timed.links.shard.all_gather = links_for(0.75).all_gather;
   EXPECT_NEAR(timed.predicted().exposed_publish_s, 0, 0.01);
-  // The last of four gathers, one after the other, has come after 1 + 4 x 3.5 seconds. The update takes 4 seconds, and
-  // forward wants the last block after the root and three blocks, of a second each.
+  // Four gathers follow each other, and the last one has come after 1 + 4 x 3.5 seconds. The update takes 4 seconds,
+  // and forward wants the last block after the root and three blocks, of a second each.
   timed.links.shard.all_gather = links_for(3.5).all_gather;
   EXPECT_NEAR(timed.predicted().exposed_publish_s, 1 + 4 * 3.5 - (4 + timed.profile.rest_seconds + 4), 0.02);
   timed.links.shard.all_gather = links_for(0.75).all_gather;
@@ -190,7 +190,8 @@ TEST(PredictedStep, TransportTakesCoresFromCompute) {
   EXPECT_GT(busy.seconds, free.seconds);
 }
 
-/// A gather that lies wholly beside compute takes the longer time, and one that is waited for takes the shorter.
+/// A gather during which compute runs takes the longer time, and a gather for which the rank waits takes the shorter
+/// one.
 TEST(PredictedStep, BytesMoveMoreSlowlyBesideCompute) {
   TimedPlan timed = timed_plan(ShardingStrategy::kFullShard, {1, 4, 0, 0}, 4);
   timed.links.shard = links_for(1);

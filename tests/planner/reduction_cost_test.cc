@@ -40,7 +40,7 @@ TEST(ReductionCost, CompressedAxesSendFewerBytes) {
 }
 
 /// A rank encodes its contributions to the others and decodes theirs; then it encodes its own sums once, and decodes
-/// those of the others.
+/// the sums of the others.
 TEST(ReductionCost, CompressionCostsEncodingAndDecodingTime) {
   TimedPlan timed = timed_plan(ShardingStrategy::kNoShard, {1, 4, 0, 0}, 1, kNumel);
   timed.input.wire.compressed_shard_part = 1;
@@ -99,7 +99,7 @@ TEST(ReductionCost, ReplicateAxisSendsOnlyTheShardsPart) {
     const MemoryPlan plan = timed.plan();
     return replicate_reduction_cost(plan, plan.units()[1].groups[0], timed.links.replicate);
   };
-  EXPECT_EQ(cost().sent_bytes, kNumel / 4 * 4);  // an all-reduce of a quarter: twice 1/2 of it
+  EXPECT_EQ(cost().sent_bytes, kNumel / 4 * 4);  // 1/2 of a quarter of the elements, twice
   timed.input.placement = placement_of(ShardingStrategy::kHybridShard, true);
   EXPECT_EQ(cost().sent_bytes, kNumel / 4 * 2);
 }

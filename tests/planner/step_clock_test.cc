@@ -83,7 +83,8 @@ TEST(StepClock, BytesMoveMoreSlowlyWhileARankWorks) {
   EXPECT_DOUBLE_EQ(alone(waited).end_s, 3);
 }
 
-/// Latency grows as well. It is not bytes on the wire, so a call that shares the wire does not wait for it.
+/// Latency grows during work as well. Latency takes nothing of the wire, so a call that shares the wire does not wait
+/// for the latency.
 TEST(StepClock, CallsBeginLaterWhileARankWorks) {
   Script script = Script().post(Channel::kGather, 0.5, 1).post(Channel::kReduce, 0, 1.5).work(1.5).wait(1).wait(0);
   script.script.calls[0].cost.busy_latency_s = 2;

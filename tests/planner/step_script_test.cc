@@ -87,7 +87,8 @@ TEST(StepScript, EveryPostedCallIsWaitedFor) {
   }
 }
 
-/// Returns the order in which gathers begin and are waited for, and reductions begin, as the names of a run's spans.
+/// Returns the order in which gathers begin and are waited for, and reductions begin, as the names of spans in a run's
+/// trace.
 std::string order_of(const StepScript& script, const MemoryPlan& plan) {
   std::string order;
   for (const Instruction& instruction : script.instructions) {

@@ -26,8 +26,8 @@ TEST(StepSweep, StepTimeIsTheSumOfItsParts) {
   }
 }
 
-/// Returns whether transport takes cores. Transport takes them while they are busy, so its time depends on what else
-/// runs.
+/// Returns whether the transport uses CPU cores. Such a transport needs cores while computation keeps them busy, so its
+/// time depends on what else runs.
 bool takes_cores(const TimedPlan& timed) {
   const auto takes = [](const Links& links) {
     return links.cpu_s_per_byte > 0 || links.sum_s_per_byte > 0 || links.coding.load > 0 ||
@@ -60,12 +60,13 @@ double change(const RandomPlan& plan, const TimedPlan& other) {
   return (other.predicted().seconds - before) / before;
 }
 
-/// Returns whether gathers and reductions can meet on a wire.
+/// Returns whether gathers and reductions can use one wire at the same time.
 bool shares_the_wire(const TimedPlan& timed) {
   return timed.links.shard.gathers_in_background && (timed.plan().gathers() || timed.input.update.in_backward);
 }
 
-/// Checks that `slower` is not faster. If not `is_exact`, it may be a little faster (StepClock says why).
+/// Checks that the step of `slower` is not predicted to be faster than that of `plan`. If not `is_exact`, the step may
+/// be a little faster (StepClock says why).
 void expect_not_faster(const RandomPlan& plan, const TimedPlan& slower, bool is_exact) {
   constexpr double kMostAnomaly = 0.05;
   EXPECT_GE(change(plan, slower), is_exact ? -1e-9 : -kMostAnomaly) << plan.text;

@@ -17,7 +17,7 @@ struct TimedPlan {
   MeshLinks links;
 
   MemoryPlan plan() const { return MemoryPlan(input); }
-  /// Returns the predicted step; the test fails where there is none.
+  /// Returns the predicted step; the test fails if there is no prediction.
   PredictedStep predicted() const;
 };
 
@@ -26,7 +26,8 @@ struct TimedPlan {
 /// all elements, 3 s; the rest takes half a second.
 TimedPlan timed_plan(ShardingStrategy strategy, MeshPosition mesh, int blocks, std::int64_t block_numel = 1 << 20);
 
-/// Returns links on which all operations take so many seconds for each byte in the background, with latency `alpha_s`.
+/// Returns links on which all operations take `beta_s_per_byte` seconds for each byte in the background, with latency
+/// `alpha_s`.
 Links links_of(double beta_s_per_byte, double alpha_s = 0);
 /// Returns links in shared memory of a host.
 Links shared_memory_links(double beta_s_per_byte, double alpha_s = 0);

@@ -1,4 +1,4 @@
-// Tests what an Engine offers beside backward and step: evaluate, and the checks of "check".
+// Tests what an Engine offers beside backward and step: evaluate, and the checks of the strategy's "check".
 
 #include <ATen/Functions.h>
 #include <gtest/gtest.h>
@@ -138,7 +138,7 @@ TEST(Checks, AcrossHostsCheckFindsAnotherOrderOfUnits) {
   }
 }
 
-// Ranks share the parameters here, so what is refused above is harmless.
+// Ranks share the parameters here, so the mistake that the test above refuses is harmless.
 TEST(Checks, UnitUsedOnOneRankPassesWhereParametersAreShared) {
   expect_like_plain([](Scene& scene) {
     Tiny model = tiny();

@@ -1,5 +1,5 @@
-// Tests backwards that this Engine does not make: those of another Engine, those by hand, and those of code that is
-// left over from plain LibTorch.
+// Tests backwards that are not calls of this Engine: those of another Engine, those that a program runs by hand, and
+// those of code that is left over from plain LibTorch.
 
 #include <ATen/Functions.h>
 #include <gtest/gtest.h>
@@ -27,7 +27,8 @@ struct Gan {
         of_critic(scene.trainer(critic)) {}
 
   void train_critic(std::int64_t step) {
-    // PyTorch's example clears gradients here. The Engine has dropped what the generator's backward left.
+    // PyTorch's example clears gradients here. The Engine has already dropped the gradients that the generator's
+    // backward left.
     if (scene.is_plain()) of_critic->zero_grad();
     const at::Tensor real = critic->forward(scene.rows(noise(step + 100, 2)));
     const at::Tensor fake = critic->forward(generator->forward(scene.rows(noise(step, 3))).detach());
@@ -182,8 +183,7 @@ TEST(ForeignGradients, SaliencyMapBetweenBackwardAndStepDisturbsNothing) {
           const at::Tensor x = noise(7, 5).requires_grad_();
           const at::Tensor sum = model->forward(x).sum();
           scene.note(torch::autograd::grad({sum}, {x})[0].abs().sum().item<double>());
-          // The program asks for gradients with respect to parameters, too; the parameters' own .grad gets nothing from
-          // this.
+          // The program asks for gradients with respect to parameters, too; the parameters' own .grad does not change.
           const at::Tensor again = model->forward(x).sum();
           const auto slopes = torch::autograd::grad({again}, {model->second->weight, model->third->bias});
           scene.note(slopes[0].abs().sum().item<double>());
@@ -195,8 +195,8 @@ TEST(ForeignGradients, SaliencyMapBetweenBackwardAndStepDisturbsNothing) {
       {linear_units});
 }
 
-// A backward by hand comes in the middle of a step. Plain LibTorch would add its gradients; only the Engine's count
-// here.
+// A backward by hand comes in the middle of a step. Plain LibTorch would add its gradients; here only the gradients of
+// the Engine's own backward count.
 TEST(ForeignGradients, ManualBackwardInMidStepIsDropped) {
   expect_like_plain(
       [](Scene& scene) {
@@ -252,7 +252,7 @@ TEST(ForeignGradients, GradientsClearedBeforeStepAreNoticed) {
         Mlp model = mlp(5, 9, 3);
         const auto trainer = scene.trainer(model);
         train(scene, *trainer, model, 0, 1);
-        model->zero_grad();  // between steps this call means nothing
+        model->zero_grad();  // this call between steps has no effect
         train(scene, *trainer, model, 1, 2);
         trainer->backward(loss_of(scene, model, 2));
         model->zero_grad();
@@ -319,7 +319,7 @@ std::size_t warnings_of(const Cell& cell, const Program& program) {
   return count;
 }
 
-// The program is a loop of plain LibTorch around a module that an Engine has.
+// The program is a loop of plain LibTorch around a module that an Engine trains.
 TEST(ForeignGradients, ManualBackwardAndOptimizerWarnOncePerRank) {
   const auto program = [](Scene& scene) {
     Mlp model = mlp(5, 9, 3);

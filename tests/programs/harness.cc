@@ -95,7 +95,8 @@ void Scene::refused(const Trainer::Action& call, const Refusal& wanted) const {
     for (const std::string& text : wanted.texts) EXPECT_THAT(error.message(), ::testing::HasSubstr(text));
     return;
   } catch (const c10::Error& error) {
-    // The error came out of an operator. If the Engine made the operator throw, the group has ended with the code.
+    // The error came out of an operator. If the Engine made the operator throw, the group has ended with the wanted
+    // code.
     if (wanted.code) {
       EXPECT_EQ(exit_code_of(groups_of(*mesh_).status()), *wanted.code) << error.what();
     }

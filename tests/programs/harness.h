@@ -24,7 +24,7 @@ class Trainer {
   virtual ~Trainer() = default;
 
   virtual void backward(const at::Tensor& loss, const MicrobatchInfo& info = {}) = 0;
-  /// Runs backward, but `others` get their gradients too.
+  /// Runs backward of a loss from which the modules of `others` get gradients too.
   virtual void backward_with(const at::Tensor& loss, const std::vector<Trainer*>& others) = 0;
   /// Updates the parameters, notes the step's loss in the scene, and clears the gradients.
   virtual void step() = 0;
@@ -46,7 +46,7 @@ struct Refusal {
 };
 
 /// The place where a program runs: once in this thread on the global batch, or on each rank on its rows of the batch.
-/// The noted values must be the same in both.
+/// Both kinds of run must note the same values.
 class Scene {
  public:
   /// Makes a plain scene, without an Engine.
@@ -73,7 +73,7 @@ class Scene {
   void note(double number) { numbers.push_back(number); }
   void note(Trainer& trainer, const torch::nn::Module& module);
   /// Checks that `call` throws on this rank: a tessera::Error with the code, or what an operator threw after the group
-  /// had ended with it. A plain scene does not run it.
+  /// had ended with it. A plain scene does not run the call.
   void refused(const Trainer::Action& call, const Refusal& wanted) const;
 
   std::vector<double> numbers;

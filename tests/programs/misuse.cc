@@ -98,7 +98,7 @@ TEST(Misuse, StepAndBackwardUnderAGuardAreRefusedAndHarmless) {
               scene.refused([&] { trainer->backward(loss); }, {{"Gathered", "close that guard"}});
               guard.close();
             }
-            // kWrite stored the parameters, which changed their versions after the first graph, so this loss has a new
+            // kWrite stored new values into the parameters after the first graph was made, so this loss has a new
             // graph.
             trainer->backward(loss_of(scene, model, step));
             if (!scene.is_plain()) {
@@ -145,8 +145,8 @@ void expect_all_end(const std::function<void(Scene&)>& body, Where where = Where
       {.adjust = linear_units, .timeout_s = patient_s(kSoon)});
 }
 
-// Units that SHARD_GRAD_OP gathers stay until the step. The other ranks' next forward gathers the same units under
-// SHARD_GRAD_OP, so nothing is wrong.
+// Units that SHARD_GRAD_OP gathers stay gathered until the step. The other ranks' next forward gathers the same units
+// under SHARD_GRAD_OP, so nothing is wrong.
 TEST(Misuse, ForwardOnOneRankAloneEndsInAnError) {
   for (bool evaluates : {true, false}) {
     expect_all_end(

@@ -38,7 +38,8 @@ at::Tensor noise(std::int64_t step, std::int64_t width);
 /// Returns Tiny, made at once or deferred.
 Tiny tiny(const TinyOptions& options = {}, bool deferred = false);
 
-/// Returns one of six batches of text. Each has 12 rows, which all numbers of ranks and two microbatches divide.
+/// Returns one of six batches of text. Each batch has 12 rows, which can be shared evenly by every number of ranks and
+/// two microbatches.
 const Batch& batch_of(std::int64_t step);
 
 /// Returns the loss of this scene's rows of microbatch `index` of `count` of batch `step`. Mlp's loss is the mean

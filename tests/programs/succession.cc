@@ -68,7 +68,7 @@ TEST(Parameters, SuccessiveEnginesKeepValues) {
   }
 }
 
-// Masters in fp32 outlive Engines in 16 bits: an Engine in fp32 shows them.
+// Masters in fp32 outlive Engines in 16 bits: the parameters of a later Engine in fp32 have the masters' values.
 TEST(Parameters, SuccessiveEnginesKeepMasters) {
   for (MasterKind master : {MasterKind::kSplitBF16, MasterKind::kF32}) {
     on_matrix(

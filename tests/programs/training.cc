@@ -93,8 +93,8 @@ TEST(Training, LastUnitUnusedForSomeStepsTrainsAgain) {
 
 TEST(Training, UnitUsedOnSomeRanksTrainsLikePlainLibTorch) {
   expect_like_plain([](Scene& scene) {
-    // Rank 0 of two and of three does not run the block, except in one step. It is an error where ranks gather the
-    // block together (Misuse.UnitRunOnSomeRanksEndsInAnError), so all of them run it there.
+    // Rank 0 of two and of three does not run the block, except in one step. Such a step is an error where ranks gather
+    // the block together (Misuse.UnitRunOnSomeRanksEndsInAnError), so there all ranks run the block.
     const bool together = scene.is_sharded();
     Tiny model = tiny();
     const auto trainer = scene.trainer(model);

@@ -45,7 +45,8 @@ TEST(Parameters, ReplacedDataUnderAGuardIsTakenOver) {
   });
 }
 
-/// Moves a storage to other memory, as torch's share_memory_() does, or sending a parameter to another process.
+/// Moves a storage to other memory, as torch's share_memory_() does, and as programs do that send a parameter to
+/// another process.
 void move_storage(const at::Tensor& tensor) {
   c10::StorageImpl* const storage = tensor.storage().unsafeGetStorageImpl();
   const std::size_t bytes = storage->nbytes();
@@ -76,7 +77,8 @@ TEST(Parameters, MovedStorageUnderAGuardIsTakenOver) {
   });
 }
 
-// A view that reads no number gathers nothing: it would show other numbers once the memory belongs to another unit.
+// To make a view reads no number, so it gathers no unit, and the view has no memory: it would show other numbers once
+// the memory belongs to another unit.
 TEST(Parameters, ViewOfAReleasedParameterHasNoMemory) {
   for_each_cell([](const Cell& cell) {
     run_ranks({.ranks = cell.ranks}, [&](const Mesh& mesh) {

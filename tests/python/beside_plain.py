@@ -13,7 +13,8 @@ STRATEGIES = {
     "SHARD_GRAD_OP": {"strategy": "SHARD_GRAD_OP"},
     "NO_SHARD": {"strategy": "NO_SHARD"},
 }
-# eps is far above rounding errors, so gradients that are zero apart from these (attention's key bias) move nothing.
+# eps is far above rounding errors, so gradients that are zero apart from such errors (attention's key bias) do not move
+# parameters.
 LR, DECAY, EPS, CLIP = 0.01, 0.01, 1e-5, 0.5
 TOLERANCE = 1e-6
 
@@ -64,7 +65,8 @@ def train_plain(model, batches, loss_of, training=Training()):
 
 
 def train_sharded(model, batches, loss_of, strategy, training=Training()):
-    """Trains likewise with an Engine. A batch is a tuple of tensors, which are cut by rows. Rank 0 has the state."""
+    """Trains as train_plain does, but with an Engine. A batch is a tuple of tensors, which are cut by rows. Only rank 0
+    gets the state."""
     engine = tessera.Engine(model, {"gradient_clipping": CLIP, "gradient_accumulation": training.accumulation,
                                     "optimizer": {"lr": training.lr, "eps": EPS, "weight_decay": DECAY},
                                     "comm": {"timeout_s": 60}, **strategy})

@@ -37,7 +37,7 @@ def of_one_rank_each(tessera_first):
 
 
 def waits_in_torch_distributed(kind):
-    """Rank 0 waits in a call of torch.distributed, and rank 1 in one of its Engine, over the transport `kind`."""
+    """Rank 0 waits in a call of torch.distributed, and rank 1 in a call of its Engine, over the transport `kind`."""
     distributed.init_process_group("gloo")
     model = make_model()
     engine = tessera.Engine(model, {**SGD, "comm": {"transport": kind, "timeout_s": 60}})
@@ -49,7 +49,8 @@ def waits_in_torch_distributed(kind):
 
 
 def waits_for_one_that_computes():
-    """Rank 0 waits in torch.distributed while rank 1 computes, and rank 1 in its Engine while rank 0 does. Both waits are right."""
+    """Rank 0 waits in torch.distributed while rank 1 computes, and rank 1 waits in its Engine while rank 0 computes.
+    Both waits are correct, and end."""
     distributed.init_process_group("gloo")
     model = make_model()
     engine = tessera.Engine(model, SGD)

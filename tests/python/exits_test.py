@@ -32,7 +32,8 @@ MADE = BEGIN + """
 
 class ExitsTest(unittest.TestCase):
     def expect(self, program, code, *texts, ranks=2):
-        # A rank that is not told of the error waits until the limit of "comm", which is longer than this one.
+        # A rank that is not told of the error waits until the limit of "comm", which is longer than the limit of this
+        # test.
         got, output = launch(ranks, program, at_rest=300)
         self.assertEqual(got, code, output)
         for text in texts:
@@ -70,7 +71,8 @@ class ExitsTest(unittest.TestCase):
                 """, 75, "rank 1", "every rank takes as many steps")
 
     def test_sys_exit_code_of_one_rank_is_the_jobs(self):
-        # Exit code 65 means something else where Tessera chooses it. An exit that the program catches does not count.
+        # Exit code 65 has a meaning of its own where Tessera chooses it. An exit that the program catches does not
+        # count.
         for code in (65, *([3] if LONG else [])):
             with self.subTest(code=code):
                 output = self.expect(MADE + f"""

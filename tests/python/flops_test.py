@@ -63,8 +63,8 @@ class Bilinear(nn.Module):
 
 
 def cases():
-    """Returns a dictionary: for each name the module, a batch, the loss of both, and classes of units. Modules are new
-    with each call."""
+    """Returns a dictionary: for each name the module, a batch, a function of both that gives the loss, and classes of
+    units. Modules are new with each call."""
     made = {name: (ARCHITECTURES[name].make, ARCHITECTURES[name].batches(1)[0], ARCHITECTURES[name].loss_of, ARCHITECTURES[name].units)
             for name in NAMES}
     made["convolutions"] = (Convolutions, torch.randn(2, 3, 12, 12), lambda module, x: module(x), ("Conv2d",))

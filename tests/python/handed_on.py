@@ -82,7 +82,7 @@ class Model(lightning.LightningModule):
         if hasattr(scheduler, "step_update"):  # this is a scheduler of timm
             scheduler.step_update(self.global_step, metric)
         elif isinstance(scheduler, lr_scheduler.ReduceLROnPlateau):
-            scheduler.step(self.global_step % 3)  # a measure that has the same bits in both runs
+            scheduler.step(self.global_step % 3)  # a measure with the same bits in either run
         else:
             scheduler.step()
 

@@ -335,8 +335,8 @@ class DeviceTest(unittest.TestCase):
     ACCELERATE = {"distributed_type": "FSDP", "fsdp_config": {"fsdp_offload_params": True}, "mixed_precision": "bf16"}
 
     def offload_of(self, config, *refused, device="gpu"):
-        """Returns the keys of the strategy's "offload" that differ from the defaults. Where a GPU trains it must be planned, with that
-        device's rules."""
+        """Returns the keys of the strategy's "offload" that differ from the defaults. The method also checks, for a
+        GPU, that the strategy's plan has records in the host's memory."""
         result = translated(config, device=device)
         self.assertEqual(result.refused, list(refused))
         strategy = json.loads(result.strategy)

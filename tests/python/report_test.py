@@ -34,7 +34,7 @@ def latency(after, unit, call="gather", **values):
 
 
 class Cells(html.parser.HTMLParser):
-    """The rows of a page's tables, and whether each tag is closed in its turn."""
+    """The rows of a page's tables, and whether each tag is closed in the right order."""
 
     def __init__(self, text):
         super().__init__()

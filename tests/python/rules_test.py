@@ -1,4 +1,4 @@
-"""A Python program's own rules, TokenBatches and workers that come and go do what those of C++ do."""
+"""A Python program's own rules, TokenBatches and workers that come and go do what those of a C++ program do."""
 
 import collections
 import json

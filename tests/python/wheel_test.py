@@ -1,4 +1,5 @@
-"""scripts/wheel: beside torch alone, its wheel trains from Python and from C++; beside another torch it says what to do."""
+"""scripts/wheel: in an environment with torch alone, its wheel trains from Python and from C++; with another version of
+torch it says what to do."""
 
 import importlib.util
 import os

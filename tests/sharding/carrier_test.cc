@@ -1,4 +1,4 @@
-// Tests the lease of a record: it gives the record back once, and drops it while an exception passes.
+// Tests the lease of a record: it gives the record back once, and drops it if an exception leaves the lease's scope.
 
 #include "sharding/carrier.h"
 
@@ -77,7 +77,7 @@ TEST(Lease, PassingFailureDropsTheRecord) {
     const Lease lease = carrier.acquire(1, LeaseUse::kChange);
     throw std::runtime_error("a rule failed");
   } catch (const std::runtime_error&) {
-    const Lease later = carrier.acquire(2, LeaseUse::kChange);  // the failure is caught
+    const Lease later = carrier.acquire(2, LeaseUse::kChange);  // the failure is caught, so this lease is as usual
   }
   EXPECT_EQ(carrier.calls, (Calls{"take 1", "drop 1", "take 2", "give back 2 changed"}));
 }

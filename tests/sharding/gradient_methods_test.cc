@@ -171,7 +171,8 @@ struct Alone {
   std::unique_ptr<GradientMethod> method;
 };
 
-// Equal numbers lose nothing. Momentum decays once in a step: all its reductions count as one reduction of their sum.
+// One-bit compression loses nothing if all numbers are equal. Momentum decays once in a step: all its reductions count
+// as one reduction of their sum.
 TEST(OneBitMomentum, MomentumDecaysOncePerStepOverSeveralReductions) {
   run_ranks({.ranks = 1}, [&](const Mesh& mesh) {
     const MeshAxes axes = value_or_throw(MeshGroups::of(mesh).axes(1, 1));
@@ -183,7 +184,7 @@ TEST(OneBitMomentum, MomentumDecaysOncePerStepOverSeveralReductions) {
     EXPECT_EQ(*momentum, 4);
     EXPECT_EQ(alone.reduce_equal(axes, 2, 1), 1);
     EXPECT_EQ(*momentum, 2.5f);
-    // The step is dropped, and its state begins at 0 again.
+    // The step is dropped, and the method's state begins at 0 again.
     std::ranges::fill(alone.kept, 0.0f);
     alone.method->begin_step(0);
     EXPECT_EQ(alone.reduce_equal(axes, 2, 3), 3);

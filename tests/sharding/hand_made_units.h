@@ -21,7 +21,7 @@ namespace tessera::testing {
 class HandMadeUnits {
  public:
   struct Options {
-    std::vector<std::vector<std::vector<std::int64_t>>> sizes;  ///< one for each parameter of each unit
+    std::vector<std::vector<std::vector<std::int64_t>>> sizes;  ///< [unit][parameter]: its sizes
     ShardingStrategy strategy = ShardingStrategy::kFullShard;
     std::int64_t prefetch = 1, accumulation = 1;
     DType reduce = DType::kF32;

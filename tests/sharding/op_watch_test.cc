@@ -72,7 +72,7 @@ TEST(OpWatch, ViewsListsAndOptionalInputsAreGatheredToo) {
   });
 }
 
-// Forward saved a view of a parameter's storage. Backward runs operators too, so they gather it again.
+// Forward saved a view of a parameter's storage. Backward runs operators too, so they gather the unit again.
 TEST(OpWatch, BackwardGathersUnitsOfSavedViews) {
   on_two_ranks([](Watched& w) {
     at::Tensor x = at::ones({3, 33}).requires_grad_();
@@ -110,7 +110,8 @@ std::optional<c10::IValue> argument(const c10::Argument& wanted, const at::Tenso
   return c10::IValue(static_cast<std::int64_t>(name == "dim1" || name == "axis1" || name.find("size") == 0 ? 1 : 0));
 }
 
-/// Returns the results of the operator for views of `matrix`, or nothing where it cannot be called like that.
+/// Returns the results of the operator for views of `matrix`, or nothing if the operator cannot be called with such
+/// arguments.
 std::optional<torch::jit::Stack> results_of(const c10::OperatorHandle& op, const at::Tensor& matrix) {
   torch::jit::Stack stack;
   for (const c10::Argument& wanted : op.schema().arguments()) {

@@ -43,7 +43,7 @@ struct HandedOver {
     return false;
   };
   std::vector<int> units;
-  std::vector<std::vector<char>> used;  ///< in the order in which they were handed over
+  std::vector<std::vector<char>> used;  ///< which parameters of each unit were used, in the order of handing over
   bool agreed = true;
 };
 

@@ -291,7 +291,8 @@ TEST(Reducer, OrderIsAgreedAgainOnlyWhenTheUsedSetChanges) {
   });
 }
 
-// A unit is reduced in its turn, since none of its gradients are expected; then some come after all, on one rank only.
+// A unit is reduced in its turn, since none of its gradients are expected; then some gradients come after all, on one
+// rank only.
 TEST(Reducer, LateGradientIsReducedOnceMoreOnAllRanks) {
   for (const ShardingStrategy strategy : {ShardingStrategy::kNoShard, ShardingStrategy::kFullShard}) {
     for (const int ranks : {2, 3}) {

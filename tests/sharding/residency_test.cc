@@ -151,7 +151,7 @@ TEST(Residency, RoundMayBeginWithTheLastRoundsFinalUnit) {
       resident.residency.release_all();
       gathers.push_back(resident.residency.counts().gathers - before);
     }
-    // The second round finds units 1 and 2 in the two slots; nothing is gathered in vain.
+    // The second round finds units 1 and 2 in the two slots; no unit is gathered that is not used.
     EXPECT_EQ(gathers[2], gathers[3]);
     EXPECT_EQ(gathers[3], 8 + 6);
   });

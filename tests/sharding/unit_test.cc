@@ -135,7 +135,8 @@ TEST(Unit, ParametersAreInPlaceWhetherGatheredOrReleased) {
   }
 }
 
-/// Checks that it is noticed when `leave` takes parameter 1 of unit 1 out of its place; the others stay.
+/// Checks that the unit notices when `leave` gives parameter 1 of unit 1 other memory; the other parameters keep
+/// theirs.
 void expect_noticed(const std::function<void(HandMadeUnits&, at::Tensor&)>& leave) {
   run_ranks({.ranks = 1}, [&](const Mesh& mesh) {
     HandMadeUnits made(mesh, some_units(3));

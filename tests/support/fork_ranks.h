@@ -19,9 +19,9 @@ std::shared_ptr<KeyValueStore> forked_store();
 
 /// The end of a forked rank.
 struct RankEnd {
-  ExitCode exit_code = ExitCode::kOk;  ///< the code of the status that its body returned; kInternal if it threw
-  int signal = 0;                      ///< the signal that killed it, or 0
-  std::string message;                 ///< the message of that status or exception
+  ExitCode exit_code = ExitCode::kOk;  ///< the code of the status that the body returned; kInternal if it threw
+  int signal = 0;                      ///< the signal that killed the rank, or 0
+  std::string message;                 ///< the message of the status or exception of the rank's body
 };
 
 /// Ranks as forked processes, which tests can kill and stop for real. The destructor kills children that still run.
@@ -35,7 +35,7 @@ class ForkedRanks {
   pid_t pid(int rank) const { return pids_[rank]; }
   void signal(int rank, int number) const;
   /// Waits until `rank` has ended, or until the limit for `at_rest` on a machine at rest passes (patience.h). At that
-  /// limit it kills the rank and reports that signal.
+  /// limit it kills the rank and reports SIGKILL.
   RankEnd wait(int rank, std::chrono::duration<double> at_rest = std::chrono::seconds(30));
   /// Waits for several ranks, with one limit for all.
   RankEnd wait(int rank, Deadline& limit);

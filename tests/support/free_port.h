@@ -29,7 +29,7 @@ struct Listener {
 };
 
 /// Returns a port on which nothing listens now. It lies below the ports that the kernel gives to connections, and
-/// processes with neighbouring numbers get different ones: nobody else takes it before it is used.
+/// processes with neighbouring numbers get different ones: no other process takes the port before it is used.
 inline int free_port() {
   constexpr int kFirst = 10'240, kPorts = 21'760, kOfProcess = 16;
   static std::atomic<int> next = 0;

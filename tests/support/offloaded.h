@@ -19,7 +19,7 @@ inline constexpr Kept kKept[] = {
     {DType::kF32, MasterKind::kSplitBF16, StateDType::kF32},  {DType::kF32, MasterKind::kSplitBF16, StateDType::k8Bit},
     {DType::kBF16, MasterKind::kSplitBF16, StateDType::kF32}, {DType::kBF16, MasterKind::kSplitBF16, StateDType::kBF16},
     {DType::kBF16, MasterKind::kF32, StateDType::k8Bit},      {DType::kF16, MasterKind::kF32, StateDType::kF32}};
-/// A selection with each type of parameter, of master and of state once.
+/// A selection in which each type of parameter, of master and of state occurs once.
 inline constexpr Kept kOneOfEachKind[] = {kKept[1], kKept[3], kKept[5]};
 /// Returns the types for large sweeps: all of kKept, or one of each kind where tests are short.
 inline std::span<const Kept> sampled_kept() {
@@ -39,7 +39,8 @@ void put_below(Strategy& strategy, const Below& below);
 inline constexpr Below kSomeBelow = {0, 0.5, 0.6, 4096, 8192, 1};
 inline constexpr const Below* kInMemoryAndBelow[] = {nullptr, &kSomeBelow};
 
-/// Returns a change of a strategy that sets these types and places. `below`: null for all state in memory.
+/// Returns a change of a strategy that sets the types of `kept` and the places of `below`. `below`: null for all state
+/// in memory.
 Adjust adjusted_to(const Kept& kept, const Below* below);
 Strategy strategy_of(const Kept& kept, const Placed& placed, const Below* below = nullptr);
 

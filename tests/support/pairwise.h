@@ -44,9 +44,9 @@ inline std::vector<GridPoint> grid_product(const std::vector<std::size_t>& sizes
 /// in any point are together in one point of the sample. The point that adds most pairs is taken first. Among several
 /// such points the one with smaller indices is taken first, so a test that lists cheap values first has cheap points.
 ///
-/// `paired`: the number of dimensions, the first ones, whose values are paired. A value of the others is in one point
-/// at least. If `paired` is less than all dimensions, the point whose values were used least comes before smaller
-/// indices, so that the other dimensions take turns.
+/// `paired`: the number of dimensions, the first ones, whose values are paired. Each value of the other dimensions is
+/// in at least one point. If `paired` is less than all dimensions, the point whose values were used least comes before
+/// smaller indices, so that the other dimensions take turns.
 inline std::vector<GridPoint> pairwise_sample(const std::vector<std::size_t>& sizes, const GridFilter& exists = nullptr,
                                               std::size_t paired = std::numeric_limits<std::size_t>::max()) {
   const std::vector<GridPoint> points = grid_product(sizes, exists);

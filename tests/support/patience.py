@@ -1,7 +1,9 @@
 """Limits of time for tests, as tests/support/limits/patience.h has them for C++.
 
-A test says how many seconds something takes at most on a machine at rest. The limit is that many times a reference piece of work,
-measured once in the same run: two processes that start and compute. It never falls below the seconds that the test says.
+A test says how many seconds something takes at most on a machine at rest. The limit grows as much as the time of a
+reference piece of work,
+measured once in the same run: two processes that start and compute. The limit never falls below the seconds that the
+test says.
 """
 
 import functools

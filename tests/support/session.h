@@ -56,7 +56,8 @@ struct Session {
 Values trained(const Mesh& mesh, const Strategy& strategy, std::size_t steps, TinyOptions options = {},
                const OwnRules& own_rules = {});
 
-/// Trains some steps, and checks that every two successive ones move what the plan says to and from the disk.
+/// Trains some steps, and checks that every two successive steps move as many bytes to and from the disk as the plan
+/// says.
 void expect_planned_disk_traffic(Session& session, const std::string& what);
 
 bool all_same_bits(const Values& a, const Values& b);

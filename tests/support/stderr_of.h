@@ -8,7 +8,7 @@
 
 namespace tessera::testing {
 
-/// Runs `body` and returns what the process wrote to stderr meanwhile. The log's level and rank are restored
+/// Runs `body` and returns what the process wrote to stderr while `body` ran. The log's level and rank are restored
 /// afterwards.
 template <typename Body>
 std::string stderr_of(const Body& body) {

@@ -72,7 +72,7 @@ std::string unknown_option(const CLI::App& command, const std::vector<std::strin
       i += value_follows ? 1 : 0;
       continue;
     }
-    if (!is_long) continue;  // CLI11 reports it: a stray letter, or a negative number where none belongs
+    if (!is_long) continue;  // CLI11 reports such a word: a stray letter, or a negative number
     return "`" + command.get_parent()->get_name() + " " + command.get_name() + "` has no option " + clipped(name, 80) +
            hint_of_options(name, names_of_options(command));
   }

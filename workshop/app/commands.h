@@ -30,7 +30,7 @@ struct CheckpointOptions {
   std::optional<std::int64_t> keep;
   bool keep_best = false;       ///< keep the checkpoint with the least loss on held-out data
   std::string resume = "auto";  ///< auto, none or a path (training_checkpoints.h)
-  int signal_exit_code = 0;     ///< exit code of a run that saved and ended because a signal came
+  int signal_exit_code = 0;     ///< exit code of a run that saved and ended since a signal came
 };
 
 /// Files of measurements from which a step's time is predicted.
@@ -64,7 +64,7 @@ struct TrainEvaluation {
   std::int64_t batches = 0;  ///< batches of a rank in an evaluation; 0: all
 };
 
-/// The files and folders that a run writes, beside its checkpoints. An empty path is not written.
+/// The files and folders that a run writes, beside its checkpoints. A file with an empty path is not written.
 struct TrainOutputs {
   std::string folder;           ///< run directory (run_outputs.h)
   std::string metrics;          ///< JSON lines, one a step, or a table (".csv")
@@ -92,7 +92,7 @@ struct TrainCommand {
   std::string model;  ///< model file, or a folder of Hugging Face; empty: the model of init_from
   /// Safetensors with which training starts: a folder of Hugging Face or a file; empty: fresh weights.
   std::string init_from;
-  WeightsFile load_weights;  ///< weights at the start, under Tessera's names; no path: none
+  WeightsFile load_weights;  ///< weights at the start, under Tessera's names; empty path: none
   std::string strategy;      ///< strategy file
   TrainData data;
   std::int64_t steps = 0;
@@ -102,7 +102,8 @@ struct TrainCommand {
   std::uint64_t seed = 0;  ///< seed of the weights and of the order of the data
   bool pad_tail = false;   ///< an epoch's last step may be short; else it is dropped
   TrainOutputs outputs;
-  /// --predict-links, --predict-profile: the step that they predict is shown beside the measured one.
+  /// --predict-links, --predict-profile: with these options, the predicted time of a step is shown beside the measured
+  /// time.
   TimingOptions predicted_by;
   TrainStatus status;
   TrainEvaluation evaluation;
@@ -136,7 +137,7 @@ struct ServeCommand {
   std::string offload;                 ///< folder for scratch files in which shards lie; empty: they are in memory
 };
 /// Serves shards to ranks with "sync": {"owners": "servers"}, until SIGTERM or SIGINT comes, or, after SIGUSR1, until
-/// no worker is there. Prints where it listens.
+/// no worker is connected. Prints the address at which it listens.
 int run_serve(const ServeCommand& command);
 
 /// The options of `tessera sample`.
@@ -175,7 +176,7 @@ struct PlanCommand {
   WorldCommand world;
   TimingOptions timing;
   bool json = false;
-  /// Whether the disks of offload.paths are measured here and now, to tell the cost of a step's traffic.
+  /// Whether the speed of the disks of offload.paths is measured now, to predict the time of a step's traffic.
   bool measure_disks = false;
   // These fields are for a world.strategy of "auto", with which all strategies are compared.
   std::string like;  ///< strategy file with the other keys; empty: their defaults
@@ -227,27 +228,28 @@ struct BenchCommand {
   std::int64_t cache_bytes = 0;                       ///< offload.cache; 0: none (offload)
 };
 /// Times every collective in memory of every kind, after checking its result; or, for a fit, every algorithm of the
-/// collectives over Gloo. It starts its ranks itself if it is alone.
+/// collectives over Gloo. It starts its ranks itself if this process is alone.
 int run_bench_collectives(const BenchCommand& command);
-/// Trains a ResNet-18 and a GPT under NO_SHARD with buckets of many sizes, and says which wins and why. It starts its
-/// ranks itself if it is alone.
+/// Trains a ResNet-18 and a GPT under NO_SHARD with buckets of many sizes, and says which bucket size is fastest, and
+/// why. It starts its ranks itself if this process is alone.
 int run_bench_buckets(const BenchCommand& command);
-/// These functions time a step and its parts under every strategy, beside ranks that train alone. They compare memory
-/// with the plan, and measure the cost of an operator for the host, and the cost of timing for a step. They start their
-/// ranks themselves if they are alone.
+/// These functions time a step and its parts under every strategy, beside ranks that train alone. The functions compare
+/// memory with the plan, and measure the cost of an operator for the host, and the cost of timing for a step. The
+/// functions start their ranks themselves if this process is alone.
 int run_bench_step(const BenchCommand& command);
 int run_bench_memory(const BenchCommand& command);
 int run_bench_overhead(const BenchCommand& command);
 int run_bench_times(const BenchCommand& command);
-/// Times saves and loads of a checkpoint of AdamW's state, with training beside them and without, under --dir.
+/// Times saves and loads of a checkpoint of AdamW's state under --dir: while training goes on, and while no training
+/// runs.
 int run_bench_checkpoint(const BenchCommand& command);
-/// Measures the cost of a unit for the host that feeds a GPU.
+/// Measures the time that each unit costs the host that feeds a GPU.
 int run_bench_launches(const BenchCommand& command);
 /// Measures how much of the communication is hidden behind compute that is a timed sleep.
 int run_bench_overlap(const BenchCommand& command);
 /// Times the optimizer's step in every format, on one thread or on the GPU.
 int run_bench_optimizer(const BenchCommand& command);
-/// Times passes over a directory's disk by io_uring and by threads, and optimizer steps whose states lie there.
+/// Times passes over a directory's disk by io_uring and by threads, and optimizer steps whose states lie on that disk.
 int run_bench_offload(const BenchCommand& command);
 
 /// The options of `tessera checkpoint`. Each comment begins with the commands that read the option.

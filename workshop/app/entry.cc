@@ -1,4 +1,4 @@
-// Has `main` of all of Tessera's programs. Commands end only here.
+// Has `main` of all of Tessera's programs. The process of a command ends only here.
 
 #include <unistd.h>
 

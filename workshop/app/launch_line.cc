@@ -21,7 +21,8 @@ bool is_number(const std::string& text) {
   return !text.empty() && text.find_first_not_of("0123456789") == std::string::npos;
 }
 
-/// Reads the text of --pretend-hosts: a number of hosts with as many of the `ranks` on each, or the ranks of each host.
+/// Reads the text of --pretend-hosts: a number of hosts, to which the `ranks` are dealt equally, or the number of ranks
+/// of each host.
 absl::StatusOr<std::vector<int>> pretended_hosts(const std::string& text, int ranks) {
   std::vector<int> numbers;
   std::string_view rest = text;
@@ -65,7 +66,7 @@ absl::StatusOr<WorkerRange> worker_range(const std::string& text) {
                                           std::to_string(kMostLaunched) + ". [T1031] hint: write --workers 1:8");
 }
 
-/// Returns the words of --ssh, between blanks.
+/// Returns the words of the option --ssh, which blanks separate.
 std::vector<std::string> words_of(const std::string& text) {
   std::istringstream stream(text);
   std::vector<std::string> words;

@@ -26,7 +26,7 @@ class LaunchLine {
   /// Takes the words that no option took, such as a program without "--". Returns what is wrong with them.
   std::string take_words();
   /// Reads --hosts or --hostfile, else --pretend-hosts. Errors: those of host_list.h; 64 for options that need several
-  /// hosts, and for pretended hosts that are no numbers or do not hold the ranks.
+  /// hosts, and for pretended hosts that are no numbers, or among which the ranks cannot be divided.
   absl::Status take_hosts();
   /// Reads --workers. Error: 64 for a range that makes no sense, and for options that are for ranks of one job.
   absl::Status take_workers();

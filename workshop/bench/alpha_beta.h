@@ -16,7 +16,7 @@ struct AlphaBeta {
   double alpha_s = 0;          ///< cost of starting a message
   double beta_s_per_byte = 0;  ///< cost of each byte
 
-  /// Returns the seconds for `bytes` that are sent in so many messages.
+  /// Returns the seconds for `bytes` that are sent in `messages` messages.
   double seconds_of(std::int64_t messages, std::int64_t bytes) const {
     return static_cast<double>(messages) * alpha_s + static_cast<double>(bytes) * beta_s_per_byte;
   }

@@ -13,7 +13,7 @@ class CodecRun {
  public:
   explicit CodecRun(std::size_t numel);
 
-  /// Encodes and decodes on this thread; returns the bytes in between.
+  /// Encodes and decodes on this thread; returns the number of encoded bytes.
   std::size_t there_and_back(WireForm form);
   double plain_bytes() const { return static_cast<double>(values_.size() * sizeof(float)); }
 

@@ -33,7 +33,7 @@ struct CollectivesBenchOptions {
   int most_calls = 1000;                                    ///< most calls of a case in a round; at least one is made
 };
 
-/// One measured case. `dtype` is kU8 where bytes are moved; S is `bytes`, 0 for the barrier.
+/// One measured case. `dtype` is kU8 where the operation only moves bytes; S is `bytes`, 0 for the barrier.
 struct CollectiveCase {
   Operation operation = Operation::kBarrier;
   DType dtype = DType::kU8;
@@ -42,8 +42,8 @@ struct CollectiveCase {
 };
 
 /// One case's times. A sample is the time of the slowest rank. `limit` is a loop in the same buffers that only reads
-/// and writes as much, on all ranks at once (memory_traffic.h). It is empty where a collective moves nothing, or less
-/// than a cache line a rank.
+/// and writes as many bytes, on all ranks at once (memory_traffic.h). It is empty where a collective moves nothing, or
+/// less than a cache line a rank.
 struct CollectiveTiming {
   CollectiveCase what;
   Samples call, limit;
@@ -62,7 +62,8 @@ struct CollectivesReport {
 };
 
 /// Checks the result of every case, then times the cases in rounds over all of them. Each call comes after a barrier;
-/// calls with S up to 16 KiB follow one another without one. All ranks of the mesh call it, and return the same report.
+/// calls with S up to 16 KiB follow one another without a barrier. All ranks of the mesh call it, and return the same
+/// report.
 /// Errors: 70 for a wrong result, naming the case; those of the transport.
 absl::StatusOr<CollectivesReport> bench_collectives(const Mesh& mesh, const CollectivesBenchOptions& options);
 

@@ -21,11 +21,11 @@ namespace {
 
 // This file measures links.
 //
-// LinkMeter times each operation over buffers of growing size (`measure`), alone and, if the transport goes on by
-// itself, beside computation (`busy_median_of`), and fits alpha and beta to the medians. Every median is that of the
-// slowest rank (`agreed`), so all ranks report the same. `measure_loads` and `measure_coding` then compare a loop that
-// computes by itself with the same loop beside a call, or beside a codec (`lost_beside`). The difference is the time
-// that these take from computation.
+// LinkMeter times each operation over buffers of growing size (`measure`), alone and, if the transport works in the
+// background, beside computation (`busy_median_of`), and fits alpha and beta to the medians. Every median is that of
+// the slowest rank (`agreed`), so all ranks report the same. `measure_loads` and `measure_coding` then compare a loop
+// that computes by itself with the same loop beside a call, or beside a codec (`lost_beside`). The difference is the
+// time that the call or the codec takes from computation.
 
 using Clock = std::chrono::steady_clock;
 constexpr double kLongCall = 0.25;         // seconds
@@ -90,7 +90,7 @@ class LinkMeter {
   }
 
  private:
-  /// An operation on a buffer of so many bytes on all ranks together (all_reduce: on each).
+  /// An operation on a buffer of so many bytes on all ranks together (all_reduce: on each rank).
   using Call = absl::Status (LinkMeter::*)(std::int64_t bytes);
 
   absl::Status all_gather(std::int64_t bytes) { return start_all_gather(bytes).wait(); }
@@ -214,7 +214,7 @@ class LinkMeter {
   }
 
   /// Returns the seconds by which compute is slower beside the work that `begin` starts: the difference of two medians,
-  /// each of `times` rounds. `begin` returns a function that ends the work.
+  /// each of `times` samples. `begin` returns a function that ends the work.
   template <class Begin>
   absl::StatusOr<double> lost_beside(std::int64_t rounds, int times, const Begin& begin) {
     Samples alone, beside;
@@ -229,7 +229,8 @@ class LinkMeter {
     return std::max(0.0, beside.median_s() - alone.median_s());
   }
 
-  /// Returns the seconds that a call takes from compute beside it. `start` begins one; it takes about `seconds`.
+  /// Returns the seconds that a call takes from compute beside it. `start` begins one call, which takes about
+  /// `seconds`.
   template <class Start>
   absl::StatusOr<double> measure_load(double seconds, const Start& start) {
     // Compute takes somewhat longer than the call, so that all of the call is beside compute.

@@ -20,7 +20,7 @@ struct LinkSpeedOptions {
 };
 
 /// Calls of one operation: the bytes that a rank sends, and the median of the seconds that they took. There are also
-/// calls while all ranks computed, if the transport goes on by itself.
+/// calls that ran while all ranks computed, if the transport goes on by itself.
 struct MeasuredOperation {
   const char* name = "";
   std::vector<TimedBytes> points, busy_points;
@@ -34,9 +34,9 @@ struct LinkSpeed {
   std::vector<CodecSpeed> codecs;  ///< speeds on this rank, for every codec but kPlain
 };
 
-/// Times collectives of fp32 buffers, and fits them; times codecs on the wire, and the computation that they take.
-/// `gather` and `reduce` are two groups of the same ranks, two or more, as an Engine has them. It is collective; every
-/// rank gets the times of the slowest rank. Errors: those of the groups.
+/// Times collectives of fp32 buffers, and fits them; times codecs, and measures the computation time that calls and
+/// codecs take. `gather` and `reduce` are two groups of the same ranks, two or more, as an Engine has them. It is
+/// collective; every rank gets the times of the slowest rank. Errors: those of the groups.
 absl::StatusOr<LinkSpeed> measure_links(Collectives& gather, Collectives& reduce, const LinkSpeedOptions& options = {});
 
 }  // namespace tessera

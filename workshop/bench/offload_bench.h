@@ -13,8 +13,8 @@
 
 namespace tessera {
 
-/// An AdamW step whose masters (or their low halves) and moments lie on disk, beside the same step with
-/// everything in memory, and beside the same records moved without a step. All times are means of three steps in a row,
+/// The times of an AdamW step whose masters (or their low halves) and moments lie on disk, of the same step with
+/// everything in memory, and of moving the same records without a step. All times are means of three steps in a row,
 /// including the beginning and the end of the three.
 struct OffloadedStepTiming {
   std::string name;  ///< OptimizerCase::name; with " cached" where there is a cache

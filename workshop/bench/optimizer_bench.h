@@ -28,8 +28,8 @@ inline constexpr OptimizerCase kOptimizerCases[] = {{"fp32", DType::kF32, StateD
 inline constexpr OptimizerCase kMomentCases[] = {{"fp32_bf16_moments", DType::kF32, StateDType::kBF16},
                                                  {"fp32_8bit_moments", DType::kF32, StateDType::k8Bit}};
 
-/// One optimizer step over a flat run of `numel` parameters, on one thread, beside a loop that only reads and writes
-/// the same bytes in place.
+/// The times of one optimizer step over a flat run of `numel` parameters, on one thread, and of a loop that only reads
+/// and writes the same bytes in place.
 struct OptimizerTiming {
   /// "fp32": AdamW on fp32 parameters; "fp32_bf16_moments" and "fp32_8bit_moments" differ in their moments alone. The
   /// others compute the gradients' norm and finite flag first, then unscale, clip, update split masters and write bf16

@@ -11,7 +11,8 @@ struct Samples {
   std::vector<std::int64_t> ns;
 
   bool empty() const { return ns.empty(); }
-  /// Returns the smallest sample that the share `p` (0 < p <= 1) of all do not exceed, in seconds; 0 without samples.
+  /// Returns the smallest sample that at least the share `p` (0 < p <= 1) of all samples do not exceed, in seconds; 0
+  /// without samples.
   double quantile_s(double p) const;
   double median_s() const { return quantile_s(0.5); }
 };

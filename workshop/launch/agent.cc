@@ -34,14 +34,14 @@ using Clock = std::chrono::steady_clock;
 constexpr int kLookEveryMs = 1000;  // how often the agent looks for silence and for stopped ranks
 
 /// The channel is standard input and output; ssh stands between them and the launcher. The agent notices that the
-/// launcher is gone by the end of one of them, or by silence. Nothing is read or written after that.
+/// launcher is gone by the end of standard input or output, or by silence. Nothing is read or written after that.
 class Channel {
  public:
   Channel() {
     for (const int fd : {0, 1}) ::fcntl(fd, F_SETFL, ::fcntl(fd, F_GETFL) | O_NONBLOCK);
   }
 
-  /// Limits the launcher's silence, which counts from now on.
+  /// Limits the time for which the launcher may be silent, counted from now on.
   void allow_silence(double s) {
     silence_ = std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(s));
     last_heard_ = Clock::now();
@@ -100,7 +100,7 @@ class Channel {
   std::string why_gone_;
 };
 
-/// Sends the launcher a frame.
+/// Tells the launcher by frames what the ranks do.
 class Teller : public RankListener {
  public:
   explicit Teller(Channel& channel) : channel_(channel) {}
@@ -142,7 +142,7 @@ class Agent {
   }
 
  private:
-  /// Takes the job's environment and working directory.
+  /// Gives this process the job's environment and working directory.
   absl::Status enter() {
     for (const std::string& entry : job_.environment) {
       const auto equals = entry.find('=');
@@ -214,7 +214,7 @@ int serve_launch_agent() {
   take_process_limits();
   const SignalScope signals;
   Channel channel;
-  channel.write(fmt::format("\n{}{}\n", kAgentGreeting, own_version()));  // ends a login shell's unended line
+  channel.write(fmt::format("\n{}{}\n", kAgentGreeting, own_version()));  // "\n": a login shell may leave a line open
   std::optional<Frame> first;
   while (!channel.is_gone() && !(first = channel.next())) {
     pollfd ready = {0, POLLIN, 0};

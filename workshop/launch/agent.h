@@ -5,8 +5,8 @@ namespace tessera {
 /// `tessera launch-agent`: ssh starts it on each host of a job but the first. It is no command for users.
 ///
 /// It greets with its version, reads a job from standard input, starts the job's ranks on this host, and tells the
-/// launcher what they do (hosts/frames.h). The launcher decides how ranks are ended and how long they have before; the
-/// agent only does it.
+/// launcher what they do (hosts/frames.h). The launcher decides how ranks are ended and how long they have before that;
+/// the agent only does it.
 ///
 /// | event                                      | what happens                                    |
 /// |--------------------------------------------|-------------------------------------------------|

@@ -17,15 +17,15 @@ namespace tessera {
 struct RankRecord {
   int rank = 0;
   pid_t pid = 0;
-  std::string host;  ///< where it ran; empty if this machine is the only host
+  std::string host;  ///< host where the rank ran; empty if this machine is the only host
   RankExit exit;
-  bool ended_by_launcher = false;       ///< whether it still ran when its time was up
-  bool was_stopped = false;             ///< whether it was still running because it was stopped
-  std::string lost;                     ///< why nobody knows how it ended; empty: it is known
-  std::deque<std::string> last_errors;  ///< last lines of its stderr
-  std::string message;                  ///< text of its error file; empty: none
+  bool ended_by_launcher = false;       ///< whether the rank still ran when its time was up
+  bool was_stopped = false;             ///< whether the rank still ran because it was stopped
+  std::string lost;                     ///< why it is not known how the rank ended; empty: this is known
+  std::deque<std::string> last_errors;  ///< last lines of the rank's stderr
+  std::string message;                  ///< text of the rank's error file; empty: none
   std::optional<std::chrono::system_clock::time_point> message_time;
-  bool told_by_peer = false;  ///< whether its error file says that it ended because another rank had failed
+  bool told_by_peer = false;  ///< whether the rank's error file says that it ended because another rank had failed
   /// It is set if the rank's error file says that Tessera chose this exit code (tessera/exit_code.h). Any other code
   /// comes from the program, and may mean anything.
   std::optional<int> code_of_tessera;

@@ -15,7 +15,7 @@
 namespace tessera {
 namespace {
 
-constexpr pid_t kGoHome = 0;  // no process group has this number
+constexpr pid_t kGoHome = 0;  // ends the guard; no process group has this number
 
 /// Runs the guard, from fork to _exit. It makes system calls only, since the parent may have had threads.
 [[noreturn]] void keep_guard(int pipe, const char* directory, const std::vector<const char*>& files) {

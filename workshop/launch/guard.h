@@ -12,8 +12,8 @@ namespace tessera {
 /// group that it knows and removes the error files. A rank itself would end by its parent-death signal. Its children
 /// (data loaders, shells) would not, and would hold ports and memory after a crash.
 ///
-/// It waits for the end of a pipe whose only writer is the launcher. So it takes no time and does not poll, and the
-/// kernel tells it even of a SIGKILL. It leads a session of its own: signals of the terminal do not reach it.
+/// The guard waits for the end of a pipe whose only writer is the launcher. So it takes no time and does not poll, and
+/// the kernel tells it even of a SIGKILL. It leads a session of its own: signals of the terminal do not reach it.
 class Guard {
  public:
   /// Starts the guard. REQUIRES: no file of the launcher's ranks is open yet (the guard would keep it open).
@@ -24,7 +24,7 @@ class Guard {
   /// Ends the guard: nothing is killed.
   ~Guard();
 
-  /// Makes `group` die with the launcher from now on; `forget` it once it is empty.
+  /// Makes `group` die with the launcher from now on; call `forget` once the group is empty.
   void watch(pid_t group);
   void forget(pid_t group);
 

@@ -26,7 +26,7 @@ constexpr std::array<std::string_view, 16> kPrefixes = {
     "TORCH_", "PYTORCH_", "CUDA_", "NCCL_", "GLOO_", "TESSERA_",  "HF_",   "LC_"};
 
 /// Returns the working directory by the name that the user's shell has for it. That path may go through links that
-/// other hosts have too, while the folder behind the links has another path there.
+/// other hosts have too, while the folder behind the links has another path on those hosts.
 std::string working_directory() {
   std::error_code ignored;
   const char* const named = ::getenv("PWD");

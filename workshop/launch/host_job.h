@@ -30,7 +30,8 @@ struct HostJob {
 absl::StatusOr<HostJob> make_host_job(const LaunchOptions& options, const JobSettings& job, int first, int ranks);
 
 /// Returns the variables of `environment` ("NAME=value") that go to every host of a job: those that change a program's
-/// results, its speed, or the files that it finds. `named`: more names that go. Returns error 64 if one is not set.
+/// results, its speed, or the files that it finds. `named`: names of more variables that go to every host. Returns
+/// error 64 if one of these is not set.
 ///
 /// | variables                                       | why                                                       |
 /// |-------------------------------------------------|-----------------------------------------------------------|

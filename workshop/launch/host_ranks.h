@@ -39,7 +39,7 @@ class HostRanks {
   /// | kDone       | nothing of any rank is left                 |
   enum class Phase { kConnecting, kConnected, kStarting, kRunning, kDone };
 
-  /// Kills and reaps what is still running.
+  /// Kills and reaps the processes that still run.
   virtual ~HostRanks() = default;
 
   /// Begins to reach the host. Errors are those of this machine.

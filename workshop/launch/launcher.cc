@@ -133,8 +133,9 @@ absl::Status check(const LaunchOptions& options) {
   return check_hosts(options);
 }
 
-/// A port that this job has while the object lives. It is bound here and nobody listens, so the system gives it to no
-/// other program, while rank 0 may bind it and listen: both set SO_REUSEADDR, as c10d does.
+/// A port that is reserved for this job while the object lives. It is bound here and nobody listens, so the system
+/// gives it to no other program, while rank 0 may bind it and listen: the launcher and rank 0 both set SO_REUSEADDR, as
+/// c10d does.
 class HeldPort {
  public:
   /// Takes `port` of the loopback interface, or of all interfaces for several hosts; 0 takes any free one.
@@ -206,7 +207,7 @@ absl::StatusOr<HeldServers> hold_servers(const LaunchOptions& options, const Job
   return held;
 }
 
-/// Returns whether a job with parameter servers did what it could: some rank ended well, and no server failed.
+/// Returns whether a job with parameter servers has trained: some rank ended with success, and no server failed.
 bool has_trained(const LaunchOptions& options, const std::vector<RankRecord>& records) {
   if (options.servers == 0 && !is_elastic(options)) return false;
   const auto workers = static_cast<std::ptrdiff_t>(options.ranks);

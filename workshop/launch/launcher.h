@@ -14,7 +14,7 @@ inline constexpr int kMostLaunchedServers = 64, kMostServerStarts = 16;
 /// How many workers that come and go a launcher has ("sync": {"elastic": true}).
 struct WorkerRange {
   int least = 0;  ///< the fewest with which the job goes on
-  int most = 0;   ///< so many are started; 0: there are no such workers, but ranks of one job
+  int most = 0;   ///< number that is started; 0: there are no such workers, but ranks of one job
 };
 
 /// `tessera launch -n 4 -- ./train strategy.json`: N ranks of one program on this machine, or on several over ssh.
@@ -22,13 +22,13 @@ struct LaunchOptions {
   std::vector<std::string> command;  ///< program (looked up in PATH) and its arguments
   int ranks = 1;                     ///< all ranks of the job
   /// Parameter servers that are started beside the ranks, on this machine (`tessera serve`). A rank that fails then
-  /// ends no other one.
+  /// does not end the other ranks.
   int servers = 0;
-  /// Folder in which servers keep their shards; empty: they do not. A server that is killed, or fails in a way that may
-  /// not come again, is then started again and goes on, at most kMostServerStarts times.
+  /// Folder in which servers keep their shards; empty: shards are not kept. A server that is killed, or fails in a way
+  /// that may not come again, is then started again and goes on, at most kMostServerStarts times.
   std::string servers_state;
   std::string servers_offload;  ///< folder for scratch files in which servers' shards lie; empty: in memory
-  int servers_lose = -1;  ///< the most pushes to each shard that the end of a server may lose; -1: its own default
+  int servers_lose = -1;  ///< the most pushes to each shard that the end of a server may lose; -1: the server's default
   /// Workers that come and go, in the place of ranks: `ranks` is their number, and each is a job of one rank.
   WorkerRange workers = {};
   std::string join;         ///< servers of a job that runs, HOST:PORT,HOST:PORT, which the workers join; empty: none
@@ -43,7 +43,7 @@ struct LaunchOptions {
   /// path of the `tessera` command, on the other hosts for their agents and on this one for `servers`; empty: that of
   /// this program
   std::string tessera;
-  double connect_s = 60;  ///< time for a host to answer over ssh, and for each report of it while its ranks start
+  double connect_s = 60;  ///< time for a host to answer over ssh, and for each of its reports while its ranks start
   double silence_s = 60;  ///< an agent that hears nothing of the launcher for this time ends its ranks
   int port = 0;           ///< rendezvous port; 0: a port that is free on this machine
   double grace_s = 10;    ///< time after the first failure in which other ranks may report and end by themselves
@@ -88,18 +88,18 @@ struct LaunchOptions {
 /// returned 0 and no server failed.
 ///
 /// With `workers`, each rank is a job of its own, which the environment tells (rank_environment.h): `workers.most` are
-/// started. One that fails is named and started again, as long as `max_restarts` lasts and the failure may not come
-/// again; the others go on. The job fails once fewer than `workers.least` are left. Once some worker has returned 0,
-/// all steps are made, so none is started again. Servers then get SIGUSR1, and end when workers of other launchers,
-/// too, have gone. Servers listen at `address`, else at the loopback address, and a printed line tells what workers
-/// elsewhere need to join (`join`). The secret is that of `secret_file`, else that of the environment, else a random
-/// one.
+/// started. One that fails is named and started again, if the failure may not come again, at most `max_restarts` times
+/// for all workers together; the others go on. The job fails once fewer than `workers.least` are left. Once some worker
+/// has returned 0, all steps are made, so none is started again. Servers then get SIGUSR1, and end when workers of
+/// other launchers, too, have gone. Servers listen at `address`, else at the loopback address, and a printed line tells
+/// what workers elsewhere need to join (`join`). The secret is that of `secret_file`, else that of the environment,
+/// else a random one.
 ///
 /// A stopped rank (SIGSTOP) cannot act on SIGTERM and is continued first; SIGKILL ends it in any case.
 ///
-/// Each rank is a process group of its own and reads /dev/null. `launch` blocks those signals in the calling thread
-/// while it runs, ignores SIGPIPE, takes SIGCHLD's default and is a child subreaper; it restores all of that. Call it
-/// from a process without other threads that could take these signals. It waits for its own children only.
+/// Each rank is a process group of its own and reads /dev/null. `launch` blocks the signals of the table in the calling
+/// thread while it runs, ignores SIGPIPE, takes SIGCHLD's default and is a child subreaper; it restores all of that.
+/// Call it from a process without other threads that could take these signals. It waits for its own children only.
 ///
 /// On each other host of `hosts`, ssh starts an agent (agent.h), which starts the ranks there with the same program,
 /// the same working directory and the environment that host_job.h lists. No rank starts before all hosts have answered.

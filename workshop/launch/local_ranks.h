@@ -42,7 +42,7 @@ class LocalRanks : public HostRanks {
     int number = 0;
     RankProcess process;
     bool ended = false;        ///< the leader was reaped
-    bool group_empty = false;  ///< nothing of its group is left
+    bool group_empty = false;  ///< nothing of the rank's process group is left
   };
 
   Rank& rank_of(int number) { return ranks_[static_cast<std::size_t>(number - range_.first)]; }

@@ -52,7 +52,7 @@ SignalScope::SignalScope() {
   struct sigaction ignore {};
   ignore.sa_handler = SIG_IGN;
   ::sigaction(SIGPIPE, &ignore, &old_pipe_);
-  struct sigaction standard {};  // with SIGCHLD's default, only this process reaps its children
+  struct sigaction standard {};  // with SIGCHLD's default, the kernel leaves children for this process to reap
   standard.sa_handler = SIG_DFL;
   ::sigaction(SIGCHLD, &standard, &old_child_);
   ::prctl(PR_GET_CHILD_SUBREAPER, &was_subreaper_);

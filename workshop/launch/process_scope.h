@@ -32,9 +32,9 @@ class ErrorDirectory {
 /// Returns the error files of `count` ranks from `first` on.
 std::vector<std::string> error_files(const JobSettings& job, int first, int count);
 
-/// The process-wide settings of a process that starts ranks; it restores them. Ranks that lose their parent become its
-/// children, only it reaps them, and SIGPIPE is ignored. SIGINT, SIGTERM, SIGHUP, SIGQUIT and SIGUSR1 are blocked and
-/// come through `fd`.
+/// The process-wide settings of a process that starts ranks; it restores them. Processes of ranks that lose their
+/// parent become children of this process, which alone reaps them, and SIGPIPE is ignored. SIGINT, SIGTERM, SIGHUP,
+/// SIGQUIT and SIGUSR1 are blocked and come through `fd`.
 class SignalScope {
  public:
   SignalScope();

@@ -116,7 +116,7 @@ struct ChildPlan {
   ::dup2(plan.in, 0);
   ::dup2(plan.out, 1);
   ::dup2(plan.err, 2);
-  ::signal(SIGPIPE, SIG_DFL);  // the launcher ignores SIGPIPE, and exec would hand that on
+  ::signal(SIGPIPE, SIG_DFL);  // the launcher ignores SIGPIPE, which the program would inherit
   ::sigprocmask(SIG_SETMASK, plan.mask, nullptr);
   ::execvpe(plan.argv[0], plan.argv, plan.environment);
   const int error = errno;

@@ -53,7 +53,7 @@ struct RankExit {
 /// One started rank: the leader of its own process group, with pipes for its output. It dies with the thread that
 /// started it (PR_SET_PDEATHSIG).
 struct RankProcess {
-  pid_t pid = -1;  ///< this is also the number of its process group
+  pid_t pid = -1;  ///< also the number of the rank's process group
   OwnedFd exited;  ///< a pidfd: readable when the leader ends
   OwnedFd out;     ///< non-blocking
   OwnedFd err;     ///< non-blocking

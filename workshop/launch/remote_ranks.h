@@ -83,7 +83,7 @@ class RemoteRanks : public HostRanks {
   void close_input();
   void check_deadline();
   Clock::duration time_to_answer() const;
-  /// Restarts the time that the host has to start its ranks, or to tell something meanwhile.
+  /// Restarts the limit of time in which the host must start its ranks or send another report.
   void give_time_to_start();
   void check_end();
   void fail(ExitCode code, const std::string& text);

@@ -161,7 +161,7 @@ const char* Supervisor::word_of_rank() const { return has_workers() ? "worker" :
 void Supervisor::follow_workers() {
   if (!has_workers() || urgency_ != Urgency::kNone || signals_taken_ > 0) return;
   const auto workers = std::span(ranks_).first(static_cast<std::size_t>(options_.ranks));
-  // All steps are made where a worker has ended well.
+  // All steps are made once a worker has ended with success.
   const auto ended_well = [](const Rank& rank) { return rank.gone && !rank.record.exit.failed(); };
   if (std::ranges::any_of(workers, ended_well)) return;
   for (Rank& worker : workers)
@@ -184,7 +184,8 @@ void Supervisor::restart(Rank& worker) {
   worker.err = LineForwarder(options_.stderr_fd, prefix);
 }
 
-/// Ends the servers when no rank is left here. Workers of other launchers may still be there, if steps are made.
+/// Ends the servers when no rank is left here. The servers wait for workers of other launchers if a worker here has
+/// ended with success.
 void Supervisor::end_servers() {
   const auto workers = std::span(ranks_).first(static_cast<std::size_t>(options_.ranks));
   if (servers_.empty() || !std::ranges::all_of(workers, &Rank::gone)) return;
@@ -317,7 +318,7 @@ void Supervisor::take_signal() {
                                             : signals_taken_ == 2 ? " again; a third one kills"
                                                                   : ": killing"));
   for (const Rank& rank : ranks_)
-    if (!rank.gone && !is_server(rank.record.rank)) send(rank, signal);  // servers end once the ranks have
+    if (!rank.gone && !is_server(rank.record.rank)) send(rank, signal);  // servers end after the ranks
   if (signals_taken_ == 2) raise_urgency(Urgency::kGrace);
   if (signals_taken_ > 2) raise_urgency(Urgency::kKill);
 }

@@ -33,7 +33,7 @@ class Supervisor : private RankListener {
  public:
   /// `signals` is a signalfd for the signals to forward; `mask` is the ranks' signal mask.
   Supervisor(const LaunchOptions& options, const JobSettings& job, Guard& guard, int signals, const sigset_t& mask);
-  /// Kills and reaps what is still running.
+  /// Kills and reaps the processes that still run.
   ~Supervisor() override;
 
   /// Starts a parameter server at each address beside the ranks. Call it before `start_all`.
@@ -60,10 +60,10 @@ class Supervisor : private RankListener {
     LineForwarder out, err;
     RankRecord record;
     bool ended = false;  ///< the leader has ended
-    bool gone = false;   ///< nothing of its group is left
+    bool gone = false;   ///< nothing of the rank's process group is left
     // The state of a server that keeps its shards:
-    bool starts_again = false;  ///< once nothing of its group is left
-    bool is_due = false;        ///< nothing of its group is left: it starts now
+    bool starts_again = false;  ///< it starts again once nothing of its group is left
+    bool is_due = false;        ///< nothing of its process group is left: it starts now
     int starts = 1;
   };
 
@@ -107,10 +107,10 @@ class Supervisor : private RankListener {
   std::vector<std::unique_ptr<HostRanks>> hosts_;
   std::vector<Rank> ranks_;
   Urgency urgency_ = Urgency::kNone;
-  std::optional<Clock::time_point> deadline_;  ///< end of the present urgency
+  std::optional<Clock::time_point> deadline_;  ///< time at which the present urgency ends
   int signals_taken_ = 0;
   int restarts_ = 0;          ///< workers that were started again
-  bool servers_end_ = false;  ///< servers were told to end once no worker is there
+  bool servers_end_ = false;  ///< servers were told to end once no worker is connected
   std::optional<int> interrupted_by_;
 };
 

@@ -18,8 +18,8 @@ struct GenerateOptions {
 
 /// Continues each row of tokens, [B, T] int64 with T > 0, by new_tokens tokens; returns [B, T + new_tokens], on the
 /// device of `tokens`. The model sees the last seq_len() tokens only. It runs in evaluation mode without gradients, and
-/// keeps its mode afterwards. Tokens are drawn on the CPU in fp32, so that every device draws alike. Throws
-/// c10::ValueError where a score is infinite or NaN.
+/// the model's own mode is restored afterwards. Tokens are drawn on the CPU in fp32, so that every device draws alike.
+/// Throws c10::ValueError where a score is infinite or NaN.
 at::Tensor generate(LanguageModel& model, const at::Tensor& tokens, const GenerateOptions& options);
 
 }  // namespace tessera::models

@@ -37,7 +37,8 @@ AttentionImpl::AttentionImpl(const GPTConfig& config)
 at::Tensor AttentionImpl::forward(const at::Tensor& x) {
   const std::int64_t batch = x.size(0), time = x.size(1), heads = config_.heads;
   // This makes three tensors from [B, T, 3 * width]. The backward of a split puts the three
-  // gradients side by side in one copy, as the product before it wants them; that of unbind would take a second copy.
+  // gradients side by side in one copy, as the product before the split needs them; the backward of unbind would take a
+  // second copy.
   std::vector<at::Tensor> qkv = linear(qkv_, x).split(config_.width, 2);
   for (at::Tensor& part : qkv) part = part.view({batch, time, heads, -1}).transpose(1, 2);
   const double dropout = is_training() ? config_.dropout : 0.0;

@@ -21,8 +21,8 @@ namespace {
 // Translates config.json of Hugging Face to a model's configuration, and back.
 //
 // HfReader reads one config.json. The fields of GPTConfig and LlamaConfig are read by their own visitor under other
-// names (RenamedFields), so bounds and messages are those of model files. Keys that have another form there (windows,
-// rotary embeddings, switches that must have one value) have a function each. A key must be read, be harmless
+// names (RenamedFields), so bounds and messages are those of model files. Keys that have another form in config.json
+// (windows, rotary embeddings, switches that must have one value) have a function each. A key must be read, be harmless
 // (kHarmless), or end up in `unknown`. The way back chooses the model type that has all of what the configuration has
 // (`family_of`) and writes its keys (`hugging_face_json`).
 
@@ -122,7 +122,7 @@ class HfReader {
 
  private:
   void refuse(const std::string& key, const std::string& message) { reader_.require(false, key, {key}, message); }
-  /// Checks a switch that has only one position in the models here.
+  /// Checks a switch for which the models here allow only one value.
   void must_be(const std::string& key, bool wanted, bool standard) {
     bool value = standard;
     reader_.boolean(key, value, "");
@@ -216,7 +216,7 @@ class HfReader {
     const bool is_qwen = type_ != "mistral";
     bool uses_window = !is_qwen;
     if (is_qwen) reader_.boolean("use_sliding_window", uses_window, "");
-    // Older files of Mistral say "none" by null, while a key that is left out means 4096.
+    // Older files of Mistral say "no window" by null, while a key that is left out means 4096.
     std::int64_t window = 4096, first = 28;
     reader_.integer("sliding_window", window, {.least = 1, .most = std::int64_t{1} << 20}, "");
     if (has_null("sliding_window")) window = 0;

@@ -19,7 +19,7 @@ class LanguageModel : public torch::nn::Module {
  public:
   /// `tokens` are [B, T] int64, 0 < T <= seq_len(). Returns [B, T, vocab_size()], in the parameters' dtype.
   virtual at::Tensor logits(const at::Tensor& tokens) = 0;
-  /// These return the number of tokens, and the longest input.
+  /// These return the number of tokens in the vocabulary, and the length of the longest input.
   virtual std::int64_t vocab_size() const = 0;
   virtual std::int64_t seq_len() const = 0;
 

@@ -96,7 +96,7 @@ ModelConfig read_root(const JsonNode& root, Diagnostics& diagnostics) {
   const std::string model = reader.needed_word("model", {"gpt", "llama"});
   if (model == "gpt") return read_fields<GPTConfig>(reader, root, diagnostics);
   if (model == "llama") return read_fields<LlamaConfig>(reader, root, diagnostics);
-  return {};  // nobody knows which keys to expect
+  return {};  // without a valid model, no key can be expected
 }
 
 /// Writes one member for each key, with the value that the model is built with.

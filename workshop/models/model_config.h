@@ -16,7 +16,7 @@ struct GPTConfig {
   std::int64_t layers = 0;
   std::int64_t width = 0;  ///< a multiple of heads
   std::int64_t heads = 0;
-  std::int64_t mlp_ratio = 4;  ///< the feed-forward layer's width, in widths
+  std::int64_t mlp_ratio = 4;  ///< the feed-forward layer's width, as a multiple of `width`
   double dropout = 0.0;        ///< applied to embeddings, attention weights and both residual branches
   bool bias = true;            ///< biases in the linear layers of blocks; layer norms always have biases
   double norm_eps = 1e-5;      ///< added to the variance in layer norms

@@ -15,7 +15,7 @@ namespace tessera::models {
 struct ResNetConfig {
   std::int64_t classes = 10;
   std::int64_t channels = 3;  ///< channels of the images
-  /// Blocks of each stage; every stage after the first halves the image.
+  /// Number of blocks in each stage; every stage after the first halves the image.
   std::vector<std::int64_t> blocks = {2, 2, 2, 2};
   std::int64_t width = 64;  ///< channels of the first stage; each further stage doubles it
   /// whether blocks have three convolutions, with 4 times as many channels at their end (ResNet-50)

@@ -11,8 +11,8 @@ void AddedTokens::add(std::string content, std::uint32_t id) {
   tokens_.insert(place, Token{std::move(content), id});
 }
 
-/// Returns the longest token with which the text begins. Contents that begin like the text are neighbours in the list,
-/// and each further byte leaves fewer of them.
+/// Returns the longest token with which the text begins. Tokens are ordered by content, so those that begin like the
+/// text are neighbours, and each further byte of the text leaves fewer of them.
 const AddedTokens::Token* AddedTokens::longest_at(std::string_view text) const {
   auto begin = tokens_.begin(), end = tokens_.end();
   const Token* longest = nullptr;

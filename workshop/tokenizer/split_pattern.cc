@@ -127,10 +127,10 @@ std::size_t begin_of_character(std::string_view text, std::size_t place) {
 
 /// Looks for matches in one text, front to back, in work that is linear in the text.
 ///
-/// PCRE2 limits the steps of a search, but counts them anew at each character where a match may begin, and leaves out
-/// those of a repeat of one character ("\s+"). So a search sees only a window of the text, and gets few steps a
-/// character. If these do not suffice (a long word), characters are tried one by one with more of both, and the steps
-/// are taken from the text's budget.
+/// PCRE2 limits the steps of a search, but counts them anew at each character where a match may begin, and does not
+/// count the steps of a repeat of one character ("\s+"). So a search sees only a window of the text, and gets few steps
+/// a character. If these do not suffice (a long word), characters are tried one by one with a larger window and more
+/// steps, and the steps are taken from the text's budget.
 class SplitPattern::Search {
  public:
   Search(Compiled& compiled, std::string_view text, StepBudget& budget)
@@ -162,7 +162,7 @@ class SplitPattern::Search {
         return too_long(fmt::format("PCRE2's error {}", found));
       } else if (found >= 0 && match.end > match.begin) {
         return match;
-      } else {  // a match of nothing cuts nothing, and the window's end may be the reason for it
+      } else {  // an empty match cuts nothing, and may be due to the window's end
         const std::size_t seen = found >= 0 ? match.begin : is_careful ? from : window_end;
         from = seen < window_end ? seen + utf8_length(text_.substr(seen)) : window_end;
         grant_least();
@@ -203,7 +203,7 @@ class SplitPattern::Search {
   const std::string_view text_;
   StepBudget& budget_;
   std::size_t steps_ = kLeastSteps, window_ = kLeastWindow;
-  std::size_t careful_until_ = 0;  ///< characters before it are tried one by one
+  std::size_t careful_until_ = 0;  ///< characters before this offset are tried one by one
 };
 
 absl::Status SplitPattern::split(std::string_view text, StepBudget& budget,

@@ -11,8 +11,9 @@
 
 namespace tessera {
 
-/// The time that expressions may take to cut one text, beyond a few steps a byte: linear in the text, whatever they
-/// are. A fixed number of steps is allowed too, so that expressions that try each place to the end can cut short texts.
+/// The steps that expressions may take to cut one text, beyond a few steps a byte: their number is linear in the text,
+/// for every expression. A fixed number of steps is allowed too, so that expressions that try each place up to the end
+/// of the text can cut short texts.
 class StepBudget {
  public:
   explicit StepBudget(std::size_t text_bytes) : text_bytes_(text_bytes), left_(kFree + kPerByte * text_bytes) {}
@@ -35,15 +36,15 @@ class StepBudget {
 /// use it.
 class SplitPattern {
  public:
-  /// Compiles the expression. Errors: 65 if PCRE2 does not understand it, with the place.
+  /// Compiles the expression. Errors: 65, with the position, if PCRE2 does not understand the expression.
   static absl::StatusOr<SplitPattern> compile(const std::string& expression);
   SplitPattern(SplitPattern&&) noexcept;
   SplitPattern& operator=(SplitPattern&&) noexcept;
   ~SplitPattern();
 
   /// Calls `piece(part, is_match)` for the matches and for the parts between them, in order; no part is empty.
-  /// REQUIRES: `text` is UTF-8. `budget`: that of the whole text, of which this may be a piece. Errors: 65 if the
-  /// budget is too small.
+  /// REQUIRES: `text` is UTF-8. `budget`: the budget of the whole text, of which `text` may be a part. Errors: 65 if
+  /// the budget is too small.
   absl::Status split(std::string_view text, StepBudget& budget,
                      absl::FunctionRef<void(std::string_view, bool)> piece) const;
 

@@ -23,8 +23,8 @@ bool may_change(std::string_view text) {
   return std::ranges::any_of(text, [](char c) { return static_cast<unsigned char>(c) >= 0xCC; });
 }
 
-/// Puts marks that follow each other into Unicode's order. Normalizing would do so too, but with a sort that takes the
-/// square of their number.
+/// Puts marks that follow each other into Unicode's order. Normalizing would do so too, but with a sort whose time
+/// grows with the square of their number.
 std::string with_sorted_marks(std::string_view text) {
   struct Mark {
     int order;  ///< utf8proc's combining class; 0: no mark

@@ -34,13 +34,13 @@ struct PieceCutter {
 ///   release.
 ///
 /// Steps: added tokens are found; the text between is brought to Unicode's form NFC if the file says so; patterns cut
-/// it into words; byte pairs are joined in each. One thread at a time may use it.
+/// it into words; byte pairs are joined in each word. One thread at a time may use it.
 class Tokenizer {
  public:
   using Id = std::uint32_t;
 
   /// Reads `path`: a tokenizer.json, or a folder that holds one. Errors: 66 if the file is missing, 77 without
-  /// permission; 65 for a file that is damaged, or of a kind that is not supported, with the place.
+  /// permission; 65, with the position, for a file that is damaged or of a kind that is not supported.
   static absl::StatusOr<Tokenizer> read(const std::filesystem::path& path);
   /// Reads a text; `name` stands for the file in messages.
   static absl::StatusOr<Tokenizer> parse(std::string_view json, const std::string& name = "tokenizer.json");
@@ -76,7 +76,7 @@ class Tokenizer {
   bool composes_ = false;              ///< text is brought to NFC
   bool adds_prefix_space_ = false;     ///< a space is put before a piece that begins with none
   std::size_t prefix_space_at_ = 0;    ///< index of the cutter before which the space is put
-  AddedTokens as_written_, composed_;  ///< found before and after NFC
+  AddedTokens as_written_, composed_;  ///< found before NFC, and found after NFC
   std::vector<Id> before_, behind_;    ///< special tokens before and behind a text (add_special)
   absl::flat_hash_map<Id, Token> tokens_;
   absl::flat_hash_map<std::string, Id> ids_;  ///< keys are spelled as in the file

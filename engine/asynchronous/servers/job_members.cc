@@ -69,7 +69,8 @@ bool JobMembers::is_empty() const {
   return members_.empty();
 }
 
-/// Returns the least number of steps that a worker with steps to make has pushed; 0 if there is none.
+/// Returns the number of steps that the slowest worker has pushed, among the workers that have steps to make; 0 if
+/// there is no such worker.
 std::int64_t JobMembers::slowest() const {
   std::optional<std::int64_t> least;
   for (const auto& [number, member] : members_)

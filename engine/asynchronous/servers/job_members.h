@@ -17,17 +17,18 @@
 
 namespace tessera {
 
-/// Returns the error (75) of a wait for a worker whose connection has ended.
+/// Returns the error (75) for a worker whose connection ended while it waited.
 absl::Status worker_gone();
 
-/// The workers of a run, as one parameter server knows them (ServedJob): who is there, and how far each is. A worker is
-/// there from `join` to `leave`, which its connection's thread calls when the connection ends; nobody waits for one
-/// that has left.
+/// The workers of a run, as one parameter server knows them (ServedJob): which workers have joined, and how many steps
+/// each has made. A worker counts as present from `join` to `leave`, which its connection's thread calls when the
+/// connection ends; nobody waits for one that has left.
 ///
 /// Where workers come and go ("sync.elastic"), server 0 also numbers them, says which one gives the first values, and
-/// deals steps out: each number from 0 to the run's steps stands for the data of one step. A worker holds what it was
-/// dealt until it has pushed; what it still holds when it leaves is dealt again, smallest number first. So each step is
-/// made once, except that a worker that ends amid its push has pushed a part of it.
+/// deals steps out: each number below the run's number of steps stands for the data of one step. A worker holds the
+/// steps that it was dealt until it has pushed them. Steps that it still holds when it leaves are dealt again, smallest
+/// number first. So each step is made once, with one exception: a worker that ends during its push has pushed a part of
+/// a step that is dealt again.
 ///
 /// All functions may be called by several threads.
 class JobMembers {
@@ -40,36 +41,38 @@ class JobMembers {
 
   struct Member {
     std::int64_t computed = 0, pushed = 0;  ///< steps
-    std::deque<std::int64_t> dealt;         ///< steps that it has not pushed, in the order in which it makes them
-    bool rests = false;                     ///< it has no step to make, so nobody is ahead of it
+    std::deque<std::int64_t> dealt;         ///< steps dealt and not pushed yet, in the order in which it makes them
+    bool rests = false;                     ///< the worker has no step to make, so no other one is ahead of it
   };
 
   /// `ranks`: the number of ranks; 0: workers come and go. `limit`: the longest wait.
   JobMembers(int ranks, std::chrono::milliseconds limit) : ranks_(ranks), limit_(limit) {}
 
   bool is_elastic() const { return ranks_ == 0; }
-  /// Returns whether the run lasts after its last worker has left: it is elastic, and has begun.
+  /// Returns whether the run continues to exist after its last worker has left. That is so if it is elastic and has
+  /// begun.
   bool lasts() const;
 
-  /// The place of a worker that has joined.
+  /// What `join` returns for a worker that has joined.
   struct Place {
     int number = 0;
-    bool gives_values = false;  ///< it gives the servers their first values, and then calls `begin`
-    std::int64_t steps = 0;     ///< its count of steps begins here: with that of the slowest worker
+    bool gives_values = false;  ///< the worker gives the servers their first values, then calls `begin`
+    std::int64_t steps = 0;     ///< the worker's count of steps begins here: with that of the slowest worker
   };
   /// Registers a worker under the number `wanted`. Returns nothing where the worker has to ask again: another worker is
-  /// about to give the first values, or an elastic run has the number for a worker whose connection has not ended yet.
-  /// Error 64: a number that the run does not have, or that is there already.
+  /// about to give the first values, or the number of an elastic run still belongs to a worker whose connection has not
+  /// ended yet.
+  /// Error 64 if the run does not have this number, or if another worker has joined with it already.
   absl::StatusOr<std::optional<Place>> join(int wanted);
   void leave(int number);
-  /// Says that the server has come back amid the run: all ranks are waited for in `await` until they have joined again,
-  /// but no longer than `limit`.
+  /// Says that the server has come back during the run: all ranks are waited for in `await` until they have joined
+  /// again, but no longer than `limit`.
   void expect_back(std::chrono::milliseconds limit);
   bool is_empty() const;
 
   void note(int number, std::int64_t computed, std::int64_t pushed);
-  /// Waits until `has_come` is true for all other workers that are there. Error 75: one does not come in time, or
-  /// `is_gone`.
+  /// Waits until `has_come` is true for all other workers that have joined. Error 75 if one of them does not come in
+  /// time, or if `is_gone` returns true.
   absl::Status await(const std::function<bool(int number, const Member& member)>& has_come, int number,
                      const IsGone& is_gone);
 
@@ -79,7 +82,7 @@ class JobMembers {
   /// The answer to a worker that asks for a step.
   struct Deal {
     enum class Kind {
-      kStep,      ///< it makes `step`
+      kStep,      ///< the worker makes `step`
       kAskAgain,  ///< other workers hold the last steps, and may leave before they make them
       kOwnFirst,  ///< this worker itself holds the last steps
       kOver       ///< all steps are made
@@ -89,15 +92,16 @@ class JobMembers {
     std::int64_t counted = 0;  ///< the worker's count of steps continues from here
     bool finishes = false;     ///< with kOver: whether this worker, and no other, writes the results
   };
-  /// Deals one of the run's `steps` steps. Error 64: `steps` is below 1, or is another number than other workers have.
+  /// Deals one of the run's `steps` steps. Error 64 if `steps` is below 1, or if other workers have given another
+  /// number.
   absl::StatusOr<Deal> deal(int number, std::int64_t steps);
 
-  /// A push of an elastic run lies between begin_push and end_push; begin_push waits while another worker holds the
-  /// servers. Error 75 if the longest wait is over, or `is_gone`.
+  /// A push of an elastic run lies between begin_push and end_push; begin_push waits while another worker holds back
+  /// pushes (`hold`). Error 75 if the longest wait is over, or if `is_gone` returns true.
   absl::Status begin_push(int number, const IsGone& is_gone);
   void end_push();
-  /// Lets no other worker push until `release`, or until this one leaves: values and states are then of one moment.
-  /// Waits for pushes under way. Error 75 if the longest wait is over, or `is_gone`.
+  /// Lets no other worker push until `release`, or until this one leaves: values and states do not change meanwhile.
+  /// Waits for pushes under way. Error 75 if the longest wait is over, or if `is_gone` returns true.
   absl::Status hold(int number, const IsGone& is_gone);
   void release(int number);
 
@@ -105,7 +109,7 @@ class JobMembers {
   using Clock = std::chrono::steady_clock;
 
   std::int64_t slowest() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  /// Waits a little for a change. Error 75: `deadline` has passed, or `is_gone`.
+  /// Waits a little for a change. Error 75 if `deadline` has passed, or if `is_gone` returns true.
   absl::Status wait_on(Clock::time_point deadline, const IsGone& is_gone) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   const int ranks_;
@@ -118,7 +122,7 @@ class JobMembers {
   int next_number_ ABSL_GUARDED_BY(mutex_) = 0;
   std::optional<int> giver_ ABSL_GUARDED_BY(mutex_);  ///< the worker that gives the first values
   bool has_values_ ABSL_GUARDED_BY(mutex_) = false;
-  std::int64_t steps_ ABSL_GUARDED_BY(mutex_) = 0;  ///< steps of the run; 0: nobody has asked for one
+  std::int64_t steps_ ABSL_GUARDED_BY(mutex_) = 0;  ///< steps of the run; 0: no worker has asked for a step
   std::int64_t next_step_ ABSL_GUARDED_BY(mutex_) = 0, made_ ABSL_GUARDED_BY(mutex_) = 0;
   std::set<std::int64_t> returned_ ABSL_GUARDED_BY(mutex_);  ///< steps of workers that have left
   std::optional<int> finisher_ ABSL_GUARDED_BY(mutex_), holder_ ABSL_GUARDED_BY(mutex_);

@@ -30,7 +30,8 @@ struct ImageHead {
 };
 static_assert(sizeof(ImageHead) == KeptShards::kHeadBytes);
 
-/// Removes what servers of this folder were writing when they were killed. It may be as large as a shard each time.
+/// Removes the files that servers of this folder were writing when they were killed. Each such file may be as large as
+/// a shard.
 void remove_unfinished(const std::string& folder) {
   std::error_code end_of_walk, none;
   for (std::filesystem::directory_iterator each(folder, end_of_walk), end; !end_of_walk && each != end;

@@ -19,12 +19,13 @@ struct KeepOptions {
   static constexpr std::int64_t kMostLose = 1 << 20;
 
   std::string folder;     ///< each server has a folder of its own in it
-  std::int64_t lose = 0;  ///< the most pushes to each shard that the server's end may lose
+  std::int64_t lose = 0;  ///< the most pushes to each shard that are lost when the server ends
 };
 
-/// The files of the shards of one run that a parameter server owns: one for each, whole at any moment, through kill -9
-/// and power loss. ServedJob writes the shards that have changed, and reads them where a server comes back; runs with
-/// equal definitions count as the same run. Files of another run belong to nobody, and are overwritten.
+/// The files of the shards of one run that a parameter server owns: one file for each shard. Each file is whole at any
+/// moment, through kill -9 and power loss. ServedJob writes the shards that have changed, and reads the files when a
+/// server comes back; runs with equal definitions count as the same run. Files of another run are of no use, and are
+/// overwritten.
 ///
 /// One thread at a time calls `write`.
 class KeptShards {

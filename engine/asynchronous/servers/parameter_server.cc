@@ -25,7 +25,7 @@ constexpr std::chrono::milliseconds kStandstill{60'000};
 constexpr int kMostStrangers = 64;
 constexpr std::int64_t kMostDefinition = std::int64_t{256} << 20;
 
-/// Compares all bytes, so that the time tells nothing of the place of the first difference.
+/// Compares all bytes, so that the time of the comparison does not show where the first difference is.
 bool is_same(const std::string& said, const std::string& secret) {
   unsigned difference = said.size() == secret.size() ? 0 : 1;
   for (std::size_t i = 0; i < said.size() && i < secret.size(); ++i)

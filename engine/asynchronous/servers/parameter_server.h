@@ -21,14 +21,15 @@ namespace tessera {
 /// worker comes, and its shards are dropped when the last worker has gone. A run whose workers come and go
 /// ("sync.elastic") lasts as long as the server.
 ///
-/// Each worker has a connection and a thread of its own here, so the end of a worker is noticed at once, and touches
-/// nobody else. A push is applied only once all of it has come: a worker that is killed amid one has pushed nothing.
+/// Each worker has a connection and a thread of its own here, so the end of a worker is noticed at once, and affects no
+/// other worker. A push is applied only once all of it has arrived. The push of a worker that is killed meanwhile is
+/// not applied.
 class ParameterServer {
  public:
   /// The fewest and the most bytes of a secret.
   static constexpr std::size_t kLeastSecret = 16, kMostSecret = 256;
 
-  /// Listens at `address` (listen_for_workers), and serves workers that say `secret` from now on. `keep`: where shards
+  /// Listens at `address` (listen_for_workers), and from now on serves workers that send `secret`. `keep`: where shards
   /// are kept, so that a server that is started again with the same options continues the run; nothing: they end with
   /// the server. `offload`: folder for scratch files in which shards lie; empty: they are in memory. Errors: those of
   /// listen_for_workers; 78 for a secret that is too short or too long, or a bad `keep`.
@@ -42,7 +43,7 @@ class ParameterServer {
 
   /// Returns the address to which workers connect.
   const std::string& address() const { return listener_.address; }
-  /// Returns whether no worker is there.
+  /// Returns whether no worker is connected.
   bool is_idle() const;
 
  private:
@@ -57,12 +58,13 @@ class ParameterServer {
 
   ParameterServer(ServerSocket listener, std::string secret, std::optional<KeepOptions> keep, std::string offload);
   void accept_all();
-  /// Removes connections that have ended, and ends those that have not said the secret in time, however fast they send.
+  /// Removes connections that have ended, and ends those that have not said the secret in time, no matter how much they
+  /// send.
   void look_at_connections();
   bool has_place_for_stranger() const;
   void serve(Connection& connection);
   absl::Status hear_secret(Connection& connection);
-  /// The run that a worker has joined, and its place in it.
+  /// The run that a worker has joined, and the Place that JobMembers::join returned.
   struct Joined {
     std::shared_ptr<ServedJob> job;  ///< null: the worker has to ask again
     JobMembers::Place place;
@@ -77,7 +79,7 @@ class ParameterServer {
   std::atomic<bool> is_ending_ = false;
   mutable Mutex mutex_;
   std::shared_ptr<ServedJob> job_ ABSL_GUARDED_BY(mutex_);
-  std::list<Connection> connections_;  ///< only the accepting thread, and the destructor after it, use this
+  std::list<Connection> connections_;  ///< only the accepting thread uses this, and the destructor after that thread
   std::jthread accepting_;
 };
 

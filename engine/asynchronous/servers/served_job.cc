@@ -40,9 +40,9 @@ void expect_layout(const std::vector<std::int64_t>& numels, int parts) {
   if (parts < 1) throw std::invalid_argument("a number of parts");
 }
 
-/// Returns zeros for all shards. Where they lie in a file, the system keeps in memory what is used, and writes the
-/// rest. That suits a server better than records that one thread brings and takes away: each worker's thread updates
-/// another shard.
+/// Returns zeros for all shards. Where they lie in a file, the system keeps the used bytes in memory, and writes the
+/// other bytes to the file. That suits a server better than records that one thread brings and takes away: each
+/// worker's thread updates another shard.
 absl::StatusOr<Arena> memory_of_shards(std::int64_t bytes, const std::string& offload) {
   if (offload.empty() || bytes == 0) return Arena::plain("shards", bytes);
   constexpr std::int64_t kPage = 4096;
@@ -136,8 +136,8 @@ absl::Status ServedJob::place_all(int server, int servers, const std::string& of
   return absl::OkStatus();
 }
 
-/// A worker that gives the first values may end after the other servers have heard that they are there, and before
-/// server 0 has. Then the next worker gives all servers its own.
+/// A worker that gives the first values may end after the other servers have been told that the first values are there,
+/// and before server 0 has been told. Then the next worker gives all servers its own values.
 bool ServedJob::has_begun(std::size_t group) {
   if (!members_->lasts()) return false;
   if (server_ == 0 || group >= groups_.size()) return true;
@@ -201,7 +201,7 @@ absl::Status ServedJob::begin_keeping(const KeepOptions& options, int server) {
   return absl::OkStatus();
 }
 
-/// The work of the thread that writes shards. A failure ends it, and each push that waits for the disk is refused.
+/// Writes shards, on a thread of its own. A failure ends it, and each push that waits for the disk is refused.
 void ServedJob::keep_shards() {
   std::vector<std::byte> image;
   for (bool is_last = false; !is_last;) {
@@ -383,7 +383,7 @@ absl::Status ServedJob::Worker::do_copies(const MessageHead& head, ServerLink& l
   return link.send(reply, {room_.data(), static_cast<std::size_t>(reply.bytes)}, job_.limit_);
 }
 
-/// Takes gradients for a push that comes later, or never.
+/// Receives gradients ahead of the push that uses them; that push may never come.
 absl::Status ServedJob::Worker::do_stage(const MessageHead& head, ServerLink& link) {
   if (job_.groups_.empty()) return broken("gradients");
   const Group& group = *job_.groups_[head.shard];
@@ -416,7 +416,7 @@ absl::Status ServedJob::Worker::do_push(const MessageHead& head, ServerLink& lin
   const std::span<const double> rates = std::span(numbers_).first(rates_.all().size());
   const std::span<const double> options = std::span(numbers_).subspan(rates.size());
   rates_.restore(rates);
-  // Numbers that were not set are NaN, which equals nothing, so the bytes are compared.
+  // Options that were not set are NaN, which is equal to no number, so the bytes are compared.
   if (std::memcmp(options.data(), known_options_.data(), options.size_bytes()) != 0) {
     known_options_.assign(options.begin(), options.end());
     options_.restore(options);
@@ -431,11 +431,11 @@ absl::Status ServedJob::Worker::do_push(const MessageHead& head, ServerLink& lin
     group.last.resize(std::max(group.last.size(), static_cast<std::size_t>(rank_) + 1));
     LastPush& last = group.last[static_cast<std::size_t>(rank_)];
     const bool is_repeated = life_ > 0 && last.life == life_ && head.second <= last.step;
-    if (is_repeated) reply.first = group.version - 1;  // it was applied before the connection broke
+    if (is_repeated) reply.first = group.version - 1;  // the push was applied before the connection broke
     if (status.ok() && !is_repeated) {
       const UpdateRates with{numbers.gradient_scale, numbers.clip_value, numbers.lr, numbers.is_first_of_run != 0};
       group.flat->gradient = reinterpret_cast<float*>(gradients);
-      // A server that has come back may be at a version before the one that was pulled.
+      // A server that has come back may have an older version of the shard than the one that was pulled.
       const std::int64_t age = std::max<std::int64_t>(0, group.version - head.first);
       try {
         update_.apply(*group.flat,
@@ -480,7 +480,7 @@ absl::Status ServedJob::Worker::do_versions(const MessageHead& head, ServerLink&
   return link.send(reply, std::as_bytes(std::span(versions)), job_.limit_);
 }
 
-/// Answers what only workers that come and go ask.
+/// Answers the questions that only workers of an elastic run ask.
 absl::Status ServedJob::Worker::do_elastic(const MessageHead& head, ServerLink& link) {
   JobMembers& members = *job_.members_;
   if (head.bytes != 0 || !members.is_elastic()) return broken("what workers that come and go ask");
@@ -528,7 +528,7 @@ absl::Status ServedJob::Worker::do_counts(const MessageHead& head, ServerLink& l
   return link.send(reply, writes ? std::span<const std::byte>() : std::as_bytes(std::span(counts)), job_.limit_);
 }
 
-/// Reads or writes a run of elements. Ranks have met, so nobody pushes meanwhile.
+/// Reads or writes a run of elements. Ranks wait for each other around this call, so no rank pushes meanwhile.
 absl::Status ServedJob::Worker::do_range(const MessageHead& head, ServerLink& link) {
   if (job_.groups_.empty()) return broken("a range");
   Group& group = *job_.groups_[head.shard];

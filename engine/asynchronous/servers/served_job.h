@@ -36,18 +36,18 @@ namespace tessera {
 ///
 /// It has no module. A worker sends a definition: a name that no other run has, of kRunName letters, and then JSON with
 /// the strategy, the sizes of all parameters and their groups, from which the layouts follow. All workers of a run send
-/// the same.
+/// the same definition.
 ///
 /// Where the server keeps its shards (KeepOptions), a thread copies each shard that has changed, and writes the copy. A
-/// push is answered once at most `lose` pushes to its shard, itself included, are not on the disk yet. Values that a
-/// worker writes are answered once they are on the disk. The end of the server thus loses at most `lose` pushes to a
-/// shard of which a worker knows. A push that was not answered is sent again, and applied once: a shard knows the last
-/// step that each worker has pushed.
+/// push is answered when no more than `lose` pushes to its shard, itself included, are missing on the disk. A worker's
+/// write of values is answered when the values are on the disk. The end of the server thus costs each shard at most
+/// `lose` of the pushes that a worker knows of. A push that was not answered is sent again, and applied once: a shard
+/// knows the last step that each worker has pushed.
 ///
 /// Invariants:
 ///  1. The holder of a shard's mutex computes nothing but an update of the shard, and waits for nothing but the shard's
-///     turn and the disk. (Ranges of elements are sent and received under it; nobody pushes then, since ranks have
-///     met.)
+///     turn and the disk. (Ranges of elements are sent and received under the mutex too. No rank pushes then, since all
+///     ranks wait for each other.)
 ///  2. Nobody waits for a worker that ends.
 class ServedJob {
  public:
@@ -55,20 +55,22 @@ class ServedJob {
   /// Returns the name of the run in a definition.
   static std::string run_of(const std::string& definition) { return definition.substr(0, kRunName); }
 
-  /// `keep`: where and how shards are kept; nothing: they end with this object. Shards of the same run that were kept
+  /// `keep`: where and how shards are kept; nothing: the shards end with this object. Shards of the same run that were
+  /// kept
   /// are read. `offload`: folder for a scratch file with the shards, which is mapped; empty: they are in memory.
   /// Errors: 78 for a text that is no definition; those of KeptShards and BlockFile.
   static absl::StatusOr<std::unique_ptr<ServedJob>> make(const std::string& definition,
                                                          const std::optional<KeepOptions>& keep,
                                                          const std::string& offload);
-  /// Writes the changes that were not written yet.
+  /// Writes the changes of kept shards that are not on the disk yet.
   ~ServedJob();
   ServedJob(const ServedJob&) = delete;
   ServedJob& operator=(const ServedJob&) = delete;
 
   /// Returns whether shards outlive the server.
   bool is_kept() const { return kept_ != nullptr; }
-  /// Returns a number that no other object for this run has, above 0: a worker sees by it that its server was lost.
+  /// Returns a number that no other object for this run has, above 0: a worker sees by this number that its server was
+  /// lost.
   std::int64_t life() const { return life_; }
   /// Returns whether the server had kept shards of this run.
   bool has_come_back() const { return has_come_back_; }
@@ -80,8 +82,8 @@ class ServedJob {
   /// What a worker's thread keeps from message to message. The job outlives it.
   class Worker {
    public:
-    /// `life`: what the worker said as it joined. `is_gone`: says that the worker's connection has ended, so that its
-    /// thread stops waiting.
+    /// `life`: the number that the worker sent when it joined (MessageKind). `is_gone`: says that the worker's
+    /// connection has ended, so that its thread stops waiting.
     Worker(ServedJob& job, int rank, std::int64_t life, std::function<bool()> is_gone);
 
     /// Receives the payload of `head`, does what it asks for, and answers. Error 75: the connection is lost, or the
@@ -109,9 +111,9 @@ class ServedJob {
     ShardUpdate update_;
     std::vector<double> numbers_, known_options_;  ///< rates, then options; the options that `rule_` has
     std::vector<char> used_;
-    Arena room_;   ///< for the gradients of the largest shard, and for the values with which they were made
-    Arena early_;  ///< for gradients of all shards that come before their pushes (kStage); empty until the first come
-    std::vector<char> is_early_;  ///< [group]: whether its gradients have come
+    Arena room_;   ///< memory for the gradients of the largest shard and for the values they were made with
+    Arena early_;  ///< memory for gradients that arrive before their push (kStage), of all shards; at first empty
+    std::vector<char> is_early_;  ///< [group]: whether its gradients have arrived
   };
 
  private:
@@ -124,16 +126,16 @@ class ServedJob {
   struct Group {
     FlatGroup* flat = nullptr;
     Extent part;
-    std::int64_t first = 0;  ///< elements of this server's parts of the groups before
+    std::int64_t first = 0;  ///< number of elements in this server's parts of the groups before
     Mutex mutex;
     CondVar turned;  ///< `played` has changed
     CondVar saved;   ///< `kept` has changed
     std::int64_t version ABSL_GUARDED_BY(mutex) = 0, played ABSL_GUARDED_BY(mutex) = 0;
-    std::int64_t first_version ABSL_GUARDED_BY(mutex) = 0;  ///< version with which the server came back
+    std::int64_t first_version ABSL_GUARDED_BY(mutex) = 0;  ///< version that the shard had when the server came back
     std::vector<std::int64_t> counts ABSL_GUARDED_BY(mutex);
     std::vector<LastPush> last ABSL_GUARDED_BY(mutex);  ///< [rank]
-    /// How often the shard has changed, how many of these changes are on the disk, and how many of them somebody waits
-    /// to see there.
+    /// The number of changes to the shard so far, the number of these that are on the disk, and the number that must be
+    /// there before some waiting push is answered.
     std::int64_t changes ABSL_GUARDED_BY(mutex) = 0, kept ABSL_GUARDED_BY(mutex) = 0, wanted ABSL_GUARDED_BY(mutex) = 0;
     float* mean_squares = nullptr;
   };
@@ -155,19 +157,19 @@ class ServedJob {
   /// Returns the elements of a shard's image: values, states, and means of squares.
   std::vector<std::span<std::byte>> data_of(const Group& group) const;
   void write_image(const Group& group, std::vector<std::byte>& image) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(group.mutex);
-  /// Returns whether the image is one of this shard.
+  /// Reads the image of a shard into `group`. Returns false if it is not an image of this shard.
   bool read_image(Group& group, std::span<const std::byte> image) ABSL_EXCLUSIVE_LOCKS_REQUIRED(group.mutex);
   /// Returns whether first values come too late for a group of a run whose workers come and go: at server 0 once the
-  /// run has begun, at others once the group was pushed to.
+  /// run has begun, at other servers once a worker has pushed to the group.
   bool has_begun(std::size_t group);
-  /// Returns the number of the next event, which is larger than `seen` and than all before.
+  /// Returns the number of the next event, which is larger than `seen` and larger than all earlier ones.
   std::int64_t tick(std::int64_t seen);
 
   std::string definition_;
   std::int64_t life_ = 1 + static_cast<std::int64_t>(std::random_device()());
   Strategy strategy_;
-  int server_ = 0;                      ///< this server's number among those of the run
-  std::chrono::milliseconds limit_{0};  ///< comm.timeout_s: the longest wait, and the longest standstill amid a message
+  int server_ = 0;                      ///< this server's number among the servers of the run
+  std::chrono::milliseconds limit_{0};  ///< comm.timeout_s: the longest wait, and the longest pause in a message
   std::size_t states_ = 0;              ///< number of states of an element
   std::vector<std::unique_ptr<Unit>> units_;
   std::vector<std::unique_ptr<Group>> groups_;

@@ -24,8 +24,8 @@ namespace {
 
 using std::chrono::milliseconds;
 
-/// A server itself waits no longer than comm.timeout_s, and then says for which worker it waited; so this end waits a
-/// little longer.
+/// A server waits no longer than comm.timeout_s for a worker, and then answers which worker is missing. So this rank
+/// waits a little longer for the server's answer.
 constexpr milliseconds kGrace{10'000};
 
 milliseconds from_seconds(double s) { return milliseconds(static_cast<std::int64_t>(s * 1000)); }
@@ -55,7 +55,7 @@ ServedShards::ServedShards(const std::vector<std::unique_ptr<Unit>>& units, cons
     : PulledParameters(units, board),
       config_(plan.update().outer.asynchronous),
       limit_(from_seconds(strategy.comm.timeout_s) + kGrace),
-      // Values that come before their unit is read would look like a program's writes.
+      // The check of values would take values that arrive before their unit is read for writes of the program.
       pulls_ahead_(!strategy.check.values) {
   const std::vector<std::string> addresses = absl::StrSplit(variable("TESSERA_SERVERS"), ',', absl::SkipEmpty());
   for (const std::string& address : addresses)
@@ -120,7 +120,7 @@ void ServedShards::connect(const Strategy& strategy) {
   std::array<char, ServedJob::kRunName> run{};
   std::random_device random;
   if (config_.elastic) {
-    run.fill('-');  // all workers of such servers belong to one run
+    run.fill('-');  // all workers of elastic servers belong to one run
   } else if (board_.rank() == 0) {
     for (char& letter : run) letter = "0123456789abcdef"[random() % 16];
   }
@@ -137,14 +137,14 @@ void ServedShards::connect(const Strategy& strategy) {
                              .rank = config_.elastic ? number_ : board_.rank(),
                              .life = life,
                              .limit = limit_,
-                             // A recorded or replayed order must not lose pushes.
+                             // A run that records or replays an order must not lose pushes.
                              .may_wait = config_.record_order.empty() && config_.play_order.empty()});
     join(server, deadline);
   }
 }
 
-/// A server is busy while workers of the run before are leaving, and server 0 of an elastic run while its first worker
-/// has not begun, which may take as long as reading a large file of weights.
+/// A server is busy while workers of the run before are leaving. Server 0 of an elastic run is also busy until its
+/// first worker has begun, which may take as long as reading a large file of weights.
 void ServedShards::join(int server, ServerLink::Clock::time_point deadline) {
   const Server& there = servers_[static_cast<std::size_t>(server)];
   const auto joined = there.courier->start(deadline, config_.elastic ? ServerLink::Clock::now() + limit_ : deadline);
@@ -201,7 +201,7 @@ void ServedShards::tell_all(MessageKind kind, const char* operation) {
   }
 }
 
-/// Server 0, which says who gives values, is told last: then all servers have the values.
+/// Server 0, which decides which worker gives the values, is told last: all servers then have the values.
 void ServedShards::begin() {
   if (!config_.elastic || std::exchange(has_begun_, true)) return;
   if (gives_values_) tell_all(MessageKind::kBegin, "start");
@@ -269,7 +269,7 @@ MessageHead ServedShards::hear(int server, const char* operation) {
   there.asked.pop_front();
   there.courier->wait(ticket);
   if (!ticket->status.ok()) {
-    // Nobody hears the other answers any more, so the next question's answer is again the oldest one.
+    // Nobody will wait for the answers that are left, so the next question's answer is again the oldest one.
     for (Server& each : servers_) each.asked.clear();
     ahead_.reset();
     throw Error(exit_code_of(ticket->status), self() + " " + operation + ": " + message_of(ticket->status));
@@ -291,8 +291,8 @@ std::int64_t ServedShards::next_turn(std::size_t group, int server, bool is_push
   return static_cast<std::int64_t>(next++);
 }
 
-/// Each server counts events by itself, with numbers above all that a worker has seen. So numbers order the events of a
-/// shard, and those of a rank at one server.
+/// Each server counts events by itself, with numbers larger than all that the asking worker has seen. So the numbers
+/// give the order of the events of one shard, and of the events of one rank at one server.
 void ServedShards::note(std::size_t group, int server, bool is_push, const MessageHead& reply) {
   newest_ = std::max(newest_, reply.first + (is_push ? 1 : 0));
   if (!writer_) return;
@@ -344,8 +344,8 @@ void ServedShards::take_unit(std::size_t unit) {
   for (std::size_t i = first_group_[unit]; i < first_group_[unit + 1]; ++i) take_copies(i, MessageKind::kPull);
 }
 
-/// Waits for a unit that was asked for ahead of its first read. Answers come in the order of questions, so nothing else
-/// may be heard before.
+/// Waits for a unit that was asked for ahead of its first read. Answers come in the order of questions, so no other
+/// answer may be taken before this unit's answer.
 void ServedShards::settle() {
   if (const auto unit = std::exchange(ahead_, std::nullopt)) {
     take_unit(*unit);
@@ -353,8 +353,8 @@ void ServedShards::settle() {
   }
 }
 
-/// The unit that was pulled after this one in the step before is asked for too, so that it comes while this one
-/// computes.
+/// This also asks for the unit that was pulled after this one in the step before, so that its values arrive while this
+/// unit computes.
 void ServedShards::pull_unit(const Unit& unit) {
   begin();
   const auto index = static_cast<std::size_t>(unit.index);
@@ -553,7 +553,8 @@ void ServedShards::write_values() {
 void ServedShards::bring_together() {
   settle();
   board_.meet("asynchronous ranks come together");
-  // Workers that come and go do not meet, so they hold back their pushes.
+  // Workers of an elastic run do not wait for each other, so this worker lets the servers hold back the pushes of the
+  // others.
   if (config_.elastic) tell_all(MessageKind::kHold, "states");
   for (std::size_t unit = 0; unit + 1 < first_group_.size(); ++unit) {
     take_as_fresh(unit);
@@ -583,7 +584,8 @@ void ServedShards::fetch_states() {
       ask(server, std::move(question));
       hear(server, "states");
     }
-    // All pushes have ended, so shards of a group have equal counts. The last server has elements of each group.
+    // All pushes have ended, so shards of a group have equal counts. The last server is asked, since it has elements of
+    // each group.
     ServerQuestion question;
     question.head.kind = MessageKind::kReadCounts;
     question.head.shard = static_cast<std::uint32_t>(i);

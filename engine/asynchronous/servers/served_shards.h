@@ -27,11 +27,11 @@ namespace tessera {
 /// The parameters that asynchronous ranks train together where parameter servers own them (ShardOwners::kServers): this
 /// rank's side. Each server owns a part of each flat group (served_part). The rank pulls from all servers, and pushes
 /// to each the gradients of its part; a server applies them at once (ServedJob). Ranks talk to servers alone while
-/// they train, over a connection each, so they may be on any hosts, and the end of one rank does not affect the others.
+/// they train, over a connection each, so they may be on any hosts, and the other ranks continue when one rank ends.
 ///
-/// A thread for each server sends and receives (ServerCourier). So the gradients of a unit leave as soon as the last
-/// backward of a step has made them, and wait at the servers for the rank's norm; and while a unit computes in forward,
-/// the values of the unit that followed it in the step before arrive.
+/// A thread for each server sends and receives (ServerCourier). So the gradients of a unit are sent as soon as the last
+/// backward of a step has made them, and wait at the servers for the rank's norm. While a unit computes in forward, the
+/// values arrive of the unit that followed it in the step before.
 ///
 /// | memory                                 | whose         | changed by                                             |
 /// |----------------------------------------|---------------|--------------------------------------------------------|
@@ -39,8 +39,8 @@ namespace tessera {
 /// | FlatGroup::full, what this rank pulled | this rank's   | `pull`, at most once a step                            |
 /// | states and counts of the rank's part   | this rank's   | `bring_together`, which fetches them for a checkpoint  |
 ///
-/// Where workers come and go ("sync.elastic"), this rank is a job of its own. The first worker gives the servers the
-/// values that it has at its first pull. Values that a later worker's program sets before its first pull, such as
+/// Where workers come and go ("sync.elastic"), each worker is a job with one rank. The first worker gives the servers
+/// the values that it has at its first pull. Values that a later worker's program sets before its first pull, such as
 /// weights from a file, are replaced by the servers' values. No program writes parameters after the first pull.
 ///
 /// The environment names the servers (TESSERA_SERVERS, TESSERA_SERVERS_SECRET). The thread that trains calls all of it.
@@ -55,7 +55,7 @@ class ServedShards final : public PulledParameters {
   ServedShards(const std::vector<std::unique_ptr<Unit>>& units, const MemoryPlan& plan, PeerBoard& board,
                const Strategy& strategy);
 
-  /// Returns the bytes of this rank's states, which a checkpoint is made of.
+  /// Returns the bytes of this rank's states, from which checkpoints are written.
   std::int64_t memory_bytes() const override { return memory_.bytes(); }
   GradientAges push(const ElementUpdate& rule, const PushRates& with) override;
   void skip() override;
@@ -70,7 +70,7 @@ class ServedShards final : public PulledParameters {
   std::optional<std::int64_t> steps_of_all() const override;
 
   /// Returns the number of the step that this worker makes next, of `steps` that all workers make together
-  /// (Engine::take_step); nothing where all are made, or where the last ones are this worker's own. REQUIRES:
+  /// (Engine::take_step); nothing if all steps are made, or if this worker itself holds the last ones. REQUIRES:
   /// sync.elastic.
   std::optional<std::int64_t> take_step(std::int64_t steps);
   /// Return whether all steps are made, and whether this worker is the one that writes the results.
@@ -88,8 +88,8 @@ class ServedShards final : public PulledParameters {
     FlatGroup* flat = nullptr;
     std::vector<Extent> parts;         ///< [server]
     std::vector<std::int64_t> pulled;  ///< [server]: the version that was pulled
-    std::size_t first_parameter = 0;   ///< number among all trainable parameters
-    std::vector<std::int64_t> counts;  ///< [parameter], as of the last meeting of ranks
+    std::size_t first_parameter = 0;   ///< number of the group's first parameter among all trainable ones
+    std::vector<std::int64_t> counts;  ///< [parameter]: updates, as of the last call of bring_together
   };
 
   int servers() const { return static_cast<int>(servers_.size()); }
@@ -101,7 +101,7 @@ class ServedShards final : public PulledParameters {
   void begin();
   void write_values();
   void fetch_states();
-  /// Asks each server `kind`, and waits for its answer.
+  /// Sends each server a question of this `kind`, and waits for its answer.
   void tell_all(MessageKind kind, const char* operation);
   std::string self() const;
   std::string definition_for(int server, const std::string& run, const Strategy& strategy) const;
@@ -127,14 +127,14 @@ class ServedShards final : public PulledParameters {
   void end_step();
   void forget_staged();
 
-  /// Asks a server something, whose answer `hear` returns.
+  /// Asks a server a question; `hear` returns the answer.
   void ask(int server, ServerQuestion question);
-  /// Asks a question whose answer has no payload. `payload` stays in place until the answer.
+  /// Asks a question whose answer has no payload. `payload` must stay in place until the answer has come.
   void ask(int server, const MessageHead& head, std::initializer_list<std::span<const std::byte>> payload);
   /// Sends a message that has no answer.
   void tell(int server, ServerQuestion message);
-  /// Waits for the answer to the oldest question to this server that was not heard. Throws the server's refusal, or the
-  /// error of a lost connection.
+  /// Waits for the answer to the oldest question to this server whose answer was not taken yet. Throws the server's
+  /// refusal, or the error of a lost connection.
   MessageHead hear(int server, const char* operation);
 
   const AsynchronousConfig& config_;
@@ -143,7 +143,7 @@ class ServedShards final : public PulledParameters {
   Arena memory_;
   std::vector<Group> groups_;
   std::vector<char> is_staged_;                    ///< [group]: the servers have this step's gradients
-  std::optional<std::size_t> ahead_;               ///< the unit whose values were asked for ahead and not yet heard
+  std::optional<std::size_t> ahead_;               ///< the unit whose values were asked for ahead and have not come yet
   std::vector<std::size_t> order_, order_before_;  ///< the units that were pulled in this step, and in the one before
   std::int64_t waited_for_ = 0;                    ///< the last step in which this rank waited for slow ranks
   std::vector<ShardName> names_;                   ///< [shard]: by group, then server
@@ -151,8 +151,8 @@ class ServedShards final : public PulledParameters {
   std::vector<std::size_t> next_turns_;            ///< [shard]: where the search for this rank's next turn begins
   std::optional<OrderWriter> writer_;
   std::int64_t clock_ = 0;   ///< the largest number of an event that this rank knows
-  std::int64_t newest_ = 0;  ///< the most pushes to a shard, as of this rank's latest pulls and pushes
-  // These are about workers that come and go.
+  std::int64_t newest_ = 0;  ///< the most pushes that any shard had, as of this rank's latest pulls and pushes
+  // These members are for workers that come and go ("sync.elastic").
   int number_ = JobMembers::kAnyNumber;
   bool gives_values_ = true;  ///< whether `adopt` gives the servers values instead of taking theirs
   bool has_begun_ = false, is_over_ = false, finishes_ = false;

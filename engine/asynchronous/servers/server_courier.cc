@@ -70,7 +70,7 @@ absl::StatusOr<MessageHead> ServerCourier::start(Clock::time_point deadline, Clo
   return answer;
 }
 
-/// Connects and says the secret, and joins. `returns`: this worker was in the run before.
+/// Connects, sends the secret, and joins the run. `returns`: this worker was in the run before.
 absl::StatusOr<MessageHead> ServerCourier::enter(Clock::time_point deadline, Clock::time_point busy_until,
                                                  bool returns) {
   auto made = ServerLink::connect(visit_.address, deadline);
@@ -191,7 +191,8 @@ absl::Status ServerCourier::move_bytes() {
       if (is_ending_) return absl::OkStatus();
     }
     const bool is_idle = !sending_ && sent_.empty();
-    // Other ranks wait at a server that has come back until this one has joined it, which may compute for long.
+    // Other ranks wait at a server that has come back until this rank has joined it. This rank may compute for a long
+    // time, so the connection is watched meanwhile.
     const bool is_watched = !is_idle || comes_back_;
     const auto events = static_cast<short>(sending_ ? POLLIN | POLLOUT : POLLIN);
     std::array<pollfd, 2> ready = {{{is_watched ? link_->socket() : -1, events, 0}, {wake_, POLLIN, 0}}};
@@ -199,13 +200,13 @@ absl::Status ServerCourier::move_bytes() {
     const int found = ::poll(ready.data(), ready.size(), timeout);
     if (found < 0 && errno != EINTR) return make_error(ExitCode::kOsResource, "poll: " + reason_of(errno));
     if (found == 0) {
-      comes_back_ = false;  // the server is there, but stands still
+      comes_back_ = false;  // the server runs, but does not answer
       return make_error(ExitCode::kPeerLost,
                         "no answer within " + std::to_string(visit_.limit.count() / 1000) +
                             " s. [T1013] hint: look for what stops that server, or raise comm.timeout_s");
     }
     std::uint64_t wakes = 0;
-    [[maybe_unused]] const ssize_t got = ::read(wake_, &wakes, sizeof wakes);  // there is nothing where nobody woke
+    [[maybe_unused]] const ssize_t got = ::read(wake_, &wakes, sizeof wakes);  // nothing can be read if nobody wrote
     if (is_idle) moved = Clock::now();
     if (is_idle && ready[0].revents == 0) continue;
     TESSERA_ASSIGN_OR_RETURN(const bool has_sent, send_some());
@@ -326,8 +327,8 @@ void ServerCourier::end_answer() {
   finish(ticket, std::move(status));
 }
 
-/// Joins the run anew, at the server that was lost. Returns an error if it does not come back, or ends again and again
-/// before it has answered anything.
+/// Joins the run anew, at the server that was lost. Returns an error if the server does not come back, or ends again
+/// and again before it has answered a question.
 absl::Status ServerCourier::come_back(const absl::Status& why) {
   if (!comes_back_ || ++vain_returns_ > kMostVainReturns)
     return make_error(exit_code_of(why), visit_.name + " is lost: " + message_of(why));
@@ -340,7 +341,7 @@ absl::Status ServerCourier::come_back(const absl::Status& why) {
     absl::Status status = enter(end, end, /*returns=*/true).status();
     if (status.ok() && server_life_ != life) status = count_lost();
     if (status.ok()) break;
-    const ExitCode code = exit_code_of(status);  // 64: the thread of the lost connection has not ended there yet
+    const ExitCode code = exit_code_of(status);  // 64: the server's thread of the lost connection has not ended yet
     const bool may_change = code == ExitCode::kPeerLost || code == ExitCode::kUsage;
     bool is_ending = false;
     {
@@ -355,7 +356,7 @@ absl::Status ServerCourier::come_back(const absl::Status& why) {
   return absl::OkStatus();
 }
 
-/// Counts the pushes that this worker knew of and that the server's shards lack now.
+/// Counts the pushes that this worker knew of and that are missing in the server's shards now.
 absl::Status ServerCourier::count_lost() {
   MessageHead head;
   head.kind = MessageKind::kReadVersions;
@@ -376,8 +377,8 @@ absl::Status ServerCourier::count_lost() {
   return absl::OkStatus();
 }
 
-/// Queues anew what a new connection has to bring: how far this rank is, the gradients of the step under way, and what
-/// was not answered, in the order in which it was asked.
+/// Queues again what must be sent over a new connection: how many steps this rank has made, the gradients of the step
+/// under way, and the questions without an answer, in the order in which they were asked.
 void ServerCourier::send_again() {
   expect_head();
   const MutexLock lock(mutex_);
@@ -391,7 +392,7 @@ void ServerCourier::send_again() {
   if (sending_) all.push_back(sending_);
   all.insert(all.end(), queue_.begin(), queue_.end());
   queue_ = std::move(all);
-  staged_.clear();  // each question is noted again when it is sent
+  staged_.clear();  // each staged message is noted again when it is sent
   sent_.clear();
   sending_.reset();
 }

@@ -36,13 +36,14 @@ struct ServerQuestion {
   bool is_over = false;
 };
 
-/// A worker's connection with one parameter server, and the thread that sends its questions and receives the answers,
-/// so that both go on while the worker computes: the gradients of a unit leave while backward makes the next one's, and
-/// the values of a unit come while forward reads the one before. ServedShards has one for each server.
+/// A worker's connection with one parameter server, and a thread that sends its questions and receives the answers
+/// while the worker computes. The gradients of a unit are sent while backward makes those of the next unit. The values
+/// of a unit arrive while forward reads the unit before. ServedShards has one for each server.
 ///
 /// Questions are sent in the order of `send`, and the server answers in this order. A connection that breaks is made
-/// anew if the server comes back after its end (KeptShards): the thread tries for as long as an answer may take, says
-/// which pushes the server has lost, and sends again what was not answered. A server applies no push twice.
+/// anew if the server comes back after its end (KeptShards): the thread tries for as long as an answer may take. It
+/// then says which pushes the server has lost, and sends the questions again that were not answered. A server applies
+/// no push twice.
 ///
 /// One thread calls all of it.
 class ServerCourier {
@@ -50,7 +51,7 @@ class ServerCourier {
   using Clock = ServerLink::Clock;
   using Ticket = std::shared_ptr<ServerQuestion>;
 
-  /// What a worker says when it connects.
+  /// What a worker tells a server when it connects.
   struct Visit {
     std::string address;
     std::string name;  ///< "server 1 (10.0.0.5:4711)"
@@ -59,27 +60,27 @@ class ServerCourier {
     int rank = 0;
     std::int64_t life = 0;               ///< a number above 0, which no other worker of this rank has
     std::chrono::milliseconds limit{0};  ///< longest wait for an answer, and for the return of a server
-    bool may_wait = true;                ///< whether a server that comes back is waited for
+    bool may_wait = true;                ///< whether the courier waits for a server to come back
   };
 
   explicit ServerCourier(Visit visit);
-  /// Ends the connection. What is under way is dropped.
+  /// Ends the connection. Questions and answers that are under way are dropped.
   ~ServerCourier();
   ServerCourier(const ServerCourier&) = delete;
   ServerCourier& operator=(const ServerCourier&) = delete;
 
-  /// Connects, says the secret, joins the run and starts the thread. Returns the answer to the join. The errors name
+  /// Connects, sends the secret, joins the run and starts the thread. Returns the answer to the join. The errors name
   /// the server: 78 for a text that is no address, 75 where it is not reached by `deadline`, 69 where it is busy until
   /// `busy_until`, and what it refuses.
   absl::StatusOr<MessageHead> start(Clock::time_point deadline, Clock::time_point busy_until);
 
   /// Takes a question, and returns at once.
   Ticket send(ServerQuestion question);
-  /// Returns once the question is over. Its status is that of the answer.
+  /// Returns once the question is over. `reply` and `status` of the ticket's question are valid then.
   void wait(const Ticket& ticket);
-  /// Says that the step is over, or begins anew: what kStage brought need not be sent again.
+  /// Says that the step is over, or begins anew. Gradients that were sent with kStage need not be sent again.
   void forget_staged();
-  /// Returns how many pushes, of those that this worker knew of, a server had lost when it came back.
+  /// Returns how many of the pushes that this worker knew of were lost when a server came back.
   std::int64_t lost_pushes() const { return lost_pushes_.load(); }
 
  private:
@@ -113,17 +114,17 @@ class ServerCourier {
   std::unique_ptr<ServerLink> link_;  ///< only the courier's thread replaces it, under `mutex_`
   bool is_ending_ ABSL_GUARDED_BY(mutex_) = false;
   std::deque<Ticket> queue_ ABSL_GUARDED_BY(mutex_);         ///< questions that were not begun
-  std::vector<Ticket> staged_ ABSL_GUARDED_BY(mutex_);       ///< what was sent and has no answer, of this step
+  std::vector<Ticket> staged_ ABSL_GUARDED_BY(mutex_);       ///< this step's messages that were sent and get no answer
   std::optional<MessageHead> note_ ABSL_GUARDED_BY(mutex_);  ///< the latest kNote
   absl::Status failure_ ABSL_GUARDED_BY(mutex_);             ///< why nothing is sent any more
 
   // Only the courier's thread uses these once it runs.
   Ticket sending_;                                  ///< the question of which not all was sent
-  std::vector<std::span<const std::byte>> pieces_;  ///< its head and payload, without empty parts
+  std::vector<std::span<const std::byte>> pieces_;  ///< head and payload of `sending_`, without empty parts
   std::size_t piece_ = 0, offset_ = 0;              ///< the next byte to send: its piece, and its position in the piece
   std::deque<Ticket> sent_;                         ///< questions whose answers are to come
   MessageHead head_;                                ///< head of the answer that is being received
-  std::string text_;                                ///< text of a refusal
+  std::string text_;                                ///< text of a refusal that is being received
   std::vector<std::span<std::byte>> places_;        ///< where received bytes are written
   std::size_t place_ = 0, filled_ = 0;
   bool is_head_ = true;                 ///< whether a head is being received

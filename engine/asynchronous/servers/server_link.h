@@ -41,10 +41,10 @@ namespace tessera {
 /// | kHold         |                         |                                        |                    |
 /// | kRelease      |                         |                                        |                    |
 ///
-/// kDone for a pull, copy or push has the shard's version before it in `first`. kRefused has an exit code in `first`
-/// and a text as its payload. kCopy is a pull that recorded orders leave out. The life of a worker is a number above 0
-/// that no other worker of its rank has; it is negative where the worker was in the run before, and has lost its
-/// connection.
+/// kDone for a pull, copy or push has in `first` the version that the shard had before. kRefused has an exit code in
+/// `first` and a text as its payload. kCopy is a pull that recorded orders leave out. The life of a worker is a number
+/// above 0 that no other worker of its rank has. The number is sent with a minus sign if the worker was in the run
+/// before and has lost its connection.
 ///
 /// The last four are for workers that come and go (JobMembers). kDone for kTake has in `first` the step, and in
 /// `second` the worker's count of steps from there on; or kOver, and 1 for the worker that finishes; or kOwnFirst.
@@ -77,7 +77,8 @@ enum class MessageKind : std::uint32_t {
   kRefused
 };
 
-/// The first bytes of each message, as they lie in memory: both ends are little-endian machines of one version.
+/// The first bytes of each message, as they lie in memory: both ends are little-endian machines with the same version
+/// of Tessera.
 struct MessageHead {
   static constexpr std::uint32_t kMagic = 0x31767354;  ///< "Tsv1"
   static constexpr std::int64_t kNoTurn = -1;
@@ -106,7 +107,7 @@ struct PushedNumbers {
 class ServerLink {
  public:
   using Clock = std::chrono::steady_clock;
-  /// How long a send or a receive may stand still. Nothing: without end.
+  /// How long a send or a receive may wait while no byte moves. Nothing means that there is no limit.
   using Limit = std::optional<std::chrono::milliseconds>;
 
   /// Takes a connected socket.
@@ -119,7 +120,7 @@ class ServerLink {
   /// no such address; 75 if the server is not reached by `deadline`.
   static absl::StatusOr<std::unique_ptr<ServerLink>> connect(const std::string& address, Clock::time_point deadline);
 
-  /// Sends bytes. `more`: further bytes of the message follow at once.
+  /// Sends bytes. `more`: whether a later call sends further bytes of the message at once.
   absl::Status send(std::span<const std::byte> bytes, Limit limit, bool more = false);
   /// Sends a head and its payload, whose length is head.bytes.
   absl::Status send(const MessageHead& head, std::span<const std::byte> payload, Limit limit);
@@ -150,8 +151,8 @@ struct ServerSocket {
   int socket = -1;
   std::string address;  ///< "127.0.0.1:41234", with the port that the system chose
 };
-/// Listens at "HOST:PORT"; port 0 takes a free one. Errors: 78 for a text that is no such address, or a host that is
-/// not known here; 69 where the port is in use; 71 where the system gives no socket.
+/// Listens at "HOST:PORT"; port 0 takes a free one. Errors: 78 for a text that is no such address, or a host name that
+/// this host does not know; 69 where the port is in use; 71 where the system gives no socket.
 absl::StatusOr<ServerSocket> listen_for_workers(const std::string& address);
 
 /// Returns the bytes of a value, or of a range of values.

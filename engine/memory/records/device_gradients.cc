@@ -73,7 +73,7 @@ float* DeviceGradients::sums_on_host(const Unit& unit) const {
 std::byte* DeviceGradients::hold(const Entry& entry, bool overwrites) {
   if (!files_) return entry.place;
   const std::int64_t record = entry.record;
-  // The wanted record may itself still be on its way out.
+  // The record that is needed may still be on its way out of the GPU.
   const auto leaves = [&] {
     return std::ranges::any_of(leaving_, [&](const Leaving& each) { return each.record == record; });
   };
@@ -112,7 +112,7 @@ std::span<std::byte> DeviceGradients::take(std::int64_t unit, LeaseUse use) {
   };
   if (entry.leases++ > 0) return memory();
   if (entry.slot < 0) use == LeaseUse::kOverwrite ? take_slot(entry) : bring(entry);
-  // Later copies are ordered after this copy, so they may write the record again, and the record may be let go.
+  // Later copies are ordered after this copy. So they may write the record again, and its lease in the tier may end.
   if (entry.came) entry.came->join();
   place_gradients(*entry.unit, memory().data());
   if (order_.empty() || order_.back() != unit) return memory();

@@ -24,15 +24,16 @@ namespace tessera {
 /// TrainingMemory owns it; the thread of the step calls it.
 ///
 /// A unit's index is the number of its record. A lease points FlatGroup::gradient of the unit's groups at its slot; the
-/// root's has no memory and changes nothing. A unit may have several leases at once.
+/// root's lease has no memory and changes nothing. A unit may have several leases at once.
 ///
-/// 1. A slot belongs to a unit while it has a lease. The sum is copied to the host after the last lease, on a stream of
-///    its own. Later work in the slot waits for that copy; the host waits for nothing.
-/// 2. A sum that is wanted again is copied back to a slot, one unit ahead where the order is known. That copy waits for
-///    what is on the current stream when it is queued; the stream has waited for the copies out of the record and of
-///    what the slot held before.
+/// 1. A slot belongs to a unit while it has a lease. The sum is copied to the host after the last lease, on a separate
+///    stream. Later work in the slot waits for that copy; the host waits for nothing.
+/// 2. A sum that is needed again is copied back to a slot. It is copied one unit ahead if the order of units is known.
+///    That copy waits for what is on the current stream when it is queued; the stream has already waited for the last
+///    copy out of this record, and for the copy out of the slot's earlier content.
 /// 3. Records in files are held while they are copied, as many as RecordPool::held says. The host waits until a record
-///    is read. The host puts the record back once its copy out has passed: when its place is wanted, or at the end.
+///    is read. The host puts the record back after its copy out is over: when another record needs its memory, or at
+///    the end.
 class DeviceGradients final : public Carrier {
  public:
   /// `count` pieces of the GPU's memory, of `bytes` bytes each, one behind the other.
@@ -42,8 +43,8 @@ class DeviceGradients final : public Carrier {
   };
 
   /// `tier`: one record for each unit that trains, in the order of units, without the root, whose sums stay on the GPU.
-  /// `files`: the same tier where records lie in files, else null; then `held` records may be used at once. `kernels`
-  /// and the slots' memory must outlive this object.
+  /// `files`: the same tier where records lie in files, else null; if not null, at most `held` records may be used at
+  /// once. `kernels` and the slots' memory must outlive this object.
   DeviceGradients(std::unique_ptr<RecordTier> tier, FileTier* files, std::int64_t held,
                   const std::vector<std::unique_ptr<Unit>>& units, DeviceKernels& kernels, const Slots& slots);
   /// Waits for the copies under way; a failure is logged.
@@ -57,8 +58,8 @@ class DeviceGradients final : public Carrier {
   int slot_of(const Unit& unit) const { return entries_[static_cast<std::size_t>(unit.index)].slot; }
 
   /// Returns a unit's sums in the host's memory, those of its trainable groups one behind the other. It is null if they
-  /// lie in files, and for the root. Once `copied_out` has passed, they are what the last lease left, and the host may
-  /// write them until the next lease.
+  /// lie in files, and for the root. Once `copied_out` has passed, they are the sums that the last lease left. The host
+  /// may write them until the next lease.
   float* sums_on_host(const Unit& unit) const;
   const std::shared_ptr<DeviceKernels::Mark>& copied_out(const Unit& unit) const {
     return entries_[static_cast<std::size_t>(unit.index)].left;

@@ -22,14 +22,14 @@ namespace tessera {
 /// Brings shards to a GPU from their records (FlatGroup::parameters_below) in its host's memory or in files; parts that
 /// are in the GPU's own memory are copied from there. The residency calls it when it gathers a unit.
 ///
-/// `announce` and `acquire` are those of PartCarrier, and `acquire` makes later queued work wait. The destructor waits
-/// for the copies under way (DeviceUse).
+/// `announce` and `acquire` do what they do in PartCarrier, and `acquire` also makes later queued work wait. The
+/// destructor waits for the copies under way (DeviceUse).
 ///
 /// Records in the host's memory are copied on a stream of their own as soon as a gather begins; no call waits for the
 /// device. Records in files are read into pinned memory first, one piece for each unit that may be on its way;
 /// `acquire` waits for the disk and queues the copy. Either copy waits for what is on the current stream when the
-/// gather begins, because that may read what the slot held, or change the records. Work that is queued after `acquire`
-/// waits for the copy.
+/// gather begins, because that work may read the slot's earlier content, or change the records. Work that is queued
+/// after `acquire` waits for the copy.
 class DevicePartCarrier final : public PartCarrier {
  public:
   /// `units` and `kernels` must outlive this object. `rank` is named in errors.

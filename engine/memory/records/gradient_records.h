@@ -20,8 +20,8 @@ namespace tessera {
 /// the reducer and the step call it, one thread at a time.
 ///
 /// A unit's index is the number of its record. A lease points FlatGroup::gradient of the unit's groups at its sums; the
-/// root's has no memory and changes nothing. A unit may have several leases at once, and the last one that ends gives
-/// the record back.
+/// root's lease has no memory and changes nothing. A unit may have several leases at once, and the last one that ends
+/// gives the record back.
 class GradientRecords final : public Carrier {
  public:
   /// `files`: one record for each unit that trains, in the order of units, without the root, whose sums stay in memory.
@@ -42,7 +42,7 @@ class GradientRecords final : public Carrier {
     std::int64_t record = -1;          ///< the unit's record in files; -1 if the unit trains nothing or is the root
     int leases = 0;                    ///< number of leases that it has now
     bool changed = false;              ///< whether its sums changed since the first of the present leases began
-    std::span<std::byte> memory = {};  ///< its sums, while it has leases
+    std::span<std::byte> memory = {};  ///< the unit's gradient sums, while it has leases
   };
   std::span<std::byte> take(std::int64_t unit, LeaseUse use) override;
   void give_back(std::int64_t unit, bool changed) override;

@@ -39,7 +39,7 @@ std::span<std::byte> MappedCarrier::take(std::int64_t record, LeaseUse use) {
   return current_;
 }
 
-/// More of the record may be used, so it stays here.
+/// The next lease may be of the same record, so the record stays in use here.
 void MappedCarrier::give_back(std::int64_t record, bool changed) {
   const auto is_its = [&](const Used& used) { return used.lease.record() == record; };
   const auto used = std::find_if(used_.rbegin(), used_.rend(), is_its);

@@ -23,9 +23,9 @@ namespace tessera {
 /// A lease's memory is for work that is queued on the current stream while the lease lasts. Several leases of one
 /// record that follow each other are one use of it.
 ///
-/// Records in files are held from when the pass comes to them until the kernels are done with them, `held` at once;
-/// then they are written to the disk. Other records never move. The host waits for the kernels before a record is
-/// visited, and when this object is destroyed (DeviceUse).
+/// Records in files are held from the moment at which the pass needs them until the kernels are done with them, at most
+/// `held` records at once. Then they are written to the disk. Other records never move. The host waits for the kernels
+/// before host code visits a record (TierCarrier::visit), and when this object is destroyed (DeviceUse).
 class MappedCarrier final : public Carrier {
  public:
   /// `kernels` must outlive this object. `held`: RecordPool::held.
@@ -33,7 +33,7 @@ class MappedCarrier final : public Carrier {
 
   /// Records in files are read ahead (TierCarrier::announce).
   void announce(std::span<const std::int64_t> order) override;
-  /// The work that was queued may still run after it.
+  /// Queued work may still run when it returns.
   void flush() override;
 
   /// Waits until no kernel changes a record. Throws what `acquire` throws.
@@ -44,7 +44,7 @@ class MappedCarrier final : public Carrier {
  private:
   struct Used {
     Lease lease;
-    std::unique_ptr<DeviceKernels::Mark> done;  ///< null: more may be queued
+    std::unique_ptr<DeviceKernels::Mark> done;  ///< null: the pass may still use the record
   };
   std::span<std::byte> take(std::int64_t record, LeaseUse use) override;
   void give_back(std::int64_t record, bool changed) override;
@@ -60,7 +60,7 @@ class MappedCarrier final : public Carrier {
   std::deque<Used> used_;                        ///< records in files that are not let go yet, oldest first
   std::span<std::byte> current_;                 ///< the memory of the last one in `used_`
   bool is_used_ = false;                         ///< whether a record in memory was used since `passed_`
-  std::unique_ptr<DeviceKernels::Mark> passed_;  ///< an event behind the last pass; null: nobody need wait for it
+  std::unique_ptr<DeviceKernels::Mark> passed_;  ///< an event behind the last pass; null: no host code need wait for it
   const DeviceUse ends_;
 };
 

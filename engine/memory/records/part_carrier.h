@@ -19,8 +19,8 @@ namespace tessera {
 /// forward and backward.
 ///
 /// A unit's index is the number of its record. `announce` begins to bring parts to FlatGroup::part_in_full, which
-/// begins at a page, beside those that are on their way. `acquire` waits for one unit's parts. Where it throws, nothing
-/// of the unit is under way any more. Its lease has no memory, since the gathered buffer is the residency's.
+/// begins at a page; other parts may still be on their way. `acquire` waits for one unit's parts. Where it throws,
+/// nothing of the unit is under way any more. Its lease has no memory, since the gathered buffer is the residency's.
 class PartCarrier : public Carrier {
  public:
   /// `units` must outlive this object.

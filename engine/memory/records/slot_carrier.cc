@@ -17,8 +17,8 @@ namespace tessera {
 std::unique_ptr<SlotCarrier> make_slot_carrier(const MemoryPlan& plan, std::shared_ptr<TierCarrier> records,
                                                const RecordPool& pool, std::byte* slots, std::int64_t ahead,
                                                DeviceKernels& kernels) {
-  // Copies to the GPU run in one order. Units that come from the host must not wait for records that wait for slots, so
-  // few records are brought ahead.
+  // Copies to the GPU run in one order. Copies of units from the host must not wait behind copies of records that wait
+  // for slots, so few records are brought ahead.
   if (plan.parameters_below()) ahead = std::min<std::int64_t>(2, ahead);
   return std::make_unique<SlotCarrier>(std::move(records), kernels,
                                        SlotCarrier::Slots{slots, pool.record_bytes, pool.device_slots, ahead},
@@ -89,7 +89,7 @@ void SlotCarrier::arrive(const Here& here, std::int64_t use) {
   ahead_.pop_front();
 }
 
-/// Returns the latest lease that the record has now.
+/// Returns the latest of the leases that the record has now.
 SlotCarrier::Here& SlotCarrier::leased(std::int64_t record) {
   const auto found = std::find_if(here_.rbegin(), here_.rend(), [&](const Here& here) {
     return here.record == record && here.state == Here::State::kLeased;

@@ -18,24 +18,25 @@
 namespace tessera {
 
 /// Brings records of masters and optimizer states from the memory of a GPU's host to the GPU, which updates them, and
-/// takes them back. A record goes through a slot in the GPU's memory; slots take turns (double buffering, with `count`
-/// buffers). TrainingMemory owns it, and the thread of the step calls it. A lease's memory is the slot: work that is
-/// queued on the current stream while it lasts finds the record there, and the result is copied back. Copies run on
-/// streams of their own beside the computation, and events (DeviceKernels::Mark) keep them in order:
+/// takes them back. A record goes through a slot in the GPU's memory; the slots are used by turns (double buffering,
+/// with `count` buffers). TrainingMemory owns it, and the thread of the step calls it. A lease's memory is the slot:
+/// work that is queued on the current stream while it lasts finds the record there, and the result is copied back.
+/// Copies run on streams of their own beside the computation, and events (DeviceKernels::Mark) keep them in order:
 ///
 /// 1. A copy to a slot waits for the copy back of what the slot held before, and for the copy back of this record's own
 ///    last use. Records in pinned memory whose order is known are copied as soon as their slot is free: while backward
-///    computes, where the order was announced before it.
+///    computes, if the order was announced before backward.
 /// 2. Work in a slot waits for the copy to it, and the copy back waits for that work.
-/// 3. Several leases may last at once: besides the slots for records that are brought ahead, there is one slot for
-///    each. Records are copied back in the order in which they were acquired. What is only read is copied back too
-///    (events depend on it), but it is not written to disk. A lease that is dropped leaves the host the old values.
+/// 3. Several leases may last at once: each lease has one slot, in addition to the slots for records that are brought
+///    ahead. Records are copied back in the order in which they were acquired. A record that is only read is copied
+///    back too (events depend on that copy), but it is not written to disk. A lease that is dropped leaves the host the
+///    old values.
 /// 4. Host code that visits a record (TierCarrier::visit) waits for all copies back, and so does the destructor
 ///    (DeviceUse).
 ///
 /// Records in pinned memory (tier "host") never move, so nothing here stops the host. Records in files are in a slot of
-/// their tier while they are under way: the host waits until one is read, and puts it when its copy back has passed, at
-/// the latest when its slot on the GPU is wanted again.
+/// their tier while they are under way: the host waits until a record is read, and puts it back into the tier when its
+/// copy back has passed, at the latest when its slot on the GPU is wanted again.
 class SlotCarrier final : public Carrier {
  public:
   /// Slots in the GPU's memory, one behind the other.
@@ -50,10 +51,10 @@ class SlotCarrier final : public Carrier {
   /// as there are slots (RecordTier::most_held).
   SlotCarrier(std::shared_ptr<TierCarrier> records, DeviceKernels& kernels, const Slots& slots, bool are_in_files);
 
-  /// The first records are brought ahead; those in files are read ahead. If this order was announced before and none of
-  /// it was acquired, nothing changes (TierCarrier::announce).
+  /// The first records of `order` are brought to the GPU ahead; records in files are read ahead. If this order was
+  /// announced before and none of it was acquired, nothing changes (TierCarrier::announce).
   void announce(std::span<const std::int64_t> order) override;
-  /// Records may still be under way after it.
+  /// Records may still be on their way when it returns.
   void flush() override;
 
   /// Waits until all records are back. Throws what `acquire` throws.
@@ -113,7 +114,7 @@ class SlotCarrier final : public Carrier {
   std::vector<std::span<std::byte>> places_;                ///< [record]: its memory; empty for files
   std::vector<std::int64_t> order_;                         ///< the records of this pass; empty for files
   std::size_t passed_ = 0;                                  ///< number of records of `order_` that have gone through
-  bool has_passed_ = false;   ///< whether `passed_` has grown since records were brought ahead
+  bool has_passed_ = false;   ///< whether `passed_` has grown since records were last brought ahead
   std::deque<Coming> ahead_;  ///< records that come next: those of `order_` from `passed_` on
   std::deque<Here> here_;     ///< records on the GPU: use `uses_` and those that follow
   std::int64_t uploaded_bytes_ = 0;
@@ -121,7 +122,7 @@ class SlotCarrier final : public Carrier {
 };
 
 /// Makes the carrier of the records that `pool` plans, through `slots`. `ahead` slots serve records that are brought
-/// before their turn; fewer do where the plan brings parameters from the host, too.
+/// before their turn; fewer slots do so if the plan also brings parameters from the host.
 std::unique_ptr<SlotCarrier> make_slot_carrier(const MemoryPlan& plan, std::shared_ptr<TierCarrier> records,
                                                const RecordPool& pool, std::byte* slots, std::int64_t ahead,
                                                DeviceKernels& kernels);

@@ -73,7 +73,7 @@ std::span<std::byte> TierCarrier::take(std::int64_t record, LeaseUse use) {
   return held.memory;
 }
 
-/// The record that was given back before goes to the tier.
+/// The record that was given back before this one goes to the tier.
 void TierCarrier::give_back(std::int64_t record, bool changed) {
   const MutexLock lock(mutex_);
   const auto found = std::ranges::find(leased_, record, &Held::record);

@@ -24,12 +24,12 @@ namespace tessera {
 
 /// Carries the offloaded records of a rank's training state, of all its groups, between their tier and the memory of
 /// the tier: records of masters and optimizer states (RecordLayout), or of parameters (Chunks). TrainingMemory and the
-/// groups share it. Any thread may call it; a mutex lets one in at a time. A lease does not keep others out, so that a
-/// carrier to a device can hold several records at once; `visit` does.
+/// groups share it. Any thread may call it; a mutex lets one in at a time. A lease does not exclude other leases, so
+/// that a carrier to a device can hold several records at once. A call of `visit` excludes other visits.
 ///
-/// A record that was given back stays where it is until another one is acquired, so that leases of one record that
-/// follow each other move it once. A lease that is dropped leaves what is in the record's memory. Steps announce which
-/// records they will use, and find them read ahead.
+/// A record that was given back stays where it is until another one is acquired, so that several leases of one record
+/// in a row move the record only once. A lease that is dropped leaves the bytes in the record's memory as they are.
+/// Steps announce which records they will use, and find them read ahead.
 class TierCarrier final : public Carrier {
  public:
   /// `tier` holds the records. `durable`: the same tier where its records are durable, else null.
@@ -37,7 +37,7 @@ class TierCarrier final : public Carrier {
       : tier_(std::move(tier)), durable_(durable) {}
 
   /// The first records are read ahead. If `order` is the rest of what was announced before, or all of it, the records
-  /// before it are over, whether they were acquired or not, and reading ahead just continues.
+  /// before `order` are passed over, whether they were acquired or not, and reading ahead just continues.
   void announce(std::span<const std::int64_t> order) override;
   /// Changed records are written in the background.
   void flush() override;
@@ -49,17 +49,18 @@ class TierCarrier final : public Carrier {
   /// it; one enters at a time.
   void visit(std::int64_t record, bool updates, c10::function_ref<void(std::byte*)> body);
 
-  /// Lets `settle` be called before the host visits a record. `owner` (DeviceUse) ends a device's use of
+  /// Makes this object call `settle` before the host visits a record. `owner` (DeviceUse) ends a device's use of
   /// records in `settle`. A null `settle` removes the owner's function.
   void before_visits(const void* owner, std::function<void()> settle);
   /// Waits for the device, as a visit does. The host may use the memory of records that never move after that.
   void settle() {
     for (const auto& [owner, settle_one] : before_visits_) settle_one();
   }
-  /// Begins to copy a record to `memory`, which is as large as the record (RecordTier::start_copy). What is
-  /// announced is not affected.
+  /// Begins to copy a record to `memory`, which is as large as the record (RecordTier::start_copy). The announced order
+  /// of records does not change.
   void start_copy(std::int64_t record, std::span<std::byte> memory, std::uint64_t tag);
-  /// Waits for the copies of `tag`. None of them is under way after it, even where it throws (as `acquire`).
+  /// Waits for the copies of `tag`. No copy of `tag` is under way afterwards, even if this throws (what `acquire`
+  /// throws).
   void end_copies(std::uint64_t tag);
 
   /// Calls `body` with the tier while it holds no record. REQUIRES: records are durable, and none has a lease.

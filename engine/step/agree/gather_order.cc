@@ -13,7 +13,7 @@
 namespace tessera {
 namespace {
 
-constexpr int kNoUnit = -1;  // compared behind the end of a shorter order
+constexpr int kNoUnit = -1;  // stands for the missing entries of a shorter order
 
 std::string describe(int entry, const std::vector<std::unique_ptr<Unit>>& units) {
   if (entry == kNoUnit) return "nothing more";
@@ -31,7 +31,7 @@ void throw_first_difference(std::span<const int> own, const MeshAxes& axes,
   Collectives& world = *axes.control;
   const auto* bytes = reinterpret_cast<const char*>(own.data());
   const auto orders = value_or_throw(gather_strings(world, "gathers of a step", {bytes, own.size_bytes()}));
-  // A rank that leaves ends its connections. So no rank leaves before all ranks have read the digests.
+  // A rank that leaves ends its connections. So no rank leaves before all ranks have read the orders.
   world.barrier("gathers of a step").wait().IgnoreError();
   const auto unit_of = [&](int rank, std::size_t gather) {
     int unit = kNoUnit;

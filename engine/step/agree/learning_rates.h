@@ -24,7 +24,7 @@ class LearningRates {
   /// after the schedule; the schedule does not apply to a group's own rate.
   double of(double scheduled, std::size_t group) const;
 
-  /// Returns the common rate, and then each group's own rate, or NaN.
+  /// Returns the common rate, and then each group's own rate (NaN: the group has none).
   std::span<const double> all() const { return rates_; }
   /// REQUIRES: `all` comes from `all()` of rates for the same groups.
   void restore(std::span<const double> all) { rates_.assign(all.begin(), all.end()); }

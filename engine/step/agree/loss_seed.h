@@ -11,9 +11,8 @@ struct LossSeed {
   at::Tensor factor;  ///< factor for every gradient afterwards (a scalar, fp32); undefined: 1
 };
 
-/// Multiplies `start` by `weight` (MicrobatchInfo::weight). The weight goes into the seed where its dtype holds the
-/// weight exactly; it goes into the factor where bf16 would round it, and always in fp16, whose largest number is
-/// 65504.
+/// Multiplies `start` by `weight` (MicrobatchInfo::weight). The weight goes into the seed if the seed's dtype holds it
+/// exactly. It goes into the factor if bf16 would round it, and always for fp16, whose largest number is 65504.
 void weigh(LossSeed& start, double weight);
 
 }  // namespace tessera

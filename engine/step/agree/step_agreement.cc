@@ -34,7 +34,8 @@ Header header_of(const std::byte* message) {
   return header;
 }
 
-/// Returns the name of a rate or option, for messages. `place`: its index among all rates, followed by all options.
+/// Returns the name of a rate or option, for messages. `place`: index in the list of all rates, followed by all
+/// options.
 std::string words_of(const OptimizerConfig& optimizer, std::size_t place) {
   const std::size_t rates = 1 + optimizer.groups.size();
   if (place >= rates)

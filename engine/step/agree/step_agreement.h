@@ -29,20 +29,20 @@ std::uint64_t digest_of_numbers(std::span<const double> rates, std::span<const d
 /// The data that one rank has at the end of a step's backward.
 struct LocalStep {
   double loss = 0.0;    ///< sum over this rank's microbatches of weight * loss, divided by their number in a whole step
-  double weight = 0.0;  ///< sum of their weights (MicrobatchInfo::weight)
+  double weight = 0.0;  ///< sum of the weights of this rank's microbatches (MicrobatchInfo::weight)
   std::int64_t tokens = 0, samples = 0;
   std::span<const int> gathered;    ///< units gathered in this step, in order (Residency::gathered)
   std::span<const double> rates;    ///< LearningRates::all
   std::span<const double> options;  ///< UpdateOptions::all
   double busy_seconds = 0;          ///< seconds since the last step, without waits for other ranks
-  OwnGradients own;                 ///< this rank's squares, if the step measures them (Strategy::noise_scale); else 0
+  OwnGradients own;                 ///< squared norms of own gradients, if measured (Strategy::noise_scale); else 0
 };
 
 /// The data on which all ranks agree before the update, with the same bits everywhere.
 struct AgreedStep {
   double loss = 0.0;    ///< sum over ranks in rank order, divided by the number of microbatches: see mean_loss
                         ///< (optim/arithmetic/weighted_mean.h)
-  double weight = 0.0;  ///< sum over ranks in rank order
+  double weight = 0.0;  ///< sum of LocalStep::weight over ranks, in rank order
   std::int64_t tokens = 0, samples = 0;
   /// sum of squares of all gradients, after their sum over ranks and without the loss scale
   double sum_of_squares = 0.0;
@@ -52,7 +52,7 @@ struct AgreedStep {
   /// [FlatParameter::number]: each parameter's share of sum_of_squares; 0 for frozen ones.
   std::vector<double> squares;
   std::vector<double> busy_seconds;  ///< [rank of the axes' world]
-  OwnGradients own;                  ///< sum over ranks in rank order
+  OwnGradients own;                  ///< sum of LocalStep::own over ranks, in rank order
 };
 
 /// Makes every rank agree, with one small all-gather a step. CpuStep calls it; QueuedStep does the same on a GPU. The
@@ -72,8 +72,8 @@ class StepAgreement {
   /// over all microbatches.
   const AgreedStep& agree(const LocalStep& local, std::span<const MicrobatchLoss> losses);
 
-  /// Says that `losses` belong to the microbatches of `order` from the next step on. Its longest run is as long as
-  /// before.
+  /// Says that `losses` belong to the microbatches of `order` from the next step on. The longest run of `order` is as
+  /// long as that of the order before.
   void deal(const MicrobatchOrder& order) { order_ = order; }
 
   /// Returns the seconds spent so far on the exchange of messages.

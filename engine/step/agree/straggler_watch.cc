@@ -35,7 +35,7 @@ WaitedFor waited_for(std::span<const double> busy_seconds, int first_rank) {
           less / static_cast<double>(busy_seconds.size() - 1)};
 }
 
-/// All memory is taken here: steps take none.
+/// All memory is allocated here; steps allocate none.
 StragglerWatch::StragglerWatch(std::size_t ranks, int first_rank) : first_rank_(first_rank), seconds_(ranks) {
   for (std::vector<double>& each : seconds_) each.reserve(kWindow);
 }

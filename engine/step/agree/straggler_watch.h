@@ -13,7 +13,7 @@ namespace tessera {
 /// The rank of a step for which the others waited, and the time for which they waited.
 struct WaitedFor {
   int rank = -1;       ///< world rank of the one that was busy longest; -1: there is one rank, and nobody waited
-  double seconds = 0;  ///< for how many seconds less the others were busy, on average
+  double seconds = 0;  ///< mean number of seconds by which the others were busy for less time
 };
 
 /// Returns the rank and the time for `busy_seconds` [rank] as in StragglerWatch::add, of `first_rank` and the ranks

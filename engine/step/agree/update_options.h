@@ -39,7 +39,7 @@ class UpdateOptions {
   /// number of their own, set by hand or in the strategy.
   void set(std::size_t number, double value, std::optional<std::size_t> group);
 
-  /// Returns the configuration with which a group is updated, or parameters in no group (FlatParameter::kNoGroup). Its
+  /// Returns the configuration for updates of a group, or of the parameters in no group (FlatParameter::kNoGroup). Its
   /// OptimizerConfig::groups is empty.
   OptimizerConfig of(std::size_t group) const;
   /// Returns the numbers that `config` has for a key.

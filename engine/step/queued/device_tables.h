@@ -12,8 +12,8 @@
 
 namespace tessera {
 
-/// Small pieces of a device's memory for tables that the kernels of a step read and write. QueuedStep and its parts
-/// take them when they are made; the pieces live as long as this.
+/// Memory of a device for the small tables that the kernels of a step read and write. QueuedStep and its parts allocate
+/// tables when they are made; the tables live as long as this object.
 class DeviceTables {
  public:
   explicit DeviceTables(c10::Device device) : device_(device) {}
@@ -24,7 +24,7 @@ class DeviceTables {
     const auto bytes = static_cast<std::int64_t>(count * sizeof(T));
     return reinterpret_cast<T*>(memory_.emplace_back(Arena::plain("the step's tables", bytes, device_)).take(bytes));
   }
-  /// Returns a copy of `values`.
+  /// Returns a copy of `values` in the device's memory.
   template <class T>
   T* put(std::span<const T> values) {
     T* const place = take<T>(values.size());

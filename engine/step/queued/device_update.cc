@@ -69,7 +69,8 @@ StepRequest DeviceUpdate::request() const {
   return request;
 }
 
-/// Logs the speed for people who weigh a smaller offloaded fraction against the memory that it takes.
+/// Logs the speed of copies, for users who consider a smaller offloaded fraction, which takes more memory of the
+/// device.
 void DeviceUpdate::report_speed() const {
   constexpr std::int64_t kMeasuredBytes = std::int64_t{64} << 20;
   const double bytes_per_second = states_->measure(kMeasuredBytes);  // all ranks at once: they may share the bus
@@ -172,7 +173,7 @@ void DeviceUpdate::fill_group_of_parameters(StepTables& tables, DeviceTables& me
   tables.group_number = memory.put<std::uint32_t>(number);
 }
 
-/// Writes what the kernels of muon read.
+/// Writes the tables that the kernels of muon read.
 void DeviceUpdate::fill_matrices(StepTables& tables, DeviceTables& memory) const {
   if (!is_muon()) return;
   std::vector<std::uint8_t> is_matrix;
@@ -180,16 +181,17 @@ void DeviceUpdate::fill_matrices(StepTables& tables, DeviceTables& memory) const
   tables.is_matrix = memory.put<std::uint8_t>(is_matrix);
 }
 
-/// Returns whether some weights of the group are offloaded. All of them are then copied if their norms are needed.
+/// Returns whether some weights of the group are offloaded. All weights of the group are then copied if their norms are
+/// needed.
 bool DeviceUpdate::weights_below(const Group& group) const {
   const FlatGroup& flat = *group.group;
   return context_.plan.weights_below(
       context_.plan.units()[static_cast<std::size_t>(flat.unit->index)].groups[flat.index]);
 }
 
-/// Makes the layers of lamb and lars.
+/// Makes `layers_`, which computes the norms of lamb and lars.
 void DeviceUpdate::make_layers() {
-  // The slices of `bare` have only weights.
+  // The slices that `bare` takes have only weights, and no states.
   const RuleOptimizer bare(sgd_without_states(context_.strategy.optimizer), EmaConfig());
   std::vector<QueuedLayers::Part> parts;
   for (const Group& g : groups_) {
@@ -229,8 +231,8 @@ UnitRequest DeviceUpdate::request_for(const Unit& unit) const {
 }
 
 /// The host waits for the decision where it makes updates itself, or queues those of a program's rule. It also waits
-/// where a skipped step ends at the decision, since all ranks learn here that it does. In all other cases, skipped
-/// steps also move records to the device and back, and make the collectives that publish values.
+/// where a skipped step ends at the decision: all ranks then learn here that the step is skipped. In all other cases,
+/// skipped steps also move records to the device and back, and make the collectives that publish values.
 void DeviceUpdate::update() {
   if (host_) host_->fetch_parameters();
   if (host_ || own_ || ends_when_skipped()) {
@@ -242,7 +244,7 @@ void DeviceUpdate::update() {
   update_all();
 }
 
-/// Begins the step of those rules of the groups that get numbers from the host.
+/// Begins the step for the rules of the groups that get their numbers from the host.
 void DeviceUpdate::begin(std::span<const Group> groups) {
   if (!decided_) return;
   for (const Group& g : groups) {
@@ -252,7 +254,8 @@ void DeviceUpdate::begin(std::span<const Group> groups) {
   }
 }
 
-/// A rank with a bad gradient does not send it to owners, whose rules would get it: the step ends here, as on the CPU.
+/// A rank with a gradient that is not finite does not send it to owners, whose rules would get it. The step ends here
+/// instead, as on the CPU.
 void DeviceUpdate::update(Unit& unit) {
   if (own_ || waits_before_exchange()) {
     const DeviceDecision found = wait_for_decision();
@@ -272,7 +275,7 @@ void DeviceUpdate::swap_averages() {
   swap();
 }
 
-/// Waits for the device, and keeps what it decided, unless that is to skip the step.
+/// Waits for the device's decision, and keeps it unless the step is skipped.
 DeviceDecision DeviceUpdate::wait_for_decision() {
   const Span span("wait for the device's decision");
   decided_.reset();
@@ -311,8 +314,9 @@ void DeviceUpdate::end_pass() {
   if (mapped_) mapped_->flush();
 }
 
-/// Calls `body` for the pieces of `run` whose parameters lie in one place, or for the whole run if parameters are not
-/// needed. `view_of(piece)` has their masters and states. `visit`: says what `body` does with them.
+/// Calls `body` for the pieces of `run` whose parameters lie in memory or in one record, or for the whole run if
+/// parameters are not needed. `view_of(piece)` has the piece's masters and states. `visit`: says what `body` does with
+/// them.
 template <class ViewOf, class Body>
 void DeviceUpdate::visit_pieces(const FlatGroup& group, Extent run, const Visit& visit, const ViewOf& view_of,
                                 const Body& body) {
@@ -336,7 +340,7 @@ void DeviceUpdate::visit_memory(const FlatGroup& group, const Visit& visit, cons
   visit_pieces(group, run_in_memory(group), visit, view_of, body);
 }
 
-/// Visits the rest record by record, while the device can reach the record.
+/// Visits the pieces in records, one record after the other, while the device can reach the record.
 template <class Body>
 void DeviceUpdate::visit_records(const FlatGroup& group, const Visit& visit, const Body& body) {
   if (!states_) return;
@@ -352,7 +356,7 @@ void DeviceUpdate::visit_records(const FlatGroup& group, const Visit& visit, con
   }
 }
 
-/// Goes over all of this rank's masters in a group. `visit`: where they lie.
+/// Goes over all of this rank's masters in a group. `visit`: the visit, which says where the masters lie.
 void DeviceUpdate::visit_masters(const FlatGroup& group, const Visit& visit,
                                  c10::function_ref<void(const StateView&)> body) {
   if (visit.states != Access::kNone) {

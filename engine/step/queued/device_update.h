@@ -26,24 +26,24 @@ namespace tessera {
 
 /// Applies the optimizer to every rank's part of every trainable group on a GPU, and makes the new values known to the
 /// ranks that hold copies of them. All of it is queued. Only the device knows whether the step is skipped, and then its
-/// kernels change nothing. StepWalk has the order, and this class has the work that one visit queues. Update does the
-/// same on the CPU. QueuedStep owns and calls it, from the thread that trains.
+/// kernels change nothing. StepWalk decides the order of visits, and this class queues the work of each visit. Update
+/// does the same on the CPU. QueuedStep owns and calls it, from the thread that trains.
 ///
-/// Masters and states in records of the host go through the device (SlotCarrier), where one launch updates each; a step
-/// that is skipped takes back what it brought. Otherwise the host updates them where they lie (HostUpdate), once it has
-/// waited for the device's decision. Parameters in records of the host are changed there in either case
-/// (MappedCarrier).
+/// Masters and states in records of the host are copied to the device and back (SlotCarrier), and one launch updates
+/// each record. A skipped step copies back the records that it brought. Otherwise the host updates them where they lie
+/// (HostUpdate), once it has waited for the device's decision. Parameters in records of the host are changed there in
+/// either case (MappedCarrier).
 ///
 /// Some rules go over state twice. A first visit *prepares* a group: under lamb and muon directions take the place of
-/// its gradients, and under lamb and lars norms of its weights are added up. What follows is an update, under lamb and
-/// muon by SGD.
+/// its gradients, and under lamb and lars norms of its weights are added up. The second visit updates the group, under
+/// lamb and muon by SGD.
 ///
-/// Under lamb and lars ranks agree on each parameter's norms between the passes, and its rate is known (QueuedLayers).
-/// Under muon, owners make directions of matrices orthogonal (MatrixUpdate). They do so for all matrices, since the
-/// host does not know which ones are used.
+/// Under lamb and lars ranks agree on each parameter's norms between the passes. The norms give the parameter's rate
+/// (QueuedLayers). Under muon, owners make directions of matrices orthogonal (MatrixUpdate). They do so for all
+/// matrices, since the host does not know which ones are used.
 ///
-/// A program's own rule is called for what the device reaches, once the host has waited for its decision
-/// (OwnDeviceUpdate).
+/// A program's own rule is called for the elements that the device can reach, once the host has waited for the device's
+/// decision (OwnDeviceUpdate).
 ///
 /// Under adafactor and own_matrix, owners get gradients, masters and states, and send masters back (TensorRule). Where
 /// masters lie below the device's memory, the first pass goes over the masters, and the exchange is a part of it. The
@@ -81,8 +81,8 @@ class DeviceUpdate final : public StepWalk {
   /// Says which groups and parameters a unit has.
   UnitRequest request_for(const Unit& unit) const;
 
-  /// `fetch` is called when the sum of a unit's gradients is queued; it copies them where the host updates. After
-  /// `forget`, the sums that come belong to no step.
+  /// `fetch` is called when the sum of a unit's gradients is queued. It copies the sum to the host if the host updates
+  /// the unit. Sums that come after `forget` belong to no step.
   void fetch(const Unit& unit);
   void forget();
 

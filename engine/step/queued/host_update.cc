@@ -69,7 +69,8 @@ HostUpdate::~HostUpdate() {
   }
 }
 
-/// `sums`: the group's sums, where they lie on the host. The function moves the pointer behind these sums.
+/// `sums`: points at the group's sums if they lie on the host; else null. The function moves the pointer behind these
+/// sums.
 void HostUpdate::take_copies(Group& group, std::byte*& place, float*& sums) const {
   FlatGroup& flat = *group.group;
   if (sums) {
@@ -146,7 +147,7 @@ void HostUpdate::swap_averages(std::size_t index) {
   send(group, /*swaps=*/true);
 }
 
-/// An element's update does not depend on where a piece begins.
+/// The result of an element's update does not depend on where a piece begins.
 void HostUpdate::cut(const Group& group) {
   const FlatGroup& flat = *group.group;
   const std::int64_t begin = flat.optimizer_part.offset;

@@ -21,17 +21,18 @@
 namespace tessera {
 
 /// The CPU's update of a GPU's masters and optimizer states where they lie, in records in pinned memory of its host
-/// (OffloadedStep::kCpu). It also makes the transfers for it: sums of gradients to the host, with parameters that are
-/// masters or halves of masters, and new parameters back. Parameters that also lie in the host's memory are updated
-/// there. Copies run on queues of their own beside what is computed, and marks keep them in order:
+/// (OffloadedStep::kCpu). It also makes the transfers for this update. Sums of gradients are copied to the host, with
+/// the parameters that are masters or halves of masters. New parameters are copied back. Parameters that also lie in
+/// the host's memory are updated there. Copies run on queues of their own beside what is computed, and marks keep them
+/// in order:
 ///
-/// 1. A unit's gradients are copied behind its reduction, in a step's last backward. Those that lie in the host's
-///    memory anyway (DeviceGradients) are used there. A sum that changes once more is copied once more: copies to the
-///    host pass in the order in which they were queued, so the last one counts.
-/// 2. The host waits for a group's copies before it updates the group. It takes groups in the order in which gradients
-///    come, the last first; where their sums lie below the GPU's memory, it goes from the first to the last.
-/// 3. Whatever is computed from then on waits for the copies of new parameters. The host waits for the last such copy
-///    of a group before it overwrites the memory from which the copy reads.
+/// 1. A unit's gradients are copied after its reduction, in a step's last backward. Gradients that lie in the host's
+///    memory anyway (DeviceGradients) are used where they lie. A sum that changes once more is copied once more. Copies
+///    to the host run in the order in which they were queued, so the last one counts.
+/// 2. The host waits for a group's copies before it updates the group. It updates groups in the order in which their
+///    gradients come, the last group first. It begins with the first group instead if sums lie below the GPU's memory.
+/// 3. All work that is queued later waits for the copies of new parameters. The host waits for the last such copy of a
+///    group before it overwrites the memory from which the copy reads.
 ///
 /// Records are visited by the host alone, so they are whole between steps.
 class HostUpdate {
@@ -75,7 +76,7 @@ class HostUpdate {
     FlatGroup* group = nullptr;
     Extent part;  ///< a part of the flat buffer
     std::size_t first_parameter = 0;
-    Extent on_gpu = {};                ///< the first ones of `part`, whose parameters lie in the GPU's memory
+    Extent on_gpu = {};                ///< the first elements of `part`: their parameters lie in the GPU's memory
     float* gradient = nullptr;         ///< [part]; pinned memory, like all pointers here
     bool has_sums_here = false;        ///< whether its sums lie where DeviceGradients keeps them
     std::byte* parameter = nullptr;    ///< [on_gpu], of the group's dtype

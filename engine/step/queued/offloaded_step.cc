@@ -20,7 +20,7 @@ namespace {
 
 constexpr std::int64_t kMostCopiedBytes = std::int64_t{64} << 20, kMostElements = std::int64_t{8} << 20;
 
-/// Counts the elements of groups that train whose state a plan keeps in records.
+/// Counts the elements of trainable groups whose state the plan keeps in records.
 std::int64_t elements_below(const MemoryPlan& plan) {
   std::int64_t elements = 0;
   for (const UnitShape& unit : plan.units()) {
@@ -35,7 +35,7 @@ std::int64_t elements_below(const MemoryPlan& plan) {
 
 template <class Body>
 double seconds_taken_by(const Body& body) {
-  body();  // first run, which does what happens only once
+  body();  // first run, not measured: it includes work that happens only once
   const auto begin = std::chrono::steady_clock::now();
   body();
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();

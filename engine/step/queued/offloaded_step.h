@@ -14,10 +14,10 @@
 namespace tessera {
 
 /// Chooses whether the GPU or the CPU updates a GPU's masters and moments that lie in its host's memory, if the
-/// strategy leaves it open (kAuto). It measures on all ranks at once, which may share the bus and the processor, in
-/// memory that is given back; the slowest rank counts, so all choose alike. Rank 0 logs the choice with its figures.
-/// The choice is the GPU if the plan has records that the CPU cannot update, the CPU if only its plan fits
-/// memory.limit, and empty if nothing is to be
+/// strategy leaves it open (kAuto). It measures on all ranks at once, since they may share the bus and the processor,
+/// in memory that is freed afterwards. The slowest rank counts, so all ranks make the same choice. Rank 0 logs the
+/// choice with its figures. The choice is the GPU if the plan has records that the CPU cannot update, the CPU if only
+/// its plan fits memory.limit, and empty if nothing is to be
 /// chosen. `scene`: the scene of the plan that is to be made. It is collective over `control`.
 std::optional<OffloadedStep> choose_offloaded_step(const std::vector<std::unique_ptr<Unit>>& units,
                                                    const Strategy& strategy, const PlanScene& scene,
@@ -33,7 +33,8 @@ struct OffloadSpeeds {
 
 /// The seconds that a step needs beside compute if the CPU updates, and if the GPU does.
 struct OffloadSeconds {
-  /// counts all copies of gradients, also those beside backward; copies of new parameters overlap with the update
+  /// if the CPU updates: counts all copies of gradients, also those during backward; copies of new parameters overlap
+  /// with the update
   double on_cpu = 0;
   double on_gpu = 0;  ///< time to copy all records to the GPU, and back at the same time
 };

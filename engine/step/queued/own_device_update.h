@@ -13,12 +13,13 @@
 
 namespace tessera {
 
-/// A program's own rule for elements (ElementwiseOptimizer) on a GPU: its operators are queued as all others, portion
-/// by portion, between a kernel that reads masters and one that takes in new ones. The rule gets numbers from the host,
-/// and is not called for unused parameters. So the host must know the device's decision before it queues an update.
+/// A program's own rule for elements (ElementwiseOptimizer) on a GPU. Its operators are queued like all others. They
+/// run portion by portion, between a kernel that reads masters and one that writes the new masters. The rule gets
+/// numbers from the host, and is not called for unused parameters. So the host must know the device's decision before
+/// it queues an update.
 class OwnDeviceUpdate {
  public:
-  /// `groups`, `parameters`: how many train.
+  /// `groups`, `parameters`: numbers of trainable groups and trainable parameters.
   OwnDeviceUpdate(const QueuedContext& context, std::size_t groups, std::size_t parameters);
 
   /// Returns the slice as RuleOptimizer takes it.

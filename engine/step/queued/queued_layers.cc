@@ -46,7 +46,7 @@ QueuedLayers::QueuedLayers(const QueuedContext& context, std::span<const Part> p
   }
   message_ = memory_.take<double>(kinds * most_sums);
   messages_ = ranks == 1 ? message_ : memory_.take<double>(ranks * kinds * most_sums);
-  LayerTables tables;  // tables of the next meeting
+  LayerTables tables;  // tables of the next Meeting
   tables.kinds = static_cast<int>(kinds);
   tables.messages = messages_;
   tables.part_ranks = memory_.put<std::int32_t>(ranks_with_parts);
@@ -70,7 +70,7 @@ QueuedLayers::QueuedLayers(const QueuedContext& context, std::span<const Part> p
   }
 }
 
-/// Adjacent masters in one piece are added together. Split masters are added one group at a time.
+/// The unsplit masters of neighbouring parts are added up together. Split masters are added up one group at a time.
 void QueuedLayers::add_weights(std::span<const Part> parts, Meeting& meeting) {
   double* sums = message_;
   std::vector<NormBuffer> together;
@@ -106,8 +106,8 @@ void QueuedLayers::add_weights(std::span<const Part> parts, Meeting& meeting) {
   add_together();
 }
 
-/// In backward gradients have a place only while they are in use: tables say where updates would be if the unit's
-/// gradients began at `message_`, one behind the other (place_gradients).
+/// Gradients have memory in backward only while they are in use. The tables therefore have the addresses that updates
+/// would have if the unit's gradients began at `message_`, one behind the other (place_gradients).
 void QueuedLayers::add_updates(std::span<const FlatGroup* const> groups, Meeting& meeting) {
   const auto* place = reinterpret_cast<const float*>(message_);
   std::vector<NormBuffer> buffers;

@@ -23,7 +23,7 @@ class QueuedLayers {
   /// This rank's optimizer part of a group.
   struct Part {
     const FlatGroup* group;
-    StepArguments weights;  ///< says where they lie
+    StepArguments weights;  ///< says where the weights lie
     bool is_copied;         ///< some weights lie below the device's memory: all are copied before they are added up
   };
 
@@ -32,21 +32,21 @@ class QueuedLayers {
   QueuedLayers(const QueuedContext& context, std::span<const Part> parts, LayerNorms::Options options);
 
   /// Returns where the caller copies the weights of a part that is copied, from its first element on. Parts use this
-  /// place one after the other.
+  /// memory one after the other.
   float* copy() const { return copy_; }
   /// Adds up the weights that were copied to `copy`; kernels that copy them are queued already. `part`: its index among
   /// all.
   void add_copied(std::size_t part) { kernels_.norm(copied_[part]); }
 
   /// Agrees on the norms of all units; in backward on those of `unit`. It is collective. When it is called, the weights
-  /// have not changed in this step, copied weights are added up, and updates are in their place. `request`,
+  /// have not changed in this step, copied weights are added up, and updates lie in place of the gradients. `request`,
   /// `tables`: those of the decided step, whose constants the second pass then uses. Throws tessera::Error.
   void agree(std::optional<std::int32_t> unit, const StepRequest& request, const StepTables& tables);
 
  private:
   /// The norms on which ranks agree in one exchange.
   struct Meeting {
-    const FlatGroup* first = nullptr;  ///< its first group
+    const FlatGroup* first = nullptr;  ///< first group of the Meeting
     std::vector<NormTables> weights;   ///< this rank's parts without those that are copied
     NormTables updates;
     LayerTables tables;
@@ -62,7 +62,7 @@ class QueuedLayers {
   float* const copy_;
   double* message_ = nullptr;       ///< [kinds][LayerTables::most_sums]: this rank's message, for one meeting at a time
   double* messages_ = nullptr;      ///< messages of all ranks
-  std::vector<Meeting> meetings_;   ///< a single meeting, or [unit]
+  std::vector<Meeting> meetings_;   ///< one Meeting for all units, or [unit]: one for each
   std::vector<NormTables> copied_;  ///< [part]: for weights that are copied
 };
 

@@ -15,14 +15,14 @@ namespace tessera {
 /// Returns the tables that kernels read, made from `launch`.
 NormTables norm_tables(const NormLaunch& launch, DeviceTables& memory);
 
-/// Returns the tables for values that begin at `values` now, made from tables for values that begin at `made_for`.
+/// Returns `tables`, which were made for values at `made_for`, for values at `values`.
 NormTables moved(NormTables tables, const float* made_for, const float* values);
 
-/// Queues the norm's sums over this rank's gradients on a GPU. It adds up all gradients at once in the step. Where the
-/// sums of units have no place of their own, it adds up each unit when its sum is there. QueuedStep owns and calls it.
+/// Queues the norm's sums over this rank's gradients on a GPU. It adds up all gradients at once in the step. It adds up
+/// each unit when the unit's sum is complete, if units' sums have no memory of their own. QueuedStep owns and calls it.
 class QueuedNorm {
  public:
-  /// `groups`: those that train, in the order of units. `sums`: memory of the device for what is added up, as many
+  /// `groups`: those that train, in the order of units. `sums`: memory of the device for the sums of squares: as many
   /// numbers as NormSums::count of all groups' gradient parts. `kernels` must outlive this object.
   QueuedNorm(std::span<FlatGroup* const> groups, double* sums, bool by_unit, DeviceKernels& kernels,
              c10::Device device);
@@ -48,7 +48,7 @@ class QueuedNorm {
   DeviceKernels& kernels_;
   DeviceTables tables_;
   NormTables all_;             ///< used if norms are not by unit
-  std::vector<OfUnit> units_;  ///< [unit]
+  std::vector<OfUnit> units_;  ///< [unit]: sums and tables of the unit
 };
 
 }  // namespace tessera

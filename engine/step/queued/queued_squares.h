@@ -20,7 +20,7 @@ namespace tessera {
 /// QueuedStep owns it.
 class QueuedSquares final : public GradientSquares {
  public:
-  /// `of_step`: [1], fp64, in memory of the device: what `take` adds to. `kernels` must outlive this object.
+  /// `of_step`: one fp64 element in the device's memory, to which `take` adds. `kernels` must outlive this object.
   QueuedSquares(const std::vector<std::unique_ptr<Unit>>& units, at::Tensor of_step, DeviceKernels& kernels,
                 c10::Device device);
 
@@ -31,11 +31,11 @@ class QueuedSquares final : public GradientSquares {
  private:
   DeviceKernels& kernels_;
   DeviceTables tables_;
-  OwnPieces launch_;           ///< has the places that all launches share
-  std::uint8_t* is_measured_;  ///< [unit]
+  OwnPieces launch_;           ///< has the addresses that all launches share
+  std::uint8_t* is_measured_;  ///< [unit]: whether its gradients were measured
   at::Tensor sum_, measured_;  ///< views of `launch_.sum` and of `is_measured_`
   const at::Tensor of_step_;
-  bool has_some_ = false;  ///< something has come since the last `take`
+  bool has_some_ = false;  ///< whether gradients have come since the last `take`
 };
 
 }  // namespace tessera

@@ -158,7 +158,7 @@ double QueuedStep::lr(std::optional<std::size_t> group) const {
 
 void QueuedStep::expect_update(std::span<const int> order) {
   backward_.sums_are_steps = !updates_in_backward();
-  if (updates_in_backward()) send_numbers(take_slot());  // sent before records, since copies wait for each other
+  if (updates_in_backward()) send_numbers(take_slot());  // sent before records, since copies run one after the other
   update_.expect(order);
 }
 
@@ -192,7 +192,7 @@ LossSeed QueuedStep::seed_of(const at::Tensor& loss, double weight) const {
 void QueuedStep::update(Unit& unit, const UnitAgreement& agreed) {
   if (marks_.downloaded && !std::exchange(backward_.is_begun, true)) {
     join_downloads();                               // waits for copies that the step before queued
-    if (update_.waits_before_exchange()) latest();  // throws what that step found, before this one finds its own
+    if (update_.waits_before_exchange()) latest();  // throws that step's error, before this step can find one
   }
   norm_->add(unit);
   const std::span<const double> sums = norm_->sums_of(unit);
@@ -241,7 +241,7 @@ std::shared_ptr<StepOutcome> QueuedStep::queue(const LocalStep& local, std::int6
   return slot.outcome;
 }
 
-/// Waits until the last decision and its flags are fetched, before others take their place.
+/// Waits until the last decision and its flags are fetched, before new ones overwrite them.
 void QueuedStep::join_downloads() const {
   marks_.used_downloaded->join();
   marks_.downloaded->join();
@@ -259,7 +259,8 @@ QueuedStep::InFlight& QueuedStep::take_slot() {
 }
 
 /// Copies what the host knows into this rank's message, while backward is still computed: counts, and a flag for each
-/// parameter that got a gradient, and numbers of groups. It lies behind what the device adds up.
+/// parameter that got a gradient, and numbers of groups. This part of the message lies behind the part that the device
+/// adds up.
 void QueuedStep::send_host_part(InFlight& slot, const LocalStep& local) {
   StepMessageHeader header;
   header.weight = local.weight;
@@ -293,7 +294,8 @@ void QueuedStep::send_numbers(InFlight& slot) {
   kernels_.upload({&piece, 1}, marks_.numbers_read.get())->join();
 }
 
-/// Numbers that the host keeps go with each launch, so a change counts for the steps that are queued from now on.
+/// Each launch gets numbers from the host. A change of them therefore takes effect in the steps that are queued from
+/// now on.
 void QueuedStep::follow_options() {
   if (std::exchange(numbers_.followed, numbers_.options.version()) == numbers_.options.version()) return;
   update_.follow(numbers_.options);
@@ -355,7 +357,7 @@ void QueuedStep::resume(const StepProgress& progress) {
   DeviceDecision decision{};
   decision.applied = progress.applied;
   decision.seen = progress.samples;
-  decision.samples = latest().samples;  // `lr` assumes that the next step is as large
+  decision.samples = latest().samples;  // `lr` assumes that the next step has as many samples
   decision.scaler = progress.scaler;
   if (watches_for_spikes()) {
     LossSpikes spikes(strategy_.on_spike);

@@ -33,13 +33,14 @@
 
 namespace tessera {
 
-/// The step of an Engine on a GPU: norm, agreement, decision and update, all queued and nothing waited for. The
-/// agreement of ranks, and the decisions that follow from it, have the same bits as those of CpuStep on the CPU.
-/// DeviceUpdate makes the update itself.
+/// The step of an Engine on a GPU: norm, agreement, decision and update, which the host queues without waiting for
+/// them. The agreement of ranks, and the decisions that follow from it, have the same bits as those of CpuStep on the
+/// CPU. DeviceUpdate makes the update itself.
 ///
 /// Where units are updated in backward (OptimizerConfig::in_backward), each unit begins separately: the device checks
 /// that its gradients are finite, and counts the step of its parameters. The host knows the rate beforehand, since no
-/// step is skipped. The step's end exchanges messages as ever, and finds out for all ranks whether it was good.
+/// step is skipped. Messages are exchanged at the step's end as always. From them all ranks learn whether all gradients
+/// of the step were finite.
 ///
 /// Where nothing is updated by the host's CPU or by a program's rule, the host may be kMostStepsInFlight steps ahead of
 /// the device. Then it waits for the oldest step.
@@ -49,7 +50,7 @@ class QueuedStep final : public Step {
 
   LossSeed seed_of(const at::Tensor& loss, double weight) const override;
   void add_loss(const at::Tensor& loss, double weight, std::int64_t round) override;
-  /// Begins to bring records.
+  /// Begins to bring records to where the update uses them.
   void expect_update(std::span<const int> order) override;
   void reduced(const Unit& unit) override;
   void update(Unit& unit, const UnitAgreement& agreed) override;
@@ -61,7 +62,8 @@ class QueuedStep final : public Step {
   void swap_averages() override;
   GradientSquares* own_squares() override { return squares_ ? &*squares_ : nullptr; }
   void forget_losses() override;
-  /// Answers for the step kMostStepsInFlight before the latest step, for which the host has waited on every rank.
+  /// Returns the answer for the step that is kMostStepsInFlight before the latest one. The host has waited for that
+  /// step on every rank.
   const std::vector<char>* known_used() const override {
     return flight_.known_used.empty() ? nullptr : &flight_.known_used;
   }
@@ -168,7 +170,7 @@ class QueuedStep final : public Step {
   DeviceUpdate update_;
   StepRequest request_;                   ///< the fields that do not change from step to step
   std::optional<QueuedNorm> norm_;        ///< made with the tables
-  std::optional<QueuedSquares> squares_;  ///< with "noise_scale"
+  std::optional<QueuedSquares> squares_;  ///< set with "noise_scale"
   Views views_;
   Marks marks_;
   Flight flight_;

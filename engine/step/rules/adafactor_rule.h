@@ -6,8 +6,8 @@
 namespace tessera {
 
 /// Adafactor (optim/adafactor.h) of whole tensors of any shape. States have the shapes and names that PyTorch gives
-/// them. The owner of a parameter that does not lie in rows (channels_last) makes two copies in rows during the update;
-/// the plan does not count these copies. The plan does not count memory for sums on a GPU either: about a hundredth of
+/// them. The owner of a parameter that is not stored row by row (channels_last) makes two row-by-row copies during the
+/// update; the plan does not count them. The plan does not count memory for sums on a GPU either: about a hundredth of
 /// a tensor, and a double for each of many small matrices.
 class AdafactorRule final : public TensorRule {
  public:

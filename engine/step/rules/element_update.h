@@ -40,9 +40,9 @@ class ElementUpdate {
   ElementUpdate(const Strategy& strategy, const OwnRules& own_rules, const LearningRates& rates);
 
   /// Appends the runs of `part` of the group to `runs`. Neighbouring parameters that have taken part in equally many
-  /// steps make one run, which includes the padding behind them. `used` says which of the group's parameters (and
-  /// further ones) take part in this step. `steps` says in how many steps each of the group's parameters has taken
-  /// part; the function adds this step.
+  /// steps make one run, which includes the padding behind them. `used` says which parameters take part in this step.
+  /// It begins with the group's parameters and may have entries of other parameters behind them. `steps` says in how
+  /// many steps each of the group's parameters has taken part; the function adds this step.
   void find_runs(const FlatGroup& group, Extent part, std::span<const char> used, std::int64_t* steps,
                  std::vector<UpdateRun>& runs) const;
 

@@ -22,7 +22,8 @@ struct LayerMeeting {
   NormTotals totals;
 };
 
-/// Returns the meetings of a step: one about all trainable groups; or, `by_unit`, one for each [unit], with no groups
+/// Returns the meetings of a step: one about all trainable groups; or, with `by_unit`, one for each [unit], with no
+/// groups
 /// where the unit does not train. `parts`: how many equal parts make up a group's optimizer state.
 std::vector<LayerMeeting> layer_meetings(const std::vector<std::unique_ptr<Unit>>& units, std::size_t parts,
                                          bool by_unit);
@@ -72,9 +73,9 @@ class LayerNorms {
   const std::vector<int> ranks_with_parts_;
   std::vector<std::size_t> first_of_unit_;
   std::vector<Kind> kinds_;                 ///< weights, and updates where they are added
-  std::vector<LayerMeeting> meetings_;      ///< a single meeting, or [unit]
+  std::vector<LayerMeeting> meetings_;      ///< one LayerMeeting for all units, or [unit]: one for each
   std::vector<double> message_, messages_;  ///< message of this rank; messages of all ranks
-  std::vector<double> squares_;             ///< [tensor of a meeting's totals]
+  std::vector<double> squares_;             ///< [tensor of LayerMeeting::totals]: its sum of squares
   std::vector<const double*> parts_;
   double seconds_ = 0;
 };

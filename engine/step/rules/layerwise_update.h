@@ -17,8 +17,8 @@
 namespace tessera {
 
 /// The updates of LAMB and LARS. Update goes over all runs twice, and between the passes ranks agree on each
-/// parameter's norms. In backward it does so unit by unit. Ranks know no norm of a gradient then, so lars measures it
-/// too.
+/// parameter's norms. In backward it does so unit by unit. Ranks do not know the norms of gradients in backward, so
+/// lars measures them too.
 class LayerwiseUpdate {
  public:
   explicit LayerwiseUpdate(const StepContext& context);
@@ -32,7 +32,7 @@ class LayerwiseUpdate {
   void measure(const FlatGroup& group, const OptimizerSlice& slice, const StepScalars& scalars, std::size_t config);
 
   /// Agrees on the norms of all units; in backward on those of `unit`. It is collective. `squares`:
-  /// AgreedStep::squares, which nobody knows in backward. `gradient_scale`: the factor that makes gradients from sums.
+  /// AgreedStep::squares, which are not known in backward. `gradient_scale`: the factor that makes gradients from sums.
   /// Throws tessera::Error.
   void agree(std::optional<std::int32_t> unit, std::span<const double> squares, double gradient_scale);
 

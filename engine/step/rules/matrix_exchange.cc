@@ -81,8 +81,8 @@ void MatrixExchange::read_masters(const FlatGroup& group, const StateView& view,
   read_by_kernel(run, to);
 }
 
-/// Kernels write whole vectors, and in messages pieces may begin anywhere: such pieces go through a little memory that
-/// is not in the plan.
+/// Kernels write whole vectors, but a piece in a message may begin anywhere. A piece that does not begin at a vector
+/// goes through a little memory that is not in the plan.
 void MatrixExchange::read_by_kernel(DeviceRun run, float* to) const {
   constexpr std::size_t kVector = 16;  // bytes
   constexpr std::size_t kPortion = std::size_t{1} << 20;
@@ -226,7 +226,7 @@ void MatrixExchange::take_back(const MatrixBatch& batch) {
   exchange("matrices from owners", batch.returned);
   Messages from(received_, batch.returned, read_);
   for (const DealtMatrix& matrix : deal_.matrices_of(batch)) {
-    if (matrix.owner == world_->rank()) continue;  // `cut` left it in its place
+    if (matrix.owner == world_->rank()) continue;  // `cut` has written this rank's part already
     const Held own = returned_to(matrix, world_->rank());
     const float* const result = from.next(matrix.owner, own.piece.numel);
     write_own(matrix, own, result, from.next(matrix.owner, own.states.numel));

@@ -23,7 +23,7 @@ struct WholeMatrix {
   /// [numel]: masters under rules of whole tensors, where the owner leaves its result; else empty
   std::span<float> masters;
   std::span<float> states;  ///< all of DealtMatrix::states; the owner sends them back too
-  std::span<float> work;    ///< the rest of MatrixDeal::work_numel
+  std::span<float> work;    ///< scratch: the rest of MatrixDeal::work_numel
 };
 
 /// Calls the function with views of a group's whole optimizer part on this rank, with its masters, in the order of
@@ -39,8 +39,8 @@ class MatrixExchange {
   MatrixExchange(const StepContext& context, const MasterAssigner* masters, ComputeDevice device,
                  DeviceKernels* kernels);
 
-  /// Calls `compute` for the matrices of this rank. It is collective. If work is queued, only `visit_masters` waits,
-  /// which is not called under muon. Throws tessera::Error.
+  /// Calls `compute` for the matrices of this rank. It is collective. The host waits only in `visit_masters` if work is
+  /// queued. That function is not called under muon. Throws tessera::Error.
   void run(const MatrixBatch& batch, VisitMasters visit_masters,
            c10::function_ref<void(const DealtMatrix&, const WholeMatrix&)> compute);
 

@@ -45,7 +45,7 @@ class MatrixUpdate {
   struct OfStep {
     const LearningRates& learning_rates;
     const UpdateRates& rates;
-    std::span<const std::int64_t> steps;  ///< [trainable parameter]: steps in which it took part, with this one
+    std::span<const std::int64_t> steps;  ///< [trainable parameter]: steps in which it took part, this one included
     std::span<const char> used;           ///< [trainable parameter]: whether it takes part in this step
   };
   /// Exchanges matrices of all ranks, batch by batch; in backward those of `unit`. Results lie in place of the
@@ -87,7 +87,7 @@ class MatrixUpdate {
   std::vector<std::unique_ptr<MuonOptimizer>> directions_;
   std::vector<std::unique_ptr<MasterAssigner>> assigners_;
   std::vector<double> weight_decays_;
-  std::vector<std::size_t> parameters_;  ///< [dealt matrix]: its place among all parameters that train
+  std::vector<std::size_t> parameters_;  ///< [dealt matrix]: its index among all trainable parameters
   std::optional<MatrixExchange> exchange_;
   Carrier* const states_;  ///< brings the offloaded states of tensors; null if none are offloaded
 };

@@ -17,9 +17,9 @@ namespace tessera {
 std::unique_ptr<Optimizer> make_optimizer(const OptimizerConfig& config, const EmaConfig& ema,
                                           const OwnRules& own_rules);
 
-/// Gives an ElementwiseOptimizer the interface of all optimizers. OwnDeviceUpdate calls it on a GPU. Runs come to
-/// the program in portions that LibTorch's operators compute with whole vectors, so that an element's bits do not
-/// depend on where the run begins. One thread at a time may use it.
+/// Gives an ElementwiseOptimizer the interface of all optimizers. OwnDeviceUpdate calls it on a GPU. The program's rule
+/// gets a run in portions that fill whole vectors of LibTorch's operators. An element's bits therefore do not depend on
+/// where the run begins. One thread at a time may use it.
 class OwnOptimizer final : public Optimizer {
  public:
   /// `config`: the configuration of a group. Throws tessera::Error (64) where the rule's states are too many or have
@@ -45,7 +45,7 @@ class OwnOptimizer final : public Optimizer {
                      const at::Tensor& parameters) const;
 
  private:
-  /// `a`: the elements from `begin` on.
+  /// `a`: the arguments for the elements from `begin` on.
   void update(const StepScalars& scalars, const OptimizerSlice& slice, std::size_t begin, StepArguments a) const;
 
   const std::shared_ptr<const ElementwiseOptimizer> rule_;

@@ -21,7 +21,7 @@ struct WholeTensor {
   std::span<float> masters;                                           ///< updated in place
   std::span<float> gradient;                                          ///< scaled and clipped; may be overwritten
   std::span<const TensorState> state_shapes;                          ///< result of TensorRule::states_of
-  std::array<std::span<float>, MatrixOptimizer::kMostStates> states;  ///< have these shapes; updated in place
+  std::array<std::span<float>, MatrixOptimizer::kMostStates> states;  ///< [state]: of the shapes in state_shapes
   double lr = 0, weight_decay = 0;
   std::int64_t step = 1;  ///< number of steps of this tensor, with this one
 };

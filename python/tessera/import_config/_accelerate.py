@@ -58,7 +58,7 @@ def _put_precision(key: Key, dtype: str) -> None:
 
 
 def _old_fp16(key: Key) -> None:
-    """Decides "fp16", which older files had in place of mixed_precision."""
+    """Handles "fp16", a key that older files have in place of mixed_precision."""
     said = boolean(key.value) is not False and key.session.find("accelerate.mixed_precision") is not None
     key.ignored("mixed_precision says the type") if said else _put_precision(key, "fp16")
 
@@ -132,7 +132,7 @@ _INLINE_ROWS = [_deepspeed.FORMAT.row_of(name)._replace(shown=_INLINE + shown) f
 
 
 def _counts_with(kind: str, rows: list[Row]) -> list[Row]:
-    """Makes rows of a section that Accelerate reads only if distributed_type asks for it."""
+    """Makes rows of a section that Accelerate reads only if distributed_type selects this section."""
     def guard(key: Key, apply: Rule) -> None:
         apply(key) if _kind_of(key.session) == kind else key.ignored(f"distributed_type is not {kind}")
     return guarded(guard, rows)
@@ -149,8 +149,8 @@ def _row_name(path: str) -> str:
 
 
 def _finish(session: Session) -> None:
-    """Sets what the sections leave to the defaults of Accelerate. A section counts only if distributed_type asks for
-    it."""
+    """Sets the values that the file's sections leave to Accelerate's defaults. A section has an effect only if
+    distributed_type selects it."""
     kind = _kind_of(session)
     if kind == "fsdp":
         if "/mixed_precision/param" in session.settings:

@@ -18,7 +18,8 @@ _SIZES = ["train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumu
 
 
 def trains_in(session: Session, *dtypes: str) -> bool:
-    """Returns whether Accelerate or the file itself trains with fp16, or bf16, as DeepSpeed does."""
+    """Returns whether training uses one of `dtypes` ("fp16", "bf16") in DeepSpeed's way: by the file's own section, or
+    by Accelerate's mixed_precision with DeepSpeed."""
     if any(session.is_on(f"{dtype}.enabled") for dtype in dtypes) or "bf16" in dtypes and session.is_on("bfloat16.enabled"):
         return True
     return word(session.find("accelerate.distributed_type")) == "deepspeed" and word(session.find("accelerate.mixed_precision")) in dtypes
@@ -29,7 +30,7 @@ def _has_masters(session: Session) -> bool:
 
 
 def _batch_size(key: Key) -> None:
-    """Decides the batch sizes: samples of a step = samples of a microbatch x microbatches x ranks."""
+    """Translates the batch sizes: samples of a step = samples of a microbatch x microbatches x ranks."""
     total, micro, rounds = (integer(key.session.find(name)) for name in _SIZES)
     if (integer(key.value) or 0) < 1:
         return key.refused("must be an integer of at least 1")
@@ -70,7 +71,7 @@ def _mics_shard_size(key: Key) -> None:
 
 
 def _old_form(key: Key) -> None:
-    """Decides "zero_optimization" of old files: true means stage 1."""
+    """Translates the form that "zero_optimization" has in old files: true means stage 1."""
     on = boolean(key.value)
     key.refused("must be an object with keys of its own") if on is None else key.put("/strategy", _STAGES[on])
 

@@ -9,7 +9,7 @@ The table has W = warmup_num_steps and T = total_num_steps of DeepSpeed, and a w
   WarmupDecayLR   i / W, then (T - i) / (T - W)                linear, W + 1 and total_steps T + 1     k = W + 1
   WarmupCosineLR  i / W, then a cosine of (i - W + 1)/(T - W)  cosine, W and T                         k = W + 1
 
-Tessera's rate before that is (k + 1) / (warmup_steps + 1) of the peak: a little higher, and never 0.
+Tessera's rate before k = W + 1 is (k + 1) / (warmup_steps + 1) of the peak: a little higher, and never 0.
 """
 
 from typing import Any

@@ -139,7 +139,8 @@ class _Json:
         return _number(number[0]) if number else _JSON_WORDS[word[0]]
 
     def items(self, end: str, pointer: str) -> Iterator[int]:
-        """Stops before each item in turn, and finally after `end`."""
+        """Yields the index of each item, when the reading position is before the item. The position is behind `end`
+        afterwards."""
         self.at += 1
         self.skip()
         index = 0

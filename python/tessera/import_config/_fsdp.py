@@ -73,7 +73,7 @@ def _reshard_after_forward(key: Key) -> None:
 
 
 def _options(key: Key) -> None:
-    """Decides the words of TrainingArguments' "fsdp": "full_shard auto_wrap"."""
+    """Translates the words of TrainingArguments' "fsdp": "full_shard auto_wrap"."""
     if isinstance(key.value, bool):
         return key.ignored("fsdp_config says what FSDP does")
     words = [each for name in names(key.value) or [] for each in name.split()]

@@ -35,7 +35,7 @@ DEFAULTS = flat(json.loads(_native.Strategy.from_json("{}", "strategy").to_json(
 
 
 def _problem_of(pointer: str, value: Any) -> str:
-    """Returns what the reader of strategies says against a value's type and range; "" if the value is valid."""
+    """Returns what the reader of strategies finds wrong with a value's type or range; "" if the value is valid."""
     try:
         _native.Strategy.from_json(json.dumps(nested({pointer: value}), allow_nan=False), "strategy")
     except ValueError:

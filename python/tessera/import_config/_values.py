@@ -1,6 +1,6 @@
 """Reads values as the programs themselves read them, and shows values as texts.
 
-Accelerate, for example, takes "true", "no" and "3" for a flag and a number too.
+Accelerate, for example, also accepts the texts "true" and "no" for a flag, and the text "3" for a number.
 """
 
 import difflib

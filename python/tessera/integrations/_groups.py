@@ -18,7 +18,8 @@ class WatchedGroup(dict):
 
     An optimizer's step reads the keys of its `defaults` and no others. All other keys belong to schedulers and
     programs, whatever their names are (initial_lr, max_lr, swa_lr, base_momentum, lr_scale ...), and may be written.
-    The optimizer's own keys in `carried` reach the Engine with the next step; the rest must stay as it is.
+    The optimizer's own keys in `carried` reach the Engine with the next step; all other keys of the optimizer must stay
+    as they are.
     """
 
     def __init__(self, group: dict[str, Any], defaults: Iterable[str], carried: Iterable[str], who: str) -> None:

@@ -5,9 +5,9 @@
 
 `tessera launch`, `accelerate launch` or torchrun starts the ranks. The loop stays as it is. The program's AdamW, Adam
 or SGD, with its groups and schedulers, says how parameters are updated, and the Engine updates them. The Accelerator
-says how many microbatches a step has. The strategy, a file or a dict, says the rest, clipping too. Values that both
-name must be the same. All ranks call prepare, backward, the optimizer's step, get_state_dict, save_model, save_state
-and load_state.
+says how many microbatches a step has. The strategy, a file or a dict, says everything else, also how gradients are
+clipped. Values that both name must be the same. All ranks call prepare, backward, the optimizer's step, get_state_dict,
+save_model, save_state and load_state.
 """
 
 import inspect
@@ -219,7 +219,7 @@ class Accelerator(accelerate.Accelerator):
                         "Accelerator(gradient_accumulation_steps=N) and use accumulate(model), or \"gradient_accumulation\": N in the "
                         "strategy if the loop counts them itself")
         self._has_gradients = True
-        part = microbatches / self.gradient_accumulation_steps  # the Engine takes the mean itself
+        part = microbatches / self.gradient_accumulation_steps  # the Engine takes the mean over microbatches itself
         engine.backward(loss if part == 1 else loss * part, **kwargs)
 
     def _expect_zeroed(self, what: str) -> None:
@@ -287,8 +287,8 @@ class Accelerator(accelerate.Accelerator):
         return self.engine.state_dict()
 
     def save_state(self, output_dir: str | None = None, safe_serialization: bool = True, **save_model_func_kwargs: Any) -> Any:
-        """Saves accelerate's files, with whole weights, and a folder "tessera" with all that training needs to go on.
-        It is collective; call it between steps.
+        """Saves accelerate's files, with whole weights, and a folder "tessera" with everything that is needed to
+        continue training. It is collective; call it between steps.
         """
         location = super().save_state(output_dir, safe_serialization, **save_model_func_kwargs)
         if self.engine is not None:

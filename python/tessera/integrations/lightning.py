@@ -8,8 +8,8 @@ says how AdamW, Adam or SGD updates. Schedulers, callbacks and the module may wr
 trains (lr, weight_decay, betas, momentum ...), and the next step uses that, as without Tessera. A change that the
 Engine cannot follow raises an Error at the line that writes it. Parameters may be frozen and unfrozen, with groups of
 their own (BackboneFinetuning), and Lightning's callbacks that average weights write them. The Trainer says how many
-microbatches a step has and how gradients are clipped. The strategy, a file or a dict, says the rest. Values that both
-name must be the same.
+microbatches a step has and how gradients are clipped. The strategy, a file or a dict, says everything else. Values that
+both name must be the same.
 """
 
 import os
@@ -118,8 +118,8 @@ class TesseraStrategy(DDPStrategy):
         return super().training_step(*args, **kwargs)
 
     def backward(self, closure_loss: torch.Tensor, optimizer: torch.optim.Optimizer | None) -> torch.Tensor:
-        """Runs the Engine's backward. Lightning has divided the loss by accumulate_grad_batches; the Engine takes the
-        mean itself.
+        """Runs the Engine's backward. Lightning has divided the loss by accumulate_grad_batches; the Engine itself
+        takes the mean over microbatches.
         """
         loss = self.precision_plugin.pre_backward(closure_loss, self.lightning_module)
         with _in_lightning():
@@ -147,8 +147,8 @@ class TesseraStrategy(DDPStrategy):
         return True
 
     def save_checkpoint(self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any = None) -> None:
-        """Saves Lightning's file, whose weights are whole, and beside it a folder with all that training needs to go
-        on.
+        """Saves Lightning's file, whose weights are whole, and beside it a folder with everything that is needed to
+        continue training.
         """
         super().save_checkpoint(checkpoint, filepath, storage_options)
         if "optimizer_states" in checkpoint:
@@ -204,7 +204,8 @@ class _Writing:
 
 @contextmanager
 def _in_lightning() -> Iterator[None]:
-    """If an Error that passes mentions the Engine, adds to its text how a Lightning program gets the Engine."""
+    """Adds to the text of an Error that is raised inside the block how a Lightning program gets the Engine, if the
+    Error mentions the Engine."""
     try:
         yield
     except Error as error:

@@ -5,9 +5,9 @@
     trainer.train()
 
 `tessera launch` or torchrun starts the ranks. TrainingArguments say how many microbatches a step has, how gradients are
-clipped, what the learning rate is, and what AdamW does, unless the strategy names another update rule. The strategy, a
-file or a dict, says the rest. Values that both name must be the same. All ranks call train, evaluate, predict and
-save_model.
+clipped, and what the learning rate is. They also give AdamW's numbers, unless the strategy names another update rule.
+The strategy, a file or a dict, says the rest. A value that both the strategy and TrainingArguments name must be equal
+in both. All ranks call train, evaluate, predict and save_model.
 """
 
 import os
@@ -37,7 +37,7 @@ class TesseraTrainer(Trainer):
     """
 
     _items: Any = None  # num_items_in_batch of the latest training_step
-    _samples = 0  # samples of its batch
+    _samples = 0  # samples in the batch of the latest training_step
 
     def __init__(self, model: torch.nn.Module, args: TrainingArguments, *, strategy: Strategy, **trainer: Any) -> None:
         expect_possible(args, trainer)
@@ -72,9 +72,10 @@ class TesseraTrainer(Trainer):
     def _backward(self, loss: torch.Tensor, **_: Any) -> None:
         """Runs the Engine's backward with a loss that is multiplied so that the Engine's mean gives the right result.
 
-        The Trainer's losses are to be added up over the microbatches of this step; the Engine takes the mean. They are
-        divided by num_items_in_batch, the labels of the step. If that is the number of this rank alone
-        (average_tokens_across_devices=False), it is this rank's weight, so the step is a mean over all labels.
+        The Trainer's losses are to be added up over the microbatches of this step; the Engine takes their mean. The
+        Trainer divides each loss by num_items_in_batch, the number of labels in the step. If num_items_in_batch counts
+        only this rank's labels (average_tokens_across_devices=False), it is this rank's weight, so the step is a mean
+        over all labels.
         """
         microbatches, weight = self.current_gradient_accumulation_steps, 1.0
         is_by_items = self.model_accepts_loss_kwargs or self.compute_loss_func is not None
@@ -132,7 +133,7 @@ class EngineOptimizer(torch.optim.Optimizer):
     cannot follow raises an Error at the line that writes it.
     """
 
-    _is_accelerate_prepared = True  # accelerate then does not wrap it
+    _is_accelerate_prepared = True  # keeps accelerate from wrapping this optimizer
 
     def __init__(self, engine: Engine, lr: float) -> None:
         self.engine, self.grad_norm, self.step_was_skipped = engine, torch.zeros(()), False
@@ -152,7 +153,7 @@ class EngineOptimizer(torch.optim.Optimizer):
         watch(self, self._plain, ("lr", *self._numbers), "the Engine's optimizer")
 
     def forget_sent(self) -> None:
-        """Forgets which numbers the Engine has, since a checkpoint may have given it others."""
+        """Forgets which numbers were sent to the Engine, since a loaded checkpoint may have given the Engine others."""
         self._sent.clear()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -170,6 +171,6 @@ class EngineOptimizer(torch.optim.Optimizer):
                 for key, value in numbers.items():
                     self.engine.set_option(key, value, name)
                 self._sent[index] = numbers
-        result = self.engine.step(partial=True)  # the last window of an epoch may be short
+        result = self.engine.step(partial=True)  # the last step of an epoch may have fewer microbatches
         self.grad_norm.fill_(result.grad_norm)
         self.step_was_skipped = result.overflow or result.spike

@@ -26,7 +26,7 @@ class Latency(NamedTuple):
 
 @dataclass
 class Run:
-    """One run. Steps that were made twice, since the job was restarted, are there once, in the latest version."""
+    """One run. A step that a restarted job made again is there once, in its latest version."""
 
     name: str
     """the path that was given"""
@@ -88,8 +88,8 @@ def _lines(path: str) -> list[str]:
 
 
 def read_run(path: str) -> Run:
-    """Reads a run directory, or a metrics file of JSON lines. Raises Error: 66 if there is none, 65 if it is damaged
-    (the text names file and line). A last line that is not whole is left out (`Run.is_cut`)."""
+    """Reads a run directory, or a metrics file of JSON lines. Raises Error: 66 if `path` does not exist, 65 if the file
+    is damaged (the text names file and line). A last line that is not whole is left out (`Run.is_cut`)."""
     name = os.path.join(path, METRICS) if os.path.isdir(path) else path
     run, latest, lines = Run(path), {}, _lines(name)
     for number, text in enumerate(lines, 1):

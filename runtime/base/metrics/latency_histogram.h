@@ -15,8 +15,9 @@ class LatencyHistogram {
   void add(std::chrono::nanoseconds time);
 
   std::int64_t count() const { return count_; }
-  /// Returns the seconds that at least `percent` % of the calls did not exceed (nearest rank): at most 1/16 above a
-  /// time that was measured, and never above `max`; NaN if nothing was added. REQUIRES: 0 < percent <= 100.
+  /// Returns a time in seconds that at least `percent` % of the calls did not exceed (nearest rank); NaN if nothing was
+  /// added. The result is at most 1/16 above a time that was measured, and never above `max`. REQUIRES: 0 < percent <=
+  /// 100.
   double percentile(double percent) const;
   /// Returns the longest time in seconds, exactly; 0 if nothing was added.
   double max() const { return std::chrono::duration<double>(max_).count(); }

@@ -26,8 +26,8 @@ absl::Status os_error(ExitCode code, const std::filesystem::path& path, const ch
   return make_error(code, fmt::format("metrics file {}: {}: {}", path.string(), what, reason_of_writing(error)));
 }
 
-// Keeps other writers out of the file, so that nobody takes an unfinished line for a torn one. If a file cannot be
-// locked (a pipe, some network file systems) writers are unguarded.
+// Keeps other writers out of the file, so that no other writer takes a line that is being written for one that a crash
+// cut short. If a file cannot be locked (a pipe, some network file systems) writers are unguarded.
 class FileLock {
  public:
   explicit FileLock(int fd) : fd_(fd), held_(::flock(fd, LOCK_EX) == 0) {}

@@ -24,8 +24,8 @@ class MetricsForm {
   virtual std::string beginning() const { return ""; }
   /// Returns the bytes of one row of `metrics`. Names differ and are not empty.
   virtual absl::StatusOr<std::string> bytes_of(const std::vector<Metric>& metrics) = 0;
-  /// Returns whether half of a row must be cut off because it would spoil the next one. (A half line of JSON is ended
-  /// instead.)
+  /// Returns whether an incomplete row must be cut off because it would spoil the next row. (An incomplete line of JSON
+  /// is not cut off, but ended.)
   virtual bool drops_halves() const { return true; }
 };
 
@@ -33,15 +33,15 @@ class MetricsForm {
 std::unique_ptr<MetricsForm> json_lines_form();
 
 /// Returns the form of a table (RFC 4180, lines end with "\n") whose first line names `columns`. If `columns` is empty,
-/// they are those of the file that is appended to, or else those of the first row. A row may lack columns, whose cells
-/// are then empty; a column that the table does not have is an error (64). Numbers read back to the same bits, "nan"
-/// and "inf" among them; flags are true and false.
+/// the columns are those of the file that is appended to, or else those of the first row. A row may lack columns, whose
+/// cells are then empty; a column that the table does not have is an error (64). Numbers read back to the same bits,
+/// "nan" and "inf" among them; flags are true and false.
 std::unique_ptr<MetricsForm> csv_form(std::vector<std::string> columns);
 
 /// Returns the form of an event file of TensorBoard: framed records of Event messages. The metric "step" becomes the
 /// step of these messages; numbers and flags are scalars of 32 bits under their names, and words are left out.
-/// `goes_on`: the first event makes TensorBoard forget everything that earlier files of the folder have for this step
-/// and for later ones.
+/// `goes_on`: the first event makes TensorBoard forget everything that earlier files of the folder have for the step of
+/// that event and for later steps.
 std::unique_ptr<MetricsForm> event_form(bool goes_on);
 
 /// Returns a name such as "events.out.tfevents.1795444800.host.4711.0" that no other file of any run has; names sort by

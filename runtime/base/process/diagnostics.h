@@ -28,7 +28,7 @@ class Diagnostics {
   void add(std::size_t offset, std::string pointer, std::string message, std::size_t related = kNowhere);
 
   bool empty() const { return problems_.empty(); }
-  /// Returns whether there is a problem at this pointer, inside it, or at something that holds it.
+  /// Returns whether there is a problem at this pointer, inside its value, or at an object or list that contains it.
   bool touches(std::string_view pointer) const;
   /// Returns OK, or all problems, one a line, with exit code 78. `hint` is a "hint: ..." about files of this kind; it
   /// becomes the last line if no problem has a hint of its own.

@@ -10,8 +10,8 @@ namespace tessera {
 /// have the signal as before. Code that writes files or begins a program calls it; any thread may, any number of times.
 void turn_size_signal_into_error();
 
-/// Turns SIGPIPE into an error in the same way: a send to a peer that has died fails with EPIPE, and this rank can say
-/// who died. Gloo and c10d's store send without MSG_NOSIGNAL, and rely on a Python that has turned the signal off. Code
+/// Makes a send to a peer that has died fail with EPIPE, so that this rank can say who died. SIGPIPE would end the
+/// process. Gloo and c10d's store send without MSG_NOSIGNAL, and rely on a Python that has turned the signal off. Code
 /// that opens their connections calls it.
 void turn_pipe_signal_into_error();
 

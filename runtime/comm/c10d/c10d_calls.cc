@@ -9,7 +9,8 @@
 
 namespace tessera {
 
-/// A call under way. The backend uses the call's buffers until the call is over, so the destructor waits for it too.
+/// A call under way. The backend uses the call's buffers until the call is over, so the destructor waits for the call
+/// too.
 class C10dCalls::Pending : public Work::State {
  public:
   Pending(C10dCalls& owner, const CallSignature& call, std::shared_ptr<Transfers> transfers)
@@ -57,7 +58,7 @@ Work C10dCalls::start(const CallSignature& call, const Start& start) {
   if (!begun.ok()) return Work(begun.status());
   auto& [backend, transfers] = *begun;
   try {
-    // The call of another thread has failed, and that thread asks the other ranks why.
+    // The call of another thread has failed, and that other thread asks the ranks for the reason.
     if (!backend) throw std::runtime_error("the group has failed");
     start(*backend, *transfers);
     return Work(std::make_unique<Pending>(*this, call, transfers));
@@ -81,7 +82,7 @@ void C10dCalls::drop_backend() {
     std::swap(dropped, backend_);
     std::swap(under_way, under_way_);
   }
-  // Transfers under way hold the connections too, so they are aborted.
+  // Transfers under way hold the connections too, so these transfers are aborted.
   bool is_in_use = false;
   for (const std::weak_ptr<Transfers>& other : under_way) {
     const std::shared_ptr<Transfers> transfers = other.lock();
@@ -94,7 +95,7 @@ void C10dCalls::drop_backend() {
   // collective, so it runs later (left_in_use_).
   try {
     dropped->abort();
-  } catch (const std::exception&) {  // nothing ends it; whoever aborts the group then ends the process (CallWatch)
+  } catch (const std::exception&) {  // the call cannot end; whoever aborts the group then ends the process (CallWatch)
   }
   const MutexLock lock(mutex_);
   left_in_use_ = std::move(dropped);

@@ -37,8 +37,8 @@
 namespace tessera {
 namespace {
 
-/// Returns the number of elements in a piece, out of `numel` elements of `element_bytes`: a multiple of `multiple`, and
-/// of what visitors need.
+/// Returns the number of elements in a piece, out of `numel` elements of `element_bytes`. It is a multiple of
+/// `multiple` and of SumVisitor::kAlignment, unless one piece holds all elements.
 std::size_t piece_numel(std::size_t numel, std::size_t element_bytes, std::size_t multiple) {
   const std::size_t step = multiple * SumVisitor::kAlignment;
   return std::min(numel, std::max<std::size_t>(1, kPieceBytes / (element_bytes * step)) * step);
@@ -62,7 +62,8 @@ std::optional<DType> packed_as(WireForm form, DType dtype) {
   return form == WireForm::kLossless ? std::optional(dtype) : std::nullopt;
 }
 
-/// Returns whether messages of `numel` elements in this form differ from the elements; such calls go directly.
+/// Returns whether messages of `numel` elements in this form differ from the elements; such calls use
+/// Algorithm::kDirect.
 bool is_compressed(WireForm form, DType dtype, std::size_t numel) {
   return is_lossy(form) || (form == WireForm::kLossless && is_packed(dtype, numel * size_of(dtype)));
 }
@@ -128,8 +129,8 @@ class C10dCollectives : public Collectives, private C10dCalls {
   /// Returns memory of the group for data on the wire; its old content is lost.
   std::byte* staging(std::size_t bytes);
 
-  /// The ranks' contributions to a sum, as they are on the wire. This rank's contribution is `own`, not its part of
-  /// `parts`.
+  /// The ranks' contributions to a sum, as they are on the wire. This rank's contribution lies in `own`; this rank's
+  /// part of `parts` is not read.
   struct Contributions {
     RankParts<const std::byte> parts;
     const std::byte* own;
@@ -151,8 +152,8 @@ class C10dCollectives : public Collectives, private C10dCalls {
                             const ReduceOptions& options);
 
   const TransportKind kind_;
-  const ChooseAlgorithm choose_;  ///< null: every call goes directly
-  CallThread thread_;             // the last member is destroyed first, since its calls need the others
+  const ChooseAlgorithm choose_;  ///< null: every call uses kDirect
+  CallThread thread_;             // the last member is destroyed first, since its calls need the other members
 };
 
 /// A call that the group's thread makes.
@@ -338,7 +339,7 @@ absl::Status C10dCollectives::scatter(const CallSignature& call, const std::byte
   const std::size_t ranks = size(), element = size_of(call.dtype);
   const std::size_t most = piece_numel(numel, element * ranks, 1),
                     most_bytes = wire_bytes(form, call.dtype, most) * ranks;
-  // Collectives need contiguous parts, and they are contiguous if there is one piece.
+  // A collective of the backend needs contiguous parts, and the parts are contiguous if there is only one piece.
   const bool is_sent_in_place = !is_lossy(form) && (means_ == Transfers::Means::kMessages || most == numel);
   std::byte* const received = staging((is_sent_in_place ? 2 : 4) * most_bytes);
   std::byte* const sent = received + 2 * most_bytes;
@@ -372,7 +373,7 @@ absl::Status C10dCollectives::scatter(const CallSignature& call, const std::byte
   return absl::OkStatus();
 }
 
-// Returns what reduce_large returns. This rank receives all contributions and makes every sum itself.
+// Makes the same sums as reduce_large. This rank receives all contributions and makes every sum itself.
 absl::Status C10dCollectives::reduce_small(const CallSignature& call, const std::byte* input, float* output,
                                            std::size_t numel, const ReduceOptions& options, Algorithm algorithm) {
   const WireForm form = options.contributions;
@@ -397,9 +398,10 @@ absl::Status C10dCollectives::reduce_small(const CallSignature& call, const std:
   return absl::OkStatus();
 }
 
-// Reduces piece by piece, each in equal parts (some of the last piece may be padding): exchanges, adds this rank's
-// part, gathers. While a sum is made and gathered, the next piece is exchanged. The order of calls is the same on all
-// ranks. Parts of compressed pieces are whole blocks of the codec, so that blocks begin where they do in `scatter`.
+// Reduces piece by piece. Each piece has one equal part for each rank (the last piece may be padded). The ranks
+// exchange contributions to a piece, each adds up its own part, and the sums are gathered. While a sum is made and
+// gathered, the next piece is exchanged. The order of calls is the same on all ranks. Parts of compressed pieces are
+// whole blocks of the codec, so that blocks begin where they do in `scatter`.
 absl::Status C10dCollectives::reduce_large(const CallSignature& call, const std::byte* input, float* output,
                                            std::size_t numel, const ReduceOptions& options) {
   const WireForm form = options.contributions, sums_form = options.sums;
@@ -569,7 +571,7 @@ std::shared_ptr<Collectives> c10d_collectives(const Group& group, TransportKind 
                                               std::shared_ptr<KeyValueStore> store, ChooseAlgorithm choose) {
   auto collectives = summing_by_methods(
       std::make_shared<C10dCollectives>(group, kind, std::move(backend), std::move(store), std::move(choose)));
-  if (!has_messages(kind)) return collectives;  // another backend may expect all its calls on one thread
+  if (!has_messages(kind)) return collectives;  // a backend of another kind may expect all its calls on one thread
   return reducing_in_background(std::move(collectives));
 }
 

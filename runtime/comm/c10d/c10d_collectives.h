@@ -22,10 +22,10 @@ namespace tessera {
 /// reductions, and all reductions of a user's own backend, are done when the call returns. Dropping a Work waits for
 /// it.
 ///
-/// `choose`, unless it is null, chooses the algorithm of each call over Gloo or MPI. Calls that it does not
-/// decide go directly: compressed reductions, broadcasts (the library's own is a tree), all-to-alls, and all calls of a
-/// user's own backend. If `choose` wants an all_gather in rounds, a thread of the group makes it after earlier gathers.
-/// Reductions go in pieces of 2 MiB of input.
+/// `choose`, unless it is null, chooses the algorithm of each call over Gloo or MPI. Calls for which `choose` does not
+/// decide use kDirect: compressed reductions, broadcasts (the library's own broadcast is a tree), all-to-alls, and all
+/// calls of a user's own backend. If `choose` wants an all_gather in rounds, a thread of the group makes it after
+/// earlier gathers. Reductions go in pieces of 2 MiB of input.
 ///
 /// The error of a failed backend says little. If a call fails, every rank therefore writes its last call to `store` and
 /// reads the others' calls. The message tells what each rank was doing and who does not answer. The backend is then

@@ -9,7 +9,7 @@
 
 namespace tessera {
 
-/// Looks up where a host can be reached. c10d's own look-up waits as long as the resolver likes, and prints a stack for
+/// Looks up where a host can be reached. c10d's own look-up waits as long as the resolver takes, and prints a stack for
 /// every attempt, so Tessera does it itself.
 
 /// One numeric address of a host.

@@ -16,7 +16,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 constexpr std::chrono::milliseconds kForAllAnswers{1000};
-/// Time for which the store's server stays for ranks that give up a little later than it does.
+/// Time for which the rank that serves the store stays, for ranks that give up a little later than that rank.
 constexpr std::chrono::milliseconds kForLateRanks{3000};
 constexpr std::size_t kMostAnswers = 8, kLongestAnswer = 800;  // most answers in a message, and most bytes of an answer
 
@@ -168,7 +168,7 @@ bool FailureReport::is_left_alone(Collectives::HasKey has_key) const {
   for (int q = 0; q < group.size(); ++q) {
     const int other = group.world_rank(q);
     if (q == group.rank || !has_key(key_of_gone_rank(other)).value_or(false)) continue;
-    // A rank whose program ended well has done its part of the call; others may need long for theirs.
+    // A rank whose program ended well has done its part of the call. Other ranks may need long for their parts.
     if (!has_key(key_of_ended_rank(other)).value_or(true)) return true;
   }
   return false;

@@ -27,7 +27,7 @@ PackBuffer PackBuffers::take(std::size_t bytes) {
       free_.erase(found);
       return buffer;
     }
-    if (!free_.empty()) free_.pop_back();  // a larger buffer replaces that one
+    if (!free_.empty()) free_.pop_back();  // a larger buffer replaces the removed one
   }
   return PackBuffer(*this, {std::make_unique_for_overwrite<std::byte[]>(bytes), bytes});
 }

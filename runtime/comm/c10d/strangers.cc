@@ -35,7 +35,8 @@ constexpr int kBetweenLooksMs = 5;  // pause between two searches while connecti
 /// Time in which the owners of sockets close the connections that were shut down.
 constexpr std::chrono::seconds kMostClosed{1};
 
-/// Calls `look(fd)` for each descriptor of this process, number by number, since reading /proc would take a descriptor.
+/// Calls `look(fd)` for each descriptor of this process, number by number, since reading /proc would need a free
+/// descriptor.
 template <class Look>
 void for_each_descriptor(const Look& look) {
   for (int fd = 0, gap = 0; gap < kMostGap; ++fd) {
@@ -135,7 +136,7 @@ class Watch {
       if (ready == 0) in_a_row = 0;
       const int most_ms = found == Found::kFlood ? kBetweenLooksMs : -1;
       if ((ready == 0 ? ::epoll_wait(epoll, &event, 1, most_ms) : ready) < 0 && errno != EINTR) return;
-      // A connection that nobody accepts (on a forked process's copy of a socket) is no reason to be busy.
+      // Connections that nobody accepts (a forked process has a copy of the socket) must not keep this thread busy.
       std::this_thread::sleep_for(in_a_row < kMostInARow ? kTimeToAccept : kLongPause);
       const MutexLock lock(mutex_);
       found = look();
@@ -145,7 +146,7 @@ class Watch {
 
   enum class Found {
     kFew,    ///< few descriptors are open, so there is nothing to look for
-    kMany,   ///< many are open, but strangers have no more than they may have
+    kMany,   ///< many are open, but idle connections of strangers are within their limit
     kFlood,  ///< strangers' connections were shut down, so the next search comes soon
   };
 
@@ -182,8 +183,9 @@ class Watch {
     for (const int listener : listeners_) let_in(listener, open);
   }
 
-  /// Returns whether few descriptors are open. The next descriptor's number tells, since the lowest free number is
-  /// taken: two system calls, however many are open.
+  /// Returns whether few descriptors are open. The number of a new descriptor shows this, since a new descriptor gets
+  /// the lowest free
+  /// number. This takes two system calls, however many descriptors are open.
   static bool are_few_open(std::size_t most) {
     const int next = ::open("/dev/null", O_RDONLY | O_CLOEXEC);
     if (next >= 0) ::close(next);

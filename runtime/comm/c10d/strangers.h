@@ -8,17 +8,17 @@ namespace tessera {
 /// descriptor, and neither the store nor Gloo closes such a connection. If descriptors run out, Gloo's thread ends the
 /// process, and no file can be opened.
 ///
-/// Limits, from now on, the silent connections of `listener`, a listening socket of this process: at most an eighth of
-/// the limit of descriptors, and at most 4096, may have sent nothing (twice that for a moment). The oldest ones beyond
-/// that are shut down. The code that owns them notices the end and closes them. If a burst of connections fills a
-/// quarter of the limit, the kernel drops new requests for a while; their clients ask again after a second. A rank
+/// Limits, from now on, the silent connections of `listener`, a listening socket of this process. At most an eighth of
+/// the limit of descriptors, and at most 4096, may have sent nothing (for a moment, twice as many). The oldest ones
+/// beyond that are shut down. The code that owns them notices the end and closes them. If a burst of connections fills
+/// a quarter of the limit, the kernel drops new requests for a while; their clients ask again after a second. A rank
 /// sends as soon as it is connected, so no connection of the job is shut down. It costs nothing while nobody connects:
 /// a thread of this process waits for connections until the process ends. The owner of the socket may close it at any
 /// time.
 void watch_for_strangers(int listener);
 
-/// Returns the listening sockets of this process, in order. Sockets that a library opened are those that are new after
-/// its call.
+/// Returns the listening sockets of this process, in order. The sockets that a library opened are those that this list
+/// has only after the library's call.
 std::vector<int> listening_sockets();
 
 }  // namespace tessera

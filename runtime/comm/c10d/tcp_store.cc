@@ -37,8 +37,8 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 constexpr int kMostAskedFor = 1024;  // most ranks that an error looks up one by one
-/// Time after the limit in which a rank that waits for others finds out which ones are missing, and tells the ranks
-/// (RollCall).
+/// Time after the limit in which a rank that waits for others finds out which ranks are missing, and tells that to the
+/// others (RollCall).
 constexpr std::chrono::milliseconds kTimeToReport{2500};
 
 /// The stage of a rank that joins the store. The error names the stage in which the rank waits.
@@ -119,7 +119,7 @@ absl::StatusOr<c10::intrusive_ptr<c10d::Store>> connect(const Topology& topology
     return no_store(topology, init_timeout_s, message_of(there));
   }
   stage = Stage::kConnect;
-  // The remaining work has at least a second of its own, so that a listener that came late is not refused.
+  // Connecting gets at least one second, even if the listener came just before the deadline.
   options.timeout = std::max(std::chrono::duration_cast<std::chrono::milliseconds>(deadline - Clock::now()),
                              std::chrono::milliseconds(1000));
   try {
@@ -142,8 +142,9 @@ std::string hosts_of(const Topology& topology) {
   return joined_numbers(topology.ranks_of_hosts, ",");
 }
 
-/// Makes sure that the ranks that meet are those of this job, each once, and all of them, and that they know the same
-/// hosts: with other hosts they would make other groups, and wait for each other in vain.
+/// Checks that all ranks of this job have come to the store, each once, and no others. It also checks that all know the
+/// same
+/// hosts: ranks that know other hosts would make other groups, and wait for each other in vain.
 class RollCall {
  public:
   RollCall(const Topology& topology, KeyValueStore& store, Clock::time_point deadline)
@@ -200,7 +201,7 @@ class RollCall {
                           "MASTER_ADDR and MASTER_PORT, and look why their hosts did not (they have met nobody)");
   }
 
-  // Waits a moment if this rank serves the store, which ends with it, so that the others can read it first.
+  // If this rank serves the store, waits a moment so that the others can read the store before it ends with this rank.
   absl::Status linger(std::int64_t present) {
     TESSERA_RETURN_IF_ERROR(store_.add("told", 1).status());
     for (const auto end = Clock::now() + std::chrono::seconds(1); topology_.rank == 0 && Clock::now() < end;) {
@@ -266,8 +267,8 @@ absl::Status silence(const Topology& topology, double init_timeout_s, Stage stag
 
 absl::StatusOr<std::shared_ptr<C10dStore>> tcp_store(const Topology& topology, double init_timeout_s) {
   turn_pipe_signal_into_error();
-  // c10d waits without end if a listener took a connection and then says nothing. A thread of its own therefore does
-  // all of it, and is left behind if it does not end. This process then has nothing more to do than to report that.
+  // c10d waits without end if a listener took a connection and then says nothing. A separate thread therefore joins the
+  // store, and is left behind if it does not end. This process then only has to report that failure.
   struct Joining {
     std::atomic<Stage> stage = Stage::kFind;
     absl::StatusOr<std::shared_ptr<C10dStore>> result;

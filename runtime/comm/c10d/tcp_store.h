@@ -13,7 +13,7 @@ namespace tessera {
 ///
 /// Rank 0 serves the store, unless torchrun's agent does (`topology.agent_store`). The server listens on loopback only
 /// if all ranks are on one host and `master_addr` is a loopback address, or else on all interfaces. Keys are prefixed
-/// with the run's id and restart count, so the store never meets another job or an earlier start of this job.
+/// with the run's id and restart count, so this start never reads keys of another job or of an earlier start.
 ///
 /// `master_addr` may be a name that is not known yet (a host that is starting), an IPv4 or an IPv6 address.
 ///

@@ -125,7 +125,7 @@ void Transfers::receive_packed(c10d::Backend& backend, int tag, int from, void* 
 void Transfers::add_message(c10::intrusive_ptr<c10d::Work> work) {
   const MutexLock lock(mutex_);
   if (is_aborted_) {
-    work->abort();  // nobody else will, and it would write to memory that its caller takes back
+    work->abort();  // nobody else aborts it, and it would write to memory that the caller takes back
     throw std::runtime_error(kAborted);
   }
   messages_.push_back(std::move(work));

@@ -12,7 +12,7 @@
 namespace tessera {
 namespace {
 
-/// A visitor, with the sums that it sees when they are waited for.
+/// A visitor, and the sums that it sees when a caller waits for them.
 struct Sums {
   SumVisitor* visitor = nullptr;
   const float* values = nullptr;
@@ -69,8 +69,8 @@ class BackgroundCollectives final : public ForwardingCollectives {
 
  private:
   class Started;
-  /// Returns options for a call that the group's thread makes, where nobody waits later. The visitor sees the sums on
-  /// the thread that waits for them.
+  /// Returns options for a call that the group's thread makes: that thread waits for the call at once. The visitor sees
+  /// the sums on the thread that waits for them.
   static ReduceOptions at_once(ReduceOptions options) {
     options.waits = Waits::kAtOnce;
     options.visitor = nullptr;
@@ -84,7 +84,7 @@ class BackgroundCollectives final : public ForwardingCollectives {
 
   const bool gathers_;
   absl::Status failure_;  // the first failure, which all later calls return; only the thread uses it
-  CallThread thread_;     // the last member is destroyed first, since its calls need the others
+  CallThread thread_;     // the last member is destroyed first, since its calls need the other members
 };
 
 class BackgroundCollectives::Started final : public Work::State {

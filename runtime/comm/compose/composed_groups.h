@@ -37,12 +37,12 @@ std::shared_ptr<GroupFactory> flat_group_factory(GroupDefaults defaults, JoinGro
 
 /// The functions that make groups whose calls move a GPU's memory, wherever their ranks are.
 struct DeviceGroups {
-  /// joins a group of more than one rank
+  /// function that joins a group of more than one rank
   JoinGroup join;
-  /// makes a group of this rank only
+  /// function that makes a group of this rank only
   std::function<std::shared_ptr<Collectives>()> alone;
   std::function<std::shared_ptr<Collectives>(std::shared_ptr<Collectives>)> control;  ///< GroupFactory::control_of
-  JoinGroup join_on_host;  ///< joins a group of more than one rank for the memory of their hosts (GroupUse::kOnHost)
+  JoinGroup join_on_host;  ///< like join, but for the memory of the hosts (GroupUse::kOnHost)
 };
 /// Returns a factory that makes all groups by `groups`.
 std::shared_ptr<GroupFactory> device_group_factory(GroupDefaults defaults, DeviceGroups groups);

@@ -70,7 +70,7 @@ class HierarchicalCollectives : public Collectives {
   }
 
  private:
-  /// Options of the part that goes across hosts. Its calls are over when they return.
+  /// Returns options for reductions across hosts. These reductions are over when they return.
   static ReduceOptions on_wire(ReduceOptions options) {
     options.waits = Waits::kAtOnce;
     return options;
@@ -110,8 +110,8 @@ absl::StatusOr<std::byte*> HierarchicalCollectives::scratch(std::size_t bytes) {
   return scratch_->data();
 }
 
-// First gathers, across hosts, the shards of the ranks at this place; then gathers inside the host each host's part of
-// the whole.
+// First gathers, across hosts, the shards of the ranks at this rank's place in their hosts. Then gathers, inside this
+// host, the ranks' parts of the whole.
 absl::Status HierarchicalCollectives::gather(std::string_view label, const void* shard, std::byte* full,
                                              std::size_t bytes, const GatherOptions& options) {
   TESSERA_ASSIGN_OR_RETURN(std::byte * shards, scratch(hosts_ * bytes));
@@ -122,8 +122,8 @@ absl::Status HierarchicalCollectives::gather(std::string_view label, const void*
   return absl::OkStatus();
 }
 
-// First reduces inside the host: for each host, the slice of its rank at this place. Then reduces these sums across
-// hosts.
+// First reduces inside this host: for each host, the slice of the rank at this rank's place there. Then reduces these
+// sums across hosts.
 absl::Status HierarchicalCollectives::scatter(std::string_view label, std::byte* input, DType dtype, float* output,
                                               std::size_t numel, const ReduceOptions& options) {
   TESSERA_ASSIGN_OR_RETURN(std::byte * memory, scratch(hosts_ * numel * sizeof(float)));
@@ -135,8 +135,8 @@ absl::Status HierarchicalCollectives::scatter(std::string_view label, std::byte*
   return across_->reduce_scatter(label, sums, DType::kF32, output, numel, options).wait();
 }
 
-// Reduces: every rank sums one of L equal parts over its host, then over the hosts. The fewer than L elements that are
-// left go whole, and are never compressed.
+// Reduces: every rank sums one of L equal parts over its host, then over the hosts. The elements that are left over
+// (fewer than L) are reduced whole on every rank, and are never compressed.
 absl::Status HierarchicalCollectives::reduce(std::string_view label, std::byte* input, DType dtype, float* output,
                                              std::size_t numel, const ReduceOptions& options) {
   const std::size_t part = numel / places_, done = part * places_;
@@ -168,8 +168,8 @@ absl::Status HierarchicalCollectives::spread(std::string_view label, void* data,
   return inside_->broadcast(label, data, bytes, root % places_).wait();
 }
 
-// First exchanges inside the host: this rank gets what its host's ranks send to the ranks at this place on all hosts.
-// Then sends each of those ranks its part across hosts.
+// First exchanges inside the host: this rank gets what its host's ranks send to the ranks at this rank's place on all
+// hosts. Then sends each of those ranks its part across hosts.
 absl::Status HierarchicalCollectives::exchange(std::string_view label, const std::byte* input, void* output,
                                                std::size_t bytes) {
   const std::size_t host_bytes = places_ * bytes;
@@ -181,7 +181,8 @@ absl::Status HierarchicalCollectives::exchange(std::string_view label, const std
 }
 
 // Makes three barriers. After the first, all ranks of this host are here, and after the second, all ranks at this
-// place. The third barrier connects both: all ranks are here.
+// rank's
+// place in their hosts are. Therefore all ranks are here after the third.
 absl::Status HierarchicalCollectives::meet(std::string_view label) {
   TESSERA_RETURN_IF_ERROR(inside_->barrier(label).wait());
   TESSERA_RETURN_IF_ERROR(across_->barrier(label).wait());

@@ -96,7 +96,7 @@ class QueuedCollectives : public Collectives {
   const int exceptions_at_start_ = std::uncaught_exceptions();
   std::uint64_t sequence_ = 0;
   Mutex failing_;                   // one failure is reported at a time
-  std::optional<WorkWatch> watch_;  // the last member is destroyed first, since its thread uses the others
+  std::optional<WorkWatch> watch_;  // the last member is destroyed first, since its thread uses the other members
 };
 
 class QueuedCollectives::Pending : public Work::State {

@@ -24,8 +24,8 @@ struct QueuedBackend {
   /// Implements Collectives::allocate. Memory lives on after `release_memory`, but the backend no longer knows it.
   std::function<absl::StatusOr<std::unique_ptr<CommBuffer>>(std::size_t bytes)> allocate;
   std::function<void()> release_memory = [] {};
-  /// Writes what the backend recorded of its calls, after a failure, and says where: "flight record: FILE". It may
-  /// throw.
+  /// Writes what the backend recorded of its calls, after a failure, and returns a text that names the file: "flight
+  /// record: FILE". It may throw.
   std::function<std::string()> write_record = [] { return std::string(); };
   /// Records an event at the current end of the queue, and returns a function that says whether the device has reached
   /// it.

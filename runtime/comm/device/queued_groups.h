@@ -16,7 +16,7 @@ class QueuedGroups {
  public:
   struct Member {
     c10::intrusive_ptr<c10d::Backend> backend;
-    std::function<void(const absl::Status& failure)> tell;  ///< tells the group's other ranks; it owns what it uses
+    std::function<void(const absl::Status& failure)> tell;  ///< tells the group's other ranks; it owns all that it uses
   };
   using Place = std::list<Member>::iterator;
   Place add(Member member);

@@ -15,7 +15,7 @@ namespace {
 using Seconds = std::chrono::duration<double>;
 
 constexpr Seconds kBetweenLooks{0.1};
-constexpr Seconds kBetweenQuestions{3.0};  // all groups of all ranks ask one store
+constexpr Seconds kBetweenQuestions{3.0};  // long, since all groups of all ranks ask one store
 
 }  // namespace
 
@@ -60,7 +60,7 @@ bool WorkWatch::pause(Seconds time) {
 }
 
 void WorkWatch::run() {
-  const c10::DeviceGuard guard(device_);  // asking for an event on another device would make a context there
+  const c10::DeviceGuard guard(device_);  // asking for an event on another device would make a context on that device
   const Seconds between_looks = std::min(kBetweenLooks, timeout_ / 4);
   oldest_since_ = next_question_ = Clock::now();
   while (pause(between_looks)) {

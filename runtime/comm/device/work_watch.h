@@ -68,7 +68,7 @@ class WorkWatch {
   bool ends_ ABSL_GUARDED_BY(mutex_) = false, has_reported_ ABSL_GUARDED_BY(mutex_) = false;
   Clock::time_point oldest_since_, next_question_;  // only the watch's thread uses this
   std::atomic<std::uint64_t> stands_in_ = 0;
-  std::thread thread_;  // the last member is destroyed first, since it uses the others
+  std::thread thread_;  // the last member is destroyed first, since it uses the other members
 };
 
 }  // namespace tessera

@@ -45,15 +45,15 @@ absl::StatusOr<std::string> own_address(const Topology& topology, double init_ti
 }
 
 // Returns the address at which CallWatch lets other ranks watch this process: the address of Gloo. If
-// GLOO_SOCKET_IFNAME chooses that one, it is this host's address towards the host of rank 0 instead. It is "" if that
-// is not known, and then nobody watches.
+// GLOO_SOCKET_IFNAME chooses Gloo's address, the result is this host's address towards the host of rank 0. It is "" if
+// no address is known, and then nobody watches this process.
 std::string watched_address(const Topology& topology, const std::string& of_gloo, double init_timeout_s) {
   if (topology.num_hosts() == 1 || !std::getenv("GLOO_SOCKET_IFNAME")) return of_gloo;
   return address_towards(topology.master_addr, init_timeout_s).value_or("");
 }
 
 /// Returns the function by which ranks with GPUs join groups for host memory. Most jobs make no such group, so this
-/// host's address for Gloo is looked up only when one is made.
+/// host's address for Gloo is looked up only when such a group is made.
 JoinGroup gloo_on_hosts(const Topology& topology, const CommConfig& comm, const std::shared_ptr<C10dStore>& store) {
   return [=](const Group& group) -> absl::StatusOr<std::shared_ptr<Collectives>> {
     TESSERA_ASSIGN_OR_RETURN(const std::string address, own_address(topology, comm.init_timeout_s));
@@ -61,7 +61,7 @@ JoinGroup gloo_on_hosts(const Topology& topology, const CommConfig& comm, const 
   };
 }
 
-/// The way in which one transport joins ranks on GPUs; `gpu` is this rank's GPU.
+/// A function that returns how a transport joins groups of ranks on GPUs; `gpu` is this rank's GPU.
 using JoinOnGpu = std::function<JoinGroup(int gpu, const std::shared_ptr<C10dStore>& store)>;
 
 absl::StatusOr<Mesh> make_gpu_mesh(const Topology& topology, const CommConfig& comm, int gpu, const JoinOnGpu& join) {
@@ -131,7 +131,7 @@ JoinGroup join_and_choose(const CommConfig& comm, const ChooseAlgorithm& choose,
   return [join, choose](const Group& group) { return join(group, choose); };
 }
 
-/// Joins by Gloo. `address`: this host's own, or empty where no group needs Gloo.
+/// Returns a function that joins groups over Gloo. `address`: this host's own, or empty where no group needs Gloo.
 JoinGroup join_gloo(const Topology& topology, const CommConfig& comm, const std::string& address,
                     const ChooseAlgorithm& choose, const Store& store) {
   if (!address.empty()) store->set_own_address(watched_address(topology, address, comm.init_timeout_s));
@@ -141,7 +141,7 @@ JoinGroup join_gloo(const Topology& topology, const CommConfig& comm, const std:
 }
 
 absl::StatusOr<Mesh> make_auto_mesh(const Topology& topology, const CommConfig& comm, const ChooseAlgorithm& choose) {
-  std::string address;  // only groups across hosts need it
+  std::string address;  // only groups across hosts need an address
   if (topology.num_hosts() > 1) {
     TESSERA_ASSIGN_OR_RETURN(address, own_address(topology, comm.init_timeout_s));
   }
@@ -157,7 +157,7 @@ absl::StatusOr<Mesh> make_host_mesh(const Topology& topology, const CommConfig& 
 }
 
 absl::StatusOr<Mesh> make_gloo_mesh(const Topology& topology, const CommConfig& comm, const ChooseAlgorithm& choose) {
-  std::string address;  // one rank needs none
+  std::string address;  // a job of one rank needs none
   if (topology.world_size > 1) {
     TESSERA_ASSIGN_OR_RETURN(address, own_address(topology, comm.init_timeout_s));
   }
@@ -167,7 +167,7 @@ absl::StatusOr<Mesh> make_gloo_mesh(const Topology& topology, const CommConfig& 
 }
 
 absl::StatusOr<Mesh> make_mpi_mesh(const Topology& topology, const CommConfig& comm, const ChooseAlgorithm& choose) {
-  std::string address;  // one rank needs none
+  std::string address;  // a job of one rank needs none
   if (topology.world_size > 1) {
     TESSERA_RETURN_IF_ERROR(check_mpi(topology));
     TESSERA_ASSIGN_OR_RETURN(address, own_address(topology, comm.init_timeout_s));

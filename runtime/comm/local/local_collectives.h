@@ -52,7 +52,7 @@ class LocalCollectives : public Collectives {
   const bool one_host_;
   const int compressed_part_;
   std::atomic<std::uint64_t> bytes_received_ = 0;
-  std::atomic<bool> aborted_ = false;  ///< true once reason_ is final: it is written before, and never after
+  std::atomic<bool> aborted_ = false;  ///< true once reason_ is final: reason_ is written before, and never after
   std::atomic<bool> aborting_ = false;
   absl::Status reason_;
 };

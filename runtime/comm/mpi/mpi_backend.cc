@@ -37,8 +37,8 @@ void check(int code, const char* call) {
   if (code != MPI_SUCCESS) throw std::runtime_error(std::string(call) + ": " + text_of(code));
 }
 
-/// A number of bytes in the form that MPI takes. Its counts are of type int, so more than a GiB is sent as one element
-/// of an MPI type that has so many bytes.
+/// A number of bytes in the form that MPI takes. MPI's counts are of type int, so more than a GiB is sent as one
+/// element of an MPI type that has so many bytes.
 struct Bytes {
   explicit Bytes(std::size_t bytes) {
     constexpr std::size_t kBlock = std::size_t{1} << 30;
@@ -56,7 +56,7 @@ struct Bytes {
     check(MPI_Type_free(&block), "MPI_Type_free");
   }
   ~Bytes() {
-    if (type != MPI_BYTE) MPI_Type_free(&type);  // MPI keeps it for the calls under way
+    if (type != MPI_BYTE) MPI_Type_free(&type);  // MPI keeps the type for the calls under way
   }
   Bytes(const Bytes&) = delete;
   Bytes& operator=(const Bytes&) = delete;
@@ -92,7 +92,8 @@ class Call final : public c10d::Work {
 };
 using CallPtr = c10::intrusive_ptr<Call>;
 
-/// Drives all that this process has under way: MPI moves bytes only while a thread is in one of its calls. A thread
+/// Drives all calls that this process has under way: MPI moves bytes only while a thread is in one of its calls. A
+/// thread
 /// tests whether calls have ended: without pauses while something happens, else about ten thousand times a second.
 class Pump {
  public:
@@ -112,7 +113,7 @@ class Pump {
     changed_.notify_all();
   }
 
-  /// Ends `call` with an error. MPI can cancel only a message that has not begun to come; every other call goes on as
+  /// Ends `call` with an error. MPI can cancel only a message that has not begun to arrive; every other call goes on as
   /// long as both processes live.
   void abandon(Call& call) {
     constexpr auto kPatience = std::chrono::seconds(2);
@@ -125,7 +126,7 @@ class Pump {
     while (answered_ < own && !is_stopped_) {
       if (!changed_.wait_until(mutex_, until)) break;
     }
-    std::erase(abandoned_, &call);  // the thread may be in MPI still
+    std::erase(abandoned_, &call);  // the thread may still be in a call of MPI
   }
 
   /// Ends the thread. Returns whether nothing was under way any more.
@@ -180,7 +181,7 @@ class Pump {
 
   void cancel(const Call& call) {
     const auto found = std::ranges::find_if(calls_, [&](const CallPtr& each) { return each.get() == &call; });
-    if (found == calls_.end()) return;  // it was over already
+    if (found == calls_.end()) return;  // the call was over already
     if (call.is_receive()) MPI_Cancel(&requests_[static_cast<std::size_t>(found - calls_.begin())]);
     const CallPtr abandoned = std::move(*found);
     abandoned->end("the group has failed");
@@ -225,7 +226,7 @@ class Pump {
   CondVar changed_;
   std::vector<Begun> begun_ ABSL_GUARDED_BY(mutex_);
   std::vector<const Call*> abandoned_ ABSL_GUARDED_BY(mutex_);
-  std::uint64_t asked_ ABSL_GUARDED_BY(mutex_) = 0;  ///< calls that were abandoned, and of these `answered_` are ended
+  std::uint64_t asked_ ABSL_GUARDED_BY(mutex_) = 0;  ///< calls of `abandon`; the thread has handled `answered_` of them
   std::uint64_t answered_ ABSL_GUARDED_BY(mutex_) = 0;
   bool is_stopped_ ABSL_GUARDED_BY(mutex_) = false;
   std::thread thread_;
@@ -279,7 +280,7 @@ class MpiBackend final : public c10d::Backend {
   ~MpiBackend() override {
     int is_over = 0;
     MPI_Finalized(&is_over);
-    if (!is_over) MPI_Comm_free(&ranks_);  // MPI keeps it for the calls under way
+    if (!is_over) MPI_Comm_free(&ranks_);  // MPI keeps the communicator for the calls under way
   }
 
   const std::string getBackendName() const override { return "mpi"; }
@@ -345,7 +346,7 @@ class MpiBackend final : public c10d::Backend {
   const int tag_bits_;
   const std::chrono::milliseconds limit_;
   Mutex mutex_;
-  CallPtr collective_ ABSL_GUARDED_BY(mutex_);  ///< the last one that began
+  CallPtr collective_ ABSL_GUARDED_BY(mutex_);  ///< the collective that began last
 };
 
 /// Returns a tag that distinguishes the making of this group from that of another group; it is the same on all ranks

@@ -16,7 +16,7 @@ namespace tessera {
 
 /// A communicator's memory that NCCL knows, so that collectives read and write it without a copy in between
 /// (`comm.nccl_buffers`). ncclMemAlloc makes it, in a pool of LibTorch's allocator; ProcessGroupNCCL registers what the
-/// pool gets. NCCL needs the buffers of a call at the same place of this memory on every rank, or else not registered
+/// pool gets. NCCL needs the buffers of a call at the same offset in this memory on every rank, or else not registered
 /// on any rank.
 class NcclMemory {
  public:

@@ -12,7 +12,7 @@ namespace tessera {
 enum class Algorithm {
   kDirect,    ///< every rank sends every other rank what that rank needs
   kRing,      ///< all_gather: gather_rounds.h
-  kDoubling,  ///< all_gather; also all_reduce of at most kDoublingBytes, as such a gather and a sum on every rank
+  kDoubling,  ///< all_gather; also all_reduce of at most kDoublingBytes: such a gather, then a sum on every rank
   kHalving,   ///< reduce_scatter and all_reduce: halving_rounds.h
 };
 /// Returns the name as files of costs and messages show it: "ring".
@@ -31,7 +31,7 @@ bool has_choice(Operation operation);
 /// Chooses the algorithm of a call of `ranks` ranks in which each gives `bytes` (as in has_algorithm) of elements of
 /// `dtype`. The result must be the same on all ranks of a group: ranks that choose differently wait for each other
 /// until the time limit. An algorithm that the call does not have counts as kDirect. Every thread that makes calls of a
-/// group calls it, perhaps at the same time.
+/// group calls this function, perhaps at the same time.
 using ChooseAlgorithm = std::function<Algorithm(Operation operation, int ranks, DType dtype, std::size_t bytes)>;
 
 }  // namespace tessera

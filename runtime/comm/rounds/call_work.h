@@ -16,8 +16,8 @@ constexpr std::size_t kPieceBytes = 2 << 20;
 /// that two ranks do at the same time counts once.
 struct CallWork {
   double rounds = 0;    ///< rounds that follow each other
-  double messages = 0;  ///< messages sent, or received if these are more
-  double bytes = 0;     ///< bytes sent, or received if these are more
+  double messages = 0;  ///< number of messages sent, or of messages received if these are more
+  double bytes = 0;     ///< number of bytes sent, or of bytes received if these are more
   double adds = 0;      ///< additions of two elements
 };
 

@@ -15,8 +15,8 @@ using Row = std::array<double, kCosts>;
 
 Row row_of(const CallWork& work) { return {work.rounds, work.messages, work.bytes, work.adds}; }
 
-/// Solves least squares of the columns that are `used`, by normal equations of columns of length 1. Returns false if
-/// they are not independent.
+/// Solves least squares of the columns that are `used`, by the normal equations of columns that are scaled to length 1.
+/// Returns false if they are not independent.
 bool solve(std::span<const TimedWork> calls, const std::array<bool, kCosts>& used, Row& costs) {
   Row length{};
   for (const TimedWork& call : calls) {
@@ -26,7 +26,7 @@ bool solve(std::span<const TimedWork> calls, const std::array<bool, kCosts>& use
   std::array<std::array<double, kCosts + 1>, kCosts> equations{};
   for (std::size_t k = 0; k < kCosts; ++k) {
     if (!used[k]) {
-      equations[k][k] = 1;  // this makes the cost 0
+      equations[k][k] = 1;  // this makes an unused column's cost 0
       continue;
     }
     for (const TimedWork& call : calls) {
@@ -66,8 +66,8 @@ double squares_of(std::span<const TimedWork> calls, const Row& costs) {
 
 }  // namespace
 
-// The best fit among all choices of columns whose solution has no number below 0 is the best fit without negative
-// numbers. Four columns have few choices.
+// Each choice of columns is solved. The best of those solutions that have no number below 0 is the best fit without
+// negative numbers. Four columns have few choices.
 LinkFit fit_links(std::span<const TimedWork> calls) {
   if (calls.empty()) throw std::invalid_argument("a fit needs calls");
   for (const TimedWork& call : calls)

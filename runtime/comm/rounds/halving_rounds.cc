@@ -13,7 +13,7 @@ struct Block {
   std::size_t first = 0, size = 0;  ///< first rank and number of ranks of a block; size 0: no such block
 };
 
-/// One rank's place among the binary blocks, and its part in the algorithm.
+/// One rank's position in the binary blocks, and the rounds that it makes.
 class Halving {
  public:
   Halving(int rank, int ranks, const StridedSlices& slices) : slices_(slices), is_lone_(false) {

@@ -10,10 +10,10 @@ namespace tessera {
 /// halving begins with the largest distance, and binary blocks join the other way round: both change the order.)
 ///
 /// Ranks form *binary blocks*, the largest first: 13 ranks are 8, 4 and 1. Ranks of a block at distance 1 exchange
-/// halves of the buffer and add, then those at distance 2 halves of these, and so on. The sums are 0+1, 2+3, then those
-/// of four, as in the pairwise tree. The k-th of 2^b ranks then has the block's sums of the slices that are k modulo
-/// 2^b. The sums of the last block are then added to those of the block before it, and so on to the first block, as the
-/// tree carries up what is left over. The first block then has the sums of all ranks.
+/// halves of the buffer and add. Ranks at distance 2 then exchange halves of these halves, and so on. The sums are 0+1,
+/// 2+3, then those of four, as in the pairwise tree. The k-th of 2^b ranks then has the block's sums of the slices that
+/// are k modulo 2^b. The sums of the last block are then added to those of the block before it, and so on to the first
+/// block, as the tree carries up what is left over. The first block then has the sums of all ranks.
 ///
 /// A rank's first message has its contribution, in the dtype of the input; all others have partial sums, in fp32. If
 /// there are n ranks, S slices and B blocks, the addition moves S (n - 1) slices in all, of which S ceil(n/2) are

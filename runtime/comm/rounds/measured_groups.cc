@@ -53,7 +53,7 @@ absl::StatusOr<std::vector<TimedCall>> time_network(Collectives& group, Choice& 
     double slowest = 0, of_size = 0;
     for (TimedCall& call : calls) {
       slowest = std::max(slowest, call.median_s());
-      of_size += call.median_s() * (kTimes + 1);  // with the warm-up
+      of_size += call.median_s() * (kTimes + 1);  // the warm-up is counted too
       timed.push_back(std::move(call));
     }
     spent += of_size;

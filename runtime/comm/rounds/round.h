@@ -15,9 +15,9 @@ struct SliceMessage {
   friend bool operator==(const SliceMessage&, const SliceMessage&) = default;
 };
 
-/// The messages that one rank sends and receives before it goes on. All messages of a round are under way together, and
-/// the round ends when all have arrived and all have been sent. Messages between two ranks arrive in the order in which
-/// they are sent.
+/// The messages that one rank sends and receives before its next round begins. All messages of a round are under way
+/// together, and the round ends when all have arrived and all have been sent. Messages between two ranks arrive in the
+/// order in which they are sent.
 ///
 /// A call is a list of rounds for each rank. One rank's sends and the other's receives match, though perhaps in rounds
 /// of different numbers.

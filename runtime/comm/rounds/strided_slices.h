@@ -13,12 +13,12 @@ class StridedSlices {
   explicit StridedSlices(std::size_t slices);
 
   struct Run {
-    std::size_t first = 0, count = 0;  ///< places in the order
+    std::size_t first = 0, count = 0;  ///< first place in the order, and number of places
   };
   /// Returns the places of the slices that are `remainder` modulo `modulus`, a power of two. REQUIRES: remainder <
   /// modulus.
   Run run_of(std::size_t remainder, std::size_t modulus) const;
-  /// Returns the slice at each place.
+  /// Returns the order: the index of the slice at each place.
   const std::vector<std::size_t>& order() const { return order_; }
 
  private:
@@ -26,7 +26,7 @@ class StridedSlices {
 
   const std::size_t slices_;
   std::vector<std::size_t> order_;
-  std::vector<std::size_t> place_of_;  ///< the place of each slice
+  std::vector<std::size_t> place_of_;  ///< [slice]: its place in the order
 };
 
 }  // namespace tessera

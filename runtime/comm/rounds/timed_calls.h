@@ -25,11 +25,11 @@ struct TimedCall {
   double median_s() const;  ///< it is 0 without times
 };
 
-/// Replaces each of `ns` by that of the slowest rank. It is collective; `ns` has the same size on every rank.
+/// Replaces each time in `ns` by that of the slowest rank. It is collective; `ns` has the same size on every rank.
 absl::Status take_slowest(Collectives& group, std::span<std::int64_t> ns);
 
-/// Returns the all-gathers of `bytes` a rank, and the reductions of fp32 and bf16 of as many bytes or a few more (ranks
-/// get equal parts), by all algorithms of these calls. Calls of one collective follow each other.
+/// Returns the calls to time, by all algorithms that they have: all-gathers of `bytes` a rank, and reductions of fp32
+/// and bf16 of as many bytes, or of a few more (ranks get equal parts). Calls of one collective follow each other.
 std::vector<TimedCall> calls_to_time(int ranks, std::size_t bytes);
 
 /// Makes each of `calls` once, and then `times(call)` times more; the later times are added to `TimedCall::ns`. `use`

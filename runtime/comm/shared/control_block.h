@@ -19,7 +19,8 @@ struct Location {
   std::uint64_t segment = 0;  ///< 0: peers cannot reach the buffer
   std::uint64_t offset = 0;
   bool reachable() const { return segment != 0; }
-  /// Returns whether the memory is common (Collectives::allocate_common), so that equal locations are one place.
+  /// Returns whether the memory is common (Collectives::allocate_common), so that equal locations of two ranks are the
+  /// same memory.
   bool common() const { return (segment & kCommon) != 0; }
   bool operator==(const Location&) const = default;
 };
@@ -51,11 +52,11 @@ enum class RankState : std::uint32_t { kRunning, kFailing, kFailed, kLeft };
 enum class Lane : std::uint32_t {
   kCalls,     ///< calls that block; each has one phase or more
   kStarted,   ///< reductions under way: phase k is over when all ranks have started the k-th
-  kFinished,  ///< phase k is over when all ranks have done their share of the k-th
+  kFinished,  ///< phase k is over when all ranks have done their share of the k-th reduction
 };
 constexpr std::size_t kLanes = 3;
 
-/// A rank's side of a lane. Phase k, and the call that it begins, are in [k % slots].
+/// A rank's side of a lane. Phase k, and the call that it begins, are in entry k % slots of the arrays.
 template <std::size_t slots>
 struct LaneBlock {
   Arrival arrivals[slots];
@@ -82,15 +83,16 @@ struct alignas(128) RankBlock {
   char message[kMessageBytes];
 };
 
-/// Words that change only when a rank sleeps or fails, so every core normally has a copy of the line.
+/// Words that change only when a rank sleeps or fails, so every core normally has a copy of this cache line.
 struct alignas(128) GroupBlock {
   std::uint64_t token;                               ///< proves that a mapping is the right segment
   alignas(128) std::atomic<std::uint32_t> sleepers;  ///< ranks that sleep on `bell`, or did so when they were killed
   std::atomic<std::uint32_t> bell;                   ///< wakes sleepers: the last rank has arrived, or an alarm came
   std::atomic<std::uint32_t> alarms;                 ///< ranks that failed or left
   std::atomic<std::uint32_t> failed;                 ///< 1 once a rank failed: no rank may begin to access peers
-  /// A rank that is about to give up waiting sets `doubt`. No arrival counts by itself then, and every phase is put to
-  /// a vote: `verdicts` of its lane is 2 * phase + (1 if it is over), and the first vote for a phase counts.
+  /// A rank that is about to give up waiting sets `doubt`. No arrival counts by itself then: the ranks vote on every
+  /// phase, and the first vote on a
+  /// phase decides. The vote sets `verdicts[lane]` to 2 * phase, plus 1 if the phase is over.
   std::atomic<std::uint32_t> doubt;
   std::atomic<std::uint64_t> verdicts[kLanes];
 };

@@ -126,7 +126,7 @@ class HostSpace::SegmentAllocation : public Allocation {
   const std::size_t bytes_;
 };
 
-// A segment of each rank's own.
+// Memory for which each rank has a segment of its own.
 class HostSpace::HostAllocation : public SegmentAllocation {
  public:
   using SegmentAllocation::SegmentAllocation;

@@ -6,9 +6,9 @@ namespace tessera {
 namespace {
 
 // A trial writes the mailboxes of rounds 1 to 3 into the cache, and those of rounds 4 to 6 past it. It times rounds 1,
-// 2, 4 and 5: a mailbox written in one way is used, and the next one is written in the same way. The shorter of two
-// times counts, since another process may have disturbed a round. None of these is a call's last round, which may be
-// short.
+// 2, 4 and 5: in each of them ranks read a mailbox that was written in one way, and write the next one in the same way.
+// The shorter of a way's two times counts, since another process may have disturbed a round. None of these rounds is a
+// call's last one, which may be short.
 constexpr std::size_t kFirstStreamed = 4, kLast = 6;
 constexpr unsigned kCallsPerTry = 8;
 

@@ -19,7 +19,7 @@ class MailboxWay {
   void begin(std::size_t rounds);
   /// Returns whether the mailbox of round `round`, from 0, is written past the caches.
   bool streams(std::size_t round) const;
-  /// This is called when all ranks have used round `round` and loaded the next one.
+  /// This is called when all ranks have used the mailboxes of round `round` and loaded those of the next round.
   void passed(std::size_t round, Clock::time_point now = Clock::now());
 
  private:

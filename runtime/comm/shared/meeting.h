@@ -22,7 +22,7 @@ namespace tessera {
 /// vote (GroupBlock::verdicts). It is then over on all ranks, or on none.
 ///
 /// A waiting rank spins for some microseconds, yielding its core now and then (at every check if ranks outnumber
-/// cores); then it sleeps (Peers::wait). After the first failure every wait returns it.
+/// cores); then it sleeps (Peers::wait). After the first failure every wait returns that failure.
 class Meeting {
  public:
   Meeting(Peers& peers, SharedSpace& space, Lane lane);

@@ -26,7 +26,7 @@ class PeerBuffers {
   /// Makes this rank's share of a reduce-scatter: sums its `numel` elements of all inputs into `output`.
   void sum_part(DType dtype, float* output, std::size_t numel, SumVisitor* visitor);
   /// Makes this rank's share of an all-reduce: sums its slice of the `numel` elements of all inputs into the outputs of
-  /// all.
+  /// all ranks.
   void sum_slice(DType dtype, std::size_t numel);
 
  private:

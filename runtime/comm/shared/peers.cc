@@ -83,8 +83,8 @@ bool Peers::all(Arrived arrived) const {
 
 void Peers::wake() { ring(group_block_, space_.between_processes()); }
 
-// All of this is sequentially consistent. One rank stores an arrival and then looks for sleepers. Another rank says
-// that it sleeps, and then looks for arrivals. They cannot both miss each other.
+// All operations here are sequentially consistent. One rank stores an arrival and then looks for sleepers. Another rank
+// says that it sleeps, and then looks for arrivals. At least one of these two ranks therefore sees the other.
 void Peers::sleep(Arrived arrived) const {
   group_block_.sleepers.fetch_add(1);
   const std::uint32_t seen = group_block_.bell.load();

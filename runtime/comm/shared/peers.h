@@ -29,7 +29,7 @@ class Peers {
   /// Begins a new call: messages name it, and its time limit (timeout_s) begins anew.
   void start(const CallSignature& call);
 
-  /// Says whether a rank has arrived where this rank waits for it.
+  /// Returns whether a rank has arrived at the point where this rank waits for the others.
   using Arrived = absl::FunctionRef<bool(int rank)>;
   /// Sleeps until all have arrived, in slices of 50 ms. After each slice it checks whether the missing ranks still
   /// live, have left or failed, and whether time is up. An error is a reason to give up; no other rank has been told of

@@ -11,7 +11,7 @@ namespace tessera {
 /// Ranks as threads of this process, for tests and small studies.
 struct ThreadRanks {
   int ranks = 1;
-  int hosts = 1;  ///< pretended hosts: topology().host and local_rank follow, and groups across hosts are hierarchical
+  int hosts = 1;  ///< number of pretended hosts (Topology::host, local_rank); groups across hosts are hierarchical
   /// Ranks on each pretended host, where they are unequal; they add up to `ranks`, and `hosts` then has no effect.
   std::vector<int> ranks_of_hosts = {};
   double timeout_s = 60.0;

@@ -26,15 +26,15 @@ constexpr std::size_t kLine = 64;  // bytes: data written past the caches begins
 constexpr std::size_t kPartBytes = 2048, kPartElements = kPartBytes / sizeof(float);
 static_assert(kPartElements % SumVisitor::kAlignment == 0);
 
-// Returns the largest round of a sum that ends where a visitor's next piece may begin. Mailboxes hold that much for
-// each rank.
+// Returns `elements`, rounded down to where a visitor's next piece may begin: the largest round of a sum. A mailbox has
+// room for at least one piece of a visitor for each rank.
 std::size_t visited_window(std::size_t elements) { return elements / SumVisitor::kAlignment * SumVisitor::kAlignment; }
 
 void copy_bytes(void* to, const void* from, std::size_t bytes) {
   if (to != from) copy_large(to, from, bytes);
 }
 
-// Copies the `bytes` bytes of one round; the call's copy has `whole` bytes in all its rounds.
+// Copies the `bytes` bytes of one round. `whole`: the bytes that the call copies in all its rounds.
 void take_bytes(void* to, const std::byte* from, std::size_t bytes, std::size_t whole) {
   if (whole >= kStreamBytes) return stream_bytes(to, from, bytes);
   if (bytes > 0) std::memcpy(to, from, bytes);
@@ -50,7 +50,7 @@ std::byte* bytes_of(void* data) { return static_cast<std::byte*>(data); }
 
 }  // namespace
 
-// A window of a call that goes through the mailboxes, in the call's units (bytes or elements).
+// A window of a call that goes through the mailboxes, in bytes or in elements (as the call counts).
 struct SharedMemoryCollectives::Round {
   std::size_t number, begin, length;
   SharedSpace* space;
@@ -59,7 +59,7 @@ struct SharedMemoryCollectives::Round {
   std::byte* mailbox(int rank) const { return space->mailbox(rank, parity); }
 };
 
-// The part of a round that is done at a time: units [begin, begin + length), as far as they exist.
+// The part of a round that is done at once: bytes or elements [begin, begin + length), or fewer at the round's end.
 struct SharedMemoryCollectives::Part {
   std::size_t begin = 0, length = SIZE_MAX;
   Slice of(std::size_t units) const {
@@ -77,8 +77,9 @@ void SharedMemoryCollectives::fill_mailbox(const Round& round, std::size_t at, c
   if (bytes > 0) std::memcpy(to, from, bytes);
 }
 
-// Does `first(part)` and `second(part)` for `units` in turn. A read of memory and a write are thus under way at the
-// same time; one after the other, each would leave half of the memory's bandwidth unused.
+// Calls `first` and `second` in turn for parts of a round: `part` of its `units` bytes or elements at a time. A read of
+// memory and a write are thus under way at the same time; if the whole read came before the write, each would leave
+// half of the memory's bandwidth unused.
 template <typename First, typename Second>
 void SharedMemoryCollectives::in_turn(std::size_t units, std::size_t part, First first, Second second) {
   for (std::size_t begin = 0; begin < units; begin += part) {
@@ -181,7 +182,7 @@ absl::Status SharedMemoryCollectives::access_peers(Access access) {
 
 // Makes a call in rounds: `load(round, part)` fills this rank's mailbox, `use(round, part)` reads peers' mailboxes.
 // What peers loaded stays until the next round's barrier (invariant 2). So a round is used while the next one is
-// loaded, `part` units of one and of the other in turn. REQUIRES: a barrier exchanged the call's descriptors.
+// loaded, `part` bytes or elements of each round in turn. REQUIRES: a barrier exchanged the call's descriptors.
 template <typename Load, typename Use>
 absl::Status SharedMemoryCollectives::in_rounds(std::size_t total, std::size_t window, std::size_t part, Load load,
                                                 Use use) {
@@ -416,8 +417,8 @@ absl::Status SharedMemoryCollectives::reduce(const CallDescriptor& call, const s
 // rank's slice through the other. A window's sums are taken while the next one's inputs are loaded.
 absl::Status SharedMemoryCollectives::reduce_in_rounds(DType dtype, const std::byte* input, float* output,
                                                        std::size_t numel) {
-  // A slice's sums fit too: with two or more ranks a slice is half a window at most, and an element has at least 2
-  // bytes.
+  // A slice's sums fit into a mailbox too: with two or more ranks a slice is half a window at most, and an element has
+  // at least 2 bytes.
   const std::size_t element = size_of(dtype), window = space_->mailbox_bytes() / element,
                     own_numel = slice_of(numel, rank(), size()).numel, whole = own_numel * sizeof(float);
   const auto for_peers = [&](const Round& round, const Part& part, const auto& body) {
@@ -496,7 +497,7 @@ absl::Status SharedMemoryCollectives::spread(const CallDescriptor& call, std::by
       take_bytes(data + round.begin + some.begin, round.mailbox(root) + some.begin, some.numel, bytes);
   };
   if (small(bytes)) return in_one_round(call, bytes, load, use);
-  const std::size_t window = space_->mailbox_bytes();  // a single part, since one rank loads and the others read
+  const std::size_t window = space_->mailbox_bytes();  // one part, since one rank loads and the others read
   return in_rounds(bytes, window, window, load, use);
 }
 

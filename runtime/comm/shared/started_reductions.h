@@ -8,20 +8,20 @@
 namespace tessera {
 
 /// Reductions that the ranks of a shared-memory group have started and not yet waited for. A rank that makes a gradient
-/// need not wait for its peers then, but only some gradients later.
+/// then need not wait for its peers at once, but only some gradients later.
 ///
 /// No other thread works for a rank. The rank itself does its share of a sum (reduce-scatter: its part; all-reduce: its
 /// slice of all outputs) in Work::advance, once all have started the call (Lane::kStarted). When all have done their
-/// shares (Lane::kFinished) the sum is over, and its inputs are free; Work::wait waits for that. Both happen in the
-/// order of the calls.
+/// shares (Lane::kFinished) the sum is over, and its inputs are free; Work::wait waits for that. Shares and waits come
+/// in the order of the calls.
 ///
-/// A rank that waits therefore relies on its peers to advance as far as the same program makes them. If every rank
-/// advances and waits at the same places, the rank that is furthest behind can always go on.
+/// A rank that waits therefore relies on its peers to advance their calls as far as the same program does on this rank.
+/// If every rank advances and waits at the same places, the rank that is furthest behind can always go on.
 ///
 /// One thread at a time uses it, as with Collectives.
 class StartedReductions {
  public:
-  /// Makes a call with buffers that peers cannot reach. All ranks do so at the same time, and it blocks.
+  /// Makes a call with buffers that peers cannot reach. All ranks do so at the same time, and the call blocks.
   class Fallback {
    public:
     virtual absl::Status reduce_blocking(const CallDescriptor& call, const std::byte* input, float* output,
@@ -46,8 +46,8 @@ class StartedReductions {
     void release() override { owner->release(*this); }
 
     StartedReductions* owner = nullptr;
-    bool held = false;         ///< whether a Work holds this place
-    std::uint64_t number = 0;  ///< its phase in the lanes kStarted and kFinished
+    bool held = false;         ///< whether a Work holds this entry
+    std::uint64_t number = 0;  ///< the reduction's phase in the lanes kStarted and kFinished
     CallDescriptor call;
     const std::byte* input = nullptr;
     float* output = nullptr;

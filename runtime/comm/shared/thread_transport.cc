@@ -109,7 +109,7 @@ class ThreadSpace : public SharedSpace {
     return std::unique_ptr<Allocation>(std::make_unique<PlainAllocation>(bytes));
   }
 
-  /// The first rank offers the place of its handle on the buffer; the others copy the handle.
+  /// The first rank offers the address of its shared_ptr to the buffer; the others copy that pointer.
   class CommonAllocation : public Allocation {
    public:
     CommonAllocation(std::shared_ptr<PlainBuffer> own, std::shared_ptr<CommonRanges> ranges)

@@ -86,7 +86,7 @@ TESSERA_INLINE std::uint8_t base_of(const std::array<std::uint8_t, kBlock>& expo
   return best;
 }
 
-/// Calls `found(i)` for each element whose code is kEscape, in order, until it returns false.
+/// Calls `found(i)` for each element whose code is kEscape, in order, until `found` returns false.
 template <class Found>
 TESSERA_INLINE bool for_each_escape(const std::array<std::uint8_t, kBlock>& codes, const Found& found) {
   for (std::size_t first = 0; first < kBlock; first += 8) {
@@ -186,7 +186,8 @@ TESSERA_INLINE void join(const Split& parts, std::uint16_t* bits) {
   }
 }
 
-/// Reads a whole block that is kPacked or kNarrow, at most `left` bytes. Returns its length; 0 if it is none.
+/// Reads a whole block that is kPacked or kNarrow, at most `left` bytes. Returns the block's length; 0 if the bytes are
+/// no such block.
 template <class Bits>
 TESSERA_INLINE std::size_t unpack_bits(const std::byte* from, std::size_t left, Bits* block) {
   const bool has_low = sizeof(Bits) == 4 && from[0] == std::byte{kPacked};

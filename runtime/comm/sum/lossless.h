@@ -12,10 +12,10 @@ namespace tessera {
 /// Signs and mantissas of gradients and weights are noise, and exponents are not. Half of the numbers of a normal
 /// distribution have one of two exponents, and all but a fiftieth have one of seven. A block of 256 elements is
 /// therefore written as its signs and mantissas unchanged, one exponent, and for each element 3 bits that say by how
-/// much its own exponent is lower. The number 7 says that its exponent is written in full behind the others. Gradients
-/// of a GPT take 0.85 of their bytes in fp32, and 0.70 in bf16. If all fp32 numbers of a block are exact in bf16 (as
-/// those of one microbatch in bf16 are), the low halves are left out. Blocks of zeros (rows of an embedding that no
-/// token had) are one byte. Blocks that would not get smaller are copied.
+/// much its own exponent is lower. The number 7 in these bits says that the element's exponent is written in full, at
+/// the end of the block. Gradients of a GPT take 0.85 of their bytes in fp32, and 0.70 in bf16. If all fp32 numbers of
+/// a block are exact in bf16 (as those of one microbatch in bf16 are), the low halves are left out. Blocks of zeros
+/// (rows of an embedding that no token had) are one byte. Blocks that would not get smaller are copied.
 inline constexpr std::size_t kLosslessBlock = 256;
 
 /// Returns whether numbers of `dtype` can be packed: fp32 and bf16.

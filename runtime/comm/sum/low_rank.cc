@@ -10,7 +10,7 @@
 namespace tessera {
 namespace {
 
-/// Number of parts in which sums over a row are made; they are added up at the end.
+/// Number of partial sums of which a sum over a row is made; they are added up at the end.
 constexpr std::size_t kLanes = 16;
 /// Columns of a factor that share one pass over a row.
 constexpr std::size_t kTogether = 4;
@@ -60,7 +60,7 @@ TESSERA_INLINE void add_row(const float* row, const float* left, std::size_t str
   }
 }
 
-/// Sets or increases a row by the sum of `Count` columns of `right`, each times a number.
+/// Sets or increases a row by the sum of `Count` columns of `right`, each multiplied by a number of its own.
 template <std::size_t Count>
 TESSERA_INLINE void combine(const float* left, std::size_t stride, const float* right, std::size_t columns, bool adds,
                             float* row) {

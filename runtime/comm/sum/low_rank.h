@@ -29,7 +29,7 @@ void expand(const float* left, const float* right, float share, float* matrix, f
 void orthonormalize(float* factor, std::size_t rank, std::size_t numel);
 
 /// Fills the columns of `factor` [rank, numel] that are zeros with numbers between -1 and 1, which depend on `number`,
-/// the column and the place alone.
+/// the column and the index in the column alone.
 void draw_missing(std::int64_t number, float* factor, std::size_t rank, std::size_t numel);
 
 }  // namespace tessera

@@ -13,9 +13,9 @@ void add_momentum(float momentum, const float* values, std::size_t numel, float*
 /// Computes `values = decay * moving + rate * values`.
 void make_momentum(float decay, float rate, const float* moving, std::size_t numel, float* values);
 
-/// Turns a sum of momenta into the sum of their gradients. `values` is the sum of what `ranks` ranks made of the same
-/// `share`, each with its own gradients. It becomes the sum of the gradients, `(values - decay * ranks * share) /
-/// rate`. `share` becomes a rank's part of the old sum, `values / ranks`.
+/// Turns a sum of momenta into the sum of their gradients. `values` is the sum of what `ranks` ranks made by
+/// make_momentum from the same `share`, each with its own gradients. `values` becomes the sum of the gradients,
+/// `(values - decay * ranks * share) / rate`. `share` becomes a rank's part of the old sum, `values / ranks`.
 void unmake_momentum(float decay, float rate, int ranks, std::size_t numel, float* share, float* values);
 
 }  // namespace tessera

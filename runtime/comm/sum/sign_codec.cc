@@ -13,10 +13,10 @@ namespace {
 
 constexpr std::size_t kWordBits = 32;
 constexpr std::size_t kWords = kMessageRun / kWordBits;  // words of a run's bits
-/// Number of parts in which sums over a run are made; they are added up at the end.
+/// Number of partial sums of which a sum over a run is made; they are added up at the end.
 constexpr std::size_t kLanes = 16;
 constexpr std::uint32_t kSignBit = 0x80000000u, kInfinity = 0x7f800000u;
-/// Mask of the bits at odd places. Elements of value 0 at these places vote minus if the turn is even.
+/// Mask of the bits at odd places. Elements of value 0 at these places vote - if `turn`, the step's number, is even.
 constexpr std::uint32_t kOddBits = 0xaaaaaaaau;
 
 TESSERA_INLINE std::uint32_t bits_of(float value) { return std::bit_cast<std::uint32_t>(value); }
@@ -58,7 +58,8 @@ TESSERA_INLINE void for_words(std::size_t numel, const Each& each) {
   }
 }
 
-/// Calls `take(i, value)` for the elements of a run: `magnitude` with the sign that `words` have for each.
+/// Calls `take(i, value)` for each element i of a run. `value` is `magnitude` with the sign that `words` has for
+/// element i.
 template <class Take>
 TESSERA_INLINE void signed_run(float magnitude, const std::uint32_t* words, std::size_t numel, const Take& take) {
   for_words(

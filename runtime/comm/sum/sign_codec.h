@@ -25,7 +25,7 @@ void encode_signs(float* values, const float* more, std::size_t numel, std::uint
 void decode_signs(const std::uint32_t* message, std::size_t numel, float* output);
 void add_signs(const std::uint32_t* message, std::size_t numel, float* output);
 
-/// Writes the votes of `values`. A zero votes + if its place plus `turn` is even, and - otherwise.
+/// Writes the votes of `values`. A zero votes + if its index plus `turn` (the step's number) is even, and - otherwise.
 void cast_votes(const float* values, std::size_t numel, std::uint64_t turn, std::uint32_t* votes);
 
 /// Counts `voters` messages of `numel` elements each, one behind the other. The sign with the majority wins; a tie goes
@@ -33,7 +33,8 @@ void cast_votes(const float* values, std::size_t numel, std::uint64_t turn, std:
 void count_votes(const std::uint32_t* votes, std::size_t voters, std::size_t numel, std::uint64_t turn,
                  std::uint32_t* result);
 
-/// Sets `output[i]` to `magnitude` with the message's sign. The first element becomes NaN if values were not finite.
+/// Sets `output[i]` to `magnitude` with the message's sign. The first element becomes NaN if some encoded value was not
+/// finite.
 void decode_votes(const std::uint32_t* votes, std::size_t numel, float magnitude, float* output);
 
 }  // namespace tessera

@@ -18,7 +18,8 @@ namespace {
 constexpr std::size_t kLine = 64;
 constexpr std::size_t kAhead = 1024;  // bytes: the hardware's prefetchers stop at the edge of a page
 
-// Streams whole lines. SSE2 is on every x86-64, and four stores fill a line's write-combining buffer as well as one.
+// Streams whole lines. SSE2 is on every x86-64, and four stores fill a line's write-combining buffer as well as one
+// wider store would.
 void stream_lines(std::byte* to, const std::byte* from, std::size_t lines) {
   for (std::size_t i = 0; i < lines; ++i, to += kLine, from += kLine) {
     _mm_prefetch(reinterpret_cast<const char*>(from) + kAhead, _MM_HINT_T0);

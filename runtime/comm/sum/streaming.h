@@ -5,9 +5,9 @@
 namespace tessera {
 
 // Writing past the caches (non-temporal stores). A store into memory that no cache holds first reads the line that it
-// overwrites. These stores do not, so memory that is only written costs one transfer instead of two. They pay if the
-// data is too large to be still in cache when it is read next, or if its reader is a core that a cache line reaches
-// later than memory does. They cost time otherwise.
+// overwrites. Non-temporal stores do not read it, so memory that is only written costs one transfer instead of two.
+// Non-temporal stores pay if the data is too large to be still in cache when it is read next, or if its reader is a
+// core that a cache line reaches later than memory does. Otherwise they cost time.
 
 /// Least number of bytes for which a call that streams is faster: half of a 2 MiB second-level cache.
 constexpr std::size_t kStreamBytes = 1 << 20;
@@ -19,8 +19,8 @@ void end_stream();
 /// Copies a little data that was just written, by plain stores, for other cores to read from cache. REQUIRES: no
 /// overlap.
 void keep_bytes(void* to, const void* from, std::size_t bytes);
-/// Copies one part of a larger block, where other work is done between its parts: it prefetches 2 KiB ahead, beyond the
-/// end of the part.
+/// Copies one part of a larger block, where other work is done between the block's parts. It prefetches 2 KiB ahead,
+/// beyond the end of the part.
 void load_bytes(void* to, const void* from, std::size_t bytes);
 
 /// Copies bytes. It streams if `bytes` is large, and ends the stream before it returns.

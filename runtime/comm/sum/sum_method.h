@@ -15,7 +15,7 @@ class SumMethod {
  public:
   /// Replaces `data[0, numel)` of this rank by the compressor's sum over the ranks of `group`, with the same bits on
   /// all of them. Until it returns, the compressor makes the calls of `group`, the same calls on every rank. If
-  /// reductions go on in the background, their thread calls it.
+  /// reductions go on in the background, the thread that makes them calls this function.
   virtual absl::Status sum(Collectives& group, std::string_view label, float* data, std::size_t numel) = 0;
 
  protected:

@@ -23,7 +23,7 @@ struct Threshold {
 template <int kShift, int kWidth>
 Threshold refine(const float* values, std::size_t numel, Threshold found) {
   constexpr std::size_t kBins = std::size_t{1} << kWidth;
-  // Neighbours have similar magnitudes. Separate counters avoid a wait for the previous count.
+  // Neighbours have similar magnitudes. Separate counters for neighbours avoid a wait for the previous count.
   constexpr std::size_t kApart = 4;
   std::array<std::array<std::uint32_t, kBins>, kApart> counts{};
   constexpr bool kIsFirst = kShift + kWidth == 31;

@@ -19,7 +19,7 @@ void visit_sums(SumVisitor* visitor, std::size_t offset, const float* sums, std:
 void visited_sum(std::span<const void* const> sources, DType dtype, std::span<float* const> outputs, std::size_t numel,
                  SumVisitor* visitor = nullptr, std::size_t offset = 0);
 
-/// A second place that sums are written to, for other ranks to read; null for none.
+/// A second place that sums are written to, for other ranks to read; `to` is null if there is none.
 struct ShownSums {
   float* to = nullptr;
   bool streams = false;  ///< whether it is written past the caches

@@ -23,7 +23,7 @@ std::size_t wire_bytes(WireForm form, DType dtype, std::size_t numel);
 /// Writes `input[0, numel)` of `dtype` (fp32, bf16, fp16) to `wire`, which is encoded_bytes long and aligned to 4.
 ///
 /// `residual` [numel], unless null, holds earlier rounding errors. They are added first, and replaced by the new
-/// errors. Runs that are not finite leave it as it was.
+/// errors. Runs that are not finite leave `residual` as it was.
 void encode(WireForm form, const void* input, DType dtype, std::size_t numel, std::byte* wire,
             float* residual = nullptr);
 
@@ -34,7 +34,7 @@ inline void decode(WireForm form, const std::byte* wire, float* output, std::siz
 }
 
 /// Sums what was encoded in each of `wires`, in the pairwise tree (pairwise_sum.h). `visitor` (which may be null) sees
-/// it as elements `offset...` of the output. REQUIRES: offset is a multiple of SumVisitor::kAlignment.
+/// the sums as elements `offset...` of the output. REQUIRES: offset is a multiple of SumVisitor::kAlignment.
 void sum_encoded(WireForm form, std::span<const std::byte* const> wires, float* output, std::size_t numel,
                  SumVisitor* visitor = nullptr, std::size_t offset = 0);
 

@@ -16,7 +16,8 @@ Condition with_compression() {
           }};
 }
 
-/// Holds where ranks get whole sums. Under all other strategies, on a mesh with one replica, every sum has one owner.
+/// Holds for strategies under which ranks get whole sums of gradients from each other. Under all other strategies, on a
+/// mesh with one replica, every sum has one owner.
 Condition with_whole_sums() {
   return {"a strategy under which ranks get whole sums (NO_SHARD, SHARD_OPTIMIZER, HYBRID_SHARD)",
           {"/strategy", "/mesh/replicate", "/mesh/shard", "/mesh/host", "/mesh/rank", "/placement/gradients"},
@@ -69,7 +70,7 @@ TypeRow<NoMethodConfig> none_row() {
   return {"none", "All gradients go, as gradients and sums say.", "They are exact."};
 }
 
-/// The row of a method, behind that of "none" and other methods.
+/// A row for one method; the rows of "none" and of other methods come before it.
 #define TESSERA_ROW(Config, word, text, cost, ...) \
   , TypeRow<Config> {                              \
     word, text, cost, { __VA_ARGS__ }              \

@@ -56,7 +56,8 @@ Condition with_state_on_host() {
           has_state_on_host};
 }
 
-/// Holds if records move. State that the host's CPU updates stays where it lies.
+/// Holds if records are copied between their tier and the memory where they are used. State that the host's CPU updates
+/// stays where it lies.
 Condition with_a_queue() {
   return {
       "an offload tier other than memory, but of gradients, of parameters on host, and of masters and moments on "

@@ -59,7 +59,7 @@ Condition with_warmup() {
       }};
 }
 
-/// The other schedules begin to fall where their rise ends, which they count in steps.
+/// In the other schedules the rate begins to fall where its rise ends, and these schedules count the rise in steps.
 Condition with_rise_over_samples() {
   using enum LrScheduleType;
   return with_schedule("constant, linear, cosine or wsd", {kConstant, kLinear, kCosine, kWsd});

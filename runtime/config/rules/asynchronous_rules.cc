@@ -52,8 +52,9 @@ StrategyRule never_with(std::string other, const std::string& what, std::functio
       [holds = std::move(holds)](const Strategy& s) { return s.sync.has_common_parameters() && holds(s); }, why);
 }
 
-/// Makes two rules for something that goes with none of these types. `why` is the reason for asynchronous training and
-/// for Hogwild; the reason for backups is that nobody has tried the combination.
+/// Makes two rules for something that goes neither with asynchronous training or Hogwild, nor with backups. `why` is
+/// the reason for asynchronous training and for Hogwild; the reason for backups is that nobody has tried the
+/// combination.
 void add_untried(std::vector<StrategyRule>& rules, const std::string& other, const std::string& what,
                  const std::function<bool(const Strategy&)>& holds, const char* why) {
   rules.push_back(refusal(

@@ -27,7 +27,7 @@ StrategyRule feedback_rule() {
 }
 
 /// Returns the optimizer's smallest momentum among all groups, and its key. It returns nothing if the rule squares
-/// single gradients, or takes their norms. Infinite: the program decides the momentum.
+/// single gradients, or takes their norms. It returns infinity if the program decides the momentum.
 std::optional<std::pair<double, const char*>> least_momentum(const OptimizerConfig& optimizer) {
   switch (optimizer.type) {
     case OptimizerType::kOwn:
@@ -48,8 +48,8 @@ std::optional<std::pair<double, const char*>> least_momentum(const OptimizerConf
   }
 }
 
-/// The rounding error of a single gradient is 1 / (1 - momentum) times that of the momentum that the method sends. The
-/// optimizer's own momentum undoes this factor.
+/// The rounding error of a single gradient is 1 / (1 - momentum) times as large as that of the momentum which the
+/// method sends. The optimizer's own momentum undoes this factor.
 StrategyRule momentum_rule() {
   return {
       {"/compression/method", "/compression/start_step", "/optimizer/type", "/optimizer/freeze_step",

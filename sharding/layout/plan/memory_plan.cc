@@ -13,9 +13,9 @@ std::int64_t MemoryUse::total() const { return std::accumulate(bytes.begin(), by
 
 std::int64_t MemoryUse::limited() const { return total() - (*this)[MemoryCategory::kHostRecords]; }
 
-// Plans the memory of a rank. The constructor goes category by category, and each `plan_...` function adds bytes to
-// `use_` and keeps what the engine needs in order to allocate them: parameters and slots, gradients with buckets and
-// scratch (`plan_gradients`, whose lag `plan_lag` chooses), optimizer state, matrices, then what is kept beside
+// Plans the memory of a rank. The constructor plans category after category. Each `plan_...` function adds bytes to
+// `use_`, and keeps what the engine needs to allocate them. The order is parameters and slots, gradients with buckets
+// and scratch (`plan_gradients`, whose lag `plan_lag` chooses), optimizer state, matrices, then what is kept beside
 // training (a checkpoint's copy, error feedback, activations, outer steps). Offloaded state is planned in
 // memory_plan_records.cc, and so is the image of a commit, which is made of the other categories.
 MemoryPlan::MemoryPlan(PlanInput input) : input_(std::move(input)) {
@@ -325,8 +325,8 @@ void MemoryPlan::plan_lag() {
 }
 
 // A step reads and writes its states side by side. If three streams lie a multiple of 128 MiB apart, give or take a
-// page, it takes 2.8 times as long on processors of AMD's family 25; 8 KiB more between them are enough. Large pieces
-// therefore have a length that is an odd multiple of kApart.
+// page, the step takes 2.8 times as long on processors of AMD's family 25; 8 KiB more between the streams avoid that.
+// Large pieces therefore have a length that is an odd multiple of kApart.
 constexpr std::int64_t kLargePiece = std::int64_t{32} << 20, kApart = 16 << 10;
 
 StatePiece state_piece(StateDType dtype, std::int64_t numel) {
@@ -435,7 +435,7 @@ void MemoryPlan::plan_feedback() {
   use_[MemoryCategory::kHostRecords] += gathers_on_host().bytes() + replica_gathers_on_host().bytes();
 }
 
-/// Returns whether a GPU's host makes the sums on some axis. It makes those that are compressed.
+/// Returns whether a GPU's host makes the sums on some axis. The host makes the sums that are compressed.
 bool MemoryPlan::sums_on_host() const {
   return input_.placement.is_queued &&
          (input_.wire.compressed_shard_part > 0 || input_.wire.compressed_replicate_part > 0);
@@ -555,7 +555,7 @@ void MemoryPlan::plan_outer() {
   const bool has_common_values = outer.has_common_parameters() && !outer.is_hogwild() && !outer.has_servers();
   const bool has_mean_squares = has_common_values && outer.asynchronous.delay_compensation.adaptive;
   const std::int64_t copies = outer.has_outer_optimizer() || has_mean_squares ? 2 : has_common_values ? 1 : 0;
-  // A rank of Hogwild that has its own states has the states of the other ranks' parts, too.
+  // A Hogwild rank that keeps optimizer states of its own keeps them for the other ranks' parts, too.
   const bool has_all_states = outer.is_hogwild() && outer.asynchronous.states == StateSharing::kOwn;
   const std::int64_t more = has_all_states ? static_cast<std::int64_t>(input_.update.states.size()) * (all - part) : 0;
   passes_.outer = {part, copies * part + more, outer.has_common_parameters() ? 0 : largest,

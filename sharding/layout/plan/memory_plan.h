@@ -31,7 +31,7 @@ namespace tessera {
 enum class BucketMode {
   kInPlace,      ///< the gradient buffer itself: replicated fp32 gradients reduced once a step, or one rank
   kAccumulator,  ///< fp32 buffers of full size, one a unit: unsharded accumulation over microbatches
-  kShared,       ///< a few bucket slots, in which units take turns
+  kShared,       ///< a few bucket slots, which units use in turn
 };
 
 /// A second copy of sharded parameters (Strategy::secondary), on these ranks.
@@ -55,8 +55,8 @@ struct PlannedPlacement : Placement {
   SecondaryCopy secondary = {};
 };
 
-/// What lies outside of memory, or is copied out of it. OffloadConfig::paths are left out, since no size depends on
-/// them.
+/// The state that lies outside of memory, or is copied out of memory. OffloadConfig::paths are left out, since no size
+/// depends on them.
 struct PlannedTiers : OffloadConfig {
   using OffloadConfig::operator=;   ///< takes the tiers of a strategy and leaves the rest as it is
   bool copies_checkpoints = false;  ///< CheckpointConfig::async
@@ -94,11 +94,11 @@ struct PlannedUpdate {
   StateFormats matrix_states = {};
   MatrixWork matrix_work = {};
   bool in_backward = false;  ///< a unit is updated as soon as its gradients are summed (optimizer.in_backward)
-  /// An update goes over all state twice (lamb, lars). The first pass only reads parameters. It only reads states too,
-  /// unless `first_pass_moves_states`.
+  /// An update goes over all state twice (lamb, lars). The first pass only reads parameters. It also only reads states,
+  /// unless `first_pass_moves_states` is true.
   bool twice = false, first_pass_moves_states = false;
-  /// CheckConfig::values: all values are checked after each step. No size depends on it, only
-  /// MemoryPlan::publishes_behind.
+  /// CheckConfig::values: all values are checked after each step. No size depends on it; only
+  /// MemoryPlan::publishes_behind does.
   bool checks_values = false;
   SyncConfig outer = {};  ///< outer steps of replicas, or the rules of asynchronous ranks
 };
@@ -176,17 +176,17 @@ struct SlotPlan {
 /// The buffers in which gradients become sums, and how long a unit's reduction is under way.
 struct SumPlan {
   BucketMode bucket_mode = BucketMode::kShared;
-  std::int64_t shared_buckets = 0;  ///< number of buckets in which units take turns; the root unit has one more
+  std::int64_t shared_buckets = 0;  ///< number of buckets that units use in turn; the root unit has one more
   std::int64_t bucket_bytes = 0;    ///< bytes of a shared bucket
   /// How many units later a rank does its share of a unit's reduction (Work::advance). `end_lag` says how many
   /// units after the start the rank waits for the end. 0: it waits right after the start.
   ///
   /// - One host's CPU: the end is twice as late as the share, so that a rank may be that many units ahead of another
-  ///   before it waits. If each unit costs two buckets, the lag is what fits 8 MiB, and 3 at most.
+  ///   before it waits. If a lag of one unit costs two buckets, the lag is the longest whose buckets fit into 8 MiB,
+  ///   and 3 at most.
   /// - Network: the end is one unit later, or as late as transports allow where that costs nothing.
   /// - GPU: the share is done at the start, and the end is one unit later. Sums that go on over the replicate axis
-  ///   begin a unit later and end after another one, and so do sums that the host makes
-  ///   (MemoryPlan::SlotsOnHost).
+  ///   begin one unit later and end after one more unit, and so do sums that the host makes (MemoryPlan::SlotsOnHost).
   std::int64_t reduction_lag = 0, end_lag = 0;
   std::int64_t units_under_way() const { return end_lag + 1; }
   /// fp32 elements of scratch for one unit's reduction; every unit whose reduction may be under way has its own.
@@ -202,11 +202,11 @@ struct SumPlan {
   /// Sums of blocks go in pieces through extra memory (BlockSums). A piece that one rank joins at a time has this many
   /// fp32 elements.
   std::int64_t block_piece_numel = 0;
-  /// Number of places for sums that units share where they are updated in backward, since no sum then has a place for
-  /// itself; the root unit has one more place. A unit takes its place when its reduction starts (with
+  /// Number of places that units share for their sums if units are updated in backward, where no sum has a place for
+  /// itself. The root unit has one more place. A unit takes its place when its reduction starts (with
   /// BucketMode::kInPlace when its first gradient comes), and gives it back when it is updated.
   std::int64_t shared_sums = 0;
-  std::int64_t sum_bytes = 0;  ///< bytes of a shared place
+  std::int64_t sum_bytes = 0;  ///< bytes of one of these shared places
   /// Number of fp32 elements of the notes that ranks send about a unit with its reduction. Every unit whose reduction
   /// may be under way has that many elements.
   std::int64_t notes_numel = 0;
@@ -224,9 +224,10 @@ struct FirstPass {
 };
 
 /// Elements for outer steps and asynchronous ones (SyncConfig). `part`: this rank's part of all masters. `states`:
-/// outer weights and momentum, each as many; or the values that ranks pull, and with an adaptive lambda the means of
-/// its squares (DelayCompensationConfig); or, on a rank of Hogwild that keeps all states itself, the states beside
-/// its part (MemoryCategory::kOptimizer). `largest`: the largest group, whole, on its way over the replicate axis.
+/// outer weights and momentum, each as many elements as `part`; or the values that ranks pull, and with an adaptive
+/// lambda the means of its squares (DelayCompensationConfig); or, on a rank of Hogwild that keeps all states itself,
+/// the states of the other ranks' parts (MemoryCategory::kOptimizer). `largest`: the largest group, whole, on its way
+/// over the replicate axis.
 /// `sent`: with streaming_diloco this rank's part of the outer gradients of the largest fragment. `largest` and `sent`
 /// count in kStaging.
 struct OuterNumel {
@@ -274,8 +275,8 @@ struct RecordPlan {
   /// Returns the number of records of tensor states that are read ahead, or written behind.
   std::int64_t tensor_states_ahead() const { return std::min(tensor_states_of_a_batch, kMostQueueDepth); }
   /// The number of records of parameters, and of masters and states, that are read ahead; as many are written behind.
-  /// It is OffloadConfig::queue_depth. If the strategy leaves it out, it is kQueueDepth; with updates in backward it is
-  /// the number of records of a unit, half of kMostQueueDepth at most: a user who has the memory may set more.
+  /// It is OffloadConfig::queue_depth. If the strategy leaves that out, the number is kQueueDepth. Updates in backward
+  /// make it the number of records of a unit, at most half of kMostQueueDepth: a user who has the memory may set more.
   std::int64_t queue_depth = kQueueDepth;
   /// Bytes of records of states and tensor states that all passes of a step copy to the GPU, and as many are copied
   /// back. It is 0 on the CPU, and where the host's CPU updates them.
@@ -297,7 +298,7 @@ class MemoryPlan {
   MemoryPlan() = default;
   explicit MemoryPlan(PlanInput input);
 
-  /// Returns what the plan was made from; a plan with something else is made from a changed copy of it.
+  /// Returns the input that the plan was made from. To plan for another input, make a plan from a changed copy of it.
   const PlanInput& input() const { return input_; }
   const std::vector<UnitShape>& units() const { return input_.units; }
   const PlannedPlacement& placement() const { return input_.placement; }
@@ -337,16 +338,17 @@ class MemoryPlan {
   }
   /// Returns whether the second copy holds parameters of this dtype as int8 codes.
   bool rounds_secondary(DType dtype) const;
-  /// Returns the bytes of this rank's part of a group's second copy, in whole cache lines. The second number is that of
-  /// all groups of units that the copy holds (they count in MemoryCategory::kParameters), and the third is that of the
-  /// largest group's codes on their way to a slot (in kSlots).
+  /// Returns the bytes of this rank's part of a group's second copy, in whole cache lines. The second function returns
+  /// the bytes for all groups of units that the copy holds (they count in MemoryCategory::kParameters). The third
+  /// function returns those for the largest group's codes on their way to a slot (in kSlots).
   std::int64_t secondary_bytes_of(const GroupShape& group) const;
   std::int64_t secondary_bytes() const;
   std::int64_t secondary_codes_bytes() const;
   /// Returns whether a unit's gradients stay where they are until a microbatch's backward has ended: they accumulate
   /// there over microbatches, or join a tree (`sums_wait`).
   bool keeps_gradients() const;
-  /// Returns the fp32 elements of one of a unit's sums that wait (SumPlan::waiting_sums), and the bytes of all.
+  /// Return the fp32 elements of one of a unit's sums that wait (SumPlan::waiting_sums), and the bytes of all sums that
+  /// wait.
   std::int64_t waiting_numel_of(const UnitShape& unit) const;
   /// The index of the first place for whole gradients of a microbatch of another rank that this rank repeats; these
   /// places follow those of its own run. There is one place for each such microbatch (MicrobatchOrder::backups).
@@ -357,7 +359,8 @@ class MemoryPlan {
   bool joins_own_parts() const { return input_.placement.gradients.shard && input_.placement.mesh.replicate_size == 1; }
   /// Returns the fp32 elements of the memory through which the pieces of blocks go (SumPlan::block_piece_numel).
   std::int64_t block_exchange_numel() const;
-  /// Returns the bytes that a rank sends in a step: of blocks, and of the joined sums where they are sent on.
+  /// Returns the bytes that a rank sends in a step: those of blocks, and those of joined sums that are sent to further
+  /// ranks.
   std::int64_t block_bytes_of_step() const;
   /// The microbatches of a step.
   MicrobatchOrder order() const;
@@ -398,20 +401,20 @@ class MemoryPlan {
   /// MemoryCategory::kFeedback); empty if there is none.
   MethodLayout method_layout_of(const GroupShape& group) const;
   /// Pinned memory through which a GPU's compressed sums go, on one axis, since its host makes them: each reduction of
-  /// a group that may be under way has a slot. On a GPU these, feedback and what methods keep count in
-  /// MemoryCategory::kHostRecords.
+  /// a group that may be under way has a slot. On a GPU, this memory, error feedback and what methods keep are counted
+  /// in MemoryCategory::kHostRecords.
   struct SlotsOnHost {
     std::int64_t slots = 0, slot_bytes = 0;
     std::int64_t bytes() const { return slots * slot_bytes; }
   };
   SlotsOnHost shard_sums_on_host() const;
   SlotsOnHost replicate_sums_on_host() const;
-  /// Returns the pinned memory for outer gradients (SyncConfig) that replicas of GPUs compress: a slot for each group
-  /// of a fragment that is under way; otherwise one slot, since the host then waits for each sum.
+  /// Returns the pinned memory for outer gradients (SyncConfig) that replicas of GPUs compress. With streaming_diloco
+  /// it has a slot for each group of a fragment; otherwise it has one slot, since the host waits for each sum.
   SlotsOnHost outer_sums_on_host() const;
   /// Returns the pinned memory for values that GPUs gather in another form (PlannedWire::gathers, replica_gathers): a
-  /// slot for each group of the units gathered ahead, and of the unit in use. If more are under way, the oldest ends
-  /// first.
+  /// slot for each group of the units gathered ahead, and of the unit in use. If more gathers are under way, the oldest
+  /// ends first.
   SlotsOnHost gathers_on_host() const;
   SlotsOnHost replica_gathers_on_host() const;
 
@@ -421,9 +424,9 @@ class MemoryPlan {
   Chunks parameter_chunks_of(const GroupShape& group) const;
   /// Returns the most records that one unit's update moves: records of parameters in files, or of masters and states.
   std::int64_t most_records_of_a_unit() const;
-  /// The bytes of all parameter servers' shards together, and those that a rank sends to servers and receives from them
-  /// in a step that uses all parameters, without heads of messages and the numbers behind them. All are 0 where no
-  /// servers own shards.
+  /// The bytes of all parameter servers' shards together, and the bytes that a rank sends to servers and receives from
+  /// them in a step that uses all parameters. Heads of messages, and the numbers behind them, are not counted. All are
+  /// 0 where no servers own shards.
   struct ServedBytes {
     std::int64_t shards = 0, sent = 0, received = 0;
   };
@@ -491,7 +494,7 @@ class MemoryPlan {
   std::int64_t reductions_under_way() const;
   void plan_image();
   void plan_outer();
-  /// Memory for records that stay there; the first `first` records get it before the others.
+  /// Memory for records that are cached in it; the first `first` records get it before the others.
   struct Cache {
     std::int64_t bytes = 0, first = 0;
   };
@@ -501,12 +504,13 @@ class MemoryPlan {
   RecordPool plan_files_of_gpu(const std::vector<std::int64_t>& bytes, Cache cache, std::int64_t held,
                                std::int64_t more);
   void plan_host_step();
-  /// The first returns whether records of masters and states lie in the memory of a GPU's host, and the second whether
-  /// the host's CPU updates them there.
+  /// The first function returns whether records of masters and states lie in the memory of a GPU's host, and the second
+  /// function whether the host's CPU updates them there.
   bool states_on_host() const;
   bool states_stay_on_host() const;
   VisitWork first_work() const;
-  /// Slots for one record in use, for those that are read ahead, and for those that are written behind.
+  /// Returns the number of slots for one record in use, for `queue_depth` records that are read ahead, and for as many
+  /// that are written behind.
   static std::int64_t slots_of(std::int64_t queue_depth) { return 2 * queue_depth + 1; }
   std::int64_t slots_of_queue() const { return slots_of(records_.queue_depth); }
   std::int64_t chosen_queue_depth() const;

@@ -3,9 +3,9 @@
 //
 // Each kind of state (parameters, masters and states, tensor states, sums of gradients) becomes a list of records, one
 // for each offloaded chunk. A pool then says how many records are cached, how many slots the other records share, and
-// how much of this memory is on a GPU or on its host. The programs of a step (step_programs) are played on the list
-// (record_traffic.h) to count what is read and written. The image of a commit is planned last: it consists of the state
-// that the pools keep in memory.
+// how much of the pool's memory is on a GPU or on its host. A simulation of the step's programs (step_programs) on
+// these lists (record_traffic.h) counts what is read and written. The image of a commit is planned last: it consists of
+// the state that the pools keep in memory.
 
 #include <algorithm>
 #include <cmath>
@@ -28,7 +28,7 @@ std::int64_t sum(std::span<const std::int64_t> bytes) {
 }  // namespace
 
 std::int64_t MemoryPlan::most_records_of_a_unit() const {
-  // parameters in pinned memory are updated where they lie
+  // parameters in pinned memory are updated where they lie, so their records are not counted
   const bool has_parameters = input_.tiers.parameters.tier == Tier::kNvme;
   std::int64_t most = 0;
   for (const UnitShape& unit : input_.units) {
@@ -45,7 +45,7 @@ std::int64_t MemoryPlan::most_records_of_a_unit() const {
 
 std::int64_t MemoryPlan::chosen_queue_depth() const {
   if (input_.tiers.queue_depth) return *input_.tiers.queue_depth;
-  // If units come from a GPU's host, two records of states are read ahead, however much memory there is.
+  // If units come from a GPU's host, the queue depth is kQueueDepth, however much memory there is.
   const bool gives_way = input_.placement.is_queued && parameters_below();
   if (!input_.update.in_backward || gives_way) return kQueueDepth;
   return std::clamp(most_records_of_a_unit(), kQueueDepth, kMostQueueDepth / 2);
@@ -80,8 +80,8 @@ RecordPool pinned_pool(const std::vector<std::int64_t>& bytes) {
 
 }  // namespace
 
-/// Plans a pool of records in files that a GPU uses, `held` of them at once. Their slots are memory of its host; `more`
-/// slots are for records that are read ahead and written behind.
+/// Plans a pool of records that lie in files and are used by a GPU, `held` of them at once. Their slots are memory of
+/// its host; `more` slots are for records that are read ahead and written behind.
 RecordPool MemoryPlan::plan_files_of_gpu(const std::vector<std::int64_t>& bytes, Cache cache, std::int64_t held,
                                          std::int64_t more) {
   RecordPool pool = plan_pool(bytes, cache, more + held);
@@ -90,8 +90,9 @@ RecordPool MemoryPlan::plan_files_of_gpu(const std::vector<std::int64_t>& bytes,
   return pool;
 }
 
-/// Plans a pool of records that go through a GPU. They have slots on the GPU for the way from its host's memory and
-/// back. Records in files have slots on the host too: for records that are on the GPU, read ahead, or written behind.
+/// Plans a pool of records that go through a GPU. These records have slots on the GPU, through which they are copied
+/// from its host's memory and back. Records in files have slots on the host too, while they are on the GPU, read ahead,
+/// or written behind.
 RecordPool MemoryPlan::plan_streamed_pool(const std::vector<std::int64_t>& bytes, Cache cache) {
   if (bytes.empty()) return {};
   const bool on_host = states_on_host(), stays = states_stay_on_host();
@@ -271,7 +272,7 @@ std::int64_t MemoryPlan::tensor_state_record_bytes_of(const GroupShape& group) c
 
 /// Tensor states move batch by batch. Each unit owns records; it owns none where its states stay in memory.
 void MemoryPlan::plan_tensor_states(Steps steps) {
-  std::vector<std::int64_t> bytes;  // bytes for each group that has such states
+  std::vector<std::int64_t> bytes;  // bytes for each group that has tensor states
   RecordList records;
   std::vector<std::size_t> units;  // theirs
   for (std::size_t unit = 0; unit < input_.units.size(); ++unit) {
@@ -379,15 +380,16 @@ void MemoryPlan::plan_gradient_records(Steps steps) {
   count(steps, RecordKind::kGradients, records, records_.gradients);
 }
 
-/// Returns whether the device that trains updates a part of the unit. Otherwise its host's CPU updates all of it.
+/// Returns whether the device that trains updates at least a part of the unit. Otherwise its host's CPU updates all of
+/// it.
 bool MemoryPlan::updates_by_device(const UnitShape& unit) const {
   return std::ranges::any_of(unit.groups, [&](const GroupShape& group) {
     return group.trainable && (!passes_.steps_on_host || records_of(group).before_records() > 0);
   });
 }
 
-/// Each microbatch copies all sums out, and each but the first copies them in before. The update copies in the sums
-/// that the GPU needs.
+/// Each microbatch copies all sums of gradients to the host, and each microbatch but the first copies them to the GPU
+/// before. The update copies those sums to the GPU that the GPU needs.
 void MemoryPlan::plan_gradient_copies() {
   for (const UnitShape& unit : std::span(input_.units).subspan(1)) {
     const std::int64_t bytes = sum_bytes_of(unit);
@@ -408,14 +410,14 @@ void MemoryPlan::plan_image() {
           parameter_chunks_of(group).before_records() * static_cast<std::int64_t>(size_of(group.dtype));
     }
   }
-  records_.disk.durable_bytes = records_.disk.bytes;  // each record in files has a second place, for commits
+  records_.disk.durable_bytes = records_.disk.bytes;  // each record has a second place in its file, for commits
   std::vector<std::int64_t> bytes;
   for (std::int64_t left = records_.image_bytes; left > 0; left -= bytes.back()) {
     bytes.push_back(in_pages(std::min(left, input_.tiers.record_bytes)));
   }
   const std::int64_t before = records_.disk.bytes;
   records_.image = plan_pool(bytes, /*cache=*/{}, slots_of(image_queue_depth()));
-  if (input_.placement.is_queued) {  // a GPU copies the image to this memory
+  if (input_.placement.is_queued) {  // a GPU copies the commit's image to memory of its host
     use_[MemoryCategory::kRecords] -= records_.image.memory_bytes();
     use_[MemoryCategory::kHostRecords] += records_.image.memory_bytes();
   }
@@ -424,8 +426,8 @@ void MemoryPlan::plan_image() {
   records_.disk.durable_bytes += 2 * records_.disk.written_in_commit;
 }
 
-/// Plans the slots of activations in files. Activations on a GPU's host take memory as they come, and no plan knows how
-/// much memory.
+/// Plans the slots of activations in files. Activations on a GPU's host take memory when they are offloaded, and no
+/// plan knows how much memory.
 void MemoryPlan::plan_activations() {
   const OffloadConfig& offload = input_.tiers;
   if (offload.activations != Tier::kNvme) return;

@@ -14,8 +14,8 @@
 
 namespace tessera {
 
-/// A microbatch that another rank than its owner has made too, and has ended first ("deal.backups"). `turn`: how many
-/// such microbatches `rank` has made before it in the step.
+/// A microbatch that two ranks have made ("deal.backups"): its owner, and another rank, which has ended the microbatch
+/// first. `turn`: how many such microbatches `rank` has made before it in the step.
 struct MadeAgain {
   std::int64_t microbatch = 0;
   int rank = 0;
@@ -33,8 +33,9 @@ struct MicrobatchOrder {
   std::int64_t longest = 0;               ///< above 0: runs are dealt ("deal" by speed), and none is longer than this
   std::vector<std::int64_t> begins = {};  ///< [rank]: where dealt runs begin; empty: each rank has `each`
   std::int64_t backups = 0;               ///< most microbatches of other ranks that a rank makes again
-  /// The microbatches of the step under way that other ranks made again and that count, in the order of their numbers;
-  /// set once ranks know them. They are the last microbatches of their owners' runs.
+  /// The microbatches of the present step that other ranks made again, and for which those ranks' gradients are used.
+  /// They come in the order of their numbers, and are set once ranks know them. They are the last microbatches of their
+  /// owners' runs.
   std::vector<MadeAgain> made_again = {};
   /// Above 0: the microbatches of a step ("deal.microbatches"), which `ranks` need not divide; `each` is rounded up.
   std::int64_t total = 0;
@@ -96,7 +97,7 @@ inline bool cuts_subtrees(const MicrobatchOrder& order, const MeshPosition& mesh
   return !is_power_of_two(order.each) || (mesh.replicate_size > 1 && !is_power_of_two(mesh.shard_size));
 }
 
-/// Returns the order under `strategy` on so many ranks. Where microbatches are dealt, this is the order of the first
+/// Returns the order under `strategy` on `ranks` ranks. Where microbatches are dealt, this is the order of the first
 /// steps.
 inline MicrobatchOrder microbatch_order(const Strategy& strategy, int ranks) {
   const std::int64_t total = strategy.deal.by == DealBy::kSpeed ? strategy.deal.microbatches : 0;

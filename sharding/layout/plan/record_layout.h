@@ -8,7 +8,8 @@
 
 namespace tessera {
 
-/// The state that a rank keeps for each element of its optimizer part, and the share that is offloaded.
+/// The state that a rank keeps for each element that its optimizer updates, and the share of this state that is
+/// offloaded.
 struct TieredState {
   std::int64_t master_bytes = 0;  ///< bytes of an element's master outside the parameter: 0, 2 (low halves) or 4
   StateFormats states = {};       ///< formats of the numbers that the optimizer keeps
@@ -31,7 +32,7 @@ class RecordLayout : public Chunks {
   RecordLayout(std::int64_t numel, const TieredState& state);
 
   const TieredState& state() const { return state_; }
-  /// Returns how many elements, counted from the part's first, have their masters and their states in memory.
+  /// Returns how many elements, counted from the part's first, have their masters (or their states) in memory.
   std::int64_t masters_in_memory() const { return numel_before(first_master_); }
   std::int64_t states_in_memory() const { return numel_before(first_state_); }
 
@@ -44,7 +45,7 @@ class RecordLayout : public Chunks {
     std::int64_t offset = 0, bytes = 0;
   };
   struct Record {
-    std::int64_t bytes = 0;  ///< whole pages
+    std::int64_t bytes = 0;  ///< a multiple of the page size
     Piece masters;
     struct State {
       Piece numbers, scales;

@@ -35,7 +35,7 @@ std::int64_t RecordSlots::use(std::size_t record) {
 std::int64_t RecordSlots::go_through(std::span<const Stretch> stretches) {
   std::size_t all = 0, passed = 0;
   for (const Stretch& stretch : stretches) all += stretch.end - stretch.begin;
-  const std::size_t last = all - std::min(all, slots_);  // the slots keep these records until the end
+  const std::size_t last = all - std::min(all, slots_);  // the slots keep every record from here on until the end
   std::int64_t read = 0;
   for (const Stretch& stretch : stretches) {
     const std::size_t length = stretch.end - stretch.begin;
@@ -53,7 +53,7 @@ std::int64_t RecordSlots::go_through(std::span<const Stretch> stretches) {
 
 namespace {
 
-/// Plays steps on the records of one kind.
+/// Simulates steps on the records of one kind, and counts the bytes that move.
 class StepPlayer {
  public:
   StepPlayer(RecordKind kind, const RecordList& records, std::int64_t slots)
@@ -85,7 +85,7 @@ class StepPlayer {
     }
   }
 
-  /// Where no unit visits a record twice, the visits of all units are one pass.
+  /// The visits of all units are one pass if no record is visited twice.
   void update_in_backward(const StepProgram& program, const StepOp& op) {
     if (!program.announces_units) return visit(program.visits_of(op));
     for (std::size_t unit = program.unit_ops.size(); unit-- > 0;) {
@@ -130,7 +130,7 @@ class StepPlayer {
     for (const Visit& visit : visits) {
       const Access access = access_of(visit);
       if (access == Access::kNone) continue;
-      // A unit's gradients are brought once for all of its visits that follow each other.
+      // A unit's gradients are brought once for all visits of this unit that follow each other.
       if (kind_ == RecordKind::kGradients && std::exchange(unit, visit.unit) == visit.unit) continue;
       const Stretch stretch = stretch_of(visit);
       stretches.push_back(stretch);

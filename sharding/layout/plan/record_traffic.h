@@ -22,7 +22,7 @@ enum class RecordKind : std::uint8_t { kParameters, kStates, kTensorStates, kGra
 struct RecordList {
   std::vector<std::int64_t> bytes;  ///< size of each record
   /// [owners + 1]: the first record of each owner. An owner is a group that trains; for gradients and tensor states, it
-  /// is a unit. No visit goes beyond the last entry.
+  /// is a unit. The last entry is the number of records, so no visit goes beyond it.
   std::vector<std::size_t> first = {0};
 
   /// Closes an owner: all records that were added since the last call belong to it.
@@ -37,16 +37,16 @@ struct Stretch {
   bool backward = false;
 };
 
-/// Slots that keep the records which were used last, as the slots of a FileTier do.
+/// Slots that keep the records used last, as the slots of a FileTier do.
 class RecordSlots {
  public:
   /// `bytes`: the size of each record.
   RecordSlots(std::span<const std::int64_t> bytes, std::int64_t slots);
 
-  /// Goes through the stretches, in which no record comes twice, and returns the bytes of those records that were in no
-  /// slot. When a pass begins, the slots can hold only its first records; when it ends, they hold its last ones. The
-  /// search therefore looks at these records alone. It compares slots^2 numbers at most, however many records there
-  /// are.
+  /// Uses the records of the stretches, in which no record comes twice, and returns the bytes of those records that
+  /// were in no slot. When a pass begins, the slots can hold only its first records; when it ends, they hold its last
+  /// ones. The search therefore looks at these records alone. It compares slots^2 numbers at most, however many records
+  /// there are.
   std::int64_t go_through(std::span<const Stretch> stretches);
   /// Returns the bytes of the records [begin, end) together.
   std::int64_t bytes_of(std::size_t begin, std::size_t end) const { return before_[end] - before_[begin]; }
@@ -54,7 +54,7 @@ class RecordSlots {
  private:
   std::int64_t use(std::size_t record);
 
-  std::vector<std::int64_t> before_;  ///< [records + 1]: bytes of all records in front of each
+  std::vector<std::int64_t> before_;  ///< [records + 1]: total bytes of all records in front of each one
   const std::size_t slots_;
   std::vector<std::size_t> kept_;  ///< records in the slots; the one used last is at the end
 };

@@ -18,7 +18,7 @@ bool has_matrices(const StepInput& input) {
   return input.first_work == VisitWork::kDirections || input.first_work == VisitWork::kReadMasters;
 }
 
-/// Writes the programs of one input.
+/// Writes the programs for one StepInput.
 class ProgramWriter {
  public:
   /// `turned`: whether this is the second of the two programs.
@@ -82,8 +82,8 @@ class ProgramWriter {
     }
   }
 
-  /// Adds backward, and the operations up to the decision. The visits [0, end) are the first pass, which is read ahead
-  /// during backward.
+  /// Adds backward, and the operations up to the decision. The visits [0, end) are the first pass, whose records are
+  /// read ahead during backward.
   void train(std::int64_t end) {
     add(StepOpKind::kAnnounce, 0, end);
     add(StepOpKind::kBackward);
@@ -94,7 +94,7 @@ class ProgramWriter {
     add(StepOpKind::kDecide);
   }
 
-  /// Returns whether the pass that updates matrices goes backward, where the pass before it ended.
+  /// Returns whether the pass that updates matrices begins where the pass before it ended, and so goes backward.
   bool comes_back() const { return !input_.executor.queued || alternates(input_); }
   /// A GPU's host may have to wait for records, and other ranks wait for the exchange. So on a GPU Muon's exchange is
   /// queued first. Elsewhere the records come while matrices are exchanged.
@@ -197,7 +197,7 @@ class ProgramWriter {
     return ops;
   }
 
-  /// The pass that measures goes forward, since norms are added up in that order.
+  /// The pass that measures norms goes forward, since norms are added up in that order.
   void update_layers() {
     append(Which::kAll, input_.first_work, /*backward=*/false);
     const std::int64_t first = next();
@@ -235,16 +235,16 @@ class ProgramWriter {
   StepProgram program_;
 };
 
-/// Returns whether two programs take turns. Steps that measure always begin forward. Backward leaves the offloaded
-/// gradients of the first units in memory, so steps with such gradients begin with these units too. On a CPU, elements
-/// and matrices change places in each step, whether they are offloaded or not.
+/// Returns whether two programs take turns. Steps that measure norms always go forward in their first pass. Backward
+/// leaves the offloaded gradients of the first units in memory, so steps with such gradients begin with these units
+/// too. On a CPU, the order of elements and matrices is reversed in each step, whether they are offloaded or not.
 bool takes_turns(const StepInput& input) {
   if (input.updates_in_backward) return false;
   if (has_matrices(input)) return !input.executor.queued || alternates(input);
   return input.first_work == VisitWork::kUpdate && !input.gradients_below && alternates(input);
 }
 
-/// Returns whether passes begin backward: a GPU host's CPU takes groups as their gradients come.
+/// Returns whether a step's first pass goes backward: a GPU host's CPU takes groups as their gradients come.
 bool begins_backward(const StepInput& input) { return input.executor.host_updates && !input.gradients_below; }
 
 }  // namespace

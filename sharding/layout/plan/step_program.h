@@ -12,9 +12,9 @@ namespace tessera {
 /// The order of a training step, defined once, in integers: which groups its passes visit and in which direction, which
 /// records they read and write, and when ranks agree, exchange matrices and make values known.
 ///
-/// MemoryPlan uses it to count what a step reads and writes (record_traffic.h), the planner to write the script of a
-/// predicted step, and StepWalk to make steps. A program says what a step *may* visit: the code that makes the step
-/// leaves out parameters that got no gradient.
+/// MemoryPlan uses it to count what a step reads and writes (record_traffic.h). The planner uses it to write the script
+/// of a predicted step, and StepWalk uses it to make steps. A program says what a step *may* visit: the code that makes
+/// the step leaves out parameters that got no gradient.
 
 /// The kinds of work that a visit does with a group.
 enum class VisitWork : std::uint8_t {
@@ -26,16 +26,16 @@ enum class VisitWork : std::uint8_t {
   kSwapAverages,  ///< parameters and their averages change places; then the group is published
 };
 
-/// The ways in which a visit uses records of one kind.
+/// What a visit does with records of one kind: nothing, reads them, or writes them.
 enum class Access : std::uint8_t { kNone, kRead, kWrite };
 
 /// One group's turn in a pass.
 struct Visit {
-  std::int32_t unit = 0;   ///< MemoryPlan::units()
+  std::int32_t unit = 0;   ///< index in MemoryPlan::units()
   std::int32_t group = 0;  ///< index among the groups that train, in the order of units
   VisitWork work = VisitWork::kUpdate;
-  bool backward = false;         ///< offloaded sums of gradients are in memory for the visit, one unit's at a time
-  bool needs_gradients = false;  ///< sums of gradients that lie below memory are open meanwhile, a unit's at a time
+  bool backward = false;         ///< visits records from the last to the first
+  bool needs_gradients = false;  ///< offloaded sums of gradients are in memory for the visit, one unit's at a time
   Access parameters = Access::kNone, states = Access::kNone;
   friend bool operator==(const Visit&, const Visit&) = default;
 };
@@ -55,12 +55,12 @@ enum class StepOpKind : std::uint8_t {
   kAgreeOnNorms,  ///< ranks tell each other each layer's norms
   /// sends matrices or directions to owners and brings results back; makes the visits [begin, end) itself
   kExchange,
-  kEndPass,    ///< no record is in use; changed records are written in the background
+  kEndPass,    ///< no record is in use any more; changed records are written in the background
   kPublished,  ///< waits for published values
   kBarrier,    ///< ranks that share one copy of the parameters wait for each other
 };
 
-/// `begin`, `end`: a range of visits, where the kind says so.
+/// `begin`, `end`: a range of visits, if the comment on the kind mentions one.
 struct StepOp {
   StepOpKind kind = StepOpKind::kForward;
   std::int64_t begin = 0, end = 0;
@@ -112,7 +112,7 @@ struct StepInput {
   Records parameters, states;
   bool gradients_below = false;
   bool updates_in_backward = false;
-  bool publishes_behind = false;  ///< the next forward waits for values of the units that it reads
+  bool publishes_behind = false;  ///< the next forward waits for published values, unit by unit
   bool shares_parameters = false;
   Executor executor;
 };

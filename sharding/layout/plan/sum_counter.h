@@ -32,25 +32,25 @@ inline std::vector<TreeBlock> blocks_of(TreeBlock run, std::int64_t all) {
 }
 
 /// Says how a rank adds up its run of microbatches, which come one after the other, in the pairwise tree (collectives.h
-/// rule 3) over all microbatches of the step. Sums wait in places 0, 1, ..., each the sum of one node, with the earlier
-/// nodes in front. A new sum joins the last sum that waits, as long as the two together make one node, and then waits
-/// behind the sums that are left. After the last microbatch of the run, one sum waits for each node in `blocks_of` the
-/// run. Only the total waits if the run is a node, such as all microbatches of a step.
+/// rule 3) over all microbatches of the step. Sums wait in places (buffers) numbered 0, 1, ...: each place holds the
+/// sum of one node, and earlier nodes have lower numbers. A new sum joins the last sum that waits, as long as the two
+/// together make one node, and then waits behind the sums that are left. After the last microbatch of the run, one sum
+/// waits for each node in `blocks_of` the run. Only the total waits if the run is a node, such as all microbatches of a
+/// step.
 ///
 /// MemoryPlan plans the memory of the places, and Reducer adds the sums. The last sum of a run stays where its
 /// microbatch's gradients are, so it needs no place. REQUIRES: the run is not empty.
 class SumCounter {
  public:
-  /// The most sums that one sum joins: a run has as many microbatches as a strategy may have (gradient_accumulation, at
-  /// most 10^6).
+  /// The most sums that one sum joins, since a run has at most 10^6 microbatches (gradient_accumulation).
   static constexpr int kMostJoined = 20;
 
-  /// Makes the counter of a run that is a whole tree, or a subtree, of so many microbatches.
+  /// Makes the counter of a run of `rounds` microbatches that is a whole tree, or a subtree.
   explicit SumCounter(std::int64_t rounds) : SumCounter({0, rounds}, rounds) {}
   SumCounter(TreeBlock run, std::int64_t all) : run_(run), all_(all) {}
 
-  /// The turn of one microbatch's sum: it joins the sums in the places from `place + joined - 1` down to `place`, in
-  /// this order, and then waits in `place`. The last sum stays where it is.
+  /// What happens to one microbatch's sum: it joins the sums in the places from `place + joined - 1` down to `place`,
+  /// in this order, and then waits in `place`. The run's last sum stays where it is.
   struct Turn {
     int place = 0, joined = 0;
     bool is_last = false;
@@ -63,8 +63,8 @@ class SumCounter {
   std::int64_t rounds() const { return run_.numel(); }
   /// The number of nodes that are left when the run is over.
   int blocks() const { return blocks_before(rounds()); }
-  /// Returns the number of places. For a run that is a subtree, the number is log2 of the microbatches, rounded down: 0
-  /// for one microbatch.
+  /// Returns how many places the sums of the run need. For a run that is a subtree, the number is log2 of the
+  /// microbatches, rounded down: 0 for one microbatch.
   int places() const {
     int most = 0, index = 0;
     for (TreeBlock rest = run_; rest.begin < rest.end; ++index) {
@@ -87,9 +87,9 @@ class SumCounter {
   std::int64_t all_;
 };
 
-/// The most nodes (SumCounter::blocks) and places (SumCounter::places) of any run of at most so many microbatches,
-/// wherever it lies in whatever tree. Nodes become larger towards the middle of a run and then smaller again; at most
-/// two have the same size.
+/// The most nodes (SumCounter::blocks) and places (SumCounter::places) of any run of at most `longest` microbatches.
+/// The tree may have any size, and the run any position in it. Nodes become larger towards the middle of a run and then
+/// smaller again; at most two have the same size.
 inline int most_blocks(std::int64_t longest) {
   int sizes = 0;  // nodes of 1, 2, ..., 2^(sizes - 1) leaves and back, with one of 2^sizes between them if it fits
   while (2 * ((std::int64_t{2} << sizes) - 1) <= longest) ++sizes;
@@ -99,7 +99,7 @@ inline int most_blocks(std::int64_t longest) {
 inline int most_places(std::int64_t longest) {
   int most = 0;
   for (int size = 0; (std::int64_t{1} << size) <= longest; ++size) {
-    for (int before = 0; before <= size; ++before) {  // smaller nodes before the largest
+    for (int before = 0; before <= size; ++before) {  // number of smaller nodes before the largest
       const std::int64_t numel = (std::int64_t{1} << before) - 1 + (std::int64_t{1} << size);
       if (numel <= longest) most = std::max(most, before + size);
       if (numel + (std::int64_t{1} << size) <= longest) most = std::max(most, before + 1 + size);

@@ -87,7 +87,7 @@ def _watch(commands, request, out, err, told):
 
 
 def _become(commands, request, out, err):
-    """Runs in the forked process, which is then the command."""
+    """Runs in the forked process, which becomes the command."""
     words, folder, environment, user = request
     code = 199
     try:

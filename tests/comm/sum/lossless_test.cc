@@ -124,7 +124,8 @@ TEST(Lossless, EveryLengthAndSpecialValuesKeepTheirBits) {
   }
 }
 
-// What comes over a wire may be anything: it is refused, or read within its bounds (a sanitizer sees the rest).
+// Bytes that come over a wire may be anything: it is refused, or read within its bounds (a sanitizer finds reads beyond
+// them).
 TEST(Lossless, DamageIsRefusedOrReadWithinBounds) {
   std::mt19937 random(11);
   for (const DType dtype : {DType::kF32, DType::kBF16}) {

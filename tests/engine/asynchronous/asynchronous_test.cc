@@ -1,5 +1,6 @@
-// Tests "sync": {"type": "asynchronous"}: ranks push gradients to shards that all ranks own together, and wait for
-// nobody. The recorded order is played again, by ranks and by plain LibTorch on one thread, and gives the same bits.
+// Tests "sync": {"type": "asynchronous"}: ranks push gradients to shards that all ranks own together, and do not wait
+// for each other. The recorded order is repeated by ranks, and by plain LibTorch on one thread, and gives the same
+// bits.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

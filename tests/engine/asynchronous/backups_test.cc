@@ -227,7 +227,7 @@ TEST(Backups, CheckpointResumesWithTheSameBits) {
   });
 }
 
-// The run saves when one rank has missed steps that the others have made.
+// The run saves a checkpoint when one rank has missed steps that the others have made.
 TEST(Backups, SaveBringsALateRankToTheStepOfTheOthers) {
   const TestFolder folder;
   std::atomic<int> done{0};
@@ -248,7 +248,7 @@ TEST(Backups, SaveBringsALateRankToTheStepOfTheOthers) {
   });
 }
 
-// Ranks meet when rank 1 has missed steps, and the next step sums the gradients of rank 1 and rank 0.
+// Ranks wait for each other when rank 1 has missed steps, and the next step sums the gradients of rank 1 and rank 0.
 TEST(Backups, RankThatWasLateMakesTheNextStepWithTheCountsOfTheOthers) {
   constexpr std::int64_t kSamples = 8, kSteps = 3;
   const TestFolder folder;

@@ -137,8 +137,9 @@ double last_loss(const Ran& ran) {
 }
 
 // N ranks make N updates in the time of one synchronous step, each with the gradient of 1 / N of the batch. So the loss
-// lies between that of as many synchronous steps and that of N times as many, with a tolerance of a half. The tolerance
-// covers the order of ranks, which depends on the machine, updates that are lost, and a shared momentum.
+// lies between the loss of this number of synchronous steps and the loss of N times this number, with a tolerance of a
+// half. The tolerance covers the order of ranks, which depends on the machine, updates that are lost, and a shared
+// momentum.
 TEST(Hogwild, LossOfSeveralRanksLiesBetweenThatOfFewerAndMoreSynchronousSteps) {
   constexpr int kRanks = 2;
   constexpr std::size_t kSteps = 60;

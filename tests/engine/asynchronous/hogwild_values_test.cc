@@ -194,7 +194,7 @@ TEST(HogwildValues, EveryElementThatIsReadWasWrittenBySomebody) {
           bool is_known = value >= 0 && static_cast<float>(whole) == value && whole >> (7 * kRanks) == 0;
           for (int q = 0; q < kRanks; ++q) {
             const std::int64_t count = whole >> (7 * q) & 127;
-            is_known = is_known && count <= rank.board().pushed(q) + 1;  // a part of the update under way may be there
+            is_known = is_known && count <= rank.board().pushed(q) + 1;  // part of the update under way may be visible
             sums[static_cast<std::size_t>(q)] += count;
           }
           wrong += is_known ? 0 : 1;

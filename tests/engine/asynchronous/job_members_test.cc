@@ -26,7 +26,7 @@ using namespace std::chrono_literals;
 
 bool stays() { return false; }
 
-/// Joins an elastic run whose first values are there.
+/// Joins an elastic run to which the first values have been given.
 int joined(JobMembers& members) {
   const auto place = members.join(JobMembers::kAnyNumber);
   EXPECT_TRUE(place.ok() && place->has_value());
@@ -67,7 +67,8 @@ TEST(JobMembers, NextWorkerGivesTheFirstValuesWhereTheFirstOneLeavesBefore) {
   EXPECT_TRUE(members.lasts());
 }
 
-// Server 0 counts from 0 again if its only worker has left before it began, and another server may notice that later.
+// Server 0 numbers workers from 0 again if its only worker has left before that worker began. Another server may notice
+// later that the worker has left.
 TEST(JobMembers, WorkerWaitsForTheEndOfAnotherConnectionWithItsNumber) {
   JobMembers members(0, 1s);
   const auto first = members.join(0);

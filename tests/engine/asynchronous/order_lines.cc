@@ -50,7 +50,7 @@ std::vector<OrderLine> shuffled(const std::vector<OrderLine>& lines, int ranks, 
   std::int64_t last_step = 0;
   for (const OrderLine& line : lines) last_step = std::max(last_step, line.is_push ? line.step : 0);
   std::vector<std::vector<OrderLine>> of_rank(static_cast<std::size_t>(ranks));
-  std::vector<OrderLine> after;  // lines after the last push, when the ranks have met
+  std::vector<OrderLine> after;  // lines after the last push, when ranks have waited for each other
   for (const OrderLine& line : lines)
     (line.step > last_step ? after : of_rank[static_cast<std::size_t>(line.rank)]).push_back(line);
   std::mt19937_64 random(seed);
@@ -58,7 +58,7 @@ std::vector<OrderLine> shuffled(const std::vector<OrderLine>& lines, int ranks, 
   std::vector<OrderLine> merged;
   while (merged.size() + after.size() < lines.size()) {
     const std::size_t rank = random() % of_rank.size();
-    // Several lines of a rank are taken at a time, so that whole steps pass one another too.
+    // Several lines of a rank are taken at a time, so that the order of whole steps changes too.
     for (std::size_t k = random() % 20; k > 0 && next[rank] < of_rank[rank].size(); --k)
       merged.push_back(of_rank[rank][next[rank]++]);
   }

@@ -14,7 +14,7 @@
 namespace tessera::testing {
 
 /// Asynchronous training of Tiny in plain LibTorch, on one thread: a model for each rank and one for the owners, and
-/// updates by LibTorch's own operators. It carries out a recorded order.
+/// updates by LibTorch's own operators. It makes the pulls and pushes of a recorded order.
 class OrderOracle {
  public:
   /// `servers`: the number of parameter servers that own the shards; 0: the ranks own them.

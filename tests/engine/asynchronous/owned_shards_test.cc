@@ -1,5 +1,5 @@
-// Tests the shards that asynchronous ranks own together, without an Engine: what ranks push and pull, in any order, has
-// the bits of plain LibTorch that does the same in one thread.
+// Tests the shards that asynchronous ranks own together, without an Engine: after pushes and pulls in any order, values
+// have the bits of the same work in plain LibTorch on one thread.
 
 #include "engine/asynchronous/owned_shards.h"
 
@@ -365,7 +365,7 @@ TEST(OwnedShards, FailedRankIsNamedByThoseWhoWaitForIt) {
   EXPECT_THAT(error, HasSubstr("rank 1 has left"));
 }
 
-/// A rule that stands still, under a shard's lock, until it may end.
+/// An update rule that holds a shard's lock until the test lets the rule end.
 class StandingStill final : public ElementwiseOptimizer {
  public:
   std::vector<std::string> states() const override { return {}; }

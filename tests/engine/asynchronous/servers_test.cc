@@ -279,7 +279,7 @@ TEST(Servers, KilledRankOnAnotherHostStopsNobody) {
       if (rank == 1) return store.set("rank 1 has ended", "");
       return store.get("rank 1 has ended", std::chrono::seconds(60)).status();
     });
-    const auto server = value_or_throw(ParameterServer::start(address, kSecret));  // ranks wait for it
+    const auto server = value_or_throw(ParameterServer::start(address, kSecret));  // ranks wait for this server
     EXPECT_EQ(ranks.wait(2).signal, SIGKILL);
     for (int rank = 0; rank < 2; ++rank) {
       const RankEnd end = ranks.wait(rank);
@@ -363,8 +363,8 @@ void fill(Session& session) {
   guard.close();
 }
 
-// Workers that join after the first one get the servers' values, whatever their programs have set. A save has values
-// and states of one moment, though others may push meanwhile.
+// Workers that join after the first one get the servers' values, whatever values their programs have set. A save has
+// values and states of one moment, though others may push meanwhile.
 TEST(Servers, LaterWorkerBeginsWithTheValuesOfTheServers) {
   at::set_num_threads(1);
   const Servers servers;
@@ -683,7 +683,7 @@ class CountedShard {
     courier_.wait(ticket);
     return ticket->status;
   }
-  /// Returns how often all elements were pushed to; -1 if they differ. No push is under way.
+  /// Returns how often all elements were pushed to; -1 if they differ. REQUIRES: no push is under way.
   std::int64_t pushes() {
     courier_.forget_staged();
     ServerQuestion question;

@@ -1,5 +1,5 @@
 // Tests compression on an emulated GPU, whose host makes the sums that are compressed. Training has the bits of the
-// CPU's ranks over Gloo, memory is as planned, and checkpoints go from one to the other.
+// CPU's ranks over Gloo, memory is as planned, and a checkpoint saved on one device loads on the other.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -75,7 +75,8 @@ void expect_same_course(const Course& got, const Course& wanted, const std::stri
   EXPECT_EQ(got.reduced_bytes, wanted.reduced_bytes) << what;
 }
 
-/// Checks that memory is as planned, to the byte, and that a GPU has what compression needs in its host's memory alone.
+/// Checks that memory is as planned, to the byte, and that a GPU's memory for compression lies only in its host's
+/// memory.
 void expect_planned(const Engine& engine, const std::string& what) {
   const MemoryUse use = engine.allocated();
   EXPECT_EQ(use, engine.plan().use) << what;

@@ -22,7 +22,7 @@ namespace device_durable_test {
 
 using ::testing::HasSubstr;
 
-/// The tiers of state: memory alone, or a tier with a share of each kind.
+/// The tier of parameters and the tier of states, each with the share that lies there; and the device that makes steps.
 struct Lying {
   const char* name;
   OffloadedState parameters, states;
@@ -81,7 +81,7 @@ TEST(DeviceDurable, AdafactorRunResumesWithTheSameBits) {
   }
 }
 
-/// A commit reads what is there when it begins, while the next step is computed.
+/// A commit reads the state as it is when the commit begins, while the next step is computed.
 TEST(DeviceDurable, TrainingGoesOnBesideCommits) {
   const EmulatedGpus gpus;
   for (const Lying& lying : kLying) {

@@ -107,7 +107,7 @@ void put_activations_on(Tier tier, Strategy& strategy) {
   if (is_in_files) strategy.offload.paths = {std::filesystem::temp_directory_path().string()};
 }
 
-/// Copies out and back come as late as they may, and device memory is used again meanwhile.
+/// Copies of activations to the host and back end as late as they may, and device memory is used again meanwhile.
 TEST(DeviceEngine, OffloadedActivationsChangeNoBits) {
   constexpr std::int64_t kQueueDepths[] = {1, 4, 32};
   MadeOnce<Trained> on_cpu;
@@ -209,7 +209,8 @@ TEST(DeviceEngine, RiseOverSamplesGivesTheCpusRatesAndBits) {
   expect_same_on_gpus({.ranks = 2}, strategy, options, "a rise over samples");
 }
 
-/// Several uploads are on their way at a time and used in another order; host memory is used again at once.
+/// Several uploads are under way at a time, and their tensors are used in another order; host memory is used again at
+/// once.
 TEST(DeviceEngine, UploadsGiveTheRequestedTensorsInAnyOrder) {
   const EmulatedGpus gpus;
   run_ranks({.ranks = 1}, [](const Mesh& mesh) {
@@ -694,7 +695,7 @@ TEST(DeviceEngine, StatesMissingInACheckpointAreCleared) {
           [&](const ThreadRanks& joined, const std::string& how) { expect_same(told_on(joined, body), wanted, how); });
 }
 
-// Ranks have different weights; one loss counts for nothing, a rank has no batch, and a window ends early.
+// Ranks have different weights; one loss has weight 0, a rank has no batch, and a window ends early.
 TEST(DeviceEngine, WeightedMicrobatchesGiveTheCpusBits) {
   struct How {
     std::int64_t accumulation;
@@ -825,7 +826,8 @@ TEST(DeviceReproducible, AnyNumberOfRanksGivesTheBitsOfOneOnTheCpu) {
   }
 }
 
-/// One microbatch a rank is summed over both axes, one after the other. Runs of three go to all ranks at once.
+/// If each rank has one microbatch, gradients are summed over one axis and then over the other. Where ranks have runs
+/// of three microbatches, their sums go to all ranks at once.
 TEST(DeviceReproducible, TwoAxesGiveTheBitsOfOneOnTheCpu) {
   for (const Dealt& dealt : {Dealt{4, 1}, Dealt{4, 3}}) {
     const auto of = [](ShardingStrategy kind, std::int64_t each) {
@@ -839,7 +841,7 @@ TEST(DeviceReproducible, TwoAxesGiveTheBitsOfOneOnTheCpu) {
   }
 }
 
-/// The CPU of the host gets a unit's sum when its microbatches are joined, and not before.
+/// The CPU of the host gets a unit's sum when the gradients of the step's microbatches are joined, and not before.
 TEST(DeviceReproducible, StatesThatTheHostUpdatesGiveTheBitsOfOneOnTheCpu) {
   for (const Dealt& dealt : {Dealt{1, 4}, Dealt{2, 3}}) {
     const auto of = [](std::int64_t each) {

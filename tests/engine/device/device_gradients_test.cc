@@ -232,7 +232,7 @@ TEST(DeviceGradients, FailedDiskEndsAllRanksAndNamesTheUnit) {
       });
       FAIL() << nth << ": no error";
     } catch (const std::exception& error) {
-      // A rank that hears of the failure inside an operator has a c10::Error with the same text, and no exit code.
+      // A rank that learns of the failure inside an operator gets a c10::Error with the same text, and no exit code.
       const auto* const ours = dynamic_cast<const Error*>(&error);
       EXPECT_TRUE(ours == nullptr || ours->exit_code() == ExitCode::kIo) << error.what();
       EXPECT_THAT(std::string(error.what()), ::testing::AllOf(HasSubstr("rank "), HasSubstr("Input/output error"),

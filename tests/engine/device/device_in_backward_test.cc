@@ -298,7 +298,7 @@ TEST_P(DeviceRulesInBackward, CallsAroundStepsGiveTheCpusBits) {
   });
 }
 
-/// Ranks meet once a unit about the norms of its layers: on a GPU each of these waits is measured.
+/// Ranks exchange the norms of layers once for each unit: on a GPU each of these waits is measured.
 TEST(DeviceRulesInBackward, ExchangeOfAUnitsNormsCountsAsExposed) {
   const EmulatedGpus gpus;
   double seconds[2] = {};
@@ -330,7 +330,8 @@ TEST_P(DeviceRulesInBackward, NonFiniteGradientEndsTheRunAndNamesTheUnit) {
               AllOf(HasSubstr("the gradient of unit "), HasSubstr("infinite or NaN"), HasSubstr("cannot be skipped")));
 }
 
-/// The rank with the bad part ends the run before it sends that part to the owner, which may be another rank.
+/// The rank whose part of the gradient is not finite ends the run before it sends that part to the owner, which may be
+/// another rank.
 TEST(DeviceRulesInBackward, RuleOfTheProgramGetsNoBadPartOfAnotherRank) {
   struct Watchful final : MatrixOptimizer {
     std::vector<State> states(std::int64_t, std::int64_t) const override { return {}; }
@@ -360,7 +361,8 @@ TEST(DeviceRulesInBackward, RuleOfTheProgramGetsNoBadPartOfAnotherRank) {
   EXPECT_FALSE(rule->got_bad_values.load());
 }
 
-/// The device updates nothing from the first bad unit on, and the host learns it when it waits for the result.
+/// The device updates nothing from the first unit with a nonfinite gradient on; the host learns of that gradient when
+/// it waits for the result.
 TEST(DeviceInBackward, NonFiniteGradientEndsTheRunAndNamesTheUnit) {
   for (const Placed& placed : kStrategies) {
     for (const int ranks : {1, 2}) {
@@ -383,7 +385,8 @@ TEST(DeviceInBackward, NonFiniteGradientEndsTheRunAndNamesTheUnit) {
   }
 }
 
-/// The units have the same size and a backend moves what it is given, so no transport notices the wrong order.
+/// The units have the same size and a backend moves any bytes that it is given, so no transport notices the wrong
+/// order.
 TEST(DeviceInBackward, DifferentGatherOrdersEndTheRun) {
   const EmulatedGpus gpus;
   try {
@@ -456,7 +459,7 @@ TEST(DeviceInBackward, PaddingOfAUnitHoldsNothingOfAnother) {
   }
 }
 
-/// Parameters stay as they were before the first unit.
+/// Parameters stay as they were before the first unit was updated.
 TEST(DeviceInBackward, NothingIsUpdatedAfterANonFiniteGradient) {
   const EmulatedGpus gpus;
   run_ranks(late({.ranks = 1}), [&](const Mesh& mesh) {

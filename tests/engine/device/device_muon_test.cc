@@ -1,5 +1,5 @@
-// Tests Muon on an emulated GPU: it has the CPU's bits, however late the device is, because LibTorch makes the products
-// on the CPU there, too.
+// Tests Muon on an emulated GPU: it has the CPU's bits, however late the device is, because LibTorch computes the
+// matrix products on the CPU in both cases.
 
 #include <gtest/gtest.h>
 

@@ -72,7 +72,7 @@ TEST(DeviceNoise, ResultsAreTheCpusUnderEveryStrategy) {
   }
 }
 
-/// Tests steps that overflow, microbatches that are dropped, and a microbatch that counts for nothing.
+/// Tests steps that overflow, microbatches that are dropped, and a microbatch of weight 0.
 TEST(DeviceNoise, SkippedDroppedAndWeightlessMicrobatchesCountAsOnTheCpu) {
   for (const auto& [kind, dtype, sync] :
        pairwise_of(kThree, std::array{DType::kF16, DType::kF32},

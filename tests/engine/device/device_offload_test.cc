@@ -1,6 +1,7 @@
 // Tests offloading a GPU's masters and optimizer states to its host's memory and to disk, on an emulated GPU. Training
 // has the bits of the CPU with all state in memory, however late copies come, and whichever device updates what lies in
-// the host's memory. Memory and traffic are as planned, and calls around a step find the state where it lies.
+// the host's memory. Memory and traffic are as planned, and what a program does around a step finds the state wherever
+// it lies.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -286,8 +287,8 @@ TEST(DeviceOffload, LogTellsTheStreamingSpeedOfRecords) {
               ContainsRegex("are streamed at [0-9.]+ .?i?B/s each way, measured now: a step takes [0-9.]+ s for "));
 }
 
-/// All gradients have begun to go to the host when backward has ended, and nothing else has: parameters may be written
-/// until the step.
+/// The copies of all gradients to the host, and no other copies, have begun when backward has ended: parameters may be
+/// written until the step.
 TEST(DeviceOffload, GradientsMoveToTheHostDuringBackward) {
   const EmulatedGpus gpus;
   for (const int ranks : {1, 2}) {
@@ -427,7 +428,7 @@ TEST(DeviceOffload, GroupsAndRatesSetByHandGiveTheCpusBits) {
   }
 }
 
-/// New parameters go to the GPU while the next ones are updated. Everything else is done one thing after the other.
+/// New parameters go to the GPU while the next ones are updated. Everything else is done in sequence.
 TEST(DeviceOffload, EstimatedSecondsCoverTransfersAndUpdates) {
   constexpr std::int64_t kNumel = 1 << 20;
   PlanInput input;
@@ -793,7 +794,7 @@ TEST(SlotCarrier, RecordsGoBackWhicheverLeaseEndsFirst) {
   }
 }
 
-// A failure while work is queued leaves the host the old values, and slots that later records can take.
+// The host keeps the old values, and later records can take the slots, if a failure comes while work is queued.
 TEST(SlotCarrier, DroppedRecordKeepsItsValuesOnTheHost) {
   for (const CopiesRead read : {CopiesRead::kLate, CopiesRead::kAtOnce}) {
     const Carried carried(read);
@@ -823,7 +824,8 @@ std::shared_ptr<TierCarrier> in_files(const TestFolder& folder, DeviceKernels& k
   return std::make_shared<TierCarrier>(FileTier::create(options).value());
 }
 
-/// Acquires two records of `carrier` to read them, changes the first one after all, and returns what the tier wrote.
+/// Acquires two records of `carrier` to read them, then changes the first one nevertheless, and returns what the tier
+/// wrote.
 std::int64_t written_after_late_change(Carrier& carrier, TierCarrier& tier) {
   Lease changed = carrier.acquire(1, LeaseUse::kRead);
   Lease read = carrier.acquire(2, LeaseUse::kRead);
@@ -837,7 +839,7 @@ std::int64_t written_after_late_change(Carrier& carrier, TierCarrier& tier) {
   return tier.counters().writes;
 }
 
-// A lease may be told of a change after it began as one that reads (Lease::change).
+// A lease that was taken to read a record may be changed to one that writes the record (Lease::change).
 TEST(CarriersToADevice, RecordInAFileThatALeaseChangedAfterAllIsWritten) {
   const std::unique_ptr<DeviceKernels> kernels = emulated_kernels(CopiesRead::kAtOnce);
   {

@@ -1,5 +1,5 @@
 // Tests a program's own rule for elements on an emulated GPU. It has the bits of the CPU, however late the device is,
-// because its operators run in LibTorch on the CPU there, too.
+// because LibTorch runs the rule's operators on the CPU in both cases.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

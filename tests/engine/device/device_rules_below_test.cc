@@ -40,7 +40,7 @@ struct Rule {
   const char* name;
   OptimizerConfig config;
   bool is_own() const { return config.type == OptimizerType::kOwn; }
-  /// Returns whether the rule updates whole tensors: its states are fp32 then.
+  /// Returns whether the rule updates whole tensors; such a rule has fp32 states.
   bool is_of_tensors() const {
     return config.type == OptimizerType::kAdafactor || config.type == OptimizerType::kOwnMatrix;
   }
@@ -75,7 +75,7 @@ TrainOptions run_of(const TinyOptions& model, const Rule& rule) {
   return options;
 }
 
-/// Returns all places for state: places of a rule's state alone, and places of that state and of parameters.
+/// Returns all cases of where state lies: with only a rule's state offloaded, and with parameters offloaded too.
 std::vector<Lying> all_lying() {
   constexpr Lying kStatesOnHost{kInDevice, {Tier::kHost, 1}}, kSomeOnHost{kInDevice, {Tier::kHost, 0.4}, 8192, 2},
       kStatesInFiles{kInDevice, {Tier::kNvme, 1}}, kSomeInFiles{kInDevice, {Tier::kNvme, 0.6}, 4096, 2, 8192},
@@ -151,7 +151,7 @@ TEST_P(DeviceRulesBelow, EveryStrategyGivesTheCpusBits) {
   const auto exists = [](const Rule* rule, const Where& where, const Lying& lying) {
     return may_lie(*rule, where.placed.kind, lying);
   };
-  // Each rule is trained with each place of state.
+  // Each rule is trained in each case of where state lies.
   for (const auto& [rule, where, lying] : pairwise_where<2>(exists, kRules, all, all_lying())) {
     if (rule != GetParam()) continue;
     const Kept kept{DType::kBF16, MasterKind::kSplitBF16, StateDType::kF32};
@@ -170,8 +170,8 @@ TEST_P(DeviceRulesBelow, EveryStrategyGivesTheCpusBits) {
   }
 }
 
-/// Two passes move as many bytes as the plan says, and on the disk as many as on the CPU. Records that slots hold where
-/// passes meet are not moved again.
+/// Two passes move as many bytes as the plan says, and on the disk as many as on the CPU. Records that are still in
+/// slots when one pass ends and the next one begins are not moved again.
 TEST_P(DeviceRulesBelow, MemoryAndTrafficEqualThePlan) {
   const EmulatedGpus gpus;
   const auto exists = [](const Lying& lying, const Kept&, const Rule* rule) {
@@ -372,7 +372,7 @@ TEST(DeviceRulesOnTheHost, OnlyOffloadedWeightsAreCopiedForTheirNorms) {
   EXPECT_GE(scratch(kKept[0], kHostAlone), head / 2 * 4) << "of parameters on the host";
 }
 
-/// The host learns of the bad gradient at its unit, and calls no rule after that.
+/// The host learns of the nonfinite gradient at the unit that has it, and calls no rule after that.
 TEST(DeviceOwnBelow, NonFiniteGradientInBackwardEndsTheRunAndNamesTheUnit) {
   for (const Lying& lying : {Lying{}, kHostAll, kFilesAll}) {
     const EmulatedGpus gpus;

@@ -16,8 +16,8 @@
 namespace tessera::testing {
 namespace {
 
-/// Chooses between two ways in a fixed order without a period, so that no value of a test's loop always gets the same
-/// way.
+/// Chooses between two ways in a fixed order without a period, so that no value of a test's loop is always tested in
+/// the same way.
 class Turns {
  public:
   bool is_seconds_turn() { return std::popcount(count_++) % 2 == 1; }

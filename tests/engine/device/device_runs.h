@@ -48,12 +48,12 @@ Told told_on(const ThreadRanks& ranks, const std::function<Told(const Mesh&)>& b
 /// Runs `body` for ranks with GPUs, in each of the ways in which they can be joined. `what` names the case.
 void on_gpus(int ranks, const std::function<void(const ThreadRanks& joined, const std::string& what)>& body);
 
-/// Does what on_gpus does in one of the ways, which take turns from call to call; in long tests in all of them.
+/// Does what on_gpus does, but in one of these ways, which alternate from call to call; long tests use all of them.
 void on_gpus_in_turn(int ranks, const std::function<void(const ThreadRanks& joined, const std::string& what)>& body);
 
 /// Checks that training under `strategy` on ranks with GPUs ends as `on_cpu` did (or as the CPU does under the same
 /// strategy), and takes the memory that the plan says. Ranks are joined by late collectives, and in one more of the
-/// ways that give the same bits. These other ways take turns from call to call; in long tests all of them are used.
+/// ways that give the same bits. These other ways alternate from call to call; in long tests all of them are used.
 void expect_same_on_gpus(const ThreadRanks& ranks, const Trained& on_cpu, const Strategy& strategy,
                          const TrainOptions& options, const std::string& what);
 void expect_same_on_gpus(const ThreadRanks& ranks, const Strategy& strategy, const TrainOptions& options,
@@ -65,8 +65,8 @@ Told led_through_everything(const Mesh& mesh, const Strategy& strategy, const st
                             const OwnRules& own_rules = {});
 
 /// Checks that led_through_everything gives on two GPUs what it gives on the CPU: under three strategies, in bf16 and
-/// fp16, with rates by schedule and by hand, with averages. The ways to join GPUs take turns. `with_rule` gives a
-/// strategy its optimizer.
+/// fp16, with rates by schedule and by hand, with averages. The ways to join GPUs alternate from call to call.
+/// `with_rule` gives a strategy its optimizer.
 void expect_led_as_on_the_cpu(const std::function<Strategy(Strategy)>& with_rule, const std::string& what,
                               const OwnRules& own_rules = {});
 
@@ -97,8 +97,8 @@ Told saved_and_trained_on(const Mesh& mesh, const Strategy& strategy, const std:
 /// rank 0's LoadedCheckpoint::inexact.
 Told loaded_and_trained_on(const Mesh& mesh, const Strategy& strategy, const std::string& folder,
                            std::vector<std::string>& inexact, const OwnRules& own_rules = {});
-/// Checks that GPUs go on from checkpoints of the CPU, and the CPU from those of GPUs. Every second call joins ranks on
-/// one GPU too; in long tests each does.
+/// Checks that training on GPUs resumes from checkpoints of the CPU, and training on the CPU from checkpoints of GPUs.
+/// Every second call joins ranks on one GPU too; in long tests each does.
 void expect_checkpoints_as_on_the_cpu(int ranks, const Strategy& strategy, const std::string& what,
                                       const OwnRules& own_rules = {});
 

@@ -41,7 +41,7 @@ constexpr std::array kShapes = {
 constexpr std::array kTypes = {SyncType::kLocalSgd, SyncType::kPostLocalSgd, SyncType::kDiloco,
                                SyncType::kStreamingDiloco};
 
-/// The form and the place of masters.
+/// The dtype of parameters, and the kind of masters.
 struct Masters {
   DType dtype;
   MasterKind kind = MasterKind::kSplitBF16;

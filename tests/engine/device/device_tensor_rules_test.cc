@@ -1,6 +1,6 @@
 // Tests rules of whole tensors, Adafactor and a program's own, on an emulated GPU: they have the CPU's bits, however
-// late the device is. Adafactor's kernels have these bits on any GPU. LibTorch runs a program's operators on the CPU
-// there, too.
+// late the device is. Adafactor's kernels have these bits on any GPU. LibTorch runs a program's operators on the CPU,
+// with an emulated GPU too.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -22,11 +22,11 @@ enum class CopiesRead {
   /// A copy reads its source when a thread waits for it. This shows memory that is used again too early.
   kLate,
   /// A copy reads its source when it is queued. This shows copies that were queued before their bytes were there, or
-  /// that were not queued anew when these changed.
+  /// that were not queued anew when the bytes changed.
   kAtOnce
 };
 
-/// Makes the kernels. They are in a file of their own, because CUDA's words mean other things there.
+/// Makes the kernels. They are in a file of their own, because CUDA's keywords have other meanings there.
 std::unique_ptr<DeviceKernels> emulated_kernels(CopiesRead read = CopiesRead::kLate);
 
 /// Returns whether memory is the host's pinned memory, the only host memory that the emulated device copies from and

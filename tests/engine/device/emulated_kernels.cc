@@ -168,7 +168,7 @@ class EmulatedKernels : public DeviceKernels {
   }
 
   std::shared_ptr<std::byte> pinned_memory(std::size_t bytes) override { return pinned().take(bytes); }
-  /// A copy that happens as late as it may: when computation or this thread is ordered after it.
+  /// A copy that happens as late as it may: when computation is ordered after the copy, or this thread is.
   struct LateMark : Mark {
     bool passed() override { return done; }
     void wait() override { done = true; }
@@ -211,7 +211,7 @@ class EmulatedKernels : public DeviceKernels {
     std::vector<std::shared_ptr<Arrival>> before;
   };
   using Arrivals = std::vector<std::shared_ptr<Arrival>>;
-  /// A copy to the host. Such copies pass one after the other, in the order in which they were queued.
+  /// A copy to the host. Such copies are made one after the other, in the order in which they were queued.
   struct LateDownload : LateMark {
     LateDownload(std::shared_ptr<Arrival> copy, const std::vector<std::weak_ptr<Arrival>>& queued)
         : arrival(std::move(copy)), before(queued) {}

@@ -111,7 +111,7 @@ TEST(AsyncCheckpoint, CopyOfTheStateIsInThePlan) {
         const std::int64_t room = use[MemoryCategory::kCheckpoint];
         // A generator's state is 5 KiB. Where ranks divide common state, some ranks have one block more.
         EXPECT_LE(progress.bytes, room + 8192) << name_of(kept) << ", " << name_of(placed);
-        // Parts that are whole pages are padded, and padding is not written.
+        // Where each rank's part has whole pages, the parts are padded, and the padding is not written.
         EXPECT_GE(progress.bytes, room / (placed.on_disk ? 4 : 2)) << name_of(kept) << ", " << name_of(placed);
         EXPECT_EQ(session.engine.allocated()[MemoryCategory::kCheckpoint], room);
         MemoryUse rest = use;
@@ -138,8 +138,8 @@ std::string train_until_told(Session& session, std::size_t first, std::int64_t& 
   return "";
 }
 
-// Faults F22 and F23 (docs/faults.md): every operation of a save by two ranks fails once. All ranks learn of it in the
-// same step, nothing is left over, what was saved before stays the latest, and training goes on.
+// Faults F22 and F23 (docs/faults.md): each file operation of a save by two ranks fails once. All ranks learn of the
+// failure in the same step, nothing is left over, what was saved before stays the latest, and training goes on.
 TEST(AsyncCheckpoint, EveryFailedOperationIsAnErrorOfOneStepOnAllRanks) {
   for (const FaultSite site :
        {FaultSite::kOpen, FaultSite::kWrite, FaultSite::kFsync, FaultSite::kRename, FaultSite::kMkdir}) {

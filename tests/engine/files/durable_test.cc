@@ -123,8 +123,8 @@ TEST(Durable, StepMissingOnSomeRanksIsGivenUp) {
   }
 }
 
-// Every operation of a commit fails once. All ranks get the same error. The next run resumes from the commit before the
-// failed one, or from the failed one if that was on all disks.
+// Each file operation of a commit fails once. All ranks get the same error. The next run resumes from the commit before
+// the failed one, or from the failed one if that was on all disks.
 TEST(Durable, FailedCommitIsAnErrorOnAllRanksAndLosesNothing) {
   const Placed placed(ShardingStrategy::kFullShard, /*shared=*/false, /*on_disk=*/true);
   const Strategy strategy = strategy_of(kKept[2], placed, &kSomeBelow);
@@ -204,7 +204,7 @@ struct Change {
   Adjust adjust = nullptr;
 };
 
-// The image is written slowly, record by record, so it would show a change that did not wait.
+// The image is written slowly, record by record, so the image would show a change that did not wait for the commit.
 TEST(Durable, ChangesOfTrainingStateWaitForTheCommitUnderWay) {
   const Change kChanges[] = {
       {"a step", [](Session& s, const fs::path&) { s.train(2); }},
@@ -507,7 +507,7 @@ TEST(Durable, DamagedFileIsAnErrorThatNamesIt) {
               AllOf(HasSubstr("rank 1"), HasSubstr("rank-00001.memory"), HasSubstr("checksum"), HasSubstr("hint:")));
 }
 
-/// Returns all files but those that say who holds a folder.
+/// Returns the contents of all files but those that say who holds a folder.
 std::map<std::string, std::string> contents_of(const fs::path& folder) {
   std::map<std::string, std::string> contents;
   for (const auto& entry : fs::directory_iterator(folder)) {

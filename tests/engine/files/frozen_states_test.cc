@@ -58,8 +58,8 @@ Values rest_of(Session& session) {
   return session.values();
 }
 
-/// Lets two runs go on from the checkpoint: one freezes before it loads, the other one after that. Both have trained
-/// something else before.
+/// Lets two runs go on from the checkpoint: one freezes parameters before it loads, the other one after it has loaded.
+/// Both have trained something else before.
 void expect_goes_on_when_it_trains_again(const Mesh& mesh, const Strategy& strategy, const std::string& folder,
                                          const std::string& what) {
   Session first(mesh, strategy, kWide);
@@ -157,8 +157,8 @@ TEST(FrozenStates, OtherNumbersOfRanksKeepEveryByte) {
   }
 }
 
-// A parameter was saved before it was frozen, and is loaded where it is frozen already. It gets its saved states, not
-// those that it has here.
+// A parameter was saved before it was frozen, and is loaded where it is frozen already. The parameter gets the saved
+// states, and not the states that this Engine keeps for it.
 TEST(FrozenStates, FrozenParameterGetsTheStatesItWasSavedWith) {
   for (const Kept& kept : sampled_kept()) {
     const TestFolder folder;

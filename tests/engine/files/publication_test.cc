@@ -31,7 +31,7 @@ using ::testing::HasSubstr;
 /// The status with which all gathers end from now on.
 thread_local absl::Status gathers_end_with;
 
-/// Lets all-gathers run in the background: what they bring is there when it is waited for, and not before.
+/// Lets all-gathers run in the background: the values arrive when a thread waits for them, and not before.
 class GathersBehind final : public ForwardingCollectives {
  public:
   using ForwardingCollectives::ForwardingCollectives;
@@ -52,7 +52,7 @@ class GathersBehind final : public ForwardingCollectives {
   struct Coming : Work::State {
     Coming(std::vector<char> all, const char* mine, std::size_t bytes, char* full)
         : all_(std::move(all)), mine_(mine), sent_(mine, mine + bytes), full_(full) {}
-    /// Until this wait ends, this rank's part is being sent, so nobody may write it.
+    /// This rank's part is being sent until this wait ends, so nobody may write to that part.
     absl::Status wait() override {
       if (!gathers_end_with.ok()) return gathers_end_with;
       EXPECT_EQ(std::memcmp(mine_, sent_.data(), sent_.size()), 0) << "written while it was on its way";
@@ -250,7 +250,7 @@ TEST(Publication, ReadingValuesThatNeverArriveIsAnError) {
   }
 }
 
-// Values of which a part is missing would belong to two different steps.
+// If a part of the values is missing, the parts belong to two different steps.
 TEST(Publication, MissingValuesCannotBeReadAfterTheEngine) {
   for (const DType dtype : {DType::kF32, DType::kBF16}) {
     run_ranks(behind(2), [&](const Mesh& mesh) {

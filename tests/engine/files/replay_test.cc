@@ -41,7 +41,7 @@ struct Fault {
   std::int64_t step = -1, microbatch = -1;  ///< steps count from 0
   bool is_nan = false;                      ///< the loss is multiplied by the root of -1; else targets are changed
   bool masks = false;                       ///< all losses go through a mask of -infinity, which is no fault
-  bool is_weightless = false;               ///< the microbatch counts for nothing
+  bool is_weightless = false;               ///< the microbatch has weight 0
   bool is_dropped = false;                  ///< zero_grad follows the microbatch, and the step begins anew without it
   std::int64_t count = 1;                   ///< number of microbatches with this fault, from `microbatch` on
 };

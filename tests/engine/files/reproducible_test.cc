@@ -53,7 +53,7 @@ Trained train_microbatches(const Mesh& mesh, const Strategy& strategy, const Tin
   return trained;
 }
 
-/// Trains likewise on threads, and checks that all ranks have the result of rank 0.
+/// Trains as train_microbatches does, on ranks that are threads, and checks that all ranks have the result of rank 0.
 Trained train(const ThreadRanks& ranks, Strategy strategy, const TinyOptions& model, std::int64_t all) {
   strategy.gradient_accumulation = all / ranks.ranks;
   std::vector<Trained> each(static_cast<std::size_t>(ranks.ranks));
@@ -181,7 +181,7 @@ TEST(Reproducible, ReplicasThatAreNoSubtreesSendSumsOfSubtrees) {
   }
 }
 
-// Leaves that no microbatch of a short step filled are zeros on every rank.
+// Leaves of the tree that get no microbatch in a short step are zeros on every rank.
 TEST(Reproducible, AShortStepWithRunsThatCutSubtreesEndsWithFiniteNumbers) {
   Strategy strategy =
       reproducible(ShardingStrategy::kShardGradients, DType::kF32, kRules[0], GradientSync::kLastMicrobatch);
@@ -444,9 +444,9 @@ TEST(ReproducibleDeal, WithoutReproducibleDealtMicrobatchesGiveTheSameLosses) {
     EXPECT_NEAR(trained[1].steps[step].loss, trained[0].steps[step].loss, 1e-4) << step;
 }
 
-/// Trains Tiny likewise, where ranks make each other's microbatches again. `wait` is called before each backward with
-/// the step, how many microbatches this rank has begun in it, and the loss. `begun` gets the number of microbatches
-/// begun in each step.
+/// Trains Tiny as train_dealt does, where ranks make each other's microbatches again. `wait` is called before each
+/// backward with the step, how many microbatches this rank has begun in it, and the loss. `begun` gets the number of
+/// microbatches begun in each step.
 template <class Wait>
 Trained train_backed_up(const Mesh& mesh, const Strategy& strategy, std::vector<std::int64_t>& begun,
                         const Wait& wait) {
@@ -492,8 +492,8 @@ void wait_until_at_least(const std::atomic<std::int64_t>& value, std::int64_t wa
   while (value.load() < wanted) std::this_thread::sleep_for(std::chrono::microseconds(100));
 }
 
-// Rank 1 stands still in the first microbatch of each step until rank 0 is about to end the last microbatch that it may
-// take.
+// Rank 1 stands still in the first microbatch of each step until rank 0 is about to end the last microbatch that rank 0
+// may take over.
 TEST(ReproducibleBackups, ARankThatStandsStillIsOvertakenToTheBitsOfOneRank) {
   struct Case {
     Placed placed;
@@ -560,8 +560,8 @@ TEST(ReproducibleBackups, AResultThatComesSecondChangesNoBit) {
   }
 }
 
-// Ranks 1 and 2 stand still until rank 0 has made one microbatch of rank 2 and both of rank 1, which then has no sum to
-// send.
+// Ranks 1 and 2 stand still until rank 0 has made one microbatch of rank 2 and both microbatches of rank 1; rank 1 then
+// has no sum to send.
 TEST(ReproducibleBackups, ARankWhoseWholeRunAnotherMadeChangesNoBit) {
   const Trained wanted = alone(kRules[0], 6);
   for (const ShardingStrategy placed : {ShardingStrategy::kNoShard, ShardingStrategy::kShardGradients}) {
@@ -595,7 +595,7 @@ TEST(ReproducibleBackups, ThreeRanksThatHelpEachOtherGiveTheBitsOfOne) {
       const auto rank = static_cast<std::size_t>(mesh.rank());
       trained[rank] =
           train_backed_up(mesh, strategy, begun[rank], [&](std::int64_t step, std::int64_t, const at::Tensor&) {
-            const bool is_slow = static_cast<std::int64_t>(rank) == step % 3;  // each in its turn
+            const bool is_slow = static_cast<std::int64_t>(rank) == step % 3;  // each rank is slow in its turn
             std::this_thread::sleep_for(std::chrono::milliseconds(is_slow ? 20 : 1));
           });
     });

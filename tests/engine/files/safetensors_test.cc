@@ -58,7 +58,7 @@ TEST_F(Safetensors, ExportAndImportKeepValuesUnderEveryStrategy) {
             session.train(0);
             export_safetensors(session.engine, folder_ / "out", {.names = other_names, .most_bytes = 1500});
             wanted = session.values();
-            session.train(1);  // the Engine trains on after the export
+            session.train(1);  // the Engine continues to train after the export
           }
           Session other(mesh, strategy, options);
           other.train(2);

@@ -1,5 +1,5 @@
-// Tests deferred initialization: tensors that are made later have the values that they would have had at once, and
-// recording takes neither memory nor time.
+// Tests deferred initialization: tensors that are made later have the values that they would have if they were made at
+// once, and recording takes neither memory nor time.
 
 #include "tessera/deferred_init.h"
 

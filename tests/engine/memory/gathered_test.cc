@@ -29,7 +29,7 @@ TEST(Gathered, GuardGivesPointersAndKeepsWrites) {
       const Gathered guard(session.engine, {weight});
       for (std::int64_t i = 0; i < numel; ++i) ASSERT_EQ(weight.const_data_ptr<float>()[i], static_cast<float>(i));
     }
-    // An operator that reads the parameter sees the same values, and training goes on from them.
+    // An operator that reads the parameter sees the same values, and training continues from these values.
     EXPECT_EQ(weight.detach().sum().item<double>(), static_cast<double>(numel * (numel - 1) / 2));
     const StepResult result = session.train(1);
     EXPECT_FALSE(result.overflow);

@@ -112,7 +112,7 @@ TEST(Placements, PlanWithoutRanksEqualsTheEnginesPlan) {
   }
 }
 
-// Which rank writes what depends on the order in which the axes cut.
+// Which rank writes which elements depends on the order in which the axes cut them.
 TEST(Placements, CheckpointOfEveryLegalOneGoesOnUnderNoShard) {
   const ThreadRanks ranks{.ranks = kRanks, .hosts = 2};
   Values wanted;

@@ -52,7 +52,8 @@ class Strategies : public ::testing::TestWithParam<Case> {
     return result;
   }
   /// fp32 differs only by the order of sums. Forward and backward in bf16 and fp16 round every value to 8 or 11 bits,
-  /// and Adam turns the sign of a tiny gradient into a full step of lr = 1e-2. Ten steps can move a weight by 0.1.
+  /// and Adam makes a full step of lr = 1e-2 in the direction of a gradient's sign, however tiny that gradient is. Ten
+  /// steps can move a weight by 0.1.
   double tolerance() const { return GetParam().dtype == DType::kF32 ? 2e-3 : 6e-2; }
   double loss_tolerance() const { return GetParam().dtype == DType::kF32 ? 1e-4 : 2e-2; }
 };

@@ -226,7 +226,7 @@ TEST(ActivationOffload, ParametersAreNeverMoved) {
     Strategy strategy = plain;
     put_activations_below(strategy, 4096);
     Session session(mesh, strategy, kAwkward);
-    const at::Tensor row = session.batches[0].tokens.narrow(0, 0, 1);  // one row's tensors are below `min_bytes`
+    const at::Tensor row = session.batches[0].tokens.narrow(0, 0, 1);  // a row's tensors are smaller than `min_bytes`
     for (int i = 0; i < 2; ++i) {
       session.engine.backward(session.model->forward(row, row));
       session.engine.step();
@@ -330,8 +330,8 @@ TEST(SavedActivations, DisjointPartsAreStoredSeparately) {
   EXPECT_EQ(counts.bytes_put, 2 * 4 * 32 * 4);
 }
 
-/// Backward may not use the tensor that the first operator saved, since it was changed; it may use that of the second
-/// one.
+/// Backward may not use the tensor that the first operator saved, since that tensor was changed afterwards; it may use
+/// the tensor that the second operator saved.
 TEST(SavedActivations, EachVersionOfATensorIsStored) {
   const at::Tensor input = leaf({64, 64});
   const auto gradient = [&] {

@@ -143,7 +143,8 @@ TEST(OffloadedParameters, BytesMovedEqualThePlan) {
 }
 
 // Parameters that train get the cache first: the cache holds a part of them, or all of them and some frozen ones. The
-// last of two ranks has records of padding alone; if their unit is frozen, only set-up writes these records.
+// last of two ranks has records that hold only padding; if the unit of these records is frozen, only set-up writes
+// them.
 TEST(OffloadedParameters, BytesMovedEqualThePlanWithFrozenAndCachedOnes) {
   constexpr std::int64_t kCaches[] = {0, 30000, 90000};
   const std::string kFrozen[] = {"blocks.0.*", "blocks.2.*"};

@@ -43,7 +43,8 @@ std::string name_of(const Kept& kept) {
          tessera::name_of(kept.state);
 }
 
-// This model has a frozen block, an unused one and a tied head, so runs of the update begin and end inside a unit.
+// This model has a frozen block, an unused one and a tied head, so the runs of elements that an update goes over begin
+// and end inside a unit.
 constexpr TinyOptions kAwkward{.tied_head = true, .frozen_first_block = true, .unused_block = true};
 
 TEST(OptimizerMemory, StrategiesGiveTheSameBitsAndThePlansMemory) {

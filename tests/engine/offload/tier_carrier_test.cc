@@ -56,12 +56,12 @@ void read_ahead(TierCarrier& records, std::int64_t reads) {
   EXPECT_EQ(records.counters().reads, reads);
 }
 
-// Records that stay in memory take no place among those that are read ahead. So the disk always has as many requests as
+// Records that stay in memory do not count as records that are read ahead. So the disk always has as many requests as
 // are allowed, until the end of the pass is near.
 TEST(TierCarrier, ReadAheadStaysAtItsLimit) {
   ScratchFolder folder;
   const auto records = mostly_in_memory(folder);
-  const std::int64_t not_there = 20;  // on disk; the last ones are in slots, but leave them before the pass comes
+  const std::int64_t not_there = 20;  // records on disk; the last are in slots, but leave them before the pass comes
   ASSERT_EQ(records->counters().writes, not_there);
   records->announce(forward());
   EXPECT_GE(records->counters().reads, kReadAhead);
@@ -140,7 +140,7 @@ TEST(TierCarrier, SeveralLeasesLastAtOnceAndOnlyChangedRecordsAreWritten) {
   }
 }
 
-// A visit that fails halfway leaves its changes in the record, as it would in state that is in memory.
+// A visit that fails halfway leaves its changes in the record, as it does where state is in memory.
 TEST(TierCarrier, DroppedLeaseLeavesWhatIsInMemory) {
   ScratchFolder folder;
   const auto carrier = on_disk(folder);

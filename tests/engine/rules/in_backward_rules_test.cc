@@ -1,6 +1,6 @@
 // Tests "optimizer.in_backward" under rules that need more of a unit than its elements one by one: norms of its layers,
-// or whole matrices. Training has the bits of the run that updates after backward. Ranks meet as often as there are
-// units, and memory and traffic of the disk are as planned.
+// or whole matrices. Training has the bits of the run that updates after backward. Ranks exchange data once for each
+// unit, and memory and traffic of the disk are as planned.
 
 #include <gtest/gtest.h>
 
@@ -109,7 +109,7 @@ TEST(InBackwardRules, BitsEqualThoseOfUpdatesAfterBackward) {
     });
     const Trained trained = train(rule, kept, placed, below, ranks_of(ranks, joined), /*in_backward=*/true);
     expect_same_bits(trained, wanted, of + (below ? ", below" : ""));
-    // In the first step units wait for a unit that never gets its turn.
+    // In the first step units wait for a unit for which no gradient comes.
     for (std::size_t step = 1; step < trained.steps.size(); ++step)
       EXPECT_EQ(trained.steps[step].planned, trained.steps[step].allocated) << of << ", step " << step;
   }

@@ -181,7 +181,8 @@ TEST(Layerwise, HasTheSameBitsOnAMeshOfTwoAxes) {
   }
 }
 
-// A step goes over the records forward and back, so it reads and writes twice as much, except for what stays in memory.
+// A step goes over the records forward and then backward, so it reads and writes them twice, except for those that stay
+// in memory.
 TEST(Layerwise, DiskTrafficEqualsThePlan) {
   static constexpr Below kBelow[] = {{0, 1, 1, 4096, 0, 1}, {1, 1, 1, 4096, 16384, 2}, {1, 0, 0, 4096, 0, 1}};
   for (const Rule& rule : {lamb(), lars(0.9, true)}) {
@@ -228,7 +229,7 @@ TEST(Layerwise, ResumedRunHasTheSameBits) {
   }
 }
 
-/// A vector of zeros has no norm, but it must move nevertheless.
+/// A vector of zeros has norm 0, but the update must change it nevertheless.
 TEST(Layerwise, ZeroWeightsAreUpdated) {
   for (const Rule& rule : {lamb(), lars(0.9, false)}) {
     run_ranks({.ranks = 2}, [&](const Mesh& mesh) {

@@ -124,7 +124,7 @@ TEST(ParameterGroups, HaveTheSameBitsUnderEveryStrategyAndFormat) {
   }
 }
 
-// A group changes nothing if its numbers are those of all parameters, however it cuts runs.
+// A group whose numbers are those of all parameters changes no results, wherever it divides the runs of elements.
 TEST(ParameterGroups, GroupsOfEqualNumbersHaveTheBitsOfNoGroups) {
   const auto train = [](const Kept& kept, bool grouped) {
     return train_on_threads({.ranks = 2},
@@ -355,8 +355,8 @@ TEST(SetLr, DifferentRatesOnRanksAreNamedAtTheStep) {
   }
 }
 
-// A replica that trains apart compares numbers among its own ranks, and the message names these ranks by their numbers
-// in the job.
+// The ranks of a replica that trains apart compare their rates only with each other, and the message names ranks by
+// their numbers in the job.
 TEST(SetLr, DifferentRatesInAReplicaThatTrainsApartNameTheRanksOfTheJob) {
   std::string told[4];
   std::latch second_replica_has_ended(2);
@@ -381,7 +381,7 @@ TEST(SetLr, DifferentRatesInAReplicaThatTrainsApartNameTheRanksOfTheJob) {
       }
       second_replica_has_ended.count_down();
     });
-  } catch (const std::exception&) {  // every rank's end is looked at below
+  } catch (const std::exception&) {  // how every rank ended is checked below
   }
   const std::string both = told[2] + told[3];  // one of the two may only be told of the other's end
   EXPECT_THAT(both, HasSubstr("set_lr: ranks have different learning rates"));

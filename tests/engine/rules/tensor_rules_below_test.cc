@@ -105,7 +105,7 @@ TEST_P(TensorRulesBelow, MeshOfTwoAxesHasTheBitsOfARunInMemory) {
   }
 }
 
-/// Masters are read in one pass with all of a rank's records, and written in the next pass, which goes backward.
+/// Masters are read in one pass over all of a rank's records, and written in the next pass, which goes backward.
 TEST_P(TensorRulesBelow, DiskTrafficEqualsThePlan) {
   constexpr Below kMoving[] = {{0, 1, 1, 4096, 0, 1},     {1, 1, 1, 4096, 16384, 2}, {0, 0, 1, 4096, 0, 16},
                                {1, 0, 0, 8192, 0, 1},     {0, 1, 0.3, 16384, 0, 1},  {0.5, 0.5, 0.5, 4096, 0, 3},
@@ -130,7 +130,7 @@ TEST_P(TensorRulesBelow, DiskTrafficEqualsThePlan) {
   }
 }
 
-/// Batches have several units, and slots hold only some of their states.
+/// Batches of matrices have several units, and slots hold only some of these units' states.
 TEST_P(TensorRulesBelow, DiskTrafficOfManyUnitsEqualsThePlan) {
   constexpr Below kStates{0, 0, 1, 4096, 0, 1};
   for (const auto& [blocks, ranks] : pairwise_of<1>(std::array{3, 7, 8, 12}, std::array{2, 3, 1})) {

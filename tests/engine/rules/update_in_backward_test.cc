@@ -1,5 +1,5 @@
 // Tests "optimizer.in_backward": training has the bits of the run that updates after backward; gradients of only a few
-// units are in memory at a time; and what cannot be done then is refused by name.
+// units are in memory at a time; and calls that are impossible with updates in backward are refused by name.
 
 #include <ATen/Functions.h>
 #include <gmock/gmock.h>
@@ -92,7 +92,7 @@ TEST(UpdateInBackward, BitsEqualThoseOfUpdatesAfterBackward) {
     });
     const Trained trained = train(formats, placed, ranks, model, true, record_bytes);
     expect_same_bits(trained, wanted, what);
-    // Units wait for a unit that never gets its turn, until ranks have agreed on the order.
+    // Units wait for a unit for which no gradient comes, until ranks have agreed on the order.
     for (std::size_t step = model.unused_block ? 1 : 0; step < trained.steps.size(); ++step) {
       EXPECT_EQ(trained.steps[step].planned, trained.steps[step].allocated) << what << ", step " << step;
     }

@@ -1,4 +1,4 @@
-// Tests calls out of turn, exceptions, values that are not finite, and plans that do not fit.
+// Tests calls in a wrong order, exceptions, values that are not finite, and plans that do not fit.
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/cross_entropy_loss.h>

@@ -1,5 +1,6 @@
 // Tests the gradient noise scale that steps measure: against the same formula over each rank's gradients in plain
-// LibTorch, and against the exact value of a model whose noise is known. Training must be the same with it.
+// LibTorch, and against the exact value of a model whose noise is known. Training must be the same with and without
+// this measurement.
 
 #include "optim/noise_scale.h"
 

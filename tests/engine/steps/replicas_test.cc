@@ -1,5 +1,5 @@
-// Tests "check.replica_hash_every": it finds nothing while the values of ranks are equal. If one bit differs, it names
-// the rank and the parameter.
+// Tests "check.replica_hash_every": the comparison finds nothing while the values of ranks are equal. If one bit
+// differs, the error names the rank and the parameter.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -1,4 +1,5 @@
-// A step tells where its time went: seconds without data, FLOP, latencies by unit, and ranges for a profiler.
+// Tests that a step reports where its time went: seconds without data, FLOP, latencies by unit, and ranges for a
+// profiler.
 
 #include <ATen/record_function.h>
 #include <gmock/gmock.h>
@@ -148,7 +149,7 @@ TEST(StepTimes, MfuIsTheShareOfThePeak) {
   run_ranks({.ranks = 1}, body);
 }
 
-// Gathers and reductions of the steps after time_calls, as traffic counts them.
+// Counts gathers and reductions of the steps after time_calls, as traffic counts them.
 TEST(StepTimes, EachGatherAndReductionOfAUnitIsTimed) {
   on_placements(kInMemory, 2, [](const Mesh& mesh, const Strategy& strategy) {
     Session session(mesh, strategy);
@@ -168,7 +169,7 @@ TEST(StepTimes, EachGatherAndReductionOfAUnitIsTimed) {
       EXPECT_LE(each.p99, each.max);
     }
     EXPECT_EQ(counts["reduce"], after.reductions - before.reductions);
-    // A gather that began ahead of time_calls is not counted, nor is one that is under way now.
+    // A gather that began ahead of time_calls is not counted, nor is a gather that is under way now.
     EXPECT_LE(counts["gather"], after.gathers > 0 ? after.gathers - before.gathers : counts["gather"]);
     EXPECT_GE(counts["gather"] + static_cast<std::int64_t>(session.engine.unit_names().size()),
               after.gathers - before.gathers);
@@ -204,7 +205,7 @@ TEST(StepTimes, WaitInAnOuterStepIsCommunication) {
   }
 }
 
-/// Observes ranges of all threads while it lives, as an attached profiler does. There is one at a time.
+/// Observes ranges of all threads while it lives, as an attached profiler does. There is only one Observer at a time.
 class Observer {
  public:
   Observer(at::RecordFunctionCallback::StartCallback begin, at::RecordFunctionCallback::EndCallback end) {

@@ -160,7 +160,7 @@ TEST(BackupClaims, MicrobatchesThatWereMadeAgainAreTheEndOfARun) {
   });
 }
 
-// With each microbatch that it has ended, rank 1 is less far behind.
+// Rank 1 is less far behind after each microbatch that it has ended.
 TEST(BackupClaims, RanksThatAreEquallyFastLeaveEachOthersMicrobatchesAlone) {
   std::barrier meet(2);
   with_claims([&](const Mesh& mesh) {
@@ -281,7 +281,8 @@ TEST(Stragglers, EveryRanksResultTellsWhomTheOthersWaitedFor) {
   }
 }
 
-// Each of 24 microbatches takes one rank twice as long as the other: they end together with 16 and 8.
+// Each of 24 microbatches takes one rank twice as long as the other: the ranks end together if one makes 16 and the
+// other makes 8.
 TEST(Stragglers, RanksOfDifferentSpeedsEndTogetherWhereMicrobatchesAreDealt) {
   const std::chrono::milliseconds each = patient(std::chrono::milliseconds(10));
   set_log_level(LogLevel::kWarning);

@@ -286,7 +286,7 @@ TEST(WeightedMeans, EqualWeightsHaveTheBitsOfNoWeights) {
   }
 }
 
-// The factor takes what bf16 and fp16 cannot hold, so no weight is rounded.
+// The factor holds what bf16 and fp16 cannot represent of a weight, so no weight is rounded.
 TEST(WeightedMeans, SeedTimesFactorIsTheExactWeight) {
   for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16, at::kHalf}) {
     for (const double weight : {0.5, 1.0, 3.0, 257.0, 100003.0}) {

@@ -139,7 +139,8 @@ at::Tensor loss_through(Session& session, std::initializer_list<std::size_t> blo
                                 rows_of(batch.targets, session.mesh).flatten());
 }
 
-// This backend moves what it is given. Only the Engine can know that ranks meant different units of the same size.
+// This backend moves any bytes that it is given. Only the Engine can know that ranks meant different units of the same
+// size.
 TEST(Backend, UnitsGatheredInDifferentOrdersEndTheStepOnAllRanks) {
   const int port = free_port();
   const auto ends = fork_ranks(2, [&](int rank, KeyValueStore&) -> absl::Status {

@@ -525,7 +525,7 @@ TEST(Checkpoint, ExtraFileInTheFolderIsIgnored) {
     save_checkpoint(session.engine, folder.path(), {}, {.keep = 1});
     EXPECT_FALSE(fs::exists(path));
     finish_checkpoint(session.engine);
-    EXPECT_THAT(names_in(folder.path()), ::testing::SizeIs(3));  // the folder has `latest`, `lock` and the new one
+    EXPECT_THAT(names_in(folder.path()), ::testing::SizeIs(3));  // the folder has `latest`, `lock` and the checkpoint
   });
 }
 
@@ -590,8 +590,8 @@ TEST(Checkpoint, CallsOutOfTurnAreRefused) {
   });
 }
 
-// Faults F22 and F23 (docs/faults.md): every operation of a save by two ranks fails once. All ranks get the same error,
-// what was saved before stays the latest, nothing is left over, and training goes on.
+// Faults F22 and F23 (docs/faults.md): each file operation of a save by two ranks fails once. All ranks get the same
+// error, what was saved before stays the latest, nothing is left over, and training goes on.
 TEST(Checkpoint, EveryFailedOperationOfASaveIsAnErrorOnAllRanks) {
   for (const FaultSite site :
        {FaultSite::kOpen, FaultSite::kWrite, FaultSite::kFsync, FaultSite::kRename, FaultSite::kMkdir}) {
@@ -641,8 +641,8 @@ TEST(Checkpoint, EveryFailedOperationOfASaveIsAnErrorOnAllRanks) {
 /// A model that is larger than what SavedCheckpoint caches.
 constexpr TinyOptions kLarge{.vocab = 40000, .width = 12, .hidden = 31, .blocks = 1};
 
-// Fault F24 (docs/faults.md): every read of a load fails once (every second one, unless tests are long). The error
-// changes nothing, or it says that it has changed something; then only another load helps.
+// Fault F24 (docs/faults.md): each read of a file in a load fails once (only every second read, unless tests are long).
+// The error changes nothing, or it says that the load has changed something; then only another load repairs the state.
 TEST(Checkpoint, EveryFailedReadOfALoadIsAnErrorOnAllRanks) {
   const TestFolder folder;
   run_ranks({.ranks = 2}, [&](const Mesh& mesh) {

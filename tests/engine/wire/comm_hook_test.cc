@@ -124,7 +124,7 @@ TEST(CommHook, PlainSumChangesNoBits) {
   }
 }
 
-// A lone rank has no sums to make, wherever gradients lie.
+// A job of one rank makes no sums over ranks, wherever gradients lie.
 TEST(CommHook, LoneRankDoesNotCallIt) {
   for (const Tier gradients : {Tier::kMemory, Tier::kNvme}) {
     run_ranks({.ranks = 1}, [&](const Mesh& mesh) {

@@ -10,7 +10,8 @@ inline constexpr ShardingStrategy kWhole[] = {ShardingStrategy::kNoShard, Shardi
 inline constexpr double kRate = 0.05;
 inline constexpr std::size_t kTimes = 4;
 
-/// Sets plain descent, so that what sums lack shows. Ranks compare at each step the values that all of them hold.
+/// Sets plain gradient descent, so that values show what sums lack. Ranks compare at each step the values that all of
+/// them hold.
 inline void descend(Strategy& strategy) {
   strategy.gradient_clipping = 0;
   strategy.optimizer.type = OptimizerType::kSgd;

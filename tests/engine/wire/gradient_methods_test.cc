@@ -270,7 +270,7 @@ Adjust with_codes(WireForm form) {
   };
 }
 
-// A run is as if the skipped step had not been, except for methods that draw by the number of the step.
+// A run is as if the skipped step had not been made, except for methods that draw by the number of the step.
 TEST(GradientMethods, SkippedStepRestoresTheResiduals) {
   std::vector<Method> methods(std::begin(kMethods), std::end(kMethods));
   methods.push_back({"int8", with_codes(WireForm::kInt8)});

@@ -273,7 +273,7 @@ TEST(SecondCopyOnHosts, PlainHasTheBitsOfFullShardAndInt8IsClose) {
   }
 }
 
-// A guard may stand around forward, which then uses the exact values, since they are there.
+// Forward may run under a Gathered guard, and then uses the exact values, since these are in memory.
 TEST(RoundedGathers, ForwardUnderAGuardUsesExactValues) {
   on_hosts(2, 2, [](const Mesh& mesh) {
     Session session(mesh, strategy_for(kFull, rounds_gathers(WireForm::kInt4))), exact(mesh, strategy_for(kFull));

@@ -147,8 +147,9 @@ std::map<std::string, std::vector<double>> residuals_of(const std::string& path)
   return sums;
 }
 
-// A step of the new ranks gets from residuals what a step of the old ranks would have got. Short tests load the
-// checkpoint of each kind under three kinds, its own among them; for any two kinds, one kind loads both.
+// The residuals add to a step of the ranks that load what they would have added to a step of the ranks that saved.
+// Short tests load the checkpoint of each kind under three kinds, its own among them; for any two kinds, one kind loads
+// both.
 TEST(SavedResiduals, OtherRanksGetTheMeanOfResiduals) {
   const Kind kOthers[] = {{"two", 2, 2, ShardingStrategy::kShardGradients, with_feedback(WireForm::kInt8)},
                           {"three", 3, 3, ShardingStrategy::kFullShard, with_feedback(WireForm::kInt8)},
@@ -214,7 +215,7 @@ TEST(SavedResiduals, OtherRanksGetTheMeanOfResiduals) {
   }
 }
 
-// A commit holds the residuals too, while the next forward runs.
+// A commit holds the residuals too, and it is written while the next forward runs.
 TEST(SavedResiduals, SameRanksResumeFromACommitWithTheSameBits) {
   const TestFolder folder;
   for (const Kind& kind : kKinds) std::filesystem::create_directory(folder / kind.name);
@@ -252,8 +253,8 @@ std::vector<float> saved_values(SavedCheckpoint& checkpoint, const std::string& 
   return values;
 }
 
-// The optimizer's momentum is the momentum that ranks sent, so what rounding takes from a single gradient never stays
-// in it. The momentum goes on in this way when other ranks take it over.
+// The optimizer's momentum is the momentum that ranks sent, so the rounding of a single gradient leaves no error in it
+// that stays. This also holds after other ranks have loaded the momentum.
 TEST(SavedResiduals, OptimizersMomentumIsTheMomentumRanksSent) {
   const TestFolder one, two;
   const auto strategy_of = [](std::int64_t microbatches) {

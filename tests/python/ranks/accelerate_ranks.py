@@ -77,7 +77,7 @@ class Loop:
     which the last is filled up.
 
     optimizer: makes the optimizer. accumulation: microbatches of a step, counted by `accumulate`, or by the loop if `by_itself`.
-    clip: called with its Accelerator and model. apart: model and optimizer are each prepared by a call of its own.
+    clip: called with its Accelerator and model. apart: the model and the optimizer are prepared by two calls.
     drop: batches whose window makes no step.
     """
 
@@ -395,7 +395,7 @@ def calls_that_are_refused(folder):
     evaluated.free_memory()
 
 
-# The tests of accelerate that check promises of an Accelerator, but not gradients that a program reads, and not DDP
+# Tests of accelerate itself that check promises of an Accelerator, except those that read gradients or need DDP
 OF_ACCELERATE = {
     "test_script": ["main"],
     "test_ops": ["main"],
@@ -407,12 +407,12 @@ OF_ACCELERATE = {
 
 def accelerates_own_tests(folder):
     os.chdir(folder)
-    os.environ["ACCELERATE_USE_CPU"] = "true"  # their AcceleratorState asks for it
+    os.environ["ACCELERATE_USE_CPU"] = "true"  # their AcceleratorState needs this variable
     accelerate.state.PartialState.destroy_process_group = lambda *_: None  # the group is used afterwards, so it must stay
     for name, functions in OF_ACCELERATE.items():
         module = importlib.import_module(f"accelerate.test_utils.scripts.{name}")
         module.Accelerator = Accelerator
-        module.is_fp16_available = lambda: False  # mixed_precision="fp16" is refused
+        module.is_fp16_available = lambda: False  # our Accelerator refuses mixed_precision="fp16"
         for function in functions:
             accelerator = fresh(Accelerator)
             print(name, function, flush=True)

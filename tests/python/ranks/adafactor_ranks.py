@@ -1,4 +1,5 @@
-"""training_test.py runs this program on every rank. It compares an Engine with Adafactor with torch.optim.Adafactor on the global batch."""
+"""training_test.py runs this program on every rank. It compares an Engine that uses Adafactor with
+torch.optim.Adafactor on the global batch."""
 
 import torch
 from beside_plain import expect_bits, rows_of_rank
@@ -24,7 +25,7 @@ def batches():
 
 
 def train_plain():
-    """Returns the final parameters. Vectors are without decay, at half the rate."""
+    """Returns the final parameters. Vectors have no weight decay, and half the rate."""
     model = made()
     groups = [{"params": [p for p in model.parameters() if p.dim() == 1], "lr": LR / 2, "weight_decay": 0.0},
               {"params": [p for p in model.parameters() if p.dim() > 1], "lr": LR, "weight_decay": DECAY}]
@@ -32,7 +33,7 @@ def train_plain():
                                       d=ADAFACTOR["clip_threshold"], foreach=False)
     for batch in batches():
         optimizer.zero_grad()
-        for part in zip(*(tensor.chunk(tessera.world_size()) for tensor in batch)):  # these parts round as ranks do
+        for part in zip(*(tensor.chunk(tessera.world_size()) for tensor in batch)):  # cut as on ranks, to round alike
             (model(*part) / tessera.world_size()).backward()
         optimizer.step()
     return dict(model.named_parameters())

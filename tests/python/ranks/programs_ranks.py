@@ -44,7 +44,8 @@ def train(engine, net, seeds):
 
 @contextlib.contextmanager
 def expected(code, *texts, kind=RuntimeError):
-    """Expects an exception of `kind` with all texts; a tessera.Error has this exit code, where one is given."""
+    """Expects an exception of `kind` with all texts; a tessera.Error must have the exit code `code`, if one is
+    given."""
     try:
         yield
     except kind as error:
@@ -359,7 +360,7 @@ def assigned_buffers(strategy):
         assert torch.equal(net.mean, mean) and torch.equal(net.table, torch.full((3,), 2.0)), (net.mean, mean)
         assert torch.equal(before, mean)
         assert train(engine, net, [3, 4]) == wanted
-        # A checkpoint from before the first forward has no buffer that was made since.
+        # A checkpoint from before the first forward has no buffer that was made after it.
         with expected(None, "scale"):
             engine.load_checkpoint(start)
         engine.close()
@@ -642,7 +643,7 @@ def checkpoints(strategy):
         if strategy.get("checkpoint", {}).get("async", False):
             progress = engine.checkpoint_progress()
             assert progress.path == path and progress.step == 2 and progress.bytes > 0, progress
-            # Workers that are forked meanwhile hold no lock and remove nothing.
+            # Worker processes that are forked while a checkpoint is being saved hold no lock and remove no file.
             batches = iter(DataLoader(torch.arange(8), 4, num_workers=1, multiprocessing_context="fork"))
             next(batches)
             engine.finish_checkpoint()
@@ -829,7 +830,7 @@ def rules_at_their_defaults(strategy):
             engine.step()
             if optimizer:
                 optimizer.zero_grad()
-                for x, y in parts:  # these parts round as ranks do
+                for x, y in parts:  # the parts of the ranks, so that sums round as theirs
                     ((plain(x) - y).square().mean() / len(parts)).backward()
                 optimizer.step()
         with engine.gathered():
@@ -1075,8 +1076,8 @@ ENDINGS = [written_outside_a_guard, written_through_data, moved_to_other_memory,
 
 
 def chosen(program):
-    """Returns the strategies that the program runs under: the next one for each program; both kinds if the program distinguishes them; or
-    all."""
+    """Returns the strategies under which the program runs. Long tests run all; other tests run one after the other from
+    program to program, except for the programs that need others."""
     if LONG:
         return STRATEGIES
     turn = PROGRAMS.index(program)

@@ -32,7 +32,7 @@ class Elements(tessera.ElementwiseOptimizer):
 
 class NoStates(Elements):
     def states(self):
-        tessera.barrier()  # rank 0 serves the store, which the other rank needs until it is here
+        tessera.barrier()  # rank 0 serves the store, which the other rank needs until it gets here
         raise LookupError("no such table")
 
 

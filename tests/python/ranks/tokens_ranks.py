@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader
 
 rank, ranks, folder = tessera.rank(), tessera.world_size(), pathlib.Path(sys.argv[1])
 SEQ = 3
-# tests/data/permutation_test.cc has this order of C++: 10 samples, seed 42, epoch 0.
+# tests/data/permutation_test.cc has the order that C++ gives: 10 samples, seed 42, epoch 0.
 ORDER = [9, 8, 7, 5, 2, 3, 4, 1, 6, 0]
 
 
@@ -57,7 +57,7 @@ def orders():
     assert alone.epoch == 1 and sorted(second) == list(range(10)) and second != ORDER
     straight = tessera.TokenBatches(data, SEQ, batch=5, shuffle=False, rank=0, world_size=1)
     assert samples(straight, 2) == [[0, 1, 2, 3, 4], [5, 6, 7, 8, 9]]
-    # The default is this rank's share in the job: all ranks together take a run of the order as a microbatch.
+    # The default is this rank's share in the job: the microbatches of all ranks together are a run of the order.
     mine = tessera.TokenBatches(data, SEQ, seed=42)
     assert sum(samples(mine, 10 // ranks), []) == ORDER[:10 // ranks * ranks][rank::ranks]
     # The option `tail` decides about the last samples.
@@ -68,7 +68,7 @@ def orders():
 
 
 def dealing():
-    """Deals a step's four microbatches to 1, 2 and 4 ranks; `runs` deals as gradient_sync "last_microbatch" wants."""
+    """Deals a step's four microbatches to 1, 2 and 4 ranks; `runs` deals as gradient_sync "last_microbatch" needs."""
     data = written("sixteen", range(16 * SEQ + 1))
     for runs in (False, True):
         whole = samples(tessera.TokenBatches(data, SEQ, batch=2, accumulation=4, seed=5, runs=runs, rank=0, world_size=1), 8)
@@ -227,7 +227,8 @@ def training():
         here = folder / f"checkpoints {runs} {ranks}"
         wanted = trained(data, runs, 5, here, saves_at=3)
         assert trained(data, runs, 2, here) == wanted[3:], "a run that resumes has other losses"
-        # One rank ran before, in a job of its own. This job has its losses, and can go on from its checkpoint.
+        # One rank ran before, in a job of its own. This job has the same losses as that rank, and can go on from that
+        # rank's checkpoint.
         if ranks == 1:
             place.write_text(repr(wanted))
         else:
@@ -236,7 +237,7 @@ def training():
 
 
 def commits():
-    """A durable commit keeps the place in the data, and a run of the same ranks goes on there."""
+    """A durable commit keeps the position in the data, and a later run of the same ranks goes on at that position."""
     data, strategy = written("sixteen", range(16 * SEQ + 1)), {"durable": {"every": 2, "dir": str(folder / f"durable {ranks}")}}
     places = []
     for _ in range(2):

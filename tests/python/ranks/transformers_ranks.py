@@ -19,7 +19,8 @@ LLAMA = SAMPLE["llama"]
 
 
 def generation():
-    """Tests model.generate on sharded weights, in the same way on all ranks; and under `gathered`, where one rank calls it more often."""
+    """Tests model.generate on sharded weights, in the same way on all ranks; and under `gathered`, where one rank calls
+    generate more often than the others."""
     model = LLAMA.make().eval()
     prompt = torch.arange(3, 9)[None]
     wanted = model.generate(prompt, max_new_tokens=8, do_sample=False)

@@ -17,7 +17,7 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 constexpr int kPieces = 8;
-constexpr int kSteps = 4'000'000;  // steps in one piece, which takes some milliseconds
+constexpr int kSteps = 4'000'000;  // steps of `compute` in one piece: some milliseconds
 constexpr std::size_t kWritten = 64 << 10;
 
 std::atomic<double> longest_s{0};

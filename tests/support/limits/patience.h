@@ -9,10 +9,10 @@ namespace tessera {
 // load, on a slow one and under a sanitizer, and the limit grows with it. It never falls below the seconds that the
 // test says.
 //
-// The reference is what ranks do: two processes start, compute, wait for each other after each piece, and one writes to
-// a file. It takes kReferenceAtRest seconds on two cores at rest, and two busy processes beside it at least double
-// that. tests/support/patience.py has the same for Python, and the program with_patience runs a command within such a
-// limit.
+// The reference is what ranks do: two processes start, compute, wait for each other after each piece of computation,
+// and one writes to a file. The reference takes kReferenceAtRest seconds on two cores at rest, and at least twice that
+// if two other processes are busy. tests/support/patience.py has the same for Python, and the program with_patience
+// runs a command within such a limit.
 
 /// The seconds that the reference took on two cores at rest.
 constexpr double kReferenceAtRest = 0.06;
@@ -21,11 +21,11 @@ constexpr double kReferenceAtRest = 0.06;
 double measure_reference_s();
 
 /// Returns how many times longer than at rest things take, at least 1, by the longest reference that this process has
-/// measured. It measures one where there is none yet.
+/// measured. It measures the reference if this process has not done so yet.
 double slowness();
 
-/// Returns the limit for what takes `at_rest` on a machine at rest. It serves calls that want the limit beforehand. A
-/// Deadline measures only where `at_rest` was not enough, so it costs nothing in most runs.
+/// Returns the limit for what takes `at_rest` on a machine at rest. It serves calls that need the limit before the work
+/// begins. A Deadline measures only where `at_rest` was not enough, so it costs nothing in most runs.
 inline std::chrono::milliseconds patient(std::chrono::duration<double> at_rest) {
   return std::chrono::duration_cast<std::chrono::milliseconds>(at_rest * slowness());
 }

@@ -1,7 +1,7 @@
-// with_patience SECONDS COMMAND...: runs a command as a test, and ends it if it runs longer than work that takes
-// SECONDS on a machine at rest (patience.h). ctest's own limit is in seconds of any machine. The command has a process
-// group of its own, which ends with it; this program ends with its exit code or signal. OpenMP's threads sleep while
-// they wait, since other tests want their cores.
+// with_patience SECONDS COMMAND...: runs a command as a test with a limit of time. The limit is SECONDS on a machine at
+// rest, and grows with the load (patience.h). ctest's own limit does not grow with the load. The command has a process
+// group of its own, which ends with the command; this program ends with its exit code or signal. OpenMP's threads sleep
+// while they wait, since other tests want their cores.
 
 #include <signal.h>
 #include <sys/prctl.h>

@@ -11,7 +11,7 @@
 
 namespace tessera::testing {
 
-/// Counts the calls of one rank in the groups of one use.
+/// Counts the calls of one rank in the groups that serve one purpose (WrapGroup's `use`).
 struct Calls {
   std::int64_t calls = 0, bytes = 0;
   std::int64_t later = 0;  ///< sums that may be made beside compute

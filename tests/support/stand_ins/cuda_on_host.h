@@ -95,7 +95,7 @@ class ThreadBlock {
     change(fiber.place, scheduler_);
   }
 
-  /// Lets every lane of this warp give a value, all at once; then `take(lane)` is the value that a lane gave.
+  /// Lets every lane of this warp give a value, all in one exchange; then `take(lane)` is the value that a lane gave.
   template <class T, class Take>
   T exchange(T value, const Take& take) {
     std::memcpy(fibers_[running_].given, &value, sizeof value);
@@ -153,7 +153,7 @@ class ThreadBlock {
     return stacks[fiber].get();
   }
 
-  /// Runs a thread of one block after the other, of this launch and of later ones.
+  /// Runs one thread of block after block, of this launch and of later ones.
   static void run_fiber() {
     for (;; current()->stop_at(Stop::kEnd)) current()->body_();
   }
@@ -221,7 +221,7 @@ inline void __syncwarp() {
   ThreadBlock::current()->stop_at(ThreadBlock::Stop::kWarp);
 }
 // Asynchronous copies (CUDA's "pipeline primitives") are made when they are waited for, so that code which does not
-// wait reads something else.
+// wait reads wrong values.
 inline void __pipeline_memcpy_async(void* to, const void* from, std::size_t bytes) {
   cuda_on_host::ThreadBlock::current()->copies().add(to, from, bytes);
 }

@@ -17,7 +17,7 @@
 namespace tessera {
 
 /// Emulates a GPU that ranks on threads share. Work that is queued for compute happens at once, like LibTorch's
-/// operators on the CPU. Work that is queued beside it happens as late as it may: when compute waits for it. So an
+/// operators on the CPU. Work that is queued beside compute happens as late as it may: when compute waits for it. So an
 /// event for which nobody waits, or memory that is used again too early, gives wrong values each time.
 class EmulatedPeerDevice : public PeerDevice {
  public:

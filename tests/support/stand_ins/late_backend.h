@@ -78,7 +78,7 @@ class LateBackend : public c10d::Backend {
   }
   void shutdown() override { ++shutdowns; }
 
-  /// The fault of calls from now on.
+  /// The fault that calls have from now on.
   enum class Fault { kNone, kStandsStill, kFailsOnTheDevice, kBlocksTheHost };
   std::atomic<Fault> fault = Fault::kNone;
   std::atomic<int> aborts = 0, shutdowns = 0;

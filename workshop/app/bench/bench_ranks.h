@@ -8,7 +8,7 @@
 
 namespace tessera::app {
 
-/// Returns whether this process is alone though the command wants more ranks; the command then starts them.
+/// Returns whether this process is alone though the command wants more ranks; if so, the command starts the ranks.
 bool starts_ranks(const BenchCommand& command);
 
 /// Runs `tessera bench <section>` again, with the command's options, as `command.ranks` local processes. Returns the
@@ -18,8 +18,8 @@ int launch_ranks(const std::string& section, const BenchCommand& command);
 /// Joins the other ranks, over the transport that the command names ("host", "gloo", "mpi"; empty: the best one).
 Mesh join_ranks(const BenchCommand& command);
 
-/// Checks, before anything is measured, that the files that the command names can be written and replace nothing that
-/// must stay. Throws tessera::Error with the codes of check_outputs (workshop/app/output_files.h).
+/// Checks, before anything is measured, that the files that the command names can be written, and that none of them
+/// replaces a file that must stay. Throws tessera::Error with the codes of check_outputs (workshop/app/output_files.h).
 void check_outputs(const BenchCommand& command);
 
 /// Writes `text` to the file `path`, unless `path` is empty. Throws tessera::Error: 73 if the file cannot be created,

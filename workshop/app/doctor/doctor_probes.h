@@ -13,7 +13,7 @@ enum class Health {
   kMissing,  ///< Tessera's own CPU training does not work without it
 };
 
-/// The result of one probe, and a remedy if it is not kOk.
+/// The result of one probe, and a remedy if the health is not kOk.
 struct Finding {
   std::string name;
   Health health = Health::kOk;
@@ -33,9 +33,9 @@ Finding probe_loopback();
 Finding probe_io_uring();
 Finding probe_cuda_toolkit();
 Finding probe_cuda_driver();
-/// The places in which probe_rdma looks.
+/// The paths and names for which probe_rdma looks.
 struct RdmaPlaces {
-  std::string devices;                                    ///< such as /sys/class/infiniband: a folder a device
+  std::string devices;                                    ///< such as /sys/class/infiniband: one folder for each device
   std::function<bool(const std::string& library)> loads;  ///< whether the loader finds a library
   std::string net_plugin;                                 ///< NCCL_NET_PLUGIN; empty: not set
 

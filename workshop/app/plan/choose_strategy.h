@@ -30,8 +30,8 @@ struct TriedStrategy {
 /// Returns all strategies that differ from `like` only in time, memory and bits on the wire. They have each
 /// ShardingStrategy that the other keys allow, several numbers of units gathered ahead, gradients in fewer bits where
 /// ranks are on several hosts, and each of `accumulations` microbatches a step (empty: the number of `like`).
-/// Strategies that fit come first, in order of time. Throws the tessera::Error of the files of `timing`; 65 if they are
-/// of another model; 78 if `like` allows no strategy.
+/// Strategies that fit come first, in order of time. Throws the tessera::Error of reading the files of `timing`; 65 if
+/// they are of another model; 78 if `like` allows no strategy.
 std::vector<TriedStrategy> try_strategies(const models::ModelConfig& config, const Strategy& like,
                                           const Topology& topology, const TimingOptions& timing,
                                           std::span<const std::int64_t> accumulations);

@@ -32,8 +32,8 @@ namespace {
 //
 // `run_plan` makes the plan of the model without memory (plan_of_world.h), and prints categories, units, the traffic of
 // a step (step_traffic.h), and, where measurements are given, its predicted time (plan_time.h). `measure_disks` adds
-// the time of the disks' traffic. If the strategy is "auto", `choose_strategy` compares all strategies instead
-// (choose_strategy.h).
+// the time of the disks' traffic. If the strategy is "auto", `choose_strategy` compares all strategies, in place of
+// printing one plan (choose_strategy.h).
 
 std::int64_t padding_of(const UnitShape& unit) {
   std::int64_t padding = 0;
@@ -64,9 +64,10 @@ MeshPosition whole_mesh(const MemoryPlan& plan) {
   return mesh;
 }
 
-/// Returns the bytes that one rank sends, and also receives, in a collective. They are (n - 1)/n of a buffer that n
-/// ranks share for an all-gather, a reduce-scatter or an all-to-all, and twice that for an all-reduce, which is two of
-/// these. A collective that is not in each step counts its share of one step.
+/// Returns the bytes that one rank sends, and also receives, in a collective. These bytes are (n - 1)/n of a buffer
+/// that n ranks share for an all-gather, a reduce-scatter or an all-to-all, and twice that for an all-reduce, which is
+/// two of these. The bytes of a collective that does not run in each step are divided by the steps from one call to the
+/// next.
 std::int64_t wire_bytes(const StepCollective& each, const MemoryPlan& plan) {
   const MeshPosition mesh = whole_mesh(plan);
   const std::int64_t ranks = each.axis == "shard"       ? mesh.shard_size
@@ -107,7 +108,7 @@ struct DiskTime {
 };
 
 absl::StatusOr<DiskTime> measure_disks(const MemoryPlan& plan, const Strategy& strategy, const Topology& topology) {
-  // Records of gradients do not count here: they are whole units, and a disk is not slower with them.
+  // The size of gradients' records is left out: they are whole units, which a disk moves no more slowly.
   const std::int64_t largest = std::max(plan.records().parameters.record_bytes, plan.records().states.record_bytes);
   const std::int64_t record_bytes = largest > 0 ? largest : strategy.offload.record_bytes;
   const auto in_flight = static_cast<int>(2 * plan.records().queue_depth);

@@ -16,7 +16,7 @@ struct TimingFiles {
   Links links;
   std::optional<Links> links_inside;
 
-  /// Returns the links of both axes of the plan that has `input`. An axis whose ranks are all on one host gets
+  /// Returns the links of both axes of a plan with this placement. An axis whose ranks are all on one host gets
   /// `links_inside`, if it is not empty; the other axis gets `links` (Links::of_group). The ranks that hold a second
   /// copy of the parameters together get their links by the same rule.
   MeshLinks links_of(const PlannedPlacement& placement, int ranks_per_host) const;

@@ -19,7 +19,7 @@ std::set<int> sizes_for(const Topology& asked) {
 }
 
 /// Returns `asked` with another number of ranks. If these ranks need more than one host, each host has as many ranks as
-/// before.
+/// in `asked`.
 Topology with_ranks(const Topology& asked, int ranks) {
   Topology topology = asked;
   topology.world_size = ranks;

@@ -49,8 +49,8 @@ class StepTraffic {
       if (has_copy) gather_inside(i, times, inside);
     }
     add(std::move(inside));
-    // Ranks that share a slot each read their parts into it. Their only collectives are two barriers: before the slot
-    // is filled, and after.
+    // Ranks that share a slot each read their parts into it. The only collectives of these ranks are two barriers:
+    // before the slot is filled, and after.
     if (placement_.shared) gathers = {"barrier", "shard", "slots of units", 2 * gathers.calls, 0};
     add(std::move(gathers));
   }

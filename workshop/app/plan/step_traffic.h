@@ -16,9 +16,9 @@ struct StepCollective {
   /// "shard", "replicate", "world" for all ranks of a mesh that has both, or "secondary" for the ranks that hold a
   /// second copy of the parameters together (MemoryPlan::has_secondary)
   std::string axis;
-  std::string what;        ///< "parameters before use", ...
-  std::int64_t calls = 0;  ///< number of units, however many flat groups they have
-  std::int64_t bytes = 0;  ///< sum over calls of the whole buffers: a rank sends less, depending on its transport
+  std::string what;        ///< what is sent, such as "parameters before use"
+  std::int64_t calls = 0;  ///< one for each unit, however many flat groups it has
+  std::int64_t bytes = 0;  ///< whole buffers of all calls: a rank sends less, depending on its transport
   std::int64_t every = 1;  ///< number of steps from one such collective to the next
 };
 

@@ -16,7 +16,7 @@ absl::Status check_byte_level(const models::LanguageModel& model);
 /// Continues `sampling.prompt`, token by token of `tokenizer`, or byte by byte if there is none; returns prompt and
 /// continuation. Control characters other than newline and tab, and bytes that are no UTF-8, become '?', since a model
 /// may write anything. It is collective where the model is sharded: every rank draws the same tokens. REQUIRES:
-/// check_vocabulary or check_byte_level; the model is on `device`.
+/// check_vocabulary or check_byte_level has found no error; the model is on `device`.
 std::string continue_text(models::LanguageModel& model, const TextSampling& sampling, const Tokenizer* tokenizer,
                           at::Device device = at::Device(at::kCPU));
 

@@ -61,7 +61,7 @@ class TokenizedText final : public TokenDataset {
   std::int64_t vocab_size_, bytes_ = 0;
   std::vector<Tokenizer::Id> tokens_;
   std::vector<fs::path> files_;
-  std::vector<std::int64_t> ends_;  ///< [file]: its end, in tokens
+  std::vector<std::int64_t> ends_;  ///< [file]: where the file ends, in tokens
 };
 
 /// Copies a small file to the model's folder. It does nothing if there is no such file.

@@ -18,7 +18,7 @@ namespace tessera::app {
 /// The tokenizer with which text is read.
 struct ChosenTokenizer {
   std::shared_ptr<const Tokenizer> tokenizer;  ///< null: text is read as bytes
-  std::filesystem::path file;                  ///< path of its tokenizer.json
+  std::filesystem::path file;                  ///< path of the tokenizer's tokenizer.json
   std::string hash;                            ///< hash of that file; empty without one
 
   const Tokenizer* get() const { return tokenizer.get(); }

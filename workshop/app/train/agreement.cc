@@ -30,7 +30,7 @@ nlohmann::json answer_of(const absl::StatusOr<nlohmann::json>& prepared, const n
   return {{"differs", joined(differ, "; ")}};
 }
 
-/// One exchange, seen from one rank.
+/// One exchange of this agreement, seen from one rank.
 class Exchange {
  public:
   Exchange(const AgreementOptions& options, KeyValueStore& store) : options_(options), store_(store) {}
@@ -68,8 +68,8 @@ class Exchange {
     return store_.set(kVerdict, text_of_json(verdict));
   }
 
-  /// This is called before ranks go on: the store may live on rank 0, so rank 0 leaves last. It waits for a rank that
-  /// is gone already no longer than kFarewell.
+  /// This is called before ranks go on: the store may live on rank 0, so rank 0 leaves last. It waits at most kFarewell
+  /// for a rank that is already gone.
   absl::Status part() {
     if (options_.rank != 0) return store_.set(read_key(options_.rank), "1");
     for (int rank = 1; rank < options_.world_size; ++rank) store_.get(read_key(rank), kFarewell).status().IgnoreError();

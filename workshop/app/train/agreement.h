@@ -21,7 +21,7 @@ struct AgreementOptions {
 /// `prepared` is everything that decides a run (strategy, model, options, ...), or the reason why this rank cannot take
 /// part. Each rank compares its values with rank 0's. Every rank gets an error that names
 /// the rank that differs or failed, so that no rank waits for it: 78 with the keys that differ; or else its own error
-/// on the rank that failed, and 75 on the others. The traffic is one copy of rank 0's text a rank, and one line back.
+/// on the rank that failed, and 75 on the others. Each rank reads one copy of rank 0's text, and sends one line back.
 absl::Status agree(const absl::StatusOr<nlohmann::json>& prepared, const AgreementOptions& options,
                    KeyValueStore& store);
 

@@ -15,8 +15,8 @@ namespace tessera::app {
 /// or from the start if it ended before its first commit.
 bool goes_on_durably(const Strategy& strategy, const CheckpointOptions& options, int rank);
 
-/// Goes on from the last commit, if there is one and --resume is auto, and lets `batches` go on behind it. It is
-/// collective. Throws tessera::Error: 64 if there is a commit, and --resume is something else.
+/// Goes on from the last commit, if there is one and --resume is auto, and lets `batches` go on behind that commit. It
+/// is collective. Throws tessera::Error: 64 if there is a commit, and --resume is something else.
 std::optional<LoadedCheckpoint> resume_durable_steps(const CheckpointOptions& options, Engine& engine,
                                                      TokenBatches& batches, bool speaks);
 

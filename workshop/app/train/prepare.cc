@@ -48,7 +48,8 @@ absl::Status check_numbers(const TrainCommand& command) {
   return absl::OkStatus();
 }
 
-/// Workers that come and go are jobs of their own, so each would write each file. Weights are written by one of them.
+/// Workers that come and go are jobs of their own, so each worker would write every file. Weights are the exception:
+/// one worker writes them.
 absl::Status check_elastic(const TrainCommand& command, const Strategy& strategy) {
   if (!strategy.sync.is_elastic()) return absl::OkStatus();
   const bool resumes = command.checkpoints.resume != "auto" && command.checkpoints.resume != "none";

@@ -31,7 +31,7 @@ struct Prepared {
   std::optional<Evaluation> evaluation;
   ChosenTokenizer tokenizer;  ///< this is set if the data is text
   RunOutputs outputs;
-  std::string resumes;  ///< path of a checkpoint; empty: none
+  std::string resumes;  ///< path of the checkpoint from which the run goes on; empty: none
   FolderLock lock;      ///< rank 0's lock on the folder for checkpoints
   std::int64_t seq_len = 0;
 };
@@ -43,7 +43,7 @@ std::string counted(std::int64_t count, const std::string& word);
 const std::string& model_of(const TrainCommand& command);
 
 /// Returns the strategy with record_hashes.file in the run directory, and with the options for checkpoints, which win
-/// over the strategy file. A replay writes none of these outputs.
+/// over the strategy file. A replay writes neither hashes nor checkpoints.
 Strategy with_outputs(Strategy strategy, const TrainCommand& command);
 
 /// Returns the microbatches of a step on all ranks.
@@ -53,7 +53,8 @@ std::int64_t microbatches_of_step(const Strategy& strategy, int ranks);
 /// there is no such number.
 Strategy with_global_batch(Strategy strategy, const TrainCommand& command, int ranks);
 
-/// Prepares all of a run that may fail on one rank alone. `tessera train` calls it before ranks agree (agreement.h).
+/// Prepares everything in a run that may fail on one rank alone. `tessera train` calls it before ranks agree
+/// (agreement.h).
 absl::StatusOr<Prepared> prepare(const TrainCommand& command, const Strategy& strategy, const Mesh& mesh);
 
 /// Returns all that must be the same on every rank.

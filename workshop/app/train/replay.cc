@@ -38,7 +38,7 @@ constexpr const char* kFromStart = "none";
 
 absl::Status replay_error(ExitCode code, const std::string& what) { return make_error(code, "replay: " + what); }
 
-/// The checkpoint from which the run goes on; no path: it begins at its start.
+/// The checkpoint from which the run goes on; no path: the run begins at its start.
 struct CheckpointBefore {
   std::string path;
   std::int64_t step = 0;
@@ -61,8 +61,8 @@ absl::StatusOr<std::string> last_before(const std::string& folder, std::int64_t 
                           ". [T0927] hint: name a later step; --from none begins where the run began");
 }
 
-/// Returns the checkpoint that --from means. A run that was started with --resume and a path began there, and not with
-/// fresh weights.
+/// Returns the checkpoint that --from means. A run that was started with --resume and a path began with the checkpoint
+/// at that path, and not with fresh weights.
 absl::StatusOr<std::string> path_before(const ReplayCommand& command) {
   if (command.from == kFromStart) {
     const std::string& resume = command.run.checkpoints.resume;
@@ -110,7 +110,7 @@ std::string hashes_of_run(const ReplayCommand& command, const Strategy& strategy
 struct ReplayedRun {
   ReplayRequest request;
   TrainCommand train;
-  std::int64_t threads = 0;  ///< threads of a rank, as they were recorded; 0: nobody recorded them
+  std::int64_t threads = 0;  ///< threads of a rank, as the run recorded them; 0: not recorded
   std::string text;          ///< a line that describes the replay
 };
 
@@ -128,7 +128,7 @@ absl::StatusOr<std::int64_t> microbatches_of_step(const ReplayCommand& command, 
       "the run's number of ranks times gradient_accumulation");
 }
 
-/// Returns the run's own command, up to the step, without whatever it writes or only measures.
+/// Returns the run's own command, to be made up to the step, without its outputs and measurements.
 TrainCommand as_made_again(TrainCommand run, const CheckpointBefore& before, std::int64_t step) {
   run.replays = true;
   run.steps = step;
@@ -202,7 +202,7 @@ int run_replay(const ReplayCommand& command) {
   ::setenv("TESSERA_REPLAY", run->request.to_json().c_str(), /*overwrite=*/1);
   // LibTorch's operators may give other bits with another number of threads. The caller's own number wins.
   if (run->threads > 0) ::setenv("OMP_NUM_THREADS", std::to_string(run->threads).c_str(), /*overwrite=*/0);
-  const absl::StatusOr<Topology> topology = resolve_topology();  // run_train reports its errors
+  const absl::StatusOr<Topology> topology = resolve_topology();  // run_train reports errors of the topology
   if (command.ranks > 1 && topology.ok() && topology->launcher == "single") {
     LaunchOptions launching;
     launching.ranks = command.ranks;

@@ -66,7 +66,7 @@ absl::Status check_outputs(const TrainCommand& command, const RunOutputs& output
        {std::pair("--data", command.data.path), std::pair("--eval-data", command.evaluation.data)}) {
     if (data.empty()) continue;
     inputs.push_back({name, data, command.data.extensions});
-    // Megatron's data are two files; either of them is named, or the prefix of both.
+    // Megatron's data are two files; the command line names one of the files, or their common prefix.
     for (const char* extension : {".idx", ".bin"}) {
       inputs.push_back({name, data + extension});
       inputs.push_back({name, std::filesystem::path(data).replace_extension(extension)});

@@ -34,7 +34,8 @@ RunOutputs outputs_of(const TrainCommand& command, int restart_count, bool resum
 /// Checks the outputs before the first step: nothing is written yet (check_outputs).
 absl::Status check_outputs(const TrainCommand& command, const RunOutputs& outputs);
 
-/// Writes config.json: run id, version, start, ranks, command line, and strategy and model with every key in place.
+/// Writes config.json: run id, version, time of the start, ranks, command line, and strategy and model with every key
+/// in place.
 absl::Status write_config(const RunOutputs& outputs, const TrainCommand& command, const Strategy& strategy,
                           const models::ModelConfig& model, const Topology& topology);
 

@@ -20,7 +20,7 @@ int run_serve(const ServeCommand& command) {
   sigset_t ends;
   sigemptyset(&ends);
   for (const int signal : {SIGTERM, SIGINT, SIGUSR1}) sigaddset(&ends, signal);
-  pthread_sigmask(SIG_BLOCK, &ends, nullptr);  // before there are threads, which inherit it
+  pthread_sigmask(SIG_BLOCK, &ends, nullptr);  // before threads start, since they inherit this mask
   const char* const secret = std::getenv("TESSERA_SERVERS_SECRET");
   std::optional<KeepOptions> keep;
   if (!command.state.empty()) keep = KeepOptions{command.state, command.lose};
@@ -34,10 +34,10 @@ int run_serve(const ServeCommand& command) {
   int signal = 0;
   sigwait(&ends, &signal);
   const timespec pause{0, 50'000'000};
-  // SIGUSR1 lets workers that are there finish. Another signal ends it at once.
+  // SIGUSR1 lets workers that are connected finish. Another signal ends the server at once.
   while (signal == SIGUSR1 && !(*server)->is_idle() && sigtimedwait(&ends, nullptr, &pause) < 0) {
   }
-  server->reset();  // keeps the shards that were not kept yet
+  server->reset();  // saves the shards that were not saved yet
   return 0;
 }
 

@@ -148,9 +148,9 @@ class BatchesAhead {
   void skip(std::int64_t count) {
     for (; count > 0; --count) next();
   }
-  /// Returns the epoch of the latest `next`.
+  /// Returns the epoch of the batch that `next` gave last.
   std::int64_t epoch() const { return epoch_; }
-  /// Returns the cursor behind the latest `next`.
+  /// Returns the cursor behind the batch that `next` gave last.
   const SamplerCursor& cursor() const { return cursor_; }
 
  private:
@@ -204,7 +204,7 @@ double predicted_seconds(const TrainCommand& command, const Prepared& run, const
   return predicted_step(plan, read_timing(command.predicted_by), mesh.topology().local_world_size).seconds;
 }
 
-/// Returns the metrics file's header, besides run id and time.
+/// Returns the metrics file's header, except the run id and the time.
 std::vector<Metric> about(const TrainCommand& command, const Prepared& run, const Engine& engine, const Mesh& mesh,
                           double predicted_s) {
   std::vector<Metric> metrics = {{"tessera", TESSERA_VERSION},
@@ -237,7 +237,8 @@ void try_to_write_trace(const std::string& path, const Mesh& mesh) {
   }
 }
 
-/// Says how many samples an epoch has, where the rate rises over epochs and the strategy does not say it.
+/// Sets the number of samples of an epoch, if the learning rate rises over epochs and the strategy does not give the
+/// number.
 void set_epoch_samples(const TrainCommand& command, const Mesh& mesh, const TokenBatches& batches, Engine& engine) {
   const Strategy& strategy = engine.strategy();
   if (strategy.lr_schedule.warmup_epochs == 0 || strategy.lr_schedule.epoch_samples > 0) return;

@@ -39,7 +39,7 @@ void add_sampling(CLI::App& command, TextSampling& sampling, const std::string& 
       ->capture_default_str();
 }
 
-/// Adds a file of weights, and two options that say how to read it.
+/// Adds an option that names a file of weights, and two options that say how to read it.
 void add_weights(CLI::App& command, WeightsFile& weights, const std::string& option, const std::string& help) {
   CLI::Option* const path = command.add_option(option, weights.path, help)->check(not_empty());
   command
@@ -244,7 +244,7 @@ void add_replay(CLI::App& app, ReplayCommand& replay) {
 }
 
 /// Reads the words behind "--" as a command line of `tessera train`, and makes a step of that run again. The whole line
-/// that started the run may be given: words before its word "train" are passed over.
+/// that started the run may be given: words before its word "train" are ignored.
 int replay_run(ReplayCommand& replay, std::vector<std::string> words) {
   if (words.empty())
     return refuse(

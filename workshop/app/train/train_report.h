@@ -25,7 +25,8 @@ inline bool passes(std::int64_t before, std::int64_t after, std::int64_t every) 
   return every > 0 && after / every > before / every;
 }
 
-/// The report of a run on rank 0: a line every `log_every` steps on stdout, an object every step in the metrics file.
+/// The report of a run on rank 0: a line on stdout every `log_every` steps, and an object in the metrics file for every
+/// step.
 ///
 ///     step   20/300  loss 3.1042  epoch 0.13  norm 1.21  lr 5.00e-04  1830 tok/s  step p50 1.120 s, p95 1.200 s
 ///       left 5 min 14 s  44.10 MiB = plan                                              (one line)
@@ -49,8 +50,8 @@ inline bool passes(std::int64_t before, std::int64_t after, std::int64_t every) 
 /// event file (--tensorboard) has the same numbers by name, and latencies as "latency/gather/blocks.3/p50_seconds". A
 /// table has no latencies. Neither file has the header.
 ///
-/// If a metrics file can no longer be written, training goes on: there is one warning, with the cause, and the file is
-/// left alone from then on. `finish` returns the cause again, for the exit code.
+/// If a metrics file can no longer be written, training goes on: there is one warning, with the cause, and nothing more
+/// is written to the file. `finish` returns the cause again, for the exit code.
 class TrainReport {
  public:
   struct Options {
@@ -105,12 +106,12 @@ class TrainReport {
   absl::Status lost_;  ///< the error for which a metrics file was given up
   StepTimes times_;
   TrafficCounts before_;      ///< counts after the previous step
-  double recent_loss_ = 0.0;  ///< sum since the last line, and its count
+  double recent_loss_ = 0.0;  ///< sum of losses since the last line, and their number
   std::int64_t recent_steps_ = 0;
   double last_mean_loss_ = 0.0;
   std::int64_t last_mean_steps_ = 0;
   std::int64_t dropped_ = 0;  ///< StepResult::dropped
-  double advised_scale_ = 0;  ///< the noise scale of the last advice
+  double advised_scale_ = 0;  ///< the noise scale for which advice was printed last
 };
 
 /// Returns "44.10 MiB = plan", or the difference between the two.

@@ -63,7 +63,7 @@ absl::StatusOr<std::string> checkpoint_to_resume(const CheckpointOptions& option
   if (std::filesystem::symlink_status(config.dir + "/latest", error).type() != std::filesystem::file_type::not_found)
     return find_checkpoint(config.dir, "--checkpoint-dir");
   if (!there.empty())
-    return config.dir + "/" + there.back().name;  // the first save was killed before it wrote `latest`
+    return config.dir + "/" + there.back().name;  // a save was killed before `latest` was first written
   TESSERA_ASSIGN_OR_RETURN(const std::vector<std::string> damaged, damaged_checkpoints(config.dir, "--checkpoint-dir"));
   if (damaged.empty()) return "";
   return make_error(
@@ -98,7 +98,7 @@ TrainingCheckpoints::TrainingCheckpoints(Engine& engine, const CheckpointOptions
   if (config_.dir.empty()) return;
   signals_.emplace();
   ranks_ = value_or_throw(groups_of(mesh).world("training_checkpoints"));
-  EngineCheckpoints(engine_).finish_by_hand();  // else a step would throw a save's error and lose its result
+  EngineCheckpoints(engine_).finish_by_hand();  // else a step would throw a save's error, and the step's result be lost
 }
 
 TrainingCheckpoints::~TrainingCheckpoints() = default;
@@ -136,8 +136,8 @@ void TrainingCheckpoints::take_best(const CheckpointItems& items) {
   least_loss_ = loss.get<double>();
 }
 
-/// All ranks give the same answer for the same steps, even ranks that skip some: all meet where the first of them
-/// meets.
+/// All ranks give the same answer for the same steps, even ranks that skip some: a step at which one rank meets the
+/// others is one at which all meet.
 bool TrainingCheckpoints::ranks_meet(const Place& at, bool has_measured) const {
   if (engine_.strategy().sync.type != SyncType::kBackups || has_measured || at.step == at.steps) return true;
   return passes(at.before, at.step, kStepsBetweenMeetings) || passes(at.before, at.step, config_.every_steps);
@@ -154,7 +154,7 @@ bool TrainingCheckpoints::after_step(const Place& at, const SamplerCursor& data,
   // A loss that is NaN is not less than any other loss.
   const bool is_less = held_out && (!least_loss_ || *held_out < *least_loss_) && *held_out == *held_out;
   const bool is_best = is_less && keeps_best_;
-  if (is_best) end_save(Failure::kIsWarned);  // if the best checkpoint's save fails here, the least loss changes
+  if (is_best) end_save(Failure::kIsWarned);  // if this save of the best checkpoint fails, the least loss changes
   if (is_less) least_before_ = std::exchange(least_loss_, held_out);
   if (is_regular || agreed.minutes_are_over || is_last || is_best) {
     const bool saved = save(step, data, is_best, is_last ? Failure::kEndsTraining : Failure::kIsWarned);
@@ -223,7 +223,7 @@ bool TrainingCheckpoints::attempt(std::int64_t step, Failure failure, const Body
     body();
     return true;
   } catch (const Error& error) {
-    engine_.check();  // a lost rank does not count as a failed save
+    engine_.check();  // throws if a rank is lost, which is no failed save
     if (failure == Failure::kEndsTraining || failed_ >= config_.failures) throw;
     ++failed_;
     if (rank_ == 0) {

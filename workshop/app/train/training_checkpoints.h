@@ -67,14 +67,14 @@ class TrainingCheckpoints {
   ~TrainingCheckpoints();
 
   /// Loads `path`, unless it is empty or no later than the commit that `committed` came from, and lets `batches` go on
-  /// behind it. Returns the steps that are done. It is collective.
+  /// behind the checkpoint. Returns the steps that are done. It is collective.
   std::int64_t resume(const std::string& path, const std::optional<LoadedCheckpoint>& committed, TokenBatches& batches);
 
   /// Returns what a checkpoint or a commit holds in addition to training state. `data`: the cursor behind the last
   /// microbatch.
   CheckpointItems items(const SamplerCursor& data) const;
 
-  /// The place of a run: the steps that are done, the steps that were done before the last result, and all steps.
+  /// How far a run is: the steps that are done, the steps that were done before the last result, and all steps.
   struct Place {
     std::int64_t before = 0, step = 0, steps = 0;
   };
@@ -104,7 +104,7 @@ class TrainingCheckpoints {
   struct UnderWay {
     std::int64_t step = 0;
     std::string path;
-    double waited_s = 0;       ///< seconds that training waited for it
+    double waited_s = 0;       ///< seconds that training waited for the save
     double next_report_s = 0;  ///< time of the next report of progress, in seconds after last_save_
     bool is_best = false;
   };

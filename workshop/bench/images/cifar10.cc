@@ -67,7 +67,7 @@ class Cifar10 : public ImageDataset {
  private:
   std::filesystem::path folder_;
   std::vector<MappedFile> files_;
-  std::vector<std::int64_t> ends_;  ///< number of records in files up to and including this one
+  std::vector<std::int64_t> ends_;  ///< [file]: number of records in the files up to this one, itself included
 };
 
 }  // namespace

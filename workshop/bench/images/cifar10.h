@@ -17,10 +17,12 @@ enum class Cifar10Split {
 
 /// CIFAR-10 in its binary version (cs.toronto.edu/~kriz/cifar.html): files of records of a label byte and 3072 pixel
 /// bytes, the red plane of 32 x 32 row by row, then the green, then the blue one. Files are mapped; opening reads the
-/// labels. Pixels are scaled to [0, 1], less the training images' mean per channel, over their standard deviation.
+/// labels. Pixels are scaled to [0, 1]; then the training images' mean per channel is subtracted, and the difference is
+/// divided by their standard deviation.
 ///
 /// A file may have any number of records above 0, so a part of the data is enough.
-/// Errors name file and offset: 66 missing, 65 empty, not whole records or a label above 9, 77 no permission.
+/// Errors name file and offset: 66 if a file is missing; 65 if it is empty, does not consist of whole records, or has a
+/// label above 9; 77 without permission.
 absl::StatusOr<std::unique_ptr<ImageDataset>> open_cifar10(const std::filesystem::path& folder, Cifar10Split split);
 
 }  // namespace tessera

@@ -51,14 +51,15 @@ std::string judged(double gain) {
   return times(gain) + " (goal " + times(kBucketGoal) + (gain >= kBucketGoal ? ": reached)" : ": not reached)");
 }
 
-/// Says which bucket wins and by how much.
+/// Returns a text that says which bucket wins and by how much.
 std::string verdict_of(const BucketModelReport& model) {
   const BucketTiming& best = model.best();
   return "the best bucket is " + label_of(best) + ": over one parameter a bucket, a step is " +
          judged(model.step_gain(best)) + ", its communication alone " + judged(model.communication_gain(best)) + "\n";
 }
 
-/// Gives the reason: the cost of starts and of bytes by the fit, beside the measured time.
+/// Returns a text with the reason: by the fit, the time of the reductions' starts that the best bucket saves; by
+/// measurement, the communication time that it saves.
 std::string reason_of(const BucketModelReport& model) {
   const BucketTiming &tensors = model.per_tensor, &best = model.best();
   const AlphaBeta& fit = model.fit;

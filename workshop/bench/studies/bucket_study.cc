@@ -84,8 +84,8 @@ class ModelStudy {
   }
 
  private:
-  /// Returns whether another round would end within the budget; rank 0 decides. It takes as long as the mean of the
-  /// `done` rounds, which took `ns` in all.
+  /// Returns whether another round would end within the budget; rank 0 decides. Another round is assumed to take as
+  /// long as the mean of the `done` rounds, which took `ns` in all.
   bool fits_another(int done, std::int64_t ns) {
     const double seconds = static_cast<double>(ns) * 1e-9;
     std::uint8_t fits = done == 0 || seconds + seconds / done <= options_.budget_s;
@@ -162,7 +162,8 @@ class ModelStudy {
     }
   }
 
-  /// Returns the place of the next reduction of `bytes`: reductions go through the memory in strides of at least 1 MiB.
+  /// Returns the offset in `memory_` of the next reduction of `bytes`: reductions go through the memory in strides of
+  /// at least 1 MiB.
   std::int64_t next_part(std::int64_t bytes) {
     if (part_ + bytes > largest_) part_ = 0;
     const std::int64_t part = part_;

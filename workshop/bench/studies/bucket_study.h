@@ -20,7 +20,7 @@ struct BucketStudyOptions {
   double budget_s = 105;  ///< seconds for a model: rounds that would take longer are left out, except the first
   int warm_up_steps = 1;  ///< steps that come first and are not counted
   int timed_steps = 4;
-  std::vector<std::int64_t> reduction_bytes;      ///< single reductions, for the fit
+  std::vector<std::int64_t> reduction_bytes;      ///< bytes of single reductions, which are timed for the fit
   std::int64_t reduction_round_bytes = 32 << 20;  ///< a size is reduced `reduction_round_bytes / size` times a round
   int most_reductions = 40;                       ///< most reductions of a size in a round; at least one is made
   int held_out_batches = 40;
@@ -46,7 +46,7 @@ struct ReductionTiming {
 
 /// A forward pass of the trained model over held-out batches, in evaluation mode and without gradients.
 struct InferenceTiming {
-  double loss = 0, accuracy = 0;  ///< means over batches and ranks; accuracy: the part of targets predicted
+  double loss = 0, accuracy = 0;  ///< accuracy: the share of targets that the model predicts
   Samples batch;                  ///< forward of one rank's batch, on the slowest rank
 };
 

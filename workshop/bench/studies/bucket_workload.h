@@ -43,8 +43,8 @@ struct ImageSource {
 /// files that cannot be used.
 BucketWorkload resnet_workload(const Mesh& mesh, const ImageSource& source, bool small);
 
-/// Returns a GPT of 10.6 million parameters on 64 tokens a rank, from a chain that can be learnt. Each of 64 tokens has
-/// one successor seven times in eight, and any of the 64 tokens otherwise. `small`: 0.2 million.
+/// Returns a GPT of 10.6 million parameters on 64 tokens a rank, from a Markov chain that can be learnt. Each of 64
+/// tokens has one successor seven times in eight, and any of the 64 tokens otherwise. `small`: 0.2 million.
 BucketWorkload gpt_workload(const Mesh& mesh, std::uint64_t seed, bool small);
 
 }  // namespace tessera::app

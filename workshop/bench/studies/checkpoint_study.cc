@@ -82,7 +82,7 @@ void write_file(const std::filesystem::path& path, const std::vector<std::byte>&
   expect(::close(file) == 0);
 }
 
-/// Writes over a file past the page cache, as a commit does, and syncs it. The first round creates it.
+/// Writes over a file past the page cache, as a commit does, and syncs it. The first round creates the file.
 class OverwrittenFile {
  public:
   OverwrittenFile(const std::filesystem::path& path, std::size_t bytes)

@@ -18,8 +18,8 @@ struct CheckpointStudyOptions {
 /// copy in memory, and a plain file that is written and synced, by all ranks at once. A save beside training
 /// ("checkpoint.async") is timed twice: the time for which training waits, and the time until it is committed while
 /// nothing else runs. A commit ("durable") is compared with a file of as many bytes that is overwritten past the page
-/// cache. Rounds take turns; the folder is in the page cache when it is loaded. It is collective, and the figures are
-/// those of rank 0.
+/// cache. All these measurements take turns in each round; the checkpoint is in the page cache when it is loaded. It is
+/// collective, and the figures are those of rank 0.
 BenchTable study_checkpoints(const Mesh& mesh, const CheckpointStudyOptions& options);
 
 }  // namespace tessera::app

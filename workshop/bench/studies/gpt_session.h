@@ -8,7 +8,7 @@
 namespace tessera::app {
 
 /// A GPT with an Engine, and one sequence for each of its steps, which differs on each rank. Studies of whole steps
-/// train it; sessions that are made alike have the same first values.
+/// train this GPT; sessions that are made alike have the same first values.
 class GptSession {
  public:
   GptSession(const Mesh& mesh, const models::GPTConfig& config, const Strategy& strategy);

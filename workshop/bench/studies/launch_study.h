@@ -14,7 +14,7 @@ struct LaunchStudyOptions {
   std::int64_t blocks = 48;  ///< number of units, besides the root
   int rounds = 80;           ///< number of rounds; every contender has a turn in each
   int warm_up = 10;          ///< steps of each contender before the first round
-  /// Steps of a turn, which is one sample. They are few, so that a load on the machine slows all contenders alike.
+  /// Steps of a turn, which is one sample. The steps are few, so that a load on the machine slows all contenders alike.
   int steps = 2;
 };
 

@@ -77,7 +77,7 @@ BenchTable study_memory(const Mesh& mesh, const models::GPTConfig& config) {
   const auto parameters = static_cast<double>(models::parameter_count(config));
   for (const Contender& contender : contenders()) {
     if (contender.alone) continue;
-    if (table.rows.empty()) measure(mesh, *world, contender.strategy, config);  // at first, libraries take memory
+    if (table.rows.empty()) measure(mesh, *world, contender.strategy, config);  // libraries take memory at first
     const double sharded = sharded_bytes(contender.strategy.strategy);
     const Measured measured = measure(mesh, *world, contender.strategy, config);
     const auto planned = static_cast<double>(measured.planned), charged = static_cast<double>(measured.charged);

@@ -81,8 +81,8 @@ class OverheadStudy {
     rows_.push_back({name, std::move(each), 0});
   }
 
-  /// Times whole steps of a module of so many units: a step sums them. `plain_row`: the row for the comparison; for the
-  /// plain row it is the row itself.
+  /// Times whole steps of a module of `units` units, whose parameters a step adds up. `plain_row`: the row with which
+  /// the new row is compared; the plain row is compared with itself.
   void time_steps(const std::string& name, int units, const std::optional<Strategy>& strategy, int rounds,
                   std::size_t plain_row) {
     const auto module = std::make_shared<Leaves>(units);

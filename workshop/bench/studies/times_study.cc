@@ -26,7 +26,7 @@ std::unique_ptr<at::ObserverContext> count_range(const at::RecordFunction&) {
   return nullptr;
 }
 
-/// An observer of this thread's ranges while it lives.
+/// Observes this thread's ranges as long as the object lives.
 class Observer {
  public:
   Observer() {

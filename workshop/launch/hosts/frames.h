@@ -9,13 +9,14 @@
 namespace tessera {
 
 /// Frames that a launcher and its agent on another host (workshop/launch/agent.h) send each other over ssh's pipes. A
-/// frame has a type, a rank and a body. Both are of one version of Tessera, so frames have no version of their own.
+/// frame has a type, a rank and a body. The launcher and the agent are of one version of Tessera, so frames have no
+/// version of their own.
 enum class FrameType : std::uint8_t {
-  // These go from the launcher to the agent.
+  // These frames go from the launcher to the agent.
   kJob = 1,  ///< body: what to start (host_job.h); sent once, and first
   kSignal,   ///< body: the signal to send to the rank's process group
   kAlive,    ///< no body; this frame shows that the launcher lives
-  // These go from the agent to the launcher.
+  // These frames go from the agent to the launcher.
   kRefused,  ///< body: exit code and text of what is wrong; the ranks could not be started
   kStarted,  ///< body: the rank's pid
   kOutput,   ///< body: bytes of the rank's stdout

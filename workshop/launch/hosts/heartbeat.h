@@ -8,8 +8,8 @@
 
 namespace tessera {
 
-/// Tells the agents on other hosts that the launcher lives. A separate thread writes to each of them, since the
-/// launcher's thread waits when nobody reads its output (`| less`), which must not look like its death.
+/// Tells the agents on other hosts that the launcher lives. A separate thread writes to each agent: the launcher's own
+/// thread waits when nobody reads its output (`| less`), and must not look dead then.
 ///
 /// A frame of this size is written whole or not at all, so it never lies inside a frame of the launcher's own.
 class Heartbeat {

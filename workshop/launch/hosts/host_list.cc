@@ -16,7 +16,7 @@ namespace {
 
 constexpr std::string_view kBlanks = " \t\r\v\f";
 
-/// A piece of a list of hosts, and its place.
+/// A part of a list of hosts, and the column at which it begins.
 struct Piece {
   std::string_view text;
   std::size_t column = 1;  ///< the column of its first character, from 1

@@ -13,7 +13,7 @@ namespace tessera {
 /// A host of a job. `tessera launch --hosts` and host files name such hosts.
 struct HostSlots {
   std::string name;  ///< the name as ssh takes it: a name or an address, perhaps behind "user@"
-  int slots = 1;     ///< ranks that start there
+  int slots = 1;     ///< ranks that start on this host
 
   bool operator==(const HostSlots&) const = default;
 };

@@ -17,7 +17,8 @@ absl::Status check_first_host(const HostSlots& first);
 
 /// Returns the address at which the ranks of all hosts reach rank 0, as a number. It is the address behind the first
 /// host's name, unless that is a loopback address. Else it is the address of this machine from which the way to the
-/// next host starts. It fails with error 64 if there is none. Names that only ssh knows resolve to nothing here.
+/// next host starts. It fails with error 64 if there is no such address. Names that only ssh knows resolve to nothing
+/// here.
 /// REQUIRES: two hosts or more.
 absl::StatusOr<std::string> job_address(const std::vector<HostSlots>& hosts);
 

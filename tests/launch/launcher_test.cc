@@ -103,6 +103,18 @@ TEST(Launch, ServerThatKeepsItsShardsStartsAgainOnItsAddress) {
   EXPECT_THAT(launcher.err, HasSubstr("it starts again"));
 }
 
+// The child that the server leaves in its group keeps the launcher from starting it again until the rank has gone.
+TEST(Launch, ServerThatKeepsItsShardsMayBeKilledAsTheLastRankEnds) {
+  const Folder folder;
+  const std::string pid = folder / "pid";
+  auto options = shell(1, "until test -s " + pid + "; do sleep 0.01; done; kill -9 $(cat " + pid + ")");
+  options.servers = 1;
+  options.servers_state = folder / "state";
+  options.tessera = server_script(folder, "sleep 1000 & echo $$ > " + pid + "; wait");
+  Launcher launcher(options);
+  EXPECT_EQ(launcher.wait(), 0) << launcher.err;
+}
+
 TEST(Launch, KeptShardsWithoutServersAreRefused) {
   auto options = shell(1, "true");
   options.servers_state = "state";

@@ -111,6 +111,8 @@ bool Supervisor::may_start_again(const Rank& rank) const {
 }
 
 void Supervisor::start_servers_again() {
+  const auto workers = std::span(ranks_).first(static_cast<std::size_t>(options_.ranks));
+  const bool is_needed = !std::ranges::all_of(workers, &Rank::gone);
   for (std::size_t i = 0; i < servers_.size(); ++i) {
     const int number = options_.ranks + static_cast<int>(i);
     Rank& rank = rank_of(number);
@@ -118,6 +120,7 @@ void Supervisor::start_servers_again() {
     rank.starts_again = false;
     if (urgency_ != Urgency::kNone) {
       rank.gone = true;
+      if (!is_needed) rank.record.ended_by_launcher = true;  // it would have come back, so its end is no failure
       continue;
     }
     ++rank.starts;

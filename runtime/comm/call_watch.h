@@ -126,8 +126,9 @@ struct OutsideCalls {
 /// group is therefore ended whose rank has said in the store that it failed (Collectives::end_if_left_alone). A rank
 /// that was killed says nothing: where ranks talk over Gloo, the rank before it sees the end of its process (NextRank)
 /// and says so in the store; and if it served the store, the end of the store is the news. So it is for the ranks of a
-/// host that vanishes. A rank that ends well tells those that watch it, and ends no call. In worlds of at most 64
-/// ranks all watch rank 0, since it mostly serves the store, where nobody can ask about it once it has ended.
+/// host that vanishes. A rank that ends well tells those that watch it, which watch the rank behind it from then on, and
+/// ends no call. In worlds of at most 64 ranks all watch rank 0, since it mostly serves the store, where nobody can ask
+/// about it once it has ended.
 class CallWatch {
  public:
   using Report = std::function<void(const absl::Status& reason)>;
@@ -171,6 +172,8 @@ class CallWatch {
   bool hears_of_outside() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   /// Connects to the next rank once it listens, and tells the store when its process has ended, or its host vanished.
   void look_after_next();
+  /// Goes on with the rank behind the next one, since that has ended well.
+  void pass_over_next();
   /// Connects to rank 0 likewise, and tells nobody.
   void look_after_first();
   struct WatchedRank;
@@ -218,6 +221,7 @@ class CallWatch {
   struct WatchedRank {
     std::unique_ptr<NextRank> rank;               ///< null: nobody is watched
     bool is_done = false;                         ///< true: the rank's end was told, or it cannot be watched
+    bool has_gone_on = false;                     ///< it is watched in the place of one that has ended well
     int tries = 0;                                ///< how often the watch has asked where the rank listens
     std::optional<Clock::time_point> ended = {};  ///< since when it seems to have ended
   };

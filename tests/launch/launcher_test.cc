@@ -164,6 +164,25 @@ TEST(Launch, KilledWorkerBeginsAnewAndTheOthersGoOn) {
   EXPECT_NE(launcher.out.find(of_one), launcher.out.rfind(of_one)) << "it has begun twice";
 }
 
+// All steps are made by then, as the other worker's end says. The worker that begins anew writes the results.
+TEST(Launch, WorkerThatFailsToWriteTheResultsBeginsAnewOrIsAFailure) {
+  for (const int restarts : {0, 1}) {
+    const Folder folder;
+    const std::string ended = folder / "ended", once = folder / "once";
+    auto options = elastic(folder, {1, 2},
+                           "if test $TESSERA_WORKER = 0; then touch " + ended + "; exit 0; fi; until test -e " + ended +
+                               "; do sleep 0.01; done; sleep 0.3; : > $TORCHELASTIC_ERROR_FILE.results; if mkdir " +
+                               once + " 2>/dev/null; then kill -9 $$; fi");
+    options.max_restarts = restarts;
+    Launcher launcher(options);
+    EXPECT_EQ(launcher.wait(), restarts == 0 ? 137 : 0) << launcher.err;
+    EXPECT_THAT(launcher.err, HasSubstr("worker 1 was told to write the results, and has failed"));
+    if (restarts > 0) {
+      EXPECT_THAT(launcher.err, HasSubstr("restart 1 of 1: worker 1 begins anew"));
+    }
+  }
+}
+
 TEST(Launch, TooFewWorkersAreAFailure) {
   const Folder folder;
   auto options = elastic(folder, {2, 3}, "test $TESSERA_WORKER = 2 && exec sleep 1000; exit 65");

@@ -126,8 +126,8 @@ struct OutsideCalls {
 /// group is therefore ended whose rank has said in the store that it failed (Collectives::end_if_left_alone). A rank
 /// that was killed says nothing: where ranks talk over Gloo, the rank before it sees the end of its process (NextRank)
 /// and says so in the store; and if it served the store, the end of the store is the news. So it is for the ranks of a
-/// host that vanishes. A rank that ends well tells those that watch it, which watch the rank behind it from then on, and
-/// ends no call. In worlds of at most 64 ranks all watch rank 0, since it mostly serves the store, where nobody can ask
+/// host that vanishes. A rank that ends well tells those that watch it, and ends no call; they watch the rank behind it
+/// from then on. In worlds of at most 64 ranks all watch rank 0, since it mostly serves the store, where nobody can ask
 /// about it once it has ended.
 class CallWatch {
  public:

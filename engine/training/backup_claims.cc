@@ -79,7 +79,7 @@ class CountersInStore final : public BackupClaims::Counters {
     return make_error(
         ExitCode::kPeerLost,
         "deal.backups: the process that serves the store has not answered (comm.timeout_s sets the limit). "
-        "hint: see whether the host of rank 0 is still there");
+        "[T1049] hint: see whether the host of rank 0 is still there");
   }
 
   /// another connection, on which nobody else waits; null: the store is in this process, or no other could be had

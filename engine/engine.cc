@@ -16,6 +16,7 @@
 #include "engine/detailed_plan.h"
 #include "engine/engine_checkpoints.h"
 #include "engine/engine_state.h"
+#include "engine/job/last_words.h"
 #include "engine/job/plan_scene.h"
 #include "engine/job/run_scope.h"
 #include "engine/memory/records/device_gradients.h"
@@ -205,6 +206,7 @@ std::optional<std::int64_t> Engine::take_step(std::int64_t steps) {
   return training.job.or_abort("take_step", [&] {
     const std::optional<std::int64_t> step = served->take_step(steps);
     if (served->is_over()) training.accept_new_values();
+    if (served->finishes()) note_results_to_write();
     return step;
   });
 }

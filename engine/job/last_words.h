@@ -28,4 +28,8 @@ absl::Status status_of(const std::exception_ptr& failure);
 void write_error_file(const std::string& message, const std::string& call_stack, bool told_by_peer,
                       std::optional<ExitCode> code);
 
+/// Lets `tessera launch` know that this worker, one of those that come and go, is the one that writes the results: it
+/// makes the file "$TORCHELASTIC_ERROR_FILE.results". Nothing happens in a process that is no worker of that launcher.
+void note_results_to_write();
+
 }  // namespace tessera

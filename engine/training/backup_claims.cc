@@ -2,10 +2,13 @@
 
 #include <algorithm>
 #include <atomic>
+#include <functional>
 #include <string>
 #include <utility>
 
+#include "runtime/base/status.h"
 #include "runtime/border/throw.h"
+#include "runtime/comm/in_time.h"
 #include "sharding/arena.h"
 #include "tessera/span.h"
 
@@ -40,11 +43,12 @@ class CountersInMemory final : public BackupClaims::Counters {
   const Arena memory_;
 };
 
-/// The store keeps every key while the job runs, so each counter has one key for all steps.
+/// The store keeps every key while the job runs, so each counter has one key for all steps. No collective is under way
+/// meanwhile that CallWatch could end, so an answer has a limit here: the host that serves the store may vanish.
 class CountersInStore final : public BackupClaims::Counters {
  public:
-  CountersInStore(Collectives& group, KeyValueStore& store)
-      : own_(store.connected_anew()), store_(own_ ? *own_ : store) {
+  CountersInStore(Collectives& group, KeyValueStore& store, std::chrono::milliseconds limit)
+      : own_(store.connected_anew()), store_(store), limit_(limit) {
     std::int64_t number = 0;  // counts the Engines and plans of the job that have claims
     if (group.rank() == 0) number = value_or_throw(store_.add("claims", 1));
     throw_if_error(group.broadcast(kClaimsLabel, &number, sizeof number, 0).wait());
@@ -52,27 +56,52 @@ class CountersInStore final : public BackupClaims::Counters {
   }
 
   std::int64_t add(std::int64_t counter, std::int64_t amount) override {
-    return value_or_throw(store_.add(prefix_ + std::to_string(counter), amount));
+    return value_or_throw(
+        answer_of([key = key_of(counter), amount](KeyValueStore& store) { return store.add(key, amount); }));
   }
-  void reset(std::int64_t counter) override { throw_if_error(store_.set(prefix_ + std::to_string(counter), "0")); }
+  void reset(std::int64_t counter) override {
+    value_or_throw(answer_of([key = key_of(counter)](KeyValueStore& store) -> absl::StatusOr<std::int64_t> {
+      if (const absl::Status status = store.set(key, "0"); !status.ok()) return status;
+      return std::int64_t{0};
+    }));
+  }
 
  private:
-  const std::shared_ptr<KeyValueStore> own_;  ///< own connection to the store, on which nobody else waits; may be null
+  using Answer = absl::StatusOr<std::int64_t>;
+
+  std::string key_of(std::int64_t counter) const { return prefix_ + std::to_string(counter); }
+
+  /// Returns what `question` returns. It owns all that it uses, since a store that does not answer leaves it behind.
+  Answer answer_of(std::function<Answer(KeyValueStore&)> question) {
+    if (!own_) return question(store_);
+    const auto answer = std::make_shared<Answer>(std::int64_t{0});
+    const auto ask = [answer, question = std::move(question)](KeyValueStore& store) { *answer = question(store); };
+    if (ask_in_time(own_, ask, limit_)) return *answer;
+    return make_error(
+        ExitCode::kPeerLost,
+        "deal.backups: the process that serves the store has not answered (comm.timeout_s sets the limit). "
+        "[T1049] hint: see whether the host of rank 0 is still there");
+  }
+
+  /// another connection, on which nobody else waits; null: the store is in this process, or no other could be had
+  const std::shared_ptr<KeyValueStore> own_;
   KeyValueStore& store_;
+  const std::chrono::milliseconds limit_;
   std::string prefix_;
 };
 
 std::unique_ptr<BackupClaims::Counters> make_counters(Collectives& group, const MicrobatchOrder& order,
-                                                      KeyValueStore& store) {
+                                                      KeyValueStore& store, std::chrono::milliseconds limit) {
   if (group.shares_memory()) return std::make_unique<CountersInMemory>(group, 2 * (order.ranks + order.all()));
-  return std::make_unique<CountersInStore>(group, store);
+  return std::make_unique<CountersInStore>(group, store, limit);
 }
 
 }  // namespace
 
-BackupClaims::BackupClaims(std::shared_ptr<Collectives> group, const MicrobatchOrder& order, KeyValueStore& store)
+BackupClaims::BackupClaims(std::shared_ptr<Collectives> group, const MicrobatchOrder& order, KeyValueStore& store,
+                           std::chrono::milliseconds limit)
     : group_(std::move(group)),
-      counters_(make_counters(*group_, order, store)),
+      counters_(make_counters(*group_, order, store, limit)),
       order_(order),
       message_(static_cast<std::size_t>(2 + order.backups)),
       messages_(message_.size() * static_cast<std::size_t>(order.ranks)),

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <iterator>
 #include <memory>
@@ -32,15 +33,17 @@ namespace tessera {
 /// Training owns one and calls it from the thread that trains.
 class BackupClaims {
  public:
-  /// `group` has all ranks. `store` is the store of the job, and must outlive this object. It is collective.
-  BackupClaims(std::shared_ptr<Collectives> group, const MicrobatchOrder& order, KeyValueStore& store);
+  /// `group` has all ranks. `store` is the job's, and must outlive this object. `limit` (comm.timeout_s) is how long an
+  /// answer of the store may take. It is collective.
+  BackupClaims(std::shared_ptr<Collectives> group, const MicrobatchOrder& order, KeyValueStore& store,
+               std::chrono::milliseconds limit);
 
   /// Counters that all ranks add to.
   class Counters {
    public:
     virtual ~Counters() = default;
     /// Adds to a counter, which begins with 0, and returns its new value. Throws tessera::Error (75) where the process
-    /// that has the counters is gone.
+    /// that has the counters is gone, or does not answer within the limit.
     virtual std::int64_t add(std::int64_t counter, std::int64_t amount) = 0;
     /// Sets a counter to 0. REQUIRES: no other rank uses it meanwhile.
     virtual void reset(std::int64_t counter) = 0;

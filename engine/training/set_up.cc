@@ -278,7 +278,10 @@ void Training::set_up_gradients() {
   if (plan.publishes_behind(axes.gather->gathers_in_background()))
     gathering.publication.emplace(pointers_to(units), *axes.gather, plan.wire().gathers, failing(job));
   if (plan.wire().longest_run > 0) dealer.emplace(strategy, plan.placement().mesh.world_size());
-  if (plan.wire().backups > 0) claims.emplace(job.axes.control, dealer->order(), groups_of(job.mesh).store());
+  if (plan.wire().backups > 0) {
+    const std::chrono::milliseconds limit(static_cast<std::int64_t>(1000 * strategy.comm.timeout_s));
+    claims.emplace(job.axes.control, dealer->order(), groups_of(job.mesh).store(), limit);
+  }
   MeshAxes whole = job.axes;
   footprint.allocated[MemoryCategory::kHostRecords] += compress_on_host(whole, {}, plan.outer_sums_on_host(), job);
   sync.begin(units, plan, axes, whole, job.accelerator, footprint.allocated);

@@ -277,13 +277,19 @@ class StepSampler(Sampler[list[int]]):
         if self.steps_per_epoch < 1:
             raise Error(f"StepSampler: {num_samples} samples do not fill one step of {self.batches} batches of {batch_size}. [T1047] hint: take more "
                         "samples, a smaller batch_size, or drop_last=False")
+        self._order: tuple[int, list[int]] | None = None  # an epoch and its order
+
+    def _order_of(self, epoch: int) -> list[int]:
+        """Returns the shuffled samples of an epoch. Steps of one epoch come one after the other, so its order is kept."""
+        if self._order is None or self._order[0] != epoch:
+            generator = torch.Generator().manual_seed(self.seed + epoch)
+            self._order = epoch, torch.randperm(self.num_samples, generator=generator).tolist()
+        return self._order[1]
 
     def batches_of(self, step: int) -> Iterator[list[int]]:
         """Returns the samples of each batch of a step."""
         epoch, place = divmod(step, self.steps_per_epoch)
-        order: Sequence[int] = range(self.num_samples)
-        if self.shuffle:
-            order = torch.randperm(self.num_samples, generator=torch.Generator().manual_seed(self.seed + epoch)).tolist()
+        order: Sequence[int] = self._order_of(epoch) if self.shuffle else range(self.num_samples)
         begin = place * self.batches * self.batch_size
         for first in range(begin, begin + self.batches * self.batch_size, self.batch_size):
             yield [order[position % self.num_samples] for position in range(first, first + self.batch_size)]

@@ -272,10 +272,10 @@ void CallWatch::look_after_next() {
     host_has_vanished_ = false;  // the host answered again before others were told
     return next_.ended.reset();
   }
-  next_.is_done = rank.has_ended_well();
+  if (rank.has_ended_well()) return pass_over_next();
   if (!next_.ended) next_.ended = Clock::now();
   // Other ranks of a host that has vanished need not be waited for.
-  if (next_.is_done || (rank.is_connected() && Clock::now() - *next_.ended < kForLastCalls)) return;
+  if (rank.is_connected() && Clock::now() - *next_.ended < kForLastCalls) return;
   host_has_vanished_ = rank.is_silent();
   const bool is_told = ask_in_time(connection_, [key = key_of_gone_rank(rank.rank())](KeyValueStore& store) {
     store.set(key, "").IgnoreError();
@@ -283,6 +283,14 @@ void CallWatch::look_after_next() {
   });
   if (!is_told) return;
   next_.is_done = !host_has_vanished_ || !rank.go_on();
+  next_.ended.reset();
+  next_.tries = 0;
+}
+
+// Rank 0 stays the one that is watched: first_has_ended_well asks for its end, and the store has ended with it.
+void CallWatch::pass_over_next() {
+  next_.has_gone_on = true;
+  next_.is_done = next_.rank->rank() == 0 || !next_.rank->go_on();
   next_.ended.reset();
   next_.tries = 0;
 }
@@ -297,6 +305,8 @@ void CallWatch::find(WatchedRank& watched) {
   const bool is_known = is_answered && !places->next.empty();
   if (is_known) watched.rank->connect(places->next);
   watched.is_done = is_known ? !watched.rank->is_watched() : ++watched.tries > kMostTries;
+  // A rank behind one that has ended well may have ended well itself by now.
+  if (is_known && watched.is_done && watched.has_gone_on && !watched.rank->is_silent()) pass_over_next();
 }
 
 bool CallWatch::first_has_ended_well() const {

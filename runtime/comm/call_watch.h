@@ -126,10 +126,10 @@ struct OutsideCalls {
 /// CallWatch therefore ends a group if one of its ranks has said in the store that it failed
 /// (Collectives::end_if_left_alone). A rank
 /// that was killed says nothing: where ranks talk over Gloo, the rank before it sees the end of its process (NextRank)
-/// and says so in the store. If the killed rank served the store, the end of the store shows it. The same holds for the
-/// ranks of a host that vanishes. A rank that ends well tells this to the ranks that watch it, so they end no call. In
-/// worlds of at most 64 ranks all watch rank 0, since rank 0 mostly serves the store. Once rank 0 has ended, nobody can
-/// ask the store about it.
+/// and says so in the store; and if it served the store, the end of the store is the news. So it is for the ranks of a
+/// host that vanishes. A rank that ends well tells those that watch it, and ends no call; they watch the rank behind it
+/// from then on. In worlds of at most 64 ranks all watch rank 0, since it mostly serves the store, where nobody can ask
+/// about it once it has ended.
 class CallWatch {
  public:
   using Report = std::function<void(const absl::Status& reason)>;
@@ -173,7 +173,9 @@ class CallWatch {
   bool hears_of_outside() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   /// Connects to the next rank once it listens, and tells the store when its process has ended, or its host vanished.
   void look_after_next();
-  /// Connects to rank 0 as look_after_next connects to the next rank, but tells no other rank when rank 0 has ended.
+  /// Goes on with the rank behind the next one, since that has ended well.
+  void pass_over_next();
+  /// Connects to rank 0 likewise, and tells nobody.
   void look_after_first();
   struct WatchedRank;
   void find(WatchedRank& watched);
@@ -219,7 +221,8 @@ class CallWatch {
   Clock::time_point used_ = {};  ///< when the connection was made, or last kept from being idle
   struct WatchedRank {
     std::unique_ptr<NextRank> rank;               ///< null: nobody is watched
-    bool is_done = false;                         ///< true: the rank's end was told, or the rank cannot be watched
+    bool is_done = false;                         ///< true: the rank's end was told, or it cannot be watched
+    bool has_gone_on = false;                     ///< it is watched in the place of one that has ended well
     int tries = 0;                                ///< how often the watch has asked where the rank listens
     std::optional<Clock::time_point> ended = {};  ///< since when the watched rank seems to have ended
   };

@@ -60,9 +60,9 @@ class NextRank {
   void tell_end() const;
   /// Returns whether the next rank's host did not answer at all when it was last connected to.
   bool is_silent() const { return is_silent_; }
-  /// Watches the rank after the next one from now on, since the next one is gone. If its host was silent, other ranks
-  /// of that host count as gone as soon as they do not answer either, even if they were never connected to. Returns
-  /// false if no other rank is left.
+  /// Watches the rank after the next one from now on, since the next one is gone or has ended well. If its host was
+  /// silent, other ranks of that host are gone as soon as they do not answer either, without a connection to them.
+  /// Returns false if no other rank is left.
   bool go_on();
 
  private:

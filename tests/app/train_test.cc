@@ -229,19 +229,21 @@ TEST_F(Train, ParameterServersGiveTheBitsOfShardsThatRanksOwnOnOneHostAndOnTwo) 
 
 TEST_F(Train, ParameterServerThatIsKilledStartsAgainAndTheRunKeepsItsBits) {
   write_file(path("servers.json"), whole_gradients(R"(, "sync": {"type": "asynchronous", "owners": "servers"})"));
-  const Words steps = {"--steps", "120"};
+  const Words steps = {"--steps", "240"};
   run(launch(1, {"--servers", "1"}) + train(path("servers.json"), "unbroken", steps));
-  // The server is the process that has the address among the words of its command line.
+  // The server is the process that has the address among its words. Looking for it may take long, so the rank, whose
+  // process is the shell's, stands still meanwhile.
   const std::string kill_server = "(until test \"$(wc -l < '" + path("broken") + "')\" -ge 6; do sleep 0.02; done; " +
-                                  R"(for each in $(grep -lszFx -- "$TESSERA_SERVERS" /proc/[0-9]*/cmdline); do
+                                  R"(kill -STOP $$
+                                     for each in $(grep -lszFx -- "$TESSERA_SERVERS" /proc/[0-9]*/cmdline); do
                                        each=${each#/proc/}; kill -9 ${each%/cmdline}
-                                     done) 2>/dev/null & exec "$@")";
+                                     done; kill -CONT $$) 2>/dev/null & exec "$@")";
   const Words keep = {"--servers", "1", "--servers-state", path("state"), "--servers-lose", "0"};
   const Ended ended =
       run(launch(1, keep) + Words{"sh", "-c", kill_server, "sh"} + train(path("servers.json"), "broken", steps));
   EXPECT_THAT(ended.err, AllOf(HasSubstr("parameter server 0 has ended: signal 9"), HasSubstr("it starts again"),
                                HasSubstr("that are lost: 0")));
-  EXPECT_EQ(losses("broken").size(), 120u);
+  EXPECT_EQ(losses("broken").size(), 240u);
   EXPECT_EQ(losses("broken"), losses("unbroken"));
 }
 

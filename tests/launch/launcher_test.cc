@@ -103,6 +103,18 @@ TEST(Launch, ServerThatKeepsItsShardsStartsAgainOnItsAddress) {
   EXPECT_THAT(launcher.err, HasSubstr("it starts again"));
 }
 
+// The child that the server leaves in its group keeps the launcher from starting it again until the rank has gone.
+TEST(Launch, ServerThatKeepsItsShardsMayBeKilledAsTheLastRankEnds) {
+  const Folder folder;
+  const std::string pid = folder / "pid";
+  auto options = shell(1, "until test -s " + pid + "; do sleep 0.01; done; kill -9 $(cat " + pid + ")");
+  options.servers = 1;
+  options.servers_state = folder / "state";
+  options.tessera = server_script(folder, "sleep 1000 & echo $$ > " + pid + "; wait");
+  Launcher launcher(options);
+  EXPECT_EQ(launcher.wait(), 0) << launcher.err;
+}
+
 TEST(Launch, KeptShardsWithoutServersAreRefused) {
   auto options = shell(1, "true");
   options.servers_state = "state";
@@ -150,6 +162,25 @@ TEST(Launch, KilledWorkerBeginsAnewAndTheOthersGoOn) {
                                   HasSubstr("[worker 2] r=0 w=1 n=2 at=127.0.0.1:")));
   const std::string of_one = "[worker 1] r=0 w=1 n=1";
   EXPECT_NE(launcher.out.find(of_one), launcher.out.rfind(of_one)) << "it has begun twice";
+}
+
+// All steps are made by then, as the other worker's end says. The worker that begins anew writes the results.
+TEST(Launch, WorkerThatFailsToWriteTheResultsBeginsAnewOrIsAFailure) {
+  for (const int restarts : {0, 1}) {
+    const Folder folder;
+    const std::string ended = folder / "ended", once = folder / "once";
+    auto options = elastic(folder, {1, 2},
+                           "if test $TESSERA_WORKER = 0; then touch " + ended + "; exit 0; fi; until test -e " + ended +
+                               "; do sleep 0.01; done; sleep 0.3; : > $TORCHELASTIC_ERROR_FILE.results; if mkdir " +
+                               once + " 2>/dev/null; then kill -9 $$; fi");
+    options.max_restarts = restarts;
+    Launcher launcher(options);
+    EXPECT_EQ(launcher.wait(), restarts == 0 ? 137 : 0) << launcher.err;
+    EXPECT_THAT(launcher.err, HasSubstr("worker 1 was told to write the results, and has failed"));
+    if (restarts > 0) {
+      EXPECT_THAT(launcher.err, HasSubstr("restart 1 of 1: worker 1 begins anew"));
+    }
+  }
 }
 
 TEST(Launch, TooFewWorkersAreAFailure) {

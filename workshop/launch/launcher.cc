@@ -230,7 +230,7 @@ absl::StatusOr<Attempt> run_once(const LaunchOptions& options, const JobSettings
   TESSERA_RETURN_IF_ERROR(supervisor.start_all());
   if (const auto signal = supervisor.interrupted_by()) return Attempt{128 + *signal};
   const auto records = supervisor.wait_all();
-  const bool is_good = supervisor.signals_taken() == 0 && has_trained(options, records);
+  const bool is_good = supervisor.signals_taken() == 0 && !supervisor.lacks_results() && has_trained(options, records);
   if (const RankRecord* cause = is_good ? nullptr : first_cause(records)) {
     write_all(options.stderr_fd, failure_report(records, *cause));
     const int code = cause->exit.code();
@@ -267,7 +267,8 @@ absl::StatusOr<int> run(const LaunchOptions& options) {
   job.omp_threads = std::max(1, static_cast<int>(std::thread::hardware_concurrency()) / here);
 
   const SignalScope signals;
-  const std::vector<std::string> files = error_files(job, 0, here);
+  std::vector<std::string> files = error_files(job, 0, here);
+  for (int i = 0; i < options.workers.most; ++i) files.push_back(job.results_file(i));
   TESSERA_ASSIGN_OR_RETURN(Guard guard, Guard::start(directory.path(), files));
   while (true) {
     TESSERA_ASSIGN_OR_RETURN(const Attempt attempt, run_once(options, job, servers.addresses, guard, signals));

@@ -19,6 +19,8 @@ struct JobSettings {
   std::string error_directory;  ///< rank r may write its last words to `error_file(r)`
 
   std::string error_file(int rank) const { return error_directory + "/rank_" + std::to_string(rank) + ".json"; }
+  /// The file is there once a worker that comes and goes was told to write the results (engine/job/last_words.h).
+  std::string results_file(int worker) const { return error_file(worker) + ".results"; }
 };
 
 /// Returns the environment of `rank` as "NAME=value" strings: `inherited`, torchrun's variables,

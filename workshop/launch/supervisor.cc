@@ -111,6 +111,8 @@ bool Supervisor::may_start_again(const Rank& rank) const {
 }
 
 void Supervisor::start_servers_again() {
+  const auto workers = std::span(ranks_).first(static_cast<std::size_t>(options_.ranks));
+  const bool is_needed = !std::ranges::all_of(workers, &Rank::gone);
   for (std::size_t i = 0; i < servers_.size(); ++i) {
     const int number = options_.ranks + static_cast<int>(i);
     Rank& rank = rank_of(number);
@@ -118,6 +120,7 @@ void Supervisor::start_servers_again() {
     rank.starts_again = false;
     if (urgency_ != Urgency::kNone) {
       rank.gone = true;
+      if (!is_needed) rank.record.ended_by_launcher = true;  // it would have come back, so its end is no failure
       continue;
     }
     ++rank.starts;
@@ -163,9 +166,15 @@ void Supervisor::follow_workers() {
   const auto workers = std::span(ranks_).first(static_cast<std::size_t>(options_.ranks));
   // All steps are made once a worker has ended with success.
   const auto ended_well = [](const Rank& rank) { return rank.gone && !rank.record.exit.failed(); };
-  if (std::ranges::any_of(workers, ended_well)) return;
-  for (Rank& worker : workers)
+  const auto start_again = [this](Rank& worker) {
     if (worker.gone && restarts_ < options_.max_restarts && !fails_again(worker.record.exit.code())) restart(worker);
+  };
+  if (std::ranges::any_of(workers, ended_well)) {
+    // The servers of another launcher may have ended by now.
+    if (lost_results_ && options_.join.empty()) start_again(rank_of(*lost_results_));
+    return;
+  }
+  for (Rank& worker : workers) start_again(worker);
   const auto there = std::ranges::count_if(workers, [](const Rank& rank) { return !rank.gone; });
   if (there < options_.workers.least) raise_urgency(Urgency::kGrace);
 }
@@ -176,6 +185,7 @@ void Supervisor::restart(Rank& worker) {
   write_all(options_.stderr_fd, fmt::format("tessera launch: restart {} of {}: worker {} begins anew\n", restarts_,
                                             options_.max_restarts, number));
   ::unlink(job_.error_file(number).c_str());
+  ::unlink(job_.results_file(number).c_str());
   RankListener& listener = *this;
   auto host = std::make_unique<LocalRanks>(options_, job_, LocalRanks::Range{number, 1}, guard_, mask_, listener);
   if (!start_anew(worker, std::move(host))) return;
@@ -184,8 +194,20 @@ void Supervisor::restart(Rank& worker) {
   worker.err = LineForwarder(options_.stderr_fd, prefix);
 }
 
-/// Ends the servers when no rank is left here. The servers wait for workers of other launchers if a worker here has
-/// ended with success.
+/// Looks at whether a worker that has ended was told to write the results. If it failed, it begins anew and asks again,
+/// or another worker is told; the end of either says that they are written, or that another launcher's worker is told.
+void Supervisor::note_results(const RankRecord& worker) {
+  const bool was_told = ::access(job_.results_file(worker.rank).c_str(), F_OK) == 0;
+  if (!worker.exit.failed()) {
+    if (was_told || lost_results_ == worker.rank) lost_results_.reset();
+  } else if (was_told) {
+    lost_results_ = worker.rank;
+    write_all(options_.stderr_fd,
+              fmt::format("tessera launch: worker {} was told to write the results, and has failed\n", worker.rank));
+  }
+}
+
+/// Ends the servers when no rank is left here. Workers of other launchers may still be there, if steps are made.
 void Supervisor::end_servers() {
   const auto workers = std::span(ranks_).first(static_cast<std::size_t>(options_.ranks));
   if (servers_.empty() || !std::ranges::all_of(workers, &Rank::gone)) return;
@@ -273,6 +295,7 @@ void Supervisor::on_exit(RankRecord record) {
   record.was_stopped = rank.record.was_stopped;
   rank.record = std::move(record);
   rank.ended = true;
+  if (has_workers() && !is_server(rank.record.rank)) note_results(rank.record);
   if (may_start_again(rank)) {
     rank.starts_again = true;
     write_all(options_.stderr_fd,

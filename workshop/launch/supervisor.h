@@ -48,6 +48,8 @@ class Supervisor : private RankListener {
   std::vector<RankRecord> wait_all();
   /// Returns why output of ranks was lost, as an errno; 0 if none was lost.
   int output_error() const;
+  /// Returns whether a worker that was told to write the results has failed, and none has written them since.
+  bool lacks_results() const { return lost_results_.has_value(); }
   /// Returns the number of signals that were taken.
   int signals_taken() const { return signals_taken_; }
 
@@ -84,6 +86,7 @@ class Supervisor : private RankListener {
   const char* word_of_rank() const;
   void follow_workers();
   void restart(Rank& worker);
+  void note_results(const RankRecord& worker);
   void end_servers();
   bool is_server(int number) const { return number >= options_.ranks; }
   /// Polls until all hosts have reached `phase`, or a host has failed.
@@ -109,8 +112,10 @@ class Supervisor : private RankListener {
   Urgency urgency_ = Urgency::kNone;
   std::optional<Clock::time_point> deadline_;  ///< time at which the present urgency ends
   int signals_taken_ = 0;
-  int restarts_ = 0;          ///< workers that were started again
-  bool servers_end_ = false;  ///< servers were told to end once no worker is connected
+  int restarts_ = 0;  ///< workers that were started again
+  /// the worker that was told to write the results and has failed, while nobody is known to write them
+  std::optional<int> lost_results_;
+  bool servers_end_ = false;  ///< servers were told to end once no worker is there
   std::optional<int> interrupted_by_;
 };
 

@@ -7,6 +7,8 @@
 #include <algorithm>
 #include <barrier>
 #include <chrono>
+#include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
 #include <thread>
@@ -17,6 +19,7 @@
 #include "engine/training/backup_claims.h"
 #include "engine/training/microbatch_dealer.h"
 #include "runtime/base/log.h"
+#include "runtime/comm/key_value_store.h"
 #include "runtime/comm/mesh_groups.h"
 #include "tests/support/limits/patience.h"
 #include "tests/support/session.h"
@@ -97,7 +100,43 @@ void with_claims(const std::function<void(const Mesh&)>& body) {
 BackupClaims claims_of(const Mesh& mesh) {
   MicrobatchOrder order{2, 2, /*has_runs=*/true, /*longest=*/3, {0, 2}};
   order.backups = 1;
-  return {*groups_of(mesh).world("deal"), order, groups_of(mesh).store()};
+  return {*groups_of(mesh).world("deal"), order, groups_of(mesh).store(), std::chrono::minutes(1)};
+}
+
+/// A store whose other connections get no answer for a while, as if the host that serves it had vanished.
+class SilentStore final : public KeyValueStore {
+ public:
+  /// `store` has the answers; null: this connection gets none.
+  explicit SilentStore(KeyValueStore* store) : store_(store) {}
+
+  absl::Status set(const std::string& key, const std::string& value) override {
+    return store_ ? store_->set(key, value) : absl::OkStatus();
+  }
+  absl::StatusOr<std::string> get(const std::string& key, std::chrono::milliseconds timeout) override {
+    return store_ ? store_->get(key, timeout) : absl::StatusOr<std::string>("");
+  }
+  absl::StatusOr<bool> has(const std::string& key) override {
+    return store_ ? store_->has(key) : absl::StatusOr<bool>(false);
+  }
+  absl::StatusOr<std::int64_t> add(const std::string& key, std::int64_t amount) override {
+    if (store_) return store_->add(key, amount);
+    std::this_thread::sleep_for(std::chrono::seconds(2));
+    return amount;
+  }
+  std::shared_ptr<KeyValueStore> connected_anew() override { return std::make_shared<SilentStore>(nullptr); }
+
+ private:
+  KeyValueStore* const store_;
+};
+
+TEST(BackupClaims, StoreThatDoesNotAnswerIsALostPeer) {
+  run_ranks({.ranks = 2, .hosts = 2}, [](const Mesh& mesh) {
+    SilentStore store(&groups_of(mesh).store());
+    MicrobatchOrder order{2, 2, /*has_runs=*/true, /*longest=*/3, {0, 2}};
+    order.backups = 1;
+    BackupClaims claims(*groups_of(mesh).world("deal"), order, store, std::chrono::milliseconds(20));
+    EXPECT_THAT(error_of([&] { claims.end(); }), HasSubstr("comm.timeout_s"));
+  });
 }
 
 TEST(BackupClaims, WhoMakesAMicrobatchFirstHasItAndTheOtherResultDoesNotCount) {

@@ -1,6 +1,6 @@
 #pragma once
 
-// See docs/glossary.md: keeper, publication, residency, slot, unit.
+// See docs/glossary.md: closed unit, keeper, publication, residency, slot, unit.
 
 #include <ATen/core/Tensor.h>
 #include <c10/core/StorageImpl.h>

@@ -24,13 +24,13 @@ namespace tessera {
 /// pulled last. Gradients lie in memory that all ranks map (MeshAxes::readers), so nothing is sent: the ranks that take
 /// part in a step read each other's gradients where backward left them.
 ///
-/// | call     | what it does                                                                             |
-/// |----------|------------------------------------------------------------------------------------------|
-/// | `offer`  | this rank takes part, unless enough others do; then it waits until they are enough       |
-/// | `sum`    | shards are dealt out over these ranks; each sums its shards' gradients and their squares |
-/// | `update` | each applies the rule to its shards                                                      |
-/// | `end`    | waits until all have updated their shards, and opens the next step                       |
-/// | `miss`   | replaces the last three calls where this rank comes too late                             |
+/// | call     | what it does                                                                                     |
+/// |----------|--------------------------------------------------------------------------------------------------|
+/// | `offer`  | this rank takes part if too few offered before it, and waits until enough ranks take part        |
+/// | `sum`    | the shards are dealt out over these ranks; each sums the gradients of its shards and the squares |
+/// | `update` | each of these ranks applies the rule to its shards                                               |
+/// | `end`    | waits until all of these ranks have updated their shards, and opens the next step                |
+/// | `miss`   | replaces the last three calls if this rank comes too late                                        |
 ///
 /// Invariants:
 ///  1. Shards change between the moment at which the last rank that takes part has come and the step's end, and at no

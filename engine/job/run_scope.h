@@ -1,7 +1,5 @@
 #pragma once
 
-// See docs/glossary.md: dealt.
-
 #include <absl/status/status.h>
 
 #include <optional>

@@ -30,7 +30,7 @@ namespace tessera {
 /// |------------------|--------------------------------------------------------------------------------------|
 /// | local_sgd        | the mean of their masters                                                            |
 /// | diloco           | outer weights w, moved by SGD with Nesterov momentum along w - mean of their masters |
-/// | streaming_diloco | the same, where all fragments step at once, which `step` does                        |
+/// | streaming_diloco | as diloco, if `step` makes the outer step of all fragments at once                   |
 ///
 /// Fragment f of F (streaming_diloco) has unit i if i modulo F is f. It has its turn in steps whose number modulo
 /// `every` is (f + 1) * every / F. Its outer gradients are sent in that step. Compute goes on meanwhile if the group

@@ -1,6 +1,6 @@
 #pragma once
 
-// See docs/glossary.md: unit.
+// See docs/glossary.md: lease, unit.
 
 #include <cstddef>
 #include <cstdint>

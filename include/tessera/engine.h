@@ -1,6 +1,6 @@
 #pragma once
 
-// See docs/glossary.md: agreement, slot, unit.
+// See docs/glossary.md: agreement, dealt, slot, tier, unit.
 
 #include <ATen/core/Tensor.h>
 #include <torch/nn/module.h>

@@ -17,7 +17,7 @@ namespace tessera {
 /// A group that reports its calls to an observer, on the thread that makes them:
 ///
 ///     std::uint64_t begins(CallSignature call);   // the program makes a call, and is in it; gives the call a number
-///     void waits(std::uint64_t call);             // the program is in the call again: it advances it, or waits for it
+///     void waits(std::uint64_t call);             // the program calls again, to advance the work or to wait
 ///     void leaves(std::uint64_t call, const absl::Status& status, bool is_over);   // the program goes on
 ///     absl::Status cause_of(const absl::Status& failure) const;   // any thread: what the program is told of it
 ///     void aborted(const absl::Status& reason);   // any thread: the group is about to fail

@@ -1,5 +1,7 @@
 #pragma once
 
+// See docs/glossary.md: placement.
+
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <string>

@@ -21,10 +21,10 @@ std::vector<TimesCase> times_cases(bool small);
 /// Measures the cost of timing for a steady step. Under FULL_SHARD, with one copy of the
 /// parameters on a host and with private copies, these take turns in every round:
 ///
-///   nothing told            no latencies; spans tell nobody; no wait for data, except with private copies, whose
-///                           operators are watched anyhow
-///   nothing told, another   the same with another Engine: the difference of two Engines that do the same
-///   ranges                  spans ask for a profiler, and there is none: every program has that
+///   nothing told            no latencies, and no listener for ranges; the wait for data is not measured, except with
+///                           private copies, whose operators are watched in any case
+///   nothing told, another   the same with another Engine: shows how far two equal Engines differ
+///   ranges                  each range asks whether a profiler is attached, and none is: every program has this cost
 ///   all                     ranges, the wait for data (Engine::time_data) and latencies (Engine::time_calls)
 ///   all, with a profiler    an observer of LibTorch is attached, which counts ranges
 ///

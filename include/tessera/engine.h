@@ -291,7 +291,7 @@ class Engine {
   /// Returns whether `take_step` has told that all steps are made.
   bool steps_are_over() const;
   /// Returns whether this process writes the results of a run: rank 0, or, where workers come and go, one of those that
-  /// have come to the end.
+  /// are there at the end. A worker that asks after that one has left writes them too, with the same values.
   bool writes_results() const;
 
   /// Runs a microbatch on a rank that has no batch while other ranks have one. It takes part in collectives and counts

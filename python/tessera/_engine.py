@@ -192,7 +192,8 @@ class Engine:
     def writes_results(self) -> bool:
         """Returns whether this process should write the results of the run.
 
-        That is rank 0, or, where workers come and go, one of the workers that are there at the end.
+        That is rank 0, or, where workers come and go, one of the workers that are there at the end. A worker that asks
+        after that one has left writes them too, with the same values.
         """
         return self._live().writes_results()
 

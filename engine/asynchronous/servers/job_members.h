@@ -90,7 +90,7 @@ class JobMembers {
     Kind kind = Kind::kStep;
     std::int64_t step = 0;
     std::int64_t counted = 0;  ///< the worker's count of steps continues from here
-    bool finishes = false;     ///< with kOver: whether this worker, and no other, writes the results
+    bool finishes = false;     ///< with kOver: this worker, and no other that is there, writes the results
   };
   /// Deals one of the run's `steps` steps. Error 64 if `steps` is below 1, or if other workers have given another
   /// number.

@@ -30,8 +30,10 @@ struct MyDataset : torch::data::datasets::Dataset<MyDataset> {
 struct Batches {
   tessera::SamplerCursor cursor() const;
   void resume(const tessera::SamplerCursor& cursor);
+  tessera::TokenBatch next();
   tessera::TokenBatch of(std::int64_t microbatch);
   void end_step();
+  void go_to_step(std::int64_t step);
   at::Tensor* begin();
   at::Tensor* end();
 };

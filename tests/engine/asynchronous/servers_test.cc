@@ -351,7 +351,9 @@ TEST(Servers, WorkersJoinLateAndAreKilledAndEachStepIsMadeOnce) {
     }
     for (std::int64_t step = 0; step < kSteps; ++step)
       EXPECT_EQ(value_or_throw(workers.store().add("step " + std::to_string(step), 0)), 1) << step;
-    EXPECT_EQ(value_or_throw(workers.store().add("workers that write", 0)), 1);
+    // The second worker is told to write too if the first one has left before the second one asks.
+    const std::int64_t writers = value_or_throw(workers.store().add("workers that write", 0));
+    EXPECT_TRUE(writers == 1 || writers == 2) << writers;
   }
 }
 

@@ -328,14 +328,16 @@ int train(const TrainCommand& command, const Mesh& mesh, Prepared& run, Engine& 
   if (unknown) report_step(*unknown);
   report_latencies(command.steps);
   if (elastic && !engine.writes_results()) return exit_code_after(absl::OkStatus());
+  // A worker that has left may have written the same results before.
+  const Existing existing = elastic ? Existing::kReplaced : run.outputs.existing;
   // The weights, which took longest to make, are saved first.
-  if (!run.outputs.weights.empty()) save_weights(engine, run.outputs.weights, run.outputs.existing);
+  if (!run.outputs.weights.empty()) save_weights(engine, run.outputs.weights, existing);
   if (!run.outputs.hf.empty()) {
-    export_hf(engine, mesh, run.outputs.hf, run.config, run.outputs.existing);
-    if (speaks) throw_if_error(copy_tokenizer(run.tokenizer, run.outputs.hf, run.outputs.existing));
+    export_hf(engine, mesh, run.outputs.hf, run.config, existing);
+    if (speaks) throw_if_error(copy_tokenizer(run.tokenizer, run.outputs.hf, existing));
   }
   if (profiler)
-    throw_if_error(write_output(run.outputs.profile, to_json(profiler->profile()), run.outputs.existing, "--profile"));
+    throw_if_error(write_output(run.outputs.profile, to_json(profiler->profile()), existing, "--profile"));
   const absl::Status reported = speaks ? report.finish(entropy) : absl::OkStatus();
   if (!trace.empty()) try_to_write_trace(trace, mesh);
   if (operators.is_on()) operators.try_to_write(run.outputs.operators);

@@ -21,9 +21,6 @@ Sections of the results:
 
 import argparse
 import dataclasses
-import functools
-import json
-import signal
 import subprocess
 import sys
 
@@ -33,9 +30,9 @@ import results
 import stats
 import tables
 import works
-from contenders import CONTENDERS, named, strategy_file
-from harness import EXIT_FAILED, EXIT_SKIPPED, say
-from net.lab import LabLauncher, Skipped, _folder, lab, said_by
+from contenders import CONTENDERS, named
+from harness import EXIT_FAILED, say
+from net.lab import LabLauncher, measured_on_hosts
 from net.measure import processor, pythons, rates_of
 from net.rates import rate_label
 from results import Results
@@ -89,16 +86,6 @@ def work_of(options, batch):
     return dataclasses.replace(work, name=f"{work.name}_batch_{batch}", warm_up=1, batch=batch, contenders=tuple(options.names))
 
 
-def planned_bytes(launcher, contender):
-    """Returns the bytes that a rank sends in a step, as `tessera plan` says."""
-    with _folder() as folder:
-        words = [launcher.binary, "plan", "--json", "--world-size", launcher.hosts, "--hosts", launcher.hosts]
-        for name, what in (("model", launcher.work.model), ("strategy", strategy_file(contender, launcher.work))):
-            (folder / name).write_text(json.dumps(what))
-            words += [f"--{name}", folder / name]
-        return json.loads(said_by(words, "no plan"))["wire_bytes_of_a_rank"]
-
-
 class Throughput(harness.Benchmark):
     def __init__(self, options, binary):
         self.interpreters = pythons(binary)
@@ -131,7 +118,7 @@ class Throughput(harness.Benchmark):
             known = self.entry("payloads", hosts=hosts, contender=contender.name)
             if "bytes" not in known:
                 by_hand = payload(contender.name, hosts, work.parameters())
-                known["bytes"] = by_hand if by_hand is not None else planned_bytes(launcher, contender)
+                known["bytes"] = by_hand if by_hand is not None else launcher.planned_bytes(contender)
         say(f"{contender.label}, {hosts} x {work.batch}: {stats.median(measured['samples_s']):.3f} s a step")
 
 
@@ -220,19 +207,11 @@ def main():
     options = parsed(sys.argv[1:])
     if options.redraw:
         return 0 if write(results.read(options.out / "results.json.xz"), options.out) else EXIT_FAILED
-    for number in (signal.SIGTERM, signal.SIGHUP):  # the present hosts are then removed
-        signal.signal(number, lambda signum, _: sys.exit(128 + signum))
     binary = harness.binary()
-    try:
-        for hosts in filter(lambda count: count > 1, options.hosts):
-            code, _, said = lab(hosts, 1, options.rate, 30, ["true"])
-            if code != 0:
-                say(f"the hosts cannot be made, exit code {code}: {said.strip()}")
-                return EXIT_FAILED
-        data = Throughput(options, binary).run()
-    except Skipped as skipped:
-        say(f"skipped: {str(skipped).strip().splitlines()[0]}")
-        return EXIT_SKIPPED
+    shapes = [(hosts, options.rate) for hosts in options.hosts if hosts > 1]
+    code, data = measured_on_hosts(shapes, lambda: Throughput(options, binary).run())
+    if code != 0:
+        return code
     is_right = write(data, options.out)
     say(f"wrote samples, table and page to {options.out}, {len(data['failed'])} runs failed")
     return 0 if is_right and not data["failed"] else EXIT_FAILED

@@ -9,13 +9,14 @@ import dataclasses
 import json
 import os
 import pathlib
+import signal
 import subprocess
 import sys
 import tempfile
 
 import ranks
 from contenders import strategy_file
-from harness import FOLDER, without_paths
+from harness import EXIT_FAILED, EXIT_SKIPPED, FOLDER, say, without_paths
 from launch import Launcher, built_package, steps_of
 from net.rates import bits_per_s
 from works import REPOSITORY
@@ -53,6 +54,24 @@ def lab(hosts, ranks_per_host, rate, timeout_s, command, more=None):
     if process.returncode == SKIPPED:
         raise Skipped(said.strip())
     return process.returncode, output, said
+
+
+def measured_on_hosts(shapes, measure):
+    """Returns (0, what `measure` returns), or (an exit code, None) if hosts cannot be made; it then says why.
+
+    `shapes`: (hosts, rate) of each kind of hosts that `measure` needs. Each is made once before `measure` is called."""
+    for number in (signal.SIGTERM, signal.SIGHUP):  # the present hosts are then removed
+        signal.signal(number, lambda signum, _: sys.exit(128 + signum))
+    try:
+        for hosts, rate in shapes:
+            code, _, said = lab(hosts, 1, rate, 30, ["true"])
+            if code != 0:
+                say(f"{NET_LAB.name} failed with exit code {code}: {said.strip()}")
+                return EXIT_FAILED, None
+        return 0, measure()
+    except Skipped as skipped:
+        say(f"skipped: {str(skipped).strip().splitlines()[0]}")
+        return EXIT_SKIPPED, None
 
 
 def wire_speed(hosts, rate, seconds):
@@ -138,14 +157,21 @@ class LabLauncher(Launcher):
 
     def predicted(self, contender, links, profile):
         """Returns the seconds of a step that `tessera plan` predicts. `links`: the result of the method `links`."""
-        strategy = json.dumps(strategy_file(contender, self.work))
-        files = {"model": json.dumps(self.work.model), "strategy": strategy, "profile": profile} | links
+        return self._plan(contender, "no prediction", {"profile": profile} | links)["step"]["seconds"]
+
+    def planned_bytes(self, contender):
+        """Returns the bytes that a rank sends in a step, as `tessera plan` says."""
+        return self._plan(contender, "no plan", {})["wire_bytes_of_a_rank"]
+
+    def _plan(self, contender, error, more):
+        """Returns what `tessera plan --json` says. `more`: {option: the text of its file}; `error`: the first words of an error."""
+        files = {"model": json.dumps(self.work.model), "strategy": json.dumps(strategy_file(contender, self.work))} | more
         with _folder() as folder:
             words = [self.binary, "plan", "--json", "--world-size", self.hosts * self.ranks_per_host, "--hosts", self.hosts]
             for name, text in files.items():
                 (folder / name).write_text(text)
                 words += [f"--{name}", folder / name]
-            return json.loads(said_by(words, "no prediction"))["step"]["seconds"]
+            return json.loads(said_by(words, error))
 
 
 @contextlib.contextmanager

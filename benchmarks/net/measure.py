@@ -25,18 +25,16 @@ and for the whole run: hosts, ranks_per_host, rates (as tc writes them, or "unli
 import argparse
 import functools
 import json
-import signal
 import subprocess
-import sys
 
 import harness
 import machine
 import stats
 import works
 from contenders import named, those_of
-from harness import EXIT_FAILED, EXIT_SKIPPED, FOLDER, say
+from harness import EXIT_FAILED, FOLDER, say
 from launch import has_package
-from net.lab import NET_LAB, Failed, LabLauncher, Skipped, lab, wire_speed
+from net.lab import Failed, LabLauncher, measured_on_hosts, wire_speed
 from net.rates import bits_per_s, rate_label
 from schedule import Task
 
@@ -167,19 +165,11 @@ class NetBenchmark(harness.Benchmark):
 
 
 def run(options):
-    for number in (signal.SIGTERM, signal.SIGHUP):  # the present hosts are then removed
-        signal.signal(number, lambda signum, _: sys.exit(128 + signum))
     binary = harness.binary()
-    try:
-        for rate in options.rates:
-            code, _, said = lab(options.hosts, 1, rate, 30, ["true"])
-            if code != 0:
-                say(f"{NET_LAB.name} failed with exit code {code}: {said.strip()}")
-                return EXIT_FAILED
-        results = NetBenchmark(options, binary).run()
-    except Skipped as skipped:
-        say(f"skipped: {str(skipped).strip().splitlines()[0]}")
-        return EXIT_SKIPPED
+    shapes = [(options.hosts, rate) for rate in options.rates]
+    code, results = measured_on_hosts(shapes, lambda: NetBenchmark(options, binary).run())
+    if code != 0:
+        return code
     from net import page  # this imports matplotlib
     page.write(results, options.out)
     say(f"wrote results.json.xz, net.csv and index.html to {options.out}, {len(results['failed'])} runs failed")

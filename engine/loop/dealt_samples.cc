@@ -55,9 +55,8 @@ DealtSamples::Samples DealtSamples::of(std::int64_t microbatch) {
 void DealtSamples::deal(const MicrobatchRun& run) {
   expect(steps_given_ <= 1 && (steps_given_ == 0 || sampler_.is_between_steps()),
          "RankSampler: samples of a later step were given before anybody knew whose they are. [T1016] hint: deal "
-         "behind each "
-         "Engine::step, and make the DataLoader without workers, which take samples ahead of the step; what is to be "
-         "read ahead, take by its number (RankSampler::of)");
+         "behind each Engine::step, and make the DataLoader without workers, which take samples ahead of the step; "
+         "what is to be read ahead, take by its number (RankSampler::of)");
   throw_if_error(sampler_.deal(run));
   steps_given_ = 0;
 }

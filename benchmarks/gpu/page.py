@@ -5,7 +5,6 @@ standard library only.
 import page
 from gpu import tables
 
-HAS_PICTURES = False
 _FORMULA = ("A step's model FLOP/s: tokens a second times 6 FLOP for each parameter of a matrix product and "
             "12 * layers * width * sequence length for attention (PaLM, arXiv 2204.02311, appendix B); "
             "what is computed again in backward does not count.")

@@ -11,7 +11,6 @@ from host import tables
 from page import number
 from readable import Names, listed, shown, size_label, time_label
 
-HAS_PICTURES = True
 _FAMILIES = {"tessera": "Tessera", "torch": "PyTorch", "deepspeed": "DeepSpeed"}
 _IN_PYTHON = {"python": "Tessera in Python", "torch": "PyTorch", "deepspeed": "DeepSpeed"}
 # Maps (contender, memory) of a collective to the name of its curve.

@@ -13,7 +13,6 @@ from page import number
 from readable import counted, shown, time_label
 from stats import median
 
-HAS_PICTURES = True
 _FAMILIES = {"tessera": "Tessera", "python": "Tessera in Python", "torch": "PyTorch", "deepspeed": "DeepSpeed"}
 # Each entry is a chart: (group, further contenders that the group is compared with, title).
 _CHARTS = (("replicated", ("torch_alone", "tessera_alone"), "Parameters on every rank"),

@@ -336,8 +336,7 @@ int train(const TrainCommand& command, const Mesh& mesh, Prepared& run, Engine& 
     export_hf(engine, mesh, run.outputs.hf, run.config, existing);
     if (speaks) throw_if_error(copy_tokenizer(run.tokenizer, run.outputs.hf, existing));
   }
-  if (profiler)
-    throw_if_error(write_output(run.outputs.profile, to_json(profiler->profile()), existing, "--profile"));
+  if (profiler) throw_if_error(write_output(run.outputs.profile, to_json(profiler->profile()), existing, "--profile"));
   const absl::Status reported = speaks ? report.finish(entropy) : absl::OkStatus();
   if (!trace.empty()) try_to_write_trace(trace, mesh);
   if (operators.is_on()) operators.try_to_write(run.outputs.operators);

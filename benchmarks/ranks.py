@@ -45,18 +45,19 @@ def run_ranks(command, environments, timeout_s, watch=None):
         processes = []
         try:
             for number, environment in enumerate(environments):
-                processes.append(_start(command, number, environment, folder))
+                processes.append(start(command, number, environment, folder))
             if watch is None:
                 _wait(processes, folder, timeout_s)
             else:
                 with watch([process.pid for process in processes]):
                     _wait(processes, folder, timeout_s)
         finally:
-            _end(processes)
+            end(processes)
         return [(folder / f"{number}.out").read_text() for number in range(len(environments))]
 
 
-def _start(command, number, environment, folder):
+def start(command, number, environment, folder):
+    """Starts rank `number`, whose output goes into `folder`, as the leader of a session of its own. Returns the process."""
     arguments = [str(argument).replace("{rank}", str(number)) for argument in command]
     with open(folder / f"{number}.out", "w") as out, open(folder / f"{number}.err", "w") as err:
         return subprocess.Popen(arguments, env=os.environ | {"OMP_NUM_THREADS": "1"} | environment, stdout=out,
@@ -71,8 +72,7 @@ def _wait(processes, folder, timeout_s):
             if process.poll() is None:
                 continue
             if process.returncode != 0:
-                raise ContenderFailed(f"rank {number} of {_command_of(process.args)} ended with {process.returncode}:\n"
-                                      + _last_lines(folder / f"{number}.err"))
+                raise ended(process, number, folder)
             del running[number]
         if running and time.monotonic() > deadline:
             number, process = next(iter(running.items()))
@@ -81,7 +81,14 @@ def _wait(processes, folder, timeout_s):
         time.sleep(0.02)
 
 
-def _end(processes):
+def ended(process, number, folder):
+    """Returns the error of a rank that has ended before it should."""
+    return ContenderFailed(f"rank {number} of {_command_of(process.args)} ended with {process.returncode}:\n"
+                           + _last_lines(folder / f"{number}.err"))
+
+
+def end(processes):
+    """Ends the processes that still run."""
     for process in processes:
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)

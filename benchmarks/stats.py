@@ -29,6 +29,14 @@ def summary(samples):
             "p90": percentile(samples, 90)}
 
 
+def interval_of_median(samples):
+    """Returns a 95 % interval (least, most) of the median of what the samples were drawn from. Its ends are samples: the number of samples
+    below the median has a binomial distribution with a standard deviation of sqrt(n) / 2."""
+    ordered = sorted(samples)
+    below = max(0, math.floor((len(ordered) - 1.96 * math.sqrt(len(ordered))) / 2))
+    return ordered[below], ordered[-1 - below]
+
+
 def thinned(samples, most):
     """Returns at most `most` samples, evenly spread over the time in which they were taken."""
     if len(samples) <= most:

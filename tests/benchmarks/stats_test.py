@@ -17,6 +17,15 @@ class Thinned(unittest.TestCase):
 
 
 class Percentiles(unittest.TestCase):
+    def test_interval_of_the_median_holds_it_in_95_of_100_draws(self):
+        draw, held = random.Random(5), 0
+        for _ in range(1000):
+            low, high = stats.interval_of_median([draw.random() for _ in range(40)])
+            held += low <= 0.5 <= high
+        self.assertGreaterEqual(held, 930)
+        self.assertLess(held, 1000)
+        self.assertEqual(stats.interval_of_median([2.0]), (2.0, 2.0))
+
     def test_percentiles_are_exact_in_any_order(self):
         samples = list(range(1, 12))  # 1 .. 11
         random.Random(3).shuffle(samples)

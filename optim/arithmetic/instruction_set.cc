@@ -1,6 +1,27 @@
 #include "optim/arithmetic/instruction_set.h"
 
 namespace tessera {
+namespace {
+
+#if defined(__x86_64__)
+#if defined(__clang__) && __clang_major__ < 18
+// Clang knows the levels of x86-64 by name since version 18. Before, these features stand for them: each processor that has them has the
+// level's other ones too.
+bool has_level_3() {
+  return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("bmi") &&
+         __builtin_cpu_supports("bmi2");
+}
+bool has_level_4() {
+  return has_level_3() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+         __builtin_cpu_supports("avx512cd") && __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+}
+#else
+bool has_level_3() { return __builtin_cpu_supports("x86-64-v3"); }
+bool has_level_4() { return __builtin_cpu_supports("x86-64-v4"); }
+#endif
+#endif
+
+}  // namespace
 
 bool supports(InstructionSet set) {
 #if defined(__x86_64__)
@@ -8,9 +29,9 @@ bool supports(InstructionSet set) {
     case InstructionSet::kPortable:
       return true;
     case InstructionSet::kAvx2:
-      return __builtin_cpu_supports("x86-64-v3");
+      return has_level_3();
     case InstructionSet::kAvx512:
-      return __builtin_cpu_supports("x86-64-v4");
+      return has_level_4();
   }
   return false;
 #else

@@ -55,10 +55,8 @@ StrategyRule momentum_rule() {
       {"/compression/method", "/compression/start_step", "/optimizer/type", "/optimizer/freeze_step",
        "/optimizer/momentum", "/optimizer/betas", "/optimizer/groups", "/gradient_clip_value"},
       "The momentum of a compression.method of type one_bit is at most the optimizer's: sgd's momentum, betas[0] of "
-      "lion, adamw and "
-      "adam, of which the latter's second moments stay when it begins (freeze_step above 0, and start_step not below "
-      "it). It goes with "
-      "these and with the program's own, and without gradient_clip_value.",
+      "lion, adamw and adam, of which the latter's second moments stay when it begins (freeze_step above 0, and "
+      "start_step not below it). It goes with these and with the program's own, and without gradient_clip_value.",
       [](const Strategy& s) -> std::string {
         const double momentum = momentum_of_residuals(s.compression.method);
         if (momentum == 0) return "";
@@ -67,9 +65,7 @@ StrategyRule momentum_rule() {
         if (!least) {
           return fmt::format(
               "has momentum, which makes single gradients too wrong for {}, which squares or measures them. [T0540] "
-              "hint: take adamw with "
-              "freeze_step, "
-              "lion or sgd",
+              "hint: take adamw with freeze_step, lion or sgd",
               name_of(optimizer.type));
         }
         if (momentum > least->first)
@@ -79,8 +75,7 @@ StrategyRule momentum_rule() {
               momentum, least->second, least->first);
         if (s.gradient_clip_value > 0)
           return "has momentum, which makes single gradients too wrong to be cut by gradient_clip_value. [T0542] hint: "
-                 "leave that out, or "
-                 "take gradient_clipping";
+                 "leave that out, or take gradient_clipping";
         if (optimizer.type != OptimizerType::kAdamW && optimizer.type != OptimizerType::kAdam) return "";
         if (optimizer.freeze_step == 0)
           return "has momentum, which makes single gradients too wrong to be squared. [T0543] hint: set "
@@ -89,8 +84,7 @@ StrategyRule momentum_rule() {
         if (s.compression.start_step >= optimizer.freeze_step) return "";
         return fmt::format(
             "has momentum and begins after {} steps, and second moments stay after {}: in between they would square "
-            "gradients "
-            "that are too wrong for it. [T0544] hint: give start_step the number of freeze_step",
+            "gradients that are too wrong for it. [T0544] hint: give start_step the number of freeze_step",
             s.compression.start_step, optimizer.freeze_step);
       }};
 }
@@ -114,8 +108,7 @@ StrategyRule method_rule() {
       {"/compression/method", "/compression/gradients", "/compression/sums", "/mixed_precision/param",
        "/mixed_precision/reduce", "/mesh/replicate", "/mesh/host"},
       "A compression.method other than none goes with mixed_precision.reduce fp32, without param fp16, on a mesh of "
-      "one "
-      "replica, and with compression.gradients and compression.sums none.",
+      "one replica, and with compression.gradients and compression.sums none.",
       [](const Strategy& s) -> std::string {
         if (!s.compression.has_method()) return "";
         if (s.compression.gradients != WireForm::kPlain || s.compression.sums != WireForm::kPlain)

@@ -45,8 +45,7 @@ StrategyRule longest_rule() {
             if (!by_speed(s) || s.deal.longest == 0 || s.deal.longest >= s.gradient_accumulation) return "";
             return fmt::format(
                 "is {}, and ranks have {} microbatches each at first (gradient_accumulation). [T0914] hint: take at "
-                "least that "
-                "many, or leave it out",
+                "least that many, or leave it out",
                 s.deal.longest, s.gradient_accumulation);
           }};
 }
@@ -67,8 +66,7 @@ StrategyRule microbatches_rule() {
             if (!by_speed(s) || s.deal.microbatches == 0 || s.gradient_accumulation == 1) return "";
             return fmt::format(
                 "is {}, and gradient_accumulation, {}, says how many microbatches a step has, too. [T0949] hint: leave "
-                "one of "
-                "them out",
+                "one of them out",
                 s.deal.microbatches, s.gradient_accumulation);
           }};
 }

@@ -25,8 +25,7 @@ bool has_microbatches(const Strategy& s) { return s.gradient_accumulation > 1 ||
 
 StrategyRule replicate_rule() {
   return {{"/mesh/replicate", "/mesh/host", "/strategy", "/placement/parameters"},
-          "mesh.replicate above 1 with FULL_SHARD is HYBRID_SHARD, and must be called so. (With the other "
-          "strategies "
+          "mesh.replicate above 1 with FULL_SHARD is HYBRID_SHARD, and must be called so. (With the other strategies "
           "each replica shards what the strategy says within itself.)",
           [](const Strategy& s) -> std::string {
             const int most = seeded_fault(SeededFault::kTwoReplicasOfFullShard) ? 2 : 1;
@@ -42,8 +41,7 @@ StrategyRule replicate_rule() {
 StrategyRule min_numel_rule() {
   return {
       {"/units/min_numel", "/units/classes", "/units/modules"},
-      "units.min_numel stands alone: it finds the units itself, so units.classes and units.modules stay "
-      "empty.",
+      "units.min_numel stands alone: it finds the units itself, so units.classes and units.modules stay empty.",
       [](const Strategy& s) -> std::string {
         if (s.units.min_numel == 0 || (s.units.classes.empty() && s.units.modules.empty())) return "";
         return "cannot stand beside classes or modules: it finds the units itself. [T0520] hint: give one or the other";
@@ -77,8 +75,7 @@ StrategyRule bucket_units_rule() {
 
 StrategyRule reduce_rule() {
   return {{"/mixed_precision/reduce", "/mixed_precision/param"},
-          "mixed_precision.reduce fp16 needs param fp16: only then is the loss scaled, without which small "
-          "gradients "
+          "mixed_precision.reduce fp16 needs param fp16: only then is the loss scaled, without which small gradients "
           "vanish.",
           [](const Strategy& s) -> std::string {
             const MixedPrecisionConfig& mixed = s.mixed_precision;
@@ -222,8 +219,7 @@ StrategyRule one_warmup_rule() {
                               (schedule.warmup_epochs > 0 ? 1 : 0);
             if (given <= 1) return "";
             return "the rise is given in more than one of warmup_steps, warmup_samples and warmup_epochs. [T0923] "
-                   "hint: give "
-                   "one of them";
+                   "hint: give one of them";
           }};
 }
 
@@ -363,8 +359,7 @@ StrategyRule offloaded_gradients_sync_rule() {
             const bool accumulates = has_microbatches(s) && s.gradient_sync == GradientSync::kLastMicrobatch;
             if (s.offload.gradients == Tier::kMemory || !accumulates) return "";
             return "last_microbatch keeps whole gradients in memory until they are reduced, more than their sums need. "
-                   "[T0557] hint: "
-                   "take each_microbatch";
+                   "[T0557] hint: take each_microbatch";
           }};
 }
 

@@ -1,11 +1,8 @@
 #include "runtime/border/expect.h"
 
-#include <algorithm>
 #include <cmath>
-#include <string>
 #include <utility>
 #include <variant>
-#include <vector>
 
 #include "engine/loop/divided_loss.h"
 #include "engine/training/training.h"

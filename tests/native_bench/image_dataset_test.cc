@@ -4,9 +4,6 @@
 
 #include <gmock/gmock.h>
 
-#include <cmath>
-#include <set>
-
 #include "runtime/base/status.h"
 #include "tests/data/test_files.h"
 #include "workshop/bench/images/cifar10.h"

@@ -1,6 +1,5 @@
 #include "workshop/tokenizer/utf8.h"
 
-#include <algorithm>
 #include <cstdint>
 #include <cstring>
 

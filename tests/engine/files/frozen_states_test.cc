@@ -8,9 +8,7 @@
 
 #include <filesystem>
 #include <fstream>
-#include <functional>
 #include <map>
-#include <optional>
 #include <string>
 
 #include "checkpoint/saved_checkpoint.h"

@@ -15,7 +15,6 @@
 #include <iterator>
 #include <string>
 #include <thread>
-#include <tuple>
 #include <utility>
 #include <vector>
 

@@ -11,10 +11,8 @@
 
 #include <algorithm>
 #include <array>
-#include <chrono>
 #include <cmath>
 #include <functional>
-#include <limits>
 #include <mutex>
 #include <optional>
 #include <string>

@@ -8,7 +8,6 @@
 #include <cmath>
 #include <map>
 #include <string>
-#include <vector>
 
 #include "engine/step/rules/orthogonalize.h"
 #include "sharding/layout/matrix_deal.h"

@@ -9,7 +9,6 @@
 #include <stdlib.h>
 
 #include <cstring>
-#include <thread>
 
 #include "runtime/border/throw.h"
 #include "runtime/comm/c10d/tcp_store.h"

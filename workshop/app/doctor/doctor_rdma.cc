@@ -6,7 +6,6 @@
 #include <fstream>
 #include <string>
 #include <system_error>
-#include <utility>
 #include <vector>
 
 #include "runtime/base/text.h"

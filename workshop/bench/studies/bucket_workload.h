@@ -7,7 +7,6 @@
 #include <functional>
 #include <memory>
 #include <string>
-#include <vector>
 
 #include "tessera/mesh.h"
 #include "tessera/strategy.h"

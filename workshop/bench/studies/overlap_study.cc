@@ -5,7 +5,6 @@
 #include <torch/nn/module.h>
 
 #include <chrono>
-#include <map>
 #include <memory>
 #include <optional>
 #include <string>

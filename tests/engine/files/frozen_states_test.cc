@@ -280,13 +280,8 @@ TEST(FrozenStates, DamagedFileBesideCommitsIsAnErrorThatNamesIt) {
   }
   run_ranks({.ranks = 2}, [&](const Mesh& mesh) {
     Session session(mesh, durable, kWideWithFrozenBlock);
-    try {
-      resume_durable(session.engine);
-      ADD_FAILURE() << "resumed";
-    } catch (const Error& error) {
-      EXPECT_EQ(error.exit_code(), ExitCode::kCorruptData);
-      EXPECT_THAT(error.message(), AllOf(HasSubstr("rank 1"), HasSubstr(".kept-"), HasSubstr("damaged")));
-    }
+    EXPECT_THAT(error_of(ExitCode::kCorruptData, [&] { resume_durable(session.engine); }),
+                AllOf(HasSubstr("rank 1"), HasSubstr(".kept-"), HasSubstr("damaged")));
   });
 }
 

@@ -144,8 +144,7 @@ TEST_P(TensorRulesBelow, DiskTrafficOfManyUnitsEqualsThePlan) {
 TEST_P(TensorRulesBelow, CheckpointResumesWhereverMastersLie) {
   const TestFolder folder;
   const auto run = [&](const Below* below, int ranks, std::size_t from, std::size_t to, bool async = false) {
-    Values values;
-    run_ranks({.ranks = ranks}, [&](const Mesh& mesh) {
+    return of_rank_zero({.ranks = ranks}, [&](const Mesh& mesh) {
       Strategy strategy = strategy_for(ShardingStrategy::kFullShard, adjusted(kKinds[1], below), DType::kBF16);
       strategy.checkpoint.async = async;
       Session session(mesh, strategy, kAwkward, rules());
@@ -153,10 +152,8 @@ TEST_P(TensorRulesBelow, CheckpointResumesWhereverMastersLie) {
       for (std::size_t i = from; i < to; ++i) session.train(i);
       if (to < 6) save_checkpoint(session.engine, folder / "saved");
       finish_checkpoint(session.engine);
-      const Values own = session.values();
-      if (mesh.rank() == 0) values = own;
+      return session.values();
     });
-    return values;
   };
   const Values wanted = run(nullptr, 2, 0, 6);
   const Values saved = run(&kBelow[1], 2, 0, 3);

@@ -242,11 +242,9 @@ TEST(Checkpoint, OtherRanksAndStrategiesKeepEverySavedByte) {
 TEST(Checkpoint, ReplicatedStateIsWrittenOnceInEqualParts) {
   for (const Placed& placed : kInMemory) {
     const TestFolder folder;
-    std::string path;
-    run_ranks({.ranks = 3}, [&](const Mesh& mesh) {
+    const std::string path = of_rank_zero({.ranks = 3}, [&](const Mesh& mesh) {
       Session session(mesh, strategy_of(kKept[0], placed), kWide);
-      const std::string saved = save_checkpoint(session.engine, folder.path());
-      if (mesh.rank() == 0) path = saved;
+      return save_checkpoint(session.engine, folder.path());
     });
     const auto checkpoint = SavedCheckpoint::open(path, "test");
     ASSERT_TRUE(checkpoint.ok()) << checkpoint.status();
@@ -532,11 +530,9 @@ TEST(Checkpoint, MissingCheckpointIsNamed) {
 // Faults F30 and F31 (docs/faults.md): all ranks learn of damage, whichever rank finds it.
 TEST(Checkpoint, DamageIsFoundBeforeAnythingChanges) {
   const TestFolder folder;
-  std::string path;
-  run_ranks({.ranks = 3}, [&](const Mesh& mesh) {
+  const std::string path = of_rank_zero({.ranks = 3}, [&](const Mesh& mesh) {
     Session session(mesh, strategy_for(ShardingStrategy::kFullShard));
-    const std::string saved = save_checkpoint(session.engine, folder.path());
-    if (mesh.rank() == 0) path = saved;
+    return save_checkpoint(session.engine, folder.path());
   });
   for (const char* name :
        {"manifest.json", "rank-00000.safetensors", "rank-00001.safetensors", "rank-00002.safetensors"}) {

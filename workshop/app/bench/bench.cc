@@ -25,13 +25,8 @@
 #include "workshop/bench/number_text.h"
 #include "workshop/bench/offload_bench.h"
 #include "workshop/bench/optimizer_bench.h"
-#include "workshop/bench/studies/checkpoint_study.h"
-#include "workshop/bench/studies/launch_study.h"
-#include "workshop/bench/studies/memory_study.h"
-#include "workshop/bench/studies/overhead_study.h"
-#include "workshop/bench/studies/overlap_study.h"
 #include "workshop/bench/studies/step_study.h"
-#include "workshop/bench/studies/times_study.h"
+#include "workshop/bench/studies/studies.h"
 
 namespace tessera::app {
 namespace {

@@ -1,8 +1,7 @@
-#include "workshop/bench/studies/bucket_report.h"
-
 #include "runtime/base/bytes.h"
 #include "runtime/base/text_table.h"
 #include "workshop/bench/number_text.h"
+#include "workshop/bench/studies/bucket_study.h"
 
 namespace tessera::app {
 namespace {

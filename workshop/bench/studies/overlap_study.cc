@@ -1,5 +1,3 @@
-#include "workshop/bench/studies/overlap_study.h"
-
 #include <ATen/ops/zeros.h>
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/nn/module.h>
@@ -16,6 +14,7 @@
 #include "tessera/deferred_init.h"
 #include "tessera/engine.h"
 #include "workshop/bench/samples.h"
+#include "workshop/bench/studies/studies.h"
 
 namespace tessera::app {
 namespace {

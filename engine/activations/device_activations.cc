@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-#include "engine/activations/activation_spill.h"
+#include "engine/activations/nvme_activations.h"
 #include "engine/device/pinned_memory.h"
 #include "offload/files/aligned_memory.h"
 #include "optim/device_kernels.h"

@@ -14,8 +14,6 @@
 
 #include "checkpoint/tensor_files.h"
 #include "engine/weights/little_endian.h"
-#include "engine/weights/safetensors_source.h"
-#include "engine/weights/weights_archive.h"
 #include "engine/weights/weights_kind.h"
 #include "runtime/base/status.h"
 #include "runtime/base/text.h"

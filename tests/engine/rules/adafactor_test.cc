@@ -13,7 +13,7 @@
 
 #include "checkpoint/checkpoint_folder.h"
 #include "checkpoint/saved_checkpoint.h"
-#include "engine/step/rules/adafactor_rule.h"
+#include "engine/step/rules/tensor_rule.h"
 #include "tessera/checkpoint.h"
 #include "tests/support/offloaded.h"
 #include "tests/support/test_folder.h"

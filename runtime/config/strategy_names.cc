@@ -310,14 +310,6 @@ const std::vector<Named<AgeScale>>& age_scales() {
   return list;
 }
 
-const std::vector<Named<Tier>>& activation_tiers() {
-  static const std::vector<Named<Tier>> list = {
-      {Tier::kMemory, "memory", "in the memory of the device that trains"},
-      {Tier::kHost, "host", "in pinned memory of the host whose GPU trains"},
-      {Tier::kNvme, "nvme", "in files of offload.paths; a GPU's by way of its host's memory"}};
-  return list;
-}
-
 const std::vector<Named<OffloadedStep>>& offloaded_steps() {
   static const std::vector<Named<OffloadedStep>> list = {
       {OffloadedStep::kAuto, "auto",

@@ -157,7 +157,7 @@ std::vector<StrategyKey> offload_keys() {
                "the same direction, so that what was used last is not found in memory. nvme with offload.step cpu: the "
                "CPU has copies of its own, so that no memory of the host is saved."},
       {.pointer = "/offload/activations/tier",
-       .field = choice_field(AT(offload.activations), activation_tiers()),
+       .field = choice_field(AT(offload.activations), gradient_tiers()),
        .example_json = R"("nvme")",
        .doc = "Where tensors lie that forward saves for backward, the inputs of checkpoint regions among them. They "
               "are written while forward goes on, and read ahead of backward, the last one first.",

@@ -1,9 +1,8 @@
-#include "engine/activations/nvme_activations.h"
-
 #include <map>
 #include <string>
 #include <utility>
 
+#include "engine/activations/activation_tier.h"
 #include "runtime/base/log.h"
 #include "runtime/border/throw.h"
 

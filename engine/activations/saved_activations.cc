@@ -14,8 +14,7 @@
 #include <utility>
 #include <vector>
 
-#include "engine/activations/device_activations.h"
-#include "engine/activations/nvme_activations.h"
+#include "engine/activations/activation_tier.h"
 #include "engine/autograd/saved_version.h"
 #include "runtime/base/log.h"
 #include "runtime/base/mutex.h"

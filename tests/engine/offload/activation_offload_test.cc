@@ -23,7 +23,7 @@
 #include <tuple>
 #include <vector>
 
-#include "engine/activations/nvme_activations.h"
+#include "engine/activations/activation_tier.h"
 #include "engine/activations/saved_activations.h"
 #include "offload/files/fault_plan.h"
 #include "tessera/error.h"

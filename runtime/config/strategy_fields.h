@@ -1,5 +1,7 @@
 #pragma once
 
+// See docs/glossary.md: unit.
+
 #include <algorithm>
 #include <optional>
 #include <string>

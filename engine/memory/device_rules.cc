@@ -1,5 +1,3 @@
-#include "engine/memory/device_rules.h"
-
 #include <string>
 #include <utility>
 

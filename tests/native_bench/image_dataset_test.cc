@@ -6,8 +6,6 @@
 
 #include "runtime/base/status.h"
 #include "tests/data/test_files.h"
-#include "workshop/bench/images/cifar10.h"
-#include "workshop/bench/images/generated_images.h"
 
 namespace tessera {
 namespace {

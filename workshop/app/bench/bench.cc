@@ -21,7 +21,6 @@
 #include "workshop/app/threads.h"
 #include "workshop/bench/algorithms_bench.h"
 #include "workshop/bench/collectives_bench.h"
-#include "workshop/bench/device_optimizer_bench.h"
 #include "workshop/bench/number_text.h"
 #include "workshop/bench/offload_bench.h"
 #include "workshop/bench/optimizer_bench.h"

@@ -2,8 +2,6 @@
 
 #include <fmt/format.h>
 
-#include <cstring>
-
 #include "checkpoint/files/hash.h"
 #include "runtime/base/status.h"
 

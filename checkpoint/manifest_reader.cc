@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <charconv>
 #include <set>
-#include <utility>
 
 #include "checkpoint/files/damage.h"
 #include "checkpoint/files/hash.h"

@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <cstring>
-#include <set>
 #include <utility>
 
 #include "checkpoint/files/damage.h"
@@ -125,8 +124,7 @@ absl::Status SavedCheckpoint::check_parts(const std::string& what, const std::st
     if (piece.dtype != "F32" || piece.offset < next || piece.numel > numel - piece.offset)
       return make_error(
           ExitCode::kCorruptData,
-          fmt::format("{}: {}/{} has elements {} to {} of {} of {} as {}, wanted F32 and elements from {} "
-                      "to {}{}",
+          fmt::format("{}: {}/{} has elements {} to {} of {} of {} as {}, wanted F32 and elements from {} to {}{}",
                       who_, folder_, manifest_.files[place.file].name, piece.offset, piece.offset + piece.numel - 1,
                       what, quoted_text(name), piece.dtype, next, numel - 1, kDamagedCheckpointHint));
     next = piece.offset + piece.numel;

@@ -12,7 +12,7 @@
 
 #include "checkpoint/files/damage.h"
 #include "checkpoint/files/json_fields.h"
-#include "checkpoint/files/safetensors_text.h"
+#include "checkpoint/tensor_header.h"
 #include "offload/files/sector.h"
 #include "runtime/base/status.h"
 #include "runtime/base/text.h"

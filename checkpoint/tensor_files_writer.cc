@@ -6,7 +6,6 @@
 #include <filesystem>
 #include <nlohmann/json.hpp>
 #include <regex>
-#include <string_view>
 #include <system_error>
 #include <utility>
 

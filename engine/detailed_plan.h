@@ -2,8 +2,6 @@
 
 #include <torch/nn/module.h>
 
-#include <memory>
-
 #include "sharding/layout/plan/memory_plan.h"
 #include "tessera/own_rules.h"
 #include "tessera/strategy.h"

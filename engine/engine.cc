@@ -136,8 +136,7 @@ void backward(const at::Tensor& loss, const std::vector<Engine*>& engines, const
     (*engine)->state_->training.expect_microbatch(loss, info);
     expect(engines.size() == 1 || !(*engine)->state_->training.claims, phrases::kBackward,
            " of several Engines under deal.backups: each would claim microbatches by itself. [T0940] hint: leave "
-           "deal.backups "
-           "out");
+           "deal.backups out");
   }
   for (Engine* engine : engines) engine->state_->training.warn_of_factor(loss);
   try {

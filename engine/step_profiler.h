@@ -2,9 +2,6 @@
 
 // See docs/glossary.md: unit.
 
-#include <cstdint>
-#include <map>
-#include <string>
 #include <vector>
 
 #include "planner/measured/step_profile.h"

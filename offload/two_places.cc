@@ -2,8 +2,6 @@
 
 #include <fmt/format.h>
 
-#include <utility>
-
 #include "runtime/base/status.h"
 
 namespace tessera {

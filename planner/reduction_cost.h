@@ -2,8 +2,6 @@
 
 // See docs/glossary.md: unit.
 
-#include <cstdint>
-
 #include "planner/measured/links.h"
 #include "sharding/layout/plan/memory_plan.h"
 

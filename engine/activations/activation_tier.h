@@ -1,6 +1,6 @@
 #pragma once
 
-// See docs/glossary.md: tier.
+// See docs/glossary.md: slot, tier.
 
 #include <ATen/ops/empty.h>
 #include <c10/core/Storage.h>
@@ -8,6 +8,11 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
+
+#include "engine/device/accelerator.h"
+#include "offload/spill.h"
+#include "tessera/strategy.h"
 
 namespace tessera {
 
@@ -70,5 +75,45 @@ inline at::Tensor bytes_on(c10::Device device, std::size_t bytes) {
 /// Returns the distance of `data` from a multiple of 64, in bytes. A value that is brought back has the same distance,
 /// so that operators compute with it as they did before.
 inline std::size_t phase_of(const void* data) { return reinterpret_cast<std::uintptr_t>(data) % 64; }
+
+/// Keeps activations of a CPU in scratch files (`"offload.activations"`: `"nvme"`, on the CPU). `put` copies the bytes
+/// into the spill's slots, so the caller may free its memory when `put` returns. Throws the tessera::Errors of
+/// Spill::create.
+std::unique_ptr<ActivationTier> nvme_activations(const OffloadConfig& offload, int rank);
+
+/// Creates the scratch files for the activations of rank `rank` in the directories of `offload`. The tiers on disk
+/// (nvme_activations, device_nvme_activations) call it once, when they are made. Throws the tessera::Errors of
+/// Spill::create.
+std::unique_ptr<Spill> activation_spill(const OffloadConfig& offload, int rank);
+
+/// Returns `counts` with the disk's counts filled in from `disk`, the counters of the spill.
+ActivationCounts with_disk(ActivationCounts counts, const TierCounters& disk);
+
+// The two tiers for activations of a GPU. Both copy values through pinned memory of the host. The copies run on streams
+// of their own, beside the computation. The pinned memory is allocated when it is needed, and used again for values
+// that are not larger. A loop with the same sizes in each step therefore allocates no more. Both use the accelerator's
+// kernels until `close`.
+
+/// Keeps activations in pinned memory of the host (`"offload.activations"`: `"host"`). No call but `close` waits for
+/// the device.
+///
+/// **Out.** The tensor's storage is held until the copy out has been joined (DeviceKernels::Mark::join). After that,
+/// later work in the freed memory is ordered after the copy. No more than `queue_depth` copies are on their way out;
+/// the next `put` joins the oldest. **Back.** `get` joins the copy back, and begins those of the `queue_depth` values
+/// that were put before it. Each copy back takes device memory when it begins.
+std::unique_ptr<ActivationTier> host_activations(const Accelerator& accelerator, const OffloadConfig& offload,
+                                                 int rank);
+
+/// Keeps activations in scratch files (`"offload.activations"`: `"nvme"`, on a GPU). Throws the tessera::Errors of
+/// Spill::create.
+///
+/// **Out.** A copy to the host begins at once, and holds the tensor's storage. Once `queue_depth` further copies have
+/// begun, the host waits for this copy, frees the storage, and puts the value into the spill, which writes it in the
+/// background. **Back.** `get` takes the value from the spill, which reads ahead, and queues its copy to the device.
+/// `get` then takes and queues the value that was put just before in the same way. That earlier value arrives while the
+/// device computes with the first one. **Host memory**: the spill's slots, which the plan counts, beside the pinned
+/// memory.
+std::unique_ptr<ActivationTier> device_nvme_activations(const Accelerator& accelerator, const OffloadConfig& offload,
+                                                        int rank);
 
 }  // namespace tessera

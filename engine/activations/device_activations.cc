@@ -1,5 +1,3 @@
-#include "engine/activations/device_activations.h"
-
 #include <ATen/ops/from_blob.h>
 
 #include <deque>
@@ -9,7 +7,7 @@
 #include <utility>
 #include <vector>
 
-#include "engine/activations/activation_spill.h"
+#include "engine/activations/activation_tier.h"
 #include "engine/device/pinned_memory.h"
 #include "offload/files/aligned_memory.h"
 #include "optim/device_kernels.h"

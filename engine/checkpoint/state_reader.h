@@ -4,8 +4,6 @@
 #include <absl/status/statusor.h>
 
 #include <cstddef>
-#include <string>
-#include <vector>
 
 #include "checkpoint/saved_checkpoint.h"
 #include "engine/checkpoint/matched_checkpoint.h"

@@ -6,7 +6,6 @@
 #include <torch/csrc/autograd/custom_function.h>
 
 #include <optional>
-#include <utility>
 #include <vector>
 
 #include "engine/loop/recomputing.h"

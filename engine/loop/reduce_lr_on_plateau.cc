@@ -1,7 +1,6 @@
 #include "tessera/reduce_lr_on_plateau.h"
 
 #include <algorithm>
-#include <optional>
 #include <string>
 #include <utility>
 #include <vector>

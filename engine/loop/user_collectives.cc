@@ -2,9 +2,6 @@
 #include <ATen/core/grad_mode.h>
 #include <c10/util/StringUtil.h>
 
-#include <cstring>
-#include <utility>
-
 #include "engine/loop/reduce_tensor.h"
 #include "engine/loop/same_call.h"
 #include "runtime/border/throw.h"

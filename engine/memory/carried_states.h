@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "engine/memory/frozen_states.h"
-#include "engine/memory/joined_state.h"
+#include "engine/memory/state_views.h"
 #include "engine/memory/training_memory.h"
 #include "runtime/comm/mesh_groups.h"
 #include "sharding/unit.h"

@@ -1,5 +1,3 @@
-#include "engine/memory/device_rules.h"
-
 #include <string>
 #include <utility>
 
@@ -68,14 +66,12 @@ void expect_built_for_device(const Strategy& strategy, bool is_gpu) {
   if (strategy.sync.has_common_parameters()) {
     refuse(
         "/sync/type: asynchronous, backups and hogwild have parameters in memory of the host, and a GPU's gradients "
-        "are not "
-        "brought there yet. [T0825] hint: leave \"sync\" out, or train on the CPU (comm.transport \"host\")");
+        "are not brought there yet. [T0825] hint: leave \"sync\" out, or train on the CPU (comm.transport \"host\")");
   }
   if (strategy.secondary.form == SecondaryForm::kInt8) {
     refuse(
         "/secondary/form: \"int8\" is rounded by the CPU's codec, and a GPU trains. [T0980] hint: take \"plain\", or "
-        "train on "
-        "the CPU (comm.transport \"host\" or \"gloo\")");
+        "train on the CPU (comm.transport \"host\" or \"gloo\")");
   }
 }
 

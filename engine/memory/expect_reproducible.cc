@@ -91,8 +91,7 @@ void expect_pairwise_transport(const Strategy& strategy, const MeshAxes& axes, c
     if (group->kind() == TransportKind::kOwn)
       refuse("the program brings a backend of its own (", group->transport(),
              "), which makes sums in an order that nobody knows. [T0811] hint: leave it out, for Tessera's transport "
-             "host or "
-             "gloo, or set \"reproducible\" to false");
+             "host or gloo, or set \"reproducible\" to false");
     if (group->kind() == TransportKind::kNccl && group->size() > 1) refuse_nccl();
     if (group->kind() == TransportKind::kHierarchical && !sends_blocks && !is_power_of_two(topology.local_world_size))
       refuse("sums are made inside hosts before they go across, so a host has a power of two of ranks, got ",

@@ -15,7 +15,7 @@
 #include <unordered_map>
 #include <vector>
 
-#include "engine/memory/joined_state.h"
+#include "engine/memory/state_views.h"
 #include "runtime/comm/collectives.h"
 #include "runtime/comm/mesh_groups.h"
 #include "sharding/layout/placement.h"

@@ -5,10 +5,8 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
-#include <map>
 #include <memory>
 #include <string>
-#include <vector>
 
 #include "engine/memory/training_memory.h"
 #include "runtime/comm/collectives.h"

@@ -6,7 +6,6 @@
 #include <utility>
 #include <variant>
 
-#include "engine/memory/device_rules.h"
 #include "engine/memory/expect_reproducible.h"
 #include "optim/master_assigner.h"
 #include "optim/muon_optimizer.h"

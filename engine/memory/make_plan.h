@@ -52,4 +52,8 @@ std::string next_cheaper(const MemoryPlan& plan, const Strategy& strategy, bool 
 std::string explain_out_of_memory(const std::string& what, const MemoryPlan& plan, const Strategy& strategy,
                                   bool shares_memory, std::optional<std::int64_t> activation_bytes);
 
+/// Throws tessera::Error (78) if the strategy wants something that does not exist for the device that trains, which is
+/// a GPU or the CPU. The error names the key and says what to do. make_plan calls it first.
+void expect_built_for_device(const Strategy& strategy, bool is_gpu);
+
 }  // namespace tessera

@@ -3,6 +3,7 @@
 #include <c10/util/FunctionRef.h>
 
 #include <array>
+#include <cstddef>
 #include <cstdint>
 #include <span>
 #include <vector>
@@ -97,5 +98,18 @@ void for_each_parameter_piece(const FlatGroup& group, Extent run, Direction dire
 /// Points the view's parameters at `parameters`, memory that the training device can reach. The view's masters point
 /// there too if the parameters are their own masters (fp32).
 void point_at_parameters(StateView& view, const FlatGroup& group, std::byte* parameters);
+
+/// One whole state of one parameter or of several, in memory of the host: its numbers, and its scales if it has any.
+struct JoinedState {
+  std::vector<std::byte> data, scales;
+};
+
+/// Copies this rank's part of state number `state` of parameter `i` of `target` from `joined`, in which the parameter
+/// begins at element `begin`.
+void hand_out(const JoinedState& joined, std::int64_t begin, FlatGroup& target, std::size_t i, std::size_t state);
+
+/// Copies this rank's part of a state of the whole tensor (GroupShape::tensor_states) from `values`, which holds the
+/// whole state. `state` is its number for that parameter.
+void hand_out_tensor_state(const float* values, FlatGroup& target, std::size_t i, std::size_t state);
 
 }  // namespace tessera

@@ -3,7 +3,6 @@
 // See docs/glossary.md: carrier, residency, slot, unit.
 
 #include <memory>
-#include <optional>
 #include <string>
 #include <vector>
 

@@ -76,15 +76,9 @@ std::function<bool(const FlatParameter&)> matrices_of(const OptimizerConfig& opt
 std::string table_of_groups(const std::vector<std::unique_ptr<Unit>>& units, const OptimizerConfig& optimizer) {
   const bool has_matrices = updates_whole_tensors(optimizer.type);
   if (optimizer.groups.empty() && !has_matrices) return "";
-  using Align = TextTable::Align;
-  TextTable table({{"group"},
-                   {"parameters", Align::kRight},
-                   {"elements", Align::kRight},
-                   {"in whole", Align::kRight},
-                   {"of the rate", Align::kRight},
-                   {"weight decay", Align::kRight},
-                   {"betas", Align::kRight},
-                   {"eps", Align::kRight}});
+  TextTable table({left_column("group"), right_column("parameters"), right_column("elements"), right_column("in whole"),
+                   right_column("of the rate"), right_column("weight decay"), right_column("betas"),
+                   right_column("eps")});
   const auto add = [&](std::size_t index, const std::string& name, double lr_ratio, const OptimizerConfig& config) {
     std::int64_t parameters = 0, elements = 0, in_matrices = 0;
     for_each_parameter(units, [&](const FlatGroup& group, std::size_t i) {

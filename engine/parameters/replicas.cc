@@ -1,5 +1,3 @@
-#include "engine/parameters/replicas.h"
-
 #include <c10/util/StringUtil.h>
 
 #include <algorithm>
@@ -10,6 +8,7 @@
 
 #include "engine/checkpoint/stored_states.h"
 #include "engine/memory/state_views.h"
+#include "engine/parameters/parameter_checks.h"
 #include "runtime/base/text.h"
 #include "runtime/border/throw.h"
 #include "sharding/value_hash.h"

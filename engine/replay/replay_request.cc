@@ -109,8 +109,7 @@ Strategy as_replayed(Strategy strategy, int ranks) {
   if (!strategy.reproducible)
     refuse(
         "a step can be made again where the strategy has \"reproducible\": true, which this one has not. [T0886] hint: "
-        "unset "
-        "the variable, or record a run with that key");
+        "unset the variable, or record a run with that key");
   if (strategy.durable.every > 0)
     refuse(
         "a replay commits nothing, and the strategy has \"durable\". [T0887] hint: leave that key out, and load a "

@@ -3,7 +3,6 @@
 #include <absl/status/statusor.h>
 
 #include <atomic>
-#include <cstdint>
 #include <memory>
 #include <string>
 #include <thread>

@@ -8,7 +8,7 @@
 #include "engine/job/outcomes.h"
 #include "engine/memory/master_weights.h"
 #include "engine/saving/engine_safetensors.h"
-#include "engine/weights/safetensors_source.h"
+#include "engine/weights/open_weights.h"
 #include "runtime/base/log.h"
 #include "runtime/border/expect.h"
 #include "runtime/border/throw.h"

@@ -130,8 +130,7 @@ class Load {
       return make_error(ExitCode::kCorruptData,
                         path_ + "/manifest.json has the hash " + hashes[0] + " on rank 0 and " + hashes[rank] +
                             " on rank " + std::to_string(rank) +
-                            ": ranks see different files. [T0184] hint: the folder must be one that all ranks "
-                            "share");
+                            ": ranks see different files. [T0184] hint: the folder must be one that all ranks share");
     }
     return absl::OkStatus();
   }
@@ -190,8 +189,7 @@ class Load {
           "over was left out");
     if (!saved && keeps_residuals())
       matched_.inexact.push_back(
-          "the checkpoint has nothing of what compression left over of gradients, so that begins "
-          "with zeros");
+          "the checkpoint has nothing of what compression left over of gradients, so that begins with zeros");
     if (!saved || !keeps_residuals()) return absl::OkStatus();
     if (!own_residuals_)
       matched_.inexact.push_back(

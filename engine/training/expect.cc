@@ -1,11 +1,8 @@
 #include "runtime/border/expect.h"
 
-#include <algorithm>
 #include <cmath>
-#include <string>
 #include <utility>
 #include <variant>
-#include <vector>
 
 #include "engine/loop/divided_loss.h"
 #include "engine/training/training.h"
@@ -58,21 +55,18 @@ void Training::expect_microbatch(const at::Tensor& loss, const MicrobatchInfo& i
   expect(!info.retain_graph || !job.strategy.reproducible || plan.keeps_gradients(),
          "backward with retain_graph under \"reproducible\": ranks would sum the gradients of each loss by itself, and "
          "one rank sums those of a microbatch. [T0814] hint: add the losses up before one backward, or set "
-         "gradient_sync to "
-         "\"last_microbatch\"");
+         "gradient_sync to \"last_microbatch\"");
   expect(!claims || !info.retain_graph,
          "backward with retain_graph under deal.backups: several losses a microbatch do not go with microbatches that "
          "other ranks may make at the same time. [T0943] hint: add the losses up before one backward, or leave "
-         "deal.backups "
-         "out");
+         "deal.backups out");
   expect(
       !claims || window.asked == claims->next(),
       "backward under deal.backups, and the program has not asked which microbatch of the step this is: it may be "
       "another rank's. [T0944] hint: before each forward take the samples of Engine::microbatch(), as TokenBatches::of "
       "does, or leave deal.backups out");
   expect(loss.defined(),
-         "backward wants a scalar loss, got an undefined tensor. [T0734] hint: pass the loss that forward "
-         "returned");
+         "backward wants a scalar loss, got an undefined tensor. [T0734] hint: pass the loss that forward returned");
   expect(loss.numel() == 1, "backward wants a scalar loss, got a tensor of sizes ", loss.sizes(),
          ". [T0120] hint: take .mean() of the losses of a microbatch");
   expect(loss.is_floating_point(), "backward wants a floating loss, got ", loss.scalar_type(),
@@ -122,8 +116,7 @@ void Training::expect_nothing() const {
   expect_backward("backward_nothing");
   expect(!claims, "backward_nothing, or ", phrases::kPartialStep,
          ", under deal.backups: each microbatch of the step has data there, and some rank makes it. [T0945] hint: take "
-         "data "
-         "that fill each step (TokenBatches), or leave deal.backups out");
+         "data that fill each step (TokenBatches), or leave deal.backups out");
   expect(!window.weight,
          "backward_nothing in the middle of a microbatch that has more losses (retain_graph). [T0130] hint: end it "
          "with a backward that says retain_graph false");

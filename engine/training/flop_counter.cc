@@ -7,7 +7,6 @@
 #include <thread>
 #include <vector>
 
-#include "engine/training/flop_formulas.h"
 #include "runtime/base/mutex.h"
 
 namespace tessera {

@@ -1,9 +1,9 @@
-#include "engine/training/flop_formulas.h"
-
 #include <ATen/core/Tensor.h>
 
 #include <cstddef>
 #include <unordered_map>
+
+#include "engine/training/flop_counter.h"
 
 namespace tessera {
 namespace {

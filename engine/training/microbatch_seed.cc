@@ -41,8 +41,7 @@ MicrobatchRun Training::run_of_step() const {
   expect(is_run,
          "Engine::microbatches: ranks take turns in the microbatches of a step here, so a rank's are no neighbours. "
          "[T0905] hint: ask microbatch() before each, or set gradient_sync to \"last_microbatch\" with \"deal\" by "
-         "speed or "
-         "\"reproducible\"");
+         "speed or \"reproducible\"");
   const TreeBlock run = (dealer ? dealer->order() : even).run_of(job.mesh.rank());
   return {run.begin, run.end};
 }

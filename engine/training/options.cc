@@ -4,7 +4,6 @@
 #include <optional>
 #include <span>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "engine/step/agree/update_options.h"
@@ -56,8 +55,7 @@ bool is_allowed(const StrategyKey& row, double number) {
 void expect_momentum(const std::string& name, double momentum, bool has_memory) {
   expect(has_memory || momentum == 0, "set_option: ", name, " ", momentum,
          " has no memory, since the strategy's optimizer.", name,
-         " is 0. [T0270] hint: begin with a momentum above 0 in the "
-         "strategy, and set it to 0 before the first step");
+         " is 0. [T0270] hint: begin with a momentum above 0 in the strategy, and set it to 0 before the first step");
 }
 
 }  // namespace
@@ -90,8 +88,7 @@ void Training::set_epoch_samples(std::int64_t samples) {
          ". [T0906] hint: give the samples that one epoch has over all ranks");
   expect(window.microbatch == 0,
          "set_epoch_samples between backward and step: the step's rate follows from the length of an epoch. [T0907] "
-         "hint: call "
-         "it before the first backward");
+         "hint: call it before the first backward");
   LrScheduleConfig& schedule = job.given_strategy->lr_schedule;
   if (schedule.warmup_epochs == 0) return;  // no rate depends on the length, and the strategy would refuse the key
   std::vector<std::int64_t> all(static_cast<std::size_t>(job.axes.control->size()));

@@ -121,8 +121,7 @@ void Training::report_plan(bool continues) const {
       !std::holds_alternative<CommHookConfig>(strategy.compression.method) && compression.empty()) {
     log_info(
         "\"compression\" has no effect here: on the axes that it names no gradients go over a network, as the ranks "
-        "share "
-        "memory");
+        "share memory");
   }
   if (strategy.compression.gathers != WireForm::kPlain && words_of_gathers(plan.wire()).empty())
     log_info("\"compression.gathers\" has no effect here: it changes nothing that goes over a network");

@@ -8,7 +8,7 @@
 #include <string>
 #include <utility>
 
-#include "engine/activations/offload_activations.h"
+#include "engine/activations/saved_activations.h"
 #include "engine/device/calls_on_host.h"
 #include "engine/device/known_peak.h"
 #include "engine/device/pinned_memory.h"

@@ -8,7 +8,7 @@
 #include <string>
 #include <utility>
 
-#include "engine/parameters/replicas.h"
+#include "engine/parameters/parameter_checks.h"
 #include "engine/step/agree/gather_order.h"
 #include "runtime/base/bytes.h"
 #include "runtime/base/log.h"

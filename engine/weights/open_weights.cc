@@ -14,8 +14,6 @@
 
 #include "checkpoint/tensor_files.h"
 #include "engine/weights/little_endian.h"
-#include "engine/weights/safetensors_source.h"
-#include "engine/weights/weights_archive.h"
 #include "engine/weights/weights_kind.h"
 #include "runtime/base/status.h"
 #include "runtime/base/text.h"
@@ -94,8 +92,7 @@ class SeveralSources : public TensorSource {
     if (place != places_.end() && files_[place->second] == file) return absl::OkStatus();
     return make_error(ExitCode::kCorruptData,
                       c10::str("says that the tensor ", quoted_text(name, kLongestInIndex), " is in ", file,
-                               ", and it is not. [T0306] hint: take index and files "
-                               "from one source"));
+                               ", and it is not. [T0306] hint: take index and files from one source"));
   }
 
   const std::map<std::string, StoredTensor>& tensors() const override { return tensors_; }

@@ -1,11 +1,10 @@
-#include "engine/weights/safetensors_source.h"
-
 #include <ATen/ops/empty.h>
 
 #include <utility>
 
 #include "checkpoint/tensor_files.h"
 #include "engine/checkpoint/tensor_bytes.h"
+#include "engine/weights/open_weights.h"
 #include "runtime/base/status.h"
 
 namespace tessera {

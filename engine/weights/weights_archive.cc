@@ -1,5 +1,3 @@
-#include "engine/weights/weights_archive.h"
-
 #include <ATen/ops/empty.h>
 #include <c10/util/StringUtil.h>
 #include <caffe2/serialize/inline_container.h>
@@ -15,6 +13,7 @@
 #include <set>
 #include <utility>
 
+#include "engine/weights/open_weights.h"
 #include "engine/weights/weights_kind.h"
 #include "engine/weights/weights_pickle.h"
 #include "runtime/base/errno_hint.h"

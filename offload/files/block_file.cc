@@ -8,7 +8,6 @@
 #include <algorithm>
 #include <atomic>
 #include <cerrno>
-#include <utility>
 
 #include "offload/files/aligned_memory.h"
 #include "offload/files/fault_environment.h"

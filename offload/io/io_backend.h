@@ -32,7 +32,7 @@ struct Completion {
   std::int32_t result = 0;
 };
 
-/// Moves the bytes for an IoRing: io_uring (`uring_backend.h`) or threads (`thread_backend.h`). It knows nothing of
+/// Moves the bytes for an IoRing: io_uring (make_uring_backend) or threads (make_thread_backend). It knows nothing of
 /// retries, remainders and messages; the IoRing handles those, in the same way for io_uring and for threads. One thread
 /// uses it.
 class IoBackend {
@@ -53,5 +53,14 @@ class IoBackend {
   virtual std::string register_resources(std::span<const BlockFile* const> files,
                                          std::span<const std::span<std::byte>> memory) = 0;
 };
+
+/// Makes a backend over the kernel's io_uring. `queue_entries`: transfers that fit into the submission queue at once, 1
+/// to 4096. `one_thread`: the first thread that queues a transfer is the only one that uses it. Error (69) if io_uring
+/// cannot be used, with the errno of io_uring_setup(2) and how to allow it.
+absl::StatusOr<std::unique_ptr<IoBackend>> make_uring_backend(int queue_entries, bool one_thread);
+
+/// Threads that call pread(2) and pwrite(2), for systems that forbid io_uring. Each moves one transfer at a time.
+/// Errors (71): a thread cannot be started.
+absl::StatusOr<std::unique_ptr<IoBackend>> make_thread_backend(int threads);
 
 }  // namespace tessera

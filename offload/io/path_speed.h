@@ -3,7 +3,6 @@
 #include <absl/status/statusor.h>
 
 #include <cstddef>
-#include <cstdint>
 #include <span>
 #include <string>
 #include <vector>

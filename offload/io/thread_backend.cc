@@ -1,5 +1,3 @@
-#include "offload/io/thread_backend.h"
-
 #include <fmt/format.h>
 #include <unistd.h>
 
@@ -9,6 +7,7 @@
 #include <thread>
 #include <vector>
 
+#include "offload/io/io_backend.h"
 #include "runtime/base/log.h"
 #include "runtime/base/mutex.h"
 #include "runtime/base/status.h"

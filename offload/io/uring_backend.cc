@@ -1,5 +1,3 @@
-#include "offload/io/uring_backend.h"
-
 #include <fmt/format.h>
 #include <liburing.h>
 #include <sys/uio.h>
@@ -13,6 +11,7 @@
 
 #include "offload/files/block_file.h"
 #include "offload/files/file_error.h"
+#include "offload/io/io_backend.h"
 #include "runtime/base/bytes.h"
 #include "runtime/base/status.h"
 

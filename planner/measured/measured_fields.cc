@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <utility>
 
 #include "runtime/base/status.h"
 #include "runtime/base/text.h"

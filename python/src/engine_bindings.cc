@@ -2,6 +2,7 @@
 #include <unistd.h>
 
 #include <cmath>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -70,7 +71,6 @@ py::dict dict_of(const AgeHistogram& ages) {
   return counts;
 }
 
-/// Returns the fields by name, for logs.
 py::object data_seconds_of(const StepResult& result) {
   return std::isnan(result.data_seconds) ? py::object(py::none()) : py::object(py::float_(result.data_seconds));
 }
@@ -83,40 +83,54 @@ py::object mfu_of(const StepResult& result) {
   return result.peak_tflops > 0 ? py::object(py::float_(result.mfu())) : py::object(py::none());
 }
 
+/// A field of a StepResult, by its name in Python: a member, or a function of the result.
+template <class Get>
+struct Field {
+  const char* name;
+  Get get;
+};
+template <class Get>
+Field(const char*, Get) -> Field<Get>;
+
+/// All fields, in the order of asdict.
+constexpr std::tuple kStepFields{
+    Field{"step", &StepResult::step},
+    Field{"loss", &StepResult::loss},
+    Field{"grad_norm", &StepResult::grad_norm},
+    Field{"lr", &StepResult::lr},
+    Field{"overflow", &StepResult::overflow},
+    Field{"spike", &StepResult::spike},
+    Field{"loss_scale", &StepResult::loss_scale},
+    Field{"staleness_mean", &StepResult::staleness_mean},
+    Field{"staleness_max", &StepResult::staleness_max},
+    Field{"ages", [](const StepResult& result) { return dict_of(result.ages); }},
+    Field{"missed", &StepResult::missed},
+    Field{"dropped", &StepResult::dropped},
+    Field{"made_again", &StepResult::made_again},
+    Field{"noise_scale", &StepResult::noise_scale},
+    Field{"noise_batch", &StepResult::noise_batch},
+    Field{"noise_square", &StepResult::noise_square},
+    Field{"noise_variance", &StepResult::noise_variance},
+    Field{"tokens", &StepResult::tokens},
+    Field{"seconds", &StepResult::seconds},
+    Field{"communication_seconds", &StepResult::communication_seconds},
+    Field{"communication_share", &StepResult::communication_share},
+    Field{"tokens_per_second", &StepResult::tokens_per_second},
+    Field{"waited_for_rank", &waited_for_rank_of},
+    Field{"waited_for_seconds", &StepResult::waited_for_seconds},
+    Field{"data_seconds", &data_seconds_of},
+    Field{"batch_seconds", &StepResult::batch_seconds},
+    Field{"upload_seconds", &StepResult::upload_seconds},
+    Field{"flop", &StepResult::flop},
+    Field{"tflops", &StepResult::tflops},
+    Field{"mfu", &mfu_of},
+    Field{"planned", [](const StepResult& result) { return dict_of(result.planned); }},
+    Field{"allocated", [](const StepResult& result) { return dict_of(result.allocated); }}};
+
+/// Returns the fields by name, for logs.
 py::dict dict_of(const StepResult& result) {
   py::dict fields;
-  fields["step"] = result.step;
-  fields["loss"] = result.loss;
-  fields["grad_norm"] = result.grad_norm;
-  fields["lr"] = result.lr;
-  fields["overflow"] = result.overflow;
-  fields["spike"] = result.spike;
-  fields["loss_scale"] = result.loss_scale;
-  fields["staleness_mean"] = result.staleness_mean;
-  fields["staleness_max"] = result.staleness_max;
-  fields["ages"] = dict_of(result.ages);
-  fields["missed"] = result.missed;
-  fields["dropped"] = result.dropped;
-  fields["made_again"] = result.made_again;
-  fields["noise_scale"] = result.noise_scale;
-  fields["noise_batch"] = result.noise_batch;
-  fields["noise_square"] = result.noise_square;
-  fields["noise_variance"] = result.noise_variance;
-  fields["tokens"] = result.tokens;
-  fields["seconds"] = result.seconds;
-  fields["communication_seconds"] = result.communication_seconds;
-  fields["communication_share"] = result.communication_share();
-  fields["tokens_per_second"] = result.tokens_per_second;
-  fields["waited_for_rank"] = waited_for_rank_of(result);
-  fields["waited_for_seconds"] = result.waited_for_seconds;
-  fields["data_seconds"] = data_seconds_of(result);
-  fields["batch_seconds"] = result.batch_seconds;
-  fields["upload_seconds"] = result.upload_seconds;
-  fields["flop"] = result.flop;
-  fields["tflops"] = result.tflops();
-  fields["mfu"] = mfu_of(result);
-  fields["planned"] = dict_of(result.planned);
-  fields["allocated"] = dict_of(result.allocated);
+  std::apply([&](const auto&... field) { ((fields[field.name] = std::invoke(field.get, result)), ...); }, kStepFields);
   return fields;
 }
 
@@ -129,40 +143,13 @@ std::string text_of(const StepResult& result) {
 }
 
 void bind_results(py::module_& module) {
-  py::class_<StepResult>(module, "StepResult", py::module_local())
-      .def_readonly("step", &StepResult::step)
-      .def_readonly("loss", &StepResult::loss)
-      .def_readonly("grad_norm", &StepResult::grad_norm)
-      .def_readonly("lr", &StepResult::lr)
-      .def_readonly("overflow", &StepResult::overflow)
-      .def_readonly("spike", &StepResult::spike)
-      .def_readonly("loss_scale", &StepResult::loss_scale)
-      .def_readonly("staleness_mean", &StepResult::staleness_mean)
-      .def_readonly("staleness_max", &StepResult::staleness_max)
-      .def_property_readonly("ages", [](const StepResult& result) { return dict_of(result.ages); })
-      .def_readonly("missed", &StepResult::missed)
-      .def_readonly("dropped", &StepResult::dropped)
-      .def_readonly("made_again", &StepResult::made_again)
-      .def_readonly("noise_scale", &StepResult::noise_scale)
-      .def_readonly("noise_batch", &StepResult::noise_batch)
-      .def_readonly("noise_square", &StepResult::noise_square)
-      .def_readonly("noise_variance", &StepResult::noise_variance)
-      .def_readonly("tokens", &StepResult::tokens)
-      .def_readonly("seconds", &StepResult::seconds)
-      .def_readonly("communication_seconds", &StepResult::communication_seconds)
-      .def_property_readonly("communication_share", &StepResult::communication_share)
-      .def_readonly("tokens_per_second", &StepResult::tokens_per_second)
-      .def_property_readonly("waited_for_rank", &waited_for_rank_of)
-      .def_readonly("waited_for_seconds", &StepResult::waited_for_seconds)
-      .def_property_readonly("data_seconds", &data_seconds_of)
-      .def_readonly("batch_seconds", &StepResult::batch_seconds)
-      .def_readonly("upload_seconds", &StepResult::upload_seconds)
-      .def_readonly("flop", &StepResult::flop)
-      .def_property_readonly("tflops", &StepResult::tflops)
-      .def_property_readonly("mfu", &mfu_of)
-      .def_property_readonly("planned", [](const StepResult& result) { return dict_of(result.planned); })
-      .def_property_readonly("allocated", [](const StepResult& result) { return dict_of(result.allocated); })
-      .def("asdict", [](const StepResult& result) { return dict_of(result); })
+  py::class_<StepResult> results(module, "StepResult", py::module_local());
+  const auto bind = [&](const auto& field) {
+    results.def_property_readonly(field.name,
+                                  [get = field.get](const StepResult& result) { return std::invoke(get, result); });
+  };
+  std::apply([&](const auto&... field) { (bind(field), ...); }, kStepFields);
+  results.def("asdict", [](const StepResult& result) { return dict_of(result); })
       .def("__repr__", &text_of)
       .def("is_known", &StepResult::is_known)
       .def("wait", &StepResult::wait, Released());

@@ -4,7 +4,6 @@
 #include <unistd.h>
 
 #include <cstdio>
-#include <memory>
 #include <utility>
 
 #include "engine/job/join_job.h"

@@ -3,6 +3,7 @@
 // See docs/glossary.md: unit.
 
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace tessera {
@@ -40,5 +41,9 @@ class TextTable {
   std::vector<Column> columns_;
   std::vector<std::vector<std::string>> rows_;  ///< an empty row is printed as a line
 };
+
+/// These make the columns of a table: of words, and of numbers.
+inline TextTable::Column left_column(std::string title) { return {std::move(title), TextTable::Align::kLeft}; }
+inline TextTable::Column right_column(std::string title) { return {std::move(title), TextTable::Align::kRight}; }
 
 }  // namespace tessera

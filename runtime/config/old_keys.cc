@@ -1,5 +1,3 @@
-#include "runtime/config/old_keys.h"
-
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -7,6 +5,7 @@
 #include <vector>
 
 #include "runtime/base/text.h"
+#include "runtime/config/strategy_reader.h"
 #include "runtime/config/strategy_table.h"
 
 namespace tessera {

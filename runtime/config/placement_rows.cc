@@ -87,8 +87,7 @@ bool is_placed_as(const Strategy& strategy, ShardingStrategy name) {
 std::string problem_of(const PlacementAxes& axes) {
   if (axes.parameters.host)
     return "parameters are cut over \"host\", and units are gathered over \"rank\" alone, inside hosts. [T0916] hint: "
-           "take "
-           "\"host\" out of parameters; gradients and optimizer may keep it";
+           "take \"host\" out of parameters; gradients and optimizer may keep it";
   if (!has_all(axes.gradients, axes.parameters))
     return fmt::format(
         "parameters are cut over {} and gradients over {}: a rank would sum gradients of parameters that it does not "

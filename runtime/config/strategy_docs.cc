@@ -211,9 +211,7 @@ std::string section_of(const std::string& group, const std::string& title, const
 std::string rules_section() {
   std::string text = "## Combinations\n\nWhat a table cannot say. A file that breaks one of these is refused:\n\n";
   for (const StrategyRule& rule : strategy_rules()) text += "- " + rule.doc + "\n";
-  text +=
-      "- A key marked *only with* holds its default wherever it would have no effect: no option is "
-      "ignored.\n";
+  text += "- A key marked *only with* holds its default wherever it would have no effect: no option is ignored.\n";
   return text + "\n";
 }
 

@@ -11,7 +11,6 @@
 #include "runtime/base/input_file.h"
 #include "runtime/base/log.h"
 #include "runtime/base/status.h"
-#include "runtime/config/old_keys.h"
 #include "runtime/config/strategy_reader.h"
 #include "runtime/config/strategy_table.h"
 #include "runtime/config/transport_rows.h"

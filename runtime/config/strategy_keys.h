@@ -38,11 +38,7 @@ std::vector<StrategyRule> placement_rules();
 std::vector<StrategyRule> reproducible_rules();
 std::vector<StrategyRule> deal_rules();
 
-/// Largest value of a count.
-inline constexpr double kMany = 1e12;
-
-/// `AT(optimizer.lr)` finds a member in a Strategy and in a const Strategy.
-#define AT(member) \
-  [](auto& strategy) -> auto& { return strategy.member; }
+/// Largest value of a count, and largest number of bytes.
+inline constexpr double kMany = 1e12, kManyBytes = 4611686018427387904.0;
 
 }  // namespace tessera

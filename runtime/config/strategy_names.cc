@@ -43,8 +43,8 @@ const std::vector<Named<SecondaryForm>>& secondary_forms() {
       {kPlain, "plain", "in the type of the parameters, so training has the bits that it has without"},
       {kInt8, "int8",
        "on CPU ranks: one byte an element, and an fp32 scale for every 256 of them; the whole step computes with the "
-       "rounded values, "
-       "each off by at most 1/254 of the largest magnitude among the 256 (and by its type's own rounding)"}};
+       "rounded values, each off by at most 1/254 of the largest magnitude among the 256 (and by its type's own "
+       "rounding)"}};
   return list;
 }
 
@@ -240,8 +240,8 @@ const std::vector<Named<WireForm>>& wire_forms() {
       {WireForm::kInt4, "int4", "half a byte an element, and an fp32 scale for every 256 of them"},
       {WireForm::kLossless, "lossless",
        "packed, with all bits: what exponents have in common is sent once. Gradients and weights take about 0.85 of "
-       "the "
-       "bytes in fp32 and 0.7 in bf16, and of an embedding's gradients those rows that are not zero. Over Gloo alone"}};
+       "the bytes in fp32 and 0.7 in bf16, and of an embedding's gradients those rows that are not zero. Over Gloo "
+       "alone"}};
   return list;
 }
 
@@ -310,23 +310,13 @@ const std::vector<Named<AgeScale>>& age_scales() {
   return list;
 }
 
-const std::vector<Named<Tier>>& activation_tiers() {
-  static const std::vector<Named<Tier>> list = {
-      {Tier::kMemory, "memory", "in the memory of the device that trains"},
-      {Tier::kHost, "host", "in pinned memory of the host whose GPU trains"},
-      {Tier::kNvme, "nvme", "in files of offload.paths; a GPU's by way of its host's memory"}};
-  return list;
-}
-
 const std::vector<Named<OffloadedStep>>& offloaded_steps() {
   static const std::vector<Named<OffloadedStep>> list = {
       {OffloadedStep::kAuto, "auto",
        "cpu or gpu: what takes less time by what is measured when the Engine is made, the same on all ranks; the log "
        "says which, with the figures. gpu where cpu is refused and for a rule of the program's (own), cpu where only "
-       "its plan fits memory.limit, and gpu "
-       "with \"durable\" and a "
-       "tier auto, where nothing may depend on measuring. Else a "
-       "plan that is made without the GPU is that of gpu"},
+       "its plan fits memory.limit, and gpu with \"durable\" and a tier auto, where nothing may depend on measuring. "
+       "Else a plan that is made without the GPU is that of gpu"},
       {OffloadedStep::kCpu, "cpu",
        "the host's CPU, with the kernel that the CPU trains with, where they lie. Sums of gradients come to the host "
        "as soon as they are made, and new parameters go to the GPU"},

@@ -33,10 +33,9 @@ const std::vector<Named<StateDType>>& state_dtypes();
 const std::vector<Named<bool>>& shard_overs();  ///< OptimizerConfig::shard_over_world
 const std::vector<Named<LrScheduleType>>& lr_schedule_types();
 const std::vector<Named<BatchScaling>>& batch_scalings();
-const std::vector<Named<Tier>>& tiers();        ///< tiers of parameters
-const std::vector<Named<Tier>>& state_tiers();  ///< tiers of masters and moments
-const std::vector<Named<Tier>>& gradient_tiers();
-const std::vector<Named<Tier>>& activation_tiers();  ///< OffloadConfig::activations
+const std::vector<Named<Tier>>& tiers();           ///< tiers of parameters
+const std::vector<Named<Tier>>& state_tiers();     ///< tiers of masters and moments
+const std::vector<Named<Tier>>& gradient_tiers();  ///< tiers of gradients and activations
 const std::vector<Named<OffloadedStep>>& offloaded_steps();
 const std::vector<Named<WireForm>>& wire_forms();
 const std::vector<Named<CompressedAxes>>& compressed_axes();

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <map>
+#include <optional>
 #include <string>
 
 #include "runtime/base/process/diagnostics.h"
@@ -37,5 +38,13 @@ class StrategyReader {
   Strategy strategy_;
   std::map<std::string, std::size_t> given_;  ///< offset of the value of every known key and group in the file
 };
+
+/// Keys of earlier versions, which this version reads and the next one does not. They are the methods of "compression",
+/// each of which was a key, and "delay_compensation" of "sync", which was a number.
+
+/// Rewrites old keys in `root` into the form of this version; each value keeps its place in the file. An old key that
+/// has no new form, or stands beside its new form, is reported to `diagnostics`. The result is the warning, which shows
+/// the new form of this file; empty where the file has no old key.
+std::optional<std::string> renew_old_keys(JsonNode& root, Diagnostics& diagnostics, const std::string& file);
 
 }  // namespace tessera

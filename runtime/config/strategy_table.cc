@@ -7,12 +7,23 @@
 namespace tessera {
 namespace {
 
+/// Takes from a row's field what the row does not say.
+void fill_in(StrategyKey& key) {
+  if (key.pointer.empty()) key.pointer = key.field.pointer;
+  if (key.range == Range{}) key.range = key.field.range;
+  if (key.unit.empty()) key.unit = key.field.unit;
+  if (key.default_json.empty()) key.default_json = key.field.get(Strategy{}).dump();
+}
+
 std::vector<StrategyKey> all_keys() {
   std::vector<StrategyKey> all;
   for (auto part :
        {sharding_keys, precision_keys, step_keys, optimizer_keys, ema_keys, schedule_keys, offload_keys,
         compression_keys, checkpoint_keys, spike_keys, noise_keys, durable_keys, sync_keys, platform_keys}) {
-    for (StrategyKey& key : part()) all.push_back(std::move(key));
+    for (StrategyKey& key : part()) {
+      fill_in(key);
+      all.push_back(std::move(key));
+    }
   }
   return all;
 }
@@ -54,8 +65,8 @@ const std::vector<StrategyGroup>& strategy_groups() {
       {"/offload/gradients", "Sums of gradients, from their reduction to the update."},
       {"/offload/activations", "Tensors that forward saves for backward."},
       {"/compression",
-       "Gradients and parameters in fewer bits, where they go over a network. Gradients of a GPU then go through "
-       "the memory of its host and over Gloo, whatever joins the GPUs."},
+       "Gradients and parameters in fewer bits, where they go over a network. Gradients of a GPU then go through the "
+       "memory of its host and over Gloo, whatever joins the GPUs."},
       {"/checkpoint", "Where, when and how checkpoints are saved."},
       {"/on_spike", "Steps whose loss is far above those before them."},
       {"/noise_scale", "The noise of gradients, measured."},

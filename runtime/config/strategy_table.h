@@ -45,6 +45,16 @@ struct Choice {
   std::string doc;
 };
 
+/// least <= x <= most; an `open` end is itself excluded.
+struct Range {
+  double least = 0;
+  double most = 0;
+  bool open_least = false;
+  bool open_most = false;
+  bool contains(double x) const;
+  friend bool operator==(const Range&, const Range&) = default;
+};
+
 struct StrategyKey;
 
 /// One type of an object of kind kVariant.
@@ -67,15 +77,10 @@ struct StrategyField {
   std::function<nlohmann::ordered_json(const Strategy&)> get;
   std::vector<StrategyKey> members;  ///< kObjects: keys of an object, which is read into JSON and set as a whole
   std::vector<VariantType> types;    ///< kVariant
-};
-
-/// least <= x <= most; an `open` end is itself excluded.
-struct Range {
-  double least = 0;
-  double most = 0;
-  bool open_least = false;
-  bool open_most = false;
-  bool contains(double x) const;
+  // What a StrategyKey has of its field unless its row says it. The makers in strategy_fields.h fill these in.
+  std::string pointer = {};  ///< the path of the member: "/optimizer/lr"
+  Range range = {};
+  std::string unit = {};
 };
 
 /// The condition under which a key has an effect. If it does not hold, any value but the default is refused: no option
@@ -89,13 +94,14 @@ struct Condition {
 /// A default that depends on the optimizer's type (OrDefault). `version`: OptimizerConfig::defaults_version.
 using RulesDefault = std::function<nlohmann::ordered_json(OptimizerType type, std::int64_t version)>;
 
-/// One row of the table: a key of the file.
+/// One row of the table: a key of the file. Most rows leave pointer, range and unit to their field, and the default to
+/// a Strategy that nobody has changed: strategy_keys() fills them in.
 struct StrategyKey {
-  std::string pointer;  ///< RFC 6901: "/optimizer/lr"
+  std::string pointer = {};  ///< RFC 6901: "/optimizer/lr"
   StrategyField field;
-  Range range = {};          ///< range of integers and numbers, and of each number in a pair
-  std::string unit = {};     ///< unit of numbers; empty: a plain number
-  std::string default_json;  ///< default; that of optimizer.type adamw if it depends on the type
+  Range range = {};               ///< range of integers and numbers, and of each number in a pair
+  std::string unit = {};          ///< unit of numbers; empty: a plain number
+  std::string default_json = {};  ///< default; that of optimizer.type adamw if it depends on the type
   std::string example_json;
   std::string doc;   ///< one line of documentation
   std::string cost;  ///< what raising the value (or turning the key on) costs

@@ -12,20 +12,6 @@
 namespace tessera {
 namespace {
 
-/// Calls `body(begin, tokens)` for consecutive runs of the whole dataset.
-template <typename Body>
-absl::Status for_each_run(const TokenDataset& dataset, Body&& body) {
-  constexpr std::int64_t kRun = 1 << 16;
-  std::vector<std::int64_t> buffer(static_cast<std::size_t>(std::min(kRun, dataset.num_tokens())));
-  for (std::int64_t begin = 0; begin < dataset.num_tokens(); begin += kRun) {
-    const auto n = static_cast<std::size_t>(std::min(kRun, dataset.num_tokens() - begin));
-    const auto tokens = std::span(buffer).first(n);
-    TESSERA_RETURN_IF_ERROR(dataset.copy(begin, tokens));
-    TESSERA_RETURN_IF_ERROR(body(begin, tokens));
-  }
-  return absl::OkStatus();
-}
-
 /// Counts tokens: small ones in a table, the rest (a corrupt file may hold any number) in a map.
 class Histogram {
  public:
@@ -68,18 +54,16 @@ absl::Status check_tokens(const TokenDataset& dataset, std::int64_t begin, std::
                                 dataset.location_of(position), position, *wrong, vocab_size));
 }
 
-absl::Status check_vocab(const TokenDataset& dataset, std::int64_t vocab_size) {
-  return for_each_run(dataset, [&](std::int64_t begin, std::span<const std::int64_t> tokens) {
-    return check_tokens(dataset, begin, tokens, vocab_size);
-  });
-}
-
 absl::StatusOr<double> unigram_entropy(const TokenDataset& dataset) {
+  constexpr std::int64_t kRun = 1 << 16;
+  std::vector<std::int64_t> buffer(static_cast<std::size_t>(std::min(kRun, dataset.num_tokens())));
   Histogram histogram;
-  TESSERA_RETURN_IF_ERROR(for_each_run(dataset, [&](std::int64_t, std::span<const std::int64_t> tokens) {
+  for (std::int64_t begin = 0; begin < dataset.num_tokens(); begin += kRun) {
+    const auto n = static_cast<std::size_t>(std::min(kRun, dataset.num_tokens() - begin));
+    const auto tokens = std::span(buffer).first(n);
+    TESSERA_RETURN_IF_ERROR(dataset.copy(begin, tokens));
     for (const std::int64_t token : tokens) histogram.add(token);
-    return absl::OkStatus();
-  }));
+  }
   return histogram.entropy(dataset.num_tokens());
 }
 

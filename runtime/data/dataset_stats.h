@@ -15,9 +15,6 @@ namespace tessera {
 absl::Status check_tokens(const TokenDataset& dataset, std::int64_t begin, std::span<const std::int64_t> tokens,
                           std::int64_t vocab_size);
 
-/// Checks every token of the dataset as check_tokens does. It reads the whole dataset once.
-absl::Status check_vocab(const TokenDataset& dataset, std::int64_t vocab_size);
-
 /// Returns the entropy of the tokens' frequencies, in nats a token: -sum p ln p. It is the loss of the best model that
 /// knows how often each token occurs and nothing of its neighbours. So a model whose loss falls below this entropy has
 /// learnt from context. It reads the whole dataset once.

@@ -86,9 +86,8 @@ absl::StatusOr<Index> read_header(const MappedFile& file) {
   if (documents > rest / 8 || documents * 8 != rest)
     return corrupt_index(
         file, kDocumentsAt,
-        fmt::format("{} sequences and {} document entries of 8 bytes want a file that "
-                    "{} {} bytes",
-                    sequences, documents, documents > rest / 8 ? "is longer than" : "does not have", file_bytes));
+        fmt::format("{} sequences and {} document entries of 8 bytes want a file that {} {} bytes", sequences,
+                    documents, documents > rest / 8 ? "is longer than" : "does not have", file_bytes));
   return Index{first, *kTypes[code], static_cast<std::int64_t>(sequences), static_cast<std::int64_t>(documents)};
 }
 

@@ -19,7 +19,7 @@ namespace tessera {
 /// page cache. It is immutable and thread-safe.
 ///
 /// The factory has checked a dataset against its files' sizes, so `copy` cannot run past a file. Values are *not*
-/// checked: see `check_vocab` in dataset_stats.h.
+/// checked: see `check_tokens` in dataset_stats.h.
 class TokenDataset {
  public:
   virtual ~TokenDataset() = default;

@@ -4,9 +4,7 @@
 #include <gmock/gmock.h>
 #include <signal.h>
 
-#include <chrono>
 #include <filesystem>
-#include <thread>
 
 #include "tests/support/workplace.h"
 

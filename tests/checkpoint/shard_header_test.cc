@@ -5,8 +5,6 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <cstring>
-
 #include "runtime/base/status.h"
 #include "tests/checkpoint/made_up.h"
 

@@ -8,7 +8,6 @@
 #include <array>
 #include <cstdint>
 #include <string>
-#include <vector>
 
 #include "runtime/base/status.h"
 #include "runtime/config/strategy_file.h"

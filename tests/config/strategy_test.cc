@@ -87,6 +87,15 @@ TEST(StrategyTable, DefaultsEqualThoseOfTheStruct) {
   }
 }
 
+TEST(StrategyTable, RowTakesPathRangeUnitAndDefaultFromItsMember) {
+  const StrategyKey* const key = find_strategy_key("/comm/timeout_s");
+  ASSERT_NE(key, nullptr);
+  EXPECT_EQ(describe_range(key->range), "above 0, at most 604800");
+  EXPECT_EQ(key->unit, "seconds");
+  EXPECT_EQ(key->default_json, "600.0");
+  EXPECT_EQ(find_strategy_key("/sync/count")->default_json, "0");
+}
+
 // An object whose type says which keys it has is a variant.
 TEST(StrategyTable, EveryVariantTypeIsDocumentedAndReadBack) {
   std::size_t types = 0;

@@ -36,20 +36,26 @@ TEST(DatasetStats, EntropyOfFourBillionTokenIdsEqualsTheFormula) {
   EXPECT_NEAR(*unigram_entropy(**open_dataset(folder / "a.bin")), 0.5 * std::log(2) + 0.5 * std::log(4), 1e-12);
 }
 
+absl::Status checked(const TokenDataset& dataset, std::int64_t vocab_size) {
+  std::vector<std::int64_t> tokens(static_cast<std::size_t>(dataset.num_tokens()));
+  TESSERA_RETURN_IF_ERROR(dataset.copy(0, tokens));
+  return check_tokens(dataset, 0, tokens, vocab_size);
+}
+
 TEST(DatasetStats, TokenOutsideTheVocabularyIsNamedWithItsPlace) {
   const TestFolder folder;
   std::vector<std::int64_t> tokens(200'000, 7);
   tokens[150'000] = 50257;
   ASSERT_TRUE(write_llmc(folder / "a.bin", tokens, TokenType::kU16).ok());
   const auto dataset = open_dataset(folder / "a.bin");
-  EXPECT_TRUE(check_vocab(**dataset, 50258).ok());
-  const auto status = check_vocab(**dataset, 50257);
+  EXPECT_TRUE(checked(**dataset, 50258).ok());
+  const auto status = checked(**dataset, 50257);
   EXPECT_EQ(exit_code_of(status), ExitCode::kCorruptData);
   EXPECT_THAT(message_of(status),
               HasSubstr("a.bin at byte 301024: token 150000 is 50257, outside of the vocabulary of 50257"));
 
   ASSERT_TRUE(write_megatron(folder / "m", std::vector<std::vector<std::int64_t>>{{3, -2}}, TokenType::kI32).ok());
-  EXPECT_THAT(message_of(check_vocab(**open_dataset(folder / "m"), 10)), HasSubstr("token 1 is -2"));
+  EXPECT_THAT(message_of(checked(**open_dataset(folder / "m"), 10)), HasSubstr("token 1 is -2"));
 }
 
 }  // namespace

@@ -17,7 +17,7 @@
 
 namespace tessera::testing {
 
-inline void join_as(int rank, int ranks, int port, int hosts) {
+inline void join_as(int rank, int ranks, int port, int hosts = 1) {
   const int per_host = ranks / hosts;
   const std::pair<const char*, int> variables[] = {{"RANK", rank},
                                                    {"WORLD_SIZE", ranks},

@@ -9,7 +9,6 @@
 #include <map>
 
 #include "engine/weights/open_weights.h"
-#include "engine/weights/weights_archive.h"
 #include "runtime/base/status.h"
 #include "tests/oracle/child.h"
 #include "tests/support/test_folder.h"

@@ -5,7 +5,6 @@
 #include <gtest/gtest.h>
 
 #include <set>
-#include <string>
 
 #include "runtime/base/status.h"
 #include "runtime/comm/mesh_groups.h"

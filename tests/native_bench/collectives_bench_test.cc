@@ -4,7 +4,6 @@
 
 #include <gmock/gmock.h>
 
-#include <mutex>
 #include <set>
 #include <tuple>
 

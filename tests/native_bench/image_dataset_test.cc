@@ -4,13 +4,8 @@
 
 #include <gmock/gmock.h>
 
-#include <cmath>
-#include <set>
-
 #include "runtime/base/status.h"
 #include "tests/data/test_files.h"
-#include "workshop/bench/images/cifar10.h"
-#include "workshop/bench/images/generated_images.h"
 
 namespace tessera {
 namespace {

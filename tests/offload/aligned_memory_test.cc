@@ -8,7 +8,6 @@
 #include <algorithm>
 #include <cstdint>
 #include <fstream>
-#include <vector>
 
 #include "runtime/base/status.h"
 #include "tests/offload/scratch.h"

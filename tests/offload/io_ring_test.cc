@@ -10,8 +10,6 @@
 #include <algorithm>
 #include <cerrno>
 #include <chrono>
-#include <cstring>
-#include <numeric>
 #include <random>
 
 #include "offload/files/aligned_memory.h"

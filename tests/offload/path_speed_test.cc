@@ -5,8 +5,6 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <cerrno>
-
 #include "offload/files/fault_plan.h"
 #include "runtime/base/status.h"
 #include "tests/offload/scratch.h"

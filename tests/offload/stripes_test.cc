@@ -6,7 +6,6 @@
 
 #include <cmath>
 #include <numeric>
-#include <set>
 
 namespace tessera {
 namespace {

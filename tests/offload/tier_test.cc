@@ -12,7 +12,6 @@
 #include <cstring>
 #include <memory>
 #include <random>
-#include <set>
 
 #include "offload/file_tier.h"
 #include "offload/host_tier.h"

@@ -5,7 +5,6 @@
 #include <gtest/gtest.h>
 
 #include <chrono>
-#include <mutex>
 #include <stdexcept>
 
 #include "runtime/comm/shared/run_ranks.h"

@@ -81,17 +81,14 @@ Values trained_with_weights_frozen_for_a_while(const Mesh& mesh, const Strategy&
 
 Values train_and_save(int ranks, const Placed& placed, const std::string& folder, std::size_t steps,
                       const Adjust& adjust) {
-  Values values;
-  run_ranks({.ranks = ranks}, [&](const Mesh& mesh) {
+  return of_rank_zero({.ranks = ranks}, [&](const Mesh& mesh) {
     Session session(mesh, strategy_for(placed, adjust), kAwkward);
     std::size_t done = 0;
     if (std::filesystem::exists(folder)) done = static_cast<std::size_t>(load_checkpoint(session.engine, folder).step);
     for (std::size_t i = 0; i < steps; ++i) session.train(done + i);
     save_checkpoint(session.engine, folder);
-    const Values own = session.values();
-    if (mesh.rank() == 0) values = own;
+    return session.values();
   });
-  return values;
 }
 
 }  // namespace tessera::testing

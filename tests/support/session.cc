@@ -94,15 +94,17 @@ std::string error_of(const std::function<void()>& call) {
   return "";
 }
 
-std::string usage_error_of(const std::function<void()>& call) {
+std::string error_of(ExitCode code, const std::function<void()>& call) {
   try {
     call();
   } catch (const Error& error) {
-    EXPECT_EQ(error.exit_code(), ExitCode::kUsage) << error.message();
+    EXPECT_EQ(error.exit_code(), code) << error.message();
     return error.message();
   }
   return "";
 }
+
+std::string usage_error_of(const std::function<void()>& call) { return error_of(ExitCode::kUsage, call); }
 
 void on_each_placement(int ranks, const std::function<void(const Mesh&, const Strategy&)>& body, const Adjust& adjust,
                        DType dtype) {

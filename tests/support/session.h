@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "tessera/elementwise_optimizer.h"
+#include "tessera/exit_code.h"
 #include "tests/support/train_helpers.h"
 
 namespace tessera::testing {
@@ -69,6 +70,8 @@ class FirstValues {
     if (!first_) first_ = values;
     return all_same_bits(values, *first_);
   }
+  /// Looks at the values of rank 0 alone. The other ranks make theirs with it.
+  bool same_bits(const Mesh& mesh, const Values& values) { return mesh.rank() != 0 || same_bits(values); }
 
  private:
   std::optional<Values> first_;
@@ -78,6 +81,8 @@ void expect_close(const Values& got, const Values& wanted, double tolerance, con
 
 /// Returns the text of what `call` throws; empty if it throws nothing.
 std::string error_of(const std::function<void()>& call);
+/// Returns the text of the tessera::Error that `call` throws, and expects it to have this exit code.
+std::string error_of(ExitCode code, const std::function<void()>& call);
 /// Returns the text of a call out of turn, which throws tessera::Error (64).
 std::string usage_error_of(const std::function<void()>& call);
 

@@ -8,7 +8,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <mutex>
 
 #include "runtime/comm/shared/run_ranks.h"
 

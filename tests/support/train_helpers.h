@@ -1,6 +1,8 @@
 #pragma once
 
 #include <memory>
+#include <type_traits>
+#include <utility>
 #include <vector>
 
 #include "runtime/comm/shared/run_ranks.h"
@@ -10,6 +12,17 @@
 #include "tests/support/small_models.h"
 
 namespace tessera::testing {
+
+/// Runs `body` on threads and returns what it returned on rank 0.
+template <typename Body>
+auto of_rank_zero(const ThreadRanks& ranks, const Body& body) {
+  std::invoke_result_t<Body, const Mesh&> first{};
+  run_ranks(ranks, [&](const Mesh& mesh) {
+    auto own = body(mesh);
+    if (mesh.rank() == 0) first = std::move(own);
+  });
+  return first;
+}
 
 /// The results of a run of Tiny.
 struct Trained {

@@ -61,9 +61,8 @@ absl::StatusOr<WorkerRange> worker_range(const std::string& text) {
       range.most <= kMostLaunched)
     return range;
   return make_error(ExitCode::kUsage, "launch: --workers " + quoted_text(text) +
-                                          ": want the fewest and the most, from "
-                                          "1 to " +
-                                          std::to_string(kMostLaunched) + ". [T1031] hint: write --workers 1:8");
+                                          ": want the fewest and the most, from 1 to " + std::to_string(kMostLaunched) +
+                                          ". [T1031] hint: write --workers 1:8");
 }
 
 /// Returns the words of the option --ssh, which blanks separate.
@@ -156,8 +155,7 @@ std::string LaunchLine::take_words() {
   const std::vector<std::string> words = command_->remaining();
   if (is_number(hosts_))  // in version 0.1 the option took a number
     return "`tessera launch --hosts " + clipped(hosts_, 80) +
-           "`: --hosts takes no number. [T0761] hint: pretended hosts, for "
-           "tests, are --pretend-hosts " +
+           "`: --hosts takes no number. [T0761] hint: pretended hosts, for tests, are --pretend-hosts " +
            clipped(hosts_, 80);
   if (words.empty()) return "";
   if (words[0].starts_with("-"))
@@ -206,8 +204,7 @@ absl::Status LaunchLine::take_hosts() {
   if (given("--pretend-hosts"))
     return wrong(
         "--pretend-hosts is for ranks that all start here, and hosts are reached over ssh. [T0926] hint: leave one of "
-        "them "
-        "out");
+        "them out");
   auto hosts = given("--hosts") ? parse_hosts(hosts_) : read_hostfile(hostfile_);
   if (!hosts.ok()) return hosts.status();
   options.hosts = *std::move(hosts);

@@ -1,6 +1,5 @@
 #include "workshop/bench/bench_table.h"
 
-#include <algorithm>
 #include <cmath>
 
 #include "runtime/base/bytes.h"

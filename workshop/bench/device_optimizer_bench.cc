@@ -1,5 +1,3 @@
-#include "workshop/bench/device_optimizer_bench.h"
-
 #include <cuda_runtime_api.h>
 
 #include <memory>
@@ -9,6 +7,7 @@
 #include "optim/cuda/device_step.h"
 #include "optim/grad_norm.h"
 #include "runtime/base/status.h"
+#include "workshop/bench/optimizer_bench.h"
 
 namespace tessera {
 namespace {

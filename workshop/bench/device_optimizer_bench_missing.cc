@@ -1,5 +1,5 @@
 #include "runtime/base/status.h"
-#include "workshop/bench/device_optimizer_bench.h"
+#include "workshop/bench/optimizer_bench.h"
 
 namespace tessera {
 

@@ -5,11 +5,7 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
-#include <cstring>
-#include <functional>
 #include <memory>
-#include <span>
-#include <string>
 #include <thread>
 #include <utility>
 

@@ -1,5 +1,7 @@
 #pragma once
 
+#include <absl/status/statusor.h>
+
 #include <cstddef>
 #include <nlohmann/json.hpp>
 #include <string>
@@ -47,5 +49,10 @@ std::vector<OptimizerTiming> bench_optimizer(std::size_t numel, int rounds,
 
 /// Returns {"cases": [{"name", "numel", "bytes", "samples_s", "median_s", "limit_s", "of_limit"}]}
 nlohmann::json to_json(const std::vector<OptimizerTiming>& timings);
+
+/// Makes the measurements of bench_optimizer on the current GPU. A step is the norm (if the case has one), the decision
+/// and the pass, and the limit is a copy of as many bytes, half of them read and half of them written. Times are those
+/// of CUDA events. Errors: 69 without a GPU, or in a build without kernels; those of CUDA.
+absl::StatusOr<std::vector<OptimizerTiming>> bench_device_optimizer(std::size_t numel, int rounds);
 
 }  // namespace tessera

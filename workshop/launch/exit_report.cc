@@ -7,7 +7,6 @@
 #include <csignal>
 #include <fstream>
 #include <nlohmann/json.hpp>
-#include <sstream>
 
 #include "runtime/base/status.h"
 

@@ -65,8 +65,7 @@ absl::Status check_servers(const LaunchOptions& options) {
   if (!options.servers_state.empty() && is_elastic(options))
     return refuse(
         "servers do not keep the shards of workers that come and go. [T1041] hint: leave --servers-state out, or give "
-        "-n in "
-        "place of --workers");
+        "-n in place of --workers");
   if (options.servers > 0 && options.max_restarts > 0 && !is_elastic(options))
     return refuse(
         "parameter servers keep shards in memory, so a restart would begin with other values. [T0992] hint: leave "
@@ -80,8 +79,7 @@ absl::Status check_workers(const LaunchOptions& options) {
     if (options.join.empty() && options.secret_file.empty()) return absl::OkStatus();
     return refuse(
         "servers are joined, and have a secret in a file, where workers come and go. [T1042] hint: --workers 1:8 says "
-        "how many "
-        "workers there are");
+        "how many workers there are");
   }
   if (least < 1 || least > most || most != options.ranks)
     return refuse(fmt::format(
@@ -92,14 +90,12 @@ absl::Status check_workers(const LaunchOptions& options) {
   if ((options.servers == 0) == options.join.empty())
     return refuse(
         "workers that come and go need servers: of their own, or those of a job that they join. [T1045] hint: give "
-        "--servers, "
-        "or --join with the addresses that the job's first launcher has printed");
+        "--servers, or --join with the addresses that the job's first launcher has printed");
   const char* const secret = ::getenv("TESSERA_SERVERS_SECRET");
   if (!options.join.empty() && options.secret_file.empty() && (secret == nullptr || *secret == '\0'))
     return refuse(
         "who joins a job has to know its secret. [T1046] hint: start the job with --secret FILE and give a copy of "
-        "that file "
-        "here, or set TESSERA_SERVERS_SECRET on both sides");
+        "that file here, or set TESSERA_SERVERS_SECRET on both sides");
   return absl::OkStatus();
 }
 

@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <map>
-#include <string_view>
 
 #include "runtime/base/seeded_fault.h"
 #include "workshop/launch/launcher.h"

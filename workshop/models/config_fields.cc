@@ -59,8 +59,7 @@ void visit_fields(LlamaConfig& config, ConfigVisitor& v) {
             "Layers from this number on have the sliding window.");
   v.word("rope_type", config.rope_type, {"default", "linear", "llama3"},
          "How the rotary embeddings' frequencies are changed for inputs longer than those of pretraining: `linear` "
-         "divides all by "
-         "`rope_factor`, `llama3` those of long waves.");
+         "divides all by `rope_factor`, `llama3` those of long waves.");
   v.number("rope_factor", config.rope_factor, kAboveZero, "Divides frequencies; 1 for `default`.");
   v.number("rope_low_freq_factor", config.rope_low_freq_factor, kAboveZero,
            "`llama3`: waves longer than `rope_original_positions` / this are divided whole.");

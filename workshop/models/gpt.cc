@@ -9,8 +9,7 @@
 #include <cmath>
 #include <vector>
 
-#include "workshop/models/initialisation.h"
-#include "workshop/models/linear.h"
+#include "workshop/models/layers.h"
 
 namespace tessera::models {
 namespace {

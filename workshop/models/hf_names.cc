@@ -1,7 +1,5 @@
 #include "workshop/models/hf_names.h"
 
-#include <utility>
-
 namespace tessera::models {
 namespace {
 

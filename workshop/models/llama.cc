@@ -14,8 +14,7 @@
 #include <numbers>
 #include <optional>
 
-#include "workshop/models/initialisation.h"
-#include "workshop/models/linear.h"
+#include "workshop/models/layers.h"
 
 namespace tessera::models {
 

@@ -87,8 +87,7 @@ std::string model_reference() {
   text +=
       "\n## `\"model\": \"llama\"`\n\nLlama's shape (Touvron et al., arXiv 2302.13971), with the names of Hugging "
       "Face's config.json. With a sliding window it is Mistral, with biases of queries, keys and values Qwen2, and "
-      "with norms of "
-      "queries and keys Qwen3.\n\n```json\n" +
+      "with norms of queries and keys Qwen3.\n\n```json\n" +
       llama_example() + "```\n\n" + table_of<LlamaConfig>();
   return text;
 }

@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <cstdlib>
 #include <memory>
-#include <utility>
 
 #include "runtime/base/status.h"
 #include "workshop/tokenizer/utf8.h"

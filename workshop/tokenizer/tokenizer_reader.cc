@@ -19,8 +19,8 @@
 #include "runtime/base/status.h"
 #include "runtime/base/text.h"
 #include "runtime/config/json_document.h"
-#include "workshop/tokenizer/byte_characters.h"
 #include "workshop/tokenizer/tokenizer.h"
+#include "workshop/tokenizer/utf8.h"
 
 namespace tessera {
 namespace {

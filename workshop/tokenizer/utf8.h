@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstddef>
+#include <optional>
 #include <string>
 #include <string_view>
 
@@ -19,5 +20,11 @@ std::string_view valid_utf8(std::string_view text, std::string& buffer, std::siz
 void append_utf8(char32_t code, std::string& text);
 /// Returns the code point of text[0, length). REQUIRES: utf8_length(text) is `length`.
 char32_t code_point(std::string_view text, std::size_t length);
+
+/// GPT-2's way to write bytes as visible characters, which vocabularies in JSON use ("Ġthe" is " the"). A byte that is
+/// visible in Latin-1 is the character of that number, and the other 68 are U+0100 and following, in order.
+
+/// Returns the bytes for which a token's characters stand; nothing if a character stands for no byte.
+std::optional<std::string> bytes_of_characters(std::string_view token);
 
 }  // namespace tessera

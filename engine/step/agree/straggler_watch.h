@@ -3,7 +3,6 @@
 // See docs/glossary.md: agreement.
 
 #include <cstddef>
-#include <cstdint>
 #include <span>
 #include <string>
 #include <vector>

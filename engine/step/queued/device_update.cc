@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <string>
-#include <utility>
 
 #include "engine/step/agree/step_outcome.h"
 #include "optim/master_assigner.h"

@@ -1,7 +1,6 @@
 #include "engine/step/queued/offloaded_step.h"
 
 #include <algorithm>
-#include <array>
 #include <chrono>
 #include <cstddef>
 #include <string>

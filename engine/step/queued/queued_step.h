@@ -9,7 +9,6 @@
 #include <memory>
 #include <optional>
 #include <span>
-#include <string>
 #include <vector>
 
 #include "engine/device/accelerator.h"
@@ -19,7 +18,6 @@
 #include "engine/step/queued/device_tables.h"
 #include "engine/step/queued/device_update.h"
 #include "engine/step/queued/queued_norm.h"
-#include "engine/step/queued/queued_squares.h"
 #include "engine/step/step.h"
 #include "optim/device_kernels.h"
 #include "optim/grad_norm.h"

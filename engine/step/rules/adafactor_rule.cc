@@ -1,7 +1,6 @@
-#include "engine/step/rules/adafactor_rule.h"
-
 #include <ATen/ops/empty.h>
 
+#include "engine/step/rules/tensor_rule.h"
 #include "sharding/memory_view.h"
 #include "sharding/unrecorded.h"
 

@@ -1,6 +1,5 @@
 #include "engine/step/rules/layerwise_update.h"
 
-#include <algorithm>
 #include <cmath>
 
 namespace tessera {

@@ -1,5 +1,3 @@
-#include "engine/step/rules/own_matrix_rule.h"
-
 #include <c10/util/StringUtil.h>
 
 #include <algorithm>
@@ -7,6 +5,7 @@
 
 #include "checkpoint/saved_checkpoint.h"
 #include "engine/step/rules/naming.h"
+#include "engine/step/rules/tensor_rule.h"
 #include "sharding/memory_view.h"
 #include "sharding/unrecorded.h"
 #include "tessera/error.h"

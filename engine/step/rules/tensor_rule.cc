@@ -3,9 +3,6 @@
 #include <functional>
 #include <numeric>
 
-#include "engine/step/rules/adafactor_rule.h"
-#include "engine/step/rules/own_matrix_rule.h"
-
 namespace tessera {
 namespace {
 

@@ -7,6 +7,7 @@
 #include <span>
 #include <vector>
 
+#include "optim/adafactor.h"
 #include "optim/device_kernels.h"
 #include "sharding/unit.h"
 #include "tessera/own_rules.h"
@@ -45,5 +46,43 @@ std::shared_ptr<const TensorRule> make_tensor_rule(const OptimizerConfig& optimi
 /// Writes GroupShape::tensor_states and TensorStateMemory::shapes of all groups of matrices, for `parts` equal parts.
 /// `rule` may be null.
 void add_tensor_states(const std::vector<std::unique_ptr<Unit>>& units, const TensorRule* rule, int parts);
+
+/// Gives a MatrixOptimizer the interface of TensorRule, which owners of matrices use.
+class OwnMatrixRule final : public TensorRule {
+ public:
+  /// REQUIRES: `rule` is not null.
+  OwnMatrixRule(std::shared_ptr<const MatrixOptimizer> rule, c10::Device device)
+      : rule_(std::move(rule)), device_(device) {}
+
+  /// Throws tessera::Error (64) where the states are too many, or have bad names or sizes.
+  std::vector<TensorState> states_of(const FlatParameter& parameter) const override;
+  /// Throws what the rule throws, and tessera::Error (64) if it replaced an argument by another tensor.
+  void update(const WholeTensor& tensor) const override;
+
+ private:
+  const std::shared_ptr<const MatrixOptimizer> rule_;
+  const c10::Device device_;
+};
+
+/// Adafactor (optim/adafactor.h) of whole tensors of any shape. States have the shapes and names that PyTorch gives
+/// them. The owner of a parameter that is not stored row by row (channels_last) makes two row-by-row copies during the
+/// update; the plan does not count them. The plan does not count memory for sums on a GPU either: about a hundredth of
+/// a tensor, and a double for each of many small matrices.
+class AdafactorRule final : public TensorRule {
+ public:
+  /// `kernels`: those of the device, if it is a GPU.
+  AdafactorRule(const AdafactorConfig& config, c10::Device device, DeviceKernels* kernels)
+      : config_(config), device_(device), kernels_(kernels) {}
+
+  std::vector<TensorState> states_of(const FlatParameter& parameter) const override;
+  void update(const WholeTensor& tensor) const override;
+
+ private:
+  void step(const AdafactorStep& numbers, const AdafactorTensor& tensor) const;
+
+  const AdafactorConfig config_;
+  const c10::Device device_;
+  DeviceKernels* const kernels_;
+};
 
 }  // namespace tessera

@@ -80,51 +80,36 @@ TypeRow<NoMethodConfig> none_row() {
 
 std::vector<StrategyKey> compression_keys() {
   return {
-      {.pointer = "/compression/gradients",
-       .field = choice_field(AT(compression.gradients), wire_forms()),
-       .default_json = R"("none")",
+      {.field = choice_field(AT(compression.gradients), wire_forms()),
        .example_json = R"("int8")",
        .doc = "How ranks send gradients to be summed, over a network. What several ranks of a host send is summed in "
-              "the host's "
-              "memory first. Sums are made in fp32. Between ranks of one host it has no effect.",
+              "the host's memory first. Sums are made in fp32. Between ranks of one host it has no effect.",
        .cost = "Each gradient is rounded once: by at most 1/254 (int8) or 1/14 (int4) of the largest of its 256 "
                "neighbours. lossless rounds nothing, and costs processor time: a core packs some 5 GB/s."},
-      {.pointer = "/compression/sums",
-       .field = choice_field(AT(compression.sums), wire_forms()),
-       .default_json = R"("none")",
+      {.field = choice_field(AT(compression.sums), wire_forms()),
        .example_json = R"("int8")",
        .doc = "How the rank that made a sum sends it to the ranks that need it too. Every rank, its maker included, "
-              "goes on with "
-              "what was sent.",
+              "goes on with what was sent.",
        .cost = "int8 and int4 round the sum once more.",
        .only_if = with_whole_sums()},
-      {.pointer = "/compression/gathers",
-       .field = choice_field(AT(compression.gathers), wire_forms()),
-       .default_json = R"("none")",
+      {.field = choice_field(AT(compression.gathers), wire_forms()),
        .example_json = R"("lossless")",
        .doc = "How ranks send parameters to each other, over a network: those of units that are gathered, and updated "
-              "ones. "
-              "lossless packs fp32 and bf16. int8 and int4 (qwZ of ZeRO++, arXiv 2306.10209) need FULL_SHARD or "
-              "HYBRID_SHARD: "
-              "forward and backward then use rounded parameters, the same on all ranks, in memory that is given up "
-              "after use. "
-              "Masters, updates and checkpoints stay exact, and so does what tessera::Gathered shows. Between ranks of "
-              "one host that share memory it has no effect. GPUs send through their hosts.",
+              "ones. lossless packs fp32 and bf16. int8 and int4 (qwZ of ZeRO++, arXiv 2306.10209) need FULL_SHARD or "
+              "HYBRID_SHARD: forward and backward then use rounded parameters, the same on all ranks, in memory that "
+              "is given up after use. Masters, updates and checkpoints stay exact, and so does what tessera::Gathered "
+              "shows. Between ranks of one host that share memory it has no effect. GPUs send through their hosts.",
        .cost = "int8 and int4 round each parameter: by at most 1/254 (int8) or 1/14 (int4) of the largest of its 256 "
                "neighbours; one that is infinite makes them NaN. Processor time: a core packs some 5 GB/s.",
        .only_if = {"a strategy under which ranks send parameters (all but NO_SHARD)",
                    {"/strategy", "/placement/optimizer"},
                    [](const Strategy& s) { return placement_axes(s).optimizer != CutAxes{}; }}},
-      {.pointer = "/compression/axes",
-       .field = choice_field(AT(compression.axes), compressed_axes()),
-       .default_json = R"("both")",
+      {.field = choice_field(AT(compression.axes), compressed_axes()),
        .example_json = R"("replicate")",
        .doc = "The axes of the mesh over which gradients are compressed; gathers has nothing to do with it.",
        .cost = "None.",
        .only_if = with_compression()},
-      {.pointer = "/compression/error_feedback",
-       .field = boolean_field(AT(compression.error_feedback)),
-       .default_json = "false",
+      {.field = boolean_field(AT(compression.error_feedback)),
        .example_json = "true",
        .doc = "What rounding took from a gradient is added to the next one (error feedback, arXiv 1901.09847). A step "
               "that is skipped (but see restore_skipped) and set_trainable begin anew, from zero; a checkpoint has "
@@ -133,32 +118,22 @@ std::vector<StrategyKey> compression_keys() {
        .only_if = {"compression.gradients int8 or int4",
                    {"/compression/gradients"},
                    [](const Strategy& s) { return is_lossy(s.compression.gradients); }}},
-      {.pointer = "/compression/method",
-       .field = variant_field(AT(compression.method), none_row() TESSERA_COMPRESSION_METHODS(TESSERA_ROW)),
+      {.field = variant_field(AT(compression.method), none_row() TESSERA_COMPRESSION_METHODS(TESSERA_ROW)),
        .default_json = R"({"type": "none"})",
        .example_json = R"({"type": "power_sgd", "rank": 4})",
-       .doc =
-           "How ranks sum gradients from less than all of them, over a network. What a type keeps is added to the next "
-           "gradient; a step that is skipped, gradients dropped by zero_grad (but see restore_skipped), and "
-           "set_trainable begin anew; a checkpoint has what was kept. Where all ranks share one host this has no "
-           "effect, "
-           "but for type hook.",
+       .doc = "How ranks sum gradients from less than all of them, over a network. What a type keeps is added to the "
+              "next gradient; a step that is skipped, gradients dropped by zero_grad (but see restore_skipped), and "
+              "set_trainable begin anew; a checkpoint has what was kept. Where all ranks share one host this has no "
+              "effect, but for type hook.",
        .cost = "That of its type.",
        .only_if = with_whole_gradients()},
-      {.pointer = "/compression/restore_skipped",
-       .field = boolean_field(AT(compression.restore_skipped)),
-       .default_json = "false",
+      {.field = boolean_field(AT(compression.restore_skipped)),
        .example_json = "true",
-       .doc =
-           "A step that is skipped, and gradients that zero_grad drops, leave what compression keeps as it was before "
-           "the step. Without, that begins anew, from zero.",
+       .doc = "A step that is skipped, and gradients that zero_grad drops, leave what compression keeps as it was "
+              "before the step. Without, that begins anew, from zero.",
        .cost = "Memory: as much again as is kept. Time: a copy of it each step.",
        .only_if = with_kept_gradients()},
-      {.pointer = "/compression/start_step",
-       .field = integer_field(AT(compression.start_step)),
-       .range = {0, kMany},
-       .unit = "steps",
-       .default_json = "0",
+      {.field = integer_field(AT(compression.start_step), {0, kMany}, "steps"),
        .example_json = "1000",
        .doc = "The first so many steps of training that are not skipped go without method: all gradients are sent as "
               "they are.",

@@ -12,30 +12,15 @@
 namespace tessera {
 namespace {
 
-Condition with_optimizer(std::string text, std::function<bool(OptimizerType)> holds) {
-  return {std::move(text), {"/optimizer/type"}, [holds](const Strategy& s) { return holds(s.optimizer.type); }};
-}
-Condition with_type(const std::string& name, OptimizerType wanted) {
-  return with_optimizer("optimizer.type " + name, [wanted](OptimizerType type) { return type == wanted; });
-}
 /// Holds for types that have one of the traits.
 Condition with_traits(unsigned traits) {
-  return with_optimizer("optimizer.type " + types_with(traits),
-                        [traits](OptimizerType type) { return has(type, traits); });
-}
-Condition with_reproducible() {
-  return {"reproducible true", {"/reproducible"}, [](const Strategy& s) { return s.reproducible; }};
-}
-Condition with_recorded_hashes() {
-  return {"record_hashes.every above 0", {"/record_hashes/every"}, [](const Strategy& s) {
-            return s.record_hashes.every > 0;
+  return {"optimizer.type " + types_with(traits), {"/optimizer/type"}, [traits](const Strategy& s) {
+            return has(s.optimizer.type, traits);
           }};
 }
-Condition with_deal_by_speed() {
-  return {"deal.by speed", {"/deal/by"}, [](const Strategy& s) { return s.deal.by == DealBy::kSpeed; }};
-}
-Condition with_muon() { return with_type("muon", OptimizerType::kMuon); }
-Condition with_adafactor() { return with_type("adafactor", OptimizerType::kAdafactor); }
+Condition with_deal_by_speed() { return with_value(AT(deal.by), "speed", DealBy::kSpeed); }
+Condition with_muon() { return with_value(AT(optimizer.type), "muon", OptimizerType::kMuon); }
+Condition with_adafactor() { return with_value(AT(optimizer.type), "adafactor", OptimizerType::kAdafactor); }
 
 Condition with_schedule(std::string text, std::vector<LrScheduleType> types) {
   return {"lr_schedule.type " + std::move(text), {"/lr_schedule/type"}, [types](const Strategy& s) {
@@ -100,7 +85,15 @@ constexpr Range kDecayRange = {0, 1000}, kEpsRange = {1e-30, 1}, kBetaRange = {0
 std::vector<StrategyKey> parameter_group_keys() {
   using namespace optimizer_traits;
   const auto member = [](const char* name) { return "/optimizer/groups/" + std::string(name); };
-  const auto of_kind = [](ValueKind kind) { return StrategyField{kind, {}, nullptr, nullptr, {}, {}}; };
+  const auto of_kind = [](ValueKind kind) {
+    StrategyField field;
+    field.kind = kind;
+    return field;
+  };
+  StrategyField types = of_kind(ValueKind::kChoice);
+  types.choices = {{"adamw", "the group's matrices are updated by adamw"},
+                   {"muon", "by muon, embeddings too"},
+                   {"own_matrix", "by the program's rule, embeddings too"}};
   return {
       {.pointer = member("name"),
        .field = of_kind(ValueKind::kName),
@@ -156,18 +149,11 @@ std::vector<StrategyKey> parameter_group_keys() {
        .only_if = with_traits(kBetas),
        .rules_default = betas_of_rules()},
       {.pointer = member("type"),
-       .field = StrategyField{ValueKind::kChoice,
-                              {{"adamw", "the group's matrices are updated by adamw"},
-                               {"muon", "by muon, embeddings too"},
-                               {"own_matrix", "by the program's rule, embeddings too"}},
-                              nullptr,
-                              nullptr,
-                              {},
-                              {}},
+       .field = types,
        .default_json = R"("muon")",
        .example_json = R"("adamw")",
-       .doc = "Which rule updates the group's matrices: adamw, or that of optimizer.type. Left out: the latter, but "
-              "adamw for those of embeddings.",
+       .doc = "Which rule updates the group's matrices: adamw, or that of optimizer.type. Left out: the latter, "
+              "but adamw for those of embeddings.",
        .cost = "As optimizer.type.",
        .only_if = with_traits(kMatrices)},
       {.pointer = member("layer_adaptation"),
@@ -177,7 +163,8 @@ std::vector<StrategyKey> parameter_group_keys() {
        .doc = "Whether the norms of each of the group's parameters adapt its rate. Mostly false for biases and the "
               "weights of norms.",
        .cost = "None.",
-       .only_if = with_traits(kLayers)}};
+       .only_if = with_traits(kLayers)},
+  };
 }
 
 ParameterGroup group_from(const nlohmann::json& object) {
@@ -220,170 +207,117 @@ nlohmann::ordered_json json_of(const ParameterGroup& group) {
 }
 
 StrategyField parameter_groups_field() {
-  return {ValueKind::kObjects,
-          {},
-          [](Strategy& s, const nlohmann::json& list) {
-            s.optimizer.groups.clear();
-            for (const nlohmann::json& object : list) s.optimizer.groups.push_back(group_from(object));
-          },
-          [](const Strategy& s) {
-            nlohmann::ordered_json list = nlohmann::ordered_json::array();
-            for (const ParameterGroup& group : s.optimizer.groups) list.push_back(json_of(group));
-            return list;
-          },
-          parameter_group_keys(),
-          {}};
+  StrategyField field = made_field(
+      ValueKind::kObjects, AT(optimizer.groups),
+      [](Strategy& s, const nlohmann::json& list) {
+        s.optimizer.groups.clear();
+        for (const nlohmann::json& object : list) s.optimizer.groups.push_back(group_from(object));
+      },
+      [](const Strategy& s) {
+        nlohmann::ordered_json list = nlohmann::ordered_json::array();
+        for (const ParameterGroup& group : s.optimizer.groups) list.push_back(json_of(group));
+        return list;
+      });
+  field.members = parameter_group_keys();
+  return field;
 }
 
 }  // namespace
 
 std::vector<StrategyKey> step_keys() {
   return {
-      {.pointer = "/gradient_accumulation",
-       .field = integer_field(AT(gradient_accumulation)),
-       .range = {1, 1e6},
-       .unit = "microbatches",
-       .default_json = "1",
+      {.field = integer_field(AT(gradient_accumulation), {1, 1e6}, "microbatches"),
        .example_json = "4",
        .doc = "Microbatches whose gradients make one step. The Engine takes their mean: a loss is not divided by it.",
        .cost = "Time of a step; the global batch grows with it."},
-      {.pointer = "/gradient_sync",
-       .field = choice_field(AT(gradient_sync), gradient_syncs()),
-       .default_json = R"("each_microbatch")",
+      {.field = choice_field(AT(gradient_sync), gradient_syncs()),
        .example_json = R"("last_microbatch")",
        .doc = "When gradients are reduced under gradient accumulation. The same with one microbatch a step.",
        .cost = "last_microbatch: 4 bytes a parameter, unsharded."},
-      {.pointer = "/reproducible",
-       .field = boolean_field(AT(reproducible)),
-       .default_json = "false",
+      {.field = boolean_field(AT(reproducible)),
        .example_json = "true",
-       .doc =
-           "The same bits on any number of ranks that make the same microbatches: a step's sums are one tree over its "
-           "microbatches, whoever computes them, and the Engine sets LibTorch's generator for each microbatch. "
-           "docs/reproducible.md says which numbers of ranks and microbatches go together. A GPU takes it with "
-           "gradient_sync last_microbatch, on one rank or with transport cuda_host.",
-       .cost =
-           "Memory for the sums that wait for others, where a rank has several microbatches a step; the plan says how "
-           "much. Sums are of fp32, and gradients of parameters that go unused are waited for."},
-      {.pointer = "/record_hashes/every",
-       .field = integer_field(AT(record_hashes.every)),
-       .range = {0, kMany},
-       .unit = "steps",
-       .default_json = "0",
+       .doc = "The same bits on any number of ranks that make the same microbatches: a step's sums are one tree over "
+              "its microbatches, whoever computes them, and the Engine sets LibTorch's generator for each microbatch. "
+              "docs/reproducible.md says which numbers of ranks and microbatches go together. A GPU takes it with "
+              "gradient_sync last_microbatch, on one rank or with transport cuda_host.",
+       .cost = "Memory for the sums that wait for others, where a rank has several microbatches a step; the plan says "
+               "how much. Sums are of fp32, and gradients of parameters that go unused are waited for."},
+      {.field = integer_field(AT(record_hashes.every), {0, kMany}, "steps"),
        .example_json = "100",
        .doc = "After each so many steps rank 0 writes a line with loss, norm, and a hash of 8 bytes for each unit: of "
               "its sums of gradients and of its new parameters, in fp32. The lines are those of any other number of "
               "ranks, so a replay compares with them (docs/reproducible.md). The CPU trains then. 0: never.",
        .cost = "Such a step reads the rank's gradients and masters once more, and has one more all-gather of 16 bytes "
                "a unit.",
-       .only_if = with_reproducible()},
-      {.pointer = "/record_hashes/file",
-       .field = plain_field<ValueKind::kName, std::string>(AT(record_hashes.file)),
-       .default_json = R"("hashes.jsonl")",
+       .only_if = with_value(AT(reproducible), "true", true)},
+      {.field = name_field(AT(record_hashes.file)),
        .example_json = R"("run/hashes.jsonl")",
-       .doc =
-           "That file of JSON lines. A run that goes on from a checkpoint takes out the lines of steps that it makes "
-           "again. tessera train puts a relative one into its folder of --out.",
+       .doc = "That file of JSON lines. A run that goes on from a checkpoint takes out the lines of steps that it "
+              "makes again. tessera train puts a relative one into its folder of --out.",
        .cost = "Some 30 bytes a unit and line.",
-       .only_if = with_recorded_hashes()},
-      {.pointer = "/deal/by",
-       .field = choice_field(AT(deal.by), deals()),
-       .default_json = R"("even")",
+       .only_if = when_above_0(AT(record_hashes.every))},
+      {.field = choice_field(AT(deal.by), deals()),
        .example_json = R"("speed")",
        .doc =
            "Which microbatches of a step a rank computes. With speed a rank's are a run of neighbours, "
            "Engine::microbatches, whose length is decided anew after each window of steps. It goes with gradient_sync "
            "last_microbatch, and where ranks gather nothing: parameters are whole, or shared by the ranks of a host.",
        .cost = "speed: none between ranks. With reproducible, sums of subtrees for the longest run."},
-      {.pointer = "/deal/window",
-       .field = integer_field(AT(deal.window)),
-       .range = {1, 1e4},
-       .unit = "steps",
-       .default_json = "10",
+      {.field = integer_field(AT(deal.window), {1, 1e4}, "steps"),
        .example_json = "50",
        .doc = "Steps over which ranks' speeds are measured before microbatches are dealt anew. The median counts.",
        .cost = "None.",
        .only_if = with_deal_by_speed()},
-      {.pointer = "/deal/longest",
-       .field = integer_field(AT(deal.longest)),
-       .range = {0, 1e6},
-       .unit = "microbatches",
-       .default_json = "0",
+      {.field = integer_field(AT(deal.longest), {0, 1e6}, "microbatches"),
        .example_json = "12",
        .doc = "The most microbatches of a step that one rank gets. 0: twice as many as a rank has at first, which is "
               "gradient_accumulation, or the longest of the even runs of deal.microbatches.",
        .cost = "With reproducible, memory for the sums that wait on such a rank, and their bytes between ranks.",
        .only_if = with_deal_by_speed()},
-      {.pointer = "/deal/microbatches",
-       .field = integer_field(AT(deal.microbatches)),
-       .range = {0, 1e6},
-       .unit = "microbatches",
-       .default_json = "0",
+      {.field = integer_field(AT(deal.microbatches), {0, 1e6}, "microbatches"),
        .example_json = "25",
-       .doc =
-           "The microbatches of a step on all ranks together, more than there are ranks. The number of ranks need not "
-           "divide it. 0: gradient_accumulation times the number of ranks.",
+       .doc = "The microbatches of a step on all ranks together, more than there are ranks. The number of ranks need "
+              "not divide it. 0: gradient_accumulation times the number of ranks.",
        .cost = "None.",
        .only_if = with_deal_by_speed()},
-      {.pointer = "/deal/backups",
-       .field = integer_field(AT(deal.backups)),
-       .range = {0, 64},
-       .unit = "microbatches",
-       .default_json = "0",
+      {.field = integer_field(AT(deal.backups), {0, 64}, "microbatches"),
        .example_json = "2",
        .doc = "The most microbatches of slower ranks that a rank makes again in a step when it has ended its own. The "
               "first result counts, and the bits do not depend on whose it is. It goes with reproducible, and with a "
               "program that asks Engine::microbatch before each microbatch.",
-       .cost =
-           "Memory for the whole gradients of so many microbatches, and their bytes between ranks. An all-gather of "
-           "so many numbers in each step, and sometimes a microbatch that another rank has ended first. Where ranks "
-           "share no memory, two to four small questions to the job's store for each microbatch.",
+       .cost = "Memory for the whole gradients of so many microbatches, and their bytes between ranks. An all-gather "
+               "of so many numbers in each step, and sometimes a microbatch that another rank has ended first. Where "
+               "ranks share no memory, two to four small questions to the job's store for each microbatch.",
        .only_if = with_deal_by_speed()},
-      {.pointer = "/gradient_clipping",
-       .field = number_field(AT(gradient_clipping)),
-       .range = {0, 1e30},
-       .default_json = "0.0",
+      {.field = number_field(AT(gradient_clipping), {0, 1e30}),
        .example_json = "1.0",
        .doc = "Largest 2-norm of all gradients together; longer ones are scaled down to it. 0: off.",
        .cost = "None in time. Too low a limit slows learning."},
-      {.pointer = "/gradient_clip_value",
-       .field = number_field(AT(gradient_clip_value)),
-       .range = {0, 1e30},
-       .default_json = "0.0",
+      {.field = number_field(AT(gradient_clip_value), {0, 1e30}),
        .example_json = "0.5",
        .doc = "Elements of the mean gradient are cut off at this value and its negative. 0: off.",
        .cost = "None in time. Unlike gradient_clipping it turns the gradient's direction."},
-      {.pointer = "/broadcast_buffers",
-       .field = choice_field(AT(broadcast_buffers), buffer_broadcasts()),
-       .default_json = R"("none")",
+      {.field = choice_field(AT(broadcast_buffers), buffer_broadcasts()),
        .example_json = R"("from_rank_zero")",
        .doc = "What the end of a step does, before the next forward, with the module's buffers, such as running "
               "statistics of a BatchNorm, which each rank's forward writes.",
-       .cost =
-           "Of all buffers a broadcast or an all-reduce a step, which backward does not hide; on a GPU the step waits "
-           "for it."},
+       .cost = "Of all buffers a broadcast or an all-reduce a step, which backward does not hide; on a GPU the step "
+               "waits for it."},
   };
 }
 
 std::vector<StrategyKey> optimizer_keys() {
   using namespace optimizer_traits;
   return {
-      {.pointer = "/optimizer/type",
-       .field = choice_field(AT(optimizer.type), optimizer_types()),
-       .default_json = R"("adamw")",
+      {.field = choice_field(AT(optimizer.type), optimizer_types()),
        .example_json = R"("sgd")",
        .doc = "The update rule.",
-       .cost =
-           "Numbers of state_dtype a parameter beside the master weight: adamw, adam and lamb 2, lion and adagrad 1, "
-           "rmsprop 1 to 3, sgd and lars with momentum 1, without 0; muon 1 for matrices; own and own_matrix as many "
-           "as "
-           "the rule says; adafactor 1 for vectors, and of matrices one for each row and column. muon, adafactor and "
-           "own_matrix also need memory and time to exchange matrices between ranks; lamb and lars go over all state "
-           "twice a step."},
-      {.pointer = "/optimizer/lr",
-       .field = number_field(AT(optimizer.lr)),
-       .range = {0, 1000},
-       .default_json = "0.001",
+       .cost = "Numbers of state_dtype a parameter beside the master weight: adamw, adam and lamb 2, lion and adagrad "
+               "1, rmsprop 1 to 3, sgd and lars with momentum 1, without 0; muon 1 for matrices; own and own_matrix as "
+               "many as the rule says; adafactor 1 for vectors, and of matrices one for each row and column. muon, "
+               "adafactor and own_matrix also need memory and time to exchange matrices between ranks; lamb and lars "
+               "go over all state twice a step."},
+      {.field = number_field(AT(optimizer.lr), {0, 1000}),
        .example_json = "3e-4",
        .doc = "Learning rate; the peak of the schedule.",
        .cost = "Too high: the loss diverges.",
@@ -393,196 +327,131 @@ std::vector<StrategyKey> optimizer_keys() {
        .range = kBetaRange,
        .default_json = "[0.9, 0.999]",
        .example_json = "[0.9, 0.95]",
-       .doc =
-           "Decay of the running mean of gradients, and of their squares. lion: of the mean in its direction, and of "
-           "the mean that it keeps.",
+       .doc = "Decay of the running mean of gradients, and of their squares. lion: of the mean in its direction, and "
+              "of the mean that it keeps.",
        .cost = "A longer memory: slower to follow a change.",
        .only_if = with_traits(kBetas),
        .rules_default = betas_of_rules()},
-      {.pointer = "/optimizer/eps",
-       .field = number_field(AT(optimizer.eps)),
-       .range = kEpsRange,
-       .default_json = "1e-08",
+      {.field = number_field(AT(optimizer.eps), kEpsRange),
        .example_json = "1e-6",
        .doc = "Added to the root of the mean, or of the sum, of squares; lars: to the norms that it divides by.",
        .cost = "Smaller steps where gradients are small.",
        .only_if = with_traits(kEps),
        .rules_default = eps_of_rules()},
-      {.pointer = "/optimizer/weight_decay",
-       .field = number_field(AT(optimizer.weight_decay)),
-       .range = kDecayRange,
-       .default_json = "0.01",
+      {.field = number_field(AT(optimizer.weight_decay), kDecayRange),
        .example_json = "0.1",
        .doc = "Pull towards zero: decoupled for adamw, lion, muon, lamb and adafactor, else added to the gradient; own "
               "and own_matrix: as the rule will have it. muon: of what adamw updates too.",
        .cost = "Too high: the model underfits.",
        .rules_default = weight_decay_of_rules()},
-      {.pointer = "/optimizer/momentum",
-       .field = number_field(AT(optimizer.momentum)),
-       .range = {0, 1, false, true},
-       .default_json = "0.0",
+      {.field = number_field(AT(optimizer.momentum), {0, 1, false, true}),
        .example_json = "0.9",
        .doc = "Decay of the running sum of gradients; rmsprop: of its steps.",
        .cost = "Above 0: one number of state_dtype a parameter, sharded as the strategy says.",
        .only_if = with_traits(kMomentum)},
-      {.pointer = "/optimizer/dampening",
-       .field = number_field(AT(optimizer.dampening)),
-       .range = {0, 1},
-       .default_json = "0.0",
+      {.field = number_field(AT(optimizer.dampening), {0, 1}),
        .example_json = "0.1",
        .doc = "The gradient enters the momentum times (1 - dampening).",
        .cost = "Smaller steps.",
        .only_if = with_traits(kDampening)},
-      {.pointer = "/optimizer/nesterov",
-       .field = boolean_field(AT(optimizer.nesterov)),
-       .default_json = "false",
+      {.field = boolean_field(AT(optimizer.nesterov)),
        .example_json = "true",
        .doc = "Nesterov's momentum: step along the gradient plus the momentum to come.",
        .cost = "None.",
        .only_if = with_traits(kNesterov)},
-      {.pointer = "/optimizer/trust_coefficient",
-       .field = number_field(AT(optimizer.trust_coefficient)),
-       .range = {0, 1000},
-       .default_json = "0.001",
+      {.field = number_field(AT(optimizer.trust_coefficient), {0, 1000}),
        .example_json = "0.02",
-       .doc =
-           "A parameter's rate is multiplied by this, times the norm of its weights, divided by that of its gradient "
-           "and its weight decay together.",
+       .doc = "A parameter's rate is multiplied by this, times the norm of its weights, divided by that of its "
+              "gradient and its weight decay together.",
        .cost = "Too high: the loss diverges.",
        .only_if = with_traits(kTrustCoefficient)},
-      {.pointer = "/optimizer/alpha",
-       .field = number_field(AT(optimizer.alpha)),
-       .range = kBetaRange,
-       .default_json = "0.99",
+      {.field = number_field(AT(optimizer.alpha), kBetaRange),
        .example_json = "0.9",
        .doc = "Decay of the running mean of squared gradients.",
        .cost = "A longer memory: slower to follow a change.",
        .only_if = with_traits(kAlpha)},
-      {.pointer = "/optimizer/centered",
-       .field = boolean_field(AT(optimizer.centered)),
-       .default_json = "false",
+      {.field = boolean_field(AT(optimizer.centered)),
        .example_json = "true",
        .doc = "Gradients are divided by their spread around a running mean of them, not around zero.",
        .cost = "4 bytes a parameter, sharded as the strategy says.",
        .only_if = with_traits(kCentered)},
-      {.pointer = "/optimizer/lr_decay",
-       .field = number_field(AT(optimizer.lr_decay)),
-       .range = {0, 1000},
-       .default_json = "0.0",
+      {.field = number_field(AT(optimizer.lr_decay), {0, 1000}),
        .example_json = "1e-4",
        .doc = "The rate of a parameter's step t is divided by 1 + (t - 1) * lr_decay.",
        .cost = "Smaller steps.",
        .only_if = with_traits(kLrDecay)},
-      {.pointer = "/optimizer/freeze_step",
-       .field = integer_field(AT(optimizer.freeze_step)),
-       .range = {0, 1e12},
-       .unit = "steps",
-       .default_json = "0",
+      {.field = integer_field(AT(optimizer.freeze_step), {0, 1e12}, "steps"),
        .example_json = "1000",
        .doc = "Above 0: after so many steps of a parameter its second moments stay as they are, as 1-bit Adam wants it "
               "with compression.method one_bit; one that is less than a single gradient would make it takes that.",
        .cost = "Elements whose gradients were small until then are moved by up to 1 / sqrt(1 - beta2) times the rate: "
                "so many steps that training has settled, and several times 1 / (1 - beta2).",
        .only_if = with_traits(kFreezeStep)},
-      {.pointer = "/optimizer/muon/momentum",
-       .field = number_field(AT(optimizer.muon.momentum)),
-       .range = kBetaRange,
-       .default_json = "0.95",
+      {.field = number_field(AT(optimizer.muon.momentum), kBetaRange),
        .example_json = "0.9",
        .doc = "Decay of the running mean of gradients that is made orthogonal.",
        .cost = "A longer memory: slower to follow a change.",
        .only_if = with_muon()},
-      {.pointer = "/optimizer/muon/nesterov",
-       .field = boolean_field(AT(optimizer.muon.nesterov)),
-       .default_json = "true",
+      {.field = boolean_field(AT(optimizer.muon.nesterov)),
        .example_json = "false",
        .doc = "Nesterov's momentum: what is made orthogonal is the gradient, moved towards the momentum.",
        .cost = "None.",
        .only_if = with_muon()},
-      {.pointer = "/optimizer/muon/ns_steps",
-       .field = integer_field(AT(optimizer.muon.ns_steps)),
-       .range = {1, 100},
-       .unit = "iterations",
-       .default_json = "5",
+      {.field = integer_field(AT(optimizer.muon.ns_steps), {1, 100}, "iterations"),
        .example_json = "6",
        .doc = "Newton-Schulz iterations that make a matrix orthogonal.",
        .cost = "Time: three products of matrices each, by one rank for each matrix.",
        .only_if = with_muon()},
-      {.pointer = "/optimizer/muon/adjust_lr",
-       .field = choice_field(AT(optimizer.muon.adjust_lr), muon_lr_adjustments()),
-       .default_json = R"("original")",
+      {.field = choice_field(AT(optimizer.muon.adjust_lr), muon_lr_adjustments()),
        .example_json = R"("match_rms_adamw")",
        .doc = "What a matrix's learning rate is multiplied by. Weight decay goes by the rate itself.",
        .cost = "original: matrices need a rate of their own, some ten times adamw's.",
        .only_if = with_muon(),
        .rules_default = lr_adjustment_of_rules()},
-      {.pointer = "/optimizer/muon/ns_dtype",
-       .field = choice_field(AT(optimizer.muon.ns_dtype), muon_dtypes()),
-       .default_json = R"("fp32")",
+      {.field = choice_field(AT(optimizer.muon.ns_dtype), muon_dtypes()),
        .example_json = R"("bf16")",
        .doc = "In which numbers Newton-Schulz iterations compute.",
        .cost = "bf16: a direction that is off by a hundredth. A GPU, or a processor with products of bf16, multiplies "
                "several times as fast; another processor slower.",
        .only_if = with_muon()},
-      {.pointer = "/optimizer/adafactor/beta2_decay",
-       .field = number_field(AT(optimizer.adafactor.beta2_decay)),
-       .range = {-10, 0},
-       .default_json = "-0.8",
+      {.field = number_field(AT(optimizer.adafactor.beta2_decay), {-10, 0}),
        .example_json = "-0.7",
        .doc = "The second moments keep 1 - t^beta2_decay of themselves at a parameter's step t.",
        .cost = "Nearer to 0: a shorter memory, and so noisier steps.",
        .only_if = with_adafactor()},
-      {.pointer = "/optimizer/adafactor/min_rms",
-       .field = number_field(AT(optimizer.adafactor.min_rms)),
-       .range = {0, 1000},
-       .default_json = "0.001",
+      {.field = number_field(AT(optimizer.adafactor.min_rms), {0, 1000}),
        .example_json = "0.01",
        .doc = "A parameter's root mean square, by which its rate is multiplied, counts as at least this.",
        .cost = "0: parameters that are zeros stay so.",
        .only_if = with_adafactor()},
-      {.pointer = "/optimizer/adafactor/clip_threshold",
-       .field = number_field(AT(optimizer.adafactor.clip_threshold)),
-       .range = {1e-30, 1e30},
-       .default_json = "1.0",
+      {.field = number_field(AT(optimizer.adafactor.clip_threshold), {1e-30, 1e30}),
        .example_json = "0.5",
        .doc = "Largest root mean square of a parameter's update, before the rate; longer ones are scaled down to it.",
        .cost = "Smaller: slower learning.",
        .only_if = with_adafactor()},
-      {.pointer = "/optimizer/state_dtype",
-       .field = choice_field(AT(optimizer.state_dtype), state_dtypes()),
-       .default_json = R"("fp32")",
+      {.field = choice_field(AT(optimizer.state_dtype), state_dtypes()),
        .example_json = R"("bf16")",
        .doc = "How moments and momentum are kept. What is rounded is right on average, and the same on every number of "
               "ranks.",
        .cost = "Fewer bytes: a smaller and faster step, and noise in the moments."},
-      {.pointer = "/optimizer/groups",
-       .field = parameter_groups_field(),
-       .default_json = "[]",
+      {.field = parameter_groups_field(),
        .example_json = R"([{"match": ["*.bias", "*norm*"], "max_dim": 1, "weight_decay": 0.0, "lr_ratio": 0.5}])",
        .doc = "Parameters that are updated with other numbers than the rest. Each pattern must fit some parameter, and "
               "a parameter may be in one group only.",
        .cost = "None: they are updated in the same pass."},
       {.pointer = "/optimizer/shard_over",
        .field = choice_field(AT(optimizer.shard_over_world), shard_overs()),
-       .default_json = R"("shard")",
        .example_json = R"("world")",
        .doc = "Which ranks share the optimizer state between them.",
        .cost = "world: less memory, and after each step parameters are gathered across the replicate axis too.",
-       .only_if = {"strategy HYBRID_SHARD",
-                   {"/strategy"},
-                   [](const Strategy& s) { return s.strategy == ShardingStrategy::kHybridShard; }}},
-      {.pointer = "/optimizer/in_backward",
-       .field = boolean_field(AT(optimizer.in_backward)),
-       .default_json = "false",
+       .only_if = with_value(AT(strategy), "HYBRID_SHARD", ShardingStrategy::kHybridShard)},
+      {.field = boolean_field(AT(optimizer.in_backward)),
        .example_json = "true",
-       .doc =
-           "A unit is updated as soon as its gradients are summed, while backward goes on with the next. Gradients of "
-           "only a few units are in memory at a time, and what lies on disk moves while backward computes. The bits "
-           "are those of an update after backward. A GPU's masters and moments in its host's memory move meanwhile "
-           "too: "
-           "with a \"queue_depth\" of offload that is enough for what moves in a unit's backward, nothing waits for "
-           "them but "
-           "the bus.",
+       .doc = "A unit is updated as soon as its gradients are summed, while backward goes on with the next. Gradients "
+              "of only a few units are in memory at a time, and what lies on disk moves while backward computes. The "
+              "bits are those of an update after backward. A GPU's masters and moments in its host's memory move "
+              "meanwhile too: with a \"queue_depth\" of offload that is enough for what moves in a unit's backward, "
+              "nothing waits for them but the bus.",
        .cost = "Nothing can be skipped or taken back: a gradient that is infinite or NaN ends the run, and parameters "
                "cannot be read between backward and step. With lamb and lars ranks meet once a unit about its layers' "
                "norms, in place of once a step. With muon, adafactor and own_matrix they exchange the matrices of one "
@@ -593,10 +462,7 @@ std::vector<StrategyKey> optimizer_keys() {
 
 std::vector<StrategyKey> ema_keys() {
   return {
-      {.pointer = "/ema/decay",
-       .field = number_field(AT(ema.decay)),
-       .range = {0, 1, false, true},
-       .default_json = "0.0",
+      {.field = number_field(AT(ema.decay), {0, 1, false, true}),
        .example_json = "0.999",
        .doc =
            "Share of the average that each step keeps; the rest is the new weight's. It begins as a copy of the "
@@ -607,124 +473,76 @@ std::vector<StrategyKey> ema_keys() {
 std::vector<StrategyKey> schedule_keys() {
   using enum LrScheduleType;
   return {
-      {.pointer = "/lr_schedule/type",
-       .field = choice_field(AT(lr_schedule.type), lr_schedule_types()),
-       .default_json = R"("constant")",
+      {.field = choice_field(AT(lr_schedule.type), lr_schedule_types()),
        .example_json = R"("cosine")",
        .doc = "How the learning rate changes from step to step.",
        .cost = "None."},
-      {.pointer = "/lr_schedule/warmup_steps",
-       .field = integer_field(AT(lr_schedule.warmup_steps)),
-       .range = {0, kMany},
-       .unit = "steps",
-       .default_json = "0",
+      {.field = integer_field(AT(lr_schedule.warmup_steps), {0, kMany}, "steps"),
        .example_json = "500",
        .doc = "The rate rises over so many steps first: in a straight line from near 0, or from warmup_from; with "
               "one_cycle, from initial_ratio.",
        .cost = "Steps at a low rate.",
        .only_if = with_any_schedule()},
-      {.pointer = "/lr_schedule/warmup_samples",
-       .field = integer_field(AT(lr_schedule.warmup_samples)),
-       .range = {0, kMany},
-       .unit = "samples",
-       .default_json = "0",
+      {.field = integer_field(AT(lr_schedule.warmup_samples), {0, kMany}, "samples"),
        .example_json = "128000",
        .doc = "The rate rises over so many samples of all ranks first, whatever the batch: a factor beside that of the "
               "schedule, which goes on meanwhile. backward takes the number of samples.",
        .cost = "Steps at a low rate.",
        .only_if = with_rise_over_samples()},
-      {.pointer = "/lr_schedule/warmup_epochs",
-       .field = number_field(AT(lr_schedule.warmup_epochs)),
-       .range = {0, 1e6},
-       .unit = "epochs",
-       .default_json = "0.0",
+      {.field = number_field(AT(lr_schedule.warmup_epochs), {0, 1e6}, "epochs"),
        .example_json = "5.0",
        .doc = "The same in epochs of epoch_samples.",
        .cost = "Steps at a low rate.",
        .only_if = with_rise_over_samples()},
-      {.pointer = "/lr_schedule/epoch_samples",
-       .field = integer_field(AT(lr_schedule.epoch_samples)),
-       .range = {0, kMany},
-       .unit = "samples",
-       .default_json = "0",
+      {.field = integer_field(AT(lr_schedule.epoch_samples), {0, kMany}, "samples"),
        .example_json = "1281167",
-       .doc = "Samples of an epoch, over all ranks. 0: the program says it (Engine::set_epoch_samples), and "
-              "`tessera train` does.",
+       .doc = "Samples of an epoch, over all ranks. 0: the program says it (Engine::set_epoch_samples), and `tessera "
+              "train` does.",
        .cost = "None.",
-       .only_if = {"lr_schedule.warmup_epochs above 0",
-                   {"/lr_schedule/warmup_epochs"},
-                   [](const Strategy& s) { return s.lr_schedule.warmup_epochs > 0; }}},
-      {.pointer = "/lr_schedule/warmup_from",
-       .field = number_field(AT(lr_schedule.warmup_from)),
-       .range = {0, 1},
-       .default_json = "0.0",
+       .only_if = when_above_0(AT(lr_schedule.warmup_epochs))},
+      {.field = number_field(AT(lr_schedule.warmup_from), {0, 1}),
        .example_json = "0.1",
        .doc = "Rate at step 0 as a share of the peak. 0: the first of warmup_steps + 1 equal steps up from 0, or with "
               "samples the step's own as a share of them all.",
        .cost = "A rougher start.",
        .only_if = with_warmup()},
-      {.pointer = "/lr_schedule/total_steps",
-       .field = integer_field(AT(lr_schedule.total_steps)),
-       .range = {0, kMany},
-       .unit = "steps",
-       .default_json = "0",
+      {.field = integer_field(AT(lr_schedule.total_steps), {0, kMany}, "steps"),
        .example_json = "10000",
        .doc = "The step at which the schedule ends; the rate stays where it is afterwards.",
        .cost = "A slower fall.",
        .only_if = with_schedule("linear, cosine, one_cycle or wsd", {kLinear, kCosine, kOneCycle, kWsd})},
-      {.pointer = "/lr_schedule/decay_steps",
-       .field = integer_field(AT(lr_schedule.decay_steps)),
-       .range = {0, kMany},
-       .unit = "steps",
-       .default_json = "0",
+      {.field = integer_field(AT(lr_schedule.decay_steps), {0, kMany}, "steps"),
        .example_json = "1000",
        .doc = "Length of the final decay.",
        .cost = "Fewer steps at the full rate.",
        .only_if = with_schedule("wsd", {kWsd})},
-      {.pointer = "/lr_schedule/min_ratio",
-       .field = number_field(AT(lr_schedule.min_ratio)),
-       .range = {0, 1},
-       .default_json = "0.0",
+      {.field = number_field(AT(lr_schedule.min_ratio), {0, 1}),
        .example_json = "0.1",
        .doc = "Lowest rate as a share of optimizer.lr.",
        .cost = "A noisier end.",
        .only_if = with_schedule("other than constant and manual", {kLinear, kCosine, kOneCycle, kInverseSqrt, kWsd})},
-      {.pointer = "/lr_schedule/initial_ratio",
-       .field = number_field(AT(lr_schedule.initial_ratio)),
-       .range = {0, 1},
-       .default_json = "0.04",
+      {.field = number_field(AT(lr_schedule.initial_ratio), {0, 1}),
        .example_json = "0.1",
        .doc = "Rate at step 0 as a share of the peak.",
        .cost = "A rougher start.",
        .only_if = with_schedule("one_cycle", {kOneCycle})},
-      {.pointer = "/lr_schedule/warmup_share",
-       .field = number_field(AT(lr_schedule.warmup_share)),
-       .range = {0, 1},
-       .default_json = "0.3",
+      {.field = number_field(AT(lr_schedule.warmup_share), {0, 1}),
        .example_json = "0.25",
        .doc = "Share of total_steps spent rising.",
        .cost = "A steeper fall.",
        .only_if = with_warmup_share()},
-      {.pointer = "/lr_schedule/base_batch_size",
-       .field = integer_field(AT(lr_schedule.base_batch_size)),
-       .range = {0, kMany},
-       .unit = "samples",
-       .default_json = "0",
+      {.field = integer_field(AT(lr_schedule.base_batch_size), {0, kMany}, "samples"),
        .example_json = "256",
        .doc = "Above 0: optimizer.lr is the rate for a global batch of this size. It grows with the batch, as "
               "batch_scaling says. backward takes the number of samples. Between outer steps (sync) the global batch "
               "is this replica's, times the number of replicas.",
        .cost = "A lower rate.",
        .only_if = with_any_schedule()},
-      {.pointer = "/lr_schedule/batch_scaling",
-       .field = choice_field(AT(lr_schedule.batch_scaling), batch_scalings()),
-       .default_json = R"("linear")",
+      {.field = choice_field(AT(lr_schedule.batch_scaling), batch_scalings()),
        .example_json = R"("square_root")",
        .doc = "What global batch / base_batch_size does to the rate.",
        .cost = "A lower rate for large batches.",
-       .only_if = {"lr_schedule.base_batch_size above 0",
-                   {"/lr_schedule/base_batch_size"},
-                   [](const Strategy& s) { return s.lr_schedule.base_batch_size > 0; }}},
+       .only_if = when_above_0(AT(lr_schedule.base_batch_size))},
   };
 }
 

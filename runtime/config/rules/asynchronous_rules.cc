@@ -103,8 +103,7 @@ StrategyRule lambda_rule() {
             const DelayCompensationConfig& delay = s.sync.asynchronous.delay_compensation;
             if (!delay.adaptive || delay.lambda > 0) return "";
             return "needs a \"lambda\" above 0, which it divides. [T0911] hint: give \"lambda\" a number such as 0.04, "
-                   "or leave "
-                   "both out";
+                   "or leave both out";
           }};
 }
 

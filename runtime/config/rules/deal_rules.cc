@@ -28,59 +28,42 @@ StrategyRule never_dealt_with(std::string other, std::string what, std::function
           }};
 }
 
-StrategyRule sync_rule() {
-  return {{"/deal/by", "/gradient_sync"},
-          "deal.by speed goes with gradient_sync last_microbatch.",
-          [](const Strategy& s) -> std::string {
-            if (!by_speed(s) || s.gradient_sync == GradientSync::kLastMicrobatch) return "";
-            return "speed needs gradient_sync last_microbatch: with each_microbatch all ranks meet after every "
-                   "microbatch, so they compute equally many. [T0913] hint: set gradient_sync to \"last_microbatch\"";
-          }};
-}
-
-StrategyRule longest_rule() {
-  return {{"/deal/longest", "/gradient_accumulation"},
-          "deal.longest is 0, or at least gradient_accumulation.",
-          [](const Strategy& s) -> std::string {
-            if (!by_speed(s) || s.deal.longest == 0 || s.deal.longest >= s.gradient_accumulation) return "";
-            return fmt::format(
-                "is {}, and ranks have {} microbatches each at first (gradient_accumulation). [T0914] hint: take at "
-                "least that "
-                "many, or leave it out",
-                s.deal.longest, s.gradient_accumulation);
-          }};
-}
-
-StrategyRule backups_rule() {
-  return {
-      {"/deal/backups", "/reproducible"}, "deal.backups goes with reproducible.", [](const Strategy& s) -> std::string {
-        if (!by_speed(s) || s.deal.backups == 0 || s.reproducible) return "";
-        return "needs reproducible: the sum of a step would depend on which rank made a microbatch. [T0948] hint: set "
-               "reproducible to true, or leave backups out";
-      }};
-}
-
-StrategyRule microbatches_rule() {
-  return {{"/deal/microbatches", "/gradient_accumulation"},
-          "deal.microbatches goes without gradient_accumulation.",
-          [](const Strategy& s) -> std::string {
-            if (!by_speed(s) || s.deal.microbatches == 0 || s.gradient_accumulation == 1) return "";
-            return fmt::format(
-                "is {}, and gradient_accumulation, {}, says how many microbatches a step has, too. [T0949] hint: leave "
-                "one of "
-                "them out",
-                s.deal.microbatches, s.gradient_accumulation);
-          }};
-}
-
 }  // namespace
 
 std::vector<StrategyRule> deal_rules() {
   return {
-      sync_rule(),
-      longest_rule(),
-      backups_rule(),
-      microbatches_rule(),
+      {{"/deal/by", "/gradient_sync"},
+       "deal.by speed goes with gradient_sync last_microbatch.",
+       [](const Strategy& s) -> std::string {
+         if (!by_speed(s) || s.gradient_sync == GradientSync::kLastMicrobatch) return "";
+         return "speed needs gradient_sync last_microbatch: with each_microbatch all ranks meet after every "
+                "microbatch, so they compute equally many. [T0913] hint: set gradient_sync to \"last_microbatch\"";
+       }},
+      {{"/deal/longest", "/gradient_accumulation"},
+       "deal.longest is 0, or at least gradient_accumulation.",
+       [](const Strategy& s) -> std::string {
+         if (!by_speed(s) || s.deal.longest == 0 || s.deal.longest >= s.gradient_accumulation) return "";
+         return fmt::format(
+             "is {}, and ranks have {} microbatches each at first (gradient_accumulation). [T0914] hint: take at "
+             "least that many, or leave it out",
+             s.deal.longest, s.gradient_accumulation);
+       }},
+      {{"/deal/backups", "/reproducible"},
+       "deal.backups goes with reproducible.",
+       [](const Strategy& s) -> std::string {
+         if (!by_speed(s) || s.deal.backups == 0 || s.reproducible) return "";
+         return "needs reproducible: the sum of a step would depend on which rank made a microbatch. [T0948] hint: set "
+                "reproducible to true, or leave backups out";
+       }},
+      {{"/deal/microbatches", "/gradient_accumulation"},
+       "deal.microbatches goes without gradient_accumulation.",
+       [](const Strategy& s) -> std::string {
+         if (!by_speed(s) || s.deal.microbatches == 0 || s.gradient_accumulation == 1) return "";
+         return fmt::format(
+             "is {}, and gradient_accumulation, {}, says how many microbatches a step has, too. [T0949] hint: leave "
+             "one of them out",
+             s.deal.microbatches, s.gradient_accumulation);
+       }},
       never_dealt_with(
           "/sync/type", "a sync.type other than each_step",
           [](const Strategy& s) { return s.sync.type != SyncType::kEachStep; },

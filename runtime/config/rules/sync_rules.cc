@@ -15,41 +15,6 @@ namespace {
 
 constexpr char kForms[] = "outer gradients go as they are, packed, or as int8 or int4";
 
-StrategyRule every_rule() {
-  return {{"/sync/type", "/sync/every"},
-          "A sync.type of outer steps needs sync.every above 0.",
-          [](const Strategy& s) -> std::string {
-            if (!s.sync.makes_outer_steps() || s.sync.every > 0) return "";
-            return "needs \"every\" above 0. [T0562] hint: give it the steps from one outer step to the next";
-          }};
-}
-
-StrategyRule start_step_rule() {
-  return {{"/sync/type", "/sync/start_step"},
-          "sync.type post_local_sgd needs sync.start_step above 0.",
-          [](const Strategy& s) -> std::string {
-            if (s.sync.type != SyncType::kPostLocalSgd || s.sync.start_step > 0) return "";
-            return "needs \"start_step\" above 0. [T0563] hint: give it the number of steps that come first, in "
-                   "which ranks sum gradients as with each_step";
-          }};
-}
-
-StrategyRule fragments_rule() {
-  return {
-      {"/sync/fragments", "/sync/delay", "/sync/every"},
-      "With sync.type streaming_diloco, sync.every is at least sync.fragments times sync.delay, and sync.fragments.",
-      [](const Strategy& s) -> std::string {
-        const SyncConfig& sync = s.sync;
-        if (sync.type != SyncType::kStreamingDiloco || sync.every == 0) return "";
-        const std::int64_t least = sync.fragments * std::max<std::int64_t>(sync.delay, 1);
-        if (least <= sync.every) return "";
-        return fmt::format(
-            "{} fragments with a delay of {} need \"every\" to be {} or more, since one is on its way at a time; it "
-            "is {}. [T0564] hint: raise \"every\", or give fewer fragments",
-            sync.fragments, sync.delay, least, sync.every);
-      }};
-}
-
 /// Makes a rule for something that outer steps exclude.
 StrategyRule without(std::string other, std::string what, std::function<bool(const Strategy&)> holds, const char* why) {
   return {{"/sync/type", std::move(other)},
@@ -60,33 +25,37 @@ StrategyRule without(std::string other, std::string what, std::function<bool(con
           }};
 }
 
-StrategyRule compression_rule() {
-  return {{"/sync/type", "/compression/gradients", "/compression/sums", "/compression/axes"},
-          "With outer steps, compression.gradients and sums go with sync.type diloco or streaming_diloco, and need "
-          "compression.axes replicate.",
-          [](const Strategy& s) -> std::string {
-            const bool compresses =
-                s.compression.gradients != WireForm::kPlain || s.compression.sums != WireForm::kPlain;
-            if (!s.sync.makes_outer_steps() || !compresses) return "";
-            if (!s.sync.has_outer_optimizer())
-              return "sends weights as they are. [T0566] hint: leave \"gradients\" and \"sums\" of \"compression\" "
-                     "out, or take diloco";
-            if (s.compression.axes != CompressedAxes::kReplicate)
-              return "compresses outer gradients, over the replicate axis. [T0567] hint: give \"compression\" "
-                     "\"axes\": \"replicate\"";
-            return "";
-          }};
-}
-
 }  // namespace
 
 std::vector<StrategyRule> sync_rules() {
   using namespace optimizer_traits;
   constexpr unsigned kExcluded = kMatrices | kTensors | kOwnElements;
   return {
-      every_rule(),
-      start_step_rule(),
-      fragments_rule(),
+      {{"/sync/type", "/sync/every"},
+       "A sync.type of outer steps needs sync.every above 0.",
+       [](const Strategy& s) -> std::string {
+         if (!s.sync.makes_outer_steps() || s.sync.every > 0) return "";
+         return "needs \"every\" above 0. [T0562] hint: give it the steps from one outer step to the next";
+       }},
+      {{"/sync/type", "/sync/start_step"},
+       "sync.type post_local_sgd needs sync.start_step above 0.",
+       [](const Strategy& s) -> std::string {
+         if (s.sync.type != SyncType::kPostLocalSgd || s.sync.start_step > 0) return "";
+         return "needs \"start_step\" above 0. [T0563] hint: give it the number of steps that come first, in "
+                "which ranks sum gradients as with each_step";
+       }},
+      {{"/sync/fragments", "/sync/delay", "/sync/every"},
+       "With sync.type streaming_diloco, sync.every is at least sync.fragments times sync.delay, and sync.fragments.",
+       [](const Strategy& s) -> std::string {
+         const SyncConfig& sync = s.sync;
+         if (sync.type != SyncType::kStreamingDiloco || sync.every == 0) return "";
+         const std::int64_t least = sync.fragments * std::max<std::int64_t>(sync.delay, 1);
+         if (least <= sync.every) return "";
+         return fmt::format(
+             "{} fragments with a delay of {} need \"every\" to be {} or more, since one is on its way at a time; it "
+             "is {}. [T0564] hint: raise \"every\", or give fewer fragments",
+             sync.fragments, sync.delay, least, sync.every);
+       }},
       without(
           "/optimizer/type", "optimizer.type " + types_with(kExcluded),
           [](const Strategy& s) { return has(s.optimizer.type, kExcluded); }, "a save could not average their states"),
@@ -131,7 +100,20 @@ std::vector<StrategyRule> sync_rules() {
       without(
           "/compression/method", "a compression.method", [](const Strategy& s) { return s.compression.has_method(); },
           kForms),
-      compression_rule(),
+      {{"/sync/type", "/compression/gradients", "/compression/sums", "/compression/axes"},
+       "With outer steps, compression.gradients and sums go with sync.type diloco or streaming_diloco, and need "
+       "compression.axes replicate.",
+       [](const Strategy& s) -> std::string {
+         const bool compresses = s.compression.gradients != WireForm::kPlain || s.compression.sums != WireForm::kPlain;
+         if (!s.sync.makes_outer_steps() || !compresses) return "";
+         if (!s.sync.has_outer_optimizer())
+           return "sends weights as they are. [T0566] hint: leave \"gradients\" and \"sums\" of \"compression\" "
+                  "out, or take diloco";
+         if (s.compression.axes != CompressedAxes::kReplicate)
+           return "compresses outer gradients, over the replicate axis. [T0567] hint: give \"compression\" "
+                  "\"axes\": \"replicate\"";
+         return "";
+       }},
       without(
           "/offload/masters/tier", "offload of training state", [](const Strategy& s) { return s.offload.is_used(); },
           "outer steps go through masters in memory")};

@@ -10,7 +10,6 @@
 #include <algorithm>
 #include <chrono>
 #include <map>
-#include <set>
 #include <string>
 #include <thread>
 #include <tuple>

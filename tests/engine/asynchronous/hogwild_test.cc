@@ -5,7 +5,6 @@
 #include <gtest/gtest.h>
 #include <torch/nn/modules/embedding.h>
 
-#include <algorithm>
 #include <cmath>
 #include <string>
 #include <utility>

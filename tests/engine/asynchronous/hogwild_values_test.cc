@@ -13,8 +13,6 @@
 #include <cstring>
 #include <memory>
 #include <span>
-#include <string>
-#include <utility>
 #include <vector>
 
 #include "engine/asynchronous/wild_words.h"

@@ -3,7 +3,6 @@
 #include <ATen/ops/zeros_like.h>
 #include <gtest/gtest.h>
 
-#include <algorithm>
 #include <cmath>
 
 #include "engine/asynchronous/servers/served_part.h"

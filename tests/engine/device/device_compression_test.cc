@@ -61,12 +61,7 @@ struct Course {
 
 /// Runs `body` on all ranks and returns the result of rank 0.
 Course course_on(const ThreadRanks& ranks, const std::function<Course(const Mesh&)>& body) {
-  Course first;
-  run_ranks(ranks, [&](const Mesh& mesh) {
-    Course course = body(mesh);
-    if (mesh.rank() == 0) first = std::move(course);
-  });
-  return first;
+  return of_rank_zero(ranks, body);
 }
 
 void expect_same_course(const Course& got, const Course& wanted, const std::string& what) {

@@ -617,17 +617,14 @@ TEST(DeviceEngine, DifferentRatesOrOptionsOnRanksAreNamed) {
   strategy.lr_schedule.type = LrScheduleType::kManual;
   for (const bool is_rate : {true, false}) {
     const EmulatedGpus gpus;
-    std::string told;
-    try {
+    const std::string told = error_of([&] {
       run_ranks(late({.ranks = 3}), [&](const Mesh& mesh) {
         Session session(mesh, strategy, kTwoBlocks);
         session.train(0);
         if (mesh.rank() == 2) is_rate ? session.engine.set_lr(0.0625) : session.engine.set_option("eps", 0.25);
         session.train(1).wait();
       });
-    } catch (const Error& error) {
-      told = error.message();
-    }
+    });
     EXPECT_THAT(told, ::testing::HasSubstr("rank 0 and rank 2 have different learning rates or options"));
   }
 }

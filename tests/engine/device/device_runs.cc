@@ -86,12 +86,7 @@ void expect_same(const Told& got, const Told& wanted, const std::string& what) {
 }
 
 Told told_on(const ThreadRanks& ranks, const std::function<Told(const Mesh&)>& body) {
-  Told first;
-  run_ranks(ranks, [&](const Mesh& mesh) {
-    const Told told = body(mesh);
-    if (mesh.rank() == 0) first = told;
-  });
-  return first;
+  return of_rank_zero(ranks, body);
 }
 
 void on_gpus(int ranks, const std::function<void(const ThreadRanks& joined, const std::string& what)>& body) {

@@ -8,7 +8,6 @@
 #include <chrono>
 #include <filesystem>
 #include <set>
-#include <thread>
 #include <utility>
 
 #include "offload/files/fault_plan.h"

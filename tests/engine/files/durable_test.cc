@@ -128,11 +128,8 @@ TEST(Durable, StepMissingOnSomeRanksIsGivenUp) {
 TEST(Durable, FailedCommitIsAnErrorOnAllRanksAndLosesNothing) {
   const Placed placed(ShardingStrategy::kFullShard, /*shared=*/false, /*on_disk=*/true);
   const Strategy strategy = strategy_of(kKept[2], placed, &kSomeBelow);
-  Values wanted;  // all ranks end with the same values
-  run_ranks({.ranks = 2}, [&](const Mesh& mesh) {
-    const Values own = trained(mesh, strategy, 3);
-    if (mesh.rank() == 0) wanted = own;
-  });
+  const Values wanted =  // all ranks end with the same values
+      of_rank_zero({.ranks = 2}, [&](const Mesh& mesh) { return trained(mesh, strategy, 3); });
   for (const FaultSite site : {FaultSite::kOpen, FaultSite::kWrite, FaultSite::kFsync, FaultSite::kRename}) {
     std::int64_t n = 1;
     for (bool hit = true; hit; n += site == FaultSite::kWrite && !tests_are_long() ? 3 : 1) {

@@ -9,7 +9,6 @@
 #include <signal.h>
 #include <torch/optim/sgd.h>
 
-#include <algorithm>
 #include <array>
 #include <fstream>
 #include <limits>

@@ -90,12 +90,7 @@ void train(const Mesh& mesh, const Strategy& strategy, const Part& part, Fault f
 /// Makes a run on threads, and returns the text that it throws; empty where it ends well.
 std::string end_of(const ThreadRanks& ranks, Strategy strategy, const Part& part = {}, const Fault& fault = {}) {
   strategy.gradient_accumulation = kAll / ranks.ranks;
-  try {
-    run_ranks(ranks, [&](const Mesh& mesh) { train(mesh, strategy, part, fault); });
-  } catch (const std::exception& error) {
-    return error.what();
-  }
-  return "";
+  return error_of([&] { run_ranks(ranks, [&](const Mesh& mesh) { train(mesh, strategy, part, fault); }); });
 }
 
 class Hashes : public ::testing::Test {

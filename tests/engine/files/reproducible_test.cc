@@ -15,7 +15,6 @@
 #include <iterator>
 #include <string>
 #include <thread>
-#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -23,6 +22,7 @@
 #include "tessera/checkpoint.h"
 #include "tests/engine/on_hosts.h"
 #include "tests/support/pairwise.h"
+#include "tests/support/session.h"
 #include "tests/support/stderr_of.h"
 #include "tests/support/test_folder.h"
 #include "tests/support/train_helpers.h"
@@ -319,12 +319,7 @@ TEST(Reproducible, SeveralGradientsOfOneBackwardAreOfOneLeafOrRefused) {
   expect_same_bits(train({.ranks = 4}, strategy, model, 8), train({}, strategy, model, 8), "last_microbatch");
   expect_same_bits(train({.ranks = 8}, strategy, model, 8), train({}, strategy, model, 8), "one microbatch a rank");
   strategy.gradient_sync = GradientSync::kEachMicrobatch;
-  std::string told;
-  try {
-    train({.ranks = 4}, strategy, model, 8);
-  } catch (const std::exception& error) {
-    told = error.what();
-  }
+  const std::string told = error_of([&] { train({.ranks = 4}, strategy, model, 8); });
   EXPECT_NE(told.find("got one more gradient in the same backward"), std::string::npos) << told;
   EXPECT_NE(told.find("set gradient_sync to \"last_microbatch\""), std::string::npos) << told;
 }
@@ -360,12 +355,8 @@ TEST(Reproducible, SeveralLossesOfAMicrobatchAreOneLeafOrRefused) {
     for (std::size_t i = 0; i < result.second.size(); ++i)
       EXPECT_TRUE(same_bits(result.second[i].second, results[0].second[i].second)) << result.second[i].first;
   }
-  std::string told;
-  try {
-    run_ranks({.ranks = 2}, [&](const Mesh& mesh) { train_twice(mesh, GradientSync::kEachMicrobatch); });
-  } catch (const std::exception& error) {
-    told = error.what();
-  }
+  const std::string told = error_of(
+      [&] { run_ranks({.ranks = 2}, [&](const Mesh& mesh) { train_twice(mesh, GradientSync::kEachMicrobatch); }); });
   EXPECT_NE(told.find("backward with retain_graph under \"reproducible\""), std::string::npos) << told;
 }
 
@@ -644,15 +635,12 @@ TEST(ReproducibleDeal, MicrobatchesThatTheRanksDoNotDivideGiveTheBitsOfOneRank) 
 
 /// Returns the error with which an Engine over this number of ranks ends.
 std::string refusal(const ThreadRanks& ranks, const Strategy& strategy) {
-  try {
+  return error_of([&] {
     run_ranks(ranks, [&](const Mesh& mesh) {
       Tiny model = make_tiny({}, /*deferred=*/false);
       const Engine engine(model.ptr(), strategy, mesh);
     });
-  } catch (const std::exception& error) {
-    return error.what();
-  }
-  return "";
+  });
 }
 
 TEST(Reproducible, RanksThatWouldCutSubtreesAreRefusedWithWhatWorks) {
@@ -715,7 +703,7 @@ TEST(ReproducibleDeal, PrivateParametersThatAreGatheredAreRefused) {
 /// Returns the error with which two ranks end if they do `what` under "deal.backups".
 template <class What>
 std::string refusal_of_backups(const What& what) {
-  try {
+  return error_of([&] {
     run_ranks({.ranks = 2}, [&](const Mesh& mesh) {
       const TinyOptions options;
       Tiny model = make_tiny(options, /*deferred=*/false);
@@ -723,10 +711,7 @@ std::string refusal_of_backups(const What& what) {
       const Batch batch = make_batches(1, 2, kLength, options.vocab)[0];
       what(engine, model->forward(batch.tokens, batch.targets));
     });
-  } catch (const std::exception& error) {
-    return error.what();
-  }
-  return "";
+  });
 }
 
 TEST(ReproducibleBackups, WhatDoesNotGoWithThemIsRefusedByName) {

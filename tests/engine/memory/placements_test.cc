@@ -115,11 +115,7 @@ TEST(Placements, PlanWithoutRanksEqualsTheEnginesPlan) {
 // Which rank writes which elements depends on the order in which the axes cut them.
 TEST(Placements, CheckpointOfEveryLegalOneGoesOnUnderNoShard) {
   const ThreadRanks ranks{.ranks = kRanks, .hosts = 2};
-  Values wanted;
-  run_ranks(ranks, [&](const Mesh& mesh) {
-    const Values values = trained(mesh, unsharded(), 3);
-    if (mesh.rank() == 0) wanted = values;
-  });
+  const Values wanted = of_rank_zero(ranks, [&](const Mesh& mesh) { return trained(mesh, unsharded(), 3); });
   for (const PlacementConfig& placement : legal_placements()) {
     const Strategy strategy = placed_by_axes(placement, /*shared=*/false);
     const TestFolder folder;

@@ -23,7 +23,7 @@
 #include <tuple>
 #include <vector>
 
-#include "engine/activations/nvme_activations.h"
+#include "engine/activations/activation_tier.h"
 #include "engine/activations/saved_activations.h"
 #include "offload/files/fault_plan.h"
 #include "tessera/error.h"
@@ -509,18 +509,15 @@ TEST(ActivationOffload, EveryFaultIsAnErrorAndNeverWrongNumbers) {
                         {FaultSite::kRead, FaultAction::kShort, 512, nullptr},
                         {FaultSite::kWrite, FaultAction::kShort, 512, nullptr}};
   const auto train = [](int ranks) {
-    Values values;
-    run_ranks({.ranks = ranks}, [&](const Mesh& mesh) {
+    return of_rank_zero({.ranks = ranks}, [&](const Mesh& mesh) {
       const Adjust adjust = [](Strategy& s) {
         put_activations_below(s);
         s.offload.verify = true;
       };
       TinyOptions model;
       model.blocks = 2;
-      Values own = trained(mesh, strategy_for(ShardingStrategy::kFullShard, adjust), 2, model);
-      if (mesh.rank() == 0) values = std::move(own);
+      return trained(mesh, strategy_for(ShardingStrategy::kFullShard, adjust), 2, model);
     });
-    return values;
   };
   const Values wanted = train(1);
   for (const Kind& kind : kinds) {

@@ -166,12 +166,7 @@ TEST(OffloadedParameters, BytesMovedEqualThePlanWithFrozenAndCachedOnes) {
 template <class Body>
 void expect_values_as_in_memory(std::span<const Kept> all, const Body& body) {
   const auto values = [&](int ranks, const Strategy& strategy) {
-    Values of_first;
-    run_ranks({.ranks = ranks}, [&](const Mesh& mesh) {
-      const Values own = body(mesh, strategy);
-      if (mesh.rank() == 0) of_first = own;
-    });
-    return of_first;
+    return of_rank_zero({.ranks = ranks}, [&](const Mesh& mesh) { return body(mesh, strategy); });
   };
   MadeOnce<Values> in_memory;
   for (const auto& [kept, placed, ranks, below] :

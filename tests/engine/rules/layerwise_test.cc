@@ -148,12 +148,7 @@ TEST(Layerwise, HasTheSameBitsUnderEveryStrategyInMemoryAndOnDisk) {
         s.ema.decay = 0.9;
       };
       const Strategy strategy = strategy_for(on, adjust, kept.param);
-      Values values;
-      run_ranks({.ranks = ranks}, [&](const Mesh& mesh) {
-        const Values own = trained(mesh, strategy, 5, kAwkward);
-        if (mesh.rank() == 0) values = own;
-      });
-      return values;
+      return of_rank_zero({.ranks = ranks}, [&](const Mesh& mesh) { return trained(mesh, strategy, 5, kAwkward); });
     };
     const std::string of = std::string(rule.name) + ", " + name_of(kept) + " on " + std::to_string(ranks) + " ranks";
     const Values& first = firsts(of, [&] { return train(ShardingStrategy::kNoShard, nullptr); });
@@ -172,9 +167,8 @@ TEST(Layerwise, HasTheSameBitsOnAMeshOfTwoAxes) {
               strategy_for(Placed(ShardingStrategy::kHybridShard, shared), [&](Strategy& s) { with_rule(s, rule); });
           strategy.mesh = {2, 2};
           strategy.optimizer.shard_over_world = over_world;
-          const Values values = trained(mesh, strategy, 4, kAwkward);
-          if (mesh.rank() != 0) return;
-          EXPECT_TRUE(first.same_bits(values)) << rule.name << ", over world " << over_world << ", shared " << shared;
+          EXPECT_TRUE(first.same_bits(mesh, trained(mesh, strategy, 4, kAwkward)))
+              << rule.name << ", over world " << over_world << ", shared " << shared;
         });
       }
     }

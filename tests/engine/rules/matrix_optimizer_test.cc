@@ -81,10 +81,8 @@ struct MatrixSession {
 
 TEST(MatrixOptimizer, OwnMuonEqualsMuon) {
   for (const int ranks : {1, 2}) {
-    Values wanted;
-    run_ranks({.ranks = ranks}, [&](const Mesh& mesh) {
-      const Values values = trained(mesh, strategy_for(ShardingStrategy::kFullShard, with_muon), 6, kWide);
-      if (mesh.rank() == 0) wanted = values;
+    const Values wanted = of_rank_zero({.ranks = ranks}, [&](const Mesh& mesh) {
+      return trained(mesh, strategy_for(ShardingStrategy::kFullShard, with_muon), 6, kWide);
     });
     on_placements(
         kInMemory, ranks,
@@ -113,9 +111,7 @@ TEST(MatrixOptimizer, EveryStrategyHasTheSameBitsAndThePlansMemory) {
               const StepResult step = session.train(i);
               EXPECT_EQ(step.planned, step.allocated) << name_of(kept);
             }
-            const Values values = session.values();
-            if (mesh.rank() != 0) return;
-            EXPECT_TRUE(first.same_bits(values)) << name_of(kept) << ", " << ranks << " ranks";
+            EXPECT_TRUE(first.same_bits(mesh, session.values())) << name_of(kept) << ", " << ranks << " ranks";
           },
           [&](Strategy& s) {
             adjusted_to(kept, nullptr)(s);
@@ -156,16 +152,13 @@ TEST(MatrixOptimizer, RuleGetsTheMeanGradientClippedByValue) {
 /// Trains `steps` from the checkpoint in `path`, if there is one, and saves there.
 Values matrices_trained_and_saved(int ranks, const Placed& placed, const std::string& path, std::size_t from,
                                   std::size_t to, Rule rule = std::make_shared<Shapes>()) {
-  Values values;
-  run_ranks({.ranks = ranks}, [&](const Mesh& mesh) {
+  return of_rank_zero({.ranks = ranks}, [&](const Mesh& mesh) {
     MatrixSession session(mesh, strategy_for(placed, with_own_matrix), rule);
     if (from > 0) load_checkpoint(session.engine, path);
     for (std::size_t i = from; i < to; ++i) session.train(i);
     save_checkpoint(session.engine, path);
-    const Values own = session.values();
-    if (mesh.rank() == 0) values = own;
+    return session.values();
   });
-  return values;
 }
 
 TEST(MatrixOptimizer, StatesAreLoadedOnOtherNumbersOfRanks) {

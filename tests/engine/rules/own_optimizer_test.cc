@@ -72,9 +72,8 @@ TEST(OwnOptimizer, HasTheSameBitsUnderEveryStrategyInMemoryAndOnDisk) {
         on_each_placement(
             ranks,
             [&](const Mesh& mesh, const Strategy& strategy) {
-              const Values values = trained(mesh, strategy, std::make_shared<OwnAdamW>(), kSteps);
-              if (mesh.rank() != 0) return;
-              EXPECT_TRUE(first.same_bits(values)) << name_of(dtype) << ", " << ranks << " ranks";
+              EXPECT_TRUE(first.same_bits(mesh, trained(mesh, strategy, std::make_shared<OwnAdamW>(), kSteps)))
+                  << name_of(dtype) << ", " << ranks << " ranks";
             },
             [&](Strategy& s) {
               with_own(s);
@@ -93,9 +92,8 @@ TEST(OwnOptimizer, UpdatesInBackwardHaveTheSameBits) {
     run_ranks({.ranks = 2}, [&](const Mesh& mesh) {
       Strategy strategy = strategy_for(ShardingStrategy::kFullShard, with_own);
       strategy.optimizer.in_backward = in_backward;
-      const Values values = trained(mesh, strategy, std::make_shared<OwnAdamW>(), kSteps, kWide);
-      if (mesh.rank() != 0) return;
-      EXPECT_TRUE(first.same_bits(values)) << in_backward;
+      EXPECT_TRUE(first.same_bits(mesh, trained(mesh, strategy, std::make_shared<OwnAdamW>(), kSteps, kWide)))
+          << in_backward;
     });
   }
 }
@@ -144,28 +142,22 @@ TEST(OwnOptimizer, StatesAreLoadedOnOtherNumbersOfRanks) {
   const std::string path = folder / "saved";
   std::optional<Values> wanted;
   const auto train = [&](int ranks, bool loads, std::size_t from, std::size_t to) {
-    Values values;
-    run_ranks({.ranks = ranks}, [&](const Mesh& mesh) {
+    return of_rank_zero({.ranks = ranks}, [&](const Mesh& mesh) {
       Session session(mesh, strategy_for(ShardingStrategy::kFullShard, with_own), kAwkward,
                       OwnRules::of(std::make_shared<OwnAdamW>()));
       if (loads) load_checkpoint(session.engine, path);
       for (std::size_t i = from; i < to; ++i) session.train(i);
       if (!loads) save_checkpoint(session.engine, path);
-      const Values own = session.values();
-      if (mesh.rank() == 0) values = own;
+      return session.values();
     });
-    return values;
   };
   train(2, false, 0, 3);
   const Values on_two = train(2, true, 3, 6);
   EXPECT_TRUE(all_same_bits(on_two, [&] {
-    Values values;
-    run_ranks({.ranks = 2}, [&](const Mesh& mesh) {
+    return of_rank_zero({.ranks = 2}, [&](const Mesh& mesh) {
       const Strategy strategy = strategy_for(ShardingStrategy::kShardGradients, with_own);
-      const Values own = trained(mesh, strategy, std::make_shared<OwnAdamW>(), 6);
-      if (mesh.rank() == 0) values = own;
+      return trained(mesh, strategy, std::make_shared<OwnAdamW>(), 6);
     });
-    return values;
   }()));
   EXPECT_TRUE(all_same_bits(train(3, true, 0, 0), train(1, true, 0, 0)));
 }

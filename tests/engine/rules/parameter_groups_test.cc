@@ -110,9 +110,7 @@ TEST(ParameterGroups, HaveTheSameBitsUnderEveryStrategyAndFormat) {
           [&](const Mesh& mesh, const Strategy& strategy) {
             Session session(mesh, strategy, kAwkward);
             for (std::size_t i = 0; i < 5; ++i) session.train(i);
-            const Values values = session.values();
-            if (mesh.rank() != 0) return;
-            EXPECT_TRUE(first.same_bits(values)) << name_of(kept);
+            EXPECT_TRUE(first.same_bits(mesh, session.values())) << name_of(kept);
           },
           [&](Strategy& s) {
             adjusted_to(kept, nullptr)(s);
@@ -197,18 +195,14 @@ TEST(ParameterGroups, SgdGroupsHaveTheirOwnRateAndDecay) {
 }
 
 std::string refusal_of(const std::vector<ParameterGroup>& groups, OptimizerType type = OptimizerType::kAdamW) {
-  try {
+  return error_of(ExitCode::kConfig, [&] {
     run_ranks({.ranks = 1}, [&](const Mesh& mesh) {
       const Session session(mesh, strategy_for(ShardingStrategy::kFullShard, [&](Strategy& s) {
                               s.optimizer.groups = groups;
                               s.optimizer.type = type;
                             }));
     });
-  } catch (const Error& error) {
-    EXPECT_EQ(error.exit_code(), ExitCode::kConfig);
-    return error.message();
-  }
-  return "";
+  });
 }
 
 TEST(ParameterGroups, UnmatchedPatternsAndForeignOptionsAreRefused) {
@@ -277,9 +271,7 @@ TEST(SetLr, RatesSetByHandHaveTheBitsOfTheSchedule) {
           if (manual) session.engine.set_lr(lr_at(cosine, strategy.optimizer.lr, i, 0));
           session.train(static_cast<std::size_t>(i));
         }
-        const Values values = session.values();
-        if (mesh.rank() != 0) return;
-        EXPECT_TRUE(first.same_bits(values)) << in_backward;
+        EXPECT_TRUE(first.same_bits(mesh, session.values())) << in_backward;
       });
     }
   }
@@ -297,9 +289,7 @@ TEST(SetLr, RateStaysWhenFreezingChanges) {
       if (replans) session.engine.set_trainable(unused, false);
       if (replans) session.engine.set_trainable(unused, true);
       for (std::size_t i = 1; i < 4; ++i) session.train(i);
-      const Values values = session.values();
-      if (mesh.rank() != 0) return;
-      EXPECT_TRUE(first.same_bits(values));
+      EXPECT_TRUE(first.same_bits(mesh, session.values()));
     });
   }
 }
@@ -338,8 +328,7 @@ TEST(SetLr, WrongCallsAreRefusedAndHarmless) {
 
 TEST(SetLr, DifferentRatesOnRanksAreNamedAtTheStep) {
   for (const std::string group : {"", "blocks"}) {
-    std::string told;
-    try {
+    const std::string told = error_of([&] {
       run_ranks({.ranks = 3}, [&](const Mesh& mesh) {
         Session session(mesh, strategy_for(ShardingStrategy::kShardGradients, by_hand));
         session.train(0);
@@ -347,9 +336,7 @@ TEST(SetLr, DifferentRatesOnRanksAreNamedAtTheStep) {
         group.empty() ? session.engine.set_lr(lr) : session.engine.set_lr(group, lr);
         session.train(1);
       });
-    } catch (const Error& error) {
-      told = error.message();
-    }
+    });
     EXPECT_THAT(told, HasSubstr("set_lr: ranks have different learning rates"));
     EXPECT_THAT(told, HasSubstr("on rank 2"));
   }
@@ -455,13 +442,7 @@ TEST(AddGroup, WrongGroupIsRefusedAndHarmless) {
       Session session(mesh, strategy_for(ShardingStrategy::kFullShard, with_groups));
       session.train(0);
       const auto refused = [&](const ParameterGroup& group) -> std::string {
-        try {
-          session.engine.add_group(group);
-        } catch (const Error& error) {
-          EXPECT_EQ(error.exit_code(), ExitCode::kConfig);
-          return error.message();
-        }
-        return "";
+        return error_of(ExitCode::kConfig, [&] { session.engine.add_group(group); });
       };
       if (tries) {
         EXPECT_THAT(refused({.match = {"hed"}}), HasSubstr("fits no parameter"));
@@ -474,9 +455,7 @@ TEST(AddGroup, WrongGroupIsRefusedAndHarmless) {
         session.train(1);
       }
       for (std::size_t i = 2; i < 4; ++i) session.train(i);
-      const Values values = session.values();
-      if (mesh.rank() != 0) return;
-      EXPECT_TRUE(first.same_bits(values));
+      EXPECT_TRUE(first.same_bits(mesh, session.values()));
     });
   }
 }
@@ -544,9 +523,7 @@ TEST(SetOption, OptionStaysAfterFreezingAndInACheckpoint) {
       }
       for (std::size_t i = 2; i < 4; ++i) session->train(i);
       EXPECT_EQ(session->engine.options("blocks").at("eps"), std::vector<double>{0.1});
-      const Values values = session->values();
-      if (mesh.rank() != 0) return;
-      EXPECT_TRUE(first.same_bits(values));
+      EXPECT_TRUE(first.same_bits(mesh, session->values()));
     });
   }
 }
@@ -585,17 +562,14 @@ TEST(SetOption, WrongCallsAreRefusedAndHarmless) {
 }
 
 TEST(SetOption, DifferentOptionsOnRanksAreNamedAtTheStep) {
-  std::string told;
-  try {
+  const std::string told = error_of([&] {
     run_ranks({.ranks = 3}, [&](const Mesh& mesh) {
       Session session(mesh, strategy_for(ShardingStrategy::kShardGradients, with_groups));
       session.train(0);
       if (mesh.rank() == 2) session.engine.set_option("blocks", "eps", 0.25);
       session.train(1);
     });
-  } catch (const Error& error) {
-    told = error.message();
-  }
+  });
   EXPECT_THAT(told, HasSubstr("set_option: ranks have different options: eps of group 1 (blocks) is "));
   EXPECT_THAT(told, HasSubstr("0.25 on rank 2"));
 }

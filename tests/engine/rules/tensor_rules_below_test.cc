@@ -72,9 +72,7 @@ TEST_P(TensorRulesBelow, TrainingHasTheBitsOfARunInMemory) {
         on_placements(
             placements, ranks,
             [&](const Mesh& mesh, const Strategy& strategy) {
-              const Values values = trained(mesh, strategy, what);
-              if (mesh.rank() != 0) return;
-              EXPECT_TRUE(first.same_bits(values)) << what << (below ? ", below" : "");
+              EXPECT_TRUE(first.same_bits(mesh, trained(mesh, strategy, what))) << what << (below ? ", below" : "");
             },
             adjusted(kept, below), kept.param);
       };
@@ -97,9 +95,8 @@ TEST_P(TensorRulesBelow, MeshOfTwoAxesHasTheBitsOfARunInMemory) {
         Strategy strategy = strategy_for(ShardingStrategy::kHybridShard, adjusted(kKinds[1], below), DType::kBF16);
         strategy.mesh = {2, 2};
         strategy.optimizer.shard_over_world = over_world;
-        const Values values = trained(mesh, strategy, "hybrid", kWide);
-        if (mesh.rank() != 0) return;
-        EXPECT_TRUE(first.same_bits(values)) << "over world " << over_world << ", " << !!below;
+        EXPECT_TRUE(first.same_bits(mesh, trained(mesh, strategy, "hybrid", kWide)))
+            << "over world " << over_world << ", " << !!below;
       });
     }
   }
@@ -147,8 +144,7 @@ TEST_P(TensorRulesBelow, DiskTrafficOfManyUnitsEqualsThePlan) {
 TEST_P(TensorRulesBelow, CheckpointResumesWhereverMastersLie) {
   const TestFolder folder;
   const auto run = [&](const Below* below, int ranks, std::size_t from, std::size_t to, bool async = false) {
-    Values values;
-    run_ranks({.ranks = ranks}, [&](const Mesh& mesh) {
+    return of_rank_zero({.ranks = ranks}, [&](const Mesh& mesh) {
       Strategy strategy = strategy_for(ShardingStrategy::kFullShard, adjusted(kKinds[1], below), DType::kBF16);
       strategy.checkpoint.async = async;
       Session session(mesh, strategy, kAwkward, rules());
@@ -156,10 +152,8 @@ TEST_P(TensorRulesBelow, CheckpointResumesWhereverMastersLie) {
       for (std::size_t i = from; i < to; ++i) session.train(i);
       if (to < 6) save_checkpoint(session.engine, folder / "saved");
       finish_checkpoint(session.engine);
-      const Values own = session.values();
-      if (mesh.rank() == 0) values = own;
+      return session.values();
     });
-    return values;
   };
   const Values wanted = run(nullptr, 2, 0, 6);
   const Values saved = run(&kBelow[1], 2, 0, 3);
@@ -231,9 +225,7 @@ TEST(AdafactorBelow, CallsAroundStepsHaveTheBitsOfARunInMemory) {
         run_ranks({.ranks = 2}, [&](const Mesh& mesh) {
           Strategy strategy = strategy_of(kept, ShardingStrategy::kFullShard, below);
           strategy.optimizer = {.type = OptimizerType::kAdafactor, .lr = 1e-2, .weight_decay = 0.1};
-          const Values values = body(mesh, strategy);
-          if (mesh.rank() != 0) return;
-          EXPECT_TRUE(first.same_bits(values)) << name_of(kept) << (below ? ", below" : "");
+          EXPECT_TRUE(first.same_bits(mesh, body(mesh, strategy))) << name_of(kept) << (below ? ", below" : "");
         });
       }
     }

@@ -289,7 +289,7 @@ TORCH_MODULE(LateReader);
 std::string error_of_late_reader(const Placed& placed, bool late) {
   Strategy strategy = strategy_for(placed, with({}, true));
   strategy.units.classes = {"Linear"};
-  try {
+  return error_of([&] {
     run_ranks({.ranks = 2}, [&](const Mesh& mesh) {
       LateReader model(late);
       Engine engine(model, strategy, mesh);
@@ -298,10 +298,7 @@ std::string error_of_late_reader(const Placed& placed, bool late) {
         engine.step();
       }
     });
-  } catch (const std::exception& error) {
-    return error.what();
-  }
-  return "";
+  });
 }
 
 TEST(UpdateInBackward, BackwardThatReadsAnUpdatedUnitIsRefusedByName) {

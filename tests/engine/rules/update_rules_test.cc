@@ -160,12 +160,7 @@ TEST(UpdateRules, HaveTheSameBitsUnderEveryStrategyInMemoryAndOnDisk) {
         with_rule(s, rule);
       };
       const Strategy strategy = strategy_for(on, adjust, kept.param);
-      Values values;
-      run_ranks({.ranks = ranks}, [&](const Mesh& mesh) {
-        const Values own = trained(mesh, strategy, 5, kAwkward);
-        if (mesh.rank() == 0) values = own;
-      });
-      return values;
+      return of_rank_zero({.ranks = ranks}, [&](const Mesh& mesh) { return trained(mesh, strategy, 5, kAwkward); });
     };
     const std::string of = std::string(rule.name) + ", " + name_of(kept) + " on " + std::to_string(ranks) + " ranks";
     const Values& first = firsts(of, [&] { return train(ShardingStrategy::kNoShard, nullptr); });
@@ -180,9 +175,7 @@ TEST(UpdateRules, StatesAreCarriedWhenFreezingChanges) {
     on_each_placement(
         2,
         [&](const Mesh& mesh, const Strategy& strategy) {
-          const Values values = trained_with_weights_frozen_for_a_while(mesh, strategy);
-          if (mesh.rank() != 0) return;
-          EXPECT_TRUE(first.same_bits(values)) << rule.name;
+          EXPECT_TRUE(first.same_bits(mesh, trained_with_weights_frozen_for_a_while(mesh, strategy))) << rule.name;
         },
         [&](Strategy& s) { with_rule(s, rule); });
   }
@@ -288,9 +281,7 @@ TEST(UpdateRules, OptionsSetBeforeTheFirstStepEqualTheStrategys) {
           EXPECT_EQ(session.engine.options(), wanted.engine.options());
         }
         for (std::size_t i = 0; i < 4; ++i) session.train(i);
-        const Values values = session.values();
-        if (mesh.rank() != 0) return;
-        EXPECT_TRUE(first.same_bits(values)) << name_of(type);
+        EXPECT_TRUE(first.same_bits(mesh, session.values())) << name_of(type);
       });
     }
   }

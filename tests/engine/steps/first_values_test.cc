@@ -12,7 +12,6 @@
 #include <torch/nn/modules.h>
 #include <torch/utils.h>
 
-#include <map>
 #include <mutex>
 
 #include "runtime/comm/shared/run_ranks.h"

@@ -394,13 +394,9 @@ TEST(NoiseScaleOfSteps, UnitThatIsReducedTwiceIsNotMeasuredAndSaidSo) {
 
 TEST(NoiseScaleOfSteps, OneRankWithOneMicrobatchIsRefused) {
   run_ranks({.ranks = 1}, [](const Mesh& mesh) {
-    try {
-      const Session session(mesh, strategy_for(ShardingStrategy::kFullShard, measures()));
-      ADD_FAILURE() << "there is nothing to compare the whole batch with";
-    } catch (const Error& error) {
-      EXPECT_EQ(error.exit_code(), ExitCode::kConfig);
-      EXPECT_THAT(error.what(), AllOf(HasSubstr("/noise_scale/every"), HasSubstr("one rank"), HasSubstr("hint:")));
-    }
+    EXPECT_THAT(error_of(ExitCode::kConfig,
+                         [&] { const Session session(mesh, strategy_for(ShardingStrategy::kFullShard, measures())); }),
+                AllOf(HasSubstr("/noise_scale/every"), HasSubstr("one rank"), HasSubstr("hint:")));
   });
 }
 

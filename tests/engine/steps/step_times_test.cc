@@ -326,12 +326,8 @@ TEST(StepTimes, WithoutAProfilerASpanIsNoRange) {
 // Gathers run inside an observer of operators, so the exceptions of the test's observer pass through that one, too.
 TEST(StepTimes, ObserverThatThrowsEndsNothing) {
   const auto values = [] {
-    Values found;
-    run_ranks({.ranks = 2}, [&](const Mesh& mesh) {
-      const Values all = trained(mesh, strategy_for(ShardingStrategy::kFullShard), 1);
-      if (mesh.rank() == 0) found = all;
-    });
-    return found;
+    return of_rank_zero({.ranks = 2},
+                        [&](const Mesh& mesh) { return trained(mesh, strategy_for(ShardingStrategy::kFullShard), 1); });
   };
   static std::atomic<int> thrown = 0;
   const Values wanted = values();

@@ -15,7 +15,6 @@
 #include <limits>
 #include <optional>
 #include <string>
-#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -261,18 +260,15 @@ TEST(WeightedMeans, LoadersOfDifferentLengthsTrainAsOneLoader) {
 
 TEST(WeightedMeans, EqualWeightsHaveTheBitsOfNoWeights) {
   const auto trained_with = [](const Strategy& strategy, std::optional<double> weight) {
-    Values values;
-    run_ranks({.ranks = 2}, [&](const Mesh& mesh) {
+    return of_rank_zero({.ranks = 2}, [&](const Mesh& mesh) {
       Session session(mesh, strategy);
       for (std::size_t i = 0; i < 3 * session.microbatches; ++i) {
         weight ? session.engine.backward(session.loss(i), {.weight = *weight})
                : session.engine.backward(session.loss(i));
         if (session.engine.step_is_due()) session.engine.step();
       }
-      const Values own = session.values();
-      if (mesh.rank() == 0) values = own;
+      return session.values();
     });
-    return values;
   };
   for (const auto& [placed, dtype, accumulation] :
        pairwise_of(kInMemory, std::array{DType::kF32, DType::kBF16, DType::kF16},

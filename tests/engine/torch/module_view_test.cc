@@ -9,10 +9,8 @@
 #include <torch/csrc/jit/serialization/pickle.h>
 #include <torch/optim/adamw.h>
 
-#include <algorithm>
 #include <filesystem>
 #include <optional>
-#include <set>
 
 #include "runtime/border/throw.h"
 #include "tessera/checkpoint.h"

@@ -7,7 +7,6 @@
 
 #include <filesystem>
 #include <map>
-#include <mutex>
 #include <set>
 
 #include "runtime/comm/shared/run_ranks.h"

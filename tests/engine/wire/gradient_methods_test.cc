@@ -9,7 +9,6 @@
 #include <iterator>
 #include <limits>
 #include <span>
-#include <utility>
 #include <vector>
 
 #include "runtime/comm/shared/run_ranks.h"

@@ -21,23 +21,14 @@
 #include "workshop/app/threads.h"
 #include "workshop/bench/algorithms_bench.h"
 #include "workshop/bench/collectives_bench.h"
-#include "workshop/bench/device_optimizer_bench.h"
 #include "workshop/bench/number_text.h"
 #include "workshop/bench/offload_bench.h"
 #include "workshop/bench/optimizer_bench.h"
-#include "workshop/bench/studies/checkpoint_study.h"
-#include "workshop/bench/studies/launch_study.h"
-#include "workshop/bench/studies/memory_study.h"
-#include "workshop/bench/studies/overhead_study.h"
-#include "workshop/bench/studies/overlap_study.h"
 #include "workshop/bench/studies/step_study.h"
-#include "workshop/bench/studies/times_study.h"
+#include "workshop/bench/studies/studies.h"
 
 namespace tessera::app {
 namespace {
-
-using Align = TextTable::Align;
-
 std::string microseconds(double seconds) { return number_text(seconds * 1e6, "%.2f"); }
 
 // The sections of `tessera bench` that are neither `buckets` nor a program of their own.
@@ -51,15 +42,9 @@ void write_json(const nlohmann::json& json, const BenchCommand& command) {
 }
 
 std::string table_of(const CollectivesReport& report) {
-  TextTable table({{"collective"},
-                   {"dtype"},
-                   {"memory"},
-                   {"bytes", Align::kRight},
-                   {"p50 us", Align::kRight},
-                   {"p95 us", Align::kRight},
-                   {"p99 us", Align::kRight},
-                   {"GB/s", Align::kRight},
-                   {"of limit", Align::kRight}});
+  TextTable table({left_column("collective"), left_column("dtype"), left_column("memory"), right_column("bytes"),
+                   right_column("p50 us"), right_column("p95 us"), right_column("p99 us"), right_column("GB/s"),
+                   right_column("of limit")});
   for (const CollectiveTiming& timing : report.timings) {
     const bool has_limit = !timing.limit.empty();
     table.add_row({std::string(name_of(timing.what.operation)), std::string(name_of(timing.what.dtype)),
@@ -72,12 +57,8 @@ std::string table_of(const CollectivesReport& report) {
 }
 
 std::string table_of(const std::vector<OptimizerTiming>& timings) {
-  TextTable table({{"step"},
-                   {"parameters", Align::kRight},
-                   {"bytes", Align::kRight},
-                   {"p50 ms", Align::kRight},
-                   {"GB/s", Align::kRight},
-                   {"of limit", Align::kRight}});
+  TextTable table({left_column("step"), right_column("parameters"), right_column("bytes"), right_column("p50 ms"),
+                   right_column("GB/s"), right_column("of limit")});
   for (const OptimizerTiming& timing : timings) {
     const double median = timing.step.median_s();
     table.add_row({timing.name, std::to_string(timing.numel), format_bytes(static_cast<std::int64_t>(timing.bytes)),
@@ -91,8 +72,8 @@ std::string table_of(const std::vector<OptimizerTiming>& timings) {
 std::string gigabytes_per_s(double rate) { return number_text(rate * 1e-9, "%.2f"); }
 
 std::string table_of(const OffloadReport& report) {
-  TextTable disks(
-      {{"disk, passes"}, {"GB/s", Align::kRight}, {"p50 ms", Align::kRight}, {"CPU s a GiB", Align::kRight}, {"by"}});
+  TextTable disks({left_column("disk, passes"), right_column("GB/s"), right_column("p50 ms"),
+                   right_column("CPU s a GiB"), left_column("by")});
   for (const DiskSpeed& disk : report.disks) {
     const auto add = [&](const char* name, const DiskPasses& passes, double rate, int ways) {
       const double gib = static_cast<double>(ways * disk.bytes) / static_cast<double>(1 << 30);
@@ -103,13 +84,9 @@ std::string table_of(const OffloadReport& report) {
     add("read", disk.read, disk.read_bytes_per_s(), 1);
     add("read and write back", disk.mixed, disk.mixed_bytes_per_s(), 2);
   }
-  TextTable steps({{"step, states on disk"},
-                   {"p50 ms", Align::kRight},
-                   {"in memory", Align::kRight},
-                   {"disk alone", Align::kRight},
-                   {"moved", Align::kRight},
-                   {"records in memory", Align::kRight},
-                   {"of limit", Align::kRight}});
+  TextTable steps({left_column("step, states on disk"), right_column("p50 ms"), right_column("in memory"),
+                   right_column("disk alone"), right_column("moved"), right_column("records in memory"),
+                   right_column("of limit")});
   for (const OffloadedStepTiming& step : report.steps) {
     steps.add_row({step.name, number_text(step.step.median_s() * 1e3, "%.1f"),
                    number_text(step.in_memory.median_s() * 1e3, "%.1f"),
@@ -150,13 +127,8 @@ int run_table(const std::string& section, const BenchCommand& command,
 }
 
 std::string table_of(const AlgorithmsReport& report) {
-  TextTable table({{"collective"},
-                   {"dtype"},
-                   {"bytes of a rank", Align::kRight},
-                   {"algorithm"},
-                   {"p50 us", Align::kRight},
-                   {"by the fit", Align::kRight},
-                   {""}});
+  TextTable table({left_column("collective"), left_column("dtype"), right_column("bytes of a rank"),
+                   left_column("algorithm"), right_column("p50 us"), right_column("by the fit"), left_column("")});
   for (const TimedAlgorithm& timing : report.timings) {
     const std::string note = std::string(timing.is_chosen ? "chosen" : "") +
                              (timing.is_chosen && timing.is_fastest ? ", " : "") + (timing.is_fastest ? "fastest" : "");

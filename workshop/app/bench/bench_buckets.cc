@@ -6,7 +6,6 @@
 #include "workshop/app/bench/bench_ranks.h"
 #include "workshop/app/commands.h"
 #include "workshop/app/threads.h"
-#include "workshop/bench/studies/bucket_report.h"
 #include "workshop/bench/studies/bucket_study.h"
 
 namespace tessera::app {

@@ -1,7 +1,6 @@
 #pragma once
 
 #include <string>
-#include <vector>
 
 #include "tessera/mesh.h"
 #include "workshop/app/commands.h"

@@ -18,12 +18,8 @@ namespace tessera::app {
 namespace {
 
 std::string table_of(const LinkSpeed& speed) {
-  using Align = TextTable::Align;
-  TextTable table({{"operation"},
-                   {"a rank sends", Align::kRight},
-                   {"ms", Align::kRight},
-                   {"by the fit", Align::kRight},
-                   {"beside compute", Align::kRight}});
+  TextTable table({left_column("operation"), right_column("a rank sends"), right_column("ms"),
+                   right_column("by the fit"), right_column("beside compute")});
   for (const MeasuredOperation& operation : speed.operations) {
     const AlphaBeta fit{operation.fit.alpha_s, operation.fit.beta_s_per_byte};
     for (std::size_t i = 0; i < operation.points.size(); ++i) {
@@ -40,11 +36,8 @@ std::string table_of(const LinkSpeed& speed) {
 /// Returns a table with the time on the wire that each codec of "compression" saves for a GB of fp32, and the time that
 /// it costs.
 std::string table_of_forms(const LinkSpeed& speed) {
-  using Align = TextTable::Align;
-  TextTable table({{"compression"},
-                   {"of fp32's bytes", Align::kRight},
-                   {"s a GB, written and read", Align::kRight},
-                   {"s a GB, saved on the wire", Align::kRight}});
+  TextTable table({left_column("compression"), right_column("of fp32's bytes"),
+                   right_column("s a GB, written and read"), right_column("s a GB, saved on the wire")});
   for (const CodecSpeed& codec : speed.codecs) {
     table.add_row({name_of(codec.form), number_text(codec.share, "%.3f"),
                    number_text(1e9 * codec.seconds_per_byte, "%.3f"),

@@ -6,7 +6,6 @@
 #include <fstream>
 #include <string>
 #include <system_error>
-#include <utility>
 #include <vector>
 
 #include "runtime/base/text.h"
@@ -86,8 +85,7 @@ Finding probe_rdma(const RdmaPlaces& places) {
     const std::string beside = plugin.empty() ? "" : "; NCCL has a net plug-in, " + plugin + ", for devices of its own";
     return {name, Health::kWarn, "none found: no device in " + places.devices + beside,
             "hosts talk over TCP; a network card for RDMA shows in that folder once its driver is loaded (rdma-core), "
-            "and in a container where "
-            "its devices are passed on (--device /dev/infiniband)"};
+            "and in a container where its devices are passed on (--device /dev/infiniband)"};
   }
   const std::vector<std::string> users = users_of(places);
   if (users.empty()) {

@@ -127,17 +127,10 @@ std::string text_of_prefetch(const Strategy& strategy) {
 }
 
 std::string to_text(std::span<const TriedStrategy> tried) {
-  using Align = TextTable::Align;
   constexpr std::size_t kMost = 12;
-  TextTable table({{"strategy"},
-                   {"prefetch", Align::kRight},
-                   {"microbatches", Align::kRight},
-                   {"on the wire"},
-                   {"s a step", Align::kRight},
-                   {"s a microbatch", Align::kRight},
-                   {"a rank needs", Align::kRight},
-                   {"bound by"},
-                   {"fits"}});
+  TextTable table({left_column("strategy"), right_column("prefetch"), right_column("microbatches"),
+                   left_column("on the wire"), right_column("s a step"), right_column("s a microbatch"),
+                   right_column("a rank needs"), left_column("bound by"), left_column("fits")});
   for (const TriedStrategy& each : tried.first(std::min(kMost, tried.size()))) {
     const Strategy& strategy = each.strategy;
     table.add_row({name_of(strategy.strategy), gathers_by_unit(strategy.strategy) ? text_of_prefetch(strategy) : "",

@@ -67,14 +67,9 @@ std::vector<ScaledWorld> scaled_worlds(const ModelShapes& model, const Strategy&
 }
 
 std::string to_text(std::span<const ScaledWorld> worlds) {
-  using Align = TextTable::Align;
-  TextTable table({{"ranks", Align::kRight},
-                   {"hosts", Align::kRight},
-                   {"s a step", Align::kRight},
-                   {"communication", Align::kRight},
-                   {"scaled speed-up", Align::kRight},
-                   {"efficiency", Align::kRight},
-                   {"beside one rank", Align::kRight}});
+  TextTable table({right_column("ranks"), right_column("hosts"), right_column("s a step"),
+                   right_column("communication"), right_column("scaled speed-up"), right_column("efficiency"),
+                   right_column("beside one rank")});
   const auto percent = [](double share) { return number_text(100 * share, "%.1f %%"); };
   for (const ScaledWorld& world : worlds) {
     const std::optional<double> beside_one = world.efficiency_beside_one();

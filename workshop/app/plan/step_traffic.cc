@@ -1,6 +1,5 @@
 #include "workshop/app/plan/step_traffic.h"
 
-#include <algorithm>
 #include <string>
 #include <utility>
 

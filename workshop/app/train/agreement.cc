@@ -1,7 +1,6 @@
 #include "workshop/app/train/agreement.h"
 
 #include <chrono>
-#include <utility>
 
 #include "runtime/base/seeded_fault.h"
 #include "runtime/base/status.h"

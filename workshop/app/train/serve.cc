@@ -4,7 +4,6 @@
 #include <cstdio>
 #include <cstdlib>
 #include <optional>
-#include <string>
 
 #include "engine/asynchronous/servers/parameter_server.h"
 #include "runtime/base/process/process_limits.h"

@@ -45,8 +45,7 @@ void add_weights(CLI::App& command, WeightsFile& weights, const std::string& opt
   command
       .add_option("--weights-part", weights.part,
                   "which of several dictionaries in that file: its keys, with slashes between; default: the one with "
-                  "the model's "
-                  "names")
+                  "the model's names")
       ->check(not_empty())
       ->needs(path);
   command
@@ -249,9 +248,7 @@ int replay_run(ReplayCommand& replay, std::vector<std::string> words) {
   if (words.empty())
     return refuse(
         "replay: nothing says how the run was started. [T0933] hint: give the arguments of its tessera train behind "
-        "\"--\", as "
-        "in "
-        "tessera replay --from runs/a/checkpoints --step 107 -- --model m.json --strategy s.json ...");
+        "\"--\", as in tessera replay --from runs/a/checkpoints --step 107 -- --model m.json --strategy s.json ...");
   const auto command = std::ranges::find(words, "train");
   if (!words.front().starts_with("-") && command != words.end()) words.erase(words.begin(), command + 1);
   words.insert(words.begin(), {"tessera", "train"});

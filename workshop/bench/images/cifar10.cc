@@ -1,5 +1,3 @@
-#include "workshop/bench/images/cifar10.h"
-
 #include <fmt/format.h>
 
 #include <utility>
@@ -7,6 +5,7 @@
 
 #include "runtime/base/status.h"
 #include "runtime/data/mapped_file.h"
+#include "workshop/bench/images/image_dataset.h"
 
 namespace tessera {
 namespace {

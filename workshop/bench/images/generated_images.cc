@@ -1,5 +1,3 @@
-#include "workshop/bench/images/generated_images.h"
-
 #include <fmt/format.h>
 
 #include <array>
@@ -8,6 +6,7 @@
 #include <vector>
 
 #include "runtime/data/permutation.h"
+#include "workshop/bench/images/image_dataset.h"
 
 namespace tessera {
 namespace {

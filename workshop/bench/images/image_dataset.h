@@ -1,6 +1,10 @@
 #pragma once
 
+#include <absl/status/statusor.h>
+
 #include <cstdint>
+#include <filesystem>
+#include <memory>
 #include <span>
 #include <string>
 
@@ -22,5 +26,30 @@ class ImageDataset {
   /// Returns a line such as "data/cifar: CIFAR-10, 50000 images".
   virtual std::string describe() const = 0;
 };
+
+/// The part of the data set to read.
+enum class Cifar10Split {
+  kTrain,  ///< data_batch_1.bin to data_batch_5.bin
+  kTest,   ///< test_batch.bin
+};
+
+/// CIFAR-10 in its binary version (cs.toronto.edu/~kriz/cifar.html): files of records of a label byte and 3072 pixel
+/// bytes, the red plane of 32 x 32 row by row, then the green, then the blue one. Files are mapped; opening reads the
+/// labels. Pixels are scaled to [0, 1]; then the training images' mean per channel is subtracted, and the difference is
+/// divided by their standard deviation.
+///
+/// A file may have any number of records above 0, so a part of the data is enough.
+/// Errors name file and offset: 66 if a file is missing; 65 if it is empty, does not consist of whole records, or has a
+/// label above 9; 77 without permission.
+absl::StatusOr<std::unique_ptr<ImageDataset>> open_cifar10(const std::filesystem::path& folder, Cifar10Split split);
+
+/// Makes images from which a model can learn, for use without a data set. Each class has a pattern of a few waves per
+/// channel, and an image is its class's pattern, shifted by a pixel at most each way, with noise of twice the pattern's
+/// variance. The whole has variance 1. Image i is a function of (seed, i) alone, so it is the same on any number of
+/// ranks. Different ranges of i are different images of the same classes. Classes alternate: image i has label i mod
+/// 10.
+///
+/// `first`: the number of this data set's image 0, so that held-out images are those behind the training images.
+std::unique_ptr<ImageDataset> generate_images(std::uint64_t seed, std::int64_t first, std::int64_t num_images);
 
 }  // namespace tessera

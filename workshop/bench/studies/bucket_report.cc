@@ -1,8 +1,7 @@
-#include "workshop/bench/studies/bucket_report.h"
-
 #include "runtime/base/bytes.h"
 #include "runtime/base/text_table.h"
 #include "workshop/bench/number_text.h"
+#include "workshop/bench/studies/bucket_study.h"
 
 namespace tessera::app {
 namespace {
@@ -29,15 +28,9 @@ double fitted_s(const BucketModelReport& model, const BucketTiming& timing) {
 }
 
 std::string table_of(const BucketModelReport& model) {
-  TextTable table({{"bucket"},
-                   {"collectives", Align::kRight},
-                   {"p50 ms", Align::kRight},
-                   {"p95 ms", Align::kRight},
-                   {"p99 ms", Align::kRight},
-                   {"communication ms", Align::kRight},
-                   {"by the fit ms", Align::kRight},
-                   {"step gain", Align::kRight},
-                   {"communication gain", Align::kRight}});
+  TextTable table({left_column("bucket"), right_column("collectives"), right_column("p50 ms"), right_column("p95 ms"),
+                   right_column("p99 ms"), right_column("communication ms"), right_column("by the fit ms"),
+                   right_column("step gain"), right_column("communication gain")});
   for (const BucketTiming* timing : all_of(model)) {
     table.add_row({label_of(*timing), std::to_string(timing->collectives), milliseconds(timing->step.median_s()),
                    milliseconds(timing->step.quantile_s(0.95)), milliseconds(timing->step.quantile_s(0.99)),

@@ -3,6 +3,7 @@
 // See docs/glossary.md: unit.
 
 #include <cstdint>
+#include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
@@ -82,5 +83,20 @@ struct BucketReport {
 /// Checks that a step gives the same bits under every bucket, then trains each model under all of them by turns, and
 /// times the steps. It is collective; every rank returns the same report. Throws tessera::Error (70) if bits differ.
 BucketReport study_buckets(const Mesh& mesh, const BucketStudyOptions& options);
+
+/// The speed-up that the best bucket should reach over one parameter a bucket (issue "Sharding for free", 5).
+inline constexpr double kBucketGoal = 1.2;
+
+/// Returns a text for readers: a table of the buckets, which one wins, by how much and why, single reductions beside
+/// their fit, and inference.
+std::string to_text(const BucketReport& report);
+
+/// Returns a line for each model and bucket: model, bucket_mib (0: one parameter a bucket), collectives, samples, the
+/// step's p50_s, p95_s, p99_s, communication_p50_s, fit_communication_s, and step_gain, communication_gain over one
+/// parameter a bucket.
+std::string to_csv(const BucketReport& report);
+
+/// Returns JSON in the form that benchmarks/tessera_bench.py describes.
+nlohmann::json to_json(const BucketReport& report);
 
 }  // namespace tessera::app

@@ -1,16 +1,20 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <absl/status/statusor.h>
 #include <torch/nn/module.h>
 
 #include <cstdint>
 #include <functional>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
+#include "runtime/data/sampler.h"
 #include "tessera/mesh.h"
 #include "tessera/strategy.h"
+#include "workshop/bench/images/image_dataset.h"
 
 namespace tessera::app {
 
@@ -46,5 +50,29 @@ BucketWorkload resnet_workload(const Mesh& mesh, const ImageSource& source, bool
 /// Returns a GPT of 10.6 million parameters on 64 tokens a rank, from a Markov chain that can be learnt. Each of 64
 /// tokens has one successor seven times in eight, and any of the 64 tokens otherwise. `small`: 0.2 million.
 BucketWorkload gpt_workload(const Mesh& mesh, std::uint64_t seed, bool small);
+
+/// Images [B, 3, 32, 32] fp32, normalised, and labels [B] int64.
+struct ImageBatch {
+  at::Tensor images, labels;
+};
+
+/// Deals a dataset of images out to the ranks as tensors, epoch after epoch, each epoch in another order.
+class ImageBatches {
+ public:
+  /// Fills in `sampling.num_samples` itself. It fails with error 65 if the images do not fill one step.
+  static absl::StatusOr<ImageBatches> create(std::shared_ptr<const ImageDataset> dataset, SamplerOptions sampling);
+
+  /// Returns the next microbatch of this rank.
+  ImageBatch next();
+  const ImageDataset& dataset() const { return *dataset_; }
+
+ private:
+  ImageBatches(std::shared_ptr<const ImageDataset> dataset, std::int64_t batch, DistributedSampler sampler)
+      : dataset_(std::move(dataset)), samples_(batch), sampler_(sampler) {}
+
+  std::shared_ptr<const ImageDataset> dataset_;
+  std::vector<std::int64_t> samples_;
+  DistributedSampler sampler_;
+};
 
 }  // namespace tessera::app

@@ -1,5 +1,3 @@
-#include "workshop/bench/studies/checkpoint_study.h"
-
 #include <ATen/ops/ones.h>
 #include <fcntl.h>
 #include <torch/nn/module.h>
@@ -27,6 +25,7 @@
 #include "tessera/durable.h"
 #include "tessera/engine.h"
 #include "workshop/bench/samples.h"
+#include "workshop/bench/studies/studies.h"
 
 namespace tessera::app {
 namespace {

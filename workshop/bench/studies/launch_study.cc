@@ -1,5 +1,3 @@
-#include "workshop/bench/studies/launch_study.h"
-
 #include <ATen/Context.h>
 #include <ATen/Parallel.h>
 #include <ATen/core/grad_mode.h>
@@ -21,6 +19,7 @@
 #include "tessera/engine.h"
 #include "tessera/init.h"
 #include "workshop/bench/studies/rank_samples.h"
+#include "workshop/bench/studies/studies.h"
 #include "workshop/models/gpt.h"
 
 namespace tessera::app {

@@ -1,5 +1,3 @@
-#include "workshop/bench/studies/memory_study.h"
-
 #include <ATen/Context.h>
 #include <ATen/ops/randint.h>
 #include <malloc.h>
@@ -11,6 +9,7 @@
 #include "tessera/deferred_init.h"
 #include "tessera/engine.h"
 #include "workshop/bench/studies/step_study.h"
+#include "workshop/bench/studies/studies.h"
 #include "workshop/models/gpt.h"
 
 namespace tessera::app {

@@ -1,5 +1,3 @@
-#include "workshop/bench/studies/overhead_study.h"
-
 #include <ATen/Context.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/add.h>
@@ -18,6 +16,7 @@
 #include "tessera/engine.h"
 #include "tessera/span.h"
 #include "workshop/bench/samples.h"
+#include "workshop/bench/studies/studies.h"
 #include "workshop/models/gpt.h"
 
 namespace tessera::app {

@@ -1,11 +1,8 @@
-#include "workshop/bench/studies/overlap_study.h"
-
 #include <ATen/ops/zeros.h>
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/nn/module.h>
 
 #include <chrono>
-#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -17,6 +14,7 @@
 #include "tessera/deferred_init.h"
 #include "tessera/engine.h"
 #include "workshop/bench/samples.h"
+#include "workshop/bench/studies/studies.h"
 
 namespace tessera::app {
 namespace {

@@ -1,6 +1,5 @@
 #include "workshop/bench/studies/step_study.h"
 
-#include <algorithm>
 #include <cmath>
 #include <optional>
 

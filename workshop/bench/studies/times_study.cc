@@ -1,5 +1,3 @@
-#include "workshop/bench/studies/times_study.h"
-
 #include <ATen/record_function.h>
 
 #include <array>
@@ -13,6 +11,7 @@
 #include "tessera/span.h"
 #include "workshop/bench/studies/gpt_session.h"
 #include "workshop/bench/studies/rank_samples.h"
+#include "workshop/bench/studies/studies.h"
 
 namespace tessera::app {
 namespace {

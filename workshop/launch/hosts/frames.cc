@@ -1,7 +1,5 @@
 #include "workshop/launch/hosts/frames.h"
 
-#include <utility>
-
 namespace tessera {
 namespace {
 

@@ -1,4 +1,4 @@
-#include "workshop/models/initialisation.h"
+#include "workshop/models/layers.h"
 
 #include <ATen/core/grad_mode.h>
 

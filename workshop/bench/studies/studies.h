@@ -1,0 +1,104 @@
+#pragma once
+
+// See docs/glossary.md: unit.
+
+#include <cstdint>
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "tessera/mesh.h"
+#include "workshop/bench/bench_table.h"
+#include "workshop/models/model_config.h"
+
+namespace tessera::app {
+
+struct CheckpointStudyOptions {
+  std::filesystem::path folder;          ///< the study makes a folder in it, and removes it
+  std::int64_t parameters = 64'000'000;  ///< approximate number, with AdamW: 12 bytes each in a checkpoint
+  int rounds = 5;
+};
+
+/// Measures a save and a load of a checkpoint, and the time that this machine needs for the same number of bytes: a
+/// copy in memory, and a plain file that is written and synced, by all ranks at once. A save beside training
+/// ("checkpoint.async") is timed twice: the time for which training waits, and the time until it is committed while
+/// nothing else runs. A commit ("durable") is compared with a file of as many bytes that is overwritten past the page
+/// cache. All these measurements take turns in each round; the checkpoint is in the page cache when it is loaded. It is
+/// collective, and the figures are those of rank 0.
+BenchTable study_checkpoints(const Mesh& mesh, const CheckpointStudyOptions& options);
+
+/// Options of study_launches.
+struct LaunchStudyOptions {
+  bool on_gpu = true;        ///< false: it runs on the CPU, where the figures mean nothing
+  std::int64_t blocks = 48;  ///< number of units, besides the root
+  int rounds = 80;           ///< number of rounds; every contender has a turn in each
+  int warm_up = 10;          ///< steps of each contender before the first round
+  /// Steps of a turn, which is one sample. The steps are few, so that a load on the machine slows all contenders alike.
+  int steps = 2;
+};
+
+/// Measures the time that Tessera costs the host that feeds a GPU, on a single rank. It times steps of a GPT in bf16
+/// that is so narrow that the GPU waits for the host. "plain module" is LibTorch without an Engine: the module in bf16,
+/// fp32 masters beside it, one fused AdamW over all of them. over_plain_s: how much longer a step takes than a step of
+/// the plain module in the same round (median over rounds); over_plain_unit_s: the same for each unit, and quantiles.
+/// It restores LibTorch's number of threads.
+BenchTable study_launches(const LaunchStudyOptions& options);
+
+/// Returns a row for every strategy: the plan of one rank, what its Engine allocated, and what the kernel charges the
+/// process for the Engine. The charge is taken between two steps, when no activation lives, less the charge before the
+/// model was made. It counts anonymous memory, and the process's share of memory that ranks map together
+/// (proc_pid_smaps(5)). ZeRO's formula (arXiv 1910.02054, figure 1) for fp32 parameters stands beside it: 16P, 8P +
+/// 8P/N, 4P + 12P/N, 16P/N bytes. It is collective, and the figures are those of rank 0.
+BenchTable study_memory(const Mesh& mesh, const models::GPTConfig& config);
+
+/// Measures the time that Tessera costs the host for each operator. The operators are additions of 8 numbers, where
+/// nothing else takes time. They run with and without an Engine that watches operators, and with and without one of its
+/// parameters among the inputs. It then measures the cost of a unit that is gathered for every operator, which is two
+/// small collectives with the transport `host`. The last rows are whole steps of 4000 such units (200 where `operators`
+/// is below 1000), with several numbers of units gathered ahead. It is collective, and the figures are those of rank 0.
+/// `operators`: their number in a sample.
+BenchTable study_overhead(const Mesh& mesh, int rounds, int operators);
+
+/// Options of study_overlap.
+struct OverlapStudyOptions {
+  int units = 8;
+  std::int64_t unit_numel = 3 << 20;  ///< fp32 parameters of a unit
+  double compute_s = 0.6;  ///< computation in a step: a third in forward, two thirds in backward, equal for all units
+  int rounds = 7;
+};
+
+/// Measures how much of a step's communication is hidden behind computation that is a timed sleep, so that processors
+/// are free for the transport. Each strategy makes four kinds of steps, by turns: with compute and without, on all
+/// ranks and on this rank alone. There is a row for each strategy:
+///
+///   wire_s      communication with nothing to hide it: a step without compute, less such a step of a rank alone
+///   exposed_s   communication that is seen: a step with compute, less such a step of a rank alone
+///
+/// and the medians of the steps themselves. It is collective, and the figures are those of rank 0.
+BenchTable study_overlap(const Mesh& mesh, const OverlapStudyOptions& options);
+
+/// A model that study_times trains, with one sequence a rank.
+struct TimesCase {
+  std::string name;
+  models::GPTConfig model;
+  int steps = 10;  ///< steps of a turn that are counted
+};
+/// Returns 24 layers of width 64, with short steps, and a GPT of 69 million parameters; `small`: two such layers.
+std::vector<TimesCase> times_cases(bool small);
+
+/// Measures the cost of timing for a steady step. Under FULL_SHARD, with one copy of the
+/// parameters on a host and with private copies, these take turns in every round:
+///
+///   nothing told            no latencies, and no listener for ranges; the wait for data is not measured, except with
+///                           private copies, whose operators are watched in any case
+///   nothing told, another   the same with another Engine: shows how far two equal Engines differ
+///   ranges                  each range asks whether a profiler is attached, and none is: every program has this cost
+///   all                     ranges, the wait for data (Engine::time_data) and latencies (Engine::time_calls)
+///   all, with a profiler    an observer of LibTorch is attached, which counts ranges
+///
+/// Floating-point operations are counted in an Engine's first step, which is never among those that are timed.
+/// over_plain_fraction: the median over rounds of how much longer the step takes than the step of "nothing told" in the
+/// same round. It is collective; a step's time is that of the slowest rank.
+BenchTable study_times(const Mesh& mesh, const std::vector<TimesCase>& cases, int rounds);
+
+}  // namespace tessera::app

@@ -138,6 +138,23 @@ struct ReduceOptions {
   SumMethod* method = nullptr;
 };
 
+enum class Operation : std::uint32_t;  // runtime/comm/call.h
+
+/// A call of reduce_scatter or all_reduce with its arguments, as groups over groups pass it on.
+struct ReduceCall {
+  bool scatters = false;  ///< true: reduce_scatter; false: all_reduce
+  std::string_view label;
+  void* input = nullptr;
+  DType dtype = DType::kF32;
+  float* output = nullptr;
+  std::size_t numel = 0;  ///< elements of `output`
+  ReduceOptions options;
+
+  Operation operation() const;
+  /// Returns the elements of `input` in a group of `ranks` ranks.
+  std::size_t input_numel(int ranks) const { return scatters ? numel * static_cast<std::size_t>(ranks) : numel; }
+};
+
 /// The options of a gather: its elements, and the codec on the wire.
 struct GatherOptions {
   DType dtype = DType::kU8;  ///< dtype of the elements; those that are not fp32, bf16 or fp16 are sent unchanged
@@ -229,7 +246,7 @@ class Collectives {
   /// a wait ends the group, except Works that a device runs on its own.
   Work reduce_scatter(std::string_view label, void* input, DType dtype, float* output, std::size_t numel_per_rank,
                       const ReduceOptions& options = {}) {
-    return do_reduce_scatter(label, input, dtype, output, numel_per_rank, options);
+    return do_reduce({true, label, input, dtype, output, numel_per_rank, options});
   }
 
   /// `output[i] = sum over ranks of input_q[i]`, fp32, for i < numel; the same bits on every rank.
@@ -237,8 +254,11 @@ class Collectives {
   /// sees all of `output` on every rank.
   Work all_reduce(std::string_view label, void* input, DType dtype, float* output, std::size_t numel,
                   const ReduceOptions& options = {}) {
-    return do_all_reduce(label, input, dtype, output, numel, options);
+    return do_reduce({false, label, input, dtype, output, numel, options});
   }
+
+  /// Makes one of these two calls.
+  Work reduce(const ReduceCall& call) { return do_reduce(call); }
 
   /// Copies `data` of rank `root` to all ranks.
   virtual Work broadcast(std::string_view label, void* data, std::size_t bytes, int root) = 0;
@@ -276,10 +296,7 @@ class Collectives {
  protected:
   virtual Work do_all_gather(std::string_view label, const void* shard, void* full, std::size_t bytes_per_rank,
                              const GatherOptions& options) = 0;
-  virtual Work do_reduce_scatter(std::string_view label, void* input, DType dtype, float* output,
-                                 std::size_t numel_per_rank, const ReduceOptions& options) = 0;
-  virtual Work do_all_reduce(std::string_view label, void* input, DType dtype, float* output, std::size_t numel,
-                             const ReduceOptions& options) = 0;
+  virtual Work do_reduce(const ReduceCall& call) = 0;
 };
 
 }  // namespace tessera

@@ -48,14 +48,7 @@ class ForwardingCollectives : public Collectives {
                      const GatherOptions& options) override {
     return group_->all_gather(label, shard, full, bytes, options);
   }
-  Work do_reduce_scatter(std::string_view label, void* input, DType dtype, float* output, std::size_t numel,
-                         const ReduceOptions& options) override {
-    return group_->reduce_scatter(label, input, dtype, output, numel, options);
-  }
-  Work do_all_reduce(std::string_view label, void* input, DType dtype, float* output, std::size_t numel,
-                     const ReduceOptions& options) override {
-    return group_->all_reduce(label, input, dtype, output, numel, options);
-  }
+  Work do_reduce(const ReduceCall& call) override { return group_->reduce(call); }
 
   const std::shared_ptr<Collectives> group_;
 };

@@ -93,10 +93,7 @@ class C10dCollectives : public Collectives, private C10dCalls {
  protected:
   Work do_all_gather(std::string_view label, const void* shard, void* full, std::size_t bytes_per_rank,
                      const GatherOptions& options) override;
-  Work do_reduce_scatter(std::string_view label, void* input, DType dtype, float* output, std::size_t numel_per_rank,
-                         const ReduceOptions& options) override;
-  Work do_all_reduce(std::string_view label, void* input, DType dtype, float* output, std::size_t numel,
-                     const ReduceOptions& options) override;
+  Work do_reduce(const ReduceCall& call) override;
 
  private:
   class PendingOnThread;
@@ -289,30 +286,22 @@ void C10dCollectives::sum_parts(const Contributions& contributions, float* outpu
   coding.sum(wires, output, numel, visitor, offset);
 }
 
-Work C10dCollectives::do_reduce_scatter(std::string_view label, void* input, DType dtype, float* output,
-                                        std::size_t numel_per_rank, const ReduceOptions& options) {
-  const CallSignature call = begin(Operation::kReduceScatter, label, dtype, numel_per_rank);
+Work C10dCollectives::do_reduce(const ReduceCall& given) {
+  const auto& [scatters, label, input, dtype, output, numel, options] = given;
+  const CallSignature call = begin(given.operation(), label, dtype, numel);
   if (!is_reducible(dtype)) return refuse(call, "sums are of fp32, bf16 or fp16, got " + std::string(name_of(dtype)));
   const auto* const from = static_cast<const std::byte*>(input);
-  const std::size_t bytes = numel_per_rank * static_cast<std::size_t>(size()) * size_of(dtype);
+  const std::size_t bytes = given.input_numel(size()) * size_of(dtype);
+  const std::size_t part = scatters ? numel : numel / static_cast<std::size_t>(size());
   const Codings codings(options, dtype);
-  if (!codings.round() && !changes(codings.contributions, numel_per_rank) &&
-      algorithm_of(Operation::kReduceScatter, dtype, bytes) == Algorithm::kHalving)
-    return Work(scatter_in_rounds(call, from, output, numel_per_rank, options.visitor));
-  return Work(scatter(call, from, output, numel_per_rank, options));
-}
-
-Work C10dCollectives::do_all_reduce(std::string_view label, void* input, DType dtype, float* output, std::size_t numel,
-                                    const ReduceOptions& options) {
-  const CallSignature call = begin(Operation::kAllReduce, label, dtype, numel);
-  if (!is_reducible(dtype)) return refuse(call, "sums are of fp32, bf16 or fp16, got " + std::string(name_of(dtype)));
-  const auto* const from = static_cast<const std::byte*>(input);
-  const std::size_t bytes = numel * size_of(dtype);
-  const std::size_t part = numel / static_cast<std::size_t>(size());
-  const Codings codings(options, dtype);
-  const bool compresses = codings.round() || changes(codings.contributions, part) || changes(codings.sums, part);
-  const Algorithm algorithm = compresses ? Algorithm::kDirect : algorithm_of(Operation::kAllReduce, dtype, bytes);
-  if (algorithm == Algorithm::kHalving) return Work(reduce_in_rounds(call, from, output, numel, options.visitor));
+  const bool compresses =
+      codings.round() || changes(codings.contributions, part) || (!scatters && changes(codings.sums, part));
+  const Algorithm algorithm = compresses ? Algorithm::kDirect : algorithm_of(call.operation, dtype, bytes);
+  const bool has_rounds = algorithm == Algorithm::kHalving;
+  if (scatters)
+    return Work(has_rounds ? scatter_in_rounds(call, from, output, numel, options.visitor)
+                           : scatter(call, from, output, numel, options));
+  if (has_rounds) return Work(reduce_in_rounds(call, from, output, numel, options.visitor));
   return Work(bytes <= kDoublingBytes ? reduce_small(call, from, output, numel, options, algorithm)
                                       : reduce_large(call, from, output, numel, options));
 }

@@ -71,10 +71,7 @@ class QueuedCollectives : public Collectives {
  protected:
   Work do_all_gather(std::string_view label, const void* shard, void* full, std::size_t bytes_per_rank,
                      const GatherOptions&) override;
-  Work do_reduce_scatter(std::string_view label, void* input, DType dtype, float* output, std::size_t numel_per_rank,
-                         const ReduceOptions& options) override;
-  Work do_all_reduce(std::string_view label, void* input, DType dtype, float* output, std::size_t numel,
-                     const ReduceOptions& options) override;
+  Work do_reduce(const ReduceCall& call) override;
 
  private:
   class Pending;
@@ -181,34 +178,22 @@ Work QueuedCollectives::do_all_gather(std::string_view label, const void* shard,
   });
 }
 
-Work QueuedCollectives::do_reduce_scatter(std::string_view label, void* input, DType dtype, float* output,
-                                          std::size_t numel_per_rank, const ReduceOptions& options) {
-  if (auto status = check_device_sum(label, dtype, options.visitor); !status.ok()) return Work(status);
-  const auto numel = static_cast<std::int64_t>(numel_per_rank);
-  at::Tensor addends = tensor(input, numel_per_rank * size(), sum_type_of(dtype));
-  const at::Tensor wide = tensor(output, numel_per_rank, at::kFloat);
-  at::Tensor sum = dtype == DType::kF32 ? wide : addends.narrow(0, rank() * numel, numel);
+Work QueuedCollectives::do_reduce(const ReduceCall& call) {
+  if (auto status = check_device_sum(call.label, call.dtype, call.options.visitor); !status.ok()) return Work(status);
+  const auto numel = static_cast<std::int64_t>(call.numel);
+  at::Tensor addends = tensor(call.input, call.input_numel(size()), sum_type_of(call.dtype));
+  const at::Tensor wide = tensor(call.output, call.numel, at::kFloat);
+  at::Tensor sum = addends;
+  if (call.scatters) sum = call.dtype == DType::kF32 ? wide : addends.narrow(0, rank() * numel, numel);
   return start(
-      Operation::kReduceScatter, label, dtype, numel_per_rank,
-      [&](c10d::Backend& backend) { return reduce_scatter_single(backend, sum, addends); },
-      [wide, sum] {
-        if (!sum.is_same(wide)) wide.copy_(sum);
-      });
-}
-
-Work QueuedCollectives::do_all_reduce(std::string_view label, void* input, DType dtype, float* output,
-                                      std::size_t numel, const ReduceOptions& options) {
-  if (auto status = check_device_sum(label, dtype, options.visitor); !status.ok()) return Work(status);
-  const at::Tensor addend = tensor(input, numel, sum_type_of(dtype));
-  const at::Tensor wide = tensor(output, numel, at::kFloat);
-  return start(
-      Operation::kAllReduce, label, dtype, numel,
-      [&](c10d::Backend& backend) {
-        std::vector<at::Tensor> tensors = {addend};
+      call.operation(), call.label, call.dtype, call.numel,
+      [&](c10d::Backend& backend) -> Started {
+        if (call.scatters) return reduce_scatter_single(backend, sum, addends);
+        std::vector<at::Tensor> tensors = {addends};
         return backend.allreduce(tensors);
       },
-      [wide, addend] {
-        if (addend.const_data_ptr() != wide.const_data_ptr()) wide.copy_(addend);
+      [wide, sum] {
+        if (sum.const_data_ptr() != wide.const_data_ptr()) wide.copy_(sum);
       });
 }
 

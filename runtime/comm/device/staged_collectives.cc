@@ -58,17 +58,11 @@ class StagedCollectives : public Collectives {
         group_->all_gather(label, input.data_ptr(), output.data_ptr(), bytes_per_rank, options).wait();
     return down(done, output, full);
   }
-  Work do_reduce_scatter(std::string_view label, void*, DType, float*, std::size_t, const ReduceOptions&) override {
-    return refuse(label);
-  }
-  Work do_all_reduce(std::string_view label, void*, DType, float*, std::size_t, const ReduceOptions&) override {
-    return refuse(label);
+  Work do_reduce(const ReduceCall& call) override {
+    return Work(make_error(ExitCode::kInternal, std::string(call.label) + ": staged collectives make no sums"));
   }
 
  private:
-  static Work refuse(std::string_view label) {
-    return Work(make_error(ExitCode::kInternal, std::string(label) + ": staged collectives make no sums"));
-  }
   /// Makes a call of a group of one rank, which only copies. Nothing has to go to the device and back; a barrier says
   /// whether the group has ended.
   Work alone(const void* from, void* to, std::size_t bytes) {

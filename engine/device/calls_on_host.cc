@@ -166,15 +166,6 @@ Work SumsOnHost::start(Sum sum) {
   return Work(std::make_unique<Pending>(*this, std::move(sum), slot, memory_.get() + turn * slot_bytes_));
 }
 
-/// A call, with its arguments.
-struct Gather {
-  std::string label;
-  const void* shard = nullptr;  ///< on the GPU, like `full`
-  void* full = nullptr;
-  std::size_t bytes_per_rank = 0;
-  GatherOptions options;
-};
-
 class GathersOnHost final : public GroupWithHost {
  public:
   GathersOnHost(std::shared_ptr<Collectives> group, std::shared_ptr<Collectives> host, DeviceKernels& kernels,
@@ -183,11 +174,9 @@ class GathersOnHost final : public GroupWithHost {
         slots_(static_cast<std::size_t>(slots.slots)) {}
 
  protected:
-  Work do_all_gather(std::string_view label, const void* shard, void* full, std::size_t bytes_per_rank,
-                     const GatherOptions& options) override {
-    if (options.form == WireForm::kPlain || bytes_per_rank == 0)
-      return group_->all_gather(label, shard, full, bytes_per_rank, options);
-    return start({std::string(label), shard, full, bytes_per_rank, options});
+  Work do_all_gather(const GatherCall& call) override {
+    const bool is_plain = call.options.form == WireForm::kPlain || call.bytes_per_rank == 0;
+    return is_plain ? group_->all_gather(call) : start(call);
   }
 
  private:
@@ -198,7 +187,7 @@ class GathersOnHost final : public GroupWithHost {
     std::shared_ptr<Mark> uploaded;
   };
 
-  Work start(Gather gather);
+  Work start(const GatherCall& gather);
   /// Begins gathers over the hosts up to `last`, in their order; if `last` is null, all gathers whose part has reached
   /// the host.
   absl::Status begin(const Pending* last);
@@ -210,8 +199,8 @@ class GathersOnHost final : public GroupWithHost {
 
 class GathersOnHost::Pending final : public Work::State {
  public:
-  Pending(GathersOnHost& owner, Gather gather, Slot& slot, std::byte* memory)
-      : owner_(owner), gather_(std::move(gather)), slot_(slot), full_(memory) {
+  Pending(GathersOnHost& owner, const GatherCall& gather, Slot& slot, std::byte* memory)
+      : owner_(owner), gather_(gather), label_(gather.label), slot_(slot), full_(memory) {
     TORCH_INTERNAL_ASSERT(bytes() <= owner_.slot_bytes_, "a gather is larger than its slot on the host");
     downloaded_ = owner_.kernels_.download(own_part(), gather_.shard, gather_.bytes_per_rank);
     slot_.holder = this;
@@ -229,7 +218,7 @@ class GathersOnHost::Pending final : public Work::State {
     downloaded_->wait();
     const absl::Status there = owner_.group_->status();  // known now, after the wait for the device
     if (there.ok()) {
-      work_ = owner_.host_->all_gather(gather_.label, own_part(), full_, gather_.bytes_per_rank, gather_.options);
+      work_ = owner_.host_->all_gather(label_, own_part(), full_, gather_.bytes_per_rank, gather_.options);
     } else {
       work_ = Work(there);
     }
@@ -269,7 +258,8 @@ class GathersOnHost::Pending final : public Work::State {
   }
 
   GathersOnHost& owner_;
-  const Gather gather_;
+  const GatherCall gather_;  ///< its memory is on the GPU
+  const std::string label_;  ///< the call's own may be gone
   Slot& slot_;
   std::byte* const full_;  ///< where all parts lie on the host
   std::unique_ptr<Mark> downloaded_;
@@ -288,7 +278,7 @@ absl::Status GathersOnHost::begin(const Pending* last) {
   return absl::OkStatus();
 }
 
-Work GathersOnHost::start(Gather gather) {
+Work GathersOnHost::start(const GatherCall& gather) {
   if (absl::Status begun = begin(nullptr); !begun.ok()) return Work(begun);
   const std::size_t turn = next_++ % slots_.size();
   Slot& slot = slots_[turn];
@@ -296,7 +286,7 @@ Work GathersOnHost::start(Gather gather) {
     if (absl::Status ended = slot.holder->finish(); !ended.ok()) return Work(ended);
   }
   if (slot.uploaded) std::exchange(slot.uploaded, nullptr)->wait();
-  return Work(std::make_unique<Pending>(*this, std::move(gather), slot, memory_.get() + turn * slot_bytes_));
+  return Work(std::make_unique<Pending>(*this, gather, slot, memory_.get() + turn * slot_bytes_));
 }
 
 }  // namespace

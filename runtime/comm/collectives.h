@@ -164,6 +164,15 @@ struct GatherOptions {
   WireForm form = WireForm::kPlain;
 };
 
+/// A call of all_gather with its arguments, as groups over groups pass it on.
+struct GatherCall {
+  std::string_view label;
+  const void* shard = nullptr;
+  void* full = nullptr;
+  std::size_t bytes_per_rank = 0;
+  GatherOptions options = {};
+};
+
 /// One group of ranks and the operations that every transport has, on flat buffers.
 ///
 /// These rules hold for all transports:
@@ -233,8 +242,9 @@ class Collectives {
   /// bytes_per_rank`.
   Work all_gather(std::string_view label, const void* shard, void* full, std::size_t bytes_per_rank,
                   const GatherOptions& options = {}) {
-    return do_all_gather(label, shard, full, bytes_per_rank, options);
+    return do_all_gather({label, shard, full, bytes_per_rank, options});
   }
+  Work all_gather(const GatherCall& call) { return do_all_gather(call); }
 
   /// `output[i] = sum over ranks q of input_q[rank * numel_per_rank + i]`, fp32, for i < numel_per_rank.
   /// `input` holds `size() * numel_per_rank` elements of `dtype` (fp32, bf16, fp16). `output` may alias this rank's
@@ -294,8 +304,7 @@ class Collectives {
   virtual bool end_if_left_alone(HasKey) { return false; }
 
  protected:
-  virtual Work do_all_gather(std::string_view label, const void* shard, void* full, std::size_t bytes_per_rank,
-                             const GatherOptions& options) = 0;
+  virtual Work do_all_gather(const GatherCall& call) = 0;
   virtual Work do_reduce(const ReduceCall& call) = 0;
 };
 

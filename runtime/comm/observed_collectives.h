@@ -62,10 +62,9 @@ class ObservedCollectives final : public ForwardingCollectives {
   }
 
  protected:
-  Work do_all_gather(std::string_view label, const void* shard, void* full, std::size_t bytes,
-                     const GatherOptions& options) override {
-    return started(make_signature(Operation::kAllGather, label, DType::kU8, bytes),
-                   [&] { return group_->all_gather(label, shard, full, bytes, options); });
+  Work do_all_gather(const GatherCall& call) override {
+    return started(make_signature(Operation::kAllGather, call.label, DType::kU8, call.bytes_per_rank),
+                   [&] { return group_->all_gather(call); });
   }
   Work do_reduce(const ReduceCall& call) override {
     return started(make_signature(call.operation(), call.label, call.dtype, call.numel),

@@ -91,8 +91,7 @@ class C10dCollectives : public Collectives, private C10dCalls {
   bool end_if_left_alone(HasKey has_key) override { return C10dCalls::end_if_left_alone(has_key); }
 
  protected:
-  Work do_all_gather(std::string_view label, const void* shard, void* full, std::size_t bytes_per_rank,
-                     const GatherOptions& options) override;
+  Work do_all_gather(const GatherCall& call) override;
   Work do_reduce(const ReduceCall& call) override;
 
  private:
@@ -228,14 +227,14 @@ absl::Status C10dCollectives::gather_coded(const CallSignature& call, const Wire
   return under_way.wait();
 }
 
-Work C10dCollectives::do_all_gather(std::string_view label, const void* shard, void* full, std::size_t bytes_per_rank,
-                                    const GatherOptions& options) {
+Work C10dCollectives::do_all_gather(const GatherCall& given) {
+  const auto& [label, shard, full, bytes_per_rank, options] = given;
   if (size() > 1 && codes(options, bytes_per_rank)) {
     const std::size_t numel = bytes_per_rank / size_of(options.dtype);
     const CallSignature call = begin(Operation::kAllGather, label, options.dtype, numel);
-    const auto gather = [=, this] {
-      return gather_coded(call, {options.form, options.dtype}, static_cast<const std::byte*>(shard),
-                          static_cast<std::byte*>(full), numel);
+    const auto gather = [this, call, given, numel] {
+      return gather_coded(call, {given.options.form, given.options.dtype}, static_cast<const std::byte*>(given.shard),
+                          static_cast<std::byte*>(given.full), numel);
     };
     return means_ == Transfers::Means::kCollective ? Work(gather()) : on_thread(gather);
   }

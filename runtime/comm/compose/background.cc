@@ -40,11 +40,12 @@ class BackgroundCollectives final : public ForwardingCollectives {
   Work barrier(std::string_view label) override { return idle().barrier(label); }
 
  protected:
-  Work do_all_gather(std::string_view label, const void* shard, void* full, std::size_t bytes_per_rank,
-                     const GatherOptions& options) override {
-    if (!gathers_) return idle().all_gather(label, shard, full, bytes_per_rank, options);
-    return start([group = group_.get(), name = std::string(label), shard, full, bytes_per_rank, options] {
-      return group->all_gather(name, shard, full, bytes_per_rank, options).wait();
+  Work do_all_gather(const GatherCall& call) override {
+    if (!gathers_) return idle().all_gather(call);
+    return start([group = group_.get(), name = std::string(call.label), call] {
+      GatherCall named = call;
+      named.label = name;
+      return group->all_gather(named).wait();
     });
   }
   /// The group's thread waits for the call at once. The visitor sees the sums on the thread that waits for them.

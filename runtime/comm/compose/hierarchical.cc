@@ -52,10 +52,7 @@ class HierarchicalCollectives : public Collectives {
   }
 
  protected:
-  Work do_all_gather(std::string_view label, const void* shard, void* full, std::size_t bytes,
-                     const GatherOptions& options) override {
-    return Work(ended(gather(label, shard, static_cast<std::byte*>(full), bytes, options)));
-  }
+  Work do_all_gather(const GatherCall& call) override { return Work(ended(gather(call))); }
   Work do_reduce(const ReduceCall& call) override {
     const auto& [scatters, label, input, dtype, output, numel, options] = call;
     auto* const from = static_cast<std::byte*>(input);
@@ -71,13 +68,14 @@ class HierarchicalCollectives : public Collectives {
  private:
   /// First gathers, across hosts, the shards of the ranks at this rank's place in their hosts. Then gathers, inside
   /// this host, the ranks' parts of the whole.
-  absl::Status gather(std::string_view label, const void* shard, std::byte* full, std::size_t bytes,
-                      const GatherOptions& options) {
+  absl::Status gather(const GatherCall& call) {
+    const std::size_t bytes = call.bytes_per_rank;
+    auto* const full = static_cast<std::byte*>(call.full);
     TESSERA_ASSIGN_OR_RETURN(std::byte * shards, scratch(hosts_ * bytes));
-    TESSERA_RETURN_IF_ERROR(across_->all_gather(label, shard, shards, bytes, options).wait());
+    TESSERA_RETURN_IF_ERROR(across_->all_gather(call.label, call.shard, shards, bytes, call.options).wait());
     for (int host = 0; host < hosts_; ++host)
       TESSERA_RETURN_IF_ERROR(
-          inside_->all_gather(label, shards + host * bytes, full + host * places_ * bytes, bytes).wait());
+          inside_->all_gather(call.label, shards + host * bytes, full + host * places_ * bytes, bytes).wait());
     return absl::OkStatus();
   }
   /// First reduces inside this host: for each host, the slice of the rank at this rank's place there. Then reduces

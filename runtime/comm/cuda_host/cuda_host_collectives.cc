@@ -83,8 +83,7 @@ class CudaHostCollectives : public Collectives {
   absl::Status status() const override { return host_->status(); }
 
  protected:
-  Work do_all_gather(std::string_view label, const void* shard, void* full, std::size_t bytes_per_rank,
-                     const GatherOptions&) override;
+  Work do_all_gather(const GatherCall& call) override;
   Work do_reduce(const ReduceCall& call) override;
 
  private:
@@ -247,13 +246,12 @@ absl::Status CudaHostCollectives::finish(const CallSignature& call, const std::f
   return queued.ok() ? queued : fail(call, queued);
 }
 
-Work CudaHostCollectives::do_all_gather(std::string_view label, const void* shard, void* full,
-                                        std::size_t bytes_per_rank, const GatherOptions&) {
-  const CallSignature call = make_signature(Operation::kAllGather, label, DType::kU8, bytes_per_rank);
-  return start(call, shard, [&](const Inputs& shards) -> absl::Status {
-    for (std::size_t q = 0; q < shards.size(); ++q) {
-      TESSERA_RETURN_IF_ERROR(copy(static_cast<std::byte*>(full) + q * bytes_per_rank, shards[q], bytes_per_rank));
-    }
+Work CudaHostCollectives::do_all_gather(const GatherCall& given) {
+  const std::size_t bytes = given.bytes_per_rank;
+  const CallSignature call = make_signature(Operation::kAllGather, given.label, DType::kU8, bytes);
+  return start(call, given.shard, [&](const Inputs& shards) -> absl::Status {
+    for (std::size_t q = 0; q < shards.size(); ++q)
+      TESSERA_RETURN_IF_ERROR(copy(static_cast<std::byte*>(given.full) + q * bytes, shards[q], bytes));
     return absl::OkStatus();
   });
 }

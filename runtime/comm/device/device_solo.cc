@@ -37,9 +37,8 @@ class DeviceSolo : public Collectives {
   }
 
  protected:
-  Work do_all_gather(std::string_view label, const void* shard, void* full, std::size_t bytes,
-                     const GatherOptions&) override {
-    return copy(label, shard, full, bytes);
+  Work do_all_gather(const GatherCall& call) override {
+    return copy(call.label, call.shard, call.full, call.bytes_per_rank);
   }
   Work do_reduce(const ReduceCall& call) override {
     if (absl::Status usable = check_device_sum(call.label, call.dtype, call.options.visitor); !usable.ok())

@@ -69,8 +69,7 @@ class QueuedCollectives : public Collectives {
   std::uint64_t stands_in() const override { return watch_ ? watch_->stands_in() : 0; }
 
  protected:
-  Work do_all_gather(std::string_view label, const void* shard, void* full, std::size_t bytes_per_rank,
-                     const GatherOptions&) override;
+  Work do_all_gather(const GatherCall& call) override;
   Work do_reduce(const ReduceCall& call) override;
 
  private:
@@ -170,10 +169,10 @@ absl::StatusOr<std::unique_ptr<CommBuffer>> QueuedCollectives::allocate(std::siz
   return make_error(exit_code_of(memory.status()), group_.self() + ": " + message_of(memory.status()));
 }
 
-Work QueuedCollectives::do_all_gather(std::string_view label, const void* shard, void* full, std::size_t bytes_per_rank,
-                                      const GatherOptions&) {
-  return start(Operation::kAllGather, label, DType::kU8, bytes_per_rank, [&](c10d::Backend& backend) {
-    at::Tensor output = tensor(full, bytes_per_rank * size()), input = tensor(shard, bytes_per_rank);
+Work QueuedCollectives::do_all_gather(const GatherCall& call) {
+  const std::size_t bytes = call.bytes_per_rank;
+  return start(Operation::kAllGather, call.label, DType::kU8, bytes, [&](c10d::Backend& backend) {
+    at::Tensor output = tensor(call.full, bytes * size()), input = tensor(call.shard, bytes);
     return all_gather_single(backend, output, input);
   });
 }

@@ -34,10 +34,9 @@ absl::StatusOr<std::unique_ptr<CommBuffer>> LocalCollectives::allocate_common(st
   return one_host_ ? allocate(bytes) : Collectives::allocate_common(bytes);
 }
 
-Work LocalCollectives::do_all_gather(std::string_view, const void* shard, void* full, std::size_t bytes_per_rank,
-                                     const GatherOptions&) {
-  bytes_received_ += (size_ - 1) * bytes_per_rank;
-  copy_bytes(static_cast<std::byte*>(full) + rank_ * bytes_per_rank, shard, bytes_per_rank);
+Work LocalCollectives::do_all_gather(const GatherCall& call) {
+  bytes_received_ += (size_ - 1) * call.bytes_per_rank;
+  copy_bytes(static_cast<std::byte*>(call.full) + rank_ * call.bytes_per_rank, call.shard, call.bytes_per_rank);
   return Work(status());
 }
 

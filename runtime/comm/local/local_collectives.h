@@ -36,8 +36,7 @@ class LocalCollectives : public Collectives {
   void abort(const absl::Status& reason) override;
 
  protected:
-  Work do_all_gather(std::string_view label, const void* shard, void* full, std::size_t bytes_per_rank,
-                     const GatherOptions&) override;
+  Work do_all_gather(const GatherCall& call) override;
   Work do_reduce(const ReduceCall& call) override;
 
  private:

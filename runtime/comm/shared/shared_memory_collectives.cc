@@ -257,8 +257,8 @@ absl::StatusOr<std::unique_ptr<CommBuffer>> SharedMemoryCollectives::open_all(
 
 // --- all_gather ---
 
-Work SharedMemoryCollectives::do_all_gather(std::string_view label, const void* shard, void* full,
-                                            std::size_t bytes_per_rank, const GatherOptions&) {
+Work SharedMemoryCollectives::do_all_gather(const GatherCall& given) {
+  const auto& [label, shard, full, bytes_per_rank, options] = given;
   CallDescriptor call = begin(Operation::kAllGather, label, DType::kU8, bytes_per_rank);
   call.output = space_->locate(full, bytes_per_rank * size());
   call.signature.common = call.output.common();

@@ -61,8 +61,7 @@ class SharedMemoryCollectives : public Collectives, private StartedReductions::F
   absl::Status status() const override { return peers_.failure(); }
 
  protected:
-  Work do_all_gather(std::string_view label, const void* shard, void* full, std::size_t bytes_per_rank,
-                     const GatherOptions&) override;
+  Work do_all_gather(const GatherCall& call) override;
   Work do_reduce(const ReduceCall& call) override;
   absl::Status reduce_blocking(const CallDescriptor& call, const std::byte* input, float* output,
                                SumVisitor* visitor) override;

@@ -46,10 +46,9 @@ class LateCollectives : public Collectives {
   }
 
  protected:
-  Work do_all_gather(std::string_view label, const void* shard, void* full, std::size_t bytes,
-                     const GatherOptions& options) override {
-    return later([this, name = std::string(label), shard, full, bytes, options] {
-      return group_->all_gather(name, shard, full, bytes, options);
+  Work do_all_gather(const GatherCall& call) override {
+    return later([this, name = std::string(call.label), call] {
+      return group_->all_gather(name, call.shard, call.full, call.bytes_per_rank, call.options);
     });
   }
   Work do_reduce(const ReduceCall& call) override {

@@ -44,10 +44,9 @@ class CountedCollectives final : public ForwardingCollectives {
   }
 
  protected:
-  Work do_all_gather(std::string_view label, const void* shard, void* full, std::size_t bytes,
-                     const GatherOptions& options) override {
-    note(bytes);
-    return ForwardingCollectives::do_all_gather(label, shard, full, bytes, options);
+  Work do_all_gather(const GatherCall& call) override {
+    note(call.bytes_per_rank);
+    return ForwardingCollectives::do_all_gather(call);
   }
   Work do_reduce(const ReduceCall& call) override {
     note(call.input_numel(size()) * size_of(call.dtype));

@@ -9,7 +9,6 @@
 #include <future>
 #include <optional>
 #include <utility>
-#include <vector>
 
 #include "runtime/base/status.h"
 #include "runtime/comm/c10d/c10d_calls.h"

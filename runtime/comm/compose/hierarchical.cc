@@ -1,7 +1,6 @@
 #include "runtime/comm/compose/hierarchical.h"
 
 #include <algorithm>
-#include <cstring>
 #include <string>
 #include <utility>
 

@@ -1,7 +1,6 @@
 #include "runtime/comm/cuda_host/cuda_host_collectives.h"
 
 #include <atomic>
-#include <cstring>
 #include <exception>
 #include <string>
 #include <utility>

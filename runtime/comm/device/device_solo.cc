@@ -1,7 +1,6 @@
 #include "runtime/comm/device/device_solo.h"
 
 #include <string>
-#include <utility>
 
 #include "runtime/base/mutex.h"
 #include "runtime/base/status.h"

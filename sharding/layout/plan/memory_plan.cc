@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <numeric>
-#include <span>
 
 #include "sharding/layout/plan/sum_counter.h"
 #include "sharding/layout/written_part.h"

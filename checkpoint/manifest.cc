@@ -95,35 +95,36 @@ std::int64_t Manifest::version() const {
 }
 
 std::string write_manifest(const Manifest& manifest) {
+  const SavedProgress& progress = manifest.progress;
   Json root = {{"written_by", manifest.written_by},
                {"step", manifest.step},
-               {"steps_applied", manifest.steps_applied},
+               {"steps_applied", progress.steps_applied},
                {"ranks", manifest.ranks},
                {"mesh", {{"replicate", manifest.replicate}, {"shard", manifest.shard}}},
                {"noise", manifest.noise_version},
                {"defaults", manifest.defaults_version},
                {"generators", manifest.generators}};
-  if (manifest.samples_seen > 0) root["samples_seen"] = manifest.samples_seen;
-  if (manifest.loss_scale) {
-    root["loss_scale"] = {{"scale", manifest.loss_scale->scale},
-                          {"finite_steps", manifest.loss_scale->finite_steps},
-                          {"overflow_steps", manifest.loss_scale->overflow_steps}};
+  if (progress.samples_seen > 0) root["samples_seen"] = progress.samples_seen;
+  if (progress.loss_scale) {
+    root["loss_scale"] = {{"scale", progress.loss_scale->scale},
+                          {"finite_steps", progress.loss_scale->finite_steps},
+                          {"overflow_steps", progress.loss_scale->overflow_steps}};
   }
-  if (!manifest.rates.empty()) {
+  if (!progress.rates.empty()) {
     root["rates"] = Json::array();
-    for (const std::optional<double>& rate : manifest.rates) root["rates"].push_back(rate ? Json(*rate) : Json());
+    for (const std::optional<double>& rate : progress.rates) root["rates"].push_back(rate ? Json(*rate) : Json());
   }
-  if (!manifest.options.empty()) {
+  if (!progress.options.empty()) {
     root["options"] = Json::array();
-    for (const std::map<std::string, double>& options : manifest.options) root["options"].push_back(Json(options));
+    for (const std::map<std::string, double>& options : progress.options) root["options"].push_back(Json(options));
   }
-  if (manifest.losses)
-    root["losses"] = {{"window", manifest.losses->window}, {"spikes_in_a_row", manifest.losses->spikes_in_a_row}};
-  if (manifest.noise_scale) {
-    root["noise_scale"] = {{"square", manifest.noise_scale->square},
-                           {"variance", manifest.noise_scale->variance},
-                           {"weight", manifest.noise_scale->weight},
-                           {"batch", manifest.noise_scale->batch}};
+  if (progress.losses)
+    root["losses"] = {{"window", progress.losses->window}, {"spikes_in_a_row", progress.losses->spikes_in_a_row}};
+  if (progress.noise_scale) {
+    root["noise_scale"] = {{"square", progress.noise_scale->square},
+                           {"variance", progress.noise_scale->variance},
+                           {"weight", progress.noise_scale->weight},
+                           {"batch", progress.noise_scale->batch}};
   }
   if (manifest.residuals) {
     root["residuals"] = {{"microbatches", manifest.residuals->microbatches}};

@@ -101,6 +101,19 @@ struct SavedResiduals {
   friend bool operator==(const SavedResiduals&, const SavedResiduals&) = default;
 };
 
+/// What the step goes on with beside parameters and their states (StepProgress of engine/step/step.h).
+struct SavedProgress {
+  std::int64_t steps_applied = 0;
+  std::int64_t samples_seen = 0;  ///< samples of all steps; 0, and not in the file, if backward was not told of them
+  std::optional<SavedLossScale> loss_scale;
+  /// Learning rates set by hand: the common one, then those of groups that have a rate of their own.
+  std::vector<std::optional<double>> rates;
+  /// Numbers of the update rule set by hand, by name: the common ones, then each group's; empty if there are none.
+  std::vector<std::map<std::string, double>> options;
+  std::optional<SavedLosses> losses;           ///< set for runs with on_spike
+  std::optional<SavedNoiseScale> noise_scale;  ///< set for runs with noise_scale
+};
+
 /// A file of the checkpoint.
 struct SavedFile {
   static constexpr std::int64_t kChunkBytes = std::int64_t{1} << 20;  ///< bytes that are hashed together
@@ -126,8 +139,7 @@ struct Manifest {
 
   std::string written_by = this_program();
   std::int64_t step = 0;  ///< steps taken, including those skipped for an overflow
-  std::int64_t steps_applied = 0;
-  std::int64_t samples_seen = 0;  ///< samples of all steps; 0, and not in the file, if backward was not told of them
+  SavedProgress progress;
   std::int64_t ranks = 1, replicate = 1, shard = 1;
   std::string strategy;  ///< JSON, every key present
   std::vector<SavedState> states;
@@ -139,16 +151,9 @@ struct Manifest {
   std::int64_t noise_version = kNoiseVersion;
   std::int64_t defaults_version = 1;  ///< "defaults": OptimizerConfig::defaults_version; 1 where the text has none
   std::int64_t generators = 0;  ///< ranks 0 ... generators - 1 have a piece "generator" of type U8, named by the rank
-  std::optional<SavedLossScale> loss_scale;
-  /// Learning rates set by hand: the common one, then those of groups that have a rate of their own.
-  std::vector<std::optional<double>> rates;
-  /// Numbers of the update rule set by hand, by name: the common ones, then each group's; empty if there are none.
-  std::vector<std::map<std::string, double>> options = {};
   std::optional<SamplerCursor> data;
   std::vector<SavedFile> files;
-  std::optional<SavedLosses> losses = {};           ///< set for runs with on_spike
-  std::optional<SavedNoiseScale> noise_scale = {};  ///< set for runs with noise_scale
-  std::optional<SavedResiduals> residuals = {};     ///< set for runs whose compression keeps residuals
+  std::optional<SavedResiduals> residuals = {};  ///< set for runs whose compression keeps residuals
 
   /// Returns the version that the manifest's text has.
   std::int64_t version() const;

@@ -51,7 +51,7 @@ class ManifestReader {
     Manifest manifest;
     manifest.written_by = root_.text("written_by");
     manifest.step = root_.integer("step", 0, kMost);
-    manifest.steps_applied = root_.integer("steps_applied", 0, kMost);
+    manifest.progress.steps_applied = root_.integer("steps_applied", 0, kMost);
     manifest.ranks = root_.integer("ranks", 1, kMostRanks);
     read_mesh(manifest);
     manifest.generators = root_.integer("generators", 0, manifest.ranks);
@@ -130,12 +130,13 @@ class ManifestReader {
   }
 
   void read_progress(Manifest& manifest) {
-    manifest.samples_seen = root_.has("samples_seen") ? root_.integer("samples_seen", 0, kMost) : 0;
+    SavedProgress& progress = manifest.progress;
+    progress.samples_seen = root_.has("samples_seen") ? root_.integer("samples_seen", 0, kMost) : 0;
     manifest.noise_version = root_.has("noise") ? root_.integer("noise", 1, kMost) : 1;
     manifest.defaults_version = root_.has("defaults") ? root_.integer("defaults", 1, kMost) : 1;
     if (const JsonNode* node = root_.find("loss_scale")) {
       const JsonFields fields(*node, file_, "/loss_scale", problem_);
-      SavedLossScale& scale = manifest.loss_scale.emplace();
+      SavedLossScale& scale = progress.loss_scale.emplace();
       scale.scale = fields.number("scale");
       scale.finite_steps = fields.integer("finite_steps", 0, kMost);
       scale.overflow_steps = fields.integer("overflow_steps", 0, kMost);
@@ -147,17 +148,17 @@ class ManifestReader {
         if (!is_rate)
           root_.refuse("rates", "wanted rates that are null or 0 and more");
         else if (rate.value.is_null())
-          manifest.rates.emplace_back();
+          progress.rates.emplace_back();
         else
-          manifest.rates.emplace_back(rate.value.get<double>());
+          progress.rates.emplace_back(rate.value.get<double>());
       }
     }
     if (root_.has("options")) {
-      for (const JsonNode& options : root_.children("options")) read_options(options, manifest.options.emplace_back());
+      for (const JsonNode& options : root_.children("options")) read_options(options, progress.options.emplace_back());
     }
     if (const JsonNode* node = root_.find("losses")) {
       const JsonFields fields(*node, file_, "/losses", problem_);
-      SavedLosses& losses = manifest.losses.emplace();
+      SavedLosses& losses = progress.losses.emplace();
       losses.spikes_in_a_row = fields.integer("spikes_in_a_row", 0, kMost);
       for (const JsonNode& loss : fields.children("window")) {
         if (loss.value.is_number() && loss.value.get<double>() >= 0)
@@ -170,7 +171,7 @@ class ManifestReader {
     }
     if (const JsonNode* node = root_.find("noise_scale")) {
       const JsonFields fields(*node, file_, "/noise_scale", problem_);
-      SavedNoiseScale& noise = manifest.noise_scale.emplace();
+      SavedNoiseScale& noise = progress.noise_scale.emplace();
       noise = {fields.number("square"), fields.number("variance"), fields.number("weight"), fields.number("batch")};
       if (!(noise.weight >= 0 && noise.weight <= 1)) fields.refuse("weight", "wanted a number from 0 to 1");
       if (!(noise.batch >= 0)) fields.refuse("batch", "wanted a number of 0 or more");

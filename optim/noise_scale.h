@@ -6,22 +6,6 @@
 
 namespace tessera {
 
-/// Sums from which the noise of gradients is estimated. A sum with weight w (MicrobatchInfo::weight of one microbatch
-/// or several) has the squared norm w^2 |G|^2 + w tr(Sigma) on average over the data. G is the gradient without noise,
-/// and Sigma the covariance of the gradient of one item of weight 1. So three sums are enough.
-struct OwnGradients {
-  double squares = 0.0;         ///< sum of the squared norms; NaN: not known
-  double weights = 0.0;         ///< sum of the weights
-  double weight_squares = 0.0;  ///< sum of the weights' squares
-
-  void add(double square, double weight) { add({square, weight, weight * weight}); }
-  void add(const OwnGradients& other) {
-    squares += other.squares;
-    weights += other.weights;
-    weight_squares += other.weight_squares;
-  }
-};
-
 /// The gradient noise scale (McCandlish et al. 2018, arXiv 1812.06162, appendix A). It is computed from the norms of
 /// small batches' gradients (OwnGradients, of all ranks) and the norm of the whole batch's gradient. NoiseScale
 /// estimates |G|^2 and tr(Sigma) without a bias, smooths each of them, and divides them. If each of N ranks has a batch
@@ -29,15 +13,7 @@ struct OwnGradients {
 /// computes the same bits (add_noise); all ranks get the same values.
 class NoiseScale {
  public:
-  /// The numbers of one step.
-  struct Step {
-    OwnGradients own;         ///< the sums of all ranks
-    double square = 0.0;      ///< squared norm of the sum of all gradients
-    double weight = 0.0;      ///< weight of that sum
-    double batch = 0.0;       ///< samples of the step, or its weight: the unit of all results
-    double loss_scale = 1.0;  ///< all gradients are multiplied by it
-  };
-
+  using Step = NoiseStep;
   using State = NoiseState;
 
   /// `smoothing`: from 0 (only the latest step counts) to below 1.

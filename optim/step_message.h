@@ -23,8 +23,8 @@ namespace tessera {
 constexpr int kMostStepsInFlight = 4;
 
 /// The header of a message. A flag for each parameter follows (did this rank give it a gradient?), and under
-/// "reproducible" the losses of this rank's microbatches (StepTables::losses_offset). The norm's sums over this rank's
-/// parts begin at StepTables::sums_offset.
+/// "reproducible" the losses of this rank's microbatches (StepMessages::losses_offset). The norm's sums over this
+/// rank's parts begin at StepMessages::sums_offset.
 struct StepMessageHeader {
   double loss = 0.0;         ///< LocalStep::loss; the device writes this field and the next one, the host the rest
   double own_squares = 0.0;  ///< LocalStep::own, in a step that measures noise; else zeros
@@ -41,6 +41,12 @@ struct MicrobatchLossThere {
   double weight = 0.0;  ///< MicrobatchInfo::weight
 };
 
+/// The steps that a run has made so far.
+struct StepsSoFar {
+  std::int64_t applied, skipped;
+  std::int64_t samples;  ///< samples of the applied steps, over all replicas
+};
+
 /// The device's decision about a step, and the state from earlier steps that it needs. It is all zero before the first
 /// step, except for the scaler.
 struct DeviceDecision {
@@ -48,28 +54,28 @@ struct DeviceDecision {
   double weight;     ///< sum of weights, added in rank order
   double grad_norm;  ///< norm of the mean gradient, before clipping
   double lr;
-  std::int64_t tokens, samples;                         ///< sums over all ranks
-  double own_squares, own_weights, own_weight_squares;  ///< sums over ranks in rank order
-  float gradient_scale;                                 ///< clip / (weight * loss scale)
-  float loss_scale;                                     ///< scale that this step's backward used
-  std::int32_t is_overflow;                             ///< a gradient is infinite or NaN
-  std::int32_t gathers_differ;                          ///< ranks gathered units in different orders
-  std::int32_t numbers_differ;  ///< the first rank whose rates or options differ from those of rank 0; 0: none
-  SpikeVerdict spike;           ///< the verdict on the loss
-  std::int32_t is_skipped;      ///< overflow, a difference or a spike: this step makes no further changes
+  std::int64_t tokens, samples;  ///< sums over all ranks
+  OwnGradients own;              ///< sums over ranks in rank order
+  float gradient_scale;          ///< clip / (weight * loss scale)
+  float loss_scale;              ///< scale that this step's backward used
+  std::int32_t is_overflow;      ///< a gradient is infinite or NaN
+  std::int32_t gathers_differ;   ///< ranks gathered units in different orders
+  std::int32_t numbers_differ;   ///< the first rank whose rates or options differ from those of rank 0; 0: none
+  SpikeVerdict spike;            ///< the verdict on the loss
+  std::int32_t is_skipped;       ///< overflow, a difference or a spike: this step makes no further changes
   /// Number, from 1, of the unit whose gradients on this rank are not all finite, if units are updated in backward; 0:
   /// none.
   std::int32_t not_finite_unit;
-  std::int64_t applied, skipped;  ///< steps so far, this one included
-  std::int64_t seen;              ///< samples of the applied steps so far, over all replicas
-  LossScalerState scaler;         ///< state after this step; its scale is that of the next backward
-  SpikeState spikes;              ///< state after this step
-  NoiseState noise;               ///< state after this step
+  StepsSoFar so_far;       ///< this step included
+  LossScalerState scaler;  ///< state after this step; its scale is that of the next backward
+  SpikeState spikes;       ///< state after this step
+  NoiseState noise;        ///< state after this step
 };
 
 /// Returns whether the step that is being applied is the run's first (average_start).
 TESSERA_ALWAYS_INLINE bool is_first_of_run(const DeviceDecision& decision, bool updates_in_backward) {
-  return decision.applied == (updates_in_backward ? 0 : 1);  // a step with updates in backward is not counted yet
+  // A step with updates in backward is not counted yet.
+  return decision.so_far.applied == (updates_in_backward ? 0 : 1);
 }
 
 /// The part of a step that the host knows beforehand. Kernels get it by value.
@@ -122,34 +128,44 @@ struct GroupNumbers {
   bool adapts_layers = true;     ///< lamb and lars only: rates are multiplied by trust ratios
 };
 
+/// Where the messages of a step lie, and what lies where in each of them. Offsets are in bytes.
+struct StepMessages {
+  const std::byte* of_all = nullptr;  ///< device memory, `bytes` for each rank; written for each step
+  std::size_t bytes = 0, sums_offset = 0;
+  std::size_t losses_offset = 0;  ///< offset of the MicrobatchLossThere, if StepTables::rounds is not 0
+};
+
+/// The squared norms of gradients, and what adds them up from messages (NormTotals). All pointers are to device memory;
+/// [n] is a length. Ranks and links are written once.
+struct StepNorms {
+  int tensors = 0;                           ///< all parameters of the module, in order of registration
+  const std::int32_t* part_ranks = nullptr;  ///< the ranks whose parts make up the whole gradient, in the parts' order
+  const NormLink* links = nullptr;
+  const std::uint32_t* first_link = nullptr;  ///< it has tensors + 1 elements
+  double* link_scratch = nullptr;             ///< one for each link
+  double* squares = nullptr;                  ///< [tensors]: squared norm of the summed, unscaled gradient
+  double* sum_of_squares = nullptr;           ///< [1]
+};
+
 /// The addresses of a step's data. All pointers are to device memory; [n] is a length.
 struct StepTables {
   int ranks = 1, shard_size = 1, parameters = 0, groups = 0;
-  int tensors = 0;  ///< the norm's tensors: all parameters of the module, in order of registration
   /// The steps of a parameter are counted when its unit is updated (UnitRequest), and not at the step's end. The run
   /// then ends with its first skipped step.
   bool updates_in_backward = false;
-  std::size_t message_bytes = 0, sums_offset = 0;
   /// Number of a step's microbatches on each rank, under "reproducible"; they are neighbours in the tree of sums.
-  /// Otherwise 0. Loss and weight are then sums in that tree. `losses_offset`: offset of their MicrobatchLossThere in a
-  /// message.
+  /// Otherwise 0. Loss and weight are then sums in that tree.
   int rounds = 0;
-  std::size_t losses_offset = 0;
+  StepMessages messages;
+  StepNorms norm;
   // These tables are written once.
-  const StepGroup* group = nullptr;           ///< one for each group
-  const std::int32_t* part_ranks = nullptr;   ///< the ranks whose parts make up the whole gradient, in the parts' order
-  const NormLink* links = nullptr;            ///< NormTotals
-  const std::uint32_t* first_link = nullptr;  ///< it has tensors + 1 elements
+  const StepGroup* group = nullptr;  ///< one for each group
   /// [parameters]: its parameter group, from 1; 0: none. null: no parameter has a group
   const std::uint32_t* group_number = nullptr;
   /// [parameters]: updated with the matrix that muon made orthogonal. null: no parameter is a matrix
   const std::uint8_t* is_matrix = nullptr;
   // These tables are written for each step.
   const GroupNumbers* group_numbers = nullptr;  ///< one for each parameter group
-  const std::byte* messages = nullptr;          ///< for each rank, message_bytes bytes
-  double* link_scratch = nullptr;               ///< one for each link
-  double* squares = nullptr;                    ///< [tensors]: squared norm of the summed, unscaled gradient
-  double* sum_of_squares = nullptr;             ///< [1]
   std::uint8_t* used = nullptr;                 ///< [parameters]: whether any rank used it
   /// [groups]: whether all parameters are used and have the same number of steps and the same options
   std::uint8_t* is_uniform = nullptr;
@@ -161,7 +177,7 @@ struct StepTables {
 };
 
 /// The norms that are exchanged together during a step of lamb or lars. They belong to all parameters, or in backward
-/// to the parameters of one unit. The fields are like those of StepTables, but are about optimizer parts (the elements
+/// to the parameters of one unit. The fields are like those of StepNorms, but are about optimizer parts (the elements
 /// that each rank updates).
 struct LayerTables {
   /// Number of kinds of norms: those of weights, and those of updates if the rule computes directions. lars has a
@@ -173,7 +189,7 @@ struct LayerTables {
   const std::int32_t* part_ranks = nullptr;
   const NormLink* links = nullptr;
   const std::uint32_t* first_link = nullptr;  ///< it has parameters + 1 elements
-  const std::uint32_t* tensor = nullptr;      ///< [parameters]: the parameter's index in StepTables::squares
+  const std::uint32_t* tensor = nullptr;      ///< [parameters]: the parameter's index in StepNorms::squares
   const double* messages = nullptr;           ///< [StepTables::ranks][kinds][most_sums]
   double* link_scratch = nullptr;
   double* squares = nullptr;  ///< [kinds][parameters]

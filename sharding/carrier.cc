@@ -15,13 +15,6 @@ Lease::Lease(Carrier& carrier, std::int64_t record, bool changes, std::span<std:
       exceptions_at_start_(std::uncaught_exceptions()),
       bytes_(bytes) {}
 
-Lease::Lease(Lease&& other) noexcept
-    : carrier_(std::exchange(other.carrier_, nullptr)),
-      record_(other.record_),
-      changes_(other.changes_),
-      exceptions_at_start_(other.exceptions_at_start_),
-      bytes_(std::exchange(other.bytes_, {})) {}
-
 Lease& Lease::operator=(Lease&& other) noexcept {
   if (this == &other) return *this;
   end();

@@ -24,7 +24,7 @@ class Lease {
  public:
   Lease() = default;
   ~Lease() { end(); }
-  Lease(Lease&& other) noexcept;
+  Lease(Lease&& other) noexcept { *this = static_cast<Lease&&>(other); }
   Lease& operator=(Lease&& other) noexcept;
 
   /// Returns whether there is a record.

@@ -59,18 +59,14 @@ bool is_compressed(const ReduceOptions& options) {
   return options.method != nullptr || options.contributions != WireForm::kPlain || options.sums != WireForm::kPlain;
 }
 
-/// A call of the Reducer, with its arguments.
+/// A call of the Reducer. Its input and output are on the GPU.
 struct Sum {
-  std::string label;
-  bool scatters = false;
-  const void* input = nullptr;  ///< [numel] of `dtype`, on the GPU, like `output`
-  DType dtype = DType::kF32;
-  float* output = nullptr;
-  std::size_t numel = 0;      ///< elements of the contribution
-  std::size_t sum_numel = 0;  ///< elements of the output
-  ReduceOptions options;
+  Sum(const ReduceCall& call, int ranks)
+      : call(call), label(call.label), input_bytes(call.input_numel(ranks) * size_of(call.dtype)) {}
 
-  std::size_t input_bytes() const { return numel * size_of(dtype); }
+  ReduceCall call;
+  std::string label;  ///< the call's own may be gone
+  std::size_t input_bytes;
 };
 
 class SumsOnHost final : public GroupWithHost {
@@ -84,16 +80,8 @@ class SumsOnHost final : public GroupWithHost {
   int compressed_part() const override { return host_->compressed_part(); }
 
  protected:
-  Work do_reduce_scatter(std::string_view label, void* input, DType dtype, float* output, std::size_t numel_per_rank,
-                         const ReduceOptions& options) override {
-    if (!is_compressed(options)) return group_->reduce_scatter(label, input, dtype, output, numel_per_rank, options);
-    const std::size_t numel = numel_per_rank * static_cast<std::size_t>(size());
-    return start({std::string(label), true, input, dtype, output, numel, numel_per_rank, options});
-  }
-  Work do_all_reduce(std::string_view label, void* input, DType dtype, float* output, std::size_t numel,
-                     const ReduceOptions& options) override {
-    if (!is_compressed(options)) return group_->all_reduce(label, input, dtype, output, numel, options);
-    return start({std::string(label), false, input, dtype, output, numel, numel, options});
+  Work do_reduce(const ReduceCall& call) override {
+    return is_compressed(call.options) ? start({call, size()}) : group_->reduce(call);
   }
 
  private:
@@ -116,14 +104,14 @@ class SumsOnHost::Pending final : public Work::State {
       : owner_(owner), sum_(std::move(sum)), slot_(slot), contribution_(memory) {
     // fp32 is summed in place; else the sum lies behind the contribution, where a cache line begins.
     constexpr std::size_t kCacheLine = 64;
-    const bool is_wide = sum_.dtype == DType::kF32;
-    std::byte* const behind = memory + (sum_.input_bytes() + kCacheLine - 1) / kCacheLine * kCacheLine;
-    std::byte* const own = memory + (sum_.scatters ? sum_.sum_numel * sizeof(float) * rank() : 0);
+    const bool is_wide = sum_.call.dtype == DType::kF32;
+    std::byte* const behind = memory + (sum_.input_bytes + kCacheLine - 1) / kCacheLine * kCacheLine;
+    std::byte* const own = memory + (sum_.call.scatters ? sum_bytes() * rank() : 0);
     sums_ = reinterpret_cast<float*>(is_wide ? own : behind);
-    const auto* const end = reinterpret_cast<std::byte*>(sums_ + sum_.sum_numel);
+    const auto* const end = reinterpret_cast<std::byte*>(sums_ + sum_.call.numel);
     TORCH_INTERNAL_ASSERT(end <= memory + owner_.slot_bytes_, "a sum is larger than its slot on the host");
     slot_.is_taken = true;
-    downloaded_ = owner_.kernels_.download(contribution_, sum_.input, sum_.input_bytes());
+    downloaded_ = owner_.kernels_.download(contribution_, sum_.call.input, sum_.input_bytes);
   }
   ~Pending() override {
     work_ = Work();  // the transport may wait here, and writes into the slot until the wait ends
@@ -140,8 +128,7 @@ class SumsOnHost::Pending final : public Work::State {
   absl::Status wait() override {
     TESSERA_RETURN_IF_ERROR(advance());
     TESSERA_RETURN_IF_ERROR(work_.wait());
-    const DeviceKernels::UploadPiece piece{sum_.output, reinterpret_cast<const std::byte*>(sums_),
-                                           sum_.sum_numel * sizeof(float)};
+    const DeviceKernels::UploadPiece piece{sum_.call.output, reinterpret_cast<const std::byte*>(sums_), sum_bytes()};
     slot_.uploaded = owner_.kernels_.upload({&piece, 1}, downloaded_.get());
     slot_.uploaded->join();
     return absl::OkStatus();
@@ -149,12 +136,14 @@ class SumsOnHost::Pending final : public Work::State {
 
  private:
   std::size_t rank() const { return static_cast<std::size_t>(owner_.rank()); }
+  std::size_t sum_bytes() const { return sum_.call.numel * sizeof(float); }
   Work begin() {
-    Collectives& host = *owner_.host_;
-    sum_.options.waits = Waits::kLater;  // the sum runs on the transport's own thread, while this thread continues
-    return sum_.scatters
-               ? host.reduce_scatter(sum_.label, contribution_, sum_.dtype, sums_, sum_.sum_numel, sum_.options)
-               : host.all_reduce(sum_.label, contribution_, sum_.dtype, sums_, sum_.numel, sum_.options);
+    ReduceCall call = sum_.call;
+    call.label = sum_.label;
+    call.input = contribution_;
+    call.output = sums_;
+    call.options.waits = Waits::kLater;  // the sum runs on the transport's own thread, while this thread continues
+    return owner_.host_->reduce(call);
   }
 
   SumsOnHost& owner_;
@@ -168,7 +157,7 @@ class SumsOnHost::Pending final : public Work::State {
 };
 
 Work SumsOnHost::start(Sum sum) {
-  if (absl::Status possible = check_device_sum(sum.label, sum.dtype, sum.options.visitor); !possible.ok())
+  if (absl::Status possible = check_device_sum(sum.label, sum.call.dtype, sum.call.options.visitor); !possible.ok())
     return Work(possible);
   const std::size_t turn = next_++ % slots_.size();
   Slot& slot = slots_[turn];
@@ -176,15 +165,6 @@ Work SumsOnHost::start(Sum sum) {
   if (slot.uploaded) slot.uploaded->wait();
   return Work(std::make_unique<Pending>(*this, std::move(sum), slot, memory_.get() + turn * slot_bytes_));
 }
-
-/// A call, with its arguments.
-struct Gather {
-  std::string label;
-  const void* shard = nullptr;  ///< on the GPU, like `full`
-  void* full = nullptr;
-  std::size_t bytes_per_rank = 0;
-  GatherOptions options;
-};
 
 class GathersOnHost final : public GroupWithHost {
  public:
@@ -194,11 +174,9 @@ class GathersOnHost final : public GroupWithHost {
         slots_(static_cast<std::size_t>(slots.slots)) {}
 
  protected:
-  Work do_all_gather(std::string_view label, const void* shard, void* full, std::size_t bytes_per_rank,
-                     const GatherOptions& options) override {
-    if (options.form == WireForm::kPlain || bytes_per_rank == 0)
-      return group_->all_gather(label, shard, full, bytes_per_rank, options);
-    return start({std::string(label), shard, full, bytes_per_rank, options});
+  Work do_all_gather(const GatherCall& call) override {
+    const bool is_plain = call.options.form == WireForm::kPlain || call.bytes_per_rank == 0;
+    return is_plain ? group_->all_gather(call) : start(call);
   }
 
  private:
@@ -209,7 +187,7 @@ class GathersOnHost final : public GroupWithHost {
     std::shared_ptr<Mark> uploaded;
   };
 
-  Work start(Gather gather);
+  Work start(const GatherCall& gather);
   /// Begins gathers over the hosts up to `last`, in their order; if `last` is null, all gathers whose part has reached
   /// the host.
   absl::Status begin(const Pending* last);
@@ -221,8 +199,8 @@ class GathersOnHost final : public GroupWithHost {
 
 class GathersOnHost::Pending final : public Work::State {
  public:
-  Pending(GathersOnHost& owner, Gather gather, Slot& slot, std::byte* memory)
-      : owner_(owner), gather_(std::move(gather)), slot_(slot), full_(memory) {
+  Pending(GathersOnHost& owner, const GatherCall& gather, Slot& slot, std::byte* memory)
+      : owner_(owner), gather_(gather), label_(gather.label), slot_(slot), full_(memory) {
     TORCH_INTERNAL_ASSERT(bytes() <= owner_.slot_bytes_, "a gather is larger than its slot on the host");
     downloaded_ = owner_.kernels_.download(own_part(), gather_.shard, gather_.bytes_per_rank);
     slot_.holder = this;
@@ -240,7 +218,7 @@ class GathersOnHost::Pending final : public Work::State {
     downloaded_->wait();
     const absl::Status there = owner_.group_->status();  // known now, after the wait for the device
     if (there.ok()) {
-      work_ = owner_.host_->all_gather(gather_.label, own_part(), full_, gather_.bytes_per_rank, gather_.options);
+      work_ = owner_.host_->all_gather(label_, own_part(), full_, gather_.bytes_per_rank, gather_.options);
     } else {
       work_ = Work(there);
     }
@@ -280,7 +258,8 @@ class GathersOnHost::Pending final : public Work::State {
   }
 
   GathersOnHost& owner_;
-  const Gather gather_;
+  const GatherCall gather_;  ///< its memory is on the GPU
+  const std::string label_;  ///< the call's own may be gone
   Slot& slot_;
   std::byte* const full_;  ///< where all parts lie on the host
   std::unique_ptr<Mark> downloaded_;
@@ -299,7 +278,7 @@ absl::Status GathersOnHost::begin(const Pending* last) {
   return absl::OkStatus();
 }
 
-Work GathersOnHost::start(Gather gather) {
+Work GathersOnHost::start(const GatherCall& gather) {
   if (absl::Status begun = begin(nullptr); !begun.ok()) return Work(begun);
   const std::size_t turn = next_++ % slots_.size();
   Slot& slot = slots_[turn];
@@ -307,7 +286,7 @@ Work GathersOnHost::start(Gather gather) {
     if (absl::Status ended = slot.holder->finish(); !ended.ok()) return Work(ended);
   }
   if (slot.uploaded) std::exchange(slot.uploaded, nullptr)->wait();
-  return Work(std::make_unique<Pending>(*this, std::move(gather), slot, memory_.get() + turn * slot_bytes_));
+  return Work(std::make_unique<Pending>(*this, gather, slot, memory_.get() + turn * slot_bytes_));
 }
 
 }  // namespace

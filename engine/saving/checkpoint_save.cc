@@ -100,9 +100,10 @@ Manifest describe_engine(const Training& training, const StoredStates& states) {
   const Strategy& strategy = job.strategy;
   const StepProgress progress = training.step->progress();
   Manifest manifest;
+  SavedProgress& saved = manifest.progress;
   manifest.step = training.times.attempts;
-  manifest.steps_applied = progress.applied;
-  manifest.samples_seen = progress.samples;
+  saved.steps_applied = progress.applied;
+  saved.samples_seen = progress.samples;
   manifest.ranks = manifest.generators = job.mesh.world_size();
   manifest.replicate = job.position.replicate_size;
   manifest.shard = job.position.shard_size;
@@ -111,19 +112,19 @@ Manifest describe_engine(const Training& training, const StoredStates& states) {
   manifest.states = states.all();
   for (const auto& unit : training.units) manifest.units.push_back(unit->name);
   if (strategy.mixed_precision.param == DType::kF16)
-    manifest.loss_scale =
+    saved.loss_scale =
         SavedLossScale{progress.scaler.scale, progress.scaler.finite_steps, progress.scaler.overflow_steps};
   if (strategy.lr_schedule.type == LrScheduleType::kManual) {
     for (const double rate : progress.rates) {
       const bool has_own = rate == rate;
-      manifest.rates.push_back(has_own ? std::optional(rate) : std::nullopt);
+      saved.rates.push_back(has_own ? std::optional(rate) : std::nullopt);
     }
   }
-  manifest.options = options_by_name(progress.options);
+  saved.options = options_by_name(progress.options);
   if (strategy.on_spike.action != SpikeAction::kNone)
-    manifest.losses = SavedLosses{progress.losses.losses, progress.losses.spikes_in_a_row};
+    saved.losses = SavedLosses{progress.losses.losses, progress.losses.spikes_in_a_row};
   if (strategy.noise_scale.every > 0)
-    manifest.noise_scale =
+    saved.noise_scale =
         SavedNoiseScale{progress.noise.square, progress.noise.variance, progress.noise.weight, progress.noise.batch};
   if (training.plan.sums().kept_gradient_numel > 0)
     manifest.residuals =

@@ -291,30 +291,31 @@ class Load {
   /// Sets the rest of the state. Nothing of this can fail.
   void finish() {
     StepProgress& progress = progress_;
-    progress.applied = manifest().steps_applied;
-    progress.samples = manifest().samples_seen;
+    const SavedProgress& saved = manifest().progress;
+    progress.applied = saved.steps_applied;
+    progress.samples = saved.samples_seen;
     note(unknown_samples(job_.strategy, progress.applied, progress.samples));
     for (const MatchedParameter& parameter : matched_.parameters) {
       const bool goes_on = parameter.group->trainable && parameter.saved->keeps_states();
       progress.updates[parameter.group->parameters[parameter.index].tensor.unsafeGetTensorImpl()] =
           goes_on ? parameter.saved->updates : 0;
     }
-    if (manifest().loss_scale && job_.strategy.mixed_precision.loss_scale.dynamic)
-      progress.scaler = {static_cast<float>(manifest().loss_scale->scale), manifest().loss_scale->finite_steps,
-                         manifest().loss_scale->overflow_steps};
-    if (manifest().losses) {
-      progress.losses = {manifest().losses->window, manifest().losses->spikes_in_a_row};
+    if (saved.loss_scale && job_.strategy.mixed_precision.loss_scale.dynamic)
+      progress.scaler = {static_cast<float>(saved.loss_scale->scale), saved.loss_scale->finite_steps,
+                         saved.loss_scale->overflow_steps};
+    if (saved.losses) {
+      progress.losses = {saved.losses->window, saved.losses->spikes_in_a_row};
     } else if (kind_ == LoadKind::kAll) {
       progress.losses = {};  // the present losses may belong to another run
     }
-    if (const auto& noise = manifest().noise_scale) {
+    if (const auto& noise = saved.noise_scale) {
       progress.noise = {noise->square, noise->variance, noise->weight, noise->batch};
     } else if (kind_ == LoadKind::kAll) {
       progress.noise = {};
     }
     if (kind_ == LoadKind::kAll) {
-      note(read_rates(job_.strategy, manifest().rates, "checkpoint", progress.rates));
-      note(read_options(manifest().options, progress.options));
+      note(read_rates(job_.strategy, saved.rates, "checkpoint", progress.rates));
+      note(read_options(saved.options, progress.options));
       training_.times.attempts = manifest().step;
       training_.take_seed();
     }

@@ -6,6 +6,22 @@
 
 namespace tessera {
 
+/// Sums from which the noise of gradients is estimated. A sum with weight w (MicrobatchInfo::weight of one microbatch
+/// or several) has the squared norm w^2 |G|^2 + w tr(Sigma) on average over the data. G is the gradient without noise,
+/// and Sigma the covariance of the gradient of one item of weight 1. So three sums are enough.
+struct OwnGradients {
+  double squares = 0.0;         ///< sum of the squared norms; NaN: not known
+  double weights = 0.0;         ///< sum of the weights
+  double weight_squares = 0.0;  ///< sum of the weights' squares
+
+  void add(double square, double weight) { add({square, weight, weight * weight}); }
+  void add(const OwnGradients& other) {
+    squares += other.squares;
+    weights += other.weights;
+    weight_squares += other.weight_squares;
+  }
+};
+
 /// What NoiseScale (optim/noise_scale.h) knows after the steps so far, as plain data; a checkpoint keeps it. The
 /// smoothed sums begin at 0, and so does their total weight, which tends to 1.
 struct NoiseState {
@@ -14,9 +30,9 @@ struct NoiseState {
   double batch = 0.0;  ///< the batch of the latest step
 };
 
-/// The numbers of one step. The fields `own_...` are the sums of OwnGradients over all ranks.
+/// The numbers of one step.
 struct NoiseStep {
-  double own_squares = 0.0, own_weights = 0.0, own_weight_squares = 0.0;
+  OwnGradients own;         ///< the sums of all ranks
   double square = 0.0;      ///< squared norm of the sum of all gradients
   double weight = 0.0;      ///< weight of that sum
   double batch = 0.0;       ///< samples of the step, or its weight: the unit of all results
@@ -31,18 +47,18 @@ constexpr double kLeastNoiseDifference = 1e-9;
 /// whole batch, or a number is not finite. A GPU does this by itself, with the same bits.
 ///
 /// The two means over data are
-///   own_squares = own_weight_squares |G|^2 + own_weights tr(Sigma)
+///   own.squares = own.weight_squares |G|^2 + own.weights tr(Sigma)
 ///   square      = weight^2           |G|^2 + weight      tr(Sigma)
 /// and this function solves the two equations for |G|^2 and tr(Sigma).
 TESSERA_ALWAYS_INLINE bool add_noise(double smoothing, const NoiseStep& step, NoiseState& state) {
   const double weight = step.weight;
-  const double determinant = step.own_weights * (weight * weight) - step.own_weight_squares * weight;
+  const double determinant = step.own.weights * (weight * weight) - step.own.weight_squares * weight;
   const double unscaled = 1.0 / (step.loss_scale * step.loss_scale);
-  const double small = step.own_squares * unscaled, big = step.square * unscaled;
-  if (!(determinant > kLeastNoiseDifference * step.own_weights * weight * weight) || !(step.batch > 0)) return false;
+  const double small = step.own.squares * unscaled, big = step.square * unscaled;
+  if (!(determinant > kLeastNoiseDifference * step.own.weights * weight * weight) || !(step.batch > 0)) return false;
   if (small - small != 0.0 || big - big != 0.0) return false;  // one of the two is not finite
-  const double square = (step.own_weights * big - weight * small) / determinant;
-  const double variance = (weight * weight * small - step.own_weight_squares * big) / determinant;
+  const double square = (step.own.weights * big - weight * small) / determinant;
+  const double variance = (weight * weight * small - step.own.weight_squares * big) / determinant;
   const double share = 1.0 - smoothing;
   state.square = smoothing * state.square + share * square;
   // `variance` belongs to an item of weight 1; a sample has the weight `weight / batch`.

@@ -29,7 +29,7 @@ __device__ void add_up_layers(const LayerTables& l) {
 /// `place`: the parameter's index among the parameters of `l`.
 __device__ double trust_ratio_of(const StepRequest& request, const LayerTables& l, const StepTables& t, unsigned place,
                                  const RuleNumbers& numbers) {
-  double update = sqrt(l.kinds > 1 ? l.squares[l.parameters + place] : t.squares[l.tensor[place]]);
+  double update = sqrt(l.kinds > 1 ? l.squares[l.parameters + place] : t.norm.squares[l.tensor[place]]);
   if (!makes_direction(request.rule)) update *= static_cast<double>(t.decision->gradient_scale);
   return trust_ratio(request.rule, numbers, request.trust_coefficient, sqrt(l.squares[place]), update);
 }

@@ -118,19 +118,21 @@ __global__ void __launch_bounds__(kNormThreads) sum_spans(NormTables t) {
 
 /// One thread block runs this kernel; each thread takes a tensor.
 __global__ void add_up(StepTables t) {
-  for (unsigned i = threadIdx.x; i < static_cast<unsigned>(t.tensors); i += blockDim.x) {
-    const std::uint32_t first = t.first_link[i];
-    t.squares[i] =
-        add_up_nodes(t.links + first, t.first_link[i + 1] - first, t.link_scratch + first, [&](const NormLink& link) {
-          const auto rank = static_cast<std::size_t>(t.part_ranks[link.part]);
-          return reinterpret_cast<const double*>(t.messages + t.message_bytes * rank + t.sums_offset)[link.slot];
+  const StepNorms& n = t.norm;
+  const StepMessages& m = t.messages;
+  for (unsigned i = threadIdx.x; i < static_cast<unsigned>(n.tensors); i += blockDim.x) {
+    const std::uint32_t first = n.first_link[i];
+    n.squares[i] =
+        add_up_nodes(n.links + first, n.first_link[i + 1] - first, n.link_scratch + first, [&](const NormLink& link) {
+          const auto rank = static_cast<std::size_t>(n.part_ranks[link.part]);
+          return reinterpret_cast<const double*>(m.of_all + m.bytes * rank + m.sums_offset)[link.slot];
         });
   }
   __syncthreads();
   if (threadIdx.x > 0) return;
   double total = 0.0;
-  for (int i = 0; i < t.tensors; ++i) total += t.squares[i];
-  *t.sum_of_squares = total;
+  for (int i = 0; i < n.tensors; ++i) total += n.squares[i];
+  *n.sum_of_squares = total;
 }
 
 /// These types read gradients as fp32.

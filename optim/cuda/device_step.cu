@@ -39,7 +39,8 @@ constexpr int kMostRounds = 40;
 constexpr int kLeastTurns = 8;
 
 __device__ const StepMessageHeader& header_of(const StepTables& t, int rank) {
-  return *reinterpret_cast<const StepMessageHeader*>(t.messages + t.message_bytes * static_cast<std::size_t>(rank));
+  return *reinterpret_cast<const StepMessageHeader*>(t.messages.of_all +
+                                                     t.messages.bytes * static_cast<std::size_t>(rank));
 }
 
 __device__ const std::uint8_t* flags_of(const StepTables& t, int rank) {
@@ -59,8 +60,8 @@ __device__ void add_up_losses(const StepTables& t, DeviceDecision& d) {
   };
   const std::int64_t all = std::int64_t{t.ranks} * t.rounds;
   for (std::int64_t i = 0; i < all; ++i) {
-    const std::byte* const message = t.messages + t.message_bytes * static_cast<std::size_t>(i / t.rounds);
-    sums[waiting++] = reinterpret_cast<const MicrobatchLossThere*>(message + t.losses_offset)[i % t.rounds];
+    const std::byte* const message = t.messages.of_all + t.messages.bytes * static_cast<std::size_t>(i / t.rounds);
+    sums[waiting++] = reinterpret_cast<const MicrobatchLossThere*>(message + t.messages.losses_offset)[i % t.rounds];
     for (std::int64_t made = i + 1; made % 2 == 0; made /= 2) join();
   }
   while (waiting > 1) join();
@@ -79,7 +80,7 @@ __global__ void read(StepTables t) {
   DeviceDecision& d = *t.decision;
   d.loss = d.weight = 0.0;
   d.tokens = d.samples = 0;
-  d.own_squares = d.own_weights = d.own_weight_squares = 0.0;
+  d.own.squares = d.own.weights = d.own.weight_squares = 0.0;
   if (!t.updates_in_backward) d.gathers_differ = d.numbers_differ = 0;
   for (int rank = 0; rank < t.ranks; ++rank) {
     const StepMessageHeader& header = header_of(t, rank);
@@ -87,9 +88,9 @@ __global__ void read(StepTables t) {
     d.weight += header.weight;
     d.tokens += header.tokens;
     d.samples += header.samples;
-    d.own_squares += header.own_squares;
-    d.own_weights += header.own_weights;
-    d.own_weight_squares += header.own_weight_squares;
+    d.own.squares += header.own_squares;
+    d.own.weights += header.own_weights;
+    d.own.weight_squares += header.own_weight_squares;
     if (header.gathers != header_of(t, rank - rank % t.shard_size).gathers) d.gathers_differ = 1;
     if (header.numbers != header_of(t, 0).numbers && d.numbers_differ == 0) d.numbers_differ = rank;
   }
@@ -118,21 +119,22 @@ struct Verdict {
 /// Returns the rate of a step with `samples` samples of this replica.
 __device__ double rate_at(const StepRequest& request, const DeviceDecision& d, double ratio, std::int64_t samples) {
   const std::int64_t batch = samples * request.replicas;
-  return scaled_lr(request.base_lr, request.batch_scale, batch, ratio * warm_up_ratio(request.warm_up, d.seen, batch));
+  return scaled_lr(request.base_lr, request.batch_scale, batch,
+                   ratio * warm_up_ratio(request.warm_up, d.so_far.samples, batch));
 }
 
 __device__ Verdict verdict_on(const StepRequest& request, const StepTables& t, double median) {
   const DeviceDecision& d = *t.decision;
   const double mean = mean_factor(d.weight, d.scaler.scale);
   Verdict v;
-  v.norm = sqrt(*t.sum_of_squares) * mean;
-  v.is_overflow = !isfinite(*t.sum_of_squares);
+  v.norm = sqrt(*t.norm.sum_of_squares) * mean;
+  v.is_overflow = !isfinite(*t.norm.sum_of_squares);
   v.loss = mean_loss(d.loss, request.microbatches, d.weight);
   v.is_skipped = v.is_overflow || d.gathers_differ != 0 || d.numbers_differ != 0;
   v.spike = v.is_skipped ? SpikeVerdict::kNone : spike_verdict(request.spikes, d.spikes, median, v.loss);
   v.is_skipped = v.is_skipped || v.spike == SpikeVerdict::kSpike || v.spike == SpikeVerdict::kNegative;
   v.gradient_scale = static_cast<float>(mean * clip_factor(v.norm, request.max_norm));
-  v.lr = rate_at(request, d, request.lr_ratios[d.skipped - request.known_skipped], d.samples);
+  v.lr = rate_at(request, d, request.lr_ratios[d.so_far.skipped - request.known_skipped], d.samples);
   return v;
 }
 
@@ -211,12 +213,10 @@ __global__ void begin_update(StepRequest request, UnitRequest unit, StepTables t
 
 /// Adds a step that measures noise. A step that is skipped gives no information.
 __device__ void measure_noise(const StepRequest& request, const StepTables& t, DeviceDecision& d) {
-  if (!(d.own_weights > 0) || d.is_skipped != 0) return;
+  if (!(d.own.weights > 0) || d.is_skipped != 0) return;
   NoiseStep step;
-  step.own_squares = d.own_squares;
-  step.own_weights = d.own_weights;
-  step.own_weight_squares = d.own_weight_squares;
-  step.square = *t.sum_of_squares;
+  step.own = d.own;
+  step.square = *t.norm.sum_of_squares;
   step.weight = d.weight;
   step.batch = d.samples > 0 ? static_cast<double>(d.samples) : d.weight;
   step.loss_scale = d.loss_scale;
@@ -245,9 +245,9 @@ __global__ void decide(StepRequest request, StepTables t) {
     d.loss_scale = d.scaler.scale;
     d.is_overflow = v.is_overflow || (was_over && d.is_overflow != 0) ? 1 : 0;
     d.is_skipped = is_skipped ? 1 : 0;
-    d.applied += is_skipped ? 0 : 1;
-    d.seen += is_skipped ? 0 : d.samples * request.replicas;
-    d.skipped += is_skipped ? 1 : 0;
+    d.so_far.applied += is_skipped ? 0 : 1;
+    d.so_far.samples += is_skipped ? 0 : d.samples * request.replicas;
+    d.so_far.skipped += is_skipped ? 1 : 0;
     measure_noise(request, t, d);
     if (v.spike != SpikeVerdict::kSpike) next_loss_scale(request.loss_scale, d.scaler, v.is_overflow);
     if (!v.is_overflow) note_loss(request.spikes, d.spikes, t.losses, v.spike, median, v.loss);

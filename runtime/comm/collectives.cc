@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "runtime/base/status.h"
+#include "runtime/comm/call.h"
 #include "runtime/config/transport_rows.h"
 
 namespace tessera {
@@ -25,6 +26,8 @@ bool is_of_gpus(TransportKind kind) {
     return kind_of(row.choice) == kind && (row.traits & transport_traits::kOnGpu) != 0;
   });
 }
+
+Operation ReduceCall::operation() const { return scatters ? Operation::kReduceScatter : Operation::kAllReduce; }
 
 absl::StatusOr<std::unique_ptr<CommBuffer>> Collectives::allocate_common(std::size_t) {
   return make_error(ExitCode::kUnavailable, "ranks joined by " + transport() +

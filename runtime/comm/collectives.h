@@ -138,6 +138,23 @@ struct ReduceOptions {
   SumMethod* method = nullptr;
 };
 
+enum class Operation : std::uint32_t;  // runtime/comm/call.h
+
+/// A call of reduce_scatter or all_reduce with its arguments, as groups over groups pass it on.
+struct ReduceCall {
+  bool scatters = false;  ///< true: reduce_scatter; false: all_reduce
+  std::string_view label;
+  void* input = nullptr;
+  DType dtype = DType::kF32;
+  float* output = nullptr;
+  std::size_t numel = 0;  ///< elements of `output`
+  ReduceOptions options;
+
+  Operation operation() const;
+  /// Returns the elements of `input` in a group of `ranks` ranks.
+  std::size_t input_numel(int ranks) const { return scatters ? numel * static_cast<std::size_t>(ranks) : numel; }
+};
+
 /// The options of a gather: its elements, and the codec on the wire.
 struct GatherOptions {
   DType dtype = DType::kU8;  ///< dtype of the elements; those that are not fp32, bf16 or fp16 are sent unchanged
@@ -145,6 +162,15 @@ struct GatherOptions {
   /// rank the same rounded elements, of its own part too, so `full` must not be the memory that keeps the exact
   /// elements. kLossless changes no bit; only `gloo` packs.
   WireForm form = WireForm::kPlain;
+};
+
+/// A call of all_gather with its arguments, as groups over groups pass it on.
+struct GatherCall {
+  std::string_view label;
+  const void* shard = nullptr;
+  void* full = nullptr;
+  std::size_t bytes_per_rank = 0;
+  GatherOptions options = {};
 };
 
 /// One group of ranks and the operations that every transport has, on flat buffers.
@@ -216,8 +242,9 @@ class Collectives {
   /// bytes_per_rank`.
   Work all_gather(std::string_view label, const void* shard, void* full, std::size_t bytes_per_rank,
                   const GatherOptions& options = {}) {
-    return do_all_gather(label, shard, full, bytes_per_rank, options);
+    return do_all_gather({label, shard, full, bytes_per_rank, options});
   }
+  Work all_gather(const GatherCall& call) { return do_all_gather(call); }
 
   /// `output[i] = sum over ranks q of input_q[rank * numel_per_rank + i]`, fp32, for i < numel_per_rank.
   /// `input` holds `size() * numel_per_rank` elements of `dtype` (fp32, bf16, fp16). `output` may alias this rank's
@@ -229,7 +256,7 @@ class Collectives {
   /// a wait ends the group, except Works that a device runs on its own.
   Work reduce_scatter(std::string_view label, void* input, DType dtype, float* output, std::size_t numel_per_rank,
                       const ReduceOptions& options = {}) {
-    return do_reduce_scatter(label, input, dtype, output, numel_per_rank, options);
+    return do_reduce({true, label, input, dtype, output, numel_per_rank, options});
   }
 
   /// `output[i] = sum over ranks of input_q[i]`, fp32, for i < numel; the same bits on every rank.
@@ -237,8 +264,11 @@ class Collectives {
   /// sees all of `output` on every rank.
   Work all_reduce(std::string_view label, void* input, DType dtype, float* output, std::size_t numel,
                   const ReduceOptions& options = {}) {
-    return do_all_reduce(label, input, dtype, output, numel, options);
+    return do_reduce({false, label, input, dtype, output, numel, options});
   }
+
+  /// Makes one of these two calls.
+  Work reduce(const ReduceCall& call) { return do_reduce(call); }
 
   /// Copies `data` of rank `root` to all ranks.
   virtual Work broadcast(std::string_view label, void* data, std::size_t bytes, int root) = 0;
@@ -274,12 +304,8 @@ class Collectives {
   virtual bool end_if_left_alone(HasKey) { return false; }
 
  protected:
-  virtual Work do_all_gather(std::string_view label, const void* shard, void* full, std::size_t bytes_per_rank,
-                             const GatherOptions& options) = 0;
-  virtual Work do_reduce_scatter(std::string_view label, void* input, DType dtype, float* output,
-                                 std::size_t numel_per_rank, const ReduceOptions& options) = 0;
-  virtual Work do_all_reduce(std::string_view label, void* input, DType dtype, float* output, std::size_t numel,
-                             const ReduceOptions& options) = 0;
+  virtual Work do_all_gather(const GatherCall& call) = 0;
+  virtual Work do_reduce(const ReduceCall& call) = 0;
 };
 
 }  // namespace tessera

@@ -44,18 +44,8 @@ class ForwardingCollectives : public Collectives {
   bool end_if_left_alone(HasKey has_key) override { return group_->end_if_left_alone(has_key); }
 
  protected:
-  Work do_all_gather(std::string_view label, const void* shard, void* full, std::size_t bytes,
-                     const GatherOptions& options) override {
-    return group_->all_gather(label, shard, full, bytes, options);
-  }
-  Work do_reduce_scatter(std::string_view label, void* input, DType dtype, float* output, std::size_t numel,
-                         const ReduceOptions& options) override {
-    return group_->reduce_scatter(label, input, dtype, output, numel, options);
-  }
-  Work do_all_reduce(std::string_view label, void* input, DType dtype, float* output, std::size_t numel,
-                     const ReduceOptions& options) override {
-    return group_->all_reduce(label, input, dtype, output, numel, options);
-  }
+  Work do_all_gather(const GatherCall& call) override { return group_->all_gather(call); }
+  Work do_reduce(const ReduceCall& call) override { return group_->reduce(call); }
 
   const std::shared_ptr<Collectives> group_;
 };

@@ -1,5 +1,4 @@
 #include <map>
-#include <utility>
 
 #include "runtime/base/mutex.h"
 #include "runtime/base/status.h"

@@ -62,20 +62,13 @@ class ObservedCollectives final : public ForwardingCollectives {
   }
 
  protected:
-  Work do_all_gather(std::string_view label, const void* shard, void* full, std::size_t bytes,
-                     const GatherOptions& options) override {
-    return started(make_signature(Operation::kAllGather, label, DType::kU8, bytes),
-                   [&] { return group_->all_gather(label, shard, full, bytes, options); });
+  Work do_all_gather(const GatherCall& call) override {
+    return started(make_signature(Operation::kAllGather, call.label, DType::kU8, call.bytes_per_rank),
+                   [&] { return group_->all_gather(call); });
   }
-  Work do_reduce_scatter(std::string_view label, void* input, DType dtype, float* output, std::size_t numel,
-                         const ReduceOptions& options) override {
-    return started(make_signature(Operation::kReduceScatter, label, dtype, numel),
-                   [&] { return group_->reduce_scatter(label, input, dtype, output, numel, options); });
-  }
-  Work do_all_reduce(std::string_view label, void* input, DType dtype, float* output, std::size_t numel,
-                     const ReduceOptions& options) override {
-    return started(make_signature(Operation::kAllReduce, label, dtype, numel),
-                   [&] { return group_->all_reduce(label, input, dtype, output, numel, options); });
+  Work do_reduce(const ReduceCall& call) override {
+    return started(make_signature(call.operation(), call.label, call.dtype, call.numel),
+                   [&] { return group_->reduce(call); });
   }
 
  private:

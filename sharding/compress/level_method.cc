@@ -16,10 +16,21 @@ namespace {
 class LevelMethod final : public GradientMethod {
  public:
   /// `draws`: this rank's random numbers. `work` has the shape [1 + ranks, words of a message].
-  LevelMethod(std::int64_t numel, LevelForm form, DrawStream draws, float* work);
+  LevelMethod(std::int64_t numel, LevelForm form, DrawStream draws, float* work)
+      : form_(form),
+        words_(static_cast<std::size_t>(level_words(form.levels, numel))),
+        draws_(draws),
+        own_(reinterpret_cast<std::uint32_t*>(work)) {}
 
   void begin_step(std::int64_t step) override { draws_.begin_step(step); }
-  absl::Status sum(Collectives& group, std::string_view label, float* data, std::size_t numel) override;
+  absl::Status sum(Collectives& group, std::string_view label, float* data, std::size_t numel) override {
+    encode_levels(form_, data, numel, draws_.next(), own_);
+    std::uint32_t* const all = own_ + words_;
+    TESSERA_RETURN_IF_ERROR(group.all_gather(label, own_, all, words_ * sizeof(std::uint32_t)).wait());
+    std::fill_n(data, numel, 0.0f);
+    for (int q = 0; q < group.size(); ++q) add_levels(form_, all + q * words_, numel, data);
+    return absl::OkStatus();
+  }
   void add_kept(FlatGroup&, KeptGradients&) const override {}
 
  private:
@@ -28,21 +39,6 @@ class LevelMethod final : public GradientMethod {
   DrawStream draws_;
   std::uint32_t* const own_;
 };
-
-LevelMethod::LevelMethod(std::int64_t numel, LevelForm form, DrawStream draws, float* work)
-    : form_(form),
-      words_(static_cast<std::size_t>(level_words(form.levels, numel))),
-      draws_(draws),
-      own_(reinterpret_cast<std::uint32_t*>(work)) {}
-
-absl::Status LevelMethod::sum(Collectives& group, std::string_view label, float* data, std::size_t numel) {
-  encode_levels(form_, data, numel, draws_.next(), own_);
-  std::uint32_t* const all = own_ + words_;
-  TESSERA_RETURN_IF_ERROR(group.all_gather(label, own_, all, words_ * sizeof(std::uint32_t)).wait());
-  std::fill_n(data, numel, 0.0f);
-  for (int q = 0; q < group.size(); ++q) add_levels(form_, all + q * words_, numel, data);
-  return absl::OkStatus();
-}
 
 MethodLayout layout_of_levels(std::int64_t levels, const GroupShape& group, int ranks) {
   return layout_by_gather(0, level_words(levels, group.layout.numel()), ranks);

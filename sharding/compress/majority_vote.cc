@@ -22,10 +22,32 @@ namespace {
 class MajorityVote final : public GradientMethod {
  public:
   /// `work`: memory for the messages, of the shape [2 * ranks, words of an owner's message].
-  MajorityVote(const Layout& layout, int ranks, float* work);
+  MajorityVote(const Layout& layout, int ranks, float* work)
+      : gaps_(layout.gaps().begin(), layout.gaps().end()),
+        ranks_(ranks),
+        words_(static_cast<std::size_t>(vote_words(owned_by_each(layout.numel(), ranks)))),
+        out_(reinterpret_cast<std::uint32_t*>(work)),
+        in_(out_ + static_cast<std::size_t>(ranks) * words_) {}
 
   void begin_step(std::int64_t step) override { turn_ = static_cast<std::uint64_t>(step); }
-  absl::Status sum(Collectives& group, std::string_view label, float* data, std::size_t numel) override;
+  absl::Status sum(Collectives& group, std::string_view label, float* data, std::size_t numel) override {
+    const auto part = [&](int rank) { return owned_by(rank, static_cast<std::int64_t>(numel), ranks_); };
+    const std::size_t bytes = words_ * sizeof(std::uint32_t);
+    // This clears the words behind a shorter message.
+    std::fill_n(out_, static_cast<std::size_t>(ranks_) * words_, 0u);
+    for (int q = 0; q < ranks_; ++q)
+      cast_votes(data + part(q).offset, static_cast<std::size_t>(part(q).numel), turn_, out_ + q * words_);
+    TESSERA_RETURN_IF_ERROR(group.all_to_all(label, out_, in_, bytes).wait());
+    const std::size_t most = static_cast<std::size_t>(owned_by_each(static_cast<std::int64_t>(numel), ranks_));
+    std::uint32_t* const own = out_ + static_cast<std::size_t>(group.rank()) * words_;
+    count_votes(in_, static_cast<std::size_t>(ranks_), most, turn_, own);
+    TESSERA_RETURN_IF_ERROR(group.all_gather(label, own, out_, bytes).wait());
+    for (int q = 0; q < ranks_; ++q)
+      decode_votes(out_ + q * words_, static_cast<std::size_t>(part(q).numel), static_cast<float>(ranks_),
+                   data + part(q).offset);
+    for (const Extent gap : gaps_) std::fill_n(data + gap.offset, gap.numel, 0.0f);
+    return absl::OkStatus();
+  }
   void add_kept(FlatGroup&, KeptGradients&) const override {}
 
  private:
@@ -36,32 +58,6 @@ class MajorityVote final : public GradientMethod {
   std::uint32_t* const in_;
   std::uint64_t turn_ = 0;
 };
-
-MajorityVote::MajorityVote(const Layout& layout, int ranks, float* work)
-    : gaps_(layout.gaps().begin(), layout.gaps().end()),
-      ranks_(ranks),
-      words_(static_cast<std::size_t>(vote_words(owned_by_each(layout.numel(), ranks)))),
-      out_(reinterpret_cast<std::uint32_t*>(work)),
-      in_(out_ + static_cast<std::size_t>(ranks) * words_) {}
-
-absl::Status MajorityVote::sum(Collectives& group, std::string_view label, float* data, std::size_t numel) {
-  const auto part = [&](int rank) { return owned_by(rank, static_cast<std::int64_t>(numel), ranks_); };
-  const std::size_t bytes = words_ * sizeof(std::uint32_t);
-  // This clears the words behind a shorter message.
-  std::fill_n(out_, static_cast<std::size_t>(ranks_) * words_, 0u);
-  for (int q = 0; q < ranks_; ++q)
-    cast_votes(data + part(q).offset, static_cast<std::size_t>(part(q).numel), turn_, out_ + q * words_);
-  TESSERA_RETURN_IF_ERROR(group.all_to_all(label, out_, in_, bytes).wait());
-  const std::size_t most = static_cast<std::size_t>(owned_by_each(static_cast<std::int64_t>(numel), ranks_));
-  std::uint32_t* const own = out_ + static_cast<std::size_t>(group.rank()) * words_;
-  count_votes(in_, static_cast<std::size_t>(ranks_), most, turn_, own);
-  TESSERA_RETURN_IF_ERROR(group.all_gather(label, own, out_, bytes).wait());
-  for (int q = 0; q < ranks_; ++q)
-    decode_votes(out_ + q * words_, static_cast<std::size_t>(part(q).numel), static_cast<float>(ranks_),
-                 data + part(q).offset);
-  for (const Extent gap : gaps_) std::fill_n(data + gap.offset, gap.numel, 0.0f);
-  return absl::OkStatus();
-}
 
 }  // namespace
 

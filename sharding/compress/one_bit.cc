@@ -33,16 +33,69 @@ class OneBit final : public GradientMethod {
  public:
   /// `kept` [numel in whole lines, elements that a rank owns in whole lines; numel more with momentum], `work` [2
   /// ranks, words of an owner's message; elements that a rank owns]. `momentum`: 0 to below 1.
-  OneBit(const Layout& layout, int rank, int ranks, float momentum, float* kept, float* work);
+  OneBit(const Layout& layout, int rank, int ranks, float momentum, float* kept, float* work)
+      : gaps_(layout.gaps().begin(), layout.gaps().end()),
+        ranks_(ranks),
+        own_(owned_by(rank, layout.numel(), ranks)),
+        words_(static_cast<std::size_t>(scaled_sign_words(owned_by_each(layout.numel(), ranks)))),
+        kept_(kept, static_cast<std::size_t>(layout.numel())),
+        kept_of_sum_(kept + MatrixDeal::in_whole_lines(layout.numel())),
+        momentum_(momentum),
+        moving_(momentum > 0 ? kept_of_sum_ + MatrixDeal::in_whole_lines(owned_by_each(layout.numel(), ranks))
+                             : nullptr),
+        out_(reinterpret_cast<std::uint32_t*>(work)),
+        in_(out_ + static_cast<std::size_t>(ranks) * words_) {}
 
   void begin_step(std::int64_t step) override { first_of_step_.begin_step(step); }
-  absl::Status sum(Collectives& group, std::string_view label, float* data, std::size_t numel) override;
-  void add_kept(FlatGroup& group, KeptGradients& kept) const override;
+  absl::Status sum(Collectives& group, std::string_view label, float* data, std::size_t numel) override {
+    if (!moving_) return sum_values(group, label, data, numel);
+    const float decay = first_of_step_.take() ? momentum_ : 1.0f, rate = 1.0f - momentum_;
+    make_momentum(decay, rate, moving_, numel, data);
+    TESSERA_RETURN_IF_ERROR(sum_values(group, label, data, numel));
+    unmake_momentum(decay, rate, ranks_, numel, moving_, data);
+    return absl::OkStatus();
+  }
+  void add_kept(FlatGroup& group, KeptGradients& kept) const override {
+    using What = KeptGradients::What;
+    kept.residuals.push_back(
+        {&group, What::kContributions, {0, static_cast<std::int64_t>(kept_.size())}, kept_.data()});
+    if (own_.numel > 0) kept.residuals.push_back({&group, What::kSums, own_, kept_of_sum_});
+    if (moving_)
+      kept.residuals.push_back({&group, What::kMomentum, {0, static_cast<std::int64_t>(kept_.size())}, moving_});
+  }
   std::int64_t holders(std::int64_t ranks) const override { return ranks + 1; }
 
  private:
-  absl::Status sum_values(Collectives& group, std::string_view label, float* data, std::size_t numel);
-  void clear_gaps_of_sums();
+  absl::Status sum_values(Collectives& group, std::string_view label, float* data, std::size_t numel) {
+    const auto part = [&](int rank) { return owned_by(rank, static_cast<std::int64_t>(numel), ranks_); };
+    const std::size_t bytes = words_ * sizeof(std::uint32_t), own_numel = static_cast<std::size_t>(own_.numel);
+    // This clears the words behind a shorter message.
+    std::fill_n(out_, static_cast<std::size_t>(ranks_) * words_, 0u);
+    for (int q = 0; q < ranks_; ++q)
+      encode_signs(kept_.data() + part(q).offset, data + part(q).offset, static_cast<std::size_t>(part(q).numel),
+                   out_ + q * words_);
+    TESSERA_RETURN_IF_ERROR(group.all_to_all(label, out_, in_, bytes).wait());
+    for (int q = 0; q < ranks_; ++q) add_signs(in_ + q * words_, own_numel, kept_of_sum_);
+    std::uint32_t* const own = out_ + static_cast<std::size_t>(group.rank()) * words_;
+    std::fill_n(own, words_, 0u);
+    clear_gaps_of_sums();  // elements that belong to no tensor must not change a mean
+    encode_signs(kept_of_sum_, nullptr, own_numel, own);
+    TESSERA_RETURN_IF_ERROR(group.all_gather(label, own, out_, bytes).wait());
+    for (int q = 0; q < ranks_; ++q)
+      decode_signs(out_ + q * words_, static_cast<std::size_t>(part(q).numel), data + part(q).offset);
+    clear_gaps_of_sums();
+    for (const Extent gap : gaps_) {
+      std::fill_n(data + gap.offset, gap.numel, 0.0f);
+      std::fill_n(kept_.data() + gap.offset, gap.numel, 0.0f);
+    }
+    return absl::OkStatus();
+  }
+  void clear_gaps_of_sums() {
+    for (const Extent gap : gaps_) {
+      const Extent here = intersect(gap, own_);
+      if (here.numel > 0) std::fill_n(kept_of_sum_ + (here.offset - own_.offset), here.numel, 0.0f);
+    }
+  }
 
   const std::vector<Extent> gaps_;
   const int ranks_;
@@ -56,67 +109,6 @@ class OneBit final : public GradientMethod {
   std::uint32_t* const out_;
   std::uint32_t* const in_;
 };
-
-OneBit::OneBit(const Layout& layout, int rank, int ranks, float momentum, float* kept, float* work)
-    : gaps_(layout.gaps().begin(), layout.gaps().end()),
-      ranks_(ranks),
-      own_(owned_by(rank, layout.numel(), ranks)),
-      words_(static_cast<std::size_t>(scaled_sign_words(owned_by_each(layout.numel(), ranks)))),
-      kept_(kept, static_cast<std::size_t>(layout.numel())),
-      kept_of_sum_(kept + MatrixDeal::in_whole_lines(layout.numel())),
-      momentum_(momentum),
-      moving_(momentum > 0 ? kept_of_sum_ + MatrixDeal::in_whole_lines(owned_by_each(layout.numel(), ranks)) : nullptr),
-      out_(reinterpret_cast<std::uint32_t*>(work)),
-      in_(out_ + static_cast<std::size_t>(ranks) * words_) {}
-
-absl::Status OneBit::sum(Collectives& group, std::string_view label, float* data, std::size_t numel) {
-  if (!moving_) return sum_values(group, label, data, numel);
-  const float decay = first_of_step_.take() ? momentum_ : 1.0f, rate = 1.0f - momentum_;
-  make_momentum(decay, rate, moving_, numel, data);
-  TESSERA_RETURN_IF_ERROR(sum_values(group, label, data, numel));
-  unmake_momentum(decay, rate, ranks_, numel, moving_, data);
-  return absl::OkStatus();
-}
-
-absl::Status OneBit::sum_values(Collectives& group, std::string_view label, float* data, std::size_t numel) {
-  const auto part = [&](int rank) { return owned_by(rank, static_cast<std::int64_t>(numel), ranks_); };
-  const std::size_t bytes = words_ * sizeof(std::uint32_t), own_numel = static_cast<std::size_t>(own_.numel);
-  // This clears the words behind a shorter message.
-  std::fill_n(out_, static_cast<std::size_t>(ranks_) * words_, 0u);
-  for (int q = 0; q < ranks_; ++q)
-    encode_signs(kept_.data() + part(q).offset, data + part(q).offset, static_cast<std::size_t>(part(q).numel),
-                 out_ + q * words_);
-  TESSERA_RETURN_IF_ERROR(group.all_to_all(label, out_, in_, bytes).wait());
-  for (int q = 0; q < ranks_; ++q) add_signs(in_ + q * words_, own_numel, kept_of_sum_);
-  std::uint32_t* const own = out_ + static_cast<std::size_t>(group.rank()) * words_;
-  std::fill_n(own, words_, 0u);
-  clear_gaps_of_sums();  // elements that belong to no tensor must not change a mean
-  encode_signs(kept_of_sum_, nullptr, own_numel, own);
-  TESSERA_RETURN_IF_ERROR(group.all_gather(label, own, out_, bytes).wait());
-  for (int q = 0; q < ranks_; ++q)
-    decode_signs(out_ + q * words_, static_cast<std::size_t>(part(q).numel), data + part(q).offset);
-  clear_gaps_of_sums();
-  for (const Extent gap : gaps_) {
-    std::fill_n(data + gap.offset, gap.numel, 0.0f);
-    std::fill_n(kept_.data() + gap.offset, gap.numel, 0.0f);
-  }
-  return absl::OkStatus();
-}
-
-void OneBit::clear_gaps_of_sums() {
-  for (const Extent gap : gaps_) {
-    const Extent here = intersect(gap, own_);
-    if (here.numel > 0) std::fill_n(kept_of_sum_ + (here.offset - own_.offset), here.numel, 0.0f);
-  }
-}
-
-void OneBit::add_kept(FlatGroup& group, KeptGradients& kept) const {
-  using What = KeptGradients::What;
-  kept.residuals.push_back({&group, What::kContributions, {0, static_cast<std::int64_t>(kept_.size())}, kept_.data()});
-  if (own_.numel > 0) kept.residuals.push_back({&group, What::kSums, own_, kept_of_sum_});
-  if (moving_)
-    kept.residuals.push_back({&group, What::kMomentum, {0, static_cast<std::int64_t>(kept_.size())}, moving_});
-}
 
 }  // namespace
 

@@ -27,10 +27,55 @@ LowRankShape low_rank(MatrixShape shape, std::int64_t rank) {
 /// matrix go with the first.
 class PowerSgd final : public GradientMethod {
  public:
-  PowerSgd(const MethodSite& at, std::int64_t rank);
+  PowerSgd(const MethodSite& at, std::int64_t rank)
+      : layout_(at.shape, rank),
+        rank_(rank),
+        kept_(at.kept),
+        right_(at.kept + layout_.second_begin()),
+        first_(at.work) {
+    for (const FactoredTensor& tensor : layout_.tensors()) numbers_.push_back(at.numbers[tensor.tensor]);
+  }
 
-  absl::Status sum(Collectives& group, std::string_view label, float* data, std::size_t numel) override;
-  void add_kept(FlatGroup& group, KeptGradients& kept) const override;
+  absl::Status sum(Collectives& group, std::string_view label, float* data, std::size_t) override {
+    for (std::size_t i = 0; i < numbers_.size(); ++i) {
+      const FactoredTensor& tensor = layout_.tensors()[i];
+      const LowRankShape shape = low_rank(tensor.shape, rank_);
+      draw_missing(numbers_[i], right_ + tensor.right, shape.rank, shape.columns);
+      add_and_project(data + tensor.offset, kept_ + tensor.kept, right_ + tensor.right, first_ + tensor.left, shape);
+    }
+    float* to = first_ + layout_.plain_begin();
+    for (const Extent extent : layout_.plain()) {
+      std::memcpy(to, data + extent.offset, size(extent.numel) * sizeof(float));
+      to += extent.numel;
+    }
+    TESSERA_RETURN_IF_ERROR(group.all_reduce(label, first_, DType::kF32, first_, size(layout_.first_numel())).wait());
+    const float* from = first_ + layout_.plain_begin();
+    for (const Extent extent : layout_.plain()) {
+      std::memcpy(data + extent.offset, from, size(extent.numel) * sizeof(float));
+      from += extent.numel;
+    }
+    for (const FactoredTensor& tensor : layout_.tensors()) {
+      const LowRankShape shape = low_rank(tensor.shape, rank_);
+      orthonormalize(first_ + tensor.left, shape.rank, shape.rows);
+      project_back(kept_ + tensor.kept, first_ + tensor.left, right_ + tensor.right, shape);
+    }
+    TESSERA_RETURN_IF_ERROR(group.all_reduce(label, right_, DType::kF32, right_, size(layout_.second_numel())).wait());
+    const float share = 1.0f / static_cast<float>(group.size());
+    for (const FactoredTensor& tensor : layout_.tensors()) {
+      expand(first_ + tensor.left, right_ + tensor.right, share, data + tensor.offset, kept_ + tensor.kept,
+             low_rank(tensor.shape, rank_));
+    }
+    return absl::OkStatus();
+  }
+  void add_kept(FlatGroup& group, KeptGradients& kept) const override {
+    for (const FactoredTensor& tensor : layout_.tensors()) {
+      kept.residuals.push_back({&group,
+                                KeptGradients::What::kContributions,
+                                {tensor.offset, tensor.shape.rows * tensor.shape.columns},
+                                kept_ + tensor.kept});
+      kept.factors.push_back({&group, tensor.tensor, {right_ + tensor.right, size(rank_ * tensor.shape.columns)}});
+    }
+  }
 
  private:
   const FactorLayout layout_;
@@ -40,53 +85,6 @@ class PowerSgd final : public GradientMethod {
   float* const right_;
   float* const first_;
 };
-
-PowerSgd::PowerSgd(const MethodSite& at, std::int64_t rank)
-    : layout_(at.shape, rank), rank_(rank), kept_(at.kept), right_(at.kept + layout_.second_begin()), first_(at.work) {
-  for (const FactoredTensor& tensor : layout_.tensors()) numbers_.push_back(at.numbers[tensor.tensor]);
-}
-
-absl::Status PowerSgd::sum(Collectives& group, std::string_view label, float* data, std::size_t) {
-  for (std::size_t i = 0; i < numbers_.size(); ++i) {
-    const FactoredTensor& tensor = layout_.tensors()[i];
-    const LowRankShape shape = low_rank(tensor.shape, rank_);
-    draw_missing(numbers_[i], right_ + tensor.right, shape.rank, shape.columns);
-    add_and_project(data + tensor.offset, kept_ + tensor.kept, right_ + tensor.right, first_ + tensor.left, shape);
-  }
-  float* to = first_ + layout_.plain_begin();
-  for (const Extent extent : layout_.plain()) {
-    std::memcpy(to, data + extent.offset, size(extent.numel) * sizeof(float));
-    to += extent.numel;
-  }
-  TESSERA_RETURN_IF_ERROR(group.all_reduce(label, first_, DType::kF32, first_, size(layout_.first_numel())).wait());
-  const float* from = first_ + layout_.plain_begin();
-  for (const Extent extent : layout_.plain()) {
-    std::memcpy(data + extent.offset, from, size(extent.numel) * sizeof(float));
-    from += extent.numel;
-  }
-  for (const FactoredTensor& tensor : layout_.tensors()) {
-    const LowRankShape shape = low_rank(tensor.shape, rank_);
-    orthonormalize(first_ + tensor.left, shape.rank, shape.rows);
-    project_back(kept_ + tensor.kept, first_ + tensor.left, right_ + tensor.right, shape);
-  }
-  TESSERA_RETURN_IF_ERROR(group.all_reduce(label, right_, DType::kF32, right_, size(layout_.second_numel())).wait());
-  const float share = 1.0f / static_cast<float>(group.size());
-  for (const FactoredTensor& tensor : layout_.tensors()) {
-    expand(first_ + tensor.left, right_ + tensor.right, share, data + tensor.offset, kept_ + tensor.kept,
-           low_rank(tensor.shape, rank_));
-  }
-  return absl::OkStatus();
-}
-
-void PowerSgd::add_kept(FlatGroup& group, KeptGradients& kept) const {
-  for (const FactoredTensor& tensor : layout_.tensors()) {
-    kept.residuals.push_back({&group,
-                              KeptGradients::What::kContributions,
-                              {tensor.offset, tensor.shape.rows * tensor.shape.columns},
-                              kept_ + tensor.kept});
-    kept.factors.push_back({&group, tensor.tensor, {right_ + tensor.right, size(rank_ * tensor.shape.columns)}});
-  }
-}
 
 }  // namespace
 

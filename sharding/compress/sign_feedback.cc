@@ -18,9 +18,24 @@ namespace {
 class SignFeedback final : public GradientMethod {
  public:
   /// `kept` has the shape [numel], and `work` [1 + ranks, words of a message].
-  SignFeedback(const Layout& layout, float* kept, float* work);
+  SignFeedback(const Layout& layout, float* kept, float* work)
+      : gaps_(layout.gaps().begin(), layout.gaps().end()),
+        words_(static_cast<std::size_t>(scaled_sign_words(layout.numel()))),
+        kept_(kept, static_cast<std::size_t>(layout.numel())),
+        own_(reinterpret_cast<std::uint32_t*>(work)) {}
 
-  absl::Status sum(Collectives& group, std::string_view label, float* data, std::size_t numel) override;
+  absl::Status sum(Collectives& group, std::string_view label, float* data, std::size_t numel) override {
+    encode_signs(kept_.data(), data, numel, own_);
+    std::uint32_t* const all = own_ + words_;
+    TESSERA_RETURN_IF_ERROR(group.all_gather(label, own_, all, words_ * sizeof(std::uint32_t)).wait());
+    decode_signs(all, numel, data);
+    for (int q = 1; q < group.size(); ++q) add_signs(all + q * words_, numel, data);
+    for (const Extent gap : gaps_) {
+      std::fill_n(data + gap.offset, gap.numel, 0.0f);
+      std::fill_n(kept_.data() + gap.offset, gap.numel, 0.0f);
+    }
+    return absl::OkStatus();
+  }
   void add_kept(FlatGroup& group, KeptGradients& kept) const override {
     kept.residuals.push_back(
         {&group, KeptGradients::What::kContributions, {0, static_cast<std::int64_t>(kept_.size())}, kept_.data()});
@@ -32,25 +47,6 @@ class SignFeedback final : public GradientMethod {
   const std::span<float> kept_;
   std::uint32_t* const own_;
 };
-
-SignFeedback::SignFeedback(const Layout& layout, float* kept, float* work)
-    : gaps_(layout.gaps().begin(), layout.gaps().end()),
-      words_(static_cast<std::size_t>(scaled_sign_words(layout.numel()))),
-      kept_(kept, static_cast<std::size_t>(layout.numel())),
-      own_(reinterpret_cast<std::uint32_t*>(work)) {}
-
-absl::Status SignFeedback::sum(Collectives& group, std::string_view label, float* data, std::size_t numel) {
-  encode_signs(kept_.data(), data, numel, own_);
-  std::uint32_t* const all = own_ + words_;
-  TESSERA_RETURN_IF_ERROR(group.all_gather(label, own_, all, words_ * sizeof(std::uint32_t)).wait());
-  decode_signs(all, numel, data);
-  for (int q = 1; q < group.size(); ++q) add_signs(all + q * words_, numel, data);
-  for (const Extent gap : gaps_) {
-    std::fill_n(data + gap.offset, gap.numel, 0.0f);
-    std::fill_n(kept_.data() + gap.offset, gap.numel, 0.0f);
-  }
-  return absl::OkStatus();
-}
 
 }  // namespace
 

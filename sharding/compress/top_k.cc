@@ -30,14 +30,52 @@ class TopK final : public GradientMethod {
  public:
   /// Sends `count` elements of a flat buffer of `numel`. `kept` has `numel` elements, rounded up to whole cache lines,
   /// and twice as many with momentum. `work` has 2 count (ranks + 1) elements.
-  TopK(std::int64_t numel, std::int64_t count, float momentum, float* kept, float* work);
+  TopK(std::int64_t numel, std::int64_t count, float momentum, float* kept, float* work)
+      : count_(static_cast<std::size_t>(count)),
+        kept_(kept, static_cast<std::size_t>(numel)),
+        momentum_(momentum),
+        moving_(momentum > 0 ? kept + MatrixDeal::in_whole_lines(numel) : nullptr),
+        own_(work) {}
 
   void begin_step(std::int64_t step) override { first_of_step_.begin_step(step); }
-  absl::Status sum(Collectives& group, std::string_view label, float* data, std::size_t numel) override;
-  void add_kept(FlatGroup& group, KeptGradients& kept) const override;
+  absl::Status sum(Collectives& group, std::string_view label, float* data, std::size_t numel) override {
+    add_to_kept(data);
+    auto* const indices = reinterpret_cast<std::uint32_t*>(own_);
+    float* const values = own_ + count_;
+    select_largest(kept_.data(), numel, count_, indices);
+    for (std::size_t i = 0; i < count_; ++i) values[i] = std::exchange(kept_[indices[i]], 0.0f);
+    for (std::size_t i = 0; moving_ && i < count_; ++i) moving_[indices[i]] = 0;
+    float* const all = own_ + 2 * count_;
+    TESSERA_RETURN_IF_ERROR(group.all_gather(label, own_, all, 2 * count_ * sizeof(float)).wait());
+    std::fill_n(data, numel, 0.0f);
+    for (int q = 0; q < group.size(); ++q) {
+      const float* const of_rank = all + static_cast<std::size_t>(q) * 2 * count_;
+      const auto* const places = reinterpret_cast<const std::uint32_t*>(of_rank);
+      for (std::size_t i = 0; i < count_; ++i) data[places[i]] += of_rank[count_ + i];
+    }
+    return absl::OkStatus();
+  }
+  void add_kept(FlatGroup& group, KeptGradients& kept) const override {
+    using What = KeptGradients::What;
+    const Extent all{0, static_cast<std::int64_t>(kept_.size())};
+    kept.residuals.push_back({&group, What::kContributions, all, kept_.data()});
+    if (moving_) kept.residuals.push_back({&group, What::kMomentum, all, moving_});
+  }
 
  private:
-  void add_to_kept(const float* data);
+  void add_to_kept(const float* data) {
+    const std::size_t numel = kept_.size();
+    if (!moving_) {
+      pairwise_sum(std::array<const void*, 2>{kept_.data(), data}, DType::kF32, kept_.data(), numel);
+      return;
+    }
+    if (first_of_step_.take()) {
+      add_momentum(momentum_, data, numel, moving_, kept_.data());
+      return;
+    }
+    for (float* const sum : {moving_, kept_.data()})
+      pairwise_sum(std::array<const void*, 2>{sum, data}, DType::kF32, sum, numel);
+  }
 
   const std::size_t count_;
   const std::span<float> kept_;
@@ -46,52 +84,6 @@ class TopK final : public GradientMethod {
   FirstOfStep first_of_step_;
   float* const own_;
 };
-
-TopK::TopK(std::int64_t numel, std::int64_t count, float momentum, float* kept, float* work)
-    : count_(static_cast<std::size_t>(count)),
-      kept_(kept, static_cast<std::size_t>(numel)),
-      momentum_(momentum),
-      moving_(momentum > 0 ? kept + MatrixDeal::in_whole_lines(numel) : nullptr),
-      own_(work) {}
-
-void TopK::add_kept(FlatGroup& group, KeptGradients& kept) const {
-  using What = KeptGradients::What;
-  const Extent all{0, static_cast<std::int64_t>(kept_.size())};
-  kept.residuals.push_back({&group, What::kContributions, all, kept_.data()});
-  if (moving_) kept.residuals.push_back({&group, What::kMomentum, all, moving_});
-}
-
-void TopK::add_to_kept(const float* data) {
-  const std::size_t numel = kept_.size();
-  if (!moving_) {
-    pairwise_sum(std::array<const void*, 2>{kept_.data(), data}, DType::kF32, kept_.data(), numel);
-    return;
-  }
-  if (first_of_step_.take()) {
-    add_momentum(momentum_, data, numel, moving_, kept_.data());
-    return;
-  }
-  for (float* const sum : {moving_, kept_.data()})
-    pairwise_sum(std::array<const void*, 2>{sum, data}, DType::kF32, sum, numel);
-}
-
-absl::Status TopK::sum(Collectives& group, std::string_view label, float* data, std::size_t numel) {
-  add_to_kept(data);
-  auto* const indices = reinterpret_cast<std::uint32_t*>(own_);
-  float* const values = own_ + count_;
-  select_largest(kept_.data(), numel, count_, indices);
-  for (std::size_t i = 0; i < count_; ++i) values[i] = std::exchange(kept_[indices[i]], 0.0f);
-  for (std::size_t i = 0; moving_ && i < count_; ++i) moving_[indices[i]] = 0;
-  float* const all = own_ + 2 * count_;
-  TESSERA_RETURN_IF_ERROR(group.all_gather(label, own_, all, 2 * count_ * sizeof(float)).wait());
-  std::fill_n(data, numel, 0.0f);
-  for (int q = 0; q < group.size(); ++q) {
-    const float* const of_rank = all + static_cast<std::size_t>(q) * 2 * count_;
-    const auto* const places = reinterpret_cast<const std::uint32_t*>(of_rank);
-    for (std::size_t i = 0; i < count_; ++i) data[places[i]] += of_rank[count_ + i];
-  }
-  return absl::OkStatus();
-}
 
 }  // namespace
 

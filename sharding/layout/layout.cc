@@ -8,10 +8,6 @@
 namespace tessera {
 namespace {
 
-std::int64_t round_up(std::int64_t value, std::int64_t multiple) {
-  return (value + multiple - 1) / multiple * multiple;
-}
-
 /// Returns the block size that holds each tensor, if that is less than kBlock.
 std::int64_t cut_for(std::span<const std::int64_t> numels, SmallTensors small) {
   if (small == SmallTensors::kOwnBlocks) return Layout::kBlock;
@@ -22,9 +18,9 @@ std::int64_t cut_for(std::span<const std::int64_t> numels, SmallTensors small) {
 
 /// Returns the first place at or after `from` for a tensor.
 std::int64_t place(std::int64_t numel, std::int64_t from, std::int64_t cut, SmallTensors small) {
-  if (numel >= cut || small == SmallTensors::kOwnBlocks) return round_up(from, cut);
-  const std::int64_t start = round_up(from, Layout::kAlign);
-  return start % cut + numel <= cut ? start : round_up(start, cut);
+  if (numel >= cut || small == SmallTensors::kOwnBlocks) return rounded_up(from, cut);
+  const std::int64_t start = rounded_up(from, Layout::kAlign);
+  return start % cut + numel <= cut ? start : rounded_up(start, cut);
 }
 
 }  // namespace
@@ -45,7 +41,7 @@ Layout Layout::pack(std::span<const std::int64_t> numels, int parts, SmallTensor
     next = layout.extents_.back().end();
   }
   const std::int64_t least = std::max<std::int64_t>(1, (next + parts - 1) / parts);
-  layout.shard_numel_ = round_up(least, std::max(layout.cut_, multiple));
+  layout.shard_numel_ = rounded_up(least, std::max(layout.cut_, multiple));
   layout.find_gaps();
   return layout;
 }

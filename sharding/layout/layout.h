@@ -8,6 +8,11 @@
 
 namespace tessera {
 
+/// Returns the least multiple of `multiple` that is not below `value`.
+constexpr std::int64_t rounded_up(std::int64_t value, std::int64_t multiple) {
+  return (value + multiple - 1) / multiple * multiple;
+}
+
 /// A run of elements of a flat buffer.
 struct Extent {
   std::int64_t offset = 0;

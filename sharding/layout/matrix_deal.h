@@ -90,7 +90,7 @@ class MatrixDeal {
   /// line.
   std::int64_t own_numel() const;
   /// Returns the fp32 elements that `numel` elements take up where each piece begins on a cache line.
-  static std::int64_t in_whole_lines(std::int64_t numel) { return (numel + 15) / 16 * 16; }
+  static std::int64_t in_whole_lines(std::int64_t numel) { return rounded_up(numel, 16); }
   /// Returns the work of an owner, as a number to compare: multiplications of the orthogonalization, or elements.
   static std::int64_t cost_of(MatrixShape shape, MatrixWork work = {});
 

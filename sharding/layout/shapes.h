@@ -42,7 +42,8 @@ struct GroupShape {
   /// two dimensions has no rows. The list is empty where gradients are not sent as factors.
   std::vector<MatrixShape> factored = {};
   TensorStates tensor_states = {};  ///< states of `matrices`
-  std::int64_t gathered_bytes() const { return layout.numel() * static_cast<std::int64_t>(size_of(dtype)); }
+  std::int64_t element_bytes() const { return static_cast<std::int64_t>(size_of(dtype)); }
+  std::int64_t gathered_bytes() const { return layout.numel() * element_bytes(); }
 };
 
 /// A unit as plans see it: its name, and its flat groups. It has no memory, only sizes.
@@ -53,5 +54,21 @@ struct UnitShape {
   std::int64_t trainable_numel() const;  ///< padding included
   std::int64_t trainable_parameters() const;
 };
+
+/// Calls `visit(group)` for every group of the units, in their order.
+template <class Visit>
+void for_each_group(const std::vector<UnitShape>& units, const Visit& visit) {
+  for (const UnitShape& unit : units) {
+    for (const GroupShape& group : unit.groups) visit(group);
+  }
+}
+
+/// Calls `visit(group)` for every group that trains.
+template <class Visit>
+void for_each_trainable(const std::vector<UnitShape>& units, const Visit& visit) {
+  for_each_group(units, [&](const GroupShape& group) {
+    if (group.trainable) visit(group);
+  });
+}
 
 }  // namespace tessera

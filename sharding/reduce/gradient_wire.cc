@@ -63,18 +63,18 @@ void GradientWire::sum_by(const std::shared_ptr<CommHook>& hook) {
 void GradientWire::use_methods(bool on, std::int64_t step) {
   uses_methods_ = on;
   copy();
-  for (auto& unit : feedback_) {
-    for (Feedback& feedback : unit) {
-      if (feedback.method) feedback.method->begin_step(step);
-    }
-  }
+  begin_step(step);
 }
 
 void GradientWire::reset() {
   has_copy_ = false;
+  begin_step(0);
+}
+
+void GradientWire::begin_step(std::int64_t step) {
   for (auto& unit : feedback_) {
     for (Feedback& feedback : unit) {
-      if (feedback.method) feedback.method->begin_step(0);
+      if (feedback.method) feedback.method->begin_step(step);
     }
   }
 }
@@ -83,25 +83,25 @@ GradientMethod* GradientWire::method_of(const FlatGroup& group) const {
   return uses_methods_ && setup_.mesh().world_size() > 1 ? feedback_of(group).method.get() : nullptr;
 }
 
-ReduceOptions GradientWire::shard_options(const FlatGroup& group, Waits waits) const {
+/// `part`: compressed_part of the axis.
+ReduceOptions GradientWire::options_with(int part, float* feedback, Waits waits) const {
   ReduceOptions options(waits);
-  const PlannedWire& wire = setup_.plan.wire();
-  if (wire.compressed_shard_part == 0) return options;
-  options.contributions = wire.compression.gradients;
-  options.sums = wire.compression.sums;
-  options.feedback = feedback_of(group).shard;
-  options.method = method_of(group);
+  if (part == 0) return options;
+  options.contributions = setup_.plan.wire().compression.gradients;
+  options.sums = setup_.plan.wire().compression.sums;
+  options.feedback = feedback;
+  return options;
+}
+
+ReduceOptions GradientWire::shard_options(const FlatGroup& group, Waits waits) const {
+  const int part = setup_.plan.wire().compressed_shard_part;
+  ReduceOptions options = options_with(part, feedback_of(group).shard, waits);
+  if (part > 0) options.method = method_of(group);
   return options;
 }
 
 ReduceOptions GradientWire::replicate_options(const FlatGroup& group, Waits waits) const {
-  ReduceOptions options(waits);
-  const PlannedWire& wire = setup_.plan.wire();
-  if (wire.compressed_replicate_part == 0) return options;
-  options.contributions = wire.compression.gradients;
-  options.sums = wire.compression.sums;
-  options.feedback = feedback_of(group).replicate;
-  return options;
+  return options_with(setup_.plan.wire().compressed_replicate_part, feedback_of(group).replicate, waits);
 }
 
 std::int64_t GradientWire::bytes_of(const FlatGroup& group, DType dtype, const ReduceOptions& options) const {

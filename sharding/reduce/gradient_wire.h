@@ -61,6 +61,8 @@ class GradientWire {
   };
   Feedback take_feedback(const FlatGroup& group, float* method_work);
   const Feedback& feedback_of(const FlatGroup& group) const;
+  ReduceOptions options_with(int part, float* feedback, Waits waits) const;
+  void begin_step(std::int64_t step);
   void copy();
 
   const ReduceSetup setup_;

@@ -179,15 +179,10 @@ void Reductions::add(FlatGroup& group) {
   if (!replicated && !setup_.device.is_queued) options.visitor = &started.accumulation;
   Collectives& ranks = *setup_.axes.reduce;
   GradientMethod* const method = parts_.wire.method_of(group);
-  if (method && !options.method) {  // a transport without a network knows no methods
-    options.method = method;
-    auto* const values = reinterpret_cast<float*>(bucket);
-    started.work = Work(placement.shard ? reduce_scatter_by(ranks, name, values, sum, numel, options)
-                                        : all_reduce_by(ranks, name, values, sum, numel, options));
-    return;
-  }
-  started.work = placement.shard ? ranks.reduce_scatter(name, bucket, wire, sum, numel, options)
-                                 : ranks.all_reduce(name, bucket, wire, sum, numel, options);
+  const bool is_made_here = method && !options.method;  // a transport without a network knows no methods
+  if (is_made_here) options.method = method;
+  const ReduceCall call{placement.shard, name, bucket, wire, sum, static_cast<std::size_t>(numel), options};
+  started.work = is_made_here ? Work(reduce_by_method(ranks, call)) : ranks.reduce(call);
 }
 
 /// Does this rank's share of all reductions but the last `lag`, and ends all reductions but the last `end_lag`.

@@ -49,8 +49,8 @@ Manifest write_made_up_files(const std::string& folder, std::uint64_t seed) {
   Manifest manifest;
   manifest.written_by = "tessera 0.0.0";
   manifest.step = 12;
-  manifest.steps_applied = 11;
-  manifest.samples_seen = 704;
+  manifest.progress.steps_applied = 11;
+  manifest.progress.samples_seen = 704;
   manifest.ranks = manifest.shard = 2;
   manifest.strategy = R"({"strategy": "FULL_SHARD"})";
   manifest.states = {{"exp_avg", "bf16"}, {"exp_avg_sq", "8bit"}};
@@ -67,11 +67,11 @@ Manifest write_made_up_files(const std::string& folder, std::uint64_t seed) {
   manifest.items = {{"table", "BOOL", {2, 2}, {}}};
   manifest.json_items = {{"best", R"({"loss": 1.5})"}};
   manifest.generators = 2;
-  manifest.loss_scale = SavedLossScale{1024.5, 3, 1};
-  manifest.rates = {1e-3, std::nullopt, 0.1 + 0.2};
-  manifest.options = {{{"eps", 0.1 + 0.2}}, {}};
-  manifest.losses = SavedLosses{{2.5, 0.1 + 0.2, 0}, 1};
-  manifest.noise_scale = SavedNoiseScale{-0.1 - 0.2, 7.5, 0.875, 64};
+  manifest.progress.loss_scale = SavedLossScale{1024.5, 3, 1};
+  manifest.progress.rates = {1e-3, std::nullopt, 0.1 + 0.2};
+  manifest.progress.options = {{{"eps", 0.1 + 0.2}}, {}};
+  manifest.progress.losses = SavedLosses{{2.5, 0.1 + 0.2, 0}, 1};
+  manifest.progress.noise_scale = SavedNoiseScale{-0.1 - 0.2, 7.5, 0.875, 64};
   manifest.residuals = SavedResiduals{3, 0.9};
   manifest.data = SamplerCursor{1, 4000, 5000, 0xfedcba9876543210u, true};
   std::vector<Piece> first, second;

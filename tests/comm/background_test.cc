@@ -34,14 +34,13 @@ class Slow : public LocalCollectives {
   std::thread::id thread_of_reductions() const { return thread_; }
 
  protected:
-  Work do_reduce_scatter(std::string_view label, void* input, DType dtype, float* output, std::size_t numel,
-                         const ReduceOptions& options) override {
+  Work do_reduce(const ReduceCall& call) override {
     for (int allowed = allowed_; allowed == 0; allowed = allowed_) allowed_.wait(0);
     --allowed_;
     thread_ = std::this_thread::get_id();
-    note(label);
-    if (label == failing_) return Work(make_error(ExitCode::kPeerLost, "rank 7 is gone"));
-    return LocalCollectives::do_reduce_scatter(label, input, dtype, output, numel, options);
+    note(call.label);
+    if (call.label == failing_) return Work(make_error(ExitCode::kPeerLost, "rank 7 is gone"));
+    return LocalCollectives::do_reduce(call);
   }
 
  private:

@@ -68,21 +68,14 @@ class SlowGroup : public ForwardingCollectives {
   std::size_t most_bytes() const { return most_bytes_; }
 
  protected:
-  Work do_all_gather(std::string_view label, const void* shard, void* full, std::size_t bytes,
-                     const GatherOptions& options) override {
+  Work do_all_gather(const GatherCall& call) override {
     std::this_thread::sleep_for(std::chrono::milliseconds(5));
-    most_bytes_ = std::max(most_bytes_, bytes);
-    return ForwardingCollectives::do_all_gather(label, shard, full, bytes, options);
+    most_bytes_ = std::max(most_bytes_, call.bytes_per_rank);
+    return ForwardingCollectives::do_all_gather(call);
   }
-  Work do_reduce_scatter(std::string_view label, void* input, DType dtype, float* output, std::size_t numel,
-                         const ReduceOptions& options) override {
+  Work do_reduce(const ReduceCall& call) override {
     std::this_thread::sleep_for(std::chrono::milliseconds(5));
-    return ForwardingCollectives::do_reduce_scatter(label, input, dtype, output, numel, options);
-  }
-  Work do_all_reduce(std::string_view label, void* input, DType dtype, float* output, std::size_t numel,
-                     const ReduceOptions& options) override {
-    std::this_thread::sleep_for(std::chrono::milliseconds(5));
-    return ForwardingCollectives::do_all_reduce(label, input, dtype, output, numel, options);
+    return ForwardingCollectives::do_reduce(call);
   }
 
  private:

@@ -133,8 +133,8 @@ TEST(HostJob, JobArrivesAsItWasSent) {
   job.options.ranks = 6;
   job.options.pretended_hosts = {1, 3, 2};
   job.options.max_restarts = 2;
-  job.options.plan = true;
-  job.options.silence_s = 2.5;
+  job.options.switches.plan = true;
+  job.options.times.silence_s = 2.5;
   job.job.address = "10.0.0.1";
   job.job.port = 4321;
   job.job.restarts = 1;
@@ -146,9 +146,9 @@ TEST(HostJob, JobArrivesAsItWasSent) {
   const auto got = decode_job(encode(job));
   ASSERT_TRUE(got);
   EXPECT_EQ(got->options.command, job.options.command);
-  EXPECT_EQ(got->options.silence_s, 2.5);
-  EXPECT_TRUE(got->options.plan);
-  EXPECT_FALSE(got->options.strict);
+  EXPECT_EQ(got->options.times.silence_s, 2.5);
+  EXPECT_TRUE(got->options.switches.plan);
+  EXPECT_FALSE(got->options.switches.strict);
   EXPECT_EQ(got->directory, job.directory);
   EXPECT_EQ(rank_environment(got->options, got->job, 5, got->environment),
             rank_environment(job.options, job.job, 5, job.environment));

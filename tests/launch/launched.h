@@ -98,8 +98,8 @@ inline LaunchOptions shell(int ranks, const std::string& script) {
   LaunchOptions options;
   options.ranks = ranks;
   options.command = {"/bin/sh", "-c", script};
-  options.grace_s = 600;
-  options.term_s = 600;
+  options.times.grace_s = 600;
+  options.times.term_s = 600;
   return options;
 }
 

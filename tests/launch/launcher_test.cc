@@ -76,7 +76,7 @@ TEST(Launch, ServerThatEndsIsTheFirstCause) {
   const Folder folder;
   auto options = shell(2, "exec sleep 1000");
   options.servers = 1;
-  options.grace_s = 0.1;
+  options.times.grace_s = 0.1;
   options.tessera = server_script(folder, "exit 3");
   Launcher launcher(options);
   EXPECT_EQ(launcher.wait(), 3);
@@ -186,7 +186,7 @@ TEST(Launch, WorkerThatFailsToWriteTheResultsBeginsAnewOrIsAFailure) {
 TEST(Launch, TooFewWorkersAreAFailure) {
   const Folder folder;
   auto options = elastic(folder, {2, 3}, "test $TESSERA_WORKER = 2 && exec sleep 1000; exit 65");
-  options.grace_s = 0.1;
+  options.times.grace_s = 0.1;
   Launcher launcher(options);
   EXPECT_EQ(launcher.wait(), 65);
   EXPECT_THAT(launcher.err, Not(HasSubstr("begins anew")));
@@ -416,8 +416,8 @@ TEST(Launch, RanksThatIgnoreTermAreKilledAfterTheGrace) {
   auto options = shell(3,
                        "trap '' TERM; [ $RANK = 1 ] && exit 3; [ $RANK = 2 ] && trap - TERM; "
                        "echo pid=$$; while :; do sleep 0.05; done");
-  options.grace_s = 0.3;
-  options.term_s = 0.3;
+  options.times.grace_s = 0.3;
+  options.times.term_s = 0.3;
   Deadline soon(5s);
   Launcher launcher(options);
   EXPECT_EQ(launcher.wait(), 3);
@@ -435,8 +435,8 @@ TEST(Launch, OtherRanksReportWithinTheGracePeriod) {
 
 TEST(Launch, StoppedRankIsEndedAndNamed) {
   auto options = shell(2, "echo pid=$$; [ $RANK = 1 ] && kill -STOP $$; sleep 0.3; exit 75");
-  options.grace_s = 60;  // a stopped rank does not get this time
-  options.term_s = 0.3;
+  options.times.grace_s = 60;  // a stopped rank does not get this time
+  options.times.term_s = 0.3;
   Deadline soon(20s);
   Launcher launcher(options);
   EXPECT_EQ(launcher.wait(), 75);
@@ -591,7 +591,7 @@ TEST(Launch, WrongOptionsAreRefusedBeforeAnyRankStarts) {
        },
        64, "3 pretended hosts with 3 ranks"},
       {"port", [](auto& o) { o.port = 70000; }, 64, "70000"},
-      {"grace", [](auto& o) { o.grace_s = -1; }, 64, "-1"},
+      {"grace", [](auto& o) { o.times.grace_s = -1; }, 64, "-1"},
       {"missing", [](auto& o) { o.command = {"no-such-program-here"}; }, 66, "no-such-program-here"},
       {"missing path", [](auto& o) { o.command = {"/no/such/program"}; }, 66, "/no/such/program"},
       {"not executable", [&](auto& o) { o.command = {not_executable}; }, 77, "not_executable"},

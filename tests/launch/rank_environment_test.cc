@@ -30,7 +30,7 @@ TEST(RankEnvironment, StrictOptionSetsTesseraStrict) {
   LaunchOptions options;
   EXPECT_THAT(rank_environment(options, {}, 0, {}), Not(Contains("TESSERA_STRICT=1")));
   EXPECT_THAT(rank_environment(options, {}, 0, {"TESSERA_STRICT=1"}), Contains("TESSERA_STRICT=1"));
-  options.strict = true;
+  options.switches.strict = true;
   EXPECT_THAT(rank_environment(options, {}, 0, {"TESSERA_STRICT=0"}), Contains("TESSERA_STRICT=1"));
 }
 

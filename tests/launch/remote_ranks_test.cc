@@ -18,7 +18,7 @@ using ::testing::Not;
 LaunchOptions on_hosts(int hosts, const std::string& script) {
   auto options = shell(2 * hosts, script);
   for (int i = 1; i <= hosts; ++i) options.hosts.push_back({"127.0.0." + std::to_string(i), 2});
-  options.ssh = {TESSERA_SSH_STAND_IN};
+  options.over_ssh.command = {TESSERA_SSH_STAND_IN};
   options.tessera = TESSERA_PROGRAM;
   return options;
 }
@@ -50,7 +50,7 @@ TEST(LaunchHosts, RanksOfAllHostsGetTheVariablesOfOneJob) {
                           "gw=$GROUP_WORLD_SIZE a=$MASTER_ADDR h=$TESTED_HOST t=$TESSERA_LAUNCHER "
                           "d=$PWD ($OMP_LISTED) ($MY_OTHER) ($MY_DATA)\"; echo e=$RANK >&2; "
                           "test -d $(dirname $TORCHELASTIC_ERROR_FILE) || exit 9; echo port=$MASTER_PORT");
-  options.environment = {"MY_DATA"};
+  options.over_ssh.environment = {"MY_DATA"};
   Launcher launcher(options);
   EXPECT_EQ(launcher.wait(), 0) << launcher.err;
   const std::string there = std::filesystem::current_path().string();
@@ -108,7 +108,7 @@ TEST(LaunchHosts, FirstCauseOnAnotherHostIsReportedWithItsHost) {
 TEST(LaunchHosts, RanksOfOtherHostsThatIgnoreTermAreKilled) {
   auto options = on_hosts(
       2, "trap '' TERM; sleep 1000 & echo pid=$$ pid=$!; [ $RANK = 0 ] && exit 3; while :; do sleep 0.05; done");
-  options.grace_s = options.term_s = 0.3;
+  options.times.grace_s = options.times.term_s = 0.3;
   Launcher launcher(options);
   EXPECT_EQ(launcher.wait(), 3);
   EXPECT_THAT(launcher.err, AllOf(HasSubstr("first cause: rank 0"), HasSubstr("was ended by the launcher")));
@@ -118,7 +118,7 @@ TEST(LaunchHosts, RanksOfOtherHostsThatIgnoreTermAreKilled) {
 
 TEST(LaunchHosts, StoppedRankOfAnotherHostIsEndedAndNamed) {
   auto options = on_hosts(2, "[ $RANK = 3 ] && kill -STOP $$; sleep 0.3; exit 75");
-  options.term_s = 0.3;
+  options.times.term_s = 0.3;
   Launcher launcher(options);
   EXPECT_EQ(launcher.wait(), 75);
   EXPECT_THAT(launcher.err, AllOf(HasSubstr("on 127.0.0.2): was stopped (SIGSTOP)"), HasSubstr("first cause: rank ")));
@@ -147,7 +147,7 @@ TEST(LaunchHosts, NothingOutlivesAKilledLauncherOnAnyHost) {
 
 TEST(LaunchHosts, SilentLauncherEndsTheRanksOfOtherHosts) {
   auto options = on_hosts(2, "echo pid$RANK=$$; echo ready; exec sleep 1000");
-  options.silence_s = 1;
+  options.times.silence_s = 1;
   Launcher launcher(options);
   for (int rank = 0; rank < 4; ++rank) launcher.wait_for("[rank " + std::to_string(rank) + "] ready");
   const pid_t there = numbers_after(launcher.out, "pid3=").at(0), here = numbers_after(launcher.out, "pid0=").at(0);
@@ -164,7 +164,7 @@ TEST(LaunchHosts, LostConnectionEndsTheJobWithThatCause) {
   const std::string all = folder / "all";
   auto options = on_hosts(2, "echo pid=$$; echo ready; [ $RANK = 3 ] || exec sleep 1000; until [ -e " + all +
                                  " ]; do sleep 0.02; done; kill -KILL $PPID; sleep 1000");
-  options.grace_s = 0.3;
+  options.times.grace_s = 0.3;
   Launcher launcher(options);
   for (int rank = 0; rank < 4; ++rank) launcher.wait_for("[rank " + std::to_string(rank) + "] ready");
   std::ofstream(all) << "started";
@@ -232,12 +232,15 @@ TEST(LaunchHosts, HostsThatCannotStartRanksAreNamedBeforeAnyRankStarts) {
       {"silent",
        [&](auto& o) {
          o.tessera = silent;
-         o.connect_s = 0.3;
+         o.times.connect_s = 0.3;
        },
        69,
        {"has not answered within 0.3 s"}},
       {"broken", [&](auto& o) { o.tessera = broken; }, 69, {"exit code 3: no library"}},
-      {"no ssh", [](auto& o) { o.ssh = {"no-such-ssh"}; }, 66, {"no \"no-such-ssh\" that starts", "openssh-client"}},
+      {"no ssh",
+       [](auto& o) { o.over_ssh.command = {"no-such-ssh"}; },
+       66,
+       {"no \"no-such-ssh\" that starts", "openssh-client"}},
       {"not here",
        [](auto& o) { o.hosts[0].name = "192.0.2.1"; },
        64,
@@ -248,7 +251,10 @@ TEST(LaunchHosts, HostsThatCannotStartRanksAreNamedBeforeAnyRankStarts) {
        },
        64,
        {"--pretend-hosts"}},
-      {"variable", [](auto& o) { o.environment = {"NO_SUCH_VARIABLE_HERE"}; }, 64, {"--env \"NO_SUCH_VARIABLE_HERE\""}},
+      {"variable",
+       [](auto& o) { o.over_ssh.environment = {"NO_SUCH_VARIABLE_HERE"}; },
+       64,
+       {"--env \"NO_SUCH_VARIABLE_HERE\""}},
   };
   for (const Failing& row : table) {
     auto options = on_hosts(2, "echo started");
@@ -274,7 +280,7 @@ TEST(LaunchHosts, HostThatAnswersAndStartsNothingIsNamedWhenItsTimeIsUp) {
   auto options = on_hosts(2, "sleep 1000");
   // The agent greets, and then sends nothing more.
   options.tessera = script_file(folder, TESSERA_PROGRAM " launch-agent < /dev/null 2> /dev/null; exec sleep 1000");
-  options.connect_s = 3;
+  options.times.connect_s = 3;
   Launcher launcher(options);
   EXPECT_EQ(launcher.wait(), 69);
   EXPECT_THAT(launcher.err, AllOf(HasSubstr("launch: host 127.0.0.2 has answered, and for 3 s has told nothing"),

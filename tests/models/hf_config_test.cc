@@ -46,12 +46,12 @@ TEST(HfConfig, RopeIsReadFromOldAndNewFiles) {
                                      R"("rope_theta":5e5,"rope_scaling":{"type":"llama3",)" + scaled + "}",
                                      R"("rope_parameters":{"rope_theta":5e5,"rope_type":"llama3",)" + scaled + "}"}) {
     const LlamaConfig config = llama(R"("model_type":"llama",)" + members);
-    EXPECT_EQ(config.rope_type, "llama3");
-    EXPECT_EQ(config.rope_theta, 5e5);
-    EXPECT_EQ(config.rope_factor, 8.0);
-    EXPECT_EQ(config.rope_original_positions, 8192);
+    EXPECT_EQ(config.rope.type, "llama3");
+    EXPECT_EQ(config.rope.theta, 5e5);
+    EXPECT_EQ(config.rope.factor, 8.0);
+    EXPECT_EQ(config.rope.original_positions, 8192);
   }
-  EXPECT_EQ(llama(R"("model_type":"llama","rope_scaling":null)").rope_type, "default");
+  EXPECT_EQ(llama(R"("model_type":"llama","rope_scaling":null)").rope.type, "default");
   EXPECT_THAT(refusal(R"("model_type":"llama","rope_scaling":{"rope_type":"yarn","factor":2.0})"), HasSubstr("yarn"));
   EXPECT_THAT(refusal(R"("model_type":"llama","rope_scaling":{"rope_type":"linear"})"),
               HasSubstr("/rope_scaling/factor"));

@@ -49,7 +49,7 @@ TEST(ModelConfig, ReadsLlama) {
   const auto& llama = std::get<LlamaConfig>(*config);
   EXPECT_EQ(llama.key_value_heads(), 2);
   EXPECT_EQ(llama.head_size(), 8);
-  EXPECT_EQ(llama.rope_theta, 5e5);
+  EXPECT_EQ(llama.rope.theta, 5e5);
   EXPECT_EQ(llama.max_position_embeddings, 2048);
 }
 

@@ -42,7 +42,7 @@ void expect_the_cpus_bits(const OptimizerConfig& config, WeightFormat weights, s
   check(cuda::update_step(run, step.tables, nullptr, most_blocks));
   device.read_back(got);
   EXPECT_TRUE(same_bits(got, problem));
-  EXPECT_EQ(step.decision.values()[0].applied, 4);
+  EXPECT_EQ(step.decision.values()[0].so_far.applied, 4);
   EXPECT_EQ(step.steps.values()[0], 3);
 }
 
@@ -146,8 +146,8 @@ TEST_F(DeviceKernels, NonFiniteNormSkipsTheStepAndCountsIt) {
     check(cuda::update_step(device.run(optimizer, problem, 0, 300), step.tables, nullptr));
     EXPECT_TRUE(same_bits(device.master.values(), before));
   }
-  EXPECT_EQ(step.decision.values()[0].applied, 2);
-  EXPECT_EQ(step.decision.values()[0].skipped, 2);
+  EXPECT_EQ(step.decision.values()[0].so_far.applied, 2);
+  EXPECT_EQ(step.decision.values()[0].so_far.skipped, 2);
   EXPECT_EQ(step.steps.values()[0], 2);
 }
 
@@ -218,7 +218,7 @@ TEST_F(DeviceKernels, UnitInBackwardSetsConstantsOfItsParametersAlone) {
     EXPECT_EQ(units.step.decision.values()[0].gradient_scale, static_cast<float>(1.0 / 3));
     units.begin(request, 0);
     units.step.decide(request);
-    EXPECT_EQ(units.step.decision.values()[0].applied, round);
+    EXPECT_EQ(units.step.decision.values()[0].so_far.applied, round);
     EXPECT_EQ(units.step.decision.values()[0].is_skipped, 0);
     for (std::size_t p = 0; p < all; ++p) {
       const bool is_used = p != 1 && p != all - 1;
@@ -249,7 +249,7 @@ TEST_F(DeviceKernels, NonFiniteOrDifferingUnitStopsAllLaterUpdates) {
       EXPECT_EQ(decision.is_skipped, 1) << sum;
       EXPECT_EQ(decision.is_overflow, std::isfinite(sum) ? 0 : 1);
       EXPECT_EQ(decision.not_finite_unit, std::isfinite(sum) ? 0 : 2);
-      EXPECT_EQ(decision.applied, 0);
+      EXPECT_EQ(decision.so_far.applied, 0);
       units.step.sum.set(0, 1.0);
       units.begin(request, 0);
     }
@@ -289,7 +289,7 @@ TEST_F(DeviceKernels, LossScaleMovesAsOnTheCpu) {
   for (const char outcome : std::string("..xx..xxxx....x.xx..")) {
     step.sum.set(0, outcome == 'x' ? HUGE_VAL : 1.0);
     // The host knows of no skip yet, so the ratio counts all steps.
-    request.known_skipped = step.decision.values()[0].skipped;
+    request.known_skipped = step.decision.values()[0].so_far.skipped;
     step.decide(request);
     EXPECT_EQ(step.decision.values()[0].loss_scale, cpu.scale());
     cpu.update(outcome == 'x');
@@ -328,11 +328,11 @@ TEST_F(DeviceKernels, RateRisesOverTheSamplesOfAppliedStepsAndAllReplicas) {
   std::int64_t seen = 0;
   for (const bool overflow : {false, true, false, false, false}) {
     step.sum.set(0, overflow ? HUGE_VAL : 1.0);
-    request.known_skipped = step.decision.values()[0].skipped;
+    request.known_skipped = step.decision.values()[0].so_far.skipped;
     step.decide(request);
     EXPECT_EQ(step.decision.values()[0].lr, seen >= 96 ? 0.5 : 0.5 * (static_cast<double>(seen + 32) / 128));
     seen += overflow ? 0 : 32;
-    EXPECT_EQ(step.decision.values()[0].seen, seen);
+    EXPECT_EQ(step.decision.values()[0].so_far.samples, seen);
   }
 }
 
@@ -360,7 +360,7 @@ TEST_F(DeviceKernels, ParametersOfOneRunMayDifferInTheirStepCounts) {
       step.steps.set(1, 5);
       step.used.set(1, 0);
       step.used.set(3, 0);
-      step.decision.data()->applied = is_first_of_run ? 0 : 7;
+      step.decision.data()->so_far.applied = is_first_of_run ? 0 : 7;
       DeviceRun run = device.run(cpu, problem, 0, end);
       run.parameters = 4;
       run.begins = device_begins.data();
@@ -394,9 +394,7 @@ TEST_F(DeviceKernels, MessagesAreCombinedInRankOrder) {
   Shared<std::byte> device_messages(messages);
   step.tables.ranks = 3;
   step.tables.shard_size = 3;
-  step.tables.message_bytes = kBytes;
-  step.tables.sums_offset = kSumsOffset;
-  step.tables.messages = device_messages.data();
+  step.tables.messages = {device_messages.data(), kBytes, kSumsOffset};
   check(cuda::read_messages(step.tables, nullptr));
   const DeviceDecision decision = step.decision.values()[0];
   EXPECT_EQ(decision.loss, 0.1 / 3 + 0.2 / 3 + 0.1 * 3 / 3);
@@ -443,10 +441,8 @@ TEST_F(DeviceKernels, LossesOfMicrobatchesAreAddedInTheirTree) {
     QueuedStep step;
     const Shared<std::byte> device_messages(messages);
     step.tables.ranks = step.tables.shard_size = ranks;
-    step.tables.message_bytes = bytes;
-    step.tables.losses_offset = kOffset;
     step.tables.rounds = rounds;
-    step.tables.messages = device_messages.data();
+    step.tables.messages = {.of_all = device_messages.data(), .bytes = bytes, .losses_offset = kOffset};
     check(cuda::read_messages(step.tables, nullptr));
     const MicrobatchLossThere wanted = sum_in_tree(losses);
     EXPECT_EQ(step.decision.values()[0].loss, wanted.loss / (ranks * rounds)) << ranks << " ranks, " << rounds;

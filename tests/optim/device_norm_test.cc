@@ -176,16 +176,8 @@ TEST_F(DeviceNorm, TotalsGiveTheCpusBits) {
   const Shared<std::uint32_t> first_link({totals.first_link().begin(), totals.first_link().end()});
   const Shared<double> scratch{std::vector<double>(totals.links().size())}, squares({0, 0, 0}), total({0});
   StepTables tables;
-  tables.tensors = 3;
-  tables.message_bytes = bytes;
-  tables.sums_offset = kSumsOffset;
-  tables.messages = device_messages.data();
-  tables.part_ranks = part_ranks.data();
-  tables.links = links.data();
-  tables.first_link = first_link.data();
-  tables.link_scratch = scratch.data();
-  tables.squares = squares.data();
-  tables.sum_of_squares = total.data();
+  tables.messages = {device_messages.data(), bytes, kSumsOffset};
+  tables.norm = {3, part_ranks.data(), links.data(), first_link.data(), scratch.data(), squares.data(), total.data()};
   check(cuda::norm_totals(tables, nullptr));
   EXPECT_TRUE(same_bits(squares.values(), wanted));
   EXPECT_EQ(total.values()[0], wanted_total);

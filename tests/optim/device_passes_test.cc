@@ -203,8 +203,8 @@ TEST_F(DevicePasses, LambsAndLarsPassesGiveTheCpusBits) {
         const std::vector<double> gradient_squares = {3.5, 0.25, 7, 11};
         const Shared<double> of_gradients(gradient_squares);
         QueuedStep step({{0, 4}});
-        step.tables.tensors = SentNorms::kTensors;
-        step.tables.squares = of_gradients.data();
+        step.tables.norm.tensors = SentNorms::kTensors;
+        step.tables.norm.squares = of_gradients.data();
         step.used.set(3, 0);
         DeviceRun update = device.run(cpu.elements(), problem, 0, kEnds[3]);
         update.parameters = 4;
@@ -261,7 +261,7 @@ TEST_F(DevicePasses, UnadaptedGroupsKeepTheirRates) {
       {cpu.elements().numbers(), 0.5, NAN}, {.numbers = cpu.elements().numbers(), .lr = 0.25, .adapts_layers = false}});
   const Shared<std::uint32_t> number(std::vector<std::uint32_t>{0, 1, 1, 2});
   QueuedStep step({{0, 3}, {3, 1}});
-  step.tables.tensors = SentNorms::kTensors;
+  step.tables.norm.tensors = SentNorms::kTensors;
   step.tables.group_numbers = groups.data();
   step.tables.group_number = number.data();
   const StepRequest request = request_of(cpu.elements(), 0.01);

@@ -137,7 +137,7 @@ struct QueuedStep {
     tables.parameters = static_cast<int>(count);
     tables.groups = static_cast<int>(groups.size());
     tables.group = group.data();
-    tables.sum_of_squares = sum.data();
+    tables.norm.sum_of_squares = sum.data();
     tables.used = used.data();
     tables.is_uniform = uniform.data();
     tables.constants = constants.data();

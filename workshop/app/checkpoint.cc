@@ -106,11 +106,11 @@ absl::StatusOr<int> show(const CheckpointCommand& command) {
     return 0;
   }
   print(c10::str(checkpoint->folder(), "\nwritten by ", manifest.written_by, "\nstep ", manifest.step, ", of which ",
-                 manifest.steps_applied, " updated parameters\n", manifest.ranks, " ranks, mesh ", manifest.replicate,
-                 " x ", manifest.shard, ", ", format_bytes(bytes_of(manifest)), " in ", manifest.files.size(),
-                 " files\n"));
+                 manifest.progress.steps_applied, " updated parameters\n", manifest.ranks, " ranks, mesh ",
+                 manifest.replicate, " x ", manifest.shard, ", ", format_bytes(bytes_of(manifest)), " in ",
+                 manifest.files.size(), " files\n"));
   print("optimizer states: " + states_text(manifest) + "\n");
-  if (manifest.loss_scale) print(c10::str("loss scale ", manifest.loss_scale->scale, "\n"));
+  if (manifest.progress.loss_scale) print(c10::str("loss scale ", manifest.progress.loss_scale->scale, "\n"));
   if (manifest.residuals)
     print(c10::str("residuals of gradients that were compressed: of ", manifest.ranks, " ranks\n"));
   if (manifest.data)

@@ -114,7 +114,7 @@ void LaunchLine::add_ranks() {
   command_->add_option("--port", options.port, "rendezvous port; 0: a free one")
       ->transform(integer_from(0, 65535))
       ->capture_default_str();
-  command_->add_option("--grace", options.grace_s, "seconds for the other ranks after a failure")
+  command_->add_option("--grace", options.times.grace_s, "seconds for the other ranks after a failure")
       ->check(number_from(0, 1e6))
       ->capture_default_str();
   command_
@@ -123,9 +123,10 @@ void LaunchLine::add_ranks() {
       ->transform(integer_from(0, kMostRestarts))
       ->capture_default_str();
   command_->add_flag(
-      "--strict", options.strict,
+      "--strict", options.switches.strict,
       "ranks as if each had a host of its own: private copies of parameters, and writes to them checked");
-  command_->add_flag("--plan", options.plan, "say the whole memory plan, a row a kind of memory, not one line of it");
+  command_->add_flag("--plan", options.switches.plan,
+                     "say the whole memory plan, a row a kind of memory, not one line of it");
   command_->add_flag("!--no-prefix", options.prefix, "do not put [rank n] before lines");
 }
 
@@ -135,9 +136,10 @@ void LaunchLine::add_hosts() {
   command_->add_option("--ssh", ssh_,
                        "program that runs a command on a host, with its options: \"ssh -p 2222\"; else $TESSERA_SSH, "
                        "else ssh");
-  command_->add_option("--address", options.address, "address by which all hosts reach this one; found if not given");
+  command_->add_option("--address", options.over_ssh.address,
+                       "address by which all hosts reach this one; found if not given");
   command_
-      ->add_option("--env", options.environment,
+      ->add_option("--env", options.over_ssh.environment,
                    "name of a variable that goes to the other hosts too; may be given several times")
       ->allow_extra_args(false);
 }
@@ -209,7 +211,7 @@ absl::Status LaunchLine::take_hosts() {
   if (!hosts.ok()) return hosts.status();
   options.hosts = *std::move(hosts);
   const char* const usual = std::getenv("TESSERA_SSH");
-  if (given("--ssh") || (usual && *usual)) options.ssh = words_of(given("--ssh") ? ssh_ : usual);
+  if (given("--ssh") || (usual && *usual)) options.over_ssh.command = words_of(given("--ssh") ? ssh_ : usual);
   options.ranks = std::accumulate(options.hosts.begin(), options.hosts.end(), 0,
                                   [](int sum, const HostSlots& host) { return sum + host.slots; });
   return absl::OkStatus();

@@ -147,16 +147,16 @@ class Subject {
   }
 
   void fill_tables() {
-    tables_.tensors = 1;
-    tables_.part_ranks = part_ranks_.as<std::int32_t>();
-    tables_.links = links_.as<NormLink>();
-    tables_.first_link = first_link_.as<std::uint32_t>();
-    tables_.messages = message_.as<std::byte>();
-    tables_.link_scratch = link_scratch_.as<double>();
-    tables_.squares = squares_.as<double>();
+    tables_.messages.of_all = message_.as<std::byte>();
+    tables_.norm = {1,
+                    part_ranks_.as<std::int32_t>(),
+                    links_.as<NormLink>(),
+                    first_link_.as<std::uint32_t>(),
+                    link_scratch_.as<double>(),
+                    squares_.as<double>(),
+                    sum_.as<double>()};
     tables_.parameters = tables_.groups = 1;
     tables_.group = groups_.as<StepGroup>();
-    tables_.sum_of_squares = sum_.as<double>();
     tables_.used = used_.as<std::uint8_t>();
     tables_.is_uniform = uniform_.as<std::uint8_t>();
     tables_.constants = constants_.as<RuleConstants>();

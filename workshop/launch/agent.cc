@@ -224,7 +224,7 @@ int serve_launch_agent() {
   if (!first) return leave(ExitCode::kUnavailable, "the launcher is gone: " + channel.why_gone());
   auto job = first->type == FrameType::kJob ? decode_job(first->body) : std::nullopt;
   if (!job) return leave(ExitCode::kInternal, "what the launcher sent is no job");
-  channel.allow_silence(job->options.silence_s);
+  channel.allow_silence(job->options.times.silence_s);
   const absl::Status status = Agent(channel, *std::move(job), signals).run();
   if (!status.ok()) {
     FieldWriter fields;

@@ -82,7 +82,8 @@ absl::StatusOr<HostJob> make_host_job(const LaunchOptions& options, const JobSet
   result.first_rank = first;
   result.ranks = ranks;
   result.directory = working_directory();
-  TESSERA_ASSIGN_OR_RETURN(result.environment, travelling_environment(current_environment(), options.environment));
+  TESSERA_ASSIGN_OR_RETURN(result.environment,
+                           travelling_environment(current_environment(), options.over_ssh.environment));
   result.environment.push_back("PWD=" + result.directory);
   return result;
 }
@@ -93,7 +94,9 @@ std::string encode(const HostJob& job) {
   fields.texts(options.command).number(options.ranks).number(options.max_restarts);
   fields.number(static_cast<std::int64_t>(options.pretended_hosts.size()));
   for (const int ranks : options.pretended_hosts) fields.number(ranks);
-  fields.number(options.strict).number(options.plan).number(static_cast<std::int64_t>(options.silence_s * 1000));
+  fields.number(options.switches.strict)
+      .number(options.switches.plan)
+      .number(static_cast<std::int64_t>(options.times.silence_s * 1000));
   fields.text(job.job.address).number(job.job.port).number(job.job.restarts).text(job.job.run_id);
   fields.number(job.first_rank).number(job.ranks).text(job.directory).texts(job.environment);
   return fields.take();
@@ -108,9 +111,9 @@ std::optional<HostJob> decode_job(std::string_view body) {
   job.options.max_restarts = number();
   for (std::int64_t hosts = fields.number(); hosts > 0 && fields.is_ok(); --hosts)
     job.options.pretended_hosts.push_back(number());
-  job.options.strict = number() != 0;
-  job.options.plan = number() != 0;
-  job.options.silence_s = static_cast<double>(fields.number()) / 1000;
+  job.options.switches.strict = number() != 0;
+  job.options.switches.plan = number() != 0;
+  job.options.times.silence_s = static_cast<double>(fields.number()) / 1000;
   job.job.address = fields.text();
   job.job.port = number();
   job.job.restarts = number();

@@ -26,7 +26,7 @@ struct HostJob {
 };
 
 /// Returns the job of the host that has `ranks` ranks from `first` on. It fails with error 64 if a variable that
-/// `options.environment` names is not set here.
+/// `options.over_ssh.environment` names is not set here.
 absl::StatusOr<HostJob> make_host_job(const LaunchOptions& options, const JobSettings& job, int first, int ranks);
 
 /// Returns the variables of `environment` ("NAME=value") that go to every host of a job: those that change a program's

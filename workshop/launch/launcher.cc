@@ -42,9 +42,9 @@ absl::Status check_hosts(const LaunchOptions& options) {
     return refuse(
         fmt::format("hosts have {} slots for {} ranks. [T0857] hint: their slots say how many ranks there are", all,
                     options.ranks));
-  if (options.ssh.empty() || options.ssh.front().empty())
+  if (options.over_ssh.command.empty() || options.over_ssh.command.front().empty())
     return refuse("no program to reach other hosts with. [T0858] hint: --ssh names it, as in --ssh \"ssh -p 2222\"");
-  TESSERA_RETURN_IF_ERROR(travelling_environment(current_environment(), options.environment).status());
+  TESSERA_RETURN_IF_ERROR(travelling_environment(current_environment(), options.over_ssh.environment).status());
   return check_first_host(hosts.front());
 }
 
@@ -120,7 +120,7 @@ absl::Status check(const LaunchOptions& options) {
   if (options.max_restarts < 0)
     return refuse(fmt::format("{} restarts make no sense. [T0595] hint: --max-restarts 0 starts ranks once",
                               options.max_restarts));
-  for (const double time : {options.grace_s, options.term_s})
+  for (const double time : {options.times.grace_s, options.times.term_s})
     if (!(time >= 0 && time <= 1e6))
       return refuse(
           fmt::format("a time of {} s makes no sense. [T0596] hint: give --grace from 0 to a million seconds", time));
@@ -249,12 +249,12 @@ absl::StatusOr<int> run(const LaunchOptions& options) {
   TESSERA_ASSIGN_OR_RETURN(HeldPort port, HeldPort::take(options.port, several_hosts));
   JobSettings job;
   job.port = port.number();
-  if (!options.address.empty()) {
-    job.address = options.address;
+  if (!options.over_ssh.address.empty()) {
+    job.address = options.over_ssh.address;
   } else if (several_hosts) {
     TESSERA_ASSIGN_OR_RETURN(job.address, job_address(options.hosts));
   }
-  const bool others_come = several_hosts || !options.address.empty();
+  const bool others_come = several_hosts || !options.over_ssh.address.empty();
   TESSERA_ASSIGN_OR_RETURN(const HeldServers servers, hold_servers(options, job, others_come));
   TESSERA_ASSIGN_OR_RETURN(const ErrorDirectory directory, ErrorDirectory::make());
   job.error_directory = directory.path();

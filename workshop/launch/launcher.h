@@ -17,6 +17,29 @@ struct WorkerRange {
   int most = 0;   ///< number that is started; 0: there are no such workers, but ranks of one job
 };
 
+/// How the ranks of other hosts are started.
+struct SshOptions {
+  std::vector<std::string> command = {"ssh"};  ///< program that runs a command on a host, and its own options
+  std::string address = {};                    ///< address by which all hosts reach this one; empty: it is found
+  std::vector<std::string> environment = {};   ///< names of variables that go to the other hosts too (host_job.h)
+};
+
+/// How long the launcher and its agents wait, in seconds.
+struct LaunchTimes {
+  double connect_s = 60;  ///< time for a host to answer over ssh, and for each of its reports while its ranks start
+  double silence_s = 60;  ///< an agent that hears nothing of the launcher for this time ends its ranks
+  double grace_s = 10;    ///< time after the first failure in which other ranks may report and end by themselves
+  double term_s = 5;      ///< time between SIGTERM and SIGKILL
+};
+
+/// What ranks are told by variables of the environment.
+struct RankSwitches {
+  /// TESSERA_STRICT=1 for the ranks: private copies, as on hosts of their own, and checked values.
+  bool strict = false;
+  /// TESSERA_PLAN=table for the ranks: an Engine prints its whole memory plan, and not one line of it.
+  bool plan = false;
+};
+
 /// `tessera launch -n 4 -- ./train strategy.json`: N ranks of one program on this machine, or on several over ssh.
 struct LaunchOptions {
   std::vector<std::string> command;  ///< program (looked up in PATH) and its arguments
@@ -37,22 +60,14 @@ struct LaunchOptions {
   std::vector<int> pretended_hosts = {};
   /// The hosts of a job over ssh, this machine first; their slots add up to `ranks`. Empty means this machine alone.
   std::vector<HostSlots> hosts;
-  std::vector<std::string> ssh = {"ssh"};  ///< program that runs a command on a host, and its own options
-  std::string address;                     ///< address by which all hosts reach this one; empty: it is found
-  std::vector<std::string> environment;    ///< names of variables that go to the other hosts too (host_job.h)
+  SshOptions over_ssh = {};
   /// path of the `tessera` command, on the other hosts for their agents and on this one for `servers`; empty: that of
   /// this program
   std::string tessera;
-  double connect_s = 60;  ///< time for a host to answer over ssh, and for each of its reports while its ranks start
-  double silence_s = 60;  ///< an agent that hears nothing of the launcher for this time ends its ranks
-  int port = 0;           ///< rendezvous port; 0: a port that is free on this machine
-  double grace_s = 10;    ///< time after the first failure in which other ranks may report and end by themselves
-  double term_s = 5;      ///< time between SIGTERM and SIGKILL
-  int max_restarts = 0;   ///< how often all ranks are started again after a failure that may not come again
-  /// TESSERA_STRICT=1 for the ranks: private copies, as on hosts of their own, and checked values.
-  bool strict = false;
-  /// TESSERA_PLAN=table for the ranks: an Engine prints its whole memory plan, and not one line of it.
-  bool plan = false;
+  LaunchTimes times = {};
+  int port = 0;          ///< rendezvous port; 0: a port that is free on this machine
+  int max_restarts = 0;  ///< how often all ranks are started again after a failure that may not come again
+  RankSwitches switches = {};
   bool prefix = true;  ///< "[rank 2] " before every line
   int stdout_fd = 1;   ///< where the ranks' output goes, line by line
   int stderr_fd = 2;   ///< where the ranks' errors go, and the launcher's own messages

@@ -45,8 +45,8 @@ std::vector<std::string> rank_environment(const LaunchOptions& options, const Jo
   }
   variables.erase("TESSERA_WORKER");
   if (is_worker) variables.insert_or_assign("TESSERA_WORKER", text(rank));
-  if (options.strict) variables.insert_or_assign("TESSERA_STRICT", "1");
-  if (options.plan) variables.insert_or_assign("TESSERA_PLAN", "table");
+  if (options.switches.strict) variables.insert_or_assign("TESSERA_STRICT", "1");
+  if (options.switches.plan) variables.insert_or_assign("TESSERA_PLAN", "table");
   // LOCAL_WORLD_SIZE is enough if all hosts have equally many ranks, and a worker has a world of its own.
   if (hosts.size() > 1 || is_worker) variables.erase("TESSERA_HOSTS");
   if (std::ranges::any_of(hosts, [&](int ranks) { return ranks != hosts.front(); })) {

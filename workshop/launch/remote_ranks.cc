@@ -76,7 +76,7 @@ RemoteRanks::~RemoteRanks() {
 }
 
 std::vector<std::string> RemoteRanks::agent_command() const {
-  std::vector<std::string> words = options_.ssh;
+  std::vector<std::string> words = options_.over_ssh.command;
   words.insert(words.end(), kSshOptions.begin(), kSshOptions.end());
   words.push_back(host_.name);
   words.push_back("exec " + quoted_for_shell(tessera_of(options_)) + " launch-agent");
@@ -91,7 +91,7 @@ absl::Status RemoteRanks::connect() {
         exit_code_of(ssh.status()),
         fmt::format("launch: host {} cannot be reached: there is no {} that starts. [T0859] hint: install ssh's "
                     "client (Debian: openssh-client), or name another program by --ssh",
-                    host_.name, quoted_text(options_.ssh.front())));
+                    host_.name, quoted_text(options_.over_ssh.command.front())));
   ssh_ = *std::move(ssh);
   guard_.watch(ssh_.pid);
   deadline_ = Clock::now() + time_to_answer();
@@ -99,7 +99,7 @@ absl::Status RemoteRanks::connect() {
 }
 
 std::chrono::steady_clock::duration RemoteRanks::time_to_answer() const {
-  return std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(options_.connect_s));
+  return std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(options_.times.connect_s));
 }
 
 void RemoteRanks::give_time_to_start() { start_deadline_ = Clock::now() + time_to_answer(); }
@@ -262,14 +262,15 @@ void RemoteRanks::check_deadline() {
          fmt::format("host {} has answered, and for {:g} s has told nothing of the ranks that it is to start{}. "
                      "[T0934] hint: see "
                      "what hangs there: its disks (df), or a folder of the network in which the program lies",
-                     host_.name, options_.connect_s, last_words()));
+                     host_.name, options_.times.connect_s, last_words()));
     ssh_.send(SIGKILL);
   }
   if (!deadline_ || ended_ || Clock::now() < *deadline_) return;
   if (phase_ == Phase::kConnecting)
     fail(ExitCode::kUnavailable,
          fmt::format("host {} has not answered within {:g} s{}. [T0861] hint: see whether `{} {} true` ends there",
-                     host_.name, options_.connect_s, last_words(), joined(options_.ssh, " "), host_.name));
+                     host_.name, options_.times.connect_s, last_words(), joined(options_.over_ssh.command, " "),
+                     host_.name));
   deadline_.reset();
   ssh_.send(SIGKILL);
 }
@@ -301,7 +302,7 @@ void RemoteRanks::fail(ExitCode code, const std::string& text) {
 /// Sets the error that says why the agent is gone before all ranks had started.
 void RemoteRanks::explain_end(const RankExit& exit) {
   const std::string path = tessera_of(options_);
-  const std::string reach = joined(options_.ssh, " ") + " " + host_.name;
+  const std::string reach = joined(options_.over_ssh.command, " ") + " " + host_.name;
   const bool answered = phase_ != Phase::kConnecting;
   switch (exit.signal() || answered ? 0 : exit.code()) {
     case kSshFailed:
@@ -310,7 +311,7 @@ void RemoteRanks::explain_end(const RankExit& exit) {
           fmt::format(
               "host {} cannot be reached{}. [T0862] hint: `{} -o BatchMode=yes {} true` must end there without a "
               "question; ssh-copy-id installs a key",
-              host_.name, last_words(), joined(options_.ssh, " "), host_.name));
+              host_.name, last_words(), joined(options_.over_ssh.command, " "), host_.name));
     case kNoProgram:
     case kNotExecutable:
       return fail(ExitCode::kNoInput,

@@ -35,7 +35,8 @@ Supervisor::Supervisor(const LaunchOptions& options, const JobSettings& job, Gua
       guard_(guard),
       signals_(signals),
       mask_(mask),
-      heartbeat_(std::chrono::duration_cast<std::chrono::milliseconds>(seconds(options.silence_s / kBeatsInSilence))) {}
+      heartbeat_(
+          std::chrono::duration_cast<std::chrono::milliseconds>(seconds(options.times.silence_s / kBeatsInSilence))) {}
 
 Supervisor::~Supervisor() = default;
 
@@ -350,8 +351,8 @@ void Supervisor::raise_urgency(Urgency urgency) {
   if (urgency <= urgency_) return;
   urgency_ = urgency;
   deadline_.reset();
-  if (urgency == Urgency::kGrace) deadline_ = Clock::now() + seconds(options_.grace_s);
-  if (urgency == Urgency::kTerm) deadline_ = Clock::now() + seconds(options_.term_s);
+  if (urgency == Urgency::kGrace) deadline_ = Clock::now() + seconds(options_.times.grace_s);
+  if (urgency == Urgency::kTerm) deadline_ = Clock::now() + seconds(options_.times.term_s);
   if (urgency < Urgency::kTerm) return;
   for (Rank& rank : ranks_) {
     if (rank.ended) continue;

@@ -47,7 +47,7 @@ void visit_fields(LlamaConfig& config, ConfigVisitor& v) {
   v.integer("max_position_embeddings", config.max_position_embeddings, optional(kMostPositions),
             "The longest input, in tokens. Rotary embeddings have no parameters.");
   v.number("rms_norm_eps", config.rms_norm_eps, kAboveZero, "Added to the mean square in RMS norms.");
-  v.number("rope_theta", config.rope_theta, kAboveZero, "Base of the rotary embeddings' frequencies.");
+  v.number("rope_theta", config.rope.theta, kAboveZero, "Base of the rotary embeddings' frequencies.");
   v.number("initializer_range", config.initializer_range, {}, "Standard deviation of fresh weights.");
   v.boolean("attention_bias", config.attention_bias, "Biases of the attention's four linear layers.");
   v.boolean("qkv_bias", config.qkv_bias, "Biases of the layers of queries, keys and values only, as Qwen2 has them.");
@@ -57,15 +57,15 @@ void visit_fields(LlamaConfig& config, ConfigVisitor& v) {
             "A position sees this many, itself among them, as in Mistral; 0: all before it.");
   v.integer("max_window_layers", config.max_window_layers, {.least = 0, .most = kMostLayers},
             "Layers from this number on have the sliding window.");
-  v.word("rope_type", config.rope_type, {"default", "linear", "llama3"},
+  v.word("rope_type", config.rope.type, {"default", "linear", "llama3"},
          "How the rotary embeddings' frequencies are changed for inputs longer than those of pretraining: `linear` "
          "divides all by `rope_factor`, `llama3` those of long waves.");
-  v.number("rope_factor", config.rope_factor, kAboveZero, "Divides frequencies; 1 for `default`.");
-  v.number("rope_low_freq_factor", config.rope_low_freq_factor, kAboveZero,
+  v.number("rope_factor", config.rope.factor, kAboveZero, "Divides frequencies; 1 for `default`.");
+  v.number("rope_low_freq_factor", config.rope.low_freq_factor, kAboveZero,
            "`llama3`: waves longer than `rope_original_positions` / this are divided whole.");
-  v.number("rope_high_freq_factor", config.rope_high_freq_factor, kAboveZero,
+  v.number("rope_high_freq_factor", config.rope.high_freq_factor, kAboveZero,
            "`llama3`: waves shorter than `rope_original_positions` / this stay as they are.");
-  v.integer("rope_original_positions", config.rope_original_positions, optional(kMostPositions),
+  v.integer("rope_original_positions", config.rope.original_positions, optional(kMostPositions),
             "`llama3`: the longest input of pretraining.");
   v.boolean("tie_word_embeddings", config.tie_word_embeddings, "The output layer uses the token embedding's weight.");
   v.boolean("recompute", config.recompute,

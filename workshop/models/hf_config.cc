@@ -244,7 +244,7 @@ class HfReader {
   /// Reads "rope_theta" and "rope_scaling" of files up to transformers 4, or all of it in "rope_parameters".
   void read_rope(LlamaConfig& config) {
     const NumberRule above_zero{.least_excluded = true};
-    reader_.number("rope_theta", config.rope_theta, above_zero, "");
+    reader_.number("rope_theta", config.rope.theta, above_zero, "");
     known_.push_back("rope_scaling");
     known_.push_back("rope_parameters");
     for (const char* key : {"rope_scaling", "rope_parameters"}) {
@@ -254,20 +254,20 @@ class HfReader {
       const JsonNode members = without_nulls(*node);
       ConfigReader reader(members, diagnostics_, std::string("/") + key);
       const std::vector<std::string> types = {"default", "linear", "llama3"};
-      reader.word("type", config.rope_type, types, "");
-      reader.word("rope_type", config.rope_type, types, "");
-      reader.number("rope_theta", config.rope_theta, above_zero, "");
-      if (config.rope_type == "default") {
+      reader.word("type", config.rope.type, types, "");
+      reader.word("rope_type", config.rope.type, types, "");
+      reader.number("rope_theta", config.rope.theta, above_zero, "");
+      if (config.rope.type == "default") {
         reader.finish();
         continue;
       }
-      reader.number("factor", config.rope_factor, above_zero, "");
+      reader.number("factor", config.rope.factor, above_zero, "");
       if (child_of(members, "factor") == nullptr) reader.require(false, "factor", {}, "is needed, but not there");
-      if (config.rope_type == "llama3") {
-        reader.number("low_freq_factor", config.rope_low_freq_factor, above_zero, "");
-        reader.number("high_freq_factor", config.rope_high_freq_factor, above_zero, "");
-        config.rope_original_positions = config.max_position_embeddings;
-        reader.integer("original_max_position_embeddings", config.rope_original_positions,
+      if (config.rope.type == "llama3") {
+        reader.number("low_freq_factor", config.rope.low_freq_factor, above_zero, "");
+        reader.number("high_freq_factor", config.rope.high_freq_factor, above_zero, "");
+        config.rope.original_positions = config.max_position_embeddings;
+        reader.integer("original_max_position_embeddings", config.rope.original_positions,
                        {.least = 1, .most = std::int64_t{1} << 20}, "");
         for (const char* needed : {"low_freq_factor", "high_freq_factor"})
           if (child_of(members, needed) == nullptr) reader.require(false, needed, {}, "is needed, but not there");
@@ -348,12 +348,12 @@ absl::StatusOr<nlohmann::ordered_json> hugging_face_json(const LlamaConfig& c) {
                                  {"rms_norm_eps", c.rms_norm_eps},
                                  {"initializer_range", c.initializer_range},
                                  {"attention_dropout", 0.0},
-                                 {"rope_theta", c.rope_theta}};
-  if (c.rope_type != "default") json["rope_scaling"] = {{"rope_type", c.rope_type}, {"factor", c.rope_factor}};
-  if (c.rope_type == "llama3") {
-    json["rope_scaling"]["low_freq_factor"] = c.rope_low_freq_factor;
-    json["rope_scaling"]["high_freq_factor"] = c.rope_high_freq_factor;
-    json["rope_scaling"]["original_max_position_embeddings"] = c.rope_original_positions;
+                                 {"rope_theta", c.rope.theta}};
+  if (c.rope.type != "default") json["rope_scaling"] = {{"rope_type", c.rope.type}, {"factor", c.rope.factor}};
+  if (c.rope.type == "llama3") {
+    json["rope_scaling"]["low_freq_factor"] = c.rope.low_freq_factor;
+    json["rope_scaling"]["high_freq_factor"] = c.rope.high_freq_factor;
+    json["rope_scaling"]["original_max_position_embeddings"] = c.rope.original_positions;
   }
   if (type == "llama") {
     json["attention_bias"] = c.attention_bias;

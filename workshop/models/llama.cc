@@ -32,11 +32,11 @@ namespace {
 /// Changes frequencies as "llama3" does, with which Llama 3.1 was trained (arXiv 2407.21783; the formula is that of its
 /// reference code). Waves shorter than positions / high stay, waves longer than positions / low are divided by the
 /// factor, and waves between the two are mixed.
-at::Tensor scaled_as_llama3(const at::Tensor& frequencies, const LlamaConfig& config) {
-  const auto positions = static_cast<double>(config.rope_original_positions);
-  const double low = config.rope_low_freq_factor, high = config.rope_high_freq_factor;
+at::Tensor scaled_as_llama3(const at::Tensor& frequencies, const RopeConfig& rope) {
+  const auto positions = static_cast<double>(rope.original_positions);
+  const double low = rope.low_freq_factor, high = rope.high_freq_factor;
   const at::Tensor waves = 2 * std::numbers::pi / frequencies;
-  const at::Tensor divided = frequencies / config.rope_factor;
+  const at::Tensor divided = frequencies / rope.factor;
   const at::Tensor share = (positions / waves - low) / (high - low);
   const at::Tensor mixed = (1 - share) * divided + share * frequencies;
   return at::where(waves > positions / low, divided, at::where(waves < positions / high, frequencies, mixed));
@@ -45,9 +45,9 @@ at::Tensor scaled_as_llama3(const at::Tensor& frequencies, const LlamaConfig& co
 at::Tensor frequencies_of(const LlamaConfig& config, const at::TensorOptions& options) {
   const auto size = static_cast<double>(config.head_size());
   const at::Tensor exponents = at::arange(0, config.head_size(), 2, options) / size;
-  const at::Tensor frequencies = 1.0 / at::pow(config.rope_theta, exponents);
-  if (config.rope_type == "linear") return frequencies / config.rope_factor;
-  return config.rope_type == "llama3" ? scaled_as_llama3(frequencies, config) : frequencies;
+  const at::Tensor frequencies = 1.0 / at::pow(config.rope.theta, exponents);
+  if (config.rope.type == "linear") return frequencies / config.rope.factor;
+  return config.rope.type == "llama3" ? scaled_as_llama3(frequencies, config.rope) : frequencies;
 }
 
 bool has_qkv_bias(const LlamaConfig& config) { return config.attention_bias || config.qkv_bias; }

@@ -37,11 +37,11 @@ void check(ConfigReader& reader, const LlamaConfig& config) {
       fmt::format("must divide num_attention_heads: {} does not divide {}", config.num_key_value_heads, heads));
   reader.require(!(config.attention_bias && config.qkv_bias), "qkv_bias", {},
                  "attention_bias gives all four layers a bias already: one of the two must be false");
-  reader.require(config.rope_type != "default" || config.rope_factor == 1.0, "rope_factor",
+  reader.require(config.rope.type != "default" || config.rope.factor == 1.0, "rope_factor",
                  {"rope_type", "rope_factor"}, "wants a rope_type, linear or llama3");
-  reader.require(config.rope_low_freq_factor < config.rope_high_freq_factor, "rope_low_freq_factor",
+  reader.require(config.rope.low_freq_factor < config.rope.high_freq_factor, "rope_low_freq_factor",
                  {"rope_low_freq_factor", "rope_high_freq_factor"},
-                 fmt::format("must be below rope_high_freq_factor, which is {}", config.rope_high_freq_factor));
+                 fmt::format("must be below rope_high_freq_factor, which is {}", config.rope.high_freq_factor));
 }
 
 /// Counts parameters in `Number`: in double to see whether 64 bits suffice, and then in std::int64_t.

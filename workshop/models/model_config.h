@@ -24,6 +24,18 @@ struct GPTConfig {
   bool recompute = false;      ///< blocks keep only their input, and run again in backward
 };
 
+/// The frequencies of a Llama's rotary embeddings; each field's key has "rope_" in front.
+struct RopeConfig {
+  double theta = 10000.0;
+  /// The change of frequencies for inputs longer than those of pretraining: "default" (not at all), "linear" (all
+  /// divided by `factor`) or "llama3" (those of long waves; the three fields behind it say which).
+  std::string type = "default";
+  double factor = 1.0;
+  double low_freq_factor = 1.0;
+  double high_freq_factor = 4.0;
+  std::int64_t original_positions = 8192;
+};
+
 /// Llama's shape (Touvron et al., arXiv 2302.13971), with the names of Hugging Face's config.json. Model files name it
 /// `"model": "llama"`. Mistral, Qwen2 and Qwen3 are Llama with a sliding window, with biases of queries, keys and
 /// values, and with norms of queries and keys.
@@ -37,7 +49,7 @@ struct LlamaConfig {
   std::int64_t head_dim = 0;                    ///< an even number; 0: hidden_size / num_attention_heads
   std::int64_t max_position_embeddings = 2048;  ///< the longest input; rotary embeddings have no parameters
   double rms_norm_eps = 1e-6;
-  double rope_theta = 10000.0;
+  RopeConfig rope = {};
   double initializer_range = 0.02;
   bool attention_bias = false;  ///< biases in the attention's four linear layers
   bool qkv_bias = false;        ///< whether only the layers of queries, keys and values have biases (Qwen2)
@@ -47,13 +59,6 @@ struct LlamaConfig {
   /// 2310.06825); 0: it sees all earlier positions.
   std::int64_t sliding_window = 0;
   std::int64_t max_window_layers = 0;
-  /// The change of frequencies of rotary embeddings for inputs longer than those of pretraining: "default" (not at
-  /// all), "linear" (all divided by rope_factor) or "llama3" (those of long waves; the other three fields say which).
-  std::string rope_type = "default";
-  double rope_factor = 1.0;
-  double rope_low_freq_factor = 1.0;
-  double rope_high_freq_factor = 4.0;
-  std::int64_t rope_original_positions = 8192;
   bool tie_word_embeddings = false;
   bool recompute = false;  ///< see GPTConfig; not a key of Hugging Face
 

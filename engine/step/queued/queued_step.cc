@@ -73,22 +73,23 @@ QueuedStep::QueuedStep(const StepContext& context, const Optimizer& optimizer, A
   std::vector<FlatGroup*> flat_groups;
   for (const DeviceUpdate::Group& g : update_.groups()) flat_groups.push_back(g.group);
   const bool by_unit = context.memory.gpu.gradients || updates_in_backward();
-  norm_.emplace(flat_groups, reinterpret_cast<double*>(message_.own + message_.sums_offset), by_unit, kernels_,
+  norm_.emplace(flat_groups, reinterpret_cast<double*>(message_.own + tables_.messages.sums_offset), by_unit, kernels_,
                 device_.device);
   request_.noise_smoothing = strategy_.noise_scale.smoothing;
   if (strategy_.noise_scale.every > 0) squares_.emplace(context.units, views_.own_squares, kernels_, device_.device);
 }
 
 void QueuedStep::plan_message() {
-  tables_.losses_offset = (sizeof(StepMessageHeader) + update_.parameters() + 7) / 8 * 8;
-  message_.sums_offset = tables_.losses_offset + static_cast<std::size_t>(tables_.rounds) * sizeof(MicrobatchLossThere);
-  message_.bytes = message_.sums_offset + totals_.most_sums() * sizeof(double);
+  StepMessages& m = tables_.messages;
+  m.losses_offset = (sizeof(StepMessageHeader) + update_.parameters() + 7) / 8 * 8;
+  m.sums_offset = m.losses_offset + static_cast<std::size_t>(tables_.rounds) * sizeof(MicrobatchLossThere);
+  m.bytes = m.sums_offset + totals_.most_sums() * sizeof(double);
 }
 
 void QueuedStep::allocate(const LossScalerState& scaler) {
-  message_.own = memory_.take<std::byte>(message_.bytes);
+  message_.own = memory_.take<std::byte>(tables_.messages.bytes);
   const auto ranks = static_cast<std::size_t>(axes_->world->size());
-  message_.of_all = ranks == 1 ? message_.own : memory_.take<std::byte>(ranks * message_.bytes);
+  message_.of_all = ranks == 1 ? message_.own : memory_.take<std::byte>(ranks * tables_.messages.bytes);
 
   DeviceDecision first{};
   first.scaler = scaler;
@@ -99,10 +100,10 @@ void QueuedStep::allocate(const LossScalerState& scaler) {
       at::from_blob(message_.own + offsetof(StepMessageHeader, own_squares), {1}, options.dtype(at::kDouble));
   if (tables_.rounds > 0)
     views_.losses =
-        at::from_blob(message_.own + tables_.losses_offset, {tables_.rounds, 2}, options.dtype(at::kDouble));
+        at::from_blob(message_.own + tables_.messages.losses_offset, {tables_.rounds, 2}, options.dtype(at::kDouble));
   views_.loss_scale = at::from_blob(&tables_.decision->scaler.scale, {}, options.dtype(at::kFloat));
   for (InFlight& slot : flight_.ring) {
-    slot.message = kernels_.pinned_memory(tables_.losses_offset);
+    slot.message = kernels_.pinned_memory(tables_.messages.losses_offset);
     slot.decision = kernels_.pinned_memory(sizeof(DeviceDecision));
     slot.used = kernels_.pinned_memory(update_.parameters());
   }
@@ -119,16 +120,14 @@ void QueuedStep::fill_tables(const std::vector<int>& ranks_with_parts) {
   const std::size_t parameters = update_.parameters();
   t.ranks = axes_->world->size();
   t.shard_size = axes_->shard_size;
-  t.tensors = static_cast<int>(totals_.tensors());
-  t.message_bytes = message_.bytes;
-  t.sums_offset = message_.sums_offset;
-  t.part_ranks = memory_.put<std::int32_t>(ranks_with_parts);
-  t.links = memory_.put<NormLink>(totals_.links());
-  t.first_link = memory_.put<std::uint32_t>(totals_.first_link());
-  t.messages = message_.of_all;
-  t.link_scratch = memory_.take<double>(totals_.links().size());
-  t.squares = memory_.take<double>(totals_.tensors());
-  t.sum_of_squares = memory_.take<double>(1);
+  t.messages.of_all = message_.of_all;
+  t.norm.tensors = static_cast<int>(totals_.tensors());
+  t.norm.part_ranks = memory_.put<std::int32_t>(ranks_with_parts);
+  t.norm.links = memory_.put<NormLink>(totals_.links());
+  t.norm.first_link = memory_.put<std::uint32_t>(totals_.first_link());
+  t.norm.link_scratch = memory_.take<double>(totals_.links().size());
+  t.norm.squares = memory_.take<double>(totals_.tensors());
+  t.norm.sum_of_squares = memory_.take<double>(1);
   t.used = memory_.take<std::uint8_t>(parameters);
   t.is_uniform = memory_.take<std::uint8_t>(update_.groups().size());
   t.constants = memory_.take<RuleConstants>(parameters);
@@ -150,8 +149,9 @@ void QueuedStep::add_loss(const at::Tensor& loss, double weight, std::int64_t ro
 double QueuedStep::lr(std::optional<std::size_t> group) const {
   const LrScheduleConfig& schedule = strategy_.lr_schedule;
   const DeviceDecision decision = latest();
-  const double ratio = lr_ratio_at(schedule, decision.applied) *
-                       warm_up_ratio(sample_warm_up(schedule), decision.seen, decision.samples * request_.replicas);
+  const double ratio =
+      lr_ratio_at(schedule, decision.so_far.applied) *
+      warm_up_ratio(sample_warm_up(schedule), decision.so_far.samples, decision.samples * request_.replicas);
   const double everybodys = numbers_.rates.everybodys() * ratio;
   return numbers_.rates.of(everybodys, group.value_or(FlatParameter::kNoGroup));
 }
@@ -225,7 +225,7 @@ std::shared_ptr<StepOutcome> QueuedStep::queue(const LocalStep& local, std::int6
   marks_.uploaded->join();
   if (message_.of_all != message_.own) {
     const Timed timed(&exposed_);
-    throw_if_error(axes_->world->all_gather("step", message_.own, message_.of_all, message_.bytes).wait());
+    throw_if_error(axes_->world->all_gather("step", message_.own, message_.of_all, tables_.messages.bytes).wait());
   }
   if (marks_.downloaded) join_downloads();
   backward_.is_begun = false;
@@ -251,7 +251,7 @@ void QueuedStep::join_downloads() const {
 QueuedStep::InFlight& QueuedStep::take_slot() {
   InFlight& slot = flight_.ring[static_cast<std::size_t>(flight_.steps % kMostStepsInFlight)];
   if (!slot.outcome) return slot;
-  request_.known_skipped = slot.outcome->wait().skipped;
+  request_.known_skipped = slot.outcome->wait().so_far.skipped;
   slot.used_arrived->wait();
   const auto* const used = reinterpret_cast<const char*>(slot.used.get());
   flight_.known_used.assign(used, used + update_.parameters());
@@ -277,7 +277,8 @@ void QueuedStep::send_host_part(InFlight& slot, const LocalStep& local) {
     for (std::size_t i = 0; i < g.group->parameters.size(); ++i) *flag++ = std::byte{reducer_.used(*g.group, i)};
   }
   constexpr std::size_t kBehind = offsetof(StepMessageHeader, weight);
-  const DeviceKernels::UploadPiece piece{message_.own + kBehind, message + kBehind, tables_.losses_offset - kBehind};
+  const DeviceKernels::UploadPiece piece{message_.own + kBehind, message + kBehind,
+                                         tables_.messages.losses_offset - kBehind};
   marks_.uploaded = kernels_.upload({&piece, 1}, marks_.messages_read.get());
   if (!updates_in_backward()) send_numbers(slot);
 }
@@ -321,7 +322,7 @@ StepRequest QueuedStep::request() const {
 StepProgress QueuedStep::progress() const {
   wait_for_all();
   const DeviceDecision decision = latest();
-  StepProgress progress{decision.applied,
+  StepProgress progress{decision.so_far.applied,
                         decision.scaler,
                         {},
                         {numbers_.rates.all().begin(), numbers_.rates.all().end()},
@@ -332,7 +333,7 @@ StepProgress QueuedStep::progress() const {
     fetch_state(spikes.losses().data(), tables_.losses, bytes_of(spikes.losses()), device_.device);
     progress.losses = spikes.history();
   }
-  progress.samples = decision.seen;
+  progress.samples = decision.so_far.samples;
   progress.noise = decision.noise;
   std::vector<std::int64_t> counts(update_.parameters());
   fetch_state(counts.data(), tables_.steps, bytes_of(std::span(counts)), device_.device);
@@ -355,8 +356,8 @@ void QueuedStep::resume(const StepProgress& progress) {
     }
   }
   DeviceDecision decision{};
-  decision.applied = progress.applied;
-  decision.seen = progress.samples;
+  decision.so_far.applied = progress.applied;
+  decision.so_far.samples = progress.samples;
   decision.samples = latest().samples;  // `lr` assumes that the next step has as many samples
   decision.scaler = progress.scaler;
   if (watches_for_spikes()) {

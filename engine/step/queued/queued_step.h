@@ -67,8 +67,8 @@ class QueuedStep final : public Step {
   }
   /// These three wait for the latest step.
   double loss_scale() const override { return scales_loss() ? latest().scaler.scale : 1.0; }
-  std::int64_t applied() const override { return latest().applied; }
-  std::int64_t samples_seen() const override { return latest().seen; }
+  std::int64_t applied() const override { return latest().so_far.applied; }
+  std::int64_t samples_seen() const override { return latest().so_far.samples; }
   /// These two wait for all steps under way. They throw what StepOutcome::wait throws.
   StepProgress progress() const override;
   void resume(const StepProgress& progress) override;
@@ -101,7 +101,6 @@ class QueuedStep final : public Step {
 
   /// This rank's message, and those of all ranks, in the device's memory.
   struct Message {
-    std::size_t sums_offset = 0, bytes = 0;
     std::byte* own = nullptr;
     std::byte* of_all = nullptr;
   };

@@ -9,7 +9,6 @@
 #include <future>
 #include <optional>
 #include <utility>
-#include <vector>
 
 #include "runtime/base/status.h"
 #include "runtime/comm/c10d/c10d_calls.h"
@@ -44,28 +43,18 @@ std::size_t piece_numel(std::size_t numel, std::size_t element_bytes, std::size_
   return std::min(numel, std::max<std::size_t>(1, kPieceBytes / (element_bytes * step)) * step);
 }
 
-/// Writes `input[begin, begin + numel)` in the form in which it is sent.
-void write_part(const std::byte* input, DType dtype, std::size_t begin, std::size_t numel, std::byte* to,
-                const ReduceOptions& options) {
-  const std::byte* const from = input + begin * size_of(dtype);
-  if (!is_lossy(options.contributions)) {
-    std::memcpy(to, from, numel * size_of(dtype));
-  } else {
-    encode(options.contributions, from, dtype, numel, to, options.feedback ? options.feedback + begin : nullptr);
-  }
-}
+/// How contributions to a sum are sent, and how the sums are sent on.
+struct Codings {
+  Codings(const ReduceOptions& options, DType dtype)
+      : contributions(options.contributions, dtype, options.feedback), sums(options.sums, DType::kF32) {}
+  bool round() const { return contributions.rounds() || sums.rounds(); }
 
-bool is_rounded(const ReduceOptions& options) { return is_lossy(options.contributions) || is_lossy(options.sums); }
+  WireCoding contributions, sums;
+};
 
-/// Returns the dtype that messages in this form are packed as, or nothing if they are not packed.
-std::optional<DType> packed_as(WireForm form, DType dtype) {
-  return form == WireForm::kLossless ? std::optional(dtype) : std::nullopt;
-}
-
-/// Returns whether messages of `numel` elements in this form differ from the elements; such calls use
-/// Algorithm::kDirect.
-bool is_compressed(WireForm form, DType dtype, std::size_t numel) {
-  return is_lossy(form) || (form == WireForm::kLossless && is_packed(dtype, numel * size_of(dtype)));
+/// Returns whether messages of `numel` elements differ from the elements; such calls use Algorithm::kDirect.
+bool changes(const WireCoding& coding, std::size_t numel) {
+  return coding.rounds() || (coding.packs() && is_packed(*coding.packs(), coding.bytes(numel)));
 }
 
 /// Returns whether the transport's backend has messages, and takes calls of any thread. A user's own backend need not
@@ -101,12 +90,8 @@ class C10dCollectives : public Collectives, private C10dCalls {
   bool end_if_left_alone(HasKey has_key) override { return C10dCalls::end_if_left_alone(has_key); }
 
  protected:
-  Work do_all_gather(std::string_view label, const void* shard, void* full, std::size_t bytes_per_rank,
-                     const GatherOptions& options) override;
-  Work do_reduce_scatter(std::string_view label, void* input, DType dtype, float* output, std::size_t numel_per_rank,
-                         const ReduceOptions& options) override;
-  Work do_all_reduce(std::string_view label, void* input, DType dtype, float* output, std::size_t numel,
-                     const ReduceOptions& options) override;
+  Work do_all_gather(const GatherCall& call) override;
+  Work do_reduce(const ReduceCall& call) override;
 
  private:
   class PendingOnThread;
@@ -118,9 +103,9 @@ class C10dCollectives : public Collectives, private C10dCalls {
   Work on_thread(std::function<absl::Status()> call);
   Work start_gather(const CallSignature& call, const void* shard, void* full, std::size_t bytes,
                     std::optional<DType> packs = std::nullopt);
-  bool has_form(const GatherOptions& options, std::size_t bytes) const;
-  absl::Status gather_in_form(const CallSignature& call, const GatherOptions& options, const std::byte* shard,
-                              std::byte* full, std::size_t numel);
+  bool codes(const GatherOptions& options, std::size_t bytes) const;
+  absl::Status gather_coded(const CallSignature& call, const WireCoding& coding, const std::byte* shard,
+                            std::byte* full, std::size_t numel);
   /// Returns a function that makes a gather in rounds and returns when all rounds are over.
   Start gather_in_rounds(const CallSignature& call, Algorithm algorithm, const void* shard, void* full,
                          std::size_t bytes) const;
@@ -134,8 +119,7 @@ class C10dCollectives : public Collectives, private C10dCalls {
   struct Contributions {
     RankParts<const std::byte> parts;
     const std::byte* own;
-    DType dtype;
-    WireForm form;
+    const WireCoding& coding;
   };
   void sum_parts(const Contributions& contributions, float* output, std::size_t numel, SumVisitor* visitor = nullptr,
                  std::size_t offset = 0) const;
@@ -219,40 +203,37 @@ Work C10dCollectives::start_exchange(const CallSignature& call, RankParts<const 
 }
 
 /// Returns whether a gather encodes its elements to send them. Elements that are not floating point are sent unchanged.
-bool C10dCollectives::has_form(const GatherOptions& options, std::size_t bytes) const {
-  if (!is_compressed(options.form, options.dtype, bytes / size_of(options.dtype))) return false;
-  return is_lossy(options.form) ? is_reducible(options.dtype) : means_ == Transfers::Means::kMessages;
+bool C10dCollectives::codes(const GatherOptions& options, std::size_t bytes) const {
+  const WireCoding coding(options.form, options.dtype);
+  if (!changes(coding, bytes / size_of(options.dtype))) return false;
+  return coding.rounds() ? is_reducible(options.dtype) : means_ == Transfers::Means::kMessages;
 }
 
 // Gathers piece by piece. While one piece is on the wire, the next is packed or rounded, so memory for two pieces
 // suffices.
-absl::Status C10dCollectives::gather_in_form(const CallSignature& call, const GatherOptions& options,
-                                             const std::byte* shard, std::byte* full, std::size_t numel) {
-  const std::size_t ranks = size(), element = size_of(options.dtype), bytes = numel * element;
+absl::Status C10dCollectives::gather_coded(const CallSignature& call, const WireCoding& coding, const std::byte* shard,
+                                           std::byte* full, std::size_t numel) {
+  const std::size_t ranks = size(), element = size_of(call.dtype), bytes = numel * element;
   const std::size_t most = piece_numel(numel * ranks, element, ranks) / ranks;
   Work under_way;
   for (std::size_t first = 0; first < numel; first += most) {
     const std::size_t count = std::min(most, numel - first), at = first * element;
     Work begun = start(call, [&](c10d::Backend& backend, Transfers& transfers) {
-      const int tag = gather_tag_of(call);
-      if (is_lossy(options.form)) {
-        transfers.gather_rounded(backend, tag, options, shard + at, {full + at, bytes}, count);
-      } else {
-        transfers.gather_packed(backend, tag, options.dtype, shard + at, {full + at, bytes}, count * element);
-      }
+      transfers.gather_coded(backend, gather_tag_of(call), coding, shard + at, {full + at, bytes}, count);
     });
     TESSERA_RETURN_IF_ERROR(std::exchange(under_way, std::move(begun)).wait());
   }
   return under_way.wait();
 }
 
-Work C10dCollectives::do_all_gather(std::string_view label, const void* shard, void* full, std::size_t bytes_per_rank,
-                                    const GatherOptions& options) {
-  if (size() > 1 && has_form(options, bytes_per_rank)) {
+Work C10dCollectives::do_all_gather(const GatherCall& given) {
+  const auto& [label, shard, full, bytes_per_rank, options] = given;
+  if (size() > 1 && codes(options, bytes_per_rank)) {
     const std::size_t numel = bytes_per_rank / size_of(options.dtype);
     const CallSignature call = begin(Operation::kAllGather, label, options.dtype, numel);
-    const auto gather = [=, this] {
-      return gather_in_form(call, options, static_cast<const std::byte*>(shard), static_cast<std::byte*>(full), numel);
+    const auto gather = [this, call, given, numel] {
+      return gather_coded(call, {given.options.form, given.options.dtype}, static_cast<const std::byte*>(given.shard),
+                          static_cast<std::byte*>(given.full), numel);
     };
     return means_ == Transfers::Means::kCollective ? Work(gather()) : on_thread(gather);
   }
@@ -296,38 +277,29 @@ std::byte* C10dCollectives::staging(std::size_t bytes) {
 
 void C10dCollectives::sum_parts(const Contributions& contributions, float* output, std::size_t numel,
                                 SumVisitor* visitor, std::size_t offset) const {
-  const auto& [parts, own, dtype, form] = contributions;
+  const auto& [parts, own, coding] = contributions;
   absl::InlinedVector<const std::byte*, 16> wires;
   for (int q = 0; q < size(); ++q)
     wires.push_back(q == rank() ? own : parts.first + static_cast<std::size_t>(q) * parts.stride);
-  if (is_lossy(form)) return sum_encoded(form, wires, output, numel, visitor, offset);
-  const absl::InlinedVector<const void*, 16> sources(wires.begin(), wires.end());
-  visited_sum(sources, dtype, {&output, 1}, numel, visitor, offset);
+  coding.sum(wires, output, numel, visitor, offset);
 }
 
-Work C10dCollectives::do_reduce_scatter(std::string_view label, void* input, DType dtype, float* output,
-                                        std::size_t numel_per_rank, const ReduceOptions& options) {
-  const CallSignature call = begin(Operation::kReduceScatter, label, dtype, numel_per_rank);
+Work C10dCollectives::do_reduce(const ReduceCall& given) {
+  const auto& [scatters, label, input, dtype, output, numel, options] = given;
+  const CallSignature call = begin(given.operation(), label, dtype, numel);
   if (!is_reducible(dtype)) return refuse(call, "sums are of fp32, bf16 or fp16, got " + std::string(name_of(dtype)));
   const auto* const from = static_cast<const std::byte*>(input);
-  const std::size_t bytes = numel_per_rank * static_cast<std::size_t>(size()) * size_of(dtype);
-  if (!is_rounded(options) && !is_compressed(options.contributions, dtype, numel_per_rank) &&
-      algorithm_of(Operation::kReduceScatter, dtype, bytes) == Algorithm::kHalving)
-    return Work(scatter_in_rounds(call, from, output, numel_per_rank, options.visitor));
-  return Work(scatter(call, from, output, numel_per_rank, options));
-}
-
-Work C10dCollectives::do_all_reduce(std::string_view label, void* input, DType dtype, float* output, std::size_t numel,
-                                    const ReduceOptions& options) {
-  const CallSignature call = begin(Operation::kAllReduce, label, dtype, numel);
-  if (!is_reducible(dtype)) return refuse(call, "sums are of fp32, bf16 or fp16, got " + std::string(name_of(dtype)));
-  const auto* const from = static_cast<const std::byte*>(input);
-  const std::size_t bytes = numel * size_of(dtype);
-  const std::size_t part = numel / static_cast<std::size_t>(size());
-  const bool compresses = is_rounded(options) || is_compressed(options.contributions, dtype, part) ||
-                          is_compressed(options.sums, DType::kF32, part);
-  const Algorithm algorithm = compresses ? Algorithm::kDirect : algorithm_of(Operation::kAllReduce, dtype, bytes);
-  if (algorithm == Algorithm::kHalving) return Work(reduce_in_rounds(call, from, output, numel, options.visitor));
+  const std::size_t bytes = given.input_numel(size()) * size_of(dtype);
+  const std::size_t part = scatters ? numel : numel / static_cast<std::size_t>(size());
+  const Codings codings(options, dtype);
+  const bool compresses =
+      codings.round() || changes(codings.contributions, part) || (!scatters && changes(codings.sums, part));
+  const Algorithm algorithm = compresses ? Algorithm::kDirect : algorithm_of(call.operation, dtype, bytes);
+  const bool has_rounds = algorithm == Algorithm::kHalving;
+  if (scatters)
+    return Work(has_rounds ? scatter_in_rounds(call, from, output, numel, options.visitor)
+                           : scatter(call, from, output, numel, options));
+  if (has_rounds) return Work(reduce_in_rounds(call, from, output, numel, options.visitor));
   return Work(bytes <= kDoublingBytes ? reduce_small(call, from, output, numel, options, algorithm)
                                       : reduce_large(call, from, output, numel, options));
 }
@@ -335,30 +307,27 @@ Work C10dCollectives::do_all_reduce(std::string_view label, void* input, DType d
 // Scatters every rank's part piece by piece: exchanges a piece, then adds it while the next one is on the wire.
 absl::Status C10dCollectives::scatter(const CallSignature& call, const std::byte* input, float* output,
                                       std::size_t numel, const ReduceOptions& options) {
-  const WireForm form = options.contributions;
+  const WireCoding coding = Codings(options, call.dtype).contributions;
   const std::size_t ranks = size(), element = size_of(call.dtype);
-  const std::size_t most = piece_numel(numel, element * ranks, 1),
-                    most_bytes = wire_bytes(form, call.dtype, most) * ranks;
+  const std::size_t most = piece_numel(numel, element * ranks, 1), most_bytes = coding.bytes(most) * ranks;
   // A collective of the backend needs contiguous parts, and the parts are contiguous if there is only one piece.
-  const bool is_sent_in_place = !is_lossy(form) && (means_ == Transfers::Means::kMessages || most == numel);
+  const bool is_sent_in_place = !coding.rounds() && (means_ == Transfers::Means::kMessages || most == numel);
   std::byte* const received = staging((is_sent_in_place ? 2 : 4) * most_bytes);
   std::byte* const sent = received + 2 * most_bytes;
   Work exchanges[2];
   const std::byte* own_parts[2] = {};
   const auto begin_piece = [&](std::size_t first) {
     const std::size_t turn = first / most % 2, count = std::min(most, numel - first);
-    const std::size_t bytes = wire_bytes(form, call.dtype, count);
+    const std::size_t bytes = coding.bytes(count);
     const std::byte* from = input + first * element;
     if (!is_sent_in_place) {
       std::byte* const parts = sent + turn * most_bytes;
-      for (std::size_t q = 0; q < ranks; ++q)
-        write_part(input, call.dtype, q * numel + first, count, parts + q * bytes, options);
+      for (std::size_t q = 0; q < ranks; ++q) coding.write(input, q * numel + first, count, parts + q * bytes);
       from = parts;
     }
     const std::size_t stride = is_sent_in_place ? numel * element : bytes;
     own_parts[turn] = from + static_cast<std::size_t>(rank()) * stride;
-    exchanges[turn] =
-        start_exchange(call, {from, stride}, received + turn * most_bytes, bytes, packed_as(form, call.dtype));
+    exchanges[turn] = start_exchange(call, {from, stride}, received + turn * most_bytes, bytes, coding.packs());
   };
   if (numel == 0) return status();
   begin_piece(0);
@@ -367,8 +336,8 @@ absl::Status C10dCollectives::scatter(const CallSignature& call, const std::byte
     const std::size_t turn = first / most % 2;
     TESSERA_RETURN_IF_ERROR(exchanges[turn].wait());
     const std::size_t count = std::min(most, numel - first);
-    const RankParts<const std::byte> parts{received + turn * most_bytes, wire_bytes(form, call.dtype, count)};
-    sum_parts({parts, own_parts[turn], call.dtype, form}, output + first, count, options.visitor, first);
+    const RankParts<const std::byte> parts{received + turn * most_bytes, coding.bytes(count)};
+    sum_parts({parts, own_parts[turn], coding}, output + first, count, options.visitor, first);
   }
   return absl::OkStatus();
 }
@@ -376,24 +345,24 @@ absl::Status C10dCollectives::scatter(const CallSignature& call, const std::byte
 // Makes the same sums as reduce_large. This rank receives all contributions and makes every sum itself.
 absl::Status C10dCollectives::reduce_small(const CallSignature& call, const std::byte* input, float* output,
                                            std::size_t numel, const ReduceOptions& options, Algorithm algorithm) {
-  const WireForm form = options.contributions;
-  const std::size_t bytes = wire_bytes(form, call.dtype, numel);
-  const bool has_rounded_sums = is_lossy(options.sums);
-  const std::size_t sums_bytes = has_rounded_sums ? encoded_bytes(options.sums, numel) : 0;
+  const Codings codings(options, call.dtype);
+  const WireCoding &coding = codings.contributions, &of_sums = codings.sums;
+  const std::size_t bytes = coding.bytes(numel);
+  const std::size_t sums_bytes = of_sums.rounds() ? of_sums.bytes(numel) : 0;
   std::byte* const all = staging(bytes * size() + std::max(bytes, sums_bytes));
   std::byte* const own = all + bytes * size();
   const std::byte* from = input;
-  if (is_lossy(form)) {
-    write_part(input, call.dtype, 0, numel, own, options);
+  if (coding.rounds()) {
+    coding.write(input, 0, numel, own);
     from = own;
   }
   Work gather = algorithm == Algorithm::kDoubling ? start(call, gather_in_rounds(call, algorithm, from, all, bytes))
                                                   : start_gather(call, from, all, bytes);
   TESSERA_RETURN_IF_ERROR(gather.wait());
-  sum_parts({{all, bytes}, from, call.dtype, form}, output, numel, has_rounded_sums ? nullptr : options.visitor);
-  if (!has_rounded_sums) return absl::OkStatus();
-  encode(options.sums, output, DType::kF32, numel, own);
-  decode(options.sums, own, output, numel);
+  sum_parts({{all, bytes}, from, coding}, output, numel, of_sums.rounds() ? nullptr : options.visitor);
+  if (!of_sums.rounds()) return absl::OkStatus();
+  of_sums.write(output, 0, numel, own);
+  of_sums.read(own, output, numel);
   visit_sums(options.visitor, 0, output, numel);
   return absl::OkStatus();
 }
@@ -404,8 +373,9 @@ absl::Status C10dCollectives::reduce_small(const CallSignature& call, const std:
 // whole blocks of the codec, so that blocks begin where they do in `scatter`.
 absl::Status C10dCollectives::reduce_large(const CallSignature& call, const std::byte* input, float* output,
                                            std::size_t numel, const ReduceOptions& options) {
-  const WireForm form = options.contributions, sums_form = options.sums;
-  const std::size_t ranks = size(), element = size_of(call.dtype), unit = is_rounded(options) ? kCodecBlock : 1;
+  const Codings codings(options, call.dtype);
+  const WireCoding &coding = codings.contributions, &of_sums = codings.sums;
+  const std::size_t ranks = size(), element = size_of(call.dtype), unit = codings.round() ? kCodecBlock : 1;
   const std::size_t most = piece_numel(numel, element, ranks);
   const auto numel_of = [&](std::size_t first) { return std::min(most, numel - first); };
   const auto part_of = [&](std::size_t count) { return (count + ranks * unit - 1) / (ranks * unit) * unit; };
@@ -413,10 +383,10 @@ absl::Status C10dCollectives::reduce_large(const CallSignature& call, const std:
   // The memory for each of the two pieces under way: what comes from the others, what goes to them, and this rank's
   // sums; also all ranks' sums if sums are compressed. There is one padded copy, for a piece that does not divide
   // evenly.
-  const std::size_t received_bytes = wire_bytes(form, call.dtype, most_part) * ranks;
-  const std::size_t sent_bytes = is_lossy(form) ? received_bytes : 0;
+  const std::size_t received_bytes = coding.bytes(most_part) * ranks;
+  const std::size_t sent_bytes = coding.rounds() ? received_bytes : 0;
   const std::size_t sums_bytes = most_part * sizeof(float);
-  const std::size_t encoded = is_lossy(sums_form) ? encoded_bytes(sums_form, most_part) : 0;
+  const std::size_t encoded = of_sums.rounds() ? of_sums.bytes(most_part) : 0;
   std::byte* const received =
       staging(2 * (received_bytes + sent_bytes + sums_bytes + (1 + ranks) * encoded) + sums_bytes * ranks);
   std::byte* const sent = received + 2 * received_bytes;
@@ -428,13 +398,13 @@ absl::Status C10dCollectives::reduce_large(const CallSignature& call, const std:
   const std::byte* own_parts[2] = {};
   const auto begin_exchange = [&](std::size_t first) {
     const std::size_t turn = first / most % 2, count = numel_of(first), part = part_of(count);
-    const std::size_t bytes = wire_bytes(form, call.dtype, part);
+    const std::size_t bytes = coding.bytes(part);
     const std::byte* from = input + first * element;
-    if (is_lossy(form)) {
+    if (coding.rounds()) {
       std::byte* const parts = sent + turn * sent_bytes;
       for (std::size_t q = 0; q < ranks; ++q) {
         const std::size_t begin = std::min(q * part, count), length = std::min(part, count - begin);
-        write_part(input, call.dtype, first + begin, length, parts + q * bytes, options);
+        coding.write(input, first + begin, length, parts + q * bytes);
       }
       from = parts;
     } else if (part * ranks != count) {  // this is the last piece
@@ -443,22 +413,21 @@ absl::Status C10dCollectives::reduce_large(const CallSignature& call, const std:
       from = padded;
     }
     own_parts[turn] = from + static_cast<std::size_t>(rank()) * bytes;
-    exchanges[turn] =
-        start_exchange(call, {from, bytes}, received + turn * received_bytes, bytes, packed_as(form, call.dtype));
+    exchanges[turn] = start_exchange(call, {from, bytes}, received + turn * received_bytes, bytes, coding.packs());
   };
   // Returns the index of the first element that rank q sums in the piece at `first`.
   const auto begin_of = [&](std::size_t first, std::size_t q) {
     return std::min(q * part_of(numel_of(first)), numel_of(first));
   };
   const auto length_of = [&](std::size_t first, std::size_t q) { return begin_of(first, q + 1) - begin_of(first, q); };
-  const auto sums_wire_bytes = [&](std::size_t first) { return encoded_bytes(sums_form, part_of(numel_of(first))); };
+  const auto sums_wire_bytes = [&](std::size_t first) { return of_sums.bytes(part_of(numel_of(first))); };
   const auto end_gather = [&](std::size_t first) -> absl::Status {
     const std::size_t turn = first / most % 2;
     TESSERA_RETURN_IF_ERROR(gathers[turn].wait());
-    if (!is_lossy(sums_form)) return absl::OkStatus();
+    if (!of_sums.rounds()) return absl::OkStatus();
     for (std::size_t q = 0; q < ranks; ++q) {
       const std::byte* const from = all_encoded + turn * ranks * encoded + q * sums_wire_bytes(first);
-      decode(sums_form, from, output + first + begin_of(first, q), length_of(first, q));
+      of_sums.read(from, output + first + begin_of(first, q), length_of(first, q));
     }
     return absl::OkStatus();
   };
@@ -470,21 +439,21 @@ absl::Status C10dCollectives::reduce_large(const CallSignature& call, const std:
     TESSERA_RETURN_IF_ERROR(exchanges[turn].wait());
     if (first >= 2 * most) TESSERA_RETURN_IF_ERROR(end_gather(first - 2 * most));  // that piece's sums lie here
     // Sums that are sent uncompressed are computed at their place in the output, unless a part is padded.
-    const bool is_in_place = !is_lossy(sums_form) && !is_padded && means_ == Transfers::Means::kMessages;
+    const bool is_in_place = !of_sums.rounds() && !is_padded && means_ == Transfers::Means::kMessages;
     float* const own = is_in_place ? output + first + begin_of(first, static_cast<std::size_t>(rank()))
                                    : reinterpret_cast<float*>(sums + turn * sums_bytes);
-    const std::size_t length = is_lossy(form) ? length_of(first, static_cast<std::size_t>(rank())) : part;
-    const RankParts<const std::byte> parts{received + turn * received_bytes, wire_bytes(form, call.dtype, part)};
-    sum_parts({parts, own_parts[turn], call.dtype, form}, own, length);
-    if (is_lossy(sums_form)) {
+    const std::size_t length = coding.rounds() ? length_of(first, static_cast<std::size_t>(rank())) : part;
+    const RankParts<const std::byte> parts{received + turn * received_bytes, coding.bytes(part)};
+    sum_parts({parts, own_parts[turn], coding}, own, length);
+    if (of_sums.rounds()) {
       std::byte* const from = own_encoded + turn * encoded;
       std::byte* const to = all_encoded + turn * ranks * encoded;
-      encode(sums_form, own, DType::kF32, length_of(first, static_cast<std::size_t>(rank())), from);
+      of_sums.write(own, 0, length_of(first, static_cast<std::size_t>(rank())), from);
       gathers[turn] = start_gather(call, from, to, sums_wire_bytes(first));
       continue;
     }
     void* const to = is_padded ? static_cast<void*>(padded) : output + first;
-    gathers[turn] = start_gather(call, own, to, part * sizeof(float), packed_as(sums_form, DType::kF32));
+    gathers[turn] = start_gather(call, own, to, part * sizeof(float), of_sums.packs());
     if (!is_padded) continue;
     TESSERA_RETURN_IF_ERROR(gathers[turn].wait());
     std::memcpy(output + first, padded, numel_of(first) * sizeof(float));

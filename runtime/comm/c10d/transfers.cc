@@ -9,7 +9,6 @@
 #include <utility>
 #include <vector>
 
-#include "runtime/comm/sum/wire_codec.h"
 #include "runtime/torch/flat_collectives.h"
 
 namespace tessera {
@@ -39,16 +38,17 @@ void Transfers::gather_packed(c10d::Backend& backend, int tag, std::optional<DTy
   collective_ = all_gather_single(backend, output, input);
 }
 
-void Transfers::gather_rounded(c10d::Backend& backend, int tag, const GatherOptions& options, const void* shard,
-                               RankParts<void> full, std::size_t numel) {
+void Transfers::gather_coded(c10d::Backend& backend, int tag, const WireCoding& coding, const void* shard,
+                             RankParts<void> full, std::size_t numel) {
+  const std::size_t bytes = coding.bytes(numel);
+  if (!coding.rounds()) return gather_packed(backend, tag, coding.packs(), shard, full, bytes);
   if (numel == 0) return;
   const int ranks = backend.getSize();
-  const std::size_t bytes = encoded_bytes(options.form, numel);
   PackBuffer codes = buffers_.take(bytes * static_cast<std::size_t>(ranks));
   std::byte* const all = codes.data();
   std::byte* const own = all + static_cast<std::size_t>(backend.getRank()) * bytes;
-  encode(options.form, shard, options.dtype, numel, own);
-  rounded_.push_back({options.form, options.dtype, numel, full.stride, ranks, full.first, std::move(codes)});
+  coding.write(shard, 0, numel, own);
+  rounded_.push_back({coding, numel, full.stride, ranks, full.first, std::move(codes)});
   gather(backend, tag, own, all, bytes);
 }
 
@@ -162,10 +162,9 @@ void Transfers::wait() {
   for (const Packed& packed : packed_) unpack_message(packed.buffer, packed.dtype, packed.to, packed.bytes);
   packed_.clear();
   for (const Rounded& each : rounded_) {
-    const std::size_t bytes = encoded_bytes(each.form, each.numel);
+    const std::size_t bytes = each.coding.bytes(each.numel);
     for (std::size_t q = 0; q < static_cast<std::size_t>(each.ranks); ++q)
-      decode(each.form, each.codes.data() + q * bytes, each.dtype, static_cast<std::byte*>(each.to) + q * each.stride,
-             each.numel);
+      each.coding.read(each.codes.data() + q * bytes, static_cast<std::byte*>(each.to) + q * each.stride, each.numel);
   }
   rounded_.clear();
 }

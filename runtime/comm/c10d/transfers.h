@@ -12,6 +12,7 @@
 #include "runtime/base/mutex.h"
 #include "runtime/comm/c10d/packing.h"
 #include "runtime/comm/collectives.h"
+#include "runtime/comm/sum/wire_codec.h"
 #include "tessera/dtype.h"
 
 namespace tessera {
@@ -49,10 +50,10 @@ class Transfers {
   /// messages. Collectives need a stride of `bytes`.
   void gather_packed(c10d::Backend& backend, int tag, std::optional<DType> numbers, const void* shard,
                      RankParts<void> full, std::size_t bytes);
-  /// Gathers `numel` elements of each rank as `options` say, whose codec is lossy: `full` of every rank gets the
-  /// rounded elements of all ranks.
-  void gather_rounded(c10d::Backend& backend, int tag, const GatherOptions& options, const void* shard,
-                      RankParts<void> full, std::size_t numel);
+  /// Gathers `numel` elements of each rank as `coding` says. If it rounds, `full` of every rank gets the rounded
+  /// elements of all ranks.
+  void gather_coded(c10d::Backend& backend, int tag, const WireCoding& coding, const void* shard, RankParts<void> full,
+                    std::size_t numel);
   /// Exchanges `bytes` with each other rank: sends rank q its part of `input`. The bytes arrive in rank q's `output`,
   /// at the offset `bytes` times this rank's number. This rank's own place in `output` may be written or not.
   /// Collectives need a stride of `bytes`. `numbers` is that of gather_packed.
@@ -87,8 +88,7 @@ class Transfers {
 
   /// A gather in a lossy codec.
   struct Rounded {
-    WireForm form;
-    DType dtype;
+    WireCoding coding;
     std::size_t numel;  ///< number of elements of each rank
     std::size_t stride;
     int ranks;

@@ -40,42 +40,29 @@ class BackgroundCollectives final : public ForwardingCollectives {
   Work barrier(std::string_view label) override { return idle().barrier(label); }
 
  protected:
-  Work do_all_gather(std::string_view label, const void* shard, void* full, std::size_t bytes_per_rank,
-                     const GatherOptions& options) override {
-    if (!gathers_) return idle().all_gather(label, shard, full, bytes_per_rank, options);
-    return start([group = group_.get(), name = std::string(label), shard, full, bytes_per_rank, options] {
-      return group->all_gather(name, shard, full, bytes_per_rank, options).wait();
+  Work do_all_gather(const GatherCall& call) override {
+    if (!gathers_) return idle().all_gather(call);
+    return start([group = group_.get(), name = std::string(call.label), call] {
+      GatherCall named = call;
+      named.label = name;
+      return group->all_gather(named).wait();
     });
   }
-  Work do_reduce_scatter(std::string_view label, void* input, DType dtype, float* output, std::size_t numel_per_rank,
-                         const ReduceOptions& options) override {
-    if (options.waits == Waits::kAtOnce)
-      return idle().reduce_scatter(label, input, dtype, output, numel_per_rank, options);
-    const auto call = [group = group_.get(), name = std::string(label), input, dtype, output, numel_per_rank,
-                       at_once = at_once(options)] {
-      return group->reduce_scatter(name, input, dtype, output, numel_per_rank, at_once).wait();
+  /// The group's thread waits for the call at once. The visitor sees the sums on the thread that waits for them.
+  Work do_reduce(const ReduceCall& call) override {
+    if (call.options.waits == Waits::kAtOnce) return idle().reduce(call);
+    const auto reduce = [group = group_.get(), name = std::string(call.label), call] {
+      ReduceCall at_once = call;
+      at_once.label = name;
+      at_once.options.waits = Waits::kAtOnce;
+      at_once.options.visitor = nullptr;
+      return group->reduce(at_once).wait();
     };
-    return start(call, {options.visitor, output, numel_per_rank});
-  }
-  Work do_all_reduce(std::string_view label, void* input, DType dtype, float* output, std::size_t numel,
-                     const ReduceOptions& options) override {
-    if (options.waits == Waits::kAtOnce) return idle().all_reduce(label, input, dtype, output, numel, options);
-    const auto call = [group = group_.get(), name = std::string(label), input, dtype, output, numel,
-                       at_once = at_once(options)] {
-      return group->all_reduce(name, input, dtype, output, numel, at_once).wait();
-    };
-    return start(call, {options.visitor, output, numel});
+    return start(reduce, {call.options.visitor, call.output, call.numel});
   }
 
  private:
   class Started;
-  /// Returns options for a call that the group's thread makes: that thread waits for the call at once. The visitor sees
-  /// the sums on the thread that waits for them.
-  static ReduceOptions at_once(ReduceOptions options) {
-    options.waits = Waits::kAtOnce;
-    options.visitor = nullptr;
-    return options;
-  }
   Work start(std::function<absl::Status()> call, const Sums& sums = {});
   Collectives& idle() {
     thread_.wait_for_all();

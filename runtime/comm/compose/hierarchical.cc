@@ -1,7 +1,6 @@
 #include "runtime/comm/compose/hierarchical.h"
 
 #include <algorithm>
-#include <cstring>
 #include <string>
 #include <utility>
 
@@ -52,142 +51,109 @@ class HierarchicalCollectives : public Collectives {
   }
 
  protected:
-  Work do_all_gather(std::string_view label, const void* shard, void* full, std::size_t bytes,
-                     const GatherOptions& options) override {
-    return Work(ended(gather(label, shard, static_cast<std::byte*>(full), bytes, options)));
-  }
-  Work do_reduce_scatter(std::string_view label, void* input, DType dtype, float* output, std::size_t numel,
-                         const ReduceOptions& options) override {
-    return Work(ended(scatter(label, static_cast<std::byte*>(input), dtype, output, numel, on_wire(options))));
-  }
-  Work do_all_reduce(std::string_view label, void* input, DType dtype, float* output, std::size_t numel,
-                     const ReduceOptions& options) override {
-    ReduceOptions across = on_wire(options);
+  Work do_all_gather(const GatherCall& call) override { return Work(ended(gather(call))); }
+  Work do_reduce(const ReduceCall& call) override {
+    const auto& [scatters, label, input, dtype, output, numel, options] = call;
+    auto* const from = static_cast<std::byte*>(input);
+    ReduceOptions across = options;
+    across.waits = Waits::kAtOnce;  // the reductions across hosts are over when they return
+    if (scatters) return Work(ended(scatter(label, from, dtype, output, numel, across)));
     across.visitor = nullptr;  // the visitor sees the output when all parts are there
-    const absl::Status status = ended(reduce(label, static_cast<std::byte*>(input), dtype, output, numel, across));
+    const absl::Status status = ended(reduce(label, from, dtype, output, numel, across));
     if (status.ok()) visit_sums(options.visitor, 0, output, numel);
     return Work(status);
   }
 
  private:
-  /// Returns options for reductions across hosts. These reductions are over when they return.
-  static ReduceOptions on_wire(ReduceOptions options) {
-    options.waits = Waits::kAtOnce;
-    return options;
+  /// First gathers, across hosts, the shards of the ranks at this rank's place in their hosts. Then gathers, inside
+  /// this host, the ranks' parts of the whole.
+  absl::Status gather(const GatherCall& call) {
+    const std::size_t bytes = call.bytes_per_rank;
+    auto* const full = static_cast<std::byte*>(call.full);
+    TESSERA_ASSIGN_OR_RETURN(std::byte * shards, scratch(hosts_ * bytes));
+    TESSERA_RETURN_IF_ERROR(across_->all_gather(call.label, call.shard, shards, bytes, call.options).wait());
+    for (int host = 0; host < hosts_; ++host)
+      TESSERA_RETURN_IF_ERROR(
+          inside_->all_gather(call.label, shards + host * bytes, full + host * places_ * bytes, bytes).wait());
+    return absl::OkStatus();
   }
-
-  absl::Status gather(std::string_view label, const void* shard, std::byte* full, std::size_t bytes,
-                      const GatherOptions& options);
+  /// First reduces inside this host: for each host, the slice of the rank at this rank's place there. Then reduces
+  /// these sums across hosts.
   absl::Status scatter(std::string_view label, std::byte* input, DType dtype, float* output, std::size_t numel,
-                       const ReduceOptions& options);
+                       const ReduceOptions& options) {
+    TESSERA_ASSIGN_OR_RETURN(std::byte * memory, scratch(hosts_ * numel * sizeof(float)));
+    auto* sums = reinterpret_cast<float*>(memory);
+    const std::size_t host_bytes = places_ * numel * size_of(dtype);
+    for (int host = 0; host < hosts_; ++host)
+      TESSERA_RETURN_IF_ERROR(
+          inside_->reduce_scatter(label, input + host * host_bytes, dtype, sums + host * numel, numel).wait());
+    return across_->reduce_scatter(label, sums, DType::kF32, output, numel, options).wait();
+  }
+  /// Reduces: every rank sums one of L equal parts over its host, then over the hosts. The elements that are left over
+  /// (fewer than L) are reduced whole on every rank, and are never compressed.
   absl::Status reduce(std::string_view label, std::byte* input, DType dtype, float* output, std::size_t numel,
-                      const ReduceOptions& options);
-  absl::Status reduce_whole(std::string_view label, std::byte* input, DType dtype, float* output, std::size_t numel);
-  absl::Status spread(std::string_view label, void* data, std::size_t bytes, int root);
-  absl::Status exchange(std::string_view label, const std::byte* input, void* output, std::size_t bytes);
-  absl::Status meet(std::string_view label);
-  absl::StatusOr<std::byte*> scratch(std::size_t bytes);
-  absl::Status ended(absl::Status status);
+                      const ReduceOptions& options) {
+    const std::size_t part = numel / places_, done = part * places_;
+    if (part > 0) {
+      TESSERA_ASSIGN_OR_RETURN(std::byte * memory, scratch(part * sizeof(float)));
+      auto* sums = reinterpret_cast<float*>(memory);
+      TESSERA_RETURN_IF_ERROR(inside_->reduce_scatter(label, input, dtype, sums, part).wait());
+      TESSERA_RETURN_IF_ERROR(across_->all_reduce(label, sums, DType::kF32, sums, part, options).wait());
+      TESSERA_RETURN_IF_ERROR(reduce_whole(label, input + done * size_of(dtype), dtype, output + done, numel - done));
+      return inside_->all_gather(label, sums, output, part * sizeof(float)).wait();
+    }
+    return reduce_whole(label, input, dtype, output, numel);
+  }
+  absl::Status reduce_whole(std::string_view label, std::byte* input, DType dtype, float* output, std::size_t numel) {
+    if (numel == 0) return absl::OkStatus();
+    TESSERA_RETURN_IF_ERROR(inside_->all_reduce(label, input, dtype, output, numel).wait());
+    if (seeded_fault(SeededFault::kRemainderOfOwnHost)) return absl::OkStatus();
+    return across_->all_reduce(label, output, DType::kF32, output, numel).wait();
+  }
+  absl::Status spread(std::string_view label, void* data, std::size_t bytes, int root) {
+    if (root < 0 || root >= size())
+      return make_error(ExitCode::kInternal, std::string(label) + " broadcast: root is " + std::to_string(root) +
+                                                 " of " + std::to_string(size()) + " ranks");
+    if (inside_->rank() == root % places_)
+      TESSERA_RETURN_IF_ERROR(across_->broadcast(label, data, bytes, root / places_).wait());
+    return inside_->broadcast(label, data, bytes, root % places_).wait();
+  }
+  /// First exchanges inside the host: this rank gets what its host's ranks send to the ranks at this rank's place on
+  /// all hosts. Then sends each of those ranks its part across hosts.
+  absl::Status exchange(std::string_view label, const std::byte* input, void* output, std::size_t bytes) {
+    const std::size_t host_bytes = places_ * bytes;
+    TESSERA_ASSIGN_OR_RETURN(std::byte * parcels, scratch(hosts_ * host_bytes));
+    for (int host = 0; host < hosts_; ++host)
+      TESSERA_RETURN_IF_ERROR(
+          inside_->all_to_all(label, input + host * host_bytes, parcels + host * host_bytes, bytes).wait());
+    return across_->all_to_all(label, parcels, output, host_bytes).wait();
+  }
+  /// Makes three barriers. After the first, all ranks of this host are here, and after the second, all ranks at this
+  /// rank's place in their hosts are. Therefore all ranks are here after the third.
+  absl::Status meet(std::string_view label) {
+    TESSERA_RETURN_IF_ERROR(inside_->barrier(label).wait());
+    TESSERA_RETURN_IF_ERROR(across_->barrier(label).wait());
+    return inside_->barrier(label).wait();
+  }
+  /// Returns scratch memory. Its size is the same on every rank of a host at the same call, so it is collective as
+  /// allocate() requires.
+  absl::StatusOr<std::byte*> scratch(std::size_t bytes) {
+    if (!scratch_ || scratch_->bytes() < bytes) {
+      scratch_.reset();
+      TESSERA_ASSIGN_OR_RETURN(scratch_, inside_->allocate(bytes));
+    }
+    return scratch_->data();
+  }
+  /// Ends both groups (inside and across) if a call in one fails; peers in the other one would wait otherwise.
+  absl::Status ended(absl::Status status) {
+    if (!status.ok()) abort(status);
+    return status;
+  }
 
   const std::shared_ptr<Collectives> inside_, across_;
   const int places_, hosts_;
   std::unique_ptr<CommBuffer> scratch_;
 };
-
-// Ends both groups (inside and across) if a call in one fails; peers in the other one would wait otherwise.
-absl::Status HierarchicalCollectives::ended(absl::Status status) {
-  if (!status.ok()) abort(status);
-  return status;
-}
-
-// Returns scratch memory. Its size is the same on every rank of a host at the same call, so it is collective as
-// allocate() requires.
-absl::StatusOr<std::byte*> HierarchicalCollectives::scratch(std::size_t bytes) {
-  if (!scratch_ || scratch_->bytes() < bytes) {
-    scratch_.reset();
-    TESSERA_ASSIGN_OR_RETURN(scratch_, inside_->allocate(bytes));
-  }
-  return scratch_->data();
-}
-
-// First gathers, across hosts, the shards of the ranks at this rank's place in their hosts. Then gathers, inside this
-// host, the ranks' parts of the whole.
-absl::Status HierarchicalCollectives::gather(std::string_view label, const void* shard, std::byte* full,
-                                             std::size_t bytes, const GatherOptions& options) {
-  TESSERA_ASSIGN_OR_RETURN(std::byte * shards, scratch(hosts_ * bytes));
-  TESSERA_RETURN_IF_ERROR(across_->all_gather(label, shard, shards, bytes, options).wait());
-  for (int host = 0; host < hosts_; ++host)
-    TESSERA_RETURN_IF_ERROR(
-        inside_->all_gather(label, shards + host * bytes, full + host * places_ * bytes, bytes).wait());
-  return absl::OkStatus();
-}
-
-// First reduces inside this host: for each host, the slice of the rank at this rank's place there. Then reduces these
-// sums across hosts.
-absl::Status HierarchicalCollectives::scatter(std::string_view label, std::byte* input, DType dtype, float* output,
-                                              std::size_t numel, const ReduceOptions& options) {
-  TESSERA_ASSIGN_OR_RETURN(std::byte * memory, scratch(hosts_ * numel * sizeof(float)));
-  auto* sums = reinterpret_cast<float*>(memory);
-  const std::size_t host_bytes = places_ * numel * size_of(dtype);
-  for (int host = 0; host < hosts_; ++host)
-    TESSERA_RETURN_IF_ERROR(
-        inside_->reduce_scatter(label, input + host * host_bytes, dtype, sums + host * numel, numel).wait());
-  return across_->reduce_scatter(label, sums, DType::kF32, output, numel, options).wait();
-}
-
-// Reduces: every rank sums one of L equal parts over its host, then over the hosts. The elements that are left over
-// (fewer than L) are reduced whole on every rank, and are never compressed.
-absl::Status HierarchicalCollectives::reduce(std::string_view label, std::byte* input, DType dtype, float* output,
-                                             std::size_t numel, const ReduceOptions& options) {
-  const std::size_t part = numel / places_, done = part * places_;
-  if (part > 0) {
-    TESSERA_ASSIGN_OR_RETURN(std::byte * memory, scratch(part * sizeof(float)));
-    auto* sums = reinterpret_cast<float*>(memory);
-    TESSERA_RETURN_IF_ERROR(inside_->reduce_scatter(label, input, dtype, sums, part).wait());
-    TESSERA_RETURN_IF_ERROR(across_->all_reduce(label, sums, DType::kF32, sums, part, options).wait());
-    TESSERA_RETURN_IF_ERROR(reduce_whole(label, input + done * size_of(dtype), dtype, output + done, numel - done));
-    return inside_->all_gather(label, sums, output, part * sizeof(float)).wait();
-  }
-  return reduce_whole(label, input, dtype, output, numel);
-}
-
-absl::Status HierarchicalCollectives::reduce_whole(std::string_view label, std::byte* input, DType dtype, float* output,
-                                                   std::size_t numel) {
-  if (numel == 0) return absl::OkStatus();
-  TESSERA_RETURN_IF_ERROR(inside_->all_reduce(label, input, dtype, output, numel).wait());
-  if (seeded_fault(SeededFault::kRemainderOfOwnHost)) return absl::OkStatus();
-  return across_->all_reduce(label, output, DType::kF32, output, numel).wait();
-}
-
-absl::Status HierarchicalCollectives::spread(std::string_view label, void* data, std::size_t bytes, int root) {
-  if (root < 0 || root >= size())
-    return make_error(ExitCode::kInternal, std::string(label) + " broadcast: root is " + std::to_string(root) + " of " +
-                                               std::to_string(size()) + " ranks");
-  if (inside_->rank() == root % places_)
-    TESSERA_RETURN_IF_ERROR(across_->broadcast(label, data, bytes, root / places_).wait());
-  return inside_->broadcast(label, data, bytes, root % places_).wait();
-}
-
-// First exchanges inside the host: this rank gets what its host's ranks send to the ranks at this rank's place on all
-// hosts. Then sends each of those ranks its part across hosts.
-absl::Status HierarchicalCollectives::exchange(std::string_view label, const std::byte* input, void* output,
-                                               std::size_t bytes) {
-  const std::size_t host_bytes = places_ * bytes;
-  TESSERA_ASSIGN_OR_RETURN(std::byte * parcels, scratch(hosts_ * host_bytes));
-  for (int host = 0; host < hosts_; ++host)
-    TESSERA_RETURN_IF_ERROR(
-        inside_->all_to_all(label, input + host * host_bytes, parcels + host * host_bytes, bytes).wait());
-  return across_->all_to_all(label, parcels, output, host_bytes).wait();
-}
-
-// Makes three barriers. After the first, all ranks of this host are here, and after the second, all ranks at this
-// rank's
-// place in their hosts are. Therefore all ranks are here after the third.
-absl::Status HierarchicalCollectives::meet(std::string_view label) {
-  TESSERA_RETURN_IF_ERROR(inside_->barrier(label).wait());
-  TESSERA_RETURN_IF_ERROR(across_->barrier(label).wait());
-  return inside_->barrier(label).wait();
-}
 
 }  // namespace
 

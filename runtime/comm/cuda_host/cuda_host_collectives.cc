@@ -1,7 +1,6 @@
 #include "runtime/comm/cuda_host/cuda_host_collectives.h"
 
 #include <atomic>
-#include <cstring>
 #include <exception>
 #include <string>
 #include <utility>
@@ -83,12 +82,8 @@ class CudaHostCollectives : public Collectives {
   absl::Status status() const override { return host_->status(); }
 
  protected:
-  Work do_all_gather(std::string_view label, const void* shard, void* full, std::size_t bytes_per_rank,
-                     const GatherOptions&) override;
-  Work do_reduce_scatter(std::string_view label, void* input, DType dtype, float* output, std::size_t numel_per_rank,
-                         const ReduceOptions& options) override;
-  Work do_all_reduce(std::string_view label, void* input, DType dtype, float* output, std::size_t numel,
-                     const ReduceOptions& options) override;
+  Work do_all_gather(const GatherCall& call) override;
+  Work do_reduce(const ReduceCall& call) override;
 
  private:
   /// Number of calls that may be under way. An event is recorded again that many calls later.
@@ -250,13 +245,12 @@ absl::Status CudaHostCollectives::finish(const CallSignature& call, const std::f
   return queued.ok() ? queued : fail(call, queued);
 }
 
-Work CudaHostCollectives::do_all_gather(std::string_view label, const void* shard, void* full,
-                                        std::size_t bytes_per_rank, const GatherOptions&) {
-  const CallSignature call = make_signature(Operation::kAllGather, label, DType::kU8, bytes_per_rank);
-  return start(call, shard, [&](const Inputs& shards) -> absl::Status {
-    for (std::size_t q = 0; q < shards.size(); ++q) {
-      TESSERA_RETURN_IF_ERROR(copy(static_cast<std::byte*>(full) + q * bytes_per_rank, shards[q], bytes_per_rank));
-    }
+Work CudaHostCollectives::do_all_gather(const GatherCall& given) {
+  const std::size_t bytes = given.bytes_per_rank;
+  const CallSignature call = make_signature(Operation::kAllGather, given.label, DType::kU8, bytes);
+  return start(call, given.shard, [&](const Inputs& shards) -> absl::Status {
+    for (std::size_t q = 0; q < shards.size(); ++q)
+      TESSERA_RETURN_IF_ERROR(copy(static_cast<std::byte*>(given.full) + q * bytes, shards[q], bytes));
     return absl::OkStatus();
   });
 }
@@ -285,19 +279,6 @@ Work CudaHostCollectives::barrier(std::string_view label) {
   return start(call, nullptr, [](const Inputs&) { return absl::OkStatus(); });
 }
 
-Work CudaHostCollectives::do_reduce_scatter(std::string_view label, void* input, DType dtype, float* output,
-                                            std::size_t numel_per_rank, const ReduceOptions& options) {
-  const CallSignature call = make_signature(Operation::kReduceScatter, label, dtype, numel_per_rank);
-  if (absl::Status usable = check_device_sum(label, dtype, options.visitor); !usable.ok())
-    return Work(fail(call, usable));
-  const std::size_t mine = static_cast<std::size_t>(rank()) * numel_per_rank * size_of(dtype);
-  return start(call, input, [&](const Inputs& inputs) {
-    std::vector<const void*> slices;
-    for (const std::byte* all : inputs) slices.push_back(all + mine);
-    return device_->sum(Queue::kSide, slices, dtype, output, numel_per_rank);
-  });
-}
-
 /// Takes the smallest scratch that fits.
 absl::StatusOr<CudaHostCollectives::Scratch> CudaHostCollectives::take_scratch(std::size_t bytes) {
   auto best = spare_.end();
@@ -313,24 +294,27 @@ absl::StatusOr<CudaHostCollectives::Scratch> CudaHostCollectives::take_scratch(s
   return scratch;
 }
 
-/// No rank may write in place before all have read, so the sum waits in scratch until then.
-Work CudaHostCollectives::do_all_reduce(std::string_view label, void* input, DType dtype, float* output,
-                                        std::size_t numel, const ReduceOptions& options) {
-  const CallSignature call = make_signature(Operation::kAllReduce, label, dtype, numel);
-  if (absl::Status usable = check_device_sum(label, dtype, options.visitor); !usable.ok())
+/// No rank may write an all-reduce in place before all have read, so its sum waits in scratch until then.
+Work CudaHostCollectives::do_reduce(const ReduceCall& given) {
+  const CallSignature call = make_signature(given.operation(), given.label, given.dtype, given.numel);
+  if (absl::Status usable = check_device_sum(given.label, given.dtype, given.options.visitor); !usable.ok())
     return Work(fail(call, usable));
-  const auto sum_into = [this, dtype, numel](float* to) {
-    return [this, to, dtype, numel](const Inputs& inputs) {
-      const std::vector<const void*> sources(inputs.begin(), inputs.end());
-      return device_->sum(Queue::kSide, sources, dtype, to, numel);
+  const std::size_t bytes = given.numel * sizeof(float);
+  const std::size_t mine =
+      given.scatters ? static_cast<std::size_t>(rank()) * given.numel * size_of(given.dtype) : std::size_t{0};
+  const auto sum_into = [this, mine, dtype = given.dtype, numel = given.numel](float* to) {
+    return [this, mine, dtype, numel, to](const Inputs& inputs) {
+      std::vector<const void*> slices;
+      for (const std::byte* all : inputs) slices.push_back(all + mine);
+      return device_->sum(Queue::kSide, slices, dtype, to, numel);
     };
   };
-  if (static_cast<const void*>(output) != input) return start(call, input, sum_into(output));
-  const std::size_t bytes = numel * sizeof(float);
+  if (given.scatters || static_cast<const void*>(given.output) != given.input)
+    return start(call, given.input, sum_into(given.output));
   auto scratch = take_scratch(bytes);
   if (!scratch.ok()) return Work(fail(call, scratch.status()));
   auto* const sum = reinterpret_cast<float*>(scratch->memory.get());
-  return start(call, input, sum_into(sum), [this, taken = *scratch, output, bytes] {
+  return start(call, given.input, sum_into(sum), [this, taken = *scratch, output = given.output, bytes] {
     spare_.push_back(taken);
     return bytes == 0 ? absl::OkStatus() : device_->copy(Queue::kCompute, output, taken.memory.get(), bytes);
   });

@@ -1,7 +1,6 @@
 #include "runtime/comm/device/device_solo.h"
 
 #include <string>
-#include <utility>
 
 #include "runtime/base/mutex.h"
 #include "runtime/base/status.h"
@@ -37,17 +36,17 @@ class DeviceSolo : public Collectives {
   }
 
  protected:
-  Work do_all_gather(std::string_view label, const void* shard, void* full, std::size_t bytes,
-                     const GatherOptions&) override {
-    return copy(label, shard, full, bytes);
+  Work do_all_gather(const GatherCall& call) override {
+    return copy(call.label, call.shard, call.full, call.bytes_per_rank);
   }
-  Work do_reduce_scatter(std::string_view label, void* input, DType dtype, float* output, std::size_t numel,
-                         const ReduceOptions& options) override {
-    return widen(label, input, dtype, output, numel, options.visitor);
-  }
-  Work do_all_reduce(std::string_view label, void* input, DType dtype, float* output, std::size_t numel,
-                     const ReduceOptions& options) override {
-    return widen(label, input, dtype, output, numel, options.visitor);
+  Work do_reduce(const ReduceCall& call) override {
+    if (absl::Status usable = check_device_sum(call.label, call.dtype, call.options.visitor); !usable.ok())
+      return Work(usable);
+    return run(call.label, [&] {
+      if (call.numel == 0 || call.input == call.output) return;
+      tensor_on(device_, call.output, call.numel, at::kFloat)
+          .copy_(tensor_on(device_, call.input, call.numel, sum_type_of(call.dtype)));
+    });
   }
 
  private:
@@ -71,15 +70,6 @@ class DeviceSolo : public Collectives {
   Work copy(std::string_view label, const void* from, void* to, std::size_t bytes) {
     return run(label, [&] {
       if (bytes > 0 && from != to) tensor_on(device_, to, bytes).copy_(tensor_on(device_, from, bytes));
-    });
-  }
-
-  Work widen(std::string_view label, const void* input, DType dtype, float* output, std::size_t numel,
-             SumVisitor* visitor) {
-    if (absl::Status usable = check_device_sum(label, dtype, visitor); !usable.ok()) return Work(usable);
-    return run(label, [&] {
-      if (numel == 0 || input == output) return;
-      tensor_on(device_, output, numel, at::kFloat).copy_(tensor_on(device_, input, numel, sum_type_of(dtype)));
     });
   }
 

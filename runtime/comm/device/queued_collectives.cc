@@ -69,12 +69,8 @@ class QueuedCollectives : public Collectives {
   std::uint64_t stands_in() const override { return watch_ ? watch_->stands_in() : 0; }
 
  protected:
-  Work do_all_gather(std::string_view label, const void* shard, void* full, std::size_t bytes_per_rank,
-                     const GatherOptions&) override;
-  Work do_reduce_scatter(std::string_view label, void* input, DType dtype, float* output, std::size_t numel_per_rank,
-                         const ReduceOptions& options) override;
-  Work do_all_reduce(std::string_view label, void* input, DType dtype, float* output, std::size_t numel,
-                     const ReduceOptions& options) override;
+  Work do_all_gather(const GatherCall& call) override;
+  Work do_reduce(const ReduceCall& call) override;
 
  private:
   class Pending;
@@ -173,42 +169,30 @@ absl::StatusOr<std::unique_ptr<CommBuffer>> QueuedCollectives::allocate(std::siz
   return make_error(exit_code_of(memory.status()), group_.self() + ": " + message_of(memory.status()));
 }
 
-Work QueuedCollectives::do_all_gather(std::string_view label, const void* shard, void* full, std::size_t bytes_per_rank,
-                                      const GatherOptions&) {
-  return start(Operation::kAllGather, label, DType::kU8, bytes_per_rank, [&](c10d::Backend& backend) {
-    at::Tensor output = tensor(full, bytes_per_rank * size()), input = tensor(shard, bytes_per_rank);
+Work QueuedCollectives::do_all_gather(const GatherCall& call) {
+  const std::size_t bytes = call.bytes_per_rank;
+  return start(Operation::kAllGather, call.label, DType::kU8, bytes, [&](c10d::Backend& backend) {
+    at::Tensor output = tensor(call.full, bytes * size()), input = tensor(call.shard, bytes);
     return all_gather_single(backend, output, input);
   });
 }
 
-Work QueuedCollectives::do_reduce_scatter(std::string_view label, void* input, DType dtype, float* output,
-                                          std::size_t numel_per_rank, const ReduceOptions& options) {
-  if (auto status = check_device_sum(label, dtype, options.visitor); !status.ok()) return Work(status);
-  const auto numel = static_cast<std::int64_t>(numel_per_rank);
-  at::Tensor addends = tensor(input, numel_per_rank * size(), sum_type_of(dtype));
-  const at::Tensor wide = tensor(output, numel_per_rank, at::kFloat);
-  at::Tensor sum = dtype == DType::kF32 ? wide : addends.narrow(0, rank() * numel, numel);
+Work QueuedCollectives::do_reduce(const ReduceCall& call) {
+  if (auto status = check_device_sum(call.label, call.dtype, call.options.visitor); !status.ok()) return Work(status);
+  const auto numel = static_cast<std::int64_t>(call.numel);
+  at::Tensor addends = tensor(call.input, call.input_numel(size()), sum_type_of(call.dtype));
+  const at::Tensor wide = tensor(call.output, call.numel, at::kFloat);
+  at::Tensor sum = addends;
+  if (call.scatters) sum = call.dtype == DType::kF32 ? wide : addends.narrow(0, rank() * numel, numel);
   return start(
-      Operation::kReduceScatter, label, dtype, numel_per_rank,
-      [&](c10d::Backend& backend) { return reduce_scatter_single(backend, sum, addends); },
-      [wide, sum] {
-        if (!sum.is_same(wide)) wide.copy_(sum);
-      });
-}
-
-Work QueuedCollectives::do_all_reduce(std::string_view label, void* input, DType dtype, float* output,
-                                      std::size_t numel, const ReduceOptions& options) {
-  if (auto status = check_device_sum(label, dtype, options.visitor); !status.ok()) return Work(status);
-  const at::Tensor addend = tensor(input, numel, sum_type_of(dtype));
-  const at::Tensor wide = tensor(output, numel, at::kFloat);
-  return start(
-      Operation::kAllReduce, label, dtype, numel,
-      [&](c10d::Backend& backend) {
-        std::vector<at::Tensor> tensors = {addend};
+      call.operation(), call.label, call.dtype, call.numel,
+      [&](c10d::Backend& backend) -> Started {
+        if (call.scatters) return reduce_scatter_single(backend, sum, addends);
+        std::vector<at::Tensor> tensors = {addends};
         return backend.allreduce(tensors);
       },
-      [wide, addend] {
-        if (addend.const_data_ptr() != wide.const_data_ptr()) wide.copy_(addend);
+      [wide, sum] {
+        if (sum.const_data_ptr() != wide.const_data_ptr()) wide.copy_(sum);
       });
 }
 

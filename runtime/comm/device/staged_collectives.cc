@@ -50,25 +50,19 @@ class StagedCollectives : public Collectives {
   bool end_if_left_alone(HasKey has_key) override { return group_->end_if_left_alone(has_key); }
 
  protected:
-  Work do_all_gather(std::string_view label, const void* shard, void* full, std::size_t bytes_per_rank,
-                     const GatherOptions& options) override {
-    if (count() == 1) return alone(shard, full, bytes_per_rank);
-    const at::Tensor input = up(shard, bytes_per_rank), output = room(bytes_per_rank * count());
-    const absl::Status done =
-        group_->all_gather(label, input.data_ptr(), output.data_ptr(), bytes_per_rank, options).wait();
-    return down(done, output, full);
+  Work do_all_gather(const GatherCall& call) override {
+    if (count() == 1) return alone(call.shard, call.full, call.bytes_per_rank);
+    const at::Tensor input = up(call.shard, call.bytes_per_rank), output = room(call.bytes_per_rank * count());
+    GatherCall there = call;
+    there.shard = input.data_ptr();
+    there.full = output.data_ptr();
+    return down(group_->all_gather(there).wait(), output, call.full);
   }
-  Work do_reduce_scatter(std::string_view label, void*, DType, float*, std::size_t, const ReduceOptions&) override {
-    return refuse(label);
-  }
-  Work do_all_reduce(std::string_view label, void*, DType, float*, std::size_t, const ReduceOptions&) override {
-    return refuse(label);
+  Work do_reduce(const ReduceCall& call) override {
+    return Work(make_error(ExitCode::kInternal, std::string(call.label) + ": staged collectives make no sums"));
   }
 
  private:
-  static Work refuse(std::string_view label) {
-    return Work(make_error(ExitCode::kInternal, std::string(label) + ": staged collectives make no sums"));
-  }
   /// Makes a call of a group of one rank, which only copies. Nothing has to go to the device and back; a barrier says
   /// whether the group has ended.
   Work alone(const void* from, void* to, std::size_t bytes) {

@@ -34,38 +34,27 @@ absl::StatusOr<std::unique_ptr<CommBuffer>> LocalCollectives::allocate_common(st
   return one_host_ ? allocate(bytes) : Collectives::allocate_common(bytes);
 }
 
-Work LocalCollectives::do_all_gather(std::string_view, const void* shard, void* full, std::size_t bytes_per_rank,
-                                     const GatherOptions&) {
-  bytes_received_ += (size_ - 1) * bytes_per_rank;
-  copy_bytes(static_cast<std::byte*>(full) + rank_ * bytes_per_rank, shard, bytes_per_rank);
+Work LocalCollectives::do_all_gather(const GatherCall& call) {
+  bytes_received_ += (size_ - 1) * call.bytes_per_rank;
+  copy_bytes(static_cast<std::byte*>(call.full) + rank_ * call.bytes_per_rank, call.shard, call.bytes_per_rank);
   return Work(status());
 }
 
-Work LocalCollectives::widened(std::string_view label, const void* input, DType dtype, float* output, std::size_t numel,
-                               SumVisitor* visitor) {
+Work LocalCollectives::do_reduce(const ReduceCall& call) {
+  const auto& [scatters, label, given, dtype, output, numel, options] = call;
+  bytes_received_ +=
+      scatters ? (size_ - 1) * numel * size_of(dtype) : (size_ - 1) * numel * (size_of(dtype) + sizeof(float)) / size_;
   if (!is_reducible(dtype))
     return Work(make_error(ExitCode::kInternal, "rank " + std::to_string(rank_) + "/" + std::to_string(size_) + " " +
                                                     std::string(label) + ": sums are of fp32, bf16 or fp16, got " +
                                                     std::string(name_of(dtype))));
+  const std::byte* const input = static_cast<const std::byte*>(given) + (scatters ? rank_ * numel * size_of(dtype) : 0);
   const std::array<const void*, 1> only = {input};
-  if (input == output)
-    visit_sums(visitor, 0, output, numel);
+  if (only[0] == output)
+    visit_sums(options.visitor, 0, output, numel);
   else
-    visited_sum(only, dtype, {&output, 1}, numel, visitor);
+    visited_sum(only, dtype, {&output, 1}, numel, options.visitor);
   return Work(status());
-}
-
-Work LocalCollectives::do_reduce_scatter(std::string_view label, void* input, DType dtype, float* output,
-                                         std::size_t numel_per_rank, const ReduceOptions& options) {
-  bytes_received_ += (size_ - 1) * numel_per_rank * size_of(dtype);
-  const auto* mine = static_cast<const std::byte*>(input) + rank_ * numel_per_rank * size_of(dtype);
-  return widened(label, mine, dtype, output, numel_per_rank, options.visitor);
-}
-
-Work LocalCollectives::do_all_reduce(std::string_view label, void* input, DType dtype, float* output, std::size_t numel,
-                                     const ReduceOptions& options) {
-  bytes_received_ += (size_ - 1) * numel * (size_of(dtype) + sizeof(float)) / size_;
-  return widened(label, input, dtype, output, numel, options.visitor);
 }
 
 Work LocalCollectives::broadcast(std::string_view, void*, std::size_t bytes, int root) {

@@ -36,16 +36,10 @@ class LocalCollectives : public Collectives {
   void abort(const absl::Status& reason) override;
 
  protected:
-  Work do_all_gather(std::string_view label, const void* shard, void* full, std::size_t bytes_per_rank,
-                     const GatherOptions&) override;
-  Work do_reduce_scatter(std::string_view label, void* input, DType dtype, float* output, std::size_t numel_per_rank,
-                         const ReduceOptions& options) override;
-  Work do_all_reduce(std::string_view label, void* input, DType dtype, float* output, std::size_t numel,
-                     const ReduceOptions& options) override;
+  Work do_all_gather(const GatherCall& call) override;
+  Work do_reduce(const ReduceCall& call) override;
 
  private:
-  Work widened(std::string_view label, const void* input, DType dtype, float* output, std::size_t numel,
-               SumVisitor* visitor);
   absl::Status status() const;
 
   const int rank_, size_;

@@ -2,7 +2,6 @@
 
 #include <bit>
 #include <cstddef>
-#include <utility>
 
 #include "runtime/base/seeded_fault.h"
 

@@ -257,8 +257,8 @@ absl::StatusOr<std::unique_ptr<CommBuffer>> SharedMemoryCollectives::open_all(
 
 // --- all_gather ---
 
-Work SharedMemoryCollectives::do_all_gather(std::string_view label, const void* shard, void* full,
-                                            std::size_t bytes_per_rank, const GatherOptions&) {
+Work SharedMemoryCollectives::do_all_gather(const GatherCall& given) {
+  const auto& [label, shard, full, bytes_per_rank, options] = given;
   CallDescriptor call = begin(Operation::kAllGather, label, DType::kU8, bytes_per_rank);
   call.output = space_->locate(full, bytes_per_rank * size());
   call.signature.common = call.output.common();
@@ -317,18 +317,25 @@ std::span<const void* const> SharedMemoryCollectives::mailboxes_from(const Round
   return sources_;
 }
 
-Work SharedMemoryCollectives::do_reduce_scatter(std::string_view label, void* input, DType dtype, float* output,
-                                                std::size_t numel_per_rank, const ReduceOptions& options) {
-  if (!is_reducible(dtype)) return refuse_dtype(Operation::kReduceScatter, label, dtype, numel_per_rank);
-  const std::size_t bytes = numel_per_rank * size() * size_of(dtype);
-  if (options.waits == Waits::kLater) {
-    CallDescriptor call = describe(Operation::kReduceScatter, label, dtype, numel_per_rank);
-    call.input = space_->locate(input, bytes);
-    return started_.start(call, bytes_of(input), output, options.visitor);
+Work SharedMemoryCollectives::do_reduce(const ReduceCall& given) {
+  const auto& [scatters, label, input, dtype, output, numel, options] = given;
+  if (!is_reducible(dtype)) {
+    begin(given.operation(), label, dtype, numel);
+    return Work(refuse("sums are of fp32, bf16 or fp16, got " + std::string(name_of(dtype))));
   }
-  CallDescriptor call = begin(Operation::kReduceScatter, label, dtype, numel_per_rank);
-  if (!small(bytes)) call.input = space_->locate(input, bytes);
-  return Work(scatter(call, bytes_of(input), output, numel_per_rank, options.visitor));
+  const std::size_t bytes = given.input_numel(size()) * size_of(dtype);
+  const bool is_later = options.waits == Waits::kLater;
+  CallDescriptor call =
+      is_later ? describe(given.operation(), label, dtype, numel) : begin(given.operation(), label, dtype, numel);
+  if (is_later || !small(bytes)) {
+    call.input = space_->locate(input, bytes);
+    if (!scatters) call.output = space_->locate(output, numel * sizeof(float));
+  }
+  if (is_later) return started_.start(call, bytes_of(input), output, options.visitor);
+  if (scatters) return Work(scatter(call, bytes_of(input), output, numel, options.visitor));
+  const absl::Status status = reduce(call, bytes_of(input), output, numel);
+  if (status.ok()) visit_sums(options.visitor, 0, output, numel);
+  return Work(status);
 }
 
 absl::Status SharedMemoryCollectives::scatter(const CallDescriptor& call, const std::byte* input, float* output,
@@ -361,31 +368,6 @@ absl::Status SharedMemoryCollectives::scatter(const CallDescriptor& call, const 
   if (is_small) return in_one_round(call, numel, load, use);
   const std::size_t window = visited_window(space_->mailbox_bytes() / (element * peer_count()));
   return in_rounds(numel, window, kPartElements, load, use);
-}
-
-Work SharedMemoryCollectives::do_all_reduce(std::string_view label, void* input, DType dtype, float* output,
-                                            std::size_t numel, const ReduceOptions& options) {
-  if (!is_reducible(dtype)) return refuse_dtype(Operation::kAllReduce, label, dtype, numel);
-  const auto locate = [&](CallDescriptor& call) {
-    call.input = space_->locate(input, numel * size_of(dtype));
-    call.output = space_->locate(output, numel * sizeof(float));
-  };
-  if (options.waits == Waits::kLater) {
-    CallDescriptor call = describe(Operation::kAllReduce, label, dtype, numel);
-    locate(call);
-    return started_.start(call, bytes_of(input), output, options.visitor);
-  }
-  CallDescriptor call = begin(Operation::kAllReduce, label, dtype, numel);
-  if (!small(numel * size_of(dtype))) locate(call);
-  const absl::Status status = reduce(call, bytes_of(input), output, numel);
-  if (status.ok()) visit_sums(options.visitor, 0, output, numel);
-  return Work(status);
-}
-
-Work SharedMemoryCollectives::refuse_dtype(Operation operation, std::string_view label, DType dtype,
-                                           std::size_t numel) {
-  begin(operation, label, dtype, numel);
-  return Work(refuse("sums are of fp32, bf16 or fp16, got " + std::string(name_of(dtype))));
 }
 
 absl::Status SharedMemoryCollectives::reduce_blocking(const CallDescriptor& call, const std::byte* input, float* output,

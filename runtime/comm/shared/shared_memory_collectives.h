@@ -61,12 +61,8 @@ class SharedMemoryCollectives : public Collectives, private StartedReductions::F
   absl::Status status() const override { return peers_.failure(); }
 
  protected:
-  Work do_all_gather(std::string_view label, const void* shard, void* full, std::size_t bytes_per_rank,
-                     const GatherOptions&) override;
-  Work do_reduce_scatter(std::string_view label, void* input, DType dtype, float* output, std::size_t numel_per_rank,
-                         const ReduceOptions& options) override;
-  Work do_all_reduce(std::string_view label, void* input, DType dtype, float* output, std::size_t numel,
-                     const ReduceOptions& options) override;
+  Work do_all_gather(const GatherCall& call) override;
+  Work do_reduce(const ReduceCall& call) override;
   absl::Status reduce_blocking(const CallDescriptor& call, const std::byte* input, float* output,
                                SumVisitor* visitor) override;
 
@@ -78,7 +74,6 @@ class SharedMemoryCollectives : public Collectives, private StartedReductions::F
   CallDescriptor begin(Operation operation, std::string_view label, DType dtype, std::size_t count, int root = 0);
   absl::Status give_up(const absl::Status& why);
   absl::Status refuse(const std::string& why);
-  Work refuse_dtype(Operation operation, std::string_view label, DType dtype, std::size_t numel);
   absl::Status meet_about(const CallDescriptor& call);
   absl::Status exchange_calls(const CallDescriptor& call);
   bool small(std::size_t bytes) const;

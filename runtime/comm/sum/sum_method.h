@@ -27,11 +27,7 @@ class SumMethod {
 /// reducing_in_background. If a method fails, the group ends, since its peers would wait for this rank.
 std::shared_ptr<Collectives> summing_by_methods(std::shared_ptr<Collectives> group);
 
-/// These functions make all_reduce and reduce_scatter over `group` by `options.method`, which is not null; `numel` is
-/// that of those calls.
-absl::Status all_reduce_by(Collectives& group, std::string_view label, float* input, float* output, std::size_t numel,
-                           const ReduceOptions& options);
-absl::Status reduce_scatter_by(Collectives& group, std::string_view label, float* input, float* output,
-                               std::size_t numel, const ReduceOptions& options);
+/// Makes `call`, of fp32, over `group` by ReduceOptions::method, which is not null.
+absl::Status reduce_by_method(Collectives& group, const ReduceCall& call);
 
 }  // namespace tessera

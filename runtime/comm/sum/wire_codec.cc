@@ -12,6 +12,7 @@
 
 #include "runtime/comm/sum/cpu_clones.h"
 #include "runtime/comm/sum/pairwise_sum.h"
+#include "runtime/comm/sum/visited_sum.h"
 
 namespace tessera {
 namespace {
@@ -195,6 +196,22 @@ void sum_encoded(WireForm form, std::span<const std::byte* const> wires, float* 
     pairwise_sum(sources, DType::kF32, output + begin, count);
     if (visitor) visitor->visit(offset + begin, output + begin, count);
   }
+}
+
+void WireCoding::write(const void* input, std::size_t begin, std::size_t numel, std::byte* wire) const {
+  const std::byte* const from = static_cast<const std::byte*>(input) + begin * size_of(dtype_);
+  if (rounds()) {
+    encode(form_, from, dtype_, numel, wire, feedback_ ? feedback_ + begin : nullptr);
+  } else {
+    std::memcpy(wire, from, numel * size_of(dtype_));
+  }
+}
+
+void WireCoding::sum(std::span<const std::byte* const> wires, float* output, std::size_t numel, SumVisitor* visitor,
+                     std::size_t offset) const {
+  if (rounds()) return sum_encoded(form_, wires, output, numel, visitor, offset);
+  const absl::InlinedVector<const void*, 16> sources(wires.begin(), wires.end());
+  visited_sum(sources, dtype_, {&output, 1}, numel, visitor, offset);
 }
 
 }  // namespace tessera

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstddef>
+#include <optional>
 #include <span>
 
 #include "runtime/comm/collectives.h"
@@ -37,5 +38,33 @@ inline void decode(WireForm form, const std::byte* wire, float* output, std::siz
 /// the sums as elements `offset...` of the output. REQUIRES: offset is a multiple of SumVisitor::kAlignment.
 void sum_encoded(WireForm form, std::span<const std::byte* const> wires, float* output, std::size_t numel,
                  SumVisitor* visitor = nullptr, std::size_t offset = 0);
+
+/// What the elements of a call are on the wire: as they are, packed on their way, or rounded. It is the strategy of a
+/// transport's pipelines, which write, send and add up pieces by it and know no codec.
+class WireCoding {
+ public:
+  /// `feedback`: ReduceOptions::feedback, of the whole input of the call, or null.
+  WireCoding(WireForm form, DType dtype, float* feedback = nullptr) : form_(form), dtype_(dtype), feedback_(feedback) {}
+
+  /// Returns whether elements are written anew to be sent; otherwise they can be sent from where they lie.
+  bool rounds() const { return is_lossy(form_); }
+  /// Returns the dtype as which the transport packs messages (lossless.h), or nothing if it packs none.
+  std::optional<DType> packs() const { return form_ == WireForm::kLossless ? std::optional(dtype_) : std::nullopt; }
+  std::size_t bytes(std::size_t numel) const { return wire_bytes(form_, dtype_, numel); }
+  /// Writes `input[begin, begin + numel)` to `wire` as it is sent.
+  void write(const void* input, std::size_t begin, std::size_t numel, std::byte* wire) const;
+  /// Reverses `write`. REQUIRES: rounds().
+  void read(const std::byte* wire, void* output, std::size_t numel) const {
+    decode(form_, wire, dtype_, output, numel);
+  }
+  /// Writes the sums of what each of `wires` has, in the pairwise tree. `visitor` and `offset` are those of sum_encoded.
+  void sum(std::span<const std::byte* const> wires, float* output, std::size_t numel, SumVisitor* visitor,
+           std::size_t offset) const;
+
+ private:
+  WireForm form_;
+  DType dtype_;
+  float* feedback_;
+};
 
 }  // namespace tessera

@@ -2,12 +2,16 @@
 
 #include <algorithm>
 #include <numeric>
-#include <span>
 
 #include "sharding/layout/plan/sum_counter.h"
 #include "sharding/layout/written_part.h"
 
 namespace tessera {
+namespace {
+
+std::int64_t in_cache_lines(std::int64_t bytes) { return rounded_up(bytes, 64); }
+
+}  // namespace
 
 std::int64_t MemoryUse::total() const { return std::accumulate(bytes.begin(), bytes.end(), std::int64_t{0}); }
 
@@ -72,13 +76,10 @@ std::int64_t MemoryPlan::gathers_in_step(std::size_t index) const {
 
 void MemoryPlan::plan_parameters() {
   const bool shard_only = input_.placement.parameters.shard && !input_.placement.keep_gathered;
-  for (const UnitShape& unit : input_.units) {
-    for (const GroupShape& group : unit.groups) {
-      const auto element = static_cast<std::int64_t>(size_of(group.dtype));
-      const std::int64_t numel = shard_only ? parameter_chunks_of(group).before_records() : group.layout.numel();
-      use_[MemoryCategory::kParameters] += numel * element;
-    }
-  }
+  for_each_group(input_.units, [&](const GroupShape& group) {
+    const std::int64_t numel = shard_only ? parameter_chunks_of(group).before_records() : group.layout.numel();
+    use_[MemoryCategory::kParameters] += numel * group.element_bytes();
+  });
   if (!gathers() || input_.placement.keep_gathered) return;
   for (std::size_t i = 1; i < input_.units.size(); ++i) {
     slots_.slot_bytes = std::max(slots_.slot_bytes, input_.units[i].gathered_bytes());
@@ -98,11 +99,10 @@ bool MemoryPlan::rounds_secondary(DType dtype) const {
 
 /// Codes of wire_codec.h: a byte an element, and a scale of fp32 for every 256 of them.
 std::int64_t MemoryPlan::secondary_bytes_of(const GroupShape& group) const {
-  constexpr std::int64_t kBlock = 256, kCacheLine = 64;
+  constexpr std::int64_t kBlock = 256;
   const std::int64_t numel = group.layout.numel() / input_.placement.secondary.ranks;
-  const std::int64_t bytes = rounds_secondary(group.dtype) ? numel + (numel + kBlock - 1) / kBlock * 4
-                                                           : numel * static_cast<std::int64_t>(size_of(group.dtype));
-  return (bytes + kCacheLine - 1) / kCacheLine * kCacheLine;
+  return in_cache_lines(rounds_secondary(group.dtype) ? numel + (numel + kBlock - 1) / kBlock * 4
+                                                      : numel * group.element_bytes());
 }
 
 std::int64_t MemoryPlan::secondary_bytes() const {
@@ -117,18 +117,16 @@ std::int64_t MemoryPlan::secondary_bytes() const {
 std::int64_t MemoryPlan::secondary_codes_bytes() const {
   std::int64_t bytes = 0;
   if (!has_secondary()) return bytes;
-  for (const UnitShape& unit : input_.units) {
-    for (const GroupShape& group : unit.groups) {
-      if (rounds_secondary(group.dtype))
-        bytes = std::max(bytes, input_.placement.secondary.ranks * secondary_bytes_of(group));
-    }
-  }
+  for_each_group(input_.units, [&](const GroupShape& group) {
+    if (rounds_secondary(group.dtype))
+      bytes = std::max(bytes, input_.placement.secondary.ranks * secondary_bytes_of(group));
+  });
   return bytes;
 }
 
 Chunks MemoryPlan::parameter_chunks_of(const GroupShape& group) const {
   return parameter_chunks(owned(input_.placement.parameters, input_.placement.mesh, group.layout.numel()).numel,
-                          static_cast<std::int64_t>(size_of(group.dtype)), input_.tiers.record_bytes,
+                          group.element_bytes(), input_.tiers.record_bytes,
                           parameters_below() ? input_.tiers.parameters.fraction : 0);
 }
 
@@ -154,7 +152,7 @@ void MemoryPlan::plan_gradients() {
     const UnitShape& unit = input_.units[i];
     std::int64_t part = 0;
     for (const GroupShape& group : unit.groups) {
-      if (group.trainable) part += owned({axes.shard, false}, input_.placement.mesh, group.layout.numel()).numel;
+      if (group.trainable) part += shard_sum_numel_of(group);
     }
     largest_part = std::max(largest_part, part);
     if (has_place || i == 0) use_[MemoryCategory::kGradients] += sum_bytes_of(unit);
@@ -218,12 +216,8 @@ void MemoryPlan::plan_tree() {
   sums_.waiting_sums += static_cast<int>(order.backups);
   sums_.block_sums += static_cast<int>(order.backups);
   std::int64_t largest = 1;
-  for (const UnitShape& unit : input_.units) {
-    for (const GroupShape& group : unit.groups)
-      largest = std::max(largest, group.trainable ? group.layout.numel() : std::int64_t{0});
-  }
-  const auto aligned = [](std::int64_t numel) { return (numel + kAlignment - 1) / kAlignment * kAlignment; };
-  const std::int64_t part = aligned((largest + order.ranks - 1) / order.ranks);
+  for_each_trainable(input_.units, [&](const GroupShape& group) { largest = std::max(largest, group.layout.numel()); });
+  const std::int64_t part = rounded_up((largest + order.ranks - 1) / order.ranks, kAlignment);
   const std::int64_t sent = kMostSent / (order.ranks * sums_.block_sums) / kAlignment * kAlignment;
   sums_.block_piece_numel = std::clamp(sent, kAlignment, part);
 }
@@ -236,12 +230,10 @@ std::int64_t MemoryPlan::block_exchange_numel() const {
 std::int64_t MemoryPlan::block_bytes_of_step() const {
   const std::int64_t ranks = input_.placement.mesh.world_size(), sums = sums_.block_sums + (joins_own_parts() ? 0 : 1);
   std::int64_t bytes = 0;
-  for (const UnitShape& unit : input_.units) {
-    for (const GroupShape& group : unit.groups)
-      bytes += group.trainable && sums_.block_sums > 0
-                   ? sums * (ranks - 1) * 4 * ((group.layout.numel() + ranks - 1) / ranks)
-                   : 0;
-  }
+  if (sums_.block_sums == 0) return bytes;
+  for_each_trainable(input_.units, [&](const GroupShape& group) {
+    bytes += sums * (ranks - 1) * 4 * ((group.layout.numel() + ranks - 1) / ranks);
+  });
   return bytes;
 }
 
@@ -270,7 +262,7 @@ std::int64_t MemoryPlan::sum_bytes_of(const UnitShape& unit) const {
 
 void MemoryPlan::plan_sums() {
   constexpr std::int64_t kWholeLine = 16;  // fp32 of a cache line
-  sums_.notes_numel = (sums_.notes_numel + kDigestBits + 2 + kWholeLine - 1) / kWholeLine * kWholeLine;
+  sums_.notes_numel = rounded_up(sums_.notes_numel + kDigestBits + 2, kWholeLine);
   const auto others = static_cast<std::int64_t>(input_.units.size()) - 1;
   const std::int64_t filling = sums_.bucket_mode == BucketMode::kInPlace ? input_.wire.filling_buckets : 1;
   sums_.shared_sums = std::min(filling + sums_.end_lag, others);
@@ -330,29 +322,23 @@ void MemoryPlan::plan_lag() {
 constexpr std::int64_t kLargePiece = std::int64_t{32} << 20, kApart = 16 << 10;
 
 StatePiece state_piece(StateDType dtype, std::int64_t numel) {
-  constexpr std::int64_t kCacheLine = 64;
-  const auto whole_lines = [](std::int64_t bytes) { return (bytes + kCacheLine - 1) / kCacheLine * kCacheLine; };
   const StateBytes bytes = state_bytes(dtype, numel);
-  std::int64_t data = whole_lines(bytes.data);
-  if (data >= kLargePiece) data = (data + 2 * kApart - 1) / (2 * kApart) * (2 * kApart) + kApart;
-  return {data, whole_lines(bytes.scales)};
+  std::int64_t data = in_cache_lines(bytes.data);
+  if (data >= kLargePiece) data = rounded_up(data, 2 * kApart) + kApart;
+  return {data, in_cache_lines(bytes.scales)};
 }
 
 void MemoryPlan::plan_optimizer(Steps steps) {
   RecordList records;
-  for (const UnitShape& unit : input_.units) {
-    for (const GroupShape& group : unit.groups) {
-      if (!group.trainable) continue;
-      const RecordLayout layout = records_of(group);
-      use_[MemoryCategory::kMasters] += master_bytes(input_.update.master, group.dtype, layout.masters_in_memory());
-      for (const StateDType dtype : states_of(group)) {
-        use_[MemoryCategory::kOptimizer] += state_piece(dtype, layout.states_in_memory()).bytes();
-      }
-      for (std::int64_t chunk = layout.first_record(); chunk < layout.chunks(); ++chunk)
-        records.bytes.push_back(layout.record(chunk).bytes);
-      records.end_owner();
-    }
-  }
+  for_each_trainable(input_.units, [&](const GroupShape& group) {
+    const RecordLayout layout = records_of(group);
+    use_[MemoryCategory::kMasters] += master_bytes(input_.update.master, group.dtype, layout.masters_in_memory());
+    for (const StateDType dtype : states_of(group))
+      use_[MemoryCategory::kOptimizer] += state_piece(dtype, layout.states_in_memory()).bytes();
+    for (std::int64_t chunk = layout.first_record(); chunk < layout.chunks(); ++chunk)
+      records.bytes.push_back(layout.record(chunk).bytes);
+    records.end_owner();
+  });
   // Parameters are read more often than states, so they get the cache first.
   const Cache cache{input_.tiers.cache_bytes - records_.parameters.cached * records_.parameters.record_bytes};
   records_.states = input_.placement.is_queued ? plan_streamed_pool(records.bytes, cache)
@@ -373,33 +359,27 @@ RecordLayout MemoryPlan::records_of(const GroupShape& group) const {
   state.masters_below = share_below(input_.tiers.masters);
   state.states_below = share_below(input_.tiers.moments);
   state.record_bytes = input_.tiers.record_bytes;
-  return {owned(input_.placement.optimizer, input_.placement.mesh, group.layout.numel()).numel, state};
+  return {optimizer_part_of(group).numel, state};
 }
 
 void MemoryPlan::plan_checkpoint() {
-  constexpr std::int64_t kCacheLine = 64;
   std::int64_t bytes = 0;
-  for (const UnitShape& unit : input_.units) {
-    for (const GroupShape& group : unit.groups) {
-      const AxisPlacement axes = group.trainable ? input_.placement.optimizer : input_.placement.parameters;
-      const std::int64_t numel = most_written(axes, input_.placement.mesh, group.layout.numel());
-      if (!group.trainable) {
-        bytes += numel * static_cast<std::int64_t>(size_of(group.dtype));
-        continue;
-      }
-      bytes += numel * static_cast<std::int64_t>(sizeof(float));
-      for (const StateDType dtype : states_of(group)) {
-        const StateBytes state = state_bytes(dtype, numel);
-        // Each tensor has its own scales. A tensor's last scale may be for less than a block.
-        const std::int64_t more_scales = state.scales > 0 ? static_cast<std::int64_t>(group.layout.size()) : 0;
-        bytes += state.data + state.scales + more_scales * static_cast<std::int64_t>(sizeof(float));
-      }
-      bytes += 4 * most_written(axes, input_.placement.mesh, group.tensor_states.numel());
-      const FeedbackNumel feedback = feedback_numel_of(group);
-      bytes += 4 * (feedback.shard + feedback.replicate + method_layout_of(group).memory.kept);
+  for_each_group(input_.units, [&](const GroupShape& group) {
+    const AxisPlacement axes = group.trainable ? input_.placement.optimizer : input_.placement.parameters;
+    const std::int64_t numel = most_written(axes, input_.placement.mesh, group.layout.numel());
+    bytes += numel * (group.trainable ? std::int64_t{sizeof(float)} : group.element_bytes());
+    if (!group.trainable) return;
+    for (const StateDType dtype : states_of(group)) {
+      const StateBytes state = state_bytes(dtype, numel);
+      // Each tensor has its own scales. A tensor's last scale may be for less than a block.
+      const std::int64_t more_scales = state.scales > 0 ? static_cast<std::int64_t>(group.layout.size()) : 0;
+      bytes += state.data + state.scales + more_scales * std::int64_t{sizeof(float)};
     }
-  }
-  use_[MemoryCategory::kCheckpoint] = (bytes + kCacheLine - 1) / kCacheLine * kCacheLine;
+    bytes += 4 * most_written(axes, input_.placement.mesh, group.tensor_states.numel());
+    const FeedbackNumel feedback = feedback_numel_of(group);
+    bytes += 4 * (feedback.shard + feedback.replicate + method_layout_of(group).memory.kept);
+  });
+  use_[MemoryCategory::kCheckpoint] = in_cache_lines(bytes);
 }
 
 FeedbackNumel MemoryPlan::feedback_numel_of(const GroupShape& group) const {
@@ -409,9 +389,8 @@ FeedbackNumel MemoryPlan::feedback_numel_of(const GroupShape& group) const {
   const auto part_of = [](std::int64_t numel, int part) {
     return part == 0 ? 0 : (numel + part * kLine - 1) / (part * kLine) * kLine;
   };
-  const std::int64_t numel = group.layout.numel();
-  const std::int64_t summed = owned({input_.placement.gradients.shard, false}, input_.placement.mesh, numel).numel;
-  return {part_of(numel, input_.wire.compressed_shard_part), part_of(summed, input_.wire.compressed_replicate_part)};
+  return {part_of(group.layout.numel(), input_.wire.compressed_shard_part),
+          part_of(shard_sum_numel_of(group), input_.wire.compressed_replicate_part)};
 }
 
 MethodLayout MemoryPlan::method_layout_of(const GroupShape& group) const {
@@ -420,14 +399,12 @@ MethodLayout MemoryPlan::method_layout_of(const GroupShape& group) const {
 }
 
 void MemoryPlan::plan_feedback() {
-  for (const UnitShape& unit : input_.units) {
-    for (const GroupShape& group : unit.groups) {
-      const FeedbackNumel kept = feedback_numel_of(group);
-      const MethodMemory method = method_layout_of(group).memory;
-      sums_.kept_gradient_numel += kept.shard + kept.replicate + method.kept;
-      sums_.method_work_numel = std::max(sums_.method_work_numel, method.work);
-    }
-  }
+  for_each_trainable(input_.units, [&](const GroupShape& group) {
+    const FeedbackNumel kept = feedback_numel_of(group);
+    const MethodMemory method = method_layout_of(group).memory;
+    sums_.kept_gradient_numel += kept.shard + kept.replicate + method.kept;
+    sums_.method_work_numel = std::max(sums_.method_work_numel, method.work);
+  });
   const std::int64_t copies = input_.wire.compression.restore_skipped ? 2 : 1;
   const MemoryCategory where = input_.placement.is_queued ? MemoryCategory::kHostRecords : MemoryCategory::kFeedback;
   use_[where] += (sums_.method_work_numel + copies * sums_.kept_gradient_numel) * 4;
@@ -453,8 +430,7 @@ namespace {
 
 /// Returns the bytes of `numel` elements, in whole cache lines.
 std::int64_t bytes_in_lines(DType dtype, std::int64_t numel) {
-  constexpr std::int64_t kCacheLine = 64;
-  return (numel * static_cast<std::int64_t>(size_of(dtype)) + kCacheLine - 1) / kCacheLine * kCacheLine;
+  return in_cache_lines(numel * static_cast<std::int64_t>(size_of(dtype)));
 }
 
 /// Returns the bytes for a sum of `numel` elements of `dtype`. A sum in fp32 takes the place of its contribution.
@@ -469,28 +445,18 @@ MemoryPlan::SlotsOnHost MemoryPlan::shard_sums_on_host() const {
   if (!input_.placement.is_queued || input_.wire.compressed_shard_part == 0) return {};
   const DType dtype = sums_.bucket_mode == BucketMode::kInPlace ? DType::kF32 : input_.wire.reduce;
   SlotsOnHost sums{reductions_under_way()};
-  for (const UnitShape& unit : input_.units) {
-    for (const GroupShape& group : unit.groups) {
-      if (!group.trainable) continue;
-      const std::int64_t numel = group.layout.numel();
-      const std::int64_t sum = owned({input_.placement.gradients.shard, false}, input_.placement.mesh, numel).numel;
-      sums.slot_bytes = std::max(sums.slot_bytes, slot_bytes_of(dtype, numel, sum));
-    }
-  }
+  for_each_trainable(input_.units, [&](const GroupShape& group) {
+    sums.slot_bytes = std::max(sums.slot_bytes, slot_bytes_of(dtype, group.layout.numel(), shard_sum_numel_of(group)));
+  });
   return sums;
 }
 
 MemoryPlan::SlotsOnHost MemoryPlan::replicate_sums_on_host() const {
   if (!input_.placement.is_queued || input_.wire.compressed_replicate_part == 0) return {};
   SlotsOnHost sums{reductions_under_way()};
-  for (const UnitShape& unit : input_.units) {
-    for (const GroupShape& group : unit.groups) {
-      if (!group.trainable) continue;
-      const AxisPlacement shards{input_.placement.gradients.shard, false};
-      const std::int64_t numel = owned(shards, input_.placement.mesh, group.layout.numel()).numel;
-      sums.slot_bytes = std::max(sums.slot_bytes, slot_bytes_of(DType::kF32, numel, numel));
-    }
-  }
+  for_each_trainable(input_.units, [&](const GroupShape& group) {
+    sums.slot_bytes = std::max(sums.slot_bytes, bytes_in_lines(DType::kF32, shard_sum_numel_of(group)));
+  });
   return sums;
 }
 
@@ -516,16 +482,13 @@ MemoryPlan::SlotsOnHost MemoryPlan::gathers_on_host() const {
 MemoryPlan::SlotsOnHost MemoryPlan::replica_gathers_on_host() const {
   if (!input_.placement.is_queued || input_.wire.replica_gathers == WireForm::kPlain) return {};
   SlotsOnHost found{1};
-  for (const UnitShape& unit : input_.units) {
-    for (const GroupShape& group : unit.groups) {
-      if (!group.trainable) continue;
-      // Where the replicate axis cuts first, its gather comes last and makes the whole buffer (Publisher).
-      const AxisPlacement optimizer = input_.placement.optimizer;
-      const AxisPlacement shards{optimizer.shard && !optimizer.replicate_first, false};
-      const std::int64_t numel = owned(shards, input_.placement.mesh, group.layout.numel()).numel;
-      found.slot_bytes = std::max(found.slot_bytes, bytes_in_lines(group.dtype, numel));
-    }
-  }
+  // Where the replicate axis cuts first, its gather comes last and makes the whole buffer (Publisher).
+  const AxisPlacement optimizer = input_.placement.optimizer;
+  const AxisPlacement shards{optimizer.shard && !optimizer.replicate_first, false};
+  for_each_trainable(input_.units, [&](const GroupShape& group) {
+    const std::int64_t numel = owned(shards, input_.placement.mesh, group.layout.numel()).numel;
+    found.slot_bytes = std::max(found.slot_bytes, bytes_in_lines(group.dtype, numel));
+  });
   return found;
 }
 
@@ -545,7 +508,7 @@ void MemoryPlan::plan_outer() {
     for (const GroupShape& group : input_.units[unit].groups) {
       if (!group.trainable) continue;
       largest = std::max(largest, group.layout.numel());
-      const std::int64_t own = owned(input_.placement.optimizer, input_.placement.mesh, group.layout.numel()).numel;
+      const std::int64_t own = optimizer_part_of(group).numel;
       part += own;
       all += group.layout.numel();
       fragments[unit % fragments.size()] += own;
@@ -576,8 +539,7 @@ MemoryPlan::SlotsOnHost MemoryPlan::outer_sums_on_host() const {
   for (std::size_t unit = 0; unit < input_.units.size(); ++unit) {
     for (const GroupShape& group : input_.units[unit].groups) {
       if (!group.trainable) continue;
-      const std::int64_t own = owned(input_.placement.optimizer, input_.placement.mesh, group.layout.numel()).numel;
-      sums.slot_bytes = std::max(sums.slot_bytes, slot_bytes_of(DType::kF32, own, own));
+      sums.slot_bytes = std::max(sums.slot_bytes, bytes_in_lines(DType::kF32, optimizer_part_of(group).numel));
       ++fragments[unit % fragments.size()];
     }
   }

@@ -370,6 +370,10 @@ class MemoryPlan {
   /// nothing is sent then.
   DType bucket_dtype() const;
 
+  /// Returns this rank's part of what the optimizer keeps of a group.
+  Extent optimizer_part_of(const GroupShape& group) const {
+    return owned(input_.placement.optimizer, input_.placement.mesh, group.layout.numel());
+  }
   /// Returns the bytes of this rank's part of a unit's gradients, in fp32.
   std::int64_t sum_bytes_of(const UnitShape& unit) const;
   /// The digest's bits in the notes about a unit (SumPlan::notes_numel), behind a number for each trainable parameter
@@ -478,6 +482,10 @@ class MemoryPlan {
   void plan_sums();
   void plan_gradient_records(Steps steps);
   void plan_gradient_copies();
+  /// Returns the elements of a group's sums over the shard axis that this rank gets.
+  std::int64_t shard_sum_numel_of(const GroupShape& group) const {
+    return owned({input_.placement.gradients.shard, false}, input_.placement.mesh, group.layout.numel()).numel;
+  }
   bool updates_by_device(const UnitShape& unit) const;
   void plan_lag();
   std::int64_t most_ahead() const;
@@ -503,6 +511,7 @@ class MemoryPlan {
   RecordPool plan_uploaded_pool(const std::vector<std::int64_t>& bytes, Cache cache);
   RecordPool plan_files_of_gpu(const std::vector<std::int64_t>& bytes, Cache cache, std::int64_t held,
                                std::int64_t more);
+  std::int64_t parameter_bytes_below(const GroupShape& group) const;
   void plan_host_step();
   /// The first function returns whether records of masters and states lie in the memory of a GPU's host, and the second
   /// function whether the host's CPU updates them there.

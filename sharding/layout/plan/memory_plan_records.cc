@@ -19,7 +19,7 @@ namespace tessera {
 namespace {
 
 /// Returns the bytes that `bytes` take up on a disk: whole pages.
-std::int64_t in_pages(std::int64_t bytes) { return (bytes + Chunks::kPage - 1) / Chunks::kPage * Chunks::kPage; }
+std::int64_t in_pages(std::int64_t bytes) { return rounded_up(bytes, Chunks::kPage); }
 
 std::int64_t sum(std::span<const std::int64_t> bytes) {
   return std::accumulate(bytes.begin(), bytes.end(), std::int64_t{0});
@@ -113,13 +113,13 @@ void MemoryPlan::plan_host_step() {
       if (!group.trainable) continue;
       const RecordLayout records = records_of(group);
       const std::int64_t numel = records.numel() - records.before_records();
-      const Extent part = owned(input_.placement.optimizer, input_.placement.mesh, group.layout.numel());
+      const Extent part = optimizer_part_of(group);
       const Extent parameters_part = owned(input_.placement.parameters, input_.placement.mesh, group.layout.numel());
       const std::int64_t on_gpu = intersect({part.offset + records.before_records(), numel},
                                             {parameters_part.offset, parameter_chunks_of(group).before_records()})
                                       .numel;
       const std::int64_t gradients = has_sums_on_host ? 0 : 4 * numel;
-      const std::int64_t parameters = on_gpu * static_cast<std::int64_t>(size_of(group.dtype));
+      const std::int64_t parameters = on_gpu * group.element_bytes();
       passes_.host_copies_bytes += gradients + parameters;
       passes_.host_step.to_host += gradients + (holds_masters(input_.update.master, group.dtype) ? parameters : 0);
       passes_.host_step.to_gpu += parameters;
@@ -142,37 +142,30 @@ bool MemoryPlan::has_masters_in_parameter_records(const GroupShape& group) const
 }
 
 void MemoryPlan::plan_first_pass() {
-  for (const UnitShape& unit : input_.units) {
-    for (const GroupShape& group : unit.groups) {
-      if (!group.trainable || group.matrices.empty()) continue;
-      const bool reads_masters = !input_.update.matrix_work.is_muon;
-      passes_.first_pass.states = passes_.first_pass.states || !reads_masters || has_masters_in_records(group);
-      passes_.first_pass.parameters =
-          passes_.first_pass.parameters || (reads_masters && has_masters_in_parameter_records(group));
-    }
-  }
+  const bool reads_masters = !input_.update.matrix_work.is_muon;
+  FirstPass& first = passes_.first_pass;
+  for_each_trainable(input_.units, [&](const GroupShape& group) {
+    if (group.matrices.empty()) return;
+    first.states = first.states || !reads_masters || has_masters_in_records(group);
+    first.parameters = first.parameters || (reads_masters && has_masters_in_parameter_records(group));
+  });
 }
 
 void MemoryPlan::plan_weight_copy() {
   if (!input_.placement.is_queued || !input_.update.twice) return;
-  constexpr std::int64_t kLine = 16;
   std::int64_t most = 0;
-  for (const UnitShape& unit : input_.units) {
-    for (const GroupShape& group : unit.groups) {
-      if (group.trainable && weights_below(group)) most = std::max(most, records_of(group).numel());
-    }
-  }
-  passes_.weight_copy_bytes = (most + kLine - 1) / kLine * kLine * 4;
+  for_each_trainable(input_.units, [&](const GroupShape& group) {
+    if (weights_below(group)) most = std::max(most, records_of(group).numel());
+  });
+  passes_.weight_copy_bytes = MatrixDeal::in_whole_lines(most) * 4;
   use_[MemoryCategory::kStaging] += passes_.weight_copy_bytes;
 }
 
 bool MemoryPlan::has_whole_records() const {
-  for (const UnitShape& unit : input_.units) {
-    for (const GroupShape& group : unit.groups) {
-      if (group.trainable && !records_of(group).are_whole()) return false;
-    }
-  }
-  return true;
+  bool are_whole = true;
+  for_each_trainable(input_.units,
+                     [&](const GroupShape& group) { are_whole = are_whole && records_of(group).are_whole(); });
+  return are_whole;
 }
 
 bool MemoryPlan::states_on_host() const {
@@ -242,7 +235,7 @@ void MemoryPlan::plan_parameter_records(Steps steps) {
         if (group.trainable != trains) continue;
         const Chunks chunks = parameter_chunks_of(group);
         for (std::int64_t chunk = chunks.first_record(); chunk < chunks.chunks(); ++chunk)
-          records.bytes.push_back(chunks.chunk(chunk).numel * static_cast<std::int64_t>(size_of(group.dtype)));
+          records.bytes.push_back(chunks.chunk(chunk).numel * group.element_bytes());
         gathers.resize(records.bytes.size(), gathers_in_step(i));
         if (trains) records.end_owner();
       }
@@ -329,28 +322,27 @@ RecordPool MemoryPlan::plan_uploaded_pool(const std::vector<std::int64_t>& bytes
   const RecordPool pool = plan_files_of_gpu(bytes, cache, held, 2 * records_.queue_depth);
   for (const UnitShape& unit : input_.units) {
     std::int64_t in_files = 0;
-    for (const GroupShape& group : unit.groups) {
-      const Chunks chunks = parameter_chunks_of(group);
-      in_files += (chunks.numel() - chunks.before_records()) * static_cast<std::int64_t>(size_of(group.dtype));
-    }
+    for (const GroupShape& group : unit.groups) in_files += parameter_bytes_below(group);
     slots_.upload_piece_bytes = std::max(slots_.upload_piece_bytes, in_files);
   }
   use_[MemoryCategory::kHostRecords] += pool.memory_bytes() + slots_.upload_pieces() * slots_.upload_piece_bytes;
   return pool;
 }
 
+/// Returns the bytes of this rank's part of a group's parameters that lie in records.
+std::int64_t MemoryPlan::parameter_bytes_below(const GroupShape& group) const {
+  const Chunks chunks = parameter_chunks_of(group);
+  return (chunks.numel() - chunks.before_records()) * group.element_bytes();
+}
+
 HostStepBytes MemoryPlan::updated_over_bus() const {
   HostStepBytes bytes;
-  for (const UnitShape& unit : input_.units) {
-    for (const GroupShape& group : unit.groups) {
-      if (!input_.placement.is_queued || !group.trainable) continue;
-      const Chunks chunks = parameter_chunks_of(group);
-      const std::int64_t below =
-          (chunks.numel() - chunks.before_records()) * static_cast<std::int64_t>(size_of(group.dtype));
-      bytes.to_host += below;
-      if (holds_masters(input_.update.master, group.dtype)) bytes.to_gpu += below;
-    }
-  }
+  if (!input_.placement.is_queued) return bytes;
+  for_each_trainable(input_.units, [&](const GroupShape& group) {
+    const std::int64_t below = parameter_bytes_below(group);
+    bytes.to_host += below;
+    if (holds_masters(input_.update.master, group.dtype)) bytes.to_gpu += below;
+  });
   return bytes;
 }
 
@@ -404,12 +396,9 @@ void MemoryPlan::plan_image() {
   records_.image_bytes += 4 * sums_.kept_gradient_numel;
   for (const RecordPool& pool : {records_.states, records_.parameters, records_.tensor_states})
     records_.image_bytes += pool.cached * pool.record_bytes + pool.pinned_bytes;
-  for (const UnitShape& unit : input_.units) {
-    for (const GroupShape& group : unit.groups) {
-      records_.image_bytes +=
-          parameter_chunks_of(group).before_records() * static_cast<std::int64_t>(size_of(group.dtype));
-    }
-  }
+  for_each_group(input_.units, [&](const GroupShape& group) {
+    records_.image_bytes += parameter_chunks_of(group).before_records() * group.element_bytes();
+  });
   records_.disk.durable_bytes = records_.disk.bytes;  // each record has a second place in its file, for commits
   std::vector<std::int64_t> bytes;
   for (std::int64_t left = records_.image_bytes; left > 0; left -= bytes.back()) {

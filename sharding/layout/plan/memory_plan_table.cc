@@ -1,57 +1,52 @@
 // Prints a memory plan as a table.
 
+#include <algorithm>
+#include <array>
 #include <cstdio>
+#include <functional>
 
 #include "runtime/base/bytes.h"
 #include "runtime/base/text_table.h"
 #include "sharding/layout/plan/memory_plan.h"
 
 namespace tessera {
+namespace {
+
+/// A category, and its content for people.
+struct CategoryRow {
+  MemoryCategory category;
+  const char* name;
+  const char* what;
+};
+
+/// The rows, in the order of the categories.
+constexpr std::array<CategoryRow, kMemoryCategories> kRows = {{
+    {MemoryCategory::kParameters, "parameters", "this rank's part of the parameters"},
+    {MemoryCategory::kSlots, "slots", "units gathered for compute"},
+    {MemoryCategory::kGradients, "gradients", "reduced gradients, fp32"},
+    {MemoryCategory::kBuckets, "buckets", "gradients on their way to the reduction"},
+    {MemoryCategory::kMasters, "masters", "what fp32 masters have beyond the parameters"},
+    {MemoryCategory::kOptimizer, "optimizer", "optimizer state"},
+    {MemoryCategory::kStaging, "staging", "scratch"},
+    {MemoryCategory::kRecords, "records", "records of what lies below memory, used, on their way, or cached"},
+    {MemoryCategory::kCheckpoint, "checkpoint", "copy of what an asynchronous save writes, in host memory"},
+    {MemoryCategory::kActivations, "activations", "saved tensors on their way to and from their tier"},
+    {MemoryCategory::kFeedback, "feedback", "what gradients on the wire lacked, and their factors, fp32"},
+    {MemoryCategory::kHostRecords, "host_records",
+     "the host's, for its GPU: records, and gradients that are compressed"},
+}};
+static_assert(std::ranges::adjacent_find(kRows, std::ranges::greater_equal(), &CategoryRow::category) == kRows.end());
+
+std::string exact_bytes(std::int64_t bytes) { return format_bytes(bytes) + " (" + std::to_string(bytes) + " bytes)"; }
+
+}  // namespace
 
 std::string name_of(MemoryCategory category) {
-  switch (category) {
-    case MemoryCategory::kParameters:
-      return "parameters";
-    case MemoryCategory::kSlots:
-      return "slots";
-    case MemoryCategory::kGradients:
-      return "gradients";
-    case MemoryCategory::kBuckets:
-      return "buckets";
-    case MemoryCategory::kMasters:
-      return "masters";
-    case MemoryCategory::kOptimizer:
-      return "optimizer";
-    case MemoryCategory::kStaging:
-      return "staging";
-    case MemoryCategory::kRecords:
-      return "records";
-    case MemoryCategory::kCheckpoint:
-      return "checkpoint";
-    case MemoryCategory::kActivations:
-      return "activations";
-    case MemoryCategory::kFeedback:
-      return "feedback";
-    case MemoryCategory::kHostRecords:
-      return "host_records";
-  }
-  return "?";
+  const auto index = static_cast<std::size_t>(category);
+  return index < kMemoryCategories ? kRows[index].name : "?";
 }
 
 std::string MemoryPlan::to_table() const {
-  static const char* const kWhat[kMemoryCategories] = {
-      "this rank's part of the parameters",
-      "units gathered for compute",
-      "reduced gradients, fp32",
-      "gradients on their way to the reduction",
-      "what fp32 masters have beyond the parameters",
-      "optimizer state",
-      "scratch",
-      "records of what lies below memory, used, on their way, or cached",
-      "copy of what an asynchronous save writes, in host memory",
-      "saved tensors on their way to and from their tier",
-      "what gradients on the wire lacked, and their factors, fp32",
-      "the host's, for its GPU: records, and gradients that are compressed"};
   using Align = TextTable::Align;
   TextTable table(
       {{"category"}, {"bytes", Align::kRight}, {"per rank", Align::kRight}, {"share", Align::kRight}, {"what"}});
@@ -62,9 +57,7 @@ std::string MemoryPlan::to_table() const {
     std::snprintf(text, sizeof text, "%.1f %%", share);
     table.add_row({name, std::to_string(bytes), format_bytes(bytes), text, what});
   };
-  for (std::size_t i = 0; i < kMemoryCategories; ++i) {
-    add(name_of(static_cast<MemoryCategory>(i)), use_.bytes[i], kWhat[i]);
-  }
+  for (std::size_t i = 0; i < kMemoryCategories; ++i) add(kRows[i].name, use_.bytes[i], kRows[i].what);
   table.add_rule();
   add("total", use_.total(), "without activations and the module's buffers");
   if (use_.limited() < use_.total()) add("of the GPU", use_.limited(), "the total without host_records");
@@ -72,13 +65,11 @@ std::string MemoryPlan::to_table() const {
   if (const int waiting = sums_.waiting_sums; waiting > 0) {
     text += "reproducible: " + std::to_string(waiting) + (waiting == 1 ? " sum" : " sums") + " of each unit's " +
             (keeps_gradients() ? "whole gradients wait" : "part of the gradients wait") +
-            " for others of the step's tree in scratch, " + format_bytes(waiting_bytes()) + " (" +
-            std::to_string(waiting_bytes()) + " bytes)\n";
+            " for others of the step's tree in scratch, " + exact_bytes(waiting_bytes()) + "\n";
   }
   if (has_secondary()) {
     const std::int64_t bytes = secondary_bytes();
-    text += "secondary: " + format_bytes(bytes) + " (" + std::to_string(bytes) +
-            " bytes) of the parameters are this rank's part of a second copy" +
+    text += "secondary: " + exact_bytes(bytes) + " of the parameters are this rank's part of a second copy" +
             (input_.placement.secondary.is_rounded() ? " in int8" : "") + ", which " +
             std::to_string(input_.placement.secondary.ranks) + " neighbouring ranks hold together\n";
   }
@@ -88,9 +79,8 @@ std::string MemoryPlan::to_table() const {
             " of " + std::to_string(ranks) + " ranks, which read them where they lie\n";
   }
   if (const ServedBytes served = served_bytes(); served.shards > 0) {
-    text += "servers: the shards of all parameter servers have " + format_bytes(served.shards) + " (" +
-            std::to_string(served.shards) + " bytes); a rank sends them " + format_bytes(served.sent) +
-            " a step, and receives " + format_bytes(served.received) + "\n";
+    text += "servers: the shards of all parameter servers have " + exact_bytes(served.shards) + "; a rank sends them " +
+            format_bytes(served.sent) + " a step, and receives " + format_bytes(served.received) + "\n";
   }
   if (input_.wire.longest_run > 0) {
     text += "deal: a rank computes at most " + std::to_string(input_.wire.longest_run) + " of a step's " +
@@ -100,18 +90,17 @@ std::string MemoryPlan::to_table() const {
     const std::int64_t others = order().ranks - 1, bytes = input_.wire.backups * waiting_bytes() / sums_.waiting_sums;
     text += "backups: the other ranks make up to " + std::to_string(others * input_.wire.backups) +
             " microbatches of a slow rank again, up to " + std::to_string(input_.wire.backups) +
-            " each, and the step waits for so many less; their gradients are " + format_bytes(bytes) + " (" +
-            std::to_string(bytes) + " bytes) of those that wait\n";
+            " each, and the step waits for so many less; their gradients are " + exact_bytes(bytes) +
+            " of those that wait\n";
   }
   if (sums_.block_sums > 0) {
     text += "reproducible: a rank's microbatches need not be a whole subtree, so each rank sends " +
             std::to_string(sums_.block_sums) + (sums_.block_sums == 1 ? " sum" : " sums") + " of each gradient, " +
-            format_bytes(block_bytes_of_step()) + " (" + std::to_string(block_bytes_of_step()) +
-            " bytes) a step, through " + format_bytes(4 * block_exchange_numel()) + " of scratch\n";
+            exact_bytes(block_bytes_of_step()) + " a step, through " + format_bytes(4 * block_exchange_numel()) +
+            " of scratch\n";
   }
   if (records_.streamed_bytes > 0) {
-    text += "through the GPU: a step copies " + format_bytes(records_.streamed_bytes) + " (" +
-            std::to_string(records_.streamed_bytes) + " bytes) of " +
+    text += "through the GPU: a step copies " + exact_bytes(records_.streamed_bytes) + " of " +
             std::to_string(records_.states.records + records_.tensor_states.records) + " records of at most " +
             format_bytes(std::max(records_.states.record_bytes, records_.tensor_states.record_bytes)) +
             " there, and as much back\n";
@@ -122,33 +111,28 @@ std::string MemoryPlan::to_table() const {
     }
   }
   if (passes_.steps_on_host) {
-    text += "by the CPU of the host: a step copies " + format_bytes(passes_.host_step.to_host) + " (" +
-            std::to_string(passes_.host_step.to_host) + " bytes) there, updates " +
+    text += "by the CPU of the host: a step copies " + exact_bytes(passes_.host_step.to_host) + " there, updates " +
             std::to_string(records_.states.records) + " records of at most " +
-            format_bytes(records_.states.record_bytes) + ", and copies " + format_bytes(passes_.host_step.to_gpu) +
-            " (" + std::to_string(passes_.host_step.to_gpu) + " bytes) back\n";
+            format_bytes(records_.states.record_bytes) + ", and copies " + exact_bytes(passes_.host_step.to_gpu) +
+            " back\n";
   }
   if (slots_.uploaded_bytes > 0) {
-    text += "to the GPU: a step copies " + format_bytes(slots_.uploaded_bytes) + " (" +
-            std::to_string(slots_.uploaded_bytes) +
-            " bytes) of parameters there for gathers, and updates them where they lie, in " +
+    text += "to the GPU: a step copies " + exact_bytes(slots_.uploaded_bytes) +
+            " of parameters there for gathers, and updates them where they lie, in " +
             std::to_string(records_.parameters.records) + " records of at most " +
             format_bytes(records_.parameters.record_bytes) + " on the host\n";
   }
   if (records_.gradient_copies.to_host > 0) {
-    text += "gradients: a step copies " + format_bytes(records_.gradient_copies.to_host) + " (" +
-            std::to_string(records_.gradient_copies.to_host) + " bytes) of sums to the host, and " +
-            format_bytes(records_.gradient_copies.to_gpu) + " (" + std::to_string(records_.gradient_copies.to_gpu) +
-            " bytes) back to the GPU\n";
+    text += "gradients: a step copies " + exact_bytes(records_.gradient_copies.to_host) + " of sums to the host, and " +
+            exact_bytes(records_.gradient_copies.to_gpu) + " back to the GPU\n";
   }
   const std::int64_t records = records_on_disk();
   if (records > 0) {
     std::int64_t largest = 0;
     for (const RecordPool* pool : pools_in_files()) largest = std::max(largest, pool->record_bytes);
-    text += "on disk: " + format_bytes(records_.disk.bytes) + " (" + std::to_string(records_.disk.bytes) +
-            " bytes) in " + std::to_string(records) + " records of at most " + format_bytes(largest) +
-            "; a step reads " + format_bytes(records_.disk.read_in_two_steps / 2) + " and writes " +
-            format_bytes(records_.disk.written_in_two_steps / 2) + "\n";
+    text += "on disk: " + exact_bytes(records_.disk.bytes) + " in " + std::to_string(records) + " records of at most " +
+            format_bytes(largest) + "; a step reads " + format_bytes(records_.disk.read_in_two_steps / 2) +
+            " and writes " + format_bytes(records_.disk.written_in_two_steps / 2) + "\n";
   }
   if (input_.tiers.is_durable) {
     text += "durable: " + format_bytes(records_.disk.durable_bytes) + " more on disk; a commit writes at most " +

@@ -7,10 +7,6 @@ namespace {
 
 constexpr std::int64_t kCacheLine = 64;
 
-std::int64_t round_up(std::int64_t value, std::int64_t multiple) {
-  return (value + multiple - 1) / multiple * multiple;
-}
-
 /// Returns the number of elements, in whole blocks, whose record needs at most `state.record_bytes` if everything is
 /// offloaded.
 std::int64_t elements_of(const TieredState& state) {
@@ -41,7 +37,7 @@ RecordLayout::Record RecordLayout::record(std::int64_t chunk) const {
   Record record;
   const auto put = [&](std::int64_t bytes) {
     const Piece piece{record.bytes, bytes};
-    record.bytes += round_up(bytes, kCacheLine);
+    record.bytes += rounded_up(bytes, kCacheLine);
     return piece;
   };
   if (chunk >= first_master_) record.masters = put(elements * state_.master_bytes);
@@ -51,7 +47,7 @@ RecordLayout::Record RecordLayout::record(std::int64_t chunk) const {
       record.states[i] = {put(bytes.data), put(bytes.scales)};
     }
   }
-  record.bytes = round_up(record.bytes, kPage);
+  record.bytes = rounded_up(record.bytes, kPage);
   return record;
 }
 

@@ -4,6 +4,8 @@
 
 #include <gmock/gmock.h>
 
+#include <algorithm>
+#include <array>
 #include <cmath>
 #include <limits>
 
@@ -197,6 +199,33 @@ TEST_P(WireCodec, SumsEqualTheTreeOfDecodedValues) {
 
 INSTANTIATE_TEST_SUITE_P(Forms, WireCodec, ::testing::Values(WireForm::kInt8, WireForm::kInt4),
                          [](const auto& info) { return info.param == WireForm::kInt8 ? "int8" : "int4"; });
+
+TEST(WireCoding, WritesAndAddsUpPartsAsItsFormSays) {
+  constexpr std::size_t kNumel = 700, kBegin = 256, kPart = kNumel - kBegin;
+  const std::array inputs = {random_values(DType::kF32, kNumel, 3), random_values(DType::kF32, kNumel, 4)};
+  for (const WireForm form : {WireForm::kPlain, WireForm::kLossless, WireForm::kInt8}) {
+    std::vector<float> residual(kNumel);
+    const WireCoding coding(form, DType::kF32, residual.data());
+    EXPECT_EQ(coding.rounds(), is_lossy(form));
+    EXPECT_EQ(coding.packs().has_value(), form == WireForm::kLossless);
+    std::array<std::vector<std::uint32_t>, 2> wires;
+    std::array<std::vector<float>, 2> sent;
+    for (std::size_t q = 0; q < inputs.size(); ++q) {
+      std::fill(residual.begin(), residual.end(), 0.0f);
+      wires[q].resize(coding.bytes(kPart) / sizeof(std::uint32_t));
+      coding.write(inputs[q].data(), kBegin, kPart, reinterpret_cast<std::byte*>(wires[q].data()));
+      const Bytes part(inputs[q].begin() + 4 * kBegin, inputs[q].end());
+      sent[q] = is_lossy(form) ? round_trip(form, part, DType::kF32) : values_of(part, DType::kF32);
+      const std::size_t untouched = is_lossy(form) ? kBegin : kNumel;
+      for (std::size_t i = 0; i < untouched; ++i) EXPECT_EQ(residual[i], 0.0f) << i;
+    }
+    std::vector<float> sums(kPart);
+    const std::array<const std::byte*, 2> messages = {reinterpret_cast<const std::byte*>(wires[0].data()),
+                                                      reinterpret_cast<const std::byte*>(wires[1].data())};
+    coding.sum(messages, sums.data(), kPart, nullptr, 0);
+    for (std::size_t i = 0; i < kPart; ++i) EXPECT_EQ(sums[i], sent[0][i] + sent[1][i]) << i;
+  }
+}
 
 }  // namespace
 }  // namespace tessera

@@ -46,24 +46,18 @@ class LateCollectives : public Collectives {
   }
 
  protected:
-  Work do_all_gather(std::string_view label, const void* shard, void* full, std::size_t bytes,
-                     const GatherOptions& options) override {
-    return later([this, name = std::string(label), shard, full, bytes, options] {
-      return group_->all_gather(name, shard, full, bytes, options);
+  Work do_all_gather(const GatherCall& call) override {
+    return later([this, name = std::string(call.label), call] {
+      return group_->all_gather(name, call.shard, call.full, call.bytes_per_rank, call.options);
     });
   }
-  Work do_reduce_scatter(std::string_view label, void* input, DType dtype, float* output, std::size_t numel,
-                         const ReduceOptions& options) override {
-    EXPECT_EQ(options.visitor, nullptr) << "what is queued cannot be seen";
-    return later([this, name = std::string(label), input, dtype, output, numel] {
-      return group_->reduce_scatter(name, input, dtype, output, numel);
-    });
-  }
-  Work do_all_reduce(std::string_view label, void* input, DType dtype, float* output, std::size_t numel,
-                     const ReduceOptions& options) override {
-    EXPECT_EQ(options.visitor, nullptr) << "what is queued cannot be seen";
-    return later([this, name = std::string(label), input, dtype, output, numel] {
-      return group_->all_reduce(name, input, dtype, output, numel);
+  Work do_reduce(const ReduceCall& call) override {
+    EXPECT_EQ(call.options.visitor, nullptr) << "what is queued cannot be seen";
+    return later([this, name = std::string(call.label), call] {
+      ReduceCall plain = call;
+      plain.label = name;
+      plain.options = {};
+      return group_->reduce(plain);
     });
   }
 

@@ -39,13 +39,14 @@ class GathersBehind final : public ForwardingCollectives {
   bool gathers_in_background() const override { return true; }
 
  protected:
-  Work do_all_gather(std::string_view label, const void* shard, void* full, std::size_t bytes,
-                     const GatherOptions& options) override {
-    std::vector<char> all(static_cast<std::size_t>(size()) * bytes);
-    const absl::Status status = ForwardingCollectives::do_all_gather(label, shard, all.data(), bytes, options).wait();
+  Work do_all_gather(const GatherCall& call) override {
+    std::vector<char> all(static_cast<std::size_t>(size()) * call.bytes_per_rank);
+    GatherCall elsewhere = call;
+    elsewhere.full = all.data();
+    const absl::Status status = ForwardingCollectives::do_all_gather(elsewhere).wait();
     if (!status.ok()) return Work(status);
-    const auto* const mine = static_cast<const char*>(shard);
-    return Work(std::make_unique<Coming>(std::move(all), mine, bytes, static_cast<char*>(full)));
+    const auto* const mine = static_cast<const char*>(call.shard);
+    return Work(std::make_unique<Coming>(std::move(all), mine, call.bytes_per_rank, static_cast<char*>(call.full)));
   }
 
  private:

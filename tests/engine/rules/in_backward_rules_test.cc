@@ -179,10 +179,9 @@ class LabelledCalls final : public ForwardingCollectives {
   }
 
  protected:
-  Work do_all_gather(std::string_view label, const void* shard, void* full, std::size_t bytes,
-                     const GatherOptions& options) override {
-    note(label, bytes);
-    return ForwardingCollectives::do_all_gather(label, shard, full, bytes, options);
+  Work do_all_gather(const GatherCall& call) override {
+    note(call.label, call.bytes_per_rank);
+    return ForwardingCollectives::do_all_gather(call);
   }
 
  private:

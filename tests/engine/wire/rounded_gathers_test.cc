@@ -176,13 +176,12 @@ class FormsOf final : public ForwardingCollectives {
   int compressed_part() const override { return 1; }
 
  protected:
-  Work do_all_gather(std::string_view label, const void* shard, void* full, std::size_t bytes,
-                     const GatherOptions& options) override {
-    if (options.dtype != DType::kU8) {
+  Work do_all_gather(const GatherCall& call) override {
+    if (call.options.dtype != DType::kU8) {
       const std::lock_guard lock(mutex_);
-      forms_.insert(options.form);
+      forms_.insert(call.options.form);
     }
-    return ForwardingCollectives::do_all_gather(label, shard, full, bytes, options);
+    return ForwardingCollectives::do_all_gather(call);
   }
 
  private:

@@ -44,21 +44,14 @@ class CountedCollectives final : public ForwardingCollectives {
   }
 
  protected:
-  Work do_all_gather(std::string_view label, const void* shard, void* full, std::size_t bytes,
-                     const GatherOptions& options) override {
-    note(bytes);
-    return ForwardingCollectives::do_all_gather(label, shard, full, bytes, options);
+  Work do_all_gather(const GatherCall& call) override {
+    note(call.bytes_per_rank);
+    return ForwardingCollectives::do_all_gather(call);
   }
-  Work do_reduce_scatter(std::string_view label, void* input, DType dtype, float* output, std::size_t numel,
-                         const ReduceOptions& options) override {
-    note(numel * size_of(dtype) * static_cast<std::size_t>(size()));
-    return ForwardingCollectives::do_reduce_scatter(label, input, dtype, output, numel, options);
-  }
-  Work do_all_reduce(std::string_view label, void* input, DType dtype, float* output, std::size_t numel,
-                     const ReduceOptions& options) override {
-    note(numel * size_of(dtype));
-    calls_.later += options.waits == Waits::kLater ? 1 : 0;
-    return ForwardingCollectives::do_all_reduce(label, input, dtype, output, numel, options);
+  Work do_reduce(const ReduceCall& call) override {
+    note(call.input_numel(size()) * size_of(call.dtype));
+    calls_.later += !call.scatters && call.options.waits == Waits::kLater ? 1 : 0;
+    return ForwardingCollectives::do_reduce(call);
   }
 
  private:

@@ -21,7 +21,7 @@
 #include "tests/support/workplace.h"
 
 namespace tessera::testing {
-namespace {
+namespace checkpoint_test {
 
 using ::testing::AllOf;
 using ::testing::HasSubstr;
@@ -649,5 +649,5 @@ TEST_F(Checkpoints, CheckpointToolShowsListsAndCompares) {
   EXPECT_EQ(run_program(tool({"show", path("text")}), path("run")).code, 66);
 }
 
-}  // namespace
+}  // namespace checkpoint_test
 }  // namespace tessera::testing

@@ -10,7 +10,7 @@
 #include "tests/support/workplace.h"
 
 namespace tessera::testing {
-namespace {
+namespace command_test {
 
 using ::testing::AllOf;
 using ::testing::HasSubstr;
@@ -185,5 +185,5 @@ TEST_F(Command, CppPageShowsTheExampleProgram) {
   EXPECT_THAT(read_file(TESSERA_SOURCE "/docs/start-cpp.md"), HasSubstr("```cpp\n" + program + "```\n"));
 }
 
-}  // namespace
+}  // namespace command_test
 }  // namespace tessera::testing

@@ -11,7 +11,7 @@
 #include "tests/support/workplace.h"
 
 namespace tessera::testing {
-namespace {
+namespace faults_test {
 
 using ::testing::AllOf;
 using ::testing::AnyOf;
@@ -136,5 +136,5 @@ TEST_F(Faults, KilledRankEndsAllAndLeavesNothing) {
   EXPECT_THAT(shared_memory_left(shared_before), ::testing::IsEmpty());
 }
 
-}  // namespace
+}  // namespace faults_test
 }  // namespace tessera::testing

@@ -1,8 +1,13 @@
 option(TESSERA_BATCHES "Compile sources several at a time: fast from nothing, slow after a change" OFF)
 
+# tessera_compile_in_batches(<target> [<sources in a batch>]). The names of a batch's unnamed namespaces must differ.
 function(tessera_compile_in_batches target)
+  set(sources 6)
+  if(ARGC GREATER 1)
+    set(sources ${ARGV1})
+  endif()
   if(TESSERA_BATCHES)
-    set_target_properties(${target} PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE 6)
+    set_target_properties(${target} PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE ${sources})
     # A batch is not a header, so an unnamed namespace in it is no mistake.
     target_compile_options(${target} PRIVATE $<$<COMPILE_LANG_AND_ID:CXX,GNU>:-Wno-subobject-linkage>)
   endif()
@@ -12,8 +17,8 @@ endfunction()
 # use.
 set(tessera_std_headers
   <absl/status/status.h> <absl/status/statusor.h> <fmt/format.h> <nlohmann/json.hpp>
-  <algorithm> <array> <atomic> <bit> <chrono> <cmath> <cstdint> <cstring> <filesystem> <functional> <map> <memory> <mutex>
-  <optional> <set> <span> <string> <string_view> <thread> <utility> <vector>)
+  <algorithm> <array> <atomic> <bit> <chrono> <cmath> <condition_variable> <cstdint> <cstring> <deque> <filesystem> <fstream>
+  <functional> <map> <memory> <mutex> <optional> <set> <span> <string> <string_view> <thread> <utility> <variant> <vector>)
 
 # tessera_std_pch(<name> <header>... [LINK <target>...]): declares such a precompiled header.
 function(tessera_std_pch name)
@@ -54,8 +59,8 @@ endfunction()
 # cases, as --gtest_filter names them, that depend on limits, kills or orders. They carry the label `clock` (docs/testing.md); of a WHOLE program they are an entry of
 # their own, <name>_clock, and "*" are all of its cases.
 #
-# IN: the test shares a program with others, each still a ctest entry of its own. Most of a test's compilation is LibTorch's headers, and
-# files of one program are compiled several at a time (TESSERA_BATCHES). So names of a file lie in a namespace of the file's name.
+# IN: the test shares a program with others, and its ctest entries are still its own. Most of a test's compilation is headers, and
+# files of one program are compiled many at a time (TESSERA_BATCHES). So names of a file lie in a namespace of the file's name.
 function(tessera_test name)
   cmake_parse_arguments(ARG "FAST;WHOLE;TORCH;ALONE" "TIMEOUT;CLOCK;IN" "SOURCES;LINK;LABELS" ${ARGN})
   if(NOT ARG_TIMEOUT)
@@ -75,29 +80,33 @@ function(tessera_test name)
   set(main GTest::gtest_main)
   set(which)
   if(ARG_IN)
-    if(NOT ARG_WHOLE)
-      message(FATAL_ERROR "tessera_test(${name} IN ${ARG_IN}): only a test that is WHOLE shares a program")
-    endif()
     set(program ${ARG_IN})
     set(main tests_by_file)
     list(TRANSFORM ARG_SOURCES REPLACE ".*/" "" OUTPUT_VARIABLE files)
     list(JOIN files "," which)
-    string(PREPEND which "--of=")
     add_custom_target(${name} DEPENDS ${program})
   endif()
   if(NOT TARGET ${program})
     add_executable(${program})
     target_link_libraries(${program} PRIVATE test_patience GTest::gmock ${main} tessera_options)
     add_dependencies(${program} with_patience)
-    # A test's own code is short-lived: what the compiler saves is worth more than what the test does.
-    target_compile_options(${program} PRIVATE $<$<AND:$<CONFIG:RelWithDebInfo>,$<COMPILE_LANGUAGE:CXX>>:-O1>)
+    # A test's own code is short-lived: what the compiler saves is worth more than what the test does. Its lines are known to debuggers
+    # in other builds, and to sanitizers.
+    set(quick -O1)
+    if(NOT TESSERA_SANITIZE)
+      list(APPEND quick -g0)
+    endif()
+    target_compile_options(${program} PRIVATE "$<$<AND:$<CONFIG:RelWithDebInfo>,$<COMPILE_LANGUAGE:CXX>>:${quick}>")
     if(ARG_TORCH)
       tessera_use_torch_pch(${program})
+      if(NOT gpu IN_LIST ARG_LABELS)
+        tessera_load_cuda_late(${program})
+      endif()
     else()
-      tessera_std_pch(tessera_test_pch <gmock/gmock.h> <gtest/gtest.h> LINK GTest::gmock)
+      tessera_std_pch(tessera_test_pch <gmock/gmock.h> <gtest/gtest.h> <random> LINK GTest::gmock)
       target_precompile_headers(${program} REUSE_FROM tessera_test_pch)
-      tessera_compile_in_batches(${program})
     endif()
+    tessera_compile_in_batches(${program} 12)
   endif()
   target_sources(${program} PRIVATE ${ARG_SOURCES})
   target_link_libraries(${program} PRIVATE ${ARG_LINK})
@@ -120,7 +129,10 @@ endfunction()
 function(tessera_test_entries entry filter)
   math(EXPR cost "${ARG_TIMEOUT} / 10")  # what may take long begins first, for at the end it would run alone
   if(ARG_WHOLE)  # one ctest entry for the whole file, where starting the process costs more than the cases do
-    set(flags ${which})
+    set(flags)
+    if(which)
+      list(APPEND flags "--of=${which}")
+    endif()
     if(NOT filter STREQUAL "*")
       list(APPEND flags "--gtest_filter=${filter}")
     endif()
@@ -128,8 +140,11 @@ function(tessera_test_entries entry filter)
     set_tests_properties(${entry} PROPERTIES REQUIRED_FILES $<TARGET_FILE:${program}> RUN_SERIAL ${alone} COST ${cost} LABELS "${ARGN}")
   else()
     list(JOIN ARGN "\\;" labels)  # as gtest_discover_tests wants a list
-    set_target_properties(${name} PROPERTIES
-      CROSSCOMPILING_EMULATOR "${PROJECT_BINARY_DIR}/tests/support/with_patience;${ARG_TIMEOUT}")
-    gtest_discover_tests(${name} DISCOVERY_TIMEOUT 60 TEST_FILTER "${filter}" PROPERTIES RUN_SERIAL ${alone} COST ${cost} LABELS "${labels}")
+    set(launcher "${PROJECT_BINARY_DIR}/tests/support/with_patience;${ARG_TIMEOUT}")
+    if(which)  # CMake before 3.31 gives a program no option when it asks for the program's tests
+      string(PREPEND launcher "/usr/bin/env;TESTS_OF=${which};")
+    endif()
+    set_target_properties(${program} PROPERTIES CROSSCOMPILING_EMULATOR "${launcher}")
+    gtest_discover_tests(${program} DISCOVERY_TIMEOUT 60 TEST_FILTER "${filter}" PROPERTIES RUN_SERIAL ${alone} COST ${cost} LABELS "${labels}")
   endif()
 endfunction()

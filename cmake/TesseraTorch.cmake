@@ -50,15 +50,20 @@ if(NOT TARGET tessera::torch)
 endif()
 
 # tessera_use_torch_pch(<target>...): compiles targets with one shared precompiled header of LibTorch's expensive ones
-# (torch/nn/module.h alone costs 9 s a file). Sources still include what they use.
+# (torch/nn/module.h alone costs 9 s a file), and of what layers without LibTorch have precompiled (TesseraLayers.cmake), but for fmt,
+# of which LibTorch brings a copy of its own. Sources still include what they use.
 function(tessera_use_torch_pch)
   if(NOT TARGET tessera_torch_pch)
     file(GENERATE OUTPUT ${PROJECT_BINARY_DIR}/tessera_torch_pch.cc CONTENT "")
     add_library(tessera_torch_pch OBJECT ${PROJECT_BINARY_DIR}/tessera_torch_pch.cc)
-    target_link_libraries(tessera_torch_pch PRIVATE tessera::torch tessera_options)
+    target_link_libraries(tessera_torch_pch PRIVATE
+      tessera::torch absl::status absl::statusor nlohmann_json::nlohmann_json tessera_options)
+    set(headers ${tessera_std_headers})
+    list(REMOVE_ITEM headers <fmt/format.h>)
     target_precompile_headers(tessera_torch_pch PRIVATE
-      <ATen/Functions.h> <ATen/core/Tensor.h> <torch/nn/module.h> <torch/nn/pimpl.h>
-      <torch/csrc/distributed/c10d/Backend.hpp> <memory> <string> <vector>)
+      <ATen/Functions.h> <ATen/core/Tensor.h> <torch/csrc/autograd/custom_function.h> <torch/csrc/distributed/c10d/Backend.hpp>
+      <torch/nn/module.h> <torch/nn/modules/container/modulelist.h> <torch/nn/modules/embedding.h> <torch/nn/modules/linear.h>
+      <torch/nn/modules/normalization.h> <torch/nn/pimpl.h> ${headers})
   endif()
   foreach(target ${ARGN})
     # This takes the place of the header without LibTorch, where a layer has that one.

@@ -14,7 +14,7 @@
 #include "runtime/config/json_differences.h"
 
 namespace tessera::app {
-namespace {
+namespace agreement_test {
 
 using nlohmann::json;
 using ::testing::HasSubstr;
@@ -91,5 +91,5 @@ TEST(Agreement, DifferencesAreCutAtFive) {
               ::testing::ElementsAre("/a: 1, rank 0 has nothing", "/b: nothing, rank 0 has 1"));
 }
 
-}  // namespace
+}  // namespace agreement_test
 }  // namespace tessera::app

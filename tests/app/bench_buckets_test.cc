@@ -8,7 +8,7 @@
 #include "tests/support/workplace.h"
 
 namespace tessera::testing {
-namespace {
+namespace bench_buckets_test {
 
 using ::testing::AllOf;
 using ::testing::HasSubstr;
@@ -80,5 +80,5 @@ TEST_F(BenchBuckets, MissingDataAndWrongOptionsAreRefused) {
   EXPECT_EQ(run_program(bench({"--csv", path("text/such.csv")}), path("run")).code, 73);
 }
 
-}  // namespace
+}  // namespace bench_buckets_test
 }  // namespace tessera::testing

@@ -7,7 +7,7 @@
 #include "tests/support/workplace.h"
 
 namespace tessera::testing {
-namespace {
+namespace bench_tables_test {
 
 using nlohmann::json;
 using ::testing::AllOf;
@@ -176,5 +176,5 @@ TEST_F(BenchTables, TablesOfOneRankAreRefused) {
   }
 }
 
-}  // namespace
+}  // namespace bench_tables_test
 }  // namespace tessera::testing

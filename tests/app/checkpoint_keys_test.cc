@@ -7,7 +7,7 @@
 #include "tests/support/workplace.h"
 
 namespace tessera::testing {
-namespace {
+namespace checkpoint_keys_test {
 
 using ::testing::AllOf;
 using ::testing::HasSubstr;
@@ -110,5 +110,5 @@ TEST_F(CheckpointKeys, SpikeRollsBackToTheLastCheckpointAndDataGoOn) {
   EXPECT_EQ(losses("parts.jsonl"), losses("whole.jsonl"));
 }
 
-}  // namespace
+}  // namespace checkpoint_keys_test
 }  // namespace tessera::testing

@@ -20,7 +20,7 @@
 #include "tests/support/workplace.h"
 
 namespace tessera::testing {
-namespace {
+namespace checkpoint_test {
 
 using ::testing::AllOf;
 using ::testing::HasSubstr;
@@ -648,5 +648,5 @@ TEST_F(Checkpoints, CheckpointToolShowsListsAndCompares) {
   EXPECT_EQ(run_program(tool({"show", path("text")}), path("run")).code, 66);
 }
 
-}  // namespace
+}  // namespace checkpoint_test
 }  // namespace tessera::testing

@@ -10,7 +10,7 @@
 #include "tests/support/workplace.h"
 
 namespace tessera::testing {
-namespace {
+namespace command_test {
 
 using ::testing::AllOf;
 using ::testing::HasSubstr;
@@ -58,6 +58,17 @@ TEST_F(Command, FailedOutputExitsWith74InEveryProgram) {
     EXPECT_EQ(ended.code, 74) << command[0] << ended.err;
     EXPECT_THAT(ended.err, HasSubstr("No space left on device")) << command[0];
   }
+}
+
+// Loading it takes longer than most commands.
+TEST_F(Command, TrainingStartsWithoutTheLibraryOfGpus) {
+  const std::string program = std::filesystem::path(TESSERA_PROGRAM).replace_filename("tessera-train");
+  const Ended listed = run_program({program}, path("run"), 60, {{"LD_TRACE_LOADED_OBJECTS", "1"}});
+  EXPECT_EQ(listed.code, 0) << listed.err;
+  EXPECT_THAT(listed.out, HasSubstr("libtorch_cpu.so"));
+  if (listed.out.find("libtessera.so") != std::string::npos)
+    GTEST_SKIP() << "libtessera.so is linked with that library";
+  EXPECT_THAT(listed.out, ::testing::Not(HasSubstr("libtorch_cuda.so")));
 }
 
 TEST_F(Command, PrintedSchemaIsTheCommittedOne) {
@@ -185,5 +196,5 @@ TEST_F(Command, CppPageShowsTheExampleProgram) {
   EXPECT_THAT(read_file(TESSERA_SOURCE "/docs/start-cpp.md"), HasSubstr("```cpp\n" + program + "```\n"));
 }
 
-}  // namespace
+}  // namespace command_test
 }  // namespace tessera::testing

@@ -14,7 +14,7 @@
 #include "tests/support/workplace.h"
 
 namespace tessera::testing {
-namespace {
+namespace durable_test {
 
 using ::testing::AllOf;
 using ::testing::HasSubstr;
@@ -199,5 +199,5 @@ TEST_F(DurableSteps, MissingFolderAndUnwantedResumeAreNamed) {
   EXPECT_THAT(anew.err, AllOf(HasSubstr("holds step 2"), HasSubstr("hint:")));
 }
 
-}  // namespace
+}  // namespace durable_test
 }  // namespace tessera::testing

@@ -9,7 +9,7 @@
 #include "tests/support/workplace.h"
 
 namespace tessera::testing {
-namespace {
+namespace faults_test {
 
 using ::testing::AllOf;
 using ::testing::AnyOf;
@@ -134,5 +134,5 @@ TEST_F(Faults, KilledRankEndsAllAndLeavesNothing) {
   EXPECT_THAT(shared_memory_left(shared_before), ::testing::IsEmpty());
 }
 
-}  // namespace
+}  // namespace faults_test
 }  // namespace tessera::testing

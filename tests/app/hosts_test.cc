@@ -8,7 +8,7 @@
 #include "tests/support/workplace.h"
 
 namespace tessera::testing {
-namespace {
+namespace hosts_test {
 
 using ::testing::AllOf;
 using ::testing::HasSubstr;
@@ -89,5 +89,5 @@ TEST_F(Hosts, KilledRankOfAnotherHostEndsTheJobAndIsTheFirstCause) {
   for (const int rank : {0, 1, 2}) EXPECT_EQ(job.rank_pid(rank), 0) << rank;
 }
 
-}  // namespace
+}  // namespace hosts_test
 }  // namespace tessera::testing

@@ -9,7 +9,7 @@
 #include "tests/support/workplace.h"
 
 namespace tessera::testing {
-namespace {
+namespace net_test {
 
 using ::testing::AnyOf;
 using ::testing::HasSubstr;
@@ -136,5 +136,5 @@ TEST_F(VanishedHost, IsNamedLongBeforeTheTimeLimit) { expect_end_without(1); }
 
 TEST_F(VanishedHost, WithTheStoreIsNamedLongBeforeTheTimeLimit) { expect_end_without(0); }
 
-}  // namespace
+}  // namespace net_test
 }  // namespace tessera::testing

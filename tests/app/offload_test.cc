@@ -12,7 +12,7 @@
 #include "tests/support/workplace.h"
 
 namespace tessera::testing {
-namespace {
+namespace offload_test {
 
 using nlohmann::json;
 using ::testing::AllOf;
@@ -210,5 +210,5 @@ TEST_F(OffloadCommand, BenchTimesDisksAndSteps) {
   EXPECT_LT(moved(3), moved(2));
 }
 
-}  // namespace
+}  // namespace offload_test
 }  // namespace tessera::testing

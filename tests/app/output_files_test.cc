@@ -9,7 +9,7 @@
 #include "tests/support/test_folder.h"
 
 namespace tessera::app {
-namespace {
+namespace output_files_test {
 
 namespace fs = std::filesystem;
 using ::testing::HasSubstr;
@@ -79,5 +79,5 @@ TEST_F(OutputFiles, OutputIntoTheInputFolderIsRefusedIfItWouldBeRead) {
   EXPECT_TRUE(check_in("runs/a.jsonl", {".txt"}));
 }
 
-}  // namespace
+}  // namespace output_files_test
 }  // namespace tessera::app

@@ -11,7 +11,7 @@
 #include "tests/support/workplace.h"
 
 namespace tessera::testing {
-namespace {
+namespace prediction_test {
 
 using nlohmann::json;
 using ::testing::AllOf;
@@ -213,5 +213,5 @@ TEST_F(Prediction, MissingOrMismatchedInputsAreNamed) {
   EXPECT_THAT(links.err, AllOf(HasSubstr("links.json"), HasSubstr("all_gather")));
 }
 
-}  // namespace
+}  // namespace prediction_test
 }  // namespace tessera::testing

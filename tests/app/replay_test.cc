@@ -11,7 +11,7 @@
 #include "tests/support/workplace.h"
 
 namespace tessera::testing {
-namespace {
+namespace replay_test {
 
 using ::testing::AllOf;
 using ::testing::HasSubstr;
@@ -153,5 +153,5 @@ TEST_F(ReplayedRun, RequestsThatCannotBeMetAreRefusedWithWhatToDo) {
   refused(replay("none", 2, {}, of + Words{"--resume", saved(2)}), 64, "--resume " + saved(2) + " holds step 2");
 }
 
-}  // namespace
+}  // namespace replay_test
 }  // namespace tessera::testing

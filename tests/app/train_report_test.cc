@@ -7,7 +7,7 @@
 #include <limits>
 
 namespace tessera::app {
-namespace {
+namespace train_report_test {
 
 TEST(DurationText, DurationsAreShortInTheirTwoLargestUnits) {
   EXPECT_EQ(duration_text(0), "0 s");
@@ -73,5 +73,5 @@ TEST(CommunicationShare, EqualsCommunicationSecondsOverAllSeconds) {
   EXPECT_EQ(result.communication_share(), 0.25);
 }
 
-}  // namespace
+}  // namespace train_report_test
 }  // namespace tessera::app

@@ -14,7 +14,7 @@
 #include "tests/support/workplace.h"
 
 namespace tessera::testing {
-namespace {
+namespace train_test {
 
 using nlohmann::json;
 using ::testing::AllOf;
@@ -701,5 +701,5 @@ TEST_F(Train, GptExampleLearns) {
   EXPECT_LT(last_ten, 2.2) << ended.out;
 }
 
-}  // namespace
+}  // namespace train_test
 }  // namespace tessera::testing

@@ -9,7 +9,7 @@ namespace tessera {
 namespace {
 
 constexpr std::size_t kBytes = 1 << 16;
-constexpr double kNumel = kBytes / 4.0;
+constexpr double kElements = kBytes / 4.0;
 
 CallWork halving(Operation operation, int ranks) {
   return work_of(operation, Algorithm::kHalving, ranks, DType::kF32, kBytes);
@@ -22,7 +22,7 @@ double levels(int ranks) { return std::ceil(std::log2(ranks)); }
 /// Returns what an all-reduce by a binomial tree asks of its root (docs/design/transports.md, "Why no binomial tree").
 CallWork tree(int ranks) {
   const double up = levels(ranks);
-  return {2 * up, 2 * up, 2 * up * kBytes, up * kNumel};
+  return {2 * up, 2 * up, 2 * up * kBytes, up * kElements};
 }
 
 TEST(HalvingAllReduce, HasATreesRoundsButSendsAndAddsLess) {
@@ -32,7 +32,7 @@ TEST(HalvingAllReduce, HasATreesRoundsButSendsAndAddsLess) {
     EXPECT_LT(work.bytes, tree(ranks).bytes) << ranks;
     EXPECT_LT(work.adds, tree(ranks).adds) << ranks;
     EXPECT_LE(work.bytes, 3.0 * kBytes) << ranks;
-    EXPECT_LE(work.adds, kNumel * 1.000001) << ranks;
+    EXPECT_LE(work.adds, kElements * 1.000001) << ranks;
     EXPECT_LE(work.messages, 2.0 * (ranks - 1)) << ranks;
     EXPECT_GE(work.messages, tree(ranks).messages) << ranks;
   }
@@ -44,7 +44,7 @@ TEST(HalvingAllReduce, SavesThePagesFormulaAtPowersOfTwo) {
     const double less = levels(ranks) - 1 + 1.0 / ranks;
     EXPECT_EQ(work.messages, tree(ranks).messages) << ranks;
     EXPECT_NEAR(tree(ranks).bytes - work.bytes, 2 * less * kBytes, 1e-6) << ranks;
-    EXPECT_NEAR(tree(ranks).adds - work.adds, less * kNumel, 1e-6) << ranks;
+    EXPECT_NEAR(tree(ranks).adds - work.adds, less * kElements, 1e-6) << ranks;
   }
 }
 
@@ -53,7 +53,7 @@ TEST(HalvingAllReduce, SendsMoreMessagesThanATreeJustAboveAPowerOfTwo) {
     const CallWork work = halving(Operation::kAllReduce, ranks);
     EXPECT_EQ(work.messages, 2.0 * (ranks - 1)) << ranks;
     EXPECT_NEAR(work.bytes, 2.0 * kBytes, 1e-6) << ranks;
-    EXPECT_NEAR(work.adds, kNumel, 1e-6) << ranks;
+    EXPECT_NEAR(work.adds, kElements, 1e-6) << ranks;
   }
 }
 

@@ -8,7 +8,7 @@
 #include "tests/support/workplace.h"
 
 namespace tessera::testing {
-namespace {
+namespace examples_test {
 
 /// Returns {name: number} of the last line that begins with `word`, such as "epoch 3 loss 0.5 right 0.9".
 std::map<std::string, double> last_line(const std::string& output, const std::string& word) {
@@ -108,5 +108,5 @@ TEST_F(Examples, ConvolutionalNetworkWithSyncBatchNormLearns) {
   EXPECT_GT(last.at("right"), 0.9);
 }
 
-}  // namespace
+}  // namespace examples_test
 }  // namespace tessera::testing

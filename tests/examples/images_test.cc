@@ -9,7 +9,7 @@
 #include "tests/support/workplace.h"
 
 namespace tessera::testing {
-namespace {
+namespace images_test {
 
 using ::testing::AllOf;
 using ::testing::HasSubstr;
@@ -118,5 +118,5 @@ TEST_F(Images, WrongPicturesAreNamedWithPlaceAndRemedy) {
   EXPECT_EQ(code_of("photos", "none of cifar10:FOLDER"), 64);
 }
 
-}  // namespace
+}  // namespace images_test
 }  // namespace tessera::testing

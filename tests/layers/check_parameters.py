@@ -74,7 +74,7 @@ def complaints(root):
     for name in sources(root):
         cpp = cpp_source.Cpp(name, (root / name).read_text(encoding="utf-8"))
         for bracket, token in enumerate(cpp.tokens):
-            if not cpp.is_sign(bracket, "(") or bracket not in cpp.partner:
+            if token.text != "(" or token.kind != "sign" or bracket not in cpp.partner:
                 continue
             parameters = pieces(cpp, bracket)
             if len(parameters) <= MOST or 2 * sum(is_declaration(cpp, piece) for piece in parameters) < len(parameters):

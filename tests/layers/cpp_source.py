@@ -22,7 +22,7 @@ CHECKS = {"expect": "kUsage", "TORCH_CHECK": "kInternal"}  # an error's text beg
 NO_FUNCTION = {"if", "for", "while", "switch", "catch", "return", ""}
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(slots=True)
 class Token:
     kind: str
     text: str  # a literal's text without quotes; adjacent literals count as one
@@ -33,15 +33,18 @@ class Token:
 def tokens_of(source):
     tokens = []
     for found in TOKEN.finditer(source):
-        kind = next(name for name in ("blank", "raw", "text", "char", "name", "number", "sign") if found[name])
+        kind = found.lastgroup
         if kind == "blank":
             continue
         if kind != "text":
             tokens.append(Token(kind, found.group(), found.start(), []))
             continue
-        parts = list(re.finditer(r"\\(.)|.", found.group()[1:-1], re.S))
-        said = "".join(ESCAPES.get(part[1], part[1]) if part[1] else part[0] for part in parts)
-        places = [found.start() + 1 + part.start() for part in parts]
+        said, begin = found.group()[1:-1], found.start() + 1
+        places = list(range(begin, begin + len(said)))
+        if "\\" in said:
+            parts = list(re.finditer(r"\\(.)|.", said, re.S))
+            said = "".join(ESCAPES.get(part[1], part[1]) if part[1] else part[0] for part in parts)
+            places = [begin + part.start() for part in parts]
         if tokens and tokens[-1].kind == "text":
             tokens[-1].text += said
             tokens[-1].places += places

@@ -17,7 +17,7 @@
 #include "tests/optim/device_memory.h"
 
 namespace tessera {
-namespace {
+namespace device_adafactor_test {
 
 using DeviceAdafactor = DeviceKernels;
 
@@ -331,5 +331,5 @@ TEST_F(DeviceAdafactor, SumsMissNoNumber) {
   }
 }
 
-}  // namespace
+}  // namespace device_adafactor_test
 }  // namespace tessera

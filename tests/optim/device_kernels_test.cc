@@ -15,7 +15,7 @@
 #include "tests/optim/device_problem.h"
 
 namespace tessera {
-namespace {
+namespace device_kernels_test {
 
 void expect_the_cpus_bits(const OptimizerConfig& config, WeightFormat weights, std::size_t begin, std::size_t end,
                           const EmaConfig& ema = {}, float clip_value = 0.0f, unsigned most_blocks = cuda::kAnyBlocks) {
@@ -450,5 +450,5 @@ TEST_F(DeviceKernels, LossesOfMicrobatchesAreAddedInTheirTree) {
   }
 }
 
-}  // namespace
+}  // namespace device_kernels_test
 }  // namespace tessera

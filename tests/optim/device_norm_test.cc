@@ -20,7 +20,7 @@
 #include "tests/optim/step_problem.h"
 
 namespace tessera {
-namespace {
+namespace device_norm_test {
 
 using DeviceNorm = DeviceKernels;
 
@@ -259,5 +259,5 @@ TEST_F(DeviceNorm, OwnSquaresHaveTheBitsOfLanesAndBlocks) {
   }
 }
 
-}  // namespace
+}  // namespace device_norm_test
 }  // namespace tessera

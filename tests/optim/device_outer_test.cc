@@ -14,7 +14,7 @@
 #include "tests/optim/device_problem.h"
 
 namespace tessera {
-namespace {
+namespace device_outer_test {
 
 using DeviceOuter = DeviceKernels;
 
@@ -110,5 +110,5 @@ TEST_F(DeviceOuter, WhereOthersHaveTheMastersTheParameterAloneIsWritten) {
   }
 }
 
-}  // namespace
+}  // namespace device_outer_test
 }  // namespace tessera

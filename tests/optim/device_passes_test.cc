@@ -13,7 +13,7 @@
 #include "tests/optim/device_problem.h"
 
 namespace tessera {
-namespace {
+namespace device_passes_test {
 
 using DevicePasses = DeviceKernels;
 
@@ -308,5 +308,5 @@ TEST_F(DevicePasses, NormsOfAUnitLeaveOtherParametersAlone) {
   EXPECT_EQ(step.uniform.values()[2], 1);
 }
 
-}  // namespace
+}  // namespace device_passes_test
 }  // namespace tessera

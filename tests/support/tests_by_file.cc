@@ -3,6 +3,7 @@
 //
 //   program                       everything
 //   program --of=units_test.cc    the tests of that file; commas separate several files
+//   TESTS_OF=units_test.cc program    the same
 //
 // A filter of GoogleTest's, as an option or as GTEST_FILTER, chooses among the tests of these files.
 #include <fnmatch.h>
@@ -10,8 +11,10 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <functional>
 #include <iostream>
+#include <optional>
 #include <set>
 #include <string>
 #include <string_view>
@@ -61,15 +64,20 @@ std::string filter_of(const Words& files, const std::string& chosen) {
 int main(int argc, char** argv) {
   testing::InitGoogleMock(&argc, argv);
   constexpr std::string_view kOption = "--of=";
+  std::optional<std::string> files;
+  if (const char* const named = std::getenv("TESTS_OF"); named != nullptr) files = named;
   for (int i = 1; i < argc; ++i) {
     const std::string_view word = argv[i];
     if (!word.starts_with(kOption)) {
       std::cerr << "unknown option " << word << "; see tests/support/tests_by_file.cc\n";
       return 64;
     }
-    const std::string filter = filter_of(split(word.substr(kOption.size()), ','), GTEST_FLAG_GET(filter));
+    files = word.substr(kOption.size());
+  }
+  if (files) {
+    const std::string filter = filter_of(split(*files, ','), GTEST_FLAG_GET(filter));
     if (filter.empty()) {
-      std::cerr << word << ": this program has no such test\n";
+      std::cerr << *files << ": this program has no such test\n";
       return 64;
     }
     GTEST_FLAG_SET(filter, filter);

@@ -34,5 +34,17 @@ TEST(AskInTime, UnansweredStoreIsWaitedForOnlyOnce) {
   EXPECT_TRUE(is_asked);
 }
 
+TEST(AskInTime, WaitInVainEndsBeforeItsLimit) {
+  const std::shared_ptr<KeyValueStore> store = memory_store();
+  const auto continued = std::make_shared<std::promise<void>>();
+  const std::shared_future<void> goes_on = continued->get_future().share();
+  int looks = 0;
+  EXPECT_FALSE(ask_in_time(
+      store, [goes_on](KeyValueStore&) { goes_on.wait(); }, 1h, [&] { return ++looks == 3; }));
+  EXPECT_EQ(looks, 3);
+  continued->set_value();
+  while (store->unanswered > 0) std::this_thread::sleep_for(1ms);
+}
+
 }  // namespace
 }  // namespace tessera

@@ -118,7 +118,9 @@ absl::StatusOr<Mesh> make_cpu_mesh(const Topology& topology, const CommConfig& c
   if (topology.world_size == 1)
     return make_mesh(topology, composed_group_factory(defaults, nullptr, nullptr), memory_store());
   TESSERA_ASSIGN_OR_RETURN(Store store, tcp_store(topology, comm.init_timeout_s));
-  return make_mesh(topology, make_factory(defaults, store), store);
+  Mesh mesh = make_mesh(topology, make_factory(defaults, store), store);
+  groups_of(mesh).watch().bear_outages(comm.outage_s);
+  return mesh;
 }
 
 JoinGroup join_host(const Store& store) {

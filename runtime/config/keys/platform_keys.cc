@@ -99,6 +99,18 @@ std::vector<StrategyKey> platform_keys() {
        .example_json = "120",
        .doc = "How long ranks wait for each other at the start.",
        .cost = "A rank that never started is noticed later."},
+      {.pointer = "/comm/outage_s",
+       .field = number_field(AT(comm.outage_s)),
+       .range = {9, kWeekInSeconds},
+       .unit = "seconds",
+       .default_json = "9.0",
+       .example_json = "60",
+       .doc =
+           "How long the network between hosts may be out. Ranks wait that long for a host that gives no sign of life, "
+           "and go on when it answers. A job on a network whose links flap raises it. comm.timeout_s ends a collective "
+           "sooner if it is shorter.",
+       .cost = "A host that lost its power is noticed later, about six seconds after this time.",
+       .only_if = over_network()},
       {.pointer = "/comm/network_fit",
        .field = plain_field<ValueKind::kName, std::string>(AT(comm.network_fit)),
        .default_json = R"("")",

@@ -16,8 +16,8 @@ constexpr std::chrono::milliseconds kForTheStore{2000};
 using InVain = std::function<bool()>;
 
 /// Runs each of `tasks` on a thread of its own and waits no longer than `limit`. Returns true if all returned true. A
-/// task that is not over by then is left behind, so it must own everything that it uses. Tasks must not throw. After
-/// kForTheStore the wait also ends if `in_vain`, which may be null, returns true.
+/// task that is not over by then is left behind, so it must own everything that it uses. Tasks must not throw. The
+/// wait also ends where `in_vain`, which may be null, returns true; it is asked only after kForTheStore.
 bool succeed_in_time(std::vector<std::function<bool()>> tasks, std::chrono::milliseconds limit,
                      const InVain& in_vain = nullptr);
 

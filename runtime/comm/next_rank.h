@@ -60,8 +60,8 @@ class NextRank {
   /// Returns the report that the rank gave to `tell_end`; "" if it gave none, or if not all of it has come.
   std::string end_report() const;
 
-  /// Accepts the connections that wait at this rank's port. It keeps those of ranks that watch this one until they end.
-  /// Of the others it keeps the latest 64, so that strangers take neither the port's queue nor many descriptors.
+  /// Accepts the connections that wait at this rank's port. It keeps those of ranks that watch this one until they end,
+  /// and the latest 64 of the others, so that strangers take neither the port's queue nor many descriptors.
   void take_watchers();
   /// Tells those that watch this rank that it ends well, so that nobody counts it as gone, and what they need to know
   /// then: `report`, a text without line ends. It accepts no more connections. Any thread may call it.

@@ -597,6 +597,21 @@ TEST(TcpStore, RanksThatKnowOtherHostsAreRefused) {
   }
 }
 
+TEST(TcpStore, RanksWithOtherTransportsAreRefused) {
+  const int port = free_port();
+  const auto ends = fork_ranks(3, [&](int rank, KeyValueStore&) -> absl::Status {
+    const TransportChoice choice = rank == 1 ? TransportChoice::kHost : TransportChoice::kGloo;
+    return make_process_mesh(topology_of(rank, 3, 1, port), over(choice)).status();
+  });
+  for (int rank = 0; rank < 3; ++rank) {
+    const RankEnd& end = ends[static_cast<std::size_t>(rank)];
+    EXPECT_EQ(end.exit_code, ExitCode::kConfig) << end.message;
+    EXPECT_THAT(end.message,
+                HasSubstr(rank == 1 ? "the transport is \"host\" here (comm.transport), and another one on 2"
+                                    : "the transport is \"gloo\" here (comm.transport), and another one on 1"));
+  }
+}
+
 TEST(TcpStore, AnotherJobsStoreIsRefused) {
   const int port = free_port();
   const double init_timeout_s = patient_s(1);

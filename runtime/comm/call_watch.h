@@ -127,10 +127,10 @@ struct OutsideCalls {
 /// (Collectives::end_if_left_alone). A rank
 /// that was killed says nothing: where ranks talk over Gloo, the rank before it sees the end of its process (NextRank)
 /// and says so in the store; and if it served the store, the end of the store is the news. So it is for the ranks of a
-/// host that vanishes. A rank that ends well tells those that watch it how many calls it has begun, and ends no call that
-/// it has begun; they watch the rank behind it from then on. Who waits in a call that it has not begun waits for ever,
-/// which is a disagreement too. In worlds of at most 64 ranks all watch rank 0, since it mostly serves the store, where
-/// nobody can ask about it once it has ended.
+/// host that vanishes. A rank that ends well tells those that watch it how many calls it has begun, and ends no call
+/// that it has begun; they watch the rank behind it from then on. Who waits in a call that it has not begun waits for
+/// ever, which is a disagreement too. In worlds of at most 64 ranks all watch rank 0, since it mostly serves the store,
+/// where nobody can ask about it once it has ended.
 class CallWatch {
  public:
   using Report = std::function<void(const absl::Status& reason)>;
@@ -139,8 +139,8 @@ class CallWatch {
   CallWatch(int rank, int world_size, std::shared_ptr<KeyValueStore> store, Report report);
   ~CallWatch();
 
-  /// Lets an outage of the network last this long: a host that has vanished counts as gone only after it. Call it before
-  /// the first group is made.
+  /// Lets an outage of the network last this long: a host that has vanished counts as gone only after it. Call it
+  /// before the first group is made.
   void bear_outages(double seconds);
 
   /// Returns the group that `make` makes, watched from the moment when the rank begins to make it. Groups of one rank,
@@ -156,9 +156,9 @@ class CallWatch {
   bool waits() const { return waits_; }
   /// Tells the ranks that watch this one that its program ends well. Any thread may call.
   void tell_end() const;
-  /// Asks `store` what `questions` asks, outside of any call, as ask_in_time does within `limit`. `store` is a connection
-  /// to the job's store. If that does not answer, and its host has vanished, the wait ends before the limit, with false.
-  /// Any thread may call.
+  /// Asks `store` what `questions` asks, outside of any call, as ask_in_time does within `limit`. `store` is a
+  /// connection to the job's store. If that does not answer, and its host has vanished, the wait ends before the limit,
+  /// with false. Any thread may call.
   bool ask_store(const std::shared_ptr<KeyValueStore>& store, std::function<void(KeyValueStore&)> questions,
                  std::chrono::milliseconds limit);
   /// Takes the current state of another library's calls; this state is used for two seconds. Any thread may call.
@@ -187,8 +187,8 @@ class CallWatch {
   void pass_over_next();
   /// Connects to rank 0 likewise, and tells nobody.
   void look_after_first();
-  /// Learns from a rank that has ended well how many calls it has begun, and tells the others. Returns false if the rank
-  /// has not said that.
+  /// Learns from a rank that has ended well how many calls it has begun, and tells the others. Returns false if the
+  /// rank has not said that.
   bool hear_end(const NextRank& rank);
   struct WatchedRank;
   void find(WatchedRank& watched);

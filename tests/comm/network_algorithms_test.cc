@@ -607,8 +607,8 @@ void wait_until_watched(int port) {
   for (;;) raise(SIGKILL);
 }
 
-/// Lets the rank `ends` of two end after one call, with open connections over Gloo, and the other one make another call.
-/// `last` is what the first one does at its end.
+/// Lets the rank `ends` of two end after one call, with open connections over Gloo, and the other one make another
+/// call. `last` is what the first one does at its end.
 std::unique_ptr<ForkedRanks> world_where(int ends, void (*last)(const CallWatch& watch)) {
   const int port = free_port();
   return std::make_unique<ForkedRanks>(2, [=](int rank, KeyValueStore& outside) -> absl::Status {

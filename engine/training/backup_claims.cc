@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <atomic>
-#include <chrono>
 #include <functional>
 #include <string>
 #include <utility>
@@ -47,7 +46,7 @@ class CountersInMemory final : public BackupClaims::Counters {
 class CountersInStore final : public BackupClaims::Counters {
  public:
   CountersInStore(Collectives& group, const BackupClaims::Store& store)
-      : own_(store.store.connected_anew()), used_(Clock::now()), store_(store) {
+      : own_(store.store.connected_anew()), store_(store) {
     std::int64_t number = 0;  // counts the Engines and plans of the job that have claims
     if (group.rank() == 0) number = value_or_throw(store_.store.add("claims", 1));
     throw_if_error(group.broadcast(kClaimsLabel, &number, sizeof number, 0).wait());
@@ -67,24 +66,15 @@ class CountersInStore final : public BackupClaims::Counters {
 
  private:
   using Answer = absl::StatusOr<std::int64_t>;
-  using Clock = std::chrono::steady_clock;
-  static constexpr std::chrono::seconds kMostIdle{60};  ///< firewalls forget connections that are idle for minutes
 
   std::string key_of(std::int64_t counter) const { return prefix_ + std::to_string(counter); }
 
   /// Returns what `question` returns. It owns all that it uses, since a store that does not answer leaves it behind.
   Answer answer_of(std::function<Answer(KeyValueStore&)> question) {
     if (!own_) return question(store_.store);
-    if (Clock::now() - used_ > kMostIdle) {  // it may lead nowhere by now, without a word
-      const auto made = std::make_shared<std::shared_ptr<KeyValueStore>>();
-      const auto connect = [made](KeyValueStore& store) { *made = store.connected_anew(); };
-      if (store_.watch.ask_store(own_, connect, store_.limit) && *made) own_ = *made;
-    }
     const auto answer = std::make_shared<Answer>(std::int64_t{0});
     const auto ask = [answer, question = std::move(question)](KeyValueStore& store) { *answer = question(store); };
-    const bool is_answered = store_.watch.ask_store(own_, ask, store_.limit);
-    used_ = Clock::now();
-    if (is_answered) return *answer;
+    if (store_.watch.ask_store(own_, ask, store_.limit)) return *answer;
     return make_error(
         ExitCode::kPeerLost,
         "deal.backups: the process that serves the store has not answered (comm.timeout_s sets the limit, and "
@@ -92,8 +82,7 @@ class CountersInStore final : public BackupClaims::Counters {
   }
 
   /// another connection, on which nobody else waits; null: the store is in this process, or no other could be had
-  std::shared_ptr<KeyValueStore> own_;
-  Clock::time_point used_;
+  const std::shared_ptr<KeyValueStore> own_;
   const BackupClaims::Store store_;
   std::string prefix_;
 };

@@ -41,7 +41,6 @@ constexpr auto kToReturn = 1s;  // time for this rank to return from its call, o
 // An outage lasts at least this long when the kernel has found a connection silent (NextRank).
 constexpr double kSilentByThen = 6;
 constexpr std::size_t kGoneGroups = 32;
-constexpr auto kMostIdle = 60s;  // firewalls end connections that are idle for minutes
 
 constexpr const char* kVerdict = "waits/verdict";
 constexpr const char* kHint =
@@ -262,15 +261,8 @@ void CallWatch::run() {
     if (next_.rank) next_.rank->take_watchers();
     look_after_next();
     look_after_first();
-    keep_connection();
     store_has_vanished_ = questions_ > 0 && (host_has_vanished_ || first_has_vanished());
   } while (pause(kBetweenLooks) && look());
-}
-
-void CallWatch::keep_connection() {
-  if (!connection_ || Clock::now() - used_ < kMostIdle) return;
-  used_ = Clock::now();
-  ask_in_time(connection_, [](KeyValueStore& store) { store.has(kVerdict).status().IgnoreError(); });
 }
 
 void CallWatch::look_after_next() {
@@ -521,7 +513,6 @@ bool CallWatch::connect() {
   const auto made = std::make_shared<std::shared_ptr<KeyValueStore>>();
   if (!ask_in_time(store_, [made](KeyValueStore& store) { *made = store.connected_anew(); })) return false;
   connection_ = *made ? *made : store_;
-  used_ = Clock::now();
   return true;
 }
 

@@ -195,8 +195,6 @@ class CallWatch {
   /// Returns whether rank 0 has told that it ends well, or whether its host has not answered for some seconds.
   bool first_has_ended_well() const;
   bool first_has_vanished();
-  /// Asks the store something once a minute, so that nothing between the hosts ends the watch's connection as idle.
-  void keep_connection();
   /// Asks the store for `key` over the watch's connection, as Collectives::HasKey says. If neither the store nor the
   /// next rank's host answers, all keys count as existing, since this rank waits for a host that has vanished.
   absl::StatusOr<bool> has_key(const std::string& key);
@@ -233,7 +231,6 @@ class CallWatch {
   // The members below are used by the watch's thread only.
   /// connection to the store, on which the thread may wait; null until one is needed
   std::shared_ptr<KeyValueStore> connection_;
-  Clock::time_point used_ = {};                ///< when the connection was made, or last kept from being idle
   std::chrono::milliseconds silence_ = kLong;  ///< time without an answer after which a silent host is gone
   struct WatchedRank {
     std::unique_ptr<NextRank> rank;               ///< null: nobody is watched

@@ -597,6 +597,28 @@ TEST(TcpStore, RanksThatKnowOtherHostsAreRefused) {
   }
 }
 
+// A firewall between hosts forgets a connection over which nothing goes.
+TEST(TcpStore, IdleConnectionsGetSignsOfLife) {
+  const int port = free_port();
+  expect_all_ok(fork_ranks(2, [&](int rank, KeyValueStore& outside) -> absl::Status {
+    TESSERA_ASSIGN_OR_RETURN(const auto store, tcp_store(topology_of(rank, 2, 1, port), kNeverPassed));
+    if (rank == 0) return told(outside, "looked").status();  // it serves the store
+    const auto another = store->connected_anew();
+    int connections = 0;
+    for (int fd = 0; fd < 1024; ++fd) {
+      sockaddr_in there{};
+      socklen_t length = sizeof there, size = sizeof(int);
+      if (getpeername(fd, reinterpret_cast<sockaddr*>(&there), &length) != 0) continue;
+      if (there.sin_family != AF_INET || ntohs(there.sin_port) != port) continue;
+      int is_alive = 0;
+      require(getsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &is_alive, &size) == 0 && is_alive != 0, "signs of life");
+      ++connections;
+    }
+    require(another && connections >= 2, "both connections were seen");
+    return outside.set("looked", "yes");
+  }));
+}
+
 TEST(TcpStore, RanksWithOtherTransportsAreRefused) {
   const int port = free_port();
   const auto ends = fork_ranks(3, [&](int rank, KeyValueStore&) -> absl::Status {

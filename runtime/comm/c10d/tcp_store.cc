@@ -125,6 +125,7 @@ absl::StatusOr<c10::intrusive_ptr<c10d::Store>> connect(const Topology& topology
   try {
     c10::intrusive_ptr<c10d::Store> store = c10::make_intrusive<c10d::TCPStore>(known->text, options);
     store->setTimeout(std::chrono::milliseconds(static_cast<std::int64_t>(init_timeout_s * 1000)));
+    keep_from_idling(topology.master_port);
     return store;
   } catch (const std::exception& error) {
     const std::string text = text_of_c10_exception(error);

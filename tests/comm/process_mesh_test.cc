@@ -26,6 +26,7 @@
 #include "runtime/comm/c10d/tcp_store.h"
 #include "runtime/comm/sum/pairwise_sum.h"
 #include "runtime/comm/sum/wire_codec.h"
+#include "runtime/config/transport_rows.h"
 #include "tests/comm/collectives_properties.h"
 #include "tests/comm/forked_world.h"
 #include "tests/support/fork_ranks.h"
@@ -789,7 +790,8 @@ TEST(ProcessMeshTest, RankThatDiesBeforeTheFirstCallIsMissed) {
     Deadline soon(3s + 7s);
     ForkedRanks ranks(3, [&](int rank, KeyValueStore& outside) -> absl::Status {
       if (rank == 1) {
-        TESSERA_ASSIGN_OR_RETURN(const auto store, tcp_store(topology_of(rank, 3, 1, port), kNeverPassed));
+        const std::string word = row_of(transport).word;
+        TESSERA_ASSIGN_OR_RETURN(const auto store, tcp_store(topology_of(rank, 3, 1, port), kNeverPassed, word));
         ::raise(SIGKILL);
       }
       TESSERA_ASSIGN_OR_RETURN(const Mesh mesh, make_process_mesh(topology_of(rank, 3, 1, port), config));

@@ -280,7 +280,7 @@ void CallWatch::look_after_next() {
     return;
   }
   // Other ranks of a host that has vanished need not be waited for.
-  if (rank.is_connected() && since < (rank.is_silent() ? silence_ : kForLastCalls)) return;
+  if (rank.is_connected() && since < (rank.is_silent() ? silence_ : std::chrono::milliseconds(kForLastCalls))) return;
   host_has_vanished_ = rank.is_silent();
   const bool is_told = ask_in_time(connection_, [key = key_of_gone_rank(rank.rank())](KeyValueStore& store) {
     store.set(key, "").IgnoreError();

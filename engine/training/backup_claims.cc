@@ -8,7 +8,6 @@
 
 #include "runtime/base/status.h"
 #include "runtime/border/throw.h"
-#include "runtime/comm/in_time.h"
 #include "sharding/arena.h"
 #include "tessera/span.h"
 
@@ -43,14 +42,13 @@ class CountersInMemory final : public BackupClaims::Counters {
   const Arena memory_;
 };
 
-/// The store keeps every key while the job runs, so each counter has one key for all steps. No collective is under way
-/// meanwhile that CallWatch could end, so an answer has a limit here: the host that serves the store may vanish.
+/// The store keeps every key while the job runs, so each counter has one key for all steps.
 class CountersInStore final : public BackupClaims::Counters {
  public:
-  CountersInStore(Collectives& group, KeyValueStore& store, std::chrono::milliseconds limit)
-      : own_(store.connected_anew()), store_(store), limit_(limit) {
+  CountersInStore(Collectives& group, const BackupClaims::Store& store)
+      : own_(store.store.connected_anew()), store_(store) {
     std::int64_t number = 0;  // counts the Engines and plans of the job that have claims
-    if (group.rank() == 0) number = value_or_throw(store_.add("claims", 1));
+    if (group.rank() == 0) number = value_or_throw(store_.store.add("claims", 1));
     throw_if_error(group.broadcast(kClaimsLabel, &number, sizeof number, 0).wait());
     prefix_ = "claims/" + std::to_string(number) + "/";
   }
@@ -73,35 +71,33 @@ class CountersInStore final : public BackupClaims::Counters {
 
   /// Returns what `question` returns. It owns all that it uses, since a store that does not answer leaves it behind.
   Answer answer_of(std::function<Answer(KeyValueStore&)> question) {
-    if (!own_) return question(store_);
+    if (!own_) return question(store_.store);
     const auto answer = std::make_shared<Answer>(std::int64_t{0});
     const auto ask = [answer, question = std::move(question)](KeyValueStore& store) { *answer = question(store); };
-    if (ask_in_time(own_, ask, limit_)) return *answer;
+    if (store_.watch.ask_store(own_, ask, store_.limit)) return *answer;
     return make_error(
         ExitCode::kPeerLost,
-        "deal.backups: the process that serves the store has not answered (comm.timeout_s sets the limit). "
-        "[T1049] hint: see whether the host of rank 0 is still there");
+        "deal.backups: the process that serves the store has not answered (comm.timeout_s sets the limit, and "
+        "comm.outage_s where its host has vanished). [T1049] hint: see whether the host of rank 0 is still there");
   }
 
   /// another connection, on which nobody else waits; null: the store is in this process, or no other could be had
   const std::shared_ptr<KeyValueStore> own_;
-  KeyValueStore& store_;
-  const std::chrono::milliseconds limit_;
+  const BackupClaims::Store store_;
   std::string prefix_;
 };
 
 std::unique_ptr<BackupClaims::Counters> make_counters(Collectives& group, const MicrobatchOrder& order,
-                                                      KeyValueStore& store, std::chrono::milliseconds limit) {
+                                                      const BackupClaims::Store& store) {
   if (group.shares_memory()) return std::make_unique<CountersInMemory>(group, 2 * (order.ranks + order.all()));
-  return std::make_unique<CountersInStore>(group, store, limit);
+  return std::make_unique<CountersInStore>(group, store);
 }
 
 }  // namespace
 
-BackupClaims::BackupClaims(std::shared_ptr<Collectives> group, const MicrobatchOrder& order, KeyValueStore& store,
-                           std::chrono::milliseconds limit)
+BackupClaims::BackupClaims(std::shared_ptr<Collectives> group, const MicrobatchOrder& order, const Store& store)
     : group_(std::move(group)),
-      counters_(make_counters(*group_, order, store, limit)),
+      counters_(make_counters(*group_, order, store)),
       order_(order),
       message_(static_cast<std::size_t>(2 + order.backups)),
       messages_(message_.size() * static_cast<std::size_t>(order.ranks)),

@@ -8,6 +8,7 @@
 #include <span>
 #include <vector>
 
+#include "runtime/comm/call_watch.h"
 #include "runtime/comm/collectives.h"
 #include "runtime/comm/key_value_store.h"
 #include "sharding/layout/plan/microbatch_order.h"
@@ -33,10 +34,15 @@ namespace tessera {
 /// Training owns one and calls it from the thread that trains.
 class BackupClaims {
  public:
-  /// `group` has all ranks. `store` is the job's, and must outlive this object. `limit` (comm.timeout_s) is how long an
-  /// answer of the store may take. It is collective.
-  BackupClaims(std::shared_ptr<Collectives> group, const MicrobatchOrder& order, KeyValueStore& store,
-               std::chrono::milliseconds limit);
+  /// The job's store, and how long an answer of it may take: `limit` (comm.timeout_s), or less if `watch` finds that
+  /// the host which serves the store has vanished. Store and watch outlive the object that asks.
+  struct Store {
+    KeyValueStore& store;
+    CallWatch& watch;
+    std::chrono::milliseconds limit;
+  };
+  /// `group` has all ranks. It is collective.
+  BackupClaims(std::shared_ptr<Collectives> group, const MicrobatchOrder& order, const Store& store);
 
   /// Counters that all ranks add to.
   class Counters {

@@ -280,7 +280,8 @@ void Training::set_up_gradients() {
   if (plan.wire().longest_run > 0) dealer.emplace(strategy, plan.placement().mesh.world_size());
   if (plan.wire().backups > 0) {
     const std::chrono::milliseconds limit(static_cast<std::int64_t>(1000 * strategy.comm.timeout_s));
-    claims.emplace(job.axes.control, dealer->order(), groups_of(job.mesh).store(), limit);
+    MeshGroups& groups = groups_of(job.mesh);
+    claims.emplace(job.axes.control, dealer->order(), BackupClaims::Store{groups.store(), groups.watch(), limit});
   }
   MeshAxes whole = job.axes;
   footprint.allocated[MemoryCategory::kHostRecords] += compress_on_host(whole, {}, plan.outer_sums_on_host(), job);

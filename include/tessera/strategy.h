@@ -344,6 +344,7 @@ struct CommConfig {
   NcclBuffers nccl_buffers = NcclBuffers::kRegistered;  ///< memory for transport kNccl
   double timeout_s = 600.0;                             ///< a collective that takes longer is an error
   double init_timeout_s = 300.0;                        ///< limit of the rendezvous
+  double outage_s = 9.0;                                ///< an outage of the network that lasts longer ends the job
   /// The way of calls over gloo and mpi (ring, doubling, halving). Empty: they go directly. kMeasuredNetwork: they go
   /// by costs that each group measured when it was joined. Otherwise: the path of rank 0's file of such costs, which
   /// `tessera bench collectives --fit-file` writes.

@@ -41,7 +41,7 @@ struct BlockFileOptions {
 /// point to it.
 class BlockFile {
  public:
-  /// Errors: those of `look_at_scratch_directory`; 73 a file this large is not allowed here; 71 too many open files; 74
+  /// Errors: those of `look_at_scratch_directory`; 71 too many open files; 74 a file this large is not allowed here, or
   /// the disk is full (with the bytes wanted and free) or failed; 65 `must_be_there` is set and the file is missing or
   /// has another size; 70 `bytes` is not a positive multiple of 4096.
   static absl::StatusOr<std::unique_ptr<BlockFile>> create(const BlockFileOptions& options);

@@ -27,7 +27,8 @@ namespace {
 constexpr int kMostFruitless = 100;
 constexpr int kPatientFruitless = 10;  // retries pause after this many that moved nothing
 constexpr auto kRetryPause = std::chrono::milliseconds(1);
-// One call of the kernel moves 2^31 bytes less a page at most.
+// One call of the kernel moves 2^31 bytes less a page at most. This is the largest power of two below that, so that all
+// parts of a transfer begin at a multiple of a sector.
 constexpr std::size_t kMostTransferBytes = std::size_t{1} << 30;
 
 absl::Status check_range(const char* what, int value, int most) {

@@ -3,9 +3,10 @@
 import argparse
 import errno
 import os
+import stat
 import sys
 from collections.abc import Callable
-from typing import NoReturn
+from typing import BinaryIO, NoReturn
 
 from tessera._error import Error
 
@@ -51,12 +52,23 @@ def expect_free(out: str, what: str, inputs: list[str], overwrite: bool) -> None
         raise Error(f"--out {out} exists already, and is kept. [T0677] hint: --overwrite replaces it; another name keeps both", CANNOT_CREATE)
 
 
+def _create(partial: str) -> BinaryIO:
+    """Creates a file, in place of one that a program which was killed has left."""
+    try:
+        return open(partial, "xb")
+    except FileExistsError:
+        if not stat.S_ISREG(os.lstat(partial).st_mode):
+            raise
+        os.unlink(partial)
+        return open(partial, "xb")
+
+
 def write_whole(out: str, text: str) -> None:
     """Writes the whole file or nothing: the file gets its name only when it is on the disk."""
     partial = f"{out}.partial"
     try:
         os.makedirs(os.path.dirname(os.path.abspath(out)), exist_ok=True)
-        with open(partial, "xb") as file:
+        with _create(partial) as file:
             try:
                 file.write(text.encode())
                 file.flush()

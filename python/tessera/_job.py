@@ -1,5 +1,6 @@
 """Lets a Python program join its job and leave it: the counterpart of tessera::run (include/tessera/run.h)."""
 
+import _sitebuiltins
 import atexit
 import json
 import opcode
@@ -212,15 +213,29 @@ _exit_of_python = sys.exit
 _exit_called: tuple[Any, Any] | None = None  # the latest argument of sys.exit, and the program's outermost frame
 
 
-def _exit(status: Any = None, /) -> None:
-    """Replaces sys.exit and leaves a note for _leave, because excepthooks are not called for SystemExit."""
+def _note_exit(status: Any) -> None:
+    """Leaves a note for _leave, because excepthooks are not called for SystemExit."""
     global _exit_called
     frame = sys._getframe()
     while frame.f_back is not None:
         frame = frame.f_back
     if threading.current_thread() is threading.main_thread():
         _exit_called = status, frame
+
+
+def _exit(status: Any = None, /) -> None:
+    """Replaces sys.exit."""
+    _note_exit(status)
     _exit_of_python(status)
+
+
+_quit_of_python = _sitebuiltins.Quitter.__call__
+
+
+def _quit(quitter: _sitebuiltins.Quitter, code: Any = None) -> None:
+    """Replaces the call of the builtins exit and quit, which raise SystemExit by themselves."""
+    _note_exit(code)
+    _quit_of_python(quitter, code)
 
 
 def _status_of_exit() -> Any:
@@ -236,6 +251,7 @@ def _status_of_exit() -> Any:
 
 
 sys.exit = _exit
+_sitebuiltins.Quitter.__call__ = _quit
 
 
 def _after(previous: Callable[..., Any]) -> Callable[..., None]:

@@ -87,10 +87,24 @@ std::string different_call(const std::vector<Node>& nodes, const std::vector<Wai
   return "";
 }
 
+/// Looks for proof 2 of disagreement_of: a call that a rank can no longer begin.
+std::string call_without(const std::vector<Node>& nodes, const std::vector<WaitReport>& reports) {
+  for (const Node& node : nodes) {
+    const WaitReport::Group& group = node.report->groups.at(node.wait->group);
+    for (const WaitReport& other : reports) {
+      if (!other.has_ended || group.is_outside || !group.has(other.rank) || has_begun(other, *node.wait)) continue;
+      return "ranks disagree: " + rank_of(node) + " waits in " + node.wait->text + ", which rank " +
+             std::to_string(other.rank) + " has not begun: its program has ended";
+    }
+  }
+  return "";
+}
+
 /// Reads a report. A text that a program of another version may have written counts as no report.
 std::optional<WaitReport> report_of(const Json& json) {
   WaitReport report;
   report.rank = json.at("rank").get<int>();
+  report.has_ended = json.value("ended", false);
   for (const auto& [name, group] : json.at("groups").items()) {
     WaitReport::Group& read = report.groups[name];
     const auto ranks = group.at("ranks").get<std::vector<int>>();
@@ -127,6 +141,7 @@ std::string WaitReport::to_text() const {
                             {"latest", std::move(calls)}};
     if (group.is_outside) json["groups"][name]["outside"] = true;
   }
+  if (has_ended) json["ended"] = true;
   return json.dump(-1, ' ', false, Json::error_handler_t::replace);
 }
 
@@ -145,6 +160,7 @@ std::string disagreement_of(const std::vector<WaitReport>& reports) {
   for (const WaitReport& report : reports)
     for (const WaitReport::Wait& wait : report.waits) nodes.push_back({&report, &wait});
   if (std::string text = different_call(nodes, reports); !text.empty()) return text;
+  if (std::string text = call_without(nodes, reports); !text.empty()) return text;
   std::vector<std::size_t> shortest;
   for (std::size_t first = 0; first < nodes.size(); ++first) {
     std::vector<std::size_t> ring = ring_from(nodes, first);

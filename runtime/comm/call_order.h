@@ -34,6 +34,7 @@ struct WaitReport {
   };
 
   int rank = 0;
+  bool has_ended = false;  ///< the rank's program has ended, and begins no more calls; then `waits` is empty
   std::vector<Wait> waits;
   std::map<std::string, Group> groups;  ///< key: group name, unique together with the ranks
 
@@ -44,10 +45,11 @@ struct WaitReport {
 };
 
 /// Returns in words the calls and ranks that prove that ranks do not make the same calls in the same order, or "" if
-/// nothing proves it. There are two proofs:
+/// nothing proves it. There are three proofs:
 ///
 /// 1. One rank waits in a call of a group, and another rank's call of that group and number is a different call.
-/// 2. Ranks wait for each other in a ring: each is in a call that the next one has not begun, and the thread that would
+/// 2. One rank waits in a call that another rank has not begun, and that rank's program has ended.
+/// 3. Ranks wait for each other in a ring: each is in a call that the next one has not begun, and the thread that would
 ///    begin it waits too.
 ///
 /// Nothing else is a proof: a rank whose thread computes may still begin the call, and a call that all have begun may

@@ -38,8 +38,9 @@ constexpr int kMostTries = 600;      // most times that a rank looks for the nex
 // A process that ends well may end while others are in their last call with it. They have this time to return.
 constexpr auto kForLastCalls = CallWatch::kLong;
 constexpr auto kToReturn = 1s;  // time for this rank to return from its call, once it hears that a rank is gone
+// An outage lasts at least this long when the kernel has found a connection silent (NextRank).
+constexpr double kSilentByThen = 6;
 constexpr std::size_t kGoneGroups = 32;
-constexpr auto kMostIdle = 60s;  // firewalls end connections that are idle for minutes
 
 constexpr const char* kVerdict = "waits/verdict";
 constexpr const char* kHint =
@@ -201,6 +202,11 @@ CallWatch::~CallWatch() {
   thread_.join();
 }
 
+void CallWatch::bear_outages(double seconds) {
+  const auto longer = std::chrono::milliseconds(static_cast<std::int64_t>(1000 * (seconds - kSilentByThen)));
+  silence_ = std::max<std::chrono::milliseconds>(longer, kForLastCalls);
+}
+
 int CallWatch::number_of(pthread_t thread) {
   static Mutex mutex;
   static std::map<pthread_t, int> numbers ABSL_GUARDED_BY(mutex);
@@ -252,16 +258,11 @@ bool CallWatch::pause(std::chrono::milliseconds time) {
 
 void CallWatch::run() {
   do {
+    if (next_.rank) next_.rank->take_watchers();
     look_after_next();
     look_after_first();
-    keep_connection();
+    store_has_vanished_ = questions_ > 0 && (host_has_vanished_ || first_has_vanished());
   } while (pause(kBetweenLooks) && look());
-}
-
-void CallWatch::keep_connection() {
-  if (!connection_ || Clock::now() - used_ < kMostIdle) return;
-  used_ = Clock::now();
-  ask_in_time(connection_, [](KeyValueStore& store) { store.has(kVerdict).status().IgnoreError(); });
 }
 
 void CallWatch::look_after_next() {
@@ -272,10 +273,14 @@ void CallWatch::look_after_next() {
     host_has_vanished_ = false;  // the host answered again before others were told
     return next_.ended.reset();
   }
-  if (rank.has_ended_well()) return pass_over_next();
   if (!next_.ended) next_.ended = Clock::now();
+  const auto since = Clock::now() - *next_.ended;
+  if (rank.has_ended_well()) {  // the rest of its report may be on its way
+    if (hear_end(rank) || since >= kToReturn) pass_over_next();
+    return;
+  }
   // Other ranks of a host that has vanished need not be waited for.
-  if (rank.is_connected() && Clock::now() - *next_.ended < kForLastCalls) return;
+  if (rank.is_connected() && since < (rank.is_silent() ? silence_ : std::chrono::milliseconds(kForLastCalls))) return;
   host_has_vanished_ = rank.is_silent();
   const bool is_told = ask_in_time(connection_, [key = key_of_gone_rank(rank.rank())](KeyValueStore& store) {
     store.set(key, "").IgnoreError();
@@ -296,7 +301,22 @@ void CallWatch::pass_over_next() {
 }
 
 void CallWatch::look_after_first() {
-  if (first_.rank && !first_.is_done && connect() && !first_.rank->is_watched()) find(first_);
+  if (!first_.rank) return;
+  if (!first_.is_done && connect() && !first_.rank->is_watched()) find(first_);
+  hear_end(*first_.rank);
+}
+
+bool CallWatch::hear_end(const NextRank& rank) {
+  if (ended_.contains(rank.rank())) return true;
+  const std::string text = rank.end_report();
+  std::optional<WaitReport> report = WaitReport::from_text(text);
+  if (!report) return false;
+  report->rank = rank.rank();
+  ended_[rank.rank()] = *std::move(report);
+  ask_in_time(connection_, [text, key = key_of(rank.rank())](KeyValueStore& store) {
+    store.set(key, text).IgnoreError();  // it fails if rank 0 has ended, which others watch too
+  });
+  return true;
 }
 
 void CallWatch::find(WatchedRank& watched) {
@@ -304,7 +324,10 @@ void CallWatch::find(WatchedRank& watched) {
   const bool is_answered = ask_in_time(connection_, [places](KeyValueStore& store) { places->exchange(store); });
   const bool is_known = is_answered && !places->next.empty();
   if (is_known) watched.rank->connect(places->next);
-  watched.is_done = is_known ? !watched.rank->is_watched() : ++watched.tries > kMostTries;
+  // A port that keeps silent may be in an outage, and each try takes a second.
+  watched.tries += is_known ? kMostTries / 10 : 1;
+  const bool may_come = (!is_known || watched.rank->is_silent()) && watched.tries <= kMostTries;
+  watched.is_done = !watched.rank->is_watched() && !may_come;
   // A rank behind one that has ended well may have ended well itself by now.
   if (is_known && watched.is_done && watched.has_gone_on && !watched.rank->is_silent()) pass_over_next();
 }
@@ -319,11 +342,32 @@ bool CallWatch::first_has_vanished() {
   const bool is_silent = first_.rank->has_ended() && first_.rank->is_silent();
   if (!is_silent) first_.ended.reset();
   if (is_silent && !first_.ended) first_.ended = Clock::now();
-  return is_silent && Clock::now() - *first_.ended >= kForLastCalls;
+  return is_silent && Clock::now() - *first_.ended >= silence_;
 }
 
 void CallWatch::tell_end() const {
-  if (next_.rank && getpid() == process_) next_.rank->tell_end();
+  if (!next_.rank || getpid() != process_) return;
+  WaitReport report;
+  report.rank = rank_;
+  report.has_ended = true;
+  {
+    const MutexLock lock(mutex_);
+    for (const Watched& watched : watched_) {
+      WaitReport::Group group = watched.calls->report();
+      group.latest.clear();
+      report.groups[watched.calls->name()] = std::move(group);
+    }
+  }
+  next_.rank->tell_end(report.to_text());
+}
+
+bool CallWatch::ask_store(const std::shared_ptr<KeyValueStore>& store, std::function<void(KeyValueStore&)> questions,
+                          std::chrono::milliseconds limit) {
+  ++questions_;
+  const bool is_answered =
+      ask_in_time(store, std::move(questions), limit, [this] { return store_has_vanished_.load(); });
+  --questions_;
+  return is_answered;
 }
 
 absl::StatusOr<bool> CallWatch::has_key(const std::string& key) {
@@ -362,11 +406,15 @@ bool CallWatch::look() {
     std::vector<WaitReport> reports = {own};
     for (const std::string& text : exchange->texts)
       if (auto other = WaitReport::from_text(text)) reports.push_back(*std::move(other));
+    for (const auto& [rank, last] : ended_) reports.push_back(last);
     const std::string found = std::exchange(found_, disagreement_of(reports));
     if (found_.empty()) end_lonely_calls();
     if (found_.empty() || found_ != found) return true;
     exchange->finding = (has_outside_wait(reports) ? kWithOutside : kOwnAlone) + found_ + kHint;
-    if (!ask(exchange) || exchange->verdict.empty()) return true;
+    if (!ask(exchange)) return true;
+    // The store has ended with rank 0, so each rank finds this out by itself.
+    if (exchange->verdict.empty() && ended_.contains(0)) exchange->verdict = exchange->finding;
+    if (exchange->verdict.empty()) return true;
   }
   const absl::Status verdict =
       make_error(ExitCode::kInternal, "rank " + std::to_string(rank_) + "/" + std::to_string(world_size_) + ": " +
@@ -465,7 +513,6 @@ bool CallWatch::connect() {
   const auto made = std::make_shared<std::shared_ptr<KeyValueStore>>();
   if (!ask_in_time(store_, [made](KeyValueStore& store) { *made = store.connected_anew(); })) return false;
   connection_ = *made ? *made : store_;
-  used_ = Clock::now();
   return true;
 }
 
@@ -482,7 +529,7 @@ void CallWatch::take_back() {
   found_.clear();
   // What was seen during an earlier wait does not shorten the time of the next one.
   store_ended_.reset();
-  first_.ended.reset();
+  if (questions_ == 0) first_.ended.reset();
   if (published_.empty()) return;
   const auto nothing = std::make_shared<Exchange>();
   ask(nothing);

@@ -127,9 +127,10 @@ struct OutsideCalls {
 /// (Collectives::end_if_left_alone). A rank
 /// that was killed says nothing: where ranks talk over Gloo, the rank before it sees the end of its process (NextRank)
 /// and says so in the store; and if it served the store, the end of the store is the news. So it is for the ranks of a
-/// host that vanishes. A rank that ends well tells those that watch it, and ends no call; they watch the rank behind it
-/// from then on. In worlds of at most 64 ranks all watch rank 0, since it mostly serves the store, where nobody can ask
-/// about it once it has ended.
+/// host that vanishes. A rank that ends well tells those that watch it how many calls it has begun, and ends no call
+/// that it has begun; they watch the rank behind it from then on. Who waits in a call that it has not begun waits for
+/// ever, which is a disagreement too. In worlds of at most 64 ranks all watch rank 0, since it mostly serves the store,
+/// where nobody can ask about it once it has ended.
 class CallWatch {
  public:
   using Report = std::function<void(const absl::Status& reason)>;
@@ -137,6 +138,10 @@ class CallWatch {
   /// `report` is called from any thread, at most once, and not after the destructor.
   CallWatch(int rank, int world_size, std::shared_ptr<KeyValueStore> store, Report report);
   ~CallWatch();
+
+  /// Lets an outage of the network last this long: a host that has vanished counts as gone only after it. Call it
+  /// before the first group is made.
+  void bear_outages(double seconds);
 
   /// Returns the group that `make` makes, watched from the moment when the rank begins to make it. Groups of one rank,
   /// and of a fake world, are not watched. `family` is that of WaitReport::Group.
@@ -151,6 +156,11 @@ class CallWatch {
   bool waits() const { return waits_; }
   /// Tells the ranks that watch this one that its program ends well. Any thread may call.
   void tell_end() const;
+  /// Asks `store` what `questions` asks, outside of any call, as ask_in_time does within `limit`. `store` is a
+  /// connection to the job's store. If that does not answer, and its host has vanished, the wait ends before the limit,
+  /// with false. Any thread may call.
+  bool ask_store(const std::shared_ptr<KeyValueStore>& store, std::function<void(KeyValueStore&)> questions,
+                 std::chrono::milliseconds limit);
   /// Takes the current state of another library's calls; this state is used for two seconds. Any thread may call.
   /// REQUIRES: the groups' state was read while this rank waited.
   void tell(OutsideCalls calls);
@@ -177,13 +187,14 @@ class CallWatch {
   void pass_over_next();
   /// Connects to rank 0 likewise, and tells nobody.
   void look_after_first();
+  /// Learns from a rank that has ended well how many calls it has begun, and tells the others. Returns false if the
+  /// rank has not said that.
+  bool hear_end(const NextRank& rank);
   struct WatchedRank;
   void find(WatchedRank& watched);
   /// Returns whether rank 0 has told that it ends well, or whether its host has not answered for some seconds.
   bool first_has_ended_well() const;
   bool first_has_vanished();
-  /// Asks the store something once a minute, so that nothing between the hosts ends the watch's connection as idle.
-  void keep_connection();
   /// Asks the store for `key` over the watch's connection, as Collectives::HasKey says. If neither the store nor the
   /// next rank's host answers, all keys count as existing, since this rank waits for a host that has vanished.
   absl::StatusOr<bool> has_key(const std::string& key);
@@ -206,7 +217,7 @@ class CallWatch {
   const pid_t process_;
   const std::shared_ptr<CallVerdict> verdict_ = std::make_shared<CallVerdict>();
 
-  Mutex mutex_;
+  mutable Mutex mutex_;
   CondVar changed_;
   std::vector<Watched> watched_ ABSL_GUARDED_BY(mutex_);
   bool ends_ ABSL_GUARDED_BY(mutex_) = false;
@@ -214,11 +225,13 @@ class CallWatch {
   Clock::time_point told_ ABSL_GUARDED_BY(mutex_) = {};
 
   std::atomic<bool> waits_ = false;
+  std::atomic<int> questions_ = 0;                ///< threads in ask_store
+  std::atomic<bool> store_has_vanished_ = false;  ///< whether those threads wait in vain, so far as is known
 
   // The members below are used by the watch's thread only.
   /// connection to the store, on which the thread may wait; null until one is needed
   std::shared_ptr<KeyValueStore> connection_;
-  Clock::time_point used_ = {};  ///< when the connection was made, or last kept from being idle
+  std::chrono::milliseconds silence_ = kLong;  ///< time without an answer after which a silent host is gone
   struct WatchedRank {
     std::unique_ptr<NextRank> rank;               ///< null: nobody is watched
     bool is_done = false;                         ///< true: the rank's end was told, or it cannot be watched
@@ -231,6 +244,7 @@ class CallWatch {
   bool host_has_vanished_ = false;  ///< whether the host of a rank that is gone did not answer
   std::optional<Clock::time_point> store_ended_;
   std::map<std::string, Clock::time_point> gone_since_;  ///< when this rank heard that others are gone, by key
+  std::map<int, WaitReport> ended_;                      ///< ranks that have told this one that they end well
   std::string published_, found_;
   std::optional<Clock::time_point> exchanging_since_;
   Clock::time_point last_exchange_ = {};

@@ -1,5 +1,6 @@
 #include "runtime/comm/in_time.h"
 
+#include <algorithm>
 #include <atomic>
 #include <cstddef>
 #include <memory>
@@ -11,7 +12,9 @@
 
 namespace tessera {
 
-bool succeed_in_time(std::vector<std::function<bool()>> tasks, std::chrono::milliseconds limit) {
+bool succeed_in_time(std::vector<std::function<bool()>> tasks, std::chrono::milliseconds limit, const InVain& in_vain) {
+  using Clock = std::chrono::steady_clock;
+  constexpr std::chrono::milliseconds kBetweenLooks{200};
   struct Ends {
     explicit Ends(std::size_t tasks) : left(tasks) {}
     Mutex mutex;
@@ -33,22 +36,27 @@ bool succeed_in_time(std::vector<std::function<bool()>> tasks, std::chrono::mill
       note_end(false);
     }
   }
-  const auto deadline = std::chrono::steady_clock::now() + limit;
+  const auto deadline = Clock::now() + limit;
+  auto next_look = in_vain ? std::min(deadline, Clock::now() + kForTheStore) : deadline;
   const MutexLock lock(ends->mutex);
-  while (ends->left > 0 && ends->changed.wait_until(ends->mutex, deadline)) continue;
+  while (ends->left > 0) {
+    if (ends->changed.wait_until(ends->mutex, next_look)) continue;
+    if (next_look == deadline || in_vain()) break;
+    next_look = std::min(deadline, Clock::now() + kBetweenLooks);
+  }
   return ends->left == 0 && ends->all_succeeded;
 }
 
-bool ends_in_time(std::function<void()> task, std::chrono::milliseconds limit) {
+bool ends_in_time(std::function<void()> task, std::chrono::milliseconds limit, const InVain& in_vain) {
   return succeed_in_time({[task = std::move(task)] {
                            task();
                            return true;
                          }},
-                         limit);
+                         limit, in_vain);
 }
 
 bool ask_in_time(const std::shared_ptr<KeyValueStore>& store, std::function<void(KeyValueStore&)> questions,
-                 std::chrono::milliseconds limit) {
+                 std::chrono::milliseconds limit, const InVain& in_vain) {
   enum class Question { kAsked, kAnswered, kLeftBehind };
   if (store->unanswered.load() > 0) return false;
   const auto question = std::make_shared<std::atomic<Question>>(Question::kAsked);
@@ -56,7 +64,7 @@ bool ask_in_time(const std::shared_ptr<KeyValueStore>& store, std::function<void
     questions(*store);
     if (question->exchange(Question::kAnswered) == Question::kLeftBehind) --store->unanswered;
   };
-  if (ends_in_time(ask, limit)) return true;
+  if (ends_in_time(ask, limit, in_vain)) return true;
   ++store->unanswered;
   if (question->exchange(Question::kLeftBehind) != Question::kAnswered) return false;
   --store->unanswered;  // the answer came just now

@@ -262,18 +262,18 @@ bool agree(const Candidate& a, const Candidate& b) {
 /// counts: torchrun, mpirun or `tessera launch` inside an allocation, `mp.spawn` inside any launcher. torchrun may go
 /// on with fewer hosts than Slurm gave it, so its own agent is believed; exported RANK and WORLD_SIZE are not believed.
 /// A process group need not know its hosts yet. Its ranks then count as those of as many hosts as there are agents, in
-/// the same order. Where agents cannot have started equal numbers of ranks, each has started one at least.
+/// the same order, and each agent has started one at least.
 bool is_agent_of(const Candidate& outer, const Candidate& inner, bool torchrun_agent) {
   if (outer.dialect->outerness <= inner.dialect->outerness) return false;
   if (inner.world_size == 1 && outer.world_size > 1) return false;  // a WORLD_SIZE=1 that an earlier program set
   if (outer.world_size == 1) return true;
   if (inner.dialect == &kProcessGroup) {
-    const int agents = outer.world_size, ranks = inner.world_size / agents;
+    const int agents = outer.world_size;
     if (outer.local_world_size > 1) return false;
     if (!inner.ranks_of_hosts.empty())
       return static_cast<int>(inner.ranks_of_hosts.size()) == agents && inner.topology().host == outer.rank;
-    if (inner.world_size % agents == 0) return inner.rank / ranks == outer.rank;
-    return !inner.knows_locals() && inner.rank >= outer.rank && inner.world_size - inner.rank >= agents - outer.rank;
+    if (!inner.knows_locals()) return inner.rank >= outer.rank && inner.world_size - inner.rank >= agents - outer.rank;
+    return inner.world_size % agents == 0 && inner.rank / (inner.world_size / agents) == outer.rank;
   }
   if (outer.local_world_size != 1 || !inner.knows_locals()) return false;
   const bool trusted = inner.dialect == &kTorchrun && torchrun_agent;

@@ -6,9 +6,11 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <chrono>
 #include <cstdlib>
+#include <random>
 #include <utility>
 
 #include "runtime/comm/socket_address.h"
@@ -19,10 +21,21 @@ namespace {
 using namespace std::chrono_literals;
 
 constexpr std::chrono::milliseconds kMost = 1s;  // time to connect
+constexpr std::size_t kMostStrangers = 64;
+constexpr std::size_t kLongestReport = std::size_t{1} << 16;
 
 std::string key_of_place(int rank) { return "listens/" + std::to_string(rank); }
 
 std::string address_of(const std::string& place) { return place.substr(0, place.find(' ')); }
+std::string word_of(const std::string& place) { return place.substr(place.rfind(' ') + 1); }
+
+/// Returns a word of 16 digits that no stranger guesses.
+std::string new_word() {
+  std::random_device random;
+  std::string word;
+  for (int i = 0; i < 16; ++i) word += "0123456789abcdef"[random() % 16];
+  return word;
+}
 
 /// Lets the kernel ask the other end for a sign of life, and end the connection about nine seconds after the last one.
 /// A system that refuses these limits keeps its own, which are hours.
@@ -41,7 +54,11 @@ void ask_for_life(int socket) {
 std::string key_of_gone_rank(int world_rank) { return std::string(kAnyGoneRank) + "/" + std::to_string(world_rank); }
 
 NextRank::NextRank(int rank, int world_size, std::string address)
-    : rank_(rank), world_size_(world_size), next_((rank + 1) % world_size), address_(std::move(address)) {
+    : rank_(rank),
+      world_size_(world_size),
+      next_((rank + 1) % world_size),
+      address_(std::move(address)),
+      word_(new_word()) {
   SocketAddress here = numeric_address(address_, 0);
   if (here.length == 0) return;
   const int fd = ::socket(here.storage.ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
@@ -60,6 +77,7 @@ NextRank::NextRank(int watched) : rank_(-1), world_size_(0), next_(watched) {}
 NextRank::~NextRank() {
   if (connection_ >= 0) ::close(connection_);
   if (listener_ >= 0) ::close(listener_);
+  for (const Watcher& each : watchers_) ::close(each.socket);
 }
 
 void NextRank::Places::exchange(KeyValueStore& store) {
@@ -69,7 +87,7 @@ void NextRank::Places::exchange(KeyValueStore& store) {
 
 NextRank::Places NextRank::places() const {
   return {.own_key = key_of_place(rank_),
-          .own = listener_ < 0 ? "" : address_ + " " + std::to_string(port_),
+          .own = listener_ < 0 ? "" : address_ + " " + std::to_string(port_) + " " + word_,
           .next_key = key_of_place(next_),
           .next = ""};
 }
@@ -86,6 +104,8 @@ bool NextRank::connect(const std::string& place) {
   if (connection_ >= 0) ::close(connection_);
   connection_ = tried.socket;
   ask_for_life(connection_);
+  const std::string word = word_of(place);
+  ::send(connection_, word.data(), word.size(), MSG_NOSIGNAL);
   return true;
 }
 
@@ -104,13 +124,59 @@ bool NextRank::has_ended_well() const {
   return connection_ >= 0 && ::recv(connection_, &word, 1, MSG_PEEK | MSG_DONTWAIT) == 1;
 }
 
-void NextRank::tell_end() const {
-  for (int left = SOMAXCONN; left > 0; --left) {  // strangers may connect for ever
-    const int watcher = ::accept4(listener_, nullptr, nullptr, SOCK_CLOEXEC);
-    if (watcher < 0) break;
-    ::send(watcher, "", 1, MSG_NOSIGNAL);
-    ::close(watcher);
+std::string NextRank::end_report() const {
+  if (!has_ended_well()) return "";
+  std::string report(kLongestReport, '\0');
+  const ssize_t got = ::recv(connection_, report.data(), report.size(), MSG_PEEK | MSG_DONTWAIT);
+  if (got <= 0 || report[static_cast<std::size_t>(got) - 1] != '\n') return "";
+  report.resize(static_cast<std::size_t>(got) - 1);
+  return report;
+}
+
+bool NextRank::hear(Watcher& watcher) const {
+  char bytes[16];
+  const std::size_t wanted = std::clamp<std::size_t>(word_.size() - watcher.said.size(), 1, sizeof bytes);
+  const ssize_t got = ::recv(watcher.socket, bytes, wanted, MSG_DONTWAIT);
+  if (got <= 0) return got < 0 && (errno == EAGAIN || errno == EINTR);
+  if (has_said_word(watcher)) return true;  // it says nothing more
+  watcher.said.append(bytes, static_cast<std::size_t>(got));
+  return word_.starts_with(watcher.said);
+}
+
+void NextRank::take_watchers() {
+  const MutexLock lock(mutex_);
+  std::vector<Watcher> kept;
+  bool may_wait = true;
+  for (std::size_t accepted = 0; may_wait && accepted < SOMAXCONN; accepted += kMostStrangers) {
+    for (std::size_t i = 0; i < kMostStrangers; ++i) {
+      const int socket = ::accept4(listener_, nullptr, nullptr, SOCK_CLOEXEC);
+      may_wait = socket >= 0;
+      if (!may_wait) break;
+      ask_for_life(socket);
+      watchers_.push_back({socket});
+    }
+    std::size_t strangers = 0;  // the latest ones come first
+    kept.clear();
+    for (auto each = watchers_.rbegin(); each != watchers_.rend(); ++each) {
+      const bool stays = hear(*each) && (has_said_word(*each) || ++strangers <= kMostStrangers);
+      if (stays)
+        kept.push_back(*each);
+      else
+        ::close(each->socket);
+    }
+    watchers_.assign(kept.rbegin(), kept.rend());
   }
+}
+
+void NextRank::tell_end(const std::string& report) {
+  take_watchers();
+  const MutexLock lock(mutex_);
+  for (const Watcher& each : watchers_) {
+    const std::string words = (has_said_word(each) ? report : "") + "\n";
+    ::send(each.socket, words.data(), words.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
+    ::close(each.socket);
+  }
+  watchers_.clear();
   // The process may need seconds for the rest of its exit. A rank that connected during that time would never be told
   // of this rank's end.
   ::shutdown(listener_, SHUT_RD);

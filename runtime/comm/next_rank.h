@@ -1,16 +1,18 @@
 #pragma once
 
 #include <string>
+#include <vector>
 
+#include "runtime/base/mutex.h"
 #include "runtime/comm/key_value_store.h"
 
 namespace tessera {
 
 /// Notices that the process of the next rank has ended, for whatever reason and whatever its other connections show.
 /// The next rank is the one after this rank; 0 comes after the last one. An idle TCP connection leads to that rank, and
-/// the kernel of its host ends the connection with the process. Each rank therefore listens at a port. Connections wait
-/// in the kernel's queue, which costs no descriptor, and nothing is sent over them until the rank is about to end well
-/// (tell_end).
+/// the kernel of its host ends the connection with the process. Each rank therefore listens at a port. A rank that
+/// connects says a word that only the store's users know, and hears nothing until the other end is about to end well
+/// (tell_end). Whoever has not said the word is a stranger, and strangers' connections are bounded (take_watchers).
 ///
 /// A host that vanishes says nothing, so the kernel asks for a sign of life every few seconds (TCP's keepalive), and
 /// ends the connection about nine seconds after the last one. The process of the next rank does nothing for this, so a
@@ -19,8 +21,8 @@ namespace tessera {
 /// CallWatch makes a NextRank where ranks talk over Gloo, which may lose the end of a connection. Only the end of a
 /// connection that was once made counts, so a network that refuses the port means that nobody is watched, and never
 /// that a rank is gone. It counts only if no new connection can be made: a firewall may end an idle one. A child
-/// process that was forked from the rank, and that runs no other program, keeps the port open as long as it lives. It
-/// is not thread-safe.
+/// process that was forked from the rank, and that runs no other program, keeps the port open as long as it lives.
+/// CallWatch's thread makes all calls, unless a function says otherwise.
 class NextRank {
  public:
   /// Opens this rank's port. `address`: the numeric address at which the other ranks reach this host.
@@ -34,18 +36,18 @@ class NextRank {
   /// Returns the number of the rank that is watched.
   int rank() const { return next_; }
 
-  /// The addresses that ranks tell each other through the store. A thread that may be left behind asks for them, so
-  /// this struct owns all its strings.
+  /// The places that ranks tell each other through the store. A thread that may be left behind asks for them, so this
+  /// struct owns all its strings.
   struct Places {
-    std::string own_key, own;  ///< this rank's address and port
+    std::string own_key, own;  ///< this rank's address, port and word
     std::string next_key, next;
     void exchange(KeyValueStore& store);
   };
   /// Returns what to exchange with the other ranks. `own` is "" if this rank has no port.
   Places places() const;
 
-  /// Connects, or connects again, to `place`, the next rank's address and port. It takes a second at most. Returns
-  /// false if that failed.
+  /// Connects, or connects again, to `place`, the next rank's address, port and word. It takes a second at most.
+  /// Returns false if that failed.
   bool connect(const std::string& place);
   bool is_connected() const { return connection_ >= 0; }  ///< true also for a connection that has ended
   /// Returns whether the next rank was connected to, or is on a host that has vanished (go_on).
@@ -55,9 +57,15 @@ class NextRank {
   bool has_ended();
   /// Returns whether the rank that was connected to has told that it ends well.
   bool has_ended_well() const;
-  /// Tells those that watch this rank that it ends well, so that nobody counts it as gone, and accepts no more
-  /// connections. Any thread may call it.
-  void tell_end() const;
+  /// Returns the report that the rank gave to `tell_end`; "" if it gave none, or if not all of it has come.
+  std::string end_report() const;
+
+  /// Accepts the connections that wait at this rank's port. It keeps those of ranks that watch this one until they end,
+  /// and the latest 64 of the others, so that strangers take neither the port's queue nor many descriptors.
+  void take_watchers();
+  /// Tells those that watch this rank that it ends well, so that nobody counts it as gone, and what they need to know
+  /// then: `report`, a text without line ends. It accepts no more connections. Any thread may call it.
+  void tell_end(const std::string& report);
   /// Returns whether the next rank's host did not answer at all when it was last connected to.
   bool is_silent() const { return is_silent_; }
   /// Watches the rank after the next one from now on, since the next one is gone or has ended well. If its host was
@@ -66,13 +74,25 @@ class NextRank {
   bool go_on();
 
  private:
+  /// A connection to this rank's port.
+  struct Watcher {
+    int socket = -1;
+    std::string said = {};  ///< what has come over it, up to the length of the word
+  };
+  bool has_said_word(const Watcher& watcher) const { return watcher.said == word_; }
+  /// Reads what has come. Returns false if the connection has ended, or if another word came.
+  bool hear(Watcher& watcher) const;
+
   const int rank_, world_size_;
   int next_;
   const std::string address_;
-  std::string place_;             ///< address and port of the next rank, once they are known
+  const std::string word_;        ///< what a rank that watches this one says
+  std::string place_;             ///< the next rank's place, once it is known
   std::string vanished_address_;  ///< address of a silent host of which a rank was gone; "": none
   bool is_silent_ = false;
   int listener_ = -1, port_ = 0, connection_ = -1;
+  Mutex mutex_;
+  std::vector<Watcher> watchers_ ABSL_GUARDED_BY(mutex_);  ///< the oldest first
 };
 
 /// These return the key that the store has once this rank's process was seen to be gone, and the key that it has once

@@ -54,9 +54,13 @@ Connected connect_in_time(const SocketAddress& there, std::chrono::milliseconds 
   if (error == EINPROGRESS) {
     pollfd writable{fd, POLLOUT, 0};
     socklen_t size = sizeof error;
+    const auto deadline = std::chrono::steady_clock::now() + limit;
+    int ready = -1;
+    do {  // signals, such as those of a profiler, interrupt the wait
+      ready = ::poll(&writable, 1, static_cast<int>(left_until(deadline).count()));
+    } while (ready < 0 && errno == EINTR);
     error = ETIMEDOUT;
-    if (::poll(&writable, 1, static_cast<int>(limit.count())) > 0)
-      ::getsockopt(fd, SOL_SOCKET, SO_ERROR, &error, &size);
+    if (ready > 0) ::getsockopt(fd, SOL_SOCKET, SO_ERROR, &error, &size);
   }
   if (error == 0) return {fd, 0};
   ::close(fd);

@@ -78,11 +78,13 @@ class Hosts {
   Hosts& operator=(const Hosts&) = delete;
 
   const std::string& name() const { return name_; }
-  void cut_off(int host) const {
-    call({"ip", "-n", name_ + "-h" + std::to_string(host), "link", "set", "lab0", "down"});
-  }
+  void cut_off(int host) const { set_link(host, "down"); }
+  void join_again(int host) const { set_link(host, "up"); }
 
  private:
+  void set_link(int host, const std::string& state) const {
+    call({"ip", "-n", name_ + "-h" + std::to_string(host), "link", "set", "lab0", state});
+  }
   void call(const Words& command) const {
     const Ended ended = run_program(command, folder_);
     EXPECT_EQ(ended.code, 0) << ended.err;
@@ -135,6 +137,24 @@ class VanishedHost : public Net {
 TEST_F(VanishedHost, IsNamedLongBeforeTheTimeLimit) { expect_end_without(1); }
 
 TEST_F(VanishedHost, WithTheStoreIsNamedLongBeforeTheTimeLimit) { expect_end_without(0); }
+
+TEST_F(VanishedHost, OutageShorterThanTheKeySaysEndsNothing) {
+  const std::string file = strategy("FULL_SHARD", R"(, "comm": {"outage_s": 60})");
+  const Hosts hosts(path("lab"));
+  const Words command = Words{TESSERA_NET_LAB, "run", "--lab", hosts.name(), "--timeout", "120", "--"} +
+                        train(file, "metrics", {"--steps", "100000", "--log-every", "1"});
+  Program training(command, path("run"));
+  for (Deadline limit(std::chrono::seconds(30)); training.out().find("loss") == std::string::npos && !limit.passed();)
+    std::this_thread::sleep_for(std::chrono::milliseconds(100));
+  std::this_thread::sleep_for(std::chrono::seconds(2));  // each rank is watched by then
+  hosts.cut_off(1);
+  std::this_thread::sleep_for(std::chrono::seconds(18));  // with the default the job has ended by now
+  hosts.join_again(1);
+  const std::size_t said = training.out().size();
+  for (Deadline limit(std::chrono::seconds(60)); training.out().size() <= said + 1000 && !limit.passed();)
+    std::this_thread::sleep_for(std::chrono::milliseconds(100));
+  EXPECT_GT(training.out().size(), said + 1000) << training.err();
+}
 
 }  // namespace net_test
 }  // namespace tessera::testing

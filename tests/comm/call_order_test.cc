@@ -63,6 +63,18 @@ TEST(CallOrder, RanksThatWaitInARingDisagree) {
   EXPECT_THAT(text, HasSubstr("rank 2 waits in user (#1), which rank 0 has not begun"));
 }
 
+TEST(CallOrder, RankThatHasEndedBeginsNoMoreCalls) {
+  WaitReport ended = at(1, 4, 2);
+  ended.has_ended = true;
+  EXPECT_EQ(disagreement_of({waiting(at(0, 5, 2), "gather"), ended}),
+            "ranks disagree: rank 0 waits in gather (#5), which rank 1 has not begun: its program has ended");
+  EXPECT_EQ(disagreement_of({waiting(at(0, 4, 2), "gather"), ended}), "") << "it has done its part of the call";
+  const auto read = WaitReport::from_text(ended.to_text());
+  ASSERT_TRUE(read);
+  EXPECT_TRUE(read->has_ended);
+  EXPECT_FALSE(WaitReport::from_text(at(1, 4, 2).to_text())->has_ended);
+}
+
 TEST(CallOrder, NonMemberIsNotWaitedForInAGroup) {
   WaitReport a = at(0, 5, 2), b = at(1, 4, 3);
   a.groups["gather"].count = b.groups["gather"].count = 1;

@@ -12,6 +12,7 @@
 #include <iterator>
 #include <thread>
 
+#include "runtime/base/status.h"
 #include "tests/comm/collectives_properties.h"
 #include "tests/comm/forked_world.h"
 #include "tests/support/fork_ranks.h"
@@ -22,6 +23,7 @@ namespace {
 using ::testing::AllOf;
 using ::testing::ContainsRegex;
 using ::testing::HasSubstr;
+using ::testing::Not;
 
 std::size_t shared_memory_files() {
   const std::filesystem::directory_iterator folder("/dev/shm");
@@ -212,6 +214,26 @@ TEST(HostFailures, MissingRankIsNamedAtStart) {
   EXPECT_EQ(end.exit_code, ExitCode::kPeerLost);
   EXPECT_THAT(end.message, ContainsRegex("still misses rank 2 after [0-9.]+ s"));
   EXPECT_EQ(ranks.wait(1).exit_code, ExitCode::kPeerLost);
+}
+
+/// The store of a process that has ended: each question fails at once.
+class EndedStore final : public KeyValueStore {
+ public:
+  absl::Status set(const std::string&, const std::string&) override { return gone(); }
+  absl::StatusOr<std::string> get(const std::string&, std::chrono::milliseconds) override { return gone(); }
+  absl::StatusOr<bool> has(const std::string&) override { return gone(); }
+  absl::StatusOr<std::int64_t> add(const std::string&, std::int64_t) override { return gone(); }
+
+ private:
+  static absl::Status gone() { return make_error(ExitCode::kPeerLost, "rank 0 is gone, which serves the store"); }
+};
+
+TEST(HostFailures, EndOfTheStoreIsNoTimeLimit) {
+  EndedStore store;
+  const absl::Status status = host_collectives(world_of(1, 2), store).status();
+  EXPECT_EQ(exit_code_of(status), ExitCode::kPeerLost);
+  EXPECT_THAT(message_of(status), AllOf(HasSubstr("rank 1/2: group world[0,1]: rank 0 is gone, which serves the store"),
+                                        Not(HasSubstr("init_timeout_s"))));
 }
 
 TEST(HostFailures, RankThatLeftIsNamed) {

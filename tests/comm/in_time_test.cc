@@ -1,13 +1,21 @@
-// Tests that a process waits once for a store that does not answer.
+// Tests waits with a limit: for a store that does not answer, and for a connection.
 
 #include "runtime/comm/in_time.h"
 
 #include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/socket.h>
+#include <sys/time.h>
+#include <unistd.h>
 
+#include <cerrno>
 #include <chrono>
 #include <future>
 #include <memory>
 #include <thread>
+#include <vector>
+
+#include "runtime/comm/socket_address.h"
 
 namespace tessera {
 namespace {
@@ -32,6 +40,47 @@ TEST(AskInTime, UnansweredStoreIsWaitedForOnlyOnce) {
   EXPECT_TRUE(ask_in_time(
       store, [&](KeyValueStore& asked) { is_asked = asked.set("key", "value").ok(); }, 1h));
   EXPECT_TRUE(is_asked);
+}
+
+TEST(AskInTime, WaitInVainEndsBeforeItsLimit) {
+  const std::shared_ptr<KeyValueStore> store = memory_store();
+  const auto continued = std::make_shared<std::promise<void>>();
+  const std::shared_future<void> goes_on = continued->get_future().share();
+  int looks = 0;
+  EXPECT_FALSE(ask_in_time(
+      store, [goes_on](KeyValueStore&) { goes_on.wait(); }, 1h, [&] { return ++looks == 3; }));
+  EXPECT_EQ(looks, 3);
+  continued->set_value();
+  while (store->unanswered > 0) std::this_thread::sleep_for(1ms);
+}
+
+// A profiler's signals must not make a host look silent.
+TEST(ConnectInTime, SignalsDoNotShortenTheWait) {
+  const int listener = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  SocketAddress here = numeric_address("127.0.0.1", 0);
+  ASSERT_EQ(bind(listener, here.raw(), here.length), 0);
+  ASSERT_EQ(listen(listener, 0), 0);
+  ASSERT_EQ(getsockname(listener, here.raw(), &here.length), 0);
+  std::vector<int> waiting;  // connections that nobody accepts fill the queue, and then nobody answers
+  for (Connected made = connect_in_time(here, 300ms); made.error == 0 && waiting.size() < 8;) {
+    waiting.push_back(made.socket);
+    made = connect_in_time(here, 300ms);
+  }
+  ASSERT_LT(waiting.size(), 8U);
+  struct sigaction ignoring = {}, before = {};
+  ignoring.sa_handler = [](int) {};
+  sigaction(SIGALRM, &ignoring, &before);
+  const itimerval often = {{0, 5000}, {0, 5000}}, never = {};
+  setitimer(ITIMER_REAL, &often, nullptr);
+  const auto begun = std::chrono::steady_clock::now();
+  const Connected last = connect_in_time(here, 300ms);
+  const auto taken = std::chrono::steady_clock::now() - begun;
+  setitimer(ITIMER_REAL, &never, nullptr);
+  sigaction(SIGALRM, &before, nullptr);
+  EXPECT_EQ(last.error, ETIMEDOUT);
+  EXPECT_GE(taken, 250ms);
+  for (const int fd : waiting) close(fd);
+  close(listener);
 }
 
 }  // namespace

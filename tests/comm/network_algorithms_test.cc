@@ -12,8 +12,12 @@
 #include <array>
 #include <atomic>
 #include <bit>
+#include <cerrno>
 #include <chrono>
+#include <cstdlib>
 #include <cstring>
+#include <functional>
+#include <memory>
 #include <random>
 #include <set>
 #include <stdexcept>
@@ -30,6 +34,7 @@
 #include "runtime/comm/rounds/call_work.h"
 #include "runtime/comm/rounds/halving_rounds.h"
 #include "runtime/comm/rounds/measured_groups.h"
+#include "runtime/comm/socket_address.h"
 #include "runtime/comm/sum/pairwise_sum.h"
 #include "runtime/comm/sum/wire_codec.h"
 #include "tests/comm/collectives_properties.h"
@@ -75,12 +80,16 @@ struct WatchedRank {
     WatchedRank joined;
     TESSERA_ASSIGN_OR_RETURN(joined.store, tcp_store(topology_of(rank, ranks, port), kNeverPassed));
     joined.store->set_own_address("127.0.0.1");
-    joined.watch = std::make_unique<CallWatch>(rank, ranks, joined.store, [](const absl::Status&) {});
+    const auto made = std::make_shared<std::weak_ptr<Collectives>>();
+    joined.watch = std::make_unique<CallWatch>(rank, ranks, joined.store, [made](const absl::Status& reason) {
+      if (const auto group = made->lock()) group->abort(reason);
+    });
     const auto make = [&]() -> absl::StatusOr<std::shared_ptr<Collectives>> {
       return gloo_collectives(world_of(rank, ranks, timeout_s), "127.0.0.1", joined.store,
                               [algorithm](Operation, int, DType, std::size_t) { return algorithm; });
     };
     TESSERA_ASSIGN_OR_RETURN(joined.group, joined.watch->watched("world", "test", {.count = ranks}, make));
+    *made = joined.group;
     return joined;
   }
 };
@@ -561,30 +570,30 @@ int port_of(int fd, bool of_other_end) {
   return address.sin_family == AF_INET ? ntohs(address.sin_port) : 0;
 }
 
-/// Waits until the rank before this one watches this process: its connection waits at a port and is never accepted.
-void wait_until_watched() {
-  const auto waits_at = [](int listener) {
-    pollfd readable{listener, POLLIN, 0};
-    return poll(&readable, 1, 0) > 0;
-  };
-  for (Deadline limit(20s); !limit.passed(); std::this_thread::sleep_for(50ms)) {
-    for (const int listener : listening_sockets()) {
-      if (!waits_at(listener)) continue;
-      std::this_thread::sleep_for(200ms);  // the store takes its connections at once
-      if (waits_at(listener)) return;
-    }
-  }
+constexpr int kDescriptors = 4096;  // more than a rank of these tests opens
+
+/// Returns the port at which other ranks watch `rank`.
+int port_of_watch(KeyValueStore& store, int rank) {
+  const std::string place = store.get("listens/" + std::to_string(rank), 20s).value_or("");
+  if (place.empty()) throw std::runtime_error("this rank cannot be watched");
+  return std::atoi(place.c_str() + place.find(' ') + 1);
+}
+
+/// Waits until the rank before this one watches this process, at `port`.
+void wait_until_watched(int port) {
+  for (Deadline limit(20s); !limit.passed(); std::this_thread::sleep_for(50ms))
+    for (int fd = 0; fd < kDescriptors; ++fd)
+      if (port_of(fd, false) == port && port_of(fd, true) != 0) return;
   throw std::runtime_error("nobody watches this rank");
 }
 
-/// Kills this process, while its connections over Gloo stay open until the test ends. A child process keeps these
-/// connections, and nothing else.
-[[noreturn]] void die_with_open_connections(int store_port) {
-  constexpr int kDescriptors = 4096;
+/// Kills this process after it has done `last`, while its connections over Gloo stay open until the test ends. A child
+/// process keeps these connections, and nothing else.
+[[noreturn]] void die_with_open_connections(int store_port, int watch_port, const std::function<void()>& last) {
   std::array<bool, kDescriptors> stays{};
   for (int fd = 0; fd < kDescriptors; ++fd) {
     const int here = port_of(fd, false), there = port_of(fd, true);
-    stays[static_cast<std::size_t>(fd)] = there != 0 && here != store_port && there != store_port;
+    stays[static_cast<std::size_t>(fd)] = there != 0 && here != store_port && there != store_port && here != watch_port;
   }
   const pid_t test = getppid();
   if (fork() == 0) {
@@ -594,28 +603,34 @@ void wait_until_watched() {
     while (kill(test, 0) == 0) usleep(50'000);
     _exit(0);
   }
+  last();
   for (;;) raise(SIGKILL);
+}
+
+/// Lets the rank `ends` of two end after one call, with open connections over Gloo, and the other one make another
+/// call. `last` is what the first one does at its end.
+std::unique_ptr<ForkedRanks> world_where(int ends, void (*last)(const CallWatch& watch)) {
+  const int port = free_port();
+  return std::make_unique<ForkedRanks>(2, [=](int rank, KeyValueStore& outside) -> absl::Status {
+    TESSERA_ASSIGN_OR_RETURN(const auto joined, WatchedRank::join(rank, 2, port, Algorithm::kDirect));
+    TESSERA_RETURN_IF_ERROR(joined.group->barrier("start").wait());
+    if (rank == ends) {
+      const int watch_port = port_of_watch(*joined.store, rank);
+      wait_until_watched(watch_port);
+      TESSERA_RETURN_IF_ERROR(outside.set("dies", "yes"));
+      die_with_open_connections(port, watch_port, [&] { last(*joined.watch); });
+    }
+    TESSERA_RETURN_IF_ERROR(told(outside, "dies", 30s).status());
+    std::vector<int> full(200);
+    return joined.group->all_gather("step", full.data(), full.data(), 100 * sizeof(int)).wait();
+  });
 }
 
 // Gloo does not notice the end of a connection about once in 300 kills. Here no connection over Gloo ends.
 TEST(FailureWithOpenConnections, KilledRankIsNamedThoughItSaidNothing) {
   std::array<std::unique_ptr<ForkedRanks>, 2> worlds;  // side by side, since each waits for seconds
-  for (int killed = 0; killed < 2; ++killed) {
-    const int port = free_port();
-    worlds[static_cast<std::size_t>(killed)] =
-        std::make_unique<ForkedRanks>(2, [=](int rank, KeyValueStore& outside) -> absl::Status {
-          TESSERA_ASSIGN_OR_RETURN(const auto joined, WatchedRank::join(rank, 2, port, Algorithm::kDirect));
-          TESSERA_RETURN_IF_ERROR(joined.group->barrier("start").wait());
-          if (rank == killed) {
-            wait_until_watched();
-            TESSERA_RETURN_IF_ERROR(outside.set("dies", "yes"));
-            die_with_open_connections(port);
-          }
-          TESSERA_RETURN_IF_ERROR(told(outside, "dies", 30s).status());
-          std::vector<int> full(200);
-          return joined.group->all_gather("step", full.data(), full.data(), 100 * sizeof(int)).wait();
-        });
-  }
+  for (int killed = 0; killed < 2; ++killed)
+    worlds[static_cast<std::size_t>(killed)] = world_where(killed, [](const CallWatch&) {});
   for (int killed = 0; killed < 2; ++killed) {
     ForkedRanks& ranks = *worlds[static_cast<std::size_t>(killed)];
     const RankEnd end = ranks.wait(1 - killed);
@@ -624,6 +639,19 @@ TEST(FailureWithOpenConnections, KilledRankIsNamedThoughItSaidNothing) {
                 AllOf(HasSubstr("/2 step all_gather #2"),
                       HasSubstr(killed == 0 ? "rank 0 is gone, which serves the store" : "rank 1 does not answer")));
     EXPECT_EQ(ranks.wait(killed).signal, SIGKILL);
+  }
+}
+
+// A program that returns from main too early says that it ends well, and how many calls it has begun.
+TEST(FailureWithOpenConnections, RankThatEndsWellTooEarlyIsNamed) {
+  std::array<std::unique_ptr<ForkedRanks>, 2> worlds;
+  for (int ends = 0; ends < 2; ++ends)
+    worlds[static_cast<std::size_t>(ends)] = world_where(ends, [](const CallWatch& watch) { watch.tell_end(); });
+  for (int ends = 0; ends < 2; ++ends) {
+    const RankEnd end = worlds[static_cast<std::size_t>(ends)]->wait(1 - ends);
+    EXPECT_EQ(end.exit_code, ExitCode::kInternal) << end.message << ", signal " << end.signal;
+    EXPECT_THAT(end.message,
+                HasSubstr("which rank " + std::to_string(ends) + " has not begun: its program has ended; every rank"));
   }
 }
 
@@ -665,6 +693,37 @@ TEST(FailureWithOpenConnections, RankThatTakesAnotherConnectionIsNotGone) {
   EXPECT_FALSE(limit.passed());
 }
 
+// Nobody but a rank of the job knows the word to say at the port.
+TEST(FailureWithOpenConnections, StrangersAtThePortOfTheWatchAreBounded) {
+  constexpr int kStrangers = 200, kKept = 64;
+  NextRank watched(0, 2, "127.0.0.1"), watching(1, 2, "127.0.0.1"), wrong(1, 2, "127.0.0.1");
+  const std::string place = watched.places().own;
+  ASSERT_TRUE(watching.connect(place));
+  ASSERT_TRUE(wrong.connect(place.substr(0, place.rfind(' ')) + " 0000"));
+  const SocketAddress there = numeric_address("127.0.0.1", std::atoi(place.c_str() + place.find(' ') + 1));
+  std::vector<int> strangers;
+  for (int i = 0; i < kStrangers; ++i) {
+    const Connected made = connect_in_time(there, 10s);
+    ASSERT_EQ(made.error, 0) << i;
+    strangers.push_back(made.socket);
+    if (i % 50 == 0) watched.take_watchers();
+  }
+  watched.take_watchers();
+  const auto is_open = [](int fd) {
+    char word = 0;
+    return recv(fd, &word, 1, MSG_DONTWAIT) < 0 && errno == EAGAIN;
+  };
+  Deadline limit(10s);
+  while (std::ranges::count_if(strangers, is_open) > kKept && !limit.passed()) std::this_thread::sleep_for(10ms);
+  EXPECT_EQ(std::ranges::count_if(strangers, is_open), kKept);
+  EXPECT_TRUE(std::all_of(strangers.end() - kKept, strangers.end(), is_open)) << "the oldest go first";
+  for (const int fd : strangers) close(fd);
+  watched.tell_end("its report");
+  while (!watching.has_ended() && !limit.passed()) std::this_thread::sleep_for(10ms);
+  EXPECT_EQ(watching.end_report(), "its report");
+  EXPECT_FALSE(wrong.has_ended_well());
+}
+
 // The first watched rank ends as if it was killed, the second one like a program that returns from main.
 TEST(FailureWithOpenConnections, RankThatEndsWellTellsThoseThatWatchIt) {
   for (const bool tells : {false, true}) {
@@ -678,7 +737,7 @@ TEST(FailureWithOpenConnections, RankThatEndsWellTellsThoseThatWatchIt) {
       EXPECT_TRUE(each->is_watched());
       EXPECT_FALSE(each->has_ended_well());
     }
-    if (tells) watched->tell_end();
+    if (tells) watched->tell_end("its report");
     EXPECT_EQ(NextRank(/*watched=*/0).connect(watched->places().own), !tells) << "who comes later would not be told";
     watched.reset();
     for (NextRank* const each : {&before, &other}) {
@@ -686,6 +745,7 @@ TEST(FailureWithOpenConnections, RankThatEndsWellTellsThoseThatWatchIt) {
       while (!each->has_ended() && !limit.passed()) std::this_thread::sleep_for(10ms);
       EXPECT_FALSE(limit.passed());
       EXPECT_EQ(each->has_ended_well(), tells);
+      EXPECT_EQ(each->end_report(), tells ? "its report" : "");
       EXPECT_FALSE(each->is_silent()) << "its host answers";
     }
     EXPECT_TRUE(before.go_on());

@@ -26,6 +26,7 @@
 #include "runtime/comm/c10d/tcp_store.h"
 #include "runtime/comm/sum/pairwise_sum.h"
 #include "runtime/comm/sum/wire_codec.h"
+#include "runtime/config/transport_rows.h"
 #include "tests/comm/collectives_properties.h"
 #include "tests/comm/forked_world.h"
 #include "tests/support/fork_ranks.h"
@@ -597,6 +598,43 @@ TEST(TcpStore, RanksThatKnowOtherHostsAreRefused) {
   }
 }
 
+// A firewall between hosts forgets a connection over which nothing goes.
+TEST(TcpStore, IdleConnectionsGetSignsOfLife) {
+  const int port = free_port();
+  expect_all_ok(fork_ranks(2, [&](int rank, KeyValueStore& outside) -> absl::Status {
+    TESSERA_ASSIGN_OR_RETURN(const auto store, tcp_store(topology_of(rank, 2, 1, port), kNeverPassed));
+    if (rank == 0) return told(outside, "looked").status();  // it serves the store
+    const auto another = store->connected_anew();
+    int connections = 0;
+    for (int fd = 0; fd < 1024; ++fd) {
+      sockaddr_in there{};
+      socklen_t length = sizeof there, size = sizeof(int);
+      if (getpeername(fd, reinterpret_cast<sockaddr*>(&there), &length) != 0) continue;
+      if (there.sin_family != AF_INET || ntohs(there.sin_port) != port) continue;
+      int is_alive = 0;
+      require(getsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &is_alive, &size) == 0 && is_alive != 0, "signs of life");
+      ++connections;
+    }
+    require(another && connections >= 2, "both connections were seen");
+    return outside.set("looked", "yes");
+  }));
+}
+
+TEST(TcpStore, RanksWithOtherTransportsAreRefused) {
+  const int port = free_port();
+  const auto ends = fork_ranks(3, [&](int rank, KeyValueStore&) -> absl::Status {
+    const TransportChoice choice = rank == 1 ? TransportChoice::kHost : TransportChoice::kGloo;
+    return make_process_mesh(topology_of(rank, 3, 1, port), over(choice)).status();
+  });
+  for (int rank = 0; rank < 3; ++rank) {
+    const RankEnd& end = ends[static_cast<std::size_t>(rank)];
+    EXPECT_EQ(end.exit_code, ExitCode::kConfig) << end.message;
+    EXPECT_THAT(end.message,
+                HasSubstr(rank == 1 ? "the transport is \"host\" here (comm.transport), and another one on 2"
+                                    : "the transport is \"gloo\" here (comm.transport), and another one on 1"));
+  }
+}
+
 TEST(TcpStore, AnotherJobsStoreIsRefused) {
   const int port = free_port();
   const double init_timeout_s = patient_s(1);
@@ -752,7 +790,8 @@ TEST(ProcessMeshTest, RankThatDiesBeforeTheFirstCallIsMissed) {
     Deadline soon(3s + 7s);
     ForkedRanks ranks(3, [&](int rank, KeyValueStore& outside) -> absl::Status {
       if (rank == 1) {
-        TESSERA_ASSIGN_OR_RETURN(const auto store, tcp_store(topology_of(rank, 3, 1, port), kNeverPassed));
+        const std::string word = row_of(transport).word;
+        TESSERA_ASSIGN_OR_RETURN(const auto store, tcp_store(topology_of(rank, 3, 1, port), kNeverPassed, word));
         ::raise(SIGKILL);
       }
       TESSERA_ASSIGN_OR_RETURN(const Mesh mesh, make_process_mesh(topology_of(rank, 3, 1, port), config));

@@ -359,7 +359,7 @@ TEST(Topology, NestedLaunchersAreOrderedOrRefused) {
       {"a group of another size", group("5", "6"), kTorchrun, nullptr},
       {"a group that one process started", group("5", "8"), alone, "torch.distributed"},
       {"a group that one agent a host started", group("5", "8"), task_a_host, "torch.distributed"},
-      {"a group that began on another host", group("3", "8"), task_a_host, nullptr},
+      {"a group that began on another host", group_on_hosts("3", "8", "4"), task_a_host, nullptr},
       {"RANK and WORLD_SIZE set for a group",
        {{"RANK", "5"}, {"WORLD_SIZE", "8"}},
        group_on_hosts("5", "8", "4"),
@@ -423,24 +423,31 @@ TEST(Topology, RankOfAProcessGroupNeedsNoHosts) {
   EXPECT_EQ(*rank_of({}), (std::pair{0, 1}));
 }
 
-/// `mp.spawn` starts two ranks under the first of two agents, and three under the other one.
+/// `mp.spawn` starts two ranks, or one, under the first of two agents, and three under the other one.
 TEST(Topology, GroupOfUnequalAgentsIsPlacedByItsHosts) {
-  for (int rank = 0; rank < 5; ++rank) {
-    const std::string agent = rank < 2 ? "0" : "1", local = std::to_string(rank < 2 ? rank : rank - 2);
-    const Variables outer = with(
-        kTorchrun,
-        {{"RANK", agent}, {"WORLD_SIZE", "2"}, {"LOCAL_RANK", "0"}, {"LOCAL_WORLD_SIZE", "1"}, {"GROUP_RANK", agent}});
-    const Variables bare = with(outer, group(std::to_string(rank), "5"));
-    EXPECT_EQ(*rank_of(bare), (std::pair{rank, 5}));
-    const Variables hosts = with(bare, {{"this process among its host's", local},
-                                        {"ranks on its host", rank < 2 ? "2" : "3"},
-                                        {"ranks of each host of torch.distributed", "2,3"}});
-    const auto topology = resolve(hosts);
-    ASSERT_TRUE(topology.ok()) << topology.status();
-    EXPECT_EQ(topology->describe(),
-              "rank " + std::to_string(rank) + "/5 (torch.distributed), host " + agent + ", local rank " + local);
-    const std::string other = rank < 2 ? "1" : "0";
-    EXPECT_FALSE(resolve(with(hosts, {{"RANK", other}, {"GROUP_RANK", other}})).ok()) << rank;
+  for (const int first : {2, 1}) {
+    const std::string all = std::to_string(first + 3), of_first = std::to_string(first);
+    for (int rank = 0; rank < first + 3; ++rank) {
+      const std::string agent = rank < first ? "0" : "1", local = std::to_string(rank < first ? rank : rank - first);
+      const Variables outer = with(kTorchrun, {{"RANK", agent},
+                                               {"WORLD_SIZE", "2"},
+                                               {"LOCAL_RANK", "0"},
+                                               {"LOCAL_WORLD_SIZE", "1"},
+                                               {"GROUP_RANK", agent}});
+      const Variables bare = with(outer, group(std::to_string(rank), all));
+      const auto early = rank_of(bare);
+      ASSERT_TRUE(early.ok()) << early.status();
+      EXPECT_EQ(*early, (std::pair{rank, first + 3}));
+      const Variables hosts = with(bare, {{"this process among its host's", local},
+                                          {"ranks on its host", rank < first ? of_first : "3"},
+                                          {"ranks of each host of torch.distributed", of_first + ",3"}});
+      const auto topology = resolve(hosts);
+      ASSERT_TRUE(topology.ok()) << topology.status();
+      EXPECT_EQ(topology->describe(), "rank " + std::to_string(rank) + "/" + all + " (torch.distributed), host " +
+                                          agent + ", local rank " + local);
+      const std::string other = rank < first ? "1" : "0";
+      EXPECT_FALSE(resolve(with(hosts, {{"RANK", other}, {"GROUP_RANK", other}})).ok()) << rank;
+    }
   }
   EXPECT_FALSE(resolve(with(with(kTorchrun, {{"RANK", "1"},
                                              {"WORLD_SIZE", "2"},

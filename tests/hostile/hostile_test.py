@@ -27,7 +27,6 @@ from network import network_cases
 from seeds import make_seeds
 
 FEWEST, SAMPLE, SEED = 500, 60, 49
-COSTS = {"network": 8}  # cost of a case of this group; a case of files costs 1
 
 
 def all_cases():
@@ -46,7 +45,7 @@ def pairs_of(case):
 
 def sample_of(cases):
     """Returns SAMPLE cases. Each next case covers the most pairs that no case before it has covered."""
-    rng, shown, chosen, spent = random.Random(SEED), set(), [], 0
+    rng, shown, chosen = random.Random(SEED), set(), []
     left = [(case, pairs_of(case)) for case in rng.sample(cases, len(cases))]
     groups = collections.Counter(case.group for case in cases)
     share = {group: max(SAMPLE // 12, SAMPLE * count // len(cases)) for group, count in groups.items()}

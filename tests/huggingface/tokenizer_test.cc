@@ -219,6 +219,22 @@ TEST(TokenizerFile, EndlessPatternIsAnError) {
   }
 }
 
+TEST(TokenizerFile, LongAddedTokenThatBeginsEverywhereIsAnError) {
+  const std::string token = std::string(4000, 'a') + "b";
+  const auto tokenizer = Tokenizer::parse(
+      tokenizer_json(R"("pre_tokenizer":{"type":"ByteLevel","add_prefix_space":false,"use_regex":false},)"
+                     R"("added_tokens":[{"id":300,"content":")" +
+                     token + R"("}],)"));
+  ASSERT_TRUE(tokenizer.ok()) << message_of(tokenizer.status());
+  std::vector<Tokenizer::Id> ids;
+  const auto result = tokenizer->encode(std::string(1'000'000, 'a'), true, ids);
+  EXPECT_EQ(exit_code_of(result.status()), ExitCode::kCorruptData);
+  EXPECT_THAT(message_of(result.status()), HasSubstr("too many steps"));
+  ids.clear();
+  EXPECT_TRUE(tokenizer->encode(token + "c", false, ids).ok());
+  EXPECT_EQ(ids, (std::vector<Tokenizer::Id>{300, 'c'}));
+}
+
 // A search sees only a part of the text at a time, which must not change the result. Words may be longer than a part
 // and end where one ends, and a pattern may look ahead into the next part.
 TEST(TokenizerFile, PatternCutsLongTextsLikeShortOnes) {

@@ -161,6 +161,19 @@ def one_raises(rank, method):
     tessera.barrier()
 
 
+def server_ends(rank, method):
+    distributed.init_process_group("gloo", init_method=method, rank=rank, world_size=2)
+    distributed.barrier()
+    if rank == 0:  # it serves the store
+        os._exit(0)
+    try:
+        tessera.init()
+    except tessera.Error as error:
+        assert error.exit_code == 75 and "serves their store is gone" in str(error), error
+        os._exit(0)
+    raise AssertionError("a rank met one that had ended")
+
+
 def spawn(program, method):
     """Starts processes as torch.multiprocessing.spawn does, but forks them, since imports take longer than these programs."""
     multiprocessing.start_processes(program, (method,), nprocs=2, start_method="fork")
@@ -169,7 +182,7 @@ def spawn(program, method):
 def alone():
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(free_port()))
     spawn(spawned, "env://")
-    for program in (late, asked_too_early):
+    for program in (late, asked_too_early, server_ends):
         os.environ["MASTER_PORT"] = str(free_port())
         spawn(program, "env://")
     os.environ["MASTER_PORT"] = str(free_port())

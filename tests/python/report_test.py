@@ -97,6 +97,17 @@ class ReportTest(unittest.TestCase):
         self.assertEqual(code, 65)
         self.assertIn("metrics.jsonl:2:", said)
 
+    @needs_matplotlib
+    def test_leftover_of_a_killed_report_is_replaced_and_full_output_is_an_error(self):
+        run, errors = self.run_of(HEADER, step(1)), io.StringIO()
+        (self.folder / "page.html.partial").write_text("half of a page")
+        code, said = self.command(run, "--out", self.folder / "page.html")
+        self.assertEqual(code, 0, said)
+        self.assertFalse((self.folder / "page.html.partial").exists())
+        with open("/dev/full", "w") as full, contextlib.redirect_stdout(full), contextlib.redirect_stderr(errors):
+            code = main([run, "--out", str(self.folder / "other.html")])
+        self.assertEqual(code, 74, errors.getvalue())
+
     def test_file_without_a_run_is_named(self):
         (self.folder / "binary").write_bytes(b"\xff\xfe\x00")
         (self.folder / "list").write_text("[1, 2]\n")

@@ -1,7 +1,11 @@
 #include "workshop/tokenizer/added_tokens.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <utility>
+
+#include "runtime/base/status.h"
 
 namespace tessera {
 
@@ -12,11 +16,13 @@ void AddedTokens::add(std::string content, std::uint32_t id) {
 }
 
 /// Returns the longest token with which the text begins. Tokens are ordered by content, so those that begin like the
-/// text are neighbours, and each further byte of the text leaves fewer of them.
-const AddedTokens::Token* AddedTokens::longest_at(std::string_view text) const {
+/// text are neighbours, and each further byte of the text leaves fewer of them. Adds to `steps` the number of bytes
+/// looked at.
+const AddedTokens::Token* AddedTokens::longest_at(std::string_view text, std::size_t& steps) const {
   auto begin = tokens_.begin(), end = tokens_.end();
   const Token* longest = nullptr;
   for (std::size_t i = 0; i < text.size() && begin != end; ++i) {
+    ++steps;
     const auto byte_of = [i](const Token& token) {
       return i < token.content.size() ? static_cast<int>(static_cast<unsigned char>(token.content[i])) : -1;
     };
@@ -28,11 +34,18 @@ const AddedTokens::Token* AddedTokens::longest_at(std::string_view text) const {
   return longest;
 }
 
-void AddedTokens::split(std::string_view text,
-                        absl::FunctionRef<void(std::string_view, std::optional<std::uint32_t>)> piece) const {
+absl::Status AddedTokens::split(std::string_view text, StepBudget& budget,
+                                absl::FunctionRef<void(std::string_view, std::optional<std::uint32_t>)> piece) const {
   std::size_t done = 0;
   for (std::size_t i = 0; i < text.size() && !tokens_.empty();) {
-    const Token* const token = begins_[static_cast<unsigned char>(text[i])] ? longest_at(text.substr(i)) : nullptr;
+    std::size_t steps = 0;
+    const bool may_begin = begins_[static_cast<unsigned char>(text[i])];
+    const Token* const token = may_begin ? longest_at(text.substr(i), steps) : nullptr;
+    if (!budget.take(steps))
+      return make_error(ExitCode::kCorruptData,
+                        fmt::format("added_tokens cannot be looked for in {} bytes of text: it takes too many steps. "
+                                    "hint: leave out long tokens that begin like much of the text",
+                                    budget.text_bytes()));
     if (token == nullptr) {
       ++i;
       continue;
@@ -43,6 +56,7 @@ void AddedTokens::split(std::string_view text,
     done = i;
   }
   if (done < text.size()) piece(text.substr(done), std::nullopt);
+  return absl::OkStatus();
 }
 
 }  // namespace tessera

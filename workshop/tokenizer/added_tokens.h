@@ -1,12 +1,16 @@
 #pragma once
 
 #include <absl/functional/function_ref.h>
+#include <absl/status/status.h>
 
+#include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
+
+#include "workshop/tokenizer/split_pattern.h"
 
 namespace tessera {
 
@@ -18,16 +22,17 @@ class AddedTokens {
   void add(std::string content, std::uint32_t id);
   bool empty() const { return tokens_.empty(); }
 
-  /// Calls `piece(part, token)` for all of `text` in order; `token` is empty for text between tokens.
-  void split(std::string_view text,
-             absl::FunctionRef<void(std::string_view, std::optional<std::uint32_t>)> piece) const;
+  /// Calls `piece(part, token)` for all of `text` in order; `token` is empty for text between tokens. `budget` is the
+  /// budget of the whole text. Errors: 65 if it is too small, where long tokens begin alike in many places.
+  absl::Status split(std::string_view text, StepBudget& budget,
+                     absl::FunctionRef<void(std::string_view, std::optional<std::uint32_t>)> piece) const;
 
  private:
   struct Token {
     std::string content;
     std::uint32_t id;
   };
-  const Token* longest_at(std::string_view text) const;
+  const Token* longest_at(std::string_view text, std::size_t& steps) const;
 
   std::vector<Token> tokens_;  ///< ordered by content
   bool begins_[256] = {};      ///< [byte]: whether some content begins with it

@@ -96,13 +96,13 @@ absl::StatusOr<std::size_t> Tokenizer::encode(std::string_view text, bool add_sp
   StepBudget budget(valid.size());
   absl::Status status;
   if (add_special) ids.insert(ids.end(), before_.begin(), before_.end());
-  as_written_.split(valid, [&](std::string_view part, std::optional<Id> token) {
+  TESSERA_RETURN_IF_ERROR(as_written_.split(valid, budget, [&](std::string_view part, std::optional<Id> token) {
     if (token) {
       ids.push_back(*token);
     } else if (status.ok()) {
       status = encode_normalized(part, budget, cache, ids);
     }
-  });
+  }));
   if (add_special) ids.insert(ids.end(), behind_.begin(), behind_.end());
   if (!status.ok()) return status;
   return replaced;
@@ -112,13 +112,14 @@ absl::Status Tokenizer::encode_normalized(std::string_view text, StepBudget& bud
                                           std::vector<Id>& ids) const {
   const std::string composed = composes_ && may_change(text) ? composed_of(text) : "";
   absl::Status status;
-  composed_.split(composed.empty() ? text : composed, [&](std::string_view part, std::optional<Id> token) {
+  const std::string_view normal = composed.empty() ? text : composed;
+  TESSERA_RETURN_IF_ERROR(composed_.split(normal, budget, [&](std::string_view part, std::optional<Id> token) {
     if (token) {
       ids.push_back(*token);
     } else if (status.ok()) {
       status = encode_pieces(part, 0, budget, cache, ids);
     }
-  });
+  }));
   return status;
 }
 

@@ -7,7 +7,7 @@ import argparse
 import os
 import sys
 
-from tessera._files import Parser, exit_code_after, expect_free, write_whole
+from tessera._files import Parser, exit_code_after, expect_free, print_all, write_whole
 from tessera.report import page, read_run
 
 
@@ -25,7 +25,7 @@ def _report(options: argparse.Namespace) -> None:
     expect_free(out, "the run", options.runs, options.overwrite)
     text = page([read_run(path) for path in options.runs])
     write_whole(out, text)
-    print(f"{out}: {len(options.runs)} run{'s' if len(options.runs) > 1 else ''}")
+    print_all(f"{out}: {len(options.runs)} run{'s' if len(options.runs) > 1 else ''}\n")
 
 
 def main(words: list[str] | None = None) -> int:

@@ -4,8 +4,11 @@
 
 #include <algorithm>
 #include <thread>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+#include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
 #include "runtime/base/status.h"
+#include "runtime/comm/c10d/strangers.h"
 
 namespace tessera {
 
@@ -62,9 +65,19 @@ absl::StatusOr<std::int64_t> C10dStore::add(const std::string& key, std::int64_t
   return guarded<absl::StatusOr<std::int64_t>>("add to", key, [&] { return store_->add(key, amount); });
 }
 
+/// Returns the port of a TCPStore, with prefixes or without; 0 for another kind of store.
+static int port_of_store(const c10::intrusive_ptr<c10d::Store>& store) {
+  if (auto* const prefixed = dynamic_cast<c10d::PrefixStore*>(store.get()))
+    return port_of_store(prefixed->getUnderlyingStore());
+  auto* const tcp = dynamic_cast<c10d::TCPStore*>(store.get());
+  return tcp ? tcp->getPort() : 0;
+}
+
 std::shared_ptr<KeyValueStore> C10dStore::connected_anew() {
   try {
-    return std::make_shared<C10dStore>(store_->clone(), server_);
+    const auto made = std::make_shared<C10dStore>(store_->clone(), server_);
+    keep_from_idling(port_of_store(store_));
+    return made;
   } catch (const std::exception&) {
     return nullptr;
   }

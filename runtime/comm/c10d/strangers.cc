@@ -51,11 +51,11 @@ bool is_listening(int fd) {
   return ::getsockopt(fd, SOL_SOCKET, SO_ACCEPTCONN, &listens, &size) == 0 && listens != 0;
 }
 
-/// Returns the local port of a TCP socket; 0 for anything else.
-int port_of(int fd) {
+/// Returns the local port of a TCP socket, or with `name` ::getpeername that of its other end; 0 for anything else.
+int port_of(int fd, int (*name)(int, sockaddr*, socklen_t*) = ::getsockname) {
   sockaddr_storage address{};
   socklen_t length = sizeof address;
-  if (::getsockname(fd, reinterpret_cast<sockaddr*>(&address), &length) != 0) return 0;
+  if (name(fd, reinterpret_cast<sockaddr*>(&address), &length) != 0) return 0;
   if (address.ss_family == AF_INET) return ntohs(reinterpret_cast<const sockaddr_in&>(address).sin_port);
   if (address.ss_family == AF_INET6) return ntohs(reinterpret_cast<const sockaddr_in6&>(address).sin6_port);
   return 0;
@@ -255,6 +255,17 @@ class Watch {
 }  // namespace
 
 void watch_for_strangers(int listener) { Watch::of_process().add(listener); }
+
+void keep_from_idling(int port) {
+  for_each_descriptor([port](int fd) {
+    if (port == 0 || port_of(fd, ::getpeername) != port) return;
+    const auto set = [fd](int level, int option, int value) { ::setsockopt(fd, level, option, &value, sizeof value); };
+    set(IPPROTO_TCP, TCP_KEEPIDLE, 30);
+    set(IPPROTO_TCP, TCP_KEEPINTVL, 30);
+    set(IPPROTO_TCP, TCP_KEEPCNT, 127);
+    set(SOL_SOCKET, SO_KEEPALIVE, 1);
+  });
+}
 
 std::vector<int> listening_sockets() {
   std::vector<int> sockets;

@@ -17,6 +17,11 @@ namespace tessera {
 /// time.
 void watch_for_strangers(int listener);
 
+/// Lets the kernel send something twice a minute over each idle connection of this process to a port that listens, so
+/// that no firewall between hosts forgets the connection. It never ends one within an hour. A connection of c10d to the
+/// store does not show its socket, and may be idle for as long as an Engine trains. `port`: that of the other end.
+void keep_from_idling(int port);
+
 /// Returns the listening sockets of this process, in order. The sockets that a library opened are those that this list
 /// has only after the library's call.
 std::vector<int> listening_sockets();

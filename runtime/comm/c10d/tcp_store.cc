@@ -125,6 +125,7 @@ absl::StatusOr<c10::intrusive_ptr<c10d::Store>> connect(const Topology& topology
   try {
     c10::intrusive_ptr<c10d::Store> store = c10::make_intrusive<c10d::TCPStore>(known->text, options);
     store->setTimeout(std::chrono::milliseconds(static_cast<std::int64_t>(init_timeout_s * 1000)));
+    keep_from_idling(topology.master_port);
     return store;
   } catch (const std::exception& error) {
     const std::string text = text_of_c10_exception(error);
@@ -142,13 +143,12 @@ std::string hosts_of(const Topology& topology) {
   return joined_numbers(topology.ranks_of_hosts, ",");
 }
 
-/// Checks that all ranks of this job have come to the store, each once, and no others. It also checks that all know the
-/// same
-/// hosts: ranks that know other hosts would make other groups, and wait for each other in vain.
+/// Checks that all ranks of this job have come to the store, each once, and no others. It also checks that all have one
+/// transport and know the same hosts: others would make other groups, and wait for each other in vain.
 class RollCall {
  public:
-  RollCall(const Topology& topology, KeyValueStore& store, Clock::time_point deadline)
-      : topology_(topology), store_(store), deadline_(deadline) {}
+  RollCall(const Topology& topology, KeyValueStore& store, Clock::time_point deadline, std::string transport)
+      : topology_(topology), store_(store), deadline_(deadline), transport_(std::move(transport)) {}
 
   absl::Status run() {
     TESSERA_ASSIGN_OR_RETURN(const auto claims, store_.add(key(topology_.rank), 1));
@@ -159,10 +159,11 @@ class RollCall {
               " is claimed by another process too (launcher: " + topology_.launcher +
               "). [T0443] hint: give each process a RANK of its own, or each job a MASTER_PORT of its own");
     TESSERA_RETURN_IF_ERROR(store_.add(key_of_hosts(), 1).status());
+    TESSERA_RETURN_IF_ERROR(store_.add(key_of_transport(), 1).status());
     TESSERA_RETURN_IF_ERROR(store_.add("present", 1).status());
     for (;; std::this_thread::sleep_for(std::chrono::milliseconds(2))) {
       TESSERA_ASSIGN_OR_RETURN(const auto present, store_.add("present", 0));
-      if (present >= topology_.world_size) return check_same_hosts();
+      if (present >= topology_.world_size) return check_same();
       if (Clock::now() >= deadline_) return missing_error(present);
     }
   }
@@ -170,13 +171,20 @@ class RollCall {
  private:
   static std::string key(int rank) { return "present/" + std::to_string(rank); }
   std::string key_of_hosts() const { return "hosts/" + hosts_of(topology_); }
+  std::string key_of_transport() const { return "transport/" + transport_; }
 
-  /// Every rank adds 1 at the key of its list of hosts before it reports its presence, so all ranks see the same
-  /// counts.
-  absl::Status check_same_hosts() {
+  /// Every rank adds 1 at the keys of its hosts and its transport before it reports its presence, so all ranks see the
+  /// same counts.
+  absl::Status check_same() {
     TESSERA_ASSIGN_OR_RETURN(const auto like_this, store_.add(key_of_hosts(), 0));
-    if (like_this >= topology_.world_size) return absl::OkStatus();
+    TESSERA_ASSIGN_OR_RETURN(const auto over_this, store_.add(key_of_transport(), 0));
+    if (like_this >= topology_.world_size && over_this >= topology_.world_size) return absl::OkStatus();
     TESSERA_RETURN_IF_ERROR(linger(topology_.world_size));
+    if (over_this < topology_.world_size)
+      return make_error(ExitCode::kConfig, self(topology_) + ": the transport is \"" + transport_ +
+                                               "\" here (comm.transport), and another one on " +
+                                               std::to_string(topology_.world_size - over_this) +
+                                               " of the other ranks. hint: start all ranks with one strategy");
     return make_error(
         ExitCode::kConfig,
         self(topology_) + " (" + topology_.launcher + ") knows hosts of these numbers of ranks: " +
@@ -215,6 +223,7 @@ class RollCall {
   const Topology& topology_;
   KeyValueStore& store_;
   const Clock::time_point deadline_;
+  const std::string transport_;
 };
 
 // Checks that the store belongs to this job. A store that rank 0 serves belongs to one job; torchrun's agent may serve
@@ -239,7 +248,8 @@ bool is_loopback(const std::string& address) {
 namespace {
 
 absl::StatusOr<std::shared_ptr<C10dStore>> join(const Topology& topology, double init_timeout_s,
-                                                Clock::time_point deadline, std::atomic<Stage>& stage) {
+                                                const std::string& transport, Clock::time_point deadline,
+                                                std::atomic<Stage>& stage) {
   const auto timeout = std::chrono::milliseconds(static_cast<std::int64_t>(init_timeout_s * 1000));
   TESSERA_ASSIGN_OR_RETURN(auto connected, connect(topology, init_timeout_s, deadline, stage));
   stage = Stage::kMeet;
@@ -249,7 +259,7 @@ absl::StatusOr<std::shared_ptr<C10dStore>> join(const Topology& topology, double
   const std::string prefix = "tessera/" + topology.run_id + "/" + std::to_string(topology.restart_count);
   auto store = std::make_shared<C10dStore>(c10::make_intrusive<c10d::PrefixStore>(prefix, connected),
                                            of_agent ? "torchrun's agent" : "rank 0");
-  TESSERA_RETURN_IF_ERROR(RollCall(topology, *store, deadline).run());
+  TESSERA_RETURN_IF_ERROR(RollCall(topology, *store, deadline, transport).run());
   return store;
 }
 
@@ -265,7 +275,8 @@ absl::Status silence(const Topology& topology, double init_timeout_s, Stage stag
 
 }  // namespace
 
-absl::StatusOr<std::shared_ptr<C10dStore>> tcp_store(const Topology& topology, double init_timeout_s) {
+absl::StatusOr<std::shared_ptr<C10dStore>> tcp_store(const Topology& topology, double init_timeout_s,
+                                                     const std::string& transport) {
   turn_pipe_signal_into_error();
   // c10d waits without end if a listener took a connection and then says nothing. A separate thread therefore joins the
   // store, and is left behind if it does not end. This process then only has to report that failure.
@@ -276,9 +287,9 @@ absl::StatusOr<std::shared_ptr<C10dStore>> tcp_store(const Topology& topology, d
   const auto joining = std::make_shared<Joining>();
   const auto limit = std::chrono::milliseconds(static_cast<std::int64_t>(init_timeout_s * 1000));
   const auto deadline = Clock::now() + limit;
-  const auto body = [joining, topology, init_timeout_s, deadline, log = log_rank()] {
+  const auto body = [joining, topology, init_timeout_s, transport, deadline, log = log_rank()] {
     set_log_rank(log);
-    joining->result = join(topology, init_timeout_s, deadline, joining->stage);
+    joining->result = join(topology, init_timeout_s, transport, deadline, joining->stage);
   };
   if (ends_in_time(body, limit + kTimeToReport)) return std::move(joining->result);
   if (Clock::now() < deadline)

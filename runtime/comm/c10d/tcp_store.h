@@ -3,6 +3,7 @@
 #include <absl/status/statusor.h>
 
 #include <memory>
+#include <string>
 
 #include "runtime/comm/c10d/c10d_store.h"
 #include "tessera/topology.h"
@@ -15,13 +16,17 @@ namespace tessera {
 /// if all ranks are on one host and `master_addr` is a loopback address, or else on all interfaces. Keys are prefixed
 /// with the run's id and restart count, so this start never reads keys of another job or of an earlier start.
 ///
+/// `transport` is the name of what carries this rank's collectives. Ranks that have different ones would wait for each
+/// other in vain, so they end here.
+///
 /// `master_addr` may be a name that is not known yet (a host that is starting), an IPv4 or an IPv6 address.
 ///
 /// Errors: 69 if the port is in use, or the store is another job's store; 75 if a name is not known, if a store does
 /// not answer, or if ranks do not come within `init_timeout_s` (the message has their numbers, even if something does
-/// not answer meanwhile); 78 if two processes claim one rank, or ranks know other hosts (Topology::ranks_of_hosts); 71
-/// if a limit of this process is reached.
-absl::StatusOr<std::shared_ptr<C10dStore>> tcp_store(const Topology& topology, double init_timeout_s);
+/// not answer meanwhile); 78 if two processes claim one rank, or ranks have other transports or know other hosts
+/// (Topology::ranks_of_hosts); 71 if a limit of this process is reached.
+absl::StatusOr<std::shared_ptr<C10dStore>> tcp_store(const Topology& topology, double init_timeout_s,
+                                                     const std::string& transport = "");
 
 /// Returns true for "localhost", "::1" and 127.0.0.0/8.
 bool is_loopback(const std::string& address);

@@ -29,6 +29,10 @@ GroupDefaults defaults_of(const Topology& topology, const CommConfig& comm) {
   return defaults;
 }
 
+absl::StatusOr<std::shared_ptr<C10dStore>> join_store(const Topology& topology, const CommConfig& comm) {
+  return tcp_store(topology, comm.init_timeout_s, row_of(comm.transport).word);
+}
+
 absl::Status check_hosts(const Topology& topology, TransportChoice transport) {
   if (!has(transport, transport_traits::kOneHost) || topology.num_hosts() == 1) return absl::OkStatus();
   const bool on_gpu = has(transport, transport_traits::kOnGpu);
@@ -74,7 +78,7 @@ absl::StatusOr<Mesh> make_gpu_mesh(const Topology& topology, const CommConfig& c
   };
   if (topology.world_size == 1)
     return make_mesh(topology, device_group_factory(defaults, std::move(groups)), memory_store());
-  TESSERA_ASSIGN_OR_RETURN(std::shared_ptr<C10dStore> store, tcp_store(topology, comm.init_timeout_s));
+  TESSERA_ASSIGN_OR_RETURN(std::shared_ptr<C10dStore> store, join_store(topology, comm));
   groups.join = join(gpu, store);
   groups.join_on_host = gloo_on_hosts(topology, comm, store);
   return make_mesh(topology, device_group_factory(defaults, std::move(groups)), store);
@@ -117,8 +121,10 @@ absl::StatusOr<Mesh> make_cpu_mesh(const Topology& topology, const CommConfig& c
   const GroupDefaults defaults = defaults_of(topology, comm);
   if (topology.world_size == 1)
     return make_mesh(topology, composed_group_factory(defaults, nullptr, nullptr), memory_store());
-  TESSERA_ASSIGN_OR_RETURN(Store store, tcp_store(topology, comm.init_timeout_s));
-  return make_mesh(topology, make_factory(defaults, store), store);
+  TESSERA_ASSIGN_OR_RETURN(Store store, join_store(topology, comm));
+  Mesh mesh = make_mesh(topology, make_factory(defaults, store), store);
+  groups_of(mesh).watch().bear_outages(comm.outage_s);
+  return mesh;
 }
 
 JoinGroup join_host(const Store& store) {
@@ -213,7 +219,8 @@ absl::StatusOr<Mesh> make_process_mesh(const Topology& topology, const CommConfi
   const GroupDefaults defaults = defaults_of(topology, comm);
   if (topology.world_size == 1)
     return make_mesh(topology, composed_group_factory(defaults, nullptr, nullptr), memory_store());
-  TESSERA_ASSIGN_OR_RETURN(std::shared_ptr<C10dStore> store, tcp_store(topology, comm.init_timeout_s));
+  TESSERA_ASSIGN_OR_RETURN(std::shared_ptr<C10dStore> store,
+                           tcp_store(topology, comm.init_timeout_s, "the program's own"));
   const JoinGroup join_group = [store, join](const Group& group) { return join(group, store); };
   return make_mesh(topology, flat_group_factory(defaults, join_group), store);
 }

@@ -201,7 +201,7 @@ class Rendezvous {
     const std::size_t bytes = ControlLayout(group_.size()).bytes;
     if (group_.rank == 0) return invite(bytes);
     auto text = store_.get(key_ + "control", time_left());
-    if (!text.ok()) return is_timeout(text.status()) ? missing_error({0}) : text.status();
+    if (!text.ok()) return is_over() ? missing_error({0}) : store_error(text.status());
     return accept(Invitation::from_text(*text), bytes);
   }
 
@@ -212,7 +212,7 @@ class Rendezvous {
     std::vector<int> missing;
     for (int q = 0; q < group_.size(); ++q) {
       auto pid = store_.get(key_ + std::to_string(q), time_left());
-      if (!pid.ok() && !is_timeout(pid.status())) return pid.status();
+      if (!pid.ok() && !is_over()) return store_error(pid.status());
       if (!pid.ok())
         missing.push_back(q);
       else
@@ -245,11 +245,16 @@ class Rendezvous {
   }
 
   std::chrono::milliseconds time_left() const {
-    const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(deadline_ - Clock::now());
+    const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline_ - Clock::now());
     return std::max(left, std::chrono::milliseconds(1));
   }
 
-  static bool is_timeout(const absl::Status& status) { return exit_code_of(status) == ExitCode::kPeerLost; }
+  /// A store that has ended fails with the exit code of a time limit, and at once.
+  bool is_over() const { return Clock::now() >= deadline_; }
+
+  absl::Status store_error(const absl::Status& status) const {
+    return make_error(exit_code_of(status), group_.self() + ": group " + group_.key() + ": " + message_of(status));
+  }
 
   absl::Status missing_error(const std::vector<int>& missing) const {
     std::string text = group_.self() + ": group " + group_.key() + " still misses";

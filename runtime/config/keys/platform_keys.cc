@@ -72,6 +72,14 @@ std::vector<StrategyKey> platform_keys() {
        .example_json = "120",
        .doc = "How long ranks wait for each other at the start.",
        .cost = "A rank that never started is noticed later."},
+      {.field = number_field(AT(comm.outage_s), {9, kWeekInSeconds}, "seconds"),
+       .example_json = "60",
+       .doc = "How long the network between hosts may be out. Ranks wait that long for a host that gives no sign of "
+              "life, and go on when it "
+              "answers. A job on a network whose links flap raises it. comm.timeout_s ends a collective sooner if it "
+              "is shorter.",
+       .cost = "A host that lost its power is noticed later, about six seconds after this time.",
+       .only_if = over_network()},
       {.field = name_field(AT(comm.network_fit)),
        .example_json = R"("measured")",
        .doc = "How all-gathers and reductions over gloo and mpi go. Empty: directly, a message from each rank to each "

@@ -100,7 +100,8 @@ void with_claims(const std::function<void(const Mesh&)>& body) {
 BackupClaims claims_of(const Mesh& mesh) {
   MicrobatchOrder order{2, 2, /*has_runs=*/true, /*longest=*/3, {0, 2}};
   order.backups = 1;
-  return {*groups_of(mesh).world("deal"), order, groups_of(mesh).store(), std::chrono::minutes(1)};
+  MeshGroups& groups = groups_of(mesh);
+  return {*groups.world("deal"), order, {groups.store(), groups.watch(), std::chrono::minutes(1)}};
 }
 
 /// A store whose other connections get no answer for a while, as if the host that serves it had vanished.
@@ -134,7 +135,8 @@ TEST(BackupClaims, StoreThatDoesNotAnswerIsALostPeer) {
     SilentStore store(&groups_of(mesh).store());
     MicrobatchOrder order{2, 2, /*has_runs=*/true, /*longest=*/3, {0, 2}};
     order.backups = 1;
-    BackupClaims claims(*groups_of(mesh).world("deal"), order, store, std::chrono::milliseconds(20));
+    BackupClaims claims(*groups_of(mesh).world("deal"), order,
+                        {store, groups_of(mesh).watch(), std::chrono::milliseconds(20)});
     EXPECT_THAT(error_of([&] { claims.end(); }), HasSubstr("comm.timeout_s"));
   });
 }

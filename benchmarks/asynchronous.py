@@ -4,8 +4,10 @@
     benchmarks/asynchronous.py --runs FOLDER --page            trains what FOLDER has no results of, writes results/asynchronous.json.xz,
                                                                and fills results/asynchronous.md and its pictures
     benchmarks/asynchronous.py --runs FOLDER --page --small    a small form of it: about a quarter of an hour on two cores
-    benchmarks/asynchronous.py --runs FOLDER --quick           some steps of each kind, as a smoke test
+    benchmarks/asynchronous.py --runs FOLDER --quick           some steps of each way under one clock, as a smoke test
     benchmarks/asynchronous.py --page                          fills the page with what the results have
+
+Without --page the tables are printed.
 
 Runs that FOLDER has are not made again, so a study that was stopped goes on. A folder is of one form.
 
@@ -83,10 +85,10 @@ CLOCKS = {"alike": "all ranks alike", "slow": "one rank at half speed", "stalls"
 OPTIMIZERS = {"digits": ({"type": "sgd", "momentum": 0.9, "weight_decay": 0.0}, [0.03, 0.1, 0.3]),
               "text": ({"type": "adamw", "betas": [0.9, 0.95], "weight_decay": 0.01}, [1e-3, 3e-3, 1e-2])}
 WHOLE = {"seeds": [1, 2, 3], "steps": {"digits": 544, "text": 400}, "step_s": {"digits": 0.05, "text": 0.1}, "stall_s": 1.0,
-         "factors": FACTORS}
+         "factors": FACTORS, "clocks": list(CLOCKS)}
 SMALL = WHOLE | {"seeds": [1, 2], "steps": {"digits": 160, "text": 80}}
 QUICK = WHOLE | {"seeds": [1], "steps": {"digits": 16, "text": 16}, "step_s": {"digits": 0.02, "text": 0.04}, "stall_s": 0.1,
-                 "factors": FACTORS[-1:]}
+                 "factors": FACTORS[-1:], "clocks": ["slow"]}
 
 
 def parse_arguments():
@@ -94,7 +96,7 @@ def parse_arguments():
     parser.add_argument("--runs", type=pathlib.Path, metavar="FOLDER", help="for what runs gave, a line each")
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--small", action="store_true", help="fewer steps and seeds")
-    form.add_argument("--quick", action="store_true", help="16 steps and one seed, under short stalls")
+    form.add_argument("--quick", action="store_true", help="16 steps, one seed and one clock; losses must be finite")
     parser.add_argument("--only", nargs="+", choices=STUDIES, default=list(STUDIES), metavar="STUDY", help=", ".join(STUDIES))
     parser.add_argument("--digits", type=pathlib.Path, metavar="FILE", help="what examples/images/digits.py writes")
     parser.add_argument("--page", action="store_true", help="fills the tables of asynchronous.md in --out, and draws")
@@ -148,6 +150,12 @@ def run_of(study, way, rate, seed, timeline, name):
     tickets = None if way == "backups" else timeline.tickets(RANKS)
     return {"name": name, "way": way, "seed": seed, "batch": BATCH, "strategy": strategy(study, way, rate), "clock": None, "tickets": tickets,
             "steps": 1 + max(step.ticket for step in timeline.steps) // RANKS, "expected_s": timeline.seconds()}
+
+
+def forecast_of(way, timeline):
+    """Returns what the simulation says of a run. Gradients that are summed have no age."""
+    has_ages = WAYS[way].kind != "met" and way != "backups"
+    return {"expected_s": timeline.seconds(), "expected_staleness": statistics.fmean(timeline.ages()) if has_ages else None}
 
 
 # These functions say what came out.
@@ -310,11 +318,11 @@ class Study:
     def tune(self):
         """Chooses the rates, by the training loss under the clock of equal ranks, with a seed that is not among the study's."""
         def best(rates_of):
-            """Returns {way: the best of its rates}."""
-            wanted = {way: [self.run(way, "alike", rate, TUNING_SEED) for rate in rates] for way, rates in rates_of.items()}
+            """Returns {way: the best of its rates}. Nothing is trained where there is one."""
+            wanted = {way: [self.run(way, "alike", rate, TUNING_SEED) for rate in rates] for way, rates in rates_of.items() if len(rates) > 1}
             self.runs.trained([run for of_way in wanted.values() for run in of_way])
             losses = {way: [final_loss(self.runs.known[run["name"]]) for run in of_way] for way, of_way in wanted.items()}
-            return {way: large_batch.best_rate(rates, losses[way]) for way, rates in rates_of.items()}
+            return {way: large_batch.best_rate(rates, losses.get(way, [0.0])) for way, rates in rates_of.items()}
 
         factors, grid = self.size["factors"], OPTIMIZERS[self.study][1]
         first = best({"synchronous": grid if len(factors) > 1 else grid[:1]})
@@ -329,16 +337,16 @@ class Study:
             lived = WAYS[way].kind == "lived"
             seconds = run["seconds"] if lived else timeline.seconds()
             made = curve(moments_of(run, None if lived else timeline))
-            of_runs.append({"curve": made, "seconds": seconds, "expected_s": timeline.seconds(),
-                            "samples": BATCH * sum(len(of["losses"]) for of in run["ranks"])}
-                           | {name: run[name] for name in ("staleness_mean", "staleness_max", "dropped", "held_out_loss", "held_out_accuracy")})
+            of_runs.append({"curve": made, "seconds": seconds, "samples": BATCH * sum(len(of["losses"]) for of in run["ranks"])}
+                           | forecast_of(way, timeline)
+                           | {name: run[name] for name in ("staleness_mean", "staleness_max", "dropped", "held_out_loss")})
         return {"way": way, "clock": clock, "rate": self.rates[WAYS[way].rate_of], "runs": of_runs}
 
     def made(self):
         """Returns {costs, rows, forecasts}."""
         self.tune()
         wanted = {(way, clock): [self.run(way, clock, self.rates[of.rate_of], seed) for seed in self.size["seeds"]]
-                  for way, of in WAYS.items() for clock in CLOCKS}
+                  for way, of in WAYS.items() for clock in self.size["clocks"]}
         by_name = {run["name"]: run for of_seeds in wanted.values() for run in of_seeds}
         forecasts = self.forecast_runs() if self.study == "digits" else []
         self.runs.trained([*by_name.values(), *(run for _, _, run in forecasts)])
@@ -346,7 +354,8 @@ class Study:
             path.unlink()
         rows = [self.row(way, clock, [self.runs.known[run["name"]] for run in of_seeds]) for (way, clock), of_seeds in wanted.items()]
         return {"costs": self.costs._asdict(), "rows": rows,
-                "forecasts": [{"way": way, "clock": clock, "expected_s": run["expected_s"], "seconds": self.runs.known[run["name"]]["seconds"]}
+                "forecasts": [{"way": way, "clock": clock} | forecast_of(way, self.timeline(way, clock, run["seed"]))
+                              | {name: self.runs.known[run["name"]][name] for name in ("seconds", "staleness_mean")}
                               for way, clock, run in forecasts]}
 
     def forecast_runs(self):
@@ -354,7 +363,7 @@ class Study:
         seed, found = self.size["seeds"][0], []
         for way in FORECAST:
             rate = self.rates[WAYS[way].rate_of]
-            for clock in CLOCKS:
+            for clock in self.size["clocks"]:
                 timeline = self.timeline(way, clock, seed)
                 run = run_of(self.study, way, rate, seed, timeline, f"lived {way} {clock} {rate:g} {seed}")
                 found.append((way, clock, run | {"clock": self.clock(clock)}))
@@ -409,13 +418,15 @@ def clock_table(rows, wanted):
 
 
 def forecast_table(study):
-    """Returns the table of measured seconds beside those of the simulation, of all runs that kept their clock."""
-    lines = ["| way | clock | measured s | simulated s | measured less simulated |", "|---|---|---:|---:|---:|"]
-    lived = [{"way": row["way"], "clock": row["clock"]} | {name: row["runs"][0][name] for name in ("expected_s", "seconds")}
-             for row in study["rows"] if WAYS[row["way"]].kind == "lived"]
+    """Returns the table of measured seconds and mean staleness beside those of the simulation, of all runs that kept their clock."""
+    lines = ["| way | clock | measured s | simulated s | measured less simulated | staleness measured | simulated |",
+             "|---|---|---:|---:|---:|---:|---:|"]
+    lived = [{"way": row["way"], "clock": row["clock"]} | row["runs"][0] for row in study["rows"] if WAYS[row["way"]].kind == "lived"]
     for each in study["forecasts"] + lived:
-        off = each["seconds"] / each["expected_s"] - 1
-        lines.append(f"| {WAYS[each['way']].label} | {CLOCKS[each['clock']]} | {each['seconds']:.1f} | {each['expected_s']:.1f} | {percent(off)} % |")
+        off, expected = each["seconds"] / each["expected_s"] - 1, each["expected_staleness"]
+        ages = ["", ""] if expected is None else [f"{each['staleness_mean']:.2f}", f"{expected:.2f}"]
+        cells = [WAYS[each["way"]].label, CLOCKS[each["clock"]], f"{each['seconds']:.1f}", f"{each['expected_s']:.1f}", f"{percent(off)} %", *ages]
+        lines.append(f"| {' | '.join(cells)} |")
     return lines
 
 
@@ -437,8 +448,8 @@ def tables_of(name, study):
     lines = [f"{large_batch.how(study)} {size['steps'][name]} steps of {RANKS} x {BATCH} samples, seeds {', '.join(map(str, size['seeds']))}, "
              f"{size['step_s'][name]:g} s of compute a step. Beside it: {costs}. Mean over seeds ± half of the range. The loss to reach is that of "
              f"the synchronous run at {100 * LOSS_AT:.0f} % of its steps."]
-    for clock, label in CLOCKS.items():
-        rows = [row for row in study["rows"] if row["clock"] == clock]
+    for clock in size["clocks"]:
+        label, rows = CLOCKS[clock], [row for row in study["rows"] if row["clock"] == clock]
         lines += ["", f"### {name.capitalize()}: {label}", "", *clock_table(rows, wanted), "", best_line(rows, wanted, clock), "",
                   f"![{name}, {label}: loss by seconds](asynchronous/{name}_{clock}_seconds.svg)", "",
                   f"![{name}, {label}: loss by samples](asynchronous/{name}_{clock}_samples.svg)"]
@@ -468,14 +479,23 @@ def draw(name, study, folder):
     import plots  # it needs matplotlib, and nothing else here does
 
     folder.mkdir(exist_ok=True)
-    for clock, label in CLOCKS.items():
+    for clock in study["size"]["clocks"]:
         rows = [row for row in study["rows"] if row["clock"] == clock]
         for axis in ("seconds", "samples"):
             drawn = series(rows, axis)
-            top = max(points[0][1] for each in drawn if (points := each["points"]))
-            title = f"{name}, {label}: loss by {axis}"
+            top = max((points[0][1] for each in drawn if (points := each["points"])), default=1.0)
+            title = f"{name}, {CLOCKS[clock]}: loss by {axis}"
             figure = plots.curves(drawn, axis, "training loss, mean over seeds", (0, 1.05 * top))
             (folder / f"{name}_{clock}_{axis}.svg").write_text(plots.svg(figure, title, inline=False))
+
+
+def expect_finite(studies):
+    """Ends with 1 where a loss is not finite: no way diverges in a few steps."""
+    for name, study in studies.items():
+        wrong = {row["way"] for row in study["rows"] for of_run in row["runs"]
+                 if not all(map(math.isfinite, [*of_run["curve"]["losses"], of_run["held_out_loss"]]))}
+        if wrong:
+            sys.exit(f"asynchronous.py: {name}: losses that are not finite: {', '.join(sorted(wrong))}")
 
 
 def main():
@@ -489,6 +509,11 @@ def main():
         page.write_text(large_batch.filled(page.read_text(), data["studies"], TABLES))
         for name, study in data["studies"].items():
             draw(name, study, options.out / "asynchronous")
+        return
+    for name, study in data["studies"].items():
+        print(f"\n## {name}\n\n" + "\n".join(tables_of(name, study)))
+    if options.quick:
+        expect_finite(data["studies"])
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ import heapq
 import itertools
 import json
 import random
+import statistics
 import typing
 
 HEADER = {"tessera_order": 1}
@@ -37,6 +38,13 @@ class Costs(typing.NamedTuple):
     meet_s: float = 0.0  # a step in which ranks add up gradients, from the moment at which the last one has come
 
 
+def meeting_s(step_s):
+    """Returns the median of what a step took the rank that came last, which waited for nobody. `step_s`: by rank. It is None where ranks
+    made unlike numbers of steps that counted (late ones of backups make none), since no step is everybody's then."""
+    shortest = [min(of_ranks) for of_ranks in zip(*step_s)]
+    return statistics.median(shortest) if shortest and len(set(map(len, step_s))) == 1 else None
+
+
 class Step(typing.NamedTuple):
     """A step of a rank whose gradient counts. Times are seconds from the start of the run."""
 
@@ -62,6 +70,22 @@ class Timeline(typing.NamedTuple):
         found = [[] for _ in range(ranks)]
         for step in sorted(self.steps, key=lambda step: step.step):
             found[step.rank].append(step.ticket)
+        return found
+
+    def ages(self):
+        """Returns the age of each gradient of asynchronous ranks, in the order of pushes: how many pushes of others came between its pull
+        and its push. Pull and push count at the middle of their time."""
+        events = []
+        for step in self.steps:
+            for is_push, first, last in ((False, step.begin, step.pulled), (True, step.pushing, step.pushed)):
+                events.append(((first + last) / 2, step.step, step.rank, is_push))
+        found, pushes, seen = [], 0, {}
+        for _, _, rank, is_push in sorted(events):
+            if is_push:
+                found.append(pushes - seen[rank])
+                pushes += 1
+            else:
+                seen[rank] = pushes
         return found
 
 

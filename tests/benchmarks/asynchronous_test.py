@@ -14,6 +14,7 @@ import push_orders
 from asynchronous import BATCH, CLOCKS, RANKS, WAYS
 
 COMMIT, MACHINE = {"hash": "0123456789abcdef", "dirty": False}, {"cpu": "a processor", "cores": 2}
+SIZE = asynchronous.QUICK | {"clocks": list(CLOCKS)}
 TEMPLATE = [("pull", "root", 0, 0), ("push", "root", 0, 0)]
 
 
@@ -39,20 +40,19 @@ class Trained:
             self.known[run["name"]] = {
                 "name": run["name"], "seconds": 1.1 * run["expected_s"], "pull_s": 0.001, "push_s": 0.002, "meet_s": 0.003,
                 "staleness_mean": 1.5, "staleness_max": 4, "dropped": 3 if run["tickets"] is None else 0, "held_out_loss": 0.5,
-                "held_out_accuracy": None,
                 "ranks": [{"tickets": own, "losses": [2.0 - ticket / 100 for ticket in own],
                            "ends": [0.1 * (place + 1) for place in range(len(own))]} for own in tickets]}
         return [self.known[run["name"]] for run in wanted]
 
 
-def study_of(folder, name="digits", size=asynchronous.QUICK):
+def study_of(folder, name="digits", size=SIZE):
     runs = Trained(pathlib.Path(folder), name, size)
     return runs, asynchronous.Study(runs)
 
 
 def results_of(name="digits"):
     with tempfile.TemporaryDirectory() as folder:
-        return {"commit": COMMIT, "machine": MACHINE, "small": True, "size": asynchronous.QUICK} | study_of(folder, name)[1].made()
+        return {"commit": COMMIT, "machine": MACHINE, "small": True, "size": SIZE} | study_of(folder, name)[1].made()
 
 
 class RunsOfAStudy(unittest.TestCase):
@@ -91,6 +91,17 @@ class RunsOfAStudy(unittest.TestCase):
             kept = {run["way"] for run in runs.made if run["clock"] and not run["name"].startswith(("lived", "calibration"))}
             self.assertEqual(kept, {"backups", "hogwild"})
             self.assertEqual(list(runs.folder.glob("*_order_*")), [], "orders of runs that have ended are removed")
+
+    def test_rates_are_chosen_with_a_seed_of_their_own_and_one_rate_is_not_tried(self):
+        for size, grid in ((SIZE, 1), (SIZE | {"factors": (1, 0.5)}, 3)):
+            with tempfile.TemporaryDirectory() as folder:
+                runs, study = study_of(folder, size=size)
+                study.tune()
+                tried = [run for run in runs.made if not run["name"].startswith("calibration")]
+                self.assertEqual({run["seed"] for run in tried} - {asynchronous.TUNING_SEED}, set())
+                self.assertEqual(sum(run["way"] == "synchronous" for run in tried), 0 if grid == 1 else grid)
+                self.assertEqual(sum(run["way"] == "diloco" for run in tried), 0 if grid == 1 else 2)
+                self.assertEqual(set(study.rates), {of.rate_of for of in WAYS.values()})
 
     def test_study_that_goes_on_trains_nothing_again(self):
         with tempfile.TemporaryDirectory() as folder:
@@ -171,7 +182,15 @@ class Page(unittest.TestCase):
     def test_forecasts_stand_beside_what_was_measured(self):
         lines = asynchronous.forecast_table(self.studies["digits"])
         self.assertEqual(len(lines), 2 + 9 + 2 * len(CLOCKS))
-        self.assertTrue(all(line.endswith("| 10.0 % |") for line in lines[2:]), lines)
+        self.assertTrue(all("| 10.0 % |" in line for line in lines[2:]), lines)
+        without = [line for line in lines if line.endswith("| 10.0 % |  |  |")]
+        self.assertEqual({line.split(" | ")[0] for line in without}, {"| synchronous", "| backups, 1"})
+
+    def test_losses_that_are_not_finite_end_the_quick_form(self):
+        asynchronous.expect_finite(self.studies)
+        self.studies["text"]["rows"][0]["runs"][0]["curve"]["losses"][3] = math.nan
+        with self.assertRaisesRegex(SystemExit, "text: losses that are not finite: synchronous"):
+            asynchronous.expect_finite(self.studies)
 
     def test_row_says_how_many_seeds_reach_a_loss(self):
         row = {"runs": [{"curve": {"ends": [1.0], "losses": [1.0]}}, {"curve": {"ends": [1.0], "losses": [2.0]}}]}

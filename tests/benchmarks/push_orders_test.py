@@ -31,6 +31,12 @@ class Clocks(unittest.TestCase):
         self.assertEqual(CLOCKS["slow"].seconds(1, 3, 5), 2 * CLOCKS["slow"].seconds(1, 0, 5))
 
 
+    def test_cost_of_a_meeting_is_that_of_the_rank_that_came_last(self):
+        self.assertEqual(push_orders.meeting_s([[0.5, 0.1, 0.3], [0.2, 0.4, 0.6]]), 0.2)
+        for unlike in ([[], [0.1]], [[0.1], [0.1, 0.2]], [[], []]):
+            self.assertIsNone(push_orders.meeting_s(unlike))
+
+
 class Asynchronous(unittest.TestCase):
     def test_work_is_conserved(self):
         for clock, most in itertools.product(CLOCKS.values(), (None, 0, 1, 4)):
@@ -72,6 +78,14 @@ class Asynchronous(unittest.TestCase):
                 for line in lines:
                     if line["op"] == "pull":
                         self.assertEqual(line["version"], RANKS * (line["step"] - 1))
+
+    def test_ages_are_the_pushes_of_others_between_pull_and_push(self):
+        rounds = push_orders.asynchronous(CLOCKS["alike"], COSTS, 12, 1, 0)
+        self.assertEqual(rounds.ages(), [0, 1, 2, 3] * 3)
+        # Two pushes come at 1.0 s, that of the earlier step first.
+        steps = push_orders.asynchronous(Clock(0.5, (1, 2)), Costs(), 6, 1)
+        self.assertEqual([step.rank for step in steps.steps], [0, 0, 1, 0, 0, 1])
+        self.assertEqual(steps.ages(), [0, 1, 1, 0, 1, 1])
 
     def test_rounds_of_unequal_ranks_are_refused(self):
         with self.assertRaisesRegex(ValueError, "41 gradients are not the same number for each of 4 ranks"):

@@ -1,7 +1,8 @@
 """Simulates when ranks with clocks of their own pull, compute, push and meet, and writes the order of pushes and pulls in the form
 of sync.record_order (docs/design/asynchronous.md, "Orders"). It uses the standard library only.
 
-Nothing is computed here but times. Work is dealt as tickets, one for each gradient, so all ways to train have the same samples.
+Nothing is computed here but times, by the model of `tessera simulate` (planner/modes/mode_clock.h); tests/planner/mode_cases.json has runs
+on which both agree. Work is dealt as tickets, one for each gradient, so all ways to train have the same samples.
 """
 
 import collections

@@ -6,7 +6,7 @@ import itertools
 import json
 import unittest
 
-import paths  # noqa: F401
+import paths
 import push_orders
 from push_orders import Clock, Costs
 
@@ -135,6 +135,34 @@ class Backups(unittest.TestCase):
         self.assertAlmostEqual(timeline.seconds(), 30 * 0.1)  # nobody waits for the slow rank
         self.assertEqual(len(timeline.steps), 90)
         self.assertGreater(timeline.dropped, 0)
+
+
+class Listed:
+    """A clock whose seconds are in a table [rank], which is read again from its begin."""
+
+    def __init__(self, table):
+        self.table, self.slowness = table, (1.0,) * len(table)
+
+    def seconds(self, _, rank, step):
+        return self.table[rank][(step - 1) % len(self.table[rank])]
+
+
+class Cases(unittest.TestCase):
+    def test_runs_are_those_of_tessera_simulate(self):
+        for case in json.loads((paths.ROOT / "tests/planner/mode_cases.json").read_text()):
+            clock, costs, steps = Listed(case["compute_s"]), Costs(*case["costs"]), case["steps"]
+            if case["kind"] == "meeting":
+                timeline = push_orders.meeting(clock, costs, steps, 0, case["every"])
+            elif case["kind"] == "backups":
+                timeline = push_orders.backups(clock, costs, steps, 0, case["spare"])
+            else:
+                timeline = push_orders.asynchronous(clock, costs, steps * len(clock.table), 0, case["max_staleness"])
+                self.assertEqual(timeline.ages(), case["ages"], case["name"])
+            ends = [[] for _ in clock.table]
+            for step in sorted(timeline.steps, key=lambda step: step.step):
+                ends[step.rank].append(step.pushed)
+            self.assertEqual(ends, case["ends_s"], case["name"])
+            self.assertEqual(timeline.dropped, case["dropped"], case["name"])
 
 
 class Files(unittest.TestCase):

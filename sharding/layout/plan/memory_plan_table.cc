@@ -125,7 +125,8 @@ std::string MemoryPlan::to_table() const {
   if (const ServedBytes served = served_bytes(); served.shards > 0) {
     text += "servers: the shards of all parameter servers have " + format_bytes(served.shards) + " (" +
             std::to_string(served.shards) + " bytes); a rank sends them " + format_bytes(served.sent) +
-            " a step, and receives " + format_bytes(served.received) + "\n";
+            " a step, and receives " + format_bytes(served.received) + "; for each rank they have room for " +
+            format_bytes(4 * passes_.outer.served) + " of gradients that wait for its push\n";
   }
   if (input_.wire.longest_run > 0) {
     text += "deal: a rank computes at most " + std::to_string(input_.wire.longest_run) + " of a step's " +

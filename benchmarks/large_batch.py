@@ -316,15 +316,17 @@ def wire_table(study):
 TABLES = {"digits": digits_tables, "text": text_tables, "wire": wire_table}
 
 
-def filled(page, studies):
-    """Returns the page with these studies' tables between their marks. Raises ValueError where a mark is missing."""
+def filled(page, studies, tables=None):
+    """Returns the page with these studies' tables between their marks. `tables`: {study: a function that makes its lines}; this study's if
+    none are given. Raises ValueError where a mark is missing."""
+    tables = tables or TABLES
     for name, study in studies.items():
         begin, end = f"<!-- table: {name} -->\n", f"<!-- end of table: {name} -->\n"
         if page.count(begin) != 1 or page.count(end) != 1:
             raise ValueError(f"the page has no place for the table {name}: {begin.strip()}")
         before, _, rest = page.partition(begin)
         _, _, after = rest.partition(end)
-        page = before + begin + "\n" + "\n".join(TABLES[name](study)) + "\n\n" + end + after
+        page = before + begin + "\n" + "\n".join(tables[name](study)) + "\n\n" + end + after
     return page
 
 

@@ -22,11 +22,18 @@ double uniform(std::uint64_t bits) { return (static_cast<double>(bits >> 11) + 0
 
 Jitter::Jitter(double relative, std::uint64_t seed) : seed_(seed), sigma_(std::sqrt(std::log1p(relative * relative))) {}
 
-double Jitter::factor(std::int64_t step, int rank, std::size_t entry) const {
-  if (sigma_ == 0) return 1;
+std::uint64_t Jitter::key_of(std::int64_t step, int rank) const {
   std::uint64_t key = mix_bits(seed_ + kStride);
   key = mix_bits(key + static_cast<std::uint64_t>(step) * kStride);
-  key = mix_bits(key + static_cast<std::uint64_t>(rank) * kStride);
+  return mix_bits(key + static_cast<std::uint64_t>(rank) * kStride);
+}
+
+/// Entries count up from 0, so none has the place before them.
+double Jitter::draw(std::int64_t step, int rank) const { return uniform(mix_bits(key_of(step, rank) - kStride)); }
+
+double Jitter::factor(std::int64_t step, int rank, std::size_t entry) const {
+  if (sigma_ == 0) return 1;
+  const std::uint64_t key = key_of(step, rank);
   const double radius = uniform(mix_bits(key + (2 * entry) * kStride));
   const double angle = uniform(mix_bits(key + (2 * entry + 1) * kStride));
   const double normal = std::sqrt(-2 * std::log(radius)) * std::cos(2 * std::numbers::pi * angle);

@@ -1,71 +1,61 @@
 #include "planner/simulated_world.h"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <cmath>
 
-#include "planner/jitter.h"
 #include "planner/step_clock.h"
 #include "planner/step_trace.h"
 #include "runtime/base/status.h"
+#include "sharding/layout/plan/microbatch_deal.h"
 
 namespace tessera {
 namespace {
 
-absl::Status refuse(const std::string& what) { return make_error(ExitCode::kUsage, "simulated world: " + what); }
-
-bool is_within(double value, double least, double most) { return value >= least && value <= most; }
-
-absl::Status check(const WorldOptions& options, int ranks) {
-  constexpr double kMostJitter = 10, kMostFactor = 1e6;
-  constexpr std::int64_t kMostSteps = 100000;
-  const auto is_rank = [&](int rank) { return rank >= 0 && rank < ranks; };
-  if (ranks > SimulatedWorld::kMostRanks)
-    return refuse(fmt::format("wants at most {} ranks, got a mesh of {}. [T0630] hint: simulate fewer, and scale",
-                              SimulatedWorld::kMostRanks, ranks));
-  if (!is_within(options.jitter, 0, kMostJitter))
-    return refuse(
-        fmt::format("jitter must be from 0 to {}, got {}. [T0631] hint: 0.05 is usual", kMostJitter, options.jitter));
-  if (options.steps < 1 || options.steps > kMostSteps)
-    return refuse(fmt::format("steps must be from 1 to {}, got {}. [T0632] hint: a few dozen tell enough", kMostSteps,
-                              options.steps));
-  for (const auto& [rank, factor] : options.stragglers) {
-    if (!is_rank(rank))
-      return refuse(
-          fmt::format("a straggler is rank {}, and the mesh has {}. [T0633] hint: ranks count from 0", rank, ranks));
-    if (!is_within(factor, 0, kMostFactor) || factor == 0)
-      return refuse(fmt::format(
-          "the factor of straggler {} must be above 0 and at most {:g}, got {}. [T0634] hint: 2 takes twice as long",
-          rank, kMostFactor, factor));
+/// Returns how many microbatches each rank computes once they are dealt by the ranks' speeds; empty where nothing is
+/// dealt.
+std::vector<std::int64_t> dealt_by(const RankSpeeds& speeds, const MicrobatchOrder& order) {
+  if (order.longest == 0 || order.ranks == 1) return {};
+  std::vector<double> seconds;
+  std::vector<std::int64_t> even;
+  for (int rank = 0; rank < order.ranks; ++rank) {
+    seconds.push_back(speeds.of_work(rank));
+    even.push_back(order.count_of(rank));
   }
-  for (const int rank : options.traced) {
-    if (!is_rank(rank))
-      return refuse(
-          fmt::format("a traced rank is {}, and the mesh has {}. [T0635] hint: ranks count from 0", rank, ranks));
-  }
-  return absl::OkStatus();
+  std::vector<std::int64_t> counts(even.size());
+  share_out(order, seconds, counts);
+  return seconds_of_deal(counts, seconds) < kWorthOfADeal * seconds_of_deal(even, seconds) ? counts : even;
 }
 
 /// The factors by which a rank's work takes longer in one step than in the profile.
 class WorkFactors {
  public:
-  WorkFactors(const StepScript& script, const WorldOptions& options, int ranks)
-      : script_(script), jitter_(options.jitter, options.seed), of_rank_(static_cast<std::size_t>(ranks), 1.0) {
-    for (const auto& [rank, factor] : options.stragglers) of_rank_[static_cast<std::size_t>(rank)] = factor;
+  /// `dealt`: SimulatedWorld::dealt. `each`: the microbatches of a rank in the script.
+  WorkFactors(const StepScript& script, const RankSpeeds& speeds, const std::vector<std::int64_t>& dealt,
+              std::int64_t each)
+      : script_(script), speeds_(speeds) {
+    for (const std::int64_t count : dealt) of_deal_.push_back(static_cast<double>(count) / static_cast<double>(each));
+    const auto computes = [](const Instruction& instruction) {
+      return instruction.kind == Instruction::Kind::kWork && instruction.spending == Spending::kCompute &&
+             instruction.seconds > 0;
+    };
+    const auto first = std::ranges::find_if(script.instructions, computes);
+    first_ = static_cast<std::size_t>(first - script.instructions.begin());
   }
 
   double operator()(std::int64_t step, int rank, std::size_t instruction) const {
-    const Spending spending = script_.instructions[instruction].spending;
-    if (spending == Spending::kReduction) return 1;  // memory, not the rank, limits the speed of sums
-    const double factor = of_rank_[static_cast<std::size_t>(rank)];
-    return spending == Spending::kCompute ? factor * jitter_.factor(step, rank, instruction) : factor;
+    const Instruction& each = script_.instructions[instruction];
+    if (each.spending == Spending::kReduction) return 1;  // memory, not the rank, limits the speed of sums
+    if (each.spending != Spending::kCompute) return speeds_.of_work(rank);
+    double factor = speeds_.of_compute(step, rank, instruction);
+    if (!of_deal_.empty()) factor *= of_deal_[static_cast<std::size_t>(rank)];
+    return instruction == first_ ? factor + speeds_.stall_s(step, rank) / each.seconds : factor;
   }
 
  private:
   const StepScript& script_;
-  const Jitter jitter_;
-  std::vector<double> of_rank_;
+  const RankSpeeds& speeds_;
+  std::vector<double> of_deal_;  ///< [rank]; empty: 1
+  std::size_t first_ = 0;        ///< the first instruction that computes
 };
 
 /// Returns the smallest number of seconds that is not exceeded by a share `p` of all numbers. REQUIRES: sorted, not
@@ -101,12 +91,14 @@ std::vector<std::string> names_of_units(const MemoryPlan& plan) {
 absl::StatusOr<SimulatedWorld> simulate_world(const MemoryPlan& plan, const StepProfile& profile,
                                               const MeshLinks& links, const WorldOptions& options) {
   const MeshPosition& mesh = plan.placement().mesh;
-  TESSERA_RETURN_IF_ERROR(check(options, mesh.world_size()));
+  TESSERA_RETURN_IF_ERROR(check_world(options, mesh.world_size()));
   TESSERA_ASSIGN_OR_RETURN(const StepScript script, script_of_step(plan, profile, links));
   StepClock clock(script, mesh.replicate_size, mesh.shard_size);
-  const WorkFactors factors(script, options, clock.ranks());
+  const RankSpeeds speeds(options, clock.ranks());
   StepTrace trace(options.traced, names_of_units(plan));
   SimulatedWorld world;
+  world.dealt = dealt_by(speeds, plan.order());
+  const WorkFactors factors(script, speeds, world.dealt, plan.wire().accumulation);
   std::vector<double> ends(static_cast<std::size_t>(clock.ranks()), 0.0);
   double offset_s = 0;
   for (std::int64_t step = 0; step < options.steps; ++step) {

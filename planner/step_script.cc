@@ -41,6 +41,7 @@ std::vector<std::string> what_is_left_out(const MemoryPlan& plan) {
   if (plan.gradients_below()) left_out.push_back("records of gradients that move beside backward and the update");
   if (!plan.passes().matrices.batches().empty()) left_out.push_back("the exchange of matrices with their owners");
   if (plan.tiers().is_durable) left_out.push_back("commits of durable steps");
+  if (plan.wire().backups > 0) left_out.push_back("microbatches of slow ranks that other ranks make again");
   return left_out;
 }
 

@@ -3,11 +3,11 @@
 #include <algorithm>
 #include <utility>
 
+#include "sharding/layout/plan/microbatch_deal.h"
+
 namespace tessera {
 namespace {
 
-/// Another deal is made if it shortens a step to less than this share of its time.
-constexpr double kWorth = 0.97;
 constexpr double kLeastSeconds = 1e-9;  // least busy time; clocks may show less
 
 /// Returns the median, and may reorder `values`. If two values are in the middle, it is the lower one.
@@ -46,8 +46,8 @@ bool MicrobatchDealer::add(std::span<const double> busy_seconds, std::span<const
     seconds_[rank] = median_of(busy_[rank]);
     busy_[rank].clear();
   }
-  share_out();
-  if (!(seconds_of(counts_) < kWorth * seconds_of(before_))) {
+  share_out(order_, seconds_, counts_);
+  if (!(seconds_of_deal(counts_, seconds_) < kWorthOfADeal * seconds_of_deal(before_, seconds_))) {
     counts_ = before_;
     return false;
   }
@@ -57,27 +57,6 @@ bool MicrobatchDealer::add(std::span<const double> busy_seconds, std::span<const
     begin += counts_[rank];
   }
   return true;
-}
-
-/// Gives each microbatch, one after the other, to the rank that would end first with it. No other deal of whole
-/// microbatches ends sooner.
-void MicrobatchDealer::share_out() {
-  std::ranges::fill(counts_, 1);
-  for (std::int64_t left = order_.all() - order_.ranks; left > 0; --left) {
-    std::size_t best = counts_.size();
-    const auto end_of = [&](std::size_t rank) { return static_cast<double>(counts_[rank] + 1) * seconds_[rank]; };
-    for (std::size_t rank = 0; rank < counts_.size(); ++rank) {
-      if (counts_[rank] < order_.longest && (best == counts_.size() || end_of(rank) < end_of(best))) best = rank;
-    }
-    ++counts_[best];
-  }
-}
-
-double MicrobatchDealer::seconds_of(std::span<const std::int64_t> counts) const {
-  double longest = 0;
-  for (std::size_t rank = 0; rank < counts.size(); ++rank)
-    longest = std::max(longest, static_cast<double>(counts[rank]) * seconds_[rank]);
-  return longest;
 }
 
 }  // namespace tessera

@@ -27,10 +27,6 @@ class MicrobatchDealer {
   bool add(std::span<const double> busy_seconds, std::span<const std::int64_t> computed = {});
 
  private:
-  void share_out();
-  /// Returns the seconds that a step takes if ranks have `counts` microbatches.
-  double seconds_of(std::span<const std::int64_t> counts) const;
-
   MicrobatchOrder order_;
   const std::size_t window_;
   std::vector<std::vector<double>> busy_;      ///< [rank][step of this window]: seconds of one microbatch

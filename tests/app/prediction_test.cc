@@ -39,13 +39,14 @@ class Prediction : public Workplace {
     profile = read_file(path("profile.json"));
     links_file = read_file(path("links.json"));
   }
+  /// Returns a command for a world of `ranks` hosts with one rank each, or of `hosts` hosts.
   Words world(const std::string& command, const std::string& strategy_file, const std::string& ranks,
-              const Words& more = {}) const {
+              const Words& more = {}, const std::string& hosts = "") const {
     return Words{TESSERA_PROGRAM, command,
                  "--model",       path("model.json"),
                  "--strategy",    strategy_file,
                  "--world-size",  ranks,
-                 "--hosts",       ranks,
+                 "--hosts",       hosts.empty() ? ranks : hosts,
                  "--links",       path("links.json"),
                  "--profile",     path("profile.json")} +
            more;
@@ -135,6 +136,61 @@ TEST_F(Prediction, EfficiencyOf1To4096RanksFollowsFromTheirPlans) {
   EXPECT_THAT(chosen.out, HasSubstr("scaled speed-up"));
   const json tried = json::parse(run(world("plan", "auto", "2", {"--like", path("like.json"), "--json"})).out);
   EXPECT_EQ(tried.at(0).at("scaling").size(), 13u);
+}
+
+TEST_F(Prediction, RanksWithClocksOfTheirOwnArePlannedAndSimulated) {
+  measure();
+  const auto with = [&](const std::string& more) {
+    write_file(path("mode.json"), R"({"units": {"classes": ["Block"]}, )" + more + "}");
+    return path("mode.json");
+  };
+  const auto with_sync = [&](const std::string& sync) {
+    return with(R"("strategy": "SHARD_OPTIMIZER", "gradient_sync": "last_microbatch", "sync": )" + sync);
+  };
+  const std::string free = with_sync(R"({"type": "asynchronous", "delay_compensation": {"lambda": 0.1}})");
+  const json step = json::parse(run(world("plan", free, "4", {"--json"}, "1")).out).at("step");
+  EXPECT_NEAR(step.at("seconds").get<double>(),
+              step.at("compute_s").get<double>() + step.at("pull_s").get<double>() + step.at("push_s").get<double>(),
+              1e-9);
+  EXPECT_GT(step.at("staleness_mean").get<double>(), 0);
+  EXPECT_GE(step.at("not_counted").size(), 2u);
+
+  const Words slow = {"--straggler", "3=4",     "--stall",          "0.1=0.01",   "--steps",
+                      "20",          "--trace", path("modes.json"), "--overwrite"};
+  const auto simulated = [&](const std::string& file) { return run(world("simulate", file, "4", slow, "1")).out; };
+  const std::string bounded = R"({"type": "asynchronous", "max_staleness": 2})";
+  EXPECT_THAT(simulated(with_sync(bounded)),
+              AllOf(HasSubstr("asynchronous, 4 ranks, 20 steps"), HasSubstr("staleness of these ranks: mean "),
+                    ContainsRegex("synchronous ranks [a-z ]+: [0-9.]+ s a step, [0-9.]+ times as long")));
+  EXPECT_GT(file("modes.json").at("traceEvents").size(), 80u);
+  const std::string backups = R"({"type": "backups", "count": 1})";
+  EXPECT_THAT(simulated(with_sync(backups)),
+              AllOf(HasSubstr(", meeting "), ContainsRegex("gradients that came too late: [1-9]")));
+  const std::string local = R"("strategy": "NO_SHARD", "mesh": {"replicate": 2, "shard": 2},
+                               "sync": {"type": "local_sgd", "every": 4})";
+  EXPECT_THAT(simulated(with(local)),
+              AllOf(HasSubstr("local_sgd, 2 replicas"), HasSubstr("gradients of a rank that count: 20 to 20")));
+  const std::string deal = R"("strategy": "SHARD_GRADIENTS", "gradient_accumulation": 4,
+                              "gradient_sync": "last_microbatch", "deal": {"by": "speed"})";
+  EXPECT_THAT(run(world("simulate", with(deal), "2", {"--straggler", "1=3"})).out,
+              HasSubstr("dealt by speed: a rank computes 2 to 6 microbatches"));
+}
+
+TEST_F(Prediction, ServersShareTheWorkOfPushes) {
+  measure();
+  write_file(path("servers.json"), R"({"strategy": "SHARD_OPTIMIZER", "units": {"classes": ["Block"]},
+                                       "sync": {"type": "asynchronous", "owners": "servers"}})");
+  const auto push_s = [&](const std::string& servers) {
+    const Words more = {"--json", "--servers", servers};
+    return json::parse(run(world("plan", path("servers.json"), "2", more)).out).at("step").at("push_s").get<double>();
+  };
+  EXPECT_GT(push_s("1"), push_s("4"));
+  const Ended none = fail(world("plan", strategy("FULL_SHARD"), "2", {"--servers", "2"}));
+  EXPECT_EQ(none.code, 64);
+  EXPECT_THAT(none.err, AllOf(HasSubstr("--servers says"), HasSubstr("hint:")));
+  const Ended stall = fail(world("simulate", path("servers.json"), "2", {"--stall", "often"}));
+  EXPECT_EQ(stall.code, 64);
+  EXPECT_THAT(stall.err, AllOf(HasSubstr("--stall \"often\""), HasSubstr("hint:")));
 }
 
 TEST_F(Prediction, StrategiesAreComparedByTime) {

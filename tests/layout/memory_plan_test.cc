@@ -203,6 +203,29 @@ TEST(MemoryPlan, BackupsOfMicrobatchesCountTheirWholeGradientsAndWhatRanksSend) 
       << with.to_table();
 }
 
+TEST(MemoryPlan, TableOfCommonParametersSaysWhatIsKept) {
+  PlanInput input = input_of(kMiB, 12, {1, 4, 0, 0});
+  input.placement = placement_of(ShardingStrategy::kShardOptimizer, false);
+  const auto table_has = [&](const std::string& text) {
+    return MemoryPlan(input).to_table().find(text) != std::string::npos;
+  };
+  EXPECT_FALSE(table_has("asynchronous: "));
+  input.update.outer.type = SyncType::kAsynchronous;
+  const std::string shard = std::to_string(4 * MemoryPlan(input).passes().outer.part) + " bytes) are this rank's shard";
+  EXPECT_TRUE(table_has(shard)) << MemoryPlan(input).to_table();
+  EXPECT_FALSE(table_has("means of squares") || table_has("record_order") || table_has("play_order"));
+  input.update.outer.asynchronous.delay_compensation = {.lambda = 1, .adaptive = true};
+  input.update.outer.asynchronous.record_order = "order.jsonl";
+  input.update.outer.asynchronous.play_order = "order.jsonl";
+  EXPECT_TRUE(table_has("means of squares") && table_has("play_order: a rank keeps 8 bytes"));
+  EXPECT_TRUE(table_has("writes " + std::to_string(2 * 4 * std::ssize(input.units)) + " lines a step"));
+  input.update.outer = {};
+  input.update.outer.type = SyncType::kHogwild;
+  EXPECT_TRUE(table_has("own states of the parts of other ranks"));
+  input.update.outer.asynchronous.states = StateSharing::kShared;
+  EXPECT_TRUE(table_has("and one set of states"));
+}
+
 TEST(MemoryPlan, BackgroundReductionsLagByTheGivenNumberOfUnits) {
   const auto plan_of = [](MeshPosition mesh, std::optional<std::int64_t> ahead, bool accumulates = false) {
     PlanInput input = input_of(64 * kMiB, 12, mesh);

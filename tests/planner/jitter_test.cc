@@ -21,6 +21,16 @@ TEST(Jitter, FactorDependsOnSeedAndPlaceAlone) {
   EXPECT_NE(jitter.factor(3, 2, 2), factor);
 }
 
+TEST(Jitter, DrawsAreEvenlyDistributedAndDependOnSeedStepAndRank) {
+  const Jitter jitter(0, 7);
+  EXPECT_NE(jitter.draw(1, 2), jitter.draw(2, 2));
+  EXPECT_NE(jitter.draw(1, 2), jitter.draw(1, 3));
+  EXPECT_NE(jitter.draw(1, 2), Jitter(0, 8).draw(1, 2));
+  int below = 0;
+  for (int i = 0; i < 10000; ++i) below += jitter.draw(i / 10, i % 10) < 0.02 ? 1 : 0;
+  EXPECT_NEAR(below, 200, 70);
+}
+
 TEST(Jitter, FactorsHaveTheRequestedMeanAndDeviation) {
   for (const double relative : {0.01, 0.1, 0.5}) {
     const Jitter jitter(relative, 1);

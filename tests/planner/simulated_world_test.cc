@@ -62,6 +62,33 @@ TEST(SimulatedWorld, JitterCostsTimeAndIsTheSameForTheSameSeed) {
   }
 }
 
+TEST(SimulatedWorld, StallOfARankLengthensAStepBySoMuch) {
+  for (const StrategyCase& strategy : all_strategies()) {
+    const TimedPlan timed = timed_plan(strategy, 3);
+    const double seconds = timed.predicted().seconds;
+    for (const double each : world_of(timed, {.stall_share = 1, .stall_s = 2, .steps = 3}).seconds)
+      EXPECT_NEAR(each, seconds + 2, 1e-9) << strategy.name;
+    const double rare = world_of(timed, {.stall_share = 0.05, .stall_s = 2, .steps = 100}).mean_s;
+    EXPECT_GT(rare, seconds + 0.1) << strategy.name;
+    EXPECT_LT(rare, seconds + 1.5) << strategy.name;
+  }
+}
+
+TEST(SimulatedWorld, MicrobatchesAreDealtByTheSpeedsOfRanks) {
+  TimedPlan timed = timed_plan(ShardingStrategy::kShardGradients, {1, 2, 0, 0}, 3);
+  timed.input.wire.accumulation = 4;
+  timed.input.wire.sync = GradientSync::kLastMicrobatch;
+  const WorldOptions options{.stragglers = {{1, 3.0}}, .steps = 3};
+  EXPECT_TRUE(world_of(timed, options).dealt.empty());
+  EXPECT_GT(world_of(timed, options).mean_s, 4 * 12 * 3);  // a microbatch takes 12 s
+  timed.input.wire.longest_run = 8;
+  const SimulatedWorld dealt = world_of(timed, options);
+  EXPECT_EQ(dealt.dealt, (std::vector<std::int64_t>{6, 2}));
+  EXPECT_GT(dealt.mean_s, 72);
+  EXPECT_LT(dealt.mean_s, 80);
+  EXPECT_EQ(world_of(timed, {.steps = 3}).dealt, (std::vector<std::int64_t>{4, 4})) << "ranks that are alike";
+}
+
 TEST(SimulatedWorld, LongerLagHidesMoreJitter) {
   TimedPlan timed = timed_plan(ShardingStrategy::kShardGradients, {1, 8, 0, 0}, 12, 1 << 16);
   timed.input.wire.reduces_in_background = false;

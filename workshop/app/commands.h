@@ -38,6 +38,7 @@ struct TimingOptions {
   std::string links;         ///< file that `tessera doctor --links` wrote; empty: nothing is predicted
   std::string links_inside;  ///< links between ranks of one host; empty: as `links`
   std::string profile;       ///< file that `tessera train --profile` wrote
+  int servers = 0;           ///< parameter servers, where the strategy has some; 0: one
 };
 
 /// A file of weights, with the fields of LoadOptions (tessera/weights.h).
@@ -196,6 +197,7 @@ struct SimulateCommand {
   double jitter = 0;  ///< relative standard deviation of the time that ranks compute
   std::uint64_t seed = 1;
   std::vector<std::string> stragglers;  ///< "7=1.5": a rank, and the factor by which its work is longer
+  std::string stall;  ///< "0.02=1": share of a rank's steps in which it stands still, and seconds; empty: none
   std::int64_t steps = 10;
   std::string trace;  ///< Chrome trace of some ranks; empty: none
   int traced_ranks = 4;

@@ -39,6 +39,35 @@ static_assert(std::ranges::adjacent_find(kRows, std::ranges::greater_equal(), &C
 
 std::string exact_bytes(std::int64_t bytes) { return format_bytes(bytes) + " (" + std::to_string(bytes) + " bytes)"; }
 
+/// Returns what ranks that train common parameters keep, where they own the shards themselves, and what an order costs.
+std::string text_of_common_values(const MemoryPlan& plan) {
+  const SyncConfig& outer = plan.update().outer;
+  if (!outer.is_asynchronous() || outer.has_servers()) return "";
+  const std::int64_t bytes = 4 * plan.passes().outer.states;
+  const std::string size = exact_bytes(bytes);
+  if (outer.is_hogwild()) {
+    const bool is_shared = outer.asynchronous.states == StateSharing::kShared;
+    return "hogwild: all ranks read and write one copy of the parameters" +
+           (is_shared ? ", and one set of states\n"
+                      : "; " + size + " are this rank's own states of the parts of other ranks\n");
+  }
+  const bool is_adaptive = outer.asynchronous.delay_compensation.adaptive;
+  std::string text = "asynchronous: " + size + " are this rank's shard, which all ranks update: values" +
+                     (is_adaptive ? ", and means of squares" : "") +
+                     "; a step uses the values that it has pulled, which are the parameters above, and no older "
+                     "version is kept\n";
+  std::int64_t groups = 0;
+  for (const UnitShape& unit : plan.units())
+    groups += std::ranges::count_if(unit.groups, [](const GroupShape& group) { return group.trainable; });
+  if (!outer.asynchronous.record_order.empty()) {
+    text += "record_order: a rank writes " + std::to_string(2 * groups * plan.placement().mesh.world_size()) +
+            " lines a step, of about 100 bytes each\n";
+  }
+  if (!outer.asynchronous.play_order.empty())
+    text += "play_order: a rank keeps 8 bytes for each line of the file, which are not in this plan\n";
+  return text;
+}
+
 }  // namespace
 
 std::string name_of(MemoryCategory category) {
@@ -78,9 +107,12 @@ std::string MemoryPlan::to_table() const {
     text += "backups: a step sums the gradients of the first " + std::to_string(ranks - input_.update.outer.backups) +
             " of " + std::to_string(ranks) + " ranks, which read them where they lie\n";
   }
+  text += text_of_common_values(*this);
   if (const ServedBytes served = served_bytes(); served.shards > 0) {
     text += "servers: the shards of all parameter servers have " + exact_bytes(served.shards) + "; a rank sends them " +
-            format_bytes(served.sent) + " a step, and receives " + format_bytes(served.received) + "\n";
+            format_bytes(served.sent) + " a step, and receives " + format_bytes(served.received) +
+            "; for each rank they have room for " + format_bytes(4 * passes_.outer.served) +
+            " of gradients that wait for its push\n";
   }
   if (input_.wire.longest_run > 0) {
     text += "deal: a rank computes at most " + std::to_string(input_.wire.longest_run) + " of a step's " +

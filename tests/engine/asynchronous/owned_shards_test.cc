@@ -349,6 +349,7 @@ TEST(OwnedShards, PlanWithServersHasTheirShardsAndStatesForCheckpointsAlone) {
   EXPECT_EQ(plan.served_bytes().received, 4 * numel);
   EXPECT_EQ(plan.use()[MemoryCategory::kOptimizer], 4 * 2 * numel / kRanks);
   EXPECT_THAT(plan.to_table(), HasSubstr("servers: the shards of all parameter servers have"));
+  EXPECT_THAT(plan.to_table(), HasSubstr("of gradients that wait for its push"));
 }
 
 TEST(OwnedShards, FailedRankIsNamedByThoseWhoWaitForIt) {

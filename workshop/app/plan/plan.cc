@@ -16,6 +16,7 @@
 #include "workshop/app/commands.h"
 #include "workshop/app/output_files.h"
 #include "workshop/app/plan/choose_strategy.h"
+#include "workshop/app/plan/mode_time.h"
 #include "workshop/app/plan/plan_of_world.h"
 #include "workshop/app/plan/plan_time.h"
 #include "workshop/app/plan/scaled_worlds.h"
@@ -30,9 +31,9 @@ namespace {
 // `tessera plan`: the plan of a world as tables or JSON.
 //
 // `run_plan` makes the plan of the model without memory (plan_of_world.h), and prints categories, units, the traffic of
-// a step (step_traffic.h), and, where measurements are given, its predicted time (plan_time.h). `measure_disks` adds
-// the time of the disks' traffic. If the strategy is "auto", `choose_strategy` compares all strategies, in place of
-// printing one plan (choose_strategy.h).
+// a step (step_traffic.h), and, where measurements are given, its predicted time (plan_time.h; mode_time.h for ranks
+// with clocks of their own). `measure_disks` adds the time of the disks' traffic. If the strategy is "auto",
+// `choose_strategy` compares all strategies, in place of printing one plan (choose_strategy.h).
 
 std::int64_t padding_of(const UnitShape& unit) {
   std::int64_t padding = 0;
@@ -277,22 +278,31 @@ int run_plan(const PlanCommand& command) {
     if (command.measure_disks && plan.records().disk.bytes > 0)
       disks = value_or_throw(measure_disks(plan, strategy, topology));
     std::optional<PredictedStep> step;
+    std::optional<ModeCost> mode;
+    AlikeSteps alike;
     std::vector<ScaledWorld> scaled;
     if (!command.timing.links.empty()) {
       const TimingFiles files = read_timing(command.timing);
-      step = predicted_step(plan, files, topology.local_world_size);
-      scaled = scaled_worlds(ModelShapes(config), strategy, topology, files);
+      if (strategy.sync.has_common_parameters()) {
+        mode = mode_cost_of(world, files);
+        alike = steps_of_alike(*mode, ranks_of_mode(plan));
+      } else {
+        step = predicted_step(plan, files, topology.local_world_size);
+        scaled = scaled_worlds(ModelShapes(config), strategy, topology, files);
+      }
     }
     if (command.json) {
       nlohmann::ordered_json json = to_json(plan, strategy, parameters);
       if (disks) json["disk"]["measured"] = {{"bytes_per_s", disks->bytes_per_s}, {"seconds_a_step", disks->seconds}};
       if (step) json["step"] = to_json(*step);
       if (step) json["scaling"] = to_json(scaled);
+      if (mode) json["step"] = to_json(*mode, alike);
       std::cout << json.dump(2) << "\n";
     } else {
       std::cout << to_text(plan, strategy, parameters);
       if (disks) std::cout << to_text(*disks);
       if (step) std::cout << "\n" << to_text(*step) << "\n" << to_text(scaled);
+      if (mode) std::cout << "\n" << to_text(*mode, alike);
     }
     throw_if_error(check_limit(plan, strategy, topology));
   });

@@ -47,6 +47,7 @@ TimingFiles read_timing(const TimingOptions& options) {
   files.profile = value_or_throw(read_step_profile(options.profile));
   files.links = value_or_throw(read_links(options.links));
   if (!options.links_inside.empty()) files.links_inside = value_or_throw(read_links(options.links_inside));
+  files.servers = options.servers;
   return files;
 }
 
@@ -74,16 +75,21 @@ MeshLinks TimingFiles::links_of(const PlannedPlacement& placement, int ranks_per
   return of_axes;
 }
 
-void expect_predictable(const MemoryPlan& plan) {
-  if (!plan.update().outer.has_common_parameters()) return;
+void expect_servers(const TimingFiles& files, const SyncConfig& sync) {
+  if (files.servers == 0 || sync.has_servers()) return;
   throw Error(
-      ExitCode::kConfig,
-      "/sync/type: the time of asynchronous ranks, and of backups, is not predicted, since each rank has its own. "
-      "[T0830] hint: leave --links out, or \"sync\" out of the strategy");
+      ExitCode::kUsage,
+      "--servers says how many parameter servers there are, and this strategy has none. hint: give the strategy "
+      "\"sync\": {\"type\": \"asynchronous\", \"owners\": \"servers\"}, or leave --servers out");
 }
 
 PredictedStep predicted_step(const MemoryPlan& plan, const TimingFiles& files, int ranks_per_host) {
-  expect_predictable(plan);
+  if (plan.update().outer.has_common_parameters())
+    throw Error(ExitCode::kConfig,
+                "/sync/type: asynchronous ranks, and those with backups, have no step in common whose time could be "
+                "predicted here. [T0830] hint: tessera plan and tessera simulate with --links and this strategy say "
+                "how long a rank's own step takes; or leave \"sync\" out of the strategy");
+  expect_servers(files, plan.update().outer);
   return value_or_throw(predict_step(plan, files.profile, files.links_of(plan.placement(), ranks_per_host)));
 }
 

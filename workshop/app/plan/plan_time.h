@@ -17,6 +17,7 @@ struct TimingFiles {
   StepProfile profile;
   Links links;
   std::optional<Links> links_inside;
+  int servers = 0;  ///< TimingOptions::servers
 
   /// Returns the links of both axes of a plan with this placement. An axis whose ranks are all on one host gets
   /// `links_inside`, if it is not empty; the other axis gets `links` (Links::of_group). The ranks that hold a second
@@ -25,9 +26,10 @@ struct TimingFiles {
 };
 /// Reads the files. Throws tessera::Error.
 TimingFiles read_timing(const TimingOptions& options);
-/// Throws tessera::Error (78) if no step's time can be predicted, since ranks are asynchronous.
-void expect_predictable(const MemoryPlan& plan);
-/// Returns the predicted step. Throws tessera::Error if the measurements are of another model.
+/// Throws tessera::Error (64) if --servers is given and the strategy has no parameter servers.
+void expect_servers(const TimingFiles& files, const SyncConfig& sync);
+/// Returns the predicted step of ranks that wait for each other. Throws tessera::Error if the measurements are of
+/// another model; 78 if ranks have clocks of their own (mode_cost_of).
 PredictedStep predicted_step(const MemoryPlan& plan, const TimingFiles& files, int ranks_per_host);
 
 /// Returns a text for readers: the seconds of a step and its parts.

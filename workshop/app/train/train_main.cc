@@ -341,6 +341,9 @@ std::pair<CLI::Option*, CLI::Option*> add_timing(CLI::App& command, TimingOption
                   "the same as --links between ranks of one host, for axes that lie in hosts; default: --links")
       ->check(not_empty())
       ->needs(links);
+  command.add_option("--servers", timing.servers, "parameter servers, where \"sync\" has some; default: 1")
+      ->transform(integer_from(1, kMostRanks))
+      ->needs(links);
   return {links, profile};
 }
 
@@ -381,6 +384,10 @@ void add_simulate(CLI::App& app, SimulateCommand& simulate) {
                    "ranks, and how many times as long their work takes, such as 7=1.5; several, with commas between")
       ->delimiter(',')
       ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll)
+      ->check(not_empty());
+  command
+      ->add_option("--stall", simulate.stall,
+                   "share of its steps in which each rank stands still, and seconds, such as 0.02=1")
       ->check(not_empty());
   command->add_option("--steps", simulate.steps, "steps to play")
       ->transform(integer_from(1, 100000))

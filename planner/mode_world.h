@@ -1,0 +1,41 @@
+#pragma once
+
+#include <absl/status/statusor.h>
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "planner/modes/mode_cost.h"
+#include "planner/predicted_step.h"
+#include "planner/rank_speeds.h"
+
+namespace tessera {
+
+/// A run of ranks that have clocks of their own, or of replicas that meet every now and then.
+struct ModeWorld {
+  /// Seconds from the start to the end of the last step. Parameter servers that are busier than the ranks lengthen it
+  /// (ModeCost::served_s).
+  double seconds = 0;
+  std::vector<std::int64_t> steps = {};  ///< [rank]: its gradients that counted
+  std::int64_t dropped = 0;              ///< gradients that came too late to count
+  double staleness_mean = 0;             ///< age of gradients (StepResult::staleness_mean), where they are not summed
+  std::int64_t staleness_max = 0;
+  bool waits_for_servers = false;  ///< whether servers are busier than the ranks
+  std::string trace = {};          ///< events of a rank's pulls, compute, waits and pushes (SimulatedWorld::trace)
+};
+
+/// The most pieces of work (ModeCost::pieces_s) of all steps of all ranks that are simulated. A step counts as at least
+/// 64 pieces.
+constexpr std::int64_t kMostModePieces = 1 << 27;
+
+/// Simulates a run of as many gradients as `options.steps` synchronous steps have (play_mode); backups drop some of
+/// them. `tessera plan` calls it for ranks that are alike, and `tessera simulate` for others.
+///
+/// Errors: 64 for options that are out of range (check_world), and for more than kMostModePieces.
+absl::StatusOr<ModeWorld> simulate_mode(const ModeCost& cost, int ranks, const WorldOptions& options);
+
+/// Returns the costs of replicas that meet at outer steps, from the predicted step of a replica (local_sgd, diloco).
+ModeCost cost_of_outer_steps(const PredictedStep& step, const SyncConfig& outer);
+
+}  // namespace tessera

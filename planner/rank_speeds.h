@@ -1,0 +1,57 @@
+#pragma once
+
+#include <absl/status/status.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <vector>
+
+#include "planner/jitter.h"
+
+namespace tessera {
+
+/// The ways in which ranks differ.
+struct WorldOptions {
+  /// The relative standard deviation of each entry's seconds (StepProfile::entries), from step to step and from rank to
+  /// rank; 0 to 10.
+  double jitter = 0;
+  std::uint64_t seed = 1;  ///< seed of the random factors; the same options and seed give the same result
+  /// The factor by which all of a rank's work takes longer, by rank; above 0 to 1e6; ranks that are not in the map have
+  /// 1.
+  std::map<int, double> stragglers = {};
+  double stall_share = 0;        ///< share of a rank's steps in which it stands still, 0 to 1; the seed chooses them
+  double stall_s = 0;            ///< the seconds for which it does so, 0 to 1e6
+  std::int64_t steps = 10;       ///< 1 to 100000
+  std::vector<int> traced = {};  ///< the ranks that a trace shows
+};
+
+constexpr int kMostSimulatedRanks = 4096;
+
+/// Returns an error (64) for options that are out of range, and for a mesh of more than kMostSimulatedRanks ranks.
+absl::Status check_world(const WorldOptions& options, int ranks);
+
+/// How fast ranks work. Each number is a pure function of its arguments and the options.
+class RankSpeeds {
+ public:
+  /// REQUIRES: check_world(options, ranks).
+  RankSpeeds(const WorldOptions& options, int ranks);
+
+  /// Returns the factor of all of a rank's work.
+  double of_work(int rank) const { return of_rank_[static_cast<std::size_t>(rank)]; }
+  /// Returns the factor of a piece of what a rank computes in a step.
+  double of_compute(std::int64_t step, int rank, std::size_t piece) const {
+    return of_work(rank) * jitter_.factor(step, rank, piece);
+  }
+  /// Returns the seconds for which a rank stands still in a step.
+  double stall_s(std::int64_t step, int rank) const {
+    return stall_share_ > 0 && jitter_.draw(step, rank) < stall_share_ ? stall_s_ : 0.0;
+  }
+
+ private:
+  Jitter jitter_;
+  double stall_share_, stall_s_;
+  std::vector<double> of_rank_;
+};
+
+}  // namespace tessera

@@ -1,0 +1,33 @@
+#pragma once
+
+#include <cstdint>
+#include <nlohmann/json.hpp>
+#include <string>
+
+#include "planner/mode_world.h"
+#include "workshop/app/plan/plan_of_world.h"
+#include "workshop/app/plan/plan_time.h"
+
+namespace tessera::app {
+
+/// Returns the costs of a step where each rank has a clock of its own ("sync" asynchronous, hogwild, backups), or where
+/// replicas meet at outer steps. Throws tessera::Error: 65 if the measurements are of another model; 64 for servers
+/// (TimingOptions) with a strategy that has none.
+ModeCost mode_cost_of(const PlannedWorld& world, const TimingFiles& files);
+
+/// Returns how many ranks have a clock of their own: the replicas where these meet at outer steps.
+int ranks_of_mode(const MemoryPlan& plan);
+
+/// Steps of ranks that are alike, each of as many gradients as there are ranks.
+struct AlikeSteps {
+  double seconds = 0;  ///< seconds of one of them
+  double staleness_mean = 0;
+};
+/// Throws tessera::Error (64) for more ranks than can be simulated.
+AlikeSteps steps_of_alike(const ModeCost& cost, int ranks);
+
+/// Returns a text for readers: the seconds of a rank's step and its parts, and what is not counted.
+std::string to_text(const ModeCost& cost, const AlikeSteps& alike);
+nlohmann::ordered_json to_json(const ModeCost& cost, const AlikeSteps& alike);
+
+}  // namespace tessera::app

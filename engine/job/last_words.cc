@@ -1,6 +1,7 @@
 #include "engine/job/last_words.h"
 
 #include <cerrno>
+#include <cstdio>
 #include <cstdlib>
 #include <ctime>
 #include <fstream>
@@ -66,11 +67,16 @@ void write_error_file(const std::string& message, const std::string& call_stack,
   std::ofstream(path, std::ios::trunc) << words.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace) << "\n";
 }
 
-void note_results_to_write() {
+void note_results_to_write(bool are_left) {
   const char* const path = std::getenv("TORCHELASTIC_ERROR_FILE");
   const char* const worker = std::getenv("TESSERA_WORKER");
   if (!path || !*path || !worker || !*worker) return;
-  std::ofstream(std::string(path) + ".results", std::ios::trunc) << "\n";
+  const std::string file = std::string(path) + ".results";
+  if (are_left) {
+    std::ofstream(file, std::ios::trunc) << "\n";
+  } else {
+    std::remove(file.c_str());
+  }
 }
 
 }  // namespace tessera

@@ -118,7 +118,7 @@ void Supervisor::start_servers_again() {
     Rank& rank = rank_of(number);
     if (!std::exchange(rank.is_due, false)) continue;
     rank.starts_again = false;
-    if (urgency_ != Urgency::kNone) {
+    if (urgency_ != Urgency::kNone || servers_end_) {
       rank.gone = true;
       if (!is_needed) rank.record.ended_by_launcher = true;  // it would have come back, so its end is no failure
       continue;

@@ -134,6 +134,7 @@ void ServedShards::connect(const Strategy& strategy) {
                              .name = there.name,
                              .secret = secret,
                              .definition = definition_for(server, std::string(run.data(), run.size()), strategy),
+                             .shards = groups_.size(),
                              .rank = config_.elastic ? number_ : board_.rank(),
                              .life = life,
                              .limit = limit_,
@@ -158,7 +159,6 @@ void ServedShards::join(int server, ServerLink::Clock::time_point deadline) {
   if (!joined.ok()) throw Error(exit_code_of(joined.status()), self() + ": " + message_of(joined.status()));
   if (config_.elastic && server == 0) {
     number_ = static_cast<int>(joined->first);
-    board_.note_pushed(joined->second);
     gives_values_ = joined->turn == 1;
   }
 }
@@ -185,6 +185,12 @@ std::string ServedShards::definition_for(int server, const std::string& run, con
                              {"options", options}});
   }
   return run + all.dump();
+}
+
+std::int64_t ServedShards::returns() const {
+  std::int64_t all = 0;
+  for (const Server& server : servers_) all += server.courier->returns();
+  return all;
 }
 
 std::string ServedShards::self() const {
@@ -220,6 +226,7 @@ std::optional<std::int64_t> ServedShards::take_step(std::int64_t steps) {
     MessageHead head;
     head.kind = MessageKind::kTake;
     head.first = steps;
+    head.second = taken_;
     ask(0, head, {});
     const MessageHead reply = hear(0, "data");
     if (reply.kind == MessageKind::kDone) {
@@ -227,7 +234,7 @@ std::optional<std::int64_t> ServedShards::take_step(std::int64_t steps) {
       finishes_ = is_over_ && reply.second == 1;
       if (is_over_) copy(0, groups_.size(), MessageKind::kCopy);  // nobody pushes any more
       if (reply.first < 0) return std::nullopt;
-      board_.note_pushed(reply.second);
+      ++taken_;
       return reply.first;
     }
     if (ServerLink::Clock::now() > deadline)
@@ -237,6 +244,14 @@ std::optional<std::int64_t> ServedShards::take_step(std::int64_t steps) {
                       "sets the limit). [T1008] hint: look for what stops the other workers");
     std::this_thread::sleep_for(pause);
   }
+}
+
+void ServedShards::end_results() {
+  settle();
+  MessageHead head;
+  head.kind = MessageKind::kEndResults;
+  ask(0, head, {});
+  hear(0, "results");
 }
 
 std::size_t ServedShards::shard_of(std::size_t group, int server) const {
@@ -375,14 +390,17 @@ void ServedShards::pull_unit(const Unit& unit) {
   take_unit(index);
 }
 
-/// It is called before each pull that was not asked for ahead, and waits only in the first call of a step.
+/// It is called before each pull that was not asked for ahead, and waits only in the first call of a step. A worker that
+/// others did not wait for until now, since it was loading or had no step to make, goes on with the count of the
+/// slowest.
 void ServedShards::wait_for_slowest() {
   if (!config_.max_staleness || !turns_.empty() || waited_for_ == step()) return;
   MessageHead head;
   head.kind = MessageKind::kAwaitSlowest;
   head.first = step() - 1 - *config_.max_staleness;
   ask(0, head, {});
-  hear(0, "pull");
+  const MessageHead reply = hear(0, "pull");
+  if (config_.elastic) board_.note_pushed(reply.second);
   waited_for_ = step();
 }
 
@@ -553,14 +571,18 @@ void ServedShards::write_values() {
 void ServedShards::bring_together() {
   settle();
   board_.meet("asynchronous ranks come together");
-  // Workers of an elastic run do not wait for each other, so this worker lets the servers hold back the pushes of the
-  // others.
-  if (config_.elastic) tell_all(MessageKind::kHold, "states");
-  for (std::size_t unit = 0; unit + 1 < first_group_.size(); ++unit) {
-    take_as_fresh(unit);
-    copy(first_group_[unit], first_group_[unit + 1], MessageKind::kPull);
-  }
-  fetch_states();
+  std::int64_t returns_before = 0;
+  do {  // a server that comes back knows of no worker that holds back pushes, and may have lost some
+    returns_before = returns();
+    // Workers of an elastic run do not wait for each other, so this worker lets the servers hold back the pushes of the
+    // others.
+    if (config_.elastic) tell_all(MessageKind::kHold, "states");
+    for (std::size_t unit = 0; unit + 1 < first_group_.size(); ++unit) {
+      take_as_fresh(unit);
+      copy(first_group_[unit], first_group_[unit + 1], MessageKind::kPull);
+    }
+    fetch_states();
+  } while (config_.elastic && returns() != returns_before);
   if (config_.elastic) tell_all(MessageKind::kRelease, "states");
   board_.meet("asynchronous ranks come together");
 }

@@ -76,6 +76,9 @@ class ServedShards final : public PulledParameters {
   /// Return whether all steps are made, and whether this worker is the one that writes the results.
   bool is_over() const { return is_over_; }
   bool finishes() const { return finishes_; }
+  /// Says that this worker has written the results, so that no other one is told to. REQUIRES: sync.elastic. Throws
+  /// tessera::Error (64) for a worker that does not finish.
+  void end_results();
 
  private:
   struct Server {
@@ -97,6 +100,8 @@ class ServedShards final : public PulledParameters {
   void pull_unit(const Unit& unit) override;
   void connect(const Strategy& strategy);
   void join(int server, ServerLink::Clock::time_point deadline);
+  /// Returns how often servers have come back.
+  std::int64_t returns() const;
   /// Lets other workers begin with the values that this one has given.
   void begin();
   void write_values();
@@ -156,6 +161,7 @@ class ServedShards final : public PulledParameters {
   int number_ = JobMembers::kAnyNumber;
   bool gives_values_ = true;  ///< whether `adopt` gives the servers values instead of taking theirs
   bool has_begun_ = false, is_over_ = false, finishes_ = false;
+  std::int64_t taken_ = 0;       ///< steps that this worker was dealt so far
   bool knows_data_ = false;      ///< the program has asked for a step, or was warned that it did not
   std::vector<Server> servers_;  // their threads use the members above, so it is destroyed first
 };

@@ -85,17 +85,23 @@ absl::StatusOr<std::unique_ptr<ServedJob>> ServedJob::make(const std::string& de
     for (const nlohmann::json& each : all.at("groups")) {
       const std::vector<std::int64_t> numels = each.at("numels"), options = each.at("options");
       if (numels.size() != options.size() || numels.empty()) throw std::invalid_argument("a group's parameters");
-      made->units_.push_back(std::make_unique<Unit>(each.at("unit_index").get<int>(), each.at("unit")));
-      FlatGroup& flat = *made->units_.back()->groups.emplace_back(std::make_unique<FlatGroup>());
-      flat.unit = made->units_.back().get();
-      flat.index = each.at("group");
       const int parts = each.at("parts");
+      const auto pieces = static_cast<int>(made->strategy_.sync.asynchronous.replica_ranks);
       expect_layout(numels, parts);
-      flat.layout = Layout::pack(numels, parts);
-      for (const std::int64_t option : options) {
-        const auto known = static_cast<std::int64_t>(made->strategy_.optimizer.groups.size());
-        if (option < -1 || option >= known) throw std::invalid_argument("a group of the optimizer");
-        flat.parameters.emplace_back().group = option < 0 ? FlatParameter::kNoGroup : static_cast<std::size_t>(option);
+      if (parts % pieces != 0) throw std::invalid_argument("ranks of a replica");
+      for (int piece = 0; piece < pieces; ++piece) {  // each rank of a replica pushes a part of the group
+        made->units_.push_back(std::make_unique<Unit>(each.at("unit_index").get<int>(), each.at("unit")));
+        FlatGroup& flat = *made->units_.back()->groups.emplace_back(std::make_unique<FlatGroup>());
+        flat.unit = made->units_.back().get();
+        flat.index = each.at("group");
+        flat.layout = Layout::pack(numels, parts);
+        flat.parameter_part = replica_part(flat.layout.numel(), piece, pieces);
+        for (const std::int64_t option : options) {
+          const auto known = static_cast<std::int64_t>(made->strategy_.optimizer.groups.size());
+          if (option < -1 || option >= known) throw std::invalid_argument("a group of the optimizer");
+          flat.parameters.emplace_back().group =
+              option < 0 ? FlatParameter::kNoGroup : static_cast<std::size_t>(option);
+        }
       }
     }
     TESSERA_RETURN_IF_ERROR(made->place_all(server, servers, offload));
@@ -116,7 +122,7 @@ absl::Status ServedJob::place_all(int server, int servers, const std::string& of
   for (const auto& unit : units_) {
     Group& group = *groups_.emplace_back(std::make_unique<Group>());
     group.flat = unit->groups[0].get();
-    group.part = served_part(group.flat->layout.numel(), server, servers);
+    group.part = intersect(served_part(group.flat->layout.numel(), server, servers), group.flat->parameter_part);
     group.first = elements_;
     elements_ += group.part.numel;
     largest_ = std::max(largest_, group.part.numel);

@@ -106,11 +106,11 @@ struct Ran {
   Values values;  ///< the values after all ranks have pushed
 };
 
-inline Ran run(const Strategy& strategy, std::size_t steps) {
+inline Ran run(const Strategy& strategy, std::size_t steps, int ranks = kRanks) {
   Ran result;
-  result.losses.resize(kRanks);
-  std::array<std::int64_t, kRanks> oldest{};
-  run_ranks({.ranks = kRanks}, [&](const Mesh& mesh) {
+  result.losses.resize(static_cast<std::size_t>(ranks));
+  std::vector<std::int64_t> oldest(static_cast<std::size_t>(ranks));
+  run_ranks({.ranks = ranks}, [&](const Mesh& mesh) {
     Session session(mesh, strategy);
     const auto rank = static_cast<std::size_t>(mesh.rank());
     for (std::size_t i = 0; i < steps; ++i) {

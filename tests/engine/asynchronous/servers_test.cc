@@ -109,6 +109,85 @@ TEST(Servers, RoundsWithoutStalenessHaveTheBitsOfShardsThatRanksOwn) {
   EXPECT_TRUE(all_same_bits(by_servers.values, by_ranks.values));
 }
 
+Strategy in_replicas(std::int64_t ranks, const Adjust& adjust = nullptr) {
+  Strategy strategy = served(adjust);
+  strategy.sync.asynchronous.replica_ranks = ranks;
+  return strategy;
+}
+
+TEST(Servers, ReplicaOfAllRanksHasTheBitsOfStepsThatAllRanksMakeTogether) {
+  const Adjust cases[] = {nullptr, [](Strategy& s) { sgd(s), s.gradient_clipping = 0.5; },
+                          [](Strategy& s) { s.gradient_accumulation = 2; }};
+  for (std::size_t i = 0; i < std::size(cases); ++i) {
+    SCOPED_TRACE(i);
+    const Servers servers;
+    const Strategy strategy = in_replicas(kRanks, cases[i]);
+    const Ran got = run(strategy, 5);
+    Strategy together = strategy;
+    together.sync = {};
+    together.gradient_sync = GradientSync::kLastMicrobatch;
+    const Ran wanted = run(together, 5);
+    EXPECT_EQ(got.losses, wanted.losses);
+    EXPECT_TRUE(all_same_bits(got.values, wanted.values));
+    EXPECT_EQ(got.oldest, 0) << "nobody else pushes";
+  }
+}
+
+TEST(Servers, ReplicasOfTwoRanksStepTogetherAndApartFromOthers) {
+  const Servers servers(3);
+  const Strategy strategy = in_replicas(2, [](Strategy& s) {
+    sgd(s);
+    s.sync.asynchronous.max_staleness = 0;
+    s.sync.asynchronous.delay_compensation.lambda = 0.5;
+  });
+  const Ran got = run(strategy, 5, /*ranks=*/4);
+  EXPECT_EQ(got.losses[0], got.losses[1]) << "the loss is the replica's";
+  EXPECT_EQ(got.losses[2], got.losses[3]);
+  EXPECT_NE(got.losses[0], got.losses[2]);
+  EXPECT_EQ(got.oldest, 1) << "one push of the other replica, to each shard, in each round";
+  const Ran again = run(strategy, 5, /*ranks=*/4);
+  EXPECT_EQ(again.losses, got.losses);
+  EXPECT_TRUE(all_same_bits(again.values, got.values)) << "rounds have the same bits each time";
+}
+
+TEST(Servers, CheckpointOfReplicasGoesOnWithRanksOfTheirOwn) {
+  const Servers servers;
+  const TestFolder folder;
+  Values wanted;
+  run_ranks({.ranks = 4}, [&](const Mesh& mesh) {
+    Session session(mesh, in_replicas(2));
+    for (std::size_t i = 0; i < 3; ++i) session.train(i);
+    save_checkpoint(session.engine, folder.path());
+    Values values = session.values();
+    if (mesh.rank() == 0) wanted = std::move(values);
+    barrier(mesh);
+  });
+  run_ranks({.ranks = 2}, [&](const Mesh& mesh) {
+    Session session(mesh, served());
+    load_checkpoint(session.engine, folder.path());
+    EXPECT_TRUE(all_same_bits(session.values(), wanted));
+    barrier(mesh);
+    session.train(3);
+    barrier(mesh);
+  });
+}
+
+TEST(Servers, RanksThatMakeNoWholeReplicasAreRefused) {
+  const Servers servers(1);
+  EXPECT_THAT(error_of([] { run(in_replicas(2), 1); }), HasSubstr("3 ranks do not make replicas of 2"));
+  const auto error_with = [](const std::string& keys) {
+    return error_of([&] {
+      Strategy::from_json(R"({"strategy": "SHARD_OPTIMIZER", "sync": {"type": "asynchronous", "replica_ranks": 2)" +
+                          keys + "}}");
+    });
+  };
+  EXPECT_EQ(error_with(R"(, "owners": "servers")"), "");
+  EXPECT_THAT(error_with(""), HasSubstr("sync.owners servers"));
+  EXPECT_THAT(error_with(R"(, "owners": "servers", "elastic": true)"), HasSubstr("each worker is a job of one rank"));
+  EXPECT_THAT(error_with(R"(, "owners": "servers", "record_order": "a")"),
+              HasSubstr("an order is one of replicas of one rank"));
+}
+
 TEST(Servers, ShardsInAFileHaveTheBitsOfThoseInMemory) {
   const TestFolder folder;
   const Strategy strategy = served([](Strategy& s) { s.sync.asynchronous.max_staleness = 0; });

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "engine/asynchronous/servers/parameter_server.h"
+#include "runtime/base/status.h"
 #include "runtime/border/throw.h"
 #include "tessera/checkpoint.h"
 #include "tests/engine/asynchronous/served_runs.h"

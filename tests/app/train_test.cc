@@ -308,11 +308,11 @@ TEST_F(Train, WorkersOfAnotherLauncherJoinWithTheSecretAlone) {
   EXPECT_EQ(stranger.code, 77) << stranger.err;
   EXPECT_THAT(stranger.err, HasSubstr("the secret is another one"));
   const auto told = steps_told_of(run(join(path("secret"))).out);
-  const char* const steps[] = {"1/3", "2/3", "3/3"};
-  for (const char* step : steps) EXPECT_EQ(told.count(step), 1u) << step;
+  const char* const all_steps[] = {"1/3", "2/3", "3/3"};
+  for (const char* step : all_steps) EXPECT_EQ(told.count(step), 1u) << step;
   const auto written = std::filesystem::last_write_time(path("weights.pt"));
   const Ended late = run(join(path("secret")));
-  for (const char* step : steps) EXPECT_EQ(steps_told_of(late.out).count(step), 0u) << step;
+  for (const char* step : all_steps) EXPECT_EQ(steps_told_of(late.out).count(step), 0u) << step;
   EXPECT_EQ(std::filesystem::last_write_time(path("weights.pt")), written) << "the results are written once";
   write_file(path("late"), "");
   EXPECT_EQ(servers.wait(60).code, 0) << servers.err();

@@ -159,7 +159,7 @@ class JobMembers {
   std::int64_t next_step_ ABSL_GUARDED_BY(mutex_) = 0, made_ ABSL_GUARDED_BY(mutex_) = 0;
   std::set<std::int64_t> returned_ ABSL_GUARDED_BY(mutex_);  ///< steps of workers that have left
   std::optional<int> finisher_ ABSL_GUARDED_BY(mutex_), holder_ ABSL_GUARDED_BY(mutex_);
-  bool are_written_ ABSL_GUARDED_BY(mutex_) = false;  ///< whether the results are
+  bool are_written_ ABSL_GUARDED_BY(mutex_) = false;  ///< whether the results are written
   int pushing_ ABSL_GUARDED_BY(mutex_) = 0;           ///< pushes under way
 };
 

@@ -173,7 +173,8 @@ std::int64_t JobMembers::slowest() const {
 void JobMembers::note(int number, std::int64_t computed, std::int64_t pushed) {
   const MutexLock lock(mutex_);
   Member& member = members_[number];
-  if (pushed > member.pushed && !member.dealt.empty()) {
+  // There are several where the worker has made steps while the server was away.
+  for (std::int64_t made = pushed - member.pushed; made > 0 && !member.dealt.empty(); --made) {
     member.dealt.pop_front();
     ++made_;
   }

@@ -273,6 +273,19 @@ TEST(JobMembers, ServerThatComesBackKnowsItsWorkersAndTheStepsThatTheyHold) {
   EXPECT_EQ(dealt(*members, joined(*members), 6).step, 2);
 }
 
+TEST(JobMembers, StepsThatAWorkerMadeWhileTheServerWasAwayAreNotDealtAgain) {
+  JobMembers first(0, 1s);
+  const int a = joined(first);
+  for (std::int64_t step = 0; step < 3; ++step) EXPECT_EQ(dealt(first, a, 3).step, step);
+  const auto members = come_back(first, 60s);
+  ASSERT_TRUE(members->join(a, /*returns=*/true).ok());
+  members->note(a, 2, 2);
+  members->leave(a);
+  const int b = joined(*members);
+  EXPECT_EQ(dealt(*members, b, 3).step, 2);
+  EXPECT_EQ(dealt(*members, b, 3).kind, Kind::kOwnFirst);
+}
+
 TEST(JobMembers, WorkersThatDoNotComeBackInTimeAreGivenUp) {
   JobMembers first(0, 1s);
   const int a = joined(first), b = joined(first);

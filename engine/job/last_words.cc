@@ -1,7 +1,6 @@
 #include "engine/job/last_words.h"
 
 #include <cerrno>
-#include <cstdio>
 #include <cstdlib>
 #include <ctime>
 #include <fstream>
@@ -71,12 +70,7 @@ void note_results_to_write(bool are_left) {
   const char* const path = std::getenv("TORCHELASTIC_ERROR_FILE");
   const char* const worker = std::getenv("TESSERA_WORKER");
   if (!path || !*path || !worker || !*worker) return;
-  const std::string file = std::string(path) + ".results";
-  if (are_left) {
-    std::ofstream(file, std::ios::trunc) << "\n";
-  } else {
-    std::remove(file.c_str());
-  }
+  std::ofstream(std::string(path) + ".results", std::ios::trunc) << (are_left ? "to write\n" : "written\n");
 }
 
 }  // namespace tessera

@@ -196,6 +196,17 @@ TEST(Launch, WorkerThatFailsToWriteTheResultsBeginsAnewOrIsAFailure) {
   }
 }
 
+TEST(Launch, WorkerThatFailsBehindTheResultsIsNoFailure) {
+  const Folder folder;
+  const std::string ended = folder / "ended";
+  const auto options =
+      elastic(folder, {1, 2},
+              "if test $TESSERA_WORKER = 0; then touch " + ended + "; exit 0; fi; until test -e " + ended +
+                  "; do sleep 0.01; done; echo written > $TORCHELASTIC_ERROR_FILE.results; kill -9 $$");
+  Launcher launcher(options);
+  EXPECT_EQ(launcher.wait(), 0) << launcher.err;
+}
+
 TEST(Launch, TooFewWorkersAreAFailure) {
   const Folder folder;
   auto options = elastic(folder, {2, 3}, "test $TESSERA_WORKER = 2 && exec sleep 1000; exit 65");

@@ -93,8 +93,8 @@ class MeshGroups {
   /// contains `purpose`.
   absl::StatusOr<std::shared_ptr<Collectives>> world(const std::string& purpose);
   /// Makes the group of this rank and its neighbours in the world: the first `ranks` ranks are one group, the next
-  /// `ranks` another. It is for host memory, and no other code uses it. The call is collective over the world. REQUIRES:
-  /// `ranks` divides the world size.
+  /// `ranks` another. It is for host memory, and no other code uses it. The call is collective over the world.
+  /// REQUIRES: `ranks` divides the world size.
   absl::StatusOr<std::shared_ptr<Collectives>> neighbours(const std::string& purpose, int ranks);
   /// Returns the group of a purpose. The first call makes it and is collective; the group lives as long as the mesh.
   absl::StatusOr<std::shared_ptr<Collectives>> shared_world(const std::string& purpose);

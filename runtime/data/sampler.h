@@ -19,8 +19,8 @@ namespace tessera {
 /// target once.
 std::int64_t num_windows(std::int64_t num_tokens, std::int64_t seq_len);
 
-/// The order of the samples of an epoch, which depends on nothing but its arguments. The samplers of all kinds take their
-/// samples from it.
+/// The order of the samples of an epoch, which depends on nothing but its arguments. The samplers of all kinds take
+/// their samples from it.
 class EpochOrder {
  public:
   EpochOrder(std::int64_t num_samples, std::uint64_t seed, bool shuffle, std::int64_t epoch);

@@ -430,8 +430,8 @@ void ServedShards::pull_unit(const Unit& unit) {
   take_unit(index);
 }
 
-/// It is called before each pull that was not asked for ahead, and waits only in the first call of a step. A worker that
-/// others did not wait for until now, since it was loading or had no step to make, goes on with the count of the
+/// It is called before each pull that was not asked for ahead, and waits only in the first call of a step. A worker
+/// that others did not wait for until now, since it was loading or had no step to make, goes on with the count of the
 /// slowest.
 void ServedShards::wait_for_slowest() {
   if (!config_.max_staleness || !turns_.empty() || waited_for_ == step()) return;
@@ -526,8 +526,8 @@ void ServedShards::sum_over_replica(LocalStep& told, std::span<char> used) {
   }
 }
 
-/// Sends a unit's gradients, which the servers keep until `push` says what to do with them. Those of a replica of several
-/// ranks are summed first, when backward is over.
+/// Sends a unit's gradients, which the servers keep until `push` says what to do with them. Those of a replica of
+/// several ranks are summed first, when backward is over.
 void ServedShards::reduced(const Unit& unit) {
   if (replica_) return;
   const auto number = static_cast<std::size_t>(unit.index);

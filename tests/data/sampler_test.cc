@@ -144,8 +144,7 @@ TEST(Sampler, RankTakesItsRunOfTheGlobalBatch) {
     auto sampler = make(with_ranks(options, rank, 4));
     Samples own(3);
     for (std::int64_t step = 0; sampler.next(own); ++step)
-      for (std::int64_t i = 0; i < 3; ++i)
-        EXPECT_EQ(own[static_cast<std::size_t>(i)], order(step * 12 + rank * 3 + i));
+      for (std::int64_t i = 0; i < 3; ++i) EXPECT_EQ(own[static_cast<std::size_t>(i)], order(step * 12 + rank * 3 + i));
   }
 }
 

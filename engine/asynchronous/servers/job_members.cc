@@ -174,7 +174,7 @@ void JobMembers::note(int number, std::int64_t computed, std::int64_t pushed) {
   const MutexLock lock(mutex_);
   Member& member = members_[number];
   // There are several where the worker has made steps while the server was away.
-  for (std::int64_t made = pushed - member.pushed; made > 0 && !member.dealt.empty(); --made) {
+  for (std::int64_t made = std::max(pushed, member.pushed) - member.pushed; made > 0 && !member.dealt.empty(); --made) {
     member.dealt.pop_front();
     ++made_;
   }

@@ -205,7 +205,7 @@ std::optional<std::int64_t> Engine::take_step(std::int64_t steps) {
   return training.job.or_abort("take_step", [&] {
     const std::optional<std::int64_t> step = served->take_step(steps);
     if (served->is_over()) training.accept_new_values();
-    if (served->finishes()) note_results_to_write();
+    if (served->finishes()) note_results_to_write(/*are_left=*/true);
     return step;
   });
 }
@@ -216,6 +216,16 @@ bool Engine::steps_are_over() const {
 bool Engine::writes_results() const {
   const ServedShards* const served = state_->training.sync.elastic();
   return served ? served->finishes() : state_->job.mesh.rank() == 0;
+}
+
+void Engine::note_results_written() {
+  Training& training = state_->training;
+  ServedShards* const served = training.sync.elastic();
+  if (!served) return;
+  training.job.or_abort("note_results_written", [&] {
+    served->end_results();
+    note_results_to_write(/*are_left=*/false);
+  });
 }
 
 MicrobatchRun Engine::microbatches() const {

@@ -12,15 +12,18 @@ void AsynchronousStep::run(const LocalStep& local, StepResult& result) {
     if (!begun_) begun_ = applied_;
     applied_ = *begun_ + *steps;
   }
-  const LocalStep told = told_of(local);
+  LocalStep told = told_of(local);
+  note_used();
+  common_.sum_over_replica(told, own_used_);
   const AgreedStep& own = decide_alone(told);
-  tell(own, /*ranks=*/1, result);
+  used_ = &own_used_;
+  tell(own, common_.ranks_of_replica(), result);
   if (result.overflow) {
     log_warning("step " + std::to_string(result.step) +
                 ": a gradient is infinite or NaN; this rank skips the step, and others go on");
     return common_.skip();
   }
-  const GradientAges ages = common_.push(rule(), {rates_for(own.weight, result), own.used, told.rates, told.options});
+  const GradientAges ages = common_.push(rule(), {rates_for(own.weight, result), own_used_, told.rates, told.options});
   result.staleness_mean = ages.mean();
   result.staleness_max = ages.most;
   result.ages = ages.histogram;

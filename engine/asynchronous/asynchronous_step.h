@@ -10,7 +10,8 @@
 namespace tessera {
 
 /// The step of a rank that waits for nobody: it decides with its own loss and norm what the step does, and pushes its
-/// gradients to the parameters that all ranks own. Norm, clipping, schedule and skipped steps are those of this rank
+/// gradients to the parameters that all ranks own. Where several ranks are one replica, loss, norm and gradients are
+/// theirs together. Norm, clipping, schedule and skipped steps are those of this rank
 /// alone; the learning rate is not divided by the number of ranks, although N updates are made when each of N ranks
 /// makes one step. Where workers come and go, the schedule of the learning rate follows the number of steps of all
 /// workers together.

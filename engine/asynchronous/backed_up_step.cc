@@ -7,18 +7,7 @@
 namespace tessera {
 
 BackedUpStep::BackedUpStep(const StepContext& context, GradientNorm& norm, FirstGradients& gradients)
-    : LoneStep(context, norm, gradients), reducer_(context.reducer), gradients_(gradients) {
-  std::size_t parameters = 0;
-  for_each_trainable(units_, [&](const FlatGroup& group) { parameters += group.parameters.size(); });
-  own_used_.resize(parameters);
-}
-
-void BackedUpStep::note_used() {
-  auto flag = own_used_.begin();
-  for_each_trainable(units_, [&](const FlatGroup& group) {
-    for (std::size_t i = 0; i < group.parameters.size(); ++i) *flag++ = reducer_.used(group, i) ? 1 : 0;
-  });
-}
+    : LoneStep(context, norm, gradients), gradients_(gradients) {}
 
 void BackedUpStep::run(const LocalStep& local, StepResult& result) {
   const LocalStep told = told_of(local);

@@ -22,13 +22,10 @@ class BackedUpStep final : public LoneStep {
   void resume(const StepProgress& progress) override;
 
  private:
-  void note_used();
   void take_part(const LocalStep& told, StepResult& result);
   void be_late(const LocalStep& told, StepResult& result);
 
-  const Reducer& reducer_;
   FirstGradients& gradients_;
-  std::vector<char> own_used_;  ///< [trainable parameter]: whether it has a gradient of this rank
 };
 
 }  // namespace tessera

@@ -14,6 +14,7 @@
 namespace tessera {
 
 class PulledParameters;
+struct LocalStep;
 
 /// The ages of the gradients of a step: for each thing that was updated by itself (a shard, or with Hogwild all
 /// parameters), the number of updates by other ranks since this rank read the values.
@@ -91,6 +92,11 @@ class PushedParameters : public CommonParameters {
   /// Applies this rank's gradients of all units with the update rule `rule`, and ends this rank's step. Throws
   /// tessera::Error (75) where another rank has ended.
   virtual GradientAges push(const ElementUpdate& rule, const PushRates& with) = 0;
+  /// Returns how many ranks make a step together, with the sum of their gradients (AsynchronousConfig::replica_ranks).
+  virtual int ranks_of_replica() const { return 1; }
+  /// Sums the gradients of all units over these ranks, in place. Afterwards `told` and `used` ([trainable parameter])
+  /// are about all of them. It is collective over these ranks.
+  virtual void sum_over_replica(LocalStep& /*told*/, std::span<char> /*used*/) {}
   /// Ends this rank's step without a push.
   virtual void skip() = 0;
   /// Says that the last backward of this rank's step begins.

@@ -15,11 +15,23 @@ LoneStep::LoneStep(const StepContext& context, GradientNorm& norm, CommonParamet
     : strategy_(context.strategy),
       units_(context.units),
       common_(common),
+      reducer_(context.reducer),
       microbatches_(static_cast<double>(strategy_.gradient_accumulation)),
       agreement_(context, norm),
       rates_(strategy_.optimizer),
       options_(strategy_.optimizer),
-      elements_(strategy_, context.own_rules, rates_) {}
+      elements_(strategy_, context.own_rules, rates_) {
+  std::size_t parameters = 0;
+  for_each_trainable(units_, [&](const FlatGroup& group) { parameters += group.parameters.size(); });
+  own_used_.resize(parameters);
+}
+
+void LoneStep::note_used() {
+  auto flag = own_used_.begin();
+  for_each_trainable(units_, [&](const FlatGroup& group) {
+    for (std::size_t i = 0; i < group.parameters.size(); ++i) *flag++ = reducer_.used(group, i) ? 1 : 0;
+  });
+}
 
 LossSeed LoneStep::seed_of(const at::Tensor& loss, double weight) const {
   LossSeed result{at::full_like(loss, 1.0), {}};

@@ -55,15 +55,19 @@ class LoneStep : public Step {
   UpdateRates rates_for(double weight, const StepResult& result) const;
   /// Returns the rule with this step's options.
   const ElementUpdate& rule();
+  /// Fills in `own_used_`.
+  void note_used();
 
   const Strategy& strategy_;
   const std::vector<std::unique_ptr<Unit>>& units_;
   std::int64_t applied_ = 0;
   std::int64_t samples_ = 0;                 ///< samples_seen
   const std::vector<char>* used_ = nullptr;  ///< known_used
+  std::vector<char> own_used_;               ///< [trainable parameter]: whether it has a gradient of this rank
 
  private:
   CommonParameters& common_;
+  const Reducer& reducer_;
   const double microbatches_;  ///< microbatches of a step on one rank
   StepAgreement agreement_;    ///< adds up the norm, for this rank alone
   LearningRates rates_;

@@ -29,7 +29,8 @@ void write_error_file(const std::string& message, const std::string& call_stack,
                       std::optional<ExitCode> code);
 
 /// Lets `tessera launch` know that this worker, one of those that come and go, is the one that writes the results: it
-/// makes the file "$TORCHELASTIC_ERROR_FILE.results". Nothing happens in a process that is no worker of that launcher.
-void note_results_to_write();
+/// makes the file "$TORCHELASTIC_ERROR_FILE.results", with the word "written" once they are written (`are_left` false).
+/// Nothing happens in a process that is no worker of that launcher.
+void note_results_to_write(bool are_left);
 
 }  // namespace tessera

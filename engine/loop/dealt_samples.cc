@@ -52,6 +52,8 @@ DealtSamples::Samples DealtSamples::of(std::int64_t microbatch) {
   return Samples(samples_.begin(), samples_.end());
 }
 
+void DealtSamples::go_to_step(std::int64_t step) { throw_if_error(sampler_.go_to_step(step)); }
+
 void DealtSamples::deal(const MicrobatchRun& run) {
   expect(steps_given_ <= 1 && (steps_given_ == 0 || sampler_.is_between_steps()),
          "RankSampler: samples of a later step were given before anybody knew whose they are. [T1016] hint: deal "

@@ -13,9 +13,9 @@
 namespace tessera {
 
 /// Gives loaders the samples of whole microbatches, dealt out to ranks by steps: the implementation of RankSampler with
-/// RankSamplerOptions::microbatches, and of Python's RankSampler. It leads a loader from epoch to epoch, which
-/// DistributedSampler does not do, and notices a loader that takes samples before it is known to which rank they
-/// belong. One thread at a time uses it.
+/// RankSamplerOptions::microbatches, of StepSampler, and of Python's RankSampler. It leads a loader from epoch to
+/// epoch, which DistributedSampler does not do, and notices a loader that takes samples before it is known to which
+/// rank they belong. One thread at a time uses it.
 class DealtSamples {
  public:
   using Samples = std::vector<std::size_t>;
@@ -35,6 +35,8 @@ class DealtSamples {
   Samples of(std::int64_t microbatch);
   /// Moves to the next step, if `of` gave the samples of this step.
   void end_step() { sampler_.end_step(); }
+  /// Moves to a step, counted from 0 over all epochs. Throws tessera::Error (78) for a number below 0.
+  void go_to_step(std::int64_t step);
 
   /// This rank takes the microbatches of `run` from the next step on. Throws tessera::Error: 78 as
   /// DistributedSampler::deal; 64 where samples beyond one step were given since the last call.

@@ -9,6 +9,7 @@
 #include "engine/loop/dealt_samples.h"
 #include "runtime/border/expect.h"
 #include "runtime/data/permutation.h"
+#include "runtime/data/sampler.h"
 #include "tessera/error.h"
 #include "tessera/seed_for_rank.h"
 #include "tessera/unpadded_epoch.h"
@@ -91,12 +92,10 @@ std::optional<std::vector<std::size_t>> RankSampler::next(std::size_t batch_size
   goes_on_ = false;
   const std::size_t count = std::min(batch_size, left());
   if (count == 0) return std::nullopt;
-  const Permutation order(num_samples_, options_.seed, static_cast<std::uint64_t>(epoch_));
+  const EpochOrder order(static_cast<std::int64_t>(num_samples_), options_.seed, options_.shuffle, epoch_);
   std::vector<std::size_t> samples(count);
-  for (std::size_t& sample : samples) {
-    const std::size_t position = (begin_ + taken_++ * world_size_ + rank_) % num_samples_;
-    sample = options_.shuffle ? static_cast<std::size_t>(order(position)) : position;
-  }
+  for (std::size_t& sample : samples)
+    sample = static_cast<std::size_t>(order(static_cast<std::int64_t>(begin_ + taken_++ * world_size_ + rank_)));
   return samples;
 }
 
@@ -166,10 +165,7 @@ void RankSampler::load(torch::serialize::InputArchive& archive) {
 
 StepSampler::StepSampler(std::size_t num_samples, std::int64_t batches, TakeStep take,
                          const RankSamplerOptions& options)
-    : num_samples_(num_samples),
-      batches_(static_cast<std::size_t>(std::max<std::int64_t>(0, batches))),
-      take_(std::move(take)),
-      options_(options) {
+    : num_samples_(num_samples), batches_(batches), take_(std::move(take)), options_(options) {
   expect_enough();
 }
 
@@ -182,29 +178,31 @@ void StepSampler::expect_enough() const {
 void StepSampler::reset(std::optional<std::size_t> new_size) {
   if (!new_size) return;
   num_samples_ = *new_size;
+  dealt_.reset();
   expect_enough();
 }
 
 std::optional<std::vector<std::size_t>> StepSampler::next(std::size_t batch_size) {
-  const std::size_t of_step = batch_size * batches_;
-  const std::size_t rest = num_samples_ % of_step;
-  const std::size_t steps = num_samples_ / of_step + (options_.tail == Tail::kPad && rest > 0 ? 1 : 0);
-  expect(steps > 0, "StepSampler: ", num_samples_, " samples do not fill one step of ", batches_, " batches of ",
-         batch_size, ". [T1020] hint: take more samples, a smaller batch, or Tail::kPad");
+  if (!dealt_ || batch_ != batch_size) {
+    batch_ = batch_size;
+    const SamplerOptions sampling{.num_samples = static_cast<std::int64_t>(num_samples_),
+                                  .batch = static_cast<std::int64_t>(batch_size),
+                                  .rank = 0,
+                                  .world_size = 1,
+                                  .seed = options_.seed,
+                                  .shuffle = options_.shuffle,
+                                  .tail = options_.tail,
+                                  .microbatches = batches_};
+    dealt_ = std::make_shared<DealtSamples>(sampling, /*epoch=*/0);
+  }
   if (given_ == 0) {
     const std::optional<std::int64_t> taken = take_();
     if (!taken) return std::nullopt;
-    step_ = static_cast<std::size_t>(*taken);
+    step_ = *taken;
   }
-  const Permutation order(num_samples_, options_.seed, static_cast<std::uint64_t>(step_ / steps));
-  std::vector<std::size_t> samples(batch_size);
-  std::size_t position = step_ % steps * of_step + given_ * batch_size;
-  for (std::size_t& sample : samples) {
-    const std::size_t wrapped = position++ % num_samples_;
-    sample = options_.shuffle ? static_cast<std::size_t>(order(wrapped)) : wrapped;
-  }
-  given_ = (given_ + 1) % batches_;
-  return samples;
+  dealt_->go_to_step(step_);
+  const std::int64_t batch = std::exchange(given_, (given_ + 1) % batches_);
+  return dealt_->of(batch);
 }
 
 }  // namespace tessera

@@ -28,6 +28,12 @@ MeshAxes ReplicaSync::axes(const Mesh& mesh, const MeshAxes& whole) {
   if (!now_.has_common_parameters()) return value_or_throw(groups_of(mesh).within_replica(whole));
   auto group = value_or_throw(groups_of(mesh).world("asynchronous"));
   if (now_.has_servers()) {
+    const auto ranks = static_cast<int>(now_.asynchronous.replica_ranks);
+    if (group->size() % ranks != 0)
+      throw Error(ExitCode::kConfig, "/sync/replica_ranks: " + std::to_string(group->size()) +
+                                         " ranks do not make replicas of " + std::to_string(ranks) +
+                                         ". hint: start a multiple of sync.replica_ranks");
+    if (ranks > 1) replica_ = value_or_throw(groups_of(mesh).neighbours("replica", ranks));
     board_ = std::make_unique<PeerBoard>(std::move(group), strategy_.comm.timeout_s, PeerBoard::Sees::kNothing);
     return alone();
   }
@@ -58,7 +64,7 @@ void ReplicaSync::begin(const std::vector<std::unique_ptr<Unit>>& units, const M
       first_ = first.get();
       common_ = std::move(first);
     } else if (now_.has_servers()) {
-      auto served = std::make_unique<ServedShards>(units, plan, *board_, strategy_);
+      auto served = std::make_unique<ServedShards>(units, plan, *board_, strategy_, replica_);
       served_ = served.get();
       push_to(std::move(served));
     } else {

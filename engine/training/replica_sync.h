@@ -122,7 +122,8 @@ class ReplicaSync {
 
   const Strategy& strategy_;
   const SyncConfig later_, now_;
-  std::unique_ptr<OuterSteps> outer_;  ///< null where there are no outer steps
+  std::unique_ptr<OuterSteps> outer_;     ///< null where there are no outer steps
+  std::shared_ptr<Collectives> replica_;  ///< the ranks that step together beside servers; null for one rank
   // These are null where ranks have no common parameters. Members are destroyed last to first.
   std::unique_ptr<PeerBoard> board_;
   std::unique_ptr<CommonParameters> common_;

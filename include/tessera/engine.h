@@ -283,7 +283,10 @@ class Engine {
   ///     while (!engine.step_is_due()) engine.backward(loss_of(batches.next()));
   ///     engine.step();
   ///   }
-  ///   if (engine.writes_results()) save_weights(engine, "weights.pt");
+  ///   if (engine.writes_results()) {
+  ///     save_weights(engine, "weights.pt");
+  ///     engine.note_results_written();
+  ///   }
   ///
   /// Throws Error (64) without "sync.elastic", and where other workers make another number of steps; 75 where the
   /// others do not come to an end in comm.timeout_s.
@@ -291,8 +294,12 @@ class Engine {
   /// Returns whether `take_step` has told that all steps are made.
   bool steps_are_over() const;
   /// Returns whether this process writes the results of a run: rank 0, or, where workers come and go, one of those that
-  /// are there at the end. A worker that asks after that one has left writes them too, with the same values.
+  /// are there at the end. A worker that asks after that one has left without note_results_written writes them too,
+  /// with the same values.
   bool writes_results() const;
+  /// Says that this process has written the results: where workers come and go, no worker that comes later is told to
+  /// write them again. Without "sync.elastic" it does nothing. Throws Error (64) where another worker writes them.
+  void note_results_written();
 
   /// Runs a microbatch on a rank that has no batch while other ranks have one. It takes part in collectives and counts
   /// nothing, like a backward with weight 0 whose forward need not be run. It repeats the communication of this rank's

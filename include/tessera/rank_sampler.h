@@ -182,7 +182,7 @@ class StepSampler : public torch::data::samplers::Sampler<> {
   /// Changes nothing but the number of samples, if one is given.
   void reset(std::optional<std::size_t> new_size = std::nullopt) override;
   /// Returns indices of the next batch; it takes a new step if the one before is over. Returns nothing where `take`
-  /// returns none. Throws Error (64) where an epoch has no whole step (Tail::kDrop).
+  /// returns none. Throws Error (65) where an epoch has no whole step (Tail::kDrop).
   std::optional<std::vector<std::size_t>> next(std::size_t batch_size) override;
 
   /// Save and load nothing: the servers know which steps are made.
@@ -192,11 +192,14 @@ class StepSampler : public torch::data::samplers::Sampler<> {
  private:
   void expect_enough() const;
 
-  std::size_t num_samples_, batches_;
+  std::size_t num_samples_;
+  std::int64_t batches_;
   TakeStep take_;
   RankSamplerOptions options_;
-  std::size_t step_ = 0;   ///< the step under way
-  std::size_t given_ = 0;  ///< batches of the step that were given; 0: the step is over
+  std::int64_t step_ = 0;                ///< the step under way
+  std::int64_t given_ = 0;               ///< batches of the step that were given; 0: the step is over
+  std::size_t batch_ = 0;                ///< samples of a batch of `dealt_`
+  std::shared_ptr<DealtSamples> dealt_;  ///< gives the samples of steps; null before the first one
 };
 
 }  // namespace tessera

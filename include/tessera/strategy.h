@@ -465,7 +465,8 @@ struct DelayCompensationConfig {
   double decay = 0.95;  ///< share of the running mean that an update keeps
 };
 
-/// The way in which ranks train without waiting for each other (SyncConfig::is_asynchronous). Each rank is a replica.
+/// The way in which ranks train without waiting for each other (SyncConfig::is_asynchronous). Each rank is a replica,
+/// unless `replica_ranks` says more.
 struct AsynchronousConfig {
   /// Steps by which a rank may be ahead of the slowest one (stale synchronous, arXiv 1312.7869); at 0 the updates of a
   /// round are applied in rank order. Empty: no bound.
@@ -473,6 +474,9 @@ struct AsynchronousConfig {
   ShardOwners owners = ShardOwners::kRanks;  ///< used by asynchronous
   /// Whether workers join and leave a run that goes on, each a job of one rank (Engine::take_step); used with servers.
   bool elastic = false;
+  /// Number of ranks, neighbours in the world, that are one replica: they step together, with the sum of their
+  /// gradients; used with servers.
+  std::int64_t replica_ranks = 1;
   AgeScale scale = AgeScale::kNone;
   StateSharing states = StateSharing::kOwn;  ///< used by hogwild
   DelayCompensationConfig delay_compensation = {};

@@ -435,6 +435,7 @@ void bind_engine(py::module_& module) {
       .def("take_step", &Engine::take_step, Released())
       .def("steps_are_over", &Engine::steps_are_over)
       .def("writes_results", &Engine::writes_results)
+      .def("note_results_written", &Engine::note_results_written, Released())
       .def("microbatch", &Engine::microbatch)
       .def("microbatches",
            [](const Engine& engine) {

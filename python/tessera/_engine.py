@@ -179,6 +179,7 @@ class Engine:
                 engine.step()
             if engine.writes_results():
                 engine.save_weights("weights.pt")
+                engine.note_results_written()
 
         `StepSampler` calls it for a DataLoader. Raises Error (64) without "sync.elastic", and if other workers make
         another number of steps; 75 if the others do not finish within comm.timeout_s.
@@ -193,9 +194,17 @@ class Engine:
         """Returns whether this process should write the results of the run.
 
         That is rank 0, or, where workers come and go, one of the workers that are there at the end. A worker that asks
-        after that one has left writes them too, with the same values.
+        after that one has left without `note_results_written` writes them too, with the same values.
         """
         return self._live().writes_results()
+
+    def note_results_written(self) -> None:
+        """Says that this process has written the results of the run.
+
+        Where workers come and go, no worker that comes later is told to write them again. Without "sync.elastic" it
+        does nothing. Raises Error (64) if another worker writes them.
+        """
+        self._live().note_results_written()
 
     def microbatch(self) -> int:
         """Returns the number of the microbatch that this rank computes next, among those of its step on all ranks.

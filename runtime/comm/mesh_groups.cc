@@ -177,6 +177,13 @@ absl::StatusOr<std::shared_ptr<Collectives>> MeshGroups::world(const std::string
   return factory_->control_of(group);
 }
 
+absl::StatusOr<std::shared_ptr<Collectives>> MeshGroups::neighbours(const std::string& purpose, int ranks) {
+  const int first = topology_.rank / ranks * ranks;
+  TESSERA_ASSIGN_OR_RETURN(const auto group, make_group(unique_name(topology_.world_size / ranks, ranks), purpose,
+                                                        GroupUse::kOther, {first, ranks, 1}));
+  return factory_->control_of(group);
+}
+
 absl::StatusOr<std::shared_ptr<Collectives>> MeshGroups::shared_world(const std::string& purpose) {
   {
     const MutexLock lock(mutex_);

@@ -92,6 +92,10 @@ class MeshGroups {
   /// Makes a new group of all ranks for host memory. No other code uses the group. The call is collective. Its name
   /// contains `purpose`.
   absl::StatusOr<std::shared_ptr<Collectives>> world(const std::string& purpose);
+  /// Makes the group of this rank and its neighbours in the world: the first `ranks` ranks are one group, the next
+  /// `ranks` another. It is for host memory, and no other code uses it. The call is collective over the world.
+  /// REQUIRES: `ranks` divides the world size.
+  absl::StatusOr<std::shared_ptr<Collectives>> neighbours(const std::string& purpose, int ranks);
   /// Returns the group of a purpose. The first call makes it and is collective; the group lives as long as the mesh.
   absl::StatusOr<std::shared_ptr<Collectives>> shared_world(const std::string& purpose);
   /// Returns the group of the program's own messages (tessera/collectives.h).

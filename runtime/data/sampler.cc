@@ -65,20 +65,31 @@ std::int64_t num_windows(std::int64_t num_tokens, std::int64_t seq_len) {
   return num_tokens > seq_len && seq_len > 0 ? (num_tokens - 1) / seq_len : 0;
 }
 
+EpochOrder::EpochOrder(std::int64_t num_samples, std::uint64_t seed, bool shuffle, std::int64_t epoch)
+    : num_samples_(num_samples),
+      shuffle_(shuffle),
+      shuffled_(static_cast<std::uint64_t>(num_samples), seed,
+                seeded_fault(SeededFault::kEpochsAlike) ? 0 : static_cast<std::uint64_t>(epoch)) {}
+
+std::int64_t EpochOrder::operator()(std::int64_t position) const {
+  const std::int64_t wrapped = position % num_samples_;
+  return shuffle_ ? static_cast<std::int64_t>(shuffled_(static_cast<std::uint64_t>(wrapped))) : wrapped;
+}
+
 absl::StatusOr<DistributedSampler> DistributedSampler::create(const SamplerOptions& options) {
   TESSERA_RETURN_IF_ERROR(check(options));
   return DistributedSampler(options);
 }
 
-DistributedSampler::DistributedSampler(const SamplerOptions& options) : options_(options), order_(0, 0, 0) {
+DistributedSampler::DistributedSampler(const SamplerOptions& options)
+    : options_(options), order_(options.num_samples, options.seed, options.shuffle, 0) {
   if (const std::int64_t all = options.microbatches; all > 0)
     dealt_ = {options.rank * all / options.world_size, (options.rank + 1) * all / options.world_size};
   start(0, 0);
 }
 
 void DistributedSampler::start(std::int64_t epoch, std::int64_t consumed) {
-  const std::uint64_t stream = seeded_fault(SeededFault::kEpochsAlike) ? 0 : static_cast<std::uint64_t>(epoch);
-  order_ = Permutation(static_cast<std::uint64_t>(options_.num_samples), options_.seed, stream);
+  order_ = EpochOrder(options_.num_samples, options_.seed, options_.shuffle, epoch);
   epoch_ = epoch;
   consumed_ = begin_ = consumed;
   taken_ = 0;
@@ -102,7 +113,7 @@ bool DistributedSampler::next(std::span<std::int64_t> samples) {
 
 /// Writes the samples of a microbatch that begins at position `first`.
 void DistributedSampler::write(std::int64_t first, std::span<std::int64_t> samples) {
-  for (std::size_t i = 0; i < samples.size(); ++i) samples[i] = sample_at(first + static_cast<std::int64_t>(i));
+  for (std::size_t i = 0; i < samples.size(); ++i) samples[i] = order_(first + static_cast<std::int64_t>(i));
   counted_ = std::clamp<std::int64_t>(options_.num_samples - first, 0, options_.batch);
 }
 
@@ -152,11 +163,6 @@ std::int64_t DistributedSampler::next_position() const {
   const std::int64_t at_once = options_.batch * options_.world_size;
   const std::int64_t round = (consumed_ - begin_) / at_once % options_.accumulation;
   return consumed_ - round * at_once + (options_.rank * options_.accumulation + round) * options_.batch;
-}
-
-std::int64_t DistributedSampler::sample_at(std::int64_t position) const {
-  const std::int64_t wrapped = position % options_.num_samples;
-  return options_.shuffle ? static_cast<std::int64_t>(order_(static_cast<std::uint64_t>(wrapped))) : wrapped;
 }
 
 void DistributedSampler::set_epoch(std::int64_t epoch) { start(epoch, 0); }

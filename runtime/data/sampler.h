@@ -19,12 +19,26 @@ namespace tessera {
 /// target once.
 std::int64_t num_windows(std::int64_t num_tokens, std::int64_t seq_len);
 
+/// The order of the samples of an epoch, which depends on nothing but its arguments. The samplers of all kinds take
+/// their samples from it.
+class EpochOrder {
+ public:
+  EpochOrder(std::int64_t num_samples, std::uint64_t seed, bool shuffle, std::int64_t epoch);
+
+  /// Returns the sample at `position`. Positions beyond the last one start again.
+  std::int64_t operator()(std::int64_t position) const;
+
+ private:
+  std::int64_t num_samples_;
+  bool shuffle_;
+  Permutation shuffled_;
+};
+
 /// Deals the samples of an epoch out to the ranks. Each rank has one sampler, with its own `rank`, and one thread at a
 /// time uses it; samplers never communicate.
 ///
 /// Invariants:
-///  1. An epoch has one *global order*: position p holds sample Permutation(num_samples, seed, epoch)(p). It depends on
-///     nothing but num_samples, seed and epoch.
+///  1. An epoch has one *global order* (EpochOrder): position p holds sample Permutation(num_samples, seed, epoch)(p).
 ///  2. Microbatch m of the epoch takes positions [m * batch * world_size, (m + 1) * batch * world_size); rank r has
 ///     the r-th run of `batch` of them. If `runs` is set, rank r instead has the r-th run of `batch * accumulation` of
 ///     a step's positions, one microbatch after the other. With `deal`, it has the run that it was dealt. Step k
@@ -79,9 +93,6 @@ class DistributedSampler {
   /// differ.
   absl::Status resume(const SamplerCursor& cursor);
 
-  /// Returns the sample at `position` of this epoch's global order. Positions beyond num_samples start again (kPad).
-  std::int64_t sample_at(std::int64_t position) const;
-
  private:
   explicit DistributedSampler(const SamplerOptions& options);
   void start(std::int64_t epoch, std::int64_t consumed);
@@ -90,7 +101,7 @@ class DistributedSampler {
   std::int64_t next_position() const;
 
   SamplerOptions options_;
-  Permutation order_;
+  EpochOrder order_;
   std::int64_t epoch_ = 0;
   std::int64_t consumed_ = 0;
   std::int64_t begin_ = 0;  ///< consumed_ when the epoch began or was resumed, between two steps

@@ -268,11 +268,15 @@ TEST_F(Train, WorkersThatComeAndGoMakeEachStepOnceAndOneOfThemWritesTheWeights) 
   EXPECT_EQ(refused.code, 64) << refused.err;
   EXPECT_THAT(refused.err, HasSubstr("--metrics does not go with workers that come and go"));
   command.resize(command.size() - 2);  // this drops `--metrics FILE`
-  const Ended ended = run(start + command + Words{"--steps", "12", "--save-weights", path("weights.pt")});
+  const Words more = {"--steps", "12", "--save-weights", path("weights.pt")};
+  const Ended ended = run(start + command + more);
   const auto told = steps_told_of(ended.out);
   for (int step = 1; step <= 12; ++step)
     EXPECT_EQ(told.count(std::to_string(step) + "/12"), 1u) << step << " in " << ended.out;
   EXPECT_TRUE(std::filesystem::exists(path("weights.pt")));
+  const Ended again = run_program(start + command + more, path("run"));
+  EXPECT_EQ(again.code, 73) << again.err;
+  EXPECT_THAT(again.err, HasSubstr("exists already")) << "another run has other weights";
   write_elastic("false");
   const Ended fixed = run_program(start + command, path("run"));
   EXPECT_EQ(fixed.code, 78) << fixed.err;
@@ -285,7 +289,7 @@ TEST_F(Train, WorkersOfAnotherLauncherJoinWithTheSecretAlone) {
   Words command = train(path("elastic.json"), "metrics");
   command.resize(command.size() - 2);  // this drops `--metrics FILE`
   Program servers(Words{TESSERA_PROGRAM, "launch", "--workers", "1", "--servers", "2", "--secret", path("secret"), "--",
-                        "/bin/sh", "-c", "until test -e " + path("weights.pt") + "; do sleep 0.05; done"},
+                        "/bin/sh", "-c", "until test -e " + path("late") + "; do sleep 0.05; done"},
                   path("servers"));
   const std::string before = "workers join by --join ";
   for (Deadline limit(std::chrono::seconds(60)); servers.err().find(before) == std::string::npos;) {
@@ -304,7 +308,13 @@ TEST_F(Train, WorkersOfAnotherLauncherJoinWithTheSecretAlone) {
   EXPECT_EQ(stranger.code, 77) << stranger.err;
   EXPECT_THAT(stranger.err, HasSubstr("the secret is another one"));
   const auto told = steps_told_of(run(join(path("secret"))).out);
-  for (const char* step : {"1/3", "2/3", "3/3"}) EXPECT_EQ(told.count(step), 1u) << step;
+  const char* const all_steps[] = {"1/3", "2/3", "3/3"};
+  for (const char* step : all_steps) EXPECT_EQ(told.count(step), 1u) << step;
+  const auto written = std::filesystem::last_write_time(path("weights.pt"));
+  const Ended late = run(join(path("secret")));
+  for (const char* step : all_steps) EXPECT_EQ(steps_told_of(late.out).count(step), 0u) << step;
+  EXPECT_EQ(std::filesystem::last_write_time(path("weights.pt")), written) << "the results are written once";
+  write_file(path("late"), "");
   EXPECT_EQ(servers.wait(60).code, 0) << servers.err();
 }
 

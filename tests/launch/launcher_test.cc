@@ -164,6 +164,19 @@ TEST(Launch, KilledWorkerBeginsAnewAndTheOthersGoOn) {
   EXPECT_NE(launcher.out.find(of_one), launcher.out.rfind(of_one)) << "it has begun twice";
 }
 
+TEST(Launch, ServerOfWorkersThatKeepsItsShardsStartsAgain) {
+  const Folder folder;
+  const std::string again = folder / "again";
+  auto options = elastic(folder, {1, 2}, "until test -e " + again + "; do sleep 0.01; done");
+  options.servers_state = folder / "state";
+  options.tessera =
+      server_script(folder, "trap 'exit 0' USR1; touch " + (folder / "serves") + "\nif mkdir " + (folder / "first") +
+                                "; then kill -9 $$; fi\ntouch " + again + "\nwhile true; do sleep 0.05; done");
+  Launcher launcher(options);
+  EXPECT_EQ(launcher.wait(), 0) << launcher.err;
+  EXPECT_THAT(launcher.err, AllOf(HasSubstr("parameter server 0 has ended: signal 9"), HasSubstr("it starts again")));
+}
+
 // All steps are made by then, as the other worker's end says. The worker that begins anew writes the results.
 TEST(Launch, WorkerThatFailsToWriteTheResultsBeginsAnewOrIsAFailure) {
   for (const int restarts : {0, 1}) {
@@ -181,6 +194,17 @@ TEST(Launch, WorkerThatFailsToWriteTheResultsBeginsAnewOrIsAFailure) {
       EXPECT_THAT(launcher.err, HasSubstr("restart 1 of 1: worker 1 begins anew"));
     }
   }
+}
+
+TEST(Launch, WorkerThatFailsBehindTheResultsIsNoFailure) {
+  const Folder folder;
+  const std::string ended = folder / "ended";
+  const auto options =
+      elastic(folder, {1, 2},
+              "if test $TESSERA_WORKER = 0; then touch " + ended + "; exit 0; fi; until test -e " + ended +
+                  "; do sleep 0.01; done; echo written > $TORCHELASTIC_ERROR_FILE.results; kill -9 $$");
+  Launcher launcher(options);
+  EXPECT_EQ(launcher.wait(), 0) << launcher.err;
 }
 
 TEST(Launch, TooFewWorkersAreAFailure) {

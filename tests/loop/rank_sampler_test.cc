@@ -542,7 +542,7 @@ TEST(StepSampler, NumbersWithoutAStepAreRefused) {
   EXPECT_NE(usage_error_of([] { StepSampler(0, 1, steps_below(1)); }).find("a sample or more"), std::string::npos);
   EXPECT_NE(usage_error_of([] { StepSampler(5, 0, steps_below(1)); }).find("a batch or more"), std::string::npos);
   StepSampler sampler(5, 2, steps_below(1), {.tail = Tail::kDrop});
-  EXPECT_NE(usage_error_of([&] { sampler.next(3); }).find("do not fill one step"), std::string::npos);
+  EXPECT_NE(error_of([&] { sampler.next(3); }).find("fewer than one step's 6"), std::string::npos);
 }
 
 }  // namespace

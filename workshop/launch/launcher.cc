@@ -62,10 +62,6 @@ absl::Status check_servers(const LaunchOptions& options) {
     return refuse(
         "parameter servers keep their shards nowhere. [T1040] hint: give --servers-state a folder, or leave "
         "--servers-lose out");
-  if (!options.servers_state.empty() && is_elastic(options))
-    return refuse(
-        "servers do not keep the shards of workers that come and go. [T1041] hint: leave --servers-state out, or give "
-        "-n in place of --workers");
   if (options.servers > 0 && options.max_restarts > 0 && !is_elastic(options))
     return refuse(
         "parameter servers keep shards in memory, so a restart would begin with other values. [T0992] hint: leave "

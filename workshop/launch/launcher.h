@@ -106,10 +106,10 @@ struct LaunchOptions {
 /// started. One that fails is named and started again, as long as `max_restarts` lasts and the failure may not come
 /// again; the others go on. The job fails once fewer than `workers.least` are left. Once some worker has returned 0,
 /// all steps are made, so none is started again but the one that was told to write the results (beside own servers
-/// only). The job fails where that one has failed and no other has written them. Servers then get SIGUSR1, and end when
-/// workers of other launchers, too, have gone. Servers listen at `address`, else at the loopback address, and a line
-/// tells what `join` workers elsewhere need. The secret is that of `secret_file`, else that of the environment, else a
-/// random one.
+/// only). The job fails where that one has failed before they were written, and no other has written them. Servers then
+/// get SIGUSR1, and end when workers of other launchers, too, have gone. Servers listen at `address`, else at the
+/// loopback address, and a line tells what `join` workers elsewhere need. The secret is that of `secret_file`, else
+/// that of the environment, else a random one.
 ///
 /// A stopped rank (SIGSTOP) cannot act on SIGTERM and is continued first; SIGKILL ends it in any case.
 ///

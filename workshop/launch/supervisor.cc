@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <fstream>
 #include <span>
 #include <string>
 #include <utility>
@@ -119,7 +120,7 @@ void Supervisor::start_servers_again() {
     Rank& rank = rank_of(number);
     if (!std::exchange(rank.is_due, false)) continue;
     rank.starts_again = false;
-    if (urgency_ != Urgency::kNone) {
+    if (urgency_ != Urgency::kNone || servers_end_) {
       rank.gone = true;
       if (!is_needed) rank.record.ended_by_launcher = true;  // it would have come back, so its end is no failure
       continue;
@@ -195,11 +196,17 @@ void Supervisor::restart(Rank& worker) {
   worker.err = LineForwarder(options_.stderr_fd, prefix);
 }
 
-/// Looks at whether a worker that has ended was told to write the results. If it failed, it begins anew and asks again,
-/// or another worker is told; the end of either says that they are written, or that another launcher's worker is told.
+/// Looks at whether a worker that has ended was told to write the results. If it failed before, it begins anew and asks
+/// again, or another worker is told; the end of either says that they are written, or that another launcher's worker is
+/// told.
 void Supervisor::note_results(const RankRecord& worker) {
-  const bool was_told = ::access(job_.results_file(worker.rank).c_str(), F_OK) == 0;
-  if (!worker.exit.failed()) {
+  std::ifstream file(job_.results_file(worker.rank));
+  const bool was_told = file.is_open();
+  std::string word;
+  file >> word;
+  if (word == "written") {
+    lost_results_.reset();
+  } else if (!worker.exit.failed()) {
     if (was_told || lost_results_ == worker.rank) lost_results_.reset();
   } else if (was_told) {
     lost_results_ = worker.rank;

@@ -12,6 +12,9 @@
 #include <map>
 #include <optional>
 #include <set>
+#include <span>
+#include <utility>
+#include <vector>
 
 #include "runtime/base/mutex.h"
 
@@ -30,6 +33,10 @@ absl::Status worker_gone();
 /// number first. So each step is made once, with one exception: a worker that ends during its push has pushed a part of
 /// a step that is dealt again.
 ///
+/// A server that keeps its shards writes the image of this object beside them (`image`), before it answers what changes
+/// numbers or deals. When it has come back (`restore`), the workers of the image are *away*: each may join again under
+/// its number, and has the steps that it held. Those that do not come in time have left.
+///
 /// All functions may be called by several threads.
 class JobMembers {
  public:
@@ -41,8 +48,10 @@ class JobMembers {
 
   struct Member {
     std::int64_t computed = 0, pushed = 0;  ///< steps
+    std::int64_t taken = 0;                 ///< number of steps dealt to it so far
     std::deque<std::int64_t> dealt;         ///< steps dealt and not pushed yet, in the order in which it makes them
-    bool rests = false;                     ///< the worker has no step to make, so no other one is ahead of it
+    /// The worker has not pulled for its first step yet, or has no step to make, so no other one is ahead of it.
+    bool rests = false;
   };
 
   /// `ranks`: the number of ranks; 0: workers come and go. `limit`: the longest wait.
@@ -57,20 +66,34 @@ class JobMembers {
   struct Place {
     int number = 0;
     bool gives_values = false;  ///< the worker gives the servers their first values, then calls `begin`
-    std::int64_t steps = 0;     ///< the worker's count of steps begins here: with that of the slowest worker
   };
-  /// Registers a worker under the number `wanted`. Returns nothing where the worker has to ask again: another worker is
-  /// about to give the first values, or the number of an elastic run still belongs to a worker whose connection has not
-  /// ended yet.
-  /// Error 64 if the run does not have this number, or if another worker has joined with it already.
-  absl::StatusOr<std::optional<Place>> join(int wanted);
+  /// Registers a worker under the number `wanted`. `returns`: the worker was in the run before, and has lost its
+  /// connection. Returns nothing where the worker has to ask again: another worker is about to give the first values,
+  /// or the number of an elastic run still belongs to a worker whose connection has not ended yet.
+  /// Errors: 64 if the run does not have this number, or if another worker has joined with it already; 69 for a worker
+  /// that returns and whose steps are dealt again.
+  absl::StatusOr<std::optional<Place>> join(int wanted, bool returns = false);
   void leave(int number);
-  /// Says that the server has come back during the run: all ranks are waited for in `await` until they have joined
-  /// again, but no longer than `limit`.
+  /// Says that the server has come back during the run. All ranks, or the workers of the image, are away: `await` waits
+  /// for them, and they may join again, but no longer than `limit`.
   void expect_back(std::chrono::milliseconds limit);
   bool is_empty() const;
 
+  /// Returns what server 0 of an elastic run has to know when it comes back, and the number of changes to it so far.
+  std::pair<std::vector<std::int64_t>, std::int64_t> image() const;
+  std::int64_t changes() const;
+  /// Takes the numbers that `image` returned. Returns false if they are not the numbers of an image. REQUIRES: no
+  /// worker has joined.
+  bool restore(std::span<const std::int64_t> image);
+
   void note(int number, std::int64_t computed, std::int64_t pushed);
+  struct Begun {
+    std::int64_t counted = 0;  ///< the worker's count of steps, which goes on from here
+    bool has_rested = false;
+  };
+  /// Says that the worker pulls for a step. A worker that rested is waited for from here on, and counts from the count
+  /// of the slowest worker on.
+  Begun begin_step(int number);
   /// Waits until `has_come` is true for all other workers that have joined. Error 75 if one of them does not come in
   /// time, or if `is_gone` returns true.
   absl::Status await(const std::function<bool(int number, const Member& member)>& has_come, int number,
@@ -89,12 +112,15 @@ class JobMembers {
     };
     Kind kind = Kind::kStep;
     std::int64_t step = 0;
-    std::int64_t counted = 0;  ///< the worker's count of steps continues from here
-    bool finishes = false;     ///< with kOver: this worker, and no other that is there, writes the results
+    bool finishes = false;  ///< with kOver: this worker, and no other that is there, writes the results
   };
-  /// Deals one of the run's `steps` steps. Error 64 if `steps` is below 1, or if other workers have given another
-  /// number.
-  absl::StatusOr<Deal> deal(int number, std::int64_t steps);
+  /// Deals one of the run's `steps` steps. `taken`: the number of steps that the worker knows it was dealt; if it was
+  /// dealt more, it gets the last one again, since the answer was lost with the server. Error 64 if `steps` is below 1,
+  /// or if other workers have given another number.
+  absl::StatusOr<Deal> deal(int number, std::int64_t steps, std::int64_t taken);
+  /// Says that the results are written: no worker is told to write them any more. Error 64 for a worker that was not
+  /// told to write them.
+  absl::Status end_results(int number);
 
   /// A push of an elastic run lies between begin_push and end_push; begin_push waits while another worker holds back
   /// pushes (`hold`). Error 75 if the longest wait is over, or if `is_gone` returns true.
@@ -108,7 +134,13 @@ class JobMembers {
  private:
   using Clock = std::chrono::steady_clock;
 
+  bool is_known(int number) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   std::int64_t slowest() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  /// Lets the steps of a worker that has left be dealt again.
+  void give_up(int number, const Member& member) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  /// Gives up the workers that are away and have not come back in time.
+  void give_up_late() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void note_change() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   /// Waits a little for a change. Error 75 if `deadline` has passed, or if `is_gone` returns true.
   absl::Status wait_on(Clock::time_point deadline, const IsGone& is_gone) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
@@ -117,8 +149,9 @@ class JobMembers {
   mutable Mutex mutex_;
   CondVar changed_;  ///< anything below has changed
   std::map<int, Member> members_ ABSL_GUARDED_BY(mutex_);
-  std::set<int> expected_ ABSL_GUARDED_BY(mutex_);  ///< ranks that have not come back, which are waited for
-  Clock::time_point expected_until_ ABSL_GUARDED_BY(mutex_);
+  std::map<int, Member> away_ ABSL_GUARDED_BY(mutex_);  ///< workers that may come back to a server that has come back
+  Clock::time_point away_until_ ABSL_GUARDED_BY(mutex_);
+  std::int64_t changes_ ABSL_GUARDED_BY(mutex_) = 0;  ///< changes to the image
   int next_number_ ABSL_GUARDED_BY(mutex_) = 0;
   std::optional<int> giver_ ABSL_GUARDED_BY(mutex_);  ///< the worker that gives the first values
   bool has_values_ ABSL_GUARDED_BY(mutex_) = false;
@@ -126,7 +159,8 @@ class JobMembers {
   std::int64_t next_step_ ABSL_GUARDED_BY(mutex_) = 0, made_ ABSL_GUARDED_BY(mutex_) = 0;
   std::set<std::int64_t> returned_ ABSL_GUARDED_BY(mutex_);  ///< steps of workers that have left
   std::optional<int> finisher_ ABSL_GUARDED_BY(mutex_), holder_ ABSL_GUARDED_BY(mutex_);
-  int pushing_ ABSL_GUARDED_BY(mutex_) = 0;  ///< pushes under way
+  bool are_written_ ABSL_GUARDED_BY(mutex_) = false;  ///< whether the results are written
+  int pushing_ ABSL_GUARDED_BY(mutex_) = 0;           ///< pushes under way
 };
 
 }  // namespace tessera

@@ -25,9 +25,9 @@ struct KeepOptions {
 /// The files of the shards of one run that a parameter server owns: one file for each shard. Each file is whole at any
 /// moment, through kill -9 and power loss. ServedJob writes the shards that have changed, and reads the files when a
 /// server comes back; runs with equal definitions count as the same run. Files of another run are of no use, and are
-/// overwritten.
+/// overwritten. The file behind those of the shards has what server 0 knows of workers that come and go.
 ///
-/// One thread at a time calls `write`.
+/// One thread at a time calls `write` for a file.
 class KeptShards {
  public:
   /// Number of bytes of an image's head; the caller's bytes begin behind it.

@@ -151,8 +151,7 @@ absl::StatusOr<ParameterServer::Joined> ParameterServer::join(const MessageHead&
   }
   if (!job_) {
     TESSERA_ASSIGN_OR_RETURN(std::unique_ptr<ServedJob> made, ServedJob::make(definition, keep_, offload_));
-    const bool returns = head.second < 0;
-    if (returns && !made->has_come_back())
+    if (head.second < 0 && !made->has_come_back() && made->bytes() > 0)
       return make_error(
           ExitCode::kUnavailable,
           "this server has nothing of the run any more. [T1001] hint: start the server again with its --state "
@@ -166,7 +165,7 @@ absl::StatusOr<ParameterServer::Joined> ParameterServer::join(const MessageHead&
         ExitCode::kConfig,
         "another worker of this run has other shards here. [T0962] hint: all ranks need the same model, strategy "
         "and TESSERA_SERVERS, in the same order");
-  TESSERA_ASSIGN_OR_RETURN(const auto place, job_->members().join(static_cast<int>(head.first)));
+  TESSERA_ASSIGN_OR_RETURN(const auto place, job_->join(static_cast<int>(head.first), /*returns=*/head.second < 0));
   return place ? Joined{job_, *place} : Joined();
 }
 
@@ -207,7 +206,6 @@ void ParameterServer::serve(Connection& connection) {
     answer.shard = job && job->is_kept() ? 1 : 0;
     answer.clock = job ? job->life() : 0;
     answer.first = place.number;
-    answer.second = place.steps;
     answer.turn = place.gives_values ? 1 : MessageHead::kNoTurn;
     if (!link.send(answer, {}, kStandstill).ok()) break;
   }
@@ -227,7 +225,8 @@ void ParameterServer::serve(Connection& connection) {
   if (!is_ending_)
     log_info("parameter server " + listener_.address + ": rank " + std::to_string(rank) + " has gone (" +
              message_of(status) + ")");
-  job->members().leave(rank);
+  if (is_ending_) return;  // the workers find their places again at a server that comes back
+  job->leave(rank);
   drop_if_empty(job);
 }
 

@@ -29,6 +29,12 @@ absl::Status broken(const std::string& part) {
                                              ". [T0963] hint: run `tessera serve` of the workers' own version");
 }
 
+absl::Status strange_file(const std::string& folder) {
+  return make_error(ExitCode::kCorruptData, "parameter server: a file of " + folder +
+                                                " is none of this version. [T1003] hint: end the run, remove this "
+                                                "folder, and go on from a checkpoint");
+}
+
 /// Throws where a group has sizes of which no layout can be made.
 void expect_layout(const std::vector<std::int64_t>& numels, int parts) {
   constexpr std::int64_t kMostElements = std::int64_t{1} << 46;
@@ -79,25 +85,27 @@ absl::StatusOr<std::unique_ptr<ServedJob>> ServedJob::make(const std::string& de
     for (const nlohmann::json& each : all.at("groups")) {
       const std::vector<std::int64_t> numels = each.at("numels"), options = each.at("options");
       if (numels.size() != options.size() || numels.empty()) throw std::invalid_argument("a group's parameters");
-      made->units_.push_back(std::make_unique<Unit>(each.at("unit_index").get<int>(), each.at("unit")));
-      FlatGroup& flat = *made->units_.back()->groups.emplace_back(std::make_unique<FlatGroup>());
-      flat.unit = made->units_.back().get();
-      flat.index = each.at("group");
       const int parts = each.at("parts");
+      const auto pieces = static_cast<int>(made->strategy_.sync.asynchronous.replica_ranks);
       expect_layout(numels, parts);
-      flat.layout = Layout::pack(numels, parts);
-      for (const std::int64_t option : options) {
-        const auto known = static_cast<std::int64_t>(made->strategy_.optimizer.groups.size());
-        if (option < -1 || option >= known) throw std::invalid_argument("a group of the optimizer");
-        flat.parameters.emplace_back().group = option < 0 ? FlatParameter::kNoGroup : static_cast<std::size_t>(option);
+      if (parts % pieces != 0) throw std::invalid_argument("ranks of a replica");
+      for (int piece = 0; piece < pieces; ++piece) {  // each rank of a replica pushes a part of the group
+        made->units_.push_back(std::make_unique<Unit>(each.at("unit_index").get<int>(), each.at("unit")));
+        FlatGroup& flat = *made->units_.back()->groups.emplace_back(std::make_unique<FlatGroup>());
+        flat.unit = made->units_.back().get();
+        flat.index = each.at("group");
+        flat.layout = Layout::pack(numels, parts);
+        flat.parameter_part = replica_part(flat.layout.numel(), piece, pieces);
+        for (const std::int64_t option : options) {
+          const auto known = static_cast<std::int64_t>(made->strategy_.optimizer.groups.size());
+          if (option < -1 || option >= known) throw std::invalid_argument("a group of the optimizer");
+          flat.parameters.emplace_back().group =
+              option < 0 ? FlatParameter::kNoGroup : static_cast<std::size_t>(option);
+        }
       }
     }
     TESSERA_RETURN_IF_ERROR(made->place_all(server, servers, offload));
-    if (keep && made->members_->is_elastic())
-      return make_error(ExitCode::kConfig,
-                        "a server that keeps its shards (--state) serves no workers that come and go (sync.elastic). "
-                        "[T1002] hint: start servers without --state, or set \"elastic\": false");
-    if (keep) TESSERA_RETURN_IF_ERROR(made->begin_keeping(*keep, server));
+    if (keep) TESSERA_RETURN_IF_ERROR(made->begin_keeping(*keep));
   } catch (const std::exception& error) {
     return make_error(ExitCode::kConfig, std::string("the definition of shards cannot be read: ") + error.what() +
                                              ". [T0965] hint: run `tessera serve` of the workers' own version");
@@ -114,7 +122,7 @@ absl::Status ServedJob::place_all(int server, int servers, const std::string& of
   for (const auto& unit : units_) {
     Group& group = *groups_.emplace_back(std::make_unique<Group>());
     group.flat = unit->groups[0].get();
-    group.part = served_part(group.flat->layout.numel(), server, servers);
+    group.part = intersect(served_part(group.flat->layout.numel(), server, servers), group.flat->parameter_part);
     group.first = elements_;
     elements_ += group.part.numel;
     largest_ = std::max(largest_, group.part.numel);
@@ -179,26 +187,66 @@ ServedJob::~ServedJob() {
     due_.notify_all();
   }
   keeping_.join();
+  if (const absl::Status status = keep_members(); !status.ok()) log_error(message_of(status));
 }
 
 /// Reads the shards of this run that a server of this number has kept, and keeps this server's shards from now on.
-absl::Status ServedJob::begin_keeping(const KeepOptions& options, int server) {
-  TESSERA_ASSIGN_OR_RETURN(kept_, KeptShards::open(options, server, definition_));
+absl::Status ServedJob::begin_keeping(const KeepOptions& options) {
+  TESSERA_ASSIGN_OR_RETURN(kept_, KeptShards::open(options, server_, definition_));
   for (std::size_t i = 0; i < groups_.size(); ++i) {
     TESSERA_ASSIGN_OR_RETURN(const std::vector<std::byte> image, kept_->read(i));
     if (image.empty()) continue;
     Group& group = *groups_[i];
     const MutexLock lock(group.mutex);
-    if (!read_image(group, image))
-      return make_error(ExitCode::kCorruptData,
-                        "parameter server: a file of " + kept_->folder() +
-                            " is none of this version. [T1003] hint: end the run, remove this folder, "
-                            "and go on from a checkpoint");
+    if (!read_image(group, image)) return strange_file(kept_->folder());
     has_come_back_ = true;
   }
+  TESSERA_RETURN_IF_ERROR(restore_members());
   if (has_come_back_) members_->expect_back(std::min(kForReturns, limit_ / 2));  // a wait for others ends at limit_
   keeping_ = std::jthread([this] { keep_shards(); });
   return absl::OkStatus();
+}
+
+/// Workers that come and go are known to server 0. The other servers have only to know whether values are there, which
+/// is so where shards are.
+absl::Status ServedJob::restore_members() {
+  if (!members_->is_elastic()) return absl::OkStatus();
+  if (server_ != 0) return has_come_back_ ? members_->begin(/*number=*/0) : absl::OkStatus();
+  TESSERA_ASSIGN_OR_RETURN(const std::vector<std::byte> image, kept_->read(groups_.size()));
+  if (image.empty()) return absl::OkStatus();
+  std::vector<std::int64_t> numbers((image.size() - KeptShards::kHeadBytes) / sizeof(std::int64_t));
+  std::memcpy(numbers.data(), image.data() + KeptShards::kHeadBytes, numbers.size() * sizeof(std::int64_t));
+  if (!members_->restore(numbers)) return strange_file(kept_->folder());
+  has_come_back_ = true;
+  return absl::OkStatus();
+}
+
+absl::Status ServedJob::keep_members() {
+  if (!kept_ || server_ != 0 || !members_->is_elastic()) return absl::OkStatus();
+  const std::int64_t wanted = members_->changes();
+  const MutexLock lock(members_mutex_);
+  if (kept_changes_ >= wanted) return absl::OkStatus();  // another thread has written them meanwhile
+  const auto [numbers, changes] = members_->image();
+  std::vector<std::byte> image(KeptShards::kHeadBytes);
+  const auto bytes = std::as_bytes(std::span(numbers));
+  image.insert(image.end(), bytes.begin(), bytes.end());
+  TESSERA_RETURN_IF_ERROR(kept_->write(groups_.size(), image));
+  kept_changes_ = changes;
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::optional<JobMembers::Place>> ServedJob::join(int wanted, bool returns) {
+  TESSERA_ASSIGN_OR_RETURN(const auto place, members_->join(wanted, returns));
+  if (!place) return place;
+  const absl::Status kept = keep_members();
+  if (kept.ok()) return place;
+  members_->leave(place->number);
+  return kept;
+}
+
+void ServedJob::leave(int number) {
+  members_->leave(number);
+  if (const absl::Status status = keep_members(); !status.ok()) log_error(message_of(status));
 }
 
 /// Writes shards, on a thread of its own. A failure ends it, and each push that waits for the disk is refused.
@@ -347,6 +395,7 @@ absl::Status ServedJob::Worker::answer(const MessageHead& head, ServerLink& link
       return do_wait(head, link);
     case MessageKind::kBegin:
     case MessageKind::kTake:
+    case MessageKind::kEndResults:
     case MessageKind::kHold:
     case MessageKind::kRelease:
       return do_elastic(head, link);
@@ -463,8 +512,15 @@ absl::Status ServedJob::Worker::do_wait(const MessageHead& head, ServerLink& lin
     if (!is_round) return member.pushed >= head.first;
     return member.computed >= head.first && (q > rank_ || member.pushed >= head.first);
   };
-  const absl::Status status = job_.members_->await(has_come, rank_, is_gone_);
-  return status.ok() ? link.send(MessageHead{}, {}, job_.limit_) : link.refuse(status, job_.limit_);
+  MessageHead reply;
+  absl::Status status;
+  if (!is_round) {
+    const JobMembers::Begun begun = job_.members_->begin_step(rank_);
+    reply.second = begun.counted;
+    if (begun.has_rested) status = job_.keep_members();
+  }
+  if (status.ok()) status = job_.members_->await(has_come, rank_, is_gone_);
+  return status.ok() ? link.send(reply, {}, job_.limit_) : link.refuse(status, job_.limit_);
 }
 
 /// Answers with the versions of all shards with which this server came back.
@@ -487,7 +543,7 @@ absl::Status ServedJob::Worker::do_elastic(const MessageHead& head, ServerLink& 
   MessageHead reply;
   absl::Status status;
   if (head.kind == MessageKind::kTake) {
-    const auto dealt = members.deal(rank_, head.first);
+    const auto dealt = members.deal(rank_, head.first, head.second);
     status = dealt.status();
     if (dealt.ok()) {
       using Kind = JobMembers::Deal::Kind;
@@ -495,15 +551,18 @@ absl::Status ServedJob::Worker::do_elastic(const MessageHead& head, ServerLink& 
       reply.first = dealt->kind == Kind::kOver       ? MessageHead::kOver
                     : dealt->kind == Kind::kOwnFirst ? MessageHead::kOwnFirst
                                                      : dealt->step;
-      reply.second = dealt->kind == Kind::kOver ? (dealt->finishes ? 1 : 0) : dealt->counted;
+      reply.second = dealt->finishes ? 1 : 0;
     }
   } else if (head.kind == MessageKind::kBegin) {
     status = members.begin(rank_);
+  } else if (head.kind == MessageKind::kEndResults) {
+    status = members.end_results(rank_);
   } else if (head.kind == MessageKind::kHold) {
     status = members.hold(rank_, is_gone_);
   } else {
     members.release(rank_);
   }
+  if (status.ok()) status = job_.keep_members();
   return status.ok() ? link.send(reply, {}, job_.limit_) : link.refuse(status, job_.limit_);
 }
 

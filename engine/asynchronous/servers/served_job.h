@@ -42,7 +42,8 @@ namespace tessera {
 /// push is answered when no more than `lose` pushes to its shard, itself included, are missing on the disk. A worker's
 /// write of values is answered when the values are on the disk. The end of the server thus costs each shard at most
 /// `lose` of the pushes that a worker knows of. A push that was not answered is sent again, and applied once: a shard
-/// knows the last step that each worker has pushed.
+/// knows the last step that each worker has pushed. What server 0 knows of workers that come and go is kept beside the
+/// shards (`keep_members`).
 ///
 /// Invariants:
 ///  1. The holder of a shard's mutex computes nothing but an update of the shard, and waits for nothing but the shard's
@@ -78,6 +79,9 @@ class ServedJob {
   std::int64_t bytes() const { return memory_.bytes(); }
 
   JobMembers& members() { return *members_; }
+  /// Registers a worker (JobMembers::join); where shards are kept, its number is on the disk when this returns.
+  absl::StatusOr<std::optional<JobMembers::Place>> join(int wanted, bool returns);
+  void leave(int number);
 
   /// What a worker's thread keeps from message to message. The job outlives it.
   class Worker {
@@ -149,7 +153,10 @@ class ServedJob {
   /// Waits until at most `lose` of the shard's changes so far are not on the disk.
   absl::Status await_kept(Group& group, std::int64_t lose, const std::function<bool()>& is_gone)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(group.mutex);
-  absl::Status begin_keeping(const KeepOptions& options, int server);
+  absl::Status begin_keeping(const KeepOptions& options);
+  absl::Status restore_members();
+  /// Writes what server 0 knows of workers that come and go, if that has changed and shards are kept.
+  absl::Status keep_members();
   void keep_shards();
   /// Writes a shard if more than half of `lose` changes are unwritten or somebody waits for one; with `all`, if any is
   /// unwritten.
@@ -180,6 +187,8 @@ class ServedJob {
   std::unique_ptr<JobMembers> members_;
   Mutex mutex_;
   std::int64_t clock_ ABSL_GUARDED_BY(mutex_) = 0;
+  Mutex members_mutex_;  ///< one thread at a time writes the image of `members_`
+  std::int64_t kept_changes_ ABSL_GUARDED_BY(members_mutex_) = 0;  ///< JobMembers::changes on the disk
 
   std::unique_ptr<KeptShards> kept_;  ///< null where shards are not kept
   bool has_come_back_ = false;

@@ -17,4 +17,10 @@ inline Extent served_part(std::int64_t numel, int server, int servers) {
   return {begin(server), begin(server + 1) - begin(server)};
 }
 
+/// Returns the elements of a flat group that the `piece`-th of a replica's `pieces` ranks sends and fetches
+/// (AsynchronousConfig::replica_ranks). REQUIRES: `pieces` divides the number of the layout's parts.
+inline Extent replica_part(std::int64_t numel, int piece, int pieces) {
+  return {numel / pieces * piece, numel / pieces};
+}
+
 }  // namespace tessera

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <array>
 #include <cstdlib>
+#include <cstring>
 #include <nlohmann/json.hpp>
 #include <random>
 #include <string_view>
@@ -14,6 +15,7 @@
 #include "engine/asynchronous/servers/served_job.h"
 #include "engine/asynchronous/servers/served_part.h"
 #include "engine/memory/state_views.h"
+#include "engine/step/agree/step_agreement.h"
 #include "runtime/base/log.h"
 #include "runtime/border/throw.h"
 #include "tessera/error.h"
@@ -27,6 +29,13 @@ using std::chrono::milliseconds;
 /// A server waits no longer than comm.timeout_s for a worker, and then answers which worker is missing. So this rank
 /// waits a little longer for the server's answer.
 constexpr milliseconds kGrace{10'000};
+
+/// What a rank tells the others of its replica about its step; its flags of used parameters follow.
+struct ToldInReplica {
+  double loss = 0, weight = 0;
+  std::int64_t tokens = 0, samples = 0;
+  std::uint64_t numbers = 0;  ///< digest_of_numbers
+};
 
 milliseconds from_seconds(double s) { return milliseconds(static_cast<std::int64_t>(s * 1000)); }
 
@@ -51,9 +60,12 @@ std::span<const std::byte> gradients_of(const FlatGroup& flat, Extent part) {
 }  // namespace
 
 ServedShards::ServedShards(const std::vector<std::unique_ptr<Unit>>& units, const MemoryPlan& plan, PeerBoard& board,
-                           const Strategy& strategy)
+                           const Strategy& strategy, std::shared_ptr<Collectives> replica)
     : PulledParameters(units, board),
       config_(plan.update().outer.asynchronous),
+      replica_(std::move(replica)),
+      piece_(replica_ ? replica_->rank() : 0),
+      pieces_(replica_ ? replica_->size() : 1),
       limit_(from_seconds(strategy.comm.timeout_s) + kGrace),
       // The check of values would take values that arrive before their unit is read for writes of the program.
       pulls_ahead_(!strategy.check.values) {
@@ -70,7 +82,9 @@ ServedShards::ServedShards(const std::vector<std::unique_ptr<Unit>>& units, cons
     added.first_parameter = parameters;
     parameters += flat.parameters.size();
     for (int server = 0; server < servers(); ++server) {
-      added.parts.push_back(served_part(flat.layout.numel(), server, servers()));
+      const std::int64_t numel = flat.layout.numel();
+      for (int piece = 0; piece < pieces_; ++piece)
+        added.shards.push_back(intersect(served_part(numel, server, servers()), replica_part(numel, piece, pieces_)));
       names_.push_back({flat.unit->name, flat.index, server});
     }
     place(flat, plan);
@@ -134,6 +148,7 @@ void ServedShards::connect(const Strategy& strategy) {
                              .name = there.name,
                              .secret = secret,
                              .definition = definition_for(server, std::string(run.data(), run.size()), strategy),
+                             .shards = groups_.size() * static_cast<std::size_t>(pieces_),
                              .rank = config_.elastic ? number_ : board_.rank(),
                              .life = life,
                              .limit = limit_,
@@ -158,7 +173,6 @@ void ServedShards::join(int server, ServerLink::Clock::time_point deadline) {
   if (!joined.ok()) throw Error(exit_code_of(joined.status()), self() + ": " + message_of(joined.status()));
   if (config_.elastic && server == 0) {
     number_ = static_cast<int>(joined->first);
-    board_.note_pushed(joined->second);
     gives_values_ = joined->turn == 1;
   }
 }
@@ -185,6 +199,12 @@ std::string ServedShards::definition_for(int server, const std::string& run, con
                              {"options", options}});
   }
   return run + all.dump();
+}
+
+std::int64_t ServedShards::returns() const {
+  std::int64_t all = 0;
+  for (const Server& server : servers_) all += server.courier->returns();
+  return all;
 }
 
 std::string ServedShards::self() const {
@@ -220,6 +240,7 @@ std::optional<std::int64_t> ServedShards::take_step(std::int64_t steps) {
     MessageHead head;
     head.kind = MessageKind::kTake;
     head.first = steps;
+    head.second = taken_;
     ask(0, head, {});
     const MessageHead reply = hear(0, "data");
     if (reply.kind == MessageKind::kDone) {
@@ -227,7 +248,7 @@ std::optional<std::int64_t> ServedShards::take_step(std::int64_t steps) {
       finishes_ = is_over_ && reply.second == 1;
       if (is_over_) copy(0, groups_.size(), MessageKind::kCopy);  // nobody pushes any more
       if (reply.first < 0) return std::nullopt;
-      board_.note_pushed(reply.second);
+      ++taken_;
       return reply.first;
     }
     if (ServerLink::Clock::now() > deadline)
@@ -236,6 +257,33 @@ std::optional<std::int64_t> ServedShards::take_step(std::int64_t steps) {
                       " data: timed out waiting for the steps that other workers have not made (comm.timeout_s "
                       "sets the limit). [T1008] hint: look for what stops the other workers");
     std::this_thread::sleep_for(pause);
+  }
+}
+
+void ServedShards::end_results() {
+  settle();
+  MessageHead head;
+  head.kind = MessageKind::kEndResults;
+  ask(0, head, {});
+  hear(0, "results");
+}
+
+Extent ServedShards::shard_at(const Group& group, int server, int piece) const {
+  return group.shards[static_cast<std::size_t>(server * pieces_ + piece)];
+}
+
+std::uint32_t ServedShards::number_of(std::size_t group, int piece) const {
+  return static_cast<std::uint32_t>(group) * static_cast<std::uint32_t>(pieces_) + static_cast<std::uint32_t>(piece);
+}
+
+template <class Visit>
+void ServedShards::for_each_shard(const Group& group, MessageKind kind, const Visit& visit) const {
+  for (int server = 0; server < servers(); ++server) {
+    for (int piece = 0; piece < pieces_; ++piece) {
+      if (kind == MessageKind::kPull && piece != piece_) continue;
+      const Extent shard = shard_at(group, server, piece);
+      if (shard.numel > 0) visit(server, piece, shard);
+    }
   }
 }
 
@@ -313,27 +361,34 @@ void ServedShards::copy(std::size_t first, std::size_t last, MessageKind kind) {
 
 void ServedShards::ask_for_copies(std::size_t index, MessageKind kind) {
   const Group& group = groups_[index];
-  for (int server = 0; server < servers(); ++server) {
-    const Extent part = group.parts[static_cast<std::size_t>(server)];
-    if (part.numel == 0) continue;
+  for_each_shard(group, kind, [&](int server, int piece, Extent shard) {
     ServerQuestion question;
     question.head.kind = kind;
-    question.head.shard = static_cast<std::uint32_t>(index);
+    question.head.shard = number_of(index, piece);
     if (kind == MessageKind::kPull) question.head.turn = next_turn(index, server, /*is_push=*/false);
-    question.answer.emplace_back(group.flat->full + part.offset * 4, static_cast<std::size_t>(part.numel) * 4);
+    question.answer.emplace_back(group.flat->full + shard.offset * 4, static_cast<std::size_t>(shard.numel) * 4);
     ask(server, std::move(question));
-  }
+  });
 }
 
 void ServedShards::take_copies(std::size_t index, MessageKind kind) {
   const bool is_pull = kind == MessageKind::kPull;
   Group& group = groups_[index];
-  for (int server = 0; server < servers(); ++server) {
-    if (group.parts[static_cast<std::size_t>(server)].numel == 0) continue;
+  for_each_shard(group, kind, [&](int server, int piece, Extent) {
     const MessageHead reply = hear(server, is_pull ? "pull" : "copy");
-    group.pulled[static_cast<std::size_t>(server)] = reply.first;
+    if (piece == piece_) group.pulled[static_cast<std::size_t>(server)] = reply.first;
     if (is_pull) note(index, server, /*is_push=*/false, reply);
-  }
+  });
+  if (is_pull) gather(*group.flat);
+}
+
+void ServedShards::gather(const FlatGroup& group) {
+  if (!replica_) return;
+  const Extent own = replica_part(group.layout.numel(), piece_, pieces_);
+  throw_if_error(replica_
+                     ->all_gather(group.unit->name, group.full + own.offset * 4, group.full,
+                                  static_cast<std::size_t>(own.numel) * 4)
+                     .wait());
 }
 
 void ServedShards::ask_for_unit(std::size_t unit) {
@@ -375,14 +430,17 @@ void ServedShards::pull_unit(const Unit& unit) {
   take_unit(index);
 }
 
-/// It is called before each pull that was not asked for ahead, and waits only in the first call of a step.
+/// It is called before each pull that was not asked for ahead, and waits only in the first call of a step. A worker
+/// that others did not wait for until now, since it was loading or had no step to make, goes on with the count of the
+/// slowest.
 void ServedShards::wait_for_slowest() {
   if (!config_.max_staleness || !turns_.empty() || waited_for_ == step()) return;
   MessageHead head;
   head.kind = MessageKind::kAwaitSlowest;
   head.first = step() - 1 - *config_.max_staleness;
   ask(0, head, {});
-  hear(0, "pull");
+  const MessageHead reply = hear(0, "pull");
+  if (config_.elastic) board_.note_pushed(reply.second);
   waited_for_ = step();
 }
 
@@ -431,13 +489,52 @@ void ServedShards::forget_staged() {
   std::ranges::fill(is_staged_, char{0});
 }
 
-/// Sends a unit's gradients, which the servers keep until `push` says what to do with them.
+/// The loss is summed in rank order as in StepAgreement, and gradients in the tree of all transports. So a replica of
+/// all ranks has the bits of steps that all ranks make together.
+void ServedShards::sum_over_replica(LocalStep& told, std::span<char> used) {
+  if (!replica_) return;
+  const Span span("push", {}, &push_wait_seconds_);
+  for (const Group& group : groups_) {
+    const FlatGroup& flat = *group.flat;
+    throw_if_error(replica_
+                       ->all_reduce(flat.unit->name, flat.gradient, DType::kF32, flat.gradient,
+                                    static_cast<std::size_t>(flat.gradient_part.numel))
+                       .wait());
+  }
+  const ToldInReplica own{told.loss, told.weight, told.tokens, told.samples,
+                          digest_of_numbers(told.rates, told.options)};
+  std::vector<std::byte> message((sizeof own + used.size() + 7) / 8 * 8);
+  std::memcpy(message.data(), &own, sizeof own);
+  if (!used.empty()) std::memcpy(message.data() + sizeof own, used.data(), used.size());
+  std::vector<std::byte> all(message.size() * static_cast<std::size_t>(pieces_));
+  throw_if_error(replica_->all_gather("step", message.data(), all.data(), message.size()).wait());
+  told.loss = told.weight = 0;
+  told.tokens = told.samples = 0;
+  for (int rank = 0; rank < pieces_; ++rank) {
+    const std::byte* const theirs = all.data() + message.size() * static_cast<std::size_t>(rank);
+    ToldInReplica each;
+    std::memcpy(&each, theirs, sizeof each);
+    if (each.numbers != own.numbers)
+      throw Error(ExitCode::kUsage, self() +
+                                        ": ranks of one replica have different learning rates or options. hint: all "
+                                        "ranks of a replica call set_lr and set_option alike");
+    told.loss += each.loss / pieces_;
+    told.weight += each.weight;
+    told.tokens += each.tokens;
+    told.samples += each.samples;
+    for (std::size_t i = 0; i < used.size(); ++i) used[i] |= static_cast<char>(theirs[sizeof each + i]);
+  }
+}
+
+/// Sends a unit's gradients, which the servers keep until `push` says what to do with them. Those of a replica of
+/// several ranks are summed first, when backward is over.
 void ServedShards::reduced(const Unit& unit) {
+  if (replica_) return;
   const auto number = static_cast<std::size_t>(unit.index);
   for (std::size_t i = first_group_[number]; i < first_group_[number + 1]; ++i) {
     const Group& group = groups_[i];
     for (int server = 0; server < servers(); ++server) {
-      const Extent part = group.parts[static_cast<std::size_t>(server)];
+      const Extent part = own_shard(group, server);
       if (part.numel == 0) continue;
       ServerQuestion gradients;
       gradients.head.kind = MessageKind::kStage;
@@ -482,11 +579,11 @@ void ServedShards::send_push(std::size_t index, const PushRates& with) {
   const PushedNumbers numbers{with.rates.gradient_scale, with.rates.clip_value, with.rates.lr,
                               with.rates.is_first_of_run ? 1 : 0};
   for (int server = 0; server < servers(); ++server) {
-    const Extent part = group.parts[static_cast<std::size_t>(server)];
+    const Extent part = own_shard(group, server);
     if (part.numel == 0) continue;
     ServerQuestion question;
     question.head.kind = is_staged ? MessageKind::kApply : MessageKind::kPush;
-    question.head.shard = static_cast<std::uint32_t>(index);
+    question.head.shard = number_of(index, piece_);
     question.head.first = group.pulled[static_cast<std::size_t>(server)];
     question.head.second = step();
     question.head.turn = next_turn(index, server, /*is_push=*/true);
@@ -503,7 +600,7 @@ void ServedShards::send_push(std::size_t index, const PushRates& with) {
 void ServedShards::end_push(std::size_t index, GradientAges& ages) {
   const Group& group = groups_[index];
   for (int server = 0; server < servers(); ++server) {
-    if (group.parts[static_cast<std::size_t>(server)].numel == 0) continue;
+    if (own_shard(group, server).numel == 0) continue;
     const MessageHead reply = hear(server, "push");
     // A server that has come back may be at a version before the one that was pulled.
     ages.add(std::max<std::int64_t>(0, reply.first - group.pulled[static_cast<std::size_t>(server)]));
@@ -528,12 +625,12 @@ void ServedShards::adopt() {
 void ServedShards::write_values() {
   for (std::size_t i = 0; i < groups_.size(); ++i) {
     const FlatGroup& flat = *groups_[i].flat;
-    for (int server = 0; server < servers(); ++server) {
-      const Extent run = intersect(flat.optimizer_part, groups_[i].parts[static_cast<std::size_t>(server)]);
-      if (run.numel == 0) continue;
+    for_each_shard(groups_[i], MessageKind::kWrite, [&](int server, int piece, Extent shard) {
+      const Extent run = intersect(flat.optimizer_part, shard);
+      if (run.numel == 0) return;
       MessageHead head;
       head.kind = MessageKind::kWrite;
-      head.shard = static_cast<std::uint32_t>(i);
+      head.shard = number_of(i, piece);
       head.first = run.offset;
       head.second = run.numel;
       const std::int64_t in_part = run.offset - flat.optimizer_part.offset;
@@ -546,21 +643,25 @@ void ServedShards::write_values() {
           {part_of(reinterpret_cast<const float*>(flat.full), run.offset, run.numel), state(0), state(1), state(2),
            state(3)});
       hear(server, "first values");
-    }
+    });
   }
 }
 
 void ServedShards::bring_together() {
   settle();
   board_.meet("asynchronous ranks come together");
-  // Workers of an elastic run do not wait for each other, so this worker lets the servers hold back the pushes of the
-  // others.
-  if (config_.elastic) tell_all(MessageKind::kHold, "states");
-  for (std::size_t unit = 0; unit + 1 < first_group_.size(); ++unit) {
-    take_as_fresh(unit);
-    copy(first_group_[unit], first_group_[unit + 1], MessageKind::kPull);
-  }
-  fetch_states();
+  std::int64_t returns_before = 0;
+  do {  // a server that comes back knows of no worker that holds back pushes, and may have lost some
+    returns_before = returns();
+    // Workers of an elastic run do not wait for each other, so this worker lets the servers hold back the pushes of the
+    // others.
+    if (config_.elastic) tell_all(MessageKind::kHold, "states");
+    for (std::size_t unit = 0; unit + 1 < first_group_.size(); ++unit) {
+      take_as_fresh(unit);
+      copy(first_group_[unit], first_group_[unit + 1], MessageKind::kPull);
+    }
+    fetch_states();
+  } while (config_.elastic && returns() != returns_before);
   if (config_.elastic) tell_all(MessageKind::kRelease, "states");
   board_.meet("asynchronous ranks come together");
 }
@@ -570,12 +671,12 @@ void ServedShards::fetch_states() {
   for (std::size_t i = 0; i < groups_.size(); ++i) {
     Group& group = groups_[i];
     const FlatGroup& flat = *group.flat;
-    for (int server = 0; server < servers(); ++server) {
-      const Extent run = intersect(flat.optimizer_part, group.parts[static_cast<std::size_t>(server)]);
-      if (run.numel == 0) continue;
+    for_each_shard(group, MessageKind::kReadStates, [&](int server, int piece, Extent shard) {
+      const Extent run = intersect(flat.optimizer_part, shard);
+      if (run.numel == 0) return;
       ServerQuestion question;
       question.head.kind = MessageKind::kReadStates;
-      question.head.shard = static_cast<std::uint32_t>(i);
+      question.head.shard = number_of(i, piece);
       question.head.first = run.offset;
       question.head.second = run.numel;
       const std::int64_t begin = 4 * (run.offset - flat.optimizer_part.offset);
@@ -583,12 +684,12 @@ void ServedShards::fetch_states() {
         if (state.data) question.answer.emplace_back(state.data + begin, static_cast<std::size_t>(run.numel) * 4);
       ask(server, std::move(question));
       hear(server, "states");
-    }
+    });
     // All pushes have ended, so shards of a group have equal counts. The last server is asked, since it has elements of
-    // each group.
+    // each group, and of its last piece.
     ServerQuestion question;
     question.head.kind = MessageKind::kReadCounts;
-    question.head.shard = static_cast<std::uint32_t>(i);
+    question.head.shard = number_of(i, pieces_ - 1);
     question.answer.push_back(std::as_writable_bytes(std::span(group.counts)));
     ask(servers() - 1, std::move(question));
     hear(servers() - 1, "counts");
@@ -598,13 +699,13 @@ void ServedShards::fetch_states() {
 void ServedShards::share_counts() {
   const bool writes = board_.rank() == 0 && gives_values_ && !has_begun_;
   for (std::size_t i = 0; i < groups_.size() && writes; ++i) {
-    for (int server = 0; server < servers(); ++server) {
+    for_each_shard(groups_[i], MessageKind::kWriteCounts, [&](int server, int piece, Extent) {
       MessageHead head;
       head.kind = MessageKind::kWriteCounts;
-      head.shard = static_cast<std::uint32_t>(i);
+      head.shard = number_of(i, piece);
       ask(server, head, {std::as_bytes(std::span(groups_[i].counts))});
       hear(server, "counts");
-    }
+    });
   }
   board_.meet("counts of steps");
 }

@@ -17,6 +17,7 @@
 #include "engine/asynchronous/servers/job_members.h"
 #include "engine/asynchronous/servers/server_courier.h"
 #include "engine/asynchronous/servers/server_link.h"
+#include "runtime/comm/collectives.h"
 #include "sharding/arena.h"
 #include "sharding/layout/plan/memory_plan.h"
 #include "sharding/unit.h"
@@ -39,6 +40,11 @@ namespace tessera {
 /// | FlatGroup::full, what this rank pulled | this rank's   | `pull`, at most once a step                            |
 /// | states and counts of the rank's part   | this rank's   | `bring_together`, which fetches them for a checkpoint  |
 ///
+/// Where several ranks are one replica (AsynchronousConfig::replica_ranks), each of them has a piece of each group. A
+/// shard is then what a piece and a server's part have in common. A rank pulls and pushes the shards of its piece. What
+/// it has pulled it gathers with the others, who all pull units in the same order, and gradients are summed over them
+/// before the push. So a step of the replica has one version of each shard, and one push to it.
+///
 /// Where workers come and go ("sync.elastic"), each worker is a job with one rank. The first worker gives the servers
 /// the values that it has at its first pull. Values that a later worker's program sets before its first pull, such as
 /// weights from a file, are replaced by the servers' values. No program writes parameters after the first pull.
@@ -50,10 +56,11 @@ namespace tessera {
 class ServedShards final : public PulledParameters {
  public:
   /// Connects to all servers, points each group's states at memory of this rank's own, and gives the servers the units'
-  /// values. Keeps references to `units`, `plan` and `board`. It is collective. Throws tessera::Error (78) where the
-  /// environment names no servers, or where an order is to be recorded or replayed and ranks are on several hosts.
+  /// values. `replica`: the ranks that step together; null where each rank is a replica. Keeps references to `units`,
+  /// `plan` and `board`. It is collective. Throws tessera::Error (78) where the environment names no servers, or where
+  /// an order is to be recorded or replayed and ranks are on several hosts.
   ServedShards(const std::vector<std::unique_ptr<Unit>>& units, const MemoryPlan& plan, PeerBoard& board,
-               const Strategy& strategy);
+               const Strategy& strategy, std::shared_ptr<Collectives> replica);
 
   /// Returns the bytes of this rank's states, from which checkpoints are written.
   std::int64_t memory_bytes() const override { return memory_.bytes(); }
@@ -61,6 +68,8 @@ class ServedShards final : public PulledParameters {
   void skip() override;
   void begin_last_backward() override;
   void reduced(const Unit& unit) override;
+  int ranks_of_replica() const override { return pieces_; }
+  void sum_over_replica(LocalStep& told, std::span<char> used) override;
   void adopt() override;
   /// Every rank pulls the newest values, and fetches the states and counts of its own part.
   void bring_together() override;
@@ -76,6 +85,9 @@ class ServedShards final : public PulledParameters {
   /// Return whether all steps are made, and whether this worker is the one that writes the results.
   bool is_over() const { return is_over_; }
   bool finishes() const { return finishes_; }
+  /// Says that this worker has written the results, so that no other one is told to. REQUIRES: sync.elastic. Throws
+  /// tessera::Error (64) for a worker that does not finish.
+  void end_results();
 
  private:
   struct Server {
@@ -86,8 +98,8 @@ class ServedShards final : public PulledParameters {
   };
   struct Group {
     FlatGroup* flat = nullptr;
-    std::vector<Extent> parts;         ///< [server]
-    std::vector<std::int64_t> pulled;  ///< [server]: the version that was pulled
+    std::vector<Extent> shards;        ///< [server][piece]
+    std::vector<std::int64_t> pulled;  ///< [server]: the version that was pulled of the shard of this rank's piece
     std::size_t first_parameter = 0;   ///< number of the group's first parameter among all trainable ones
     std::vector<std::int64_t> counts;  ///< [parameter]: updates, as of the last call of bring_together
   };
@@ -97,6 +109,8 @@ class ServedShards final : public PulledParameters {
   void pull_unit(const Unit& unit) override;
   void connect(const Strategy& strategy);
   void join(int server, ServerLink::Clock::time_point deadline);
+  /// Returns how often servers have come back.
+  std::int64_t returns() const;
   /// Lets other workers begin with the values that this one has given.
   void begin();
   void write_values();
@@ -108,6 +122,16 @@ class ServedShards final : public PulledParameters {
   void place(FlatGroup& group, const MemoryPlan& plan);
   void open_orders();
 
+  Extent shard_at(const Group& group, int server, int piece) const;
+  Extent own_shard(const Group& group, int server) const { return shard_at(group, server, piece_); }
+  /// Returns the number of a shard, as its server counts them.
+  std::uint32_t number_of(std::size_t group, int piece) const;
+  /// Calls `visit(server, piece, shard)` for the shards of a group that are not empty; for a pull for those of this
+  /// rank's piece alone.
+  template <class Visit>
+  void for_each_shard(const Group& group, MessageKind kind, const Visit& visit) const;
+  /// Gathers the values of a group that the ranks of the replica have pulled.
+  void gather(const FlatGroup& group);
   std::size_t shard_of(std::size_t group, int server) const;
   /// Returns the turn of this rank's next pull or push of a shard in the recorded order that is replayed.
   std::int64_t next_turn(std::size_t group, int server, bool is_push);
@@ -138,8 +162,10 @@ class ServedShards final : public PulledParameters {
   MessageHead hear(int server, const char* operation);
 
   const AsynchronousConfig& config_;
-  const std::chrono::milliseconds limit_;  ///< time for an answer of a server
-  const bool pulls_ahead_;                 ///< whether a unit may be pulled before its first read
+  const std::shared_ptr<Collectives> replica_;  ///< null where each rank is a replica
+  const int piece_, pieces_;                    ///< this rank's number in the replica, and the number of its ranks
+  const std::chrono::milliseconds limit_;       ///< time for an answer of a server
+  const bool pulls_ahead_;                      ///< whether a unit may be pulled before its first read
   Arena memory_;
   std::vector<Group> groups_;
   std::vector<char> is_staged_;                    ///< [group]: the servers have this step's gradients
@@ -156,6 +182,7 @@ class ServedShards final : public PulledParameters {
   int number_ = JobMembers::kAnyNumber;
   bool gives_values_ = true;  ///< whether `adopt` gives the servers values instead of taking theirs
   bool has_begun_ = false, is_over_ = false, finishes_ = false;
+  std::int64_t taken_ = 0;       ///< steps that this worker was dealt so far
   bool knows_data_ = false;      ///< the program has asked for a step, or was warned that it did not
   std::vector<Server> servers_;  // their threads use the members above, so it is destroyed first
 };

@@ -33,13 +33,25 @@ absl::Status strange_answer() {
       "an answer does not fit its question. [T1011] hint: run `tessera serve` of the workers' own version");
 }
 
+/// Makes a ticket, whose head says how many bytes the payload has.
+ServerCourier::Ticket ticket_for(ServerQuestion question) {
+  const auto ticket = std::make_shared<ServerQuestion>(std::move(question));
+  ticket->head.bytes = static_cast<std::int64_t>(ticket->front.size());
+  for (const auto& part : ticket->rest) ticket->head.bytes += static_cast<std::int64_t>(part.size());
+  return ticket;
+}
+
 milliseconds left_of(milliseconds limit, ServerCourier::Clock::time_point since) {
   return std::max(milliseconds(0), std::chrono::ceil<milliseconds>(since + limit - ServerCourier::Clock::now()));
 }
 
 }  // namespace
 
-ServerCourier::ServerCourier(Visit visit) : visit_(std::move(visit)), wake_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
+ServerCourier::ServerCourier(Visit visit)
+    : visit_(std::move(visit)),
+      number_(visit_.rank),
+      wake_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
+      versions_(visit_.shards) {
   expect_head();
 }
 
@@ -81,33 +93,30 @@ absl::StatusOr<MessageHead> ServerCourier::enter(Clock::time_point deadline, Clo
     if (is_ending_) return make_error(ExitCode::kPeerLost, "the worker ends. [T1012] hint: nothing is to be done");
     link_ = *std::move(made);
   }
-  MessageHead head;
-  head.kind = MessageKind::kSecret;
-  head.bytes = static_cast<std::int64_t>(visit_.secret.size());
-  TESSERA_RETURN_IF_ERROR(link_->send(head, std::as_bytes(std::span(visit_.secret)), visit_.limit));
-  TESSERA_ASSIGN_OR_RETURN(const MessageHead answer, link_->receive_head(visit_.limit));
-  if (answer.kind == MessageKind::kRefused) return refused(answer);
+  ServerQuestion secret;
+  secret.head.kind = MessageKind::kSecret;
+  secret.rest.push_back(std::as_bytes(std::span(visit_.secret)));
+  TESSERA_RETURN_IF_ERROR(ask_now(std::move(secret)).status());
   return join(busy_until, returns);
 }
 
 /// A server is busy while workers of the run before are leaving.
 absl::StatusOr<MessageHead> ServerCourier::join(Clock::time_point busy_until, bool returns) {
   for (;;) {
-    MessageHead head;
-    head.kind = MessageKind::kJoin;
-    head.bytes = static_cast<std::int64_t>(visit_.definition.size());
-    head.first = visit_.rank;
-    head.second = returns ? -visit_.life : visit_.life;
-    TESSERA_RETURN_IF_ERROR(link_->send(head, std::as_bytes(std::span(visit_.definition)), visit_.limit));
-    TESSERA_ASSIGN_OR_RETURN(const MessageHead answer, link_->receive_head(visit_.limit));
-    if (answer.kind == MessageKind::kRefused) return refused(answer);
+    ServerQuestion question;
+    question.head.kind = MessageKind::kJoin;
+    question.head.first = number_;
+    question.head.second = returns ? -visit_.life : visit_.life;
+    question.rest.push_back(std::as_bytes(std::span(visit_.definition)));
+    TESSERA_ASSIGN_OR_RETURN(const MessageHead answer, ask_now(std::move(question)));
     if (answer.kind == MessageKind::kDone) {
       comes_back_ = visit_.may_wait && answer.shard != 0;
       server_life_ = answer.clock;
+      number_ = static_cast<int>(answer.first);
       return answer;
     }
-    if (Clock::now() > busy_until)
-      return make_error(ExitCode::kUnavailable,
+    if (Clock::now() > busy_until)  // a worker that returns may find the thread of its lost connection there still
+      return make_error(returns ? ExitCode::kPeerLost : ExitCode::kUnavailable,
                         visit_.name +
                             " still serves another run. [T0972] hint: end that run, or start servers of this run's "
                             "own");
@@ -115,16 +124,30 @@ absl::StatusOr<MessageHead> ServerCourier::join(Clock::time_point busy_until, bo
   }
 }
 
-absl::Status ServerCourier::refused(const MessageHead& head) {
-  std::string text(static_cast<std::size_t>(std::min(head.bytes, kMostText)), '\0');
-  TESSERA_RETURN_IF_ERROR(link_->receive(std::as_writable_bytes(std::span(text)), visit_.limit));
-  return make_error(static_cast<ExitCode>(head.first), visit_.name + ": " + text);
+absl::StatusOr<MessageHead> ServerCourier::ask_now(ServerQuestion question) {
+  const Ticket ticket = ticket_for(std::move(question));
+  expect_head();
+  sent_.push_front(ticket);
+  if (absl::Status status = exchange(ticket); !ticket->is_over) {  // a refusal may end the connection
+    std::erase(sent_, ticket);
+    return status;
+  }
+  TESSERA_RETURN_IF_ERROR(ticket->status);
+  return ticket->reply;
+}
+
+absl::Status ServerCourier::exchange(const Ticket& ticket) {
+  TESSERA_RETURN_IF_ERROR(link_->send(bytes_of(ticket->head), visit_.limit, /*more=*/ticket->head.bytes > 0));
+  for (const auto& part : ticket->rest) TESSERA_RETURN_IF_ERROR(link_->send(part, visit_.limit));
+  while (!ticket->is_over) {
+    TESSERA_ASSIGN_OR_RETURN(const bool has_received, receive_some());
+    if (!has_received) TESSERA_RETURN_IF_ERROR(link_->wait_to_receive(visit_.limit));
+  }
+  return absl::OkStatus();
 }
 
 ServerCourier::Ticket ServerCourier::send(ServerQuestion question) {
-  const auto ticket = std::make_shared<ServerQuestion>(std::move(question));
-  ticket->head.bytes = static_cast<std::int64_t>(ticket->front.size());
-  for (const auto& part : ticket->rest) ticket->head.bytes += static_cast<std::int64_t>(part.size());
+  const Ticket ticket = ticket_for(std::move(question));
   {
     const MutexLock lock(mutex_);
     if (!failure_.ok()) {
@@ -210,7 +233,9 @@ absl::Status ServerCourier::move_bytes() {
     if (is_idle) moved = Clock::now();
     if (is_idle && ready[0].revents == 0) continue;
     TESSERA_ASSIGN_OR_RETURN(const bool has_sent, send_some());
+    const std::size_t unanswered = sent_.size();
     TESSERA_ASSIGN_OR_RETURN(const bool has_received, receive_some());
+    if (sent_.size() < unanswered) vain_returns_ = 0;
     if (has_sent || has_received) moved = Clock::now();
   }
 }
@@ -313,15 +338,13 @@ absl::Status ServerCourier::begin_answer() {
 void ServerCourier::end_answer() {
   const Ticket ticket = sent_.front();
   sent_.pop_front();
-  vain_returns_ = 0;
   ticket->reply = head_;
   absl::Status status;
   if (head_.kind == MessageKind::kRefused) {
     status = make_error(static_cast<ExitCode>(head_.first), visit_.name + ": " + text_);
   } else if (has_version(ticket->head.kind)) {
-    const std::size_t shard = ticket->head.shard;
-    if (versions_.size() <= shard) versions_.resize(shard + 1);
-    versions_[shard] = std::max(versions_[shard], head_.first + (pushes(ticket->head.kind) ? 1 : 0));
+    std::int64_t& version = versions_[ticket->head.shard];
+    version = std::max(version, head_.first + (pushes(ticket->head.kind) ? 1 : 0));
   }
   expect_head();
   finish(ticket, std::move(status));
@@ -352,24 +375,20 @@ absl::Status ServerCourier::come_back(const absl::Status& why) {
       return make_error(code, visit_.name + " is lost, and has not come back: " + message_of(status));
     std::this_thread::sleep_for(kBetweenTries);
   }
+  ++returns_;
   send_again();
   return absl::OkStatus();
 }
 
 /// Counts the pushes that this worker knew of and that are missing in the server's shards now.
 absl::Status ServerCourier::count_lost() {
-  MessageHead head;
-  head.kind = MessageKind::kReadVersions;
-  TESSERA_RETURN_IF_ERROR(link_->send(head, {}, visit_.limit));
-  TESSERA_ASSIGN_OR_RETURN(const MessageHead answer, link_->receive_head(visit_.limit));
-  if (answer.kind == MessageKind::kRefused) return refused(answer);
-  if (answer.bytes % static_cast<std::int64_t>(sizeof(std::int64_t)) != 0 || answer.bytes > kMostText * 64)
-    return strange_answer();
-  std::vector<std::int64_t> now(static_cast<std::size_t>(answer.bytes) / sizeof(std::int64_t));
-  TESSERA_RETURN_IF_ERROR(link_->receive(std::as_writable_bytes(std::span(now)), visit_.limit));
+  std::vector<std::int64_t> now(versions_.size());
+  ServerQuestion question;
+  question.head.kind = MessageKind::kReadVersions;
+  question.answer.push_back(std::as_writable_bytes(std::span(now)));
+  TESSERA_RETURN_IF_ERROR(ask_now(std::move(question)).status());
   std::int64_t lost = 0;
-  for (std::size_t i = 0; i < std::min(now.size(), versions_.size()); ++i)
-    lost += std::max<std::int64_t>(0, versions_[i] - now[i]);
+  for (std::size_t i = 0; i < now.size(); ++i) lost += std::max<std::int64_t>(0, versions_[i] - now[i]);
   versions_ = std::move(now);
   lost_pushes_ += lost;
   log_warning(visit_.name +

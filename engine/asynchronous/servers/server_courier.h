@@ -57,6 +57,7 @@ class ServerCourier {
     std::string name;  ///< "server 1 (10.0.0.5:4711)"
     std::string secret;
     std::string definition;  ///< definition of the shards (ServedJob)
+    std::size_t shards = 0;  ///< number of the server's shards
     int rank = 0;
     std::int64_t life = 0;               ///< a number above 0, which no other worker of this rank has
     std::chrono::milliseconds limit{0};  ///< longest wait for an answer, and for the return of a server
@@ -82,11 +83,15 @@ class ServerCourier {
   void forget_staged();
   /// Returns how many of the pushes that this worker knew of were lost when a server came back.
   std::int64_t lost_pushes() const { return lost_pushes_.load(); }
+  /// Returns how often this worker has joined the server anew.
+  std::int64_t returns() const { return returns_.load(); }
 
  private:
   absl::StatusOr<MessageHead> enter(Clock::time_point deadline, Clock::time_point busy_until, bool returns);
   absl::StatusOr<MessageHead> join(Clock::time_point busy_until, bool returns);
-  absl::Status refused(const MessageHead& head);
+  /// Asks a question and waits for its answer, ahead of all others, on a new connection.
+  absl::StatusOr<MessageHead> ask_now(ServerQuestion question);
+  absl::Status exchange(const Ticket& ticket);
   void run();
   absl::Status move_bytes();
   bool take_next();
@@ -106,8 +111,9 @@ class ServerCourier {
   const LogRank log_rank_ = tessera::log_rank();
   bool comes_back_ = false;       ///< the server has said that it comes back after its end
   std::int64_t server_life_ = 0;  ///< ServedJob::life
+  int number_;                    ///< the number under which this worker has joined, or wants to
   int wake_ = -1;                 ///< an eventfd, which ends a poll
-  std::atomic<std::int64_t> lost_pushes_ = 0;
+  std::atomic<std::int64_t> lost_pushes_ = 0, returns_ = 0;
 
   Mutex mutex_;
   CondVar changed_;                   ///< a question is over

@@ -95,6 +95,8 @@ absl::Status ServerLink::wait_for(short event, Limit limit) const {
   }
 }
 
+absl::Status ServerLink::wait_to_receive(Limit limit) const { return wait_for(POLLIN, limit); }
+
 absl::StatusOr<std::size_t> ServerLink::send_some(std::span<const std::byte> bytes, bool more) {
   for (;;) {
     const ssize_t sent =

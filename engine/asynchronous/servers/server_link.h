@@ -37,7 +37,8 @@ namespace tessera {
 /// | kAwaitSlowest | steps                   |                                        |                    |
 /// | kAwaitRound   | step                    |                                        |                    |
 /// | kBegin        |                         |                                        |                    |
-/// | kTake         | steps in all            |                                        |                    |
+/// | kTake         | steps in all, taken     |                                        |                    |
+/// | kEndResults   |                         |                                        |                    |
 /// | kHold         |                         |                                        |                    |
 /// | kRelease      |                         |                                        |                    |
 ///
@@ -46,12 +47,12 @@ namespace tessera {
 /// above 0 that no other worker of its rank has. The number is sent with a minus sign if the worker was in the run
 /// before and has lost its connection.
 ///
-/// The last four are for workers that come and go (JobMembers). kDone for kTake has in `first` the step, and in
-/// `second` the worker's count of steps from there on; or kOver, and 1 for the worker that finishes; or kOwnFirst.
-/// kDone for kJoin has the worker's number in `first`, its count of steps in `second`, in `turn` 1 for the worker that
-/// gives the first values, in `shard` 1 if the server comes back after its end (KeptShards), and in `clock` a number
-/// that is another one after such an end. kReadVersions is about the versions with which it came back. kBusy wants the
-/// same question again, a little later.
+/// The last five are for workers that come and go (JobMembers). kDone for kTake has in `first` the step; or kOver, and
+/// in `second` 1 for the worker that finishes; or kOwnFirst. kDone for kAwaitSlowest has in `second` the worker's count
+/// of steps. kDone for kJoin has the worker's number in `first`, in `turn` 1 for the worker that gives the first
+/// values, in `shard` 1 if the server comes back after its end (KeptShards), and in `clock` a number that is another
+/// one after such an end. kReadVersions is about the versions with which it came back. kBusy wants the same question
+/// again, a little later.
 enum class MessageKind : std::uint32_t {
   kSecret = 1,
   kJoin,
@@ -70,6 +71,7 @@ enum class MessageKind : std::uint32_t {
   kAwaitRound,
   kBegin,
   kTake,
+  kEndResults,
   kHold,
   kRelease,
   kDone,
@@ -131,6 +133,8 @@ class ServerLink {
   /// Send or receive as many bytes as go at once, and return their number; 0 where `socket` has to be polled first.
   absl::StatusOr<std::size_t> send_some(std::span<const std::byte> bytes, bool more);
   absl::StatusOr<std::size_t> receive_some(std::span<std::byte> bytes);
+  /// Waits until bytes may have come, or `limit` is over.
+  absl::Status wait_to_receive(Limit limit) const;
   int socket() const { return socket_; }
   /// Receives a head. Error 75 for bytes that are no head.
   absl::StatusOr<MessageHead> receive_head(Limit limit);

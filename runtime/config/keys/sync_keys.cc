@@ -115,6 +115,19 @@ std::vector<StrategyKey> sync_keys() {
        .cost = "A question to server 0 in each step. A worker that ends amid a push has pushed a part of its step, and "
                "another worker makes the step again.",
        .only_if = with_servers()},
+      {.pointer = "/sync/replica_ranks",
+       .field = integer_field(AT(sync.asynchronous.replica_ranks)),
+       .range = {1, 65535},
+       .unit = "ranks",
+       .default_json = "1",
+       .example_json = "2",
+       .doc =
+           "Ranks that are one replica (DistBelief), such as those of a host: neighbours that step together, with the "
+           "sum of their gradients and one loss and norm. Each of them sends the servers its part of the sum, fetches "
+           "that part of the values, and gathers the others' from its neighbours.",
+       .cost = "A sum of all gradients and a gather of all values among these ranks in each step. They wait for each "
+               "other, and gradients leave when backward is over. Each sends and receives its share of the bytes.",
+       .only_if = with_servers()},
       {.pointer = "/sync/scale",
        .field = choice_field(AT(sync.asynchronous.scale), age_scales()),
        .example_json = R"("inverse")",

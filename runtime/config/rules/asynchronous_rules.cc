@@ -96,6 +96,18 @@ StrategyRule orders_rule() {
           }};
 }
 
+StrategyRule order_of_replicas_rule() {
+  return {
+      {"/sync/replica_ranks", "/sync/record_order"},
+      "sync.replica_ranks above 1 goes without sync.record_order and sync.play_order.",
+      [](const Strategy& s) -> std::string {
+        const AsynchronousConfig& config = s.sync.asynchronous;
+        if (config.replica_ranks == 1 || (config.record_order.empty() && config.play_order.empty())) return "";
+        return "cannot stand beside sync.record_order and sync.play_order: an order is one of replicas of one rank. "
+               "hint: leave one of them out";
+      }};
+}
+
 StrategyRule lambda_rule() {
   return {{"/sync/delay_compensation/adaptive", "/sync/delay_compensation/lambda"},
           "sync.delay_compensation.adaptive needs sync.delay_compensation.lambda above 0.",
@@ -122,7 +134,7 @@ std::vector<StrategyRule> asynchronous_rules() {
       placement_rule(),
       never_with(
           "/mesh/replicate", "mesh.replicate above 1", [](const Strategy& s) { return s.mesh.replicas() > 1; },
-          "every rank is a replica already, and masters have one owner"),
+          "every rank is a replica already, or one of sync.replica_ranks, and masters have one owner"),
       never_with(
           "/comm/transport", "comm.transport " + transports_with(transport_traits::kOnGpu),
           [](const Strategy& s) { return has(s.comm.transport, transport_traits::kOnGpu); },
@@ -184,6 +196,9 @@ std::vector<StrategyRule> asynchronous_rules() {
           },
           "an order is one of ranks that stay"),
       never_elastic_with(
+          "/sync/replica_ranks", "sync.replica_ranks above 1",
+          [](const Strategy& s) { return s.sync.asynchronous.replica_ranks > 1; }, "each worker is a job of one rank"),
+      never_elastic_with(
           "/deal/by", "deal.by speed", [](const Strategy& s) { return s.deal.by == DealBy::kSpeed; },
           "each worker makes steps of its own"),
       never_elastic_with(
@@ -203,6 +218,7 @@ std::vector<StrategyRule> asynchronous_rules() {
           [](const Strategy& s) { return s.optimizer.centered && s.sync.asynchronous.states == StateSharing::kShared; },
           "steps are divided by the difference of two states, which may be 0 where two ranks have written one each"),
       orders_rule(),
+      order_of_replicas_rule(),
       lambda_rule()};
   add_untried(
       rules, "/ema/decay", "ema", [](const Strategy& s) { return s.ema.decay > 0; },

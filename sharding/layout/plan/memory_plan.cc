@@ -495,8 +495,8 @@ MemoryPlan::SlotsOnHost MemoryPlan::replica_gathers_on_host() const {
 MemoryPlan::ServedBytes MemoryPlan::served_bytes() const {
   const DelayCompensationConfig& delay = input_.update.outer.asynchronous.delay_compensation;
   const std::int64_t copies = 1 + static_cast<std::int64_t>(input_.update.states.size()) + (delay.adaptive ? 1 : 0);
-  return {4 * passes_.outer.served * copies, 4 * passes_.outer.served * (delay.lambda != 0 ? 2 : 1),
-          4 * passes_.outer.served};
+  const std::int64_t part = 4 * passes_.outer.served / input_.update.outer.asynchronous.replica_ranks;
+  return {4 * passes_.outer.served * copies, part * (delay.lambda != 0 ? 2 : 1), part};
 }
 
 void MemoryPlan::plan_outer() {

@@ -181,8 +181,6 @@ def launches():
     yield Row("launch --workers without servers", ["launch", "--workers", "2", "--", "/bin/true"], USAGE, ["need servers", "hint:"])
     yield Row("launch --servers-state without servers", [*LAUNCH, "--servers-state", "state", "--", "/bin/true"], USAGE, ["no parameter servers", "hint:"])
     yield Row("launch --servers-lose without a folder", [*LAUNCH, "--servers", "1", "--servers-lose", "3", "--", "/bin/true"], USAGE, ["nowhere", "hint:"])
-    yield Row("launch --servers-state and --workers", ["launch", "--workers", "1", "--servers", "1", "--servers-state", "state", "--", "/bin/true"], USAGE,
-              ["come and go", "hint:"])
     yield Row("launch --join without workers", [*LAUNCH, "--join", "127.0.0.1:1", "--", "/bin/true"], USAGE, ["--workers 1:8", "hint:"])
     yield Row("launch --join of strangers", ["launch", "--workers", "1", "--join", "127.0.0.1:1", "--secret", "no-such-file", "--", "/bin/true"], MISSING,
               ["no-such-file", "hint:"])

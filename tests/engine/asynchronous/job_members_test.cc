@@ -7,12 +7,18 @@
 #include <gtest/gtest.h>
 
 #include <chrono>
+#include <cstddef>
+#include <cstdint>
 #include <deque>
 #include <iterator>
+#include <limits>
 #include <map>
+#include <memory>
 #include <random>
 #include <set>
+#include <span>
 #include <thread>
+#include <vector>
 
 #include "runtime/base/status.h"
 
@@ -36,8 +42,10 @@ int joined(JobMembers& members) {
   return (*place)->number;
 }
 
-Deal dealt(JobMembers& members, int number, std::int64_t steps) {
-  const auto deal = members.deal(number, steps);
+constexpr std::int64_t kAll = std::numeric_limits<std::int64_t>::max();
+
+Deal dealt(JobMembers& members, int number, std::int64_t steps, std::int64_t taken = kAll) {
+  const auto deal = members.deal(number, steps, taken);
   EXPECT_TRUE(deal.ok()) << deal.status();
   return deal.value_or(Deal{Kind::kOver});
 }
@@ -127,7 +135,7 @@ TEST(JobMembers, EachStepIsMadeOnceWhoeverComesAndGoes) {
         const auto place = members.join(JobMembers::kAnyNumber);
         ASSERT_TRUE(place.ok());
         if (!place->has_value()) continue;  // the first worker has not begun
-        workers[(*place)->number].pushed = (*place)->steps;
+        workers[(*place)->number].pushed = 0;
       } else if (action == 1) {
         members.leave(one->first);
         workers.erase(one);
@@ -143,7 +151,6 @@ TEST(JobMembers, EachStepIsMadeOnceWhoeverComesAndGoes) {
         const Deal deal = dealt(members, one->first, kSteps);
         if (deal.kind == Kind::kStep) {
           one->second.steps.push_back(deal.step);
-          one->second.pushed = deal.counted;
         }
         is_over = deal.kind == Kind::kOver;
       }
@@ -166,27 +173,58 @@ TEST(JobMembers, OneOfThoseThatAreThereFinishes) {
   EXPECT_TRUE(dealt(members, b, 1).finishes);
 }
 
+TEST(JobMembers, NobodyWritesTheResultsAgainOnceTheyAreWritten) {
+  JobMembers members(0, 1s);
+  const int a = joined(members), b = joined(members);
+  dealt(members, a, 1);
+  members.note(a, 1, 1);
+  EXPECT_TRUE(dealt(members, a, 1).finishes);
+  EXPECT_THAT(message_of(members.end_results(b)), HasSubstr("was not to write the results"));
+  EXPECT_TRUE(members.end_results(a).ok());
+  members.leave(a);
+  const Deal late = dealt(members, b, 1);
+  EXPECT_EQ(late.kind, Kind::kOver);
+  EXPECT_FALSE(late.finishes);
+}
+
 TEST(JobMembers, NumbersOfStepsThatDifferAreRefused) {
   JobMembers members(0, 1s);
   const int a = joined(members), b = joined(members);
-  EXPECT_THAT(message_of(members.deal(a, 0).status()), HasSubstr("has none to deal"));
+  EXPECT_THAT(message_of(members.deal(a, 0, kAll).status()), HasSubstr("has none to deal"));
   dealt(members, a, 3);
-  EXPECT_THAT(message_of(members.deal(b, 4).status()), HasSubstr("with the same number of steps"));
+  EXPECT_THAT(message_of(members.deal(b, 4, kAll).status()), HasSubstr("with the same number of steps"));
 }
 
-TEST(JobMembers, NewWorkerCountsFromTheSlowestAndOneWithoutStepsHoldsNobodyUp) {
+/// Returns the condition that a worker has pushed `steps` steps.
+auto all_at(std::int64_t steps) {
+  return [steps](int, const JobMembers::Member& member) { return member.pushed >= steps; };
+}
+
+// A worker that has joined may take long to load its model and its data.
+TEST(JobMembers, NewWorkerCountsFromTheSlowestAtItsFirstPullAndHoldsNobodyUpBefore) {
   JobMembers members(0, 100ms);
   const int a = joined(members), b = joined(members);
+  EXPECT_EQ(members.begin_step(a).counted, 0);
+  EXPECT_EQ(members.begin_step(b).counted, 0);
+  const int late = joined(members);
   members.note(a, 7, 7);
   members.note(b, 5, 5);
-  const auto place = members.join(JobMembers::kAnyNumber);
-  ASSERT_TRUE(place.ok() && place->has_value());
-  EXPECT_EQ((*place)->steps, 5);
-  const auto all_at = [](std::int64_t steps) {
-    return [steps](int, const JobMembers::Member& member) { return member.pushed >= steps; };
-  };
+  EXPECT_TRUE(members.await(all_at(5), a, stays).ok());
+  EXPECT_EQ(members.begin_step(late).counted, 5);
+  EXPECT_THAT(message_of(members.await(all_at(6), b, stays)), HasSubstr("timed out waiting for rank 2"));
+  members.note(late, 6, 6);
+  EXPECT_EQ(members.begin_step(late).counted, 6) << "it goes on by its own count";
+  EXPECT_TRUE(members.await(all_at(6), b, stays).ok());
+}
+
+TEST(JobMembers, WorkerWithoutStepsHoldsNobodyUp) {
+  JobMembers members(0, 100ms);
+  const int a = joined(members), b = joined(members);
+  members.begin_step(a);
+  members.begin_step(b);
+  members.note(a, 7, 7);
+  members.note(b, 5, 5);
   EXPECT_THAT(message_of(members.await(all_at(6), a, stays)), HasSubstr("timed out waiting for rank"));
-  members.leave((*place)->number);
   dealt(members, a, 1);
   dealt(members, b, 1);  // no step is left, so the worker rests
   EXPECT_TRUE(members.await(all_at(6), a, stays).ok());
@@ -206,6 +244,95 @@ TEST(JobMembers, PushesWaitForAWorkerThatHoldsAndGoOnWhenItLeaves) {
   EXPECT_TRUE(members.hold(b, stays).ok()) << "it waits for pushes under way";
   ending.join();
   members.release(b);
+}
+
+/// Returns what a server knows that has come back with the image of `before`.
+std::unique_ptr<JobMembers> come_back(const JobMembers& before, std::chrono::milliseconds limit) {
+  auto members = std::make_unique<JobMembers>(0, 1s);
+  EXPECT_TRUE(members->restore(before.image().first));
+  members->expect_back(limit);
+  return members;
+}
+
+TEST(JobMembers, ServerThatComesBackKnowsItsWorkersAndTheStepsThatTheyHold) {
+  JobMembers first(0, 1s);
+  const int a = joined(first), b = joined(first);
+  EXPECT_EQ(dealt(first, a, 6).step, 0);
+  EXPECT_EQ(dealt(first, b, 6).step, 1);
+  EXPECT_EQ(dealt(first, a, 6).step, 2);
+  const auto members = come_back(first, 60s);
+  EXPECT_TRUE(members->is_empty());
+  EXPECT_TRUE(members->lasts());
+  const auto place = members->join(a, /*returns=*/true);
+  ASSERT_TRUE(place.ok() && place->has_value()) << place.status();
+  EXPECT_EQ((*place)->number, a);
+  members->note(a, 1, 1);  // it made step 0 while the server was away
+  EXPECT_EQ(dealt(*members, a, 6).step, 3) << "the step of the worker that is still away is its own";
+  EXPECT_NE(joined(*members), b);
+  members->leave(a);
+  EXPECT_EQ(dealt(*members, joined(*members), 6).step, 2);
+}
+
+TEST(JobMembers, StepsThatAWorkerMadeWhileTheServerWasAwayAreNotDealtAgain) {
+  JobMembers first(0, 1s);
+  const int a = joined(first);
+  for (std::int64_t step = 0; step < 3; ++step) EXPECT_EQ(dealt(first, a, 3).step, step);
+  const auto members = come_back(first, 60s);
+  ASSERT_TRUE(members->join(a, /*returns=*/true).ok());
+  members->note(a, 2, 2);
+  members->leave(a);
+  const int b = joined(*members);
+  EXPECT_EQ(dealt(*members, b, 3).step, 2);
+  EXPECT_EQ(dealt(*members, b, 3).kind, Kind::kOwnFirst);
+}
+
+TEST(JobMembers, WorkersThatDoNotComeBackInTimeAreGivenUp) {
+  JobMembers first(0, 1s);
+  const int a = joined(first), b = joined(first);
+  dealt(first, a, 2);
+  first.begin_step(a);
+  const auto members = come_back(first, 200ms);
+  EXPECT_TRUE(members->join(b, /*returns=*/true).ok());
+  EXPECT_TRUE(members->await(all_at(1), b, stays).ok()) << "the other one is waited for, but not for long";
+  EXPECT_EQ(exit_code_of(members->join(a, /*returns=*/true).status()), ExitCode::kUnavailable);
+  EXPECT_EQ(dealt(*members, b, 2).step, 0) << "its step is dealt again";
+}
+
+TEST(JobMembers, NextWorkerGivesTheFirstValuesWhereTheGiverDoesNotComeBack) {
+  JobMembers first(0, 1s);
+  const auto giver = first.join(JobMembers::kAnyNumber);
+  ASSERT_TRUE(giver.ok() && giver->has_value());
+  const auto members = come_back(first, 100ms);
+  const auto early = members->join(JobMembers::kAnyNumber);
+  ASSERT_TRUE(early.ok());
+  EXPECT_FALSE(early->has_value()) << "the giver may come back";
+  std::this_thread::sleep_for(150ms);
+  const auto next = members->join(JobMembers::kAnyNumber);
+  ASSERT_TRUE(next.ok() && next->has_value());
+  EXPECT_TRUE((*next)->gives_values);
+}
+
+TEST(JobMembers, StepWhoseAnswerWasLostWithTheServerIsGivenAgain) {
+  JobMembers first(0, 1s);
+  const int a = joined(first);
+  EXPECT_EQ(dealt(first, a, 3, /*taken=*/0).step, 0);
+  EXPECT_EQ(dealt(first, a, 3, /*taken=*/1).step, 1);
+  const auto members = come_back(first, 60s);
+  ASSERT_TRUE(members->join(a, /*returns=*/true).ok());
+  EXPECT_EQ(dealt(*members, a, 3, /*taken=*/1).step, 1);
+  EXPECT_EQ(dealt(*members, a, 3, /*taken=*/2).step, 2);
+}
+
+TEST(JobMembers, NumbersThatAreNoImageAreRefused) {
+  JobMembers first(0, 1s);
+  const int a = joined(first);
+  dealt(first, a, 3);
+  const std::vector<std::int64_t> image = first.image().first;
+  EXPECT_TRUE(JobMembers(0, 1s).restore(image));
+  for (std::size_t length = 0; length < image.size(); ++length) {
+    if (length == 9) continue;  // the image of a run without workers
+    EXPECT_FALSE(JobMembers(0, 1s).restore(std::span(image).first(length))) << length;
+  }
 }
 
 TEST(JobMembers, RanksThatStayHaveTheirNumbers) {

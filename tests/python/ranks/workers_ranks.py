@@ -47,5 +47,6 @@ while not engine.steps_are_over():
             time.sleep(0.01)
 if engine.writes_results():
     engine.save_weights(folder / "weights.pt")
+    engine.note_results_written()
     print("this worker has written the weights")
 engine.close()

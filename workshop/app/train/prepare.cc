@@ -215,7 +215,10 @@ absl::StatusOr<Prepared> prepare(const TrainCommand& command, const Strategy& st
   const bool goes_on = !run.resumes.empty() || goes_on_durably(strategy, command.checkpoints, mesh.rank());
   run.outputs = outputs_of(command, mesh.topology().restart_count, goes_on);
   if (mesh.rank() != 0) return run;
-  TESSERA_RETURN_IF_ERROR(check_outputs(command, run.outputs));
+  RunOutputs checked = run.outputs;
+  // A worker that comes to a run whose steps are made meets the run's own results. Others look again (train.cc).
+  if (strategy.sync.is_elastic()) checked.existing = Existing::kReplaced;
+  TESSERA_RETURN_IF_ERROR(check_outputs(command, checked));
   if (!strategy.checkpoint.dir.empty() && !command.replays) {
     TESSERA_ASSIGN_OR_RETURN(run.lock, lock_for_run(strategy.checkpoint.dir, "--checkpoint-dir"));
   }

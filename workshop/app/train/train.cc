@@ -288,11 +288,13 @@ int train(const TrainCommand& command, const Mesh& mesh, Prepared& run, Engine& 
     report.add(engine.latencies(), after_step);
     report.add(engine.staleness(), after_step);
   };
-  bool is_traced = false;
+  bool is_traced = false, makes_steps = false;
   for (std::int64_t step = done; elastic || step < command.steps;) {  // `step` counts the steps that are done
     if (elastic) {
       const std::optional<std::int64_t> taken = engine.take_step(command.steps);
       if (!taken) break;
+      // This run has no results while it has steps to make, so files that are there are another run's.
+      if (speaks && !std::exchange(makes_steps, true)) throw_if_error(check_outputs(command, run.outputs));
       step = *taken;
       batches.go_to_step(step);
     }
@@ -327,8 +329,11 @@ int train(const TrainCommand& command, const Mesh& mesh, Prepared& run, Engine& 
   }
   if (unknown) report_step(*unknown);
   report_latencies(command.steps);
-  if (elastic && !engine.writes_results()) return exit_code_after(absl::OkStatus());
-  // A worker that has left may have written the same results before.
+  if (elastic && !engine.writes_results()) {
+    log_info("all steps are made, and another worker writes the results");
+    return exit_code_after(absl::OkStatus());
+  }
+  // A worker that was killed may have written the same results before.
   const Existing existing = elastic ? Existing::kReplaced : run.outputs.existing;
   // The weights, which took longest to make, are saved first.
   if (!run.outputs.weights.empty()) save_weights(engine, run.outputs.weights, existing);
@@ -340,6 +345,7 @@ int train(const TrainCommand& command, const Mesh& mesh, Prepared& run, Engine& 
   const absl::Status reported = speaks ? report.finish(entropy) : absl::OkStatus();
   if (!trace.empty()) try_to_write_trace(trace, mesh);
   if (operators.is_on()) operators.try_to_write(run.outputs.operators);
+  if (elastic) engine.note_results_written();
   if (command.sample.tokens > 0) print_sample(*run.model, run, command.sample, engine.device(), speaks);
   return exit_code_after(reported);
 }

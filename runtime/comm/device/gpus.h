@@ -5,10 +5,9 @@
 
 namespace tessera {
 
-/// Loads LibTorch's library for GPUs into the process, where this machine has NVIDIA's driver. tessera-train and
-/// tessera-bench are linked without that library (tessera_load_cuda_late in cmake/TesseraCuda.cmake). They call this
-/// before anything of LibTorch, since LibTorch looks only once whether it has GPUs. In other programs the library is
-/// there from the start.
+/// Loads LibTorch's library for GPUs into the process, where this machine has NVIDIA's driver. tessera-train is linked
+/// without that library (tessera_load_cuda_late in cmake/TesseraCuda.cmake), and calls this before anything of LibTorch:
+/// LibTorch looks once whether it has GPUs. In other programs the library is there from the start.
 void load_gpu_libraries();
 
 /// Returns the number of GPUs of this machine, at least one. Error: 69 if this build has no CUDA (gpus_missing.cc), if

@@ -5,7 +5,6 @@
 #include <string>
 #include <utility>
 
-#include "runtime/comm/device/gpus.h"
 #include "tessera/exit_code.h"
 #include "workshop/app/command_line.h"
 #include "workshop/app/commands.h"
@@ -113,7 +112,6 @@ void add_bench(CLI::App& app, BenchCommand& bench) {
 }  // namespace
 
 int run_command_line(int argc, char** argv) {
-  load_gpu_libraries();
   CommandLine line;
   BenchCommand bench;
   DoctorCommand doctor;

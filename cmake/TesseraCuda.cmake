@@ -37,7 +37,6 @@ if(NOT TESSERA_CUDA STREQUAL "OFF")
       set(CMAKE_CUDA_STANDARD_REQUIRED ON)
       set(CMAKE_CUDA_RUNTIME_LIBRARY None)  # tessera::cudart, not one more
       set(CMAKE_CUDA_COMPILER_LAUNCHER ${CMAKE_CXX_COMPILER_LAUNCHER})
-      list(REMOVE_ITEM CMAKE_CUDA_COMPILER_LAUNCHER CCACHE_DEPEND=1)  # it is for the lists that g++ and Clang write
       enable_language(CUDA)
       set(TESSERA_HAVE_NVCC ON)
     endif()
@@ -49,26 +48,3 @@ if(NOT TESSERA_CUDA STREQUAL "OFF")
   endif()
 endif()
 message(STATUS "CUDA parts: ${TESSERA_HAVE_CUDA}, kernels: ${TESSERA_HAVE_NVCC}")
-
-# tessera_load_cuda_late(<program>): links a program so that it starts without LibTorch's library for GPUs, which takes longer to load than
-# the rest of LibTorch. Where there is a GPU, the program loads it by itself (load_gpu_libraries in runtime/comm/device/gpus.h).
-#
-# The functions of that library which the program calls have to be in some library that it is linked with. Here they are in one that has
-# their names alone, and calls itself libdl, which every process has: the loader finds each function at its first call, in what is loaded
-# by then. The real library comes behind --as-needed, and the linker leaves it out, since nothing is missing any more.
-function(tessera_load_cuda_late program)
-  if(NOT TESSERA_HAVE_CUDA)
-    return()
-  endif()
-  if(NOT TARGET tessera_cuda_names)
-    set(script ${PROJECT_SOURCE_DIR}/cmake/cuda_names.sh)
-    set(library ${TESSERA_TORCH_ROOT}/lib/libtorch_cuda.so)
-    set(names ${CMAKE_CURRENT_BINARY_DIR}/tessera_cuda_names.cc)
-    add_custom_command(OUTPUT ${names} COMMAND sh ${script} ${CMAKE_NM} ${library} ${names} DEPENDS ${script} ${library} VERBATIM)
-    add_library(tessera_cuda_names SHARED ${names})
-    set_target_properties(tessera_cuda_names PROPERTIES NO_SONAME ON)
-    target_link_options(tessera_cuda_names PRIVATE -Wl,-soname,libdl.so.2)
-  endif()
-  target_link_options(${program} PRIVATE -Wl,-z,lazy)
-  target_link_libraries(${program} PRIVATE tessera_cuda_names -Wl,${TESSERA_TORCH_ROOT}/lib/libtorch_cpu.so -Wl,--as-needed)
-endfunction()

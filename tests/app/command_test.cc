@@ -60,17 +60,6 @@ TEST_F(Command, FailedOutputExitsWith74InEveryProgram) {
   }
 }
 
-// Loading it takes longer than most commands.
-TEST_F(Command, TrainingStartsWithoutTheLibraryOfGpus) {
-  const std::string program = std::filesystem::path(TESSERA_PROGRAM).replace_filename("tessera-train");
-  const Ended listed = run_program({program}, path("run"), 60, {{"LD_TRACE_LOADED_OBJECTS", "1"}});
-  EXPECT_EQ(listed.code, 0) << listed.err;
-  EXPECT_THAT(listed.out, HasSubstr("libtorch_cpu.so"));
-  if (listed.out.find("libtessera.so") != std::string::npos)
-    GTEST_SKIP() << "libtessera.so is linked with that library";
-  EXPECT_THAT(listed.out, ::testing::Not(HasSubstr("libtorch_cuda.so")));
-}
-
 TEST_F(Command, PrintedSchemaIsTheCommittedOne) {
   EXPECT_EQ(run({TESSERA_PROGRAM, "schema"}).out, read_file(TESSERA_SOURCE "/docs/strategy.schema.json"));
 }

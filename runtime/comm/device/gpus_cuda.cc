@@ -1,5 +1,4 @@
 #include <c10/cuda/CUDAFunctions.h>
-#include <dlfcn.h>
 
 #include <string>
 
@@ -7,31 +6,9 @@
 #include "runtime/comm/device/gpus.h"
 
 namespace tessera {
-namespace {
-
-/// Returns whether LibTorch's library for GPUs is in the process, and loads it if it is not. Its functions are then
-/// found at every call of them.
-bool has_gpu_library() {
-  constexpr char kName[] = "libtorch_cuda.so";
-  return ::dlopen(kName, RTLD_LAZY | RTLD_NOLOAD) != nullptr || ::dlopen(kName, RTLD_LAZY | RTLD_GLOBAL) != nullptr;
-}
-
-}  // namespace
-
-void load_gpu_libraries() {
-  // The driver's library is there where a GPU can be used, and is small.
-  if (::dlopen("libcuda.so.1", RTLD_LAZY) != nullptr) has_gpu_library();
-}
 
 absl::StatusOr<int> gpu_count() {
-  if (const int count = c10::cuda::device_count(); count > 0) {
-    if (has_gpu_library()) return count;
-    const char* const reason = ::dlerror();
-    return make_error(ExitCode::kUnavailable, std::string("LibTorch's library for GPUs cannot be loaded: ") +
-                                                  (reason != nullptr ? reason : "no reason is known") +
-                                                  ". hint: install PyTorch for CUDA in the version that Tessera was "
-                                                  "built with");
-  }
+  if (const int count = c10::cuda::device_count(); count > 0) return count;
   return make_error(ExitCode::kUnavailable,
                     "comm.transport wants a GPU, but this machine has no usable CUDA device. [T0456] hint: `tessera "
                     "doctor` says what there is; without a GPU take comm.transport \"host\" or \"gloo\"");

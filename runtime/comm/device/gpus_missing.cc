@@ -3,8 +3,6 @@
 
 namespace tessera {
 
-void load_gpu_libraries() {}
-
 absl::StatusOr<int> gpu_count() {
   return make_error(ExitCode::kUnavailable,
                     "comm.transport wants a GPU, but this Tessera was built without CUDA. [T0458] hint: configure with "

@@ -15,7 +15,6 @@
 #include <vector>
 
 #include "engine/asynchronous/servers/kept_shards.h"
-#include "runtime/comm/device/gpus.h"
 #include "workshop/app/command_line.h"
 #include "workshop/app/commands.h"
 
@@ -441,7 +440,6 @@ void add_checkpoint(CLI::App& app, CheckpointCommand& checkpoint) {
 }  // namespace
 
 int run_command_line(int argc, char** argv) {
-  load_gpu_libraries();
   CommandLine line;
   TrainCommand train;
   ReplayCommand replay;
